@@ -1,0 +1,29 @@
+//! Stress-tests and benchmarks CUDA memory allocators, on a real GPU or on a simulated one.
+//!
+//! Data flows one way, and the rooms of this crate are named after the stations:
+//!
+//! ```text
+//! workload -> trace -> replay(strategy over device) -> measure -> report
+//! ```
+//!
+//! - [`unit`]: bytes, nanoseconds, identities; used everywhere.
+//! - [`trace`]: a story of allocation events, in memory and on disk.
+//! - [`workload`]: what produces a trace: generators and their recipes.
+//! - [`device`]: the raw memory of one GPU, simulated or real, and wrappers over any device.
+//! - [`strategy`]: allocation policies over a device, their registry and wrappers.
+//! - [`replay`]: drives a trace through a strategy on a device.
+//! - [`measure`]: observers of a replay and the record that a case leaves behind.
+//! - [`report`]: records as tables and files.
+//! - [`suite`]: which cases to run, and running them.
+//! - [`cli`]: the command line; the only room that prints.
+
+pub mod cli;
+pub mod device;
+pub mod measure;
+pub mod replay;
+pub mod report;
+pub mod strategy;
+pub mod suite;
+pub mod trace;
+pub mod unit;
+pub mod workload;

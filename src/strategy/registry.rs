@@ -1,0 +1,111 @@
+//! Which strategies there are, and how a `NAME[:PARAMETERS]` text becomes one.
+
+use std::{fmt, str::FromStr};
+
+use super::Strategy;
+use crate::{device::DeviceProps, unit::nearest};
+
+/// Every strategy, in the order in which `list` shows them. Adding one is one line here.
+pub static STRATEGIES: &[StrategyEntry] = &[];
+
+/// What the registry knows about a strategy.
+pub struct StrategyEntry {
+    /// What users type.
+    pub name: &'static str,
+    /// One line for `list`.
+    pub summary: &'static str,
+    /// What it models, and where that comes from.
+    pub origin: &'static str,
+    /// What can be set.
+    pub parameters: &'static [Parameter],
+    /// Parameter texts worth testing beside the default (`""` is always tested).
+    pub variants: &'static [&'static str],
+    /// Makes one.
+    pub build: fn(parameters: &str, setup: &Setup<'_>) -> Result<Box<dyn Strategy>, SpecError>,
+}
+
+/// One parameter of a strategy.
+pub struct Parameter {
+    /// What users type before the colon.
+    pub name: &'static str,
+    /// Which values it takes, in words.
+    pub values: &'static str,
+    /// What holds where it is not given.
+    pub default: &'static str,
+    /// What it does.
+    pub help: &'static str,
+}
+
+/// What a strategy may know when it is made.
+pub struct Setup<'a> {
+    /// The device it will run on.
+    pub props: &'a DeviceProps,
+    /// `--limit`: physical bytes it may hold. The device enforces it; PyTorch's allocator also computes with it.
+    pub limit: Option<u64>,
+}
+
+/// A strategy by name and parameters, as users type it: `caching:max_split_size_mb:128`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StrategySpec {
+    /// The part before the first colon.
+    pub name: String,
+    /// The part after it, in the strategy's own syntax.
+    pub parameters: String,
+}
+
+/// A strategy text that cannot be understood.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    /// No strategy of that name.
+    #[error("unknown strategy '{name}'{}", suggestion.as_ref().map(|s| format!("; did you mean '{s}'?")).unwrap_or_default())]
+    UnknownStrategy {
+        /// What was typed.
+        name: String,
+        /// The nearest right name.
+        suggestion: Option<String>,
+    },
+    /// The strategy refuses its parameters.
+    #[error("strategy '{strategy}': {reason}")]
+    BadParameters {
+        /// Which strategy.
+        strategy: &'static str,
+        /// Why, in its own words.
+        reason: String,
+    },
+}
+
+impl StrategySpec {
+    /// The registry's entry for this name.
+    pub fn entry(&self) -> Result<&'static StrategyEntry, SpecError> {
+        STRATEGIES.iter().find(|entry| entry.name == self.name).ok_or_else(|| SpecError::UnknownStrategy {
+            name: self.name.clone(),
+            suggestion: nearest(&self.name, STRATEGIES.iter().map(|entry| entry.name)),
+        })
+    }
+
+    /// Makes the strategy.
+    pub fn build(&self, setup: &Setup<'_>) -> Result<Box<dyn Strategy>, SpecError> {
+        (self.entry()?.build)(&self.parameters, setup)
+    }
+}
+
+impl FromStr for StrategySpec {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        let (name, parameters) = text.split_once(':').unwrap_or((text, ""));
+        let spec = StrategySpec { name: name.trim().to_owned(), parameters: parameters.trim().to_owned() };
+        spec.entry()?;
+        Ok(spec)
+    }
+}
+
+impl fmt::Display for StrategySpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)?;
+        if !self.parameters.is_empty() {
+            write!(f, ":{}", self.parameters)?;
+        }
+        Ok(())
+    }
+}

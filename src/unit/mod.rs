@@ -1,0 +1,38 @@
+//! The vocabulary that every room shares: quantities, identities and kinds of work.
+//!
+//! Newtypes keep bytes, nanoseconds, addresses and indices apart at no cost. Nothing here knows about
+//! devices, strategies or traces.
+
+mod bytes;
+mod id;
+mod near;
+mod time;
+mod work;
+
+pub use bytes::{Bytes, ParseBytesError, GIB, KIB, MIB};
+pub use near::nearest;
+pub use id::{Address, EventId, SiteId, StreamId, TagId, ThreadId};
+pub use time::Nanos;
+pub use work::{Dtype, Work};
+
+/// Rounds `value` up to a multiple of `step`, which must not be zero.
+///
+/// Saturates at the largest multiple that fits, so that absurd requests fail later as "too large" instead of
+/// wrapping around to a small one.
+///
+/// ```
+/// assert_eq!(oomph::unit::round_up(513, 512), 1024);
+/// assert_eq!(oomph::unit::round_up(u64::MAX, 512), u64::MAX - 511);
+/// ```
+#[must_use]
+pub const fn round_up(value: u64, step: u64) -> u64 {
+    let down = value - value % step;
+    if down == value {
+        value
+    } else {
+        match down.checked_add(step) {
+            Some(up) => up,
+            None => down,
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! "Did you mean": the nearest right name.
+
+/// The candidate nearest to what was typed, if it is near enough to be a slip of the finger.
+///
+/// ```
+/// assert_eq!(oomph::unit::nearest("cachign", ["null", "caching"]), Some("caching".to_owned()));
+/// assert_eq!(oomph::unit::nearest("xyz", ["null", "caching"]), None);
+/// ```
+pub fn nearest<'a>(typed: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<String> {
+    candidates
+        .into_iter()
+        .map(|candidate| (strsim::jaro_winkler(typed, candidate), candidate))
+        .filter(|(similarity, _)| *similarity > 0.75)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, candidate)| candidate.to_owned())
+}
