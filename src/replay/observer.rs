@@ -3,7 +3,7 @@
 use super::OutOfMemory;
 use crate::{
     device::Device,
-    strategy::{Block, EventSink, Freed, Outcome, Request, Strategy, StrategyEvent},
+    strategy::{Block, EventSink, Freed, Outcome, Request, Strategy},
     trace::{Event, Tables},
 };
 

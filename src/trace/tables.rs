@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::unit::{SiteId, TagId, Work};
+use crate::unit::{SiteId, StreamId, TagId, Work};
 
 /// A number in [`Tables::shapes`].
 pub type ShapeId = u32;
@@ -101,6 +101,63 @@ impl Default for Tables {
     }
 }
 
+impl Tables {
+    /// The number of a tag.
+    pub fn intern_tag(&mut self, tag: Tag) -> TagId {
+        TagId(self.tags.intern(tag) as u16)
+    }
+
+    /// The number of a call site.
+    pub fn intern_site(&mut self, site: &str) -> SiteId {
+        SiteId(self.sites.intern_str(site))
+    }
+
+    /// The number of a label.
+    pub fn intern_label(&mut self, label: &str) -> LabelId {
+        self.labels.intern_str(label)
+    }
+
+    /// The number of a shape of work.
+    pub fn intern_shape(&mut self, shape: Work) -> ShapeId {
+        self.shapes.intern(shape)
+    }
+
+    /// The number of the stream that its program knew by this handle.
+    pub fn intern_stream(&mut self, handle: u64) -> StreamId {
+        StreamId(self.streams.intern(handle) as u16)
+    }
+
+    /// Tags by number.
+    #[must_use]
+    pub fn tags(&self) -> &[Tag] {
+        &self.tags.items
+    }
+
+    /// Call sites by number.
+    #[must_use]
+    pub fn sites(&self) -> &[String] {
+        &self.sites.items
+    }
+
+    /// Labels by number.
+    #[must_use]
+    pub fn labels(&self) -> &[String] {
+        &self.labels.items
+    }
+
+    /// Shapes of work by number.
+    #[must_use]
+    pub fn shapes(&self) -> &[Work] {
+        &self.shapes.items
+    }
+
+    /// The handles that the traced program knew its streams by, by number.
+    #[must_use]
+    pub fn streams(&self) -> &[u64] {
+        &self.streams.items
+    }
+}
+
 #[derive(Clone, Debug)]
 struct Interned<T> {
     items: Vec<T>,
@@ -122,5 +179,15 @@ impl<T: Clone + Eq + std::hash::Hash> Interned<T> {
         self.items.push(item.clone());
         self.numbers.insert(item, number);
         number
+    }
+}
+
+impl Interned<String> {
+    /// Like `intern`, without making a `String` for a text that is known already.
+    fn intern_str(&mut self, text: &str) -> u32 {
+        match self.numbers.get(text) {
+            Some(&number) => number,
+            None => self.intern(text.to_owned()),
+        }
     }
 }

@@ -90,7 +90,9 @@ mod tests {
 
     #[test]
     fn sizes_are_parsed_as_people_type_them() {
-        for (text, bytes) in [("512", 512), ("2MiB", 2 * MIB), ("80 GiB", 80 * GIB), ("1.5GiB", 3 * GIB / 2), ("1kb", 1000)] {
+        for (text, bytes) in
+            [("512", 512), ("2MiB", 2 * MIB), ("80 GiB", 80 * GIB), ("1.5GiB", 3 * GIB / 2), ("1kb", 1000)]
+        {
             assert_eq!(text.parse(), Ok(Bytes(bytes)), "{text}");
         }
         for text in ["", "x", "-1", "12 parsecs", "NaN"] {

@@ -9,9 +9,9 @@ mod near;
 mod time;
 mod work;
 
-pub use bytes::{Bytes, ParseBytesError, GIB, KIB, MIB};
-pub use near::nearest;
+pub use bytes::{Bytes, GIB, KIB, MIB, ParseBytesError};
 pub use id::{Address, EventId, SiteId, StreamId, TagId, ThreadId};
+pub use near::nearest;
 pub use time::Nanos;
 pub use work::{Dtype, Work};
 

@@ -1,0 +1,1 @@
+//! Wrappers over any device.

@@ -1,0 +1,194 @@
+//! Writes a trace event by event, handing out slots and keeping the story consistent.
+
+use super::{BlockSlot, Category, CollectiveKind, Event, MarkKind, NO_OPERAND, Op, Tables, Tag, Trace, TraceEventId};
+use crate::unit::{Nanos, SiteId, StreamId, TagId, ThreadId, Work};
+
+/// Builds events one by one. Slots of freed blocks are handed out again, so a story of any length needs only as many
+/// as it has live blocks.
+///
+/// ```
+/// use oomph::{trace::TraceBuilder, unit::{StreamId, TagId}};
+/// let mut story = TraceBuilder::new();
+/// let block = story.alloc(1 << 20, StreamId::DEFAULT, TagId(0));
+/// story.free(block);
+/// assert_eq!(story.finish("tiny").events.len(), 2);
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct TraceBuilder {
+    events: Vec<Event>,
+    tables: Tables,
+    /// The stream of the block in each slot.
+    streams: Vec<StreamId>,
+    vacant: Vec<BlockSlot>,
+    thread: ThreadId,
+    delta_ns: u32,
+    next_event: TraceEventId,
+}
+
+impl TraceBuilder {
+    /// An empty story.
+    #[must_use]
+    pub fn new() -> TraceBuilder {
+        TraceBuilder::default()
+    }
+
+    /// Asks for device memory.
+    pub fn alloc(&mut self, bytes: u64, stream: StreamId, tag: TagId) -> BlockSlot {
+        self.alloc_at(bytes, stream, tag, SiteId(0))
+    }
+
+    /// Asks for device memory at a call site.
+    pub fn alloc_at(&mut self, bytes: u64, stream: StreamId, tag: TagId, site: SiteId) -> BlockSlot {
+        let slot = self.take_slot(stream);
+        self.push(Op::Alloc { slot, bytes, stream, tag, site });
+        slot
+    }
+
+    /// Gives a block back on the stream it was allocated on.
+    pub fn free(&mut self, slot: BlockSlot) {
+        self.free_on(slot, self.streams[slot as usize]);
+    }
+
+    /// Gives a block back on another stream.
+    pub fn free_on(&mut self, slot: BlockSlot, stream: StreamId) {
+        self.push(Op::Free { slot, stream });
+        self.vacant.push(slot);
+    }
+
+    /// Notes that a block is also used on another stream.
+    pub fn use_on(&mut self, slot: BlockSlot, stream: StreamId) {
+        self.push(Op::Use { slot, stream });
+    }
+
+    /// Asks for pinned host memory.
+    pub fn host_alloc(&mut self, bytes: u64) -> BlockSlot {
+        let slot = self.take_slot(StreamId::DEFAULT);
+        self.push(Op::HostAlloc { slot, bytes });
+        slot
+    }
+
+    /// Gives pinned host memory back.
+    pub fn host_free(&mut self, slot: BlockSlot) {
+        self.push(Op::HostFree { slot });
+        self.vacant.push(slot);
+    }
+
+    /// Records a new event on a stream.
+    pub fn event_record(&mut self, stream: StreamId) -> TraceEventId {
+        let event = self.next_event;
+        self.next_event += 1;
+        self.push(Op::EventRecord { event, stream });
+        event
+    }
+
+    /// Makes a stream wait for an event.
+    pub fn event_wait(&mut self, event: TraceEventId, stream: StreamId) {
+        self.push(Op::EventWait { event, stream });
+    }
+
+    /// Waits for a stream.
+    pub fn stream_sync(&mut self, stream: StreamId) {
+        self.push(Op::StreamSync { stream });
+    }
+
+    /// Waits for all streams.
+    pub fn device_sync(&mut self) {
+        self.push(Op::DeviceSync);
+    }
+
+    /// Gives cached memory back.
+    pub fn empty_cache(&mut self) {
+        self.push(Op::EmptyCache);
+    }
+
+    /// Marks a place in the story.
+    pub fn mark(&mut self, kind: MarkKind, label: &str, index: u32) {
+        let label = self.tables.intern_label(label);
+        self.push(Op::Mark { kind, label, index });
+    }
+
+    /// Queues work on a stream; at most four operands, the result last.
+    pub fn work(&mut self, work: Work, stream: StreamId, operands: &[BlockSlot]) {
+        let shape = self.tables.intern_shape(work);
+        let mut slots = [NO_OPERAND; 4];
+        for (place, &slot) in slots.iter_mut().zip(operands) {
+            *place = slot;
+        }
+        self.push(Op::Work { shape, stream, operands: slots });
+    }
+
+    /// Ranks exchange data.
+    pub fn collective(&mut self, kind: CollectiveKind, bytes: u64, ranks: u16, stream: StreamId) {
+        self.push(Op::Collective { kind, bytes, ranks, stream });
+    }
+
+    /// A stream that the story has not used before.
+    pub fn new_stream(&mut self) -> StreamId {
+        let handle = self.tables.streams().last().copied().unwrap_or(0) + 16;
+        self.tables.intern_stream(handle)
+    }
+
+    /// The number of a tag.
+    pub fn tag(&mut self, category: Category, layer: Option<u16>) -> TagId {
+        self.tables.intern_tag(Tag { category, layer })
+    }
+
+    /// The number of a call site.
+    pub fn site(&mut self, site: &str) -> SiteId {
+        self.tables.intern_site(site)
+    }
+
+    /// Later events belong to this thread.
+    pub fn set_thread(&mut self, thread: ThreadId) {
+        self.thread = thread;
+    }
+
+    /// The next event happens this much later.
+    pub fn elapse(&mut self, time: Nanos) {
+        self.delta_ns = u32::try_from(u64::from(self.delta_ns) + time.0).unwrap_or(u32::MAX);
+    }
+
+    /// Blocks and buffers not yet freed.
+    #[must_use]
+    pub fn live(&self) -> usize {
+        self.streams.len() - self.vacant.len()
+    }
+
+    /// Events not yet taken.
+    #[must_use]
+    pub fn pending(&self) -> usize {
+        self.events.len()
+    }
+
+    /// The side tables so far.
+    #[must_use]
+    pub fn tables(&self) -> &Tables {
+        &self.tables
+    }
+
+    /// Moves up to `most` of the oldest events that were not yet taken into `chunk`.
+    pub fn take_into(&mut self, chunk: &mut Vec<Event>, most: usize) {
+        let count = most.min(self.events.len());
+        chunk.extend(self.events.drain(..count));
+    }
+
+    /// The whole story.
+    #[must_use]
+    pub fn finish(self, name: &str) -> Trace {
+        Trace { name: name.to_owned(), events: self.events, tables: self.tables }
+    }
+
+    fn take_slot(&mut self, stream: StreamId) -> BlockSlot {
+        if let Some(slot) = self.vacant.pop() {
+            self.streams[slot as usize] = stream;
+            return slot;
+        }
+        self.streams.push(stream);
+        (self.streams.len() - 1) as BlockSlot
+    }
+
+    fn push(&mut self, op: Op) {
+        self.events.push(Event { op, delta_ns: self.delta_ns, thread: self.thread });
+        self.delta_ns = 0;
+    }
+}
