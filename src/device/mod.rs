@@ -74,8 +74,9 @@ pub trait Device: Send {
     /// Bytes of the context and of the libraries loaded so far: what `nvidia-smi` shows beyond `held_bytes`.
     fn overhead_bytes(&self) -> u64;
 
-    /// Makes a stream and returns its number; stream 0 always exists. Numbers are handed out in order.
-    fn stream_create(&mut self) -> Result<StreamId, DeviceError>;
+    /// Makes a stream and returns its number; stream 0 always exists. Numbers are handed out in order. A simulated
+    /// device takes over `known_as`, the handle by which a traced program knew its stream; a real one cannot.
+    fn stream_create(&mut self, known_as: u64) -> Result<StreamId, DeviceError>;
     /// The driver's own name for a stream. PyTorch orders streams by it, so strategies must too.
     fn stream_handle(&self, stream: StreamId) -> u64;
     /// Waits for all work of one stream.

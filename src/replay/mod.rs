@@ -3,8 +3,10 @@
 //! Replay carries events out and nothing else: it computes no statistics, formats nothing and never delays a free
 //! (waiting for streams is the strategy's business). Running out of memory is an outcome, reported with its cause.
 
+mod drive;
 mod observer;
 
+pub use drive::{Options, Pace, ReplayError, Replayed, replay};
 pub use observer::{Moment, Observer};
 
 use crate::{
