@@ -2,16 +2,16 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::unit::Nanos;
 
 macro_rules! call_kinds {
     ($($variant:ident = $name:literal,)*) => {
         /// A kind of driver call.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[expect(missing_docs, reason = "each variant is the driver's own name, see `name`")]
-        pub enum CallKind { $($variant,)* }
+        pub enum CallKind { $(#[serde(rename = $name)] $variant,)* }
 
         impl CallKind {
             /// Every kind, in declaration order.
@@ -65,7 +65,7 @@ impl fmt::Display for CallKind {
 }
 
 /// How often one kind of call was made, and what it cost.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallTally {
     /// Calls, failed ones included.
     pub count: u64,

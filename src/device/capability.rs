@@ -58,12 +58,11 @@ pub struct PhysicalId(pub u64);
 
 /// Address space and physical memory handled apart (`cuMemAddressReserve`, `cuMemCreate`, `cuMemMap` ...).
 ///
-/// The driver's rules hold: addresses, sizes and offsets are multiples of the granularity; a range is mapped only
+/// The driver's rules hold: addresses, sizes and offsets are multiples of
+/// [`granularity_bytes`](super::DeviceProps::granularity_bytes); a range is mapped only
 /// where it is reserved and not yet mapped; it is unmapped whole, as it was mapped; a range is freed only when
 /// nothing is mapped in it; physical memory lives until it is released *and* unmapped everywhere.
 pub trait VirtualMemory {
-    /// Smallest unit of physical memory, and what every size must be a multiple of.
-    fn granularity(&self) -> u64;
     /// Reserves a range of addresses.
     fn reserve(&mut self, bytes: u64) -> Result<Address, DeviceError>;
     /// Gives a whole reserved range back.
@@ -112,8 +111,8 @@ pub struct PoolUsage {
 
 /// The driver's own allocator (`cuMemAllocAsync`, `cuMemPool*`).
 pub trait StreamOrderedPools {
-    /// Makes a pool.
-    fn pool_create(&mut self) -> Result<PoolId, DeviceError>;
+    /// Makes a pool that holds at most `max_bytes`.
+    fn pool_create(&mut self, max_bytes: Option<u64>) -> Result<PoolId, DeviceError>;
     /// Destroys a pool that `pool_create` made.
     fn pool_destroy(&mut self, pool: PoolId) -> Result<(), DeviceError>;
     /// Sets all attributes of a pool.

@@ -28,6 +28,8 @@ pub struct DeviceProps {
     pub total_bytes: u64,
     /// Physical memory is handed out in pages of this size.
     pub page_bytes: u64,
+    /// Smallest unit of physical memory for [`VirtualMemory`], and what every size there must be a multiple of.
+    pub granularity_bytes: u64,
     /// Taken by the driver's context before the first allocation.
     pub context_bytes: u64,
     /// Which optional abilities there are.
@@ -57,7 +59,8 @@ pub struct MemoryInfo {
 
 /// Raw memory, streams and events of one GPU.
 ///
-/// Every call may fail, because any driver call may. A failed call changes nothing.
+/// Every call may fail, because any driver call may. A failed call changes nothing. Nothing has a default, so that a
+/// wrapper cannot forget to pass an ability on.
 pub trait Device: Send {
     /// What the device says about itself.
     fn props(&self) -> &DeviceProps;
@@ -71,13 +74,19 @@ pub trait Device: Send {
     /// Physical bytes held through this handle in whole pages, the context and loaded libraries left out.
     /// Comes from the device's own books: no driver call, no cost.
     fn held_bytes(&self) -> u64;
+    /// Physical bytes that an `alloc` of this size would add to `held_bytes`, from the books.
+    fn growth_bytes(&self, bytes: u64) -> u64;
+    /// Free memory from the books: exact on a simulated device, as of the last
+    /// [`memory_info`](Device::memory_info) on a real one.
+    fn free_bytes(&self) -> u64;
     /// Bytes of the context and of the libraries loaded so far: what `nvidia-smi` shows beyond `held_bytes`.
     fn overhead_bytes(&self) -> u64;
 
     /// Makes a stream and returns its number; stream 0 always exists. Numbers are handed out in order. A simulated
     /// device takes over `known_as`, the handle by which a traced program knew its stream; a real one cannot.
     fn stream_create(&mut self, known_as: u64) -> Result<StreamId, DeviceError>;
-    /// The driver's own name for a stream. PyTorch orders streams by it, so strategies must too.
+    /// The driver's own name for a stream, constant for the stream's life. PyTorch orders streams by it, so its
+    /// model must too.
     fn stream_handle(&self, stream: StreamId) -> u64;
     /// Waits for all work of one stream.
     fn stream_synchronize(&mut self, stream: StreamId) -> Result<(), DeviceError>;
@@ -102,24 +111,18 @@ pub trait Device: Send {
     /// The host does something else for a while. A virtual clock moves on; a real one has already done so.
     fn elapse(&mut self, time: Nanos);
     /// Driver calls so far, by kind.
-    fn ledger(&self) -> &CallLedger;
+    fn ledger(&self) -> CallLedger;
+    /// Driver calls so far, in all: cheap enough to be read around every operation.
+    fn calls(&self) -> CallTally;
 
     /// Address space and physical memory handled apart, if the device can.
-    fn virtual_memory(&mut self) -> Option<&mut dyn VirtualMemory> {
-        None
-    }
+    fn virtual_memory(&mut self) -> Option<&mut dyn VirtualMemory>;
     /// The driver's own stream-ordered pools, if the device has them.
-    fn stream_ordered_pools(&mut self) -> Option<&mut dyn StreamOrderedPools> {
-        None
-    }
+    fn stream_ordered_pools(&mut self) -> Option<&mut dyn StreamOrderedPools>;
     /// Page-locked host memory, if the device can.
-    fn pinned_host(&mut self) -> Option<&mut dyn PinnedHost> {
-        None
-    }
+    fn pinned_host(&mut self) -> Option<&mut dyn PinnedHost>;
     /// Work on streams, run for real or timed, if the device can.
-    fn compute(&mut self) -> Option<&mut dyn Compute> {
-        None
-    }
+    fn compute(&mut self) -> Option<&mut dyn Compute>;
 }
 
 /// Why a driver call failed. Running out of memory is told apart because strategies act on it.

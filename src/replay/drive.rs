@@ -2,12 +2,12 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{Cause, Moment, Observer, OnOutOfMemory, OutOfMemory};
+use super::{Cause, Live, Moment, Observer, OnOutOfMemory, OutOfMemory};
 use crate::{
     device::{Device, DeviceError},
-    strategy::{Attempt, Block, Caller, Context, Request, Shortage, Strategy, StrategyError},
+    strategy::{Attempt, Caller, Context, Control, Request, Shortage, Strategy, StrategyError},
     trace::{BlockSlot, Event, LabelId, MarkKind, NO_OPERAND, Op, Source, Tables, TraceError, TraceEventId},
-    unit::{Address, EventId, StreamId, Work},
+    unit::{Address, EventId, Nanos, StreamId, Work},
 };
 
 /// How to replay.
@@ -108,7 +108,7 @@ pub fn replay<O: Observer>(
 enum Tenant {
     /// Nothing, or a block whose request failed.
     Nobody,
-    Device(Block),
+    Device(Live),
     Host(Address, u64),
 }
 
@@ -160,7 +160,7 @@ impl<O: Observer> Driver<'_, O> {
         let index = self.done.events;
         self.observer.before(&moment(index, event, tables, &*self.strategy, &*self.device));
         match event.op {
-            Op::Alloc { slot, bytes, stream, site, .. } => {
+            Op::Alloc { slot, bytes, stream, tag, site } => {
                 let request = Request { bytes, stream, thread: event.thread, site };
                 let mut cx = Context { device: self.device, sink: self.observer };
                 match self
@@ -169,13 +169,14 @@ impl<O: Observer> Driver<'_, O> {
                     .map_err(|source| ReplayError::Strategy { event: index, source })?
                 {
                     Attempt::Served(block, outcome) => {
-                        self.settle(slot, Tenant::Device(block));
+                        let live = Live { block, request, born: index, tag };
+                        self.settle(slot, Tenant::Device(live));
                         let now = moment(index, event, tables, &*self.strategy, &*self.device);
-                        self.observer.served(&now, &request, &block, outcome);
+                        self.observer.served(&now, &live, outcome);
                     }
                     Attempt::OutOfMemory(shortage) => {
                         self.settle(slot, Tenant::Nobody);
-                        self.ran_out(event, tables, request, shortage)?;
+                        self.ran_out(event, tables, request, shortage);
                         if self.options.on_out_of_memory == OnOutOfMemory::Stop {
                             return Ok(false);
                         }
@@ -183,21 +184,29 @@ impl<O: Observer> Driver<'_, O> {
                 }
             }
             Op::Free { slot, stream } => match self.evict(slot) {
-                Tenant::Device(block) => {
+                Tenant::Device(live) => {
+                    let now = moment(index, event, tables, &*self.strategy, &*self.device);
+                    self.observer.free_requested(&now, &live);
                     let caller = Caller { stream, thread: event.thread };
                     let mut cx = Context { device: self.device, sink: self.observer };
                     let freed = self
                         .strategy
-                        .free(&mut cx, block, caller)
+                        .free(&mut cx, live.block, caller)
                         .map_err(|source| ReplayError::Strategy { event: index, source })?;
                     let now = moment(index, event, tables, &*self.strategy, &*self.device);
-                    self.observer.freed(&now, &block, freed);
+                    self.observer.freed(&now, &live, freed);
                 }
                 Tenant::Nobody | Tenant::Host(..) => self.done.left_out += 1,
             },
-            Op::Mark { kind, label, index } => match kind {
+            Op::Mark { kind, label, index: step } => match kind {
                 MarkKind::Phase => self.phase = Some(label),
-                MarkKind::Step => self.step = Some(index),
+                MarkKind::Step => {
+                    self.step = Some(step);
+                    let mut cx = Context { device: self.device, sink: self.observer };
+                    self.strategy
+                        .control(&mut cx, &Control::StepBegins(step))
+                        .map_err(|source| ReplayError::Strategy { event: index, source })?;
+                }
                 MarkKind::MicroBatch => {}
             },
             _ => self.carry_out_rare(event, tables)?,
@@ -215,9 +224,9 @@ impl<O: Observer> Driver<'_, O> {
         match event.op {
             Op::Alloc { .. } | Op::Free { .. } | Op::Mark { .. } => {}
             Op::Use { slot, stream } => match self.tenant(slot) {
-                Tenant::Device(block) => {
+                Tenant::Device(live) => {
                     let mut cx = Context { device: self.device, sink: self.observer };
-                    self.strategy.used_on(&mut cx, &block, stream).map_err(strategy_failed)?;
+                    self.strategy.used_on(&mut cx, &live.block, stream).map_err(strategy_failed)?;
                 }
                 Tenant::Nobody | Tenant::Host(..) => self.done.left_out += 1,
             },
@@ -251,6 +260,11 @@ impl<O: Observer> Driver<'_, O> {
             },
             // Other ranks are not there: a collective says how much would travel, and takes no time here.
             Op::Collective { .. } => {}
+            Op::Idle { nanos } => {
+                if self.options.pace == Pace::Recorded {
+                    self.device.elapse(Nanos(nanos));
+                }
+            }
         }
         Ok(())
     }
@@ -278,16 +292,10 @@ impl<O: Observer> Driver<'_, O> {
     }
 
     #[cold]
-    fn ran_out(
-        &mut self,
-        event: &Event,
-        tables: &Tables,
-        request: Request,
-        shortage: Shortage,
-    ) -> Result<(), ReplayError> {
+    fn ran_out(&mut self, event: &Event, tables: &Tables, request: Request, shortage: Shortage) {
         let index = self.done.events;
-        let device_free =
-            self.device.memory_info().map_err(|source| ReplayError::Device { event: index, source })?.free;
+        // From the strategy, or from the books: a diagnosis must not spend a driver call of its own.
+        let device_free = shortage.device_free.unwrap_or_else(|| self.device.free_bytes());
         let usage = self.strategy.stats().current;
         let cached_free = usage.reserved.saturating_sub(usage.active);
         let report = OutOfMemory {
@@ -309,7 +317,6 @@ impl<O: Observer> Driver<'_, O> {
         self.done.first_oom.get_or_insert(report);
         let now = moment(index, event, tables, &*self.strategy, &*self.device);
         self.observer.out_of_memory(&now, &report);
-        Ok(())
     }
 
     fn make_streams(&mut self, tables: &Tables) -> Result<(), ReplayError> {
@@ -344,7 +351,7 @@ impl<O: Observer> Driver<'_, O> {
         let mut count = 0;
         for slot in slots.into_iter().filter(|&slot| slot != NO_OPERAND) {
             operands[count] = match self.tenant(slot) {
-                Tenant::Device(block) => (block.address, block.size),
+                Tenant::Device(live) => (live.block.address, live.block.size),
                 Tenant::Host(address, bytes) => (address, bytes),
                 Tenant::Nobody => {
                     self.done.left_out += 1;
@@ -365,10 +372,11 @@ impl<O: Observer> Driver<'_, O> {
         for tenant in std::mem::take(&mut self.blocks) {
             match tenant {
                 Tenant::Nobody => {}
-                Tenant::Device(block) => {
+                Tenant::Device(live) => {
+                    let caller = Caller { stream: live.request.stream, thread: live.request.thread };
                     let mut cx = Context { device: self.device, sink: self.observer };
                     self.strategy
-                        .free(&mut cx, block, Caller::default())
+                        .free(&mut cx, live.block, caller)
                         .map_err(|source| ReplayError::Strategy { event, source })?;
                 }
                 Tenant::Host(address, _) => {

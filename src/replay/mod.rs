@@ -7,7 +7,7 @@ mod drive;
 mod observer;
 
 pub use drive::{Options, Pace, ReplayError, Replayed, replay};
-pub use observer::{Moment, Observer};
+pub use observer::{Live, Moment, Observer};
 
 use crate::{
     strategy::{Request, Shortage},
@@ -41,14 +41,14 @@ pub struct OutOfMemory {
     pub device_free: u64,
     /// Reserved by the strategy but in no block.
     pub cached_free: u64,
-    /// The largest piece of that for this stream.
-    pub largest_free: u64,
+    /// The largest piece of that for this stream, where the strategy knows.
+    pub largest_free: Option<u64>,
     /// Why it failed.
     pub cause: Cause,
 }
 
 /// Why a request failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
     /// Less memory was free, cached memory included, than was asked for.

@@ -5,6 +5,7 @@ use crate::{
     device::Device,
     strategy::{Block, EventSink, Freed, Outcome, Request, Strategy},
     trace::{Event, Tables},
+    unit::TagId,
 };
 
 /// Watches a replay. Every method defaults to nothing, and the loop is generic over the observer, so that what is not
@@ -16,13 +17,28 @@ pub trait Observer: EventSink {
     /// Before the event is carried out.
     fn before(&mut self, _now: &Moment<'_>) {}
     /// A request was served.
-    fn served(&mut self, _now: &Moment<'_>, _request: &Request, _block: &Block, _outcome: Outcome) {}
-    /// A block was given back; `requested` is what had been asked for.
-    fn freed(&mut self, _now: &Moment<'_>, _block: &Block, _freed: Freed) {}
+    fn served(&mut self, _now: &Moment<'_>, _live: &Live, _outcome: Outcome) {}
+    /// A block is about to be given back.
+    fn free_requested(&mut self, _now: &Moment<'_>, _live: &Live) {}
+    /// A block was given back.
+    fn freed(&mut self, _now: &Moment<'_>, _live: &Live, _freed: Freed) {}
     /// A request failed.
     fn out_of_memory(&mut self, _now: &Moment<'_>, _report: &OutOfMemory) {}
     /// After the event was carried out, whatever it was.
     fn after(&mut self, _now: &Moment<'_>) {}
+}
+
+/// A live block and where it came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Live {
+    /// The block.
+    pub block: Block,
+    /// What was asked for.
+    pub request: Request,
+    /// The number of the event that asked.
+    pub born: u64,
+    /// Category and layer.
+    pub tag: TagId,
 }
 
 /// The state of the world at one event.

@@ -25,7 +25,8 @@ use crate::{
 /// - `allocated <= reserved <= ` what the device holds, and blocks sum to segments;
 /// - a failing driver call loses nothing and leaves the strategy usable;
 /// - [`used_on`](Strategy::used_on) delays reuse until that stream has got past the free, however it is done: the
-///   strategy owns the waiting, replay never delays a free;
+///   strategy owns the waiting, replay never delays a free. One queue a stream, first in first out; queues are polled
+///   in ascending [`StreamId`], and only at the start of an alloc, or when memory is released;
 /// - after [`close`](Strategy::close) the device holds nothing on the strategy's behalf;
 /// - same calls, same device answers, same decisions.
 pub trait Strategy: Send {
@@ -38,33 +39,36 @@ pub trait Strategy: Send {
     /// The block is also used on `stream` (PyTorch's `record_stream`).
     fn used_on(&mut self, cx: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError>;
 
+    /// Something other than memory traffic: settings, pools, steps. Strategies ignore what does not concern them.
+    fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError>;
+
     /// Gives cached memory back to the device (PyTorch's `empty_cache`).
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError>;
 
-    /// Gives everything back, live blocks included. Afterwards the strategy is as new.
+    /// Gives everything back, live and waiting blocks included. Afterwards the strategy is as new, its books too: read
+    /// them first.
     fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError>;
 
     /// The books, kept up to date at all times: reading them is constant time.
     fn stats(&self) -> &Stats;
 
-    /// The largest request that could be served from reserved memory alone, for this stream.
-    fn largest_free(&self, stream: StreamId) -> u64;
+    /// The largest request that could be served from reserved memory alone, for this stream; `None` where the
+    /// strategy cannot know.
+    fn largest_free(&self, stream: StreamId) -> Option<u64>;
 
-    /// Every segment with its blocks, in address order. Slow; for peaks, OOMs and tests.
-    fn layout(&self) -> Layout;
+    /// Every segment with its blocks, in address order; `None` where the strategy cannot know. Slow: for peaks, OOMs
+    /// and tests.
+    fn layout(&self) -> Option<Layout>;
 
     /// Counters of the strategy's own, by name.
-    fn details(&self) -> Vec<(&'static str, u64)> {
-        Vec::new()
-    }
+    fn details(&self) -> Vec<(&'static str, u64)>;
 
     /// What the device must be able to do.
-    fn requires(&self) -> Capabilities {
-        Capabilities::NONE
-    }
+    fn requires(&self) -> Capabilities;
 
-    /// A copy of the whole state, so that a step can be tried and rolled back.
-    fn fork(&self) -> Box<dyn Strategy>;
+    /// A copy of the whole state, so that a step can be tried and rolled back; `None` where part of the state is out
+    /// of reach (in a driver, in a plugin).
+    fn fork(&self) -> Option<Box<dyn Strategy>>;
 }
 
 /// Every block starts at a multiple of this: what CUDA promises for `cuMemAlloc`.
@@ -123,7 +127,7 @@ pub enum Attempt {
 }
 
 /// How a block was found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// A cached block, whole.
@@ -145,10 +149,48 @@ pub struct Shortage {
     pub asked: u64,
     /// Who refused.
     pub refused_by: Refusal,
+    /// What the device said was free, if the strategy asked it (PyTorch's does).
+    pub device_free: Option<u64>,
+}
+
+/// What a strategy can be told beside allocs and frees.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Control<'a> {
+    /// A step of the workload begins.
+    StepBegins(u32),
+    /// New settings, in the strategy's own syntax (PyTorch's `set_allocator_settings`).
+    Configure(&'a str),
+    /// PyTorch's `set_per_process_memory_fraction`.
+    Fraction(f64),
+    /// Requests of this stream, or of all streams, go to a private pool from now on.
+    PoolBegin {
+        /// Which pool.
+        pool: (u64, u64),
+        /// Whose requests; `None` for all.
+        stream: Option<StreamId>,
+    },
+    /// They no longer do.
+    PoolEnd {
+        /// Which pool.
+        pool: (u64, u64),
+    },
+    /// Makes a pool, or adds a user to it.
+    PoolRetain {
+        /// Which pool.
+        pool: (u64, u64),
+        /// Whether requests of the default pool may use its cached blocks before they fail.
+        use_on_oom: bool,
+    },
+    /// Takes a user from a pool; without users its memory may go back to the device.
+    PoolRelease {
+        /// Which pool.
+        pool: (u64, u64),
+    },
 }
 
 /// Who refused memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Refusal {
     /// The device had no more.
@@ -159,7 +201,8 @@ pub enum Refusal {
     Size,
 }
 
-/// What became of a freed block.
+/// What became of a freed block. A free that is done at once counts as done before anything else that happens during
+/// the call, and sends no event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Freed {
     /// It can be reused at once.
@@ -227,6 +270,8 @@ pub enum StrategyEvent {
         rounded: u64,
         /// On which stream.
         stream: StreamId,
+        /// What the device said was free, if the strategy asked it.
+        device_free: Option<u64>,
     },
 }
 
@@ -268,4 +313,7 @@ pub enum StrategyError {
     /// A request for nothing.
     #[error("a request for zero bytes")]
     ZeroBytes,
+    /// A command that the strategy understands and refuses.
+    #[error("{0}")]
+    Refused(String),
 }

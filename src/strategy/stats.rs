@@ -1,11 +1,13 @@
 //! The books that every strategy keeps, and the view of its memory.
 
-use serde::Serialize;
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
 
 use crate::unit::{Address, StreamId};
 
 /// Bytes and blocks, in the four senses that people mean.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// What callers asked for, in blocks not yet reusable.
     pub requested: u64,
@@ -18,7 +20,7 @@ pub struct Usage {
 }
 
 /// The books of a strategy.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stats {
     /// Now.
     pub current: Usage,
@@ -85,7 +87,7 @@ impl Stats {
 }
 
 /// A strategy's memory at one moment.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
     /// In address order.
     pub segments: Vec<SegmentView>,
@@ -105,7 +107,7 @@ impl Layout {
 }
 
 /// One piece of memory taken from the device; for mapped memory, one contiguous mapped run.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SegmentView {
     /// Start.
     pub address: Address,
@@ -114,15 +116,19 @@ pub struct SegmentView {
     /// Whose it is.
     pub stream: StreamId,
     /// The strategy's name for the part it belongs to (`small`, `large`, a size class ...).
-    pub pool: &'static str,
+    pub pool: Cow<'static, str>,
+    /// PyTorch's number of the private pool; (0, 0) is the default.
+    pub pool_id: (u64, u64),
     /// Mapped by virtual memory rather than allocated whole.
     pub mapped: bool,
+    /// A second view of memory that other segments already count (stitched ranges).
+    pub alias: bool,
     /// The blocks in it, in address order, without gaps.
     pub blocks: Vec<BlockView>,
 }
 
 /// One block in a segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockView {
     /// Start.
     pub address: Address,
@@ -135,7 +141,7 @@ pub struct BlockView {
 }
 
 /// Whether a block can be handed out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BlockState {
     /// In a caller's hands.

@@ -1,6 +1,8 @@
 //! Writes a trace event by event, handing out slots and keeping the story consistent.
 
-use super::{BlockSlot, Category, CollectiveKind, Event, MarkKind, NO_OPERAND, Op, Tables, Tag, Trace, TraceEventId};
+use super::{
+    BlockSlot, Category, CollectiveKind, Event, MarkKind, NO_OPERAND, Op, TableFull, Tables, Tag, Trace, TraceEventId,
+};
 use crate::unit::{Nanos, SiteId, StreamId, TagId, ThreadId, Work};
 
 /// Builds events one by one. Slots of freed blocks are handed out again, so a story of any length needs only as many
@@ -73,12 +75,16 @@ impl TraceBuilder {
         self.vacant.push(slot);
     }
 
-    /// Records a new event on a stream.
-    pub fn event_record(&mut self, stream: StreamId) -> TraceEventId {
+    /// An event that the story has not used before. Record it as often as needed: every new one lives until the end.
+    pub fn new_event(&mut self) -> TraceEventId {
         let event = self.next_event;
         self.next_event += 1;
-        self.push(Op::EventRecord { event, stream });
         event
+    }
+
+    /// Records an event on a stream.
+    pub fn event_record(&mut self, event: TraceEventId, stream: StreamId) {
+        self.push(Op::EventRecord { event, stream });
     }
 
     /// Makes a stream wait for an event.
@@ -123,8 +129,8 @@ impl TraceBuilder {
     }
 
     /// A stream that the story has not used before.
-    pub fn new_stream(&mut self) -> StreamId {
-        let handle = self.tables.streams().last().copied().unwrap_or(0) + 16;
+    pub fn new_stream(&mut self) -> Result<StreamId, TableFull> {
+        let handle = self.tables.streams().iter().copied().max().unwrap_or(0) + 16;
         self.tables.intern_stream(handle)
     }
 
@@ -145,7 +151,10 @@ impl TraceBuilder {
 
     /// The next event happens this much later.
     pub fn elapse(&mut self, time: Nanos) {
-        self.delta_ns = u32::try_from(u64::from(self.delta_ns) + time.0).unwrap_or(u32::MAX);
+        match u32::try_from(u64::from(self.delta_ns).saturating_add(time.0)) {
+            Ok(delta_ns) => self.delta_ns = delta_ns,
+            Err(_) => self.push(Op::Idle { nanos: time.0 }),
+        }
     }
 
     /// Blocks and buffers not yet freed.

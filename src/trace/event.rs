@@ -6,7 +6,8 @@ use super::{LabelId, ShapeId};
 use crate::unit::{Nanos, SiteId, StreamId, TagId, ThreadId};
 
 /// A dense, recycled number of a live block. On disk ids are unique; in memory a slot is free again after the free,
-/// so that tables follow the number of live blocks and not the length of the trace.
+/// so that tables follow the number of live blocks and not the length of the trace. Slots hold only in the trace's total
+/// order: whoever interleaves threads anew must do so before slots are given.
 pub type BlockSlot = u32;
 
 /// A dense number of a recorded event inside a trace.
@@ -20,7 +21,7 @@ pub const NO_OPERAND: BlockSlot = BlockSlot::MAX;
 pub struct Event {
     /// What happened.
     pub op: Op,
-    /// Nanoseconds since the event before, at most 4.29 s.
+    /// Nanoseconds since the event before; longer pauses than 4.29 s are [`Op::Idle`].
     pub delta_ns: u32,
     /// Which host thread did it.
     pub thread: ThreadId,
@@ -122,6 +123,11 @@ pub enum Op {
     HostFree {
         /// Which buffer.
         slot: BlockSlot,
+    },
+    /// The host does something else.
+    Idle {
+        /// For how long.
+        nanos: u64,
     },
     /// Ranks exchange data.
     Collective {

@@ -13,4 +13,4 @@ pub use builder::TraceBuilder;
 pub use error::TraceError;
 pub use event::{BlockSlot, CollectiveKind, Event, MarkKind, NO_OPERAND, Op, TraceEventId};
 pub use source::{CHUNK_EVENTS, EventReader, Source, SourceInfo, Trace};
-pub use tables::{Category, LabelId, ShapeId, Tables, Tag};
+pub use tables::{Category, LabelId, ShapeId, TableFull, Tables, Tag};

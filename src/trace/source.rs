@@ -29,7 +29,7 @@ pub struct SourceInfo {
 }
 
 /// A position in a source.
-pub trait EventReader {
+pub trait EventReader: Send {
     /// Replaces the content of `chunk` by the next events, at most [`CHUNK_EVENTS`]; leaves it empty at the end.
     fn read(&mut self, chunk: &mut Vec<Event>) -> Result<(), TraceError>;
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::unit::{SiteId, StreamId, TagId, Work};
+use crate::unit::{SiteId, StreamId, TagId, ThreadId, Work};
 
 /// A number in [`Tables::shapes`].
 pub type ShapeId = u32;
@@ -72,7 +72,8 @@ pub struct Tag {
     pub layer: Option<u16>,
 }
 
-/// The side tables of a trace. Entry 0 of tags, sites and labels is "none"; entry 0 of streams is the default stream.
+/// The side tables of a trace. Entry 0 of tags, sites and labels is "none"; entry 0 of streams is
+/// the default stream, entry 0 of threads the main thread.
 ///
 /// Tables only grow: a reader may add entries while it reads, and numbers already given stay valid.
 #[derive(Clone, Debug)]
@@ -82,6 +83,7 @@ pub struct Tables {
     labels: Interned<String>,
     shapes: Interned<Work>,
     streams: Interned<u64>,
+    threads: Interned<u64>,
 }
 
 impl Default for Tables {
@@ -92,11 +94,13 @@ impl Default for Tables {
             labels: Interned::default(),
             shapes: Interned::default(),
             streams: Interned::default(),
+            threads: Interned::default(),
         };
         tables.tags.intern(Tag::default());
         tables.sites.intern(String::new());
         tables.labels.intern(String::new());
         tables.streams.intern(0);
+        tables.threads.intern(0);
         tables
     }
 }
@@ -104,7 +108,7 @@ impl Default for Tables {
 impl Tables {
     /// The number of a tag.
     pub fn intern_tag(&mut self, tag: Tag) -> TagId {
-        TagId(self.tags.intern(tag) as u16)
+        TagId(self.tags.intern(tag))
     }
 
     /// The number of a call site.
@@ -123,8 +127,13 @@ impl Tables {
     }
 
     /// The number of the stream that its program knew by this handle.
-    pub fn intern_stream(&mut self, handle: u64) -> StreamId {
-        StreamId(self.streams.intern(handle) as u16)
+    pub fn intern_stream(&mut self, handle: u64) -> Result<StreamId, TableFull> {
+        u16::try_from(self.streams.intern(handle)).map(StreamId).map_err(|_| TableFull("streams"))
+    }
+
+    /// The number of the thread that its program knew by this handle.
+    pub fn intern_thread(&mut self, handle: u64) -> Result<ThreadId, TableFull> {
+        u16::try_from(self.threads.intern(handle)).map(ThreadId).map_err(|_| TableFull("threads"))
     }
 
     /// Tags by number.
@@ -156,7 +165,18 @@ impl Tables {
     pub fn streams(&self) -> &[u64] {
         &self.streams.items
     }
+
+    /// The handles that the traced program knew its threads by, by number.
+    #[must_use]
+    pub fn threads(&self) -> &[u64] {
+        &self.threads.items
+    }
 }
+
+/// A trace with more than 65,536 streams or threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("more than 65,536 {0} in one trace")]
+pub struct TableFull(pub &'static str);
 
 #[derive(Clone, Debug)]
 struct Interned<T> {

@@ -70,7 +70,7 @@ index! {
 }
 index! {
     /// An interned tag (category and layer); 0 is "untagged".
-    TagId(u16)
+    TagId(u32)
 }
 
 impl StreamId {
