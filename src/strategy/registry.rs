@@ -6,7 +6,7 @@ use super::Strategy;
 use crate::{device::DeviceProps, unit::nearest};
 
 /// Every strategy, in the order in which `list` shows them. Adding one is one line here.
-pub static STRATEGIES: &[StrategyEntry] = &[];
+pub static STRATEGIES: &[StrategyEntry] = &[super::caching::ENTRY];
 
 /// What the registry knows about a strategy.
 pub struct StrategyEntry {
