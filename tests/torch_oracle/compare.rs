@@ -12,7 +12,7 @@ use super::{
 #[derive(Debug)]
 pub enum Verdict {
     Alike,
-    /// PyTorch frees a segment in use: nothing can be said.
+    /// PyTorch frees or forgets memory in use: nothing can be said.
     SetAside,
     /// The first line that is different.
     Differs(String),

@@ -63,6 +63,9 @@ struct Pools {
     next: u64,
     retained: Vec<u64>,
     routed: Vec<u64>,
+    /// Blocks used on a stream during a capture. They are freed in it, because the real one leaves a note behind
+    /// otherwise, on which the next block at the same place in host memory stumbles.
+    noted: Vec<u64>,
     /// At most one: several are tried in the order of a hash table.
     has_fallback: bool,
     fallback: Option<u64>,
@@ -137,6 +140,9 @@ impl Author {
                 if let Some(&id) = self.live.get(self.dice.below(self.live.len().max(1) as u64) as usize) {
                     let stream = self.dice.choose(&self.users);
                     self.calls.push(Call::UsedOn { id, stream });
+                    if !self.pools.routed.is_empty() {
+                        self.pools.noted.push(id);
+                    }
                 }
             }
             150..180 if self.pools.wanted => self.pool(),
@@ -246,6 +252,11 @@ impl Author {
             }
             2 | 3 if !pools.routed.is_empty() => {
                 let pool = pools.routed.remove(self.dice.below(pools.routed.len() as u64) as usize);
+                if pools.routed.is_empty() {
+                    let noted = std::mem::take(&mut pools.noted);
+                    self.live.retain(|id| !noted.contains(id));
+                    self.calls.extend(noted.into_iter().map(|id| Call::Free { id }));
+                }
                 self.calls.push(Call::PoolEnd { pool });
             }
             4 if !pools.retained.is_empty() => {

@@ -23,7 +23,7 @@ pub const STREAMS: [u64; 5] = [0, 48, 16, 0x9000, 32];
 pub struct Run {
     /// As the oracle prints it.
     pub lines: Vec<String>,
-    /// The first call at which PyTorch would have freed a segment in use.
+    /// The first call at which PyTorch would have freed or forgotten memory in use.
     pub spoilt_at: Option<usize>,
 }
 
@@ -90,7 +90,7 @@ pub fn run(program: &Program) -> Run {
             Call::Busy { stream } => device.set_busy(stream_id(stream), true),
             Call::Idle { stream } => device.set_busy(stream_id(stream), false),
         }
-        if spoilt_at.is_none() && !events.is_empty() && kept_from_release(&caching) {
+        if spoilt_at.is_none() && !events.is_empty() && avoided_a_defect(&caching) {
             spoilt_at = Some(number - HEADER_LINES);
         }
         trace.extend(events.into_iter().filter_map(event_line));
@@ -105,8 +105,8 @@ pub fn run(program: &Program) -> Run {
     Run { lines, spoilt_at }
 }
 
-fn kept_from_release(caching: &Caching) -> bool {
-    caching.details().into_iter().any(|(name, value)| name == "split_blocks_kept_from_release" && value > 0)
+fn avoided_a_defect(caching: &Caching) -> bool {
+    caching.details().into_iter().any(|(name, value)| name == "pytorch_defects_avoided" && value > 0)
 }
 
 fn line(action: &str, address: Address, bytes: u64, stream: StreamId) -> String {
@@ -131,7 +131,7 @@ fn event_line(event: StrategyEvent) -> Option<String> {
 
 /// Counters that PyTorch has too, in its order.
 fn statistics(caching: &Caching) -> impl Iterator<Item = String> {
-    let own = ["split_blocks_kept_from_release", "settings_without_effect"];
+    let own = ["pytorch_defects_avoided", "settings_without_effect"];
     let details = caching.details().into_iter().filter(move |(name, _)| !own.contains(name));
     details.map(|(name, value)| format!("stat {name} {value}"))
 }

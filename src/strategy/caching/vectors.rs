@@ -412,7 +412,7 @@ fn a_block_that_shares_its_segment_is_not_released_as_pytorch_would() {
     bench.happened();
     bench.short_of(70 * MIB);
     assert!(!bench.happened().contains("free@"));
-    assert_eq!(bench.counter("split_blocks_kept_from_release"), 1);
+    assert_eq!(bench.counter("pytorch_defects_avoided"), 1);
 }
 
 #[test]
