@@ -12,6 +12,7 @@ pub mod null;
 mod registry;
 mod slots;
 mod stats;
+pub mod wrap;
 
 pub use registry::{Parameter, STRATEGIES, Setup, SpecError, StrategyEntry, StrategySpec};
 pub use stats::{BlockState, BlockView, Layout, SegmentView, Stats, Usage};
