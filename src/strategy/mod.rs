@@ -13,6 +13,8 @@ pub mod null;
 mod registry;
 mod slots;
 mod stats;
+#[cfg(test)]
+mod test_device;
 pub mod wrap;
 
 pub use registry::{Parameter, STRATEGIES, Setup, SpecError, StrategyEntry, StrategySpec};

@@ -172,6 +172,13 @@ impl Bench {
         }
     }
 
+    /// Gives every other block back, so that free memory lies between live neighbours.
+    pub fn free_every_other(&mut self) {
+        for place in 0..self.live.len() / 2 {
+            self.step(&Step::Free { nth: place });
+        }
+    }
+
     /// Uses the block at a place of the live list on a stream.
     pub fn used_on(&mut self, place: usize, stream: StreamId) -> Echo {
         let block = self.live[place].block;

@@ -23,10 +23,7 @@ pub(super) fn sizes(subject: &Subject<'_>, found: &mut Vec<String>) -> Result<()
             }
         }
     }
-    // Every other block, so that what comes next must fit between neighbours.
-    for place in 0..bench.blocks().len() / 2 {
-        bench.step(&Step::Free { nth: place });
-    }
+    bench.free_every_other();
     for bytes in [1, 700, 100 * KIB, MIB, 3 * MIB, 12 * MIB] {
         bench.step(&Step::Alloc { bytes, stream: STREAM });
     }
@@ -152,9 +149,7 @@ pub(super) fn trim(subject: &Subject<'_>, found: &mut Vec<String>) -> Result<(),
         bench.step(&Step::Alloc { bytes, stream: STREAM });
         bench.step(&Step::Alloc { bytes, stream: StreamId(1) });
     }
-    for place in 0..bench.blocks().len() / 2 {
-        bench.step(&Step::Free { nth: place });
-    }
+    bench.free_every_other();
     bench.step(&Step::Trim);
     let kept = bench.strategy.layout().unwrap_or_default().segments.into_iter();
     let wholly_free = kept.filter(|segment| segment.blocks.iter().all(|block| block.state == BlockState::Free));

@@ -9,6 +9,8 @@
 //! after every call.
 
 mod bench;
+#[cfg(test)]
+mod flawed;
 mod memory;
 mod repetition;
 mod script;
@@ -126,5 +128,25 @@ fn playable(subject: &Subject<'_>) -> Result<(), Unplayable> {
     match strategy.requires().missing_from(device.props().capabilities) {
         Capabilities::NONE => Ok(()),
         missing => Err(Unplayable::Missing(missing)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::strategy::{STRATEGIES, test_device::simulated};
+
+    #[test]
+    fn every_registered_strategy_conforms() {
+        for entry in STRATEGIES {
+            for parameters in entry.variants.iter().chain(&[""]) {
+                let spec = StrategySpec { name: entry.name.to_owned(), parameters: (*parameters).to_owned() };
+                let report = conform_spec(&spec, &simulated);
+                for Finding { part, detail } in &report.skipped {
+                    println!("{spec}: skipped '{part}': {detail}");
+                }
+                assert_eq!(report.findings, [], "{spec}");
+            }
+        }
     }
 }
