@@ -10,6 +10,8 @@
 pub mod conformance;
 pub mod direct;
 pub mod null;
+#[cfg(test)]
+mod properties;
 mod registry;
 mod slots;
 mod stats;
