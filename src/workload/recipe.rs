@@ -172,7 +172,7 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     use super::*;
-    use crate::trace::{Category, Event, MarkKind, Op, Source, Tables};
+    use crate::trace::{Category, Event, MarkKind, Op, Source, Tables, check};
 
     fn read(workload: &Workload) -> (Vec<Event>, Tables) {
         let (mut reader, mut chunk, mut events) = (workload.open().unwrap(), Vec::new(), Vec::new());
@@ -198,26 +198,11 @@ mod tests {
     fn every_embedded_recipe_tells_a_consistent_story_of_suite_size() {
         assert!(recipe_names().count() >= 8);
         for name in recipe_names() {
-            let (events, tables) = read(&Recipe::named(name).unwrap().workload().unwrap());
-            assert!((5_000..100_000).contains(&events.len()), "{name}: {} events", events.len());
-            let mut live = BTreeMap::new();
-            for (index, event) in events.iter().enumerate() {
-                match event.op {
-                    Op::Alloc { slot, bytes, stream, .. } => {
-                        assert!(bytes > 0, "{name}: event {index} asks for nothing");
-                        assert!(stream.index() < tables.streams().len(), "{name}: event {index}");
-                        assert_eq!(live.insert(slot, bytes), None, "{name}: event {index}: slot {slot} is taken");
-                    }
-                    Op::Free { slot, .. } => assert!(live.remove(&slot).is_some(), "{name}: event {index}: {slot}"),
-                    Op::Use { slot, .. } => assert!(live.contains_key(&slot), "{name}: event {index}: {slot}"),
-                    Op::Work { operands, .. } => {
-                        for slot in operands.iter().filter(|&&slot| slot != crate::trace::NO_OPERAND) {
-                            assert!(live.contains_key(slot), "{name}: event {index}: {slot}");
-                        }
-                    }
-                    _ => {}
-                }
-            }
+            let workload = Recipe::named(name).unwrap().workload().unwrap();
+            let summary = check(&workload).unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert!((5_000..100_000).contains(&summary.events), "{name}: {} events", summary.events);
+            let gigabytes = summary.peak.bytes as f64 / 1e9;
+            assert!((0.5..40.0).contains(&gigabytes), "{name}: {gigabytes} GB live");
         }
     }
 

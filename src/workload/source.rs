@@ -62,21 +62,25 @@ impl EventReader for Reading {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workload::Recipe;
+    use crate::{trace::Op, workload::Recipe};
 
-    /// The most events that ever waited to be read, and the most slots that were ever in use.
-    fn footprint(recipe: Recipe) -> (usize, usize) {
+    /// The most events that ever waited to be read, how many slots were needed, and how many shapes of work.
+    fn footprint(recipe: Recipe) -> [usize; 3] {
         let workload = recipe.workload().unwrap();
         let mut reading =
             Reading { generator: (workload.start)(Dice::new(0, &workload.recipe)), story: TraceBuilder::new() };
-        let (mut chunk, mut pending, mut live) = (Vec::new(), 0, 0);
+        let (mut chunk, mut pending, mut slots) = (Vec::new(), 0, 0);
         loop {
             reading.read(&mut chunk).unwrap();
             if chunk.is_empty() {
-                return (pending, live);
+                return [pending, slots, reading.tables().shapes().len()];
             }
             pending = pending.max(reading.story.pending() + chunk.len());
-            live = live.max(reading.story.live());
+            for event in &chunk {
+                if let Op::Alloc { slot, .. } = event.op {
+                    slots = slots.max(slot as usize + 1);
+                }
+            }
         }
     }
 
@@ -86,15 +90,25 @@ mod tests {
             ("power-law", "allocations", "20000", "200000"),
             ("checkerboard", "rounds", "4", "40"),
             ("sawtooth", "teeth", "8", "80"),
-            ("variable-length", "steps", "4", "40"),
-            ("training", "steps", "4", "40"),
-            ("streams", "rounds", "200", "2000"),
+            ("training", "steps", "16", "160"),
+            ("streams", "rounds", "400", "4000"),
         ] {
             let of = |value| footprint(Recipe::named(recipe).unwrap().with(length, value));
-            let ((pending, live), (pending_long, live_long)) = (of(short), of(long));
-            assert!(pending_long <= pending + 256, "{recipe}: {pending} then {pending_long} events waiting");
-            assert!(live_long as f64 <= live as f64 * 1.3, "{recipe}: {live} then {live_long} live blocks");
+            let (short, long) = (of(short), of(long));
+            for (before, after) in short.into_iter().zip(long) {
+                assert!(after * 10 <= before * 12, "{recipe}: {short:?} became {long:?}");
+            }
         }
+    }
+
+    /// Every length has shapes of its own, and there are no more lengths than the context has tokens.
+    #[test]
+    fn random_lengths_add_shapes_and_nothing_else() {
+        let of = |steps| footprint(Recipe::named("variable-length").unwrap().with("steps", steps));
+        let ([pending, slots, shapes], [pending_long, slots_long, shapes_long]) = (of("16"), of("160"));
+        assert!(pending_long * 10 <= pending * 12, "{pending} became {pending_long}");
+        assert_eq!(slots, slots_long);
+        assert!(shapes_long < shapes * 10, "{shapes} became {shapes_long}");
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub(super) const ENTRY: GeneratorEntry = GeneratorEntry {
     seeded: true,
     parameters: &[
         Parameter::count("allocations", 1..=1_000_000_000, "10000", "how many blocks are allocated in all"),
-        Parameter::size("min_bytes", 1..=64 * GIB, "64KiB", "smallest size"),
+        Parameter::size("min_bytes", 1..=64 * GIB, "256KiB", "smallest size"),
         Parameter::size("max_bytes", 1..=64 * GIB, "1GiB", "largest size"),
         Parameter::number("size_exponent", 0.1..=8.0, "0.9", "tail exponent of sizes; smaller is heavier"),
         Parameter::count("min_lifetime", 1..=1_000_000, "16", "shortest life, in allocations"),

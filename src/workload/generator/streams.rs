@@ -21,8 +21,8 @@ pub(super) const ENTRY: GeneratorEntry = GeneratorEntry {
     parameters: &[
         Parameter::count("rounds", 1..=100_000_000, "400", "how many batches each side stream consumes"),
         Parameter::count("side_streams", 1..=256, "2", "how many streams consume"),
-        Parameter::size("min_bytes", 1..=64 * GIB, "8MiB", "smallest batch"),
-        Parameter::size("max_bytes", 1..=64 * GIB, "64MiB", "largest batch"),
+        Parameter::size("min_bytes", 1..=64 * GIB, "32MiB", "smallest batch"),
+        Parameter::size("max_bytes", 1..=64 * GIB, "256MiB", "largest batch"),
         Parameter::count("in_flight", 0..=10_000, "2", "rounds that the producer holds on to a batch"),
         Parameter::count("consumer_us", 0..=60_000_000, "400", "how long a consumer works on a batch, in microseconds"),
         Parameter::count("sync_every", 1..=1_000_000, "16", "rounds between two waits of the host"),
@@ -80,16 +80,19 @@ struct Consumer {
 impl Streams {
     fn produce_and_consume(&mut self, consumer: Consumer, story: &mut TraceBuilder) {
         let bytes = self.dice.between(self.min_bytes, self.max_bytes);
+        // The traffic of the largest batch, whatever the size of this one: a shape for every size would let the tables
+        // of a long story grow without end.
+        let traffic = Work::Elementwise { bytes: self.max_bytes };
         let (input, scratch_tag) = (story.tag(Category::Input, None), story.tag(Category::Temporary, None));
         let batch = story.alloc(bytes, StreamId::DEFAULT, input);
-        story.work(Work::Elementwise { bytes: self.max_bytes }, StreamId::DEFAULT, &[batch]);
+        story.work(traffic, StreamId::DEFAULT, &[batch]);
         story.event_record(consumer.ready, StreamId::DEFAULT);
 
         story.event_wait(consumer.ready, consumer.stream);
         story.use_on(batch, consumer.stream);
         let scratch = story.alloc((bytes / 2).max(1), consumer.stream, scratch_tag);
         story.work(Work::Spin { nanos: self.busy }, consumer.stream, &[]);
-        story.work(Work::Elementwise { bytes: self.max_bytes }, consumer.stream, &[batch, scratch]);
+        story.work(traffic, consumer.stream, &[batch, scratch]);
         story.free(scratch);
         self.held.push_back(batch);
     }
@@ -132,5 +135,29 @@ impl Generator for Streams {
             story.device_sync();
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{
+        trace::{OpKind, check},
+        workload::Recipe,
+    };
+
+    #[test]
+    fn every_batch_crosses_to_its_consumer_behind_an_event() {
+        let recipe = Recipe::named("streams").unwrap().with("rounds", "100").with("side_streams", "3");
+        let summary = check(&recipe.workload().unwrap()).unwrap();
+        assert_eq!(summary.streams, 4);
+        for (kind, count) in [
+            (OpKind::Use, 300),
+            (OpKind::EventRecord, 300),
+            (OpKind::EventWait, 300),
+            (OpKind::Alloc, 600),
+            (OpKind::Free, 600),
+        ] {
+            assert_eq!(summary.count(kind), count, "{kind:?}");
+        }
     }
 }

@@ -62,3 +62,35 @@ impl Generator for VariableLength {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::{
+        trace::{Category, Op, Source},
+        workload::Recipe,
+    };
+
+    #[test]
+    fn every_step_has_a_length_of_its_own_within_the_range() {
+        let workload = Recipe::named("variable-length").unwrap().workload().unwrap();
+        let (mut reader, mut chunk, mut lengths) = (workload.open().unwrap(), Vec::new(), Vec::new());
+        loop {
+            reader.read(&mut chunk).unwrap();
+            if chunk.is_empty() {
+                break;
+            }
+            for event in &chunk {
+                if let Op::Alloc { bytes, tag, .. } = event.op
+                    && reader.tables().tags()[tag.index()].category == Category::Input
+                {
+                    // Eight bytes a token, four sequences a batch.
+                    lengths.push(bytes / 32);
+                }
+            }
+        }
+        assert_eq!(lengths.len(), 24);
+        assert!(lengths.iter().all(|length| (64..=1024).contains(length)), "{lengths:?}");
+        let different: std::collections::BTreeSet<_> = lengths.iter().collect();
+        assert!(different.len() > 20, "{lengths:?}");
+    }
+}
