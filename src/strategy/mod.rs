@@ -7,8 +7,12 @@
 //! Adding a strategy is one file and one line in [`STRATEGIES`]: it then appears in `list` and `--help`, inherits
 //! the conformance and property tests, and runs in every suite that says `strategies = "all"`.
 
+pub mod direct;
+pub mod null;
 mod registry;
+mod slots;
 mod stats;
+pub mod wrap;
 
 pub use registry::{Parameter, STRATEGIES, Setup, SpecError, StrategyEntry, StrategySpec};
 pub use stats::{BlockState, BlockView, Layout, SegmentView, Stats, Usage};

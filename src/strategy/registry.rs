@@ -2,11 +2,11 @@
 
 use std::{fmt, str::FromStr};
 
-use super::Strategy;
+use super::{Strategy, direct, null};
 use crate::{device::DeviceProps, unit::nearest};
 
 /// Every strategy, in the order in which `list` shows them. Adding one is one line here.
-pub static STRATEGIES: &[StrategyEntry] = &[];
+pub static STRATEGIES: &[StrategyEntry] = &[null::ENTRY, direct::ENTRY];
 
 /// What the registry knows about a strategy.
 pub struct StrategyEntry {
@@ -72,6 +72,16 @@ pub enum SpecError {
         /// Why, in its own words.
         reason: String,
     },
+}
+
+impl SpecError {
+    /// What a strategy without parameters answers to some.
+    pub(super) fn unless_empty(strategy: &'static str, parameters: &str) -> Result<(), SpecError> {
+        match parameters {
+            "" => Ok(()),
+            _ => Err(SpecError::BadParameters { strategy, reason: format!("takes no parameters, got '{parameters}'") }),
+        }
+    }
 }
 
 impl StrategySpec {

@@ -4,13 +4,17 @@
 //! number of times in chunks. This room knows no device and no strategy.
 
 mod builder;
+mod check;
 mod error;
 mod event;
 mod source;
+mod summary;
 mod tables;
 
 pub use builder::TraceBuilder;
+pub use check::{Checker, Place, Resident, check};
 pub use error::TraceError;
-pub use event::{BlockSlot, CollectiveKind, Event, MarkKind, NO_OPERAND, Op, TraceEventId};
+pub use event::{BlockSlot, CollectiveKind, Event, MarkKind, NO_OPERAND, Op, OpKind, TraceEventId};
 pub use source::{CHUNK_EVENTS, EventReader, Source, SourceInfo, Trace};
+pub use summary::{Bucket, Peak, Powers, Summary};
 pub use tables::{Category, LabelId, ShapeId, TableFull, Tables, Tag};
