@@ -2,7 +2,7 @@
 //!
 //! [`measure`] runs one case and returns its row ([`CaseRecord`]) and everything that does not fit in a row
 //! ([`CaseDetail`]). One file holds one subject: [`peaks`], [`timeline`], [`categories`], [`driver`], [`latency`],
-//! [`ooms`], [`layouts`]. This room writes no files
+//! [`ooms`], [`layouts`]; [`timing`] reads the wall clock, apart from all the others. This room writes no files
 //! and prints nothing: that is for the rooms above.
 //!
 //! # What the numbers mean
@@ -30,6 +30,7 @@ pub mod layouts;
 pub mod ooms;
 pub mod peaks;
 pub mod timeline;
+pub mod timing;
 
 mod case;
 mod detail;
@@ -51,4 +52,5 @@ pub use ooms::OomReport;
 pub use peaks::{PhasePeak, StepPeak};
 pub use record::{CaseRecord, SCHEMA, Status};
 pub use timeline::Timeline;
+pub use timing::{TimingRecord, time};
 pub use warning::Warning;
