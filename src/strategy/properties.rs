@@ -15,13 +15,7 @@ use super::{
     conformance::{Bench, Echo, Step, Subject},
     test_device::simulated,
 };
-use crate::{
-    device::{
-        CallKind, Device,
-        wrap::{Fault, FaultPlan, Faulty},
-    },
-    unit::{KIB, MIB, Nanos, StreamId},
-};
+use crate::unit::{KIB, MIB, Nanos, StreamId};
 
 /// Programs per strategy and variant where `PROPTEST_CASES` does not say.
 const CASES: u32 = 24;
@@ -31,8 +25,6 @@ const CASES: u32 = 24;
 struct Program {
     spec: StrategySpec,
     capacity: u64,
-    /// Driver calls that fail, by kind and turn; fewer than the tries that the bench gives a call.
-    faults: Vec<(CallKind, u64)>,
     outstanding: usize,
 }
 
@@ -42,13 +34,7 @@ impl ReferenceStateMachine for Program {
 
     fn init_state() -> BoxedStrategy<Program> {
         let nobody = StrategySpec { name: String::new(), parameters: String::new() };
-        let faults = prop::collection::vec((prop::sample::select(CallKind::ALL), 1..16u64), 0..4);
-        (8..128u64, faults)
-            .prop_map(move |(mib, faults)| {
-                let capacity = mib * MIB;
-                Program { spec: nobody.clone(), capacity, faults, outstanding: 0 }
-            })
-            .boxed()
+        (8..128u64).prop_map(move |mib| Program { spec: nobody.clone(), capacity: mib * MIB, outstanding: 0 }).boxed()
     }
 
     fn transitions(program: &Program) -> BoxedStrategy<Step> {
@@ -100,13 +86,7 @@ impl StateMachineTest for Witness {
     type Reference = Program;
 
     fn init_test(program: &Program) -> Witness {
-        let faulty = |bytes| -> Box<dyn Device> {
-            let plan = program.faults.iter().fold(FaultPlan::none(), |plan, &(kind, turn)| {
-                plan.fail_nth(Some(kind), turn, Fault::Driver("CUDA_ERROR_UNKNOWN".to_owned()))
-            });
-            Box::new(Faulty::with(plan, simulated(bytes)))
-        };
-        let subject = Subject { build: &|props| program.spec.build(&Setup { props, limit: None }), device: &faulty };
+        let subject = Subject { build: &|props| program.spec.build(&Setup { props, limit: None }), device: &simulated };
         Witness { bench: Bench::new(&subject, program.capacity).unwrap(), held: Vec::new() }
     }
 
