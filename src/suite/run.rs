@@ -11,10 +11,11 @@ use std::{
 
 use super::Case;
 use crate::{
-    device::{Device, wrap::Limited},
-    measure::{self, CaseDetail, CaseRecord, TimingRecord},
-    replay,
-    strategy::{Setup, Strategy},
+    device::{Device, DeviceSpecError, wrap::Limited},
+    measure::{self, CaseDetail, CaseRecord, Status, TimingRecord},
+    replay::{self, ReplayError},
+    strategy::{Setup, SpecError, Strategy},
+    trace::{Trace, TraceError},
 };
 
 /// As many jobs as the machine has cores.
@@ -102,30 +103,51 @@ impl CaseRunner for InProcess {
     }
 }
 
+/// How often a timed case runs unwatched; the median counts.
+const TIMED_PASSES: u32 = 5;
+
+/// Why a case could not be run at all.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+enum Trouble {
+    Device(#[from] DeviceSpecError),
+    Strategy(#[from] SpecError),
+    Trace(#[from] TraceError),
+    Replay(#[from] ReplayError),
+}
+
 fn run_here(case: &Case) -> CaseOutcome {
-    let (mut strategy, mut device) = match prepare(case) {
-        Ok(pair) => pair,
-        Err(reason) => return failed(case, &reason),
-    };
+    try_run(case).unwrap_or_else(|trouble| failed(case, &trouble.to_string()))
+}
+
+fn try_run(case: &Case) -> Result<CaseOutcome, Trouble> {
     let options = replay::Options {
         on_out_of_memory: case.on_out_of_memory,
         pace: case.pace,
         repeat: case.label.repeat,
         stop: None,
     };
+    let (mut strategy, mut device) = prepare(case)?;
     let (record, detail) = measure::measure(&case.label, &*case.source, &mut *strategy, &mut *device, &options);
-    CaseOutcome { record, detail, timing: None }
+    let timing = if case.timed && matches!(record.status, Status::Completed | Status::Oom) {
+        // In memory, so that generating or parsing is not what is timed.
+        let trace = Trace::read(&*case.source)?;
+        Some(measure::time(&case.label, &trace, || prepare(case), &options, TIMED_PASSES)?)
+    } else {
+        None
+    };
+    Ok(CaseOutcome { record, detail, timing })
 }
 
 /// A fresh strategy over a fresh device.
-fn prepare(case: &Case) -> Result<(Box<dyn Strategy>, Box<dyn Device>), String> {
-    let device = case.device.open().map_err(|error| error.to_string())?;
+fn prepare(case: &Case) -> Result<(Box<dyn Strategy>, Box<dyn Device>), Trouble> {
+    let device = case.device.open()?;
     let device: Box<dyn Device> = match case.label.limit {
         Some(limit) => Box::new(Limited::to(limit, device)),
         None => device,
     };
     let setup = Setup { props: device.props(), limit: case.label.limit };
-    let strategy = case.strategy.build(&setup).map_err(|error| error.to_string())?;
+    let strategy = case.strategy.build(&setup)?;
     Ok((strategy, device))
 }
 
