@@ -80,6 +80,19 @@ struct Part {
     play: fn(&Subject<'_>, &mut Vec<String>) -> Result<(), Unplayable>,
 }
 
+impl Part {
+    /// Plays the part. A strategy that panics has broken its promise like any other.
+    fn add_to(&self, report: &mut Report, subject: &Subject<'_>) {
+        let mut details = Vec::new();
+        match catch_unwind(AssertUnwindSafe(|| (self.play)(subject, &mut details))) {
+            Ok(Ok(())) => {}
+            Ok(Err(reason)) => report.skipped.push(Finding { part: self.promise, detail: reason.to_string() }),
+            Err(_) => details.push("panicked".to_owned()),
+        }
+        report.findings.extend(details.into_iter().map(|detail| Finding { part: self.promise, detail }));
+    }
+}
+
 const PARTS: &[Part] = &[
     Part { promise: "blocks are apart, aligned and large enough", play: memory::sizes },
     Part { promise: "a request for nothing is refused", play: memory::nothing },
@@ -107,13 +120,7 @@ pub fn conform(subject: &Subject<'_>) -> Report {
         return report;
     }
     for part in PARTS {
-        let mut details = Vec::new();
-        match catch_unwind(AssertUnwindSafe(|| (part.play)(subject, &mut details))) {
-            Ok(Ok(())) => {}
-            Ok(Err(reason)) => report.skipped.push(Finding { part: part.promise, detail: reason.to_string() }),
-            Err(_) => details.push("panicked".to_owned()),
-        }
-        report.findings.extend(details.into_iter().map(|detail| Finding { part: part.promise, detail }));
+        part.add_to(&mut report, subject);
     }
     report
 }
@@ -136,7 +143,11 @@ fn playable(subject: &Subject<'_>) -> Result<(), Unplayable> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::strategy::{STRATEGIES, test_device::simulated};
+    use crate::strategy::{
+        STRATEGIES,
+        test_device::simulated,
+        wrap::{Addressed, Checked, Logged},
+    };
 
     #[test]
     fn every_registered_strategy_conforms() {
@@ -150,5 +161,22 @@ mod tests {
                 assert_eq!(report.findings, [], "{spec}");
             }
         }
+    }
+
+    #[test]
+    fn wrappers_pass_everything_on() {
+        let build = |props: &DeviceProps| {
+            let spec = StrategySpec { name: "direct".to_owned(), parameters: String::new() };
+            let direct = spec.build(&Setup { props, limit: None })?;
+            Ok(Box::new(Logged::new(Addressed::new(Checked::new(direct)))) as Box<dyn Strategy>)
+        };
+        assert_eq!(conform(&Subject { build: &build, device: &simulated }), Report::default());
+    }
+
+    #[test]
+    fn what_cannot_be_played_is_skipped_with_a_reason() {
+        let spec = StrategySpec { name: "direct".to_owned(), parameters: "x".to_owned() };
+        let skipped = conform_spec(&spec, &simulated).skipped;
+        assert_eq!(skipped[0].to_string(), "everything: strategy 'direct': takes no parameters, got 'x'");
     }
 }
