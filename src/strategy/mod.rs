@@ -19,7 +19,7 @@ mod stats;
 mod test_device;
 pub mod wrap;
 
-pub use registry::{Parameter, STRATEGIES, Setup, SpecError, StrategyEntry, StrategySpec};
+pub use registry::{Built, Parameter, STRATEGIES, Setup, SpecError, StrategyEntry, StrategySpec};
 pub use stats::{BlockState, BlockView, Layout, SegmentView, Stats, Usage};
 
 use crate::{

@@ -9,7 +9,7 @@ use super::*;
 use crate::{
     strategy::{
         Attempt, Block, BlockState, BlockView, Caller, Context, Control, Freed, Layout, Outcome, Refusal, Request,
-        SegmentView, Shortage, Stats, StrategyError, StrategyEvent, test_device::simulated,
+        SegmentView, Shortage, Stats, Strategy, StrategyError, StrategyEvent, test_device::simulated,
     },
     unit::{Address, MIB, StreamId, round_up},
 };
@@ -207,7 +207,7 @@ impl Strategy for FirstFit {
         piece.tenant = None;
         let size = piece.size;
         self.stats.on_free(size);
-        if !(self.has(Flaw::LostAccounting) && self.stats.frees % 7 == 0) {
+        if !(self.has(Flaw::LostAccounting) && self.stats.frees.is_multiple_of(7)) {
             self.stats.on_reusable(tenant.requested, size);
         }
         let pieces = &mut self.segments[number].pieces;

@@ -25,13 +25,13 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-use super::{Setup, SpecError, Strategy, StrategySpec};
+use super::{Built, Setup, SpecError, StrategySpec};
 use crate::device::{Capabilities, Device, DeviceProps};
 
 /// A strategy to look at, and the devices to look at it on.
 pub struct Subject<'a> {
     /// Makes a new strategy for a device.
-    pub build: &'a dyn Fn(&DeviceProps) -> Result<Box<dyn Strategy>, SpecError>,
+    pub build: &'a dyn Fn(&DeviceProps) -> Built,
     /// Makes a new device on which this many bytes can be allocated.
     pub device: &'a dyn Fn(u64) -> Box<dyn Device>,
 }
@@ -144,7 +144,7 @@ fn playable(subject: &Subject<'_>) -> Result<(), Unplayable> {
 mod tests {
     use super::*;
     use crate::strategy::{
-        STRATEGIES,
+        STRATEGIES, Strategy,
         test_device::simulated,
         wrap::{Addressed, Checked, Logged},
     };
