@@ -2,7 +2,7 @@
 //!
 //! The tests run it over the whole registry, so that a new strategy inherits it; it is a library function because an
 //! allocator under test need not be in the registry and a device need not be simulated. A breach is a [`Finding`],
-//! never a panic. The suite knows the [`Strategy`] trait and no strategy in particular.
+//! never a panic. The suite knows the [`Strategy`](super::Strategy) trait and no strategy in particular.
 //!
 //! Each part is one promise of the contract, played out on a [`Bench`] under the eyes of
 //! [`Checked`](super::wrap::Checked): whatever a part is about, blocks, handles, books, layout and events are compared
