@@ -8,8 +8,8 @@
 //! Addresses only ever count up, so live blocks cannot overlap and a block used on other streams needs no waiting.
 
 use super::{
-    ALIGNMENT, Attempt, Block, Caller, Context, Control, Freed, Layout, Outcome, Refusal, Request, Setup, Shortage,
-    SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent, slots::Slots,
+    ALIGNMENT, Attempt, Block, Built, Caller, Context, Control, Freed, Layout, Outcome, Refusal, Request, Setup,
+    Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent, slots::Slots,
 };
 use crate::{
     device::Capabilities,
@@ -29,7 +29,7 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
 /// Where addresses begin: far from null, and round.
 const FIRST_ADDRESS: u64 = 1 << 32;
 
-fn build(parameters: &str, _: &Setup<'_>) -> Result<Box<dyn Strategy>, SpecError> {
+fn build(parameters: &str, _: &Setup<'_>) -> Built {
     SpecError::unless_empty("null", parameters)?;
     Ok(Box::new(Null::default()))
 }
