@@ -88,22 +88,22 @@ pub struct TimingRecord {
 
 /// Times a case: `passes` passes that nobody watches (at least one), then a sampled one, each on a fresh strategy and
 /// device from `make`. A source in memory keeps the cost of generating or parsing out of the figures.
-pub fn time(
+pub fn time<E: From<ReplayError>>(
     label: &CaseLabel,
     source: &dyn Source,
-    mut make: impl FnMut() -> (Box<dyn Strategy>, Box<dyn Device>),
+    mut make: impl FnMut() -> Result<(Box<dyn Strategy>, Box<dyn Device>), E>,
     options: &replay::Options<'_>,
     passes: u32,
-) -> Result<TimingRecord, ReplayError> {
+) -> Result<TimingRecord, E> {
     let mut unwatched = Vec::new();
     for _ in 0..passes.max(1) {
-        unwatched.push(pass(source, make(), options, &mut Unwatched)?);
+        unwatched.push(pass(source, make()?, options, &mut Unwatched)?);
     }
     unwatched.sort_by_key(|pass| pass.wall);
     let median = &unwatched[unwatched.len() / 2];
 
     let mut sampler = Sampler::default();
-    pass(source, make(), options, &mut sampler)?;
+    pass(source, make()?, options, &mut sampler)?;
 
     let quantile = |durations: &Durations, share| durations.quantile(share).map(|time: Nanos| time.0);
     Ok(TimingRecord {

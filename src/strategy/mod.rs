@@ -7,11 +7,16 @@
 //! Adding a strategy is one file and one line in [`STRATEGIES`]: it then appears in `list` and `--help`, inherits
 //! the conformance and property tests, and runs in every suite that says `strategies = "all"`.
 
+pub mod conformance;
 pub mod direct;
 pub mod null;
+#[cfg(test)]
+mod properties;
 mod registry;
 mod slots;
 mod stats;
+#[cfg(test)]
+mod test_device;
 pub mod wrap;
 
 pub use registry::{Parameter, STRATEGIES, Setup, SpecError, StrategyEntry, StrategySpec};

@@ -1,9 +1,12 @@
 //! Which strategies there are, and how a `NAME[:PARAMETERS]` text becomes one.
 
-use std::{fmt, str::FromStr};
+use std::fmt;
 
 use super::{Strategy, direct, null};
-use crate::{device::DeviceProps, unit::nearest};
+use crate::{
+    device::{Capabilities, Clock, DeviceProps},
+    unit::{GIB, MIB, nearest},
+};
 
 /// Every strategy, in the order in which `list` shows them. Adding one is one line here.
 pub static STRATEGIES: &[StrategyEntry] = &[null::ENTRY, direct::ENTRY];
@@ -22,6 +25,15 @@ pub struct StrategyEntry {
     pub variants: &'static [&'static str],
     /// Makes one.
     pub build: fn(parameters: &str, setup: &Setup<'_>) -> Result<Box<dyn Strategy>, SpecError>,
+}
+
+impl StrategyEntry {
+    /// The default and every variant, as users would type them: what `strategies = "all"` means.
+    pub fn specs(&self) -> impl Iterator<Item = StrategySpec> + '_ {
+        std::iter::once("")
+            .chain(self.variants.iter().copied())
+            .map(|parameters| StrategySpec { name: self.name.to_owned(), parameters: parameters.to_owned() })
+    }
 }
 
 /// One parameter of a strategy.
@@ -93,6 +105,20 @@ impl StrategySpec {
         })
     }
 
+    /// Whether there is such a strategy and it takes these parameters, which does not depend on the device.
+    pub fn check(&self) -> Result<(), SpecError> {
+        let props = DeviceProps {
+            name: String::new(),
+            total_bytes: 80 * GIB,
+            page_bytes: 2 * MIB,
+            granularity_bytes: 2 * MIB,
+            context_bytes: 0,
+            capabilities: Capabilities::NONE,
+            clock: Clock::Virtual,
+        };
+        self.build(&Setup { props: &props, limit: None }).map(|_| ())
+    }
+
     /// Makes the strategy.
     pub fn build(&self, setup: &Setup<'_>) -> Result<Box<dyn Strategy>, SpecError> {
         (self.entry()?.build)(&self.parameters, setup)
@@ -100,12 +126,10 @@ impl StrategySpec {
 }
 
 /// Syntax only: whether there is such a strategy is [`StrategySpec::entry`]'s to say.
-impl FromStr for StrategySpec {
-    type Err = std::convert::Infallible;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
+impl From<&str> for StrategySpec {
+    fn from(text: &str) -> StrategySpec {
         let (name, parameters) = text.split_once(':').unwrap_or((text, ""));
-        Ok(StrategySpec { name: name.trim().to_owned(), parameters: parameters.trim().to_owned() })
+        StrategySpec { name: name.trim().to_owned(), parameters: parameters.trim().to_owned() }
     }
 }
 

@@ -272,3 +272,40 @@ impl Seen {
 fn clamped(bytes: u128) -> u64 {
     u64::try_from(bytes).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_value_falls_into_the_bucket_that_spans_it() {
+        for value in [0, 1, 2, 3, 4, 511, 512, 1 << 40, u64::MAX] {
+            let mut powers = Powers::default();
+            powers.record(value);
+            let bucket = powers.buckets().next().unwrap();
+            assert!(bucket.from <= value && value <= bucket.to, "{value} in {bucket:?}");
+            assert!(bucket.to / 2 <= bucket.from, "{bucket:?}");
+        }
+    }
+
+    #[test]
+    fn quantiles_of_nothing_are_nothing() {
+        assert_eq!(Powers::default().quantile(0.5), None);
+        let mut powers = Powers::default();
+        (0..10).for_each(|_| powers.record(1));
+        powers.record(1000);
+        assert_eq!(powers.quantile(0.0).unwrap().from, 1);
+        assert_eq!(powers.quantile(0.9).unwrap().from, 1);
+        assert_eq!(powers.quantile(1.0).unwrap().from, 512);
+    }
+
+    #[test]
+    fn absurd_sizes_saturate() {
+        let mut ledger = Ledger::default();
+        ledger.add(u64::MAX, 0);
+        ledger.add(u64::MAX, 1);
+        ledger.remove(u64::MAX);
+        ledger.remove(u64::MAX);
+        assert_eq!((ledger.bytes, ledger.peak.bytes), (0, u64::MAX));
+    }
+}

@@ -129,6 +129,12 @@ impl<S: Strategy> Checked<S> {
         }
     }
 
+    /// A copy of the strategy under the same watch, as [`Strategy::fork`] makes it.
+    pub fn fork_checked(&self) -> Option<Checked<Box<dyn Strategy>>> {
+        let (shadow, violations) = (self.shadow.clone(), self.violations.clone());
+        Some(Checked { inner: self.inner.fork()?, shadow, violations })
+    }
+
     /// The strategy inside.
     pub fn into_inner(self) -> S {
         self.inner
@@ -239,8 +245,7 @@ impl<S: Strategy> Strategy for Checked<S> {
 
     /// The copy is under watch as well; what was found so far goes along.
     fn fork(&self) -> Option<Box<dyn Strategy>> {
-        let (shadow, violations) = (self.shadow.clone(), self.violations.clone());
-        Some(Box::new(Checked { inner: self.inner.fork()?, shadow, violations }))
+        Some(Box::new(self.fork_checked()?))
     }
 }
 
