@@ -33,7 +33,10 @@ pub mod timeline;
 pub mod timing;
 
 mod case;
+mod columns;
 mod detail;
+#[cfg(test)]
+pub(crate) mod fixture;
 mod label;
 mod levels;
 mod record;

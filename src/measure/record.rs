@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::CaseLabel;
-use crate::{device::Clock, replay::Cause, strategy::Refusal, trace::Category};
+use crate::{device::Clock, replay::Cause, strategy::Refusal};
 
 /// Goes up whenever a column changes its name or meaning.
 pub const SCHEMA: u32 = 1;
@@ -295,20 +295,6 @@ impl CaseRecord {
     /// The reason on one line: a row is a line, and a line cut short by a crash must be recognisable.
     pub(super) fn set_reason(&mut self, reason: &str) {
         self.reason = reason.split_whitespace().collect::<Vec<_>>().join(" ");
-    }
-
-    /// The column of a category at the allocated peak.
-    pub(super) fn at_peak_mut(&mut self, category: Category) -> &mut u64 {
-        match category {
-            Category::Parameter => &mut self.at_peak_parameter_bytes,
-            Category::Gradient => &mut self.at_peak_gradient_bytes,
-            Category::Optimizer => &mut self.at_peak_optimizer_bytes,
-            Category::Activation => &mut self.at_peak_activation_bytes,
-            Category::Temporary => &mut self.at_peak_temporary_bytes,
-            Category::Workspace => &mut self.at_peak_workspace_bytes,
-            Category::Input => &mut self.at_peak_input_bytes,
-            Category::Unknown => &mut self.at_peak_unknown_bytes,
-        }
     }
 }
 

@@ -239,3 +239,47 @@ impl Observer for Sampler {
         self.began = None;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        measure::fixture::{Shelf, TinyDevice},
+        trace::TraceBuilder,
+        unit::{KIB, TagId},
+    };
+
+    #[test]
+    fn every_pass_gets_a_fresh_strategy_and_some_operations_are_timed() {
+        let mut story = TraceBuilder::new();
+        for _ in 0..500 {
+            let block = story.alloc(100, crate::unit::StreamId::DEFAULT, TagId(0));
+            story.free(block);
+        }
+        let mut made = 0;
+        let make = || -> (Box<dyn Strategy>, Box<dyn Device>) {
+            made += 1;
+            (Box::new(Shelf::default()), Box::new(TinyDevice::new(64 * KIB)))
+        };
+        let label = CaseLabel { workload: "w".to_owned(), ..CaseLabel::default() };
+        let record = time(&label, &story.finish("w"), make, &replay::Options::default(), 3).unwrap();
+        assert_eq!(made, 4, "three passes for throughput, one for percentiles");
+        assert_eq!((record.events, record.operations, record.ooms), (1000, 1000, 0));
+        assert!(record.pass_min_ns <= record.pass_median_ns && record.pass_median_ns <= record.pass_max_ns);
+        let samples = record.alloc_samples + record.free_samples;
+        let expected = 1000 / u64::from(SAMPLED_ONE_IN);
+        assert!((expected / 2..=expected * 2).contains(&samples), "{samples}");
+        assert!(record.alloc_p50_ns <= record.alloc_p99_ns && record.alloc_p99_ns <= record.alloc_max_ns);
+        assert_eq!(record.clock, Some(Clock::Wall));
+    }
+
+    #[test]
+    fn what_breaks_in_a_pass_is_returned() {
+        let mut story = TraceBuilder::new();
+        story.device_sync();
+        let make =
+            || -> (Box<dyn Strategy>, Box<dyn Device>) { (Box::new(Shelf::default()), Box::new(TinyDevice::new(KIB))) };
+        let outcome = time(&CaseLabel::default(), &story.finish("w"), make, &replay::Options::default(), 1);
+        assert!(matches!(outcome, Err(ReplayError::Device { event: 0, .. })), "{outcome:?}");
+    }
+}

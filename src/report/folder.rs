@@ -201,3 +201,159 @@ fn in_order<T: Clone>(rows: &[T], case_ids: &[String], id: impl Fn(&T) -> &Strin
     ordered.extend(by_id.into_values().cloned());
     ordered
 }
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::{
+        measure::{
+            CaseLabel, Status,
+            fixture::{Shelf, TinyDevice},
+            measure,
+        },
+        replay::Options,
+        trace::TraceBuilder,
+        unit::{KIB, StreamId, TagId},
+    };
+
+    fn environment() -> Environment {
+        Environment { commit: "abc".to_owned(), device: "sim".to_owned(), seed: 1, ..Environment::default() }
+    }
+
+    fn case(workload: &str) -> (CaseRecord, CaseDetail) {
+        let label = CaseLabel { workload: workload.to_owned(), strategy: "shelf".to_owned(), ..CaseLabel::default() };
+        let mut story = TraceBuilder::new();
+        for bytes in 1..=50 {
+            let block = story.alloc(bytes * 100, StreamId::DEFAULT, TagId(0));
+            if bytes % 3 != 0 {
+                story.free(block);
+            }
+        }
+        let mut device = TinyDevice::new(64 * KIB);
+        measure(&label, &story.finish(workload), &mut Shelf::default(), &mut device, &Options::default())
+    }
+
+    fn write_run(folder: &Path, workloads: &[&str]) {
+        let run = RunFolder::create(folder, &environment()).unwrap();
+        for workload in workloads {
+            let (record, detail) = case(workload);
+            run.append(&record, &detail).unwrap();
+        }
+        let order = ["a", "b", "c"].map(|workload| case(workload).0.case_id);
+        run.finish(&order, "shelf").unwrap();
+    }
+
+    fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+        let entries = |path: &Path| fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
+        entries(folder)
+            .chain(entries(&folder.join("cases")))
+            .filter(|path| path.is_file())
+            .map(|path| (path.strip_prefix(folder).unwrap().to_owned(), fs::read(&path).unwrap()))
+            .collect()
+    }
+
+    #[test]
+    fn the_same_cases_give_the_same_bytes_in_whatever_order_they_finish() {
+        let (one, other) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        write_run(one.path(), &["a", "b", "c"]);
+        write_run(other.path(), &["c", "a", "b"]);
+        let written = files(one.path());
+        assert_eq!(written, files(other.path()));
+        assert_eq!(written.len(), 4 + 3, "env.json, runs.csv, comparison.csv, summary.md and three cases: {written:?}");
+    }
+
+    #[test]
+    fn rows_are_on_disk_before_the_run_ends() {
+        let folder = TempDir::new().unwrap();
+        let run = RunFolder::create(folder.path(), &environment()).unwrap();
+        assert_eq!(read_records(folder.path()).unwrap(), []);
+        let (record, detail) = case("a");
+        run.append(&record, &detail).unwrap();
+        assert_eq!(read_records(folder.path()).unwrap(), [record.clone()]);
+        assert_eq!(read_detail(folder.path(), &record.case_id).unwrap(), detail);
+        assert_eq!(read_environment(folder.path()).unwrap(), environment());
+    }
+
+    #[test]
+    fn a_line_cut_short_by_a_crash_is_dropped_wherever_it_was_cut() {
+        let folder = TempDir::new().unwrap();
+        let run = RunFolder::create(folder.path(), &environment()).unwrap();
+        for workload in ["a", "b"] {
+            let (record, detail) = case(workload);
+            run.append(&record, &detail).unwrap();
+        }
+        let runs = folder.path().join("runs.csv");
+        let whole = fs::read(&runs).unwrap();
+        let ends: Vec<usize> = (1..=whole.len()).filter(|&end| whole[end - 1] == b'\n').collect();
+        for cut in 0..whole.len() {
+            fs::write(&runs, &whole[..cut]).unwrap();
+            let resumed = RunFolder::resume(folder.path(), &environment()).unwrap();
+            let complete = ends.iter().filter(|&&end| end <= cut).count().saturating_sub(1);
+            assert_eq!(resumed.completed_cases().len(), complete, "cut at {cut}");
+            assert_eq!(fs::read(&runs).unwrap(), whole[..ends[complete]], "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn a_resumed_run_ends_like_one_that_was_never_interrupted() {
+        let (straight, resumed) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        write_run(straight.path(), &["a", "b", "c"]);
+        let run = RunFolder::create(resumed.path(), &environment()).unwrap();
+        let (record, detail) = case("b");
+        run.append(&record, &detail).unwrap();
+        let broken = CaseRecord { status: Status::Error, ..case("c").0 };
+        run.append(&broken, &CaseDetail::unmeasured(&broken.label())).unwrap();
+        drop(run);
+
+        let run = RunFolder::resume(resumed.path(), &environment()).unwrap();
+        assert_eq!(run.completed_cases(), BTreeSet::from([record.case_id]), "a broken case runs again");
+        let order = ["a", "b", "c"].map(|workload| case(workload).0.case_id);
+        for workload in ["c", "a"] {
+            let (record, detail) = case(workload);
+            run.append(&record, &detail).unwrap();
+        }
+        run.finish(&order, "shelf").unwrap();
+        assert_eq!(files(straight.path()), files(resumed.path()));
+    }
+
+    #[test]
+    fn a_folder_is_refused_where_rows_would_be_mixed() {
+        let folder = TempDir::new().unwrap();
+        assert!(matches!(RunFolder::resume(folder.path(), &environment()), Err(ReportError::NoRun { .. })));
+        RunFolder::create(folder.path(), &environment()).unwrap();
+        assert!(matches!(RunFolder::create(folder.path(), &environment()), Err(ReportError::Occupied { .. })));
+        let elsewhere = Environment { device: "cuda:0".to_owned(), ..environment() };
+        let refusal = RunFolder::resume(folder.path(), &elsewhere).unwrap_err().to_string();
+        assert!(refusal.ends_with("its device is 'sim', this run's is 'cuda:0'"), "{refusal}");
+        fs::write(folder.path().join("runs.csv"), "old,columns\n1,2\n").unwrap();
+        let refusal = RunFolder::resume(folder.path(), &environment());
+        assert!(matches!(refusal, Err(ReportError::OtherColumns { .. })));
+    }
+
+    #[test]
+    fn a_spoilt_row_is_named_by_its_line() {
+        let folder = TempDir::new().unwrap();
+        write_run(folder.path(), &["a"]);
+        let runs = folder.path().join("runs.csv");
+        let mut text = fs::read_to_string(&runs).unwrap();
+        text.push_str("1,too,short\n");
+        fs::write(&runs, text).unwrap();
+        let refusal = RunFolder::resume(folder.path(), &environment()).unwrap_err();
+        assert!(matches!(refusal, ReportError::Row { line: 3, .. }), "{refusal}");
+    }
+
+    #[test]
+    fn times_have_a_file_of_their_own() {
+        let folder = TempDir::new().unwrap();
+        let run = RunFolder::create(folder.path(), &environment()).unwrap();
+        let timing = |case_id: &str| TimingRecord { case_id: case_id.to_owned(), ..TimingRecord::default() };
+        run.append_timing(&timing("b")).unwrap();
+        run.append_timing(&timing("a")).unwrap();
+        assert_eq!(run.timed_cases().len(), 2);
+        run.finish(&["a".to_owned(), "b".to_owned()], "shelf").unwrap();
+        assert_eq!(read_timings(folder.path()).unwrap(), [timing("a"), timing("b")]);
+        assert_eq!(read_records(folder.path()).unwrap(), []);
+    }
+}

@@ -23,7 +23,7 @@ const HEADINGS: [&str; 8] = [
 ];
 /// Columns from here on hold numbers.
 const FIRST_NUMBER: usize = 2;
-const LEGEND: &str = "* least memory reserved; fragmentation is 1 - peak allocated / peak reserved";
+const LEGEND: &str = "The least memory reserved is marked *. Fragmentation is 1 - peak allocated / peak reserved.";
 
 /// The table for a terminal of `width` columns; as wide as it needs to be where that is `None`.
 #[must_use]
@@ -140,12 +140,31 @@ mod tests {
 
     #[test]
     fn the_terminal_table_groups_by_workload_and_marks_the_least_memory() {
-        insta::assert_snapshot!(terminal(&sample(), None), @"");
+        insta::assert_snapshot!(terminal(&sample(), None), @"
+        ───────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+         workload       strategy   peak allocated   peak reserved   fragmentation   out of memory   driver calls   driver time
+        ═══════════════════════════════════════════════════════════════════════════════════════════════════════════════════════
+         saw-tooth      caching          30.0 MiB      40.0 MiB            25.0 %              no              4       1.23 ms
+                        direct           30.0 MiB      32.0 MiB *           6.2 %              no              4       1.23 ms
+         checkerboard   caching          30.0 MiB      64.0 MiB            53.1 %        event 17              4       1.23 ms
+                        pools                                                             skipped
+        ───────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+        The least memory reserved is marked *. Fragmentation is 1 - peak allocated / peak reserved.
+        ");
     }
 
     #[test]
     fn the_markdown_table_has_the_same_cells() {
-        insta::assert_snapshot!(markdown(&sample()), @"");
+        insta::assert_snapshot!(markdown(&sample()), @"
+        | workload     | strategy | peak allocated | peak reserved | fragmentation | out of memory | driver calls | driver time |
+        |--------------|----------|----------------|---------------|---------------|---------------|--------------|-------------|
+        | saw-tooth    | caching  |       30.0 MiB |    40.0 MiB   |        25.0 % |            no |            4 |     1.23 ms |
+        |              | direct   |       30.0 MiB |    32.0 MiB * |         6.2 % |            no |            4 |     1.23 ms |
+        | checkerboard | caching  |       30.0 MiB |    64.0 MiB   |        53.1 % |      event 17 |            4 |     1.23 ms |
+        |              | pools    |                |               |               |       skipped |              |             |
+
+        The least memory reserved is marked *. Fragmentation is 1 - peak allocated / peak reserved.
+        ");
     }
 
     #[test]
