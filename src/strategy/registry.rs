@@ -2,11 +2,11 @@
 
 use std::{fmt, str::FromStr};
 
-use super::{Strategy, direct, null};
+use super::{Strategy, caching, direct, null};
 use crate::{device::DeviceProps, unit::nearest};
 
 /// Every strategy, in the order in which `list` shows them. Adding one is one line here.
-pub static STRATEGIES: &[StrategyEntry] = &[null::ENTRY, direct::ENTRY];
+pub static STRATEGIES: &[StrategyEntry] = &[null::ENTRY, direct::ENTRY, caching::ENTRY];
 
 /// What the registry knows about a strategy.
 pub struct StrategyEntry {
