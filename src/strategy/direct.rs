@@ -8,7 +8,7 @@
 //! The device holds at least that much: it counts whole pages, which small blocks share.
 
 use super::{
-    Attempt, Block, BlockState, BlockView, Caller, Context, Control, Freed, Layout, Outcome, Refusal, Request,
+    Attempt, Block, BlockState, BlockView, Built, Caller, Context, Control, Freed, Layout, Outcome, Refusal, Request,
     SegmentView, Setup, Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent,
     slots::Slots,
 };
@@ -30,7 +30,7 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
 /// The driver gives out memory in multiples of this.
 pub const GRANULE: u64 = 512;
 
-fn build(parameters: &str, _: &Setup<'_>) -> Result<Box<dyn Strategy>, SpecError> {
+fn build(parameters: &str, _: &Setup<'_>) -> Built {
     SpecError::unless_empty("direct", parameters)?;
     Ok(Box::new(Direct::default()))
 }

@@ -18,7 +18,7 @@ use super::{
 use crate::unit::{KIB, MIB, Nanos, StreamId};
 
 /// Programs per strategy and variant where `PROPTEST_CASES` does not say.
-const CASES: u32 = 24;
+const CASES: u32 = 64;
 
 /// What the program knows without asking: how it runs, and how many blocks it has asked for and not given back.
 #[derive(Clone, Debug)]

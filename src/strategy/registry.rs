@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-use super::{Strategy, direct, null};
+use super::{Strategy, caching, direct, null};
 use crate::{
     device::{Capabilities, Clock, DeviceProps},
     unit::{GIB, MIB, nearest},
 };
 
 /// Every strategy, in the order in which `list` shows them. Adding one is one line here.
-pub static STRATEGIES: &[StrategyEntry] = &[null::ENTRY, direct::ENTRY];
+pub static STRATEGIES: &[StrategyEntry] = &[null::ENTRY, direct::ENTRY, caching::ENTRY];
 
 /// What the registry knows about a strategy.
 pub struct StrategyEntry {
@@ -24,7 +24,7 @@ pub struct StrategyEntry {
     /// Parameter texts worth testing beside the default (`""` is always tested).
     pub variants: &'static [&'static str],
     /// Makes one.
-    pub build: fn(parameters: &str, setup: &Setup<'_>) -> Result<Box<dyn Strategy>, SpecError>,
+    pub build: fn(parameters: &str, setup: &Setup<'_>) -> Built,
 }
 
 impl StrategyEntry {
@@ -35,6 +35,8 @@ impl StrategyEntry {
             .map(|parameters| StrategySpec { name: self.name.to_owned(), parameters: parameters.to_owned() })
     }
 }
+/// A new strategy, or why there is none.
+pub type Built = Result<Box<dyn Strategy>, SpecError>;
 
 /// One parameter of a strategy.
 pub struct Parameter {
@@ -120,7 +122,7 @@ impl StrategySpec {
     }
 
     /// Makes the strategy.
-    pub fn build(&self, setup: &Setup<'_>) -> Result<Box<dyn Strategy>, SpecError> {
+    pub fn build(&self, setup: &Setup<'_>) -> Built {
         (self.entry()?.build)(&self.parameters, setup)
     }
 }

@@ -162,6 +162,15 @@ impl<'a> Parameters<'a> {
         })
     }
 
+    /// The values of two parameters that take amounts of memory, the first not above the second.
+    pub fn size_range(&self, least: &str, most: &str) -> Result<(u64, u64), WorkloadError> {
+        let (from, to) = (self.size(least)?, self.size(most)?);
+        if from > to {
+            return Err(self.refuse(format!("{least} ({}) must not exceed {most} ({})", Bytes(from), Bytes(to))));
+        }
+        Ok((from, to))
+    }
+
     /// The value of a parameter that takes any number.
     pub fn number(&self, name: &str) -> Result<f64, WorkloadError> {
         self.read(name, |value| match value {

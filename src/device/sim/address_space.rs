@@ -10,13 +10,16 @@
 
 use std::collections::HashMap;
 
-use super::extents::{Extents, Place};
+use super::{
+    extents::{Extents, Place},
+    holes::Holes,
+};
 use crate::unit::{Address, GIB, MIB};
 
 /// Address space is taken in multiples of this.
 pub(super) const RANGE_BYTES: u64 = 32 * MIB;
 /// The unit in which small allocations share a page.
-const SHARE_BYTES: u64 = 512;
+pub(super) const SHARE_BYTES: u64 = 512;
 /// Below this address `cuMemAlloc` puts nothing; reserved and pinned addresses are there.
 const LOWEST: u64 = 96 * 1024 * GIB;
 /// The first range ends here.
@@ -27,7 +30,7 @@ const END: u64 = 127 * 1024 * GIB;
 pub(super) struct AddressSpace {
     page_bytes: u64,
     /// In units of [`RANGE_BYTES`].
-    unused: super::holes::Holes,
+    unused: Holes,
     /// In units of pages.
     ranges: Extents<u64>,
     /// In units of [`SHARE_BYTES`].
@@ -71,7 +74,7 @@ impl AddressSpace {
     pub(super) fn new(page_bytes: u64) -> AddressSpace {
         AddressSpace {
             page_bytes,
-            unused: super::holes::Holes::new(LOWEST / RANGE_BYTES, (END - LOWEST) / RANGE_BYTES),
+            unused: Holes::new(LOWEST / RANGE_BYTES, (END - LOWEST) / RANGE_BYTES),
             ranges: Extents::default(),
             shared_pages: Extents::default(),
             live: HashMap::new(),
@@ -175,6 +178,36 @@ mod tests {
         assert_eq!(space.allocate(10 * MIB), Some(Address(TOP - RANGE_BYTES + 22 * MIB)));
         assert_eq!(space.allocate(12 * MIB), Some(Address(TOP + 20 * MIB)), "the newest has no room, the older has");
         assert_eq!(space.allocate(100 * MIB), Some(Address(TOP - 5 * RANGE_BYTES)));
+    }
+
+    #[test]
+    fn a_recorded_program_gets_the_addresses_that_the_driver_gave_it() {
+        // The first segments of a random program on an H200: size, number of the 32 MiB range and offset, in MiB.
+        let recorded = [
+            (16, 0x65, 6),
+            (2, 0x65, 22),
+            (16, 0x64, 0),
+            (26, 0x63, 0),
+            (110, 0x5f, 0),
+            (108, 0x5b, 0),
+            (2, 0x5e, 12),
+            (130, 0x56, 0),
+            (2, 0x5a, 2),
+            (184, 0x50, 0),
+            (20, 0x5a, 4),
+            (26, 0x4f, 0),
+            (232, 0x47, 0),
+            (338, 0x3c, 0),
+            (2, 0x46, 18),
+            (32, 0x3b, 0),
+            (244, 0x33, 0),
+        ];
+        let mut space = space();
+        space.allocate(6 * MIB);
+        for (megabytes, range, offset) in recorded {
+            let expected = TOP - (0x65 - range) * RANGE_BYTES + offset * MIB;
+            assert_eq!(space.allocate(megabytes * MIB), Some(Address(expected)), "{megabytes} MiB");
+        }
     }
 
     #[test]

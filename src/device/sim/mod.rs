@@ -148,15 +148,14 @@ impl Device for SimDevice {
         }
         let growth = self.growth_bytes(bytes);
         let exhausted = DeviceError::OutOfMemory { call, requested: bytes };
-        let answer = if growth > self.physical.free() {
-            Err(exhausted)
-        } else {
-            match self.address_space.allocate(bytes) {
-                Some(address) if self.physical.take(growth) => Ok(address),
-                _ => Err(exhausted),
-            }
-        };
-        self.conclude(call, bytes, answer)
+        if !self.physical.take(growth) {
+            return self.conclude(call, bytes, Err(exhausted));
+        }
+        let place = self.address_space.allocate(bytes);
+        if place.is_none() {
+            self.physical.give_back(growth);
+        }
+        self.conclude(call, bytes, place.ok_or(exhausted))
     }
 
     fn free(&mut self, address: Address) -> Result<(), DeviceError> {
@@ -312,6 +311,14 @@ mod tests {
         assert!(device.alloc(1).unwrap_err().is_out_of_memory());
         device.free(address).unwrap();
         assert_eq!(device.alloc(1).unwrap(), address);
+    }
+
+    #[test]
+    fn addresses_can_run_out_before_memory_does() {
+        let mut device = SimDevice::new("sim:90TiB".parse::<SimConfig>().unwrap()).unwrap();
+        assert!(device.alloc(40 << 40).unwrap_err().is_out_of_memory());
+        assert_eq!(device.held_bytes(), 0);
+        device.alloc(30 << 40).unwrap();
     }
 
     #[test]

@@ -2,7 +2,11 @@
 
 use std::{fmt, str::FromStr};
 
-use super::{compute::Rates, costs::CostTable};
+use super::{
+    address_space::{RANGE_BYTES, SHARE_BYTES},
+    compute::Rates,
+    costs::CostTable,
+};
 use crate::unit::{Bytes, MIB, ParseBytesError, nearest};
 
 /// Everything that makes one GPU differ from another.
@@ -103,7 +107,10 @@ pub enum SimConfigError {
         context_bytes: u64,
     },
     /// Pages that do not fit together.
-    #[error("pages of {page_bytes} bytes and a granularity of {granularity_bytes} bytes do not divide 32 MiB evenly")]
+    #[error(
+        "pages of {page_bytes} bytes and a granularity of {granularity_bytes} bytes: \
+         both must divide 32 MiB, and 512 bytes the page, and the page the granularity"
+    )]
     OddPages {
         /// Size of a page.
         page_bytes: u64,
@@ -177,8 +184,8 @@ impl SimConfig {
         if capacity_bytes == 0 || capacity_bytes < context_bytes {
             return Err(SimConfigError::TooSmall { capacity_bytes, context_bytes });
         }
-        let divides = |step: u64| step > 0 && super::address_space::RANGE_BYTES.is_multiple_of(step);
-        if !divides(page_bytes) || !divides(granularity_bytes) || !granularity_bytes.is_multiple_of(page_bytes) {
+        let steps = [SHARE_BYTES, page_bytes, granularity_bytes, RANGE_BYTES];
+        if steps.windows(2).any(|pair| pair[0] == 0 || !pair[1].is_multiple_of(pair[0])) {
             return Err(SimConfigError::OddPages { page_bytes, granularity_bytes });
         }
         Ok(())
@@ -201,6 +208,21 @@ mod tests {
         assert_eq!(total("sim:h200"), 150_109_880_320);
         assert_eq!(total("sim:80GiB"), 80 * GIB);
         assert_eq!(total("sim:1073741824"), GIB);
+    }
+
+    #[test]
+    fn pages_must_fit_together() {
+        let with = |page_bytes, granularity_bytes| {
+            SimConfig::from(Profile { page_bytes, granularity_bytes, ..Profile::h200() }).check()
+        };
+        assert_eq!(with(2 * MIB, 4 * MIB), Ok(()));
+        assert_eq!(with(512, 512), Ok(()));
+        for (page_bytes, granularity_bytes) in [(0, 0), (256, 512), (2 * MIB, MIB), (2 * MIB, 0), (3 * MIB, 3 * MIB)] {
+            assert_eq!(
+                with(page_bytes, granularity_bytes),
+                Err(SimConfigError::OddPages { page_bytes, granularity_bytes })
+            );
+        }
     }
 
     #[test]

@@ -114,6 +114,15 @@ mod tests {
     }
 
     #[test]
+    fn wrappers_stack_over_a_device_of_any_kind() {
+        let boxed: Box<dyn Device> = Box::new(SimDevice::new(SimConfig::default()).unwrap());
+        let mut outer = Limited::to(8 * MIB, Box::new(Limited::to(4 * MIB, boxed)) as Box<dyn Device>);
+        assert!(outer.alloc(6 * MIB).unwrap_err().is_out_of_memory());
+        outer.alloc(4 * MIB).unwrap();
+        assert_eq!((outer.free_bytes(), outer.calls().count), (0, 2));
+    }
+
+    #[test]
     fn a_refused_call_counts_as_a_failed_one() {
         let mut device = limited(MIB);
         device.alloc(1).unwrap_err();

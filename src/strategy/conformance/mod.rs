@@ -2,7 +2,7 @@
 //!
 //! The tests run it over the whole registry, so that a new strategy inherits it; it is a library function because an
 //! allocator under test need not be in the registry and a device need not be simulated. A breach is a [`Finding`],
-//! never a panic. The suite knows the [`Strategy`] trait and no strategy in particular.
+//! never a panic. The suite knows the [`Strategy`](super::Strategy) trait and no strategy in particular.
 //!
 //! Each part is one promise of the contract, played out on a [`Bench`] under the eyes of
 //! [`Checked`](super::wrap::Checked): whatever a part is about, blocks, handles, books, layout and events are compared
@@ -24,13 +24,13 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-use super::{Setup, SpecError, Strategy, StrategySpec};
+use super::{Built, Setup, SpecError, StrategySpec};
 use crate::device::{Capabilities, Device, DeviceProps};
 
 /// A strategy to look at, and the devices to look at it on.
 pub struct Subject<'a> {
     /// Makes a new strategy for a device.
-    pub build: &'a dyn Fn(&DeviceProps) -> Result<Box<dyn Strategy>, SpecError>,
+    pub build: &'a dyn Fn(&DeviceProps) -> Built,
     /// Makes a new device on which this many bytes can be allocated.
     pub device: &'a dyn Fn(u64) -> Box<dyn Device>,
 }
@@ -79,6 +79,19 @@ struct Part {
     play: fn(&Subject<'_>, &mut Vec<String>) -> Result<(), Unplayable>,
 }
 
+impl Part {
+    /// Plays the part. A strategy that panics has broken its promise like any other.
+    fn add_to(&self, report: &mut Report, subject: &Subject<'_>) {
+        let mut details = Vec::new();
+        match catch_unwind(AssertUnwindSafe(|| (self.play)(subject, &mut details))) {
+            Ok(Ok(())) => {}
+            Ok(Err(reason)) => report.skipped.push(Finding { part: self.promise, detail: reason.to_string() }),
+            Err(_) => details.push("panicked".to_owned()),
+        }
+        report.findings.extend(details.into_iter().map(|detail| Finding { part: self.promise, detail }));
+    }
+}
+
 const PARTS: &[Part] = &[
     Part { promise: "blocks are apart, aligned and large enough", play: memory::sizes },
     Part { promise: "a request for nothing is refused", play: memory::nothing },
@@ -105,13 +118,7 @@ pub fn conform(subject: &Subject<'_>) -> Report {
         return report;
     }
     for part in PARTS {
-        let mut details = Vec::new();
-        match catch_unwind(AssertUnwindSafe(|| (part.play)(subject, &mut details))) {
-            Ok(Ok(())) => {}
-            Ok(Err(reason)) => report.skipped.push(Finding { part: part.promise, detail: reason.to_string() }),
-            Err(_) => details.push("panicked".to_owned()),
-        }
-        report.findings.extend(details.into_iter().map(|detail| Finding { part: part.promise, detail }));
+        part.add_to(&mut report, subject);
     }
     report
 }
@@ -134,19 +141,42 @@ fn playable(subject: &Subject<'_>) -> Result<(), Unplayable> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::strategy::{STRATEGIES, test_device::simulated};
+    use crate::strategy::{
+        STRATEGIES, Strategy,
+        test_device::simulated,
+        wrap::{Addressed, Checked, Logged},
+    };
 
     #[test]
     fn every_registered_strategy_conforms() {
+        let mut findings = Vec::new();
         for entry in STRATEGIES {
-            for parameters in entry.variants.iter().chain(&[""]) {
+            for parameters in [""].iter().chain(entry.variants) {
                 let spec = StrategySpec { name: entry.name.to_owned(), parameters: (*parameters).to_owned() };
                 let report = conform_spec(&spec, &simulated);
-                for Finding { part, detail } in &report.skipped {
-                    println!("{spec}: skipped '{part}': {detail}");
+                for skipped in report.skipped {
+                    println!("{spec}: skipped: {skipped}");
                 }
-                assert_eq!(report.findings, [], "{spec}");
+                findings.extend(report.findings.into_iter().map(|finding| format!("{spec}: {finding}")));
             }
         }
+        assert!(findings.is_empty(), "{}", findings.join("\n"));
+    }
+
+    #[test]
+    fn wrappers_pass_everything_on() {
+        let build = |props: &DeviceProps| {
+            let spec = StrategySpec { name: "direct".to_owned(), parameters: String::new() };
+            let direct = spec.build(&Setup { props, limit: None })?;
+            Ok(Box::new(Logged::new(Addressed::new(Checked::new(direct)))) as Box<dyn Strategy>)
+        };
+        assert_eq!(conform(&Subject { build: &build, device: &simulated }), Report::default());
+    }
+
+    #[test]
+    fn what_cannot_be_played_is_skipped_with_a_reason() {
+        let spec = StrategySpec { name: "direct".to_owned(), parameters: "x".to_owned() };
+        let skipped = conform_spec(&spec, &simulated).skipped;
+        assert_eq!(skipped[0].to_string(), "everything: strategy 'direct': takes no parameters, got 'x'");
     }
 }

@@ -113,3 +113,31 @@ impl<S: Strategy> Strategy for Addressed<S> {
         Some(Box::new(Addressed { inner: self.inner.fork()?, live: self.live.clone() }))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        strategy::{Silent, null::Null, test_device::simulated},
+        unit::{MIB, SiteId, ThreadId},
+    };
+
+    #[test]
+    fn an_address_is_good_for_one_free() {
+        let mut device = simulated(64 * MIB);
+        let mut cx = Context { device: &mut *device, sink: &mut Silent };
+        let mut strategy = Addressed::new(Null::default());
+        let request = Request { bytes: 512, stream: StreamId(0), thread: ThreadId(0), site: SiteId(0) };
+        let Attempt::Served(block, _) = strategy.alloc(&mut cx, &request).unwrap() else { panic!("out of memory") };
+        assert_eq!(strategy.block_at(block.address), Ok(block));
+        strategy.used_on_by_address(&mut cx, block.address, StreamId(1)).unwrap();
+        let caller = Caller::default();
+        assert!(strategy.free_by_address(&mut cx, block.address.offset(256), caller).is_err());
+        assert_eq!(strategy.free_by_address(&mut cx, block.address, caller), Ok(Freed::Now));
+        let unknown = StrategyError::UnknownBlock { address: block.address, slot: u32::MAX };
+        assert_eq!(strategy.free_by_address(&mut cx, block.address, caller), Err(unknown.clone()));
+        strategy.alloc(&mut cx, &request).unwrap();
+        strategy.close(&mut cx).unwrap();
+        assert_eq!(strategy.free_by_address(&mut cx, block.address, caller), Err(unknown));
+    }
+}

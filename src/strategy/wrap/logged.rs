@@ -139,3 +139,40 @@ impl<S: Strategy> Strategy for Logged<S> {
         Some(Box::new(Logged { inner: self.inner.fork()?, calls: self.calls.clone() }))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        strategy::{Outcome, Silent, null::Null, test_device::simulated},
+        unit::{MIB, SiteId, ThreadId},
+    };
+
+    #[test]
+    fn every_call_is_on_the_list_with_its_result() {
+        let mut device = simulated(64 * MIB);
+        let mut cx = Context { device: &mut *device, sink: &mut Silent };
+        let mut strategy = Logged::new(Null::default());
+        let request = Request { bytes: 512, stream: StreamId(0), thread: ThreadId(0), site: SiteId(0) };
+        let Attempt::Served(block, outcome) = strategy.alloc(&mut cx, &request).unwrap() else { panic!() };
+        strategy.used_on(&mut cx, &block, StreamId(1)).unwrap();
+        strategy.free(&mut cx, block, Caller::default()).unwrap();
+        strategy.free(&mut cx, block, Caller::default()).unwrap_err();
+        strategy.control(&mut cx, &Control::StepBegins(3)).unwrap();
+        strategy.trim(&mut cx).unwrap();
+        strategy.close(&mut cx).unwrap();
+        let refused = StrategyError::UnknownBlock { address: block.address, slot: block.slot };
+        let caller = Caller::default();
+        let expected = [
+            Call::Alloc { request, result: Ok(Attempt::Served(block, outcome)) },
+            Call::UsedOn { block, stream: StreamId(1), result: Ok(()) },
+            Call::Free { block, caller, result: Ok(Freed::Now) },
+            Call::Free { block, caller, result: Err(refused) },
+            Call::Control { command: "StepBegins(3)".to_owned(), result: Ok(()) },
+            Call::Trim { result: Ok(()) },
+            Call::Close { result: Ok(()) },
+        ];
+        assert_eq!(strategy.calls(), expected);
+        assert_eq!(outcome, Outcome::Hit);
+    }
+}

@@ -63,7 +63,49 @@ fn start<G: Generator + 'static>(make: impl Fn(Dice) -> G + Send + Sync + 'stati
 mod tests {
     use std::collections::BTreeMap;
 
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::{
+        trace::{OpKind, check},
+        workload::Recipe,
+    };
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        #[test]
+        fn a_model_of_any_shape_trains_without_contradiction(
+            (layers, heads, head_width, vocabulary) in (1..5_u32, 1..5_u32, 1..20_u32, 1..300_u32),
+            (context, batch, steps, seed) in (1..40_u32, 1..5_u32, 1..5_u32, any::<u64>()),
+        ) {
+            let shape = [
+                ("layers", layers), ("heads", heads), ("width", heads * head_width), ("vocab", vocabulary),
+                ("context", context), ("batch", batch), ("steps", steps), ("min_length", 1),
+            ];
+            let recipe = Recipe::named("variable-length").unwrap().seed(seed);
+            let recipe = shape.iter().fold(recipe, |recipe, (key, value)| recipe.with(key, &value.to_string()));
+            let summary = check(&recipe.workload().unwrap()).unwrap();
+            prop_assert_eq!(summary.steps, u64::from(steps));
+            // Weights and their two means, two workspaces, the last batch.
+            prop_assert_eq!(summary.live_blocks, u64::from(3 * (5 + 12 * layers) + 3));
+        }
+
+        #[test]
+        fn churn_of_any_size_frees_all_that_it_allocates(
+            (name, length) in prop::sample::select(vec![
+                ("random", "allocations"), ("power-law", "allocations"), ("sawtooth", "teeth"), ("streams", "rounds"),
+            ]),
+            (count, max_bytes, seed) in (1..60_u32, 1..1_000_000_u64, any::<u64>()),
+        ) {
+            let recipe = Recipe::named(name).unwrap().seed(seed).with(length, &count.to_string());
+            let recipe = recipe.with("max_bytes", &max_bytes.to_string());
+            let recipe = if name == "random" { recipe } else { recipe.with("min_bytes", "1") };
+            let summary = check(&recipe.workload().unwrap()).unwrap();
+            prop_assert_eq!(summary.count(OpKind::Alloc), summary.count(OpKind::Free));
+            prop_assert!(summary.count(OpKind::Alloc) >= u64::from(count));
+        }
+    }
 
     #[test]
     fn every_generator_can_be_built_from_its_declared_defaults() {

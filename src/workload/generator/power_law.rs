@@ -8,7 +8,7 @@ use std::{cmp::Reverse, collections::BinaryHeap};
 use super::{Generator, GeneratorEntry, start};
 use crate::{
     trace::{BlockSlot, MarkKind, TraceBuilder},
-    unit::{Bytes, GIB, StreamId, TagId},
+    unit::{GIB, StreamId, TagId},
     workload::{Dice, Parameter, dice::PowerLaw},
 };
 
@@ -27,15 +27,8 @@ pub(super) const ENTRY: GeneratorEntry = GeneratorEntry {
     ],
     build: |parameters| {
         let allocations = parameters.count("allocations")?;
-        let (min_bytes, max_bytes) = (parameters.size("min_bytes")?, parameters.size("max_bytes")?);
+        let (min_bytes, max_bytes) = parameters.size_range("min_bytes", "max_bytes")?;
         let (min_lifetime, max_lifetime) = (parameters.count("min_lifetime")?, parameters.count("max_lifetime")?);
-        if min_bytes > max_bytes {
-            return Err(parameters.refuse(format!(
-                "min_bytes ({}) must not exceed max_bytes ({})",
-                Bytes(min_bytes),
-                Bytes(max_bytes)
-            )));
-        }
         if min_lifetime > max_lifetime {
             return Err(parameters
                 .refuse(format!("min_lifetime ({min_lifetime}) must not exceed max_lifetime ({max_lifetime})")));

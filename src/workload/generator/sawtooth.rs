@@ -6,7 +6,7 @@
 use super::{Generator, GeneratorEntry, start};
 use crate::{
     trace::{BlockSlot, MarkKind, TraceBuilder},
-    unit::{Bytes, GIB, StreamId, TagId},
+    unit::{GIB, StreamId, TagId},
     workload::{Dice, Parameter},
 };
 
@@ -24,15 +24,8 @@ pub(super) const ENTRY: GeneratorEntry = GeneratorEntry {
     ],
     build: |parameters| {
         let (teeth, blocks) = (parameters.count("teeth")?, parameters.count("blocks")?);
-        let (min_bytes, max_bytes) = (parameters.size("min_bytes")?, parameters.size("max_bytes")?);
+        let (min_bytes, max_bytes) = parameters.size_range("min_bytes", "max_bytes")?;
         let (jitter, kept) = (parameters.number("jitter")?, parameters.number("kept")?);
-        if min_bytes > max_bytes {
-            return Err(parameters.refuse(format!(
-                "min_bytes ({}) must not exceed max_bytes ({})",
-                Bytes(min_bytes),
-                Bytes(max_bytes)
-            )));
-        }
         Ok(start(move |dice| Sawtooth {
             dice,
             teeth,

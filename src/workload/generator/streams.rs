@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use super::{Generator, GeneratorEntry, start};
 use crate::{
     trace::{BlockSlot, Category, MarkKind, TraceBuilder, TraceEventId},
-    unit::{Bytes, GIB, Nanos, StreamId, Work},
+    unit::{GIB, Nanos, StreamId, Work},
     workload::{Dice, Parameter},
 };
 
@@ -29,16 +29,9 @@ pub(super) const ENTRY: GeneratorEntry = GeneratorEntry {
     ],
     build: |parameters| {
         let (rounds, side_streams) = (parameters.count("rounds")?, parameters.count("side_streams")?);
-        let (min_bytes, max_bytes) = (parameters.size("min_bytes")?, parameters.size("max_bytes")?);
+        let (min_bytes, max_bytes) = parameters.size_range("min_bytes", "max_bytes")?;
         let (in_flight, sync_every) = (parameters.count("in_flight")?, parameters.count("sync_every")?);
         let busy = Nanos(u64::from(parameters.count("consumer_us")?) * 1000);
-        if min_bytes > max_bytes {
-            return Err(parameters.refuse(format!(
-                "min_bytes ({}) must not exceed max_bytes ({})",
-                Bytes(min_bytes),
-                Bytes(max_bytes)
-            )));
-        }
         Ok(start(move |dice| Streams {
             dice,
             rounds,
