@@ -220,7 +220,7 @@ mod tests {
         assert!(refusal("sim:100MiB").contains("of 100 MiB is too small"));
         assert!(refusal("sim:-5").contains("not an amount of memory"));
         assert!(refusal("sim:5parsecs").contains("not an amount of memory"));
-        assert_eq!(refusal("sim:h20"), "there is no profile 'h20', did you mean 'h200'?; profiles: h200");
+        assert_eq!(refusal("sim:h20"), "there is no profile 'h20' among h200; did you mean 'h200'?");
         assert!(refusal("sim:").contains("there is no profile ''"));
         assert!(refusal("cuda:0").contains("not a simulated device"));
         assert!(refusal("simple").contains("not a simulated device"));

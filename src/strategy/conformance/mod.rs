@@ -9,6 +9,7 @@
 //! after every call.
 
 mod bench;
+mod faults;
 #[cfg(test)]
 mod flawed;
 mod memory;
@@ -107,6 +108,7 @@ const PARTS: &[Part] = &[
     Part { promise: "a block in use on another stream is not reused", play: streams::used_elsewhere },
     Part { promise: "memory is not handed to another stream early", play: streams::other_stream },
     Part { promise: "random calls on busy streams reuse nothing early", play: streams::random },
+    Part { promise: "a failing driver call loses nothing", play: faults::every_call },
 ];
 
 /// Plays all parts.
