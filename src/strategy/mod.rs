@@ -8,11 +8,20 @@
 //! the conformance and property tests, and runs in every suite that says `strategies = "all"`.
 
 pub mod caching;
+pub mod conformance;
 pub mod deferred;
+pub mod direct;
+pub mod null;
+#[cfg(test)]
+mod properties;
 mod registry;
+mod slots;
 mod stats;
+#[cfg(test)]
+mod test_device;
+pub mod wrap;
 
-pub use registry::{Parameter, STRATEGIES, Setup, SpecError, StrategyEntry, StrategySpec};
+pub use registry::{Built, Parameter, STRATEGIES, Setup, SpecError, StrategyEntry, StrategySpec};
 pub use stats::{BlockState, BlockView, Layout, SegmentView, Stats, Usage};
 
 use crate::{
@@ -25,7 +34,8 @@ use crate::{
 /// The rules that every strategy keeps, and that the conformance suite checks:
 /// - live blocks never overlap, are at least as large as the request and aligned to [`ALIGNMENT`];
 /// - `allocated <= reserved <= ` what the device holds, and blocks sum to segments;
-/// - a failing driver call loses nothing and leaves the strategy usable;
+/// - a failing driver call loses nothing and leaves the strategy usable: an alloc that fails hands out nothing, the
+///   block of a failed free is still live, and any call may be made again;
 /// - [`used_on`](Strategy::used_on) delays reuse until that stream has got past the free, however it is done: the
 ///   strategy owns the waiting, replay never delays a free. One queue a stream, first in first out; queues are polled
 ///   in ascending [`StreamId`], and only at the start of an alloc, or when memory is released;
@@ -54,8 +64,8 @@ pub trait Strategy: Send {
     /// The books, kept up to date at all times: reading them is constant time.
     fn stats(&self) -> &Stats;
 
-    /// The largest request that could be served from reserved memory alone, for this stream; `None` where the
-    /// strategy cannot know.
+    /// The largest request, rounded as the strategy rounds blocks, that could be served from reserved memory alone,
+    /// for this stream; `None` where the strategy cannot know.
     fn largest_free(&self, stream: StreamId) -> Option<u64>;
 
     /// Every segment with its blocks, in address order; `None` where the strategy cannot know. Slow: for peaks, OOMs
@@ -199,7 +209,8 @@ pub enum Refusal {
     Device,
     /// The strategy's own limit (PyTorch's memory fraction, a pool's maximum).
     Limit,
-    /// The strategy cannot serve a request of this size at all.
+    /// The strategy cannot serve a request of this size at all. It is turned away at the door: not counted among the
+    /// [`ooms`](Stats::ooms), and no event tells of it.
     Size,
 }
 
