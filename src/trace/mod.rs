@@ -8,6 +8,7 @@ mod error;
 mod event;
 mod source;
 mod tables;
+pub mod torch;
 
 pub use builder::TraceBuilder;
 pub use error::TraceError;

@@ -1,0 +1,444 @@
+//! Reads pickles without running them: the opcodes that plain data needs, every other refused by name.
+//!
+//! Knows nothing of memory snapshots. A [`Collector`] sees every dict when it is filled and may keep it in a form of its
+//! own, so that millions of trace entries never exist as dicts. Memory is bounded by a [`Budget`], whatever lengths,
+//! depths or references a file claims; nothing here recurses.
+
+mod budget;
+mod input;
+mod opcode;
+mod value;
+
+use std::{
+    cmp::Ordering,
+    collections::HashMap,
+    io::{self, Read},
+};
+
+pub use budget::Spent;
+pub(in crate::trace) use budget::Budget;
+pub(in crate::trace::torch) use value::{Heap, NodeId, TextId, Value};
+
+use input::Input;
+use opcode as op;
+
+/// The longest text that is believed. A stack frame with a template name has a few kilobytes.
+const LONGEST_TEXT: u64 = 64 << 20;
+
+/// A pickle that cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("byte {offset}: {fault}")]
+pub struct PickleError {
+    /// Where in the (decompressed) file.
+    pub offset: u64,
+    /// What is wrong there.
+    #[source]
+    pub fault: Fault,
+}
+
+/// What can be wrong with a pickle.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    /// The file system or the decompressor gave up.
+    #[error("{0}")]
+    Io(io::Error),
+    /// The file ends before the pickle does.
+    #[error("the file ends in the middle of the pickle")]
+    Truncated,
+    /// Not a binary pickle at all.
+    #[error("a pickle begins with byte 0x80, this file with {0:#04x}")]
+    NoPickle(u8),
+    /// A protocol that did not exist when this was written, or one of the text ones.
+    #[error("pickle protocol {0}; 2 to 5 can be read")]
+    Protocol(u8),
+    /// An opcode that plain data does not need.
+    #[error("opcode {name} ({code:#04x}) is refused: it does not occur in plain data, and pickles are never run")]
+    Opcode {
+        /// Its byte.
+        code: u8,
+        /// Its name in Python's documentation.
+        name: &'static str,
+    },
+    /// An opcode found too little, or something else, on the stack.
+    #[error("{opcode} needs {what} on the stack")]
+    Stack {
+        /// Which.
+        opcode: &'static str,
+        /// What it needs.
+        what: &'static str,
+    },
+    /// A reference to something that was not memorised.
+    #[error("reference to memo {0}, which was never set")]
+    Memo(u64),
+    /// An integer that fits no 64 bits.
+    #[error("an integer of {0} bytes; at most 64 bits are expected")]
+    Integer(u64),
+    /// A text of absurd length.
+    #[error("a text of {0} bytes; at most {LONGEST_TEXT} are expected")]
+    Text(u64),
+    /// The file is small but what it describes is not.
+    #[error(transparent)]
+    Spent(#[from] Spent),
+    /// The collector did not like a dict.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// Looks at dicts as they are filled.
+pub(in crate::trace::torch) trait Collector {
+    /// `items` holds key, value, key, value. With a record number the dict is done with: it keeps only that number.
+    fn collect(&mut self, items: &[Value], heap: &mut Heap) -> Result<Option<u32>, Fault>;
+}
+
+/// Reads a pickle: all values, and the outermost one. `known` texts are numbered first, in order.
+pub(in crate::trace::torch) fn load<R: Read, C: Collector>(
+    reader: R,
+    known: &[&str],
+    budget: Budget,
+    collector: &mut C,
+) -> Result<(Heap, Value), PickleError> {
+    let heap = Heap::new(known, budget).map_err(|spent| PickleError { offset: 0, fault: spent.into() })?;
+    let mut machine = Machine {
+        input: Input::new(reader),
+        heap,
+        stack: Vec::new(),
+        marks: Vec::new(),
+        memo: Memo::default(),
+        spare: Vec::new(),
+        collector,
+    };
+    let root = machine.run()?;
+    Ok((machine.heap, root))
+}
+
+/// What was memorised. Writers number densely; stray numbers go to the side, so that a huge one costs nothing.
+#[derive(Default)]
+struct Memo {
+    dense: Vec<Kept>,
+    stray: HashMap<u32, Kept>,
+    /// Numbers and the like, which no writer memorises.
+    odd: Vec<Value>,
+}
+
+/// A memorised value in 8 bytes: there are several per trace entry.
+#[derive(Clone, Copy)]
+enum Kept {
+    Text(TextId),
+    List(NodeId),
+    Tuple(NodeId),
+    Dict(NodeId),
+    Odd(u32),
+}
+
+impl Memo {
+    fn set(&mut self, index: u32, value: Value, budget: &mut Budget) -> Result<(), Spent> {
+        let kept = match value {
+            Value::Text(text) => Kept::Text(text),
+            Value::List(node) => Kept::List(node),
+            Value::Tuple(node) => Kept::Tuple(node),
+            Value::Dict(node) => Kept::Dict(node),
+            _ => {
+                budget.push(&mut self.odd, value)?;
+                Kept::Odd(self.odd.len() as u32 - 1)
+            }
+        };
+        match (index as usize).cmp(&self.dense.len()) {
+            Ordering::Less => self.dense[index as usize] = kept,
+            Ordering::Equal => budget.push(&mut self.dense, kept)?,
+            Ordering::Greater => {
+                budget.charge(64)?;
+                self.stray.insert(index, kept);
+            }
+        }
+        Ok(())
+    }
+
+    fn get(&self, index: u32) -> Option<Value> {
+        let kept = self.dense.get(index as usize).or_else(|| self.stray.get(&index))?;
+        Some(match *kept {
+            Kept::Text(text) => Value::Text(text),
+            Kept::List(node) => Value::List(node),
+            Kept::Tuple(node) => Value::Tuple(node),
+            Kept::Dict(node) => Value::Dict(node),
+            Kept::Odd(place) => self.odd[place as usize],
+        })
+    }
+
+    fn len(&self) -> u32 {
+        (self.dense.len() + self.stray.len()) as u32
+    }
+}
+
+struct Machine<'a, R, C> {
+    input: Input<R>,
+    heap: Heap,
+    stack: Vec<Value>,
+    /// Where on the stack the open marks stand.
+    marks: Vec<usize>,
+    memo: Memo,
+    spare: Vec<u8>,
+    collector: &'a mut C,
+}
+
+impl<R: Read, C: Collector> Machine<'_, R, C> {
+    fn run(&mut self) -> Result<Value, PickleError> {
+        match self.input.byte()? {
+            op::PROTO => {}
+            other => return Err(PickleError { offset: 0, fault: Fault::NoPickle(other) }),
+        }
+        let protocol = self.input.byte()?;
+        if !(2..=5).contains(&protocol) {
+            return Err(PickleError { offset: 1, fault: Fault::Protocol(protocol) });
+        }
+        loop {
+            let offset = self.input.offset();
+            let code = self.input.byte()?;
+            if code == op::STOP {
+                let at_stop = Fault::Stack { opcode: "STOP", what: "a value" };
+                return self.stack.pop().ok_or(PickleError { offset, fault: at_stop });
+            }
+            if let Err(failure) = self.step(code) {
+                return Err(match failure {
+                    Failure::Here(fault) => PickleError { offset, fault },
+                    Failure::Input(error) => error,
+                });
+            }
+        }
+    }
+
+    #[inline]
+    fn step(&mut self, code: u8) -> Result<(), Failure> {
+        match code {
+            op::BINGET => {
+                let index = self.input.byte()?;
+                self.recall(u32::from(index))?;
+            }
+            op::LONG_BINGET => {
+                let index = u32::from_le_bytes(self.input.array()?);
+                self.recall(index)?;
+            }
+            op::MEMOIZE => self.memorise(self.memo.len())?,
+            op::BINPUT => {
+                let index = self.input.byte()?;
+                self.memorise(u32::from(index))?;
+            }
+            op::LONG_BINPUT => {
+                let index = u32::from_le_bytes(self.input.array()?);
+                self.memorise(index)?;
+            }
+            op::MARK => self.heap.budget.push(&mut self.marks, self.stack.len())?,
+            op::EMPTY_DICT => {
+                let node = self.heap.new_node()?;
+                self.push(Value::Dict(node))?;
+            }
+            op::EMPTY_LIST => {
+                let node = self.heap.new_node()?;
+                self.push(Value::List(node))?;
+            }
+            op::EMPTY_TUPLE => self.make_tuple(self.stack.len())?,
+            op::TUPLE1 => self.make_tuple(self.place_of("TUPLE1", 1)?)?,
+            op::TUPLE2 => self.make_tuple(self.place_of("TUPLE2", 2)?)?,
+            op::TUPLE3 => self.make_tuple(self.place_of("TUPLE3", 3)?)?,
+            op::TUPLE => {
+                let start = self.pop_mark("TUPLE")?;
+                self.make_tuple(start)?;
+            }
+            op::SETITEMS => {
+                let start = self.pop_mark("SETITEMS")?;
+                self.set_items("SETITEMS", start)?;
+            }
+            op::SETITEM => self.set_items("SETITEM", self.place_of("SETITEM", 2)?)?,
+            op::APPENDS => {
+                let start = self.pop_mark("APPENDS")?;
+                self.append("APPENDS", start)?;
+            }
+            op::APPEND => self.append("APPEND", self.place_of("APPEND", 1)?)?,
+            op::SHORT_BINUNICODE => {
+                let length = self.input.byte()?;
+                self.text(u64::from(length))?;
+            }
+            op::BINUNICODE => {
+                let length = u32::from_le_bytes(self.input.array()?);
+                self.text(u64::from(length))?;
+            }
+            op::BINUNICODE8 => {
+                let length = u64::from_le_bytes(self.input.array()?);
+                self.text(length)?;
+            }
+            op::BININT1 => {
+                let number = self.input.byte()?;
+                self.push(Value::Int(i64::from(number)))?;
+            }
+            op::BININT2 => {
+                let number = u16::from_le_bytes(self.input.array()?);
+                self.push(Value::Int(i64::from(number)))?;
+            }
+            op::BININT => {
+                let number = i32::from_le_bytes(self.input.array()?);
+                self.push(Value::Int(i64::from(number)))?;
+            }
+            op::LONG1 => {
+                let length = self.input.byte()?;
+                self.integer(u64::from(length))?;
+            }
+            op::LONG4 => {
+                let length = u32::from_le_bytes(self.input.array()?);
+                self.integer(u64::from(length))?;
+            }
+            op::BINFLOAT => {
+                let number = f64::from_be_bytes(self.input.array()?);
+                self.push(Value::Float(number))?;
+            }
+            op::NONE => self.push(Value::None)?,
+            op::NEWTRUE => self.push(Value::Bool(true))?,
+            op::NEWFALSE => self.push(Value::Bool(false))?,
+            // The length of a frame is a hint for readers that fetch ahead.
+            op::FRAME => drop(self.input.array::<8>()?),
+            op::POP => {
+                let start = self.place_of("POP", 1)?;
+                self.stack.truncate(start);
+            }
+            op::POP_MARK => {
+                let start = self.pop_mark("POP_MARK")?;
+                self.stack.truncate(start);
+            }
+            op::PROTO => drop(self.input.byte()?),
+            code => return Err(Fault::Opcode { code, name: op::name(code) }.into()),
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn push(&mut self, value: Value) -> Result<(), Failure> {
+        Ok(self.heap.budget.push(&mut self.stack, value)?)
+    }
+
+    #[inline]
+    fn recall(&mut self, index: u32) -> Result<(), Failure> {
+        let value = self.memo.get(index).ok_or(Fault::Memo(u64::from(index)))?;
+        self.push(value)
+    }
+
+    fn memorise(&mut self, index: u32) -> Result<(), Failure> {
+        let top = self.stack.last().copied();
+        let value = top.ok_or(Fault::Stack { opcode: "a memo opcode", what: "a value" })?;
+        Ok(self.memo.set(index, value, &mut self.heap.budget)?)
+    }
+
+    /// Where the topmost `count` values begin; they must stand above the last mark.
+    fn place_of(&self, opcode: &'static str, count: usize) -> Result<usize, Failure> {
+        let floor = self.marks.last().copied().unwrap_or(0);
+        match self.stack.len().checked_sub(count) {
+            Some(start) if start >= floor => Ok(start),
+            _ => Err(Fault::Stack { opcode, what: "more values" }.into()),
+        }
+    }
+
+    fn pop_mark(&mut self, opcode: &'static str) -> Result<usize, Failure> {
+        Ok(self.marks.pop().ok_or(Fault::Stack { opcode, what: "a mark" })?)
+    }
+
+    fn make_tuple(&mut self, start: usize) -> Result<(), Failure> {
+        let node = self.heap.new_node()?;
+        self.heap.append(node, &self.stack[start..])?;
+        self.stack.truncate(start);
+        self.push(Value::Tuple(node))
+    }
+
+    fn append(&mut self, opcode: &'static str, start: usize) -> Result<(), Failure> {
+        match self.below(start) {
+            Some(Value::List(node)) => {
+                self.heap.append(node, &self.stack[start..])?;
+                self.stack.truncate(start);
+                Ok(())
+            }
+            _ => Err(Fault::Stack { opcode, what: "a list" }.into()),
+        }
+    }
+
+    fn set_items(&mut self, opcode: &'static str, start: usize) -> Result<(), Failure> {
+        let Some(Value::Dict(node)) = self.below(start) else {
+            return Err(Fault::Stack { opcode, what: "a dict" }.into());
+        };
+        let items = &self.stack[start..];
+        if !items.len().is_multiple_of(2) {
+            return Err(Fault::Stack { opcode, what: "as many keys as values" }.into());
+        }
+        if self.heap.record(node).is_some() {
+            return Err(Fault::Refused("a trace entry is filled twice".to_owned()).into());
+        }
+        let taken = match self.heap.is_empty(node) {
+            true => self.collector.collect(items, &mut self.heap)?,
+            false => None,
+        };
+        match taken {
+            Some(record) => self.heap.set_record(node, record),
+            None => self.heap.append(node, items)?,
+        }
+        self.stack.truncate(start);
+        Ok(())
+    }
+
+    /// The container under the values from `start` on; a mark between them hides it.
+    fn below(&self, start: usize) -> Option<Value> {
+        let floor = self.marks.last().copied().unwrap_or(0);
+        (start > floor).then(|| self.stack[start - 1])
+    }
+
+    fn text(&mut self, length: u64) -> Result<(), Failure> {
+        if length > LONGEST_TEXT {
+            return Err(Fault::Text(length).into());
+        }
+        let bytes = self.input.bytes(length as usize, &mut self.spare)?;
+        // Python writes file names that are not Unicode in a way that UTF-8 does not know; they stay readable.
+        let text = String::from_utf8_lossy(bytes);
+        let text = self.heap.intern(&text)?;
+        self.push(Value::Text(text))
+    }
+
+    /// Little-endian, in two's complement.
+    fn integer(&mut self, length: u64) -> Result<(), Failure> {
+        let too_long = Fault::Integer(length);
+        if length > 9 {
+            return Err(too_long.into());
+        }
+        let mut wide = [0; 16];
+        for byte in &mut wide[..length as usize] {
+            *byte = self.input.byte()?;
+        }
+        if length > 0 && wide[length as usize - 1] & 0x80 != 0 {
+            wide[length as usize..].fill(0xff);
+        }
+        let wide = i128::from_le_bytes(wide);
+        let value = match (i64::try_from(wide), u64::try_from(wide)) {
+            (Ok(number), _) => Value::Int(number),
+            (_, Ok(number)) => Value::Unsigned(number),
+            _ => return Err(too_long.into()),
+        };
+        self.push(value)
+    }
+}
+
+/// Why a step failed: the opcode is at fault, or the bytes gave out further on.
+enum Failure {
+    Here(Fault),
+    Input(PickleError),
+}
+
+impl From<Fault> for Failure {
+    fn from(fault: Fault) -> Failure {
+        Failure::Here(fault)
+    }
+}
+
+impl From<Spent> for Failure {
+    fn from(spent: Spent) -> Failure {
+        Failure::Here(spent.into())
+    }
+}
+
+impl From<PickleError> for Failure {
+    fn from(error: PickleError) -> Failure {
+        Failure::Input(error)
+    }
+}
