@@ -1,2 +1,7 @@
-//! The `oomph` binary.
-fn main() {}
+//! The `oomph` binary: see [`oomph::cli`].
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    oomph::cli::main()
+}

@@ -1,1 +1,84 @@
-//! cli
+//! The command line: one file a subcommand. The only room that prints, reads the environment or decides exit codes.
+//!
+//! clap's types stop here: every subcommand turns its arguments into what the library works with.
+
+mod completions;
+mod convert;
+mod doctor;
+mod environment;
+pub mod exit;
+mod failure;
+mod inspect;
+mod interrupt;
+mod list;
+mod options;
+mod output;
+mod progress;
+mod replay;
+mod run;
+mod source;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+/// Replays GPU allocation patterns against allocator strategies, on a simulated GPU or a real one, and tells when
+/// memory runs out, how much is lost to fragmentation and what it costs.
+///
+/// Without a subcommand the quick suite runs on the simulated GPU.
+#[derive(Debug, Parser)]
+#[command(name = "oomph", version = VERSION, after_help = exit::HELP, max_term_width = 120)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+/// Version and the commit it was built from.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("OOMPH_COMMIT"), ")");
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run benchmark suites: cases, progress, one table, and a folder of CSVs.
+    Run(run::Args),
+    /// Run one pattern through some strategies and compare what happens.
+    Replay(replay::Args),
+    /// Say what is in a workload or trace: events, sizes, lifetimes, peak.
+    Inspect(inspect::Args),
+    /// Write a workload or trace as a trace file.
+    Convert(convert::Args),
+    /// List strategies, workloads, suites or the cases of a suite.
+    List(list::Args),
+    /// Check the set-up, line by line.
+    Doctor(doctor::Args),
+    /// Print a completion script for a shell.
+    Completions(completions::Args),
+}
+
+/// Parses, dispatches, and turns the outcome into an exit code.
+#[must_use]
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let outcome = match cli.command.unwrap_or_else(|| Command::Run(run::Args::default())) {
+        Command::Run(args) => run::run(args),
+        Command::Replay(args) => replay::run(args),
+        Command::Inspect(args) => inspect::run(args),
+        Command::Convert(args) => convert::run(args),
+        Command::List(args) => list::run(args),
+        Command::Doctor(args) => doctor::run(args),
+        Command::Completions(args) => completions::run(&args, &mut Cli::command()),
+    };
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => failure.report(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,6 +1,6 @@
 //! Driver calls by kind: their names, and how many there were.
 
-use std::fmt;
+use std::{fmt, ops::Add};
 
 use serde::{Deserialize, Serialize};
 
@@ -75,6 +75,17 @@ pub struct CallTally {
     pub time: Nanos,
 }
 
+impl Add for CallTally {
+    type Output = CallTally;
+    fn add(self, other: CallTally) -> CallTally {
+        CallTally {
+            count: self.count + other.count,
+            failures: self.failures + other.failures,
+            time: self.time + other.time,
+        }
+    }
+}
+
 /// Driver calls by kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallLedger {
@@ -96,6 +107,14 @@ impl CallLedger {
             tally.failures += u64::from(failed);
             tally.time += time;
         }
+    }
+
+    /// Adds the calls of another ledger.
+    pub fn absorb(&mut self, other: &CallLedger) {
+        for (tally, more) in self.tallies.iter_mut().zip(other.tallies) {
+            *tally = *tally + more;
+        }
+        self.total = self.total + other.total;
     }
 
     /// Calls of one kind.
@@ -128,5 +147,8 @@ mod tests {
         ledger.note(CallKind::MemFree, Nanos(1), false);
         assert_eq!(ledger.of(CallKind::MemAlloc), CallTally { count: 2, failures: 1, time: Nanos(12) });
         assert_eq!(ledger.total().count, ledger.iter().map(|(_, tally)| tally.count).sum::<u64>());
+        ledger.absorb(&ledger.clone());
+        assert_eq!(ledger.of(CallKind::MemFree), CallTally { count: 2, failures: 0, time: Nanos(2) });
+        assert_eq!(ledger.total(), CallTally { count: 6, failures: 2, time: Nanos(26) });
     }
 }

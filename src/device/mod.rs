@@ -10,12 +10,15 @@
 mod call;
 mod capability;
 pub mod sim;
+mod spec;
 pub mod wrap;
 
 pub use call::{CallKind, CallLedger, CallTally};
 pub use capability::{
     Capabilities, Compute, PhysicalId, PinnedHost, PoolId, PoolSettings, PoolUsage, StreamOrderedPools, VirtualMemory,
 };
+
+pub use spec::{DeviceSpec, DeviceSpecError};
 
 use crate::unit::{Address, EventId, Nanos, StreamId};
 

@@ -1,1 +1,59 @@
-//! measure
+//! Observers of a replay, the numbers they give, and the record that a case leaves behind.
+//!
+//! [`measure`] runs one case and returns its row ([`CaseRecord`]) and everything that does not fit in a row
+//! ([`CaseDetail`]). One file holds one subject: [`peaks`], [`timeline`], [`categories`], [`driver`], [`latency`],
+//! [`ooms`], [`layouts`]; [`timing`] reads the wall clock, apart from all the others. This room writes no files
+//! and prints nothing: that is for the rooms above.
+//!
+//! # What the numbers mean
+//!
+//! | term | meaning |
+//! |---|---|
+//! | requested | bytes that callers asked for, in blocks that are not yet reusable |
+//! | allocated | bytes in blocks that callers hold: requests rounded up as the strategy does (`memory_allocated`) |
+//! | active | allocated, and blocks that were freed but wait for a stream to get past them |
+//! | reserved | bytes that the strategy has taken from the device (`memory_reserved`) |
+//! | device used | whole pages held on the device + the driver's context + libraries: what `nvidia-smi` shows |
+//! | peak | the highest value so far, of each term on its own; the *allocated peak* is the first moment at which allocated is highest |
+//! | internal fragmentation | 1 - requested / allocated, over the blocks that callers hold at the allocated peak: lost to rounding |
+//! | external fragmentation | 1 - largest free piece / all free bytes of the cache, for the stream that asked last, at the allocated peak (read when memory first falls after it) or at the first OOM: 0 if everything free is in one piece |
+//! | idle share | 1 - allocated / reserved at one moment: the allocated peak or the reserved peak |
+//! | peak gap share | 1 - peak allocated / peak reserved, each at its own moment: how much more than its blocks the strategy needed |
+//! | driver time | time inside driver calls, waiting included; of one operation: inside the calls that it made |
+//!
+//! Shares lie between 0 and 1; a share of nothing is left empty. On a virtual clock all of these are deterministic.
+
+pub mod categories;
+pub mod driver;
+pub mod latency;
+pub mod layouts;
+pub mod ooms;
+pub mod peaks;
+pub mod timeline;
+pub mod timing;
+
+mod case;
+mod columns;
+mod detail;
+#[cfg(test)]
+pub(crate) mod fixture;
+mod label;
+mod levels;
+mod record;
+mod thin;
+mod warning;
+
+pub use case::measure;
+pub use categories::TagBytes;
+pub use detail::CaseDetail;
+pub use driver::DriverCalls;
+pub use label::{CaseLabel, file_stem};
+pub use latency::LatencyHistogram;
+pub use layouts::{Layouts, layout_after};
+pub use levels::{Levels, device_used, lost_share};
+pub use ooms::OomReport;
+pub use peaks::{PhasePeak, StepPeak};
+pub use record::{CaseRecord, SCHEMA, Status};
+pub use timeline::Timeline;
+pub use timing::{TimingRecord, time};
+pub use warning::Warning;

@@ -94,6 +94,7 @@ pub fn replay<O: Observer>(
     };
     for round in 0..options.repeat.max(1) {
         if round > 0 {
+            driver.observer.round_ends(&*driver.strategy);
             driver.free_survivors()?;
         }
         if !driver.run(source)? {

@@ -26,6 +26,9 @@ pub trait Observer: EventSink {
     fn out_of_memory(&mut self, _now: &Moment<'_>, _report: &OutOfMemory) {}
     /// After the event was carried out, whatever it was.
     fn after(&mut self, _now: &Moment<'_>) {}
+    /// Between two rounds of a repeated trace: every block that is still alive is about to be given back, without
+    /// events of its own.
+    fn round_ends(&mut self, _strategy: &dyn Strategy) {}
 }
 
 /// A live block and where it came from.

@@ -1,1 +1,18 @@
-//! report
+//! Records as files and tables: the run folder, the comparison, the summary, the table on the terminal.
+//!
+//! Suites and commands hand over records and details; everything here is made from them or from the files of a run, on
+//! any machine. This room looks at no device and prints nothing: it writes into the run's folder and returns text.
+
+mod comparison;
+mod environment;
+mod error;
+mod folder;
+mod rows;
+mod scenario;
+mod summary;
+mod table;
+
+pub use environment::Environment;
+pub use error::ReportError;
+pub use folder::{RunFolder, read_detail, read_environment, read_records, read_timings};
+pub use table::{csv, json, markdown, terminal};

@@ -7,10 +7,21 @@
 //! Adding a strategy is one file and one line in [`STRATEGIES`]: it then appears in `list` and `--help`, inherits
 //! the conformance and property tests, and runs in every suite that says `strategies = "all"`.
 
+pub mod caching;
+pub mod conformance;
+pub mod deferred;
+pub mod direct;
+pub mod null;
+#[cfg(test)]
+mod properties;
 mod registry;
+mod slots;
 mod stats;
+#[cfg(test)]
+mod test_device;
+pub mod wrap;
 
-pub use registry::{Parameter, STRATEGIES, Setup, SpecError, StrategyEntry, StrategySpec};
+pub use registry::{Built, Parameter, STRATEGIES, Setup, SpecError, StrategyEntry, StrategySpec};
 pub use stats::{BlockState, BlockView, Layout, SegmentView, Stats, Usage};
 
 use crate::{
@@ -23,7 +34,8 @@ use crate::{
 /// The rules that every strategy keeps, and that the conformance suite checks:
 /// - live blocks never overlap, are at least as large as the request and aligned to [`ALIGNMENT`];
 /// - `allocated <= reserved <= ` what the device holds, and blocks sum to segments;
-/// - a failing driver call loses nothing and leaves the strategy usable;
+/// - a failing driver call loses nothing and leaves the strategy usable: an alloc that fails hands out nothing, the
+///   block of a failed free is still live, and any call may be made again;
 /// - [`used_on`](Strategy::used_on) delays reuse until that stream has got past the free, however it is done: the
 ///   strategy owns the waiting, replay never delays a free. One queue a stream, first in first out; queues are polled
 ///   in ascending [`StreamId`], and only at the start of an alloc, or when memory is released;

@@ -1,12 +1,15 @@
 //! Which strategies there are, and how a `NAME[:PARAMETERS]` text becomes one.
 
-use std::{fmt, str::FromStr};
+use std::fmt;
 
-use super::Strategy;
-use crate::{device::DeviceProps, unit::nearest};
+use super::{Strategy, caching, direct, null};
+use crate::{
+    device::{Capabilities, Clock, DeviceProps},
+    unit::{GIB, MIB, nearest},
+};
 
 /// Every strategy, in the order in which `list` shows them. Adding one is one line here.
-pub static STRATEGIES: &[StrategyEntry] = &[];
+pub static STRATEGIES: &[StrategyEntry] = &[null::ENTRY, direct::ENTRY, caching::ENTRY];
 
 /// What the registry knows about a strategy.
 pub struct StrategyEntry {
@@ -21,8 +24,19 @@ pub struct StrategyEntry {
     /// Parameter texts worth testing beside the default (`""` is always tested).
     pub variants: &'static [&'static str],
     /// Makes one.
-    pub build: fn(parameters: &str, setup: &Setup<'_>) -> Result<Box<dyn Strategy>, SpecError>,
+    pub build: fn(parameters: &str, setup: &Setup<'_>) -> Built,
 }
+
+impl StrategyEntry {
+    /// The default and every variant, as users would type them: what `strategies = "all"` means.
+    pub fn specs(&self) -> impl Iterator<Item = StrategySpec> + '_ {
+        std::iter::once("")
+            .chain(self.variants.iter().copied())
+            .map(|parameters| StrategySpec { name: self.name.to_owned(), parameters: parameters.to_owned() })
+    }
+}
+/// A new strategy, or why there is none.
+pub type Built = Result<Box<dyn Strategy>, SpecError>;
 
 /// One parameter of a strategy.
 pub struct Parameter {
@@ -74,6 +88,16 @@ pub enum SpecError {
     },
 }
 
+impl SpecError {
+    /// What a strategy without parameters answers to some.
+    pub(super) fn unless_empty(strategy: &'static str, parameters: &str) -> Result<(), SpecError> {
+        match parameters {
+            "" => Ok(()),
+            _ => Err(SpecError::BadParameters { strategy, reason: format!("takes no parameters, got '{parameters}'") }),
+        }
+    }
+}
+
 impl StrategySpec {
     /// The registry's entry for this name.
     pub fn entry(&self) -> Result<&'static StrategyEntry, SpecError> {
@@ -83,19 +107,31 @@ impl StrategySpec {
         })
     }
 
+    /// Whether there is such a strategy and it takes these parameters, which does not depend on the device.
+    pub fn check(&self) -> Result<(), SpecError> {
+        let props = DeviceProps {
+            name: String::new(),
+            total_bytes: 80 * GIB,
+            page_bytes: 2 * MIB,
+            granularity_bytes: 2 * MIB,
+            context_bytes: 0,
+            capabilities: Capabilities::NONE,
+            clock: Clock::Virtual,
+        };
+        self.build(&Setup { props: &props, limit: None }).map(|_| ())
+    }
+
     /// Makes the strategy.
-    pub fn build(&self, setup: &Setup<'_>) -> Result<Box<dyn Strategy>, SpecError> {
+    pub fn build(&self, setup: &Setup<'_>) -> Built {
         (self.entry()?.build)(&self.parameters, setup)
     }
 }
 
 /// Syntax only: whether there is such a strategy is [`StrategySpec::entry`]'s to say.
-impl FromStr for StrategySpec {
-    type Err = std::convert::Infallible;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
+impl From<&str> for StrategySpec {
+    fn from(text: &str) -> StrategySpec {
         let (name, parameters) = text.split_once(':').unwrap_or((text, ""));
-        Ok(StrategySpec { name: name.trim().to_owned(), parameters: parameters.trim().to_owned() })
+        StrategySpec { name: name.trim().to_owned(), parameters: parameters.trim().to_owned() }
     }
 }
 

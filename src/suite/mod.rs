@@ -1,1 +1,64 @@
-//! suite
+//! Which cases to run, and running them.
+//!
+//! A suite is a TOML file ([`SuiteFile`]) that unfolds into [`Case`]s; a [`CaseRunner`] turns a case into its record.
+//! The room tells what happens through one stream of [`Progress`] and neither prints nor writes files: that is for
+//! whoever listens.
+
+mod case;
+mod file;
+mod filter;
+mod run;
+
+pub use case::{Case, CaseSettings};
+pub use file::{Group, OnOom, Selection, SuiteFile};
+pub use filter::Filter;
+pub use run::{CaseOutcome, CaseRunner, InProcess, Progress, all_cores, run};
+
+use std::{io, path::PathBuf};
+
+use crate::{strategy::SpecError, workload::WorkloadError};
+
+/// A suite that cannot be run.
+#[derive(Debug, thiserror::Error)]
+pub enum SuiteError {
+    /// The file system said no.
+    #[error("{path}: {source}", path = path.display())]
+    Io {
+        /// Which file.
+        path: PathBuf,
+        /// What it said.
+        source: io::Error,
+    },
+    /// The file is not a suite.
+    #[error("{file}: {reason}")]
+    Syntax {
+        /// Which file.
+        file: String,
+        /// Why, with line and column.
+        reason: String,
+    },
+    /// No suite of that name.
+    #[error("unknown suite '{name}'{}", suggestion.as_ref().map(|s| format!("; did you mean '{s}'?")).unwrap_or_default())]
+    UnknownSuite {
+        /// What was asked for.
+        name: String,
+        /// The nearest right name.
+        suggestion: Option<String>,
+    },
+    /// A strategy that the suite names is wrong.
+    #[error("suite '{suite}': {source}")]
+    Strategy {
+        /// Which suite.
+        suite: String,
+        /// What is wrong.
+        source: SpecError,
+    },
+    /// A workload that the suite names is wrong.
+    #[error("suite '{suite}': {source}")]
+    Workload {
+        /// Which suite.
+        suite: String,
+        /// What is wrong.
+        source: WorkloadError,
+    },
+}

@@ -144,8 +144,14 @@ impl TraceBuilder {
         self.tables.intern_site(site)
     }
 
-    /// Later events belong to this thread.
+    /// Later events belong to this thread. A thread that the tables do not know yet gets a handle of its own.
     pub fn set_thread(&mut self, thread: ThreadId) {
+        while self.tables.threads().len() <= thread.index() {
+            let handle = self.tables.threads().iter().copied().max().map_or(0, |last| last + 1);
+            if self.tables.intern_thread(handle).is_err() {
+                break;
+            }
+        }
         self.thread = thread;
     }
 

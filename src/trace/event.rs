@@ -142,6 +142,91 @@ pub enum Op {
     },
 }
 
+impl Op {
+    /// Its kind, for counting and naming.
+    #[must_use]
+    pub const fn kind(&self) -> OpKind {
+        match self {
+            Op::Alloc { .. } => OpKind::Alloc,
+            Op::Free { .. } => OpKind::Free,
+            Op::Use { .. } => OpKind::Use,
+            Op::EventRecord { .. } => OpKind::EventRecord,
+            Op::EventWait { .. } => OpKind::EventWait,
+            Op::StreamSync { .. } => OpKind::StreamSync,
+            Op::DeviceSync => OpKind::DeviceSync,
+            Op::EmptyCache => OpKind::EmptyCache,
+            Op::Mark { .. } => OpKind::Mark,
+            Op::Work { .. } => OpKind::Work,
+            Op::HostAlloc { .. } => OpKind::HostAlloc,
+            Op::HostFree { .. } => OpKind::HostFree,
+            Op::Idle { .. } => OpKind::Idle,
+            Op::Collective { .. } => OpKind::Collective,
+        }
+    }
+}
+
+/// An [`Op`] without its operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "each is explained at the variant of Op that bears its name")]
+pub enum OpKind {
+    Alloc,
+    Free,
+    Use,
+    EventRecord,
+    EventWait,
+    StreamSync,
+    DeviceSync,
+    EmptyCache,
+    Mark,
+    Work,
+    HostAlloc,
+    HostFree,
+    Idle,
+    Collective,
+}
+
+impl OpKind {
+    /// Every kind, in the order of [`Op`].
+    pub const ALL: [OpKind; 14] = [
+        OpKind::Alloc,
+        OpKind::Free,
+        OpKind::Use,
+        OpKind::EventRecord,
+        OpKind::EventWait,
+        OpKind::StreamSync,
+        OpKind::DeviceSync,
+        OpKind::EmptyCache,
+        OpKind::Mark,
+        OpKind::Work,
+        OpKind::HostAlloc,
+        OpKind::HostFree,
+        OpKind::Idle,
+        OpKind::Collective,
+    ];
+
+    /// Its name in files and tables.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            OpKind::Alloc => "alloc",
+            OpKind::Free => "free",
+            OpKind::Use => "use",
+            OpKind::EventRecord => "event_record",
+            OpKind::EventWait => "event_wait",
+            OpKind::StreamSync => "stream_sync",
+            OpKind::DeviceSync => "device_sync",
+            OpKind::EmptyCache => "empty_cache",
+            OpKind::Mark => "mark",
+            OpKind::Work => "work",
+            OpKind::HostAlloc => "host_alloc",
+            OpKind::HostFree => "host_free",
+            OpKind::Idle => "idle",
+            OpKind::Collective => "collective",
+        }
+    }
+}
+
 /// What begins at a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -152,6 +237,21 @@ pub enum MarkKind {
     Step,
     /// A micro-batch within a step.
     MicroBatch,
+}
+
+impl MarkKind {
+    /// Every kind of mark.
+    pub const ALL: [MarkKind; 3] = [MarkKind::Phase, MarkKind::Step, MarkKind::MicroBatch];
+
+    /// Its name in files.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            MarkKind::Phase => "phase",
+            MarkKind::Step => "step",
+            MarkKind::MicroBatch => "micro_batch",
+        }
+    }
 }
 
 /// How ranks exchange data.
@@ -166,6 +266,27 @@ pub enum CollectiveKind {
     ReduceScatter,
     /// One sends, all receive.
     Broadcast,
+}
+
+impl CollectiveKind {
+    /// Every kind of exchange.
+    pub const ALL: [CollectiveKind; 4] = [
+        CollectiveKind::AllReduce,
+        CollectiveKind::AllGather,
+        CollectiveKind::ReduceScatter,
+        CollectiveKind::Broadcast,
+    ];
+
+    /// Its name in files.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            CollectiveKind::AllReduce => "all_reduce",
+            CollectiveKind::AllGather => "all_gather",
+            CollectiveKind::ReduceScatter => "reduce_scatter",
+            CollectiveKind::Broadcast => "broadcast",
+        }
+    }
 }
 
 #[cfg(test)]

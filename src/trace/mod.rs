@@ -1,17 +1,31 @@
 //! A story of allocation events: the only thing that a workload makes and that replay eats.
 //!
 //! [`Event`] is the model in memory, [`Tables`] hold what events refer to by number, a [`Source`] can be read any
-//! number of times in chunks. This room knows no device and no strategy.
+//! number of times in chunks: a [`Trace`] in memory, a generator, or a file that [`open`] recognises. [`check`] says
+//! whether a trace holds together and what is in it; [`write`] saves it in the native text format (`native/mod.rs`
+//! describes it). This room knows no device and no strategy.
+//!
+//! An event takes 32 bytes in memory.
 
+#[cfg(test)]
+pub(crate) mod arbitrary;
 mod builder;
+mod check;
 mod error;
 mod event;
+mod file;
+mod native;
+mod open;
 mod source;
+mod summary;
 mod tables;
 pub mod torch;
 
 pub use builder::TraceBuilder;
+pub use check::{Checker, Place, Resident, check};
 pub use error::TraceError;
-pub use event::{BlockSlot, CollectiveKind, Event, MarkKind, NO_OPERAND, Op, TraceEventId};
+pub use event::{BlockSlot, CollectiveKind, Event, MarkKind, NO_OPERAND, Op, OpKind, TraceEventId};
+pub use open::{FORMATS, Format, open, write};
 pub use source::{CHUNK_EVENTS, EventReader, Source, SourceInfo, Trace};
+pub use summary::{Bucket, Peak, Powers, Summary};
 pub use tables::{Category, LabelId, ShapeId, TableFull, Tables, Tag};

@@ -47,3 +47,92 @@ pub struct Trace {
     /// What the events refer to.
     pub tables: Tables,
 }
+
+impl Trace {
+    /// Reads a whole source into memory: 32 bytes an event.
+    ///
+    /// ```
+    /// use oomph::trace::{Trace, TraceBuilder};
+    /// use oomph::unit::{StreamId, TagId};
+    /// let mut story = TraceBuilder::new();
+    /// let block = story.alloc(1 << 20, StreamId::DEFAULT, TagId(0));
+    /// story.free(block);
+    /// let trace = story.finish("tiny");
+    /// assert_eq!(Trace::read(&trace)?.events, trace.events);
+    /// # Ok::<(), oomph::trace::TraceError>(())
+    /// ```
+    pub fn read(source: &dyn Source) -> Result<Trace, TraceError> {
+        let mut reader = source.open()?;
+        let mut events = Vec::new();
+        let mut chunk = Vec::with_capacity(CHUNK_EVENTS);
+        loop {
+            reader.read(&mut chunk)?;
+            if chunk.is_empty() {
+                break;
+            }
+            events.extend_from_slice(&chunk);
+        }
+        Ok(Trace { name: source.name().to_owned(), events, tables: reader.tables().clone() })
+    }
+}
+
+impl Source for Trace {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn info(&self) -> SourceInfo {
+        SourceInfo { events: Some(self.events.len() as u64) }
+    }
+
+    fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {
+        Ok(Box::new(TraceReader { unread: &self.events, tables: &self.tables }))
+    }
+}
+
+/// A position in a trace in memory.
+struct TraceReader<'a> {
+    unread: &'a [Event],
+    tables: &'a Tables,
+}
+
+impl EventReader for TraceReader<'_> {
+    fn read(&mut self, chunk: &mut Vec<Event>) -> Result<(), TraceError> {
+        let (next, unread) = self.unread.split_at(self.unread.len().min(CHUNK_EVENTS));
+        chunk.clear();
+        chunk.extend_from_slice(next);
+        self.unread = unread;
+        Ok(())
+    }
+
+    fn tables(&self) -> &Tables {
+        self.tables
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::Op;
+
+    #[test]
+    fn a_trace_in_memory_is_read_in_chunks_as_often_as_one_likes() {
+        let events = (0..2 * CHUNK_EVENTS as u64 + 1).map(|nanos| Event::of(Op::Idle { nanos })).collect();
+        let trace = Trace { name: "long".to_owned(), events, tables: Tables::default() };
+        for _ in 0..2 {
+            let mut reader = trace.open().unwrap();
+            let mut chunk = Vec::new();
+            let mut sizes = Vec::new();
+            loop {
+                reader.read(&mut chunk).unwrap();
+                sizes.push(chunk.len());
+                if chunk.is_empty() {
+                    break;
+                }
+            }
+            assert_eq!(sizes, [CHUNK_EVENTS, CHUNK_EVENTS, 1, 0]);
+        }
+        assert_eq!(Trace::read(&trace).unwrap().events, trace.events);
+        assert_eq!(trace.info().events, Some(trace.events.len() as u64));
+    }
+}

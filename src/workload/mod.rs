@@ -1,11 +1,26 @@
 //! What produces a trace: generators, and the recipes (TOML) that give them parameters.
 //!
+//! A [`Recipe`] names a generator and sets its parameters; it becomes a [`Workload`], which is a
+//! [`Source`](crate::trace::Source) like any recording. The suite and the command line come here by name.
 //! A workload knows no strategy and no device: it may not adapt to who runs it.
+//!
+//! ```
+//! use oomph::{trace::Source, workload::Recipe};
+//! let workload = Recipe::named("checkerboard")?.with("rounds", "2").seed(7).workload()?;
+//! assert_eq!(workload.name(), "checkerboard[rounds=2]");
+//! # Ok::<(), oomph::workload::WorkloadError>(())
+//! ```
 
-use crate::trace::TraceBuilder;
+mod dice;
+mod error;
+mod generator;
+mod parameter;
+mod recipe;
+mod source;
 
-/// Tells a story part by part, in constant memory however long it is.
-pub trait Generator: Send {
-    /// Writes the next part (a step, or some thousand events). Returns false when there was nothing left to write.
-    fn advance(&mut self, story: &mut TraceBuilder) -> bool;
-}
+pub use dice::Dice;
+pub use error::{Place, Problem, WorkloadError};
+pub use generator::{GENERATORS, Generator, GeneratorEntry, Start};
+pub use parameter::{Given, Parameter, Parameters, Values};
+pub use recipe::{Recipe, recipe_names};
+pub use source::Workload;

@@ -1,0 +1,67 @@
+//! What a result must say about where it came from; and what strategies may be told from the environment.
+
+use std::{env, fs, path::PathBuf, thread, time::SystemTime};
+
+use crate::{
+    device::{DeviceSpec, DeviceSpecError},
+    measure::SCHEMA,
+    report::Environment,
+    strategy::StrategySpec,
+};
+
+/// The variables that PyTorch 2.11 reads its allocator settings from; the first that is set wins.
+const PYTORCH_SETTINGS: [&str; 2] = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
+
+/// A folder of its own for a run: time first, so that folders sort by it.
+pub fn new_run_folder(suites: &[String]) -> PathBuf {
+    let stamp = humantime::format_rfc3339_seconds(SystemTime::now()).to_string().replace(':', "").replace('T', "-");
+    let names: Vec<String> = suites
+        .iter()
+        .map(|suite| PathBuf::from(suite).file_stem().unwrap_or_default().to_string_lossy().into_owned())
+        .collect();
+    PathBuf::from("results/local").join(format!("{}-{}", stamp.trim_end_matches('Z'), names.join("-")))
+}
+
+/// Where and how a run is made.
+pub fn describe(device: &DeviceSpec, seed: u64) -> Result<Environment, DeviceSpecError> {
+    Ok(Environment {
+        schema: SCHEMA,
+        started: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+        command: env::args().collect(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        commit: env!("OOMPH_COMMIT").to_owned(),
+        seed,
+        machine: processor_name().unwrap_or_else(|| env::consts::ARCH.to_owned()),
+        os: env::consts::OS.to_owned(),
+        cpus: thread::available_parallelism().map_or(1, |cores| cores.get() as u32),
+        device: device.to_string(),
+        device_name: device.open()?.props().name.clone(),
+        driver: None,
+    })
+}
+
+/// What Linux calls the processor.
+fn processor_name() -> Option<String> {
+    let text = fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+/// `caching:env` with the settings that PyTorch would read here; everything else as it is. The second part is a note
+/// on what was read.
+pub fn resolve_settings(spec: StrategySpec) -> (StrategySpec, Option<String>) {
+    if spec.name != "caching" || spec.parameters != "env" {
+        return (spec, None);
+    }
+    let found = PYTORCH_SETTINGS.iter().find_map(|name| Some((name, env::var(name).ok()?)));
+    match found {
+        Some((name, value)) => {
+            let note = format!("caching:env: {name}={value}");
+            (StrategySpec { parameters: value, ..spec }, Some(note))
+        }
+        None => {
+            let note = format!("caching:env: neither {} nor {} is set", PYTORCH_SETTINGS[0], PYTORCH_SETTINGS[1]);
+            (StrategySpec { parameters: String::new(), ..spec }, Some(note))
+        }
+    }
+}

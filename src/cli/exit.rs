@@ -1,0 +1,27 @@
+//! Exit codes: a contract with scripts. 101 is left free, because it is what a panic gives.
+
+/// Everything went well.
+pub const OK: u8 = 0;
+/// Something unexpected went wrong.
+pub const FAILURE: u8 = 1;
+/// The command line, a suite, a workload or a trace is wrong.
+pub const USAGE: u8 = 2;
+/// The filters leave no case to run.
+pub const NOTHING_SELECTED: u8 = 4;
+/// The device that was asked for is not there.
+pub const DEVICE_UNAVAILABLE: u8 = 103;
+/// Some cases could not be run; the others are in the results.
+pub const CASES_FAILED: u8 = 104;
+/// Ctrl-C: what was finished is in the results.
+pub const INTERRUPTED: u8 = 130;
+
+/// The table under `--help`.
+pub const HELP: &str = "\
+Exit codes:
+    0  ok (running out of memory is a result, not a failure)
+    1  unexpected error
+    2  bad usage, suite, workload or trace
+    4  nothing selected
+  103  the requested device is not available
+  104  some cases failed to run
+  130  interrupted; finished cases are kept";

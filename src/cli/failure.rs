@@ -1,0 +1,51 @@
+//! Errors with the exit code they deserve.
+
+use std::{io, process::ExitCode};
+
+use super::{exit, output};
+
+/// What a subcommand returns: an exit code, or why there is none.
+pub type Outcome = Result<u8, Failure>;
+
+/// An error and its exit code.
+#[derive(Debug)]
+pub struct Failure {
+    code: u8,
+    error: anyhow::Error,
+}
+
+impl Failure {
+    /// The user's input is wrong.
+    pub fn usage(error: impl Into<anyhow::Error>) -> Failure {
+        Failure { code: exit::USAGE, error: error.into() }
+    }
+
+    /// The device is not there.
+    pub fn device(error: impl Into<anyhow::Error>) -> Failure {
+        Failure { code: exit::DEVICE_UNAVAILABLE, error: error.into() }
+    }
+
+    /// The filters leave nothing.
+    pub fn nothing_selected(error: impl Into<anyhow::Error>) -> Failure {
+        Failure { code: exit::NOTHING_SELECTED, error: error.into() }
+    }
+
+    /// Prints the error once, for its words include those of its cause, and gives the exit code. A reader who closed the pipe has seen enough: that is no error.
+    pub fn report(self) -> ExitCode {
+        let closed_pipe = self
+            .error
+            .chain()
+            .any(|cause| cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe));
+        if closed_pipe {
+            return ExitCode::SUCCESS;
+        }
+        output::complain(&format!("error: {}", self.error));
+        ExitCode::from(self.code)
+    }
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Failure {
+    fn from(error: E) -> Failure {
+        Failure { code: exit::FAILURE, error: error.into() }
+    }
+}

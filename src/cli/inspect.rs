@@ -1,0 +1,102 @@
+//! `oomph inspect`.
+
+use std::fmt::Write as _;
+
+use clap::ValueEnum;
+
+use super::{
+    exit,
+    failure::{Failure, Outcome},
+    output,
+    progress::Watched,
+    source::SourceOptions,
+};
+use crate::{
+    trace::{self, Powers, Source, Summary},
+    unit::Bytes,
+};
+
+/// Says what is in a workload or trace: how many events of which kind, sizes, lifetimes, peak, steps and phases.
+/// Reading it also checks it: a double free or an unknown stream is an error with the event's number.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    source: SourceOptions,
+    /// How it is printed.
+    #[arg(long, value_enum, default_value_t)]
+    format: InspectFormat,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum InspectFormat {
+    /// For people.
+    #[default]
+    Table,
+    /// One row in base units: `{"schema": 1, "rows": [...]}`.
+    Json,
+}
+
+/// How wide the longest bar of a histogram is.
+const BAR_WIDTH: u64 = 40;
+
+pub fn run(args: Args) -> Outcome {
+    let (source, bar) = Watched::new(args.source.resolve()?, 1);
+    let summary = trace::check(&source).map_err(Failure::usage)?;
+    bar.finish_and_clear();
+    output::say(&match args.format {
+        InspectFormat::Table => text(source.name(), &summary),
+        InspectFormat::Json => {
+            let mut row = serde_json::to_value(&summary)?;
+            if let Some(fields) = row.as_object_mut() {
+                fields.insert("source".to_owned(), source.name().into());
+            }
+            serde_json::to_string_pretty(&serde_json::json!({ "schema": 1, "rows": [row] }))?
+        }
+    })?;
+    Ok(exit::OK)
+}
+
+fn text(name: &str, summary: &Summary) -> String {
+    let mut out = String::new();
+    let mut line = |label: &str, value: String| {
+        let _ = writeln!(out, "{label:<12} {value}");
+    };
+    let kinds: Vec<String> = summary.by_kind.iter().map(|(kind, count)| format!("{count} {}", kind.name())).collect();
+    line("source", name.to_owned());
+    line("events", format!("{}: {}", summary.events, kinds.join(", ")));
+    line("streams", format!("{}, threads {}", summary.streams, summary.threads));
+    line("requested", format!("{} in all, largest {}", Bytes(summary.requested_bytes), Bytes(summary.largest_request)));
+    line(
+        "peak live",
+        format!("{} in {} blocks, at event {}", Bytes(summary.peak.bytes), summary.peak.blocks, summary.peak.event),
+    );
+    if summary.host_peak.bytes > 0 {
+        line("peak pinned", format!("{} in {} buffers", Bytes(summary.host_peak.bytes), summary.host_peak.blocks));
+    }
+    line("at the end", format!("{} blocks alive, {}", summary.live_blocks, Bytes(summary.live_bytes)));
+    if summary.steps > 0 {
+        line("steps", summary.steps.to_string());
+    }
+    if !summary.phases.is_empty() {
+        line("phases", summary.phases.join(", "));
+    }
+    if summary.span.0 > 0 {
+        line("time span", summary.span.to_string());
+    }
+    out.push_str(&histogram("\nsizes", &summary.sizes, |bytes| Bytes(bytes).to_string()));
+    out.push_str(&histogram("\nlifetimes in events", &summary.lifetimes, |events| events.to_string()));
+    out
+}
+
+/// One bar a power of two.
+fn histogram(title: &str, powers: &Powers, show: impl Fn(u64) -> String) -> String {
+    let mut out = format!("{title}\n");
+    let most = powers.buckets().map(|bucket| bucket.count).max().unwrap_or(0);
+    for bucket in powers.buckets() {
+        // Even a single block among millions is seen.
+        let width = (bucket.count * BAR_WIDTH).div_ceil(most.max(1));
+        let bar = "#".repeat(usize::try_from(width).unwrap_or(0));
+        let _ = writeln!(out, "  {:>9} .. {:<9} {:>9}  {bar}", show(bucket.from), show(bucket.to), bucket.count);
+    }
+    out
+}

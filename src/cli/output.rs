@@ -1,0 +1,36 @@
+//! Where text goes.
+
+use std::io::{self, Write};
+
+use super::exit;
+use crate::measure::{CaseRecord, Status};
+
+/// Writes to standard output; colour codes are dropped where they are not wanted.
+pub fn say(text: &str) -> io::Result<()> {
+    let mut out = anstream::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    if !text.ends_with('\n') {
+        out.write_all(b"\n")?;
+    }
+    out.flush()
+}
+
+/// How wide the terminal is; `None` where there is none, so that pipes get the whole table.
+pub fn terminal_width() -> Option<u16> {
+    terminal_size::terminal_size_of(io::stdout()).map(|(width, _)| width.0)
+}
+
+/// Names the cases that could not be run, and gives the exit code that follows.
+pub fn complain_of_failures(records: &[CaseRecord]) -> u8 {
+    let mut failed = records.iter().filter(|record| record.status == Status::Error).peekable();
+    let code = if failed.peek().is_some() { exit::CASES_FAILED } else { exit::OK };
+    for record in failed {
+        complain(&format!("failed: {}: {}", record.case_id, record.reason));
+    }
+    code
+}
+
+/// Writes a line to standard error. If even that fails there is nobody left to tell.
+pub fn complain(line: &str) {
+    let _ = writeln!(anstream::stderr().lock(), "{line}");
+}

@@ -1,0 +1,104 @@
+//! `oomph replay`.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use super::{
+    environment, exit,
+    failure::{Failure, Outcome},
+    interrupt,
+    options::{DeviceOptions, Format},
+    output,
+    progress::Watched,
+    source::SourceOptions,
+};
+use crate::{
+    measure::{CaseLabel, CaseRecord},
+    replay::{OnOutOfMemory, Pace},
+    strategy::StrategySpec,
+    suite::{self, Case, InProcess, Progress},
+    trace::Source,
+};
+
+/// Runs one pattern through each strategy on a fresh device and compares what happens.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  oomph replay checkerboard
+  oomph replay training --set batch=16 --strategy caching --strategy direct --limit 24GiB
+  oomph replay steps.oomph.gz --strategy caching:max_split_size_mb:128,garbage_collection_threshold:0.8
+  PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True oomph replay training --strategy caching:env")]
+pub struct Args {
+    #[command(flatten)]
+    source: SourceOptions,
+    /// A strategy with its parameters, such as caching:expandable_segments:True; may be repeated. `caching:env` takes
+    /// the settings from PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF.
+    #[arg(long, short, value_name = "NAME[:PARAMETERS]", default_values = DEFAULT_STRATEGIES)]
+    strategy: Vec<String>,
+    #[command(flatten)]
+    device: DeviceOptions,
+    /// Run the whole pattern this often, back to back: some fail only the third time.
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    repeat: u32,
+    /// When memory runs out, leave the request out and go on instead of stopping.
+    #[arg(long)]
+    skip_oom: bool,
+    /// Let the recorded times between events pass on the device's clock.
+    #[arg(long)]
+    paced: bool,
+    /// How the table is printed.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+/// What a person wants to see beside each other first.
+const DEFAULT_STRATEGIES: [&str; 3] = ["direct", "caching", "caching:expandable_segments:True"];
+
+pub fn run(args: Args) -> Outcome {
+    let (source, bar) = Watched::new(args.source.resolve()?, args.strategy.len() as u64 * u64::from(args.repeat));
+    let cases = cases(&args, Arc::new(source))?;
+    let stop = interrupt::flag()?;
+    let mut records: Vec<Option<CaseRecord>> = vec![None; cases.len()];
+    suite::run(&cases, &InProcess, suite::all_cores(), &stop, |progress| match progress {
+        Progress::Started(case) => bar.set_message(case.label.strategy.clone()),
+        Progress::Finished(case, outcome) => {
+            if let Some(place) = cases.iter().position(|other| std::ptr::eq(other, case)) {
+                records[place] = Some(outcome.record);
+            }
+        }
+    });
+    bar.finish_and_clear();
+    let records: Vec<CaseRecord> = records.into_iter().flatten().collect();
+    output::say(&args.format.records(&records)?)?;
+    Ok(if stop.load(Ordering::Relaxed) { exit::INTERRUPTED } else { output::complain_of_failures(&records) })
+}
+
+/// One case a strategy.
+fn cases(args: &Args, source: Arc<dyn Source>) -> Result<Vec<Case>, Failure> {
+    let device = args.device.spec()?;
+    let mut cases = Vec::new();
+    for text in &args.strategy {
+        let (strategy, note) = environment::resolve_settings(StrategySpec::from(text.as_str()));
+        strategy.check().map_err(Failure::usage)?;
+        if let Some(note) = note {
+            output::complain(&note);
+        }
+        cases.push(Case {
+            label: CaseLabel {
+                suite: "replay".to_owned(),
+                workload: source.name().to_owned(),
+                strategy: strategy.to_string(),
+                device: device.to_string(),
+                limit: args.device.limit.map(|limit| limit.0),
+                seed: args.source.seed,
+                repeat: args.repeat,
+            },
+            source: Arc::clone(&source),
+            strategy,
+            device: device.clone(),
+            on_out_of_memory: if args.skip_oom { OnOutOfMemory::Skip } else { OnOutOfMemory::Stop },
+            pace: if args.paced { Pace::Recorded } else { Pace::Flat },
+            timed: false,
+        });
+    }
+    Ok(cases)
+}

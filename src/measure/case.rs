@@ -1,0 +1,480 @@
+//! Runs one case and writes down what it left behind.
+
+use super::{
+    CaseDetail, CaseLabel, CaseRecord, Layouts, Status, Warning, categories::Categories, columns, driver,
+    latency::Latency, layouts::within_bounds, ooms::Ooms, peaks::Peaks, timeline::TimelineRecorder,
+};
+use crate::{
+    device::{Capabilities, Device},
+    replay::{self, Live, Moment, Observer, OutOfMemory, ReplayError, Replayed, replay},
+    strategy::{Context, EventSink, Freed, Outcome, Silent, Strategy, StrategyEvent},
+    trace::{Op, Source},
+    unit::Nanos,
+};
+
+/// Replays `source` through a fresh strategy on a fresh device, and measures it.
+///
+/// Afterwards the strategy is closed. What goes wrong is in the record: a device that lacks what the strategy needs is
+/// [`Status::Skipped`], a broken trace, strategy or device, and memory that does not come back, is [`Status::Error`].
+pub fn measure(
+    label: &CaseLabel,
+    source: &dyn Source,
+    strategy: &mut dyn Strategy,
+    device: &mut dyn Device,
+    options: &replay::Options<'_>,
+) -> (CaseRecord, CaseDetail) {
+    let missing = strategy.requires().missing_from(device.props().capabilities);
+    if missing != Capabilities::NONE {
+        let reason = format!("this device has no {missing}");
+        return (CaseRecord::skipped(label, &reason), CaseDetail::unmeasured(label));
+    }
+    let held_before = device.held_bytes();
+    let began = device.now();
+    let mut watch = Watch::new(began);
+    let replayed = replay(source, strategy, device, options, &mut watch);
+
+    let mut record = CaseRecord::unmeasured(label, Status::Completed, "");
+    let mut detail = CaseDetail::unmeasured(label);
+    record.clock = Some(device.props().clock);
+    record.elapsed_ns = device.now().since(began).0;
+    columns::from_books(&mut record, strategy, device);
+    detail.driver = driver::by_kind(&device.ledger());
+    columns::from_ledger(&mut record, &device.ledger());
+    watch.write_down(&mut record, &mut detail, strategy, device);
+    conclude(&mut record, &mut detail, replayed);
+    close(&mut record, strategy, device, held_before);
+    (record, detail)
+}
+
+/// All observers of a measured replay.
+struct Watch {
+    peaks: Peaks,
+    timeline: TimelineRecorder,
+    categories: Categories,
+    latency: Latency,
+    ooms: Ooms,
+    /// Pieces of work in the trace.
+    work: u64,
+}
+
+impl Watch {
+    fn new(began: Nanos) -> Watch {
+        Watch {
+            peaks: Peaks::default(),
+            timeline: TimelineRecorder::new(began),
+            categories: Categories::default(),
+            latency: Latency::default(),
+            ooms: Ooms::default(),
+            work: 0,
+        }
+    }
+
+    fn write_down(
+        self,
+        record: &mut CaseRecord,
+        detail: &mut CaseDetail,
+        strategy: &dyn Strategy,
+        device: &dyn Device,
+    ) {
+        let peaks = self.peaks.finish(strategy);
+        columns::from_peaks(record, &peaks);
+        (detail.steps, detail.phases) = (peaks.steps, peaks.phases);
+        columns::from_latency(record, &self.latency);
+        columns::from_ooms(record, &self.ooms);
+        detail.timeline = self.timeline.finish();
+        detail.at_peak = self.categories.finish();
+        columns::from_categories(record, &detail.at_peak);
+        detail.latencies = self.latency.histograms();
+        detail.layouts = Layouts {
+            at_oom: within_bounds(self.ooms.layout, &mut detail.warnings),
+            at_peak: None,
+            at_end: within_bounds(strategy.layout(), &mut detail.warnings),
+        };
+        detail.ooms = self.ooms.reports;
+        detail.strategy_counters =
+            strategy.details().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+
+        let mut warn_of = |count: u64, warning: Warning| {
+            if count > 0 {
+                detail.warnings.push(warning);
+            }
+        };
+        warn_of(self.ooms.left_out, Warning::OomReportsLeftOut { count: self.ooms.left_out });
+        let unmarked = detail.timeline.incidents_left_out;
+        warn_of(unmarked, Warning::IncidentsLeftOut { count: unmarked });
+        let waiting = record.final_active_bytes.saturating_sub(record.final_allocated_bytes);
+        warn_of(waiting, Warning::BlocksStillWaiting { bytes: waiting });
+        let idle = if device.props().capabilities.compute { 0 } else { self.work };
+        warn_of(idle, Warning::WorkNotRun { count: idle });
+        warn_of(u64::from(detail.steps.is_empty()), Warning::NoSteps);
+    }
+}
+
+impl EventSink for Watch {
+    fn event(&mut self, event: StrategyEvent) {
+        // The only one of the observers that listens to what happens inside.
+        self.timeline.event(event);
+    }
+}
+
+impl Observer for Watch {
+    fn before(&mut self, now: &Moment<'_>) {
+        self.work += u64::from(matches!(now.event.op, Op::Work { .. }));
+        self.peaks.before(now);
+        self.latency.before(now);
+    }
+
+    fn served(&mut self, now: &Moment<'_>, live: &Live, outcome: Outcome) {
+        self.latency.served(now, live, outcome);
+        self.peaks.served(now, live, outcome);
+        self.timeline.served(now, live, outcome);
+        self.categories.served(now, live, outcome);
+    }
+
+    fn free_requested(&mut self, now: &Moment<'_>, live: &Live) {
+        self.peaks.free_requested(now, live);
+    }
+
+    fn freed(&mut self, now: &Moment<'_>, live: &Live, freed: Freed) {
+        self.latency.freed(now, live, freed);
+        self.categories.freed(now, live, freed);
+    }
+
+    fn out_of_memory(&mut self, now: &Moment<'_>, report: &OutOfMemory) {
+        self.latency.out_of_memory(now, report);
+        self.timeline.out_of_memory(now, report);
+        self.ooms.out_of_memory(now, report);
+    }
+
+    fn after(&mut self, now: &Moment<'_>) {
+        self.peaks.after(now);
+        self.timeline.after(now);
+    }
+
+    fn round_ends(&mut self, strategy: &dyn Strategy) {
+        self.peaks.round_ends(strategy);
+        self.categories.round_ends(strategy);
+    }
+}
+
+/// How the replay ended.
+fn conclude(record: &mut CaseRecord, detail: &mut CaseDetail, replayed: Result<Replayed, ReplayError>) {
+    match replayed {
+        Ok(replayed) => {
+            record.events = replayed.events;
+            if replayed.left_out > 0 {
+                detail.warnings.push(Warning::EventsLeftOut { count: replayed.left_out });
+            }
+            if replayed.interrupted {
+                record.status = Status::Interrupted;
+                record.set_reason("stopped from outside");
+            } else if replayed.ooms > 0 {
+                record.status = Status::Oom;
+            }
+        }
+        Err(error) => {
+            if let ReplayError::Strategy { event, .. } | ReplayError::Device { event, .. } = &error {
+                record.events = *event;
+            }
+            record.status = Status::Error;
+            record.set_reason(&error.to_string());
+        }
+    }
+}
+
+/// Closes the strategy; whoever keeps memory then is broken, however well it did before.
+fn close(record: &mut CaseRecord, strategy: &mut dyn Strategy, device: &mut dyn Device, held_before: u64) {
+    let closed = strategy.close(&mut Context { device, sink: &mut Silent });
+    let kept = device.held_bytes().saturating_sub(held_before);
+    let complaint = match closed {
+        Err(error) => format!("closing the strategy failed: {error}"),
+        Ok(()) if kept > 0 => format!("the strategy was closed and {kept} bytes are still held on the device"),
+        Ok(()) => return,
+    };
+    if record.status == Status::Error {
+        let reason = format!("{}; {complaint}", record.reason);
+        record.set_reason(&reason);
+    } else {
+        record.status = Status::Error;
+        record.set_reason(&complaint);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{
+        device::Clock,
+        measure::{
+            categories::TagBytes,
+            fixture::{ALLOC_NS, FREE_NS, OVERHEAD, Shelf, TinyDevice},
+            layout_after,
+            timeline::IncidentKind,
+        },
+        replay::{Cause, OnOutOfMemory},
+        strategy::Refusal,
+        trace::{Category, MarkKind, Trace, TraceBuilder},
+        unit::{KIB, StreamId, TagId},
+    };
+
+    const STREAM: StreamId = StreamId::DEFAULT;
+
+    fn run(story: TraceBuilder, capacity: u64, options: &replay::Options<'_>) -> (CaseRecord, CaseDetail) {
+        let mut device = TinyDevice::new(capacity);
+        measure(&CaseLabel::default(), &story.finish("story"), &mut Shelf::default(), &mut device, options)
+    }
+
+    /// Two steps; events are numbered in comments, sizes after `->` are blocks.
+    fn two_steps() -> TraceBuilder {
+        let mut story = TraceBuilder::new();
+        let parameter = story.tag(Category::Parameter, None);
+        let first = story.tag(Category::Activation, Some(0));
+        let second = story.tag(Category::Activation, Some(1));
+        let temporary = story.tag(Category::Temporary, None);
+        let gradient = story.tag(Category::Gradient, None);
+        story.mark(MarkKind::Phase, "forward", 0); // 0
+        story.mark(MarkKind::Step, "", 0); // 1
+        story.alloc(1000, STREAM, parameter); // 2 -> 1024
+        let b = story.alloc(300, STREAM, first); // 3 -> 512
+        let x = story.alloc(700, STREAM, first); // 4 -> 768
+        let c = story.alloc(1500, STREAM, second); // 5 -> 1536
+        [b, x, c].into_iter().for_each(|block| story.free(block)); // 6, 7, 8
+        story.mark(MarkKind::Step, "", 1); // 9
+        story.mark(MarkKind::Phase, "backward", 0); // 10
+        let d = story.alloc(2600, STREAM, temporary); // 11 -> 2816
+        let e = story.alloc(200, STREAM, gradient); // 12 -> 512, the segment of b
+        story.free(d); // 13
+        story.free(e); // 14
+        story.empty_cache(); // 15
+        story
+    }
+
+    #[test]
+    fn a_run_by_hand_gives_the_figures_computed_by_hand() {
+        let (record, detail) = run(two_steps(), 64 * KIB, &replay::Options::default());
+        assert_eq!((record.status, record.reason.as_str()), (Status::Completed, ""));
+        assert_eq!((record.events, record.allocs, record.frees, record.ooms), (16, 6, 5, 0));
+        assert_eq!(record.clock, Some(Clock::Virtual));
+
+        assert_eq!(record.peak_requested_bytes, 1000 + 2600 + 200);
+        assert_eq!(record.peak_allocated_bytes, 1024 + 2816 + 512);
+        assert_eq!(record.peak_active_bytes, 1024 + 2816 + 512);
+        assert_eq!(record.peak_reserved_bytes, 1024 + 512 + 768 + 1536 + 2816);
+        assert_eq!(record.peak_device_used_bytes, OVERHEAD + 8 * KIB, "1 + 1 + 1 + 2 + 3 pages");
+        assert_eq!((record.peak_allocated_event, record.peak_reserved_event), (Some(12), Some(11)));
+        assert_eq!(record.final_allocated_bytes, 1024);
+        assert_eq!(record.final_reserved_bytes, 1024);
+        assert_eq!(record.final_device_used_bytes, OVERHEAD + KIB);
+
+        assert_eq!(record.internal_fragmentation, Some(1.0 - 3800.0 / 4352.0));
+        assert_eq!(record.external_fragmentation, Some(1.0 - 1536.0 / (768.0 + 1536.0)));
+        assert_eq!(record.idle_share_at_allocated_peak, Some(1.0 - 4352.0 / 6656.0));
+        assert_eq!(record.idle_share_at_reserved_peak, Some(1.0 - 3840.0 / 6656.0));
+        assert_eq!(record.peak_gap_share, Some(1.0 - 4352.0 / 6656.0));
+        assert_eq!((record.segments, record.peak_segments, record.retries), (1, 5, 0));
+
+        assert_eq!((record.driver_calls, record.driver_ns), (9, 5 * ALLOC_NS + 4 * FREE_NS));
+        assert_eq!(record.elapsed_ns, record.driver_ns);
+        assert_eq!((record.driver_alloc_calls, record.driver_alloc_ns), (5, 5 * ALLOC_NS));
+        assert_eq!((record.driver_free_calls, record.driver_mapping_calls), (4, 0));
+        assert_eq!((record.hits, record.new_segments, record.splits), (1, 5, 0));
+        assert_eq!((record.hit_p50_ns, record.hit_max_ns), (Some(0), Some(0)));
+        assert_eq!((record.new_segment_p99_ns, record.split_p99_ns), (Some(ALLOC_NS), None));
+
+        assert_eq!(record.at_peak_parameter_bytes, 1024);
+        assert_eq!(record.at_peak_gradient_bytes, 512);
+        assert_eq!(record.at_peak_temporary_bytes, 2816);
+        assert_eq!(record.at_peak_activation_bytes, 0);
+        assert_eq!(detail.at_peak[0], TagBytes { category: Category::Parameter, layer: None, bytes: 1024 });
+        assert_eq!(detail.warnings, []);
+        assert_eq!(detail.strategy_counters, [("segments_on_the_shelf".to_owned(), 1)]);
+        assert_eq!(detail.layouts.at_end.as_ref().map(|layout| layout.segments.len()), Some(1));
+    }
+
+    #[test]
+    fn peaks_are_also_known_per_step_and_phase() {
+        let (_, detail) = run(two_steps(), 64 * KIB, &replay::Options::default());
+        let steps: Vec<_> = detail
+            .steps
+            .iter()
+            .map(|step| (step.first_step, step.event, step.lowest_allocated_bytes, step.peak.allocated_bytes))
+            .collect();
+        assert_eq!(steps, [(0, 1, 0, 3840), (1, 9, 1024, 4352)]);
+        let phases: Vec<_> =
+            detail.phases.iter().map(|phase| (phase.phase.as_str(), phase.times, phase.peak.reserved_bytes)).collect();
+        assert_eq!(phases, [("forward", 1, 3840), ("backward", 1, 6656)]);
+    }
+
+    #[test]
+    fn running_out_of_memory_is_described_and_not_an_error() {
+        let mut story = TraceBuilder::new();
+        story.mark(MarkKind::Step, "", 7); // 0
+        story.mark(MarkKind::Phase, "backward", 0); // 1
+        story.alloc(1000, STREAM, TagId(0)); // 2: one page of four
+        let large = story.alloc(2000, STREAM, TagId(0)); // 3: two more
+        story.free(large); // 4
+        story.alloc(3000, STREAM, TagId(0)); // 5: fits after the two were given back
+        story.alloc(500, STREAM, TagId(0)); // 6: nothing left
+        story.alloc(1, STREAM, TagId(0)); // 7: never reached
+        let (record, detail) = run(story, 4 * KIB, &replay::Options::default());
+        assert_eq!(record.status, Status::Oom);
+        assert_eq!((record.events, record.ooms, record.oom_event), (7, 1, Some(6)));
+        assert_eq!((record.oom_step, record.oom_phase.as_deref()), (Some(7), Some("backward")));
+        assert_eq!((record.oom_requested_bytes, record.oom_free_bytes), (Some(500), Some(0)));
+        assert_eq!((record.oom_cause, record.oom_refused_by), (Some(Cause::Exhaustion), Some(Refusal::Device)));
+        assert_eq!((record.retries, record.releases_and_retries), (2, 1));
+        assert_eq!(record.release_and_retry_max_ns, Some(2 * ALLOC_NS + FREE_NS));
+        assert_eq!(record.oom_max_ns, Some(2 * ALLOC_NS));
+        assert_eq!(record.driver_failures, 3);
+        let incidents: Vec<_> = detail.timeline.incidents.iter().map(|mark| (mark.event, mark.kind)).collect();
+        assert_eq!(incidents, [(5, IncidentKind::Retry), (6, IncidentKind::Retry), (6, IncidentKind::OutOfMemory)]);
+        assert_eq!(detail.ooms.len(), 1);
+        assert_eq!(detail.layouts.at_oom.as_ref().map(|layout| layout.segments.len()), Some(2));
+    }
+
+    #[test]
+    fn a_run_that_skips_failed_requests_warns_that_it_is_a_smaller_program() {
+        let mut story = TraceBuilder::new();
+        for _ in 0..3 {
+            let block = story.alloc(9000, STREAM, TagId(0));
+            story.free(block);
+        }
+        let options = replay::Options { on_out_of_memory: OnOutOfMemory::Skip, ..replay::Options::default() };
+        let (record, detail) = run(story, 4 * KIB, &options);
+        assert_eq!((record.status, record.ooms, record.events), (Status::Oom, 3, 6));
+        assert_eq!(detail.warnings, [Warning::NoSteps, Warning::EventsLeftOut { count: 3 }]);
+    }
+
+    #[test]
+    fn blocks_that_wait_for_a_stream_count_as_active_and_not_as_lost_to_rounding() {
+        let mut story = TraceBuilder::new();
+        let shared = story.alloc(256, STREAM, TagId(0));
+        story.use_on(shared, StreamId(1));
+        story.free(shared);
+        story.alloc(512, STREAM, TagId(0));
+        let (record, detail) = run(story, 64 * KIB, &replay::Options::default());
+        assert_eq!((record.peak_allocated_bytes, record.peak_active_bytes), (512, 768));
+        assert_eq!(record.internal_fragmentation, Some(0.0));
+        assert_eq!(record.external_fragmentation, None, "nothing was free");
+        assert!(detail.warnings.contains(&Warning::BlocksStillWaiting { bytes: 256 }), "{:?}", detail.warnings);
+    }
+
+    #[test]
+    fn survivors_of_a_round_are_gone_in_the_next() {
+        let options = replay::Options { repeat: 3, ..replay::Options::default() };
+        let (record, detail) = run(two_steps(), 64 * KIB, &options);
+        assert_eq!((record.status, record.events), (Status::Completed, 48));
+        assert_eq!(detail.at_peak.iter().map(|part| part.bytes).sum::<u64>(), record.peak_allocated_bytes);
+        assert_eq!(record.internal_fragmentation, Some(1.0 - 3800.0 / 4352.0));
+        assert_eq!(detail.phases[0].times, 3);
+    }
+
+    #[test]
+    fn what_is_broken_is_an_error_with_its_reason_and_the_figures_so_far() {
+        let mut story = TraceBuilder::new();
+        story.alloc(100, STREAM, TagId(0));
+        story.device_sync();
+        let (record, _) = run(story, 64 * KIB, &replay::Options::default());
+        assert_eq!((record.status, record.events, record.allocs), (Status::Error, 1, 1));
+        assert_eq!(record.reason, "event 1: cuCtxSynchronize: CUDA_ERROR_TINY");
+    }
+
+    #[test]
+    fn memory_that_does_not_come_back_is_an_error() {
+        let mut strategy = Shelf::default();
+        strategy.forgets = 1;
+        let mut device = TinyDevice::new(64 * KIB);
+        let source = two_steps().finish("story");
+        let options = replay::Options::default();
+        let (record, _) = measure(&CaseLabel::default(), &source, &mut strategy, &mut device, &options);
+        assert_eq!(record.status, Status::Error);
+        assert_eq!(record.reason, "the strategy was closed and 1024 bytes are still held on the device");
+        assert_eq!(record.peak_allocated_bytes, 4352, "the books were read before");
+    }
+
+    #[test]
+    fn a_device_that_lacks_what_the_strategy_needs_skips_the_case() {
+        let mut strategy = Shelf::default();
+        strategy.requires.virtual_memory = true;
+        let mut device = TinyDevice::new(64 * KIB);
+        let options = replay::Options::default();
+        let (record, _) = measure(&CaseLabel::default(), &Trace::default(), &mut strategy, &mut device, &options);
+        assert_eq!((record.status, record.clock), (Status::Skipped, None));
+        assert_eq!(record.reason, "this device has no virtual memory");
+    }
+
+    #[test]
+    fn a_run_stopped_from_outside_is_not_taken_for_complete() {
+        let stop = AtomicBool::new(true);
+        let options = replay::Options { stop: Some(&stop), ..replay::Options::default() };
+        let (record, _) = run(two_steps(), 64 * KIB, &options);
+        assert_eq!((record.status, record.events), (Status::Interrupted, 0));
+    }
+
+    #[test]
+    fn the_layout_at_the_peak_is_found_by_a_second_pass() {
+        let (record, _) = run(two_steps(), 64 * KIB, &replay::Options::default());
+        let (mut strategy, mut device) = (Shelf::default(), TinyDevice::new(64 * KIB));
+        let layout = layout_after(
+            record.peak_allocated_event.unwrap(),
+            &two_steps().finish("story"),
+            &mut strategy,
+            &mut device,
+            &replay::Options::default(),
+        );
+        assert_eq!(layout.unwrap().unwrap().free_bytes(), 768 + 1536);
+    }
+
+    proptest! {
+        #[test]
+        fn parts_sum_to_the_whole_in_any_run(
+            moves in prop::collection::vec((any::<bool>(), 1u64..5000, 0u16..4), 1..150),
+            capacity in 8u64..200,
+        ) {
+            let mut story = TraceBuilder::new();
+            let mut blocks = Vec::new();
+            story.mark(MarkKind::Step, "", 0);
+            for (place, (is_alloc, bytes, layer)) in moves.into_iter().enumerate() {
+                if is_alloc || blocks.is_empty() {
+                    let tag = story.tag(Category::ALL[place % 8], Some(layer));
+                    blocks.push(story.alloc(bytes, STREAM, tag));
+                } else {
+                    story.free(blocks.swap_remove(bytes as usize % blocks.len()));
+                }
+                if place % 10 == 9 {
+                    story.mark(MarkKind::Step, "", place as u32);
+                }
+            }
+            let options = replay::Options { on_out_of_memory: OnOutOfMemory::Skip, ..replay::Options::default() };
+            let (record, detail) = run(story, capacity * KIB, &options);
+            prop_assert!(record.status != Status::Error, "{}", record.reason);
+            prop_assert_eq!(detail.at_peak.iter().map(|part| part.bytes).sum::<u64>(), record.peak_allocated_bytes);
+            let of_steps = |level: fn(&crate::measure::Levels) -> u64| {
+                detail.steps.iter().map(|step| level(&step.peak)).max().unwrap()
+            };
+            prop_assert_eq!(of_steps(|peak| peak.allocated_bytes), record.peak_allocated_bytes);
+            prop_assert_eq!(of_steps(|peak| peak.reserved_bytes), record.peak_reserved_bytes);
+            prop_assert_eq!(of_steps(|peak| peak.requested_bytes), record.peak_requested_bytes);
+            prop_assert_eq!(of_steps(|peak| peak.device_used_bytes), record.peak_device_used_bytes);
+            let drawn = detail.timeline.points.iter().map(|point| point.allocated_bytes.max).max().unwrap();
+            prop_assert_eq!(drawn, record.peak_allocated_bytes);
+            prop_assert_eq!(
+                detail.latencies.iter().map(|latency| latency.count).sum::<u64>(),
+                record.allocs + record.frees + record.ooms
+            );
+            let shares = [
+                record.internal_fragmentation,
+                record.external_fragmentation,
+                record.oom_external_fragmentation,
+                record.idle_share_at_allocated_peak,
+                record.idle_share_at_reserved_peak,
+                record.peak_gap_share,
+            ];
+            prop_assert!(shares.iter().flatten().all(|share| (0.0..=1.0).contains(share)), "{:?}", shares);
+        }
+    }
+}

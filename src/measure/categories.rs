@@ -1,0 +1,170 @@
+//! What live memory is for: bytes by tag, and a copy of them at the allocated peak.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    replay::{Live, Moment, Observer},
+    strategy::{EventSink, Freed, Outcome, Strategy, StrategyEvent},
+    trace::{Category, Tag},
+};
+
+/// Bytes in blocks of one tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TagBytes {
+    /// What the blocks are for.
+    pub category: Category,
+    /// Which layer they belong to, if any.
+    pub layer: Option<u16>,
+    /// How much they are.
+    pub bytes: u64,
+}
+
+/// Watches what live memory is for.
+///
+/// The copy is taken lazily, when memory first falls after a new peak: a ramp-up of a million allocations then costs
+/// one copy and not a million.
+#[derive(Clone, Debug, Default)]
+pub struct Categories {
+    tags: Vec<Tag>,
+    /// Bytes in live blocks by tag.
+    live: Vec<u64>,
+    total: u64,
+    peak: u64,
+    at_peak: Vec<u64>,
+    /// The present state is the peak and not yet copied.
+    uncopied: bool,
+}
+
+impl Categories {
+    /// Bytes by tag at the allocated peak, without the tags that had none, in the order in which reports show
+    /// categories, then by layer.
+    #[must_use]
+    pub fn finish(mut self) -> Vec<TagBytes> {
+        self.copy_peak();
+        let mut parts: Vec<TagBytes> = self
+            .tags
+            .iter()
+            .zip(&self.at_peak)
+            .filter(|(_, bytes)| **bytes > 0)
+            .map(|(tag, &bytes)| TagBytes { category: tag.category, layer: tag.layer, bytes })
+            .collect();
+        let rank = |category| Category::ALL.iter().position(|&known| known == category);
+        parts.sort_by_key(|part| (rank(part.category), part.layer));
+        parts
+    }
+
+    #[inline]
+    fn copy_peak(&mut self) {
+        if self.uncopied {
+            self.uncopied = false;
+            self.at_peak.clone_from(&self.live);
+        }
+    }
+
+    #[inline]
+    fn add(&mut self, tag: usize, bytes: u64) {
+        self.live[tag] += bytes;
+        self.total += bytes;
+        if self.total > self.peak {
+            self.peak = self.total;
+            self.uncopied = true;
+        }
+    }
+
+    #[inline]
+    fn remove(&mut self, tag: usize, bytes: u64) {
+        self.copy_peak();
+        self.live[tag] -= bytes;
+        self.total -= bytes;
+    }
+
+    /// Makes room for tags that the reader has met since.
+    #[cold]
+    fn learn(&mut self, tags: &[Tag]) {
+        self.tags = tags.to_vec();
+        self.live.resize(tags.len(), 0);
+    }
+}
+
+impl EventSink for Categories {
+    fn event(&mut self, _: StrategyEvent) {}
+}
+
+impl Observer for Categories {
+    fn served(&mut self, now: &Moment<'_>, live: &Live, _: Outcome) {
+        if live.tag.index() >= self.live.len() {
+            self.learn(now.tables.tags());
+        }
+        self.add(live.tag.index(), live.block.size);
+    }
+
+    fn freed(&mut self, _: &Moment<'_>, live: &Live, _: Freed) {
+        self.remove(live.tag.index(), live.block.size);
+    }
+
+    fn round_ends(&mut self, _: &dyn Strategy) {
+        self.copy_peak();
+        self.live.fill(0);
+        self.total = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn the_lazy_copy_equals_a_copy_taken_at_every_new_peak(
+            moves in prop::collection::vec((any::<bool>(), 0usize..5, 1u64..100), 0..200),
+        ) {
+            let mut lazy = Categories::default();
+            lazy.learn(&[Tag::default(); 5]);
+            let mut blocks: Vec<(usize, u64)> = Vec::new();
+            let mut naive = vec![0; 5];
+            let mut naive_peak = 0;
+            for (is_alloc, tag, bytes) in moves {
+                if is_alloc || blocks.is_empty() {
+                    blocks.push((tag, bytes));
+                    lazy.add(tag, bytes);
+                } else {
+                    let (tag, bytes) = blocks.swap_remove(bytes as usize % blocks.len());
+                    lazy.remove(tag, bytes);
+                }
+                let total: u64 = blocks.iter().map(|block| block.1).sum();
+                if total > naive_peak {
+                    naive_peak = total;
+                    naive = (0..5)
+                        .map(|tag| blocks.iter().filter(|block| block.0 == tag).map(|block| block.1).sum())
+                        .collect();
+                }
+            }
+            lazy.copy_peak();
+            lazy.at_peak.resize(5, 0);
+            prop_assert_eq!(lazy.at_peak, naive);
+            prop_assert_eq!(lazy.peak, naive_peak);
+        }
+    }
+
+    #[test]
+    fn parts_are_listed_by_category_and_layer_and_empty_ones_left_out() {
+        let mut seen = Categories::default();
+        let tag = |category, layer| Tag { category, layer };
+        seen.learn(&[
+            Tag::default(),
+            tag(Category::Activation, Some(1)),
+            tag(Category::Activation, Some(0)),
+            tag(Category::Parameter, None),
+        ]);
+        seen.add(1, 10);
+        seen.add(2, 20);
+        seen.add(3, 30);
+        let parts: Vec<_> = seen.finish().iter().map(|part| (part.category, part.layer, part.bytes)).collect();
+        assert_eq!(
+            parts,
+            [(Category::Parameter, None, 30), (Category::Activation, Some(0), 20), (Category::Activation, Some(1), 10)]
+        );
+    }
+}

@@ -1,0 +1,214 @@
+//! What an operation costs in driver time, by how it ended.
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    replay::{Live, Moment, Observer, OutOfMemory},
+    strategy::{EventSink, Freed, Outcome, StrategyEvent},
+    trace::Op,
+    unit::Nanos,
+};
+
+/// Percentiles are right to this many digits.
+const SIGNIFICANT_DIGITS: u8 = 3;
+/// Longer operations than this (1,000 s) count as this long, except in the exact maximum.
+const LONGEST_NS: u64 = 1_000_000_000_000;
+
+/// An operation on a strategy, by how it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Operation {
+    /// A request served by a whole cached block.
+    Hit,
+    /// A request cut from a larger cached block.
+    Split,
+    /// A request served by new memory.
+    NewSegment,
+    /// A request served by new memory after cached memory was given back.
+    ReleaseAndRetry,
+    /// A request that failed.
+    Oom,
+    /// A block given back.
+    Free,
+}
+
+impl Operation {
+    /// Every operation, in declaration order.
+    pub const ALL: [Operation; 6] = [
+        Operation::Hit,
+        Operation::Split,
+        Operation::NewSegment,
+        Operation::ReleaseAndRetry,
+        Operation::Oom,
+        Operation::Free,
+    ];
+}
+
+impl From<Outcome> for Operation {
+    fn from(outcome: Outcome) -> Operation {
+        match outcome {
+            Outcome::Hit => Operation::Hit,
+            Outcome::Split => Operation::Split,
+            Outcome::NewSegment => Operation::NewSegment,
+            Outcome::ReleaseAndRetry => Operation::ReleaseAndRetry,
+        }
+    }
+}
+
+/// Durations in fixed memory: percentiles to three digits, count, sum and maximum exact.
+#[derive(Clone, Debug, Default)]
+pub struct Durations {
+    /// Made with the first duration: most runs never see most outcomes, and each histogram takes some 250 KiB.
+    histogram: Option<Histogram<u64>>,
+    count: u64,
+    total: Nanos,
+    max: Nanos,
+}
+
+impl Durations {
+    /// Notes one duration.
+    #[inline]
+    pub fn note(&mut self, time: Nanos) {
+        self.count += 1;
+        self.total += time;
+        self.max = self.max.max(time);
+        if self.histogram.is_none() {
+            self.histogram = Histogram::new_with_bounds(1, LONGEST_NS, SIGNIFICANT_DIGITS).ok();
+        }
+        if let Some(histogram) = &mut self.histogram {
+            histogram.saturating_record(time.0);
+        }
+    }
+
+    /// How many there were.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// The duration that a share `quantile` (0 to 1) of all durations does not exceed.
+    #[must_use]
+    pub fn quantile(&self, quantile: f64) -> Option<Nanos> {
+        let histogram = self.histogram.as_ref()?;
+        // The histogram answers with the upper edge of a bucket, which may lie above the longest duration seen.
+        Some(Nanos(histogram.value_at_quantile(quantile)).min(self.max))
+    }
+
+    /// The longest.
+    #[must_use]
+    pub fn max(&self) -> Option<Nanos> {
+        (self.count > 0).then_some(self.max)
+    }
+
+    /// Upper edge and count of every bucket that is not empty.
+    fn buckets(&self) -> Vec<(u64, u64)> {
+        let Some(histogram) = &self.histogram else { return Vec::new() };
+        histogram
+            .iter_recorded()
+            .map(|bucket| (bucket.value_iterated_to().min(self.max.0), bucket.count_since_last_iteration()))
+            .collect()
+    }
+}
+
+/// The durations of one operation, as case files keep them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LatencyHistogram {
+    /// Which operation.
+    pub operation: Operation,
+    /// How often.
+    pub count: u64,
+    /// All durations together.
+    pub total_ns: u64,
+    /// The longest.
+    pub max_ns: u64,
+    /// Upper edge in nanoseconds and count of every bucket that is not empty, in ascending order.
+    pub buckets: Vec<(u64, u64)>,
+}
+
+/// Watches the driver time of every operation. The strategy's own code takes no time on a virtual clock.
+#[derive(Clone, Debug, Default)]
+pub struct Latency {
+    began: Nanos,
+    durations: [Durations; Operation::ALL.len()],
+}
+
+impl Latency {
+    /// The durations of one operation.
+    #[must_use]
+    pub fn of(&self, operation: Operation) -> &Durations {
+        &self.durations[operation as usize]
+    }
+
+    /// The operations that occurred.
+    #[must_use]
+    pub fn histograms(&self) -> Vec<LatencyHistogram> {
+        Operation::ALL
+            .into_iter()
+            .map(|operation| (operation, self.of(operation)))
+            .filter(|(_, durations)| durations.count > 0)
+            .map(|(operation, durations)| LatencyHistogram {
+                operation,
+                count: durations.count,
+                total_ns: durations.total.0,
+                max_ns: durations.max.0,
+                buckets: durations.buckets(),
+            })
+            .collect()
+    }
+
+    #[inline]
+    fn note(&mut self, now: &Moment<'_>, operation: Operation) {
+        self.durations[operation as usize].note(now.device.calls().time.since(self.began));
+    }
+}
+
+impl EventSink for Latency {
+    fn event(&mut self, _: StrategyEvent) {}
+}
+
+impl Observer for Latency {
+    fn before(&mut self, now: &Moment<'_>) {
+        if matches!(now.event.op, Op::Alloc { .. } | Op::Free { .. }) {
+            self.began = now.device.calls().time;
+        }
+    }
+
+    fn served(&mut self, now: &Moment<'_>, _: &Live, outcome: Outcome) {
+        self.note(now, outcome.into());
+    }
+
+    fn freed(&mut self, now: &Moment<'_>, _: &Live, _: Freed) {
+        self.note(now, Operation::Free);
+    }
+
+    fn out_of_memory(&mut self, now: &Moment<'_>, _: &OutOfMemory) {
+        self.note(now, Operation::Oom);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_right_to_three_digits_and_extremes_are_exact() {
+        let mut durations = Durations::default();
+        assert_eq!((durations.quantile(0.5), durations.max()), (None, None));
+        (1..=1000).for_each(|ns| durations.note(Nanos(ns * 1_000)));
+        let median = durations.quantile(0.5).unwrap().0 as f64;
+        assert!((median / 500_000.0 - 1.0).abs() < 0.001, "{median}");
+        assert_eq!(durations.quantile(1.0), Some(Nanos(1_000_000)));
+        assert_eq!(durations.max(), Some(Nanos(1_000_000)));
+    }
+
+    #[test]
+    fn operations_that_cost_nothing_count_too() {
+        let mut durations = Durations::default();
+        durations.note(Nanos::ZERO);
+        durations.note(Nanos(2 * LONGEST_NS));
+        assert_eq!(durations.quantile(0.5), Some(Nanos::ZERO));
+        assert_eq!(durations.max(), Some(Nanos(2 * LONGEST_NS)));
+        assert_eq!(durations.buckets().iter().map(|bucket| bucket.1).sum::<u64>(), 2);
+    }
+}

@@ -1,0 +1,91 @@
+//! Requests that failed, with names in place of numbers and the memory as it lay at the first of them.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    replay::{Cause, Moment, Observer, OutOfMemory},
+    strategy::{EventSink, Layout, Refusal, StrategyEvent},
+};
+
+/// Reports beyond this are only counted.
+const MOST_REPORTS: usize = 100;
+
+/// A request that failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OomReport {
+    /// Number of the event, from 0.
+    pub event: u64,
+    /// Its step.
+    pub step: Option<u32>,
+    /// Its phase.
+    pub phase: Option<String>,
+    /// Its call site, if known.
+    pub site: Option<String>,
+    /// The stream it was for.
+    pub stream: u16,
+    /// What was asked for.
+    pub requested_bytes: u64,
+    /// The same as the strategy rounds it.
+    pub rounded_bytes: u64,
+    /// What the strategy last asked of the device for it.
+    pub asked_bytes: u64,
+    /// Who refused.
+    pub refused_by: Refusal,
+    /// Free on the device, or up to the limit.
+    pub device_free_bytes: u64,
+    /// Free in the strategy's cache.
+    pub cached_free_bytes: u64,
+    /// The largest piece of that, where the strategy knows.
+    pub largest_free_bytes: Option<u64>,
+    /// True exhaustion or fragmentation.
+    pub cause: Cause,
+}
+
+impl OomReport {
+    fn new(now: &Moment<'_>, report: &OutOfMemory) -> OomReport {
+        let name = |names: &[String], number: usize| names.get(number).filter(|name| !name.is_empty()).cloned();
+        OomReport {
+            event: report.event,
+            step: report.step,
+            phase: report.phase.and_then(|phase| name(now.tables.labels(), phase as usize)),
+            site: name(now.tables.sites(), report.request.site.index()),
+            stream: report.request.stream.0,
+            requested_bytes: report.request.bytes,
+            rounded_bytes: report.shortage.rounded,
+            asked_bytes: report.shortage.asked,
+            refused_by: report.shortage.refused_by,
+            device_free_bytes: report.device_free,
+            cached_free_bytes: report.cached_free,
+            largest_free_bytes: report.largest_free,
+            cause: report.cause,
+        }
+    }
+}
+
+/// Watches requests fail.
+#[derive(Clone, Debug, Default)]
+pub struct Ooms {
+    /// The first failed requests, in order.
+    pub reports: Vec<OomReport>,
+    /// How many more there were.
+    pub left_out: u64,
+    /// The memory at the first of them, where the strategy can show it.
+    pub layout: Option<Layout>,
+}
+
+impl EventSink for Ooms {
+    fn event(&mut self, _: StrategyEvent) {}
+}
+
+impl Observer for Ooms {
+    fn out_of_memory(&mut self, now: &Moment<'_>, report: &OutOfMemory) {
+        if self.reports.is_empty() {
+            self.layout = now.strategy.layout();
+        }
+        if self.reports.len() == MOST_REPORTS {
+            self.left_out += 1;
+        } else {
+            self.reports.push(OomReport::new(now, report));
+        }
+    }
+}

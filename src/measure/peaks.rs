@@ -1,0 +1,249 @@
+//! The highest levels: over the whole run, per step and per phase, and what was lost at the peaks.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Levels, lost_share,
+    thin::{Join, Thinned},
+};
+use crate::{
+    replay::{Live, Moment, Observer},
+    strategy::{EventSink, Freed, Outcome, Strategy, StrategyEvent, Usage},
+    trace::{LabelId, MarkKind, Op},
+    unit::StreamId,
+};
+
+/// More steps than this are kept joined in pairs.
+const MOST_STEPS: usize = 4096;
+
+/// The highest levels of one step, or of several in a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepPeak {
+    /// The step's number.
+    pub first_step: u32,
+    /// The same, unless a long run made it necessary to join steps.
+    pub last_step: u32,
+    /// Number of the event that marks its beginning.
+    pub event: u64,
+    /// Each level's maximum.
+    pub peak: Levels,
+    /// The lowest that `allocated` went: what the step keeps for good.
+    pub lowest_allocated_bytes: u64,
+}
+
+impl Join for StepPeak {
+    fn join(&mut self, next: &StepPeak) {
+        self.last_step = next.last_step;
+        self.peak.raise(&next.peak);
+        self.lowest_allocated_bytes = self.lowest_allocated_bytes.min(next.lowest_allocated_bytes);
+    }
+}
+
+/// The highest levels of all phases of one name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PhasePeak {
+    /// The phase's name.
+    pub phase: String,
+    /// How often it began.
+    pub times: u64,
+    /// Each level's maximum.
+    pub peak: Levels,
+}
+
+/// How memory stood when `allocated` was highest for the first time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AllocatedPeak {
+    /// Number of the event that brought it there.
+    pub event: u64,
+    /// What callers had asked for in the blocks that they held.
+    pub requested: u64,
+    /// The books then.
+    pub usage: Usage,
+    /// On which stream the last request came.
+    stream: StreamId,
+    /// The largest cached piece for that stream, once it was asked for.
+    largest_free: Option<u64>,
+}
+
+/// Watches the highest levels.
+///
+/// Levels are read after every event. A level that rises and falls within one event is seen where it is the
+/// highest so far, because strategies keep such peaks in their own books; `device_used` has no such books.
+#[derive(Debug)]
+pub struct Peaks {
+    highest: Levels,
+    /// The strategy's own peaks, as last seen.
+    books: Usage,
+    /// Requested bytes of the blocks that callers hold.
+    live_requested: u64,
+    allocated: Option<AllocatedPeak>,
+    /// The allocated peak is new and its free memory not yet looked at.
+    unread: bool,
+    reserved: Option<(u64, Usage)>,
+    steps: Thinned<StepPeak>,
+    phases: Vec<(LabelId, PhasePeak)>,
+    phase: Option<usize>,
+}
+
+impl Default for Peaks {
+    fn default() -> Peaks {
+        Peaks {
+            highest: Levels::default(),
+            books: Usage::default(),
+            live_requested: 0,
+            allocated: None,
+            unread: false,
+            reserved: None,
+            steps: Thinned::new(MOST_STEPS),
+            phases: Vec::new(),
+            phase: None,
+        }
+    }
+}
+
+/// What [`Peaks`] saw.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PeakSummary {
+    /// Each level's maximum.
+    pub highest: Levels,
+    /// The event of the allocated peak.
+    pub allocated_event: Option<u64>,
+    /// The event of the reserved peak.
+    pub reserved_event: Option<u64>,
+    /// `1 - requested / allocated` at the allocated peak.
+    pub internal_fragmentation: Option<f64>,
+    /// `1 - largest free / total free` at the allocated peak.
+    pub external_fragmentation: Option<f64>,
+    /// `1 - allocated / reserved` at the allocated peak.
+    pub idle_share_at_allocated_peak: Option<f64>,
+    /// `1 - allocated / reserved` at the reserved peak.
+    pub idle_share_at_reserved_peak: Option<f64>,
+    /// `1 - peak allocated / peak reserved`.
+    pub peak_gap_share: Option<f64>,
+    /// By step.
+    pub steps: Vec<StepPeak>,
+    /// By phase, in order of first appearance.
+    pub phases: Vec<PhasePeak>,
+}
+
+impl Peaks {
+    /// The result. `strategy` is the one that was watched, in its last state.
+    #[must_use]
+    pub fn finish(mut self, strategy: &dyn Strategy) -> PeakSummary {
+        self.read_free_memory(strategy);
+        let allocated = self.allocated;
+        PeakSummary {
+            highest: self.highest,
+            allocated_event: allocated.map(|peak| peak.event),
+            reserved_event: self.reserved.map(|(event, _)| event),
+            internal_fragmentation: allocated.and_then(|peak| lost_share(peak.requested, peak.usage.allocated)),
+            external_fragmentation: allocated
+                .and_then(|peak| lost_share(peak.largest_free?, peak.usage.reserved.saturating_sub(peak.usage.active))),
+            idle_share_at_allocated_peak: allocated
+                .and_then(|peak| lost_share(peak.usage.allocated, peak.usage.reserved)),
+            idle_share_at_reserved_peak: self
+                .reserved
+                .and_then(|(_, usage)| lost_share(usage.allocated, usage.reserved)),
+            peak_gap_share: lost_share(self.highest.allocated_bytes, self.highest.reserved_bytes),
+            steps: self.steps.into_stretches(),
+            phases: self.phases.into_iter().map(|(_, peak)| peak).collect(),
+        }
+    }
+
+    /// Looks at the cache as it was at the peak: called just before memory falls, so that a long ramp-up asks once.
+    #[inline]
+    fn read_free_memory(&mut self, strategy: &dyn Strategy) {
+        if self.unread {
+            self.unread = false;
+            if let Some(peak) = &mut self.allocated {
+                peak.largest_free = strategy.largest_free(peak.stream);
+            }
+        }
+    }
+
+    fn begin(&mut self, now: &Moment<'_>, kind: MarkKind, label: LabelId, index: u32) {
+        let peak = Levels::from(now);
+        match kind {
+            MarkKind::Step => self.steps.push(StepPeak {
+                first_step: index,
+                last_step: index,
+                event: now.index,
+                peak,
+                lowest_allocated_bytes: peak.allocated_bytes,
+            }),
+            MarkKind::Phase => {
+                let known = self.phases.iter().position(|(known, _)| *known == label);
+                let place = known.unwrap_or_else(|| {
+                    let phase = now.tables.labels().get(label as usize).cloned().unwrap_or_default();
+                    self.phases.push((label, PhasePeak { phase, times: 0, peak }));
+                    self.phases.len() - 1
+                });
+                self.phases[place].1.times += 1;
+                self.phase = Some(place);
+            }
+            MarkKind::MicroBatch => {}
+        }
+    }
+}
+
+impl EventSink for Peaks {
+    fn event(&mut self, _: StrategyEvent) {}
+}
+
+impl Observer for Peaks {
+    fn before(&mut self, now: &Moment<'_>) {
+        match now.event.op {
+            Op::EmptyCache => self.read_free_memory(now.strategy),
+            Op::Mark { kind, label, index } => self.begin(now, kind, label, index),
+            _ => {}
+        }
+    }
+
+    fn served(&mut self, now: &Moment<'_>, live: &Live, _: Outcome) {
+        self.live_requested += live.request.bytes;
+        let usage = now.strategy.stats().current;
+        if self.allocated.is_none_or(|peak| usage.allocated > peak.usage.allocated) {
+            self.unread = true;
+            self.allocated = Some(AllocatedPeak {
+                event: now.index,
+                requested: self.live_requested,
+                usage,
+                stream: live.request.stream,
+                largest_free: None,
+            });
+        }
+    }
+
+    fn free_requested(&mut self, now: &Moment<'_>, live: &Live) {
+        self.read_free_memory(now.strategy);
+        self.live_requested -= live.request.bytes;
+    }
+
+    fn freed(&mut self, _: &Moment<'_>, _: &Live, _: Freed) {}
+
+    fn after(&mut self, now: &Moment<'_>) {
+        let stats = now.strategy.stats();
+        let mut levels = Levels::new(&stats.current, now.device);
+        if stats.peak.reserved > self.books.reserved {
+            levels.reserved_bytes = stats.peak.reserved;
+            self.reserved = Some((now.index, Usage { reserved: stats.peak.reserved, ..stats.current }));
+        }
+        if stats.peak.active > self.books.active {
+            levels.active_bytes = stats.peak.active;
+        }
+        self.books = stats.peak;
+        self.highest.raise(&levels);
+        if let Some(step) = self.steps.last_mut() {
+            step.peak.raise(&levels);
+            step.lowest_allocated_bytes = step.lowest_allocated_bytes.min(levels.allocated_bytes);
+        }
+        if let Some(phase) = self.phase {
+            self.phases[phase].1.peak.raise(&levels);
+        }
+    }
+
+    fn round_ends(&mut self, strategy: &dyn Strategy) {
+        self.read_free_memory(strategy);
+        self.live_requested = 0;
+    }
+}

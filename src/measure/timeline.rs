@@ -1,0 +1,212 @@
+//! Memory over time, in bounded memory, without losing an extreme.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Levels,
+    thin::{Join, Thinned},
+};
+use crate::{
+    replay::{Live, Moment, Observer, OutOfMemory},
+    strategy::{EventSink, Outcome, StrategyEvent},
+    unit::Nanos,
+};
+
+/// A timeline has at most this many points.
+pub const MOST_POINTS: usize = 2048;
+/// Retries and failed requests beyond this are only counted.
+const MOST_INCIDENTS: usize = 1000;
+
+/// The lowest and the highest value in a stretch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Span {
+    /// Lowest.
+    pub min: u64,
+    /// Highest.
+    pub max: u64,
+}
+
+impl Span {
+    const fn of(value: u64) -> Span {
+        Span { min: value, max: value }
+    }
+
+    fn widen(&mut self, other: Span) {
+        self.min = self.min.min(other.min);
+        self.max = self.max.max(other.max);
+    }
+}
+
+/// One event, or a stretch of events in a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Point {
+    /// Number of its first event, from 0.
+    pub event: u64,
+    /// When that was over, since the run began, on the device's clock.
+    pub time_ns: u64,
+    /// Bytes in blocks.
+    pub allocated_bytes: Span,
+    /// Bytes taken from the device.
+    pub reserved_bytes: Span,
+    /// What `nvidia-smi` would show.
+    pub device_used_bytes: Span,
+}
+
+impl Join for Point {
+    fn join(&mut self, next: &Point) {
+        self.allocated_bytes.widen(next.allocated_bytes);
+        self.reserved_bytes.widen(next.reserved_bytes);
+        self.device_used_bytes.widen(next.device_used_bytes);
+    }
+}
+
+/// Something worth a mark on the time axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Incident {
+    /// Number of the event.
+    pub event: u64,
+    /// When, since the run began.
+    pub time_ns: u64,
+    /// What.
+    pub kind: IncidentKind,
+}
+
+/// What is worth a mark on the time axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IncidentKind {
+    /// Cached memory was given back to make room.
+    Retry,
+    /// A request failed.
+    OutOfMemory,
+}
+
+/// Memory over time.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Timeline {
+    /// At most [`MOST_POINTS`], in order.
+    pub points: Vec<Point>,
+    /// Retries and failed requests, in order; a long list is cut.
+    pub incidents: Vec<Incident>,
+    /// How many were cut.
+    pub incidents_left_out: u64,
+}
+
+/// Watches memory over time.
+#[derive(Debug)]
+pub struct TimelineRecorder {
+    began: Nanos,
+    points: Thinned<Point>,
+    incidents: Vec<Incident>,
+    incidents_left_out: u64,
+    /// The strategy retried during the present event.
+    retried: bool,
+}
+
+impl TimelineRecorder {
+    /// A recorder for a run that begins at `began` on the device's clock.
+    #[must_use]
+    pub fn new(began: Nanos) -> TimelineRecorder {
+        TimelineRecorder {
+            began,
+            points: Thinned::new(MOST_POINTS),
+            incidents: Vec::new(),
+            incidents_left_out: 0,
+            retried: false,
+        }
+    }
+
+    /// The result.
+    #[must_use]
+    pub fn finish(self) -> Timeline {
+        Timeline {
+            points: self.points.into_stretches(),
+            incidents: self.incidents,
+            incidents_left_out: self.incidents_left_out,
+        }
+    }
+
+    fn note(&mut self, now: &Moment<'_>, kind: IncidentKind) {
+        if self.incidents.len() == MOST_INCIDENTS {
+            self.incidents_left_out += 1;
+            return;
+        }
+        let time_ns = now.device.now().since(self.began).0;
+        self.incidents.push(Incident { event: now.index, time_ns, kind });
+    }
+
+    fn note_retry(&mut self, now: &Moment<'_>) {
+        if std::mem::take(&mut self.retried) {
+            self.note(now, IncidentKind::Retry);
+        }
+    }
+}
+
+impl EventSink for TimelineRecorder {
+    fn event(&mut self, event: StrategyEvent) {
+        self.retried |= matches!(event, StrategyEvent::Retry { .. });
+    }
+}
+
+impl Observer for TimelineRecorder {
+    fn served(&mut self, now: &Moment<'_>, _: &Live, _: Outcome) {
+        self.note_retry(now);
+    }
+
+    fn out_of_memory(&mut self, now: &Moment<'_>, _: &OutOfMemory) {
+        self.note_retry(now);
+        self.note(now, IncidentKind::OutOfMemory);
+    }
+
+    fn after(&mut self, now: &Moment<'_>) {
+        let levels = Levels::from(now);
+        self.points.push(Point {
+            event: now.index,
+            time_ns: now.device.now().since(self.began).0,
+            allocated_bytes: Span::of(levels.allocated_bytes),
+            reserved_bytes: Span::of(levels.reserved_bytes),
+            device_used_bytes: Span::of(levels.device_used_bytes),
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn point(event: u64, allocated: u64, reserved: u64) -> Point {
+        Point {
+            event,
+            time_ns: event * 10,
+            allocated_bytes: Span::of(allocated),
+            reserved_bytes: Span::of(reserved),
+            device_used_bytes: Span::of(reserved + 7),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn thinning_keeps_the_extremes_of_every_stretch(
+            levels in prop::collection::vec((0u64..1000, 0u64..1000), 1..400),
+            most in 2usize..40,
+        ) {
+            let mut series = Thinned::new(most);
+            for (event, &(allocated, reserved)) in levels.iter().enumerate() {
+                series.push(point(event as u64, allocated, reserved));
+            }
+            let points = series.into_stretches();
+            prop_assert!(points.len() <= most.next_multiple_of(2));
+            for (place, point) in points.iter().enumerate() {
+                let end = points.get(place + 1).map_or(levels.len(), |next| next.event as usize);
+                let stretch = &levels[point.event as usize..end];
+                prop_assert_eq!(point.allocated_bytes.min, stretch.iter().map(|level| level.0).min().unwrap());
+                prop_assert_eq!(point.allocated_bytes.max, stretch.iter().map(|level| level.0).max().unwrap());
+                prop_assert_eq!(point.reserved_bytes.max, stretch.iter().map(|level| level.1).max().unwrap());
+                prop_assert_eq!(point.device_used_bytes.max, point.reserved_bytes.max + 7);
+                prop_assert_eq!(point.time_ns, point.event * 10);
+            }
+        }
+    }
+}

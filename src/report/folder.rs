@@ -1,0 +1,359 @@
+//! The folder that a run leaves behind.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use flate2::{Compression, write::GzEncoder};
+
+use super::{Environment, ReportError, comparison, rows, rows::RowFile, summary};
+use crate::measure::{CaseDetail, CaseRecord, TimingRecord, file_stem};
+
+/// A run's folder: `env.json`, `runs.csv`, `timings.csv`, `cases/`, and after [`finish`](RunFolder::finish)
+/// `comparison.csv` and `summary.md`.
+///
+/// Cases may be added from several threads, in any order: every row is on disk before the next case can begin on that
+/// thread, and `finish` puts them in the suite's order.
+#[derive(Debug)]
+pub struct RunFolder {
+    path: PathBuf,
+    environment: Environment,
+    content: Mutex<Content>,
+}
+
+#[derive(Debug)]
+struct Content {
+    runs: RowFile<CaseRecord>,
+    records: Vec<CaseRecord>,
+    /// The file is made with the first row: most runs time nothing.
+    timings: Option<RowFile<TimingRecord>>,
+    timing_records: Vec<TimingRecord>,
+}
+
+impl RunFolder {
+    /// Makes a folder for a new run. One that holds a run already is refused.
+    pub fn create(path: &Path, environment: &Environment) -> Result<RunFolder, ReportError> {
+        let env_path = path.join("env.json");
+        if env_path.exists() || path.join("runs.csv").exists() {
+            return Err(ReportError::Occupied { path: path.to_owned() });
+        }
+        fs::create_dir_all(path.join("cases")).map_err(ReportError::io(path))?;
+        let mut json = serde_json::to_vec_pretty(environment).map_err(ReportError::json(&env_path))?;
+        json.push(b'\n');
+        rows::replace(&env_path, &json)?;
+        RunFolder::with_rows(path, environment, Vec::new(), Vec::new())
+    }
+
+    /// Goes on with a run that was interrupted. What a crash left half-written is dropped, and so are the rows of cases
+    /// that must run again. A run from another device, commit or seed is refused: its rows would not be comparable.
+    pub fn resume(path: &Path, environment: &Environment) -> Result<RunFolder, ReportError> {
+        let there = read_environment(path)?;
+        if let Some((what, here, there)) = environment.conflict(&there) {
+            return Err(ReportError::OtherEnvironment { path: path.to_owned(), what, here, there });
+        }
+        let mut records: Vec<CaseRecord> = rows::read(&path.join("runs.csv"))?;
+        records.retain(|record| record.status.is_final());
+        let timings = rows::read(&path.join("timings.csv"))?;
+        fs::create_dir_all(path.join("cases")).map_err(ReportError::io(path))?;
+        RunFolder::with_rows(path, &there, records, timings)
+    }
+
+    fn with_rows(
+        path: &Path,
+        environment: &Environment,
+        records: Vec<CaseRecord>,
+        timing_records: Vec<TimingRecord>,
+    ) -> Result<RunFolder, ReportError> {
+        let runs = RowFile::write(&path.join("runs.csv"), &records)?;
+        let timings = match timing_records.as_slice() {
+            [] => None,
+            known => Some(RowFile::write(&path.join("timings.csv"), known)?),
+        };
+        Ok(RunFolder {
+            path: path.to_owned(),
+            environment: environment.clone(),
+            content: Mutex::new(Content { runs, records, timings, timing_records }),
+        })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where and how the run was made.
+    #[must_use]
+    pub fn environment(&self) -> &Environment {
+        &self.environment
+    }
+
+    /// The ids of the cases that need not run again.
+    #[must_use]
+    pub fn completed_cases(&self) -> BTreeSet<String> {
+        self.content()
+            .records
+            .iter()
+            .filter(|record| record.status.is_final())
+            .map(|record| record.case_id.clone())
+            .collect()
+    }
+
+    /// The ids of the cases that have been timed.
+    #[must_use]
+    pub fn timed_cases(&self) -> BTreeSet<String> {
+        self.content().timing_records.iter().map(|record| record.case_id.clone()).collect()
+    }
+
+    /// Adds a case. Its file is complete before its row appears, so a row always has its file.
+    pub fn append(&self, record: &CaseRecord, detail: &CaseDetail) -> Result<(), ReportError> {
+        let path = self.case_path(&record.case_id);
+        rows::replace(&path, &compressed(detail, &path)?)?;
+        let mut content = self.content();
+        content.runs.append(record)?;
+        content.records.push(record.clone());
+        Ok(())
+    }
+
+    /// Adds the times of a case.
+    pub fn append_timing(&self, record: &TimingRecord) -> Result<(), ReportError> {
+        let mut content = self.content();
+        match &mut content.timings {
+            Some(timings) => timings.append(record)?,
+            None => {
+                content.timings = Some(RowFile::write(&self.path.join("timings.csv"), std::slice::from_ref(record))?);
+            }
+        }
+        content.timing_records.push(record.clone());
+        Ok(())
+    }
+
+    /// Puts the rows into the order of `case_ids` (rows of other cases follow, by id) and writes `comparison.csv`, with
+    /// ratios to the strategy `base`, and `summary.md`. Returns the rows in that order.
+    pub fn finish(&self, case_ids: &[String], base: &str) -> Result<Vec<CaseRecord>, ReportError> {
+        let mut content = self.content();
+        let records = in_order(&content.records, case_ids, |record| &record.case_id);
+        content.runs = RowFile::write(&self.path.join("runs.csv"), &records)?;
+        if content.timings.is_some() {
+            let timings = in_order(&content.timing_records, case_ids, |record| &record.case_id);
+            content.timings = Some(RowFile::write(&self.path.join("timings.csv"), &timings)?);
+            content.timing_records = timings;
+        }
+        rows::replace(&self.path.join("comparison.csv"), comparison::csv(&records, base)?.as_bytes())?;
+        rows::replace(&self.path.join("summary.md"), summary::markdown(&self.environment, &records).as_bytes())?;
+        content.records.clone_from(&records);
+        Ok(records)
+    }
+
+    fn case_path(&self, case_id: &str) -> PathBuf {
+        self.path.join("cases").join(format!("{}.json.gz", file_stem(case_id)))
+    }
+
+    /// A panic on another thread cannot leave the content half-changed: the lock is held for whole rows only.
+    fn content(&self) -> MutexGuard<'_, Content> {
+        self.content.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The rows of a finished or unfinished run, in file order.
+pub fn read_records(folder: &Path) -> Result<Vec<CaseRecord>, ReportError> {
+    rows::read(&folder.join("runs.csv"))
+}
+
+/// The wall-clock rows of a run.
+pub fn read_timings(folder: &Path) -> Result<Vec<TimingRecord>, ReportError> {
+    rows::read(&folder.join("timings.csv"))
+}
+
+/// Where and how a run was made.
+pub fn read_environment(folder: &Path) -> Result<Environment, ReportError> {
+    let path = folder.join("env.json");
+    if !path.is_file() {
+        return Err(ReportError::NoRun { path: folder.to_owned() });
+    }
+    let text = fs::read(&path).map_err(ReportError::io(&path))?;
+    serde_json::from_slice(&text).map_err(ReportError::json(&path))
+}
+
+/// What a case left behind beside its row.
+pub fn read_detail(folder: &Path, case_id: &str) -> Result<CaseDetail, ReportError> {
+    let path = folder.join("cases").join(format!("{}.json.gz", file_stem(case_id)));
+    let file = fs::File::open(&path).map_err(ReportError::io(&path))?;
+    let text = std::io::BufReader::new(flate2::read::GzDecoder::new(file));
+    serde_json::from_reader(text).map_err(ReportError::json(&path))
+}
+
+/// The time stamp in a gzip header stays zero, so that the same case gives the same bytes.
+fn compressed(detail: &CaseDetail, path: &Path) -> Result<Vec<u8>, ReportError> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+    serde_json::to_writer(&mut encoder, detail).map_err(ReportError::json(path))?;
+    encoder.write_all(b"\n").and_then(|()| encoder.finish()).map_err(ReportError::io(path))
+}
+
+/// One row per case, the last one where a case ran twice: first in the order of `case_ids`, then the others by id.
+fn in_order<T: Clone>(rows: &[T], case_ids: &[String], id: impl Fn(&T) -> &String) -> Vec<T> {
+    let mut by_id: BTreeMap<&String, &T> = rows.iter().map(|row| (id(row), row)).collect();
+    let mut ordered: Vec<T> = case_ids.iter().filter_map(|case_id| by_id.remove(case_id)).cloned().collect();
+    ordered.extend(by_id.into_values().cloned());
+    ordered
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::{
+        measure::{
+            CaseLabel, Status,
+            fixture::{Shelf, TinyDevice},
+            measure,
+        },
+        replay::Options,
+        trace::TraceBuilder,
+        unit::{KIB, StreamId, TagId},
+    };
+
+    fn environment() -> Environment {
+        Environment { commit: "abc".to_owned(), device: "sim".to_owned(), seed: 1, ..Environment::default() }
+    }
+
+    fn case(workload: &str) -> (CaseRecord, CaseDetail) {
+        let label = CaseLabel { workload: workload.to_owned(), strategy: "shelf".to_owned(), ..CaseLabel::default() };
+        let mut story = TraceBuilder::new();
+        for bytes in 1..=50 {
+            let block = story.alloc(bytes * 100, StreamId::DEFAULT, TagId(0));
+            if bytes % 3 != 0 {
+                story.free(block);
+            }
+        }
+        let mut device = TinyDevice::new(64 * KIB);
+        measure(&label, &story.finish(workload), &mut Shelf::default(), &mut device, &Options::default())
+    }
+
+    fn write_run(folder: &Path, workloads: &[&str]) {
+        let run = RunFolder::create(folder, &environment()).unwrap();
+        for workload in workloads {
+            let (record, detail) = case(workload);
+            run.append(&record, &detail).unwrap();
+        }
+        let order = ["a", "b", "c"].map(|workload| case(workload).0.case_id);
+        run.finish(&order, "shelf").unwrap();
+    }
+
+    fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+        let entries = |path: &Path| fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
+        entries(folder)
+            .chain(entries(&folder.join("cases")))
+            .filter(|path| path.is_file())
+            .map(|path| (path.strip_prefix(folder).unwrap().to_owned(), fs::read(&path).unwrap()))
+            .collect()
+    }
+
+    #[test]
+    fn the_same_cases_give_the_same_bytes_in_whatever_order_they_finish() {
+        let (one, other) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        write_run(one.path(), &["a", "b", "c"]);
+        write_run(other.path(), &["c", "a", "b"]);
+        let written = files(one.path());
+        assert_eq!(written, files(other.path()));
+        assert_eq!(written.len(), 4 + 3, "env.json, runs.csv, comparison.csv, summary.md and three cases: {written:?}");
+    }
+
+    #[test]
+    fn rows_are_on_disk_before_the_run_ends() {
+        let folder = TempDir::new().unwrap();
+        let run = RunFolder::create(folder.path(), &environment()).unwrap();
+        assert_eq!(read_records(folder.path()).unwrap(), []);
+        let (record, detail) = case("a");
+        run.append(&record, &detail).unwrap();
+        assert_eq!(read_records(folder.path()).unwrap(), [record.clone()]);
+        assert_eq!(read_detail(folder.path(), &record.case_id).unwrap(), detail);
+        assert_eq!(read_environment(folder.path()).unwrap(), environment());
+    }
+
+    #[test]
+    fn a_line_cut_short_by_a_crash_is_dropped_wherever_it_was_cut() {
+        let folder = TempDir::new().unwrap();
+        let run = RunFolder::create(folder.path(), &environment()).unwrap();
+        for workload in ["a", "b"] {
+            let (record, detail) = case(workload);
+            run.append(&record, &detail).unwrap();
+        }
+        let runs = folder.path().join("runs.csv");
+        let whole = fs::read(&runs).unwrap();
+        let ends: Vec<usize> = (1..=whole.len()).filter(|&end| whole[end - 1] == b'\n').collect();
+        for cut in 0..whole.len() {
+            fs::write(&runs, &whole[..cut]).unwrap();
+            let resumed = RunFolder::resume(folder.path(), &environment()).unwrap();
+            let complete = ends.iter().filter(|&&end| end <= cut).count().saturating_sub(1);
+            assert_eq!(resumed.completed_cases().len(), complete, "cut at {cut}");
+            assert_eq!(fs::read(&runs).unwrap(), whole[..ends[complete]], "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn a_resumed_run_ends_like_one_that_was_never_interrupted() {
+        let (straight, resumed) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        write_run(straight.path(), &["a", "b", "c"]);
+        let run = RunFolder::create(resumed.path(), &environment()).unwrap();
+        let (record, detail) = case("b");
+        run.append(&record, &detail).unwrap();
+        let broken = CaseRecord { status: Status::Error, ..case("c").0 };
+        run.append(&broken, &CaseDetail::unmeasured(&broken.label())).unwrap();
+        drop(run);
+
+        let run = RunFolder::resume(resumed.path(), &environment()).unwrap();
+        assert_eq!(run.completed_cases(), BTreeSet::from([record.case_id]), "a broken case runs again");
+        let order = ["a", "b", "c"].map(|workload| case(workload).0.case_id);
+        for workload in ["c", "a"] {
+            let (record, detail) = case(workload);
+            run.append(&record, &detail).unwrap();
+        }
+        run.finish(&order, "shelf").unwrap();
+        assert_eq!(files(straight.path()), files(resumed.path()));
+    }
+
+    #[test]
+    fn a_folder_is_refused_where_rows_would_be_mixed() {
+        let folder = TempDir::new().unwrap();
+        assert!(matches!(RunFolder::resume(folder.path(), &environment()), Err(ReportError::NoRun { .. })));
+        RunFolder::create(folder.path(), &environment()).unwrap();
+        assert!(matches!(RunFolder::create(folder.path(), &environment()), Err(ReportError::Occupied { .. })));
+        let elsewhere = Environment { device: "cuda:0".to_owned(), ..environment() };
+        let refusal = RunFolder::resume(folder.path(), &elsewhere).unwrap_err().to_string();
+        assert!(refusal.ends_with("its device is 'sim', this run's is 'cuda:0'"), "{refusal}");
+        fs::write(folder.path().join("runs.csv"), "old,columns\n1,2\n").unwrap();
+        let refusal = RunFolder::resume(folder.path(), &environment());
+        assert!(matches!(refusal, Err(ReportError::OtherColumns { .. })));
+    }
+
+    #[test]
+    fn a_spoilt_row_is_named_by_its_line() {
+        let folder = TempDir::new().unwrap();
+        write_run(folder.path(), &["a"]);
+        let runs = folder.path().join("runs.csv");
+        let mut text = fs::read_to_string(&runs).unwrap();
+        text.push_str("1,too,short\n");
+        fs::write(&runs, text).unwrap();
+        let refusal = RunFolder::resume(folder.path(), &environment()).unwrap_err();
+        assert!(matches!(refusal, ReportError::Row { line: 3, .. }), "{refusal}");
+    }
+
+    #[test]
+    fn times_have_a_file_of_their_own() {
+        let folder = TempDir::new().unwrap();
+        let run = RunFolder::create(folder.path(), &environment()).unwrap();
+        let timing = |case_id: &str| TimingRecord { case_id: case_id.to_owned(), ..TimingRecord::default() };
+        run.append_timing(&timing("b")).unwrap();
+        run.append_timing(&timing("a")).unwrap();
+        assert_eq!(run.timed_cases().len(), 2);
+        run.finish(&["a".to_owned(), "b".to_owned()], "shelf").unwrap();
+        assert_eq!(read_timings(folder.path()).unwrap(), [timing("a"), timing("b")]);
+        assert_eq!(read_records(folder.path()).unwrap(), []);
+    }
+}

@@ -1,0 +1,97 @@
+//! A CSV file that grows row by row and survives a crash: every row is one line, written at once.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Write},
+    marker::PhantomData,
+    path::{Path, PathBuf},
+};
+
+use serde::{Serialize, de::DeserializeOwned};
+
+use super::ReportError;
+use crate::measure::SCHEMA;
+
+/// A row type: its default value is only used to find out the names of its columns.
+pub(super) trait Row: Serialize + DeserializeOwned + Default {}
+
+impl<T: Serialize + DeserializeOwned + Default> Row for T {}
+
+/// A CSV file with one header and rows of one type.
+#[derive(Debug)]
+pub(super) struct RowFile<T> {
+    path: PathBuf,
+    file: File,
+    row: PhantomData<fn(T)>,
+}
+
+impl<T: Row> RowFile<T> {
+    /// Makes the file anew, with its header and these rows. A crash leaves the old file or the new one, never half of
+    /// either.
+    pub(super) fn write(path: &Path, rows: &[T]) -> Result<RowFile<T>, ReportError> {
+        replace(path, &to_csv(rows)?)?;
+        let file = OpenOptions::new().append(true).open(path).map_err(ReportError::io(path))?;
+        Ok(RowFile { path: path.to_owned(), file, row: PhantomData })
+    }
+
+    /// Adds a row.
+    pub(super) fn append(&mut self, row: &T) -> Result<(), ReportError> {
+        let line = lines(std::slice::from_ref(row), false)?;
+        self.file.write_all(&line).and_then(|()| self.file.flush()).map_err(ReportError::io(&self.path))
+    }
+}
+
+/// The rows of a file. A last line without its end was cut short by a crash and is left out; a missing file has no rows.
+pub(super) fn read<T: Row>(path: &Path) -> Result<Vec<T>, ReportError> {
+    let bytes = match fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        read => read.map_err(ReportError::io(path))?,
+    };
+    let whole = &bytes[..bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end + 1)];
+    if whole.is_empty() {
+        return Ok(Vec::new());
+    }
+    if !whole.starts_with(&header::<T>()?) {
+        return Err(ReportError::OtherColumns { path: path.to_owned(), schema: SCHEMA });
+    }
+    csv::Reader::from_reader(whole)
+        .into_deserialize()
+        .map(|row| {
+            row.map_err(|error| ReportError::Row {
+                path: path.to_owned(),
+                line: error.position().map_or(0, csv::Position::line),
+                reason: error.to_string(),
+            })
+        })
+        .collect()
+}
+
+/// Header and rows as text.
+pub(super) fn to_csv<T: Row>(rows: &[T]) -> Result<Vec<u8>, ReportError> {
+    let mut text = header::<T>()?;
+    text.extend(lines(rows, false)?);
+    Ok(text)
+}
+
+/// Writes a file beside its place and moves it there: readers see the old one or the new one.
+pub(super) fn replace(path: &Path, content: &[u8]) -> Result<(), ReportError> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".new");
+    let beside = PathBuf::from(beside);
+    fs::write(&beside, content).map_err(ReportError::io(&beside))?;
+    fs::rename(&beside, path).map_err(ReportError::io(path))
+}
+
+fn header<T: Row>() -> Result<Vec<u8>, ReportError> {
+    let mut text = lines(&[T::default()], true)?;
+    text.truncate(text.iter().position(|&byte| byte == b'\n').map_or(0, |end| end + 1));
+    Ok(text)
+}
+
+fn lines<T: Serialize>(rows: &[T], has_headers: bool) -> Result<Vec<u8>, ReportError> {
+    let mut writer = csv::WriterBuilder::new().has_headers(has_headers).from_writer(Vec::new());
+    for row in rows {
+        writer.serialize(row)?;
+    }
+    writer.into_inner().map_err(|error| ReportError::Csv(error.into_error().into()))
+}

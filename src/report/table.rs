@@ -1,0 +1,191 @@
+//! The table that people look at first, for the terminal and as markdown; and the same rows as CSV and JSON.
+
+use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
+
+use super::{
+    ReportError, rows,
+    scenario::{groups, title},
+};
+use crate::{
+    measure::{CaseRecord, SCHEMA, Status},
+    unit::{Bytes, Nanos},
+};
+
+const HEADINGS: [&str; 8] = [
+    "workload",
+    "strategy",
+    "peak allocated",
+    "peak reserved",
+    "fragmentation",
+    "out of memory",
+    "driver calls",
+    "driver time",
+];
+/// Columns from here on hold numbers.
+const FIRST_NUMBER: usize = 2;
+const LEGEND: &str = "The least memory reserved is marked *. Fragmentation is 1 - peak allocated / peak reserved.";
+
+/// The table for a terminal of `width` columns; as wide as it needs to be where that is `None`.
+#[must_use]
+pub fn terminal(records: &[CaseRecord], width: Option<u16>) -> String {
+    let mut table = table(records);
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.style_mut().row_separator = comfy_table::LineStyle::none();
+    match width {
+        Some(width) => table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width),
+        None => table.set_content_arrangement(ContentArrangement::Disabled),
+    };
+    format!("{}\n{LEGEND}\n", table.trim_fmt())
+}
+
+/// The table as markdown.
+#[must_use]
+pub fn markdown(records: &[CaseRecord]) -> String {
+    let mut table = table(records);
+    table.load_style(presets::ASCII_MARKDOWN);
+    table.set_content_arrangement(ContentArrangement::Disabled);
+    format!("{}\n\n{LEGEND}\n", table.trim_fmt())
+}
+
+/// All columns, as in `runs.csv`.
+pub fn csv(records: &[CaseRecord]) -> Result<String, ReportError> {
+    Ok(String::from_utf8_lossy(&rows::to_csv(records)?).into_owned())
+}
+
+/// `{"schema": 1, "rows": [...]}` with all columns in base units.
+#[must_use]
+pub fn json(records: &[CaseRecord]) -> String {
+    format!("{:#}\n", serde_json::json!({ "schema": SCHEMA, "rows": records }))
+}
+
+fn table(records: &[CaseRecord]) -> Table {
+    let mut table = Table::new();
+    table.force_no_tty();
+    table.set_header(HEADINGS);
+    for column in table.column_iter_mut().skip(FIRST_NUMBER) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    let groups = groups(records);
+    for group in &groups {
+        let least = group.least_reserved();
+        let mut heading = title(&group.scenario, &groups);
+        for record in &group.records {
+            let best = record.status == Status::Completed && least == Some(record.peak_reserved_bytes);
+            table.add_row(row(std::mem::take(&mut heading), record, best && record.driver_calls > 0));
+        }
+    }
+    table
+}
+
+fn row(heading: String, record: &CaseRecord, best: bool) -> Vec<Cell> {
+    let mut cells = vec![heading, record.strategy.clone()];
+    if record.clock.is_some() {
+        // The star has a place of its own, so that the digits stay under each other.
+        let star = if best { "*" } else { " " };
+        cells.extend([
+            Bytes(record.peak_allocated_bytes).to_string(),
+            format!("{} {star}", Bytes(record.peak_reserved_bytes)),
+            record.peak_gap_share.map_or_else(String::new, |share| format!("{:.1} %", share * 100.0)),
+            verdict(record),
+            record.driver_calls.to_string(),
+            Nanos(record.driver_ns).to_string(),
+        ]);
+    } else {
+        cells.extend(["", "", "", &verdict(record), "", ""].map(str::to_owned));
+    }
+    cells.into_iter().map(Cell::new_owned).collect()
+}
+
+/// Whether memory ran out, and where.
+fn verdict(record: &CaseRecord) -> String {
+    match record.status {
+        Status::Completed => "no".to_owned(),
+        Status::Oom => match (record.oom_step, record.oom_event) {
+            (Some(step), _) => format!("step {step}"),
+            (None, Some(event)) => format!("event {event}"),
+            (None, None) => "yes".to_owned(),
+        },
+        Status::Skipped | Status::Interrupted | Status::Error => record.status.name().to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{device::Clock, measure::CaseLabel, unit::MIB};
+
+    fn record(workload: &str, strategy: &str, status: Status, reserved: u64) -> CaseRecord {
+        let label = CaseLabel { workload: workload.to_owned(), strategy: strategy.to_owned(), ..CaseLabel::default() };
+        let measured = status != Status::Skipped;
+        CaseRecord {
+            clock: measured.then_some(Clock::Virtual),
+            peak_allocated_bytes: 30 * MIB,
+            peak_reserved_bytes: reserved,
+            peak_gap_share: crate::measure::lost_share(30 * MIB, reserved),
+            oom_event: (status == Status::Oom).then_some(17),
+            driver_calls: 4,
+            driver_ns: 1_234_000,
+            ..CaseRecord::unmeasured(&label, status, "because")
+        }
+    }
+
+    fn sample() -> Vec<CaseRecord> {
+        vec![
+            record("saw-tooth", "caching", Status::Completed, 40 * MIB),
+            record("saw-tooth", "direct", Status::Completed, 32 * MIB),
+            record("checkerboard", "caching", Status::Oom, 64 * MIB),
+            record("checkerboard", "pools", Status::Skipped, 0),
+        ]
+    }
+
+    #[test]
+    fn the_terminal_table_groups_by_workload_and_marks_the_least_memory() {
+        insta::assert_snapshot!(terminal(&sample(), None), @"
+        ───────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+         workload       strategy   peak allocated   peak reserved   fragmentation   out of memory   driver calls   driver time
+        ═══════════════════════════════════════════════════════════════════════════════════════════════════════════════════════
+         saw-tooth      caching          30.0 MiB      40.0 MiB            25.0 %              no              4       1.23 ms
+                        direct           30.0 MiB      32.0 MiB *           6.2 %              no              4       1.23 ms
+         checkerboard   caching          30.0 MiB      64.0 MiB            53.1 %        event 17              4       1.23 ms
+                        pools                                                             skipped
+        ───────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+        The least memory reserved is marked *. Fragmentation is 1 - peak allocated / peak reserved.
+        ");
+    }
+
+    #[test]
+    fn the_markdown_table_has_the_same_cells() {
+        insta::assert_snapshot!(markdown(&sample()), @"
+        | workload     | strategy | peak allocated | peak reserved | fragmentation | out of memory | driver calls | driver time |
+        |--------------|----------|----------------|---------------|---------------|---------------|--------------|-------------|
+        | saw-tooth    | caching  |       30.0 MiB |    40.0 MiB   |        25.0 % |            no |            4 |     1.23 ms |
+        |              | direct   |       30.0 MiB |    32.0 MiB * |         6.2 % |            no |            4 |     1.23 ms |
+        | checkerboard | caching  |       30.0 MiB |    64.0 MiB   |        53.1 % |      event 17 |            4 |     1.23 ms |
+        |              | pools    |                |               |               |       skipped |              |             |
+
+        The least memory reserved is marked *. Fragmentation is 1 - peak allocated / peak reserved.
+        ");
+    }
+
+    #[test]
+    fn a_narrow_terminal_gets_a_narrow_table() {
+        let text = terminal(&sample(), Some(80));
+        assert!(text.lines().filter(|line| *line != LEGEND).all(|line| line.chars().count() <= 80), "{text}");
+    }
+
+    #[test]
+    fn json_has_a_schema_and_base_units() {
+        let value: serde_json::Value = serde_json::from_str(&json(&sample())).unwrap();
+        assert_eq!(value["schema"], 1);
+        assert_eq!(value["rows"][1]["peak_reserved_bytes"], 32 * MIB);
+        assert_eq!(value["rows"][3]["status"], "skipped");
+    }
+
+    #[test]
+    fn csv_is_what_runs_csv_holds() {
+        let text = csv(&sample()).unwrap();
+        let read: Vec<CaseRecord> =
+            ::csv::Reader::from_reader(text.as_bytes()).into_deserialize().map(Result::unwrap).collect();
+        assert_eq!(read, sample());
+    }
+}

@@ -1,0 +1,210 @@
+//! The blocks of all segments, in one slab: neighbours are linked by 32-bit slots, and a block fills one cache line.
+//!
+//! A slot keeps its identity through splits and merges as a PyTorch block object does, because the requested size that
+//! a free block shows is the last one of the object that survived.
+
+use std::ops::{Index, IndexMut};
+
+/// No slot, no range, no stream uses.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// What a slot holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Nothing: the slot waits for a new tenant.
+    Vacant,
+    /// Addresses of an expandable segment without memory behind them.
+    Unmapped,
+    /// Memory that can be handed out.
+    Free,
+    /// In a caller's hands.
+    Allocated,
+    /// Freed, and waiting for streams.
+    Pending,
+}
+
+/// One block, or one unmapped range of addresses.
+#[derive(Clone, Debug)]
+pub(super) struct Record {
+    pub(super) address: u64,
+    pub(super) size: u64,
+    /// What the present or last owner asked for.
+    pub(super) requested: u64,
+    /// The pool's clock when the block was last put among the free ones.
+    pub(super) shelved_at: u64,
+    /// Neighbours in the segment, by address.
+    pub(super) previous: u32,
+    pub(super) next: u32,
+    /// Which pool and stream it belongs to.
+    pub(super) arena: u32,
+    /// Its expandable segment, or [`NONE`].
+    pub(super) range: u32,
+    /// Its entry among the stream uses, or [`NONE`].
+    pub(super) uses: u32,
+    pub(super) generation: u32,
+    pub(super) state: State,
+}
+
+impl Record {
+    /// A free or unmapped piece without neighbours.
+    pub(super) fn lone(address: u64, size: u64, arena: u32, range: u32, state: State) -> Record {
+        Record {
+            address,
+            size,
+            requested: 0,
+            shelved_at: 0,
+            previous: NONE,
+            next: NONE,
+            arena,
+            range,
+            uses: NONE,
+            generation: 0,
+            state,
+        }
+    }
+
+    /// Whether other blocks share its segment.
+    #[inline]
+    pub(super) fn is_split(&self) -> bool {
+        self.previous != NONE || self.next != NONE
+    }
+
+    #[inline]
+    pub(super) fn is_expandable(&self) -> bool {
+        self.range != NONE
+    }
+
+    pub(super) fn end(&self) -> u64 {
+        self.address + self.size
+    }
+}
+
+/// All blocks.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Blocks {
+    records: Vec<Record>,
+    vacant: Vec<u32>,
+}
+
+impl Index<u32> for Blocks {
+    type Output = Record;
+    #[inline]
+    fn index(&self, slot: u32) -> &Record {
+        &self.records[slot as usize]
+    }
+}
+
+impl IndexMut<u32> for Blocks {
+    #[inline]
+    fn index_mut(&mut self, slot: u32) -> &mut Record {
+        &mut self.records[slot as usize]
+    }
+}
+
+impl Blocks {
+    /// The record in a slot, if there is such a slot.
+    pub(super) fn get(&self, slot: u32) -> Option<&Record> {
+        self.records.get(slot as usize)
+    }
+
+    /// Every slot in use, in slot order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Record)> {
+        (0u32..).zip(&self.records).filter(|(_, record)| record.state != State::Vacant)
+    }
+
+    /// Gives a record a slot. Generations count on over all tenants of a slot.
+    #[inline]
+    pub(super) fn insert(&mut self, mut record: Record) -> u32 {
+        match self.vacant.pop() {
+            Some(slot) => {
+                record.generation = self[slot].generation;
+                self[slot] = record;
+                slot
+            }
+            None => {
+                self.records.push(record);
+                (self.records.len() - 1) as u32
+            }
+        }
+    }
+
+    /// Vacates a slot; its neighbours must no longer point to it.
+    #[inline]
+    pub(super) fn remove(&mut self, slot: u32) {
+        self[slot].state = State::Vacant;
+        self.vacant.push(slot);
+    }
+
+    /// Puts `record` in front of `slot`, in the same segment.
+    #[inline]
+    pub(super) fn insert_before(&mut self, slot: u32, mut record: Record) -> u32 {
+        let previous = self[slot].previous;
+        record.previous = previous;
+        record.next = slot;
+        let inserted = self.insert(record);
+        self[slot].previous = inserted;
+        if previous != NONE {
+            self[previous].next = inserted;
+        }
+        inserted
+    }
+
+    /// Puts `record` behind `slot`, in the same segment.
+    pub(super) fn insert_after(&mut self, slot: u32, mut record: Record) -> u32 {
+        let next = self[slot].next;
+        record.previous = slot;
+        record.next = next;
+        let inserted = self.insert(record);
+        self[slot].next = inserted;
+        if next != NONE {
+            self[next].previous = inserted;
+        }
+        inserted
+    }
+
+    /// Lets `survivor` swallow its neighbour `absorbed`.
+    #[inline]
+    pub(super) fn merge(&mut self, survivor: u32, absorbed: u32) {
+        let (address, size, previous, next) = {
+            let gone = &self[absorbed];
+            (gone.address, gone.size, gone.previous, gone.next)
+        };
+        if previous == survivor {
+            self[survivor].next = next;
+            if next != NONE {
+                self[next].previous = survivor;
+            }
+        } else {
+            self[survivor].address = address;
+            self[survivor].previous = previous;
+            if previous != NONE {
+                self[previous].next = survivor;
+            }
+        }
+        self[survivor].size += size;
+        self.remove(absorbed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_fills_one_cache_line() {
+        assert_eq!(size_of::<Record>(), 64);
+    }
+
+    #[test]
+    fn neighbours_split_and_merge_without_losing_a_byte() {
+        let mut blocks = Blocks::default();
+        let high = blocks.insert(Record::lone(1024, 4096, 0, NONE, State::Free));
+        let low = blocks.insert_before(high, Record::lone(0, 1024, 0, NONE, State::Allocated));
+        let tail = blocks.insert_after(high, Record::lone(5120, 512, 0, NONE, State::Free));
+        assert_eq!((blocks[low].next, blocks[high].previous, blocks[high].next), (high, low, tail));
+        blocks.merge(high, low);
+        blocks.merge(high, tail);
+        assert_eq!((blocks[high].address, blocks[high].size, blocks[high].is_split()), (0, 5632, false));
+        assert_eq!(blocks.iter().count(), 1);
+    }
+}

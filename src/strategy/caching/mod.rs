@@ -1,0 +1,328 @@
+//! `caching`: the decisions of PyTorch 2.11's CUDACachingAllocator, made several times faster.
+//!
+//! Here is the order of steps of an allocation and of a free; each step has its file. The rules are PyTorch's to the
+//! letter, its oddities included (no second search after cached memory was given back, a limit tested on the size of
+//! the segment and not of the request); its data structures are not. The real allocator is the judge: see
+//! `tools/torch-oracle` and `tests/torch_oracle.rs`.
+
+mod alloc;
+mod blocks;
+mod expandable;
+mod free;
+mod free_index;
+mod pools;
+mod release;
+mod settings;
+#[cfg(test)]
+mod stand_in;
+mod statistics;
+mod stream_uses;
+#[cfg(test)]
+mod vectors;
+mod view;
+
+use std::collections::VecDeque;
+
+pub use settings::{Ignored, Settings, SettingsError};
+
+use self::{
+    blocks::{Blocks, NONE, Record, State},
+    expandable::Ranges,
+    pools::Pools,
+    statistics::Books,
+    stream_uses::StreamUses,
+};
+use super::{
+    Attempt, Block, Caller, Context, Control, Freed, Layout, Outcome, Parameter, Refusal, Request, Setup, Shortage,
+    SpecError, Stats, Strategy, StrategyEntry, StrategyError, deferred::DeferredFrees,
+};
+use crate::{
+    device::Capabilities,
+    unit::{MIB, StreamId},
+};
+
+/// Sizes are multiples of this, and so is what a small block may be cut down to.
+const QUANTUM: u64 = 512;
+/// Rounded requests up to this are small.
+const SMALL_SIZE: u64 = MIB;
+/// Segments of small requests.
+const SMALL_SEGMENT: u64 = 2 * MIB;
+/// Rounded requests from here on get a segment of their own.
+const OWN_SEGMENT: u64 = 10 * MIB;
+/// What the sizes of such segments are rounded to.
+const OWN_SEGMENT_STEP: u64 = 2 * MIB;
+/// Requests from here on fail at once.
+const ABSURD: u64 = 1 << 60;
+
+/// The registry's line.
+pub(super) const ENTRY: StrategyEntry = StrategyEntry {
+    name: "caching",
+    summary: "PyTorch's caching allocator, with all its settings",
+    origin: "CUDACachingAllocator of PyTorch 2.11, checked call by call against the real library",
+    parameters: PARAMETERS,
+    variants: &[
+        "expandable_segments:True",
+        "max_split_size_mb:64",
+        "roundup_power2_divisions:4",
+        "expandable_segments:True,max_split_size_mb:64,garbage_collection_threshold:0.6",
+    ],
+    build,
+};
+
+const PARAMETERS: &[Parameter] = &[
+    Parameter {
+        name: "expandable_segments",
+        values: "True, False",
+        default: "False",
+        help: "map memory into ranges that grow, instead of allocating segments",
+    },
+    Parameter {
+        name: "max_split_size_mb",
+        values: "20 or more",
+        default: "unlimited",
+        help: "larger blocks are not split, and are given back first",
+    },
+    Parameter {
+        name: "max_non_split_rounding_mb",
+        values: "20 or more",
+        default: "20",
+        help: "how much larger than the request an unsplit block may be",
+    },
+    Parameter {
+        name: "garbage_collection_threshold",
+        values: "between 0 and 1",
+        default: "off",
+        help: "share of the limit above which old cached blocks are given back",
+    },
+    Parameter {
+        name: "roundup_power2_divisions",
+        values: "a power of two, or a list [MIB:DIVISIONS,...,>:DIVISIONS]",
+        default: "off",
+        help: "round requests to so many steps between powers of two",
+    },
+    Parameter {
+        name: "large_segment_size_mb",
+        values: "11 or more",
+        default: "20",
+        help: "segment for requests between 1 and 10 MiB, and step of expandable segments",
+    },
+    Parameter {
+        name: "per_process_memory_fraction",
+        values: "0 to 1",
+        default: "1",
+        help: "share of the device that may be reserved",
+    },
+];
+
+fn build(parameters: &str, setup: &Setup<'_>) -> Result<Box<dyn Strategy>, SpecError> {
+    let refused = |error: SettingsError| SpecError::BadParameters { strategy: ENTRY.name, reason: error.to_string() };
+    let settings = Settings::default().updated(parameters).map_err(refused)?;
+    Ok(Box::new(Caching::new(settings, setup)))
+}
+
+/// New memory for a request, not among the free blocks, or who refused it.
+type Grown = Result<u32, Refusal>;
+
+/// PyTorch's caching allocator for one device.
+#[derive(Clone, Debug)]
+pub struct Caching {
+    settings: Settings,
+    /// Bytes that may be reserved, if there is such a limit.
+    limit: Option<u64>,
+    device_bytes: u64,
+    /// Bytes of all segments and mapped granules.
+    reserved: u64,
+    blocks: Blocks,
+    pools: Pools,
+    ranges: Ranges,
+    uses: StreamUses,
+    /// Freed, waiting for events.
+    deferred: DeferredFrees<u32>,
+    /// Freed during a capture, waiting for its end.
+    postponed: VecDeque<u32>,
+    /// Kept for its capacity.
+    released: Vec<u32>,
+    books: Books,
+    /// As it was made: settings and limit.
+    initial: (Settings, Option<u64>),
+}
+
+impl Caching {
+    /// An allocator that has reserved nothing yet.
+    #[must_use]
+    pub fn new(settings: Settings, setup: &Setup<'_>) -> Caching {
+        let device_bytes = setup.props.total_bytes;
+        let fraction = limit_of_fraction(settings.per_process_memory_fraction, device_bytes);
+        let limit = [setup.limit, fraction].into_iter().flatten().min();
+        Caching::as_new((settings, limit), device_bytes)
+    }
+
+    fn as_new(initial: (Settings, Option<u64>), device_bytes: u64) -> Caching {
+        Caching {
+            settings: initial.0.clone(),
+            limit: initial.1,
+            device_bytes,
+            reserved: 0,
+            blocks: Blocks::default(),
+            pools: Pools::default(),
+            ranges: Ranges::default(),
+            uses: StreamUses::default(),
+            deferred: DeferredFrees::default(),
+            postponed: VecDeque::new(),
+            released: Vec::new(),
+            books: Books::default(),
+            initial,
+        }
+    }
+
+    /// The settings in force.
+    #[must_use]
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// The live block that a handle stands for.
+    #[inline]
+    fn live(&self, block: &Block) -> Result<&Record, StrategyError> {
+        let record = self.blocks.get(block.slot);
+        record
+            .filter(|record| record.generation == block.generation && record.state == State::Allocated)
+            .ok_or(StrategyError::UnknownBlock { address: block.address, slot: block.slot })
+    }
+}
+
+impl Strategy for Caching {
+    #[inline]
+    fn alloc(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
+        if request.bytes == 0 {
+            return Err(StrategyError::ZeroBytes);
+        }
+        if request.bytes >= ABSURD {
+            let (rounded, asked) = (request.bytes, request.bytes);
+            let shortage = Shortage { rounded, asked, refused_by: Refusal::Size, device_free: None };
+            return Ok(Attempt::OutOfMemory(shortage));
+        }
+        if self.has_waiting_frees() && !self.pools.is_capturing() {
+            self.poll_frees(cx)?;
+        }
+        let rounded = self.settings.round(request.bytes);
+        let side = self.pools.side_for(request.stream, rounded > SMALL_SIZE);
+        let arena = self.pools.arena(side, request.stream);
+        let expandable = self.settings.expandable_segments;
+        match self.find_free(arena, rounded, expandable) {
+            Some(slot) => {
+                let (block, cut) = self.hand_out(slot, request.bytes, rounded, expandable);
+                Ok(Attempt::Served(block, if cut { Outcome::Split } else { Outcome::Hit }))
+            }
+            None => self.alloc_from_device(cx, request, rounded, arena),
+        }
+    }
+
+    #[inline]
+    fn free(&mut self, cx: &mut Context<'_>, block: Block, _: Caller) -> Result<Freed, StrategyError> {
+        let record = self.live(&block)?;
+        let (size, uses, arena) = (record.size, record.uses, record.arena);
+        let waits = uses != NONE && !self.uses.streams(uses).is_empty();
+        let capturing = self.pools.is_capturing();
+        if waits && !capturing {
+            self.deferred.hold(cx.device, block.slot, self.uses.streams(uses))?;
+            if !self.uses.settle(uses) {
+                self.forget_uses(block.slot);
+            }
+        }
+        self.books.on_free(self.pools.arenas[arena as usize].is_large(), size);
+        if size >= self.settings.max_split_size {
+            self.books.oversize_allocations.lower();
+        }
+        if !waits {
+            self.free_block(block.slot);
+            return Ok(Freed::Now);
+        }
+        self.blocks[block.slot].state = State::Pending;
+        if capturing {
+            self.postponed.push_back(block.slot);
+        }
+        Ok(Freed::Later)
+    }
+
+    fn used_on(&mut self, _: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
+        let record = self.live(block)?;
+        if self.pools.arenas[record.arena as usize].stream == stream {
+            return Ok(());
+        }
+        if record.uses == NONE {
+            self.blocks[block.slot].uses = self.uses.add();
+        }
+        self.uses.note(self.blocks[block.slot].uses, stream, self.pools.is_capturing());
+        Ok(())
+    }
+
+    fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {
+        match *command {
+            Control::Configure(text) => {
+                let refused = |error: SettingsError| StrategyError::Refused(error.to_string());
+                let settings = self.settings.updated(text).map_err(refused)?;
+                if settings.expandable_segments && !cx.device.props().capabilities.virtual_memory {
+                    let reason = "expandable_segments:True needs a device with virtual memory";
+                    return Err(StrategyError::Refused(reason.to_owned()));
+                }
+                self.settings = settings;
+                Ok(())
+            }
+            Control::Fraction(fraction) if (0.0..=1.0).contains(&fraction) => {
+                self.limit = limit_of_fraction(fraction, self.device_bytes);
+                Ok(())
+            }
+            Control::Fraction(fraction) => {
+                Err(StrategyError::Refused(format!("memory fraction {fraction} is not between 0 and 1")))
+            }
+            Control::PoolBegin { pool, stream } => self.pool_begin(pool, stream),
+            Control::PoolEnd { pool } => self.pool_end(pool),
+            Control::PoolRetain { pool, use_on_oom } => self.pool_retain(pool, use_on_oom),
+            Control::PoolRelease { pool } => self.pool_release(pool),
+            Control::StepBegins(_) => Ok(()),
+        }
+    }
+
+    fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
+        self.release_cached(cx)?;
+        self.release_stranded(cx)
+    }
+
+    fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
+        self.release_everything(cx)?;
+        *self = Caching::as_new(self.initial.clone(), self.device_bytes);
+        Ok(())
+    }
+
+    fn stats(&self) -> &Stats {
+        &self.books.stats
+    }
+
+    fn largest_free(&self, stream: StreamId) -> Option<u64> {
+        Some(self.largest_cached(stream))
+    }
+
+    fn layout(&self) -> Option<Layout> {
+        Some(self.segments())
+    }
+
+    fn details(&self) -> Vec<(&'static str, u64)> {
+        let mut details = self.books.details();
+        details.push(("settings_without_effect", self.settings.ignored.len() as u64));
+        details
+    }
+
+    fn requires(&self) -> Capabilities {
+        Capabilities { virtual_memory: self.settings.expandable_segments, ..Capabilities::NONE }
+    }
+
+    fn fork(&self) -> Option<Box<dyn Strategy>> {
+        Some(Box::new(self.clone()))
+    }
+}
+
+/// A fraction of the whole is no limit at all.
+fn limit_of_fraction(fraction: f64, device_bytes: u64) -> Option<u64> {
+    (fraction < 1.0).then_some((fraction * device_bytes as f64) as u64)
+}

@@ -1,0 +1,44 @@
+//! The promise that no driver error does lasting damage.
+
+use super::{Bench, Subject, Unplayable, memory::TIGHT, mixed_script};
+use crate::{
+    device::{
+        CallKind,
+        wrap::{Fault, FaultPlan, Faulty},
+    },
+    unit::MIB,
+};
+
+/// Plays one program again and again, each time with another driver call failing once: every kind, every turn.
+pub(super) fn every_call(subject: &Subject<'_>, found: &mut Vec<String>) -> Result<(), Unplayable> {
+    let steps = mixed_script(51, 70, 30 * MIB, true);
+    let mut rehearsal = Bench::new(subject, TIGHT)?;
+    rehearsal.play(&steps);
+    rehearsal.wind_down();
+    for (kind, tally) in rehearsal.device.ledger().iter() {
+        for turn in 1..=tally.count {
+            for fault in faults_of(kind) {
+                let plan = FaultPlan::none().fail_nth(Some(kind), turn, fault.clone());
+                let device = Box::new(Faulty::with(plan, (subject.device)(TIGHT)));
+                let mut bench = Bench::on(device, subject)?;
+                bench.play(&steps);
+                bench.wind_down();
+                if bench.errors().len() > 1 {
+                    bench.find(format!("one fault became {} errors", bench.errors().len()));
+                }
+                let findings = bench.into_findings().into_iter();
+                found.extend(findings.map(|finding| format!("{kind} number {turn} fails ({fault:?}): {finding}")));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// How a call of this kind may fail. Taking memory may also find none.
+fn faults_of(kind: CallKind) -> Vec<Fault> {
+    let mut faults = vec![Fault::Driver("CUDA_ERROR_UNKNOWN".to_owned())];
+    if matches!(kind, CallKind::MemAlloc | CallKind::MemCreate | CallKind::MemAllocAsync) {
+        faults.push(Fault::OutOfMemory);
+    }
+    faults
+}

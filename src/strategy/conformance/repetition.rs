@@ -1,0 +1,51 @@
+//! Promises about doing the same thing twice.
+
+use super::{
+    Bench, Subject, Unplayable,
+    memory::{ROOMY, TIGHT},
+    mixed_script,
+};
+use crate::{strategy::Strategy, unit::MIB};
+
+pub(super) fn same_calls(subject: &Subject<'_>, found: &mut Vec<String>) -> Result<(), Unplayable> {
+    for room in [ROOMY, TIGHT] {
+        let steps = mixed_script(21, 200, 30 * MIB, true);
+        let (mut first, mut second) = (Bench::new(subject, room)?, Bench::new(subject, room)?);
+        let difference = first.play(&steps).into_iter().zip(second.play(&steps)).position(|(a, b)| a != b);
+        if let Some(number) = difference {
+            first.find(format!("step {number}, {:?}, came out differently the second time", steps[number]));
+        }
+        if first.device.ledger() != second.device.ledger() {
+            first.find("the second time other driver calls were made".to_owned());
+        }
+        found.extend(first.finish());
+    }
+    Ok(())
+}
+
+pub(super) fn fork(subject: &Subject<'_>, found: &mut Vec<String>) -> Result<(), Unplayable> {
+    let (past, future) = (mixed_script(31, 150, 30 * MIB, true), mixed_script(32, 100, 30 * MIB, true));
+    let (mut original, mut twin) = (Bench::new(subject, TIGHT)?, Bench::new(subject, TIGHT)?);
+    original.play(&past);
+    twin.play(&past);
+    // The copy lives on with the twin's device, which has gone through the same.
+    let Some(mut copy) = original.fork(twin.device) else {
+        found.extend(original.finish());
+        return Err(Unplayable::NotOffered("the strategy cannot be copied"));
+    };
+    let (stats, layout) = (*original.strategy.stats(), original.strategy.layout());
+    if *copy.strategy.stats() != stats || copy.strategy.layout() != layout {
+        original.find("the copy has other books or another layout".to_owned());
+    }
+    let told_by_copy = copy.play(&future);
+    if *original.strategy.stats() != stats || original.strategy.layout() != layout {
+        original.find("what happened to the copy changed the original".to_owned());
+    }
+    let difference = original.play(&future).into_iter().zip(told_by_copy).position(|(a, b)| a != b);
+    if let Some(number) = difference {
+        original.find(format!("step {number}, {:?}, came out differently in the copy", future[number]));
+    }
+    found.extend(original.finish());
+    found.extend(copy.finish());
+    Ok(())
+}

@@ -1,0 +1,143 @@
+//! Lets callers who have only a pointer, as the plugin ABI does, give blocks back by address.
+//!
+//! A handle makes `free` a table lookup by index; a pointer must first be found. PyTorch keeps such a table too and
+//! looks blocks up in it under its lock, so a fair timing of its `free` includes one: this wrapper.
+
+use super::address_table::AddressTable;
+use crate::{
+    device::Capabilities,
+    strategy::{Attempt, Block, Caller, Context, Control, Freed, Layout, Request, Stats, Strategy, StrategyError},
+    unit::{Address, StreamId},
+};
+
+/// A strategy whose blocks can be named by address.
+#[derive(Clone, Debug)]
+pub struct Addressed<S> {
+    inner: S,
+    live: AddressTable,
+}
+
+impl<S: Strategy> Addressed<S> {
+    /// `inner` has no live blocks yet.
+    pub fn new(inner: S) -> Self {
+        Addressed { inner, live: AddressTable::default() }
+    }
+
+    /// The strategy inside.
+    pub fn into_inner(self) -> S {
+        self.inner
+    }
+
+    /// The live block that starts at `address`.
+    pub fn block_at(&self, address: Address) -> Result<Block, StrategyError> {
+        self.live.get(address).ok_or(StrategyError::UnknownBlock { address, slot: u32::MAX })
+    }
+
+    /// [`Strategy::free`] of the block that starts at `address`.
+    pub fn free_by_address(
+        &mut self,
+        cx: &mut Context<'_>,
+        address: Address,
+        caller: Caller,
+    ) -> Result<Freed, StrategyError> {
+        let block = self.block_at(address)?;
+        self.free(cx, block, caller)
+    }
+
+    /// [`Strategy::used_on`] of the block that starts at `address`.
+    pub fn used_on_by_address(
+        &mut self,
+        cx: &mut Context<'_>,
+        address: Address,
+        stream: StreamId,
+    ) -> Result<(), StrategyError> {
+        let block = self.block_at(address)?;
+        self.inner.used_on(cx, &block, stream)
+    }
+}
+
+impl<S: Strategy> Strategy for Addressed<S> {
+    fn alloc(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
+        let attempt = self.inner.alloc(cx, request)?;
+        if let Attempt::Served(block, _) = attempt {
+            self.live.insert(block);
+        }
+        Ok(attempt)
+    }
+
+    fn free(&mut self, cx: &mut Context<'_>, block: Block, caller: Caller) -> Result<Freed, StrategyError> {
+        let freed = self.inner.free(cx, block, caller)?;
+        self.live.remove(block.address);
+        Ok(freed)
+    }
+
+    fn used_on(&mut self, cx: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
+        self.inner.used_on(cx, block, stream)
+    }
+
+    fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {
+        self.inner.control(cx, command)
+    }
+
+    fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
+        self.inner.trim(cx)
+    }
+
+    fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
+        self.inner.close(cx)?;
+        self.live = AddressTable::default();
+        Ok(())
+    }
+
+    fn stats(&self) -> &Stats {
+        self.inner.stats()
+    }
+
+    fn largest_free(&self, stream: StreamId) -> Option<u64> {
+        self.inner.largest_free(stream)
+    }
+
+    fn layout(&self) -> Option<Layout> {
+        self.inner.layout()
+    }
+
+    fn details(&self) -> Vec<(&'static str, u64)> {
+        self.inner.details()
+    }
+
+    fn requires(&self) -> Capabilities {
+        self.inner.requires()
+    }
+
+    fn fork(&self) -> Option<Box<dyn Strategy>> {
+        Some(Box::new(Addressed { inner: self.inner.fork()?, live: self.live.clone() }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        strategy::{Silent, null::Null, test_device::simulated},
+        unit::{MIB, SiteId, ThreadId},
+    };
+
+    #[test]
+    fn an_address_is_good_for_one_free() {
+        let mut device = simulated(64 * MIB);
+        let mut cx = Context { device: &mut *device, sink: &mut Silent };
+        let mut strategy = Addressed::new(Null::default());
+        let request = Request { bytes: 512, stream: StreamId(0), thread: ThreadId(0), site: SiteId(0) };
+        let Attempt::Served(block, _) = strategy.alloc(&mut cx, &request).unwrap() else { panic!("out of memory") };
+        assert_eq!(strategy.block_at(block.address), Ok(block));
+        strategy.used_on_by_address(&mut cx, block.address, StreamId(1)).unwrap();
+        let caller = Caller::default();
+        assert!(strategy.free_by_address(&mut cx, block.address.offset(256), caller).is_err());
+        assert_eq!(strategy.free_by_address(&mut cx, block.address, caller), Ok(Freed::Now));
+        let unknown = StrategyError::UnknownBlock { address: block.address, slot: u32::MAX };
+        assert_eq!(strategy.free_by_address(&mut cx, block.address, caller), Err(unknown.clone()));
+        strategy.alloc(&mut cx, &request).unwrap();
+        strategy.close(&mut cx).unwrap();
+        assert_eq!(strategy.free_by_address(&mut cx, block.address, caller), Err(unknown));
+    }
+}

@@ -1,0 +1,133 @@
+//! One case: a workload, a strategy, a device, and everything else that decides what will be measured.
+
+use std::sync::Arc;
+
+use super::{Group, OnOom, Selection, SuiteError, SuiteFile};
+use crate::{
+    device::DeviceSpec,
+    measure::CaseLabel,
+    replay::{OnOutOfMemory, Pace},
+    strategy::{STRATEGIES, StrategySpec},
+    trace::Source,
+    workload::{Recipe, Workload, WorkloadError, recipe_names},
+};
+
+/// One case, ready to run.
+#[derive(Clone)]
+pub struct Case {
+    /// Its identity.
+    pub label: CaseLabel,
+    /// What happens.
+    pub source: Arc<dyn Source>,
+    /// Who serves the requests.
+    pub strategy: StrategySpec,
+    /// Where memory comes from.
+    pub device: DeviceSpec,
+    /// What to do when a request fails.
+    pub on_out_of_memory: OnOutOfMemory,
+    /// How fast the host goes.
+    pub pace: Pace,
+    /// Whether wall-clock times are taken as well.
+    pub timed: bool,
+}
+
+/// What the command line says about all cases of a suite.
+#[derive(Clone, Debug)]
+pub struct CaseSettings {
+    /// Where to run.
+    pub device: DeviceSpec,
+    /// A cap for every case, instead of the suite's own.
+    pub limit: Option<u64>,
+    /// One seed for every case, instead of the suite's own.
+    pub seed: Option<u64>,
+}
+
+impl SuiteFile {
+    /// Unfolds the suite into its cases, in a fixed order: groups, then workloads, strategies, limits and seeds.
+    pub fn cases(&self, settings: &CaseSettings) -> Result<Vec<Case>, SuiteError> {
+        let mut cases = Vec::new();
+        for group in &self.group {
+            let strategies = self.strategies(group)?;
+            let limits: Vec<Option<u64>> = match settings.limit {
+                Some(limit) => vec![Some(limit)],
+                None if group.limits.is_empty() => vec![None],
+                None => group.limits.iter().map(|limit| Some(limit.0)).collect(),
+            };
+            let seeds = match settings.seed {
+                Some(seed) => vec![seed],
+                None => group.seeds.clone().unwrap_or_else(|| self.seeds.clone()),
+            };
+            for recipe in self.recipes(group)? {
+                for strategy in &strategies {
+                    for &limit in &limits {
+                        for &seed in &seeds {
+                            let workload =
+                                recipe.clone().seed(seed).workload().map_err(|source| self.refuse(source))?;
+                            cases.push(self.case(group, workload, strategy, limit, settings));
+                        }
+                    }
+                }
+            }
+        }
+        Ok(cases)
+    }
+
+    fn case(
+        &self,
+        group: &Group,
+        workload: Workload,
+        strategy: &StrategySpec,
+        limit: Option<u64>,
+        settings: &CaseSettings,
+    ) -> Case {
+        Case {
+            label: CaseLabel {
+                suite: self.name.clone(),
+                workload: workload.name().to_owned(),
+                strategy: strategy.to_string(),
+                device: settings.device.to_string(),
+                limit,
+                seed: workload.seed(),
+                repeat: group.repeat,
+            },
+            source: Arc::new(workload),
+            strategy: strategy.clone(),
+            device: settings.device.clone(),
+            on_out_of_memory: match group.on_oom {
+                OnOom::Stop => OnOutOfMemory::Stop,
+                OnOom::Skip => OnOutOfMemory::Skip,
+            },
+            pace: Pace::Flat,
+            timed: group.timed,
+        }
+    }
+
+    fn strategies(&self, group: &Group) -> Result<Vec<StrategySpec>, SuiteError> {
+        let specs: Vec<StrategySpec> = match &group.strategies {
+            Selection::All => STRATEGIES.iter().flat_map(|entry| entry.specs()).collect(),
+            Selection::Names(names) => names.iter().map(|name| StrategySpec::from(name.as_str())).collect(),
+        };
+        for spec in &specs {
+            spec.check().map_err(|source| SuiteError::Strategy { suite: self.name.clone(), source })?;
+        }
+        Ok(specs)
+    }
+
+    fn recipes(&self, group: &Group) -> Result<Vec<Recipe>, SuiteError> {
+        let names: Vec<&str> = match &group.workloads {
+            Selection::All => recipe_names().collect(),
+            Selection::Names(names) => names.iter().map(String::as_str).collect(),
+        };
+        names
+            .into_iter()
+            .map(|name| {
+                let recipe = Recipe::named(name).map_err(|source| self.refuse(source))?;
+                Ok(group.set.iter().fold(recipe, |recipe, (key, value)| recipe.with_value(key, value.clone())))
+            })
+            .collect()
+    }
+
+    fn refuse(&self, source: WorkloadError) -> SuiteError {
+        SuiteError::Workload { suite: self.name.clone(), source }
+    }
+}

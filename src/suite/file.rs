@@ -1,0 +1,202 @@
+//! A suite as it is written: one TOML file.
+
+use std::{fmt, fs, path::PathBuf};
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{self, SeqAccess, Visitor},
+};
+
+use super::SuiteError;
+use crate::unit::{Bytes, nearest};
+
+/// The suites that travel with the binary: `(name, text)`.
+static EMBEDDED: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/suites.rs"));
+
+/// One suite: a question, and the groups of cases that answer it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SuiteFile {
+    /// What to call it; the name of the file.
+    #[serde(skip)]
+    pub name: String,
+    /// What the suite answers, in one line.
+    pub question: String,
+    /// The strategy that the comparison gives ratios to.
+    #[serde(default = "default_base")]
+    pub base: String,
+    /// Seeds that every group runs with, unless it has its own.
+    #[serde(default = "default_seeds")]
+    pub seeds: Vec<u64>,
+    /// The groups; each is a matrix.
+    pub group: Vec<Group>,
+}
+
+/// A matrix of cases: every workload with every strategy, limit and seed.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Group {
+    /// Names of workloads, or `"all"`.
+    pub workloads: Selection,
+    /// Strategies with parameters, or `"all"`.
+    pub strategies: Selection,
+    /// Caps on physical memory; without any, the whole device.
+    #[serde(default)]
+    pub limits: Vec<Bytes>,
+    /// Seeds of this group.
+    pub seeds: Option<Vec<u64>>,
+    /// Overrides of the workloads' parameters.
+    #[serde(default)]
+    pub set: toml::Table,
+    /// How often each trace runs, back to back.
+    #[serde(default = "one")]
+    pub repeat: u32,
+    /// What to do when a request fails.
+    #[serde(default)]
+    pub on_oom: OnOom,
+    /// Whether wall-clock times are taken as well; such cases run alone.
+    #[serde(default)]
+    pub timed: bool,
+}
+
+/// What to do when a request fails.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnOom {
+    /// The case ends there.
+    #[default]
+    Stop,
+    /// The request is left out.
+    Skip,
+}
+
+/// Names, or everything there is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Selection {
+    /// Everything that is registered.
+    All,
+    /// These.
+    Names(Vec<String>),
+}
+
+impl<'de> Deserialize<'de> for Selection {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NamesOrAll;
+        impl<'de> Visitor<'de> for NamesOrAll {
+            type Value = Selection;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("\"all\" or a list of names")
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Selection, E> {
+                match text {
+                    "all" => Ok(Selection::All),
+                    other => Err(E::custom(format!("'{other}' is neither \"all\" nor a list; write [\"{other}\"]"))),
+                }
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut names: A) -> Result<Selection, A::Error> {
+                let mut list = Vec::new();
+                while let Some(name) = names.next_element()? {
+                    list.push(name);
+                }
+                Ok(Selection::Names(list))
+            }
+        }
+        deserializer.deserialize_any(NamesOrAll)
+    }
+}
+
+impl SuiteFile {
+    /// The embedded suites by name, in name order.
+    pub fn embedded() -> impl Iterator<Item = &'static str> {
+        EMBEDDED.iter().map(|(name, _)| *name)
+    }
+
+    /// The suite of that name, or the file at that path (anything that ends in `.toml` or has a separator).
+    pub fn load(name_or_path: &str) -> Result<SuiteFile, SuiteError> {
+        if name_or_path.ends_with(".toml") || name_or_path.contains('/') {
+            let path = PathBuf::from(name_or_path);
+            let text = fs::read_to_string(&path).map_err(|source| SuiteError::Io { path: path.clone(), source })?;
+            let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            return SuiteFile::parse(&name, name_or_path, &text);
+        }
+        match EMBEDDED.iter().find(|(name, _)| *name == name_or_path) {
+            Some((name, text)) => SuiteFile::parse(name, &format!("suites/{name}.toml"), text),
+            None => Err(SuiteError::UnknownSuite {
+                name: name_or_path.to_owned(),
+                suggestion: nearest(name_or_path, SuiteFile::embedded()),
+            }),
+        }
+    }
+
+    /// Reads a suite. `shown_as` is what errors call the file.
+    pub fn parse(name: &str, shown_as: &str, text: &str) -> Result<SuiteFile, SuiteError> {
+        let refused = |reason: String| SuiteError::Syntax { file: shown_as.to_owned(), reason };
+        let mut suite: SuiteFile = toml::from_str(text).map_err(|error| refused(error.to_string()))?;
+        let no_seeds =
+            suite.seeds.is_empty() || suite.group.iter().any(|g| g.seeds.as_ref().is_some_and(Vec::is_empty));
+        if no_seeds || suite.group.is_empty() {
+            let what = if no_seeds { "seed" } else { "[[group]]" };
+            return Err(refused(format!("a suite needs at least one {what}")));
+        }
+        suite.name = name.to_owned();
+        Ok(suite)
+    }
+}
+
+fn default_base() -> String {
+    "caching".to_owned()
+}
+
+fn default_seeds() -> Vec<u64> {
+    vec![1]
+}
+
+fn one() -> u32 {
+    1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_embedded_suite_can_be_read_and_asks_a_question() {
+        assert!(SuiteFile::embedded().any(|name| name == "quick"));
+        for name in SuiteFile::embedded() {
+            let suite = SuiteFile::load(name).unwrap();
+            assert!(suite.question.ends_with('?'), "{name}: {}", suite.question);
+            assert!(!suite.group.is_empty(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_misspelt_key_is_refused_with_its_line() {
+        let text = "question = 'why?'\n[[group]]\nworkloads = 'all'\nstrategys = ['caching']\n";
+        let message = SuiteFile::parse("x", "x.toml", text).unwrap_err().to_string();
+        assert!(message.contains("x.toml") && message.contains("line 4") && message.contains("strategys"), "{message}");
+    }
+
+    #[test]
+    fn a_bare_word_for_a_list_is_explained() {
+        let text = "question = 'why?'\n[[group]]\nworkloads = 'random'\nstrategies = 'all'\n";
+        let message = SuiteFile::parse("x", "x.toml", text).unwrap_err().to_string();
+        assert!(message.contains("write [\"random\"]"), "{message}");
+    }
+
+    #[test]
+    fn a_suite_without_cases_or_seeds_is_refused() {
+        for (text, word) in [
+            ("question = 'why?'\ngroup = []\n", "[[group]]"),
+            ("question = 'why?'\nseeds = []\n[[group]]\nworkloads = 'all'\nstrategies = 'all'\n", "seed"),
+        ] {
+            let message = SuiteFile::parse("x", "x.toml", text).unwrap_err().to_string();
+            assert!(message.contains(word), "{message}");
+        }
+    }
+
+    #[test]
+    fn the_nearest_suite_is_named() {
+        let message = SuiteFile::load("quik").unwrap_err().to_string();
+        assert!(message.contains("did you mean 'quick'?"), "{message}");
+    }
+}

@@ -1,0 +1,266 @@
+//! Drives the binary as a person would.
+
+use std::{fs, path::Path, process::Command as Process};
+
+use assert_cmd::Command;
+use tempfile::TempDir;
+
+/// The binary, in an empty folder of its own, with nothing from the environment that could change what it prints.
+fn oomph(folder: &TempDir) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_oomph"));
+    command
+        .current_dir(folder.path())
+        .env_remove("PYTORCH_CUDA_ALLOC_CONF")
+        .env_remove("PYTORCH_ALLOC_CONF")
+        .env("NO_COLOR", "1");
+    command
+}
+
+fn empty() -> TempDir {
+    TempDir::new().unwrap()
+}
+
+/// Runs, checks the exit code, and returns standard output and standard error.
+fn run(folder: &TempDir, arguments: &[&str], code: i32) -> (String, String) {
+    let output = oomph(folder).args(arguments).output().unwrap();
+    let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}\n{out}\n{err}");
+    (out, err)
+}
+
+/// Runs something that must be refused with exit code 2 and exactly one line that says all of `words`.
+#[track_caller]
+fn refused(folder: &TempDir, arguments: &[&str], words: &[&str]) {
+    let (out, err) = run(folder, arguments, 2);
+    assert_eq!(out, "", "a refusal prints nothing on standard output");
+    for word in words {
+        assert!(err.contains(word), "{arguments:?}: '{word}' is missing in: {err}");
+    }
+}
+
+fn run_files(folder: &TempDir, name: &str) -> String {
+    fs::read_to_string(folder.path().join(name).join("runs.csv")).unwrap()
+}
+
+#[test]
+fn help_teaches_and_lists_the_exit_codes() {
+    let (out, _) = run(&empty(), &["--help"], 0);
+    for word in ["run", "replay", "inspect", "convert", "list", "doctor", "completions", "103"] {
+        assert!(out.contains(word), "{word} is missing in {out}");
+    }
+    let (out, _) = run(&empty(), &["replay", "--help"], 0);
+    assert!(out.contains("caching:expandable_segments:True") && out.contains("Examples:"), "{out}");
+}
+
+#[test]
+fn without_a_subcommand_the_quick_suite_runs_and_says_where_its_results_are() {
+    let folder = empty();
+    let (out, _) = run(&folder, &[], 0);
+    assert!(out.contains("checkerboard") && out.contains("caching"), "{out}");
+    let place = out.lines().find_map(|line| line.strip_prefix("results: ")).expect("the last line says where");
+    for file in ["runs.csv", "comparison.csv", "env.json", "summary.md", "cases"] {
+        assert!(folder.path().join(place).join(file).exists(), "{file}");
+    }
+}
+
+#[test]
+fn two_runs_with_one_seed_give_byte_identical_rows_whatever_the_number_of_jobs() {
+    let folder = empty();
+    run(&folder, &["run", "quick", "--jobs", "1", "--output", "a"], 0);
+    run(&folder, &["run", "quick", "--jobs", "4", "--output", "b"], 0);
+    assert_eq!(run_files(&folder, "a"), run_files(&folder, "b"));
+    run(&folder, &["run", "quick", "--seed", "99", "--output", "c"], 0);
+    assert_ne!(run_files(&folder, "a"), run_files(&folder, "c"), "another seed must matter");
+}
+
+#[test]
+fn resuming_runs_only_what_is_missing_and_ends_with_the_same_rows() {
+    let folder = empty();
+    run(&folder, &["run", "quick", "--output", "whole"], 0);
+    run(&folder, &["run", "quick", "--output", "torn"], 0);
+    let rows = folder.path().join("torn/runs.csv");
+    let text = fs::read_to_string(&rows).unwrap();
+    let kept: Vec<&str> = text.lines().take(4).collect();
+    // Three whole rows and the beginning of a fourth, as a crash would leave them.
+    fs::write(&rows, format!("{}\n1,quick/chec", kept.join("\n"))).unwrap();
+    run(&folder, &["run", "quick", "--resume", "torn"], 0);
+    assert_eq!(run_files(&folder, "whole"), run_files(&folder, "torn"));
+}
+
+#[test]
+fn an_existing_folder_is_never_overwritten() {
+    let folder = empty();
+    run(&folder, &["run", "quick", "--filter", "checkerboard/direct", "--output", "a"], 0);
+    let before = run_files(&folder, "a");
+    refused(&folder, &["run", "quick", "--output", "a"], &["a", "--resume"]);
+    assert_eq!(run_files(&folder, "a"), before);
+}
+
+#[test]
+fn filters_choose_cases_and_an_empty_choice_has_its_own_exit_code() {
+    let folder = empty();
+    let (all, _) = run(&folder, &["run", "--list"], 0);
+    let (some, _) = run(&folder, &["run", "--list", "--filter", "checkerboard", "--skip", "direct"], 0);
+    assert!(some.lines().count() > 0 && some.lines().count() < all.lines().count());
+    assert!(some.lines().all(|id| id.contains("checkerboard") && !id.contains("direct")), "{some}");
+    let (_, err) = run(&folder, &["run", "--filter", "no such case"], 4);
+    assert!(err.contains("--list"), "{err}");
+}
+
+#[test]
+fn names_that_do_not_exist_are_answered_with_the_nearest_that_do() {
+    let folder = empty();
+    refused(&folder, &["run", "quik"], &["unknown suite 'quik'", "did you mean 'quick'?"]);
+    refused(&folder, &["replay", "chekerboard"], &["unknown workload 'chekerboard'", "did you mean 'checkerboard'?"]);
+    refused(&folder, &["replay", "checkerboard", "-s", "cachign"], &["unknown strategy", "did you mean 'caching'?"]);
+    refused(&folder, &["replay", "checkerboard", "-s", "caching:max_split_size:8"], &["max_split_size_mb"]);
+    refused(&folder, &["replay", "checkerboard", "--set", "ruonds=2"], &["ruonds", "rounds"]);
+    refused(&folder, &["replay", "checkerboard", "--device", "sin"], &["unknown device 'sin'", "did you mean 'sim'?"]);
+}
+
+#[test]
+fn a_device_that_is_not_there_is_an_error_and_never_replaced() {
+    let (out, err) = run(&empty(), &["replay", "checkerboard", "--device", "cuda"], 103);
+    assert_eq!(out, "");
+    assert!(err.contains("cuda"), "{err}");
+}
+
+#[test]
+fn impossible_devices_and_limits_are_refused() {
+    let folder = empty();
+    refused(&folder, &["replay", "checkerboard", "--device", "sim:0"], &["too small"]);
+    refused(&folder, &["replay", "checkerboard", "--limit", "lots"], &["lots", "512MiB"]);
+}
+
+#[test]
+fn broken_files_are_named_with_their_line() {
+    let folder = empty();
+    let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+    write("suite.toml", "question = 'why?'\n[[group]\n");
+    refused(&folder, &["run", "./suite.toml"], &["suite.toml", "line 2"]);
+    write("empty.toml", "question = 'why?'\ngroup = []\n");
+    refused(&folder, &["run", "./empty.toml"], &["empty.toml"]);
+    write("unknown.toml", "question = 'why?'\n[[group]]\nworkloads = ['checkerbord']\nstrategies = 'all'\n");
+    refused(&folder, &["run", "./unknown.toml"], &["unknown", "did you mean 'checkerboard'?"]);
+    write("recipe.toml", "generator = 'checkerbord'\npurpose = ''\norigin = ''\n");
+    refused(&folder, &["replay", "recipe.toml"], &["recipe.toml", "checkerboard"]);
+    refused(&folder, &["replay", "missing.oomph"], &["missing.oomph"]);
+    fs::create_dir(folder.path().join("folder")).unwrap();
+    refused(&folder, &["replay", "folder"], &["folder", "directory"]);
+
+    run(&folder, &["convert", "checkerboard", "good.oomph"], 0);
+    let good = fs::read_to_string(folder.path().join("good.oomph")).unwrap();
+    let mut lines: Vec<&str> = good.lines().collect();
+    let broken = lines.len() / 2;
+    lines[broken] = "alock 1 2 3";
+    write("bad.oomph", &lines.join("\n"));
+    refused(&folder, &["inspect", "bad.oomph"], &[&format!("bad.oomph:{}", broken + 1), "alock"]);
+}
+
+#[test]
+fn a_trace_written_and_read_back_replays_to_the_same_numbers() {
+    let folder = empty();
+    for file in ["t.oomph", "t.oomph.gz"] {
+        run(&folder, &["convert", "power-law", file], 0);
+    }
+    let numbers = |source: &str| {
+        let (out, _) = run(&folder, &["replay", source, "--format", "json"], 0);
+        let document: serde_json::Value = serde_json::from_str(&out).unwrap();
+        assert_eq!(document["schema"], 1);
+        let rows = document["rows"].as_array().unwrap().clone();
+        let of = |row: &serde_json::Value| {
+            (row["strategy"].clone(), row["peak_reserved_bytes"].clone(), row["driver_ns"].clone())
+        };
+        rows.iter().map(of).collect::<Vec<_>>()
+    };
+    assert_eq!(numbers("power-law"), numbers("t.oomph"));
+    assert_eq!(numbers("power-law"), numbers("t.oomph.gz"));
+    assert!(
+        fs::metadata(folder.path().join("t.oomph.gz")).unwrap().len()
+            < fs::metadata(folder.path().join("t.oomph")).unwrap().len() / 2
+    );
+}
+
+#[test]
+fn running_out_of_memory_is_a_result_with_its_cause() {
+    let folder = empty();
+    let (out, _) = run(&folder, &["replay", "checkerboard", "--limit", "64MiB", "--format", "json"], 0);
+    let document: serde_json::Value = serde_json::from_str(&out).unwrap();
+    for row in document["rows"].as_array().unwrap() {
+        assert_eq!(row["status"], "oom", "{row}");
+        assert!(row["oom_cause"] == "exhaustion" || row["oom_cause"] == "fragmentation", "{row}");
+        assert!(row["peak_reserved_bytes"].as_u64().unwrap() <= 64 << 20, "{row}");
+    }
+}
+
+#[test]
+fn pytorch_settings_come_from_the_environment_only_when_asked() {
+    let folder = empty();
+    let replay = |strategy: &str| {
+        let output = oomph(&folder)
+            .args(["replay", "checkerboard", "--format", "json", "--strategy", strategy])
+            .env("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+            .output()
+            .unwrap();
+        assert!(output.status.success());
+        let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        (document["rows"][0]["strategy"].clone(), String::from_utf8(output.stderr).unwrap())
+    };
+    assert_eq!(replay("caching").0, "caching");
+    let (strategy, note) = replay("caching:env");
+    assert_eq!(strategy, "caching:max_split_size_mb:64");
+    assert!(note.contains("PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64"), "{note}");
+}
+
+#[test]
+fn inspect_says_what_is_in_a_workload() {
+    let folder = empty();
+    let (out, _) = run(&folder, &["inspect", "training"], 0);
+    for word in ["events", "peak live", "steps", "phases", "sizes", "lifetimes"] {
+        assert!(out.contains(word), "{word} is missing in {out}");
+    }
+    let (out, _) = run(&folder, &["inspect", "training", "--format", "json"], 0);
+    let document: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert!(document["rows"][0]["events"].as_u64().unwrap() > 1000, "{document}");
+}
+
+#[test]
+fn list_names_everything_that_can_be_used() {
+    let folder = empty();
+    let (out, _) = run(&folder, &["list"], 0);
+    for word in ["strategies:", "workloads:", "generators:", "suites:", "caching", "checkerboard", "quick"] {
+        assert!(out.contains(word), "{word} is missing in {out}");
+    }
+    let (out, _) = run(&folder, &["list", "strategies", "--long"], 0);
+    assert!(out.contains("max_split_size_mb"), "{out}");
+    let (out, _) = run(&folder, &["list", "--json"], 0);
+    let document: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert!(document["rows"].as_array().unwrap().len() > 5);
+}
+
+#[test]
+fn doctor_and_completions_work_anywhere() {
+    let folder = empty();
+    let (out, _) = run(&folder, &["doctor"], 0);
+    assert!(out.contains("simulated") && out.contains("cuda driver"), "{out}");
+    let (out, _) = run(&folder, &["completions", "bash"], 0);
+    assert!(out.contains("_oomph"), "{out}");
+}
+
+#[test]
+fn a_closed_pipe_is_no_error() {
+    let folder = empty();
+    let script = format!("{} list --long | head -1", env!("CARGO_BIN_EXE_oomph"));
+    let output =
+        Process::new("bash").args(["-o", "pipefail", "-c", &script]).current_dir(folder.path()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn nothing_half_written_is_left_when_a_conversion_fails() {
+    let folder = empty();
+    fs::write(folder.path().join("bad.oomph"), "oomph-trace 1\nnonsense\n").unwrap();
+    refused(&folder, &["convert", "bad.oomph", "out.oomph"], &["bad.oomph:2"]);
+    assert!(!Path::new(&folder.path().join("out.oomph")).exists());
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file stays");
+}
