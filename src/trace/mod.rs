@@ -2,7 +2,7 @@
 //!
 //! [`Event`] is the model in memory, [`Tables`] hold what events refer to by number, a [`Source`] can be read any
 //! number of times in chunks: a [`Trace`] in memory, a generator, or a file that [`open`] recognises. [`check`] says
-//! whether a trace holds together and what is in it; [`write`] saves it in the native text format (`native/mod.rs`
+//! whether a trace holds together and what is in it; [`write()`] saves it in the native text format (`native/mod.rs`
 //! describes it). This room knows no device and no strategy.
 //!
 //! An event takes 32 bytes in memory.
