@@ -33,7 +33,6 @@ words! {
     ActiveAwaitingFree = "active_awaiting_free", Inactive = "inactive", Small = "small", Large = "large",
     History = "history", RealSize = "real_size", Filename = "filename", Line = "line", Name = "name", Stage = "stage",
     Start = "START", End = "END", NotApplicable = "N/A", Nothing = "",
-    AllocConf = "PYTORCH_CUDA_ALLOC_CONF",
 }
 
 impl Word {

@@ -270,7 +270,8 @@ impl Parser<'_> {
             };
             let history = self.latest_history(dict);
             let requested = self.heap.get(dict, Word::RequestedSize.id());
-            let requested = requested.or_else(|| self.heap.get(history?, Word::RealSize.id())).and_then(Value::unsigned);
+            let requested =
+                requested.or_else(|| self.heap.get(history?, Word::RealSize.id())).and_then(Value::unsigned);
             if requested.is_none() && state != BlockState::Inactive {
                 self.omissions.count("live blocks without `requested_size`: taken as their size");
             }

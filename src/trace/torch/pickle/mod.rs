@@ -6,7 +6,7 @@
 
 mod budget;
 mod input;
-mod opcode;
+pub(in crate::trace::torch) mod opcode;
 mod value;
 
 use std::{
@@ -15,8 +15,8 @@ use std::{
     io::{self, Read},
 };
 
-pub use budget::Spent;
 pub(in crate::trace) use budget::Budget;
+pub use budget::Spent;
 pub(in crate::trace::torch) use value::{Heap, NodeId, TextId, Value};
 
 use input::Input;
