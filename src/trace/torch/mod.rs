@@ -36,16 +36,23 @@ pub(super) const FORMAT: Format = Format {
     open: |path| Ok(Box::new(Recording::open(path, None)?.trace)),
 };
 
+impl Snapshot {
+    /// Reads a snapshot file, compressed or not.
+    pub fn open(path: impl AsRef<Path>) -> Result<Snapshot, TraceError> {
+        let path = path.as_ref();
+        Snapshot::read(file::open(path)?).map_err(|error| match error {
+            SnapshotError::Pickle(PickleError { fault: Fault::Io(error), .. }) => file::read_failed(path, error),
+            error => TraceError::Format { path: path.to_owned(), reason: error.to_string() },
+        })
+    }
+}
+
 impl Recording {
-    /// Reads a snapshot file, compressed or not, and tells what happened on one device; without a number on the first
-    /// that something is known about.
+    /// Reads a snapshot file and tells what happened on one device; without a number on the first that something is
+    /// known about.
     pub fn open(path: impl AsRef<Path>, device: Option<u32>) -> Result<Recording, TraceError> {
         let path = path.as_ref();
-        let refused = |reason: String| TraceError::Format { path: path.to_owned(), reason };
-        let snapshot = Snapshot::read(file::open(path)?).map_err(|error| match error {
-            SnapshotError::Pickle(PickleError { fault: Fault::Io(error), .. }) => file::read_failed(path, error),
-            error => refused(error.to_string()),
-        })?;
-        snapshot.into_recording(&name_of(path), device).map_err(|error| refused(error.to_string()))
+        let refused = |error: RecordingError| TraceError::Format { path: path.to_owned(), reason: error.to_string() };
+        Snapshot::open(path)?.into_recording(&name_of(path), device).map_err(refused)
     }
 }

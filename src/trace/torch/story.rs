@@ -49,7 +49,6 @@ pub(super) struct Doubts {
 pub(super) fn tell(material: &Material<'_>, name: &str) -> Result<(Trace, Doubts), TableFull> {
     let mut teller = Teller::new(material)?;
     teller.tell_what_was_there();
-    teller.announce_first_step();
     let mut empty_caches = material.empty_caches.iter().copied().peekable();
     for (index, entry) in material.entries.iter().enumerate() {
         teller.pass_time_until(entry.time_us);
@@ -77,6 +76,8 @@ struct Teller<'a> {
     /// Names of the annotated stretches that are open, outermost first, and how often each name came so far.
     open: Vec<&'a str>,
     seen: HashMap<&'a str, u32>,
+    /// A step that begins with the next request: what an optimizer leaves to be freed still belongs to its own.
+    due_step: Option<u32>,
     now_us: u64,
     doubts: Doubts,
 }
@@ -87,6 +88,7 @@ impl<'a> Teller<'a> {
         for &handle in material.streams {
             story.stream_known_as(handle)?;
         }
+        let steps = Steps::of(material.annotations);
         Ok(Teller {
             material,
             story,
@@ -94,7 +96,8 @@ impl<'a> Teller<'a> {
             sites: vec![None; material.stacks.count()],
             sites_budget: ALL_SITES,
             streams: Streams::of(material.entries),
-            steps: Steps::of(material.annotations),
+            due_step: if matches!(steps, Steps::AfterOptimizer { .. }) { Some(0) } else { None },
+            steps,
             annotations: material.annotations.iter(),
             open: Vec::new(),
             seen: HashMap::new(),
@@ -126,6 +129,11 @@ impl<'a> Teller<'a> {
 
     fn tell(&mut self, entry: &Entry, next: Option<&Entry>) -> Result<(), TableFull> {
         let address = entry.address.0;
+        if let Action::Alloc | Action::OutOfMemory = entry.action
+            && let Some(step) = self.due_step.take()
+        {
+            self.story.mark(MarkKind::Step, "", step);
+        }
         match entry.action {
             Action::Alloc | Action::OutOfMemory if entry.size == 0 => self.doubts.impossible += 1,
             Action::Alloc => {
@@ -243,15 +251,7 @@ impl<'a> Teller<'a> {
                 self.story.mark(MarkKind::Phase, self.open.last().copied().unwrap_or(""), 0);
             }
         }
-        if let Some(step) = self.steps.begins_at(annotation) {
-            self.story.mark(MarkKind::Step, "", step);
-        }
-    }
-
-    fn announce_first_step(&mut self) {
-        if let Steps::AfterOptimizer { .. } = self.steps {
-            self.story.mark(MarkKind::Step, "", 0);
-        }
+        self.due_step = self.steps.begins_at(annotation).or(self.due_step);
     }
 }
 

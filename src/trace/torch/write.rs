@@ -133,7 +133,8 @@ impl<'a, W: Write> Writer<'a, W> {
             self.word(Word::PoolId)?;
             self.pool(pool)?;
         }
-        if entry.stack != StackId::NONE {
+        // PyTorch leaves the key out where it kept no stacks at all.
+        if self.stacks.len() > 1 {
             self.word(Word::Frames)?;
             self.stack(entry.stack)?;
         }
