@@ -6,6 +6,8 @@
 mod collect;
 mod keys;
 mod parse;
+#[cfg(test)]
+mod parse_tests;
 pub(in crate::trace) mod pickle;
 mod recording;
 mod rewind;

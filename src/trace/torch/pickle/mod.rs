@@ -7,6 +7,8 @@
 mod budget;
 mod input;
 pub(in crate::trace::torch) mod opcode;
+#[cfg(test)]
+pub(in crate::trace::torch) mod sample;
 mod value;
 
 use std::{
@@ -440,5 +442,195 @@ impl From<Spent> for Failure {
 impl From<PickleError> for Failure {
     fn from(error: PickleError) -> Failure {
         Failure::Input(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Takes nothing.
+    struct Nobody;
+
+    impl Collector for Nobody {
+        fn collect(&mut self, _: &[Value], _: &mut Heap) -> Result<Option<u32>, Fault> {
+            Ok(None)
+        }
+    }
+
+    fn loaded(bytes: &[u8]) -> Result<(Heap, Value), PickleError> {
+        load(bytes, &[], Budget::of(1 << 20), &mut Nobody)
+    }
+
+    fn body(code: &[u8]) -> Result<(Heap, Value), PickleError> {
+        loaded(&[&[op::PROTO, 4], code].concat())
+    }
+
+    fn complaint(code: &[u8]) -> String {
+        body(code).map(|(_, value)| value).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn integers_have_up_to_64_bits_and_a_sign() {
+        let number = |code: &[u8]| body(&[code, &[op::STOP]].concat()).unwrap().1;
+        assert_eq!(number(&[op::BININT1, 255]), Value::Int(255));
+        assert_eq!(number(&[op::BININT2, 0, 1]), Value::Int(256));
+        assert_eq!(number(&[op::BININT, 255, 255, 255, 255]), Value::Int(-1));
+        assert_eq!(number(&[op::LONG1, 0]), Value::Int(0));
+        assert_eq!(number(&[op::LONG1, 1, 0x80]), Value::Int(-128));
+        let high = [&[op::LONG1, 9][..], &u64::MAX.to_le_bytes(), &[0]].concat();
+        assert_eq!(number(&high), Value::Unsigned(u64::MAX));
+        assert_eq!(
+            complaint(&[op::LONG1, 9, 0, 0, 0, 0, 0, 0, 0, 0, 1]),
+            "byte 2: an integer of 9 bytes; at most 64 bits are expected"
+        );
+        assert_eq!(
+            complaint(&[op::LONG4, 255, 255, 255, 127]),
+            "byte 2: an integer of 2147483647 bytes; at most 64 bits are expected"
+        );
+    }
+
+    #[test]
+    fn shared_containers_are_one() {
+        // [a, a] with a = ["x"]
+        let code = [op::EMPTY_LIST, op::MARK, op::EMPTY_LIST, op::MEMOIZE, op::SHORT_BINUNICODE, 1, b'x', op::APPEND];
+        let rest = [op::BINGET, 0, op::APPENDS, op::STOP];
+        let (heap, root) = body(&[&code[..], &rest].concat()).unwrap();
+        let Value::List(root) = root else { panic!("{root:?}") };
+        let items: Vec<Value> = heap.items(root).collect();
+        assert_eq!(items.len(), 2);
+        assert_eq!(items[0], items[1]);
+    }
+
+    #[test]
+    fn a_list_that_holds_itself_is_read_and_not_followed() {
+        let code = [op::EMPTY_LIST, op::MEMOIZE, op::BINGET, 0, op::APPEND, op::STOP];
+        let (heap, root) = body(&code).unwrap();
+        let Value::List(node) = root else { panic!("{root:?}") };
+        assert_eq!(heap.items(node).collect::<Vec<_>>(), [root]);
+    }
+
+    #[test]
+    fn everything_that_could_run_code_is_refused_by_name() {
+        for (code, name) in [
+            (b'c', "GLOBAL"),
+            (b'R', "REDUCE"),
+            (b'b', "BUILD"),
+            (b'i', "INST"),
+            (b'o', "OBJ"),
+            (b'P', "PERSID"),
+            (b'Q', "BINPERSID"),
+            (0x81, "NEWOBJ"),
+            (0x82, "EXT1"),
+            (0x92, "NEWOBJ_EX"),
+            (0x93, "STACK_GLOBAL"),
+            (0x97, "NEXT_BUFFER"),
+            (0xff, "unknown"),
+        ] {
+            let refusal = complaint(&[op::NONE, code]);
+            assert!(refusal.starts_with(&format!("byte 3: opcode {name} ({code:#04x}) is refused")), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_pickle_is_said_in_words() {
+        let refusal = |bytes: &[u8]| loaded(bytes).map(|(_, value)| value).unwrap_err().to_string();
+        assert_eq!(refusal(b"PK\x03\x04"), "byte 0: a pickle begins with byte 0x80, this file with 0x50");
+        assert_eq!(refusal(&[op::PROTO, 6, op::NONE, op::STOP]), "byte 1: pickle protocol 6; 2 to 5 can be read");
+        assert_eq!(refusal(b""), "byte 0: the file ends in the middle of the pickle");
+        assert_eq!(complaint(&[op::STOP]), "byte 2: STOP needs a value on the stack");
+        assert_eq!(complaint(&[op::APPENDS]), "byte 2: APPENDS needs a mark on the stack");
+        assert_eq!(complaint(&[op::NONE, op::MARK, op::APPENDS]), "byte 4: APPENDS needs a list on the stack");
+        assert_eq!(complaint(&[op::BINGET, 7]), "byte 2: reference to memo 7, which was never set");
+    }
+
+    #[test]
+    fn a_huge_length_is_not_believed() {
+        let claim = [&[op::BINUNICODE8][..], &u64::MAX.to_le_bytes()].concat();
+        assert!(complaint(&claim).contains("a text of 18446744073709551615 bytes"));
+        let claim = [&[op::BINUNICODE][..], &50_000_000_u32.to_le_bytes(), b"short"].concat();
+        assert_eq!(complaint(&claim), "byte 12: the file ends in the middle of the pickle");
+    }
+
+    #[test]
+    fn a_bomb_runs_out_of_budget() {
+        for code in [op::EMPTY_LIST, op::MARK, op::EMPTY_DICT, op::NONE, op::EMPTY_TUPLE] {
+            let refusal = complaint(&vec![code; 1 << 20]);
+            assert!(refusal.ends_with("what it describes needs more than 1.00 MiB of memory"), "{refusal}");
+        }
+        let memos: Vec<u8> =
+            (0..1 << 17).flat_map(|index: u32| [&[op::LONG_BINPUT][..], &(index * 7).to_le_bytes()].concat()).collect();
+        let refusal = complaint(&[&[op::NONE][..], &memos].concat());
+        assert!(refusal.ends_with("of memory"), "{refusal}");
+    }
+
+    #[test]
+    fn a_stray_memo_number_costs_nothing() {
+        let far =
+            [&[op::NONE, op::LONG_BINPUT][..], &u32::MAX.to_le_bytes(), &[op::LONG_BINGET], &u32::MAX.to_le_bytes()];
+        assert_eq!(body(&[&far.concat()[..], &[op::STOP]].concat()).unwrap().1, Value::None);
+    }
+
+    /// Random opcodes reach further than random bytes.
+    fn opcodes() -> impl proptest::strategy::Strategy<Value = Vec<u8>> {
+        let known = prop::sample::select(vec![
+            op::MARK,
+            op::POP,
+            op::POP_MARK,
+            op::BINGET,
+            op::MEMOIZE,
+            op::BINPUT,
+            op::EMPTY_DICT,
+            op::EMPTY_LIST,
+            op::EMPTY_TUPLE,
+            op::TUPLE,
+            op::TUPLE1,
+            op::TUPLE2,
+            op::TUPLE3,
+            op::SETITEM,
+            op::SETITEMS,
+            op::APPEND,
+            op::APPENDS,
+            op::SHORT_BINUNICODE,
+            op::BININT1,
+            op::LONG1,
+            op::NONE,
+            op::NEWTRUE,
+            op::STOP,
+            0,
+            1,
+            2,
+        ]);
+        prop::collection::vec(prop_oneof![9 => known, 1 => any::<u8>()], 0..300)
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_reader_panic(code in opcodes(), garbage in prop::collection::vec(any::<u8>(), 0..100)) {
+            let _ = body(&code);
+            let _ = loaded(&garbage);
+        }
+
+        #[test]
+        fn input_may_arrive_in_any_pieces(code in opcodes()) {
+            struct Dribble<'a>(&'a [u8]);
+            impl Read for Dribble<'_> {
+                fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+                    let count = to.len().min(self.0.len()).min(1);
+                    to[..count].copy_from_slice(&self.0[..count]);
+                    self.0 = &self.0[count..];
+                    Ok(count)
+                }
+            }
+            let bytes = [&[op::PROTO, 4], &code[..]].concat();
+            let shown = |result: Result<(Heap, Value), PickleError>| match result {
+                Ok((_, value)) => format!("{value:?}"),
+                Err(error) => error.to_string(),
+            };
+            let in_pieces = load(Dribble(&bytes), &[], Budget::of(1 << 20), &mut Nobody);
+            prop_assert_eq!(shown(in_pieces), shown(loaded(&bytes)));
+        }
     }
 }
