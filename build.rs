@@ -1,20 +1,21 @@
 //! Embeds what the binary must know wherever it is installed: the recipes in `workloads/`, the suites in `suites/`,
 //! and the commit it was built from.
 
-use std::{env, fs, path::Path, process::Command};
+use std::{env, error::Error, fs, path::Path, process::Command};
 
-fn main() {
-    let root = env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
-    let out = env::var("OUT_DIR").expect("cargo sets it");
+fn main() -> Result<(), Box<dyn Error>> {
+    let root = env::var("CARGO_MANIFEST_DIR")?;
+    let out = env::var("OUT_DIR")?;
     for folder in ["workloads", "suites"] {
         let listing = embedded(&Path::new(&root).join(folder));
-        fs::write(Path::new(&out).join(format!("{folder}.rs")), listing).expect("OUT_DIR is writable");
+        fs::write(Path::new(&out).join(format!("{folder}.rs")), listing)?;
         println!("cargo::rerun-if-changed={folder}");
     }
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=.git/HEAD");
     println!("cargo::rerun-if-changed=.git/logs/HEAD");
     println!("cargo::rustc-env=OOMPH_COMMIT={}", commit(&root).unwrap_or_else(|| "unknown".to_owned()));
+    Ok(())
 }
 
 /// A Rust slice of `(name, text)`, one entry per TOML file of the folder, in name order.

@@ -6,7 +6,7 @@
 //! workload -> trace -> replay(strategy over device) -> measure -> report
 //! ```
 //!
-//! - [`unit`]: bytes, nanoseconds, identities; used everywhere.
+//! - [`unit`](mod@unit): bytes, nanoseconds, identities; used everywhere.
 //! - [`trace`]: a story of allocation events, in memory and on disk.
 //! - [`workload`]: what produces a trace: generators and their recipes.
 //! - [`device`]: the raw memory of one GPU, simulated or real, and wrappers over any device.

@@ -6,7 +6,7 @@ use super::{
     Device,
     sim::{SimConfig, SimConfigError, SimDevice},
 };
-use crate::unit::nearest;
+use crate::unit::{did_you_mean, nearest};
 
 /// Which device to open: `sim`, `sim:80GiB`, `sim:h200`, `cuda`, `cuda:1` or `auto`.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,7 +25,7 @@ enum Kind {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceSpecError {
     /// The text is not a device.
-    #[error("unknown device '{text}'{}; write sim, sim:80GiB, sim:h200, cuda, cuda:1 or auto", suggestion.as_ref().map(|s| format!(", did you mean '{s}'?")).unwrap_or_default())]
+    #[error("unknown device '{text}', write sim, sim:80GiB, sim:h200, cuda, cuda:1 or auto{}", did_you_mean(suggestion.as_deref()))]
     Unknown {
         /// What was typed.
         text: String,

@@ -38,8 +38,9 @@ pub fn measure(
     record.clock = Some(device.props().clock);
     record.elapsed_ns = device.now().since(began).0;
     columns::from_books(&mut record, strategy, device);
-    detail.driver = driver::by_kind(&device.ledger());
-    columns::from_ledger(&mut record, &device.ledger());
+    let ledger = device.ledger();
+    detail.driver = driver::by_kind(&ledger);
+    columns::from_ledger(&mut record, &ledger);
     watch.write_down(&mut record, &mut detail, strategy, device);
     conclude(&mut record, &mut detail, replayed);
     close(&mut record, strategy, device, held_before);

@@ -27,6 +27,7 @@ pub(super) fn from_books(record: &mut CaseRecord, strategy: &dyn Strategy, devic
     record.peak_allocated_bytes = stats.peak.allocated;
     record.peak_active_bytes = stats.peak.active;
     record.peak_reserved_bytes = stats.peak.reserved;
+    record.peak_gap_share = lost_share(stats.peak.allocated, stats.peak.reserved);
     record.allocs = stats.allocs;
     record.frees = stats.frees;
     record.segments = stats.segments;
@@ -58,7 +59,6 @@ pub(super) fn from_peaks(record: &mut CaseRecord, seen: &PeakSummary) {
     record.external_fragmentation = seen.external_fragmentation;
     record.idle_share_at_allocated_peak = seen.idle_share_at_allocated_peak;
     record.idle_share_at_reserved_peak = seen.idle_share_at_reserved_peak;
-    record.peak_gap_share = seen.peak_gap_share;
 }
 
 pub(super) fn from_latency(record: &mut CaseRecord, latency: &Latency) {

@@ -80,7 +80,7 @@ pub fn file_stem(case_id: &str) -> String {
 fn exact_bytes(bytes: u64) -> String {
     [(GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")]
         .into_iter()
-        .find(|(unit, _)| bytes != 0 && bytes % unit == 0)
+        .find(|(unit, _)| bytes != 0 && bytes.is_multiple_of(*unit))
         .map_or_else(|| format!("{bytes}B"), |(unit, name)| format!("{}{name}", bytes / unit))
 }
 

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     replay::{Live, Moment, Observer},
-    strategy::{EventSink, Freed, Outcome, Strategy, StrategyEvent, Usage},
+    strategy::{EventSink, Outcome, Strategy, StrategyEvent, Usage},
     trace::{LabelId, MarkKind, Op},
     unit::StreamId,
 };
@@ -51,14 +51,14 @@ pub struct PhasePeak {
 }
 
 /// How memory stood when `allocated` was highest for the first time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AllocatedPeak {
+#[derive(Clone, Copy, Debug)]
+struct AllocatedPeak {
     /// Number of the event that brought it there.
-    pub event: u64,
+    event: u64,
     /// What callers had asked for in the blocks that they held.
-    pub requested: u64,
+    requested: u64,
     /// The books then.
-    pub usage: Usage,
+    usage: Usage,
     /// On which stream the last request came.
     stream: StreamId,
     /// The largest cached piece for that stream, once it was asked for.
@@ -118,8 +118,6 @@ pub struct PeakSummary {
     pub idle_share_at_allocated_peak: Option<f64>,
     /// `1 - allocated / reserved` at the reserved peak.
     pub idle_share_at_reserved_peak: Option<f64>,
-    /// `1 - peak allocated / peak reserved`.
-    pub peak_gap_share: Option<f64>,
     /// By step.
     pub steps: Vec<StepPeak>,
     /// By phase, in order of first appearance.
@@ -144,7 +142,6 @@ impl Peaks {
             idle_share_at_reserved_peak: self
                 .reserved
                 .and_then(|(_, usage)| lost_share(usage.allocated, usage.reserved)),
-            peak_gap_share: lost_share(self.highest.allocated_bytes, self.highest.reserved_bytes),
             steps: self.steps.into_stretches(),
             phases: self.phases.into_iter().map(|(_, peak)| peak).collect(),
         }
@@ -218,8 +215,6 @@ impl Observer for Peaks {
         self.read_free_memory(now.strategy);
         self.live_requested -= live.request.bytes;
     }
-
-    fn freed(&mut self, _: &Moment<'_>, _: &Live, _: Freed) {}
 
     fn after(&mut self, now: &Moment<'_>) {
         let stats = now.strategy.stats();

@@ -86,12 +86,15 @@ pub struct TimingRecord {
     pub free_max_ns: Option<u64>,
 }
 
+/// A strategy and the device it runs on, neither of them used before.
+pub type Fresh = (Box<dyn Strategy>, Box<dyn Device>);
+
 /// Times a case: `passes` passes that nobody watches (at least one), then a sampled one, each on a fresh strategy and
 /// device from `make`. A source in memory keeps the cost of generating or parsing out of the figures.
 pub fn time<E: From<ReplayError>>(
     label: &CaseLabel,
     source: &dyn Source,
-    mut make: impl FnMut() -> Result<(Box<dyn Strategy>, Box<dyn Device>), E>,
+    mut make: impl FnMut() -> Result<Fresh, E>,
     options: &replay::Options<'_>,
     passes: u32,
 ) -> Result<TimingRecord, E> {
@@ -147,7 +150,7 @@ struct Pass {
 
 fn pass<O: Observer>(
     source: &dyn Source,
-    (mut strategy, mut device): (Box<dyn Strategy>, Box<dyn Device>),
+    (mut strategy, mut device): Fresh,
     options: &replay::Options<'_>,
     observer: &mut O,
 ) -> Result<Pass, ReplayError> {
@@ -246,20 +249,24 @@ mod tests {
     use crate::{
         measure::fixture::{Shelf, TinyDevice},
         trace::TraceBuilder,
-        unit::{KIB, TagId},
+        unit::{KIB, StreamId, TagId},
     };
+
+    fn fresh() -> Result<Fresh, ReplayError> {
+        Ok((Box::new(Shelf::default()), Box::new(TinyDevice::new(64 * KIB))))
+    }
 
     #[test]
     fn every_pass_gets_a_fresh_strategy_and_some_operations_are_timed() {
         let mut story = TraceBuilder::new();
         for _ in 0..500 {
-            let block = story.alloc(100, crate::unit::StreamId::DEFAULT, TagId(0));
+            let block = story.alloc(100, StreamId::DEFAULT, TagId(0));
             story.free(block);
         }
         let mut made = 0;
-        let make = || -> (Box<dyn Strategy>, Box<dyn Device>) {
+        let make = || {
             made += 1;
-            (Box::new(Shelf::default()), Box::new(TinyDevice::new(64 * KIB)))
+            fresh()
         };
         let label = CaseLabel { workload: "w".to_owned(), ..CaseLabel::default() };
         let record = time(&label, &story.finish("w"), make, &replay::Options::default(), 3).unwrap();
@@ -277,9 +284,7 @@ mod tests {
     fn what_breaks_in_a_pass_is_returned() {
         let mut story = TraceBuilder::new();
         story.device_sync();
-        let make =
-            || -> (Box<dyn Strategy>, Box<dyn Device>) { (Box::new(Shelf::default()), Box::new(TinyDevice::new(KIB))) };
-        let outcome = time(&CaseLabel::default(), &story.finish("w"), make, &replay::Options::default(), 1);
+        let outcome = time(&CaseLabel::default(), &story.finish("w"), fresh, &replay::Options::default(), 1);
         assert!(matches!(outcome, Err(ReplayError::Device { event: 0, .. })), "{outcome:?}");
     }
 }

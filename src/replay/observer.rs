@@ -12,7 +12,7 @@ use crate::{
 /// watched costs nothing.
 ///
 /// Observers are also the [`EventSink`] of the strategy: its inner events arrive between the outer ones that cause
-/// them. Combine observers by nesting pairs: `(a, (b, c))`.
+/// them.
 pub trait Observer: EventSink {
     /// Before the event is carried out.
     fn before(&mut self, _now: &Moment<'_>) {}

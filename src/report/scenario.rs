@@ -1,6 +1,9 @@
 //! Cases that may be compared: same work, same device, same limit, different strategies.
 
-use crate::{measure::CaseRecord, unit::Bytes};
+use crate::{
+    measure::{CaseRecord, Status},
+    unit::Bytes,
+};
 
 /// Everything that must be equal before two strategies may be compared. Simulated and real devices have different
 /// names, so their clocks never meet.
@@ -34,17 +37,18 @@ pub(super) struct Group<'a> {
 }
 
 impl Group<'_> {
-    /// The least memory that any strategy of the group reserved and completed with. Only said where there was a choice,
-    /// and strategies that never called the driver had no memory to save.
+    /// The least memory that any strategy of the group reserved and completed with. Only said where there was a choice.
     pub(super) fn least_reserved(&self) -> Option<u64> {
-        let contenders = || {
-            self.records
-                .iter()
-                .filter(|record| record.status == crate::measure::Status::Completed && record.driver_calls > 0)
-                .map(|record| record.peak_reserved_bytes)
-        };
-        if contenders().count() < 2 { None } else { contenders().min() }
+        let contenders = || self.records.iter().filter(|record| is_contender(record));
+        if contenders().count() < 2 { None } else { contenders().map(|record| record.peak_reserved_bytes).min() }
     }
+}
+
+/// Whether a case can be the one that needed least memory: it must have completed, and with memory from the device. A
+/// strategy that only pretends (`null`) has none to save.
+pub(super) fn is_contender(record: &CaseRecord) -> bool {
+    let memory_calls = record.driver_alloc_calls + record.driver_mapping_calls + record.driver_pool_calls;
+    record.status == Status::Completed && memory_calls > 0
 }
 
 /// The records by scenario, both in order of first appearance.
@@ -100,19 +104,20 @@ pub(super) fn title(scenario: &Scenario<'_>, all: &[Group<'_>]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::{CaseLabel, Status};
+    use crate::measure::CaseLabel;
 
     fn record(workload: &str, strategy: &str, reserved: u64) -> CaseRecord {
         let label = CaseLabel { workload: workload.to_owned(), strategy: strategy.to_owned(), ..CaseLabel::default() };
         let record = CaseRecord::unmeasured(&label, Status::Completed, "");
-        CaseRecord { peak_reserved_bytes: reserved, driver_calls: 1, ..record }
+        CaseRecord { peak_reserved_bytes: reserved, driver_alloc_calls: 1, ..record }
     }
 
     #[test]
     fn the_least_is_only_said_among_completed_cases_that_used_memory() {
         let mut records = vec![record("w", "a", 10), record("w", "b", 8), record("w", "c", 3), record("w", "null", 1)];
         records[2].status = Status::Oom;
-        records[3].driver_calls = 0;
+        records[3].driver_alloc_calls = 0;
+        records[3].driver_event_calls = 7;
         assert_eq!(groups(&records)[0].least_reserved(), Some(8));
         assert_eq!(groups(&records[1..])[0].least_reserved(), None, "one completed case has won against nobody");
     }

@@ -4,7 +4,7 @@ use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 
 use super::{
     ReportError, rows,
-    scenario::{groups, title},
+    scenario::{groups, is_contender, title},
 };
 use crate::{
     measure::{CaseRecord, SCHEMA, Status},
@@ -23,7 +23,8 @@ const HEADINGS: [&str; 8] = [
 ];
 /// Columns from here on hold numbers.
 const FIRST_NUMBER: usize = 2;
-const LEGEND: &str = "The least memory reserved is marked *. Fragmentation is 1 - peak allocated / peak reserved.";
+const LEGEND: &str = "Fragmentation is 1 - peak allocated / peak reserved.";
+const LEGEND_OF_THE_STAR: &str = "The least memory reserved is marked *. ";
 
 /// The table for a terminal of `width` columns; as wide as it needs to be where that is `None`.
 #[must_use]
@@ -35,7 +36,7 @@ pub fn terminal(records: &[CaseRecord], width: Option<u16>) -> String {
         Some(width) => table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width),
         None => table.set_content_arrangement(ContentArrangement::Disabled),
     };
-    format!("{}\n{LEGEND}\n", table.trim_fmt())
+    format!("{}\n{}\n", table.trim_fmt(), legend(records))
 }
 
 /// The table as markdown.
@@ -44,7 +45,7 @@ pub fn markdown(records: &[CaseRecord]) -> String {
     let mut table = table(records);
     table.load_style(presets::ASCII_MARKDOWN);
     table.set_content_arrangement(ContentArrangement::Disabled);
-    format!("{}\n\n{LEGEND}\n", table.trim_fmt())
+    format!("{}\n\n{}\n", table.trim_fmt(), legend(records))
 }
 
 /// All columns, as in `runs.csv`.
@@ -56,6 +57,12 @@ pub fn csv(records: &[CaseRecord]) -> Result<String, ReportError> {
 #[must_use]
 pub fn json(records: &[CaseRecord]) -> String {
     format!("{:#}\n", serde_json::json!({ "schema": SCHEMA, "rows": records }))
+}
+
+/// The star is explained where there is one.
+fn legend(records: &[CaseRecord]) -> String {
+    let has_star = groups(records).iter().any(|group| group.least_reserved().is_some());
+    format!("{}{LEGEND}", if has_star { LEGEND_OF_THE_STAR } else { "" })
 }
 
 fn table(records: &[CaseRecord]) -> Table {
@@ -70,8 +77,8 @@ fn table(records: &[CaseRecord]) -> Table {
         let least = group.least_reserved();
         let mut heading = title(&group.scenario, &groups);
         for record in &group.records {
-            let best = record.status == Status::Completed && least == Some(record.peak_reserved_bytes);
-            table.add_row(row(std::mem::take(&mut heading), record, best && record.driver_calls > 0));
+            let best = is_contender(record) && least == Some(record.peak_reserved_bytes);
+            table.add_row(row(std::mem::take(&mut heading), record, best));
         }
     }
     table
@@ -124,6 +131,7 @@ mod tests {
             peak_gap_share: crate::measure::lost_share(30 * MIB, reserved),
             oom_event: (status == Status::Oom).then_some(17),
             driver_calls: 4,
+            driver_alloc_calls: 2,
             driver_ns: 1_234_000,
             ..CaseRecord::unmeasured(&label, status, "because")
         }
@@ -170,7 +178,7 @@ mod tests {
     #[test]
     fn a_narrow_terminal_gets_a_narrow_table() {
         let text = terminal(&sample(), Some(80));
-        assert!(text.lines().filter(|line| *line != LEGEND).all(|line| line.chars().count() <= 80), "{text}");
+        assert!(text.lines().filter(|line| !line.ends_with(LEGEND)).all(|line| line.chars().count() <= 80), "{text}");
     }
 
     #[test]

@@ -64,8 +64,8 @@ pub trait Strategy: Send {
     /// The books, kept up to date at all times: reading them is constant time.
     fn stats(&self) -> &Stats;
 
-    /// The largest request that could be served from reserved memory alone, for this stream; `None` where the
-    /// strategy cannot know.
+    /// The largest request, rounded as the strategy rounds blocks, that could be served from reserved memory alone,
+    /// for this stream; `None` where the strategy cannot know.
     fn largest_free(&self, stream: StreamId) -> Option<u64>;
 
     /// Every segment with its blocks, in address order; `None` where the strategy cannot know. Slow: for peaks, OOMs
@@ -209,7 +209,8 @@ pub enum Refusal {
     Device,
     /// The strategy's own limit (PyTorch's memory fraction, a pool's maximum).
     Limit,
-    /// The strategy cannot serve a request of this size at all.
+    /// The strategy cannot serve a request of this size at all. It is turned away at the door: not counted among the
+    /// [`ooms`](Stats::ooms), and no event tells of it.
     Size,
 }
 

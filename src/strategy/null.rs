@@ -9,7 +9,7 @@
 
 use super::{
     ALIGNMENT, Attempt, Block, Built, Caller, Context, Control, Freed, Layout, Outcome, Refusal, Request, Setup,
-    Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent, slots::Slots,
+    Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, slots::Slots,
 };
 use crate::{
     device::Capabilities,
@@ -48,30 +48,18 @@ impl Default for Null {
     }
 }
 
-impl Null {
-    /// Not even the address space is endless.
-    #[cold]
-    fn refuse(&mut self, cx: &mut Context<'_>, request: &Request) -> Attempt {
-        self.stats.ooms += 1;
-        cx.sink.event(StrategyEvent::OutOfMemory { rounded: request.bytes, stream: request.stream, device_free: None });
-        Attempt::OutOfMemory(Shortage {
-            rounded: request.bytes,
-            asked: request.bytes,
-            refused_by: Refusal::Size,
-            device_free: None,
-        })
-    }
-}
-
 impl Strategy for Null {
     #[inline]
-    fn alloc(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
+    fn alloc(&mut self, _: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
         if request.bytes == 0 {
             return Err(StrategyError::ZeroBytes);
         }
         // Rounding saturates below the request only at the very top of the address space, where the sum is refused.
         let Some(next_address) = self.next_address.checked_add(round_up(request.bytes, ALIGNMENT)) else {
-            return Ok(self.refuse(cx, request));
+            // Not even the address space is endless.
+            let (rounded, asked) = (request.bytes, request.bytes);
+            let shortage = Shortage { rounded, asked, refused_by: Refusal::Size, device_free: None };
+            return Ok(Attempt::OutOfMemory(shortage));
         };
         let block = self.blocks.insert(Address(self.next_address), request.bytes, ());
         self.next_address = next_address;

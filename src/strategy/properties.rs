@@ -15,16 +15,24 @@ use super::{
     conformance::{Bench, Echo, Step, Subject},
     test_device::simulated,
 };
-use crate::unit::{KIB, MIB, Nanos, StreamId};
+use crate::{
+    device::{
+        CallKind, Device,
+        wrap::{Fault, FaultPlan, Faulty},
+    },
+    unit::{KIB, MIB, Nanos, StreamId},
+};
 
 /// Programs per strategy and variant where `PROPTEST_CASES` does not say.
-const CASES: u32 = 24;
+const CASES: u32 = 64;
 
 /// What the program knows without asking: how it runs, and how many blocks it has asked for and not given back.
 #[derive(Clone, Debug)]
 struct Program {
     spec: StrategySpec,
     capacity: u64,
+    /// Driver calls that fail, by kind and turn; fewer than the tries that the bench gives a call.
+    faults: Vec<(CallKind, u64)>,
     outstanding: usize,
 }
 
@@ -34,7 +42,13 @@ impl ReferenceStateMachine for Program {
 
     fn init_state() -> BoxedStrategy<Program> {
         let nobody = StrategySpec { name: String::new(), parameters: String::new() };
-        (8..128u64).prop_map(move |mib| Program { spec: nobody.clone(), capacity: mib * MIB, outstanding: 0 }).boxed()
+        let faults = prop::collection::vec((prop::sample::select(CallKind::ALL), 1..16u64), 0..4);
+        (8..128u64, faults)
+            .prop_map(move |(mib, faults)| {
+                let capacity = mib * MIB;
+                Program { spec: nobody.clone(), capacity, faults, outstanding: 0 }
+            })
+            .boxed()
     }
 
     fn transitions(program: &Program) -> BoxedStrategy<Step> {
@@ -86,7 +100,13 @@ impl StateMachineTest for Witness {
     type Reference = Program;
 
     fn init_test(program: &Program) -> Witness {
-        let subject = Subject { build: &|props| program.spec.build(&Setup { props, limit: None }), device: &simulated };
+        let faulty = |bytes| -> Box<dyn Device> {
+            let plan = program.faults.iter().fold(FaultPlan::none(), |plan, &(kind, turn)| {
+                plan.fail_nth(Some(kind), turn, Fault::Driver("CUDA_ERROR_UNKNOWN".to_owned()))
+            });
+            Box::new(Faulty::with(plan, simulated(bytes)))
+        };
+        let subject = Subject { build: &|props| program.spec.build(&Setup { props, limit: None }), device: &faulty };
         Witness { bench: Bench::new(&subject, program.capacity).unwrap(), held: Vec::new() }
     }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use super::{Strategy, caching, direct, null};
 use crate::{
     device::{Capabilities, Clock, DeviceProps},
-    unit::{GIB, MIB, nearest},
+    unit::{GIB, MIB, did_you_mean, nearest},
 };
 
 /// Every strategy, in the order in which `list` shows them. Adding one is one line here.
@@ -71,7 +71,7 @@ pub struct StrategySpec {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
     /// No strategy of that name.
-    #[error("unknown strategy '{name}'{}", suggestion.as_ref().map(|s| format!("; did you mean '{s}'?")).unwrap_or_default())]
+    #[error("unknown strategy '{name}'{}", did_you_mean(suggestion.as_deref()))]
     UnknownStrategy {
         /// What was typed.
         name: String,

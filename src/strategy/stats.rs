@@ -38,7 +38,7 @@ pub struct Stats {
     pub frees: u64,
     /// Requests that needed cached memory to be given back first.
     pub retries: u64,
-    /// Requests that failed.
+    /// Requests that failed, those of an impossible size ([`Refusal::Size`](super::Refusal::Size)) left out.
     pub ooms: u64,
 }
 

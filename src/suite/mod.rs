@@ -16,7 +16,7 @@ pub use run::{CaseOutcome, CaseRunner, InProcess, Progress, all_cores, run};
 
 use std::{io, path::PathBuf};
 
-use crate::{strategy::SpecError, workload::WorkloadError};
+use crate::{strategy::SpecError, unit::did_you_mean, workload::WorkloadError};
 
 /// A suite that cannot be run.
 #[derive(Debug, thiserror::Error)]
@@ -38,7 +38,7 @@ pub enum SuiteError {
         reason: String,
     },
     /// No suite of that name.
-    #[error("unknown suite '{name}'{}", suggestion.as_ref().map(|s| format!("; did you mean '{s}'?")).unwrap_or_default())]
+    #[error("unknown suite '{name}'{}", did_you_mean(suggestion.as_deref()))]
     UnknownSuite {
         /// What was asked for.
         name: String,

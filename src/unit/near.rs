@@ -14,3 +14,9 @@ pub fn nearest<'a>(typed: &str, candidates: impl IntoIterator<Item = &'a str>) -
         .max_by(|a, b| a.0.total_cmp(&b.0))
         .map(|(_, candidate)| candidate.to_owned())
 }
+
+/// The end of a sentence about a wrong name: `; did you mean 'caching'?`, or nothing where no name is near.
+#[must_use]
+pub fn did_you_mean(suggestion: Option<&str>) -> String {
+    suggestion.map(|name| format!("; did you mean '{name}'?")).unwrap_or_default()
+}

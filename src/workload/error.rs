@@ -2,6 +2,8 @@
 
 use std::{fmt, io, path::PathBuf};
 
+use crate::unit::did_you_mean;
+
 /// A workload that cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkloadError {
@@ -117,8 +119,4 @@ pub enum Problem {
     /// Values that are right each by itself and wrong together.
     #[error("{0}")]
     Impossible(String),
-}
-
-fn did_you_mean(suggestion: Option<&str>) -> String {
-    suggestion.map(|name| format!("; did you mean '{name}'?")).unwrap_or_default()
 }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use toml::{Spanned, Value};
 
 use super::{GENERATORS, GeneratorEntry, Given, Parameters, Place, Workload, WorkloadError};
-use crate::unit::nearest;
+use crate::unit::{did_you_mean, nearest};
 
 /// Name and text of every embedded recipe, in name order.
 static EMBEDDED: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/workloads.rs"));
@@ -66,8 +66,8 @@ impl Recipe {
             .map_err(|error| refused(error.span().map_or(0, |span| span.start), error.message().replace('\n', "; ")))?;
         let wanted = parsed.generator.get_ref().as_str();
         let generator = GENERATORS.iter().find(|entry| entry.name == wanted).ok_or_else(|| {
-            let suggestion = nearest(wanted, GENERATORS.iter().map(|entry| entry.name))
-                .map_or_else(String::new, |name| format!("; did you mean '{name}'?"));
+            let near = nearest(wanted, GENERATORS.iter().map(|entry| entry.name));
+            let suggestion = did_you_mean(near.as_deref());
             refused(parsed.generator.span().start, format!("unknown generator '{wanted}'{suggestion}"))
         })?;
         let given = parsed

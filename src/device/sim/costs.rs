@@ -2,8 +2,7 @@
 
 use std::sync::LazyLock;
 
-use super::super::CallKind;
-use crate::unit::Nanos;
+use crate::{device::CallKind, unit::Nanos};
 
 /// Costs of driver calls by kind and size.
 ///
@@ -11,7 +10,7 @@ use crate::unit::Nanos;
 /// beyond the largest the last slope goes on. A kind with one measured size costs the same at every size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CostTable {
-    /// By [`CallKind`], ascending in size. Never empty.
+    /// By [`CallKind`], ascending in size.
     curves: Vec<Vec<Point>>,
 }
 

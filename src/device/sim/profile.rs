@@ -1,13 +1,13 @@
 //! Which GPU is simulated, and how the command line names it.
 
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
 
 use super::{
     address_space::{RANGE_BYTES, SHARE_BYTES},
     compute::Rates,
     costs::CostTable,
 };
-use crate::unit::{Bytes, MIB, ParseBytesError, nearest};
+use crate::unit::{Bytes, MIB, ParseBytesError, did_you_mean, nearest};
 
 /// Everything that makes one GPU differ from another.
 #[derive(Clone, Debug, PartialEq)]
@@ -124,24 +124,13 @@ pub enum SimConfigError {
     #[error("in 'sim:': {0}")]
     Size(#[from] ParseBytesError),
     /// The text after `sim:` is neither a size nor a profile.
-    #[error("there is no profile '{name}'{}; profiles: {}", DidYouMean(.nearest.as_deref()), Profile::NAMES.join(", "))]
+    #[error("there is no profile '{name}' among {}{}", Profile::NAMES.join(", "), did_you_mean(.nearest.as_deref()))]
     UnknownProfile {
         /// What was typed.
         name: String,
         /// The nearest right name.
         nearest: Option<String>,
     },
-}
-
-struct DidYouMean<'a>(Option<&'a str>);
-
-impl fmt::Display for DidYouMean<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(name) => write!(f, ", did you mean '{name}'?"),
-            None => Ok(()),
-        }
-    }
 }
 
 impl FromStr for SimConfig {
@@ -231,7 +220,7 @@ mod tests {
         assert!(refusal("sim:100MiB").contains("of 100 MiB is too small"));
         assert!(refusal("sim:-5").contains("not an amount of memory"));
         assert!(refusal("sim:5parsecs").contains("not an amount of memory"));
-        assert_eq!(refusal("sim:h20"), "there is no profile 'h20', did you mean 'h200'?; profiles: h200");
+        assert_eq!(refusal("sim:h20"), "there is no profile 'h20' among h200; did you mean 'h200'?");
         assert!(refusal("sim:").contains("there is no profile ''"));
         assert!(refusal("cuda:0").contains("not a simulated device"));
         assert!(refusal("simple").contains("not a simulated device"));

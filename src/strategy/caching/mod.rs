@@ -187,6 +187,7 @@ impl Caching {
         let record = self.blocks.get(block.slot);
         record
             .filter(|record| record.generation == block.generation && record.state == State::Allocated)
+            .filter(|record| record.address == block.address.0)
             .ok_or(StrategyError::UnknownBlock { address: block.address, slot: block.slot })
     }
 }

@@ -4,7 +4,7 @@
 //! refuses is refused, in words that name the setting. Reading a text again resets some settings and keeps others.
 
 use super::QUANTUM;
-use crate::unit::{MIB, nearest};
+use crate::unit::{MIB, did_you_mean, nearest};
 
 /// No limit: PyTorch's default for the largest block that may be split.
 pub(super) const UNLIMITED: u64 = u64::MAX;
@@ -48,7 +48,7 @@ pub struct Ignored {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SettingsError {
     /// No setting of that name.
-    #[error("unknown setting '{key}'{}", suggestion.as_ref().map(|s| format!("; did you mean '{s}'?")).unwrap_or_default())]
+    #[error("unknown setting '{key}'{}", did_you_mean(suggestion.as_deref()))]
     UnknownKey {
         /// What was written.
         key: String,

@@ -10,8 +10,9 @@ use crate::{
     unit::{Address, Nanos, SiteId, StreamId, ThreadId, Work},
 };
 
-/// How often a call that a driver error ended is tried again: faults are single, so once is enough.
-const TRIES: usize = 3;
+/// How often a call that a driver error ends is tried: a failed call must be as if it had not been made, so that
+/// sooner or later one succeeds.
+const TRIES: usize = 4;
 
 /// Driver calls that take something, with the calls that give it back.
 const PAIRS: &[(CallKind, CallKind)] = &[
@@ -82,17 +83,15 @@ impl Bench {
     }
 
     /// A new strategy on a device that is there already.
-    pub fn on(mut device: Box<dyn Device>, subject: &Subject<'_>) -> Result<Bench, SpecError> {
+    pub fn on(device: Box<dyn Device>, subject: &Subject<'_>) -> Result<Bench, SpecError> {
         let strategy = Checked::new((subject.build)(device.props())?);
-        let mut errors = Vec::new();
-        for stream in 1..Bench::STREAMS {
-            if let Err(error) = device.stream_create(u64::from(stream)) {
-                errors.push(error.into());
-            }
-        }
-        let (live, quarantine, findings) = (Vec::new(), Vec::new(), Vec::new());
+        let (live, quarantine, errors, findings) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let busy_until = vec![Nanos::ZERO; usize::from(Bench::STREAMS)];
-        Ok(Bench { strategy, device, live, busy_until, quarantine, errors, findings })
+        let mut bench = Bench { strategy, device, live, busy_until, quarantine, errors, findings };
+        for stream in 1..Bench::STREAMS {
+            bench.on_device(|device| device.stream_create(u64::from(stream)).map(|_| ()));
+        }
+        Ok(bench)
     }
 
     /// A copy of strategy and program on a device that has gone through the same; `None` where the strategy cannot be
@@ -194,14 +193,17 @@ impl Bench {
     /// Keeps a stream busy.
     pub fn work(&mut self, stream: StreamId, nanos: Nanos) -> Echo {
         let begin = self.device.now().max(self.busy_until[stream.index()]);
-        let Some(compute) = self.device.compute() else { return Echo::LeftOut };
-        match compute.launch(stream, &Work::Spin { nanos }, &[]) {
-            Ok(()) => {
-                self.busy_until[stream.index()] = begin + nanos;
-                Echo::Done
-            }
-            Err(error) => self.failed(error.into()),
+        if self.device.compute().is_none() {
+            return Echo::LeftOut;
         }
+        let echo = self.on_device(|device| match device.compute() {
+            Some(compute) => compute.launch(stream, &Work::Spin { nanos }, &[]),
+            None => Ok(()),
+        });
+        if echo == Echo::Done {
+            self.busy_until[stream.index()] = begin + nanos;
+        }
+        echo
     }
 
     /// The blocks that the program holds, oldest first.
@@ -212,11 +214,16 @@ impl Bench {
     /// Gives everything back in order (blocks, cache, the rest) and returns all that was found.
     #[must_use]
     pub fn finish(mut self) -> Vec<String> {
+        self.wind_down();
+        self.into_findings()
+    }
+
+    /// Gives everything back in order: blocks, cache, the rest.
+    pub fn wind_down(&mut self) {
         self.free_all();
         self.step(&Step::DeviceSync);
         self.step(&Step::Trim);
         self.close();
-        self.into_findings()
     }
 
     /// Closes the strategy, live blocks or not, and looks at what the device still holds.
@@ -272,16 +279,12 @@ impl Bench {
         result
     }
 
-    fn on_device(&mut self, call: impl FnOnce(&mut dyn Device) -> Result<(), DeviceError>) -> Echo {
-        match call(&mut *self.device) {
+    /// The same for a call of the program's own to the device.
+    fn on_device(&mut self, mut call: impl FnMut(&mut dyn Device) -> Result<(), DeviceError>) -> Echo {
+        match self.call(|_, cx| Ok(call(cx.device)?)) {
             Ok(()) => Echo::Done,
-            Err(error) => self.failed(error.into()),
+            Err(error) => Echo::Failed(error),
         }
-    }
-
-    fn failed(&mut self, error: StrategyError) -> Echo {
-        self.errors.push(error.clone());
-        Echo::Failed(error)
     }
 
     fn place(&self, nth: usize) -> Option<usize> {
@@ -305,17 +308,21 @@ impl Bench {
             .max();
         if let Some(until) = until
             && until > now
-            && self.when_idle(stream).is_ok_and(|idle| idle < until)
+            && self.when_idle(stream) < until
         {
             self.find(format!("{} was handed to stream {stream} while another stream worked on it", block.address));
         }
     }
 
-    /// When `stream` has done all that is queued on it, waits included.
-    fn when_idle(&mut self, stream: StreamId) -> Result<Nanos, DeviceError> {
-        let event = self.device.event_create()?;
-        let reached = self.device.event_record(event, stream).and_then(|()| self.device.event_synchronize(event));
-        self.device.event_destroy(event)?;
-        reached.map(|()| self.device.now())
+    /// When `stream` has done all that is queued on it, waits included; the end of time where that cannot be known.
+    fn when_idle(&mut self, stream: StreamId) -> Nanos {
+        let mut probe = None;
+        self.on_device(|device| device.event_create().map(|event| probe = Some(event)));
+        let Some(event) = probe else { return Nanos(u64::MAX) };
+        let recorded = self.on_device(|device| device.event_record(event, stream));
+        let reached = self.on_device(|device| device.event_synchronize(event));
+        let idle = self.device.now();
+        self.on_device(|device| device.event_destroy(event));
+        if recorded == Echo::Done && reached == Echo::Done { idle } else { Nanos(u64::MAX) }
     }
 }

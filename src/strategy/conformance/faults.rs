@@ -1,17 +1,22 @@
 //! The promise that no driver error does lasting damage.
 
-use super::{Bench, Subject, Unplayable, memory::TIGHT, mixed_script};
+use super::{Bench, Step, Subject, Unplayable, memory::TIGHT, mixed_script};
 use crate::{
     device::{
         CallKind,
         wrap::{Fault, FaultPlan, Faulty},
     },
-    unit::MIB,
+    unit::{MIB, Nanos, StreamId},
 };
 
 /// Plays one program again and again, each time with another driver call failing once: every kind, every turn.
 pub(super) fn every_call(subject: &Subject<'_>, found: &mut Vec<String>) -> Result<(), Unplayable> {
-    let steps = mixed_script(51, 70, 30 * MIB, true);
+    let mut steps = mixed_script(51, 70, 30 * MIB, true);
+    // Whatever the dice say: a block that other streams work on is given back, and memory is wanted right after.
+    steps.extend([Step::Alloc { bytes: MIB, stream: StreamId(0) }]);
+    steps.extend([1, 2].map(|user| Step::Work { stream: StreamId(user), nanos: Nanos(100_000) }));
+    steps.extend([0, 1, 2].map(|user| Step::UsedOn { nth: 0, stream: StreamId(user) }));
+    steps.extend([Step::Free { nth: 0 }, Step::Alloc { bytes: 3 * MIB, stream: StreamId(0) }, Step::Trim]);
     let mut rehearsal = Bench::new(subject, TIGHT)?;
     rehearsal.play(&steps);
     rehearsal.wind_down();

@@ -161,7 +161,7 @@ impl<S: Strategy> Strategy for Checked<S> {
         let result = self.watch(cx, |inner, cx| inner.alloc(cx, request));
         match &result {
             Ok(Attempt::Served(block, _)) => self.shadow.served(*block, request, &mut self.violations),
-            Ok(Attempt::OutOfMemory(_)) => self.shadow.ran_out(),
+            Ok(Attempt::OutOfMemory(shortage)) => self.shadow.ran_out(shortage.refused_by),
             Err(StrategyError::UnknownBlock { .. }) => {
                 self.violations.add(Rule::Handle, "an alloc answered that a block is unknown".to_owned());
             }

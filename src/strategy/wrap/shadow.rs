@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::checked::{Rule, Violations};
 use crate::{
-    strategy::{ALIGNMENT, Block, Freed, Request, Stats, StrategyError, StrategyEvent, Usage},
+    strategy::{ALIGNMENT, Block, Freed, Refusal, Request, Stats, StrategyError, StrategyEvent, Usage},
     unit::Address,
 };
 
@@ -74,8 +74,8 @@ impl Shadow {
     }
 
     /// A request failed.
-    pub(super) fn ran_out(&mut self) {
-        self.ooms += 1;
+    pub(super) fn ran_out(&mut self, refused_by: Refusal) {
+        self.ooms += u64::from(refused_by != Refusal::Size);
     }
 
     /// A live block was given back.

@@ -1,6 +1,6 @@
 //! Takes one line of a native trace apart, as bytes: no text is copied unless something is wrong with it.
 
-use crate::unit::nearest;
+use crate::unit::{did_you_mean, nearest};
 
 /// What is left of a line. Words are separated by blanks; `#` at the start of a word ends the line.
 pub(super) struct Words<'a> {
@@ -147,11 +147,8 @@ fn hexadecimal(digits: &[u8]) -> Option<u64> {
 /// A word that is none of the known ones, and the nearest that is.
 #[cold]
 pub(super) fn unknown(word: &[u8], what: &str, known: impl IntoIterator<Item = &'static str>) -> String {
-    let guess = match nearest(&String::from_utf8_lossy(word), known) {
-        Some(near) => format!("; did you mean '{near}'?"),
-        None => String::new(),
-    };
-    format!("{} is not {what}{guess}", shown(word))
+    let near = nearest(&String::from_utf8_lossy(word), known);
+    format!("{} is not {what}{}", shown(word), did_you_mean(near.as_deref()))
 }
 
 /// A word as it may stand in a complaint: short, and without control characters.
