@@ -148,3 +148,77 @@ pub fn write(source: &dyn Source, to: &mut dyn Write) -> Result<u64, WriteError>
     to.flush()?;
     Ok(buffers.len() as u64)
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::trace::{Trace, arbitrary::traces, check};
+
+    fn imported(text: &str) -> Result<Imported, TraceError> {
+        read(&mut text.as_bytes(), Path::new("a.csv"))
+    }
+
+    fn told(trace: &Trace) -> Vec<String> {
+        let tell = |event: &crate::trace::Event| match event.op {
+            Op::Alloc { bytes, site, .. } => format!("alloc {} {bytes}", trace.tables.sites()[site.index()]),
+            Op::Free { .. } => "free".to_owned(),
+            other => format!("{other:?}"),
+        };
+        trace.events.iter().map(tell).collect()
+    }
+
+    #[test]
+    fn a_moments_frees_come_before_its_allocs() {
+        let trace = imported("id,lower,upper,size\nb,1,2,20\na,0,1,10\n").unwrap().trace;
+        assert_eq!(told(&trace), ["alloc a 10", "free", "alloc b 20", "free"]);
+    }
+
+    #[test]
+    fn other_names_of_the_columns_are_known() {
+        let trace = imported("size, buffer,start,end,alignment\n10,a,0,0,8\n20,b,1,4,8\n").unwrap().trace;
+        assert_eq!(told(&trace), ["alloc a 10", "free", "alloc b 20", "free"]);
+        assert_eq!(trace.events[3].delta_ns, 4);
+    }
+
+    #[test]
+    fn errors_name_the_line() {
+        let complaint = |text: &str| imported(text).unwrap_err().to_string();
+        assert_eq!(complaint("id,lower,size\n"), "a.csv:1: no column `upper`; id, lower, upper and size are needed");
+        assert_eq!(complaint("id,lower,upper,size\nx,3,3,1\n"), "a.csv:2: buffer `x` ends before it begins");
+        assert_eq!(complaint("id,lower,upper,size\nx,3,4,0\n"), "a.csv:2: buffer `x` has no size");
+        assert_eq!(complaint("id,lower,upper,size\nx,3\n"), "a.csv:2: lower, upper and size must be whole numbers");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn written_buffers_tell_the_same_story(trace in traces(60)) {
+            let mut text = Vec::new();
+            write(&trace, &mut text).unwrap();
+            let again = read(&mut &text[..], Path::new("a.csv")).unwrap().trace;
+            check(&again).unwrap();
+            let steps = |trace: &Trace| -> Vec<Option<u64>> {
+                let step = |event: &crate::trace::Event| match event.op {
+                    Op::Alloc { bytes, .. } => Some(Some(bytes)),
+                    Op::Free { .. } => Some(None),
+                    _ => None,
+                };
+                trace.events.iter().filter_map(step).collect()
+            };
+            let (before, after) = (steps(&trace), steps(&again));
+            // Survivors are freed at the end.
+            prop_assert_eq!(&after[..before.len()], &before[..]);
+            prop_assert!(after[before.len()..].iter().all(Option::is_none));
+        }
+
+        #[test]
+        fn no_text_makes_the_reader_panic(rows in "(.{0,20}\n|[0-9]{1,3},[0-9]{1,20},[0-9]{1,20},[0-9]{1,20}\n){0,8}") {
+            if let Ok(buffers) = imported(&format!("id,lower,upper,size\n{rows}")) {
+                check(&buffers.trace).unwrap();
+            }
+        }
+    }
+}

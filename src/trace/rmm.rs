@@ -200,3 +200,122 @@ impl Writer<'_> {
         writeln!(self.to, ",{bytes},{stream:#x}")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::trace::{Trace, arbitrary::traces, check};
+
+    fn imported(log: &str) -> Result<Imported, TraceError> {
+        read(&mut log.as_bytes(), Path::new("log.csv"))
+    }
+
+    fn log(rows: &str) -> Imported {
+        imported(&format!("{HEADER}\n{rows}")).unwrap()
+    }
+
+    #[test]
+    fn threads_streams_times_and_failures_are_kept() {
+        let Imported { trace, gaps } = log("7,10:00:00:000001,allocate,0x100,1024,0x0\n\
+             8,10:00:00:000003,allocate failure,(nil),4096,0x2\n\
+             8,10:00:00.5,free,0x100,1024,0x2\n");
+        assert_eq!(gaps, [""; 0]);
+        check(&trace).unwrap();
+        let kinds: Vec<_> = trace.events.iter().map(|event| event.op.kind().name()).collect();
+        assert_eq!(kinds, ["alloc", "alloc", "free", "free"]);
+        assert_eq!(trace.tables.threads(), [0, 7, 8]);
+        assert_eq!(trace.tables.streams(), [0, 2]);
+        assert_eq!(trace.events[1].delta_ns, 2_000);
+        assert_eq!(trace.events[3].delta_ns, 499_997_000);
+        let Op::Alloc { site, .. } = trace.events[1].op else { panic!("{:?}", trace.events[1]) };
+        assert!(failed_when_recorded(&trace.tables.sites()[site.index()]));
+    }
+
+    #[test]
+    fn midnight_passes() {
+        let trace = log("1,23:59:59:999999,allocate,0x1,8,0x0\n1,00:00:00:000001,free,0x1,8,0x0\n").trace;
+        assert_eq!(trace.events[1].delta_ns, 2_000);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_counted_and_said() {
+        let rows = "1,00:00:00,free,0x100,64,0x0\n1,00:00:00,free,0x100,64,0x0\n\
+             1,00:00:00,allocate,0x200,0,0x0\n1,00:00:00,allocate,0x300,8,0x0\n1,00:00:00,allocate,0x300,8,0x0\n";
+        let Imported { trace, gaps } = log(rows);
+        check(&trace).unwrap();
+        assert_eq!(
+            gaps,
+            [
+                "1 blocks are freed that were there before the log began",
+                "1 calls for nothing (zero bytes or a null pointer) are left out",
+                "1 frees of blocks that nobody holds are left out",
+                "1 allocs return a pointer that is still in use: the block before counts as never freed",
+            ]
+        );
+    }
+
+    #[test]
+    fn errors_name_line_and_column() {
+        let complaint = |row: &str| imported(&format!("{HEADER}\n{row}")).unwrap_err().to_string();
+        assert_eq!(
+            complaint("1,00:00:00,allocate,0x1,many,0x0"),
+            format!("log.csv:2: `Size` cannot be read; columns are {HEADER}")
+        );
+        assert!(complaint("1,25:00:00,allocate,0x1,1,0x0").contains("`Time`"));
+        assert!(complaint("1,00:00:00,allocate,pointer,1,0x0").contains("`Pointer`"));
+        assert!(complaint("1,00:00:00,borrow,0x1,1,0x0").contains("unknown action `borrow`"));
+        assert!(imported("a,b\n").unwrap_err().to_string().starts_with("log.csv:1: an RMM log begins with"));
+    }
+
+    /// What an RMM log can carry of a trace.
+    fn essence(trace: &Trace) -> Vec<(u64, bool, u64, u64)> {
+        let tables = &trace.tables;
+        let mut sizes = HashMap::new();
+        let mut essence = Vec::new();
+        for event in &trace.events {
+            let thread = tables.threads()[event.thread.index()];
+            match event.op {
+                Op::Alloc { slot, bytes, stream, .. } => {
+                    sizes.insert(slot, bytes);
+                    essence.push((thread, true, bytes, tables.streams()[stream.index()]));
+                }
+                Op::Free { slot, stream } => {
+                    essence.push((thread, false, sizes[&slot], tables.streams()[stream.index()]));
+                }
+                _ => {}
+            }
+        }
+        essence
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn a_written_log_reads_as_it_was(trace in traces(60)) {
+            let mut log = Vec::new();
+            write(&trace, &mut log).unwrap();
+            let again = read(&mut &log[..], Path::new("log.csv")).unwrap();
+            prop_assert_eq!(again.gaps, Vec::<String>::new());
+            prop_assert_eq!(essence(&again.trace), essence(&trace));
+        }
+
+        #[test]
+        fn no_text_makes_the_reader_panic(rows in "([0-9]{1,3},[0-9:.]{0,16},(allocate|free|allocate failure|x),(0x)?[0-9a-f]{0,17},[0-9]{0,21},[0-9a-fx]{0,4}\n|.{0,40}\n){0,8}") {
+            if let Ok(log) = imported(&format!("{HEADER}\n{rows}")) {
+                check(&log.trace).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn failures_survive_being_written() {
+        let rows =
+            "1,00:00:00:000000,allocate failure,(nil),4096,0x2\n1,00:00:01:000000,allocate,0x7f0000000000,8,0x0\n";
+        let mut written = Vec::new();
+        assert_eq!(write(&log(rows).trace, &mut written).unwrap(), 2);
+        assert_eq!(String::from_utf8(written).unwrap(), format!("{HEADER}\n{rows}"));
+    }
+}

@@ -71,3 +71,51 @@ pub fn read(input: &mut dyn BufRead, path: &Path) -> Result<Imported, TraceError
     }
     Ok(log.tell(&name_of(path)))
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::trace::{Op, check};
+
+    fn imported(text: &str) -> Result<Imported, TraceError> {
+        read(&mut text.as_bytes(), Path::new("a.txt"))
+    }
+
+    #[test]
+    fn calls_and_markers_are_told() {
+        let text = "Iteration Index : 2\nmicro-batch : F\n3->mlp Layer : F-start\n1 0x100 512 0\n0 0x100 512 16\n";
+        assert!(recognises(text.as_bytes()));
+        let Imported { trace, gaps } = imported(text).unwrap();
+        assert_eq!(gaps, [""; 0]);
+        check(&trace).unwrap();
+        let marks: Vec<_> = trace
+            .events
+            .iter()
+            .filter_map(|event| match event.op {
+                Op::Mark { kind, label, index } => Some((kind, &*trace.tables.labels()[label as usize], index)),
+                _ => None,
+            })
+            .collect();
+        let phase = (MarkKind::Phase, "3->mlp Layer : F-start", 0);
+        assert_eq!(marks, [(MarkKind::Step, "", 2), (MarkKind::MicroBatch, "F", 0), phase]);
+        assert_eq!(trace.tables.streams(), [0, 16]);
+    }
+
+    #[test]
+    fn a_line_that_is_neither_is_refused() {
+        let complaint = imported("1 0x100 512 0\nhello\n").unwrap_err().to_string();
+        assert_eq!(complaint, "a.txt:2: neither `1|0 pointer size stream` nor a marker");
+        assert!(!recognises(b"hello\n") && !recognises(b"1 2\n") && !recognises(b"\xff\xfe"));
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_the_reader_panic(text in "([01] (0x)?[0-9a-f]{1,3} [0-9]{1,20} [0-9]\n|.{0,30} : .{0,5}\n|.{0,20}){0,9}") {
+            if let Ok(log) = imported(&text) {
+                check(&log.trace).unwrap();
+            }
+        }
+    }
+}

@@ -104,3 +104,62 @@ pub fn read(input: &mut dyn BufRead, path: &Path) -> Result<Imported, TraceError
     }
     Ok(log.tell(&name_of(path)))
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::trace::{Op, check};
+
+    fn imported(text: &str) -> Result<Imported, TraceError> {
+        read(&mut text.as_bytes(), Path::new("a.replay"))
+    }
+
+    const LOG: &str = r#"{ "kind":"replay", "uid":1, "timestamp":100, "event": "version", "payload": { "major":6 } }
+{ "kind":"replay", "uid":1, "timestamp":110, "event": "makeAllocator", "payload": { "allocator_name":"pool" }, "result": { "allocator_ref":"0xa" } }
+{ "kind":"replay", "uid":1, "timestamp":120, "event": "allocate", "payload": { "allocator_ref":"0xa", "size":64 } }
+{ "kind":"replay", "uid":1, "timestamp":125, "event": "allocate", "payload": { "allocator_ref":"0xa", "size":64 }, "result": { "memory_ptr":"0x100" } }
+{ "kind":"replay", "uid":1, "timestamp":140, "event": "deallocate", "payload": { "allocator_ref":"0xa", "memory_ptr":"0x100" } }
+{ "kind":"replay", "uid":1, "timestamp":150, "event": "deallocate", "payload": { "allocator_ref":"0xa", "memory_ptr":"0x200" } }
+"#;
+
+    #[test]
+    fn allocs_with_a_result_and_frees_are_told() {
+        assert!(recognises(LOG.as_bytes()));
+        let Imported { trace, gaps } = imported(LOG).unwrap();
+        check(&trace).unwrap();
+        let told: Vec<_> = trace.events.iter().filter(|event| !matches!(event.op, Op::Mark { .. })).collect();
+        assert_eq!(told.len(), 2);
+        let Op::Alloc { bytes: 64, site, .. } = told[0].op else { panic!("{told:?}") };
+        assert_eq!(trace.tables.sites()[site.index()], "pool");
+        assert_eq!(told[1].delta_ns, 15);
+        assert_eq!(
+            gaps,
+            [
+                "1 blocks are freed that were there before the log began",
+                "1 of them have no known size and are left out"
+            ]
+        );
+    }
+
+    #[test]
+    fn errors_name_the_line() {
+        let complaint = |text: &str| imported(text).unwrap_err().to_string();
+        assert!(complaint("{\n").starts_with("a.replay:1: EOF"));
+        assert_eq!(complaint(r#"{"event":"deallocate"}"#), "a.replay:1: a free without `memory_ptr`");
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_the_reader_panic(cut in 0..900_usize, byte in any::<u8>(), garbage in ".{0,40}") {
+            let mut log = LOG.as_bytes().to_vec();
+            let length = log.len();
+            log[cut % length] = byte;
+            if let Ok(log) = read(&mut &log[..], Path::new("a")) {
+                check(&log.trace).unwrap();
+            }
+            let _ = imported(&garbage);
+        }
+    }
+}
