@@ -10,6 +10,17 @@ use super::{
 };
 use crate::unit::{Address, StreamId};
 
+const ACTION: u32 = Word::Action as u32;
+const ADDR: u32 = Word::Addr as u32;
+const DEVICE_FREE: u32 = Word::DeviceFree as u32;
+const SIZE: u32 = Word::Size as u32;
+const STREAM: u32 = Word::Stream as u32;
+const TIME_US: u32 = Word::TimeUs as u32;
+const FRAMES: u32 = Word::Frames as u32;
+const COMPILE_CONTEXT: u32 = Word::CompileContext as u32;
+const USER_METADATA: u32 = Word::UserMetadata as u32;
+const POOL_ID: u32 = Word::PoolId as u32;
+
 /// Entries in the order of the file. Until [`parse`](super::parse) has seen the whole file, the stack of an entry is
 /// the number of its list of frames plus one.
 #[derive(Default)]
@@ -88,25 +99,22 @@ impl Entries {
         let (mut context, mut remark) = (Word::NotApplicable.id(), Word::Nothing.id());
         for pair in items.chunks_exact(2) {
             let Value::Text(key) = pair[0] else { continue };
-            let wrong = || wrong_kind(key, pair[1]);
-            match (key.0, pair[1]) {
-                (key, Value::Text(text)) if key == Word::Action as u32 => {
+            let value = pair[1];
+            let bits = || value.bits().ok_or_else(|| wrong_kind(key, value));
+            match (key.0, value) {
+                (ACTION, Value::Text(text)) => {
                     entry.action = Word::action(text);
                     name = text;
                 }
-                (key, value) if key == Word::Addr as u32 => address = Some(value.bits().ok_or_else(wrong)?),
-                (key, value) if key == Word::DeviceFree as u32 => {
-                    device_free = Some(value.bits().ok_or_else(wrong)?);
-                }
-                (key, value) if key == Word::Size as u32 => size = Some(value.unsigned().ok_or_else(wrong)?),
-                (key, value) if key == Word::Stream as u32 => stream = Some(value.bits().ok_or_else(wrong)?),
-                (key, value) if key == Word::TimeUs as u32 => time_us = Some(value.bits().ok_or_else(wrong)?),
-                (key, Value::List(frames)) if key == Word::Frames as u32 => entry.stack = StackId(frames.0 + 1),
-                (key, Value::Text(text)) if key == Word::CompileContext as u32 => context = text,
-                (key, Value::Text(text)) if key == Word::UserMetadata as u32 => remark = text,
-                (key, Value::Tuple(pool) | Value::List(pool)) if key == Word::PoolId as u32 => {
-                    entry.pool = Some(self.number_pool(pool, heap)?);
-                }
+                (ADDR, _) => address = Some(bits()?),
+                (DEVICE_FREE, _) => device_free = Some(bits()?),
+                (SIZE, _) => size = Some(value.unsigned().ok_or_else(|| wrong_kind(key, value))?),
+                (STREAM, _) => stream = Some(bits()?),
+                (TIME_US, _) => time_us = Some(bits()?),
+                (FRAMES, Value::List(frames)) => entry.stack = StackId(frames.0 + 1),
+                (COMPILE_CONTEXT, Value::Text(text)) => context = text,
+                (USER_METADATA, Value::Text(text)) => remark = text,
+                (POOL_ID, Value::Tuple(pool) | Value::List(pool)) => entry.pool = Some(self.number_pool(pool, heap)?),
                 _ => {}
             }
         }

@@ -159,21 +159,24 @@ impl<'a> Memory<'a> {
     /// Undoes an unmapping: the range joins the mapped runs beside it.
     fn put_back(&mut self, entry: &Entry) -> bool {
         let (start, end) = (entry.address.0, entry.address.0.saturating_add(entry.size));
+        let joins = |run: &&Segment| run.expandable && run.stream == entry.stream;
         let before = self.segments.range(..start).next_back().map(|(_, run)| run);
-        let before = before.filter(|run| run.expandable && run.end() == start && run.stream == entry.stream).cloned();
-        let after = self.segments.get(&end).filter(|run| run.expandable && run.stream == entry.stream).cloned();
+        let before = before.filter(joins).filter(|run| run.end() == start).cloned();
+        let after = self.segments.get(&end).filter(joins).cloned();
         let after = after.filter(|run| before.as_ref().is_none_or(|before| before.kind == run.kind));
+        let whole_end = match &after {
+            Some(after) => {
+                self.segments.remove(&end);
+                after.end()
+            }
+            None => end,
+        };
         // Small ranges are mapped in steps of 2 MiB, large ones in steps of 20.
-        let alone = if entry.size.is_multiple_of(20 * MIB) { SegmentKind::Large } else { SegmentKind::Small };
-        let kind = before.as_ref().or(after.as_ref()).map_or(alone, |run| run.kind);
-        let mut whole = before.unwrap_or_else(|| self.segment(entry, kind, true));
-        let mut whole_end = end;
-        if let Some(after) = after {
-            self.segments.remove(&end);
-            whole_end = after.end();
-        }
+        let kind = if entry.size.is_multiple_of(20 * MIB) { SegmentKind::Large } else { SegmentKind::Small };
+        let after = after.map(|run| Segment { address: entry.address, ..run });
+        let mut whole = before.or(after).unwrap_or_else(|| self.segment(entry, kind, true));
         whole.total_size = whole_end.saturating_sub(whole.address.0);
-        let fits = self.segments.get(&start).is_none();
+        let fits = !self.segments.contains_key(&start);
         self.segments.insert(whole.address.0, whole);
         fits
     }

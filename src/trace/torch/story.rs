@@ -257,7 +257,8 @@ impl<'a> Teller<'a> {
 
 fn clipped(mut site: String) -> String {
     if site.len() > LONGEST_SITE {
-        site.truncate(site.floor_char_boundary(LONGEST_SITE));
+        let boundary = (0..=LONGEST_SITE).rev().find(|&place| site.is_char_boundary(place)).unwrap_or(0);
+        site.truncate(boundary);
     }
     site
 }

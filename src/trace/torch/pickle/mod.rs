@@ -317,13 +317,13 @@ impl<R: Read, C: Collector> Machine<'_, R, C> {
 
     #[inline]
     fn recall(&mut self, index: u32) -> Result<(), Failure> {
-        let value = self.memo.get(index).ok_or(Fault::Memo(u64::from(index)))?;
+        let value = self.memo.get(index).ok_or_else(|| Fault::Memo(u64::from(index)))?;
         self.push(value)
     }
 
     fn memorise(&mut self, index: u32) -> Result<(), Failure> {
         let top = self.stack.last().copied();
-        let value = top.ok_or(Fault::Stack { opcode: "a memo opcode", what: "a value" })?;
+        let value = top.ok_or_else(|| Fault::Stack { opcode: "a memo opcode", what: "a value" })?;
         Ok(self.memo.set(index, value, &mut self.heap.budget)?)
     }
 
@@ -337,7 +337,7 @@ impl<R: Read, C: Collector> Machine<'_, R, C> {
     }
 
     fn pop_mark(&mut self, opcode: &'static str) -> Result<usize, Failure> {
-        Ok(self.marks.pop().ok_or(Fault::Stack { opcode, what: "a mark" })?)
+        Ok(self.marks.pop().ok_or_else(|| Fault::Stack { opcode, what: "a mark" })?)
     }
 
     fn make_tuple(&mut self, start: usize) -> Result<(), Failure> {
@@ -400,22 +400,26 @@ impl<R: Read, C: Collector> Machine<'_, R, C> {
 
     /// Little-endian, in two's complement.
     fn integer(&mut self, length: u64) -> Result<(), Failure> {
-        let too_long = Fault::Integer(length);
-        if length > 9 {
-            return Err(too_long.into());
-        }
-        let mut wide = [0; 16];
-        for byte in &mut wide[..length as usize] {
-            *byte = self.input.byte()?;
-        }
-        if length > 0 && wide[length as usize - 1] & 0x80 != 0 {
-            wide[length as usize..].fill(0xff);
-        }
-        let wide = i128::from_le_bytes(wide);
-        let value = match (i64::try_from(wide), u64::try_from(wide)) {
-            (Ok(number), _) => Value::Int(number),
-            (_, Ok(number)) => Value::Unsigned(number),
-            _ => return Err(too_long.into()),
+        let (low, high) = match length {
+            0..=8 => (self.input.bytes(length as usize, &mut self.spare)?, None),
+            9 => match self.input.bytes(9, &mut self.spare)?.split_last() {
+                Some((high, low)) => (low, Some(*high)),
+                None => (&[][..], None),
+            },
+            _ => return Err(Fault::Integer(length).into()),
+        };
+        let mut word = [0; 8];
+        word[..low.len()].copy_from_slice(low);
+        let value = match (high, i64::from_le_bytes(word)) {
+            (None, _) if low.is_empty() => Value::Int(0),
+            (None, number) => {
+                let unused = 64 - 8 * low.len();
+                Value::Int(number << unused >> unused)
+            }
+            (Some(0), number) if number < 0 => Value::Unsigned(number as u64),
+            (Some(0), number) => Value::Int(number),
+            (Some(0xff), number) if number < 0 => Value::Int(number),
+            _ => return Err(Fault::Integer(length).into()),
         };
         self.push(value)
     }
