@@ -310,8 +310,7 @@ impl Caching {
         owner.unmapped.insert(merged, slot);
         let (large, stream, pool) = (owner.is_large(), owner.stream, owner.pool());
         self.reserved -= high - low;
-        let pool = &mut self.pools.pools[pool as usize];
-        pool.segments = pool.segments.saturating_sub(1);
+        self.count_segment_gone(pool);
         if let Some(Some(range)) = self.ranges.ranges.get(number as usize) {
             let granule = |address: u64| ((address - range.base) / range.granule) as usize;
             self.books.on_unmap(large, high - low, range.mapped_neighbours(granule(low), granule(high)));

@@ -94,7 +94,8 @@ pub(super) struct Books {
     pub(super) syncs: u64,
     pub(super) device_allocs: u64,
     pub(super) device_frees: u64,
-    pub(super) split_blocks_kept: u64,
+    /// How often PyTorch would have freed or forgotten memory that is in use.
+    pub(super) defects_avoided: u64,
 }
 
 impl Books {
@@ -271,7 +272,7 @@ impl Books {
             ("num_sync_all_streams", self.syncs),
             ("num_device_alloc", self.device_allocs),
             ("num_device_free", self.device_frees),
-            ("split_blocks_kept_from_release", self.split_blocks_kept),
+            ("pytorch_defects_avoided", self.defects_avoided),
         ]);
         list
     }
