@@ -87,9 +87,9 @@ impl Caching {
         if cut {
             let clock = self.pools.sides[owner.side as usize].clock;
             owner.free.insert(remainder, address + rounded, slot);
-            taken = self.blocks.insert_before(slot, Record::lone(address, rounded, arena, range, State::Allocated));
+            taken = self.blocks.cut_front(slot, rounded);
             let rest = &mut self.blocks[slot];
-            (rest.address, rest.size, rest.shelved_at, rest.state) = (address + rounded, remainder, clock, State::Free);
+            (rest.shelved_at, rest.state) = (clock, State::Free);
         }
         if range == NONE {
             match (cut, was_split) {
