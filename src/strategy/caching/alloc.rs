@@ -40,7 +40,6 @@ impl Caching {
 
     /// Walks up from an expandable block: to one that can extend less far while expandable segments are on (a block in
     /// front of unmapped addresses counts with those), to the first ordinary block while they are off.
-    #[cold]
     fn prefer_short_extension(&self, arena: u32, mut slot: u32, expandable: bool) -> Option<u32> {
         let free = &self.pools.arenas[arena as usize].free;
         let after = |slot: u32| free.after(self.blocks[slot].size, self.blocks[slot].address);
