@@ -1,5 +1,7 @@
 //! Drives the binary as a person would.
 
+#![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
 use std::{fs, path::Path, process::Command as Process};
 
 use assert_cmd::Command;

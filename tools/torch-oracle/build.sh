@@ -20,6 +20,8 @@ gcc -c -fPIC "$here/never_called.c" -o never_called.o
 g++ -O1 -std=c++20 -shared -fPIC $include "$here/stand_in_runtime.cpp" never_called.o \
   -Wl,-soname,libcudart.so.13 -Wl,--version-script="$here/symbols.map" -o libcudart.so.13
 # The library paths are kept in the program, so that it runs without LD_LIBRARY_PATH.
-g++ -O1 -std=c++20 $include "$here/oracle.cpp" -Ltorch/lib -lc10_cuda -lc10 -L. -l:libcudart.so.13 \
-  -Wl,--allow-shlib-undefined -Wl,--disable-new-dtags -Wl,-rpath,"$dir:$dir/torch/lib" -o oracle
-echo "built $dir/oracle"
+for program in oracle bench; do
+  g++ -O2 -std=c++20 $include "$here/$program.cpp" -Ltorch/lib -lc10_cuda -lc10 -L. -l:libcudart.so.13 \
+    -Wl,--allow-shlib-undefined -Wl,--disable-new-dtags -Wl,-rpath,"$dir:$dir/torch/lib" -o "$program"
+  echo "built $dir/$program"
+done
