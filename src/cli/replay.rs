@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
+use anyhow::anyhow;
+
 use super::{
     environment, exit,
     failure::{Failure, Outcome},
@@ -12,7 +14,7 @@ use super::{
     source::SourceOptions,
 };
 use crate::{
-    measure::{CaseLabel, CaseRecord},
+    measure::{CaseLabel, CaseRecord, Status},
     replay::{OnOutOfMemory, Pace},
     strategy::StrategySpec,
     suite::{self, Case, InProcess, Progress},
@@ -56,9 +58,9 @@ const DEFAULT_STRATEGIES: [&str; 3] = ["direct", "caching", "caching:expandable_
 pub fn run(args: Args) -> Outcome {
     let (source, bar) = Watched::new(args.source.resolve()?, args.strategy.len() as u64 * u64::from(args.repeat));
     let cases = cases(&args, Arc::new(source))?;
-    let stop = interrupt::flag()?;
+    let stop = interrupt::flag(interrupt::Running::Replay)?;
     let mut records: Vec<Option<CaseRecord>> = vec![None; cases.len()];
-    suite::run(&cases, &InProcess, suite::all_cores(), &stop, |progress| match progress {
+    suite::run(&cases, &InProcess { stop: Some(&stop) }, suite::all_cores(), &stop, |progress| match progress {
         Progress::Started(case) => bar.set_message(case.label.strategy.clone()),
         Progress::Finished(case, outcome) => {
             if let Some(place) = cases.iter().position(|other| std::ptr::eq(other, case)) {
@@ -68,6 +70,13 @@ pub fn run(args: Args) -> Outcome {
     });
     bar.finish_and_clear();
     let records: Vec<CaseRecord> = records.into_iter().flatten().collect();
+    // What cannot be read fails the same way under every strategy: once is enough, and there is no table to show.
+    if let [first, rest @ ..] = &records[..]
+        && first.status == Status::Error
+        && rest.iter().all(|record| (record.status, &record.reason) == (first.status, &first.reason))
+    {
+        return Err(Failure::usage(anyhow!("{}", first.reason)));
+    }
     output::say(&args.format.records(&records)?)?;
     Ok(if stop.load(Ordering::Relaxed) { exit::INTERRUPTED } else { output::complain_of_failures(&records) })
 }

@@ -77,7 +77,8 @@ pub fn run(args: Args) -> Outcome {
         (None, None) => RunFolder::create(&environment::new_run_folder(&names), &environment),
     }
     .map_err(Failure::usage)?;
-    let stop = interrupt::flag()?;
+    refuse_strangers(&folder, &ids)?;
+    let stop = interrupt::flag(interrupt::Running::Cases)?;
     run_cases(&args, &folder, cases, &stop)?;
 
     let base = &suites[0].base;
@@ -90,7 +91,7 @@ pub fn run(args: Args) -> Outcome {
         }
         output::say(&format!("\nresults: {}", folder.path().display()))?;
     }
-    if stop.load(Ordering::Relaxed) {
+    if stop.load(Ordering::Relaxed) && records.len() < ids.len() {
         output::complain(&format!(
             "interrupted after {} of {} cases; go on with: oomph run {} --resume {}",
             records.len(),
@@ -103,6 +104,17 @@ pub fn run(args: Args) -> Outcome {
     Ok(output::complain_of_failures(&records))
 }
 
+/// A folder is resumed with the cases it was made for: rows of another suite or limit would mix with these.
+fn refuse_strangers(folder: &RunFolder, ids: &[String]) -> Result<(), Failure> {
+    match folder.completed_cases().into_iter().find(|done| !ids.contains(done)) {
+        None => Ok(()),
+        Some(stranger) => Err(Failure::usage(anyhow!(
+            "{} holds the case {stranger}, which is none of this run's; resume with the same suites, filters and limit",
+            folder.path().display()
+        ))),
+    }
+}
+
 /// Runs what the folder does not hold yet, and writes every case down as soon as it is done.
 fn run_cases(args: &Args, folder: &RunFolder, cases: Vec<Case>, stop: &AtomicBool) -> Result<(), Failure> {
     let (total, done) = (cases.len(), folder.completed_cases());
@@ -110,7 +122,7 @@ fn run_cases(args: &Args, folder: &RunFolder, cases: Vec<Case>, stop: &AtomicBoo
     let bar = progress::of_cases(total, total - remaining.len());
     let mut trouble = Ok(());
     let jobs = args.jobs.unwrap_or_else(suite::all_cores);
-    suite::run(&remaining, &InProcess, jobs, stop, |progress| match progress {
+    suite::run(&remaining, &InProcess::default(), jobs, stop, |progress| match progress {
         Progress::Started(case) => bar.set_message(case.label.case_id()),
         Progress::Finished(_, outcome) => {
             bar.inc(1);

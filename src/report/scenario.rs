@@ -37,10 +37,10 @@ pub(super) struct Group<'a> {
 }
 
 impl Group<'_> {
-    /// The least memory that any strategy of the group reserved and completed with. Only said where there was a choice.
-    pub(super) fn least_reserved(&self) -> Option<u64> {
+    /// The least that any strategy of the group took of the device and completed with. Only said where there was a choice.
+    pub(super) fn least_used(&self) -> Option<u64> {
         let contenders = || self.records.iter().filter(|record| is_contender(record));
-        if contenders().count() < 2 { None } else { contenders().map(|record| record.peak_reserved_bytes).min() }
+        if contenders().count() < 2 { None } else { contenders().map(|record| record.peak_device_used_bytes).min() }
     }
 }
 
@@ -108,7 +108,7 @@ mod tests {
     fn record(workload: &str, strategy: &str, reserved: u64) -> CaseRecord {
         let label = CaseLabel { workload: workload.to_owned(), strategy: strategy.to_owned(), ..CaseLabel::default() };
         let record = CaseRecord::unmeasured(&label, Status::Completed, "");
-        CaseRecord { peak_reserved_bytes: reserved, driver_alloc_calls: 1, ..record }
+        CaseRecord { peak_device_used_bytes: reserved, driver_alloc_calls: 1, ..record }
     }
 
     #[test]
@@ -117,8 +117,8 @@ mod tests {
         records[2].status = Status::Oom;
         records[3].driver_alloc_calls = 0;
         records[3].driver_event_calls = 7;
-        assert_eq!(groups(&records)[0].least_reserved(), Some(8));
-        assert_eq!(groups(&records[1..])[0].least_reserved(), None, "one completed case has won against nobody");
+        assert_eq!(groups(&records)[0].least_used(), Some(8));
+        assert_eq!(groups(&records[1..])[0].least_used(), None, "one completed case has won against nobody");
     }
 
     #[test]

@@ -31,9 +31,9 @@ pub(super) fn markdown(environment: &Environment, records: &[CaseRecord]) -> Str
 }
 
 /// One line for every case that did not complete.
-pub(super) fn explanations(records: &[CaseRecord]) -> impl Iterator<Item = String> + '_ {
+pub(super) fn explanations<'a>(records: impl IntoIterator<Item = &'a CaseRecord>) -> impl Iterator<Item = String> {
     records
-        .iter()
+        .into_iter()
         .filter(|record| record.status != Status::Completed)
         .map(|record| format!("{}: {}", record.case_id, explanation(record)))
 }

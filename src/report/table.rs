@@ -12,11 +12,12 @@ use crate::{
     unit::{Bytes, Nanos},
 };
 
-const HEADINGS: [&str; 8] = [
+const HEADINGS: [&str; 9] = [
     "workload",
     "strategy",
     "peak allocated",
     "peak reserved",
+    "device used",
     "fragmentation",
     "out of memory",
     "driver calls",
@@ -25,7 +26,7 @@ const HEADINGS: [&str; 8] = [
 /// Columns from here on hold numbers.
 const FIRST_NUMBER: usize = 2;
 const LEGEND: &str = "Fragmentation is 1 - peak allocated / peak reserved.";
-const LEGEND_OF_THE_STAR: &str = "The least memory reserved is marked *. ";
+const LEGEND_OF_THE_STAR: &str = "Whoever took least of the device, whole pages and context included, is marked *. ";
 
 /// The table for a terminal of `width` columns; as wide as it needs to be where that is `None`.
 #[must_use]
@@ -38,7 +39,9 @@ pub fn terminal(records: &[CaseRecord], width: Option<u16>) -> String {
         None => table.set_content_arrangement(ContentArrangement::Disabled),
     };
     let mut text = format!("{}\n{}\n", table.trim_fmt(), legend(records));
-    let explained: Vec<String> = explanations(records).collect();
+    // What went wrong is said as an error by whoever prints this; the rest belongs to the table.
+    let sound = records.iter().filter(|record| record.status != Status::Error);
+    let explained: Vec<String> = explanations(sound).collect();
     if !explained.is_empty() {
         text.push_str(&format!("\n{}\n", explained.join("\n")));
     }
@@ -67,7 +70,7 @@ pub fn json(records: &[CaseRecord]) -> String {
 
 /// The star is explained where there is one.
 fn legend(records: &[CaseRecord]) -> String {
-    let has_star = groups(records).iter().any(|group| group.least_reserved().is_some());
+    let has_star = groups(records).iter().any(|group| group.least_used().is_some());
     format!("{}{LEGEND}", if has_star { LEGEND_OF_THE_STAR } else { "" })
 }
 
@@ -80,10 +83,10 @@ fn table(records: &[CaseRecord]) -> Table {
     }
     let groups = groups(records);
     for group in &groups {
-        let least = group.least_reserved();
+        let least = group.least_used();
         let mut heading = title(&group.scenario, &groups);
         for record in &group.records {
-            let best = is_contender(record) && least == Some(record.peak_reserved_bytes);
+            let best = is_contender(record) && least == Some(record.peak_device_used_bytes);
             table.add_row(row(std::mem::take(&mut heading), record, best));
         }
     }
@@ -97,14 +100,15 @@ fn row(heading: String, record: &CaseRecord, best: bool) -> Vec<Cell> {
         let star = if best { "*" } else { " " };
         cells.extend([
             Bytes(record.peak_allocated_bytes).to_string(),
-            format!("{} {star}", Bytes(record.peak_reserved_bytes)),
+            Bytes(record.peak_reserved_bytes).to_string(),
+            format!("{} {star}", Bytes(record.peak_device_used_bytes)),
             record.peak_gap_share.map_or_else(String::new, |share| format!("{:.1} %", share * 100.0)),
             verdict(record),
             record.driver_calls.to_string(),
             Nanos(record.driver_ns).to_string(),
         ]);
     } else {
-        cells.extend(["", "", "", &verdict(record), "", ""].map(str::to_owned));
+        cells.extend(["", "", "", "", &verdict(record), "", ""].map(str::to_owned));
     }
     cells.into_iter().map(Cell::new_owned).collect()
 }
@@ -134,6 +138,7 @@ mod tests {
             clock: measured.then_some(Clock::Virtual),
             peak_allocated_bytes: 30 * MIB,
             peak_reserved_bytes: reserved,
+            peak_device_used_bytes: reserved + MIB,
             peak_gap_share: crate::measure::lost_share(30 * MIB, reserved),
             oom_event: (status == Status::Oom).then_some(17),
             oom_requested_bytes: (status == Status::Oom).then_some(8 * MIB),
@@ -158,15 +163,15 @@ mod tests {
     #[test]
     fn the_terminal_table_groups_by_workload_and_marks_the_least_memory() {
         insta::assert_snapshot!(terminal(&sample(), None), @"
-        ───────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
-         workload       strategy   peak allocated   peak reserved   fragmentation   out of memory   driver calls   driver time
-        ═══════════════════════════════════════════════════════════════════════════════════════════════════════════════════════
-         saw-tooth      caching          30.0 MiB      40.0 MiB            25.0 %              no              4       1.23 ms
-                        direct           30.0 MiB      32.0 MiB *           6.2 %              no              4       1.23 ms
-         checkerboard   caching          30.0 MiB      64.0 MiB            53.1 %        event 17              4       1.23 ms
-                        pools                                                             skipped
-        ───────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
-        The least memory reserved is marked *. Fragmentation is 1 - peak allocated / peak reserved.
+        ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+         workload       strategy   peak allocated   peak reserved   device used   fragmentation   out of memory   driver calls   driver time
+        ═════════════════════════════════════════════════════════════════════════════════════════════════════════════════════════════════════
+         saw-tooth      caching          30.0 MiB        40.0 MiB    41.0 MiB            25.0 %              no              4       1.23 ms
+                        direct           30.0 MiB        32.0 MiB    33.0 MiB *           6.2 %              no              4       1.23 ms
+         checkerboard   caching          30.0 MiB        64.0 MiB    65.0 MiB            53.1 %        event 17              4       1.23 ms
+                        pools                                                                           skipped
+        ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+        Whoever took least of the device, whole pages and context included, is marked *. Fragmentation is 1 - peak allocated / peak reserved.
 
         /checkerboard/caching@#0: out of memory at event 17: 8.00 MiB asked for, 9.00 MiB free in all (fragmentation)
         /checkerboard/pools@#0: skipped: because
@@ -176,14 +181,14 @@ mod tests {
     #[test]
     fn the_markdown_table_has_the_same_cells() {
         insta::assert_snapshot!(markdown(&sample()), @"
-        | workload     | strategy | peak allocated | peak reserved | fragmentation | out of memory | driver calls | driver time |
-        |--------------|----------|----------------|---------------|---------------|---------------|--------------|-------------|
-        | saw-tooth    | caching  |       30.0 MiB |    40.0 MiB   |        25.0 % |            no |            4 |     1.23 ms |
-        |              | direct   |       30.0 MiB |    32.0 MiB * |         6.2 % |            no |            4 |     1.23 ms |
-        | checkerboard | caching  |       30.0 MiB |    64.0 MiB   |        53.1 % |      event 17 |            4 |     1.23 ms |
-        |              | pools    |                |               |               |       skipped |              |             |
+        | workload     | strategy | peak allocated | peak reserved | device used | fragmentation | out of memory | driver calls | driver time |
+        |--------------|----------|----------------|---------------|-------------|---------------|---------------|--------------|-------------|
+        | saw-tooth    | caching  |       30.0 MiB |      40.0 MiB |  41.0 MiB   |        25.0 % |            no |            4 |     1.23 ms |
+        |              | direct   |       30.0 MiB |      32.0 MiB |  33.0 MiB * |         6.2 % |            no |            4 |     1.23 ms |
+        | checkerboard | caching  |       30.0 MiB |      64.0 MiB |  65.0 MiB   |        53.1 % |      event 17 |            4 |     1.23 ms |
+        |              | pools    |                |               |             |               |       skipped |              |             |
 
-        The least memory reserved is marked *. Fragmentation is 1 - peak allocated / peak reserved.
+        Whoever took least of the device, whole pages and context included, is marked *. Fragmentation is 1 - peak allocated / peak reserved.
         ");
     }
 

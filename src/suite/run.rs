@@ -87,12 +87,15 @@ pub fn run(
 
 /// Runs a case in this process.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct InProcess;
+pub struct InProcess<'a> {
+    /// Set from outside to end the running case itself, for runs whose cases are not worth waiting for.
+    pub stop: Option<&'a AtomicBool>,
+}
 
-impl CaseRunner for InProcess {
+impl CaseRunner for InProcess<'_> {
     fn run(&self, case: &Case) -> CaseOutcome {
         // A panic is a bug of ours, but it must cost one case and not the run.
-        catch_unwind(AssertUnwindSafe(|| run_here(case))).unwrap_or_else(|panic| {
+        catch_unwind(AssertUnwindSafe(|| run_here(case, self.stop))).unwrap_or_else(|panic| {
             let words = panic
                 .downcast_ref::<&str>()
                 .map(|text| (*text).to_owned())
@@ -116,17 +119,13 @@ enum Trouble {
     Replay(#[from] ReplayError),
 }
 
-fn run_here(case: &Case) -> CaseOutcome {
-    try_run(case).unwrap_or_else(|trouble| failed(case, &trouble.to_string()))
+fn run_here(case: &Case, stop: Option<&AtomicBool>) -> CaseOutcome {
+    try_run(case, stop).unwrap_or_else(|trouble| failed(case, &trouble.to_string()))
 }
 
-fn try_run(case: &Case) -> Result<CaseOutcome, Trouble> {
-    let options = replay::Options {
-        on_out_of_memory: case.on_out_of_memory,
-        pace: case.pace,
-        repeat: case.label.repeat,
-        stop: None,
-    };
+fn try_run(case: &Case, stop: Option<&AtomicBool>) -> Result<CaseOutcome, Trouble> {
+    let options =
+        replay::Options { on_out_of_memory: case.on_out_of_memory, pace: case.pace, repeat: case.label.repeat, stop };
     let (mut strategy, mut device) = prepare(case)?;
     let (record, detail) = measure::measure(&case.label, &*case.source, &mut *strategy, &mut *device, &options);
     let timing = if case.timed && matches!(record.status, Status::Completed | Status::Oom) {

@@ -208,7 +208,8 @@ impl Tally {
     /// The summary of all events counted; `tables` must be those of the whole trace.
     pub(super) fn finish(self, tables: &Tables) -> Summary {
         let by_kind = OpKind::ALL.into_iter().zip(self.kinds).filter(|(_, count)| *count > 0).collect();
-        let phases = self.phases.iter().filter_map(|&label| tables.labels().get(label as usize).cloned()).collect();
+        let phases = self.phases.iter().filter_map(|&label| tables.labels().get(label as usize).cloned());
+        let phases = phases.filter(|name| !name.is_empty()).collect();
         Summary {
             by_kind,
             phases,
