@@ -17,6 +17,7 @@ pub struct DeviceOptions {
     #[arg(long, value_name = "DEVICE", default_value = "sim")]
     pub device: String,
     /// Cap on the physical memory that may be held, such as 24GiB. PyTorch's allocator sees it as its memory fraction.
+    /// Without it a simulated device is used whole, and nine tenths of what is free on a real one.
     #[arg(long, value_name = "SIZE")]
     pub limit: Option<Bytes>,
 }
@@ -27,7 +28,7 @@ impl DeviceOptions {
         let spec: DeviceSpec = self.device.parse().map_err(Failure::usage)?;
         match spec.open() {
             Ok(_) => Ok(spec),
-            Err(error @ DeviceSpecError::Unavailable(_)) => Err(Failure::device(error)),
+            Err(error @ DeviceSpecError::Unavailable { .. }) => Err(Failure::device(error)),
             Err(error) => Err(Failure::usage(error)),
         }
     }
