@@ -212,6 +212,12 @@ impl AsyncPool {
         self.since_look = 0;
         self.looks += 1;
         self.used_high = self.used_high.max(used_high);
+        self.book_reserved(cx, reserved);
+        self.stats.peak.reserved = self.stats.peak.reserved.max(reserved_high);
+        Ok(())
+    }
+
+    fn book_reserved(&mut self, cx: &mut Context<'_>, reserved: u64) {
         let (address, stream) = (Address::NULL, StreamId::DEFAULT);
         let before = self.stats.current.reserved;
         if reserved > before {
@@ -223,8 +229,6 @@ impl AsyncPool {
             cx.sink.event(StrategyEvent::SegmentUnmap { address, bytes, stream });
             self.stats.on_release(bytes, u64::from(reserved == 0));
         }
-        self.stats.peak.reserved = self.stats.peak.reserved.max(reserved_high);
-        Ok(())
     }
 
     /// Gives blocks back whose streams are through.
@@ -252,7 +256,12 @@ impl AsyncPool {
         self.take_leave(cx, Patience::Wait)?;
         cx.device.synchronize()?;
         pools(cx.device)?.pool_trim(pool, 0)?;
-        self.look(cx, pool)
+        let looked = self.look(cx, pool);
+        if looked.is_err() {
+            // After a trim nothing is certain but what is in use.
+            self.book_reserved(cx, self.stats.current.active);
+        }
+        looked
     }
 
     /// Brings the books up to date if the pool may have changed since the last look; `size` bytes were just taken from
