@@ -1,11 +1,17 @@
 //! `oomph doctor`.
 
-use std::{env, fmt, fs, path::Path, thread};
+use std::{
+    env, fmt, fs,
+    path::{Path, PathBuf},
+    thread,
+};
 
-use super::{exit, failure::Outcome, output};
+use anyhow::Context;
+
+use super::{exit, failure::Outcome, options::DeviceOptions, output};
 use crate::{
     device::{
-        Device,
+        Device, calibrate,
         cuda::{self, Verdict},
         sim::{Profile, SimDevice},
     },
@@ -17,7 +23,15 @@ use crate::{
 
 /// Checks the set-up line by line: what is there, what is missing, and what follows from that.
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+pub struct Args {
+    /// Measure a device instead (every driver call by size, copies, launches) and write a profile to this file, which
+    /// `--device sim:FILE` then simulates. Takes a minute, and wants the device for itself.
+    #[arg(long, value_name = "FILE")]
+    calibrate: Option<PathBuf>,
+    /// Which device is measured.
+    #[arg(long, value_name = "DEVICE", default_value = "cuda", requires = "calibrate")]
+    device: String,
+}
 
 /// How one check came out.
 enum Finding {
@@ -46,7 +60,28 @@ impl fmt::Display for Finding {
     }
 }
 
-pub fn run(_: Args) -> Outcome {
+pub fn run(args: Args) -> Outcome {
+    match args.calibrate {
+        Some(path) => measure(args.device, &path),
+        None => examine(),
+    }
+}
+
+/// Measures a device and writes its profile.
+fn measure(device: String, path: &Path) -> Outcome {
+    let spec = DeviceOptions { device, limit: None }.spec()?;
+    let mut device = spec.open()?;
+    output::complain(&format!("measuring {} ...", device.props().name));
+    let calibration = calibrate(&mut *device)?;
+    let name = path.file_stem().map_or_else(|| "calibrated".into(), |stem| stem.to_string_lossy());
+    let profile = calibration.into_profile(&name, spec.driver(), &*device);
+    fs::write(path, profile.to_toml()?).with_context(|| format!("{} cannot be written", path.display()))?;
+    output::say(&format!("{} costs written; simulate it with --device sim:{}", profile.cost.len(), path.display()))?;
+    Ok(exit::OK)
+}
+
+/// Looks at the set-up and says what was found.
+fn examine() -> Outcome {
     let named = |name: &str, finding| (name.to_owned(), finding);
     let mut findings = vec![
         named("oomph", Finding::Ok(super::VERSION.to_owned())),

@@ -13,7 +13,7 @@ use crate::{
 /// Which device, and how much of it.
 #[derive(Debug, Args)]
 pub struct DeviceOptions {
-    /// Where to run: `sim` (an H200), `sim:SIZE` such as sim:80GiB, `sim:PROFILE`, `cuda[:N]` or `auto`.
+    /// Where to run: `sim` (an H200), `sim:SIZE` such as sim:80GiB, `sim:PROFILE` by name or file, `cuda[:N]` or `auto`.
     #[arg(long, value_name = "DEVICE", default_value = "sim")]
     pub device: String,
     /// Cap on the physical memory that may be held, such as 24GiB. PyTorch's allocator sees it as its memory fraction.

@@ -7,6 +7,7 @@
 //! An optional ability is an object: a device that has it returns `Some` from the accessor. A strategy names what
 //! it needs in [`requires`](crate::strategy::Strategy::requires), and a case whose device lacks it is skipped.
 
+mod calibrate;
 mod call;
 mod capability;
 pub mod cuda;
@@ -14,6 +15,7 @@ pub mod sim;
 mod spec;
 pub mod wrap;
 
+pub use calibrate::{Calibration, calibrate};
 pub use call::{CallKind, CallLedger, CallTally};
 pub use capability::{
     Capabilities, Compute, PhysicalId, PinnedHost, PoolId, PoolSettings, PoolUsage, StreamOrderedPools, VirtualMemory,

@@ -10,7 +10,8 @@ use crate::{
 };
 
 /// How fast a device is.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Rates {
     /// Floating-point operations per nanosecond in single precision.
     pub f32_flops_per_ns: f64,

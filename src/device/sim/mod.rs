@@ -5,7 +5,7 @@
 //!
 //! One file a subject: `address_space` (where `cuMemAlloc` puts things), `physical` (how much is taken),
 //! `virtual_memory`, `pools`, `pinned`, `clock` (streams and events), `compute` (how long work takes), `costs` (what calls
-//! cost), `profile` (which GPU). `holes`, `extents` and `newest_fit` find places.
+//! cost), `profile` and `profile_file` (which GPU). `holes`, `extents` and `newest_fit` find places.
 
 mod address_space;
 mod clock;
@@ -18,13 +18,15 @@ mod physical;
 mod pinned;
 mod pools;
 mod profile;
+mod profile_file;
 mod virtual_memory;
 
 use std::sync::Arc;
 
 pub use compute::Rates;
-pub use costs::{CostTable, CostTableError};
+pub use costs::{Cost, CostTable, CostTableError};
 pub use profile::{Profile, SimConfig, SimConfigError};
+pub use profile_file::ProfileFile;
 
 use self::{
     address_space::AddressSpace, clock::StreamClocks, physical::PhysicalMemory, pinned::PinnedSpace, pools::PoolSpace,
