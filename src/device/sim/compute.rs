@@ -28,6 +28,7 @@ pub struct Rates {
     /// Bytes per nanosecond to pageable host memory.
     pub pageable_copy_out_bytes_per_ns: f64,
     /// What the smallest kernel takes.
+    #[serde(rename = "kernel_floor_ns")]
     pub kernel_floor: Nanos,
 }
 
