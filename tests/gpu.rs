@@ -82,8 +82,9 @@ fn work_moves_its_bytes_and_leaves_contents_alone() {
         device.launch(HOME, &work, &operand).unwrap();
     }
     assert_eq!(device.verify(HOME, operand[0].0, bytes, 3).unwrap(), 0);
+    device.fill(HOME, operand[0].0, bytes, 4).unwrap();
     device.launch(HOME, &Work::CopyIn { bytes, pinned: true }, &operand).unwrap();
-    assert!(device.verify(HOME, operand[0].0, bytes, 3).unwrap() > 0, "a copy overwrites");
+    assert!(device.verify(HOME, operand[0].0, bytes, 4).unwrap() > 0, "a copy overwrites");
     // Imaginary addresses, as `null` hands them out, must not bring the device down.
     let imaginary = [(oomph::unit::Address(1 << 40), MIB)];
     device.launch(HOME, &Work::Elementwise { bytes: MIB }, &imaginary).unwrap();
