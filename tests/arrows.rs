@@ -1,5 +1,7 @@
 //! Holds the arrows of ARCHITECTURE.md: which room may use which.
 
+#![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
 use std::{
     collections::BTreeSet,
     fs,

@@ -27,7 +27,8 @@ pub fn describe(device: &DeviceSpec, seed: u64) -> Result<Environment, DeviceSpe
     Ok(Environment {
         schema: SCHEMA,
         started: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
-        command: env::args().collect(),
+        // Where the binary lies is the machine's business: a published run must not name its folders.
+        command: std::iter::once("oomph".to_owned()).chain(env::args().skip(1)).collect(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         commit: env!("OOMPH_COMMIT").to_owned(),
         seed,

@@ -158,12 +158,8 @@ fn text(kinds: &[What], items: &[Item], long: bool) -> String {
                 if !item.origin.is_empty() {
                     let _ = writeln!(out, "  {:width$}    origin: {}", "", item.origin);
                 }
-                for p in &item.parameters {
-                    let _ = writeln!(
-                        out,
-                        "  {:width$}    {}:{}  {} [default: {}]",
-                        "", p.name, p.values, p.help, p.default
-                    );
+                for Parameter { name, values, default, help } in &item.parameters {
+                    let _ = writeln!(out, "  {:width$}    {name}: {help} ({values}; default {default})", "");
                 }
             }
         }

@@ -55,5 +55,5 @@ pub use ooms::OomReport;
 pub use peaks::{PhasePeak, StepPeak};
 pub use record::{CaseRecord, SCHEMA, Status};
 pub use timeline::Timeline;
-pub use timing::{TimingRecord, time};
+pub use timing::{Fresh, TimingRecord, time};
 pub use warning::Warning;

@@ -17,7 +17,7 @@ pub enum ReportError {
         source: io::Error,
     },
     /// The folder holds a run already.
-    #[error("{path} holds a run already; resume it or choose another folder")]
+    #[error("{path} holds a run already: go on with --resume {path}, or choose another folder")]
     Occupied {
         /// Which folder.
         path: PathBuf,

@@ -86,11 +86,10 @@ pub(super) fn title(scenario: &Scenario<'_>, all: &[Group<'_>]) -> String {
     if differs(|a, b| a.device != b.device) {
         title.push_str(&format!(" @{}", scenario.device));
     }
-    if differs(|a, b| a.limit_bytes != b.limit_bytes) {
-        match scenario.limit_bytes {
-            Some(limit) => title.push_str(&format!(" <={}", Bytes(limit))),
-            None => title.push_str(" unlimited"),
-        }
+    if let Some(limit) = scenario.limit_bytes
+        && differs(|a, b| a.limit_bytes != b.limit_bytes)
+    {
+        title.push_str(&format!(" <= {}", Bytes(limit)));
     }
     if differs(|a, b| a.seed != b.seed) {
         title.push_str(&format!(" #{}", scenario.seed));
@@ -131,6 +130,6 @@ mod tests {
         };
         assert_eq!(titles(&records), ["v", "w"]);
         records[1] = CaseRecord { limit_bytes: Some(1 << 30), seed: 4, ..record("v", "a", 1) };
-        assert_eq!(titles(&records), ["v unlimited #0", "v <=1.00 GiB #4"]);
+        assert_eq!(titles(&records), ["v #0", "v <= 1.00 GiB #4"]);
     }
 }

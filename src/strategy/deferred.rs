@@ -144,3 +144,78 @@ impl<T: Copy> DeferredFrees<T> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::strategy::caching::stand_in::StandIn;
+
+    const LEFT: StreamId = StreamId(1);
+    const RIGHT: StreamId = StreamId(2);
+
+    fn device() -> StandIn {
+        StandIn::new(1 << 30, 1 << 30, false)
+    }
+
+    fn released(frees: &mut DeferredFrees<char>, device: &mut StandIn, patience: Patience) -> String {
+        let mut released = Vec::new();
+        frees.release(device, patience, &mut released).unwrap();
+        released.into_iter().collect()
+    }
+
+    #[test]
+    fn a_free_waits_for_every_stream_and_for_those_before_it() {
+        let (mut device, mut frees) = (device(), DeferredFrees::default());
+        device.set_busy(LEFT, true);
+        frees.hold(&mut device, 'a', &[LEFT, RIGHT]).unwrap();
+        frees.hold(&mut device, 'b', &[RIGHT]).unwrap();
+        frees.hold(&mut device, 'c', &[LEFT]).unwrap();
+        assert_eq!(released(&mut frees, &mut device, Patience::Poll), "b");
+        assert_eq!(frees.len(), 2);
+        device.set_busy(LEFT, false);
+        assert_eq!(released(&mut frees, &mut device, Patience::Poll), "ac");
+        assert!(frees.is_empty());
+    }
+
+    #[test]
+    fn waiting_releases_what_polling_does_not() {
+        let (mut device, mut frees) = (device(), DeferredFrees::default());
+        device.set_busy(LEFT, true);
+        frees.hold(&mut device, 'a', &[LEFT]).unwrap();
+        assert_eq!(released(&mut frees, &mut device, Patience::Poll), "");
+        assert_eq!(released(&mut frees, &mut device, Patience::Wait), "a");
+    }
+
+    #[test]
+    fn events_are_used_again_and_given_back() {
+        use crate::device::{CallKind, Device};
+        let (mut device, mut frees) = (device(), DeferredFrees::default());
+        for _ in 0..3 {
+            frees.hold(&mut device, 'a', &[LEFT, RIGHT]).unwrap();
+            assert_eq!(released(&mut frees, &mut device, Patience::Poll), "a");
+        }
+        assert_eq!(device.ledger().of(CallKind::EventCreate).count, 2);
+        frees.destroy_idle_events(&mut device).unwrap();
+        assert_eq!(device.leftovers(), 0);
+    }
+
+    #[test]
+    fn a_failing_call_takes_nothing_and_drops_nothing() {
+        for call in 0..4 {
+            let (mut device, mut frees) = (device(), DeferredFrees::default());
+            device.fails_at = Some(call);
+            frees.hold(&mut device, 'a', &[LEFT, RIGHT]).unwrap_err();
+            assert!(frees.is_empty());
+            frees.hold(&mut device, 'a', &[LEFT, RIGHT]).unwrap();
+            assert_eq!(released(&mut frees, &mut device, Patience::Poll), "a");
+        }
+        let (mut device, mut frees) = (device(), DeferredFrees::default());
+        frees.hold(&mut device, 'a', &[LEFT]).unwrap();
+        frees.hold(&mut device, 'b', &[LEFT]).unwrap();
+        device.fails_at = Some(5);
+        let mut done = Vec::new();
+        frees.release(&mut device, Patience::Poll, &mut done).unwrap_err();
+        assert_eq!(done, ['a']);
+        assert_eq!(released(&mut frees, &mut device, Patience::Poll), "b");
+    }
+}

@@ -8,6 +8,7 @@
 //! the conformance and property tests, and runs in every suite that says `strategies = "all"`.
 
 pub mod async_pool;
+pub mod by_address;
 pub mod caching;
 pub mod conformance;
 pub mod deferred;

@@ -128,6 +128,6 @@ impl SuiteFile {
     }
 
     fn refuse(&self, source: WorkloadError) -> SuiteError {
-        SuiteError::Workload { suite: self.name.clone(), source }
+        SuiteError::Workload { suite: self.name.clone(), source: Box::new(source) }
     }
 }

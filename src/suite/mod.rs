@@ -58,7 +58,7 @@ pub enum SuiteError {
     Workload {
         /// Which suite.
         suite: String,
-        /// What is wrong.
-        source: WorkloadError,
+        /// What is wrong; boxed, because it is several times the size of everything else here.
+        source: Box<WorkloadError>,
     },
 }

@@ -12,9 +12,9 @@ use std::{
 use super::Case;
 use crate::{
     device::{Device, DeviceSpecError, default_limit, wrap::Limited},
-    measure::{self, CaseDetail, CaseRecord, Status, TimingRecord},
+    measure::{self, CaseDetail, CaseRecord, Fresh, Status, TimingRecord},
     replay::{self, ReplayError},
-    strategy::{Setup, SpecError, Strategy},
+    strategy::{Setup, SpecError},
     trace::{Trace, TraceError},
 };
 
@@ -141,7 +141,7 @@ fn try_run(case: &Case) -> Result<CaseOutcome, Trouble> {
 }
 
 /// A fresh strategy over a fresh device.
-fn prepare(case: &Case) -> Result<(Box<dyn Strategy>, Box<dyn Device>), Trouble> {
+fn prepare(case: &Case) -> Result<Fresh, Trouble> {
     let device = case.device.open()?;
     let device: Box<dyn Device> = match case.label.limit.or_else(|| default_limit(&*device)) {
         Some(limit) => Box::new(Limited::to(limit, device)),

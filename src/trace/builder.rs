@@ -134,6 +134,16 @@ impl TraceBuilder {
         self.tables.intern_stream(handle)
     }
 
+    /// The stream that the traced program knew by this handle.
+    pub fn stream_known_as(&mut self, handle: u64) -> Result<StreamId, TableFull> {
+        self.tables.intern_stream(handle)
+    }
+
+    /// The thread that the traced program knew by this handle.
+    pub fn thread_known_as(&mut self, handle: u64) -> Result<ThreadId, TableFull> {
+        self.tables.intern_thread(handle)
+    }
+
     /// The number of a tag.
     pub fn tag(&mut self, category: Category, layer: Option<u16>) -> TagId {
         self.tables.intern_tag(Tag { category, layer })

@@ -9,9 +9,9 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use flate2::{Compression, bufread::MultiGzDecoder, write::GzEncoder};
+use flate2::{Compression, write::GzEncoder};
 
-use super::TraceError;
+use super::{TraceError, compression::decompressed};
 
 /// The bytes of a file after decompression.
 pub(super) type Input = Box<dyn BufRead + Send>;
@@ -19,9 +19,8 @@ pub(super) type Input = Box<dyn BufRead + Send>;
 const BUFFER_BYTES: usize = 256 << 10;
 /// Nearly three times as fast as the default level on traces, for files 6 % larger.
 const COMPRESSION: Compression = Compression::new(3);
-const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
-/// Opens a file at its beginning. Gzip is recognised by content, whatever the file is called.
+/// Opens a file at its beginning. Compression is recognised by content, whatever the file is called.
 pub(super) fn open(path: &Path) -> Result<Input, TraceError> {
     let failed = |source| TraceError::Io { path: path.to_owned(), source };
     let kind = fs::metadata(path).map_err(failed)?.file_type();
@@ -31,12 +30,8 @@ pub(super) fn open(path: &Path) -> Result<Input, TraceError> {
     if !kind.is_file() {
         return Err(refusal(path, "a trace is read more than once, so it must be a plain file, not a pipe or device"));
     }
-    let mut plain = BufReader::with_capacity(BUFFER_BYTES, File::open(path).map_err(failed)?);
-    if plain.fill_buf().map_err(failed)?.starts_with(&GZIP_MAGIC) {
-        Ok(Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(plain))))
-    } else {
-        Ok(Box::new(plain))
-    }
+    let file = BufReader::with_capacity(BUFFER_BYTES, File::open(path).map_err(failed)?);
+    decompressed(file).map_err(failed)
 }
 
 /// What a failure while reading means.

@@ -5,7 +5,7 @@ use std::{io::Read, path::Path};
 use super::{
     CHUNK_EVENTS, Source, TraceError,
     file::{self, Output},
-    native,
+    minimalloc, native, rmm, stalloc, torch, umpire,
 };
 
 /// A kind of trace file.
@@ -21,7 +21,8 @@ pub struct Format {
 }
 
 /// Every format that can be read. To add one, write its file and add its line.
-pub const FORMATS: &[Format] = &[native::FORMAT];
+pub const FORMATS: &[Format] =
+    &[native::FORMAT, torch::FORMAT, rmm::FORMAT, minimalloc::FORMAT, umpire::FORMAT, stalloc::FORMAT];
 
 /// How much of a file the formats get to see.
 const HEAD_BYTES: u64 = 4096;

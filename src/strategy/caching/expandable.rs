@@ -266,7 +266,7 @@ impl Caching {
     /// addresses back too.
     pub(super) fn unmap_block(&mut self, cx: &mut Context<'_>, slot: u32) -> Result<(), StrategyError> {
         let block = &self.blocks[slot];
-        let (address, end, number, arena) = (block.address, block.end(), block.range, block.arena);
+        let (address, end, number) = (block.address, block.end(), block.range);
         let Some(Some(range)) = self.ranges.ranges.get(number as usize) else { return Ok(()) };
         let (base, granule) = (range.base, range.granule);
         let first = (address - base).div_ceil(granule) as usize;
@@ -284,7 +284,6 @@ impl Caching {
         if self.blocks[slot].state == State::Unmapped && !self.blocks[slot].is_split() {
             self.release_range(cx, slot)?;
         }
-        debug_assert_eq!(self.blocks[slot].arena, arena);
         Ok(())
     }
 
@@ -310,8 +309,7 @@ impl Caching {
         owner.unmapped.insert(merged, slot);
         let (large, stream, pool) = (owner.is_large(), owner.stream, owner.pool());
         self.reserved -= high - low;
-        let pool = &mut self.pools.pools[pool as usize];
-        pool.segments = pool.segments.saturating_sub(1);
+        self.count_segment_gone(pool);
         if let Some(Some(range)) = self.ranges.ranges.get(number as usize) {
             let granule = |address: u64| ((address - range.base) / range.granule) as usize;
             self.books.on_unmap(large, high - low, range.mapped_neighbours(granule(low), granule(high)));

@@ -14,7 +14,7 @@ mod pools;
 mod release;
 mod settings;
 #[cfg(test)]
-mod stand_in;
+pub(super) mod stand_in;
 mod statistics;
 mod stream_uses;
 #[cfg(test)]
@@ -227,9 +227,7 @@ impl Strategy for Caching {
         let capturing = self.pools.is_capturing();
         if waits && !capturing {
             self.deferred.hold(cx.device, block.slot, self.uses.streams(uses))?;
-            if !self.uses.settle(uses) {
-                self.forget_uses(block.slot);
-            }
+            self.forget_uses(block.slot);
         }
         self.books.on_free(self.pools.arenas[arena as usize].is_large(), size);
         if size >= self.settings.max_split_size {

@@ -26,8 +26,7 @@ impl Caching {
         if size >= self.settings.max_split_size {
             self.books.oversize_segments.lower();
         }
-        let pool = &mut self.pools.pools[pool as usize];
-        pool.segments = pool.segments.saturating_sub(1);
+        self.count_segment_gone(pool);
         self.forget_uses(slot);
         self.blocks.remove(slot);
         Ok(())
@@ -111,7 +110,7 @@ impl Caching {
     fn release_whole(&mut self, cx: &mut Context<'_>, slot: u32) -> Result<u64, StrategyError> {
         let block = &self.blocks[slot];
         if block.is_split() {
-            self.books.split_blocks_kept += 1;
+            self.books.defects_avoided += 1;
             return Ok(0);
         }
         let size = block.size;
@@ -134,11 +133,28 @@ impl Caching {
         Ok(())
     }
 
+    /// Lowers PyTorch's count of the segments in a private pool, on which the real one fails where it is too low already.
+    pub(super) fn count_segment_gone(&mut self, pool: u32) {
+        if pool == DEFAULT_POOL {
+            return;
+        }
+        let pool = &mut self.pools.pools[pool as usize];
+        match pool.segments.checked_sub(1) {
+            Some(segments) => pool.segments = segments,
+            None => self.books.defects_avoided += 1,
+        }
+    }
+
     /// Forgets an unused pool that holds no memory, with the addresses that its failed allocations may have reserved.
     fn drop_if_empty(&mut self, cx: &mut Context<'_>, pool: u32) -> Result<(), StrategyError> {
         let of_pool = self.blocks.iter().filter(|(_, block)| self.pools.arenas[block.arena as usize].pool() == pool);
         let (ranges, states): (Vec<u32>, Vec<State>) = of_pool.map(|(slot, block)| (slot, block.state)).unzip();
-        if self.pools.pools[pool as usize].segments > 0 || states.iter().any(|&state| state != State::Unmapped) {
+        if self.pools.pools[pool as usize].segments > 0 {
+            return Ok(());
+        }
+        if states.iter().any(|&state| state != State::Unmapped) {
+            // PyTorch's count of mapped segments is not exact: it would drop a pool that is in use.
+            self.books.defects_avoided += 1;
             return Ok(());
         }
         ranges.into_iter().try_for_each(|slot| self.release_range(cx, slot))?;

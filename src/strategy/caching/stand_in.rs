@@ -36,7 +36,8 @@ pub struct StandIn {
     events: BTreeMap<u32, StreamId>,
     next_event: u32,
     ledger: CallLedger,
-    fails_at: Option<u64>,
+    /// The number of the call that fails.
+    pub fails_at: Option<u64>,
 }
 
 impl StandIn {
@@ -78,12 +79,6 @@ impl StandIn {
         } else {
             self.busy.remove(&stream);
         }
-    }
-
-    /// Lets the n-th call from now (0 is the next) fail.
-    #[cfg_attr(not(test), expect(dead_code, reason = "only the unit tests make calls fail"))]
-    pub fn fail_call(&mut self, calls_from_now: u64) {
-        self.fails_at = Some(self.ledger.total().count + calls_from_now);
     }
 
     /// Events and ranges that have not been given back.

@@ -8,7 +8,8 @@ pub(super) struct Uses {
     /// In ascending order.
     pub(super) streams: Vec<StreamId>,
     /// Those recorded while a stream was captured: a block freed inside the capture does not wait for them. PyTorch
-    /// keeps this note until then, also over later owners of the block.
+    /// forgets to drop this note when the block is freed outside, so that a later block at the same place in host
+    /// memory inherits it; that is not modelled.
     captured: Vec<StreamId>,
 }
 
@@ -47,13 +48,6 @@ impl StreamUses {
     /// The streams in an entry.
     pub(super) fn streams(&self, entry: u32) -> &[StreamId] {
         self.entries.get(entry as usize).map_or(&[], |uses| &uses.streams)
-    }
-
-    /// The streams have been taken care of; says whether the entry is still of use.
-    pub(super) fn settle(&mut self, entry: u32) -> bool {
-        let uses = &mut self.entries[entry as usize];
-        uses.streams.clear();
-        !uses.captured.is_empty()
     }
 
     /// Drops the streams that were recorded inside a capture, which is over.

@@ -40,8 +40,32 @@ impl<S: Strategy> Addressed<S> {
         address: Address,
         caller: Caller,
     ) -> Result<Freed, StrategyError> {
-        let block = self.block_at(address)?;
-        self.free(cx, block, caller)
+        self.free_found(cx, address, caller, |_| true)
+    }
+
+    /// A copy whose type is known, as [`Strategy::fork`] makes it.
+    pub fn fork_addressed(&self) -> Option<Addressed<Box<dyn Strategy>>> {
+        Some(Addressed { inner: self.inner.fork()?, live: self.live.clone() })
+    }
+
+    /// One search in the table for both questions: is it live, and is it the one that is meant.
+    fn free_found(
+        &mut self,
+        cx: &mut Context<'_>,
+        address: Address,
+        caller: Caller,
+        is_meant: impl FnOnce(&Block) -> bool,
+    ) -> Result<Freed, StrategyError> {
+        let block = self.live.remove(address).ok_or(StrategyError::UnknownBlock { address, slot: u32::MAX })?;
+        let freed = if is_meant(&block) {
+            self.inner.free(cx, block, caller)
+        } else {
+            Err(StrategyError::UnknownBlock { address, slot: block.slot })
+        };
+        if freed.is_err() {
+            self.live.insert(block);
+        }
+        freed
     }
 
     /// [`Strategy::used_on`] of the block that starts at `address`.
@@ -66,9 +90,7 @@ impl<S: Strategy> Strategy for Addressed<S> {
     }
 
     fn free(&mut self, cx: &mut Context<'_>, block: Block, caller: Caller) -> Result<Freed, StrategyError> {
-        let freed = self.inner.free(cx, block, caller)?;
-        self.live.remove(block.address);
-        Ok(freed)
+        self.free_found(cx, block.address, caller, |found| *found == block)
     }
 
     fn used_on(&mut self, cx: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
@@ -110,7 +132,7 @@ impl<S: Strategy> Strategy for Addressed<S> {
     }
 
     fn fork(&self) -> Option<Box<dyn Strategy>> {
-        Some(Box::new(Addressed { inner: self.inner.fork()?, live: self.live.clone() }))
+        Some(Box::new(self.fork_addressed()?))
     }
 }
 

@@ -290,11 +290,14 @@ end 5"#;
 
     #[test]
     fn files_that_are_no_native_traces_are_refused() {
-        let unknown = "a: not a trace in a known format (known: oomph); a native one begins with `oomph-trace 1`";
+        let known = crate::trace::FORMATS.iter().map(|format| format.name).collect::<Vec<_>>().join(", ");
+        let unknown =
+            format!("a: not a trace in a known format (known: {known}); a native one begins with `oomph-trace 1`");
         assert_eq!(read("").unwrap_err(), "a: the file is empty");
         assert_eq!(read("hello").unwrap_err(), unknown);
         assert_eq!(read("oomph-tracer 1").unwrap_err(), unknown);
-        assert_eq!(read(b"\x80\x04\x00\xff").unwrap_err(), "a: binary data in no known trace format (known: oomph)");
+        let binary = format!("a: binary data in no known trace format (known: {known})");
+        assert_eq!(read(b"\x7fELF\x00\xff").unwrap_err(), binary);
         assert_eq!(
             read("oomph-trace 7").unwrap_err(),
             "a: written in version 7 of the trace format; this program reads version 1"

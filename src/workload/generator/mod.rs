@@ -2,6 +2,8 @@
 
 mod checkerboard;
 mod decoder;
+mod hot_pair;
+mod mix;
 mod power_law;
 mod random;
 mod sawtooth;
@@ -23,6 +25,8 @@ pub static GENERATORS: &[GeneratorEntry] = &[
     power_law::ENTRY,
     sawtooth::ENTRY,
     checkerboard::ENTRY,
+    hot_pair::ENTRY,
+    mix::ENTRY,
 ];
 
 /// Tells a story part by part, in constant memory however long it is.

@@ -1,0 +1,14 @@
+//! RMM logs: whatever can be read holds together as a trace.
+
+#![no_main]
+
+use std::path::Path;
+
+use libfuzzer_sys::fuzz_target;
+use oomph::trace::{check, rmm};
+
+fuzz_target!(|file: &[u8]| {
+    if let Ok(imported) = rmm::read(&mut &file[..], Path::new("fuzz")) {
+        check(&imported.trace).expect("an imported story holds together");
+    }
+});

@@ -1,0 +1,14 @@
+//! Umpire's replay logs: whatever can be read holds together as a trace.
+
+#![no_main]
+
+use std::path::Path;
+
+use libfuzzer_sys::fuzz_target;
+use oomph::trace::{check, umpire};
+
+fuzz_target!(|file: &[u8]| {
+    if let Ok(imported) = umpire::read(&mut &file[..], Path::new("fuzz")) {
+        check(&imported.trace).expect("an imported story holds together");
+    }
+});

@@ -1,0 +1,82 @@
+//! The words of a snapshot. They get the first text numbers of a pickle, so that looking for one is comparing numbers.
+
+use super::{
+    pickle::{TextId, Value},
+    snapshot::Action,
+};
+
+macro_rules! words {
+    ($($name:ident = $text:literal,)*) => {
+        /// A word that snapshots use.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u32)]
+        pub(super) enum Word { $($name),* }
+
+        impl Word {
+            /// All of them, in the order of their numbers.
+            pub(super) const TEXTS: &'static [&'static str] = &[$($text),*];
+        }
+    };
+}
+
+words! {
+    Action = "action", Addr = "addr", Size = "size", Stream = "stream", TimeUs = "time_us", Frames = "frames",
+    DeviceFree = "device_free", CompileContext = "compile_context", UserMetadata = "user_metadata", PoolId = "pool_id",
+    Alloc = "alloc", FreeRequested = "free_requested", FreeCompleted = "free_completed",
+    SegmentAlloc = "segment_alloc", SegmentFree = "segment_free", SegmentMap = "segment_map",
+    SegmentUnmap = "segment_unmap", Oom = "oom", Snapshot = "snapshot", Annotate = "annotate",
+    Segments = "segments", DeviceTraces = "device_traces", AllocatorSettings = "allocator_settings",
+    ExternalAnnotations = "external_annotations", Device = "device", Address = "address", TotalSize = "total_size",
+    AllocatedSize = "allocated_size", ActiveSize = "active_size", RequestedSize = "requested_size",
+    SegmentType = "segment_type", SegmentPoolId = "segment_pool_id", IsExpandable = "is_expandable", Blocks = "blocks",
+    State = "state", ActiveAllocated = "active_allocated", ActivePendingFree = "active_pending_free",
+    ActiveAwaitingFree = "active_awaiting_free", Inactive = "inactive", Small = "small", Large = "large",
+    History = "history", RealSize = "real_size", Filename = "filename", Line = "line", Name = "name", Stage = "stage",
+    Start = "START", End = "END", NotApplicable = "N/A", Nothing = "",
+}
+
+impl Word {
+    pub(super) const fn id(self) -> TextId {
+        TextId(self as u32)
+    }
+
+    pub(super) const fn text(self) -> &'static str {
+        Word::TEXTS[self as usize]
+    }
+
+    pub(super) fn is(self, value: Value) -> bool {
+        value == Value::Text(self.id())
+    }
+
+    /// The action that a text names.
+    pub(super) fn action(text: TextId) -> Action {
+        Action::ALL.into_iter().find(|action| action.word().is_some_and(|word| word.id() == text)).unwrap_or_default()
+    }
+}
+
+impl Action {
+    pub(super) const fn word(self) -> Option<Word> {
+        Some(match self {
+            Action::Alloc => Word::Alloc,
+            Action::FreeRequested => Word::FreeRequested,
+            Action::FreeCompleted => Word::FreeCompleted,
+            Action::SegmentAlloc => Word::SegmentAlloc,
+            Action::SegmentFree => Word::SegmentFree,
+            Action::SegmentMap => Word::SegmentMap,
+            Action::SegmentUnmap => Word::SegmentUnmap,
+            Action::OutOfMemory => Word::Oom,
+            Action::Snapshot => Word::Snapshot,
+            Action::Annotate => Word::Annotate,
+            Action::Unknown => return None,
+        })
+    }
+
+    /// What PyTorch calls it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self.word() {
+            Some(word) => word.text(),
+            None => "unknown",
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! PyTorch memory snapshots (`torch.cuda.memory._dump_snapshot`): read, written, and made into traces.
+//!
+//! [`Snapshot`] is the model of the file. [`Recording`] is what a replay needs of one device: the story, what was
+//! witnessed, the memory before and after, and an account of what the file cannot tell.
+
+mod collect;
+mod keys;
+mod parse;
+#[cfg(test)]
+mod parse_tests;
+pub(in crate::trace) mod pickle;
+mod recording;
+mod rewind;
+mod snapshot;
+mod stacks;
+mod story;
+mod write;
+
+pub use parse::SnapshotError;
+pub use pickle::{Fault, PickleError, Spent};
+pub use recording::{Gaps, Recording, RecordingError};
+pub use rewind::Initial;
+pub use snapshot::{
+    Action, Annotation, Block, BlockState, Entry, Note, Segment, SegmentKind, Setting, Settings, Snapshot, Stage,
+};
+pub use stacks::{Frame, StackId, Stacks};
+
+use std::path::Path;
+
+use super::{Format, TraceError, file, pointer_log::name_of};
+
+/// How a snapshot is recognised and opened. Of several devices the first is taken; [`Recording::open`] has the choice.
+pub(super) const FORMAT: Format = Format {
+    name: "torch",
+    about: "PyTorch memory snapshot (torch.cuda.memory._dump_snapshot)",
+    // PROTO and a protocol that exists.
+    recognises: |head| matches!(head, [0x80, 0..=5, ..]),
+    open: |path| Ok(Box::new(Recording::open(path, None)?.trace)),
+};
+
+impl Snapshot {
+    /// Reads a snapshot file, compressed or not.
+    pub fn open(path: impl AsRef<Path>) -> Result<Snapshot, TraceError> {
+        let path = path.as_ref();
+        Snapshot::read(file::open(path)?).map_err(|error| match error {
+            SnapshotError::Pickle(PickleError { fault: Fault::Io(error), .. }) => file::read_failed(path, error),
+            error => TraceError::Format { path: path.to_owned(), reason: error.to_string() },
+        })
+    }
+}
+
+impl Recording {
+    /// Reads a snapshot file and tells what happened on one device; without a number on the first that something is
+    /// known about.
+    pub fn open(path: impl AsRef<Path>, device: Option<u32>) -> Result<Recording, TraceError> {
+        let path = path.as_ref();
+        let refused = |error: RecordingError| TraceError::Format { path: path.to_owned(), reason: error.to_string() };
+        Snapshot::open(path)?.into_recording(&name_of(path), device).map_err(refused)
+    }
+}

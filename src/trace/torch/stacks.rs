@@ -1,0 +1,126 @@
+//! Call stacks, each kept once however many entries and blocks share it.
+
+use std::{collections::HashMap, sync::Arc};
+
+/// A number of a stack in [`Stacks`]; 0 is "not recorded".
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StackId(pub u32);
+
+impl StackId {
+    /// No stack was recorded.
+    pub const NONE: StackId = StackId(0);
+}
+
+/// One line of a stack.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Frame {
+    /// The source file; `??` where the C++ unwinder did not know.
+    pub filename: Arc<str>,
+    /// The line in it.
+    pub line: u32,
+    /// The function.
+    pub name: Arc<str>,
+}
+
+impl Frame {
+    fn is_python(&self) -> bool {
+        self.filename.ends_with(".py") || self.filename.starts_with('<')
+    }
+}
+
+/// Every distinct stack of a snapshot.
+#[derive(Clone, Debug)]
+pub struct Stacks {
+    frames: Vec<Frame>,
+    frame_numbers: HashMap<Frame, u32>,
+    /// Innermost frame first.
+    stacks: Vec<Arc<[u32]>>,
+    stack_numbers: HashMap<Arc<[u32]>, StackId>,
+}
+
+impl Default for Stacks {
+    fn default() -> Self {
+        let nothing: Arc<[u32]> = Arc::new([]);
+        Stacks {
+            frames: Vec::new(),
+            frame_numbers: HashMap::new(),
+            stacks: vec![Arc::clone(&nothing)],
+            stack_numbers: HashMap::from([(nothing, StackId::NONE)]),
+        }
+    }
+}
+
+impl Stacks {
+    /// The number of a frame.
+    pub fn intern_frame(&mut self, frame: Frame) -> u32 {
+        if let Some(&number) = self.frame_numbers.get(&frame) {
+            return number;
+        }
+        let number = self.frames.len() as u32;
+        self.frames.push(frame.clone());
+        self.frame_numbers.insert(frame, number);
+        number
+    }
+
+    /// The number of a stack, given by the numbers of its frames, innermost first.
+    pub fn intern(&mut self, frames: &[u32]) -> StackId {
+        if let Some(&number) = self.stack_numbers.get(frames) {
+            return number;
+        }
+        let number = StackId(self.stacks.len() as u32);
+        let frames: Arc<[u32]> = frames.into();
+        self.stacks.push(Arc::clone(&frames));
+        self.stack_numbers.insert(frames, number);
+        number
+    }
+
+    /// How many there are, "not recorded" included.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.stacks.len()
+    }
+
+    /// The numbers of the frames of a stack, innermost first.
+    #[must_use]
+    pub fn members(&self, stack: StackId) -> &[u32] {
+        self.stacks.get(stack.0 as usize).map_or(&[], |frames| frames)
+    }
+
+    /// Every distinct frame, by number.
+    #[must_use]
+    pub fn all_frames(&self) -> &[Frame] {
+        &self.frames
+    }
+
+    /// The frames of a stack, innermost first.
+    pub fn frames(&self, stack: StackId) -> impl Iterator<Item = &Frame> {
+        self.members(stack).iter().map(|&frame| &self.frames[frame as usize])
+    }
+
+    /// The call site in a few words: the innermost Python frame, or the innermost of all, as `file:line function`.
+    #[must_use]
+    pub fn site(&self, stack: StackId) -> Option<String> {
+        let frame = self.frames(stack).find(|frame| frame.is_python()).or_else(|| self.frames(stack).next())?;
+        Some(format!("{}:{} {}", frame.filename, frame.line, frame.name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_site_is_the_innermost_python_frame() {
+        let mut stacks = Stacks::default();
+        let frame = |filename: &str, name: &str| Frame { filename: filename.into(), line: 7, name: name.into() };
+        let unwound = stacks.intern_frame(frame("??", "c10::malloc"));
+        let forward = stacks.intern_frame(frame("model.py", "forward"));
+        let main = stacks.intern_frame(frame("train.py", "main"));
+        let stack = stacks.intern(&[unwound, forward, main]);
+        assert_eq!(stacks.site(stack).as_deref(), Some("model.py:7 forward"));
+        let native_only = stacks.intern(&[unwound]);
+        assert_eq!(stacks.site(native_only).as_deref(), Some("??:7 c10::malloc"));
+        assert_eq!(stacks.intern(&[unwound, forward, main]), stack);
+        assert_eq!(stacks.site(StackId::NONE), None);
+    }
+}

@@ -1,0 +1,109 @@
+//! Whether both did the same, as far as that can be said.
+
+use std::collections::BTreeSet;
+
+use super::{
+    oracle::Answer,
+    ours,
+    program::{Call, Program},
+};
+
+/// What came of a comparison.
+#[derive(Debug)]
+pub enum Verdict {
+    Alike,
+    /// PyTorch frees or forgets memory in use: nothing can be said.
+    SetAside,
+    /// The first line that is different.
+    Differs(String),
+}
+
+/// Runs the program here and compares it with the oracle's answer.
+pub fn compare(program: &Program, theirs: &Answer) -> Verdict {
+    let ours = ours::run(program);
+    if ours.spoilt_at.is_some() {
+        return Verdict::SetAside;
+    }
+    if !theirs.finished {
+        return Verdict::Differs("the real allocator died".to_owned());
+    }
+    let order = Order::of(program);
+    let (ours, theirs) = (order.normal(ours.lines), order.normal(theirs.lines.clone()));
+    let longest = ours.len().max(theirs.len());
+    let first = (0..longest).find(|&place| ours.get(place) != theirs.get(place));
+    match first {
+        None => Verdict::Alike,
+        Some(place) => {
+            let shown = |lines: &[String]| lines.get(place).cloned().unwrap_or_else(|| "nothing".to_owned());
+            let before = if place > 0 { theirs[place - 1].as_str() } else { "the start" };
+            Verdict::Differs(format!("after '{before}'\nPyTorch: {}\nours:    {}", shown(&theirs), shown(&ours)))
+        }
+    }
+}
+
+/// Which orders PyTorch leaves to a hash table in this program.
+struct Order {
+    /// Completions of frees in one pass.
+    completions_open: bool,
+    /// Releases of several private pools.
+    releases_open: bool,
+}
+
+impl Order {
+    fn of(program: &Program) -> Order {
+        let mut streams = BTreeSet::new();
+        let mut pools = BTreeSet::new();
+        for call in &program.calls {
+            match call {
+                Call::UsedOn { stream, .. } => {
+                    streams.insert(*stream);
+                }
+                Call::PoolBegin { pool, .. } | Call::PoolRetain { pool, .. } => {
+                    pools.insert(*pool);
+                }
+                _ => {}
+            }
+        }
+        Order {
+            completions_open: streams.len() > 1 || (!streams.is_empty() && !pools.is_empty()),
+            releases_open: pools.len() > 1,
+        }
+    }
+
+    /// Sorts what has no order, and leaves out what depends on it: the stale request of a free block, and how often
+    /// free blocks shared their segment for a moment.
+    fn normal(&self, mut lines: Vec<String>) -> Vec<String> {
+        for line in &mut lines {
+            // A count that settings changed on the way drove below zero is shown as zero here.
+            if line.starts_with("stat oversize_") && line.contains(" -") {
+                let name = line.split(" -").next().unwrap_or_default();
+                *line = format!("{name} 0");
+            }
+        }
+        if self.completions_open {
+            sort_runs(&mut lines, &["free_completed"]);
+            // Two neighbours that come free together are two free blocks for a moment, or never.
+            let passing = |line: &String| line.starts_with("stat inactive_split") && !line.contains(".current ");
+            lines.retain(|line| !passing(line));
+            for line in lines.iter_mut().filter(|line| line.starts_with("segment ")) {
+                let blank = |word: &str| match word.split_once(":free:") {
+                    Some((block, _)) => format!("{block}:free:?"),
+                    None => word.to_owned(),
+                };
+                *line = line.split(' ').map(blank).collect::<Vec<String>>().join(" ");
+            }
+        }
+        if self.releases_open {
+            sort_runs(&mut lines, &["segment_free", "segment_unmap"]);
+        }
+        lines
+    }
+}
+
+/// Sorts every stretch of lines that begin with one of these words.
+fn sort_runs(lines: &mut [String], words: &[&str]) {
+    let belongs = |line: &String| words.contains(&line.split(' ').next().unwrap_or_default());
+    for run in lines.chunk_by_mut(|a, b| belongs(a) && belongs(b)) {
+        run.sort_unstable();
+    }
+}

@@ -1,0 +1,367 @@
+//! Random programs: all settings, limits, streams busy and idle, private pools, and every size that is a boundary.
+
+use super::{
+    ours::STREAMS,
+    program::{Call, Program},
+};
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// A small generator whose numbers never change between releases of a library.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self) -> u64 {
+        // SplitMix64.
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.roll() % end
+    }
+
+    fn between(&mut self, low: u64, high: u64) -> u64 {
+        low + self.below(high - low + 1)
+    }
+
+    fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+
+    fn choose<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len() as u64) as usize]
+    }
+}
+
+/// The character of one program.
+struct Author {
+    dice: Dice,
+    calls: Vec<Call>,
+    live: Vec<u64>,
+    next_id: u64,
+    streams: Vec<u64>,
+    users: Vec<u64>,
+    largest: u64,
+    total: u64,
+    /// Percent of requests that are small.
+    small: u64,
+    /// Percent of steps that free.
+    frees: u64,
+    pools: Pools,
+}
+
+/// Which private pools a program has at the moment. Numbers are not used twice: whether a pool can be made again
+/// depends on what its memory does.
+#[derive(Default)]
+struct Pools {
+    wanted: bool,
+    next: u64,
+    retained: Vec<u64>,
+    routed: Vec<u64>,
+    /// Blocks used on a stream during a capture. They are freed in it, because the real one leaves a note behind
+    /// otherwise, on which the next block at the same place in host memory stumbles.
+    noted: Vec<u64>,
+    /// At most one: several are tried in the order of a hash table.
+    has_fallback: bool,
+    fallback: Option<u64>,
+}
+
+/// Program `number` of a seed.
+pub fn random_program(seed: u64, number: u64) -> Program {
+    let mut dice = Dice(seed << 32 | number);
+    let total = match dice.below(8) {
+        0 => dice.between(80, 600) * MIB,
+        1 => dice.between(1, 4) * GIB,
+        _ => 80 * GIB,
+    };
+    let capacity = match dice.below(3) {
+        0 => 80 * GIB,
+        1 => dice.between(60, 400) * MIB,
+        _ => dice.between(200, 2000) * MIB + dice.below(4096) * 512,
+    };
+    let mut streams = STREAMS.to_vec();
+    for place in (1..streams.len()).rev() {
+        streams.swap(place, dice.below(place as u64 + 1) as usize);
+    }
+    let mut users = STREAMS.to_vec();
+    users.retain(|_| dice.chance(50));
+    match dice.below(4) {
+        0 => users.clear(),
+        1 | 2 => users.truncate(1),
+        _ => {}
+    }
+    streams.truncate(dice.between(1, 4) as usize);
+    let largest = dice.choose(&[8, 40, 100, 200, 400]) * MIB;
+    let mut author = Author {
+        small: dice.choose(&[5, 30, 70]),
+        frees: dice.choose(&[35, 45, 50]),
+        dice,
+        calls: Vec::new(),
+        live: Vec::new(),
+        next_id: 0,
+        streams,
+        users,
+        largest: largest.min(total),
+        total,
+        pools: Pools::default(),
+    };
+    author.pools.wanted = author.dice.chance(25);
+    let environment = if author.dice.chance(50) { author.settings() } else { String::new() };
+    if author.dice.chance(40) {
+        author.fraction();
+    }
+    let length = author.dice.between(200, 700);
+    while (author.calls.len() as u64) < length {
+        author.step();
+    }
+    let downwards = author.dice.chance(50);
+    Program { total, capacity, downwards, environment, calls: author.calls }
+}
+
+impl Author {
+    fn step(&mut self) {
+        match self.dice.below(1000) {
+            0..10 => {
+                let text = self.settings();
+                self.calls.push(Call::Configure(text));
+            }
+            10..15 => self.fraction(),
+            15..30 => self.calls.push(Call::EmptyCache),
+            30..70 if !self.users.is_empty() => {
+                let stream = self.dice.choose(&self.users);
+                self.calls.push(if self.dice.chance(50) { Call::Busy { stream } } else { Call::Idle { stream } });
+            }
+            70..150 if !self.users.is_empty() => {
+                if let Some(&id) = self.live.get(self.dice.below(self.live.len().max(1) as u64) as usize) {
+                    let stream = self.dice.choose(&self.users);
+                    self.calls.push(Call::UsedOn { id, stream });
+                    if !self.pools.routed.is_empty() {
+                        self.pools.noted.push(id);
+                    }
+                }
+            }
+            150..180 if self.pools.wanted => self.pool(),
+            _ if self.dice.chance(self.frees) && !self.live.is_empty() => self.free(),
+            _ => self.alloc(),
+        }
+    }
+
+    fn alloc(&mut self) {
+        let id = self.next_id;
+        self.next_id += 1;
+        let bytes = self.size();
+        let stream = self.dice.choose(&self.streams);
+        self.calls.push(Call::Alloc { id, bytes, stream });
+        self.live.push(id);
+    }
+
+    fn free(&mut self) {
+        let place = match self.dice.below(3) {
+            0 => 0,
+            1 => self.live.len() - 1,
+            _ => self.dice.below(self.live.len() as u64) as usize,
+        };
+        // Now and then everything goes.
+        if self.dice.chance(1) {
+            let all = std::mem::take(&mut self.live);
+            self.calls.extend(all.into_iter().map(|id| Call::Free { id }));
+        } else {
+            let id = self.live.remove(place);
+            self.calls.push(Call::Free { id });
+        }
+    }
+
+    fn size(&mut self) -> u64 {
+        if self.dice.chance(self.small) {
+            return match self.dice.below(4) {
+                0 => self.dice.between(1, 2048),
+                1 => self.dice.between(1, 64) * 512,
+                2 => self.dice.between(1, MIB),
+                _ => self.dice.choose(&[1, 511, 512, 513, MIB - 512, MIB - 1, MIB]),
+            };
+        }
+        let bytes = match self.dice.below(7) {
+            0 | 1 => self.dice.between(MIB + 1, 10 * MIB),
+            2 => self.dice.choose(&[MIB + 1, 10 * MIB - 512, 10 * MIB - 1, 10 * MIB, 20 * MIB, 20 * MIB + 512]),
+            3 => self.dice.between(1, self.largest / MIB) * MIB,
+            4 => self.dice.between(1, self.largest / MIB) * MIB + self.dice.between(0, 4) * 512,
+            5 => self.dice.choose(&[40, 41, 50, 60, 64, 80]) * MIB,
+            _ => self.dice.between(MIB, self.largest),
+        };
+        // What is larger than a whole range of addresses, after rounding, crashes the real one.
+        bytes.min(self.total / 4 * 3)
+    }
+
+    fn fraction(&mut self) {
+        let fraction =
+            if self.dice.chance(20) { 1.0 } else { self.dice.between(50, 600) as f64 * MIB as f64 / self.total as f64 };
+        self.calls.push(Call::Fraction(fraction.min(1.0)));
+    }
+
+    fn settings(&mut self) -> String {
+        let mut parts = Vec::new();
+        let segment = if self.dice.chance(15) { self.dice.choose(&[12, 16, 20, 24, 40]) } else { 0 };
+        if segment > 0 {
+            parts.push(format!("large_segment_size_mb:{segment}"));
+        }
+        // Not smaller than any segment size that may still be in force.
+        if self.dice.chance(45) {
+            parts.push(format!("max_split_size_mb:{}", self.dice.choose(&[40, 50, 64, 100])));
+            if self.dice.chance(30) {
+                parts.push(format!("max_non_split_rounding_mb:{}", self.dice.choose(&[40, 50, 100])));
+            }
+        }
+        if self.dice.chance(40) {
+            parts.push(format!("garbage_collection_threshold:{}", self.dice.choose(&["0.2", "0.5", "0.8", "0.95"])));
+        }
+        if self.dice.chance(25) {
+            let divisions = ["1", "2", "4", "8", "[1:2,4:4,>:8]", "[64:8,256:4,1024:4,>:1]", "[2:0,16:4]"];
+            parts.push(format!("roundup_power2_divisions:{}", self.dice.choose(&divisions)));
+        }
+        if self.dice.chance(60) {
+            parts.push(format!("expandable_segments:{}", self.dice.choose(&["True", "True", "False"])));
+        }
+        for place in (1..parts.len()).rev() {
+            parts.swap(place, self.dice.below(place as u64 + 1) as usize);
+        }
+        parts.join(",")
+    }
+
+    fn pool(&mut self) {
+        let pools = &mut self.pools;
+        match self.dice.below(6) {
+            0 | 1 => {
+                pools.next += 1;
+                let pool = pools.next;
+                if self.dice.chance(50) {
+                    pools.retained.push(pool);
+                    let use_on_oom = !pools.has_fallback && self.dice.chance(50);
+                    if use_on_oom {
+                        pools.has_fallback = true;
+                        pools.fallback = Some(pool);
+                    }
+                    self.calls.push(Call::PoolRetain { pool, use_on_oom });
+                } else {
+                    self.begin(pool);
+                }
+            }
+            2 | 3 if !pools.routed.is_empty() => {
+                let pool = pools.routed.remove(self.dice.below(pools.routed.len() as u64) as usize);
+                if pools.routed.is_empty() {
+                    let noted = std::mem::take(&mut pools.noted);
+                    self.live.retain(|id| !noted.contains(id));
+                    self.calls.extend(noted.into_iter().map(|id| Call::Free { id }));
+                }
+                self.calls.push(Call::PoolEnd { pool });
+            }
+            4 if !pools.retained.is_empty() => {
+                let pool = self.dice.choose(&pools.retained);
+                if !pools.routed.contains(&pool) {
+                    self.begin(pool);
+                }
+            }
+            5 if !pools.retained.is_empty() => {
+                let place = self.dice.below(pools.retained.len() as u64) as usize;
+                let pool = pools.retained[place];
+                // A fallback pool without users makes the real one fail.
+                if pools.fallback != Some(pool) && !pools.routed.contains(&pool) {
+                    let count = pools.retained.iter().filter(|&&other| other == pool).count();
+                    pools.retained.retain(|&other| other != pool);
+                    self.calls.extend((0..count).map(|_| Call::PoolRelease { pool }));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn begin(&mut self, pool: u64) {
+        // The real one fails where a request of the default pool falls back on a pool that others are routed to.
+        let all = self.dice.chance(50) || self.pools.fallback == Some(pool);
+        let stream = if all { None } else { Some(self.dice.choose(&self.streams)) };
+        self.pools.routed.push(pool);
+        // Each beginning adds a user.
+        self.pools.retained.push(pool);
+        self.calls.push(Call::PoolBegin { pool, stream });
+    }
+}
+
+/// A text that may or may not be a list of settings.
+pub fn random_settings(number: u64) -> String {
+    let mut dice = Dice(number.wrapping_mul(77) + 5);
+    let keys = [
+        "max_split_size_mb",
+        "max_non_split_rounding_mb",
+        "garbage_collection_threshold",
+        "roundup_power2_divisions",
+        "expandable_segments",
+        "large_segment_size_mb",
+        "per_process_memory_fraction",
+        "release_lock_on_cudamalloc",
+        "graph_capture_record_stream_reuse",
+        "pinned_use_cuda_host_register",
+        "pinned_num_register_threads",
+        "pinned_use_background_threads",
+        "pinned_reserve_segment_size_mb",
+        "backend",
+        "max_split_size",
+        "throw_on_cudamalloc_oom",
+    ];
+    let values = [
+        "40",
+        "20",
+        "19",
+        "64abc",
+        "-1",
+        "+64",
+        "0",
+        "1",
+        "2",
+        "3",
+        "4",
+        "128",
+        "256",
+        "11",
+        "10",
+        "0.5",
+        ".5",
+        "0.5x",
+        "1.0",
+        "1e-1",
+        "2.0",
+        "-0.5",
+        "True",
+        "False",
+        "true",
+        "native",
+        "cudaMallocAsync",
+        "[",
+        "[1:2,4:4,>:8]",
+        "[256:1,512:2]",
+        "[3:4]",
+        "[4:3]",
+        "[>:2]",
+        "[]",
+        "[1:2",
+        "[1:2,>:4],",
+        "[65536:8]",
+        "[16:0,>:2]",
+        "",
+        "x",
+        "18446744073709551616",
+    ];
+    let mut text = String::new();
+    for place in 0..dice.between(1, 3) {
+        if place > 0 {
+            text += if dice.chance(85) { "," } else { dice.choose(&[":", ",,", " , ", "]", ""]) };
+        }
+        text += dice.choose(&keys);
+        text += if dice.chance(90) { ":" } else { dice.choose(&["=", ",", "", " : ", "::"]) };
+        text += dice.choose(&values);
+    }
+    text
+}

@@ -1,0 +1,69 @@
+//! The process that runs programs on the real allocator.
+
+use std::{
+    env,
+    fmt::Write as _,
+    io::{BufRead, BufReader, Write},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+};
+
+use super::program::Program;
+
+/// Where the oracle is.
+pub struct Oracle {
+    path: PathBuf,
+}
+
+/// What one program did, line by line.
+#[derive(Debug, Default)]
+pub struct Answer {
+    pub lines: Vec<String>,
+    /// The program came to its end.
+    pub finished: bool,
+}
+
+impl Oracle {
+    /// The oracle that the environment names, or the one in its usual place.
+    pub fn find() -> Option<Oracle> {
+        let usual = || Path::new(env!("CARGO_MANIFEST_DIR")).join("target/torch-oracle/oracle");
+        let path = env::var_os("OOMPH_TORCH_ORACLE").map_or_else(usual, PathBuf::from);
+        path.is_file().then_some(Oracle { path })
+    }
+
+    /// Where it keeps its things.
+    pub fn folder(&self) -> &Path {
+        self.path.parent().unwrap_or(Path::new("."))
+    }
+
+    /// Runs programs, each on a fresh allocator.
+    pub fn run(&self, programs: &[Program]) -> Vec<Answer> {
+        let mut text = String::new();
+        for program in programs {
+            writeln!(text, "{program}run").unwrap();
+        }
+        let mut child = Command::new(&self.path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut input = child.stdin.take().unwrap();
+        let writer = thread::spawn(move || input.write_all(text.as_bytes()));
+        let mut answers = Vec::with_capacity(programs.len());
+        let mut answer = Answer::default();
+        for line in BufReader::new(child.stdout.take().unwrap()).lines() {
+            let line = line.unwrap();
+            if let Some(status) = line.strip_prefix("end ") {
+                answer.finished = status == "0";
+                answers.push(std::mem::take(&mut answer));
+            } else if !line.starts_with('#') {
+                answer.lines.push(line);
+            }
+        }
+        writer.join().unwrap().unwrap();
+        child.wait().unwrap();
+        answers
+    }
+}

@@ -1,0 +1,26 @@
+// Functions of the CUDA runtime that the allocator library is linked against and never calls here.
+#include <stdio.h>
+#include <stdlib.h>
+
+#define NEVER_CALLED(name)                             \
+  int name(void) {                                     \
+    fprintf(stderr, "stand-in: %s was called\n", #name); \
+    abort();                                           \
+  }
+
+NEVER_CALLED(cudaDeviceCanAccessPeer)
+NEVER_CALLED(cudaDeviceEnablePeerAccess)
+NEVER_CALLED(cudaDeviceGetDefaultMemPool)
+NEVER_CALLED(cudaFreeAsync)
+NEVER_CALLED(cudaGraphNodeGetDependencies)
+NEVER_CALLED(cudaIpcCloseMemHandle)
+NEVER_CALLED(cudaIpcGetMemHandle)
+NEVER_CALLED(cudaIpcOpenMemHandle)
+NEVER_CALLED(cudaMallocAsync)
+NEVER_CALLED(cudaMemPoolGetAttribute)
+NEVER_CALLED(cudaMemPoolSetAccess)
+NEVER_CALLED(cudaMemPoolSetAttribute)
+NEVER_CALLED(cudaMemPoolTrimTo)
+NEVER_CALLED(cudaMemcpy)
+NEVER_CALLED(cudaMemcpyAsync)
+NEVER_CALLED(cudaMemcpyPeerAsync)
