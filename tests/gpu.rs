@@ -3,6 +3,7 @@
 //! On a GPU machine: `cargo test --release --test gpu -- --nocapture --test-threads 1`
 
 #![cfg(feature = "cuda")]
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a panic is the failure report, and skips are told")]
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
