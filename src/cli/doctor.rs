@@ -1,10 +1,20 @@
 //! `oomph doctor`.
 
-use std::{env, fmt, fs, path::Path, thread};
+use std::{
+    env, fmt, fs,
+    path::{Path, PathBuf},
+    thread,
+};
 
-use super::{exit, failure::Outcome, output};
+use anyhow::Context;
+
+use super::{exit, failure::Outcome, options::DeviceOptions, output};
 use crate::{
-    device::{Device, sim::Profile, sim::SimDevice},
+    device::{
+        Device, calibrate,
+        cuda::{self, Verdict},
+        sim::{Profile, SimDevice},
+    },
     strategy::STRATEGIES,
     suite::SuiteFile,
     unit::Bytes,
@@ -13,12 +23,31 @@ use crate::{
 
 /// Checks the set-up line by line: what is there, what is missing, and what follows from that.
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+pub struct Args {
+    /// Measure a device instead (every driver call by size, copies, launches) and write a profile to this file, which
+    /// `--device sim:FILE` then simulates. Takes a minute, and wants the device for itself.
+    #[arg(long, value_name = "FILE")]
+    calibrate: Option<PathBuf>,
+    /// Which device is measured.
+    #[arg(long, value_name = "DEVICE", default_value = "cuda", requires = "calibrate")]
+    device: String,
+}
 
 /// How one check came out.
 enum Finding {
     Ok(String),
     Missing(String),
+    Broken(String),
+}
+
+impl From<cuda::Finding> for Finding {
+    fn from(finding: cuda::Finding) -> Finding {
+        match finding.verdict {
+            Verdict::Ok => Finding::Ok(finding.words),
+            Verdict::Missing => Finding::Missing(finding.words),
+            Verdict::Broken => Finding::Broken(finding.words),
+        }
+    }
 }
 
 impl fmt::Display for Finding {
@@ -26,25 +55,46 @@ impl fmt::Display for Finding {
         match self {
             Finding::Ok(words) => write!(f, "ok       {words}"),
             Finding::Missing(words) => write!(f, "missing  {words}"),
+            Finding::Broken(words) => write!(f, "broken   {words}"),
         }
     }
 }
 
-pub fn run(_: Args) -> Outcome {
-    let findings = [
-        ("oomph", Finding::Ok(super::VERSION.to_owned())),
-        ("embedded", embedded()),
-        ("cores", Finding::Ok(thread::available_parallelism().map_or(1, usize::from).to_string())),
-        ("simulated", simulated()),
-        ("cuda driver", cuda_driver()),
-        (
-            "cuda device",
-            Finding::Missing("this version has no CUDA device; the simulated one is the default".to_owned()),
-        ),
-        ("results", results_folder(Path::new("results/local"))),
+pub fn run(args: Args) -> Outcome {
+    match args.calibrate {
+        Some(path) => measure(args.device, &path),
+        None => examine(),
+    }
+}
+
+/// Measures a device and writes its profile.
+fn measure(device: String, path: &Path) -> Outcome {
+    let spec = DeviceOptions { device, limit: None }.spec()?;
+    let mut device = spec.open()?;
+    output::complain(&format!("measuring {} ...", device.props().name));
+    let calibration = calibrate(&mut *device)?;
+    let name = path.file_stem().map_or_else(|| "calibrated".into(), |stem| stem.to_string_lossy());
+    let profile = calibration.into_profile(&name, spec.driver(), &*device);
+    fs::write(path, profile.to_toml()?).with_context(|| format!("{} cannot be written", path.display()))?;
+    output::say(&format!("{} costs written; simulate it with --device sim:{}", profile.cost.len(), path.display()))?;
+    Ok(exit::OK)
+}
+
+/// Looks at the set-up and says what was found.
+fn examine() -> Outcome {
+    let named = |name: &str, finding| (name.to_owned(), finding);
+    let mut findings = vec![
+        named("oomph", Finding::Ok(super::VERSION.to_owned())),
+        named("embedded", embedded()),
+        named("cores", Finding::Ok(thread::available_parallelism().map_or(1, usize::from).to_string())),
+        named("simulated", simulated()),
     ];
+    findings.extend(cuda::survey().into_iter().map(|finding| (finding.subject.clone(), finding.into())));
+    findings.push(named("cublas", library("libcublas.so")));
+    findings.push(named("nvrtc", library("libnvrtc.so")));
+    findings.push(named("results", results_folder(Path::new("results/local"))));
     for (name, finding) in findings {
-        output::say(&format!("{name:<12} {finding}"))?;
+        output::say(&format!("{name:<14} {finding}"))?;
     }
     Ok(exit::OK)
 }
@@ -75,19 +125,33 @@ fn simulated() -> Finding {
     }
 }
 
-/// Looks for the driver's library where the loader would, without loading it.
-fn cuda_driver() -> Finding {
-    let usual = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/lib/wsl/lib", "/usr/local/nvidia/lib64"];
+/// Where the loader finds libraries beside the folders of `LD_LIBRARY_PATH`, and where the toolkit puts its own.
+const LIBRARY_FOLDERS: [&str; 7] = [
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/nvidia/lib64",
+    "/usr/local/cuda/lib64",
+    "/usr/local/cuda/targets/x86_64-linux/lib",
+];
+
+/// Looks for a library of the toolkit, of any version, without loading it. None is needed: the kernels of this program
+/// load with the driver alone.
+fn library(prefix: &str) -> Finding {
     let named = env::var("LD_LIBRARY_PATH").unwrap_or_default();
     let found = named
         .split(':')
         .filter(|folder| !folder.is_empty())
-        .chain(usual)
-        .map(|folder| Path::new(folder).join("libcuda.so.1"))
-        .find(|library| library.exists());
+        .chain(LIBRARY_FOLDERS)
+        .filter_map(|folder| fs::read_dir(folder).ok())
+        .flat_map(|entries| entries.flatten())
+        .map(|entry| entry.path())
+        .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix)))
+        .min();
     match found {
-        Some(library) => Finding::Ok(library.display().to_string()),
-        None => Finding::Missing("libcuda.so.1 not found: no NVIDIA driver on this machine".to_owned()),
+        Some(path) => Finding::Ok(path.display().to_string()),
+        None => Finding::Missing(format!("no {prefix} where the loader looks; nothing here needs it")),
     }
 }
 

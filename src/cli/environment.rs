@@ -37,7 +37,7 @@ pub fn describe(device: &DeviceSpec, seed: u64) -> Result<Environment, DeviceSpe
         cpus: thread::available_parallelism().map_or(1, |cores| cores.get() as u32),
         device: device.to_string(),
         device_name: device.open()?.props().name.clone(),
-        driver: None,
+        driver: device.driver(),
     })
 }
 

@@ -13,10 +13,11 @@ use crate::{
 /// Which device, and how much of it.
 #[derive(Debug, Args)]
 pub struct DeviceOptions {
-    /// Where to run: `sim` (an H200), `sim:SIZE` such as sim:80GiB, `sim:PROFILE`, `cuda[:N]` or `auto`.
+    /// Where to run: `sim` (an H200), `sim:SIZE` such as sim:80GiB, `sim:PROFILE` by name or file, `cuda[:N]` or `auto`.
     #[arg(long, value_name = "DEVICE", default_value = "sim")]
     pub device: String,
     /// Cap on the physical memory that may be held, such as 24GiB. PyTorch's allocator sees it as its memory fraction.
+    /// Without it a simulated device is used whole, and nine tenths of what is free on a real one.
     #[arg(long, value_name = "SIZE")]
     pub limit: Option<Bytes>,
 }
@@ -27,7 +28,7 @@ impl DeviceOptions {
         let spec: DeviceSpec = self.device.parse().map_err(Failure::usage)?;
         match spec.open() {
             Ok(_) => Ok(spec),
-            Err(error @ DeviceSpecError::Unavailable(_)) => Err(Failure::device(error)),
+            Err(error @ DeviceSpecError::Unavailable { .. }) => Err(Failure::device(error)),
             Err(error) => Err(Failure::usage(error)),
         }
     }

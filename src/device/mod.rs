@@ -1,18 +1,21 @@
 //! The raw memory of one GPU: a small trait, optional capabilities, and what can be asked of both.
 //!
-//! Strategies are written once against [`Device`]; whether the simulated GPU ([`sim`]) or a real one answers is
+//! Strategies are written once against [`Device`]; whether the simulated GPU ([`sim`]) or a real one ([`cuda`]) answers is
 //! none of their business. Cross-cutting behaviour (a cap on memory, injected faults, logged or scripted answers)
 //! sits in [`wrap`], over any device. This room knows no strategy and no trace.
 //!
 //! An optional ability is an object: a device that has it returns `Some` from the accessor. A strategy names what
 //! it needs in [`requires`](crate::strategy::Strategy::requires), and a case whose device lacks it is skipped.
 
+mod calibrate;
 mod call;
 mod capability;
+pub mod cuda;
 pub mod sim;
 mod spec;
 pub mod wrap;
 
+pub use calibrate::{Calibration, calibrate};
 pub use call::{CallKind, CallLedger, CallTally};
 pub use capability::{
     Capabilities, Compute, PhysicalId, PinnedHost, PoolId, PoolSettings, PoolUsage, StreamOrderedPools, VirtualMemory,
@@ -126,6 +129,16 @@ pub trait Device: Send {
     fn pinned_host(&mut self) -> Option<&mut dyn PinnedHost>;
     /// Work on streams, run for real or timed, if the device can.
     fn compute(&mut self) -> Option<&mut dyn Compute>;
+}
+
+/// The cap on physical memory where nobody asked for one: nine tenths of what is free on a real device, whose last bytes
+/// belong to the driver and to others; none on a simulated one.
+#[must_use]
+pub fn default_limit(device: &dyn Device) -> Option<u64> {
+    match device.props().clock {
+        Clock::Virtual => None,
+        Clock::Wall => Some(device.free_bytes() / 10 * 9),
+    }
 }
 
 /// Why a driver call failed. Running out of memory is told apart because strategies act on it.

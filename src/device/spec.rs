@@ -3,7 +3,7 @@
 use std::{fmt, str::FromStr};
 
 use super::{
-    Device,
+    Device, cuda,
     sim::{SimConfig, SimConfigError, SimDevice},
 };
 use crate::unit::{did_you_mean, nearest};
@@ -18,7 +18,7 @@ pub struct DeviceSpec {
 #[derive(Clone, Debug, PartialEq)]
 enum Kind {
     Sim(Box<SimConfig>),
-    Cuda,
+    Cuda(u32),
 }
 
 /// Why a device cannot be opened.
@@ -36,8 +36,13 @@ pub enum DeviceSpecError {
     #[error(transparent)]
     Sim(#[from] SimConfigError),
     /// There is no such GPU here. Never answered by the simulated device instead.
-    #[error("device '{0}' is not available: this version of oomph has no CUDA device; use --device sim")]
-    Unavailable(String),
+    #[error("device '{device}' is not available: {reason}; --device sim needs none, and `oomph doctor` tells more")]
+    Unavailable {
+        /// What was asked for.
+        device: String,
+        /// Why it is not there.
+        reason: cuda::Unavailable,
+    },
 }
 
 impl DeviceSpec {
@@ -45,7 +50,24 @@ impl DeviceSpec {
     pub fn open(&self) -> Result<Box<dyn Device>, DeviceSpecError> {
         match &self.kind {
             Kind::Sim(config) => Ok(Box::new(SimDevice::new(SimConfig::clone(config))?)),
-            Kind::Cuda => Err(DeviceSpecError::Unavailable(self.text.clone())),
+            &Kind::Cuda(ordinal) => {
+                cuda::open(ordinal).map_err(|reason| DeviceSpecError::Unavailable { device: self.text.clone(), reason })
+            }
+        }
+    }
+
+    /// Whether everything about the device is of our making, its clock included: only then cases may run side by side.
+    #[must_use]
+    pub fn is_simulated(&self) -> bool {
+        matches!(self.kind, Kind::Sim(_))
+    }
+
+    /// The driver under the device, where there is one.
+    #[must_use]
+    pub fn driver(&self) -> Option<String> {
+        match self.kind {
+            Kind::Sim(_) => None,
+            Kind::Cuda(_) => cuda::driver_version().map(|version| format!("CUDA {version}")),
         }
     }
 }
@@ -54,20 +76,23 @@ impl FromStr for DeviceSpec {
     type Err = DeviceSpecError;
 
     fn from_str(text: &str) -> Result<Self, DeviceSpecError> {
-        let text = text.trim();
-        let kind = match text.split_once(':').map_or(text, |(name, _)| name) {
-            "sim" => Kind::Sim(Box::new(text.parse()?)),
-            // The best there is: without a CUDA device that is the simulated one.
-            "auto" => Kind::Sim(Box::default()),
-            "cuda" => Kind::Cuda,
+        let typed = text.trim();
+        let unknown = |suggestion| DeviceSpecError::Unknown { text: typed.to_owned(), suggestion };
+        // The best there is: a GPU that works, otherwise the simulated one.
+        let text = match typed {
+            "auto" if cuda::open(0).is_ok() => "cuda",
+            "auto" => "sim",
+            other => other,
+        };
+        let kind = match text.split_once(':') {
+            None if text == "cuda" => Kind::Cuda(0),
+            Some(("cuda", number)) => Kind::Cuda(number.parse().map_err(|_| unknown(None))?),
+            None | Some(("sim", _)) if text.starts_with("sim") => Kind::Sim(Box::new(text.parse()?)),
             other => {
-                return Err(DeviceSpecError::Unknown {
-                    text: text.to_owned(),
-                    suggestion: nearest(other, ["sim", "cuda", "auto"]),
-                });
+                let name = other.map_or(text, |(name, _)| name);
+                return Err(unknown(nearest(name, ["sim", "cuda", "auto"])));
             }
         };
-        let text = if text == "auto" { "sim" } else { text };
         Ok(DeviceSpec { text: text.to_owned(), kind })
     }
 }
@@ -91,8 +116,19 @@ mod tests {
 
     #[test]
     fn asking_for_cuda_never_falls_back() {
-        let spec: DeviceSpec = "cuda:1".parse().unwrap();
-        assert_eq!(spec.open().err(), Some(DeviceSpecError::Unavailable("cuda:1".to_owned())));
+        // No machine has that many GPUs.
+        let spec: DeviceSpec = "cuda:4000".parse().unwrap();
+        assert!(
+            matches!(spec.open().err(), Some(DeviceSpecError::Unavailable { device, .. }) if device == "cuda:4000")
+        );
+        assert!("cuda:first".parse::<DeviceSpec>().unwrap_err().to_string().contains("unknown device 'cuda:first'"));
+    }
+
+    #[test]
+    fn auto_is_a_device_that_opens() {
+        let spec: DeviceSpec = "auto".parse().unwrap();
+        assert_eq!(spec.is_simulated(), spec.to_string() == "sim");
+        spec.open().unwrap();
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! Adding a strategy is one file and one line in [`STRATEGIES`]: it then appears in `list` and `--help`, inherits
 //! the conformance and property tests, and runs in every suite that says `strategies = "all"`.
 
+pub mod async_pool;
 pub mod by_address;
 pub mod caching;
 pub mod conformance;

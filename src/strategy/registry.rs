@@ -2,14 +2,15 @@
 
 use std::fmt;
 
-use super::{Strategy, by_address, caching, direct, null};
+use super::{Strategy, async_pool, by_address, caching, direct, null};
 use crate::{
     device::{Capabilities, Clock, DeviceProps},
     unit::{GIB, MIB, did_you_mean, nearest},
 };
 
 /// Every strategy, in the order in which `list` shows them. Adding one is one line here.
-pub static STRATEGIES: &[StrategyEntry] = &[null::ENTRY, direct::ENTRY, caching::ENTRY, by_address::ENTRY];
+pub static STRATEGIES: &[StrategyEntry] =
+    &[null::ENTRY, direct::ENTRY, async_pool::ENTRY, caching::ENTRY, by_address::ENTRY];
 
 /// What the registry knows about a strategy.
 pub struct StrategyEntry {

@@ -11,7 +11,7 @@ use std::{
 
 use super::Case;
 use crate::{
-    device::{Device, DeviceSpecError, wrap::Limited},
+    device::{Device, DeviceSpecError, default_limit, wrap::Limited},
     measure::{self, CaseDetail, CaseRecord, Fresh, Status, TimingRecord},
     replay::{self, ReplayError},
     strategy::{Setup, SpecError},
@@ -49,7 +49,7 @@ pub enum Progress<'a> {
     Finished(&'a Case, Box<CaseOutcome>),
 }
 
-/// Runs `cases` on `jobs` threads, the timed ones afterwards and alone. Once `stop` is set no further case begins; those
+/// Runs `cases` on `jobs` threads; the timed ones, and those on a real device, afterwards and alone. Once `stop` is set no further case begins; those
 /// that run are finished. The listener is called on this thread, in order of completion.
 pub fn run(
     cases: &[Case],
@@ -58,8 +58,9 @@ pub fn run(
     stop: &AtomicBool,
     mut listener: impl FnMut(Progress<'_>),
 ) {
-    let (timed, free): (Vec<&Case>, Vec<&Case>) = cases.iter().partition(|case| case.timed);
-    for (cases, jobs) in [(free, jobs), (timed, 1)] {
+    let (alone, free): (Vec<&Case>, Vec<&Case>) =
+        cases.iter().partition(|case| case.timed || !case.device.is_simulated());
+    for (cases, jobs) in [(free, jobs), (alone, 1)] {
         let next = AtomicUsize::new(0);
         thread::scope(|scope| {
             let (sender, receiver) = mpsc::channel();
@@ -141,7 +142,7 @@ fn try_run(case: &Case, stop: Option<&AtomicBool>) -> Result<CaseOutcome, Troubl
 /// A fresh strategy over a fresh device.
 fn prepare(case: &Case) -> Result<Fresh, Trouble> {
     let device = case.device.open()?;
-    let device: Box<dyn Device> = match case.label.limit {
+    let device: Box<dyn Device> = match case.label.limit.or_else(|| default_limit(&*device)) {
         Some(limit) => Box::new(Limited::to(limit, device)),
         None => device,
     };

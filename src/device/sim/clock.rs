@@ -102,6 +102,13 @@ impl StreamClocks {
         Ok(())
     }
 
+    /// Later work of a stream, if there is one, starts at `moment` at the earliest.
+    pub(super) fn hold_until(&mut self, stream: StreamId, moment: Nanos) {
+        if let Ok(stream) = self.stream_mut(stream) {
+            stream.ready = stream.ready.max(moment);
+        }
+    }
+
     pub(super) fn create_event(&mut self) -> EventId {
         match self.destroyed.pop() {
             Some(event) => {

@@ -10,7 +10,8 @@ use crate::{
 };
 
 /// How fast a device is.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Rates {
     /// Floating-point operations per nanosecond in single precision.
     pub f32_flops_per_ns: f64,
@@ -27,6 +28,7 @@ pub struct Rates {
     /// Bytes per nanosecond to pageable host memory.
     pub pageable_copy_out_bytes_per_ns: f64,
     /// What the smallest kernel takes.
+    #[serde(rename = "kernel_floor_ns")]
     pub kernel_floor: Nanos,
 }
 

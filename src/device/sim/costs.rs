@@ -63,11 +63,18 @@ const NOMINAL: &[(CallKind, &[(u64, u64)])] = &[
     (CallKind::Launch, &[(0, 2_000)]),
 ];
 
-#[derive(serde::Deserialize)]
-struct Row {
-    call: String,
-    bytes: u64,
-    median_us: f64,
+/// What one call of one size costs.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Cost {
+    /// The driver's name of the call; words after the name say how it was measured.
+    pub call: String,
+    /// How much it asked for or gave back; 0 where there is no size.
+    pub bytes: u64,
+    /// The median in microseconds.
+    pub median_us: f64,
+    /// The 99th percentile in microseconds, for people to see.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p99_us: Option<f64>,
 }
 
 impl CostTable {
@@ -80,9 +87,14 @@ impl CostTable {
     /// assert_eq!(table.cost(CallKind::MemAlloc, 768), Nanos(50_000));
     /// ```
     pub fn parse(text: &str) -> Result<CostTable, CostTableError> {
+        let costs: Vec<Cost> = csv::Reader::from_reader(text.as_bytes()).deserialize().collect::<Result<_, _>>()?;
+        CostTable::of(costs)
+    }
+
+    /// A table of these costs, nominal ones for calls that are not among them.
+    pub fn of(costs: impl IntoIterator<Item = Cost>) -> Result<CostTable, CostTableError> {
         let mut curves = vec![Vec::new(); CallKind::ALL.len()];
-        for row in csv::Reader::from_reader(text.as_bytes()).deserialize() {
-            let Row { call, bytes, median_us } = row?;
+        for Cost { call, bytes, median_us, .. } in costs {
             let Some(kind) = kind_named(&call) else { return Err(CostTableError::UnknownCall(call)) };
             if !(median_us >= 0.0 && median_us.is_finite()) {
                 return Err(CostTableError::ImpossibleCost { call, median_us });

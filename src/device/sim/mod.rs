@@ -4,8 +4,8 @@
 //! only as [`Device`]; it knows none of them.
 //!
 //! One file a subject: `address_space` (where `cuMemAlloc` puts things), `physical` (how much is taken),
-//! `virtual_memory`, `pinned`, `clock` (streams and events), `compute` (how long work takes), `costs` (what calls
-//! cost), `profile` (which GPU). `holes`, `extents` and `newest_fit` find places.
+//! `virtual_memory`, `pools`, `pinned`, `clock` (streams and events), `compute` (how long work takes), `costs` (what calls
+//! cost), `profile` and `profile_file` (which GPU). `holes`, `extents` and `newest_fit` find places.
 
 mod address_space;
 mod clock;
@@ -16,17 +16,20 @@ mod holes;
 mod newest_fit;
 mod physical;
 mod pinned;
+mod pools;
 mod profile;
+mod profile_file;
 mod virtual_memory;
 
 use std::sync::Arc;
 
 pub use compute::Rates;
-pub use costs::{CostTable, CostTableError};
+pub use costs::{Cost, CostTable, CostTableError};
 pub use profile::{Profile, SimConfig, SimConfigError};
+pub use profile_file::ProfileFile;
 
 use self::{
-    address_space::AddressSpace, clock::StreamClocks, physical::PhysicalMemory, pinned::PinnedSpace,
+    address_space::AddressSpace, clock::StreamClocks, physical::PhysicalMemory, pinned::PinnedSpace, pools::PoolSpace,
     virtual_memory::VirtualSpace,
 };
 use super::{
@@ -57,6 +60,7 @@ pub struct SimDevice {
     physical: PhysicalMemory,
     address_space: AddressSpace,
     virtual_space: VirtualSpace,
+    pools: PoolSpace,
     pinned: PinnedSpace,
     libraries_loaded: bool,
 }
@@ -77,7 +81,7 @@ impl SimDevice {
                 context_bytes: profile.context_bytes,
                 capabilities: Capabilities {
                     virtual_memory: true,
-                    stream_ordered_pools: false,
+                    stream_ordered_pools: true,
                     pinned_host: true,
                     compute: true,
                 },
@@ -91,6 +95,7 @@ impl SimDevice {
             physical: PhysicalMemory::new(total_bytes, profile.context_bytes),
             address_space: AddressSpace::new(profile.page_bytes),
             virtual_space: VirtualSpace::new(profile.granularity_bytes),
+            pools: PoolSpace::new(),
             pinned: PinnedSpace::new(),
             libraries_loaded: false,
         })
@@ -130,7 +135,11 @@ impl SimDevice {
     /// Waits until a time that may be unknown.
     fn conclude_waiting(&mut self, call: CallKind, until: Result<Nanos, clock::Unknown>) -> Result<(), DeviceError> {
         match until {
-            Ok(until) => self.conclude_after(until, call, 0, Ok(())),
+            Ok(until) => {
+                self.conclude_after(until, call, 0, Ok(()))?;
+                self.release_above_thresholds();
+                Ok(())
+            }
             Err(unknown) => self.conclude_checked(call, 0, Err(unknown)),
         }
     }
@@ -210,7 +219,7 @@ impl Device for SimDevice {
     }
 
     fn synchronize(&mut self) -> Result<(), DeviceError> {
-        self.conclude_after(self.clocks.all_ready(), CallKind::CtxSynchronize, 0, Ok(()))
+        self.conclude_waiting(CallKind::CtxSynchronize, Ok(self.clocks.all_ready()))
     }
 
     fn event_create(&mut self) -> Result<EventId, DeviceError> {
@@ -259,7 +268,7 @@ impl Device for SimDevice {
     }
 
     fn stream_ordered_pools(&mut self) -> Option<&mut dyn StreamOrderedPools> {
-        None
+        Some(self)
     }
 
     fn pinned_host(&mut self) -> Option<&mut dyn PinnedHost> {

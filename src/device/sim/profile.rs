@@ -1,8 +1,9 @@
 //! Which GPU is simulated, and how the command line names it.
 
-use std::str::FromStr;
+use std::{borrow::Cow, path::Path, str::FromStr};
 
 use super::{
+    ProfileFile,
     address_space::{RANGE_BYTES, SHARE_BYTES},
     compute::Rates,
     costs::CostTable,
@@ -13,9 +14,9 @@ use crate::unit::{Bytes, MIB, ParseBytesError, did_you_mean, nearest};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
     /// What to call it on the command line.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// What the vendor calls it.
-    pub vendor_name: &'static str,
+    pub vendor_name: Cow<'static, str>,
     /// Memory in all.
     pub total_bytes: u64,
     /// Taken by the context before the first allocation.
@@ -41,8 +42,8 @@ impl Profile {
     #[must_use]
     pub fn h200() -> Profile {
         Profile {
-            name: "h200",
-            vendor_name: "NVIDIA H200",
+            name: "h200".into(),
+            vendor_name: "NVIDIA H200".into(),
             total_bytes: 150_109_880_320,
             context_bytes: 526 * MIB,
             library_bytes: 68 * MIB,
@@ -124,19 +125,27 @@ pub enum SimConfigError {
     #[error("in 'sim:': {0}")]
     Size(#[from] ParseBytesError),
     /// The text after `sim:` is neither a size nor a profile.
-    #[error("there is no profile '{name}' among {}{}", Profile::NAMES.join(", "), did_you_mean(.nearest.as_deref()))]
+    #[error("there is no profile '{name}' among {}, nor a file of that name{}", Profile::NAMES.join(", "), did_you_mean(.nearest.as_deref()))]
     UnknownProfile {
         /// What was typed.
         name: String,
         /// The nearest right name.
         nearest: Option<String>,
     },
+    /// The file after `sim:` is not a profile.
+    #[error("the profile {path} cannot be used: {reason}")]
+    BadProfile {
+        /// Which file.
+        path: String,
+        /// Why.
+        reason: String,
+    },
 }
 
 impl FromStr for SimConfig {
     type Err = SimConfigError;
 
-    /// Reads `sim`, `sim:SIZE` or `sim:PROFILE`.
+    /// Reads `sim`, `sim:SIZE`, `sim:PROFILE` or `sim:PATH` of a profile that `doctor --calibrate` wrote.
     ///
     /// ```
     /// use oomph::device::sim::SimConfig;
@@ -151,6 +160,7 @@ impl FromStr for SimConfig {
                 }
                 Some(name) => match Profile::named(name) {
                     Some(profile) => profile.into(),
+                    None if Path::new(name).is_file() => ProfileFile::load(Path::new(name))?.into(),
                     None => {
                         let nearest = nearest(name, Profile::NAMES.iter().copied());
                         return Err(SimConfigError::UnknownProfile { name: name.to_owned(), nearest });
@@ -220,7 +230,10 @@ mod tests {
         assert!(refusal("sim:100MiB").contains("of 100 MiB is too small"));
         assert!(refusal("sim:-5").contains("not an amount of memory"));
         assert!(refusal("sim:5parsecs").contains("not an amount of memory"));
-        assert_eq!(refusal("sim:h20"), "there is no profile 'h20' among h200; did you mean 'h200'?");
+        assert_eq!(
+            refusal("sim:h20"),
+            "there is no profile 'h20' among h200, nor a file of that name; did you mean 'h200'?"
+        );
         assert!(refusal("sim:").contains("there is no profile ''"));
         assert!(refusal("cuda:0").contains("not a simulated device"));
         assert!(refusal("simple").contains("not a simulated device"));

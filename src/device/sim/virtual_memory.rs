@@ -77,7 +77,7 @@ impl VirtualSpace {
     /// The address, or `None` where the address space is used up.
     fn reserve(&mut self, bytes: u64) -> Result<Option<Address>, Broken> {
         self.check_multiples(bytes, 0)?;
-        let start = self.unused.take_lowest(bytes.div_ceil(RANGE_BYTES)).map(|range| range * RANGE_BYTES);
+        let start = self.take_range(bytes);
         if let Some(start) = start {
             self.reserved.insert(start, bytes);
         }
@@ -96,8 +96,18 @@ impl VirtualSpace {
             return Err(format!("memory is still mapped at {}", Address(mapped)));
         }
         self.reserved.remove(&address.0);
-        self.unused.give_back(address.0 / RANGE_BYTES, bytes.div_ceil(RANGE_BYTES));
+        self.give_back_range(address.0, bytes);
         Ok(())
+    }
+
+    /// Takes addresses for memory that is not mapped piece by piece: pools lie among the reserved ranges.
+    pub(super) fn take_range(&mut self, bytes: u64) -> Option<u64> {
+        self.unused.take_lowest(bytes.div_ceil(RANGE_BYTES)).map(|range| range * RANGE_BYTES)
+    }
+
+    /// Gives back what [`take_range`](VirtualSpace::take_range) took.
+    pub(super) fn give_back_range(&mut self, start: u64, bytes: u64) {
+        self.unused.give_back(start / RANGE_BYTES, bytes.div_ceil(RANGE_BYTES));
     }
 
     fn create(&mut self, bytes: u64) -> PhysicalId {

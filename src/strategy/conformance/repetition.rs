@@ -5,9 +5,22 @@ use super::{
     memory::{ROOMY, TIGHT},
     mixed_script,
 };
-use crate::{strategy::Strategy, unit::MIB};
+use crate::{
+    device::{Clock, Device},
+    strategy::Strategy,
+    unit::MIB,
+};
+
+/// A real device answers with other addresses and other times whenever it is asked.
+fn answers_alike(device: &dyn Device) -> Result<(), Unplayable> {
+    match device.props().clock {
+        Clock::Virtual => Ok(()),
+        Clock::Wall => Err(Unplayable::NotOffered("a real device does not answer twice alike")),
+    }
+}
 
 pub(super) fn same_calls(subject: &Subject<'_>, found: &mut Vec<String>) -> Result<(), Unplayable> {
+    answers_alike(&*(subject.device)(TIGHT))?;
     for room in [ROOMY, TIGHT] {
         let steps = mixed_script(21, 200, 30 * MIB, true);
         let (mut first, mut second) = (Bench::new(subject, room)?, Bench::new(subject, room)?);
@@ -24,6 +37,7 @@ pub(super) fn same_calls(subject: &Subject<'_>, found: &mut Vec<String>) -> Resu
 }
 
 pub(super) fn fork(subject: &Subject<'_>, found: &mut Vec<String>) -> Result<(), Unplayable> {
+    answers_alike(&*(subject.device)(TIGHT))?;
     let (past, future) = (mixed_script(31, 150, 30 * MIB, true), mixed_script(32, 100, 30 * MIB, true));
     let (mut original, mut twin) = (Bench::new(subject, TIGHT)?, Bench::new(subject, TIGHT)?);
     original.play(&past);

@@ -6,7 +6,7 @@ use super::{
     mixed_script,
 };
 use crate::{
-    device::Capabilities,
+    device::{Capabilities, Clock},
     strategy::Strategy,
     unit::{KIB, MIB, Nanos, StreamId},
 };
@@ -15,6 +15,8 @@ const HOME: StreamId = StreamId(0);
 const ELSEWHERE: StreamId = StreamId(1);
 /// Longer than all driver calls of a part together.
 const LONG: Nanos = Nanos(10_000_000_000);
+/// The same where somebody has to wait for it: what is given out after the work is done is not looked at.
+const LONG_ENOUGH: Nanos = Nanos(300_000_000);
 
 pub(super) fn used_elsewhere(subject: &Subject<'_>, found: &mut Vec<String>) -> Result<(), Unplayable> {
     for bytes in [512, 100 * KIB, 5 * MIB, 30 * MIB] {
@@ -65,7 +67,11 @@ pub(super) fn random(subject: &Subject<'_>, found: &mut Vec<String>) -> Result<(
 /// A bench with one stream busy for long.
 fn busy_bench(subject: &Subject<'_>, room: u64, stream: StreamId) -> Result<Bench, Unplayable> {
     let mut bench = Bench::new(subject, room)?;
-    match bench.work(stream, LONG) {
+    let long = match bench.device.props().clock {
+        Clock::Virtual => LONG,
+        Clock::Wall => LONG_ENOUGH,
+    };
+    match bench.work(stream, long) {
         Echo::LeftOut => Err(Unplayable::Missing(Capabilities { compute: true, ..Capabilities::NONE })),
         _ => Ok(bench),
     }

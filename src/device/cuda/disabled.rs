@@ -1,0 +1,23 @@
+//! What this room answers in a build without the feature `cuda`.
+
+use super::{Finding, Unavailable, Verdict};
+use crate::device::Device;
+
+const REASON: &str = "this oomph was built without the feature 'cuda'";
+
+/// There is no GPU to open.
+pub fn open(_ordinal: u32) -> Result<Box<dyn Device>, Unavailable> {
+    Err(Unavailable(REASON.to_owned()))
+}
+
+/// There is no driver to ask.
+#[must_use]
+pub fn driver_version() -> Option<String> {
+    None
+}
+
+/// There is nothing to look at.
+#[must_use]
+pub fn survey() -> Vec<Finding> {
+    vec![Finding::of("cuda", Err((Verdict::Missing, REASON.to_owned())))]
+}

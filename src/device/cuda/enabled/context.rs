@@ -1,0 +1,180 @@
+//! The primary context of a GPU and the kernels in it.
+//!
+//! Making a context takes a good part of a second and some hundred megabytes, so there is one for each GPU for the
+//! whole life of the process, shared by all devices that are opened on it. The driver takes it down with the process.
+
+use std::{
+    cell::Cell,
+    ffi::CStr,
+    ptr,
+    sync::{Mutex, PoisonError},
+};
+
+use cudarc::driver::sys::{self, CUdevice_attribute, CUresult};
+
+use super::{kernels::Kernels, library};
+
+/// A GPU with its context.
+#[derive(Debug)]
+pub(super) struct Context {
+    pub(super) ordinal: u32,
+    pub(super) device: sys::CUdevice,
+    handle: sys::CUcontext,
+    pub(super) name: String,
+    pub(super) total_bytes: u64,
+    /// Not free right after the context was made: its own memory, and that of other processes.
+    pub(super) taken_bytes: u64,
+    /// Smallest piece of physical memory, where the GPU has virtual memory.
+    pub(super) granularity_bytes: Option<u64>,
+    pub(super) has_pools: bool,
+    pub(super) kernels: Kernels,
+}
+
+// SAFETY: the driver's handles may be used from any thread on which the context is current, which `enter` sees to;
+// nothing in here changes after it was made.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+/// The contexts of this process.
+static CONTEXTS: Mutex<Vec<&'static Context>> = Mutex::new(Vec::new());
+
+thread_local! {
+    /// The context that this room last made current on this thread.
+    static CURRENT: Cell<sys::CUcontext> = const { Cell::new(ptr::null_mut()) };
+}
+
+impl Context {
+    /// The context of a GPU, made at the first call; why there is none, in a sentence.
+    pub(super) fn of(ordinal: u32) -> Result<&'static Context, String> {
+        let count = library::device_count()?;
+        if ordinal >= count {
+            return Err(match count {
+                0 => "the driver sees no GPU".to_owned(),
+                1 => format!("there is no GPU {ordinal}: the driver sees one, number 0"),
+                _ => format!("there is no GPU {ordinal}: the driver sees {count}, numbered from 0"),
+            });
+        }
+        let mut contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(context) = contexts.iter().find(|context| context.ordinal == ordinal) {
+            return Ok(context);
+        }
+        let context: &'static Context = Box::leak(Box::new(Context::make(ordinal)?));
+        contexts.push(context);
+        Ok(context)
+    }
+
+    fn make(ordinal: u32) -> Result<Context, String> {
+        let explain = |call: &str, code: CUresult| format!("GPU {ordinal} cannot be used: {call} says {code:?}");
+        let device = device(ordinal).map_err(|code| explain("cuDeviceGet", code))?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: the pointer is to a live handle, the device is one that the driver named.
+        let code = unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut handle, device) };
+        succeed(code).map_err(|code| explain("cuDevicePrimaryCtxRetain", code))?;
+        make_current(handle).map_err(|code| explain("cuCtxSetCurrent", code))?;
+        let multiprocessors =
+            attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).unwrap_or(1);
+        let kernels = Kernels::load(multiprocessors).map_err(|(call, code)| explain(call, code))?;
+        let (free, total) = memory_info().map_err(|code| explain("cuMemGetInfo", code))?;
+        let has = |which| attribute(device, which) == Some(1);
+        let has_virtual_memory = library::has_virtual_memory()
+            && has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
+        Ok(Context {
+            ordinal,
+            device,
+            handle,
+            name: name(device).unwrap_or_else(|| "unnamed GPU".to_owned()),
+            total_bytes: total_memory(device).unwrap_or(total),
+            taken_bytes: total.saturating_sub(free),
+            granularity_bytes: if has_virtual_memory { granularity(device) } else { None },
+            has_pools: library::has_pools() && has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED),
+            kernels,
+        })
+    }
+
+    /// Makes the context current on this thread, unless it is.
+    #[inline]
+    pub(super) fn enter(&self) -> Result<(), CUresult> {
+        if CURRENT.get() == self.handle { Ok(()) } else { make_current(self.handle) }
+    }
+}
+
+/// The properties that describe device memory of one GPU to the virtual-memory calls.
+pub(super) fn pinned_on(device: sys::CUdevice) -> sys::CUmemAllocationProp {
+    sys::CUmemAllocationProp {
+        type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        location: location(device),
+        win32HandleMetaData: ptr::null_mut(),
+        allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
+            compressionType: 0,
+            gpuDirectRDMACapable: 0,
+            usage: 0,
+            reserved: [0; 4],
+        },
+    }
+}
+
+/// The memory of one GPU as a place.
+pub(super) fn location(device: sys::CUdevice) -> sys::CUmemLocation {
+    sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
+}
+
+/// Free and total bytes in the current context.
+pub(super) fn memory_info() -> Result<(u64, u64), CUresult> {
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: both pointers are to live integers; a context is current, or the driver says so.
+    succeed(unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) })?;
+    Ok((free as u64, total as u64))
+}
+
+/// Success, or the code.
+pub(super) fn succeed(code: CUresult) -> Result<(), CUresult> {
+    if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(code) }
+}
+
+fn make_current(handle: sys::CUcontext) -> Result<(), CUresult> {
+    // SAFETY: the context is retained for the life of the process.
+    succeed(unsafe { sys::cuCtxSetCurrent(handle) })?;
+    CURRENT.set(handle);
+    Ok(())
+}
+
+fn device(ordinal: u32) -> Result<sys::CUdevice, CUresult> {
+    let mut device = 0;
+    let ordinal = i32::try_from(ordinal).map_err(|_| CUresult::CUDA_ERROR_INVALID_DEVICE)?;
+    // SAFETY: the pointer is to a live handle.
+    succeed(unsafe { sys::cuDeviceGet(&raw mut device, ordinal) })?;
+    Ok(device)
+}
+
+fn attribute(device: sys::CUdevice, which: CUdevice_attribute) -> Option<u32> {
+    let mut value = 0;
+    // SAFETY: the pointer is to a live integer.
+    succeed(unsafe { sys::cuDeviceGetAttribute(&raw mut value, which, device) }).ok()?;
+    u32::try_from(value).ok()
+}
+
+fn name(device: sys::CUdevice) -> Option<String> {
+    let mut text = [0u8; 256];
+    // SAFETY: the driver writes at most as many bytes as it is told there are, the closing zero included.
+    let code = unsafe { sys::cuDeviceGetName(text.as_mut_ptr().cast(), text.len() as i32, device) };
+    succeed(code).ok()?;
+    Some(CStr::from_bytes_until_nul(&text).ok()?.to_string_lossy().into_owned())
+}
+
+fn total_memory(device: sys::CUdevice) -> Option<u64> {
+    let mut bytes = 0;
+    // SAFETY: the pointer is to a live integer.
+    succeed(unsafe { sys::cuDeviceTotalMem_v2(&raw mut bytes, device) }).ok()?;
+    Some(bytes as u64)
+}
+
+fn granularity(device: sys::CUdevice) -> Option<u64> {
+    let properties = pinned_on(device);
+    let mut bytes = 0;
+    let least = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+    // SAFETY: both pointers are to live values.
+    succeed(unsafe { sys::cuMemGetAllocationGranularity(&raw mut bytes, &raw const properties, least) }).ok()?;
+    Some(bytes as u64).filter(|&bytes| bytes > 0)
+}

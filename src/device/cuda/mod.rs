@@ -1,0 +1,27 @@
+//! A real NVIDIA GPU, over the driver's library alone: no toolkit, and nothing linked.
+//!
+//! The library is looked for at run time, so one binary runs with and without a GPU; where there is none, [`open`]
+//! says why. Built without the feature `cuda`, the same functions answer that, and the rest of the crate does not
+//! notice. Only [`DeviceSpec`](super::DeviceSpec) and `doctor` come here; strategies meet the GPU as a
+//! [`Device`](super::Device), and know nothing of this room.
+//!
+//! All `unsafe` code of the devices is in here.
+
+mod survey;
+
+#[cfg(not(feature = "cuda"))]
+mod disabled;
+#[cfg(feature = "cuda")]
+mod enabled;
+
+#[cfg(not(feature = "cuda"))]
+pub use disabled::{driver_version, open, survey};
+#[cfg(feature = "cuda")]
+pub use enabled::{CudaDevice, driver_version, open, survey};
+
+pub use survey::{Finding, Verdict};
+
+/// Why there is no such GPU, in a sentence.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Unavailable(pub String);

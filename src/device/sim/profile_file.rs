@@ -1,0 +1,117 @@
+//! A profile as a file: what `doctor --calibrate` writes and `--device sim:PATH` reads.
+
+use std::{fs, path::Path};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Cost, CostTable, Profile, Rates, SimConfigError};
+
+/// A profile in TOML. Costs are by call and size, as they were measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProfileFile {
+    /// What to call it.
+    pub name: String,
+    /// What the vendor calls it.
+    pub vendor_name: String,
+    /// The driver under which it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<String>,
+    /// Memory in all.
+    pub total_bytes: u64,
+    /// Taken by the context before the first allocation.
+    pub context_bytes: u64,
+    /// Taken by the libraries that the first matrix product loads.
+    pub library_bytes: u64,
+    /// Physical memory is handed out in pages of this size.
+    pub page_bytes: u64,
+    /// What sizes and addresses of virtual memory must be multiples of.
+    pub granularity_bytes: u64,
+    /// How many allocations of 512 bytes were seen to share a page, for people to see.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub small_allocations_per_page: Option<u64>,
+    /// How fast work is.
+    pub rates: Rates,
+    /// What driver calls cost.
+    pub cost: Vec<Cost>,
+}
+
+impl ProfileFile {
+    /// Reads a profile.
+    pub fn load(path: &Path) -> Result<Profile, SimConfigError> {
+        let bad = |reason: String| SimConfigError::BadProfile { path: path.display().to_string(), reason };
+        let text = fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;
+        ProfileFile::parse(&text).map_err(bad)
+    }
+
+    /// The file's text.
+    pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
+        toml::to_string_pretty(self)
+    }
+
+    fn parse(text: &str) -> Result<Profile, String> {
+        let file: ProfileFile = toml::from_str(text).map_err(|error| error.to_string())?;
+        let Rates { memory_bytes_per_ns, pinned_copy_bytes_per_ns, .. } = file.rates;
+        if !(memory_bytes_per_ns > 0.0 && pinned_copy_bytes_per_ns > 0.0) {
+            return Err("a rate is not a positive number".to_owned());
+        }
+        Ok(Profile {
+            name: file.name.into(),
+            vendor_name: file.vendor_name.into(),
+            total_bytes: file.total_bytes,
+            context_bytes: file.context_bytes,
+            library_bytes: file.library_bytes,
+            page_bytes: file.page_bytes,
+            granularity_bytes: file.granularity_bytes,
+            costs: CostTable::of(file.cost).map_err(|error| error.to_string())?,
+            rates: file.rates,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        device::CallKind,
+        unit::{MIB, Nanos},
+    };
+
+    fn file() -> ProfileFile {
+        ProfileFile {
+            name: "small".to_owned(),
+            vendor_name: "A small GPU".to_owned(),
+            driver: Some("CUDA 13.0".to_owned()),
+            total_bytes: 1 << 33,
+            context_bytes: 300 * MIB,
+            library_bytes: 0,
+            page_bytes: 2 * MIB,
+            granularity_bytes: 2 * MIB,
+            small_allocations_per_page: Some(4096),
+            rates: Rates::H200,
+            cost: vec![Cost { call: "cuMemAlloc".to_owned(), bytes: 512, median_us: 3.5, p99_us: Some(9.0) }],
+        }
+    }
+
+    #[test]
+    fn a_profile_that_was_written_is_read_back() {
+        let profile = ProfileFile::parse(&file().to_toml().unwrap()).unwrap();
+        assert_eq!((profile.name.as_ref(), profile.total_bytes), ("small", 1 << 33));
+        assert_eq!(profile.rates, Rates::H200);
+        assert_eq!(profile.costs.cost(CallKind::MemAlloc, 512), Nanos(3_500));
+    }
+
+    #[test]
+    fn a_bad_profile_is_refused_in_words() {
+        let refused = |change: fn(&mut ProfileFile)| {
+            let mut bad = file();
+            change(&mut bad);
+            ProfileFile::parse(&bad.to_toml().unwrap()).unwrap_err()
+        };
+        assert!(refused(|file| file.cost[0].call = "cuMemAlok".to_owned()).contains("unknown call 'cuMemAlok'"));
+        assert!(refused(|file| file.rates.memory_bytes_per_ns = 0.0).contains("not a positive number"));
+        assert!(ProfileFile::parse("name = 3").unwrap_err().contains("line 1"));
+        let missing = ProfileFile::load(Path::new("no/such/profile.toml")).unwrap_err().to_string();
+        assert!(missing.starts_with("the profile no/such/profile.toml cannot be used"), "{missing}");
+    }
+}

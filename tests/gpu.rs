@@ -1,0 +1,314 @@
+//! The CUDA device and every strategy on a real GPU. Where there is none, each test says so and passes.
+//!
+//! On a GPU machine: `cargo test --release --test gpu -- --nocapture --test-threads 1`
+
+#![cfg(feature = "cuda")]
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a panic is the failure report, and skips are told")]
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use oomph::{
+    device::{
+        CallKind, Clock, Compute, Device, PinnedHost, VirtualMemory,
+        cuda::CudaDevice,
+        default_limit,
+        wrap::{Limited, Logged, Scripted},
+    },
+    strategy::{
+        Attempt, Block, Caller, Context, Request, STRATEGIES, Setup, Silent, Strategy, StrategySpec,
+        conformance::{Step, conform_spec, mixed_script},
+    },
+    unit::{GIB, KIB, MIB, Nanos, SiteId, StreamId, ThreadId, Work},
+};
+
+const HOME: StreamId = StreamId::DEFAULT;
+
+/// A GPU for one test at a time: free memory and times are everybody's.
+fn gpu() -> Option<(CudaDevice, MutexGuard<'static, ()>)> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    match CudaDevice::open(0) {
+        Ok(device) => Some((device, guard)),
+        Err(reason) => {
+            println!("skipped: {reason}");
+            None
+        }
+    }
+}
+
+/// A fresh device on the same GPU that holds at most so much.
+fn limited(bytes: u64) -> Box<dyn Device> {
+    let device: Box<dyn Device> = Box::new(CudaDevice::open(0).unwrap());
+    Box::new(Limited::to(bytes, device))
+}
+
+fn every_spec() -> impl Iterator<Item = StrategySpec> {
+    STRATEGIES.iter().flat_map(|entry| entry.specs())
+}
+
+fn request(bytes: u64, stream: StreamId) -> Request {
+    Request { bytes, stream, thread: ThreadId(0), site: SiteId(0) }
+}
+
+#[test]
+fn a_pattern_is_found_again_and_damage_to_it_is_counted() {
+    let Some((mut device, _guard)) = gpu() else { return };
+    let bytes = 3 * MIB;
+    let address = device.alloc(bytes).unwrap();
+    device.fill(HOME, address, bytes, 7).unwrap();
+    assert_eq!(device.verify(HOME, address, bytes, 7).unwrap(), 0);
+    device.fill(HOME, address.offset(MIB), 512, 8).unwrap();
+    assert_eq!(device.verify(HOME, address, bytes, 7).unwrap(), 64, "512 bytes are 64 words");
+    assert!(device.fill(HOME, address.offset(bytes), 512, 1).is_err(), "memory that is not ours is refused");
+    device.free(address).unwrap();
+    assert_eq!(device.held_bytes(), 0);
+}
+
+#[test]
+fn work_moves_its_bytes_and_leaves_contents_alone() {
+    let Some((mut device, _guard)) = gpu() else { return };
+    let bytes = 64 * MIB;
+    let operand = [(device.alloc(bytes).unwrap(), bytes)];
+    device.fill(HOME, operand[0].0, bytes, 3).unwrap();
+    for work in [
+        Work::Elementwise { bytes: GIB },
+        Work::Reduction { bytes: GIB },
+        Work::CopyOut { bytes, pinned: true },
+        Work::CopyOut { bytes: 2 * bytes, pinned: false },
+        Work::Spin { nanos: Nanos(1_000) },
+    ] {
+        device.launch(HOME, &work, &operand).unwrap();
+    }
+    assert_eq!(device.verify(HOME, operand[0].0, bytes, 3).unwrap(), 0);
+    device.fill(HOME, operand[0].0, bytes, 4).unwrap();
+    device.launch(HOME, &Work::CopyIn { bytes, pinned: true }, &operand).unwrap();
+    assert!(device.verify(HOME, operand[0].0, bytes, 4).unwrap() > 0, "a copy overwrites");
+    // Imaginary addresses, as `null` hands them out, must not bring the device down.
+    let imaginary = [(oomph::unit::Address(1 << 40), MIB)];
+    device.launch(HOME, &Work::Elementwise { bytes: MIB }, &imaginary).unwrap();
+    device.synchronize().unwrap();
+}
+
+#[test]
+fn an_event_is_pending_while_its_stream_spins() {
+    let Some((mut device, _guard)) = gpu() else { return };
+    let side = device.stream_create(0).unwrap();
+    let event = device.event_create().unwrap();
+    let nanos = Nanos(50_000_000);
+    let begin = device.now();
+    device.launch(side, &Work::Spin { nanos }, &[]).unwrap();
+    device.event_record(event, side).unwrap();
+    assert!(!device.event_query(event).unwrap());
+    device.stream_synchronize(HOME).unwrap();
+    assert!(!device.event_query(event).unwrap(), "the default stream does not wait for others");
+    device.event_synchronize(event).unwrap();
+    assert!(device.event_query(event).unwrap());
+    assert!(device.now().since(begin) > Nanos(nanos.0 * 99 / 100), "{}", device.now().since(begin));
+}
+
+#[test]
+fn mapped_memory_is_one_range_however_many_pieces_it_has() {
+    let Some((mut device, _guard)) = gpu() else { return };
+    if device.virtual_memory().is_none() {
+        println!("skipped: this device has no virtual memory");
+        return;
+    }
+    let piece_bytes = device.props().granularity_bytes;
+    let base = device.reserve(4 * piece_bytes).unwrap();
+    let pieces: Vec<_> = (0..4).map(|_| device.create(piece_bytes).unwrap()).collect();
+    for (place, &piece) in (0..).zip(&pieces) {
+        device.map(base.offset(place * piece_bytes), piece_bytes, piece).unwrap();
+    }
+    device.set_access(base, 4 * piece_bytes).unwrap();
+    device.fill(HOME, base, 4 * piece_bytes, 11).unwrap();
+    assert_eq!(device.verify(HOME, base, 4 * piece_bytes, 11).unwrap(), 0);
+    for piece in pieces {
+        device.release(piece).unwrap();
+    }
+    assert_eq!(device.held_bytes(), 4 * piece_bytes, "mappings keep it");
+    assert!(device.unmap(base, piece_bytes / 2).is_err());
+    device.unmap(base, 4 * piece_bytes).unwrap();
+    device.address_free(base, 4 * piece_bytes).unwrap();
+    assert_eq!(device.held_bytes(), 0);
+}
+
+#[test]
+fn pinned_memory_comes_and_goes() {
+    let Some((mut device, _guard)) = gpu() else { return };
+    let address = device.host_alloc(MIB).unwrap();
+    device.host_free(address).unwrap();
+    assert!(device.host_free(address).is_err());
+}
+
+#[test]
+fn nothing_stays_behind_when_a_device_is_dropped_not_even_by_a_panic() {
+    let Some((mut watcher, _guard)) = gpu() else { return };
+    let before = watcher.memory_info().unwrap().free;
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        let mut device = CudaDevice::open(0).unwrap();
+        let address = device.alloc(GIB).unwrap();
+        device.fill(HOME, address, GIB, 1).unwrap();
+        if let Some(memory) = device.virtual_memory() {
+            let base = memory.reserve(64 * MIB).unwrap();
+            let piece = memory.create(64 * MIB).unwrap();
+            memory.map(base, 64 * MIB, piece).unwrap();
+        }
+        if let Some(pools) = device.stream_ordered_pools() {
+            let pool = pools.pool_create(Some(GIB)).unwrap();
+            pools.alloc_async(pool, 100 * MIB, HOME).unwrap();
+        }
+        device.host_alloc(MIB).unwrap();
+        device.launch(HOME, &Work::Spin { nanos: Nanos(10_000_000) }, &[]).unwrap();
+        panic!("on purpose");
+    }));
+    assert!(panicked.is_err());
+    let after = watcher.memory_info().unwrap().free;
+    assert!(before.saturating_sub(after) < 64 * MIB, "{before} bytes were free, {after} are");
+}
+
+#[test]
+fn memory_runs_out_as_a_result_and_the_default_limit_leaves_some() {
+    let Some((mut device, _guard)) = gpu() else { return };
+    assert_eq!(device.props().clock, Clock::Wall);
+    let free = device.memory_info().unwrap().free;
+    assert!(default_limit(&device).is_some_and(|limit| limit > free / 10 * 8 && limit < free));
+    assert!(device.alloc(free + GIB).unwrap_err().is_out_of_memory());
+    assert!(device.alloc(u64::MAX).unwrap_err().is_out_of_memory());
+    let address = device.alloc(MIB).unwrap();
+    device.free(address).unwrap();
+    assert_eq!(device.ledger().of(CallKind::MemAlloc).failures, 2);
+}
+
+#[test]
+fn what_is_in_a_block_stays_there_under_every_strategy() {
+    let Some((device, _guard)) = gpu() else { return };
+    drop(device);
+    for spec in every_spec() {
+        let mut device = CudaDevice::open(0).unwrap();
+        let mut strategy = spec.build(&Setup { props: device.props(), limit: None }).unwrap();
+        if strategy.requires().missing_from(device.props().capabilities) != Default::default() {
+            println!("{spec}: skipped, the device lacks what it needs");
+            continue;
+        }
+        device.stream_create(0).unwrap();
+        let mut held: Vec<(Block, StreamId, u64)> = Vec::new();
+        for key in 0..400u64 {
+            // Every third time the oldest block goes, so that memory is reused in pieces.
+            if key % 3 == 2 {
+                let (block, stream, key) = held.remove(0);
+                assert_eq!(device.verify(stream, block.address, block.size, key).unwrap(), 0, "{spec}: {block:?}");
+                let mut cx = Context { device: &mut device, sink: &mut Silent };
+                strategy.free(&mut cx, block, Caller { stream, thread: ThreadId(0) }).unwrap();
+            }
+            let stream = StreamId((key % 2) as u16);
+            let bytes = [512, 100 * KIB, 900 * KIB, 3 * MIB, 7 * MIB, 30 * MIB][(key * 7 % 6) as usize] + key;
+            let mut cx = Context { device: &mut device, sink: &mut Silent };
+            let Attempt::Served(block, _) = strategy.alloc(&mut cx, &request(bytes, stream)).unwrap() else {
+                panic!("{spec}: no memory for {bytes} bytes");
+            };
+            if strategy.stats().segments == 0 {
+                println!("{spec}: skipped, its memory is imaginary");
+                break;
+            }
+            device.fill(stream, block.address, block.size, key).unwrap();
+            held.push((block, stream, key));
+        }
+        for (block, stream, key) in held {
+            assert_eq!(device.verify(stream, block.address, block.size, key).unwrap(), 0, "{spec}: {block:?}");
+        }
+        strategy.close(&mut Context { device: &mut device, sink: &mut Silent }).unwrap();
+        assert_eq!(device.held_bytes(), 0, "{spec}");
+    }
+}
+
+#[test]
+fn every_registered_strategy_conforms() {
+    let Some((_keeps_the_context, _guard)) = gpu() else { return };
+    let mut findings = Vec::new();
+    for spec in every_spec() {
+        let report = conform_spec(&spec, &limited);
+        for skipped in report.skipped {
+            println!("{spec}: skipped: {skipped}");
+        }
+        println!("{spec}: {} findings", report.findings.len());
+        findings.extend(report.findings.into_iter().map(|finding| format!("{spec}: {finding}")));
+    }
+    assert!(findings.is_empty(), "{}", findings.join("\n"));
+}
+
+/// Plays a program and tells every decision: blocks, outcomes, events inside, books.
+fn decisions(strategy: &mut dyn Strategy, device: &mut dyn Device, steps: &[Step]) -> Vec<String> {
+    let mut told = Vec::new();
+    let mut live: Vec<(Block, StreamId)> = Vec::new();
+    for _ in 1..3 {
+        device.stream_create(0).unwrap();
+    }
+    for step in steps {
+        let mut events = Vec::new();
+        let mut cx = Context { device: &mut *device, sink: &mut events };
+        let place = |nth: usize| nth.checked_rem(live.len());
+        let outcome = match *step {
+            Step::Alloc { bytes, stream } => {
+                let attempt = strategy.alloc(&mut cx, &request(bytes, stream));
+                if let Ok(Attempt::Served(block, _)) = attempt {
+                    live.push((block, stream));
+                }
+                format!("{attempt:?}")
+            }
+            Step::Free { nth } => match place(nth) {
+                Some(place) => {
+                    let (block, stream) = live.remove(place);
+                    format!("{:?}", strategy.free(&mut cx, block, Caller { stream, thread: ThreadId(0) }))
+                }
+                None => String::new(),
+            },
+            Step::UsedOn { nth, stream } => match place(nth) {
+                Some(place) => format!("{:?}", strategy.used_on(&mut cx, &live[place].0, stream)),
+                None => String::new(),
+            },
+            Step::Work { stream, nanos } => {
+                let compute = cx.device.compute().unwrap();
+                format!("{:?}", compute.launch(stream, &Work::Spin { nanos }, &[]))
+            }
+            Step::StreamSync { stream } => format!("{:?}", cx.device.stream_synchronize(stream)),
+            Step::DeviceSync => format!("{:?}", cx.device.synchronize()),
+            Step::Trim => format!("{:?}", strategy.trim(&mut cx)),
+        };
+        told.push(format!("{step:?}: {outcome} {events:?} {:?}", strategy.stats()));
+    }
+    let closed = strategy.close(&mut Context { device, sink: &mut Silent });
+    told.push(format!("{closed:?}"));
+    told
+}
+
+#[test]
+fn the_same_answers_give_the_same_decisions_without_the_gpu() {
+    let Some((mut watcher, _guard)) = gpu() else { return };
+    let capabilities = watcher.props().capabilities;
+    watcher.synchronize().unwrap();
+    for spec in every_spec() {
+        for seed in 0..4 {
+            let steps = mixed_script(seed, 400, 40 * MIB, true);
+            let mut gpu = limited(if seed % 2 == 0 { 2 * GIB } else { 160 * MIB });
+            let props = gpu.props().clone();
+            let fresh = || spec.build(&Setup { props: &props, limit: None }).unwrap();
+            if fresh().requires().missing_from(capabilities) != Default::default() {
+                println!("{spec}: skipped, the device lacks what it needs");
+                continue;
+            }
+            let mut logged = Logged::over(&mut *gpu);
+            let on_gpu = decisions(&mut *fresh(), &mut logged, &steps);
+            let (_, log) = logged.into_parts();
+            let mut scripted = Scripted::replaying(props.clone(), log.into_exchanges());
+            let on_script = decisions(&mut *fresh(), &mut scripted, &steps);
+            for (number, (real, replayed)) in on_gpu.iter().zip(&on_script).enumerate() {
+                assert_eq!(real, replayed, "{spec}, seed {seed}, step {number}");
+            }
+            assert_eq!((scripted.mismatch(), scripted.unread()), (None, 0), "{spec}, seed {seed}");
+        }
+        println!("{spec}: every decision agrees");
+    }
+}
