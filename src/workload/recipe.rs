@@ -200,9 +200,12 @@ mod tests {
         for name in recipe_names() {
             let workload = Recipe::named(name).unwrap().workload().unwrap();
             let summary = check(&workload).unwrap_or_else(|error| panic!("{name}: {error}"));
-            assert!((5_000..100_000).contains(&summary.events), "{name}: {} events", summary.events);
+            // Times need repetition and no memory: those recipes are longer, and small.
+            let for_timing = name.starts_with("hot-") || name.starts_with("mix-");
+            let events = if for_timing { 400_000..1_000_000 } else { 5_000..100_000 };
+            assert!(events.contains(&summary.events), "{name}: {} events", summary.events);
             let gigabytes = summary.peak.bytes as f64 / 1e9;
-            assert!((0.5..40.0).contains(&gigabytes), "{name}: {gigabytes} GB live");
+            assert!((if for_timing { 0.0 } else { 0.5 }..40.0).contains(&gigabytes), "{name}: {gigabytes} GB live");
         }
     }
 

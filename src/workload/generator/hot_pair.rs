@@ -5,7 +5,7 @@
 
 use super::{Generator, GeneratorEntry, start};
 use crate::{
-    trace::TraceBuilder,
+    trace::{MarkKind, TraceBuilder},
     unit::{GIB, StreamId, TagId},
     workload::Parameter,
 };
@@ -20,7 +20,7 @@ pub(super) const ENTRY: GeneratorEntry = GeneratorEntry {
     ],
     build: |parameters| {
         let (pairs, bytes) = (parameters.count("pairs")?, parameters.size("bytes")?);
-        Ok(start(move |_| HotPair { left: pairs, bytes }))
+        Ok(start(move |_| HotPair { left: pairs, bytes, part: 0 }))
     },
 };
 
@@ -30,16 +30,25 @@ const PART: u32 = 1024;
 struct HotPair {
     left: u32,
     bytes: u64,
+    part: u32,
 }
 
 impl Generator for HotPair {
     fn advance(&mut self, story: &mut TraceBuilder) -> bool {
         let pairs = self.left.min(PART);
+        if pairs == 0 {
+            return false;
+        }
+        if self.part == 0 {
+            story.mark(MarkKind::Phase, "pairs", 0);
+        }
+        story.mark(MarkKind::Step, "part", self.part);
+        self.part += 1;
         for _ in 0..pairs {
             let block = story.alloc(self.bytes, StreamId::DEFAULT, TagId(0));
             story.free(block);
         }
         self.left -= pairs;
-        pairs > 0
+        true
     }
 }

@@ -2,13 +2,13 @@
 //!
 //! Sizes are even over powers of two, on a grid of 64 steps an octave, which needs no logarithm: the last bit of one
 //! differs between machines. It is the recipe by which PyTorch's
-//! and RMM's allocators were timed, so that the numbers can stand beside each other. All places are occupied at the end.
+//! and RMM's allocators were timed, so that the numbers can stand beside each other. Nothing lives at the end.
 
 use std::sync::Arc;
 
 use super::{Generator, GeneratorEntry, start};
 use crate::{
-    trace::{BlockSlot, TraceBuilder},
+    trace::{BlockSlot, MarkKind, TraceBuilder},
     unit::{GIB, StreamId, TagId},
     workload::{Dice, Parameter},
 };
@@ -27,7 +27,13 @@ pub(super) const ENTRY: GeneratorEntry = GeneratorEntry {
         let (live, operations) = (parameters.count("live")?, parameters.count("operations")?);
         let (min_bytes, max_bytes) = parameters.size_range("min_bytes", "max_bytes")?;
         let sizes = grid(min_bytes, max_bytes);
-        Ok(start(move |dice| Mix { dice, sizes: sizes.clone(), left: operations, places: vec![None; live as usize] }))
+        Ok(start(move |dice| Mix {
+            dice,
+            sizes: sizes.clone(),
+            left: operations,
+            places: vec![None; live as usize],
+            part: 0,
+        }))
     },
 };
 
@@ -50,11 +56,31 @@ struct Mix {
     sizes: Arc<[u64]>,
     left: u32,
     places: Vec<Option<BlockSlot>>,
+    part: u32,
+}
+
+impl Mix {
+    /// The end of the story. Returns whether there was anything left to write.
+    fn free_all(&mut self, story: &mut TraceBuilder) -> bool {
+        let places = std::mem::take(&mut self.places);
+        for block in places.iter().flatten() {
+            story.free(*block);
+        }
+        !places.is_empty()
+    }
 }
 
 impl Generator for Mix {
     fn advance(&mut self, story: &mut TraceBuilder) -> bool {
         let blocks = self.left.min(PART);
+        if blocks == 0 {
+            return self.free_all(story);
+        }
+        if self.part == 0 {
+            story.mark(MarkKind::Phase, "mix", 0);
+        }
+        story.mark(MarkKind::Step, "part", self.part);
+        self.part += 1;
         for _ in 0..blocks {
             let bytes = self.sizes[self.dice.index(self.sizes.len())];
             let place = self.dice.index(self.places.len());
@@ -64,7 +90,7 @@ impl Generator for Mix {
             self.places[place] = Some(story.alloc(bytes, StreamId::DEFAULT, TagId(0)));
         }
         self.left -= blocks;
-        blocks > 0
+        true
     }
 }
 
