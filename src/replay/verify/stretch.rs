@@ -79,7 +79,7 @@ impl Stretch {
 
     /// Whether there is only one way to read it: the request found what it needed, or simply took new memory.
     pub(super) fn is_plain(&self) -> bool {
-        !self.releases && !self.runs_out() && !(self.grows && self.completed_first > 0)
+        !(self.releases || self.runs_out() || self.grows && self.completed_first > 0)
     }
 
     /// The ways to read it, the likeliest first. That the driver itself refused is tried last, because in most recordings
