@@ -4,6 +4,7 @@
 
 use std::{
     path::{Path, PathBuf},
+    process::Command,
     sync::{
         Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -258,4 +259,71 @@ fn a_driver_that_refuses_is_recognised_without_knowing_the_device() {
         assert_eq!(verification.verdict, Verdict::Exact, "{conf}");
         assert_eq!(verification.stats.ooms, ooms, "{conf}");
     }
+}
+
+/// What the binary says to `arguments`, and its exit code.
+fn oomph(arguments: &[&str]) -> (i32, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_oomph"));
+    let output = command.current_dir(env!("CARGO_MANIFEST_DIR")).args(arguments).output().unwrap();
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
+    (output.status.code().unwrap(), text)
+}
+
+const OOM_BASE: &str = "workloads/recorded/oom_base.pickle.xz";
+const VARLEN_STACK: &str = "workloads/recorded/varlen_stack.pickle.xz";
+
+#[test]
+fn the_command_gives_a_line_a_file_and_a_total() {
+    let (code, text) = oomph(&["verify", OOM_BASE, VARLEN_STACK]);
+    assert_eq!(code, 0, "{text}");
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], format!("EXACT     {OOM_BASE}: 510 entries, 1 retries, 1 out of memory"));
+    assert!(lines[1].starts_with("EXACT") && lines[1].contains(VARLEN_STACK), "{text}");
+    assert!(lines[2].starts_with("2 recordings, ") && lines[2].ends_with(": 2 exact"), "{text}");
+}
+
+#[test]
+fn the_command_tells_what_is_wrong_by_its_exit_code() {
+    let (code, text) = oomph(&["verify", "--fraction", "0.5", OOM_BASE]);
+    assert_eq!(code, 100, "{text}");
+    assert!(text.starts_with("DIVERGED") && text.contains("recorded") && text.contains("model"), "{text}");
+    let (code, text) = oomph(&["verify", "Cargo.toml", OOM_BASE]);
+    assert_eq!(code, 2, "{text}");
+    assert!(text.starts_with("FAILED    Cargo.toml: ") && text.contains("1 exact, 1 failed"), "{text}");
+    let (code, text) = oomph(&["verify", "--fraction", "2", OOM_BASE]);
+    assert!(code == 2 && text.contains("not a number from 0 to 1"), "{text}");
+}
+
+#[test]
+fn the_command_speaks_json() {
+    let (code, text) = oomph(&["verify", "--format", "json", OOM_BASE]);
+    let document: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let row = &document["rows"][0];
+    assert_eq!((code, &row["result"], &row["entries_agreed"]), (0, &"exact".into(), &510.into()));
+    assert_eq!(row["peak_reserved_bytes"], 7_772_045_312_u64);
+}
+
+#[test]
+fn a_snapshot_is_inspected_and_replayed_like_any_source() {
+    let (code, text) = oomph(&["inspect", OOM_BASE]);
+    assert_eq!(code, 0, "{text}");
+    for words in ["PyTorch's defaults", "80", "allocated", "largest free", "1 oom"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    let (code, text) = oomph(&["inspect", OOM_BASE, "--device-index", "3"]);
+    assert!(code == 2 && text.contains("nothing of device 3"), "{text}");
+    let (code, text) = oomph(&[
+        "replay",
+        VARLEN_STACK,
+        "--strategy",
+        "caching",
+        "--strategy",
+        "direct",
+        "--repeat",
+        "2",
+        "--format",
+        "csv",
+    ]);
+    assert_eq!(code, 0, "{text}");
+    assert_eq!(text.lines().filter(|line| line.contains("completed")).count(), 2, "{text}");
 }

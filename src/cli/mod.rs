@@ -9,6 +9,7 @@ mod environment;
 pub mod exit;
 mod failure;
 mod inspect;
+mod inspect_recording;
 mod interrupt;
 mod list;
 mod options;
