@@ -57,6 +57,7 @@ fn every_recording_is_exact() {
                     if verification.verdict != Verdict::Exact {
                         failures.lock().unwrap().push(format!("{}: {:?}", path.display(), verification.verdict));
                     }
+                    assert_eq!(verification.refusals, 0, "{}: PyTorch's own limit explains it", path.display());
                     let mut sums = counted.lock().unwrap();
                     sums.0 += verification.agreed;
                     sums.1 += verification.empty_caches.len();
@@ -258,6 +259,7 @@ fn a_driver_that_refuses_is_recognised_without_knowing_the_device() {
         let verification = verify_as_recorded(&recording, &Companion::default());
         assert_eq!(verification.verdict, Verdict::Exact, "{conf}");
         assert_eq!(verification.stats.ooms, ooms, "{conf}");
+        assert!(verification.refusals as u64 > ooms, "{conf}");
     }
 }
 

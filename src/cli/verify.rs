@@ -38,8 +38,8 @@ use crate::{
 A snapshot does not say how much memory the program was allowed to use. If it was limited, give the share with
 --fraction, or put a table snapshots.csv beside it with the columns snapshot (the file's name without .pickle) and
 memory_fraction. The same table may hold PyTorch's counters: peak_allocated, peak_reserved, final_segments,
-final_inactive_split, alloc_retries, ooms; they are compared too. Calls of empty_cache are not recorded: they are
-inferred, and counted.
+final_inactive_split, alloc_retries, ooms; they are compared too. Calls of empty_cache are not recorded, nor is a
+driver that has no more memory: both are inferred, and counted.
 
 Exit code 0 if every recording is exact, 100 if not, 2 if one cannot be read.
 
@@ -109,6 +109,7 @@ struct Row {
     entries: usize,
     entries_agreed: usize,
     empty_caches: usize,
+    driver_refusals: usize,
     retries: u64,
     ooms: u64,
     peak_allocated_bytes: u64,
@@ -147,6 +148,7 @@ impl Row {
             entries: 0,
             entries_agreed: 0,
             empty_caches: 0,
+            driver_refusals: 0,
             retries: 0,
             ooms: 0,
             peak_allocated_bytes: 0,
@@ -170,6 +172,7 @@ impl Row {
             entries,
             entries_agreed: verification.agreed,
             empty_caches: verification.empty_caches.len(),
+            driver_refusals: verification.refusals,
             retries: verification.stats.retries,
             ooms: verification.stats.ooms,
             peak_allocated_bytes: verification.stats.peak.allocated,
@@ -251,9 +254,12 @@ fn text(rows: &[Row]) -> String {
         let mut says: Vec<String> = row.reasons.clone();
         if row.result == Finding::Exact {
             says.push(format!("{} entries", row.entries));
-            for (number, what) in
-                [(row.empty_caches as u64, "empty_cache"), (row.retries, "retries"), (row.ooms, "out of memory")]
-            {
+            for (number, what) in [
+                (row.empty_caches as u64, "empty_cache"),
+                (row.driver_refusals as u64, "refusals by the driver"),
+                (row.retries, "retries"),
+                (row.ooms, "out of memory"),
+            ] {
                 says.extend((number > 0).then(|| format!("{number} {what}")));
             }
         } else if row.result != Finding::Failed {

@@ -55,6 +55,8 @@ pub struct Verification {
     /// Before which entries `empty_cache` was called, ascending; see
     /// [`with_empty_caches`](Recording::with_empty_caches).
     pub empty_caches: Vec<usize>,
+    /// How often the driver must have refused memory, because no limit of PyTorch's explains what happened.
+    pub refusals: usize,
     /// The model's books where it stopped.
     pub stats: Stats,
 }
@@ -94,6 +96,7 @@ pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters) -> 
         verdict: Verdict::Partial { reasons: vec![reason], divergence: None },
         agreed: 0,
         empty_caches: recording.empty_caches.clone(),
+        refusals: 0,
         stats: Stats::default(),
     };
     let settings = match settings::of_recording(&recording.settings) {
@@ -121,7 +124,8 @@ pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters) -> 
         Err(divergence) if reasons.is_empty() => Verdict::Diverged(divergence),
         result => Verdict::Partial { reasons, divergence: result.err() },
     };
-    Verification { verdict, agreed: walk.agreed, empty_caches: walk.empty_caches, stats: *walk.model.caching.stats() }
+    let stats = *walk.model.caching.stats();
+    Verification { verdict, agreed: walk.agreed, empty_caches: walk.empty_caches, refusals: walk.refusals, stats }
 }
 
 /// Why agreement or disagreement would prove nothing.

@@ -22,6 +22,8 @@ pub(super) struct Stretch {
     pub(super) completed_first: usize,
     releases: bool,
     grows: bool,
+    /// The driver may have been out of memory: nothing says that it had enough left.
+    driver_may_refuse: bool,
 }
 
 /// One way to explain a stretch that ends in a request.
@@ -42,6 +44,8 @@ impl Reading {
     }
 }
 
+/// The driver does not hand out the very last of its memory, and segments are larger than requests.
+const DRIVER_RESERVE: u64 = 64 * MIB;
 /// Of many waiting frees not every number is tried.
 const POLLED_AT_MOST: usize = 32;
 /// A request asks the driver again after making room, and once more after giving back everything.
@@ -52,6 +56,7 @@ impl Stretch {
     pub(super) fn read(&mut self, entries: &[Entry], start: usize) -> usize {
         self.seen.clear();
         (self.request, self.completed_first, self.releases, self.grows) = (None, 0, false, false);
+        self.driver_may_refuse = true;
         for (index, entry) in entries.iter().enumerate().skip(start) {
             match entry.action {
                 Action::FreeCompleted => {
@@ -60,6 +65,8 @@ impl Stretch {
                 Action::SegmentFree | Action::SegmentUnmap => self.releases = true,
                 Action::SegmentAlloc | Action::SegmentMap => self.grows = true,
                 Action::Alloc | Action::OutOfMemory => {
+                    let left = entry.device_free().unwrap_or(0);
+                    self.driver_may_refuse = left < entry.size.saturating_add(DRIVER_RESERVE);
                     self.seen.push(Sighting::of(entry));
                     self.request = Some(index);
                     return index + 1;
@@ -89,6 +96,9 @@ impl Stretch {
         let mut readings: Vec<Reading> =
             std::iter::once(self.completed_first).chain(fewer).map(Reading::plain).collect();
         readings.push(Reading { empty_cache: true, polled: 0, refusals: 0 });
+        if !self.driver_may_refuse {
+            return readings;
+        }
         let with_refusals = |refusals: usize| readings.iter().map(move |&reading| Reading { refusals, ..reading });
         let refused: Vec<Reading> = (1..=REFUSALS_AT_MOST).flat_map(with_refusals).collect();
         readings.extend(refused);
@@ -160,6 +170,17 @@ mod tests {
         assert_eq!(readings[..2], [Reading::plain(1), Reading::plain(0)]);
         assert_eq!(readings[2], Reading { empty_cache: true, polled: 0, refusals: 0 });
         assert!(readings[3..].iter().all(|reading| reading.refusals > 0));
+    }
+
+    #[test]
+    fn a_driver_with_memory_left_has_not_refused() {
+        let mut entries = entries(&[Action::OutOfMemory]);
+        let mut stretch = Stretch::default();
+        stretch.read(&entries, 0);
+        assert!(stretch.readings().iter().any(|reading| reading.refusals > 0));
+        entries[0].address = Address(100 * MIB);
+        stretch.read(&entries, 0);
+        assert!(stretch.readings().iter().all(|reading| reading.refusals == 0));
     }
 
     #[test]

@@ -28,6 +28,8 @@ pub(super) struct Walk<'a> {
     pub(super) agreed: usize,
     /// Before which entries `empty_cache` must have been called.
     pub(super) empty_caches: Vec<usize>,
+    /// How often the driver must have refused memory.
+    pub(super) refusals: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -55,6 +57,7 @@ impl<'a> Walk<'a> {
             deeds: Deeds::default(),
             agreed: 0,
             empty_caches: Vec::new(),
+            refusals: 0,
         }
     }
 
@@ -165,6 +168,7 @@ impl<'a> Walk<'a> {
             let block = trial.request(&self.stretch, reading, self.lanes.next_group(), &mut self.deeds);
             if self.deeds.seen == self.stretch.seen {
                 self.model = trial;
+                self.refusals += reading.refusals;
                 if reading.empty_cache {
                     self.empty_caches.push(self.agreed);
                 }
