@@ -2,7 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
-use std::{fs, path::Path, process::Command as Process};
+use std::{
+    fs,
+    io::Read,
+    path::Path,
+    process::{Command as Process, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
 
 use assert_cmd::Command;
 use tempfile::TempDir;
@@ -256,6 +263,39 @@ fn a_closed_pipe_is_no_error() {
     let output =
         Process::new("bash").args(["-o", "pipefail", "-c", &script]).current_dir(folder.path()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn ctrl_c_finishes_the_running_cases_keeps_them_and_resume_goes_on() {
+    let folder = empty();
+    let seeds: Vec<String> = (1..=400).map(|seed| seed.to_string()).collect();
+    let suite = format!(
+        "question = 'how long?'\nseeds = [{}]\n[[group]]\nworkloads = ['power-law']\nstrategies = ['caching']\n",
+        seeds.join(",")
+    );
+    fs::write(folder.path().join("long.toml"), suite).unwrap();
+    let mut child = Process::new(env!("CARGO_BIN_EXE_oomph"))
+        .args(["run", "./long.toml", "--jobs", "1", "--output", "out", "--format", "csv"])
+        .current_dir(folder.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let rows = folder.path().join("out/runs.csv");
+    let begun = Instant::now();
+    while !fs::read_to_string(&rows).is_ok_and(|text| text.lines().count() > 3) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "no rows after a minute");
+        thread::sleep(Duration::from_millis(2));
+    }
+    assert!(Process::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let mut complaint = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut complaint).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{complaint}");
+    assert!(complaint.contains("--resume out"), "{complaint}");
+    let kept = fs::read_to_string(&rows).unwrap().lines().count() - 1;
+    assert!((3..400).contains(&kept), "{kept} cases were kept");
+    run(&folder, &["run", "./long.toml", "--resume", "out", "--format", "csv"], 0);
+    assert_eq!(fs::read_to_string(&rows).unwrap().lines().count() - 1, 400);
 }
 
 #[test]

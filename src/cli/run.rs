@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     device::DeviceSpec,
-    report::{ReportError, RunFolder},
+    report::{self, ReportError, RunFolder},
     suite::{self, Case, CaseOutcome, CaseSettings, Filter, InProcess, Progress, SuiteFile},
 };
 
@@ -84,6 +84,10 @@ pub fn run(args: Args) -> Outcome {
     let records = folder.finish(&ids, base)?;
     output::say(&args.format.records(&records)?)?;
     if args.format == Format::Table {
+        let timings = report::read_timings(folder.path())?;
+        if !timings.is_empty() {
+            output::say(&format!("\n{}", report::timings(&timings, output::terminal_width())))?;
+        }
         output::say(&format!("\nresults: {}", folder.path().display()))?;
     }
     if stop.load(Ordering::Relaxed) {

@@ -11,8 +11,10 @@ mod rows;
 mod scenario;
 mod summary;
 mod table;
+mod timing_table;
 
 pub use environment::Environment;
 pub use error::ReportError;
 pub use folder::{RunFolder, read_detail, read_environment, read_records, read_timings};
 pub use table::{csv, json, markdown, terminal};
+pub use timing_table::timings;

@@ -23,14 +23,19 @@ pub(super) fn markdown(environment: &Environment, records: &[CaseRecord]) -> Str
     ));
     page.push_str(&format!("{}\n\n", counts(records)));
     page.push_str(&table::markdown(records));
-    let unfinished: Vec<&CaseRecord> = records.iter().filter(|record| record.status != Status::Completed).collect();
-    if !unfinished.is_empty() {
-        page.push_str("\n## Cases that did not complete\n\n");
-        for record in unfinished {
-            page.push_str(&format!("- `{}`: {}\n", record.case_id, explanation(record)));
-        }
+    for (number, explanation) in explanations(records).enumerate() {
+        page.push_str(if number == 0 { "\n## Cases that did not complete\n\n" } else { "" });
+        page.push_str(&format!("- {explanation}\n"));
     }
     page
+}
+
+/// One line for every case that did not complete.
+pub(super) fn explanations(records: &[CaseRecord]) -> impl Iterator<Item = String> + '_ {
+    records
+        .iter()
+        .filter(|record| record.status != Status::Completed)
+        .map(|record| format!("{}: {}", record.case_id, explanation(record)))
 }
 
 fn counts(records: &[CaseRecord]) -> String {

@@ -5,6 +5,7 @@ use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 use super::{
     ReportError, rows,
     scenario::{groups, is_contender, title},
+    summary::explanations,
 };
 use crate::{
     measure::{CaseRecord, SCHEMA, Status},
@@ -36,7 +37,12 @@ pub fn terminal(records: &[CaseRecord], width: Option<u16>) -> String {
         Some(width) => table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width),
         None => table.set_content_arrangement(ContentArrangement::Disabled),
     };
-    format!("{}\n{}\n", table.trim_fmt(), legend(records))
+    let mut text = format!("{}\n{}\n", table.trim_fmt(), legend(records));
+    let explained: Vec<String> = explanations(records).collect();
+    if !explained.is_empty() {
+        text.push_str(&format!("\n{}\n", explained.join("\n")));
+    }
+    text
 }
 
 /// The table as markdown.
@@ -119,7 +125,7 @@ fn verdict(record: &CaseRecord) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{device::Clock, measure::CaseLabel, unit::MIB};
+    use crate::{device::Clock, measure::CaseLabel, replay::Cause, unit::MIB};
 
     fn record(workload: &str, strategy: &str, status: Status, reserved: u64) -> CaseRecord {
         let label = CaseLabel { workload: workload.to_owned(), strategy: strategy.to_owned(), ..CaseLabel::default() };
@@ -130,6 +136,9 @@ mod tests {
             peak_reserved_bytes: reserved,
             peak_gap_share: crate::measure::lost_share(30 * MIB, reserved),
             oom_event: (status == Status::Oom).then_some(17),
+            oom_requested_bytes: (status == Status::Oom).then_some(8 * MIB),
+            oom_free_bytes: (status == Status::Oom).then_some(9 * MIB),
+            oom_cause: (status == Status::Oom).then_some(Cause::Fragmentation),
             driver_calls: 4,
             driver_alloc_calls: 2,
             driver_ns: 1_234_000,
@@ -158,6 +167,9 @@ mod tests {
                         pools                                                             skipped
         ───────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
         The least memory reserved is marked *. Fragmentation is 1 - peak allocated / peak reserved.
+
+        /checkerboard/caching@#0: out of memory at event 17: 8.00 MiB asked for, 9.00 MiB free in all (fragmentation)
+        /checkerboard/pools@#0: skipped: because
         ");
     }
 
@@ -178,7 +190,9 @@ mod tests {
     #[test]
     fn a_narrow_terminal_gets_a_narrow_table() {
         let text = terminal(&sample(), Some(80));
-        assert!(text.lines().filter(|line| !line.ends_with(LEGEND)).all(|line| line.chars().count() <= 80), "{text}");
+        let table = text.lines().take_while(|line| !line.ends_with(LEGEND));
+        assert!(table.clone().count() > 4);
+        assert!(table.clone().all(|line| line.chars().count() <= 80), "{text}");
     }
 
     #[test]

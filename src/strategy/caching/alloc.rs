@@ -40,7 +40,6 @@ impl Caching {
 
     /// Walks up from an expandable block: to one that can extend less far while expandable segments are on (a block in
     /// front of unmapped addresses counts with those), to the first ordinary block while they are off.
-    #[cold]
     fn prefer_short_extension(&self, arena: u32, mut slot: u32, expandable: bool) -> Option<u32> {
         let free = &self.pools.arenas[arena as usize].free;
         let after = |slot: u32| free.after(self.blocks[slot].size, self.blocks[slot].address);
@@ -87,9 +86,9 @@ impl Caching {
         if cut {
             let clock = self.pools.sides[owner.side as usize].clock;
             owner.free.insert(remainder, address + rounded, slot);
-            taken = self.blocks.insert_before(slot, Record::lone(address, rounded, arena, range, State::Allocated));
+            taken = self.blocks.cut_front(slot, rounded);
             let rest = &mut self.blocks[slot];
-            (rest.address, rest.size, rest.shelved_at, rest.state) = (address + rounded, remainder, clock, State::Free);
+            (rest.shelved_at, rest.state) = (clock, State::Free);
         }
         if range == NONE {
             match (cut, was_split) {

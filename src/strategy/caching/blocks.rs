@@ -113,7 +113,6 @@ impl Blocks {
     }
 
     /// Gives a record a slot. Generations count on over all tenants of a slot.
-    #[inline]
     pub(super) fn insert(&mut self, mut record: Record) -> u32 {
         match self.vacant.pop() {
             Some(slot) => {
@@ -135,8 +134,35 @@ impl Blocks {
         self.vacant.push(slot);
     }
 
-    /// Puts `record` in front of `slot`, in the same segment.
+    /// Cuts the first `bytes` off a block; they become an allocated block of their own, which is returned. Written field
+    /// by field: moving a whole record that was just put together would stall the processor.
     #[inline]
+    pub(super) fn cut_front(&mut self, slot: u32, bytes: u64) -> u32 {
+        let front = self.vacant.pop().unwrap_or_else(|| {
+            self.records.push(Record::lone(0, 0, NONE, NONE, State::Vacant));
+            (self.records.len() - 1) as u32
+        });
+        let rest = &mut self[slot];
+        let (address, arena, range, previous) = (rest.address, rest.arena, rest.range, rest.previous);
+        rest.address += bytes;
+        rest.size -= bytes;
+        rest.previous = front;
+        let block = &mut self[front];
+        block.address = address;
+        block.size = bytes;
+        block.previous = previous;
+        block.next = slot;
+        block.arena = arena;
+        block.range = range;
+        block.uses = NONE;
+        block.state = State::Allocated;
+        if previous != NONE {
+            self[previous].next = front;
+        }
+        front
+    }
+
+    /// Puts `record` in front of `slot`, in the same segment.
     pub(super) fn insert_before(&mut self, slot: u32, mut record: Record) -> u32 {
         let previous = self[slot].previous;
         record.previous = previous;
@@ -202,6 +228,10 @@ mod tests {
         let low = blocks.insert_before(high, Record::lone(0, 1024, 0, NONE, State::Allocated));
         let tail = blocks.insert_after(high, Record::lone(5120, 512, 0, NONE, State::Free));
         assert_eq!((blocks[low].next, blocks[high].previous, blocks[high].next), (high, low, tail));
+        let front = blocks.cut_front(high, 512);
+        assert_eq!((blocks[low].next, blocks[front].next, blocks[high].previous), (front, high, front));
+        assert_eq!((blocks[front].address, blocks[high].address, blocks[high].size), (1024, 1536, 3584));
+        blocks.merge(high, front);
         blocks.merge(high, low);
         blocks.merge(high, tail);
         assert_eq!((blocks[high].address, blocks[high].size, blocks[high].is_split()), (0, 5632, false));

@@ -266,7 +266,7 @@ impl Caching {
     /// addresses back too.
     pub(super) fn unmap_block(&mut self, cx: &mut Context<'_>, slot: u32) -> Result<(), StrategyError> {
         let block = &self.blocks[slot];
-        let (address, end, number, arena) = (block.address, block.end(), block.range, block.arena);
+        let (address, end, number) = (block.address, block.end(), block.range);
         let Some(Some(range)) = self.ranges.ranges.get(number as usize) else { return Ok(()) };
         let (base, granule) = (range.base, range.granule);
         let first = (address - base).div_ceil(granule) as usize;
@@ -284,7 +284,6 @@ impl Caching {
         if self.blocks[slot].state == State::Unmapped && !self.blocks[slot].is_split() {
             self.release_range(cx, slot)?;
         }
-        debug_assert_eq!(self.blocks[slot].arena, arena);
         Ok(())
     }
 

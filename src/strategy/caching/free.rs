@@ -14,11 +14,10 @@ impl Caching {
     #[inline]
     pub(super) fn free_block(&mut self, slot: u32) {
         let block = &self.blocks[slot];
-        let (size, requested, arena, tracked) = (block.size, block.requested, block.arena, !block.is_expandable());
+        let (size, requested, tracked) = (block.size, block.requested, !block.is_expandable());
         self.blocks[slot].state = State::Free;
         let merged = self.absorb_neighbours(slot);
         let large = self.shelve(slot);
-        debug_assert_eq!(large, self.pools.arenas[arena as usize].is_large());
         self.books.on_reusable(large, requested, size);
         if tracked {
             let block = &self.blocks[slot];

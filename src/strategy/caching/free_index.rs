@@ -36,7 +36,10 @@ struct Group {
 /// Blocks of one size.
 #[derive(Clone, Debug)]
 enum Bin {
-    /// By descending address: the lowest is at the end, where it is cheap to take.
+    Empty,
+    /// Most bins never hold two blocks at once, and so need no memory of their own.
+    One(u64, u32),
+    /// By descending address: the lowest is at the end, where it is cheap to take. Kept when it runs empty.
     Few(Vec<(u64, u32)>),
     Many(BTreeMap<u64, u32>),
 }
@@ -184,7 +187,7 @@ fn highest_bit(word: u64) -> usize {
 
 impl Default for Group {
     fn default() -> Self {
-        Group { occupied: 0, bins: std::array::from_fn(|_| Bin::Few(Vec::new())) }
+        Group { occupied: 0, bins: std::array::from_fn(|_| Bin::Empty) }
     }
 }
 
@@ -192,6 +195,12 @@ impl Bin {
     #[inline]
     fn insert(&mut self, address: u64, slot: u32) {
         match self {
+            Bin::Empty => *self = Bin::One(address, slot),
+            Bin::One(other, resident) => {
+                let mut entries = vec![(*other, *resident), (address, slot)];
+                entries.sort_unstable_by(|a, b| b.cmp(a));
+                *self = Bin::Few(entries);
+            }
             Bin::Few(entries) if entries.len() < FEW => {
                 let place = entries.partition_point(|&(other, _)| other > address);
                 entries.insert(place, (address, slot));
@@ -211,6 +220,11 @@ impl Bin {
     #[inline]
     fn remove(&mut self, address: u64) -> bool {
         match self {
+            Bin::Empty => true,
+            Bin::One(..) => {
+                *self = Bin::Empty;
+                true
+            }
             Bin::Few(entries) => {
                 if entries.last().is_some_and(|&(lowest, _)| lowest == address) {
                     entries.pop();
@@ -232,6 +246,8 @@ impl Bin {
     #[inline]
     fn lowest(&self) -> Option<u32> {
         match self {
+            Bin::Empty => None,
+            Bin::One(_, slot) => Some(*slot),
             Bin::Few(entries) => entries.last().map(|&(_, slot)| slot),
             Bin::Many(entries) => entries.first_key_value().map(|(_, &slot)| slot),
         }
@@ -239,6 +255,8 @@ impl Bin {
 
     fn highest(&self) -> Option<u32> {
         match self {
+            Bin::Empty => None,
+            Bin::One(_, slot) => Some(*slot),
             Bin::Few(entries) => entries.first().map(|&(_, slot)| slot),
             Bin::Many(entries) => entries.last_key_value().map(|(_, &slot)| slot),
         }
@@ -246,6 +264,8 @@ impl Bin {
 
     fn above(&self, address: u64) -> Option<u32> {
         match self {
+            Bin::Empty => None,
+            Bin::One(other, slot) => (*other > address).then_some(*slot),
             Bin::Few(entries) => {
                 let higher = entries.partition_point(|&(other, _)| other > address);
                 higher.checked_sub(1).map(|place| entries[place].1)
@@ -256,6 +276,8 @@ impl Bin {
 
     fn below(&self, address: u64) -> Option<u32> {
         match self {
+            Bin::Empty => None,
+            Bin::One(other, slot) => (*other < address).then_some(*slot),
             Bin::Few(entries) => {
                 let not_lower = entries.partition_point(|&(other, _)| other >= address);
                 entries.get(not_lower).map(|&(_, slot)| slot)
@@ -266,6 +288,8 @@ impl Bin {
 
     fn iter(&self) -> Box<dyn Iterator<Item = u32> + '_> {
         match self {
+            Bin::Empty => Box::new(std::iter::empty()),
+            Bin::One(_, slot) => Box::new(std::iter::once(*slot)),
             Bin::Few(entries) => Box::new(entries.iter().rev().map(|&(_, slot)| slot)),
             Bin::Many(entries) => Box::new(entries.values().copied()),
         }

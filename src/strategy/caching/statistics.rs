@@ -29,11 +29,13 @@ struct Gauge {
 }
 
 impl Gauge {
+    #[inline]
     fn raise(&mut self, amount: u64) {
         self.level.raise(amount);
         self.rises += amount;
     }
 
+    #[inline]
     fn lower(&mut self, amount: u64) {
         self.level.current -= amount;
     }
@@ -83,12 +85,12 @@ struct PoolBooks {
 pub(super) struct Books {
     pub(super) stats: Stats,
     pools: [PoolBooks; 2],
+    /// Peaks of the flavour `all` that `stats` has not.
     peak_allocation: u64,
     peak_active: u64,
-    segment: Gauge,
-    reserved_bytes: Gauge,
-    inactive_split: Gauge,
-    inactive_split_bytes: Gauge,
+    peak_segment: u64,
+    peak_inactive_split: u64,
+    peak_inactive_split_bytes: u64,
     pub(super) oversize_allocations: SignedGauge,
     pub(super) oversize_segments: SignedGauge,
     pub(super) syncs: u64,
@@ -113,8 +115,7 @@ impl Books {
         pool.active_bytes.raise(size);
         pool.requested_bytes.raise(requested);
         self.peak_allocation = self.peak_allocation.max(self.stats.live_blocks);
-        let active = self.pools[0].active.current + self.pools[1].active.current;
-        self.peak_active = self.peak_active.max(active);
+        self.peak_active = self.peak_active.max(self.all(|pool| pool.active));
     }
 
     /// A block was given back by its owner.
@@ -140,10 +141,27 @@ impl Books {
     #[inline]
     pub(super) fn on_inactive_split(&mut self, large: bool, blocks: i64, bytes: i64) {
         let pool = &mut self.pools[usize::from(large)];
-        shift(&mut pool.inactive_split, blocks);
-        shift(&mut self.inactive_split, blocks);
-        shift(&mut pool.inactive_split_bytes, bytes);
-        shift(&mut self.inactive_split_bytes, bytes);
+        if blocks > 0 {
+            pool.inactive_split.raise(blocks.unsigned_abs());
+            let all = self.all(|pool| pool.inactive_split.level);
+            self.peak_inactive_split = self.peak_inactive_split.max(all);
+        } else {
+            pool.inactive_split.lower(blocks.unsigned_abs());
+        }
+        let pool = &mut self.pools[usize::from(large)];
+        if bytes > 0 {
+            pool.inactive_split_bytes.raise(bytes.unsigned_abs());
+            let all = self.all(|pool| pool.inactive_split_bytes.level);
+            self.peak_inactive_split_bytes = self.peak_inactive_split_bytes.max(all);
+        } else {
+            pool.inactive_split_bytes.lower(bytes.unsigned_abs());
+        }
+    }
+
+    /// The present value of the flavour `all`.
+    #[inline]
+    fn all(&self, level: impl Fn(&PoolBooks) -> Level) -> u64 {
+        self.pools.iter().map(|pool| level(pool).current).sum()
     }
 
     /// A segment was allocated.
@@ -151,7 +169,7 @@ impl Books {
         self.stats.on_reserve(bytes, 1);
         self.raise_reserved(large, bytes);
         self.pools[usize::from(large)].segment.raise(1);
-        self.segment.raise(1);
+        self.peak_segment = self.peak_segment.max(self.all(|pool| pool.segment.level));
     }
 
     /// A segment was freed.
@@ -159,7 +177,6 @@ impl Books {
         self.stats.on_release(bytes, 1);
         self.lower_reserved(large, bytes);
         self.pools[usize::from(large)].segment.lower(1);
-        self.segment.lower(1);
     }
 
     /// Memory was mapped between `mapped_neighbours` mapped stretches (0 to 2). PyTorch does not count mapped memory
@@ -179,20 +196,13 @@ impl Books {
 
     fn raise_reserved(&mut self, large: bool, bytes: u64) {
         self.pools[usize::from(large)].reserved_bytes.raise(bytes);
-        self.reserved_bytes.raise(bytes);
         self.device_allocs += 1;
     }
 
     fn lower_reserved(&mut self, large: bool, bytes: u64) {
         self.pools[usize::from(large)].reserved_bytes.lower(bytes);
-        self.reserved_bytes.lower(bytes);
         self.device_frees += 1;
     }
-}
-
-#[inline]
-fn shift(gauge: &mut Gauge, change: i64) {
-    if change >= 0 { gauge.raise(change.unsigned_abs()) } else { gauge.lower(change.unsigned_abs()) }
 }
 
 /// Names and values of one statistic in one flavour.
@@ -226,7 +236,7 @@ impl Books {
         let peak = &self.stats.peak;
         flavours!(list, "allocation", self, self.peak_allocation, |p: &PoolBooks| p.allocation, |p: &PoolBooks| p
             .allocs);
-        flavours!(list, "segment", self, self.segment.level.peak, |p: &PoolBooks| p.segment.level, |p: &PoolBooks| p
+        flavours!(list, "segment", self, self.peak_segment, |p: &PoolBooks| p.segment.level, |p: &PoolBooks| p
             .segment
             .rises);
         flavours!(list, "active", self, self.peak_active, |p: &PoolBooks| p.active, |p: &PoolBooks| p.allocs);
@@ -234,7 +244,7 @@ impl Books {
             list,
             "inactive_split",
             self,
-            self.inactive_split.level.peak,
+            self.peak_inactive_split,
             |p: &PoolBooks| p.inactive_split.level,
             |p: &PoolBooks| p.inactive_split.rises
         );
@@ -244,7 +254,7 @@ impl Books {
             list,
             "reserved_bytes",
             self,
-            self.reserved_bytes.level.peak,
+            peak.reserved,
             |p: &PoolBooks| p.reserved_bytes.level,
             |p: &PoolBooks| p.reserved_bytes.rises
         );
@@ -254,7 +264,7 @@ impl Books {
             list,
             "inactive_split_bytes",
             self,
-            self.inactive_split_bytes.level.peak,
+            self.peak_inactive_split_bytes,
             |p: &PoolBooks| p.inactive_split_bytes.level,
             |p: &PoolBooks| p.inactive_split_bytes.rises
         );
