@@ -8,6 +8,8 @@ pub const FAILURE: u8 = 1;
 pub const USAGE: u8 = 2;
 /// The filters leave no case to run.
 pub const NOTHING_SELECTED: u8 = 4;
+/// `verify`: some recording is not re-lived exactly.
+pub const NOT_EXACT: u8 = 100;
 /// The device that was asked for is not there.
 pub const DEVICE_UNAVAILABLE: u8 = 103;
 /// Some cases could not be run; the others are in the results.
@@ -22,6 +24,7 @@ Exit codes:
     1  unexpected error
     2  bad usage, suite, workload or trace
     4  nothing selected
+  100  verify: some recording is not exact
   103  the requested device is not available
   104  some cases failed to run
   130  interrupted; finished cases are kept";

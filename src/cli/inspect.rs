@@ -7,6 +7,7 @@ use clap::ValueEnum;
 use super::{
     exit,
     failure::{Failure, Outcome},
+    inspect_recording::{self, About},
     output,
     progress::Watched,
     source::SourceOptions,
@@ -17,7 +18,8 @@ use crate::{
 };
 
 /// Says what is in a workload or trace: how many events of which kind, sizes, lifetimes, peak, steps and phases.
-/// Reading it also checks it: a double free or an unknown stream is an error with the event's number.
+/// Reading it also checks it: a double free or an unknown stream is an error with the event's number. Of a PyTorch
+/// snapshot it also tells the settings, the memory at the end, and what the file leaves open.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -40,15 +42,25 @@ enum InspectFormat {
 const BAR_WIDTH: u64 = 40;
 
 pub fn run(args: Args) -> Outcome {
-    let (source, bar) = Watched::new(args.source.resolve()?, 1);
+    let (source, about): (Box<dyn Source>, Option<About>) = match args.source.recording()? {
+        Some(recording) => {
+            let about = About::of(&recording);
+            (Box::new(recording.trace), Some(about))
+        }
+        None => (args.source.resolve()?, None),
+    };
+    let (source, bar) = Watched::new(source, 1);
     let summary = trace::check(&source).map_err(Failure::usage)?;
     bar.finish_and_clear();
     output::say(&match args.format {
-        InspectFormat::Table => text(source.name(), &summary),
+        InspectFormat::Table => text(source.name(), &summary, about.as_ref()),
         InspectFormat::Json => {
             let mut row = serde_json::to_value(&summary)?;
             if let Some(fields) = row.as_object_mut() {
                 fields.insert("source".to_owned(), source.name().into());
+                if let Some(about) = &about {
+                    fields.insert("recording".to_owned(), serde_json::to_value(about)?);
+                }
             }
             serde_json::to_string_pretty(&serde_json::json!({ "schema": 1, "rows": [row] }))?
         }
@@ -56,7 +68,7 @@ pub fn run(args: Args) -> Outcome {
     Ok(exit::OK)
 }
 
-fn text(name: &str, summary: &Summary) -> String {
+fn text(name: &str, summary: &Summary, about: Option<&About>) -> String {
     let mut out = String::new();
     let mut line = |label: &str, value: String| {
         let _ = writeln!(out, "{label:<12} {value}");
@@ -83,6 +95,7 @@ fn text(name: &str, summary: &Summary) -> String {
     if summary.span.0 > 0 {
         line("time span", summary.span.to_string());
     }
+    out.extend(about.map(inspect_recording::text));
     out.push_str(&histogram("\nsizes", &summary.sizes, |bytes| Bytes(bytes).to_string()));
     out.push_str(&histogram("\nlifetimes in events", &summary.lifetimes, |events| events.to_string()));
     out

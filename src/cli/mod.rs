@@ -9,6 +9,7 @@ mod environment;
 pub mod exit;
 mod failure;
 mod inspect;
+mod inspect_recording;
 mod interrupt;
 mod list;
 mod options;
@@ -17,6 +18,7 @@ mod progress;
 mod replay;
 mod run;
 mod source;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -44,6 +46,8 @@ enum Command {
     Replay(replay::Args),
     /// Say what is in a workload or trace: events, sizes, lifetimes, peak.
     Inspect(inspect::Args),
+    /// Re-live PyTorch memory snapshots and compare the model with them, entry by entry.
+    Verify(verify::Args),
     /// Write a workload or trace as a trace file.
     Convert(convert::Args),
     /// List strategies, workloads, suites or the cases of a suite.
@@ -62,6 +66,7 @@ pub fn main() -> ExitCode {
         Command::Run(args) => run::run(args),
         Command::Replay(args) => replay::run(args),
         Command::Inspect(args) => inspect::run(args),
+        Command::Verify(args) => verify::run(args),
         Command::Convert(args) => convert::run(args),
         Command::List(args) => list::run(args),
         Command::Doctor(args) => doctor::run(args),

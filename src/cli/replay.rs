@@ -26,7 +26,10 @@ Examples:
   oomph replay checkerboard
   oomph replay training --set batch=16 --strategy caching --strategy direct --limit 24GiB
   oomph replay steps.oomph.gz --strategy caching:max_split_size_mb:128,garbage_collection_threshold:0.8
-  PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True oomph replay training --strategy caching:env")]
+  oomph replay snapshot.pickle --strategy caching --limit 12GiB --repeat 3
+  PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True oomph replay training --strategy caching:env
+
+A PyTorch snapshot is replayed without the memory limit that its program had, if any: say --limit to set one.")]
 pub struct Args {
     #[command(flatten)]
     source: SourceOptions,

@@ -5,6 +5,7 @@
 
 mod drive;
 mod observer;
+pub mod verify;
 
 pub use drive::{Options, Pace, ReplayError, Replayed, replay};
 pub use observer::{Live, Moment, Observer};

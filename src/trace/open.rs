@@ -30,12 +30,18 @@ const HEAD_BYTES: u64 = 4096;
 /// Opens a trace file. Its format is recognised by content, and so is compression.
 pub fn open(path: impl AsRef<Path>) -> Result<Box<dyn Source>, TraceError> {
     let path = path.as_ref();
+    (recognise(path)?.open)(path)
+}
+
+/// What kind of trace a file is, from its first bytes after decompression.
+pub fn recognise(path: impl AsRef<Path>) -> Result<&'static Format, TraceError> {
+    let path = path.as_ref();
     let mut head = Vec::new();
     file::open(path)?.take(HEAD_BYTES).read_to_end(&mut head).map_err(|error| file::read_failed(path, error))?;
-    match FORMATS.iter().find(|format| (format.recognises)(&head)) {
-        Some(format) => (format.open)(path),
-        None => Err(TraceError::Format { path: path.to_owned(), reason: strangeness(&head) }),
-    }
+    FORMATS
+        .iter()
+        .find(|format| (format.recognises)(&head))
+        .ok_or_else(|| TraceError::Format { path: path.to_owned(), reason: strangeness(&head) })
 }
 
 /// Writes a trace in the native format and tells how many events there were. It is compressed where the name ends in

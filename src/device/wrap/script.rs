@@ -136,6 +136,11 @@ impl Script {
         }
     }
 
+    /// Drops every line, read or not.
+    pub(super) fn clear(&mut self) {
+        self.lists.fill(Lines::default());
+    }
+
     /// Lines that were not read yet.
     pub(super) fn unread(&self) -> usize {
         self.lists.iter().map(|list| list.lines.len() - list.next).sum()

@@ -90,6 +90,12 @@ impl Scripted {
         self.push(Line { expected: Expected::Any(kind), answer });
     }
 
+    /// Drops every line of the script, read or not, so that the next part can be written as it becomes known. What was
+    /// granted stays.
+    pub fn clear_script(&mut self) {
+        self.script.clear();
+    }
+
     /// Says whether events on a stream are pending, for queries that the script leaves open.
     pub fn set_busy(&mut self, stream: StreamId, busy: bool) {
         self.busy.retain(|&other| other != stream);
@@ -325,6 +331,19 @@ mod tests {
         let mut device = before;
         assert_eq!((device.unread(), device.held_bytes(), device.calls().count), (2, 2 * MIB, 1));
         assert_eq!(device.alloc(512).unwrap(), Address(2 << 24));
+    }
+
+    #[test]
+    fn a_script_can_be_written_part_by_part() {
+        let mut device = loose();
+        for n in 1..3 {
+            device.expect_any(CallKind::MemAlloc, Ok(Reply::Address(Address(n << 24))));
+        }
+        device.alloc(512).unwrap();
+        device.clear_script();
+        assert_eq!((device.unread(), device.held_bytes()), (0, 2 * MIB));
+        device.expect_any(CallKind::MemAlloc, Ok(Reply::Address(Address(9 << 24))));
+        assert_eq!(device.alloc(512).unwrap(), Address(9 << 24));
     }
 
     #[test]

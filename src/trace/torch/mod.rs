@@ -29,9 +29,12 @@ use std::path::Path;
 
 use super::{Format, TraceError, file, pointer_log::name_of};
 
+/// What the format is called.
+pub const NAME: &str = "torch";
+
 /// How a snapshot is recognised and opened. Of several devices the first is taken; [`Recording::open`] has the choice.
 pub(super) const FORMAT: Format = Format {
-    name: "torch",
+    name: NAME,
     about: "PyTorch memory snapshot (torch.cuda.memory._dump_snapshot)",
     // PROTO and a protocol that exists.
     recognises: |head| matches!(head, [0x80, 0..=5, ..]),

@@ -20,6 +20,8 @@ pub struct Recording {
     pub trace: Trace,
     /// Which device.
     pub device: u32,
+    /// All devices that the snapshot knows something about, ascending.
+    pub devices: Vec<u32>,
     /// What the allocator recorded, oldest first. Streams have the numbers that the trace uses.
     pub witnessed: Vec<Entry>,
     /// The allocator's settings.
@@ -183,6 +185,7 @@ impl Snapshot {
         Ok(Recording {
             trace,
             device,
+            devices: there,
             witnessed,
             settings: self.settings,
             initial,

@@ -1,0 +1,273 @@
+//! `oomph verify`.
+
+use std::{
+    fmt::Write as _,
+    path::{Path, PathBuf},
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+use super::{
+    exit,
+    failure::{Failure, Outcome},
+    options::DeviceOptions,
+    output, progress,
+};
+use crate::{
+    device::DeviceProps,
+    replay::verify::{Companion, Divergence, Verdict, Verification, verify},
+    strategy::Setup,
+    suite,
+    trace::torch::Snapshot,
+};
+
+/// Re-lives PyTorch memory snapshots: drives the model of PyTorch's allocator with the program's own actions, under the
+/// settings of the recording and with the driver's answers taken from it, and compares every entry, the memory at the
+/// end and PyTorch's counters.
+///
+/// A line a recording: EXACT; PARTIAL where the recording does not tell enough to say; DIVERGED with the first
+/// difference in both views; FAILED where it cannot be read.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+A snapshot does not say how much memory the program was allowed to use. If it was limited, give the share with
+--fraction, or put a table snapshots.csv beside it with the columns snapshot (the file's name without .pickle) and
+memory_fraction. The same table may hold PyTorch's counters: peak_allocated, peak_reserved, final_segments,
+final_inactive_split, alloc_retries, ooms; they are compared too. Calls of empty_cache are not recorded: they are
+inferred, and counted.
+
+Exit code 0 if every recording is exact, 100 if not, 2 if one cannot be read.
+
+Examples:
+  oomph verify snapshot.pickle
+  oomph verify --fraction 0.5 capped.pickle
+  oomph verify --format json runs/*.pickle.xz")]
+pub struct Args {
+    /// What torch.cuda.memory._dump_snapshot wrote; .gz, .xz and .zst are read as they are.
+    #[arg(value_name = "SNAPSHOT", required = true)]
+    snapshots: Vec<PathBuf>,
+    /// Share of the device's memory that the program was allowed to use, from 0 to 1; 1 is no limit.
+    #[arg(long, value_name = "F", value_parser = share)]
+    fraction: Option<f64>,
+    /// Only this device of each snapshot; without it every device that something is known about.
+    #[arg(long, value_name = "N")]
+    device_index: Option<u32>,
+    #[command(flatten)]
+    device: DeviceOptions,
+    /// How it is printed.
+    #[arg(long, value_enum, default_value_t)]
+    format: VerifyFormat,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum VerifyFormat {
+    /// A line a recording.
+    #[default]
+    Table,
+    /// A row a recording: `{"schema": 1, "rows": [...]}`.
+    Json,
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let share = text.parse::<f64>().ok().filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or_else(|| format!("'{text}' is not a number from 0 to 1"))
+}
+
+pub fn run(args: Args) -> Outcome {
+    let props = args.device.spec()?.open().map_err(Failure::usage)?.props().clone();
+    let rows = verify_all(&args, &props);
+    output::say(&match args.format {
+        VerifyFormat::Table => text(&rows),
+        VerifyFormat::Json => serde_json::to_string_pretty(&serde_json::json!({ "schema": 1, "rows": rows }))?,
+    })?;
+    let any = |result: Finding| rows.iter().any(|row| row.result == result);
+    Ok(if any(Finding::Failed) {
+        exit::USAGE
+    } else if any(Finding::Diverged) || any(Finding::Partial) {
+        exit::NOT_EXACT
+    } else {
+        exit::OK
+    })
+}
+
+/// What became of one device of one snapshot.
+#[derive(Debug, Serialize)]
+struct Row {
+    file: String,
+    device: Option<u32>,
+    result: Finding,
+    /// Why it is not exact.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    reasons: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    divergence: Option<Divergence>,
+    entries: usize,
+    entries_agreed: usize,
+    empty_caches: usize,
+    retries: u64,
+    ooms: u64,
+    peak_allocated_bytes: u64,
+    peak_reserved_bytes: u64,
+    limit_bytes: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Finding {
+    Exact,
+    Partial,
+    Diverged,
+    Failed,
+}
+
+impl Finding {
+    fn word(self) -> &'static str {
+        match self {
+            Finding::Exact => "EXACT",
+            Finding::Partial => "PARTIAL",
+            Finding::Diverged => "DIVERGED",
+            Finding::Failed => "FAILED",
+        }
+    }
+}
+
+impl Row {
+    fn failed(path: &Path, reason: String) -> Row {
+        Row {
+            file: path.display().to_string(),
+            device: None,
+            result: Finding::Failed,
+            reasons: vec![reason],
+            divergence: None,
+            entries: 0,
+            entries_agreed: 0,
+            empty_caches: 0,
+            retries: 0,
+            ooms: 0,
+            peak_allocated_bytes: 0,
+            peak_reserved_bytes: 0,
+            limit_bytes: None,
+        }
+    }
+
+    fn of(path: &Path, device: u32, entries: usize, limit_bytes: Option<u64>, verification: Verification) -> Row {
+        let (result, reasons, divergence) = match verification.verdict {
+            Verdict::Exact => (Finding::Exact, Vec::new(), None),
+            Verdict::Partial { reasons, divergence } => (Finding::Partial, reasons, divergence),
+            Verdict::Diverged(divergence) => (Finding::Diverged, Vec::new(), Some(divergence)),
+        };
+        Row {
+            file: path.display().to_string(),
+            device: Some(device),
+            result,
+            reasons,
+            divergence,
+            entries,
+            entries_agreed: verification.agreed,
+            empty_caches: verification.empty_caches.len(),
+            retries: verification.stats.retries,
+            ooms: verification.stats.ooms,
+            peak_allocated_bytes: verification.stats.peak.allocated,
+            peak_reserved_bytes: verification.stats.peak.reserved,
+            limit_bytes,
+        }
+    }
+}
+
+/// Verifies all snapshots on all cores; the rows are in the order of the arguments.
+fn verify_all(args: &Args, props: &DeviceProps) -> Vec<Row> {
+    let bar = progress::of_cases(args.snapshots.len(), 0);
+    let next = AtomicUsize::new(0);
+    let done = Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for _ in 0..suite::all_cores().min(args.snapshots.len()) {
+            scope.spawn(|| {
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(path) = args.snapshots.get(number) else { break };
+                    let rows = verify_file(path, args, props).unwrap_or_else(|reason| vec![Row::failed(path, reason)]);
+                    if let Ok(mut done) = done.lock() {
+                        done.push((number, rows));
+                    }
+                    bar.inc(1);
+                }
+            });
+        }
+    });
+    bar.finish_and_clear();
+    let mut done = done.into_inner().unwrap_or_default();
+    done.sort_by_key(|(number, _)| *number);
+    done.into_iter().flat_map(|(_, rows)| rows).collect()
+}
+
+/// Every device of a snapshot, or the reason why there is none.
+fn verify_file(path: &Path, args: &Args, props: &DeviceProps) -> Result<Vec<Row>, String> {
+    // Whatever the reason, the line it goes on begins with the path.
+    let in_words = |error: String| error.trim_start_matches(&format!("{}: ", path.display())).to_owned();
+    let snapshot = Snapshot::open(path).map_err(|error| in_words(error.to_string()))?;
+    let companion = Companion::beside(path).map_err(|error| error.to_string())?.unwrap_or_default();
+    let limit = args.limit(&companion, props);
+    let devices = match args.device_index {
+        Some(device) => vec![device],
+        None if snapshot.devices().is_empty() => vec![0],
+        None => snapshot.devices(),
+    };
+    let mut rows = Vec::new();
+    let mut snapshot = Some(snapshot);
+    for (place, &device) in devices.iter().enumerate() {
+        let last = place + 1 == devices.len();
+        let Some(part) = (if last { snapshot.take() } else { snapshot.clone() }) else { break };
+        // A snapshot of nothing has no device at all, but can still be told of.
+        let device = Some(device).filter(|_| args.device_index.is_some() || !part.devices().is_empty());
+        let recording = part.into_recording("", device).map_err(|error| error.to_string())?;
+        let verification = verify(&recording, &Setup { props, limit }, &companion.counters);
+        rows.push(Row::of(path, recording.device, recording.witnessed.len(), limit, verification));
+    }
+    Ok(rows)
+}
+
+impl Args {
+    /// How much the program might reserve: as the arguments say, otherwise as the table beside the snapshot does.
+    fn limit(&self, companion: &Companion, props: &DeviceProps) -> Option<u64> {
+        let fraction = self.fraction.or(if self.device.limit.is_some() { None } else { companion.memory_fraction });
+        // As PyTorch computes it: the whole is no limit at all.
+        let share = fraction.filter(|fraction| *fraction < 1.0).map(|share| (share * props.total_bytes as f64) as u64);
+        [share, self.device.limit.map(|limit| limit.0)].into_iter().flatten().min()
+    }
+}
+
+fn text(rows: &[Row]) -> String {
+    let mut out = String::new();
+    let several = |file: &str| rows.iter().filter(|row| row.file == file).count() > 1;
+    let count = |result: Finding| rows.iter().filter(|row| row.result == result).count();
+    for row in rows {
+        let device = row.device.filter(|_| several(&row.file)).map(|device| format!(" (device {device})"));
+        let _ = write!(out, "{:<9} {}{}: ", row.result.word(), row.file, device.unwrap_or_default());
+        let mut says: Vec<String> = row.reasons.clone();
+        if row.result == Finding::Exact {
+            says.push(format!("{} entries", row.entries));
+            for (number, what) in
+                [(row.empty_caches as u64, "empty_cache"), (row.retries, "retries"), (row.ooms, "out of memory")]
+            {
+                says.extend((number > 0).then(|| format!("{number} {what}")));
+            }
+        } else if row.result != Finding::Failed {
+            says.push(format!("{} of {} entries agree", row.entries_agreed, row.entries));
+        }
+        says.extend(row.divergence.as_ref().map(Divergence::to_string));
+        let _ = writeln!(out, "{}", says.join(", "));
+    }
+    let total: usize = rows.iter().map(|row| row.entries_agreed).sum();
+    let _ = write!(out, "{} recordings, {total} entries agree: {} exact", rows.len(), count(Finding::Exact));
+    for result in [Finding::Partial, Finding::Diverged, Finding::Failed] {
+        if count(result) > 0 {
+            let _ = write!(out, ", {} {}", count(result), result.word().to_lowercase());
+        }
+    }
+    out
+}

@@ -1,0 +1,139 @@
+//! Re-lives a recording: drives PyTorch's allocator with the program's own actions and compares what it does, entry by
+//! entry, with what was recorded.
+//!
+//! The program's actions, the settings and the driver's answers (where segments and ranges lie, when a stream had got
+//! past a free) come from the recording; every decision is the model's. What no recording says is inferred: calls of
+//! `empty_cache` are read into it where the request that follows does not explain by itself what was released.
+//!
+//! `oomph verify` calls this, and whoever replays a recording and wants its calls of `empty_cache`. It prints nothing.
+
+mod companion;
+mod divergence;
+mod ending;
+mod held_back;
+mod model;
+mod settings;
+mod sighting;
+mod stretch;
+mod walk;
+
+pub use companion::{Companion, CompanionError};
+pub use divergence::Divergence;
+pub use ending::Piece;
+pub use sighting::Sighting;
+
+use self::{model::Model, walk::Walk};
+use crate::{
+    strategy::{Setup, Stats, Strategy},
+    trace::torch::{Action, Recording},
+};
+
+/// What PyTorch itself counted, as far as somebody wrote it down: no snapshot says it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// `allocated_bytes.all.peak`.
+    pub peak_allocated: Option<u64>,
+    /// `reserved_bytes.all.peak`.
+    pub peak_reserved: Option<u64>,
+    /// `segment.all.current`.
+    pub final_segments: Option<u64>,
+    /// `inactive_split_bytes.all.current`.
+    pub final_inactive_split: Option<u64>,
+    /// `num_alloc_retries`.
+    pub alloc_retries: Option<u64>,
+    /// `num_ooms`.
+    pub ooms: Option<u64>,
+}
+
+/// What became of a recording.
+#[derive(Clone, Debug)]
+pub struct Verification {
+    /// How well the model did.
+    pub verdict: Verdict,
+    /// Entries that were compared and agree.
+    pub agreed: usize,
+    /// Before which entries `empty_cache` was called, ascending; see
+    /// [`with_empty_caches`](Recording::with_empty_caches).
+    pub empty_caches: Vec<usize>,
+    /// The model's books where it stopped.
+    pub stats: Stats,
+}
+
+/// How well the model did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Every entry, the memory at the end and every known counter agree.
+    Exact,
+    /// The recording does not tell enough to say.
+    Partial {
+        /// What it does not tell, a sentence each.
+        reasons: Vec<String>,
+        /// Where the model and the recording parted, if they were compared.
+        divergence: Option<Divergence>,
+    },
+    /// The recording tells everything, and the model does something else.
+    Diverged(Divergence),
+}
+
+/// Re-lives a recording on the device and under the limit of `setup`.
+///
+/// ```
+/// use oomph::device::{Device, sim::{SimConfig, SimDevice}};
+/// use oomph::replay::verify::{Counters, Verdict, verify};
+/// use oomph::strategy::Setup;
+/// use oomph::trace::torch::Snapshot;
+/// let nothing = Snapshot::default().into_recording("nothing", None)?;
+/// let device = SimDevice::new(SimConfig::default())?;
+/// let verification = verify(&nothing, &Setup { props: device.props(), limit: None }, &Counters::default());
+/// assert!(matches!(verification.verdict, Verdict::Partial { .. }), "it has no entries");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use]
+pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters) -> Verification {
+    let unknowable = |reason: String| Verification {
+        verdict: Verdict::Partial { reasons: vec![reason], divergence: None },
+        agreed: 0,
+        empty_caches: recording.empty_caches.clone(),
+        stats: Stats::default(),
+    };
+    let settings = match settings::of_recording(&recording.settings) {
+        Ok(settings) => settings,
+        Err(error) => return unknowable(format!("its settings are beyond the model: {error}")),
+    };
+    if recording.witnessed.is_empty() {
+        return unknowable("it has no entries: the history was off".to_owned());
+    }
+    if recording.gaps.alive_before > 0 || !recording.initial.segments.is_empty() {
+        let count = recording.gaps.alive_before;
+        return unknowable(format!("it began in the middle: {count} blocks and their cache were there before it"));
+    }
+    let model = match Model::new(settings, setup, &recording.streams) {
+        Ok(model) => model,
+        Err(error) => return unknowable(error.to_string()),
+    };
+    let mut walk = Walk::new(&recording.witnessed, model, recording.streams.len());
+    let ooms = recording.witnessed.iter().filter(|entry| entry.action == Action::OutOfMemory).count() as u64;
+    let result =
+        walk.finish().and_then(|()| ending::compare(&walk.model.caching, &recording.final_segments, ooms, counters));
+    let reasons = reasons_for_doubt(recording);
+    let verdict = match result {
+        Ok(()) if reasons.is_empty() => Verdict::Exact,
+        Err(divergence) if reasons.is_empty() => Verdict::Diverged(divergence),
+        result => Verdict::Partial { reasons, divergence: result.err() },
+    };
+    Verification { verdict, agreed: walk.agreed, empty_caches: walk.empty_caches, stats: *walk.model.caching.stats() }
+}
+
+/// Why agreement or disagreement would prove nothing.
+fn reasons_for_doubt(recording: &Recording) -> Vec<String> {
+    let mut reasons = recording.gaps.missing.clone();
+    if recording.gaps.contradictions > 0 {
+        let count = recording.gaps.contradictions;
+        reasons.push(format!("{count} entries contradict others or the final state"));
+    }
+    let in_segments = recording.final_segments.iter().any(|segment| segment.pool != (0, 0));
+    if in_segments || recording.pools.iter().any(|&pool| pool != (0, 0)) {
+        reasons.push("it uses private pools, and does not tell when".to_owned());
+    }
+    reasons
+}
