@@ -7,6 +7,7 @@ mod convert;
 mod doctor;
 mod environment;
 pub mod exit;
+mod export;
 mod failure;
 mod inspect;
 mod inspect_recording;

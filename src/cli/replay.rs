@@ -1,11 +1,18 @@
 //! `oomph replay`.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use anyhow::anyhow;
 
 use super::{
     environment, exit,
+    export::{self, Export},
     failure::{Failure, Outcome},
     interrupt,
     options::{DeviceOptions, Format},
@@ -15,7 +22,7 @@ use super::{
 };
 use crate::{
     measure::{CaseLabel, CaseRecord, Status},
-    replay::{OnOutOfMemory, Pace},
+    replay::{self, OnOutOfMemory, Pace},
     strategy::StrategySpec,
     suite::{self, Case, InProcess, Progress},
     trace::Source,
@@ -29,6 +36,7 @@ Examples:
   oomph replay training --set batch=16 --strategy caching --strategy direct --limit 24GiB
   oomph replay steps.oomph.gz --strategy caching:max_split_size_mb:128,garbage_collection_threshold:0.8
   oomph replay snapshot.pickle --strategy caching --limit 12GiB --repeat 3
+  oomph replay training --strategy caching --export-snapshot training.pickle
   PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True oomph replay training --strategy caching:env
 
 A PyTorch snapshot is replayed without the memory limit that its program had, if any: say --limit to set one.")]
@@ -53,13 +61,21 @@ pub struct Args {
     /// How the table is printed.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
+    /// Write the replay as a PyTorch memory snapshot, for pytorch.org/memory_viz; with one --strategy, whichever.
+    #[arg(long, value_name = "FILE.pickle")]
+    export_snapshot: Option<PathBuf>,
+    /// Overwrite the file of --export-snapshot even if it is no trace.
+    #[arg(long, requires = "export_snapshot")]
+    force: bool,
 }
 
 /// What a person wants to see beside each other first.
 const DEFAULT_STRATEGIES: [&str; 3] = ["direct", "caching", "caching:expandable_segments:True"];
 
 pub fn run(args: Args) -> Outcome {
-    let (source, bar) = Watched::new(args.source.resolve()?, args.strategy.len() as u64 * u64::from(args.repeat));
+    check_export(&args)?;
+    let passes = args.strategy.len() as u64 * u64::from(args.repeat) + u64::from(args.export_snapshot.is_some());
+    let (source, bar) = Watched::new(args.source.resolve()?, passes);
     let cases = cases(&args, Arc::new(source))?;
     let stop = interrupt::flag(interrupt::Running::Replay)?;
     let mut records: Vec<Option<CaseRecord>> = vec![None; cases.len()];
@@ -71,8 +87,9 @@ pub fn run(args: Args) -> Outcome {
             }
         }
     });
-    bar.finish_and_clear();
     let records: Vec<CaseRecord> = records.into_iter().flatten().collect();
+    let exported = export(&args, &cases, &records, &stop);
+    bar.finish_and_clear();
     // What cannot be read fails the same way under every strategy: once is enough, and there is no table to show.
     if let [first, rest @ ..] = &records[..]
         && first.status == Status::Error
@@ -81,7 +98,45 @@ pub fn run(args: Args) -> Outcome {
         return Err(Failure::usage(anyhow!("{}", first.reason)));
     }
     output::say(&args.format.records(&records)?)?;
+    if let Some(written) = exported? {
+        output::complain(&written);
+    }
     Ok(if stop.load(Ordering::Relaxed) { exit::INTERRUPTED } else { output::complain_of_failures(&records) })
+}
+
+/// A snapshot shows one run of one strategy.
+fn check_export(args: &Args) -> Result<(), Failure> {
+    let Some(path) = &args.export_snapshot else { return Ok(()) };
+    if args.strategy.len() != 1 {
+        let count = args.strategy.len();
+        return Err(Failure::usage(anyhow!("--export-snapshot shows one strategy, not {count}: say --strategy once")));
+    }
+    if args.repeat > 1 {
+        return Err(Failure::usage(anyhow!("--export-snapshot shows one run: leave out --repeat")));
+    }
+    export::check_overwriting(path, args.force)
+}
+
+/// Replays the case once more, watched, if that was asked for and it can be run at all.
+fn export(args: &Args, cases: &[Case], records: &[CaseRecord], stop: &AtomicBool) -> Result<Option<String>, Failure> {
+    let (Some(path), [case], [record]) = (&args.export_snapshot, cases, records) else { return Ok(None) };
+    if !matches!(record.status, Status::Completed | Status::Oom) {
+        return Ok(None);
+    }
+    let options =
+        replay::Options { on_out_of_memory: case.on_out_of_memory, pace: case.pace, repeat: 1, stop: Some(stop) };
+    let witnessed = Export {
+        source: &*case.source,
+        strategy: case.strategy.clone(),
+        device: case.device.clone(),
+        limit: case.label.limit,
+        options,
+    }
+    .witness()?;
+    if witnessed.replayed.interrupted {
+        return Ok(None);
+    }
+    export::save(&witnessed, path).map(Some)
 }
 
 /// One case a strategy.

@@ -2,8 +2,8 @@
 //!
 //! [`measure`] runs one case and returns its row ([`CaseRecord`]) and everything that does not fit in a row
 //! ([`CaseDetail`]). One file holds one subject: [`peaks`], [`timeline`], [`categories`], [`driver`], [`latency`],
-//! [`ooms`], [`layouts`]; [`timing`] reads the wall clock, apart from all the others. This room writes no files
-//! and prints nothing: that is for the rooms above.
+//! [`ooms`], [`layouts`]; [`timing`] reads the wall clock and [`witness`] tells a replay as PyTorch would, apart from all
+//! the others. This room writes no files and prints nothing: that is for the rooms above.
 //!
 //! # What the numbers mean
 //!
@@ -31,6 +31,7 @@ pub mod ooms;
 pub mod peaks;
 pub mod timeline;
 pub mod timing;
+pub mod witness;
 
 mod case;
 mod columns;

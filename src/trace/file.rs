@@ -79,14 +79,6 @@ impl Output {
         Ok(Output { encoder, unfinished })
     }
 
-    /// Adds to the end.
-    pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        match &mut self.encoder {
-            Encoder::Plain(output) => output.write_all(bytes),
-            Encoder::Gzip(output) => output.write_all(bytes),
-        }
-    }
-
     /// The file is complete: it appears under its name, replacing what was there.
     pub(super) fn finish(self) -> io::Result<()> {
         match self.encoder {
@@ -96,6 +88,23 @@ impl Output {
         match self.unfinished {
             Some(unfinished) => unfinished.rename(),
             None => Ok(()),
+        }
+    }
+}
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match &mut self.encoder {
+            Encoder::Plain(output) => output.write(bytes),
+            Encoder::Gzip(output) => output.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match &mut self.encoder {
+            Encoder::Plain(output) => output.flush(),
+            // Flushing what is compressed would cost space, and nobody reads it before it is finished.
+            Encoder::Gzip(_) => Ok(()),
         }
     }
 }
@@ -150,13 +159,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.oomph");
         let mut output = Output::create(&path).unwrap();
-        output.write(b"half").unwrap();
+        output.write_all(b"half").unwrap();
         assert!(!path.exists());
         drop(output);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 
         let mut output = Output::create(&path).unwrap();
-        output.write(b"whole").unwrap();
+        output.write_all(b"whole").unwrap();
         output.finish().unwrap();
         assert_eq!(content(&path), b"whole");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
@@ -167,7 +176,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.oomph.gz");
         let mut output = Output::create(&path).unwrap();
-        output.write(&[b'x'; 100_000]).unwrap();
+        output.write_all(&[b'x'; 100_000]).unwrap();
         output.finish().unwrap();
         assert!(fs::metadata(&path).unwrap().len() < 1_000);
         let renamed = folder.path().join("a.txt");
@@ -181,7 +190,7 @@ mod tests {
         use std::os::unix::fs::FileTypeExt;
         let null = Path::new("/dev/null");
         let mut output = Output::create(null).unwrap();
-        output.write(b"gone").unwrap();
+        output.write_all(b"gone").unwrap();
         output.finish().unwrap();
         assert!(fs::metadata(null).unwrap().file_type().is_char_device());
     }

@@ -1,9 +1,12 @@
 //! Traces on disk, whatever their format: what a SOURCE on the command line ends up in, and where `convert` writes.
 
-use std::{io::Read, path::Path};
+use std::{
+    io::{self, Read, Write},
+    path::Path,
+};
 
 use super::{
-    CHUNK_EVENTS, Source, TraceError,
+    CHUNK_EVENTS, Source, TraceError, WriteError,
     file::{self, Output},
     minimalloc, native, rmm, stalloc, torch, umpire,
 };
@@ -59,12 +62,13 @@ pub fn recognise(path: impl AsRef<Path>) -> Result<&'static Format, TraceError> 
 /// # Ok::<(), trace::TraceError>(())
 /// ```
 pub fn write(source: &dyn Source, path: impl AsRef<Path>) -> Result<u64, TraceError> {
-    let path = path.as_ref();
-    let write_failed = |source| TraceError::Io { path: path.to_owned(), source };
-    let too_long = |text: native::TooLong| TraceError::Format { path: path.to_owned(), reason: text.to_string() };
+    save(path, |to| write_to(source, to))
+}
 
+/// Writes a trace in the native format, uncompressed, and tells how many events there were.
+pub fn write_to(source: &dyn Source, to: &mut dyn Write) -> Result<u64, WriteError> {
+    let too_long = |text: native::TooLong| io::Error::new(io::ErrorKind::InvalidInput, text.to_string());
     let mut reader = source.open()?;
-    let mut output = Output::create(path).map_err(write_failed)?;
     let mut writer = native::Writer::new(source.name()).map_err(too_long)?;
     let mut chunk = Vec::with_capacity(CHUNK_EVENTS);
     loop {
@@ -76,15 +80,32 @@ pub fn write(source: &dyn Source, path: impl AsRef<Path>) -> Result<u64, TraceEr
         for event in &chunk {
             writer.event(event, reader.tables())?;
         }
-        output.write(writer.lines()).map_err(write_failed)?;
+        to.write_all(writer.lines())?;
         writer.clear();
     }
     // What no event refers to belongs to the trace all the same.
     writer.define(reader.tables()).map_err(too_long)?;
     let events = writer.finish();
-    output.write(writer.lines()).map_err(write_failed)?;
-    output.finish().map_err(write_failed)?;
+    to.write_all(writer.lines())?;
+    to.flush()?;
     Ok(events)
+}
+
+/// Makes a file of what `write` writes, compressed where the name ends in `.gz`. It appears when it is complete: after
+/// an error nothing is there, or what was there before.
+pub fn save<T>(
+    path: impl AsRef<Path>,
+    write: impl FnOnce(&mut dyn Write) -> Result<T, WriteError>,
+) -> Result<T, TraceError> {
+    let path = path.as_ref();
+    let write_failed = |source| TraceError::Io { path: path.to_owned(), source };
+    let mut output = Output::create(path).map_err(write_failed)?;
+    let written = write(&mut output).map_err(|error| match error {
+        WriteError::Trace(error) => error,
+        WriteError::Io(source) => write_failed(source),
+    })?;
+    output.finish().map_err(write_failed)?;
+    Ok(written)
 }
 
 /// Why no format recognised a file.

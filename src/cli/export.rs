@@ -1,0 +1,61 @@
+//! Snapshots of replays, and the rule for files that are already there: what `convert` and `replay --export-snapshot`
+//! share.
+
+use std::path::Path;
+
+use anyhow::anyhow;
+
+use super::{failure::Failure, output};
+use crate::{
+    device::{Device, DeviceSpec, wrap::Limited},
+    measure::witness::{Witnessed, witness},
+    replay,
+    strategy::{Context, Setup, Silent, StrategySpec},
+    trace::{self, Source},
+};
+
+/// A replay that is to be told as PyTorch would have recorded it.
+pub struct Export<'a> {
+    pub source: &'a dyn Source,
+    pub strategy: StrategySpec,
+    pub device: DeviceSpec,
+    pub limit: Option<u64>,
+    pub options: replay::Options<'a>,
+}
+
+impl Export<'_> {
+    /// Replays on a fresh device. Where memory runs out and the replay ends, that is said.
+    pub fn witness(&self) -> Result<Witnessed, Failure> {
+        let device = self.device.open()?;
+        let mut device: Box<dyn Device> = match self.limit {
+            Some(limit) => Box::new(Limited::to(limit, device)),
+            None => device,
+        };
+        let setup = Setup { props: device.props(), limit: self.limit };
+        let mut strategy = self.strategy.build(&setup).map_err(Failure::usage)?;
+        let witnessed = witness(self.source, &self.strategy, &mut *strategy, &mut *device, &self.options)
+            .map_err(Failure::usage)?;
+        strategy.close(&mut Context { device: &mut *device, sink: &mut Silent })?;
+        if let (Some(oom), replay::OnOutOfMemory::Stop) = (witnessed.replayed.first_oom, self.options.on_out_of_memory)
+        {
+            output::complain(&format!("memory runs out at event {}: the snapshot ends there", oom.event));
+        }
+        Ok(witnessed)
+    }
+}
+
+/// Writes a snapshot, whole or not at all, and says so.
+pub fn save(witnessed: &Witnessed, path: &Path) -> Result<String, Failure> {
+    trace::save(path, |to| Ok(witnessed.snapshot.write(to)?)).map_err(Failure::usage)?;
+    let entries: usize = witnessed.snapshot.traces.iter().map(Vec::len).sum();
+    Ok(format!("{entries} entries written to {}", path.display()))
+}
+
+/// Refuses to overwrite what is no trace, unless forced to.
+pub fn check_overwriting(path: &Path, force: bool) -> Result<(), Failure> {
+    if !force && path.is_file() && trace::recognise(path).is_err() {
+        let path = path.display();
+        return Err(Failure::usage(anyhow!("{path} is there already and is no trace; --force overwrites it")));
+    }
+    Ok(())
+}

@@ -1,0 +1,440 @@
+//! A replay as PyTorch would have recorded it: under any strategy, for PyTorch's own viewer and for `verify`.
+//!
+//! [`Witness`] watches and keeps entries in PyTorch's order: what a request caused before the request itself, and a free
+//! that is done at once right after it was asked for. [`witness`] runs a replay under its eyes and adds the memory at
+//! the end. Call sites become stacks of one frame, marks become annotations; times are those of the story or of the
+//! device, whichever is further, from the first microsecond on.
+
+use std::{collections::HashMap, sync::Arc};
+
+use crate::{
+    device::{Capabilities, Device},
+    replay::{self, Live, Moment, Observer, OutOfMemory, ReplayError, Replayed, replay},
+    strategy::{self, EventSink, Freed, Layout, Outcome, SegmentView, Strategy, StrategyEvent, StrategySpec, caching},
+    trace::{
+        MarkKind, Op, Source, Tables,
+        torch::{
+            Action, Annotation, Block, BlockState, Entry, Frame, Segment, SegmentKind, Setting, Settings, Snapshot,
+            StackId, Stacks, Stage,
+        },
+    },
+    unit::{Address, SiteId, StreamId},
+};
+
+/// A snapshot of a replay, and how the replay ended.
+#[derive(Clone, Debug)]
+pub struct Witnessed {
+    /// What PyTorch would have recorded.
+    pub snapshot: Snapshot,
+    /// What was done.
+    pub replayed: Replayed,
+}
+
+/// Why a replay leaves no snapshot. Running out of memory is not among the reasons.
+#[derive(Debug, thiserror::Error)]
+pub enum WitnessError {
+    /// The device lacks what the strategy needs.
+    #[error("this device has no {0}")]
+    Incapable(Capabilities),
+    /// The replay could not go on.
+    #[error(transparent)]
+    Replay(#[from] ReplayError),
+    /// A snapshot shows segments and blocks, and the strategy cannot.
+    #[error("strategy '{0}' cannot show its memory, and a snapshot needs it")]
+    NoLayout(String),
+}
+
+/// Replays a source once on a fresh strategy and device, and tells it as PyTorch would have recorded it. `spec` is what
+/// the strategy was built from: PyTorch's settings if it is PyTorch's allocator, the name of another backend otherwise.
+///
+/// The strategy is left as it is then, for the caller to close; `options.repeat` is not looked at.
+pub fn witness(
+    source: &dyn Source,
+    spec: &StrategySpec,
+    strategy: &mut dyn Strategy,
+    device: &mut dyn Device,
+    options: &replay::Options<'_>,
+) -> Result<Witnessed, WitnessError> {
+    let missing = strategy.requires().missing_from(device.props().capabilities);
+    if missing != Capabilities::NONE {
+        return Err(WitnessError::Incapable(missing));
+    }
+    let mut witness = Witness::default();
+    let replayed = replay(source, strategy, device, &replay::Options { repeat: 1, ..*options }, &mut witness)?;
+    let layout = strategy.layout().ok_or_else(|| WitnessError::NoLayout(spec.to_string()))?;
+    Ok(Witnessed { snapshot: witness.testify(&layout, settings(spec)), replayed })
+}
+
+/// PyTorch's microseconds count from 1970, and 0 means that nobody looked at a clock.
+const FIRST_MICROSECOND: u64 = 1;
+
+/// Watches a replay and keeps what PyTorch would have recorded.
+#[derive(Debug, Default)]
+pub struct Witness {
+    entries: Vec<Entry>,
+    annotations: Vec<Annotation>,
+    stacks: Stacks,
+    /// By site; `None` where not yet needed.
+    stack_of_site: Vec<Option<StackId>>,
+    streams: Vec<u64>,
+    /// Who allocated each block that is not reusable yet, by address.
+    owners: HashMap<u64, StackId>,
+    /// Who caused each segment, by address.
+    origins: HashMap<u64, StackId>,
+    /// Who makes the present call.
+    caller: StackId,
+    /// Where the latest free was asked for.
+    free_requested_at: usize,
+    /// An out-of-memory entry whose strategy did not ask the device what is free.
+    unmeasured: Option<usize>,
+    phase: Option<Arc<str>>,
+    step: Option<Arc<str>>,
+    story_ns: u64,
+    time_us: u64,
+}
+
+impl Witness {
+    /// Everything seen, with the memory at the end.
+    #[must_use]
+    pub fn testify(mut self, layout: &Layout, settings: Settings) -> Snapshot {
+        for open in [self.phase.take(), self.step.take()] {
+            self.end(open);
+        }
+        let segments = layout.segments.iter().map(|segment| self.segment(segment)).collect();
+        Snapshot {
+            segments,
+            traces: vec![self.entries],
+            settings,
+            annotations: self.annotations,
+            stacks: self.stacks,
+            streams: self.streams,
+            ..Snapshot::default()
+        }
+    }
+
+    fn segment(&self, segment: &SegmentView) -> Segment {
+        let blocks = segment.blocks.iter().map(|block| {
+            let (state, stack) = match block.state {
+                strategy::BlockState::Allocated => (BlockState::Allocated, self.owners.get(&block.address.0)),
+                strategy::BlockState::Pending => (BlockState::PendingFree, self.owners.get(&block.address.0)),
+                strategy::BlockState::Free => (BlockState::Inactive, None),
+            };
+            Block {
+                address: block.address,
+                size: block.size,
+                requested_size: block.requested,
+                state,
+                stack: stack.copied().unwrap_or_default(),
+            }
+        });
+        Segment {
+            device: 0,
+            address: segment.address,
+            total_size: segment.bytes,
+            stream: segment.stream,
+            // PyTorch knows two kinds; what other strategies call their parts has no place in its files.
+            kind: if segment.pool == "small" { SegmentKind::Small } else { SegmentKind::Large },
+            pool: segment.pool_id,
+            expandable: segment.mapped,
+            stack: self.origins.get(&segment.address.0).copied().unwrap_or_default(),
+            blocks: blocks.collect(),
+        }
+    }
+
+    fn push(&mut self, action: Action, address: Address, size: u64, stream: StreamId, stack: StackId) {
+        let time_us = self.time_us;
+        self.entries.push(Entry { action, address, size, stream, stack, time_us, ..Entry::default() });
+    }
+
+    fn stack(&mut self, site: SiteId, tables: &Tables) -> StackId {
+        let place = site.index();
+        if place >= self.stack_of_site.len() {
+            self.stack_of_site.resize(place + 1, None);
+        }
+        if let Some(stack) = self.stack_of_site[place] {
+            return stack;
+        }
+        let text = tables.sites().get(place).map_or("", String::as_str);
+        let stack = if text.is_empty() {
+            StackId::NONE
+        } else {
+            let frame = self.stacks.intern_frame(frame(text));
+            self.stacks.intern(&[frame])
+        };
+        self.stack_of_site[place] = Some(stack);
+        stack
+    }
+
+    fn annotate(&mut self, name: &Arc<str>, stage: Stage) {
+        // Only its time tells between which entries an annotation stands.
+        self.time_us += 1;
+        self.annotations.push(Annotation { name: Arc::clone(name), stage, device: Some(0), time_us: self.time_us });
+    }
+
+    fn end(&mut self, open: Option<Arc<str>>) {
+        if let Some(name) = open {
+            self.annotate(&name, Stage::End);
+        }
+    }
+
+    fn mark(&mut self, kind: MarkKind, label: &str, index: u32) {
+        match kind {
+            MarkKind::Phase => {
+                let open = self.phase.take();
+                self.end(open);
+                if !label.is_empty() {
+                    let name = label.into();
+                    self.annotate(&name, Stage::Start);
+                    self.phase = Some(name);
+                }
+            }
+            MarkKind::Step => {
+                let open = self.step.take();
+                self.end(open);
+                // What PyTorch's profiler calls its steps.
+                let name = format!("ProfilerStep#{index}").into();
+                self.annotate(&name, Stage::Start);
+                self.step = Some(name);
+            }
+            MarkKind::MicroBatch => {}
+        }
+    }
+}
+
+impl EventSink for Witness {
+    fn event(&mut self, event: StrategyEvent) {
+        let caller = self.caller;
+        match event {
+            StrategyEvent::SegmentAlloc { address, bytes, stream } => {
+                self.origins.insert(address.0, caller);
+                self.push(Action::SegmentAlloc, address, bytes, stream, caller);
+            }
+            StrategyEvent::SegmentMap { address, bytes, stream } => {
+                self.origins.insert(address.0, caller);
+                self.push(Action::SegmentMap, address, bytes, stream, caller);
+            }
+            StrategyEvent::SegmentFree { address, bytes, stream } => {
+                self.push(Action::SegmentFree, address, bytes, stream, caller);
+            }
+            StrategyEvent::SegmentUnmap { address, bytes, stream } => {
+                self.push(Action::SegmentUnmap, address, bytes, stream, caller);
+            }
+            StrategyEvent::FreeCompleted { address, requested, stream } => {
+                let owner = self.owners.remove(&address.0).unwrap_or_default();
+                self.push(Action::FreeCompleted, address, requested, stream, owner);
+            }
+            StrategyEvent::OutOfMemory { rounded, stream, device_free } => {
+                self.unmeasured = device_free.is_none().then_some(self.entries.len());
+                self.push(Action::OutOfMemory, Address(device_free.unwrap_or(0)), rounded, stream, caller);
+            }
+            // PyTorch counts retries without recording them.
+            StrategyEvent::Retry { .. } => {}
+        }
+    }
+}
+
+impl Observer for Witness {
+    fn before(&mut self, now: &Moment<'_>) {
+        self.story_ns = self.story_ns.saturating_add(now.event.delta_ns.into());
+        let elapsed_us = self.story_ns.max(now.device.now().0) / 1000;
+        self.time_us = self.time_us.max(elapsed_us.saturating_add(FIRST_MICROSECOND));
+        let known = self.streams.len();
+        self.streams.extend(now.tables.streams().iter().skip(known));
+        self.caller = StackId::NONE;
+        match now.event.op {
+            Op::Alloc { site, .. } => self.caller = self.stack(site, now.tables),
+            Op::Mark { kind, label, index } => {
+                self.mark(kind, now.tables.labels().get(label as usize).map_or("", String::as_str), index);
+            }
+            Op::Idle { nanos } => self.story_ns = self.story_ns.saturating_add(nanos),
+            _ => {}
+        }
+    }
+
+    fn served(&mut self, _: &Moment<'_>, live: &Live, _: Outcome) {
+        self.owners.insert(live.block.address.0, self.caller);
+        self.push(Action::Alloc, live.block.address, live.request.bytes, live.request.stream, self.caller);
+    }
+
+    fn free_requested(&mut self, _: &Moment<'_>, live: &Live) {
+        let owner = self.owners.get(&live.block.address.0).copied().unwrap_or_default();
+        self.free_requested_at = self.entries.len();
+        self.push(Action::FreeRequested, live.block.address, live.request.bytes, live.request.stream, owner);
+    }
+
+    fn freed(&mut self, _: &Moment<'_>, live: &Live, freed: Freed) {
+        if freed == Freed::Now {
+            self.owners.remove(&live.block.address.0);
+            // It was done before anything else that the free caused.
+            let requested = self.entries[self.free_requested_at];
+            let completed = Entry { action: Action::FreeCompleted, ..requested };
+            self.entries.insert(self.free_requested_at + 1, completed);
+        }
+    }
+
+    fn out_of_memory(&mut self, _: &Moment<'_>, report: &OutOfMemory) {
+        if let Some(place) = self.unmeasured.take() {
+            self.entries[place].address = Address(report.device_free);
+        }
+    }
+}
+
+/// The frame that a call site stands for: `file:line function`, or words of any kind.
+fn frame(site: &str) -> Frame {
+    let located = site.match_indices(':').find_map(|(colon, _)| {
+        let (line, name) = site[colon + 1..].split_once(' ')?;
+        Some(Frame { filename: site[..colon].into(), line: line.parse().ok()?, name: name.into() })
+    });
+    located.unwrap_or_else(|| Frame { filename: "??".into(), line: 0, name: site.into() })
+}
+
+/// What a snapshot says about the allocator's settings.
+fn settings(spec: &StrategySpec) -> Settings {
+    let of_caching = || caching::Settings::default().updated(&spec.parameters).ok();
+    let (conf, in_force) = match of_caching().filter(|_| spec.name == "caching") {
+        Some(in_force) => (spec.parameters.clone(), in_force),
+        // No backend of PyTorch's, so that nobody takes the file for one of its own allocator.
+        None => (format!("backend:{}", spec.name), caching::Settings::default()),
+    };
+    let divisions = (0..).zip(in_force.roundup_power2_divisions);
+    let divisions = divisions.map(|(power, parts)| ((1_u64 << power).to_string().into(), parts as i64)).collect();
+    let values = [
+        ("PYTORCH_CUDA_ALLOC_CONF", Setting::Text(conf.into())),
+        ("max_split_size", Setting::Int(i64::try_from(in_force.max_split_size).unwrap_or(-1))),
+        ("garbage_collection_threshold", Setting::Float(in_force.garbage_collection_threshold)),
+        ("expandable_segments", Setting::Bool(in_force.expandable_segments)),
+        ("pinned_num_register_threads", Setting::Int(1)),
+        ("release_lock_on_cudamalloc", Setting::Bool(false)),
+        ("pinned_use_cuda_host_register", Setting::Bool(false)),
+        ("graph_capture_record_stream_reuse", Setting::Bool(false)),
+        ("roundup_power2_divisions", Setting::Table(divisions)),
+    ];
+    Settings { values: values.into_iter().map(|(name, value)| (name.into(), value)).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        device::sim::{SimConfig, SimDevice},
+        replay::{
+            OnOutOfMemory,
+            verify::{Counters, Verdict, verify},
+        },
+        strategy::Setup,
+        trace::TraceBuilder,
+        unit::{MIB, TagId},
+    };
+
+    fn witnessed(story: TraceBuilder, strategy: &str, device: &str) -> Witnessed {
+        let mut device = SimDevice::new(device.parse::<SimConfig>().unwrap()).unwrap();
+        let spec = StrategySpec::from(strategy);
+        let mut strategy = spec.build(&Setup { props: &device.props().clone(), limit: None }).unwrap();
+        let options = replay::Options { on_out_of_memory: OnOutOfMemory::Skip, ..replay::Options::default() };
+        witness(&story.finish("story"), &spec, &mut *strategy, &mut device, &options).unwrap()
+    }
+
+    fn actions(snapshot: &Snapshot) -> Vec<&'static str> {
+        snapshot.traces[0].iter().map(|entry| entry.action.name()).collect()
+    }
+
+    #[test]
+    fn causes_come_before_requests_and_a_free_is_complete_before_what_it_causes() {
+        let mut story = TraceBuilder::new();
+        let site = story.site("train.py:12 forward");
+        let block = story.alloc_at(100, StreamId::DEFAULT, TagId(0), site);
+        story.free(block);
+        story.alloc(2 << 40, StreamId::DEFAULT, TagId(0));
+        let Witnessed { snapshot, replayed } = witnessed(story, "direct", "sim:1GiB");
+        let order = ["segment_alloc", "alloc", "free_requested", "free_completed", "segment_free", "oom"];
+        assert_eq!(actions(&snapshot), order);
+        assert_eq!(replayed.ooms, 1);
+        let entries = &snapshot.traces[0];
+        assert!(entries[5].device_free().is_some_and(|free| free > 0));
+        for place in [0, 1, 2, 3] {
+            assert_eq!(snapshot.stacks.site(entries[place].stack).as_deref(), Some("train.py:12 forward"));
+        }
+        assert_eq!(snapshot.segments, []);
+    }
+
+    #[test]
+    fn a_free_that_waits_for_a_stream_is_complete_when_the_strategy_says_so() {
+        let mut story = TraceBuilder::new();
+        let side = story.stream_known_as(32).unwrap();
+        let block = story.alloc(3 * MIB, StreamId::DEFAULT, TagId(0));
+        story.use_on(block, side);
+        story.free(block);
+        story.alloc(3 * MIB, StreamId::DEFAULT, TagId(0));
+        let snapshot = witnessed(story, "caching", "sim").snapshot;
+        let after_free = ["free_requested", "free_completed", "alloc"];
+        assert_eq!(actions(&snapshot), [&["segment_alloc", "alloc"][..], &after_free[..]].concat());
+        assert_eq!(snapshot.streams, [0, 32]);
+    }
+
+    #[test]
+    fn what_caching_did_is_what_verify_expects_whatever_its_settings() {
+        for strategy in ["caching", "caching:expandable_segments:True", "caching:roundup_power2_divisions:4"] {
+            let mut story = TraceBuilder::new();
+            let mut live = Vec::new();
+            for step in 0..300_u64 {
+                live.push(story.alloc(1 + step * 7_919_993 % 60_000_000, StreamId::DEFAULT, TagId(0)));
+                if step % 3 == 2 {
+                    story.free(live.remove((step * 31 % live.len() as u64) as usize));
+                }
+                if step == 150 {
+                    story.empty_cache();
+                }
+            }
+            let recording = witnessed(story, strategy, "sim").snapshot.into_recording("again", None).unwrap();
+            let device = SimDevice::new(SimConfig::default()).unwrap();
+            let setup = Setup { props: device.props(), limit: None };
+            assert_eq!(verify(&recording, &setup, &Counters::default()).verdict, Verdict::Exact, "{strategy}");
+        }
+    }
+
+    #[test]
+    fn steps_and_phases_stand_between_the_entries_they_stood_between() {
+        let mut story = TraceBuilder::new();
+        for step in 0..2 {
+            story.mark(MarkKind::Step, "", step);
+            story.mark(MarkKind::Phase, "forward", 0);
+            let block = story.alloc(100, StreamId::DEFAULT, TagId(0));
+            story.mark(MarkKind::Phase, "backward", 0);
+            story.free(block);
+        }
+        let snapshot = witnessed(story, "caching", "sim").snapshot;
+        let trace = snapshot.into_recording("again", None).unwrap().trace;
+        let told: Vec<String> = trace
+            .events
+            .iter()
+            .map(|event| match event.op {
+                Op::Mark { kind: MarkKind::Step, index, .. } => format!("step {index}"),
+                Op::Mark { label, .. } => trace.tables.labels()[label as usize].clone(),
+                other => other.kind().name().to_owned(),
+            })
+            .filter(|word| ["step 0", "step 1", "forward", "backward", "alloc", "free"].contains(&word.as_str()))
+            .collect();
+        let round = |step| [step, "alloc", "backward", "free"];
+        assert_eq!(told, [&["forward"][..], &round("step 0"), &["forward"], &round("step 1")].concat());
+    }
+
+    #[test]
+    fn a_strategy_that_is_not_pytorchs_is_not_taken_for_it() {
+        let mut story = TraceBuilder::new();
+        story.alloc(100, StreamId::DEFAULT, TagId(0));
+        let recording = witnessed(story, "direct", "sim").snapshot.into_recording("again", None).unwrap();
+        let device = SimDevice::new(SimConfig::default()).unwrap();
+        let verdict = verify(&recording, &Setup { props: device.props(), limit: None }, &Counters::default()).verdict;
+        let Verdict::Partial { reasons, .. } = verdict else { panic!("{verdict:?}") };
+        assert!(reasons[0].contains("direct"), "{reasons:?}");
+    }
+
+    #[test]
+    fn call_sites_become_frames_and_come_back_as_they_were() {
+        for site in ["model.py:7 forward", "C:\\run 1\\model.py:7 Net.forward <lambda>", "??:0 c10::malloc(x: 1)"] {
+            let frame = frame(site);
+            assert_eq!(format!("{}:{} {}", frame.filename, frame.line, frame.name), site);
+        }
+        assert_eq!(&*frame("embedding table").name, "embedding table");
+    }
+}
