@@ -1,10 +1,12 @@
-//! The free blocks of one pool and stream in the order (size, address).
+//! Blocks in the order (size, address), by size.
 //!
 //! PyTorch keeps a tree. Here sizes up to 32 MiB have a bin each (sizes are multiples of 512 bytes) under a bitmap of
 //! three levels, so that the best fit is found in a few words; larger blocks are in an ordered map. Bins are made when
 //! they are first used.
 
 use std::collections::BTreeMap;
+
+use super::free_index::Entry;
 
 /// Sizes are multiples of this.
 const QUANTUM_SHIFT: u32 = 9;
@@ -14,9 +16,9 @@ const GROUP: usize = 64;
 /// A bin that holds more than this becomes an ordered map.
 const FEW: usize = 64;
 
-/// The free blocks of one pool and stream.
+/// Blocks by size.
 #[derive(Clone, Debug, Default)]
-pub(super) struct FreeIndex {
+pub(super) struct SizeBins {
     /// Which words of `groups_occupied` are not zero.
     words_occupied: u64,
     /// Which groups hold a block.
@@ -44,10 +46,9 @@ enum Bin {
     Many(BTreeMap<u64, u32>),
 }
 
-impl FreeIndex {
+impl SizeBins {
     /// Adds a block.
-    #[inline]
-    pub(super) fn insert(&mut self, size: u64, address: u64, slot: u32) {
+    pub(super) fn insert(&mut self, Entry { size, address, slot }: Entry) {
         let Some((group_number, place)) = bin_of(size) else {
             self.huge.insert((size, address), slot);
             return;
@@ -65,7 +66,6 @@ impl FreeIndex {
     }
 
     /// Removes a block that is in here.
-    #[inline]
     pub(super) fn remove(&mut self, size: u64, address: u64) {
         let Some((group_number, place)) = bin_of(size) else {
             self.huge.remove(&(size, address));
@@ -84,40 +84,45 @@ impl FreeIndex {
     }
 
     /// The smallest block of at least `size`; the lowest address among equals.
-    #[inline]
-    pub(super) fn first_at_least(&self, size: u64) -> Option<u32> {
+    #[inline(always)]
+    pub(super) fn first_at_least(&self, size: u64) -> Option<Entry> {
         match bin_of(size) {
             Some((group, place)) => self.first_from_bin(group, place),
-            None => self.huge.range((size, 0)..).next().map(|(_, &slot)| slot),
+            None => self.first_huge(size),
         }
     }
 
+    #[inline(never)]
+    fn first_huge(&self, size: u64) -> Option<Entry> {
+        self.huge.range((size, 0)..).next().map(huge_entry)
+    }
+
     /// The block that follows (size, address).
-    pub(super) fn after(&self, size: u64, address: u64) -> Option<u32> {
+    pub(super) fn after(&self, size: u64, address: u64) -> Option<Entry> {
         let Some((group, place)) = bin_of(size) else {
-            return self.huge.range((size, address + 1)..).next().map(|(_, &slot)| slot);
+            return self.huge.range((size, address + 1)..).next().map(huge_entry);
         };
-        self.bin(group, place).and_then(|bin| bin.above(address)).or_else(|| self.first_at_least(size + 512))
+        let same_size = self.bin(group, place).and_then(|bin| bin.above(address));
+        same_size.map(binned_entry(group, place)).or_else(|| self.first_at_least(size + 512))
     }
 
     /// The last block before (size, address).
-    pub(super) fn before(&self, size: u64, address: u64) -> Option<u32> {
+    pub(super) fn before(&self, size: u64, address: u64) -> Option<Entry> {
         let Some((group, place)) = bin_of(size) else {
-            let below = self.huge.range(..(size, address)).next_back().map(|(_, &slot)| slot);
+            let below = self.huge.range(..(size, address)).next_back().map(huge_entry);
             return below.or_else(|| self.last_below_bin(BINS / GROUP, 0));
         };
-        self.bin(group, place).and_then(|bin| bin.below(address)).or_else(|| self.last_below_bin(group, place))
-    }
-
-    /// The largest block; the highest address among equals.
-    pub(super) fn last(&self) -> Option<u32> {
-        self.before(u64::MAX, 0)
+        let same_size = self.bin(group, place).and_then(|bin| bin.below(address));
+        same_size.map(binned_entry(group, place)).or_else(|| self.last_below_bin(group, place))
     }
 
     /// Every block, by (size, address).
-    pub(super) fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        let binned = self.groups.iter().flatten().flat_map(|group| group.bins.iter().flat_map(Bin::iter));
-        binned.chain(self.huge.values().copied())
+    pub(super) fn iter(&self) -> impl Iterator<Item = Entry> + '_ {
+        let bins = (0..).zip(&self.groups).filter_map(|(number, group)| Some((number, group.as_ref()?)));
+        let binned = bins.flat_map(|(number, group)| {
+            (0..).zip(&group.bins).flat_map(move |(place, bin)| bin.iter().map(binned_entry(number, place)))
+        });
+        binned.chain(self.huge.iter().map(huge_entry))
     }
 
     fn bin(&self, group: usize, place: usize) -> Option<&Bin> {
@@ -126,22 +131,22 @@ impl FreeIndex {
 
     /// The first block in this bin or above.
     #[inline]
-    fn first_from_bin(&self, group_number: usize, place: usize) -> Option<u32> {
+    fn first_from_bin(&self, group_number: usize, place: usize) -> Option<Entry> {
         if let Some(Some(group)) = self.groups.get(group_number) {
             let at_or_above = group.occupied & (u64::MAX << place);
             if at_or_above != 0 {
-                return group.bins[at_or_above.trailing_zeros() as usize].lowest();
+                return group.lowest(group_number, at_or_above);
             }
         }
         match self.next_group(group_number) {
-            Some(group) => group.bins[group.occupied.trailing_zeros() as usize].lowest(),
-            None => self.huge.first_key_value().map(|(_, &slot)| slot),
+            Some((number, group)) => group.lowest(number, group.occupied),
+            None => self.first_huge(0),
         }
     }
 
     /// The next group above that holds a block.
     #[inline]
-    fn next_group(&self, below: usize) -> Option<&Group> {
+    fn next_group(&self, below: usize) -> Option<(usize, &Group)> {
         let word = below / 64;
         // Two shifts, because one by 64 would be none.
         let rest = self.groups_occupied[word] & ((u64::MAX << (below % 64)) << 1);
@@ -155,21 +160,50 @@ impl FreeIndex {
             let word = words.trailing_zeros() as usize;
             word * 64 + self.groups_occupied[word].trailing_zeros() as usize
         };
-        self.groups[number].as_deref()
+        Some((number, self.groups[number].as_deref()?))
     }
 
     /// The last block in the bins below this one.
-    fn last_below_bin(&self, group_number: usize, place: usize) -> Option<u32> {
+    fn last_below_bin(&self, group_number: usize, place: usize) -> Option<Entry> {
         if let Some(Some(group)) = self.groups.get(group_number) {
             let below = group.occupied & !(u64::MAX << place);
             if below != 0 {
-                return group.bins[highest_bit(below)].highest();
+                return group.highest(group_number, below);
             }
         }
         let last = group_number.min(self.groups.len());
-        let group = self.groups[..last].iter().rev().flatten().find(|group| group.occupied != 0)?;
-        group.bins[highest_bit(group.occupied)].highest()
+        let mut below = (0..last).rev().zip(self.groups[..last].iter().rev());
+        below.find_map(|(number, group)| {
+            let group = group.as_ref().filter(|group| group.occupied != 0)?;
+            group.highest(number, group.occupied)
+        })
     }
+}
+
+impl Group {
+    /// The lowest block of the smallest size among some of the bins.
+    #[inline]
+    fn lowest(&self, number: usize, bins: u64) -> Option<Entry> {
+        let place = bins.trailing_zeros() as usize;
+        self.bins[place % GROUP].lowest().map(binned_entry(number, place))
+    }
+
+    /// The highest block of the largest size among some of the bins.
+    fn highest(&self, number: usize, bins: u64) -> Option<Entry> {
+        let place = 63 - bins.leading_zeros() as usize;
+        self.bins[place].highest().map(binned_entry(number, place))
+    }
+}
+
+/// Every size has its bin, so that the bin tells the size.
+#[inline]
+fn binned_entry(group: usize, place: usize) -> impl Fn((u64, u32)) -> Entry {
+    let size = ((group * GROUP + place + 1) as u64) << QUANTUM_SHIFT;
+    move |(address, slot)| Entry { size, address, slot }
+}
+
+fn huge_entry((&(size, address), &slot): (&(u64, u64), &u32)) -> Entry {
+    Entry { size, address, slot }
 }
 
 /// Group and place of the bin for a size, or nothing above 32 MiB. Sizes that are no multiple of the quantum (as search
@@ -178,11 +212,6 @@ impl FreeIndex {
 fn bin_of(size: u64) -> Option<(usize, usize)> {
     let number = (size.max(1) - 1) >> QUANTUM_SHIFT;
     (number < BINS as u64).then_some((number as usize / GROUP, number as usize % GROUP))
-}
-
-#[inline]
-fn highest_bit(word: u64) -> usize {
-    63 - word.leading_zeros() as usize
 }
 
 impl Default for Group {
@@ -244,111 +273,58 @@ impl Bin {
     }
 
     #[inline]
-    fn lowest(&self) -> Option<u32> {
+    fn lowest(&self) -> Option<(u64, u32)> {
         match self {
             Bin::Empty => None,
-            Bin::One(_, slot) => Some(*slot),
-            Bin::Few(entries) => entries.last().map(|&(_, slot)| slot),
-            Bin::Many(entries) => entries.first_key_value().map(|(_, &slot)| slot),
+            Bin::One(address, slot) => Some((*address, *slot)),
+            Bin::Few(entries) => entries.last().copied(),
+            Bin::Many(entries) => entries.first_key_value().map(copied),
         }
     }
 
-    fn highest(&self) -> Option<u32> {
+    fn highest(&self) -> Option<(u64, u32)> {
         match self {
             Bin::Empty => None,
-            Bin::One(_, slot) => Some(*slot),
-            Bin::Few(entries) => entries.first().map(|&(_, slot)| slot),
-            Bin::Many(entries) => entries.last_key_value().map(|(_, &slot)| slot),
+            Bin::One(address, slot) => Some((*address, *slot)),
+            Bin::Few(entries) => entries.first().copied(),
+            Bin::Many(entries) => entries.last_key_value().map(copied),
         }
     }
 
-    fn above(&self, address: u64) -> Option<u32> {
+    fn above(&self, address: u64) -> Option<(u64, u32)> {
         match self {
             Bin::Empty => None,
-            Bin::One(other, slot) => (*other > address).then_some(*slot),
+            Bin::One(other, slot) => (*other > address).then_some((*other, *slot)),
             Bin::Few(entries) => {
                 let higher = entries.partition_point(|&(other, _)| other > address);
-                higher.checked_sub(1).map(|place| entries[place].1)
+                higher.checked_sub(1).map(|place| entries[place])
             }
-            Bin::Many(entries) => entries.range(address + 1..).next().map(|(_, &slot)| slot),
+            Bin::Many(entries) => entries.range(address + 1..).next().map(copied),
         }
     }
 
-    fn below(&self, address: u64) -> Option<u32> {
+    fn below(&self, address: u64) -> Option<(u64, u32)> {
         match self {
             Bin::Empty => None,
-            Bin::One(other, slot) => (*other < address).then_some(*slot),
+            Bin::One(other, slot) => (*other < address).then_some((*other, *slot)),
             Bin::Few(entries) => {
                 let not_lower = entries.partition_point(|&(other, _)| other >= address);
-                entries.get(not_lower).map(|&(_, slot)| slot)
+                entries.get(not_lower).copied()
             }
-            Bin::Many(entries) => entries.range(..address).next_back().map(|(_, &slot)| slot),
+            Bin::Many(entries) => entries.range(..address).next_back().map(copied),
         }
     }
 
-    fn iter(&self) -> Box<dyn Iterator<Item = u32> + '_> {
+    fn iter(&self) -> Box<dyn Iterator<Item = (u64, u32)> + '_> {
         match self {
             Bin::Empty => Box::new(std::iter::empty()),
-            Bin::One(_, slot) => Box::new(std::iter::once(*slot)),
-            Bin::Few(entries) => Box::new(entries.iter().rev().map(|&(_, slot)| slot)),
-            Bin::Many(entries) => Box::new(entries.values().copied()),
+            Bin::One(address, slot) => Box::new(std::iter::once((*address, *slot))),
+            Bin::Few(entries) => Box::new(entries.iter().rev().copied()),
+            Bin::Many(entries) => Box::new(entries.iter().map(copied)),
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::unit::MIB;
-
-    /// Sizes crowd in few bins, so that bins grow into maps and shrink again, and some lie above the bins.
-    fn size() -> impl Strategy<Value = u64> {
-        prop_oneof![
-            (1u64..4).prop_map(|n| n * 512),
-            (1u64..=65_536).prop_map(|n| n * 512),
-            (1u64..100).prop_map(|n| 32 * MIB + n * 512),
-        ]
-    }
-
-    proptest! {
-        #[test]
-        fn the_index_agrees_with_an_ordered_map(steps in prop::collection::vec((any::<bool>(), size(), 0u64..200), 1..600)) {
-            let (mut index, mut model) = (FreeIndex::default(), BTreeMap::new());
-            for (number, (insert, size, place)) in (0u32..).zip(steps) {
-                let address = 4096 + place * 512;
-                if insert && !model.contains_key(&(size, address)) {
-                    index.insert(size, address, number);
-                    model.insert((size, address), number);
-                } else if let Some((&(size, address), _)) = model.range((size, address)..).next() {
-                    index.remove(size, address);
-                    model.remove(&(size, address));
-                }
-                let value = |entry: Option<(&(u64, u64), &u32)>| entry.map(|(_, &slot)| slot);
-                prop_assert_eq!(index.first_at_least(size), value(model.range((size, 0)..).next()));
-                prop_assert_eq!(index.after(size, address), value(model.range((size, address + 1)..).next()));
-                prop_assert_eq!(index.before(size, address), value(model.range(..(size, address)).next_back()));
-                prop_assert_eq!(index.last(), value(model.last_key_value()));
-            }
-            prop_assert!(index.iter().eq(model.values().copied()));
-        }
-    }
-
-    #[test]
-    fn a_bin_of_many_equal_blocks_hands_out_the_lowest_address() {
-        let mut index = FreeIndex::default();
-        for n in 0..10_000u64 {
-            // A full cycle of a permutation: neither ascending nor descending.
-            index.insert(512, 512 + (n * 7_919 % 10_000) * 512, n as u32);
-        }
-        for n in 0..10_000u64 {
-            let slot = index.first_at_least(512).unwrap();
-            assert_eq!(u64::from(slot) * 7_919 % 10_000, n);
-            index.remove(512, 512 + n * 512);
-        }
-        assert_eq!(index.first_at_least(512), None);
-    }
+fn copied((&address, &slot): (&u64, &u32)) -> (u64, u32) {
+    (address, slot)
 }

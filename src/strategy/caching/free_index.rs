@@ -1,0 +1,147 @@
+//! The free blocks of one pool and stream in the order (size, address), the latest of them close at hand.
+//!
+//! What was freed or cut off last is most often the next to be taken or merged again, so it waits outside the bins
+//! until another block takes its place there: a free and an allocation in turn touch no bin at all. Nobody outside can
+//! tell, as every question is answered for the latest block and the bins together.
+
+use super::size_bins::SizeBins;
+
+/// A free block. Its order is that of the index; no two have the same address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Entry {
+    pub(super) size: u64,
+    pub(super) address: u64,
+    pub(super) slot: u32,
+}
+
+impl Entry {
+    #[inline]
+    fn precedes(&self, other: &Entry) -> bool {
+        self.size < other.size || self.size == other.size && self.address < other.address
+    }
+}
+
+/// The free blocks of one pool and stream.
+#[derive(Clone, Debug, Default)]
+pub(super) struct FreeIndex {
+    /// The block that came in last, if it has not left since. It is not in the bins.
+    latest: Option<Entry>,
+    bins: SizeBins,
+}
+
+impl FreeIndex {
+    /// Adds a block.
+    #[inline]
+    pub(super) fn insert(&mut self, entry: Entry) {
+        if let Some(former) = self.latest.replace(entry) {
+            self.bins.insert(former);
+        }
+    }
+
+    /// Removes a block that is in here.
+    #[inline]
+    pub(super) fn remove(&mut self, size: u64, address: u64) {
+        if self.latest.is_some_and(|latest| latest.address == address && latest.size == size) {
+            self.latest = None;
+        } else {
+            self.bins.remove(size, address);
+        }
+    }
+
+    /// The smallest block of at least `size`; the lowest address among equals.
+    #[inline]
+    pub(super) fn first_at_least(&self, size: u64) -> Option<Entry> {
+        let binned = self.bins.first_at_least(size);
+        match self.latest {
+            Some(latest) if latest.size >= size && binned.is_none_or(|other| latest.precedes(&other)) => Some(latest),
+            _ => binned,
+        }
+    }
+
+    /// The block that follows (size, address).
+    pub(super) fn after(&self, size: u64, address: u64) -> Option<Entry> {
+        let binned = self.bins.after(size, address);
+        let latest = self.latest.filter(|latest| (latest.size, latest.address) > (size, address));
+        latest.filter(|latest| binned.is_none_or(|other| latest.precedes(&other))).or(binned)
+    }
+
+    /// The last block before (size, address).
+    pub(super) fn before(&self, size: u64, address: u64) -> Option<Entry> {
+        let latest = self.latest.filter(|latest| (latest.size, latest.address) < (size, address));
+        latest.max(self.bins.before(size, address))
+    }
+
+    /// The largest block; the highest address among equals.
+    pub(super) fn last(&self) -> Option<Entry> {
+        self.before(u64::MAX, 0)
+    }
+
+    /// Every block, by (size, address).
+    pub(super) fn iter(&self) -> impl Iterator<Item = Entry> + '_ {
+        let precedes = move |entry: &Entry| self.latest.is_none_or(|latest| *entry < latest);
+        let smaller = self.bins.iter().take_while(precedes);
+        let larger = self.bins.iter().skip_while(precedes);
+        smaller.chain(self.latest).chain(larger)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::unit::MIB;
+
+    /// Sizes crowd in few bins, so that bins grow into maps and shrink again, and some lie above the bins.
+    fn size() -> impl Strategy<Value = u64> {
+        prop_oneof![
+            (1u64..4).prop_map(|n| n * 512),
+            (1u64..=65_536).prop_map(|n| n * 512),
+            (1u64..100).prop_map(|n| 32 * MIB + n * 512),
+        ]
+    }
+
+    fn entry((&(size, address), &slot): (&(u64, u64), &u32)) -> Entry {
+        Entry { size, address, slot }
+    }
+
+    proptest! {
+        #[test]
+        fn the_index_agrees_with_an_ordered_map(steps in prop::collection::vec((any::<bool>(), size(), 0u64..200), 1..600)) {
+            let (mut index, mut model) = (FreeIndex::default(), BTreeMap::new());
+            for (number, (insert, size, place)) in (0u32..).zip(steps) {
+                let address = 4096 + place * 512;
+                if insert && !model.contains_key(&(size, address)) {
+                    index.insert(Entry { size, address, slot: number });
+                    model.insert((size, address), number);
+                } else if let Some((&(size, address), _)) = model.range((size, address)..).next() {
+                    index.remove(size, address);
+                    model.remove(&(size, address));
+                }
+                let value = |found: Option<(&(u64, u64), &u32)>| found.map(entry);
+                prop_assert_eq!(index.first_at_least(size), value(model.range((size, 0)..).next()));
+                prop_assert_eq!(index.after(size, address), value(model.range((size, address + 1)..).next()));
+                prop_assert_eq!(index.before(size, address), value(model.range(..(size, address)).next_back()));
+                prop_assert_eq!(index.last(), value(model.last_key_value()));
+            }
+            prop_assert!(index.iter().eq(model.iter().map(entry)));
+        }
+    }
+
+    #[test]
+    fn a_bin_of_many_equal_blocks_hands_out_the_lowest_address() {
+        let mut index = FreeIndex::default();
+        for n in 0..10_000u64 {
+            // A full cycle of a permutation: neither ascending nor descending.
+            index.insert(Entry { size: 512, address: 512 + (n * 7_919 % 10_000) * 512, slot: n as u32 });
+        }
+        for n in 0..10_000u64 {
+            let slot = index.first_at_least(512).unwrap().slot;
+            assert_eq!(u64::from(slot) * 7_919 % 10_000, n);
+            index.remove(512, 512 + n * 512);
+        }
+        assert_eq!(index.first_at_least(512), None);
+    }
+}
