@@ -51,9 +51,9 @@ impl Stats {
         self.current.requested += requested;
         self.current.allocated += size;
         self.current.active += size;
-        self.peak.requested = self.peak.requested.max(self.current.requested);
-        self.peak.allocated = self.peak.allocated.max(self.current.allocated);
-        self.peak.active = self.peak.active.max(self.current.active);
+        keep_highest(&mut self.peak.requested, self.current.requested);
+        keep_highest(&mut self.peak.allocated, self.current.allocated);
+        keep_highest(&mut self.peak.active, self.current.active);
     }
 
     /// The caller gave a block back.
@@ -83,6 +83,14 @@ impl Stats {
     pub fn on_release(&mut self, bytes: u64, segments: u64) {
         self.current.reserved -= bytes;
         self.segments -= segments;
+    }
+}
+
+/// Raises a peak to a value above it. A branch rather than a maximum: new peaks are rare, and then nothing is written.
+#[inline]
+pub(super) fn keep_highest(peak: &mut u64, value: u64) {
+    if value > *peak {
+        *peak = value;
     }
 }
 

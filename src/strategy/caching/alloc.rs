@@ -3,6 +3,7 @@
 use super::{
     Caching, Grown, OWN_SEGMENT, OWN_SEGMENT_STEP, QUANTUM, SMALL_SEGMENT, SMALL_SIZE,
     blocks::{NONE, Record, State},
+    free_index::Entry,
     pools::DEFAULT_POOL,
 };
 use crate::{
@@ -13,18 +14,18 @@ use crate::{
 impl Caching {
     /// Best fit among the free blocks of an arena. The block found is taken out. Only one candidate is looked at: if
     /// the rules for oversize blocks refuse it, larger ones are not tried.
-    #[inline]
+    #[inline(always)]
     pub(super) fn find_free(&mut self, arena: u32, rounded: u64, expandable: bool) -> Option<u32> {
         let collects = self.collects_garbage();
         let owner = &mut self.pools.arenas[arena as usize];
         if collects {
             self.pools.sides[owner.side as usize].clock += 1;
         }
-        let mut slot = owner.free.first_at_least(rounded)?;
-        if self.blocks[slot].is_expandable() {
-            slot = self.prefer_short_extension(arena, slot, expandable)?;
+        let mut found = owner.free.first_at_least(rounded)?;
+        if self.blocks[found.slot].is_expandable() {
+            found = self.prefer_short_extension(arena, found, expandable)?;
         }
-        let (address, size) = (self.blocks[slot].address, self.blocks[slot].size);
+        let Entry { size, address, slot } = found;
         let oversize = self.settings.max_split_size;
         let refused = if rounded < oversize {
             size >= oversize
@@ -40,41 +41,45 @@ impl Caching {
 
     /// Walks up from an expandable block: to one that can extend less far while expandable segments are on (a block in
     /// front of unmapped addresses counts with those), to the first ordinary block while they are off.
-    fn prefer_short_extension(&self, arena: u32, mut slot: u32, expandable: bool) -> Option<u32> {
+    #[inline(never)]
+    fn prefer_short_extension(&self, arena: u32, mut found: Entry, expandable: bool) -> Option<Entry> {
         let free = &self.pools.arenas[arena as usize].free;
-        let after = |slot: u32| free.after(self.blocks[slot].size, self.blocks[slot].address);
         if !expandable {
-            while self.blocks[slot].is_expandable() {
-                slot = after(slot)?;
+            while self.blocks[found.slot].is_expandable() {
+                found = free.after(found.size, found.address)?;
             }
-            return Some(slot);
+            return Some(found);
         }
-        let extent = |slot: u32| {
+        let extension = |slot: u32| {
             let next = self.blocks[slot].next;
             let unmapped = next != NONE && self.blocks[next].state == State::Unmapped;
-            self.blocks[slot].size + if unmapped { self.blocks[next].size } else { 0 }
+            if unmapped { self.blocks[next].size } else { 0 }
         };
-        while self.blocks[slot].is_expandable()
-            && let Some(next) = after(slot)
-            && extent(next) < extent(slot)
+        // Blocks come in ascending size: none can reach less far than one that cannot extend at all.
+        let mut reach = found.size + extension(found.slot);
+        while reach > found.size
+            && self.blocks[found.slot].is_expandable()
+            && let Some(next) = free.after(found.size, found.address)
+            && next.size + extension(next.slot) < reach
         {
-            slot = next;
+            reach = next.size + extension(next.slot);
+            found = next;
         }
-        Some(slot)
+        Some(found)
     }
 
     #[inline]
     fn collects_garbage(&self) -> bool {
-        self.settings.garbage_collection_threshold > 0.0 && self.limit.is_some()
+        self.limit.is_some() && self.settings.garbage_collection_threshold > 0.0
     }
 
     /// Makes a block the caller's, cutting off what it does not need.
-    #[inline]
+    #[inline(always)]
     pub(super) fn hand_out(&mut self, slot: u32, requested: u64, rounded: u64, expandable: bool) -> (Block, bool) {
         let block = &self.blocks[slot];
-        let (address, size, arena, range) = (block.address, block.size, block.arena, block.range);
-        let was_split = block.is_split();
-        let owner = &mut self.pools.arenas[arena as usize];
+        let (address, size) = (block.address, block.size);
+        let (was_split, tracked) = (block.is_split(), !block.is_expandable());
+        let owner = &mut self.pools.arenas[block.arena as usize];
         let large = owner.is_large();
         let remainder = size - rounded;
         let cut = if large && !expandable {
@@ -85,16 +90,15 @@ impl Caching {
         let mut taken = slot;
         if cut {
             let clock = self.pools.sides[owner.side as usize].clock;
-            owner.free.insert(remainder, address + rounded, slot);
+            owner.free.insert(Entry { size: remainder, address: address + rounded, slot });
             taken = self.blocks.cut_front(slot, rounded);
-            let rest = &mut self.blocks[slot];
-            (rest.shelved_at, rest.state) = (clock, State::Free);
+            self.blocks[slot].shelved_at = clock;
         }
-        if range == NONE {
+        if tracked {
             match (cut, was_split) {
-                (true, true) => self.books.on_inactive_split(large, 0, -(rounded as i64)),
-                (true, false) => self.books.on_inactive_split(large, 1, remainder as i64),
-                (false, true) => self.books.on_inactive_split(large, -1, -(size as i64)),
+                (true, true) => self.books.lower_inactive_split(large, 0, rounded),
+                (true, false) => self.books.raise_inactive_split(large, 1, remainder),
+                (false, true) => self.books.lower_inactive_split(large, 1, size),
                 (false, false) => {}
             }
         }

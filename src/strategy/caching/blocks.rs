@@ -34,6 +34,7 @@ pub(super) struct Record {
     pub(super) shelved_at: u64,
     /// Neighbours in the segment, by address.
     pub(super) previous: u32,
+    /// In a vacant slot: the next vacant one.
     pub(super) next: u32,
     /// Which pool and stream it belongs to.
     pub(super) arena: u32,
@@ -77,13 +78,27 @@ impl Record {
     pub(super) fn end(&self) -> u64 {
         self.address + self.size
     }
+
+    /// Becomes the first of the vacant slots.
+    #[inline]
+    fn vacate(&mut self, vacant: &mut u32, slot: u32) {
+        self.state = State::Vacant;
+        self.next = std::mem::replace(vacant, slot);
+    }
 }
 
 /// All blocks.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Blocks {
     records: Vec<Record>,
-    vacant: Vec<u32>,
+    /// The vacant slot to use next, or [`NONE`]; each names the one after it.
+    vacant: u32,
+}
+
+impl Default for Blocks {
+    fn default() -> Self {
+        Blocks { records: Vec::new(), vacant: NONE }
+    }
 }
 
 impl Index<u32> for Blocks {
@@ -103,6 +118,7 @@ impl IndexMut<u32> for Blocks {
 
 impl Blocks {
     /// The record in a slot, if there is such a slot.
+    #[inline]
     pub(super) fn get(&self, slot: u32) -> Option<&Record> {
         self.records.get(slot as usize)
     }
@@ -114,40 +130,45 @@ impl Blocks {
 
     /// Gives a record a slot. Generations count on over all tenants of a slot.
     pub(super) fn insert(&mut self, mut record: Record) -> u32 {
-        match self.vacant.pop() {
-            Some(slot) => {
-                record.generation = self[slot].generation;
-                self[slot] = record;
-                slot
-            }
-            None => {
-                self.records.push(record);
-                (self.records.len() - 1) as u32
-            }
+        let slot = self.settle();
+        record.generation = self[slot].generation;
+        self[slot] = record;
+        slot
+    }
+
+    /// Finds a slot for a new tenant, whose predecessor's record is still in it.
+    #[inline]
+    fn settle(&mut self) -> u32 {
+        match self.records.get(self.vacant as usize) {
+            Some(record) => std::mem::replace(&mut self.vacant, record.next),
+            None => self.add_slot(),
         }
     }
 
-    /// Vacates a slot; its neighbours must no longer point to it.
-    #[inline]
-    pub(super) fn remove(&mut self, slot: u32) {
-        self[slot].state = State::Vacant;
-        self.vacant.push(slot);
+    #[cold]
+    fn add_slot(&mut self) -> u32 {
+        self.records.push(Record::lone(0, 0, NONE, NONE, State::Vacant));
+        (self.records.len() - 1) as u32
     }
 
-    /// Cuts the first `bytes` off a block; they become an allocated block of their own, which is returned. Written field
-    /// by field: moving a whole record that was just put together would stall the processor.
+    /// Vacates a slot; its neighbours must no longer point to it.
+    pub(super) fn remove(&mut self, slot: u32) {
+        self.records[slot as usize].vacate(&mut self.vacant, slot);
+    }
+
+    /// Cuts the first `bytes` off a block; they become an allocated block of their own, which is returned. The rest is
+    /// free. Written field by field: moving a whole record that was just put together would stall the processor.
     #[inline]
     pub(super) fn cut_front(&mut self, slot: u32, bytes: u64) -> u32 {
-        let front = self.vacant.pop().unwrap_or_else(|| {
-            self.records.push(Record::lone(0, 0, NONE, NONE, State::Vacant));
-            (self.records.len() - 1) as u32
-        });
-        let rest = &mut self[slot];
+        let front = self.settle();
+        let records = self.records.as_mut_slice();
+        let rest = &mut records[slot as usize];
         let (address, arena, range, previous) = (rest.address, rest.arena, rest.range, rest.previous);
         rest.address += bytes;
         rest.size -= bytes;
         rest.previous = front;
-        let block = &mut self[front];
+        rest.state = State::Free;
+        let block = &mut records[front as usize];
         block.address = address;
         block.size = bytes;
         block.previous = previous;
@@ -156,8 +177,8 @@ impl Blocks {
         block.range = range;
         block.uses = NONE;
         block.state = State::Allocated;
-        if previous != NONE {
-            self[previous].next = front;
+        if let Some(previous) = records.get_mut(previous as usize) {
+            previous.next = front;
         }
         front
     }
@@ -188,27 +209,35 @@ impl Blocks {
         inserted
     }
 
-    /// Lets `survivor` swallow its neighbour `absorbed`.
+    /// Lets a block swallow `previous`, the one in front of it.
     #[inline]
-    pub(super) fn merge(&mut self, survivor: u32, absorbed: u32) {
-        let (address, size, previous, next) = {
-            let gone = &self[absorbed];
-            (gone.address, gone.size, gone.previous, gone.next)
-        };
-        if previous == survivor {
-            self[survivor].next = next;
-            if next != NONE {
-                self[next].previous = survivor;
-            }
-        } else {
-            self[survivor].address = address;
-            self[survivor].previous = previous;
-            if previous != NONE {
-                self[previous].next = survivor;
-            }
+    pub(super) fn absorb_previous(&mut self, slot: u32, previous: u32) {
+        let records = self.records.as_mut_slice();
+        let gone = &mut records[previous as usize];
+        let (address, size, before) = (gone.address, gone.size, gone.previous);
+        gone.vacate(&mut self.vacant, previous);
+        let block = &mut records[slot as usize];
+        block.address = address;
+        block.size += size;
+        block.previous = before;
+        if let Some(before) = records.get_mut(before as usize) {
+            before.next = slot;
         }
-        self[survivor].size += size;
-        self.remove(absorbed);
+    }
+
+    /// Lets a block swallow `next`, the one behind it.
+    #[inline]
+    pub(super) fn absorb_next(&mut self, slot: u32, next: u32) {
+        let records = self.records.as_mut_slice();
+        let gone = &mut records[next as usize];
+        let (size, behind) = (gone.size, gone.next);
+        gone.vacate(&mut self.vacant, next);
+        let block = &mut records[slot as usize];
+        block.size += size;
+        block.next = behind;
+        if let Some(behind) = records.get_mut(behind as usize) {
+            behind.previous = slot;
+        }
     }
 }
 
@@ -231,9 +260,9 @@ mod tests {
         let front = blocks.cut_front(high, 512);
         assert_eq!((blocks[low].next, blocks[front].next, blocks[high].previous), (front, high, front));
         assert_eq!((blocks[front].address, blocks[high].address, blocks[high].size), (1024, 1536, 3584));
-        blocks.merge(high, front);
-        blocks.merge(high, low);
-        blocks.merge(high, tail);
+        blocks.absorb_previous(high, front);
+        blocks.absorb_previous(high, low);
+        blocks.absorb_next(high, tail);
         assert_eq!((blocks[high].address, blocks[high].size, blocks[high].is_split()), (0, 5632, false));
         assert_eq!(blocks.iter().count(), 1);
     }

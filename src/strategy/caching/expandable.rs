@@ -252,7 +252,7 @@ impl Caching {
             self.blocks[slot].size = mapped;
         }
         self.blocks[slot].state = State::Free;
-        self.absorb_neighbours(slot);
+        self.absorb_neighbours(slot, State::Free);
         self.shelve(slot);
         self.reserved += mapped;
         let owner = &self.pools.arenas[arena as usize];
@@ -303,7 +303,7 @@ impl Caching {
         }
         let block = &mut self.blocks[slot];
         (block.address, block.size, block.state) = (low, high - low, State::Unmapped);
-        self.absorb_neighbours(slot);
+        self.absorb_neighbours(slot, State::Unmapped);
         let merged = self.blocks[slot].address;
         let owner = &mut self.pools.arenas[arena as usize];
         owner.unmapped.insert(merged, slot);

@@ -1,57 +1,52 @@
 //! The steps of a free: merging, and waiting for streams.
 
-use super::{
-    Caching,
-    blocks::{NONE, State},
-};
+use super::{Caching, blocks::State, free_index::Entry};
 use crate::{
     strategy::{Context, StrategyError, StrategyEvent, deferred::Patience},
     unit::Address,
 };
 
 impl Caching {
-    /// Puts a freed block among the free ones, merged with its free neighbours.
-    #[inline]
-    pub(super) fn free_block(&mut self, slot: u32) {
-        let block = &self.blocks[slot];
-        let (size, requested, tracked) = (block.size, block.requested, !block.is_expandable());
-        self.blocks[slot].state = State::Free;
-        let merged = self.absorb_neighbours(slot);
+    /// Puts a freed block among the free ones, merged with its free neighbours; says whether its arena is a large one.
+    #[inline(always)]
+    pub(super) fn free_block(&mut self, slot: u32) -> bool {
+        let block = &mut self.blocks[slot];
+        block.state = State::Free;
+        let (size, tracked) = (block.size, !block.is_expandable());
+        let merged = self.absorb_neighbours(slot, State::Free);
         let large = self.shelve(slot);
-        self.books.on_reusable(large, requested, size);
         if tracked {
             let block = &self.blocks[slot];
-            let absorbed = (block.size - size) as i64;
-            if block.is_split() {
-                self.books.on_inactive_split(large, 1 - merged, block.size as i64 - absorbed);
+            if !block.is_split() {
+                self.books.lower_inactive_split(large, merged, block.size - size);
+            } else if merged < 2 {
+                self.books.raise_inactive_split(large, 1 - merged, size);
             } else {
-                self.books.on_inactive_split(large, -merged, -absorbed);
+                self.books.raise_inactive_split(large, 0, size);
+                self.books.lower_inactive_split(large, 1, 0);
             }
         }
+        large
     }
 
     /// Merges a free or unmapped block with neighbours of its kind; says with how many.
-    #[inline]
-    pub(super) fn absorb_neighbours(&mut self, slot: u32) -> i64 {
-        let (previous, next) = (self.blocks[slot].previous, self.blocks[slot].next);
-        i64::from(self.absorb(slot, previous)) + i64::from(self.absorb(slot, next))
-    }
-
-    #[inline]
-    fn absorb(&mut self, slot: u32, neighbour: u32) -> bool {
-        if neighbour == NONE || self.blocks[neighbour].state != self.blocks[slot].state {
-            return false;
+    #[inline(always)]
+    pub(super) fn absorb_neighbours(&mut self, slot: u32, kind: State) -> u64 {
+        let block = &self.blocks[slot];
+        let owner = &mut self.pools.arenas[block.arena as usize];
+        let (previous, next) = (block.previous, block.next);
+        let mut merged = 0;
+        if let Some(gone) = self.blocks.get(previous).filter(|block| block.state == kind) {
+            owner.take_out(gone);
+            self.blocks.absorb_previous(slot, previous);
+            merged += 1;
         }
-        let gone = &self.blocks[neighbour];
-        let owner = &mut self.pools.arenas[gone.arena as usize];
-        if gone.state == State::Free {
-            owner.free.remove(gone.size, gone.address);
-        } else {
-            owner.unmapped.remove(&gone.address);
+        if let Some(gone) = self.blocks.get(next).filter(|block| block.state == kind) {
+            owner.take_out(gone);
+            self.blocks.absorb_next(slot, next);
+            merged += 1;
         }
-        self.forget_uses(neighbour);
-        self.blocks.merge(slot, neighbour);
-        true
+        merged
     }
 
     /// Adds a free block to its arena; says whether that is a large one.
@@ -60,8 +55,33 @@ impl Caching {
         let block = &mut self.blocks[slot];
         let owner = &mut self.pools.arenas[block.arena as usize];
         block.shelved_at = self.pools.sides[owner.side as usize].clock;
-        owner.free.insert(block.size, block.address, slot);
+        owner.free.insert(Entry { size: block.size, address: block.address, slot });
         owner.is_large()
+    }
+
+    /// Frees a block that other streams use: it waits for them, and during a capture for its end first.
+    #[cold]
+    pub(super) fn free_later(&mut self, cx: &mut Context<'_>, slot: u32) -> Result<(), StrategyError> {
+        let block = &self.blocks[slot];
+        let (size, large) = (block.size, self.pools.arenas[block.arena as usize].is_large());
+        if self.pools.is_capturing() {
+            self.postponed.push_back(slot);
+        } else {
+            self.deferred.hold(cx.device, slot, self.uses.streams(block.uses))?;
+            self.forget_uses(slot);
+        }
+        self.blocks[slot].state = State::Pending;
+        self.books.on_free_later(large, size);
+        self.count_oversize_freed(size);
+        Ok(())
+    }
+
+    /// Keeps the count of allocations that are too large to be split.
+    #[inline]
+    pub(super) fn count_oversize_freed(&mut self, size: u64) {
+        if size >= self.settings.max_split_size {
+            self.books.oversize_allocations.lower();
+        }
     }
 
     /// Takes up the frees that streams have got past.
@@ -114,7 +134,14 @@ impl Caching {
             requested: block.requested,
             stream: self.pools.arenas[block.arena as usize].stream,
         });
-        self.free_block(slot);
+        self.free_pending(slot);
+    }
+
+    /// Frees a block that waited.
+    pub(super) fn free_pending(&mut self, slot: u32) {
+        let (requested, size) = (self.blocks[slot].requested, self.blocks[slot].size);
+        let large = self.free_block(slot);
+        self.books.on_free_completed(large, requested, size);
     }
 
     /// Whether anything freed waits for streams or for the end of a capture.

@@ -13,6 +13,7 @@ mod free_index;
 mod pools;
 mod release;
 mod settings;
+mod size_bins;
 #[cfg(test)]
 pub(super) mod stand_in;
 mod statistics;
@@ -184,24 +185,34 @@ impl Caching {
     /// The live block that a handle stands for.
     #[inline]
     fn live(&self, block: &Block) -> Result<&Record, StrategyError> {
-        let record = self.blocks.get(block.slot);
-        record
-            .filter(|record| record.generation == block.generation && record.state == State::Allocated)
-            .filter(|record| record.address == block.address.0)
-            .ok_or(StrategyError::UnknownBlock { address: block.address, slot: block.slot })
+        match self.blocks.get(block.slot) {
+            Some(record)
+                if record.generation == block.generation
+                    && record.state == State::Allocated
+                    && record.address == block.address.0 =>
+            {
+                Ok(record)
+            }
+            _ => Err(StrategyError::UnknownBlock { address: block.address, slot: block.slot }),
+        }
+    }
+
+    /// Turns away what no memory could serve.
+    #[cold]
+    fn refuse(bytes: u64) -> Result<Attempt, StrategyError> {
+        if bytes == 0 {
+            return Err(StrategyError::ZeroBytes);
+        }
+        let shortage = Shortage { rounded: bytes, asked: bytes, refused_by: Refusal::Size, device_free: None };
+        Ok(Attempt::OutOfMemory(shortage))
     }
 }
 
 impl Strategy for Caching {
     #[inline]
     fn alloc(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
-        if request.bytes == 0 {
-            return Err(StrategyError::ZeroBytes);
-        }
-        if request.bytes >= ABSURD {
-            let (rounded, asked) = (request.bytes, request.bytes);
-            let shortage = Shortage { rounded, asked, refused_by: Refusal::Size, device_free: None };
-            return Ok(Attempt::OutOfMemory(shortage));
+        if !(1..ABSURD).contains(&request.bytes) {
+            return Caching::refuse(request.bytes);
         }
         if self.has_waiting_frees() && !self.pools.is_capturing() {
             self.poll_frees(cx)?;
@@ -222,26 +233,15 @@ impl Strategy for Caching {
     #[inline]
     fn free(&mut self, cx: &mut Context<'_>, block: Block, _: Caller) -> Result<Freed, StrategyError> {
         let record = self.live(&block)?;
-        let (size, uses, arena) = (record.size, record.uses, record.arena);
-        let waits = uses != NONE && !self.uses.streams(uses).is_empty();
-        let capturing = self.pools.is_capturing();
-        if waits && !capturing {
-            self.deferred.hold(cx.device, block.slot, self.uses.streams(uses))?;
-            self.forget_uses(block.slot);
+        let (size, requested) = (record.size, record.requested);
+        if record.uses != NONE {
+            self.free_later(cx, block.slot)?;
+            return Ok(Freed::Later);
         }
-        self.books.on_free(self.pools.arenas[arena as usize].is_large(), size);
-        if size >= self.settings.max_split_size {
-            self.books.oversize_allocations.lower();
-        }
-        if !waits {
-            self.free_block(block.slot);
-            return Ok(Freed::Now);
-        }
-        self.blocks[block.slot].state = State::Pending;
-        if capturing {
-            self.postponed.push_back(block.slot);
-        }
-        Ok(Freed::Later)
+        let large = self.free_block(block.slot);
+        self.books.on_free(large, requested, size);
+        self.count_oversize_freed(size);
+        Ok(Freed::Now)
     }
 
     fn used_on(&mut self, _: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {

@@ -5,7 +5,11 @@
 
 use std::collections::BTreeMap;
 
-use super::{Caching, blocks::NONE, free_index::FreeIndex};
+use super::{
+    Caching,
+    blocks::{NONE, Record, State},
+    free_index::FreeIndex,
+};
 use crate::{
     strategy::{Context, StrategyError},
     unit::StreamId,
@@ -59,6 +63,16 @@ impl Arena {
     pub(super) fn pool(&self) -> u32 {
         self.side / 2
     }
+
+    /// Takes a free or unmapped block out of the arena, because a neighbour swallows it.
+    #[inline]
+    pub(super) fn take_out(&mut self, block: &Record) {
+        if block.state == State::Free {
+            self.free.remove(block.size, block.address);
+        } else {
+            self.unmapped.remove(&block.address);
+        }
+    }
 }
 
 /// All pools.
@@ -98,8 +112,14 @@ impl Pools {
     /// The side that serves a request of this stream.
     #[inline]
     pub(super) fn side_for(&self, stream: StreamId, large: bool) -> u32 {
+        let pool = if self.is_capturing() { self.routed_pool(stream) } else { DEFAULT_POOL };
+        pool * 2 + u32::from(large)
+    }
+
+    #[cold]
+    fn routed_pool(&self, stream: StreamId) -> u32 {
         let route = self.routes.iter().rev().find(|(_, only)| only.is_none_or(|only| only == stream));
-        route.map_or(DEFAULT_POOL, |&(pool, _)| pool) * 2 + u32::from(large)
+        route.map_or(DEFAULT_POOL, |&(pool, _)| pool)
     }
 
     /// The arena of a side and stream, made where there is none.

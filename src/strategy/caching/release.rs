@@ -86,21 +86,20 @@ impl Caching {
         }
         let wanted = rounded.max(oversize);
         let free = &self.pools.arenas[arena as usize].free;
-        if let Some(slot) = free.first_at_least(wanted)
-            && !self.blocks[slot].is_expandable()
+        if let Some(found) = free.first_at_least(wanted)
+            && !self.blocks[found.slot].is_expandable()
         {
-            return self.release_whole(cx, slot).map(|released| released > 0);
+            return self.release_whole(cx, found.slot).map(|released| released > 0);
         }
         let mut next = free.before(wanted, 0);
         let mut released = 0;
         while released < wanted
-            && let Some(slot) = next
-            && self.blocks[slot].size >= oversize
+            && let Some(found) = next
+            && found.size >= oversize
         {
-            let block = &self.blocks[slot];
-            next = self.pools.arenas[arena as usize].free.before(block.size, block.address);
-            if !block.is_expandable() {
-                released += self.release_whole(cx, slot)?;
+            next = self.pools.arenas[arena as usize].free.before(found.size, found.address);
+            if !self.blocks[found.slot].is_expandable() {
+                released += self.release_whole(cx, found.slot)?;
             }
         }
         Ok(released >= wanted)
@@ -177,7 +176,7 @@ impl Caching {
     /// The free blocks of a side, by (what the driver calls the stream, size, address).
     fn free_blocks(&self, cx: &Context<'_>, side: u32) -> Vec<u32> {
         let arenas = self.pools.arenas_in_order(cx, side).into_iter();
-        arenas.flat_map(|arena| self.pools.arenas[arena as usize].free.iter()).collect()
+        arenas.flat_map(|arena| self.pools.arenas[arena as usize].free.iter()).map(|entry| entry.slot).collect()
     }
 
     /// Gives everything back, whoever holds it.
@@ -190,19 +189,17 @@ impl Caching {
         // Blocks come free first, so that what a failing call leaves behind is an ordinary cache.
         let held: Vec<u32> = self.blocks.iter().map(|(slot, _)| slot).collect();
         for slot in held {
-            let block = &self.blocks[slot];
-            let large = self.pools.arenas[block.arena as usize].is_large();
-            match block.state {
-                State::Allocated => {
-                    self.books.on_free(large, block.size);
-                    self.forget_uses(slot);
-                    self.free_block(slot);
-                }
-                State::Pending => {
-                    self.forget_uses(slot);
-                    self.free_block(slot);
-                }
-                _ => {}
+            let (state, requested, size) = {
+                let block = &self.blocks[slot];
+                (block.state, block.requested, block.size)
+            };
+            if state == State::Allocated {
+                self.forget_uses(slot);
+                let large = self.free_block(slot);
+                self.books.on_free(large, requested, size);
+            } else if state == State::Pending {
+                self.forget_uses(slot);
+                self.free_pending(slot);
             }
         }
         for side in 0..self.pools.sides.len() as u32 {

@@ -4,7 +4,7 @@
 //! the sums of all rises and falls. Here only what cannot be derived is kept: the flavour `all` is the sum of the two
 //! pools but for its peak, and falls are rises minus the present value.
 
-use crate::strategy::Stats;
+use crate::strategy::{Stats, stats::keep_highest};
 
 /// A value and the highest it has been.
 #[derive(Clone, Copy, Debug, Default)]
@@ -17,7 +17,7 @@ impl Level {
     #[inline]
     fn raise(&mut self, amount: u64) {
         self.current += amount;
-        self.peak = self.peak.max(self.current);
+        keep_highest(&mut self.peak, self.current);
     }
 }
 
@@ -66,18 +66,34 @@ impl SignedGauge {
 /// The statistics of all small or all large pools.
 #[derive(Clone, Copy, Debug, Default)]
 struct PoolBooks {
-    allocation: Level,
-    allocated_bytes: Level,
-    active: Level,
-    active_bytes: Level,
-    requested_bytes: Level,
-    allocs: u64,
-    bytes_handed_out: u64,
-    bytes_requested: u64,
+    allocation: Gauge,
+    allocated_bytes: Gauge,
+    requested_bytes: Gauge,
+    /// Blocks that were freed and wait for streams.
+    pending: u64,
+    pending_bytes: u64,
+    /// Peaks of what is active (allocated or pending), noted only while anything is pending.
+    peak_active: u64,
+    peak_active_bytes: u64,
     segment: Gauge,
     reserved_bytes: Gauge,
     inactive_split: Gauge,
     inactive_split_bytes: Gauge,
+}
+
+impl PoolBooks {
+    /// While nothing is pending, the active blocks are the allocated ones, and so are their peaks.
+    fn active(&self) -> Gauge {
+        let Gauge { level, rises } = self.allocation;
+        let (current, peak) = (level.current + self.pending, self.peak_active.max(level.peak));
+        Gauge { level: Level { current, peak }, rises }
+    }
+
+    fn active_bytes(&self) -> Gauge {
+        let Gauge { level, rises } = self.allocated_bytes;
+        let (current, peak) = (level.current + self.pending_bytes, self.peak_active_bytes.max(level.peak));
+        Gauge { level: Level { current, peak }, rises }
+    }
 }
 
 /// Every counter of the strategy.
@@ -87,6 +103,7 @@ pub(super) struct Books {
     pools: [PoolBooks; 2],
     /// Peaks of the flavour `all` that `stats` has not.
     peak_allocation: u64,
+    /// Noted only while anything is pending.
     peak_active: u64,
     peak_segment: u64,
     peak_inactive_split: u64,
@@ -106,62 +123,78 @@ impl Books {
     pub(super) fn on_alloc(&mut self, large: bool, requested: u64, size: u64) {
         self.stats.on_alloc(requested, size);
         let pool = &mut self.pools[usize::from(large)];
-        pool.allocs += 1;
-        pool.bytes_handed_out += size;
-        pool.bytes_requested += requested;
         pool.allocation.raise(1);
         pool.allocated_bytes.raise(size);
-        pool.active.raise(1);
-        pool.active_bytes.raise(size);
         pool.requested_bytes.raise(requested);
-        self.peak_allocation = self.peak_allocation.max(self.stats.live_blocks);
-        self.peak_active = self.peak_active.max(self.all(|pool| pool.active));
+        keep_highest(&mut self.peak_allocation, self.stats.live_blocks);
+        if self.stats.current.active != self.stats.current.allocated {
+            self.note_active(large);
+        }
     }
 
-    /// A block was given back by its owner.
-    #[inline]
-    pub(super) fn on_free(&mut self, large: bool, size: u64) {
-        self.stats.on_free(size);
+    /// Notes how much is active while something is pending.
+    #[cold]
+    fn note_active(&mut self, large: bool) {
         let pool = &mut self.pools[usize::from(large)];
-        pool.allocation.current -= 1;
-        pool.allocated_bytes.current -= size;
+        pool.peak_active = pool.active().level.peak.max(pool.active().level.current);
+        pool.peak_active_bytes = pool.active_bytes().level.peak.max(pool.active_bytes().level.current);
+        self.peak_active = self.peak_active.max(self.all(|pool| pool.active()));
     }
 
-    /// A freed block can be used again.
+    /// A block was given back by its owner and can be used again.
     #[inline]
-    pub(super) fn on_reusable(&mut self, large: bool, requested: u64, size: u64) {
+    pub(super) fn on_free(&mut self, large: bool, requested: u64, size: u64) {
+        self.stats.on_free(size);
         self.stats.on_reusable(requested, size);
         let pool = &mut self.pools[usize::from(large)];
-        pool.active.current -= 1;
-        pool.active_bytes.current -= size;
-        pool.requested_bytes.current -= requested;
+        pool.allocation.lower(1);
+        pool.allocated_bytes.lower(size);
+        pool.requested_bytes.lower(requested);
     }
 
-    /// Free blocks that share their segment: how their number and bytes changed.
+    /// A block was given back by its owner and is pending.
+    pub(super) fn on_free_later(&mut self, large: bool, size: u64) {
+        self.stats.on_free(size);
+        let pool = &mut self.pools[usize::from(large)];
+        pool.allocation.lower(1);
+        pool.allocated_bytes.lower(size);
+        pool.pending += 1;
+        pool.pending_bytes += size;
+    }
+
+    /// A pending block can be used again.
+    pub(super) fn on_free_completed(&mut self, large: bool, requested: u64, size: u64) {
+        self.stats.on_reusable(requested, size);
+        let pool = &mut self.pools[usize::from(large)];
+        pool.pending -= 1;
+        pool.pending_bytes -= size;
+        pool.requested_bytes.lower(requested);
+    }
+
+    /// Free blocks that share their segment became more, or larger.
     #[inline]
-    pub(super) fn on_inactive_split(&mut self, large: bool, blocks: i64, bytes: i64) {
+    pub(super) fn raise_inactive_split(&mut self, large: bool, blocks: u64, bytes: u64) {
         let pool = &mut self.pools[usize::from(large)];
-        if blocks > 0 {
-            pool.inactive_split.raise(blocks.unsigned_abs());
-            let all = self.all(|pool| pool.inactive_split.level);
-            self.peak_inactive_split = self.peak_inactive_split.max(all);
-        } else {
-            pool.inactive_split.lower(blocks.unsigned_abs());
-        }
+        pool.inactive_split.raise(blocks);
+        pool.inactive_split_bytes.raise(bytes);
+        let blocks = self.all(|pool| pool.inactive_split);
+        let bytes = self.all(|pool| pool.inactive_split_bytes);
+        keep_highest(&mut self.peak_inactive_split, blocks);
+        keep_highest(&mut self.peak_inactive_split_bytes, bytes);
+    }
+
+    /// Free blocks that share their segment became fewer, or smaller.
+    #[inline]
+    pub(super) fn lower_inactive_split(&mut self, large: bool, blocks: u64, bytes: u64) {
         let pool = &mut self.pools[usize::from(large)];
-        if bytes > 0 {
-            pool.inactive_split_bytes.raise(bytes.unsigned_abs());
-            let all = self.all(|pool| pool.inactive_split_bytes.level);
-            self.peak_inactive_split_bytes = self.peak_inactive_split_bytes.max(all);
-        } else {
-            pool.inactive_split_bytes.lower(bytes.unsigned_abs());
-        }
+        pool.inactive_split.lower(blocks);
+        pool.inactive_split_bytes.lower(bytes);
     }
 
     /// The present value of the flavour `all`.
     #[inline]
-    fn all(&self, level: impl Fn(&PoolBooks) -> Level) -> u64 {
-        self.pools.iter().map(|pool| level(pool).current).sum()
+    fn all(&self, gauge: impl Fn(&PoolBooks) -> Gauge) -> u64 {
+        self.pools.iter().map(|pool| gauge(pool).level.current).sum()
     }
 
     /// A segment was allocated.
@@ -169,7 +202,7 @@ impl Books {
         self.stats.on_reserve(bytes, 1);
         self.raise_reserved(large, bytes);
         self.pools[usize::from(large)].segment.raise(1);
-        self.peak_segment = self.peak_segment.max(self.all(|pool| pool.segment.level));
+        self.peak_segment = self.peak_segment.max(self.all(|pool| pool.segment));
     }
 
     /// A segment was freed.
@@ -207,8 +240,8 @@ impl Books {
 
 /// Names and values of one statistic in one flavour.
 macro_rules! figures {
-    ($list:ident, $name:literal, $flavour:literal, $level:expr, $rises:expr) => {{
-        let (level, rises): (Level, u64) = ($level, $rises);
+    ($list:ident, $name:literal, $flavour:literal, $gauge:expr) => {{
+        let Gauge { level, rises } = $gauge;
         $list.extend([
             (concat!($name, $flavour, ".current"), level.current),
             (concat!($name, $flavour, ".peak"), level.peak),
@@ -220,12 +253,12 @@ macro_rules! figures {
 
 /// Names and values of one statistic in its three flavours. The peak of `all` is kept on its own.
 macro_rules! flavours {
-    ($list:ident, $name:literal, $books:ident, $peak:expr, $level:expr, $rises:expr) => {{
-        let [small, large] = $books.pools.each_ref().map(|pool| -> (Level, u64) { ($level(pool), $rises(pool)) });
-        let all = Level { current: small.0.current + large.0.current, peak: $peak };
-        figures!($list, $name, ".all", all, small.1 + large.1);
-        figures!($list, $name, ".small_pool", small.0, small.1);
-        figures!($list, $name, ".large_pool", large.0, large.1);
+    ($list:ident, $name:literal, $books:ident, $peak:expr, $gauge:expr) => {{
+        let [small, large]: [Gauge; 2] = $books.pools.each_ref().map($gauge);
+        let level = Level { current: small.level.current + large.level.current, peak: $peak };
+        figures!($list, $name, ".all", Gauge { level, rises: small.rises + large.rises });
+        figures!($list, $name, ".small_pool", small);
+        figures!($list, $name, ".large_pool", large);
     }};
 }
 
@@ -234,42 +267,16 @@ impl Books {
     pub(super) fn details(&self) -> Vec<(&'static str, u64)> {
         let mut list = Vec::with_capacity(128);
         let peak = &self.stats.peak;
-        flavours!(list, "allocation", self, self.peak_allocation, |p: &PoolBooks| p.allocation, |p: &PoolBooks| p
-            .allocs);
-        flavours!(list, "segment", self, self.peak_segment, |p: &PoolBooks| p.segment.level, |p: &PoolBooks| p
-            .segment
-            .rises);
-        flavours!(list, "active", self, self.peak_active, |p: &PoolBooks| p.active, |p: &PoolBooks| p.allocs);
-        flavours!(
-            list,
-            "inactive_split",
-            self,
-            self.peak_inactive_split,
-            |p: &PoolBooks| p.inactive_split.level,
-            |p: &PoolBooks| p.inactive_split.rises
-        );
-        flavours!(list, "allocated_bytes", self, peak.allocated, |p: &PoolBooks| p.allocated_bytes, |p: &PoolBooks| p
-            .bytes_handed_out);
-        flavours!(
-            list,
-            "reserved_bytes",
-            self,
-            peak.reserved,
-            |p: &PoolBooks| p.reserved_bytes.level,
-            |p: &PoolBooks| p.reserved_bytes.rises
-        );
-        flavours!(list, "active_bytes", self, peak.active, |p: &PoolBooks| p.active_bytes, |p: &PoolBooks| p
-            .bytes_handed_out);
-        flavours!(
-            list,
-            "inactive_split_bytes",
-            self,
-            self.peak_inactive_split_bytes,
-            |p: &PoolBooks| p.inactive_split_bytes.level,
-            |p: &PoolBooks| p.inactive_split_bytes.rises
-        );
-        flavours!(list, "requested_bytes", self, peak.requested, |p: &PoolBooks| p.requested_bytes, |p: &PoolBooks| p
-            .bytes_requested);
+        let peak_active = self.peak_active.max(self.peak_allocation);
+        flavours!(list, "allocation", self, self.peak_allocation, |pool| pool.allocation);
+        flavours!(list, "segment", self, self.peak_segment, |pool| pool.segment);
+        flavours!(list, "active", self, peak_active, |pool| pool.active());
+        flavours!(list, "inactive_split", self, self.peak_inactive_split, |pool| pool.inactive_split);
+        flavours!(list, "allocated_bytes", self, peak.allocated, |pool| pool.allocated_bytes);
+        flavours!(list, "reserved_bytes", self, peak.reserved, |pool| pool.reserved_bytes);
+        flavours!(list, "active_bytes", self, peak.active, |pool| pool.active_bytes());
+        flavours!(list, "inactive_split_bytes", self, self.peak_inactive_split_bytes, |pool| pool.inactive_split_bytes);
+        flavours!(list, "requested_bytes", self, peak.requested, |pool| pool.requested_bytes);
         for (names, gauge) in
             [(OVERSIZE_ALLOCATIONS, self.oversize_allocations), (OVERSIZE_SEGMENTS, self.oversize_segments)]
         {

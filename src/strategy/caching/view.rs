@@ -58,12 +58,12 @@ impl Caching {
             let side = self.pools.side_for(stream, large);
             let arena = *self.pools.sides[side as usize].arenas.get(stream.index()).filter(|&&arena| arena != NONE)?;
             let free = &self.pools.arenas[arena as usize].free;
-            let mut slot = free.last()?;
+            let mut found = free.last()?;
             // Mapped memory is passed over while expandable segments are off.
-            while self.blocks[slot].is_expandable() && !self.settings.expandable_segments {
-                slot = free.before(self.blocks[slot].size, self.blocks[slot].address)?;
+            while self.blocks[found.slot].is_expandable() && !self.settings.expandable_segments {
+                found = free.before(found.size, found.address)?;
             }
-            Some(self.blocks[slot].size)
+            Some(found.size)
         };
         // Small requests never get large blocks, nor the other way round.
         let large = largest(true).filter(|&size| size > SMALL_SIZE);

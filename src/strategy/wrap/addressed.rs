@@ -49,6 +49,7 @@ impl<S: Strategy> Addressed<S> {
     }
 
     /// One search in the table for both questions: is it live, and is it the one that is meant.
+    #[inline]
     fn free_found(
         &mut self,
         cx: &mut Context<'_>,
@@ -56,16 +57,24 @@ impl<S: Strategy> Addressed<S> {
         caller: Caller,
         is_meant: impl FnOnce(&Block) -> bool,
     ) -> Result<Freed, StrategyError> {
-        let block = self.live.remove(address).ok_or(StrategyError::UnknownBlock { address, slot: u32::MAX })?;
-        let freed = if is_meant(&block) {
-            self.inner.free(cx, block, caller)
-        } else {
-            Err(StrategyError::UnknownBlock { address, slot: block.slot })
+        let Some(block) = self.live.remove(address) else {
+            return Err(StrategyError::UnknownBlock { address, slot: u32::MAX });
         };
+        if !is_meant(&block) {
+            self.put_back(block);
+            return Err(StrategyError::UnknownBlock { address, slot: block.slot });
+        }
+        let freed = self.inner.free(cx, block, caller);
         if freed.is_err() {
-            self.live.insert(block);
+            self.put_back(block);
         }
         freed
+    }
+
+    /// A block that could not be freed is still live.
+    #[cold]
+    fn put_back(&mut self, block: Block) {
+        self.live.insert(block);
     }
 
     /// [`Strategy::used_on`] of the block that starts at `address`.
@@ -81,14 +90,16 @@ impl<S: Strategy> Addressed<S> {
 }
 
 impl<S: Strategy> Strategy for Addressed<S> {
+    #[inline]
     fn alloc(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
-        let attempt = self.inner.alloc(cx, request)?;
-        if let Attempt::Served(block, _) = attempt {
-            self.live.insert(block);
+        let attempt = self.inner.alloc(cx, request);
+        if let Ok(Attempt::Served(block, _)) = &attempt {
+            self.live.insert(*block);
         }
-        Ok(attempt)
+        attempt
     }
 
+    #[inline]
     fn free(&mut self, cx: &mut Context<'_>, block: Block, caller: Caller) -> Result<Freed, StrategyError> {
         self.free_found(cx, block.address, caller, |found| *found == block)
     }
