@@ -1,6 +1,8 @@
 //! Every recording in `workloads/recorded` is read whole, agrees with PyTorch's own counters, survives being written and
 //! read again, and can be rewound to any moment.
 
+#![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
