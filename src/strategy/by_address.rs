@@ -7,10 +7,11 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{
-    Attempt, Block, Built, Caller, Context, Control, Freed, Layout, Parameter, Request, Setup, Stats, Strategy,
-    StrategyEntry, StrategyError, StrategySpec, wrap::Addressed,
+    Attempt, Block, Built, Caller, Context, Control, Freed, Parameter, Request, Setup, Strategy, StrategyEntry,
+    StrategyError, StrategySpec,
+    wrap::{Addressed, views_of_inner},
 };
-use crate::{device::Capabilities, unit::StreamId};
+use crate::unit::StreamId;
 
 /// The registry's line.
 pub(super) const ENTRY: StrategyEntry = StrategyEntry {
@@ -75,25 +76,7 @@ impl Strategy for ByAddress {
         self.inner.close(cx)
     }
 
-    fn stats(&self) -> &Stats {
-        self.inner.stats()
-    }
-
-    fn largest_free(&self, stream: StreamId) -> Option<u64> {
-        self.inner.largest_free(stream)
-    }
-
-    fn layout(&self) -> Option<Layout> {
-        self.inner.layout()
-    }
-
-    fn details(&self) -> Vec<(&'static str, u64)> {
-        self.inner.details()
-    }
-
-    fn requires(&self) -> Capabilities {
-        self.inner.requires()
-    }
+    views_of_inner!();
 
     fn fork(&self) -> Option<Box<dyn Strategy>> {
         Some(Box::new(ByAddress { lock: Mutex::new(()), inner: self.inner.fork_addressed()? }))

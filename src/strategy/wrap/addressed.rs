@@ -5,8 +5,7 @@
 
 use super::address_table::AddressTable;
 use crate::{
-    device::Capabilities,
-    strategy::{Attempt, Block, Caller, Context, Control, Freed, Layout, Request, Stats, Strategy, StrategyError},
+    strategy::{Attempt, Block, Caller, Context, Control, Freed, Request, Strategy, StrategyError},
     unit::{Address, StreamId},
 };
 
@@ -122,25 +121,7 @@ impl<S: Strategy> Strategy for Addressed<S> {
         Ok(())
     }
 
-    fn stats(&self) -> &Stats {
-        self.inner.stats()
-    }
-
-    fn largest_free(&self, stream: StreamId) -> Option<u64> {
-        self.inner.largest_free(stream)
-    }
-
-    fn layout(&self) -> Option<Layout> {
-        self.inner.layout()
-    }
-
-    fn details(&self) -> Vec<(&'static str, u64)> {
-        self.inner.details()
-    }
-
-    fn requires(&self) -> Capabilities {
-        self.inner.requires()
-    }
+    views_of_inner!();
 
     fn fork(&self) -> Option<Box<dyn Strategy>> {
         Some(Box::new(self.fork_addressed()?))

@@ -8,9 +8,9 @@ use std::fmt;
 
 use super::{audit, shadow::Shadow};
 use crate::{
-    device::{Capabilities, Device},
+    device::Device,
     strategy::{
-        Attempt, Block, Caller, Context, Control, EventSink, Freed, Layout, Request, Stats, Strategy, StrategyError,
+        Attempt, Block, Caller, Context, Control, EventSink, Freed, Request, Stats, Strategy, StrategyError,
         StrategyEvent,
     },
     unit::StreamId,
@@ -223,25 +223,7 @@ impl<S: Strategy> Strategy for Checked<S> {
         result
     }
 
-    fn stats(&self) -> &Stats {
-        self.inner.stats()
-    }
-
-    fn largest_free(&self, stream: StreamId) -> Option<u64> {
-        self.inner.largest_free(stream)
-    }
-
-    fn layout(&self) -> Option<Layout> {
-        self.inner.layout()
-    }
-
-    fn details(&self) -> Vec<(&'static str, u64)> {
-        self.inner.details()
-    }
-
-    fn requires(&self) -> Capabilities {
-        self.inner.requires()
-    }
+    views_of_inner!();
 
     /// The copy is under watch as well; what was found so far goes along.
     fn fork(&self) -> Option<Box<dyn Strategy>> {

@@ -1,8 +1,7 @@
 //! Keeps a list of all calls to a strategy and what came of them.
 
 use crate::{
-    device::Capabilities,
-    strategy::{Attempt, Block, Caller, Context, Control, Freed, Layout, Request, Stats, Strategy, StrategyError},
+    strategy::{Attempt, Block, Caller, Context, Control, Freed, Request, Strategy, StrategyError},
     unit::StreamId,
 };
 
@@ -114,25 +113,7 @@ impl<S: Strategy> Strategy for Logged<S> {
         result
     }
 
-    fn stats(&self) -> &Stats {
-        self.inner.stats()
-    }
-
-    fn largest_free(&self, stream: StreamId) -> Option<u64> {
-        self.inner.largest_free(stream)
-    }
-
-    fn layout(&self) -> Option<Layout> {
-        self.inner.layout()
-    }
-
-    fn details(&self) -> Vec<(&'static str, u64)> {
-        self.inner.details()
-    }
-
-    fn requires(&self) -> Capabilities {
-        self.inner.requires()
-    }
+    views_of_inner!();
 
     /// The copy takes the list along and goes on with its own.
     fn fork(&self) -> Option<Box<dyn Strategy>> {

@@ -8,6 +8,32 @@
 //! Wrappers nest, `Locked<Addressed<Checked<_>>>`, and take a concrete strategy or a boxed one. They know the trait
 //! and no strategy in particular.
 
+/// The methods of [`Strategy`] that only look, passed on to the field `inner`: no wrapper has anything to add to them.
+macro_rules! views_of_inner {
+    () => {
+        fn stats(&self) -> &$crate::strategy::Stats {
+            self.inner.stats()
+        }
+
+        fn largest_free(&self, stream: $crate::unit::StreamId) -> Option<u64> {
+            self.inner.largest_free(stream)
+        }
+
+        fn layout(&self) -> Option<$crate::strategy::Layout> {
+            self.inner.layout()
+        }
+
+        fn details(&self) -> Vec<(&'static str, u64)> {
+            self.inner.details()
+        }
+
+        fn requires(&self) -> $crate::device::Capabilities {
+            self.inner.requires()
+        }
+    };
+}
+pub(super) use views_of_inner;
+
 mod address_table;
 mod addressed;
 mod audit;
