@@ -121,6 +121,9 @@ fn names_that_do_not_exist_are_answered_with_the_nearest_that_do() {
     let folder = empty();
     refused(&folder, &["run", "quik"], &["unknown suite 'quik'", "did you mean 'quick'?"]);
     refused(&folder, &["replay", "chekerboard"], &["unknown workload 'chekerboard'", "did you mean 'checkerboard'?"]);
+    refused(&folder, &["run", "nope"], &["unknown suite 'nope'", "there are:", "quick"]);
+    refused(&folder, &["replay", "nope"], &["unknown workload 'nope'", "there are:", "checkerboard"]);
+    refused(&folder, &["replay", "checkerboard", "-s", "nope"], &["unknown strategy 'nope'", "there are:", "caching"]);
     refused(&folder, &["replay", "checkerboard", "-s", "cachign"], &["unknown strategy", "did you mean 'caching'?"]);
     refused(&folder, &["replay", "checkerboard", "-s", "caching:max_split_size:8"], &["max_split_size_mb"]);
     refused(&folder, &["replay", "checkerboard", "--set", "ruonds=2"], &["ruonds", "rounds"]);
@@ -296,6 +299,42 @@ fn ctrl_c_finishes_the_running_cases_keeps_them_and_resume_goes_on() {
     assert!((3..400).contains(&kept), "{kept} cases were kept");
     run(&folder, &["run", "./long.toml", "--resume", "out", "--format", "csv"], 0);
     assert_eq!(fs::read_to_string(&rows).unwrap().lines().count() - 1, 400);
+}
+
+#[test]
+fn the_first_signal_ends_a_replay_that_would_take_forever() {
+    let folder = empty();
+    let mut child = Process::new(env!("CARGO_BIN_EXE_oomph"))
+        .args(["replay", "training", "--strategy", "null", "--set", "steps=100000000"])
+        .current_dir(folder.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    thread::sleep(Duration::from_millis(500));
+    assert!(Process::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    let begun = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if begun.elapsed() > Duration::from_secs(20) {
+            child.kill().unwrap();
+            panic!("still running 20 seconds after the signal");
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+}
+
+#[test]
+fn a_folder_is_not_resumed_with_another_suite() {
+    let folder = empty();
+    run(&folder, &["run", "quick", "--filter", "checkerboard/direct", "--output", "a"], 0);
+    let before = run_files(&folder, "a");
+    refused(
+        &folder,
+        &["run", "throughput", "--filter", "hot-4k/null", "--resume", "a"],
+        &["quick/checkerboard", "same"],
+    );
+    assert_eq!(run_files(&folder, "a"), before);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::fmt;
 use super::{Strategy, async_pool, by_address, caching, direct, null};
 use crate::{
     device::{Capabilities, Clock, DeviceProps},
-    unit::{GIB, MIB, did_you_mean, nearest},
+    unit::{GIB, MIB, did_you_mean_among, nearest},
 };
 
 /// Every strategy, in the order in which `list` shows them. Adding one is one line here.
@@ -72,7 +72,7 @@ pub struct StrategySpec {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
     /// No strategy of that name.
-    #[error("unknown strategy '{name}'{}", did_you_mean(suggestion.as_deref()))]
+    #[error("unknown strategy '{name}'{}", did_you_mean_among(suggestion.as_deref(), STRATEGIES.iter().map(|entry| entry.name)))]
     UnknownStrategy {
         /// What was typed.
         name: String,

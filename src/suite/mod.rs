@@ -16,7 +16,7 @@ pub use run::{CaseOutcome, CaseRunner, InProcess, Progress, all_cores, run};
 
 use std::{io, path::PathBuf};
 
-use crate::{strategy::SpecError, unit::did_you_mean, workload::WorkloadError};
+use crate::{strategy::SpecError, unit::did_you_mean_among, workload::WorkloadError};
 
 /// A suite that cannot be run.
 #[derive(Debug, thiserror::Error)]
@@ -38,7 +38,7 @@ pub enum SuiteError {
         reason: String,
     },
     /// No suite of that name.
-    #[error("unknown suite '{name}'{}", did_you_mean(suggestion.as_deref()))]
+    #[error("unknown suite '{name}'{}", did_you_mean_among(suggestion.as_deref(), SuiteFile::embedded()))]
     UnknownSuite {
         /// What was asked for.
         name: String,

@@ -11,7 +11,7 @@ mod work;
 
 pub use bytes::{Bytes, GIB, KIB, MIB, ParseBytesError};
 pub use id::{Address, EventId, SiteId, StreamId, TagId, ThreadId};
-pub use near::{did_you_mean, nearest};
+pub use near::{did_you_mean, did_you_mean_among, nearest};
 pub use time::Nanos;
 pub use work::{Dtype, Work};
 

@@ -20,3 +20,17 @@ pub fn nearest<'a>(typed: &str, candidates: impl IntoIterator<Item = &'a str>) -
 pub fn did_you_mean(suggestion: Option<&str>) -> String {
     suggestion.map(|name| format!("; did you mean '{name}'?")).unwrap_or_default()
 }
+
+/// The same, naming all there is where no name is near.
+///
+/// ```
+/// use oomph::unit::did_you_mean_among;
+/// assert_eq!(did_you_mean_among(None, ["null", "caching"]), "; there are: null, caching");
+/// ```
+#[must_use]
+pub fn did_you_mean_among<'a>(suggestion: Option<&str>, known: impl IntoIterator<Item = &'a str>) -> String {
+    match suggestion {
+        Some(_) => did_you_mean(suggestion),
+        None => format!("; there are: {}", known.into_iter().collect::<Vec<_>>().join(", ")),
+    }
+}

@@ -2,13 +2,14 @@
 
 use std::{fmt, io, path::PathBuf};
 
-use crate::unit::did_you_mean;
+use super::recipe_names;
+use crate::unit::{did_you_mean, did_you_mean_among};
 
 /// A workload that cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkloadError {
     /// No embedded recipe of that name.
-    #[error("unknown workload '{name}'{}", did_you_mean(suggestion.as_deref()))]
+    #[error("unknown workload '{name}'{}", did_you_mean_among(suggestion.as_deref(), recipe_names()))]
     UnknownWorkload {
         /// What was asked for.
         name: String,

@@ -103,7 +103,7 @@ impl SizeBins {
             return self.huge.range((size, address + 1)..).next().map(huge_entry);
         };
         let same_size = self.bin(group, place).and_then(|bin| bin.above(address));
-        same_size.map(binned_entry(group, place)).or_else(|| self.first_at_least(size + 512))
+        same_size.map(binned_entry(group, place)).or_else(|| self.first_at_least(size + (1 << QUANTUM_SHIFT)))
     }
 
     /// The last block before (size, address).
@@ -116,13 +116,9 @@ impl SizeBins {
         same_size.map(binned_entry(group, place)).or_else(|| self.last_below_bin(group, place))
     }
 
-    /// Every block, by (size, address).
+    /// Every block, by (size, address). From block to block by the bitmaps: most bins are empty.
     pub(super) fn iter(&self) -> impl Iterator<Item = Entry> + '_ {
-        let bins = (0..).zip(&self.groups).filter_map(|(number, group)| Some((number, group.as_ref()?)));
-        let binned = bins.flat_map(|(number, group)| {
-            (0..).zip(&group.bins).flat_map(move |(place, bin)| bin.iter().map(binned_entry(number, place)))
-        });
-        binned.chain(self.huge.iter().map(huge_entry))
+        std::iter::successors(self.first_at_least(0), |entry| self.after(entry.size, entry.address))
     }
 
     fn bin(&self, group: usize, place: usize) -> Option<&Bin> {
@@ -312,15 +308,6 @@ impl Bin {
                 entries.get(not_lower).copied()
             }
             Bin::Many(entries) => entries.range(..address).next_back().map(copied),
-        }
-    }
-
-    fn iter(&self) -> Box<dyn Iterator<Item = (u64, u32)> + '_> {
-        match self {
-            Bin::Empty => Box::new(std::iter::empty()),
-            Bin::One(address, slot) => Box::new(std::iter::once((*address, *slot))),
-            Bin::Few(entries) => Box::new(entries.iter().rev().copied()),
-            Bin::Many(entries) => Box::new(entries.iter().map(copied)),
         }
     }
 }
