@@ -12,16 +12,17 @@ use crate::{
     unit::{Bytes, Nanos},
 };
 
+/// Two words are two lines, so that columns are as narrow as their numbers; markdown puts them on one.
 const HEADINGS: [&str; 9] = [
     "workload",
     "strategy",
-    "peak allocated",
-    "peak reserved",
-    "device used",
-    "fragmentation",
-    "out of memory",
-    "driver calls",
-    "driver time",
+    "peak\nallocated",
+    "peak\nreserved",
+    "device\nused",
+    "fragmen-\ntation",
+    "out of\nmemory",
+    "driver\ncalls",
+    "driver\ntime",
 ];
 /// Columns from here on hold numbers.
 const FIRST_NUMBER: usize = 2;
@@ -31,7 +32,7 @@ const LEGEND_OF_THE_STAR: &str = "Whoever took least of the device, whole pages 
 /// The table for a terminal of `width` columns; as wide as it needs to be where that is `None`.
 #[must_use]
 pub fn terminal(records: &[CaseRecord], width: Option<u16>) -> String {
-    let mut table = table(records);
+    let mut table = table(records, &HEADINGS.map(str::to_owned));
     table.load_style(presets::UTF8_HORIZONTAL_ONLY);
     table.style_mut().row_separator = comfy_table::LineStyle::none();
     match width {
@@ -51,7 +52,7 @@ pub fn terminal(records: &[CaseRecord], width: Option<u16>) -> String {
 /// The table as markdown.
 #[must_use]
 pub fn markdown(records: &[CaseRecord]) -> String {
-    let mut table = table(records);
+    let mut table = table(records, &HEADINGS.map(|heading| heading.replace("-\n", "").replace('\n', " ")));
     table.load_style(presets::ASCII_MARKDOWN);
     table.set_content_arrangement(ContentArrangement::Disabled);
     format!("{}\n\n{}\n", table.trim_fmt(), legend(records))
@@ -74,10 +75,10 @@ fn legend(records: &[CaseRecord]) -> String {
     format!("{}{LEGEND}", if has_star { LEGEND_OF_THE_STAR } else { "" })
 }
 
-fn table(records: &[CaseRecord]) -> Table {
+fn table(records: &[CaseRecord], headings: &[String]) -> Table {
     let mut table = Table::new();
     table.force_no_tty();
-    table.set_header(HEADINGS);
+    table.set_header(headings);
     for column in table.column_iter_mut().skip(FIRST_NUMBER) {
         column.set_cell_alignment(CellAlignment::Right);
     }
@@ -163,14 +164,15 @@ mod tests {
     #[test]
     fn the_terminal_table_groups_by_workload_and_marks_the_least_memory() {
         insta::assert_snapshot!(terminal(&sample(), None), @"
-        ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
-         workload       strategy   peak allocated   peak reserved   device used   fragmentation   out of memory   driver calls   driver time
-        ═════════════════════════════════════════════════════════════════════════════════════════════════════════════════════════════════════
-         saw-tooth      caching          30.0 MiB        40.0 MiB    41.0 MiB            25.0 %              no              4       1.23 ms
-                        direct           30.0 MiB        32.0 MiB    33.0 MiB *           6.2 %              no              4       1.23 ms
-         checkerboard   caching          30.0 MiB        64.0 MiB    65.0 MiB            53.1 %        event 17              4       1.23 ms
-                        pools                                                                           skipped
-        ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+        ──────────────────────────────────────────────────────────────────────────────────────────────────────
+         workload       strategy        peak       peak       device   fragmen-     out of   driver    driver
+                                   allocated   reserved         used     tation     memory    calls      time
+        ══════════════════════════════════════════════════════════════════════════════════════════════════════
+         saw-tooth      caching     30.0 MiB   40.0 MiB   41.0 MiB       25.0 %         no        4   1.23 ms
+                        direct      30.0 MiB   32.0 MiB   33.0 MiB *      6.2 %         no        4   1.23 ms
+         checkerboard   caching     30.0 MiB   64.0 MiB   65.0 MiB       53.1 %   event 17        4   1.23 ms
+                        pools                                                      skipped
+        ──────────────────────────────────────────────────────────────────────────────────────────────────────
         Whoever took least of the device, whole pages and context included, is marked *. Fragmentation is 1 - peak allocated / peak reserved.
 
         /checkerboard/caching@#0: out of memory at event 17: 8.00 MiB asked for, 9.00 MiB free in all (fragmentation)
