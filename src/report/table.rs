@@ -33,12 +33,7 @@ const LEGEND_OF_THE_STAR: &str = "Whoever took least of the device, whole pages 
 #[must_use]
 pub fn terminal(records: &[CaseRecord], width: Option<u16>) -> String {
     let mut table = table(records, &HEADINGS.map(str::to_owned));
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
-    table.style_mut().row_separator = comfy_table::LineStyle::none();
-    match width {
-        Some(width) => table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width),
-        None => table.set_content_arrangement(ContentArrangement::Disabled),
-    };
+    dress_for_terminal(&mut table, width);
     let mut text = format!("{}\n{}\n", table.trim_fmt(), legend(records));
     // What went wrong is said as an error by whoever prints this; the rest belongs to the table.
     let sound = records.iter().filter(|record| record.status != Status::Error);
@@ -75,13 +70,29 @@ fn legend(records: &[CaseRecord]) -> String {
     format!("{}{LEGEND}", if has_star { LEGEND_OF_THE_STAR } else { "" })
 }
 
-fn table(records: &[CaseRecord], headings: &[String]) -> Table {
+/// Lines above and below, none between rows, and no wider than the terminal.
+pub(super) fn dress_for_terminal(table: &mut Table, width: Option<u16>) {
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.style_mut().row_separator = comfy_table::LineStyle::none();
+    match width {
+        Some(width) => table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width),
+        None => table.set_content_arrangement(ContentArrangement::Disabled),
+    };
+}
+
+/// A table without rows: names on the left, numbers on the right.
+pub(super) fn headed(headings: &[impl ToString]) -> Table {
     let mut table = Table::new();
     table.force_no_tty();
-    table.set_header(headings);
+    table.set_header(headings.iter().map(ToString::to_string));
     for column in table.column_iter_mut().skip(FIRST_NUMBER) {
         column.set_cell_alignment(CellAlignment::Right);
     }
+    table
+}
+
+fn table(records: &[CaseRecord], headings: &[String]) -> Table {
+    let mut table = headed(headings);
     let groups = groups(records);
     for group in &groups {
         let least = group.least_used();

@@ -1,29 +1,18 @@
 //! The table of wall-clock times.
 
-use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
+use comfy_table::Cell;
 
+use super::table::{dress_for_terminal, headed};
 use crate::measure::TimingRecord;
 
 const HEADINGS: [&str; 8] =
     ["workload", "strategy", "per event", "events/s", "alloc p50", "alloc p99", "free p50", "free p99"];
-/// Columns from here on hold numbers.
-const FIRST_NUMBER: usize = 2;
 
 /// The times for a terminal of `width` columns, grouped by workload in order of first appearance.
 #[must_use]
 pub fn timings(records: &[TimingRecord], width: Option<u16>) -> String {
-    let mut table = Table::new();
-    table.force_no_tty();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
-    table.style_mut().row_separator = comfy_table::LineStyle::none();
-    match width {
-        Some(width) => table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width),
-        None => table.set_content_arrangement(ContentArrangement::Disabled),
-    };
-    table.set_header(HEADINGS);
-    for column in table.column_iter_mut().skip(FIRST_NUMBER) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
+    let mut table = headed(&HEADINGS);
+    dress_for_terminal(&mut table, width);
     let mut workload = "";
     for record in records {
         let heading = if record.workload == workload { "" } else { &record.workload };
