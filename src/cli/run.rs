@@ -72,12 +72,11 @@ pub fn run(args: Args) -> Outcome {
 
     let environment = environment::describe(&device, args.seed.unwrap_or(suites[0].seeds[0]))?;
     let folder = match (&args.resume, &args.output) {
-        (Some(path), _) => RunFolder::resume(path, &environment),
+        (Some(path), _) => RunFolder::resume(path, &environment, &ids),
         (None, Some(path)) => RunFolder::create(path, &environment),
         (None, None) => RunFolder::create(&environment::new_run_folder(&names), &environment),
     }
     .map_err(Failure::usage)?;
-    refuse_strangers(&folder, &ids)?;
     let stop = interrupt::flag(interrupt::Running::Cases)?;
     run_cases(&args, &folder, cases, &stop)?;
 
@@ -102,17 +101,6 @@ pub fn run(args: Args) -> Outcome {
         return Ok(exit::INTERRUPTED);
     }
     Ok(output::complain_of_failures(&records))
-}
-
-/// A folder is resumed with the cases it was made for: rows of another suite or limit would mix with these.
-fn refuse_strangers(folder: &RunFolder, ids: &[String]) -> Result<(), Failure> {
-    match folder.completed_cases().into_iter().find(|done| !ids.contains(done)) {
-        None => Ok(()),
-        Some(stranger) => Err(Failure::usage(anyhow!(
-            "{} holds the case {stranger}, which is none of this run's; resume with the same suites, filters and limit",
-            folder.path().display()
-        ))),
-    }
 }
 
 /// Runs what the folder does not hold yet, and writes every case down as soon as it is done.
