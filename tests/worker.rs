@@ -74,7 +74,16 @@ fn signal(name: &str, target: i64) {
     assert!(sent.success(), "kill -{name} {target}");
 }
 
-fn end_of(child: Child) -> (Option<i32>, String, String) {
+fn end_of(mut child: Child) -> (Option<i32>, String, String) {
+    let began = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if began.elapsed() > PATIENCE {
+            // Its worker ends by itself then.
+            child.kill().unwrap();
+            panic!("still running after {PATIENCE:?}");
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
     let output = child.wait_with_output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (output.status.code(), text(output.stdout), text(output.stderr))

@@ -16,7 +16,7 @@ use super::{
     failure::{Failure, Outcome},
     output,
 };
-use crate::suite::worker::{STOP, carry_out};
+use crate::suite::worker::{Order, STOP};
 
 /// How long ending in an orderly way may take. A driver that hangs does so at the exit of a process too.
 const ORDERLY_END: Duration = Duration::from_secs(2);
@@ -25,12 +25,13 @@ pub fn run() -> Outcome {
     // Ctrl-C in a terminal reaches every process in it, and batch systems signal all of them: whether the case is worth
     // finishing is for the process that waits to decide, and it says so on standard input.
     ctrlc::set_handler(|| {})?;
-    let mut order = String::new();
-    io::stdin().lock().read_line(&mut order)?;
+    let mut line = String::new();
+    io::stdin().lock().read_line(&mut line)?;
+    let order = Order::read(&line).map_err(Failure::usage)?;
     let stop = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&stop);
     thread::spawn(move || listen(&told));
-    output::say(&carry_out(&order, &stop).map_err(Failure::usage)?)?;
+    output::say(&order.carry_out(&stop)?)?;
     Ok(exit::OK)
 }
 

@@ -1,6 +1,7 @@
 //! Cases in processes of their own: what a crash, a poisoned GPU or a hanging case costs is then one case.
 //!
-//! A worker is this same program, started for one case: [`WorkerProcess`] starts it, [`carry_out`] is what it does. They
+//! A worker is this same program, started for one case: [`WorkerProcess`] starts it, and carrying out its [`Order`] is all
+//! it does. They
 //! talk in lines. On its standard input the worker gets the case, and perhaps [`STOP`] later; the end of its input means
 //! that nobody waits for it any more. On its standard output it gives the outcome, as the last line. `cli` holds the
 //! worker's end of the pipes, because a library neither reads standard input nor exits.
@@ -9,12 +10,8 @@ mod fate;
 mod order;
 mod process;
 
+pub use order::Order;
 pub use process::WorkerProcess;
-
-use std::sync::atomic::AtomicBool;
-
-use self::order::Order;
-use super::{CaseOutcome, CaseRunner, InProcess};
 
 /// The line that asks a worker to end its case where it is, and to give the outcome of the part that ran.
 pub const STOP: &str = "stop";
@@ -28,16 +25,4 @@ pub enum WorkerError {
     /// The outcome cannot be written.
     #[error("the outcome cannot be written: {0}")]
     Outcome(serde_json::Error),
-}
-
-/// A worker's whole business: runs the case in `order` and returns its outcome as a line. Whatever goes wrong with the
-/// case itself is in the outcome.
-pub fn carry_out(order: &str, stop: &AtomicBool) -> Result<String, WorkerError> {
-    let order: Order = serde_json::from_str(order).map_err(WorkerError::Order)?;
-    let label = order.label.clone();
-    let outcome = match order.into_case() {
-        Ok(case) => InProcess { stop: Some(stop) }.run(&case),
-        Err(trouble) => CaseOutcome::failed(&label, &trouble.to_string()),
-    };
-    serde_json::to_string(&outcome).map_err(WorkerError::Outcome)
 }

@@ -1,21 +1,22 @@
 //! A case as it is sent to a worker: everything by name, to be found again over there.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::AtomicBool};
 
 use serde::{Deserialize, Serialize};
 
+use super::WorkerError;
 use crate::{
     device::{DeviceSpec, DeviceSpecError},
     measure::CaseLabel,
     replay::{OnOutOfMemory, Pace},
     strategy::StrategySpec,
-    suite::{Case, SourceError, SourceSpec},
+    suite::{Case, CaseOutcome, CaseRunner, InProcess, SourceError, SourceSpec},
 };
 
-/// A case in words.
+/// A case in words: what a worker has to do.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Order {
-    pub(super) label: CaseLabel,
+pub struct Order {
+    label: CaseLabel,
     source: SourceSpec,
     strategy: String,
     device: String,
@@ -27,7 +28,7 @@ pub(super) struct Order {
 /// Something that was there when the case was made and is not any more.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
-pub(super) enum OrderError {
+enum OrderError {
     Source(#[from] SourceError),
     Device(#[from] DeviceSpecError),
 }
@@ -47,7 +48,23 @@ impl Order {
         }
     }
 
-    pub(super) fn into_case(self) -> Result<Case, OrderError> {
+    /// Reads the line that the other side has written.
+    pub fn read(line: &str) -> Result<Order, WorkerError> {
+        serde_json::from_str(line).map_err(WorkerError::Order)
+    }
+
+    /// Runs the case in this process and returns its outcome as a line. Whatever goes wrong with the case itself is in the
+    /// outcome.
+    pub fn carry_out(self, stop: &AtomicBool) -> Result<String, WorkerError> {
+        let label = self.label.clone();
+        let outcome = match self.into_case() {
+            Ok(case) => InProcess { stop: Some(stop) }.run(&case),
+            Err(trouble) => CaseOutcome::failed(&label, &trouble.to_string()),
+        };
+        serde_json::to_string(&outcome).map_err(WorkerError::Outcome)
+    }
+
+    fn into_case(self) -> Result<Case, OrderError> {
         Ok(Case {
             source: Arc::from(self.source.open()?),
             device: self.device.parse::<DeviceSpec>()?,
@@ -90,8 +107,7 @@ mod tests {
         let settings = CaseSettings { device: "sim:80GiB".parse().unwrap(), limit: None, seed: None, timeout: None };
         for case in suite.cases(&settings).unwrap() {
             let words = serde_json::to_string(&Order::of(&case)).unwrap();
-            let order: Order = serde_json::from_str(&words).unwrap();
-            let again = order.into_case().unwrap();
+            let again = Order::read(&words).unwrap().into_case().unwrap();
             assert_eq!(Order::of(&again), Order::of(&case), "{words}");
             assert_eq!((again.strategy, again.device), (case.strategy, case.device), "{words}");
             let events = |source| Trace::read(source).unwrap().events;

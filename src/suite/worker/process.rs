@@ -36,7 +36,7 @@ const LAST_WORDS_BYTES: usize = 4096;
 /// costs its case and nothing else.
 #[derive(Clone, Debug)]
 pub struct WorkerProcess<'a> {
-    /// The program that becomes the worker, and ends in [`carry_out`](super::carry_out).
+    /// The program that becomes the worker, and carries out its [`Order`].
     pub program: PathBuf,
     /// Its arguments.
     pub arguments: Vec<OsString>,
