@@ -18,7 +18,7 @@ use std::{
 };
 
 use oomph::{
-    device::{Device, DeviceSpec, cuda::CudaDevice},
+    device::{Device, DeviceSpec, PoolId, PoolSettings, cuda::CudaDevice},
     measure::{CaseLabel, Status},
     suite::{self, Case, CaseOutcome, CaseRunner, Isolation, Progress, SourceSpec, WorkerProcess, worker::Order},
     unit::{MIB, StreamId},
@@ -269,6 +269,30 @@ fn a_process_that_has_looked_and_stays() {
     println!("{}\nlooked", spec.device_name().unwrap());
     // Until the other side closes it.
     io::stdin().read_line(&mut String::new()).unwrap();
+}
+
+#[test]
+fn what_the_default_pool_has_cached_goes_back_with_the_device() {
+    let Some((mut watcher, _guard)) = gpu() else { return };
+    let before = free(&mut watcher);
+    let mut device = CudaDevice::open(0).unwrap();
+    let Some(pools) = device.stream_ordered_pools() else {
+        println!("skipped: this device has no stream-ordered pools");
+        return;
+    };
+    let hoarding = PoolSettings {
+        release_threshold: u64::MAX,
+        follow_event_dependencies: true,
+        allow_opportunistic: true,
+        allow_internal_dependencies: true,
+    };
+    pools.pool_configure(PoolId(0), hoarding).unwrap();
+    let address = pools.alloc_async(PoolId(0), 1024 * MIB, StreamId::DEFAULT).unwrap();
+    pools.free_async(address, StreamId::DEFAULT).unwrap();
+    device.synchronize().unwrap();
+    assert!(free(&mut watcher) + 512 * MIB < before, "the pool keeps it");
+    drop(device);
+    assert!(free(&mut watcher) + SLACK >= before, "{before} bytes were free, {} are", free(&mut watcher));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::{env, sync::atomic::AtomicBool};
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use clap::{Args, ValueEnum};
 
 use super::{failure::Failure, output};
@@ -83,7 +83,8 @@ impl WorkerOptions {
             Isolate::Always => Isolation::Always,
             Isolate::Never => Isolation::Never,
         };
-        let program = env::current_exe().context("where this program is, to start it as a worker")?;
+        // Where the system does not tell, the name must do.
+        let program = env::current_exe().unwrap_or_else(|_| env!("CARGO_PKG_NAME").into());
         let worker = WorkerProcess { program, arguments: vec![super::WORKER.into()], stop };
         Ok(Isolating { isolation, here: InProcess { stop }, worker })
     }

@@ -57,13 +57,7 @@ enum Trouble {
 fn try_run(case: &Case, stop: Option<&AtomicBool>) -> Result<CaseOutcome, Trouble> {
     let options =
         replay::Options { on_out_of_memory: case.on_out_of_memory, pace: case.pace, repeat: case.label.repeat, stop };
-    let (record, detail) = {
-        let device = case.device.open()?;
-        let limit = limit(case, &*device);
-        let (mut strategy, mut device) = under(limit, case, device)?;
-        measure_limited(case, &mut *strategy, &mut *device, limit, &options)
-        // Dropped here: what a device keeps for itself must not be missing from the timed passes.
-    };
+    let (record, detail) = measure_once(case, &options)?;
     let timing = if case.timed && matches!(record.status, Status::Completed | Status::Oom) {
         // In memory, so that generating or parsing is not what is timed.
         let trace = Trace::read(&*case.source)?;
@@ -72,6 +66,14 @@ fn try_run(case: &Case, stop: Option<&AtomicBool>) -> Result<CaseOutcome, Troubl
         None
     };
     Ok(CaseOutcome { record, detail, timing })
+}
+
+/// Measures on a device of its own, gone afterwards: what it keeps for itself must not be missing from the timed passes.
+fn measure_once(case: &Case, options: &replay::Options<'_>) -> Result<(CaseRecord, CaseDetail), Trouble> {
+    let device = case.device.open()?;
+    let limit = limit(case, &*device);
+    let (mut strategy, mut device) = under(limit, case, device)?;
+    Ok(measure_limited(case, &mut *strategy, &mut *device, limit, options))
 }
 
 /// Measures a case, and says so where the device had less to give than its limit allows.
@@ -102,6 +104,7 @@ fn limit(case: &Case, device: &dyn Device) -> Option<u64> {
     case.label.limit.or_else(|| default_limit(device))
 }
 
+/// The case's strategy over a device that hands out no more than `limit`.
 fn under(limit: Option<u64>, case: &Case, device: Box<dyn Device>) -> Result<Fresh, Trouble> {
     let device: Box<dyn Device> = match limit {
         Some(limit) => Box::new(Limited::to(limit, device)),

@@ -43,3 +43,22 @@ impl CaseRunner for Isolating<'_> {
         if self.isolation.isolates(case) { self.worker.run(case) } else { self.here.run(case) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::suite::test_case;
+
+    #[test]
+    fn what_a_process_might_not_survive_or_never_end_gets_its_own() {
+        let plain = test_case("checkerboard", "null");
+        let mut impatient = plain.clone();
+        impatient.timeout = Some("1s".parse().unwrap());
+        let mut real = plain.clone();
+        real.device = "cuda".parse().unwrap();
+        let isolated = |isolation: Isolation| [&plain, &impatient, &real].map(|case| isolation.isolates(case));
+        assert_eq!(isolated(Isolation::Auto), [false, true, true]);
+        assert_eq!(isolated(Isolation::Always), [true; 3]);
+        assert_eq!(isolated(Isolation::Never), [false; 3]);
+    }
+}
