@@ -229,7 +229,7 @@ fn a_replay_in_a_worker_ends_where_it_is_and_shows_what_it_has() {
     let arguments = ["replay", "training", "-s", "null", "--set", "steps=100000000", "--isolate", "always"];
     let replay = start(&folder, &[&arguments[..], &["--format", "json"]].concat());
     worker_of(&replay);
-    thread::sleep(Duration::from_millis(200));
+    thread::sleep(Duration::from_secs(1));
     signal("INT", -i64::from(replay.id()));
     let (code, out, complaint) = end_of(replay);
     assert_eq!(code, Some(130), "{complaint}");
