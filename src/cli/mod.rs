@@ -20,6 +20,7 @@ mod replay;
 mod run;
 mod source;
 mod verify;
+mod worker;
 
 use std::process::ExitCode;
 
@@ -39,6 +40,9 @@ struct Cli {
 /// Version and the commit it was built from.
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("OOMPH_COMMIT"), ")");
 
+/// The subcommand that a process is started with to run one case.
+const WORKER: &str = "worker";
+
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run benchmark suites: cases, progress, one table, and a folder of CSVs.
@@ -57,6 +61,9 @@ enum Command {
     Doctor(doctor::Args),
     /// Print a completion script for a shell.
     Completions(completions::Args),
+    /// Run the case on standard input; started by `run` and `replay`.
+    #[command(name = WORKER, hide = true)]
+    Worker,
 }
 
 /// Parses, dispatches, and turns the outcome into an exit code.
@@ -72,6 +79,7 @@ pub fn main() -> ExitCode {
         Command::List(args) => list::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Completions(args) => completions::run(&args, &mut Cli::command()),
+        Command::Worker => worker::run(),
     };
     match outcome {
         Ok(code) => ExitCode::from(code),

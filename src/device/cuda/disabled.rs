@@ -10,6 +10,16 @@ pub fn open(_ordinal: u32) -> Result<Box<dyn Device>, Unavailable> {
     Err(Unavailable(REASON.to_owned()))
 }
 
+/// There is no GPU to look at.
+pub fn probe(_ordinal: u32) -> Result<(), Unavailable> {
+    Err(Unavailable(REASON.to_owned()))
+}
+
+/// There is no GPU to name.
+pub fn name(_ordinal: u32) -> Result<String, Unavailable> {
+    Err(Unavailable(REASON.to_owned()))
+}
+
 /// There is no driver to ask.
 #[must_use]
 pub fn driver_version() -> Option<String> {

@@ -15,9 +15,9 @@ mod disabled;
 mod enabled;
 
 #[cfg(not(feature = "cuda"))]
-pub use disabled::{driver_version, open, survey};
+pub use disabled::{driver_version, name, open, probe, survey};
 #[cfg(feature = "cuda")]
-pub use enabled::{CudaDevice, driver_version, open, survey};
+pub use enabled::{CudaDevice, driver_version, name, open, probe, survey};
 
 pub use survey::{Finding, Verdict};
 

@@ -47,6 +47,16 @@ pub fn open(ordinal: u32) -> Result<Box<dyn Device>, Unavailable> {
     Ok(Box::new(CudaDevice::open(ordinal)?))
 }
 
+/// Makes sure that a GPU can be used, and leaves nothing on it: the process may then start others that use it.
+pub fn probe(ordinal: u32) -> Result<(), Unavailable> {
+    Context::probe(ordinal).map_err(Unavailable)
+}
+
+/// What a GPU is called.
+pub fn name(ordinal: u32) -> Result<String, Unavailable> {
+    context::name_of(ordinal).map_err(Unavailable)
+}
+
 /// The newest CUDA version that the driver supports, such as `13.0`, where there is a driver.
 #[must_use]
 pub fn driver_version() -> Option<String> {
@@ -119,7 +129,19 @@ impl CudaDevice {
         let code = entered.map_or_else(|code| code, |()| make());
         let time = Nanos(begin.elapsed().as_nanos() as u64);
         self.ledger.note(call, time, code != CUresult::CUDA_SUCCESS);
+        if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            self.look_at_free_memory();
+        }
         answer::result(call, requested, code)
+    }
+
+    /// Brings the books up to date when the driver had no more: other processes may have taken what was free at the last
+    /// look. Not a call of the caller's, so it does not count as one.
+    #[cold]
+    fn look_at_free_memory(&mut self) {
+        if let Ok((free, _)) = context::memory_info() {
+            self.free_bytes = free;
+        }
     }
 
     /// Answers a call that is not worth asking the driver.
@@ -330,7 +352,8 @@ impl Device for CudaDevice {
 }
 
 impl Drop for CudaDevice {
-    /// Gives everything back that was taken through this device, a panic's way out included. The context stays.
+    /// Gives everything back that was taken through this device, a panic's way out included. The context stays. Where it
+    /// is lost, so is everything in it, and the calls below are refused.
     fn drop(&mut self) {
         if self.context.enter().is_err() {
             return;

@@ -1,0 +1,181 @@
+//! Runs a case in this process, which is a worker's whole business too.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::atomic::AtomicBool,
+};
+
+use super::{Case, CaseOutcome, CaseRunner};
+use crate::{
+    device::{Device, DeviceSpecError, default_limit, wrap::Limited},
+    measure::{self, CaseDetail, CaseRecord, Fresh, Status},
+    replay::{self, ReplayError},
+    strategy::{Setup, SpecError, Strategy},
+    trace::{Trace, TraceError},
+};
+
+/// Runs a case in this process.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct InProcess<'a> {
+    /// Set from outside to end the running case itself, for runs whose cases are not worth waiting for.
+    pub stop: Option<&'a AtomicBool>,
+}
+
+impl CaseRunner for InProcess<'_> {
+    fn run(&self, case: &Case) -> CaseOutcome {
+        // A panic is a bug of ours, but it must cost one case and not the run. On its way here it drops the device, which
+        // gives everything back.
+        let attempt = catch_unwind(AssertUnwindSafe(|| try_run(case, self.stop)));
+        match attempt {
+            Ok(Ok(outcome)) => outcome,
+            Ok(Err(trouble)) => CaseOutcome::failed(&case.label, &trouble.to_string()),
+            Err(panic) => {
+                let words = panic
+                    .downcast_ref::<&str>()
+                    .map(|text| (*text).to_owned())
+                    .or_else(|| panic.downcast_ref::<String>().cloned())
+                    .unwrap_or_else(|| "unknown panic".to_owned());
+                CaseOutcome::failed(&case.label, &format!("internal error: {words}"))
+            }
+        }
+    }
+}
+
+/// How often a timed case runs unwatched; the median counts.
+const TIMED_PASSES: u32 = 5;
+
+/// Why a case could not be run at all.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+enum Trouble {
+    Device(#[from] DeviceSpecError),
+    Strategy(#[from] SpecError),
+    Trace(#[from] TraceError),
+    Replay(#[from] ReplayError),
+}
+
+fn try_run(case: &Case, stop: Option<&AtomicBool>) -> Result<CaseOutcome, Trouble> {
+    let options =
+        replay::Options { on_out_of_memory: case.on_out_of_memory, pace: case.pace, repeat: case.label.repeat, stop };
+    let (record, detail) = measure_once(case, &options)?;
+    let timing = if case.timed && matches!(record.status, Status::Completed | Status::Oom) {
+        // In memory, so that generating or parsing is not what is timed.
+        let trace = Trace::read(&*case.source)?;
+        Some(measure::time(&case.label, &trace, || prepare(case), &options, TIMED_PASSES)?)
+    } else {
+        None
+    };
+    Ok(CaseOutcome { record, detail, timing })
+}
+
+/// Measures on a device of its own, gone afterwards: what it keeps for itself must not be missing from the timed passes.
+fn measure_once(case: &Case, options: &replay::Options<'_>) -> Result<(CaseRecord, CaseDetail), Trouble> {
+    let device = case.device.open()?;
+    let limit = limit(case, &*device);
+    let (mut strategy, mut device) = under(limit, case, device)?;
+    Ok(measure_limited(case, &mut *strategy, &mut *device, limit, options))
+}
+
+/// Measures a case, and says so where the device had less to give than its limit allows.
+fn measure_limited(
+    case: &Case,
+    strategy: &mut dyn Strategy,
+    device: &mut dyn Device,
+    limit: Option<u64>,
+    options: &replay::Options<'_>,
+) -> (CaseRecord, CaseDetail) {
+    let (mut record, detail) = measure::measure(&case.label, &*case.source, strategy, device, options);
+    if let (Status::Oom, Some(limit), Some(first)) = (record.status, limit, detail.ooms.first())
+        && let Some(words) = first.short_of_limit(limit, device.props().page_bytes)
+    {
+        record.reason = words;
+    }
+    (record, detail)
+}
+
+/// A fresh strategy over a fresh device.
+fn prepare(case: &Case) -> Result<Fresh, Trouble> {
+    let device = case.device.open()?;
+    under(limit(case, &*device), case, device)
+}
+
+/// What the case may hold of the device.
+fn limit(case: &Case, device: &dyn Device) -> Option<u64> {
+    case.label.limit.or_else(|| default_limit(device))
+}
+
+/// The case's strategy over a device that hands out no more than `limit`.
+fn under(limit: Option<u64>, case: &Case, device: Box<dyn Device>) -> Result<Fresh, Trouble> {
+    let device: Box<dyn Device> = match limit {
+        Some(limit) => Box::new(Limited::to(limit, device)),
+        None => device,
+    };
+    let setup = Setup { props: device.props(), limit: case.label.limit };
+    let strategy = case.strategy.build(&setup)?;
+    Ok((strategy, device))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        device::{
+            CallKind,
+            wrap::{Fault, FaultPlan, Faulty},
+        },
+        suite::test_case,
+        unit::GIB,
+    };
+
+    /// Runs a case on a simulated device whose driver calls fail as planned, below a limit.
+    fn run_with(plan: FaultPlan, strategy: &str, limit: u64) -> CaseRecord {
+        let case = test_case("random", strategy);
+        let device: Box<dyn Device> = Box::new(Faulty::with(plan, case.device.open().unwrap()));
+        let (mut strategy, mut device) = under(Some(limit), &case, device).unwrap();
+        measure_limited(&case, &mut *strategy, &mut *device, Some(limit), &replay::Options::default()).0
+    }
+
+    #[test]
+    fn memory_that_others_take_mid_run_is_an_oom_that_says_so() {
+        for (strategy, kind) in [
+            ("direct", CallKind::MemAlloc),
+            ("caching", CallKind::MemAlloc),
+            ("caching:expandable_segments:True", CallKind::MemCreate),
+        ] {
+            let plan = FaultPlan::none().fail_from(Some(kind), 40, Fault::OutOfMemory);
+            let record = run_with(plan, strategy, 60 * GIB);
+            assert_eq!(record.status, Status::Oom, "{strategy}: {}", record.reason);
+            for words in ["the device refused ", " held and ", " free: it has less than the limit of 60.0 GiB"] {
+                assert!(record.reason.contains(words), "{strategy}: {}", record.reason);
+            }
+        }
+    }
+
+    #[test]
+    fn a_limit_that_is_reached_needs_no_remark() {
+        for strategy in ["direct", "caching", "caching:expandable_segments:True"] {
+            let record = run_with(FaultPlan::none(), strategy, GIB);
+            assert_eq!((record.status, record.reason.as_str()), (Status::Oom, ""), "{strategy}");
+        }
+    }
+
+    #[test]
+    fn the_first_error_of_a_lost_context_is_the_one_that_is_told() {
+        for strategy in ["direct", "caching", "caching:expandable_segments:True", "async"] {
+            let lost = Fault::Driver("CUDA_ERROR_ILLEGAL_ADDRESS".to_owned());
+            let record = run_with(FaultPlan::none().fail_from(None, 50, lost), strategy, 60 * GIB);
+            assert_eq!(record.status, Status::Error, "{strategy}");
+            assert!(record.reason.starts_with("event "), "{strategy}: {}", record.reason);
+            let words = ": CUDA_ERROR_ILLEGAL_ADDRESS: the context is lost";
+            assert!(record.reason.ends_with(words), "{strategy}: {}", record.reason);
+            assert_eq!(record.reason.matches(words).count(), 1, "{strategy}: {}", record.reason);
+        }
+    }
+
+    #[test]
+    fn an_error_that_passes_is_told_with_what_closing_says() {
+        let passing = Fault::Driver("CUDA_ERROR_NOT_PERMITTED".to_owned());
+        let record = run_with(FaultPlan::none().fail_from(None, 50, passing), "direct", 60 * GIB);
+        assert!(record.reason.contains("; closing the strategy failed: "), "{}", record.reason);
+    }
+}
