@@ -84,8 +84,8 @@ impl SourceOptions {
         }))
     }
 
-    /// The recipe, or `None` if the source is a trace file.
-    fn recipe(&self) -> Result<Option<Recipe>, Failure> {
+    /// The recipe, or `None` if the source is a trace file. Opens no trace.
+    pub fn recipe(&self) -> Result<Option<Recipe>, Failure> {
         let path = Path::new(&self.source);
         if path.extension().is_some_and(|extension| extension == "toml") {
             return Ok(Some(Recipe::from_file(path).map_err(Failure::usage)?));

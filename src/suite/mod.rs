@@ -4,11 +4,13 @@
 //! The room tells what happens through one stream of [`Progress`] and neither prints nor writes files: that is for
 //! whoever listens.
 
+mod agreement;
 mod case;
 mod file;
 mod filter;
 mod run;
 
+pub use agreement::compare;
 pub use case::{Case, CaseSettings};
 pub use file::{Group, OnOom, Selection, SuiteFile};
 pub use filter::Filter;

@@ -1,6 +1,7 @@
 //! Runs cases: side by side where only simulated time counts, alone where the wall clock does.
 
 use std::{
+    any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -96,15 +97,15 @@ pub struct InProcess<'a> {
 impl CaseRunner for InProcess<'_> {
     fn run(&self, case: &Case) -> CaseOutcome {
         // A panic is a bug of ours, but it must cost one case and not the run.
-        catch_unwind(AssertUnwindSafe(|| run_here(case, self.stop))).unwrap_or_else(|panic| {
-            let words = panic
-                .downcast_ref::<&str>()
-                .map(|text| (*text).to_owned())
-                .or_else(|| panic.downcast_ref::<String>().cloned())
-                .unwrap_or_else(|| "unknown panic".to_owned());
-            failed(case, &format!("internal error: {words}"))
-        })
+        catch_unwind(AssertUnwindSafe(|| run_here(case, self.stop)))
+            .unwrap_or_else(|panic| failed(case, &in_words(&*panic)))
     }
+}
+
+/// What a panic said.
+pub(super) fn in_words(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("internal error: {}", text.unwrap_or("unknown panic"))
 }
 
 /// How often a timed case runs unwatched; the median counts.
@@ -113,7 +114,7 @@ const TIMED_PASSES: u32 = 5;
 /// Why a case could not be run at all.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
-enum Trouble {
+pub(super) enum Trouble {
     Device(#[from] DeviceSpecError),
     Strategy(#[from] SpecError),
     Trace(#[from] TraceError),
@@ -142,13 +143,19 @@ fn try_run(case: &Case, stop: Option<&AtomicBool>) -> Result<CaseOutcome, Troubl
 /// A fresh strategy over a fresh device.
 fn prepare(case: &Case) -> Result<Fresh, Trouble> {
     let device = case.device.open()?;
-    let device: Box<dyn Device> = match case.label.limit.or_else(|| default_limit(&*device)) {
-        Some(limit) => Box::new(Limited::to(limit, device)),
-        None => device,
-    };
+    let cap = case.label.limit.or_else(|| default_limit(&*device));
+    let device = capped(device, cap);
     let setup = Setup { props: device.props(), limit: case.label.limit };
     let strategy = case.strategy.build(&setup)?;
     Ok((strategy, device))
+}
+
+/// The device, which hands out at most so much.
+pub(super) fn capped(device: Box<dyn Device>, cap: Option<u64>) -> Box<dyn Device> {
+    match cap {
+        Some(cap) => Box::new(Limited::to(cap, device)),
+        None => device,
+    }
 }
 
 fn failed(case: &Case, reason: &str) -> CaseOutcome {
