@@ -132,13 +132,13 @@ fn tell_times(done: &[Compared], wall: Duration) {
 
 fn devices(args: &verify::Args) -> Result<Devices, Failure> {
     let Some(name) = &args.on.device else { return Err(Failure::usage(anyhow!("--on DEVICE is missing"))) };
-    let simulated = args.device.spec()?;
+    let simulated: DeviceSpec = args.device.device.parse().map_err(Failure::usage)?;
     if !simulated.is_simulated() {
-        let device = &args.device.device;
         return Err(Failure::usage(anyhow!(
-            "--device {device}: with --on it names the simulated side of the comparison"
+            "--device {simulated}: with --on it names the simulated side of the comparison"
         )));
     }
+    let simulated = args.device.spec()?;
     let real = DeviceOptions { device: name.clone(), limit: args.device.limit }.spec()?;
     // A simulated device is compared with itself unless somebody says otherwise.
     let is_default = args.device.device == DeviceOptions::default().device;
