@@ -324,6 +324,26 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_call_that_is_left_out_at_the_end_is_seen() {
+        let (source, options) = (story(), Options::default());
+        let device = simulated();
+        let [mut first, mut second] = [build("caching", &*device), build("caching", &*device)];
+        let props = device.props().clone();
+        let (writer, reader) = transcript();
+        let mut device = Intercepted::new(device, writer.clone());
+        perform(&source, &mut *first, &mut device, &options, &mut Clerk { writer }).unwrap();
+        device.synchronize().unwrap();
+        drop(device);
+        let comparison = compare(&source, &mut *second, props, reader, &options);
+        let words = comparison.difference.unwrap().to_string();
+        assert_eq!(comparison.agreed, 200);
+        assert!(
+            words.starts_with("after the last event") && words.contains("nothing calls for Synchronize"),
+            "{words}"
+        );
+    }
+
     proptest! {
         #[test]
         fn any_story_is_decided_the_same_twice(

@@ -46,10 +46,10 @@ impl Proofreader {
 
     /// After the last event, or in the middle of the one that could not be carried out.
     pub(super) fn conclude(&mut self, finished: bool, complaint: Option<String>) {
-        if finished {
+        let goes_on = self.reader.next_event(&mut self.expected);
+        if finished || !goes_on {
             self.place = Place::default();
         }
-        let goes_on = self.reader.next_event(&mut self.expected);
         let complaint = complaint.or((finished && goes_on).then(|| "the device's run had more events".to_owned()));
         if complaint.is_some() || self.decisions != self.expected {
             self.note_difference(complaint);
