@@ -32,22 +32,23 @@ use crate::{
     trace::Source,
 };
 
+const HEADING: &str = "Comparing devices";
+
 /// What `--on` brings along.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Comparing devices")]
 pub struct OnOptions {
     /// Compare this device with the simulated one: `cuda[:N]`, or `sim`, which agrees with itself.
-    #[arg(long = "on", id = "on", value_name = "DEVICE")]
+    #[arg(long = "on", id = "on", value_name = "DEVICE", help_heading = HEADING)]
     pub device: Option<String>,
     /// A strategy with its parameters; may be repeated. Of `async` only peaks can be compared: the driver decides
     /// [default: direct, caching and caching:expandable_segments:True].
-    #[arg(long, short, value_name = "NAME[:PARAMETERS]", requires = "on")]
+    #[arg(long, short, value_name = "NAME[:PARAMETERS]", requires = "on", help_heading = HEADING)]
     pub strategy: Vec<String>,
     /// Every workload of this suite with its limits and seeds; may be repeated, `all` is every suite there is.
-    #[arg(long, value_name = "SUITE", requires = "on")]
+    #[arg(long, value_name = "SUITE", requires = "on", help_heading = HEADING)]
     pub suite: Vec<String>,
     /// Run only cases whose id contains this, or matches it as a whole where it has a `*`; may be repeated.
-    #[arg(long, short, value_name = "PATTERN", requires = "on")]
+    #[arg(long, short, value_name = "PATTERN", requires = "on", help_heading = HEADING)]
     pub filter: Vec<String>,
 }
 
