@@ -20,6 +20,7 @@ mod replay;
 mod run;
 mod source;
 mod verify;
+mod verify_on;
 mod worker;
 
 use std::process::ExitCode;
@@ -51,7 +52,7 @@ enum Command {
     Replay(replay::Args),
     /// Say what is in a workload or trace: events, sizes, lifetimes, peak.
     Inspect(inspect::Args),
-    /// Re-live PyTorch memory snapshots and compare the model with them, entry by entry.
+    /// Re-live PyTorch memory snapshots and compare the model with them, entry by entry; or a GPU with the simulated one.
     Verify(verify::Args),
     /// Write a workload or trace as a trace file.
     Convert(convert::Args),

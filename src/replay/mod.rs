@@ -3,6 +3,7 @@
 //! Replay carries events out and nothing else: it computes no statistics, formats nothing and never delays a free
 //! (waiting for streams is the strategy's business). Running out of memory is an outcome, reported with its cause.
 
+pub mod agreement;
 mod drive;
 mod observer;
 pub mod verify;

@@ -1,6 +1,7 @@
 //! Runs a case in this process, which is a worker's whole business too.
 
 use std::{
+    any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::atomic::AtomicBool,
 };
@@ -29,16 +30,15 @@ impl CaseRunner for InProcess<'_> {
         match attempt {
             Ok(Ok(outcome)) => outcome,
             Ok(Err(trouble)) => CaseOutcome::failed(&case.label, &trouble.to_string()),
-            Err(panic) => {
-                let words = panic
-                    .downcast_ref::<&str>()
-                    .map(|text| (*text).to_owned())
-                    .or_else(|| panic.downcast_ref::<String>().cloned())
-                    .unwrap_or_else(|| "unknown panic".to_owned());
-                CaseOutcome::failed(&case.label, &format!("internal error: {words}"))
-            }
+            Err(panic) => CaseOutcome::failed(&case.label, &in_words(&*panic)),
         }
     }
+}
+
+/// What a panic said.
+pub(super) fn in_words(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("internal error: {}", text.unwrap_or("unknown panic"))
 }
 
 /// How often a timed case runs unwatched; the median counts.
@@ -47,7 +47,7 @@ const TIMED_PASSES: u32 = 5;
 /// Why a case could not be run at all.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
-enum Trouble {
+pub(super) enum Trouble {
     Device(#[from] DeviceSpecError),
     Strategy(#[from] SpecError),
     Trace(#[from] TraceError),
@@ -106,13 +106,18 @@ fn limit(case: &Case, device: &dyn Device) -> Option<u64> {
 
 /// The case's strategy over a device that hands out no more than `limit`.
 fn under(limit: Option<u64>, case: &Case, device: Box<dyn Device>) -> Result<Fresh, Trouble> {
-    let device: Box<dyn Device> = match limit {
-        Some(limit) => Box::new(Limited::to(limit, device)),
-        None => device,
-    };
+    let device = capped(device, limit);
     let setup = Setup { props: device.props(), limit: case.label.limit };
     let strategy = case.strategy.build(&setup)?;
     Ok((strategy, device))
+}
+
+/// The device, which hands out at most so much.
+pub(super) fn capped(device: Box<dyn Device>, cap: Option<u64>) -> Box<dyn Device> {
+    match cap {
+        Some(cap) => Box::new(Limited::to(cap, device)),
+        None => device,
+    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! [`InProcess`], or a [`WorkerProcess`] for what might take the process down; [`Isolation`] says which. The room tells what happens through one stream of [`Progress`] and neither prints nor writes files: that is for
 //! whoever listens.
 
+mod agreement;
 mod case;
 mod file;
 mod filter;
@@ -14,6 +15,7 @@ mod source;
 mod timeout;
 pub mod worker;
 
+pub use agreement::compare;
 pub use case::{Case, CaseSettings};
 pub use file::{Group, OnOom, Selection, SuiteFile};
 pub use filter::Filter;

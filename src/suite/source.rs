@@ -110,8 +110,8 @@ impl SourceSpec {
         }))
     }
 
-    /// The recipe, or `None` if the source is a trace file.
-    fn recipe(&self) -> Result<Option<Recipe>, SourceError> {
+    /// The recipe, or `None` if the source is a trace file. Opens no trace.
+    pub fn recipe(&self) -> Result<Option<Recipe>, SourceError> {
         let path = Path::new(&self.name);
         if path.extension().is_some_and(|extension| extension == "toml") {
             return Ok(Some(Recipe::from_file(path)?));

@@ -116,6 +116,12 @@ impl Scripted {
         self.script.unread()
     }
 
+    /// The call that the next line of a [strict](Manner::Strict) script is for, where it says which.
+    #[must_use]
+    pub fn next_expected(&self) -> Option<&Call> {
+        self.script.next_expected()
+    }
+
     /// The answer to a call that the script leaves open, if there is one to be made up.
     fn make_up(&self, call: &Call) -> Option<Answer> {
         Some(Ok(match *call {
