@@ -14,6 +14,7 @@ pub struct WorkTime {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p99_us: Option<f64>,
     /// What was run.
+    #[serde(rename = "shape")]
     pub work: Work,
 }
 

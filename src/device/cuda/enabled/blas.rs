@@ -133,7 +133,7 @@ impl Blas {
 
 /// A handle in the current context.
 pub(super) fn handle() -> Result<BlasHandle, BlasError> {
-    let blas = blas().map_err(|_| BlasError { call: "the loader", status: NOT_INITIALIZED })?;
+    let blas = blas().map_err(|_| BlasError::NO_HANDLE)?;
     let mut raw = ptr::null_mut();
     // SAFETY: the pointer is to a live handle; a context is current.
     check(CREATE, unsafe { (blas.create)(&raw mut raw) })?;
@@ -190,6 +190,9 @@ pub(super) struct BlasError {
 }
 
 impl BlasError {
+    /// There is no handle yet.
+    pub(super) const NO_HANDLE: BlasError = BlasError { call: CREATE, status: NOT_INITIALIZED };
+
     /// Whether memory was short.
     pub(super) fn is_out_of_memory(self) -> bool {
         self.status == ALLOC_FAILED

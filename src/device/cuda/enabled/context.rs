@@ -125,16 +125,20 @@ impl Context {
 }
 
 impl Context {
-    /// Hands a product to cuBLAS, whose handle is made at the first. The context is current, and the library is there.
+    /// Makes the handle of cuBLAS, if there is none yet. The context is current.
+    pub(super) fn make_handle(&self) -> Result<(), BlasError> {
+        let mut products = self.products.lock().unwrap_or_else(PoisonError::into_inner);
+        if products.is_none() {
+            let free_before = memory_info().ok().map(|(free, _)| free);
+            *products = Some(Products { handle: blas::handle()?, free_before });
+        }
+        Ok(())
+    }
+
+    /// Hands a product to cuBLAS, whose handle was made. The context is current.
     pub(super) fn multiply(&self, stream: sys::CUstream, workspace: Piece, product: &Product) -> Result<(), BlasError> {
         let mut products = self.products.lock().unwrap_or_else(PoisonError::into_inner);
-        let products = match &mut *products {
-            Some(products) => products,
-            none => {
-                let free_before = memory_info().ok().map(|(free, _)| free);
-                none.insert(Products { handle: blas::handle()?, free_before })
-            }
-        };
+        let Some(products) = &mut *products else { return Err(BlasError::NO_HANDLE) };
         products.handle.multiply(stream, workspace, product)?;
         if let Some(before) = products.free_before.take() {
             let after = memory_info().map_or(before, |(free, _)| free);

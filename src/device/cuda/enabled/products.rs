@@ -22,7 +22,7 @@ use crate::{
     unit::{Address, Dtype, MIB, StreamId, Work},
 };
 
-/// cuBLAS wants this boundary for its fastest kernels, and every allocator gives it.
+/// cuBLAS wants this boundary for its fastest kernels, and every usual allocator gives it.
 const BOUNDARY: u64 = 16;
 /// The most that the scores of one head may take; longer rows are multiplied in pieces.
 const MOST_SCORE_BYTES: u64 = 64 * MIB;
@@ -117,9 +117,14 @@ impl AttentionPlan {
     }
 }
 
+/// Whether a matrix of so many bytes may lie at the start of an operand.
+fn fits(operand: &Operand, bytes: u64) -> bool {
+    operand.1 >= bytes && operand.0.0.is_multiple_of(BOUNDARY)
+}
+
 /// The `number`-th piece of so many bytes in the operands, round and round; `None` where no operand has one.
 fn piece_of(operands: &[Operand], bytes: u64, number: u64) -> Option<u64> {
-    let pieces = |operand: &Operand| operand.1.checked_div(bytes).unwrap_or(0);
+    let pieces = |operand: &Operand| if fits(operand, bytes) { operand.1.checked_div(bytes).unwrap_or(0) } else { 0 };
     let all: u64 = operands.iter().map(pieces).sum();
     let mut left = number.checked_rem(all)?;
     for operand in operands {
@@ -145,7 +150,7 @@ impl CudaDevice {
             None => {
                 let Some(shape) = Shape::of(work) else { return Ok(()) };
                 let place = |operand: Option<&Operand>, bytes| {
-                    operand.filter(|operand| operand.1 >= bytes).map(|operand| operand.0.0)
+                    operand.filter(|operand| fits(operand, bytes)).map(|operand| operand.0.0)
                 };
                 let places = [
                     place(inputs.first(), shape.left_bytes()),
@@ -255,6 +260,8 @@ impl CudaDevice {
             Err(code) => return answer::result(call, WORKSPACE_BYTES, code),
         };
         let context = self.context;
+        // Made outside of the call that is measured: it takes longer than thousands of products.
+        context.make_handle().map_err(explain)?;
         let mut failure = None;
         let queued = self.drive(call, 0, || match context.multiply(on_stream, workspace, product) {
             Ok(()) => CUresult::CUDA_SUCCESS,
@@ -319,6 +326,7 @@ mod tests {
         let places: Vec<_> = (0..4).map(|number| piece_of(&operands, 160, number)).collect();
         assert_eq!(places, [Some(0x1000), Some(0x3000), Some(0x1000), Some(0x3000)]);
         assert_eq!(piece_of(&operands, 400, 0), None);
+        assert_eq!(piece_of(&[(Address(0x1001), 300)], 160, 0), None, "no place for a matrix");
         assert_eq!(piece_of(&[], 1, 3), None);
         assert_eq!(piece_of(&operands, 0, 3), None);
     }

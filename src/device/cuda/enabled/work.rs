@@ -94,7 +94,12 @@ impl CudaDevice {
         let call = CallKind::Launch;
         let on_stream = self.stream(call, stream)?;
         self.context.enter().or_else(|code| answer::result(call, 0, code))?;
-        let (Address(on_device), device_bytes) = match operands.iter().find(|operand| self.owns(operand.0, operand.1)) {
+        let mut owned = operands.iter().filter(|operand| self.owns(operand.0, operand.1));
+        let operand = match direction {
+            Direction::In => owned.next_back(),
+            Direction::Out => owned.next(),
+        };
+        let (Address(on_device), device_bytes) = match operand {
             Some(&operand) => operand,
             None => (Address(self.sink(STREAMED_BYTES)?), STREAMED_BYTES),
         };
