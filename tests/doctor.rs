@@ -1,8 +1,8 @@
 //! `oomph doctor`: what it says of libraries, and profiles that it measures.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test reports")]
+#![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
-use std::{fs, path::Path, process::Output};
+use std::{path::Path, process::Output};
 
 use assert_cmd::Command;
 use tempfile::TempDir;
@@ -10,35 +10,6 @@ use tempfile::TempDir;
 fn oomph(folder: &Path, arguments: &[&str], variables: &[(&str, &Path)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_oomph"));
     command.current_dir(folder).args(arguments).envs(variables.iter().copied()).output().unwrap()
-}
-
-/// What `doctor` says about one subject.
-fn line(folder: &Path, subject: &str, variables: &[(&str, &Path)]) -> String {
-    let said = String::from_utf8(oomph(folder, &["doctor"], variables).stdout).unwrap();
-    said.lines().find(|line| line.starts_with(subject)).map(str::to_owned).expect(&said)
-}
-
-#[test]
-#[cfg(feature = "cuda")]
-fn a_library_is_found_with_version_and_file_or_missing_with_the_reason() {
-    let folder = TempDir::new().unwrap();
-    for (subject, file) in [("cublas", "libcublas"), ("nvrtc", "libnvrtc")] {
-        let said = line(folder.path(), subject, &[]);
-        assert!(said.contains(file), "{said}");
-        assert!(said.contains(" ok ") || said.contains(" missing "), "{said}");
-    }
-}
-
-#[test]
-#[cfg(feature = "cuda")]
-fn a_file_that_is_no_library_is_named_and_does_no_harm() {
-    let folder = TempDir::new().unwrap();
-    let libraries = folder.path().join("toolkit/lib64");
-    fs::create_dir_all(&libraries).unwrap();
-    fs::write(libraries.join("libcublas.so.12"), "no library").unwrap();
-    let said = line(folder.path(), "cublas", &[("CUDA_HOME", &folder.path().join("toolkit"))]);
-    // A machine that has a real one does not get as far as that.
-    assert!(said.contains(" ok ") || said.contains("toolkit/lib64/libcublas.so.12 cannot be loaded"), "{said}");
 }
 
 #[test]
@@ -77,4 +48,38 @@ fn an_unknown_profile_is_answered_with_the_nearest_and_all_there_are() {
     let said = String::from_utf8(refused.stderr).unwrap();
     assert_eq!(refused.status.code(), Some(2));
     assert!(said.contains("no profile 'h20' among h200") && said.contains("did you mean 'h200'?"), "{said}");
+}
+
+#[cfg(feature = "cuda")]
+mod libraries {
+    use std::fs;
+
+    use super::*;
+
+    /// What `doctor` says about one subject.
+    fn line(folder: &Path, subject: &str, variables: &[(&str, &Path)]) -> String {
+        let said = String::from_utf8(oomph(folder, &["doctor"], variables).stdout).unwrap();
+        said.lines().find(|line| line.starts_with(subject)).unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_library_is_found_with_version_and_file_or_missing_with_the_reason() {
+        let folder = TempDir::new().unwrap();
+        for (subject, file) in [("cublas", "libcublas"), ("nvrtc", "libnvrtc")] {
+            let said = line(folder.path(), subject, &[]);
+            assert!(said.contains(file), "{said}");
+            assert!(said.contains(" ok ") || said.contains(" missing "), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_no_library_is_named_and_does_no_harm() {
+        let folder = TempDir::new().unwrap();
+        let libraries = folder.path().join("toolkit/lib64");
+        fs::create_dir_all(&libraries).unwrap();
+        fs::write(libraries.join("libcublas.so.12"), "no library").unwrap();
+        let said = line(folder.path(), "cublas", &[("CUDA_HOME", &folder.path().join("toolkit"))]);
+        // A machine that has a real one does not get as far as that.
+        assert!(said.contains(" ok ") || said.contains("toolkit/lib64/libcublas.so.12 cannot be loaded"), "{said}");
+    }
 }
