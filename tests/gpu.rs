@@ -320,7 +320,7 @@ fn the_quick_suite_is_decided_the_same_on_the_drivers_answers() {
     let Some((device, _guard)) = gpu() else { return };
     drop(device);
     let simulated = "sim".parse().unwrap();
-    let settings = CaseSettings { device: "cuda".parse().unwrap(), limit: None, seed: None };
+    let settings = CaseSettings { device: "cuda".parse().unwrap(), limit: None, seed: None, timeout: None };
     for case in SuiteFile::load("quick").unwrap().cases(&settings).unwrap() {
         let record = compare(&case, &simulated, &AtomicBool::new(false));
         println!(

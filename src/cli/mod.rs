@@ -19,6 +19,7 @@ mod progress;
 mod replay;
 mod run;
 mod source;
+mod toolkit_folders;
 mod verify;
 mod verify_on;
 mod worker;
@@ -26,6 +27,8 @@ mod worker;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::device::cuda;
 
 /// Replays GPU allocation patterns against allocator strategies, on a simulated GPU or a real one, and tells when
 /// memory runs out, how much is lost to fragmentation and what it costs.
@@ -71,6 +74,7 @@ enum Command {
 #[must_use]
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
+    cuda::look_for_toolkit_in(toolkit_folders::toolkit_folders);
     let outcome = match cli.command.unwrap_or_else(|| Command::Run(run::Args::default())) {
         Command::Run(args) => run::run(args),
         Command::Replay(args) => replay::run(args),

@@ -16,7 +16,7 @@ pub mod sim;
 mod spec;
 pub mod wrap;
 
-pub use calibrate::{Calibration, calibrate};
+pub use calibrate::{Calibration, Products, calibrate};
 pub use call::{CallKind, CallLedger, CallTally};
 pub use capability::{
     Capabilities, Compute, PhysicalId, PinnedHost, PoolId, PoolSettings, PoolUsage, StreamOrderedPools, VirtualMemory,

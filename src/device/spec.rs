@@ -88,6 +88,26 @@ impl DeviceSpec {
     fn unavailable(&self, reason: cuda::Unavailable) -> DeviceSpecError {
         DeviceSpecError::Unavailable { device: self.text.clone(), reason }
     }
+
+    /// Why matrix products do not run for real on this device, where they do not: times of steps mean nothing then.
+    #[must_use]
+    pub fn lacks_products(&self) -> Option<String> {
+        match self.kind {
+            Kind::Sim(_) => None,
+            Kind::Cuda(_) => cuda::matrix_library().err().map(|reason| reason.to_string()),
+        }
+    }
+
+    /// What kernels and libraries have taken of the device so far beside the context.
+    #[must_use]
+    pub fn footprint(&self) -> cuda::Footprint {
+        match &self.kind {
+            Kind::Sim(config) => {
+                cuda::Footprint { library_bytes: config.profile.library_bytes, ..cuda::Footprint::default() }
+            }
+            &Kind::Cuda(ordinal) => cuda::footprint(ordinal).unwrap_or_default(),
+        }
+    }
 }
 
 impl FromStr for DeviceSpec {

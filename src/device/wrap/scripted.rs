@@ -290,7 +290,7 @@ mod tests {
         device.free(address).unwrap();
         assert_eq!((device.held_bytes(), device.unread(), device.mismatch()), (0, 0, None));
         let info = device.memory_info().unwrap();
-        assert_eq!(info.free, info.total - 526 * MIB);
+        assert_eq!(info.free, info.total - device.props().context_bytes);
     }
 
     #[test]

@@ -9,12 +9,20 @@ use std::{
     cell::Cell,
     ffi::CStr,
     ptr,
-    sync::{Mutex, PoisonError},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use cudarc::driver::sys::{self, CUdevice_attribute, CUresult};
 
-use super::{kernels::Kernels, library};
+use super::{
+    blas::{self, BlasError, BlasHandle, Product},
+    kernels::Kernels,
+    library,
+    scratch::Piece,
+};
 
 /// A GPU with its context.
 #[derive(Debug)]
@@ -30,6 +38,19 @@ pub(super) struct Context {
     pub(super) granularity_bytes: Option<u64>,
     pub(super) has_pools: bool,
     pub(super) kernels: Kernels,
+    /// What loading the kernels took.
+    pub(super) kernel_bytes: u64,
+    products: Mutex<Option<Products>>,
+    /// What the libraries took that the first product brought in.
+    library_bytes: AtomicU64,
+}
+
+/// cuBLAS in this context.
+#[derive(Debug)]
+struct Products {
+    handle: BlasHandle,
+    /// Free memory before the handle was made, until the first product has run.
+    free_before: Option<u64>,
 }
 
 /// A hold on the primary context of a GPU; without any the driver takes the context down, with all that is in it.
@@ -65,7 +86,7 @@ impl Drop for Primary {
 }
 
 // SAFETY: the driver's handles may be used from any thread on which the context is current, which `enter` sees to;
-// nothing in here changes after it was made.
+// nothing in here changes after it was made but what lies behind a lock.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -111,6 +132,7 @@ impl Context {
         make_current(primary.handle).map_err(|code| explain("cuCtxSetCurrent", code))?;
         let multiprocessors =
             attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).unwrap_or(1);
+        let (free_before, _) = memory_info().map_err(|code| explain("cuMemGetInfo", code))?;
         let kernels = Kernels::load(multiprocessors).map_err(|(call, code)| explain(call, code))?;
         let (free, total) = memory_info().map_err(|code| explain("cuMemGetInfo", code))?;
         let has = |which| attribute(device, which) == Some(1);
@@ -126,6 +148,9 @@ impl Context {
             granularity_bytes: if has_virtual_memory { granularity(device) } else { None },
             has_pools: library::has_pools() && has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED),
             kernels,
+            kernel_bytes: free_before.saturating_sub(free),
+            products: Mutex::new(None),
+            library_bytes: AtomicU64::new(0),
         })
     }
 
@@ -151,6 +176,41 @@ fn must_be_there(ordinal: u32) -> Result<(), String> {
         1 => Err(format!("there is no GPU {ordinal}: the driver sees one, number 0")),
         count => Err(format!("there is no GPU {ordinal}: the driver sees {count}, numbered from 0")),
     }
+}
+
+impl Context {
+    /// Makes the handle of cuBLAS, if there is none yet. The context is current.
+    pub(super) fn make_handle(&self) -> Result<(), BlasError> {
+        let mut products = self.products.lock().unwrap_or_else(PoisonError::into_inner);
+        if products.is_none() {
+            let free_before = memory_info().ok().map(|(free, _)| free);
+            *products = Some(Products { handle: blas::handle()?, free_before });
+        }
+        Ok(())
+    }
+
+    /// Hands a product to cuBLAS, whose handle was made. The context is current.
+    pub(super) fn multiply(&self, stream: sys::CUstream, workspace: Piece, product: &Product) -> Result<(), BlasError> {
+        let mut products = self.products.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(products) = &mut *products else { return Err(BlasError::NO_HANDLE) };
+        products.handle.multiply(stream, workspace, product)?;
+        if let Some(before) = products.free_before.take() {
+            let after = memory_info().map_or(before, |(free, _)| free);
+            self.library_bytes.store(before.saturating_sub(after), Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// What the libraries took that the first product brought in.
+    pub(super) fn library_bytes(&self) -> u64 {
+        self.library_bytes.load(Ordering::Relaxed)
+    }
+}
+
+/// Waits for all work of the current context.
+pub(super) fn synchronize() -> CUresult {
+    // SAFETY: a context is current, or the driver says so.
+    unsafe { sys::cuCtxSynchronize() }
 }
 
 /// The properties that describe device memory of one GPU to the virtual-memory calls.

@@ -285,6 +285,7 @@ impl Pass<'_> {
             head_width: model.width / model.heads,
             dtype: Dtype::F32,
             backward,
+            causal: false,
         }
     }
 
