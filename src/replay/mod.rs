@@ -5,6 +5,7 @@
 
 mod drive;
 mod observer;
+mod tenant;
 pub mod verify;
 
 pub use drive::{Options, Pace, ReplayError, Replayed, replay};
