@@ -3,7 +3,7 @@
 //! A PyTorch snapshot is more than a trace: it is re-lived first, so that the story has the calls of `empty_cache` that
 //! the file itself does not record.
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 use anyhow::{Context, anyhow};
 use clap::Args;
@@ -59,6 +59,24 @@ impl SourceOptions {
                 })
             }
         }
+    }
+
+    /// A copy of the source for each of so many threads: a workload's differ by their seeds, a trace file's do not.
+    pub fn copies(&self, threads: u16) -> Result<Vec<Arc<dyn Source>>, Failure> {
+        let Some(recipe) = self.recipe()? else {
+            // Read once, however many threads there are.
+            return Ok(match threads {
+                0 => Vec::new(),
+                _ => vec![Arc::from(self.resolve()?); threads.into()],
+            });
+        };
+        let recipe = apply(recipe, &self.set)?;
+        (0..u64::from(threads))
+            .map(|thread| {
+                let copy = recipe.clone().seed(self.seed.wrapping_add(thread)).workload().map_err(Failure::usage)?;
+                Ok(Arc::new(copy) as Arc<dyn Source>)
+            })
+            .collect()
     }
 
     /// The source as a recording, if it is a PyTorch snapshot. The snapshot's own limit is used to understand it, and

@@ -9,7 +9,7 @@ use crate::{
     replay::{OnOutOfMemory, Pace},
     strategy::{STRATEGIES, StrategySpec},
     trace::Source,
-    workload::{Recipe, Workload, WorkloadError, recipe_names},
+    workload::{Recipe, WorkloadError, recipe_names},
 };
 
 /// One case, ready to run.
@@ -29,6 +29,10 @@ pub struct Case {
     pub pace: Pace,
     /// Whether wall-clock times are taken as well.
     pub timed: bool,
+    /// With how many threads that share the strategy it is timed, beside the one that has it for itself.
+    pub threads: Vec<u16>,
+    /// What each of them does, as many as the largest number asks for.
+    pub copies: Vec<Arc<dyn Source>>,
 }
 
 /// What the command line says about all cases of a suite.
@@ -61,9 +65,7 @@ impl SuiteFile {
                 for strategy in &strategies {
                     for &limit in &limits {
                         for &seed in &seeds {
-                            let workload =
-                                recipe.clone().seed(seed).workload().map_err(|source| self.refuse(source))?;
-                            cases.push(self.case(group, workload, strategy, limit, settings));
+                            cases.push(self.case(group, &recipe, seed, strategy, limit, settings)?);
                         }
                     }
                 }
@@ -75,12 +77,19 @@ impl SuiteFile {
     fn case(
         &self,
         group: &Group,
-        workload: Workload,
+        recipe: &Recipe,
+        seed: u64,
         strategy: &StrategySpec,
         limit: Option<u64>,
         settings: &CaseSettings,
-    ) -> Case {
-        Case {
+    ) -> Result<Case, SuiteError> {
+        let seeded = |seed: u64| recipe.clone().seed(seed).workload().map_err(|source| self.refuse(source));
+        let workload = seeded(seed)?;
+        let most_threads = u64::from(group.threads.iter().copied().max().unwrap_or(0));
+        let copies = (0..most_threads)
+            .map(|thread| Ok(Arc::new(seeded(seed.wrapping_add(thread))?) as Arc<dyn Source>))
+            .collect::<Result<_, SuiteError>>()?;
+        Ok(Case {
             label: CaseLabel {
                 suite: self.name.clone(),
                 workload: workload.name().to_owned(),
@@ -99,7 +108,9 @@ impl SuiteFile {
             },
             pace: Pace::Flat,
             timed: group.timed,
-        }
+            threads: group.threads.clone(),
+            copies,
+        })
     }
 
     fn strategies(&self, group: &Group) -> Result<Vec<StrategySpec>, SuiteError> {

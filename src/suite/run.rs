@@ -31,8 +31,8 @@ pub struct CaseOutcome {
     pub record: CaseRecord,
     /// What is too large for a row.
     pub detail: CaseDetail,
-    /// Wall-clock times, if the case is a timed one.
-    pub timing: Option<TimingRecord>,
+    /// Wall-clock times, if the case is a timed one: of one thread, then of each number of threads asked for.
+    pub timings: Vec<TimingRecord>,
 }
 
 /// Turns a case into its outcome: in this process, or whole in a worker process.
@@ -129,14 +129,24 @@ fn try_run(case: &Case, stop: Option<&AtomicBool>) -> Result<CaseOutcome, Troubl
         replay::Options { on_out_of_memory: case.on_out_of_memory, pace: case.pace, repeat: case.label.repeat, stop };
     let (mut strategy, mut device) = prepare(case)?;
     let (record, detail) = measure::measure(&case.label, &*case.source, &mut *strategy, &mut *device, &options);
-    let timing = if case.timed && matches!(record.status, Status::Completed | Status::Oom) {
-        // In memory, so that generating or parsing is not what is timed.
-        let trace = Trace::read(&*case.source)?;
-        Some(measure::time(&case.label, &trace, || prepare(case), &options, TIMED_PASSES)?)
+    let timings = if case.timed && matches!(record.status, Status::Completed | Status::Oom) {
+        time(case, &options)?
     } else {
-        None
+        Vec::new()
     };
-    Ok(CaseOutcome { record, detail, timing })
+    Ok(CaseOutcome { record, detail, timings })
+}
+
+/// From memory, so that generating or parsing is not what is timed.
+fn time(case: &Case, options: &replay::Options<'_>) -> Result<Vec<TimingRecord>, Trouble> {
+    let trace = Trace::read(&*case.source)?;
+    let mut timings = vec![measure::time(&case.label, &trace, || prepare(case), options, TIMED_PASSES)?];
+    let copies = measure::copies_for_threads(&case.copies)?;
+    for &threads in &case.threads {
+        let copies = &copies[..copies.len().min(threads.into())];
+        timings.push(measure::time_threads(&case.label, copies, || prepare(case), options, TIMED_PASSES)?);
+    }
+    Ok(timings)
 }
 
 /// A fresh strategy over a fresh device.
@@ -155,6 +165,6 @@ fn failed(case: &Case, reason: &str) -> CaseOutcome {
     CaseOutcome {
         record: CaseRecord::failed(&case.label, reason),
         detail: CaseDetail::unmeasured(&case.label),
-        timing: None,
+        timings: Vec::new(),
     }
 }

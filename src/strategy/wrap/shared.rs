@@ -41,10 +41,7 @@ impl<S: Strategy, E: EventSink> Locked<S, E> {
     /// all and exist already; further ones are a thread's own.
     pub fn share(&self, common_streams: u16) -> (SharedStrategy<'_, S, E>, SharedDevice<'_, S, E>) {
         let (stats, props) = self.with(|strategy, cx| (*strategy.stats(), cx.device.props().clone()));
-        (
-            SharedStrategy { locked: self, stats },
-            SharedDevice { locked: self, props, common_streams, known_streams: 0 },
-        )
+        (SharedStrategy { locked: self, stats }, SharedDevice { locked: self, props, common_streams, known_streams: 0 })
     }
 }
 
@@ -275,7 +272,8 @@ mod tests {
                 scope.spawn(move || {
                     let mut cx = Context { device: &mut device, sink: &mut Silent };
                     for round in 1..=200 {
-                        let Ok(Attempt::Served(block, _)) = strategy.alloc(&mut cx, &request(round * KIB, thread)) else {
+                        let Ok(Attempt::Served(block, _)) = strategy.alloc(&mut cx, &request(round * KIB, thread))
+                        else {
                             panic!("not served")
                         };
                         if let Some(compute) = cx.device.compute() {
