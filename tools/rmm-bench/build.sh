@@ -8,7 +8,7 @@ dir=${1:-$here/../../target/rmm-bench}
 mkdir -p "$dir"
 dir=$(cd "$dir" && pwd)
 headers=$dir/headers
-if [ ! -f "$dir/librmm.so" ]; then
+if [ ! -d "$headers" ]; then
   wheels=$(mktemp -d)
   trap 'rm -rf "$wheels"' EXIT
   pip download -q --no-deps --only-binary=:all: -d "$wheels" \

@@ -6,8 +6,11 @@ here=$(cd "$(dirname "$0")" && pwd)
 python=${1:?an interpreter that can import torch}
 output=${2:-torch_bench}
 torch=$("$python" -c 'import os, torch; print(os.path.dirname(torch.__file__))')
-runtime=$(find "$torch/../nvidia" "$torch/lib" ${CUDA_HOME:-/usr/local/cuda}/lib64 -name 'libcudart.so.1[23]*' 2>/dev/null | head -1)
-include=$(find "$torch/../nvidia" ${CUDA_HOME:-/usr/local/cuda}/include -name cuda_runtime_api.h 2>/dev/null | head -1)
+# The toolkit comes first: it has all headers, the wheels beside torch perhaps not.
+cuda=${CUDA_HOME:-/usr/local/cuda}
+first() { find -L "$cuda" "$torch/../nvidia" -name "$1" 2>/dev/null | head -1; }
+runtime=$(first 'libcudart.so.1[23]*')
+include=$(first cuda_runtime_api.h)
 [ -n "$runtime" ] && [ -n "$include" ] || { echo "no CUDA runtime or no headers beside torch or in CUDA_HOME" >&2; exit 1; }
 g++ -O2 -std=c++20 -pthread -DREAL_GPU -I"$torch/include" -I"$(dirname "$include")" "$here/bench.cpp" \
   -L"$torch/lib" -lc10_cuda -lc10 "$runtime" -Wl,--allow-shlib-undefined \
