@@ -2,10 +2,11 @@
 //!
 //! A peer is a program that prints `case: nanoseconds` by the recipe in `tools/allocator_recipe.h`. PyTorch's is
 //! `target/torch-oracle/bench` (`tools/torch-oracle/build.sh`: its real library over a stand-in runtime) or the program
-//! that `OOMPH_TORCH_BENCH` names (`build_for_gpu.sh` beside it: over the real one). RMM needs a GPU: its program is the one
-//! that `OOMPH_RMM_BENCH` names (`tools/rmm-bench/build.sh`). Ours runs by handle, and by address under a lock, which is
-//! how PyTorch is called. All take turns, and the medians of the turns are compared, so that a noisy machine is equally
-//! unfair to everyone. `OOMPH_PEER_TURNS` says how many turns there are, `OOMPH_BENCH_DEVICE` where `caching` runs.
+//! that `OOMPH_TORCH_BENCH` names (`build_for_gpu.sh` beside it: over the real one). RMM needs a GPU: its program is
+//! the one that `OOMPH_RMM_BENCH` names (`tools/rmm-bench/build.sh`). Ours runs by handle, and by address under a lock,
+//! which is how PyTorch is called. All take turns, and the medians of the turns are compared, so that a noisy machine is
+//! equally unfair to everyone. `OOMPH_PEER_TURNS` says how many turns there are, `OOMPH_BENCH_DEVICE` where `caching`
+//! runs.
 
 #![expect(clippy::expect_used, clippy::print_stdout, reason = "a bench prints, and stops where it cannot run")]
 

@@ -1,5 +1,5 @@
-//! The recipe by which allocators are timed: a hot pair by size, and a random mix by number of live blocks. `OOMPH_BENCH_DEVICE`
-//! says on which device, `sim` where it is not set.
+//! The recipe by which allocators are timed: a hot pair by size, and a random mix by number of live blocks.
+//! `OOMPH_BENCH_DEVICE` says on which device, `sim` where it is not set.
 //!
 //! `tools/allocator_recipe.h` does the same to PyTorch's own allocator and to RMM; what is changed here is changed there.
 

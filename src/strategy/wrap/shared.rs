@@ -249,6 +249,7 @@ impl<S: Strategy, E: EventSink + Send> Compute for SharedDevice<'_, S, E> {
 mod tests {
     use super::*;
     use crate::{
+        device::CallKind,
         strategy::{Setup, Silent, StrategySpec, test_device::simulated, wrap::Checked},
         unit::{GIB, KIB, MIB, SiteId, ThreadId},
     };
@@ -289,7 +290,7 @@ mod tests {
         let (strategy, device, _) = locked.into_parts();
         assert_eq!(strategy.violations(), []);
         assert_eq!(device.held_bytes(), 0);
-        assert!(device.ledger().of(crate::device::CallKind::Launch).count == 800);
+        assert_eq!(device.ledger().of(CallKind::Launch).count, 800);
     }
 
     #[test]
