@@ -72,6 +72,7 @@ fn case(workload: &str, set: &[(&str, &str)], strategy: &str) -> Case {
         on_out_of_memory: Default::default(),
         pace: Default::default(),
         timed: false,
+        threads: Vec::new(),
         timeout: Some("2m".parse().unwrap()),
     }
 }

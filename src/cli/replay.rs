@@ -23,6 +23,7 @@ use super::{
 use crate::{
     measure::{CaseLabel, CaseRecord, Status},
     replay::{self, OnOutOfMemory, Pace},
+    report,
     strategy::StrategySpec,
     suite::{self, Case, Progress, SourceSpec},
     trace::Source,
@@ -37,6 +38,7 @@ Examples:
   oomph replay steps.oomph.gz --strategy caching:max_split_size_mb:128,garbage_collection_threshold:0.8
   oomph replay snapshot.pickle --strategy caching --limit 12GiB --repeat 3
   oomph replay training --strategy caching --export-snapshot training.pickle
+  oomph replay mix-1000 --strategy caching --strategy address:caching --threads 1,4,16
   PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True oomph replay training --strategy caching:env
 
 A PyTorch snapshot is replayed without the memory limit that its program had, if any: say --limit to set one.")]
@@ -60,6 +62,10 @@ pub struct Args {
     /// Let the recorded times between events pass on the device's clock.
     #[arg(long)]
     paced: bool,
+    /// Time it as well: alone, and with so many threads that share the strategy under one lock, each with its own copy
+    /// of the pattern. Such as 1,4,16; the times are wall-clock times and follow the table.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Vec<u16>,
     /// How the table is printed.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -76,6 +82,11 @@ const DEFAULT_STRATEGIES: [&str; 3] = ["direct", "caching", "caching:expandable_
 
 pub fn run(args: Args) -> Outcome {
     check_export(&args)?;
+    if !args.threads.is_empty() && args.format != Format::Table {
+        return Err(Failure::usage(anyhow!(
+            "--threads shows times in a table; `oomph run` writes them to timings.csv"
+        )));
+    }
     let passes = args.strategy.len() as u64 * u64::from(args.repeat) + u64::from(args.export_snapshot.is_some());
     let origin = args.source.spec()?;
     let (source, bar) = Watched::new(origin.open().map_err(Failure::usage)?, passes);
@@ -83,6 +94,7 @@ pub fn run(args: Args) -> Outcome {
     let stop = interrupt::flag(interrupt::Running::Replay)?;
     let runner = args.workers.runner(&cases, Some(&stop))?;
     let mut records: Vec<Option<CaseRecord>> = vec![None; cases.len()];
+    let mut timings = Vec::new();
     suite::run(&cases, &runner, suite::all_cores(), &stop, |progress| match progress {
         Progress::Started(case) => bar.set_message(case.label.strategy.clone()),
         Progress::Finished(case, outcome) => {
@@ -92,6 +104,7 @@ pub fn run(args: Args) -> Outcome {
             }
             if let Some(place) = cases.iter().position(|other| std::ptr::eq(other, case)) {
                 records[place] = Some(outcome.record);
+                timings.extend(outcome.timings);
             }
         }
     });
@@ -106,6 +119,9 @@ pub fn run(args: Args) -> Outcome {
         return Err(Failure::usage(anyhow!("{}", first.reason)));
     }
     output::say(&args.format.records(&records)?)?;
+    if !timings.is_empty() {
+        output::say(&format!("\n{}", report::timings(&timings, output::terminal_width())))?;
+    }
     if let Some(written) = exported? {
         output::complain(&written);
     }
@@ -173,7 +189,8 @@ fn cases(args: &Args, source: Arc<dyn Source>, origin: &SourceSpec) -> Result<Ve
             device: device.clone(),
             on_out_of_memory: if args.skip_oom { OnOutOfMemory::Skip } else { OnOutOfMemory::Stop },
             pace: if args.paced { Pace::Recorded } else { Pace::Flat },
-            timed: false,
+            timed: !args.threads.is_empty(),
+            threads: args.threads.clone(),
             timeout: args.workers.case_timeout,
         });
     }

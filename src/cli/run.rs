@@ -139,7 +139,7 @@ fn run_cases(
 }
 
 fn write_down(folder: &RunFolder, outcome: &CaseOutcome) -> Result<(), ReportError> {
-    if let Some(timing) = &outcome.timing {
+    for timing in &outcome.timings {
         folder.append_timing(timing)?;
     }
     folder.append(&outcome.record, &outcome.detail)

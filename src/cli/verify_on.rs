@@ -311,6 +311,7 @@ fn case(label: &CaseLabel, strategy: &StrategySpec, source: &Arc<dyn Source>, de
         on_out_of_memory: OnOutOfMemory::Skip,
         pace: Pace::Flat,
         timed: false,
+        threads: Vec::new(),
         timeout: None,
     }
 }

@@ -58,5 +58,5 @@ pub use ooms::OomReport;
 pub use peaks::{PhasePeak, StepPeak};
 pub use record::{CaseRecord, SCHEMA, Status};
 pub use timeline::Timeline;
-pub use timing::{Fresh, TimingRecord, time};
+pub use timing::{Fresh, TimingRecord, copies_for_threads, time, time_threads};
 pub use warning::Warning;

@@ -6,6 +6,7 @@
 pub mod agreement;
 mod drive;
 mod observer;
+mod tenant;
 pub mod verify;
 
 pub use drive::{Options, Pace, ReplayError, Replayed, replay};

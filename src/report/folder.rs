@@ -142,10 +142,11 @@ impl RunFolder {
     /// ratios to the strategy `base`, and `summary.md`. Returns the rows in that order.
     pub fn finish(&self, case_ids: &[String], base: &str) -> Result<Vec<CaseRecord>, ReportError> {
         let mut content = self.content();
-        let records = in_order(&content.records, case_ids, |record| &record.case_id);
+        let records = in_order(&content.records, case_ids, |record| (&record.case_id, 0));
         content.runs = RowFile::write(&self.path.join("runs.csv"), &records)?;
         if content.timings.is_some() {
-            let timings = in_order(&content.timing_records, case_ids, |record| &record.case_id);
+            let timings =
+                in_order(&content.timing_records, case_ids, |record| (&record.case_id, record.threads.unwrap_or(0)));
             content.timings = Some(RowFile::write(&self.path.join("timings.csv"), &timings)?);
             content.timing_records = timings;
         }
@@ -200,12 +201,18 @@ fn compressed(detail: &CaseDetail, path: &Path) -> Result<Vec<u8>, ReportError> 
     encoder.write_all(b"\n").and_then(|()| encoder.finish()).map_err(ReportError::io(path))
 }
 
-/// One row per case, the last one where a case ran twice: first in the order of `case_ids`, then the others by id.
-fn in_order<T: Clone>(rows: &[T], case_ids: &[String], id: impl Fn(&T) -> &String) -> Vec<T> {
-    let mut by_id: BTreeMap<&String, &T> = rows.iter().map(|row| (id(row), row)).collect();
-    let mut ordered: Vec<T> = case_ids.iter().filter_map(|case_id| by_id.remove(case_id)).cloned().collect();
-    ordered.extend(by_id.into_values().cloned());
-    ordered
+/// One row for each key (a case, and which of its rows), the last one where a case ran twice: first in the order of
+/// `case_ids`, then the others by id.
+fn in_order<T: Clone>(rows: &[T], case_ids: &[String], key: impl Fn(&T) -> (&String, u16)) -> Vec<T> {
+    let places: BTreeMap<&String, usize> = case_ids.iter().zip(0..).collect();
+    let last: BTreeMap<(usize, &String, u16), &T> = rows
+        .iter()
+        .map(|row| {
+            let (id, part) = key(row);
+            ((places.get(id).copied().unwrap_or(usize::MAX), id, part), row)
+        })
+        .collect();
+    last.into_values().cloned().collect()
 }
 
 #[cfg(test)]
@@ -367,6 +374,13 @@ mod tests {
         assert_eq!(run.timed_cases().len(), 2);
         run.finish(&["a".to_owned(), "b".to_owned()], "shelf").unwrap();
         assert_eq!(read_timings(folder.path()).unwrap(), [timing("a"), timing("b")]);
+        let with_threads = |case_id, threads| TimingRecord { threads: Some(threads), ..timing(case_id) };
+        for row in [with_threads("b", 8), with_threads("b", 2), with_threads("b", 8)] {
+            run.append_timing(&row).unwrap();
+        }
+        run.finish(&["b".to_owned(), "a".to_owned()], "shelf").unwrap();
+        let rows = [timing("b"), with_threads("b", 2), with_threads("b", 8), timing("a")];
+        assert_eq!(read_timings(folder.path()).unwrap(), rows, "one row a case and number of threads");
         assert_eq!(read_records(folder.path()).unwrap(), []);
     }
 }

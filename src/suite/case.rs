@@ -31,6 +31,8 @@ pub struct Case {
     pub pace: Pace,
     /// Whether wall-clock times are taken as well.
     pub timed: bool,
+    /// With how many threads that share the strategy it is timed, beside the one that has it for itself.
+    pub threads: Vec<u16>,
     /// How long it may take, where it runs in a process of its own.
     pub timeout: Option<CaseTimeout>,
 }
@@ -111,6 +113,7 @@ impl SuiteFile {
             },
             pace: Pace::Flat,
             timed: group.timed,
+            threads: group.threads.clone(),
             timeout: settings.timeout.or(group.timeout).or(self.timeout),
         })
     }

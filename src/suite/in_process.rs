@@ -6,10 +6,10 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
-use super::{Case, CaseOutcome, CaseRunner};
+use super::{Case, CaseOutcome, CaseRunner, SourceError};
 use crate::{
     device::{Device, DeviceSpecError, default_limit, wrap::Limited},
-    measure::{self, CaseDetail, CaseRecord, Fresh, Status},
+    measure::{self, CaseDetail, CaseRecord, Fresh, Status, TimingRecord},
     replay::{self, ReplayError},
     strategy::{Setup, SpecError, Strategy},
     trace::{Trace, TraceError},
@@ -49,6 +49,7 @@ const TIMED_PASSES: u32 = 5;
 #[error(transparent)]
 pub(super) enum Trouble {
     Device(#[from] DeviceSpecError),
+    Source(#[from] SourceError),
     Strategy(#[from] SpecError),
     Trace(#[from] TraceError),
     Replay(#[from] ReplayError),
@@ -58,14 +59,27 @@ fn try_run(case: &Case, stop: Option<&AtomicBool>) -> Result<CaseOutcome, Troubl
     let options =
         replay::Options { on_out_of_memory: case.on_out_of_memory, pace: case.pace, repeat: case.label.repeat, stop };
     let (record, detail) = measure_once(case, &options)?;
-    let timing = if case.timed && matches!(record.status, Status::Completed | Status::Oom) {
-        // In memory, so that generating or parsing is not what is timed.
-        let trace = Trace::read(&*case.source)?;
-        Some(measure::time(&case.label, &trace, || prepare(case), &options, TIMED_PASSES)?)
+    let timings = if case.timed && matches!(record.status, Status::Completed | Status::Oom) {
+        time(case, &options)?
     } else {
-        None
+        Vec::new()
     };
-    Ok(CaseOutcome { record, detail, timing })
+    Ok(CaseOutcome { record, detail, timings })
+}
+
+/// From memory, so that generating or parsing is not what is timed. Every thread has its own copy of the story: a
+/// workload's differ by their seeds, a trace file's do not.
+fn time(case: &Case, options: &replay::Options<'_>) -> Result<Vec<TimingRecord>, Trouble> {
+    let trace = Trace::read(&*case.source)?;
+    let mut timings = vec![measure::time(&case.label, &trace, || prepare(case), options, TIMED_PASSES)?];
+    let most = case.threads.iter().copied().max().unwrap_or(0);
+    let copies = (0..most).map(|thread| case.origin.copy_for(thread)).collect::<Result<Vec<_>, _>>()?;
+    let copies = measure::copies_for_threads(&copies)?;
+    for &threads in &case.threads {
+        let copies = &copies[..copies.len().min(threads.into())];
+        timings.push(measure::time_threads(&case.label, copies, || prepare(case), options, TIMED_PASSES)?);
+    }
+    Ok(timings)
 }
 
 /// Measures on a device of its own, gone afterwards: what it keeps for itself must not be missing from the timed passes.

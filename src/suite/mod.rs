@@ -95,6 +95,7 @@ fn test_case(workload: &str, strategy: &str) -> Case {
         on_out_of_memory: Default::default(),
         pace: Default::default(),
         timed: false,
+        threads: Vec::new(),
         timeout: None,
     }
 }

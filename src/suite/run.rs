@@ -26,14 +26,18 @@ pub struct CaseOutcome {
     pub record: CaseRecord,
     /// What is too large for a row.
     pub detail: CaseDetail,
-    /// Wall-clock times, if the case is a timed one.
-    pub timing: Option<TimingRecord>,
+    /// Wall-clock times, if the case is a timed one: of one thread, then of each number of threads asked for.
+    pub timings: Vec<TimingRecord>,
 }
 
 impl CaseOutcome {
     /// Of a case that broke before anything could be measured.
     pub(super) fn failed(label: &CaseLabel, reason: &str) -> CaseOutcome {
-        CaseOutcome { record: CaseRecord::failed(label, reason), detail: CaseDetail::unmeasured(label), timing: None }
+        CaseOutcome {
+            record: CaseRecord::failed(label, reason),
+            detail: CaseDetail::unmeasured(label),
+            timings: Vec::new(),
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! A PyTorch snapshot is more than a trace: it is re-lived first, so that the story has the calls of `empty_cache` that
 //! the file itself does not record.
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
@@ -88,6 +88,12 @@ impl SourceSpec {
                 None => trace::open(Path::new(&self.name))?,
             }),
         }
+    }
+
+    /// The source as another thread does it at the same time: a workload with another seed.
+    pub(super) fn copy_for(&self, thread: u16) -> Result<Arc<dyn Source>, SourceError> {
+        let spec = SourceSpec { seed: self.seed.wrapping_add(thread.into()), ..self.clone() };
+        Ok(Arc::from(spec.open()?))
     }
 
     /// The source as a recording, if it is a PyTorch snapshot. The snapshot's own limit is used to understand it, and

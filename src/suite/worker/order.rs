@@ -23,6 +23,7 @@ pub struct Order {
     on_out_of_memory: OnOutOfMemory,
     pace: Pace,
     timed: bool,
+    threads: Vec<u16>,
 }
 
 /// Something that was there when the case was made and is not any more.
@@ -36,7 +37,8 @@ enum OrderError {
 impl Order {
     pub(super) fn of(case: &Case) -> Order {
         // Named one by one, so that nothing new about a case is forgotten on the way. Keeping the time is the sender's.
-        let Case { label, source: _, origin, strategy, device, on_out_of_memory, pace, timed, timeout: _ } = case;
+        let Case { label, source: _, origin, strategy, device, on_out_of_memory, pace, timed, threads, timeout: _ } =
+            case;
         Order {
             label: label.clone(),
             source: origin.clone(),
@@ -45,6 +47,7 @@ impl Order {
             on_out_of_memory: *on_out_of_memory,
             pace: *pace,
             timed: *timed,
+            threads: threads.clone(),
         }
     }
 
@@ -74,6 +77,7 @@ impl Order {
             on_out_of_memory: self.on_out_of_memory,
             pace: self.pace,
             timed: self.timed,
+            threads: self.threads,
             timeout: None,
         })
     }
@@ -98,6 +102,7 @@ mod tests {
             seeds = [7]
             on_oom = "skip"
             timed = true
+            threads = [2, 4]
             [[group]]
             workloads = ["checkerboard"]
             strategies = ["null"]
