@@ -9,6 +9,7 @@ mod random;
 mod sawtooth;
 mod streams;
 mod training;
+mod transformer;
 mod variable_length;
 
 use std::{fmt, sync::Arc};
@@ -18,6 +19,7 @@ use crate::trace::TraceBuilder;
 
 /// Every generator, in the order in which `list` shows them.
 pub static GENERATORS: &[GeneratorEntry] = &[
+    transformer::ENTRY,
     training::ENTRY,
     variable_length::ENTRY,
     streams::ENTRY,

@@ -1,0 +1,223 @@
+//! Products with a weight, as `torch.nn.Linear` makes them, and their low-rank adapters.
+
+use super::{
+    graph::{Edge, MOST_EDGES, Node, Operation, Origin, Value},
+    machine::{Machine, Tensor},
+    precision::Number,
+    saving::Lie,
+    scratch,
+    weights::{Linear, Split, WeightId},
+};
+use crate::{
+    trace::{Category, CollectiveKind},
+    unit::{StreamId, Work},
+};
+
+/// A product, for its backward.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Product {
+    weight: WeightId,
+    inputs: u32,
+    outputs: u32,
+    number: Number,
+    is_biased: bool,
+    split: Split,
+}
+
+/// What a product is made with, after autocast had its say.
+struct Operands {
+    input: Value,
+    weight: Value,
+    bias: Option<Value>,
+    /// What was cast for this product alone.
+    own: [Option<Tensor>; 3],
+}
+
+impl Machine {
+    /// The product of every row with a weight.
+    pub(super) fn linear(&mut self, input: Value, linear: Linear, category: Category) -> Value {
+        let operands = self.linear_operands(input, &linear);
+        let first_saved = self.begin_saving();
+        let records = self.save_linear_operands(&operands, &linear);
+        let number = operands.input.number;
+        let output = self.alloc(self.rows(linear.outputs, number), category);
+        match linear.bias {
+            Some(_) => self.ensure_fused_matrix_workspace(),
+            None => self.ensure_matrix_workspace(),
+        }
+        let product = self.gemm(self.tokens(), linear.outputs.into(), linear.inputs.into(), number);
+        self.work(product, [operands.input.tensor, operands.weight.tensor, output]);
+        if linear.split == Split::Inputs {
+            self.sum_over_ranks(output);
+        }
+        let origin = if records { self.record_product(&linear, &operands, first_saved) } else { Origin::Constant };
+        self.release_own(&operands);
+        let output = Value { tensor: output, number, origin };
+        match linear.adapter {
+            Some(_) => self.add_adapter(input, &linear, output),
+            None => output,
+        }
+    }
+
+    /// Only what a product saves, where a checkpoint that runs again needs no more of it.
+    pub(super) fn linear_savings(&mut self, input: Value, linear: Linear) {
+        let operands = self.linear_operands(input, &linear);
+        self.save_linear_operands(&operands, &linear);
+        self.release_own(&operands);
+    }
+
+    /// The gradients of input, weight and bias.
+    pub(super) fn linear_backward(
+        &mut self,
+        node: &Node,
+        product: Product,
+        incoming: Tensor,
+    ) -> [Option<Tensor>; MOST_EDGES] {
+        let saved = self.unpack(node);
+        let [to_input, to_weight, to_bias] = node.edges;
+        let saves_input = to_weight != Edge::Nowhere;
+        let (input_place, weight_place) = (0, usize::from(saves_input));
+        let mut gradients = [None; MOST_EDGES];
+        // PyTorch takes the weight first where there is no bias, and the input first where there is one.
+        let order = if product.is_biased { [0, 1] } else { [1, 0] };
+        for which in order {
+            if which == 0 && to_input != Edge::Nowhere {
+                let of_input = self.temporary(self.rows(product.inputs, product.number));
+                self.ensure_matrix_workspace();
+                let work =
+                    self.gemm(self.tokens(), product.inputs.into(), product.outputs.into(), product.number);
+                self.work(work, [incoming, saved.operand(weight_place, incoming), of_input]);
+                if product.split == Split::Outputs {
+                    self.sum_over_ranks(of_input);
+                }
+                gradients[0] = Some(of_input);
+            }
+            if which == 1 && to_weight != Edge::Nowhere {
+                let bytes = u64::from(product.inputs) * u64::from(product.outputs) * product.number.bytes();
+                let of_weight = self.weight_gradient(to_weight, bytes);
+                self.ensure_matrix_workspace();
+                let work =
+                    self.gemm(product.outputs.into(), product.inputs.into(), self.tokens() as u32, product.number);
+                self.work(work, [incoming, saved.operand(input_place, incoming), of_weight]);
+                gradients[1] = Some(of_weight);
+            }
+        }
+        self.drop_unpacked(&saved);
+        if to_bias != Edge::Nowhere {
+            gradients[2] = Some(self.bias_gradient(to_bias, product, incoming));
+        }
+        gradients
+    }
+
+    /// Autocast casts what it must, the last argument first; frozen weights are cast anew for every product.
+    fn linear_operands(&mut self, input: Value, linear: &Linear) -> Operands {
+        let bias = linear.bias.map(|bias| self.product_weight(bias));
+        let weight = self.product_weight(linear.weight);
+        let cast_input = self.cast_for_product(input);
+        let own = |value: Value, is_own: bool| is_own.then_some(value.tensor);
+        Operands {
+            own: [
+                own(cast_input, cast_input.tensor != input.tensor),
+                own(weight.0, weight.1),
+                bias.and_then(|(bias, is_own)| own(bias, is_own)),
+            ],
+            input: cast_input,
+            weight: weight.0,
+            bias: bias.map(|(bias, _)| bias),
+        }
+    }
+
+    /// The input is saved for the weight's gradient, the weight for the input's.
+    fn save_linear_operands(&mut self, operands: &Operands, linear: &Linear) -> bool {
+        let (for_input, for_weight) =
+            (operands.input.origin.needs_gradient(), self.weights[linear.weight as usize].trainable);
+        let records = self.records(for_input || for_weight);
+        if records && for_weight {
+            self.save(operands.input.tensor, Lie::Dense);
+        }
+        if records && for_input {
+            if Some(operands.weight.tensor) == self.weights[linear.weight as usize].tensor {
+                self.save_weight(linear.weight, true);
+            } else {
+                self.save(operands.weight.tensor, Lie::Strided(self.bytes(operands.weight.tensor)));
+            }
+        }
+        records
+    }
+
+    fn record_product(&mut self, linear: &Linear, operands: &Operands, first_saved: u32) -> Origin {
+        let trainable = self.weights[linear.weight as usize].trainable;
+        let to = |value: Value, weight: WeightId| match value.origin {
+            Origin::Recorded(place) => Edge::Value(place),
+            _ if trainable => Edge::Weight(weight),
+            _ => Edge::Nowhere,
+        };
+        let edges = [
+            operands.input.origin.edge(),
+            to(operands.weight, linear.weight),
+            linear.bias.zip(operands.bias).map_or(Edge::Nowhere, |(id, value)| to(value, id)),
+        ];
+        let product = Product {
+            weight: linear.weight,
+            inputs: linear.inputs,
+            outputs: linear.outputs,
+            number: operands.input.number,
+            is_biased: linear.bias.is_some(),
+            split: linear.split,
+        };
+        self.record(Operation::Product(product), first_saved, edges)
+    }
+
+    fn bias_gradient(&mut self, edge: Edge, product: Product, incoming: Tensor) -> Tensor {
+        let gradient = self.weight_gradient(edge, u64::from(product.outputs) * product.number.bytes());
+        let bytes = self.bytes(incoming);
+        self.sum_rows(self.tokens(), product.outputs.into());
+        self.work(Work::Reduction { bytes }, [incoming, gradient]);
+        gradient
+    }
+
+    /// The buffers of a sum over rows, taken and given back.
+    pub(super) fn sum_rows(&mut self, rows: u64, columns: u64) {
+        if let Some(scratch) = scratch::sum_over_rows(rows, columns) {
+            let partial_sums = self.alloc(scratch.partial_sums, Category::Workspace);
+            let counters = self.alloc(scratch.counters, Category::Workspace);
+            self.release_all([counters, partial_sums]);
+        }
+    }
+
+    /// `input` through the adapter's narrow waist, scaled and added to what the frozen weight made of it.
+    fn add_adapter(&mut self, input: Value, linear: &Linear, output: Value) -> Value {
+        let Some(adapter) = linear.adapter else { return output };
+        let thin = |weight, inputs, outputs, split| Linear { weight, bias: None, inputs, outputs, split, adapter: None };
+        let (into_waist, out_of_waist) = match linear.split {
+            Split::Inputs => (Split::Inputs, Split::Whole),
+            Split::Outputs | Split::Whole => (Split::Whole, linear.split),
+        };
+        let down = thin(adapter.down, linear.inputs, adapter.rank, into_waist);
+        let up = thin(adapter.up, adapter.rank, linear.outputs, out_of_waist);
+        let waist = self.linear(input, down, Category::Activation);
+        let raised = self.linear(waist, up, Category::Temporary);
+        self.release(waist.tensor);
+        let scaled = self.scale(raised);
+        self.release(raised.tensor);
+        let sum = self.add(output, scaled, Category::Activation);
+        self.release_all([output.tensor, scaled.tensor]);
+        sum
+    }
+
+    fn release_own(&mut self, operands: &Operands) {
+        for tensor in operands.own.into_iter().flatten() {
+            self.release(tensor);
+        }
+    }
+
+    /// A sum over the ranks of the tensor-parallel group, in place.
+    fn sum_over_ranks(&mut self, tensor: Tensor) {
+        let (bytes, ranks) = (self.bytes(tensor), self.plan.techniques.tensor_ranks);
+        self.story.collective(CollectiveKind::AllReduce, bytes, ranks as u16, StreamId::DEFAULT);
+    }
+
+    pub(super) fn gemm(&self, m: u64, n: u64, k: u32, number: Number) -> Work {
+        Work::Gemm { m: m as u32, n: n as u32, k, batch: 1, dtype: self.plan.precision.of_products(number) }
+    }
+}
