@@ -225,9 +225,8 @@ impl<'a> Parameters<'a> {
     pub fn words(&self, name: &str) -> Result<Vec<String>, WorkloadError> {
         self.read(name, |value| match value {
             Value::String(text) => Some(WordList(text.split(',').map(|word| word.trim().to_owned()).collect())),
-            Value::Array(items) => {
-                items.iter().map(|item| item.as_str().map(str::to_owned)).collect::<Option<_>>().map(WordList)
-            }
+            Value::Integer(number) => Some(WordList(vec![number.to_string()])),
+            Value::Array(items) => items.iter().map(as_word).collect::<Option<_>>().map(WordList),
             _ => None,
         })
         .map(|words| words.0.into_iter().filter(|word| !word.is_empty()).collect())
@@ -301,6 +300,15 @@ impl InRange for f64 {
             Values::Number { least, most } => (least..=most).contains(self),
             Values::Size { .. } | Values::Choice(_) | Values::Words { .. } => false,
         }
+    }
+}
+
+/// An item of a list of words; numbers are words too.
+fn as_word(item: &Value) -> Option<String> {
+    match item {
+        Value::String(word) => Some(word.clone()),
+        Value::Integer(number) => Some(number.to_string()),
+        _ => None,
     }
 }
 

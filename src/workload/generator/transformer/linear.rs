@@ -16,7 +16,6 @@ use crate::{
 /// A product, for its backward.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Product {
-    weight: WeightId,
     inputs: u32,
     outputs: u32,
     number: Number,
@@ -66,7 +65,7 @@ impl Machine {
         self.release_own(&operands);
     }
 
-    /// The gradients of input, weight and bias.
+    /// The gradients of bias, input and weight, the latter two in the order in which PyTorch names what they need.
     pub(super) fn linear_backward(
         &mut self,
         node: &Node,
@@ -74,39 +73,54 @@ impl Machine {
         incoming: Tensor,
     ) -> [Option<Tensor>; MOST_EDGES] {
         let saved = self.unpack(node);
-        let [to_input, to_weight, to_bias] = node.edges;
-        let saves_input = to_weight != Edge::Nowhere;
-        let (input_place, weight_place) = (0, usize::from(saves_input));
-        let mut gradients = [None; MOST_EDGES];
-        // PyTorch takes the weight first where there is no bias, and the input first where there is one.
-        let order = if product.is_biased { [0, 1] } else { [1, 0] };
-        for which in order {
-            if which == 0 && to_input != Edge::Nowhere {
-                let of_input = self.temporary(self.rows(product.inputs, product.number));
-                self.ensure_matrix_workspace();
-                let work =
-                    self.gemm(self.tokens(), product.inputs.into(), product.outputs.into(), product.number);
-                self.work(work, [incoming, saved.operand(weight_place, incoming), of_input]);
-                if product.split == Split::Outputs {
-                    self.sum_over_ranks(of_input);
-                }
-                gradients[0] = Some(of_input);
-            }
-            if which == 1 && to_weight != Edge::Nowhere {
-                let bytes = u64::from(product.inputs) * u64::from(product.outputs) * product.number.bytes();
-                let of_weight = self.weight_gradient(to_weight, bytes);
-                self.ensure_matrix_workspace();
-                let work =
-                    self.gemm(product.outputs.into(), product.inputs.into(), self.tokens() as u32, product.number);
-                self.work(work, [incoming, saved.operand(input_place, incoming), of_weight]);
-                gradients[1] = Some(of_weight);
-            }
+        let [to_bias, to_input, to_weight] = node.edges;
+        let (saves_input, saves_weight) = (to_weight != Edge::Nowhere, to_input != Edge::Nowhere);
+        let (of_input, of_weight);
+        if product.is_biased {
+            let (input, weight) = (saved.operand(0, incoming), saved.operand(usize::from(saves_input), incoming));
+            of_input = self.input_gradient(to_input, &product, incoming, weight);
+            of_weight = self.product_weight_gradient(to_weight, &product, incoming, input);
+        } else {
+            let (weight, input) = (saved.operand(0, incoming), saved.operand(usize::from(saves_weight), incoming));
+            of_weight = self.product_weight_gradient(to_weight, &product, incoming, input);
+            of_input = self.input_gradient(to_input, &product, incoming, weight);
         }
         self.drop_unpacked(&saved);
-        if to_bias != Edge::Nowhere {
-            gradients[2] = Some(self.bias_gradient(to_bias, product, incoming));
+        let of_bias = (to_bias != Edge::Nowhere).then(|| self.bias_gradient(to_bias, &product, incoming));
+        [of_bias, of_input, of_weight]
+    }
+
+    fn input_gradient(&mut self, to: Edge, product: &Product, incoming: Tensor, weight: Tensor) -> Option<Tensor> {
+        if to == Edge::Nowhere {
+            return None;
         }
-        gradients
+        let gradient = self.temporary(self.rows(product.inputs, product.number));
+        self.ensure_matrix_workspace();
+        let work = self.gemm(self.tokens(), product.inputs.into(), product.outputs, product.number);
+        self.work(work, [incoming, weight, gradient]);
+        if product.split == Split::Outputs {
+            self.sum_over_ranks(gradient);
+        }
+        Some(gradient)
+    }
+
+    fn product_weight_gradient(
+        &mut self,
+        to: Edge,
+        product: &Product,
+        incoming: Tensor,
+        input: Tensor,
+    ) -> Option<Tensor> {
+        if to == Edge::Nowhere {
+            return None;
+        }
+        let bytes = u64::from(product.inputs) * u64::from(product.outputs) * product.number.bytes();
+        let gradient = self.weight_gradient(to, bytes);
+        self.ensure_matrix_workspace();
+        let tokens = self.tokens() as u32;
+        let work = self.gemm(product.outputs.into(), product.inputs.into(), tokens, product.number);
+        self.work(work, [incoming, input, gradient]);
+        Some(gradient)
     }
 
     /// Autocast casts what it must, the last argument first; frozen weights are cast anew for every product.
@@ -132,7 +146,7 @@ impl Machine {
         let (for_input, for_weight) =
             (operands.input.origin.needs_gradient(), self.weights[linear.weight as usize].trainable);
         let records = self.records(for_input || for_weight);
-        if records && for_weight {
+        if records && for_weight && linear.bias.is_some() {
             self.save(operands.input.tensor, Lie::Dense);
         }
         if records && for_input {
@@ -141,6 +155,9 @@ impl Machine {
             } else {
                 self.save(operands.weight.tensor, Lie::Strided(self.bytes(operands.weight.tensor)));
             }
+        }
+        if records && for_weight && linear.bias.is_none() {
+            self.save(operands.input.tensor, Lie::Dense);
         }
         records
     }
@@ -153,12 +170,11 @@ impl Machine {
             _ => Edge::Nowhere,
         };
         let edges = [
+            linear.bias.zip(operands.bias).map_or(Edge::Nowhere, |(id, value)| to(value, id)),
             operands.input.origin.edge(),
             to(operands.weight, linear.weight),
-            linear.bias.zip(operands.bias).map_or(Edge::Nowhere, |(id, value)| to(value, id)),
         ];
         let product = Product {
-            weight: linear.weight,
             inputs: linear.inputs,
             outputs: linear.outputs,
             number: operands.input.number,
@@ -168,7 +184,7 @@ impl Machine {
         self.record(Operation::Product(product), first_saved, edges)
     }
 
-    fn bias_gradient(&mut self, edge: Edge, product: Product, incoming: Tensor) -> Tensor {
+    fn bias_gradient(&mut self, edge: Edge, product: &Product, incoming: Tensor) -> Tensor {
         let gradient = self.weight_gradient(edge, u64::from(product.outputs) * product.number.bytes());
         let bytes = self.bytes(incoming);
         self.sum_rows(self.tokens(), product.outputs.into());

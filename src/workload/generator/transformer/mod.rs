@@ -29,6 +29,8 @@ mod technique;
 mod trainer;
 mod weights;
 
+use std::sync::Arc;
+
 use plan::Plan;
 use trainer::Trainer;
 
@@ -48,22 +50,42 @@ pub(super) const ENTRY: GeneratorEntry = GeneratorEntry {
         shape::CONTEXT,
         shape::BATCH,
         shape::MIN_LENGTH,
+        shape::LENGTHS,
         technique::PRECISION,
         technique::OPTIMIZER,
         technique::TECHNIQUES,
     ],
     build: |parameters| {
         let (plan, steps) = (Plan::read(parameters)?, parameters.count(shape::STEPS.name)?);
-        Ok(start(move |dice| Training { dice, trainer: Trainer::new(plan.clone()), steps, step: 0 }))
+        let lengths: Arc<[u32]> = plan.shape.read_lengths(parameters)?.into();
+        Ok(start(move |dice| {
+            let (trainer, lengths) = (Trainer::new(plan.clone()), lengths.clone());
+            Training { dice, trainer, lengths, steps, step: 0 }
+        }))
     },
 };
 
-/// The same step again and again, of the context's length or of a random one.
+/// The same step again and again.
 struct Training {
     dice: Dice,
     trainer: Trainer,
+    /// Given lengths, in turn; where there are none, the context's or random ones.
+    lengths: Arc<[u32]>,
     steps: u32,
     step: u32,
+}
+
+impl Training {
+    fn next_length(&mut self) -> u32 {
+        let shape = self.trainer.plan().shape;
+        if let Some(turn) = self.step.checked_rem(self.lengths.len() as u32) {
+            self.lengths[turn as usize]
+        } else if shape.is_variable() {
+            self.dice.between(shape.min_length.into(), shape.context.into()) as u32
+        } else {
+            shape.context
+        }
+    }
 }
 
 impl Generator for Training {
@@ -71,12 +93,7 @@ impl Generator for Training {
         if self.step == self.steps {
             return false;
         }
-        let (step, shape) = (self.step, self.trainer.plan().shape);
-        let length = if shape.is_variable() {
-            self.dice.between(shape.min_length.into(), shape.context.into()) as u32
-        } else {
-            shape.context
-        };
+        let (step, length) = (self.step, self.next_length());
         self.trainer.write(story, |trainer| {
             if step == 0 {
                 trainer.load();

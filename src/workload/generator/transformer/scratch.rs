@@ -58,13 +58,13 @@ pub(super) fn memory_efficient_backward(sequences_by_heads: u64, length: u64, he
     sequences_by_heads * length.div_ceil(rows) * head_width.div_ceil(COLUMNS) * (LOCK + rows * COLUMNS * 4)
 }
 
-/// What cuDNN's attention takes in backward: single-precision sums of the gradient of the queries, and one number a row.
-pub(super) fn cudnn_backward(sequences_by_heads: u64, length: u64, head_width: u64) -> u64 {
-    sequences_by_heads * length * (head_width + 1) * 4
-}
-
 /// What cuDNN's attention takes in forward.
 pub(super) const CUDNN_FORWARD: u64 = 256;
+
+/// What cuDNN's attention takes in backward: single-precision sums of the gradient of the queries, and one number a row.
+pub(super) fn cudnn_backward(sequences_by_heads: u64, length: u64, head_width: u64) -> u64 {
+    sequences_by_heads * length * (head_width + 1) * 4 + CUDNN_FORWARD
+}
 
 /// Up to this many indices the gradient of an embedding is added up without sorting them.
 pub(super) const UNSORTED_INDICES: u64 = 3072;

@@ -21,6 +21,13 @@ pub(super) const MIN_LENGTH: Parameter = Parameter::count(
     "shortest sequence of steps whose length is random up to the context; 0: every step has the context's length",
 );
 
+pub(super) const LENGTHS: Parameter = Parameter::words(
+    "lengths",
+    "512,1024",
+    "",
+    "lengths of the sequences of each step, in turn; empty: the context's, or random from min_length",
+);
+
 /// See the [module](self).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
@@ -55,6 +62,16 @@ impl Shape {
             batch: count(&BATCH)?,
             min_length: if min_length == 0 { context } else { min_length },
         })
+    }
+
+    /// The lengths that steps have in turn, if they are given.
+    pub(super) fn read_lengths(&self, parameters: &Parameters<'_>) -> Result<Vec<u32>, WorkloadError> {
+        let length = |word: String| {
+            word.parse().ok().filter(|length| (1..=self.context).contains(length)).ok_or_else(|| {
+                parameters.refuse(format!("'{word}' among lengths is no whole number from 1 to the context ({})", self.context))
+            })
+        };
+        parameters.words(LENGTHS.name)?.into_iter().map(length).collect()
     }
 
     /// Width of one attention head.
