@@ -1,7 +1,4 @@
-//! The transformer generator against real PyTorch: event by event against the recordings, and by its peaks against every
-//! row of the measured grid.
-
-#![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
+//! Against the recordings, action by action: kind, size and order.
 
 use std::{collections::BTreeMap, path::Path};
 
