@@ -216,7 +216,9 @@ impl<'a> Parameters<'a> {
         let word = self.read(name, |value| value.as_str().map(|word| Word(word.to_owned())))?;
         let declared = self.generator.parameters.iter().find(|parameter| parameter.name == name);
         match declared.map(|parameter| parameter.values) {
-            Some(Values::Choice(words)) => Ok(words.iter().find(|known| **known == word.0).copied().unwrap_or_default()),
+            Some(Values::Choice(words)) => {
+                Ok(words.iter().find(|known| **known == word.0).copied().unwrap_or_default())
+            }
             _ => Err(self.refuse(format!("generator '{}' declares no choice '{name}'", self.generator.name))),
         }
     }
@@ -240,7 +242,10 @@ impl<'a> Parameters<'a> {
             None => Place::Workload(self.workload.to_owned()),
         };
         let suggestion = nearest(word, known.iter().copied());
-        WorkloadError::Parameter { place, problem: Problem::UnknownWord { name, word: word.to_owned(), known, suggestion } }
+        WorkloadError::Parameter {
+            place,
+            problem: Problem::UnknownWord { name, word: word.to_owned(), known, suggestion },
+        }
     }
 
     /// The refusal of values that do not go together.

@@ -127,11 +127,8 @@ fn random_lengths_are_the_recorded_runs_action_by_action() {
             })
             .map(|window| (window[0] / (8 * batch)).to_string())
             .collect();
-        let settings = [
-            ("batch", batch.to_string()),
-            ("steps", lengths.len().to_string()),
-            ("lengths", lengths.join(",")),
-        ];
+        let settings =
+            [("batch", batch.to_string()), ("steps", lengths.len().to_string()), ("lengths", lengths.join(","))];
         let settings: Vec<(&str, &str)> = settings.iter().map(|(key, value)| (*key, value.as_str())).collect();
         assert_equal_stories(name, &real, &generated(&settings));
     }

@@ -179,7 +179,10 @@ fn csv_of(rows: &[Row]) -> String {
 fn markdown(rows: &[Row]) -> String {
     let exact = rows.iter().filter(|row| row.real == row.predicted).count();
     let worst = |quantity: &str| {
-        rows.iter().filter(|row| row.quantity.contains(quantity)).map(|row| row.error_percent().abs()).fold(0.0, f64::max)
+        rows.iter()
+            .filter(|row| row.quantity.contains(quantity))
+            .map(|row| row.error_percent().abs())
+            .fold(0.0, f64::max)
     };
     let mut text = format!(
         "# How well synthetic training predicts the real one\n\n\

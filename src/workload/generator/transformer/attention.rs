@@ -43,24 +43,26 @@ impl Machine {
             Number::Single => None,
         };
         let output = self.alloc(bytes, Category::Activation);
-        let row_sums = self.alloc(self.row_sum_bytes(number), Category::Activation);
+        // Only backward needs the sums of rows.
+        let row_sums = records.then(|| self.alloc(self.row_sum_bytes(number), Category::Activation));
         if number == Number::Half {
-            self.scratch(scratch::CUDNN_FORWARD, row_sums);
+            self.scratch(scratch::CUDNN_FORWARD, output);
         }
-        self.work(self.attention_work(number, false), [query_key_value.tensor, row_sums, output]);
-        if records {
+        self.work(self.attention_work(number, false), [query_key_value.tensor, output]);
+        if let Some(row_sums) = row_sums {
             self.save(row_sums, Lie::Dense);
             self.save(output, Lie::Strided(bytes));
             if let Some([seed, offset]) = seeds {
                 self.save(offset, Lie::Dense);
                 self.save(seed, Lie::Dense);
             }
+            self.release(row_sums);
         }
-        self.release(row_sums);
         for seed in seeds.into_iter().flatten() {
             self.release(seed);
         }
-        let origin = if records { self.record(Operation::Attention(number), first_saved, inputs) } else { Origin::Constant };
+        let origin =
+            if records { self.record(Operation::Attention(number), first_saved, inputs) } else { Origin::Constant };
         Value { tensor: output, number, origin }
     }
 

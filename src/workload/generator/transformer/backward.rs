@@ -4,7 +4,7 @@
 //! gradients are made, what was brought back goes, then the gradient that came in, then what it saved.
 
 use super::{
-    graph::{Edge, Graph, GradientPlace, MOST_EDGES, Node, Operation, Origin, Value},
+    graph::{Edge, GradientPlace, Graph, MOST_EDGES, Node, Operation, Origin, Value},
     machine::{HostThread, Machine, Tensor},
 };
 use crate::trace::Category;
@@ -12,6 +12,7 @@ use crate::trace::Category;
 /// Whether the graph can be run backward again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Retain {
+    #[cfg_attr(not(test), expect(dead_code, reason = "programs with faults retain graphs"))]
     Graph,
     Nothing,
 }
@@ -92,9 +93,7 @@ impl Machine {
             Operation::Attention(number) => self.attention_backward(node, number, first),
             Operation::Split => one(self.split_backward(incoming.map(|part| part.unwrap_or(first)))),
             Operation::LogSoftmax => one(self.log_softmax_backward(node, first)),
-            Operation::NegativeLogLikelihood(number) => {
-                one(self.negative_log_likelihood_backward(node, number, first))
-            }
+            Operation::NegativeLogLikelihood(number) => one(self.negative_log_likelihood_backward(node, number, first)),
             Operation::FusedLoss => self.fused_loss_backward(node, first),
             Operation::Scale => one(self.scale_backward(first)),
             Operation::ToHost => {

@@ -7,10 +7,7 @@ use super::{
     saving::Lie,
     weights::WeightId,
 };
-use crate::{
-    trace::Category,
-    unit::Work,
-};
+use crate::{trace::Category, unit::Work};
 
 /// A sum, for its backward.
 #[derive(Clone, Copy, Debug)]
@@ -86,9 +83,7 @@ impl Machine {
     /// A weight as products take it, and whether it was cast for this one product: trainable ones are cast once for as
     /// long as autocast lasts.
     pub(super) fn product_weight(&mut self, weight: WeightId) -> (Value, bool) {
-        let Some(tensor) = self.weights[weight as usize].tensor else {
-            unreachable!("a weight is on the device while its layer runs");
-        };
+        let tensor = self.weight_on_device(weight);
         let plain = Value { tensor, number: self.plan.precision.of_weights(), origin: Origin::Constant };
         if !self.plan.precision.is_autocast() {
             return (plain, false);

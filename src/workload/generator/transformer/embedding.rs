@@ -7,10 +7,7 @@ use super::{
     scratch,
     weights::WeightId,
 };
-use crate::{
-    trace::Category,
-    unit::Work,
-};
+use crate::{trace::Category, unit::Work};
 
 /// Bytes of a token's or position's number.
 pub(super) const INDEX: u64 = 8;

@@ -44,7 +44,7 @@ impl Machine {
             Some(_) => self.ensure_fused_matrix_workspace(),
             None => self.ensure_matrix_workspace(),
         }
-        let product = self.gemm(self.tokens(), linear.outputs.into(), linear.inputs.into(), number);
+        let product = self.gemm(self.tokens(), linear.outputs.into(), linear.inputs, number);
         self.work(product, [operands.input.tensor, operands.weight.tensor, output]);
         if linear.split == Split::Inputs {
             self.sum_over_ranks(output);
@@ -204,7 +204,8 @@ impl Machine {
     /// `input` through the adapter's narrow waist, scaled and added to what the frozen weight made of it.
     fn add_adapter(&mut self, input: Value, linear: &Linear, output: Value) -> Value {
         let Some(adapter) = linear.adapter else { return output };
-        let thin = |weight, inputs, outputs, split| Linear { weight, bias: None, inputs, outputs, split, adapter: None };
+        let thin =
+            |weight, inputs, outputs, split| Linear { weight, bias: None, inputs, outputs, split, adapter: None };
         let (into_waist, out_of_waist) = match linear.split {
             Split::Inputs => (Split::Inputs, Split::Whole),
             Split::Outputs | Split::Whole => (Split::Whole, linear.split),

@@ -8,10 +8,7 @@ use super::{
     saving::Lie,
     weights::Linear,
 };
-use crate::{
-    trace::Category,
-    unit::Work,
-};
+use crate::{trace::Category, unit::Work};
 
 impl Machine {
     /// Cross-entropy against `target`, the token numbers.
@@ -144,11 +141,11 @@ impl Machine {
     pub(super) fn fused_loss_backward(&mut self, node: &Node, incoming: Tensor) -> [Option<Tensor>; MOST_EDGES] {
         let saved = self.unpack(node);
         let mut gradients = [None; MOST_EDGES];
-        for place in 0..usize::from(node.saved_count) {
-            let gradient = saved.operand(place, incoming);
-            let bytes = self.bytes(gradient);
-            self.elementwise(2 * bytes, [incoming, gradient]);
-            gradients[place] = Some(self.retain(gradient));
+        for (place, gradient) in gradients.iter_mut().enumerate().take(usize::from(node.saved_count)) {
+            let made = saved.operand(place, incoming);
+            let bytes = self.bytes(made);
+            self.elementwise(2 * bytes, [incoming, made]);
+            *gradient = Some(self.retain(made));
         }
         self.drop_unpacked(&saved);
         gradients

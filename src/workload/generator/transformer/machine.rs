@@ -35,7 +35,7 @@ pub(super) enum HostThread {
 
 /// See the [module](self).
 pub(super) struct Machine {
-    /// Lent for the time in which a part of the story is written ([`Machine::write`]).
+    /// Lent for the time in which a part of the story is written.
     pub(super) story: TraceBuilder,
     pub(super) plan: Plan,
     pub(super) layout: Layout,
@@ -90,14 +90,6 @@ impl Machine {
             has_fused_workspace: [false; 2],
             spare_host_buffers: BTreeMap::new(),
         }
-    }
-
-    /// Writes what `part` does into `story`.
-    pub(super) fn write<T>(&mut self, story: &mut TraceBuilder, part: impl FnOnce(&mut Machine) -> T) -> T {
-        std::mem::swap(&mut self.story, story);
-        let result = part(self);
-        std::mem::swap(&mut self.story, story);
-        result
     }
 
     /// A new tensor with one reference.

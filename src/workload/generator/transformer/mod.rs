@@ -21,6 +21,8 @@ mod norm;
 mod optimizer;
 mod plan;
 mod precision;
+#[cfg(test)]
+mod recorded_programs;
 mod saving;
 mod scratch;
 mod shape;

@@ -10,10 +10,7 @@ use super::{
     precision::Number,
     saving::Saving,
 };
-use crate::{
-    trace::Category,
-    unit::Work,
-};
+use crate::{trace::Category, unit::Work};
 
 /// What a forward pass ends with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +27,8 @@ impl Machine {
         let mut x = self.embed(ids);
         for layer in 0..self.layout.blocks.len() as u32 {
             self.enter_layer(layer);
-            let output = if self.is_checkpointed(layer) { self.checkpoint_block(layer, x) } else { self.block(layer, x) };
+            let output =
+                if self.is_checkpointed(layer) { self.checkpoint_block(layer, x) } else { self.block(layer, x) };
             self.release(x.tensor);
             x = output;
             self.leave_layer(layer);

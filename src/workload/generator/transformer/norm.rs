@@ -64,7 +64,8 @@ impl Machine {
         }
         if to_scale != Edge::Nowhere {
             let width = u64::from(self.plan.shape.width);
-            let of_weight = self.weights[norm.weights.scale as usize].elements * self.plan.precision.of_weights().bytes();
+            let of_weight =
+                self.weights[norm.weights.scale as usize].elements * self.plan.precision.of_weights().bytes();
             let of_scale = self.weight_gradient(to_scale, of_weight);
             let of_shift = self.weight_gradient(to_shift, of_weight);
             self.work(Work::Reduction { bytes: 2 * bytes }, [incoming, saved.operand(SAVED_INPUT, incoming), of_scale]);

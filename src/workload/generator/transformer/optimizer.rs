@@ -18,8 +18,9 @@ const FEWEST_IN_8_BITS: u64 = 4096;
 impl Machine {
     /// Updates every weight that has a gradient.
     pub(super) fn optimizer_step(&mut self) {
-        let updated: Vec<WeightId> =
-            (0..self.weights.len() as WeightId).filter(|&id| self.weights[id as usize].resident_gradient().is_some()).collect();
+        let updated: Vec<WeightId> = (0..self.weights.len() as WeightId)
+            .filter(|&id| self.weights[id as usize].resident_gradient().is_some())
+            .collect();
         if self.plan.techniques.offload_optimizer {
             self.update_on_host(&updated);
         } else {
@@ -68,7 +69,11 @@ impl Machine {
         }
     }
 
-    fn temporary_for_each(&mut self, weights: &[WeightId], bytes_of: impl Fn(&Machine, WeightId) -> u64) -> Vec<Tensor> {
+    fn temporary_for_each(
+        &mut self,
+        weights: &[WeightId],
+        bytes_of: impl Fn(&Machine, WeightId) -> u64,
+    ) -> Vec<Tensor> {
         let allocate = |&id: &WeightId| {
             self.layer = self.weights[id as usize].layer;
             self.temporary(bytes_of(self, id))

@@ -8,10 +8,7 @@ use super::{
     machine::{Machine, Tensor},
     weights::WeightId,
 };
-use crate::{
-    trace::Category,
-    unit::Work,
-};
+use crate::{trace::Category, unit::Work};
 
 /// What saving means at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,12 +89,7 @@ impl Machine {
     }
 
     /// Records a node with one output; what was saved since `first_saved` is its own.
-    pub(super) fn record(
-        &mut self,
-        operation: Operation,
-        first_saved: u32,
-        edges: [Edge; MOST_EDGES],
-    ) -> Origin {
+    pub(super) fn record(&mut self, operation: Operation, first_saved: u32, edges: [Edge; MOST_EDGES]) -> Origin {
         match self.record_many(operation, first_saved, edges, 1) {
             Some(place) => Origin::Recorded(place),
             None => Origin::Recomputed,

@@ -43,10 +43,7 @@ pub(super) fn sum_over_rows(rows: u64, columns: u64) -> Option<ReductionScratch>
     }
     let split = wanted_blocks.div_ceil(blocks).min(per_thread.div_ceil(FEWEST_PER_THREAD));
     let split = split.max(per_thread.div_ceil(MOST_PER_THREAD));
-    (split > 1).then_some(ReductionScratch {
-        partial_sums: 4 * columns * split * width * vector,
-        counters: 4 * blocks,
-    })
+    (split > 1).then_some(ReductionScratch { partial_sums: 4 * columns * split * width * vector, counters: 4 * blocks })
 }
 
 /// What memory-efficient attention's backward takes for the gradient of the queries: a lock and a tile of sums for each
@@ -77,11 +74,7 @@ pub(super) fn sort_pairs(items: u64) -> u64 {
     const HISTOGRAMS: u64 = 8 * 256 * 8;
     const PASS_COUNTERS: u64 = ALIGNMENT;
     const TILE_STATES: u64 = 256 * 4;
-    ALIGNMENT - 1
-        + 2 * round_up(8 * items, ALIGNMENT)
-        + HISTOGRAMS
-        + PASS_COUNTERS
-        + items.div_ceil(TILE) * TILE_STATES
+    ALIGNMENT - 1 + 2 * round_up(8 * items, ALIGNMENT) + HISTOGRAMS + PASS_COUNTERS + items.div_ceil(TILE) * TILE_STATES
 }
 
 /// What finding the distinct ones among sorted indices takes: a state for each tile and 32 to look back over.

@@ -68,7 +68,10 @@ impl Shape {
     pub(super) fn read_lengths(&self, parameters: &Parameters<'_>) -> Result<Vec<u32>, WorkloadError> {
         let length = |word: String| {
             word.parse().ok().filter(|length| (1..=self.context).contains(length)).ok_or_else(|| {
-                parameters.refuse(format!("'{word}' among lengths is no whole number from 1 to the context ({})", self.context))
+                parameters.refuse(format!(
+                    "'{word}' among lengths is no whole number from 1 to the context ({})",
+                    self.context
+                ))
             })
         };
         parameters.words(LENGTHS.name)?.into_iter().map(length).collect()

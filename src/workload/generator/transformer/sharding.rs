@@ -214,34 +214,38 @@ impl Machine {
         if !self.stages_weights() {
             return;
         }
-        let number = self.plan.precision.of_weights();
-        for id in 0..self.weights.len() {
-            let weight = &self.weights[id];
-            let is_elsewhere = weight.tensor.is_none() && (weight.shard.is_some() || weight.layer.is_some());
-            if weight.layer != layer || !is_elsewhere {
-                continue;
+        for id in self.layout.weights_of(layer) {
+            // Embeddings on the host are read there.
+            if self.weights[id].shard.is_some() || layer.is_some() {
+                self.weight_on_device(id as WeightId);
             }
-            let bytes = weight.elements * number.bytes();
-            let tensor = self.alloc(bytes, Category::Parameter);
-            match self.plan.techniques.data_parallel {
-                DataParallel::Sharded { ranks, .. } => self.collective(CollectiveKind::AllGather, bytes, ranks),
-                _ => self.work(Work::CopyIn { bytes, pinned: true }, [tensor]),
-            }
-            self.weights[id].tensor = Some(tensor);
         }
+    }
+
+    /// Where a weight is on the device; one that lives elsewhere is fetched.
+    pub(super) fn weight_on_device(&mut self, id: WeightId) -> Tensor {
+        let weight = &self.weights[id as usize];
+        if let Some(tensor) = weight.tensor {
+            return tensor;
+        }
+        let bytes = weight.elements * self.plan.precision.of_weights().bytes();
+        let tensor = self.alloc(bytes, Category::Parameter);
+        match self.plan.techniques.data_parallel {
+            DataParallel::Sharded { ranks, .. } => self.collective(CollectiveKind::AllGather, bytes, ranks),
+            _ => self.work(Work::CopyIn { bytes, pinned: true }, [tensor]),
+        }
+        self.weights[id as usize].tensor = Some(tensor);
+        tensor
     }
 
     fn stage_out(&mut self, layer: Option<u16>) {
         if !self.stages_weights() {
             return;
         }
-        for id in 0..self.weights.len() {
+        for id in self.layout.weights_of(layer) {
             let weight = &mut self.weights[id];
-            let is_elsewhere = weight.shard.is_some() || weight.home.is_some();
-            if weight.layer != layer || !is_elsewhere {
-                continue;
-            }
-            if let Some(tensor) = weight.tensor.take() {
+            let lives_elsewhere = weight.shard.is_some() || weight.home.is_some();
+            if lives_elsewhere && let Some(tensor) = weight.tensor.take() {
                 self.release(tensor);
             }
         }

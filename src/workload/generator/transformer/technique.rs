@@ -4,9 +4,7 @@
 //! are refused, unknown ones are answered with the nearest right one.
 
 use super::precision::{HalfFormat, Precision};
-use crate::{
-    workload::{Parameter, Parameters, WorkloadError},
-};
+use crate::workload::{Parameter, Parameters, WorkloadError};
 
 pub(super) const TECHNIQUES: Parameter = Parameter::words(
     "techniques",
@@ -146,9 +144,9 @@ impl Techniques {
         }
         for word in parameters.words(TECHNIQUES.name)? {
             let name = word.split(':').next().unwrap_or_default();
-            let is_counted = ["accum", "ckpt"].iter().any(|stem| {
-                name.strip_prefix(stem).is_some_and(|count| count.parse::<u32>().is_ok())
-            });
+            let is_counted = ["accum", "ckpt"]
+                .iter()
+                .any(|stem| name.strip_prefix(stem).is_some_and(|count| count.parse::<u32>().is_ok()));
             if !is_counted && !WORDS.contains(&name) {
                 return Err(parameters.refuse_word(TECHNIQUES.name, name, WORDS));
             }

@@ -22,6 +22,7 @@ pub(super) enum Recording {
     /// As in training.
     On,
     /// As under `no_grad`.
+    #[cfg_attr(not(test), expect(dead_code, reason = "validation records nothing"))]
     Off,
 }
 
@@ -78,8 +79,8 @@ impl Trainer {
                 self.mark(MarkKind::MicroBatch, "micro-batch", micro_batch);
             }
             self.mark(MarkKind::Phase, "forward", step);
-            self.fetch_batch(length);
-            let output = self.forward(Recording::On, Ending::Loss);
+            let batch = self.fetch_batch(length);
+            let output = self.forward(batch, Recording::On, Ending::Loss);
             waiting.push_back(self.bind_loss(output));
             if self.empties_cache_after(EmptyCache::AfterForward) {
                 self.empty_cache();
@@ -102,19 +103,25 @@ impl Trainer {
         self.end_step(step);
     }
 
-    /// Brings a batch of token numbers to the device; the one before goes.
-    pub(super) fn fetch_batch(&mut self, length: u32) {
-        let sequences = self.plan().micro_batch();
-        self.machine.graph = self.machine.fresh_graph(sequences, length);
-        let bytes = INDEX * self.machine.tokens();
-        let batch = self.machine.copy_in(bytes, Category::Input);
+    /// Brings a batch of token numbers to the device and binds the program's variable to it; the one before goes.
+    pub(super) fn fetch_batch(&mut self, length: u32) -> Tensor {
+        let batch = self.new_batch(length);
         if let Some(before) = self.batch.replace(batch) {
             self.machine.release(before);
         }
+        batch
     }
 
-    /// A forward pass over the batch.
-    pub(super) fn forward(&mut self, recording: Recording, ending: Ending) -> Output {
+    /// Brings a batch of token numbers to the device, for the caller to release.
+    pub(super) fn new_batch(&mut self, length: u32) -> Tensor {
+        let sequences = self.plan().micro_batch();
+        (self.machine.graph.sequences, self.machine.graph.length) = (sequences, length);
+        let bytes = INDEX * self.machine.tokens();
+        self.machine.copy_in(bytes, Category::Input)
+    }
+
+    /// A forward pass over the latest batch.
+    pub(super) fn forward(&mut self, batch: Tensor, recording: Recording, ending: Ending) -> Output {
         let machine = &mut self.machine;
         machine.saving = match recording {
             Recording::Off => Saving::Nothing,
@@ -122,10 +129,7 @@ impl Trainer {
             Recording::On => Saving::Keep,
         };
         machine.enter_pass();
-        let value = match self.batch {
-            Some(batch) => machine.forward(batch, ending),
-            None => unreachable!("a batch is fetched before a pass"),
-        };
+        let value = machine.forward(batch, ending);
         let (sequences, length) = (machine.graph.sequences, machine.graph.length);
         let next = machine.fresh_graph(sequences, length);
         let graph = std::mem::replace(&mut machine.graph, next);
@@ -158,7 +162,14 @@ impl Trainer {
         }
     }
 
+    /// Lets a tensor go that the caller held.
+    #[cfg_attr(not(test), expect(dead_code, reason = "validation holds its batches itself"))]
+    pub(super) fn release(&mut self, tensor: Tensor) {
+        self.machine.release(tensor);
+    }
+
     /// Lets an output and its graph go.
+    #[cfg_attr(not(test), expect(dead_code, reason = "programs with faults drop outputs"))]
     pub(super) fn drop_output(&mut self, output: Output) {
         self.machine.drop_graph(output.graph);
         self.machine.release(output.value.tensor);

@@ -137,6 +137,27 @@ impl Layout {
     }
 }
 
+impl Layout {
+    /// The places of a layer's weights in the list; those outside of the blocks come before the first and after the
+    /// last.
+    pub(super) fn weights_of(&self, layer: Option<u16>) -> impl Iterator<Item = usize> + use<> {
+        let before = self.positions as usize + 1;
+        let after = match self.ending {
+            Some((norm, _)) => norm.scale as usize,
+            None => self.declared.len(),
+        };
+        let per_block = (after - before) / self.blocks.len().max(1);
+        let (first, second) = match layer {
+            Some(layer) => {
+                let start = before + usize::from(layer) * per_block;
+                (start..start + per_block, 0..0)
+            }
+            None => (0..before, after..self.declared.len()),
+        };
+        first.chain(second)
+    }
+}
+
 struct Declaring<'a> {
     plan: &'a Plan,
     declared: Vec<Declared>,
