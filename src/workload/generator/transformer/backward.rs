@@ -24,6 +24,7 @@ impl Machine {
         // The program holds this one until backward returns.
         let seed = self.temporary(self.bytes(result.tensor));
         self.thread = HostThread::Backward;
+        self.enter_pass();
         if let Origin::Recorded(place) = result.origin {
             self.graph.gradients[place as usize] = Some(self.retain(seed));
         }

@@ -92,10 +92,17 @@ impl Machine {
         let loss = self.alloc(Number::Single.bytes(), Category::Activation);
         let row_losses = self.temporary(tokens * Number::Single.bytes());
         let of_rows = records.then(|| self.alloc(self.bytes(rows.tensor), Category::Activation));
-        let of_weight = (records && trainable).then(|| self.alloc(self.bytes(weight.tensor), Category::Gradient));
-        let chunk_tokens = tokens.div_ceil(chunks.into());
+        let to_weight = match weight.origin {
+            Origin::Recorded(place) => Edge::Value(place),
+            Origin::Constant | Origin::Recomputed if records && trainable => Edge::Weight(head.weight),
+            Origin::Constant | Origin::Recomputed => Edge::Nowhere,
+        };
+        let of_weight =
+            (to_weight != Edge::Nowhere).then(|| self.weight_gradient(to_weight, self.bytes(weight.tensor)));
+        let rows_per_chunk = tokens.div_ceil(chunks.into());
         let (outputs, inputs) = (u64::from(head.outputs), head.inputs);
-        for _ in 0..tokens.div_ceil(chunk_tokens) {
+        for first_row in (0..tokens).step_by(rows_per_chunk as usize) {
+            let chunk_tokens = rows_per_chunk.min(tokens - first_row);
             let bytes = chunk_tokens * outputs * number.bytes();
             let logits = self.temporary(bytes);
             self.ensure_matrix_workspace();
@@ -118,11 +125,6 @@ impl Machine {
             self.save(gradient, Lie::Dense);
             self.release(gradient);
         }
-        let to_weight = match weight.origin {
-            Origin::Recorded(place) => Edge::Value(place),
-            _ if of_weight.is_some() => Edge::Weight(head.weight),
-            _ => Edge::Nowhere,
-        };
         let origin = if records {
             self.record(Operation::FusedLoss, first_saved, [rows.origin.edge(), to_weight, Edge::Nowhere])
         } else {

@@ -80,7 +80,13 @@ impl Machine {
     pub(super) fn recompute_block(&mut self, layer: u32, input: Value) {
         let weights = self.layout.blocks[layer as usize];
         let (middle, hidden) = self.block_until_hidden(layer, input);
-        self.linear_savings(hidden, weights.down);
+        if weights.down.adapter.is_none() {
+            self.linear_savings(hidden, weights.down);
+        } else {
+            // The adapter saves after the product.
+            let lowered = self.linear(hidden, weights.down, Category::Temporary);
+            self.release(lowered.tensor);
+        }
         self.forget_casts();
         self.release_all([hidden.tensor, middle.tensor]);
     }

@@ -104,6 +104,7 @@ impl Machine {
         {
             let bytes = std::mem::take(&mut self.unsent_gradients);
             self.send_bucket(bytes, ranks);
+            self.has_sent_bucket = false;
         }
     }
 

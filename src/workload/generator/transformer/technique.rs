@@ -173,9 +173,9 @@ struct Reading {
 impl Reading {
     fn word(&mut self, word: &str) -> Result<(), String> {
         let (name, argument) = word.split_once(':').map_or((word, None), |(name, argument)| (name, Some(argument)));
-        let stem = if name.starts_with("accum") { "accum" } else { name };
+        let stem = ["accum", "ckpt"].into_iter().find(|stem| name.starts_with(stem)).unwrap_or(name);
         if self.seen.iter().any(|seen| seen == stem) {
-            return Err(format!("technique '{name}' is given twice"));
+            return Err(format!("technique '{stem}' is given twice"));
         }
         self.seen.push(stem.to_owned());
         let techniques = &mut self.techniques;
@@ -207,11 +207,9 @@ impl Reading {
                 set_once(&mut self.data_parallel, "ddp")?;
                 techniques.data_parallel = DataParallel::Replicated { ranks: ranks(word, argument, Some(8))? };
             }
-            "zero1" | "zero2" | "zero3" => {
-                set_once(&mut self.data_parallel, "zero")?;
-                let stage = name.as_bytes()[4] - b'0';
-                techniques.data_parallel = DataParallel::Sharded { stage, ranks: ranks(word, argument, None)? };
-            }
+            "zero1" => self.shard("zero1", 1, ranks(word, argument, None)?)?,
+            "zero2" => self.shard("zero2", 2, ranks(word, argument, None)?)?,
+            "zero3" => self.shard("zero3", 3, ranks(word, argument, None)?)?,
             "tensor_parallel" => techniques.tensor_ranks = ranks(word, argument, None)?,
             "pipeline" => techniques.pipeline_stages = ranks(word, argument, None)?,
             _ => match (name.strip_prefix("accum"), name.strip_prefix("ckpt")) {
@@ -225,6 +223,12 @@ impl Reading {
         if argument.is_some() && !takes_argument.contains(&name) && !name.starts_with("zero") {
             return Err(format!("technique '{name}' takes no argument"));
         }
+        Ok(())
+    }
+
+    fn shard(&mut self, name: &'static str, stage: u8, ranks: u32) -> Result<(), String> {
+        set_once(&mut self.data_parallel, name)?;
+        self.techniques.data_parallel = DataParallel::Sharded { stage, ranks };
         Ok(())
     }
 
@@ -289,5 +293,88 @@ fn empty_cache(argument: Option<&str>) -> Result<EmptyCache, String> {
         Some(text) => text.parse().ok().filter(|&every| every > 0).map(EmptyCache::AfterSteps).ok_or_else(|| {
             format!("'empty_cache:{text}' is none of empty_cache:N (steps), :forward, :backward, :step and :phase")
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::workload::Recipe;
+
+    fn refusal(techniques: &str) -> String {
+        let recipe = Recipe::named("gpt-124m").unwrap().with("techniques", techniques);
+        recipe.workload().err().unwrap().to_string()
+    }
+
+    #[test]
+    fn every_word_is_understood_alone_with_and_without_its_argument() {
+        for word in super::WORDS {
+            let needs_ranks = ["zero1", "zero2", "zero3", "tensor_parallel", "pipeline"].contains(word);
+            let word = if needs_ranks { format!("{word}:4") } else { (*word).to_owned() };
+            let word = if word == "master_weights" { "bf16_model,master_weights".to_owned() } else { word };
+            let recipe = Recipe::named("gpt-124m").unwrap().with("techniques", &word);
+            assert!(recipe.workload().is_ok(), "{word}: {:?}", recipe.workload().err());
+        }
+        for word in
+            ["gc:10", "empty_cache:3", "empty_cache:phase", "lora:16", "chunked_loss:4", "ddp:2", "accum2,ckpt3"]
+        {
+            assert!(Recipe::named("gpt-124m").unwrap().with("techniques", word).workload().is_ok(), "{word}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_word_is_answered_with_the_nearest_right_one() {
+        assert_eq!(
+            refusal("amp,chkpt"),
+            "parameter techniques=amp,chkpt: 'techniques' has no 'chkpt'; did you mean 'ckpt'?"
+        );
+        assert!(refusal("warp").contains("there are: amp, fp16"), "{}", refusal("warp"));
+    }
+
+    #[test]
+    fn contradictions_are_refused_with_the_reason() {
+        for (techniques, reason) in [
+            ("sgd,adam8bit", "'sgd' and 'adam8bit' contradict: only one of them can be"),
+            ("amp,bf16_model", "'amp' and 'bf16_model' contradict: only one of them can be"),
+            ("ddp,zero2:4", "'ddp' and 'zero2' contradict: only one of them can be"),
+            ("sgd,offload_optimizer", "'sgd' and 'offload_optimizer' contradict: plain SGD has no state to offload"),
+            ("ckpt,ckpt2", "technique 'ckpt' is given twice"),
+            ("master_weights", "'master_weights' belong to 'bf16_model': other weights are single precision"),
+            ("inplace:2", "technique 'inplace' takes no argument"),
+            ("zero3", "'zero3' takes a whole number from 2 to 65535"),
+            ("tensor_parallel:5", "5 ranks of tensor_parallel do not divide 12 heads"),
+            ("pipeline:5", "5 stages of pipeline do not divide 12 layers"),
+            ("accum3", "3 micro-batches do not divide 8 sequences"),
+            ("accum0", "'accum0' takes a whole number from 1"),
+            (
+                "empty_cache:often",
+                "'empty_cache:often' is none of empty_cache:N (steps), :forward, :backward, :step and :phase",
+            ),
+        ] {
+            assert_eq!(refusal(techniques), format!("workload 'gpt-124m': {reason}"));
+        }
+    }
+
+    #[test]
+    fn precision_and_optimizer_are_parameters_too_and_contradict_words() {
+        let with = |key, value, techniques| {
+            Recipe::named("gpt-124m").unwrap().with(key, value).with("techniques", techniques).workload()
+        };
+        assert!(with("precision", "amp", "ckpt").is_ok());
+        assert!(with("optimizer", "sgd", "").is_ok());
+        let error = with("optimizer", "sgd", "adam8bit").err().unwrap().to_string();
+        assert_eq!(error, "workload 'gpt-124m': 'sgd' and 'adam8bit' contradict: only one of them can be");
+        let error = with("precision", "fp8", "").err().unwrap().to_string();
+        assert_eq!(
+            error,
+            "parameter precision=fp8: 'precision' takes one of fp32, tf32, amp, fp16, bf16_model; the text 'fp8' is out of range"
+        );
+    }
+
+    #[test]
+    fn a_list_can_be_written_as_a_text_or_as_a_list() {
+        let gpt = || Recipe::named("gpt-124m").unwrap();
+        assert!(gpt().with("techniques", "[\"amp\", \"ckpt\"]").workload().is_ok());
+        assert!(gpt().with("techniques", " amp , ckpt ").workload().is_ok());
+        assert!(gpt().with("techniques", "[1.5]").workload().is_err());
     }
 }
