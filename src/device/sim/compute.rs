@@ -54,12 +54,13 @@ impl Rates {
                 let [m, n, k, batch] = [m, n, k, batch].map(f64::from);
                 self.kernel(2.0 * m * n * k * batch, (m * k + k * n + m * n) * batch * width(dtype), dtype)
             }
-            Work::Attention { batch, heads, queries, keys, head_width, dtype, backward } => {
+            Work::Attention { batch, heads, queries, keys, head_width, dtype, backward, causal } => {
                 let [batch, heads, queries, keys, head_width] =
                     [batch, heads, queries, keys, head_width].map(f64::from);
                 let passes = if backward { 2.5 } else { 1.0 };
+                let seen = if causal { 0.5 } else { 1.0 };
                 let rows = batch * heads * head_width;
-                let flops = 4.0 * rows * queries * keys * passes;
+                let flops = 4.0 * rows * queries * keys * seen * passes;
                 self.kernel(flops, 2.0 * rows * (queries + keys) * width(dtype) * passes, dtype)
             }
             Work::Elementwise { bytes } | Work::Reduction { bytes } => self.kernel(0.0, bytes as f64, Dtype::F32),

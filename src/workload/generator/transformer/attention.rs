@@ -142,6 +142,7 @@ impl Machine {
             head_width: self.plan.shape.head_width(),
             dtype: self.plan.precision.of_products(number),
             backward,
+            causal: true,
         }
     }
 }

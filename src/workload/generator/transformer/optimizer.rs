@@ -51,17 +51,20 @@ impl Machine {
         for (place, &id) in updated.iter().enumerate() {
             let (bytes, weight) = (bytes_of(self, id), &self.weights[id as usize]);
             let gradient = widened.get(place).copied().or(weight.resident_gradient());
-            if let (Some(gradient), &[mean, square, ..]) = (gradient, weight.state.as_slice()) {
-                // Both means are read and written, the gradient is read.
-                self.elementwise(5 * bytes, [gradient, mean, square]);
+            if let (Some(gradient), Some(tensor), &[mean, square, ..]) =
+                (gradient, weight.resident(), weight.state.as_slice())
+            {
+                // Weight decay; then the first mean in one pass over it and the gradient, the second in two.
+                self.elementwise(2 * bytes, [tensor]);
+                self.elementwise(8 * bytes, [gradient, mean, square]);
             }
         }
         let roots = self.temporary_for_each(updated, bytes_of);
         for (&id, &root) in updated.iter().zip(&roots) {
             let (bytes, weight) = (bytes_of(self, id), &self.weights[id as usize]);
             if let (Some(tensor), &[mean, square, ..]) = (weight.resident(), weight.state.as_slice()) {
-                // The root is written and read again, the weight read and written, the mean read.
-                self.elementwise(6 * bytes, [square, root, mean, tensor]);
+                // The root in three passes; then the weight, from it and the first mean.
+                self.elementwise(10 * bytes, [square, root, mean, tensor]);
             }
         }
         for temporary in roots.into_iter().rev().chain(widened.into_iter().rev()) {
