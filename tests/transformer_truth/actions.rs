@@ -107,29 +107,30 @@ fn techniques_are_the_recorded_runs_action_by_action() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// The lengths are read off the recording: a step begins with its batch, eight bytes a token.
+/// The settings of a run with random lengths; those are read off its recording, where a step begins with its batch,
+/// eight bytes a token.
+pub(crate) fn of_recorded_lengths(name: &str, batch: u64) -> [(&'static str, String); 3] {
+    let allocs: Vec<u64> = recorded(name)
+        .into_iter()
+        .filter_map(|action| match action {
+            Action::Alloc { bytes } => Some(bytes),
+            Action::Free { .. } => None,
+        })
+        .collect();
+    let begins_step = |window: &&[u64]| {
+        let (length, row) = (window[0] / (8 * batch), 768 * 4);
+        window[1..] == [batch * length * row, 8 * length, length * row, batch * length * row]
+    };
+    let lengths: Vec<String> =
+        allocs.windows(5).filter(begins_step).map(|window| (window[0] / (8 * batch)).to_string()).collect();
+    [("batch", batch.to_string()), ("steps", lengths.len().to_string()), ("lengths", lengths.join(","))]
+}
+
 #[test]
 fn random_lengths_are_the_recorded_runs_action_by_action() {
     for (name, batch) in [("varlen", 4), ("varlen.seed2", 6), ("varlen_stack", 2)] {
-        let real = recorded(name);
-        let allocs: Vec<u64> = real
-            .iter()
-            .filter_map(|action| match action {
-                Action::Alloc { bytes } => Some(*bytes),
-                Action::Free { .. } => None,
-            })
-            .collect();
-        let lengths: Vec<String> = allocs
-            .windows(5)
-            .filter(|window| {
-                let (length, row) = (window[0] / (8 * batch), 768 * 4);
-                window[1..] == [batch * length * row, 8 * length, length * row, batch * length * row]
-            })
-            .map(|window| (window[0] / (8 * batch)).to_string())
-            .collect();
-        let settings =
-            [("batch", batch.to_string()), ("steps", lengths.len().to_string()), ("lengths", lengths.join(","))];
-        let settings: Vec<(&str, &str)> = settings.iter().map(|(key, value)| (*key, value.as_str())).collect();
-        assert_equal_stories(name, &real, &generated(&settings));
+        let settings = of_recorded_lengths(name, batch);
+        let settings = settings.each_ref().map(|(key, value)| (*key, value.as_str()));
+        assert_equal_stories(name, &recorded(name), &generated(&settings));
     }
 }

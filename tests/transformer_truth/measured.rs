@@ -9,6 +9,7 @@
 
 use std::{env, fmt::Write as _, fs, path::Path};
 
+use crate::actions::of_recorded_lengths;
 use oomph::{
     device::{
         Device,
@@ -67,9 +68,9 @@ fn workload(settings: &[(&str, &str)]) -> Workload {
     recipe.workload().unwrap()
 }
 
-fn levels(workload: &Workload) -> Levels {
+fn levels(workload: &Workload, allocator_settings: &str) -> Levels {
     let mut device = SimDevice::new(SimConfig::default()).unwrap();
-    let spec = StrategySpec { name: "caching".to_owned(), parameters: String::new() };
+    let spec = StrategySpec { name: "caching".to_owned(), parameters: allocator_settings.to_owned() };
     let mut strategy = spec.build(&Setup { props: device.props(), limit: None }).unwrap();
     let mut levels = Levels::default();
     let replayed = replay(workload, &mut *strategy, &mut device, &Options::default(), &mut levels).unwrap();
@@ -107,7 +108,7 @@ fn grid() -> Vec<Row> {
         let words = techniques(technique);
         let mut settings = vec![("techniques", words.as_str())];
         settings.extend(["layers", "width", "heads", "vocab", "context", "batch"].map(|name| (name, field(name))));
-        let levels = levels(&workload(&settings));
+        let levels = levels(&workload(&settings), "");
         let run = format!("{} x {}, batch {}, {technique}", field("layers"), field("width"), field("batch"));
         let last = levels.after_steps.last().unwrap();
         for (quantity, name, predicted, bar) in [
@@ -139,7 +140,7 @@ fn steps() -> Vec<Row> {
         ("train_ckpt_amp", "8", "ckpt,amp"),
         ("train_sgd", "8", "sgd"),
     ] {
-        let levels = levels(&workload(&[("batch", batch), ("techniques", techniques)]));
+        let levels = levels(&workload(&[("batch", batch), ("techniques", techniques)]), "");
         let of_run: Vec<_> = measured.iter().filter(|row| row["snapshot"] == run).collect();
         assert_eq!(of_run.len(), levels.after_steps.len(), "{run}");
         for (row, level) in of_run.into_iter().zip(&levels.after_steps) {
@@ -155,9 +156,49 @@ fn steps() -> Vec<Row> {
     rows
 }
 
+/// The recorded runs under every setting of the allocator: fixed and random lengths.
+fn settings() -> Vec<Row> {
+    let mut rows = Vec::new();
+    let random = of_recorded_lengths("varlen", 4);
+    let random = workload(&random.each_ref().map(|(key, value)| (*key, value.as_str())));
+    let fixed = workload(&[]);
+    for measured in table("snapshots.csv") {
+        let run = &measured["snapshot"];
+        let workload = match run.split('.').next() {
+            Some("train_base") => &fixed,
+            Some("varlen") if run != "varlen.seed2" => &random,
+            _ => continue,
+        };
+        let levels = levels(workload, &measured["alloc_conf"]);
+        for (quantity, name, predicted, bar) in [
+            ("peak allocated", "peak_allocated", levels.peak.allocated, ALLOCATED_BAR),
+            ("peak reserved", "peak_reserved", levels.peak.reserved, RESERVED_BAR),
+        ] {
+            rows.push(Row { run: run.clone(), quantity, real: measured[name].parse().unwrap(), predicted, bar });
+        }
+    }
+    assert_eq!(rows.len(), 24, "two runs, six settings, two peaks");
+    rows
+}
+
+/// Which setting fragments most is foretold too.
+#[test]
+fn settings_rank_by_reserved_memory_as_they_really_did() {
+    let rows = settings();
+    for run in ["train_base", "varlen"] {
+        let reserved = |row: &&Row| row.quantity == "peak reserved" && row.run.starts_with(run);
+        let ranked = |by: fn(&Row) -> u64| {
+            let mut rows: Vec<&Row> = rows.iter().filter(reserved).collect();
+            rows.sort_by_key(|row| by(row));
+            rows.iter().map(|row| row.run.as_str()).collect::<Vec<_>>()
+        };
+        assert_eq!(ranked(|row| row.real), ranked(|row| row.predicted));
+    }
+}
+
 #[test]
 fn predictions_are_within_their_bars() {
-    let rows: Vec<Row> = grid().into_iter().chain(steps()).collect();
+    let rows: Vec<Row> = grid().into_iter().chain(steps()).chain(settings()).collect();
     if env::var_os("OOMPH_PUBLISH").is_some() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("results/workload-accuracy");
         fs::create_dir_all(&folder).unwrap();
@@ -187,7 +228,7 @@ fn markdown(rows: &[Row]) -> String {
     let mut text = format!(
         "# How well synthetic training predicts the real one\n\n\
         The `transformer` workload under `caching` on the simulated device, against PyTorch 2.11 training the same model \
-        on an NVIDIA H200 (`workloads/recorded`: `gpt_grid.csv`, `per_step.csv`). No number of the workload was fitted to \
+        on an NVIDIA H200 (`workloads/recorded`: `gpt_grid.csv`, `per_step.csv`, `snapshots.csv`). No number of the workload was fitted to \
         a row: it runs the model's code on a miniature of autograd.\n\n\
         {exact} of {} numbers are predicted to the byte; the largest error is {:.2} % of an allocated level (bar: 1 %) \
         and {:.2} % of a reserved one (bar: 3 %). Written by \
