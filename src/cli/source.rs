@@ -20,7 +20,7 @@ use crate::{
         self, Source,
         torch::{self, Recording},
     },
-    workload::Recipe,
+    workload::{Recipe, recipe_names},
 };
 
 /// A source and how to change it.
@@ -96,7 +96,9 @@ impl SourceOptions {
         if path.is_dir() {
             return Err(Failure::usage(anyhow!("{}: is a directory; a trace file was expected", self.source)));
         }
-        if self.source.contains('/') || path.extension().is_some() {
+        // Names may have a dot (`gpt-1.3b`).
+        let is_name = recipe_names().any(|name| name == self.source);
+        if !is_name && (self.source.contains('/') || path.extension().is_some()) {
             return Err(Failure::usage(anyhow!("{}: no such file", self.source)));
         }
         Ok(Some(Recipe::named(&self.source).map_err(Failure::usage)?))

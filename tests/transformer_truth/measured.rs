@@ -228,8 +228,8 @@ fn markdown(rows: &[Row]) -> String {
     let mut text = format!(
         "# How well synthetic training predicts the real one\n\n\
         The `transformer` workload under `caching` on the simulated device, against PyTorch 2.11 training the same model \
-        on an NVIDIA H200 (`workloads/recorded`: `gpt_grid.csv`, `per_step.csv`, `snapshots.csv`). No number of the workload was fitted to \
-        a row: it runs the model's code on a miniature of autograd.\n\n\
+        on an NVIDIA H200 (`workloads/recorded`: `gpt_grid.csv`, `per_step.csv`, `snapshots.csv`). The workload runs the \
+        model's code on a miniature of autograd; only the sizes of some library workspaces were read off recordings.\n\n\
         {exact} of {} numbers are predicted to the byte; the largest error is {:.2} % of an allocated level (bar: 1 %) \
         and {:.2} % of a reserved one (bar: 3 %). Written by \
         `OOMPH_PUBLISH=1 cargo test --release --test transformer_truth`, which also holds the bars.\n\n\
