@@ -1,4 +1,4 @@
-//! Fused attention over queries, keys and values that lie side by side in one tensor.
+//! Fused attention over queries, keys and values that form side by side in one tensor.
 //!
 //! Which kernel PyTorch takes follows from the number format: memory-efficient attention for single precision, cuDNN's
 //! for 16 bits on a GPU of Hopper's kind.
@@ -7,7 +7,7 @@ use super::{
     graph::{Edge, MOST_EDGES, Node, Operation, Origin, Value},
     machine::{Machine, Tensor},
     precision::Number,
-    saving::Lie,
+    saving::Form,
     scratch,
 };
 use crate::{
@@ -35,7 +35,7 @@ impl Machine {
         let first_saved = self.begin_saving();
         if records {
             for _ in 0..MOST_EDGES {
-                self.save(query_key_value.tensor, Lie::Strided(bytes));
+                self.save(query_key_value.tensor, Form::Strided(bytes));
             }
         }
         let seeds = match number {
@@ -50,11 +50,11 @@ impl Machine {
         }
         self.work(self.attention_work(number, false), [query_key_value.tensor, output]);
         if let Some(row_sums) = row_sums {
-            self.save(row_sums, Lie::Dense);
-            self.save(output, Lie::Strided(bytes));
+            self.save(row_sums, Form::Dense);
+            self.save(output, Form::Strided(bytes));
             if let Some([seed, offset]) = seeds {
-                self.save(offset, Lie::Dense);
-                self.save(seed, Lie::Dense);
+                self.save(offset, Form::Dense);
+                self.save(seed, Form::Dense);
             }
             self.release(row_sums);
         }
@@ -80,7 +80,7 @@ impl Machine {
         let heads = u64::from(self.plan.local_heads());
         let (sequences_by_heads, length, head_width) =
             (u64::from(self.graph.sequences) * heads, u64::from(self.graph.length), u64::from(shape.head_width()));
-        let workspace = match number {
+        let (row_products, workspace) = match number {
             Number::Single => {
                 // The row sums of gradient times output, made by plain operators.
                 let product = self.temporary(bytes);
@@ -89,22 +89,18 @@ impl Machine {
                 self.elementwise(3 * bytes, [incoming, product]);
                 self.work(Work::Reduction { bytes }, [product, sums]);
                 self.release_all([sums, product]);
-                let queries = scratch::memory_efficient_backward(sequences_by_heads, length, head_width);
-                let workspace = self.alloc(queries, Category::Workspace);
-                (Some(sums_by_head), workspace)
+                (Some(sums_by_head), scratch::memory_efficient_backward(sequences_by_heads, length, head_width))
             }
-            Number::Half => {
-                let queries = scratch::cudnn_backward(sequences_by_heads, length, head_width);
-                (None, self.alloc(queries, Category::Workspace))
-            }
+            Number::Half => (None, scratch::cudnn_backward(sequences_by_heads, length, head_width)),
         };
+        let workspace = self.alloc(workspace, Category::Workspace);
         let inputs = saved.operand(SAVED_INPUTS, incoming);
         let row_sums = saved.operand(SAVED_ROW_SUMS, incoming);
         self.work(self.attention_work(number, true), [incoming, inputs, row_sums, gradients[0]]);
-        if let Some(sums) = workspace.0 {
+        if let Some(sums) = row_products {
             self.release(sums);
         }
-        self.release(workspace.1);
+        self.release(workspace);
         self.drop_unpacked(&saved);
         gradients.map(Some)
     }

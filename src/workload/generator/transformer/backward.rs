@@ -7,7 +7,7 @@ use super::{
     graph::{Edge, GradientPlace, Graph, MOST_EDGES, Node, Operation, Origin, Value},
     machine::{HostThread, Machine, Tensor},
 };
-use crate::trace::Category;
+use crate::{trace::Category, unit::Work};
 
 /// Whether the graph can be run backward again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,8 @@ impl Machine {
             self.run_node(&node, retain);
         }
         self.layer = None;
-        self.after_backward();
+        self.leave_pass();
+        self.send_last_bucket();
         self.thread = HostThread::Main;
         self.release(seed);
         let mut done = std::mem::replace(&mut self.graph, outer);
@@ -163,6 +164,6 @@ impl Machine {
 
     fn copy_to_host(&mut self, tensor: Tensor) {
         let bytes = self.bytes(tensor);
-        self.work(crate::unit::Work::CopyOut { bytes, pinned: true }, [tensor]);
+        self.work(Work::CopyOut { bytes, pinned: true }, [tensor]);
     }
 }

@@ -4,7 +4,7 @@ use super::{
     graph::{Edge, MOST_EDGES, Node, Operation, Origin, Value},
     machine::{Machine, Tensor},
     precision::Number,
-    saving::Lie,
+    saving::Form,
     weights::WeightId,
 };
 use crate::{trace::Category, unit::Work};
@@ -96,6 +96,7 @@ impl Machine {
         let cast = self.cast(plain, Number::Half, to, Category::Parameter);
         if trainable {
             self.weights[weight as usize].cast = Some(cast);
+            self.cast_weights.push(weight);
         }
         (cast, !trainable)
     }
@@ -135,11 +136,13 @@ impl Machine {
 
     /// Autocast ends: its copies of weights live on only where the graph saved them.
     pub(super) fn forget_casts(&mut self) {
-        for weight in 0..self.weights.len() {
-            if let Some(cast) = self.weights[weight].cast.take() {
+        for place in 0..self.cast_weights.len() {
+            let weight = self.cast_weights[place];
+            if let Some(cast) = self.weights[weight as usize].cast.take() {
                 self.release(cast.tensor);
             }
         }
+        self.cast_weights.clear();
     }
 
     /// The activation; takes the value, and gives it back changed where it works in place.
@@ -151,7 +154,7 @@ impl Machine {
         self.elementwise(2 * bytes, [value.tensor, output]);
         let first_saved = self.begin_saving();
         let origin = if records {
-            self.save(output, Lie::Dense);
+            self.save(output, Form::Dense);
             let operation = if in_place { Operation::ReluInPlace } else { Operation::Relu };
             self.record(operation, first_saved, [value.origin.edge(), Edge::Nowhere, Edge::Nowhere])
         } else {

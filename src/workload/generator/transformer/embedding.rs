@@ -3,7 +3,7 @@
 use super::{
     graph::{Edge, Node, Operation, Origin, Value},
     machine::{Machine, Tensor},
-    saving::Lie,
+    saving::Form,
     scratch,
     weights::WeightId,
 };
@@ -31,7 +31,7 @@ impl Machine {
             return self.embedding_from_host(bytes, trainable);
         }
         if self.records(trainable) {
-            self.save(indices, Lie::Dense);
+            self.save(indices, Form::Dense);
         }
         let rows = self.alloc(bytes, Category::Activation);
         let operand = self.weights[table as usize].tensor.unwrap_or(rows);

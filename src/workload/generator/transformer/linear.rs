@@ -4,7 +4,7 @@ use super::{
     graph::{Edge, MOST_EDGES, Node, Operation, Origin, Value},
     machine::{Machine, Tensor},
     precision::Number,
-    saving::Lie,
+    saving::Form,
     scratch,
     weights::{Linear, Split, WeightId},
 };
@@ -147,17 +147,17 @@ impl Machine {
             (operands.input.origin.needs_gradient(), self.weights[linear.weight as usize].trainable);
         let records = self.records(for_input || for_weight);
         if records && for_weight && linear.bias.is_some() {
-            self.save(operands.input.tensor, Lie::Dense);
+            self.save(operands.input.tensor, Form::Dense);
         }
         if records && for_input {
             if Some(operands.weight.tensor) == self.weights[linear.weight as usize].tensor {
                 self.save_weight(linear.weight, true);
             } else {
-                self.save(operands.weight.tensor, Lie::Strided(self.bytes(operands.weight.tensor)));
+                self.save(operands.weight.tensor, Form::Strided(self.bytes(operands.weight.tensor)));
             }
         }
         if records && for_weight && linear.bias.is_none() {
-            self.save(operands.input.tensor, Lie::Dense);
+            self.save(operands.input.tensor, Form::Dense);
         }
         records
     }

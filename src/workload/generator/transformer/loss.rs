@@ -5,7 +5,7 @@ use super::{
     graph::{Edge, MOST_EDGES, Node, Operation, Origin, Value},
     machine::{Machine, Tensor},
     precision::Number,
-    saving::Lie,
+    saving::Form,
     weights::Linear,
 };
 use crate::{trace::Category, unit::Work};
@@ -18,7 +18,7 @@ impl Machine {
         let log_probabilities = self.alloc(bytes, Category::Activation);
         self.elementwise(3 * bytes, [logits.tensor, log_probabilities]);
         let origin = if self.records(logits.origin.needs_gradient()) {
-            self.save(log_probabilities, Lie::Dense);
+            self.save(log_probabilities, Form::Dense);
             self.record(Operation::LogSoftmax, first_saved, [logits.origin.edge(), Edge::Nowhere, Edge::Nowhere])
         } else {
             Origin::Constant
@@ -44,13 +44,13 @@ impl Machine {
         let records = self.records(log_probabilities.origin.needs_gradient());
         let first_saved = self.begin_saving();
         if records {
-            self.save(log_probabilities.tensor, Lie::Dense);
-            self.save(target, Lie::Dense);
+            self.save(log_probabilities.tensor, Form::Dense);
+            self.save(target, Form::Dense);
         }
         let [loss, total_weight] = [(); 2].map(|()| self.alloc(number.bytes(), Category::Activation));
         self.work(Work::Reduction { bytes: self.tokens() * (INDEX + 32) }, [log_probabilities.tensor, target, loss]);
         let origin = if records {
-            self.save(total_weight, Lie::Dense);
+            self.save(total_weight, Form::Dense);
             let edges = [log_probabilities.origin.edge(), Edge::Nowhere, Edge::Nowhere];
             self.record(Operation::NegativeLogLikelihood(number), first_saved, edges)
         } else {
@@ -122,7 +122,7 @@ impl Machine {
         self.release(row_losses);
         let first_saved = self.begin_saving();
         for gradient in [of_rows, of_weight].into_iter().flatten() {
-            self.save(gradient, Lie::Dense);
+            self.save(gradient, Form::Dense);
             self.release(gradient);
         }
         let origin = if records {

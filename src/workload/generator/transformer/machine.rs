@@ -9,7 +9,7 @@ use super::{
     graph::Graph,
     plan::Plan,
     saving::Saving,
-    weights::{Layout, Weight},
+    weights::{Layout, Weight, WeightId},
 };
 use crate::{
     trace::{BlockSlot, Category, TraceBuilder},
@@ -53,6 +53,8 @@ pub(super) struct Machine {
     /// Gradients that wait for their bucket to fill, in bytes.
     pub(super) unsent_gradients: u64,
     pub(super) has_sent_bucket: bool,
+    /// Which weights autocast has copies of at the moment.
+    pub(super) cast_weights: Vec<WeightId>,
     /// Graphs that were run, for their room.
     spare_graphs: Vec<Graph>,
     /// By slot: how many hold the block, and how large it is.
@@ -82,6 +84,7 @@ impl Machine {
             staged_layer: None,
             unsent_gradients: 0,
             has_sent_bucket: false,
+            cast_weights: Vec::new(),
             spare_graphs: Vec::new(),
             references: Vec::new(),
             sizes: Vec::new(),

@@ -27,6 +27,7 @@ mod saving;
 mod scratch;
 mod shape;
 mod sharding;
+mod staging;
 mod technique;
 mod trainer;
 mod weights;

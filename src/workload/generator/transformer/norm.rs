@@ -4,7 +4,7 @@ use super::{
     graph::{Edge, MOST_EDGES, Node, Operation, Origin, Value},
     machine::{Machine, Tensor},
     precision::Number,
-    saving::Lie,
+    saving::Form,
     scratch,
     weights::NormWeights,
 };
@@ -27,7 +27,7 @@ impl Machine {
         let first_saved = self.begin_saving();
         if records {
             self.save_weight(weights.shift, false);
-            self.save(input.tensor, Lie::Dense);
+            self.save(input.tensor, Form::Dense);
             self.save_weight(weights.scale, false);
         }
         let bytes = self.bytes(input.tensor);
@@ -37,8 +37,8 @@ impl Machine {
         let [mean, deviation] = [(); 2].map(|()| self.alloc(of_rows, Category::Activation));
         self.elementwise(2 * bytes, [input.tensor, output]);
         if records {
-            self.save(mean, Lie::Dense);
-            self.save(deviation, Lie::Dense);
+            self.save(mean, Form::Dense);
+            self.save(deviation, Form::Dense);
         }
         self.release_all([mean, deviation]);
         let origin = if records {

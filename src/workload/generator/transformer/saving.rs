@@ -27,7 +27,7 @@ pub(super) enum Saving {
 
 /// How the numbers of a saved tensor lie: only a dense one is copied to the host as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lie {
+pub(super) enum Form {
     Dense,
     /// A transposed or sliced view, of this many bytes itself.
     Strided(u64),
@@ -55,11 +55,11 @@ impl Machine {
     }
 
     /// Saves a tensor for backward.
-    pub(super) fn save(&mut self, tensor: Tensor, lie: Lie) {
+    pub(super) fn save(&mut self, tensor: Tensor, form: Form) {
         let saved = match self.saving {
             Saving::Nothing => return,
             Saving::Keep => Saved::Kept(self.retain(tensor)),
-            Saving::ToHost => self.pack(tensor, lie),
+            Saving::ToHost => self.pack(tensor, form),
             Saving::Drop(checkpoint) => {
                 let checkpoint_state = &mut self.graph.checkpoints[checkpoint as usize];
                 let place = checkpoint_state.unreleased;
@@ -80,8 +80,8 @@ impl Machine {
         let saved = match (self.saving, self.weights[weight as usize].tensor) {
             (Saving::Nothing | Saving::Collect(_), _) => return,
             (Saving::ToHost, Some(tensor)) => {
-                let lie = if is_transposed { Lie::Strided(self.bytes(tensor)) } else { Lie::Dense };
-                self.pack(tensor, lie)
+                let form = if is_transposed { Form::Strided(self.bytes(tensor)) } else { Form::Dense };
+                self.pack(tensor, form)
             }
             (Saving::Keep | Saving::Drop(_) | Saving::ToHost, _) => Saved::Weight(weight),
         };
@@ -187,13 +187,13 @@ impl Machine {
         }
     }
 
-    fn pack(&mut self, tensor: Tensor, lie: Lie) -> Saved {
-        let bytes = match lie {
-            Lie::Dense => self.bytes(tensor),
-            Lie::Strided(bytes) => bytes,
+    fn pack(&mut self, tensor: Tensor, form: Form) -> Saved {
+        let bytes = match form {
+            Form::Dense => self.bytes(tensor),
+            Form::Strided(bytes) => bytes,
         };
         let buffer = self.take_host_buffer(bytes);
-        if lie == Lie::Dense {
+        if form == Form::Dense {
             self.work(Work::CopyOut { bytes, pinned: true }, [tensor]);
         } else {
             let dense = self.temporary(bytes);

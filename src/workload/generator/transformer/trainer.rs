@@ -3,6 +3,8 @@
 //! The plain loop is [`Trainer::step`]; programs with faults call the parts by themselves and keep what they should
 //! have let go of.
 
+use std::collections::VecDeque;
+
 use super::{
     backward::Retain,
     embedding::INDEX,
@@ -73,7 +75,7 @@ impl Trainer {
         self.mark(MarkKind::Step, "step", step);
         let micro_batches = self.plan().techniques.micro_batches;
         let in_flight = self.plan().techniques.pipeline_stages.min(micro_batches);
-        let mut waiting = std::collections::VecDeque::new();
+        let mut waiting = VecDeque::new();
         for micro_batch in 0..micro_batches {
             if micro_batches > 1 {
                 self.mark(MarkKind::MicroBatch, "micro-batch", micro_batch);
@@ -141,9 +143,12 @@ impl Trainer {
         if self.plan().precision.scales_loss() {
             output = self.scale_loss(output);
         }
-        let held = self.machine.retain(output.value.tensor);
-        if let Some(before) = self.loss.replace(held) {
-            self.machine.release(before);
+        // What a stage of a pipeline hands on is no loss, and nobody's variable.
+        if self.plan().has_ending() {
+            let held = self.machine.retain(output.value.tensor);
+            if let Some(before) = self.loss.replace(held) {
+                self.machine.release(before);
+            }
         }
         self.machine.forget_casts();
         output
