@@ -119,7 +119,7 @@ impl Machine {
     }
 
     /// Memory for the gradient that goes along an edge.
-    pub(super) fn weight_gradient(&mut self, edge: Edge, bytes: u64) -> Tensor {
+    pub(super) fn gradient_along(&mut self, edge: Edge, bytes: u64) -> Tensor {
         let is_first = matches!(edge, Edge::Weight(weight) if self.weights[weight as usize].gradient.is_none());
         self.alloc(bytes, if is_first { Category::Gradient } else { Category::Temporary })
     }

@@ -1,11 +1,9 @@
-//! Operators that go over their operands once: residual sums, casts, the activation, scaling.
+//! Operators that go over their operands once: residual sums, the activation, scaling.
 
 use super::{
     graph::{Edge, MOST_EDGES, Node, Operation, Origin, Value},
     machine::{Machine, Tensor},
-    precision::Number,
     saving::Form,
-    weights::WeightId,
 };
 use crate::{trace::Category, unit::Work};
 
@@ -16,13 +14,6 @@ pub(super) struct Add {
     narrowed: Option<u64>,
     /// Where the second operand is the same for every sequence: how many there are.
     broadcast_over: Option<u32>,
-}
-
-/// A change of number format, for its backward.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Cast {
-    /// Bytes of what was cast.
-    bytes: u64,
 }
 
 impl Machine {
@@ -78,71 +69,6 @@ impl Machine {
             self.retain(incoming)
         });
         gradients
-    }
-
-    /// A weight as products take it, and whether it was cast for this one product: trainable ones are cast once for as
-    /// long as autocast lasts.
-    pub(super) fn product_weight(&mut self, weight: WeightId) -> (Value, bool) {
-        let tensor = self.weight_on_device(weight);
-        let plain = Value { tensor, number: self.plan.precision.of_weights(), origin: Origin::Constant };
-        if !self.plan.precision.is_autocast() {
-            return (plain, false);
-        }
-        if let Some(cast) = self.weights[weight as usize].cast {
-            return (cast, false);
-        }
-        let trainable = self.weights[weight as usize].trainable;
-        let to = if trainable { Edge::Weight(weight) } else { Edge::Nowhere };
-        let cast = self.cast(plain, Number::Half, to, Category::Parameter);
-        if trainable {
-            self.weights[weight as usize].cast = Some(cast);
-            self.cast_weights.push(weight);
-        }
-        (cast, !trainable)
-    }
-
-    /// A value as products take it; the same one where nothing is to be done.
-    pub(super) fn cast_for_product(&mut self, value: Value) -> Value {
-        if self.plan.precision.is_autocast() && value.number == Number::Single {
-            self.cast(value, Number::Half, value.origin.edge(), Category::Activation)
-        } else {
-            value
-        }
-    }
-
-    /// A value in another format. `to` is where its gradient goes.
-    pub(super) fn cast(&mut self, value: Value, number: Number, to: Edge, category: Category) -> Value {
-        let bytes = self.bytes(value.tensor);
-        let to_bytes = bytes / value.number.bytes() * number.bytes();
-        let cast = self.alloc(to_bytes, category);
-        self.elementwise(bytes + to_bytes, [value.tensor, cast]);
-        let needs_gradient = value.origin.needs_gradient() || to != Edge::Nowhere;
-        let origin = if self.records(needs_gradient) {
-            let first_saved = self.begin_saving();
-            self.record(Operation::Cast(Cast { bytes }), first_saved, [to, Edge::Nowhere, Edge::Nowhere])
-        } else {
-            Origin::Constant
-        };
-        Value { tensor: cast, number, origin }
-    }
-
-    /// The gradient in the format that was cast from.
-    pub(super) fn cast_backward(&mut self, node: &Node, cast: Cast, incoming: Tensor) -> Tensor {
-        let gradient = self.weight_gradient(node.edges[0], cast.bytes);
-        let traffic = self.bytes(incoming) + cast.bytes;
-        self.elementwise(traffic, [incoming, gradient]);
-        gradient
-    }
-
-    /// Autocast ends: its copies of weights live on only where the graph saved them.
-    pub(super) fn forget_casts(&mut self) {
-        for place in 0..self.cast_weights.len() {
-            let weight = self.cast_weights[place];
-            if let Some(cast) = self.weights[weight as usize].cast.take() {
-                self.release(cast.tensor);
-            }
-        }
-        self.cast_weights.clear();
     }
 
     /// The activation; takes the value, and gives it back changed where it works in place.
@@ -208,7 +134,7 @@ impl Machine {
         } else {
             Origin::Constant
         };
-        Value { tensor: scaled, ..Value { origin, ..value } }
+        Value { tensor: scaled, origin, ..value }
     }
 
     /// The gradient times the same constant.

@@ -66,7 +66,7 @@ impl Machine {
         let elements = self.weights[table as usize].elements;
         let of_table = elements * self.plan.precision.of_weights().bytes();
         let gradient = if indices <= scratch::UNSORTED_INDICES {
-            self.weight_gradient(Edge::Weight(table), of_table)
+            self.gradient_along(Edge::Weight(table), of_table)
         } else {
             self.sorted_embedding_gradient(Edge::Weight(table), of_table, elements, indices)
         };
@@ -82,7 +82,7 @@ impl Machine {
         let [sorted, origins, range] = [(); 3].map(|()| self.temporary(list));
         self.scratch(scratch::sort_pairs(indices), sorted);
         self.release(range);
-        let gradient = self.weight_gradient(edge, of_table);
+        let gradient = self.gradient_along(edge, of_table);
 
         let offsets = self.temporary(list);
         let segment_count = self.temporary(INDEX);

@@ -53,7 +53,7 @@ pub(super) enum Edge {
 pub(super) enum Operation {
     Embedding(super::embedding::Embedding),
     Add(super::elementwise::Add),
-    Cast(super::elementwise::Cast),
+    Cast(super::autocast::Cast),
     Relu,
     ReluInPlace,
     Norm(super::norm::Norm),

@@ -1,4 +1,4 @@
-//! Products with a weight, as `torch.nn.Linear` makes them, and their low-rank adapters.
+//! Products with a weight, as `torch.nn.Linear` makes them.
 
 use super::{
     graph::{Edge, MOST_EDGES, Node, Operation, Origin, Value},
@@ -53,7 +53,7 @@ impl Machine {
         self.release_own(&operands);
         let output = Value { tensor: output, number, origin };
         match linear.adapter {
-            Some(_) => self.add_adapter(input, &linear, output),
+            Some(adapter) => self.add_adapter(input, &linear, adapter, output),
             None => output,
         }
     }
@@ -115,7 +115,7 @@ impl Machine {
             return None;
         }
         let bytes = u64::from(product.inputs) * u64::from(product.outputs) * product.number.bytes();
-        let gradient = self.weight_gradient(to, bytes);
+        let gradient = self.gradient_along(to, bytes);
         self.ensure_matrix_workspace();
         let tokens = self.tokens() as u32;
         let work = self.gemm(product.outputs.into(), product.inputs.into(), tokens, product.number);
@@ -185,7 +185,7 @@ impl Machine {
     }
 
     fn bias_gradient(&mut self, edge: Edge, product: &Product, incoming: Tensor) -> Tensor {
-        let gradient = self.weight_gradient(edge, u64::from(product.outputs) * product.number.bytes());
+        let gradient = self.gradient_along(edge, u64::from(product.outputs) * product.number.bytes());
         let bytes = self.bytes(incoming);
         self.sum_rows(self.tokens(), product.outputs.into());
         self.work(Work::Reduction { bytes }, [incoming, gradient]);
@@ -199,27 +199,6 @@ impl Machine {
             let counters = self.alloc(scratch.counters, Category::Workspace);
             self.release_all([counters, partial_sums]);
         }
-    }
-
-    /// `input` through the adapter's narrow waist, scaled and added to what the frozen weight made of it.
-    fn add_adapter(&mut self, input: Value, linear: &Linear, output: Value) -> Value {
-        let Some(adapter) = linear.adapter else { return output };
-        let thin =
-            |weight, inputs, outputs, split| Linear { weight, bias: None, inputs, outputs, split, adapter: None };
-        let (into_waist, out_of_waist) = match linear.split {
-            Split::Inputs => (Split::Inputs, Split::Whole),
-            Split::Outputs | Split::Whole => (Split::Whole, linear.split),
-        };
-        let down = thin(adapter.down, linear.inputs, adapter.rank, into_waist);
-        let up = thin(adapter.up, adapter.rank, linear.outputs, out_of_waist);
-        let waist = self.linear(input, down, Category::Activation);
-        let raised = self.linear(waist, up, Category::Temporary);
-        self.release(waist.tensor);
-        let scaled = self.scale(raised);
-        self.release(raised.tensor);
-        let sum = self.add(output, scaled, Category::Activation);
-        self.release_all([output.tensor, scaled.tensor]);
-        sum
     }
 
     fn release_own(&mut self, operands: &Operands) {

@@ -97,8 +97,7 @@ impl Machine {
             Origin::Constant | Origin::Recomputed if records && trainable => Edge::Weight(head.weight),
             Origin::Constant | Origin::Recomputed => Edge::Nowhere,
         };
-        let of_weight =
-            (to_weight != Edge::Nowhere).then(|| self.weight_gradient(to_weight, self.bytes(weight.tensor)));
+        let of_weight = (to_weight != Edge::Nowhere).then(|| self.gradient_along(to_weight, self.bytes(weight.tensor)));
         let rows_per_chunk = tokens.div_ceil(chunks.into());
         let (outputs, inputs) = (u64::from(head.outputs), head.inputs);
         for first_row in (0..tokens).step_by(rows_per_chunk as usize) {

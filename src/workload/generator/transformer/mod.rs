@@ -8,7 +8,9 @@
 //!
 //! [`trainer`] is the program around it, one call for each thing that a training script does.
 
+mod adapter;
 mod attention;
+mod autocast;
 mod backward;
 mod elementwise;
 mod embedding;

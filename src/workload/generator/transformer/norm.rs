@@ -66,8 +66,8 @@ impl Machine {
             let width = u64::from(self.plan.shape.width);
             let of_weight =
                 self.weights[norm.weights.scale as usize].elements * self.plan.precision.of_weights().bytes();
-            let of_scale = self.weight_gradient(to_scale, of_weight);
-            let of_shift = self.weight_gradient(to_shift, of_weight);
+            let of_scale = self.gradient_along(to_scale, of_weight);
+            let of_shift = self.gradient_along(to_shift, of_weight);
             self.work(Work::Reduction { bytes: 2 * bytes }, [incoming, saved.operand(SAVED_INPUT, incoming), of_scale]);
             if let Some(rows) = scratch::norm_partial_rows(self.tokens(), width) {
                 let [scale_rows, shift_rows] = [(); 2].map(|()| self.temporary(rows * of_weight));

@@ -201,7 +201,7 @@ impl Trainer {
         self.machine.story.empty_cache();
     }
 
-    /// What comes after a step: cleaning up, and waiting for the device.
+    /// What comes after a step: cleaning up.
     pub(super) fn end_step(&mut self, step: u32) {
         let techniques = &self.plan().techniques;
         let (empty_cache, garbage) = (techniques.empty_cache, techniques.collect_garbage_every);
@@ -212,7 +212,6 @@ impl Trainer {
         if matches!(empty_cache, EmptyCache::AfterSteps(every) if (step + 1).is_multiple_of(every)) {
             self.empty_cache();
         }
-        self.machine.story.device_sync();
     }
 
     fn mark(&mut self, kind: MarkKind, label: &str, index: u32) {
