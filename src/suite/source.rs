@@ -18,7 +18,7 @@ use crate::{
         self, Source, TableFull, TraceError,
         torch::{self, Recording},
     },
-    workload::{Recipe, WorkloadError},
+    workload::{Recipe, WorkloadError, recipe_names},
 };
 
 /// A source by name, with everything that decides what is in it: whoever opens it, in whichever process, reads the same
@@ -128,7 +128,9 @@ impl SourceSpec {
         if path.is_dir() {
             return Err(SourceError::Directory(self.name.clone()));
         }
-        if self.name.contains('/') || path.extension().is_some() {
+        // Names may have a dot (`gpt-1.3b`).
+        let is_name = recipe_names().any(|name| name == self.name);
+        if !is_name && (self.name.contains('/') || path.extension().is_some()) {
             return Err(SourceError::NoSuchFile(self.name.clone()));
         }
         Ok(Some(Recipe::named(&self.name)?))
