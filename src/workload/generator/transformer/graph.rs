@@ -61,10 +61,14 @@ pub(super) enum Operation {
     Attention(Number),
     Split,
     LogSoftmax,
-    NegativeLogLikelihood(Number),
+    NegativeLogLikelihood,
     FusedLoss,
     Scale,
     ToHost,
+    Convolution(super::residual::Convolved),
+    BatchNorm,
+    MaxPool,
+    MeanPool(super::residual::Pooled),
 }
 
 /// The most inputs or outputs that carry a gradient: queries, keys and values; scale, shift and input.

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use super::{
     graph::Graph,
     plan::Plan,
+    residual::KernelSearch,
     saving::Saving,
     weights::{Layout, Weight, WeightId},
 };
@@ -66,14 +67,22 @@ pub(super) struct Machine {
     has_fused_workspace: [bool; 2],
     /// Pinned buffers that are not in use, by size: PyTorch keeps them for the next time.
     spare_host_buffers: BTreeMap<u64, Vec<BlockSlot>>,
+    /// Whether convolutions try all their kernels first, and which have done so.
+    pub(super) kernel_search: KernelSearch,
 }
 
 impl Machine {
-    /// A machine with nothing on its device.
+    /// A machine with nothing on its device, for the transformer.
     pub(super) fn new(plan: Plan) -> Machine {
+        let layout = Layout::of(&plan);
+        Machine::of(plan, layout)
+    }
+
+    /// A machine with nothing on its device, for a model with these weights.
+    pub(super) fn of(plan: Plan, layout: Layout) -> Machine {
         Machine {
             story: TraceBuilder::new(),
-            layout: Layout::of(&plan),
+            layout,
             plan,
             weights: Vec::new(),
             graph: Graph::default(),
@@ -92,6 +101,7 @@ impl Machine {
             has_workspace: [false; 2],
             has_fused_workspace: [false; 2],
             spare_host_buffers: BTreeMap::new(),
+            kernel_search: KernelSearch::default(),
         }
     }
 

@@ -25,6 +25,7 @@ mod plan;
 mod precision;
 #[cfg(test)]
 mod recorded_programs;
+mod residual;
 mod saving;
 mod scratch;
 mod shape;
@@ -41,6 +42,8 @@ use trainer::Trainer;
 
 use super::{Generator, GeneratorEntry, start};
 use crate::{trace::TraceBuilder, workload::Dice};
+
+pub(super) use residual::ENTRY as RESNET;
 
 pub(super) const ENTRY: GeneratorEntry = GeneratorEntry {
     name: "transformer",

@@ -64,6 +64,11 @@ impl Shape {
         })
     }
 
+    /// What a network of images has of a shape: a batch, and classes in place of tokens.
+    pub(super) fn of_images(batch: u32, classes: u32) -> Shape {
+        Shape { layers: 1, width: 1, heads: 1, vocabulary: classes, context: 1, batch, min_length: 1 }
+    }
+
     /// The lengths that steps have in turn, if they are given.
     pub(super) fn read_lengths(&self, parameters: &Parameters<'_>) -> Result<Vec<u32>, WorkloadError> {
         let length = |word: String| {

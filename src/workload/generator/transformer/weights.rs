@@ -101,8 +101,8 @@ pub(super) struct BlockWeights {
     pub(super) down: Linear,
 }
 
-/// Where in the list each layer's weights are.
-#[derive(Clone, Debug)]
+/// Where in the list each layer's weights are. Models that are no transformers have a list only.
+#[derive(Clone, Debug, Default)]
 pub(super) struct Layout {
     pub(super) declared: Vec<Declared>,
     pub(super) tokens: WeightId,
