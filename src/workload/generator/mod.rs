@@ -5,7 +5,9 @@ mod hot_pair;
 mod mix;
 mod power_law;
 mod random;
+mod rounds;
 mod sawtooth;
+mod script;
 mod stream_mix;
 mod streams;
 mod transformer;
@@ -24,6 +26,8 @@ pub static GENERATORS: &[GeneratorEntry] = &[
     power_law::ENTRY,
     sawtooth::ENTRY,
     checkerboard::ENTRY,
+    rounds::ENTRY,
+    script::ENTRY,
     hot_pair::ENTRY,
     mix::ENTRY,
     stream_mix::ENTRY,
