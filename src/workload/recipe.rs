@@ -267,8 +267,9 @@ mod tests {
             assert!(events == read(&first).0, "{name}: two openings differ");
             assert!(events == read(&seeded(1)).0, "{name}: two workloads of one seed differ");
             let differs = events != read(&seeded(2)).0;
-            let is_of_one_length = first.generator().name == "transformer" && name != "variable-length";
-            assert_eq!(differs, first.generator().seeded && !is_of_one_length, "{name}");
+            let is_without_chance =
+                first.generator().name == "transformer" && !["variable-length", "gpt-moe-8x124m"].contains(&name);
+            assert_eq!(differs, first.generator().seeded && !is_without_chance, "{name}");
         }
     }
 

@@ -21,6 +21,7 @@ use crate::trace::TraceBuilder;
 pub static GENERATORS: &[GeneratorEntry] = &[
     transformer::ENTRY,
     transformer::RESNET,
+    transformer::SERVING,
     streams::ENTRY,
     random::ENTRY,
     power_law::ENTRY,

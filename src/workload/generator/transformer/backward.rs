@@ -102,6 +102,10 @@ impl Machine {
                 self.copy_to_host(first);
                 [None; MOST_EDGES]
             }
+            Operation::Route(routed) => one(self.route_backward(node, routed, first)),
+            Operation::Gather(gathered) => one(self.gather_backward(node, gathered, first)),
+            Operation::Weigh(routed) => self.weigh_backward(node, routed, first),
+            Operation::Scatter(gathered) => self.scatter_backward(node, gathered, first),
             Operation::Convolution(convolved) => self.convolution_backward(node, convolved, first),
             Operation::BatchNorm => self.batch_norm_backward(node, first),
             Operation::MaxPool => one(self.max_pool_backward(node, first)),

@@ -65,6 +65,10 @@ pub(super) enum Operation {
     FusedLoss,
     Scale,
     ToHost,
+    Route(super::experts::Routed),
+    Gather(super::experts::Gathered),
+    Weigh(super::experts::Routed),
+    Scatter(super::experts::Gathered),
     Convolution(super::residual::Convolved),
     BatchNorm,
     MaxPool,
@@ -127,6 +131,8 @@ pub(super) struct Graph {
     pub(super) length: u32,
     /// The sequences of this pass.
     pub(super) sequences: u32,
+    /// Tokens of every expert of every layer in this pass, where blocks have several.
+    pub(super) expert_tokens: Vec<u32>,
 }
 
 impl Graph {
@@ -136,5 +142,6 @@ impl Graph {
         self.saved.clear();
         self.gradients.clear();
         self.checkpoints.clear();
+        self.expert_tokens.clear();
     }
 }

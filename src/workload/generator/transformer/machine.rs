@@ -15,6 +15,7 @@ use super::{
 use crate::{
     trace::{BlockSlot, Category, TraceBuilder},
     unit::{MIB, StreamId, TagId, Work},
+    workload::Dice,
 };
 
 /// What cuBLAS takes for itself at the first matrix product of a host thread on a GPU of Hopper's kind.
@@ -67,6 +68,8 @@ pub(super) struct Machine {
     has_fused_workspace: [bool; 2],
     /// Pinned buffers that are not in use, by size: PyTorch keeps them for the next time.
     spare_host_buffers: BTreeMap<u64, Vec<BlockSlot>>,
+    /// Decides what in a pass is chance.
+    pub(super) dice: Dice,
     /// Whether convolutions try all their kernels first, and which have done so.
     pub(super) kernel_search: KernelSearch,
 }
@@ -101,6 +104,7 @@ impl Machine {
             has_workspace: [false; 2],
             has_fused_workspace: [false; 2],
             spare_host_buffers: BTreeMap::new(),
+            dice: Dice::new(0, "machine"),
             kernel_search: KernelSearch::default(),
         }
     }

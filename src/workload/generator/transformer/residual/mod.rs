@@ -224,3 +224,100 @@ impl Generator for Training {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use crate::{
+        trace::{Category, Op, OpKind, Summary, Trace, check},
+        workload::Recipe,
+    };
+
+    fn small(settings: &[(&str, &str)]) -> Recipe {
+        let all = [("image", "32"), ("batch", "4"), ("steps", "3"), ("classes", "10")];
+        let all = all.iter().chain(settings);
+        all.fold(Recipe::named("resnet-50").unwrap(), |recipe, (key, text)| recipe.with(key, text))
+    }
+
+    fn summary(settings: &[(&str, &str)]) -> Summary {
+        check(&small(settings).workload().unwrap()).unwrap()
+    }
+
+    /// Numbers of weights that torchvision's models have, and of the statistics and counters of their norms.
+    #[test]
+    fn networks_have_the_weights_that_they_are_known_for() {
+        for (depth, weights, norms, channels) in
+            [("50", 25_557_032_u64, 53, 26_560_u64), ("101", 44_549_160, 104, 52_672), ("152", 60_192_808, 155, 75_712)]
+        {
+            let recipe = small(&[("depth", depth), ("classes", "1000"), ("steps", "1")]);
+            let trace = Trace::read(&recipe.workload().unwrap()).unwrap();
+            let tags = trace.tables.tags();
+            let bytes = trace.events.iter().filter_map(|event| match event.op {
+                Op::Alloc { bytes, tag, .. } if tags[tag.index()].category == Category::Parameter => Some(bytes),
+                _ => None,
+            });
+            assert_eq!(bytes.sum::<u64>(), 4 * weights + 2 * 4 * channels + 8 * norms, "{depth}");
+        }
+    }
+
+    #[test]
+    fn a_search_for_kernels_costs_memory_once_and_nothing_later() {
+        let (off, on) = (summary(&[("autotune", "off")]), summary(&[("autotune", "on")]));
+        let searches = on.count(OpKind::EmptyCache);
+        // 23 shapes in three directions, less the images' own gradient.
+        assert_eq!(searches, 23 * 3 - 1);
+        assert_eq!(on.count(OpKind::Alloc), off.count(OpKind::Alloc) + 2 * searches);
+        let longer = summary(&[("autotune", "on"), ("steps", "6")]);
+        assert_eq!(longer.count(OpKind::EmptyCache), searches);
+    }
+
+    #[test]
+    fn what_only_transformers_can_do_is_refused_with_the_reason() {
+        for (settings, reason) in [
+            (("techniques", "ckpt"), "technique 'ckpt' is not known for residual networks"),
+            (
+                ("techniques", "inplace"),
+                "technique 'inplace' is not known for residual networks; its activation is set by 'activation'",
+            ),
+            (("techniques", "amp,zero3:2"), "technique 'zero3' is not known for residual networks"),
+            (("precision", "fp16"), "technique 'fp16' is not known for residual networks"),
+            (("techniques", "accum3"), "3 micro-batches do not divide 4 sequences"),
+            (("depth", "51"), "there is no residual network of depth 51, but of 50, 101 and 152"),
+        ] {
+            let error = small(&[settings]).workload().err().unwrap().to_string();
+            assert_eq!(error, format!("workload 'resnet-50': {reason}"));
+        }
+    }
+
+    #[test]
+    fn techniques_save_what_they_are_for() {
+        let peak = |techniques| summary(&[("image", "96"), ("batch", "32"), ("techniques", techniques)]).peak.bytes;
+        for (less, more) in [("amp", ""), ("accum4", "accum2"), ("accum2", ""), ("offload", ""), ("sgd", "adam8bit")] {
+            assert!(peak(less) < peak(more), "'{less}' {} against '{more}' {}", peak(less), peak(more));
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+
+        #[test]
+        fn networks_of_any_kind_train_without_contradiction_and_leave_the_same_behind(
+            (depth, image, batch) in (prop::sample::select(vec!["50", "101", "152"]), 32..160_u32, 1..5_u32),
+            activation in prop::sample::select(vec!["in_place", "separate"]),
+            techniques in prop::sample::select(vec![
+                "", "amp", "accum2", "amp,accum4", "offload", "amp,offload", "zero_fill", "empty_cache:phase", "gc",
+                "sgd", "adam8bit", "ddp", "zero1:2", "zero2:4", "offload_optimizer", "tf32",
+            ]),
+        ) {
+            let (image, batch) = (image.to_string(), (4 * batch).to_string());
+            let of = |steps| summary(&[
+                ("depth", depth), ("image", &image), ("batch", &batch), ("activation", activation),
+                ("techniques", techniques), ("steps", steps),
+            ]);
+            let (short, long) = (of("2"), of("4"));
+            prop_assert_eq!(short.live_bytes, long.live_bytes);
+            prop_assert_eq!(short.peak.bytes, long.peak.bytes);
+        }
+    }
+}
