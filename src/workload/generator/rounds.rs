@@ -107,6 +107,7 @@ impl Generator for Rounds {
         if self.made == 0 {
             self.dice = self.luck.clone();
             story.mark(MarkKind::Step, "round", self.round);
+            story.mark(MarkKind::Phase, "requests", self.round);
         }
         let stop = self.allocations.min(self.made + PART);
         while self.made < stop {
@@ -123,6 +124,7 @@ impl Generator for Rounds {
             self.made += 1;
         }
         if self.made == self.allocations {
+            story.mark(MarkKind::Phase, "clear", self.round);
             while !self.live.is_empty() {
                 self.free_one(story);
             }

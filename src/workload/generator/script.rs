@@ -35,8 +35,8 @@ pub(super) const ENTRY: GeneratorEntry = GeneratorEntry {
         let cycle = read_words(parameters, "cycle", cycles, &mut names)?;
         refuse_frees_of_nothing(parameters, &names, [(&before, before_cycles), (&cycle, cycles)])?;
         let parts: Arc<[Part]> = [
-            Part { label: "before", actions: before, cycles: before_cycles },
-            Part { label: "cycle", actions: cycle, cycles },
+            Part { label: "before", has_steps: false, actions: before, cycles: before_cycles },
+            Part { label: "cycle", has_steps: true, actions: cycle, cycles },
         ]
         .into_iter()
         .filter(|part| !part.actions.is_empty())
@@ -182,9 +182,11 @@ fn refuse_frees_of_nothing(
     Ok(())
 }
 
-/// Some actions, again and again.
+/// Some actions, so many times.
 struct Part {
     label: &'static str,
+    /// Whether its cycles are the steps of the story.
+    has_steps: bool,
     actions: Vec<Action>,
     cycles: u32,
 }
@@ -237,7 +239,9 @@ impl Generator for Script {
         if self.cycle == 0 {
             story.mark(MarkKind::Phase, part.label, 0);
         }
-        story.mark(MarkKind::Step, part.label, self.cycle);
+        if part.has_steps {
+            story.mark(MarkKind::Step, part.label, self.cycle);
+        }
         for action in &part.actions {
             self.act(*action, self.cycle, story);
         }
