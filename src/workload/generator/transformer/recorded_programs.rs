@@ -4,12 +4,15 @@ use std::{collections::BTreeMap, path::Path};
 
 use super::{
     backward::Retain,
+    embedding::INDEX,
+    machine::Machine,
     model::Ending,
     plan::Plan,
+    saving::Saving,
     trainer::{Output, Recording, Trainer},
 };
 use crate::{
-    trace::{self, Op, Source, Trace, TraceBuilder},
+    trace::{self, Category, Op, Source, Trace, TraceBuilder},
     workload::{GENERATORS, Given, Parameters},
 };
 
@@ -34,16 +37,24 @@ fn actions(source: &dyn Source) -> Vec<Action> {
     Trace::read(source).unwrap().events.into_iter().map(|event| event.op).filter_map(act).collect()
 }
 
+/// The reference model with this many sequences in a batch.
+fn reference_model(batch: &str) -> Plan {
+    let entry = GENERATORS.iter().find(|entry| entry.name == "transformer").unwrap();
+    let given = BTreeMap::from([("batch".to_owned(), Given::typed("batch", batch))]);
+    Plan::read(&Parameters::new("reference", entry, &given).unwrap()).unwrap()
+}
+
 /// Runs a program of the reference model at batch 2 and holds its actions against a recording's.
 fn assert_recorded(name: &str, steps: u32, mut step: impl FnMut(&mut Trainer)) {
-    let entry = GENERATORS.iter().find(|entry| entry.name == "transformer").unwrap();
-    let given = BTreeMap::from([("batch".to_owned(), Given::typed("batch", "2"))]);
-    let plan = Plan::read(&Parameters::new(name, entry, &given).unwrap()).unwrap();
-    let (mut trainer, mut story) = (Trainer::new(plan), TraceBuilder::new());
+    let (mut trainer, mut story) = (Trainer::new(reference_model("2")), TraceBuilder::new());
     trainer.write(&mut story, |trainer| {
         trainer.load();
         (0..steps).for_each(|_| step(trainer));
     });
+    assert_same_actions(name, story);
+}
+
+fn assert_same_actions(name: &str, story: TraceBuilder) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("workloads/recorded/{name}.pickle.xz"));
     let (real, ours) = (actions(&*trace::open(path).unwrap()), actions(&story.finish(name)));
     let parting = real.iter().zip(&ours).position(|(real, ours)| real != ours);
@@ -140,4 +151,29 @@ fn gradients_that_are_never_dropped_are_the_recorded_ones() {
         trainer.backward(output, Retain::Nothing);
         trainer.optimizer_step();
     });
+}
+
+/// Passes without a graph over 4 x 64 tokens, beside a list of caches: each of another size, and of more than twelve one
+/// from the middle goes.
+#[test]
+fn inference_beside_growing_caches_is_the_recorded_one() {
+    let mut machine = Machine::new(reference_model("4"));
+    machine.saving = Saving::Nothing;
+    machine.load();
+    let (mut caches, mut last_batch) = (Vec::new(), None);
+    for pass in 0..96 {
+        (machine.graph.sequences, machine.graph.length) = (4, 64);
+        let batch = machine.copy_in(INDEX * 4 * 64, Category::Input);
+        if let Some(before) = last_batch.replace(batch) {
+            machine.release(before);
+        }
+        let logits = machine.forward(batch, Ending::Logits);
+        caches.push(machine.alloc((pass % 7 + 1) * 2 * 768 * 1024, Category::Activation));
+        if caches.len() > 12 {
+            let gone = caches.remove((pass * 5 % 7) as usize);
+            machine.release(gone);
+        }
+        machine.release(logits.tensor);
+    }
+    assert_same_actions("infer_kv", machine.story);
 }
