@@ -6,7 +6,8 @@
 //! from the model's code for every shape and every combination of [`technique`]s. Recordings of PyTorch 2.11 on an H200
 //! hold it to that, event by event (`tests/transformer_truth.rs`).
 //!
-//! [`trainer`] is the program around it, one call for each thing that a training script does.
+//! [`trainer`] is the program around it, one call for each thing that a training script does. Two more programs run on
+//! the same machine: [`serving`] answers requests with the model, [`residual`] trains a network of images.
 
 mod adapter;
 mod attention;
