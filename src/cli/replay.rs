@@ -15,7 +15,7 @@ use super::{
     export::{self, Export},
     failure::{Failure, Outcome},
     interrupt,
-    options::{DeviceOptions, Format},
+    options::{DeviceOptions, Format, WorkerOptions},
     output,
     progress::Watched,
     source::SourceOptions,
@@ -25,7 +25,7 @@ use crate::{
     replay::{self, OnOutOfMemory, Pace},
     report,
     strategy::StrategySpec,
-    suite::{self, Case, InProcess, Progress},
+    suite::{self, Case, Progress, SourceSpec},
     trace::Source,
 };
 
@@ -51,6 +51,8 @@ pub struct Args {
     strategy: Vec<String>,
     #[command(flatten)]
     device: DeviceOptions,
+    #[command(flatten)]
+    workers: WorkerOptions,
     /// Run the whole pattern this often, back to back: some fail only the third time.
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
@@ -86,14 +88,20 @@ pub fn run(args: Args) -> Outcome {
         )));
     }
     let passes = args.strategy.len() as u64 * u64::from(args.repeat) + u64::from(args.export_snapshot.is_some());
-    let (source, bar) = Watched::new(args.source.resolve()?, passes);
-    let cases = cases(&args, Arc::new(source))?;
+    let origin = args.source.spec()?;
+    let (source, bar) = Watched::new(origin.open().map_err(Failure::usage)?, passes);
+    let cases = cases(&args, Arc::new(source), &origin)?;
     let stop = interrupt::flag(interrupt::Running::Replay)?;
+    let runner = args.workers.runner(&cases, Some(&stop))?;
     let mut records: Vec<Option<CaseRecord>> = vec![None; cases.len()];
     let mut timings = Vec::new();
-    suite::run(&cases, &InProcess { stop: Some(&stop) }, suite::all_cores(), &stop, |progress| match progress {
+    suite::run(&cases, &runner, suite::all_cores(), &stop, |progress| match progress {
         Progress::Started(case) => bar.set_message(case.label.strategy.clone()),
         Progress::Finished(case, outcome) => {
+            // What a worker reads is not seen here before it is done.
+            if runner.isolation.isolates(case) {
+                bar.inc(outcome.record.events);
+            }
             if let Some(place) = cases.iter().position(|other| std::ptr::eq(other, case)) {
                 records[place] = Some(outcome.record);
                 timings.extend(outcome.timings);
@@ -156,9 +164,8 @@ fn export(args: &Args, cases: &[Case], records: &[CaseRecord], stop: &AtomicBool
 }
 
 /// One case a strategy.
-fn cases(args: &Args, source: Arc<dyn Source>) -> Result<Vec<Case>, Failure> {
+fn cases(args: &Args, source: Arc<dyn Source>, origin: &SourceSpec) -> Result<Vec<Case>, Failure> {
     let device = args.device.spec()?;
-    let copies = args.source.copies(args.threads.iter().copied().max().unwrap_or(0))?;
     let mut cases = Vec::new();
     for text in &args.strategy {
         let (strategy, note) = environment::resolve_settings(StrategySpec::from(text.as_str()));
@@ -177,13 +184,14 @@ fn cases(args: &Args, source: Arc<dyn Source>) -> Result<Vec<Case>, Failure> {
                 repeat: args.repeat,
             },
             source: Arc::clone(&source),
+            origin: origin.clone(),
             strategy,
             device: device.clone(),
             on_out_of_memory: if args.skip_oom { OnOutOfMemory::Skip } else { OnOutOfMemory::Stop },
             pace: if args.paced { Pace::Recorded } else { Pace::Flat },
             timed: !args.threads.is_empty(),
             threads: args.threads.clone(),
-            copies: copies.clone(),
+            timeout: args.workers.case_timeout,
         });
     }
     Ok(cases)

@@ -24,7 +24,8 @@ pub struct Options<'a> {
 }
 
 /// How fast the host goes through the trace.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Pace {
     /// As fast as it can: times between events are left out.
     #[default]
@@ -70,6 +71,18 @@ pub enum ReplayError {
         /// Why.
         source: DeviceError,
     },
+}
+
+impl ReplayError {
+    /// Whether the device is lost to this process: see [`DeviceError::loses_context`].
+    #[must_use]
+    pub fn loses_context(&self) -> bool {
+        match self {
+            ReplayError::Trace(_) => false,
+            ReplayError::Strategy { source, .. } => source.loses_context(),
+            ReplayError::Device { source, .. } => source.loses_context(),
+        }
+    }
 }
 
 /// Runs `source` through `strategy` on `device`. Blocks still alive at the end stay so: closing is the caller's.
@@ -293,6 +306,7 @@ impl<O: Observer> Driver<'_, O> {
             request,
             shortage,
             device_free,
+            device_held: self.device.held_bytes(),
             cached_free,
             largest_free: self.strategy.largest_free(request.stream),
             cause: if device_free.saturating_add(cached_free) >= shortage.rounded {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Group, OnOom, Selection, SuiteError, SuiteFile};
+use super::{CaseTimeout, Group, OnOom, Selection, SourceSpec, SuiteError, SuiteFile};
 use crate::{
     device::DeviceSpec,
     measure::CaseLabel,
@@ -19,6 +19,8 @@ pub struct Case {
     pub label: CaseLabel,
     /// What happens.
     pub source: Arc<dyn Source>,
+    /// How to find that again in another process.
+    pub origin: SourceSpec,
     /// Who serves the requests.
     pub strategy: StrategySpec,
     /// Where memory comes from.
@@ -31,8 +33,8 @@ pub struct Case {
     pub timed: bool,
     /// With how many threads that share the strategy it is timed, beside the one that has it for itself.
     pub threads: Vec<u16>,
-    /// What each of them does, as many as the largest number asks for.
-    pub copies: Vec<Arc<dyn Source>>,
+    /// How long it may take, where it runs in a process of its own.
+    pub timeout: Option<CaseTimeout>,
 }
 
 /// What the command line says about all cases of a suite.
@@ -44,6 +46,8 @@ pub struct CaseSettings {
     pub limit: Option<u64>,
     /// One seed for every case, instead of the suite's own.
     pub seed: Option<u64>,
+    /// A time-out for every case, instead of the suite's own.
+    pub timeout: Option<CaseTimeout>,
 }
 
 impl SuiteFile {
@@ -65,7 +69,8 @@ impl SuiteFile {
                 for strategy in &strategies {
                     for &limit in &limits {
                         for &seed in &seeds {
-                            cases.push(self.case(group, &recipe, seed, strategy, limit, settings)?);
+                            let recipe = recipe.clone().seed(seed);
+                            cases.push(self.case(group, &recipe, strategy, limit, settings)?);
                         }
                     }
                 }
@@ -78,17 +83,11 @@ impl SuiteFile {
         &self,
         group: &Group,
         recipe: &Recipe,
-        seed: u64,
         strategy: &StrategySpec,
         limit: Option<u64>,
         settings: &CaseSettings,
     ) -> Result<Case, SuiteError> {
-        let seeded = |seed: u64| recipe.clone().seed(seed).workload().map_err(|source| self.refuse(source));
-        let workload = seeded(seed)?;
-        let most_threads = u64::from(group.threads.iter().copied().max().unwrap_or(0));
-        let copies = (0..most_threads)
-            .map(|thread| Ok(Arc::new(seeded(seed.wrapping_add(thread))?) as Arc<dyn Source>))
-            .collect::<Result<_, SuiteError>>()?;
+        let workload = recipe.workload().map_err(|source| self.refuse(source))?;
         Ok(Case {
             label: CaseLabel {
                 suite: self.name.clone(),
@@ -98,6 +97,12 @@ impl SuiteFile {
                 limit,
                 seed: workload.seed(),
                 repeat: group.repeat,
+            },
+            origin: SourceSpec {
+                name: recipe.name().to_owned(),
+                set: group.set.iter().map(|(key, value)| (key.clone(), value.to_string())).collect(),
+                seed: workload.seed(),
+                device_index: None,
             },
             source: Arc::new(workload),
             strategy: strategy.clone(),
@@ -109,7 +114,7 @@ impl SuiteFile {
             pace: Pace::Flat,
             timed: group.timed,
             threads: group.threads.clone(),
-            copies,
+            timeout: settings.timeout.or(group.timeout).or(self.timeout),
         })
     }
 

@@ -7,7 +7,7 @@ use serde::{
     de::{self, SeqAccess, Visitor},
 };
 
-use super::SuiteError;
+use super::{CaseTimeout, SuiteError};
 use crate::unit::{Bytes, nearest};
 
 /// The suites that travel with the binary: `(name, text)`.
@@ -28,6 +28,8 @@ pub struct SuiteFile {
     /// Seeds that every group runs with, unless it has its own.
     #[serde(default = "default_seeds")]
     pub seeds: Vec<u64>,
+    /// How long each case may take, unless its group says otherwise; without it, as long as it likes.
+    pub timeout: Option<CaseTimeout>,
     /// The groups; each is a matrix.
     pub group: Vec<Group>,
 }
@@ -60,6 +62,8 @@ pub struct Group {
     /// How many threads share the strategy, for further timings of the same cases; only where they are timed.
     #[serde(default)]
     pub threads: Vec<u16>,
+    /// How long each case of this group may take.
+    pub timeout: Option<CaseTimeout>,
 }
 
 /// What to do when a request fails.
@@ -180,6 +184,13 @@ mod tests {
         let text = "question = 'why?'\n[[group]]\nworkloads = 'all'\nstrategys = ['caching']\n";
         let message = SuiteFile::parse("x", "x.toml", text).unwrap_err().to_string();
         assert!(message.contains("x.toml") && message.contains("line 4") && message.contains("strategys"), "{message}");
+    }
+
+    #[test]
+    fn a_time_out_that_is_none_is_refused() {
+        let text = "question = 'why?'\ntimeout = 'soon'\n[[group]]\nworkloads = 'all'\nstrategies = 'all'\n";
+        let message = SuiteFile::parse("x", "x.toml", text).unwrap_err().to_string();
+        assert!(message.contains("line 2") && message.contains("'soon' is no time"), "{message}");
     }
 
     #[test]

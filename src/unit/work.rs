@@ -66,6 +66,9 @@ pub enum Work {
         dtype: Dtype,
         /// The backward pass does about two and a half times the forward's work.
         backward: bool,
+        /// A token looks only at those before it, which halves the work.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        causal: bool,
     },
     /// A copy from host memory.
     CopyIn {
@@ -81,4 +84,85 @@ pub enum Work {
         /// To pinned memory.
         pinned: bool,
     },
+}
+
+impl Work {
+    /// Floating-point operations: what matrix products and attention are made of, and nothing else here is.
+    #[must_use]
+    pub fn flops(&self) -> f64 {
+        match *self {
+            Work::Gemm { m, n, k, batch, .. } => {
+                let [m, n, k, batch] = [m, n, k, batch].map(f64::from);
+                2.0 * m * n * k * batch
+            }
+            Work::Attention { batch, heads, queries, keys, head_width, backward, causal, .. } => {
+                let seen = if causal { keys.div_ceil(2) } else { keys };
+                let [batch, heads, queries, seen, head_width] =
+                    [batch, heads, queries, seen, head_width].map(f64::from);
+                let products = if backward { 5.0 } else { 2.0 };
+                2.0 * queries * head_width * seen * batch * heads * products
+            }
+            _ => 0.0,
+        }
+    }
+
+    /// Bytes that travel: to and from device memory, or between it and the host.
+    #[must_use]
+    pub fn traffic_bytes(&self) -> f64 {
+        match *self {
+            Work::Spin { .. } => 0.0,
+            Work::Gemm { m, n, k, batch, dtype } => {
+                let [m, n, k, batch] = [m, n, k, batch].map(f64::from);
+                (m * k + k * n + m * n) * batch * dtype.bytes() as f64
+            }
+            Work::Attention { batch, heads, queries, keys, head_width, dtype, backward, .. } => {
+                let [batch, heads, tokens, head_width] =
+                    [batch, heads, queries.saturating_add(keys), head_width].map(f64::from);
+                let passes = if backward { 2.5 } else { 1.0 };
+                2.0 * batch * heads * head_width * tokens * dtype.bytes() as f64 * passes
+            }
+            Work::Elementwise { bytes }
+            | Work::Reduction { bytes }
+            | Work::CopyIn { bytes, .. }
+            | Work::CopyOut { bytes, .. } => bytes as f64,
+        }
+    }
+}
+
+impl Dtype {
+    /// Every number format.
+    pub const ALL: [Dtype; 4] = [Dtype::F32, Dtype::Tf32, Dtype::Bf16, Dtype::F16];
+
+    /// What people call it: `fp32`, `tf32`, `bf16`, `fp16`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Dtype::F32 => "fp32",
+            Dtype::Tf32 => "tf32",
+            Dtype::Bf16 => "bf16",
+            Dtype::F16 => "fp16",
+        }
+    }
+
+    /// Bytes of one number in memory.
+    #[must_use]
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Dtype::F32 | Dtype::Tf32 => 4,
+            Dtype::Bf16 | Dtype::F16 => 2,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attention_written_before_there_were_masks_is_read_and_written_as_it_was() {
+        let text = r#"{"kind":"attention","batch":1,"heads":2,"queries":3,"keys":3,"head_width":4,"dtype":"f32","backward":false}"#;
+        let attention: Work = serde_json::from_str(text).unwrap();
+        assert!(matches!(attention, Work::Attention { causal: false, .. }));
+        assert_eq!(serde_json::to_string(&attention).unwrap(), text);
+    }
 }

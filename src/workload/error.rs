@@ -117,6 +117,18 @@ pub enum Problem {
         /// What it got, in words.
         found: String,
     },
+    /// A word in a list that is none of those the generator knows.
+    #[error("'{name}' has no '{word}'{}", did_you_mean_among(suggestion.as_deref(), known.iter().copied()))]
+    UnknownWord {
+        /// Which parameter.
+        name: &'static str,
+        /// What was in it.
+        word: String,
+        /// What could be.
+        known: &'static [&'static str],
+        /// The nearest right one.
+        suggestion: Option<String>,
+    },
     /// Values that are right each by itself and wrong together.
     #[error("{0}")]
     Impossible(String),

@@ -48,6 +48,13 @@ pub enum Values {
         /// The largest.
         most: f64,
     },
+    /// One of these words.
+    Choice(&'static [&'static str]),
+    /// A list of words, as `first,second` or as a TOML list.
+    Words {
+        /// What such a list looks like.
+        example: &'static str,
+    },
 }
 
 impl Parameter {
@@ -83,6 +90,28 @@ impl Parameter {
     ) -> Parameter {
         Parameter { name, values: Values::Number { least: *range.start(), most: *range.end() }, default, help }
     }
+
+    /// A parameter that takes one of some words.
+    #[must_use]
+    pub const fn choice(
+        name: &'static str,
+        words: &'static [&'static str],
+        default: &'static str,
+        help: &'static str,
+    ) -> Parameter {
+        Parameter { name, values: Values::Choice(words), default, help }
+    }
+
+    /// A parameter that takes a list of words; which ones, its generator knows.
+    #[must_use]
+    pub const fn words(
+        name: &'static str,
+        example: &'static str,
+        default: &'static str,
+        help: &'static str,
+    ) -> Parameter {
+        Parameter { name, values: Values::Words { example }, default, help }
+    }
 }
 
 impl fmt::Display for Values {
@@ -91,6 +120,8 @@ impl fmt::Display for Values {
             Values::Count { least, most } => write!(f, "a whole number from {least} to {most}"),
             Values::Size { least, most } => write!(f, "a size from {} to {}", Bytes(least), Bytes(most)),
             Values::Number { least, most } => write!(f, "a number from {least} to {most}"),
+            Values::Choice(words) => write!(f, "one of {}", words.join(", ")),
+            Values::Words { example } => write!(f, "a list of words such as {example}"),
         }
     }
 }
@@ -180,6 +211,43 @@ impl<'a> Parameters<'a> {
         })
     }
 
+    /// The value of a parameter that takes one of some words.
+    pub fn choice(&self, name: &str) -> Result<&'static str, WorkloadError> {
+        let word = self.read(name, |value| value.as_str().map(|word| Word(word.to_owned())))?;
+        let declared = self.generator.parameters.iter().find(|parameter| parameter.name == name);
+        match declared.map(|parameter| parameter.values) {
+            Some(Values::Choice(words)) => {
+                Ok(words.iter().find(|known| **known == word.0).copied().unwrap_or_default())
+            }
+            _ => Err(self.refuse(format!("generator '{}' declares no choice '{name}'", self.generator.name))),
+        }
+    }
+
+    /// The value of a parameter that takes a list of words.
+    pub fn words(&self, name: &str) -> Result<Vec<String>, WorkloadError> {
+        self.read(name, |value| match value {
+            Value::String(text) => Some(WordList(text.split(',').map(|word| word.trim().to_owned()).collect())),
+            Value::Integer(number) => Some(WordList(vec![number.to_string()])),
+            Value::Array(items) => items.iter().map(as_word).collect::<Option<_>>().map(WordList),
+            _ => None,
+        })
+        .map(|words| words.0.into_iter().filter(|word| !word.is_empty()).collect())
+    }
+
+    /// The refusal of a word in a list that is none of those its generator knows.
+    #[must_use]
+    pub fn refuse_word(&self, name: &'static str, word: &str, known: &'static [&'static str]) -> WorkloadError {
+        let place = match self.given.get(name) {
+            Some(given) => given.place.clone(),
+            None => Place::Workload(self.workload.to_owned()),
+        };
+        let suggestion = nearest(word, known.iter().copied());
+        WorkloadError::Parameter {
+            place,
+            problem: Problem::UnknownWord { name, word: word.to_owned(), known, suggestion },
+        }
+    }
+
     /// The refusal of values that do not go together.
     #[must_use]
     pub fn refuse(&self, reason: impl Into<String>) -> WorkloadError {
@@ -235,8 +303,35 @@ impl InRange for f64 {
         match values {
             Values::Count { least, most } => (f64::from(least)..=f64::from(most)).contains(self),
             Values::Number { least, most } => (least..=most).contains(self),
-            Values::Size { .. } => false,
+            Values::Size { .. } | Values::Choice(_) | Values::Words { .. } => false,
         }
+    }
+}
+
+/// An item of a list of words; numbers are words too.
+fn as_word(item: &Value) -> Option<String> {
+    match item {
+        Value::String(word) => Some(word.clone()),
+        Value::Integer(number) => Some(number.to_string()),
+        _ => None,
+    }
+}
+
+/// A word of a choice.
+struct Word(String);
+
+impl InRange for Word {
+    fn is_in(&self, values: Values) -> bool {
+        matches!(values, Values::Choice(words) if words.contains(&self.0.as_str()))
+    }
+}
+
+/// A list of words.
+struct WordList(Vec<String>);
+
+impl InRange for WordList {
+    fn is_in(&self, values: Values) -> bool {
+        matches!(values, Values::Words { .. })
     }
 }
 

@@ -204,8 +204,10 @@ mod tests {
             let for_timing = name.starts_with("hot-") || name.starts_with("mix-");
             let events = if for_timing { 400_000..1_000_000 } else { 5_000..100_000 };
             assert!(events.contains(&summary.events), "{name}: {} events", summary.events);
+            // The large models are there to not fit.
+            let most = if name.starts_with("gpt-") { 400.0 } else { 40.0 };
             let gigabytes = summary.peak.bytes as f64 / 1e9;
-            assert!((if for_timing { 0.0 } else { 0.5 }..40.0).contains(&gigabytes), "{name}: {gigabytes} GB live");
+            assert!((if for_timing { 0.0 } else { 0.5 }..most).contains(&gigabytes), "{name}: {gigabytes} GB live");
         }
     }
 
@@ -222,11 +224,11 @@ mod tests {
                 }
             }
             let left: BTreeSet<Category> = tenants.into_values().collect();
-            let expected: &[Category] = match name {
-                "training" | "variable-length" => {
-                    &[Category::Parameter, Category::Optimizer, Category::Workspace, Category::Input]
-                }
-                _ => &[],
+            let expected: &[Category] = if Recipe::named(name).unwrap().generator().name == "transformer" {
+                // The activation is the last loss.
+                &[Category::Parameter, Category::Optimizer, Category::Activation, Category::Workspace, Category::Input]
+            } else {
+                &[]
             };
             assert_eq!(left, expected.iter().copied().collect(), "{name}");
         }
@@ -265,7 +267,8 @@ mod tests {
             assert!(events == read(&first).0, "{name}: two openings differ");
             assert!(events == read(&seeded(1)).0, "{name}: two workloads of one seed differ");
             let differs = events != read(&seeded(2)).0;
-            assert_eq!(differs, first.generator().seeded, "{name}");
+            let is_of_one_length = first.generator().name == "transformer" && name != "variable-length";
+            assert_eq!(differs, first.generator().seeded && !is_of_one_length, "{name}");
         }
     }
 

@@ -1,7 +1,6 @@
 //! The generators and their registry. Adding one is one file here and one line in [`GENERATORS`].
 
 mod checkerboard;
-mod decoder;
 mod hot_pair;
 mod mix;
 mod power_law;
@@ -9,8 +8,7 @@ mod random;
 mod sawtooth;
 mod stream_mix;
 mod streams;
-mod training;
-mod variable_length;
+mod transformer;
 
 use std::{fmt, sync::Arc};
 
@@ -19,8 +17,7 @@ use crate::trace::TraceBuilder;
 
 /// Every generator, in the order in which `list` shows them.
 pub static GENERATORS: &[GeneratorEntry] = &[
-    training::ENTRY,
-    variable_length::ENTRY,
+    transformer::ENTRY,
     streams::ENTRY,
     random::ENTRY,
     power_law::ENTRY,
@@ -46,7 +43,7 @@ pub struct GeneratorEntry {
     pub name: &'static str,
     /// One line for `list`.
     pub summary: &'static str,
-    /// Whether another seed gives other events.
+    /// Whether there is chance in it: whether another seed can give other events.
     pub seeded: bool,
     /// What can be set.
     pub parameters: &'static [Parameter],
@@ -93,8 +90,8 @@ mod tests {
             let recipe = shape.iter().fold(recipe, |recipe, (key, value)| recipe.with(key, &value.to_string()));
             let summary = check(&recipe.workload().unwrap()).unwrap();
             prop_assert_eq!(summary.steps, u64::from(steps));
-            // Weights and their two means, two workspaces, the last batch.
-            prop_assert_eq!(summary.live_blocks, u64::from(3 * (5 + 12 * layers) + 3));
+            // Weights and their two means, three workspaces, the last batch and its loss.
+            prop_assert_eq!(summary.live_blocks, u64::from(3 * (5 + 12 * layers) + 5));
         }
 
         #[test]

@@ -1,0 +1,56 @@
+//! The models by name, as a person asks for them.
+
+#![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+use assert_cmd::Command;
+
+/// Replays with these settings and returns exit code, standard output and standard error.
+fn replay(workload: &str, settings: &[&str]) -> (i32, String, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_oomph"));
+    command.current_dir(folder.path()).env("NO_COLOR", "1");
+    command.args(["replay", workload, "--strategy", "caching", "--format", "json"]);
+    for setting in settings {
+        command.args(["--set", setting]);
+    }
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn a_model_of_any_size_and_techniques_is_replayed_to_its_peaks() {
+    let settings = ["layers=36", "width=1280", "heads=20", "batch=4", "techniques=amp,ckpt"];
+    let (code, out, err) = replay("gpt-124m", &settings);
+    assert_eq!(code, 0, "{err}");
+    let rows: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let row = &rows["rows"][0];
+    let (allocated, reserved) =
+        (row["peak_allocated_bytes"].as_u64().unwrap(), row["peak_reserved_bytes"].as_u64().unwrap());
+    // 838 million weights and their two means are 10 GB, and nothing here doubles that.
+    assert!((10_000_000_000..20_000_000_000).contains(&allocated), "{allocated}");
+    assert!(reserved >= allocated && reserved < allocated * 3 / 2, "{reserved}");
+}
+
+#[test]
+fn every_model_is_known_by_its_name() {
+    for name in ["gpt-124m", "gpt-355m", "gpt-1.3b", "gpt-13b"] {
+        let (code, out, err) = replay(name, &["steps=1", "techniques=zero3:64,ckpt,amp"]);
+        assert_eq!(code, 0, "{name}: {out}{err}");
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_the_reason() {
+    for (setting, reason) in [
+        ("heads=20", "20 heads do not divide a width of 768"),
+        ("batch=0", "'batch' takes a whole number from 1 to 4096; 0 is out of range"),
+        ("techniques=sgd,adam8bit", "'sgd' and 'adam8bit' contradict: only one of them can be"),
+        ("techniques=amp,chkpt", "'techniques' has no 'chkpt'; did you mean 'ckpt'?"),
+        ("layer=3", "generator 'transformer' has no parameter 'layer'; did you mean 'layers'?"),
+    ] {
+        let (code, out, err) = replay("gpt-124m", &[setting]);
+        assert_eq!((code, out.as_str()), (2, ""), "{setting}");
+        assert!(err.contains(reason), "{setting}: {err}");
+    }
+}
