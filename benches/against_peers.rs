@@ -5,8 +5,8 @@
 //! that `OOMPH_TORCH_BENCH` names (`build_for_gpu.sh` beside it: over the real one). RMM needs a GPU: its program is
 //! the one that `OOMPH_RMM_BENCH` names (`tools/rmm-bench/build.sh`). Ours runs by handle, and by address under a lock,
 //! which is how PyTorch is called. All take turns, and the medians of the turns are compared, so that a noisy machine is
-//! equally unfair to everyone. `OOMPH_PEER_TURNS` says how many turns there are, `OOMPH_BENCH_DEVICE` where `caching`
-//! runs.
+//! equally unfair to everyone. `OOMPH_PEER_TURNS` says how many turns there are, `OOMPH_PEER_CASES` which cases (`pairs`
+//! of one thread, or `threads`; both where it is not set), `OOMPH_BENCH_DEVICE` where `caching` runs.
 
 #![expect(clippy::expect_used, clippy::print_stdout, reason = "a bench prints, and stops where it cannot run")]
 
@@ -89,9 +89,13 @@ fn compare(name: &str, settings: &str, peers: &[Peer], turns: usize) {
             time_peer(peer, settings, times);
         }
         let spec = StrategySpec::from(format!("caching:{settings}").as_str());
-        time_ours(|| ByPointer::new(&spec), &mut address);
-        time_ours(|| ByHandle::new(&spec).expect("the device has virtual memory"), &mut handle);
-        time_threads(settings, &mut address, &mut handle);
+        if asked_for("pairs") {
+            time_ours(|| ByPointer::new(&spec), &mut address);
+            time_ours(|| ByHandle::new(&spec).expect("the device has virtual memory"), &mut handle);
+        }
+        if asked_for("threads") {
+            time_threads(settings, &mut address, &mut handle);
+        }
     }
     let names = || peers.iter().map(|peer| peer.name);
     let times_heads: String = names().chain(["address", "handle"]).map(|name| format!(" {name:>12}")).collect();
@@ -100,16 +104,20 @@ fn compare(name: &str, settings: &str, peers: &[Peer], turns: usize) {
     let hot_and_mix = HOT.iter().map(|(_, case)| *case).chain(MIX.iter().map(|(_, case)| *case));
     for case in hot_and_mix.chain(THREADS.iter().map(|(_, case)| *case)) {
         let theirs: Vec<Option<f64>> = theirs.iter_mut().map(|times| median(times, case)).collect();
-        let ours = median(&mut address, case);
+        let Some(ours) = median(&mut address, case) else { continue };
         let shown = |time: Option<f64>| format!(" {:>12}", time.map_or("-".to_owned(), |time| format!("{time:.1} ns")));
-        let times: String = theirs.iter().copied().chain([ours, median(&mut handle, case)]).map(shown).collect();
+        let times: String = theirs.iter().copied().chain([Some(ours), median(&mut handle, case)]).map(shown).collect();
         let ratios: String = theirs
             .iter()
-            .map(|theirs| theirs.zip(ours).map_or("-".to_owned(), |(theirs, ours)| format!("{:.1}", theirs / ours)))
+            .map(|theirs| theirs.map_or("-".to_owned(), |theirs| format!("{:.1}", theirs / ours)))
             .map(|ratio| format!(" {ratio:>12}"))
             .collect();
         println!("{name:<12} {case:<18}{times}{ratios}");
     }
+}
+
+fn asked_for(cases: &str) -> bool {
+    env::var("OOMPH_PEER_CASES").map_or(true, |asked| asked == cases)
 }
 
 /// Lines of the form `case: nanoseconds`. A peer that cannot run is an error: a comparison without it would mislead.
