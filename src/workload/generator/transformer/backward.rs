@@ -35,19 +35,14 @@ impl Machine {
             self.run_node(&node, retain);
         }
         self.layer = None;
+        self.forget_recomputed();
         self.leave_pass();
         self.send_last_bucket();
         self.thread = HostThread::Main;
         self.release(seed);
         let mut done = std::mem::replace(&mut self.graph, outer);
         match retain {
-            Retain::Graph => {
-                for checkpoint in &mut done.checkpoints {
-                    checkpoint.is_recomputed = false;
-                    checkpoint.recomputed.clear();
-                }
-                Some(done)
-            }
+            Retain::Graph => Some(done),
             Retain::Nothing => {
                 done.clear();
                 self.recycle(done);
