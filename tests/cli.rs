@@ -338,6 +338,31 @@ fn a_folder_is_not_resumed_with_another_suite() {
 }
 
 #[test]
+fn a_folder_that_is_refused_is_not_touched_not_even_the_rows_that_would_run_again() {
+    let folder = empty();
+    run(&folder, &["run", "quick", "--filter", "checkerboard", "--output", "a"], 0);
+    let rows = folder.path().join("a/runs.csv");
+    // One case broke, and the last line was cut short: both would be dropped by a run that goes on.
+    let broken = run_files(&folder, "a").replacen(",completed,", ",error,", 1) + "1,quick/chec";
+    fs::write(&rows, &broken).unwrap();
+    refused(
+        &folder,
+        &["run", "throughput", "--filter", "hot-4k/null", "--resume", "a"],
+        &["quick/checkerboard", "same"],
+    );
+    assert_eq!(run_files(&folder, "a"), broken);
+    // A row that would run again is as much another run's as one that is done.
+    let text = run_files(&folder, "a");
+    let only_broken: Vec<&str> = text.lines().take(2).collect();
+    fs::write(&rows, only_broken.join("\n") + "\n").unwrap();
+    refused(
+        &folder,
+        &["run", "throughput", "--filter", "hot-4k/null", "--resume", "a"],
+        &["quick/checkerboard", "same"],
+    );
+}
+
+#[test]
 fn nothing_half_written_is_left_when_a_conversion_fails() {
     let folder = empty();
     fs::write(folder.path().join("bad.oomph"), "oomph-trace 1\nnonsense\n").unwrap();

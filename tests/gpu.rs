@@ -7,7 +7,7 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError, atomic::AtomicBool},
 };
 
 use oomph::{
@@ -17,10 +17,12 @@ use oomph::{
         default_limit,
         wrap::{Limited, Logged, Scripted},
     },
+    measure::agreement::Finding,
     strategy::{
         Attempt, Block, Caller, Context, Request, STRATEGIES, Setup, Silent, Strategy, StrategySpec,
         conformance::{Step, conform_spec, mixed_script},
     },
+    suite::{CaseSettings, SuiteFile, compare},
     unit::{GIB, KIB, MIB, Nanos, SiteId, StreamId, ThreadId, Work},
 };
 
@@ -310,5 +312,26 @@ fn the_same_answers_give_the_same_decisions_without_the_gpu() {
             assert_eq!((scripted.mismatch(), scripted.unread()), (None, 0), "{spec}, seed {seed}");
         }
         println!("{spec}: every decision agrees");
+    }
+}
+
+#[test]
+fn the_quick_suite_is_decided_the_same_on_the_drivers_answers() {
+    let Some((device, _guard)) = gpu() else { return };
+    drop(device);
+    let simulated = "sim".parse().unwrap();
+    let settings = CaseSettings { device: "cuda".parse().unwrap(), limit: None, seed: None, timeout: None };
+    for case in SuiteFile::load("quick").unwrap().cases(&settings).unwrap() {
+        let record = compare(&case, &simulated, &AtomicBool::new(false));
+        println!(
+            "{}: {:?}, {:?} of {} events, free-running peak reserved {:?} % more",
+            record.case_id,
+            record.finding,
+            record.events_agreed,
+            record.events,
+            record.peak_reserved_difference_percent
+        );
+        let sound = matches!(record.finding, Finding::Agrees | Finding::Skipped);
+        assert!(sound, "{}: {} {:?}", record.case_id, record.reason, record.first_difference);
     }
 }

@@ -1,12 +1,12 @@
 //! The recipe by which allocators are timed: a hot pair by size, and a random mix by number of live blocks.
+//! `OOMPH_BENCH_DEVICE` says on which device, `sim` where it is not set.
 //!
-//! `tools/torch-oracle/bench.cpp` does the same to PyTorch's own allocator; what is changed here is changed there.
+//! `tools/allocator_recipe.h` does the same to PyTorch's own allocator and to RMM; what is changed here is changed there.
+
+use std::env;
 
 use oomph::{
-    device::{
-        Device,
-        sim::{Profile, SimDevice},
-    },
+    device::{Device, DeviceSpec},
     strategy::{Attempt, Block, Caller, Context, Request, Setup, Silent, Strategy, StrategySpec},
     unit::{KIB, MIB, SiteId, StreamId, ThreadId},
 };
@@ -24,39 +24,71 @@ pub const MIX: [(usize, &str); 3] =
 /// Pairs in one pass over the mix.
 pub const MIX_PAIRS: usize = 400_000;
 
-/// A strategy on a simulated H200.
+/// A strategy and the device that it runs on, neither of them used before.
+pub fn fresh(spec: &StrategySpec) -> (Box<dyn Strategy>, Box<dyn Device>) {
+    let device = env::var("OOMPH_BENCH_DEVICE").unwrap_or_else(|_| "sim".to_owned());
+    let device: DeviceSpec = device.parse().expect("a device such as sim or cuda");
+    let device = device.open().expect("the device is there");
+    let strategy = spec.build(&Setup { props: device.props(), limit: None }).expect("a registered strategy");
+    (strategy, device)
+}
+
+/// A strategy on its device.
 pub struct Bench {
     strategy: Box<dyn Strategy>,
-    device: SimDevice,
+    device: Box<dyn Device>,
 }
 
 impl Bench {
-    /// `None` where the simulated device cannot do what the strategy needs.
+    /// `None` where the device cannot do what the strategy needs.
     pub fn new(spec: &StrategySpec) -> Option<Bench> {
-        let device = SimDevice::new(Profile::h200()).expect("the built-in profile is sound");
-        let strategy = spec.build(&Setup { props: device.props(), limit: None }).expect("a registered strategy");
+        let (strategy, device) = fresh(spec);
         let missing = strategy.requires().missing_from(device.props().capabilities);
         (missing == Default::default()).then_some(Bench { strategy, device })
     }
 
     #[inline]
     pub fn alloc(&mut self, bytes: u64) -> Block {
-        let request = Request { bytes, stream: StreamId::DEFAULT, thread: ThreadId(0), site: SiteId(0) };
-        let mut cx = Context { device: &mut self.device, sink: &mut Silent };
-        match self.strategy.alloc(&mut cx, &request) {
-            Ok(Attempt::Served(block, _)) => block,
-            other => panic!("{bytes} bytes were not served: {other:?}"),
-        }
+        let mut cx = Context { device: &mut *self.device, sink: &mut Silent };
+        served(self.strategy.alloc(&mut cx, &request(bytes)))
     }
 
     #[inline]
     pub fn free(&mut self, block: Block) {
-        let mut cx = Context { device: &mut self.device, sink: &mut Silent };
+        let mut cx = Context { device: &mut *self.device, sink: &mut Silent };
         self.strategy.free(&mut cx, block, Caller::default()).expect("a live block");
     }
 }
 
-/// The random mix: which place is replaced, and by how large a block.
+/// Device memory goes back before the device does, as whoever shares a GPU expects.
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let mut cx = Context { device: &mut *self.device, sink: &mut Silent };
+        self.strategy.close(&mut cx).expect("the device takes its memory back");
+    }
+}
+
+/// A request of the first thread on the default stream.
+pub fn request(bytes: u64) -> Request {
+    Request { bytes, stream: StreamId::DEFAULT, thread: ThreadId(0), site: SiteId(0) }
+}
+
+/// The block; a bench never runs out of memory.
+#[inline]
+pub fn served<E: std::fmt::Debug>(attempt: Result<Attempt, E>) -> Block {
+    match attempt {
+        Ok(Attempt::Served(block, _)) => block,
+        other => panic!("a request was not served: {other:?}"),
+    }
+}
+
+/// The steps of the random mix: which place is replaced, and by how large a block.
+pub fn steps(live: usize, pairs: usize, seed: u64) -> Vec<(usize, u64)> {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    (0..pairs).map(|_| (random.random_range(0..live), random.random_range(9.0..22.0_f64).exp2() as u64)).collect()
+}
+
+/// The random mix.
 pub struct Mix {
     steps: Vec<(usize, u64)>,
     places: Vec<Option<Block>>,
@@ -65,11 +97,7 @@ pub struct Mix {
 
 impl Mix {
     pub fn new(live: usize) -> Mix {
-        let mut random = ChaCha8Rng::seed_from_u64(42);
-        let steps = (0..MIX_PAIRS)
-            .map(|_| (random.random_range(0..live), random.random_range(9.0..22.0_f64).exp2() as u64))
-            .collect();
-        Mix { steps, places: vec![None; live], next: 0 }
+        Mix { steps: steps(live, MIX_PAIRS, 42), places: vec![None; live], next: 0 }
     }
 
     /// Replaces one block.

@@ -1,7 +1,7 @@
 //! `oomph doctor`.
 
 use std::{
-    env, fmt, fs,
+    fmt, fs,
     path::{Path, PathBuf},
     thread,
 };
@@ -11,21 +11,21 @@ use anyhow::Context;
 use super::{exit, failure::Outcome, options::DeviceOptions, output};
 use crate::{
     device::{
-        Device, calibrate,
+        Device, Products, calibrate,
         cuda::{self, Verdict},
-        sim::{Profile, SimDevice},
+        sim::{Profile, ProfileFile, SimDevice, WorkTime},
     },
     strategy::STRATEGIES,
     suite::SuiteFile,
-    unit::Bytes,
+    unit::{Bytes, Dtype, Work},
     workload::recipe_names,
 };
 
 /// Checks the set-up line by line: what is there, what is missing, and what follows from that.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Measure a device instead (every driver call by size, copies, launches) and write a profile to this file, which
-    /// `--device sim:FILE` then simulates. Takes a minute, and wants the device for itself.
+    /// Measure a device instead (every driver call by size, matrix products, memory, copies, launches) and write a
+    /// profile to this file, which `--device sim:FILE` then simulates. Takes a minute, and wants the device for itself.
     #[arg(long, value_name = "FILE")]
     calibrate: Option<PathBuf>,
     /// Which device is measured.
@@ -72,12 +72,61 @@ fn measure(device: String, path: &Path) -> Outcome {
     let spec = DeviceOptions { device, limit: None }.spec()?;
     let mut device = spec.open()?;
     output::complain(&format!("measuring {} ...", device.props().name));
-    let calibration = calibrate(&mut *device)?;
+    let products = match spec.lacks_products() {
+        None => Products::Real,
+        Some(reason) => {
+            output::complain(&format!("matrix products cannot be measured: {reason}"));
+            Products::StoodInFor
+        }
+    };
+    let calibration = calibrate(&mut *device, products)?;
     let name = path.file_stem().map_or_else(|| "calibrated".into(), |stem| stem.to_string_lossy());
-    let profile = calibration.into_profile(&name, spec.driver(), &*device);
+    let profile = calibration.into_profile(&name, spec.driver(), spec.footprint(), &*device);
     fs::write(path, profile.to_toml()?).with_context(|| format!("{} cannot be written", path.display()))?;
-    output::say(&format!("{} costs written; simulate it with --device sim:{}", profile.cost.len(), path.display()))?;
+    for line in in_short(&profile, products) {
+        output::say(&line)?;
+    }
+    output::say(&format!(
+        "{} costs of calls and {} times of work written; simulate it with --device sim:{}",
+        profile.cost.len(),
+        profile.work.len(),
+        path.display()
+    ))?;
     Ok(exit::OK)
+}
+
+/// What was measured, in a few lines.
+fn in_short(profile: &ProfileFile, products: Products) -> Vec<String> {
+    let rates = profile.rates;
+    let mut lines = Vec::new();
+    if products == Products::Real {
+        for dtype in Dtype::ALL {
+            let is_it = |time: &&WorkTime| matches!(time.work, Work::Gemm { dtype: of, .. } if of == dtype);
+            let speeds = profile.work.iter().filter(is_it).map(WorkTime::per_ns);
+            let fastest = speeds.fold(0.0, f64::max) / 1e3;
+            lines.push(format!("products       {} at up to {fastest:.0} TFLOP/s", dtype.name()));
+        }
+    }
+    lines.extend([
+        format!("memory         {:.0} GB/s", rates.memory_bytes_per_ns),
+        format!(
+            "copies         in {:.1} GB/s pinned, {:.1} pageable; out {:.1} pinned, {:.1} pageable",
+            rates.pinned_copy_in_bytes_per_ns,
+            rates.pageable_copy_in_bytes_per_ns,
+            rates.pinned_copy_out_bytes_per_ns,
+            rates.pageable_copy_out_bytes_per_ns
+        ),
+        format!("kernels        at least {} each when many are queued", rates.kernel_floor),
+        format!(
+            "taken          {} by the context, {} of it by our kernels; {} by libraries with the first product, and {} to \
+             work in",
+            Bytes(profile.context_bytes),
+            Bytes(profile.kernel_bytes.unwrap_or(0)),
+            Bytes(profile.library_bytes),
+            Bytes(profile.workspace_bytes.unwrap_or(0))
+        ),
+    ]);
+    lines
 }
 
 /// Looks at the set-up and says what was found.
@@ -90,8 +139,6 @@ fn examine() -> Outcome {
         named("simulated", simulated()),
     ];
     findings.extend(cuda::survey().into_iter().map(|finding| (finding.subject.clone(), finding.into())));
-    findings.push(named("cublas", library("libcublas.so")));
-    findings.push(named("nvrtc", library("libnvrtc.so")));
     findings.push(named("results", results_folder(Path::new("results/local"))));
     for (name, finding) in findings {
         output::say(&format!("{name:<14} {finding}"))?;
@@ -122,36 +169,6 @@ fn simulated() -> Finding {
             ))
         }
         Err(error) => Finding::Missing(error.to_string()),
-    }
-}
-
-/// Where the loader finds libraries beside the folders of `LD_LIBRARY_PATH`, and where the toolkit puts its own.
-const LIBRARY_FOLDERS: [&str; 7] = [
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/lib64",
-    "/usr/lib",
-    "/usr/local/nvidia/lib64",
-    "/usr/local/cuda/lib64",
-    "/usr/local/cuda/targets/x86_64-linux/lib",
-];
-
-/// Looks for a library of the toolkit, of any version, without loading it. None is needed: the kernels of this program
-/// load with the driver alone.
-fn library(prefix: &str) -> Finding {
-    let named = env::var("LD_LIBRARY_PATH").unwrap_or_default();
-    let found = named
-        .split(':')
-        .filter(|folder| !folder.is_empty())
-        .chain(LIBRARY_FOLDERS)
-        .filter_map(|folder| fs::read_dir(folder).ok())
-        .flat_map(|entries| entries.flatten())
-        .map(|entry| entry.path())
-        .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix)))
-        .min();
-    match found {
-        Some(path) => Finding::Ok(path.display().to_string()),
-        None => Finding::Missing(format!("no {prefix} where the loader looks; nothing here needs it")),
     }
 }
 

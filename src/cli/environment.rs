@@ -36,7 +36,7 @@ pub fn describe(device: &DeviceSpec, seed: u64) -> Result<Environment, DeviceSpe
         os: env::consts::OS.to_owned(),
         cpus: thread::available_parallelism().map_or(1, |cores| cores.get() as u32),
         device: device.to_string(),
-        device_name: device.open()?.props().name.clone(),
+        device_name: device.device_name()?,
         driver: device.driver(),
     })
 }

@@ -1,6 +1,6 @@
 //! Errors with the exit code they deserve.
 
-use std::{io, process::ExitCode};
+use std::{fmt, io, process::ExitCode};
 
 use super::{exit, output};
 
@@ -41,6 +41,12 @@ impl Failure {
         }
         output::complain(&format!("error: {}", self.error));
         ExitCode::from(self.code)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
     }
 }
 

@@ -19,11 +19,16 @@ mod progress;
 mod replay;
 mod run;
 mod source;
+mod toolkit_folders;
 mod verify;
+mod verify_on;
+mod worker;
 
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::device::cuda;
 
 /// Replays GPU allocation patterns against allocator strategies, on a simulated GPU or a real one, and tells when
 /// memory runs out, how much is lost to fragmentation and what it costs.
@@ -39,6 +44,9 @@ struct Cli {
 /// Version and the commit it was built from.
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("OOMPH_COMMIT"), ")");
 
+/// The subcommand that a process is started with to run one case.
+const WORKER: &str = "worker";
+
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run benchmark suites: cases, progress, one table, and a folder of CSVs.
@@ -47,7 +55,7 @@ enum Command {
     Replay(replay::Args),
     /// Say what is in a workload or trace: events, sizes, lifetimes, peak.
     Inspect(inspect::Args),
-    /// Re-live PyTorch memory snapshots and compare the model with them, entry by entry.
+    /// Re-live PyTorch memory snapshots and compare the model with them, entry by entry; or a GPU with the simulated one.
     Verify(verify::Args),
     /// Write a workload or trace as a trace file.
     Convert(convert::Args),
@@ -57,12 +65,16 @@ enum Command {
     Doctor(doctor::Args),
     /// Print a completion script for a shell.
     Completions(completions::Args),
+    /// Run the case on standard input; started by `run` and `replay`.
+    #[command(name = WORKER, hide = true)]
+    Worker,
 }
 
 /// Parses, dispatches, and turns the outcome into an exit code.
 #[must_use]
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
+    cuda::look_for_toolkit_in(toolkit_folders::toolkit_folders);
     let outcome = match cli.command.unwrap_or_else(|| Command::Run(run::Args::default())) {
         Command::Run(args) => run::run(args),
         Command::Replay(args) => replay::run(args),
@@ -72,6 +84,7 @@ pub fn main() -> ExitCode {
         Command::List(args) => list::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Completions(args) => completions::run(&args, &mut Cli::command()),
+        Command::Worker => worker::run(),
     };
     match outcome {
         Ok(code) => ExitCode::from(code),

@@ -1,5 +1,8 @@
 //! Options that several subcommands share.
 
+use std::{env, sync::atomic::AtomicBool};
+
+use anyhow::anyhow;
 use clap::{Args, ValueEnum};
 
 use super::{failure::Failure, output};
@@ -7,6 +10,7 @@ use crate::{
     device::{DeviceSpec, DeviceSpecError},
     measure::CaseRecord,
     report::{self, ReportError},
+    suite::{Case, CaseTimeout, InProcess, Isolating, Isolation, WorkerProcess},
     unit::Bytes,
 };
 
@@ -26,8 +30,8 @@ impl DeviceOptions {
     /// What `--device` names; a device that is not there is an error before anything runs.
     pub fn spec(&self) -> Result<DeviceSpec, Failure> {
         let spec: DeviceSpec = self.device.parse().map_err(Failure::usage)?;
-        match spec.open() {
-            Ok(_) => Ok(spec),
+        match spec.check() {
+            Ok(()) => Ok(spec),
             Err(error @ DeviceSpecError::Unavailable { .. }) => Err(Failure::device(error)),
             Err(error) => Err(Failure::usage(error)),
         }
@@ -37,6 +41,52 @@ impl DeviceOptions {
 impl Default for DeviceOptions {
     fn default() -> Self {
         DeviceOptions { device: "sim".to_owned(), limit: None }
+    }
+}
+
+/// Which cases run in processes of their own, and for how long.
+#[derive(Debug, Default, Args)]
+pub struct WorkerOptions {
+    /// Which cases run in a process of their own, so that a crash or a lost GPU context costs one case: on real devices
+    /// and with a time-out (auto), all or none.
+    #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
+    pub isolate: Isolate,
+    /// End cases that take longer, such as 5m; they count as failed.
+    #[arg(long, value_name = "TIME")]
+    pub case_timeout: Option<CaseTimeout>,
+}
+
+/// See [`Isolation`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Isolate {
+    /// Cases on a real device, and those with a time-out.
+    #[default]
+    Auto,
+    /// All cases.
+    Always,
+    /// No case.
+    Never,
+}
+
+impl WorkerOptions {
+    /// Runs every case where it belongs. `stop` ends cases that run, where they are not worth waiting for.
+    pub fn runner<'a>(&self, cases: &[Case], stop: Option<&'a AtomicBool>) -> Result<Isolating<'a>, Failure> {
+        if self.isolate == Isolate::Never && self.case_timeout.is_some() {
+            let conflict = "--case-timeout ends a process, and --isolate never leaves none to end";
+            return Err(Failure::usage(anyhow!(conflict)));
+        }
+        if self.isolate == Isolate::Never && cases.iter().any(|case| case.timeout.is_some()) {
+            output::complain("note: --isolate never: the suite's time-outs are not kept");
+        }
+        let isolation = match self.isolate {
+            Isolate::Auto => Isolation::Auto,
+            Isolate::Always => Isolation::Always,
+            Isolate::Never => Isolation::Never,
+        };
+        // Where the system does not tell, the name must do.
+        let program = env::current_exe().unwrap_or_else(|_| env!("CARGO_PKG_NAME").into());
+        let worker = WorkerProcess { program, arguments: vec![super::WORKER.into()], stop };
+        Ok(Isolating { isolation, here: InProcess { stop }, worker })
     }
 }
 

@@ -15,7 +15,7 @@ use super::{
     export::{self, Export},
     failure::{Failure, Outcome},
     interrupt,
-    options::{DeviceOptions, Format},
+    options::{DeviceOptions, Format, WorkerOptions},
     output,
     progress::Watched,
     source::SourceOptions,
@@ -23,8 +23,9 @@ use super::{
 use crate::{
     measure::{CaseLabel, CaseRecord, Status},
     replay::{self, OnOutOfMemory, Pace},
+    report,
     strategy::StrategySpec,
-    suite::{self, Case, InProcess, Progress},
+    suite::{self, Case, Progress, SourceSpec},
     trace::Source,
 };
 
@@ -37,6 +38,7 @@ Examples:
   oomph replay steps.oomph.gz --strategy caching:max_split_size_mb:128,garbage_collection_threshold:0.8
   oomph replay snapshot.pickle --strategy caching --limit 12GiB --repeat 3
   oomph replay training --strategy caching --export-snapshot training.pickle
+  oomph replay mix-1000 --strategy caching --strategy address:caching --threads 1,4,16
   PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True oomph replay training --strategy caching:env
 
 A PyTorch snapshot is replayed without the memory limit that its program had, if any: say --limit to set one.")]
@@ -49,6 +51,8 @@ pub struct Args {
     strategy: Vec<String>,
     #[command(flatten)]
     device: DeviceOptions,
+    #[command(flatten)]
+    workers: WorkerOptions,
     /// Run the whole pattern this often, back to back: some fail only the third time.
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
@@ -58,6 +62,10 @@ pub struct Args {
     /// Let the recorded times between events pass on the device's clock.
     #[arg(long)]
     paced: bool,
+    /// Time it as well: alone, and with so many threads that share the strategy under one lock, each with its own copy
+    /// of the pattern. Such as 1,4,16; the times are wall-clock times and follow the table.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Vec<u16>,
     /// How the table is printed.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -74,16 +82,29 @@ const DEFAULT_STRATEGIES: [&str; 3] = ["direct", "caching", "caching:expandable_
 
 pub fn run(args: Args) -> Outcome {
     check_export(&args)?;
+    if !args.threads.is_empty() && args.format != Format::Table {
+        return Err(Failure::usage(anyhow!(
+            "--threads shows times in a table; `oomph run` writes them to timings.csv"
+        )));
+    }
     let passes = args.strategy.len() as u64 * u64::from(args.repeat) + u64::from(args.export_snapshot.is_some());
-    let (source, bar) = Watched::new(args.source.resolve()?, passes);
-    let cases = cases(&args, Arc::new(source))?;
+    let origin = args.source.spec()?;
+    let (source, bar) = Watched::new(origin.open().map_err(Failure::usage)?, passes);
+    let cases = cases(&args, Arc::new(source), &origin)?;
     let stop = interrupt::flag(interrupt::Running::Replay)?;
+    let runner = args.workers.runner(&cases, Some(&stop))?;
     let mut records: Vec<Option<CaseRecord>> = vec![None; cases.len()];
-    suite::run(&cases, &InProcess { stop: Some(&stop) }, suite::all_cores(), &stop, |progress| match progress {
+    let mut timings = Vec::new();
+    suite::run(&cases, &runner, suite::all_cores(), &stop, |progress| match progress {
         Progress::Started(case) => bar.set_message(case.label.strategy.clone()),
         Progress::Finished(case, outcome) => {
+            // What a worker reads is not seen here before it is done.
+            if runner.isolation.isolates(case) {
+                bar.inc(outcome.record.events);
+            }
             if let Some(place) = cases.iter().position(|other| std::ptr::eq(other, case)) {
                 records[place] = Some(outcome.record);
+                timings.extend(outcome.timings);
             }
         }
     });
@@ -98,6 +119,9 @@ pub fn run(args: Args) -> Outcome {
         return Err(Failure::usage(anyhow!("{}", first.reason)));
     }
     output::say(&args.format.records(&records)?)?;
+    if !timings.is_empty() {
+        output::say(&format!("\n{}", report::timings(&timings, output::terminal_width())))?;
+    }
     if let Some(written) = exported? {
         output::complain(&written);
     }
@@ -140,7 +164,7 @@ fn export(args: &Args, cases: &[Case], records: &[CaseRecord], stop: &AtomicBool
 }
 
 /// One case a strategy.
-fn cases(args: &Args, source: Arc<dyn Source>) -> Result<Vec<Case>, Failure> {
+fn cases(args: &Args, source: Arc<dyn Source>, origin: &SourceSpec) -> Result<Vec<Case>, Failure> {
     let device = args.device.spec()?;
     let mut cases = Vec::new();
     for text in &args.strategy {
@@ -160,11 +184,14 @@ fn cases(args: &Args, source: Arc<dyn Source>) -> Result<Vec<Case>, Failure> {
                 repeat: args.repeat,
             },
             source: Arc::clone(&source),
+            origin: origin.clone(),
             strategy,
             device: device.clone(),
             on_out_of_memory: if args.skip_oom { OnOutOfMemory::Skip } else { OnOutOfMemory::Stop },
             pace: if args.paced { Pace::Recorded } else { Pace::Flat },
-            timed: false,
+            timed: !args.threads.is_empty(),
+            threads: args.threads.clone(),
+            timeout: args.workers.case_timeout,
         });
     }
     Ok(cases)

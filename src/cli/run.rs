@@ -11,13 +11,14 @@ use super::{
     environment, exit,
     failure::{Failure, Outcome},
     interrupt,
-    options::{DeviceOptions, Format},
+    options::{DeviceOptions, Format, WorkerOptions},
     output, progress,
 };
 use crate::{
     device::DeviceSpec,
+    measure::Status,
     report::{self, ReportError, RunFolder},
-    suite::{self, Case, CaseOutcome, CaseSettings, Filter, InProcess, Progress, SuiteFile},
+    suite::{self, Case, CaseOutcome, CaseRunner, CaseSettings, Filter, Progress, SuiteFile},
 };
 
 /// Runs suites case by case: progress while it works, one table at the end, and a folder with the CSVs. Rows are
@@ -44,6 +45,8 @@ pub struct Args {
     /// One seed for all cases, instead of those in the suite.
     #[arg(long)]
     seed: Option<u64>,
+    #[command(flatten)]
+    workers: WorkerOptions,
     /// How many simulated cases run side by side [default: all cores].
     #[arg(long, short, value_name = "N")]
     jobs: Option<usize>,
@@ -70,16 +73,16 @@ pub fn run(args: Args) -> Outcome {
         return Ok(exit::OK);
     }
 
+    let runner = args.workers.runner(&cases, None)?;
     let environment = environment::describe(&device, args.seed.unwrap_or(suites[0].seeds[0]))?;
     let folder = match (&args.resume, &args.output) {
-        (Some(path), _) => RunFolder::resume(path, &environment),
+        (Some(path), _) => RunFolder::resume(path, &environment, &ids),
         (None, Some(path)) => RunFolder::create(path, &environment),
         (None, None) => RunFolder::create(&environment::new_run_folder(&names), &environment),
     }
     .map_err(Failure::usage)?;
-    refuse_strangers(&folder, &ids)?;
     let stop = interrupt::flag(interrupt::Running::Cases)?;
-    run_cases(&args, &folder, cases, &stop)?;
+    run_cases(&args, &folder, cases, &runner, &stop)?;
 
     let base = &suites[0].base;
     let records = folder.finish(&ids, base)?;
@@ -91,10 +94,11 @@ pub fn run(args: Args) -> Outcome {
         }
         output::say(&format!("\nresults: {}", folder.path().display()))?;
     }
-    if stop.load(Ordering::Relaxed) && records.len() < ids.len() {
+    let ended = records.iter().filter(|record| record.status != Status::Interrupted).count();
+    if ended < ids.len() {
         output::complain(&format!(
             "interrupted after {} of {} cases; go on with: oomph run {} --resume {}",
-            records.len(),
+            ended,
             ids.len(),
             names.join(" "),
             folder.path().display()
@@ -104,25 +108,20 @@ pub fn run(args: Args) -> Outcome {
     Ok(output::complain_of_failures(&records))
 }
 
-/// A folder is resumed with the cases it was made for: rows of another suite or limit would mix with these.
-fn refuse_strangers(folder: &RunFolder, ids: &[String]) -> Result<(), Failure> {
-    match folder.completed_cases().into_iter().find(|done| !ids.contains(done)) {
-        None => Ok(()),
-        Some(stranger) => Err(Failure::usage(anyhow!(
-            "{} holds the case {stranger}, which is none of this run's; resume with the same suites, filters and limit",
-            folder.path().display()
-        ))),
-    }
-}
-
 /// Runs what the folder does not hold yet, and writes every case down as soon as it is done.
-fn run_cases(args: &Args, folder: &RunFolder, cases: Vec<Case>, stop: &AtomicBool) -> Result<(), Failure> {
+fn run_cases(
+    args: &Args,
+    folder: &RunFolder,
+    cases: Vec<Case>,
+    runner: &dyn CaseRunner,
+    stop: &AtomicBool,
+) -> Result<(), Failure> {
     let (total, done) = (cases.len(), folder.completed_cases());
     let remaining: Vec<Case> = cases.into_iter().filter(|case| !done.contains(&case.label.case_id())).collect();
     let bar = progress::of_cases(total, total - remaining.len());
     let mut trouble = Ok(());
     let jobs = args.jobs.unwrap_or_else(suite::all_cores);
-    suite::run(&remaining, &InProcess::default(), jobs, stop, |progress| match progress {
+    suite::run(&remaining, runner, jobs, stop, |progress| match progress {
         Progress::Started(case) => bar.set_message(case.label.case_id()),
         Progress::Finished(_, outcome) => {
             bar.inc(1);
@@ -140,7 +139,7 @@ fn run_cases(args: &Args, folder: &RunFolder, cases: Vec<Case>, stop: &AtomicBoo
 }
 
 fn write_down(folder: &RunFolder, outcome: &CaseOutcome) -> Result<(), ReportError> {
-    if let Some(timing) = &outcome.timing {
+    for timing in &outcome.timings {
         folder.append_timing(timing)?;
     }
     folder.append(&outcome.record, &outcome.detail)
@@ -148,8 +147,12 @@ fn write_down(folder: &RunFolder, outcome: &CaseOutcome) -> Result<(), ReportErr
 
 /// The cases of all suites that pass the filters.
 fn select(args: &Args, suites: &[SuiteFile], device: &DeviceSpec) -> Result<Vec<Case>, Failure> {
-    let settings =
-        CaseSettings { device: device.clone(), limit: args.device.limit.map(|limit| limit.0), seed: args.seed };
+    let settings = CaseSettings {
+        device: device.clone(),
+        limit: args.device.limit.map(|limit| limit.0),
+        seed: args.seed,
+        timeout: args.workers.case_timeout,
+    };
     let filter = Filter { only: args.filter.clone(), skip: args.skip.clone(), exact: args.exact };
     let mut cases = Vec::new();
     for suite in suites {

@@ -18,6 +18,7 @@ use super::{
     failure::{Failure, Outcome},
     options::DeviceOptions,
     output, progress,
+    verify_on::{self, OnOptions},
 };
 use crate::{
     device::DeviceProps,
@@ -33,6 +34,8 @@ use crate::{
 ///
 /// A line a recording: EXACT; PARTIAL where the recording does not tell enough to say; DIVERGED with the first
 /// difference in both views; FAILED where it cannot be read.
+///
+/// With --on it is the device that is compared: does this GPU agree with the simulated one, decision by decision?
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 A snapshot does not say how much memory the program was allowed to use. If it was limited, give the share with
@@ -41,36 +44,51 @@ memory_fraction. The same table may hold PyTorch's counters: peak_allocated, pea
 final_inactive_split, alloc_retries, ooms; they are compared too. Calls of empty_cache are not recorded, nor is a
 driver that has no more memory: both are inferred, and counted.
 
-Exit code 0 if every recording is exact, 100 if not, 2 if one cannot be read.
+With --on, each SOURCE runs under each --strategy on that device, and every answer of the driver is logged: where memory
+lies, whether events are done, what fails. A second run is given these answers and must decide the same at every event:
+block and size, how it was found, segments taken, mapped and given back, retries, failures, frees completed. A third runs
+freely on the simulated device of --device; its peaks are compared in percent. A recording keeps its own memory limit, as
+above; requests that fail are left out and the run goes on. Memory does not grow with the length of a trace.
+
+Exit code 0 if every recording is exact or every decision the same, 100 if not, 2 if one cannot be read; with --on 104
+if a case could not be run, 130 after Ctrl-C, which shows the cases that were done.
 
 Examples:
   oomph verify snapshot.pickle
   oomph verify --fraction 0.5 capped.pickle
-  oomph verify --format json runs/*.pickle.xz")]
+  oomph verify --format json runs/*.pickle.xz
+  oomph verify --on cuda snapshot.pickle training
+  oomph verify --on cuda --suite quick --strategy caching --format csv
+  oomph verify --on cuda --strategy async runs/*.pickle.xz")]
 pub struct Args {
-    /// What torch.cuda.memory._dump_snapshot wrote; .gz, .xz and .zst are read as they are.
-    #[arg(value_name = "SNAPSHOT", required = true)]
-    snapshots: Vec<PathBuf>,
+    /// What torch.cuda.memory._dump_snapshot wrote; .gz, .xz and .zst are read as they are. With --on, any SOURCE: a
+    /// workload, a workload TOML, or a trace file in any known format.
+    #[arg(value_name = "SNAPSHOT", required_unless_present = "suite")]
+    pub(super) sources: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(super) on: OnOptions,
     /// Share of the device's memory that the program was allowed to use, from 0 to 1; 1 is no limit.
     #[arg(long, value_name = "F", value_parser = share)]
     fraction: Option<f64>,
     /// Only this device of each snapshot; without it every device that something is known about.
     #[arg(long, value_name = "N")]
-    device_index: Option<u32>,
+    pub(super) device_index: Option<u32>,
     #[command(flatten)]
-    device: DeviceOptions,
+    pub(super) device: DeviceOptions,
     /// How it is printed.
     #[arg(long, value_enum, default_value_t)]
-    format: VerifyFormat,
+    pub(super) format: VerifyFormat,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum VerifyFormat {
-    /// A line a recording.
+pub(super) enum VerifyFormat {
+    /// For people.
     #[default]
     Table,
-    /// A row a recording: `{"schema": 1, "rows": [...]}`.
+    /// A row a recording or case: `{"schema": 1, "rows": [...]}`.
     Json,
+    /// Comma-separated values with a header.
+    Csv,
 }
 
 fn share(text: &str) -> Result<f64, String> {
@@ -79,11 +97,15 @@ fn share(text: &str) -> Result<f64, String> {
 }
 
 pub fn run(args: Args) -> Outcome {
+    if args.on.device.is_some() {
+        return verify_on::run(&args);
+    }
     let props = args.device.spec()?.open().map_err(Failure::usage)?.props().clone();
     let rows = verify_all(&args, &props);
     output::say(&match args.format {
         VerifyFormat::Table => text(&rows),
         VerifyFormat::Json => serde_json::to_string_pretty(&serde_json::json!({ "schema": 1, "rows": rows }))?,
+        VerifyFormat::Csv => csv_text(&rows)?,
     })?;
     let any = |result: Finding| rows.iter().any(|row| row.result == result);
     Ok(if any(Finding::Failed) {
@@ -184,15 +206,15 @@ impl Row {
 
 /// Verifies all snapshots on all cores; the rows are in the order of the arguments.
 fn verify_all(args: &Args, props: &DeviceProps) -> Vec<Row> {
-    let bar = progress::of_cases(args.snapshots.len(), 0);
+    let bar = progress::of_cases(args.sources.len(), 0);
     let next = AtomicUsize::new(0);
     let done = Mutex::new(Vec::new());
     thread::scope(|scope| {
-        for _ in 0..suite::all_cores().min(args.snapshots.len()) {
+        for _ in 0..suite::all_cores().min(args.sources.len()) {
             scope.spawn(|| {
                 loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(path) = args.snapshots.get(number) else { break };
+                    let Some(path) = args.sources.get(number) else { break };
                     let rows = verify_file(path, args, props).unwrap_or_else(|reason| vec![Row::failed(path, reason)]);
                     if let Ok(mut done) = done.lock() {
                         done.push((number, rows));
@@ -236,12 +258,42 @@ fn verify_file(path: &Path, args: &Args, props: &DeviceProps) -> Result<Vec<Row>
 
 impl Args {
     /// How much the program might reserve: as the arguments say, otherwise as the table beside the snapshot does.
-    fn limit(&self, companion: &Companion, props: &DeviceProps) -> Option<u64> {
+    pub(super) fn limit(&self, companion: &Companion, props: &DeviceProps) -> Option<u64> {
         let fraction = self.fraction.or(if self.device.limit.is_some() { None } else { companion.memory_fraction });
         // As PyTorch computes it: the whole is no limit at all.
         let share = fraction.filter(|fraction| *fraction < 1.0).map(|share| (share * props.total_bytes as f64) as u64);
         [share, self.device.limit.map(|limit| limit.0)].into_iter().flatten().min()
     }
+}
+
+/// The rows without their lists: reasons and divergence are one text.
+fn csv_text(rows: &[Row]) -> Result<String, Failure> {
+    let mut table = csv::Writer::from_writer(Vec::new());
+    table.write_record([
+        "file",
+        "device",
+        "result",
+        "reasons",
+        "entries",
+        "entries_agreed",
+        "empty_caches",
+        "driver_refusals",
+        "retries",
+        "ooms",
+        "peak_allocated_bytes",
+        "peak_reserved_bytes",
+        "limit_bytes",
+    ])?;
+    for row in rows {
+        let divergence = row.divergence.as_ref().map(Divergence::to_string);
+        let reasons: Vec<String> = row.reasons.iter().cloned().chain(divergence).collect();
+        table.serialize((
+            (&row.file, row.device, row.result, reasons.join("; ")),
+            (row.entries, row.entries_agreed, row.empty_caches, row.driver_refusals, row.retries, row.ooms),
+            (row.peak_allocated_bytes, row.peak_reserved_bytes, row.limit_bytes),
+        ))?;
+    }
+    Ok(String::from_utf8_lossy(&table.into_inner()?).into_owned())
 }
 
 fn text(rows: &[Row]) -> String {

@@ -11,16 +11,17 @@ mod calibrate;
 mod call;
 mod capability;
 pub mod cuda;
+mod error;
 pub mod sim;
 mod spec;
 pub mod wrap;
 
-pub use calibrate::{Calibration, calibrate};
+pub use calibrate::{Calibration, Products, calibrate};
 pub use call::{CallKind, CallLedger, CallTally};
 pub use capability::{
     Capabilities, Compute, PhysicalId, PinnedHost, PoolId, PoolSettings, PoolUsage, StreamOrderedPools, VirtualMemory,
 };
-
+pub use error::DeviceError;
 pub use spec::{DeviceSpec, DeviceSpecError};
 
 use crate::unit::{Address, EventId, Nanos, StreamId};
@@ -138,48 +139,5 @@ pub fn default_limit(device: &dyn Device) -> Option<u64> {
     match device.props().clock {
         Clock::Virtual => None,
         Clock::Wall => Some(device.free_bytes() / 10 * 9),
-    }
-}
-
-/// Why a driver call failed. Running out of memory is told apart because strategies act on it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DeviceError {
-    /// The device has not got that much left.
-    #[error("{call}: out of memory, {requested} bytes asked for")]
-    OutOfMemory {
-        /// Which call.
-        call: CallKind,
-        /// How much it asked for.
-        requested: u64,
-    },
-    /// The call broke one of the driver's rules.
-    #[error("{call}: invalid value: {reason}")]
-    InvalidValue {
-        /// Which call.
-        call: CallKind,
-        /// Which rule.
-        reason: String,
-    },
-    /// The device has no such ability.
-    #[error("this device has no {capability}")]
-    Unsupported {
-        /// The missing ability, in words.
-        capability: &'static str,
-    },
-    /// Anything else the driver may answer, by its name.
-    #[error("{call}: {name}")]
-    Driver {
-        /// Which call.
-        call: CallKind,
-        /// The driver's name for the error.
-        name: String,
-    },
-}
-
-impl DeviceError {
-    /// Whether a smaller request, or the same one after a release, could succeed.
-    #[must_use]
-    pub fn is_out_of_memory(&self) -> bool {
-        matches!(self, DeviceError::OutOfMemory { .. })
     }
 }

@@ -50,9 +50,23 @@ impl DeviceSpec {
     pub fn open(&self) -> Result<Box<dyn Device>, DeviceSpecError> {
         match &self.kind {
             Kind::Sim(config) => Ok(Box::new(SimDevice::new(SimConfig::clone(config))?)),
-            &Kind::Cuda(ordinal) => {
-                cuda::open(ordinal).map_err(|reason| DeviceSpecError::Unavailable { device: self.text.clone(), reason })
-            }
+            &Kind::Cuda(ordinal) => cuda::open(ordinal).map_err(|reason| self.unavailable(reason)),
+        }
+    }
+
+    /// Makes sure that the device can be opened, and leaves nothing on it.
+    pub fn check(&self) -> Result<(), DeviceSpecError> {
+        match self.kind {
+            Kind::Sim(_) => self.open().map(drop),
+            Kind::Cuda(ordinal) => cuda::probe(ordinal).map_err(|reason| self.unavailable(reason)),
+        }
+    }
+
+    /// What the device says it is.
+    pub fn device_name(&self) -> Result<String, DeviceSpecError> {
+        match self.kind {
+            Kind::Sim(_) => Ok(self.open()?.props().name.clone()),
+            Kind::Cuda(ordinal) => cuda::name(ordinal).map_err(|reason| self.unavailable(reason)),
         }
     }
 
@@ -70,6 +84,30 @@ impl DeviceSpec {
             Kind::Cuda(_) => cuda::driver_version().map(|version| format!("CUDA {version}")),
         }
     }
+
+    fn unavailable(&self, reason: cuda::Unavailable) -> DeviceSpecError {
+        DeviceSpecError::Unavailable { device: self.text.clone(), reason }
+    }
+
+    /// Why matrix products do not run for real on this device, where they do not: times of steps mean nothing then.
+    #[must_use]
+    pub fn lacks_products(&self) -> Option<String> {
+        match self.kind {
+            Kind::Sim(_) => None,
+            Kind::Cuda(_) => cuda::matrix_library().err().map(|reason| reason.to_string()),
+        }
+    }
+
+    /// What kernels and libraries have taken of the device so far beside the context.
+    #[must_use]
+    pub fn footprint(&self) -> cuda::Footprint {
+        match &self.kind {
+            Kind::Sim(config) => {
+                cuda::Footprint { library_bytes: config.profile.library_bytes, ..cuda::Footprint::default() }
+            }
+            &Kind::Cuda(ordinal) => cuda::footprint(ordinal).unwrap_or_default(),
+        }
+    }
 }
 
 impl FromStr for DeviceSpec {
@@ -80,7 +118,7 @@ impl FromStr for DeviceSpec {
         let unknown = |suggestion| DeviceSpecError::Unknown { text: typed.to_owned(), suggestion };
         // The best there is: a GPU that works, otherwise the simulated one.
         let text = match typed {
-            "auto" if cuda::open(0).is_ok() => "cuda",
+            "auto" if cuda::probe(0).is_ok() => "cuda",
             "auto" => "sim",
             other => other,
         };
@@ -118,9 +156,9 @@ mod tests {
     fn asking_for_cuda_never_falls_back() {
         // No machine has that many GPUs.
         let spec: DeviceSpec = "cuda:4000".parse().unwrap();
-        assert!(
-            matches!(spec.open().err(), Some(DeviceSpecError::Unavailable { device, .. }) if device == "cuda:4000")
-        );
+        for refusal in [spec.open().err(), spec.check().err(), spec.device_name().err()] {
+            assert!(matches!(refusal, Some(DeviceSpecError::Unavailable { device, .. }) if device == "cuda:4000"));
+        }
         assert!("cuda:first".parse::<DeviceSpec>().unwrap_err().to_string().contains("unknown device 'cuda:first'"));
     }
 

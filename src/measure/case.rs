@@ -42,8 +42,12 @@ pub fn measure(
     detail.driver = driver::by_kind(&ledger);
     columns::from_ledger(&mut record, &ledger);
     watch.write_down(&mut record, &mut detail, strategy, device);
+    let context_lost = replayed.as_ref().is_err_and(ReplayError::loses_context);
     conclude(&mut record, &mut detail, replayed);
-    close(&mut record, strategy, device, held_before);
+    // A lost context has taken everything with it: what closing says would only bury the first error.
+    if !context_lost {
+        close(&mut record, strategy, device, held_before);
+    }
     (record, detail)
 }
 

@@ -81,6 +81,21 @@ impl Durations {
         }
     }
 
+    /// Adds the durations that somebody else noted.
+    pub fn absorb(&mut self, other: &Durations) {
+        self.count += other.count;
+        self.total += other.total;
+        self.max = self.max.max(other.max);
+        match (&mut self.histogram, &other.histogram) {
+            // Both have the same bounds, so that there is nothing to refuse.
+            (Some(histogram), Some(more)) => {
+                let _ = histogram.add(more);
+            }
+            (histogram @ None, Some(more)) => *histogram = Some(more.clone()),
+            (_, None) => {}
+        }
+    }
+
     /// How many there were.
     #[must_use]
     pub fn count(&self) -> u64 {
@@ -200,6 +215,18 @@ mod tests {
         assert!((median / 500_000.0 - 1.0).abs() < 0.001, "{median}");
         assert_eq!(durations.quantile(1.0), Some(Nanos(1_000_000)));
         assert_eq!(durations.max(), Some(Nanos(1_000_000)));
+    }
+
+    #[test]
+    fn durations_of_several_watchers_add_up() {
+        let (mut low, mut high, mut all) = (Durations::default(), Durations::default(), Durations::default());
+        (1..=500).for_each(|ns| low.note(Nanos(ns)));
+        (501..=1000).for_each(|ns| high.note(Nanos(ns)));
+        all.absorb(&low);
+        all.absorb(&Durations::default());
+        all.absorb(&high);
+        assert_eq!((all.count(), all.max()), (1000, Some(Nanos(1000))));
+        assert_eq!((all.quantile(0.25), all.quantile(1.0)), (Some(Nanos(250)), Some(Nanos(1000))));
     }
 
     #[test]

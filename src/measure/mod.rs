@@ -2,8 +2,8 @@
 //!
 //! [`measure`] runs one case and returns its row ([`CaseRecord`]) and everything that does not fit in a row
 //! ([`CaseDetail`]). One file holds one subject: [`peaks`], [`timeline`], [`categories`], [`driver`], [`latency`],
-//! [`ooms`], [`layouts`]; [`timing`] reads the wall clock and [`witness`] tells a replay as PyTorch would, apart from all
-//! the others. This room writes no files and prints nothing: that is for the rooms above.
+//! [`ooms`], [`layouts`]; [`timing`] reads the wall clock, [`witness`] tells a replay as PyTorch would and [`agreement`]
+//! compares devices, apart from all the others. This room writes no files and prints nothing: that is for the rooms above.
 //!
 //! # What the numbers mean
 //!
@@ -23,6 +23,7 @@
 //!
 //! Shares lie between 0 and 1; a share of nothing is left empty. On a virtual clock all of these are deterministic.
 
+pub mod agreement;
 pub mod categories;
 pub mod driver;
 pub mod latency;
@@ -44,6 +45,7 @@ mod record;
 mod thin;
 mod warning;
 
+pub use agreement::AgreementRecord;
 pub use case::measure;
 pub use categories::TagBytes;
 pub use detail::CaseDetail;
@@ -56,5 +58,5 @@ pub use ooms::OomReport;
 pub use peaks::{PhasePeak, StepPeak};
 pub use record::{CaseRecord, SCHEMA, Status};
 pub use timeline::Timeline;
-pub use timing::{Fresh, TimingRecord, time};
+pub use timing::{Fresh, TimingRecord, copies_for_threads, time, time_threads};
 pub use warning::Warning;

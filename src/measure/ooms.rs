@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     replay::{Cause, Moment, Observer, OutOfMemory},
     strategy::{EventSink, Layout, Refusal, StrategyEvent},
+    unit::{Bytes, round_up},
 };
 
 /// Reports beyond this are only counted.
@@ -33,6 +34,9 @@ pub struct OomReport {
     pub refused_by: Refusal,
     /// Free on the device, or up to the limit.
     pub device_free_bytes: u64,
+    /// Held on the device in whole pages.
+    #[serde(default)]
+    pub device_held_bytes: u64,
     /// Free in the strategy's cache.
     pub cached_free_bytes: u64,
     /// The largest piece of that, where the strategy knows.
@@ -55,10 +59,27 @@ impl OomReport {
             asked_bytes: report.shortage.asked,
             refused_by: report.shortage.refused_by,
             device_free_bytes: report.device_free,
+            device_held_bytes: report.device_held,
             cached_free_bytes: report.cached_free,
             largest_free_bytes: report.largest_free,
             cause: report.cause,
         }
+    }
+
+    /// In words, that the device had less to give than the limit on it allows, because it is smaller or because others
+    /// use it; `None` where the limit itself refused, or the strategy.
+    #[must_use]
+    pub fn short_of_limit(&self, limit: u64, page_bytes: u64) -> Option<String> {
+        let wanted = self.device_held_bytes.saturating_add(round_up(self.asked_bytes, page_bytes));
+        (self.refused_by == Refusal::Device && wanted <= limit).then(|| {
+            format!(
+                "the device refused {} with {} held and {} free: it has less than the limit of {}",
+                Bytes(self.asked_bytes),
+                Bytes(self.device_held_bytes),
+                Bytes(self.device_free_bytes),
+                Bytes(limit)
+            )
+        })
     }
 }
 

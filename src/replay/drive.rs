@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{Cause, Live, Moment, Observer, OnOutOfMemory, OutOfMemory};
+use super::{Cause, Live, Moment, Observer, OnOutOfMemory, OutOfMemory, tenant::Tenant};
 use crate::{
     device::{Device, DeviceError},
     strategy::{Attempt, Caller, Context, Control, Request, Shortage, Strategy, StrategyError},
@@ -24,7 +24,8 @@ pub struct Options<'a> {
 }
 
 /// How fast the host goes through the trace.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Pace {
     /// As fast as it can: times between events are left out.
     #[default]
@@ -72,6 +73,18 @@ pub enum ReplayError {
     },
 }
 
+impl ReplayError {
+    /// Whether the device is lost to this process: see [`DeviceError::loses_context`].
+    #[must_use]
+    pub fn loses_context(&self) -> bool {
+        match self {
+            ReplayError::Trace(_) => false,
+            ReplayError::Strategy { source, .. } => source.loses_context(),
+            ReplayError::Device { source, .. } => source.loses_context(),
+        }
+    }
+}
+
 /// Runs `source` through `strategy` on `device`. Blocks still alive at the end stay so: closing is the caller's.
 pub fn replay<O: Observer>(
     source: &dyn Source,
@@ -104,15 +117,6 @@ pub fn replay<O: Observer>(
     Ok(driver.done)
 }
 
-/// What lives in a slot of the trace.
-#[derive(Clone, Copy)]
-enum Tenant {
-    /// Nothing, or a block whose request failed.
-    Nobody,
-    Device(Live),
-    Host(Address, u64),
-}
-
 struct Driver<'a, O> {
     strategy: &'a mut dyn Strategy,
     device: &'a mut dyn Device,
@@ -133,17 +137,16 @@ impl<O: Observer> Driver<'_, O> {
         let mut reader = source.open()?;
         let mut chunk = Vec::new();
         loop {
-            reader.read(&mut chunk)?;
-            if chunk.is_empty() {
+            let (events, tables) = reader.lend(&mut chunk)?;
+            if events.is_empty() {
                 return Ok(true);
             }
             if self.options.stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
                 self.done.interrupted = true;
                 return Ok(false);
             }
-            let tables = reader.tables();
             self.make_streams(tables)?;
-            for event in &chunk {
+            for event in events {
                 if self.options.pace == Pace::Recorded {
                     self.device.elapse(event.delta());
                 }
@@ -164,28 +167,25 @@ impl<O: Observer> Driver<'_, O> {
             Op::Alloc { slot, bytes, stream, tag, site } => {
                 let request = Request { bytes, stream, thread: event.thread, site };
                 let mut cx = Context { device: self.device, sink: self.observer };
-                match self
-                    .strategy
-                    .alloc(&mut cx, &request)
-                    .map_err(|source| ReplayError::Strategy { event: index, source })?
-                {
-                    Attempt::Served(block, outcome) => {
+                match self.strategy.alloc(&mut cx, &request) {
+                    Ok(Attempt::Served(block, outcome)) => {
                         let live = Live { block, request, born: index, tag };
-                        self.settle(slot, Tenant::Device(live));
+                        self.settle(slot, Tenant::block(&live));
                         let now = moment(index, event, tables, &*self.strategy, &*self.device);
                         self.observer.served(&now, &live, outcome);
                     }
-                    Attempt::OutOfMemory(shortage) => {
-                        self.settle(slot, Tenant::Nobody);
+                    Ok(Attempt::OutOfMemory(shortage)) => {
+                        self.settle(slot, Tenant::NOBODY);
                         self.ran_out(event, tables, request, shortage);
                         if self.options.on_out_of_memory == OnOutOfMemory::Stop {
                             return Ok(false);
                         }
                     }
+                    Err(source) => return Err(ReplayError::Strategy { event: index, source }),
                 }
             }
-            Op::Free { slot, stream } => match self.evict(slot) {
-                Tenant::Device(live) => {
+            Op::Free { slot, stream } => match self.blocks.get_mut(slot as usize).and_then(Tenant::take_block) {
+                Some(live) => {
                     let now = moment(index, event, tables, &*self.strategy, &*self.device);
                     self.observer.free_requested(&now, &live);
                     let caller = Caller { stream, thread: event.thread };
@@ -197,7 +197,7 @@ impl<O: Observer> Driver<'_, O> {
                     let now = moment(index, event, tables, &*self.strategy, &*self.device);
                     self.observer.freed(&now, &live, freed);
                 }
-                Tenant::Nobody | Tenant::Host(..) => self.done.left_out += 1,
+                None => self.done.left_out += 1,
             },
             Op::Mark { kind, label, index: step } => match kind {
                 MarkKind::Phase => self.phase = Some(label),
@@ -224,12 +224,12 @@ impl<O: Observer> Driver<'_, O> {
         let device_failed = |source| ReplayError::Device { event: index, source };
         match event.op {
             Op::Alloc { .. } | Op::Free { .. } | Op::Mark { .. } => {}
-            Op::Use { slot, stream } => match self.tenant(slot) {
-                Tenant::Device(live) => {
+            Op::Use { slot, stream } => match self.tenant(slot).as_block() {
+                Some(live) => {
                     let mut cx = Context { device: self.device, sink: self.observer };
                     self.strategy.used_on(&mut cx, &live.block, stream).map_err(strategy_failed)?;
                 }
-                Tenant::Nobody | Tenant::Host(..) => self.done.left_out += 1,
+                None => self.done.left_out += 1,
             },
             Op::EmptyCache => {
                 let mut cx = Context { device: self.device, sink: self.observer };
@@ -250,13 +250,16 @@ impl<O: Observer> Driver<'_, O> {
             }
             Op::HostAlloc { slot, bytes } => {
                 let tenant = match self.device.pinned_host() {
-                    Some(host) => Tenant::Host(host.host_alloc(bytes).map_err(device_failed)?, bytes),
-                    None => Tenant::Nobody,
+                    Some(host) => Tenant::host_buffer(host.host_alloc(bytes).map_err(device_failed)?, bytes),
+                    None => Tenant::NOBODY,
                 };
                 self.settle(slot, tenant);
             }
-            Op::HostFree { slot } => match (self.evict(slot), self.device.pinned_host()) {
-                (Tenant::Host(address, _), Some(host)) => host.host_free(address).map_err(device_failed)?,
+            Op::HostFree { slot } => match (self.tenant(slot).as_host_buffer(), self.device.pinned_host()) {
+                (Some(address), Some(host)) => {
+                    host.host_free(address).map_err(device_failed)?;
+                    self.settle(slot, Tenant::NOBODY);
+                }
                 _ => self.done.left_out += 1,
             },
             // Other ranks are not there: a collective says how much would travel, and takes no time here.
@@ -270,26 +273,23 @@ impl<O: Observer> Driver<'_, O> {
         Ok(())
     }
 
-    #[inline]
     fn tenant(&self, slot: BlockSlot) -> Tenant {
-        self.blocks.get(slot as usize).copied().unwrap_or(Tenant::Nobody)
+        self.blocks.get(slot as usize).copied().unwrap_or(Tenant::NOBODY)
     }
 
     #[inline]
     fn settle(&mut self, slot: BlockSlot, tenant: Tenant) {
         let slot = slot as usize;
         if slot >= self.blocks.len() {
-            self.blocks.resize(slot + 1, Tenant::Nobody);
+            self.add_slots(slot + 1);
         }
         self.blocks[slot] = tenant;
     }
 
-    #[inline]
-    fn evict(&mut self, slot: BlockSlot) -> Tenant {
-        match self.blocks.get_mut(slot as usize) {
-            Some(tenant) => std::mem::replace(tenant, Tenant::Nobody),
-            None => Tenant::Nobody,
-        }
+    /// It does not see the tenant, which so stays in registers on its way into the table.
+    #[cold]
+    fn add_slots(&mut self, count: usize) {
+        self.blocks.resize(count, Tenant::NOBODY);
     }
 
     #[cold]
@@ -306,6 +306,7 @@ impl<O: Observer> Driver<'_, O> {
             request,
             shortage,
             device_free,
+            device_held: self.device.held_bytes(),
             cached_free,
             largest_free: self.strategy.largest_free(request.stream),
             cause: if device_free.saturating_add(cached_free) >= shortage.rounded {
@@ -351,14 +352,11 @@ impl<O: Observer> Driver<'_, O> {
         let mut operands = [(Address::NULL, 0); 4];
         let mut count = 0;
         for slot in slots.into_iter().filter(|&slot| slot != NO_OPERAND) {
-            operands[count] = match self.tenant(slot) {
-                Tenant::Device(live) => (live.block.address, live.block.size),
-                Tenant::Host(address, bytes) => (address, bytes),
-                Tenant::Nobody => {
-                    self.done.left_out += 1;
-                    return Ok(());
-                }
+            let Some(memory) = self.tenant(slot).memory() else {
+                self.done.left_out += 1;
+                return Ok(());
             };
+            operands[count] = memory;
             count += 1;
         }
         match self.device.compute() {
@@ -371,20 +369,14 @@ impl<O: Observer> Driver<'_, O> {
     fn free_survivors(&mut self) -> Result<(), ReplayError> {
         let event = self.done.events;
         for tenant in std::mem::take(&mut self.blocks) {
-            match tenant {
-                Tenant::Nobody => {}
-                Tenant::Device(live) => {
-                    let caller = Caller { stream: live.request.stream, thread: live.request.thread };
-                    let mut cx = Context { device: self.device, sink: self.observer };
-                    self.strategy
-                        .free(&mut cx, live.block, caller)
-                        .map_err(|source| ReplayError::Strategy { event, source })?;
-                }
-                Tenant::Host(address, _) => {
-                    if let Some(host) = self.device.pinned_host() {
-                        host.host_free(address).map_err(|source| ReplayError::Device { event, source })?;
-                    }
-                }
+            if let Some(live) = tenant.as_block() {
+                let caller = Caller { stream: live.request.stream, thread: live.request.thread };
+                let mut cx = Context { device: self.device, sink: self.observer };
+                self.strategy
+                    .free(&mut cx, live.block, caller)
+                    .map_err(|source| ReplayError::Strategy { event, source })?;
+            } else if let (Some(address), Some(host)) = (tenant.as_host_buffer(), self.device.pinned_host()) {
+                host.host_free(address).map_err(|source| ReplayError::Device { event, source })?;
             }
         }
         Ok(())

@@ -3,8 +3,10 @@
 //! Replay carries events out and nothing else: it computes no statistics, formats nothing and never delays a free
 //! (waiting for streams is the strategy's business). Running out of memory is an outcome, reported with its cause.
 
+pub mod agreement;
 mod drive;
 mod observer;
+mod tenant;
 pub mod verify;
 
 pub use drive::{Options, Pace, ReplayError, Replayed, replay};
@@ -16,7 +18,8 @@ use crate::{
 };
 
 /// What to do when a request fails.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum OnOutOfMemory {
     /// The run ends there, as a training run would.
     #[default]
@@ -40,6 +43,8 @@ pub struct OutOfMemory {
     pub shortage: Shortage,
     /// Free on the device (or up to the limit).
     pub device_free: u64,
+    /// Held on the device in whole pages.
+    pub device_held: u64,
     /// Reserved by the strategy but in no block.
     pub cached_free: u64,
     /// The largest piece of that for this stream, where the strategy knows.

@@ -40,6 +40,16 @@ pub enum ReportError {
         /// Its value in the folder.
         there: String,
     },
+    /// The run is one of other cases; its rows must not be mixed with new ones.
+    #[error(
+        "{path} holds the case {case_id}, which is none of this run's; resume with the same suites, filters and limit"
+    )]
+    OtherCases {
+        /// Which folder.
+        path: PathBuf,
+        /// The first case that is none of this run's.
+        case_id: String,
+    },
     /// The columns are those of another version of this program.
     #[error("{path}: the columns are not those of schema {schema}")]
     OtherColumns {

@@ -48,16 +48,22 @@ impl RunFolder {
         RunFolder::with_rows(path, environment, Vec::new(), Vec::new())
     }
 
-    /// Goes on with a run that was interrupted. What a crash left half-written is dropped, and so are the rows of cases
-    /// that must run again. A run from another device, commit or seed is refused: its rows would not be comparable.
-    pub fn resume(path: &Path, environment: &Environment) -> Result<RunFolder, ReportError> {
+    /// Goes on with a run of the cases `case_ids` that was interrupted. What a crash left half-written is dropped, and so
+    /// are the rows of cases that must run again. A run from another device, commit or seed is refused, and so is one of
+    /// other cases: its rows would not be comparable. What is refused is left as it is.
+    pub fn resume(path: &Path, environment: &Environment, case_ids: &[String]) -> Result<RunFolder, ReportError> {
         let there = read_environment(path)?;
         if let Some((what, here, there)) = environment.conflict(&there) {
             return Err(ReportError::OtherEnvironment { path: path.to_owned(), what, here, there });
         }
         let mut records: Vec<CaseRecord> = rows::read(&path.join("runs.csv"))?;
+        let timings: Vec<TimingRecord> = rows::read(&path.join("timings.csv"))?;
+        let known: BTreeSet<&String> = case_ids.iter().collect();
+        let held = records.iter().map(|row| &row.case_id).chain(timings.iter().map(|row| &row.case_id));
+        if let Some(stranger) = held.into_iter().find(|case_id| !known.contains(case_id)) {
+            return Err(ReportError::OtherCases { path: path.to_owned(), case_id: stranger.clone() });
+        }
         records.retain(|record| record.status.is_final());
-        let timings = rows::read(&path.join("timings.csv"))?;
         fs::create_dir_all(path.join("cases")).map_err(ReportError::io(path))?;
         RunFolder::with_rows(path, &there, records, timings)
     }
@@ -136,10 +142,11 @@ impl RunFolder {
     /// ratios to the strategy `base`, and `summary.md`. Returns the rows in that order.
     pub fn finish(&self, case_ids: &[String], base: &str) -> Result<Vec<CaseRecord>, ReportError> {
         let mut content = self.content();
-        let records = in_order(&content.records, case_ids, |record| &record.case_id);
+        let records = in_order(&content.records, case_ids, |record| (&record.case_id, 0));
         content.runs = RowFile::write(&self.path.join("runs.csv"), &records)?;
         if content.timings.is_some() {
-            let timings = in_order(&content.timing_records, case_ids, |record| &record.case_id);
+            let timings =
+                in_order(&content.timing_records, case_ids, |record| (&record.case_id, record.threads.unwrap_or(0)));
             content.timings = Some(RowFile::write(&self.path.join("timings.csv"), &timings)?);
             content.timing_records = timings;
         }
@@ -194,12 +201,18 @@ fn compressed(detail: &CaseDetail, path: &Path) -> Result<Vec<u8>, ReportError> 
     encoder.write_all(b"\n").and_then(|()| encoder.finish()).map_err(ReportError::io(path))
 }
 
-/// One row per case, the last one where a case ran twice: first in the order of `case_ids`, then the others by id.
-fn in_order<T: Clone>(rows: &[T], case_ids: &[String], id: impl Fn(&T) -> &String) -> Vec<T> {
-    let mut by_id: BTreeMap<&String, &T> = rows.iter().map(|row| (id(row), row)).collect();
-    let mut ordered: Vec<T> = case_ids.iter().filter_map(|case_id| by_id.remove(case_id)).cloned().collect();
-    ordered.extend(by_id.into_values().cloned());
-    ordered
+/// One row for each key (a case, and which of its rows), the last one where a case ran twice: first in the order of
+/// `case_ids`, then the others by id.
+fn in_order<T: Clone>(rows: &[T], case_ids: &[String], key: impl Fn(&T) -> (&String, u16)) -> Vec<T> {
+    let places: BTreeMap<&String, usize> = case_ids.iter().zip(0..).collect();
+    let last: BTreeMap<(usize, &String, u16), &T> = rows
+        .iter()
+        .map(|row| {
+            let (id, part) = key(row);
+            ((places.get(id).copied().unwrap_or(usize::MAX), id, part), row)
+        })
+        .collect();
+    last.into_values().cloned().collect()
 }
 
 #[cfg(test)]
@@ -235,14 +248,18 @@ mod tests {
         measure(&label, &story.finish(workload), &mut Shelf::default(), &mut device, &Options::default())
     }
 
+    /// The ids of the cases of the runs made here, in order.
+    fn all_cases() -> [String; 3] {
+        ["a", "b", "c"].map(|workload| case(workload).0.case_id)
+    }
+
     fn write_run(folder: &Path, workloads: &[&str]) {
         let run = RunFolder::create(folder, &environment()).unwrap();
         for workload in workloads {
             let (record, detail) = case(workload);
             run.append(&record, &detail).unwrap();
         }
-        let order = ["a", "b", "c"].map(|workload| case(workload).0.case_id);
-        run.finish(&order, "shelf").unwrap();
+        run.finish(&all_cases(), "shelf").unwrap();
     }
 
     fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
@@ -290,7 +307,7 @@ mod tests {
         let cuts = (0..whole.len()).step_by(97).chain(ends.iter().flat_map(|end| [end - 1, *end]));
         for cut in cuts {
             fs::write(&runs, &whole[..cut]).unwrap();
-            let resumed = RunFolder::resume(folder.path(), &environment()).unwrap();
+            let resumed = RunFolder::resume(folder.path(), &environment(), &all_cases()).unwrap();
             let complete = ends.iter().filter(|&&end| end <= cut).count().saturating_sub(1);
             assert_eq!(resumed.completed_cases().len(), complete, "cut at {cut}");
             assert_eq!(fs::read(&runs).unwrap(), whole[..ends[complete]], "cut at {cut}");
@@ -308,28 +325,30 @@ mod tests {
         run.append(&broken, &CaseDetail::unmeasured(&broken.label())).unwrap();
         drop(run);
 
-        let run = RunFolder::resume(resumed.path(), &environment()).unwrap();
+        let run = RunFolder::resume(resumed.path(), &environment(), &all_cases()).unwrap();
         assert_eq!(run.completed_cases(), BTreeSet::from([record.case_id]), "a broken case runs again");
-        let order = ["a", "b", "c"].map(|workload| case(workload).0.case_id);
         for workload in ["c", "a"] {
             let (record, detail) = case(workload);
             run.append(&record, &detail).unwrap();
         }
-        run.finish(&order, "shelf").unwrap();
+        run.finish(&all_cases(), "shelf").unwrap();
         assert_eq!(files(straight.path()), files(resumed.path()));
     }
 
     #[test]
     fn a_folder_is_refused_where_rows_would_be_mixed() {
         let folder = TempDir::new().unwrap();
-        assert!(matches!(RunFolder::resume(folder.path(), &environment()), Err(ReportError::NoRun { .. })));
+        assert!(matches!(
+            RunFolder::resume(folder.path(), &environment(), &all_cases()),
+            Err(ReportError::NoRun { .. })
+        ));
         RunFolder::create(folder.path(), &environment()).unwrap();
         assert!(matches!(RunFolder::create(folder.path(), &environment()), Err(ReportError::Occupied { .. })));
         let elsewhere = Environment { device: "cuda:0".to_owned(), ..environment() };
-        let refusal = RunFolder::resume(folder.path(), &elsewhere).unwrap_err().to_string();
+        let refusal = RunFolder::resume(folder.path(), &elsewhere, &all_cases()).unwrap_err().to_string();
         assert!(refusal.ends_with("its device is 'sim', this run's is 'cuda:0'"), "{refusal}");
         fs::write(folder.path().join("runs.csv"), "old,columns\n1,2\n").unwrap();
-        let refusal = RunFolder::resume(folder.path(), &environment());
+        let refusal = RunFolder::resume(folder.path(), &environment(), &all_cases());
         assert!(matches!(refusal, Err(ReportError::OtherColumns { .. })));
     }
 
@@ -341,7 +360,7 @@ mod tests {
         let mut text = fs::read_to_string(&runs).unwrap();
         text.push_str("1,too,short\n");
         fs::write(&runs, text).unwrap();
-        let refusal = RunFolder::resume(folder.path(), &environment()).unwrap_err();
+        let refusal = RunFolder::resume(folder.path(), &environment(), &all_cases()).unwrap_err();
         assert!(matches!(refusal, ReportError::Row { line: 3, .. }), "{refusal}");
     }
 
@@ -355,6 +374,13 @@ mod tests {
         assert_eq!(run.timed_cases().len(), 2);
         run.finish(&["a".to_owned(), "b".to_owned()], "shelf").unwrap();
         assert_eq!(read_timings(folder.path()).unwrap(), [timing("a"), timing("b")]);
+        let with_threads = |case_id, threads| TimingRecord { threads: Some(threads), ..timing(case_id) };
+        for row in [with_threads("b", 8), with_threads("b", 2), with_threads("b", 8)] {
+            run.append_timing(&row).unwrap();
+        }
+        run.finish(&["b".to_owned(), "a".to_owned()], "shelf").unwrap();
+        let rows = [timing("b"), with_threads("b", 2), with_threads("b", 8), timing("a")];
+        assert_eq!(read_timings(folder.path()).unwrap(), rows, "one row a case and number of threads");
         assert_eq!(read_records(folder.path()).unwrap(), []);
     }
 }

@@ -3,6 +3,7 @@
 //! Suites and commands hand over records and details; everything here is made from them or from the files of a run, on
 //! any machine. This room looks at no device and prints nothing: it writes into the run's folder and returns text.
 
+mod agreement_table;
 mod comparison;
 mod environment;
 mod error;
@@ -13,6 +14,7 @@ mod summary;
 mod table;
 mod timing_table;
 
+pub use agreement_table::{agreements, agreements_csv, agreements_json};
 pub use environment::Environment;
 pub use error::ReportError;
 pub use folder::{RunFolder, read_detail, read_environment, read_records, read_timings};

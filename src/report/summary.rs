@@ -65,8 +65,9 @@ fn explanation(record: &CaseRecord) -> String {
         (None, Some(phase)) => format!(" in {phase}"),
         (None, None) => String::new(),
     };
+    let remark = if record.reason.is_empty() { String::new() } else { format!("; {}", record.reason) };
     format!(
-        "out of memory at event {}{place}: {} asked for, {free} free in all ({cause})",
+        "out of memory at event {}{place}: {} asked for, {free} free in all ({cause}){remark}",
         record.oom_event.unwrap_or(0),
         Bytes(requested),
     )
@@ -86,7 +87,7 @@ mod tests {
             oom_requested_bytes: Some(20 * MIB),
             oom_free_bytes: Some(30 * MIB),
             oom_cause: Some(Cause::Fragmentation),
-            ..CaseRecord::unmeasured(&label, Status::Oom, "")
+            ..CaseRecord::unmeasured(&label, Status::Oom, "the device had less")
         };
         let skipped = CaseRecord::skipped(&label, "this device has no virtual memory");
         let environment = Environment { command: vec!["oomph".to_owned(), "run".to_owned()], ..Environment::default() };
@@ -95,7 +96,8 @@ mod tests {
         assert!(page.contains("2 cases: 1 oom, 1 skipped."), "{page}");
         assert!(
             page.contains(
-                "out of memory at event 9 in step 2: 20.0 MiB asked for, 30.0 MiB free in all (fragmentation)"
+                "out of memory at event 9 in step 2: 20.0 MiB asked for, 30.0 MiB free in all (fragmentation); the \
+                 device had less"
             ),
             "{page}"
         );

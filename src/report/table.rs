@@ -186,7 +186,7 @@ mod tests {
         ──────────────────────────────────────────────────────────────────────────────────────────────────────
         Whoever took least of the device, whole pages and context included, is marked *. Fragmentation is 1 - peak allocated / peak reserved.
 
-        /checkerboard/caching@#0: out of memory at event 17: 8.00 MiB asked for, 9.00 MiB free in all (fragmentation)
+        /checkerboard/caching@#0: out of memory at event 17: 8.00 MiB asked for, 9.00 MiB free in all (fragmentation); because
         /checkerboard/pools@#0: skipped: because
         ");
     }

@@ -75,6 +75,10 @@ const INTERNAL_DEPENDENCIES: &str = "reuse_allow_internal_dependencies";
 /// After this many requests the driver is asked what the pool holds, even if nothing suggests that it has grown.
 pub const LOOK_EVERY: u64 = 64;
 
+/// The counter among the [details](Strategy::details) that says how much of the pool was in use at most, as the driver
+/// counts it.
+pub const USED_HIGH: &str = "pool_used_high_bytes";
+
 fn build(parameters: &str, _: &Setup<'_>) -> Built {
     let settings = settings(parameters).map_err(|reason| SpecError::BadParameters { strategy: NAME, reason })?;
     Ok(Box::new(AsyncPool::new(settings)))
@@ -394,7 +398,7 @@ impl Strategy for AsyncPool {
     }
 
     fn details(&self) -> Vec<(&'static str, u64)> {
-        vec![("pool_looks", self.looks), ("pool_used_high_bytes", self.used_high)]
+        vec![("pool_looks", self.looks), (USED_HIGH, self.used_high)]
     }
 
     fn requires(&self) -> Capabilities {

@@ -332,3 +332,11 @@ pub enum StrategyError {
     #[error("{0}")]
     Refused(String),
 }
+
+impl StrategyError {
+    /// Whether the device is lost to this process: see [`DeviceError::loses_context`].
+    #[must_use]
+    pub fn loses_context(&self) -> bool {
+        matches!(self, StrategyError::Device(error) if error.loses_context())
+    }
+}

@@ -44,18 +44,24 @@ impl<N: Copy> Slots<N> {
     /// Takes a block in and makes the handle for it. `address` is not null.
     #[inline]
     pub(super) fn insert(&mut self, address: Address, size: u64, note: N) -> Block {
-        if let Some(slot) = self.slots.get_mut(self.vacant as usize) {
-            let block = Block { address, size, slot: self.vacant, generation: slot.generation };
-            self.vacant = slot.next_vacant;
-            slot.address = address;
-            slot.size = size;
-            slot.note = note;
-            return block;
+        if self.vacant as usize >= self.slots.len() {
+            self.add_vacant(note);
         }
+        let number = self.vacant;
+        let slot = &mut self.slots[number as usize];
+        self.vacant = slot.next_vacant;
+        slot.address = address;
+        slot.size = size;
+        slot.note = note;
+        Block { address, size, slot: number, generation: slot.generation }
+    }
+
+    /// One more slot, to be used next. It returns nothing, so that the handle that `insert` makes stays in registers.
+    #[cold]
+    fn add_vacant(&mut self, note: N) {
         // Host memory ends long before four billion live blocks.
-        let slot = self.slots.len() as u32;
-        self.slots.push(Slot { address, size, generation: 0, next_vacant: NO_SLOT, note });
-        Block { address, size, slot, generation: 0 }
+        self.vacant = self.slots.len() as u32;
+        self.slots.push(Slot { address: Address::NULL, size: 0, generation: 0, next_vacant: NO_SLOT, note });
     }
 
     /// Size and note of a live block; an error if the handle is stale or foreign.

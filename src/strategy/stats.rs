@@ -72,14 +72,16 @@ impl Stats {
     }
 
     /// Memory was taken from the device. `segments` is how many separate pieces it adds.
+    #[inline]
     pub fn on_reserve(&mut self, bytes: u64, segments: u64) {
         self.current.reserved += bytes;
         self.segments += segments;
-        self.peak.reserved = self.peak.reserved.max(self.current.reserved);
-        self.peak_segments = self.peak_segments.max(self.segments);
+        keep_highest(&mut self.peak.reserved, self.current.reserved);
+        keep_highest(&mut self.peak_segments, self.segments);
     }
 
     /// Memory went back to the device.
+    #[inline]
     pub fn on_release(&mut self, bytes: u64, segments: u64) {
         self.current.reserved -= bytes;
         self.segments -= segments;

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use super::{Group, OnOom, Selection, SuiteError, SuiteFile};
+use super::{CaseTimeout, Group, OnOom, Selection, SourceSpec, SuiteError, SuiteFile};
 use crate::{
     device::DeviceSpec,
     measure::CaseLabel,
     replay::{OnOutOfMemory, Pace},
     strategy::{STRATEGIES, StrategySpec},
     trace::Source,
-    workload::{Recipe, Workload, WorkloadError, recipe_names},
+    workload::{Recipe, WorkloadError, recipe_names},
 };
 
 /// One case, ready to run.
@@ -19,6 +19,8 @@ pub struct Case {
     pub label: CaseLabel,
     /// What happens.
     pub source: Arc<dyn Source>,
+    /// How to find that again in another process.
+    pub origin: SourceSpec,
     /// Who serves the requests.
     pub strategy: StrategySpec,
     /// Where memory comes from.
@@ -29,6 +31,10 @@ pub struct Case {
     pub pace: Pace,
     /// Whether wall-clock times are taken as well.
     pub timed: bool,
+    /// With how many threads that share the strategy it is timed, beside the one that has it for itself.
+    pub threads: Vec<u16>,
+    /// How long it may take, where it runs in a process of its own.
+    pub timeout: Option<CaseTimeout>,
 }
 
 /// What the command line says about all cases of a suite.
@@ -40,6 +46,8 @@ pub struct CaseSettings {
     pub limit: Option<u64>,
     /// One seed for every case, instead of the suite's own.
     pub seed: Option<u64>,
+    /// A time-out for every case, instead of the suite's own.
+    pub timeout: Option<CaseTimeout>,
 }
 
 impl SuiteFile {
@@ -61,9 +69,8 @@ impl SuiteFile {
                 for strategy in &strategies {
                     for &limit in &limits {
                         for &seed in &seeds {
-                            let workload =
-                                recipe.clone().seed(seed).workload().map_err(|source| self.refuse(source))?;
-                            cases.push(self.case(group, workload, strategy, limit, settings));
+                            let recipe = recipe.clone().seed(seed);
+                            cases.push(self.case(group, &recipe, strategy, limit, settings)?);
                         }
                     }
                 }
@@ -75,12 +82,13 @@ impl SuiteFile {
     fn case(
         &self,
         group: &Group,
-        workload: Workload,
+        recipe: &Recipe,
         strategy: &StrategySpec,
         limit: Option<u64>,
         settings: &CaseSettings,
-    ) -> Case {
-        Case {
+    ) -> Result<Case, SuiteError> {
+        let workload = recipe.workload().map_err(|source| self.refuse(source))?;
+        Ok(Case {
             label: CaseLabel {
                 suite: self.name.clone(),
                 workload: workload.name().to_owned(),
@@ -89,6 +97,12 @@ impl SuiteFile {
                 limit,
                 seed: workload.seed(),
                 repeat: group.repeat,
+            },
+            origin: SourceSpec {
+                name: recipe.name().to_owned(),
+                set: group.set.iter().map(|(key, value)| (key.clone(), value.to_string())).collect(),
+                seed: workload.seed(),
+                device_index: None,
             },
             source: Arc::new(workload),
             strategy: strategy.clone(),
@@ -99,7 +113,9 @@ impl SuiteFile {
             },
             pace: Pace::Flat,
             timed: group.timed,
-        }
+            threads: group.threads.clone(),
+            timeout: settings.timeout.or(group.timeout).or(self.timeout),
+        })
     }
 
     fn strategies(&self, group: &Group) -> Result<Vec<StrategySpec>, SuiteError> {

@@ -7,7 +7,7 @@ use serde::{
     de::{self, SeqAccess, Visitor},
 };
 
-use super::SuiteError;
+use super::{CaseTimeout, SuiteError};
 use crate::unit::{Bytes, nearest};
 
 /// The suites that travel with the binary: `(name, text)`.
@@ -28,6 +28,8 @@ pub struct SuiteFile {
     /// Seeds that every group runs with, unless it has its own.
     #[serde(default = "default_seeds")]
     pub seeds: Vec<u64>,
+    /// How long each case may take, unless its group says otherwise; without it, as long as it likes.
+    pub timeout: Option<CaseTimeout>,
     /// The groups; each is a matrix.
     pub group: Vec<Group>,
 }
@@ -57,6 +59,11 @@ pub struct Group {
     /// Whether wall-clock times are taken as well; such cases run alone.
     #[serde(default)]
     pub timed: bool,
+    /// How many threads share the strategy, for further timings of the same cases; only where they are timed.
+    #[serde(default)]
+    pub threads: Vec<u16>,
+    /// How long each case of this group may take.
+    pub timeout: Option<CaseTimeout>,
 }
 
 /// What to do when a request fails.
@@ -138,6 +145,9 @@ impl SuiteFile {
             let what = if no_seeds { "seed" } else { "[[group]]" };
             return Err(refused(format!("a suite needs at least one {what}")));
         }
+        if suite.group.iter().any(|group| group.threads.contains(&0) || (!group.timed && !group.threads.is_empty())) {
+            return Err(refused("threads are numbers from 1, in groups with timed = true".to_owned()));
+        }
         suite.name = name.to_owned();
         Ok(suite)
     }
@@ -177,6 +187,13 @@ mod tests {
     }
 
     #[test]
+    fn a_time_out_that_is_none_is_refused() {
+        let text = "question = 'why?'\ntimeout = 'soon'\n[[group]]\nworkloads = 'all'\nstrategies = 'all'\n";
+        let message = SuiteFile::parse("x", "x.toml", text).unwrap_err().to_string();
+        assert!(message.contains("line 2") && message.contains("'soon' is no time"), "{message}");
+    }
+
+    #[test]
     fn a_bare_word_for_a_list_is_explained() {
         let text = "question = 'why?'\n[[group]]\nworkloads = 'random'\nstrategies = 'all'\n";
         let message = SuiteFile::parse("x", "x.toml", text).unwrap_err().to_string();
@@ -191,6 +208,19 @@ mod tests {
         ] {
             let message = SuiteFile::parse("x", "x.toml", text).unwrap_err().to_string();
             assert!(message.contains(word), "{message}");
+        }
+    }
+
+    #[test]
+    fn threads_are_refused_where_nothing_is_timed_and_where_there_are_none() {
+        let parse = |more: &str| {
+            let text = format!("question = 'why?'\n[[group]]\nworkloads = ['random']\nstrategies = 'all'\n{more}\n");
+            SuiteFile::parse("x", "x.toml", &text)
+        };
+        assert_eq!(parse("timed = true\nthreads = [1, 8]").unwrap().group[0].threads, [1, 8]);
+        for wrong in ["threads = [2]", "timed = true\nthreads = [1, 0]"] {
+            let message = parse(wrong).unwrap_err().to_string();
+            assert!(message.contains("timed = true"), "{message}");
         }
     }
 

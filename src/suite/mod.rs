@@ -1,18 +1,30 @@
 //! Which cases to run, and running them.
 //!
-//! A suite is a TOML file ([`SuiteFile`]) that unfolds into [`Case`]s; a [`CaseRunner`] turns a case into its record.
-//! The room tells what happens through one stream of [`Progress`] and neither prints nor writes files: that is for
+//! A suite is a TOML file ([`SuiteFile`]) that unfolds into [`Case`]s; a [`CaseRunner`] turns a case into its record:
+//! [`InProcess`], or a [`WorkerProcess`] for what might take the process down; [`Isolation`] says which. The room tells what happens through one stream of [`Progress`] and neither prints nor writes files: that is for
 //! whoever listens.
 
+mod agreement;
 mod case;
 mod file;
 mod filter;
+mod in_process;
+mod isolation;
 mod run;
+mod source;
+mod timeout;
+pub mod worker;
 
+pub use agreement::compare;
 pub use case::{Case, CaseSettings};
 pub use file::{Group, OnOom, Selection, SuiteFile};
 pub use filter::Filter;
-pub use run::{CaseOutcome, CaseRunner, InProcess, Progress, all_cores, run};
+pub use in_process::InProcess;
+pub use isolation::{Isolating, Isolation};
+pub use run::{CaseOutcome, CaseRunner, Progress, all_cores, run};
+pub use source::{SourceError, SourceSpec};
+pub use timeout::{CaseTimeout, TimeoutError};
+pub use worker::WorkerProcess;
 
 use std::{io, path::PathBuf};
 
@@ -61,4 +73,29 @@ pub enum SuiteError {
         /// What is wrong; boxed, because it is several times the size of everything else here.
         source: Box<WorkloadError>,
     },
+}
+
+/// A case of an embedded workload on the simulated device.
+#[cfg(test)]
+fn test_case(workload: &str, strategy: &str) -> Case {
+    let origin = SourceSpec { name: workload.to_owned(), seed: 1, ..SourceSpec::default() };
+    let source = origin.open().unwrap_or_else(|error| panic!("{error}"));
+    Case {
+        label: crate::measure::CaseLabel {
+            suite: "test".to_owned(),
+            workload: source.name().to_owned(),
+            strategy: strategy.to_owned(),
+            device: "sim".to_owned(),
+            ..Default::default()
+        },
+        source: source.into(),
+        origin,
+        strategy: strategy.into(),
+        device: "sim".parse().unwrap_or_else(|error| panic!("{error}")),
+        on_out_of_memory: Default::default(),
+        pace: Default::default(),
+        timed: false,
+        threads: Vec::new(),
+        timeout: None,
+    }
 }

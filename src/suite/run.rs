@@ -1,7 +1,6 @@
 //! Runs cases: side by side where only simulated time counts, alone where the wall clock does.
 
 use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc,
@@ -9,14 +8,10 @@ use std::{
     thread,
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::Case;
-use crate::{
-    device::{Device, DeviceSpecError, default_limit, wrap::Limited},
-    measure::{self, CaseDetail, CaseRecord, Fresh, Status, TimingRecord},
-    replay::{self, ReplayError},
-    strategy::{Setup, SpecError},
-    trace::{Trace, TraceError},
-};
+use crate::measure::{CaseDetail, CaseLabel, CaseRecord, TimingRecord};
 
 /// As many jobs as the machine has cores.
 #[must_use]
@@ -25,14 +20,25 @@ pub fn all_cores() -> usize {
 }
 
 /// What a case leaves behind.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CaseOutcome {
     /// Its row.
     pub record: CaseRecord,
     /// What is too large for a row.
     pub detail: CaseDetail,
-    /// Wall-clock times, if the case is a timed one.
-    pub timing: Option<TimingRecord>,
+    /// Wall-clock times, if the case is a timed one: of one thread, then of each number of threads asked for.
+    pub timings: Vec<TimingRecord>,
+}
+
+impl CaseOutcome {
+    /// Of a case that broke before anything could be measured.
+    pub(super) fn failed(label: &CaseLabel, reason: &str) -> CaseOutcome {
+        CaseOutcome {
+            record: CaseRecord::failed(label, reason),
+            detail: CaseDetail::unmeasured(label),
+            timings: Vec::new(),
+        }
+    }
 }
 
 /// Turns a case into its outcome: in this process, or whole in a worker process.
@@ -49,8 +55,8 @@ pub enum Progress<'a> {
     Finished(&'a Case, Box<CaseOutcome>),
 }
 
-/// Runs `cases` on `jobs` threads; the timed ones, and those on a real device, afterwards and alone. Once `stop` is set no further case begins; those
-/// that run are finished. The listener is called on this thread, in order of completion.
+/// Runs `cases` on `jobs` threads; the timed ones, and those on a real device, afterwards and alone. Once `stop` is set
+/// no further case begins; those that run are finished. The listener is called on this thread, in order of completion.
 pub fn run(
     cases: &[Case],
     runner: &dyn CaseRunner,
@@ -83,78 +89,5 @@ pub fn run(
                 });
             }
         });
-    }
-}
-
-/// Runs a case in this process.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct InProcess<'a> {
-    /// Set from outside to end the running case itself, for runs whose cases are not worth waiting for.
-    pub stop: Option<&'a AtomicBool>,
-}
-
-impl CaseRunner for InProcess<'_> {
-    fn run(&self, case: &Case) -> CaseOutcome {
-        // A panic is a bug of ours, but it must cost one case and not the run.
-        catch_unwind(AssertUnwindSafe(|| run_here(case, self.stop))).unwrap_or_else(|panic| {
-            let words = panic
-                .downcast_ref::<&str>()
-                .map(|text| (*text).to_owned())
-                .or_else(|| panic.downcast_ref::<String>().cloned())
-                .unwrap_or_else(|| "unknown panic".to_owned());
-            failed(case, &format!("internal error: {words}"))
-        })
-    }
-}
-
-/// How often a timed case runs unwatched; the median counts.
-const TIMED_PASSES: u32 = 5;
-
-/// Why a case could not be run at all.
-#[derive(Debug, thiserror::Error)]
-#[error(transparent)]
-enum Trouble {
-    Device(#[from] DeviceSpecError),
-    Strategy(#[from] SpecError),
-    Trace(#[from] TraceError),
-    Replay(#[from] ReplayError),
-}
-
-fn run_here(case: &Case, stop: Option<&AtomicBool>) -> CaseOutcome {
-    try_run(case, stop).unwrap_or_else(|trouble| failed(case, &trouble.to_string()))
-}
-
-fn try_run(case: &Case, stop: Option<&AtomicBool>) -> Result<CaseOutcome, Trouble> {
-    let options =
-        replay::Options { on_out_of_memory: case.on_out_of_memory, pace: case.pace, repeat: case.label.repeat, stop };
-    let (mut strategy, mut device) = prepare(case)?;
-    let (record, detail) = measure::measure(&case.label, &*case.source, &mut *strategy, &mut *device, &options);
-    let timing = if case.timed && matches!(record.status, Status::Completed | Status::Oom) {
-        // In memory, so that generating or parsing is not what is timed.
-        let trace = Trace::read(&*case.source)?;
-        Some(measure::time(&case.label, &trace, || prepare(case), &options, TIMED_PASSES)?)
-    } else {
-        None
-    };
-    Ok(CaseOutcome { record, detail, timing })
-}
-
-/// A fresh strategy over a fresh device.
-fn prepare(case: &Case) -> Result<Fresh, Trouble> {
-    let device = case.device.open()?;
-    let device: Box<dyn Device> = match case.label.limit.or_else(|| default_limit(&*device)) {
-        Some(limit) => Box::new(Limited::to(limit, device)),
-        None => device,
-    };
-    let setup = Setup { props: device.props(), limit: case.label.limit };
-    let strategy = case.strategy.build(&setup)?;
-    Ok((strategy, device))
-}
-
-fn failed(case: &Case, reason: &str) -> CaseOutcome {
-    CaseOutcome {
-        record: CaseRecord::failed(&case.label, reason),
-        detail: CaseDetail::unmeasured(&case.label),
-        timing: None,
     }
 }

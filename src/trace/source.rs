@@ -35,6 +35,13 @@ pub trait EventReader: Send {
 
     /// The side tables, complete for all events read so far.
     fn tables(&self) -> &Tables;
+
+    /// The next events and the side tables, for those who only look: a reader that has the events in memory lends them
+    /// where they lie, any other puts them into `chunk`. Empty at the end.
+    fn lend<'a>(&'a mut self, chunk: &'a mut Vec<Event>) -> Result<(&'a [Event], &'a Tables), TraceError> {
+        self.read(chunk)?;
+        Ok((chunk, self.tables()))
+    }
 }
 
 /// A whole trace in memory.
@@ -96,17 +103,27 @@ struct TraceReader<'a> {
     tables: &'a Tables,
 }
 
+impl<'t> TraceReader<'t> {
+    fn next(&mut self) -> &'t [Event] {
+        let (next, unread) = self.unread.split_at(self.unread.len().min(CHUNK_EVENTS));
+        self.unread = unread;
+        next
+    }
+}
+
 impl EventReader for TraceReader<'_> {
     fn read(&mut self, chunk: &mut Vec<Event>) -> Result<(), TraceError> {
-        let (next, unread) = self.unread.split_at(self.unread.len().min(CHUNK_EVENTS));
         chunk.clear();
-        chunk.extend_from_slice(next);
-        self.unread = unread;
+        chunk.extend_from_slice(self.next());
         Ok(())
     }
 
     fn tables(&self) -> &Tables {
         self.tables
+    }
+
+    fn lend<'a>(&'a mut self, _: &'a mut Vec<Event>) -> Result<(&'a [Event], &'a Tables), TraceError> {
+        Ok((self.next(), self.tables))
     }
 }
 
@@ -131,6 +148,12 @@ mod tests {
                 }
             }
             assert_eq!(sizes, [CHUNK_EVENTS, CHUNK_EVENTS, 1, 0]);
+            let mut reader = trace.open().unwrap();
+            let mut lent = Vec::new();
+            while let (events @ [_, ..], _) = reader.lend(&mut chunk).unwrap() {
+                lent.extend_from_slice(events);
+            }
+            assert_eq!(lent, trace.events, "what is lent is what would be read");
         }
         assert_eq!(Trace::read(&trace).unwrap().events, trace.events);
         assert_eq!(trace.info().events, Some(trace.events.len() as u64));

@@ -86,6 +86,49 @@ pub enum Work {
     },
 }
 
+impl Work {
+    /// Floating-point operations: what matrix products and attention are made of, and nothing else here is.
+    #[must_use]
+    pub fn flops(&self) -> f64 {
+        match *self {
+            Work::Gemm { m, n, k, batch, .. } => {
+                let [m, n, k, batch] = [m, n, k, batch].map(f64::from);
+                2.0 * m * n * k * batch
+            }
+            Work::Attention { batch, heads, queries, keys, head_width, backward, causal, .. } => {
+                let seen = if causal { keys.div_ceil(2) } else { keys };
+                let [batch, heads, queries, seen, head_width] =
+                    [batch, heads, queries, seen, head_width].map(f64::from);
+                let products = if backward { 5.0 } else { 2.0 };
+                2.0 * queries * head_width * seen * batch * heads * products
+            }
+            _ => 0.0,
+        }
+    }
+
+    /// Bytes that travel: to and from device memory, or between it and the host.
+    #[must_use]
+    pub fn traffic_bytes(&self) -> f64 {
+        match *self {
+            Work::Spin { .. } => 0.0,
+            Work::Gemm { m, n, k, batch, dtype } => {
+                let [m, n, k, batch] = [m, n, k, batch].map(f64::from);
+                (m * k + k * n + m * n) * batch * dtype.bytes() as f64
+            }
+            Work::Attention { batch, heads, queries, keys, head_width, dtype, backward, .. } => {
+                let [batch, heads, tokens, head_width] =
+                    [batch, heads, queries.saturating_add(keys), head_width].map(f64::from);
+                let passes = if backward { 2.5 } else { 1.0 };
+                2.0 * batch * heads * head_width * tokens * dtype.bytes() as f64 * passes
+            }
+            Work::Elementwise { bytes }
+            | Work::Reduction { bytes }
+            | Work::CopyIn { bytes, .. }
+            | Work::CopyOut { bytes, .. } => bytes as f64,
+        }
+    }
+}
+
 impl Dtype {
     /// Every number format.
     pub const ALL: [Dtype; 4] = [Dtype::F32, Dtype::Tf32, Dtype::Bf16, Dtype::F16];

@@ -92,6 +92,7 @@ mod tests {
             ("sawtooth", "teeth", "8", "80"),
             ("training", "steps", "16", "160"),
             ("streams", "rounds", "400", "4000"),
+            ("stream-mix-16", "operations", "20000", "200000"),
         ] {
             let of = |value| footprint(Recipe::named(recipe).unwrap().with(length, value));
             let (short, long) = (of(short), of(long));

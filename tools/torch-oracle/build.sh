@@ -21,7 +21,7 @@ g++ -O1 -std=c++20 -shared -fPIC $include "$here/stand_in_runtime.cpp" never_cal
   -Wl,-soname,libcudart.so.13 -Wl,--version-script="$here/symbols.map" -o libcudart.so.13
 # The library paths are kept in the program, so that it runs without LD_LIBRARY_PATH.
 for program in oracle bench; do
-  g++ -O2 -std=c++20 $include "$here/$program.cpp" -Ltorch/lib -lc10_cuda -lc10 -L. -l:libcudart.so.13 \
+  g++ -O2 -std=c++20 -pthread $include "$here/$program.cpp" -Ltorch/lib -lc10_cuda -lc10 -L. -l:libcudart.so.13 \
     -Wl,--allow-shlib-undefined -Wl,--disable-new-dtags -Wl,-rpath,"$dir:$dir/torch/lib" -o "$program"
   echo "built $dir/$program"
 done

@@ -15,9 +15,11 @@ mod disabled;
 mod enabled;
 
 #[cfg(not(feature = "cuda"))]
-pub use disabled::{driver_version, open, survey};
+pub use disabled::{driver_version, footprint, look_for_toolkit_in, matrix_library, name, open, probe, survey};
 #[cfg(feature = "cuda")]
-pub use enabled::{CudaDevice, driver_version, open, survey};
+pub use enabled::{
+    CudaDevice, driver_version, footprint, look_for_toolkit_in, matrix_library, name, open, probe, survey,
+};
 
 pub use survey::{Finding, Verdict};
 
@@ -25,3 +27,14 @@ pub use survey::{Finding, Verdict};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Unavailable(pub String);
+
+/// What a program takes of a GPU beside its context and its own allocations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Footprint {
+    /// Loaded kernels.
+    pub kernel_bytes: u64,
+    /// cuBLAS with its handle and the kernels of the first product; 0 before that.
+    pub library_bytes: u64,
+    /// What cuBLAS is given to work in, for each stream.
+    pub workspace_bytes: u64,
+}

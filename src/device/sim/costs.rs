@@ -1,7 +1,5 @@
 //! What driver calls cost: measured medians by size, interpolated; nominal figures where nothing was measured.
 
-use std::sync::LazyLock;
-
 use crate::{device::CallKind, unit::Nanos};
 
 /// Costs of driver calls by kind and size.
@@ -20,12 +18,9 @@ struct Point {
     cost: Nanos,
 }
 
-/// The text is not a table of driver-call costs.
+/// Why there is no such table of driver-call costs.
 #[derive(Debug, thiserror::Error)]
 pub enum CostTableError {
-    /// Not CSV, or a column is missing or not a number.
-    #[error("the table of driver-call costs cannot be read: {0}")]
-    Csv(#[from] csv::Error),
     /// A call that nobody knows.
     #[error("the table of driver-call costs names an unknown call '{0}'")]
     UnknownCall(String),
@@ -78,20 +73,14 @@ pub struct Cost {
 }
 
 impl CostTable {
-    /// Reads a CSV with the columns `call`, `bytes` and `median_us`; others are ignored. Calls that it does not
-    /// name have nominal costs.
+    /// A table of these costs, nominal ones for calls that are not among them.
     ///
     /// ```
-    /// use oomph::{device::{CallKind, sim::CostTable}, unit::Nanos};
-    /// let table = CostTable::parse("call,bytes,median_us\ncuMemAlloc,512,40\ncuMemAlloc,1024,60\n").unwrap();
+    /// use oomph::{device::{CallKind, sim::{Cost, CostTable}}, unit::Nanos};
+    /// let alloc = |bytes, median_us| Cost { call: "cuMemAlloc".to_owned(), bytes, median_us, p99_us: None };
+    /// let table = CostTable::of([alloc(512, 40.0), alloc(1024, 60.0)]).unwrap();
     /// assert_eq!(table.cost(CallKind::MemAlloc, 768), Nanos(50_000));
     /// ```
-    pub fn parse(text: &str) -> Result<CostTable, CostTableError> {
-        let costs: Vec<Cost> = csv::Reader::from_reader(text.as_bytes()).deserialize().collect::<Result<_, _>>()?;
-        CostTable::of(costs)
-    }
-
-    /// A table of these costs, nominal ones for calls that are not among them.
     pub fn of(costs: impl IntoIterator<Item = Cost>) -> Result<CostTable, CostTableError> {
         let mut curves = vec![Vec::new(); CallKind::ALL.len()];
         for Cost { call, bytes, median_us, .. } in costs {
@@ -112,16 +101,6 @@ impl CostTable {
             curve.dedup_by_key(|point| point.bytes);
         }
         Ok(CostTable { curves })
-    }
-
-    /// What was measured on an H200, driver CUDA 13.0.
-    #[must_use]
-    pub fn h200() -> CostTable {
-        #[expect(clippy::expect_used, reason = "the table is part of this crate, and a test reads it")]
-        static TABLE: LazyLock<CostTable> = LazyLock::new(|| {
-            CostTable::parse(include_str!("h200_driver_costs.csv")).expect("the committed table is well formed")
-        });
-        TABLE.clone()
     }
 
     /// What one call costs. Zero for a kind that has neither a measured nor a nominal figure.
@@ -158,21 +137,31 @@ fn kind_named(call: &str) -> Option<CallKind> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unit::{GIB, MIB};
+    use crate::{
+        device::sim::Profile,
+        unit::{GIB, MIB},
+    };
+
+    fn row(call: &str, bytes: u64, median_us: f64) -> Cost {
+        Cost { call: call.to_owned(), bytes, median_us, p99_us: None }
+    }
 
     #[test]
     fn measured_sizes_cost_what_was_measured() {
-        let table = CostTable::h200();
+        let table = CostTable::of([
+            row("cuMemFree", GIB, 600.0),
+            row("cuMemFree", 512, 37.5),
+            row("cuMemAddressReserve", 160 * GIB, 12.704),
+            row("cuMemAllocAsync (pool warm)", 512, 0.482),
+        ])
+        .unwrap();
         for (kind, bytes, nanos) in [
-            (CallKind::MemAlloc, 512, 44_080),
-            (CallKind::MemAlloc, 20 * MIB, 47_078),
-            (CallKind::MemAlloc, 8 * GIB, 1_225_423),
-            (CallKind::MemFree, GIB, 595_822),
-            (CallKind::MemSetAccess, 256 * MIB, 57_300),
-            (CallKind::MemMap, 2 * MIB, 1_000),
+            (CallKind::MemFree, GIB, 600_000),
+            (CallKind::MemFree, 512, 37_500),
             (CallKind::AddressReserve, 160 * GIB, 12_704),
             (CallKind::AddressReserve, 2 * MIB, 12_704),
-            (CallKind::MemAllocAsync, 512, 482),
+            (CallKind::MemAllocAsync, MIB, 482),
+            (CallKind::Launch, 0, 2_000),
         ] {
             assert_eq!(table.cost(kind, bytes), Nanos(nanos), "{kind} {bytes}");
         }
@@ -180,7 +169,7 @@ mod tests {
 
     #[test]
     fn every_kind_has_a_cost() {
-        let table = CostTable::h200();
+        let table = Profile::h200().costs;
         for &kind in CallKind::ALL {
             assert!(table.cost(kind, MIB) > Nanos::ZERO, "{kind}");
         }
@@ -188,7 +177,8 @@ mod tests {
 
     #[test]
     fn costs_lie_between_their_neighbours_and_go_on_beyond_the_last() {
-        let table = CostTable::h200();
+        let rows = [(512, 40.0), (20 * MIB, 50.0), (256 * MIB, 180.0), (8 * GIB, 4_800.0)];
+        let table = CostTable::of(rows.map(|(bytes, median_us)| row("cuMemFree", bytes, median_us))).unwrap();
         let cost = |bytes| table.cost(CallKind::MemFree, bytes).0;
         assert!(cost(20 * MIB) < cost(100 * MIB) && cost(100 * MIB) < cost(256 * MIB));
         assert_eq!(cost(1), cost(512));
@@ -198,9 +188,9 @@ mod tests {
 
     #[test]
     fn a_bad_table_is_refused_in_words() {
-        let refused = |text: &str| CostTable::parse(text).map(|_| ()).unwrap_err().to_string();
-        assert!(refused("call,bytes,median_us\ncuMemAlok,1,1\n").contains("unknown call 'cuMemAlok'"));
-        assert!(refused("call,bytes,median_us\ncuMemAlloc,1,-1\n").contains("-1 us for 'cuMemAlloc'"));
-        assert!(refused("call,bytes,median_us\ncuMemAlloc,x,1\n").contains("cannot be read"));
+        let refused = |call, median_us| CostTable::of([row(call, 1, median_us)]).unwrap_err().to_string();
+        assert!(refused("cuMemAlok", 1.0).contains("unknown call 'cuMemAlok'"));
+        assert!(refused("cuMemAlloc", -1.0).contains("-1 us for 'cuMemAlloc'"));
+        assert!(refused("cuMemAlloc", f64::NAN).contains("NaN us for 'cuMemAlloc'"));
     }
 }

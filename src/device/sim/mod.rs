@@ -4,8 +4,8 @@
 //! only as [`Device`]; it knows none of them.
 //!
 //! One file a subject: `address_space` (where `cuMemAlloc` puts things), `physical` (how much is taken),
-//! `virtual_memory`, `pools`, `pinned`, `clock` (streams and events), `compute` (how long work takes), `costs` (what calls
-//! cost), `profile` and `profile_file` (which GPU). `holes`, `extents` and `newest_fit` find places.
+//! `virtual_memory`, `pools`, `pinned`, `clock` (streams and events), `compute` and `work_times` (how long work takes),
+//! `costs` (what calls cost), `profile` and `profile_file` (which GPU). `holes`, `extents` and `newest_fit` find places.
 
 mod address_space;
 mod clock;
@@ -20,6 +20,7 @@ mod pools;
 mod profile;
 mod profile_file;
 mod virtual_memory;
+mod work_times;
 
 use std::sync::Arc;
 
@@ -27,6 +28,7 @@ pub use compute::Rates;
 pub use costs::{Cost, CostTable, CostTableError};
 pub use profile::{Profile, SimConfig, SimConfigError};
 pub use profile_file::ProfileFile;
+pub use work_times::{ImpossibleTime, WorkTable, WorkTime};
 
 use self::{
     address_space::AddressSpace, clock::StreamClocks, physical::PhysicalMemory, pinned::PinnedSpace, pools::PoolSpace,
@@ -55,6 +57,7 @@ pub struct SimDevice {
     library_bytes: u64,
     costs: Arc<CostTable>,
     rates: Rates,
+    work: Arc<WorkTable>,
     clocks: StreamClocks,
     ledger: CallLedger,
     physical: PhysicalMemory,
@@ -88,8 +91,9 @@ impl SimDevice {
                 clock: Clock::Virtual,
             },
             library_bytes: profile.library_bytes,
-            costs: Arc::new(profile.costs),
+            costs: profile.costs,
             rates: profile.rates,
+            work: profile.work,
             clocks: StreamClocks::new(),
             ledger: CallLedger::default(),
             physical: PhysicalMemory::new(total_bytes, profile.context_bytes),
@@ -299,7 +303,7 @@ mod tests {
     fn memory_is_counted_in_whole_pages_beside_the_context() {
         let mut device = device();
         let fresh = device.memory_info().unwrap();
-        assert_eq!(fresh, MemoryInfo { free: 150_109_880_320 - 526 * MIB, total: 150_109_880_320 });
+        assert_eq!(fresh, MemoryInfo { free: 150_109_880_320 - Profile::h200().context_bytes, total: 150_109_880_320 });
         let address = device.alloc(20 * MIB + 512).unwrap();
         assert_eq!(device.held_bytes(), 22 * MIB);
         assert_eq!(device.memory_info().unwrap().free, fresh.free - 22 * MIB);
@@ -309,7 +313,8 @@ mod tests {
 
     #[test]
     fn memory_runs_out_exactly_at_the_last_page_and_a_failure_changes_nothing() {
-        let config = SimConfig { capacity_bytes: Some(530 * MIB), ..SimConfig::default() };
+        let config =
+            SimConfig { capacity_bytes: Some(Profile::h200().context_bytes + 4 * MIB), ..SimConfig::default() };
         let mut device = SimDevice::new(config).unwrap();
         let address = device.alloc(2 * MIB).unwrap();
         let refused = device.alloc(2 * MIB + 1).unwrap_err();
@@ -352,8 +357,10 @@ mod tests {
         let mut device = device();
         let address = device.alloc(512).unwrap();
         device.free(address).unwrap();
-        assert_eq!(device.ledger().of(CallKind::MemAlloc).time, Nanos(44_080));
-        assert_eq!(device.ledger().of(CallKind::MemFree).time, Nanos(36_692));
+        let costs = Profile::h200().costs;
+        for call in [CallKind::MemAlloc, CallKind::MemFree] {
+            assert_eq!(device.ledger().of(call).time, costs.cost(call, 512));
+        }
         assert_eq!(device.now(), device.calls().time);
         device.elapse(Nanos(5));
         assert_eq!(device.now(), device.calls().time + Nanos(5));

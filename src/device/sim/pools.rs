@@ -209,8 +209,9 @@ impl StreamOrderedPools for SimDevice {
 
     fn pool_trim(&mut self, pool: PoolId, keep_bytes: u64) -> Result<(), DeviceError> {
         let answer = self.pools.get(pool).map(|_| ());
+        let before = self.physical.held();
         self.shrink(pool, keep_bytes, self.clocks.now());
-        self.conclude_checked(CallKind::PoolTrim, 0, answer)
+        self.conclude_checked(CallKind::PoolTrim, before - self.physical.held(), answer)
     }
 
     fn pool_usage(&mut self, pool: PoolId) -> Result<PoolUsage, DeviceError> {

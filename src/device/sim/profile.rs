@@ -1,14 +1,20 @@
 //! Which GPU is simulated, and how the command line names it.
 
-use std::{borrow::Cow, path::Path, str::FromStr};
+use std::{
+    borrow::Cow,
+    path::Path,
+    str::FromStr,
+    sync::{Arc, LazyLock},
+};
 
 use super::{
     ProfileFile,
     address_space::{RANGE_BYTES, SHARE_BYTES},
     compute::Rates,
     costs::CostTable,
+    work_times::WorkTable,
 };
-use crate::unit::{Bytes, MIB, ParseBytesError, did_you_mean, nearest};
+use crate::unit::{Bytes, ParseBytesError, did_you_mean, nearest};
 
 /// Everything that makes one GPU differ from another.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,30 +34,26 @@ pub struct Profile {
     /// What sizes and addresses of virtual memory must be multiples of.
     pub granularity_bytes: u64,
     /// What driver calls cost.
-    pub costs: CostTable,
-    /// How fast work is.
+    pub costs: Arc<CostTable>,
+    /// How fast work is in general.
     pub rates: Rates,
+    /// How long work was measured to take.
+    pub work: Arc<WorkTable>,
 }
 
 impl Profile {
     /// The names of all profiles.
     pub const NAMES: &'static [&'static str] = &["h200"];
 
-    /// An NVIDIA H200 as measured with PyTorch 2.11 and driver CUDA 13.0: memory, context, libraries and the costs
-    /// of memory calls. The real one refuses a single allocation of the last 4 MiB; this one does not.
+    /// An NVIDIA H200, driver CUDA 13.0, as `h200.toml` tells. The real one refuses a single allocation of the last
+    /// 4 MiB; this one does not.
     #[must_use]
     pub fn h200() -> Profile {
-        Profile {
-            name: "h200".into(),
-            vendor_name: "NVIDIA H200".into(),
-            total_bytes: 150_109_880_320,
-            context_bytes: 526 * MIB,
-            library_bytes: 68 * MIB,
-            page_bytes: 2 * MIB,
-            granularity_bytes: 2 * MIB,
-            costs: CostTable::h200(),
-            rates: Rates::H200,
-        }
+        #[expect(clippy::expect_used, reason = "the profile is part of this crate, and every test reads it")]
+        static PROFILE: LazyLock<Profile> = LazyLock::new(|| {
+            ProfileFile::parse(include_str!("h200.toml")).expect("the committed profile is well formed")
+        });
+        PROFILE.clone()
     }
 
     /// The profile of that name.
@@ -194,7 +196,7 @@ impl SimConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unit::GIB;
+    use crate::unit::{GIB, MIB};
 
     fn refusal(text: &str) -> String {
         text.parse::<SimConfig>().unwrap_err().to_string()
@@ -226,7 +228,11 @@ mod tests {
 
     #[test]
     fn what_cannot_be_simulated_is_refused_in_words() {
-        assert_eq!(refusal("sim:0"), "a simulated device of 0 B is too small: its context alone takes 526 MiB");
+        let context = Bytes(Profile::h200().context_bytes);
+        assert_eq!(
+            refusal("sim:0"),
+            format!("a simulated device of 0 B is too small: its context alone takes {context}")
+        );
         assert!(refusal("sim:100MiB").contains("of 100 MiB is too small"));
         assert!(refusal("sim:-5").contains("not an amount of memory"));
         assert!(refusal("sim:5parsecs").contains("not an amount of memory"));

@@ -48,6 +48,7 @@ struct Rule {
 enum Turn {
     Nth(u64),
     Every(u64),
+    From(u64),
 }
 
 impl FaultPlan {
@@ -61,6 +62,14 @@ impl FaultPlan {
     #[must_use]
     pub fn fail_nth(mut self, kind: Option<CallKind>, n: u64, fault: Fault) -> FaultPlan {
         self.rules.push(Rule { kind, turn: Turn::Nth(n), fault });
+        self
+    }
+
+    /// The `n`-th call of a kind fails, or of any kind, and all that follow: a context that is lost, or memory that others
+    /// have taken for good.
+    #[must_use]
+    pub fn fail_from(mut self, kind: Option<CallKind>, n: u64, fault: Fault) -> FaultPlan {
+        self.rules.push(Rule { kind, turn: Turn::From(n), fault });
         self
     }
 
@@ -123,6 +132,7 @@ impl Interceptor for Faults {
             match rule.turn {
                 Turn::Nth(n) => count == n,
                 Turn::Every(n) => n > 0 && count.is_multiple_of(n),
+                Turn::From(n) => count >= n,
             }
         });
         let Some(rule) = fitting else { return Ok(()) };
@@ -164,6 +174,7 @@ mod tests {
     fn every_nth_call_fails_and_rules_add_up() {
         assert_eq!(failing(FaultPlan::none().fail_every(None, 3, Fault::OutOfMemory)), [3, 6]);
         assert_eq!(failing(FaultPlan::none().fail_every(None, 0, Fault::OutOfMemory)), [0; 0]);
+        assert_eq!(failing(FaultPlan::none().fail_from(None, 4, Fault::OutOfMemory)), [4, 5, 6]);
         let both = FaultPlan::none().fail_every(Some(CallKind::MemGetInfo), 2, Fault::OutOfMemory);
         assert_eq!(failing(both.fail_nth(None, 1, Fault::OutOfMemory)), [1, 4]);
     }

@@ -141,6 +141,15 @@ impl Script {
         self.lists.fill(Lines::default());
     }
 
+    /// The call that the next line is for, where order counts throughout and the line says which.
+    pub(super) fn next_expected(&self) -> Option<&Call> {
+        let [Lines { lines, next }] = &self.lists[..] else { return None };
+        match &lines.get(*next)?.expected {
+            Expected::Exactly(call) => Some(call),
+            Expected::Any(_) => None,
+        }
+    }
+
     /// Lines that were not read yet.
     pub(super) fn unread(&self) -> usize {
         self.lists.iter().map(|list| list.lines.len() - list.next).sum()

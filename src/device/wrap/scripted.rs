@@ -116,6 +116,12 @@ impl Scripted {
         self.script.unread()
     }
 
+    /// The call that the next line of a [strict](Manner::Strict) script is for, where it says which.
+    #[must_use]
+    pub fn next_expected(&self) -> Option<&Call> {
+        self.script.next_expected()
+    }
+
     /// The answer to a call that the script leaves open, if there is one to be made up.
     fn make_up(&self, call: &Call) -> Option<Answer> {
         Some(Ok(match *call {
@@ -284,7 +290,7 @@ mod tests {
         device.free(address).unwrap();
         assert_eq!((device.held_bytes(), device.unread(), device.mismatch()), (0, 0, None));
         let info = device.memory_info().unwrap();
-        assert_eq!(info.free, info.total - 526 * MIB);
+        assert_eq!(info.free, info.total - device.props().context_bytes);
     }
 
     #[test]

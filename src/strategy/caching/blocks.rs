@@ -67,7 +67,8 @@ impl Record {
     /// Whether other blocks share its segment.
     #[inline]
     pub(super) fn is_split(&self) -> bool {
-        self.previous != NONE || self.next != NONE
+        // Both are all ones only if their conjunction is.
+        self.previous & self.next != NONE
     }
 
     #[inline]

@@ -50,7 +50,7 @@ impl Caching {
     }
 
     /// Adds a free block to its arena; says whether that is a large one.
-    #[inline]
+    #[inline(always)]
     pub(super) fn shelve(&mut self, slot: u32) -> bool {
         let block = &mut self.blocks[slot];
         let owner = &mut self.pools.arenas[block.arena as usize];

@@ -4,7 +4,9 @@
 //! until another block takes its place there: a free and an allocation in turn touch no bin at all. Nobody outside can
 //! tell, as every question is answered for the latest block and the bins together.
 
-use super::size_bins::SizeBins;
+use std::hint::select_unpredictable;
+
+use super::{blocks::NONE, size_bins::SizeBins};
 
 /// A free block. Its order is that of the index; no two have the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -15,59 +17,81 @@ pub(super) struct Entry {
 }
 
 impl Entry {
+    /// No block: smaller than any request, and at no block's address.
+    const NONE: Entry = Entry { size: 0, address: 0, slot: NONE };
+    /// No block either: larger than any other.
+    const END: Entry = Entry { size: u64::MAX, address: u64::MAX, slot: NONE };
+
+    /// Without a branch: which of two blocks is the smaller cannot be guessed.
     #[inline]
     fn precedes(&self, other: &Entry) -> bool {
-        self.size < other.size || self.size == other.size && self.address < other.address
+        (self.size < other.size) | ((self.size == other.size) & (self.address < other.address))
+    }
+
+    /// One of two blocks, field by field in registers: through memory, the processor would wait for itself.
+    #[inline]
+    fn select(first: bool, one: &Entry, other: &Entry) -> Entry {
+        Entry {
+            size: select_unpredictable(first, one.size, other.size),
+            address: select_unpredictable(first, one.address, other.address),
+            slot: select_unpredictable(first, one.slot, other.slot),
+        }
     }
 }
 
 /// The free blocks of one pool and stream.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct FreeIndex {
-    /// The block that came in last, if it has not left since. It is not in the bins.
-    latest: Option<Entry>,
+    /// The block that came in last, or [`Entry::NONE`] if it has left. It is not in the bins.
+    latest: Entry,
     bins: SizeBins,
+}
+
+impl Default for FreeIndex {
+    fn default() -> Self {
+        FreeIndex { latest: Entry::NONE, bins: SizeBins::default() }
+    }
 }
 
 impl FreeIndex {
     /// Adds a block.
-    #[inline]
+    #[inline(always)]
     pub(super) fn insert(&mut self, entry: Entry) {
-        if let Some(former) = self.latest.replace(entry) {
+        let former = std::mem::replace(&mut self.latest, entry);
+        if former.size != 0 {
             self.bins.insert(former);
         }
     }
 
     /// Removes a block that is in here.
-    #[inline]
+    #[inline(always)]
     pub(super) fn remove(&mut self, size: u64, address: u64) {
-        if self.latest.is_some_and(|latest| latest.address == address && latest.size == size) {
-            self.latest = None;
+        if self.latest.address == address {
+            self.latest = Entry::NONE;
         } else {
             self.bins.remove(size, address);
         }
     }
 
     /// The smallest block of at least `size`; the lowest address among equals.
-    #[inline]
+    #[inline(always)]
     pub(super) fn first_at_least(&self, size: u64) -> Option<Entry> {
-        let binned = self.bins.first_at_least(size);
-        match self.latest {
-            Some(latest) if latest.size >= size && binned.is_none_or(|other| latest.precedes(&other)) => Some(latest),
-            _ => binned,
-        }
+        let binned = self.bins.first_at_least(size).unwrap_or(Entry::END);
+        let latest_is_first = (self.latest.size >= size) & self.latest.precedes(&binned);
+        let first = Entry::select(latest_is_first, &self.latest, &binned);
+        (first.size != u64::MAX).then_some(first)
     }
 
     /// The block that follows (size, address).
     pub(super) fn after(&self, size: u64, address: u64) -> Option<Entry> {
         let binned = self.bins.after(size, address);
-        let latest = self.latest.filter(|latest| (latest.size, latest.address) > (size, address));
+        let latest = self.latest().filter(|latest| (latest.size, latest.address) > (size, address));
         latest.filter(|latest| binned.is_none_or(|other| latest.precedes(&other))).or(binned)
     }
 
     /// The last block before (size, address).
     pub(super) fn before(&self, size: u64, address: u64) -> Option<Entry> {
-        let latest = self.latest.filter(|latest| (latest.size, latest.address) < (size, address));
+        let latest = self.latest().filter(|latest| (latest.size, latest.address) < (size, address));
         latest.max(self.bins.before(size, address))
     }
 
@@ -78,10 +102,14 @@ impl FreeIndex {
 
     /// Every block, by (size, address).
     pub(super) fn iter(&self) -> impl Iterator<Item = Entry> + '_ {
-        let precedes = move |entry: &Entry| self.latest.is_none_or(|latest| *entry < latest);
+        let precedes = move |entry: &Entry| self.latest().is_none_or(|latest| *entry < latest);
         let smaller = self.bins.iter().take_while(precedes);
         let larger = self.bins.iter().skip_while(precedes);
-        smaller.chain(self.latest).chain(larger)
+        smaller.chain(self.latest()).chain(larger)
+    }
+
+    fn latest(&self) -> Option<Entry> {
+        (self.latest.size != 0).then_some(self.latest)
     }
 }
 
@@ -113,7 +141,7 @@ mod tests {
             let (mut index, mut model) = (FreeIndex::default(), BTreeMap::new());
             for (number, (insert, size, place)) in (0u32..).zip(steps) {
                 let address = 4096 + place * 512;
-                if insert && !model.contains_key(&(size, address)) {
+                if insert && model.keys().all(|&(_, other)| other != address) {
                     index.insert(Entry { size, address, slot: number });
                     model.insert((size, address), number);
                 } else if let Some((&(size, address), _)) = model.range((size, address)..).next() {

@@ -7,6 +7,7 @@
 
 mod alloc;
 mod blocks;
+mod crowd;
 mod expandable;
 mod free;
 mod free_index;
@@ -14,6 +15,7 @@ mod pools;
 mod release;
 mod settings;
 mod size_bins;
+
 #[cfg(test)]
 pub(super) mod stand_in;
 mod statistics;

@@ -1,20 +1,19 @@
 //! Blocks in the order (size, address), by size.
 //!
 //! PyTorch keeps a tree. Here sizes up to 32 MiB have a bin each (sizes are multiples of 512 bytes) under a bitmap of
-//! three levels, so that the best fit is found in a few words; larger blocks are in an ordered map. Bins are made when
-//! they are first used.
+//! three levels, so that the best fit is found in a few words; larger blocks are in an ordered map. A bin holds the
+//! block with the lowest address, the one that is handed out next; others of its size wait in a [`Crowd`]. Bins are
+//! made when they are first used.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, hint::select_unpredictable};
 
-use super::free_index::Entry;
+use super::{blocks::NONE, crowd::Crowd, free_index::Entry};
 
 /// Sizes are multiples of this.
 const QUANTUM_SHIFT: u32 = 9;
 /// Sizes up to 32 MiB have bins of their own.
 const BINS: usize = 1 << 16;
 const GROUP: usize = 64;
-/// A bin that holds more than this becomes an ordered map.
-const FEW: usize = 64;
 
 /// Blocks by size.
 #[derive(Clone, Debug, Default)]
@@ -24,6 +23,7 @@ pub(super) struct SizeBins {
     /// Which groups hold a block.
     groups_occupied: [u64; BINS / GROUP / 64],
     groups: Vec<Option<Box<Group>>>,
+    crowds: Vec<Crowd>,
     /// Blocks above 32 MiB by (size, address).
     huge: BTreeMap<(u64, u64), u32>,
 }
@@ -31,54 +31,63 @@ pub(super) struct SizeBins {
 /// 64 neighbouring bins.
 #[derive(Clone, Debug)]
 struct Group {
+    /// Which bins hold a block.
     occupied: u64,
+    /// Which bins hold more than one.
+    crowded: u64,
     bins: [Bin; GROUP],
 }
 
-/// Blocks of one size.
-#[derive(Clone, Debug)]
-enum Bin {
-    Empty,
-    /// Most bins never hold two blocks at once, and so need no memory of their own.
-    One(u64, u32),
-    /// By descending address: the lowest is at the end, where it is cheap to take. Kept when it runs empty.
-    Few(Vec<(u64, u32)>),
-    Many(BTreeMap<u64, u32>),
+/// Blocks of one size. What it says holds only while its group says that it is occupied.
+#[derive(Clone, Copy, Debug)]
+struct Bin {
+    /// The lowest.
+    address: u64,
+    slot: u32,
+    /// Where the others are, or [`NONE`] if there never were any.
+    crowd: u32,
 }
 
 impl SizeBins {
     /// Adds a block.
+    #[inline]
     pub(super) fn insert(&mut self, Entry { size, address, slot }: Entry) {
         let Some((group_number, place)) = bin_of(size) else {
             self.huge.insert((size, address), slot);
             return;
         };
-        if self.groups.len() <= group_number {
-            self.groups.resize_with(group_number + 1, || None);
+        let Some(Some(group)) = self.groups.get_mut(group_number) else {
+            self.add_group(group_number);
+            return self.insert(Entry { size, address, slot });
+        };
+        let (bit, bin) = (1 << place, &mut group.bins[place]);
+        if group.occupied & bit != 0 {
+            return self.join(group_number, place, (address, slot));
         }
-        let group = self.groups[group_number].get_or_insert_with(Box::default);
-        group.bins[place].insert(address, slot);
-        if group.occupied == 0 {
-            self.groups_occupied[group_number / 64] |= 1 << (group_number % 64);
-            self.words_occupied |= 1 << (group_number / 64);
-        }
-        group.occupied |= 1 << place;
+        bin.address = address;
+        bin.slot = slot;
+        group.occupied |= bit;
+        self.groups_occupied[group_number / 64] |= 1 << (group_number % 64);
+        self.words_occupied |= 1 << (group_number / 64);
     }
 
     /// Removes a block that is in here.
+    #[inline]
     pub(super) fn remove(&mut self, size: u64, address: u64) {
         let Some((group_number, place)) = bin_of(size) else {
             self.huge.remove(&(size, address));
             return;
         };
         let Some(Some(group)) = self.groups.get_mut(group_number) else { return };
-        if group.bins[place].remove(address) {
-            group.occupied &= !(1 << place);
-            if group.occupied == 0 {
-                self.groups_occupied[group_number / 64] &= !(1 << (group_number % 64));
-                if self.groups_occupied[group_number / 64] == 0 {
-                    self.words_occupied &= !(1 << (group_number / 64));
-                }
+        let bit = 1 << place;
+        if group.crowded & bit != 0 {
+            return self.leave(group_number, place, address);
+        }
+        group.occupied &= !bit;
+        if group.occupied == 0 {
+            self.groups_occupied[group_number / 64] &= !(1 << (group_number % 64));
+            if self.groups_occupied[group_number / 64] == 0 {
+                self.words_occupied &= !(1 << (group_number / 64));
             }
         }
     }
@@ -92,17 +101,15 @@ impl SizeBins {
         }
     }
 
-    #[inline(never)]
-    fn first_huge(&self, size: u64) -> Option<Entry> {
-        self.huge.range((size, 0)..).next().map(huge_entry)
-    }
-
     /// The block that follows (size, address).
     pub(super) fn after(&self, size: u64, address: u64) -> Option<Entry> {
         let Some((group, place)) = bin_of(size) else {
             return self.huge.range((size, address + 1)..).next().map(huge_entry);
         };
-        let same_size = self.bin(group, place).and_then(|bin| bin.above(address));
+        let above = |(lowest, crowd): ((u64, u32), Option<&Crowd>)| {
+            Some(lowest).filter(|lowest| lowest.0 > address).or_else(|| crowd?.above(address))
+        };
+        let same_size = self.bin(group, place).and_then(above);
         same_size.map(binned_entry(group, place)).or_else(|| self.first_at_least(size + (1 << QUANTUM_SHIFT)))
     }
 
@@ -112,8 +119,7 @@ impl SizeBins {
             let below = self.huge.range(..(size, address)).next_back().map(huge_entry);
             return below.or_else(|| self.last_below_bin(BINS / GROUP, 0));
         };
-        let same_size = self.bin(group, place).and_then(|bin| bin.below(address));
-        same_size.map(binned_entry(group, place)).or_else(|| self.last_below_bin(group, place))
+        self.highest_below(group, place, address).or_else(|| self.last_below_bin(group, place))
     }
 
     /// Every block, by (size, address). From block to block by the bitmaps: most bins are empty.
@@ -121,21 +127,82 @@ impl SizeBins {
         std::iter::successors(self.first_at_least(0), |entry| self.after(entry.size, entry.address))
     }
 
-    fn bin(&self, group: usize, place: usize) -> Option<&Bin> {
-        self.groups.get(group)?.as_ref().map(|group| &group.bins[place])
+    #[cold]
+    fn add_group(&mut self, number: usize) {
+        if self.groups.len() <= number {
+            self.groups.resize_with(number + 1, || None);
+        }
+        let bin = Bin { address: 0, slot: NONE, crowd: NONE };
+        self.groups[number] = Some(Box::new(Group { occupied: 0, crowded: 0, bins: [bin; GROUP] }));
+    }
+
+    /// Adds a block to a bin that holds another already.
+    #[inline(never)]
+    fn join(&mut self, group: usize, place: usize, block: (u64, u32)) {
+        let Some(Some(group)) = self.groups.get_mut(group) else { return };
+        let bin = &mut group.bins[place];
+        group.crowded |= 1 << place;
+        let resident = (bin.address, bin.slot);
+        let (lowest, other) = select_unpredictable(block.0 < resident.0, (block, resident), (resident, block));
+        (bin.address, bin.slot) = lowest;
+        if bin.crowd == NONE {
+            bin.crowd = self.crowds.len() as u32;
+            self.crowds.push(Crowd::default());
+        }
+        self.crowds[bin.crowd as usize].insert(other.0, other.1);
+    }
+
+    /// Removes a block from a bin that holds others too.
+    #[inline(never)]
+    fn leave(&mut self, group: usize, place: usize, address: u64) {
+        let Some(Some(group)) = self.groups.get_mut(group) else { return };
+        let bin = &mut group.bins[place];
+        let crowd = &mut self.crowds[bin.crowd as usize];
+        if bin.address != address {
+            crowd.remove(address);
+        } else if let Some(lowest) = crowd.take_lowest() {
+            (bin.address, bin.slot) = lowest;
+        }
+        if crowd.is_empty() {
+            group.crowded &= !(1 << place);
+        }
+    }
+
+    /// The lowest block of an occupied bin, and the crowd of the others.
+    fn bin(&self, group: usize, place: usize) -> Option<((u64, u32), Option<&Crowd>)> {
+        let group = self.groups.get(group)?.as_deref().filter(|group| group.occupied & (1 << place) != 0)?;
+        let bin = &group.bins[place];
+        Some(((bin.address, bin.slot), self.crowds.get(bin.crowd as usize)))
+    }
+
+    /// The highest block of one size below an address.
+    fn highest_below(&self, group: usize, place: usize, address: u64) -> Option<Entry> {
+        let (lowest, crowd) = self.bin(group, place)?;
+        let others = crowd.and_then(|crowd| crowd.below(address));
+        others.or(Some(lowest).filter(|lowest| lowest.0 < address)).map(binned_entry(group, place))
+    }
+
+    #[inline]
+    fn first_huge(&self, size: u64) -> Option<Entry> {
+        if self.huge.is_empty() { None } else { self.search_huge(size) }
+    }
+
+    #[inline(never)]
+    fn search_huge(&self, size: u64) -> Option<Entry> {
+        self.huge.range((size, 0)..).next().map(huge_entry)
     }
 
     /// The first block in this bin or above.
-    #[inline]
+    #[inline(always)]
     fn first_from_bin(&self, group_number: usize, place: usize) -> Option<Entry> {
         if let Some(Some(group)) = self.groups.get(group_number) {
             let at_or_above = group.occupied & (u64::MAX << place);
             if at_or_above != 0 {
-                return group.lowest(group_number, at_or_above);
+                return Some(group.lowest(group_number, at_or_above));
             }
         }
         match self.next_group(group_number) {
-            Some((number, group)) => group.lowest(number, group.occupied),
+            Some((number, group)) => Some(group.lowest(number, group.occupied)),
             None => self.first_huge(0),
         }
     }
@@ -161,33 +228,27 @@ impl SizeBins {
 
     /// The last block in the bins below this one.
     fn last_below_bin(&self, group_number: usize, place: usize) -> Option<Entry> {
-        if let Some(Some(group)) = self.groups.get(group_number) {
-            let below = group.occupied & !(u64::MAX << place);
-            if below != 0 {
-                return group.highest(group_number, below);
-            }
-        }
-        let last = group_number.min(self.groups.len());
-        let mut below = (0..last).rev().zip(self.groups[..last].iter().rev());
-        below.find_map(|(number, group)| {
-            let group = group.as_ref().filter(|group| group.occupied != 0)?;
-            group.highest(number, group.occupied)
+        let highest = |number: usize, bins: u64| {
+            let place = bins.checked_ilog2()? as usize;
+            self.highest_below(number, place, u64::MAX)
+        };
+        let group = self.groups.get(group_number).and_then(Option::as_deref);
+        let below = group.map_or(0, |group| group.occupied & !(u64::MAX << place));
+        highest(group_number, below).or_else(|| {
+            let last = group_number.min(self.groups.len());
+            let mut groups = (0..last).rev().zip(self.groups[..last].iter().rev());
+            groups.find_map(|(number, group)| highest(number, group.as_ref()?.occupied))
         })
     }
 }
 
 impl Group {
-    /// The lowest block of the smallest size among some of the bins.
+    /// The lowest block of the smallest size among some of the bins; at least one is among them.
     #[inline]
-    fn lowest(&self, number: usize, bins: u64) -> Option<Entry> {
-        let place = bins.trailing_zeros() as usize;
-        self.bins[place % GROUP].lowest().map(binned_entry(number, place))
-    }
-
-    /// The highest block of the largest size among some of the bins.
-    fn highest(&self, number: usize, bins: u64) -> Option<Entry> {
-        let place = 63 - bins.leading_zeros() as usize;
-        self.bins[place].highest().map(binned_entry(number, place))
+    fn lowest(&self, number: usize, bins: u64) -> Entry {
+        let place = bins.trailing_zeros() as usize % GROUP;
+        let bin = &self.bins[place];
+        binned_entry(number, place)((bin.address, bin.slot))
     }
 }
 
@@ -208,110 +269,4 @@ fn huge_entry((&(size, address), &slot): (&(u64, u64), &u32)) -> Entry {
 fn bin_of(size: u64) -> Option<(usize, usize)> {
     let number = (size.max(1) - 1) >> QUANTUM_SHIFT;
     (number < BINS as u64).then_some((number as usize / GROUP, number as usize % GROUP))
-}
-
-impl Default for Group {
-    fn default() -> Self {
-        Group { occupied: 0, bins: std::array::from_fn(|_| Bin::Empty) }
-    }
-}
-
-impl Bin {
-    #[inline]
-    fn insert(&mut self, address: u64, slot: u32) {
-        match self {
-            Bin::Empty => *self = Bin::One(address, slot),
-            Bin::One(other, resident) => {
-                let mut entries = vec![(*other, *resident), (address, slot)];
-                entries.sort_unstable_by(|a, b| b.cmp(a));
-                *self = Bin::Few(entries);
-            }
-            Bin::Few(entries) if entries.len() < FEW => {
-                let place = entries.partition_point(|&(other, _)| other > address);
-                entries.insert(place, (address, slot));
-            }
-            Bin::Few(entries) => {
-                let mut many: BTreeMap<u64, u32> = entries.drain(..).collect();
-                many.insert(address, slot);
-                *self = Bin::Many(many);
-            }
-            Bin::Many(entries) => {
-                entries.insert(address, slot);
-            }
-        }
-    }
-
-    /// Removes an entry and says whether the bin is now empty.
-    #[inline]
-    fn remove(&mut self, address: u64) -> bool {
-        match self {
-            Bin::Empty => true,
-            Bin::One(..) => {
-                *self = Bin::Empty;
-                true
-            }
-            Bin::Few(entries) => {
-                if entries.last().is_some_and(|&(lowest, _)| lowest == address) {
-                    entries.pop();
-                } else if let Ok(place) = entries.binary_search_by(|&(other, _)| address.cmp(&other)) {
-                    entries.remove(place);
-                }
-                entries.is_empty()
-            }
-            Bin::Many(entries) => {
-                entries.remove(&address);
-                if entries.len() <= FEW / 4 {
-                    *self = Bin::Few(entries.iter().rev().map(|(&address, &slot)| (address, slot)).collect());
-                }
-                false
-            }
-        }
-    }
-
-    #[inline]
-    fn lowest(&self) -> Option<(u64, u32)> {
-        match self {
-            Bin::Empty => None,
-            Bin::One(address, slot) => Some((*address, *slot)),
-            Bin::Few(entries) => entries.last().copied(),
-            Bin::Many(entries) => entries.first_key_value().map(copied),
-        }
-    }
-
-    fn highest(&self) -> Option<(u64, u32)> {
-        match self {
-            Bin::Empty => None,
-            Bin::One(address, slot) => Some((*address, *slot)),
-            Bin::Few(entries) => entries.first().copied(),
-            Bin::Many(entries) => entries.last_key_value().map(copied),
-        }
-    }
-
-    fn above(&self, address: u64) -> Option<(u64, u32)> {
-        match self {
-            Bin::Empty => None,
-            Bin::One(other, slot) => (*other > address).then_some((*other, *slot)),
-            Bin::Few(entries) => {
-                let higher = entries.partition_point(|&(other, _)| other > address);
-                higher.checked_sub(1).map(|place| entries[place])
-            }
-            Bin::Many(entries) => entries.range(address + 1..).next().map(copied),
-        }
-    }
-
-    fn below(&self, address: u64) -> Option<(u64, u32)> {
-        match self {
-            Bin::Empty => None,
-            Bin::One(other, slot) => (*other < address).then_some((*other, *slot)),
-            Bin::Few(entries) => {
-                let not_lower = entries.partition_point(|&(other, _)| other >= address);
-                entries.get(not_lower).copied()
-            }
-            Bin::Many(entries) => entries.range(..address).next_back().map(copied),
-        }
-    }
-}
-
-fn copied((&address, &slot): (&u64, &u32)) -> (u64, u32) {
-    (address, slot)
 }

@@ -3,7 +3,8 @@
 //! - [`Checked`]: watches the contract and collects violations.
 //! - [`Logged`]: keeps a list of all calls and what came of them.
 //! - [`Addressed`]: blocks can be given back by their address alone.
-//! - [`Locked`]: one strategy and its device, shared by many threads.
+//! - [`Locked`]: one strategy and its device, shared by many threads; [`SharedStrategy`] and [`SharedDevice`] are what
+//!   each of the threads drives.
 //!
 //! Wrappers nest, `Locked<Addressed<Checked<_>>>`, and take a concrete strategy or a boxed one. They know the trait
 //! and no strategy in particular.
@@ -41,11 +42,13 @@ mod checked;
 mod locked;
 mod logged;
 mod shadow;
+mod shared;
 
 pub use addressed::Addressed;
 pub use checked::{Checked, Rule, Violation};
 pub use locked::Locked;
 pub use logged::{Call, Logged};
+pub use shared::{SharedDevice, SharedStrategy};
 
 use super::{Attempt, Block, Caller, Context, Control, Freed, Layout, Request, Stats, Strategy, StrategyError};
 use crate::{device::Capabilities, unit::StreamId};

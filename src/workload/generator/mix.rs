@@ -26,7 +26,7 @@ pub(super) const ENTRY: GeneratorEntry = GeneratorEntry {
     build: |parameters| {
         let (live, operations) = (parameters.count("live")?, parameters.count("operations")?);
         let (min_bytes, max_bytes) = parameters.size_range("min_bytes", "max_bytes")?;
-        let sizes = grid(min_bytes, max_bytes);
+        let sizes = sizes_even_over_octaves(min_bytes, max_bytes);
         Ok(start(move |dice| Mix {
             dice,
             sizes: sizes.clone(),
@@ -38,7 +38,7 @@ pub(super) const ENTRY: GeneratorEntry = GeneratorEntry {
 };
 
 /// `least` and every following 64th of an octave up to `most`.
-fn grid(least: u64, most: u64) -> Arc<[u64]> {
+pub(super) fn sizes_even_over_octaves(least: u64, most: u64) -> Arc<[u64]> {
     // Six square roots of two: every one is exact to the last bit on every machine, as is the product.
     let step = (0..6).fold(2.0_f64, |root, _| root.sqrt());
     let octave: Vec<f64> = std::iter::successors(Some(1.0), |size| Some(size * step)).take(64).collect();
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn sizes_are_even_over_powers_of_two() {
-        let sizes = grid(512, 4 * MIB);
+        let sizes = sizes_even_over_octaves(512, 4 * MIB);
         assert_eq!((sizes[0], sizes[64], sizes[sizes.len() - 1]), (512, 1024, 4 * MIB));
         assert_eq!(sizes.len(), 13 * 64 + 1);
         assert!(sizes.windows(2).all(|pair| pair[0] < pair[1]));

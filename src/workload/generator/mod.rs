@@ -6,6 +6,7 @@ mod mix;
 mod power_law;
 mod random;
 mod sawtooth;
+mod stream_mix;
 mod streams;
 mod transformer;
 
@@ -24,6 +25,7 @@ pub static GENERATORS: &[GeneratorEntry] = &[
     checkerboard::ENTRY,
     hot_pair::ENTRY,
     mix::ENTRY,
+    stream_mix::ENTRY,
 ];
 
 /// Tells a story part by part, in constant memory however long it is.
@@ -96,6 +98,7 @@ mod tests {
         fn churn_of_any_size_frees_all_that_it_allocates(
             (name, length) in prop::sample::select(vec![
                 ("random", "allocations"), ("power-law", "allocations"), ("sawtooth", "teeth"), ("streams", "rounds"),
+                ("stream-mix-4", "operations"),
             ]),
             (count, max_bytes, seed) in (1..60_u32, 1..1_000_000_u64, any::<u64>()),
         ) {

@@ -29,7 +29,10 @@ mod tests {
         let answer = |code| result(CallKind::MemAlloc, 512, code);
         assert_eq!(answer(CUresult::CUDA_SUCCESS), Ok(()));
         assert!(answer(CUresult::CUDA_ERROR_OUT_OF_MEMORY).unwrap_err().is_out_of_memory());
-        let sticky = answer(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS).unwrap_err().to_string();
-        assert_eq!(sticky, "cuMemAlloc: CUDA_ERROR_ILLEGAL_ADDRESS");
+        let sticky = answer(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS).unwrap_err();
+        assert_eq!(sticky.to_string(), "cuMemAlloc: CUDA_ERROR_ILLEGAL_ADDRESS: the context is lost");
+        let lasting = answer(CUresult::CUDA_ERROR_MISALIGNED_ADDRESS).unwrap_err();
+        let passing = answer(CUresult::CUDA_ERROR_NOT_PERMITTED).unwrap_err();
+        assert!(sticky.loses_context() && lasting.loses_context() && !passing.loses_context());
     }
 }

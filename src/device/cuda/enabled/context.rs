@@ -2,24 +2,34 @@
 //!
 //! Making a context takes a good part of a second and some hundred megabytes, so there is one for each GPU for the
 //! whole life of the process, shared by all devices that are opened on it. The driver takes it down with the process.
+//! A process that only wants to know whether a GPU works must not hold that memory while others measure: a context that
+//! was made for a look is given back at once.
 
 use std::{
     cell::Cell,
     ffi::CStr,
     ptr,
-    sync::{Mutex, PoisonError},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use cudarc::driver::sys::{self, CUdevice_attribute, CUresult};
 
-use super::{kernels::Kernels, library};
+use super::{
+    blas::{self, BlasError, BlasHandle, Product},
+    kernels::Kernels,
+    library,
+    scratch::Piece,
+};
 
 /// A GPU with its context.
 #[derive(Debug)]
 pub(super) struct Context {
     pub(super) ordinal: u32,
     pub(super) device: sys::CUdevice,
-    handle: sys::CUcontext,
+    primary: Primary,
     pub(super) name: String,
     pub(super) total_bytes: u64,
     /// Not free right after the context was made: its own memory, and that of other processes.
@@ -28,13 +38,61 @@ pub(super) struct Context {
     pub(super) granularity_bytes: Option<u64>,
     pub(super) has_pools: bool,
     pub(super) kernels: Kernels,
+    /// What loading the kernels took.
+    pub(super) kernel_bytes: u64,
+    products: Mutex<Option<Products>>,
+    /// What the libraries took that the first product brought in.
+    library_bytes: AtomicU64,
+}
+
+/// cuBLAS in this context.
+#[derive(Debug)]
+struct Products {
+    handle: BlasHandle,
+    /// Free memory before the handle was made, until the first product has run.
+    free_before: Option<u64>,
+}
+
+/// A hold on the primary context of a GPU; without any the driver takes the context down, with all that is in it.
+#[derive(Debug)]
+struct Primary {
+    device: sys::CUdevice,
+    handle: sys::CUcontext,
+}
+
+impl Primary {
+    fn retain(device: sys::CUdevice) -> Result<Primary, CUresult> {
+        let mut handle = ptr::null_mut();
+        // SAFETY: the pointer is to a live handle, the device is one that the driver named.
+        succeed(unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut handle, device) })?;
+        Ok(Primary { device, handle })
+    }
+}
+
+impl Drop for Primary {
+    /// Where an old driver cannot, the context stays until the process ends.
+    fn drop(&mut self) {
+        if !library::has_context_release() {
+            return;
+        }
+        CURRENT.set(ptr::null_mut());
+        // SAFETY: the calls are there; the context was retained once, and only a look at the GPU or a failed opening drops it: nothing was
+        // allocated in it. What fails cannot be helped.
+        unsafe {
+            sys::cuCtxSetCurrent(ptr::null_mut());
+            sys::cuDevicePrimaryCtxRelease_v2(self.device);
+        }
+    }
 }
 
 // SAFETY: the driver's handles may be used from any thread on which the context is current, which `enter` sees to;
-// nothing in here changes after it was made.
+// nothing in here changes after it was made but what lies behind a lock.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
+
+/// What a GPU without a name is called.
+const UNNAMED: &str = "unnamed GPU";
 
 /// The contexts of this process.
 static CONTEXTS: Mutex<Vec<&'static Context>> = Mutex::new(Vec::new());
@@ -47,14 +105,7 @@ thread_local! {
 impl Context {
     /// The context of a GPU, made at the first call; why there is none, in a sentence.
     pub(super) fn of(ordinal: u32) -> Result<&'static Context, String> {
-        let count = library::device_count()?;
-        if ordinal >= count {
-            return Err(match count {
-                0 => "the driver sees no GPU".to_owned(),
-                1 => format!("there is no GPU {ordinal}: the driver sees one, number 0"),
-                _ => format!("there is no GPU {ordinal}: the driver sees {count}, numbered from 0"),
-            });
-        }
+        must_be_there(ordinal)?;
         let mut contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(context) = contexts.iter().find(|context| context.ordinal == ordinal) {
             return Ok(context);
@@ -64,16 +115,24 @@ impl Context {
         Ok(context)
     }
 
+    /// Makes sure that a GPU can be used, and gives the context back that this takes, unless the process has it anyway.
+    pub(super) fn probe(ordinal: u32) -> Result<(), String> {
+        must_be_there(ordinal)?;
+        let contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+        if contexts.iter().any(|context| context.ordinal == ordinal) {
+            return Ok(());
+        }
+        Context::make(ordinal).map(drop)
+    }
+
     fn make(ordinal: u32) -> Result<Context, String> {
         let explain = |call: &str, code: CUresult| format!("GPU {ordinal} cannot be used: {call} says {code:?}");
         let device = device(ordinal).map_err(|code| explain("cuDeviceGet", code))?;
-        let mut handle = ptr::null_mut();
-        // SAFETY: the pointer is to a live handle, the device is one that the driver named.
-        let code = unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut handle, device) };
-        succeed(code).map_err(|code| explain("cuDevicePrimaryCtxRetain", code))?;
-        make_current(handle).map_err(|code| explain("cuCtxSetCurrent", code))?;
+        let primary = Primary::retain(device).map_err(|code| explain("cuDevicePrimaryCtxRetain", code))?;
+        make_current(primary.handle).map_err(|code| explain("cuCtxSetCurrent", code))?;
         let multiprocessors =
             attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).unwrap_or(1);
+        let (free_before, _) = memory_info().map_err(|code| explain("cuMemGetInfo", code))?;
         let kernels = Kernels::load(multiprocessors).map_err(|(call, code)| explain(call, code))?;
         let (free, total) = memory_info().map_err(|code| explain("cuMemGetInfo", code))?;
         let has = |which| attribute(device, which) == Some(1);
@@ -82,21 +141,76 @@ impl Context {
         Ok(Context {
             ordinal,
             device,
-            handle,
-            name: name(device).unwrap_or_else(|| "unnamed GPU".to_owned()),
+            primary,
+            name: name(device).unwrap_or_else(|| UNNAMED.to_owned()),
             total_bytes: total_memory(device).unwrap_or(total),
             taken_bytes: total.saturating_sub(free),
             granularity_bytes: if has_virtual_memory { granularity(device) } else { None },
             has_pools: library::has_pools() && has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED),
             kernels,
+            kernel_bytes: free_before.saturating_sub(free),
+            products: Mutex::new(None),
+            library_bytes: AtomicU64::new(0),
         })
     }
 
     /// Makes the context current on this thread, unless it is.
     #[inline]
     pub(super) fn enter(&self) -> Result<(), CUresult> {
-        if CURRENT.get() == self.handle { Ok(()) } else { make_current(self.handle) }
+        if CURRENT.get() == self.primary.handle { Ok(()) } else { make_current(self.primary.handle) }
     }
+}
+
+/// What a GPU is called. Needs no context.
+pub(super) fn name_of(ordinal: u32) -> Result<String, String> {
+    must_be_there(ordinal)?;
+    let device = device(ordinal).map_err(|code| format!("GPU {ordinal} cannot be used: cuDeviceGet says {code:?}"))?;
+    Ok(name(device).unwrap_or_else(|| UNNAMED.to_owned()))
+}
+
+/// Whether the driver shows this process a GPU of that number; otherwise what it shows, in a sentence.
+fn must_be_there(ordinal: u32) -> Result<(), String> {
+    match library::device_count()? {
+        count if ordinal < count => Ok(()),
+        0 => Err("the driver sees no GPU".to_owned()),
+        1 => Err(format!("there is no GPU {ordinal}: the driver sees one, number 0")),
+        count => Err(format!("there is no GPU {ordinal}: the driver sees {count}, numbered from 0")),
+    }
+}
+
+impl Context {
+    /// Makes the handle of cuBLAS, if there is none yet. The context is current.
+    pub(super) fn make_handle(&self) -> Result<(), BlasError> {
+        let mut products = self.products.lock().unwrap_or_else(PoisonError::into_inner);
+        if products.is_none() {
+            let free_before = memory_info().ok().map(|(free, _)| free);
+            *products = Some(Products { handle: blas::handle()?, free_before });
+        }
+        Ok(())
+    }
+
+    /// Hands a product to cuBLAS, whose handle was made. The context is current.
+    pub(super) fn multiply(&self, stream: sys::CUstream, workspace: Piece, product: &Product) -> Result<(), BlasError> {
+        let mut products = self.products.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(products) = &mut *products else { return Err(BlasError::NO_HANDLE) };
+        products.handle.multiply(stream, workspace, product)?;
+        if let Some(before) = products.free_before.take() {
+            let after = memory_info().map_or(before, |(free, _)| free);
+            self.library_bytes.store(before.saturating_sub(after), Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// What the libraries took that the first product brought in.
+    pub(super) fn library_bytes(&self) -> u64 {
+        self.library_bytes.load(Ordering::Relaxed)
+    }
+}
+
+/// Waits for all work of the current context.
+pub(super) fn synchronize() -> CUresult {
+    // SAFETY: a context is current, or the driver says so.
+    unsafe { sys::cuCtxSynchronize() }
 }
 
 /// The properties that describe device memory of one GPU to the virtual-memory calls.
@@ -134,7 +248,8 @@ pub(super) fn succeed(code: CUresult) -> Result<(), CUresult> {
 }
 
 fn make_current(handle: sys::CUcontext) -> Result<(), CUresult> {
-    // SAFETY: the context is retained for the life of the process.
+    // SAFETY: the context is retained, for the life of the process or until `Primary` sees to it that it is current
+    // no longer.
     succeed(unsafe { sys::cuCtxSetCurrent(handle) })?;
     CURRENT.set(handle);
     Ok(())

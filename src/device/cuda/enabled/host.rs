@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, ptr};
 
 use cudarc::driver::sys;
 
-use super::CudaDevice;
+use super::{CudaDevice, memory::covered};
 use crate::{
     device::{CallKind, DeviceError, PinnedHost},
     unit::Address,
@@ -17,6 +17,11 @@ pub(super) struct PinnedMemory {
 }
 
 impl PinnedMemory {
+    /// Whether all of a range is page-locked memory that this device has handed out.
+    pub(super) fn covers(&self, address: Address, bytes: u64) -> bool {
+        bytes > 0 && covered(&self.live, address, bytes)
+    }
+
     /// Gives everything back. The context is current and idle, and what fails cannot be helped.
     pub(super) fn free_all(&mut self) {
         for (address, _) in std::mem::take(&mut self.live) {

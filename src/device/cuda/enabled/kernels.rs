@@ -12,10 +12,21 @@ use super::context::succeed;
 /// The text as the driver wants it, closed by a zero.
 const PTX: &str = concat!(include_str!("kernels.ptx"), "\0");
 
+/// The oldest driver and GPU that take [`PTX`], which is of version 6.0 for sm_50.
+pub(super) const OLDEST: &str = "drivers from CUDA 9.0 (R384) on, GPUs from Maxwell (sm_50) on";
+
+/// Work takes memory in units of this many bytes, from one of their boundaries on.
+pub(super) const UNIT_BYTES: u64 = 16;
+
 /// Threads of a block.
 const THREADS: u32 = 256;
 /// Blocks for each multiprocessor: as many as can run at a time with this many threads.
 const BLOCKS_EACH: u32 = 8;
+/// The same for the kernel that needs more registers.
+const BLOCKS_EACH_OF_COMBINE: u32 = 6;
+
+/// Every parameter of every kernel is 64 bits wide, and no kernel has more of them.
+const MOST_ARGUMENTS: usize = 12;
 
 /// The functions of the loaded module.
 #[derive(Debug)]
@@ -24,8 +35,8 @@ pub(super) struct Kernels {
     fill: sys::CUfunction,
     verify: sys::CUfunction,
     touch: sys::CUfunction,
-    read: sys::CUfunction,
-    most_blocks: u32,
+    combine: sys::CUfunction,
+    multiprocessors: u32,
 }
 
 /// A kernel with its arguments. Addresses are the caller's to answer for.
@@ -34,8 +45,56 @@ pub(super) enum Kernel {
     Spin { nanos: u64 },
     Fill { address: u64, words: u64, key: u64 },
     Verify { address: u64, words: u64, key: u64, mismatches: u64 },
-    Touch { address: u64, words: u64, total: u64 },
-    Read { address: u64, words: u64, total: u64 },
+    Touch { block: Units, total: u64 },
+    Combine { inputs: [Pass; 3], result: Pass },
+}
+
+/// A block in units of sixteen bytes, of which there is at least one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Units {
+    pub(super) address: u64,
+    pub(super) count: u64,
+}
+
+impl Units {
+    /// The whole units inside a piece of memory, if there are any.
+    pub(super) fn inside(address: u64, bytes: u64) -> Option<Units> {
+        let start = address.checked_next_multiple_of(UNIT_BYTES)?;
+        let count = bytes.checked_sub(start - address)? / UNIT_BYTES;
+        (count > 0).then_some(Units { address: start, count })
+    }
+
+    /// A whole pass over so many units of the block, round and round.
+    pub(super) fn pass(self, total: u64) -> Pass {
+        Pass { block: self, total }
+    }
+}
+
+/// How many units of a block are read or written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pass {
+    pub(super) block: Units,
+    pub(super) total: u64,
+}
+
+impl Pass {
+    /// No block: nothing of it is touched.
+    pub(super) const NOTHING: Pass = Pass { block: Units { address: 0, count: 1 }, total: 0 };
+}
+
+impl Kernel {
+    /// Fills a piece of device memory with [`plausible_numbers`].
+    pub(super) fn numbers(address: u64, bytes: u64) -> Kernel {
+        let result = Units::inside(address, bytes).map_or(Pass::NOTHING, |block| block.pass(block.count));
+        Kernel::Combine { inputs: [Pass::NOTHING; 3], result }
+    }
+}
+
+/// Eight bytes that are numbers of a size between 0.5 and 2 in every format, of either sign: what memory is given that
+/// products are made of, because products of zeros take less power and time than real ones.
+pub(super) fn plausible_numbers(index: u64) -> u64 {
+    let mixed = index.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (mixed ^ (mixed >> 29)) & 0x80FF_80FF_80FF_80FF | 0x3F00_3F00_3F00_3F00
 }
 
 impl Kernels {
@@ -56,8 +115,8 @@ impl Kernels {
             fill: function(c"oomph_fill")?,
             verify: function(c"oomph_verify")?,
             touch: function(c"oomph_touch")?,
-            read: function(c"oomph_read")?,
-            most_blocks: multiprocessors.max(1).saturating_mul(BLOCKS_EACH),
+            combine: function(c"oomph_combine")?,
+            multiprocessors: multiprocessors.max(1),
         })
     }
 
@@ -65,17 +124,27 @@ impl Kernels {
     pub(super) fn launch(&self, stream: sys::CUstream, kernel: Kernel) -> CUresult {
         // (function, threads that have something to do, arguments)
         let (function, width, mut arguments) = match kernel {
-            Kernel::Spin { nanos } => (self.spin, 1, [nanos, 0, 0, 0]),
-            Kernel::Fill { address, words, key } => (self.fill, words, [address, words, key, 0]),
+            Kernel::Spin { nanos } => (self.spin, 1, arguments([nanos])),
+            Kernel::Fill { address, words, key } => (self.fill, words, arguments([address, words, key])),
             Kernel::Verify { address, words, key, mismatches } => {
-                (self.verify, words, [address, words, key, mismatches])
+                (self.verify, words, arguments([address, words, key, mismatches]))
             }
-            Kernel::Touch { address, words, total } => (self.touch, total, [address, words, total, 0]),
-            Kernel::Read { address, words, total } => (self.read, total, [address, words, total, 0]),
+            Kernel::Touch { block, total } => (self.touch, total, arguments([block.address, block.count, total])),
+            Kernel::Combine { inputs: [first, second, third], result } => {
+                let passes = [first, second, third, result];
+                let longest = passes.iter().map(|pass| pass.total).max().unwrap_or(0);
+                let mut flat = [0; MOST_ARGUMENTS];
+                for (three, pass) in flat.chunks_exact_mut(3).zip(passes) {
+                    three.copy_from_slice(&[pass.block.address, pass.block.count, pass.total]);
+                }
+                (self.combine, longest, flat)
+            }
         };
         let threads = if width == 1 { 1 } else { THREADS };
-        let blocks = width.div_ceil(u64::from(threads)).clamp(1, u64::from(self.most_blocks)) as u32;
-        // Every parameter of every kernel is 64 bits wide; the driver reads as many as the kernel has.
+        let blocks_each = if matches!(kernel, Kernel::Combine { .. }) { BLOCKS_EACH_OF_COMBINE } else { BLOCKS_EACH };
+        let most_blocks = self.multiprocessors.saturating_mul(blocks_each);
+        let blocks = width.div_ceil(u64::from(threads)).clamp(1, u64::from(most_blocks)) as u32;
+        // The driver reads as many as the kernel has.
         let mut parameters = arguments.each_mut().map(|argument| ptr::from_mut(argument).cast::<c_void>());
         // SAFETY: the function is of a module that stays loaded, its parameters are as above, and the memory that it
         // touches is live: the caller has looked.
@@ -94,5 +163,45 @@ impl Kernels {
                 ptr::null_mut(),
             )
         }
+    }
+}
+
+/// Room for the arguments of the kernel that has the most.
+fn arguments<const N: usize>(given: [u64; N]) -> [u64; MOST_ARGUMENTS] {
+    let mut all = [0; MOST_ARGUMENTS];
+    all[..N].copy_from_slice(&given);
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_lie_inside_the_memory_on_their_own_boundaries() {
+        assert_eq!(Units::inside(0x1000, 512), Some(Units { address: 0x1000, count: 32 }));
+        assert_eq!(Units::inside(0x1008, 40), Some(Units { address: 0x1010, count: 2 }));
+        assert_eq!(Units::inside(0x1008, 20), None);
+        assert_eq!(Units::inside(0x1008, 4), None);
+        assert_eq!(Units::inside(u64::MAX, 16), None);
+    }
+
+    #[test]
+    fn plausible_numbers_are_of_moderate_size_in_every_format() {
+        for index in 0..1000 {
+            let word = plausible_numbers(index);
+            for single in [word as u32, (word >> 32) as u32] {
+                assert!((0.5..2.0).contains(&f32::from_bits(single).abs()), "{single:#x}");
+                for half in [single as u16, (single >> 16) as u16] {
+                    assert!((0.5..2.0).contains(&f32::from_bits(u32::from(half) << 16).abs()), "{half:#x}");
+                    assert_eq!((half >> 10) & 0x1f, 15, "an exponent of zero in half precision: {half:#x}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_kernels_are_of_the_version_that_the_oldest_driver_takes() {
+        assert!(PTX.contains(".version 6.0\n.target sm_50\n"), "{OLDEST}");
     }
 }

@@ -41,6 +41,9 @@ const CORE: &[&CStr] = &[
     c"cuLaunchKernel",
 ];
 
+/// What giving a context back needs (drivers from CUDA 11.0 on).
+const CONTEXT_RELEASE: &[&CStr] = &[c"cuDevicePrimaryCtxRelease_v2"];
+
 /// What virtual memory needs (drivers from CUDA 10.2 on).
 const VIRTUAL_MEMORY: &[&CStr] = &[
     c"cuMemGetAllocationGranularity",
@@ -112,6 +115,11 @@ pub(super) fn device_count() -> Result<u32, String> {
         sys::CUresult::CUDA_SUCCESS => Ok(u32::try_from(count).unwrap_or(0)),
         code => Err(format!("the driver does not tell its devices: cuDeviceGetCount says {code:?}")),
     }
+}
+
+/// Whether the library can give a context back before the process ends.
+pub(super) fn has_context_release() -> bool {
+    first_missing(CONTEXT_RELEASE).is_none()
 }
 
 /// Whether the library has the calls for virtual memory.

@@ -1,7 +1,8 @@
 //! The GPU itself: a [`Device`] over the driver's calls, with its own books.
 //!
 //! One file a subject: `library` (is the driver there), `context` (one a GPU and process), `memory`, `streams`, `vmm`,
-//! `pools`, `host`, `kernels` and `work`; `answer` turns the driver's codes into words. Every call is measured by the
+//! `pools`, `host`; `work` and `products` for what runs on streams, over `kernels`, `blas`, `scratch` and `staging`;
+//! `patterns` for tests; `toolkit` finds libraries; `answer` turns the driver's codes into words. Every call is measured by the
 //! wall clock around the driver's part of it alone; the books are kept outside.
 //!
 //! The books are what makes the handles safe to use: a number or address that is not in them is refused before the
@@ -9,14 +10,20 @@
 #![expect(unsafe_code, reason = "the driver is a C library")]
 
 mod answer;
+mod blas;
 mod context;
 mod host;
 mod kernels;
 mod library;
 mod memory;
+mod patterns;
 mod pools;
+mod products;
+mod scratch;
+mod staging;
 mod streams;
 mod survey;
+mod toolkit;
 mod vmm;
 mod work;
 
@@ -25,12 +32,13 @@ use std::{ptr, time::Instant};
 use cudarc::driver::sys::{self, CUresult};
 
 pub use survey::survey;
+pub use toolkit::look_for_toolkit_in;
 
 use self::{
-    context::Context, host::PinnedMemory, memory::PlainMemory, pools::Pools, streams::Streams, vmm::VirtualSpace,
-    work::Staging,
+    context::Context, host::PinnedMemory, memory::PlainMemory, pools::Pools, scratch::Scratch, staging::Staging,
+    streams::Streams, vmm::VirtualSpace,
 };
-use super::Unavailable;
+use super::{Footprint, Unavailable};
 use crate::{
     device::{
         CallKind, CallLedger, CallTally, Capabilities, Clock, Compute, Device, DeviceError, DeviceProps, MemoryInfo,
@@ -47,10 +55,37 @@ pub fn open(ordinal: u32) -> Result<Box<dyn Device>, Unavailable> {
     Ok(Box::new(CudaDevice::open(ordinal)?))
 }
 
+/// Makes sure that a GPU can be used, and leaves nothing on it: the process may then start others that use it.
+pub fn probe(ordinal: u32) -> Result<(), Unavailable> {
+    Context::probe(ordinal).map_err(Unavailable)
+}
+
+/// What a GPU is called.
+pub fn name(ordinal: u32) -> Result<String, Unavailable> {
+    context::name_of(ordinal).map_err(Unavailable)
+}
+
 /// The newest CUDA version that the driver supports, such as `13.0`, where there is a driver.
 #[must_use]
 pub fn driver_version() -> Option<String> {
     library::version().map(|(major, minor)| format!("{major}.{minor}"))
+}
+
+/// Whether matrix products run for real here: the library's version and file, or why not. Without it their streams are
+/// kept busy for as long as an H200 would be, and times of steps mean nothing.
+pub fn matrix_library() -> Result<String, Unavailable> {
+    blas::blas().map(|blas| format!("cuBLAS {}, {}", blas.version, blas.place)).map_err(Unavailable)
+}
+
+/// What this program and its libraries have taken of a GPU so far beside the context.
+pub fn footprint(ordinal: u32) -> Result<Footprint, Unavailable> {
+    let context = Context::of(ordinal).map_err(Unavailable)?;
+    let library_bytes = context.library_bytes();
+    Ok(Footprint {
+        kernel_bytes: context.kernel_bytes,
+        library_bytes,
+        workspace_bytes: if library_bytes > 0 { scratch::WORKSPACE_BYTES } else { 0 },
+    })
 }
 
 /// A real GPU.
@@ -67,6 +102,7 @@ pub struct CudaDevice {
     virtual_space: VirtualSpace,
     pools: Pools,
     pinned: PinnedMemory,
+    scratch: Scratch,
     staging: Staging,
 }
 
@@ -107,6 +143,7 @@ impl CudaDevice {
             virtual_space: VirtualSpace::default(),
             pools: Pools::default(),
             pinned: PinnedMemory::default(),
+            scratch: Scratch::default(),
             staging: Staging::default(),
         })
     }
@@ -119,7 +156,19 @@ impl CudaDevice {
         let code = entered.map_or_else(|code| code, |()| make());
         let time = Nanos(begin.elapsed().as_nanos() as u64);
         self.ledger.note(call, time, code != CUresult::CUDA_SUCCESS);
+        if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            self.look_at_free_memory();
+        }
         answer::result(call, requested, code)
+    }
+
+    /// Brings the books up to date when the driver had no more: other processes may have taken what was free at the last
+    /// look. Not a call of the caller's, so it does not count as one.
+    #[cold]
+    fn look_at_free_memory(&mut self) {
+        if let Ok((free, _)) = context::memory_info() {
+            self.free_bytes = free;
+        }
     }
 
     /// Answers a call that is not worth asking the driver.
@@ -212,9 +261,10 @@ impl Device for CudaDevice {
         self.free_bytes
     }
 
-    /// What was not free when the context was made, memory of other processes included: the driver tells no more.
+    /// What was not free when the context was made, memory of other processes included, because the driver tells no
+    /// more; what cuBLAS has taken; and scratch memory.
     fn overhead_bytes(&self) -> u64 {
-        self.props.context_bytes
+        self.props.context_bytes + self.context.library_bytes() + self.scratch.bytes()
     }
 
     fn stream_create(&mut self, _known_as: u64) -> Result<StreamId, DeviceError> {
@@ -330,7 +380,8 @@ impl Device for CudaDevice {
 }
 
 impl Drop for CudaDevice {
-    /// Gives everything back that was taken through this device, a panic's way out included. The context stays.
+    /// Gives everything back that was taken through this device, a panic's way out included. The context stays. Where it
+    /// is lost, so is everything in it, and the calls below are refused.
     fn drop(&mut self) {
         if self.context.enter().is_err() {
             return;
@@ -344,6 +395,7 @@ impl Drop for CudaDevice {
             unsafe { sys::cuMemFree_v2(address.0) };
         }
         self.pinned.free_all();
+        self.scratch.free_all();
         self.staging.free_all();
         self.streams.destroy_all();
     }

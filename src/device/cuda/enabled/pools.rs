@@ -54,9 +54,14 @@ impl Pools {
         }
         // SAFETY: waits for the frees above, so that destroying a pool gives its memory back.
         unsafe { sys::cuCtxSynchronize() };
-        for pool in self.pools.drain(..).skip(1).flatten() {
-            // SAFETY: the pool was made by us and is destroyed only here.
-            unsafe { sys::cuMemPoolDestroy(pool.handle) };
+        for (number, pool) in self.pools.drain(..).enumerate() {
+            match pool {
+                // The default pool outlives this device, and what it keeps would be missing from the next.
+                Some(Pool { handle, .. }) if number == 0 => restore_default(handle),
+                // SAFETY: the pool was made by us and is destroyed only here.
+                Some(Pool { handle, .. }) => drop(unsafe { sys::cuMemPoolDestroy(handle) }),
+                None => {}
+            }
         }
         *self = Pools::default();
     }
@@ -234,6 +239,17 @@ impl StreamOrderedPools for CudaDevice {
             pool.used -= bytes;
         }
         Ok(())
+    }
+}
+
+/// Empties a pool and lets it keep nothing, as a default pool is at first. What fails cannot be helped.
+fn restore_default(pool: sys::CUmemoryPool) {
+    let mut keep_nothing = 0u64;
+    let threshold = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+    // SAFETY: the default pool lives as long as its GPU, and this attribute is 64 bits wide.
+    unsafe {
+        sys::cuMemPoolSetAttribute(pool, threshold, (&raw mut keep_nothing).cast());
+        sys::cuMemPoolTrimTo(pool, 0);
     }
 }
 

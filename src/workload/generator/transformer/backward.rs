@@ -94,7 +94,8 @@ impl Machine {
             Operation::FusedLoss => self.fused_loss_backward(node, first),
             Operation::Scale => one(self.scale_backward(first)),
             Operation::ToHost => {
-                self.copy_to_host(first);
+                let work = Work::CopyOut { bytes: self.bytes(first), pinned: true };
+                self.work(work, [first]);
                 [None; MOST_EDGES]
             }
         };
@@ -155,10 +156,5 @@ impl Machine {
             self.release_all([sum, gradient]);
             self.graph.gradients[place] = Some(fresh);
         }
-    }
-
-    fn copy_to_host(&mut self, tensor: Tensor) {
-        let bytes = self.bytes(tensor);
-        self.work(Work::CopyOut { bytes, pinned: true }, [tensor]);
     }
 }

@@ -69,7 +69,7 @@ impl Machine {
     fn recompute(&mut self, checkpoint: u32) {
         let &Checkpoint { layer, input, kept_input, .. } = &self.graph.checkpoints[checkpoint as usize];
         let tensor = match kept_input {
-            Saved::OnHost { bytes, .. } => self.bring_back(bytes),
+            Saved::OnHost { buffer, bytes } => self.bring_back(buffer, bytes),
             _ => self.retain(input.tensor),
         };
         let origin = if input.origin.needs_gradient() { Origin::Recomputed } else { Origin::Constant };

@@ -8,7 +8,7 @@ use super::{
     machine::{Machine, Tensor},
     weights::WeightId,
 };
-use crate::{trace::Category, unit::Work};
+use crate::trace::{BlockSlot, Category};
 
 /// What saving means at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,7 +123,7 @@ impl Machine {
             let (tensor, is_own) = match saved {
                 Saved::Kept(tensor) => (Some(tensor), false),
                 Saved::Weight(weight) => (self.weights[weight as usize].tensor, false),
-                Saved::OnHost { bytes, .. } => (Some(self.bring_back(bytes)), true),
+                Saved::OnHost { buffer, bytes } => (Some(self.bring_back(buffer, bytes)), true),
                 Saved::Again { checkpoint, place } => (self.take_recomputed(checkpoint, place), true),
                 Saved::Nothing => (None, false),
             };
@@ -161,9 +161,9 @@ impl Machine {
     }
 
     /// A copy on the device of what was packed to the host.
-    pub(super) fn bring_back(&mut self, bytes: u64) -> Tensor {
+    pub(super) fn bring_back(&mut self, buffer: BlockSlot, bytes: u64) -> Tensor {
         let tensor = self.alloc(bytes, Category::Activation);
-        self.work(Work::CopyIn { bytes, pinned: true }, [tensor]);
+        self.copy_from_host(buffer, tensor);
         tensor
     }
 
@@ -175,11 +175,11 @@ impl Machine {
         };
         let buffer = self.take_host_buffer(bytes);
         if form == Form::Dense {
-            self.work(Work::CopyOut { bytes, pinned: true }, [tensor]);
+            self.copy_to_host(tensor, buffer);
         } else {
             let dense = self.temporary(bytes);
             self.elementwise(2 * bytes, [tensor, dense]);
-            self.work(Work::CopyOut { bytes, pinned: true }, [dense]);
+            self.copy_to_host(dense, buffer);
             self.release(dense);
         }
         Saved::OnHost { buffer, bytes }

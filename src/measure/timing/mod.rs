@@ -4,22 +4,29 @@
 //! Throughput comes from passes that nobody watches. Percentiles come from one more pass in which some operations are
 //! timed: reading the clock costs as much as a cache hit, so that pass is slower, and what reading the clock costs is
 //! measured and stated beside its percentiles, which still contain it.
+//!
+//! [`time`] gives one thread the strategy for itself; [`time_threads`] lets several share it under one lock.
+
+mod sampler;
+mod threads;
 
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
+pub use sampler::SAMPLED_ONE_IN;
+pub use threads::{copies_for_threads, time_threads};
+
+use self::sampler::{Sampler, Unwatched};
 use super::{CaseLabel, SCHEMA, latency::Durations};
 use crate::{
     device::{Clock, Device},
-    replay::{self, Live, Moment, Observer, OutOfMemory, ReplayError, Replayed, replay},
-    strategy::{Context, EventSink, Freed, Outcome, Silent, Strategy, StrategyEvent},
-    trace::{Op, Source},
+    replay::{self, Observer, ReplayError, replay},
+    strategy::{Context, Silent, Strategy},
+    trace::Source,
     unit::Nanos,
 };
 
-/// One operation in this many is timed, on average.
-pub const SAMPLED_ONE_IN: u32 = 16;
 /// How often the clock is read to find out what reading it costs.
 const TIMER_READINGS: usize = 1001;
 
@@ -38,13 +45,16 @@ pub struct TimingRecord {
     pub strategy: String,
     /// See [`CaseLabel::device`].
     pub device: String,
+    /// Threads that shared the strategy under one lock, each with a copy of the trace; empty where one thread had it
+    /// for itself, without that lock.
+    pub threads: Option<u16>,
     /// Always the wall clock.
     pub clock: Option<Clock>,
     /// Passes that nobody watched.
     pub passes: u32,
-    /// Events of one pass.
+    /// Events of one pass, those of all threads together.
     pub events: u64,
-    /// Allocations served and blocks given back in one pass.
+    /// Allocations served and blocks given back in one pass, by all threads together.
     pub operations: u64,
     /// Requests that failed in one pass.
     pub ooms: u64,
@@ -54,8 +64,11 @@ pub struct TimingRecord {
     pub pass_median_ns: u64,
     /// The slowest pass.
     pub pass_max_ns: u64,
-    /// In the median pass; reading the source is part of it.
+    /// In the median pass, all threads together; reading the source is part of it.
     pub operations_per_second: f64,
+    /// What an operation takes from the side of the thread that asks for it, waiting for the lock included: the median
+    /// pass times the number of threads, divided by the operations.
+    pub ns_per_operation: f64,
     /// One operation in this many was timed in the sampled pass.
     pub sampled_one_in: u32,
     /// What the percentiles contain of reading the clock.
@@ -102,49 +115,60 @@ pub fn time<E: From<ReplayError>>(
     for _ in 0..passes.max(1) {
         unwatched.push(pass(source, make()?, options, &mut Unwatched)?);
     }
-    unwatched.sort_by_key(|pass| pass.wall);
-    let median = &unwatched[unwatched.len() / 2];
-
     let mut sampler = Sampler::default();
     pass(source, make()?, options, &mut sampler)?;
-
-    let quantile = |durations: &Durations, share| durations.quantile(share).map(|time: Nanos| time.0);
-    Ok(TimingRecord {
-        schema: SCHEMA,
-        case_id: label.case_id(),
-        suite: label.suite.clone(),
-        workload: label.workload.clone(),
-        strategy: label.strategy.clone(),
-        device: label.device.clone(),
-        clock: Some(Clock::Wall),
-        passes: passes.max(1),
-        events: median.replayed.events,
-        operations: median.operations,
-        ooms: median.replayed.ooms,
-        pass_min_ns: unwatched[0].wall.0,
-        pass_median_ns: median.wall.0,
-        pass_max_ns: unwatched[unwatched.len() - 1].wall.0,
-        operations_per_second: median.operations as f64 * 1e9 / median.wall.0.max(1) as f64,
-        sampled_one_in: SAMPLED_ONE_IN,
-        timer_ns: timer_cost().0,
-        alloc_samples: sampler.allocs.count(),
-        alloc_p50_ns: quantile(&sampler.allocs, 0.5),
-        alloc_p90_ns: quantile(&sampler.allocs, 0.9),
-        alloc_p99_ns: quantile(&sampler.allocs, 0.99),
-        alloc_p999_ns: quantile(&sampler.allocs, 0.999),
-        alloc_max_ns: sampler.allocs.max().map(|time| time.0),
-        free_samples: sampler.frees.count(),
-        free_p50_ns: quantile(&sampler.frees, 0.5),
-        free_p90_ns: quantile(&sampler.frees, 0.9),
-        free_p99_ns: quantile(&sampler.frees, 0.99),
-        free_p999_ns: quantile(&sampler.frees, 0.999),
-        free_max_ns: sampler.frees.max().map(|time| time.0),
-    })
+    Ok(TimingRecord::new(label, None, unwatched, &sampler))
 }
 
+impl TimingRecord {
+    /// The row of a case, from its passes (at least one) and what was sampled.
+    fn new(label: &CaseLabel, threads: Option<u16>, mut unwatched: Vec<Pass>, sampler: &Sampler) -> TimingRecord {
+        unwatched.sort_by_key(|pass| pass.wall);
+        let median = unwatched[unwatched.len() / 2];
+        let (wall, operations) = (median.wall.0.max(1) as f64, median.operations as f64);
+        let quantile = |durations: &Durations, share| durations.quantile(share).map(|time: Nanos| time.0);
+        TimingRecord {
+            schema: SCHEMA,
+            case_id: label.case_id(),
+            suite: label.suite.clone(),
+            workload: label.workload.clone(),
+            strategy: label.strategy.clone(),
+            device: label.device.clone(),
+            threads,
+            clock: Some(Clock::Wall),
+            passes: unwatched.len() as u32,
+            events: median.events,
+            operations: median.operations,
+            ooms: median.ooms,
+            pass_min_ns: unwatched[0].wall.0,
+            pass_median_ns: median.wall.0,
+            pass_max_ns: unwatched[unwatched.len() - 1].wall.0,
+            operations_per_second: operations * 1e9 / wall,
+            ns_per_operation: wall * f64::from(threads.unwrap_or(1)) / operations.max(1.0),
+            sampled_one_in: SAMPLED_ONE_IN,
+            timer_ns: timer_cost().0,
+            alloc_samples: sampler.allocs.count(),
+            alloc_p50_ns: quantile(&sampler.allocs, 0.5),
+            alloc_p90_ns: quantile(&sampler.allocs, 0.9),
+            alloc_p99_ns: quantile(&sampler.allocs, 0.99),
+            alloc_p999_ns: quantile(&sampler.allocs, 0.999),
+            alloc_max_ns: sampler.allocs.max().map(|time| time.0),
+            free_samples: sampler.frees.count(),
+            free_p50_ns: quantile(&sampler.frees, 0.5),
+            free_p90_ns: quantile(&sampler.frees, 0.9),
+            free_p99_ns: quantile(&sampler.frees, 0.99),
+            free_p999_ns: quantile(&sampler.frees, 0.999),
+            free_max_ns: sampler.frees.max().map(|time| time.0),
+        }
+    }
+}
+
+/// One pass, by one thread or by several.
+#[derive(Clone, Copy)]
 struct Pass {
     wall: Nanos,
-    replayed: Replayed,
+    events: u64,
+    ooms: u64,
     operations: u64,
 }
 
@@ -161,11 +185,15 @@ fn pass<O: Observer>(
     strategy
         .close(&mut Context { device: &mut *device, sink: &mut Silent })
         .map_err(|source| ReplayError::Strategy { event: replayed.events, source })?;
-    Ok(Pass { wall, replayed, operations })
+    Ok(Pass { wall, events: replayed.events, ooms: replayed.ooms, operations })
 }
 
 fn elapsed(since: Instant) -> Nanos {
-    Nanos(u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    elapsed_between(since, Instant::now())
+}
+
+fn elapsed_between(begin: Instant, end: Instant) -> Nanos {
+    Nanos(u64::try_from(end.saturating_duration_since(begin).as_nanos()).unwrap_or(u64::MAX))
 }
 
 /// The median of what two readings of the clock in a row show.
@@ -173,74 +201,6 @@ fn timer_cost() -> Nanos {
     let mut readings: Vec<Nanos> = (0..TIMER_READINGS).map(|_| elapsed(Instant::now())).collect();
     readings.sort_unstable();
     readings[TIMER_READINGS / 2]
-}
-
-/// Compiles to nothing.
-struct Unwatched;
-
-impl EventSink for Unwatched {
-    fn event(&mut self, _: StrategyEvent) {}
-}
-
-impl Observer for Unwatched {}
-
-/// Times some operations. The gaps between them are irregular, so that a workload with a period of its own is not met
-/// at the same place every time.
-#[derive(Default)]
-struct Sampler {
-    gap: u32,
-    state: u64,
-    began: Option<Instant>,
-    allocs: Durations,
-    frees: Durations,
-}
-
-impl Sampler {
-    /// Between 1 and twice the average, from a linear congruential generator: cheap, and fair enough here.
-    fn next_gap(&mut self) -> u32 {
-        self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        1 + (self.state >> 33) as u32 % (2 * SAMPLED_ONE_IN - 1)
-    }
-}
-
-impl EventSink for Sampler {
-    fn event(&mut self, _: StrategyEvent) {}
-}
-
-impl Observer for Sampler {
-    fn before(&mut self, now: &Moment<'_>) {
-        if !matches!(now.event.op, Op::Alloc { .. } | Op::Free { .. }) {
-            return;
-        }
-        if self.gap == 0 {
-            self.gap = self.next_gap();
-            self.began = Some(Instant::now());
-        }
-        self.gap -= 1;
-    }
-
-    fn served(&mut self, _: &Moment<'_>, _: &Live, _: Outcome) {
-        if let Some(began) = self.began.take() {
-            self.allocs.note(elapsed(began));
-        }
-    }
-
-    fn out_of_memory(&mut self, _: &Moment<'_>, _: &OutOfMemory) {
-        if let Some(began) = self.began.take() {
-            self.allocs.note(elapsed(began));
-        }
-    }
-
-    fn freed(&mut self, _: &Moment<'_>, _: &Live, _: Freed) {
-        if let Some(began) = self.began.take() {
-            self.frees.note(elapsed(began));
-        }
-    }
-
-    fn after(&mut self, _: &Moment<'_>) {
-        // A free whose block was never served: nothing happened that could be timed.
-        self.began = None;
-    }
 }
 
 #[cfg(test)]

@@ -1,13 +1,9 @@
-//! Measures a device: what every driver call costs by size, and how fast memory and copies are.
-//!
-//! Called by `doctor --calibrate`; the result becomes a profile of the simulated device. Nothing here is about CUDA: it
-//! is asked through [`Device`], so that a simulated device can be measured too, which must give the profile it has.
+//! What every driver call costs by size, read from the device's own ledger.
 
-use super::{
-    CallKind, Device, DeviceError, PoolSettings,
-    sim::{Cost, ProfileFile, Rates},
+use crate::{
+    device::{CallKind, Device, DeviceError, PoolSettings, StreamOrderedPools, VirtualMemory, sim::Cost},
+    unit::{Address, EventId, GIB, KIB, MIB, Nanos, StreamId, Work, round_up},
 };
-use crate::unit::{Address, EventId, GIB, KIB, MIB, Nanos, StreamId, Work};
 
 /// Sizes at which calls about memory are measured.
 const SIZES: [u64; 8] = [512, 64 * KIB, MIB, 2 * MIB, 20 * MIB, 256 * MIB, GIB, 8 * GIB];
@@ -16,26 +12,14 @@ const MOST_HOST_BYTES: u64 = 256 * MIB;
 /// How often a call is measured; the largest sizes less often.
 const SAMPLES: usize = 101;
 const SAMPLES_OF_LARGE: usize = 11;
+/// How often a pool is trimmed, which the largest take their time for.
+const TRIMS: usize = 5;
 /// Streams are never given back before the device is, so only a few are made.
 const STREAMS: usize = 8;
-/// How many small kernels are queued to see how long one takes.
-const KERNELS: u32 = 200;
-/// More small allocations on one page than any page holds.
-const MOST_SMALL: u64 = 8192;
-
 const STREAM: StreamId = StreamId::DEFAULT;
 
-/// What was measured on a device.
-#[derive(Clone, Debug)]
-pub struct Calibration {
-    costs: Vec<Cost>,
-    rates: Rates,
-    small_allocations_per_page: Option<u64>,
-}
-
-/// Measures a device on which nothing else happens. Everything that is taken is given back, but for a few streams.
-pub fn calibrate(device: &mut dyn Device) -> Result<Calibration, DeviceError> {
-    let room = device.memory_info()?.free / 4;
+/// Measures every call at every size that fits into `room`. Everything is given back but a few streams.
+pub(super) fn measure(device: &mut dyn Device, room: u64) -> Result<Vec<Cost>, DeviceError> {
     let sizes: Vec<u64> = SIZES.into_iter().filter(|&bytes| bytes <= room).collect();
     let mut meter = Meter { device, samples: Vec::new() };
     meter.plain_memory(&sizes)?;
@@ -43,32 +27,7 @@ pub fn calibrate(device: &mut dyn Device) -> Result<Calibration, DeviceError> {
     meter.pools(&sizes)?;
     meter.pinned_host(&sizes)?;
     meter.streams_and_events()?;
-    let costs = meter.costs();
-    let rates = rates(meter.device, room)?;
-    let small_allocations_per_page = small_allocations_per_page(meter.device)?;
-    Ok(Calibration { costs, rates, small_allocations_per_page })
-}
-
-impl Calibration {
-    /// The profile of the measured device. The rates of arithmetic are the published ones of an H200: they were not
-    /// measured, and neither was what libraries take.
-    #[must_use]
-    pub fn into_profile(self, name: &str, driver: Option<String>, device: &dyn Device) -> ProfileFile {
-        let props = device.props();
-        ProfileFile {
-            name: name.to_owned(),
-            vendor_name: props.name.clone(),
-            driver,
-            total_bytes: props.total_bytes,
-            context_bytes: props.context_bytes,
-            library_bytes: 0,
-            page_bytes: props.page_bytes,
-            granularity_bytes: props.granularity_bytes,
-            small_allocations_per_page: self.small_allocations_per_page,
-            rates: self.rates,
-            cost: self.costs,
-        }
-    }
+    Ok(meter.costs())
 }
 
 /// Makes calls, and keeps what each cost by the device's own ledger.
@@ -113,6 +72,16 @@ impl Meter<'_> {
                 self.map_and_unmap(bytes)?;
             }
         }
+        // As much as an expandable segment reserves: an eighth more than there is memory.
+        let total = self.device.props().total_bytes;
+        let whole = round_up(total.saturating_add(total / 8), granularity.max(1));
+        for _ in 0..SAMPLES_OF_LARGE {
+            if self.device.virtual_memory().is_none() {
+                return Ok(());
+            }
+            let base = self.time(CallKind::AddressReserve, whole, |device| virtual_of(device)?.reserve(whole))?;
+            self.time(CallKind::AddressFree, whole, |device| virtual_of(device)?.address_free(base, whole))?;
+        }
         Ok(())
     }
 
@@ -149,8 +118,15 @@ impl Meter<'_> {
                 self.time(CallKind::MemFreeAsync, bytes, |device| pools_of(device)?.free_async(taken, STREAM))?;
                 self.time(CallKind::PoolGetAttribute, 0, |device| pools_of(device)?.pool_usage(pool))?;
             }
+            for _ in 0..TRIMS {
+                self.device.synchronize()?;
+                // A pool takes more than it is asked for, and gives that back.
+                let held = pools_of(self.device)?.pool_usage(pool)?.reserved;
+                self.time(CallKind::PoolTrim, held, |device| pools_of(device)?.pool_trim(pool, 0))?;
+                let again = pools_of(self.device)?.alloc_async(pool, bytes, STREAM)?;
+                pools_of(self.device)?.free_async(again, STREAM)?;
+            }
             self.device.synchronize()?;
-            self.time(CallKind::PoolTrim, bytes, |device| pools_of(device)?.pool_trim(pool, 0))?;
             self.time(CallKind::PoolDestroy, 0, |device| pools_of(device)?.pool_destroy(pool))?;
         }
         Ok(())
@@ -191,7 +167,10 @@ impl Meter<'_> {
             self.time(CallKind::CtxSynchronize, 0, |device| device.synchronize())?;
             self.time(CallKind::EventDestroy, 0, |device| device.event_destroy(event))?;
             if self.device.compute().is_some() {
-                self.time(CallKind::Launch, 0, |device| launch(device, &Work::Spin { nanos: Nanos::ZERO }, &[]))?;
+                self.time(CallKind::Launch, 0, |device| match device.compute() {
+                    Some(compute) => compute.launch(STREAM, &Work::Spin { nanos: Nanos::ZERO }, &[]),
+                    None => Ok(()),
+                })?;
             }
         }
         Ok(())
@@ -217,104 +196,10 @@ fn rounds(bytes: u64) -> usize {
     if bytes < GIB { SAMPLES } else { SAMPLES_OF_LARGE }
 }
 
-fn virtual_of(device: &mut dyn Device) -> Result<&mut dyn super::VirtualMemory, DeviceError> {
+fn virtual_of(device: &mut dyn Device) -> Result<&mut dyn VirtualMemory, DeviceError> {
     device.virtual_memory().ok_or(DeviceError::Unsupported { capability: "virtual memory" })
 }
 
-fn pools_of(device: &mut dyn Device) -> Result<&mut dyn super::StreamOrderedPools, DeviceError> {
+fn pools_of(device: &mut dyn Device) -> Result<&mut dyn StreamOrderedPools, DeviceError> {
     device.stream_ordered_pools().ok_or(DeviceError::Unsupported { capability: "stream-ordered pools" })
-}
-
-fn launch(device: &mut dyn Device, work: &Work, operands: &[(Address, u64)]) -> Result<(), DeviceError> {
-    match device.compute() {
-        Some(compute) => compute.launch(STREAM, work, operands),
-        None => Ok(()),
-    }
-}
-
-/// How fast copies and memory are; a device without compute has the published rates of an H200.
-fn rates(device: &mut dyn Device, room: u64) -> Result<Rates, DeviceError> {
-    let mut rates = Rates::H200;
-    if device.compute().is_none() {
-        return Ok(rates);
-    }
-    let bytes = GIB.min(room);
-    let operand = [(device.alloc(bytes)?, bytes)];
-    let mut per_ns = |work: Work, moved: u64| -> Result<f64, DeviceError> {
-        // The first run warms up: staging memory is made, pages are touched.
-        let time = duration(device, &work, &operand)?.min(duration(device, &work, &operand)?);
-        Ok(moved as f64 / time.0.max(1) as f64)
-    };
-    rates.pinned_copy_bytes_per_ns =
-        per_ns(Work::CopyIn { bytes, pinned: true }, bytes)?.min(per_ns(Work::CopyOut { bytes, pinned: true }, bytes)?);
-    rates.pageable_copy_in_bytes_per_ns = per_ns(Work::CopyIn { bytes, pinned: false }, bytes)?;
-    rates.pageable_copy_out_bytes_per_ns = per_ns(Work::CopyOut { bytes, pinned: false }, bytes)?;
-    let traffic = 16 * bytes;
-    rates.memory_bytes_per_ns = per_ns(Work::Elementwise { bytes: traffic }, traffic)?;
-    let small = Work::Elementwise { bytes: 512 };
-    device.synchronize()?;
-    let begin = device.now();
-    for _ in 0..KERNELS {
-        launch(device, &small, &operand)?;
-    }
-    device.synchronize()?;
-    rates.kernel_floor = Nanos(device.now().since(begin).0 / u64::from(KERNELS));
-    device.free(operand[0].0)?;
-    Ok(rates)
-}
-
-/// How long a piece of work takes, from an idle device to an idle device.
-fn duration(device: &mut dyn Device, work: &Work, operands: &[(Address, u64)]) -> Result<Nanos, DeviceError> {
-    device.synchronize()?;
-    let begin = device.now();
-    launch(device, work, operands)?;
-    device.synchronize()?;
-    Ok(device.now().since(begin))
-}
-
-/// How many allocations of 512 bytes the driver puts on one page; `None` where free memory never tells.
-fn small_allocations_per_page(device: &mut dyn Device) -> Result<Option<u64>, DeviceError> {
-    let mut taken = Vec::new();
-    let mut free = device.memory_info()?.free;
-    let mut at_last_drop = None;
-    let mut seen = None;
-    for number in 0..MOST_SMALL {
-        taken.push(device.alloc(512)?);
-        let now = device.memory_info()?.free;
-        if now < free {
-            free = now;
-            seen = at_last_drop.map(|last| number - last);
-            at_last_drop = Some(number);
-            if seen.is_some() {
-                break;
-            }
-        }
-    }
-    for address in taken {
-        device.free(address)?;
-    }
-    Ok(seen)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::device::sim::{CostTable, SimConfig, SimDevice};
-
-    #[test]
-    fn a_simulated_device_is_measured_as_it_was_made() {
-        let mut device = SimDevice::new(SimConfig::default()).unwrap();
-        let calibration = calibrate(&mut device).unwrap();
-        assert_eq!(device.held_bytes(), 0, "everything is given back");
-        assert_eq!(calibration.small_allocations_per_page, Some(4096));
-        let made = CostTable::h200();
-        for cost in &calibration.costs {
-            let kind = CallKind::ALL.iter().copied().find(|kind| kind.name() == cost.call).unwrap();
-            let nanos = (cost.median_us * 1e3).round() as u64;
-            assert_eq!(nanos, made.cost(kind, cost.bytes).0, "{cost:?}");
-        }
-        let near = |measured: f64, made: f64| (measured / made - 1.0).abs() < 0.05;
-        assert!(near(calibration.rates.pinned_copy_bytes_per_ns, 55.0));
-        assert!(near(calibration.rates.memory_bytes_per_ns, 4_800.0));
-    }
 }

@@ -1,0 +1,217 @@
+//! `cargo bench --bench against_peers`: PyTorch's own allocator, RMM's and `caching`, one after the other in one run.
+//!
+//! A peer is a program that prints `case: nanoseconds` by the recipe in `tools/allocator_recipe.h`. PyTorch's is
+//! `target/torch-oracle/bench` (`tools/torch-oracle/build.sh`: its real library over a stand-in runtime) or the program
+//! that `OOMPH_TORCH_BENCH` names (`build_for_gpu.sh` beside it: over the real one). RMM needs a GPU: its program is
+//! the one that `OOMPH_RMM_BENCH` names (`tools/rmm-bench/build.sh`). Ours runs by handle, and by address under a lock,
+//! which is how PyTorch is called. All take turns, and the medians of the turns are compared, so that a noisy machine is
+//! equally unfair to everyone. `OOMPH_PEER_TURNS` says how many turns there are, `OOMPH_BENCH_DEVICE` where `caching`
+//! runs.
+
+#![expect(clippy::expect_used, clippy::print_stdout, reason = "a bench prints, and stops where it cannot run")]
+
+mod recipe;
+
+use std::{
+    collections::BTreeMap,
+    env,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Barrier,
+    thread,
+    time::Instant,
+};
+
+use oomph::{
+    strategy::{
+        Caller, Silent, StrategySpec,
+        wrap::{Addressed, Locked},
+    },
+    unit::Address,
+};
+use recipe::{Bench, HOT, MIX, MIX_PAIRS, Mix, fresh, request, served, steps};
+
+/// Turns that each side takes where nothing else is said.
+const TURNS: usize = 7;
+const HOT_PAIRS: u32 = 200_000;
+/// Numbers of threads that share an allocator, with their names.
+const THREADS: [(usize, &str); 5] =
+    [(1, "1 thread"), (2, "2 threads"), (4, "4 threads"), (8, "8 threads"), (16, "16 threads")];
+/// Live blocks and pairs of each thread.
+const THREAD_LIVE: usize = 100;
+const THREAD_PAIRS: usize = 50_000;
+
+/// Nanoseconds per pair by case.
+type Times = BTreeMap<String, Vec<f64>>;
+
+/// Somebody else's allocator.
+struct Peer {
+    name: &'static str,
+    program: PathBuf,
+    argument: Option<&'static str>,
+}
+
+fn main() {
+    let turns = env::var("OOMPH_PEER_TURNS").map_or(TURNS, |text| text.parse().expect("a number of turns"));
+    let torch =
+        env::var_os("OOMPH_TORCH_BENCH").map_or_else(|| PathBuf::from("target/torch-oracle/bench"), PathBuf::from);
+    let torch = Peer { name: "PyTorch", program: torch, argument: None };
+    let rmm = env::var_os("OOMPH_RMM_BENCH").map(PathBuf::from);
+    for (name, settings) in [("native", ""), ("expandable", "expandable_segments:True")] {
+        let mut peers: Vec<Peer> = Vec::new();
+        if torch.program.exists() {
+            peers.push(Peer { program: torch.program.clone(), ..torch });
+        } else {
+            println!("no PyTorch: {} is not there; tools/torch-oracle/build.sh builds it", torch.program.display());
+        }
+        // RMM knows no such settings: it is timed once, beside the native ones.
+        match &rmm {
+            Some(program) if settings.is_empty() => {
+                for (name, resource) in [("RMM pool", "pool"), ("RMM arena", "arena")] {
+                    peers.push(Peer { name, program: program.clone(), argument: Some(resource) });
+                }
+            }
+            Some(_) => {}
+            None if settings.is_empty() => println!("no RMM: OOMPH_RMM_BENCH names no program"),
+            None => {}
+        }
+        compare(name, settings, &peers, turns);
+    }
+}
+
+/// Times everybody in turns and prints a line a case: their times, ours, and how many times faster ours is by address.
+fn compare(name: &str, settings: &str, peers: &[Peer], turns: usize) {
+    let mut theirs: Vec<Times> = peers.iter().map(|_| Times::new()).collect();
+    let (mut address, mut handle) = (Times::new(), Times::new());
+    for _ in 0..turns {
+        for (peer, times) in peers.iter().zip(&mut theirs) {
+            time_peer(peer, settings, times);
+        }
+        time_ours("address:caching", settings, &mut address);
+        time_ours("caching", settings, &mut handle);
+        time_threads(settings, &mut address, &mut handle);
+    }
+    let names = || peers.iter().map(|peer| peer.name);
+    let times_heads: String = names().chain(["address", "handle"]).map(|name| format!(" {name:>12}")).collect();
+    let ratio_heads: String = names().map(|name| format!(" {:>12}", format!("x {name}"))).collect();
+    println!("{name:<12} {:<18}{times_heads}{ratio_heads}", "case");
+    let hot_and_mix = HOT.iter().map(|(_, case)| *case).chain(MIX.iter().map(|(_, case)| *case));
+    for case in hot_and_mix.chain(THREADS.iter().map(|(_, case)| *case)) {
+        let theirs: Vec<Option<f64>> = theirs.iter_mut().map(|times| median(times, case)).collect();
+        let ours = median(&mut address, case);
+        let shown = |time: Option<f64>| format!(" {:>12}", time.map_or("-".to_owned(), |time| format!("{time:.1} ns")));
+        let times: String = theirs.iter().copied().chain([ours, median(&mut handle, case)]).map(shown).collect();
+        let ratios: String = theirs
+            .iter()
+            .map(|theirs| theirs.zip(ours).map_or("-".to_owned(), |(theirs, ours)| format!("{:.1}", theirs / ours)))
+            .map(|ratio| format!(" {ratio:>12}"))
+            .collect();
+        println!("{name:<12} {case:<18}{times}{ratios}");
+    }
+}
+
+/// Lines of the form `case: nanoseconds`. A peer that cannot run is an error: a comparison without it would mislead.
+fn time_peer(peer: &Peer, settings: &str, times: &mut Times) {
+    let program: &Path = &peer.program;
+    let output = Command::new(program)
+        .args(peer.argument)
+        .env("PYTORCH_CUDA_ALLOC_CONF", settings)
+        .output()
+        .unwrap_or_else(|error| panic!("{}: {error}", program.display()));
+    assert!(output.status.success(), "{}: {}", program.display(), String::from_utf8_lossy(&output.stderr));
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        let (case, time) = line.split_once(": ").expect("case: nanoseconds");
+        times.entry(case.to_owned()).or_default().push(time.parse().expect("a number"));
+    }
+}
+
+fn time_ours(name: &str, settings: &str, times: &mut Times) {
+    let spec = StrategySpec::from(format!("{name}:{settings}").as_str());
+    let mut note = |case: &str, time: f64| times.entry(case.to_owned()).or_default().push(time);
+    let mut bench = Bench::new(&spec).expect("the device has virtual memory");
+    for (bytes, case) in HOT {
+        let first = bench.alloc(bytes);
+        bench.free(first);
+        let began = Instant::now();
+        for _ in 0..HOT_PAIRS {
+            let block = bench.alloc(bytes);
+            bench.free(block);
+        }
+        note(case, began.elapsed().as_nanos() as f64 / f64::from(HOT_PAIRS));
+    }
+    drop(bench);
+    for (live, case) in MIX {
+        let mut bench = Bench::new(&spec).expect("it was there above");
+        let mut mix = Mix::new(live);
+        mix.warm_up(&mut bench);
+        let began = Instant::now();
+        mix.warm_up(&mut bench);
+        note(case, began.elapsed().as_nanos() as f64 / MIX_PAIRS as f64);
+    }
+}
+
+/// Threads under one lock, by address and by handle. The lock is the only one: `address:` would bring a second.
+fn time_threads(settings: &str, address: &mut Times, handle: &mut Times) {
+    let spec = StrategySpec::from(format!("caching:{settings}").as_str());
+    let caller = Caller::default();
+    for (threads, case) in THREADS {
+        let (strategy, device) = fresh(&spec);
+        let shared = Locked::new(Addressed::new(strategy), device, Silent);
+        let alloc = |bytes| served(shared.alloc(&request(bytes))).address;
+        let free = |block: Address| {
+            shared.with(|strategy, cx| strategy.free_by_address(cx, block, caller)).expect("a live block");
+        };
+        address.entry(case.to_owned()).or_default().push(mix_in_threads(threads, alloc, free));
+        shared.close().expect("the device takes its memory back");
+
+        let (strategy, device) = fresh(&spec);
+        let shared = Locked::new(strategy, device, Silent);
+        let alloc = |bytes| served(shared.alloc(&request(bytes)));
+        let free = |block| {
+            shared.free(block, caller).expect("a live block");
+        };
+        handle.entry(case.to_owned()).or_default().push(mix_in_threads(threads, alloc, free));
+        shared.close().expect("the device takes its memory back");
+    }
+}
+
+/// What a pair takes from the side of one of the threads, waiting for the others included.
+fn mix_in_threads<B: Copy>(threads: usize, alloc: impl Fn(u64) -> B + Sync, free: impl Fn(B) + Sync) -> f64 {
+    let together = Barrier::new(threads + 1);
+    thread::scope(|scope| {
+        for number in 0..threads as u64 {
+            let (alloc, free, together) = (&alloc, &free, &together);
+            scope.spawn(move || {
+                let steps = steps(THREAD_LIVE, THREAD_PAIRS, 42 + number);
+                let mut places: Vec<Option<B>> = vec![None; THREAD_LIVE];
+                let mut pass = || {
+                    for &(place, bytes) in &steps {
+                        if let Some(block) = places[place].take() {
+                            free(block);
+                        }
+                        places[place] = Some(alloc(bytes));
+                    }
+                };
+                pass();
+                together.wait();
+                pass();
+                together.wait();
+                // Nobody gives blocks back while the time is read.
+                together.wait();
+                places.into_iter().flatten().for_each(free);
+            });
+        }
+        together.wait();
+        let began = Instant::now();
+        together.wait();
+        let took = began.elapsed().as_nanos() as f64;
+        together.wait();
+        took / THREAD_PAIRS as f64
+    })
+}
+
+fn median(times: &mut Times, case: &str) -> Option<f64> {
+    let times = times.get_mut(case)?;
+    times.sort_by(f64::total_cmp);
+    Some(times[times.len() / 2])
+}

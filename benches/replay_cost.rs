@@ -1,0 +1,55 @@
+//! `cargo bench --bench replay_cost`: what replay itself costs, told by the strategy that does next to nothing.
+//!
+//! Every pass replays a trace in memory through `null` with nobody watching, as the untimed pass of a timed case does.
+//! The fastest pass is the cost, because another process can only make a pass slower; the median says how noisy the
+//! machine is. `OOMPH_REPLAY_PASSES` sets the number of passes (2 is enough where instructions are counted).
+
+#![expect(clippy::expect_used, clippy::print_stdout, reason = "a bench prints, and stops where it cannot run")]
+
+use std::{env, time::Instant};
+
+use oomph::{
+    device::{
+        Device,
+        sim::{Profile, SimDevice},
+    },
+    replay::{Observer, Options, replay},
+    strategy::{EventSink, Setup, StrategyEvent, StrategySpec},
+    trace::Trace,
+    workload::Recipe,
+};
+
+/// The hot pair and the mix are memory traffic alone; training has marks, work and events in between.
+const WORKLOADS: [&str; 5] = ["hot-512", "mix-100", "mix-1000", "mix-10000", "training"];
+const PASSES: usize = 41;
+
+struct Unwatched;
+
+impl EventSink for Unwatched {
+    fn event(&mut self, _: StrategyEvent) {}
+}
+
+impl Observer for Unwatched {}
+
+fn main() {
+    let passes = env::var("OOMPH_REPLAY_PASSES").map_or(PASSES, |text| text.parse().expect("a number of passes"));
+    println!("{:<12} {:>9} {:>12} {:>12}", "workload", "events", "ns/event", "median");
+    for name in WORKLOADS {
+        let workload = Recipe::named(name).and_then(|recipe| recipe.workload()).expect("an embedded recipe");
+        let trace = Trace::read(&workload).expect("a generator does not fail");
+        let events = trace.events.len();
+        let mut times: Vec<f64> = (0..passes).map(|_| pass(&trace) / events as f64).collect();
+        times.sort_by(f64::total_cmp);
+        println!("{name:<12} {events:>9} {:>12.2} {:>12.2}", times[0], times[times.len() / 2]);
+    }
+}
+
+/// Nanoseconds of one pass.
+fn pass(trace: &Trace) -> f64 {
+    let mut device = SimDevice::new(Profile::h200()).expect("the built-in profile is sound");
+    let spec = StrategySpec::from("null");
+    let mut strategy = spec.build(&Setup { props: device.props(), limit: None }).expect("a registered strategy");
+    let began = Instant::now();
+    replay(trace, &mut *strategy, &mut device, &Options::default(), &mut Unwatched).expect("a sound trace");
+    began.elapsed().as_nanos() as f64
+}

@@ -1,0 +1,317 @@
+//! `oomph verify --on DEVICE`: does this device agree with the simulated one?
+
+use std::{
+    path::Path,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::anyhow;
+use clap::Args;
+
+use super::{
+    environment, exit,
+    failure::{Failure, Outcome},
+    interrupt,
+    options::DeviceOptions,
+    output, progress,
+    verify::{self, VerifyFormat},
+};
+use crate::{
+    device::{DeviceProps, DeviceSpec},
+    measure::{AgreementRecord, CaseLabel, agreement::Finding},
+    replay::{OnOutOfMemory, Pace, verify::Companion},
+    report,
+    strategy::StrategySpec,
+    suite::{self, Case, CaseSettings, Filter, SourceSpec, SuiteFile},
+    trace::Source,
+};
+
+const HEADING: &str = "Comparing devices";
+
+/// What `--on` brings along.
+#[derive(Debug, Args)]
+pub struct OnOptions {
+    /// Compare this device with the simulated one: `cuda[:N]`, or `sim`, which agrees with itself.
+    #[arg(long = "on", id = "on", value_name = "DEVICE", help_heading = HEADING)]
+    pub device: Option<String>,
+    /// A strategy with its parameters; may be repeated. Of `async` only peaks can be compared: the driver decides
+    /// [default: direct, caching and caching:expandable_segments:True].
+    #[arg(long, short, value_name = "NAME[:PARAMETERS]", requires = "on", help_heading = HEADING)]
+    pub strategy: Vec<String>,
+    /// Every workload of this suite with its limits and seeds; may be repeated, `all` is every suite there is.
+    #[arg(long, value_name = "SUITE", requires = "on", help_heading = HEADING)]
+    pub suite: Vec<String>,
+    /// Run only cases whose id contains this, or matches it as a whole where it has a `*`; may be repeated.
+    #[arg(long, short, value_name = "PATTERN", requires = "on", help_heading = HEADING)]
+    pub filter: Vec<String>,
+}
+
+/// What the project promises agreement for.
+const DEFAULT_STRATEGIES: [&str; 3] = ["direct", "caching", "caching:expandable_segments:True"];
+
+/// One source, not yet read, and the cases that it is for.
+struct Subject {
+    source: Unread,
+    cases: Vec<(CaseLabel, StrategySpec)>,
+}
+
+enum Unread {
+    /// Generated while it is read.
+    Workload(Arc<dyn Source>),
+    /// Read into memory when its turn comes: recordings are re-lived first, which takes a while.
+    File(SourceSpec),
+}
+
+/// The devices that are compared.
+struct Devices {
+    real: DeviceSpec,
+    simulated: DeviceSpec,
+}
+
+/// A row, and how long it took.
+struct Compared {
+    place: (usize, usize),
+    record: AgreementRecord,
+    readable: bool,
+    wall: Duration,
+}
+
+pub fn run(args: &verify::Args) -> Outcome {
+    let began = Instant::now();
+    let devices = devices(args)?;
+    let subjects = subjects(args, &devices)?;
+    let total = subjects.iter().map(|subject| subject.cases.len()).sum();
+    let stop = interrupt::flag(interrupt::Running::Replay)?;
+    let mut done = compare_all(&subjects, &devices, total, &stop);
+    done.sort_by_key(|compared| compared.place);
+    let records: Vec<AgreementRecord> = done.iter().map(|compared| compared.record.clone()).collect();
+    output::say(&match args.format {
+        VerifyFormat::Table => report::agreements(&records, output::terminal_width()),
+        VerifyFormat::Json => report::agreements_json(&records),
+        VerifyFormat::Csv => report::agreements_csv(&records)?,
+    })?;
+    tell_times(&done, began.elapsed());
+    if records.len() < total {
+        output::complain(&format!("interrupted after {} of {total} cases", records.len()));
+        return Ok(exit::INTERRUPTED);
+    }
+    Ok(exit_code(&done))
+}
+
+fn exit_code(done: &[Compared]) -> u8 {
+    let any = |finding| done.iter().any(|compared| compared.record.finding == finding);
+    if any(Finding::Differs) {
+        exit::NOT_EXACT
+    } else if done.iter().any(|compared| !compared.readable) {
+        exit::USAGE
+    } else if any(Finding::Failed) {
+        exit::CASES_FAILED
+    } else {
+        exit::OK
+    }
+}
+
+/// Long runs are split by hand, for which one must know what takes long.
+fn tell_times(done: &[Compared], wall: Duration) {
+    let in_seconds = |time: Duration| format!("{:.1} s", time.as_secs_f64());
+    if let Some(longest) = done.iter().max_by_key(|compared| compared.wall) {
+        output::complain(&format!(
+            "{} cases in {}; the longest took {}: {}",
+            done.len(),
+            in_seconds(wall),
+            in_seconds(longest.wall),
+            longest.record.case_id,
+        ));
+    }
+}
+
+fn devices(args: &verify::Args) -> Result<Devices, Failure> {
+    let Some(name) = &args.on.device else { return Err(Failure::usage(anyhow!("--on DEVICE is missing"))) };
+    let simulated: DeviceSpec = args.device.device.parse().map_err(Failure::usage)?;
+    if !simulated.is_simulated() {
+        return Err(Failure::usage(anyhow!(
+            "--device {simulated}: with --on it names the simulated side of the comparison"
+        )));
+    }
+    let simulated = args.device.spec()?;
+    let real = DeviceOptions { device: name.clone(), limit: args.device.limit }.spec()?;
+    // A simulated device is compared with itself unless somebody says otherwise.
+    let is_default = args.device.device == DeviceOptions::default().device;
+    let simulated = if real.is_simulated() && is_default { real.clone() } else { simulated };
+    Ok(Devices { real, simulated })
+}
+
+/// What to run, without what the filters leave out.
+fn subjects(args: &verify::Args, devices: &Devices) -> Result<Vec<Subject>, Failure> {
+    let props = devices.real.open()?.props().clone();
+    let strategies = strategies(args)?;
+    let mut subjects = Vec::new();
+    let mut add = |source: Unread, label: CaseLabel| {
+        let labelled = |strategy: &StrategySpec| CaseLabel { strategy: strategy.to_string(), ..label.clone() };
+        let cases = strategies.iter().map(|strategy| (labelled(strategy), strategy.clone())).collect();
+        subjects.push(Subject { source, cases });
+    };
+    for path in &args.sources {
+        let (source, label) = named(args, path, devices, &props)?;
+        add(source, label);
+    }
+    for (source, label) in of_suites(args, devices, &props)? {
+        add(source, label);
+    }
+    let filter = Filter { only: args.on.filter.clone(), ..Filter::default() };
+    for subject in &mut subjects {
+        subject.cases.retain(|(label, _)| filter.takes(&label.case_id()));
+    }
+    subjects.retain(|subject| !subject.cases.is_empty());
+    if subjects.is_empty() {
+        return Err(Failure::nothing_selected(anyhow!("no case passes the filters")));
+    }
+    Ok(subjects)
+}
+
+fn strategies(args: &verify::Args) -> Result<Vec<StrategySpec>, Failure> {
+    let typed: Vec<&str> = match &args.on.strategy[..] {
+        [] => DEFAULT_STRATEGIES.to_vec(),
+        typed => typed.iter().map(String::as_str).collect(),
+    };
+    let mut strategies = Vec::new();
+    for text in typed {
+        let (strategy, note) = environment::resolve_settings(StrategySpec::from(text));
+        strategy.check().map_err(Failure::usage)?;
+        if let Some(note) = note {
+            output::complain(&note);
+        }
+        strategies.push(strategy);
+    }
+    Ok(strategies)
+}
+
+/// A source that was typed. What is no source is an error before anything runs.
+fn named(
+    args: &verify::Args,
+    path: &Path,
+    devices: &Devices,
+    props: &DeviceProps,
+) -> Result<(Unread, CaseLabel), Failure> {
+    let spec = SourceSpec {
+        name: path.to_string_lossy().into_owned(),
+        set: Vec::new(),
+        seed: 1,
+        device_index: args.device_index,
+    };
+    let (source, workload, companion) = match spec.recipe().map_err(Failure::usage)? {
+        Some(_) => {
+            let source: Arc<dyn Source> = spec.open().map_err(Failure::usage)?.into();
+            let workload = source.name().to_owned();
+            (Unread::Workload(source), workload, Companion::default())
+        }
+        None => {
+            let workload = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let companion = Companion::beside(path).map_err(Failure::usage)?.unwrap_or_default();
+            (Unread::File(spec), workload, companion)
+        }
+    };
+    let label = CaseLabel {
+        suite: "verify".to_owned(),
+        workload,
+        device: devices.real.to_string(),
+        limit: args.limit(&companion, props),
+        seed: 1,
+        repeat: 1,
+        ..CaseLabel::default()
+    };
+    Ok((source, label))
+}
+
+/// The workloads of the suites, each once with every limit and seed that it has there.
+fn of_suites(args: &verify::Args, devices: &Devices, props: &DeviceProps) -> Result<Vec<(Unread, CaseLabel)>, Failure> {
+    let every_suite = || SuiteFile::embedded().map(str::to_owned).collect();
+    let names: Vec<String> =
+        if args.on.suite.iter().any(|name| name == "all") { every_suite() } else { args.on.suite.clone() };
+    let limit = args.limit(&Companion::default(), props);
+    let settings = CaseSettings { device: devices.real.clone(), limit, seed: None, timeout: None };
+    let mut found: Vec<(Unread, CaseLabel)> = Vec::new();
+    for name in &names {
+        let suite = SuiteFile::load(name).map_err(Failure::usage)?;
+        for case in suite.cases(&settings).map_err(Failure::usage)? {
+            let key = |label: &CaseLabel| (label.workload.clone(), label.limit, label.seed, label.repeat);
+            if found.iter().all(|(_, known)| key(known) != key(&case.label)) {
+                found.push((Unread::Workload(case.source), case.label));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Runs everything: on all cores where the device is simulated. On a real one cases take turns, while the next sources
+/// are being read.
+fn compare_all(subjects: &[Subject], devices: &Devices, total: usize, stop: &AtomicBool) -> Vec<Compared> {
+    let bar = progress::of_cases(total, 0);
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let turn = Mutex::new(());
+    let work = || {
+        while !stop.load(Ordering::Relaxed) {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let Some(subject) = subjects.get(number) else { break };
+            let source = subject.source.read();
+            for (place, (label, strategy)) in subject.cases.iter().enumerate() {
+                let _turn = (!devices.real.is_simulated()).then(|| turn.lock());
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
+                bar.set_message(label.case_id());
+                let began = Instant::now();
+                let record = match &source {
+                    Ok(source) => suite::compare(&case(label, strategy, source, devices), &devices.simulated, stop),
+                    Err(failure) => {
+                        let simulated = devices.simulated.to_string();
+                        AgreementRecord::unmeasured(label, &simulated, Finding::Failed, &failure.to_string())
+                    }
+                };
+                bar.inc(1);
+                if record.finding != Finding::Interrupted {
+                    let compared =
+                        Compared { place: (number, place), record, readable: source.is_ok(), wall: began.elapsed() };
+                    done.lock().unwrap_or_else(PoisonError::into_inner).push(compared);
+                }
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..suite::all_cores().min(subjects.len()) {
+            scope.spawn(work);
+        }
+    });
+    bar.finish_and_clear();
+    done.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Unread {
+    fn read(&self) -> Result<Arc<dyn Source>, Failure> {
+        match self {
+            Unread::Workload(source) => Ok(Arc::clone(source)),
+            Unread::File(spec) => spec.open().map(Arc::from).map_err(Failure::usage),
+        }
+    }
+}
+
+fn case(label: &CaseLabel, strategy: &StrategySpec, source: &Arc<dyn Source>, devices: &Devices) -> Case {
+    Case {
+        label: label.clone(),
+        source: Arc::clone(source),
+        // Two devices are compared in one process: nobody opens the source anew.
+        origin: SourceSpec::default(),
+        strategy: strategy.clone(),
+        device: devices.real.clone(),
+        on_out_of_memory: OnOutOfMemory::Skip,
+        pace: Pace::Flat,
+        timed: false,
+        threads: Vec::new(),
+        timeout: None,
+    }
+}

@@ -1,0 +1,295 @@
+//! Does a device agree with the simulated one? A case runs three times: on the device; on the answers that its driver
+//! gave, where every decision must be the same; and freely on a simulated device, whose peaks are compared.
+//!
+//! Who wins a tie between two places depends on where the driver put them, and whether a block can be reused on whether
+//! a kernel is done. So two free runs may differ without anybody being wrong, and their difference is given in percent.
+
+use serde::{Deserialize, Serialize};
+
+use super::{CaseLabel, SCHEMA};
+use crate::{
+    device::{Capabilities, Device},
+    replay::{
+        Observer, Options, ReplayError,
+        agreement::{Performance, agree, perform},
+    },
+    strategy::{EventSink, Strategy, StrategyEvent, async_pool},
+    trace::Source,
+};
+
+/// What a comparison found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Finding {
+    /// Every decision is the same on the same answers.
+    Agrees,
+    /// Some decision is not.
+    Differs,
+    /// The driver decides by itself: there are no answers to decide on, and only the free runs were compared.
+    Unscripted,
+    /// It was never run, and the reason says why.
+    #[default]
+    Skipped,
+    /// It was stopped from outside, and nothing was found.
+    Interrupted,
+    /// It could not be run to its end, and the reason says why.
+    Failed,
+}
+
+/// One row of a comparison. A cell is empty where there is nothing to say.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct AgreementRecord {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// [`CaseLabel::case_id`].
+    pub case_id: String,
+    /// What was run: see [`CaseLabel::workload`].
+    pub source: String,
+    /// See [`CaseLabel::strategy`].
+    pub strategy: String,
+    /// See [`CaseLabel::device`].
+    pub device: String,
+    /// The simulated device of the free run, as users type it.
+    pub simulated_device: String,
+    /// See [`CaseLabel::limit`].
+    pub limit_bytes: Option<u64>,
+    /// See [`CaseLabel::seed`].
+    pub seed: u64,
+    /// What was found.
+    pub finding: Finding,
+    /// Why it was skipped or has failed.
+    pub reason: String,
+    /// Events of the run on the device.
+    pub events: u64,
+    /// Events at which the run on the same answers decided the same.
+    pub events_agreed: Option<u64>,
+    /// The share of those.
+    pub agreement_percent: Option<f64>,
+    /// The first difference in words, with its place in the trace.
+    pub first_difference: Option<String>,
+    /// Requests on the device that needed cached memory to be given back first.
+    pub retries: u64,
+    /// Requests that failed on the device.
+    pub ooms: u64,
+    /// Requests that failed on the simulated device.
+    pub simulated_ooms: u64,
+    /// Peak reserved on the device.
+    pub peak_reserved_bytes: u64,
+    /// Peak reserved on the simulated device.
+    pub simulated_peak_reserved_bytes: u64,
+    /// How much more the simulated device had reserved at its peak.
+    pub peak_reserved_difference_percent: Option<f64>,
+    /// Peak of what was in use on the device: blocks that were not yet reusable, or what the driver's pool counts as such.
+    pub peak_used_bytes: u64,
+    /// The same on the simulated device.
+    pub simulated_peak_used_bytes: u64,
+    /// How much more was in use on the simulated device at its peak.
+    pub peak_used_difference_percent: Option<f64>,
+}
+
+/// Devices and strategies for the three runs, none of them used before.
+pub struct Cast {
+    /// Where the case runs.
+    pub device: Box<dyn Device>,
+    /// Where it runs freely.
+    pub simulated: Box<dyn Device>,
+    /// One strategy for each run: on the device, on its answers, on the simulated device.
+    pub strategies: [Box<dyn Strategy>; 3],
+}
+
+impl AgreementRecord {
+    /// The row of a case that has not been run.
+    #[must_use]
+    pub fn unmeasured(label: &CaseLabel, simulated_device: &str, finding: Finding, reason: &str) -> AgreementRecord {
+        AgreementRecord {
+            schema: SCHEMA,
+            case_id: label.case_id(),
+            source: label.workload.clone(),
+            strategy: label.strategy.clone(),
+            device: label.device.clone(),
+            simulated_device: simulated_device.to_owned(),
+            limit_bytes: label.limit,
+            seed: label.seed,
+            finding,
+            reason: reason.to_owned(),
+            ..AgreementRecord::default()
+        }
+    }
+
+    /// Runs a case three times and compares. What goes wrong is in the record.
+    #[must_use]
+    pub fn measure(
+        label: &CaseLabel,
+        simulated_device: &str,
+        source: &dyn Source,
+        cast: Cast,
+        options: &Options<'_>,
+    ) -> AgreementRecord {
+        let mut record = AgreementRecord::unmeasured(label, simulated_device, Finding::Agrees, "");
+        let needs = cast.strategies[0].requires();
+        for (device, which) in [(&cast.device, "this device"), (&cast.simulated, "the simulated device")] {
+            let missing = needs.missing_from(device.props().capabilities);
+            if missing != Capabilities::NONE {
+                record.finding = Finding::Skipped;
+                record.reason = format!("{which} has no {missing}");
+                return record;
+            }
+        }
+        if let Err(error) = record.run(source, cast, options) {
+            record.finding = Finding::Failed;
+            record.reason = error.to_string();
+        }
+        record
+    }
+
+    fn run(&mut self, source: &dyn Source, cast: Cast, options: &Options<'_>) -> Result<(), ReplayError> {
+        let Cast { mut device, mut simulated, strategies: [mut first, second, mut free] } = cast;
+        let on_device = if first.requires().stream_ordered_pools {
+            self.finding = Finding::Unscripted;
+            perform(source, &mut *first, &mut *device, options, &mut Unwatched)?
+        } else {
+            let agreement = agree(source, [first, second], &mut *device, options)?;
+            let events = agreement.performance.replayed.events;
+            self.events_agreed = Some(agreement.agreed);
+            self.agreement_percent = percent(agreement.agreed, events);
+            if let Some(difference) = agreement.difference {
+                self.finding = Finding::Differs;
+                self.first_difference = Some(difference.to_string());
+            }
+            agreement.performance
+        };
+        self.events = on_device.replayed.events;
+        (self.retries, self.ooms) = (on_device.stats.retries, on_device.replayed.ooms);
+        self.peak_reserved_bytes = on_device.stats.peak.reserved;
+        self.peak_used_bytes = peak_used(&on_device);
+
+        let in_free_run = perform(source, &mut *free, &mut *simulated, options, &mut Unwatched)?;
+        self.simulated_ooms = in_free_run.replayed.ooms;
+        self.simulated_peak_reserved_bytes = in_free_run.stats.peak.reserved;
+        self.simulated_peak_used_bytes = peak_used(&in_free_run);
+        self.peak_reserved_difference_percent = more(self.simulated_peak_reserved_bytes, self.peak_reserved_bytes);
+        self.peak_used_difference_percent = more(self.simulated_peak_used_bytes, self.peak_used_bytes);
+        if on_device.replayed.interrupted || in_free_run.replayed.interrupted {
+            self.finding = Finding::Interrupted;
+        }
+        Ok(())
+    }
+}
+
+/// The driver's own figure where a pool of the driver's serves the blocks: it rounds as it likes.
+fn peak_used(performance: &Performance) -> u64 {
+    let of_pool = performance.details.iter().find(|(name, _)| *name == async_pool::USED_HIGH);
+    of_pool.map_or(performance.stats.peak.active, |&(_, bytes)| bytes)
+}
+
+fn percent(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 / whole as f64 * 100.0)
+}
+
+/// How much more `value` is than `base`, in percent.
+fn more(value: u64, base: u64) -> Option<f64> {
+    Some(percent(value, base)? - 100.0)
+}
+
+struct Unwatched;
+
+impl EventSink for Unwatched {
+    fn event(&mut self, _: StrategyEvent) {}
+}
+
+impl Observer for Unwatched {}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+    use crate::{
+        device::{
+            sim::{SimConfig, SimDevice},
+            wrap::Limited,
+        },
+        strategy::{Setup, StrategySpec},
+        trace::{Trace, TraceBuilder},
+        unit::{MIB, StreamId, TagId},
+    };
+
+    fn simulated() -> Box<dyn Device> {
+        Box::new(SimDevice::new(SimConfig::default()).unwrap())
+    }
+
+    fn cast(specs: [&str; 3]) -> Cast {
+        let (device, simulated) = (simulated(), simulated());
+        let build = |spec| StrategySpec::from(spec).build(&Setup { props: device.props(), limit: None }).unwrap();
+        let strategies = specs.map(build);
+        Cast { device, simulated, strategies }
+    }
+
+    fn story() -> Trace {
+        let mut story = TraceBuilder::new();
+        let first = story.alloc(3 * MIB, StreamId::DEFAULT, TagId(0));
+        let second = story.alloc(30 * MIB, StreamId::DEFAULT, TagId(0));
+        story.free(first);
+        story.free(second);
+        story.finish("story")
+    }
+
+    fn measure(cast: Cast) -> AgreementRecord {
+        let label = CaseLabel { workload: "story".to_owned(), ..CaseLabel::default() };
+        AgreementRecord::measure(&label, "sim", &story(), cast, &Options::default())
+    }
+
+    #[test]
+    fn a_simulated_device_agrees_with_itself() {
+        let record = measure(cast(["caching"; 3]));
+        assert_eq!((record.finding, record.events, record.events_agreed), (Finding::Agrees, 4, Some(4)));
+        assert_eq!((record.agreement_percent, record.peak_reserved_difference_percent), (Some(100.0), Some(0.0)));
+        assert_eq!((record.peak_reserved_bytes, record.peak_used_bytes), (50 * MIB, 33 * MIB));
+        assert_eq!(record.first_difference, None);
+    }
+
+    #[test]
+    fn a_difference_has_its_share_and_its_words() {
+        let record = measure(cast(["caching", "direct", "caching"]));
+        assert_eq!((record.finding, record.agreement_percent), (Finding::Differs, Some(0.0)));
+        assert!(record.first_difference.unwrap().starts_with("event 0, alloc of 3145728 bytes"));
+    }
+
+    #[test]
+    fn a_free_run_that_takes_more_or_less_is_told_in_percent() {
+        let record = measure(cast(["caching", "caching", "direct"]));
+        assert_eq!((record.finding, record.simulated_peak_reserved_bytes), (Finding::Agrees, 33 * MIB));
+        assert!((record.peak_reserved_difference_percent.unwrap() + 34.0).abs() < 1e-9);
+        let mut small = cast(["caching"; 3]);
+        small.simulated = Box::new(Limited::to(40 * MIB, small.simulated));
+        let record = measure(small);
+        assert_eq!((record.ooms, record.simulated_ooms), (0, 1));
+    }
+
+    #[test]
+    fn the_drivers_own_pool_is_compared_by_its_peaks_alone() {
+        let record = measure(cast(["async"; 3]));
+        assert_eq!((record.finding, record.agreement_percent, record.events), (Finding::Unscripted, None, 4));
+        assert_eq!(record.peak_used_bytes, 33 * MIB);
+        assert_eq!(record.peak_used_difference_percent, Some(0.0));
+        assert_eq!(record.peak_reserved_difference_percent, Some(0.0));
+    }
+
+    #[test]
+    fn what_a_device_cannot_do_is_skipped_with_the_reason() {
+        use crate::measure::fixture::TinyDevice;
+        let mut incapable = cast(["async"; 3]);
+        incapable.device = Box::new(TinyDevice::new(MIB));
+        let record = measure(incapable);
+        assert_eq!(record.finding, Finding::Skipped);
+        assert_eq!(record.reason, "this device has no stream-ordered pools");
+    }
+
+    #[test]
+    fn a_run_that_was_stopped_finds_nothing() {
+        let stop = AtomicBool::new(true);
+        let options = Options { stop: Some(&stop), ..Options::default() };
+        let record = AgreementRecord::measure(&CaseLabel::default(), "sim", &story(), cast(["caching"; 3]), &options);
+        assert_eq!(record.finding, Finding::Interrupted);
+    }
+}

@@ -1,0 +1,92 @@
+//! Who watches the passes of a timed case: nobody, or a sampler that reads the clock around some operations.
+
+use std::time::Instant;
+
+use super::{super::latency::Durations, elapsed};
+use crate::{
+    replay::{Live, Moment, Observer, OutOfMemory},
+    strategy::{EventSink, Freed, Outcome, StrategyEvent},
+    trace::Op,
+};
+
+/// One operation in this many is timed, on average.
+pub const SAMPLED_ONE_IN: u32 = 16;
+
+/// Compiles to nothing.
+pub(super) struct Unwatched;
+
+impl EventSink for Unwatched {
+    fn event(&mut self, _: StrategyEvent) {}
+}
+
+impl Observer for Unwatched {}
+
+/// Times some operations. The gaps between them are irregular, so that a workload with a period of its own is not met
+/// at the same place every time.
+#[derive(Default)]
+pub(super) struct Sampler {
+    gap: u32,
+    state: u64,
+    began: Option<Instant>,
+    pub(super) allocs: Durations,
+    pub(super) frees: Durations,
+}
+
+impl Sampler {
+    /// Its neighbours' samples are not met at the same operations: every number gives other gaps.
+    pub(super) fn numbered(number: u64) -> Sampler {
+        Sampler { state: number, ..Sampler::default() }
+    }
+
+    /// Adds what another sampler saw.
+    pub(super) fn absorb(&mut self, other: &Sampler) {
+        self.allocs.absorb(&other.allocs);
+        self.frees.absorb(&other.frees);
+    }
+
+    /// Between 1 and twice the average, from a linear congruential generator: cheap, and fair enough here.
+    fn next_gap(&mut self) -> u32 {
+        self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        1 + (self.state >> 33) as u32 % (2 * SAMPLED_ONE_IN - 1)
+    }
+}
+
+impl EventSink for Sampler {
+    fn event(&mut self, _: StrategyEvent) {}
+}
+
+impl Observer for Sampler {
+    fn before(&mut self, now: &Moment<'_>) {
+        if !matches!(now.event.op, Op::Alloc { .. } | Op::Free { .. }) {
+            return;
+        }
+        if self.gap == 0 {
+            self.gap = self.next_gap();
+            self.began = Some(Instant::now());
+        }
+        self.gap -= 1;
+    }
+
+    fn served(&mut self, _: &Moment<'_>, _: &Live, _: Outcome) {
+        if let Some(began) = self.began.take() {
+            self.allocs.note(elapsed(began));
+        }
+    }
+
+    fn out_of_memory(&mut self, _: &Moment<'_>, _: &OutOfMemory) {
+        if let Some(began) = self.began.take() {
+            self.allocs.note(elapsed(began));
+        }
+    }
+
+    fn freed(&mut self, _: &Moment<'_>, _: &Live, _: Freed) {
+        if let Some(began) = self.began.take() {
+            self.frees.note(elapsed(began));
+        }
+    }
+
+    fn after(&mut self, _: &Moment<'_>) {
+        // A free whose block was never served: nothing happened that could be timed.
+        self.began = None;
+    }
+}

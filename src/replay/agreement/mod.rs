@@ -1,0 +1,367 @@
+//! Runs a case on a device, and once more on the answers that the device's driver gave: the decisions must be the same,
+//! event by event.
+//!
+//! If they are, the strategy is all there is to a run: what happens on a real GPU follows from the strategy's code and
+//! the driver's answers (where memory lies, whether events are done, what fails), and a simulated run differs only where
+//! its driver answers otherwise. `oomph verify --on` calls this through the rooms above. It prints nothing, and says
+//! nothing about how good a simulated driver is: that takes a [free run](perform) on one.
+
+mod decision;
+mod difference;
+mod proofreader;
+mod transcript;
+
+use std::{panic::resume_unwind, thread};
+
+pub use decision::Decision;
+pub use difference::{Difference, Place};
+
+use self::{
+    proofreader::Proofreader,
+    transcript::{Reader, Writer, transcript},
+};
+use super::{Live, Moment, Observer, OnOutOfMemory, Options, OutOfMemory, ReplayError, Replayed, replay};
+use crate::{
+    device::{
+        Device, DeviceProps,
+        wrap::{Call, Intercepted, Prompted},
+    },
+    strategy::{Context, EventSink, Freed, Outcome, Stats, Strategy, StrategyEvent},
+    trace::Source,
+};
+
+/// What a run on a device left behind, and how far a second run on the same answers agrees with it.
+#[derive(Clone, Debug)]
+pub struct Agreement {
+    /// The run on the device.
+    pub performance: Performance,
+    /// Events at which both runs decided the same.
+    pub agreed: u64,
+    /// The first difference, be it at an event or afterwards, when memory is given back.
+    pub difference: Option<Difference>,
+}
+
+/// What a run left behind.
+#[derive(Clone, Debug)]
+pub struct Performance {
+    /// What was carried out.
+    pub replayed: Replayed,
+    /// The books when the cache had been emptied.
+    pub stats: Stats,
+    /// The strategy's own counters at that moment.
+    pub details: Vec<(&'static str, u64)>,
+}
+
+/// Runs `source` on `device`, and at the same time on the driver's answers with the second strategy, which must be of
+/// the same kind as the first and fresh like it.
+///
+/// Requests that fail are left out ([`OnOutOfMemory::Skip`]), because a run that ends with the first one proves less.
+/// The error is that of the run on the device. A run that was interrupted agrees as far as it got, if at all.
+///
+/// ```
+/// use oomph::device::{Device, sim::{SimConfig, SimDevice}};
+/// use oomph::replay::{Options, agreement::agree};
+/// use oomph::strategy::{Setup, StrategySpec};
+/// use oomph::trace::TraceBuilder;
+/// use oomph::unit::{StreamId, TagId};
+/// let mut story = TraceBuilder::new();
+/// let block = story.alloc(3 << 20, StreamId::DEFAULT, TagId(0));
+/// story.free(block);
+/// let mut device = SimDevice::new(SimConfig::default())?;
+/// let caching = || StrategySpec::from("caching").build(&Setup { props: device.props(), limit: None });
+/// let pair = [caching()?, caching()?];
+/// let agreement = agree(&story.finish("tiny"), pair, &mut device, &Options::default())?;
+/// assert_eq!((agreement.agreed, agreement.difference), (2, None));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn agree(
+    source: &dyn Source,
+    pair: [Box<dyn Strategy>; 2],
+    device: &mut dyn Device,
+    options: &Options<'_>,
+) -> Result<Agreement, ReplayError> {
+    let [mut first, mut second] = pair;
+    let (writer, reader) = transcript();
+    let props = device.props().clone();
+    let (performance, comparison) = thread::scope(|scope| {
+        let comparison = scope.spawn(|| compare(source, &mut *second, props, reader, options));
+        let performance = watch(source, &mut *first, device, writer, options);
+        (performance, comparison.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    });
+    let performance = performance?;
+    let Comparison { agreed, difference, stats } = comparison;
+    let difference = difference.or_else(|| {
+        let stats = stats.filter(|stats| *stats != performance.stats)?;
+        let complaint = format!("the books at the end are {:?}, then {stats:?}", performance.stats);
+        Some(Difference::new(Place::default(), &[], &[], Some(complaint)))
+    });
+    Ok(Agreement { performance, agreed, difference })
+}
+
+/// Runs `source` to its end and gives everything back. Requests that fail are left out.
+///
+/// The cache is emptied before the books are read, which also makes a strategy that leaves memory to the driver ask
+/// once more how much that was.
+pub fn perform<O: Observer>(
+    source: &dyn Source,
+    strategy: &mut dyn Strategy,
+    device: &mut dyn Device,
+    options: &Options<'_>,
+    observer: &mut O,
+) -> Result<Performance, ReplayError> {
+    let options = Options { on_out_of_memory: OnOutOfMemory::Skip, ..*options };
+    let replayed = replay(source, strategy, device, &options, observer)?;
+    let failed = |source| ReplayError::Strategy { event: replayed.events, source };
+    strategy.trim(&mut Context { device: &mut *device, sink: &mut *observer }).map_err(failed)?;
+    let performance = Performance { replayed, stats: *strategy.stats(), details: strategy.details() };
+    strategy.close(&mut Context { device, sink: observer }).map_err(failed)?;
+    Ok(performance)
+}
+
+/// The run on the device, which writes the transcript.
+fn watch(
+    source: &dyn Source,
+    strategy: &mut dyn Strategy,
+    device: &mut dyn Device,
+    writer: Writer,
+    options: &Options<'_>,
+) -> Result<Performance, ReplayError> {
+    let mut device = Intercepted::new(device, writer.clone());
+    perform(source, strategy, &mut device, options, &mut Clerk { writer })
+}
+
+/// Writes every decision down.
+struct Clerk {
+    writer: Writer,
+}
+
+impl EventSink for Clerk {
+    fn event(&mut self, event: StrategyEvent) {
+        self.writer.decision(Decision::Inside(event));
+    }
+}
+
+impl Observer for Clerk {
+    fn served(&mut self, _: &Moment<'_>, live: &Live, outcome: Outcome) {
+        self.writer.decision(Decision::served(live, outcome));
+    }
+
+    fn freed(&mut self, _: &Moment<'_>, _: &Live, freed: Freed) {
+        self.writer.decision(Decision::Freed(freed));
+    }
+
+    fn out_of_memory(&mut self, _: &Moment<'_>, report: &OutOfMemory) {
+        self.writer.decision(Decision::Failed(report.shortage));
+    }
+
+    fn after(&mut self, _: &Moment<'_>) {
+        self.writer.event_ends();
+    }
+}
+
+/// What the run on the transcript's answers found.
+struct Comparison {
+    agreed: u64,
+    difference: Option<Difference>,
+    /// The books, if it came to its end.
+    stats: Option<Stats>,
+}
+
+/// The run on the transcript's answers. It is not stopped from outside: it ends when the transcript does.
+fn compare(
+    source: &dyn Source,
+    strategy: &mut dyn Strategy,
+    props: DeviceProps,
+    reader: Reader,
+    options: &Options<'_>,
+) -> Comparison {
+    let answers = reader.clone();
+    let mut device = Prompted::new(props, move || answers.exchanges());
+    let mut proofreader = Proofreader::new(reader);
+    let options = Options { stop: None, ..*options };
+    let performance = perform(source, strategy, &mut device, &options, &mut proofreader);
+    let complaint = match (&performance, device.mismatch()) {
+        (_, Some(mismatch)) => Some(mismatch.to_string()),
+        (Err(error), None) => Some(error.to_string()),
+        (Ok(_), None) => device.next_expected().map(|call: &Call| format!("nothing calls for {call:?}")),
+    };
+    proofreader.conclude(performance.is_ok(), complaint);
+    let Proofreader { agreed, difference, .. } = proofreader;
+    Comparison { agreed, difference, stats: performance.ok().map(|performance| performance.stats) }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{
+        device::{
+            CallKind, DeviceError,
+            sim::{SimConfig, SimDevice},
+            wrap::{Answer, Fault, FaultPlan, Faulty, Interceptor, Limited, Reply},
+        },
+        strategy::{STRATEGIES, Setup, Strategy, StrategySpec},
+        trace::{MarkKind, Trace, TraceBuilder, arbitrary},
+        unit::{GIB, MIB, Nanos, StreamId, TagId, Work},
+    };
+
+    fn simulated() -> Box<dyn Device> {
+        Box::new(SimDevice::new(SimConfig::default()).unwrap())
+    }
+
+    fn build(spec: &str, device: &dyn Device) -> Box<dyn Strategy> {
+        StrategySpec::from(spec).build(&Setup { props: device.props(), limit: None }).unwrap()
+    }
+
+    fn agree_on(source: &Trace, first: &str, second: &str, mut device: Box<dyn Device>) -> Agreement {
+        let pair = [build(first, &*device), build(second, &*device)];
+        agree(source, pair, &mut *device, &Options::default()).unwrap()
+    }
+
+    /// Two streams, deferred frees, marks, and blocks that are cut from larger ones.
+    fn story() -> Trace {
+        let mut story = TraceBuilder::new();
+        let side = story.new_stream().unwrap();
+        for step in 0..20 {
+            story.mark(MarkKind::Step, "", step);
+            story.mark(MarkKind::Phase, "forward", 0);
+            let shared = story.alloc(3 * MIB + u64::from(step), StreamId::DEFAULT, TagId(0));
+            story.use_on(shared, side);
+            story.work(Work::Spin { nanos: Nanos(300_000) }, side, &[shared]);
+            story.free(shared);
+            let large = story.alloc(30 * MIB, StreamId::DEFAULT, TagId(0));
+            let small = story.alloc(700, side, TagId(0));
+            story.free(large);
+            story.free(small);
+        }
+        story.finish("story")
+    }
+
+    #[test]
+    fn every_strategy_decides_the_same_on_the_same_answers() {
+        for spec in STRATEGIES.iter().flat_map(|entry| entry.specs()) {
+            let spec = spec.to_string();
+            for limit in [GIB, 48 * MIB] {
+                let agreement = agree_on(&story(), &spec, &spec, Box::new(Limited::to(limit, simulated())));
+                assert_eq!(agreement.difference, None, "{spec} in {limit} bytes");
+                assert_eq!((agreement.agreed, agreement.performance.replayed.events), (200, 200), "{spec}");
+            }
+        }
+    }
+
+    #[test]
+    fn failures_of_the_driver_are_answers_too() {
+        let plan = FaultPlan::none().fail_every(Some(CallKind::MemAlloc), 3, Fault::OutOfMemory);
+        for spec in ["direct", "caching"] {
+            let device = Box::new(Faulty::with(plan.clone(), simulated()));
+            let agreement = agree_on(&story(), spec, spec, device);
+            assert_eq!(agreement.difference, None, "{spec}");
+            let stats = agreement.performance.stats;
+            assert!(stats.ooms + stats.retries > 0, "{spec}: the failures were noticed: {stats:?}");
+        }
+    }
+
+    #[test]
+    fn another_strategy_is_seen_where_it_first_decides_otherwise() {
+        let agreement = agree_on(&story(), "caching", "caching:large_segment_size_mb:40", simulated());
+        let difference = agreement.difference.unwrap();
+        assert_eq!(difference.place.event.map(|(number, _)| number), Some(2));
+        assert_eq!(agreement.agreed, 2);
+        let words = difference.to_string();
+        for word in ["event 2, alloc of 3145728 bytes on stream 0 in step 0, forward", "Alloc { bytes: 41943040 }"] {
+            assert!(words.contains(word), "{words}");
+        }
+    }
+
+    #[test]
+    fn another_choice_among_the_same_memory_is_seen_without_another_call() {
+        let mut story = TraceBuilder::new();
+        // The two round this size differently, and both find room for it in one segment.
+        let block = story.alloc(1025 * 1024, StreamId::DEFAULT, TagId(0));
+        story.free(block);
+        let agreement = agree_on(&story.finish("two"), "caching", "caching:roundup_power2_divisions:4", simulated());
+        assert_eq!(agreement.agreed, 1, "the free is the same");
+        let words = agreement.difference.unwrap().to_string();
+        assert!(words.contains("serves 1049600 bytes") && words.contains("serves 1310720 bytes"), "{words}");
+    }
+
+    /// Tells the strategy something else than the transcript.
+    struct Liar {
+        answers: u64,
+        lie_at: u64,
+    }
+
+    impl Interceptor for Liar {
+        fn before<D: Device + ?Sized>(&mut self, _: &Call, _: &D) -> Result<(), DeviceError> {
+            Ok(())
+        }
+
+        fn after<D: Device + ?Sized>(&mut self, _: &Call, answer: &mut Answer, _: &D) {
+            if let Ok(Reply::Ready(ready)) = answer {
+                self.answers += 1;
+                *ready ^= self.answers == self.lie_at;
+            }
+        }
+    }
+
+    #[test]
+    fn a_single_answer_that_was_tampered_with_is_seen() {
+        let (source, options) = (story(), Options::default());
+        for lie_at in [1, 5, 17] {
+            let device = simulated();
+            let [mut first, mut second] = [build("caching", &*device), build("caching", &*device)];
+            let props = device.props().clone();
+            let (writer, reader) = transcript();
+            let honest = Intercepted::new(device, writer.clone());
+            let mut device = Intercepted::new(Box::new(honest), Liar { answers: 0, lie_at });
+            perform(&source, &mut *first, &mut device, &options, &mut Clerk { writer }).unwrap();
+            assert!(device.interceptor().answers >= lie_at, "so many questions are asked");
+            drop(device);
+            let comparison = compare(&source, &mut *second, props, reader, &options);
+            assert!(comparison.difference.is_some(), "lie {lie_at}");
+            assert!(comparison.agreed < 200);
+        }
+    }
+
+    #[test]
+    fn a_call_that_is_left_out_at_the_end_is_seen() {
+        let (source, options) = (story(), Options::default());
+        let device = simulated();
+        let [mut first, mut second] = [build("caching", &*device), build("caching", &*device)];
+        let props = device.props().clone();
+        let (writer, reader) = transcript();
+        let mut device = Intercepted::new(device, writer.clone());
+        perform(&source, &mut *first, &mut device, &options, &mut Clerk { writer }).unwrap();
+        device.synchronize().unwrap();
+        drop(device);
+        let comparison = compare(&source, &mut *second, props, reader, &options);
+        let words = comparison.difference.unwrap().to_string();
+        assert_eq!(comparison.agreed, 200);
+        assert!(
+            words.starts_with("after the last event") && words.contains("nothing calls for Synchronize"),
+            "{words}"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn any_story_is_decided_the_same_twice(
+            story in arbitrary::traces(150),
+            spec in prop::sample::select(vec!["direct", "caching", "caching:expandable_segments:True", "async"]),
+            limit in prop::option::of(1u64..2000),
+        ) {
+            let mut device = simulated();
+            if let Some(limit) = limit {
+                device = Box::new(Limited::to(limit * MIB, device));
+            }
+            let pair = [build(spec, &*device), build(spec, &*device)];
+            // Pinned memory that is not there ends a replay; nothing is to be compared then.
+            if let Ok(agreement) = agree(&story, pair, &mut *device, &Options::default()) {
+                prop_assert_eq!(agreement.difference, None);
+                prop_assert_eq!(agreement.agreed, agreement.performance.replayed.events);
+                prop_assert_eq!(device.held_bytes(), 0);
+            }
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! The way from the run that is watched to the run that repeats it: what the driver was asked and answered, and what the
+//! strategy decided, event by event.
+//!
+//! Both runs go on at the same time, and only so much is under way between them: a trace of any length can be compared
+//! in the same memory. Everything travels in one channel, so that no run waits for what the other holds back.
+
+use std::{
+    collections::VecDeque,
+    mem,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+};
+
+use super::Decision;
+use crate::device::{
+    Device, DeviceError,
+    wrap::{Answer, Call, Exchange, Interceptor},
+};
+
+/// So many exchanges and decisions travel together.
+const CHUNK: usize = 4096;
+/// So many chunks may be under way, about 35 MB: a recording fits whole, so that the watched run is never held up by
+/// the other one and its streams are as busy as they would be alone.
+const CHUNKS_UNDER_WAY: usize = 64;
+
+/// Opens the way.
+pub(super) fn transcript() -> (Writer, Reader) {
+    let (sender, receiver) = sync_channel(CHUNKS_UNDER_WAY);
+    let draft = Draft { chunk: Chunk::default(), sender: Some(sender) };
+    let received = Received { receiver, exchanges: Vec::new(), tellings: VecDeque::new() };
+    (Writer(Arc::new(Mutex::new(draft))), Reader(Arc::new(Mutex::new(received))))
+}
+
+#[derive(Debug, Default)]
+struct Chunk {
+    exchanges: Vec<Exchange>,
+    tellings: Vec<Telling>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Telling {
+    Decision(Decision),
+    /// Everything so far belongs to one event.
+    EventEnds,
+}
+
+/// The end that the watched run writes to; copies write to the same transcript. It is complete once all are gone.
+#[derive(Clone, Debug)]
+pub(super) struct Writer(Arc<Mutex<Draft>>);
+
+#[derive(Debug)]
+struct Draft {
+    chunk: Chunk,
+    /// Nothing once nobody reads any more.
+    sender: Option<SyncSender<Chunk>>,
+}
+
+impl Writer {
+    pub(super) fn decision(&self, decision: Decision) {
+        self.write(|chunk| chunk.tellings.push(Telling::Decision(decision)));
+    }
+
+    pub(super) fn event_ends(&self) {
+        self.write(|chunk| chunk.tellings.push(Telling::EventEnds));
+    }
+
+    fn write(&self, add: impl FnOnce(&mut Chunk)) {
+        let mut draft = lock(&self.0);
+        if draft.sender.is_none() {
+            return;
+        }
+        add(&mut draft.chunk);
+        if draft.chunk.exchanges.len() + draft.chunk.tellings.len() >= CHUNK {
+            draft.send();
+        }
+    }
+}
+
+impl Draft {
+    fn send(&mut self) {
+        let chunk = mem::take(&mut self.chunk);
+        if self.sender.as_ref().is_some_and(|sender| sender.send(chunk).is_err()) {
+            self.sender = None;
+        }
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        self.send();
+    }
+}
+
+impl Interceptor for Writer {
+    fn before<D: Device + ?Sized>(&mut self, _call: &Call, _device: &D) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn after<D: Device + ?Sized>(&mut self, call: &Call, answer: &mut Answer, _device: &D) {
+        self.write(|chunk| chunk.exchanges.push(Exchange { call: call.clone(), answer: answer.clone() }));
+    }
+}
+
+/// The end that the second run reads from; copies read the same transcript.
+#[derive(Clone, Debug)]
+pub(super) struct Reader(Arc<Mutex<Received>>);
+
+#[derive(Debug)]
+struct Received {
+    receiver: Receiver<Chunk>,
+    exchanges: Vec<Exchange>,
+    tellings: VecDeque<Telling>,
+}
+
+impl Reader {
+    /// What the driver was asked and answered since the last time; nothing at the end. Waits for the writer.
+    pub(super) fn exchanges(&self) -> Vec<Exchange> {
+        let mut received = lock(&self.0);
+        while received.exchanges.is_empty() && received.receive() {}
+        mem::take(&mut received.exchanges)
+    }
+
+    /// Replaces `decisions` by those of the next event, or by what comes after the last one. False where the transcript
+    /// ends without such an event. Waits for the writer.
+    pub(super) fn next_event(&self, decisions: &mut Vec<Decision>) -> bool {
+        decisions.clear();
+        let mut received = lock(&self.0);
+        loop {
+            match received.tellings.pop_front() {
+                Some(Telling::Decision(decision)) => decisions.push(decision),
+                Some(Telling::EventEnds) => return true,
+                None if received.receive() => {}
+                None => return false,
+            }
+        }
+    }
+}
+
+impl Received {
+    /// Takes the next chunk in; false where there is none.
+    fn receive(&mut self) -> bool {
+        let Ok(chunk) = self.receiver.recv() else { return false };
+        self.exchanges.extend(chunk.exchanges);
+        self.tellings.extend(chunk.tellings);
+        true
+    }
+}
+
+/// The books behind a lock are sound at every moment: a panic elsewhere does not spoil them.
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+    use crate::{
+        device::{
+            sim::{SimConfig, SimDevice},
+            wrap::Intercepted,
+        },
+        strategy::Freed,
+    };
+
+    #[test]
+    fn more_than_fits_between_the_runs_gets_through_in_order() {
+        let (writer, reader) = transcript();
+        let events = CHUNK * (CHUNKS_UNDER_WAY + 3) + 17;
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                let mut device =
+                    Intercepted::new(Box::new(SimDevice::new(SimConfig::default()).unwrap()), writer.clone());
+                for number in 0..events {
+                    if number % 3 == 0 {
+                        device.synchronize().unwrap();
+                    }
+                    for _ in 0..number % 2 {
+                        writer.decision(Decision::Freed(Freed::Now));
+                    }
+                    writer.event_ends();
+                }
+                writer.decision(Decision::Freed(Freed::Later));
+            });
+            let mut decisions = Vec::new();
+            for number in 0..events {
+                assert!(reader.next_event(&mut decisions));
+                assert_eq!(decisions.len(), number % 2, "event {number}");
+            }
+            assert!(!reader.next_event(&mut decisions), "nothing ended after the last event");
+            assert_eq!(decisions, [Decision::Freed(Freed::Later)]);
+            assert_eq!(reader.exchanges().len(), events.div_ceil(3));
+            assert!(reader.exchanges().is_empty());
+        });
+    }
+
+    #[test]
+    fn a_writer_whom_nobody_reads_goes_on() {
+        let (writer, reader) = transcript();
+        drop(reader);
+        for _ in 0..CHUNK * (CHUNKS_UNDER_WAY + 2) {
+            writer.event_ends();
+        }
+        assert!(lock(&writer.0).sender.is_none());
+    }
+}

@@ -1,0 +1,233 @@
+//! The table of agreement between a device and the simulated one; and the same rows as CSV and JSON.
+
+use comfy_table::Cell;
+
+use super::{
+    ReportError, rows,
+    table::{dress_for_terminal, headed},
+};
+use crate::{
+    measure::{AgreementRecord, SCHEMA, agreement::Finding},
+    unit::Bytes,
+};
+
+const HEADINGS: [&str; 8] = [
+    "source",
+    "strategy",
+    "events",
+    "same\ndecisions",
+    "peak\nreserved",
+    "simulated,\nfree-running",
+    "reserved\ndiffers by",
+    "used\ndiffers by",
+];
+const LEGEND: &str = "\
+Same decisions: events at which a second run on the driver's logged answers did exactly the same.
+Free-running: simulated without those answers, where addresses and kernel times break ties; + is more than on the device.";
+
+/// The comparison for a terminal of `width` columns, grouped by source in order of appearance, with what is to be said
+/// about single rows below it and a summary in the end.
+#[must_use]
+pub fn agreements(records: &[AgreementRecord], width: Option<u16>) -> String {
+    let mut table = headed(&HEADINGS);
+    dress_for_terminal(&mut table, width);
+    let mut group = String::new();
+    for record in records {
+        let title = title(record);
+        let heading = if title == group { String::new() } else { title.clone() };
+        group = title;
+        table.add_row(row(heading, record));
+    }
+    let mut text = format!("{}\n{LEGEND}\n", table.trim_fmt());
+    let notes: Vec<String> = records.iter().filter_map(note).chain(unscripted(records)).collect();
+    if !notes.is_empty() {
+        text.push_str(&format!("\n{}\n", notes.join("\n")));
+    }
+    text.push_str(&format!("\n{}\n", summary(records)));
+    text
+}
+
+/// All columns.
+pub fn agreements_csv(records: &[AgreementRecord]) -> Result<String, ReportError> {
+    Ok(String::from_utf8_lossy(&rows::to_csv(records)?).into_owned())
+}
+
+/// `{"schema": 1, "rows": [...]}` with all columns in base units.
+#[must_use]
+pub fn agreements_json(records: &[AgreementRecord]) -> String {
+    format!("{:#}\n", serde_json::json!({ "schema": SCHEMA, "rows": records }))
+}
+
+fn title(record: &AgreementRecord) -> String {
+    match record.limit_bytes {
+        Some(limit) => format!("{} <= {}", record.source, Bytes(limit)),
+        None => record.source.clone(),
+    }
+}
+
+fn row(heading: String, record: &AgreementRecord) -> Vec<Cell> {
+    let mut cells = vec![heading, record.strategy.clone()];
+    let measured = [
+        record.events.to_string(),
+        record.agreement_percent.map_or_else(|| "-".to_owned(), share),
+        Bytes(record.peak_reserved_bytes).to_string(),
+        Bytes(record.simulated_peak_reserved_bytes).to_string(),
+        record.peak_reserved_difference_percent.map_or_else(|| "-".to_owned(), signed),
+        record.peak_used_difference_percent.map_or_else(|| "-".to_owned(), signed),
+    ];
+    match record.finding {
+        Finding::Agrees | Finding::Differs | Finding::Unscripted => cells.extend(measured),
+        Finding::Skipped => cells.push("skipped".to_owned()),
+        Finding::Interrupted => cells.push("interrupted".to_owned()),
+        Finding::Failed => cells.push("failed".to_owned()),
+    }
+    cells.resize(HEADINGS.len(), String::new());
+    cells.into_iter().map(Cell::new_owned).collect()
+}
+
+/// A share of events: 100 % only where it is all of them.
+fn share(percent: f64) -> String {
+    if percent < 100.0 { format!("{:.3} %", (percent * 1000.0).floor() / 1000.0) } else { "100 %".to_owned() }
+}
+
+/// A difference: plain 0 only where there is none.
+fn signed(percent: f64) -> String {
+    match percent {
+        0.0 => "0 %".to_owned(),
+        small if small.abs() < 0.01 => format!("{small:+.4} %"),
+        other => format!("{other:+.2} %"),
+    }
+}
+
+fn note(record: &AgreementRecord) -> Option<String> {
+    let id = &record.case_id;
+    match (record.finding, &record.first_difference) {
+        (Finding::Differs, Some(difference)) => Some(format!("{id} differs at {difference}")),
+        (Finding::Skipped, _) => Some(format!("{id}: skipped: {}", record.reason)),
+        (Finding::Failed, _) => Some(format!("{id}: failed: {}", record.reason)),
+        _ => None,
+    }
+}
+
+/// Why some rows have no share of same decisions.
+fn unscripted(records: &[AgreementRecord]) -> Option<String> {
+    let mut strategies: Vec<&str> = Vec::new();
+    for record in records.iter().filter(|record| record.finding == Finding::Unscripted) {
+        if !strategies.contains(&record.strategy.as_str()) {
+            strategies.push(&record.strategy);
+        }
+    }
+    let names = strategies.join(", ");
+    (!strategies.is_empty()).then(|| {
+        format!("{names}: the driver's pool decides by itself, so there are no decisions to compare, only peaks.")
+    })
+}
+
+fn summary(records: &[AgreementRecord]) -> String {
+    let scripted: Vec<_> = records.iter().filter(|record| record.events_agreed.is_some()).collect();
+    let mut says = vec![format!("{} cases", records.len())];
+    if !scripted.is_empty() {
+        let events: u64 = scripted.iter().map(|record| record.events).sum();
+        let agreed: u64 = scripted.iter().filter_map(|record| record.events_agreed).sum();
+        let part = share(agreed as f64 / events.max(1) as f64 * 100.0);
+        says.push(format!("{agreed} of {events} events decided the same ({part})"));
+    }
+    let differences: Vec<_> =
+        records.iter().filter_map(|record| Some((record.peak_reserved_difference_percent?, record))).collect();
+    if let Some((largest, record)) = differences.iter().max_by(|(a, _), (b, _)| a.abs().total_cmp(&b.abs())) {
+        let equal = differences.iter().filter(|(difference, _)| *difference == 0.0).count();
+        let count = differences.len();
+        let mut free = format!("free-running peak reserved the same to the byte in {equal} of {count}");
+        if *largest != 0.0 {
+            let average = differences.iter().map(|(difference, _)| difference.abs()).sum::<f64>() / count as f64;
+            free.push_str(&format!(", {average:.2} % off on average"));
+            free.push_str(&format!(", at most {} ({})", signed(*largest), record.case_id));
+        }
+        says.push(free);
+    }
+    for (finding, name) in [(Finding::Differs, "differing"), (Finding::Skipped, "skipped"), (Finding::Failed, "failed")]
+    {
+        let count = records.iter().filter(|record| record.finding == finding).count();
+        says.extend((count > 0).then(|| format!("{count} {name}")));
+    }
+    says.join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{measure::CaseLabel, unit::MIB};
+
+    fn record(source: &str, strategy: &str, finding: Finding, agreed: Option<u64>, simulated: u64) -> AgreementRecord {
+        let label = CaseLabel {
+            suite: "verify".to_owned(),
+            workload: source.to_owned(),
+            strategy: strategy.to_owned(),
+            device: "cuda".to_owned(),
+            seed: 1,
+            ..CaseLabel::default()
+        };
+        AgreementRecord {
+            events: 3000,
+            events_agreed: agreed,
+            agreement_percent: agreed.map(|agreed| agreed as f64 / 30.0),
+            peak_reserved_bytes: 100 * MIB,
+            simulated_peak_reserved_bytes: simulated * MIB,
+            peak_reserved_difference_percent: Some(simulated as f64 - 100.0),
+            peak_used_difference_percent: Some(0.001),
+            ..AgreementRecord::unmeasured(&label, "sim", finding, "because")
+        }
+    }
+
+    fn sample() -> Vec<AgreementRecord> {
+        let mut differing = record("training", "caching", Finding::Differs, Some(2999), 102);
+        differing.first_difference = Some("event 17, free: this; that".to_owned());
+        let mut skipped = record("streams", "caching:expandable_segments:True", Finding::Skipped, None, 100);
+        skipped.peak_reserved_difference_percent = None;
+        vec![
+            record("training", "direct", Finding::Agrees, Some(3000), 100),
+            differing,
+            record("training", "async", Finding::Unscripted, None, 97),
+            skipped,
+        ]
+    }
+
+    #[test]
+    fn the_table_shows_shares_and_differences_and_says_why_there_are_none() {
+        insta::assert_snapshot!(agreements(&sample(), None), @"
+        ───────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+         source     strategy                            events        same       peak     simulated,     reserved         used
+                                                                 decisions   reserved   free-running   differs by   differs by
+        ═══════════════════════════════════════════════════════════════════════════════════════════════════════════════════════
+         training   direct                                3000       100 %    100 MiB        100 MiB          0 %    +0.0010 %
+                    caching                               3000    99.966 %    100 MiB        102 MiB      +2.00 %    +0.0010 %
+                    async                                 3000           -    100 MiB       97.0 MiB      -3.00 %    +0.0010 %
+         streams    caching:expandable_segments:True   skipped
+        ───────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+        Same decisions: events at which a second run on the driver's logged answers did exactly the same.
+        Free-running: simulated without those answers, where addresses and kernel times break ties; + is more than on the device.
+
+        verify/training/caching@cuda#1 differs at event 17, free: this; that
+        verify/streams/caching:expandable_segments:True@cuda#1: skipped: because
+        async: the driver's pool decides by itself, so there are no decisions to compare, only peaks.
+
+        4 cases; 5999 of 6000 events decided the same (99.983 %); free-running peak reserved the same to the byte in 1 of 3, 1.67 % off on average, at most -3.00 % (verify/training/async@cuda#1); 1 differing; 1 skipped
+        ");
+    }
+
+    #[test]
+    fn a_single_event_among_millions_is_not_rounded_away() {
+        assert_eq!((share(100.0).as_str(), share(99.999_999).as_str()), ("100 %", "99.999 %"));
+        assert_eq!((signed(0.0).as_str(), signed(-0.0004).as_str()), ("0 %", "-0.0004 %"));
+    }
+
+    #[test]
+    fn files_have_all_columns_in_base_units() {
+        let value: serde_json::Value = serde_json::from_str(&agreements_json(&sample())).unwrap();
+        assert_eq!((&value["schema"], &value["rows"][0]["peak_reserved_bytes"]), (&1.into(), &(100 * MIB).into()));
+        let text = agreements_csv(&sample()).unwrap();
+        let read: Vec<AgreementRecord> =
+            csv::Reader::from_reader(text.as_bytes()).into_deserialize().map(Result::unwrap).collect();
+        assert_eq!(read, sample());
+    }
+}

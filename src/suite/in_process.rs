@@ -1,0 +1,200 @@
+//! Runs a case in this process, which is a worker's whole business too.
+
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::atomic::AtomicBool,
+};
+
+use super::{Case, CaseOutcome, CaseRunner, SourceError};
+use crate::{
+    device::{Device, DeviceSpecError, default_limit, wrap::Limited},
+    measure::{self, CaseDetail, CaseRecord, Fresh, Status, TimingRecord},
+    replay::{self, ReplayError},
+    strategy::{Setup, SpecError, Strategy},
+    trace::{Trace, TraceError},
+};
+
+/// Runs a case in this process.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct InProcess<'a> {
+    /// Set from outside to end the running case itself, for runs whose cases are not worth waiting for.
+    pub stop: Option<&'a AtomicBool>,
+}
+
+impl CaseRunner for InProcess<'_> {
+    fn run(&self, case: &Case) -> CaseOutcome {
+        // A panic is a bug of ours, but it must cost one case and not the run. On its way here it drops the device, which
+        // gives everything back.
+        let attempt = catch_unwind(AssertUnwindSafe(|| try_run(case, self.stop)));
+        match attempt {
+            Ok(Ok(outcome)) => outcome,
+            Ok(Err(trouble)) => CaseOutcome::failed(&case.label, &trouble.to_string()),
+            Err(panic) => CaseOutcome::failed(&case.label, &in_words(&*panic)),
+        }
+    }
+}
+
+/// What a panic said.
+pub(super) fn in_words(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("internal error: {}", text.unwrap_or("unknown panic"))
+}
+
+/// How often a timed case runs unwatched; the median counts.
+const TIMED_PASSES: u32 = 5;
+
+/// Why a case could not be run at all.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub(super) enum Trouble {
+    Device(#[from] DeviceSpecError),
+    Source(#[from] SourceError),
+    Strategy(#[from] SpecError),
+    Trace(#[from] TraceError),
+    Replay(#[from] ReplayError),
+}
+
+fn try_run(case: &Case, stop: Option<&AtomicBool>) -> Result<CaseOutcome, Trouble> {
+    let options =
+        replay::Options { on_out_of_memory: case.on_out_of_memory, pace: case.pace, repeat: case.label.repeat, stop };
+    let (record, detail) = measure_once(case, &options)?;
+    let timings = if case.timed && matches!(record.status, Status::Completed | Status::Oom) {
+        time(case, &options)?
+    } else {
+        Vec::new()
+    };
+    Ok(CaseOutcome { record, detail, timings })
+}
+
+/// From memory, so that generating or parsing is not what is timed. Every thread has its own copy of the story: a
+/// workload's differ by their seeds, a trace file's do not.
+fn time(case: &Case, options: &replay::Options<'_>) -> Result<Vec<TimingRecord>, Trouble> {
+    let trace = Trace::read(&*case.source)?;
+    let mut timings = vec![measure::time(&case.label, &trace, || prepare(case), options, TIMED_PASSES)?];
+    let most = case.threads.iter().copied().max().unwrap_or(0);
+    let copies = (0..most).map(|thread| case.origin.copy_for(thread)).collect::<Result<Vec<_>, _>>()?;
+    let copies = measure::copies_for_threads(&copies)?;
+    for &threads in &case.threads {
+        let copies = &copies[..copies.len().min(threads.into())];
+        timings.push(measure::time_threads(&case.label, copies, || prepare(case), options, TIMED_PASSES)?);
+    }
+    Ok(timings)
+}
+
+/// Measures on a device of its own, gone afterwards: what it keeps for itself must not be missing from the timed passes.
+fn measure_once(case: &Case, options: &replay::Options<'_>) -> Result<(CaseRecord, CaseDetail), Trouble> {
+    let device = case.device.open()?;
+    let limit = limit(case, &*device);
+    let (mut strategy, mut device) = under(limit, case, device)?;
+    Ok(measure_limited(case, &mut *strategy, &mut *device, limit, options))
+}
+
+/// Measures a case, and says so where the device had less to give than its limit allows.
+fn measure_limited(
+    case: &Case,
+    strategy: &mut dyn Strategy,
+    device: &mut dyn Device,
+    limit: Option<u64>,
+    options: &replay::Options<'_>,
+) -> (CaseRecord, CaseDetail) {
+    let (mut record, detail) = measure::measure(&case.label, &*case.source, strategy, device, options);
+    if let (Status::Oom, Some(limit), Some(first)) = (record.status, limit, detail.ooms.first())
+        && let Some(words) = first.short_of_limit(limit, device.props().page_bytes)
+    {
+        record.reason = words;
+    }
+    (record, detail)
+}
+
+/// A fresh strategy over a fresh device.
+fn prepare(case: &Case) -> Result<Fresh, Trouble> {
+    let device = case.device.open()?;
+    under(limit(case, &*device), case, device)
+}
+
+/// What the case may hold of the device.
+fn limit(case: &Case, device: &dyn Device) -> Option<u64> {
+    case.label.limit.or_else(|| default_limit(device))
+}
+
+/// The case's strategy over a device that hands out no more than `limit`.
+fn under(limit: Option<u64>, case: &Case, device: Box<dyn Device>) -> Result<Fresh, Trouble> {
+    let device = capped(device, limit);
+    let setup = Setup { props: device.props(), limit: case.label.limit };
+    let strategy = case.strategy.build(&setup)?;
+    Ok((strategy, device))
+}
+
+/// The device, which hands out at most so much.
+pub(super) fn capped(device: Box<dyn Device>, cap: Option<u64>) -> Box<dyn Device> {
+    match cap {
+        Some(cap) => Box::new(Limited::to(cap, device)),
+        None => device,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        device::{
+            CallKind,
+            wrap::{Fault, FaultPlan, Faulty},
+        },
+        suite::test_case,
+        unit::GIB,
+    };
+
+    /// Runs a case on a simulated device whose driver calls fail as planned, below a limit.
+    fn run_with(plan: FaultPlan, strategy: &str, limit: u64) -> CaseRecord {
+        let case = test_case("random", strategy);
+        let device: Box<dyn Device> = Box::new(Faulty::with(plan, case.device.open().unwrap()));
+        let (mut strategy, mut device) = under(Some(limit), &case, device).unwrap();
+        measure_limited(&case, &mut *strategy, &mut *device, Some(limit), &replay::Options::default()).0
+    }
+
+    #[test]
+    fn memory_that_others_take_mid_run_is_an_oom_that_says_so() {
+        for (strategy, kind) in [
+            ("direct", CallKind::MemAlloc),
+            ("caching", CallKind::MemAlloc),
+            ("caching:expandable_segments:True", CallKind::MemCreate),
+        ] {
+            let plan = FaultPlan::none().fail_from(Some(kind), 40, Fault::OutOfMemory);
+            let record = run_with(plan, strategy, 60 * GIB);
+            assert_eq!(record.status, Status::Oom, "{strategy}: {}", record.reason);
+            for words in ["the device refused ", " held and ", " free: it has less than the limit of 60.0 GiB"] {
+                assert!(record.reason.contains(words), "{strategy}: {}", record.reason);
+            }
+        }
+    }
+
+    #[test]
+    fn a_limit_that_is_reached_needs_no_remark() {
+        for strategy in ["direct", "caching", "caching:expandable_segments:True"] {
+            let record = run_with(FaultPlan::none(), strategy, GIB);
+            assert_eq!((record.status, record.reason.as_str()), (Status::Oom, ""), "{strategy}");
+        }
+    }
+
+    #[test]
+    fn the_first_error_of_a_lost_context_is_the_one_that_is_told() {
+        for strategy in ["direct", "caching", "caching:expandable_segments:True", "async"] {
+            let lost = Fault::Driver("CUDA_ERROR_ILLEGAL_ADDRESS".to_owned());
+            let record = run_with(FaultPlan::none().fail_from(None, 50, lost), strategy, 60 * GIB);
+            assert_eq!(record.status, Status::Error, "{strategy}");
+            assert!(record.reason.starts_with("event "), "{strategy}: {}", record.reason);
+            let words = ": CUDA_ERROR_ILLEGAL_ADDRESS: the context is lost";
+            assert!(record.reason.ends_with(words), "{strategy}: {}", record.reason);
+            assert_eq!(record.reason.matches(words).count(), 1, "{strategy}: {}", record.reason);
+        }
+    }
+
+    #[test]
+    fn an_error_that_passes_is_told_with_what_closing_says() {
+        let passing = Fault::Driver("CUDA_ERROR_NOT_PERMITTED".to_owned());
+        let record = run_with(FaultPlan::none().fail_from(None, 50, passing), "direct", 60 * GIB);
+        assert!(record.reason.contains("; closing the strategy failed: "), "{}", record.reason);
+    }
+}

@@ -1,0 +1,138 @@
+//! What users name as SOURCE: a workload, a workload TOML, or a trace file, and how to find it again.
+//!
+//! A PyTorch snapshot is more than a trace: it is re-lived first, so that the story has the calls of `empty_cache` that
+//! the file itself does not record.
+
+use std::{path::Path, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    device::{
+        Device,
+        sim::{SimConfig, SimConfigError, SimDevice},
+    },
+    replay::verify::{Companion, CompanionError, Verdict, verify},
+    strategy::Setup,
+    trace::{
+        self, Source, TableFull, TraceError,
+        torch::{self, Recording},
+    },
+    workload::{Recipe, WorkloadError, recipe_names},
+};
+
+/// A source by name, with everything that decides what is in it: whoever opens it, in whichever process, reads the same
+/// events.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceSpec {
+    /// The name of a workload, or the path of a recipe or trace file.
+    pub name: String,
+    /// Parameters of the workload that are set beyond its recipe: key and value, as people type them.
+    pub set: Vec<(String, String)>,
+    /// Where the workload's random numbers start from.
+    pub seed: u64,
+    /// Which GPU of a PyTorch snapshot; without it the first that something is known about.
+    pub device_index: Option<u32>,
+}
+
+/// A source that cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    /// The recipe or its parameters are wrong; boxed, because it is several times the size of everything else here.
+    #[error(transparent)]
+    Workload(Box<WorkloadError>),
+    /// The trace file cannot be read.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// The recording has more different sites, tags or streams than a trace can hold.
+    #[error(transparent)]
+    Tables(#[from] TableFull),
+    /// The table beside a recording cannot be read.
+    #[error(transparent)]
+    Companion(#[from] CompanionError),
+    /// There is no simulated device to re-live a recording on.
+    #[error(transparent)]
+    Device(#[from] SimConfigError),
+    /// Looks like a path, and leads nowhere.
+    #[error("{0}: no such file")]
+    NoSuchFile(String),
+    /// A folder.
+    #[error("{0}: is a directory; a trace file was expected")]
+    Directory(String),
+    /// Parameters for something that has none.
+    #[error("--set changes workloads; '{0}' is a trace file")]
+    NothingToSet(String),
+    /// A choice among GPUs where there is none.
+    #[error("--device-index chooses among the GPUs of a PyTorch snapshot")]
+    NotASnapshot,
+}
+
+impl From<WorkloadError> for SourceError {
+    fn from(error: WorkloadError) -> SourceError {
+        SourceError::Workload(Box::new(error))
+    }
+}
+
+impl SourceSpec {
+    /// Finds and prepares the source.
+    pub fn open(&self) -> Result<Box<dyn Source>, SourceError> {
+        match self.recipe()? {
+            Some(_) if self.device_index.is_some() => Err(SourceError::NotASnapshot),
+            Some(recipe) => {
+                let recipe = self.set.iter().fold(recipe, |recipe, (key, value)| recipe.with(key, value));
+                Ok(Box::new(recipe.seed(self.seed).workload()?))
+            }
+            None if !self.set.is_empty() => Err(SourceError::NothingToSet(self.name.clone())),
+            None => Ok(match self.recording()? {
+                Some(recording) => Box::new(recording.trace),
+                None => trace::open(Path::new(&self.name))?,
+            }),
+        }
+    }
+
+    /// The source as another thread does it at the same time: a workload with another seed.
+    pub(super) fn copy_for(&self, thread: u16) -> Result<Arc<dyn Source>, SourceError> {
+        let spec = SourceSpec { seed: self.seed.wrapping_add(thread.into()), ..self.clone() };
+        Ok(Arc::from(spec.open()?))
+    }
+
+    /// The source as a recording, if it is a PyTorch snapshot. The snapshot's own limit is used to understand it, and
+    /// nowhere else: a replay is limited by its own arguments only.
+    pub fn recording(&self) -> Result<Option<Recording>, SourceError> {
+        let path = Path::new(&self.name);
+        let is_file = path.is_file() && path.extension().is_none_or(|extension| extension != "toml");
+        if !is_file || trace::recognise(path)?.name != torch::NAME {
+            return if self.device_index.is_some() { Err(SourceError::NotASnapshot) } else { Ok(None) };
+        }
+        let recording = Recording::open(path, self.device_index)?;
+        let device = SimDevice::new(SimConfig::default())?;
+        let props = device.props();
+        let companion = Companion::beside(path)?.unwrap_or_default();
+        let limit = companion.memory_fraction.map(|fraction| (fraction * props.total_bytes as f64) as u64);
+        let verification = verify(&recording, &Setup { props, limit }, &companion.counters);
+        Ok(Some(match verification.verdict {
+            Verdict::Exact => recording.with_empty_caches(verification.empty_caches)?,
+            Verdict::Partial { .. } | Verdict::Diverged(_) => recording,
+        }))
+    }
+
+    /// The recipe, or `None` if the source is a trace file. Opens no trace.
+    pub fn recipe(&self) -> Result<Option<Recipe>, SourceError> {
+        let path = Path::new(&self.name);
+        if path.extension().is_some_and(|extension| extension == "toml") {
+            return Ok(Some(Recipe::from_file(path)?));
+        }
+        if path.is_file() {
+            return Ok(None);
+        }
+        if path.is_dir() {
+            return Err(SourceError::Directory(self.name.clone()));
+        }
+        // Names may have a dot (`gpt-1.3b`).
+        let is_name = recipe_names().any(|name| name == self.name);
+        if !is_name && (self.name.contains('/') || path.extension().is_some()) {
+            return Err(SourceError::NoSuchFile(self.name.clone()));
+        }
+        Ok(Some(Recipe::named(&self.name)?))
+    }
+}

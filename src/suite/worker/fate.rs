@@ -1,0 +1,95 @@
+//! How a worker ended that gave no outcome, in words.
+
+use std::{io, process::ExitStatus};
+
+use crate::{measure::Status, suite::CaseTimeout};
+
+/// Why there is no outcome.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Fate {
+    /// There never was a worker.
+    #[error("the worker process cannot be started: {0}")]
+    NotStarted(io::Error),
+    /// Nobody knows what became of it.
+    #[error("the worker process cannot be waited for: {0}")]
+    Unknown(io::Error),
+    /// It took too long and was ended.
+    #[error("timed out after {0}")]
+    TimedOut(CaseTimeout),
+    /// It died, or gave up.
+    #[error("the worker process {}{}", ending(*.status), quoted(.last_words))]
+    Ended {
+        /// How.
+        status: ExitStatus,
+        /// The last line of its standard error.
+        last_words: String,
+    },
+    /// It ended well and said something else.
+    #[error("the worker process ended without an outcome: {reason}{}", quoted(.last_words))]
+    Incomprehensible {
+        /// What is wrong with what it said.
+        reason: serde_json::Error,
+        /// The last line of its standard error.
+        last_words: String,
+    },
+}
+
+impl Fate {
+    /// What the case is then: somebody's wish where a signal came from outside, and otherwise broken.
+    pub(super) fn status(&self) -> Status {
+        match self {
+            Fate::Ended { status, .. } if is_wish(*status) => Status::Interrupted,
+            _ => Status::Error,
+        }
+    }
+}
+
+/// Signals by number, as Linux has them.
+const SIGNALS: [(i32, &str); 15] = [
+    (1, "SIGHUP"),
+    (2, "SIGINT"),
+    (3, "SIGQUIT"),
+    (4, "SIGILL, an illegal instruction"),
+    (5, "SIGTRAP"),
+    (6, "SIGABRT, an abort"),
+    (7, "SIGBUS, a bad memory access"),
+    (8, "SIGFPE, an arithmetic error"),
+    (9, "SIGKILL: by hand, or by the kernel for want of host memory"),
+    (11, "SIGSEGV, a bad memory access"),
+    (13, "SIGPIPE"),
+    (14, "SIGALRM"),
+    (15, "SIGTERM"),
+    (24, "SIGXCPU, too much processor time"),
+    (25, "SIGXFSZ, too large a file"),
+];
+
+/// How a process ended.
+pub(super) fn ending(status: ExitStatus) -> String {
+    match (signal(status), status.code()) {
+        (Some(number), _) => match SIGNALS.iter().find(|(known, _)| *known == number) {
+            Some((_, name)) => format!("was ended by {name}"),
+            None => format!("was ended by signal {number}"),
+        },
+        (None, Some(code)) => format!("ended with exit code {code}"),
+        (None, None) => "ended".to_owned(),
+    }
+}
+
+/// Whether somebody asked the process to end: SIGHUP, SIGINT or SIGTERM.
+fn is_wish(status: ExitStatus) -> bool {
+    matches!(signal(status), Some(1 | 2 | 15))
+}
+
+#[cfg(unix)]
+fn signal(status: ExitStatus) -> Option<i32> {
+    std::os::unix::process::ExitStatusExt::signal(&status)
+}
+
+#[cfg(not(unix))]
+fn signal(_status: ExitStatus) -> Option<i32> {
+    None
+}
+
+fn quoted(last_words: &str) -> String {
+    if last_words.is_empty() { String::new() } else { format!("; its last words: {last_words}") }
+}

@@ -1,0 +1,24 @@
+#!/bin/bash
+# Builds the timing program over RMM 26.10 from its wheels. Building needs no GPU and no nvcc; running needs a GPU and a
+# driver for CUDA 13. The folder holds everything that the program loads, so that it can be carried to another machine.
+# usage: build.sh [DIR]   DIR is target/rmm-bench by default; 7 MB are downloaded once.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+dir=${1:-$here/../../target/rmm-bench}
+mkdir -p "$dir"
+dir=$(cd "$dir" && pwd)
+headers=$dir/headers
+if [ ! -d "$headers" ]; then
+  wheels=$(mktemp -d)
+  trap 'rm -rf "$wheels"' EXIT
+  pip download -q --no-deps --only-binary=:all: -d "$wheels" \
+    librmm-cu13==26.10.0 rapids-logger==0.3.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-crt==13.0.88
+  for wheel in "$wheels"/*.whl; do unzip -qo "$wheel" -d "$headers"; done
+  mv "$headers/librmm/lib64/librmm.so" "$headers/rapids_logger/lib64/librapids_logger.so" "$dir"
+fi
+g++ -O2 -std=c++20 -pthread -DLIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE "$here/bench.cpp" \
+  -isystem "$headers/librmm/include/rapids" -isystem "$headers/librmm/include" \
+  -isystem "$headers/rapids_logger/include" -isystem "$headers/nvidia/cu13/include" \
+  -L"$dir" -lrmm -lrapids_logger "$headers/nvidia/cu13/lib/libcudart_static.a" -ldl -lrt \
+  -Wl,--disable-new-dtags '-Wl,-rpath,$ORIGIN' -o "$dir/rmm_bench"
+echo "built $dir/rmm_bench"
