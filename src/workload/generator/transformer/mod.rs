@@ -16,7 +16,6 @@ mod checkpoint;
 mod elementwise;
 mod embedding;
 mod graph;
-mod lengths;
 mod linear;
 mod loss;
 mod machine;
@@ -36,7 +35,8 @@ mod technique;
 mod trainer;
 mod weights;
 
-use lengths::Lengths;
+use std::sync::Arc;
+
 use plan::Plan;
 use trainer::Trainer;
 
@@ -55,31 +55,43 @@ pub(super) const ENTRY: GeneratorEntry = GeneratorEntry {
         shape::VOCABULARY,
         shape::CONTEXT,
         shape::BATCH,
-        lengths::MIN_LENGTH,
-        lengths::LENGTHS,
+        shape::MIN_LENGTH,
+        shape::LENGTHS,
         technique::PRECISION,
         technique::OPTIMIZER,
         technique::TECHNIQUES,
     ],
     build: |parameters| {
         let (plan, steps) = (Plan::read(parameters)?, parameters.count(shape::STEPS.name)?);
-        let lengths = Lengths::read(parameters, &plan.shape)?;
+        let lengths: Arc<[u32]> = plan.shape.read_lengths(parameters)?.into();
         Ok(start(move |dice| {
             let (trainer, lengths) = (Trainer::new(plan.clone()), lengths.clone());
-            Training { trainer, lengths, dice, batches: 0, steps, step: 0 }
+            Training { dice, trainer, lengths, steps, step: 0 }
         }))
     },
 };
 
 /// The same step again and again.
 struct Training {
-    trainer: Trainer,
-    lengths: Lengths,
     dice: Dice,
-    /// Batches fetched so far.
-    batches: u64,
+    trainer: Trainer,
+    /// Given lengths, in turn; where there are none, the context's or random ones.
+    lengths: Arc<[u32]>,
     steps: u32,
     step: u32,
+}
+
+impl Training {
+    fn next_length(&mut self) -> u32 {
+        let shape = self.trainer.plan().shape;
+        if let Some(turn) = self.step.checked_rem(self.lengths.len() as u32) {
+            self.lengths[turn as usize]
+        } else if shape.is_variable() {
+            self.dice.between(shape.min_length.into(), shape.context.into()) as u32
+        } else {
+            shape.context
+        }
+    }
 }
 
 impl Generator for Training {
@@ -87,16 +99,12 @@ impl Generator for Training {
         if self.step == self.steps {
             return false;
         }
-        let Training { trainer, lengths, dice, batches, step, .. } = self;
-        trainer.write(story, |trainer| {
-            if *step == 0 {
+        let (step, length) = (self.step, self.next_length());
+        self.trainer.write(story, |trainer| {
+            if step == 0 {
                 trainer.load();
             }
-            trainer.step(*step, || {
-                let length = lengths.of_batch(*batches, dice);
-                *batches += 1;
-                length
-            });
+            trainer.step(step, length);
         });
         self.step += 1;
         true

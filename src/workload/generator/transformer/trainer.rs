@@ -70,8 +70,8 @@ impl Trainer {
         self.machine.load();
     }
 
-    /// One whole training step; every micro-batch is of the next length.
-    pub(super) fn step(&mut self, step: u32, mut next_length: impl FnMut() -> u32) {
+    /// One whole training step over sequences of this length.
+    pub(super) fn step(&mut self, step: u32, length: u32) {
         self.mark(MarkKind::Step, "step", step);
         let micro_batches = self.plan().techniques.micro_batches;
         let in_flight = self.plan().techniques.pipeline_stages.min(micro_batches);
@@ -81,7 +81,7 @@ impl Trainer {
                 self.mark(MarkKind::MicroBatch, "micro-batch", micro_batch);
             }
             self.mark(MarkKind::Phase, "forward", step);
-            let batch = self.fetch_batch(next_length());
+            let batch = self.fetch_batch(length);
             let output = self.forward(batch, Recording::On, Ending::Loss);
             waiting.push_back(self.bind_loss(output));
             if self.empties_cache_after(EmptyCache::AfterForward) {
