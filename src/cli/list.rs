@@ -159,6 +159,7 @@ fn text(kinds: &[What], items: &[Item], long: bool) -> String {
                     let _ = writeln!(out, "  {:width$}    origin: {}", "", item.origin);
                 }
                 for Parameter { name, values, default, help } in &item.parameters {
+                    let default = if default.is_empty() { "none" } else { default };
                     let _ = writeln!(out, "  {:width$}    {name}: {help} ({values}; default {default})", "");
                 }
             }

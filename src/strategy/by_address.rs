@@ -4,12 +4,10 @@
 //! table. This wrapper does both around another strategy, so that its speed can be compared with PyTorch's like with
 //! like. Decisions are those of the inner strategy.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use super::{
     Attempt, Block, Built, Caller, Context, Control, Freed, Parameter, Request, Setup, Strategy, StrategyEntry,
     StrategyError, StrategySpec,
-    wrap::{Addressed, views_of_inner},
+    wrap::{Addressed, Lock, views_of_inner},
 };
 use crate::unit::StreamId;
 
@@ -30,55 +28,50 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
 
 fn build(parameters: &str, setup: &Setup<'_>) -> Built {
     let inner = StrategySpec::from(if parameters.is_empty() { "caching" } else { parameters });
-    Ok(Box::new(ByAddress { lock: Mutex::new(()), inner: Addressed::new(inner.build(setup)?) }))
+    Ok(Box::new(ByAddress { lock: Lock::new(()), inner: Addressed::new(inner.build(setup)?) }))
 }
 
 /// A strategy behind a lock and an address table.
 pub struct ByAddress {
     /// Guards nothing that the compiler knows of: taking it is the point.
-    lock: Mutex<()>,
+    lock: Lock<()>,
     inner: Addressed<Box<dyn Strategy>>,
-}
-
-/// A panic elsewhere leaves nothing broken behind a lock that guards no data.
-fn taken(lock: &Mutex<()>) -> MutexGuard<'_, ()> {
-    lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Strategy for ByAddress {
     fn alloc(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
-        let _guard = taken(&self.lock);
+        let _guard = self.lock.lock();
         self.inner.alloc(cx, request)
     }
 
     fn free(&mut self, cx: &mut Context<'_>, block: Block, caller: Caller) -> Result<Freed, StrategyError> {
-        let _guard = taken(&self.lock);
+        let _guard = self.lock.lock();
         self.inner.free(cx, block, caller)
     }
 
     fn used_on(&mut self, cx: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
-        let _guard = taken(&self.lock);
+        let _guard = self.lock.lock();
         self.inner.used_on(cx, block, stream)
     }
 
     fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {
-        let _guard = taken(&self.lock);
+        let _guard = self.lock.lock();
         self.inner.control(cx, command)
     }
 
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
-        let _guard = taken(&self.lock);
+        let _guard = self.lock.lock();
         self.inner.trim(cx)
     }
 
     fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
-        let _guard = taken(&self.lock);
+        let _guard = self.lock.lock();
         self.inner.close(cx)
     }
 
     views_of_inner!();
 
     fn fork(&self) -> Option<Box<dyn Strategy>> {
-        Some(Box::new(ByAddress { lock: Mutex::new(()), inner: self.inner.fork_addressed()? }))
+        Some(Box::new(ByAddress { lock: Lock::new(()), inner: self.inner.fork_addressed()? }))
     }
 }

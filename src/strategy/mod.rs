@@ -47,7 +47,8 @@ pub trait Strategy: Send {
     /// Serves a request, or says that memory has run out. A zero-byte request is refused as misuse.
     fn alloc(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError>;
 
-    /// Takes a block back. The caller's stream and thread matter to stream-ordered strategies only.
+    /// Takes a block back. It is known by address, slot and generation: whoever was given only a pointer cannot say how
+    /// large the block is. The caller's stream and thread matter to stream-ordered strategies only.
     fn free(&mut self, cx: &mut Context<'_>, block: Block, caller: Caller) -> Result<Freed, StrategyError>;
 
     /// The block is also used on `stream` (PyTorch's `record_stream`).

@@ -18,6 +18,8 @@ use crate::unit::{Nanos, SiteId, StreamId, TagId, ThreadId, Work};
 #[derive(Clone, Debug, Default)]
 pub struct TraceBuilder {
     events: Vec<Event>,
+    /// How many of the events were taken already.
+    taken: usize,
     tables: Tables,
     /// The stream of the block in each slot.
     streams: Vec<StreamId>,
@@ -182,7 +184,7 @@ impl TraceBuilder {
     /// Events not yet taken.
     #[must_use]
     pub fn pending(&self) -> usize {
-        self.events.len()
+        self.events.len() - self.taken
     }
 
     /// The side tables so far.
@@ -193,13 +195,21 @@ impl TraceBuilder {
 
     /// Moves up to `most` of the oldest events that were not yet taken into `chunk`.
     pub fn take_into(&mut self, chunk: &mut Vec<Event>, most: usize) {
-        let count = most.min(self.events.len());
-        chunk.extend(self.events.drain(..count));
+        let count = most.min(self.pending());
+        chunk.extend_from_slice(&self.events[self.taken..self.taken + count]);
+        self.taken += count;
+        // Events move up only when at least as many are gone as move: each moves once on average, however long the part
+        // that was written at once.
+        if self.taken * 2 >= self.events.len() {
+            self.events.drain(..self.taken);
+            self.taken = 0;
+        }
     }
 
     /// The whole story.
     #[must_use]
-    pub fn finish(self, name: &str) -> Trace {
+    pub fn finish(mut self, name: &str) -> Trace {
+        self.events.drain(..self.taken);
         Trace { name: name.to_owned(), events: self.events, tables: self.tables }
     }
 
@@ -215,5 +225,27 @@ impl TraceBuilder {
     fn push(&mut self, op: Op) {
         self.events.push(Event { op, delta_ns: self.delta_ns, thread: self.thread });
         self.delta_ns = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// However events are taken while others are added: each comes out once, in order.
+    #[test]
+    fn events_are_taken_in_order_while_others_are_added() {
+        let (mut story, mut taken, mut written) = (TraceBuilder::new(), Vec::new(), 0);
+        for (added, most) in [(10, 3), (0, 3), (5, 4), (1, 20), (7, 0), (100, 60), (0, 30), (2, 5)] {
+            for _ in 0..added {
+                story.elapse(Nanos(written));
+                story.device_sync();
+                written += 1;
+            }
+            story.take_into(&mut taken, most);
+            assert_eq!(story.pending() + taken.len(), written as usize);
+        }
+        taken.extend(story.finish("rest").events);
+        assert!(taken.iter().map(|event| u64::from(event.delta_ns)).eq(0..written), "{taken:?}");
     }
 }

@@ -361,6 +361,8 @@ mod tests {
             Parameter::count("layers", 1..=100, "12", ""),
             Parameter::size("max_bytes", 1..=GIB, "4MiB", ""),
             Parameter::number("chance", 0.0..=1.0, "0.5", ""),
+            Parameter::choice("mode", &["train", "infer"], "train", ""),
+            Parameter::words("techniques", "amp,ckpt", "", ""),
         ],
         build: |parameters| -> Result<Start, WorkloadError> { Err(parameters.refuse("never built")) },
     };
@@ -382,6 +384,32 @@ mod tests {
         assert_eq!(read(&[("max_bytes", "\"20MiB\"")], |p| p.size("max_bytes")), Ok(20 * MIB));
         assert_eq!(read(&[("max_bytes", "4096")], |p| p.size("max_bytes")), Ok(4096));
         assert_eq!(read(&[("chance", "1")], |p| p.number("chance")), Ok(1.0));
+    }
+
+    #[test]
+    fn words_are_read_from_texts_lists_and_numbers() {
+        let words = |text| read(&[("techniques", text)], |p| p.words("techniques"));
+        let list = |words: &[&str]| Ok(words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>());
+        assert_eq!(words("amp,ckpt"), list(&["amp", "ckpt"]));
+        assert_eq!(words(" amp , ,ckpt"), list(&["amp", "ckpt"]));
+        assert_eq!(words("[\"amp\", 4]"), list(&["amp", "4"]));
+        assert_eq!(words("512"), list(&["512"]));
+        assert_eq!(words(""), list(&[]));
+        assert_eq!(
+            words("true").unwrap_err(),
+            "parameter techniques=true: 'techniques' takes a list of words such as amp,ckpt, not true"
+        );
+    }
+
+    #[test]
+    fn a_choice_takes_its_words_and_no_others() {
+        assert_eq!(read(&[("mode", "infer")], |p| p.choice("mode")), Ok("infer"));
+        assert_eq!(read(&[], |p| p.choice("mode")), Ok("train"));
+        assert_eq!(
+            read(&[("mode", "dream")], |p| p.choice("mode")).unwrap_err(),
+            "parameter mode=dream: 'mode' takes one of train, infer; the text 'dream' is out of range"
+        );
+        assert!(read(&[], |p| p.choice("layers")).is_err(), "a count is no choice");
     }
 
     #[test]

@@ -27,8 +27,8 @@ impl<S: Strategy> Addressed<S> {
         self.inner
     }
 
-    /// The live block that starts at `address`.
-    pub fn block_at(&self, address: Address) -> Result<Block, StrategyError> {
+    /// The live block that starts at `address`, but for its size.
+    fn block_at(&self, address: Address) -> Result<Block, StrategyError> {
         self.live.get(address).ok_or(StrategyError::UnknownBlock { address, slot: u32::MAX })
     }
 
@@ -73,7 +73,7 @@ impl<S: Strategy> Addressed<S> {
     /// A block that could not be freed is still live.
     #[cold]
     fn put_back(&mut self, block: Block) {
-        self.live.insert(block);
+        self.live.insert(&block);
     }
 
     /// [`Strategy::used_on`] of the block that starts at `address`.
@@ -93,14 +93,16 @@ impl<S: Strategy> Strategy for Addressed<S> {
     fn alloc(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
         let attempt = self.inner.alloc(cx, request);
         if let Ok(Attempt::Served(block, _)) = &attempt {
-            self.live.insert(*block);
+            self.live.insert(block);
         }
         attempt
     }
 
     #[inline]
     fn free(&mut self, cx: &mut Context<'_>, block: Block, caller: Caller) -> Result<Freed, StrategyError> {
-        self.free_found(cx, block.address, caller, |found| *found == block)
+        self.free_found(cx, block.address, caller, |found| {
+            found.slot == block.slot && found.generation == block.generation
+        })
     }
 
     fn used_on(&mut self, cx: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
@@ -143,7 +145,7 @@ mod tests {
         let mut strategy = Addressed::new(Null::default());
         let request = Request { bytes: 512, stream: StreamId(0), thread: ThreadId(0), site: SiteId(0) };
         let Attempt::Served(block, _) = strategy.alloc(&mut cx, &request).unwrap() else { panic!("out of memory") };
-        assert_eq!(strategy.block_at(block.address), Ok(block));
+        assert_eq!(strategy.block_at(block.address).map(|found| found.slot), Ok(block.slot));
         strategy.used_on_by_address(&mut cx, block.address, StreamId(1)).unwrap();
         let caller = Caller::default();
         assert!(strategy.free_by_address(&mut cx, block.address.offset(256), caller).is_err());

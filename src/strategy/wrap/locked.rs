@@ -1,8 +1,10 @@
 //! One strategy and its device behind one lock, shared by many threads.
 //!
-//! PyTorch's allocator does the same: one mutex a device, held for the whole of every call, driver calls included.
+//! PyTorch's allocator does the same: one mutex a device, held for the whole of every call, driver calls included. Calls
+//! are short, so whoever finds the lock taken offers its core to others and tries again: being put to sleep and woken up
+//! would take longer than most waits.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use spin::{Yield, mutex::SpinMutex};
 
 use crate::{
     device::{Capabilities, Device},
@@ -12,10 +14,14 @@ use crate::{
     unit::StreamId,
 };
 
+/// The lock that callers of a strategy share. A panic under it leaves it open: a strategy keeps its state sound through
+/// every error, and an event sink's panic must not take memory away from all other threads.
+pub(in crate::strategy) type Lock<T> = SpinMutex<T, Yield>;
+
 /// A strategy that any number of threads may call. It has the methods of [`Strategy`], on a shared reference and
 /// without a context, which lies behind the lock as well.
 pub struct Locked<S, E> {
-    inside: Mutex<Inside<S, E>>,
+    inside: Lock<Inside<S, E>>,
 }
 
 struct Inside<S, E> {
@@ -27,33 +33,30 @@ struct Inside<S, E> {
 impl<S: Strategy, E: EventSink> Locked<S, E> {
     /// Locks the three up together.
     pub fn new(strategy: S, device: Box<dyn Device>, sink: E) -> Self {
-        Locked { inside: Mutex::new(Inside { strategy, device, sink }) }
+        Locked { inside: Lock::new(Inside { strategy, device, sink }) }
     }
 
     /// What was locked up.
     pub fn into_parts(self) -> (S, Box<dyn Device>, E) {
-        let Inside { strategy, device, sink } = self.inside.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let Inside { strategy, device, sink } = self.inside.into_inner();
         (strategy, device, sink)
     }
 
     /// Several calls under one lock, or one that the strategy has beyond the trait.
+    #[inline]
     pub fn with<R>(&self, call: impl FnOnce(&mut S, &mut Context<'_>) -> R) -> R {
-        let Inside { strategy, device, sink } = &mut *self.lock();
+        let Inside { strategy, device, sink } = &mut *self.inside.lock();
         call(strategy, &mut Context { device: &mut **device, sink })
     }
 
-    /// A strategy keeps its state sound through every error, so a panic elsewhere in the process (an event sink's, a
-    /// closure's in [`with`](Locked::with)) does not take memory away from all other threads.
-    fn lock(&self) -> MutexGuard<'_, Inside<S, E>> {
-        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// [`Strategy::alloc`].
+    #[inline]
     pub fn alloc(&self, request: &Request) -> Result<Attempt, StrategyError> {
         self.with(|strategy, cx| strategy.alloc(cx, request))
     }
 
     /// [`Strategy::free`].
+    #[inline]
     pub fn free(&self, block: Block, caller: Caller) -> Result<Freed, StrategyError> {
         self.with(|strategy, cx| strategy.free(cx, block, caller))
     }
@@ -80,32 +83,32 @@ impl<S: Strategy, E: EventSink> Locked<S, E> {
 
     /// A copy of [`Strategy::stats`].
     pub fn stats(&self) -> Stats {
-        *self.lock().strategy.stats()
+        *self.inside.lock().strategy.stats()
     }
 
     /// [`Strategy::largest_free`].
     pub fn largest_free(&self, stream: StreamId) -> Option<u64> {
-        self.lock().strategy.largest_free(stream)
+        self.inside.lock().strategy.largest_free(stream)
     }
 
     /// [`Strategy::layout`].
     pub fn layout(&self) -> Option<Layout> {
-        self.lock().strategy.layout()
+        self.inside.lock().strategy.layout()
     }
 
     /// [`Strategy::details`].
     pub fn details(&self) -> Vec<(&'static str, u64)> {
-        self.lock().strategy.details()
+        self.inside.lock().strategy.details()
     }
 
     /// [`Strategy::requires`].
     pub fn requires(&self) -> Capabilities {
-        self.lock().strategy.requires()
+        self.inside.lock().strategy.requires()
     }
 
     /// [`Strategy::fork`].
     pub fn fork(&self) -> Option<Box<dyn Strategy>> {
-        self.lock().strategy.fork()
+        self.inside.lock().strategy.fork()
     }
 }
 

@@ -46,6 +46,7 @@ mod shared;
 
 pub use addressed::Addressed;
 pub use checked::{Checked, Rule, Violation};
+pub(super) use locked::Lock;
 pub use locked::Locked;
 pub use logged::{Call, Logged};
 pub use shared::{SharedDevice, SharedStrategy};

@@ -35,19 +35,14 @@ impl Machine {
             self.run_node(&node, retain);
         }
         self.layer = None;
+        self.forget_recomputed();
         self.leave_pass();
         self.send_last_bucket();
         self.thread = HostThread::Main;
         self.release(seed);
         let mut done = std::mem::replace(&mut self.graph, outer);
         match retain {
-            Retain::Graph => {
-                for checkpoint in &mut done.checkpoints {
-                    checkpoint.is_recomputed = false;
-                    checkpoint.recomputed.clear();
-                }
-                Some(done)
-            }
+            Retain::Graph => Some(done),
             Retain::Nothing => {
                 done.clear();
                 self.recycle(done);
@@ -99,7 +94,8 @@ impl Machine {
             Operation::FusedLoss => self.fused_loss_backward(node, first),
             Operation::Scale => one(self.scale_backward(first)),
             Operation::ToHost => {
-                self.copy_to_host(first);
+                let work = Work::CopyOut { bytes: self.bytes(first), pinned: true };
+                self.work(work, [first]);
                 [None; MOST_EDGES]
             }
             Operation::Route(routed) => one(self.route_backward(node, routed, first)),
@@ -168,10 +164,5 @@ impl Machine {
             self.release_all([sum, gradient]);
             self.graph.gradients[place] = Some(fresh);
         }
-    }
-
-    fn copy_to_host(&mut self, tensor: Tensor) {
-        let bytes = self.bytes(tensor);
-        self.work(Work::CopyOut { bytes, pinned: true }, [tensor]);
     }
 }

@@ -123,11 +123,11 @@ impl Machine {
         let view = self.temporary(bytes);
         self.elementwise(2 * bytes, [incoming, view]);
         self.release(incoming);
-        let saved = self.unpack(node);
         let whole = self.temporary(bytes);
         self.elementwise(2 * bytes, [view, whole]);
         let part = self.temporary(bytes);
         self.elementwise(2 * bytes, [whole, part]);
+        let saved = self.unpack(node);
         let gradient = self.temporary(bytes);
         self.elementwise(3 * bytes, [part, saved.operand(0, part), gradient]);
         self.drop_unpacked(&saved);

@@ -113,6 +113,8 @@ pub(super) struct Checkpoint {
     pub(super) layer: u32,
     /// The input that the part is run again from.
     pub(super) input: Value,
+    /// What keeps that input.
+    pub(super) kept_input: Saved,
     /// How many nodes' savings still refer to it; the last one lets the input go.
     pub(super) unreleased: u32,
     /// What running it again saved, until it is taken.

@@ -216,7 +216,7 @@ impl Machine {
     }
 
     /// A sum over the ranks of the tensor-parallel group, in place.
-    fn sum_over_ranks(&mut self, tensor: Tensor) {
+    pub(super) fn sum_over_ranks(&mut self, tensor: Tensor) {
         let (bytes, ranks) = (self.bytes(tensor), self.plan.techniques.tensor_ranks);
         self.story.collective(CollectiveKind::AllReduce, bytes, ranks as u16, StreamId::DEFAULT);
     }

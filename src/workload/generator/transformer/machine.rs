@@ -165,6 +165,18 @@ impl Machine {
         self.story.work(work, StreamId::DEFAULT, &operands.map(|tensor| tensor.0));
     }
 
+    /// Copies a tensor to pinned host memory.
+    pub(super) fn copy_to_host(&mut self, tensor: Tensor, buffer: BlockSlot) {
+        let work = Work::CopyOut { bytes: self.bytes(tensor), pinned: true };
+        self.story.work(work, StreamId::DEFAULT, &[tensor.0, buffer]);
+    }
+
+    /// Copies pinned host memory to a tensor.
+    pub(super) fn copy_from_host(&mut self, buffer: BlockSlot, tensor: Tensor) {
+        let work = Work::CopyIn { bytes: self.bytes(tensor), pinned: true };
+        self.story.work(work, StreamId::DEFAULT, &[buffer, tensor.0]);
+    }
+
     /// Queues a pass that reads and writes this many bytes in all.
     pub(super) fn elementwise<const COUNT: usize>(&mut self, bytes: u64, operands: [Tensor; COUNT]) {
         self.work(Work::Elementwise { bytes }, operands);

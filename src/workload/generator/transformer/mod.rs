@@ -13,6 +13,7 @@ mod adapter;
 mod attention;
 mod autocast;
 mod backward;
+mod checkpoint;
 mod elementwise;
 mod embedding;
 mod experts;

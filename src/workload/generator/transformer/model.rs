@@ -57,6 +57,10 @@ impl Machine {
     fn embed(&mut self, ids: Tensor) -> Value {
         let length = u64::from(self.graph.length);
         let tokens = self.embedding(self.layout.tokens, ids, self.tokens());
+        if self.plan.techniques.tensor_ranks > 1 {
+            // Every rank looked up the rows that it has.
+            self.sum_over_ranks(tokens.tensor);
+        }
         let range = self.alloc(INDEX * length, Category::Activation);
         self.elementwise(INDEX * length, [range]);
         let positions = self.embedding(self.layout.positions, range, length);

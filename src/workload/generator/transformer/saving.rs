@@ -4,11 +4,11 @@
 //! block runs again at the first tensor that is wanted.
 
 use super::{
-    graph::{Checkpoint, Edge, GradientPlace, MOST_EDGES, Node, Operation, Origin, Saved, Value},
+    graph::{Edge, GradientPlace, MOST_EDGES, Node, Operation, Origin, Saved},
     machine::{Machine, Tensor},
     weights::WeightId,
 };
-use crate::{trace::Category, unit::Work};
+use crate::trace::{BlockSlot, Category};
 
 /// What saving means at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,24 +115,6 @@ impl Machine {
         Some(first_gradient)
     }
 
-    /// Opens a checkpoint over a block: until [`Machine::end_checkpoint`] nothing is kept but the input.
-    pub(super) fn begin_checkpoint(&mut self, layer: u32, input: Value) -> Saving {
-        self.retain(input.tensor);
-        let checkpoint = self.graph.checkpoints.len() as u32;
-        let opened = Checkpoint { layer, input, unreleased: 0, recomputed: Vec::new(), is_recomputed: false };
-        self.graph.checkpoints.push(opened);
-        std::mem::replace(&mut self.saving, Saving::Drop(checkpoint))
-    }
-
-    /// Goes back to what saving meant before.
-    pub(super) fn end_checkpoint(&mut self, outer: Saving) {
-        self.saving = outer;
-        if let Some(Checkpoint { unreleased: 0, input, .. }) = self.graph.checkpoints.last() {
-            let input = input.tensor;
-            self.release(input);
-        }
-    }
-
     /// Brings back what a node saved.
     pub(super) fn unpack(&mut self, node: &Node) -> Unpacked {
         let mut unpacked = Unpacked { tensors: [None; MOST_SAVED], own: [false; MOST_SAVED] };
@@ -141,16 +123,8 @@ impl Machine {
             let (tensor, is_own) = match saved {
                 Saved::Kept(tensor) => (Some(tensor), false),
                 Saved::Weight(weight) => (self.weights[weight as usize].tensor, false),
-                Saved::OnHost { bytes, .. } => {
-                    let tensor = self.alloc(bytes, Category::Activation);
-                    self.work(Work::CopyIn { bytes, pinned: true }, [tensor]);
-                    (Some(tensor), true)
-                }
-                Saved::Again { checkpoint, place } => {
-                    self.ensure_recomputed(checkpoint);
-                    let recomputed = &mut self.graph.checkpoints[checkpoint as usize].recomputed;
-                    (recomputed.get_mut(place as usize).and_then(Option::take), true)
-                }
+                Saved::OnHost { buffer, bytes } => (Some(self.bring_back(buffer, bytes)), true),
+                Saved::Again { checkpoint, place } => (self.take_recomputed(checkpoint, place), true),
                 Saved::Nothing => (None, false),
             };
             unpacked.tensors[place] = tensor;
@@ -171,50 +145,44 @@ impl Machine {
     /// Lets go of what a node saved, the first first.
     pub(super) fn release_saved(&mut self, node: &Node) {
         for place in node.first_saved..node.first_saved + u32::from(node.saved_count) {
-            match std::mem::replace(&mut self.graph.saved[place as usize], Saved::Nothing) {
-                Saved::Kept(tensor) => self.release(tensor),
-                Saved::OnHost { buffer, bytes } => self.return_host_buffer(buffer, bytes),
-                Saved::Again { checkpoint, .. } => {
-                    let checkpoint = &mut self.graph.checkpoints[checkpoint as usize];
-                    checkpoint.unreleased -= 1;
-                    if checkpoint.unreleased == 0 {
-                        let input = checkpoint.input.tensor;
-                        self.release(input);
-                    }
-                }
-                Saved::Weight(_) | Saved::Nothing => {}
-            }
+            let saved = std::mem::replace(&mut self.graph.saved[place as usize], Saved::Nothing);
+            self.forget(saved);
         }
     }
 
-    fn pack(&mut self, tensor: Tensor, form: Form) -> Saved {
+    /// Lets go of one thing that was saved.
+    pub(super) fn forget(&mut self, saved: Saved) {
+        match saved {
+            Saved::Kept(tensor) => self.release(tensor),
+            Saved::OnHost { buffer, bytes } => self.return_host_buffer(buffer, bytes),
+            Saved::Again { checkpoint, .. } => self.leave_checkpoint(checkpoint),
+            Saved::Weight(_) | Saved::Nothing => {}
+        }
+    }
+
+    /// A copy on the device of what was packed to the host.
+    pub(super) fn bring_back(&mut self, buffer: BlockSlot, bytes: u64) -> Tensor {
+        let tensor = self.alloc(bytes, Category::Activation);
+        self.copy_from_host(buffer, tensor);
+        tensor
+    }
+
+    /// Copies a tensor to the host; one that is not dense is made so first.
+    pub(super) fn pack(&mut self, tensor: Tensor, form: Form) -> Saved {
         let bytes = match form {
             Form::Dense => self.bytes(tensor),
             Form::Strided(bytes) => bytes,
         };
         let buffer = self.take_host_buffer(bytes);
         if form == Form::Dense {
-            self.work(Work::CopyOut { bytes, pinned: true }, [tensor]);
+            self.copy_to_host(tensor, buffer);
         } else {
             let dense = self.temporary(bytes);
             self.elementwise(2 * bytes, [tensor, dense]);
-            self.work(Work::CopyOut { bytes, pinned: true }, [dense]);
+            self.copy_to_host(dense, buffer);
             self.release(dense);
         }
         Saved::OnHost { buffer, bytes }
-    }
-
-    /// Runs a checkpointed block again, once in a backward pass.
-    fn ensure_recomputed(&mut self, checkpoint: u32) {
-        let state = &mut self.graph.checkpoints[checkpoint as usize];
-        if std::mem::replace(&mut state.is_recomputed, true) {
-            return;
-        }
-        let (block, input) = (state.layer, state.input);
-        let origin = if input.origin.needs_gradient() { Origin::Recomputed } else { Origin::Constant };
-        let outer = std::mem::replace(&mut self.saving, Saving::Collect(checkpoint));
-        self.recompute_block(block, Value { origin, ..input });
-        self.saving = outer;
     }
 }
 

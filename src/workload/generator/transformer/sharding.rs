@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     trace::{Category, CollectiveKind},
-    unit::{MIB, StreamId, Work},
+    unit::{MIB, StreamId},
 };
 
 /// Gradients are summed over ranks in buckets of this size; the first one is small, so that it starts early.
@@ -55,10 +55,9 @@ impl Machine {
             }
             _ => {}
         }
-        if self.weights[id as usize].home.is_some() {
+        if let Some(home) = self.weights[id as usize].home {
             // Summed up on the host, where the weight lives.
-            let bytes = self.bytes(gradient);
-            self.work(Work::CopyOut { bytes, pinned: true }, [gradient]);
+            self.copy_to_host(gradient, home);
             self.weights[id as usize].gradient = None;
             self.release(gradient);
         }

@@ -9,10 +9,7 @@ use super::{
     technique::DataParallel,
     weights::{Weight, WeightId},
 };
-use crate::{
-    trace::{Category, CollectiveKind, MarkKind},
-    unit::Work,
-};
+use crate::trace::{Category, CollectiveKind, MarkKind};
 
 impl Machine {
     /// Brings the model to the device, or to where its weights live.
@@ -119,11 +116,12 @@ impl Machine {
         if let Some(tensor) = weight.tensor {
             return tensor;
         }
-        let bytes = weight.elements * self.plan.precision.of_weights().bytes();
+        let (home, bytes) = (weight.home, weight.elements * self.plan.precision.of_weights().bytes());
         let tensor = self.alloc(bytes, Category::Parameter);
-        match self.plan.techniques.data_parallel {
-            DataParallel::Sharded { ranks, .. } => self.collective(CollectiveKind::AllGather, bytes, ranks),
-            _ => self.work(Work::CopyIn { bytes, pinned: true }, [tensor]),
+        if let Some(home) = home {
+            self.copy_from_host(home, tensor);
+        } else if let DataParallel::Sharded { ranks, .. } = self.plan.techniques.data_parallel {
+            self.collective(CollectiveKind::AllGather, bytes, ranks);
         }
         self.weights[id as usize].tensor = Some(tensor);
         tensor
