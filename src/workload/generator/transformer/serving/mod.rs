@@ -6,6 +6,8 @@
 
 mod cache;
 mod pass;
+#[cfg(test)]
+mod recorded;
 
 use cache::{Cache, CacheShape, Keeping};
 
