@@ -4,6 +4,7 @@ use super::{
     super::{
         backward::Retain,
         machine::Tensor,
+        model::Ending,
         trainer::{Output, Recording, Trainer},
     },
     Fault, Program, Turn,
@@ -29,11 +30,11 @@ impl Program for Criterion {
     fn turn(&mut self, trainer: &mut Trainer, turn: &mut Turn<'_>) {
         trainer.mark(MarkKind::Phase, "forward", turn.step);
         let batch = trainer.fetch_batch(turn.length);
-        let logits = trainer.evaluate(turn, batch, Recording::On);
+        let logits = trainer.forward(batch, Recording::On, Ending::Logits);
         self.seen.push(trainer.machine.retain(logits.value.tensor));
         let loss = trainer.loss_of(logits, batch);
         trainer.run_backward(turn.step, loss, Retain::Nothing);
-        trainer.finish_step(turn);
+        trainer.update_and_zero(turn);
         if self.clears {
             self.seen.drain(..).for_each(|tensor| trainer.release(tensor));
         }

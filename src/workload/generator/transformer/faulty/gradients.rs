@@ -16,7 +16,6 @@ impl Program for Unzeroed {
         let (_, loss) = trainer.run_forward(turn.step, turn.length);
         trainer.run_backward(turn.step, loss, Retain::Nothing);
         trainer.update(turn.step);
-        trainer.end_step(turn.step);
     }
 }
 

@@ -31,7 +31,6 @@ impl Program for SummedLoss {
         self.graphs.push(loss.graph);
         trainer.release(loss.value.tensor);
         trainer.zero_grad();
-        trainer.end_step(turn.step);
     }
 }
 

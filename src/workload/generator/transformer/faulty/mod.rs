@@ -151,8 +151,9 @@ struct Fault {
 
 type Build = fn(&Settings) -> Box<dyn Program>;
 
-/// One turn of a program's loop after the other. The model is loaded, and the step is marked.
+/// One turn of a program's loop after the other.
 trait Program: Send {
+    /// The step is marked, and its end is cared for.
     fn turn(&mut self, trainer: &mut Trainer, turn: &mut Turn<'_>);
 
     /// Before the first turn.
@@ -235,6 +236,7 @@ impl Generator for Running {
             }
             trainer.mark(MarkKind::Step, "step", step);
             program.turn(trainer, &mut Turn { step, length, dice });
+            trainer.end_step(step);
         });
         self.step += 1;
         true

@@ -20,14 +20,13 @@ impl Trainer {
         let (batch, loss) = self.run_forward(turn.step, turn.length);
         between(self, batch);
         self.run_backward(turn.step, loss, Retain::Nothing);
-        self.finish_step(turn);
+        self.update_and_zero(turn);
     }
 
-    /// The optimizer's phase and what follows it.
-    pub(super) fn finish_step(&mut self, turn: &Turn<'_>) {
+    /// The optimizer's phase and `zero_grad`.
+    pub(super) fn update_and_zero(&mut self, turn: &Turn<'_>) {
         self.update(turn.step);
         self.zero_grad();
-        self.end_step(turn.step);
     }
 
     /// The logits of a batch.

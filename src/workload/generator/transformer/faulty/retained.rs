@@ -37,7 +37,7 @@ impl Program for KeptLosses {
     fn turn(&mut self, trainer: &mut Trainer, turn: &mut Turn<'_>) {
         let (_, loss) = trainer.run_forward(turn.step, turn.length);
         self.kept.extend(trainer.run_backward(turn.step, loss, Retain::Graph));
-        trainer.finish_step(turn);
+        trainer.update_and_zero(turn);
     }
 }
 
@@ -56,7 +56,7 @@ impl Program for RetainedOnce {
         for _ in 0..self.backwards {
             self.last = self.last.take().and_then(|loss| trainer.run_backward(turn.step, loss, Retain::Graph));
         }
-        trainer.finish_step(turn);
+        trainer.update_and_zero(turn);
     }
 }
 
@@ -72,6 +72,6 @@ impl Program for Released {
             let retain = if backward == self.backwards { Retain::Nothing } else { Retain::Graph };
             loss = loss.and_then(|loss| trainer.run_backward(turn.step, loss, retain));
         }
-        trainer.finish_step(turn);
+        trainer.update_and_zero(turn);
     }
 }
