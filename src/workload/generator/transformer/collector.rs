@@ -66,8 +66,8 @@ impl Machine {
         }
     }
 
-    /// Collects where the objects of the moment are too many. Those are older than the next collection, so that their
-    /// death takes nothing off the count.
+    /// Collects where the objects of the moment are too many. They survive it as old ones, so that their death takes
+    /// nothing off the count of young ones.
     fn collect_if_due(&mut self, of_the_moment: u32) {
         if self.collector.young + of_the_moment > THRESHOLD {
             self.collect_garbage();
