@@ -5,8 +5,8 @@
 //! that `OOMPH_TORCH_BENCH` names (`build_for_gpu.sh` beside it: over the real one). RMM needs a GPU: its program is
 //! the one that `OOMPH_RMM_BENCH` names (`tools/rmm-bench/build.sh`). Ours runs by handle, and by address under a lock,
 //! which is how PyTorch is called. All take turns, and the medians of the turns are compared, so that a noisy machine is
-//! equally unfair to everyone. `OOMPH_PEER_TURNS` says how many turns there are, `OOMPH_BENCH_DEVICE` where `caching`
-//! runs.
+//! equally unfair to everyone. `OOMPH_PEER_TURNS` says how many turns there are, `OOMPH_PEER_CASES` which cases (`pairs`
+//! of one thread, or `threads`; both where it is not set), `OOMPH_BENCH_DEVICE` where `caching` runs.
 
 #![expect(clippy::expect_used, clippy::print_stdout, reason = "a bench prints, and stops where it cannot run")]
 
@@ -15,6 +15,7 @@ mod recipe;
 use std::{
     collections::BTreeMap,
     env,
+    num::NonZeroU64,
     path::{Path, PathBuf},
     process::Command,
     sync::Barrier,
@@ -24,12 +25,12 @@ use std::{
 
 use oomph::{
     strategy::{
-        Caller, Silent, StrategySpec,
+        Caller, Context, Silent, Strategy, StrategySpec,
         wrap::{Addressed, Locked},
     },
     unit::Address,
 };
-use recipe::{Bench, HOT, MIX, MIX_PAIRS, Mix, fresh, request, served, steps};
+use recipe::{Allocator, ByHandle, HOT, MIX, MIX_PAIRS, Mix, fresh, request, served, steps};
 
 /// Turns that each side takes where nothing else is said.
 const TURNS: usize = 7;
@@ -87,9 +88,14 @@ fn compare(name: &str, settings: &str, peers: &[Peer], turns: usize) {
         for (peer, times) in peers.iter().zip(&mut theirs) {
             time_peer(peer, settings, times);
         }
-        time_ours("address:caching", settings, &mut address);
-        time_ours("caching", settings, &mut handle);
-        time_threads(settings, &mut address, &mut handle);
+        let spec = StrategySpec::from(format!("caching:{settings}").as_str());
+        if asked_for("pairs") {
+            time_ours(|| ByPointer::new(&spec), &mut address);
+            time_ours(|| ByHandle::new(&spec).expect("the device has virtual memory"), &mut handle);
+        }
+        if asked_for("threads") {
+            time_threads(settings, &mut address, &mut handle);
+        }
     }
     let names = || peers.iter().map(|peer| peer.name);
     let times_heads: String = names().chain(["address", "handle"]).map(|name| format!(" {name:>12}")).collect();
@@ -98,16 +104,20 @@ fn compare(name: &str, settings: &str, peers: &[Peer], turns: usize) {
     let hot_and_mix = HOT.iter().map(|(_, case)| *case).chain(MIX.iter().map(|(_, case)| *case));
     for case in hot_and_mix.chain(THREADS.iter().map(|(_, case)| *case)) {
         let theirs: Vec<Option<f64>> = theirs.iter_mut().map(|times| median(times, case)).collect();
-        let ours = median(&mut address, case);
+        let Some(ours) = median(&mut address, case) else { continue };
         let shown = |time: Option<f64>| format!(" {:>12}", time.map_or("-".to_owned(), |time| format!("{time:.1} ns")));
-        let times: String = theirs.iter().copied().chain([ours, median(&mut handle, case)]).map(shown).collect();
+        let times: String = theirs.iter().copied().chain([Some(ours), median(&mut handle, case)]).map(shown).collect();
         let ratios: String = theirs
             .iter()
-            .map(|theirs| theirs.zip(ours).map_or("-".to_owned(), |(theirs, ours)| format!("{:.1}", theirs / ours)))
+            .map(|theirs| theirs.map_or("-".to_owned(), |theirs| format!("{:.1}", theirs / ours)))
             .map(|ratio| format!(" {ratio:>12}"))
             .collect();
         println!("{name:<12} {case:<18}{times}{ratios}");
     }
+}
+
+fn asked_for(cases: &str) -> bool {
+    env::var("OOMPH_PEER_CASES").map_or(true, |asked| asked == cases)
 }
 
 /// Lines of the form `case: nanoseconds`. A peer that cannot run is an error: a comparison without it would mislead.
@@ -125,32 +135,66 @@ fn time_peer(peer: &Peer, settings: &str, times: &mut Times) {
     }
 }
 
-fn time_ours(name: &str, settings: &str, times: &mut Times) {
-    let spec = StrategySpec::from(format!("{name}:{settings}").as_str());
+/// A strategy called as PyTorch's allocator is: under a lock, and blocks go back by their pointer alone.
+struct ByPointer(Locked<Addressed<Box<dyn Strategy>>, Silent>);
+
+impl ByPointer {
+    fn new(spec: &StrategySpec) -> ByPointer {
+        let (strategy, device) = fresh(spec);
+        ByPointer(Locked::new(Addressed::new(strategy), device, Silent))
+    }
+}
+
+impl Allocator for ByPointer {
+    /// As small as a pointer, with `None` as its null.
+    type Held = NonZeroU64;
+
+    #[inline]
+    fn alloc(&mut self, bytes: u64) -> NonZeroU64 {
+        let block = served(self.0.alloc(&request(bytes)));
+        NonZeroU64::new(block.address.0).expect("no block is at null")
+    }
+
+    #[inline]
+    fn free(&mut self, pointer: NonZeroU64) {
+        let free = |strategy: &mut Addressed<_>, cx: &mut Context<'_>| {
+            strategy.free_by_address(cx, Address(pointer.get()), Caller::default())
+        };
+        self.0.with(free).expect("a live block");
+    }
+}
+
+impl Drop for ByPointer {
+    fn drop(&mut self) {
+        self.0.close().expect("the device takes its memory back");
+    }
+}
+
+fn time_ours<A: Allocator>(fresh: impl Fn() -> A, times: &mut Times) {
     let mut note = |case: &str, time: f64| times.entry(case.to_owned()).or_default().push(time);
-    let mut bench = Bench::new(&spec).expect("the device has virtual memory");
+    let mut allocator = fresh();
     for (bytes, case) in HOT {
-        let first = bench.alloc(bytes);
-        bench.free(first);
+        let first = allocator.alloc(bytes);
+        allocator.free(first);
         let began = Instant::now();
         for _ in 0..HOT_PAIRS {
-            let block = bench.alloc(bytes);
-            bench.free(block);
+            let held = allocator.alloc(bytes);
+            allocator.free(held);
         }
         note(case, began.elapsed().as_nanos() as f64 / f64::from(HOT_PAIRS));
     }
-    drop(bench);
+    drop(allocator);
     for (live, case) in MIX {
-        let mut bench = Bench::new(&spec).expect("it was there above");
+        let mut allocator = fresh();
         let mut mix = Mix::new(live);
-        mix.warm_up(&mut bench);
+        mix.warm_up(&mut allocator);
         let began = Instant::now();
-        mix.warm_up(&mut bench);
+        mix.warm_up(&mut allocator);
         note(case, began.elapsed().as_nanos() as f64 / MIX_PAIRS as f64);
     }
 }
 
-/// Threads under one lock, by address and by handle. The lock is the only one: `address:` would bring a second.
+/// Threads under one lock, by address and by handle.
 fn time_threads(settings: &str, address: &mut Times, handle: &mut Times) {
     let spec = StrategySpec::from(format!("caching:{settings}").as_str());
     let caller = Caller::default();

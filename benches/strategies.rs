@@ -18,7 +18,7 @@ use oomph::{
     trace::Trace,
     workload::Recipe,
 };
-use recipe::{Bench, HOT, MIX, Mix};
+use recipe::{Allocator, ByHandle, HOT, MIX, Mix};
 
 /// Watches nothing, as the untimed pass of a timed case does.
 struct Unwatched;
@@ -33,7 +33,7 @@ fn strategies(criterion: &mut Criterion) {
     let training = Recipe::named("training").and_then(|recipe| recipe.workload()).expect("an embedded recipe");
     let training = Trace::read(&training).expect("a generator does not fail");
     for spec in STRATEGIES.iter().flat_map(|entry| entry.specs()) {
-        let Some(mut bench) = Bench::new(&spec) else { continue };
+        let Some(mut bench) = ByHandle::new(&spec) else { continue };
         let mut group = criterion.benchmark_group(spec.to_string());
         for (bytes, name) in HOT {
             group.bench_function(name, |bencher| {
@@ -46,7 +46,7 @@ fn strategies(criterion: &mut Criterion) {
         // What calls the driver for every block is no place for half a million blocks.
         if spec.name != "direct" {
             for (live, name) in MIX {
-                let mut bench = Bench::new(&spec).expect("it was there above");
+                let mut bench = ByHandle::new(&spec).expect("it was there above");
                 let mut mix = Mix::new(live);
                 mix.warm_up(&mut bench);
                 group.bench_function(name, |bencher| bencher.iter(|| mix.step(&mut bench)));

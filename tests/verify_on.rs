@@ -149,8 +149,8 @@ fn the_first_signal_shows_the_cases_that_are_done() {
         let text = format!("generator = '{generator}'\npurpose = 'a test'\norigin = 'a test'\n[set]\n{setting}\n");
         fs::write(folder.path().join(name), text).unwrap();
     };
-    recipe("short.toml", "training", "steps = 1\nlayers = 1");
-    recipe("endless.toml", "training", "steps = 100000000");
+    recipe("short.toml", "transformer", "steps = 1\nlayers = 1");
+    recipe("endless.toml", "transformer", "steps = 100000000");
     let mut child = oomph()
         .args(["verify", "--on", "sim", "short.toml", "endless.toml", "--format", "json"])
         .current_dir(folder.path())

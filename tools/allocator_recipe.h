@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdio>
+#include <cstdlib>
 #include <random>
 #include <string>
 #include <thread>
@@ -108,8 +109,14 @@ void threads(Allocator& allocator, int count) {
   report(std::to_string(count) + (count == 1 ? " thread" : " threads"), took / kThreadPairs);
 }
 
+// Which cases: OOMPH_PEER_CASES is `pairs` (one thread), `threads`, or not set for all.
+inline bool asked_for(const char* cases) {
+  const char* asked = std::getenv("OOMPH_PEER_CASES");
+  return asked == nullptr || std::string(asked) == cases;
+}
+
 template <typename Allocator>
-void all_cases(Allocator& allocator, int mix_pairs_at_10000 = kMixPairs) {
+void pairs(Allocator& allocator, int mix_pairs_at_10000) {
   hot_pair(allocator, 512, "hot 512 B");
   hot_pair(allocator, 4096, "hot 4 KiB");
   hot_pair(allocator, kMiB, "hot 1 MiB");
@@ -121,6 +128,12 @@ void all_cases(Allocator& allocator, int mix_pairs_at_10000 = kMixPairs) {
   }
   mix(allocator, 10000, mix_pairs_at_10000);
   allocator.empty_cache();
+}
+
+template <typename Allocator>
+void all_cases(Allocator& allocator, int mix_pairs_at_10000 = kMixPairs) {
+  if (asked_for("pairs")) pairs(allocator, mix_pairs_at_10000);
+  if (!asked_for("threads")) return;
   for (int count : {1, 2, 4, 8, 16}) {
     threads(allocator, count);
     allocator.empty_cache();

@@ -33,35 +33,47 @@ pub fn fresh(spec: &StrategySpec) -> (Box<dyn Strategy>, Box<dyn Device>) {
     (strategy, device)
 }
 
-/// A strategy on its device.
-pub struct Bench {
+/// Whoever is timed: PyTorch's callers hold a pointer, ours may hold a handle.
+pub trait Allocator {
+    /// What the caller keeps of a block.
+    type Held: Copy;
+    fn alloc(&mut self, bytes: u64) -> Self::Held;
+    fn free(&mut self, held: Self::Held);
+}
+
+/// A strategy on its device, called by handle.
+pub struct ByHandle {
     strategy: Box<dyn Strategy>,
     device: Box<dyn Device>,
 }
 
-impl Bench {
+impl ByHandle {
     /// `None` where the device cannot do what the strategy needs.
-    pub fn new(spec: &StrategySpec) -> Option<Bench> {
+    pub fn new(spec: &StrategySpec) -> Option<ByHandle> {
         let (strategy, device) = fresh(spec);
         let missing = strategy.requires().missing_from(device.props().capabilities);
-        (missing == Default::default()).then_some(Bench { strategy, device })
+        (missing == Default::default()).then_some(ByHandle { strategy, device })
     }
+}
+
+impl Allocator for ByHandle {
+    type Held = Block;
 
     #[inline]
-    pub fn alloc(&mut self, bytes: u64) -> Block {
+    fn alloc(&mut self, bytes: u64) -> Block {
         let mut cx = Context { device: &mut *self.device, sink: &mut Silent };
         served(self.strategy.alloc(&mut cx, &request(bytes)))
     }
 
     #[inline]
-    pub fn free(&mut self, block: Block) {
+    fn free(&mut self, block: Block) {
         let mut cx = Context { device: &mut *self.device, sink: &mut Silent };
         self.strategy.free(&mut cx, block, Caller::default()).expect("a live block");
     }
 }
 
 /// Device memory goes back before the device does, as whoever shares a GPU expects.
-impl Drop for Bench {
+impl Drop for ByHandle {
     fn drop(&mut self) {
         let mut cx = Context { device: &mut *self.device, sink: &mut Silent };
         self.strategy.close(&mut cx).expect("the device takes its memory back");
@@ -89,32 +101,32 @@ pub fn steps(live: usize, pairs: usize, seed: u64) -> Vec<(usize, u64)> {
 }
 
 /// The random mix.
-pub struct Mix {
+pub struct Mix<B> {
     steps: Vec<(usize, u64)>,
-    places: Vec<Option<Block>>,
+    places: Vec<Option<B>>,
     next: usize,
 }
 
-impl Mix {
-    pub fn new(live: usize) -> Mix {
+impl<B: Copy> Mix<B> {
+    pub fn new(live: usize) -> Mix<B> {
         Mix { steps: steps(live, MIX_PAIRS, 42), places: vec![None; live], next: 0 }
     }
 
     /// Replaces one block.
     #[inline]
-    pub fn step(&mut self, bench: &mut Bench) {
+    pub fn step(&mut self, allocator: &mut impl Allocator<Held = B>) {
         let (place, bytes) = self.steps[self.next];
         self.next = if self.next + 1 == self.steps.len() { 0 } else { self.next + 1 };
-        if let Some(block) = self.places[place].take() {
-            bench.free(block);
+        if let Some(held) = self.places[place].take() {
+            allocator.free(held);
         }
-        self.places[place] = Some(bench.alloc(bytes));
+        self.places[place] = Some(allocator.alloc(bytes));
     }
 
     /// Every place is occupied, and free memory is as ragged as it gets.
-    pub fn warm_up(&mut self, bench: &mut Bench) {
+    pub fn warm_up(&mut self, allocator: &mut impl Allocator<Held = B>) {
         for _ in 0..MIX_PAIRS {
-            self.step(bench);
+            self.step(allocator);
         }
     }
 }

@@ -25,7 +25,7 @@ impl Caching {
         if self.blocks[found.slot].is_expandable() {
             found = self.prefer_short_extension(arena, found, expandable)?;
         }
-        let Entry { size, address, slot } = found;
+        let size = found.size;
         let oversize = self.settings.max_split_size;
         let refused = if rounded < oversize {
             size >= oversize
@@ -35,8 +35,8 @@ impl Caching {
         if refused {
             return None;
         }
-        self.pools.arenas[arena as usize].free.remove(size, address);
-        Some(slot)
+        self.pools.arenas[arena as usize].free.remove(found);
+        Some(found.slot)
     }
 
     /// Walks up from an expandable block: to one that can extend less far while expandable segments are on (a block in
@@ -45,10 +45,8 @@ impl Caching {
     fn prefer_short_extension(&self, arena: u32, mut found: Entry, expandable: bool) -> Option<Entry> {
         let free = &self.pools.arenas[arena as usize].free;
         if !expandable {
-            while self.blocks[found.slot].is_expandable() {
-                found = free.after(found.size, found.address)?;
-            }
-            return Some(found);
+            let mut candidates = free.ascending(found.size, found.address);
+            return candidates.find(|candidate| !self.blocks[candidate.slot].is_expandable());
         }
         let extension = |slot: u32| {
             let next = self.blocks[slot].next;

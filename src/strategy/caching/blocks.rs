@@ -5,6 +5,8 @@
 
 use std::ops::{Index, IndexMut};
 
+use super::free_index::Entry;
+
 /// No slot, no range, no stream uses.
 pub(super) const NONE: u32 = u32::MAX;
 
@@ -74,6 +76,12 @@ impl Record {
     #[inline]
     pub(super) fn is_expandable(&self) -> bool {
         self.range != NONE
+    }
+
+    /// How it stands among the free blocks of its arena.
+    #[inline]
+    pub(super) fn entry(&self, slot: u32) -> Entry {
+        Entry { size: self.size, address: self.address, slot }
     }
 
     pub(super) fn end(&self) -> u64 {

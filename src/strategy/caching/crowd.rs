@@ -1,119 +1,125 @@
-//! The free blocks of one size beyond the lowest, which waits in the bin itself.
+//! The free blocks of one size beyond the lowest, which waits in the bin itself: a heap, the lowest address first.
 //!
-//! A few are kept as they come: looking at all of them is quicker than keeping them in order. Many are kept in an
-//! ordered map.
+//! Blocks leave for two reasons: the lowest because it is handed out, any other because a neighbour merges with it. The
+//! second needs its place in the heap, so that is noted by slot. Next to a tree this is one array, and most steps end
+//! after a comparison or two.
 
-use std::{collections::BTreeMap, hint::select_unpredictable};
+use std::hint::select_unpredictable;
 
-/// A crowd of more than this is kept in order.
-const FEW: usize = 32;
+/// Where each block stands in its crowd, by slot; only of blocks that are in one.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Places(Vec<u32>);
 
-/// Addresses and slots of blocks of one size.
-#[derive(Clone, Debug)]
-pub(super) enum Crowd {
-    /// In no order. Kept when it runs empty, for its memory.
-    Few(Vec<(u64, u32)>),
-    Many(BTreeMap<u64, u32>),
+impl Places {
+    #[inline]
+    fn note(&mut self, slot: u32, place: usize) {
+        match self.0.get_mut(slot as usize) {
+            Some(noted) => *noted = place as u32,
+            None => self.note_first(slot, place),
+        }
+    }
+
+    #[cold]
+    fn note_first(&mut self, slot: u32, place: usize) {
+        self.0.resize((slot as usize + 1).next_power_of_two(), 0);
+        self.note(slot, place);
+    }
 }
 
-impl Default for Crowd {
-    fn default() -> Self {
-        Crowd::Few(Vec::new())
-    }
+/// Addresses and slots of blocks of one size.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Crowd {
+    heap: Vec<(u64, u32)>,
 }
 
 impl Crowd {
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        match self {
-            Crowd::Few(blocks) => blocks.is_empty(),
-            Crowd::Many(blocks) => blocks.is_empty(),
-        }
+        self.heap.is_empty()
     }
 
+    /// Adds a block.
     #[inline]
-    pub(super) fn insert(&mut self, address: u64, slot: u32) {
-        match self {
-            Crowd::Few(blocks) if blocks.len() < FEW => blocks.push((address, slot)),
-            Crowd::Few(blocks) => {
-                let mut many: BTreeMap<u64, u32> = blocks.drain(..).collect();
-                many.insert(address, slot);
-                *self = Crowd::Many(many);
-            }
-            Crowd::Many(blocks) => {
-                blocks.insert(address, slot);
-            }
-        }
+    pub(super) fn insert(&mut self, block: (u64, u32), places: &mut Places) {
+        self.heap.push(block);
+        self.rise(self.heap.len() - 1, block, places);
     }
 
     /// Removes a block that is in here.
     #[inline]
-    pub(super) fn remove(&mut self, address: u64) {
-        match self {
-            Crowd::Few(blocks) => {
-                let places = blocks.iter().enumerate();
-                let place = places.fold(usize::MAX, |found, (place, &(other, _))| {
-                    select_unpredictable(other == address, place, found)
-                });
-                if place < blocks.len() {
-                    blocks.swap_remove(place);
-                }
-            }
-            Crowd::Many(blocks) => {
-                blocks.remove(&address);
-                self.thin_out();
-            }
+    pub(super) fn remove(&mut self, slot: u32, places: &mut Places) {
+        let place = places.0.get(slot as usize).map_or(usize::MAX, |&place| place as usize);
+        let Some(last) = self.heap.pop() else { return };
+        if place < self.heap.len() {
+            let place = self.sink(place, last, places);
+            self.rise(place, last, places);
         }
     }
 
     /// Removes the block with the lowest address.
     #[inline]
-    pub(super) fn take_lowest(&mut self) -> Option<(u64, u32)> {
-        match self {
-            Crowd::Few(blocks) => {
-                let place = place_of_lowest(blocks)?;
-                Some(blocks.swap_remove(place))
-            }
-            Crowd::Many(blocks) => {
-                let lowest = blocks.pop_first();
-                self.thin_out();
-                lowest
-            }
-        }
-    }
-
-    /// Goes back to few long before there are few, so that a crowd at the border does not change form at every turn.
-    fn thin_out(&mut self) {
-        if let Crowd::Many(blocks) = self
-            && blocks.len() <= FEW / 4
-        {
-            *self = Crowd::Few(std::mem::take(blocks).into_iter().collect());
-        }
+    pub(super) fn take_lowest(&mut self, places: &mut Places) -> Option<(u64, u32)> {
+        let last = self.heap.pop()?;
+        let Some(&lowest) = self.heap.first() else { return Some(last) };
+        let place = self.sink(0, last, places);
+        self.settle(place, last, places);
+        Some(lowest)
     }
 
     /// The lowest block above an address.
     pub(super) fn above(&self, address: u64) -> Option<(u64, u32)> {
-        match self {
-            Crowd::Few(blocks) => blocks.iter().copied().filter(|&(other, _)| other > address).min(),
-            Crowd::Many(blocks) => blocks.range(address + 1..).next().map(|(&address, &slot)| (address, slot)),
-        }
+        self.heap.iter().copied().filter(|&(other, _)| other > address).min()
     }
 
     /// The highest block below an address.
     pub(super) fn below(&self, address: u64) -> Option<(u64, u32)> {
-        match self {
-            Crowd::Few(blocks) => blocks.iter().copied().filter(|&(other, _)| other < address).max(),
-            Crowd::Many(blocks) => blocks.range(..address).next_back().map(|(&address, &slot)| (address, slot)),
+        self.heap.iter().copied().filter(|&(other, _)| other < address).max()
+    }
+
+    /// All blocks, in no order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
+        self.heap.iter().copied()
+    }
+
+    /// Moves the hole at `place` up to where `block` belongs, and puts it there.
+    #[inline]
+    fn rise(&mut self, mut place: usize, block: (u64, u32), places: &mut Places) {
+        while place > 0 {
+            let above = (place - 1) / 2;
+            let parent = self.heap[above];
+            if parent.0 < block.0 {
+                break;
+            }
+            self.settle(place, parent, places);
+            place = above;
+        }
+        self.settle(place, block, places);
+    }
+
+    /// Moves the hole at `place` down to where `block` belongs.
+    #[inline]
+    fn sink(&mut self, mut place: usize, block: (u64, u32), places: &mut Places) -> usize {
+        loop {
+            let left = 2 * place + 1;
+            let Some(&first) = self.heap.get(left) else { return place };
+            let second = self.heap.get(left + 1).copied().unwrap_or((u64::MAX, 0));
+            // Which of two children is lower cannot be guessed.
+            let second_is_lower = second.0 < first.0;
+            let child = (
+                select_unpredictable(second_is_lower, second.0, first.0),
+                select_unpredictable(second_is_lower, second.1, first.1),
+            );
+            if block.0 < child.0 {
+                return place;
+            }
+            self.settle(place, child, places);
+            place = left + usize::from(second_is_lower);
         }
     }
-}
 
-/// Without branches: which of a few random addresses is the lowest cannot be guessed.
-#[inline]
-fn place_of_lowest(blocks: &[(u64, u32)]) -> Option<usize> {
-    let mut lowest = (blocks.first()?.0, 0);
-    for (place, &(address, _)) in blocks.iter().enumerate() {
-        lowest = select_unpredictable(address < lowest.0, (address, place), lowest);
+    #[inline]
+    fn settle(&mut self, place: usize, block: (u64, u32), places: &mut Places) {
+        self.heap[place] = block;
+        places.note(block.1, place);
     }
-    Some(lowest.1)
 }

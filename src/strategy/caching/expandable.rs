@@ -198,7 +198,7 @@ impl Caching {
             slot = next;
         }
         let block = &self.blocks[slot];
-        self.pools.arenas[arena as usize].free.remove(block.size, block.address);
+        self.pools.arenas[arena as usize].free.remove(block.entry(slot));
         let pool = self.pools.arenas[arena as usize].pool();
         self.pools.pools[pool as usize].segments += 1;
         Ok(Ok(slot))
@@ -290,8 +290,8 @@ impl Caching {
     /// Books a free block's part `low..high` as unmapped; what is left on either side stays free.
     fn turn_unmapped(&mut self, cx: &mut Context<'_>, slot: u32, low: u64, high: u64) {
         let block = &self.blocks[slot];
-        let (address, size, end, number, arena) = (block.address, block.size, block.end(), block.range, block.arena);
-        self.pools.arenas[arena as usize].free.remove(size, address);
+        let (address, end, number, arena) = (block.address, block.end(), block.range, block.arena);
+        self.pools.arenas[arena as usize].free.remove(block.entry(slot));
         if address < low {
             let head =
                 self.blocks.insert_before(slot, Record::lone(address, low - address, arena, number, State::Free));

@@ -1,6 +1,6 @@
 //! The steps of a free: merging, and waiting for streams.
 
-use super::{Caching, blocks::State, free_index::Entry};
+use super::{Caching, blocks::State};
 use crate::{
     strategy::{Context, StrategyError, StrategyEvent, deferred::Patience},
     unit::Address,
@@ -37,12 +37,12 @@ impl Caching {
         let (previous, next) = (block.previous, block.next);
         let mut merged = 0;
         if let Some(gone) = self.blocks.get(previous).filter(|block| block.state == kind) {
-            owner.take_out(gone);
+            owner.take_out(previous, gone);
             self.blocks.absorb_previous(slot, previous);
             merged += 1;
         }
         if let Some(gone) = self.blocks.get(next).filter(|block| block.state == kind) {
-            owner.take_out(gone);
+            owner.take_out(next, gone);
             self.blocks.absorb_next(slot, next);
             merged += 1;
         }
@@ -55,7 +55,7 @@ impl Caching {
         let block = &mut self.blocks[slot];
         let owner = &mut self.pools.arenas[block.arena as usize];
         block.shelved_at = self.pools.sides[owner.side as usize].clock;
-        owner.free.insert(Entry { size: block.size, address: block.address, slot });
+        owner.free.insert(block.entry(slot));
         owner.is_large()
     }
 

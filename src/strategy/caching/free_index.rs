@@ -65,11 +65,11 @@ impl FreeIndex {
 
     /// Removes a block that is in here.
     #[inline(always)]
-    pub(super) fn remove(&mut self, size: u64, address: u64) {
-        if self.latest.address == address {
+    pub(super) fn remove(&mut self, entry: Entry) {
+        if self.latest.address == entry.address {
             self.latest = Entry::NONE;
         } else {
-            self.bins.remove(size, address);
+            self.bins.remove(entry);
         }
     }
 
@@ -100,12 +100,14 @@ impl FreeIndex {
         self.before(u64::MAX, 0)
     }
 
-    /// Every block, by (size, address).
-    pub(super) fn iter(&self) -> impl Iterator<Item = Entry> + '_ {
-        let precedes = move |entry: &Entry| self.latest().is_none_or(|latest| *entry < latest);
-        let smaller = self.bins.iter().take_while(precedes);
-        let larger = self.bins.iter().skip_while(precedes);
-        smaller.chain(self.latest()).chain(larger)
+    /// Every block from (size, address) on, in order.
+    pub(super) fn ascending(&self, size: u64, address: u64) -> impl Iterator<Item = Entry> + '_ {
+        let mut latest = self.latest().filter(|latest| (latest.size, latest.address) >= (size, address));
+        let mut binned = self.bins.ascending(size, address).peekable();
+        std::iter::from_fn(move || {
+            let latest_is_next = latest.is_some_and(|latest| binned.peek().is_none_or(|other| latest.precedes(other)));
+            if latest_is_next { latest.take() } else { binned.next() }
+        })
     }
 
     fn latest(&self) -> Option<Entry> {
@@ -145,16 +147,18 @@ mod tests {
                     index.insert(Entry { size, address, slot: number });
                     model.insert((size, address), number);
                 } else if let Some((&(size, address), _)) = model.range((size, address)..).next() {
-                    index.remove(size, address);
-                    model.remove(&(size, address));
+                    let slot = model.remove(&(size, address)).unwrap();
+                    index.remove(Entry { size, address, slot });
                 }
                 let value = |found: Option<(&(u64, u64), &u32)>| found.map(entry);
                 prop_assert_eq!(index.first_at_least(size), value(model.range((size, 0)..).next()));
                 prop_assert_eq!(index.after(size, address), value(model.range((size, address + 1)..).next()));
                 prop_assert_eq!(index.before(size, address), value(model.range(..(size, address)).next_back()));
                 prop_assert_eq!(index.last(), value(model.last_key_value()));
+                let next = index.ascending(size, address).take(3);
+                prop_assert!(next.eq(model.range((size, address)..).take(3).map(entry)));
             }
-            prop_assert!(index.iter().eq(model.iter().map(entry)));
+            prop_assert!(index.ascending(0, 0).eq(model.iter().map(entry)));
         }
     }
 
@@ -168,7 +172,7 @@ mod tests {
         for n in 0..10_000u64 {
             let slot = index.first_at_least(512).unwrap().slot;
             assert_eq!(u64::from(slot) * 7_919 % 10_000, n);
-            index.remove(512, 512 + n * 512);
+            index.remove(Entry { size: 512, address: 512 + n * 512, slot });
         }
         assert_eq!(index.first_at_least(512), None);
     }

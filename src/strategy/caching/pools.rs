@@ -66,9 +66,9 @@ impl Arena {
 
     /// Takes a free or unmapped block out of the arena, because a neighbour swallows it.
     #[inline]
-    pub(super) fn take_out(&mut self, block: &Record) {
+    pub(super) fn take_out(&mut self, slot: u32, block: &Record) {
         if block.state == State::Free {
-            self.free.remove(block.size, block.address);
+            self.free.remove(block.entry(slot));
         } else {
             self.unmapped.remove(&block.address);
         }

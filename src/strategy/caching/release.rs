@@ -18,7 +18,7 @@ impl Caching {
         let (address, size, arena) = (block.address, block.size, block.arena);
         cx.device.free(Address(address))?;
         let owner = &mut self.pools.arenas[arena as usize];
-        owner.free.remove(size, address);
+        owner.free.remove(block.entry(slot));
         let (stream, large, pool) = (owner.stream, owner.is_large(), owner.pool());
         cx.sink.event(StrategyEvent::SegmentFree { address: Address(address), bytes: size, stream });
         self.reserved -= size;
@@ -176,7 +176,10 @@ impl Caching {
     /// The free blocks of a side, by (what the driver calls the stream, size, address).
     fn free_blocks(&self, cx: &Context<'_>, side: u32) -> Vec<u32> {
         let arenas = self.pools.arenas_in_order(cx, side).into_iter();
-        arenas.flat_map(|arena| self.pools.arenas[arena as usize].free.iter()).map(|entry| entry.slot).collect()
+        arenas
+            .flat_map(|arena| self.pools.arenas[arena as usize].free.ascending(0, 0))
+            .map(|entry| entry.slot)
+            .collect()
     }
 
     /// Gives everything back, whoever holds it.

@@ -7,7 +7,11 @@
 
 use std::{collections::BTreeMap, hint::select_unpredictable};
 
-use super::{blocks::NONE, crowd::Crowd, free_index::Entry};
+use super::{
+    blocks::NONE,
+    crowd::{Crowd, Places},
+    free_index::Entry,
+};
 
 /// Sizes are multiples of this.
 const QUANTUM_SHIFT: u32 = 9;
@@ -24,6 +28,7 @@ pub(super) struct SizeBins {
     groups_occupied: [u64; BINS / GROUP / 64],
     groups: Vec<Option<Box<Group>>>,
     crowds: Vec<Crowd>,
+    places: Places,
     /// Blocks above 32 MiB by (size, address).
     huge: BTreeMap<(u64, u64), u32>,
 }
@@ -73,7 +78,7 @@ impl SizeBins {
 
     /// Removes a block that is in here.
     #[inline]
-    pub(super) fn remove(&mut self, size: u64, address: u64) {
+    pub(super) fn remove(&mut self, Entry { size, address, slot }: Entry) {
         let Some((group_number, place)) = bin_of(size) else {
             self.huge.remove(&(size, address));
             return;
@@ -81,7 +86,7 @@ impl SizeBins {
         let Some(Some(group)) = self.groups.get_mut(group_number) else { return };
         let bit = 1 << place;
         if group.crowded & bit != 0 {
-            return self.leave(group_number, place, address);
+            return self.leave(group_number, place, slot);
         }
         group.occupied &= !bit;
         if group.occupied == 0 {
@@ -122,9 +127,30 @@ impl SizeBins {
         self.highest_below(group, place, address).or_else(|| self.last_below_bin(group, place))
     }
 
-    /// Every block, by (size, address). From block to block by the bitmaps: most bins are empty.
-    pub(super) fn iter(&self) -> impl Iterator<Item = Entry> + '_ {
-        std::iter::successors(self.first_at_least(0), |entry| self.after(entry.size, entry.address))
+    /// Every block from (size, address) on, in order. From bin to bin by the bitmaps: most are empty.
+    pub(super) fn ascending(&self, size: u64, address: u64) -> impl Iterator<Item = Entry> + '_ {
+        let mut next = self.first_at_least(size);
+        let mut bin: Vec<Entry> = Vec::new();
+        std::iter::from_fn(move || {
+            if bin.is_empty() {
+                bin = self.of_size(next?.size);
+                // The last comes first.
+                bin.sort_unstable_by(|one, other| other.cmp(one));
+                next = self.first_at_least(bin.first()?.size + (1 << QUANTUM_SHIFT));
+            }
+            bin.pop()
+        })
+        .skip_while(move |entry| (entry.size, entry.address) < (size, address))
+    }
+
+    /// All blocks of a size, in no order.
+    fn of_size(&self, size: u64) -> Vec<Entry> {
+        let Some((group, place)) = bin_of(size) else {
+            return self.huge.range((size, 0)..=(size, u64::MAX)).map(huge_entry).collect();
+        };
+        let Some((lowest, crowd)) = self.bin(group, place) else { return Vec::new() };
+        let others = crowd.into_iter().flat_map(Crowd::iter);
+        std::iter::once(lowest).chain(others).map(binned_entry(group, place)).collect()
     }
 
     #[cold]
@@ -149,18 +175,18 @@ impl SizeBins {
             bin.crowd = self.crowds.len() as u32;
             self.crowds.push(Crowd::default());
         }
-        self.crowds[bin.crowd as usize].insert(other.0, other.1);
+        self.crowds[bin.crowd as usize].insert(other, &mut self.places);
     }
 
     /// Removes a block from a bin that holds others too.
     #[inline(never)]
-    fn leave(&mut self, group: usize, place: usize, address: u64) {
+    fn leave(&mut self, group: usize, place: usize, slot: u32) {
         let Some(Some(group)) = self.groups.get_mut(group) else { return };
         let bin = &mut group.bins[place];
         let crowd = &mut self.crowds[bin.crowd as usize];
-        if bin.address != address {
-            crowd.remove(address);
-        } else if let Some(lowest) = crowd.take_lowest() {
+        if bin.slot != slot {
+            crowd.remove(slot, &mut self.places);
+        } else if let Some(lowest) = crowd.take_lowest(&mut self.places) {
             (bin.address, bin.slot) = lowest;
         }
         if crowd.is_empty() {
