@@ -18,6 +18,7 @@ use crate::trace::TraceBuilder;
 /// Every generator, in the order in which `list` shows them.
 pub static GENERATORS: &[GeneratorEntry] = &[
     transformer::ENTRY,
+    transformer::faulty::ENTRY,
     streams::ENTRY,
     random::ENTRY,
     power_law::ENTRY,

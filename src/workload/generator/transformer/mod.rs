@@ -6,16 +6,20 @@
 //! from the model's code for every shape and every combination of [`technique`]s. Recordings of PyTorch 2.11 on an H200
 //! hold it to that, event by event (`tests/transformer_truth.rs`).
 //!
-//! [`trainer`] is the program around it, one call for each thing that a training script does.
+//! [`trainer`] is the program around it, one call for each thing that a training script does; [`faulty`] are programs that
+//! do it wrong.
 
 mod adapter;
 mod attention;
 mod autocast;
 mod backward;
 mod checkpoint;
+mod collector;
 mod elementwise;
 mod embedding;
+pub(super) mod faulty;
 mod graph;
+mod lengths;
 mod linear;
 mod loss;
 mod machine;
@@ -24,8 +28,6 @@ mod norm;
 mod optimizer;
 mod plan;
 mod precision;
-#[cfg(test)]
-mod recorded_programs;
 mod saving;
 mod scratch;
 mod shape;
@@ -35,8 +37,7 @@ mod technique;
 mod trainer;
 mod weights;
 
-use std::sync::Arc;
-
+use lengths::Lengths;
 use plan::Plan;
 use trainer::Trainer;
 
@@ -63,7 +64,7 @@ pub(super) const ENTRY: GeneratorEntry = GeneratorEntry {
     ],
     build: |parameters| {
         let (plan, steps) = (Plan::read(parameters)?, parameters.count(shape::STEPS.name)?);
-        let lengths: Arc<[u32]> = plan.shape.read_lengths(parameters)?.into();
+        let lengths = Lengths::read(plan.shape, parameters)?;
         Ok(start(move |dice| {
             let (trainer, lengths) = (Trainer::new(plan.clone()), lengths.clone());
             Training { dice, trainer, lengths, steps, step: 0 }
@@ -75,23 +76,9 @@ pub(super) const ENTRY: GeneratorEntry = GeneratorEntry {
 struct Training {
     dice: Dice,
     trainer: Trainer,
-    /// Given lengths, in turn; where there are none, the context's or random ones.
-    lengths: Arc<[u32]>,
+    lengths: Lengths,
     steps: u32,
     step: u32,
-}
-
-impl Training {
-    fn next_length(&mut self) -> u32 {
-        let shape = self.trainer.plan().shape;
-        if let Some(turn) = self.step.checked_rem(self.lengths.len() as u32) {
-            self.lengths[turn as usize]
-        } else if shape.is_variable() {
-            self.dice.between(shape.min_length.into(), shape.context.into()) as u32
-        } else {
-            shape.context
-        }
-    }
 }
 
 impl Generator for Training {
@@ -99,7 +86,7 @@ impl Generator for Training {
         if self.step == self.steps {
             return false;
         }
-        let (step, length) = (self.step, self.next_length());
+        let (step, length) = (self.step, self.lengths.of_step(self.step, &mut self.dice));
         self.trainer.write(story, |trainer| {
             if step == 0 {
                 trainer.load();
