@@ -10,9 +10,27 @@ use oomph::{
 
 fn workloads(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("generate");
-    for (recipe, techniques) in [("gpt-124m", ""), ("gpt-355m", "amp,ckpt"), ("variable-length", "accum4")] {
+    let training = [
+        ("gpt-124m", ""),
+        ("gpt-355m", "amp,ckpt"),
+        ("variable-length", "accum4"),
+        ("gpt-moe-8x124m", "amp"),
+        ("resnet-50", ""),
+        ("resnet-50", "amp"),
+    ]
+    .map(|(recipe, techniques)| {
         let recipe = Recipe::named(recipe).expect("an embedded recipe").with("steps", "40");
-        let workload = recipe.with("techniques", techniques).workload().expect("sound parameters");
+        recipe.with("techniques", techniques)
+    });
+    let others = [
+        ("llm-serve", "requests", "64"),
+        ("llm-serve-concatenated", "requests", "32"),
+        ("museum-rmm-2039", "rounds", "100"),
+        ("museum-pytorch-193400", "cycles", "40000"),
+    ]
+    .map(|(recipe, length, value)| Recipe::named(recipe).expect("an embedded recipe").with(length, value));
+    for recipe in training.into_iter().chain(others) {
+        let workload = recipe.workload().expect("sound parameters");
         group.throughput(Throughput::Elements(read(&workload)));
         group.bench_function(workload.name(), |bencher| bencher.iter(|| read(&workload)));
     }

@@ -94,6 +94,9 @@ mod tests {
             ("leak-outputs-fixed", "steps", "8", "80"),
             ("streams", "rounds", "400", "4000"),
             ("stream-mix-16", "operations", "20000", "200000"),
+            ("resnet-50", "steps", "8", "80"),
+            ("museum-rmm-2039", "rounds", "4", "40"),
+            ("museum-tt-metal-35516", "cycles", "2000", "20000"),
         ] {
             let of = |value| footprint(Recipe::named(recipe).unwrap().with(length, value));
             let (short, long) = (of(short), of(long));

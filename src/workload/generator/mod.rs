@@ -5,7 +5,9 @@ mod hot_pair;
 mod mix;
 mod power_law;
 mod random;
+mod rounds;
 mod sawtooth;
+mod script;
 mod stream_mix;
 mod streams;
 mod transformer;
@@ -19,11 +21,15 @@ use crate::trace::TraceBuilder;
 pub static GENERATORS: &[GeneratorEntry] = &[
     transformer::ENTRY,
     transformer::faulty::ENTRY,
+    transformer::RESNET,
+    transformer::SERVING,
     streams::ENTRY,
     random::ENTRY,
     power_law::ENTRY,
     sawtooth::ENTRY,
     checkerboard::ENTRY,
+    rounds::ENTRY,
+    script::ENTRY,
     hot_pair::ENTRY,
     mix::ENTRY,
     stream_mix::ENTRY,

@@ -89,7 +89,7 @@ impl Machine {
             Operation::Attention(number) => self.attention_backward(node, number, first),
             Operation::Split => one(self.split_backward(incoming.map(|part| part.unwrap_or(first)))),
             Operation::LogSoftmax => one(self.log_softmax_backward(node, first)),
-            Operation::NegativeLogLikelihood(number) => one(self.negative_log_likelihood_backward(node, number, first)),
+            Operation::NegativeLogLikelihood => one(self.negative_log_likelihood_backward(node, first)),
             Operation::FusedLoss => self.fused_loss_backward(node, first),
             Operation::Scale => one(self.scale_backward(first)),
             Operation::ToHost => {
@@ -97,6 +97,14 @@ impl Machine {
                 self.work(work, [first]);
                 [None; MOST_EDGES]
             }
+            Operation::Route(routed) => one(self.route_backward(node, routed, first)),
+            Operation::Gather(gathered) => one(self.gather_backward(node, gathered, first)),
+            Operation::Weigh(routed) => self.weigh_backward(node, routed, first),
+            Operation::Scatter(gathered) => self.scatter_backward(node, gathered, first),
+            Operation::Convolution(convolved) => self.convolution_backward(node, convolved, first),
+            Operation::BatchNorm => self.batch_norm_backward(node, first),
+            Operation::MaxPool => one(self.max_pool_backward(node, first)),
+            Operation::MeanPool(pooled) => one(self.mean_pool_backward(pooled, first)),
         };
         if !is_taken {
             for gradient in incoming.into_iter().flatten() {

@@ -27,6 +27,20 @@ impl Machine {
         self.sum(rows, shared, Some(self.graph.sequences), Category::Activation)
     }
 
+    /// The sum of two values of one format, written over the first.
+    pub(super) fn add_in_place(&mut self, left: Value, right: Value) -> Value {
+        let bytes = self.bytes(left.tensor);
+        self.elementwise(3 * bytes, [right.tensor, left.tensor]);
+        let origin = if self.records(left.origin.needs_gradient() || right.origin.needs_gradient()) {
+            let edges = [left.origin.edge(), right.origin.edge(), Edge::Nowhere];
+            let first_saved = self.begin_saving();
+            self.record(Operation::Add(Add { narrowed: None, broadcast_over: None }), first_saved, edges)
+        } else {
+            Origin::Constant
+        };
+        Value { origin, ..left }
+    }
+
     fn sum(&mut self, left: Value, right: Value, broadcast_over: Option<u32>, category: Category) -> Value {
         let number = left.number.max(right.number);
         let (of_left, of_right) = (self.bytes(left.tensor), self.bytes(right.tensor));

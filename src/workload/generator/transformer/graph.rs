@@ -61,10 +61,18 @@ pub(super) enum Operation {
     Attention(Number),
     Split,
     LogSoftmax,
-    NegativeLogLikelihood(Number),
+    NegativeLogLikelihood,
     FusedLoss,
     Scale,
     ToHost,
+    Route(super::experts::Routed),
+    Gather(super::experts::Gathered),
+    Weigh(super::experts::Routed),
+    Scatter(super::experts::Gathered),
+    Convolution(super::residual::Convolved),
+    BatchNorm,
+    MaxPool,
+    MeanPool(super::residual::Pooled),
 }
 
 /// The most inputs or outputs that carry a gradient: queries, keys and values; scale, shift and input.
@@ -125,6 +133,8 @@ pub(super) struct Graph {
     pub(super) length: u32,
     /// The sequences of this pass.
     pub(super) sequences: u32,
+    /// Tokens of every expert of every layer in this pass, where blocks have several.
+    pub(super) expert_tokens: Vec<u32>,
 }
 
 impl Graph {
@@ -134,5 +144,6 @@ impl Graph {
         self.saved.clear();
         self.gradients.clear();
         self.checkpoints.clear();
+        self.expert_tokens.clear();
     }
 }

@@ -39,12 +39,13 @@ impl Machine {
         let first_saved = self.begin_saving();
         let records = self.save_linear_operands(&operands, &linear);
         let number = operands.input.number;
-        let output = self.alloc(self.rows(linear.outputs, number), category);
+        let rows = self.rows_in(operands.input.tensor, linear.inputs, number);
+        let output = self.alloc(rows * u64::from(linear.outputs) * number.bytes(), category);
         match linear.bias {
             Some(_) => self.ensure_fused_matrix_workspace(),
             None => self.ensure_matrix_workspace(),
         }
-        let product = self.gemm(self.tokens(), linear.outputs.into(), linear.inputs, number);
+        let product = self.gemm(rows, linear.outputs.into(), linear.inputs, number);
         self.work(product, [operands.input.tensor, operands.weight.tensor, output]);
         if linear.split == Split::Inputs {
             self.sum_over_ranks(output);
@@ -94,9 +95,10 @@ impl Machine {
         if to == Edge::Nowhere {
             return None;
         }
-        let gradient = self.temporary(self.rows(product.inputs, product.number));
+        let rows = self.rows_in(incoming, product.outputs, product.number);
+        let gradient = self.temporary(rows * u64::from(product.inputs) * product.number.bytes());
         self.ensure_matrix_workspace();
-        let work = self.gemm(self.tokens(), product.inputs.into(), product.outputs, product.number);
+        let work = self.gemm(rows, product.inputs.into(), product.outputs, product.number);
         self.work(work, [incoming, weight, gradient]);
         if product.split == Split::Outputs {
             self.sum_over_ranks(gradient);
@@ -117,8 +119,8 @@ impl Machine {
         let bytes = u64::from(product.inputs) * u64::from(product.outputs) * product.number.bytes();
         let gradient = self.gradient_along(to, bytes);
         self.ensure_matrix_workspace();
-        let tokens = self.tokens() as u32;
-        let work = self.gemm(product.outputs.into(), product.inputs.into(), tokens, product.number);
+        let rows = self.rows_in(incoming, product.outputs, product.number) as u32;
+        let work = self.gemm(product.outputs.into(), product.inputs.into(), rows, product.number);
         self.work(work, [incoming, input, gradient]);
         Some(gradient)
     }
@@ -187,9 +189,15 @@ impl Machine {
     fn bias_gradient(&mut self, edge: Edge, product: &Product, incoming: Tensor) -> Tensor {
         let gradient = self.gradient_along(edge, u64::from(product.outputs) * product.number.bytes());
         let bytes = self.bytes(incoming);
-        self.sum_rows(self.tokens(), product.outputs.into());
+        let rows = self.rows_in(incoming, product.outputs, product.number);
+        self.sum_rows(rows, product.outputs.into());
         self.work(Work::Reduction { bytes }, [incoming, gradient]);
         gradient
+    }
+
+    /// How many rows of so many numbers a tensor has.
+    fn rows_in(&self, tensor: Tensor, columns: u32, number: Number) -> u64 {
+        self.bytes(tensor) / (u64::from(columns) * number.bytes())
     }
 
     /// The buffers of a sum over rows, taken and given back.

@@ -10,6 +10,9 @@ use super::{
 };
 use crate::{trace::Category, unit::Work};
 
+/// The place among what the likelihood saves.
+const SAVED_LOG_PROBABILITIES: usize = 0;
+
 impl Machine {
     /// Cross-entropy against `target`, the token numbers.
     pub(super) fn cross_entropy(&mut self, logits: Value, target: Tensor) -> Value {
@@ -52,7 +55,7 @@ impl Machine {
         let origin = if records {
             self.save(total_weight, Form::Dense);
             let edges = [log_probabilities.origin.edge(), Edge::Nowhere, Edge::Nowhere];
-            self.record(Operation::NegativeLogLikelihood(number), first_saved, edges)
+            self.record(Operation::NegativeLogLikelihood, first_saved, edges)
         } else {
             Origin::Constant
         };
@@ -61,9 +64,9 @@ impl Machine {
     }
 
     /// Zeros, and one number a row.
-    pub(super) fn negative_log_likelihood_backward(&mut self, node: &Node, number: Number, incoming: Tensor) -> Tensor {
+    pub(super) fn negative_log_likelihood_backward(&mut self, node: &Node, incoming: Tensor) -> Tensor {
         let saved = self.unpack(node);
-        let bytes = self.rows(self.plan.local_vocabulary(), number);
+        let bytes = self.bytes(saved.operand(SAVED_LOG_PROBABILITIES, incoming));
         let gradient = self.temporary(bytes);
         self.elementwise(bytes, [saved.operand(1, incoming), incoming, gradient]);
         self.drop_unpacked(&saved);

@@ -9,12 +9,14 @@ use super::{
     collector::Collector,
     graph::Graph,
     plan::Plan,
+    residual::KernelSearch,
     saving::Saving,
     weights::{Layout, Weight, WeightId},
 };
 use crate::{
     trace::{BlockSlot, Category, TraceBuilder},
     unit::{MIB, StreamId, TagId, Work},
+    workload::Dice,
 };
 
 /// What cuBLAS takes for itself at the first matrix product of a host thread on a GPU of Hopper's kind.
@@ -68,14 +70,24 @@ pub(super) struct Machine {
     has_fused_workspace: [bool; 2],
     /// Pinned buffers that are not in use, by size: PyTorch keeps them for the next time.
     spare_host_buffers: BTreeMap<u64, Vec<BlockSlot>>,
+    /// Decides what in a pass is chance.
+    pub(super) dice: Dice,
+    /// Whether convolutions try all their kernels first, and which have done so.
+    pub(super) kernel_search: KernelSearch,
 }
 
 impl Machine {
-    /// A machine with nothing on its device.
+    /// A machine with nothing on its device, for the transformer.
     pub(super) fn new(plan: Plan) -> Machine {
+        let layout = Layout::of(&plan);
+        Machine::of(plan, layout)
+    }
+
+    /// A machine with nothing on its device, for a model with these weights.
+    pub(super) fn of(plan: Plan, layout: Layout) -> Machine {
         Machine {
             story: TraceBuilder::new(),
-            layout: Layout::of(&plan),
+            layout,
             plan,
             weights: Vec::new(),
             graph: Graph::default(),
@@ -95,6 +107,8 @@ impl Machine {
             has_workspace: [false; 2],
             has_fused_workspace: [false; 2],
             spare_host_buffers: BTreeMap::new(),
+            dice: Dice::new(0, "machine"),
+            kernel_search: KernelSearch::default(),
         }
     }
 

@@ -7,7 +7,8 @@
 //! hold it to that, event by event (`tests/transformer_truth.rs`).
 //!
 //! [`trainer`] is the program around it, one call for each thing that a training script does; [`faulty`] are programs that
-//! do it wrong.
+//! do it wrong. Two more programs run on the same machine: [`serving`] answers requests with the model, [`residual`]
+//! trains a network of images.
 
 mod adapter;
 mod attention;
@@ -17,6 +18,7 @@ mod checkpoint;
 mod collector;
 mod elementwise;
 mod embedding;
+mod experts;
 pub(super) mod faulty;
 mod graph;
 mod lengths;
@@ -28,8 +30,12 @@ mod norm;
 mod optimizer;
 mod plan;
 mod precision;
+#[cfg(test)]
+mod recorded_programs;
+mod residual;
 mod saving;
 mod scratch;
+mod serving;
 mod shape;
 mod sharding;
 mod staging;
@@ -42,7 +48,13 @@ use plan::Plan;
 use trainer::Trainer;
 
 use super::{Generator, GeneratorEntry, start};
-use crate::{trace::TraceBuilder, workload::Dice};
+use crate::{
+    trace::TraceBuilder,
+    workload::{Dice, Parameter, Parameters, WorkloadError},
+};
+
+pub(super) use residual::ENTRY as RESNET;
+pub(super) use serving::ENTRY as SERVING;
 
 pub(super) const ENTRY: GeneratorEntry = GeneratorEntry {
     name: "transformer",
@@ -58,6 +70,12 @@ pub(super) const ENTRY: GeneratorEntry = GeneratorEntry {
         shape::BATCH,
         shape::MIN_LENGTH,
         shape::LENGTHS,
+        shape::VALIDATE_EVERY,
+        shape::VALIDATION_PASSES,
+        shape::VALIDATION_LENGTH,
+        shape::EXPERTS,
+        shape::CHOSEN_EXPERTS,
+        shape::IMBALANCE,
         technique::PRECISION,
         technique::OPTIMIZER,
         technique::TECHNIQUES,
@@ -65,9 +83,10 @@ pub(super) const ENTRY: GeneratorEntry = GeneratorEntry {
     build: |parameters| {
         let (plan, steps) = (Plan::read(parameters)?, parameters.count(shape::STEPS.name)?);
         let lengths = Lengths::read(plan.shape, parameters)?;
+        let validation = Validation::read(parameters, &plan)?;
         Ok(start(move |dice| {
-            let (trainer, lengths) = (Trainer::new(plan.clone()), lengths.clone());
-            Training { dice, trainer, lengths, steps, step: 0 }
+            let (trainer, lengths) = (Trainer::new(plan.clone()).with_dice(dice.clone()), lengths.clone());
+            Training { dice, trainer, lengths, validation, steps, step: 0 }
         }))
     },
 };
@@ -77,8 +96,46 @@ struct Training {
     dice: Dice,
     trainer: Trainer,
     lengths: Lengths,
+    validation: Option<Validation>,
     steps: u32,
     step: u32,
+}
+
+/// Passes without a graph between training steps.
+#[derive(Clone, Copy, Debug)]
+struct Validation {
+    every: u32,
+    passes: u32,
+    /// As in training where it is not set.
+    length: Option<u32>,
+}
+
+impl Validation {
+    fn read(parameters: &Parameters<'_>, plan: &Plan) -> Result<Option<Validation>, WorkloadError> {
+        let count = |parameter: &Parameter| parameters.count(parameter.name);
+        let (every, length) = (count(&shape::VALIDATE_EVERY)?, count(&shape::VALIDATION_LENGTH)?);
+        let context = plan.shape.context;
+        if length > context {
+            let reason = format!("validation_length ({length}) must not exceed the context ({context})");
+            return Err(parameters.refuse(reason));
+        }
+        let passes = count(&shape::VALIDATION_PASSES)?;
+        Ok((every > 0).then_some(Validation { every, passes, length: Some(length).filter(|length| *length > 0) }))
+    }
+}
+
+impl Training {
+    /// Validates where it is time to; never after the last step, so that training goes on behind it.
+    fn validate(&mut self, story: &mut TraceBuilder) {
+        let Some(Validation { every, passes, length }) = self.validation else { return };
+        if self.step == self.steps || !self.step.is_multiple_of(every) {
+            return;
+        }
+        for pass in 0..passes {
+            let length = length.unwrap_or_else(|| self.lengths.of_step(self.step, &mut self.dice));
+            self.trainer.write(story, |trainer| trainer.validate(pass, length));
+        }
+    }
 }
 
 impl Generator for Training {
@@ -94,6 +151,7 @@ impl Generator for Training {
             trainer.step(step, length);
         });
         self.step += 1;
+        self.validate(story);
         true
     }
 }
@@ -196,6 +254,22 @@ mod tests {
             }
         }
         assert!(seen.contains(&(Category::Input, None)) && seen.contains(&(Category::Workspace, None)));
+    }
+
+    #[test]
+    fn validation_comes_between_steps_and_leaves_nothing() {
+        let with = |every: &str| {
+            let recipe = small("", 4).with("validate_every", every).with("validation_passes", "3");
+            check(&recipe.with("validation_length", "100").workload().unwrap()).unwrap()
+        };
+        let (without, between) = (with("0"), with("2"));
+        assert!(between.phases.iter().any(|phase| phase == "validate"));
+        assert_eq!((between.live_bytes, between.peak.bytes), (without.live_bytes, without.peak.bytes));
+        // Three passes after the second step, none after the last.
+        let of_a_pass = (between.count(OpKind::Alloc) - without.count(OpKind::Alloc)) / 3;
+        assert!((50..100).contains(&of_a_pass), "{of_a_pass}");
+        let error = small("", 4).with("validation_length", "300").workload().err().unwrap().to_string();
+        assert!(error.ends_with("validation_length (300) must not exceed the context (256)"), "{error}");
     }
 
     #[test]

@@ -24,6 +24,7 @@ pub(super) enum Ending {
 impl Machine {
     /// From token numbers to the loss or the logits. A first stage of a pipeline ends with its last block's output.
     pub(super) fn forward(&mut self, ids: Tensor, ending: Ending) -> Value {
+        self.share_out_tokens();
         let mut x = self.embed(ids);
         for layer in 0..self.layout.blocks.len() as u32 {
             self.enter_layer(layer);
@@ -71,9 +72,14 @@ impl Machine {
 
     fn block(&mut self, layer: u32, input: Value) -> Value {
         let weights = self.layout.blocks[layer as usize];
-        let (middle, hidden) = self.block_until_hidden(layer, input);
-        let lowered = self.linear(hidden, weights.down, Category::Temporary);
-        self.release(hidden.tensor);
+        let (middle, lowered) = if weights.router.is_some() {
+            self.block_until_mixed(layer, input)
+        } else {
+            let (middle, hidden) = self.block_until_hidden(layer, input);
+            let lowered = self.linear(hidden, weights.down, Category::Temporary);
+            self.release(hidden.tensor);
+            (middle, lowered)
+        };
         let output = self.add(middle, lowered, Category::Activation);
         self.release_all([lowered.tensor, middle.tensor]);
         output
@@ -83,6 +89,13 @@ impl Machine {
     /// product.
     pub(super) fn recompute_block(&mut self, layer: u32, input: Value) {
         let weights = self.layout.blocks[layer as usize];
+        if weights.router.is_some() {
+            // The last expert saves where its rows go: there is nothing to stop before.
+            let (middle, mixed) = self.block_until_mixed(layer, input);
+            self.forget_casts();
+            self.release_all([mixed.tensor, middle.tensor]);
+            return;
+        }
         let (middle, hidden) = self.block_until_hidden(layer, input);
         if weights.down.adapter.is_none() {
             self.linear_savings(hidden, weights.down);
@@ -95,7 +108,15 @@ impl Machine {
         self.release_all([hidden.tensor, middle.tensor]);
     }
 
-    fn block_until_hidden(&mut self, layer: u32, input: Value) -> (Value, Value) {
+    fn block_until_mixed(&mut self, layer: u32, input: Value) -> (Value, Value) {
+        let weights = self.layout.blocks[layer as usize];
+        let (middle, normed) = self.block_until_normed(layer, input);
+        let mixed = self.mixture(layer, normed, &weights);
+        self.release(normed.tensor);
+        (middle, mixed)
+    }
+
+    fn block_until_normed(&mut self, layer: u32, input: Value) -> (Value, Value) {
         let weights = self.layout.blocks[layer as usize];
         let normed = self.norm(input, weights.norm_1);
         let attended = self.attend(layer, normed);
@@ -103,6 +124,12 @@ impl Machine {
         let middle = self.add(input, attended, Category::Activation);
         self.release(attended.tensor);
         let normed = self.norm(middle, weights.norm_2);
+        (middle, normed)
+    }
+
+    fn block_until_hidden(&mut self, layer: u32, input: Value) -> (Value, Value) {
+        let weights = self.layout.blocks[layer as usize];
+        let (middle, normed) = self.block_until_normed(layer, input);
         let raised = self.linear(normed, weights.up, Category::Temporary);
         self.release(normed.tensor);
         (middle, self.relu(raised))

@@ -51,7 +51,8 @@ impl Plan {
         self.techniques.pipeline_stages == 1
     }
 
-    fn check(&self) -> Result<(), String> {
+    /// Whether the parts of model and batch come out even.
+    pub(super) fn check(&self) -> Result<(), String> {
         let (shape, techniques) = (&self.shape, &self.techniques);
         let divides = |parts: u32, whole: u32, what: &str, of: &str| {
             if whole.is_multiple_of(parts) { Ok(()) } else { Err(format!("{parts} {what} do not divide {whole} {of}")) }

@@ -28,6 +28,28 @@ pub(super) const LENGTHS: Parameter = Parameter::words(
     "lengths of the sequences of each step, in turn; empty: the context's, or random from min_length",
 );
 
+pub(super) const VALIDATE_EVERY: Parameter =
+    Parameter::count("validate_every", 0..=1_000_000, "0", "training steps between two validations; 0: none");
+pub(super) const VALIDATION_PASSES: Parameter =
+    Parameter::count("validation_passes", 1..=1_000_000, "4", "batches of a validation");
+pub(super) const VALIDATION_LENGTH: Parameter =
+    Parameter::count("validation_length", 0..=MOST_TOKENS, "0", "length of their sequences; 0: as in training");
+
+pub(super) const EXPERTS: Parameter =
+    Parameter::count("experts", 1..=1 << 10, "1", "experts of a block, each an MLP; 1: one MLP for all tokens");
+pub(super) const CHOSEN_EXPERTS: Parameter =
+    Parameter::count("chosen_experts", 1..=64, "2", "experts that each token goes to, where there are several");
+pub(super) const IMBALANCE: Parameter =
+    Parameter::number("imbalance", 0.0..=1.0, "0.5", "how far the experts' shares of tokens stray from even ones");
+
+/// How tokens are shared among experts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mixture {
+    pub(super) experts: u32,
+    pub(super) chosen: u32,
+    pub(super) imbalance: f64,
+}
+
 /// See the [module](self).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
@@ -39,29 +61,37 @@ pub(super) struct Shape {
     pub(super) batch: u32,
     /// The shortest sequence; equal to the context where all are of one length.
     pub(super) min_length: u32,
+    /// Nothing where every block has one MLP.
+    pub(super) mixture: Option<Mixture>,
 }
 
 impl Shape {
     /// Reads the parameters that are declared above.
     pub(super) fn read(parameters: &Parameters<'_>) -> Result<Shape, WorkloadError> {
         let count = |parameter: &Parameter| parameters.count(parameter.name);
-        let (width, heads, context) = (count(&WIDTH)?, count(&HEADS)?, count(&CONTEXT)?);
-        if !width.is_multiple_of(heads) {
-            return Err(parameters.refuse(format!("{heads} heads do not divide a width of {width}")));
-        }
-        let min_length = count(&MIN_LENGTH)?;
+        let (context, min_length) = (count(&CONTEXT)?, count(&MIN_LENGTH)?);
+        let shape = Shape::read_model(parameters, context, count(&BATCH)?)?;
         if min_length > context {
             return Err(parameters.refuse(format!("min_length ({min_length}) must not exceed the context ({context})")));
         }
-        Ok(Shape {
-            layers: count(&LAYERS)?,
-            width,
-            heads,
-            vocabulary: count(&VOCABULARY)?,
-            context,
-            batch: count(&BATCH)?,
-            min_length: if min_length == 0 { context } else { min_length },
-        })
+        let mixture = read_mixture(parameters)?;
+        Ok(Shape { min_length: if min_length == 0 { context } else { min_length }, mixture, ..shape })
+    }
+
+    /// Reads the model's own parameters, for sequences of one length.
+    pub(super) fn read_model(parameters: &Parameters<'_>, context: u32, batch: u32) -> Result<Shape, WorkloadError> {
+        let count = |parameter: &Parameter| parameters.count(parameter.name);
+        let (width, heads) = (count(&WIDTH)?, count(&HEADS)?);
+        if !width.is_multiple_of(heads) {
+            return Err(parameters.refuse(format!("{heads} heads do not divide a width of {width}")));
+        }
+        let (layers, vocabulary) = (count(&LAYERS)?, count(&VOCABULARY)?);
+        Ok(Shape { layers, width, heads, vocabulary, context, batch, min_length: context, mixture: None })
+    }
+
+    /// What a network of images has of a shape: a batch, and classes in place of tokens.
+    pub(super) fn of_images(batch: u32, classes: u32) -> Shape {
+        Shape { layers: 1, width: 1, heads: 1, vocabulary: classes, context: 1, batch, min_length: 1, mixture: None }
     }
 
     /// The lengths that steps have in turn, if they are given.
@@ -86,4 +116,16 @@ impl Shape {
     pub(super) fn is_variable(&self) -> bool {
         self.min_length < self.context
     }
+}
+
+fn read_mixture(parameters: &Parameters<'_>) -> Result<Option<Mixture>, WorkloadError> {
+    let (experts, chosen) = (parameters.count(EXPERTS.name)?, parameters.count(CHOSEN_EXPERTS.name)?);
+    let imbalance = parameters.number(IMBALANCE.name)?;
+    if experts == 1 {
+        return Ok(None);
+    }
+    if chosen > experts {
+        return Err(parameters.refuse(format!("chosen_experts ({chosen}) must not exceed experts ({experts})")));
+    }
+    Ok(Some(Mixture { experts, chosen, imbalance }))
 }

@@ -16,7 +16,10 @@ use super::{
     saving::Saving,
     technique::EmptyCache,
 };
-use crate::trace::{Category, MarkKind, TraceBuilder};
+use crate::{
+    trace::{Category, MarkKind, TraceBuilder},
+    workload::Dice,
+};
 
 /// Whether a forward pass records what backward needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +52,12 @@ impl Trainer {
     /// A program that has done nothing yet.
     pub(super) fn new(plan: Plan) -> Trainer {
         Trainer { machine: Machine::new(plan), batch: None, loss: None, loss_scale: None }
+    }
+
+    /// Lets what in a pass is chance be decided by these dice.
+    pub(super) fn with_dice(mut self, dice: Dice) -> Trainer {
+        self.machine.dice = dice;
+        self
     }
 
     /// Writes what `part` does into `story`.
@@ -120,6 +129,16 @@ impl Trainer {
     pub(super) fn update(&mut self, step: u32) {
         self.mark(MarkKind::Phase, "optimizer", step);
         self.optimizer_step();
+    }
+
+    /// A pass over another batch that records nothing and leaves nothing.
+    pub(super) fn validate(&mut self, pass: u32, length: u32) {
+        self.mark(MarkKind::Phase, "validate", pass);
+        let batch = self.new_batch(length);
+        let output = self.forward(batch, Recording::Off, Ending::Loss);
+        self.machine.forget_casts();
+        self.drop_output(output);
+        self.release(batch);
     }
 
     /// Brings a batch of token numbers to the device and binds the program's variable to it; the one before goes.

@@ -97,12 +97,29 @@ pub(super) struct BlockWeights {
     pub(super) query_key_value: Linear,
     pub(super) projection: Linear,
     pub(super) norm_2: NormWeights,
+    /// Scores every expert for every token; nothing where there is one MLP only.
+    pub(super) router: Option<Linear>,
+    /// Of the MLP, or of the first expert.
     pub(super) up: Linear,
     pub(super) down: Linear,
+    /// How many weights further the next expert's are.
+    pub(super) weights_per_expert: WeightId,
 }
 
-/// Where in the list each layer's weights are.
-#[derive(Clone, Debug)]
+impl Linear {
+    /// The same product with weights that come so many places later.
+    pub(super) fn later(self, places: WeightId) -> Linear {
+        let adapter = self.adapter.map(|adapter| Adapter {
+            down: adapter.down + places,
+            up: adapter.up + places,
+            rank: adapter.rank,
+        });
+        Linear { weight: self.weight + places, bias: self.bias.map(|bias| bias + places), adapter, ..self }
+    }
+}
+
+/// Where in the list each layer's weights are. Models that are no transformers have a list only.
+#[derive(Clone, Debug, Default)]
 pub(super) struct Layout {
     pub(super) declared: Vec<Declared>,
     pub(super) tokens: WeightId,
@@ -170,14 +187,23 @@ impl Declaring<'_> {
         let ranks = self.plan.techniques.tensor_ranks;
         let (narrow, wide) = (width / ranks, 4 * width / ranks);
         let split = |split| if ranks == 1 { Split::Whole } else { split };
-        BlockWeights {
-            norm_1: self.norm(width),
-            query_key_value: self.linear(width, 3 * narrow, split(Split::Outputs)),
-            projection: self.linear(narrow, width, split(Split::Inputs)),
-            norm_2: self.norm(width),
-            up: self.linear(width, wide, split(Split::Outputs)),
-            down: self.linear(wide, width, split(Split::Inputs)),
+        let norm_1 = self.norm(width);
+        let query_key_value = self.linear(width, 3 * narrow, split(Split::Outputs));
+        let projection = self.linear(narrow, width, split(Split::Inputs));
+        let norm_2 = self.norm(width);
+        let router = self.plan.shape.mixture.map(|mixture| {
+            let weight = self.declare(u64::from(width) * u64::from(mixture.experts));
+            Linear { weight, bias: None, inputs: width, outputs: mixture.experts, split: Split::Whole, adapter: None }
+        });
+        let first = self.declared.len();
+        let up = self.linear(width, wide, split(Split::Outputs));
+        let down = self.linear(wide, width, split(Split::Inputs));
+        let weights_per_expert = (self.declared.len() - first) as WeightId;
+        for _ in 1..self.plan.shape.mixture.map_or(1, |mixture| mixture.experts) {
+            self.linear(width, wide, split(Split::Outputs));
+            self.linear(wide, width, split(Split::Inputs));
         }
+        BlockWeights { norm_1, query_key_value, projection, norm_2, router, up, down, weights_per_expert }
     }
 
     fn norm(&mut self, width: u32) -> NormWeights {

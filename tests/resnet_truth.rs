@@ -1,0 +1,119 @@
+//! The residual network against real PyTorch: action by action against the recordings, and by its peaks against what was
+//! measured.
+
+#![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+use std::{collections::BTreeMap, path::Path};
+
+use oomph::{
+    device::{
+        Device,
+        sim::{SimConfig, SimDevice},
+    },
+    replay::{Observer, Options, replay},
+    strategy::{EventSink, Setup, StrategyEvent, StrategySpec, Usage},
+    trace::{self, Op, Source, Trace},
+    unit::MIB,
+    workload::{Recipe, Workload},
+};
+
+/// What an allocator is asked to do: a block and its size, asked for or given back. Blocks are numbered as they come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Action {
+    Alloc { bytes: u64 },
+    Free { block: usize, bytes: u64 },
+}
+
+fn actions(source: &dyn Source) -> Vec<Action> {
+    let (mut tenants, mut blocks) = (BTreeMap::new(), 0);
+    let mut actions = Vec::new();
+    for event in Trace::read(source).unwrap().events {
+        match event.op {
+            Op::Alloc { slot, bytes, .. } => {
+                tenants.insert(slot, (blocks, bytes));
+                blocks += 1;
+                actions.push(Action::Alloc { bytes });
+            }
+            Op::Free { slot, .. } => {
+                let (block, bytes) = tenants.remove(&slot).unwrap();
+                actions.push(Action::Free { block, bytes });
+            }
+            _ => {}
+        }
+    }
+    actions
+}
+
+fn workload(settings: &[(&str, &str)]) -> Workload {
+    let recipe =
+        settings.iter().fold(Recipe::named("resnet-50").unwrap(), |recipe, (key, text)| recipe.with(key, text));
+    recipe.workload().unwrap()
+}
+
+#[test]
+fn resnet_50_is_the_recorded_run_action_by_action() {
+    for (name, techniques) in [("resnet_base", ""), ("resnet_amp", "amp")] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("workloads/recorded/{name}.pickle.xz"));
+        let real = actions(&*trace::open(path).unwrap());
+        let ours = actions(&workload(&[("techniques", techniques)]));
+        let place = real.iter().zip(&ours).position(|(real, ours)| real != ours);
+        let place = place.unwrap_or(real.len().min(ours.len()));
+        let around = |actions: &[Action]| {
+            actions[place.saturating_sub(6)..(place + 10).min(actions.len())]
+                .iter()
+                .map(|action| format!("\n    {action:?}"))
+                .collect::<String>()
+        };
+        assert!(
+            place == real.len() && place == ours.len(),
+            "{name}: action {place} differs ({} real, {} ours)\n  real:{}\n  ours:{}",
+            real.len(),
+            ours.len(),
+            around(&real),
+            around(&ours)
+        );
+    }
+}
+
+struct Nothing;
+
+impl EventSink for Nothing {
+    fn event(&mut self, _: StrategyEvent) {}
+}
+
+impl Observer for Nothing {}
+
+/// The peaks, and what is there at the end, under PyTorch's allocator.
+fn levels(workload: &Workload) -> (Usage, Usage) {
+    let mut device = SimDevice::new(SimConfig::default()).unwrap();
+    let mut strategy = StrategySpec::from("caching").build(&Setup { props: device.props(), limit: None }).unwrap();
+    let replayed = replay(workload, &mut *strategy, &mut device, &Options::default(), &mut Nothing).unwrap();
+    assert_eq!(replayed.ooms, 0);
+    (strategy.stats().peak, strategy.stats().current)
+}
+
+#[test]
+fn peaks_and_last_levels_are_the_measured_ones_to_the_byte() {
+    let table = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads/recorded/snapshots.csv");
+    let rows: Vec<BTreeMap<String, String>> =
+        csv::Reader::from_path(table).unwrap().deserialize().map(|row| row.unwrap()).collect();
+    for (run, techniques) in [("resnet_base", ""), ("resnet_amp", "amp")] {
+        let row = rows.iter().find(|row| row["snapshot"] == run).unwrap();
+        let (peak, last) = levels(&workload(&[("techniques", techniques)]));
+        for (column, ours) in [
+            ("peak_allocated", peak.allocated),
+            ("peak_reserved", peak.reserved),
+            ("final_allocated", last.allocated),
+            ("final_reserved", last.reserved),
+        ] {
+            assert_eq!(row[column].parse::<u64>().unwrap(), ours, "{run}: {column}");
+        }
+    }
+}
+
+/// Measured apart from the recordings, in MiB, by a program without optimizer state.
+#[test]
+fn writing_over_the_activations_input_saves_next_to_nothing_as_measured() {
+    let peak = |activation| levels(&workload(&[("activation", activation), ("optimizer", "sgd")])).0.allocated / MIB;
+    assert_eq!((peak("in_place"), peak("separate")), (5482, 5483));
+}
