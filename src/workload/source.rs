@@ -91,6 +91,7 @@ mod tests {
             ("checkerboard", "rounds", "4", "40"),
             ("sawtooth", "teeth", "8", "80"),
             ("training", "steps", "16", "160"),
+            ("leak-outputs-fixed", "steps", "8", "80"),
             ("streams", "rounds", "400", "4000"),
             ("stream-mix-16", "operations", "20000", "200000"),
             ("resnet-50", "steps", "8", "80"),

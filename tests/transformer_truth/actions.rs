@@ -9,7 +9,7 @@ use oomph::{
 
 /// What an allocator is asked to do: a block and its size, asked for or given back. Blocks are numbered as they come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Action {
+pub(crate) enum Action {
     Alloc { bytes: u64 },
     Free { block: usize, bytes: u64 },
 }
@@ -34,18 +34,22 @@ fn actions(source: &dyn Source) -> Vec<Action> {
     actions
 }
 
-fn recorded(name: &str) -> Vec<Action> {
+pub(crate) fn recorded(name: &str) -> Vec<Action> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("workloads/recorded/{name}.pickle.xz"));
     actions(&*trace::open(path).unwrap())
 }
 
 fn generated(settings: &[(&str, &str)]) -> Vec<Action> {
     let recipe = settings.iter().fold(Recipe::named("gpt-124m").unwrap(), |recipe, (key, text)| recipe.with(key, text));
+    generated_by(&recipe)
+}
+
+pub(crate) fn generated_by(recipe: &Recipe) -> Vec<Action> {
     actions(&recipe.workload().unwrap())
 }
 
 /// Holds two stories against each other, and tells where they part.
-fn assert_equal_stories(name: &str, real: &[Action], ours: &[Action]) {
+pub(crate) fn assert_equal_stories(name: &str, real: &[Action], ours: &[Action]) {
     let place = real.iter().zip(ours).position(|(real, ours)| real != ours);
     let place = place.unwrap_or(real.len().min(ours.len()));
     let around = |actions: &[Action]| {

@@ -4,4 +4,5 @@
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 mod actions;
+mod faults;
 mod measured;

@@ -20,6 +20,7 @@ use crate::trace::TraceBuilder;
 /// Every generator, in the order in which `list` shows them.
 pub static GENERATORS: &[GeneratorEntry] = &[
     transformer::ENTRY,
+    transformer::faulty::ENTRY,
     transformer::RESNET,
     transformer::SERVING,
     streams::ENTRY,

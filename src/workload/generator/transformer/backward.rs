@@ -12,7 +12,6 @@ use crate::{trace::Category, unit::Work};
 /// Whether the graph can be run backward again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Retain {
-    #[cfg_attr(not(test), expect(dead_code, reason = "programs with faults retain graphs"))]
     Graph,
     Nothing,
 }

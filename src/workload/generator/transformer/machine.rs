@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::{
+    collector::Collector,
     graph::Graph,
     plan::Plan,
     residual::KernelSearch,
@@ -57,6 +58,7 @@ pub(super) struct Machine {
     pub(super) has_sent_bucket: bool,
     /// Which weights autocast has copies of at the moment.
     pub(super) cast_weights: Vec<WeightId>,
+    pub(super) collector: Collector,
     /// Graphs that were run, for their room.
     spare_graphs: Vec<Graph>,
     /// By slot: how many hold the block, and how large it is.
@@ -97,6 +99,7 @@ impl Machine {
             unsent_gradients: 0,
             has_sent_bucket: false,
             cast_weights: Vec::new(),
+            collector: Collector::default(),
             spare_graphs: Vec::new(),
             references: Vec::new(),
             sizes: Vec::new(),

@@ -6,18 +6,22 @@
 //! from the model's code for every shape and every combination of [`technique`]s. Recordings of PyTorch 2.11 on an H200
 //! hold it to that, event by event (`tests/transformer_truth.rs`).
 //!
-//! [`trainer`] is the program around it, one call for each thing that a training script does. Two more programs run on
-//! the same machine: [`serving`] answers requests with the model, [`residual`] trains a network of images.
+//! [`trainer`] is the program around it, one call for each thing that a training script does; [`faulty`] are programs that
+//! do it wrong. Two more programs run on the same machine: [`serving`] answers requests with the model, [`residual`]
+//! trains a network of images.
 
 mod adapter;
 mod attention;
 mod autocast;
 mod backward;
 mod checkpoint;
+mod collector;
 mod elementwise;
 mod embedding;
 mod experts;
+pub(super) mod faulty;
 mod graph;
+mod lengths;
 mod linear;
 mod loss;
 mod machine;
@@ -39,8 +43,7 @@ mod technique;
 mod trainer;
 mod weights;
 
-use std::sync::Arc;
-
+use lengths::Lengths;
 use plan::Plan;
 use trainer::Trainer;
 
@@ -79,7 +82,7 @@ pub(super) const ENTRY: GeneratorEntry = GeneratorEntry {
     ],
     build: |parameters| {
         let (plan, steps) = (Plan::read(parameters)?, parameters.count(shape::STEPS.name)?);
-        let lengths: Arc<[u32]> = plan.shape.read_lengths(parameters)?.into();
+        let lengths = Lengths::read(plan.shape, parameters)?;
         let validation = Validation::read(parameters, &plan)?;
         Ok(start(move |dice| {
             let (trainer, lengths) = (Trainer::new(plan.clone()).with_dice(dice.clone()), lengths.clone());
@@ -92,8 +95,7 @@ pub(super) const ENTRY: GeneratorEntry = GeneratorEntry {
 struct Training {
     dice: Dice,
     trainer: Trainer,
-    /// Given lengths, in turn; where there are none, the context's or random ones.
-    lengths: Arc<[u32]>,
+    lengths: Lengths,
     validation: Option<Validation>,
     steps: u32,
     step: u32,
@@ -123,17 +125,6 @@ impl Validation {
 }
 
 impl Training {
-    fn next_length(&mut self) -> u32 {
-        let shape = self.trainer.plan().shape;
-        if let Some(turn) = self.step.checked_rem(self.lengths.len() as u32) {
-            self.lengths[turn as usize]
-        } else if shape.is_variable() {
-            self.dice.between(shape.min_length.into(), shape.context.into()) as u32
-        } else {
-            shape.context
-        }
-    }
-
     /// Validates where it is time to; never after the last step, so that training goes on behind it.
     fn validate(&mut self, story: &mut TraceBuilder) {
         let Some(Validation { every, passes, length }) = self.validation else { return };
@@ -141,7 +132,7 @@ impl Training {
             return;
         }
         for pass in 0..passes {
-            let length = length.unwrap_or_else(|| self.next_length());
+            let length = length.unwrap_or_else(|| self.lengths.of_step(self.step, &mut self.dice));
             self.trainer.write(story, |trainer| trainer.validate(pass, length));
         }
     }
@@ -152,7 +143,7 @@ impl Generator for Training {
         if self.step == self.steps {
             return false;
         }
-        let (step, length) = (self.step, self.next_length());
+        let (step, length) = (self.step, self.lengths.of_step(self.step, &mut self.dice));
         self.trainer.write(story, |trainer| {
             if step == 0 {
                 trainer.load();

@@ -31,6 +31,7 @@ impl Machine {
             }
             self.gather_updated_weights(&updated);
         }
+        self.collect_while_updating(updated.len());
         self.layer = None;
     }
 
@@ -39,11 +40,16 @@ impl Machine {
         let has_master = self.plan.precision == Precision::HalfModel { master_weights: true };
         let number = if has_master { Number::Single } else { self.plan.precision.of_weights() };
         let bytes_of = |machine: &Machine, id: WeightId| machine.shard_elements(id) * number.bytes();
+        let mut is_first = false;
         for &id in updated {
             if self.weights[id as usize].state.is_empty() {
+                is_first = true;
                 let (bytes, count) = (bytes_of(self, id), if has_master { 3 } else { 2 });
                 self.layer = self.weights[id as usize].layer;
-                self.weights[id as usize].state = (0..count).map(|_| self.alloc(bytes, Category::Optimizer)).collect();
+                let mut state = vec![self.alloc(bytes, Category::Optimizer)];
+                self.collect_while_making_state();
+                state.extend((1..count).map(|_| self.alloc(bytes, Category::Optimizer)));
+                self.weights[id as usize].state = state;
             }
         }
         // The gradients of 16-bit weights are widened for their single-precision masters.
@@ -60,6 +66,10 @@ impl Machine {
             }
         }
         let roots = self.temporary_for_each(updated, bytes_of);
+        self.collect_while_updating(updated.len());
+        if is_first {
+            self.leave_objects_of_first_update();
+        }
         for (&id, &root) in updated.iter().zip(&roots) {
             let (bytes, weight) = (bytes_of(self, id), &self.weights[id as usize]);
             if let (Some(tensor), &[mean, square, ..]) = (weight.resident(), weight.state.as_slice()) {

@@ -1,16 +1,8 @@
-//! The parts of [`Trainer`] in other orders than the plain loop's, held against recordings of the programs that do so.
+//! The model in a program that no recipe tells, held against the recording of that program.
 
 use std::{collections::BTreeMap, path::Path};
 
-use super::{
-    backward::Retain,
-    embedding::INDEX,
-    machine::Machine,
-    model::Ending,
-    plan::Plan,
-    saving::Saving,
-    trainer::{Output, Recording, Trainer},
-};
+use super::{embedding::INDEX, machine::Machine, model::Ending, plan::Plan, saving::Saving};
 use crate::{
     trace::{self, Category, Op, Source, Trace, TraceBuilder},
     workload::{GENERATORS, Given, Parameters},
@@ -44,16 +36,6 @@ fn reference_model(batch: &str) -> Plan {
     Plan::read(&Parameters::new("reference", entry, &given).unwrap()).unwrap()
 }
 
-/// Runs a program of the reference model at batch 2 and holds its actions against a recording's.
-fn assert_recorded(name: &str, steps: u32, mut step: impl FnMut(&mut Trainer)) {
-    let (mut trainer, mut story) = (Trainer::new(reference_model("2")), TraceBuilder::new());
-    trainer.write(&mut story, |trainer| {
-        trainer.load();
-        (0..steps).for_each(|_| step(trainer));
-    });
-    assert_same_actions(name, story);
-}
-
 fn assert_same_actions(name: &str, story: TraceBuilder) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("workloads/recorded/{name}.pickle.xz"));
     let (real, ours) = (actions(&*trace::open(path).unwrap()), actions(&story.finish(name)));
@@ -68,89 +50,6 @@ fn assert_same_actions(name: &str, story: TraceBuilder) {
         around(&real),
         around(&ours)
     );
-}
-
-/// A forward pass over a batch that nobody keeps.
-fn evaluate(trainer: &mut Trainer, recording: Recording) -> Output {
-    let batch = trainer.new_batch(1024);
-    let output = trainer.forward(batch, recording, Ending::Logits);
-    trainer.release(batch);
-    output
-}
-
-#[test]
-fn validation_without_a_graph_is_the_recorded_one() {
-    let mut last = None;
-    assert_recorded("val_no_grad", 6, |trainer| {
-        // This program has a variable for its batch.
-        let batch = trainer.fetch_batch(1024);
-        let output = trainer.forward(batch, Recording::Off, Ending::Logits);
-        if let Some(before) = last.replace(output) {
-            trainer.drop_output(before);
-        }
-    });
-}
-
-#[test]
-fn validation_with_a_graph_is_the_recorded_one() {
-    let mut last = None;
-    assert_recorded("val_with_grad", 6, |trainer| {
-        let output = evaluate(trainer, Recording::On);
-        if let Some(before) = last.replace(output) {
-            trainer.drop_output(before);
-        }
-    });
-}
-
-#[test]
-fn kept_outputs_are_the_recorded_ones() {
-    let mut kept = Vec::new();
-    assert_recorded("val_keep_outputs", 6, |trainer| kept.push(evaluate(trainer, Recording::On)));
-    kept.clear();
-    assert_recorded("val_keep_no_grad", 6, |trainer| kept.push(evaluate(trainer, Recording::Off)));
-}
-
-#[test]
-fn kept_logits_of_a_second_pass_are_the_recorded_ones() {
-    let mut kept = Vec::new();
-    assert_recorded("leak_outputs", 6, |trainer| {
-        let batch = trainer.fetch_batch(1024);
-        let output = trainer.forward(batch, Recording::On, Ending::Loss);
-        let loss = trainer.bind_loss(output);
-        kept.push(trainer.forward(batch, Recording::On, Ending::Logits));
-        trainer.backward(loss, Retain::Nothing);
-        trainer.optimizer_step();
-        trainer.zero_grad();
-    });
-}
-
-#[test]
-fn two_backwards_over_one_graph_are_the_recorded_ones() {
-    let mut last: Option<Output> = None;
-    assert_recorded("leak_retain_twice", 6, |trainer| {
-        let batch = trainer.fetch_batch(1024);
-        let mut output = Some(trainer.forward(batch, Recording::On, Ending::Loss));
-        if let Some(before) = last.take() {
-            trainer.drop_output(before);
-        }
-        for _ in 0..2 {
-            output = output.take().and_then(|output| trainer.backward(output, Retain::Graph));
-        }
-        last = output;
-        trainer.optimizer_step();
-        trainer.zero_grad();
-    });
-}
-
-#[test]
-fn gradients_that_are_never_dropped_are_the_recorded_ones() {
-    assert_recorded("leak_no_zero_grad", 8, |trainer| {
-        let batch = trainer.fetch_batch(1024);
-        let output = trainer.forward(batch, Recording::On, Ending::Loss);
-        let output = trainer.bind_loss(output);
-        trainer.backward(output, Retain::Nothing);
-        trainer.optimizer_step();
-    });
 }
 
 /// Passes without a graph over 4 x 64 tokens, beside a list of caches: each of another size, and of more than twelve one

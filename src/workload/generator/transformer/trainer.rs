@@ -33,13 +33,13 @@ pub(super) enum Recording {
 /// What a forward pass gave, with its graph. Give it to [`Trainer::backward`], [`Trainer::drop_output`], or keep it.
 #[must_use = "an output that is neither run backward nor dropped lives for ever"]
 pub(super) struct Output {
-    value: Value,
-    graph: Graph,
+    pub(super) value: Value,
+    pub(super) graph: Graph,
 }
 
 /// See the [module](self).
 pub(super) struct Trainer {
-    machine: Machine,
+    pub(super) machine: Machine,
     /// The batch that the program's variable holds: the old one goes when the new one is there.
     batch: Option<Tensor>,
     /// The loss that the program's variable holds.
@@ -88,29 +88,47 @@ impl Trainer {
             if micro_batches > 1 {
                 self.mark(MarkKind::MicroBatch, "micro-batch", micro_batch);
             }
-            self.mark(MarkKind::Phase, "forward", step);
-            let batch = self.fetch_batch(length);
-            let output = self.forward(batch, Recording::On, Ending::Loss);
-            waiting.push_back(self.bind_loss(output));
-            if self.empties_cache_after(EmptyCache::AfterForward) {
-                self.empty_cache();
-            }
+            let (_, loss) = self.run_forward(step, length);
+            waiting.push_back(loss);
             // A stage of a pipeline runs ahead by as many micro-batches as there are stages behind it.
             let is_last = micro_batch + 1 == micro_batches;
             while waiting.len() >= in_flight as usize || (is_last && !waiting.is_empty()) {
                 let Some(output) = waiting.pop_front() else { break };
-                self.mark(MarkKind::Phase, "backward", step);
                 self.machine.is_last_micro_batch = is_last && waiting.is_empty();
-                self.backward(output, Retain::Nothing);
-                if self.empties_cache_after(EmptyCache::AfterBackward) {
-                    self.empty_cache();
-                }
+                self.run_backward(step, output, Retain::Nothing);
             }
         }
-        self.mark(MarkKind::Phase, "optimizer", step);
-        self.optimizer_step();
+        self.update(step);
         self.zero_grad();
         self.end_step(step);
+    }
+
+    /// The forward phase: fetches a batch, binds the program's `loss`, and gives both.
+    pub(super) fn run_forward(&mut self, step: u32, length: u32) -> (Tensor, Output) {
+        self.mark(MarkKind::Phase, "forward", step);
+        let batch = self.fetch_batch(length);
+        let output = self.forward(batch, Recording::On, Ending::Loss);
+        let loss = self.bind_loss(output);
+        if self.empties_cache_after(EmptyCache::AfterForward) {
+            self.empty_cache();
+        }
+        (batch, loss)
+    }
+
+    /// The backward phase. Where the graph is retained, the loss comes back.
+    pub(super) fn run_backward(&mut self, step: u32, loss: Output, retain: Retain) -> Option<Output> {
+        self.mark(MarkKind::Phase, "backward", step);
+        let retained = self.backward(loss, retain);
+        if self.empties_cache_after(EmptyCache::AfterBackward) {
+            self.empty_cache();
+        }
+        retained
+    }
+
+    /// The optimizer's phase.
+    pub(super) fn update(&mut self, step: u32) {
+        self.mark(MarkKind::Phase, "optimizer", step);
+        self.optimizer_step();
     }
 
     /// A pass over another batch that records nothing and leaves nothing.
@@ -222,15 +240,21 @@ impl Trainer {
         let techniques = &self.plan().techniques;
         let (empty_cache, garbage) = (techniques.empty_cache, techniques.collect_garbage_every);
         if garbage.is_some_and(|every| (step + 1).is_multiple_of(every)) {
-            // A loop without cycles leaves nothing to collect.
-            self.mark(MarkKind::Phase, "gc", step);
+            self.collect_garbage(step);
         }
         if matches!(empty_cache, EmptyCache::AfterSteps(every) if (step + 1).is_multiple_of(every)) {
             self.empty_cache();
         }
     }
 
-    fn mark(&mut self, kind: MarkKind, label: &str, index: u32) {
+    /// Frees what only circular references hold: in a plain loop, nothing.
+    pub(super) fn collect_garbage(&mut self, step: u32) {
+        self.mark(MarkKind::Phase, "gc", step);
+        self.machine.collect_garbage();
+    }
+
+    /// Marks a place in the story.
+    pub(super) fn mark(&mut self, kind: MarkKind, label: &str, index: u32) {
         self.machine.story.mark(kind, label, index);
     }
 

@@ -1,0 +1,28 @@
+//! Gradients that are never forgotten.
+
+use super::{
+    super::{backward::Retain, trainer::Trainer},
+    Fault, Program, Turn,
+};
+
+/// No `zero_grad`: the model learns nonsense, but gradients are added in place, and memory grows once and no more.
+pub(super) const NO_ZERO_GRAD: Fault =
+    Fault { name: "no_zero_grad", programs: &[("none", |_| Box::new(Unzeroed)), ("zero_grad", |_| Box::new(Zeroed))] };
+
+struct Unzeroed;
+
+impl Program for Unzeroed {
+    fn turn(&mut self, trainer: &mut Trainer, turn: &mut Turn<'_>) {
+        let (_, loss) = trainer.run_forward(turn.step, turn.length);
+        trainer.run_backward(turn.step, loss, Retain::Nothing);
+        trainer.update(turn.step);
+    }
+}
+
+struct Zeroed;
+
+impl Program for Zeroed {
+    fn turn(&mut self, trainer: &mut Trainer, turn: &mut Turn<'_>) {
+        trainer.train(turn, |_, _| {});
+    }
+}
