@@ -6,8 +6,6 @@
 
 mod cache;
 mod pass;
-#[cfg(test)]
-mod recorded;
 
 use cache::{Cache, CacheShape, Keeping};
 
