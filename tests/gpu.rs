@@ -5,11 +5,14 @@
 #![cfg(feature = "cuda")]
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a panic is the failure report, and skips are told")]
 
+mod one_gpu;
+
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Mutex, MutexGuard, PoisonError, atomic::AtomicBool},
+    sync::atomic::AtomicBool,
 };
 
+use one_gpu::gpu;
 use oomph::{
     device::{
         CallKind, Clock, Compute, Device, PinnedHost, VirtualMemory,
@@ -27,19 +30,6 @@ use oomph::{
 };
 
 const HOME: StreamId = StreamId::DEFAULT;
-
-/// A GPU for one test at a time: free memory and times are everybody's.
-fn gpu() -> Option<(CudaDevice, MutexGuard<'static, ()>)> {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    match CudaDevice::open(0) {
-        Ok(device) => Some((device, guard)),
-        Err(reason) => {
-            println!("skipped: {reason}");
-            None
-        }
-    }
-}
 
 /// A fresh device on the same GPU that holds at most so much.
 fn limited(bytes: u64) -> Box<dyn Device> {

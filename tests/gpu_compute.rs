@@ -6,8 +6,11 @@
 #![cfg(feature = "cuda")]
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a panic is the failure report, and skips are told")]
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+mod one_gpu;
 
+use std::sync::MutexGuard;
+
+use one_gpu::gpu;
 use oomph::{
     device::{
         Compute, Device, PinnedHost,
@@ -17,19 +20,6 @@ use oomph::{
 };
 
 const HOME: StreamId = StreamId::DEFAULT;
-
-/// A GPU for one test at a time: free memory and times are everybody's.
-fn gpu() -> Option<(CudaDevice, MutexGuard<'static, ()>)> {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    match CudaDevice::open(0) {
-        Ok(device) => Some((device, guard)),
-        Err(reason) => {
-            println!("skipped: {reason}");
-            None
-        }
-    }
-}
 
 /// The same with cuBLAS.
 fn gpu_with_products() -> Option<(CudaDevice, MutexGuard<'static, ()>)> {

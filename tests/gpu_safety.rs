@@ -7,16 +7,19 @@
 #![cfg(all(feature = "cuda", target_os = "linux"))]
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a panic is the failure report, and skips are told")]
 
+mod one_gpu;
+
 use std::{
     env, fs,
     io::{self, BufRead, BufReader, Write},
     path::{Path, PathBuf},
     process::{self, Child, Command, Stdio},
-    sync::{Mutex, MutexGuard, PoisonError, atomic::AtomicBool},
+    sync::atomic::AtomicBool,
     thread,
     time::{Duration, Instant},
 };
 
+use one_gpu::gpu;
 use oomph::{
     device::{Device, DeviceSpec, PoolId, PoolSettings, cuda::CudaDevice},
     measure::{CaseLabel, Status},
@@ -29,19 +32,6 @@ use tempfile::TempDir;
 const SLACK: u64 = 64 * MIB;
 /// A driver takes its time to clean up behind a process.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A GPU for one test at a time: free memory is everybody's.
-fn gpu() -> Option<(CudaDevice, MutexGuard<'static, ()>)> {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    match CudaDevice::open(0) {
-        Ok(device) => Some((device, guard)),
-        Err(reason) => {
-            println!("skipped: {reason}");
-            None
-        }
-    }
-}
 
 fn program() -> PathBuf {
     env::var_os("OOMPH_BINARY").map_or_else(|| env!("CARGO_BIN_EXE_oomph").into(), PathBuf::from)

@@ -3,6 +3,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
+mod stories;
+
 use std::{collections::BTreeMap, path::Path};
 
 use oomph::{
@@ -12,37 +14,10 @@ use oomph::{
     },
     replay::{Observer, Options, replay},
     strategy::{EventSink, Setup, StrategyEvent, StrategySpec, Usage},
-    trace::{self, Op, Source, Trace},
     unit::MIB,
     workload::{Recipe, Workload},
 };
-
-/// What an allocator is asked to do: a block and its size, asked for or given back. Blocks are numbered as they come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Action {
-    Alloc { bytes: u64 },
-    Free { block: usize, bytes: u64 },
-}
-
-fn actions(source: &dyn Source) -> Vec<Action> {
-    let (mut tenants, mut blocks) = (BTreeMap::new(), 0);
-    let mut actions = Vec::new();
-    for event in Trace::read(source).unwrap().events {
-        match event.op {
-            Op::Alloc { slot, bytes, .. } => {
-                tenants.insert(slot, (blocks, bytes));
-                blocks += 1;
-                actions.push(Action::Alloc { bytes });
-            }
-            Op::Free { slot, .. } => {
-                let (block, bytes) = tenants.remove(&slot).unwrap();
-                actions.push(Action::Free { block, bytes });
-            }
-            _ => {}
-        }
-    }
-    actions
-}
+use stories::{actions, assert_equal_stories, recorded};
 
 fn workload(settings: &[(&str, &str)]) -> Workload {
     let recipe =
@@ -53,25 +28,7 @@ fn workload(settings: &[(&str, &str)]) -> Workload {
 #[test]
 fn resnet_50_is_the_recorded_run_action_by_action() {
     for (name, techniques) in [("resnet_base", ""), ("resnet_amp", "amp")] {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("workloads/recorded/{name}.pickle.xz"));
-        let real = actions(&*trace::open(path).unwrap());
-        let ours = actions(&workload(&[("techniques", techniques)]));
-        let place = real.iter().zip(&ours).position(|(real, ours)| real != ours);
-        let place = place.unwrap_or(real.len().min(ours.len()));
-        let around = |actions: &[Action]| {
-            actions[place.saturating_sub(6)..(place + 10).min(actions.len())]
-                .iter()
-                .map(|action| format!("\n    {action:?}"))
-                .collect::<String>()
-        };
-        assert!(
-            place == real.len() && place == ours.len(),
-            "{name}: action {place} differs ({} real, {} ours)\n  real:{}\n  ours:{}",
-            real.len(),
-            ours.len(),
-            around(&real),
-            around(&ours)
-        );
+        assert_equal_stories(name, &recorded(name), &actions(&workload(&[("techniques", techniques)])));
     }
 }
 

@@ -1,8 +1,9 @@
 //! Programs with faults against the recordings of the same programs: every action, and by how much memory grows.
 
 use crate::{
-    actions::{assert_equal_stories, generated_by, recorded},
+    actions::generated_by,
     measured::{ALLOCATED_BAR, Levels, RESERVED_BAR, Row, levels, table},
+    stories::{assert_equal_stories, recorded},
 };
 use oomph::{
     device::{

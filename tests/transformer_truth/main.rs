@@ -6,3 +6,5 @@
 mod actions;
 mod faults;
 mod measured;
+#[path = "../stories/mod.rs"]
+mod stories;

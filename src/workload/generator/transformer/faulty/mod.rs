@@ -123,6 +123,9 @@ pub(in crate::workload::generator) const ENTRY: GeneratorEntry = GeneratorEntry 
         shape::BATCH,
         shape::MIN_LENGTH,
         shape::LENGTHS,
+        shape::EXPERTS,
+        shape::CHOSEN_EXPERTS,
+        shape::IMBALANCE,
         technique::PRECISION,
         technique::OPTIMIZER,
         technique::TECHNIQUES,
@@ -136,7 +139,7 @@ pub(in crate::workload::generator) const ENTRY: GeneratorEntry = GeneratorEntry 
         let settings = Settings::read(parameters)?;
         let build = chosen(parameters)?;
         Ok(start(move |dice| {
-            let (trainer, lengths) = (Trainer::new(plan.clone()), lengths.clone());
+            let (trainer, lengths) = (Trainer::new(plan.clone()).with_dice(dice.clone()), lengths.clone());
             Running { dice, trainer, lengths, program: build(&settings), steps, step: 0 }
         }))
     },
