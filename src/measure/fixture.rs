@@ -248,8 +248,8 @@ impl Strategy for Shelf {
         Ok(())
     }
 
-    fn stats(&self) -> &Stats {
-        &self.stats
+    fn stats(&self) -> Stats {
+        self.stats
     }
 
     fn largest_free(&self, _: StreamId) -> Option<u64> {

@@ -385,8 +385,8 @@ impl Strategy for AsyncPool {
         Ok(())
     }
 
-    fn stats(&self) -> &Stats {
-        &self.stats
+    fn stats(&self) -> Stats {
+        self.stats
     }
 
     fn largest_free(&self, _: StreamId) -> Option<u64> {

@@ -116,8 +116,8 @@ impl Strategy for Direct {
         Ok(())
     }
 
-    fn stats(&self) -> &Stats {
-        &self.stats
+    fn stats(&self) -> Stats {
+        self.stats
     }
 
     fn largest_free(&self, _: StreamId) -> Option<u64> {

@@ -65,7 +65,7 @@ pub trait Strategy: Send {
     fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError>;
 
     /// The books, kept up to date at all times: reading them is constant time.
-    fn stats(&self) -> &Stats;
+    fn stats(&self) -> Stats;
 
     /// The largest request, rounded as the strategy rounds blocks, that could be served from reserved memory alone,
     /// for this stream; `None` where the strategy cannot know.

@@ -95,8 +95,8 @@ impl Strategy for Null {
         Ok(())
     }
 
-    fn stats(&self) -> &Stats {
-        &self.stats
+    fn stats(&self) -> Stats {
+        self.stats
     }
 
     fn largest_free(&self, _: StreamId) -> Option<u64> {

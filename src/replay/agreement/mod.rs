@@ -113,7 +113,7 @@ pub fn perform<O: Observer>(
     let replayed = replay(source, strategy, device, &options, observer)?;
     let failed = |source| ReplayError::Strategy { event: replayed.events, source };
     strategy.trim(&mut Context { device: &mut *device, sink: &mut *observer }).map_err(failed)?;
-    let performance = Performance { replayed, stats: *strategy.stats(), details: strategy.details() };
+    let performance = Performance { replayed, stats: strategy.stats(), details: strategy.details() };
     strategy.close(&mut Context { device, sink: observer }).map_err(failed)?;
     Ok(performance)
 }

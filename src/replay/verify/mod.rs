@@ -124,7 +124,7 @@ pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters) -> 
         Err(divergence) if reasons.is_empty() => Verdict::Diverged(divergence),
         result => Verdict::Partial { reasons, divergence: result.err() },
     };
-    let stats = *walk.model.caching.stats();
+    let stats = walk.model.caching.stats();
     Verification { verdict, agreed: walk.agreed, empty_caches: walk.empty_caches, refusals: walk.refusals, stats }
 }
 

@@ -141,7 +141,7 @@ impl Caching {
         }
         if grown.is_err() && !self.pools.is_capturing() {
             self.release_cached(cx)?;
-            self.books.stats.retries += 1;
+            self.books.retries += 1;
             cx.sink.event(StrategyEvent::Retry { rounded });
             outcome = Outcome::ReleaseAndRetry;
             grown = self.grow(cx, arena, rounded, asked)?;
@@ -152,7 +152,7 @@ impl Caching {
                 let device_free = Some(cx.device.memory_info()?.free);
                 let stream = request.stream;
                 cx.sink.event(StrategyEvent::OutOfMemory { rounded, stream, device_free });
-                self.books.stats.ooms += 1;
+                self.books.ooms += 1;
                 Ok(Attempt::OutOfMemory(Shortage { rounded, asked, refused_by, device_free }))
             }
         }

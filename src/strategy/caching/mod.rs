@@ -296,8 +296,8 @@ impl Strategy for Caching {
         Ok(())
     }
 
-    fn stats(&self) -> &Stats {
-        &self.books.stats
+    fn stats(&self) -> Stats {
+        self.books.stats()
     }
 
     fn largest_free(&self, stream: StreamId) -> Option<u64> {

@@ -2,9 +2,10 @@
 //!
 //! PyTorch keeps each statistic in three flavours (all, small pool, large pool) with its present value, its peak, and
 //! the sums of all rises and falls. Here only what cannot be derived is kept: the flavour `all` is the sum of the two
-//! pools but for its peak, and falls are rises minus the present value.
+//! pools but for its peak, and falls are rises minus the present value. So are the books that every strategy shows
+//! ([`Stats`]): they are put together when somebody asks.
 
-use crate::strategy::{Stats, stats::keep_highest};
+use crate::strategy::{Stats, Usage, stats::keep_highest};
 
 /// A value and the highest it has been.
 #[derive(Clone, Copy, Debug, Default)]
@@ -99,12 +100,20 @@ impl PoolBooks {
 /// Every counter of the strategy.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Books {
-    pub(super) stats: Stats,
     pools: [PoolBooks; 2],
-    /// Peaks of the flavour `all` that `stats` has not.
+    /// Peaks of the flavour `all`.
     peak_allocation: u64,
+    peak_allocated_bytes: u64,
+    peak_requested_bytes: u64,
     /// Noted only while anything is pending.
     peak_active: u64,
+    peak_active_bytes: u64,
+    /// Reserved memory and segments in our own sense; the rest of it is not kept.
+    reserved: Stats,
+    pub(super) retries: u64,
+    pub(super) ooms: u64,
+    /// Bytes of all pools that were freed and wait for streams.
+    pending_bytes: u64,
     peak_segment: u64,
     peak_inactive_split: u64,
     peak_inactive_split_bytes: u64,
@@ -121,13 +130,16 @@ impl Books {
     /// A block was handed out.
     #[inline]
     pub(super) fn on_alloc(&mut self, large: bool, requested: u64, size: u64) {
-        self.stats.on_alloc(requested, size);
         let pool = &mut self.pools[usize::from(large)];
         pool.allocation.raise(1);
         pool.allocated_bytes.raise(size);
         pool.requested_bytes.raise(requested);
-        keep_highest(&mut self.peak_allocation, self.stats.live_blocks);
-        if self.stats.current.active != self.stats.current.allocated {
+        let blocks = self.all(|pool| pool.allocation);
+        let (allocated, requested) = (self.all(|pool| pool.allocated_bytes), self.all(|pool| pool.requested_bytes));
+        keep_highest(&mut self.peak_allocation, blocks);
+        keep_highest(&mut self.peak_allocated_bytes, allocated);
+        keep_highest(&mut self.peak_requested_bytes, requested);
+        if self.pending_bytes != 0 {
             self.note_active(large);
         }
     }
@@ -139,13 +151,12 @@ impl Books {
         pool.peak_active = pool.active().level.peak.max(pool.active().level.current);
         pool.peak_active_bytes = pool.active_bytes().level.peak.max(pool.active_bytes().level.current);
         self.peak_active = self.peak_active.max(self.all(|pool| pool.active()));
+        self.peak_active_bytes = self.peak_active_bytes.max(self.all(|pool| pool.active_bytes()));
     }
 
     /// A block was given back by its owner and can be used again.
     #[inline]
     pub(super) fn on_free(&mut self, large: bool, requested: u64, size: u64) {
-        self.stats.on_free(size);
-        self.stats.on_reusable(requested, size);
         let pool = &mut self.pools[usize::from(large)];
         pool.allocation.lower(1);
         pool.allocated_bytes.lower(size);
@@ -154,21 +165,45 @@ impl Books {
 
     /// A block was given back by its owner and is pending.
     pub(super) fn on_free_later(&mut self, large: bool, size: u64) {
-        self.stats.on_free(size);
         let pool = &mut self.pools[usize::from(large)];
         pool.allocation.lower(1);
         pool.allocated_bytes.lower(size);
         pool.pending += 1;
         pool.pending_bytes += size;
+        self.pending_bytes += size;
     }
 
     /// A pending block can be used again.
     pub(super) fn on_free_completed(&mut self, large: bool, requested: u64, size: u64) {
-        self.stats.on_reusable(requested, size);
         let pool = &mut self.pools[usize::from(large)];
         pool.pending -= 1;
         pool.pending_bytes -= size;
+        self.pending_bytes -= size;
         pool.requested_bytes.lower(requested);
+    }
+
+    /// The books that every strategy shows.
+    pub(super) fn stats(&self) -> Stats {
+        let allocated = self.all(|pool| pool.allocated_bytes);
+        let allocs = self.pools.iter().map(|pool| pool.allocation.rises).sum();
+        let live_blocks = self.all(|pool| pool.allocation);
+        let current = Usage {
+            requested: self.all(|pool| pool.requested_bytes),
+            allocated,
+            active: allocated + self.pending_bytes,
+            reserved: self.reserved.current.reserved,
+        };
+        let peak = Usage {
+            requested: self.peak_requested_bytes,
+            allocated: self.peak_allocated_bytes,
+            // While nothing is pending, what is active is what is allocated.
+            active: self.peak_active_bytes.max(self.peak_allocated_bytes),
+            reserved: self.reserved.peak.reserved,
+        };
+        let (segments, peak_segments) = (self.reserved.segments, self.reserved.peak_segments);
+        let (retries, ooms) = (self.retries, self.ooms);
+        let frees = allocs - live_blocks;
+        Stats { current, peak, live_blocks, segments, peak_segments, allocs, frees, retries, ooms }
     }
 
     /// Free blocks that share their segment became more, or larger.
@@ -199,7 +234,7 @@ impl Books {
 
     /// A segment was allocated.
     pub(super) fn on_segment_alloc(&mut self, large: bool, bytes: u64) {
-        self.stats.on_reserve(bytes, 1);
+        self.reserved.on_reserve(bytes, 1);
         self.raise_reserved(large, bytes);
         self.pools[usize::from(large)].segment.raise(1);
         self.peak_segment = self.peak_segment.max(self.all(|pool| pool.segment));
@@ -207,7 +242,7 @@ impl Books {
 
     /// A segment was freed.
     pub(super) fn on_segment_free(&mut self, large: bool, bytes: u64) {
-        self.stats.on_release(bytes, 1);
+        self.reserved.on_release(bytes, 1);
         self.lower_reserved(large, bytes);
         self.pools[usize::from(large)].segment.lower(1);
     }
@@ -215,15 +250,15 @@ impl Books {
     /// Memory was mapped between `mapped_neighbours` mapped stretches (0 to 2). PyTorch does not count mapped memory
     /// as segments; our own books count each contiguous stretch.
     pub(super) fn on_map(&mut self, large: bool, bytes: u64, mapped_neighbours: u64) {
-        self.stats.on_reserve(bytes, 1);
-        self.stats.on_release(0, mapped_neighbours);
+        self.reserved.on_reserve(bytes, 1);
+        self.reserved.on_release(0, mapped_neighbours);
         self.raise_reserved(large, bytes);
     }
 
     /// Memory was unmapped between `mapped_neighbours` mapped stretches (0 to 2).
     pub(super) fn on_unmap(&mut self, large: bool, bytes: u64, mapped_neighbours: u64) {
-        self.stats.on_reserve(0, mapped_neighbours);
-        self.stats.on_release(bytes, 1);
+        self.reserved.on_reserve(0, mapped_neighbours);
+        self.reserved.on_release(bytes, 1);
         self.lower_reserved(large, bytes);
     }
 
@@ -266,7 +301,7 @@ impl Books {
     /// Every counter under the name that `torch.cuda.memory_stats()` gives it, and one that PyTorch has not.
     pub(super) fn details(&self) -> Vec<(&'static str, u64)> {
         let mut list = Vec::with_capacity(128);
-        let peak = &self.stats.peak;
+        let peak = self.stats().peak;
         let peak_active = self.peak_active.max(self.peak_allocation);
         flavours!(list, "allocation", self, self.peak_allocation, |pool| pool.allocation);
         flavours!(list, "segment", self, self.peak_segment, |pool| pool.segment);
@@ -284,8 +319,8 @@ impl Books {
             list.extend(names.into_iter().zip(values));
         }
         list.extend([
-            ("num_alloc_retries", self.stats.retries),
-            ("num_ooms", self.stats.ooms),
+            ("num_alloc_retries", self.retries),
+            ("num_ooms", self.ooms),
             ("num_sync_all_streams", self.syncs),
             ("num_device_alloc", self.device_allocs),
             ("num_device_free", self.device_frees),

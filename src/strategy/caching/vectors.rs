@@ -493,7 +493,7 @@ fn survives_a_failure_of_call(number: u64, settings: &str) -> bool {
             failed |= bench.call(|caching, cx| caching.trim(cx)).is_err();
         }
         let layout = bench.caching.layout().unwrap();
-        let stats = *bench.caching.stats();
+        let stats = bench.caching.stats();
         let allocated = layout.blocks().filter(|block| block.state == BlockState::Allocated);
         assert_eq!(allocated.map(|block| block.size).sum::<u64>(), stats.current.allocated);
         assert_eq!(layout.segments.iter().map(|segment| segment.bytes).sum::<u64>(), stats.current.reserved);

@@ -132,7 +132,7 @@ impl Bench {
 
     /// Does many steps; what each came to, and how the books stood after it.
     pub fn play(&mut self, steps: &[Step]) -> Vec<(Echo, Stats)> {
-        steps.iter().map(|step| (self.step(step), *self.strategy.stats())).collect()
+        steps.iter().map(|step| (self.step(step), self.strategy.stats())).collect()
     }
 
     /// Asks for memory.

@@ -253,8 +253,8 @@ impl Strategy for FirstFit {
         Ok(())
     }
 
-    fn stats(&self) -> &Stats {
-        &self.stats
+    fn stats(&self) -> Stats {
+        self.stats
     }
 
     fn largest_free(&self, stream: StreamId) -> Option<u64> {

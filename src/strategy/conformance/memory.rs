@@ -75,14 +75,14 @@ pub(super) fn handles(subject: &Subject<'_>, found: &mut Vec<String>) -> Result<
         wrong.push(Block { address: live.address.offset(256), ..live });
     }
     wrong.push(Block { address: Address::NULL, size: 0, slot: 0, generation: 0 });
-    let before = *bench.strategy.stats();
+    let before = bench.strategy.stats();
     for block in wrong {
         // `Checked` says so if one of these is not refused.
         let mut cx = Context { device: &mut *bench.device, sink: &mut Silent };
         let freed = bench.strategy.free(&mut cx, block, Caller::default());
         let used = bench.strategy.used_on(&mut cx, &block, StreamId(1));
         bench.strategy.audit();
-        if freed.is_ok() || used.is_ok() || *bench.strategy.stats() != before {
+        if freed.is_ok() || used.is_ok() || bench.strategy.stats() != before {
             bench.find(format!("a wrong handle was taken for a block: {block:?}"));
         }
     }

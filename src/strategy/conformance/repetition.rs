@@ -47,12 +47,12 @@ pub(super) fn fork(subject: &Subject<'_>, found: &mut Vec<String>) -> Result<(),
         found.extend(original.finish());
         return Err(Unplayable::NotOffered("the strategy cannot be copied"));
     };
-    let (stats, layout) = (*original.strategy.stats(), original.strategy.layout());
-    if *copy.strategy.stats() != stats || copy.strategy.layout() != layout {
+    let (stats, layout) = (original.strategy.stats(), original.strategy.layout());
+    if copy.strategy.stats() != stats || copy.strategy.layout() != layout {
         original.find("the copy has other books or another layout".to_owned());
     }
     let told_by_copy = copy.play(&future);
-    if *original.strategy.stats() != stats || original.strategy.layout() != layout {
+    if original.strategy.stats() != stats || original.strategy.layout() != layout {
         original.find("what happened to the copy changed the original".to_owned());
     }
     let difference = original.play(&future).into_iter().zip(told_by_copy).position(|(a, b)| a != b);

@@ -150,9 +150,9 @@ impl<S: Strategy> Checked<S> {
     /// After a call.
     fn compare(&mut self, device: &dyn Device, error: Option<&StrategyError>) {
         if matches!(error, Some(StrategyError::Device(_))) {
-            self.shadow.accept_reserved(self.inner.stats());
+            self.shadow.accept_reserved(&self.inner.stats());
         }
-        self.shadow.compare(self.inner.stats(), device.held_bytes(), &mut self.violations);
+        self.shadow.compare(&self.inner.stats(), device.held_bytes(), &mut self.violations);
     }
 }
 
@@ -216,7 +216,7 @@ impl<S: Strategy> Strategy for Checked<S> {
         let result = self.watch(cx, |inner, cx| inner.close(cx));
         if result.is_ok() {
             self.shadow = Shadow::default();
-            let stats = *self.inner.stats();
+            let stats = self.inner.stats();
             self.violations
                 .expect(stats == Stats::default(), Rule::Close, || format!("after a close the books say {stats:?}"));
         }

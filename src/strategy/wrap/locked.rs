@@ -81,9 +81,9 @@ impl<S: Strategy, E: EventSink> Locked<S, E> {
         self.with(|strategy, cx| strategy.close(cx))
     }
 
-    /// A copy of [`Strategy::stats`].
+    /// [`Strategy::stats`].
     pub fn stats(&self) -> Stats {
-        *self.inside.lock().strategy.stats()
+        self.inside.lock().strategy.stats()
     }
 
     /// [`Strategy::largest_free`].

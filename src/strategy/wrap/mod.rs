@@ -12,7 +12,7 @@
 /// The methods of [`Strategy`] that only look, passed on to the field `inner`: no wrapper has anything to add to them.
 macro_rules! views_of_inner {
     () => {
-        fn stats(&self) -> &$crate::strategy::Stats {
+        fn stats(&self) -> $crate::strategy::Stats {
             self.inner.stats()
         }
 
@@ -80,7 +80,7 @@ impl<S: Strategy + ?Sized> Strategy for Box<S> {
         (**self).close(cx)
     }
 
-    fn stats(&self) -> &Stats {
+    fn stats(&self) -> Stats {
         (**self).stats()
     }
 

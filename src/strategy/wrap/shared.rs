@@ -40,7 +40,7 @@ impl<S: Strategy, E: EventSink> Locked<S, E> {
     /// A pair for one more thread to drive. The first `common_streams` streams that any thread makes are the same for
     /// all and exist already; further ones are a thread's own.
     pub fn share(&self, common_streams: u16) -> (SharedStrategy<'_, S, E>, SharedDevice<'_, S, E>) {
-        let (stats, props) = self.with(|strategy, cx| (*strategy.stats(), cx.device.props().clone()));
+        let (stats, props) = self.with(|strategy, cx| (strategy.stats(), cx.device.props().clone()));
         (SharedStrategy { locked: self, stats }, SharedDevice { locked: self, props, common_streams, known_streams: 0 })
     }
 }
@@ -77,8 +77,8 @@ impl<S: Strategy, E: EventSink + Send> Strategy for SharedStrategy<'_, S, E> {
         self.locked.close()
     }
 
-    fn stats(&self) -> &Stats {
-        &self.stats
+    fn stats(&self) -> Stats {
+        self.stats
     }
 
     fn largest_free(&self, stream: StreamId) -> Option<u64> {
