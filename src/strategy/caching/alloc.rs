@@ -22,7 +22,7 @@ impl Caching {
             self.pools.sides[owner.side as usize].clock += 1;
         }
         let mut found = owner.free.first_at_least(rounded)?;
-        if self.blocks[found.slot].is_expandable() {
+        if self.blocks[found.slot].is_expandable() && (!expandable || self.extension(found.slot) > 0) {
             found = self.prefer_short_extension(arena, found, expandable)?;
         }
         let size = found.size;
@@ -48,22 +48,24 @@ impl Caching {
             let mut candidates = free.ascending(found.size, found.address);
             return candidates.find(|candidate| !self.blocks[candidate.slot].is_expandable());
         }
-        let extension = |slot: u32| {
-            let next = self.blocks[slot].next;
-            let unmapped = next != NONE && self.blocks[next].state == State::Unmapped;
-            if unmapped { self.blocks[next].size } else { 0 }
-        };
         // Blocks come in ascending size: none can reach less far than one that cannot extend at all.
-        let mut reach = found.size + extension(found.slot);
+        let mut reach = found.size + self.extension(found.slot);
         while reach > found.size
             && self.blocks[found.slot].is_expandable()
             && let Some(next) = free.after(found.size, found.address)
-            && next.size + extension(next.slot) < reach
+            && next.size + self.extension(next.slot) < reach
         {
-            reach = next.size + extension(next.slot);
+            reach = next.size + self.extension(next.slot);
             found = next;
         }
         Some(found)
+    }
+
+    /// By how many unmapped bytes behind it a block could be extended.
+    #[inline]
+    fn extension(&self, slot: u32) -> u64 {
+        let next = self.blocks.get(self.blocks[slot].next);
+        next.filter(|next| next.state == State::Unmapped).map_or(0, |next| next.size)
     }
 
     #[inline]

@@ -108,6 +108,9 @@ impl SizeBins {
 
     /// The block that follows (size, address).
     pub(super) fn after(&self, size: u64, address: u64) -> Option<Entry> {
+        if self.is_empty() {
+            return None;
+        }
         let Some((group, place)) = bin_of(size) else {
             return self.huge.range((size, address + 1)..).next().map(huge_entry);
         };
@@ -116,6 +119,11 @@ impl SizeBins {
         };
         let same_size = self.bin(group, place).and_then(above);
         same_size.map(binned_entry(group, place)).or_else(|| self.first_at_least(size + (1 << QUANTUM_SHIFT)))
+    }
+
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.words_occupied == 0 && self.huge.is_empty()
     }
 
     /// The last block before (size, address).
