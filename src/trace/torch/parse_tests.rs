@@ -248,14 +248,16 @@ proptest! {
     fn damaged_files_are_refused_or_read_but_never_panic(place in 0..4000_usize, byte in any::<u8>(), cut in 0..4000_usize) {
         let blocks = vec![block(0x1000, 512, "active_allocated"), block(0x1200, 512, "inactive")];
         let trace = vec![entry("alloc", 0x1000, 511), entry("free_requested", 0x1000, 5), entry("oom", 1, 5)];
-        let mut file = whole(vec![segment(0, 0x1000, 1024, blocks)], vec![trace]).pickle(4);
-        let length = file.len();
+        let intact = whole(vec![segment(0, 0x1000, 1024, blocks)], vec![trace]).pickle(4);
+        let (mut file, length) = (intact.clone(), intact.len());
         file[place % length] = byte;
         if let Ok(snapshot) = Snapshot::read_within(&file[..], Budget::of(16 << 20)) {
             let recording = snapshot.into_recording("damaged", None).unwrap();
             check(&recording.trace).unwrap();
         }
-        prop_assert!(Snapshot::read(&file[..cut % length]).is_err());
+        prop_assert!(Snapshot::read(&intact[..cut % length]).is_err());
+        // Here the damage may be the very byte that ends a pickle.
+        let _ = Snapshot::read(&file[..cut % length]);
     }
 
     #[test]
