@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
-use std::{path::Path, time::Instant};
+use std::path::Path;
 
 use oomph::{
     answer::threshold::{Threshold, ThresholdQuestion, threshold},
@@ -72,7 +72,7 @@ fn a_threshold_is_found_while_one_waits() {
         for (repeat, bar_seconds) in [(1, 0.2), (3, 1.0)] {
             // The fastest of some: other work on the machine is not what is measured.
             let seconds = (0..5).map(|_| {
-                let began = Instant::now();
+                let began = std::time::Instant::now();
                 let found = find(&trace, &strategy, repeat);
                 assert!(found.probes.len() > 16);
                 began.elapsed().as_secs_f64()
