@@ -18,6 +18,7 @@ mod output;
 mod progress;
 mod replay;
 mod run;
+mod run_thresholds;
 mod source;
 mod threshold;
 mod toolkit_folders;

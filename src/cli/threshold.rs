@@ -24,7 +24,7 @@ use crate::{
     device::DeviceSpec,
     measure::CaseLabel,
     replay::{OnOutOfMemory, Pace},
-    report::{self, Medium},
+    report::{self, Medium, ReportError},
     strategy::StrategySpec,
     suite::{self, Case},
     trace::Trace,
@@ -186,13 +186,18 @@ fn smallest(args: &Args, device: &DeviceSpec, strategies: &[StrategySpec], stop:
         let detail = search.answer(&case, &trace);
         details.push(detail);
     }
-    output::say(&match args.format {
-        Format::Table => report::thresholds(&details, Medium::Terminal(output::terminal_width())),
-        Format::Markdown => report::thresholds(&details, Medium::Markdown),
-        Format::Json => report::thresholds_json(&details),
-        Format::Csv => report::thresholds_csv(&details)?,
-    })?;
+    output::say(&formatted(&details, args.format)?)?;
     Ok(exit_code(&details, stop))
+}
+
+/// The answers in a format.
+pub fn formatted(details: &[ThresholdDetail], format: Format) -> Result<String, ReportError> {
+    Ok(match format {
+        Format::Table => report::thresholds(details, Medium::Terminal(output::terminal_width())),
+        Format::Markdown => report::thresholds(details, Medium::Markdown),
+        Format::Json => report::thresholds_json(details),
+        Format::Csv => report::thresholds_csv(details)?,
+    })
 }
 
 /// What a row of thresholds means for the exit code.
