@@ -18,7 +18,9 @@ mod output;
 mod progress;
 mod replay;
 mod run;
+mod run_thresholds;
 mod source;
+mod threshold;
 mod toolkit_folders;
 mod verify;
 mod verify_on;
@@ -53,6 +55,8 @@ enum Command {
     Run(run::Args),
     /// Run one pattern through some strategies and compare what happens.
     Replay(replay::Args),
+    /// Find the smallest memory that suffices, or the largest workload that fits.
+    Threshold(threshold::Args),
     /// Say what is in a workload or trace: events, sizes, lifetimes, peak.
     Inspect(inspect::Args),
     /// Re-live PyTorch memory snapshots and compare the model with them, entry by entry; or a GPU with the simulated one.
@@ -78,6 +82,7 @@ pub fn main() -> ExitCode {
     let outcome = match cli.command.unwrap_or_else(|| Command::Run(run::Args::default())) {
         Command::Run(args) => run::run(args),
         Command::Replay(args) => replay::run(args),
+        Command::Threshold(args) => threshold::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Convert(args) => convert::run(args),
