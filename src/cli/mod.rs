@@ -20,6 +20,7 @@ mod replay;
 mod run;
 mod run_thresholds;
 mod source;
+mod techniques;
 mod threshold;
 mod toolkit_folders;
 mod verify;
@@ -61,6 +62,8 @@ enum Command {
     Inspect(inspect::Args),
     /// Re-live PyTorch memory snapshots and compare the model with them, entry by entry; or a GPU with the simulated one.
     Verify(verify::Args),
+    /// Compare memory-saving techniques: what each saves, what it costs, what fits in your card.
+    Techniques(techniques::Args),
     /// Write a workload or trace as a trace file.
     Convert(convert::Args),
     /// List strategies, workloads, suites or the cases of a suite.
@@ -85,6 +88,7 @@ pub fn main() -> ExitCode {
         Command::Threshold(args) => threshold::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Verify(args) => verify::run(args),
+        Command::Techniques(args) => techniques::run(args),
         Command::Convert(args) => convert::run(args),
         Command::List(args) => list::run(args),
         Command::Doctor(args) => doctor::run(args),
