@@ -216,7 +216,7 @@ impl Policy for TwoLevels {
         self.homes[owner].remove(ground, slot);
     }
 
-    fn growth(&self, need: &Need, _: &Stats, attempt: u32) -> Growth {
+    fn growth(&mut self, need: &Need, _: &Stats, attempt: u32) -> Growth {
         // At a class boundary, so that the new piece is found by the same lookup.
         let least = lookup_size(need.size);
         match attempt {

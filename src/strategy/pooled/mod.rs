@@ -44,6 +44,15 @@ pub(super) enum Growth {
     BeyondLimit,
 }
 
+/// Where a block goes that its owner has done with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Destination {
+    /// Among the free pieces.
+    Pool,
+    /// Back to the device, with its whole region: it must be the only piece there.
+    Device,
+}
+
 /// How a pool keeps its free memory.
 ///
 /// Free pieces are the policy's between [`keep`](Policy::keep) and [`take`](Policy::take) or
@@ -61,6 +70,18 @@ pub(super) trait Policy: Clone + Send + 'static {
         need: &Need,
     ) -> Result<Option<(u32, Outcome)>, DeviceError>;
 
+    /// A block comes back, and nothing has changed yet: where it goes, and what the device must be asked before.
+    #[inline]
+    fn destination(
+        &mut self,
+        ground: &mut Ground,
+        device: &mut dyn Device,
+        slot: u32,
+    ) -> Result<Destination, DeviceError> {
+        let _ = (ground, device, slot);
+        Ok(Destination::Pool)
+    }
+
     /// A piece is free: joins it with its neighbours where the policy joins, and keeps it.
     fn keep(&mut self, ground: &mut Ground, slot: u32);
 
@@ -74,7 +95,14 @@ pub(super) trait Policy: Clone + Send + 'static {
     fn forget(&mut self, ground: &mut Ground, slot: u32);
 
     /// How much to ask of the device; `attempt` counts the refusals so far, and `stats` says what is held.
-    fn growth(&self, need: &Need, stats: &Stats, attempt: u32) -> Growth;
+    fn growth(&mut self, need: &Need, stats: &Stats, attempt: u32) -> Growth;
+
+    /// The device has refused: whether regions that are free as a whole, `idle` bytes together, go back to it for this
+    /// need.
+    fn gives_back(&self, need: &Need, stats: &Stats, idle: u64) -> bool {
+        let _ = (need, stats, idle);
+        true
+    }
 
     /// The largest block that could be served to this stream without the device.
     fn largest_free(&self, ground: &Ground, stream: StreamId) -> u64;
@@ -105,8 +133,8 @@ pub(super) struct Pooled<P> {
     uses: StreamUses,
     /// Freed pieces whose other streams are not through yet.
     deferred: DeferredFrees<u32>,
-    /// Kept for its capacity.
-    released: Vec<u32>,
+    /// Pieces that no longer wait, and are still to be taken up.
+    passed: Vec<u32>,
     stats: Stats,
 }
 
@@ -117,7 +145,7 @@ impl<P: Policy> Pooled<P> {
             ground: Ground::default(),
             uses: StreamUses::default(),
             deferred: DeferredFrees::default(),
-            released: Vec::new(),
+            passed: Vec::new(),
             stats: Stats::default(),
         }
     }
@@ -143,7 +171,10 @@ impl<P: Policy> Pooled<P> {
         cx.sink.event(StrategyEvent::Retry { rounded: need.size });
         self.stats.retries += 1;
         self.complete_frees(cx, Patience::Wait)?;
-        self.release_free_regions(cx)?;
+        let idle = self.idle_regions().map(|region| self.ground.region(region).bytes).sum();
+        if self.policy.gives_back(need, &self.stats, idle) {
+            self.release_idle_regions(cx)?;
+        }
         // Frees that were waited for may have made room in regions that stay.
         if let Some((slot, _)) = self.policy.take(&mut self.ground, cx.device, need)? {
             return Ok(self.hand_out(slot, request, Outcome::ReleaseAndRetry));
@@ -191,20 +222,40 @@ impl<P: Policy> Pooled<P> {
         Ok(Err(shortage))
     }
 
-    /// Takes up the frees that streams have got past.
+    /// Takes up the frees that streams have got past. What a driver error keeps from being taken up is next time's first.
     #[cold]
     fn complete_frees(&mut self, cx: &mut Context<'_>, patience: Patience) -> Result<(), StrategyError> {
-        let mut released = std::mem::take(&mut self.released);
-        let result = self.deferred.release(cx.device, patience, &mut released);
-        for slot in released.drain(..) {
-            let Piece { address, size, requested, stream, .. } = self.ground[slot];
-            cx.sink.event(StrategyEvent::FreeCompleted { address: Address(address), requested, stream });
-            self.stats.on_reusable(requested, size);
-            self.ground.vacate_tenant(slot);
-            self.policy.keep(&mut self.ground, slot);
+        let looked = self.deferred.release(cx.device, patience, &mut self.passed);
+        let mut done = 0;
+        let taken_up = loop {
+            let Some(&slot) = self.passed.get(done) else { break Ok(()) };
+            if let Err(error) = self.take_up(cx, slot) {
+                break Err(error);
+            }
+            done += 1;
+        };
+        self.passed.drain(..done);
+        taken_up.and(looked.map_err(StrategyError::from))
+    }
+
+    /// A piece no longer waits for streams.
+    fn take_up(&mut self, cx: &mut Context<'_>, slot: u32) -> Result<(), StrategyError> {
+        let Piece { address, size, requested, stream, region, .. } = self.ground[slot];
+        let completed = StrategyEvent::FreeCompleted { address: Address(address), requested, stream };
+        match self.policy.destination(&mut self.ground, cx.device, slot)? {
+            Destination::Pool => {
+                cx.sink.event(completed);
+                self.stats.on_reusable(requested, size);
+                self.ground.vacate_tenant(slot);
+                self.policy.keep(&mut self.ground, slot);
+            }
+            Destination::Device => {
+                cx.device.free(Address(self.ground.region(region).address))?;
+                cx.sink.event(completed);
+                self.forget_region(cx, region);
+            }
         }
-        self.released = released;
-        Ok(result?)
+        Ok(())
     }
 
     /// Frees a piece that other streams use: it waits for them.
@@ -225,39 +276,44 @@ impl<P: Policy> Pooled<P> {
         }
     }
 
-    /// Gives back every region without a live or waiting piece.
-    fn release_free_regions(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
-        self.ground
-            .regions()
-            .filter(|&region| self.ground.region(region).occupied == 0)
-            .collect::<Vec<_>>()
-            .into_iter()
-            .try_for_each(|region| self.release(cx, region))
+    /// Regions without a live or waiting piece.
+    fn idle_regions(&self) -> impl Iterator<Item = u32> + '_ {
+        self.ground.regions().filter(|&region| self.ground.region(region).occupied == 0)
+    }
+
+    /// Gives those back.
+    fn release_idle_regions(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
+        let idle: Vec<u32> = self.idle_regions().collect();
+        idle.into_iter().try_for_each(|region| self.release(cx, region))
     }
 
     /// Gives a region back, with all that is in it.
-    fn release(&mut self, cx: &mut Context<'_>, number: u32) -> Result<(), StrategyError> {
+    fn release(&mut self, cx: &mut Context<'_>, region: u32) -> Result<(), StrategyError> {
+        cx.device.free(Address(self.ground.region(region).address))?;
+        self.forget_region(cx, region);
+        Ok(())
+    }
+
+    /// A region has gone back.
+    fn forget_region(&mut self, cx: &mut Context<'_>, number: u32) {
         let Region { address, bytes, stream, .. } = *self.ground.region(number);
-        let address = Address(address);
-        cx.device.free(address)?;
-        cx.sink.event(StrategyEvent::SegmentFree { address, bytes, stream });
+        cx.sink.event(StrategyEvent::SegmentFree { address: Address(address), bytes, stream });
         let pieces: Vec<u32> = self.ground.pieces_of(number).collect();
         for slot in pieces {
             let Piece { state, size, requested, .. } = self.ground[slot];
-            match state {
-                State::Free => self.policy.forget(&mut self.ground, slot),
-                State::Allocated => {
-                    self.forget_uses(slot);
-                    self.ground.vacate_tenant(slot);
-                    self.stats.on_free(size);
-                    self.stats.on_reusable(requested, size);
-                }
-                State::Pending | State::Vacant => {}
+            if state == State::Free {
+                self.policy.forget(&mut self.ground, slot);
+                continue;
             }
+            if state == State::Allocated {
+                self.forget_uses(slot);
+                self.stats.on_free(size);
+            }
+            self.ground.vacate_tenant(slot);
+            self.stats.on_reusable(requested, size);
         }
         self.ground.remove_region(number);
         self.stats.on_release(bytes, 1);
-        Ok(())
     }
 }
 
@@ -272,7 +328,7 @@ impl<P: Policy> Strategy for Pooled<P> {
             let shortage = Shortage { rounded, asked, refused_by: Refusal::Size, device_free: None };
             return Ok(Attempt::OutOfMemory(shortage));
         };
-        if !self.deferred.is_empty() {
+        if !self.deferred.is_empty() || !self.passed.is_empty() {
             self.complete_frees(cx, Patience::Poll)?;
         }
         let need = Need { size, stream: request.stream, thread: request.thread };
@@ -289,10 +345,15 @@ impl<P: Policy> Strategy for Pooled<P> {
             self.free_later(cx, block.slot)?;
             return Ok(Freed::Later);
         }
-        self.stats.on_free(size);
-        self.stats.on_reusable(requested, size);
-        self.ground.vacate_tenant(block.slot);
-        self.policy.keep(&mut self.ground, block.slot);
+        match self.policy.destination(&mut self.ground, cx.device, block.slot)? {
+            Destination::Pool => {
+                self.stats.on_free(size);
+                self.stats.on_reusable(requested, size);
+                self.ground.vacate_tenant(block.slot);
+                self.policy.keep(&mut self.ground, block.slot);
+            }
+            Destination::Device => self.release(cx, self.ground[block.slot].region)?,
+        }
         Ok(Freed::Now)
     }
 
@@ -314,7 +375,7 @@ impl<P: Policy> Strategy for Pooled<P> {
 
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         self.complete_frees(cx, Patience::Wait)?;
-        self.release_free_regions(cx)
+        self.release_idle_regions(cx)
     }
 
     fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
