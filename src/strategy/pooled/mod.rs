@@ -10,8 +10,14 @@
 //! them would end where the device is full of memory that nobody uses.
 
 mod ground;
+mod handover;
+#[cfg(test)]
+mod trial;
 
 pub(super) use ground::{Ground, NONE, Piece, Region, State};
+pub(super) use handover::Handover;
+#[cfg(test)]
+pub(super) use trial::Trial;
 
 use super::{
     Attempt, Block, Caller, Context, Control, Freed, Layout, Outcome, Refusal, Request, Shortage, Stats, Strategy,
@@ -23,6 +29,9 @@ use crate::{
     device::{Capabilities, Device, DeviceError},
     unit::{Address, StreamId, ThreadId},
 };
+
+/// Requests from here on are refused: no device comes near.
+pub(super) const ABSURD: u64 = 1 << 46;
 
 /// A request as policies see it.
 #[derive(Clone, Copy, Debug)]
