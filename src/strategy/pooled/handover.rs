@@ -12,7 +12,7 @@ pub(in crate::strategy) struct Handover {
     /// Used again and again: a wait is for what was recorded when it was asked for.
     event: Option<EventId>,
     /// Streams so far are numbered below this.
-    streams: u16,
+    streams: u32,
 }
 
 /// The bit of a stream in a note.
@@ -27,7 +27,7 @@ impl Handover {
     pub(in crate::strategy) fn note_user(&mut self, ground: &mut Ground, slot: u32) {
         let piece = &mut ground[slot];
         piece.note = bit(piece.stream);
-        self.streams = self.streams.max(piece.stream.0 + 1);
+        self.streams = self.streams.max(u32::from(piece.stream.0) + 1);
     }
 
     /// The next piece is about to join this one.
@@ -45,7 +45,7 @@ impl Handover {
         users: u32,
         stream: StreamId,
     ) -> Result<(), DeviceError> {
-        let shared_bits = u32::from(self.streams.max(stream.0 + 1)) > u32::BITS;
+        let shared_bits = self.streams.max(u32::from(stream.0) + 1) > u32::BITS;
         if users & !bit(stream) == 0 && !shared_bits {
             return Ok(());
         }
@@ -54,7 +54,10 @@ impl Handover {
 
     #[cold]
     fn wait_for(&mut self, device: &mut dyn Device, users: u32, stream: StreamId) -> Result<(), DeviceError> {
-        for user in (0..self.streams).map(StreamId).filter(|&user| user != stream && users & bit(user) != 0) {
+        for user in (0..self.streams)
+            .map(|number| StreamId(number as u16))
+            .filter(|&user| user != stream && users & bit(user) != 0)
+        {
             let event = match self.event {
                 Some(event) => event,
                 None => *self.event.insert(device.event_create()?),
