@@ -19,6 +19,8 @@ pub struct Options<'a> {
     pub pace: Pace,
     /// How often to run the whole trace, back to back in one strategy; 0 counts as 1.
     pub repeat: u32,
+    /// Whether the device is waited for at every step and at the end, as by a program that times its steps.
+    pub await_steps: bool,
     /// Set from outside to end the replay early.
     pub stop: Option<&'a AtomicBool>,
 }
@@ -114,6 +116,10 @@ pub fn replay<O: Observer>(
             break;
         }
     }
+    if options.await_steps {
+        let event = driver.done.events;
+        driver.device.synchronize().map_err(|source| ReplayError::Device { event, source })?;
+    }
     Ok(driver.done)
 }
 
@@ -202,6 +208,9 @@ impl<O: Observer> Driver<'_, O> {
             Op::Mark { kind, label, index: step } => match kind {
                 MarkKind::Phase => self.phase = Some(label),
                 MarkKind::Step => {
+                    if self.options.await_steps {
+                        self.device.synchronize().map_err(|source| ReplayError::Device { event: index, source })?;
+                    }
                     self.step = Some(step);
                     let mut cx = Context { device: self.device, sink: self.observer };
                     self.strategy
