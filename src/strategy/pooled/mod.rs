@@ -45,7 +45,7 @@ pub(super) struct Need {
 /// What a policy has to say to the wish for more memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Growth {
-    /// Ask the device for a region of this size, which serves the need.
+    /// Ask the device for a region of this size. Where it came and does not serve the need, growth is asked again.
     Ask(u64),
     /// There is nothing (else) to ask for.
     End,
@@ -70,6 +70,12 @@ pub(super) trait Policy: Clone + Send + 'static {
     /// How large a block for this request is; `None` for what could never be served.
     fn block_size(&self, bytes: u64) -> Option<u64>;
 
+    /// Nothing is held, and memory is about to be taken: what the policy has to ask the device about itself first.
+    fn begin(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        let _ = device;
+        Ok(())
+    }
+
     /// Finds a free piece for the need, cuts it to size where the policy cuts, and no longer keeps it. A piece that was
     /// used on another stream is the policy's to make safe ([`Device::stream_wait_event`]), or to leave alone.
     fn take(
@@ -79,7 +85,21 @@ pub(super) trait Policy: Clone + Send + 'static {
         need: &Need,
     ) -> Result<Option<(u32, Outcome)>, DeviceError>;
 
-    /// A block comes back, and nothing has changed yet: where it goes, and what the device must be asked before.
+    /// A caller is about to give a piece back: what has to be done on the device first, and whatever the policy wants to
+    /// note about the caller. The piece may have to wait for other streams before it is [`keep`](Policy::keep)'s.
+    fn freeing(
+        &mut self,
+        ground: &mut Ground,
+        device: &mut dyn Device,
+        slot: u32,
+        caller: Caller,
+    ) -> Result<(), DeviceError> {
+        let _ = (ground, device, slot, caller);
+        Ok(())
+    }
+
+    /// A piece has come back and waits for nobody, and nothing has changed yet: where it goes, and what the device must
+    /// be asked before.
     #[inline]
     fn destination(
         &mut self,
@@ -103,15 +123,26 @@ pub(super) trait Policy: Clone + Send + 'static {
     /// A free piece is about to go back to the device with its region.
     fn forget(&mut self, ground: &mut Ground, slot: u32);
 
-    /// How much to ask of the device; `attempt` counts the refusals so far, and `stats` says what is held.
-    fn growth(&mut self, need: &Need, stats: &Stats, attempt: u32) -> Growth;
+    /// Memory was refused, and the request will be tried once more: brings together what the policy keeps apart.
+    fn gather(&mut self, ground: &mut Ground, device: &mut dyn Device) -> Result<(), DeviceError> {
+        let _ = (ground, device);
+        Ok(())
+    }
 
-    /// The device has refused: whether regions that are free as a whole, `idle` bytes together, go back to it for this
-    /// need.
+    /// Whether regions that are free as a whole, `idle` bytes together, go back to the device before that.
     fn gives_back(&self, need: &Need, stats: &Stats, idle: u64) -> bool {
         let _ = (need, stats, idle);
         true
     }
+
+    /// Whether enough of them has gone back: they go in address order, until it has.
+    fn has_room(&self, need: &Need, stats: &Stats, refused_by: Refusal) -> bool {
+        let _ = (need, stats, refused_by);
+        false
+    }
+
+    /// How much to ask of the device; `attempt` counts the refusals so far, and `stats` says what is held.
+    fn growth(&mut self, need: &Need, stats: &Stats, attempt: u32) -> Growth;
 
     /// The largest block that could be served to this stream without the device.
     fn largest_free(&self, ground: &Ground, stream: StreamId) -> u64;
@@ -174,15 +205,23 @@ impl<P: Policy> Pooled<P> {
         request: &Request,
         need: &Need,
     ) -> Result<Attempt, StrategyError> {
-        if let Ok(slot) = self.grow(cx, need)? {
-            return Ok(self.hand_out(slot, request, Outcome::NewSegment));
-        }
+        let refused_by = match self.grow(cx, need)? {
+            Ok(slot) => return Ok(self.hand_out(slot, request, Outcome::NewSegment)),
+            Err(shortage) => shortage.refused_by,
+        };
         cx.sink.event(StrategyEvent::Retry { rounded: need.size });
         self.stats.retries += 1;
         self.complete_frees(cx, Patience::Wait)?;
-        let idle = self.idle_regions().map(|region| self.ground.region(region).bytes).sum();
+        self.policy.gather(&mut self.ground, cx.device)?;
+        let free = self.free_regions();
+        let idle = free.iter().map(|&region| self.ground.region(region).bytes).sum();
         if self.policy.gives_back(need, &self.stats, idle) {
-            self.release_idle_regions(cx)?;
+            for region in free {
+                if self.policy.has_room(need, &self.stats, refused_by) {
+                    break;
+                }
+                self.release(cx, region)?;
+            }
         }
         // Frees that were waited for may have made room in regions that stay.
         if let Some((slot, _)) = self.policy.take(&mut self.ground, cx.device, need)? {
@@ -203,8 +242,12 @@ impl<P: Policy> Pooled<P> {
     fn grow(&mut self, cx: &mut Context<'_>, need: &Need) -> Result<Result<u32, Shortage>, StrategyError> {
         let mut shortage =
             Shortage { rounded: need.size, asked: need.size, refused_by: Refusal::Device, device_free: None };
-        for attempt in 0.. {
-            let bytes = match self.policy.growth(need, &self.stats, attempt) {
+        if self.stats.segments == 0 {
+            self.policy.begin(cx.device)?;
+        }
+        let mut refusals = 0;
+        loop {
+            let bytes = match self.policy.growth(need, &self.stats, refusals) {
                 Growth::Ask(bytes) => bytes,
                 Growth::End => break,
                 Growth::BeyondLimit => {
@@ -222,9 +265,9 @@ impl<P: Policy> Pooled<P> {
                     if let Some((slot, _)) = self.policy.take(&mut self.ground, cx.device, need)? {
                         return Ok(Ok(slot));
                     }
-                    break;
+                    refusals = 0;
                 }
-                Err(error) if error.is_out_of_memory() => {}
+                Err(error) if error.is_out_of_memory() => refusals += 1,
                 Err(error) => return Err(error.into()),
             }
         }
@@ -285,15 +328,12 @@ impl<P: Policy> Pooled<P> {
         }
     }
 
-    /// Regions without a live or waiting piece.
-    fn idle_regions(&self) -> impl Iterator<Item = u32> + '_ {
-        self.ground.regions().filter(|&region| self.ground.region(region).occupied == 0)
-    }
-
-    /// Gives those back.
-    fn release_idle_regions(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
-        let idle: Vec<u32> = self.idle_regions().collect();
-        idle.into_iter().try_for_each(|region| self.release(cx, region))
+    /// Every region without a live or waiting piece, in address order.
+    fn free_regions(&self) -> Vec<u32> {
+        let mut free: Vec<u32> =
+            self.ground.regions().filter(|&region| self.ground.region(region).occupied == 0).collect();
+        free.sort_unstable_by_key(|&region| self.ground.region(region).address);
+        free
     }
 
     /// Gives a region back, with all that is in it.
@@ -348,8 +388,9 @@ impl<P: Policy> Strategy for Pooled<P> {
     }
 
     #[inline]
-    fn free(&mut self, cx: &mut Context<'_>, block: Block, _: Caller) -> Result<Freed, StrategyError> {
+    fn free(&mut self, cx: &mut Context<'_>, block: Block, caller: Caller) -> Result<Freed, StrategyError> {
         let &Piece { size, requested, uses, .. } = self.ground.live(&block)?;
+        self.policy.freeing(&mut self.ground, cx.device, block.slot, caller)?;
         if uses != NONE {
             self.free_later(cx, block.slot)?;
             return Ok(Freed::Later);
@@ -384,7 +425,7 @@ impl<P: Policy> Strategy for Pooled<P> {
 
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         self.complete_frees(cx, Patience::Wait)?;
-        self.release_idle_regions(cx)
+        self.free_regions().into_iter().try_for_each(|region| self.release(cx, region))
     }
 
     fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
