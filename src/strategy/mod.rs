@@ -19,6 +19,7 @@ mod pooled;
 #[cfg(test)]
 mod properties;
 mod registry;
+mod rmm;
 mod slots;
 mod stats;
 mod stream_uses;
