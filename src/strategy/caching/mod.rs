@@ -10,7 +10,7 @@ mod blocks;
 mod crowd;
 mod expandable;
 mod free;
-mod free_index;
+pub(super) mod free_index;
 mod pools;
 mod release;
 mod settings;
