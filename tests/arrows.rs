@@ -17,9 +17,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("strategy", &["device"]),
     ("replay", &["strategy", "trace", "device"]),
     ("measure", &["replay", "strategy", "trace", "device"]),
-    ("report", &["measure", "replay", "strategy", "trace", "device"]),
+    ("report", &["answer", "measure", "replay", "strategy", "trace", "device"]),
     ("suite", &["measure", "replay", "strategy", "trace", "device", "workload"]),
-    ("cli", &["report", "suite", "measure", "replay", "strategy", "trace", "device", "workload"]),
+    ("answer", &["measure", "replay", "strategy", "trace", "device", "workload", "suite"]),
+    ("cli", &["answer", "report", "suite", "measure", "replay", "strategy", "trace", "device", "workload"]),
 ];
 
 #[test]

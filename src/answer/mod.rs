@@ -1,0 +1,6 @@
+//! Answers to the questions that people come with, each from replays, recordings or the files of a run.
+//!
+//! [`leaks`] says whether memory grows from step to step, and who holds it. Commands and reports ask; this room reads no
+//! arguments, prints nothing and formats nothing.
+
+pub mod leaks;
