@@ -12,6 +12,7 @@ mod failure;
 mod inspect;
 mod inspect_recording;
 mod interrupt;
+mod leaks;
 mod list;
 mod options;
 mod output;
@@ -55,6 +56,8 @@ enum Command {
     Replay(replay::Args),
     /// Say what is in a workload or trace: events, sizes, lifetimes, peak.
     Inspect(inspect::Args),
+    /// Say whether memory leaks, the cache grows, it fragments or all is steady; and who grows.
+    Leaks(leaks::Args),
     /// Re-live PyTorch memory snapshots and compare the model with them, entry by entry; or a GPU with the simulated one.
     Verify(verify::Args),
     /// Write a workload or trace as a trace file.
@@ -79,6 +82,7 @@ pub fn main() -> ExitCode {
         Command::Run(args) => run::run(args),
         Command::Replay(args) => replay::run(args),
         Command::Inspect(args) => inspect::run(args),
+        Command::Leaks(args) => leaks::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Convert(args) => convert::run(args),
         Command::List(args) => list::run(args),
