@@ -273,7 +273,7 @@ mod tests {
         for words in [
             "story: leak: blocks pile up",
             "10.0 MiB a step of what is kept (95 % interval 10.0 MiB to 10.0 MiB, p = 0.000)",
-            "will run out in step 90, with 1000 MiB there",
+            "will run out in step 91, with 1000 MiB there",
             "unknown: gc.collect()",
             "8 steps before these",
         ] {

@@ -73,11 +73,14 @@ pub fn course(series: &[f64], level: f64, bar: &Bar) -> Option<Course> {
         let judged = |kind| Some(Course { trend, first, kind });
         let (early, late) = stretch.split_at(stretch.len() / 2);
         if trend.p_value >= bar.significance {
-            if reaches_new_heights(early, late) {
+            // A bent series may have no significant line and still grow from the bend on; a saw does not rise above its
+            // own teeth.
+            if late.len() >= FEWEST_POINTS && lies_above(&late[late.len() / 2..], early) {
                 first += early.len();
                 continue;
             }
-            return judged(if first == 0 { CourseKind::Level } else { CourseKind::Saturated });
+            let moved_up = first > 0 || lies_above(late, &early[..early.len().div_ceil(2)]);
+            return judged(if moved_up { CourseKind::Saturated } else { CourseKind::Level });
         }
         if trend.slope <= 0.0 {
             return judged(CourseKind::Falling);
@@ -97,11 +100,10 @@ pub fn course(series: &[f64], level: f64, bar: &Bar) -> Option<Course> {
     }
 }
 
-/// Whether all of the last quarter lies above all of the first half. A bent series may have no significant line and
-/// still grow from the bend on; a saw does not rise above its own teeth.
-fn reaches_new_heights(early: &[f64], late: &[f64]) -> bool {
-    let highest = early.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    late.len() >= FEWEST_POINTS && late[late.len() / 2..].iter().all(|&level| level > highest)
+/// Whether every level of `these` is above every level of `those`.
+fn lies_above(these: &[f64], those: &[f64]) -> bool {
+    let highest = those.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    these.iter().all(|&level| level > highest)
 }
 
 /// Whether the lowest levels of the last third are about as low as those of the first.
@@ -208,7 +210,7 @@ mod tests {
     #[test]
     fn growth_that_has_ended_and_growth_of_nothing_are_named() {
         let filled: Vec<f64> = (0..60).map(|step| LEVEL + f64::from(step.min(20)) * 100e6).collect();
-        assert!(matches!(kind(&filled), CourseKind::Saturated | CourseKind::Level));
+        assert_eq!(kind(&filled), CourseKind::Saturated);
         let stepped: Vec<f64> = (0..12).map(|step| if step < 5 { LEVEL } else { 2.0 * LEVEL }).collect();
         assert_eq!(kind(&stepped), CourseKind::Saturated);
         let slight: Vec<f64> = (0..10).map(|step| LEVEL + f64::from(step) * 1e6).collect();
