@@ -8,6 +8,7 @@
 //!
 //! - [`unit`](mod@unit): bytes, nanoseconds, identities; used everywhere.
 //! - [`trace`]: a story of allocation events, in memory and on disk.
+//! - [`plan`]: what a trace needs at least, and how well it can be laid out beforehand.
 //! - [`workload`]: what produces a trace: generators and their recipes.
 //! - [`device`]: the raw memory of one GPU, simulated or real, and wrappers over any device.
 //! - [`strategy`]: allocation policies over a device, their registry and wrappers.
@@ -22,6 +23,7 @@ pub mod answer;
 pub mod cli;
 pub mod device;
 pub mod measure;
+pub mod plan;
 pub mod replay;
 pub mod report;
 pub mod strategy;
