@@ -126,7 +126,8 @@ fn best_fit(owner: &Arena, blocks: &Blocks, settings: &Settings, wish: &Wish) ->
     let mut found = owner.free.first_at_least(wish.rounded)?;
     let block = &blocks[found.slot];
     if block.is_expandable() && (!wish.expandable || blocks.extension(block) > 0) {
-        found = prefer_short_extension(blocks, &owner.free, found, wish.expandable)?;
+        let slot = prefer_short_extension(blocks, &owner.free, found, wish.expandable)?;
+        found = blocks[slot].entry(slot);
     }
     let oversize = settings.max_split_size;
     let refused = if wish.rounded < oversize {
@@ -140,10 +141,11 @@ fn best_fit(owner: &Arena, blocks: &Blocks, settings: &Settings, wish: &Wish) ->
 /// Walks up from an expandable block: to one that can extend less far while expandable segments are on (a block in
 /// front of unmapped addresses counts with those), to the first ordinary block while they are off.
 #[inline(never)]
-fn prefer_short_extension(blocks: &Blocks, free: &FreeIndex, mut found: Entry, expandable: bool) -> Option<Entry> {
+fn prefer_short_extension(blocks: &Blocks, free: &FreeIndex, mut found: Entry, expandable: bool) -> Option<u32> {
     if !expandable {
         let mut candidates = free.ascending(found.size, found.address);
-        return candidates.find(|candidate| !blocks[candidate.slot].is_expandable());
+        let ordinary = candidates.find(|candidate| !blocks[candidate.slot].is_expandable());
+        return ordinary.map(|candidate| candidate.slot);
     }
     // Blocks come in ascending size: none can reach less far than one that cannot extend at all.
     let reach_of = |entry: Entry| entry.size + blocks.extension(&blocks[entry.slot]);
@@ -156,7 +158,7 @@ fn prefer_short_extension(blocks: &Blocks, free: &FreeIndex, mut found: Entry, e
         reach = reach_of(next);
         found = next;
     }
-    Some(found)
+    Some(found.slot)
 }
 
 /// Makes a block that is not among the free ones the caller's, and cuts off what it does not need; says whether it did.

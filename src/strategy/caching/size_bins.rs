@@ -222,12 +222,14 @@ impl SizeBins {
 
     #[inline]
     fn first_huge(&self, size: u64) -> Entry {
-        if self.huge.is_empty() { Entry::END } else { self.search_huge(size) }
+        if self.huge.is_empty() { Entry::END } else { self.search_huge(size).map_or(Entry::END, huge_entry) }
     }
 
+    /// Two references come back in registers; an entry would be returned in memory, and whatever else could have been
+    /// found in its stead would go there too.
     #[inline(never)]
-    fn search_huge(&self, size: u64) -> Entry {
-        self.huge.range((size, 0)..).next().map_or(Entry::END, huge_entry)
+    fn search_huge(&self, size: u64) -> Option<(&(u64, u64), &u32)> {
+        self.huge.range((size, 0)..).next()
     }
 
     /// The first block in this bin or above.
