@@ -125,7 +125,7 @@ impl Crowd {
     }
 }
 
-/// The lowest of some blocks, and the how manieth it is. Without a branch: which it is cannot be guessed.
+/// The lowest of some blocks and its place among them. Without a branch: which it is cannot be guessed.
 #[inline(always)]
 fn lowest_of(blocks: &[(u64, u32)]) -> (usize, (u64, u32)) {
     let (mut place, mut lowest) = (0, blocks[0]);

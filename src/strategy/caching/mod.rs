@@ -36,8 +36,8 @@ use self::{
     stream_uses::StreamUses,
 };
 use super::{
-    Attempt, Block, Caller, Context, Control, Freed, Layout, Outcome, Parameter, Refusal, Request, Setup, Shortage,
-    SpecError, Stats, Strategy, StrategyEntry, StrategyError, deferred::DeferredFrees,
+    Attempt, Block, Caller, Context, Control, Freed, Layout, Parameter, Refusal, Request, Setup, Shortage, SpecError,
+    Stats, Strategy, StrategyEntry, StrategyError, deferred::DeferredFrees,
 };
 use crate::{
     device::Capabilities,
