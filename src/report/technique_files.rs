@@ -75,6 +75,7 @@ mod tests {
         let row = |technique: &str| TechniqueRecord {
             model: "gpt".to_owned(),
             technique: technique.to_owned(),
+            title: technique.to_owned(),
             status: Status::Completed,
             ..TechniqueRecord::default()
         };
