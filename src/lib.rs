@@ -14,10 +14,12 @@
 //! - [`strategy`]: allocation policies over a device, their registry and wrappers.
 //! - [`replay`]: drives a trace through a strategy on a device.
 //! - [`measure`]: observers of a replay and the record that a case leaves behind.
+//! - [`answer`]: how much memory suffices, and other questions that take many replays.
 //! - [`report`]: records as tables and files.
 //! - [`suite`]: which cases to run, and running them.
 //! - [`cli`]: the command line; the only room that prints.
 
+pub mod answer;
 pub mod cli;
 pub mod device;
 pub mod measure;

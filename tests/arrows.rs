@@ -18,9 +18,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("strategy", &["device"]),
     ("replay", &["strategy", "trace", "plan", "device"]),
     ("measure", &["replay", "strategy", "trace", "plan", "device"]),
-    ("report", &["measure", "replay", "strategy", "trace", "plan", "device"]),
+    ("report", &["answer", "measure", "replay", "strategy", "trace", "plan", "device"]),
     ("suite", &["measure", "replay", "strategy", "trace", "plan", "device", "workload"]),
-    ("cli", &["report", "suite", "measure", "replay", "strategy", "trace", "plan", "device", "workload"]),
+    ("answer", &["suite", "measure", "replay", "strategy", "trace", "plan", "device", "workload"]),
+    ("cli", &["answer", "report", "suite", "measure", "replay", "strategy", "trace", "plan", "device", "workload"]),
 ];
 
 #[test]

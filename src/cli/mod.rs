@@ -10,6 +10,7 @@ pub mod exit;
 mod export;
 mod failure;
 mod inspect;
+mod inspect_needs;
 mod inspect_recording;
 mod interrupt;
 mod list;
@@ -18,7 +19,9 @@ mod output;
 mod progress;
 mod replay;
 mod run;
+mod run_thresholds;
 mod source;
+mod threshold;
 mod toolkit_folders;
 mod verify;
 mod verify_on;
@@ -53,7 +56,9 @@ enum Command {
     Run(run::Args),
     /// Run one pattern through some strategies and compare what happens.
     Replay(replay::Args),
-    /// Say what is in a workload or trace: events, sizes, lifetimes, peak.
+    /// Find the smallest memory that suffices, or the largest workload that fits.
+    Threshold(threshold::Args),
+    /// Say what is in a workload or trace: events, sizes, lifetimes, peak, the bound and a packing.
     Inspect(inspect::Args),
     /// Re-live PyTorch memory snapshots and compare the model with them, entry by entry; or a GPU with the simulated one.
     Verify(verify::Args),
@@ -78,6 +83,7 @@ pub fn main() -> ExitCode {
     let outcome = match cli.command.unwrap_or_else(|| Command::Run(run::Args::default())) {
         Command::Run(args) => run::run(args),
         Command::Replay(args) => replay::run(args),
+        Command::Threshold(args) => threshold::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Convert(args) => convert::run(args),

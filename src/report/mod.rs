@@ -12,11 +12,17 @@ mod rows;
 mod scenario;
 mod summary;
 mod table;
+mod threshold_files;
+mod threshold_table;
 mod timing_table;
+mod waterfall;
 
 pub use agreement_table::{agreements, agreements_csv, agreements_json};
 pub use environment::Environment;
 pub use error::ReportError;
 pub use folder::{RunFolder, read_detail, read_environment, read_records, read_timings};
 pub use table::{csv, json, markdown, terminal};
+pub use threshold_files::ThresholdFiles;
+pub use threshold_table::{Medium, largest, largest_csv, largest_json, thresholds, thresholds_csv, thresholds_json};
 pub use timing_table::timings;
+pub use waterfall::waterfall;

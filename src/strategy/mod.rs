@@ -14,13 +14,17 @@ pub mod conformance;
 pub mod deferred;
 pub mod direct;
 pub mod null;
+mod parameters;
+mod pooled;
 #[cfg(test)]
 mod properties;
 mod registry;
 mod slots;
 mod stats;
+mod stream_uses;
 #[cfg(test)]
 mod test_device;
+mod tlsf;
 pub mod wrap;
 
 pub use registry::{Built, Parameter, STRATEGIES, Setup, SpecError, StrategyEntry, StrategySpec};

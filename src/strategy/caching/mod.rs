@@ -19,7 +19,6 @@ mod size_bins;
 #[cfg(test)]
 pub(super) mod stand_in;
 mod statistics;
-mod stream_uses;
 #[cfg(test)]
 mod vectors;
 mod view;
@@ -33,11 +32,10 @@ use self::{
     expandable::Ranges,
     pools::Pools,
     statistics::Books,
-    stream_uses::StreamUses,
 };
 use super::{
     Attempt, Block, Caller, Context, Control, Freed, Layout, Outcome, Parameter, Refusal, Request, Setup, Shortage,
-    SpecError, Stats, Strategy, StrategyEntry, StrategyError, deferred::DeferredFrees,
+    SpecError, Stats, Strategy, StrategyEntry, StrategyError, deferred::DeferredFrees, stream_uses::StreamUses,
 };
 use crate::{
     device::Capabilities,
