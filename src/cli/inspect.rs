@@ -7,6 +7,7 @@ use clap::ValueEnum;
 use super::{
     exit,
     failure::{Failure, Outcome},
+    inspect_needs::{self, Needed},
     inspect_recording::{self, About},
     output,
     progress::Watched,
@@ -21,9 +22,20 @@ use crate::{
 /// Reading it also checks it: a double free or an unknown stream is an error with the event's number. Of a PyTorch
 /// snapshot it also tells the settings, the memory at the end, and what the file leaves open.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  oomph inspect power-law
+  oomph inspect training --set batch=16 --pack
+  oomph inspect snapshot.pickle --pack --format json
+
+The bound is the most that is alive at one time: no allocator can do with less. --pack looks for a layout of all blocks
+in one stretch of memory, knowing when each comes and goes; what a strategy reserves beyond that is lost by its policy.")]
 pub struct Args {
     #[command(flatten)]
     source: SourceOptions,
+    /// Lay all blocks out with foresight, as low as a few seconds allow, and say how low that is.
+    #[arg(long)]
+    pack: bool,
     /// How it is printed.
     #[arg(long, value_enum, default_value_t)]
     format: InspectFormat,
@@ -49,15 +61,17 @@ pub fn run(args: Args) -> Outcome {
         }
         None => (args.source.resolve()?, None),
     };
-    let (source, bar) = Watched::new(source, 1);
+    let (source, bar) = Watched::new(source, 2 + u64::from(args.pack));
     let summary = trace::check(&source).map_err(Failure::usage)?;
+    let needed = Needed::of(&source, args.pack)?;
     bar.finish_and_clear();
     output::say(&match args.format {
-        InspectFormat::Table => text(source.name(), &summary, about.as_ref()),
+        InspectFormat::Table => text(source.name(), &summary, &needed, about.as_ref()),
         InspectFormat::Json => {
             let mut row = serde_json::to_value(&summary)?;
             if let Some(fields) = row.as_object_mut() {
                 fields.insert("source".to_owned(), source.name().into());
+                fields.insert("needs".to_owned(), serde_json::to_value(&needed)?);
                 if let Some(about) = &about {
                     fields.insert("recording".to_owned(), serde_json::to_value(about)?);
                 }
@@ -68,7 +82,7 @@ pub fn run(args: Args) -> Outcome {
     Ok(exit::OK)
 }
 
-fn text(name: &str, summary: &Summary, about: Option<&About>) -> String {
+fn text(name: &str, summary: &Summary, needed: &Needed, about: Option<&About>) -> String {
     let mut out = String::new();
     let mut line = |label: &str, value: String| {
         let _ = writeln!(out, "{label:<12} {value}");
@@ -95,6 +109,7 @@ fn text(name: &str, summary: &Summary, about: Option<&About>) -> String {
     if summary.span.0 > 0 {
         line("time span", summary.span.to_string());
     }
+    out.push_str(&inspect_needs::text(needed));
     out.extend(about.map(inspect_recording::text));
     out.push_str(&histogram("\nsizes", &summary.sizes, |bytes| Bytes(bytes).to_string()));
     out.push_str(&histogram("\nlifetimes in events", &summary.lifetimes, |events| events.to_string()));

@@ -10,6 +10,7 @@ pub mod exit;
 mod export;
 mod failure;
 mod inspect;
+mod inspect_needs;
 mod inspect_recording;
 mod interrupt;
 mod leaks;
@@ -59,7 +60,7 @@ enum Command {
     Replay(replay::Args),
     /// Find the smallest memory that suffices, or the largest workload that fits.
     Threshold(threshold::Args),
-    /// Say what is in a workload or trace: events, sizes, lifetimes, peak.
+    /// Say what is in a workload or trace: events, sizes, lifetimes, peak, the bound and a packing.
     Inspect(inspect::Args),
     /// Say whether memory leaks, the cache grows, it fragments or all is steady; and who grows.
     Leaks(leaks::Args),

@@ -11,7 +11,7 @@ use super::{
     environment, exit,
     failure::{Failure, Outcome},
     interrupt,
-    options::{DeviceOptions, Format, WorkerOptions},
+    options::{DeviceOptions, Format, NeedsOptions, WorkerOptions},
     output, progress, run_thresholds, threshold,
 };
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
     device::DeviceSpec,
     measure::Status,
     report::{self, ReportError, RunFolder},
-    suite::{self, Case, CaseOutcome, CaseRunner, CaseSettings, Filter, Progress, SuiteFile, SuiteKind},
+    suite::{self, Case, CaseOutcome, CaseRunner, CaseSettings, Filter, Progress, SuiteFile, SuiteKind, WithNeeds},
 };
 
 /// Runs suites case by case: progress while it works, one table at the end, and a folder with the CSVs. Rows are
@@ -48,6 +48,8 @@ pub struct Args {
     seed: Option<u64>,
     #[command(flatten)]
     workers: WorkerOptions,
+    #[command(flatten)]
+    needs: NeedsOptions,
     /// How many simulated cases run side by side [default: all cores].
     #[arg(long, short, value_name = "N")]
     jobs: Option<usize>,
@@ -86,7 +88,8 @@ pub fn run(args: Args) -> Outcome {
     .map_err(Failure::usage)?;
     let stop = interrupt::flag(interrupt::Running::Cases)?;
     let (searched, measured): (Vec<Case>, Vec<Case>) = cases.into_iter().partition(asks_for_threshold);
-    run_cases(&args, &folder, measured, &runner, &stop)?;
+    let with_needs = WithNeeds::new(&runner, args.needs.pack_within());
+    run_cases(&args, &folder, measured, &with_needs, &stop)?;
     let jobs = args.jobs.unwrap_or_else(suite::all_cores);
     let thresholds = match searched.is_empty() {
         true => None,
@@ -98,6 +101,9 @@ pub fn run(args: Args) -> Outcome {
     let details = thresholds.map(|files| files.finish(&ids)).transpose()?.unwrap_or_default();
     if details.is_empty() || !records.is_empty() {
         output::say(&args.format.records(&records)?)?;
+    }
+    if let Some(waterfall) = args.needs.waterfall(&records, args.format) {
+        output::say(&waterfall)?;
     }
     if !details.is_empty() {
         output::say(&threshold::formatted(&details, args.format)?)?;

@@ -18,6 +18,7 @@ mod technique_table;
 mod threshold_files;
 mod threshold_table;
 mod timing_table;
+mod waterfall;
 
 pub use agreement_table::{agreements, agreements_csv, agreements_json};
 pub use environment::Environment;
@@ -30,3 +31,4 @@ pub use technique_table::{technique_advice, techniques, techniques_csv, techniqu
 pub use threshold_files::ThresholdFiles;
 pub use threshold_table::{Medium, largest, largest_csv, largest_json, thresholds, thresholds_csv, thresholds_json};
 pub use timing_table::timings;
+pub use waterfall::waterfall;
