@@ -8,9 +8,12 @@
 //! the conformance and property tests, and runs in every suite that says `strategies = "all"`.
 
 pub mod async_pool;
+mod bfc;
+mod buddy;
 pub mod by_address;
 pub mod caching;
 pub mod conformance;
+mod cub;
 pub mod deferred;
 pub mod direct;
 pub mod null;
@@ -20,6 +23,7 @@ mod pooled;
 mod properties;
 mod registry;
 mod rmm;
+mod slab;
 mod slots;
 mod stats;
 mod stream_uses;

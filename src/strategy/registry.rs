@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Strategy, async_pool, by_address, caching, direct, null, rmm, tlsf};
+use super::{Strategy, async_pool, bfc, buddy, by_address, caching, cub, direct, null, rmm, slab, tlsf};
 use crate::{
     device::{Capabilities, Clock, DeviceProps},
     unit::{GIB, MIB, did_you_mean_among, nearest},
@@ -18,7 +18,11 @@ pub static STRATEGIES: &[StrategyEntry] = &[
     rmm::arena::ENTRY,
     rmm::fixed::ENTRY,
     rmm::binning::ENTRY,
+    bfc::ENTRY,
+    cub::ENTRY,
+    buddy::ENTRY,
     tlsf::ENTRY,
+    slab::ENTRY,
     by_address::ENTRY,
 ];
 

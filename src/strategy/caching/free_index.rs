@@ -20,12 +20,13 @@ impl Entry {
     /// No block: smaller than any request, and at no block's address.
     const NONE: Entry = Entry { size: 0, address: 0, slot: NONE };
     /// No block either: larger than any other.
-    const END: Entry = Entry { size: u64::MAX, address: u64::MAX, slot: NONE };
+    pub(super) const END: Entry = Entry { size: u64::MAX, address: u64::MAX, slot: NONE };
 
-    /// Without a branch: which of two blocks is the smaller cannot be guessed.
+    /// Without a branch, as one long number: which of two blocks is the smaller cannot be guessed.
     #[inline]
     fn precedes(&self, other: &Entry) -> bool {
-        (self.size < other.size) | ((self.size == other.size) & (self.address < other.address))
+        let key = |entry: &Entry| u128::from(entry.size) << 64 | u128::from(entry.address);
+        key(self) < key(other)
     }
 
     /// One of two blocks, field by field in registers: through memory, the processor would wait for itself.
@@ -76,7 +77,7 @@ impl FreeIndex {
     /// The smallest block of at least `size`; the lowest address among equals.
     #[inline(always)]
     pub(in crate::strategy) fn first_at_least(&self, size: u64) -> Option<Entry> {
-        let binned = self.bins.first_at_least(size).unwrap_or(Entry::END);
+        let binned = self.bins.first_at_least(size);
         let latest_is_first = (self.latest.size >= size) & self.latest.precedes(&binned);
         let first = Entry::select(latest_is_first, &self.latest, &binned);
         (first.size != u64::MAX).then_some(first)

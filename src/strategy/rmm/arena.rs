@@ -302,7 +302,7 @@ impl Policy for Arenas {
         refused_by == Refusal::Limit
     }
 
-    fn growth(&self, _: &Need, stats: &Stats, attempt: u32) -> Growth {
+    fn growth(&mut self, _: &Need, stats: &Stats, attempt: u32) -> Growth {
         match (stats.segments, attempt) {
             (0, 0) => Growth::Ask(self.bytes),
             (0, _) => Growth::End,

@@ -159,7 +159,7 @@ impl Policy for Binning {
         self.pool.has_room(&self.of_pool(need), stats, refused_by)
     }
 
-    fn growth(&self, need: &Need, stats: &Stats, attempt: u32) -> Growth {
+    fn growth(&mut self, need: &Need, stats: &Stats, attempt: u32) -> Growth {
         self.pool.growth(&self.of_pool(need), stats, attempt)
     }
 

@@ -123,7 +123,7 @@ impl Policy for Fixed {
         self.blocks.forget(ground, slot);
     }
 
-    fn growth(&self, _: &Need, _: &Stats, attempt: u32) -> Growth {
+    fn growth(&mut self, _: &Need, _: &Stats, attempt: u32) -> Growth {
         if attempt == 0 { Growth::Ask(self.chunk) } else { Growth::End }
     }
 

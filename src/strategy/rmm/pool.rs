@@ -253,7 +253,7 @@ impl Policy for Pool {
         refused_by == Refusal::Limit && room.is_none_or(|room| room >= need.size)
     }
 
-    fn growth(&self, need: &Need, stats: &Stats, attempt: u32) -> Growth {
+    fn growth(&mut self, need: &Need, stats: &Stats, attempt: u32) -> Growth {
         let reserved = stats.current.reserved;
         let mut ask = match (self.initial, self.settings.maximum) {
             (Some(initial), _) => initial,
