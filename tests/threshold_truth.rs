@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
-use std::{path::Path, time::Instant};
+use std::path::Path;
 
 use oomph::{
     answer::threshold::{Threshold, ThresholdQuestion, threshold},
@@ -66,13 +66,14 @@ fn all_twelve_capped_runs_died_or_survived_as_the_threshold_says() {
 #[cfg(not(debug_assertions))]
 fn a_threshold_is_found_while_one_waits() {
     let trace = varlen();
-    assert!(trace.events.len() > 50_000);
+    // 55,169 entries of a snapshot, which tells a free in two.
+    assert!(trace.events.len() > 30_000);
     for setting in ["", ".exp", ".split64", ".gc"] {
         let strategy = settings_of(&format!("varlen_cap047{setting}"));
         for (repeat, bar_seconds) in [(1, 0.2), (3, 1.0)] {
             // The fastest of some: other work on the machine is not what is measured.
             let seconds = (0..5).map(|_| {
-                let began = Instant::now();
+                let began = std::time::Instant::now();
                 let found = find(&trace, &strategy, repeat);
                 assert!(found.probes.len() > 16);
                 began.elapsed().as_secs_f64()

@@ -152,7 +152,7 @@ fn export(args: &Args, cases: &[Case], records: &[CaseRecord], stop: &AtomicBool
         pace: case.pace,
         repeat: 1,
         stop: Some(stop),
-        await_steps: false,
+        ..replay::Options::default()
     };
     let witnessed = Export {
         source: &*case.source,

@@ -21,6 +21,8 @@ pub struct Options<'a> {
     pub repeat: u32,
     /// Whether the device is waited for at every step and at the end, as by a program that times its steps.
     pub await_steps: bool,
+    /// Whether work is left out: memory is then asked for as ever, and streams stay idle.
+    pub without_work: bool,
     /// Set from outside to end the replay early.
     pub stop: Option<&'a AtomicBool>,
 }
@@ -254,6 +256,7 @@ impl<O: Observer> Driver<'_, O> {
             }
             Op::StreamSync { stream } => self.device.stream_synchronize(stream).map_err(device_failed)?,
             Op::DeviceSync => self.device.synchronize().map_err(device_failed)?,
+            Op::Work { .. } if self.options.without_work => {}
             Op::Work { shape, stream, operands } => {
                 self.launch(&tables.shapes()[shape as usize], stream, operands).map_err(device_failed)?;
             }

@@ -22,6 +22,7 @@ mod pooled;
 #[cfg(test)]
 mod properties;
 mod registry;
+mod rmm;
 mod slab;
 mod slots;
 mod stats;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Strategy, async_pool, bfc, buddy, by_address, caching, cub, direct, null, slab, tlsf};
+use super::{Strategy, async_pool, bfc, buddy, by_address, caching, cub, direct, null, rmm, slab, tlsf};
 use crate::{
     device::{Capabilities, Clock, DeviceProps},
     unit::{GIB, MIB, did_you_mean_among, nearest},
@@ -14,6 +14,10 @@ pub static STRATEGIES: &[StrategyEntry] = &[
     direct::ENTRY,
     async_pool::ENTRY,
     caching::ENTRY,
+    rmm::pool::ENTRY,
+    rmm::arena::ENTRY,
+    rmm::fixed::ENTRY,
+    rmm::binning::ENTRY,
     bfc::ENTRY,
     cub::ENTRY,
     buddy::ENTRY,

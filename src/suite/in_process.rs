@@ -61,7 +61,7 @@ fn try_run(case: &Case, stop: Option<&AtomicBool>) -> Result<CaseOutcome, Troubl
         pace: case.pace,
         repeat: case.label.repeat,
         stop,
-        await_steps: false,
+        ..replay::Options::default()
     };
     let (record, detail) = measure_once(case, &options)?;
     let timings = if case.timed && matches!(record.status, Status::Completed | Status::Oom) {

@@ -2,7 +2,8 @@
 //!
 //! Both are searches over replays on a simulated device: [`threshold`] over caps on memory, [`largest`] over the values
 //! of a generator's parameter. A found value is only worth something if its surroundings agree with it, so both look
-//! around it and tell what contradicts. [`confirm`] repeats the two decisive runs where they count, on a real device.
+//! around it and tell what contradicts. [`confirm`] repeats the two decisive runs where they count, on a real device;
+//! [`CaseSearch`] does all that for the cases of a suite.
 //!
 //! # What is counted
 //!
@@ -11,6 +12,7 @@
 //! profile): `device_bytes` is the sum, the size of the smallest card. Workspaces of libraries are blocks like any other
 //! where a source has them. [`Cap`] says who refuses what goes beyond.
 
+mod case;
 mod confirm;
 mod largest;
 mod memory;
@@ -18,6 +20,7 @@ mod probe;
 mod record;
 mod search;
 
+pub use case::CaseSearch;
 pub use confirm::{Confirmation, confirm};
 pub use largest::{LargestQuestion, largest};
 pub use memory::{Threshold, ThresholdQuestion, threshold};

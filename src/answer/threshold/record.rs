@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Cap, Confirmation, Probe, Threshold, ThresholdError};
 use crate::{
-    measure::{CaseLabel, OomReport, SCHEMA, Status, lost_share},
+    measure::{CaseLabel, Obstacle, OomReport, SCHEMA, Status, lost_share},
     replay::Cause,
     strategy::Refusal,
 };
@@ -118,6 +118,10 @@ pub struct ThresholdRecord {
     pub oom_cause: Option<Cause>,
     /// Who refused.
     pub oom_refused_by: Option<Refusal>,
+    /// What kept the request from most of what was free.
+    pub oom_obstacle: Option<Obstacle>,
+    /// How much that is.
+    pub oom_obstacle_bytes: Option<u64>,
 
     /// The real device on which the threshold was tried.
     pub real_device: Option<String>,
@@ -183,6 +187,8 @@ impl ThresholdRecord {
             self.oom_largest_free_bytes = failure.largest_free_bytes;
             self.oom_cause = Some(failure.cause);
             self.oom_refused_by = Some(failure.refused_by);
+            self.oom_obstacle = failure.kept_back.first().map(|most| most.obstacle);
+            self.oom_obstacle_bytes = failure.kept_back.first().map(|most| most.bytes);
         }
     }
 
