@@ -14,11 +14,13 @@ pub mod conformance;
 pub mod deferred;
 pub mod direct;
 pub mod null;
+mod parameters;
 #[cfg(test)]
 mod properties;
 mod registry;
 mod slots;
 mod stats;
+pub mod stitch;
 #[cfg(test)]
 mod test_device;
 pub mod wrap;
@@ -147,7 +149,7 @@ pub enum Attempt {
 pub enum Outcome {
     /// A cached block, whole.
     Hit,
-    /// Cut from a larger cached block.
+    /// Cut from a larger cached block, or pieced together from several.
     Split,
     /// New memory from the device.
     NewSegment,
