@@ -15,6 +15,7 @@ pub mod deferred;
 pub mod direct;
 pub mod null;
 mod parameters;
+pub mod planned;
 #[cfg(test)]
 mod properties;
 mod registry;

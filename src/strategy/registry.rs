@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Strategy, async_pool, by_address, caching, direct, null, stitch};
+use super::{Strategy, async_pool, by_address, caching, direct, null, planned, stitch};
 use crate::{
     device::{Capabilities, Clock, DeviceProps},
     unit::{GIB, MIB, did_you_mean_among, nearest},
@@ -10,7 +10,7 @@ use crate::{
 
 /// Every strategy, in the order in which `list` shows them. Adding one is one line here.
 pub static STRATEGIES: &[StrategyEntry] =
-    &[null::ENTRY, direct::ENTRY, async_pool::ENTRY, caching::ENTRY, stitch::ENTRY, by_address::ENTRY];
+    &[null::ENTRY, direct::ENTRY, async_pool::ENTRY, caching::ENTRY, stitch::ENTRY, planned::ENTRY, by_address::ENTRY];
 
 /// What the registry knows about a strategy.
 pub struct StrategyEntry {
