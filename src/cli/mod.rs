@@ -20,6 +20,7 @@ mod output;
 mod progress;
 mod replay;
 mod run;
+mod run_techniques;
 mod run_thresholds;
 mod source;
 mod techniques;
