@@ -1,9 +1,11 @@
 //! Answers to the questions that people come with, each from replays, recordings or the files of a run.
 //!
 //! [`threshold`] says how much memory suffices, and how much of a workload fits; [`techniques`] what saves memory and
-//! what it costs; [`leaks`] whether memory grows from step to step, and who holds it. Commands and reports ask; this room
+//! what it costs; [`claims`] which of the things that are published about that are true; [`leaks`] whether memory grows
+//! from step to step, and who holds it. Commands and reports ask; this room
 //! reads no arguments, prints nothing and formats nothing.
 
+pub mod claims;
 pub mod leaks;
 pub mod techniques;
 pub mod threshold;

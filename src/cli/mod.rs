@@ -2,6 +2,7 @@
 //!
 //! clap's types stop here: every subcommand turns its arguments into what the library works with.
 
+mod claims;
 mod completions;
 mod convert;
 mod doctor;
@@ -20,6 +21,7 @@ mod output;
 mod progress;
 mod replay;
 mod run;
+mod run_claims;
 mod run_techniques;
 mod run_thresholds;
 mod source;
@@ -69,6 +71,8 @@ enum Command {
     Verify(verify::Args),
     /// Compare memory-saving techniques: what each saves, what it costs, what fits in your card.
     Techniques(techniques::Args),
+    /// Put what is published about GPU memory to the test, claim by claim.
+    Claims(claims::Args),
     /// Write a workload or trace as a trace file.
     Convert(convert::Args),
     /// List strategies, workloads, suites or the cases of a suite.
@@ -95,6 +99,7 @@ pub fn main() -> ExitCode {
         Command::Leaks(args) => leaks::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Techniques(args) => techniques::run(args),
+        Command::Claims(args) => claims::run(args),
         Command::Convert(args) => convert::run(args),
         Command::List(args) => list::run(args),
         Command::Doctor(args) => doctor::run(args),

@@ -4,6 +4,8 @@
 //! any machine. This room looks at no device and prints nothing: it writes into the run's folder and returns text.
 
 mod agreement_table;
+mod claim_files;
+mod claim_table;
 mod comparison;
 mod environment;
 mod error;
@@ -21,6 +23,8 @@ mod timing_table;
 mod waterfall;
 
 pub use agreement_table::{agreements, agreements_csv, agreements_json};
+pub use claim_files::ClaimFiles;
+pub use claim_table::{claims, claims_csv, claims_in_full, claims_json, claims_page};
 pub use environment::Environment;
 pub use error::ReportError;
 pub use folder::{RunFolder, read_detail, read_environment, read_records, read_timings};

@@ -166,7 +166,7 @@ pub fn threshold(question: &ThresholdQuestion<'_>) -> Result<Threshold, Threshol
 }
 
 /// What the context and the libraries take of a device before a strategy takes anything.
-pub(super) fn overhead(device: &DeviceSpec) -> Result<u64, ThresholdError> {
+pub(in crate::answer) fn overhead(device: &DeviceSpec) -> Result<u64, ThresholdError> {
     let context_bytes = device.open()?.props().context_bytes;
     Ok(context_bytes.saturating_add(device.footprint().library_bytes))
 }

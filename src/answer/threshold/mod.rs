@@ -23,6 +23,7 @@ mod search;
 pub use case::CaseSearch;
 pub use confirm::{Confirmation, confirm};
 pub use largest::{LargestQuestion, largest};
+pub(in crate::answer) use memory::overhead;
 pub use memory::{Threshold, ThresholdQuestion, threshold};
 pub use probe::{Cap, Probe};
 pub use record::{LargestRecord, Stability, ThresholdDetail, ThresholdRecord, ThresholdStatus};
