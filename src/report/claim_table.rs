@@ -90,6 +90,7 @@ fn block(record: &ClaimRecord) -> String {
         ("PyTorch", &record.pytorch),
         ("holds", &record.holds),
         ("does not", &record.fails),
+        ("differs", &record.differs_from_pytorch),
         ("happens", &record.lesson),
         ("see", &record.command),
     ] {
@@ -102,7 +103,8 @@ fn block(record: &ClaimRecord) -> String {
 
 fn checked(record: &ClaimRecord) -> String {
     let part = |name: &str, text: &str| if text.is_empty() { String::new() } else { format!(" {name}: {text}.") };
-    part("Holds", &record.holds) + &part("Does not hold", &record.fails)
+    let differing = part("Otherwise here than in PyTorch, which decides", &record.differs_from_pytorch);
+    part("Holds", &record.holds) + &part("Does not hold", &record.fails) + &differing
 }
 
 /// Text that does not end a cell.

@@ -4,7 +4,10 @@ use super::{
     Claim, Group,
     bench::{CACHING, ClaimResult, EXPANDABLE, recipe},
     finding::{Amount, Finding},
-    pytorch::{CACHED_PAIR_NS, DRIVER_PAIR_NS, VARIABLE_LENGTH_ALLOCATED, VARIABLE_LENGTH_RESERVED},
+    pytorch::{
+        CACHED_PAIR_NS, DIES_WITH_MORE_THAN_ITS_BLOCKS, DRIVER_PAIR_NS, VARIABLE_LENGTH_ALLOCATED,
+        VARIABLE_LENGTH_RESERVED,
+    },
 };
 use crate::{answer::leaks, measure::Status, replay::Cause, unit::GIB};
 
@@ -16,25 +19,26 @@ pub(super) const CLAIMS: &[Claim] = &[
         published: "OOM with free memory present",
         lesson: "It happens where shapes change from step to step, under allocators that cannot join what lies apart; those that \
                  map pages get through.",
-        command: "oomph replay variable-length --set batch=7 --limit 11.4GB --strategy caching --strategy caching:expandable_segments:True",
+        command: "oomph replay variable-length --set batch=8 --set context=1080 --limit 11.37GB --strategy caching --strategy caching:expandable_segments:True",
         on_gpu: true,
         test: |bench| {
             let mut finding = Finding::default();
             let (should_fit, card) = (11_800_000_000, 12_000_000_000);
             let limit = bench.room_in(card)?;
             let mut chosen = None;
-            for batch in (1..=12u64).rev() {
-                let program = recipe("variable-length", &[("batch", &batch.to_string())])?;
+            // The longest sequences with which what is alive would just fit.
+            for context in (1024..=1280u64).rev().step_by(8) {
+                let program = recipe("variable-length", &[("batch", "8"), ("context", &context.to_string())])?;
                 let needed = bench.memory(&program)?.peak_requested_bytes;
                 if needed <= bench.room_in(should_fit)? {
-                    chosen = Some((program, batch, needed));
+                    chosen = Some((program, context, needed));
                     break;
                 }
             }
-            let Some((program, batch, needed)) = chosen else {
-                return Ok(Finding::not_measurable("not even one sequence a step fits in 11.8 GB"));
+            let Some((program, context, needed)) = chosen else {
+                return Ok(Finding::not_measurable("sequences of 1024 tokens do not fit in 11.8 GB"));
             };
-            finding.figure("batch", Amount::Count(batch));
+            finding.figure("longest sequence", Amount::Count(context));
             finding.figure("alive at the peak, context included", Amount::Size(needed + bench.overhead()?));
             let mut failing = 0;
             for strategy in STRATEGIES {
@@ -45,7 +49,8 @@ pub(super) const CLAIMS: &[Claim] = &[
                     finding.figure(format!("{strategy} fails with free"), Amount::Size(free));
                 }
                 if strategy == CACHING {
-                    finding.check("caching runs out of memory", record.status == Status::Oom);
+                    let died = record.status == Status::Oom;
+                    finding.check_beside("caching runs out of memory", died, DIES_WITH_MORE_THAN_ITS_BLOCKS);
                     let torn = record.oom_cause == Some(Cause::Fragmentation);
                     finding.check("and more was free than it asked for", torn);
                 }
@@ -98,7 +103,8 @@ pub(super) const CLAIMS: &[Claim] = &[
             let (by_allocated, by_reserved) = (suffices(with_allocated)?, suffices(reserved)?);
             finding.figure("memory of the allocated peak suffices (1: yes)", Amount::Count(u64::from(by_allocated)));
             finding.figure("memory of the reserved peak suffices (1: yes)", Amount::Count(u64::from(by_reserved)));
-            finding.check("as much memory as max_memory_allocated suffices", by_allocated);
+            let suffices = !DIES_WITH_MORE_THAN_ITS_BLOCKS;
+            finding.check_beside("as much memory as max_memory_allocated suffices", by_allocated, suffices);
             Ok(finding)
         },
     },
@@ -113,10 +119,8 @@ pub(super) const CLAIMS: &[Claim] = &[
         on_gpu: true,
         test: |bench| {
             let mut finding = Finding::default();
-            for name in ["variable-length", "museum-rmm-35", "museum-pytorch-193400"] {
-                let both = "caching:max_split_size_mb:128,expandable_segments:True";
-                let strategy = if name == "museum-pytorch-193400" { both } else { CACHING };
-                let (observed, found) = bench.growth(&recipe(name, &[])?, strategy, None)?;
+            for name in ["variable-length", "museum-rmm-35", "phase-change"] {
+                let (observed, found) = bench.growth(&recipe(name, &[])?, CACHING, None)?;
                 let last = observed.steps.last().copied().unwrap_or_default();
                 let idle = last.reserved_bytes.saturating_sub(last.allocated_bytes);
                 finding.figure(format!("{name}, reserved and not allocated at the end"), Amount::Size(idle));
@@ -139,15 +143,15 @@ pub(super) const CLAIMS: &[Claim] = &[
         test: |bench| {
             let mut finding = Finding::default();
             let program = recipe("leak-outputs-detached", &[("steps", "24")])?;
-            let (observed, found) = bench.growth(&program, CACHING, None)?;
+            let (observed, _) = bench.growth(&program, CACHING, None)?;
             let (first, last) = (observed.judged().first(), observed.judged().last());
             let grown = |of: fn(&leaks::StepUse) -> u64| {
                 first.zip(last).map_or(0, |(first, last)| of(last).saturating_sub(of(first)))
             };
-            finding.figure("allocated grows by", Amount::Size(grown(|step| step.allocated_bytes)));
-            finding
-                .figure("free memory that cannot be given back grows by", Amount::Size(grown(|step| step.stuck_bytes)));
-            finding.check("the detector calls it fragmentation", found.verdict == leaks::Verdict::Fragmentation);
+            let (allocated, stuck) = (grown(|step| step.allocated_bytes), grown(|step| step.stuck_bytes));
+            finding.figure("allocated grows by", Amount::Size(allocated));
+            finding.figure("free memory that cannot be given back grows by", Amount::Size(stuck));
+            finding.check("free memory that cannot be used grows half as much at least", 2 * stuck >= allocated);
             Ok(finding)
         },
     },

@@ -26,7 +26,7 @@ impl Verdict {
     /// none does it is refuted, otherwise it depends. Where nothing can be checked nothing is said.
     #[must_use]
     pub fn of(checks: &[Check]) -> Verdict {
-        match checks.iter().filter(|check| check.holds).count() {
+        match checks.iter().filter(|check| check.counts_as_held()).count() {
             _ if checks.is_empty() => Verdict::NotMeasurable,
             0 => Verdict::Refuted,
             holding if holding == checks.len() => Verdict::Confirmed,
@@ -95,8 +95,24 @@ pub struct Figure {
 pub struct Check {
     /// What is checked.
     pub statement: String,
-    /// Whether it was seen.
+    /// Whether it was seen here.
     pub holds: bool,
+    /// Whether it was seen in PyTorch, where that was measured.
+    pub pytorch: Option<bool>,
+}
+
+impl Check {
+    /// Whether it is taken to hold: claims are about PyTorch, so what was seen there counts for more.
+    #[must_use]
+    pub fn counts_as_held(&self) -> bool {
+        self.pytorch.unwrap_or(self.holds)
+    }
+
+    /// Whether PyTorch was seen to do otherwise.
+    #[must_use]
+    pub fn differs_from_pytorch(&self) -> bool {
+        self.pytorch.is_some_and(|there| there != self.holds)
+    }
 }
 
 /// What a test of a claim found.
@@ -128,13 +144,26 @@ impl Finding {
 
     /// Adds a check.
     pub(super) fn check(&mut self, statement: impl Into<String>, holds: bool) {
-        self.checks.push(Check { statement: statement.into(), holds });
+        self.checks.push(Check { statement: statement.into(), holds, pytorch: None });
     }
 
-    /// Checks that a number lies in the published range, rounded as it is published: to whole numbers.
-    pub(super) fn check_range(&mut self, what: &str, value: f64, range: RangeInclusive<f64>, unit: &str) {
+    /// Adds a check that was made in PyTorch too.
+    pub(super) fn check_beside(&mut self, statement: impl Into<String>, holds: bool, pytorch: bool) {
+        self.checks.push(Check { statement: statement.into(), holds, pytorch: Some(pytorch) });
+    }
+
+    /// Checks that a number, and PyTorch's where it is known, lies in the published range, rounded as it is published: to
+    /// whole numbers.
+    pub(super) fn check_range(
+        &mut self,
+        what: &str,
+        (value, pytorch): (f64, Option<f64>),
+        range: RangeInclusive<f64>,
+        unit: &str,
+    ) {
         let statement = format!("{what} {} to {}{unit}", range.start(), range.end());
-        self.check(statement, range.contains(&value.round()));
+        let lies_within = |value: f64| range.contains(&value.round());
+        self.checks.push(Check { statement, holds: lies_within(value), pytorch: pytorch.map(lies_within) });
     }
 
     /// What follows from the checks.
@@ -174,10 +203,19 @@ mod tests {
     }
 
     #[test]
+    fn what_pytorch_did_counts_for_more() {
+        let mut finding = Finding::default();
+        finding.check_range("slower by", (19.4, Some(20.3)), 20.0..=40.0, " %");
+        assert_eq!((finding.verdict(), finding.checks[0].differs_from_pytorch()), (Verdict::Confirmed, true));
+        finding.check_beside("it leaks", true, true);
+        assert!(!finding.checks[1].differs_from_pytorch());
+    }
+
+    #[test]
     fn a_range_is_as_coarse_as_it_is_published() {
         let holds = |value| {
             let mut finding = Finding::default();
-            finding.check_range("saves", value, 20.0..=40.0, " %");
+            finding.check_range("saves", (value, None), 20.0..=40.0, " %");
             assert_eq!(finding.checks[0].statement, "saves 20 to 40 %");
             finding.checks[0].holds
         };

@@ -63,6 +63,9 @@ pub(super) const VALIDATION_NO_GRAD: u64 = 1_524_361_216;
 /// Random sequence lengths, batch 4, 24 steps: peaks of allocated and reserved memory.
 pub(super) const VARIABLE_LENGTH_ALLOCATED: u64 = 6_304_151_552;
 pub(super) const VARIABLE_LENGTH_RESERVED: u64 = 9_397_338_112;
+/// The same run under a cap of 7,055 MB, more than it allocates at the peak, ended in an OOM (with `expandable_segments` it
+/// did not).
+pub(super) const DIES_WITH_MORE_THAN_ITS_BLOCKS: bool = true;
 
 /// Actions on the allocator in six steps of the 12-layer GPT at batch 8, gradients dropped and zeroed.
 pub(super) const SET_TO_NONE_ACTIONS: u64 = 14_677;
@@ -74,3 +77,7 @@ pub(super) const GARBAGE_PENDING: u64 = 2_299_138_560 - 2_030_703_104;
 /// An allocation and its free of 512 B: through PyTorch's allocator; `cuMemAlloc` and `cuMemFree` themselves.
 pub(super) const CACHED_PAIR_NS: u64 = 371;
 pub(super) const DRIVER_PAIR_NS: u64 = 44_080 + 36_692;
+
+/// `del` of a 256 MiB tensor brought `memory_allocated` from 256 MiB to 0 at once; `memory_reserved` stayed until
+/// `empty_cache`.
+pub(super) const DEL_LEAVES_IT_ALLOCATED: bool = false;

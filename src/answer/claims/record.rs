@@ -35,6 +35,8 @@ pub struct ClaimRecord {
     pub holds: String,
     /// What of the claim was not.
     pub fails: String,
+    /// Of these, what PyTorch was seen to do otherwise than what was measured here; PyTorch decides.
+    pub differs_from_pytorch: String,
     /// What really happens; or why nothing here can tell.
     pub lesson: String,
     /// The workload that shows it.
@@ -58,8 +60,9 @@ impl ClaimRecord {
             on_device: real.map_or_else(String::new, |(_, finding)| figures(finding, |figure| Some(figure.here))),
             pytorch: figures(simulated, |figure| figure.pytorch),
             verdict: decisive.verdict(),
-            holds: statements(decisive, true),
-            fails: statements(decisive, false),
+            holds: statements(decisive, Check::counts_as_held),
+            fails: statements(decisive, |check| !check.counts_as_held()),
+            differs_from_pytorch: statements(decisive, Check::differs_from_pytorch),
             lesson: lesson.to_owned(),
             command: claim.command.to_owned(),
         }
@@ -71,8 +74,8 @@ fn figures(finding: &Finding, of: impl Fn(&Figure) -> Option<Amount>) -> String 
     finding.figures.iter().filter_map(shown).collect::<Vec<_>>().join("; ")
 }
 
-fn statements(finding: &Finding, holding: bool) -> String {
-    let chosen = finding.checks.iter().filter(|check| check.holds == holding);
+fn statements(finding: &Finding, is_wanted: impl Fn(&Check) -> bool) -> String {
+    let chosen = finding.checks.iter().filter(|check| is_wanted(check));
     chosen.map(|Check { statement, .. }| statement.as_str()).collect::<Vec<_>>().join("; ")
 }
 

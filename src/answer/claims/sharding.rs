@@ -41,7 +41,7 @@ pub(super) const CLAIMS: &[Claim] = &[
                     let time = exchange::time(sent, LINK_BYTES_PER_SECOND);
                     finding.figure(format!("{name}, that takes (modelled at 450 GB/s)"), Amount::Time(time.0));
                 }
-                finding.check_range(&format!("{name} saves"), saved, 30.0..=70.0, " %");
+                finding.check_range(&format!("{name} saves"), (saved, None), 30.0..=70.0, " %");
             }
             Ok(finding)
         },
@@ -112,8 +112,8 @@ pub(super) const CLAIMS: &[Claim] = &[
             let dense = saved_per_time(bench, "gpt-124m", "offload_params", &mut finding)?;
             let embeddings = saved_per_time(bench, "gpt-124m", "offload_component", &mut finding)?;
             let experts = saved_per_time(bench, "gpt-moe-8x124m", "offload_params", &mut finding)?;
-            finding.check("embeddings save more for each ms than dense layers", embeddings > dense);
-            finding.check("experts save more for each ms than dense layers", experts > dense);
+            finding.check("embeddings save a tenth more for each ms than dense layers", embeddings > 1.1 * dense);
+            finding.check("experts save a tenth more for each ms than dense layers", experts > 1.1 * dense);
             Ok(finding)
         },
     },

@@ -40,7 +40,7 @@ pub(super) const CLAIMS: &[Claim] = &[
                     Some(truth) => finding.beside(name, Amount::Percent(saved), Amount::Percent(truth)),
                     None => finding.figure(name, Amount::Percent(saved)),
                 }
-                finding.check_range(&format!("{name} saves"), saved, 25.0..=35.0, " %");
+                finding.check_range(&format!("{name} saves"), (saved, pytorch), 25.0..=35.0, " %");
             }
             Ok(finding)
         },
@@ -50,20 +50,21 @@ pub(super) const CLAIMS: &[Claim] = &[
         group: Group::Techniques,
         statement: "Checkpointing cuts activation memory by 40-60 %",
         published: "40-60 % of activations",
-        lesson: "Only the inputs of blocks and one block at a time are left of the activations of blocks; those of the head and \
-                 the loss stay, and are most of what is left.",
-        command: "oomph replay gpt-355m --set techniques=ckpt --strategy caching --format json",
+        lesson: "More than that, and the more the deeper the model: of the blocks only their inputs are left, and one block at a \
+                 time. Activations of the head and the loss stay.",
+        command: "oomph replay gpt-355m --set techniques=sgd,ckpt --strategy caching --format json",
         on_gpu: true,
         test: |bench| {
             let mut finding = Finding::default();
-            for name in [MODEL, "gpt-1.3b"] {
-                let base = bench.memory(&model(name, "")?)?.at_peak_activation_bytes;
-                let ckpt = bench.memory(&model(name, "ckpt")?)?.at_peak_activation_bytes;
+            for name in ["gpt-124m", MODEL, "gpt-1.3b"] {
+                // AdamW's temporaries can be more than the activations that checkpoints leave: the peak would be elsewhere.
+                let base = bench.memory(&model(name, "sgd")?)?.at_peak_activation_bytes;
+                let ckpt = bench.memory(&model(name, "sgd,ckpt")?)?.at_peak_activation_bytes;
                 let saved = reduction(base, ckpt);
                 finding.figure(format!("{name}, activations at the peak"), Amount::Size(base));
                 finding.figure(format!("{name}, with checkpoints"), Amount::Size(ckpt));
                 finding.figure(format!("{name}, saved"), Amount::Percent(saved));
-                finding.check_range(&format!("{name} saves"), saved, 40.0..=60.0, " % of them");
+                finding.check_range(&format!("{name} saves"), (saved, None), 40.0..=60.0, " % of them");
             }
             Ok(finding)
         },
@@ -73,8 +74,8 @@ pub(super) const CLAIMS: &[Claim] = &[
         group: Group::Techniques,
         statement: "k micro-batches cost no more memory than one of them",
         published: "as one micro-batch",
-        lesson: "Gradients of earlier micro-batches are alive in the next one's forward pass: a little more than one micro-batch \
-                 alone, where gradients are dropped in between.",
+        lesson: "Gradients of earlier micro-batches are alive in the next one's passes: one set of gradients more than a \
+                 micro-batch alone, where they are dropped in between.",
         command: "oomph techniques --model gpt-355m --technique quarter_batch --technique accum4",
         on_gpu: true,
         test: |bench| {
@@ -141,7 +142,7 @@ pub(super) const CLAIMS: &[Claim] = &[
             let images = reduction(peak("separate")?, peak("in_place")?);
             let truth = reduction(resnet_50::SEPARATE, resnet_50::IN_PLACE);
             finding.beside("resnet-50", Amount::Percent(images), Amount::Percent(truth));
-            finding.check_range("resnet-50 saves", images, 5.0..=10.0, " %");
+            finding.check_range("resnet-50 saves", (images, Some(truth)), 5.0..=10.0, " %");
             finding.check("gpt-355m saves something", saved >= 1.0);
             Ok(finding)
         },
@@ -162,7 +163,7 @@ pub(super) const CLAIMS: &[Claim] = &[
             let kept = copies.final_allocated_bytes.saturating_sub(in_place.final_allocated_bytes);
             finding.figure("x = x + y, peak", Amount::Size(copies.peak_allocated_bytes));
             finding.figure("x.add_(y), peak", Amount::Size(in_place.peak_allocated_bytes));
-            finding.check("the peak is higher by a whole tensor", more >= 512 << 20);
+            finding.check("the peak is higher by a whole tensor of 512 MiB", more >= 511 << 20);
             finding.check("nothing of it stays", kept == 0);
             Ok(finding)
         },
@@ -191,8 +192,9 @@ pub(super) const CLAIMS: &[Claim] = &[
             let note = "calls of gpt-124m in six steps";
             finding.beside(format!("{note}, set_to_none"), Amount::Count(of_none), Amount::Count(SET_TO_NONE_ACTIONS));
             finding.beside(format!("{note}, zeroed"), Amount::Count(of_zeros), Amount::Count(ZERO_FILL_ACTIONS));
-            finding.check("the peak is lower", saved >= 1.0);
-            finding.check("the allocator is called less often", of_none < of_zeros);
+            finding.check_beside("the peak is lower", saved >= 1.0, truth >= 1.0);
+            let less_often = SET_TO_NONE_ACTIONS < ZERO_FILL_ACTIONS;
+            finding.check_beside("the allocator is called less often", of_none < of_zeros, less_often);
             Ok(finding)
         },
     },
@@ -201,8 +203,8 @@ pub(super) const CLAIMS: &[Claim] = &[
         group: Group::Techniques,
         statement: "Where zero_grad is called matters for peak memory",
         published: "before forward, just before backward, or after the step",
-        lesson: "Gradients that are dropped before the forward pass begins are not there at its end. Whether after the step or \
-                 before the next makes no difference.",
+        lesson: "All three places are the same where the peak comes later in the backward pass. Never calling it costs a set of \
+                 gradients.",
         command: "oomph replay leak-no-zero-grad --set remedy=before_backward --strategy caching",
         on_gpu: true,
         test: |bench| {
@@ -228,8 +230,8 @@ pub(super) const CLAIMS: &[Claim] = &[
         group: Group::Techniques,
         statement: "cuDNN's autotuning raises memory, because it tries several kernels and keeps the choice",
         published: "higher memory, faster steps",
-        lesson: "Trying needs the workspace of the hungriest kernel, once: the peak doubles while what the steps need afterwards \
-                 stays.",
+        lesson: "Trying needs the workspace of the hungriest kernel. Which kernels cuDNN tries is not known here, so that the \
+                 simulated peak is too low: PyTorch's doubles.",
         command: "oomph replay resnet-50 --set autotune=on --strategy caching",
         on_gpu: true,
         test: |bench| {
@@ -238,7 +240,8 @@ pub(super) const CLAIMS: &[Claim] = &[
             let tuned = bench.memory(&model("resnet-50", "")?.with("autotune", "on"))?.peak_allocated_bytes;
             finding.beside("without", Amount::Size(plain), Amount::Size(resnet_50::IN_PLACE));
             finding.beside("with", Amount::Size(tuned), Amount::Size(resnet_50::AUTOTUNED));
-            finding.check("the peak is at least a tenth higher", ratio(plain, tuned) >= 1.1);
+            let truth = ratio(resnet_50::IN_PLACE, resnet_50::AUTOTUNED);
+            finding.check_beside("the peak is at least a tenth higher", ratio(plain, tuned) >= 1.1, truth >= 1.1);
             Ok(finding)
         },
     },
@@ -253,23 +256,23 @@ pub(super) const CLAIMS: &[Claim] = &[
         on_gpu: true,
         test: |bench| {
             let mut finding = Finding::default();
-            let mut survivors = 0;
             let models = [("gpt-124m", "4"), ("gpt-355m", "4"), ("gpt-1.3b", "1"), ("resnet-50", "32")];
             let cards = [8, 12, 16, 24];
             for (name, batch) in models {
                 let program = model(name, "amp,empty_cache:phase")?.with("batch", batch);
-                let mut fits = 0;
+                let mut survivors = 0;
                 for card in cards {
                     let limit = bench.room_in(card * GIB)?;
                     let status = bench.replayed(&program, CACHING, Some(limit))?.0.status;
-                    fits += u64::from(status == Status::Completed);
+                    survivors += u64::from(status == Status::Completed);
                 }
-                finding.figure(format!("{name}, cards of 8, 12, 16 and 24 GiB that suffice"), Amount::Count(fits));
-                survivors += fits;
+                let share = 100.0 * survivors as f64 / cards.len() as f64;
+                finding.figure(
+                    format!("{name} at batch {batch}, of 8, 12, 16 and 24 GiB suffice"),
+                    Amount::Percent(share),
+                );
+                finding.check(format!("over 70 % of these cards suffice for {name}"), share > 70.0);
             }
-            let share = 100.0 * survivors as f64 / (models.len() * cards.len()) as f64;
-            finding.figure("of all", Amount::Percent(share));
-            finding.check("over 70 % of all survive", share > 70.0);
             Ok(finding)
         },
     },
@@ -278,8 +281,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         group: Group::Techniques,
         statement: "Fixing a leak allows a larger batch and more than doubles training speed",
         published: "more than 2x",
-        lesson: "A GPU that is busy already gains little by a larger batch; it is the leak's own pass that costs. Speed is won \
-                 where the batch was tiny.",
+        lesson: "The batch grows several times; but a GPU that is busy already gains little by that.",
         command: "oomph threshold leak-outputs --largest batch --memory 24GiB; oomph threshold leak-outputs-fixed --largest batch --memory 24GiB",
         on_gpu: false,
         test: |bench| {

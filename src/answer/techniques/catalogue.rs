@@ -80,6 +80,12 @@ impl Technique {
         changed
     }
 
+    /// What batches must be multiples of: the number of its micro-batches.
+    pub(super) fn batch_step(&self) -> u32 {
+        let micro_batches = |word: &str| word.strip_prefix("accum")?.parse().ok();
+        self.words.split(',').find_map(micro_batches).unwrap_or(1)
+    }
+
     /// The sequences of a step of `recipe` in one optimizer step, which is what a step's time is the time of.
     pub(super) fn batch(&self, recipe: &Recipe) -> u64 {
         (recipe.count("batch").unwrap_or(1) / self.batch_divisor).max(1)
@@ -181,6 +187,12 @@ mod tests {
             );
         }
         assert!(TECHNIQUES[0].is_base());
+    }
+
+    #[test]
+    fn batches_are_cut_into_whole_micro_batches() {
+        let step = |id: &str| TECHNIQUES.iter().find(|technique| technique.id == id).unwrap().batch_step();
+        assert_eq!(["base", "accum2", "accum8", "amp+ckpt+accum4", "amp+ckpt"].map(step), [1, 2, 8, 4, 1]);
     }
 
     #[test]

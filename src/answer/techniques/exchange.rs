@@ -59,6 +59,18 @@ mod tests {
     }
 
     #[test]
+    fn sharded_optimizers_exchange_as_much_as_data_parallel_ranks_do() {
+        let sent = |techniques: &str| {
+            let workload = Recipe::named("gpt-124m").unwrap().with("techniques", techniques).workload().unwrap();
+            bytes_per_step(&workload).unwrap() as f64
+        };
+        // A sum is a scatter and a gather. ZeRO 3 gathers weights once more, in the backward pass.
+        let replicated = sent("ddp:8");
+        assert!((sent("zero2:8") / replicated - 1.0).abs() < 0.02, "{} {replicated}", sent("zero2:8"));
+        assert!((1.2..1.6).contains(&(sent("zero3:8") / replicated)), "{} {replicated}", sent("zero3:8"));
+    }
+
+    #[test]
     fn one_rank_sends_nothing() {
         let workload = Recipe::named("gpt-124m").unwrap().workload().unwrap();
         assert_eq!(bytes_per_step(&workload).unwrap(), 0);

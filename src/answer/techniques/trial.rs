@@ -104,7 +104,11 @@ impl Stage<'_> {
     ) -> Result<Vec<Fit>, TechniqueError> {
         let recipe = technique.applied_to(model).with("steps", STEPS_FOR_MEMORY);
         let (strategy, exchange_ns) = (StrategySpec::from(CACHING), record.modelled_exchange_ns);
-        let mut known = if cards.is_empty() { MemoryByBatch::default() } else { self.two_batches(&recipe, record)? };
+        let step = technique.batch_step();
+        let mut known = match cards.is_empty() {
+            true => MemoryByBatch::default(),
+            false => self.two_batches(&recipe, u64::from(step), record)?,
+        };
         let mut overhead = 0;
         if let (Some(used), Some(reserved)) = (record.peak_device_used_bytes, record.peak_reserved_bytes) {
             overhead = used.saturating_sub(reserved);
@@ -112,6 +116,7 @@ impl Stage<'_> {
         let mut fits = Vec::with_capacity(cards.len());
         for &memory_bytes in cards {
             let question = LargestQuestion {
+                step,
                 repeat: 1,
                 around: 0,
                 guess: known.guess(memory_bytes.saturating_sub(overhead)),
@@ -136,10 +141,15 @@ impl Stage<'_> {
     }
 
     /// What the batch that was measured takes, and one more; nothing where not even that one fits.
-    fn two_batches(&self, recipe: &Recipe, record: &TechniqueRecord) -> Result<MemoryByBatch, TechniqueError> {
+    fn two_batches(
+        &self,
+        recipe: &Recipe,
+        step: u64,
+        record: &TechniqueRecord,
+    ) -> Result<MemoryByBatch, TechniqueError> {
         let mut known = MemoryByBatch::default();
         if let Some(bytes) = record.peak_reserved_bytes {
-            let other = if record.batch > 1 { 1 } else { 2 };
+            let other = if record.batch > step { step } else { 2 * step };
             let workload = recipe.clone().with("batch", &other.to_string()).workload().map_err(Box::new)?;
             let small = self.memory(&workload, CACHING, self.simulated)?;
             known.note(other, small.peak_reserved_bytes);

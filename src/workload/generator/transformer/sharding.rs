@@ -71,8 +71,8 @@ impl Machine {
         }
         for &id in updated {
             if let Some(tensor) = self.weights[id as usize].tensor {
-                let bytes = self.bytes(tensor);
-                self.collective(CollectiveKind::AllGather, bytes, ranks);
+                let part = self.bytes(tensor).div_ceil(ranks.into());
+                self.collective(CollectiveKind::AllGather, part, ranks);
             }
         }
     }

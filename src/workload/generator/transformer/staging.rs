@@ -121,7 +121,7 @@ impl Machine {
         if let Some(home) = home {
             self.copy_from_host(home, tensor);
         } else if let DataParallel::Sharded { ranks, .. } = self.plan.techniques.data_parallel {
-            self.collective(CollectiveKind::AllGather, bytes, ranks);
+            self.collective(CollectiveKind::AllGather, bytes.div_ceil(ranks.into()), ranks);
         }
         self.weights[id as usize].tensor = Some(tensor);
         tensor
