@@ -74,8 +74,8 @@ pub fn run(args: Args) -> Outcome {
     }
     let again = |place: &Path| format!("oomph claims --resume {}", place.display());
     match (&args.resume, &args.output) {
-        (Some(path), _) => trial.into_folder(path, true, &again(path)),
-        (None, Some(path)) => trial.into_folder(path, false, &again(path)),
+        (Some(path), _) => trial.run_in_folder(path, true, &again(path)),
+        (None, Some(path)) => trial.run_in_folder(path, false, &again(path)),
         (None, None) => trial.run(None, None),
     }
 }
@@ -99,7 +99,7 @@ impl Trial {
     }
 
     /// Tests what the folder does not hold yet. `again` is the command that would go on.
-    pub fn into_folder(&self, place: &Path, resumes: bool, again: &str) -> Outcome {
+    pub fn run_in_folder(&self, place: &Path, resumes: bool, again: &str) -> Outcome {
         let environment = environment::describe(&self.device, 0)?;
         let files = match resumes {
             true => ClaimFiles::resume(place, &environment),

@@ -34,5 +34,5 @@ pub fn run(args: &Args) -> Outcome {
     let new = || environment::new_run_folder(&args.suites);
     let place = args.resume.clone().or_else(|| args.output.clone()).unwrap_or_else(new);
     let again = format!("oomph run {} --resume {}", args.suites.join(" "), place.display());
-    trial.into_folder(&place, args.resume.is_some(), &again)
+    trial.run_in_folder(&place, args.resume.is_some(), &again)
 }

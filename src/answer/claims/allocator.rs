@@ -1,15 +1,17 @@
 //! Claims about allocators, fragmentation, and what the counters mean.
 
+use std::ops::RangeInclusive;
+
 use super::{
     Claim, Group,
-    bench::{CACHING, ClaimResult, EXPANDABLE, recipe},
+    bench::{Bench, CACHING, ClaimResult, EXPANDABLE, recipe},
     finding::{Amount, Finding},
     pytorch::{
         CACHED_PAIR_NS, DIES_WITH_MORE_THAN_ITS_BLOCKS, DRIVER_PAIR_NS, VARIABLE_LENGTH_ALLOCATED,
         VARIABLE_LENGTH_RESERVED,
     },
 };
-use crate::{answer::leaks, measure::Status, replay::Cause, unit::GIB};
+use crate::{answer::leaks, measure::Status, replay::Cause, unit::GIB, workload::Recipe};
 
 pub(super) const CLAIMS: &[Claim] = &[
     Claim {
@@ -17,45 +19,44 @@ pub(super) const CLAIMS: &[Claim] = &[
         group: Group::Allocator,
         statement: "A model that should fit in 11.8 GB fails on a 12 GB device, because no contiguous block is left",
         published: "OOM with free memory present",
-        lesson: "It happens where shapes change from step to step, under allocators that cannot join what lies apart; those that \
-                 map pages get through.",
-        command: "oomph replay variable-length --set batch=8 --set context=1080 --limit 11.37GB --strategy caching --strategy caching:expandable_segments:True",
+        lesson: "It happens where shapes change from step to step and next to nothing is to spare: then to most allocators, those \
+                 that map pages among them. With a tenth to spare it is a matter of luck.",
+        command: "oomph replay variable-length --set batch=8 --set context=1144 --limit 11.37GB --strategy caching --strategy caching:expandable_segments:True",
         on_gpu: true,
         test: |bench| {
             let mut finding = Finding::default();
             let (should_fit, card) = (11_800_000_000, 12_000_000_000);
-            let limit = bench.room_in(card)?;
-            let mut chosen = None;
-            // The longest sequences with which what is alive would just fit.
-            for context in (1024..=1280u64).rev().step_by(8) {
-                let program = recipe("variable-length", &[("batch", "8"), ("context", &context.to_string())])?;
-                let needed = bench.memory(&program)?.peak_requested_bytes;
-                if needed <= bench.room_in(should_fit)? {
-                    chosen = Some((program, context, needed));
-                    break;
+            let (room, limit) = (bench.room_in(should_fit)?, bench.room_in(card)?);
+            // One draw of lengths proves nothing: which of them tear memory is chance.
+            let mut torn = [0; STRATEGIES.len()];
+            let mut exhausted = [0; STRATEGIES.len()];
+            let mut roomy = 0;
+            for seed in SEEDS {
+                let (program, shorter) = just_fitting(bench, seed, room)?;
+                for (place, strategy) in STRATEGIES.into_iter().enumerate() {
+                    match bench.replayed(&program, strategy, Some(limit))?.0.oom_cause {
+                        Some(Cause::Fragmentation) => torn[place] += 1,
+                        Some(Cause::Exhaustion) => exhausted[place] += 1,
+                        None => {}
+                    }
+                }
+                roomy += u64::from(bench.replayed(&shorter, CACHING, Some(limit))?.0.status == Status::Oom);
+            }
+            let of_seeds = format!("of {} draws", SEEDS.end());
+            for (place, strategy) in STRATEGIES.into_iter().enumerate() {
+                let name = format!("{strategy}, {of_seeds} fail with enough free");
+                finding.figure(name, Amount::Count(torn[place]));
+                if exhausted[place] > 0 {
+                    finding.figure(format!("{strategy}, fail with too little free"), Amount::Count(exhausted[place]));
                 }
             }
-            let Some((program, context, needed)) = chosen else {
-                return Ok(Finding::not_measurable("sequences of 1024 tokens do not fit in 11.8 GB"));
-            };
-            finding.figure("longest sequence", Amount::Count(context));
-            finding.figure("alive at the peak, context included", Amount::Size(needed + bench.overhead()?));
-            let mut failing = 0;
-            for strategy in STRATEGIES {
-                let record = bench.replayed(&program, strategy, Some(limit))?.0;
-                if record.status == Status::Oom {
-                    failing += 1;
-                    let free = record.oom_free_bytes.unwrap_or(0);
-                    finding.figure(format!("{strategy} fails with free"), Amount::Size(free));
-                }
-                if strategy == CACHING {
-                    let died = record.status == Status::Oom;
-                    finding.check_beside("caching runs out of memory", died, DIES_WITH_MORE_THAN_ITS_BLOCKS);
-                    let torn = record.oom_cause == Some(Cause::Fragmentation);
-                    finding.check("and more was free than it asked for", torn);
-                }
-            }
-            finding.figure(format!("of {} allocators fail", STRATEGIES.len()), Amount::Count(failing));
+            finding.figure(
+                format!("caching with sequences of 1024 tokens at most, {of_seeds} fail"),
+                Amount::Count(roomy),
+            );
+            let by_caching = STRATEGIES.into_iter().position(|name| name == CACHING).map_or(0, |place| torn[place]);
+            let most = 2 * by_caching > *SEEDS.end();
+            finding.check_beside("caching fails in most draws with enough free", most, DIES_WITH_MORE_THAN_ITS_BLOCKS);
             Ok(finding)
         },
     },
@@ -113,14 +114,20 @@ pub(super) const CLAIMS: &[Claim] = &[
         group: Group::Allocator,
         statement: "High reserved with low allocated memory is fragmentation or cache, and no leak",
         published: "not a leak",
-        lesson: "Leaks raise what is allocated. What is reserved and not allocated is cache that empty_cache gives back, or pieces \
-                 between live blocks that it does not.",
+        lesson: "Leaks raise what is allocated; what is reserved and not allocated is cache, or pieces between live blocks. Where \
+                 a small leak tears memory, both grow: the detector names the leak, though most of the growth is the other.",
         command: "oomph leaks variable-length; oomph leaks museum-rmm-35; oomph leaks leak-outputs",
         on_gpu: true,
         test: |bench| {
             let mut finding = Finding::default();
-            for name in ["variable-length", "museum-rmm-35", "phase-change"] {
-                let (observed, found) = bench.growth(&recipe(name, &[])?, CACHING, None)?;
+            let both = "caching:max_split_size_mb:128,expandable_segments:True";
+            for (name, strategy) in [
+                ("variable-length", CACHING),
+                ("museum-rmm-35", CACHING),
+                ("phase-change", CACHING),
+                ("museum-pytorch-193400", both),
+            ] {
+                let (observed, found) = bench.growth(&recipe(name, &[])?, strategy, None)?;
                 let last = observed.steps.last().copied().unwrap_or_default();
                 let idle = last.reserved_bytes.saturating_sub(last.allocated_bytes);
                 finding.figure(format!("{name}, reserved and not allocated at the end"), Amount::Size(idle));
@@ -251,6 +258,25 @@ pub(super) const CLAIMS: &[Claim] = &[
         },
     },
 ];
+
+/// Draws of sequence lengths.
+const SEEDS: RangeInclusive<u64> = 1..=6;
+
+/// Training on random lengths, the longest just so that what is alive at the peak fits in `room`; and with 1024 tokens.
+fn just_fitting(bench: &Bench<'_>, seed: u64, room: u64) -> ClaimResult<(Recipe, Recipe)> {
+    let of_length = |context: u64| {
+        let set = [("batch", "8"), ("context", &context.to_string())];
+        ClaimResult::Ok(recipe("variable-length", &set)?.seed(seed))
+    };
+    let needed = |program: &Recipe| ClaimResult::Ok(bench.memory(program)?.peak_requested_bytes);
+    let shorter = of_length(1024)?;
+    // Memory grows a little less than the length: from above, down to the first that fits.
+    let mut context = (1024.0 * room as f64 / needed(&shorter)? as f64 * 1.1) as u64 / 8 * 8;
+    while context > 1024 && needed(&of_length(context)?)? > room {
+        context -= 8;
+    }
+    Ok((of_length(context)?, shorter))
+}
 
 /// Allocators of every family.
 const STRATEGIES: [&str; 10] =

@@ -112,14 +112,16 @@ pub(super) const CLAIMS: &[Claim] = &[
             let dense = saved_per_time(bench, "gpt-124m", "offload_params", &mut finding)?;
             let embeddings = saved_per_time(bench, "gpt-124m", "offload_component", &mut finding)?;
             let experts = saved_per_time(bench, "gpt-moe-8x124m", "offload_params", &mut finding)?;
-            finding.check("embeddings save a tenth more for each ms than dense layers", embeddings > 1.1 * dense);
-            finding.check("experts save a tenth more for each ms than dense layers", experts > 1.1 * dense);
+            finding.check("embeddings save more for each ms than dense layers", embeddings > DISTINCT * dense);
+            finding.check("experts save more for each ms than dense layers", experts > DISTINCT * dense);
             Ok(finding)
         },
     },
 ];
 
 const SHARDED: &str = "gpt-1.3b";
+/// Simulated times are right to 15 % (`tests/techniques_truth.rs`): what differs by less is not told apart.
+const DISTINCT: f64 = 1.15;
 
 /// Bytes that offloading saves for every nanosecond that it adds to a step.
 fn saved_per_time(bench: &Bench<'_>, name: &str, techniques: &str, finding: &mut Finding) -> ClaimResult<f64> {

@@ -250,29 +250,29 @@ pub(super) const CLAIMS: &[Claim] = &[
         group: Group::Techniques,
         statement: "A modest batch, autocast and empty_cache at phase changes are stable on 8-24 GB in over 70 % of cases",
         published: "over 70 % of cases",
-        lesson: "Whether a model fits is a matter of its weights first: 16 bytes for each of them are there before the first \
-                 activation.",
+        lesson: "Whether a model fits is a matter of its weights first: 16 bytes for each are there before the first activation. \
+                 Of 16 cases one decides here; another choice of models gives another share.",
         command: "oomph threshold gpt-355m --set techniques=amp,empty_cache:phase --set batch=4 --strategy caching",
         on_gpu: true,
         test: |bench| {
             let mut finding = Finding::default();
             let models = [("gpt-124m", "4"), ("gpt-355m", "4"), ("gpt-1.3b", "1"), ("resnet-50", "32")];
             let cards = [8, 12, 16, 24];
+            let mut survivors = 0;
             for (name, batch) in models {
                 let program = model(name, "amp,empty_cache:phase")?.with("batch", batch);
-                let mut survivors = 0;
+                let mut fits = 0;
                 for card in cards {
                     let limit = bench.room_in(card * GIB)?;
                     let status = bench.replayed(&program, CACHING, Some(limit))?.0.status;
-                    survivors += u64::from(status == Status::Completed);
+                    fits += u64::from(status == Status::Completed);
                 }
-                let share = 100.0 * survivors as f64 / cards.len() as f64;
-                finding.figure(
-                    format!("{name} at batch {batch}, of 8, 12, 16 and 24 GiB suffice"),
-                    Amount::Percent(share),
-                );
-                finding.check(format!("over 70 % of these cards suffice for {name}"), share > 70.0);
+                finding.figure(format!("{name} at batch {batch}, of four cards suffice"), Amount::Count(fits));
+                survivors += fits;
             }
+            let share = 100.0 * survivors as f64 / (models.len() * cards.len()) as f64;
+            finding.figure("of all 16 cases", Amount::Percent(share));
+            finding.check("over 70 % of all cases survive", share > 70.0);
             Ok(finding)
         },
     },
