@@ -29,6 +29,21 @@ fn edit(folder: &TempDir, file: &str, old: &str, new: &str) {
     fs::write(&path, text.replace(old, new)).unwrap();
 }
 
+/// Changes one cell of the first row of a table.
+fn set_cell(folder: &TempDir, file: &str, column: &str, change: impl Fn(&str) -> String) {
+    let path = folder.path().join(file);
+    let mut table = csv::Reader::from_path(&path).unwrap();
+    let header = table.headers().unwrap().clone();
+    let place = header.iter().position(|name| name == column).unwrap();
+    let mut rows: Vec<Vec<String>> =
+        table.records().map(|row| row.unwrap().iter().map(str::to_owned).collect()).collect();
+    rows[0][place] = change(&rows[0][place]);
+    let mut writer = csv::Writer::from_path(&path).unwrap();
+    writer.write_record(&header).unwrap();
+    rows.iter().for_each(|row| writer.write_record(row).unwrap());
+    writer.flush().unwrap();
+}
+
 #[test]
 fn equal_runs_are_equal_and_a_byte_more_is_a_regression() {
     let folder = TempDir::new().unwrap();
@@ -37,12 +52,7 @@ fn equal_runs_are_equal_and_a_byte_more_is_a_regression() {
     let (out, _) = oomph(&folder, &["compare", "old", "new"], 0);
     assert!(out.contains("cases compared: equal in every column that must be"), "{out}");
 
-    let row = fs::read_to_string(folder.path().join("new/runs.csv")).unwrap();
-    let header: Vec<&str> = row.lines().next().unwrap().split(',').collect();
-    let column = header.iter().position(|name| *name == "peak_reserved_bytes").unwrap();
-    let value = row.lines().nth(1).unwrap().split(',').nth(column).unwrap().to_owned();
-    let more = (value.parse::<u64>().unwrap() + 1).to_string();
-    edit(&folder, "new/runs.csv", &format!(",{value},"), &format!(",{more},"));
+    set_cell(&folder, "new/runs.csv", "peak_reserved_bytes", |value| (value.parse::<u64>().unwrap() + 1).to_string());
     let (out, _) = oomph(&folder, &["compare", "old", "new"], 102);
     assert!(out.contains("worse:") && out.contains("peak_reserved_bytes"), "{out}");
     oomph(&folder, &["compare", "old", "new", "--fail-on", "never"], 0);
@@ -98,26 +108,12 @@ fn times_are_compared_by_their_passes() {
     oomph(&folder, &["run", "timed.toml", "--output", "new"], 0);
     // What this machine does is noise to a test: the passes are written by hand.
     for (run, times) in [("old", [100, 101, 102, 103, 104]), ("new", [200, 201, 202, 203, 204])] {
-        let path = folder.path().join(run).join("timings.csv");
-        let mut table = csv::Reader::from_path(&path).unwrap();
-        let header = table.headers().unwrap().clone();
-        let row = table.records().next().unwrap().unwrap();
-        let place = |name: &str| header.iter().position(|column| column == name).unwrap();
-        let (passes, median) = (place("pass_ns"), place("pass_median_ns"));
-        assert_eq!(row[passes].split(' ').count(), 5, "five passes are kept");
-        let changed: Vec<String> = row
-            .iter()
-            .enumerate()
-            .map(|(at, cell)| match at {
-                at if at == passes => times.map(|time| time.to_string()).join(" "),
-                at if at == median => times[2].to_string(),
-                _ => cell.to_owned(),
-            })
-            .collect();
-        let mut writer = csv::Writer::from_path(&path).unwrap();
-        writer.write_record(&header).unwrap();
-        writer.write_record(&changed).unwrap();
-        writer.flush().unwrap();
+        let file = format!("{run}/timings.csv");
+        set_cell(&folder, &file, "pass_median_ns", |_| times[2].to_string());
+        set_cell(&folder, &file, "pass_ns", |passes| {
+            assert_eq!(passes.split(' ').count(), 5, "five passes are kept: {passes}");
+            times.map(|time| time.to_string()).join(" ")
+        });
     }
     let (out, _) = oomph(&folder, &["compare", "old", "new"], 102);
     assert!(out.contains("slower:") && out.contains("1.980"), "{out}");
