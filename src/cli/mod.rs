@@ -21,7 +21,10 @@ mod output;
 mod progress;
 mod replay;
 mod run;
+mod run_thresholds;
 mod source;
+mod techniques;
+mod threshold;
 mod toolkit_folders;
 mod verify;
 mod verify_on;
@@ -56,6 +59,8 @@ enum Command {
     Run(run::Args),
     /// Run one pattern through some strategies and compare what happens.
     Replay(replay::Args),
+    /// Find the smallest memory that suffices, or the largest workload that fits.
+    Threshold(threshold::Args),
     /// Say what is in a workload or trace: events, sizes, lifetimes, peak.
     Inspect(inspect::Args),
     /// Say whether memory leaks, the cache grows, it fragments or all is steady; and who grows.
@@ -64,6 +69,8 @@ enum Command {
     Verify(verify::Args),
     /// Compare two runs of the same cases: what changed, what got worse, what is noise.
     Compare(compare::Args),
+    /// Compare memory-saving techniques: what each saves, what it costs, what fits in your card.
+    Techniques(techniques::Args),
     /// Write a workload or trace as a trace file.
     Convert(convert::Args),
     /// List strategies, workloads, suites or the cases of a suite.
@@ -85,10 +92,12 @@ pub fn main() -> ExitCode {
     let outcome = match cli.command.unwrap_or_else(|| Command::Run(run::Args::default())) {
         Command::Run(args) => run::run(args),
         Command::Replay(args) => replay::run(args),
+        Command::Threshold(args) => threshold::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Leaks(args) => leaks::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Compare(args) => compare::run(args),
+        Command::Techniques(args) => techniques::run(args),
         Command::Convert(args) => convert::run(args),
         Command::List(args) => list::run(args),
         Command::Doctor(args) => doctor::run(args),

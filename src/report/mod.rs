@@ -15,6 +15,10 @@ mod rows;
 mod scenario;
 mod summary;
 mod table;
+mod technique_files;
+mod technique_table;
+mod threshold_files;
+mod threshold_table;
 mod timing_table;
 
 pub use agreement_table::{agreements, agreements_csv, agreements_json};
@@ -25,4 +29,8 @@ pub use folder::{RunFolder, copy_run, read_detail, read_environment, read_record
 pub use leak_findings::{leaks, leaks_csv, leaks_json};
 pub use memory_summary::{memory_summary, operations};
 pub use table::{csv, json, markdown, terminal};
+pub use technique_files::TechniqueFiles;
+pub use technique_table::{technique_advice, techniques, techniques_csv, techniques_json, techniques_page};
+pub use threshold_files::ThresholdFiles;
+pub use threshold_table::{Medium, largest, largest_csv, largest_json, thresholds, thresholds_csv, thresholds_json};
 pub use timing_table::timings;
