@@ -14,7 +14,7 @@
 //! - [`strategy`]: allocation policies over a device, their registry and wrappers.
 //! - [`replay`]: drives a trace through a strategy on a device.
 //! - [`measure`]: observers of a replay and the record that a case leaves behind.
-//! - [`answer`]: how much memory suffices, and other questions that take many replays.
+//! - [`answer`]: answers to what people ask: how much memory suffices, does it leak, what saves memory, what changed.
 //! - [`report`]: records as tables and files.
 //! - [`suite`]: which cases to run, and running them.
 //! - [`cli`]: the command line; the only room that prints.

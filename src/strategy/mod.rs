@@ -8,19 +8,26 @@
 //! the conformance and property tests, and runs in every suite that says `strategies = "all"`.
 
 pub mod async_pool;
+mod bfc;
+mod buddy;
 pub mod by_address;
 pub mod caching;
 pub mod conformance;
+mod cub;
 pub mod deferred;
 pub mod direct;
 pub mod null;
 mod parameters;
+pub mod planned;
 mod pooled;
 #[cfg(test)]
 mod properties;
 mod registry;
+mod rmm;
+mod slab;
 mod slots;
 mod stats;
+pub mod stitch;
 mod stream_uses;
 #[cfg(test)]
 mod test_device;
@@ -151,7 +158,7 @@ pub enum Attempt {
 pub enum Outcome {
     /// A cached block, whole.
     Hit,
-    /// Cut from a larger cached block.
+    /// Cut from a larger cached block, or pieced together from several.
     Split,
     /// New memory from the device.
     NewSegment,

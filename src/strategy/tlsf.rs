@@ -10,7 +10,7 @@
 
 use super::{
     Built, Outcome, Parameter, Setup, Stats, StrategyEntry, parameters,
-    pooled::{Ground, Growth, NONE, Need, Policy, Pooled, Region},
+    pooled::{ABSURD, Ground, Growth, NONE, Need, Policy, Pooled, Region},
 };
 use crate::{
     device::{Device, DeviceError},
@@ -43,8 +43,6 @@ const STEP_BITS: u32 = 5;
 const LINEAR: u64 = QUANTUM << STEP_BITS;
 /// The linear classes, and every power of two up to [`ABSURD`].
 const LEVELS: usize = (ABSURD.ilog2() - LINEAR.ilog2()) as usize + 1;
-/// Requests from here on are refused: no device comes near.
-const ABSURD: u64 = 1 << 46;
 
 fn build(parameters: &str, _: &Setup<'_>) -> Built {
     let mut region = 20 * MIB;
@@ -216,7 +214,7 @@ impl Policy for TwoLevels {
         self.homes[owner].remove(ground, slot);
     }
 
-    fn growth(&self, need: &Need, _: &Stats, attempt: u32) -> Growth {
+    fn growth(&mut self, need: &Need, _: &Stats, attempt: u32) -> Growth {
         // At a class boundary, so that the new piece is found by the same lookup.
         let least = lookup_size(need.size);
         match attempt {

@@ -4,8 +4,8 @@ use super::{Step, Subject};
 use crate::{
     device::{CallKind, Clock, Device, DeviceError},
     strategy::{
-        Attempt, Block, Caller, Context, Freed, Outcome, Request, Shortage, Silent, SpecError, Stats, Strategy,
-        StrategyError, wrap::Checked,
+        Attempt, Block, Caller, Context, Control, Freed, Outcome, Refusal, Request, Shortage, Silent, SpecError, Stats,
+        Strategy, StrategyError, wrap::Checked,
     },
     unit::{Address, Nanos, SiteId, StreamId, ThreadId, Work},
 };
@@ -35,6 +35,8 @@ pub struct Bench {
     /// Until when each stream is busy at least.
     busy_until: Vec<Nanos>,
     quarantine: Vec<Quarantined>,
+    /// Steps that have begun.
+    steps: u32,
     /// Driver errors that came through.
     errors: Vec<StrategyError>,
     findings: Vec<String>,
@@ -73,6 +75,13 @@ pub enum Echo {
     Failed(StrategyError),
 }
 
+impl Echo {
+    /// Whether the strategy serves no request of that size, which is its right.
+    pub(super) fn is_refused_for_its_size(&self) -> bool {
+        matches!(self, Echo::OutOfMemory(Shortage { refused_by: Refusal::Size, .. }))
+    }
+}
+
 impl Bench {
     /// How many streams the program uses.
     pub const STREAMS: u16 = 3;
@@ -87,7 +96,7 @@ impl Bench {
         let strategy = Checked::new((subject.build)(device.props())?);
         let (live, quarantine, errors, findings) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let busy_until = vec![Nanos::ZERO; usize::from(Bench::STREAMS)];
-        let mut bench = Bench { strategy, device, live, busy_until, quarantine, errors, findings };
+        let mut bench = Bench { strategy, device, live, busy_until, quarantine, steps: 0, errors, findings };
         for stream in 1..Bench::STREAMS {
             bench.on_device(|device| device.stream_create(u64::from(stream)).map(|_| ()));
         }
@@ -104,6 +113,7 @@ impl Bench {
             live: self.live.clone(),
             busy_until: self.busy_until.clone(),
             quarantine: self.quarantine.clone(),
+            steps: self.steps,
             errors: self.errors.clone(),
             findings: Vec::new(),
         })
@@ -125,6 +135,7 @@ impl Bench {
             Step::StreamSync { stream } => self.on_device(|device| device.stream_synchronize(stream)),
             Step::DeviceSync => self.on_device(|device| device.synchronize()),
             Step::Trim => self.call(|strategy, cx| strategy.trim(cx)).map_or_else(Echo::Failed, |()| Echo::Done),
+            Step::NextStep => self.next_step(),
         };
         self.strategy.audit();
         echo
@@ -149,8 +160,11 @@ impl Bench {
         }
     }
 
-    /// Gives back the block at a place of the live list.
+    /// Gives back the block at a place of the live list, where there is one: its request may have been refused.
     pub fn free(&mut self, place: usize) -> Echo {
+        if place >= self.live.len() {
+            return Echo::LeftOut;
+        }
         let Live { block, stream, used_on } = self.live.remove(place);
         let users: Vec<(StreamId, Nanos)> =
             used_on.into_iter().chain([stream]).map(|user| (user, self.busy_until[user.index()])).collect();
@@ -178,9 +192,9 @@ impl Bench {
         }
     }
 
-    /// Uses the block at a place of the live list on a stream.
+    /// Uses the block at a place of the live list on a stream, where there is one.
     pub fn used_on(&mut self, place: usize, stream: StreamId) -> Echo {
-        let block = self.live[place].block;
+        let Some(&Live { block, .. }) = self.live.get(place) else { return Echo::LeftOut };
         match self.call(|strategy, cx| strategy.used_on(cx, &block, stream)) {
             Ok(()) => {
                 self.live[place].used_on.push(stream);
@@ -213,6 +227,14 @@ impl Bench {
             Clock::Virtual => nanos,
             Clock::Wall => Nanos(nanos.0 - nanos.0 / 1_000),
         }
+    }
+
+    /// Tells the strategy that a step begins.
+    fn next_step(&mut self) -> Echo {
+        let number = self.steps;
+        self.steps += 1;
+        self.call(|strategy, cx| strategy.control(cx, &Control::StepBegins(number)))
+            .map_or_else(Echo::Failed, |()| Echo::Done)
     }
 
     /// The blocks that the program holds, oldest first.

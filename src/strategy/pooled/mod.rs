@@ -10,8 +10,14 @@
 //! them would end where the device is full of memory that nobody uses.
 
 mod ground;
+mod handover;
+#[cfg(test)]
+mod trial;
 
 pub(super) use ground::{Ground, NONE, Piece, Region, State};
+pub(super) use handover::Handover;
+#[cfg(test)]
+pub(super) use trial::Trial;
 
 use super::{
     Attempt, Block, Caller, Context, Control, Freed, Layout, Outcome, Refusal, Request, Shortage, Stats, Strategy,
@@ -23,6 +29,9 @@ use crate::{
     device::{Capabilities, Device, DeviceError},
     unit::{Address, StreamId, ThreadId},
 };
+
+/// Requests from here on are refused: no device comes near.
+pub(super) const ABSURD: u64 = 1 << 46;
 
 /// A request as policies see it.
 #[derive(Clone, Copy, Debug)]
@@ -36,12 +45,21 @@ pub(super) struct Need {
 /// What a policy has to say to the wish for more memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Growth {
-    /// Ask the device for a region of this size, which serves the need.
+    /// Ask the device for a region of this size. Where it came and does not serve the need, growth is asked again.
     Ask(u64),
     /// There is nothing (else) to ask for.
     End,
     /// It would go beyond the policy's own limit.
     BeyondLimit,
+}
+
+/// Where a block goes that its owner has done with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Destination {
+    /// Among the free pieces.
+    Pool,
+    /// Back to the device, with its whole region: it must be the only piece there.
+    Device,
 }
 
 /// How a pool keeps its free memory.
@@ -52,6 +70,12 @@ pub(super) trait Policy: Clone + Send + 'static {
     /// How large a block for this request is; `None` for what could never be served.
     fn block_size(&self, bytes: u64) -> Option<u64>;
 
+    /// Nothing is held, and memory is about to be taken: what the policy has to ask the device about itself first.
+    fn begin(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        let _ = device;
+        Ok(())
+    }
+
     /// Finds a free piece for the need, cuts it to size where the policy cuts, and no longer keeps it. A piece that was
     /// used on another stream is the policy's to make safe ([`Device::stream_wait_event`]), or to leave alone.
     fn take(
@@ -60,6 +84,32 @@ pub(super) trait Policy: Clone + Send + 'static {
         device: &mut dyn Device,
         need: &Need,
     ) -> Result<Option<(u32, Outcome)>, DeviceError>;
+
+    /// A caller is about to give a piece back: what has to be done on the device first, and whatever the policy wants to
+    /// note about the caller. The piece may have to wait for other streams before it is [`keep`](Policy::keep)'s.
+    fn freeing(
+        &mut self,
+        ground: &mut Ground,
+        device: &mut dyn Device,
+        slot: u32,
+        caller: Caller,
+    ) -> Result<(), DeviceError> {
+        let _ = (ground, device, slot, caller);
+        Ok(())
+    }
+
+    /// A piece has come back and waits for nobody, and nothing has changed yet: where it goes, and what the device must
+    /// be asked before.
+    #[inline]
+    fn destination(
+        &mut self,
+        ground: &mut Ground,
+        device: &mut dyn Device,
+        slot: u32,
+    ) -> Result<Destination, DeviceError> {
+        let _ = (ground, device, slot);
+        Ok(Destination::Pool)
+    }
 
     /// A piece is free: joins it with its neighbours where the policy joins, and keeps it.
     fn keep(&mut self, ground: &mut Ground, slot: u32);
@@ -73,8 +123,26 @@ pub(super) trait Policy: Clone + Send + 'static {
     /// A free piece is about to go back to the device with its region.
     fn forget(&mut self, ground: &mut Ground, slot: u32);
 
+    /// Memory was refused, and the request will be tried once more: brings together what the policy keeps apart.
+    fn gather(&mut self, ground: &mut Ground, device: &mut dyn Device) -> Result<(), DeviceError> {
+        let _ = (ground, device);
+        Ok(())
+    }
+
+    /// Whether regions that are free as a whole, `idle` bytes together, go back to the device before that.
+    fn gives_back(&self, need: &Need, stats: &Stats, idle: u64) -> bool {
+        let _ = (need, stats, idle);
+        true
+    }
+
+    /// Whether enough of them has gone back: they go in address order, until it has.
+    fn has_room(&self, need: &Need, stats: &Stats, refused_by: Refusal) -> bool {
+        let _ = (need, stats, refused_by);
+        false
+    }
+
     /// How much to ask of the device; `attempt` counts the refusals so far, and `stats` says what is held.
-    fn growth(&self, need: &Need, stats: &Stats, attempt: u32) -> Growth;
+    fn growth(&mut self, need: &Need, stats: &Stats, attempt: u32) -> Growth;
 
     /// The largest block that could be served to this stream without the device.
     fn largest_free(&self, ground: &Ground, stream: StreamId) -> u64;
@@ -105,8 +173,8 @@ pub(super) struct Pooled<P> {
     uses: StreamUses,
     /// Freed pieces whose other streams are not through yet.
     deferred: DeferredFrees<u32>,
-    /// Kept for its capacity.
-    released: Vec<u32>,
+    /// Pieces that no longer wait, and are still to be taken up.
+    passed: Vec<u32>,
     stats: Stats,
 }
 
@@ -117,7 +185,7 @@ impl<P: Policy> Pooled<P> {
             ground: Ground::default(),
             uses: StreamUses::default(),
             deferred: DeferredFrees::default(),
-            released: Vec::new(),
+            passed: Vec::new(),
             stats: Stats::default(),
         }
     }
@@ -137,13 +205,24 @@ impl<P: Policy> Pooled<P> {
         request: &Request,
         need: &Need,
     ) -> Result<Attempt, StrategyError> {
-        if let Ok(slot) = self.grow(cx, need)? {
-            return Ok(self.hand_out(slot, request, Outcome::NewSegment));
-        }
+        let refused_by = match self.grow(cx, need)? {
+            Ok(slot) => return Ok(self.hand_out(slot, request, Outcome::NewSegment)),
+            Err(shortage) => shortage.refused_by,
+        };
         cx.sink.event(StrategyEvent::Retry { rounded: need.size });
         self.stats.retries += 1;
         self.complete_frees(cx, Patience::Wait)?;
-        self.release_free_regions(cx)?;
+        self.policy.gather(&mut self.ground, cx.device)?;
+        let free = self.free_regions();
+        let idle = free.iter().map(|&region| self.ground.region(region).bytes).sum();
+        if self.policy.gives_back(need, &self.stats, idle) {
+            for region in free {
+                if self.policy.has_room(need, &self.stats, refused_by) {
+                    break;
+                }
+                self.release(cx, region)?;
+            }
+        }
         // Frees that were waited for may have made room in regions that stay.
         if let Some((slot, _)) = self.policy.take(&mut self.ground, cx.device, need)? {
             return Ok(self.hand_out(slot, request, Outcome::ReleaseAndRetry));
@@ -163,8 +242,12 @@ impl<P: Policy> Pooled<P> {
     fn grow(&mut self, cx: &mut Context<'_>, need: &Need) -> Result<Result<u32, Shortage>, StrategyError> {
         let mut shortage =
             Shortage { rounded: need.size, asked: need.size, refused_by: Refusal::Device, device_free: None };
-        for attempt in 0.. {
-            let bytes = match self.policy.growth(need, &self.stats, attempt) {
+        if self.stats.segments == 0 {
+            self.policy.begin(cx.device)?;
+        }
+        let mut refusals = 0;
+        loop {
+            let bytes = match self.policy.growth(need, &self.stats, refusals) {
                 Growth::Ask(bytes) => bytes,
                 Growth::End => break,
                 Growth::BeyondLimit => {
@@ -182,29 +265,49 @@ impl<P: Policy> Pooled<P> {
                     if let Some((slot, _)) = self.policy.take(&mut self.ground, cx.device, need)? {
                         return Ok(Ok(slot));
                     }
-                    break;
+                    refusals = 0;
                 }
-                Err(error) if error.is_out_of_memory() => {}
+                Err(error) if error.is_out_of_memory() => refusals += 1,
                 Err(error) => return Err(error.into()),
             }
         }
         Ok(Err(shortage))
     }
 
-    /// Takes up the frees that streams have got past.
+    /// Takes up the frees that streams have got past. What a driver error keeps from being taken up is next time's first.
     #[cold]
     fn complete_frees(&mut self, cx: &mut Context<'_>, patience: Patience) -> Result<(), StrategyError> {
-        let mut released = std::mem::take(&mut self.released);
-        let result = self.deferred.release(cx.device, patience, &mut released);
-        for slot in released.drain(..) {
-            let Piece { address, size, requested, stream, .. } = self.ground[slot];
-            cx.sink.event(StrategyEvent::FreeCompleted { address: Address(address), requested, stream });
-            self.stats.on_reusable(requested, size);
-            self.ground.vacate_tenant(slot);
-            self.policy.keep(&mut self.ground, slot);
+        let looked = self.deferred.release(cx.device, patience, &mut self.passed);
+        let mut done = 0;
+        let taken_up = loop {
+            let Some(&slot) = self.passed.get(done) else { break Ok(()) };
+            if let Err(error) = self.take_up(cx, slot) {
+                break Err(error);
+            }
+            done += 1;
+        };
+        self.passed.drain(..done);
+        taken_up.and(looked.map_err(StrategyError::from))
+    }
+
+    /// A piece no longer waits for streams.
+    fn take_up(&mut self, cx: &mut Context<'_>, slot: u32) -> Result<(), StrategyError> {
+        let Piece { address, size, requested, stream, region, .. } = self.ground[slot];
+        let completed = StrategyEvent::FreeCompleted { address: Address(address), requested, stream };
+        match self.policy.destination(&mut self.ground, cx.device, slot)? {
+            Destination::Pool => {
+                cx.sink.event(completed);
+                self.stats.on_reusable(requested, size);
+                self.ground.vacate_tenant(slot);
+                self.policy.keep(&mut self.ground, slot);
+            }
+            Destination::Device => {
+                cx.device.free(Address(self.ground.region(region).address))?;
+                cx.sink.event(completed);
+                self.forget_region(cx, region);
+            }
         }
-        self.released = released;
-        Ok(result?)
+        Ok(())
     }
 
     /// Frees a piece that other streams use: it waits for them.
@@ -225,39 +328,41 @@ impl<P: Policy> Pooled<P> {
         }
     }
 
-    /// Gives back every region without a live or waiting piece.
-    fn release_free_regions(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
-        self.ground
-            .regions()
-            .filter(|&region| self.ground.region(region).occupied == 0)
-            .collect::<Vec<_>>()
-            .into_iter()
-            .try_for_each(|region| self.release(cx, region))
+    /// Every region without a live or waiting piece, in address order.
+    fn free_regions(&self) -> Vec<u32> {
+        let mut free: Vec<u32> =
+            self.ground.regions().filter(|&region| self.ground.region(region).occupied == 0).collect();
+        free.sort_unstable_by_key(|&region| self.ground.region(region).address);
+        free
     }
 
     /// Gives a region back, with all that is in it.
-    fn release(&mut self, cx: &mut Context<'_>, number: u32) -> Result<(), StrategyError> {
+    fn release(&mut self, cx: &mut Context<'_>, region: u32) -> Result<(), StrategyError> {
+        cx.device.free(Address(self.ground.region(region).address))?;
+        self.forget_region(cx, region);
+        Ok(())
+    }
+
+    /// A region has gone back.
+    fn forget_region(&mut self, cx: &mut Context<'_>, number: u32) {
         let Region { address, bytes, stream, .. } = *self.ground.region(number);
-        let address = Address(address);
-        cx.device.free(address)?;
-        cx.sink.event(StrategyEvent::SegmentFree { address, bytes, stream });
+        cx.sink.event(StrategyEvent::SegmentFree { address: Address(address), bytes, stream });
         let pieces: Vec<u32> = self.ground.pieces_of(number).collect();
         for slot in pieces {
             let Piece { state, size, requested, .. } = self.ground[slot];
-            match state {
-                State::Free => self.policy.forget(&mut self.ground, slot),
-                State::Allocated => {
-                    self.forget_uses(slot);
-                    self.ground.vacate_tenant(slot);
-                    self.stats.on_free(size);
-                    self.stats.on_reusable(requested, size);
-                }
-                State::Pending | State::Vacant => {}
+            if state == State::Free {
+                self.policy.forget(&mut self.ground, slot);
+                continue;
             }
+            if state == State::Allocated {
+                self.forget_uses(slot);
+                self.stats.on_free(size);
+            }
+            self.ground.vacate_tenant(slot);
+            self.stats.on_reusable(requested, size);
         }
         self.ground.remove_region(number);
         self.stats.on_release(bytes, 1);
-        Ok(())
     }
 }
 
@@ -272,7 +377,7 @@ impl<P: Policy> Strategy for Pooled<P> {
             let shortage = Shortage { rounded, asked, refused_by: Refusal::Size, device_free: None };
             return Ok(Attempt::OutOfMemory(shortage));
         };
-        if !self.deferred.is_empty() {
+        if !self.deferred.is_empty() || !self.passed.is_empty() {
             self.complete_frees(cx, Patience::Poll)?;
         }
         let need = Need { size, stream: request.stream, thread: request.thread };
@@ -283,16 +388,22 @@ impl<P: Policy> Strategy for Pooled<P> {
     }
 
     #[inline]
-    fn free(&mut self, cx: &mut Context<'_>, block: Block, _: Caller) -> Result<Freed, StrategyError> {
+    fn free(&mut self, cx: &mut Context<'_>, block: Block, caller: Caller) -> Result<Freed, StrategyError> {
         let &Piece { size, requested, uses, .. } = self.ground.live(&block)?;
+        self.policy.freeing(&mut self.ground, cx.device, block.slot, caller)?;
         if uses != NONE {
             self.free_later(cx, block.slot)?;
             return Ok(Freed::Later);
         }
-        self.stats.on_free(size);
-        self.stats.on_reusable(requested, size);
-        self.ground.vacate_tenant(block.slot);
-        self.policy.keep(&mut self.ground, block.slot);
+        match self.policy.destination(&mut self.ground, cx.device, block.slot)? {
+            Destination::Pool => {
+                self.stats.on_free(size);
+                self.stats.on_reusable(requested, size);
+                self.ground.vacate_tenant(block.slot);
+                self.policy.keep(&mut self.ground, block.slot);
+            }
+            Destination::Device => self.release(cx, self.ground[block.slot].region)?,
+        }
         Ok(Freed::Now)
     }
 
@@ -314,7 +425,7 @@ impl<P: Policy> Strategy for Pooled<P> {
 
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         self.complete_frees(cx, Patience::Wait)?;
-        self.release_free_regions(cx)
+        self.free_regions().into_iter().try_for_each(|region| self.release(cx, region))
     }
 
     fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
