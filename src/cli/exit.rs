@@ -15,6 +15,8 @@ pub const NOT_EXACT: u8 = 100;
 pub const DEVICE_UNAVAILABLE: u8 = 103;
 /// Some cases could not be run; the others are in the results.
 pub const CASES_FAILED: u8 = 104;
+/// `leaks`: memory grows in a way that `--fail-on` names.
+pub const MEMORY_GROWS: u8 = 105;
 /// Ctrl-C: what was finished is in the results.
 pub const INTERRUPTED: u8 = 130;
 
@@ -28,4 +30,5 @@ Exit codes:
   100  verify: some recording is not exact; verify, threshold: a device disagrees
   103  the requested device is not available
   104  some cases failed to run
+  105  leaks: memory grows
   130  interrupted; finished cases are kept";

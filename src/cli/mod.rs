@@ -12,6 +12,7 @@ mod failure;
 mod inspect;
 mod inspect_recording;
 mod interrupt;
+mod leaks;
 mod list;
 mod options;
 mod output;
@@ -20,6 +21,7 @@ mod replay;
 mod run;
 mod run_thresholds;
 mod source;
+mod techniques;
 mod threshold;
 mod toolkit_folders;
 mod verify;
@@ -59,8 +61,12 @@ enum Command {
     Threshold(threshold::Args),
     /// Say what is in a workload or trace: events, sizes, lifetimes, peak.
     Inspect(inspect::Args),
+    /// Say whether memory leaks, the cache grows, it fragments or all is steady; and who grows.
+    Leaks(leaks::Args),
     /// Re-live PyTorch memory snapshots and compare the model with them, entry by entry; or a GPU with the simulated one.
     Verify(verify::Args),
+    /// Compare memory-saving techniques: what each saves, what it costs, what fits in your card.
+    Techniques(techniques::Args),
     /// Write a workload or trace as a trace file.
     Convert(convert::Args),
     /// List strategies, workloads, suites or the cases of a suite.
@@ -84,7 +90,9 @@ pub fn main() -> ExitCode {
         Command::Replay(args) => replay::run(args),
         Command::Threshold(args) => threshold::run(args),
         Command::Inspect(args) => inspect::run(args),
+        Command::Leaks(args) => leaks::run(args),
         Command::Verify(args) => verify::run(args),
+        Command::Techniques(args) => techniques::run(args),
         Command::Convert(args) => convert::run(args),
         Command::List(args) => list::run(args),
         Command::Doctor(args) => doctor::run(args),

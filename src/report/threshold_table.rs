@@ -105,7 +105,7 @@ pub fn largest_json(records: &[LargestRecord]) -> String {
     format!("{:#}\n", json!({ "schema": SCHEMA, "rows": rows }))
 }
 
-fn table(headings: &[&str], medium: Medium) -> Table {
+pub(super) fn table(headings: &[&str], medium: Medium) -> Table {
     match medium {
         Medium::Terminal(width) => {
             let mut table = headed(headings);
@@ -121,7 +121,7 @@ fn table(headings: &[&str], medium: Medium) -> Table {
     }
 }
 
-fn with_notes(table: &Table, legend: &str, notes: impl Iterator<Item = String>, medium: Medium) -> String {
+pub(super) fn with_notes(table: &Table, legend: &str, notes: impl Iterator<Item = String>, medium: Medium) -> String {
     let notes: Vec<String> = notes.collect();
     let (gap, bullet) = if medium == Medium::Markdown { ("\n", "- ") } else { ("", "") };
     let mut text = format!("{}\n{gap}{legend}\n", table.trim_fmt());
