@@ -22,7 +22,7 @@ use oomph::{
     },
     measure::agreement::Finding,
     strategy::{
-        Attempt, Block, Caller, Context, Request, STRATEGIES, Setup, Silent, Strategy, StrategySpec,
+        Attempt, Block, Caller, Context, Control, Request, STRATEGIES, Setup, Silent, Strategy, StrategySpec,
         conformance::{Step, conform_spec, mixed_script},
     },
     suite::{CaseSettings, SuiteFile, compare},
@@ -268,6 +268,7 @@ fn decisions(strategy: &mut dyn Strategy, device: &mut dyn Device, steps: &[Step
             Step::StreamSync { stream } => format!("{:?}", cx.device.stream_synchronize(stream)),
             Step::DeviceSync => format!("{:?}", cx.device.synchronize()),
             Step::Trim => format!("{:?}", strategy.trim(&mut cx)),
+            Step::NextStep => format!("{:?}", strategy.control(&mut cx, &Control::StepBegins(0))),
         };
         told.push(format!("{step:?}: {outcome} {events:?} {:?}", strategy.stats()));
     }

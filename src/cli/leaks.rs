@@ -103,7 +103,7 @@ enum LeaksFormat {
 }
 
 pub fn run(args: Args) -> Outcome {
-    if !(0.0..=1.0).contains(&args.significance) || !(args.least_share >= 0.0) {
+    if !(0.0..=1.0).contains(&args.significance) || args.least_share.is_nan() || args.least_share < 0.0 {
         return Err(Failure::usage(anyhow!("--significance is a probability and --least-share a share: 0.005, 0.01")));
     }
     let baseline = args.baseline.as_deref().map(|name| Watched::open(&args, name)).transpose()?;

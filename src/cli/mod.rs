@@ -2,6 +2,7 @@
 //!
 //! clap's types stop here: every subcommand turns its arguments into what the library works with.
 
+mod compare;
 mod completions;
 mod convert;
 mod doctor;
@@ -10,7 +11,9 @@ pub mod exit;
 mod export;
 mod failure;
 mod inspect;
+mod inspect_needs;
 mod inspect_recording;
+mod inspect_summary;
 mod interrupt;
 mod leaks;
 mod list;
@@ -59,12 +62,14 @@ enum Command {
     Replay(replay::Args),
     /// Find the smallest memory that suffices, or the largest workload that fits.
     Threshold(threshold::Args),
-    /// Say what is in a workload or trace: events, sizes, lifetimes, peak.
+    /// Say what is in a workload or trace: events, sizes, lifetimes, peak, the bound and a packing.
     Inspect(inspect::Args),
     /// Say whether memory leaks, the cache grows, it fragments or all is steady; and who grows.
     Leaks(leaks::Args),
     /// Re-live PyTorch memory snapshots and compare the model with them, entry by entry; or a GPU with the simulated one.
     Verify(verify::Args),
+    /// Compare two runs of the same cases: what changed, what got worse, what is noise.
+    Compare(compare::Args),
     /// Compare memory-saving techniques: what each saves, what it costs, what fits in your card.
     Techniques(techniques::Args),
     /// Write a workload or trace as a trace file.
@@ -92,6 +97,7 @@ pub fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(args),
         Command::Leaks(args) => leaks::run(args),
         Command::Verify(args) => verify::run(args),
+        Command::Compare(args) => compare::run(args),
         Command::Techniques(args) => techniques::run(args),
         Command::Convert(args) => convert::run(args),
         Command::List(args) => list::run(args),

@@ -19,6 +19,8 @@
 //! | external fragmentation | 1 - largest free piece / all free bytes of the cache, for the stream that asked last, at the allocated peak (read when memory first falls after it) or at the first OOM: 0 if everything free is in one piece |
 //! | idle share | 1 - allocated / reserved at one moment: the allocated peak or the reserved peak |
 //! | peak gap share | 1 - peak allocated / peak reserved, each at its own moment: how much more than its blocks the strategy needed |
+//! | bound | the most bytes alive at one time in the trace itself, as requested and rounded up to 512 B: no allocator can do with less |
+//! | packed | the height of the best layout that was found by looking ahead, with every free taking effect at once; an allocator that maps pages can do with less, because it needs no addresses in a row |
 //! | driver time | time inside driver calls, waiting included; of one operation: inside the calls that it made |
 //!
 //! Shares lie between 0 and 1; a share of nothing is left empty. On a virtual clock all of these are deterministic.

@@ -178,6 +178,33 @@ impl RunFolder {
     }
 }
 
+/// Copies what is needed to compare with a run to `place`, instead of whatever run is there. A crash leaves no half of it
+/// under that name.
+pub fn copy_run(folder: &Path, place: &Path) -> Result<(), ReportError> {
+    let mut beside = place.as_os_str().to_owned();
+    beside.push(".new");
+    let beside = PathBuf::from(beside);
+    for stale in [&beside, &place.to_owned()] {
+        if stale.exists() && read_environment(stale).is_err() {
+            return Err(ReportError::NoRun { path: stale.clone() });
+        }
+    }
+    let replaced = |path: &Path| match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(ReportError::io(path)(error)),
+        _ => Ok(()),
+    };
+    replaced(&beside)?;
+    fs::create_dir_all(&beside).map_err(ReportError::io(&beside))?;
+    for name in ["env.json", "runs.csv", "timings.csv", "summary.md"] {
+        let from = folder.join(name);
+        if from.is_file() {
+            fs::copy(&from, beside.join(name)).map_err(ReportError::io(&from))?;
+        }
+    }
+    replaced(place)?;
+    fs::rename(&beside, place).map_err(ReportError::io(place))
+}
+
 /// The rows of a finished or unfinished run, in file order.
 pub fn read_records(folder: &Path) -> Result<Vec<CaseRecord>, ReportError> {
     rows::read(&folder.join("runs.csv"))
@@ -291,6 +318,23 @@ mod tests {
         let written = files(one.path());
         assert_eq!(written, files(other.path()));
         assert_eq!(written.len(), 4 + 3, "env.json, runs.csv, comparison.csv, summary.md and three cases: {written:?}");
+    }
+
+    #[test]
+    fn a_copied_run_replaces_the_one_of_that_name_and_nothing_else() {
+        let folder = TempDir::new().unwrap();
+        let (run, kept) = (folder.path().join("run"), folder.path().join("kept"));
+        write_run(&run, &["a", "b"]);
+        copy_run(&run, &kept).unwrap();
+        assert_eq!(read_records(&kept).unwrap(), read_records(&run).unwrap());
+        let other = folder.path().join("other");
+        write_run(&other, &["c"]);
+        copy_run(&other, &kept).unwrap();
+        assert_eq!(read_records(&kept).unwrap().len(), 1);
+        let precious = folder.path().join("precious");
+        fs::create_dir(&precious).unwrap();
+        assert!(matches!(copy_run(&run, &precious), Err(ReportError::NoRun { .. })));
+        assert!(precious.is_dir());
     }
 
     #[test]

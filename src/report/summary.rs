@@ -1,6 +1,6 @@
 //! `summary.md`: the run on one page.
 
-use super::{Environment, table};
+use super::{Environment, table, waterfall};
 use crate::measure::{CaseRecord, Status};
 
 /// What was run, the table, and what did not complete.
@@ -23,6 +23,9 @@ pub(super) fn markdown(environment: &Environment, records: &[CaseRecord]) -> Str
     ));
     page.push_str(&format!("{}\n\n", counts(records)));
     page.push_str(&table::markdown(records));
+    if let Some(table) = waterfall::markdown(records) {
+        page.push_str(&format!("\n## From requested to reserved\n\n{table}"));
+    }
     for (number, explanation) in explanations(records).enumerate() {
         page.push_str(if number == 0 { "\n## Cases that did not complete\n\n" } else { "" });
         page.push_str(&format!("- {explanation}\n"));

@@ -18,6 +18,7 @@ pub mod deferred;
 pub mod direct;
 pub mod null;
 mod parameters;
+pub mod planned;
 mod pooled;
 #[cfg(test)]
 mod properties;
@@ -26,6 +27,7 @@ mod rmm;
 mod slab;
 mod slots;
 mod stats;
+pub mod stitch;
 mod stream_uses;
 #[cfg(test)]
 mod test_device;
@@ -156,7 +158,7 @@ pub enum Attempt {
 pub enum Outcome {
     /// A cached block, whole.
     Hit,
-    /// Cut from a larger cached block.
+    /// Cut from a larger cached block, or pieced together from several.
     Split,
     /// New memory from the device.
     NewSegment,

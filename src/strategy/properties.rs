@@ -66,6 +66,7 @@ impl ReferenceStateMachine for Program {
             1 => stream.prop_map(|stream| Step::StreamSync { stream }),
             1 => Just(Step::DeviceSync),
             1 => Just(Step::Trim),
+            2 => Just(Step::NextStep),
         ]
         .boxed()
     }

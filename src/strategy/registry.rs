@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use super::{Strategy, async_pool, bfc, buddy, by_address, caching, cub, direct, null, rmm, slab, tlsf};
+use super::{
+    Strategy, async_pool, bfc, buddy, by_address, caching, cub, direct, null, planned, rmm, slab, stitch, tlsf,
+};
 use crate::{
     device::{Capabilities, Clock, DeviceProps},
     unit::{GIB, MIB, did_you_mean_among, nearest},
@@ -23,6 +25,8 @@ pub static STRATEGIES: &[StrategyEntry] = &[
     buddy::ENTRY,
     tlsf::ENTRY,
     slab::ENTRY,
+    stitch::ENTRY,
+    planned::ENTRY,
     by_address::ENTRY,
 ];
 

@@ -158,6 +158,8 @@ pub enum BlockState {
     Allocated,
     /// Freed, but another stream may still use it.
     Pending,
+    /// In use under other addresses: a block of an [alias](SegmentView::alias) segment stands for it.
+    Lent,
     /// Can be handed out.
     Free,
 }

@@ -152,6 +152,7 @@ fn segments(caching: &Caching) -> Vec<String> {
             let state = match block.state {
                 BlockState::Allocated => "allocated",
                 BlockState::Pending => "pending",
+                BlockState::Lent => "lent",
                 BlockState::Free => "free",
             };
             line += &format!(" {}:{}:{state}:{}", block.address.0, block.size, block.requested);

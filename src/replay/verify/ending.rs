@@ -54,6 +54,7 @@ impl fmt::Display for Piece {
                 let state = match state {
                     BlockState::Allocated => "allocated",
                     BlockState::Pending => "waiting",
+                    BlockState::Lent => "lent",
                     BlockState::Free => "free",
                 };
                 write!(f, "{state} block of {bytes} bytes ({requested} requested) at {address}")

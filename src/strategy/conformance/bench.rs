@@ -4,7 +4,7 @@ use super::{Step, Subject};
 use crate::{
     device::{CallKind, Clock, Device, DeviceError},
     strategy::{
-        Attempt, Block, Caller, Context, Freed, Outcome, Refusal, Request, Shortage, Silent, SpecError, Stats,
+        Attempt, Block, Caller, Context, Control, Freed, Outcome, Refusal, Request, Shortage, Silent, SpecError, Stats,
         Strategy, StrategyError, wrap::Checked,
     },
     unit::{Address, Nanos, SiteId, StreamId, ThreadId, Work},
@@ -35,6 +35,8 @@ pub struct Bench {
     /// Until when each stream is busy at least.
     busy_until: Vec<Nanos>,
     quarantine: Vec<Quarantined>,
+    /// Steps that have begun.
+    steps: u32,
     /// Driver errors that came through.
     errors: Vec<StrategyError>,
     findings: Vec<String>,
@@ -94,7 +96,7 @@ impl Bench {
         let strategy = Checked::new((subject.build)(device.props())?);
         let (live, quarantine, errors, findings) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let busy_until = vec![Nanos::ZERO; usize::from(Bench::STREAMS)];
-        let mut bench = Bench { strategy, device, live, busy_until, quarantine, errors, findings };
+        let mut bench = Bench { strategy, device, live, busy_until, quarantine, steps: 0, errors, findings };
         for stream in 1..Bench::STREAMS {
             bench.on_device(|device| device.stream_create(u64::from(stream)).map(|_| ()));
         }
@@ -111,6 +113,7 @@ impl Bench {
             live: self.live.clone(),
             busy_until: self.busy_until.clone(),
             quarantine: self.quarantine.clone(),
+            steps: self.steps,
             errors: self.errors.clone(),
             findings: Vec::new(),
         })
@@ -132,6 +135,7 @@ impl Bench {
             Step::StreamSync { stream } => self.on_device(|device| device.stream_synchronize(stream)),
             Step::DeviceSync => self.on_device(|device| device.synchronize()),
             Step::Trim => self.call(|strategy, cx| strategy.trim(cx)).map_or_else(Echo::Failed, |()| Echo::Done),
+            Step::NextStep => self.next_step(),
         };
         self.strategy.audit();
         echo
@@ -223,6 +227,14 @@ impl Bench {
             Clock::Virtual => nanos,
             Clock::Wall => Nanos(nanos.0 - nanos.0 / 1_000),
         }
+    }
+
+    /// Tells the strategy that a step begins.
+    fn next_step(&mut self) -> Echo {
+        let number = self.steps;
+        self.steps += 1;
+        self.call(|strategy, cx| strategy.control(cx, &Control::StepBegins(number)))
+            .map_or_else(Echo::Failed, |()| Echo::Done)
     }
 
     /// The blocks that the program holds, oldest first.

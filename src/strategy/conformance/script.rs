@@ -44,6 +44,8 @@ pub enum Step {
     DeviceSync,
     /// Empties the cache.
     Trim,
+    /// Begins the next step of the program.
+    NextStep,
 }
 
 /// A random program of `length` steps: about as many frees as allocs, sizes from bytes to `largest` with every order
@@ -57,7 +59,8 @@ pub fn mixed_script(seed: u64, length: usize, largest: u64, busy: bool) -> Vec<S
             let stream = StreamId(random.random_range(0..streams));
             let nth = random.random_range(0..1 << 16);
             match random.random_range(0..100) {
-                0..44 => Step::Alloc { bytes: size(&mut random, largest), stream },
+                0..42 => Step::Alloc { bytes: size(&mut random, largest), stream },
+                42..44 => Step::NextStep,
                 44..82 => Step::Free { nth },
                 82..88 if busy => Step::UsedOn { nth, stream },
                 88..96 if busy => Step::Work { stream, nanos: Nanos(random.random_range(1_000..2_000_000)) },

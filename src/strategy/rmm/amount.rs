@@ -72,7 +72,7 @@ mod tests {
         let mut device = simulated(96 * MIB);
         assert_eq!(Amount::PercentOfFree(50).resolve(&mut *device), Ok(48 * MIB));
         let third = Amount::PercentOfFree(33).resolve(&mut *device).unwrap();
-        assert!(third % QUANTUM == 0 && third <= 96 * MIB / 3, "{third}");
+        assert!(third.is_multiple_of(QUANTUM) && third <= 96 * MIB / 3, "{third}");
         assert_eq!(Amount::Bytes(512).resolve(&mut *device), Ok(512));
     }
 }

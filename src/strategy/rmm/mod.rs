@@ -23,6 +23,8 @@ mod amount;
 pub(super) mod arena;
 pub(super) mod binning;
 mod equal_blocks;
+#[cfg(test)]
+mod faithful;
 pub(super) mod fixed;
 pub(super) mod pool;
 mod stream_lists;

@@ -61,6 +61,12 @@ fn sums(strategy: &dyn Strategy, layout: &Layout, violations: &mut Violations) {
     if real().all(|segment| !segment.mapped) {
         agree("segments", real().count() as u64, stats.segments);
     }
+    let in_aliases = layout.segments.iter().filter(|segment| segment.alias).flat_map(|segment| &segment.blocks);
+    let shown: u64 = in_aliases.filter(|block| is_in_use(block)).map(|block| block.size).sum();
+    let lent = in_state(BlockState::Lent);
+    violations.expect(lent == shown, Rule::Layout, || {
+        format!("{lent} bytes are lent, {shown} are in use under other addresses")
+    });
     let free = in_state(BlockState::Free);
     for stream in layout.segments.iter().map(|segment| segment.stream).chain([StreamId::DEFAULT]) {
         let largest = strategy.largest_free(stream).unwrap_or(0);
@@ -72,7 +78,7 @@ fn sums(strategy: &dyn Strategy, layout: &Layout, violations: &mut Violations) {
 
 /// Every block that callers hold is in the layout, and no other is.
 fn holdings(layout: &Layout, shadow: &Shadow, violations: &mut Violations) {
-    let mut in_use: Vec<&BlockView> = layout.blocks().filter(|block| block.state != BlockState::Free).collect();
+    let mut in_use: Vec<&BlockView> = layout.blocks().filter(|block| is_in_use(block)).collect();
     in_use.sort_unstable_by_key(|block| block.address);
     let mut theirs = in_use.iter().copied().map(|block| (block.address, block.size, block.requested, block.state));
     let mut ours = shadow.held().map(|held| {
@@ -89,4 +95,8 @@ fn holdings(layout: &Layout, shadow: &Shadow, violations: &mut Violations) {
             return;
         }
     }
+}
+
+fn is_in_use(block: &BlockView) -> bool {
+    matches!(block.state, BlockState::Allocated | BlockState::Pending)
 }

@@ -6,14 +6,14 @@
 
 use std::fmt;
 
-use super::{audit, shadow::Shadow};
+use super::{audit, backing::Backing, shadow::Shadow};
 use crate::{
-    device::Device,
+    device::{Device, wrap::Intercepted},
     strategy::{
         Attempt, Block, Caller, Context, Control, EventSink, Freed, Request, Stats, Strategy, StrategyError,
         StrategyEvent,
     },
-    unit::StreamId,
+    unit::{Address, StreamId},
 };
 
 /// After this many, violations are only counted: one broken book would otherwise be reported at every call.
@@ -24,13 +24,15 @@ const MOST_KEPT: usize = 64;
 pub struct Checked<S> {
     inner: S,
     shadow: Shadow,
+    backing: Backing,
     violations: Violations,
 }
 
 /// A part of the contract that was broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rule {
-    /// Live blocks never overlap, nor do they overlap blocks that still wait for a stream.
+    /// Live blocks never overlap, nor do they overlap blocks that still wait for a stream: not by their addresses, and
+    /// not by the physical memory behind them.
     Overlap,
     /// Every block starts at a multiple of [`ALIGNMENT`](crate::strategy::ALIGNMENT).
     Alignment,
@@ -109,7 +111,7 @@ impl Violations {
 impl<S: Strategy> Checked<S> {
     /// Watches `inner`, which has no live blocks yet.
     pub fn new(inner: S) -> Self {
-        Checked { inner, shadow: Shadow::default(), violations: Violations::default() }
+        Checked { inner, shadow: Shadow::default(), backing: Backing::default(), violations: Violations::default() }
     }
 
     /// The first violations, oldest first.
@@ -131,8 +133,8 @@ impl<S: Strategy> Checked<S> {
 
     /// A copy of the strategy under the same watch, as [`Strategy::fork`] makes it.
     pub fn fork_checked(&self) -> Option<Checked<Box<dyn Strategy>>> {
-        let (shadow, violations) = (self.shadow.clone(), self.violations.clone());
-        Some(Checked { inner: self.inner.fork()?, shadow, violations })
+        let (shadow, backing) = (self.shadow.clone(), self.backing.clone());
+        Some(Checked { inner: self.inner.fork()?, shadow, backing, violations: self.violations.clone() })
     }
 
     /// The strategy inside.
@@ -140,11 +142,16 @@ impl<S: Strategy> Checked<S> {
         self.inner
     }
 
-    /// Makes one call with a listener in front of the event sink.
+    /// Makes one call with a listener in front of the event sink, and one in front of the device.
     fn watch<R>(&mut self, cx: &mut Context<'_>, call: impl FnOnce(&mut S, &mut Context<'_>) -> R) -> R {
         self.violations.call += 1;
-        let mut listener = Listener { shadow: &mut self.shadow, violations: &mut self.violations, outer: cx.sink };
-        call(&mut self.inner, &mut Context { device: cx.device, sink: &mut listener })
+        let mut freed = Vec::new();
+        let mut listener =
+            Listener { shadow: &mut self.shadow, freed: &mut freed, violations: &mut self.violations, outer: cx.sink };
+        let mut device = Intercepted::new(&mut *cx.device, &mut self.backing);
+        let result = call(&mut self.inner, &mut Context { device: &mut device, sink: &mut listener });
+        freed.into_iter().for_each(|block| self.backing.vacate(block));
+        result
     }
 
     /// After a call.
@@ -160,7 +167,14 @@ impl<S: Strategy> Strategy for Checked<S> {
     fn alloc(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
         let result = self.watch(cx, |inner, cx| inner.alloc(cx, request));
         match &result {
-            Ok(Attempt::Served(block, _)) => self.shadow.served(*block, request, &mut self.violations),
+            Ok(Attempt::Served(block, _)) => {
+                self.shadow.served(*block, request, &mut self.violations);
+                if let Some(other) = self.backing.occupy(block) {
+                    let detail =
+                        format!("physical memory of the block at {} is that of the one at {other}", block.address);
+                    self.violations.add(Rule::Overlap, detail);
+                }
+            }
             Ok(Attempt::OutOfMemory(shortage)) => self.shadow.ran_out(shortage.refused_by),
             Err(StrategyError::UnknownBlock { .. }) => {
                 self.violations.add(Rule::Handle, "an alloc answered that a block is unknown".to_owned());
@@ -184,6 +198,9 @@ impl<S: Strategy> Strategy for Checked<S> {
             && was_live
         {
             self.shadow.freed(&block, freed);
+            if freed == Freed::Now {
+                self.backing.vacate(block.address);
+            }
         }
         self.compare(cx.device, result.as_ref().err());
         result
@@ -216,6 +233,7 @@ impl<S: Strategy> Strategy for Checked<S> {
         let result = self.watch(cx, |inner, cx| inner.close(cx));
         if result.is_ok() {
             self.shadow = Shadow::default();
+            self.backing.vacate_all();
             let stats = self.inner.stats();
             self.violations
                 .expect(stats == Stats::default(), Rule::Close, || format!("after a close the books say {stats:?}"));
@@ -234,6 +252,8 @@ impl<S: Strategy> Strategy for Checked<S> {
 /// Hears events before the sink that they are for.
 struct Listener<'a> {
     shadow: &'a mut Shadow,
+    /// Blocks whose delayed free is done.
+    freed: &'a mut Vec<Address>,
     violations: &'a mut Violations,
     outer: &'a mut dyn EventSink,
 }
@@ -241,6 +261,9 @@ struct Listener<'a> {
 impl EventSink for Listener<'_> {
     fn event(&mut self, event: StrategyEvent) {
         self.shadow.heard(event, self.violations);
+        if let StrategyEvent::FreeCompleted { address, .. } = event {
+            self.freed.push(address);
+        }
         self.outer.event(event);
     }
 }

@@ -38,6 +38,7 @@ pub(super) use views_of_inner;
 mod address_table;
 mod addressed;
 mod audit;
+mod backing;
 mod checked;
 mod locked;
 mod logged;
