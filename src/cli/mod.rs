@@ -2,6 +2,7 @@
 //!
 //! clap's types stop here: every subcommand turns its arguments into what the library works with.
 
+mod compare;
 mod completions;
 mod convert;
 mod doctor;
@@ -10,15 +11,21 @@ pub mod exit;
 mod export;
 mod failure;
 mod inspect;
+mod inspect_needs;
 mod inspect_recording;
+mod inspect_summary;
 mod interrupt;
+mod leaks;
 mod list;
 mod options;
 mod output;
 mod progress;
 mod replay;
 mod run;
+mod run_thresholds;
 mod source;
+mod techniques;
+mod threshold;
 mod toolkit_folders;
 mod verify;
 mod verify_on;
@@ -53,10 +60,18 @@ enum Command {
     Run(run::Args),
     /// Run one pattern through some strategies and compare what happens.
     Replay(replay::Args),
-    /// Say what is in a workload or trace: events, sizes, lifetimes, peak.
+    /// Find the smallest memory that suffices, or the largest workload that fits.
+    Threshold(threshold::Args),
+    /// Say what is in a workload or trace: events, sizes, lifetimes, peak, the bound and a packing.
     Inspect(inspect::Args),
+    /// Say whether memory leaks, the cache grows, it fragments or all is steady; and who grows.
+    Leaks(leaks::Args),
     /// Re-live PyTorch memory snapshots and compare the model with them, entry by entry; or a GPU with the simulated one.
     Verify(verify::Args),
+    /// Compare two runs of the same cases: what changed, what got worse, what is noise.
+    Compare(compare::Args),
+    /// Compare memory-saving techniques: what each saves, what it costs, what fits in your card.
+    Techniques(techniques::Args),
     /// Write a workload or trace as a trace file.
     Convert(convert::Args),
     /// List strategies, workloads, suites or the cases of a suite.
@@ -78,8 +93,12 @@ pub fn main() -> ExitCode {
     let outcome = match cli.command.unwrap_or_else(|| Command::Run(run::Args::default())) {
         Command::Run(args) => run::run(args),
         Command::Replay(args) => replay::run(args),
+        Command::Threshold(args) => threshold::run(args),
         Command::Inspect(args) => inspect::run(args),
+        Command::Leaks(args) => leaks::run(args),
         Command::Verify(args) => verify::run(args),
+        Command::Compare(args) => compare::run(args),
+        Command::Techniques(args) => techniques::run(args),
         Command::Convert(args) => convert::run(args),
         Command::List(args) => list::run(args),
         Command::Doctor(args) => doctor::run(args),

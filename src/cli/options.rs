@@ -9,6 +9,7 @@ use super::{failure::Failure, output};
 use crate::{
     device::{DeviceSpec, DeviceSpecError},
     measure::CaseRecord,
+    plan::Budget,
     report::{self, ReportError},
     suite::{Case, CaseTimeout, InProcess, Isolating, Isolation, WorkerProcess},
     unit::Bytes,
@@ -87,6 +88,31 @@ impl WorkerOptions {
         let program = env::current_exe().unwrap_or_else(|_| env!("CARGO_PKG_NAME").into());
         let worker = WorkerProcess { program, arguments: vec![super::WORKER.into()], stop };
         Ok(Isolating { isolation, here: InProcess { stop }, worker })
+    }
+}
+
+/// What the traces need, beside what strategies take.
+#[derive(Debug, Default, Args)]
+pub struct NeedsOptions {
+    /// Also lay each trace out with foresight and write the height of that layout beside the cases (`packed_bytes`).
+    /// The bound is always there; packing takes up to half a second a trace, and is the same on every machine.
+    #[arg(long)]
+    pub pack: bool,
+    /// Show how requested becomes reserved, step by step, after the table.
+    #[arg(long)]
+    pub waterfall: bool,
+}
+
+impl NeedsOptions {
+    /// The budget of each packing, if there are any.
+    pub fn pack_within(&self) -> Option<Budget> {
+        self.pack.then_some(Budget::QUICK)
+    }
+
+    /// The table of the steps, where it was asked for and may be printed after the first one.
+    pub fn waterfall(&self, records: &[CaseRecord], format: Format) -> Option<String> {
+        let wanted = self.waterfall && format == Format::Table;
+        wanted.then(|| report::waterfall(records, output::terminal_width())).flatten()
     }
 }
 

@@ -15,7 +15,7 @@ use super::{
     export::{self, Export},
     failure::{Failure, Outcome},
     interrupt,
-    options::{DeviceOptions, Format, WorkerOptions},
+    options::{DeviceOptions, Format, NeedsOptions, WorkerOptions},
     output,
     progress::Watched,
     source::SourceOptions,
@@ -25,7 +25,7 @@ use crate::{
     replay::{self, OnOutOfMemory, Pace},
     report,
     strategy::StrategySpec,
-    suite::{self, Case, Progress, SourceSpec},
+    suite::{self, Case, Progress, SourceSpec, WithNeeds},
     trace::Source,
 };
 
@@ -38,6 +38,7 @@ Examples:
   oomph replay steps.oomph.gz --strategy caching:max_split_size_mb:128,garbage_collection_threshold:0.8
   oomph replay snapshot.pickle --strategy caching --limit 12GiB --repeat 3
   oomph replay training --strategy caching --export-snapshot training.pickle
+  oomph replay variable-length --pack --waterfall
   oomph replay mix-1000 --strategy caching --strategy address:caching --threads 1,4,16
   PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True oomph replay training --strategy caching:env
 
@@ -53,6 +54,8 @@ pub struct Args {
     device: DeviceOptions,
     #[command(flatten)]
     workers: WorkerOptions,
+    #[command(flatten)]
+    needs: NeedsOptions,
     /// Run the whole pattern this often, back to back: some fail only the third time.
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
@@ -88,14 +91,16 @@ pub fn run(args: Args) -> Outcome {
         )));
     }
     let passes = args.strategy.len() as u64 * u64::from(args.repeat) + u64::from(args.export_snapshot.is_some());
+    let readings_for_needs = 1 + u64::from(args.needs.pack);
     let origin = args.source.spec()?;
-    let (source, bar) = Watched::new(origin.open().map_err(Failure::usage)?, passes);
+    let (source, bar) = Watched::new(origin.open().map_err(Failure::usage)?, passes + readings_for_needs);
     let cases = cases(&args, Arc::new(source), &origin)?;
     let stop = interrupt::flag(interrupt::Running::Replay)?;
     let runner = args.workers.runner(&cases, Some(&stop))?;
     let mut records: Vec<Option<CaseRecord>> = vec![None; cases.len()];
     let mut timings = Vec::new();
-    suite::run(&cases, &runner, suite::all_cores(), &stop, |progress| match progress {
+    let with_needs = WithNeeds::new(&runner, args.needs.pack_within());
+    suite::run(&cases, &with_needs, suite::all_cores(), &stop, |progress| match progress {
         Progress::Started(case) => bar.set_message(case.label.strategy.clone()),
         Progress::Finished(case, outcome) => {
             // What a worker reads is not seen here before it is done.
@@ -119,6 +124,9 @@ pub fn run(args: Args) -> Outcome {
         return Err(Failure::usage(anyhow!("{}", first.reason)));
     }
     output::say(&args.format.records(&records)?)?;
+    if let Some(waterfall) = args.needs.waterfall(&records, args.format) {
+        output::say(&waterfall)?;
+    }
     if !timings.is_empty() {
         output::say(&format!("\n{}", report::timings(&timings, output::terminal_width())))?;
     }
@@ -147,8 +155,13 @@ fn export(args: &Args, cases: &[Case], records: &[CaseRecord], stop: &AtomicBool
     if !matches!(record.status, Status::Completed | Status::Oom) {
         return Ok(None);
     }
-    let options =
-        replay::Options { on_out_of_memory: case.on_out_of_memory, pace: case.pace, repeat: 1, stop: Some(stop) };
+    let options = replay::Options {
+        on_out_of_memory: case.on_out_of_memory,
+        pace: case.pace,
+        repeat: 1,
+        stop: Some(stop),
+        ..replay::Options::default()
+    };
     let witnessed = Export {
         source: &*case.source,
         strategy: case.strategy.clone(),

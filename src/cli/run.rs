@@ -8,17 +8,19 @@ use std::{
 use anyhow::anyhow;
 
 use super::{
+    compare::{self, ToleranceOptions},
     environment, exit,
     failure::{Failure, Outcome},
     interrupt,
-    options::{DeviceOptions, Format, WorkerOptions},
-    output, progress,
+    options::{DeviceOptions, Format, NeedsOptions, WorkerOptions},
+    output, progress, run_thresholds, threshold,
 };
 use crate::{
+    answer::threshold::ThresholdStatus,
     device::DeviceSpec,
     measure::Status,
     report::{self, ReportError, RunFolder},
-    suite::{self, Case, CaseOutcome, CaseRunner, CaseSettings, Filter, Progress, SuiteFile},
+    suite::{self, Case, CaseOutcome, CaseRunner, CaseSettings, Filter, Progress, SuiteFile, SuiteKind, WithNeeds},
 };
 
 /// Runs suites case by case: progress while it works, one table at the end, and a folder with the CSVs. Rows are
@@ -47,6 +49,8 @@ pub struct Args {
     seed: Option<u64>,
     #[command(flatten)]
     workers: WorkerOptions,
+    #[command(flatten)]
+    needs: NeedsOptions,
     /// How many simulated cases run side by side [default: all cores].
     #[arg(long, short, value_name = "N")]
     jobs: Option<usize>,
@@ -56,6 +60,14 @@ pub struct Args {
     /// Go on with an interrupted run: cases that its folder holds are not run again.
     #[arg(long, value_name = "DIR")]
     resume: Option<PathBuf>,
+    /// Keep this run under a name, to compare others with.
+    #[arg(long, value_name = "NAME")]
+    save_baseline: Option<String>,
+    /// Compare with a run that was kept under this name, or with a run's folder: exit code 102 if something got worse.
+    #[arg(long, value_name = "NAME")]
+    baseline: Option<String>,
+    #[command(flatten)]
+    tolerance: ToleranceOptions,
     /// How the table is printed.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -65,9 +77,14 @@ pub fn run(args: Args) -> Outcome {
     let names = if args.suites.is_empty() { vec!["quick".to_owned()] } else { args.suites.clone() };
     let suites: Vec<SuiteFile> =
         names.iter().map(|name| SuiteFile::load(name)).collect::<Result<_, _>>().map_err(Failure::usage)?;
+    // A name that is wrong must not cost a run.
+    args.baseline.as_deref().map(compare::folder).transpose()?;
+    let kept = args.save_baseline.as_deref().map(compare::baseline_folder).transpose()?;
     let device = args.device.spec()?;
     let cases = select(&args, &suites, &device)?;
     let ids: Vec<String> = cases.iter().map(|case| case.label.case_id()).collect();
+    let asks_for_threshold =
+        |case: &Case| suites.iter().any(|suite| suite.name == case.label.suite && suite.kind == SuiteKind::Threshold);
     if args.list {
         output::say(&ids.join("\n"))?;
         return Ok(exit::OK);
@@ -82,11 +99,27 @@ pub fn run(args: Args) -> Outcome {
     }
     .map_err(Failure::usage)?;
     let stop = interrupt::flag(interrupt::Running::Cases)?;
-    run_cases(&args, &folder, cases, &runner, &stop)?;
+    let (searched, measured): (Vec<Case>, Vec<Case>) = cases.into_iter().partition(asks_for_threshold);
+    let with_needs = WithNeeds::new(&runner, args.needs.pack_within());
+    run_cases(&args, &folder, measured, &with_needs, &stop)?;
+    let jobs = args.jobs.unwrap_or_else(suite::all_cores);
+    let thresholds = match searched.is_empty() {
+        true => None,
+        false => Some(run_thresholds::run(&searched, &folder, &runner, jobs, &stop)?),
+    };
 
     let base = &suites[0].base;
     let records = folder.finish(&ids, base)?;
-    output::say(&args.format.records(&records)?)?;
+    let details = thresholds.map(|files| files.finish(&ids)).transpose()?.unwrap_or_default();
+    if details.is_empty() || !records.is_empty() {
+        output::say(&args.format.records(&records)?)?;
+    }
+    if let Some(waterfall) = args.needs.waterfall(&records, args.format) {
+        output::say(&waterfall)?;
+    }
+    if !details.is_empty() {
+        output::say(&threshold::formatted(&details, args.format)?)?;
+    }
     if args.format == Format::Table {
         let timings = report::read_timings(folder.path())?;
         if !timings.is_empty() {
@@ -94,7 +127,8 @@ pub fn run(args: Args) -> Outcome {
         }
         output::say(&format!("\nresults: {}", folder.path().display()))?;
     }
-    let ended = records.iter().filter(|record| record.status != Status::Interrupted).count();
+    let answered = details.iter().filter(|detail| detail.record.status != ThresholdStatus::Interrupted).count();
+    let ended = records.iter().filter(|record| record.status != Status::Interrupted).count() + answered;
     if ended < ids.len() {
         output::complain(&format!(
             "interrupted after {} of {} cases; go on with: oomph run {} --resume {}",
@@ -105,7 +139,19 @@ pub fn run(args: Args) -> Outcome {
         ));
         return Ok(exit::INTERRUPTED);
     }
-    Ok(output::complain_of_failures(&records))
+    let failures = match output::complain_of_failures(&records) {
+        exit::OK => threshold::exit_code(&details, &stop),
+        failed => failed,
+    };
+    let regressions = match &args.baseline {
+        Some(baseline) => compare::with_baseline(baseline, folder.path(), &args.tolerance)?,
+        None => exit::OK,
+    };
+    if let Some(place) = kept {
+        report::copy_run(folder.path(), &place).map_err(Failure::usage)?;
+        output::complain(&format!("kept as baseline: {}", place.display()));
+    }
+    Ok(if failures == exit::OK { regressions } else { failures })
 }
 
 /// Runs what the folder does not hold yet, and writes every case down as soon as it is done.

@@ -2,7 +2,7 @@
 //!
 //! [`measure`] runs one case and returns its row ([`CaseRecord`]) and everything that does not fit in a row
 //! ([`CaseDetail`]). One file holds one subject: [`peaks`], [`timeline`], [`categories`], [`driver`], [`latency`],
-//! [`ooms`], [`layouts`]; [`timing`] reads the wall clock, [`witness`] tells a replay as PyTorch would and [`agreement`]
+//! [`ooms`], [`obstacles`], [`layouts`]; [`timing`] reads the wall clock, [`witness`] tells a replay as PyTorch would and [`agreement`]
 //! compares devices, apart from all the others. This room writes no files and prints nothing: that is for the rooms above.
 //!
 //! # What the numbers mean
@@ -19,6 +19,8 @@
 //! | external fragmentation | 1 - largest free piece / all free bytes of the cache, for the stream that asked last, at the allocated peak (read when memory first falls after it) or at the first OOM: 0 if everything free is in one piece |
 //! | idle share | 1 - allocated / reserved at one moment: the allocated peak or the reserved peak |
 //! | peak gap share | 1 - peak allocated / peak reserved, each at its own moment: how much more than its blocks the strategy needed |
+//! | bound | the most bytes alive at one time in the trace itself, as requested and rounded up to 512 B: no allocator can do with less |
+//! | packed | the height of the best layout that was found by looking ahead, with every free taking effect at once; an allocator that maps pages can do with less, because it needs no addresses in a row |
 //! | driver time | time inside driver calls, waiting included; of one operation: inside the calls that it made |
 //!
 //! Shares lie between 0 and 1; a share of nothing is left empty. On a virtual clock all of these are deterministic.
@@ -28,8 +30,10 @@ pub mod categories;
 pub mod driver;
 pub mod latency;
 pub mod layouts;
+pub mod obstacles;
 pub mod ooms;
 pub mod peaks;
+pub mod steps;
 pub mod timeline;
 pub mod timing;
 pub mod witness;
@@ -54,9 +58,11 @@ pub use label::{CaseLabel, file_stem};
 pub use latency::LatencyHistogram;
 pub use layouts::{Layouts, layout_after};
 pub use levels::{Levels, device_used, lost_share};
+pub use obstacles::{KeptBack, Obstacle};
 pub use ooms::OomReport;
 pub use peaks::{PhasePeak, StepPeak};
 pub use record::{CaseRecord, SCHEMA, Status};
+pub use steps::{StepTimes, time_steps};
 pub use timeline::Timeline;
 pub use timing::{Fresh, TimingRecord, copies_for_threads, time, time_threads};
 pub use warning::Warning;

@@ -5,8 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::CaseLabel;
-use crate::{device::Clock, replay::Cause, strategy::Refusal};
+use super::{CaseLabel, Obstacle};
+use crate::{device::Clock, plan::Needs, replay::Cause, strategy::Refusal};
 
 /// Goes up whenever a column changes its name or meaning.
 pub const SCHEMA: u32 = 1;
@@ -103,7 +103,17 @@ pub struct CaseRecord {
     pub oom_cause: Option<Cause>,
     /// Who refused.
     pub oom_refused_by: Option<Refusal>,
+    /// What kept the request from most of what was free.
+    pub oom_obstacle: Option<Obstacle>,
+    /// How much that is.
+    pub oom_obstacle_bytes: Option<u64>,
 
+    /// What no allocator can do without: most requested bytes alive at one time in the whole trace.
+    pub bound_requested_bytes: Option<u64>,
+    /// The same with every request rounded up to [`GRAIN`](crate::plan::GRAIN).
+    pub bound_rounded_bytes: Option<u64>,
+    /// The height of an offline layout of these rounded requests, where one was asked for.
+    pub packed_bytes: Option<u64>,
     /// Most bytes asked for at one time.
     pub peak_requested_bytes: u64,
     /// Most bytes in blocks at one time.
@@ -290,6 +300,13 @@ impl CaseRecord {
             seed: self.seed,
             repeat: self.repeat,
         }
+    }
+
+    /// Writes down what the source needs, whoever serves it.
+    pub fn set_needs(&mut self, needs: &Needs) {
+        self.bound_requested_bytes = Some(needs.bound.requested_bytes);
+        self.bound_rounded_bytes = Some(needs.bound.rounded_bytes);
+        self.packed_bytes = needs.packed_bytes;
     }
 
     /// The reason on one line: a row is a line, and a line cut short by a crash must be recognisable.

@@ -34,17 +34,32 @@ struct Content {
     timing_records: Vec<TimingRecord>,
 }
 
+/// Makes a folder with its `env.json`. One that holds a run already is refused.
+pub(super) fn begin(path: &Path, environment: &Environment) -> Result<(), ReportError> {
+    let env_path = path.join("env.json");
+    if env_path.exists() || path.join("runs.csv").exists() {
+        return Err(ReportError::Occupied { path: path.to_owned() });
+    }
+    fs::create_dir_all(path).map_err(ReportError::io(path))?;
+    let mut json = serde_json::to_vec_pretty(environment).map_err(ReportError::json(&env_path))?;
+    json.push(b'\n');
+    rows::replace(&env_path, &json)
+}
+
+/// The environment of a folder whose rows may stand beside those of `environment`; otherwise what forbids it.
+pub(super) fn check_environment(path: &Path, environment: &Environment) -> Result<Environment, ReportError> {
+    let there = read_environment(path)?;
+    match environment.conflict(&there) {
+        Some((what, here, there)) => Err(ReportError::OtherEnvironment { path: path.to_owned(), what, here, there }),
+        None => Ok(there),
+    }
+}
+
 impl RunFolder {
     /// Makes a folder for a new run. One that holds a run already is refused.
     pub fn create(path: &Path, environment: &Environment) -> Result<RunFolder, ReportError> {
-        let env_path = path.join("env.json");
-        if env_path.exists() || path.join("runs.csv").exists() {
-            return Err(ReportError::Occupied { path: path.to_owned() });
-        }
+        begin(path, environment)?;
         fs::create_dir_all(path.join("cases")).map_err(ReportError::io(path))?;
-        let mut json = serde_json::to_vec_pretty(environment).map_err(ReportError::json(&env_path))?;
-        json.push(b'\n');
-        rows::replace(&env_path, &json)?;
         RunFolder::with_rows(path, environment, Vec::new(), Vec::new())
     }
 
@@ -52,10 +67,7 @@ impl RunFolder {
     /// are the rows of cases that must run again. A run from another device, commit or seed is refused, and so is one of
     /// other cases: its rows would not be comparable. What is refused is left as it is.
     pub fn resume(path: &Path, environment: &Environment, case_ids: &[String]) -> Result<RunFolder, ReportError> {
-        let there = read_environment(path)?;
-        if let Some((what, here, there)) = environment.conflict(&there) {
-            return Err(ReportError::OtherEnvironment { path: path.to_owned(), what, here, there });
-        }
+        let there = check_environment(path, environment)?;
         let mut records: Vec<CaseRecord> = rows::read(&path.join("runs.csv"))?;
         let timings: Vec<TimingRecord> = rows::read(&path.join("timings.csv"))?;
         let known: BTreeSet<&String> = case_ids.iter().collect();
@@ -164,6 +176,33 @@ impl RunFolder {
     fn content(&self) -> MutexGuard<'_, Content> {
         self.content.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Copies what is needed to compare with a run to `place`, instead of whatever run is there. A crash leaves no half of it
+/// under that name.
+pub fn copy_run(folder: &Path, place: &Path) -> Result<(), ReportError> {
+    let mut beside = place.as_os_str().to_owned();
+    beside.push(".new");
+    let beside = PathBuf::from(beside);
+    for stale in [&beside, &place.to_owned()] {
+        if stale.exists() && read_environment(stale).is_err() {
+            return Err(ReportError::NoRun { path: stale.clone() });
+        }
+    }
+    let replaced = |path: &Path| match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(ReportError::io(path)(error)),
+        _ => Ok(()),
+    };
+    replaced(&beside)?;
+    fs::create_dir_all(&beside).map_err(ReportError::io(&beside))?;
+    for name in ["env.json", "runs.csv", "timings.csv", "summary.md"] {
+        let from = folder.join(name);
+        if from.is_file() {
+            fs::copy(&from, beside.join(name)).map_err(ReportError::io(&from))?;
+        }
+    }
+    replaced(place)?;
+    fs::rename(&beside, place).map_err(ReportError::io(place))
 }
 
 /// The rows of a finished or unfinished run, in file order.
@@ -279,6 +318,23 @@ mod tests {
         let written = files(one.path());
         assert_eq!(written, files(other.path()));
         assert_eq!(written.len(), 4 + 3, "env.json, runs.csv, comparison.csv, summary.md and three cases: {written:?}");
+    }
+
+    #[test]
+    fn a_copied_run_replaces_the_one_of_that_name_and_nothing_else() {
+        let folder = TempDir::new().unwrap();
+        let (run, kept) = (folder.path().join("run"), folder.path().join("kept"));
+        write_run(&run, &["a", "b"]);
+        copy_run(&run, &kept).unwrap();
+        assert_eq!(read_records(&kept).unwrap(), read_records(&run).unwrap());
+        let other = folder.path().join("other");
+        write_run(&other, &["c"]);
+        copy_run(&other, &kept).unwrap();
+        assert_eq!(read_records(&kept).unwrap().len(), 1);
+        let precious = folder.path().join("precious");
+        fs::create_dir(&precious).unwrap();
+        assert!(matches!(copy_run(&run, &precious), Err(ReportError::NoRun { .. })));
+        assert!(precious.is_dir());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `summary.md`: the run on one page.
 
-use super::{Environment, table};
+use super::{Environment, table, waterfall};
 use crate::measure::{CaseRecord, Status};
 
 /// What was run, the table, and what did not complete.
@@ -23,6 +23,9 @@ pub(super) fn markdown(environment: &Environment, records: &[CaseRecord]) -> Str
     ));
     page.push_str(&format!("{}\n\n", counts(records)));
     page.push_str(&table::markdown(records));
+    if let Some(table) = waterfall::markdown(records) {
+        page.push_str(&format!("\n## From requested to reserved\n\n{table}"));
+    }
     for (number, explanation) in explanations(records).enumerate() {
         page.push_str(if number == 0 { "\n## Cases that did not complete\n\n" } else { "" });
         page.push_str(&format!("- {explanation}\n"));
@@ -55,19 +58,20 @@ fn explanation(record: &CaseRecord) -> String {
         return format!("{}: {}", record.status.name(), record.reason);
     };
     let free = Bytes(record.oom_free_bytes.unwrap_or(0));
-    let cause = match record.oom_cause {
-        Some(Cause::Fragmentation) => "fragmentation",
-        Some(Cause::Exhaustion) | None => "exhaustion",
-    };
+    let cause = record.oom_cause.unwrap_or(Cause::Exhaustion).name();
     let place = match (record.oom_step, &record.oom_phase) {
         (Some(step), Some(phase)) => format!(" in step {step}, {phase}"),
         (Some(step), None) => format!(" in step {step}"),
         (None, Some(phase)) => format!(" in {phase}"),
         (None, None) => String::new(),
     };
+    let most = match (record.oom_obstacle, record.oom_obstacle_bytes) {
+        (Some(obstacle), Some(bytes)) => format!(", {} {}", Bytes(bytes), obstacle.words()),
+        _ => String::new(),
+    };
     let remark = if record.reason.is_empty() { String::new() } else { format!("; {}", record.reason) };
     format!(
-        "out of memory at event {}{place}: {} asked for, {free} free in all ({cause}){remark}",
+        "out of memory at event {}{place}: {} asked for, {free} free in all{most} ({cause}){remark}",
         record.oom_event.unwrap_or(0),
         Bytes(requested),
     )

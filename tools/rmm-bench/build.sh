@@ -1,5 +1,5 @@
 #!/bin/bash
-# Builds the timing program over RMM 26.10 from its wheels. Building needs no GPU and no nvcc; running needs a GPU and a
+# Builds the timing program and the replay over RMM 26.10 from its wheels. Building needs no GPU and no nvcc; running needs a GPU and a
 # driver for CUDA 13. The folder holds everything that the program loads, so that it can be carried to another machine.
 # usage: build.sh [DIR]   DIR is target/rmm-bench by default; 7 MB are downloaded once.
 set -eu
@@ -16,9 +16,11 @@ if [ ! -d "$headers" ]; then
   for wheel in "$wheels"/*.whl; do unzip -qo "$wheel" -d "$headers"; done
   mv "$headers/librmm/lib64/librmm.so" "$headers/rapids_logger/lib64/librapids_logger.so" "$dir"
 fi
-g++ -O2 -std=c++20 -pthread -DLIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE "$here/bench.cpp" \
-  -isystem "$headers/librmm/include/rapids" -isystem "$headers/librmm/include" \
-  -isystem "$headers/rapids_logger/include" -isystem "$headers/nvidia/cu13/include" \
-  -L"$dir" -lrmm -lrapids_logger "$headers/nvidia/cu13/lib/libcudart_static.a" -ldl -lrt \
-  -Wl,--disable-new-dtags '-Wl,-rpath,$ORIGIN' -o "$dir/rmm_bench"
-echo "built $dir/rmm_bench"
+for program in bench replay; do
+  g++ -O2 -std=c++20 -pthread -DLIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE "$here/$program.cpp" \
+    -isystem "$headers/librmm/include/rapids" -isystem "$headers/librmm/include" \
+    -isystem "$headers/rapids_logger/include" -isystem "$headers/nvidia/cu13/include" \
+    -L"$dir" -lrmm -lrapids_logger "$headers/nvidia/cu13/lib/libcudart_static.a" -ldl -lrt \
+    -Wl,--disable-new-dtags '-Wl,-rpath,$ORIGIN' -o "$dir/rmm_$program"
+  echo "built $dir/rmm_$program"
+done
