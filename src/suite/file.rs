@@ -54,6 +54,9 @@ pub enum SuiteKind {
 pub struct Group {
     /// Names of workloads, or `"all"`.
     pub workloads: Selection,
+    /// Workloads to leave out of `"all"`, `*` standing for any run of characters.
+    #[serde(default)]
+    pub except: Vec<String>,
     /// Strategies with parameters, or `"all"`.
     pub strategies: Selection,
     /// Caps on physical memory; without any, the whole device.
@@ -70,6 +73,9 @@ pub struct Group {
     /// What to do when a request fails.
     #[serde(default)]
     pub on_oom: OnOom,
+    /// Whether the workloads' work is run; without it only requests for memory are carried out, and streams stay idle.
+    #[serde(default = "yes")]
+    pub work: bool,
     /// Whether wall-clock times are taken as well; such cases run alone.
     #[serde(default)]
     pub timed: bool,
@@ -181,6 +187,10 @@ fn default_seeds() -> Vec<u64> {
 
 fn one() -> u32 {
     1
+}
+
+fn yes() -> bool {
+    true
 }
 
 #[cfg(test)]
