@@ -14,6 +14,7 @@ pub mod conformance;
 pub mod deferred;
 pub mod direct;
 pub mod null;
+pub mod oomph;
 #[cfg(test)]
 mod properties;
 mod registry;

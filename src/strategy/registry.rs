@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Strategy, async_pool, by_address, caching, direct, null};
+use super::{Strategy, async_pool, by_address, caching, direct, null, oomph};
 use crate::{
     device::{Capabilities, Clock, DeviceProps},
     unit::{GIB, MIB, did_you_mean_among, nearest},
@@ -10,7 +10,7 @@ use crate::{
 
 /// Every strategy, in the order in which `list` shows them. Adding one is one line here.
 pub static STRATEGIES: &[StrategyEntry] =
-    &[null::ENTRY, direct::ENTRY, async_pool::ENTRY, caching::ENTRY, by_address::ENTRY];
+    &[null::ENTRY, direct::ENTRY, async_pool::ENTRY, caching::ENTRY, oomph::ENTRY, by_address::ENTRY];
 
 /// What the registry knows about a strategy.
 pub struct StrategyEntry {
