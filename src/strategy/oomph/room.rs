@@ -66,6 +66,25 @@ impl Stretch {
     fn bytes(&self) -> u64 {
         self.chunks.iter().sum()
     }
+
+    /// The part with the fewest bytes that covers `missing`, if it is not more than `room`; the last among equals.
+    fn closest_part(&self, missing: u64, room: u64) -> Option<Stretch> {
+        let mut best: Option<(u64, std::ops::Range<usize>)> = None;
+        let (mut first, mut bytes) = (0, 0);
+        for last in 0..self.chunks.len() {
+            bytes += self.chunks[last];
+            while bytes - self.chunks[first] >= missing {
+                bytes -= self.chunks[first];
+                first += 1;
+            }
+            if bytes >= missing && best.as_ref().is_none_or(|&(fewest, _)| bytes <= fewest) {
+                best = Some((bytes, first..last + 1));
+            }
+        }
+        let (bytes, part) = best?;
+        let start = self.start + self.chunks[..part.start].iter().sum::<u64>();
+        (bytes <= room).then(|| Stretch { start, chunks: self.chunks[part].to_vec(), spans: self.spans.clone() })
+    }
 }
 
 impl Oomph {
@@ -197,7 +216,7 @@ impl Oomph {
         }
         let created = self.mapping.loose_bytes() > 0;
         self.take_away(cx, &taken)?;
-        self.counters.rearrangements += u64::from(!taken.is_empty());
+        self.count_moved(&taken);
         let chunks = self.mapping.mapped_chunks();
         let (low, high) = (site.fill.0, self.mapping.map_loose(cx.device, site.fill.0)?);
         cx.sink.event(StrategyEvent::SegmentMap { address: Address(low), bytes: high - low, stream });
@@ -205,6 +224,12 @@ impl Oomph {
         let mapped = self.turn_mapped(low, high, stream);
         self.shelve(mapped);
         Ok(Some((mapped, created)))
+    }
+
+    fn count_moved(&mut self, taken: &[Stretch]) {
+        self.counters.moves += u64::from(!taken.is_empty());
+        self.counters.chunks_moved += taken.iter().map(|stretch| stretch.chunks.len() as u64).sum::<u64>();
+        self.counters.bytes_moved += taken.iter().map(Stretch::bytes).sum::<u64>();
     }
 
     /// Makes one free block for the stream of a free block and its free neighbours, whosever they are, until it is
@@ -250,8 +275,10 @@ impl Oomph {
     /// Makes loose chunks of `bytes`, or of the growth step where there is room for it; says no, and has made none,
     /// where the device has no more.
     fn create(&mut self, cx: &mut Context<'_>, bytes: u64, room: u64) -> Result<bool, StrategyError> {
-        let generous = bytes.max(round_up(self.settings.growth_step, self.page)).min(room);
-        let largest = self.settings.largest_chunk.max(self.page) / self.page * self.page;
+        // A program that needs little gets little: the step is at most what there is already.
+        let step = round_up(self.settings.growth_step.min(self.stats.current.reserved), self.page);
+        let generous = bytes.max(step).min(room);
+        let largest = self.settings.chunk_for(bytes, self.page);
         for amount in [generous, bytes] {
             let mut rest = amount;
             while rest > 0 {
@@ -303,8 +330,6 @@ impl Oomph {
             let (address, stream) = (Address(start), stretch.spans[0].owner.unwrap_or_default());
             cx.sink.event(StrategyEvent::SegmentUnmap { address, bytes: end - start, stream });
             self.stats.on_release(end - start, stretch.chunks.len() as u64);
-            self.counters.chunks_moved += stretch.chunks.len() as u64;
-            self.counters.bytes_moved += end - start;
         }
         Ok(())
     }
@@ -316,29 +341,69 @@ fn mapped_parts(runs: &[Run]) -> impl Iterator<Item = &[Span]> {
 }
 
 /// Which free chunks to move so that they cover `missing` bytes, or as much of it as they can, and no more than `room`:
-/// from few places, and from those that are just large enough.
-fn choose(mut stretches: Vec<Stretch>, missing: u64, room: u64) -> Vec<Stretch> {
-    let (mut chosen, mut bytes) = (Vec::new(), 0);
-    while bytes < missing {
-        let suffices = |stretch: &&Stretch| stretch.bytes() >= missing - bytes;
-        let best = stretches.iter().filter(suffices).min_by_key(|stretch| (stretch.bytes(), stretch.start));
-        let best = best.or_else(|| stretches.iter().max_by_key(|stretch| (stretch.bytes(), stretch.start)));
-        let Some(start) = best.map(|stretch| stretch.start) else { break };
-        let place = stretches.iter().position(|stretch| stretch.start == start).unwrap_or(0);
-        let mut stretch = stretches.swap_remove(place);
-        // From its end: free memory in front of it stays with the blocks before.
-        let mut kept = stretch.chunks.len();
-        let mut taken = 0;
-        while kept > 0 && bytes + taken < missing && bytes + taken + stretch.chunks[kept - 1] <= room {
-            kept -= 1;
-            taken += stretch.chunks[kept];
+/// from few places, and hardly more than needed.
+fn choose(mut stretches: Vec<Stretch>, mut missing: u64, mut room: u64) -> Vec<Stretch> {
+    let mut chosen = Vec::new();
+    while missing > 0 {
+        let covers = stretches.iter().filter_map(|stretch| stretch.closest_part(missing, room));
+        if let Some(part) = covers.min_by_key(Stretch::bytes) {
+            chosen.push(part);
+            break;
         }
-        if taken > 0 {
-            let left: u64 = stretch.chunks.drain(..kept).sum();
-            stretch.start += left;
-            bytes += taken;
-            chosen.push(stretch);
-        }
+        let fits = (0..stretches.len()).filter(|&place| stretches[place].bytes() <= room);
+        let Some(largest) = fits.max_by_key(|&place| stretches[place].bytes()) else { break };
+        let stretch = stretches.swap_remove(largest);
+        missing = missing.saturating_sub(stretch.bytes());
+        room -= stretch.bytes();
+        chosen.push(stretch);
     }
     chosen
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn stretch(start: u64, chunks: &[u64]) -> Stretch {
+        Stretch { start, chunks: chunks.to_vec(), spans: Vec::new() }
+    }
+
+    fn starts(chosen: &[Stretch]) -> Vec<(u64, u64)> {
+        chosen.iter().map(|stretch| (stretch.start, stretch.bytes())).collect()
+    }
+
+    #[test]
+    fn the_closest_part_of_one_place_is_taken_where_one_place_suffices() {
+        let stretches = vec![stretch(100, &[8, 2, 4, 8]), stretch(200, &[8, 8])];
+        assert_eq!(starts(&choose(stretches.clone(), 6, 100)), [(108, 6)]);
+        assert_eq!(starts(&choose(stretches, 12, 100)), [(110, 12)]);
+    }
+
+    #[test]
+    fn many_places_are_emptied_the_largest_first() {
+        let stretches = vec![stretch(100, &[4]), stretch(200, &[8, 8]), stretch(300, &[2, 4])];
+        assert_eq!(starts(&choose(stretches.clone(), 19, 100)), [(200, 16), (100, 4)]);
+        assert_eq!(starts(&choose(stretches, 1000, 1000)), [(200, 16), (300, 6), (100, 4)]);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_chosen_fits_and_suffices_where_it_can(
+            sizes in prop::collection::vec(prop::collection::vec(1u64..20, 1..6), 0..6),
+            missing in 1u64..150,
+            spare in 0u64..40,
+        ) {
+            let stretches: Vec<Stretch> =
+                (0..).zip(&sizes).map(|(place, chunks)| stretch(place * 1000, chunks)).collect();
+            let all: u64 = stretches.iter().map(Stretch::bytes).sum();
+            let chosen: u64 = choose(stretches, missing, missing + spare).iter().map(Stretch::bytes).sum();
+            prop_assert!(chosen <= missing + spare);
+            // With room for any one chunk more than needed, only lack of chunks is an excuse.
+            if spare >= 20 && all >= missing {
+                prop_assert!(chosen >= missing);
+            }
+        }
+    }
 }

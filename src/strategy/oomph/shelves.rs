@@ -16,6 +16,8 @@ const STEPS_SHIFT: u32 = 6;
 const WORDS: usize = 36;
 /// How many blocks on the shelf of the request's own size are looked at before a larger one is taken.
 const LOOKS: usize = 4;
+/// The same where a close fit is worth more.
+const BEST_LOOKS: usize = 16;
 
 /// Free blocks of one kind and stream.
 #[derive(Clone, Debug)]
@@ -86,10 +88,28 @@ impl Shelves {
         self.on_shelf(blocks, shelf, size, LOOKS).or_else(|| self.first_above(shelf))
     }
 
+    /// The smallest block of at least `size`, the lowest among equals, as far as a bounded number of looks can tell.
+    #[inline]
+    pub(super) fn find_best(&self, blocks: &Blocks, size: u64) -> Option<u32> {
+        let shelf = shelf_of(size);
+        self.best_on_shelf(blocks, shelf, size, BEST_LOOKS).or_else(|| {
+            let above = shelf_of(blocks[self.first_above(shelf)?].size);
+            self.best_on_shelf(blocks, above, size, BEST_LOOKS)
+        })
+    }
+
+    fn best_on_shelf(&self, blocks: &Blocks, shelf: usize, size: u64, looks: usize) -> Option<u32> {
+        let fitting = self.shelf(blocks, shelf).take(looks).filter(|&slot| blocks[slot].size >= size);
+        fitting.min_by_key(|&slot| (blocks[slot].size, blocks[slot].address))
+    }
+
     /// The same, whatever it takes: `None` means that there is none.
     pub(super) fn find_any(&self, blocks: &Blocks, size: u64) -> Option<u32> {
         let shelf = shelf_of(size);
-        self.on_shelf(blocks, shelf, size, usize::MAX).or_else(|| self.first_above(shelf))
+        self.best_on_shelf(blocks, shelf, size, usize::MAX).or_else(|| {
+            let above = shelf_of(blocks[self.first_above(shelf)?].size);
+            self.best_on_shelf(blocks, above, size, usize::MAX)
+        })
     }
 
     /// The largest block.
