@@ -14,12 +14,14 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("trace", &[]),
     ("device", &[]),
     ("workload", &["trace"]),
+    ("plan", &["trace"]),
     ("strategy", &["device"]),
-    ("replay", &["strategy", "trace", "device"]),
-    ("measure", &["replay", "strategy", "trace", "device"]),
-    ("report", &["measure", "replay", "strategy", "trace", "device"]),
-    ("suite", &["measure", "replay", "strategy", "trace", "device", "workload"]),
-    ("cli", &["report", "suite", "measure", "replay", "strategy", "trace", "device", "workload"]),
+    ("replay", &["strategy", "trace", "plan", "device"]),
+    ("measure", &["replay", "strategy", "trace", "plan", "device"]),
+    ("report", &["answer", "measure", "replay", "strategy", "trace", "plan", "device"]),
+    ("suite", &["measure", "replay", "strategy", "trace", "plan", "device", "workload"]),
+    ("answer", &["suite", "measure", "replay", "strategy", "trace", "plan", "device", "workload"]),
+    ("cli", &["answer", "report", "suite", "measure", "replay", "strategy", "trace", "plan", "device", "workload"]),
 ];
 
 #[test]

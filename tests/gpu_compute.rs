@@ -16,7 +16,7 @@ use oomph::{
         Compute, Device, PinnedHost,
         cuda::{CudaDevice, matrix_library},
     },
-    unit::{Address, Dtype, GIB, MIB, Nanos, StreamId, Work},
+    unit::{Address, Dtype, GIB, MIB, Nanos, ProductRole, StreamId, Work},
 };
 
 const HOME: StreamId = StreamId::DEFAULT;
@@ -74,18 +74,29 @@ fn duration(device: &mut CudaDevice, work: &Work, operands: &[(Address, u64)]) -
 #[test]
 fn products_come_out_right_in_every_format() {
     let Some((mut device, _guard)) = gpu_with_products() else { return };
-    // Row i of the left matrix is full of i % 3 + 1, the right one of ones: so is a row of the result, k times.
+    // Row i of the left matrix is full of i % 3 + 1, column j of the right one of j % 2 + 1: each number of the result is
+    // their product, k times.
     let (m, n, k) = (48u32, 80u32, 64u32);
-    for (dtype, batch) in Dtype::ALL.into_iter().flat_map(|dtype| [(dtype, 1), (dtype, 3)]) {
-        let row = |index: u32| index % m % 3 + 1;
-        let left = block_of(&mut device, dtype, (0..batch * m).flat_map(|i| (0..k).map(move |_| row(i))));
-        let right = block_of(&mut device, dtype, (0..batch * n * k).map(|_| 1));
+    let ways = Dtype::ALL.into_iter().flat_map(|dtype| ProductRole::ALL.map(|role| (dtype, role)));
+    for (dtype, role, batch) in ways.flat_map(|(dtype, role)| [(dtype, role, 1), (dtype, role, 3)]) {
+        let (of_row, of_column) = (|i: u32| i % 3 + 1, |j: u32| j % 2 + 1);
+        let left = |place: u32| match role {
+            ProductRole::WeightGradient => of_row(place % m),
+            ProductRole::Output | ProductRole::InputGradient => of_row(place / k % m),
+        };
+        let right = |place: u32| match role {
+            ProductRole::Output => of_column(place / k % n),
+            ProductRole::InputGradient | ProductRole::WeightGradient => of_column(place % n),
+        };
+        let left = block_of(&mut device, dtype, (0..batch * m * k).map(left));
+        let right = block_of(&mut device, dtype, (0..batch * n * k).map(right));
         let result = block_of(&mut device, dtype, (0..batch * m * n).map(|_| 7));
-        device.launch(HOME, &Work::Gemm { m, n, k, batch, dtype }, &[left, right, result]).unwrap();
-        let expected: Vec<u8> =
-            (0..batch * m).flat_map(|i| (0..n).flat_map(move |_| encode(dtype, k * row(i)))).collect();
-        assert!(contents(&mut device, result) == expected, "{} x {batch}", dtype.name());
-        println!("{} x {batch}: right", dtype.name());
+        device.launch(HOME, &Work::Gemm { m, n, k, batch, dtype, role }, &[left, right, result]).unwrap();
+        let expected: Vec<u8> = (0..batch * m)
+            .flat_map(|i| (0..n).flat_map(move |j| encode(dtype, k * of_row(i % m) * of_column(j))))
+            .collect();
+        assert!(contents(&mut device, result) == expected, "{} x {batch}, {role:?}", dtype.name());
+        println!("{} x {batch}, {role:?}: right", dtype.name());
         for (address, _) in [left, right, result] {
             device.free(address).unwrap();
         }
@@ -103,14 +114,24 @@ fn a_product_leaves_operands_alone_that_are_too_short_for_it() {
     }
     let operands = short.map(|(address, _)| (address, bytes));
     for dtype in Dtype::ALL {
-        device.launch(HOME, &Work::Gemm { m: 512, n: 512, k: 512, batch: 2, dtype }, &operands).unwrap();
-        device.launch(HOME, &Work::Gemm { m: 512, n: 512, k: 512, batch: 1, dtype }, &[]).unwrap();
+        device
+            .launch(HOME, &Work::Gemm { m: 512, n: 512, k: 512, batch: 2, dtype, role: ProductRole::Output }, &operands)
+            .unwrap();
+        device
+            .launch(HOME, &Work::Gemm { m: 512, n: 512, k: 512, batch: 1, dtype, role: ProductRole::Output }, &[])
+            .unwrap();
     }
     // More than any scratch memory: stood in for.
-    let huge = Work::Gemm { m: 1 << 17, n: 1 << 17, k: 8, batch: 1, dtype: Dtype::Bf16 };
+    let huge = Work::Gemm { m: 1 << 17, n: 1 << 17, k: 8, batch: 1, dtype: Dtype::Bf16, role: ProductRole::Output };
     device.launch(HOME, &huge, &operands).unwrap();
     let imaginary = [(Address(1 << 40), GIB); 3];
-    device.launch(HOME, &Work::Gemm { m: 64, n: 64, k: 64, batch: 1, dtype: Dtype::F32 }, &imaginary).unwrap();
+    device
+        .launch(
+            HOME,
+            &Work::Gemm { m: 64, n: 64, k: 64, batch: 1, dtype: Dtype::F32, role: ProductRole::Output },
+            &imaginary,
+        )
+        .unwrap();
     for (address, key) in short {
         assert_eq!(device.verify(HOME, address, bytes, key).unwrap(), 0, "block {key}");
     }
@@ -196,7 +217,13 @@ fn the_first_product_takes_memory_outside_of_what_is_held() {
     let bytes = 4 * MIB;
     let operands = [0; 3].map(|_| (device.alloc(bytes).unwrap(), bytes));
     let before = (device.held_bytes(), device.overhead_bytes());
-    device.launch(HOME, &Work::Gemm { m: 1024, n: 1024, k: 1024, batch: 1, dtype: Dtype::F32 }, &operands).unwrap();
+    device
+        .launch(
+            HOME,
+            &Work::Gemm { m: 1024, n: 1024, k: 1024, batch: 1, dtype: Dtype::F32, role: ProductRole::Output },
+            &operands,
+        )
+        .unwrap();
     device.synchronize().unwrap();
     let taken = device.overhead_bytes() - before.1;
     println!("the first product took {} MiB beside its operands", taken / MIB);
@@ -215,7 +242,7 @@ fn work_takes_the_time_of_real_work() {
     }
     let mut speeds = Vec::new();
     for dtype in Dtype::ALL {
-        let work = Work::Gemm { m: side, n: side, k: side, batch: 1, dtype };
+        let work = Work::Gemm { m: side, n: side, k: side, batch: 1, dtype, role: ProductRole::Output };
         let time = duration(&mut device, &work, &operands);
         let teraflops = work.flops() / time.0 as f64 / 1e3;
         println!("{}: {time}, {teraflops:.0} TFLOP/s", dtype.name());
@@ -225,7 +252,7 @@ fn work_takes_the_time_of_real_work() {
     }
     assert!(speeds[2] >= speeds[0], "bf16 is slower than fp32");
     let [whole, quarter] = [side, side / 4].map(|k| {
-        let work = Work::Gemm { m: side, n: side, k, batch: 1, dtype: Dtype::F32 };
+        let work = Work::Gemm { m: side, n: side, k, batch: 1, dtype: Dtype::F32, role: ProductRole::Output };
         duration(&mut device, &work, &operands).0 as f64
     });
     assert!((2.0..8.0).contains(&(whole / quarter)), "a quarter of the work: {whole} and {quarter} ns");

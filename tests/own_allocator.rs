@@ -26,7 +26,7 @@ use oomph::{
 
 const EXPANDABLE: &str = "caching:expandable_segments:True";
 const OWN: &str = "oomph";
-const THRIFTY: &str = "oomph:smallest_chunk_mib:2,largest_chunk_mib:16,step_mib:8,slack_permille:0";
+const THRIFTY: &str = "oomph:smallest_chunk:2MiB,largest_chunk:16MiB,growth_step:8MiB,slack_permille:0";
 
 /// The recordings on which the default reserves more than expandable segments, and by how many MiB at most.
 const ABOVE_EXPANDABLE: [(&str, u64); 1] = [("train_inplace", 52)];

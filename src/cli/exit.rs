@@ -8,12 +8,15 @@ pub const FAILURE: u8 = 1;
 pub const USAGE: u8 = 2;
 /// The filters leave no case to run.
 pub const NOTHING_SELECTED: u8 = 4;
-/// `verify`: some recording is not re-lived exactly, or some decision is not the same on the same answers.
+/// `verify`: some recording is not re-lived exactly, or some decision is not the same on the same answers. A GPU does not
+/// confirm a threshold.
 pub const NOT_EXACT: u8 = 100;
 /// The device that was asked for is not there.
 pub const DEVICE_UNAVAILABLE: u8 = 103;
 /// Some cases could not be run; the others are in the results.
 pub const CASES_FAILED: u8 = 104;
+/// `leaks`: memory grows in a way that `--fail-on` names.
+pub const MEMORY_GROWS: u8 = 105;
 /// Ctrl-C: what was finished is in the results.
 pub const INTERRUPTED: u8 = 130;
 
@@ -24,7 +27,8 @@ Exit codes:
     1  unexpected error
     2  bad usage, suite, workload or trace
     4  nothing selected
-  100  verify: some recording is not exact, or a device disagrees
+  100  verify: some recording is not exact; verify, threshold: a device disagrees
   103  the requested device is not available
   104  some cases failed to run
+  105  leaks: memory grows
   130  interrupted; finished cases are kept";

@@ -12,13 +12,17 @@ mod failure;
 mod inspect;
 mod inspect_recording;
 mod interrupt;
+mod leaks;
 mod list;
 mod options;
 mod output;
 mod progress;
 mod replay;
 mod run;
+mod run_thresholds;
 mod source;
+mod techniques;
+mod threshold;
 mod toolkit_folders;
 mod verify;
 mod verify_on;
@@ -53,10 +57,16 @@ enum Command {
     Run(run::Args),
     /// Run one pattern through some strategies and compare what happens.
     Replay(replay::Args),
+    /// Find the smallest memory that suffices, or the largest workload that fits.
+    Threshold(threshold::Args),
     /// Say what is in a workload or trace: events, sizes, lifetimes, peak.
     Inspect(inspect::Args),
+    /// Say whether memory leaks, the cache grows, it fragments or all is steady; and who grows.
+    Leaks(leaks::Args),
     /// Re-live PyTorch memory snapshots and compare the model with them, entry by entry; or a GPU with the simulated one.
     Verify(verify::Args),
+    /// Compare memory-saving techniques: what each saves, what it costs, what fits in your card.
+    Techniques(techniques::Args),
     /// Write a workload or trace as a trace file.
     Convert(convert::Args),
     /// List strategies, workloads, suites or the cases of a suite.
@@ -78,8 +88,11 @@ pub fn main() -> ExitCode {
     let outcome = match cli.command.unwrap_or_else(|| Command::Run(run::Args::default())) {
         Command::Run(args) => run::run(args),
         Command::Replay(args) => replay::run(args),
+        Command::Threshold(args) => threshold::run(args),
         Command::Inspect(args) => inspect::run(args),
+        Command::Leaks(args) => leaks::run(args),
         Command::Verify(args) => verify::run(args),
+        Command::Techniques(args) => techniques::run(args),
         Command::Convert(args) => convert::run(args),
         Command::List(args) => list::run(args),
         Command::Doctor(args) => doctor::run(args),

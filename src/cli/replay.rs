@@ -147,8 +147,13 @@ fn export(args: &Args, cases: &[Case], records: &[CaseRecord], stop: &AtomicBool
     if !matches!(record.status, Status::Completed | Status::Oom) {
         return Ok(None);
     }
-    let options =
-        replay::Options { on_out_of_memory: case.on_out_of_memory, pace: case.pace, repeat: 1, stop: Some(stop) };
+    let options = replay::Options {
+        on_out_of_memory: case.on_out_of_memory,
+        pace: case.pace,
+        repeat: 1,
+        stop: Some(stop),
+        ..replay::Options::default()
+    };
     let witnessed = Export {
         source: &*case.source,
         strategy: case.strategy.clone(),

@@ -12,13 +12,14 @@ use super::{
     failure::{Failure, Outcome},
     interrupt,
     options::{DeviceOptions, Format, WorkerOptions},
-    output, progress,
+    output, progress, run_thresholds, threshold,
 };
 use crate::{
+    answer::threshold::ThresholdStatus,
     device::DeviceSpec,
     measure::Status,
     report::{self, ReportError, RunFolder},
-    suite::{self, Case, CaseOutcome, CaseRunner, CaseSettings, Filter, Progress, SuiteFile},
+    suite::{self, Case, CaseOutcome, CaseRunner, CaseSettings, Filter, Progress, SuiteFile, SuiteKind},
 };
 
 /// Runs suites case by case: progress while it works, one table at the end, and a folder with the CSVs. Rows are
@@ -68,6 +69,8 @@ pub fn run(args: Args) -> Outcome {
     let device = args.device.spec()?;
     let cases = select(&args, &suites, &device)?;
     let ids: Vec<String> = cases.iter().map(|case| case.label.case_id()).collect();
+    let asks_for_threshold =
+        |case: &Case| suites.iter().any(|suite| suite.name == case.label.suite && suite.kind == SuiteKind::Threshold);
     if args.list {
         output::say(&ids.join("\n"))?;
         return Ok(exit::OK);
@@ -82,11 +85,23 @@ pub fn run(args: Args) -> Outcome {
     }
     .map_err(Failure::usage)?;
     let stop = interrupt::flag(interrupt::Running::Cases)?;
-    run_cases(&args, &folder, cases, &runner, &stop)?;
+    let (searched, measured): (Vec<Case>, Vec<Case>) = cases.into_iter().partition(asks_for_threshold);
+    run_cases(&args, &folder, measured, &runner, &stop)?;
+    let jobs = args.jobs.unwrap_or_else(suite::all_cores);
+    let thresholds = match searched.is_empty() {
+        true => None,
+        false => Some(run_thresholds::run(&searched, &folder, &runner, jobs, &stop)?),
+    };
 
     let base = &suites[0].base;
     let records = folder.finish(&ids, base)?;
-    output::say(&args.format.records(&records)?)?;
+    let details = thresholds.map(|files| files.finish(&ids)).transpose()?.unwrap_or_default();
+    if details.is_empty() || !records.is_empty() {
+        output::say(&args.format.records(&records)?)?;
+    }
+    if !details.is_empty() {
+        output::say(&threshold::formatted(&details, args.format)?)?;
+    }
     if args.format == Format::Table {
         let timings = report::read_timings(folder.path())?;
         if !timings.is_empty() {
@@ -94,7 +109,8 @@ pub fn run(args: Args) -> Outcome {
         }
         output::say(&format!("\nresults: {}", folder.path().display()))?;
     }
-    let ended = records.iter().filter(|record| record.status != Status::Interrupted).count();
+    let answered = details.iter().filter(|detail| detail.record.status != ThresholdStatus::Interrupted).count();
+    let ended = records.iter().filter(|record| record.status != Status::Interrupted).count() + answered;
     if ended < ids.len() {
         output::complain(&format!(
             "interrupted after {} of {} cases; go on with: oomph run {} --resume {}",
@@ -105,7 +121,10 @@ pub fn run(args: Args) -> Outcome {
         ));
         return Ok(exit::INTERRUPTED);
     }
-    Ok(output::complain_of_failures(&records))
+    Ok(match output::complain_of_failures(&records) {
+        exit::OK => threshold::exit_code(&details, &stop),
+        failed => failed,
+    })
 }
 
 /// Runs what the folder does not hold yet, and writes every case down as soon as it is done.

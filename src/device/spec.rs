@@ -6,7 +6,7 @@ use super::{
     Device, cuda,
     sim::{SimConfig, SimConfigError, SimDevice},
 };
-use crate::unit::{did_you_mean, nearest};
+use crate::unit::{Bytes, did_you_mean, nearest};
 
 /// Which device to open: `sim`, `sim:80GiB`, `sim:h200`, `cuda`, `cuda:1` or `auto`.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,6 +74,19 @@ impl DeviceSpec {
     #[must_use]
     pub fn is_simulated(&self) -> bool {
         matches!(self.kind, Kind::Sim(_))
+    }
+
+    /// The same device with at least so much memory in all. A real one has what it has.
+    #[must_use]
+    pub fn with_room_for(&self, total_bytes: u64) -> DeviceSpec {
+        let mut roomy = self.clone();
+        if let Kind::Sim(config) = &mut roomy.kind
+            && config.total_bytes() < total_bytes
+        {
+            config.capacity_bytes = Some(total_bytes);
+            roomy.text = format!("{} with {}", self.text, Bytes(total_bytes));
+        }
+        roomy
     }
 
     /// The driver under the device, where there is one.
@@ -150,6 +163,15 @@ mod tests {
     fn a_simulated_device_opens_with_the_size_that_was_asked_for() {
         let device = "sim:80GiB".parse::<DeviceSpec>().unwrap().open().unwrap();
         assert_eq!(device.props().total_bytes, 80 * GIB);
+    }
+
+    #[test]
+    fn a_simulated_device_can_be_given_more_memory_and_never_less() {
+        let spec: DeviceSpec = "sim:80GiB".parse().unwrap();
+        assert_eq!(spec.with_room_for(79 * GIB), spec);
+        assert_eq!(spec.with_room_for(141 * GIB).open().unwrap().props().total_bytes, 141 * GIB);
+        let real: DeviceSpec = "cuda:7".parse().unwrap();
+        assert_eq!(real.with_room_for(u64::MAX), real);
     }
 
     #[test]

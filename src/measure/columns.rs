@@ -102,6 +102,8 @@ pub(super) fn from_ooms(record: &mut CaseRecord, ooms: &Ooms) {
     record.oom_largest_free_bytes = first.largest_free_bytes;
     record.oom_cause = Some(first.cause);
     record.oom_refused_by = Some(first.refused_by);
+    record.oom_obstacle = first.kept_back.first().map(|most| most.obstacle);
+    record.oom_obstacle_bytes = first.kept_back.first().map(|most| most.bytes);
     record.oom_external_fragmentation =
         first.largest_free_bytes.and_then(|largest| lost_share(largest, first.cached_free_bytes));
     record.ooms = ooms.reports.len() as u64 + ooms.left_out;

@@ -2,7 +2,7 @@
 //!
 //! [`measure`] runs one case and returns its row ([`CaseRecord`]) and everything that does not fit in a row
 //! ([`CaseDetail`]). One file holds one subject: [`peaks`], [`timeline`], [`categories`], [`driver`], [`latency`],
-//! [`ooms`], [`layouts`]; [`timing`] reads the wall clock, [`witness`] tells a replay as PyTorch would and [`agreement`]
+//! [`ooms`], [`obstacles`], [`layouts`]; [`timing`] reads the wall clock, [`witness`] tells a replay as PyTorch would and [`agreement`]
 //! compares devices, apart from all the others. This room writes no files and prints nothing: that is for the rooms above.
 //!
 //! # What the numbers mean
@@ -28,8 +28,10 @@ pub mod categories;
 pub mod driver;
 pub mod latency;
 pub mod layouts;
+pub mod obstacles;
 pub mod ooms;
 pub mod peaks;
+pub mod steps;
 pub mod timeline;
 pub mod timing;
 pub mod witness;
@@ -54,9 +56,11 @@ pub use label::{CaseLabel, file_stem};
 pub use latency::LatencyHistogram;
 pub use layouts::{Layouts, layout_after};
 pub use levels::{Levels, device_used, lost_share};
+pub use obstacles::{KeptBack, Obstacle};
 pub use ooms::OomReport;
 pub use peaks::{PhasePeak, StepPeak};
 pub use record::{CaseRecord, SCHEMA, Status};
+pub use steps::{StepTimes, time_steps};
 pub use timeline::Timeline;
 pub use timing::{Fresh, TimingRecord, copies_for_threads, time, time_threads};
 pub use warning::Warning;

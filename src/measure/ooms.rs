@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::obstacles::{self, KeptBack};
 use crate::{
     replay::{Cause, Moment, Observer, OutOfMemory},
     strategy::{EventSink, Layout, Refusal, StrategyEvent},
@@ -43,10 +44,13 @@ pub struct OomReport {
     pub largest_free_bytes: Option<u64>,
     /// True exhaustion or fragmentation.
     pub cause: Cause,
+    /// Where the free memory lay and why it did not serve, most first. Only known of the first failure.
+    #[serde(default)]
+    pub kept_back: Vec<KeptBack>,
 }
 
 impl OomReport {
-    fn new(now: &Moment<'_>, report: &OutOfMemory) -> OomReport {
+    fn new(now: &Moment<'_>, report: &OutOfMemory, kept_back: Vec<KeptBack>) -> OomReport {
         let name = |names: &[String], number: usize| names.get(number).filter(|name| !name.is_empty()).cloned();
         OomReport {
             event: report.event,
@@ -63,7 +67,29 @@ impl OomReport {
             cached_free_bytes: report.cached_free,
             largest_free_bytes: report.largest_free,
             cause: report.cause,
+            kept_back,
         }
+    }
+
+    /// In words: what was asked, what was free and where, and why that did not help.
+    #[must_use]
+    pub fn in_words(&self) -> String {
+        let rounded = match self.asked_bytes.max(self.rounded_bytes) {
+            asked if asked > self.requested_bytes => format!(" ({} of the device)", Bytes(asked)),
+            _ => String::new(),
+        };
+        let largest = match self.largest_free_bytes {
+            Some(largest) => format!(", largest cached block {}", Bytes(largest)),
+            None => String::new(),
+        };
+        let free = self.device_free_bytes.saturating_add(self.cached_free_bytes);
+        format!(
+            "{} asked for{rounded}, {} free{largest}: {}; {}",
+            Bytes(self.requested_bytes),
+            Bytes(free),
+            self.cause.name(),
+            obstacles::in_words(&self.kept_back),
+        )
     }
 
     /// In words, that the device had less to give than the limit on it allows, because it is smaller or because others
@@ -100,13 +126,15 @@ impl EventSink for Ooms {
 
 impl Observer for Ooms {
     fn out_of_memory(&mut self, now: &Moment<'_>, report: &OutOfMemory) {
+        let mut kept_back = Vec::new();
         if self.reports.is_empty() {
             self.layout = now.strategy.layout();
+            kept_back = obstacles::obstacles(report, self.layout.as_ref());
         }
         if self.reports.len() == MOST_REPORTS {
             self.left_out += 1;
         } else {
-            self.reports.push(OomReport::new(now, report));
+            self.reports.push(OomReport::new(now, report, kept_back));
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::CaseLabel;
+use super::{CaseLabel, Obstacle};
 use crate::{device::Clock, replay::Cause, strategy::Refusal};
 
 /// Goes up whenever a column changes its name or meaning.
@@ -103,6 +103,10 @@ pub struct CaseRecord {
     pub oom_cause: Option<Cause>,
     /// Who refused.
     pub oom_refused_by: Option<Refusal>,
+    /// What kept the request from most of what was free.
+    pub oom_obstacle: Option<Obstacle>,
+    /// How much that is.
+    pub oom_obstacle_bytes: Option<u64>,
 
     /// Most bytes asked for at one time.
     pub peak_requested_bytes: u64,

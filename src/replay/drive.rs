@@ -19,6 +19,10 @@ pub struct Options<'a> {
     pub pace: Pace,
     /// How often to run the whole trace, back to back in one strategy; 0 counts as 1.
     pub repeat: u32,
+    /// Whether the device is waited for at every step and at the end, as by a program that times its steps.
+    pub await_steps: bool,
+    /// Whether work is left out: memory is then asked for as ever, and streams stay idle.
+    pub without_work: bool,
     /// Set from outside to end the replay early.
     pub stop: Option<&'a AtomicBool>,
 }
@@ -114,6 +118,10 @@ pub fn replay<O: Observer>(
             break;
         }
     }
+    if options.await_steps {
+        let event = driver.done.events;
+        driver.device.synchronize().map_err(|source| ReplayError::Device { event, source })?;
+    }
     Ok(driver.done)
 }
 
@@ -202,6 +210,9 @@ impl<O: Observer> Driver<'_, O> {
             Op::Mark { kind, label, index: step } => match kind {
                 MarkKind::Phase => self.phase = Some(label),
                 MarkKind::Step => {
+                    if self.options.await_steps {
+                        self.device.synchronize().map_err(|source| ReplayError::Device { event: index, source })?;
+                    }
                     self.step = Some(step);
                     let mut cx = Context { device: self.device, sink: self.observer };
                     self.strategy
@@ -245,6 +256,7 @@ impl<O: Observer> Driver<'_, O> {
             }
             Op::StreamSync { stream } => self.device.stream_synchronize(stream).map_err(device_failed)?,
             Op::DeviceSync => self.device.synchronize().map_err(device_failed)?,
+            Op::Work { .. } if self.options.without_work => {}
             Op::Work { shape, stream, operands } => {
                 self.launch(&tables.shapes()[shape as usize], stream, operands).map_err(device_failed)?;
             }

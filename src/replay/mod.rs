@@ -62,3 +62,14 @@ pub enum Cause {
     /// Enough was free in total, but not in one usable piece.
     Fragmentation,
 }
+
+impl Cause {
+    /// Its name in files and sentences.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Cause::Exhaustion => "exhaustion",
+            Cause::Fragmentation => "fragmentation",
+        }
+    }
+}

@@ -34,17 +34,32 @@ struct Content {
     timing_records: Vec<TimingRecord>,
 }
 
+/// Makes a folder with its `env.json`. One that holds a run already is refused.
+pub(super) fn begin(path: &Path, environment: &Environment) -> Result<(), ReportError> {
+    let env_path = path.join("env.json");
+    if env_path.exists() || path.join("runs.csv").exists() {
+        return Err(ReportError::Occupied { path: path.to_owned() });
+    }
+    fs::create_dir_all(path).map_err(ReportError::io(path))?;
+    let mut json = serde_json::to_vec_pretty(environment).map_err(ReportError::json(&env_path))?;
+    json.push(b'\n');
+    rows::replace(&env_path, &json)
+}
+
+/// The environment of a folder whose rows may stand beside those of `environment`; otherwise what forbids it.
+pub(super) fn check_environment(path: &Path, environment: &Environment) -> Result<Environment, ReportError> {
+    let there = read_environment(path)?;
+    match environment.conflict(&there) {
+        Some((what, here, there)) => Err(ReportError::OtherEnvironment { path: path.to_owned(), what, here, there }),
+        None => Ok(there),
+    }
+}
+
 impl RunFolder {
     /// Makes a folder for a new run. One that holds a run already is refused.
     pub fn create(path: &Path, environment: &Environment) -> Result<RunFolder, ReportError> {
-        let env_path = path.join("env.json");
-        if env_path.exists() || path.join("runs.csv").exists() {
-            return Err(ReportError::Occupied { path: path.to_owned() });
-        }
+        begin(path, environment)?;
         fs::create_dir_all(path.join("cases")).map_err(ReportError::io(path))?;
-        let mut json = serde_json::to_vec_pretty(environment).map_err(ReportError::json(&env_path))?;
-        json.push(b'\n');
-        rows::replace(&env_path, &json)?;
         RunFolder::with_rows(path, environment, Vec::new(), Vec::new())
     }
 
@@ -52,10 +67,7 @@ impl RunFolder {
     /// are the rows of cases that must run again. A run from another device, commit or seed is refused, and so is one of
     /// other cases: its rows would not be comparable. What is refused is left as it is.
     pub fn resume(path: &Path, environment: &Environment, case_ids: &[String]) -> Result<RunFolder, ReportError> {
-        let there = read_environment(path)?;
-        if let Some((what, here, there)) = environment.conflict(&there) {
-            return Err(ReportError::OtherEnvironment { path: path.to_owned(), what, here, there });
-        }
+        let there = check_environment(path, environment)?;
         let mut records: Vec<CaseRecord> = rows::read(&path.join("runs.csv"))?;
         let timings: Vec<TimingRecord> = rows::read(&path.join("timings.csv"))?;
         let known: BTreeSet<&String> = case_ids.iter().collect();

@@ -55,19 +55,20 @@ fn explanation(record: &CaseRecord) -> String {
         return format!("{}: {}", record.status.name(), record.reason);
     };
     let free = Bytes(record.oom_free_bytes.unwrap_or(0));
-    let cause = match record.oom_cause {
-        Some(Cause::Fragmentation) => "fragmentation",
-        Some(Cause::Exhaustion) | None => "exhaustion",
-    };
+    let cause = record.oom_cause.unwrap_or(Cause::Exhaustion).name();
     let place = match (record.oom_step, &record.oom_phase) {
         (Some(step), Some(phase)) => format!(" in step {step}, {phase}"),
         (Some(step), None) => format!(" in step {step}"),
         (None, Some(phase)) => format!(" in {phase}"),
         (None, None) => String::new(),
     };
+    let most = match (record.oom_obstacle, record.oom_obstacle_bytes) {
+        (Some(obstacle), Some(bytes)) => format!(", {} {}", Bytes(bytes), obstacle.words()),
+        _ => String::new(),
+    };
     let remark = if record.reason.is_empty() { String::new() } else { format!("; {}", record.reason) };
     format!(
-        "out of memory at event {}{place}: {} asked for, {free} free in all ({cause}){remark}",
+        "out of memory at event {}{place}: {} asked for, {free} free in all{most} ({cause}){remark}",
         record.oom_event.unwrap_or(0),
         Bytes(requested),
     )

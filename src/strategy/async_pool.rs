@@ -21,11 +21,12 @@ use super::{
     Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent,
     deferred::{DeferredFrees, Patience},
     direct::GRANULE,
+    parameters,
     slots::Slots,
 };
 use crate::{
     device::{Capabilities, Device, DeviceError, PoolId, PoolSettings, PoolUsage, StreamOrderedPools},
-    unit::{Address, Bytes, StreamId, did_you_mean, nearest, round_up},
+    unit::{Address, StreamId, round_up},
 };
 
 /// The registry's line.
@@ -80,44 +81,27 @@ pub const LOOK_EVERY: u64 = 64;
 pub const USED_HIGH: &str = "pool_used_high_bytes";
 
 fn build(parameters: &str, _: &Setup<'_>) -> Built {
-    let settings = settings(parameters).map_err(|reason| SpecError::BadParameters { strategy: NAME, reason })?;
-    Ok(Box::new(AsyncPool::new(settings)))
+    Ok(Box::new(AsyncPool::new(settings(parameters)?)))
 }
 
-/// Reads `key:value,key:value`.
-fn settings(text: &str) -> Result<PoolSettings, String> {
+fn settings(parameters: &str) -> Result<PoolSettings, SpecError> {
     let mut settings = PoolSettings {
         release_threshold: u64::MAX,
         follow_event_dependencies: true,
         allow_opportunistic: true,
         allow_internal_dependencies: true,
     };
-    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
-        let (key, value) = part.split_once(':').ok_or_else(|| format!("'{part}' is not of the form key:value"))?;
-        let (key, value) = (key.trim(), value.trim());
-        match key {
-            RELEASE_THRESHOLD if value == "max" => settings.release_threshold = u64::MAX,
-            RELEASE_THRESHOLD => {
-                settings.release_threshold = value.parse::<Bytes>().map_err(|error| error.to_string())?.0;
-            }
-            FOLLOW_EVENTS => settings.follow_event_dependencies = truth(key, value)?,
-            OPPORTUNISTIC => settings.allow_opportunistic = truth(key, value)?,
-            INTERNAL_DEPENDENCIES => settings.allow_internal_dependencies = truth(key, value)?,
-            other => {
-                let known = ENTRY.parameters.iter().map(|parameter| parameter.name);
-                return Err(format!("unknown parameter '{other}'{}", did_you_mean(nearest(other, known).as_deref())));
-            }
+    parameters::read(&ENTRY, parameters, |setting| {
+        match setting.key {
+            RELEASE_THRESHOLD if setting.value == "max" => settings.release_threshold = u64::MAX,
+            RELEASE_THRESHOLD => settings.release_threshold = setting.bytes()?,
+            FOLLOW_EVENTS => settings.follow_event_dependencies = setting.truth()?,
+            OPPORTUNISTIC => settings.allow_opportunistic = setting.truth()?,
+            _ => settings.allow_internal_dependencies = setting.truth()?,
         }
-    }
+        Ok(())
+    })?;
     Ok(settings)
-}
-
-fn truth(key: &str, value: &str) -> Result<bool, String> {
-    match value {
-        "True" => Ok(true),
-        "False" => Ok(false),
-        other => Err(format!("'{key}': '{other}' is not True or False")),
-    }
 }
 
 /// The strategy that leaves everything to the driver.
@@ -425,7 +409,7 @@ mod tests {
 
     #[test]
     fn slips_in_settings_are_explained() {
-        let refused = |text: &str| settings(text).unwrap_err();
+        let refused = |text: &str| settings(text).unwrap_err().to_string();
         assert!(refused("release_treshold:1").contains("did you mean 'release_threshold'?"));
         assert!(refused("reuse_allow_opportunistic:true").contains("'true' is not True or False"));
         assert!(refused("release_threshold").contains("not of the form key:value"));

@@ -8,20 +8,29 @@
 //! the conformance and property tests, and runs in every suite that says `strategies = "all"`.
 
 pub mod async_pool;
+mod bfc;
+mod buddy;
 pub mod by_address;
 pub mod caching;
 pub mod conformance;
+mod cub;
 pub mod deferred;
 pub mod direct;
 pub mod null;
 pub mod oomph;
+mod parameters;
+mod pooled;
 #[cfg(test)]
 mod properties;
 mod registry;
+mod rmm;
+mod slab;
 mod slots;
 mod stats;
+mod stream_uses;
 #[cfg(test)]
 mod test_device;
+mod tlsf;
 pub mod wrap;
 
 pub use registry::{Built, Parameter, STRATEGIES, Setup, SpecError, StrategyEntry, StrategySpec};

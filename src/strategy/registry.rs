@@ -2,15 +2,30 @@
 
 use std::fmt;
 
-use super::{Strategy, async_pool, by_address, caching, direct, null, oomph};
+use super::{Strategy, async_pool, bfc, buddy, by_address, caching, cub, direct, null, oomph, rmm, slab, tlsf};
 use crate::{
     device::{Capabilities, Clock, DeviceProps},
     unit::{GIB, MIB, did_you_mean_among, nearest},
 };
 
 /// Every strategy, in the order in which `list` shows them. Adding one is one line here.
-pub static STRATEGIES: &[StrategyEntry] =
-    &[null::ENTRY, direct::ENTRY, async_pool::ENTRY, caching::ENTRY, oomph::ENTRY, by_address::ENTRY];
+pub static STRATEGIES: &[StrategyEntry] = &[
+    null::ENTRY,
+    direct::ENTRY,
+    async_pool::ENTRY,
+    caching::ENTRY,
+    rmm::pool::ENTRY,
+    rmm::arena::ENTRY,
+    rmm::fixed::ENTRY,
+    rmm::binning::ENTRY,
+    bfc::ENTRY,
+    cub::ENTRY,
+    buddy::ENTRY,
+    tlsf::ENTRY,
+    slab::ENTRY,
+    oomph::ENTRY,
+    by_address::ENTRY,
+];
 
 /// What the registry knows about a strategy.
 pub struct StrategyEntry {

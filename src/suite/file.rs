@@ -22,6 +22,9 @@ pub struct SuiteFile {
     pub name: String,
     /// What the suite answers, in one line.
     pub question: String,
+    /// What is asked of every case.
+    #[serde(default)]
+    pub kind: SuiteKind,
     /// The strategy that the comparison gives ratios to.
     #[serde(default = "default_base")]
     pub base: String,
@@ -32,6 +35,17 @@ pub struct SuiteFile {
     pub timeout: Option<CaseTimeout>,
     /// The groups; each is a matrix.
     pub group: Vec<Group>,
+}
+
+/// What is asked of the cases of a suite.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SuiteKind {
+    /// What happens: each is run and measured.
+    #[default]
+    Run,
+    /// How much memory suffices: each is run under many limits.
+    Threshold,
 }
 
 /// A matrix of cases: every workload with every strategy, limit and seed.
@@ -148,6 +162,10 @@ impl SuiteFile {
         if suite.group.iter().any(|group| group.threads.contains(&0) || (!group.timed && !group.threads.is_empty())) {
             return Err(refused("threads are numbers from 1, in groups with timed = true".to_owned()));
         }
+        let searches = suite.kind == SuiteKind::Threshold;
+        if searches && suite.group.iter().any(|group| group.timed || !group.limits.is_empty()) {
+            return Err(refused("a suite of thresholds finds the limits itself: no limits, nothing timed".to_owned()));
+        }
         suite.name = name.to_owned();
         Ok(suite)
     }
@@ -221,6 +239,20 @@ mod tests {
         for wrong in ["threads = [2]", "timed = true\nthreads = [1, 0]"] {
             let message = parse(wrong).unwrap_err().to_string();
             assert!(message.contains("timed = true"), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_suite_of_thresholds_has_no_limits_of_its_own() {
+        let parse = |more: &str| {
+            let text = format!(
+                "question = 'how much?'\nkind = 'threshold'\n[[group]]\nworkloads = ['random']\nstrategies = 'all'\n{more}\n"
+            );
+            SuiteFile::parse("x", "x.toml", &text)
+        };
+        assert_eq!(parse("repeat = 3").unwrap().kind, SuiteKind::Threshold);
+        for wrong in ["limits = ['6GiB']", "timed = true"] {
+            assert!(parse(wrong).unwrap_err().to_string().contains("finds the limits itself"), "{wrong}");
         }
     }
 

@@ -56,8 +56,13 @@ pub(super) enum Trouble {
 }
 
 fn try_run(case: &Case, stop: Option<&AtomicBool>) -> Result<CaseOutcome, Trouble> {
-    let options =
-        replay::Options { on_out_of_memory: case.on_out_of_memory, pace: case.pace, repeat: case.label.repeat, stop };
+    let options = replay::Options {
+        on_out_of_memory: case.on_out_of_memory,
+        pace: case.pace,
+        repeat: case.label.repeat,
+        stop,
+        ..replay::Options::default()
+    };
     let (record, detail) = measure_once(case, &options)?;
     let timings = if case.timed && matches!(record.status, Status::Completed | Status::Oom) {
         time(case, &options)?

@@ -17,7 +17,7 @@ pub mod worker;
 
 pub use agreement::compare;
 pub use case::{Case, CaseSettings};
-pub use file::{Group, OnOom, Selection, SuiteFile};
+pub use file::{Group, OnOom, Selection, SuiteFile, SuiteKind};
 pub use filter::Filter;
 pub use in_process::InProcess;
 pub use isolation::{Isolating, Isolation};

@@ -6,7 +6,7 @@
 use proptest::{collection::vec, option, prelude::*, sample::Index};
 
 use super::{BlockSlot, Category, CollectiveKind, MarkKind, Trace, TraceBuilder};
-use crate::unit::{Dtype, Nanos, StreamId, ThreadId, Work};
+use crate::unit::{Dtype, Nanos, ProductRole, StreamId, ThreadId, Work};
 
 /// A valid trace of up to `most` events, a few streams and threads, and odd texts.
 pub(crate) fn traces(most: usize) -> impl Strategy<Value = Trace> {
@@ -97,7 +97,14 @@ fn work() -> impl Strategy<Value = Work> {
         any::<u64>().prop_map(|nanos| Work::Spin { nanos: Nanos(nanos) }),
         any::<u64>().prop_map(|bytes| Work::Elementwise { bytes }),
         (any::<u64>(), any::<bool>()).prop_map(|(bytes, pinned)| Work::CopyIn { bytes, pinned }),
-        (any::<[u32; 4]>()).prop_map(|[m, n, k, batch]| Work::Gemm { m, n, k, batch, dtype: Dtype::Bf16 }),
+        (any::<[u32; 4]>()).prop_map(|[m, n, k, batch]| Work::Gemm {
+            m,
+            n,
+            k,
+            batch,
+            dtype: Dtype::Bf16,
+            role: ProductRole::ALL[m as usize % ProductRole::ALL.len()],
+        }),
     ]
 }
 

@@ -13,7 +13,7 @@ pub use bytes::{Bytes, GIB, KIB, MIB, ParseBytesError};
 pub use id::{Address, EventId, SiteId, StreamId, TagId, ThreadId};
 pub use near::{did_you_mean, did_you_mean_among, nearest};
 pub use time::Nanos;
-pub use work::{Dtype, Work};
+pub use work::{Dtype, ProductRole, Work};
 
 /// Rounds `value` up to a multiple of `step`, which must not be zero.
 ///

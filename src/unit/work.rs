@@ -18,6 +18,38 @@ pub enum Dtype {
     F16,
 }
 
+/// What a product is in the life of a layer, which says how its factors lie in memory. The result always lies row by row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProductRole {
+    /// The layer's output: both factors lie along the dot products, in rows of length `k`.
+    #[default]
+    Output,
+    /// The gradient of its input: the right factor, the weight, lies in rows of length `n`.
+    InputGradient,
+    /// The gradient of its weight: both factors lie across the dot products, in rows of lengths `m` and `n`.
+    WeightGradient,
+}
+
+impl ProductRole {
+    /// Every role.
+    pub const ALL: [ProductRole; 3] = [ProductRole::Output, ProductRole::InputGradient, ProductRole::WeightGradient];
+
+    /// How long the rows of the left and of the right factor are.
+    #[must_use]
+    pub const fn row_lengths<N: Copy>(self, m: N, n: N, k: N) -> [N; 2] {
+        match self {
+            ProductRole::Output => [k, k],
+            ProductRole::InputGradient => [k, n],
+            ProductRole::WeightGradient => [m, n],
+        }
+    }
+
+    fn is_output(&self) -> bool {
+        *self == ProductRole::Output
+    }
+}
+
 /// One piece of device work, by shape. A device with compute runs or times it; any other ignores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
@@ -39,6 +71,9 @@ pub enum Work {
         batch: u32,
         /// Number format.
         dtype: Dtype,
+        /// How the factors lie in memory.
+        #[serde(default, skip_serializing_if = "ProductRole::is_output")]
+        role: ProductRole,
     },
     /// Reads and writes `bytes` in all, with next to no arithmetic.
     Elementwise {
@@ -111,7 +146,7 @@ impl Work {
     pub fn traffic_bytes(&self) -> f64 {
         match *self {
             Work::Spin { .. } => 0.0,
-            Work::Gemm { m, n, k, batch, dtype } => {
+            Work::Gemm { m, n, k, batch, dtype, .. } => {
                 let [m, n, k, batch] = [m, n, k, batch].map(f64::from);
                 (m * k + k * n + m * n) * batch * dtype.bytes() as f64
             }

@@ -144,6 +144,15 @@ impl Recipe {
         &self.origin
     }
 
+    /// What a parameter that counts something is set to, here or by its generator; `None` where it counts nothing.
+    #[must_use]
+    pub fn count(&self, key: &str) -> Option<u64> {
+        match self.given.get(key) {
+            Some(given) => given.value.as_integer().and_then(|value| value.try_into().ok()),
+            None => self.generator.parameters.iter().find(|known| known.name == key)?.default.parse().ok(),
+        }
+    }
+
     /// Its generator.
     #[must_use]
     pub fn generator(&self) -> &'static GeneratorEntry {

@@ -6,7 +6,7 @@ use crate::{
         Device, DeviceError,
         sim::{Profile, Rates, WorkTime},
     },
-    unit::{Address, Dtype, GIB, KIB, MIB, Nanos, StreamId, Work},
+    unit::{Address, Dtype, GIB, KIB, MIB, Nanos, ProductRole, StreamId, Work},
 };
 
 /// Sides of square products.
@@ -14,8 +14,15 @@ const SQUARES: [u32; 6] = [256, 512, 1024, 2048, 4096, 8192];
 /// `m x n x k` of a transformer's layers, forward and backward.
 const LAYERS: [(u32, u32, u32); 5] =
     [(8192, 1024, 1024), (8192, 4096, 1024), (8192, 1024, 4096), (1024, 4096, 8192), (2048, 3072, 1024)];
-/// The same for the output over a vocabulary that no kernel likes.
-const RAGGED: [(u32, u32, u32); 3] = [(2048, 50_257, 1024), (8192, 50_257, 1024), (50_257, 1024, 8192)];
+/// The same for the output over a vocabulary that no kernel likes, whatever it is multiplied for.
+const RAGGED: [(ProductRole, u32, u32, u32); 6] = [
+    (ProductRole::Output, 2048, 50_257, 1024),
+    (ProductRole::Output, 8192, 50_257, 1024),
+    (ProductRole::InputGradient, 2048, 1024, 50_257),
+    (ProductRole::InputGradient, 8192, 1024, 50_257),
+    (ProductRole::WeightGradient, 50_257, 1024, 2048),
+    (ProductRole::WeightGradient, 50_257, 1024, 8192),
+];
 /// Batch, heads, tokens and width of a head.
 const ATTENTIONS: [(u32, u32, u32, u32); 4] =
     [(2, 16, 1024, 64), (8, 16, 1024, 64), (2, 16, 4096, 64), (4, 32, 2048, 128)];
@@ -68,10 +75,13 @@ pub(super) fn measure(device: &mut dyn Device, room: u64, products: Products) ->
 /// Products and attention in every format.
 fn multiplications() -> Vec<Work> {
     let squares = SQUARES.map(|side| (side, side, side));
-    let shapes = || squares.iter().chain(&LAYERS).chain(&RAGGED);
+    let shapes = || {
+        let aligned = squares.iter().chain(&LAYERS).map(|&(m, n, k)| (ProductRole::Output, m, n, k));
+        aligned.chain(RAGGED)
+    };
     let products = Dtype::ALL
         .into_iter()
-        .flat_map(|dtype| shapes().map(move |&(m, n, k)| Work::Gemm { m, n, k, batch: 1, dtype }));
+        .flat_map(|dtype| shapes().map(move |(role, m, n, k)| Work::Gemm { m, n, k, batch: 1, dtype, role }));
     let attentions = Dtype::ALL.into_iter().flat_map(|dtype| {
         let ways = ATTENTIONS.into_iter().flat_map(|shape| [(shape, false), (shape, true)]);
         ways.map(move |((batch, heads, tokens, head_width), backward)| Work::Attention {
@@ -102,7 +112,7 @@ fn movements() -> Vec<Work> {
 /// How long the blocks are that a piece of work reads and writes, the result last.
 fn operand_bytes(work: &Work) -> Vec<u64> {
     match *work {
-        Work::Gemm { m, n, k, batch, dtype } => {
+        Work::Gemm { m, n, k, batch, dtype, .. } => {
             let [m, n, k, batch] = [m, n, k, batch].map(u64::from);
             [m * k, n * k, m * n].map(|numbers| numbers * batch * dtype.bytes()).to_vec()
         }

@@ -166,10 +166,11 @@ mod tests {
             Device,
             sim::{SimConfig, WorkTime},
         },
-        unit::MIB,
+        unit::{MIB, ProductRole},
     };
 
-    const PRODUCT: Work = Work::Gemm { m: 4096, n: 4096, k: 4096, batch: 1, dtype: Dtype::Bf16 };
+    const PRODUCT: Work =
+        Work::Gemm { m: 4096, n: 4096, k: 4096, batch: 1, dtype: Dtype::Bf16, role: ProductRole::Output };
 
     const RATES: Rates = Rates {
         f32_flops_per_ns: 50_000.0,
@@ -194,7 +195,7 @@ mod tests {
 
     #[test]
     fn thin_products_are_bound_by_memory() {
-        let thin = Work::Gemm { m: 1 << 20, n: 8, k: 512, batch: 1, dtype: Dtype::Bf16 };
+        let thin = Work::Gemm { m: 1 << 20, n: 8, k: 512, batch: 1, dtype: Dtype::Bf16, role: ProductRole::Output };
         assert_eq!(RATES.duration(&thin), at_rate(thin.traffic_bytes(), 4_000.0));
         assert!(RATES.duration(&thin) > at_rate(thin.flops(), 800_000.0));
     }
@@ -233,10 +234,10 @@ mod tests {
         let times = WorkTable::of([WorkTime { median_us: 1_000.0, p99_us: None, work: PRODUCT }]).unwrap();
         assert_eq!(duration(&RATES, &times, &PRODUCT), Nanos(1_000_000));
         // As much arithmetic, but 137 GB of operands.
-        let thin = Work::Gemm { m: 1 << 30, n: 8, k: 8, batch: 1, dtype: Dtype::Bf16 };
+        let thin = Work::Gemm { m: 1 << 30, n: 8, k: 8, batch: 1, dtype: Dtype::Bf16, role: ProductRole::Output };
         assert_eq!(thin.flops(), PRODUCT.flops());
         assert_eq!(duration(&RATES, &times, &thin), at_rate(thin.traffic_bytes(), 4_000.0));
-        let other = Work::Gemm { m: 64, n: 64, k: 64, batch: 1, dtype: Dtype::F32 };
+        let other = Work::Gemm { m: 64, n: 64, k: 64, batch: 1, dtype: Dtype::F32, role: ProductRole::Output };
         assert_eq!(duration(&RATES, &times, &other), RATES.duration(&other));
     }
 

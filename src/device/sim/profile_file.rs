@@ -84,10 +84,11 @@ mod tests {
     use super::*;
     use crate::{
         device::CallKind,
-        unit::{Dtype, MIB, Nanos, Work},
+        unit::{Dtype, MIB, Nanos, ProductRole, Work},
     };
 
-    const PRODUCT: Work = Work::Gemm { m: 512, n: 512, k: 512, batch: 1, dtype: Dtype::Bf16 };
+    const PRODUCT: Work =
+        Work::Gemm { m: 512, n: 512, k: 512, batch: 1, dtype: Dtype::Bf16, role: ProductRole::Output };
 
     fn file() -> ProfileFile {
         ProfileFile {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::unit::{Dtype, Nanos, Work};
+use crate::unit::{Dtype, Nanos, ProductRole, Work};
 
 /// One piece of work and how long it took.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -60,10 +60,10 @@ impl Point {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// Products whose rows start on the boundaries that fast kernels want are told from those whose rows do not: a
-    /// vocabulary of 50257 is the usual offender.
+    /// vocabulary of 50257 is the usual offender. How slow those are depends on which rows it is.
     Product {
         dtype: Dtype,
-        aligned: bool,
+        ragged: Option<ProductRole>,
     },
     Attention {
         dtype: Dtype,
@@ -83,8 +83,10 @@ impl Kind {
     fn of(work: &Work) -> Option<Kind> {
         Some(match *work {
             Work::Spin { .. } => return None,
-            Work::Gemm { m, n, k, dtype, .. } => {
-                Kind::Product { dtype, aligned: [m, n, k].iter().all(|length| length.is_multiple_of(8)) }
+            Work::Gemm { m, n, k, dtype, role, .. } => {
+                let [left, right] = role.row_lengths(m, n, k);
+                let aligned = [left, right, n].iter().all(|row| row.is_multiple_of(8));
+                Kind::Product { dtype, ragged: (!aligned).then_some(role) }
             }
             Work::Attention { dtype, backward, .. } => Kind::Attention { dtype, backward },
             Work::Elementwise { .. } => Kind::Elementwise,
@@ -97,7 +99,7 @@ impl Kind {
     /// The kind whose times will do where this one was not measured.
     fn stand_in(self) -> Option<Kind> {
         match self {
-            Kind::Product { dtype, aligned: false } => Some(Kind::Product { dtype, aligned: true }),
+            Kind::Product { dtype, ragged: Some(_) } => Some(Kind::Product { dtype, ragged: None }),
             Kind::Reduction => Some(Kind::Elementwise),
             _ => None,
         }
@@ -189,7 +191,7 @@ mod tests {
     use super::*;
 
     fn product(m: u32, dtype: Dtype) -> Work {
-        Work::Gemm { m, n: 1024, k: 1024, batch: 1, dtype }
+        Work::Gemm { m, n: 1024, k: 1024, batch: 1, dtype, role: ProductRole::Output }
     }
 
     fn took(work: Work, median_us: f64) -> WorkTime {
@@ -219,7 +221,7 @@ mod tests {
 
     #[test]
     fn small_work_of_which_only_large_was_measured_is_slower_than_its_likes_by_as_much() {
-        let ragged = |m| Work::Gemm { m, n: 1024, k: 1025, batch: 1, dtype: Dtype::Bf16 };
+        let ragged = |m| Work::Gemm { m, n: 1024, k: 1025, batch: 1, dtype: Dtype::Bf16, role: ProductRole::Output };
         let measured = [took(product(8200, Dtype::Bf16), 40.0), took(product(1024, Dtype::Bf16), 10.0)];
         // 8192 x 1025 and 8200 x 1024 are the same arithmetic, within a thousandth.
         let table = WorkTable::of(measured.into_iter().chain([took(ragged(8192), 80.0)])).unwrap();
@@ -231,21 +233,30 @@ mod tests {
     fn what_was_not_measured_is_taken_from_its_likes_or_not_known() {
         assert_eq!(table().duration(&product(8192, Dtype::F32)), None);
         assert_eq!(table().duration(&Work::Reduction { bytes: 1_000_000 }), Some(Nanos(2_000)));
-        let ragged = Work::Gemm { m: 1023, n: 1024, k: 1024, batch: 1, dtype: Dtype::Bf16 };
+        let ragged = Work::Gemm { m: 1024, n: 1023, k: 1024, batch: 1, dtype: Dtype::Bf16, role: ProductRole::Output };
         assert_eq!(table().duration(&ragged), Some(Nanos(10_000)));
         assert_eq!(table().duration(&Work::Spin { nanos: Nanos(5) }), None);
     }
 
     #[test]
     fn ragged_products_have_times_of_their_own_where_they_were_measured() {
-        let ragged = Work::Gemm { m: 1024, n: 50_257, k: 1024, batch: 1, dtype: Dtype::Bf16 };
+        let ragged =
+            Work::Gemm { m: 1024, n: 50_257, k: 1024, batch: 1, dtype: Dtype::Bf16, role: ProductRole::Output };
         let table = WorkTable::of([took(product(1024, Dtype::Bf16), 10.0), took(ragged, 900.0)]).unwrap();
         assert_eq!(table.duration(&ragged), Some(Nanos(900_000)));
+        // The same numbers in another role have rows of other lengths.
+        let Work::Gemm { m, n, k, batch, dtype, .. } = ragged else { unreachable!() };
+        let of_weight = Work::Gemm { m: n, n: k, k: m, batch, dtype, role: ProductRole::WeightGradient };
+        assert!(table.duration(&of_weight) < Some(Nanos(900_000)), "slow only where it was measured to be");
+        let as_output = Work::Gemm { m: n, n: k, k: m, batch, dtype, role: ProductRole::Output };
+        let likes = Work::Gemm { m: 50_256, n: k, k: m, batch, dtype, role: ProductRole::Output };
+        let [Nanos(as_output), Nanos(likes)] = [as_output, likes].map(|work| table.duration(&work).unwrap());
+        assert!(as_output.abs_diff(likes) < likes / 1000, "many rows are not ragged rows");
     }
 
     #[test]
     fn shapes_of_one_size_count_with_their_mean_speed() {
-        let turned = Work::Gemm { m: 1024, n: 8192, k: 1024, batch: 1, dtype: Dtype::F32 };
+        let turned = Work::Gemm { m: 1024, n: 8192, k: 1024, batch: 1, dtype: Dtype::F32, role: ProductRole::Output };
         let table = WorkTable::of([took(product(8192, Dtype::F32), 100.0), took(turned, 50.0)]).unwrap();
         assert_eq!(table.duration(&turned), Some(Nanos(66_667)));
     }

@@ -1,117 +1,29 @@
 //! The steps of an allocation: search, cut, and what is done when nothing cached fits.
 
 use super::{
-    Caching, Grown, OWN_SEGMENT, OWN_SEGMENT_STEP, QUANTUM, SMALL_SEGMENT, SMALL_SIZE,
-    blocks::{NONE, Record, State},
-    free_index::Entry,
-    pools::DEFAULT_POOL,
+    Caching, Grown, OWN_SEGMENT, OWN_SEGMENT_STEP, QUANTUM, SMALL_SEGMENT, SMALL_SIZE, Settings, Wish,
+    blocks::{Blocks, NONE, Record, State},
+    free_index::{Entry, FreeIndex},
+    pools::{Arena, DEFAULT_POOL},
+    statistics::Books,
 };
 use crate::{
-    strategy::{Attempt, Block, Context, Outcome, Refusal, Request, Shortage, StrategyError, StrategyEvent},
+    strategy::{Attempt, Block, Context, Outcome, Refusal, Shortage, StrategyError, StrategyEvent},
     unit::{Address, StreamId, round_up},
 };
 
 impl Caching {
-    /// Best fit among the free blocks of an arena. The block found is taken out. Only one candidate is looked at: if
-    /// the rules for oversize blocks refuse it, larger ones are not tried.
+    /// Serves a request from the free blocks of an arena, if one fits.
     #[inline(always)]
-    pub(super) fn find_free(&mut self, arena: u32, rounded: u64, expandable: bool) -> Option<u32> {
-        let collects = self.collects_garbage();
+    pub(super) fn alloc_cached(&mut self, arena: u32, wish: Wish) -> Option<(Block, Outcome)> {
+        if self.rare.collects_garbage {
+            self.pools.tick(arena);
+        }
         let owner = &mut self.pools.arenas[arena as usize];
-        if collects {
-            self.pools.sides[owner.side as usize].clock += 1;
-        }
-        let mut found = owner.free.first_at_least(rounded)?;
-        if self.blocks[found.slot].is_expandable() && (!expandable || self.extension(found.slot) > 0) {
-            found = self.prefer_short_extension(arena, found, expandable)?;
-        }
-        let size = found.size;
-        let oversize = self.settings.max_split_size;
-        let refused = if rounded < oversize {
-            size >= oversize
-        } else {
-            size >= rounded.saturating_add(self.settings.max_non_split_rounding)
-        };
-        if refused {
-            return None;
-        }
-        self.pools.arenas[arena as usize].free.remove(found);
-        Some(found.slot)
-    }
-
-    /// Walks up from an expandable block: to one that can extend less far while expandable segments are on (a block in
-    /// front of unmapped addresses counts with those), to the first ordinary block while they are off.
-    #[inline(never)]
-    fn prefer_short_extension(&self, arena: u32, mut found: Entry, expandable: bool) -> Option<Entry> {
-        let free = &self.pools.arenas[arena as usize].free;
-        if !expandable {
-            let mut candidates = free.ascending(found.size, found.address);
-            return candidates.find(|candidate| !self.blocks[candidate.slot].is_expandable());
-        }
-        // Blocks come in ascending size: none can reach less far than one that cannot extend at all.
-        let mut reach = found.size + self.extension(found.slot);
-        while reach > found.size
-            && self.blocks[found.slot].is_expandable()
-            && let Some(next) = free.after(found.size, found.address)
-            && next.size + self.extension(next.slot) < reach
-        {
-            reach = next.size + self.extension(next.slot);
-            found = next;
-        }
-        Some(found)
-    }
-
-    /// By how many unmapped bytes behind it a block could be extended.
-    #[inline]
-    fn extension(&self, slot: u32) -> u64 {
-        let next = self.blocks.get(self.blocks[slot].next);
-        next.filter(|next| next.state == State::Unmapped).map_or(0, |next| next.size)
-    }
-
-    #[inline]
-    fn collects_garbage(&self) -> bool {
-        self.limit.is_some() && self.settings.garbage_collection_threshold > 0.0
-    }
-
-    /// Makes a block the caller's, cutting off what it does not need.
-    #[inline(always)]
-    pub(super) fn hand_out(&mut self, slot: u32, requested: u64, rounded: u64, expandable: bool) -> (Block, bool) {
-        let block = &self.blocks[slot];
-        let (address, size) = (block.address, block.size);
-        let (was_split, tracked) = (block.is_split(), !block.is_expandable());
-        let owner = &mut self.pools.arenas[block.arena as usize];
-        let large = owner.is_large();
-        let remainder = size - rounded;
-        let cut = if large && !expandable {
-            rounded < self.settings.max_split_size && remainder > SMALL_SIZE
-        } else {
-            remainder >= QUANTUM
-        };
-        let mut taken = slot;
-        if cut {
-            let clock = self.pools.sides[owner.side as usize].clock;
-            owner.free.insert(Entry { size: remainder, address: address + rounded, slot });
-            taken = self.blocks.cut_front(slot, rounded);
-            self.blocks[slot].shelved_at = clock;
-        }
-        if tracked {
-            match (cut, was_split) {
-                (true, true) => self.books.lower_inactive_split(large, 0, rounded),
-                (true, false) => self.books.raise_inactive_split(large, 1, remainder),
-                (false, true) => self.books.lower_inactive_split(large, 1, size),
-                (false, false) => {}
-            }
-        }
-        let block = &mut self.blocks[taken];
-        block.state = State::Allocated;
-        block.requested = requested;
-        block.generation = block.generation.wrapping_add(1);
-        let handle = Block { address: Address(address), size: block.size, slot: taken, generation: block.generation };
-        self.books.on_alloc(large, requested, handle.size);
-        if handle.size >= self.settings.max_split_size {
-            self.books.oversize_allocations.raise();
-        }
-        (handle, cut)
+        let found = best_fit(owner, &self.blocks, &self.settings, &wish)?;
+        owner.free.remove(found);
+        let (block, cut) = hand_out(found, &wish, owner, &mut self.blocks, &mut self.books, &self.settings);
+        Some((block, if cut { Outcome::Split } else { Outcome::Hit }))
     }
 
     /// No cached block fits: new memory, and what may be done to get it.
@@ -119,23 +31,22 @@ impl Caching {
     pub(super) fn alloc_from_device(
         &mut self,
         cx: &mut Context<'_>,
-        request: &Request,
-        rounded: u64,
+        stream: StreamId,
+        wish: Wish,
         arena: u32,
     ) -> Result<Attempt, StrategyError> {
-        let expandable = self.settings.expandable_segments;
+        let rounded = wish.rounded;
         let asked = self.segment_size(rounded);
-        if let Some(limit) = self.limit.filter(|_| self.collects_garbage()) {
+        if let Some(limit) = self.limit.filter(|_| self.rare.collects_garbage) {
             self.collect_garbage(cx, limit)?;
         }
         let mut outcome = Outcome::NewSegment;
         let mut grown = self.grow(cx, arena, rounded, asked)?;
         if grown.is_err()
             && self.pools.arenas[arena as usize].pool() == DEFAULT_POOL
-            && let Some(slot) = self.find_in_fallback_pools(request.stream, rounded)
+            && let Some((block, outcome)) = self.alloc_from_fallback_pools(stream, wish)
         {
-            let (block, cut) = self.hand_out(slot, request.bytes, rounded, false);
-            return Ok(Attempt::Served(block, if cut { Outcome::Split } else { Outcome::Hit }));
+            return Ok(Attempt::Served(block, outcome));
         }
         if grown.is_err() && self.release_available(cx, arena, rounded)? {
             outcome = Outcome::ReleaseAndRetry;
@@ -149,10 +60,14 @@ impl Caching {
             grown = self.grow(cx, arena, rounded, asked)?;
         }
         match grown {
-            Ok(slot) => Ok(Attempt::Served(self.hand_out(slot, request.bytes, rounded, expandable).0, outcome)),
+            Ok(slot) => {
+                let grown = self.blocks[slot].entry(slot);
+                let owner = &mut self.pools.arenas[arena as usize];
+                let (block, _) = hand_out(grown, &wish, owner, &mut self.blocks, &mut self.books, &self.settings);
+                Ok(Attempt::Served(block, outcome))
+            }
             Err(refused_by) => {
                 let device_free = Some(cx.device.memory_info()?.free);
-                let stream = request.stream;
                 cx.sink.event(StrategyEvent::OutOfMemory { rounded, stream, device_free });
                 self.books.ooms += 1;
                 Ok(Attempt::OutOfMemory(Shortage { rounded, asked, refused_by, device_free }))
@@ -185,10 +100,10 @@ impl Caching {
     }
 
     /// A cached block of a private pool that was offered for times of need. It never grows for that.
-    fn find_in_fallback_pools(&mut self, stream: StreamId, rounded: u64) -> Option<u32> {
+    fn alloc_from_fallback_pools(&mut self, stream: StreamId, wish: Wish) -> Option<(Block, Outcome)> {
         self.pools.fallbacks().into_iter().find_map(|pool| {
-            let arena = self.pools.arena(pool * 2 + u32::from(rounded > SMALL_SIZE), stream);
-            self.find_free(arena, rounded, false)
+            let arena = self.pools.arena(pool * 2 + u32::from(wish.rounded > SMALL_SIZE), stream);
+            self.alloc_cached(arena, Wish { expandable: false, ..wish })
         })
     }
 
@@ -202,4 +117,92 @@ impl Caching {
             round_up(rounded, OWN_SEGMENT_STEP)
         }
     }
+}
+
+/// Best fit among the free blocks of an arena. Only one candidate is looked at: if the rules for oversize blocks refuse
+/// it, larger ones are not tried.
+#[inline(always)]
+fn best_fit(owner: &Arena, blocks: &Blocks, settings: &Settings, wish: &Wish) -> Option<Entry> {
+    let mut found = owner.free.first_at_least(wish.rounded)?;
+    let block = &blocks[found.slot];
+    if block.is_expandable() && (!wish.expandable || blocks.extension(block) > 0) {
+        let slot = prefer_short_extension(blocks, &owner.free, found, wish.expandable)?;
+        found = blocks[slot].entry(slot);
+    }
+    let oversize = settings.max_split_size;
+    let refused = if wish.rounded < oversize {
+        found.size >= oversize
+    } else {
+        found.size >= wish.rounded.saturating_add(settings.max_non_split_rounding)
+    };
+    (!refused).then_some(found)
+}
+
+/// Walks up from an expandable block: to one that can extend less far while expandable segments are on (a block in
+/// front of unmapped addresses counts with those), to the first ordinary block while they are off.
+#[inline(never)]
+fn prefer_short_extension(blocks: &Blocks, free: &FreeIndex, mut found: Entry, expandable: bool) -> Option<u32> {
+    if !expandable {
+        let mut candidates = free.ascending(found.size, found.address);
+        let ordinary = candidates.find(|candidate| !blocks[candidate.slot].is_expandable());
+        return ordinary.map(|candidate| candidate.slot);
+    }
+    // Blocks come in ascending size: none can reach less far than one that cannot extend at all.
+    let reach_of = |entry: Entry| entry.size + blocks.extension(&blocks[entry.slot]);
+    let mut reach = reach_of(found);
+    while reach > found.size
+        && blocks[found.slot].is_expandable()
+        && let Some(next) = free.after(found.size, found.address)
+        && reach_of(next) < reach
+    {
+        reach = reach_of(next);
+        found = next;
+    }
+    Some(found.slot)
+}
+
+/// Makes a block that is not among the free ones the caller's, and cuts off what it does not need; says whether it did.
+#[inline(always)]
+fn hand_out(
+    found: Entry,
+    wish: &Wish,
+    owner: &mut Arena,
+    blocks: &mut Blocks,
+    books: &mut Books,
+    settings: &Settings,
+) -> (Block, bool) {
+    let block = &mut blocks[found.slot];
+    let (was_split, tracked) = (block.is_split(), !block.is_expandable());
+    let large = owner.is_large();
+    let remainder = found.size - wish.rounded;
+    let cut = if large && !wish.expandable {
+        wish.rounded < settings.max_split_size && remainder > SMALL_SIZE
+    } else {
+        remainder >= QUANTUM
+    };
+    let (slot, size, block) = if cut {
+        let rest = Entry { size: remainder, address: found.address + wish.rounded, slot: found.slot };
+        owner.free.insert(rest);
+        let (slot, block) = blocks.cut_front(found.slot, wish.rounded, owner.clock);
+        (slot, wish.rounded, block)
+    } else {
+        (found.slot, found.size, block)
+    };
+    block.state = State::Allocated;
+    block.requested = wish.requested;
+    block.generation = block.generation.wrapping_add(1);
+    let handle = Block { address: Address(found.address), size, slot, generation: block.generation };
+    if tracked {
+        match (cut, was_split) {
+            (true, true) => books.lower_inactive_split(large, 0, size),
+            (true, false) => books.raise_inactive_split(large, 1, remainder),
+            (false, true) => books.lower_inactive_split(large, 1, size),
+            (false, false) => {}
+        }
+    }
+    books.on_alloc(large, wish.requested, size);
+    if size >= settings.max_split_size {
+        books.oversize_allocations.raise();
+    }
+    (handle, cut)
 }

@@ -96,6 +96,16 @@ impl Record {
     }
 }
 
+/// What became of a block and its neighbours.
+pub(super) struct Merged {
+    /// The block as it is now.
+    pub(super) entry: Entry,
+    /// How many neighbours it swallowed.
+    pub(super) neighbours: u64,
+    /// Whether other blocks share its segment.
+    pub(super) is_split: bool,
+}
+
 /// All blocks.
 #[derive(Clone, Debug)]
 pub(super) struct Blocks {
@@ -132,6 +142,13 @@ impl Blocks {
         self.records.get(slot as usize)
     }
 
+    /// By how many unmapped bytes behind it a block could be extended.
+    #[inline]
+    pub(super) fn extension(&self, block: &Record) -> u64 {
+        let next = self.get(block.next).filter(|next| next.state == State::Unmapped);
+        next.map_or(0, |next| next.size)
+    }
+
     /// Every slot in use, in slot order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Record)> {
         (0u32..).zip(&self.records).filter(|(_, record)| record.state != State::Vacant)
@@ -146,18 +163,19 @@ impl Blocks {
     }
 
     /// Finds a slot for a new tenant, whose predecessor's record is still in it.
-    #[inline]
     fn settle(&mut self) -> u32 {
-        match self.records.get(self.vacant as usize) {
-            Some(record) => std::mem::replace(&mut self.vacant, record.next),
-            None => self.add_slot(),
+        if self.vacant == NONE {
+            self.add_vacant();
         }
+        let slot = self.vacant;
+        self.vacant = self[slot].next;
+        slot
     }
 
     #[cold]
-    fn add_slot(&mut self) -> u32 {
+    fn add_vacant(&mut self) {
+        self.vacant = self.records.len() as u32;
         self.records.push(Record::lone(0, 0, NONE, NONE, State::Vacant));
-        (self.records.len() - 1) as u32
     }
 
     /// Vacates a slot; its neighbours must no longer point to it.
@@ -165,31 +183,35 @@ impl Blocks {
         self.records[slot as usize].vacate(&mut self.vacant, slot);
     }
 
-    /// Cuts the first `bytes` off a block; they become an allocated block of their own, which is returned. The rest is
-    /// free. Written field by field: moving a whole record that was just put together would stall the processor.
-    #[inline]
-    pub(super) fn cut_front(&mut self, slot: u32, bytes: u64) -> u32 {
-        let front = self.settle();
+    /// Cuts the first `bytes` off a block; they become an allocated block of their own, which is returned with its
+    /// slot. The rest is free since `now`. Written field by field: moving a whole record that was just put together
+    /// would stall the processor.
+    #[inline(always)]
+    pub(super) fn cut_front(&mut self, slot: u32, bytes: u64, now: u64) -> (u32, &mut Record) {
+        if self.vacant == NONE {
+            self.add_vacant();
+        }
+        let front = self.vacant;
         let records = self.records.as_mut_slice();
         let rest = &mut records[slot as usize];
         let (address, arena, range, previous) = (rest.address, rest.arena, rest.range, rest.previous);
         rest.address += bytes;
         rest.size -= bytes;
         rest.previous = front;
+        rest.shelved_at = now;
         rest.state = State::Free;
-        let block = &mut records[front as usize];
-        block.address = address;
-        block.size = bytes;
-        block.previous = previous;
-        block.next = slot;
-        block.arena = arena;
-        block.range = range;
-        block.uses = NONE;
-        block.state = State::Allocated;
         if let Some(previous) = records.get_mut(previous as usize) {
             previous.next = front;
         }
-        front
+        let block = &mut records[front as usize];
+        self.vacant = std::mem::replace(&mut block.next, slot);
+        block.address = address;
+        block.size = bytes;
+        block.previous = previous;
+        block.arena = arena;
+        block.range = range;
+        block.uses = NONE;
+        (front, block)
     }
 
     /// Puts `record` in front of `slot`, in the same segment.
@@ -218,35 +240,49 @@ impl Blocks {
         inserted
     }
 
-    /// Lets a block swallow `previous`, the one in front of it.
-    #[inline]
-    pub(super) fn absorb_previous(&mut self, slot: u32, previous: u32) {
+    /// Lets a block swallow those of its neighbours that are of a kind; `take_out` is told which. From `now` on the block
+    /// is of that kind itself. Its record is read once and written once, whatever it swallows.
+    #[inline(always)]
+    pub(super) fn merge(&mut self, slot: u32, kind: State, now: u64, mut take_out: impl FnMut(Entry)) -> Merged {
         let records = self.records.as_mut_slice();
-        let gone = &mut records[previous as usize];
-        let (address, size, before) = (gone.address, gone.size, gone.previous);
-        gone.vacate(&mut self.vacant, previous);
+        let block = &records[slot as usize];
+        let (mut address, mut size, mut previous, mut next) = (block.address, block.size, block.previous, block.next);
+        let mut neighbours = 0;
+        if let Some(gone) = records.get_mut(previous as usize)
+            && gone.state == kind
+        {
+            take_out(gone.entry(previous));
+            address = gone.address;
+            size += gone.size;
+            let before = gone.previous;
+            gone.vacate(&mut self.vacant, previous);
+            previous = before;
+            neighbours += 1;
+            if let Some(before) = records.get_mut(before as usize) {
+                before.next = slot;
+            }
+        }
+        if let Some(gone) = records.get_mut(next as usize)
+            && gone.state == kind
+        {
+            take_out(gone.entry(next));
+            size += gone.size;
+            let behind = gone.next;
+            gone.vacate(&mut self.vacant, next);
+            next = behind;
+            neighbours += 1;
+            if let Some(behind) = records.get_mut(behind as usize) {
+                behind.previous = slot;
+            }
+        }
         let block = &mut records[slot as usize];
         block.address = address;
-        block.size += size;
-        block.previous = before;
-        if let Some(before) = records.get_mut(before as usize) {
-            before.next = slot;
-        }
-    }
-
-    /// Lets a block swallow `next`, the one behind it.
-    #[inline]
-    pub(super) fn absorb_next(&mut self, slot: u32, next: u32) {
-        let records = self.records.as_mut_slice();
-        let gone = &mut records[next as usize];
-        let (size, behind) = (gone.size, gone.next);
-        gone.vacate(&mut self.vacant, next);
-        let block = &mut records[slot as usize];
-        block.size += size;
-        block.next = behind;
-        if let Some(behind) = records.get_mut(behind as usize) {
-            behind.previous = slot;
-        }
+        block.size = size;
+        block.previous = previous;
+        block.next = next;
+        block.shelved_at = now;
+        block.state = kind;
+        Merged { entry: Entry { size, address, slot }, neighbours, is_split: block.is_split() }
     }
 }
 
@@ -266,13 +302,19 @@ mod tests {
         let low = blocks.insert_before(high, Record::lone(0, 1024, 0, NONE, State::Allocated));
         let tail = blocks.insert_after(high, Record::lone(5120, 512, 0, NONE, State::Free));
         assert_eq!((blocks[low].next, blocks[high].previous, blocks[high].next), (high, low, tail));
-        let front = blocks.cut_front(high, 512);
+        let (front, _) = blocks.cut_front(high, 512, 7);
         assert_eq!((blocks[low].next, blocks[front].next, blocks[high].previous), (front, high, front));
         assert_eq!((blocks[front].address, blocks[high].address, blocks[high].size), (1024, 1536, 3584));
-        blocks.absorb_previous(high, front);
-        blocks.absorb_previous(high, low);
-        blocks.absorb_next(high, tail);
-        assert_eq!((blocks[high].address, blocks[high].size, blocks[high].is_split()), (0, 5632, false));
+        assert_eq!((blocks[high].state, blocks[high].shelved_at), (State::Free, 7));
+        blocks[front].state = State::Free;
+        let mut gone = Vec::new();
+        let merged = blocks.merge(front, State::Free, 8, |entry| gone.push(entry.slot));
+        assert_eq!((merged.neighbours, merged.is_split, merged.entry.size, &gone[..]), (1, true, 4096, &[high][..]));
+        blocks[low].state = State::Free;
+        let merged = blocks.merge(front, State::Free, 9, |entry| gone.push(entry.slot));
+        assert_eq!((merged.neighbours, merged.is_split, merged.entry.size), (2, false, 5632));
+        assert_eq!(gone, [high, low, tail]);
+        assert_eq!((blocks[front].address, blocks[front].size, blocks[front].shelved_at), (0, 5632, 9));
         assert_eq!(blocks.iter().count(), 1);
     }
 }

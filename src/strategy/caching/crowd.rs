@@ -6,6 +6,10 @@
 
 use std::hint::select_unpredictable;
 
+/// How many children a place in the heap has: with four, most blocks that come in stay at the bottom, which a processor
+/// guesses, and the four lie in one or two cache lines.
+const CHILDREN: usize = 4;
+
 /// Where each block stands in its crowd, by slot; only of blocks that are in one.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Places(Vec<u32>);
@@ -85,7 +89,7 @@ impl Crowd {
     #[inline]
     fn rise(&mut self, mut place: usize, block: (u64, u32), places: &mut Places) {
         while place > 0 {
-            let above = (place - 1) / 2;
+            let above = (place - 1) / CHILDREN;
             let parent = self.heap[above];
             if parent.0 < block.0 {
                 break;
@@ -100,20 +104,17 @@ impl Crowd {
     #[inline]
     fn sink(&mut self, mut place: usize, block: (u64, u32), places: &mut Places) -> usize {
         loop {
-            let left = 2 * place + 1;
-            let Some(&first) = self.heap.get(left) else { return place };
-            let second = self.heap.get(left + 1).copied().unwrap_or((u64::MAX, 0));
-            // Which of two children is lower cannot be guessed.
-            let second_is_lower = second.0 < first.0;
-            let child = (
-                select_unpredictable(second_is_lower, second.0, first.0),
-                select_unpredictable(second_is_lower, second.1, first.1),
-            );
+            let first = CHILDREN * place + 1;
+            let Some(children) = self.heap.get(first..).filter(|children| !children.is_empty()) else { return place };
+            let (nth, child) = match children.first_chunk::<CHILDREN>() {
+                Some(children) => lowest_of(children),
+                None => lowest_of(children),
+            };
             if block.0 < child.0 {
                 return place;
             }
             self.settle(place, child, places);
-            place = left + usize::from(second_is_lower);
+            place = first + nth;
         }
     }
 
@@ -122,4 +123,17 @@ impl Crowd {
         self.heap[place] = block;
         places.note(block.1, place);
     }
+}
+
+/// The lowest of some blocks and its place among them. Without a branch: which it is cannot be guessed.
+#[inline(always)]
+fn lowest_of(blocks: &[(u64, u32)]) -> (usize, (u64, u32)) {
+    let (mut place, mut lowest) = (0, blocks[0]);
+    for (other, &block) in blocks.iter().enumerate().skip(1) {
+        let is_lower = block.0 < lowest.0;
+        place = select_unpredictable(is_lower, other, place);
+        lowest.0 = select_unpredictable(is_lower, block.0, lowest.0);
+        lowest.1 = select_unpredictable(is_lower, block.1, lowest.1);
+    }
+    (place, lowest)
 }

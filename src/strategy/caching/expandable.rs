@@ -6,6 +6,7 @@
 use super::{
     Caching, Grown,
     blocks::{NONE, Record, State},
+    free_index::Entry,
 };
 use crate::{
     device::{DeviceError, PhysicalId, VirtualMemory},
@@ -251,11 +252,10 @@ impl Caching {
             self.pools.arenas[arena as usize].unmapped.insert(address + mapped, rest);
             self.blocks[slot].size = mapped;
         }
-        self.blocks[slot].state = State::Free;
-        self.absorb_neighbours(slot, State::Free);
-        self.shelve(slot);
+        let owner = &mut self.pools.arenas[arena as usize];
+        let merged = self.blocks.merge(slot, State::Free, owner.clock, |gone| owner.free.remove(gone));
+        owner.free.insert(merged.entry);
         self.reserved += mapped;
-        let owner = &self.pools.arenas[arena as usize];
         self.books.on_map(owner.is_large(), mapped, neighbours);
         let stream = owner.stream;
         cx.sink.event(StrategyEvent::SegmentMap { address: Address(address), bytes: mapped, stream });
@@ -302,11 +302,13 @@ impl Caching {
             self.shelve(tail);
         }
         let block = &mut self.blocks[slot];
-        (block.address, block.size, block.state) = (low, high - low, State::Unmapped);
-        self.absorb_neighbours(slot, State::Unmapped);
-        let merged = self.blocks[slot].address;
+        (block.address, block.size) = (low, high - low);
         let owner = &mut self.pools.arenas[arena as usize];
-        owner.unmapped.insert(merged, slot);
+        let take_out = |gone: Entry| {
+            owner.unmapped.remove(&gone.address);
+        };
+        let merged = self.blocks.merge(slot, State::Unmapped, owner.clock, take_out);
+        owner.unmapped.insert(merged.entry.address, slot);
         let (large, stream, pool) = (owner.is_large(), owner.stream, owner.pool());
         self.reserved -= high - low;
         self.count_segment_gone(pool);
@@ -315,6 +317,14 @@ impl Caching {
             self.books.on_unmap(large, high - low, range.mapped_neighbours(granule(low), granule(high)));
         }
         cx.sink.event(StrategyEvent::SegmentUnmap { address: Address(low), bytes: high - low, stream });
+    }
+
+    /// Adds a free block to its arena.
+    fn shelve(&mut self, slot: u32) {
+        let block = &mut self.blocks[slot];
+        let owner = &mut self.pools.arenas[block.arena as usize];
+        block.shelved_at = owner.clock;
+        owner.free.insert(block.entry(slot));
     }
 
     /// Gives back the addresses of a range that consists of one unmapped block.

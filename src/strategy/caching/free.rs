@@ -10,53 +10,23 @@ impl Caching {
     /// Puts a freed block among the free ones, merged with its free neighbours; says whether its arena is a large one.
     #[inline(always)]
     pub(super) fn free_block(&mut self, slot: u32) -> bool {
-        let block = &mut self.blocks[slot];
-        block.state = State::Free;
+        let block = &self.blocks[slot];
         let (size, tracked) = (block.size, !block.is_expandable());
-        let merged = self.absorb_neighbours(slot, State::Free);
-        let large = self.shelve(slot);
+        let owner = &mut self.pools.arenas[block.arena as usize];
+        let merged = self.blocks.merge(slot, State::Free, owner.clock, |gone| owner.free.remove(gone));
+        owner.free.insert(merged.entry);
+        let large = owner.is_large();
         if tracked {
-            let block = &self.blocks[slot];
-            if !block.is_split() {
-                self.books.lower_inactive_split(large, merged, block.size - size);
-            } else if merged < 2 {
-                self.books.raise_inactive_split(large, 1 - merged, size);
+            if !merged.is_split {
+                self.books.lower_inactive_split(large, merged.neighbours, merged.entry.size - size);
+            } else if merged.neighbours < 2 {
+                self.books.raise_inactive_split(large, 1 - merged.neighbours, size);
             } else {
                 self.books.raise_inactive_split(large, 0, size);
                 self.books.lower_inactive_split(large, 1, 0);
             }
         }
         large
-    }
-
-    /// Merges a free or unmapped block with neighbours of its kind; says with how many.
-    #[inline(always)]
-    pub(super) fn absorb_neighbours(&mut self, slot: u32, kind: State) -> u64 {
-        let block = &self.blocks[slot];
-        let owner = &mut self.pools.arenas[block.arena as usize];
-        let (previous, next) = (block.previous, block.next);
-        let mut merged = 0;
-        if let Some(gone) = self.blocks.get(previous).filter(|block| block.state == kind) {
-            owner.take_out(previous, gone);
-            self.blocks.absorb_previous(slot, previous);
-            merged += 1;
-        }
-        if let Some(gone) = self.blocks.get(next).filter(|block| block.state == kind) {
-            owner.take_out(next, gone);
-            self.blocks.absorb_next(slot, next);
-            merged += 1;
-        }
-        merged
-    }
-
-    /// Adds a free block to its arena; says whether that is a large one.
-    #[inline(always)]
-    pub(super) fn shelve(&mut self, slot: u32) -> bool {
-        let block = &mut self.blocks[slot];
-        let owner = &mut self.pools.arenas[block.arena as usize];
-        block.shelved_at = self.pools.sides[owner.side as usize].clock;
-        owner.free.insert(block.entry(slot));
-        owner.is_large()
     }
 
     /// Frees a block that other streams use: it waits for them, and during a capture for its end first.

@@ -10,22 +10,23 @@ use super::{blocks::NONE, size_bins::SizeBins};
 
 /// A free block. Its order is that of the index; no two have the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Entry {
-    pub(super) size: u64,
-    pub(super) address: u64,
-    pub(super) slot: u32,
+pub(in crate::strategy) struct Entry {
+    pub(in crate::strategy) size: u64,
+    pub(in crate::strategy) address: u64,
+    pub(in crate::strategy) slot: u32,
 }
 
 impl Entry {
     /// No block: smaller than any request, and at no block's address.
     const NONE: Entry = Entry { size: 0, address: 0, slot: NONE };
     /// No block either: larger than any other.
-    const END: Entry = Entry { size: u64::MAX, address: u64::MAX, slot: NONE };
+    pub(super) const END: Entry = Entry { size: u64::MAX, address: u64::MAX, slot: NONE };
 
-    /// Without a branch: which of two blocks is the smaller cannot be guessed.
+    /// Without a branch, as one long number: which of two blocks is the smaller cannot be guessed.
     #[inline]
     fn precedes(&self, other: &Entry) -> bool {
-        (self.size < other.size) | ((self.size == other.size) & (self.address < other.address))
+        let key = |entry: &Entry| u128::from(entry.size) << 64 | u128::from(entry.address);
+        key(self) < key(other)
     }
 
     /// One of two blocks, field by field in registers: through memory, the processor would wait for itself.
@@ -41,7 +42,7 @@ impl Entry {
 
 /// The free blocks of one pool and stream.
 #[derive(Clone, Debug)]
-pub(super) struct FreeIndex {
+pub(in crate::strategy) struct FreeIndex {
     /// The block that came in last, or [`Entry::NONE`] if it has left. It is not in the bins.
     latest: Entry,
     bins: SizeBins,
@@ -56,7 +57,7 @@ impl Default for FreeIndex {
 impl FreeIndex {
     /// Adds a block.
     #[inline(always)]
-    pub(super) fn insert(&mut self, entry: Entry) {
+    pub(in crate::strategy) fn insert(&mut self, entry: Entry) {
         let former = std::mem::replace(&mut self.latest, entry);
         if former.size != 0 {
             self.bins.insert(former);
@@ -65,7 +66,7 @@ impl FreeIndex {
 
     /// Removes a block that is in here.
     #[inline(always)]
-    pub(super) fn remove(&mut self, entry: Entry) {
+    pub(in crate::strategy) fn remove(&mut self, entry: Entry) {
         if self.latest.address == entry.address {
             self.latest = Entry::NONE;
         } else {
@@ -75,33 +76,33 @@ impl FreeIndex {
 
     /// The smallest block of at least `size`; the lowest address among equals.
     #[inline(always)]
-    pub(super) fn first_at_least(&self, size: u64) -> Option<Entry> {
-        let binned = self.bins.first_at_least(size).unwrap_or(Entry::END);
+    pub(in crate::strategy) fn first_at_least(&self, size: u64) -> Option<Entry> {
+        let binned = self.bins.first_at_least(size);
         let latest_is_first = (self.latest.size >= size) & self.latest.precedes(&binned);
         let first = Entry::select(latest_is_first, &self.latest, &binned);
         (first.size != u64::MAX).then_some(first)
     }
 
     /// The block that follows (size, address).
-    pub(super) fn after(&self, size: u64, address: u64) -> Option<Entry> {
+    pub(in crate::strategy) fn after(&self, size: u64, address: u64) -> Option<Entry> {
         let binned = self.bins.after(size, address);
         let latest = self.latest().filter(|latest| (latest.size, latest.address) > (size, address));
         latest.filter(|latest| binned.is_none_or(|other| latest.precedes(&other))).or(binned)
     }
 
     /// The last block before (size, address).
-    pub(super) fn before(&self, size: u64, address: u64) -> Option<Entry> {
+    pub(in crate::strategy) fn before(&self, size: u64, address: u64) -> Option<Entry> {
         let latest = self.latest().filter(|latest| (latest.size, latest.address) < (size, address));
         latest.max(self.bins.before(size, address))
     }
 
     /// The largest block; the highest address among equals.
-    pub(super) fn last(&self) -> Option<Entry> {
+    pub(in crate::strategy) fn last(&self) -> Option<Entry> {
         self.before(u64::MAX, 0)
     }
 
     /// Every block from (size, address) on, in order.
-    pub(super) fn ascending(&self, size: u64, address: u64) -> impl Iterator<Item = Entry> + '_ {
+    pub(in crate::strategy) fn ascending(&self, size: u64, address: u64) -> impl Iterator<Item = Entry> + '_ {
         let mut latest = self.latest().filter(|latest| (latest.size, latest.address) >= (size, address));
         let mut binned = self.bins.ascending(size, address).peekable();
         std::iter::from_fn(move || {

@@ -10,7 +10,7 @@ mod blocks;
 mod crowd;
 mod expandable;
 mod free;
-mod free_index;
+pub(super) mod free_index;
 mod pools;
 mod release;
 mod settings;
@@ -19,7 +19,6 @@ mod size_bins;
 #[cfg(test)]
 pub(super) mod stand_in;
 mod statistics;
-mod stream_uses;
 #[cfg(test)]
 mod vectors;
 mod view;
@@ -33,11 +32,10 @@ use self::{
     expandable::Ranges,
     pools::Pools,
     statistics::Books,
-    stream_uses::StreamUses,
 };
 use super::{
-    Attempt, Block, Caller, Context, Control, Freed, Layout, Outcome, Parameter, Refusal, Request, Setup, Shortage,
-    SpecError, Stats, Strategy, StrategyEntry, StrategyError, deferred::DeferredFrees,
+    Attempt, Block, Caller, Context, Control, Freed, Layout, Parameter, Refusal, Request, Setup, Shortage, SpecError,
+    Stats, Strategy, StrategyEntry, StrategyError, deferred::DeferredFrees, stream_uses::StreamUses,
 };
 use crate::{
     device::Capabilities,
@@ -132,6 +130,7 @@ pub struct Caching {
     settings: Settings,
     /// Bytes that may be reserved, if there is such a limit.
     limit: Option<u64>,
+    rare: RareRules,
     device_bytes: u64,
     /// Bytes of all segments and mapped granules.
     reserved: u64,
@@ -150,6 +149,34 @@ pub struct Caching {
     initial: (Settings, Option<u64>),
 }
 
+/// Which of the rules that few programs switch on are in force. Every request asks, so it is worked out when settings or
+/// limit change.
+#[derive(Clone, Copy, Debug)]
+struct RareRules {
+    /// Searches are counted, and old cached blocks are given back.
+    collects_garbage: bool,
+    /// Requests are rounded to parts of powers of two.
+    divides_powers: bool,
+}
+
+impl RareRules {
+    fn of(settings: &Settings, limit: Option<u64>) -> RareRules {
+        RareRules {
+            collects_garbage: limit.is_some() && settings.garbage_collection_threshold > 0.0,
+            divides_powers: settings.roundup_power2_divisions.iter().any(|&divisions| divisions > 1),
+        }
+    }
+}
+
+/// A request as the search sees it.
+#[derive(Clone, Copy, Debug)]
+struct Wish {
+    requested: u64,
+    rounded: u64,
+    /// Whether the rules of expandable segments hold.
+    expandable: bool,
+}
+
 impl Caching {
     /// An allocator that has reserved nothing yet.
     #[must_use]
@@ -162,6 +189,7 @@ impl Caching {
 
     fn as_new(initial: (Settings, Option<u64>), device_bytes: u64) -> Caching {
         Caching {
+            rare: RareRules::of(&initial.0, initial.1),
             settings: initial.0.clone(),
             limit: initial.1,
             device_bytes,
@@ -219,16 +247,16 @@ impl Strategy for Caching {
         if self.has_waiting_frees() && !self.pools.is_capturing() {
             self.poll_frees(cx)?;
         }
-        let rounded = self.settings.round(request.bytes);
-        let side = self.pools.side_for(request.stream, rounded > SMALL_SIZE);
-        let arena = self.pools.arena(side, request.stream);
-        let expandable = self.settings.expandable_segments;
-        match self.find_free(arena, rounded, expandable) {
-            Some(slot) => {
-                let (block, cut) = self.hand_out(slot, request.bytes, rounded, expandable);
-                Ok(Attempt::Served(block, if cut { Outcome::Split } else { Outcome::Hit }))
-            }
-            None => self.alloc_from_device(cx, request, rounded, arena),
+        let rounded = if self.rare.divides_powers {
+            self.settings.round(request.bytes)
+        } else {
+            (request.bytes + QUANTUM - 1) & !(QUANTUM - 1)
+        };
+        let wish = Wish { requested: request.bytes, rounded, expandable: self.settings.expandable_segments };
+        let arena = self.pools.arena_for(request.stream, rounded > SMALL_SIZE);
+        match self.alloc_cached(arena, wish) {
+            Some((block, outcome)) => Ok(Attempt::Served(block, outcome)),
+            None => self.alloc_from_device(cx, request.stream, wish, arena),
         }
     }
 
@@ -268,10 +296,12 @@ impl Strategy for Caching {
                     return Err(StrategyError::Refused(reason.to_owned()));
                 }
                 self.settings = settings;
+                self.rare = RareRules::of(&self.settings, self.limit);
                 Ok(())
             }
             Control::Fraction(fraction) if (0.0..=1.0).contains(&fraction) => {
                 self.limit = limit_of_fraction(fraction, self.device_bytes);
+                self.rare = RareRules::of(&self.settings, self.limit);
                 Ok(())
             }
             Control::Fraction(fraction) => {

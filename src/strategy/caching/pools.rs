@@ -5,11 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{
-    Caching,
-    blocks::{NONE, Record, State},
-    free_index::FreeIndex,
-};
+use super::{Caching, blocks::NONE, free_index::FreeIndex};
 use crate::{
     strategy::{Context, StrategyError},
     unit::StreamId,
@@ -47,6 +43,8 @@ pub(super) struct Side {
 pub(super) struct Arena {
     pub(super) side: u32,
     pub(super) stream: StreamId,
+    /// The clock of its side, here as well because every free reads it.
+    pub(super) clock: u64,
     /// Free blocks.
     pub(super) free: FreeIndex,
     /// Unmapped ranges of expandable segments, by address.
@@ -63,16 +61,6 @@ impl Arena {
     pub(super) fn pool(&self) -> u32 {
         self.side / 2
     }
-
-    /// Takes a free or unmapped block out of the arena, because a neighbour swallows it.
-    #[inline]
-    pub(super) fn take_out(&mut self, slot: u32, block: &Record) {
-        if block.state == State::Free {
-            self.free.remove(block.entry(slot));
-        } else {
-            self.unmapped.remove(&block.address);
-        }
-    }
 }
 
 /// All pools.
@@ -87,6 +75,8 @@ pub(super) struct Pools {
     routes: Vec<(u32, Option<StreamId>)>,
     /// Pools whose cached blocks serve the default pool in need.
     fallbacks: Vec<PoolKey>,
+    /// The arenas of the default pool that were asked for last, small and large: most often the next ones too.
+    recent: [(StreamId, u32); 2],
 }
 
 impl Default for Pools {
@@ -98,6 +88,7 @@ impl Default for Pools {
             vacant_arenas: Vec::new(),
             routes: Vec::new(),
             fallbacks: Vec::new(),
+            recent: [(StreamId::DEFAULT, NONE); 2],
         }
     }
 }
@@ -110,7 +101,6 @@ impl Pools {
     }
 
     /// The side that serves a request of this stream.
-    #[inline]
     pub(super) fn side_for(&self, stream: StreamId, large: bool) -> u32 {
         let pool = if self.is_capturing() { self.routed_pool(stream) } else { DEFAULT_POOL };
         pool * 2 + u32::from(large)
@@ -122,8 +112,27 @@ impl Pools {
         route.map_or(DEFAULT_POOL, |&(pool, _)| pool)
     }
 
-    /// The arena of a side and stream, made where there is none.
+    /// The arena that serves a request of this stream.
     #[inline]
+    pub(super) fn arena_for(&mut self, stream: StreamId, large: bool) -> u32 {
+        let (of_stream, arena) = self.recent[usize::from(large)];
+        if of_stream == stream && arena != NONE && !self.is_capturing() {
+            return arena;
+        }
+        self.look_up_arena(stream, large)
+    }
+
+    #[inline(never)]
+    fn look_up_arena(&mut self, stream: StreamId, large: bool) -> u32 {
+        let side = self.side_for(stream, large);
+        let arena = self.arena(side, stream);
+        if side / 2 == DEFAULT_POOL {
+            self.recent[usize::from(large)] = (stream, arena);
+        }
+        arena
+    }
+
+    /// The arena of a side and stream, made where there is none.
     pub(super) fn arena(&mut self, side: u32, stream: StreamId) -> u32 {
         match self.sides[side as usize].arenas.get(stream.index()) {
             Some(&arena) if arena != NONE => arena,
@@ -133,7 +142,8 @@ impl Pools {
 
     #[cold]
     fn add_arena(&mut self, side: u32, stream: StreamId) -> u32 {
-        let arena = Arena { side, stream, free: FreeIndex::default(), unmapped: BTreeMap::new() };
+        let clock = self.sides[side as usize].clock;
+        let arena = Arena { side, stream, clock, free: FreeIndex::default(), unmapped: BTreeMap::new() };
         let place = match self.vacant_arenas.pop() {
             Some(place) => {
                 self.arenas[place as usize] = arena;
@@ -150,6 +160,16 @@ impl Pools {
         }
         arenas[stream.index()] = place;
         place
+    }
+
+    /// Counts a search on the side of an arena.
+    #[cold]
+    pub(super) fn tick(&mut self, arena: u32) {
+        let side = &mut self.sides[self.arenas[arena as usize].side as usize];
+        side.clock += 1;
+        for &arena in side.arenas.iter().filter(|&&arena| arena != NONE) {
+            self.arenas[arena as usize].clock = side.clock;
+        }
     }
 
     /// The arenas of a side, ordered by what the driver calls their streams.

@@ -89,17 +89,16 @@ impl SizeBins {
             return self.leave(group_number, place, slot);
         }
         group.occupied &= !bit;
-        if group.occupied == 0 {
-            self.groups_occupied[group_number / 64] &= !(1 << (group_number % 64));
-            if self.groups_occupied[group_number / 64] == 0 {
-                self.words_occupied &= !(1 << (group_number / 64));
-            }
-        }
+        // Without a branch: whether it was the last of its group cannot be guessed.
+        let word = &mut self.groups_occupied[group_number / 64];
+        *word &= !(u64::from(group.occupied == 0) << (group_number % 64));
+        self.words_occupied &= !(u64::from(*word == 0) << (group_number / 64));
     }
 
-    /// The smallest block of at least `size`; the lowest address among equals.
+    /// The smallest block of at least `size`, the lowest address among equals; or [`Entry::END`], which stays in
+    /// registers where an option would go through memory.
     #[inline(always)]
-    pub(super) fn first_at_least(&self, size: u64) -> Option<Entry> {
+    pub(super) fn first_at_least(&self, size: u64) -> Entry {
         match bin_of(size) {
             Some((group, place)) => self.first_from_bin(group, place),
             None => self.first_huge(size),
@@ -118,7 +117,12 @@ impl SizeBins {
             Some(lowest).filter(|lowest| lowest.0 > address).or_else(|| crowd?.above(address))
         };
         let same_size = self.bin(group, place).and_then(above);
-        same_size.map(binned_entry(group, place)).or_else(|| self.first_at_least(size + (1 << QUANTUM_SHIFT)))
+        same_size.map(binned_entry(group, place)).or_else(|| self.found_above(size))
+    }
+
+    /// The smallest block of more than `size`.
+    fn found_above(&self, size: u64) -> Option<Entry> {
+        Some(self.first_at_least(size + (1 << QUANTUM_SHIFT))).filter(|&found| found != Entry::END)
     }
 
     #[inline]
@@ -137,14 +141,14 @@ impl SizeBins {
 
     /// Every block from (size, address) on, in order. From bin to bin by the bitmaps: most are empty.
     pub(super) fn ascending(&self, size: u64, address: u64) -> impl Iterator<Item = Entry> + '_ {
-        let mut next = self.first_at_least(size);
+        let mut next = Some(self.first_at_least(size)).filter(|&found| found != Entry::END);
         let mut bin: Vec<Entry> = Vec::new();
         std::iter::from_fn(move || {
             if bin.is_empty() {
                 bin = self.of_size(next?.size);
                 // The last comes first.
                 bin.sort_unstable_by(|one, other| other.cmp(one));
-                next = self.first_at_least(bin.first()?.size + (1 << QUANTUM_SHIFT));
+                next = self.found_above(bin.first()?.size);
             }
             bin.pop()
         })
@@ -217,26 +221,28 @@ impl SizeBins {
     }
 
     #[inline]
-    fn first_huge(&self, size: u64) -> Option<Entry> {
-        if self.huge.is_empty() { None } else { self.search_huge(size) }
+    fn first_huge(&self, size: u64) -> Entry {
+        if self.huge.is_empty() { Entry::END } else { self.search_huge(size).map_or(Entry::END, huge_entry) }
     }
 
+    /// Two references come back in registers; an entry would be returned in memory, and whatever else could have been
+    /// found in its stead would go there too.
     #[inline(never)]
-    fn search_huge(&self, size: u64) -> Option<Entry> {
-        self.huge.range((size, 0)..).next().map(huge_entry)
+    fn search_huge(&self, size: u64) -> Option<(&(u64, u64), &u32)> {
+        self.huge.range((size, 0)..).next()
     }
 
     /// The first block in this bin or above.
     #[inline(always)]
-    fn first_from_bin(&self, group_number: usize, place: usize) -> Option<Entry> {
+    fn first_from_bin(&self, group_number: usize, place: usize) -> Entry {
         if let Some(Some(group)) = self.groups.get(group_number) {
             let at_or_above = group.occupied & (u64::MAX << place);
             if at_or_above != 0 {
-                return Some(group.lowest(group_number, at_or_above));
+                return group.lowest(group_number, at_or_above);
             }
         }
         match self.next_group(group_number) {
-            Some((number, group)) => Some(group.lowest(number, group.occupied)),
+            Some((number, group)) => group.lowest(number, group.occupied),
             None => self.first_huge(0),
         }
     }

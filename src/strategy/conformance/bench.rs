@@ -4,8 +4,8 @@ use super::{Step, Subject};
 use crate::{
     device::{CallKind, Clock, Device, DeviceError},
     strategy::{
-        Attempt, Block, Caller, Context, Freed, Outcome, Request, Shortage, Silent, SpecError, Stats, Strategy,
-        StrategyError, wrap::Checked,
+        Attempt, Block, Caller, Context, Freed, Outcome, Refusal, Request, Shortage, Silent, SpecError, Stats,
+        Strategy, StrategyError, wrap::Checked,
     },
     unit::{Address, Nanos, SiteId, StreamId, ThreadId, Work},
 };
@@ -71,6 +71,13 @@ pub enum Echo {
     LeftOut,
     /// The call failed.
     Failed(StrategyError),
+}
+
+impl Echo {
+    /// Whether the strategy serves no request of that size, which is its right.
+    pub(super) fn is_refused_for_its_size(&self) -> bool {
+        matches!(self, Echo::OutOfMemory(Shortage { refused_by: Refusal::Size, .. }))
+    }
 }
 
 impl Bench {
@@ -149,8 +156,11 @@ impl Bench {
         }
     }
 
-    /// Gives back the block at a place of the live list.
+    /// Gives back the block at a place of the live list, where there is one: its request may have been refused.
     pub fn free(&mut self, place: usize) -> Echo {
+        if place >= self.live.len() {
+            return Echo::LeftOut;
+        }
         let Live { block, stream, used_on } = self.live.remove(place);
         let users: Vec<(StreamId, Nanos)> =
             used_on.into_iter().chain([stream]).map(|user| (user, self.busy_until[user.index()])).collect();
@@ -178,9 +188,9 @@ impl Bench {
         }
     }
 
-    /// Uses the block at a place of the live list on a stream.
+    /// Uses the block at a place of the live list on a stream, where there is one.
     pub fn used_on(&mut self, place: usize, stream: StreamId) -> Echo {
-        let block = self.live[place].block;
+        let Some(&Live { block, .. }) = self.live.get(place) else { return Echo::LeftOut };
         match self.call(|strategy, cx| strategy.used_on(cx, &block, stream)) {
             Ok(()) => {
                 self.live[place].used_on.push(stream);

@@ -18,7 +18,7 @@ pub(super) fn sizes(subject: &Subject<'_>, found: &mut Vec<String>) -> Result<()
     for border in [1, 256, 512, KIB, 4 * KIB, MIB, 2 * MIB, 10 * MIB, 20 * MIB, 32 * MIB] {
         for bytes in [border.max(2) - 1, border, border + 1] {
             let echo = bench.step(&Step::Alloc { bytes, stream: STREAM });
-            if !matches!(echo, Echo::Served(..)) {
+            if !matches!(echo, Echo::Served(..)) && !echo.is_refused_for_its_size() {
                 bench.find(format!("{bytes} bytes on a roomy device: {echo:?}"));
             }
         }
@@ -101,6 +101,10 @@ pub(super) fn exhaustion(subject: &Subject<'_>, found: &mut Vec<String>) -> Resu
     match ran_out {
         // Imaginary memory never ends.
         None if bench.strategy.stats().segments == 0 => {}
+        Some(echo) if echo.is_refused_for_its_size() => {
+            found.extend(bench.finish());
+            return Err(Unplayable::NotOffered("the strategy serves no request of that size"));
+        }
         Some(Echo::OutOfMemory(shortage)) if shortage.rounded >= BYTES => {
             bench.step(&Step::Free { nth: 0 });
             let echo = bench.step(&Step::Alloc { bytes: BYTES, stream: STREAM });

@@ -1,15 +1,18 @@
 //! `oomph`: an allocator of our own, built from what the suite teaches about the others.
 //!
 //! - Blocks are cut from a page heap: long ranges of addresses, most of them empty, in which free neighbours merge. Where
-//!   free memory lies in the wrong places, whole chunks of it are unmapped there and mapped where they are needed
-//!   ([`room`]), so that reserved memory grows only when there is really no free memory of a page or more.
-//! - Small requests are cut from slabs ([`slabs`]), which are blocks of the page heap and go back to it: small blocks that
+//!   free memory lies in the wrong places, whole chunks of it are unmapped there and mapped where they are needed (`room`,
+//!   `stretches`), so that reserved memory grows only when no free chunk is left.
+//! - Small requests are cut from slabs (`slabs`), which are blocks of the page heap and go back to it: small blocks that
 //!   live long do not get in the way of large ones, and both share all memory.
-//! - Free blocks are found in constant time ([`shelves`]), and a block is one cache line ([`blocks`]).
+//! - Free blocks are found in constant time (`shelves`), and a block is one cache line (`blocks`).
 //! - Memory freed on one stream serves another before anything grows: one event makes the second wait for the first, on
-//!   the device ([`streams`]).
+//!   the device (`streams`).
 //! - Driver calls are few: physical memory is made in large chunks, and what is mapped or unmapped together is one call
-//!   ([`mapping`]).
+//!   (`mapping`).
+//!
+//! How large a chunk is decides between memory and driver time: a chunk moves only while all of it is free, and each costs
+//! a call to make. Sizes and rounding are PyTorch's, multiples of 512 bytes.
 
 mod blocks;
 mod heap;
@@ -20,6 +23,7 @@ mod settings;
 mod shelves;
 mod slabs;
 mod streams;
+mod stretches;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -32,11 +36,11 @@ use self::{
     blocks::{Blocks, NONE, Record, State},
     mapping::Mapping,
     shelves::{QUANTUM, Shelves},
-    streams::StreamUses,
 };
 use super::{
     Attempt, Block, Built, Caller, Context, Control, Freed, Layout, Outcome, Refusal, Request, Setup, Shortage,
-    SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent, deferred::DeferredFrees,
+    SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent, deferred::DeferredFrees, parameters,
+    stream_uses::StreamUses,
 };
 use crate::{
     device::Capabilities,
@@ -53,12 +57,13 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     build,
 };
 
-/// Parameters with which reserved memory stays closest to what is live, at more than twice the driver time.
-const THRIFTY: &str = "smallest_chunk_mib:2,largest_chunk_mib:16,step_mib:8,slack_permille:0";
+/// Parameters with which reserved memory stays closest to what is live, at about twice the driver time of expandable segments.
+const THRIFTY: &str = "smallest_chunk:2MiB,largest_chunk:16MiB,growth_step:8MiB,slack_permille:0";
 
 fn build(parameters: &str, setup: &Setup<'_>) -> Built {
-    let settings =
-        Settings::read(parameters).map_err(|reason| SpecError::BadParameters { strategy: ENTRY.name, reason })?;
+    let mut settings = Settings::default();
+    parameters::read(&ENTRY, parameters, |setting| settings.apply(&setting))?;
+    settings.check().map_err(|reason| SpecError::BadParameters { strategy: ENTRY.name, reason })?;
     Ok(Box::new(Oomph::new(settings, setup)))
 }
 
@@ -280,9 +285,13 @@ impl Strategy for Oomph {
 
     fn used_on(&mut self, _: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
         let record = self.live(block)?;
-        if record.stream != stream {
-            self.blocks[block.slot].uses = self.uses.note(record.uses, stream);
+        if record.stream == stream {
+            return Ok(());
         }
+        if record.uses == NONE {
+            self.blocks[block.slot].uses = self.uses.add();
+        }
+        self.uses.note(self.blocks[block.slot].uses, stream, false);
         Ok(())
     }
 

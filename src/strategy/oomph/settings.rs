@@ -1,9 +1,9 @@
-//! What can be set, in PyTorch's syntax.
+//! What can be set: how memory is weighed against driver calls.
 
-use super::ENTRY;
+use super::shelves::QUANTUM;
 use crate::{
-    strategy::Parameter,
-    unit::{KIB, MIB, did_you_mean, nearest, round_up},
+    strategy::{Parameter, parameters::Setting},
+    unit::{GIB, KIB, MIB, round_up},
 };
 
 /// How the allocator weighs memory against driver calls.
@@ -37,63 +37,70 @@ impl Default for Settings {
     }
 }
 
-const SMALL: &str = "small_kib";
-const SLAB: &str = "slab_kib";
-const SMALLEST_CHUNK: &str = "smallest_chunk_mib";
-const LARGEST_CHUNK: &str = "largest_chunk_mib";
-const STEP: &str = "step_mib";
+const SMALL: &str = "small_limit";
+const SLAB: &str = "slab";
+const SMALLEST_CHUNK: &str = "smallest_chunk";
+const LARGEST_CHUNK: &str = "largest_chunk";
+const STEP: &str = "growth_step";
 const SLACK: &str = "slack_permille";
+const AN_AMOUNT: &str = "an amount of memory, up to 1TiB";
 
 pub(super) const PARAMETERS: &[Parameter] = &[
-    Parameter { name: SMALL, values: "1 or more", default: "256", help: "requests up to this are cut from slabs" },
-    Parameter { name: SLAB, values: "small_kib or more", default: "2048", help: "size of a slab" },
+    Parameter { name: SMALL, values: AN_AMOUNT, default: "256KiB", help: "requests up to this are cut from slabs" },
+    Parameter { name: SLAB, values: AN_AMOUNT, default: "2MiB", help: "size of a slab" },
     Parameter {
         name: SMALLEST_CHUNK,
-        values: "1 or more",
-        default: "40",
+        values: AN_AMOUNT,
+        default: "40MiB",
         help: "physical memory is made, and moved, in chunks of at least this: small ones save memory and cost driver calls",
     },
-    Parameter { name: LARGEST_CHUNK, values: "smallest_chunk_mib or more", default: "40", help: "and of at most this" },
-    Parameter { name: STEP, values: "1 or more", default: "20", help: "reserved memory grows by at least this" },
+    Parameter { name: LARGEST_CHUNK, values: AN_AMOUNT, default: "40MiB", help: "and of at most this" },
+    Parameter { name: STEP, values: AN_AMOUNT, default: "20MiB", help: "reserved memory grows by at least this" },
     Parameter {
         name: SLACK,
-        values: "0 or more",
+        values: "0 to 1000000",
         default: "10",
         help: "share of the highest live amount by which reserved memory may exceed it before chunks are moved",
     },
 ];
 
+/// No amount may be larger.
+const MOST: u64 = 1024 * GIB;
+
 impl Settings {
-    /// Reads `key:value,key:value`.
-    pub(super) fn read(text: &str) -> Result<Settings, String> {
-        let mut settings = Settings::default();
-        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
-            let (key, value) = part.split_once(':').ok_or_else(|| format!("'{part}' is not of the form key:value"))?;
-            let number: u64 = value.trim().parse().map_err(|_| format!("'{key}': '{value}' is not a whole number"))?;
-            let amount = |unit: u64| number.checked_mul(unit).filter(|&amount| amount > 0 && amount < 1 << 40);
-            let refused = || format!("'{key}': {number} is out of range");
-            match key.trim() {
-                SMALL => settings.small_limit = amount(KIB).ok_or_else(refused)?,
-                SLAB => settings.slab_bytes = amount(KIB).ok_or_else(refused)?,
-                SMALLEST_CHUNK => settings.smallest_chunk = amount(MIB).ok_or_else(refused)?,
-                LARGEST_CHUNK => settings.largest_chunk = amount(MIB).ok_or_else(refused)?,
-                STEP => settings.growth_step = amount(MIB).ok_or_else(refused)?,
-                SLACK if number <= 1_000_000 => settings.slack_permille = number,
-                SLACK => return Err(refused()),
-                other => {
-                    let known = ENTRY.parameters.iter().map(|parameter| parameter.name);
-                    let meant = nearest(other, known);
-                    return Err(format!("unknown parameter '{other}'{}", did_you_mean(meant.as_deref())));
+    /// Takes over one setting.
+    pub(super) fn apply(&mut self, setting: &Setting<'_>) -> Result<(), String> {
+        let amount = match setting.key {
+            SMALL => &mut self.small_limit,
+            SLAB => &mut self.slab_bytes,
+            SMALLEST_CHUNK => &mut self.smallest_chunk,
+            LARGEST_CHUNK => &mut self.largest_chunk,
+            STEP => &mut self.growth_step,
+            _ => {
+                let permille = setting.number()?;
+                if permille > 1_000_000 {
+                    return Err(setting.refused("more than 1000000"));
                 }
+                self.slack_permille = permille;
+                return Ok(());
             }
+        };
+        *amount = setting.bytes()?;
+        if !(QUANTUM..=MOST).contains(amount) || !amount.is_multiple_of(QUANTUM) {
+            return Err(setting.refused(&format!("not a multiple of {QUANTUM} bytes between that and 1TiB")));
         }
-        if settings.slab_bytes < settings.small_limit {
+        Ok(())
+    }
+
+    /// Whether the settings go together.
+    pub(super) fn check(&self) -> Result<(), String> {
+        if self.slab_bytes < self.small_limit {
             return Err(format!("'{SLAB}' is less than '{SMALL}': a slab has no room for a small block"));
         }
-        if settings.largest_chunk < settings.smallest_chunk {
+        if self.largest_chunk < self.smallest_chunk {
             return Err(format!("'{LARGEST_CHUNK}' is less than '{SMALLEST_CHUNK}'"));
         }
-        Ok(settings)
+        Ok(())
     }
 
     /// How large the chunks of a growth are, in whole pages.
@@ -105,22 +112,25 @@ impl Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::strategy::StrategySpec;
 
     #[test]
-    fn settings_are_read_and_refused_in_words() {
-        let read = Settings::read("small_kib:64, smallest_chunk_mib:2,step_mib:8").unwrap();
-        let expected =
-            Settings { small_limit: 64 * KIB, smallest_chunk: 2 * MIB, growth_step: 8 * MIB, ..Settings::default() };
-        assert_eq!(read, expected);
+    fn settings_are_refused_in_words() {
+        let refused = |parameters: &str| {
+            let spec = StrategySpec { name: "oomph".to_owned(), parameters: parameters.to_owned() };
+            spec.check().map_err(|error| error.to_string()).unwrap_err()
+        };
         for (text, reason) in [
-            ("chunk", "not of the form key:value"),
-            ("step_mb:2", "did you mean 'step_mib'"),
-            ("step_mib:two", "not a whole number"),
-            ("step_mib:0", "out of range"),
-            ("slab_kib:100", "no room for a small block"),
-            ("largest_chunk_mib:2", "less than 'smallest_chunk_mib'"),
+            ("slab", "not of the form key:value"),
+            ("grow_step:2MiB", "did you mean 'growth_step'"),
+            ("growth_step:two", "not an amount of memory"),
+            ("growth_step:0", "not a multiple of 512"),
+            ("smallest_chunk:1000", "not a multiple of 512"),
+            ("slack_permille:2000000", "more than 1000000"),
+            ("slab:100KiB", "no room for a small block"),
+            ("largest_chunk:2MiB", "less than 'smallest_chunk'"),
         ] {
-            let refusal = Settings::read(text).unwrap_err();
+            let refusal = refused(text);
             assert!(refusal.contains(reason), "{refusal}");
         }
     }

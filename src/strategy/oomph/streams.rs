@@ -11,49 +11,11 @@ use crate::{
     unit::{Address, StreamId},
 };
 
-/// The streams that use blocks beside their own, by entry.
-#[derive(Clone, Debug, Default)]
-pub(super) struct StreamUses {
-    /// In ascending order.
-    entries: Vec<Vec<StreamId>>,
-    vacant: Vec<u32>,
-}
-
-impl StreamUses {
-    /// Notes a use in an entry, or in a new one where there is none yet; returns the entry.
-    pub(super) fn note(&mut self, entry: u32, stream: StreamId) -> u32 {
-        let entry = if entry == NONE { self.add() } else { entry };
-        let streams = &mut self.entries[entry as usize];
-        if let Err(place) = streams.binary_search(&stream) {
-            streams.insert(place, stream);
-        }
-        entry
-    }
-
-    fn add(&mut self) -> u32 {
-        self.vacant.pop().unwrap_or_else(|| {
-            self.entries.push(Vec::new());
-            (self.entries.len() - 1) as u32
-        })
-    }
-
-    fn of(&self, entry: u32) -> &[StreamId] {
-        self.entries.get(entry as usize).map_or(&[], Vec::as_slice)
-    }
-
-    fn remove(&mut self, entry: u32) {
-        if let Some(streams) = self.entries.get_mut(entry as usize) {
-            streams.clear();
-            self.vacant.push(entry);
-        }
-    }
-}
-
 impl Oomph {
     /// Frees a block that other streams use: it waits for them.
     #[cold]
     pub(super) fn free_later(&mut self, cx: &mut Context<'_>, slot: u32) -> Result<(), StrategyError> {
-        self.deferred.hold(cx.device, slot, self.uses.of(self.blocks[slot].uses))?;
+        self.deferred.hold(cx.device, slot, self.uses.streams(self.blocks[slot].uses))?;
         self.forget_uses(slot);
         self.blocks[slot].state = State::Pending;
         self.stats.on_free(self.blocks[slot].size);
@@ -63,7 +25,9 @@ impl Oomph {
     /// Drops what is known about a block's use on other streams.
     pub(super) fn forget_uses(&mut self, slot: u32) {
         let entry = std::mem::replace(&mut self.blocks[slot].uses, NONE);
-        self.uses.remove(entry);
+        if entry != NONE {
+            self.uses.remove(entry);
+        }
     }
 
     /// Takes up the frees that streams have got past.

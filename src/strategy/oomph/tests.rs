@@ -14,10 +14,10 @@ struct Stage {
 }
 
 impl Stage {
-    fn new(parameters: &str) -> Stage {
+    fn new(settings: Settings) -> Stage {
         let mut device = simulated(1024 * MIB);
         device.stream_create(1).unwrap();
-        let strategy = Oomph::new(Settings::read(parameters).unwrap(), &Setup { props: device.props(), limit: None });
+        let strategy = Oomph::new(settings, &Setup { props: device.props(), limit: None });
         Stage { strategy, device }
     }
 
@@ -48,11 +48,18 @@ impl Stage {
 }
 
 /// Every chunk is a page, and no byte is reserved that could be moved.
-const BY_PAGES: &str = "smallest_chunk_mib:2,largest_chunk_mib:2,step_mib:2,slack_permille:0";
+fn by_pages() -> Settings {
+    in_chunks_of(2 * MIB)
+}
+
+fn in_chunks_of(bytes: u64) -> Settings {
+    let settings = Settings { smallest_chunk: bytes, largest_chunk: bytes, growth_step: bytes, ..Settings::default() };
+    Settings { slack_permille: 0, ..settings }
+}
 
 #[test]
 fn free_pages_in_many_places_serve_one_large_request_without_growth() {
-    let mut stage = Stage::new(BY_PAGES);
+    let mut stage = Stage::new(by_pages());
     let blocks: Vec<Block> = (0..20).map(|_| stage.alloc(4 * MIB, 0)).collect();
     for block in blocks.iter().step_by(2) {
         stage.free(*block);
@@ -68,7 +75,7 @@ fn free_pages_in_many_places_serve_one_large_request_without_growth() {
 
 #[test]
 fn only_what_is_missing_is_new() {
-    let mut stage = Stage::new(BY_PAGES);
+    let mut stage = Stage::new(by_pages());
     let first = stage.alloc(6 * MIB, 0);
     let wall = stage.alloc(2 * MIB, 0);
     stage.free(first);
@@ -79,7 +86,7 @@ fn only_what_is_missing_is_new() {
 
 #[test]
 fn chunks_in_use_stay_where_they_are() {
-    let mut stage = Stage::new("smallest_chunk_mib:8,largest_chunk_mib:8,step_mib:8,slack_permille:0");
+    let mut stage = Stage::new(in_chunks_of(8 * MIB));
     stage.alloc(8 * MIB, 0);
     // Two blocks share a chunk: with one of them free, it cannot be moved.
     let blocks: Vec<Block> = (0..4).map(|_| stage.alloc(4 * MIB, 0)).collect();
@@ -94,8 +101,8 @@ fn chunks_in_use_stay_where_they_are() {
 
 #[test]
 fn within_the_slack_memory_grows_rather_than_waits() {
-    let grown_to = |slack: &str| {
-        let mut stage = Stage::new(&format!("smallest_chunk_mib:2,largest_chunk_mib:2,step_mib:2,{slack}"));
+    let grown_to = |slack_permille: u64| {
+        let mut stage = Stage::new(Settings { slack_permille, ..by_pages() });
         stage.alloc(200 * MIB, 0);
         let blocks: Vec<Block> = (0..4).map(|_| stage.alloc(2 * MIB, 0)).collect();
         stage.free(blocks[0]);
@@ -103,13 +110,13 @@ fn within_the_slack_memory_grows_rather_than_waits() {
         stage.alloc(4 * MIB, 0);
         (stage.reserved() / MIB, stage.strategy.counters.moves)
     };
-    assert_eq!(grown_to("slack_permille:0"), (208, 1));
-    assert_eq!(grown_to("slack_permille:50"), (212, 0));
+    assert_eq!(grown_to(0), (208, 1));
+    assert_eq!(grown_to(50), (212, 0));
 }
 
 #[test]
 fn memory_of_one_stream_serves_another_with_one_event() {
-    let mut stage = Stage::new("");
+    let mut stage = Stage::new(Settings::default());
     let block = stage.alloc(30 * MIB, 0);
     stage.free(block);
     let before = stage.reserved();
@@ -123,7 +130,7 @@ fn memory_of_one_stream_serves_another_with_one_event() {
 
 #[test]
 fn neighbours_of_several_streams_are_joined() {
-    let mut stage = Stage::new(BY_PAGES);
+    let mut stage = Stage::new(by_pages());
     let blocks = [0, 1, 0].map(|stream| stage.alloc(4 * MIB, stream));
     for block in blocks {
         stage.free(block);
@@ -134,7 +141,7 @@ fn neighbours_of_several_streams_are_joined() {
 
 #[test]
 fn an_empty_slab_serves_large_requests_again() {
-    let mut stage = Stage::new("");
+    let mut stage = Stage::new(Settings::default());
     let small: Vec<Block> = (0..100).map(|_| stage.alloc(20_000, 0)).collect();
     let before = stage.reserved();
     for block in small {
@@ -147,7 +154,7 @@ fn an_empty_slab_serves_large_requests_again() {
 
 #[test]
 fn a_program_that_needs_little_gets_little() {
-    let mut stage = Stage::new("");
+    let mut stage = Stage::new(Settings::default());
     stage.alloc(512, 0);
     assert_eq!(stage.reserved(), 2 * MIB);
     stage.alloc(64 * MIB, 0);
@@ -156,7 +163,7 @@ fn a_program_that_needs_little_gets_little() {
 
 #[test]
 fn in_need_small_requests_are_served_from_what_is_left() {
-    let mut stage = Stage::new(BY_PAGES);
+    let mut stage = Stage::new(by_pages());
     stage.alloc(1023 * MIB, 0);
     // There is one MiB in the last page, too little for a slab.
     let Attempt::Served(block, outcome) = stage.attempt(512, 0) else { panic!("half a page is free") };

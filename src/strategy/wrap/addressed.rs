@@ -63,11 +63,16 @@ impl<S: Strategy> Addressed<S> {
             self.put_back(block);
             return Err(StrategyError::UnknownBlock { address, slot: block.slot });
         }
-        let freed = self.inner.free(cx, block, caller);
-        if freed.is_err() {
-            self.put_back(block);
+        match self.inner.free(cx, block, caller) {
+            Ok(freed) => Ok(freed),
+            Err(error) => Err(self.put_back_after(block, error)),
         }
-        freed
+    }
+
+    #[cold]
+    fn put_back_after(&mut self, block: Block, error: StrategyError) -> StrategyError {
+        self.put_back(block);
+        error
     }
 
     /// A block that could not be freed is still live.
@@ -91,11 +96,14 @@ impl<S: Strategy> Addressed<S> {
 impl<S: Strategy> Strategy for Addressed<S> {
     #[inline]
     fn alloc(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
-        let attempt = self.inner.alloc(cx, request);
-        if let Ok(Attempt::Served(block, _)) = &attempt {
-            self.live.insert(block);
+        // Taken apart and put together again: passed on as a whole it would be copied.
+        match self.inner.alloc(cx, request) {
+            Ok(Attempt::Served(block, outcome)) => {
+                self.live.insert(&block);
+                Ok(Attempt::Served(block, outcome))
+            }
+            other => other,
         }
-        attempt
     }
 
     #[inline]

@@ -12,7 +12,7 @@ use std::{
 use cudarc::driver::sys;
 
 use super::{library, toolkit};
-use crate::unit::Dtype;
+use crate::unit::{Dtype, ProductRole};
 
 /// The call that makes a handle.
 const CREATE: &str = "cublasCreate";
@@ -177,6 +177,7 @@ pub(super) struct Product {
     pub(super) k: i32,
     pub(super) batch: i32,
     pub(super) dtype: Dtype,
+    pub(super) role: ProductRole,
     pub(super) left: Matrix,
     pub(super) right: Matrix,
     pub(super) result: Matrix,
@@ -221,7 +222,7 @@ impl BlasHandle {
         workspace: (u64, u64),
         product: &Product,
     ) -> Result<(), BlasError> {
-        let Product { m, n, k, batch, dtype, left, right, result } = *product;
+        let Product { m, n, k, batch, dtype, role, left, right, result } = *product;
         let (numbers, arithmetic) = match dtype {
             Dtype::F32 => (REAL_32, COMPUTE_32),
             Dtype::Tf32 => (REAL_32, COMPUTE_32_FAST_TF32),
@@ -247,24 +248,30 @@ impl BlasHandle {
         check("cublasSetWorkspace", with_workspace)?;
         // The library takes matrices column by column: rows of one are columns of the other, and the factors change
         // places.
+        let [left_row, right_row] = role.row_lengths(m, n, k);
+        let [turn_left, turn_right] = match role {
+            ProductRole::Output => [AS_IT_IS, TRANSPOSED],
+            ProductRole::InputGradient => [AS_IT_IS, AS_IT_IS],
+            ProductRole::WeightGradient => [TRANSPOSED, AS_IT_IS],
+        };
         if batch == 1 {
             // SAFETY: all three matrices are live and as long as their shapes say: the caller has looked. The scales are
             // read before the call returns.
             check("cublasGemmEx", unsafe {
                 (self.blas.gemm)(
                     self.raw,
-                    TRANSPOSED,
-                    AS_IT_IS,
+                    turn_right,
+                    turn_left,
                     n,
                     m,
                     k,
                     one,
                     right_at,
                     numbers,
-                    k,
+                    right_row,
                     left_at,
                     numbers,
-                    k,
+                    left_row,
                     zero,
                     result_at,
                     numbers,
@@ -278,19 +285,19 @@ impl BlasHandle {
             check("cublasGemmStridedBatchedEx", unsafe {
                 (self.blas.gemm_strided_batched)(
                     self.raw,
-                    TRANSPOSED,
-                    AS_IT_IS,
+                    turn_right,
+                    turn_left,
                     n,
                     m,
                     k,
                     one,
                     right_at,
                     numbers,
-                    k,
+                    right_row,
                     right.step,
                     left_at,
                     numbers,
-                    k,
+                    left_row,
                     left.step,
                     zero,
                     result_at,

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     device::{CallKind, DeviceError, sim::Profile},
-    unit::{Address, Dtype, MIB, StreamId, Work},
+    unit::{Address, Dtype, MIB, ProductRole, StreamId, Work},
 };
 
 /// cuBLAS wants this boundary for its fastest kernels, and every usual allocator gives it.
@@ -42,6 +42,7 @@ struct Shape {
     k: u64,
     batch: u64,
     dtype: Dtype,
+    role: ProductRole,
 }
 
 /// Whether every product of a batch has a left matrix of its own.
@@ -53,9 +54,9 @@ enum Scores {
 
 impl Shape {
     fn of(work: &Work) -> Option<Shape> {
-        let Work::Gemm { m, n, k, batch, dtype } = *work else { return None };
+        let Work::Gemm { m, n, k, batch, dtype, role } = *work else { return None };
         let [m, n, k, batch] = [m, n, k, batch].map(u64::from);
-        Some(Shape { m, n, k, batch, dtype })
+        Some(Shape { m, n, k, batch, dtype, role })
     }
 
     fn left_bytes(self) -> u64 {
@@ -82,6 +83,7 @@ impl Shape {
             k: length(self.k)?,
             batch: length(self.batch)?,
             dtype: self.dtype,
+            role: self.role,
             left: matrix(left, self.m, self.k)?,
             right: matrix(right, self.n, self.k)?,
             result: matrix(result, self.m, self.n)?,
@@ -112,6 +114,7 @@ impl AttentionPlan {
             k: seen,
             batch: u64::from(batch) * u64::from(heads),
             dtype,
+            role: ProductRole::Output,
         };
         Some(AttentionPlan { whole, piece: seen.min(most), products: if backward { 5 } else { 2 } })
     }
@@ -333,7 +336,7 @@ mod tests {
 
     #[test]
     fn sizes_that_the_library_cannot_take_are_no_product() {
-        let shape = Shape { m: 1 << 31, n: 1, k: 1, batch: 1, dtype: Dtype::F32 };
+        let shape = Shape { m: 1 << 31, n: 1, k: 1, batch: 1, dtype: Dtype::F32, role: ProductRole::Output };
         assert_eq!(shape.at(0, 0, 0), None);
         assert_eq!(Shape { m: u64::MAX, ..shape }.left_bytes(), u64::MAX);
         assert!(Shape { m: 8, ..shape }.at(0, 0, 0).is_some());

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     device::{Compute, Device, DeviceError},
-    unit::{Address, Bytes, Dtype, MIB, StreamId, Work},
+    unit::{Address, Bytes, Dtype, MIB, ProductRole, StreamId, Work},
 };
 
 const STREAM: StreamId = StreamId::DEFAULT;
@@ -130,7 +130,7 @@ fn ones_times_ones(device: &mut CudaDevice, dtype: Dtype) -> Result<(f32, f32), 
     for (address, _) in operands {
         device.write(STREAM, address, &ones)?;
     }
-    let work = Work::Gemm { m: SIDE, n: SIDE, k: SIDE, batch: 1, dtype };
+    let work = Work::Gemm { m: SIDE, n: SIDE, k: SIDE, batch: 1, dtype, role: ProductRole::Output };
     device.launch(STREAM, &work, &operands)?;
     let mut seen = vec![0; bytes as usize];
     let result: Address = operands[2].0;

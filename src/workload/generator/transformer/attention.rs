@@ -136,7 +136,7 @@ impl Machine {
             queries: self.graph.length,
             keys: self.graph.length,
             head_width: self.plan.shape.head_width(),
-            dtype: self.plan.precision.of_products(number),
+            dtype: self.plan.precision.of_attention(number),
             backward,
             causal: true,
         }

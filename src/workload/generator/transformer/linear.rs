@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     trace::{Category, CollectiveKind},
-    unit::{StreamId, Work},
+    unit::{ProductRole, StreamId, Work},
 };
 
 /// A product, for its backward.
@@ -45,7 +45,7 @@ impl Machine {
             Some(_) => self.ensure_fused_matrix_workspace(),
             None => self.ensure_matrix_workspace(),
         }
-        let product = self.gemm(rows, linear.outputs.into(), linear.inputs, number);
+        let product = self.gemm(ProductRole::Output, rows, linear.outputs.into(), linear.inputs, number);
         self.work(product, [operands.input.tensor, operands.weight.tensor, output]);
         if linear.split == Split::Inputs {
             self.sum_over_ranks(output);
@@ -98,7 +98,7 @@ impl Machine {
         let rows = self.rows_in(incoming, product.outputs, product.number);
         let gradient = self.temporary(rows * u64::from(product.inputs) * product.number.bytes());
         self.ensure_matrix_workspace();
-        let work = self.gemm(rows, product.inputs.into(), product.outputs, product.number);
+        let work = self.gemm(ProductRole::InputGradient, rows, product.inputs.into(), product.outputs, product.number);
         self.work(work, [incoming, weight, gradient]);
         if product.split == Split::Outputs {
             self.sum_over_ranks(gradient);
@@ -120,7 +120,8 @@ impl Machine {
         let gradient = self.gradient_along(to, bytes);
         self.ensure_matrix_workspace();
         let rows = self.rows_in(incoming, product.outputs, product.number) as u32;
-        let work = self.gemm(product.outputs.into(), product.inputs.into(), rows, product.number);
+        let work =
+            self.gemm(ProductRole::WeightGradient, product.outputs.into(), product.inputs.into(), rows, product.number);
         self.work(work, [incoming, input, gradient]);
         Some(gradient)
     }
@@ -221,7 +222,7 @@ impl Machine {
         self.story.collective(CollectiveKind::AllReduce, bytes, ranks as u16, StreamId::DEFAULT);
     }
 
-    pub(super) fn gemm(&self, m: u64, n: u64, k: u32, number: Number) -> Work {
-        Work::Gemm { m: m as u32, n: n as u32, k, batch: 1, dtype: self.plan.precision.of_products(number) }
+    pub(super) fn gemm(&self, role: ProductRole, m: u64, n: u64, k: u32, number: Number) -> Work {
+        Work::Gemm { m: m as u32, n: n as u32, k, batch: 1, dtype: self.plan.precision.of_products(number), role }
     }
 }

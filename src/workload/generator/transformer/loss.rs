@@ -8,7 +8,10 @@ use super::{
     saving::Form,
     weights::Linear,
 };
-use crate::{trace::Category, unit::Work};
+use crate::{
+    trace::Category,
+    unit::{ProductRole, Work},
+};
 
 /// The place among what the likelihood saves.
 const SAVED_LOG_PROBABILITIES: usize = 0;
@@ -108,14 +111,17 @@ impl Machine {
             let bytes = chunk_tokens * outputs * number.bytes();
             let logits = self.temporary(bytes);
             self.ensure_matrix_workspace();
-            self.work(self.gemm(chunk_tokens, outputs, inputs, number), [rows.tensor, weight.tensor, logits]);
+            self.work(
+                self.gemm(ProductRole::Output, chunk_tokens, outputs, inputs, number),
+                [rows.tensor, weight.tensor, logits],
+            );
             self.elementwise(3 * bytes, [target, logits, row_losses]);
             if let Some(of_rows) = of_rows {
-                let work = self.gemm(chunk_tokens, inputs.into(), head.outputs, number);
+                let work = self.gemm(ProductRole::InputGradient, chunk_tokens, inputs.into(), head.outputs, number);
                 self.work(work, [logits, weight.tensor, of_rows]);
             }
             if let Some(of_weight) = of_weight {
-                let work = self.gemm(outputs, inputs.into(), chunk_tokens as u32, number);
+                let work = self.gemm(ProductRole::WeightGradient, outputs, inputs.into(), chunk_tokens as u32, number);
                 self.work(work, [logits, rows.tensor, of_weight]);
             }
             self.release(logits);

@@ -65,6 +65,14 @@ impl Precision {
         self == Precision::Autocast(HalfFormat::Ieee)
     }
 
+    /// The format that attention over such numbers runs in: its kernels for single precision know no tf32.
+    pub(super) fn of_attention(self, number: Number) -> Dtype {
+        match number {
+            Number::Single => Dtype::F32,
+            Number::Half => self.of_products(number),
+        }
+    }
+
     /// The format that a product of such numbers runs in.
     pub(super) fn of_products(self, number: Number) -> Dtype {
         match (number, self) {

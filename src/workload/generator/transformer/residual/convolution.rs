@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     trace::Category,
-    unit::{Dtype, Work},
+    unit::{Dtype, ProductRole, Work},
 };
 
 /// A convolution of square images with a square filter, padded so that only the stride makes images smaller.
@@ -74,7 +74,7 @@ impl Convolution {
         };
         // PyTorch lets cuDNN round single precision to tf32 where nobody forbids it.
         let dtype = if number == Number::Single { Dtype::Tf32 } else { Dtype::Bf16 };
-        Work::Gemm { m, n, k, batch: 1, dtype }
+        Work::Gemm { m, n, k, batch: 1, dtype, role: ProductRole::Output }
     }
 }
 

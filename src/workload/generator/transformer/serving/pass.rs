@@ -77,7 +77,7 @@ impl Machine {
             queries: self.graph.length,
             keys: keys.next_multiple_of(KEYS_STEP),
             head_width: self.plan.shape.head_width(),
-            dtype: self.plan.precision.of_products(number),
+            dtype: self.plan.precision.of_attention(number),
             backward: false,
             causal: self.graph.length > 1,
         };

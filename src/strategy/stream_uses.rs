@@ -1,4 +1,5 @@
-//! Which other streams use a block: what `record_stream` leaves behind until the block is freed.
+//! Which other streams use a block: what `record_stream` leaves behind until the block is freed. For strategies whose
+//! blocks have room for one 32-bit entry.
 
 use crate::unit::StreamId;
 

@@ -1,0 +1,237 @@
+//! Whether a series of levels grows, and goes on growing.
+//!
+//! A slope that is significant is not yet growth worth a warning. It must also be worth something ([`Bar`]), its low
+//! points must rise with it (a saw-tooth comes back down), and it must not have ended: start-up, a first validation or a
+//! cache that is full now are steps up to another steady level. What is left began somewhere, and from there on counts.
+
+use serde::Serialize;
+
+use super::trend::{FEWEST_POINTS, Trend};
+use crate::unit::MIB;
+
+/// From when on a slope counts.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Bar {
+    /// The slope's p-value must be below this.
+    pub significance: f64,
+    /// All growth together must be at least this share of the level.
+    pub least_share: f64,
+    /// All growth together must be at least this much.
+    pub least_bytes: u64,
+}
+
+impl Default for Bar {
+    fn default() -> Bar {
+        Bar { significance: 0.005, least_share: 0.01, least_bytes: 2 * MIB }
+    }
+}
+
+/// What a series does.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Course {
+    /// The line through the stretch that was judged.
+    pub trend: Trend,
+    /// Where that stretch begins: growth may have begun late.
+    pub first: usize,
+    /// The judgement.
+    pub kind: CourseKind,
+}
+
+/// What a series does, in a word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CourseKind {
+    /// It grows and goes on growing.
+    Growing,
+    /// No slope that chance does not explain.
+    Level,
+    /// It falls.
+    Falling,
+    /// There is a slope, and it is too small to matter.
+    Negligible,
+    /// It grew, and has ended growing.
+    Saturated,
+    /// It rises and comes back down.
+    SawTooth,
+}
+
+/// The second half may be this much less steep than the whole before growth has ended; the first half, before growth
+/// has begun late.
+const LEAST_SHARE_OF_SLOPE: f64 = 0.5;
+/// Low points must rise by this share of what the slope says.
+const LEAST_SHARE_OF_FLOOR: f64 = 0.25;
+/// Of so many points one may lie below what counts as the low point.
+const POINTS_PER_OUTLIER: usize = 8;
+
+/// Judges a series of levels; `None` where there are too few. Growth must be worth something against `level`.
+#[must_use]
+pub fn course(series: &[f64], level: f64, bar: &Bar) -> Option<Course> {
+    let mut first = 0;
+    loop {
+        let stretch = &series[first..];
+        let trend = Trend::of(stretch)?;
+        let judged = |kind| Some(Course { trend, first, kind });
+        let (early, late) = stretch.split_at(stretch.len() / 2);
+        if trend.p_value >= bar.significance {
+            // A bent series may have no significant line and still grow from the bend on; a saw does not rise above its
+            // own teeth.
+            if late.len() >= FEWEST_POINTS && lies_above(&late[late.len() / 2..], early) {
+                first += early.len();
+                continue;
+            }
+            let moved_up = first > 0 || lies_above(late, &early[..early.len().div_ceil(2)]);
+            return judged(if moved_up { CourseKind::Saturated } else { CourseKind::Level });
+        }
+        if trend.slope <= 0.0 {
+            return judged(CourseKind::Falling);
+        }
+        let flat = |half: &[f64]| Trend::of(half).is_some_and(|half| half.high < LEAST_SHARE_OF_SLOPE * trend.slope);
+        if flat(late) {
+            return judged(CourseKind::Saturated);
+        }
+        if flat(early) && late.len() >= FEWEST_POINTS {
+            first += early.len();
+            continue;
+        }
+        if trend.growth() < (level * bar.least_share).max(bar.least_bytes as f64) {
+            return judged(CourseKind::Negligible);
+        }
+        return judged(if comes_back_down(stretch, &trend) { CourseKind::SawTooth } else { CourseKind::Growing });
+    }
+}
+
+/// Whether every level of `these` is above every level of `those`.
+fn lies_above(these: &[f64], those: &[f64]) -> bool {
+    let highest = those.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    these.iter().all(|&level| level > highest)
+}
+
+/// Whether the lowest levels of the last third are about as low as those of the first.
+fn comes_back_down(stretch: &[f64], trend: &Trend) -> bool {
+    let third = (stretch.len() / 3).max(1);
+    let rise = low_point(&stretch[stretch.len() - third..]) - low_point(&stretch[..third]);
+    let expected = trend.slope * (stretch.len() - third) as f64;
+    rise < LEAST_SHARE_OF_FLOOR * expected
+}
+
+/// A low level, with few enough below it to be outliers.
+fn low_point(levels: &[f64]) -> f64 {
+    let mut sorted = levels.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[levels.len() / POINTS_PER_OUTLIER]
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rand::{RngExt, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    use super::*;
+    use crate::unit::GIB;
+
+    const LEVEL: f64 = 2.0 * GIB as f64;
+
+    /// A normal deviate by Box and Muller.
+    fn deviate(dice: &mut ChaCha8Rng) -> f64 {
+        let (radius, angle): (f64, f64) = (dice.random(), dice.random());
+        (-2.0 * (1.0 - radius).ln()).sqrt() * (std::f64::consts::TAU * angle).cos()
+    }
+
+    /// Noise of 5 % of the level whose neighbours correlate by `memory`, around a line that gains `growth` of the level.
+    fn noisy(seed: u64, epochs: usize, growth: f64, memory: f64) -> Vec<f64> {
+        let mut dice = ChaCha8Rng::seed_from_u64(seed);
+        let mut noise = deviate(&mut dice);
+        (0..epochs)
+            .map(|epoch| {
+                noise = memory * noise + (1.0 - memory * memory).sqrt() * deviate(&mut dice);
+                LEVEL * (1.0 + growth * epoch as f64 / epochs as f64 + 0.05 * noise)
+            })
+            .collect()
+    }
+
+    fn kind(series: &[f64]) -> CourseKind {
+        course(series, LEVEL, &Bar::default()).unwrap().kind
+    }
+
+    fn found(growth: f64, epochs: usize, memory: f64) -> usize {
+        (0..1000).filter(|&seed| kind(&noisy(seed, epochs, growth, memory)) == CourseKind::Growing).count()
+    }
+
+    #[test]
+    fn at_most_one_in_a_hundred_steady_runs_is_a_false_alarm() {
+        for (epochs, memory) in [(100, 0.0), (100, 0.5), (20, 0.0), (400, 0.8)] {
+            let alarms = found(0.0, epochs, memory);
+            assert!(alarms <= 10, "{alarms} of 1000 with {epochs} epochs and a memory of {memory}");
+        }
+    }
+
+    #[test]
+    fn fifteen_percent_over_a_hundred_epochs_are_found_under_noise() {
+        let seen = found(0.15, 100, 0.0);
+        assert!(seen >= 980, "{seen} of 1000");
+    }
+
+    #[test]
+    fn a_saw_that_ends_on_a_rise_does_not_grow() {
+        for (length, teeth) in [(8, 24), (5, 24), (12, 60), (7, 13)] {
+            for ends_at in 0..length {
+                let saw: Vec<f64> =
+                    (0..teeth + ends_at).map(|step| LEVEL + f64::from(step % length) * 64.0 * MIB as f64).collect();
+                assert_ne!(kind(&saw), CourseKind::Growing, "teeth of {length}, {} steps", teeth + ends_at);
+            }
+        }
+    }
+
+    #[test]
+    fn a_saw_on_a_slope_grows() {
+        let saw: Vec<f64> =
+            (0..60).map(|step| LEVEL + f64::from(step % 5) * 64.0 * MIB as f64 + f64::from(step) * 40e6).collect();
+        assert_eq!(kind(&saw), CourseKind::Growing);
+    }
+
+    #[test]
+    fn a_step_up_is_not_growth_wherever_it_comes() {
+        for (seed, jump_at) in (0..200).zip((5..95).cycle()) {
+            let mut series = noisy(seed, 100, 0.0, 0.0);
+            series[jump_at..].iter_mut().for_each(|level| *level += LEVEL);
+            assert_ne!(kind(&series), CourseKind::Growing, "seed {seed}, at {jump_at}");
+        }
+    }
+
+    #[test]
+    fn growth_that_begins_late_is_found_from_there_on() {
+        let series: Vec<f64> = (0..60).map(|step| LEVEL + f64::from((step - 40_i32).max(0)) * 100e6).collect();
+        let course = course(&series, LEVEL, &Bar::default()).unwrap();
+        assert_eq!(course.kind, CourseKind::Growing);
+        assert!(course.first >= 30 && (course.trend.slope / 100e6 - 1.0).abs() < 0.35, "{course:?}");
+    }
+
+    #[test]
+    fn growth_that_has_ended_and_growth_of_nothing_are_named() {
+        let filled: Vec<f64> = (0..60).map(|step| LEVEL + f64::from(step.min(20)) * 100e6).collect();
+        assert_eq!(kind(&filled), CourseKind::Saturated);
+        let stepped: Vec<f64> = (0..12).map(|step| if step < 5 { LEVEL } else { 2.0 * LEVEL }).collect();
+        assert_eq!(kind(&stepped), CourseKind::Saturated);
+        let slight: Vec<f64> = (0..10).map(|step| LEVEL + f64::from(step) * 1e6).collect();
+        assert_eq!(kind(&slight), CourseKind::Negligible);
+        let falling: Vec<f64> = (0..10).map(|step| LEVEL - f64::from(step) * 1e8).collect();
+        assert_eq!(kind(&falling), CourseKind::Falling);
+    }
+
+    proptest! {
+        #[test]
+        fn an_exact_line_is_found_from_three_points_on(points in 3_usize..200, share in 0.011..1.0_f64) {
+            let line: Vec<f64> = (0..points).map(|at| LEVEL * (1.0 + share * at as f64 / (points - 1) as f64)).collect();
+            prop_assert_eq!(kind(&line), CourseKind::Growing);
+        }
+
+        #[test]
+        fn what_was_once_freed_down_to_the_start_is_no_growth(tooth in 2_usize..12, after in 0_usize..3) {
+            let line = (0..tooth).map(|step| LEVEL * (1.0 + step as f64));
+            let series: Vec<f64> = line.chain((0..=after).map(|_| LEVEL)).collect();
+            prop_assume!(series.len() >= 3);
+            prop_assert_ne!(kind(&series), CourseKind::Growing);
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! Where the steps of a story begin: as it marks them, as its annotations repeat, or as its sizes do.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::{LeakError, period::period};
+use crate::trace::{LabelId, MarkKind, Op, Source, TraceError};
+
+/// Fewer steps than this, the first of which is start-up, say nothing.
+pub const FEWEST_STEPS: usize = 4;
+/// Into how many parts of equal length a story without any steps is cut.
+const WINDOWS: u64 = 32;
+
+/// How steps were found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "steps_from", content = "steps_at")]
+pub enum StepsFrom {
+    /// By the story's own step marks.
+    Marks,
+    /// By the beginnings of the annotated phase of this name.
+    Phase(String),
+    /// By the period of the sizes asked for: so many requests.
+    Period(usize),
+    /// Not at all: parts of equal length stand in for them.
+    Windows,
+    /// Every snapshot is one.
+    Snapshots,
+}
+
+/// Where steps begin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Steps {
+    /// How they were found.
+    pub from: StepsFrom,
+    /// The number of the event that each begins with, ascending. What comes before the first belongs to no step.
+    pub starts: Vec<u64>,
+}
+
+/// What a story says about its steps.
+#[derive(Default)]
+struct Signs {
+    events: u64,
+    marks: Vec<u64>,
+    /// By label: the event and how many requests came before it.
+    phases: BTreeMap<LabelId, Vec<(u64, u64)>>,
+    requests: u64,
+}
+
+impl Steps {
+    /// Finds the steps of a source. A phase that is named is taken at its word.
+    pub fn find(source: &dyn Source, phase: Option<&str>) -> Result<Steps, LeakError> {
+        let (signs, labels) = signs(source)?;
+        let name = |label: LabelId| labels.get(label as usize).map_or("", String::as_str);
+        if let Some(asked) = phase {
+            let places = signs.phases.iter().find(|(label, _)| name(**label) == asked).map(|(_, places)| places);
+            let Some(places) = places.filter(|places| places.len() >= FEWEST_STEPS) else {
+                let mut known: Vec<String> = signs.phases.keys().map(|&label| name(label).to_owned()).collect();
+                known.retain(|name| !name.is_empty());
+                return Err(LeakError::NoSuchPhase { asked: asked.to_owned(), known });
+            };
+            return Ok(Steps::at_phase(asked, places));
+        }
+        if signs.marks.len() >= FEWEST_STEPS {
+            return Ok(Steps { from: StepsFrom::Marks, starts: signs.marks });
+        }
+        // The most regular of the annotated phases; of equally regular ones the most frequent.
+        let regular = signs
+            .phases
+            .iter()
+            .filter(|(label, places)| !name(**label).is_empty() && places.len() >= FEWEST_STEPS)
+            .min_by(|(_, one), (_, other)| {
+                irregularity(one).total_cmp(&irregularity(other)).then(other.len().cmp(&one.len()))
+            });
+        if let Some((&label, places)) = regular {
+            return Ok(Steps::at_phase(name(label), places));
+        }
+        if let Some(steps) = by_period(source)? {
+            return Ok(steps);
+        }
+        let starts = (0..WINDOWS).map(|window| signs.events * window / WINDOWS).collect::<Vec<_>>();
+        match signs.events {
+            0..WINDOWS => Err(LeakError::TooShort { what: "events", found: signs.events, needed: WINDOWS }),
+            _ => Ok(Steps { from: StepsFrom::Windows, starts }),
+        }
+    }
+
+    fn at_phase(name: &str, places: &[(u64, u64)]) -> Steps {
+        Steps { from: StepsFrom::Phase(name.to_owned()), starts: places.iter().map(|(event, _)| *event).collect() }
+    }
+
+    /// Which step an event belongs to; `None` before the first.
+    #[must_use]
+    pub fn step_of(&self, event: u64) -> Option<usize> {
+        self.starts.partition_point(|&start| start <= event).checked_sub(1)
+    }
+}
+
+fn signs(source: &dyn Source) -> Result<(Signs, Vec<String>), TraceError> {
+    let mut signs = Signs::default();
+    let mut reader = source.open()?;
+    let mut chunk = Vec::new();
+    while let (events @ [_, ..], _) = reader.lend(&mut chunk)? {
+        for event in events {
+            match event.op {
+                Op::Mark { kind: MarkKind::Step, .. } => signs.marks.push(signs.events),
+                Op::Mark { kind: MarkKind::Phase, label, .. } => {
+                    signs.phases.entry(label).or_default().push((signs.events, signs.requests));
+                }
+                Op::Alloc { .. } => signs.requests += 1,
+                _ => {}
+            }
+            signs.events += 1;
+        }
+    }
+    Ok((signs, reader.tables().labels().to_vec()))
+}
+
+/// How much the number of requests from one beginning to the next varies, against its mean.
+fn irregularity(places: &[(u64, u64)]) -> f64 {
+    let gaps: Vec<f64> = places.windows(2).map(|pair| (pair[1].1 - pair[0].1) as f64).collect();
+    let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+    if mean == 0.0 {
+        return f64::INFINITY;
+    }
+    let variance = gaps.iter().map(|gap| (gap - mean) * (gap - mean)).sum::<f64>() / gaps.len() as f64;
+    variance.sqrt() / mean
+}
+
+/// Steps of one period each, counted back from the end, so that the last is whole. The first is whatever is left over.
+fn by_period(source: &dyn Source) -> Result<Option<Steps>, TraceError> {
+    let (mut sizes, mut places) = (Vec::new(), Vec::new());
+    let mut reader = source.open()?;
+    let (mut chunk, mut index) = (Vec::new(), 0);
+    while let (events @ [_, ..], _) = reader.lend(&mut chunk)? {
+        for event in events {
+            if let Op::Alloc { bytes, .. } = event.op {
+                sizes.push(bytes);
+                places.push(index);
+            }
+            index += 1;
+        }
+    }
+    let Some(period) = period(&sizes) else { return Ok(None) };
+    let first = places.len() % period;
+    let mut starts: Vec<u64> = places[first..].iter().copied().step_by(period).collect();
+    if first > 0 {
+        starts.insert(0, places[0]);
+    }
+    let enough = starts.len() >= FEWEST_STEPS;
+    Ok(enough.then_some(Steps { from: StepsFrom::Period(period), starts }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        trace::TraceBuilder,
+        unit::{StreamId, TagId},
+    };
+
+    fn turn(story: &mut TraceBuilder, sizes: &[u64]) {
+        for &bytes in sizes {
+            let block = story.alloc(bytes, StreamId::DEFAULT, TagId(0));
+            story.free(block);
+        }
+    }
+
+    const SIZES: [u64; 5] = [512, 1024, 512, 2048, 4096];
+
+    #[test]
+    fn marks_win_over_phases_and_phases_over_periods() {
+        let mut story = TraceBuilder::new();
+        for step in 0..6 {
+            story.mark(MarkKind::Phase, "forward", step);
+            turn(&mut story, &SIZES);
+        }
+        let unmarked = Steps::find(&story.clone().finish("phases"), None).unwrap();
+        assert_eq!(
+            unmarked,
+            Steps { from: StepsFrom::Phase("forward".into()), starts: (0..6).map(|n| n * 11).collect() }
+        );
+        for step in 0..4 {
+            story.mark(MarkKind::Step, "", step);
+        }
+        assert_eq!(Steps::find(&story.finish("marks"), None).unwrap().from, StepsFrom::Marks);
+    }
+
+    #[test]
+    fn the_most_regular_phase_is_taken_unless_another_is_named() {
+        let mut story = TraceBuilder::new();
+        for step in 0..8_u32 {
+            story.mark(MarkKind::Phase, "data", step);
+            turn(&mut story, &SIZES[..1 + step as usize % 5]);
+            story.mark(MarkKind::Phase, "train", step);
+            turn(&mut story, &SIZES);
+            turn(&mut story, &SIZES[step as usize % 5 + 1..]);
+        }
+        let story = story.finish("two phases");
+        assert_eq!(Steps::find(&story, None).unwrap().from, StepsFrom::Phase("data".into()));
+        assert_eq!(Steps::find(&story, Some("train")).unwrap().from, StepsFrom::Phase("train".into()));
+        let error = Steps::find(&story, Some("trian")).unwrap_err();
+        assert!(error.to_string().contains("data, train"), "{error}");
+    }
+
+    #[test]
+    fn periods_are_counted_back_from_the_end_and_what_has_none_is_cut_evenly() {
+        let mut story = TraceBuilder::new();
+        turn(&mut story, &[7, 9, 11]);
+        (0..6).for_each(|_| turn(&mut story, &SIZES));
+        let steps = Steps::find(&story.finish("periodic"), None).unwrap();
+        assert_eq!(steps.from, StepsFrom::Period(5));
+        assert_eq!(steps.starts, [0, 6, 16, 26, 36, 46, 56]);
+        assert_eq!((steps.step_of(5), steps.step_of(6), steps.step_of(1000)), (Some(0), Some(1), Some(6)));
+
+        let mut story = TraceBuilder::new();
+        (1..200).for_each(|bytes| turn(&mut story, &[bytes]));
+        let steps = Steps::find(&story.finish("growing"), None).unwrap();
+        assert_eq!((steps.from, steps.starts.len()), (StepsFrom::Windows, 32));
+        let nothing = Steps::find(&TraceBuilder::new().finish("empty"), None);
+        assert!(matches!(nothing, Err(LeakError::TooShort { .. })), "{nothing:?}");
+    }
+}

@@ -1,0 +1,200 @@
+//! Which memory-saving techniques there are, and what is published about them.
+//!
+//! A technique is a change to a recipe. The figures beside it are those of articles that print such tables, not ours:
+//! they stand next to what is measured.
+
+use crate::workload::Recipe;
+
+/// A technique, or a useful combination of some.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Technique {
+    /// A short name, for files and for the command line.
+    pub id: &'static str,
+    /// What people call it.
+    pub title: &'static str,
+    /// Words of the generators' parameter `techniques`.
+    words: &'static str,
+    /// By how much the batch is divided.
+    batch_divisor: u64,
+    /// What is published about it.
+    pub published: Option<Published>,
+    /// When to take it.
+    pub best_use: &'static str,
+}
+
+/// What articles say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Published {
+    /// How much less memory.
+    pub memory: &'static str,
+    /// What it costs, or wins.
+    pub performance: &'static str,
+}
+
+/// The one that the others are compared with.
+pub const BASE: &str = "base";
+
+const SMALLER_BATCH: Published =
+    Published { memory: "10-40 %, scales with the reduction", performance: "slower convergence, higher variance" };
+const MIXED_PRECISION: Published = Published { memory: "about 25-35 %", performance: "about 5-15 % faster" };
+const CHECKPOINTING: Published =
+    Published { memory: "40-60 % of activation memory", performance: "20-40 % slower per iteration" };
+const ACCUMULATION: Published = Published { memory: "0-15 %, indirect", performance: "longer wall time per step" };
+const OFFLOADING: Published =
+    Published { memory: "up to 30-50 % per device", performance: "significant latency increase" };
+const SHARDING: Published = Published { memory: "30-70 % less per GPU", performance: "communication" };
+
+const fn technique(id: &'static str, title: &'static str, words: &'static str, best_use: &'static str) -> Technique {
+    Technique { id, title, words, batch_divisor: 1, published: None, best_use }
+}
+
+impl Technique {
+    const fn said(mut self, published: Published) -> Technique {
+        self.published = Some(published);
+        self
+    }
+
+    const fn dividing_batch_by(mut self, divisor: u64) -> Technique {
+        self.batch_divisor = divisor;
+        self
+    }
+
+    /// Whether it is what the others are compared with.
+    #[must_use]
+    pub fn is_base(&self) -> bool {
+        self.id == BASE
+    }
+
+    /// The recipe with the technique. Whether its generator knows it is seen when the workload is made.
+    #[must_use]
+    pub fn applied_to(&self, recipe: &Recipe) -> Recipe {
+        let mut changed = recipe.clone();
+        if !self.words.is_empty() {
+            changed = changed.with("techniques", self.words);
+        }
+        if self.batch_divisor > 1
+            && let Some(batch) = recipe.count("batch")
+        {
+            changed = changed.with("batch", &(batch / self.batch_divisor).max(1).to_string());
+        }
+        changed
+    }
+
+    /// The sequences of a step of `recipe` in one optimizer step, which is what a step's time is the time of.
+    pub(super) fn batch(&self, recipe: &Recipe) -> u64 {
+        (recipe.count("batch").unwrap_or(1) / self.batch_divisor).max(1)
+    }
+}
+
+/// Every technique, in the order in which the table shows them: alone, then together. The base is the first.
+pub static TECHNIQUES: &[Technique] = &[
+    technique(BASE, "Base: single precision, AdamW, gradients set to None", "", "as long as it fits"),
+    technique("half_batch", "Half the batch", "", "first aid when the GPU is oversubscribed")
+        .dividing_batch_by(2)
+        .said(SMALLER_BATCH),
+    technique("quarter_batch", "A quarter of the batch", "", "first aid when the GPU is oversubscribed")
+        .dividing_batch_by(4)
+        .said(SMALLER_BATCH),
+    technique("tf32", "TF32 products", "tf32", "always, where accuracy allows: time only"),
+    technique("amp", "Mixed precision (autocast, bf16)", "amp", "dense models: for speed first, memory second")
+        .said(MIXED_PRECISION),
+    technique("fp16", "Mixed precision (autocast, fp16, scaled loss)", "fp16", "GPUs without bf16")
+        .said(MIXED_PRECISION),
+    technique("bf16_model", "16-bit model", "bf16_model", "inference, and training that tolerates it")
+        .said(MIXED_PRECISION),
+    technique("bf16_master", "16-bit model, 32-bit master weights", "bf16_model,master_weights", "large models")
+        .said(MIXED_PRECISION),
+    technique("ckpt", "Checkpointing, every layer", "ckpt", "deep networks, long sequences").said(CHECKPOINTING),
+    technique("ckpt2", "Checkpointing, every second layer", "ckpt2", "when every layer is more than is needed")
+        .said(CHECKPOINTING),
+    technique("accum2", "Accumulation over 2 micro-batches", "accum2", "keeping the batch with less memory")
+        .said(ACCUMULATION),
+    technique("accum4", "Accumulation over 4 micro-batches", "accum4", "keeping the batch with less memory")
+        .said(ACCUMULATION),
+    technique("accum8", "Accumulation over 8 micro-batches", "accum8", "keeping the batch with less memory")
+        .said(ACCUMULATION),
+    technique("offload", "Offloading activations", "offload", "when time does not matter").said(OFFLOADING),
+    technique(
+        "offload_optimizer",
+        "Offloading the optimizer's states",
+        "offload_optimizer",
+        "many weights, small batch",
+    )
+    .said(OFFLOADING),
+    technique("offload_params", "Offloading weights, layer by layer", "offload_params", "a model larger than the GPU")
+        .said(OFFLOADING),
+    technique("inplace", "In-place activations", "inplace", "convolutional networks"),
+    technique("zero_fill", "Gradients zeroed instead of set to None", "zero_fill", "never: set_to_none is the default"),
+    technique("sgd", "SGD instead of AdamW", "sgd", "where it converges"),
+    technique("adam8bit", "8-bit AdamW", "adam8bit", "many weights, small batch"),
+    technique("chunked_loss", "Chunked cross-entropy", "chunked_loss", "large vocabularies"),
+    technique("empty_cache", "empty_cache after every step", "empty_cache", "never as a habit: reserved, not peak"),
+    technique("ddp", "Data parallel over 8 ranks, per rank", "ddp:8", "speed, not memory"),
+    technique("zero1", "ZeRO 1 over 8 ranks, per rank", "zero1:8", "several GPUs").said(SHARDING),
+    technique("zero2", "ZeRO 2 over 8 ranks, per rank", "zero2:8", "several GPUs").said(SHARDING),
+    technique("zero3", "ZeRO 3 over 8 ranks, per rank", "zero3:8", "a model larger than the GPU").said(SHARDING),
+    technique("amp+ckpt", "Mixed precision and checkpointing", "amp,ckpt", "the usual pair for language models"),
+    technique("amp+accum4", "Mixed precision and accumulation", "amp,accum4", "keeping the batch, at speed"),
+    technique("ckpt+accum4", "Checkpointing and accumulation", "ckpt,accum4", "single precision on small cards"),
+    technique("amp+ckpt+accum4", "The three together", "amp,ckpt,accum4", "small cards"),
+    technique(
+        "amp+ckpt+chunked_loss",
+        "Mixed precision, checkpointing, chunked loss",
+        "amp,ckpt,chunked_loss",
+        "long sequences, large vocabularies",
+    ),
+    technique(
+        "amp+ckpt+adam8bit",
+        "Mixed precision, checkpointing, 8-bit AdamW",
+        "amp,ckpt,adam8bit",
+        "large models on one card",
+    ),
+    technique(
+        "amp+ckpt+offload_optimizer",
+        "Mixed precision, checkpointing, optimizer offloaded",
+        "amp,ckpt,offload_optimizer",
+        "models whose states do not fit",
+    ),
+    technique(
+        "zero3+amp+ckpt",
+        "ZeRO 3 over 8 ranks, mixed precision, checkpointing",
+        "zero3:8,amp,ckpt",
+        "13B and more",
+    )
+    .said(SHARDING),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_technique_is_one_that_transformers_know() {
+        let model = Recipe::named("gpt-124m").unwrap();
+        for technique in TECHNIQUES {
+            let made = technique.applied_to(&model).workload();
+            assert!(
+                made.is_ok(),
+                "{}: {}",
+                technique.id,
+                made.err().map(|error| error.to_string()).unwrap_or_default()
+            );
+        }
+        assert!(TECHNIQUES[0].is_base());
+    }
+
+    #[test]
+    fn names_are_told_apart() {
+        for (place, technique) in TECHNIQUES.iter().enumerate() {
+            assert!(TECHNIQUES[..place].iter().all(|other| other.id != technique.id), "{} twice", technique.id);
+        }
+    }
+
+    #[test]
+    fn a_smaller_batch_is_one_of_at_least_one() {
+        let quarter = TECHNIQUES.iter().find(|technique| technique.id == "quarter_batch").unwrap();
+        let model = Recipe::named("gpt-124m").unwrap();
+        assert_eq!((model.count("batch"), quarter.applied_to(&model).count("batch")), (Some(8), Some(2)));
+        assert_eq!(quarter.applied_to(&model.with("batch", "1")).count("batch"), Some(1));
+    }
+}

@@ -1,0 +1,126 @@
+//! The row of the comparison table.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{device::Clock, measure::Status};
+
+/// One model with one technique: a row of `techniques.csv`. A cell is empty where there is nothing to say.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TechniqueRecord {
+    /// [`SCHEMA`](crate::measure::SCHEMA).
+    pub schema: u32,
+    /// The recipe.
+    pub model: String,
+    /// [`Technique::id`](super::Technique::id).
+    pub technique: String,
+    /// [`Technique::title`](super::Technique::title).
+    pub title: String,
+    /// Where memory and times were measured.
+    pub device: String,
+    /// Which clock times were read from.
+    pub clock: Option<Clock>,
+    /// How it ended under `caching`.
+    pub status: Status,
+    /// Why, where that is not plain.
+    pub reason: String,
+    /// Sequences, or images, of a step.
+    pub batch: u64,
+
+    /// Most bytes in blocks at one time, under `caching`.
+    pub peak_allocated_bytes: Option<u64>,
+    /// Most bytes taken from the device under `caching`.
+    pub peak_reserved_bytes: Option<u64>,
+    /// Most bytes that `nvidia-smi` would have shown under `caching`.
+    pub peak_device_used_bytes: Option<u64>,
+    /// The same with expandable segments.
+    pub expandable_peak_reserved_bytes: Option<u64>,
+    /// The same with expandable segments.
+    pub expandable_peak_device_used_bytes: Option<u64>,
+    /// The same with the driver's stream-ordered pool.
+    pub async_peak_reserved_bytes: Option<u64>,
+    /// The same with the driver's stream-ordered pool.
+    pub async_peak_device_used_bytes: Option<u64>,
+    /// Of the allocated peak: weights.
+    pub at_peak_parameter_bytes: u64,
+    /// Of the allocated peak: gradients.
+    pub at_peak_gradient_bytes: u64,
+    /// Of the allocated peak: the optimizer's states.
+    pub at_peak_optimizer_bytes: u64,
+    /// Of the allocated peak: activations.
+    pub at_peak_activation_bytes: u64,
+    /// Of the allocated peak: temporaries.
+    pub at_peak_temporary_bytes: u64,
+    /// Of the allocated peak: workspaces.
+    pub at_peak_workspace_bytes: u64,
+    /// Of the allocated peak: inputs and everything else.
+    pub at_peak_other_bytes: u64,
+    /// How much less than the base's its allocated peak is, in percent.
+    pub reduction_percent: Option<f64>,
+    /// The same of its reserved peak.
+    pub reserved_reduction_percent: Option<f64>,
+
+    /// The median step, the exchange between ranks left out.
+    pub step_ns: Option<u64>,
+    /// How many times the base's step that is.
+    pub step_ratio: Option<f64>,
+    /// In 95 of 100 resamplings of both the ratio is not below this.
+    pub step_ratio_low: Option<f64>,
+    /// ... and not above this.
+    pub step_ratio_high: Option<f64>,
+    /// What a rank sends in a step.
+    pub exchanged_bytes_per_step: u64,
+    /// How long the link would take for it: modelled, never measured, and nothing else runs meanwhile.
+    pub modelled_exchange_ns: u64,
+
+    /// The largest batch that fits in 8 GiB, by simulation; 0 where not even one sequence does.
+    pub largest_batch_8gib: Option<u64>,
+    /// Sequences a second with that batch, by simulation, the exchange included.
+    pub per_second_8gib: Option<f64>,
+    /// The same in 12 GiB.
+    pub largest_batch_12gib: Option<u64>,
+    /// The same in 12 GiB.
+    pub per_second_12gib: Option<f64>,
+    /// The same in 16 GiB.
+    pub largest_batch_16gib: Option<u64>,
+    /// The same in 16 GiB.
+    pub per_second_16gib: Option<f64>,
+    /// The same in 24 GiB.
+    pub largest_batch_24gib: Option<u64>,
+    /// The same in 24 GiB.
+    pub per_second_24gib: Option<f64>,
+    /// The same in 80 GiB.
+    pub largest_batch_80gib: Option<u64>,
+    /// The same in 80 GiB.
+    pub per_second_80gib: Option<f64>,
+    /// The same in 141 GiB.
+    pub largest_batch_141gib: Option<u64>,
+    /// The same in 141 GiB.
+    pub per_second_141gib: Option<f64>,
+
+    /// What is published: memory.
+    pub published_memory: String,
+    /// What is published: performance.
+    pub published_performance: String,
+    /// When to take it.
+    pub best_use: String,
+}
+
+/// What fits in a card of some size.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Fit {
+    /// The memory of the card.
+    pub memory_bytes: u64,
+    /// The largest batch; 0 where not even one sequence fits.
+    pub batch: u64,
+    /// Sequences a second with it.
+    pub per_second: Option<f64>,
+}
+
+/// A row with what fits in which card.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TechniqueRow {
+    /// What goes into the table.
+    pub record: TechniqueRecord,
+    /// In the order in which cards were asked for.
+    pub fits: Vec<Fit>,
+}

@@ -1,0 +1,164 @@
+//! One model with one technique: its memory under three allocators, its steps' times, and what fits in which card.
+
+use std::sync::atomic::AtomicBool;
+
+use super::{Fit, Technique, TechniqueError, TechniqueRecord, exchange};
+use crate::{
+    answer::threshold::{LargestQuestion, largest},
+    device::{DeviceSpec, default_limit, wrap::Limited},
+    measure::{CaseLabel, CaseRecord, SCHEMA, Status, StepTimes, measure, time_steps},
+    replay,
+    strategy::{Context, Setup, Silent, StrategySpec},
+    trace::Source,
+    unit::{GIB, Nanos},
+    workload::{Recipe, Workload},
+};
+
+/// Cards that people have.
+pub const CARDS: [u64; 6] = [8 * GIB, 12 * GIB, 16 * GIB, 24 * GIB, 80 * GIB, 141 * GIB];
+
+const CACHING: &str = "caching";
+const EXPANDABLE: &str = "caching:expandable_segments:True";
+const ASYNC: &str = "async";
+
+/// In the second step optimizer states and gradients are there from the start; the third shows what stays.
+const STEPS_FOR_MEMORY: &str = "3";
+/// Steps to be timed, on a virtual clock on which all are alike.
+const SIMULATED_STEPS: u64 = 4;
+/// Steps to be timed on a real device.
+const REAL_STEPS: u64 = 8;
+/// Larger batches are not looked for: throughput does not grow any more.
+const MOST_BATCH: u64 = 4096;
+
+/// What every trial shares.
+#[derive(Clone, Copy)]
+pub(super) struct Stage<'a> {
+    /// Where memory and times are measured.
+    pub(super) device: &'a DeviceSpec,
+    /// Where everything else is worked out.
+    pub(super) simulated: &'a DeviceSpec,
+    pub(super) link_bytes_per_second: u64,
+    pub(super) stop: &'a AtomicBool,
+}
+
+/// A row, and the times behind it.
+pub(super) struct Trial {
+    pub(super) record: TechniqueRecord,
+    pub(super) times: StepTimes,
+}
+
+impl Stage<'_> {
+    /// Measures memory and time. What does not work is in the record.
+    pub(super) fn measure(&self, model: &Recipe, technique: &Technique) -> Result<Trial, TechniqueError> {
+        let mut record = TechniqueRecord {
+            schema: SCHEMA,
+            model: model.name().to_owned(),
+            technique: technique.id.to_owned(),
+            title: technique.title.to_owned(),
+            device: self.device.to_string(),
+            batch: technique.batch(model),
+            published_memory: technique.published.map_or("", |said| said.memory).to_owned(),
+            published_performance: technique.published.map_or("", |said| said.performance).to_owned(),
+            best_use: technique.best_use.to_owned(),
+            ..TechniqueRecord::default()
+        };
+        let recipe = technique.applied_to(model);
+        let workload = match recipe.clone().with("steps", STEPS_FOR_MEMORY).workload() {
+            Ok(workload) => workload,
+            Err(refusal) => {
+                record.status = Status::Skipped;
+                record.reason = refusal.to_string();
+                return Ok(Trial { record, times: StepTimes::default() });
+            }
+        };
+        let caching = self.memory(&workload, CACHING)?;
+        record.clock = caching.clock;
+        record.status = caching.status;
+        record.reason.clone_from(&caching.reason);
+        let mut times = StepTimes::default();
+        if caching.status == Status::Completed {
+            note_memory(&mut record, &caching);
+            let (expandable, pool) = (self.memory(&workload, EXPANDABLE)?, self.memory(&workload, ASYNC)?);
+            record.expandable_peak_reserved_bytes = Some(expandable.peak_reserved_bytes);
+            record.expandable_peak_device_used_bytes = Some(expandable.peak_device_used_bytes);
+            record.async_peak_reserved_bytes = Some(pool.peak_reserved_bytes);
+            record.async_peak_device_used_bytes = Some(pool.peak_device_used_bytes);
+            times = self.times(&recipe, self.device)?;
+            record.step_ns = times.median().map(|step| step.0);
+        } else if caching.status == Status::Oom {
+            record.reason = format!("does not fit: {} allocated when memory ran out", caching.peak_allocated_bytes);
+        }
+        record.exchanged_bytes_per_step = exchange::bytes_per_step(&workload)?;
+        record.modelled_exchange_ns = exchange::time(record.exchanged_bytes_per_step, self.link_bytes_per_second).0;
+        Ok(Trial { record, times })
+    }
+
+    /// The largest batch that fits in a card, and its speed.
+    pub(super) fn largest_batch(
+        &self,
+        model: &Recipe,
+        technique: &Technique,
+        memory_bytes: u64,
+        exchange_ns: u64,
+    ) -> Result<Fit, TechniqueError> {
+        let recipe = technique.applied_to(model).with("steps", STEPS_FOR_MEMORY);
+        let strategy = StrategySpec::from(CACHING);
+        let question = LargestQuestion {
+            repeat: 1,
+            around: 0,
+            stop: Some(self.stop),
+            ..LargestQuestion::new(&recipe, "batch", memory_bytes, &strategy, self.simulated)
+        };
+        let batch = largest(&question)?.largest.unwrap_or(0).min(MOST_BATCH);
+        if batch == 0 {
+            return Ok(Fit { memory_bytes, batch, per_second: None });
+        }
+        let roomy = self.simulated.with_room_for(memory_bytes);
+        let step = self.times(&recipe.with("batch", &batch.to_string()), &roomy)?.median();
+        let per_second = step.map(|Nanos(step)| batch as f64 * 1e9 / (step + exchange_ns) as f64);
+        Ok(Fit { memory_bytes, batch, per_second })
+    }
+
+    /// The row of a replay that asks for memory and runs nothing: what is held does not depend on when work ends, in
+    /// programs of one stream.
+    fn memory(&self, workload: &Workload, strategy: &str) -> Result<CaseRecord, TechniqueError> {
+        let spec = StrategySpec::from(strategy);
+        let mut device = self.device.open()?;
+        let limit = default_limit(&*device);
+        if let Some(limit) = limit {
+            device = Box::new(Limited::to(limit, device));
+        }
+        let mut built = spec.build(&Setup { props: device.props(), limit: None })?;
+        let label =
+            CaseLabel { workload: workload.name().to_owned(), strategy: spec.to_string(), ..CaseLabel::default() };
+        let options = replay::Options { without_work: true, stop: Some(self.stop), ..replay::Options::default() };
+        Ok(measure(&label, workload, &mut *built, &mut *device, &options).0)
+    }
+
+    /// How long steps take under `caching`.
+    fn times(&self, recipe: &Recipe, on: &DeviceSpec) -> Result<StepTimes, TechniqueError> {
+        let steps = if on.is_simulated() { SIMULATED_STEPS } else { REAL_STEPS };
+        let workload = recipe.clone().with("steps", &steps.to_string()).workload().map_err(Box::new)?;
+        let mut device = on.open()?;
+        let mut strategy = StrategySpec::from(CACHING).build(&Setup { props: device.props(), limit: None })?;
+        let options = replay::Options { stop: Some(self.stop), ..replay::Options::default() };
+        let timed = time_steps(&workload, &mut *strategy, &mut *device, &options);
+        strategy.close(&mut Context { device: &mut *device, sink: &mut Silent })?;
+        let (times, replayed) = timed?;
+        // Steps that ran out of memory, or were cut short, say nothing about steps.
+        Ok(if replayed.ooms > 0 || replayed.interrupted { StepTimes::default() } else { times })
+    }
+}
+
+fn note_memory(record: &mut TechniqueRecord, caching: &CaseRecord) {
+    record.peak_allocated_bytes = Some(caching.peak_allocated_bytes);
+    record.peak_reserved_bytes = Some(caching.peak_reserved_bytes);
+    record.peak_device_used_bytes = Some(caching.peak_device_used_bytes);
+    record.at_peak_parameter_bytes = caching.at_peak_parameter_bytes;
+    record.at_peak_gradient_bytes = caching.at_peak_gradient_bytes;
+    record.at_peak_optimizer_bytes = caching.at_peak_optimizer_bytes;
+    record.at_peak_activation_bytes = caching.at_peak_activation_bytes;
+    record.at_peak_temporary_bytes = caching.at_peak_temporary_bytes;
+    record.at_peak_workspace_bytes = caching.at_peak_workspace_bytes;
+    record.at_peak_other_bytes = caching.at_peak_input_bytes + caching.at_peak_unknown_bytes;
+}

@@ -1,0 +1,106 @@
+//! The threshold of a case of a suite: searched on a simulated device, confirmed on the case's own where that is real.
+
+use std::sync::atomic::AtomicBool;
+
+use super::{Cap, ThresholdDetail, ThresholdQuestion, confirm, threshold};
+use crate::{
+    device::DeviceSpec,
+    measure::CaseLabel,
+    suite::{Case, CaseRunner},
+    trace::Trace,
+};
+
+/// How the cases of a run are searched.
+pub struct CaseSearch<'a> {
+    /// Where it is searched for cases on a real device; the others bring their own.
+    pub simulated: &'a DeviceSpec,
+    /// Runs what a real device has to confirm.
+    pub runner: &'a dyn CaseRunner,
+    /// Who refuses what goes beyond the cap.
+    pub cap: Cap,
+    /// How many caps around the threshold are tried.
+    pub around: u32,
+    /// How many replays run side by side.
+    pub jobs: usize,
+    /// Set from outside to give up.
+    pub stop: &'a AtomicBool,
+}
+
+impl CaseSearch<'_> {
+    /// The threshold of `case`, whose source has been read into `trace`. Whatever goes wrong is in the record.
+    #[must_use]
+    pub fn answer(&self, case: &Case, trace: &Trace) -> ThresholdDetail {
+        let is_real = !case.device.is_simulated();
+        let device = if is_real { self.simulated } else { &case.device };
+        let question = ThresholdQuestion {
+            cap: self.cap,
+            repeat: case.label.repeat,
+            pace: case.pace,
+            around: self.around,
+            jobs: self.jobs,
+            stop: Some(self.stop),
+            ..ThresholdQuestion::new(trace, &case.strategy, device)
+        };
+        let answer = threshold(&question);
+        let page_bytes = answer.as_ref().map_or(0, |found| found.page_bytes);
+        let label = CaseLabel { device: device.to_string(), limit: None, ..case.label.clone() };
+        let mut detail = ThresholdDetail::new(&label, self.cap, answer);
+        detail.record.case_id = case.label.case_id();
+        if let Some(bytes) = detail.record.threshold_bytes.filter(|_| is_real) {
+            detail.record.add(&confirm(case, bytes, page_bytes, self.runner));
+        }
+        detail
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        answer::threshold::{PROBES_AROUND, ThresholdStatus},
+        measure::Status,
+        suite::{CaseOutcome, CaseSettings, InProcess, SuiteFile},
+    };
+
+    /// Runs the cases of a GPU that is not there on the simulated one.
+    struct Understudy;
+
+    impl CaseRunner for Understudy {
+        fn run(&self, case: &Case) -> CaseOutcome {
+            assert!(!case.device.is_simulated() && case.label.limit.is_some());
+            InProcess::default().run(&Case { device: "sim".parse().unwrap(), ..case.clone() })
+        }
+    }
+
+    fn answer(device: &str) -> ThresholdDetail {
+        let text = "question = 'how much?'\n[[group]]\nworkloads = ['checkerboard']\nstrategies = ['caching']\nrepeat = 2\n\
+                    set = { rounds = 1, blocks = 128 }\n";
+        let settings = CaseSettings { device: device.parse().unwrap(), limit: None, seed: None, timeout: None };
+        let case = SuiteFile::parse("t", "t.toml", text).unwrap().cases(&settings).unwrap().remove(0);
+        let search = CaseSearch {
+            simulated: &"sim".parse().unwrap(),
+            runner: &Understudy,
+            cap: Cap::Allocator,
+            around: PROBES_AROUND,
+            jobs: 1,
+            stop: &AtomicBool::new(false),
+        };
+        search.answer(&case, &Trace::read(&*case.source).unwrap())
+    }
+
+    #[test]
+    fn a_simulated_case_needs_no_confirmation() {
+        let record = answer("sim:80GiB").record;
+        assert_eq!((record.status, record.confirmed), (ThresholdStatus::Found, None));
+        assert_eq!((record.device.as_str(), record.repeat), ("sim:80GiB", 2));
+    }
+
+    #[test]
+    fn a_real_case_is_searched_on_the_simulated_device_and_confirmed_by_two_runs() {
+        let record = answer("cuda:3").record;
+        assert_eq!((record.device.as_str(), record.real_device.as_deref()), ("sim", Some("cuda:3")));
+        assert!(record.case_id.contains("@cuda:3"), "{}", record.case_id);
+        assert_eq!((record.real_above, record.real_below), (Some(Status::Completed), Some(Status::Oom)));
+        assert_eq!((record.confirmed, record.reason.as_str()), (Some(true), ""));
+    }
+}

@@ -1,0 +1,233 @@
+//! The largest value of a generator's parameter with which its workload completes in a given memory.
+
+use std::sync::atomic::AtomicBool;
+
+use super::{
+    Cap, LargestRecord, PROBES_AROUND, REPEATS, Stability, ThresholdError, ThresholdStatus,
+    memory::overhead,
+    probe::{Probe, Rehearsal},
+    search::Search,
+};
+use crate::{
+    device::DeviceSpec,
+    measure::SCHEMA,
+    replay::Pace,
+    strategy::StrategySpec,
+    trace::Source,
+    unit::nearest,
+    workload::{Recipe, Values},
+};
+
+/// What is asked.
+#[derive(Clone, Copy, Debug)]
+pub struct LargestQuestion<'a> {
+    /// The workload, with everything set but the one parameter.
+    pub recipe: &'a Recipe,
+    /// Which parameter: one that counts something, such as `batch`, `context` or `layers`.
+    pub parameter: &'a str,
+    /// Values are multiples of this, for parameters that others must divide.
+    pub step: u32,
+    /// The memory of the whole card: context and libraries take their part.
+    pub memory_bytes: u64,
+    /// Under which strategy.
+    pub strategy: &'a StrategySpec,
+    /// The simulated device, given that much memory where it has less.
+    pub device: &'a DeviceSpec,
+    /// Who refuses what goes beyond.
+    pub cap: Cap,
+    /// How often it must complete, back to back.
+    pub repeat: u32,
+    /// How many values around the largest are tried.
+    pub around: u32,
+    /// How many replays run side by side.
+    pub jobs: usize,
+    /// Set from outside to give up.
+    pub stop: Option<&'a AtomicBool>,
+}
+
+impl<'a> LargestQuestion<'a> {
+    /// The usual question on one core: three rounds, sixteen probes around.
+    #[must_use]
+    pub fn new(
+        recipe: &'a Recipe,
+        parameter: &'a str,
+        memory_bytes: u64,
+        strategy: &'a StrategySpec,
+        device: &'a DeviceSpec,
+    ) -> LargestQuestion<'a> {
+        LargestQuestion {
+            recipe,
+            parameter,
+            step: 1,
+            memory_bytes,
+            strategy,
+            device,
+            cap: Cap::default(),
+            repeat: REPEATS,
+            around: PROBES_AROUND,
+            jobs: 1,
+            stop: None,
+        }
+    }
+
+    /// What the parameter may be.
+    fn values(&self) -> Result<(u64, u64), ThresholdError> {
+        let entry = self.recipe.generator();
+        let counts = || entry.parameters.iter().filter(|known| matches!(known.values, Values::Count { .. }));
+        let found = counts().find(|known| known.name == self.parameter).map(|known| known.values);
+        let Some(Values::Count { least, most }) = found else {
+            return Err(ThresholdError::NoSuchParameter {
+                generator: entry.name,
+                name: self.parameter.to_owned(),
+                suggestion: nearest(self.parameter, counts().map(|known| known.name)),
+            });
+        };
+        Ok((u64::from(least), u64::from(most)))
+    }
+}
+
+/// A value that was tried.
+struct Trial {
+    value: u64,
+    probe: Probe,
+}
+
+/// Searches for the largest value that fits: doubling until one does not, then between the last two.
+///
+/// ```
+/// use oomph::answer::threshold::{LargestQuestion, largest};
+/// use oomph::{device::DeviceSpec, strategy::StrategySpec, workload::Recipe};
+/// let recipe = Recipe::named("checkerboard")?.with("rounds", "1");
+/// let (strategy, device): (_, DeviceSpec) = (StrategySpec::from("direct"), "sim".parse()?);
+/// let found = largest(&LargestQuestion::new(&recipe, "blocks", 2 << 30, &strategy, &device))?;
+/// assert!(found.largest.is_some_and(|blocks| blocks > 100));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn largest(question: &LargestQuestion<'_>) -> Result<LargestRecord, ThresholdError> {
+    let (least, most) = question.values()?;
+    let step = u64::from(question.step.max(1));
+    let first = least.next_multiple_of(step);
+    // Places count up from the hardest, the largest value, to the easiest.
+    let last_place = most.saturating_sub(first) / step;
+    let value_at = |place: u64| first + last_place.saturating_sub(place) * step;
+    let device = question.device.with_room_for(question.memory_bytes);
+    let overhead_bytes = overhead(&device)?;
+    let page_bytes = device.open()?.props().page_bytes;
+    let limit_bytes = question.memory_bytes.saturating_sub(overhead_bytes) / page_bytes * page_bytes;
+    let trial = |place: u64| -> Result<Trial, ThresholdError> {
+        let value = value_at(place);
+        let recipe = question.recipe.clone().with(question.parameter, &value.to_string());
+        let workload = recipe.workload().map_err(Box::new)?;
+        let rehearsal = Rehearsal {
+            source: &workload,
+            strategy: question.strategy,
+            device: &device,
+            cap: question.cap,
+            repeat: question.repeat,
+            pace: Pace::default(),
+            stop: question.stop,
+        };
+        Ok(Trial { value, probe: rehearsal.probe(limit_bytes)? })
+    };
+    let mut search = Search::new(&trial, |trial: &Trial| trial.probe.fits, question.jobs, last_place);
+    let mut record = LargestRecord {
+        schema: SCHEMA,
+        workload: question.recipe.clone().workload().map_err(Box::new)?.name().to_owned(),
+        strategy: question.strategy.to_string(),
+        device: question.device.to_string(),
+        repeat: question.repeat,
+        cap: question.cap,
+        parameter: question.parameter.to_owned(),
+        memory_bytes: question.memory_bytes,
+        overhead_bytes,
+        limit_bytes,
+        ..LargestRecord::default()
+    };
+    let found = if search.fits(last_place)? { Some(ascend(&mut search, last_place, question.around)?) } else { None };
+    let tried = search.into_tried();
+    record.status = if found.is_some() { ThresholdStatus::Found } else { ThresholdStatus::NeverFits };
+    if found.is_none() {
+        record.reason = format!("not even {} = {first} fits", question.parameter);
+    }
+    record.largest = found.map(value_at);
+    record.peak_reserved_bytes = found.and_then(|place| tried.get(&place)).map(|trial| trial.probe.peak_reserved_bytes);
+    let stability = Stability::of(tried.iter().map(|(&place, trial)| (place, trial.probe.fits)));
+    record.stable = found.map(|_| stability.stable);
+    record.highest_fit = stability.lowest_fit.map(value_at);
+    record.first_failure_below = stability.first_failure_above.map(value_at);
+    record.probes = tried.len() as u64;
+    record.tried = tried.into_values().rev().map(|trial| (trial.value, trial.probe.fits)).collect();
+    Ok(record)
+}
+
+/// From the smallest value, which fits, up to the largest that does.
+fn ascend(search: &mut Search<'_, Trial, ThresholdError>, last_place: u64, around: u32) -> Result<u64, ThresholdError> {
+    let (mut fits, mut stride) = (last_place, 1);
+    loop {
+        let place = last_place.saturating_sub(stride);
+        if !search.fits(place)? {
+            return search.settle(place, fits, around);
+        }
+        fits = place;
+        if place == 0 {
+            return Ok(0);
+        }
+        stride *= 2;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::unit::GIB;
+
+    fn find(name: &str, parameter: &str, memory: u64, change: impl Fn(&mut LargestQuestion<'_>)) -> LargestRecord {
+        let recipe = Recipe::named(name).unwrap().with("steps", "1").seed(1);
+        let (strategy, device) = (StrategySpec::from("caching"), "sim".parse().unwrap());
+        let mut question = LargestQuestion::new(&recipe, parameter, memory, &strategy, &device);
+        (question.repeat, question.jobs) = (1, 2);
+        change(&mut question);
+        largest(&question).unwrap()
+    }
+
+    #[test]
+    fn the_largest_fits_and_the_next_does_not() {
+        let found = find("training", "batch", 8 * GIB, |_| ());
+        let batch = found.largest.unwrap();
+        assert!((2..64).contains(&batch), "{batch}");
+        assert!(found.tried.contains(&(batch, true)) && found.tried.contains(&(batch + 1, false)), "{:?}", found.tried);
+        assert!(found.limit_bytes < 8 * GIB - 500 * (1 << 20), "context and libraries have their part");
+        assert!(found.peak_reserved_bytes.unwrap() <= found.limit_bytes);
+    }
+
+    #[test]
+    fn more_memory_holds_more_even_more_than_the_device_has() {
+        let batch = |memory| find("training", "batch", memory, |question| question.around = 2).largest.unwrap();
+        assert!(batch(8 * GIB) < batch(16 * GIB));
+        assert!(batch(140 * GIB) < batch(160 * GIB));
+    }
+
+    #[test]
+    fn values_go_in_steps_where_others_must_divide_them() {
+        let found = find("training", "width", 24 * GIB, |question| (question.step, question.around) = (96, 2));
+        assert!(found.largest.unwrap().is_multiple_of(96) && found.largest.unwrap() >= 768);
+        assert!(found.tried.iter().all(|(value, _)| value.is_multiple_of(96)));
+    }
+
+    #[test]
+    fn a_memory_in_which_nothing_fits_is_an_answer() {
+        let found = find("training", "batch", GIB, |_| ());
+        assert_eq!((found.status, found.largest, found.probes), (ThresholdStatus::NeverFits, None, 1));
+        assert_eq!(found.reason, "not even batch = 1 fits");
+    }
+
+    #[test]
+    fn a_parameter_that_counts_nothing_is_refused_with_the_nearest_that_does() {
+        let recipe = Recipe::named("training").unwrap();
+        let (strategy, device) = (StrategySpec::from("caching"), "sim".parse().unwrap());
+        let refused = |name| largest(&LargestQuestion::new(&recipe, name, GIB, &strategy, &device)).unwrap_err();
+        let message = refused("batches").to_string();
+        assert_eq!(message, "generator 'transformer' has no whole-number parameter 'batches'; did you mean 'batch'?");
+        assert!(matches!(refused("techniques"), ThresholdError::NoSuchParameter { .. }), "words count nothing");
+    }
+}

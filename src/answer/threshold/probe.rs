@@ -1,0 +1,174 @@
+//! One try: a source, a strategy, a device, and a cap on memory.
+
+use std::sync::atomic::AtomicBool;
+
+use serde::{Deserialize, Serialize};
+
+use super::ThresholdError;
+use crate::{
+    device::{Capabilities, Device, DeviceSpec, wrap::Limited},
+    measure::{OomReport, ooms::Ooms},
+    replay::{self, Moment, Observer, OutOfMemory, Pace, Replayed, replay},
+    strategy::{EventSink, Setup, Strategy, StrategyEvent, StrategySpec},
+    trace::Source,
+};
+
+/// Who refuses what goes beyond the cap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cap {
+    /// The strategy itself, where it has a limit of its own, and otherwise the device: what `--limit` does. PyTorch's
+    /// allocator tests its memory fraction on the size of a segment, before it asks the driver.
+    #[default]
+    Allocator,
+    /// The driver alone, as on a card of that size: the strategy knows of no limit and finds out by failing.
+    Device,
+}
+
+impl Cap {
+    /// Its name in files.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Cap::Allocator => "allocator",
+            Cap::Device => "device",
+        }
+    }
+}
+
+/// A cap that was tried, and how it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Probe {
+    /// The cap on what the strategy holds.
+    pub limit_bytes: u64,
+    /// Whether every request of every round was served.
+    pub fits: bool,
+    /// In which round it failed, from 1.
+    pub failed_round: Option<u32>,
+    /// At which event of that round, from 0.
+    pub failed_event: Option<u64>,
+    /// Most that the strategy had reserved.
+    pub peak_reserved_bytes: u64,
+    /// How often cached memory had to be given back to make room.
+    pub retries: u64,
+}
+
+/// Everything about a try but its cap.
+pub(super) struct Rehearsal<'a> {
+    pub(super) source: &'a dyn Source,
+    pub(super) strategy: &'a StrategySpec,
+    pub(super) device: &'a DeviceSpec,
+    pub(super) cap: Cap,
+    pub(super) repeat: u32,
+    pub(super) pace: Pace,
+    pub(super) stop: Option<&'a AtomicBool>,
+}
+
+/// What an uncapped try took.
+pub(super) struct Uncapped {
+    pub(super) oom: Option<OomReport>,
+    pub(super) peak_held_bytes: u64,
+    pub(super) peak_reserved_bytes: u64,
+    pub(super) page_bytes: u64,
+}
+
+impl Rehearsal<'_> {
+    /// Tries the cap. Ends at the first request that fails.
+    pub(super) fn probe(&self, limit_bytes: u64) -> Result<Probe, ThresholdError> {
+        let (replayed, strategy) = self.replay(Some(limit_bytes), &mut Nobody)?;
+        let stats = strategy.stats();
+        let failure = replayed.first_oom.map(|oom| self.place(&replayed, &oom));
+        Ok(Probe {
+            limit_bytes,
+            fits: failure.is_none(),
+            failed_round: failure.map(|(round, _)| round),
+            failed_event: failure.map(|(_, event)| event),
+            peak_reserved_bytes: stats.peak.reserved,
+            retries: stats.retries,
+        })
+    }
+
+    /// The first failure under the cap, with everything that is known about it.
+    pub(super) fn explain(&self, limit_bytes: u64) -> Result<Option<OomReport>, ThresholdError> {
+        let mut ooms = Ooms::default();
+        self.replay(Some(limit_bytes), &mut ooms)?;
+        Ok(ooms.reports.into_iter().next())
+    }
+
+    /// What it takes with the whole device.
+    pub(super) fn uncapped(&self) -> Result<Uncapped, ThresholdError> {
+        let mut watch = Watch::default();
+        let (_, strategy) = self.replay(None, &mut watch)?;
+        Ok(Uncapped {
+            oom: watch.ooms.reports.into_iter().next(),
+            peak_held_bytes: watch.peak_held_bytes,
+            peak_reserved_bytes: strategy.stats().peak.reserved,
+            page_bytes: watch.page_bytes.max(1),
+        })
+    }
+
+    fn replay<O: Observer>(
+        &self,
+        limit: Option<u64>,
+        observer: &mut O,
+    ) -> Result<(Replayed, Box<dyn Strategy>), ThresholdError> {
+        let device = self.device.open()?;
+        let mut device: Box<dyn Device> = match limit {
+            Some(limit) => Box::new(Limited::to(limit, device)),
+            None => device,
+        };
+        let known_limit = limit.filter(|_| self.cap == Cap::Allocator);
+        let mut strategy = self.strategy.build(&Setup { props: device.props(), limit: known_limit })?;
+        let missing = strategy.requires().missing_from(device.props().capabilities);
+        if missing != Capabilities::NONE {
+            return Err(ThresholdError::Unable { missing });
+        }
+        let options =
+            replay::Options { pace: self.pace, repeat: self.repeat, stop: self.stop, ..replay::Options::default() };
+        let replayed = replay(self.source, &mut *strategy, &mut *device, &options, observer)?;
+        if replayed.interrupted {
+            return Err(ThresholdError::Interrupted);
+        }
+        Ok((replayed, strategy))
+    }
+
+    /// The round and the event within it, where the length of the source is known; otherwise counted from the start.
+    fn place(&self, replayed: &Replayed, oom: &OutOfMemory) -> (u32, u64) {
+        match self.source.info().events.filter(|&events| events > 0 && events <= replayed.events) {
+            Some(events) => ((oom.event / events) as u32 + 1, oom.event % events),
+            None => (1, oom.event),
+        }
+    }
+}
+
+/// Looks at nothing: a probe only wants to know how it ends.
+struct Nobody;
+
+impl EventSink for Nobody {
+    fn event(&mut self, _: StrategyEvent) {}
+}
+
+impl Observer for Nobody {}
+
+/// Looks at what the device holds.
+#[derive(Default)]
+struct Watch {
+    peak_held_bytes: u64,
+    page_bytes: u64,
+    ooms: Ooms,
+}
+
+impl EventSink for Watch {
+    fn event(&mut self, _: StrategyEvent) {}
+}
+
+impl Observer for Watch {
+    fn served(&mut self, now: &Moment<'_>, _: &replay::Live, _: crate::strategy::Outcome) {
+        self.peak_held_bytes = self.peak_held_bytes.max(now.device.held_bytes());
+        self.page_bytes = now.device.props().page_bytes;
+    }
+
+    fn out_of_memory(&mut self, now: &Moment<'_>, report: &OutOfMemory) {
+        self.ooms.out_of_memory(now, report);
+    }
+}

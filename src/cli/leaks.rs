@@ -1,0 +1,228 @@
+//! `oomph leaks`.
+
+use anyhow::anyhow;
+use clap::ValueEnum;
+
+use super::{
+    environment, exit,
+    failure::{Failure, Outcome},
+    options::DeviceOptions,
+    output,
+    source::SourceOptions,
+};
+use crate::{
+    answer::leaks::{Bar, Finding, LeakError, Observed, Place, Verdict, growers, judge, snapshots},
+    device::{Device, default_limit, wrap::Limited},
+    replay::Options,
+    report,
+    strategy::{Setup, StrategySpec},
+    trace::{Source, torch::Recording},
+};
+
+/// Says whether memory leaks, the cache grows, it fragments or all is steady, and who grows.
+///
+/// One source is replayed and judged step by step; its steps are those it marks, the annotated phase that repeats most
+/// regularly, or the period of the sizes that it asks for. Several PyTorch snapshots, in order, are judged as one series.
+/// The test is the slope of a straight line through what every step keeps, with a Student-t interval that knows how
+/// much neighbouring steps resemble each other. Saw-teeth, start-up and growth that has ended are not growth.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// A workload, a recipe or a trace file; or several PyTorch snapshots of one program in the order they were taken.
+    #[arg(value_name = "SOURCE", required = true)]
+    sources: Vec<String>,
+    /// Judge every source on its own, instead of several snapshots as one series.
+    #[arg(long)]
+    each: bool,
+    /// Growth that this source shows as well is accepted; growth beyond it counts.
+    #[arg(long, value_name = "SOURCE")]
+    baseline: Option<String>,
+    /// A step begins with the annotated phase of this name.
+    #[arg(long, value_name = "PHASE")]
+    step_at: Option<String>,
+    /// The allocator [default: PyTorch's, with the settings of the recording].
+    #[arg(long, short, value_name = "STRATEGY")]
+    strategy: Option<String>,
+    #[command(flatten)]
+    device: DeviceOptions,
+    /// Override a parameter of the workload, such as `--set steps=50`; may be repeated.
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// Seed of the workload's random numbers.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Which GPU of a PyTorch snapshot that has several; without it the first that something is known about.
+    #[arg(long, value_name = "N")]
+    device_index: Option<u32>,
+    /// How many names that grow are shown.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    top: usize,
+    /// A slope counts if chance gives such a one less often than this.
+    #[arg(long, value_name = "P", default_value_t = Bar::default().significance)]
+    significance: f64,
+    /// Growth over all steps counts from this share of the level on, and from 2 MiB on.
+    #[arg(long, value_name = "SHARE", default_value_t = Bar::default().least_share)]
+    least_share: f64,
+    /// Which verdicts end with exit code 105.
+    #[arg(long, value_enum, default_value_t)]
+    fail_on: FailOn,
+    /// How it is printed.
+    #[arg(long, value_enum, default_value_t)]
+    format: LeaksFormat,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  oomph leaks run.pickle                            one recording with several steps
+  oomph leaks epoch1.pickle epoch2.pickle epoch3.pickle   snapshots in order
+  oomph leaks run.pickle --baseline yesterday.pickle      only what is worse than before
+  oomph leaks leak-outputs --limit 24GiB            a workload by name: when will it run out?
+  oomph leaks run.pickle --step-at 'Optimizer.step#AdamW.step'
+  oomph leaks --each *.pickle --format json --fail-on growth";
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum FailOn {
+    /// A leak.
+    #[default]
+    Leak,
+    /// A leak, fragmentation or a growing cache.
+    Growth,
+    /// Nothing.
+    Never,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum LeaksFormat {
+    /// For people.
+    #[default]
+    Table,
+    /// One row a source, in bytes: `{"schema": 1, "rows": [...]}`.
+    Json,
+    /// One line a step.
+    Csv,
+}
+
+pub fn run(args: Args) -> Outcome {
+    if !(0.0..=1.0).contains(&args.significance) || !(args.least_share >= 0.0) {
+        return Err(Failure::usage(anyhow!("--significance is a probability and --least-share a share: 0.005, 0.01")));
+    }
+    let baseline = args.baseline.as_deref().map(|name| Watched::open(&args, name)).transpose()?;
+    let baseline = baseline.as_ref().map(|watched| &watched.observed);
+    let findings = if args.sources.len() > 1 && !args.each {
+        vec![in_order(&args, baseline)?]
+    } else {
+        args.sources.iter().map(|name| on_its_own(&args, name, baseline)).collect::<Result<_, _>>()?
+    };
+    output::say(&match args.format {
+        LeaksFormat::Table => {
+            let shown = |finding| report::leaks(finding, args.top, output::terminal_width());
+            findings.iter().map(shown).collect::<Vec<_>>().join("\n")
+        }
+        LeaksFormat::Json => report::leaks_json(&findings),
+        LeaksFormat::Csv => report::leaks_csv(&findings)?,
+    })?;
+    let fails = |finding: &Finding| match args.fail_on {
+        FailOn::Leak => finding.verdict == Verdict::Leak,
+        FailOn::Growth => finding.verdict != Verdict::Steady,
+        FailOn::Never => false,
+    };
+    Ok(if findings.iter().any(fails) { exit::MEMORY_GROWS } else { exit::OK })
+}
+
+impl Args {
+    fn bar(&self) -> Bar {
+        Bar { significance: self.significance, least_share: self.least_share, ..Bar::default() }
+    }
+
+    fn options(&self, name: &str) -> SourceOptions {
+        let (set, seed, device_index) = (self.set.clone(), self.seed, self.device_index);
+        SourceOptions { source: name.to_owned(), set, seed, device_index }
+    }
+}
+
+/// A source that was replayed step by step.
+struct Watched {
+    source: Box<dyn Source>,
+    observed: Observed,
+}
+
+impl Watched {
+    fn open(args: &Args, name: &str) -> Result<Watched, Failure> {
+        let options = args.options(name);
+        let (source, settings): (Box<dyn Source>, _) = match options.recording()? {
+            Some(recording) => {
+                let settings = recording.settings.conf().to_owned();
+                (Box::new(recording.trace), settings)
+            }
+            None => (options.resolve()?, String::new()),
+        };
+        let device = args.device.spec()?.open().map_err(Failure::device)?;
+        let limit = args.device.limit.map(|limit| limit.0).or_else(|| default_limit(&*device));
+        let mut device: Box<dyn Device> = match limit {
+            Some(limit) => Box::new(Limited::to(limit, device)),
+            None => device,
+        };
+        let setup = Setup { props: device.props(), limit: args.device.limit.map(|limit| limit.0) };
+        let mut strategy = strategy(args, &settings).build(&setup).map_err(Failure::usage)?;
+        let place = Place { strategy: &mut *strategy, device: &mut *device, limit };
+        let observed =
+            Observed::of_source(&*source, place, args.step_at.as_deref(), &Options::default()).map_err(refused)?;
+        Ok(Watched { source, observed })
+    }
+}
+
+/// What was asked for, or PyTorch's allocator as the recorded program had set it.
+fn strategy(args: &Args, recorded: &str) -> StrategySpec {
+    match &args.strategy {
+        Some(text) => {
+            let (spec, note) = environment::resolve_settings(StrategySpec::from(text.as_str()));
+            note.iter().for_each(|note| output::complain(note));
+            spec
+        }
+        None => {
+            let spec = StrategySpec { name: "caching".to_owned(), parameters: recorded.to_owned() };
+            if let Err(error) = spec.check() {
+                output::complain(&format!(
+                    "note: PyTorch's default settings are used instead of the recording's: {error}"
+                ));
+                return StrategySpec::from("caching");
+            }
+            spec
+        }
+    }
+}
+
+fn on_its_own(args: &Args, name: &str, baseline: Option<&Observed>) -> Result<Finding, Failure> {
+    let watched = Watched::open(args, name)?;
+    let mut finding = judge(&watched.observed, baseline, &args.bar()).map_err(refused)?;
+    if finding.verdict == Verdict::Leak {
+        finding.growers = watched.observed.growers(&*watched.source, finding.first_step).map_err(refused)?;
+    }
+    Ok(finding)
+}
+
+fn in_order(args: &Args, baseline: Option<&Observed>) -> Result<Finding, Failure> {
+    let mut recordings: Vec<Recording> = Vec::new();
+    for name in &args.sources {
+        let recording = args.options(name).recording()?;
+        recordings.push(recording.ok_or_else(|| {
+            Failure::usage(anyhow!("'{name}' is no PyTorch snapshot; --each judges every source on its own"))
+        })?);
+    }
+    let mut finding = judge(&Observed::of_snapshots(&recordings), baseline, &args.bar()).map_err(refused)?;
+    if finding.verdict == Verdict::Leak {
+        let inventories = snapshots::inventories(&recordings);
+        if let (Some(before), Some(after)) = (inventories.get(finding.first_step), inventories.last()) {
+            finding.growers = growers::growers(before, after, inventories.len() - 1 - finding.first_step);
+        }
+    }
+    Ok(finding)
+}
+
+/// What cannot be judged is the user's to change; a replay that breaks is not.
+fn refused(error: LeakError) -> Failure {
+    match error {
+        LeakError::Trace(_) | LeakError::NoSuchPhase { .. } | LeakError::TooShort { .. } => Failure::usage(error),
+        LeakError::Replay(_) | LeakError::Strategy(_) => error.into(),
+    }
+}

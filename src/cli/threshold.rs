@@ -1,0 +1,261 @@
+//! `oomph threshold`.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use anyhow::anyhow;
+use clap::ValueEnum;
+
+use super::{
+    environment, exit,
+    failure::{Failure, Outcome},
+    interrupt,
+    options::{DeviceOptions, Format, WorkerOptions},
+    output,
+    source::SourceOptions,
+};
+use crate::{
+    answer::threshold::{
+        self, CaseSearch, LargestQuestion, LargestRecord, PROBES_AROUND, REPEATS, ThresholdDetail, ThresholdError,
+        ThresholdStatus,
+    },
+    device::DeviceSpec,
+    measure::CaseLabel,
+    replay::{OnOutOfMemory, Pace},
+    report::{self, Medium, ReportError},
+    strategy::StrategySpec,
+    suite::{self, Case},
+    trace::Trace,
+    unit::Bytes,
+};
+
+/// Finds the smallest memory with which a pattern completes, per strategy and to 2 MiB, by replaying it on the simulated
+/// GPU; or the largest batch, sequence length or layer count that fits in a memory.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  oomph threshold snapshot.pickle
+  oomph threshold variable-length --strategy caching --strategy caching:expandable_segments:True
+  oomph threshold training --set batch=16 --repeat 1 --format json
+  oomph threshold training --largest batch --memory 8GiB,12GiB,16GiB,24GiB,80GiB
+  oomph threshold gpt-355m --set techniques=amp,ckpt --largest context --memory 24GiB
+  oomph threshold gpt-124m --largest width --step 96 --memory 24GiB
+  oomph threshold training --strategy caching --device cuda
+
+An answer must hold for several rounds back to back (--repeat), because some patterns fail only the third time, and
+amounts around it are tried (--probes), because some fit in less and fail in more: `stable` says that none did. From the
+memory needed on, everything that was tried fits.
+
+`Memory needed` is what the strategy itself holds, to be compared with torch.cuda.max_memory_reserved. `Smallest device`
+adds what the driver's context and the libraries take: compare that with the card. A recording's own limit is left out.
+
+With --device cuda the search is simulated all the same; the real GPU then runs the pattern with 2 MiB more, which must
+complete, and with 2 MiB less, which must not. Exit code 100 if it disagrees.")]
+pub struct Args {
+    #[command(flatten)]
+    source: SourceOptions,
+    /// A strategy with its parameters, such as caching:expandable_segments:True; may be repeated.
+    #[arg(long, short, value_name = "NAME[:PARAMETERS]", default_values = DEFAULT_STRATEGIES)]
+    strategy: Vec<String>,
+    /// The simulated GPU to search on: `sim` (an H200), `sim:SIZE` or `sim:PROFILE`; or `cuda[:N]`, to search on `sim` and
+    /// confirm the answer there.
+    #[arg(long, value_name = "DEVICE", default_value = "sim")]
+    device: String,
+    /// Who refuses more than the memory given.
+    #[arg(long, value_enum, default_value_t)]
+    cap: CapOption,
+    /// How often the pattern must complete, back to back in one allocator.
+    #[arg(long, value_name = "K", default_value_t = REPEATS, value_parser = clap::value_parser!(u32).range(1..))]
+    repeat: u32,
+    /// How many amounts around the answer are tried.
+    #[arg(long, value_name = "N", default_value_t = PROBES_AROUND, value_parser = clap::value_parser!(u32).range(..=4096))]
+    probes: u32,
+    /// Find the largest value of this parameter of the workload that fits in --memory, such as batch, context or layers.
+    #[arg(long, value_name = "PARAMETER", requires = "memory")]
+    largest: Option<String>,
+    /// The memory of the whole card, context and libraries included; a list, such as 8GiB,24GiB.
+    #[arg(long, value_name = "SIZE,..", value_delimiter = ',', requires = "largest")]
+    memory: Vec<Bytes>,
+    /// Try multiples of this only, for parameters that others must divide.
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "largest", value_parser = clap::value_parser!(u32).range(1..))]
+    step: u32,
+    #[command(flatten)]
+    workers: WorkerOptions,
+    /// How the table is printed.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+/// See [`threshold::Cap`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum CapOption {
+    /// The allocator's own limit, as --limit sets it: PyTorch's memory fraction; the device where there is none.
+    #[default]
+    Allocator,
+    /// The device: the driver refuses, as on a card of that size.
+    Device,
+}
+
+impl From<CapOption> for threshold::Cap {
+    fn from(cap: CapOption) -> threshold::Cap {
+        match cap {
+            CapOption::Allocator => threshold::Cap::Allocator,
+            CapOption::Device => threshold::Cap::Device,
+        }
+    }
+}
+
+/// Both ways in which PyTorch reserves memory, and what no allocator can do better than page by page.
+const DEFAULT_STRATEGIES: [&str; 3] = ["direct", "caching", "caching:expandable_segments:True"];
+
+pub fn run(args: Args) -> Outcome {
+    let device = device(&args)?;
+    let strategies = strategies(&args.strategy)?;
+    let stop = interrupt::flag(interrupt::Running::Replay)?;
+    match &args.largest {
+        Some(parameter) => largest(&args, parameter, &device, &strategies, &stop),
+        None => smallest(&args, &device, &strategies, &stop),
+    }
+}
+
+/// Where it is searched, or confirmed.
+fn device(args: &Args) -> Result<DeviceSpec, Failure> {
+    let spec = DeviceOptions { device: args.device.clone(), limit: None }.spec()?;
+    if !spec.is_simulated() && args.largest.is_some() {
+        return Err(Failure::usage(anyhow!("--largest searches on a simulated device; leave out --device {spec}")));
+    }
+    if !spec.is_simulated() && args.cap == CapOption::Device {
+        return Err(Failure::usage(anyhow!(
+            "a real device is capped by the allocator's limit; leave out --cap device"
+        )));
+    }
+    Ok(spec)
+}
+
+fn strategies(typed: &[String]) -> Result<Vec<StrategySpec>, Failure> {
+    let mut strategies = Vec::new();
+    for text in typed {
+        let (strategy, note) = environment::resolve_settings(StrategySpec::from(text.as_str()));
+        strategy.check().map_err(Failure::usage)?;
+        if let Some(note) = note {
+            output::complain(&note);
+        }
+        strategies.push(strategy);
+    }
+    Ok(strategies)
+}
+
+fn smallest(args: &Args, device: &DeviceSpec, strategies: &[StrategySpec], stop: &AtomicBool) -> Outcome {
+    let origin = args.source.spec()?;
+    let trace = Arc::new(Trace::read(&*origin.open().map_err(Failure::usage)?).map_err(Failure::usage)?);
+    let simulated: DeviceSpec = "sim".parse().map_err(Failure::usage)?;
+    let mut details = Vec::new();
+    for strategy in strategies {
+        let label = CaseLabel {
+            suite: "threshold".to_owned(),
+            workload: trace.name.clone(),
+            strategy: strategy.to_string(),
+            device: device.to_string(),
+            limit: None,
+            seed: args.source.seed,
+            repeat: args.repeat,
+        };
+        let case = Case {
+            label,
+            source: trace.clone(),
+            origin: origin.clone(),
+            strategy: strategy.clone(),
+            device: device.clone(),
+            on_out_of_memory: OnOutOfMemory::Stop,
+            pace: Pace::Flat,
+            timed: false,
+            threads: Vec::new(),
+            timeout: args.workers.case_timeout,
+        };
+        let runner = args.workers.runner(std::slice::from_ref(&case), Some(stop))?;
+        let search = CaseSearch {
+            simulated: &simulated,
+            runner: &runner,
+            cap: args.cap.into(),
+            around: args.probes,
+            jobs: suite::all_cores(),
+            stop,
+        };
+        let detail = search.answer(&case, &trace);
+        details.push(detail);
+    }
+    output::say(&formatted(&details, args.format)?)?;
+    Ok(exit_code(&details, stop))
+}
+
+/// The answers in a format.
+pub fn formatted(details: &[ThresholdDetail], format: Format) -> Result<String, ReportError> {
+    Ok(match format {
+        Format::Table => report::thresholds(details, Medium::Terminal(output::terminal_width())),
+        Format::Markdown => report::thresholds(details, Medium::Markdown),
+        Format::Json => report::thresholds_json(details),
+        Format::Csv => report::thresholds_csv(details)?,
+    })
+}
+
+/// What a row of thresholds means for the exit code.
+pub fn exit_code(details: &[ThresholdDetail], stop: &AtomicBool) -> u8 {
+    let any = |is: fn(&ThresholdDetail) -> bool| details.iter().any(is);
+    if stop.load(Ordering::Relaxed) {
+        exit::INTERRUPTED
+    } else if any(|detail| detail.record.status == ThresholdStatus::Error) {
+        exit::CASES_FAILED
+    } else if any(|detail| detail.record.confirmed == Some(false)) {
+        exit::NOT_EXACT
+    } else {
+        exit::OK
+    }
+}
+
+fn largest(
+    args: &Args,
+    parameter: &str,
+    device: &DeviceSpec,
+    strategies: &[StrategySpec],
+    stop: &AtomicBool,
+) -> Outcome {
+    let origin = args.source.spec()?;
+    let Some(recipe) = origin.recipe().map_err(Failure::usage)? else {
+        return Err(Failure::usage(anyhow!(
+            "--largest changes a parameter of a workload; '{}' is a trace file",
+            origin.name
+        )));
+    };
+    let recipe = origin.set.iter().fold(recipe, |recipe, (key, value)| recipe.with(key, value)).seed(origin.seed);
+    let mut records: Vec<LargestRecord> = Vec::new();
+    for strategy in strategies {
+        for memory in &args.memory {
+            let question = LargestQuestion {
+                step: args.step,
+                cap: args.cap.into(),
+                repeat: args.repeat,
+                around: args.probes,
+                jobs: suite::all_cores(),
+                stop: Some(stop),
+                ..LargestQuestion::new(&recipe, parameter, memory.0, strategy, device)
+            };
+            match threshold::largest(&question) {
+                Ok(record) => records.push(record),
+                Err(ThresholdError::Interrupted) => return Ok(exit::INTERRUPTED),
+                Err(error @ (ThresholdError::NoSuchParameter { .. } | ThresholdError::Workload(_))) => {
+                    return Err(Failure::usage(error));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    output::say(&match args.format {
+        Format::Table => report::largest(&records, Medium::Terminal(output::terminal_width())),
+        Format::Markdown => report::largest(&records, Medium::Markdown),
+        Format::Json => report::largest_json(&records),
+        Format::Csv => report::largest_csv(&records)?,
+    })?;
+    Ok(exit::OK)
+}

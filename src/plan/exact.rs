@@ -1,0 +1,282 @@
+//! Exact search: is there any layout below a ceiling at all?
+//!
+//! Every layout can be pushed down until each block rests on the ground or on a neighbour, and then be told lowest block
+//! first. Told that way a block always rests on the highest of its neighbours told before it. So it is enough to try,
+//! at every turn, the blocks whose resting place is not below that of the block told before, and to give up where some
+//! section cannot hold what still has to come. Blocks that no longer meet are searched apart.
+
+use super::{budget::Budget, lifetimes::Lifetime};
+
+/// More blocks than this are not searched: the recursion is as deep.
+pub(super) const MOST_BLOCKS: usize = 1000;
+
+/// What a search found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// A layout, by its offsets.
+    Layout(Vec<u64>),
+    /// There is none.
+    Nothing,
+    /// The budget was spent before it could be told.
+    Spent,
+}
+
+/// Searches for a layout that is not higher than the ceiling. Of blocks that rest equally low, those that come first in
+/// `order` are tried first.
+pub(super) fn search(blocks: &[Lifetime], order: &[u32], ceiling: u64, budget: &mut Budget) -> Found {
+    let mut search = Search::new(blocks, order, ceiling);
+    let all: Vec<u32> = (0..blocks.len() as u32).collect();
+    match search.groups(&all, (0, None), budget) {
+        Answer::Yes => Found::Layout(search.offsets),
+        Answer::No => Found::Nothing,
+        Answer::Spent => Found::Spent,
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    Yes,
+    No,
+    Spent,
+}
+
+/// The block told last: where it rests, and which it is.
+type Last = (u64, Option<u32>);
+
+/// What has to be undone when a choice turns out wrong.
+enum Change {
+    Placed(u32),
+    Raised(u32, u64),
+}
+
+struct Search<'a> {
+    blocks: &'a [Lifetime],
+    /// Who meets whom.
+    neighbours: Vec<Vec<u32>>,
+    /// The place of each block in the order.
+    ranks: Vec<u32>,
+    ceiling: u64,
+    placed: Vec<bool>,
+    /// Where a placed block is, or where it would rest now.
+    offsets: Vec<u64>,
+    /// Bytes of each section that are not yet placed.
+    loads: Vec<u64>,
+    /// The lowest resting place in each section; used within one turn.
+    floors: Vec<u64>,
+    changes: Vec<Change>,
+}
+
+impl<'a> Search<'a> {
+    fn new(blocks: &'a [Lifetime], order: &[u32], ceiling: u64) -> Search<'a> {
+        let neighbours = |place: usize| {
+            let others = blocks.iter().enumerate();
+            let met = others.filter(move |&(other, life)| other != place && life.meets(&blocks[place]));
+            met.map(|(other, _)| other as u32)
+        };
+        let mut ranks = vec![0; blocks.len()];
+        for (rank, &block) in order.iter().enumerate() {
+            ranks[block as usize] = rank as u32;
+        }
+        let loads = super::lifetimes::loads(blocks);
+        Search {
+            blocks,
+            neighbours: (0..blocks.len()).map(|place| neighbours(place).collect()).collect(),
+            ranks,
+            ceiling,
+            placed: vec![false; blocks.len()],
+            offsets: vec![0; blocks.len()],
+            floors: vec![0; loads.len()],
+            loads,
+            changes: Vec::new(),
+        }
+    }
+
+    /// Places blocks that are in order of their beginnings, group by group of those that meet.
+    fn groups(&mut self, mut rest: &[u32], last: Last, budget: &mut Budget) -> Answer {
+        while let Some(&first) = rest.first() {
+            let mut end = self.blocks[first as usize].end;
+            let size = rest.iter().position(|&block| {
+                let life = &self.blocks[block as usize];
+                let apart = life.begin >= end;
+                end = end.max(life.end);
+                apart
+            });
+            let (group, others) = rest.split_at(size.unwrap_or(rest.len()));
+            let answer = self.group(group, last, budget);
+            if answer != Answer::Yes {
+                return answer;
+            }
+            rest = others;
+        }
+        Answer::Yes
+    }
+
+    fn group(&mut self, group: &[u32], last: Last, budget: &mut Budget) -> Answer {
+        if !budget.spend(self.cost(group)) {
+            return Answer::Spent;
+        }
+        if !self.has_room(group, last.0) {
+            return Answer::No;
+        }
+        let mut tried: Option<(&Lifetime, u64)> = None;
+        for block in self.candidates(group, last) {
+            let resting = (&self.blocks[block as usize], self.offsets[block as usize]);
+            // Twins are interchangeable: the second would only repeat the first.
+            if tried == Some(resting) {
+                continue;
+            }
+            tried = Some(resting);
+            let mark = self.changes.len();
+            self.place(block);
+            let rest: Vec<u32> = group.iter().copied().filter(|&other| other != block).collect();
+            match self.groups(&rest, (resting.1, Some(block)), budget) {
+                Answer::No => self.undo(mark),
+                answer => return answer,
+            }
+        }
+        Answer::No
+    }
+
+    fn cost(&self, group: &[u32]) -> u64 {
+        let sections = |&block: &u32| u64::from(self.blocks[block as usize].end - self.blocks[block as usize].begin);
+        group.iter().map(sections).sum::<u64>() + group.len() as u64
+    }
+
+    /// Whether every section can still hold what has to come, were it packed without gaps.
+    fn has_room(&mut self, group: &[u32], last: u64) -> bool {
+        let begin = group.iter().map(|&block| self.blocks[block as usize].begin).min().unwrap_or(0) as usize;
+        let end = group.iter().map(|&block| self.blocks[block as usize].end).max().unwrap_or(0) as usize;
+        self.floors[begin..end].fill(u64::MAX);
+        for &block in group {
+            let life = &self.blocks[block as usize];
+            let offset = self.offsets[block as usize].max(last);
+            if offset + life.bytes > self.ceiling {
+                return false;
+            }
+            for floor in &mut self.floors[life.begin as usize..life.end as usize] {
+                *floor = (*floor).min(offset);
+            }
+        }
+        let sections = self.floors[begin..end].iter().zip(&self.loads[begin..end]);
+        sections.into_iter().all(|(&floor, &load)| load == 0 || floor.saturating_add(load) <= self.ceiling)
+    }
+
+    /// The blocks that may be told next, the most promising first.
+    fn candidates(&self, group: &[u32], (last, teller): Last) -> Vec<u32> {
+        let offset = |block: u32| self.offsets[block as usize];
+        // A block that could lie wholly below the next one would rather have been told before it.
+        let tops = group.iter().map(|&block| offset(block).max(last) + self.blocks[block as usize].bytes);
+        let lowest_top = tops.min().unwrap_or(0);
+        let follows = |&block: &u32| (offset(block), Some(block)) > (last, teller) || teller.is_none();
+        let mut candidates: Vec<u32> =
+            group.iter().copied().filter(follows).filter(|&block| offset(block) < lowest_top).collect();
+        candidates.sort_unstable_by_key(|&block| (offset(block), self.ranks[block as usize]));
+        candidates
+    }
+
+    fn place(&mut self, block: u32) {
+        let life = self.blocks[block as usize];
+        let top = self.offsets[block as usize] + life.bytes;
+        self.placed[block as usize] = true;
+        self.changes.push(Change::Placed(block));
+        for load in &mut self.loads[life.begin as usize..life.end as usize] {
+            *load -= life.bytes;
+        }
+        for &other in &self.neighbours[block as usize] {
+            let offset = &mut self.offsets[other as usize];
+            if !self.placed[other as usize] && *offset < top {
+                self.changes.push(Change::Raised(other, *offset));
+                *offset = top;
+            }
+        }
+    }
+
+    fn undo(&mut self, mark: usize) {
+        for change in self.changes.drain(mark..).rev() {
+            match change {
+                Change::Raised(block, offset) => self.offsets[block as usize] = offset,
+                Change::Placed(block) => {
+                    let life = self.blocks[block as usize];
+                    self.placed[block as usize] = false;
+                    for load in &mut self.loads[life.begin as usize..life.end as usize] {
+                        *load += life.bytes;
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+    use crate::plan::{Order, lifetimes::bound_bytes, puzzles::cut_rectangle};
+
+    fn life(begin: u32, end: u32, bytes: u64) -> Lifetime {
+        Lifetime { begin, end, bytes }
+    }
+
+    fn found(blocks: &[Lifetime], ceiling: u64) -> Found {
+        search(blocks, &Order::Area.of(blocks), ceiling, &mut Budget::of_steps(50_000_000))
+    }
+
+    #[test]
+    fn a_rectangle_cut_into_pieces_is_put_together_again() {
+        for seed in 0..8 {
+            let puzzle = cut_rectangle(seed, 40, 100_000);
+            assert!(matches!(found(puzzle.blocks(), 100_000), Found::Layout(_)), "seed {seed}");
+            assert_eq!(found(puzzle.blocks(), 99_999), Found::Nothing, "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn a_budget_ends_the_search() {
+        let puzzle = cut_rectangle(1, 40, 100_000);
+        let order = Order::Area.of(puzzle.blocks());
+        assert_eq!(search(puzzle.blocks(), &order, 100_000, &mut Budget::of_steps(100)), Found::Spent);
+    }
+
+    /// The height of the lowest layout, by trying first fit in every order: some order always gives it.
+    fn lowest(blocks: &[Lifetime]) -> u64 {
+        fn place_rest(blocks: &[Lifetime], placed: &mut Vec<(usize, u64)>, height: u64, lowest: &mut u64) {
+            if placed.len() == blocks.len() {
+                *lowest = (*lowest).min(height);
+            }
+            for next in 0..blocks.len() {
+                if placed.iter().any(|&(block, _)| block == next) {
+                    continue;
+                }
+                let mut met: Vec<_> = placed.iter().filter(|(block, _)| blocks[*block].meets(&blocks[next])).collect();
+                met.sort_by_key(|(_, offset)| *offset);
+                let mut floor = 0;
+                for &&(block, offset) in &met {
+                    if offset < floor + blocks[next].bytes {
+                        floor = floor.max(offset + blocks[block].bytes);
+                    }
+                }
+                placed.push((next, floor));
+                place_rest(blocks, placed, height.max(floor + blocks[next].bytes), lowest);
+                placed.pop();
+            }
+        }
+        let mut lowest = u64::MAX;
+        place_rest(blocks, &mut Vec::new(), 0, &mut lowest);
+        lowest
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn it_finds_what_trying_every_order_finds(lives in vec((0..6_u32, 1..5_u32, 1..6_u64), 1..7)) {
+            let mut blocks: Vec<_> = lives.iter().map(|&(begin, length, bytes)| life(begin, begin + length, bytes)).collect();
+            blocks.sort_by_key(|block| block.begin);
+            let lowest = lowest(&blocks);
+            prop_assert!(lowest >= bound_bytes(&blocks));
+            prop_assert!(matches!(found(&blocks, lowest), Found::Layout(_)));
+            prop_assert_eq!(found(&blocks, lowest - 1), Found::Nothing);
+        }
+    }
+}
