@@ -2,13 +2,17 @@
 
 use clap::ValueEnum;
 
-use super::{environment, failure::Failure, options::DeviceOptions, output};
+use super::{
+    failure::Failure,
+    options::DeviceOptions,
+    output,
+    replay_place::{self, ReplayPlace},
+};
 use crate::{
     answer::summary::{At, By, MemorySummary, Operation, SummaryError, operations, summarize},
-    device::{Device, default_limit, wrap::Limited},
     replay::Options,
     report,
-    strategy::{Setup, StrategySpec},
+    strategy::StrategySpec,
     trace::Source,
 };
 
@@ -71,15 +75,7 @@ impl SummaryOptions {
     /// Tells it; `recorded` are the settings of a recording.
     pub fn tell(&self, source: &dyn Source, recorded: &str) -> Result<Told, Failure> {
         let at: At = self.at.parse().map_err(refused)?;
-        let strategy = match &self.strategy {
-            Some(text) => {
-                let (spec, note) = environment::resolve_settings(StrategySpec::from(text.as_str()));
-                note.iter().for_each(|note| output::complain(note));
-                spec
-            }
-            None => StrategySpec { name: "caching".to_owned(), parameters: recorded.to_owned() },
-        };
-        strategy.check().map_err(Failure::usage)?;
+        let strategy = replay_place::strategy_or_recorded(self.strategy.as_deref(), recorded)?;
         // The peak is a matter of the allocator too: blocks are larger than what is asked for.
         let needs_replay = self.summary || at == At::Peak;
         let memory = if needs_replay { Some(self.memory(source, &strategy, &at)?) } else { None };
@@ -97,13 +93,7 @@ impl SummaryOptions {
     }
 
     fn memory(&self, source: &dyn Source, strategy: &StrategySpec, at: &At) -> Result<MemorySummary, Failure> {
-        let device = self.device.spec()?.open().map_err(Failure::device)?;
-        let limit = self.device.limit.map(|limit| limit.0);
-        let mut device: Box<dyn Device> = match limit.or_else(|| default_limit(&*device)) {
-            Some(limit) => Box::new(Limited::to(limit, device)),
-            None => device,
-        };
-        let mut strategy = strategy.build(&Setup { props: device.props(), limit }).map_err(Failure::usage)?;
+        let ReplayPlace { mut strategy, mut device, .. } = ReplayPlace::open(&self.device, strategy)?;
         summarize(source, &mut *strategy, &mut *device, at, &Options::default()).map_err(refused)
     }
 }

@@ -21,6 +21,7 @@ mod options;
 mod output;
 mod progress;
 mod replay;
+mod replay_place;
 mod run;
 mod run_thresholds;
 mod source;

@@ -71,11 +71,10 @@ pub fn changes(old: &CaseRecord, new: &CaseRecord) -> Vec<Change> {
         .into_iter()
         .zip(cells(new))
         .filter(|((column, old), (_, new))| old != new && is_compared(column))
-        .map(|((column, old), (_, new))| {
-            let direction = direction(&column, &old, &new);
-            Change { case_id: String::new(), column, old, new, direction }
+        .map(|((column, before), (_, after))| {
+            let direction = direction(&column, &before, &after);
+            Change { case_id: new.case_id.clone(), column, old: before, new: after, direction }
         })
-        .map(|change| Change { case_id: new.case_id.clone(), ..change })
         .collect()
 }
 
