@@ -23,6 +23,7 @@ mod progress;
 mod replay;
 mod replay_place;
 mod run;
+mod run_techniques;
 mod run_thresholds;
 mod source;
 mod techniques;

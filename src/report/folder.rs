@@ -235,9 +235,11 @@ pub fn read_detail(folder: &Path, case_id: &str) -> Result<CaseDetail, ReportErr
 
 /// The time stamp in a gzip header stays zero, so that the same case gives the same bytes.
 fn compressed(detail: &CaseDetail, path: &Path) -> Result<Vec<u8>, ReportError> {
+    // As one piece: the encoder clears what is left of its buffer at every write, and JSON is written word by word.
+    let mut json = serde_json::to_vec(detail).map_err(ReportError::json(path))?;
+    json.push(b'\n');
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
-    serde_json::to_writer(&mut encoder, detail).map_err(ReportError::json(path))?;
-    encoder.write_all(b"\n").and_then(|()| encoder.finish()).map_err(ReportError::io(path))
+    encoder.write_all(&json).and_then(|()| encoder.finish()).map_err(ReportError::io(path))
 }
 
 /// One row for each key (a case, and which of its rows), the last one where a case ran twice: first in the order of

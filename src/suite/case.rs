@@ -132,6 +132,12 @@ impl SuiteFile {
         Ok(specs)
     }
 
+    /// The workloads of all groups, with what each group sets.
+    pub fn models(&self) -> Result<Vec<Recipe>, SuiteError> {
+        let groups: Vec<Vec<Recipe>> = self.group.iter().map(|group| self.recipes(group)).collect::<Result<_, _>>()?;
+        Ok(groups.into_iter().flatten().collect())
+    }
+
     fn recipes(&self, group: &Group) -> Result<Vec<Recipe>, SuiteError> {
         let names: Vec<&str> = match &group.workloads {
             Selection::All => recipe_names().collect(),
