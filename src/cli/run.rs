@@ -59,8 +59,7 @@ pub struct Args {
     pub(super) output: Option<PathBuf>,
     /// Go on with an interrupted run: cases that its folder holds are not run again.
     #[arg(long, value_name = "DIR")]
-<<<<<<< HEAD
-    resume: Option<PathBuf>,
+    pub(super) resume: Option<PathBuf>,
     /// Keep this run under a name, to compare others with.
     #[arg(long, value_name = "NAME")]
     save_baseline: Option<String>,
@@ -69,9 +68,6 @@ pub struct Args {
     baseline: Option<String>,
     #[command(flatten)]
     tolerance: ToleranceOptions,
-=======
-    pub(super) resume: Option<PathBuf>,
->>>>>>> claims
     /// How the table is printed.
     #[arg(long, value_enum, default_value_t)]
     pub(super) format: Format,
@@ -88,15 +84,12 @@ pub fn run(args: Args) -> Outcome {
     let names = if args.suites.is_empty() { vec!["quick".to_owned()] } else { args.suites.clone() };
     let suites: Vec<SuiteFile> =
         names.iter().map(|name| SuiteFile::load(name)).collect::<Result<_, _>>().map_err(Failure::usage)?;
-<<<<<<< HEAD
-    // A name that is wrong must not cost a run.
-    args.baseline.as_deref().map(compare::folder).transpose()?;
-    let kept = args.save_baseline.as_deref().map(compare::baseline_folder).transpose()?;
-=======
     if let Some(own) = suites.iter().find(|suite| suite.kind.has_own_table()) {
         return run_own_table(&args, own, suites.len());
     }
->>>>>>> claims
+    // A name that is wrong must not cost a run.
+    args.baseline.as_deref().map(compare::folder).transpose()?;
+    let kept = args.save_baseline.as_deref().map(compare::baseline_folder).transpose()?;
     let device = args.device.spec()?;
     let cases = select(&args, &suites, &device)?;
     let ids: Vec<String> = cases.iter().map(|case| case.label.case_id()).collect();

@@ -67,15 +67,11 @@ impl SuiteKind {
 pub struct Group {
     /// Names of workloads, or `"all"`.
     pub workloads: Selection,
-<<<<<<< HEAD
     /// Workloads to leave out of `"all"`, `*` standing for any run of characters.
     #[serde(default)]
     pub except: Vec<String>,
-    /// Strategies with parameters, or `"all"`.
-=======
     /// Strategies with parameters, or `"all"`; none in a suite of techniques, which chooses them itself.
     #[serde(default)]
->>>>>>> claims
     pub strategies: Selection,
     /// Caps on physical memory; without any, the whole device.
     #[serde(default)]
