@@ -2,7 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{CaseTimeout, Group, OnOom, Selection, SourceSpec, SuiteError, SuiteFile, filter::glob};
+use super::{
+    CaseTimeout, Group, OnOom, Selection, SourceSpec, SuiteError, SuiteFile,
+    filter::glob,
+    recorded::{self, RecordedSource},
+};
 use crate::{
     device::DeviceSpec,
     measure::CaseLabel,
@@ -67,6 +71,15 @@ impl SuiteFile {
                 Some(seed) => vec![seed],
                 None => group.seeds.clone().unwrap_or_else(|| self.seeds.clone()),
             };
+            for path in group.recordings.iter().flat_map(|pattern| recorded::matching(pattern)) {
+                let source = Arc::new(RecordedSource::new(&path));
+                for strategy in &strategies {
+                    for &limit in &limits {
+                        let origin = source.spec().clone();
+                        cases.push(self.case_of(group, source.clone(), origin, strategy, limit, settings));
+                    }
+                }
+            }
             for recipe in self.recipes(group)? {
                 for strategy in &strategies {
                     for &limit in &limits {
@@ -90,23 +103,36 @@ impl SuiteFile {
         settings: &CaseSettings,
     ) -> Result<Case, SuiteError> {
         let workload = recipe.workload().map_err(|source| self.refuse(source))?;
-        Ok(Case {
+        let origin = SourceSpec {
+            name: recipe.name().to_owned(),
+            set: group.set.iter().map(|(key, value)| (key.clone(), value.to_string())).collect(),
+            seed: workload.seed(),
+            device_index: None,
+        };
+        Ok(self.case_of(group, Arc::new(workload), origin, strategy, limit, settings))
+    }
+
+    fn case_of(
+        &self,
+        group: &Group,
+        source: Arc<dyn Source>,
+        origin: SourceSpec,
+        strategy: &StrategySpec,
+        limit: Option<u64>,
+        settings: &CaseSettings,
+    ) -> Case {
+        Case {
             label: CaseLabel {
                 suite: self.name.clone(),
-                workload: workload.name().to_owned(),
+                workload: source.name().to_owned(),
                 strategy: strategy.to_string(),
                 device: settings.device.to_string(),
                 limit,
-                seed: workload.seed(),
+                seed: origin.seed,
                 repeat: group.repeat,
             },
-            origin: SourceSpec {
-                name: recipe.name().to_owned(),
-                set: group.set.iter().map(|(key, value)| (key.clone(), value.to_string())).collect(),
-                seed: workload.seed(),
-                device_index: None,
-            },
-            source: Arc::new(workload),
+            origin,
+            source,
             strategy: strategy.clone(),
             device: settings.device.clone(),
             on_out_of_memory: match group.on_oom {
@@ -118,7 +144,13 @@ impl SuiteFile {
             timed: group.timed,
             threads: group.threads.clone(),
             timeout: settings.timeout.or(group.timeout).or(self.timeout),
-        })
+        }
+    }
+
+    /// Patterns of recordings that no file matches: their cases are left out.
+    pub fn unmatched(&self) -> impl Iterator<Item = &str> {
+        let patterns = self.group.iter().flat_map(|group| &group.recordings);
+        patterns.filter(|pattern| recorded::matching(pattern).is_empty()).map(String::as_str)
     }
 
     fn strategies(&self, group: &Group) -> Result<Vec<StrategySpec>, SuiteError> {

@@ -11,6 +11,7 @@ mod filter;
 mod in_process;
 mod isolation;
 mod needs;
+mod recorded;
 mod run;
 mod source;
 mod timeout;
