@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{CaseTimeout, Group, OnOom, Selection, SourceSpec, SuiteError, SuiteFile};
+use super::{CaseTimeout, Group, OnOom, Selection, SourceSpec, SuiteError, SuiteFile, filter::glob};
 use crate::{
     device::DeviceSpec,
     measure::CaseLabel,
@@ -29,6 +29,8 @@ pub struct Case {
     pub on_out_of_memory: OnOutOfMemory,
     /// How fast the host goes.
     pub pace: Pace,
+    /// Whether work is left out, so that only requests for memory are carried out.
+    pub without_work: bool,
     /// Whether wall-clock times are taken as well.
     pub timed: bool,
     /// With how many threads that share the strategy it is timed, beside the one that has it for itself.
@@ -112,6 +114,7 @@ impl SuiteFile {
                 OnOom::Skip => OnOutOfMemory::Skip,
             },
             pace: Pace::Flat,
+            without_work: !group.work,
             timed: group.timed,
             threads: group.threads.clone(),
             timeout: settings.timeout.or(group.timeout).or(self.timeout),
@@ -129,6 +132,12 @@ impl SuiteFile {
         Ok(specs)
     }
 
+    /// The workloads of all groups, with what each group sets.
+    pub fn models(&self) -> Result<Vec<Recipe>, SuiteError> {
+        let groups: Vec<Vec<Recipe>> = self.group.iter().map(|group| self.recipes(group)).collect::<Result<_, _>>()?;
+        Ok(groups.into_iter().flatten().collect())
+    }
+
     fn recipes(&self, group: &Group) -> Result<Vec<Recipe>, SuiteError> {
         let names: Vec<&str> = match &group.workloads {
             Selection::All => recipe_names().collect(),
@@ -136,6 +145,7 @@ impl SuiteFile {
         };
         names
             .into_iter()
+            .filter(|name| !group.except.iter().any(|pattern| glob(pattern, name)))
             .map(|name| {
                 let recipe = Recipe::named(name).map_err(|source| self.refuse(source))?;
                 Ok(group.set.iter().fold(recipe, |recipe, (key, value)| recipe.with_value(key, value.clone())))

@@ -11,8 +11,11 @@ use crate::plan::{Budget, Needs};
 pub struct WithNeeds<'a> {
     runner: &'a dyn CaseRunner,
     pack_within: Option<Budget>,
-    known: Mutex<Vec<(SourceSpec, Arc<OnceLock<Option<Needs>>>)>>,
+    known: Mutex<Vec<(SourceSpec, Shared)>>,
 }
+
+/// Computed by whoever comes first; the others wait for it. None of a source that cannot be read.
+type Shared = Arc<OnceLock<Option<Needs>>>;
 
 impl<'a> WithNeeds<'a> {
     /// With a budget every source is packed too.
@@ -29,7 +32,7 @@ impl<'a> WithNeeds<'a> {
             match known.iter().find(|(origin, _)| *origin == case.origin) {
                 Some((_, entry)) => Arc::clone(entry),
                 None => {
-                    let entry = Arc::default();
+                    let entry = Shared::default();
                     known.push((case.origin.clone(), Arc::clone(&entry)));
                     entry
                 }
