@@ -2,6 +2,7 @@
 //!
 //! clap's types stop here: every subcommand turns its arguments into what the library works with.
 
+mod advise;
 mod compare;
 mod completions;
 mod convert;
@@ -64,6 +65,8 @@ enum Command {
     Replay(replay::Args),
     /// Find the smallest memory that suffices, or the largest workload that fits.
     Threshold(threshold::Args),
+    /// Say which allocator settings to use, what they save, and why none helps.
+    Advise(advise::Args),
     /// Say what is in a workload or trace: events, sizes, lifetimes, peak, the bound and a packing.
     Inspect(inspect::Args),
     /// Say whether memory leaks, the cache grows, it fragments or all is steady; and who grows.
@@ -96,6 +99,7 @@ pub fn main() -> ExitCode {
         Command::Run(args) => run::run(args),
         Command::Replay(args) => replay::run(args),
         Command::Threshold(args) => threshold::run(args),
+        Command::Advise(args) => advise::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Leaks(args) => leaks::run(args),
         Command::Verify(args) => verify::run(args),

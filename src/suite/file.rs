@@ -65,12 +65,8 @@ impl SuiteKind {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Group {
-    /// Names of workloads, or `"all"`.
-    #[serde(default = "no_names")]
+    /// Names of workloads, paths of trace files with `*` in the last part if need be, or `"all"` workloads.
     pub workloads: Selection,
-    /// Trace files, by path from where the program is started; `*` in the last part stands for any run of characters.
-    #[serde(default)]
-    pub recordings: Vec<String>,
     /// Workloads to leave out of `"all"`, `*` standing for any run of characters.
     #[serde(default)]
     pub except: Vec<String>,
@@ -222,10 +218,6 @@ fn default_seeds() -> Vec<u64> {
 
 fn one() -> u32 {
     1
-}
-
-fn no_names() -> Selection {
-    Selection::Names(Vec::new())
 }
 
 fn yes() -> bool {
