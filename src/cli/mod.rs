@@ -2,6 +2,7 @@
 //!
 //! clap's types stop here: every subcommand turns its arguments into what the library works with.
 
+mod compare;
 mod completions;
 mod convert;
 mod doctor;
@@ -12,6 +13,7 @@ mod failure;
 mod inspect;
 mod inspect_needs;
 mod inspect_recording;
+mod inspect_summary;
 mod interrupt;
 mod leaks;
 mod list;
@@ -19,7 +21,9 @@ mod options;
 mod output;
 mod progress;
 mod replay;
+mod replay_place;
 mod run;
+mod run_techniques;
 mod run_thresholds;
 mod source;
 mod techniques;
@@ -66,6 +70,8 @@ enum Command {
     Leaks(leaks::Args),
     /// Re-live PyTorch memory snapshots and compare the model with them, entry by entry; or a GPU with the simulated one.
     Verify(verify::Args),
+    /// Compare two runs of the same cases: what changed, what got worse, what is noise.
+    Compare(compare::Args),
     /// Compare memory-saving techniques: what each saves, what it costs, what fits in your card.
     Techniques(techniques::Args),
     /// Write a workload or trace as a trace file.
@@ -93,6 +99,7 @@ pub fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(args),
         Command::Leaks(args) => leaks::run(args),
         Command::Verify(args) => verify::run(args),
+        Command::Compare(args) => compare::run(args),
         Command::Techniques(args) => techniques::run(args),
         Command::Convert(args) => convert::run(args),
         Command::List(args) => list::run(args),

@@ -8,11 +8,12 @@ use std::{
 use anyhow::anyhow;
 
 use super::{
+    compare::{self, ToleranceOptions},
     environment, exit,
     failure::{Failure, Outcome},
     interrupt,
     options::{DeviceOptions, Format, NeedsOptions, WorkerOptions},
-    output, progress, run_thresholds, threshold,
+    output, progress, run_techniques, run_thresholds, threshold,
 };
 use crate::{
     answer::threshold::ThresholdStatus,
@@ -28,7 +29,7 @@ use crate::{
 pub struct Args {
     /// Suites by name (see `oomph list suites`) or path; without any, `quick`.
     #[arg(value_name = "SUITE")]
-    suites: Vec<String>,
+    pub(super) suites: Vec<String>,
     /// Run only cases whose id contains this, or matches it as a whole where it has a `*`; may be repeated.
     #[arg(long, short, value_name = "PATTERN")]
     filter: Vec<String>,
@@ -40,9 +41,9 @@ pub struct Args {
     exact: bool,
     /// Print the cases that would run, and run none.
     #[arg(long)]
-    list: bool,
+    pub(super) list: bool,
     #[command(flatten)]
-    device: DeviceOptions,
+    pub(super) device: DeviceOptions,
     /// One seed for all cases, instead of those in the suite.
     #[arg(long)]
     seed: Option<u64>,
@@ -52,22 +53,43 @@ pub struct Args {
     needs: NeedsOptions,
     /// How many simulated cases run side by side [default: all cores].
     #[arg(long, short, value_name = "N")]
-    jobs: Option<usize>,
+    pub(super) jobs: Option<usize>,
     /// Where the run's folder goes [default: results/local/TIME-SUITE].
     #[arg(long, short, value_name = "DIR", conflicts_with = "resume")]
-    output: Option<PathBuf>,
+    pub(super) output: Option<PathBuf>,
     /// Go on with an interrupted run: cases that its folder holds are not run again.
     #[arg(long, value_name = "DIR")]
-    resume: Option<PathBuf>,
+    pub(super) resume: Option<PathBuf>,
+    /// Keep this run under a name, to compare others with.
+    #[arg(long, value_name = "NAME")]
+    save_baseline: Option<String>,
+    /// Compare with a run that was kept under this name, or with a run's folder: exit code 102 if something got worse.
+    #[arg(long, value_name = "NAME")]
+    baseline: Option<String>,
+    #[command(flatten)]
+    tolerance: ToleranceOptions,
     /// How the table is printed.
     #[arg(long, value_enum, default_value_t)]
-    format: Format,
+    pub(super) format: Format,
+}
+
+impl Args {
+    /// Which cases are wanted.
+    pub(super) fn filter(&self) -> Filter {
+        Filter { only: self.filter.clone(), skip: self.skip.clone(), exact: self.exact }
+    }
 }
 
 pub fn run(args: Args) -> Outcome {
     let names = if args.suites.is_empty() { vec!["quick".to_owned()] } else { args.suites.clone() };
     let suites: Vec<SuiteFile> =
         names.iter().map(|name| SuiteFile::load(name)).collect::<Result<_, _>>().map_err(Failure::usage)?;
+    if let Some(own) = suites.iter().find(|suite| suite.kind.has_own_table()) {
+        return run_own_table(&args, own, suites.len());
+    }
+    // A name that is wrong must not cost a run.
+    args.baseline.as_deref().map(compare::folder).transpose()?;
+    let kept = args.save_baseline.as_deref().map(compare::baseline_folder).transpose()?;
     let device = args.device.spec()?;
     let cases = select(&args, &suites, &device)?;
     let ids: Vec<String> = cases.iter().map(|case| case.label.case_id()).collect();
@@ -127,10 +149,31 @@ pub fn run(args: Args) -> Outcome {
         ));
         return Ok(exit::INTERRUPTED);
     }
-    Ok(match output::complain_of_failures(&records) {
+    let failures = match output::complain_of_failures(&records) {
         exit::OK => threshold::exit_code(&details, &stop),
         failed => failed,
-    })
+    };
+    let regressions = match &args.baseline {
+        Some(baseline) => compare::with_baseline(baseline, folder.path(), &args.tolerance)?,
+        None => exit::OK,
+    };
+    if let Some(place) = kept {
+        report::copy_run(folder.path(), &place).map_err(Failure::usage)?;
+        output::complain(&format!("kept as baseline: {}", place.display()));
+    }
+    Ok(if failures == exit::OK { regressions } else { failures })
+}
+
+/// A suite whose table is its own has a folder of its own too.
+fn run_own_table(args: &Args, suite: &SuiteFile, suites: usize) -> Outcome {
+    let alone = format!("suite '{}' has a table of its own", suite.name);
+    if suites > 1 {
+        return Err(Failure::usage(anyhow!("{alone}: run it by itself")));
+    }
+    if args.device.limit.is_some() || args.seed.is_some() {
+        return Err(Failure::usage(anyhow!("{alone}, and chooses limits and seeds itself: no --limit, no --seed")));
+    }
+    run_techniques::run(args, suite)
 }
 
 /// Runs what the folder does not hold yet, and writes every case down as soon as it is done.
@@ -178,9 +221,15 @@ fn select(args: &Args, suites: &[SuiteFile], device: &DeviceSpec) -> Result<Vec<
         seed: args.seed,
         timeout: args.workers.case_timeout,
     };
-    let filter = Filter { only: args.filter.clone(), skip: args.skip.clone(), exact: args.exact };
+    let filter = args.filter();
     let mut cases = Vec::new();
     for suite in suites {
+        for pattern in suite.unmatched() {
+            output::complain(&format!(
+                "note: suite '{}': no file matches {pattern}: its cases are left out",
+                suite.name
+            ));
+        }
         cases.extend(suite.cases(&settings).map_err(Failure::usage)?);
     }
     let all = cases.len();

@@ -21,7 +21,7 @@ use crate::{
     },
     device::DeviceSpec,
     report::{self, Medium, ReportError, TechniqueFiles},
-    suite,
+    suite::{self, Filter},
     unit::{Bytes, did_you_mean, nearest},
     workload::Recipe,
 };
@@ -87,6 +87,13 @@ pub struct Comparison {
     pub cards: Vec<u64>,
     pub link: u64,
     pub jobs: usize,
+    /// Which rows are wanted, by [`row_id`].
+    pub filter: Filter,
+}
+
+/// What a row is called on the command line.
+pub fn row_id(model: &str, technique: &str) -> String {
+    format!("{model}/{technique}")
 }
 
 pub fn run(args: Args) -> Outcome {
@@ -101,6 +108,7 @@ pub fn run(args: Args) -> Outcome {
         },
         link: args.link.0,
         jobs: args.jobs.unwrap_or_else(suite::all_cores),
+        filter: Filter::default(),
         device,
     };
     let environment = environment::describe(&comparison.device, 0)?;
@@ -141,7 +149,7 @@ impl Comparison {
     /// Tries everything that the files do not hold yet. `again` is the command that would go on.
     pub fn run(&self, mut files: Option<TechniqueFiles>, again: Option<&str>) -> Result<Compared, Failure> {
         let stop = interrupt::flag(interrupt::Running::Cases)?;
-        let total = self.models.len() * self.techniques.len();
+        let total = self.pairs().count();
         let simulated: DeviceSpec = if self.device.is_simulated() { self.device.clone() } else { "sim".parse()? };
         let question = TechniquesQuestion {
             models: &self.models,
@@ -160,7 +168,9 @@ impl Comparison {
         let bar = progress::of_cases(total, known.len());
         let mut rows: Vec<(usize, TechniqueRow)> = Vec::new();
         let mut trouble: Result<(), ReportError> = Ok(());
-        let is_wanted = |model: &str, technique: &str| !known.iter().any(|(m, t)| m == model && t == technique);
+        let is_wanted = |model: &str, technique: &str| {
+            self.filter.takes(&row_id(model, technique)) && !known.iter().any(|(m, t)| m == model && t == technique)
+        };
         techniques(&question, is_wanted, |place, row| {
             bar.set_message(format!("{} {}", row.record.model, row.record.technique));
             bar.inc(1);
@@ -204,10 +214,11 @@ impl Comparison {
     }
 
     /// Model and technique of every row, in the order of the table.
-    fn pairs(&self) -> impl Iterator<Item = (String, String)> + '_ {
-        self.models.iter().flat_map(|model| {
+    pub fn pairs(&self) -> impl Iterator<Item = (String, String)> + '_ {
+        let all = self.models.iter().flat_map(|model| {
             self.techniques.iter().map(|technique| (model.name().to_owned(), technique.id.to_owned()))
-        })
+        });
+        all.filter(|(model, technique)| self.filter.takes(&row_id(model, technique)))
     }
 }
 

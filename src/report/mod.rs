@@ -4,11 +4,13 @@
 //! any machine. This room looks at no device and prints nothing: it writes into the run's folder and returns text.
 
 mod agreement_table;
+mod changes;
 mod comparison;
 mod environment;
 mod error;
 mod folder;
 mod leak_findings;
+mod memory_summary;
 mod rows;
 mod scenario;
 mod summary;
@@ -21,10 +23,12 @@ mod timing_table;
 mod waterfall;
 
 pub use agreement_table::{agreements, agreements_csv, agreements_json};
+pub use changes::{changes, changes_json};
 pub use environment::Environment;
 pub use error::ReportError;
-pub use folder::{RunFolder, read_detail, read_environment, read_records, read_timings};
+pub use folder::{RunFolder, copy_run, read_detail, read_environment, read_records, read_timings};
 pub use leak_findings::{leaks, leaks_csv, leaks_json};
+pub use memory_summary::{memory_summary, operations};
 pub use table::{csv, json, markdown, terminal};
 pub use technique_files::TechniqueFiles;
 pub use technique_table::{technique_advice, techniques, techniques_csv, techniques_json, techniques_page};

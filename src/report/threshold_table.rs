@@ -48,7 +48,7 @@ pub fn thresholds(details: &[ThresholdDetail], medium: Medium) -> String {
     }
     let records = details.iter().map(|detail| &detail.record);
     let legend = format!(
-        "Memory needed: the strategy's own, in whole pages. Smallest device: with the context and libraries. {}",
+        "Memory needed: the strategy's own, in whole pages. Smallest device: with the context and libraries.\n{}",
         legend(records.map(|record| (record.cap, record.repeat)))
     );
     with_notes(&table, &legend, details.iter().flat_map(notes), medium)
@@ -67,7 +67,7 @@ pub fn largest(records: &[LargestRecord], medium: Medium) -> String {
         table.add_row(largest_row(workload, strategy, record));
     }
     let legend = format!(
-        "Memory is a whole device's: the context and libraries take their part of it. {}",
+        "Memory is a whole device's: the context and libraries take their part of it.\n{}",
         legend(records.iter().map(|record| (record.cap, record.repeat)))
     );
     with_notes(&table, &legend, records.iter().filter_map(largest_note), medium)
@@ -208,19 +208,23 @@ fn notes(detail: &ThresholdDetail) -> Vec<String> {
     }
     if let Some(failure) = &detail.failure {
         let place = match (record.status, record.oom_round) {
-            (ThresholdStatus::Found, Some(round)) if record.repeat > 1 => format!("a page less fails in round {round}"),
-            (ThresholdStatus::Found, _) => "a page less fails".to_owned(),
-            _ => "fails".to_owned(),
+            (ThresholdStatus::Found, Some(round)) if record.repeat > 1 => {
+                format!("a page less fails in round {round},")
+            }
+            (ThresholdStatus::Found, _) => "a page less fails at".to_owned(),
+            _ => "fails at".to_owned(),
         };
-        notes.push(format!("{place} at event {}: {}", failure.event, failure.in_words()));
+        let right_below = detail.tried.iter().rev().find(|probe| Some(probe.limit_bytes) < record.threshold_bytes);
+        let event = right_below.and_then(|probe| probe.failed_event).unwrap_or(failure.event);
+        notes.push(format!("{place} event {event}: {}", failure.in_words()));
     }
-    if let (Some(device), Some(confirmed)) = (&record.real_device, record.confirmed) {
-        let holds = "confirmed: completes with a page more, runs out with a page less";
-        let verdict = if confirmed { holds } else { "NOT confirmed" };
-        notes.push(format!("{device}: {verdict}"));
-    }
-    if !record.reason.is_empty() {
-        notes.push(record.reason.clone());
+    match (&record.real_device, record.confirmed) {
+        (Some(device), Some(true)) => {
+            notes.push(format!("confirmed on {device}: completes with a page more, runs out with a page less"));
+        }
+        (Some(_), Some(false)) => notes.push(format!("NOT confirmed: {}", record.reason)),
+        _ if !record.reason.is_empty() => notes.push(record.reason.clone()),
+        _ => {}
     }
     notes.into_iter().map(|note| format!("{}/{}: {note}", record.workload, record.strategy)).collect()
 }
@@ -288,7 +292,20 @@ mod tests {
         let mut missed = found("direct", 1002 * MIB);
         (missed.record.real_device, missed.record.confirmed) = (Some("cuda".to_owned()), Some(false));
         missed.record.reason = "cuda: completed with 1000 MiB, oom foretold".to_owned();
-        insta::assert_snapshot!(thresholds(&[unstable, missed], Medium::Terminal(None)), @"");
+        insta::assert_snapshot!(thresholds(&[unstable, missed], Medium::Terminal(None)), @"
+        ────────────────────────────────────────────────────────────────────────────────────────
+         source      strategy      memory    smallest      peak of     lost    without   stable
+                                   needed      device   live bytes             a limit
+        ════════════════════════════════════════════════════════════════════════════════════════
+         saw-tooth   caching    1,334 MiB   1,934 MiB     1000 MiB   25.0 %   2.61 GiB       NO
+                     direct     1,002 MiB   1,602 MiB     1000 MiB   25.0 %   1.96 GiB      yes
+        ────────────────────────────────────────────────────────────────────────────────────────
+        Memory needed: the strategy's own, in whole pages. Smallest device: with the context and libraries.
+        The cap is the allocator's own limit (PyTorch's memory fraction), or the device's where it has none; 3 rounds back to back.
+
+        saw-tooth/caching: not monotone: it fits in 1,100 MiB and fails in 1,332 MiB; from the threshold on everything tried fits
+        saw-tooth/direct: NOT confirmed: cuda: completed with 1000 MiB, oom foretold
+        ");
     }
 
     #[test]

@@ -2,7 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{CaseTimeout, Group, OnOom, Selection, SourceSpec, SuiteError, SuiteFile};
+use super::{
+    CaseTimeout, Group, OnOom, Selection, SourceSpec, SuiteError, SuiteFile,
+    filter::glob,
+    recorded::{self, RecordedSource},
+};
 use crate::{
     device::DeviceSpec,
     measure::CaseLabel,
@@ -29,6 +33,8 @@ pub struct Case {
     pub on_out_of_memory: OnOutOfMemory,
     /// How fast the host goes.
     pub pace: Pace,
+    /// Whether work is left out, so that only requests for memory are carried out.
+    pub without_work: bool,
     /// Whether wall-clock times are taken as well.
     pub timed: bool,
     /// With how many threads that share the strategy it is timed, beside the one that has it for itself.
@@ -65,6 +71,15 @@ impl SuiteFile {
                 Some(seed) => vec![seed],
                 None => group.seeds.clone().unwrap_or_else(|| self.seeds.clone()),
             };
+            for path in group.recordings.iter().flat_map(|pattern| recorded::matching(pattern)) {
+                let source = Arc::new(RecordedSource::new(&path));
+                for strategy in &strategies {
+                    for &limit in &limits {
+                        let origin = source.spec().clone();
+                        cases.push(self.case_of(group, source.clone(), origin, strategy, limit, settings));
+                    }
+                }
+            }
             for recipe in self.recipes(group)? {
                 for strategy in &strategies {
                     for &limit in &limits {
@@ -88,23 +103,36 @@ impl SuiteFile {
         settings: &CaseSettings,
     ) -> Result<Case, SuiteError> {
         let workload = recipe.workload().map_err(|source| self.refuse(source))?;
-        Ok(Case {
+        let origin = SourceSpec {
+            name: recipe.name().to_owned(),
+            set: group.set.iter().map(|(key, value)| (key.clone(), value.to_string())).collect(),
+            seed: workload.seed(),
+            device_index: None,
+        };
+        Ok(self.case_of(group, Arc::new(workload), origin, strategy, limit, settings))
+    }
+
+    fn case_of(
+        &self,
+        group: &Group,
+        source: Arc<dyn Source>,
+        origin: SourceSpec,
+        strategy: &StrategySpec,
+        limit: Option<u64>,
+        settings: &CaseSettings,
+    ) -> Case {
+        Case {
             label: CaseLabel {
                 suite: self.name.clone(),
-                workload: workload.name().to_owned(),
+                workload: source.name().to_owned(),
                 strategy: strategy.to_string(),
                 device: settings.device.to_string(),
                 limit,
-                seed: workload.seed(),
+                seed: origin.seed,
                 repeat: group.repeat,
             },
-            origin: SourceSpec {
-                name: recipe.name().to_owned(),
-                set: group.set.iter().map(|(key, value)| (key.clone(), value.to_string())).collect(),
-                seed: workload.seed(),
-                device_index: None,
-            },
-            source: Arc::new(workload),
+            origin,
+            source,
             strategy: strategy.clone(),
             device: settings.device.clone(),
             on_out_of_memory: match group.on_oom {
@@ -112,10 +140,17 @@ impl SuiteFile {
                 OnOom::Skip => OnOutOfMemory::Skip,
             },
             pace: Pace::Flat,
+            without_work: !group.work,
             timed: group.timed,
             threads: group.threads.clone(),
             timeout: settings.timeout.or(group.timeout).or(self.timeout),
-        })
+        }
+    }
+
+    /// Patterns of recordings that no file matches: their cases are left out.
+    pub fn unmatched(&self) -> impl Iterator<Item = &str> {
+        let patterns = self.group.iter().flat_map(|group| &group.recordings);
+        patterns.filter(|pattern| recorded::matching(pattern).is_empty()).map(String::as_str)
     }
 
     fn strategies(&self, group: &Group) -> Result<Vec<StrategySpec>, SuiteError> {
@@ -129,6 +164,12 @@ impl SuiteFile {
         Ok(specs)
     }
 
+    /// The workloads of all groups, with what each group sets.
+    pub fn models(&self) -> Result<Vec<Recipe>, SuiteError> {
+        let groups: Vec<Vec<Recipe>> = self.group.iter().map(|group| self.recipes(group)).collect::<Result<_, _>>()?;
+        Ok(groups.into_iter().flatten().collect())
+    }
+
     fn recipes(&self, group: &Group) -> Result<Vec<Recipe>, SuiteError> {
         let names: Vec<&str> = match &group.workloads {
             Selection::All => recipe_names().collect(),
@@ -136,6 +177,7 @@ impl SuiteFile {
         };
         names
             .into_iter()
+            .filter(|name| !group.except.iter().any(|pattern| glob(pattern, name)))
             .map(|name| {
                 let recipe = Recipe::named(name).map_err(|source| self.refuse(source))?;
                 Ok(group.set.iter().fold(recipe, |recipe, (key, value)| recipe.with_value(key, value.clone())))

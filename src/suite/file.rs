@@ -33,7 +33,8 @@ pub struct SuiteFile {
     pub seeds: Vec<u64>,
     /// How long each case may take, unless its group says otherwise; without it, as long as it likes.
     pub timeout: Option<CaseTimeout>,
-    /// The groups; each is a matrix.
+    /// The groups; each is a matrix. A suite of claims has none: its cases are the claims.
+    #[serde(default)]
     pub group: Vec<Group>,
 }
 
@@ -46,6 +47,18 @@ pub enum SuiteKind {
     Run,
     /// How much memory suffices: each is run under many limits.
     Threshold,
+    /// What memory-saving techniques save and cost: its workloads are the models that each is tried on.
+    Techniques,
+    /// Whether what is published is true.
+    Claims,
+}
+
+impl SuiteKind {
+    /// Whether it has no cases of workload and strategy, but a table of its own.
+    #[must_use]
+    pub const fn has_own_table(self) -> bool {
+        matches!(self, SuiteKind::Techniques | SuiteKind::Claims)
+    }
 }
 
 /// A matrix of cases: every workload with every strategy, limit and seed.
@@ -53,8 +66,16 @@ pub enum SuiteKind {
 #[serde(deny_unknown_fields)]
 pub struct Group {
     /// Names of workloads, or `"all"`.
+    #[serde(default = "no_names")]
     pub workloads: Selection,
-    /// Strategies with parameters, or `"all"`.
+    /// Trace files, by path from where the program is started; `*` in the last part stands for any run of characters.
+    #[serde(default)]
+    pub recordings: Vec<String>,
+    /// Workloads to leave out of `"all"`, `*` standing for any run of characters.
+    #[serde(default)]
+    pub except: Vec<String>,
+    /// Strategies with parameters, or `"all"`; none in a suite of techniques, which chooses them itself.
+    #[serde(default)]
     pub strategies: Selection,
     /// Caps on physical memory; without any, the whole device.
     #[serde(default)]
@@ -70,6 +91,9 @@ pub struct Group {
     /// What to do when a request fails.
     #[serde(default)]
     pub on_oom: OnOom,
+    /// Whether the workloads' work is run; without it only requests for memory are carried out, and streams stay idle.
+    #[serde(default = "yes")]
+    pub work: bool,
     /// Whether wall-clock times are taken as well; such cases run alone.
     #[serde(default)]
     pub timed: bool,
@@ -98,6 +122,12 @@ pub enum Selection {
     All,
     /// These.
     Names(Vec<String>),
+}
+
+impl Default for Selection {
+    fn default() -> Self {
+        Selection::Names(Vec::new())
+    }
 }
 
 impl<'de> Deserialize<'de> for Selection {
@@ -155,9 +185,20 @@ impl SuiteFile {
         let mut suite: SuiteFile = toml::from_str(text).map_err(|error| refused(error.to_string()))?;
         let no_seeds =
             suite.seeds.is_empty() || suite.group.iter().any(|g| g.seeds.as_ref().is_some_and(Vec::is_empty));
-        if no_seeds || suite.group.is_empty() {
+        let is_of_claims = suite.kind == SuiteKind::Claims;
+        if no_seeds || (suite.group.is_empty() && !is_of_claims) {
             let what = if no_seeds { "seed" } else { "[[group]]" };
             return Err(refused(format!("a suite needs at least one {what}")));
+        }
+        if is_of_claims && !suite.group.is_empty() {
+            return Err(refused("a suite of claims brings its own cases: no [[group]]".to_owned()));
+        }
+        let names_strategies = |group: &Group| group.strategies != Selection::default();
+        if suite.kind.has_own_table() && suite.group.iter().any(names_strategies) {
+            return Err(refused("a suite of techniques chooses its strategies itself".to_owned()));
+        }
+        if !suite.kind.has_own_table() && !suite.group.iter().all(names_strategies) {
+            return Err(refused("every [[group]] needs strategies: a list of names, or \"all\"".to_owned()));
         }
         if suite.group.iter().any(|group| group.threads.contains(&0) || (!group.timed && !group.threads.is_empty())) {
             return Err(refused("threads are numbers from 1, in groups with timed = true".to_owned()));
@@ -183,6 +224,14 @@ fn one() -> u32 {
     1
 }
 
+fn no_names() -> Selection {
+    Selection::Names(Vec::new())
+}
+
+fn yes() -> bool {
+    true
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -193,7 +242,7 @@ mod tests {
         for name in SuiteFile::embedded() {
             let suite = SuiteFile::load(name).unwrap();
             assert!(suite.question.ends_with('?'), "{name}: {}", suite.question);
-            assert!(!suite.group.is_empty(), "{name}");
+            assert_eq!(suite.group.is_empty(), suite.kind == SuiteKind::Claims, "{name}");
         }
     }
 
@@ -254,6 +303,19 @@ mod tests {
         for wrong in ["limits = ['6GiB']", "timed = true"] {
             assert!(parse(wrong).unwrap_err().to_string().contains("finds the limits itself"), "{wrong}");
         }
+    }
+
+    #[test]
+    fn strategies_are_named_where_they_are_a_choice_and_nowhere_else() {
+        let parse = |kind: &str, more: &str| {
+            let text = format!("question = 'why?'\nkind = '{kind}'\n[[group]]\nworkloads = ['random']\n{more}\n");
+            SuiteFile::parse("x", "x.toml", &text).map(|suite| suite.kind).map_err(|error| error.to_string())
+        };
+        assert_eq!(parse("techniques", ""), Ok(SuiteKind::Techniques));
+        assert!(parse("techniques", "strategies = 'all'").unwrap_err().contains("chooses its strategies itself"));
+        assert!(parse("run", "").unwrap_err().contains("needs strategies"));
+        assert!(parse("claims", "").unwrap_err().contains("brings its own cases"));
+        assert_eq!(SuiteFile::parse("x", "x.toml", "question = 'why?'\nkind = 'claims'\n").unwrap().group.len(), 0);
     }
 
     #[test]

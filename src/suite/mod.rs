@@ -11,6 +11,7 @@ mod filter;
 mod in_process;
 mod isolation;
 mod needs;
+mod recorded;
 mod run;
 mod source;
 mod timeout;
@@ -96,6 +97,7 @@ fn test_case(workload: &str, strategy: &str) -> Case {
         device: "sim".parse().unwrap_or_else(|error| panic!("{error}")),
         on_out_of_memory: Default::default(),
         pace: Default::default(),
+        without_work: false,
         timed: false,
         threads: Vec::new(),
         timeout: None,
