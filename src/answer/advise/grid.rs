@@ -48,9 +48,9 @@ const ASYNC_BACKEND: &str = "backend:cudaMallocAsync";
 /// What changing to another backend counts for, in settings: the model is not held against recordings of it.
 const EFFORT_OF_BACKEND: usize = 3;
 
-/// Those that are no allocators to compare with: they hand out no memory, need a plan, serve one size only, or are others
-/// under another name.
-const LEFT_OUT: &[&str] = &["null", "planned", "fixed", "address", "caching", "async"];
+/// Those that are no other allocators to compare with: they hand out no memory, serve one size only, or are PyTorch's under
+/// another name.
+const LEFT_OUT: &[&str] = &["null", "fixed", "address", "caching", "async"];
 
 /// Settings or an allocator to try.
 #[derive(Clone, Debug, PartialEq, Eq)]
