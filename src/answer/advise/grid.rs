@@ -48,9 +48,9 @@ const ASYNC_BACKEND: &str = "backend:cudaMallocAsync";
 /// What changing to another backend counts for, in settings: the model is not held against recordings of it.
 const EFFORT_OF_BACKEND: usize = 3;
 
-/// Those that are no allocators to compare with: they hand out no memory, need a plan, serve one size only, or are others
-/// under another name.
-const LEFT_OUT: &[&str] = &["null", "planned", "fixed", "address", "caching", "async"];
+/// Those that are no other allocators to compare with: they hand out no memory, serve one size only, or are PyTorch's under
+/// another name.
+const LEFT_OUT: &[&str] = &["null", "fixed", "address", "caching", "async"];
 
 /// Settings or an allocator to try.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,6 +102,7 @@ pub fn candidates(current: &str) -> Vec<Candidate> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::suite::{Selection, SuiteFile};
 
     #[test]
     fn there_are_at_least_thirty_settings_and_each_is_understood_and_written_once() {
@@ -113,6 +114,16 @@ mod tests {
         }
         let distinct: std::collections::BTreeSet<&str> = settings.iter().copied().collect();
         assert_eq!(distinct.len(), settings.len());
+    }
+
+    #[test]
+    fn the_suite_of_settings_runs_the_same_grid() {
+        let suite = SuiteFile::load("settings").unwrap();
+        let Selection::Names(names) = &suite.group[0].strategies else { panic!("a list") };
+        let specs: Vec<StrategySpec> = names.iter().map(|name| StrategySpec::from(name.as_str())).collect();
+        let tried: Vec<StrategySpec> =
+            SETTINGS.iter().map(|settings| Candidate::with_settings(settings).strategy).collect();
+        assert_eq!(specs, tried);
     }
 
     #[test]
