@@ -61,6 +61,7 @@ fn case(workload: &str, set: &[(&str, &str)], strategy: &str) -> Case {
         device: "cuda".parse().unwrap(),
         on_out_of_memory: Default::default(),
         pace: Default::default(),
+        without_work: false,
         timed: false,
         threads: Vec::new(),
         timeout: Some("2m".parse().unwrap()),

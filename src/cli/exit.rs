@@ -11,6 +11,8 @@ pub const NOTHING_SELECTED: u8 = 4;
 /// `verify`: some recording is not re-lived exactly, or some decision is not the same on the same answers. A GPU does not
 /// confirm a threshold.
 pub const NOT_EXACT: u8 = 100;
+/// `compare`, `run --baseline`: something got worse.
+pub const REGRESSION: u8 = 102;
 /// The device that was asked for is not there.
 pub const DEVICE_UNAVAILABLE: u8 = 103;
 /// Some cases could not be run; the others are in the results.
@@ -28,6 +30,7 @@ Exit codes:
     2  bad usage, suite, workload or trace
     4  nothing selected
   100  verify: some recording is not exact; verify, threshold: a device disagrees
+  102  compare, run --baseline: something got worse
   103  the requested device is not available
   104  some cases failed to run
   105  leaks: memory grows

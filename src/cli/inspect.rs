@@ -9,6 +9,7 @@ use super::{
     failure::{Failure, Outcome},
     inspect_needs::{self, Needed},
     inspect_recording::{self, About},
+    inspect_summary::SummaryOptions,
     output,
     progress::Watched,
     source::SourceOptions,
@@ -22,24 +23,31 @@ use crate::{
 /// Reading it also checks it: a double free or an unknown stream is an error with the event's number. Of a PyTorch
 /// snapshot it also tells the settings, the memory at the end, and what the file leaves open.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Examples:
-  oomph inspect power-law
-  oomph inspect training --set batch=16 --pack
-  oomph inspect snapshot.pickle --pack --format json
-
-The bound is the most that is alive at one time: no allocator can do with less. --pack looks for a layout of all blocks
-in one stretch of memory, knowing when each comes and goes; what a strategy reserves beyond that is lost by its policy.")]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
     source: SourceOptions,
     /// Lay all blocks out with foresight, as low as a few seconds allow, and say how low that is.
     #[arg(long)]
     pack: bool,
+    #[command(flatten)]
+    moment: SummaryOptions,
     /// How it is printed.
     #[arg(long, value_enum, default_value_t)]
     format: InspectFormat,
 }
+
+const EXAMPLES: &str = "\
+Examples:
+  oomph inspect run.pickle                          what is in it
+  oomph inspect run.pickle --summary --at peak      torch.cuda.memory_summary() at the fullest moment
+  oomph inspect run.pickle --summary --strategy caching:expandable_segments:True
+  oomph inspect run.pickle --by site --top 20       who asked for memory
+  oomph inspect gpt-124m --by tag --at step:1 --format json
+  oomph inspect training --set batch=16 --pack      how little memory would do, with foresight
+
+The bound is the most that is alive at one time: no allocator can do with less. --pack looks for a layout of all blocks
+in one stretch of memory, knowing when each comes and goes; what a strategy reserves beyond that is lost by its policy.";
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum InspectFormat {
@@ -54,19 +62,24 @@ enum InspectFormat {
 const BAR_WIDTH: u64 = 40;
 
 pub fn run(args: Args) -> Outcome {
-    let (source, about): (Box<dyn Source>, Option<About>) = match args.source.recording()? {
+    let (source, about, settings): (Box<dyn Source>, Option<About>, String) = match args.source.recording()? {
         Some(recording) => {
-            let about = About::of(&recording);
-            (Box::new(recording.trace), Some(about))
+            let (about, settings) = (About::of(&recording), recording.settings.conf().to_owned());
+            (Box::new(recording.trace), Some(about), settings)
         }
-        None => (args.source.resolve()?, None),
+        None => (args.source.resolve()?, None, String::new()),
     };
     let (source, bar) = Watched::new(source, 2 + u64::from(args.pack));
     let summary = trace::check(&source).map_err(Failure::usage)?;
     let needed = Needed::of(&source, args.pack)?;
     bar.finish_and_clear();
+    let told = if args.moment.is_asked() { Some(args.moment.tell(&source, &settings)?) } else { None };
     output::say(&match args.format {
-        InspectFormat::Table => text(source.name(), &summary, &needed, about.as_ref()),
+        // Whoever asks for one moment has seen the histograms.
+        InspectFormat::Table => {
+            let facts = facts(source.name(), &summary, &needed, about.as_ref());
+            facts + &told.as_ref().map_or_else(|| histograms(&summary), |told| told.text())
+        }
         InspectFormat::Json => {
             let mut row = serde_json::to_value(&summary)?;
             if let Some(fields) = row.as_object_mut() {
@@ -75,6 +88,7 @@ pub fn run(args: Args) -> Outcome {
                 if let Some(about) = &about {
                     fields.insert("recording".to_owned(), serde_json::to_value(about)?);
                 }
+                fields.extend(told.iter().flat_map(|told| told.fields()));
             }
             serde_json::to_string_pretty(&serde_json::json!({ "schema": 1, "rows": [row] }))?
         }
@@ -82,7 +96,7 @@ pub fn run(args: Args) -> Outcome {
     Ok(exit::OK)
 }
 
-fn text(name: &str, summary: &Summary, needed: &Needed, about: Option<&About>) -> String {
+fn facts(name: &str, summary: &Summary, needed: &Needed, about: Option<&About>) -> String {
     let mut out = String::new();
     let mut line = |label: &str, value: String| {
         let _ = writeln!(out, "{label:<12} {value}");
@@ -111,7 +125,11 @@ fn text(name: &str, summary: &Summary, needed: &Needed, about: Option<&About>) -
     }
     out.push_str(&inspect_needs::text(needed));
     out.extend(about.map(inspect_recording::text));
-    out.push_str(&histogram("\nsizes", &summary.sizes, |bytes| Bytes(bytes).to_string()));
+    out
+}
+
+fn histograms(summary: &Summary) -> String {
+    let mut out = histogram("\nsizes", &summary.sizes, |bytes| Bytes(bytes).to_string());
     out.push_str(&histogram("\nlifetimes in events", &summary.lifetimes, |events| events.to_string()));
     out
 }

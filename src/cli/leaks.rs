@@ -4,18 +4,17 @@ use anyhow::anyhow;
 use clap::ValueEnum;
 
 use super::{
-    environment, exit,
+    exit,
     failure::{Failure, Outcome},
     options::DeviceOptions,
     output,
+    replay_place::{self, ReplayPlace},
     source::SourceOptions,
 };
 use crate::{
     answer::leaks::{Bar, Finding, LeakError, Observed, Place, Verdict, growers, judge, snapshots},
-    device::{Device, default_limit, wrap::Limited},
     replay::Options,
     report,
-    strategy::{Setup, StrategySpec},
     trace::{Source, torch::Recording},
 };
 
@@ -103,7 +102,7 @@ enum LeaksFormat {
 }
 
 pub fn run(args: Args) -> Outcome {
-    if !(0.0..=1.0).contains(&args.significance) || !(args.least_share >= 0.0) {
+    if !(0.0..=1.0).contains(&args.significance) || args.least_share.is_nan() || args.least_share < 0.0 {
         return Err(Failure::usage(anyhow!("--significance is a probability and --least-share a share: 0.005, 0.01")));
     }
     let baseline = args.baseline.as_deref().map(|name| Watched::open(&args, name)).transpose()?;
@@ -156,39 +155,12 @@ impl Watched {
             }
             None => (options.resolve()?, String::new()),
         };
-        let device = args.device.spec()?.open().map_err(Failure::device)?;
-        let limit = args.device.limit.map(|limit| limit.0).or_else(|| default_limit(&*device));
-        let mut device: Box<dyn Device> = match limit {
-            Some(limit) => Box::new(Limited::to(limit, device)),
-            None => device,
-        };
-        let setup = Setup { props: device.props(), limit: args.device.limit.map(|limit| limit.0) };
-        let mut strategy = strategy(args, &settings).build(&setup).map_err(Failure::usage)?;
+        let spec = replay_place::strategy_or_recorded(args.strategy.as_deref(), &settings)?;
+        let ReplayPlace { mut strategy, mut device, limit } = ReplayPlace::open(&args.device, &spec)?;
         let place = Place { strategy: &mut *strategy, device: &mut *device, limit };
         let observed =
             Observed::of_source(&*source, place, args.step_at.as_deref(), &Options::default()).map_err(refused)?;
         Ok(Watched { source, observed })
-    }
-}
-
-/// What was asked for, or PyTorch's allocator as the recorded program had set it.
-fn strategy(args: &Args, recorded: &str) -> StrategySpec {
-    match &args.strategy {
-        Some(text) => {
-            let (spec, note) = environment::resolve_settings(StrategySpec::from(text.as_str()));
-            note.iter().for_each(|note| output::complain(note));
-            spec
-        }
-        None => {
-            let spec = StrategySpec { name: "caching".to_owned(), parameters: recorded.to_owned() };
-            if let Err(error) = spec.check() {
-                output::complain(&format!(
-                    "note: PyTorch's default settings are used instead of the recording's: {error}"
-                ));
-                return StrategySpec::from("caching");
-            }
-            spec
-        }
     }
 }
 

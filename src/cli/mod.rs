@@ -2,7 +2,9 @@
 //!
 //! clap's types stop here: every subcommand turns its arguments into what the library works with.
 
+mod advise;
 mod claims;
+mod compare;
 mod completions;
 mod convert;
 mod doctor;
@@ -13,6 +15,7 @@ mod failure;
 mod inspect;
 mod inspect_needs;
 mod inspect_recording;
+mod inspect_summary;
 mod interrupt;
 mod leaks;
 mod list;
@@ -20,6 +23,7 @@ mod options;
 mod output;
 mod progress;
 mod replay;
+mod replay_place;
 mod run;
 mod run_claims;
 mod run_techniques;
@@ -63,12 +67,16 @@ enum Command {
     Replay(replay::Args),
     /// Find the smallest memory that suffices, or the largest workload that fits.
     Threshold(threshold::Args),
+    /// Say which allocator settings to use, what they save, and why none helps.
+    Advise(advise::Args),
     /// Say what is in a workload or trace: events, sizes, lifetimes, peak, the bound and a packing.
     Inspect(inspect::Args),
     /// Say whether memory leaks, the cache grows, it fragments or all is steady; and who grows.
     Leaks(leaks::Args),
     /// Re-live PyTorch memory snapshots and compare the model with them, entry by entry; or a GPU with the simulated one.
     Verify(verify::Args),
+    /// Compare two runs of the same cases: what changed, what got worse, what is noise.
+    Compare(compare::Args),
     /// Compare memory-saving techniques: what each saves, what it costs, what fits in your card.
     Techniques(techniques::Args),
     /// Put what is published about GPU memory to the test, claim by claim.
@@ -95,9 +103,11 @@ pub fn main() -> ExitCode {
         Command::Run(args) => run::run(args),
         Command::Replay(args) => replay::run(args),
         Command::Threshold(args) => threshold::run(args),
+        Command::Advise(args) => advise::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Leaks(args) => leaks::run(args),
         Command::Verify(args) => verify::run(args),
+        Command::Compare(args) => compare::run(args),
         Command::Techniques(args) => techniques::run(args),
         Command::Claims(args) => claims::run(args),
         Command::Convert(args) => convert::run(args),

@@ -202,6 +202,7 @@ fn cases(args: &Args, source: Arc<dyn Source>, origin: &SourceSpec) -> Result<Ve
             device: device.clone(),
             on_out_of_memory: if args.skip_oom { OnOutOfMemory::Skip } else { OnOutOfMemory::Stop },
             pace: if args.paced { Pace::Recorded } else { Pace::Flat },
+            without_work: false,
             timed: !args.threads.is_empty(),
             threads: args.threads.clone(),
             timeout: args.workers.case_timeout,

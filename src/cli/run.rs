@@ -8,6 +8,7 @@ use std::{
 use anyhow::anyhow;
 
 use super::{
+    compare::{self, ToleranceOptions},
     environment, exit,
     failure::{Failure, Outcome},
     interrupt,
@@ -59,6 +60,14 @@ pub struct Args {
     /// Go on with an interrupted run: cases that its folder holds are not run again.
     #[arg(long, value_name = "DIR")]
     pub(super) resume: Option<PathBuf>,
+    /// Keep this run under a name, to compare others with.
+    #[arg(long, value_name = "NAME")]
+    save_baseline: Option<String>,
+    /// Compare with a run that was kept under this name, or with a run's folder: exit code 102 if something got worse.
+    #[arg(long, value_name = "NAME")]
+    baseline: Option<String>,
+    #[command(flatten)]
+    tolerance: ToleranceOptions,
     /// How the table is printed.
     #[arg(long, value_enum, default_value_t)]
     pub(super) format: Format,
@@ -78,6 +87,9 @@ pub fn run(args: Args) -> Outcome {
     if let Some(own) = suites.iter().find(|suite| suite.kind.has_own_table()) {
         return run_own_table(&args, own, suites.len());
     }
+    // A name that is wrong must not cost a run.
+    args.baseline.as_deref().map(compare::folder).transpose()?;
+    let kept = args.save_baseline.as_deref().map(compare::baseline_folder).transpose()?;
     let device = args.device.spec()?;
     let cases = select(&args, &suites, &device)?;
     let ids: Vec<String> = cases.iter().map(|case| case.label.case_id()).collect();
@@ -137,10 +149,19 @@ pub fn run(args: Args) -> Outcome {
         ));
         return Ok(exit::INTERRUPTED);
     }
-    Ok(match output::complain_of_failures(&records) {
+    let failures = match output::complain_of_failures(&records) {
         exit::OK => threshold::exit_code(&details, &stop),
         failed => failed,
-    })
+    };
+    let regressions = match &args.baseline {
+        Some(baseline) => compare::with_baseline(baseline, folder.path(), &args.tolerance)?,
+        None => exit::OK,
+    };
+    if let Some(place) = kept {
+        report::copy_run(folder.path(), &place).map_err(Failure::usage)?;
+        output::complain(&format!("kept as baseline: {}", place.display()));
+    }
+    Ok(if failures == exit::OK { regressions } else { failures })
 }
 
 /// A suite whose table is its own has a folder of its own too.

@@ -170,6 +170,7 @@ fn smallest(args: &Args, device: &DeviceSpec, strategies: &[StrategySpec], stop:
             device: device.clone(),
             on_out_of_memory: OnOutOfMemory::Stop,
             pace: Pace::Flat,
+            without_work: false,
             timed: false,
             threads: Vec::new(),
             timeout: args.workers.case_timeout,

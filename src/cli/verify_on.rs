@@ -310,6 +310,7 @@ fn case(label: &CaseLabel, strategy: &StrategySpec, source: &Arc<dyn Source>, de
         device: devices.real.clone(),
         on_out_of_memory: OnOutOfMemory::Skip,
         pace: Pace::Flat,
+        without_work: false,
         timed: false,
         threads: Vec::new(),
         timeout: None,

@@ -178,6 +178,33 @@ impl RunFolder {
     }
 }
 
+/// Copies what is needed to compare with a run to `place`, instead of whatever run is there. A crash leaves no half of it
+/// under that name.
+pub fn copy_run(folder: &Path, place: &Path) -> Result<(), ReportError> {
+    let mut beside = place.as_os_str().to_owned();
+    beside.push(".new");
+    let beside = PathBuf::from(beside);
+    for stale in [&beside, &place.to_owned()] {
+        if stale.exists() && read_environment(stale).is_err() {
+            return Err(ReportError::NoRun { path: stale.clone() });
+        }
+    }
+    let replaced = |path: &Path| match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(ReportError::io(path)(error)),
+        _ => Ok(()),
+    };
+    replaced(&beside)?;
+    fs::create_dir_all(&beside).map_err(ReportError::io(&beside))?;
+    for name in ["env.json", "runs.csv", "timings.csv", "summary.md"] {
+        let from = folder.join(name);
+        if from.is_file() {
+            fs::copy(&from, beside.join(name)).map_err(ReportError::io(&from))?;
+        }
+    }
+    replaced(place)?;
+    fs::rename(&beside, place).map_err(ReportError::io(place))
+}
+
 /// The rows of a finished or unfinished run, in file order.
 pub fn read_records(folder: &Path) -> Result<Vec<CaseRecord>, ReportError> {
     rows::read(&folder.join("runs.csv"))
@@ -208,9 +235,11 @@ pub fn read_detail(folder: &Path, case_id: &str) -> Result<CaseDetail, ReportErr
 
 /// The time stamp in a gzip header stays zero, so that the same case gives the same bytes.
 fn compressed(detail: &CaseDetail, path: &Path) -> Result<Vec<u8>, ReportError> {
+    // As one piece: the encoder clears what is left of its buffer at every write, and JSON is written word by word.
+    let mut json = serde_json::to_vec(detail).map_err(ReportError::json(path))?;
+    json.push(b'\n');
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
-    serde_json::to_writer(&mut encoder, detail).map_err(ReportError::json(path))?;
-    encoder.write_all(b"\n").and_then(|()| encoder.finish()).map_err(ReportError::io(path))
+    encoder.write_all(&json).and_then(|()| encoder.finish()).map_err(ReportError::io(path))
 }
 
 /// One row for each key (a case, and which of its rows), the last one where a case ran twice: first in the order of
@@ -291,6 +320,23 @@ mod tests {
         let written = files(one.path());
         assert_eq!(written, files(other.path()));
         assert_eq!(written.len(), 4 + 3, "env.json, runs.csv, comparison.csv, summary.md and three cases: {written:?}");
+    }
+
+    #[test]
+    fn a_copied_run_replaces_the_one_of_that_name_and_nothing_else() {
+        let folder = TempDir::new().unwrap();
+        let (run, kept) = (folder.path().join("run"), folder.path().join("kept"));
+        write_run(&run, &["a", "b"]);
+        copy_run(&run, &kept).unwrap();
+        assert_eq!(read_records(&kept).unwrap(), read_records(&run).unwrap());
+        let other = folder.path().join("other");
+        write_run(&other, &["c"]);
+        copy_run(&other, &kept).unwrap();
+        assert_eq!(read_records(&kept).unwrap().len(), 1);
+        let precious = folder.path().join("precious");
+        fs::create_dir(&precious).unwrap();
+        assert!(matches!(copy_run(&run, &precious), Err(ReportError::NoRun { .. })));
+        assert!(precious.is_dir());
     }
 
     #[test]

@@ -17,6 +17,7 @@ mod cub;
 pub mod deferred;
 pub mod direct;
 pub mod null;
+pub mod oomph;
 mod parameters;
 pub mod planned;
 mod pooled;

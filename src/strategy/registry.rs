@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{
-    Strategy, async_pool, bfc, buddy, by_address, caching, cub, direct, null, planned, rmm, slab, stitch, tlsf,
+    Strategy, async_pool, bfc, buddy, by_address, caching, cub, direct, null, oomph, planned, rmm, slab, stitch, tlsf,
 };
 use crate::{
     device::{Capabilities, Clock, DeviceProps},
@@ -27,6 +27,7 @@ pub static STRATEGIES: &[StrategyEntry] = &[
     slab::ENTRY,
     stitch::ENTRY,
     planned::ENTRY,
+    oomph::ENTRY,
     by_address::ENTRY,
 ];
 

@@ -42,6 +42,7 @@ pub fn compare(case: &Case, simulated: &DeviceSpec, stop: &AtomicBool) -> Agreem
         let cast = cast(case, simulated).map_err(|trouble| trouble.to_string())?;
         let options = replay::Options {
             pace: case.pace,
+            without_work: case.without_work,
             repeat: case.label.repeat,
             stop: Some(stop),
             ..replay::Options::default()

@@ -65,8 +65,11 @@ impl SuiteKind {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Group {
-    /// Names of workloads, or `"all"`.
+    /// Names of workloads, paths of trace files with `*` in the last part if need be, or `"all"` workloads.
     pub workloads: Selection,
+    /// Workloads to leave out of `"all"`, `*` standing for any run of characters.
+    #[serde(default)]
+    pub except: Vec<String>,
     /// Strategies with parameters, or `"all"`; none in a suite of techniques, which chooses them itself.
     #[serde(default)]
     pub strategies: Selection,
@@ -84,6 +87,9 @@ pub struct Group {
     /// What to do when a request fails.
     #[serde(default)]
     pub on_oom: OnOom,
+    /// Whether the workloads' work is run; without it only requests for memory are carried out, and streams stay idle.
+    #[serde(default = "yes")]
+    pub work: bool,
     /// Whether wall-clock times are taken as well; such cases run alone.
     #[serde(default)]
     pub timed: bool,
@@ -212,6 +218,10 @@ fn default_seeds() -> Vec<u64> {
 
 fn one() -> u32 {
     1
+}
+
+fn yes() -> bool {
+    true
 }
 
 #[cfg(test)]

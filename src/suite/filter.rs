@@ -34,7 +34,7 @@ impl Filter {
 }
 
 /// Whether `text` is what `pattern` says, `*` standing for any run of characters.
-fn glob(pattern: &str, text: &str) -> bool {
+pub(super) fn glob(pattern: &str, text: &str) -> bool {
     let mut pieces = pattern.split('*');
     let first = pieces.next().unwrap_or_default();
     let Some(mut rest) = text.strip_prefix(first) else { return false };

@@ -59,6 +59,7 @@ fn try_run(case: &Case, stop: Option<&AtomicBool>) -> Result<CaseOutcome, Troubl
     let options = replay::Options {
         on_out_of_memory: case.on_out_of_memory,
         pace: case.pace,
+        without_work: case.without_work,
         repeat: case.label.repeat,
         stop,
         ..replay::Options::default()

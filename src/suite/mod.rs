@@ -13,6 +13,7 @@ mod isolation;
 mod needs;
 mod run;
 mod source;
+mod story;
 mod timeout;
 pub mod worker;
 
@@ -59,6 +60,22 @@ pub enum SuiteError {
         /// The nearest right name.
         suggestion: Option<String>,
     },
+    /// A trace file that the suite names is not there.
+    #[error("suite '{suite}': no file matches '{pattern}', seen from the current folder; run it where the files are")]
+    NoTraceFile {
+        /// Which suite.
+        suite: String,
+        /// What was looked for.
+        pattern: String,
+    },
+    /// Parameters for a trace file, which has none.
+    #[error("suite '{suite}': '{path}' is a trace file, which has nothing to set")]
+    NothingToSet {
+        /// Which suite.
+        suite: String,
+        /// Which file.
+        path: String,
+    },
     /// A strategy that the suite names is wrong.
     #[error("suite '{suite}': {source}")]
     Strategy {
@@ -96,6 +113,7 @@ fn test_case(workload: &str, strategy: &str) -> Case {
         device: "sim".parse().unwrap_or_else(|error| panic!("{error}")),
         on_out_of_memory: Default::default(),
         pace: Default::default(),
+        without_work: false,
         timed: false,
         threads: Vec::new(),
         timeout: None,

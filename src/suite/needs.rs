@@ -4,15 +4,21 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::{Case, CaseOutcome, CaseRunner, SourceSpec};
-use crate::plan::{Budget, Needs};
+use crate::{
+    measure::Status,
+    plan::{Budget, Needs},
+};
 
 /// Runs cases by another runner and adds the bound, and the packing where that is asked for, to the rows of those that
 /// were measured.
 pub struct WithNeeds<'a> {
     runner: &'a dyn CaseRunner,
     pack_within: Option<Budget>,
-    known: Mutex<Vec<(SourceSpec, Arc<OnceLock<Option<Needs>>>)>>,
+    known: Mutex<Vec<(SourceSpec, Shared)>>,
 }
+
+/// Computed by whoever comes first; the others wait for it. None of a source that cannot be read.
+type Shared = Arc<OnceLock<Option<Needs>>>;
 
 impl<'a> WithNeeds<'a> {
     /// With a budget every source is packed too.
@@ -29,7 +35,7 @@ impl<'a> WithNeeds<'a> {
             match known.iter().find(|(origin, _)| *origin == case.origin) {
                 Some((_, entry)) => Arc::clone(entry),
                 None => {
-                    let entry = Arc::default();
+                    let entry = Shared::default();
                     known.push((case.origin.clone(), Arc::clone(&entry)));
                     entry
                 }
@@ -42,7 +48,9 @@ impl<'a> WithNeeds<'a> {
 impl CaseRunner for WithNeeds<'_> {
     fn run(&self, case: &Case) -> CaseOutcome {
         let mut outcome = self.runner.run(case);
+        // Whoever interrupts a case does not want to wait for another reading of its source.
         if outcome.record.clock.is_some()
+            && outcome.record.status != Status::Interrupted
             && let Some(needs) = self.needs(case)
         {
             outcome.record.set_needs(&needs);
@@ -53,7 +61,7 @@ impl CaseRunner for WithNeeds<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     use super::*;
     use crate::{
@@ -96,6 +104,18 @@ mod tests {
             assert_eq!(record.bound_requested_bytes, Some(record.peak_requested_bytes));
         }
         assert_eq!(source.1.load(Ordering::Relaxed), 3 + 2, "three runs, one bound, one packing");
+    }
+
+    #[test]
+    fn an_interrupted_case_is_not_read_again() {
+        let stop = AtomicBool::new(true);
+        let mut case = test_case("checkerboard", "caching");
+        let source = Arc::new(Counted(case.source, AtomicUsize::new(0)));
+        case.source = source.clone();
+        let here = InProcess { stop: Some(&stop) };
+        let record = WithNeeds::new(&here, None).run(&case).record;
+        assert_eq!((record.status, record.bound_requested_bytes), (Status::Interrupted, None));
+        assert_eq!(source.1.load(Ordering::Relaxed), 1);
     }
 
     #[test]

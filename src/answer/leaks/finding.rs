@@ -152,19 +152,18 @@ pub fn judge(observed: &Observed, baseline: Option<&Observed>, bar: &Bar) -> Res
     let collected: u64 = steps.iter().map(|step| step.collected_bytes).sum();
     let level = Quantity::KeptBytes.level(steps);
     let collects = collected as f64 >= (level * bar.least_share).max(bar.least_bytes as f64);
-    let mut answer = (Verdict::Steady, Quantity::KeptBytes, kept);
-    for (quantity, verdict) in [
-        (Quantity::KeptBytes, Verdict::Leak),
-        (Quantity::StuckBytes, Verdict::Fragmentation),
-        (Quantity::ReservedBytes, Verdict::GrowingCache),
+    let (mut verdict, mut quantity, mut course) = (Verdict::Steady, Quantity::KeptBytes, kept);
+    for (candidate, of) in [
+        (Verdict::Leak, Quantity::KeptBytes),
+        (Verdict::Fragmentation, Quantity::StuckBytes),
+        (Verdict::GrowingCache, Quantity::ReservedBytes),
     ] {
-        let course = judged_course(observed, baseline, quantity, bar)?;
-        if course.kind == CourseKind::Growing {
-            answer = (verdict, quantity, course);
+        let judged = judged_course(observed, baseline, of, bar)?;
+        if judged.kind == CourseKind::Growing {
+            (verdict, quantity, course) = (candidate, of, judged);
             break;
         }
     }
-    let (verdict, quantity, course) = answer;
     let baseline_trend = baseline.and_then(|baseline| Trend::of(&quantity.series(baseline.judged())));
     let numbers = |place: usize| steps.get(place).map_or(0, |step| step.step);
     Ok(Finding {

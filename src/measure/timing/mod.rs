@@ -64,6 +64,9 @@ pub struct TimingRecord {
     pub pass_median_ns: u64,
     /// The slowest pass.
     pub pass_max_ns: u64,
+    /// Every pass, in the order they ran, with spaces between: what `compare` tests. See
+    /// [`passes_ns`](TimingRecord::passes_ns).
+    pub pass_ns: String,
     /// In the median pass, all threads together; reading the source is part of it.
     pub operations_per_second: f64,
     /// What an operation takes from the side of the thread that asks for it, waiting for the lock included: the median
@@ -121,8 +124,15 @@ pub fn time<E: From<ReplayError>>(
 }
 
 impl TimingRecord {
+    /// The time of every unwatched pass, in the order they ran; empty where the row does not say.
+    #[must_use]
+    pub fn passes_ns(&self) -> Vec<u64> {
+        self.pass_ns.split_whitespace().filter_map(|pass| pass.parse().ok()).collect()
+    }
+
     /// The row of a case, from its passes (at least one) and what was sampled.
     fn new(label: &CaseLabel, threads: Option<u16>, mut unwatched: Vec<Pass>, sampler: &Sampler) -> TimingRecord {
+        let pass_ns: Vec<String> = unwatched.iter().map(|pass| pass.wall.0.to_string()).collect();
         unwatched.sort_by_key(|pass| pass.wall);
         let median = unwatched[unwatched.len() / 2];
         let (wall, operations) = (median.wall.0.max(1) as f64, median.operations as f64);
@@ -143,6 +153,7 @@ impl TimingRecord {
             pass_min_ns: unwatched[0].wall.0,
             pass_median_ns: median.wall.0,
             pass_max_ns: unwatched[unwatched.len() - 1].wall.0,
+            pass_ns: pass_ns.join(" "),
             operations_per_second: operations * 1e9 / wall,
             ns_per_operation: wall * f64::from(threads.unwrap_or(1)) / operations.max(1.0),
             sampled_one_in: SAMPLED_ONE_IN,
@@ -238,6 +249,10 @@ mod tests {
         assert!((expected / 2..=expected * 2).contains(&samples), "{samples}");
         assert!(record.alloc_p50_ns <= record.alloc_p99_ns && record.alloc_p99_ns <= record.alloc_max_ns);
         assert_eq!(record.clock, Some(Clock::Wall));
+        let mut passes = record.passes_ns();
+        passes.sort_unstable();
+        assert_eq!(passes.len(), 3);
+        assert_eq!((passes[0], passes[1], passes[2]), (record.pass_min_ns, record.pass_median_ns, record.pass_max_ns));
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub(super) fn every_call(subject: &Subject<'_>, found: &mut Vec<String>) -> Resu
     steps.extend([0, 1, 2].map(|user| Step::UsedOn { nth: 0, stream: StreamId(user) }));
     steps.extend([Step::Free { nth: 0 }, Step::Alloc { bytes: 3 * MIB, stream: StreamId(0) }, Step::Trim]);
     // Steps that are alike, one block of each freed in the next: what learns from steps has something to learn.
-    for _ in 0..5 {
+    for _ in 0..6 {
         let mut step = vec![Step::NextStep];
         step.extend([3 * MIB, 2 * MIB, 5 * MIB].map(|bytes| Step::Alloc { bytes, stream: StreamId(0) }));
         step.extend([0; 3].map(|nth| Step::Free { nth }));

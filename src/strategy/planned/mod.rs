@@ -2,12 +2,13 @@
 //!
 //! Training steps repeat: the same sizes in the same order with the same lifetimes. So one step is profiled while its
 //! requests are served by a fallback, the [`caching`](super::caching) strategy; its blocks are packed ([`packing`]) into
-//! one region a stream; and from the next step on each request gets the place that the plan has for it. Whatever is not
-//! planned goes to the fallback: small requests, blocks that stay, requests that the profiled step did not make, and
-//! those whose place is still taken, because a block lives longer than it did. A plan that no longer fits is made anew.
+//! one region a stream; and once a step has gone by the plan, each request of the next ones gets the place that the plan
+//! has for it. Whatever is not planned goes to the fallback: small requests, blocks that stay, requests that the
+//! profiled step did not make, and those whose place is still taken, because a block lives longer than it did. A plan
+//! that the program leaves gives its memory back, and another is made from what the program does now.
 //!
 //! Steps are known by [`Control::StepBegins`](super::Control::StepBegins) alone. A source that marks none, or fewer than
-//! two after the profiled one, gets the fallback and nothing else.
+//! three from the profiled one on, gets the fallback and nothing else.
 //!
 //! STAlloc, the model, profiles a run of its own and plans before the next; here the profiled step and the plan belong
 //! to the same run, so its peak is that of both. `peak_reserved_since_plan_bytes` among the details says what the
@@ -39,11 +40,13 @@ use super::{
 };
 use crate::{
     device::Capabilities,
-    unit::{Address, StreamId, round_up},
+    unit::{Address, MIB, StreamId, round_up},
 };
 
 /// Planned blocks are multiples of this.
 const QUANTUM: u64 = 512;
+/// What the fallback maps at once.
+const PAGE: u64 = 2 * MIB;
 /// In a handle's slot: the block is planned and not the fallback's.
 const PLANNED: u32 = 1 << 31;
 
@@ -59,9 +62,17 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
 
 fn build(parameters: &str, setup: &Setup<'_>) -> Built {
     let settings = Settings::read(parameters)?;
-    let cached =
-        caching::Settings { expandable_segments: settings.expandable_segments, ..caching::Settings::default() };
-    Ok(Box::new(Planned::new(settings, Caching::new(cached, setup))))
+    Ok(Box::new(Planned::new(settings, Caching::new(of_fallback(&settings), setup))))
+}
+
+/// Mapped in the smallest pieces, next to nothing of what is free stays behind when blocks that stay lie between.
+fn of_fallback(settings: &Settings) -> caching::Settings {
+    let defaults = caching::Settings::default();
+    if settings.expandable_segments {
+        caching::Settings { expandable_segments: true, large_segment_size: PAGE, ..defaults }
+    } else {
+        defaults
+    }
 }
 
 /// The strategy that follows a plan.
@@ -174,7 +185,7 @@ impl Planned {
         let region = self.regions.get_mut(number as usize)?.as_mut()?;
         if !region.is_vacant(offset, size) {
             self.counts.place_taken += 1;
-            self.progress.deviations += 1;
+            self.progress.deviate();
             return None;
         }
         region.occupy(offset, size, request.bytes);
@@ -196,6 +207,7 @@ impl Planned {
 
     /// Serves a request from the fallback; regions that stand empty go first if that is what it takes.
     fn alloc_from_fallback(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
+        self.retire_regions(cx)?;
         let mut attempt = self.try_fallback(cx, request)?;
         if let Attempt::OutOfMemory(shortage) = attempt
             && shortage.refused_by != Refusal::Size
@@ -326,8 +338,8 @@ impl Strategy for Planned {
         let shape = (request.stream, round_up(request.bytes, QUANTUM));
         let plannable = shape.1 >= self.settings.minimum_size && self.open_pools == 0;
         let planned = self.plan.as_ref().filter(|_| plannable).and_then(|plan| plan.look_up(shape));
-        let served =
-            planned.and_then(|planned| planned.offset).and_then(|offset| self.alloc_as_planned(request, shape, offset));
+        let place = planned.filter(|_| self.progress.trusts_plan()).and_then(|planned| planned.offset);
+        let served = place.and_then(|offset| self.alloc_as_planned(request, shape, offset));
         let attempt = match served {
             Some(block) => Attempt::Served(block, Outcome::Hit),
             None => self.alloc_from_fallback(cx, request)?,
@@ -340,7 +352,7 @@ impl Strategy for Planned {
             (Some(plan), Some(planned)) => plan.advance(planned),
             (Some(_), None) if plannable => {
                 self.counts.unforeseen += 1;
-                self.progress.deviations += 1;
+                self.progress.deviate();
             }
             _ => {}
         }

@@ -16,6 +16,15 @@ pub(super) struct Interval {
     pub(super) end: u32,
 }
 
+impl Interval {
+    fn length(&self) -> u64 {
+        u64::from(self.end - self.begin)
+    }
+}
+
+/// Blocks with the highest value come first.
+type Order = fn(&Interval) -> (u64, u64);
+
 /// Where everything goes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Packing {
@@ -27,12 +36,12 @@ pub(super) struct Packing {
 
 /// Packs intervals that repeat after `period`.
 pub(super) fn pack(intervals: &[Interval], period: u32) -> Packing {
-    let length = |interval: &Interval| u64::from(interval.end - interval.begin);
-    let by_size = |interval: &Interval| (interval.bytes, length(interval));
-    let by_area = |interval: &Interval| (interval.bytes.saturating_mul(length(interval)), interval.bytes);
-    let by_length = |interval: &Interval| (length(interval), interval.bytes);
-    let orders: [&dyn Fn(&Interval) -> (u64, u64); 3] = [&by_size, &by_area, &by_length];
-    let packings = orders.into_iter().map(|order| {
+    const ORDERS: [Order; 3] = [
+        |interval| (interval.bytes, interval.length()),
+        |interval| (interval.bytes.saturating_mul(interval.length()), interval.bytes),
+        |interval| (interval.length(), interval.bytes),
+    ];
+    let packings = ORDERS.into_iter().map(|order| {
         let mut places: Vec<usize> = (0..intervals.len()).collect();
         places.sort_by_key(|&place| Reverse(order(&intervals[place])));
         first_fit(intervals, period, &places)

@@ -23,7 +23,7 @@ pub(super) const PARAMETERS: &[Parameter] = &[
         name: "replan",
         values: "between 0 and 1, or off",
         default: "0.1",
-        help: "a new plan is made when more than this share of a step's plan was not followed",
+        help: "a plan is given up when more than this share of it was not followed in a step",
     },
     Parameter {
         name: "expandable_segments",

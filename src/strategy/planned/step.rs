@@ -13,8 +13,8 @@ use crate::{
 
 /// What the device hands out at once anyway.
 const REGION_STEP: u64 = 2 * MIB;
-/// Steps after a new plan at whose beginning the fallback's cache is given back: at the first the blocks of the profiled
-/// step are free, at the second those that had outlived it.
+/// Steps at whose beginning the fallback's cache is given back, once a plan is followed: at the first the blocks of the
+/// last step without regions are free, at the second those that had outlived it.
 const RELEASES: u32 = 2;
 /// How rarely plans are made at last where none ever holds.
 const MOST_PATIENT: u32 = 64;
@@ -28,9 +28,12 @@ pub(super) struct Progress {
     unsettled: Option<u32>,
     /// How often the cache of the fallback is still to be given back.
     releases: u32,
-    planned: bool,
+    /// The last step went by the plan: only then is it worth memory.
+    trusts_plan: bool,
     /// Requests of this step that did not go as planned.
-    pub(super) deviations: u64,
+    deviations: u64,
+    /// How many may be before the plan is given up.
+    allowed: u64,
     /// Steps in a row that deviated too much.
     strikes: u32,
     /// How many more plans were made than the first: each makes the next one rarer.
@@ -38,9 +41,21 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Whether all memory of the time before the plan has gone back.
+    /// A request did not go as planned. Where there are too many, the plan is given up in the middle of the step: its
+    /// memory is wanted elsewhere.
+    pub(super) fn deviate(&mut self) {
+        self.deviations += 1;
+        self.trusts_plan &= self.deviations <= self.allowed;
+    }
+
+    /// Whether requests get the places of the plan.
+    pub(super) fn trusts_plan(&self) -> bool {
+        self.trusts_plan
+    }
+
+    /// Whether all memory of the time before has gone back, too.
     pub(super) fn follows_plan(&self) -> bool {
-        self.planned && self.releases == 0 && self.unsettled.is_none()
+        self.trusts_plan && self.releases == 0 && self.unsettled.is_none()
     }
 }
 
@@ -60,22 +75,33 @@ impl Planned {
         let wanted = match &mut self.plan {
             None => self.progress.finished > self.settings.profile_step,
             Some(plan) => {
-                let (places, deviations) = (plan.places(), deviations + plan.begin_step());
-                let allowed = self.settings.replan_above.map(|share| share * places as f64);
-                if allowed.is_some_and(|allowed| deviations as f64 > allowed) {
-                    self.progress.strikes += 1;
-                } else {
-                    self.progress.strikes = 0;
-                }
-                let patience = 1u32.checked_shl(self.progress.plans_remade).unwrap_or(MOST_PATIENT).min(MOST_PATIENT);
-                let too_many = self.progress.strikes >= patience;
-                self.progress.plans_remade += u32::from(too_many);
-                too_many
+                let deviations = deviations + plan.begin_step();
+                self.judge_plan(deviations <= self.progress.allowed)
             }
         };
         if wanted {
             self.adopt(&lifetimes, period);
         }
+    }
+
+    /// The last step went by the plan, or not. Says whether it is time for another.
+    fn judge_plan(&mut self, fits: bool) -> bool {
+        let progress = &mut self.progress;
+        if fits {
+            if !progress.trusts_plan {
+                progress.releases = RELEASES;
+                self.counts.peak_reserved_since_plan = 0;
+            }
+            progress.trusts_plan = true;
+            progress.strikes = 0;
+            return false;
+        }
+        progress.trusts_plan = false;
+        progress.strikes += 1;
+        let patience = 1u32.checked_shl(progress.plans_remade).unwrap_or(MOST_PATIENT).min(MOST_PATIENT);
+        let lost = progress.strikes >= patience;
+        progress.plans_remade += u32::from(lost);
+        lost
     }
 
     /// Makes a plan from a step, if anything in it can be planned.
@@ -84,17 +110,10 @@ impl Planned {
         if plan.places() == 0 {
             return;
         }
-        let regions = &self.regions;
-        self.serving.retain(|&(stream, number)| {
-            let region = regions.get(number as usize).and_then(Option::as_ref);
-            let need = plan.needs.iter().find(|(of, _)| *of == stream);
-            matches!((region, need), (Some(region), Some((_, bytes))) if region.bytes >= *bytes)
-        });
+        let share = |share: f64| (share * plan.places() as f64) as u64;
+        self.progress.allowed = self.settings.replan_above.map_or(u64::MAX, share);
         self.plan = Some(plan);
         self.counts.plans += 1;
-        self.counts.peak_reserved_since_plan = 0;
-        self.progress.planned = true;
-        self.progress.releases = RELEASES;
         self.progress.strikes = 0;
     }
 
@@ -107,9 +126,22 @@ impl Planned {
             self.fallback.trim(cx)?;
             self.progress.releases -= 1;
         }
-        self.give_back_regions(cx, true)?;
-        self.take_regions(cx)?;
+        self.retire_regions(cx)?;
+        if self.progress.trusts_plan {
+            self.take_regions(cx)?;
+        }
         self.progress.unsettled = None;
+        Ok(())
+    }
+
+    /// Gives back the regions of plans that were given up, as soon as nothing lies in them.
+    pub(super) fn retire_regions(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
+        if self.own.segments > 0 {
+            if !self.progress.trusts_plan {
+                self.serving.clear();
+            }
+            self.give_back_regions(cx, true)?;
+        }
         Ok(())
     }
 

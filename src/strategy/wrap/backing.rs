@@ -86,7 +86,9 @@ impl Interceptor for &mut Backing {
             }
             Call::Unmap { address, bytes } if answer.is_ok() => {
                 let end = address.offset(bytes);
-                self.mapped.extract_if(address..end, |_, _| true).for_each(drop);
+                while let Some((&start, _)) = self.mapped.range(address..end).next() {
+                    self.mapped.remove(&start);
+                }
             }
             _ => {}
         }

@@ -22,6 +22,7 @@ pub struct Order {
     device: String,
     on_out_of_memory: OnOutOfMemory,
     pace: Pace,
+    without_work: bool,
     timed: bool,
     threads: Vec<u16>,
 }
@@ -37,8 +38,19 @@ enum OrderError {
 impl Order {
     pub(super) fn of(case: &Case) -> Order {
         // Named one by one, so that nothing new about a case is forgotten on the way. Keeping the time is the sender's.
-        let Case { label, source: _, origin, strategy, device, on_out_of_memory, pace, timed, threads, timeout: _ } =
-            case;
+        let Case {
+            label,
+            source: _,
+            origin,
+            strategy,
+            device,
+            on_out_of_memory,
+            pace,
+            without_work,
+            timed,
+            threads,
+            timeout: _,
+        } = case;
         Order {
             label: label.clone(),
             source: origin.clone(),
@@ -46,6 +58,7 @@ impl Order {
             device: device.to_string(),
             on_out_of_memory: *on_out_of_memory,
             pace: *pace,
+            without_work: *without_work,
             timed: *timed,
             threads: threads.clone(),
         }
@@ -76,6 +89,7 @@ impl Order {
             strategy: StrategySpec::from(self.strategy.as_str()),
             on_out_of_memory: self.on_out_of_memory,
             pace: self.pace,
+            without_work: self.without_work,
             timed: self.timed,
             threads: self.threads,
             timeout: None,

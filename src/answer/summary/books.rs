@@ -1,0 +1,259 @@
+//! The books of one moment: what is there, what was there at most, what came and went.
+
+use serde::Serialize;
+
+use crate::{
+    replay::{Live, Moment, Observer},
+    strategy::{BlockState, EventSink, Layout, Outcome, Stats, Strategy, StrategyEvent, Usage},
+};
+
+/// One line of the summary.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Account {
+    /// At the moment.
+    pub current: u64,
+    /// At most until then.
+    pub peak: u64,
+    /// All that ever came.
+    pub total_allocated: u64,
+    /// All that ever went.
+    pub total_freed: u64,
+}
+
+/// How memory stood at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MemorySummary {
+    /// The number of events before the moment.
+    pub event: u64,
+    /// `memory_allocated`: blocks that callers hold.
+    pub allocated_bytes: Account,
+    /// Allocated, or freed and waiting for a stream.
+    pub active_bytes: Account,
+    /// What callers asked for in those.
+    pub requested_bytes: Account,
+    /// `memory_reserved`: taken from the device.
+    pub reserved_bytes: Account,
+    /// Free pieces of segments that were split; `None` where the strategy does not show its memory.
+    pub inactive_split_bytes: Option<u64>,
+    /// How many such pieces.
+    pub inactive_split_blocks: Option<u64>,
+    /// Blocks that callers hold.
+    pub allocations: Account,
+    /// Segments.
+    pub segments: Account,
+    /// `num_alloc_retries`.
+    pub retries: u64,
+    /// `num_ooms`.
+    pub ooms: u64,
+}
+
+/// Keeps the books of a replay.
+#[derive(Debug, Default)]
+pub(super) struct Books {
+    /// Before which event to stop; to the end without one.
+    until: Option<u64>,
+    /// Rather at the first moment at which `allocated` is highest.
+    at_peak: bool,
+    last: Usage,
+    came: Usage,
+    went: Usage,
+    live_peak: u64,
+    /// Segments that came and went, with their bytes, as the strategy tells.
+    segments: (u64, u64),
+    told: (u64, u64),
+    kept: Option<MemorySummary>,
+    peak: u64,
+    /// The peak is new, and the memory of that moment not yet looked at.
+    unread: Option<(u64, Stats)>,
+}
+
+impl Books {
+    pub(super) fn until(until: Option<u64>, at_peak: bool) -> Books {
+        Books { until, at_peak, ..Books::default() }
+    }
+
+    pub(super) fn finish(mut self, strategy: &dyn Strategy, events: u64) -> MemorySummary {
+        self.read_peak(strategy);
+        match self.kept {
+            Some(kept) => kept,
+            None => self.summary(events, &strategy.stats(), strategy.layout().as_ref()),
+        }
+    }
+
+    /// Looks at memory as it was at the peak: called just before anything changes, so that a ramp-up looks once.
+    fn read_peak(&mut self, strategy: &dyn Strategy) {
+        if let Some((event, stats)) = self.unread.take() {
+            self.kept = Some(self.summary(event + 1, &stats, strategy.layout().as_ref()));
+        }
+    }
+
+    fn summary(&self, event: u64, stats: &Stats, layout: Option<&Layout>) -> MemorySummary {
+        let account = |of: fn(&Usage) -> u64| Account {
+            current: of(&stats.current),
+            peak: of(&stats.peak),
+            total_allocated: of(&self.came),
+            total_freed: of(&self.went),
+        };
+        let split = layout.map(inactive_split);
+        let mut reserved = account(|usage| usage.reserved);
+        // Within one event memory may come and go, which levels do not show; strategies with segments tell.
+        if self.told.0 > 0 {
+            (reserved.total_allocated, reserved.total_freed) = self.told;
+        }
+        MemorySummary {
+            event,
+            allocated_bytes: account(|usage| usage.allocated),
+            active_bytes: account(|usage| usage.active),
+            requested_bytes: account(|usage| usage.requested),
+            reserved_bytes: reserved,
+            inactive_split_bytes: split.map(|(bytes, _)| bytes),
+            inactive_split_blocks: split.map(|(_, blocks)| blocks),
+            allocations: Account {
+                current: stats.live_blocks,
+                peak: self.live_peak,
+                total_allocated: stats.allocs,
+                total_freed: stats.frees,
+            },
+            segments: Account {
+                current: stats.segments,
+                peak: stats.peak_segments,
+                total_allocated: self.segments.0,
+                total_freed: self.segments.1,
+            },
+            retries: stats.retries,
+            ooms: stats.ooms,
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        !self.at_peak && self.kept.is_some()
+    }
+}
+
+/// Bytes and number of free blocks in segments that have other blocks too.
+fn inactive_split(layout: &Layout) -> (u64, u64) {
+    let split = layout.segments.iter().filter(|segment| !segment.alias && segment.blocks.len() > 1);
+    let free = split.flat_map(|segment| &segment.blocks).filter(|block| block.state == BlockState::Free);
+    free.fold((0, 0), |(bytes, blocks), block| (bytes + block.size, blocks + 1))
+}
+
+impl EventSink for Books {
+    fn event(&mut self, event: StrategyEvent) {
+        if self.is_over() {
+            return;
+        }
+        match event {
+            StrategyEvent::SegmentAlloc { bytes, .. } => {
+                self.told.0 += bytes;
+                self.segments.0 += 1;
+            }
+            StrategyEvent::SegmentFree { bytes, .. } => {
+                self.told.1 += bytes;
+                self.segments.1 += 1;
+            }
+            StrategyEvent::SegmentMap { bytes, .. } => self.told.0 += bytes,
+            StrategyEvent::SegmentUnmap { bytes, .. } => self.told.1 += bytes,
+            StrategyEvent::FreeCompleted { .. } | StrategyEvent::Retry { .. } | StrategyEvent::OutOfMemory { .. } => {}
+        }
+    }
+}
+
+impl Observer for Books {
+    fn before(&mut self, now: &Moment<'_>) {
+        self.read_peak(now.strategy);
+        if self.until == Some(now.index) {
+            self.kept = Some(self.summary(now.index, &now.strategy.stats(), now.strategy.layout().as_ref()));
+        }
+    }
+
+    fn served(&mut self, now: &Moment<'_>, _: &Live, _: Outcome) {
+        self.live_peak = self.live_peak.max(now.strategy.stats().live_blocks);
+    }
+
+    fn after(&mut self, now: &Moment<'_>) {
+        let stats = now.strategy.stats();
+        let (last, usage) = (self.last, stats.current);
+        for (before, after, came, went) in [
+            (last.requested, usage.requested, &mut self.came.requested, &mut self.went.requested),
+            (last.allocated, usage.allocated, &mut self.came.allocated, &mut self.went.allocated),
+            (last.active, usage.active, &mut self.came.active, &mut self.went.active),
+            (last.reserved, usage.reserved, &mut self.came.reserved, &mut self.went.reserved),
+        ] {
+            *came += after.saturating_sub(before);
+            *went += before.saturating_sub(after);
+        }
+        self.last = usage;
+        if self.at_peak && usage.allocated > self.peak {
+            self.peak = usage.allocated;
+            self.unread = Some((now.index, stats));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{
+        answer::summary::{At, MemorySummary, summarize},
+        device::{
+            Device,
+            sim::{SimConfig, SimDevice},
+        },
+        replay::Options,
+        strategy::{Setup, StrategySpec},
+        trace::{MarkKind, Trace, TraceBuilder},
+        unit::{MIB, StreamId, TagId},
+    };
+
+    fn story() -> Trace {
+        let mut story = TraceBuilder::new();
+        let kept = story.alloc(30 * MIB, StreamId::DEFAULT, TagId(0)); // 0
+        story.mark(MarkKind::Step, "", 0); // 1
+        let passing = story.alloc(5 * MIB, StreamId::DEFAULT, TagId(0)); // 2
+        story.mark(MarkKind::Phase, "backward", 0); // 3
+        story.free(passing); // 4
+        story.mark(MarkKind::Phase, "backward", 1); // 5
+        story.free(kept); // 6
+        story.empty_cache(); // 7
+        story.finish("story")
+    }
+
+    fn at(moment: &str, strategy: &str) -> MemorySummary {
+        let mut device = SimDevice::new(SimConfig::default()).unwrap();
+        let setup = Setup { props: device.props(), limit: None };
+        let mut strategy = StrategySpec::from(strategy).build(&setup).unwrap();
+        let at: At = moment.parse().unwrap();
+        summarize(&story(), &mut *strategy, &mut device, &at, &Options::default()).unwrap()
+    }
+
+    #[test]
+    fn every_moment_has_its_own_books() {
+        let peak = at("peak", "caching");
+        assert_eq!((peak.event, peak.allocated_bytes.current, peak.allocated_bytes.peak), (3, 35 * MIB, 35 * MIB));
+        assert_eq!(peak.reserved_bytes.current, 50 * MIB, "a segment of 30 and one of 20 MiB");
+        assert_eq!((peak.inactive_split_bytes, peak.inactive_split_blocks), (Some(15 * MIB), Some(1)));
+        let phase = at("phase:backward:1", "caching");
+        assert_eq!((phase.event, phase.allocated_bytes.current, phase.allocations.total_freed), (5, 30 * MIB, 1));
+        assert_eq!(phase.inactive_split_bytes, Some(0), "a segment that is free as a whole is not split");
+        let end = at("end", "caching");
+        assert_eq!((end.event, end.reserved_bytes.current, end.reserved_bytes.peak), (8, 0, 50 * MIB));
+        assert_eq!((end.reserved_bytes.total_allocated, end.reserved_bytes.total_freed), (50 * MIB, 50 * MIB));
+        assert_eq!((end.allocated_bytes.total_allocated, end.allocated_bytes.total_freed), (35 * MIB, 35 * MIB));
+        assert_eq!((end.segments.total_allocated, end.segments.total_freed, end.allocations.peak), (2, 2, 2));
+        assert_eq!(at("step:0", "caching").event, 1);
+        assert_eq!(at("event:2", "direct").allocated_bytes.current, 30 * MIB);
+    }
+
+    #[test]
+    fn a_moment_that_never_comes_is_said_to_be_missing() {
+        for (moment, words) in
+            [("step:7", "no step 7"), ("phase:forward", "no phase 'forward' number 0"), ("event:99", "no event 99")]
+        {
+            let mut device = SimDevice::new(SimConfig::default()).unwrap();
+            let setup = Setup { props: device.props(), limit: None };
+            let mut strategy = StrategySpec::from("caching").build(&setup).unwrap();
+            let at: At = moment.parse().unwrap();
+            let error = summarize(&story(), &mut *strategy, &mut device, &at, &Options::default()).unwrap_err();
+            assert!(error.to_string().contains(words), "{error}");
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! `oomph compare`, and what `run --baseline` does after a run.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::anyhow;
+use clap::ValueEnum;
+
+use super::{
+    exit,
+    failure::{Failure, Outcome},
+    output,
+};
+use crate::{
+    answer::compare::{CompareError, Comparison, Run, Tolerance, compare},
+    report,
+};
+
+/// Compares two runs of the same cases.
+///
+/// Columns that do not depend on a real clock must be equal to the byte; wall-clock times (cases marked `timed`) are
+/// compared by a Mann-Whitney U test over their passes, and count if they are also further apart than the noise threshold.
+/// Simulated and real clocks, and different schemas, are never mixed.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// The folder of the old run, or the name of a saved baseline.
+    #[arg(value_name = "OLD")]
+    old: String,
+    /// The folder of the new run, or the name of a saved baseline.
+    #[arg(value_name = "NEW")]
+    new: String,
+    #[command(flatten)]
+    tolerance: ToleranceOptions,
+    /// How it is printed.
+    #[arg(long, value_enum, default_value_t)]
+    format: CompareFormat,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  oomph compare results/local/yesterday results/local/today
+  oomph run quick --save-baseline main              keep this run under a name
+  oomph run quick --baseline main                   run, and compare with it
+  oomph compare main results/local/today --fail-on change --format json";
+
+/// When a difference counts.
+#[derive(Debug, clap::Args)]
+pub struct ToleranceOptions {
+    /// Times must differ by more than this share to count.
+    #[arg(long, value_name = "SHARE", default_value_t = Tolerance::default().noise_threshold)]
+    noise_threshold: f64,
+    /// And chance must give such a difference less often than this.
+    #[arg(long, value_name = "P", default_value_t = Tolerance::default().significance)]
+    significance: f64,
+    /// What ends with exit code 102.
+    #[arg(long, value_enum, default_value_t)]
+    fail_on: FailOn,
+}
+
+impl Default for ToleranceOptions {
+    fn default() -> Self {
+        let Tolerance { noise_threshold, significance } = Tolerance::default();
+        ToleranceOptions { noise_threshold, significance, fail_on: FailOn::default() }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum FailOn {
+    /// Something got worse.
+    #[default]
+    Regression,
+    /// Anything that must be equal is not, or a time changed.
+    Change,
+    /// Nothing does.
+    Never,
+}
+
+impl ToleranceOptions {
+    fn code(&self, comparison: &Comparison) -> u8 {
+        let fails = match self.fail_on {
+            FailOn::Regression => comparison.has_regressions(),
+            FailOn::Change => comparison.has_changes(),
+            FailOn::Never => false,
+        };
+        if fails { exit::REGRESSION } else { exit::OK }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum CompareFormat {
+    /// For people.
+    #[default]
+    Table,
+    /// Everything, in base units: `{"schema": 1, "rows": [...]}`.
+    Json,
+}
+
+pub fn run(args: Args) -> Outcome {
+    let comparison = of_folders(&folder(&args.old)?, &folder(&args.new)?, &args.tolerance)?;
+    output::say(&match args.format {
+        CompareFormat::Table => report::changes(&comparison, output::terminal_width()),
+        CompareFormat::Json => report::changes_json(&comparison),
+    })?;
+    Ok(args.tolerance.code(&comparison))
+}
+
+/// Says on standard error, where it disturbs no JSON, how a run compares with a baseline; the code is that of `compare`.
+pub fn with_baseline(baseline: &str, run: &Path, tolerance: &ToleranceOptions) -> Outcome {
+    let comparison = of_folders(&folder(baseline)?, run, tolerance)?;
+    output::complain(&format!("compared with {baseline}:"));
+    output::complain(report::changes(&comparison, output::terminal_width()).trim_end());
+    Ok(tolerance.code(&comparison))
+}
+
+/// Where a baseline of this name is kept.
+pub fn baseline_folder(name: &str) -> Result<PathBuf, Failure> {
+    let is_name = !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\']);
+    if !is_name {
+        return Err(Failure::usage(anyhow!("'{name}' is no name for a baseline: leave out slashes and leading dots")));
+    }
+    Ok(Path::new("results/local/baselines").join(name))
+}
+
+/// A run's folder by path, or a baseline by name.
+pub fn folder(text: &str) -> Result<PathBuf, Failure> {
+    let path = PathBuf::from(text);
+    if path.is_dir() {
+        return Ok(path);
+    }
+    match baseline_folder(text) {
+        Ok(saved) if saved.is_dir() => Ok(saved),
+        _ => Err(Failure::usage(anyhow!("'{text}' is neither the folder of a run nor a baseline that was saved here"))),
+    }
+}
+
+fn of_folders(old: &Path, new: &Path, tolerance: &ToleranceOptions) -> Result<Comparison, Failure> {
+    let ToleranceOptions { noise_threshold, significance, .. } = *tolerance;
+    if !(0.0..=1.0).contains(&significance) || noise_threshold.is_nan() || noise_threshold < 0.0 {
+        return Err(Failure::usage(anyhow!(
+            "--significance is a probability and --noise-threshold a share: 0.01, 0.05"
+        )));
+    }
+    let (old, new) = (read(old)?, read(new)?);
+    compare(&old, &new, &Tolerance { significance, noise_threshold }).map_err(|error| match error {
+        CompareError::NothingInCommon { .. } => Failure::nothing_selected(error),
+        CompareError::Schemas { .. } | CompareError::Clocks { .. } => Failure::usage(error),
+    })
+}
+
+fn read(folder: &Path) -> Result<Run, Failure> {
+    let environment = report::read_environment(folder).map_err(Failure::usage)?;
+    // Whoever times on another processor, or on as many fewer of them, times something else.
+    let machine = format!("{}, {} CPUs, {}", environment.machine, environment.cpus, environment.device_name);
+    let name = folder.display().to_string();
+    let schema = environment.schema;
+    if schema != crate::measure::SCHEMA {
+        // The rows would not be understood: the schemas alone say why.
+        return Ok(Run { name, schema, machine, ..Run::default() });
+    }
+    let records = report::read_records(folder).map_err(Failure::usage)?;
+    let timings = report::read_timings(folder).map_err(Failure::usage)?;
+    Ok(Run { name, schema, machine, records, timings })
+}
