@@ -281,13 +281,17 @@ mod tests {
         Trace::read(&recipe.workload().unwrap()).unwrap()
     }
 
-    /// Segments of growing sizes, each torn by a small block that stays: ranges that grow do with half.
+    /// Blocks that leave a rest of every segment behind, too small for the larger ones that follow; in one range the rests
+    /// lie side by side.
     fn growing() -> Trace {
         let mut story = TraceBuilder::new();
-        for step in 1..=12 {
-            let passing = story.alloc(step * 100 * MIB, StreamId::DEFAULT, TagId(0));
-            story.free(passing);
-            story.alloc(15 * MIB, StreamId::DEFAULT, TagId(0));
+        let passing: Vec<_> = (0..120).map(|_| story.alloc(12 * MIB, StreamId::DEFAULT, TagId(0))).collect();
+        for block in passing {
+            story.free(block);
+            story.alloc(7 * MIB, StreamId::DEFAULT, TagId(0));
+        }
+        for _ in 0..80 {
+            story.alloc(14 * MIB, StreamId::DEFAULT, TagId(0));
         }
         story.finish("growing")
     }
