@@ -45,8 +45,8 @@ pub fn advice(advice: &Advice, top: usize, medium: Medium) -> String {
     if let Some(room) = room(advice) {
         say("there is", room);
     }
-    if let (Some(now), Some(then)) = (advice.driver_now_ns, advice.driver_ns) {
-        say("driver time", cost(now, then, advice.changes));
+    if let Some(then) = advice.driver_ns {
+        say("driver time", cost(advice.driver_now_ns.filter(|_| advice.changes), then));
     }
     say("how sure", confidence(advice));
     for reason in &advice.reasons {
@@ -133,10 +133,8 @@ fn room(advice: &Advice) -> Option<String> {
     Some(format!("{} for the allocator: {}{now}", in_mebibytes(Some(limit)), verdict(advice.fits)))
 }
 
-fn cost(now: u64, then: u64, changes: bool) -> String {
-    if !changes {
-        return format!("{} in all", Nanos(now));
-    }
+fn cost(now: Option<u64>, then: u64) -> String {
+    let Some(now) = now else { return format!("{} in all", Nanos(then)) };
     let difference = match then.checked_sub(now) {
         Some(more) => format!("{} more", Nanos(more)),
         None => format!("{} less", Nanos(now - then)),

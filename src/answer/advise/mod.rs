@@ -107,7 +107,8 @@ pub struct AdviceRow {
     pub stable: Option<bool>,
     /// Whether the story completes in the memory that there is.
     pub fits: Option<bool>,
-    /// Time in driver calls, launches left out: with the memory that there is, or with the whole device.
+    /// Time in driver calls, launches left out: with the memory that there is, or with the whole device. Nothing is said of
+    /// what does not complete.
     pub driver_ns: Option<u64>,
     /// Why it could not be tried.
     pub reason: String,
@@ -321,6 +322,7 @@ mod tests {
         let need = ask(&growing(), |_| ()).needed_bytes.unwrap();
         let advice = ask(&growing(), |question| question.room = Some(Room::Limit(need)));
         assert_eq!((advice.fits_now, advice.fits, advice.limit_bytes), (Some(false), Some(true), Some(need)));
+        assert!(advice.driver_now_ns.is_none() && advice.driver_ns.is_some(), "half a run has no cost to compare");
         let advice = ask(&growing(), |question| question.room = Some(Room::Limit(need - 2 * MIB)));
         assert_eq!(advice.fits, Some(false));
         assert!(!advice.reasons.is_empty() && advice.failure.is_some());
