@@ -3,6 +3,7 @@
 //! clap's types stop here: every subcommand turns its arguments into what the library works with.
 
 mod advise;
+mod claims;
 mod compare;
 mod completions;
 mod convert;
@@ -24,6 +25,7 @@ mod progress;
 mod replay;
 mod replay_place;
 mod run;
+mod run_claims;
 mod run_techniques;
 mod run_thresholds;
 mod source;
@@ -77,6 +79,8 @@ enum Command {
     Compare(compare::Args),
     /// Compare memory-saving techniques: what each saves, what it costs, what fits in your card.
     Techniques(techniques::Args),
+    /// Put what is published about GPU memory to the test, claim by claim.
+    Claims(claims::Args),
     /// Write a workload or trace as a trace file.
     Convert(convert::Args),
     /// List strategies, workloads, suites or the cases of a suite.
@@ -105,6 +109,7 @@ pub fn main() -> ExitCode {
         Command::Verify(args) => verify::run(args),
         Command::Compare(args) => compare::run(args),
         Command::Techniques(args) => techniques::run(args),
+        Command::Claims(args) => claims::run(args),
         Command::Convert(args) => convert::run(args),
         Command::List(args) => list::run(args),
         Command::Doctor(args) => doctor::run(args),

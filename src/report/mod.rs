@@ -6,6 +6,8 @@
 mod advice_table;
 mod agreement_table;
 mod changes;
+mod claim_files;
+mod claim_table;
 mod comparison;
 mod environment;
 mod error;
@@ -26,6 +28,8 @@ mod waterfall;
 pub use advice_table::{advice, advice_csv, advice_json};
 pub use agreement_table::{agreements, agreements_csv, agreements_json};
 pub use changes::{changes, changes_json};
+pub use claim_files::ClaimFiles;
+pub use claim_table::{claims, claims_csv, claims_in_full, claims_json, claims_page};
 pub use environment::Environment;
 pub use error::ReportError;
 pub use folder::{RunFolder, copy_run, read_detail, read_environment, read_records, read_timings};
