@@ -12,6 +12,7 @@ use super::{
 use crate::{
     answer::{
         advise::{Advice, AdviceRow, Confidence, Reason},
+        leaks::{Grower, GrownBy},
         threshold::ThresholdStatus,
     },
     measure::{SCHEMA, obstacles},
@@ -50,7 +51,7 @@ pub fn advice(advice: &Advice, top: usize, medium: Medium) -> String {
     }
     say("how sure", confidence(advice));
     for reason in &advice.reasons {
-        say(reason_label(reason), reason_words(reason));
+        say(reason_label(reason), reason_words(reason, advice.fits));
     }
     if let Some(note) = garbage_collection_note(advice) {
         say("note", note.to_owned());
@@ -167,14 +168,15 @@ fn reason_label(reason: &Reason) -> &'static str {
     }
 }
 
-fn reason_words(reason: &Reason) -> String {
+fn reason_words(reason: &Reason, fits: Option<bool>) -> String {
     match reason {
-        Reason::Exhaustion { live_peak_bytes } => format!(
-            "true exhaustion: {} are in use at one time, and no allocator needs less (`oomph techniques` saves some)",
-            in_mebibytes(Some(*live_peak_bytes))
-        ),
+        Reason::Exhaustion { live_peak_bytes } => {
+            let verdict = if fits == Some(false) { "true exhaustion" } else { "nearly all of it is in use" };
+            let alive = in_mebibytes(Some(*live_peak_bytes));
+            format!("{verdict}: {alive} are alive at one time, and no allocator needs less (see `oomph techniques`)")
+        }
         Reason::Leak { bytes_per_step, grower } => {
-            let by = grower.as_ref().map(|name| format!(", most of it {name}")).unwrap_or_default();
+            let by = grower.as_ref().map(|grower| format!(", most of it {}", name(grower))).unwrap_or_default();
             format!("{} a step{by}: settings only postpone the end (see `oomph leaks`)", Bytes(*bytes_per_step as u64))
         }
         Reason::LargeRequest { requested_bytes, event, site } => {
@@ -191,6 +193,13 @@ fn reason_words(reason: &Reason) -> String {
             Bytes(*requested_bytes),
             obstacles::in_words(kept_back)
         ),
+    }
+}
+
+fn name(grower: &Grower) -> String {
+    match (grower.by, grower.name.parse()) {
+        (GrownBy::Size, Ok(size)) => format!("blocks of {}", Bytes(size)),
+        _ => grower.name.clone(),
     }
 }
 
@@ -322,10 +331,19 @@ mod tests {
     #[test]
     fn why_nothing_helps_is_said_in_words() {
         let mut nothing = sample();
+        let grower = Grower {
+            by: GrownBy::Size,
+            name: (48 * MIB).to_string(),
+            bytes_before: 0,
+            bytes_after: 480 * MIB,
+            blocks_before: 0,
+            blocks_after: 10,
+            bytes_per_step: 48.0 * MIB as f64,
+        };
         (nothing.changes, nothing.export, nothing.fits) = (false, None, Some(false));
         nothing.limit_bytes = Some(6000 * MIB);
         nothing.reasons = vec![
-            Reason::Leak { bytes_per_step: 64.0 * MIB as f64, grower: Some("train.py:9".to_owned()) },
+            Reason::Leak { bytes_per_step: 64.0 * MIB as f64, grower: Some(grower) },
             Reason::Exhaustion { live_peak_bytes: 6006 * MIB },
             Reason::LargeRequest { requested_bytes: 2048 * MIB, event: 7, site: None },
             Reason::SideStream { stranded_bytes: 100 * MIB, requested_bytes: 80 * MIB },
@@ -334,8 +352,8 @@ mod tests {
         for words in [
             "run.pickle: no setting helps",
             "6,000 MiB for the allocator: not enough",
-            "but it leaks   64.0 MiB a step, most of it train.py:9",
-            "true exhaustion: 6,006 MiB are in use at one time",
+            "but it leaks   64.0 MiB a step, most of it blocks of 48.0 MiB",
+            "true exhaustion: 6,006 MiB are alive at one time",
             "one allocation is too large: 2.00 GiB (event 7)",
             "100 MiB are stranded on other streams when 80.0 MiB are asked for",
         ] {

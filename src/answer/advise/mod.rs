@@ -369,6 +369,16 @@ mod tests {
     }
 
     #[test]
+    fn one_forward_pass_is_no_leak() {
+        let mut story = TraceBuilder::new();
+        for number in 1..=400 {
+            story.alloc(MIB + number * 512, StreamId::DEFAULT, TagId(0));
+        }
+        let advice = ask(&story.finish("forward"), |_| ());
+        assert!(!advice.reasons.iter().any(|reason| matches!(reason, Reason::Leak { .. })), "{:?}", advice.reasons);
+    }
+
+    #[test]
     fn a_list_is_quoted_for_the_shell() {
         assert_eq!(quoted("expandable_segments:True"), "expandable_segments:True");
         assert_eq!(quoted("roundup_power2_divisions:[256:1,>:8]"), "'roundup_power2_divisions:[256:1,>:8]'");
