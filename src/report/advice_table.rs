@@ -12,6 +12,7 @@ use super::{
 use crate::{
     answer::{
         advise::{Advice, AdviceRow, Confidence, Reason},
+        leaks::{Grower, GrownBy},
         threshold::ThresholdStatus,
     },
     measure::{SCHEMA, obstacles},
@@ -45,12 +46,12 @@ pub fn advice(advice: &Advice, top: usize, medium: Medium) -> String {
     if let Some(room) = room(advice) {
         say("there is", room);
     }
-    if let (Some(now), Some(then)) = (advice.driver_now_ns, advice.driver_ns) {
-        say("driver time", cost(now, then, advice.changes));
+    if let Some(then) = advice.driver_ns {
+        say("driver time", cost(advice.driver_now_ns.filter(|_| advice.changes), then));
     }
     say("how sure", confidence(advice));
     for reason in &advice.reasons {
-        say(reason_label(reason), reason_words(reason));
+        say(reason_label(reason), reason_words(reason, advice.fits));
     }
     if let Some(note) = garbage_collection_note(advice) {
         say("note", note.to_owned());
@@ -67,7 +68,7 @@ pub fn advice_json(advices: &[Advice]) -> String {
 
 /// One line for everything that was tried.
 pub fn advice_csv(advices: &[Advice]) -> Result<String, ReportError> {
-    let mut writer = csv::Writer::from_writer(Vec::new());
+    let mut writer = csv::WriterBuilder::new().has_headers(false).from_writer(Vec::new());
     let columns = [
         "source",
         "settings",
@@ -133,10 +134,8 @@ fn room(advice: &Advice) -> Option<String> {
     Some(format!("{} for the allocator: {}{now}", in_mebibytes(Some(limit)), verdict(advice.fits)))
 }
 
-fn cost(now: u64, then: u64, changes: bool) -> String {
-    if !changes {
-        return format!("{} in all", Nanos(now));
-    }
+fn cost(now: Option<u64>, then: u64) -> String {
+    let Some(now) = now else { return format!("{} in all", Nanos(then)) };
     let difference = match then.checked_sub(now) {
         Some(more) => format!("{} more", Nanos(more)),
         None => format!("{} less", Nanos(now - then)),
@@ -169,14 +168,15 @@ fn reason_label(reason: &Reason) -> &'static str {
     }
 }
 
-fn reason_words(reason: &Reason) -> String {
+fn reason_words(reason: &Reason, fits: Option<bool>) -> String {
     match reason {
-        Reason::Exhaustion { live_peak_bytes } => format!(
-            "true exhaustion: {} are in use at one time, and no allocator needs less (`oomph techniques` saves some)",
-            in_mebibytes(Some(*live_peak_bytes))
-        ),
+        Reason::Exhaustion { live_peak_bytes } => {
+            let verdict = if fits == Some(false) { "true exhaustion" } else { "nearly all of it is in use" };
+            let alive = in_mebibytes(Some(*live_peak_bytes));
+            format!("{verdict}: {alive} are alive at one time, and no allocator needs less (see `oomph techniques`)")
+        }
         Reason::Leak { bytes_per_step, grower } => {
-            let by = grower.as_ref().map(|name| format!(", most of it {name}")).unwrap_or_default();
+            let by = grower.as_ref().map(|grower| format!(", most of it {}", name(grower))).unwrap_or_default();
             format!("{} a step{by}: settings only postpone the end (see `oomph leaks`)", Bytes(*bytes_per_step as u64))
         }
         Reason::LargeRequest { requested_bytes, event, site } => {
@@ -193,6 +193,13 @@ fn reason_words(reason: &Reason) -> String {
             Bytes(*requested_bytes),
             obstacles::in_words(kept_back)
         ),
+    }
+}
+
+fn name(grower: &Grower) -> String {
+    match (grower.by, grower.name.parse()) {
+        (GrownBy::Size, Ok(size)) => format!("blocks of {}", Bytes(size)),
+        _ => grower.name.clone(),
     }
 }
 
@@ -220,7 +227,7 @@ fn rows(advice: &Advice, top: usize, medium: Medium) -> String {
     add(&settings, top);
     add(&others, top.div_ceil(3));
     let gap = if medium == Medium::Markdown { "\n" } else { "" };
-    let more = if left_out > 0 { format!(" {left_out} more were tried: --top 99.") } else { String::new() };
+    let more = if left_out > 0 { format!(" Left out: {left_out} (--top 99 shows all).") } else { String::new() };
     format!(
         "{}\n{gap}Memory needed: the least in which all of it completes. Smallest device: with the context and libraries. \
          Other allocators are no line to paste.{more}\n",
@@ -300,16 +307,43 @@ mod tests {
 
     #[test]
     fn the_line_to_paste_comes_first_and_then_what_it_is_worth() {
-        insta::assert_snapshot!(advice(&sample(), 1, Medium::Terminal(None)), @"");
+        insta::assert_snapshot!(advice(&sample(), 1, Medium::Terminal(None)), @"
+        run.pickle: another setting needs less memory. Paste this before you start the program:
+
+            export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+
+          memory needed  6,184 MiB instead of 6,820 MiB: 636 MiB less (9.3 %)
+          driver time    4.50 ms instead of 4.00 ms: 500 us more in all
+          how sure       EXACT: the model does what PyTorch did in all 55169 entries of this recording
+
+        ──────────────────────────────────────────────────────────────────────────────────────────────────
+         settings                   memory       smallest   reserved with-    driver   fits
+                                    needed         device      out a limit      time
+        ══════════════════════════════════════════════════════════════════════════════════════════════════
+         expandable_segments:True   6,184 MiB   6,778 MiB         8.79 GiB   4.00 ms          recommended
+         (defaults)                 6,820 MiB   7,414 MiB         8.79 GiB   4.00 ms                  now
+         another allocator: bfc     6,400 MiB   6,994 MiB         8.79 GiB   4.00 ms
+        ──────────────────────────────────────────────────────────────────────────────────────────────────
+        Memory needed: the least in which all of it completes. Smallest device: with the context and libraries. Other allocators are no line to paste. Left out: 1 (--top 99 shows all).
+        ");
     }
 
     #[test]
     fn why_nothing_helps_is_said_in_words() {
         let mut nothing = sample();
+        let grower = Grower {
+            by: GrownBy::Size,
+            name: (48 * MIB).to_string(),
+            bytes_before: 0,
+            bytes_after: 480 * MIB,
+            blocks_before: 0,
+            blocks_after: 10,
+            bytes_per_step: 48.0 * MIB as f64,
+        };
         (nothing.changes, nothing.export, nothing.fits) = (false, None, Some(false));
         nothing.limit_bytes = Some(6000 * MIB);
         nothing.reasons = vec![
-            Reason::Leak { bytes_per_step: 64.0 * MIB as f64, grower: Some("train.py:9".to_owned()) },
+            Reason::Leak { bytes_per_step: 64.0 * MIB as f64, grower: Some(grower) },
             Reason::Exhaustion { live_peak_bytes: 6006 * MIB },
             Reason::LargeRequest { requested_bytes: 2048 * MIB, event: 7, site: None },
             Reason::SideStream { stranded_bytes: 100 * MIB, requested_bytes: 80 * MIB },
@@ -318,8 +352,8 @@ mod tests {
         for words in [
             "run.pickle: no setting helps",
             "6,000 MiB for the allocator: not enough",
-            "but it leaks   64.0 MiB a step, most of it train.py:9",
-            "true exhaustion: 6,006 MiB are in use at one time",
+            "but it leaks   64.0 MiB a step, most of it blocks of 48.0 MiB",
+            "true exhaustion: 6,006 MiB are alive at one time",
             "one allocation is too large: 2.00 GiB (event 7)",
             "100 MiB are stranded on other streams when 80.0 MiB are asked for",
         ] {

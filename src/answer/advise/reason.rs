@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::{Advice, AdviceQuestion, choice::least_gain};
 use crate::{
     answer::{
-        leaks::{self, Bar, LeakError, Observed, Place},
+        leaks::{self, Bar, Grower, LeakError, Observed, Place, StepsFrom},
         threshold::ThresholdError,
     },
     measure::{KeptBack, Obstacle, OomReport},
@@ -29,8 +29,8 @@ pub enum Reason {
     Leak {
         /// What a step adds.
         bytes_per_step: f64,
-        /// Who grows most: a call site, a tag, or a size in bytes.
-        grower: Option<String>,
+        /// Who grows most.
+        grower: Option<Grower>,
     },
     /// One request asks for a large part of all memory.
     LargeRequest {
@@ -91,11 +91,11 @@ impl AdviceQuestion<'_> {
         let options = Options { stop: self.stop, ..Options::default() };
         let found = Observed::of_source(self.trace, place, None, &options).and_then(|observed| {
             let finding = leaks::judge(&observed, None, &Bar::default())?;
-            if finding.verdict != leaks::Verdict::Leak {
+            // Parts of equal length are no steps: the one forward pass of a program that then died grows over them too.
+            if finding.verdict != leaks::Verdict::Leak || finding.steps_from == StepsFrom::Windows {
                 return Ok(None);
             }
-            let growers = observed.growers(self.trace, finding.first_step)?;
-            let grower = growers.into_iter().next().map(|grower| grower.name);
+            let grower = observed.growers(self.trace, finding.first_step)?.into_iter().next();
             Ok(Some(Reason::Leak { bytes_per_step: finding.bytes_per_step, grower }))
         });
         match found {

@@ -52,7 +52,7 @@ impl AdviceQuestion<'_> {
             Ok((found, limited)) => {
                 row.note(&found);
                 if let Some((fits, driver_ns)) = limited {
-                    (row.fits, row.driver_ns) = (Some(fits), Some(driver_ns));
+                    (row.fits, row.driver_ns) = (Some(fits), fits.then_some(driver_ns));
                 }
             }
             Err(ThresholdError::Interrupted) => return Err(ThresholdError::Interrupted),
