@@ -2,6 +2,8 @@
 //!
 //! clap's types stop here: every subcommand turns its arguments into what the library works with.
 
+mod advise;
+mod claims;
 mod compare;
 mod completions;
 mod convert;
@@ -23,6 +25,7 @@ mod progress;
 mod replay;
 mod replay_place;
 mod run;
+mod run_claims;
 mod run_techniques;
 mod run_thresholds;
 mod source;
@@ -64,6 +67,8 @@ enum Command {
     Replay(replay::Args),
     /// Find the smallest memory that suffices, or the largest workload that fits.
     Threshold(threshold::Args),
+    /// Say which allocator settings to use, what they save, and why none helps.
+    Advise(advise::Args),
     /// Say what is in a workload or trace: events, sizes, lifetimes, peak, the bound and a packing.
     Inspect(inspect::Args),
     /// Say whether memory leaks, the cache grows, it fragments or all is steady; and who grows.
@@ -74,6 +79,8 @@ enum Command {
     Compare(compare::Args),
     /// Compare memory-saving techniques: what each saves, what it costs, what fits in your card.
     Techniques(techniques::Args),
+    /// Put what is published about GPU memory to the test, claim by claim.
+    Claims(claims::Args),
     /// Write a workload or trace as a trace file.
     Convert(convert::Args),
     /// List strategies, workloads, suites or the cases of a suite.
@@ -96,11 +103,13 @@ pub fn main() -> ExitCode {
         Command::Run(args) => run::run(args),
         Command::Replay(args) => replay::run(args),
         Command::Threshold(args) => threshold::run(args),
+        Command::Advise(args) => advise::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Leaks(args) => leaks::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Compare(args) => compare::run(args),
         Command::Techniques(args) => techniques::run(args),
+        Command::Claims(args) => claims::run(args),
         Command::Convert(args) => convert::run(args),
         Command::List(args) => list::run(args),
         Command::Doctor(args) => doctor::run(args),

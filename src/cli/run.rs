@@ -13,7 +13,7 @@ use super::{
     failure::{Failure, Outcome},
     interrupt,
     options::{DeviceOptions, Format, NeedsOptions, WorkerOptions},
-    output, progress, run_techniques, run_thresholds, threshold,
+    output, progress, run_claims, run_techniques, run_thresholds, threshold,
 };
 use crate::{
     answer::threshold::ThresholdStatus,
@@ -173,7 +173,10 @@ fn run_own_table(args: &Args, suite: &SuiteFile, suites: usize) -> Outcome {
     if args.device.limit.is_some() || args.seed.is_some() {
         return Err(Failure::usage(anyhow!("{alone}, and chooses limits and seeds itself: no --limit, no --seed")));
     }
-    run_techniques::run(args, suite)
+    match suite.kind {
+        SuiteKind::Claims => run_claims::run(args),
+        _ => run_techniques::run(args, suite),
+    }
 }
 
 /// Runs what the folder does not hold yet, and writes every case down as soon as it is done.

@@ -3,8 +3,11 @@
 //! Suites and commands hand over records and details; everything here is made from them or from the files of a run, on
 //! any machine. This room looks at no device and prints nothing: it writes into the run's folder and returns text.
 
+mod advice_table;
 mod agreement_table;
 mod changes;
+mod claim_files;
+mod claim_table;
 mod comparison;
 mod environment;
 mod error;
@@ -22,8 +25,11 @@ mod threshold_table;
 mod timing_table;
 mod waterfall;
 
+pub use advice_table::{advice, advice_csv, advice_json};
 pub use agreement_table::{agreements, agreements_csv, agreements_json};
 pub use changes::{changes, changes_json};
+pub use claim_files::ClaimFiles;
+pub use claim_table::{claims, claims_csv, claims_in_full, claims_json, claims_page};
 pub use environment::Environment;
 pub use error::ReportError;
 pub use folder::{RunFolder, copy_run, read_detail, read_environment, read_records, read_timings};

@@ -173,7 +173,7 @@ fn row(heading: String, record: &ThresholdRecord) -> Vec<Cell> {
 }
 
 /// To the page: rounding to three digits would hide what the search found.
-fn in_mebibytes(bytes: Option<u64>) -> String {
+pub(super) fn in_mebibytes(bytes: Option<u64>) -> String {
     let Some(bytes) = bytes else { return String::new() };
     let digits = bytes.div_ceil(1 << 20).to_string();
     let mut grouped = String::new();

@@ -2,7 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{CaseTimeout, Group, OnOom, Selection, SourceSpec, SuiteError, SuiteFile, filter::glob};
+use super::{
+    CaseTimeout, Group, OnOom, Selection, SourceSpec, SuiteError, SuiteFile,
+    filter::glob,
+    story::{self, Story},
+};
 use crate::{
     device::DeviceSpec,
     measure::CaseLabel,
@@ -53,7 +57,7 @@ pub struct CaseSettings {
 }
 
 impl SuiteFile {
-    /// Unfolds the suite into its cases, in a fixed order: groups, then workloads, strategies, limits and seeds.
+    /// Unfolds the suite into its cases, in a fixed order: groups, then workloads and trace files, strategies, limits and seeds.
     pub fn cases(&self, settings: &CaseSettings) -> Result<Vec<Case>, SuiteError> {
         let mut cases = Vec::new();
         for group in &self.group {
@@ -67,13 +71,10 @@ impl SuiteFile {
                 Some(seed) => vec![seed],
                 None => group.seeds.clone().unwrap_or_else(|| self.seeds.clone()),
             };
-            for recipe in self.recipes(group)? {
+            for told in self.stories(group, &seeds)? {
                 for strategy in &strategies {
                     for &limit in &limits {
-                        for &seed in &seeds {
-                            let recipe = recipe.clone().seed(seed);
-                            cases.push(self.case(group, &recipe, strategy, limit, settings)?);
-                        }
+                        cases.extend(told.iter().map(|story| self.case(group, story, strategy, limit, settings)));
                     }
                 }
             }
@@ -84,29 +85,23 @@ impl SuiteFile {
     fn case(
         &self,
         group: &Group,
-        recipe: &Recipe,
+        story: &Story,
         strategy: &StrategySpec,
         limit: Option<u64>,
         settings: &CaseSettings,
-    ) -> Result<Case, SuiteError> {
-        let workload = recipe.workload().map_err(|source| self.refuse(source))?;
-        Ok(Case {
+    ) -> Case {
+        Case {
             label: CaseLabel {
                 suite: self.name.clone(),
-                workload: workload.name().to_owned(),
+                workload: story.source.name().to_owned(),
                 strategy: strategy.to_string(),
                 device: settings.device.to_string(),
                 limit,
-                seed: workload.seed(),
+                seed: story.origin.seed,
                 repeat: group.repeat,
             },
-            origin: SourceSpec {
-                name: recipe.name().to_owned(),
-                set: group.set.iter().map(|(key, value)| (key.clone(), value.to_string())).collect(),
-                seed: workload.seed(),
-                device_index: None,
-            },
-            source: Arc::new(workload),
+            origin: story.origin.clone(),
+            source: Arc::clone(&story.source),
             strategy: strategy.clone(),
             device: settings.device.clone(),
             on_out_of_memory: match group.on_oom {
@@ -118,7 +113,26 @@ impl SuiteFile {
             timed: group.timed,
             threads: group.threads.clone(),
             timeout: settings.timeout.or(group.timeout).or(self.timeout),
-        })
+        }
+    }
+
+    /// What the cases of a group tell: for every workload and trace file, once for every seed that makes a difference.
+    fn stories(&self, group: &Group, seeds: &[u64]) -> Result<Vec<Vec<Story>>, SuiteError> {
+        let mut stories = Vec::new();
+        for name in self.names(group) {
+            if story::is_path(name) {
+                if !group.set.is_empty() {
+                    return Err(SuiteError::NothingToSet { suite: self.name.clone(), path: name.to_owned() });
+                }
+                let seed = seeds.first().copied().unwrap_or_default();
+                stories.extend(story::files(&self.name, name)?.iter().map(|path| vec![Story::of_file(path, seed)]));
+            } else {
+                let recipe = self.recipe(group, name)?;
+                let with_seed = |&seed: &u64| Story::of_recipe(self, group, &recipe, seed);
+                stories.push(seeds.iter().map(with_seed).collect::<Result<_, _>>()?);
+            }
+        }
+        Ok(stories)
     }
 
     fn strategies(&self, group: &Group) -> Result<Vec<StrategySpec>, SuiteError> {
@@ -139,21 +153,23 @@ impl SuiteFile {
     }
 
     fn recipes(&self, group: &Group) -> Result<Vec<Recipe>, SuiteError> {
+        self.names(group).map(|name| self.recipe(group, name)).collect()
+    }
+
+    fn names<'a>(&self, group: &'a Group) -> impl Iterator<Item = &'a str> {
         let names: Vec<&str> = match &group.workloads {
             Selection::All => recipe_names().collect(),
             Selection::Names(names) => names.iter().map(String::as_str).collect(),
         };
-        names
-            .into_iter()
-            .filter(|name| !group.except.iter().any(|pattern| glob(pattern, name)))
-            .map(|name| {
-                let recipe = Recipe::named(name).map_err(|source| self.refuse(source))?;
-                Ok(group.set.iter().fold(recipe, |recipe, (key, value)| recipe.with_value(key, value.clone())))
-            })
-            .collect()
+        names.into_iter().filter(|name| !group.except.iter().any(|pattern| glob(pattern, name)))
     }
 
-    fn refuse(&self, source: WorkloadError) -> SuiteError {
+    fn recipe(&self, group: &Group, name: &str) -> Result<Recipe, SuiteError> {
+        let recipe = Recipe::named(name).map_err(|source| self.refuse(source))?;
+        Ok(group.set.iter().fold(recipe, |recipe, (key, value)| recipe.with_value(key, value.clone())))
+    }
+
+    pub(super) fn refuse(&self, source: WorkloadError) -> SuiteError {
         SuiteError::Workload { suite: self.name.clone(), source: Box::new(source) }
     }
 }

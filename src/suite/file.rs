@@ -65,7 +65,7 @@ impl SuiteKind {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Group {
-    /// Names of workloads, or `"all"`.
+    /// Names of workloads, paths of trace files with `*` in the last part if need be, or `"all"` workloads.
     pub workloads: Selection,
     /// Workloads to leave out of `"all"`, `*` standing for any run of characters.
     #[serde(default)]

@@ -13,6 +13,7 @@ mod isolation;
 mod needs;
 mod run;
 mod source;
+mod story;
 mod timeout;
 pub mod worker;
 
@@ -58,6 +59,22 @@ pub enum SuiteError {
         name: String,
         /// The nearest right name.
         suggestion: Option<String>,
+    },
+    /// A trace file that the suite names is not there.
+    #[error("suite '{suite}': no file matches '{pattern}', seen from the current folder; run it where the files are")]
+    NoTraceFile {
+        /// Which suite.
+        suite: String,
+        /// What was looked for.
+        pattern: String,
+    },
+    /// Parameters for a trace file, which has none.
+    #[error("suite '{suite}': '{path}' is a trace file, which has nothing to set")]
+    NothingToSet {
+        /// Which suite.
+        suite: String,
+        /// Which file.
+        path: String,
     },
     /// A strategy that the suite names is wrong.
     #[error("suite '{suite}': {source}")]

@@ -4,7 +4,10 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::{Case, CaseOutcome, CaseRunner, SourceSpec};
-use crate::plan::{Budget, Needs};
+use crate::{
+    measure::Status,
+    plan::{Budget, Needs},
+};
 
 /// Runs cases by another runner and adds the bound, and the packing where that is asked for, to the rows of those that
 /// were measured.
@@ -45,7 +48,9 @@ impl<'a> WithNeeds<'a> {
 impl CaseRunner for WithNeeds<'_> {
     fn run(&self, case: &Case) -> CaseOutcome {
         let mut outcome = self.runner.run(case);
+        // Whoever interrupts a case does not want to wait for another reading of its source.
         if outcome.record.clock.is_some()
+            && outcome.record.status != Status::Interrupted
             && let Some(needs) = self.needs(case)
         {
             outcome.record.set_needs(&needs);
@@ -56,7 +61,7 @@ impl CaseRunner for WithNeeds<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     use super::*;
     use crate::{
@@ -99,6 +104,18 @@ mod tests {
             assert_eq!(record.bound_requested_bytes, Some(record.peak_requested_bytes));
         }
         assert_eq!(source.1.load(Ordering::Relaxed), 3 + 2, "three runs, one bound, one packing");
+    }
+
+    #[test]
+    fn an_interrupted_case_is_not_read_again() {
+        let stop = AtomicBool::new(true);
+        let mut case = test_case("checkerboard", "caching");
+        let source = Arc::new(Counted(case.source, AtomicUsize::new(0)));
+        case.source = source.clone();
+        let here = InProcess { stop: Some(&stop) };
+        let record = WithNeeds::new(&here, None).run(&case).record;
+        assert_eq!((record.status, record.bound_requested_bytes), (Status::Interrupted, None));
+        assert_eq!(source.1.load(Ordering::Relaxed), 1);
     }
 
     #[test]

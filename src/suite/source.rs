@@ -12,7 +12,7 @@ use crate::{
         Device,
         sim::{SimConfig, SimConfigError, SimDevice},
     },
-    replay::verify::{Companion, CompanionError, Verdict, verify},
+    replay::verify::{Companion, CompanionError, Verdict, Verification, verify},
     strategy::Setup,
     trace::{
         self, Source, TableFull, TraceError,
@@ -99,6 +99,11 @@ impl SourceSpec {
     /// The source as a recording, if it is a PyTorch snapshot. The snapshot's own limit is used to understand it, and
     /// nowhere else: a replay is limited by its own arguments only.
     pub fn recording(&self) -> Result<Option<Recording>, SourceError> {
+        Ok(self.verified_recording()?.map(|(recording, _)| recording))
+    }
+
+    /// The same, and how well the model re-lives it.
+    pub fn verified_recording(&self) -> Result<Option<(Recording, Verification)>, SourceError> {
         let path = Path::new(&self.name);
         let is_file = path.is_file() && path.extension().is_none_or(|extension| extension != "toml");
         if !is_file || trace::recognise(path)?.name != torch::NAME {
@@ -110,10 +115,11 @@ impl SourceSpec {
         let companion = Companion::beside(path)?.unwrap_or_default();
         let limit = companion.memory_fraction.map(|fraction| (fraction * props.total_bytes as f64) as u64);
         let verification = verify(&recording, &Setup { props, limit }, &companion.counters);
-        Ok(Some(match verification.verdict {
-            Verdict::Exact => recording.with_empty_caches(verification.empty_caches)?,
+        let recording = match verification.verdict {
+            Verdict::Exact => recording.with_empty_caches(verification.empty_caches.clone())?,
             Verdict::Partial { .. } | Verdict::Diverged(_) => recording,
-        }))
+        };
+        Ok(Some((recording, verification)))
     }
 
     /// The recipe, or `None` if the source is a trace file. Opens no trace.

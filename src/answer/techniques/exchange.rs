@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// What a rank sends in one step of a workload: the last one.
-pub(super) fn bytes_per_step(source: &dyn Source) -> Result<u64, TraceError> {
+pub(in crate::answer) fn bytes_per_step(source: &dyn Source) -> Result<u64, TraceError> {
     let (mut reader, mut chunk) = (source.open()?, Vec::new());
     let mut sent = 0.0;
     loop {
@@ -40,7 +40,7 @@ fn share_sent(kind: CollectiveKind, ranks: u16) -> f64 {
 }
 
 /// How long so many bytes take on a link.
-pub(super) fn time(bytes: u64, link_bytes_per_second: u64) -> Nanos {
+pub(in crate::answer) fn time(bytes: u64, link_bytes_per_second: u64) -> Nanos {
     Nanos((bytes as f64 / link_bytes_per_second.max(1) as f64 * 1e9) as u64)
 }
 

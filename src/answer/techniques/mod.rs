@@ -7,7 +7,8 @@
 
 mod advice;
 mod catalogue;
-mod exchange;
+pub(in crate::answer) mod exchange;
+mod guess;
 mod ratio;
 mod record;
 mod trial;
@@ -159,11 +160,8 @@ fn row(
     }
     let mut fits = Vec::new();
     if record.status != Status::Skipped {
-        for &memory_bytes in cards {
-            let fit = stage.largest_batch(model, technique, memory_bytes, record.modelled_exchange_ns)?;
-            record.note(&fit);
-            fits.push(fit);
-        }
+        fits = stage.largest_batches(model, technique, cards, &record)?;
+        fits.iter().for_each(|fit| record.note(fit));
     }
     Ok(TechniqueRow { record, fits })
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicBool;
 
-use super::{Fit, Technique, TechniqueError, TechniqueRecord, exchange};
+use super::{Fit, Technique, TechniqueError, TechniqueRecord, exchange, guess::MemoryByBatch};
 use crate::{
     answer::threshold::{LargestQuestion, largest},
     device::{DeviceSpec, default_limit, wrap::Limited},
@@ -71,14 +71,15 @@ impl Stage<'_> {
                 return Ok(Trial { record, times: StepTimes::default() });
             }
         };
-        let caching = self.memory(&workload, CACHING)?;
+        let caching = self.memory(&workload, CACHING, self.device)?;
         record.clock = caching.clock;
         record.status = caching.status;
         record.reason.clone_from(&caching.reason);
         let mut times = StepTimes::default();
         if caching.status == Status::Completed {
             note_memory(&mut record, &caching);
-            let (expandable, pool) = (self.memory(&workload, EXPANDABLE)?, self.memory(&workload, ASYNC)?);
+            let expandable = self.memory(&workload, EXPANDABLE, self.device)?;
+            let pool = self.memory(&workload, ASYNC, self.device)?;
             record.expandable_peak_reserved_bytes = Some(expandable.peak_reserved_bytes);
             record.expandable_peak_device_used_bytes = Some(expandable.peak_device_used_bytes);
             record.async_peak_reserved_bytes = Some(pool.peak_reserved_bytes);
@@ -93,37 +94,65 @@ impl Stage<'_> {
         Ok(Trial { record, times })
     }
 
-    /// The largest batch that fits in a card, and its speed.
-    pub(super) fn largest_batch(
+    /// The largest batch that fits in each card, and its speed.
+    pub(super) fn largest_batches(
         &self,
         model: &Recipe,
         technique: &Technique,
-        memory_bytes: u64,
-        exchange_ns: u64,
-    ) -> Result<Fit, TechniqueError> {
+        cards: &[u64],
+        record: &TechniqueRecord,
+    ) -> Result<Vec<Fit>, TechniqueError> {
         let recipe = technique.applied_to(model).with("steps", STEPS_FOR_MEMORY);
-        let strategy = StrategySpec::from(CACHING);
-        let question = LargestQuestion {
-            repeat: 1,
-            around: 0,
-            stop: Some(self.stop),
-            ..LargestQuestion::new(&recipe, "batch", memory_bytes, &strategy, self.simulated)
-        };
-        let batch = largest(&question)?.largest.unwrap_or(0).min(MOST_BATCH);
-        if batch == 0 {
-            return Ok(Fit { memory_bytes, batch, per_second: None });
+        let (strategy, exchange_ns) = (StrategySpec::from(CACHING), record.modelled_exchange_ns);
+        let mut known = if cards.is_empty() { MemoryByBatch::default() } else { self.two_batches(&recipe, record)? };
+        let mut overhead = 0;
+        if let (Some(used), Some(reserved)) = (record.peak_device_used_bytes, record.peak_reserved_bytes) {
+            overhead = used.saturating_sub(reserved);
         }
-        let roomy = self.simulated.with_room_for(memory_bytes);
-        let step = self.times(&recipe.with("batch", &batch.to_string()), &roomy)?.median();
-        let per_second = step.map(|Nanos(step)| batch as f64 * 1e9 / (step + exchange_ns) as f64);
-        Ok(Fit { memory_bytes, batch, per_second })
+        let mut fits = Vec::with_capacity(cards.len());
+        for &memory_bytes in cards {
+            let question = LargestQuestion {
+                repeat: 1,
+                around: 0,
+                guess: known.guess(memory_bytes.saturating_sub(overhead)),
+                stop: Some(self.stop),
+                ..LargestQuestion::new(&recipe, "batch", memory_bytes, &strategy, self.simulated)
+            };
+            let found = largest(&question)?;
+            overhead = found.overhead_bytes;
+            if let (Some(batch), Some(bytes)) = (found.largest, found.peak_reserved_bytes) {
+                known.note(batch, bytes);
+            }
+            let batch = found.largest.unwrap_or(0).min(MOST_BATCH);
+            let mut per_second = None;
+            if batch > 0 {
+                let roomy = self.simulated.with_room_for(memory_bytes);
+                let step = self.times(&recipe.clone().with("batch", &batch.to_string()), &roomy)?.median();
+                per_second = step.map(|Nanos(step)| batch as f64 * 1e9 / (step + exchange_ns) as f64);
+            }
+            fits.push(Fit { memory_bytes, batch, per_second });
+        }
+        Ok(fits)
+    }
+
+    /// What the batch that was measured takes, and one more; nothing where not even that one fits.
+    fn two_batches(&self, recipe: &Recipe, record: &TechniqueRecord) -> Result<MemoryByBatch, TechniqueError> {
+        let mut known = MemoryByBatch::default();
+        if let Some(bytes) = record.peak_reserved_bytes {
+            let other = if record.batch > 1 { 1 } else { 2 };
+            let workload = recipe.clone().with("batch", &other.to_string()).workload().map_err(Box::new)?;
+            let small = self.memory(&workload, CACHING, self.simulated)?;
+            known.note(other, small.peak_reserved_bytes);
+            known.note(record.batch, bytes);
+        }
+        Ok(known)
     }
 
     /// The row of a replay that asks for memory and runs nothing: what is held does not depend on when work ends, in
     /// programs of one stream.
-    fn memory(&self, workload: &Workload, strategy: &str) -> Result<CaseRecord, TechniqueError> {
+    fn memory(&self, workload: &Workload, strategy: &str, on: &DeviceSpec) -> Result<CaseRecord, TechniqueError> {
         let spec = StrategySpec::from(strategy);
-        let mut device = self.device.open()?;
+        let mut device = on.open()?;
         let limit = default_limit(&*device);
         if let Some(limit) = limit {
             device = Box::new(Limited::to(limit, device));

@@ -39,6 +39,8 @@ pub struct LargestQuestion<'a> {
     pub repeat: u32,
     /// How many values around the largest are tried.
     pub around: u32,
+    /// Where the search begins: near the answer it takes a few probes. Without it, at the smallest value.
+    pub guess: Option<u64>,
     /// How many replays run side by side.
     pub jobs: usize,
     /// Set from outside to give up.
@@ -65,6 +67,7 @@ impl<'a> LargestQuestion<'a> {
             cap: Cap::default(),
             repeat: REPEATS,
             around: PROBES_AROUND,
+            guess: None,
             jobs: 1,
             stop: None,
         }
@@ -92,7 +95,8 @@ struct Trial {
     probe: Probe,
 }
 
-/// Searches for the largest value that fits: doubling until one does not, then between the last two.
+/// Searches for the largest value that fits: away from the guess in doubling strides, up from one that fits and down from
+/// one that does not, then between the last two.
 ///
 /// ```
 /// use oomph::answer::threshold::{LargestQuestion, largest};
@@ -143,7 +147,9 @@ pub fn largest(question: &LargestQuestion<'_>) -> Result<LargestRecord, Threshol
         limit_bytes,
         ..LargestRecord::default()
     };
-    let found = if search.fits(last_place)? { Some(ascend(&mut search, last_place, question.around)?) } else { None };
+    let guessed =
+        question.guess.map_or(last_place, |guess| last_place - (guess.saturating_sub(first) / step).min(last_place));
+    let found = approach(&mut search, guessed, last_place, question.around)?;
     let tried = search.into_tried();
     record.status = if found.is_some() { ThresholdStatus::Found } else { ThresholdStatus::NeverFits };
     if found.is_none() {
@@ -160,18 +166,28 @@ pub fn largest(question: &LargestQuestion<'_>) -> Result<LargestRecord, Threshol
     Ok(record)
 }
 
-/// From the smallest value, which fits, up to the largest that does.
-fn ascend(search: &mut Search<'_, Trial, ThresholdError>, last_place: u64, around: u32) -> Result<u64, ThresholdError> {
-    let (mut fits, mut stride) = (last_place, 1);
+/// From a guess to the largest value that fits; `None` where not even the smallest does.
+fn approach(
+    search: &mut Search<'_, Trial, ThresholdError>,
+    guessed: u64,
+    last_place: u64,
+    around: u32,
+) -> Result<Option<u64>, ThresholdError> {
+    let (mut edge, mut stride) = (guessed, 1);
+    let fits = search.fits(guessed)?;
+    // From what fits towards larger values, which are lower places; from what does not towards smaller ones.
     loop {
-        let place = last_place.saturating_sub(stride);
-        if !search.fits(place)? {
-            return search.settle(place, fits, around);
+        match (fits, edge) {
+            (true, 0) => return Ok(Some(0)),
+            (false, edge) if edge == last_place => return Ok(None),
+            _ => {}
         }
-        fits = place;
-        if place == 0 {
-            return Ok(0);
+        let place = if fits { guessed.saturating_sub(stride) } else { guessed.saturating_add(stride).min(last_place) };
+        if search.fits(place)? != fits {
+            let (fails, fits) = if fits { (place, edge) } else { (edge, place) };
+            return search.settle(fails, fits, around).map(Some);
         }
+        edge = place;
         stride *= 2;
     }
 }
@@ -198,6 +214,20 @@ mod tests {
         assert!(found.tried.contains(&(batch, true)) && found.tried.contains(&(batch + 1, false)), "{:?}", found.tried);
         assert!(found.limit_bytes < 8 * GIB - 500 * (1 << 20), "context and libraries have their part");
         assert!(found.peak_reserved_bytes.unwrap() <= found.limit_bytes);
+    }
+
+    #[test]
+    fn a_guess_changes_how_long_it_takes_and_not_the_answer() {
+        let find = |memory, guess| {
+            find("training", "batch", memory, |question| (question.around, question.guess) = (0, guess))
+        };
+        let unguided = find(24 * GIB, None);
+        let batch = unguided.largest.unwrap();
+        for guess in [1, 2, batch - 3, batch, batch + 1, batch + 7, 100_000, u64::MAX] {
+            assert_eq!(find(24 * GIB, Some(guess)).largest, Some(batch), "from {guess}");
+        }
+        assert!(find(24 * GIB, Some(batch)).probes == 2 && unguided.probes > 4, "{}", unguided.probes);
+        assert_eq!(find(GIB, Some(9)).status, ThresholdStatus::NeverFits);
     }
 
     #[test]

@@ -70,6 +70,8 @@ pub struct Threshold {
     pub uncapped_held_bytes: u64,
     /// What its books call reserved then.
     pub uncapped_reserved_bytes: u64,
+    /// What it spends in driver calls then, launches left out.
+    pub uncapped_driver_ns: u64,
     /// The unit of the search.
     pub page_bytes: u64,
     /// Every cap that was tried, smallest first.
@@ -130,13 +132,14 @@ pub fn threshold(question: &ThresholdQuestion<'_>) -> Result<Threshold, Threshol
         pace: question.pace,
         stop: question.stop,
     };
-    let Uncapped { oom, peak_held_bytes, peak_reserved_bytes, page_bytes } = rehearsal.uncapped()?;
+    let Uncapped { oom, peak_held_bytes, peak_reserved_bytes, page_bytes, driver_ns } = rehearsal.uncapped()?;
     let mut answer = Threshold {
         threshold_bytes: None,
         overhead_bytes: overhead(question.device)?,
         live_peak_bytes: live_peak(question.trace),
         uncapped_held_bytes: peak_held_bytes,
         uncapped_reserved_bytes: peak_reserved_bytes,
+        uncapped_driver_ns: driver_ns,
         page_bytes,
         probes: Vec::new(),
         failure: oom,
@@ -166,13 +169,13 @@ pub fn threshold(question: &ThresholdQuestion<'_>) -> Result<Threshold, Threshol
 }
 
 /// What the context and the libraries take of a device before a strategy takes anything.
-pub(super) fn overhead(device: &DeviceSpec) -> Result<u64, ThresholdError> {
+pub(in crate::answer) fn overhead(device: &DeviceSpec) -> Result<u64, ThresholdError> {
     let context_bytes = device.open()?.props().context_bytes;
     Ok(context_bytes.saturating_add(device.footprint().library_bytes))
 }
 
 /// The most bytes that are alive at one time.
-fn live_peak(trace: &Trace) -> u64 {
+pub(in crate::answer) fn live_peak(trace: &Trace) -> u64 {
     let mut sizes: Vec<u64> = Vec::new();
     let (mut live, mut peak) = (0u64, 0);
     for event in &trace.events {

@@ -24,7 +24,10 @@ pub use case::CaseSearch;
 pub use confirm::{Confirmation, confirm};
 pub use largest::{LargestQuestion, largest};
 pub use memory::{Threshold, ThresholdQuestion, threshold};
+pub(in crate::answer) use memory::{live_peak, overhead};
+pub(in crate::answer) use probe::Rehearsal;
 pub use probe::{Cap, Probe};
+pub(in crate::answer) use record::status_of;
 pub use record::{LargestRecord, Stability, ThresholdDetail, ThresholdRecord, ThresholdStatus};
 
 use crate::{

@@ -6,11 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use super::ThresholdError;
 use crate::{
-    device::{Capabilities, Device, DeviceSpec, wrap::Limited},
+    device::{CallKind, Capabilities, Device, DeviceSpec, wrap::Limited},
     measure::{OomReport, ooms::Ooms},
     replay::{self, Moment, Observer, OutOfMemory, Pace, Replayed, replay},
     strategy::{EventSink, Setup, Strategy, StrategyEvent, StrategySpec},
     trace::Source,
+    unit::Nanos,
 };
 
 /// Who refuses what goes beyond the cap.
@@ -51,17 +52,20 @@ pub struct Probe {
     pub peak_reserved_bytes: u64,
     /// How often cached memory had to be given back to make room.
     pub retries: u64,
+    /// Time inside driver calls, launches left out: what the strategy costs.
+    #[serde(default)]
+    pub driver_ns: u64,
 }
 
 /// Everything about a try but its cap.
-pub(super) struct Rehearsal<'a> {
-    pub(super) source: &'a dyn Source,
-    pub(super) strategy: &'a StrategySpec,
-    pub(super) device: &'a DeviceSpec,
-    pub(super) cap: Cap,
-    pub(super) repeat: u32,
-    pub(super) pace: Pace,
-    pub(super) stop: Option<&'a AtomicBool>,
+pub(in crate::answer) struct Rehearsal<'a> {
+    pub(in crate::answer) source: &'a dyn Source,
+    pub(in crate::answer) strategy: &'a StrategySpec,
+    pub(in crate::answer) device: &'a DeviceSpec,
+    pub(in crate::answer) cap: Cap,
+    pub(in crate::answer) repeat: u32,
+    pub(in crate::answer) pace: Pace,
+    pub(in crate::answer) stop: Option<&'a AtomicBool>,
 }
 
 /// What an uncapped try took.
@@ -70,12 +74,20 @@ pub(super) struct Uncapped {
     pub(super) peak_held_bytes: u64,
     pub(super) peak_reserved_bytes: u64,
     pub(super) page_bytes: u64,
+    pub(super) driver_ns: u64,
+}
+
+/// How a replay ended, and what it leaves to look at.
+struct Ended {
+    replayed: Replayed,
+    strategy: Box<dyn Strategy>,
+    driver_time: Nanos,
 }
 
 impl Rehearsal<'_> {
     /// Tries the cap. Ends at the first request that fails.
-    pub(super) fn probe(&self, limit_bytes: u64) -> Result<Probe, ThresholdError> {
-        let (replayed, strategy) = self.replay(Some(limit_bytes), &mut Nobody)?;
+    pub(in crate::answer) fn probe(&self, limit_bytes: u64) -> Result<Probe, ThresholdError> {
+        let Ended { replayed, strategy, driver_time } = self.replay(Some(limit_bytes), &mut Nobody)?;
         let stats = strategy.stats();
         let failure = replayed.first_oom.map(|oom| self.place(&replayed, &oom));
         Ok(Probe {
@@ -85,11 +97,12 @@ impl Rehearsal<'_> {
             failed_event: failure.map(|(_, event)| event),
             peak_reserved_bytes: stats.peak.reserved,
             retries: stats.retries,
+            driver_ns: driver_time.0,
         })
     }
 
     /// The first failure under the cap, with everything that is known about it.
-    pub(super) fn explain(&self, limit_bytes: u64) -> Result<Option<OomReport>, ThresholdError> {
+    pub(in crate::answer) fn explain(&self, limit_bytes: u64) -> Result<Option<OomReport>, ThresholdError> {
         let mut ooms = Ooms::default();
         self.replay(Some(limit_bytes), &mut ooms)?;
         Ok(ooms.reports.into_iter().next())
@@ -98,20 +111,17 @@ impl Rehearsal<'_> {
     /// What it takes with the whole device.
     pub(super) fn uncapped(&self) -> Result<Uncapped, ThresholdError> {
         let mut watch = Watch::default();
-        let (_, strategy) = self.replay(None, &mut watch)?;
+        let Ended { strategy, driver_time, .. } = self.replay(None, &mut watch)?;
         Ok(Uncapped {
             oom: watch.ooms.reports.into_iter().next(),
             peak_held_bytes: watch.peak_held_bytes,
             peak_reserved_bytes: strategy.stats().peak.reserved,
             page_bytes: watch.page_bytes.max(1),
+            driver_ns: driver_time.0,
         })
     }
 
-    fn replay<O: Observer>(
-        &self,
-        limit: Option<u64>,
-        observer: &mut O,
-    ) -> Result<(Replayed, Box<dyn Strategy>), ThresholdError> {
+    fn replay<O: Observer>(&self, limit: Option<u64>, observer: &mut O) -> Result<Ended, ThresholdError> {
         let device = self.device.open()?;
         let mut device: Box<dyn Device> = match limit {
             Some(limit) => Box::new(Limited::to(limit, device)),
@@ -129,7 +139,8 @@ impl Rehearsal<'_> {
         if replayed.interrupted {
             return Err(ThresholdError::Interrupted);
         }
-        Ok((replayed, strategy))
+        let ledger = device.ledger();
+        Ok(Ended { replayed, strategy, driver_time: ledger.total().time - ledger.of(CallKind::Launch).time })
     }
 
     /// The round and the event within it, where the length of the source is known; otherwise counted from the start.

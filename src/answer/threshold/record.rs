@@ -271,7 +271,7 @@ pub struct LargestRecord {
 }
 
 /// How a search ended that gave no answer.
-pub(super) fn status_of(error: &ThresholdError) -> ThresholdStatus {
+pub(in crate::answer) fn status_of(error: &ThresholdError) -> ThresholdStatus {
     match error {
         ThresholdError::Unable { .. } => ThresholdStatus::Skipped,
         ThresholdError::Interrupted => ThresholdStatus::Interrupted,

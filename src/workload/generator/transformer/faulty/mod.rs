@@ -65,6 +65,8 @@ const REMEDY: Parameter = Parameter::choice(
         "rebind",
         "release",
         "zero_grad",
+        "before_forward",
+        "before_backward",
         "weak_reference",
         "break_link",
         "collect",

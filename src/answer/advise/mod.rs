@@ -1,0 +1,377 @@
+//! Which settings of PyTorch's allocator a program should run with, and what they save.
+//!
+//! [`advise`] replays a story under every setting of a [grid](grid::SETTINGS) and under the other allocators there are,
+//! searches for each the smallest memory in which it completes, and [chooses](choice) the simplest line that needs about
+//! the least. Where no line helps it says [why](Reason). `oomph advise` asks and `report` shows the answer; this room
+//! neither knows files nor prints.
+//!
+//! What is needed is found as by [`threshold`](super::threshold). `cudaMalloc` of a program that was told to use a share
+//! of the device ([`Room::Limit`]) is refused by the allocator itself; on a card that is just too small ([`Room::Card`])
+//! by the driver, and then `garbage_collection_threshold` does nothing, as in PyTorch.
+
+pub mod choice;
+mod confidence;
+pub mod grid;
+mod reason;
+mod trial;
+
+pub use confidence::Confidence;
+pub use reason::Reason;
+
+use std::sync::atomic::AtomicBool;
+
+use serde::{Deserialize, Serialize};
+
+use super::threshold::{Cap, ThresholdError, ThresholdStatus, live_peak, overhead};
+use crate::{
+    device::DeviceSpec,
+    measure::{OomReport, SCHEMA},
+    trace::Trace,
+};
+
+/// How much memory there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// A card of so many bytes, of which the context and the libraries take their part.
+    Card(u64),
+    /// So many bytes that the program may reserve: PyTorch's memory fraction.
+    Limit(u64),
+}
+
+/// What is asked.
+#[derive(Clone, Copy, Debug)]
+pub struct AdviceQuestion<'a> {
+    /// What the program does.
+    pub trace: &'a Trace,
+    /// The settings that it has now, as in `PYTORCH_CUDA_ALLOC_CONF`.
+    pub current: &'a str,
+    /// The simulated device.
+    pub device: &'a DeviceSpec,
+    /// How much memory there is, where that is known.
+    pub room: Option<Room>,
+    /// How often the story must complete, back to back.
+    pub repeat: u32,
+    /// How many replays run side by side.
+    pub jobs: usize,
+    /// Set from outside to give up.
+    pub stop: Option<&'a AtomicBool>,
+}
+
+impl<'a> AdviceQuestion<'a> {
+    /// The usual question on one core: a recording is many steps already, so that one round will do.
+    #[must_use]
+    pub fn new(trace: &'a Trace, current: &'a str, device: &'a DeviceSpec) -> AdviceQuestion<'a> {
+        AdviceQuestion { trace, current, device, room: None, repeat: 1, jobs: 1, stop: None }
+    }
+
+    /// What the allocator may hold.
+    fn limit_bytes(&self) -> Result<Option<u64>, ThresholdError> {
+        Ok(match self.room {
+            Some(Room::Card(bytes)) => Some(bytes.saturating_sub(overhead(self.device)?)),
+            Some(Room::Limit(bytes)) => Some(bytes),
+            None => None,
+        })
+    }
+
+    /// Who refuses more.
+    fn cap(&self) -> Cap {
+        match self.room {
+            Some(Room::Card(_)) => Cap::Device,
+            Some(Room::Limit(_)) | None => Cap::Allocator,
+        }
+    }
+}
+
+/// What one candidate needs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct AdviceRow {
+    /// What `PYTORCH_CUDA_ALLOC_CONF` would be; `None` for an allocator that no line of PyTorch's brings.
+    pub settings: Option<String>,
+    /// The strategy that was replayed.
+    pub strategy: String,
+    /// Whether the program has these settings now.
+    pub current: bool,
+    /// Whether they are recommended.
+    pub recommended: bool,
+    /// How the search ended.
+    pub status: ThresholdStatus,
+    /// The smallest memory in which the story completes, of the allocator's own.
+    pub needed_bytes: Option<u64>,
+    /// The same with the context and the libraries: the smallest card.
+    pub device_bytes: Option<u64>,
+    /// What is reserved where nothing limits it: `torch.cuda.max_memory_reserved`.
+    pub uncapped_reserved_bytes: Option<u64>,
+    /// How often cached memory is given back to get by with [`needed_bytes`](AdviceRow::needed_bytes).
+    pub retries_at_need: Option<u64>,
+    /// Whether all amounts that were tried around agree; only known of the current and the recommended settings.
+    pub stable: Option<bool>,
+    /// Whether the story completes in the memory that there is.
+    pub fits: Option<bool>,
+    /// Time in driver calls, launches left out: with the memory that there is, or with the whole device.
+    pub driver_ns: Option<u64>,
+    /// Why it could not be tried.
+    pub reason: String,
+}
+
+/// The answer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Advice {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// What it is about.
+    pub source: String,
+    /// The settings that the program has now; empty for the defaults.
+    pub current: String,
+    /// The settings to use; those it has now where nothing is worth a change.
+    pub recommended: String,
+    /// Whether that is a change.
+    pub changes: bool,
+    /// What to paste into a shell, where there is something to change.
+    pub export: Option<String>,
+    /// The least memory with the current settings.
+    pub needed_now_bytes: Option<u64>,
+    /// The least memory with the recommended ones.
+    pub needed_bytes: Option<u64>,
+    /// The difference.
+    pub saved_bytes: u64,
+    /// What the context and the libraries take beside it.
+    pub overhead_bytes: u64,
+    /// The most bytes alive at one time: no allocator needs less.
+    pub live_peak_bytes: u64,
+    /// What the allocator may hold of the memory there is.
+    pub limit_bytes: Option<u64>,
+    /// Whether the current settings suffice there.
+    pub fits_now: Option<bool>,
+    /// Whether the recommended ones do.
+    pub fits: Option<bool>,
+    /// Time in driver calls with the current settings.
+    pub driver_now_ns: Option<u64>,
+    /// With the recommended ones.
+    pub driver_ns: Option<u64>,
+    /// How sure all this is.
+    pub confidence: Confidence,
+    /// Why settings do not help, or only for a while; empty where they do.
+    pub reasons: Vec<Reason>,
+    /// The first request that fails: with the recommended settings, in the memory there is or a page below their need.
+    pub failure: Option<OomReport>,
+    /// Everything that was tried, least memory first.
+    pub tried: Vec<AdviceRow>,
+}
+
+impl Default for Advice {
+    fn default() -> Advice {
+        Advice {
+            schema: SCHEMA,
+            source: String::new(),
+            current: String::new(),
+            recommended: String::new(),
+            changes: false,
+            export: None,
+            needed_now_bytes: None,
+            needed_bytes: None,
+            saved_bytes: 0,
+            overhead_bytes: 0,
+            live_peak_bytes: 0,
+            limit_bytes: None,
+            fits_now: None,
+            fits: None,
+            driver_now_ns: None,
+            driver_ns: None,
+            confidence: Confidence::Unverified,
+            reasons: Vec::new(),
+            failure: None,
+            tried: Vec::new(),
+        }
+    }
+}
+
+/// Tries everything and recommends.
+///
+/// ```
+/// use oomph::answer::advise::{AdviceQuestion, advise};
+/// use oomph::{device::DeviceSpec, trace::TraceBuilder, unit::{StreamId, TagId}};
+/// let mut story = TraceBuilder::new();
+/// let block = story.alloc(30 << 20, StreamId::DEFAULT, TagId(0));
+/// story.free(block);
+/// let (trace, device): (_, DeviceSpec) = (story.finish("one block"), "sim".parse()?);
+/// let advice = advise(&AdviceQuestion::new(&trace, "", &device))?;
+/// assert_eq!((advice.changes, advice.saved_bytes), (false, 0));
+/// assert!(advice.tried.len() > 30);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn advise(question: &AdviceQuestion<'_>) -> Result<Advice, ThresholdError> {
+    let mut rows = question.try_all(&grid::candidates(question.current))?;
+    let is_current = |row: &AdviceRow| row.settings.as_deref() == Some(question.current);
+    let current = rows.iter().position(is_current).unwrap_or_default();
+    let chosen = choice::choose(&rows, current);
+    for number in std::collections::BTreeSet::from([current, chosen]) {
+        if rows[number].needed_bytes.is_some() {
+            question.settle(&mut rows[number])?;
+        }
+    }
+    rows[current].current = true;
+    rows[chosen].recommended = true;
+    let (now, then) = (rows[current].clone(), rows[chosen].clone());
+    let recommended = then.settings.clone().unwrap_or_default();
+    let mut advice = Advice {
+        source: question.trace.name.clone(),
+        current: question.current.to_owned(),
+        changes: chosen != current,
+        export: (chosen != current).then(|| format!("export PYTORCH_CUDA_ALLOC_CONF={}", quoted(&recommended))),
+        recommended,
+        needed_now_bytes: now.needed_bytes,
+        needed_bytes: then.needed_bytes,
+        saved_bytes: now.needed_bytes.zip(then.needed_bytes).map_or(0, |(now, then)| now.saturating_sub(then)),
+        overhead_bytes: overhead(question.device)?,
+        live_peak_bytes: live_peak(question.trace),
+        limit_bytes: question.limit_bytes()?,
+        fits_now: now.fits,
+        fits: then.fits,
+        driver_now_ns: now.driver_ns,
+        driver_ns: then.driver_ns,
+        ..Advice::default()
+    };
+    explain(question, &then, &mut advice)?;
+    if let Some(leak) = question.leak(&now.strategy)? {
+        advice.reasons.insert(0, leak);
+    }
+    rows.sort_by_key(|row| row.needed_bytes.unwrap_or(u64::MAX));
+    advice.tried = rows;
+    Ok(advice)
+}
+
+/// Says why, where the recommended settings do not suffice or are those that the program has.
+fn explain(question: &AdviceQuestion<'_>, then: &AdviceRow, advice: &mut Advice) -> Result<(), ThresholdError> {
+    let below_need = advice.needed_bytes.map(|bytes| bytes.saturating_sub(1));
+    let memory_bytes = match advice.limit_bytes {
+        Some(limit) if advice.fits == Some(false) => Some(limit),
+        _ => below_need,
+    };
+    let Some(memory_bytes) = memory_bytes else { return Ok(()) };
+    advice.failure = question.failure(then, memory_bytes)?;
+    if advice.fits == Some(false) || (advice.fits.is_none() && !advice.changes) {
+        advice.reasons = reason::obstacles(advice, memory_bytes, advice.failure.as_ref());
+    }
+    Ok(())
+}
+
+/// As a shell takes it.
+fn quoted(settings: &str) -> String {
+    if settings.contains(['[', '>', ']']) { format!("'{settings}'") } else { settings.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        trace::TraceBuilder,
+        unit::{GIB, MIB, StreamId, TagId},
+        workload::Recipe,
+    };
+
+    fn ask(trace: &Trace, change: impl Fn(&mut AdviceQuestion<'_>)) -> Advice {
+        let device = "sim".parse().unwrap();
+        let mut question = AdviceQuestion { jobs: 2, ..AdviceQuestion::new(trace, "", &device) };
+        change(&mut question);
+        advise(&question).unwrap()
+    }
+
+    fn workload(name: &str, set: &[(&str, &str)]) -> Trace {
+        let recipe = set.iter().fold(Recipe::named(name).unwrap(), |recipe, (key, value)| recipe.with(key, value));
+        Trace::read(&recipe.workload().unwrap()).unwrap()
+    }
+
+    /// Segments of growing sizes, each torn by a small block that stays: ranges that grow do with half.
+    fn growing() -> Trace {
+        let mut story = TraceBuilder::new();
+        for step in 1..=12 {
+            let passing = story.alloc(step * 100 * MIB, StreamId::DEFAULT, TagId(0));
+            story.free(passing);
+            story.alloc(15 * MIB, StreamId::DEFAULT, TagId(0));
+        }
+        story.finish("growing")
+    }
+
+    #[test]
+    fn growing_requests_ask_for_expandable_segments() {
+        let advice = ask(&growing(), |_| ());
+        assert_eq!(advice.recommended, "expandable_segments:True");
+        assert_eq!(advice.export.as_deref(), Some("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"));
+        assert_eq!(advice.saved_bytes, advice.needed_now_bytes.unwrap() - advice.needed_bytes.unwrap());
+        assert!(advice.saved_bytes > 64 * MIB && advice.reasons.is_empty(), "{:?}", advice.reasons);
+        assert_eq!(advice.tried.iter().filter(|row| row.recommended).count(), 1);
+        assert!(advice.tried.iter().filter(|row| row.current || row.recommended).all(|row| row.stable.is_some()));
+        assert!(advice.tried.iter().any(|row| row.settings.is_none() && row.strategy == "bfc"));
+        assert!(advice.tried.is_sorted_by_key(|row| row.needed_bytes.unwrap_or(u64::MAX)));
+    }
+
+    #[test]
+    fn whoever_has_the_best_settings_keeps_them() {
+        let advice = ask(&growing(), |question| question.current = "expandable_segments:True");
+        assert_eq!((advice.changes, advice.export.as_ref(), advice.saved_bytes), (false, None, 0));
+        assert!(!advice.reasons.is_empty(), "it says why there is nothing to gain");
+    }
+
+    #[test]
+    fn what_there_is_decides_who_fits() {
+        let need = ask(&growing(), |_| ()).needed_bytes.unwrap();
+        let advice = ask(&growing(), |question| question.room = Some(Room::Limit(need)));
+        assert_eq!((advice.fits_now, advice.fits, advice.limit_bytes), (Some(false), Some(true), Some(need)));
+        let advice = ask(&growing(), |question| question.room = Some(Room::Limit(need - 2 * MIB)));
+        assert_eq!(advice.fits, Some(false));
+        assert!(!advice.reasons.is_empty() && advice.failure.is_some());
+        assert_eq!(advice.recommended, "expandable_segments:True", "what comes nearest");
+        let advice = ask(&growing(), |question| question.room = Some(Room::Card(8 * GIB)));
+        assert_eq!(advice.limit_bytes, Some(8 * GIB - advice.overhead_bytes));
+        assert_eq!(advice.fits, Some(true));
+    }
+
+    #[test]
+    fn too_much_at_once_is_exhaustion_and_one_request_of_half_of_it_is_named() {
+        let mut story = TraceBuilder::new();
+        story.alloc(4 * GIB, StreamId::DEFAULT, TagId(0));
+        story.alloc(4 * GIB, StreamId::DEFAULT, TagId(0));
+        let advice = ask(&story.finish("two"), |question| question.room = Some(Room::Limit(6 * GIB)));
+        assert_eq!((advice.changes, advice.fits), (false, Some(false)));
+        assert!(matches!(advice.reasons[0], Reason::Exhaustion { live_peak_bytes } if live_peak_bytes == 8 * GIB));
+        assert!(
+            matches!(advice.reasons[1], Reason::LargeRequest { requested_bytes, .. } if requested_bytes == 4 * GIB)
+        );
+    }
+
+    #[test]
+    fn memory_of_a_side_stream_is_named() {
+        let mut story = TraceBuilder::new();
+        let side = story.new_stream().unwrap();
+        let large = story.alloc(2048 * MIB, side, TagId(0));
+        story.free(large);
+        story.alloc(640 * MIB, side, TagId(0));
+        story.alloc(960 * MIB, StreamId::DEFAULT, TagId(0));
+        let (trace, device) = (story.finish("side"), "sim".parse().unwrap());
+        let row = AdviceRow { strategy: "caching".to_owned(), ..AdviceRow::default() };
+        let failure = AdviceQuestion::new(&trace, "", &device).failure(&row, 2048 * MIB).unwrap();
+        let reasons = reason::obstacles(&Advice::default(), 2048 * MIB, failure.as_ref());
+        let stranded = Reason::SideStream { stranded_bytes: 1408 * MIB, requested_bytes: 960 * MIB };
+        assert!(reasons.contains(&stranded), "{reasons:?}");
+    }
+
+    #[test]
+    fn a_leak_comes_first() {
+        let trace = workload("leak-cache", &[("layers", "1"), ("steps", "10")]);
+        let advice = ask(&trace, |_| ());
+        assert!(matches!(&advice.reasons[..], [Reason::Leak { bytes_per_step, .. }, ..] if *bytes_per_step > 6e7));
+    }
+
+    #[test]
+    fn a_list_is_quoted_for_the_shell() {
+        assert_eq!(quoted("expandable_segments:True"), "expandable_segments:True");
+        assert_eq!(quoted("roundup_power2_divisions:[256:1,>:8]"), "'roundup_power2_divisions:[256:1,>:8]'");
+    }
+
+    #[test]
+    fn advice_can_be_given_up() {
+        let (stop, trace, device) = (AtomicBool::new(true), growing(), "sim".parse().unwrap());
+        let question = AdviceQuestion { stop: Some(&stop), ..AdviceQuestion::new(&trace, "", &device) };
+        assert!(matches!(advise(&question), Err(ThresholdError::Interrupted)));
+    }
+}

@@ -1,0 +1,172 @@
+//! Why settings do not help, or do not help for long.
+
+use serde::Serialize;
+
+use super::{Advice, AdviceQuestion, choice::least_gain};
+use crate::{
+    answer::{
+        leaks::{self, Bar, LeakError, Observed, Place},
+        threshold::ThresholdError,
+    },
+    measure::{KeptBack, Obstacle, OomReport},
+    replay::{Cause, Options},
+    strategy::{Setup, StrategySpec},
+};
+
+/// A request of at least this share of the memory is too large to be served from what others leave.
+const LARGE_SHARE: f64 = 0.25;
+
+/// Why settings do not help.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Reason {
+    /// So much is alive at one time that no allocator can do with less, or with noticeably less than there is.
+    Exhaustion {
+        /// The most bytes alive at one time.
+        live_peak_bytes: u64,
+    },
+    /// Memory grows from step to step: settings only postpone the end.
+    Leak {
+        /// What a step adds.
+        bytes_per_step: f64,
+        /// Who grows most: a call site, a tag, or a size in bytes.
+        grower: Option<String>,
+    },
+    /// One request asks for a large part of all memory.
+    LargeRequest {
+        /// How much it asks for.
+        requested_bytes: u64,
+        /// Its number, from 0.
+        event: u64,
+        /// Its call site, if known.
+        site: Option<String>,
+    },
+    /// Enough is free, but cached for another stream or waiting for one.
+    SideStream {
+        /// How much.
+        stranded_bytes: u64,
+        /// What the failing request asks for.
+        requested_bytes: u64,
+    },
+    /// Enough is free, but in pieces.
+    Fragmentation {
+        /// What the failing request asks for.
+        requested_bytes: u64,
+        /// Where free memory lies, most first.
+        kept_back: Vec<KeptBack>,
+    },
+}
+
+/// What stands in the way of doing with less than `advice` says: of `memory_bytes`, at the request that fails there.
+pub(super) fn obstacles(advice: &Advice, memory_bytes: u64, failure: Option<&OomReport>) -> Vec<Reason> {
+    let mut reasons = Vec::new();
+    let live_peak_bytes = advice.live_peak_bytes;
+    let nothing_lost = live_peak_bytes.saturating_add(least_gain(memory_bytes)) >= memory_bytes;
+    let exhausted = failure.is_some_and(|failure| failure.cause == Cause::Exhaustion);
+    if nothing_lost || exhausted {
+        reasons.push(Reason::Exhaustion { live_peak_bytes });
+    }
+    let Some(failure) = failure else { return reasons };
+    let requested_bytes = failure.requested_bytes;
+    if requested_bytes as f64 >= memory_bytes as f64 * LARGE_SHARE {
+        reasons.push(Reason::LargeRequest { requested_bytes, event: failure.event, site: failure.site.clone() });
+    }
+    let on_side_streams = |part: &&KeptBack| matches!(part.obstacle, Obstacle::OtherStream | Obstacle::PendingEvents);
+    let stranded_bytes = failure.kept_back.iter().filter(on_side_streams).map(|part| part.bytes).sum();
+    if stranded_bytes >= requested_bytes {
+        reasons.push(Reason::SideStream { stranded_bytes, requested_bytes });
+    }
+    if reasons.is_empty() {
+        reasons.push(Reason::Fragmentation { requested_bytes, kept_back: failure.kept_back.clone() });
+    }
+    reasons
+}
+
+impl AdviceQuestion<'_> {
+    /// The leak that the source shows under `strategy`, if it does. Too few steps show nothing.
+    pub(super) fn leak(&self, strategy: &str) -> Result<Option<Reason>, ThresholdError> {
+        let mut device = self.device.open()?;
+        let mut strategy = StrategySpec::from(strategy).build(&Setup { props: device.props(), limit: None })?;
+        let place = Place { strategy: &mut *strategy, device: &mut *device, limit: None };
+        let options = Options { stop: self.stop, ..Options::default() };
+        let found = Observed::of_source(self.trace, place, None, &options).and_then(|observed| {
+            let finding = leaks::judge(&observed, None, &Bar::default())?;
+            if finding.verdict != leaks::Verdict::Leak {
+                return Ok(None);
+            }
+            let growers = observed.growers(self.trace, finding.first_step)?;
+            let grower = growers.into_iter().next().map(|grower| grower.name);
+            Ok(Some(Reason::Leak { bytes_per_step: finding.bytes_per_step, grower }))
+        });
+        match found {
+            Ok(leak) => Ok(leak),
+            Err(LeakError::Replay(error)) => Err(error.into()),
+            // Too short, without steps, or beyond what can be closed: nothing is known about leaks then.
+            Err(_) => Ok(None),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{strategy::Refusal, unit::MIB};
+
+    fn failure(requested_mib: u64, cause: Cause, kept_back: &[(Obstacle, u64)]) -> OomReport {
+        OomReport {
+            event: 7,
+            step: None,
+            phase: None,
+            site: Some("train.py:12".to_owned()),
+            stream: 0,
+            requested_bytes: requested_mib * MIB,
+            rounded_bytes: requested_mib * MIB,
+            asked_bytes: requested_mib * MIB,
+            refused_by: Refusal::Limit,
+            device_free_bytes: 0,
+            device_held_bytes: 0,
+            cached_free_bytes: 0,
+            largest_free_bytes: None,
+            cause,
+            kept_back: kept_back
+                .iter()
+                .map(|&(obstacle, mib)| KeptBack { obstacle, bytes: mib * MIB, largest_bytes: mib * MIB })
+                .collect(),
+        }
+    }
+
+    fn kinds(live_mib: u64, memory_mib: u64, failure: Option<&OomReport>) -> Vec<&'static str> {
+        let advice = Advice { live_peak_bytes: live_mib * MIB, ..Advice::default() };
+        let name = |reason: &Reason| match reason {
+            Reason::Exhaustion { .. } => "exhaustion",
+            Reason::Leak { .. } => "leak",
+            Reason::LargeRequest { .. } => "large",
+            Reason::SideStream { .. } => "stream",
+            Reason::Fragmentation { .. } => "fragmentation",
+        };
+        obstacles(&advice, memory_mib * MIB, failure).iter().map(name).collect()
+    }
+
+    #[test]
+    fn more_alive_than_there_is_memory_is_exhaustion() {
+        assert_eq!(kinds(9000, 8000, None), ["exhaustion"]);
+        assert_eq!(kinds(7950, 8000, None), ["exhaustion"], "less than the least gain is left");
+        assert_eq!(kinds(4000, 8000, Some(&failure(10, Cause::Exhaustion, &[]))), ["exhaustion"]);
+    }
+
+    #[test]
+    fn one_request_for_a_quarter_of_all_memory_is_named() {
+        let large = failure(2000, Cause::Fragmentation, &[(Obstacle::SplitRemainder, 3000)]);
+        assert_eq!(kinds(4000, 8000, Some(&large)), ["large"]);
+        assert_eq!(kinds(4000, 8001, Some(&large)), ["fragmentation"]);
+    }
+
+    #[test]
+    fn memory_of_other_streams_counts_where_it_would_have_served() {
+        let stranded =
+            failure(100, Cause::Fragmentation, &[(Obstacle::OtherStream, 60), (Obstacle::PendingEvents, 40)]);
+        assert_eq!(kinds(4000, 8000, Some(&stranded)), ["stream"]);
+        let little = failure(100, Cause::Fragmentation, &[(Obstacle::OtherStream, 99)]);
+        assert_eq!(kinds(4000, 8000, Some(&little)), ["fragmentation"]);
+    }
+}

@@ -1,0 +1,128 @@
+//! Trying everything that there is to try, side by side.
+
+use std::sync::{
+    Mutex, PoisonError,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use super::{AdviceQuestion, AdviceRow, grid::Candidate};
+use crate::{
+    answer::threshold::{
+        PROBES_AROUND, Rehearsal, Threshold, ThresholdError, ThresholdQuestion, ThresholdStatus, status_of, threshold,
+    },
+    measure::OomReport,
+    replay::Pace,
+    strategy::StrategySpec,
+};
+
+impl AdviceQuestion<'_> {
+    /// The row of every candidate, in their order.
+    pub(super) fn try_all(&self, candidates: &[Candidate]) -> Result<Vec<AdviceRow>, ThresholdError> {
+        let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(candidates.len())));
+        let work = || {
+            loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                let Some(candidate) = candidates.get(number) else { break };
+                let row = self.row(candidate);
+                done.lock().unwrap_or_else(PoisonError::into_inner).push((number, row));
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..self.jobs.min(candidates.len()) {
+                scope.spawn(work);
+            }
+            work();
+        });
+        let mut rows = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+        rows.sort_by_key(|(number, _)| *number);
+        rows.into_iter().map(|(_, row)| row).collect()
+    }
+
+    /// What one candidate needs; that it cannot be tried is an answer, that somebody stopped us is not.
+    fn row(&self, candidate: &Candidate) -> Result<AdviceRow, ThresholdError> {
+        let mut row = AdviceRow {
+            settings: candidate.settings.clone(),
+            strategy: candidate.strategy.to_string(),
+            ..AdviceRow::default()
+        };
+        let tried =
+            threshold(&ThresholdQuestion { jobs: 1, around: 0, ..self.threshold_question(&candidate.strategy) })
+                .and_then(|found| Ok((found, self.under_limit(&candidate.strategy)?)));
+        match tried {
+            Ok((found, limited)) => {
+                row.note(&found);
+                if let Some((fits, driver_ns)) = limited {
+                    (row.fits, row.driver_ns) = (Some(fits), Some(driver_ns));
+                }
+            }
+            Err(ThresholdError::Interrupted) => return Err(ThresholdError::Interrupted),
+            Err(error) => {
+                row.status = status_of(&error);
+                row.reason = error.to_string();
+            }
+        }
+        Ok(row)
+    }
+
+    /// Searches the need of a row again with amounts around it, on all threads, and writes it down.
+    pub(super) fn settle(&self, row: &mut AdviceRow) -> Result<(), ThresholdError> {
+        let strategy = StrategySpec::from(row.strategy.as_str());
+        let found = threshold(&ThresholdQuestion {
+            jobs: self.jobs,
+            around: PROBES_AROUND,
+            ..self.threshold_question(&strategy)
+        })?;
+        let driver_ns = row.driver_ns;
+        row.note(&found);
+        row.driver_ns = driver_ns;
+        row.stable = Some(found.stability().stable);
+        Ok(())
+    }
+
+    /// The first request that fails with `limit` bytes.
+    pub(super) fn failure(&self, row: &AdviceRow, limit: u64) -> Result<Option<OomReport>, ThresholdError> {
+        self.rehearsal(&StrategySpec::from(row.strategy.as_str())).explain(limit)
+    }
+
+    /// Whether it completes with the memory there is, and what it then spends in the driver.
+    fn under_limit(&self, strategy: &StrategySpec) -> Result<Option<(bool, u64)>, ThresholdError> {
+        let Some(limit) = self.limit_bytes()? else { return Ok(None) };
+        let probe = self.rehearsal(strategy).probe(limit)?;
+        Ok(Some((probe.fits, probe.driver_ns)))
+    }
+
+    fn threshold_question<'a>(&'a self, strategy: &'a StrategySpec) -> ThresholdQuestion<'a> {
+        ThresholdQuestion {
+            cap: self.cap(),
+            repeat: self.repeat,
+            stop: self.stop,
+            ..ThresholdQuestion::new(self.trace, strategy, self.device)
+        }
+    }
+
+    fn rehearsal<'a>(&'a self, strategy: &'a StrategySpec) -> Rehearsal<'a> {
+        Rehearsal {
+            source: self.trace,
+            strategy,
+            device: self.device,
+            cap: self.cap(),
+            repeat: self.repeat,
+            pace: Pace::default(),
+            stop: self.stop,
+        }
+    }
+}
+
+impl AdviceRow {
+    fn note(&mut self, found: &Threshold) {
+        self.status = match found.threshold_bytes {
+            Some(_) => ThresholdStatus::Found,
+            None => ThresholdStatus::NeverFits,
+        };
+        self.needed_bytes = found.threshold_bytes;
+        self.device_bytes = found.device_bytes();
+        self.uncapped_reserved_bytes = Some(found.uncapped_reserved_bytes);
+        self.driver_ns = Some(found.uncapped_driver_ns);
+        self.retries_at_need = found.at_threshold().map(|probe| probe.retries);
+    }
+}

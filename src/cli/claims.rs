@@ -1,0 +1,180 @@
+//! `oomph claims`.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::atomic::Ordering,
+};
+
+use anyhow::anyhow;
+
+use super::{
+    environment, exit,
+    failure::{Failure, Outcome},
+    interrupt,
+    options::{DeviceOptions, Format},
+    output, progress,
+};
+use crate::{
+    answer::claims::{Claim, ClaimRecord, ClaimsQuestion, all_claims, claims},
+    device::DeviceSpec,
+    report::{self, ClaimFiles, Medium, ReportError},
+    suite,
+    unit::{did_you_mean, nearest},
+};
+
+/// Puts what is published about GPU memory to the test: claim by claim, with the published figure, what is measured here,
+/// what real PyTorch did where that is known, and a verdict.
+///
+/// Without names all claims are tested and told in a table; claims that are named are told in full.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  oomph claims                               all of them
+  oomph claims --list                        their names and what they say
+  oomph claims fp16-30 set-to-none           two of them, in full
+  oomph claims --output results/local/claims claims.csv and claims.md as well
+  oomph claims --device cuda --output DIR    on a GPU too; --resume DIR goes on
+
+`oomph run claims` is the same as `oomph claims` with a folder for the results.")]
+pub struct Args {
+    /// Which claims, by name; without any, all.
+    #[arg(value_name = "CLAIM")]
+    names: Vec<String>,
+    /// Print the names and what they say, and test nothing.
+    #[arg(long)]
+    list: bool,
+    /// Where they are tested: `sim` (an H200), `sim:PROFILE`, `cuda[:N]` or `auto`. A GPU is asked beside the simulated one.
+    #[arg(long, value_name = "DEVICE", default_value = "sim")]
+    device: String,
+    /// How many claims are tested side by side [default: all cores].
+    #[arg(long, short, value_name = "N")]
+    jobs: Option<usize>,
+    /// Write claims.csv, claims.md and env.json into this new folder.
+    #[arg(long, short, value_name = "DIR", conflicts_with = "resume")]
+    output: Option<PathBuf>,
+    /// Go on with the folder of an interrupted test.
+    #[arg(long, value_name = "DIR")]
+    resume: Option<PathBuf>,
+    /// How the table is printed.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+pub fn run(args: Args) -> Outcome {
+    let trial = Trial {
+        claims: chosen(&args.names)?,
+        device: DeviceOptions { device: args.device.clone(), limit: None }.spec()?,
+        jobs: args.jobs.unwrap_or_else(suite::all_cores),
+        in_full: !args.names.is_empty(),
+        format: args.format,
+    };
+    if args.list {
+        output::say(&trial.list())?;
+        return Ok(exit::OK);
+    }
+    let again = |place: &Path| format!("oomph claims --resume {}", place.display());
+    match (&args.resume, &args.output) {
+        (Some(path), _) => trial.into_folder(path, true, &again(path)),
+        (None, Some(path)) => trial.into_folder(path, false, &again(path)),
+        (None, None) => trial.run(None, None),
+    }
+}
+
+/// Claims and how they are told: what the suite and the command have in common.
+pub struct Trial {
+    pub claims: Vec<&'static Claim>,
+    pub device: DeviceSpec,
+    pub jobs: usize,
+    /// Whether each is told in full, where people read it.
+    pub in_full: bool,
+    pub format: Format,
+}
+
+impl Trial {
+    /// Names and sentences.
+    pub fn list(&self) -> String {
+        let width = self.claims.iter().map(|claim| claim.id.len()).max().unwrap_or(0);
+        let line = |claim: &&Claim| format!("{:width$}  {}", claim.id, claim.statement);
+        self.claims.iter().map(line).collect::<Vec<_>>().join("\n")
+    }
+
+    /// Tests what the folder does not hold yet. `again` is the command that would go on.
+    pub fn into_folder(&self, place: &Path, resumes: bool, again: &str) -> Outcome {
+        let environment = environment::describe(&self.device, 0)?;
+        let files = match resumes {
+            true => ClaimFiles::resume(place, &environment),
+            false => ClaimFiles::create(place, &environment),
+        };
+        let code = self.run(Some(files.map_err(Failure::usage)?), Some(again))?;
+        if self.format == Format::Table {
+            output::say(&format!("\nresults: {}", place.display()))?;
+        }
+        Ok(code)
+    }
+
+    fn run(&self, mut files: Option<ClaimFiles>, again: Option<&str>) -> Outcome {
+        let stop = interrupt::flag(interrupt::Running::Cases)?;
+        let is_known = |claim: &&Claim| files.as_ref().is_some_and(|files| files.has(claim.id));
+        let wanted: Vec<&Claim> = self.claims.iter().copied().filter(|claim| !is_known(claim)).collect();
+        let bar = progress::of_cases(self.claims.len(), self.claims.len() - wanted.len());
+        let simulated: DeviceSpec = if self.device.is_simulated() { self.device.clone() } else { "sim".parse()? };
+        let question = ClaimsQuestion {
+            claims: &wanted,
+            device: &self.device,
+            simulated: &simulated,
+            jobs: self.jobs,
+            stop: &stop,
+        };
+        let mut records: Vec<ClaimRecord> = Vec::new();
+        let mut trouble: Result<(), ReportError> = Ok(());
+        claims(&question, |_, record| {
+            bar.set_message(record.id.clone());
+            bar.inc(1);
+            if let (Some(files), Ok(())) = (&mut files, &trouble) {
+                trouble = files.append(&record);
+                // Without a place for results there is no point in going on.
+                if trouble.is_err() {
+                    stop.store(true, Ordering::Relaxed);
+                }
+            }
+            records.push(record);
+        })?;
+        bar.finish_and_clear();
+        trouble?;
+        let place_of = |record: &ClaimRecord| {
+            self.claims.iter().position(|claim| claim.id == record.id).unwrap_or(self.claims.len())
+        };
+        match files {
+            Some(files) => records = files.finish(place_of)?,
+            None => records.sort_by_key(place_of),
+        }
+        output::say(&self.formatted(&records)?)?;
+        if records.len() >= self.claims.len() || !stop.load(Ordering::Relaxed) {
+            return Ok(exit::OK);
+        }
+        let how = again.map_or_else(String::new, |command| format!("; go on with: {command}"));
+        output::complain(&format!("interrupted after {} of {} claims{how}", records.len(), self.claims.len()));
+        Ok(exit::INTERRUPTED)
+    }
+
+    fn formatted(&self, records: &[ClaimRecord]) -> Result<String, ReportError> {
+        Ok(match self.format {
+            Format::Table if self.in_full => report::claims_in_full(records),
+            Format::Table => report::claims(records, Medium::Terminal(output::terminal_width())),
+            Format::Markdown => report::claims_page(records),
+            Format::Csv => report::claims_csv(records)?,
+            Format::Json => report::claims_json(records),
+        })
+    }
+}
+
+fn chosen(names: &[String]) -> Result<Vec<&'static Claim>, Failure> {
+    if let Some(unknown) = names.iter().find(|name| all_claims().all(|claim| claim.id != **name)) {
+        let near = nearest(unknown, all_claims().map(|claim| claim.id));
+        return Err(Failure::usage(anyhow!(
+            "unknown claim '{unknown}'{}; `oomph claims --list` shows all",
+            did_you_mean(near.as_deref())
+        )));
+    }
+    Ok(all_claims().filter(|claim| names.is_empty() || names.iter().any(|name| name == claim.id)).collect())
+}

@@ -1,0 +1,149 @@
+//! What the cases of a suite tell: workloads by name, each with every seed, and trace files by path or pattern.
+//!
+//! Trace files are looked for in the current folder and read when the first case of theirs runs, so that a list of cases
+//! costs nothing. `case` asks; a file that is not there is an error before anything runs.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::{Arc, OnceLock},
+};
+
+use super::{Group, SourceSpec, SuiteError, SuiteFile, filter::glob};
+use crate::{
+    trace::{EventReader, Source, SourceInfo, Trace, TraceError},
+    workload::Recipe,
+};
+
+/// A source with its identity.
+pub(super) struct Story {
+    pub(super) source: Arc<dyn Source>,
+    pub(super) origin: SourceSpec,
+}
+
+/// Whether the name in a suite is that of a file: no workload has a separator in its name.
+pub(super) fn is_path(name: &str) -> bool {
+    name.contains('/')
+}
+
+impl Story {
+    /// A workload with a seed; one that knows no chance has its own.
+    pub(super) fn of_recipe(suite: &SuiteFile, group: &Group, recipe: &Recipe, seed: u64) -> Result<Story, SuiteError> {
+        let workload = recipe.clone().seed(seed).workload().map_err(|source| suite.refuse(source))?;
+        let origin = SourceSpec {
+            name: recipe.name().to_owned(),
+            set: group.set.iter().map(|(key, value)| (key.clone(), value.to_string())).collect(),
+            seed: workload.seed(),
+            device_index: None,
+        };
+        Ok(Story { source: Arc::new(workload), origin })
+    }
+
+    /// A trace file, which is the same with every seed.
+    pub(super) fn of_file(path: &Path, seed: u64) -> Story {
+        let origin = SourceSpec { name: path.to_string_lossy().into_owned(), seed, ..SourceSpec::default() };
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Story { source: Arc::new(TraceFile { name, origin: origin.clone(), trace: OnceLock::new() }), origin }
+    }
+}
+
+/// The files that a path means, in order: `*` in its last part stands for anything.
+pub(super) fn files(suite: &str, pattern: &str) -> Result<Vec<PathBuf>, SuiteError> {
+    let nowhere = || SuiteError::NoTraceFile { suite: suite.to_owned(), pattern: pattern.to_owned() };
+    let path = Path::new(pattern);
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
+        return Err(nowhere());
+    };
+    let entries = fs::read_dir(folder).map_err(|_| nowhere())?;
+    let mut found: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.is_file() && path.file_name().is_some_and(|file| glob(name, &file.to_string_lossy())))
+        .collect();
+    found.sort();
+    if found.is_empty() { Err(nowhere()) } else { Ok(found) }
+}
+
+/// A trace file that is read once, when somebody wants to know what is in it.
+struct TraceFile {
+    name: String,
+    origin: SourceSpec,
+    trace: OnceLock<Result<Trace, String>>,
+}
+
+impl Source for TraceFile {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn info(&self) -> SourceInfo {
+        self.trace.get().and_then(|read| read.as_ref().ok()).map(Source::info).unwrap_or_default()
+    }
+
+    fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {
+        let read = || {
+            let source = self.origin.open().map_err(|error| error.to_string())?;
+            Trace::read(&*source).map_err(|error| error.to_string())
+        };
+        match self.trace.get_or_init(read) {
+            Ok(trace) => trace.open(),
+            Err(reason) => Err(TraceError::Format { path: self.origin.name.clone().into(), reason: reason.clone() }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        measure::Status,
+        suite::{CaseRunner, CaseSettings, InProcess},
+        trace::TraceBuilder,
+        unit::{MIB, StreamId, TagId},
+    };
+
+    fn settings() -> CaseSettings {
+        CaseSettings { device: "sim".parse().unwrap(), limit: None, seed: None, timeout: None }
+    }
+
+    fn suite(workloads: &str, more: &str) -> SuiteFile {
+        let text = format!(
+            "question = 'what?'\nseeds = [3, 4]\n[[group]]\nworkloads = [{workloads}]\nstrategies = ['direct']\n{more}\n"
+        );
+        SuiteFile::parse("mine", "mine.toml", &text).unwrap()
+    }
+
+    #[test]
+    fn files_of_a_pattern_are_cases_in_order_and_read_when_they_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for (name, mebibytes) in [("b.oomph", 4), ("a.oomph", 2)] {
+            let mut story = TraceBuilder::new();
+            story.alloc(mebibytes * MIB, StreamId::DEFAULT, TagId(0));
+            crate::trace::write(&story.finish(name), at(name)).unwrap();
+        }
+        fs::write(at("c.oomph"), "no trace at all").unwrap();
+        fs::write(at("other.txt"), "").unwrap();
+        let pattern = format!("'{}', 'random'", at("*.oomph").display());
+        let cases = suite(&pattern, "").cases(&settings()).unwrap();
+        let seen: Vec<(&str, u64)> = cases.iter().map(|case| (&*case.label.workload, case.label.seed)).collect();
+        assert_eq!(seen, [("a.oomph", 3), ("b.oomph", 3), ("c.oomph", 3), ("random", 3), ("random", 4)]);
+        let records: Vec<_> = cases[..3].iter().map(|case| InProcess::default().run(case).record).collect();
+        assert_eq!((records[0].peak_reserved_bytes, records[1].peak_reserved_bytes), (2 * MIB, 4 * MIB));
+        assert_eq!(records[2].status, Status::Error, "a file that is no trace costs its case only");
+        assert!(records[2].reason.contains("c.oomph"), "{}", records[2].reason);
+    }
+
+    #[test]
+    fn a_pattern_that_matches_nothing_says_where_to_look() {
+        for pattern in ["nowhere/*.pickle", "workloads/*.none"] {
+            let error = suite(&format!("'{pattern}'"), "").cases(&settings()).err().unwrap().to_string();
+            assert!(error.contains(pattern) && error.contains("current folder"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_file_has_nothing_to_set() {
+        let error = suite("'Cargo.toml', './Cargo.*'", "set = { batch = 2 }").cases(&settings()).err().unwrap();
+        assert!(error.to_string().contains("Cargo.*"), "{error}");
+    }
+}
