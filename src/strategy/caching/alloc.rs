@@ -124,8 +124,12 @@ impl Caching {
 #[inline(always)]
 fn best_fit(owner: &Arena, blocks: &Blocks, settings: &Settings, wish: &Wish) -> Option<Entry> {
     let mut found = owner.free.first_at_least(wish.rounded)?;
-    let block = &blocks[found.slot];
-    if block.is_expandable() && (!wish.expandable || blocks.extension(block) > 0) {
+    let walks = if wish.expandable {
+        owner.unmapped.may_start_at(found.address + found.size) && blocks.can_extend(found.slot)
+    } else {
+        blocks[found.slot].is_expandable()
+    };
+    if walks {
         let slot = prefer_short_extension(blocks, &owner.free, found, wish.expandable)?;
         found = blocks[slot].entry(slot);
     }

@@ -25,8 +25,10 @@ pub(super) enum State {
     Pending,
 }
 
-/// One block, or one unmapped range of addresses.
+/// One block, or one unmapped range of addresses. Aligned, as a vector alone would lay every record across two cache
+/// lines.
 #[derive(Clone, Debug)]
+#[repr(align(64))]
 pub(super) struct Record {
     pub(super) address: u64,
     pub(super) size: u64,
@@ -147,6 +149,12 @@ impl Blocks {
     pub(super) fn extension(&self, block: &Record) -> u64 {
         let next = self.get(block.next).filter(|next| next.state == State::Unmapped);
         next.map_or(0, |next| next.size)
+    }
+
+    /// Whether memory could be mapped behind a block.
+    #[cold]
+    pub(super) fn can_extend(&self, slot: u32) -> bool {
+        self[slot].is_expandable() && self.extension(&self[slot]) > 0
     }
 
     /// Every slot in use, in slot order.
@@ -292,7 +300,7 @@ mod tests {
 
     #[test]
     fn a_block_fills_one_cache_line() {
-        assert_eq!(size_of::<Record>(), 64);
+        assert_eq!((size_of::<Record>(), align_of::<Record>()), (64, 64));
     }
 
     #[test]

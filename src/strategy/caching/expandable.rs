@@ -208,7 +208,7 @@ impl Caching {
     /// The lowest place where free and unmapped blocks in a row suffice.
     fn find_room(&self, arena: u32, rounded: u64) -> Option<u32> {
         let usable = |slot: u32| slot != NONE && matches!(self.blocks[slot].state, State::Free | State::Unmapped);
-        self.pools.arenas[arena as usize].unmapped.values().find_map(|&slot| {
+        self.pools.arenas[arena as usize].unmapped.slots().find_map(|slot| {
             let previous = self.blocks[slot].previous;
             let start = if usable(previous) { previous } else { slot };
             let (mut bytes, mut here) = (0, start);
@@ -245,7 +245,7 @@ impl Caching {
         if !self.ranges.map(virtual_memory(cx)?, number, first, end)? {
             return Ok(false);
         }
-        self.pools.arenas[arena as usize].unmapped.remove(&address);
+        self.pools.arenas[arena as usize].unmapped.remove(address);
         if mapped < whole {
             let rest = Record::lone(address + mapped, whole - mapped, arena, number, State::Unmapped);
             let rest = self.blocks.insert_after(slot, rest);
@@ -304,9 +304,7 @@ impl Caching {
         let block = &mut self.blocks[slot];
         (block.address, block.size) = (low, high - low);
         let owner = &mut self.pools.arenas[arena as usize];
-        let take_out = |gone: Entry| {
-            owner.unmapped.remove(&gone.address);
-        };
+        let take_out = |gone: Entry| owner.unmapped.remove(gone.address);
         let merged = self.blocks.merge(slot, State::Unmapped, owner.clock, take_out);
         owner.unmapped.insert(merged.entry.address, slot);
         let (large, stream, pool) = (owner.is_large(), owner.stream, owner.pool());
@@ -337,7 +335,7 @@ impl Caching {
             virtual_memory(cx)?.address_free(Address(range.base), range.bytes)?;
             *place = None;
         }
-        self.pools.arenas[arena as usize].unmapped.remove(&address);
+        self.pools.arenas[arena as usize].unmapped.remove(address);
         self.forget_uses(slot);
         self.blocks.remove(slot);
         Ok(())

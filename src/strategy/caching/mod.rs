@@ -19,6 +19,7 @@ mod size_bins;
 #[cfg(test)]
 pub(super) mod stand_in;
 mod statistics;
+mod unmapped;
 #[cfg(test)]
 mod vectors;
 mod view;

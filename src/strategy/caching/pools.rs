@@ -3,9 +3,7 @@
 //! A pool has two sides, for small and for large requests, and on each side one arena a stream: blocks never change
 //! pool, side or stream.
 
-use std::collections::BTreeMap;
-
-use super::{Caching, blocks::NONE, free_index::FreeIndex};
+use super::{Caching, blocks::NONE, free_index::FreeIndex, unmapped::Unmapped};
 use crate::{
     strategy::{Context, StrategyError},
     unit::StreamId,
@@ -47,8 +45,8 @@ pub(super) struct Arena {
     pub(super) clock: u64,
     /// Free blocks.
     pub(super) free: FreeIndex,
-    /// Unmapped ranges of expandable segments, by address.
-    pub(super) unmapped: BTreeMap<u64, u32>,
+    /// Where its expandable segments have no memory.
+    pub(super) unmapped: Unmapped,
 }
 
 impl Arena {
@@ -143,7 +141,7 @@ impl Pools {
     #[cold]
     fn add_arena(&mut self, side: u32, stream: StreamId) -> u32 {
         let clock = self.sides[side as usize].clock;
-        let arena = Arena { side, stream, clock, free: FreeIndex::default(), unmapped: BTreeMap::new() };
+        let arena = Arena { side, stream, clock, free: FreeIndex::default(), unmapped: Unmapped::default() };
         let place = match self.vacant_arenas.pop() {
             Some(place) => {
                 self.arenas[place as usize] = arena;
