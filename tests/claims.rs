@@ -1,5 +1,7 @@
 //! `oomph claims` and `oomph run` with the suites that have tables of their own.
 
+#![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
 use std::{fs, process::Command};
 
 fn oomph(arguments: &[&str], code: i32) -> (String, String) {
