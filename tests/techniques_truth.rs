@@ -4,6 +4,8 @@
 //! NVIDIA H200: the peak of `memory_allocated` and the median step of one run each. Byte counts come again to the byte;
 //! times move by some percent from run to run.
 
+#![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
 use std::sync::atomic::AtomicBool;
 
 use oomph::{
