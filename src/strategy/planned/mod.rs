@@ -1,13 +1,13 @@
 //! `planned`: a plan made from one step of the program says where the blocks of later steps go.
 //!
 //! Training steps repeat: the same sizes in the same order with the same lifetimes. So one step is profiled while its
-//! requests are served by a fallback, the [`caching`](super::caching) strategy; its blocks are packed ([`packing`]) into
+//! requests are served by a fallback, the [`caching`] strategy; its blocks are packed ([`packing`]) into
 //! one region a stream; and once a step has gone by the plan, each request of the next ones gets the place that the plan
 //! has for it. Whatever is not planned goes to the fallback: small requests, blocks that stay, requests that the
 //! profiled step did not make, and those whose place is still taken, because a block lives longer than it did. A plan
 //! that the program leaves gives its memory back, and another is made from what the program does now.
 //!
-//! Steps are known by [`Control::StepBegins`](super::Control::StepBegins) alone. A source that marks none, or fewer than
+//! Steps are known by [`Control::StepBegins`] alone. A source that marks none, or fewer than
 //! three from the profiled one on, gets the fallback and nothing else.
 //!
 //! STAlloc, the model, profiles a run of its own and plans before the next; here the profiled step and the plan belong
