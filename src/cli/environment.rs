@@ -1,6 +1,11 @@
 //! What a result must say about where it came from; and what strategies may be told from the environment.
 
-use std::{env, fs, path::PathBuf, thread, time::SystemTime};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    thread,
+    time::SystemTime,
+};
 
 use crate::{
     device::{DeviceSpec, DeviceSpecError},
@@ -12,14 +17,28 @@ use crate::{
 /// The variables that PyTorch 2.11 reads its allocator settings from; the first that is set wins.
 const PYTORCH_SETTINGS: [&str; 2] = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
 
-/// A folder of its own for a run: time first, so that folders sort by it.
+/// A folder of its own for a run: time first, so that folders sort by it. Two runs in one second get two folders.
 pub fn new_run_folder(suites: &[String]) -> PathBuf {
     let stamp = humantime::format_rfc3339_seconds(SystemTime::now()).to_string().replace(':', "").replace('T', "-");
     let names: Vec<String> = suites
         .iter()
         .map(|suite| PathBuf::from(suite).file_stem().unwrap_or_default().to_string_lossy().into_owned())
         .collect();
-    PathBuf::from("results/local").join(format!("{}-{}", stamp.trim_end_matches('Z'), names.join("-")))
+    let name = format!("{}-{}", stamp.trim_end_matches('Z'), names.join("-"));
+    vacant(&PathBuf::from("results/local").join(name))
+}
+
+/// The path, or the first of its numbered siblings where nothing is yet.
+fn vacant(path: &Path) -> PathBuf {
+    let numbered = |number: u32| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!("-{number}"));
+        PathBuf::from(name)
+    };
+    std::iter::once(path.to_owned())
+        .chain((2..).map(numbered))
+        .find(|path| !path.exists())
+        .unwrap_or_else(|| path.to_owned())
 }
 
 /// Where and how a run is made.
@@ -64,5 +83,21 @@ pub fn resolve_settings(spec: StrategySpec) -> (StrategySpec, Option<String>) {
             let note = format!("caching:env: neither {} nor {} is set", PYTORCH_SETTINGS[0], PYTORCH_SETTINGS[1]);
             (StrategySpec { parameters: String::new(), ..spec }, Some(note))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_run_in_the_same_second_gets_a_folder_of_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("12-quick");
+        assert_eq!(vacant(&run), run);
+        fs::create_dir(&run).unwrap();
+        assert_eq!(vacant(&run), folder.path().join("12-quick-2"));
+        fs::create_dir(folder.path().join("12-quick-2")).unwrap();
+        assert_eq!(vacant(&run), folder.path().join("12-quick-3"));
     }
 }
