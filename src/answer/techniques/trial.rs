@@ -42,6 +42,7 @@ pub(super) struct Stage<'a> {
 }
 
 /// A row, and the times behind it.
+#[derive(Clone)]
 pub(super) struct Trial {
     pub(super) record: TechniqueRecord,
     pub(super) times: StepTimes,
