@@ -17,6 +17,7 @@
 //! - [`answer`]: answers to what people ask: how much memory suffices, does it leak, what saves memory, what changed.
 //! - [`report`]: records as tables and files.
 //! - [`suite`]: which cases to run, and running them.
+//! - [`stress`]: programs that try to break a strategy.
 //! - [`cli`]: the command line; the only room that prints.
 
 pub mod answer;
@@ -27,6 +28,7 @@ pub mod plan;
 pub mod replay;
 pub mod report;
 pub mod strategy;
+pub mod stress;
 pub mod suite;
 pub mod trace;
 pub mod unit;

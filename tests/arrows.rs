@@ -21,7 +21,14 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("report", &["answer", "measure", "replay", "strategy", "trace", "plan", "device"]),
     ("suite", &["measure", "replay", "strategy", "trace", "plan", "device", "workload"]),
     ("answer", &["suite", "measure", "replay", "strategy", "trace", "plan", "device", "workload"]),
-    ("cli", &["answer", "report", "suite", "measure", "replay", "strategy", "trace", "plan", "device", "workload"]),
+    ("stress", &["measure", "replay", "strategy", "trace", "plan", "device", "workload"]),
+    (
+        "cli",
+        &[
+            "answer", "report", "suite", "stress", "measure", "replay", "strategy", "trace", "plan", "device",
+            "workload",
+        ],
+    ),
 ];
 
 #[test]

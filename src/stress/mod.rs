@@ -1,0 +1,11 @@
+//! Is this allocator correct: programs that try to break a strategy, and the smallest trace that shows how one broke.
+//!
+//! Every kind of stress plays traces through a [`Subject`] and makes a [`Failure`] of what goes wrong. A failure carries
+//! its trace, so that it can be saved, shrunk and repeated. This room knows replay and all below it; it prints nothing
+//! and reads no environment.
+
+mod failure;
+mod subject;
+
+pub use failure::Failure;
+pub use subject::{Subject, SubjectError};

@@ -1,0 +1,44 @@
+//! Who is put under stress, and on what.
+
+use crate::{
+    device::{Device, DeviceProps, DeviceSpec, DeviceSpecError, wrap::Limited},
+    strategy::{Built, Setup, SpecError, StrategySpec},
+};
+
+/// A strategy and the device it runs on, both by name: every trial starts with fresh ones.
+#[derive(Clone, Debug)]
+pub struct Subject {
+    /// Who.
+    pub strategy: StrategySpec,
+    /// Where.
+    pub device: DeviceSpec,
+    /// Physical bytes that it may hold; `None` for all that the device has.
+    pub memory_bytes: Option<u64>,
+}
+
+/// Why a subject cannot be put up.
+#[derive(Debug, thiserror::Error)]
+pub enum SubjectError {
+    /// There is no such device.
+    #[error(transparent)]
+    Device(#[from] DeviceSpecError),
+    /// There is no such strategy.
+    #[error(transparent)]
+    Strategy(#[from] SpecError),
+}
+
+impl Subject {
+    /// A fresh device with the subject's memory.
+    pub fn open_device(&self) -> Result<Box<dyn Device>, SubjectError> {
+        let device = self.device.open()?;
+        Ok(match self.memory_bytes {
+            Some(bytes) => Box::new(Limited::to(bytes, device)),
+            None => device,
+        })
+    }
+
+    /// A fresh strategy for that device.
+    pub fn build(&self, props: &DeviceProps) -> Built {
+        self.strategy.build(&Setup { props, limit: self.memory_bytes })
+    }
+}
