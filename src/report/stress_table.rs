@@ -48,15 +48,17 @@ pub fn verdicts_csv(verdicts: &[VerdictRow]) -> Result<String, ReportError> {
 }
 
 fn note(row: &VerdictRow) -> Option<String> {
-    let VerdictRow { kind, strategy, verdict, detail, trace, repeat, .. } = row;
+    let VerdictRow { kind, strategy, verdict, detail, trace, trace_events, repeat, .. } = row;
     if detail.is_empty() {
         return None;
     }
     let mut note = format!("{verdict}: {strategy}: {kind}: {detail}");
-    for (label, value) in [("trace", trace), ("again", repeat)] {
-        if !value.is_empty() {
-            note.push_str(&format!("\n  {label}: {value}"));
-        }
+    if !trace.is_empty() {
+        let plural = if *trace_events == 1 { "" } else { "s" };
+        note.push_str(&format!("\n  trace: {trace} ({trace_events} event{plural})"));
+    }
+    if !repeat.is_empty() {
+        note.push_str(&format!("\n  again: {repeat}"));
     }
     Some(note)
 }
@@ -82,6 +84,7 @@ mod tests {
             verdict: "failed".to_owned(),
             detail: "overlap: two blocks at once".to_owned(),
             trace: "stress-failures/properties-broken.oomph".to_owned(),
+            trace_events: 3,
             repeat: "oomph stress properties --trace stress-failures/properties-broken.oomph --strategy broken"
                 .to_owned(),
             ..passed.clone()
@@ -94,7 +97,7 @@ mod tests {
         let text = verdicts(&sample(), Medium::Terminal(None));
         assert_eq!(text.lines().filter(|line| line.contains(" broken ")).count(), 1, "{text}");
         assert_eq!(text.matches("again: oomph stress").count(), 2, "{text}");
-        assert!(text.contains("2 promises were broken:"), "{text}");
+        assert!(text.contains("2 promises were broken:") && text.contains("broken.oomph (3 events)"), "{text}");
         assert!(verdicts(&sample()[..1], Medium::Markdown).contains("No promise was broken"));
     }
 
