@@ -85,7 +85,7 @@ impl Stage<'_> {
             record.expandable_peak_device_used_bytes = Some(expandable.peak_device_used_bytes);
             record.async_peak_reserved_bytes = Some(pool.peak_reserved_bytes);
             record.async_peak_device_used_bytes = Some(pool.peak_device_used_bytes);
-            times = self.times(&recipe, self.device)?;
+            times = self.times(&recipe, self.device, None)?;
             record.step_ns = times.median().map(|step| step.0);
         } else if caching.status == Status::Oom {
             record.reason = format!("does not fit: {} allocated when memory ran out", caching.peak_allocated_bytes);
@@ -133,12 +133,27 @@ impl Stage<'_> {
             let mut per_second = None;
             if batch > 0 {
                 let roomy = self.simulated.with_room_for(memory_bytes);
-                let step = self.times(&recipe.clone().with("batch", &batch.to_string()), &roomy)?.median();
-                per_second = step.map(|Nanos(step)| batch as f64 * 1e9 / (step + exchange_ns) as f64);
+                let step = self.times(&recipe.clone().with("batch", &batch.to_string()), &roomy, None)?.median();
+                per_second = step.map(|step| per_second_of(batch, step, exchange_ns));
             }
             fits.push(Fit { memory_bytes, batch, per_second });
         }
         Ok(fits)
+    }
+
+    /// Sequences a second on the device itself with the batch that was found for a card, given no more memory than the
+    /// card has.
+    pub(super) fn confirm(
+        &self,
+        model: &Recipe,
+        technique: &Technique,
+        fit: &Fit,
+        record: &TechniqueRecord,
+    ) -> Result<Option<f64>, TechniqueError> {
+        let recipe = technique.applied_to(model).with("batch", &fit.batch.to_string());
+        let overhead = self.device.open()?.overhead_bytes();
+        let step = self.times(&recipe, self.device, Some(fit.memory_bytes.saturating_sub(overhead)))?.median();
+        Ok(step.map(|step| per_second_of(fit.batch, step, record.modelled_exchange_ns)))
     }
 
     /// What the batch that was measured takes, and one more; nothing where not even that one fits.
@@ -175,11 +190,14 @@ impl Stage<'_> {
         Ok(measure(&label, workload, &mut *built, &mut *device, &options).0)
     }
 
-    /// How long steps take under `caching`.
-    fn times(&self, recipe: &Recipe, on: &DeviceSpec) -> Result<StepTimes, TechniqueError> {
+    /// How long steps take under `caching`; there are none where memory runs out.
+    fn times(&self, recipe: &Recipe, on: &DeviceSpec, limit: Option<u64>) -> Result<StepTimes, TechniqueError> {
         let steps = if on.is_simulated() { SIMULATED_STEPS } else { REAL_STEPS };
         let workload = recipe.clone().with("steps", &steps.to_string()).workload().map_err(Box::new)?;
         let mut device = on.open()?;
+        if let Some(limit) = limit {
+            device = Box::new(Limited::to(limit, device));
+        }
         let mut strategy = StrategySpec::from(CACHING).build(&Setup { props: device.props(), limit: None })?;
         let options = replay::Options { stop: Some(self.stop), ..replay::Options::default() };
         let timed = time_steps(&workload, &mut *strategy, &mut *device, &options);
@@ -188,6 +206,10 @@ impl Stage<'_> {
         // Steps that ran out of memory, or were cut short, say nothing about steps.
         Ok(if replayed.ooms > 0 || replayed.interrupted { StepTimes::default() } else { times })
     }
+}
+
+fn per_second_of(batch: u64, Nanos(step): Nanos, exchange_ns: u64) -> f64 {
+    batch as f64 * 1e9 / (step + exchange_ns) as f64
 }
 
 fn note_memory(record: &mut TechniqueRecord, caching: &CaseRecord) {
