@@ -10,7 +10,7 @@ use crate::{
     replay,
     strategy::{Context, Setup, Silent, StrategySpec},
     trace::Source,
-    unit::{GIB, Nanos},
+    unit::{Bytes, GIB, Nanos},
     workload::{Recipe, Workload},
 };
 
@@ -90,7 +90,8 @@ impl Stage<'_> {
             times = self.times(&recipe, self.device, None)?;
             record.step_ns = times.median().map(|step| step.0);
         } else if caching.status == Status::Oom {
-            record.reason = format!("does not fit: {} allocated when memory ran out", caching.peak_allocated_bytes);
+            record.reason =
+                format!("does not fit: {} allocated when memory ran out", Bytes(caching.peak_allocated_bytes));
         }
         record.exchanged_bytes_per_step = exchange::bytes_per_step(&workload)?;
         record.modelled_exchange_ns = exchange::time(record.exchanged_bytes_per_step, self.link_bytes_per_second).0;
