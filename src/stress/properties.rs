@@ -32,6 +32,8 @@ const MOST_FAULTS: u64 = 3;
 const MEMORY_BYTES: u64 = 256 * MIB;
 /// How many smaller traces are tried after a failure: a trial is quick on a simulated device and not on a real one.
 const SHRINKS: (usize, usize) = (5_000, 300);
+/// How many earlier turns are tried for a fault.
+const MOST_TURNS: usize = 32;
 
 /// How many programs, and which.
 #[derive(Clone, Copy, Debug)]
@@ -108,7 +110,19 @@ fn smallest(subject: &Subject, trace: &Trace, faults: &[PlannedFault], broke: &'
         }
     }
     let most_tries = if subject.device.is_simulated() { SHRINKS.0 } else { SHRINKS.1 };
-    let small = shrink(trace, &mut |trace| breaks(trace, &faults), most_tries);
+    let mut small = shrink(trace, &mut |trace| breaks(trace, &faults), most_tries);
+    // The sooner a call fails, the less has to come before it.
+    for place in 0..faults.len() {
+        let sooner = (1..faults[place].turn).take(MOST_TURNS).map(|turn| {
+            let mut sooner = faults.clone();
+            sooner[place].turn = turn;
+            sooner
+        });
+        if let Some(sooner) = sooner.into_iter().find(|sooner| breaks(&small, sooner)) {
+            faults = sooner;
+            small = shrink(&small, &mut |trace| breaks(trace, &faults), most_tries);
+        }
+    }
     Failure {
         found_by: KIND,
         strategy: subject.strategy.to_string(),
@@ -181,7 +195,7 @@ mod tests {
         (Flaw::LeakOnRetry, "trimmed", 2),
         (Flaw::DoubleHandOutAfterTrim, "layout", 2),
         (Flaw::RoundsDown, "size", 1),
-        (Flaw::LosesSegmentOnFailure, "", 3),
+        (Flaw::LosesSegmentOnFailure, "device still holds", 1),
     ];
 
     #[test]
