@@ -5,6 +5,8 @@
 //! and reads no environment.
 
 mod failure;
+pub mod misuse;
+mod patience;
 mod subject;
 
 pub use failure::Failure;

@@ -14,17 +14,6 @@ use crate::{
 /// sooner or later one succeeds.
 const TRIES: usize = 4;
 
-/// Driver calls that take something, with the calls that give it back.
-const PAIRS: &[(CallKind, CallKind)] = &[
-    (CallKind::MemAlloc, CallKind::MemFree),
-    (CallKind::EventCreate, CallKind::EventDestroy),
-    (CallKind::AddressReserve, CallKind::AddressFree),
-    (CallKind::MemCreate, CallKind::MemRelease),
-    (CallKind::PoolCreate, CallKind::PoolDestroy),
-    (CallKind::MemAllocAsync, CallKind::MemFreeAsync),
-    (CallKind::HostAlloc, CallKind::HostFree),
-];
-
 /// A strategy under watch, its device, and the blocks that the program holds.
 pub struct Bench {
     /// The strategy.
@@ -269,7 +258,7 @@ impl Bench {
             self.find(format!("after a close the device still holds {held} bytes"));
         }
         let ledger = self.device.ledger();
-        for &(take, give) in PAIRS {
+        for (take, give) in CallKind::ALL.iter().filter_map(|&take| Some((take, take.given_back_by()?))) {
             let done = |kind| ledger.of(kind).count - ledger.of(kind).failures;
             if done(take) != done(give) {
                 self.find(format!("after a close there were {} {take} and {} {give}", done(take), done(give)));
