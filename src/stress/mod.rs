@@ -6,6 +6,7 @@
 
 mod draft;
 mod failure;
+pub mod faults;
 pub mod misuse;
 mod patience;
 mod planned_fault;

@@ -9,13 +9,17 @@ mod handles;
 mod requests;
 mod stage;
 
-use std::{fmt, time::Duration};
+use std::{
+    fmt,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use self::stage::{Stage, Unplayable};
 use super::{
-    Subject, SubjectError,
+    Failure, Subject, SubjectError, Verdict,
     patience::{Ended, PATIENCE, within},
 };
 use crate::{
@@ -23,9 +27,11 @@ use crate::{
     strategy::Strategy,
 };
 
+/// What this kind of stress is called.
+pub const KIND: &str = "misuse";
+
 /// How a caller names a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Door {
     /// By the handle that it was given.
     Handle,
@@ -93,6 +99,28 @@ impl Consequence {
     pub const fn is_damage(&self) -> bool {
         matches!(self, Consequence::Corrupts(_))
     }
+}
+
+/// What became of one misuse, as a row of a table or file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the columns are the parts of a misuse and its consequence")]
+pub struct MisuseRow {
+    pub strategy: String,
+    pub misuse: String,
+    /// How the block was named: `handle` or `address`.
+    pub door: String,
+    /// `detected`, `harmless`, `corrupts` or `not applicable`.
+    pub consequence: String,
+    pub detail: String,
+}
+
+/// What became of all misuses of one strategy.
+#[derive(Clone, Debug, Default)]
+pub struct Misused {
+    /// The verdict on the strategy.
+    pub verdict: Verdict,
+    /// One row a misuse and door.
+    pub rows: Vec<MisuseRow>,
 }
 
 const BOTH: &[Door] = &[Door::Handle, Door::Address];
@@ -241,6 +269,43 @@ pub static MISUSES: &[Misuse] = &[
         play: requests::nonsense_settings,
     },
 ];
+
+/// Misuses the subject in all these ways, through all doors; `stop` ends it early.
+#[must_use]
+pub fn misuses(subject: &Subject, misuses: &[&'static Misuse], stop: &AtomicBool) -> Misused {
+    let strategy = subject.strategy.to_string();
+    let mut misused = Misused { verdict: Verdict::new(KIND, &strategy), rows: Vec::new() };
+    for (entry, door) in misuses.iter().flat_map(|entry| entry.doors.iter().map(move |&door| (*entry, door))) {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let consequence = match misuse(subject, entry, door) {
+            Ok(consequence) => consequence,
+            Err(error) => {
+                misused.verdict.skipped = Some(error.to_string());
+                break;
+            }
+        };
+        misused.verdict.trials += 1;
+        if consequence.is_damage() {
+            misused.verdict.failures.push(Failure {
+                found_by: KIND,
+                strategy: strategy.clone(),
+                detail: format!("{} by {door}: {}", entry.name, consequence.detail()),
+                trace: None,
+                conditions: vec![format!("--misuse {}", entry.name)],
+            });
+        }
+        misused.rows.push(MisuseRow {
+            strategy: strategy.clone(),
+            misuse: entry.name.to_owned(),
+            door: door.to_string(),
+            consequence: consequence.name().to_owned(),
+            detail: consequence.detail().to_owned(),
+        });
+    }
+    misused
+}
 
 /// Misuses a fresh strategy of the subject's and says what became of it.
 pub fn misuse(subject: &Subject, misuse: &'static Misuse, door: Door) -> Result<Consequence, SubjectError> {
