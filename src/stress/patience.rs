@@ -3,14 +3,9 @@
 //! Whoever is put under stress may loop without end where its arithmetic went wrong, and a thread cannot be ended from
 //! outside: one that is out of patience is left behind, and what it was doing is a finding.
 
-use std::{
-    any::Any,
-    io,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::mpsc,
-    thread,
-    time::Duration,
-};
+use std::{io, sync::mpsc, thread, time::Duration};
+
+use super::trial::{on_trial, panicked};
 
 /// How long one trial may take. The longest takes milliseconds on a simulated device, and seconds on a real one.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
@@ -19,7 +14,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Ended {
     /// It panicked with these words.
-    #[error("panicked: {0}")]
+    #[error("{0}")]
     Panicked(String),
     /// It did not come back.
     #[error("did not come back within {} s", .0.as_secs_f64())]
@@ -37,18 +32,13 @@ pub(super) fn within<T: Send + 'static>(
     let (sender, receiver) = mpsc::channel();
     thread::Builder::new().name("stress".to_owned()).spawn(move || {
         // Nobody listens any more once patience has run out.
-        let _ = sender.send(catch_unwind(AssertUnwindSafe(trial)));
+        let _ = sender.send(on_trial(trial));
     })?;
     match receiver.recv_timeout(patience) {
         Ok(Ok(result)) => Ok(result),
-        Ok(Err(panic)) => Err(Ended::Panicked(words_of(&*panic))),
+        Ok(Err(panic)) => Err(Ended::Panicked(panicked(&*panic))),
         Err(_) => Err(Ended::Hung(patience)),
     }
-}
-
-fn words_of(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|words| (*words).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without words".to_owned())
 }
 
 #[cfg(test)]

@@ -7,11 +7,13 @@
 
 use std::{
     any::Any,
+    cell::Cell,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    thread,
 };
 
 use super::{Subject, SubjectError};
@@ -157,7 +159,7 @@ impl Player {
             0 => (trace.events.len() as u64).div_ceil(AUDITS).max(1),
             chosen => chosen,
         };
-        let played = catch_unwind(AssertUnwindSafe(|| self.tell(trace, audit_every)));
+        let played = on_trial(|| self.tell(trace, audit_every));
         if let Err(payload) = played {
             self.watch.find("panic", panicked(&*payload));
         }
@@ -166,11 +168,11 @@ impl Player {
             self.trial.at_event = Some(self.trial.events.min(trace.events.len() as u64 - 1));
         }
         // Closed in any case: a real device is needed again. Of a strategy that broke a promise nothing more is expected.
-        let closed = catch_unwind(AssertUnwindSafe(|| {
+        let closed = on_trial(|| {
             self.give_back_own();
             self.watch.close();
             self.weigh_errors();
-        }));
+        });
         if let Err(payload) = closed {
             self.watch.find("panic", panicked(&*payload));
         }
@@ -375,7 +377,26 @@ impl Player {
     }
 }
 
-fn panicked(payload: &(dyn Any + Send)) -> String {
+thread_local! {
+    static ON_TRIAL: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread plays a trial at the moment: a panic is then a finding, and nobody need be told of it otherwise.
+#[must_use]
+pub fn is_on_trial() -> bool {
+    ON_TRIAL.get()
+}
+
+/// Plays something that may panic.
+pub(super) fn on_trial<T>(play: impl FnOnce() -> T) -> thread::Result<T> {
+    ON_TRIAL.set(true);
+    let result = catch_unwind(AssertUnwindSafe(play));
+    ON_TRIAL.set(false);
+    result
+}
+
+/// The words of a panic.
+pub(super) fn panicked(payload: &(dyn Any + Send)) -> String {
     let said = payload.downcast_ref::<&str>().copied().or(payload.downcast_ref::<String>().map(String::as_str));
     format!("panicked: {}", said.unwrap_or("without words"))
 }

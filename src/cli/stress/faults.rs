@@ -1,6 +1,6 @@
 //! `oomph stress faults`.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, atomic::Ordering};
 
 use super::Common;
 use crate::{
@@ -48,7 +48,7 @@ pub fn run(args: &Args) -> Outcome {
     };
     let left_out = Mutex::new(0);
     let outcome = args.common.judge(|subject, stop| {
-        let faulted = faults::faults(subject, &what, stop);
+        let faulted = faults::faults(subject, &what, &|| stop.load(Ordering::Relaxed));
         *left_out.lock().unwrap_or_else(PoisonError::into_inner) += faulted.left_out;
         faulted.verdict
     })?;

@@ -1,6 +1,6 @@
 //! `oomph stress misuse`.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, atomic::Ordering};
 
 use anyhow::anyhow;
 
@@ -54,7 +54,7 @@ pub fn run(args: &Args) -> Outcome {
     // Verdicts come side by side; the table is in the order of the subjects.
     let told: Mutex<Vec<MisuseRow>> = Mutex::default();
     let (verdicts, stop) = args.common.verdicts(|subject, stop| {
-        let misused = misuse::misuses(subject, &chosen, stop);
+        let misused = misuse::misuses(subject, &chosen, &|| stop.load(Ordering::Relaxed));
         told.lock().unwrap_or_else(PoisonError::into_inner).extend(misused.rows);
         misused.verdict
     })?;

@@ -9,17 +9,13 @@ mod handles;
 mod requests;
 mod stage;
 
-use std::{
-    fmt,
-    sync::atomic::{AtomicBool, Ordering},
-    time::Duration,
-};
+use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
 use self::stage::{Stage, Unplayable};
 use super::{
-    Failure, Subject, SubjectError, Verdict,
+    Failure, KindOfStress, Subject, SubjectError, Verdict,
     patience::{Ended, PATIENCE, within},
 };
 use crate::{
@@ -29,6 +25,12 @@ use crate::{
 
 /// What this kind of stress is called.
 pub const KIND: &str = "misuse";
+
+/// Its part in `all`.
+pub(super) const EVERYTHING: KindOfStress = KindOfStress {
+    name: KIND,
+    judge: |subject, _, stop| misuses(subject, &MISUSES.iter().collect::<Vec<_>>(), stop).verdict,
+};
 
 /// How a caller names a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -272,11 +274,11 @@ pub static MISUSES: &[Misuse] = &[
 
 /// Misuses the subject in all these ways, through all doors; `stop` ends it early.
 #[must_use]
-pub fn misuses(subject: &Subject, misuses: &[&'static Misuse], stop: &AtomicBool) -> Misused {
+pub fn misuses(subject: &Subject, misuses: &[&'static Misuse], stop: &dyn Fn() -> bool) -> Misused {
     let strategy = subject.strategy.to_string();
     let mut misused = Misused { verdict: Verdict::new(KIND, &strategy), rows: Vec::new() };
     for (entry, door) in misuses.iter().flat_map(|entry| entry.doors.iter().map(move |&door| (*entry, door))) {
-        if stop.load(Ordering::Relaxed) {
+        if stop() {
             break;
         }
         let consequence = match misuse(subject, entry, door) {
@@ -387,6 +389,49 @@ mod tests {
             }
         }
         assert!(damage.is_empty(), "{}", damage.join("\n"));
+    }
+
+    #[test]
+    fn damage_is_seen_and_told_from_what_is_harmless() {
+        let consequence = |strategy: &str, name: &str| {
+            let entry = MISUSES.iter().find(|entry| entry.name == name).unwrap();
+            misuse(&subject(strategy), entry, Door::Handle).unwrap()
+        };
+        for (strategy, name) in [
+            ("flawed:TrustsHandles", "double-free-reused"),
+            ("flawed:TrustsHandles", "forged-handle"),
+            ("flawed:WrapsAround", "size-overflow"),
+            ("flawed:Panics", "more-than-device"),
+            ("flawed:LeakOnClose", "double-free"),
+        ] {
+            let consequence = consequence(strategy, name);
+            assert!(consequence.is_damage(), "{strategy}: {name}: {consequence:?}");
+        }
+        assert_eq!(consequence("flawed:ServesNothing", "zero-bytes"), Consequence::Harmless);
+        assert_eq!(consequence("flawed:None", "wrong-size"), Consequence::Harmless);
+        assert!(matches!(consequence("flawed:None", "double-free"), Consequence::Detected(_)));
+        assert!(matches!(consequence("flawed:None", "double-free-waiting"), Consequence::NotApplicable(_)));
+    }
+
+    #[test]
+    fn the_same_allocator_without_a_flaw_is_not_damaged() {
+        let chosen: Vec<&Misuse> = MISUSES.iter().collect();
+        let misused = misuses(&subject("flawed:None"), &chosen, &|| false);
+        assert_eq!(misused.verdict.word(), "passed", "{:?}", misused.verdict.failures);
+        assert_eq!(misused.rows.len(), all().count());
+        assert_eq!(misuses(&subject("flawed:None"), &chosen, &|| true).rows, []);
+    }
+
+    #[test]
+    fn who_hangs_is_not_waited_for() {
+        let slow = || {
+            std::thread::sleep(Duration::from_secs(2));
+            let subject = subject("direct");
+            let device = subject.open_device()?;
+            Ok((subject.build(device.props())?, device))
+        };
+        let consequence = judge(&MISUSES[0], Door::Handle, Duration::from_millis(30), slow).unwrap();
+        assert!(consequence.is_damage() && consequence.detail().contains("did not come back"), "{consequence:?}");
     }
 
     #[test]
