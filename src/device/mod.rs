@@ -93,7 +93,7 @@ pub trait Device: Send {
     /// device takes over `known_as`, the handle by which a traced program knew its stream; a real one cannot.
     fn stream_create(&mut self, known_as: u64) -> Result<StreamId, DeviceError>;
     /// The driver's own name for a stream, constant for the stream's life. PyTorch orders streams by it, so its
-    /// model must too.
+    /// model must too. 0 for the default stream, and for one that does not exist.
     fn stream_handle(&self, stream: StreamId) -> u64;
     /// Waits for all work of one stream.
     fn stream_synchronize(&mut self, stream: StreamId) -> Result<(), DeviceError>;
@@ -130,6 +130,14 @@ pub trait Device: Send {
     fn pinned_host(&mut self) -> Option<&mut dyn PinnedHost>;
     /// Work on streams, run for real or timed, if the device can.
     fn compute(&mut self) -> Option<&mut dyn Compute>;
+}
+
+impl dyn Device + '_ {
+    /// Whether there is such a stream, from the books.
+    #[must_use]
+    pub fn has_stream(&self, stream: StreamId) -> bool {
+        stream == StreamId::DEFAULT || self.stream_handle(stream) != 0
+    }
 }
 
 /// The cap on physical memory where nobody asked for one: nine tenths of what is free on a real device, whose last bytes

@@ -111,6 +111,14 @@ pub struct Context<'a> {
     pub sink: &'a mut dyn EventSink,
 }
 
+impl Context<'_> {
+    /// Refuses a stream that the device has not got: memory set aside for it could never be waited for, and would be in
+    /// the way of everybody else's. For slow paths, where a stream is seen for the first time.
+    pub(crate) fn expect_stream(&self, stream: StreamId) -> Result<(), StrategyError> {
+        if self.device.has_stream(stream) { Ok(()) } else { Err(StrategyError::UnknownStream(stream)) }
+    }
+}
+
 /// One request for memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
@@ -340,6 +348,9 @@ pub enum StrategyError {
         /// Its slot.
         slot: u32,
     },
+    /// The device has no such stream.
+    #[error("there is no stream {0}")]
+    UnknownStream(StreamId),
     /// A request for nothing.
     #[error("a request for zero bytes")]
     ZeroBytes,

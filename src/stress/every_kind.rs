@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Subject, Verdict, properties};
+use super::{Subject, Verdict, faults, misuse, properties};
 
 /// A kind of stress as `all` sees it.
 pub struct KindOfStress {
@@ -18,7 +18,7 @@ pub struct KindOfStress {
 }
 
 /// Every kind that needs no question of its own, in the order of tables.
-pub const KINDS: &[KindOfStress] = &[properties::UNTIL_STOPPED];
+pub const KINDS: &[KindOfStress] = &[properties::UNTIL_STOPPED, faults::EVERYTHING, misuse::EVERYTHING];
 
 /// Time that several pieces of work share, side by side: each gets its part of what is left, so that what one does not
 /// need is there for the others.

@@ -7,6 +7,9 @@
 mod draft;
 mod every_kind;
 mod failure;
+pub mod faults;
+pub mod misuse;
+mod patience;
 mod planned_fault;
 mod program;
 pub mod properties;

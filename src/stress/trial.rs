@@ -9,6 +9,11 @@ use std::{
     any::Any,
     cell::Cell,
     panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
 };
 
 use super::{Subject, SubjectError};
@@ -79,7 +84,7 @@ impl Trial {
         }
         let device: Box<dyn Device> = Box::new(Faulty::with(conditions.faults.clone(), device));
         let watch = Watch::new(strategy, device, trace.tables.streams().get(1..).unwrap_or_default());
-        Ok(Player::new(watch, conditions).play(trace, conditions))
+        Ok(Player::new(watch, conditions.faults != FaultPlan::none()).play(trace, conditions))
     }
 
     /// What was broken first, in a word: shrinking a trace must not end at another fault than it began with.
@@ -90,12 +95,14 @@ impl Trial {
 }
 
 /// A program that does what a trace says.
-struct Player {
-    watch: Watch,
+pub(super) struct Player {
+    pub(super) watch: Watch,
     /// Whether driver errors are of our making.
     faults: bool,
     /// What may be allocated in all, as far as is known.
     capacity: u64,
+    /// What the device holds for somebody else, who shares it with the strategy.
+    pub(super) held_by_others: Arc<AtomicU64>,
     blocks: Vec<Option<Tenant>>,
     events: Vec<Option<EventId>>,
     trial: Trial,
@@ -108,10 +115,43 @@ enum Tenant {
 }
 
 impl Player {
-    fn new(watch: Watch, conditions: &Conditions) -> Player {
-        let faults = conditions.faults != FaultPlan::none();
+    /// A program for a strategy whose driver calls may be made to fail.
+    pub(super) fn new(watch: Watch, faults: bool) -> Player {
         let capacity = watch.device.free_bytes();
-        Player { watch, faults, capacity, blocks: Vec::new(), events: Vec::new(), trial: Trial::default() }
+        Player {
+            watch,
+            faults,
+            capacity,
+            held_by_others: Arc::default(),
+            blocks: Vec::new(),
+            events: Vec::new(),
+            trial: Trial::default(),
+        }
+    }
+
+    /// Does what the trace says, up to the first broken promise.
+    pub(super) fn tell(&mut self, trace: &Trace, audit_every: u64) {
+        for event in &trace.events {
+            self.event(event, &trace.tables);
+            self.trial.events += 1;
+            if self.trial.events.is_multiple_of(audit_every) {
+                self.watch.strategy.audit();
+            }
+            if self.watch.has_findings() {
+                return;
+            }
+        }
+        self.watch.strategy.audit();
+    }
+
+    /// What was counted so far.
+    pub(super) fn so_far(&self) -> &Trial {
+        &self.trial
+    }
+
+    /// From now on driver errors are findings.
+    pub(super) fn expect_no_faults(&mut self) {
+        self.faults = false;
     }
 
     fn play(mut self, trace: &Trace, conditions: &Conditions) -> Trial {
@@ -119,20 +159,7 @@ impl Player {
             0 => (trace.events.len() as u64).div_ceil(AUDITS).max(1),
             chosen => chosen,
         };
-        let played = on_trial(|| {
-            for event in &trace.events {
-                self.event(event, &trace.tables);
-                self.trial.events += 1;
-                if self.trial.events.is_multiple_of(audit_every) {
-                    self.watch.strategy.audit();
-                }
-                if self.watch.has_findings() {
-                    return;
-                }
-            }
-            self.watch.strategy.audit();
-        });
-        let last = match played {
+        let last = match on_trial(|| self.tell(trace, audit_every)) {
             Ok(()) => self.trial.events.checked_sub(1),
             Err(payload) => {
                 self.watch.find("panic", panicked(&*payload));
@@ -259,7 +286,7 @@ impl Player {
         let trimmed = self.watch.call(|strategy, cx| strategy.trim(cx));
         let whole = trimmed.is_ok();
         self.expect(trimmed, "a trim");
-        let held = self.watch.device.held_bytes();
+        let held = self.watch.device.held_bytes().saturating_sub(self.held_by_others.load(Ordering::Relaxed));
         if whole && held != 0 && self.watch.strategy.stats().current.active == 0 {
             self.watch.find("trim", format!("nothing is in use and all was trimmed, but {held} bytes are held"));
         }
@@ -302,8 +329,8 @@ impl Player {
         self.blocks.get_mut(slot as usize)?.take()
     }
 
-    /// What the program itself took of the device, its blocks left out.
-    fn give_back_own(&mut self) {
+    /// Gives back what the program itself took of the device, its blocks left out.
+    pub(super) fn give_back_own(&mut self) {
         for event in std::mem::take(&mut self.events).into_iter().flatten() {
             self.on_device(|device| device.event_destroy(event));
         }
@@ -362,14 +389,16 @@ pub fn is_on_trial() -> bool {
     ON_TRIAL.get()
 }
 
-fn on_trial(play: impl FnOnce()) -> Result<(), Box<dyn Any + Send>> {
+/// Plays something that may panic.
+pub(super) fn on_trial<T>(play: impl FnOnce() -> T) -> thread::Result<T> {
     ON_TRIAL.set(true);
     let result = catch_unwind(AssertUnwindSafe(play));
     ON_TRIAL.set(false);
     result
 }
 
-fn panicked(payload: &(dyn Any + Send)) -> String {
+/// The words of a panic.
+pub(super) fn panicked(payload: &(dyn Any + Send)) -> String {
     let said = payload.downcast_ref::<&str>().copied().or(payload.downcast_ref::<String>().map(String::as_str));
     format!("panicked: {}", said.unwrap_or("without words"))
 }

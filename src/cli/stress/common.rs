@@ -2,7 +2,10 @@
 
 use std::{
     path::PathBuf,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use super::evidence;
@@ -78,9 +81,18 @@ impl Common {
         Ok(Some(trace))
     }
 
-    /// Judges every subject, side by side where the device is of our making, and concludes. `judge` should come to an end
-    /// soon after the flag that it is given is set.
+    /// Judges every subject and concludes.
     pub fn judge(&self, judge: impl Fn(&Subject, &AtomicBool) -> Verdict + Sync) -> Outcome {
+        let (verdicts, stop) = self.verdicts(judge)?;
+        self.conclude(&verdicts, &stop)
+    }
+
+    /// Judges every subject, side by side where the device is of our making. `judge` should come to an end soon after the
+    /// flag that it is given is set.
+    pub fn verdicts(
+        &self,
+        judge: impl Fn(&Subject, &AtomicBool) -> Verdict + Sync,
+    ) -> Result<(Vec<Verdict>, Arc<AtomicBool>), Failure> {
         let subjects = self.subjects()?;
         let stop = interrupt::flag(interrupt::Running::Replay)?;
         let bar = progress::of_cases(subjects.len(), 0);
@@ -91,7 +103,7 @@ impl Common {
             verdict
         });
         bar.finish_and_clear();
-        self.conclude(&verdicts, &stop)
+        Ok((verdicts, stop))
     }
 
     /// How many subjects can run at once: a real device has only one of everything.
@@ -124,12 +136,15 @@ impl Common {
             Format::Json => report::verdicts_json(&rows),
             Format::Csv => report::verdicts_csv(&rows)?,
         })?;
-        let failed = verdicts.iter().any(|verdict| !verdict.failures.is_empty());
-        Ok(match (failed, stop.load(Ordering::Relaxed)) {
-            (true, _) => exit::STRESS_FAILED,
-            (false, true) => exit::INTERRUPTED,
-            (false, false) => exit::OK,
-        })
+        Ok(exit_code(verdicts, stop))
+    }
+
+    /// The same for a kind that has printed a table of its own: only what broke is still to be told.
+    pub fn complain_of(&self, verdicts: &[Verdict], stop: &AtomicBool) -> Outcome {
+        for failure in verdicts.iter().flat_map(|verdict| &verdict.failures) {
+            output::complain(&format!("failed: {failure}\n  again: {}", evidence::of(failure, self)?.repeat));
+        }
+        Ok(exit_code(verdicts, stop))
     }
 
     fn strategies(&self) -> Result<Vec<StrategySpec>, Failure> {
@@ -148,6 +163,15 @@ impl Common {
             strategies.push(strategy);
         }
         Ok(strategies)
+    }
+}
+
+fn exit_code(verdicts: &[Verdict], stop: &AtomicBool) -> u8 {
+    let failed = verdicts.iter().any(|verdict| !verdict.failures.is_empty());
+    match (failed, stop.load(Ordering::Relaxed)) {
+        (true, _) => exit::STRESS_FAILED,
+        (false, true) => exit::INTERRUPTED,
+        (false, false) => exit::OK,
     }
 }
 

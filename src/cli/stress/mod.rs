@@ -6,6 +6,8 @@
 mod all;
 mod common;
 mod evidence;
+mod faults;
+mod misuse;
 mod properties;
 
 pub use common::Common;
@@ -25,7 +27,9 @@ Examples:
   oomph stress all --seconds 60                               every strategy under every kind
   oomph stress properties                                     every strategy, random programs
   oomph stress properties --strategy caching --cases 10000    one strategy, for longer
-  oomph stress properties --strategy bfc --trace failing.oomph --fail cuMemFree:2")]
+  oomph stress properties --strategy bfc --trace failing.oomph --fail cuMemFree:2
+  oomph stress faults --strategy bfc                          every driver call of its fails once
+  oomph stress misuse                                         what becomes of double frees and the like")]
 pub struct Args {
     #[command(subcommand)]
     kind: Kind,
@@ -37,6 +41,10 @@ enum Kind {
     All(all::Args),
     /// Random programs, some on a driver that fails now and then; all that a strategy promises is watched.
     Properties(properties::Args),
+    /// A driver that fails at every call in turn, memory that others take, events that never complete.
+    Faults(faults::Args),
+    /// Programs that break the rules: double frees, foreign pointers, absurd sizes; what becomes of each.
+    Misuse(misuse::Args),
 }
 
 pub fn run(args: Args) -> Outcome {
@@ -44,6 +52,8 @@ pub fn run(args: Args) -> Outcome {
     match args.kind {
         Kind::All(args) => all::run(&args),
         Kind::Properties(args) => properties::run(&args),
+        Kind::Faults(args) => faults::run(&args),
+        Kind::Misuse(args) => misuse::run(&args),
     }
 }
 
