@@ -9,13 +9,15 @@ use crate::{
     device::{DeviceSpec, default_limit},
     strategy::StrategySpec,
     stress::Subject,
-    unit::{Bytes, round_up},
+    unit::{Bytes, MIB, round_up},
 };
 
 /// In the parameters of a strategy, stands for the memory it is given: `pool:initial:{memory},maximum:{memory}` is a
 /// pool on one region that never grows.
 pub const MEMORY: &str = "{memory}";
 
+/// Regions need not be whole pages, but they take them.
+const PAGE: u64 = 2 * MIB;
 /// Pages move where no more than this is needed for what is alive.
 const NEARLY_ALL_USED: f64 = 1.1;
 /// As near to the bound as this is at the bound.
@@ -50,7 +52,8 @@ impl Contender {
         Subject {
             strategy: StrategySpec { name: self.strategy.name.clone(), parameters },
             device: self.device.clone(),
-            memory_bytes: if region.is_some() { self.memory_bytes } else { bytes.or(self.memory_bytes) },
+            // Devices count whole pages.
+            memory_bytes: bytes.map(|bytes| round_up(bytes, PAGE)).or(self.memory_bytes),
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Why an adversary cannot play.
 
-use crate::{device::Capabilities, replay::ReplayError, strategy::StrategyError, stress::SubjectError};
+use crate::{
+    device::Capabilities, replay::ReplayError, strategy::StrategyError, stress::SubjectError, trace::TableFull,
+};
 
 /// Why a game was not played to its end. Running out of memory is not among the reasons.
 #[derive(Debug, thiserror::Error)]
@@ -17,6 +19,9 @@ pub enum AdversaryError {
     /// The strategy gave up.
     #[error(transparent)]
     Strategy(#[from] StrategyError),
+    /// More streams than a trace can name.
+    #[error(transparent)]
+    Program(#[from] TableFull),
     /// A found program could not be replayed.
     #[error(transparent)]
     Replay(#[from] ReplayError),

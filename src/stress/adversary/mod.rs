@@ -1,7 +1,7 @@
 //! Who wastes how much memory at worst: requests made up to hurt, within a budget of live memory.
 //!
 //! Two adversaries. [`robson`] is the classical one: it looks at the addresses it is given and frees just those blocks
-//! whose absence helps nobody. `search` knows no theory: it breeds programs of allocs and frees until one makes a
+//! whose absence helps nobody. A [`Quest`] knows no theory: it breeds programs of allocs and frees until one makes a
 //! strategy reserve as much as possible for what is alive, and what it finds is an ordinary trace.
 //!
 //! # What theory says
@@ -29,10 +29,13 @@ mod contest;
 mod error;
 mod line;
 mod opponent;
+mod program;
 pub mod robson;
+mod search;
 
 pub use assessment::{Assessment, Contender, MEMORY, Verdict, assess};
 pub use contest::{Contest, ContestError};
 pub use error::AdversaryError;
 pub use line::Line;
 pub use opponent::{Bout, Ending, play};
+pub use search::{Find, Quest, Toll, toll};
