@@ -5,8 +5,15 @@
 //! and reads no environment.
 
 pub mod adversary;
+mod draft;
 mod failure;
+mod shrink;
 mod subject;
+mod trial;
+mod verdict;
 
 pub use failure::Failure;
+pub use shrink::shrink;
 pub use subject::{Subject, SubjectError};
+pub use trial::{Conditions, Trial, TrialError};
+pub use verdict::{Verdict, VerdictRow};
