@@ -9,6 +9,7 @@ use crate::{
     device::{DeviceSpec, default_limit},
     strategy::StrategySpec,
     stress::Subject,
+    trace::Trace,
     unit::{Bytes, MIB, round_up},
 };
 
@@ -16,9 +17,20 @@ use crate::{
 /// pool on one region that never grows.
 pub const MEMORY: &str = "{memory}";
 
+/// Settings that theory speaks of, beside the usual ones: everything on one region, and pages that move.
+pub const EXHIBITS: [&str; 7] = [
+    "pool:initial:{memory},maximum:{memory}",
+    "bfc:allow_growth:False,memory_limit:{memory}",
+    "arena:size:{memory}",
+    "tlsf:region:{memory}",
+    "caching:expandable_segments:True",
+    "stitch:fragLimit:2MiB",
+    "oomph:smallest_chunk:2MiB,largest_chunk:2MiB",
+];
+
 /// Regions need not be whole pages, but they take them.
 const PAGE: u64 = 2 * MIB;
-/// Pages move where no more than this is needed for what is alive.
+/// Next to nothing is lost where no more than this is needed for what is alive.
 const NEARLY_ALL_USED: f64 = 1.1;
 /// As near to the bound as this is at the bound.
 const AT_THE_BOUND: f64 = 0.01;
@@ -78,22 +90,25 @@ pub struct Assessment {
     pub needed_bytes: Option<u64>,
     /// That, in terms of what was alive.
     pub needed_ratio: Option<f64>,
+    /// The largest blocks that could have forced it there: free pieces above this size it gives back or moves. `None` at
+    /// the bound, where there are no such pieces.
+    pub fragmenting_bytes: Option<u64>,
     /// What to make of it.
-    pub verdict: Verdict,
-    /// How often the adversary asked, freed and in how many bouts it did so.
+    pub standing: Standing,
+    /// How often the adversary was let loose on it.
     pub bouts: u32,
     /// Why there are no figures, where there are none.
     pub reason: String,
 }
 
-/// What to make of an assessment.
+/// Where a strategy stands between what is alive and the bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
+pub enum Standing {
     /// It needs about what is alive.
-    MovesPages,
-    /// It needs less than an allocator that moves nothing.
-    GivesBack,
+    NeedsWhatIsAlive,
+    /// It needs less than the bound: what is free beside live blocks is given back or moved, if it is a large enough piece.
+    BelowTheBound,
     /// It needs what theory says that an allocator needs which never moves a block.
     AtTheBound,
     /// It needs more than that.
@@ -106,37 +121,43 @@ pub enum Verdict {
     Skipped,
 }
 
-impl Verdict {
-    fn of(needed: u64, contest: &Contest) -> Verdict {
+impl Standing {
+    fn of(needed: u64, contest: &Contest) -> Standing {
         let (needed, bound) = (needed as f64, contest.bound_bytes() as f64);
         if needed <= contest.live_bytes as f64 * NEARLY_ALL_USED {
-            Verdict::MovesPages
+            Standing::NeedsWhatIsAlive
         } else if needed < bound * (1.0 - AT_THE_BOUND) {
-            Verdict::GivesBack
+            Standing::BelowTheBound
         } else if needed <= bound * (1.0 + AT_THE_BOUND) {
-            Verdict::AtTheBound
+            Standing::AtTheBound
         } else {
-            Verdict::AboveTheBound
+            Standing::AboveTheBound
         }
+    }
+
+    /// Whether free memory is of use although it lies between live blocks.
+    #[must_use]
+    pub const fn moves(self) -> bool {
+        matches!(self, Standing::NeedsWhatIsAlive | Standing::BelowTheBound)
     }
 
     /// In words.
     #[must_use]
     pub const fn words(self) -> &'static str {
         match self {
-            Verdict::MovesPages => "moves pages",
-            Verdict::GivesBack => "gives memory back",
-            Verdict::AtTheBound => "at the bound",
-            Verdict::AboveTheBound => "above the bound",
-            Verdict::RunsOut => "runs out",
-            Verdict::Refuses => "refuses",
-            Verdict::Skipped => "skipped",
+            Standing::NeedsWhatIsAlive => "needs what is alive",
+            Standing::BelowTheBound => "below the bound",
+            Standing::AtTheBound => "at the bound",
+            Standing::AboveTheBound => "above the bound",
+            Standing::RunsOut => "runs out",
+            Standing::Refuses => "refuses",
+            Standing::Skipped => "skipped",
         }
     }
 }
 
 impl Assessment {
-    fn without_figures(contender: &Contender, contest: &Contest, verdict: Verdict, reason: String) -> Assessment {
+    fn without_figures(contender: &Contender, contest: &Contest, standing: Standing, reason: String) -> Assessment {
         Assessment {
             strategy: contender.strategy.to_string(),
             device: contender.device.to_string(),
@@ -146,7 +167,8 @@ impl Assessment {
             extent_bytes: None,
             needed_bytes: None,
             needed_ratio: None,
-            verdict,
+            fragmenting_bytes: None,
+            standing,
             bouts: 0,
             reason,
         }
@@ -159,7 +181,7 @@ pub fn assess(
     contest: &Contest,
     contender: &Contender,
     stop: &AtomicBool,
-) -> Result<(Assessment, Option<crate::trace::Trace>), AdversaryError> {
+) -> Result<(Assessment, Option<Trace>), AdversaryError> {
     let contender = &Contender { device: contender.device.with_room_for(2 * plenty(contest)), ..contender.clone() };
     let mut trials = Trials { contest, contender, stop, bouts: 0 };
     let (room, page) = room(contest, contender)?;
@@ -167,21 +189,21 @@ pub fn assess(
         Ok(bout) => bout,
         Err(AdversaryError::Unable { missing }) => {
             let reason = format!("this device has no {missing}");
-            return Ok((Assessment::without_figures(contender, contest, Verdict::Skipped, reason), None));
+            return Ok((Assessment::without_figures(contender, contest, Standing::Skipped, reason), None));
         }
         Err(error) => return Err(error),
     };
-    let (verdict, reason, needed) = match first.ending {
+    let (standing, reason, needed) = match first.ending {
         Ending::Survived => {
             let needed = trials.least_memory(&first, room, page)?;
-            (Verdict::of(needed, contest), String::new(), Some(needed))
+            (Standing::of(needed, contest), String::new(), Some(needed))
         }
         Ending::RanOut { live_bytes, asked_bytes } => {
             let reason = format!("no room for {} with {} alive", Bytes(asked_bytes), Bytes(live_bytes));
-            (Verdict::RunsOut, reason, None)
+            (Standing::RunsOut, reason, None)
         }
         Ending::Refused { asked_bytes } => {
-            (Verdict::Refuses, format!("serves no requests of {}", Bytes(asked_bytes)), None)
+            (Standing::Refuses, format!("serves no requests of {}", Bytes(asked_bytes)), None)
         }
     };
     let assessment = Assessment {
@@ -189,8 +211,9 @@ pub fn assess(
         extent_bytes: first.extent_bytes.filter(|_| needed.is_some()),
         needed_bytes: needed,
         needed_ratio: needed.map(|needed| needed as f64 / contest.live_bytes as f64),
+        fragmenting_bytes: needed.filter(|_| standing.moves()).map(|needed| contest.fragmenting_bytes(needed)),
         bouts: trials.bouts,
-        ..Assessment::without_figures(contender, contest, verdict, reason)
+        ..Assessment::without_figures(contender, contest, standing, reason)
     };
     Ok((assessment, Some(first.trace)))
 }
@@ -258,20 +281,101 @@ impl Trials<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::strategy::STRATEGIES;
 
+    fn assessed(strategy: &str, contest: &Contest) -> Assessment {
+        let strategy = StrategySpec::from(strategy);
+        let contender = Contender { strategy, device: "sim".parse().unwrap(), memory_bytes: None };
+        assess(contest, &contender, &AtomicBool::new(false)).unwrap().0
+    }
+
+    fn units(live: u64, largest: u64) -> Contest {
+        Contest::new(live * PAGE, largest * PAGE, PAGE).unwrap()
+    }
+
+    /// The theorem's figures, from the strategies that it is about, and to the unit: so much and no unit less.
     #[test]
-    fn scratch() {
-        let contest = Contest::default();
-        let mut specs: Vec<String> = STRATEGIES.iter().filter(|e| e.name != "null" && e.name != "address").map(|e| e.name.to_owned()).collect();
-        for s in ["caching:expandable_segments:True", "pool:initial:{memory},maximum:{memory}", "bfc:allow_growth:False,memory_limit:{memory}", "arena:size:{memory}", "tlsf:region:{memory}", "buddy:region:64GiB", "oomph:smallest_chunk:2MiB,largest_chunk:2MiB", "stitch:fragLimit:2MiB", "async:release_threshold:0"] { specs.push(s.to_owned()); }
-        for text in specs {
-            let t = std::time::Instant::now();
-            let contender = Contender { strategy: StrategySpec::from(text.as_str()), device: "sim".parse().unwrap(), memory_bytes: None };
-            match assess(&contest, &contender, &AtomicBool::new(false)) {
-                Ok((a, trace)) => eprintln!("{text:50} reserved {:?} extent {:?} needed {:?} ratio {:?} {:?} bouts {} events {:?} {} {:?}", a.peak_reserved_bytes.map(|b| b as f64 / contest.live_bytes as f64), a.extent_bytes.map(|b| b as f64 / contest.live_bytes as f64), a.needed_bytes.map(Bytes), a.needed_ratio, a.verdict, a.bouts, trace.map(|t| t.events.len()), a.reason, t.elapsed()),
-                Err(e) => eprintln!("{text}: {e}"),
+    fn on_one_region_pool_bfc_and_arena_need_exactly_the_bound() {
+        for (live, largest, bound) in [(1024, 16, 3057), (4096, 64, 16321)] {
+            for strategy in [
+                "pool:initial:{memory},maximum:{memory}",
+                "bfc:allow_growth:False,memory_limit:{memory}",
+                "arena:size:{memory}",
+            ] {
+                let seen = assessed(strategy, &units(live, largest));
+                assert_eq!(seen.extent_bytes, Some(bound * PAGE), "{strategy}");
+                assert_eq!(
+                    (seen.needed_bytes, seen.standing),
+                    (Some(bound * PAGE), Standing::AtTheBound),
+                    "{strategy}"
+                );
             }
         }
+    }
+
+    #[test]
+    fn the_unit_does_not_matter_where_blocks_are_not_rounded() {
+        let contest = Contest::new(1024 * 512, 16 * 512, 512).unwrap();
+        let seen = assessed("pool:initial:{memory},maximum:{memory}", &contest);
+        assert_eq!(seen.needed_bytes, Some(3057 * 512));
+    }
+
+    #[test]
+    fn buddies_reserve_a_whole_multiple_of_what_is_alive() {
+        for (live, largest, times) in [(1024, 16, 3), (4096, 64, 4)] {
+            let seen = assessed("buddy", &units(live, largest));
+            assert_eq!(seen.peak_reserved_bytes, Some(times * live * PAGE));
+        }
+    }
+
+    #[test]
+    fn who_moves_every_page_needs_what_is_alive() {
+        for strategy in ["direct", "stitch:fragLimit:2MiB", "planned", "oomph:smallest_chunk:2MiB,largest_chunk:2MiB"] {
+            let seen = assessed(strategy, &units(512, 64));
+            assert_eq!(seen.standing, Standing::NeedsWhatIsAlive, "{seen:?}");
+            assert!(seen.needed_bytes.unwrap() <= 520 * PAGE, "{seen:?}");
+        }
+    }
+
+    /// Expandable segments are mapped 20 MiB at a time, the driver's pool grows by 32: finer holes are as good as lost.
+    #[test]
+    fn who_moves_larger_pages_is_fragmented_by_smaller_blocks() {
+        let contest = units(1024, 64);
+        for (strategy, pieces) in [("caching:expandable_segments:True", 16 * MIB), ("async", 32 * MIB)] {
+            let seen = assessed(strategy, &contest);
+            assert_eq!(seen.standing, Standing::BelowTheBound, "{seen:?}");
+            assert_eq!(seen.fragmenting_bytes, Some(pieces), "{seen:?}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_served_or_does_not_fit_is_said() {
+        let contest = units(64, 8);
+        let refused = assessed("fixed", &contest);
+        assert_eq!((refused.standing, refused.needed_bytes), (Standing::Refuses, None));
+        assert_eq!(refused.reason, "serves no requests of 2.00 MiB");
+        let contender = Contender {
+            strategy: StrategySpec::from("tlsf"),
+            device: "sim".parse().unwrap(),
+            memory_bytes: Some(100 * MIB),
+        };
+        let (short, trace) = assess(&contest, &contender, &AtomicBool::new(false)).unwrap();
+        assert_eq!(
+            (short.standing, short.reason.as_str()),
+            (Standing::RunsOut, "no room for 2.00 MiB with 100 MiB alive")
+        );
+        assert_eq!(trace.unwrap().events.len(), 51);
+        let stopped = assess(&contest, &contender, &AtomicBool::new(true));
+        assert!(matches!(stopped, Err(AdversaryError::Interrupted)));
+    }
+
+    /// What the adversary did is a trace: replayed against the same strategy it takes the same.
+    #[test]
+    fn a_bout_can_be_replayed() {
+        let (contest, strategy) = (units(256, 32), StrategySpec::from("caching"));
+        let contender = Contender { strategy, device: "sim".parse().unwrap(), memory_bytes: None };
+        let (seen, trace) = assess(&contest, &contender, &AtomicBool::new(false)).unwrap();
+        let toll = super::super::toll(&contender.with_memory(None), &trace.unwrap()).unwrap();
+        assert_eq!(Some(toll.peak_reserved_bytes), seen.peak_reserved_bytes);
+        assert_eq!(toll.peak_requested_bytes, contest.live_bytes);
     }
 }

@@ -107,7 +107,20 @@ impl Contest {
     /// What Robson's program forces every allocator to that never moves a block, in whole units.
     #[must_use]
     pub fn bound_bytes(&self) -> u64 {
-        let units = (self.live_units() * (u64::from(self.doublings()) + 2)).div_ceil(2) - self.largest_units() + 1;
+        self.bound_up_to(self.doublings())
+    }
+
+    /// The largest blocks with which the program forces nobody who never moves a block beyond `bytes`. Who needs no more
+    /// than that although blocks are larger gives memory back, or moves it, in pieces of about this size.
+    #[must_use]
+    pub fn fragmenting_bytes(&self, bytes: u64) -> u64 {
+        let harmless = (0..=self.doublings()).rev().find(|&doublings| self.bound_up_to(doublings) <= bytes);
+        self.unit_bytes << harmless.unwrap_or(0)
+    }
+
+    /// The bound where blocks are doubled so many times.
+    fn bound_up_to(&self, doublings: u32) -> u64 {
+        let units = (self.live_units() * (u64::from(doublings) + 2)).div_ceil(2) - (1 << doublings) + 1;
         units * self.unit_bytes
     }
 }
@@ -124,6 +137,15 @@ mod tests {
         assert_eq!([bound(1024, 16), bound(4096, 64), bound(4096, 256)], [3057, 16321, 20225]);
         assert_eq!(bound(8192, 512), 44545);
         assert_eq!(bound(100, 1), 100, "blocks of one size leave no hole that another cannot use");
+    }
+
+    #[test]
+    fn what_is_needed_tells_which_blocks_fragment() {
+        let contest = Contest::default();
+        assert_eq!(contest.fragmenting_bytes(contest.live_bytes), 2 * MIB);
+        assert_eq!(contest.fragmenting_bytes(3 * contest.live_bytes), 32 * MIB);
+        assert_eq!(contest.fragmenting_bytes(contest.bound_bytes()), 512 * MIB);
+        assert_eq!(contest.fragmenting_bytes(0), 2 * MIB);
     }
 
     #[test]

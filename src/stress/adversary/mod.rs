@@ -33,7 +33,7 @@ mod program;
 pub mod robson;
 mod search;
 
-pub use assessment::{Assessment, Contender, MEMORY, Verdict, assess};
+pub use assessment::{Assessment, Contender, EXHIBITS, MEMORY, Standing, assess};
 pub use contest::{Contest, ContestError};
 pub use error::AdversaryError;
 pub use line::Line;

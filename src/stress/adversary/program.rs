@@ -329,8 +329,7 @@ mod tests {
             .collect();
         // 16 MiB are a sixteenth: two pairs. Of the blocks of 6 MiB the second goes, and a block of 4 MiB comes and goes.
         let (alloc, free) = (|size| (true, size), |slot| (false, slot));
-        let expected =
-            [alloc(6), alloc(2), alloc(6), alloc(2), free(2), alloc(4), free(2), free(0), free(1), free(3)];
+        let expected = [alloc(6), alloc(2), alloc(6), alloc(2), free(2), alloc(4), free(2), free(0), free(1), free(3)];
         assert_eq!(told, expected);
     }
 }

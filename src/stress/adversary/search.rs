@@ -20,15 +20,15 @@ use crate::{
     device::Capabilities,
     replay::{self, Observer, replay},
     strategy::{EventSink, StrategyEvent},
-    stress::{Subject, SubjectError},
-    trace::Trace,
+    stress::{Subject, SubjectError, shrink},
+    trace::{Op, Trace},
     workload::Dice,
 };
 
 /// How many programs are kept.
 const KEPT: usize = 12;
 /// A shrunk trace must be as bad as the one found, to this part.
-pub const TOLERANCE: f64 = 0.01;
+const TOLERANCE: f64 = 0.01;
 
 /// What to look for.
 #[derive(Clone, Debug)]
@@ -104,9 +104,26 @@ impl Quest {
         Ok((reserved as f64 / measured_by as f64, reserved))
     }
 
-    /// Whether a trace is about as bad as one that was found: what shrinking must keep.
-    pub fn is_as_bad(&self, trace: &Trace, badness: f64) -> Result<bool, AdversaryError> {
-        Ok(self.badness(trace)?.0 >= badness * (1.0 - TOLERANCE))
+    /// The smallest trace that is about as bad as one that was found, and keeps to the same rules.
+    pub fn shrink(&self, found: &Find, most_tries: usize, stop: &AtomicBool) -> Find {
+        let least = found.badness * (1.0 - TOLERANCE);
+        let mut judge = |trace: &Trace| {
+            let goes_on = !stop.load(Ordering::Relaxed);
+            goes_on && self.allows(trace) && self.badness(trace).is_ok_and(|(badness, _)| badness >= least)
+        };
+        let trace = shrink(&found.trace, &mut judge, most_tries);
+        match self.badness(&trace) {
+            Ok((badness, peak_reserved_bytes)) => Find { trace, badness, peak_reserved_bytes, ..found.clone() },
+            Err(_) => found.clone(),
+        }
+    }
+
+    /// Whether no block is smaller than the unit: what shrinks below is another pattern than the one that was found.
+    fn allows(&self, trace: &Trace) -> bool {
+        trace.events.iter().all(|event| match event.op {
+            Op::Alloc { bytes, .. } => bytes >= self.contest.unit_bytes,
+            _ => true,
+        })
     }
 
     /// Searches, and tells of everything that is worse than all before. `None` if stopped before the first try.
@@ -189,8 +206,19 @@ mod tests {
         let found = find(&quest);
         assert!(found.badness > 2.0, "{}", found.badness);
         assert_eq!(quest.badness(&found.trace).unwrap(), (found.badness, found.peak_reserved_bytes));
-        assert!(quest.is_as_bad(&found.trace, found.badness * 1.005).unwrap());
-        assert!(!quest.is_as_bad(&found.trace, found.badness * 1.02).unwrap());
+    }
+
+    #[test]
+    fn what_is_found_is_shrunk_and_stays_as_bad() {
+        let quest = quest("caching", 60);
+        let found = find(&quest);
+        let small = quest.shrink(&found, 400, &AtomicBool::new(false));
+        assert!(small.trace.events.len() < found.trace.events.len() / 2, "{} events", small.trace.events.len());
+        assert!(small.badness >= found.badness * 0.99);
+        assert_eq!(quest.badness(&small.trace).unwrap(), (small.badness, small.peak_reserved_bytes));
+        assert!(quest.allows(&small.trace), "no block is below the unit");
+        let untouched = quest.shrink(&found, 400, &AtomicBool::new(true));
+        assert_eq!(untouched.trace.events, found.trace.events);
     }
 
     #[test]
