@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicBool;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{AdversaryError, Bout, Contest, Ending, play};
 use crate::{
@@ -70,16 +70,19 @@ impl Contender {
     }
 }
 
-/// What Robson's adversary did to a strategy.
-#[derive(Clone, Debug, Serialize)]
+/// What Robson's adversary did to a strategy: a row of the table.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Assessment {
     /// Who, as users type it.
     pub strategy: String,
     /// Where.
     pub device: String,
-    /// The rules.
-    #[serde(flatten)]
-    pub contest: Contest,
+    /// What was alive at most.
+    pub live_bytes: u64,
+    /// The largest block.
+    pub largest_bytes: u64,
+    /// The smallest block.
+    pub unit_bytes: u64,
     /// What no allocator can do without that never moves a block.
     pub bound_bytes: u64,
     /// What the strategy reserved at most where there was plenty; a region of its own choice included.
@@ -102,7 +105,7 @@ pub struct Assessment {
 }
 
 /// Where a strategy stands between what is alive and the bound.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Standing {
     /// It needs about what is alive.
@@ -118,6 +121,7 @@ pub enum Standing {
     /// It does not serve such requests.
     Refuses,
     /// It cannot run on this device.
+    #[default]
     Skipped,
 }
 
@@ -161,16 +165,13 @@ impl Assessment {
         Assessment {
             strategy: contender.strategy.to_string(),
             device: contender.device.to_string(),
-            contest: *contest,
+            live_bytes: contest.live_bytes,
+            largest_bytes: contest.largest_bytes,
+            unit_bytes: contest.unit_bytes,
             bound_bytes: contest.bound_bytes(),
-            peak_reserved_bytes: None,
-            extent_bytes: None,
-            needed_bytes: None,
-            needed_ratio: None,
-            fragmenting_bytes: None,
             standing,
-            bouts: 0,
             reason,
+            ..Assessment::default()
         }
     }
 }

@@ -1,7 +1,5 @@
 //! What an adversary may do: how much may be alive, and in blocks of which sizes.
 
-use serde::Serialize;
-
 use crate::{
     strategy::ALIGNMENT,
     unit::{Bytes, GIB, MIB},
@@ -16,7 +14,7 @@ use crate::{
 /// assert_eq!(contest.bound_bytes(), (2048 * 5 - 256 + 1) * (2 << 20));
 /// # Ok::<(), oomph::stress::adversary::ContestError>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Contest {
     /// What may be alive at any time.
     pub live_bytes: u64,

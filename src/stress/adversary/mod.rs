@@ -27,6 +27,7 @@
 mod assessment;
 mod contest;
 mod error;
+mod found;
 mod line;
 mod opponent;
 mod program;
@@ -36,6 +37,7 @@ mod search;
 pub use assessment::{Assessment, Contender, EXHIBITS, MEMORY, Standing, assess};
 pub use contest::{Contest, ContestError};
 pub use error::AdversaryError;
+pub use found::FoundRow;
 pub use line::Line;
 pub use opponent::{Bout, Ending, play};
 pub use search::{Find, Quest, Toll, toll};
