@@ -7,13 +7,20 @@
 pub mod adversary;
 mod draft;
 mod failure;
+mod planned_fault;
+mod program;
+pub mod properties;
 mod shrink;
+mod side_by_side;
 mod subject;
 mod trial;
 mod verdict;
 
 pub use failure::Failure;
+pub use planned_fault::{PlannedFault, PlannedFaultError};
+pub use program::random_program;
 pub use shrink::shrink;
+pub use side_by_side::side_by_side;
 pub use subject::{Subject, SubjectError};
 pub use trial::{Conditions, Trial, TrialError};
-pub use verdict::{Verdict, VerdictRow};
+pub use verdict::{Evidence, Verdict, VerdictRow};
