@@ -8,7 +8,7 @@ use std::{
 use super::Common;
 use crate::{
     stress::{Evidence, Failure},
-    trace::{self, TraceError},
+    trace::{self, Trace, TraceError},
 };
 
 /// Saves the failure's trace and works out the command.
@@ -16,12 +16,18 @@ pub fn of(failure: &Failure, common: &Common) -> Result<Evidence, TraceError> {
     let Some(found) = &failure.trace else {
         return Ok(Evidence { trace: String::new(), repeat: command(failure, common, None) });
     };
-    fs::create_dir_all(&common.save).map_err(|source| TraceError::Io { path: common.save.clone(), source })?;
-    let path = vacant(&common.save, &format!("{}-{}", failure.found_by, plain(&failure.strategy)));
-    trace::write(found, &path)?;
+    let path = save(found, &common.save, failure.found_by, &failure.strategy)?;
     let events = found.events.len();
     let shown = format!("{} ({events} event{})", path.display(), if events == 1 { "" } else { "s" });
     Ok(Evidence { trace: shown, repeat: command(failure, common, Some(&path)) })
+}
+
+/// Writes a trace to the folder, under the name of who found it and for whom, beside what is there already.
+pub fn save(found: &Trace, folder: &Path, found_by: &str, strategy: &str) -> Result<PathBuf, TraceError> {
+    fs::create_dir_all(folder).map_err(|source| TraceError::Io { path: folder.to_owned(), source })?;
+    let path = vacant(folder, &format!("{found_by}-{}", plain(strategy)));
+    trace::write(found, &path)?;
+    Ok(path)
 }
 
 fn command(failure: &Failure, common: &Common, trace: Option<&Path>) -> String {
@@ -57,7 +63,7 @@ fn plain(name: &str) -> String {
 }
 
 /// As a shell takes it.
-fn quoted(word: &str) -> String {
+pub fn quoted(word: &str) -> String {
     let harmless = |c: char| c.is_ascii_alphanumeric() || "_.-/:,=%+@".contains(c);
     if !word.is_empty() && word.chars().all(harmless) {
         return word.to_owned();
@@ -69,7 +75,7 @@ fn quoted(word: &str) -> String {
 mod tests {
     use super::*;
     use crate::{
-        trace::{Trace, TraceBuilder},
+        trace::TraceBuilder,
         unit::{Bytes, GIB, StreamId, TagId},
     };
 

@@ -3,6 +3,8 @@
 //! A kind turns its arguments into what the stress room works with and hands the verdicts to [`Common::conclude`], which
 //! saves what broke, prints the table and decides the exit code.
 
+mod adversary;
+mod adversary_search;
 mod common;
 mod evidence;
 mod properties;
@@ -20,7 +22,8 @@ use super::failure::Outcome;
 Examples:
   oomph stress properties                                     every strategy, random programs
   oomph stress properties --strategy caching --cases 10000    one strategy, for longer
-  oomph stress properties --strategy bfc --trace failing.oomph --fail cuMemFree:2")]
+  oomph stress properties --strategy bfc --trace failing.oomph --fail cuMemFree:2
+  oomph stress adversary                                      how much memory each wastes at worst")]
 pub struct Args {
     #[command(subcommand)]
     kind: Kind,
@@ -30,10 +33,13 @@ pub struct Args {
 enum Kind {
     /// Random programs, some on a driver that fails now and then; all that a strategy promises is watched.
     Properties(properties::Args),
+    /// Requests made up to hurt, within a budget of live memory: how much each takes at worst, and what theory says.
+    Adversary(adversary::Args),
 }
 
 pub fn run(args: Args) -> Outcome {
     match args.kind {
         Kind::Properties(args) => properties::run(&args),
+        Kind::Adversary(args) => adversary::run(&args),
     }
 }
