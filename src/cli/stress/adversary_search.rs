@@ -66,7 +66,7 @@ pub fn run(args: &Args, contest: Contest) -> Outcome {
         let Some(find) = search(&quest, &stop)? else { break };
         let path = save(args, &find, victim)?;
         rows.extend(serve_to_all(args, &find, victim, rival.as_ref(), &path)?);
-        notes.push(note(&find, victim, &path, args.options.tries));
+        notes.push(note(&find, victim, rival.is_some(), &path, args.options.tries));
     }
     output::say(&match args.format {
         Format::Table => report::found(&rows, notes.into_iter(), Medium::Terminal(output::terminal_width())),
@@ -129,12 +129,14 @@ fn serve_to_all(
     Ok(rows?.into_iter().flatten().collect())
 }
 
-fn note(find: &Find, victim: &Subject, path: &Path, tries: u32) -> String {
+fn note(find: &Find, victim: &Subject, has_rival: bool, path: &Path, tries: u32) -> String {
     let (file, strategy) = (evidence::quoted(&path.to_string_lossy()), evidence::quoted(&victim.strategy.to_string()));
     format!(
-        "{}: found at try {} of {tries}\n  trace: {} ({} events)\n  again: oomph replay {file} --strategy {strategy}\n  \
-         needs: oomph threshold {file} --strategy {strategy}",
+        "{}: {:.3} times the budget of live memory{}, found at try {} of {tries}\n  trace: {} ({} events)\n  \
+         again: oomph replay {file} --strategy {strategy}\n  needs: oomph threshold {file} --strategy {strategy}",
         victim.strategy,
+        find.badness,
+        if has_rival { ", or what its rival reserves" } else { "" },
         find.found_at,
         path.display(),
         find.trace.events.len(),

@@ -46,6 +46,9 @@ pub enum ContestError {
         /// The largest block.
         largest: u64,
     },
+    /// No device has as much.
+    #[error("live memory of {} is more than {}", Bytes(*.0), Bytes(Contest::MOST_LIVE_BYTES))]
+    TooMuchLive(u64),
     /// So many blocks would take the host's memory.
     #[error("{live_units} units alive at once are more than {}: take a larger unit", Contest::MOST_UNITS)]
     TooManyUnits {
@@ -63,19 +66,24 @@ impl Default for Contest {
 }
 
 impl Contest {
+    /// How much may be alive: several times that must have room among the addresses of a simulated device.
+    pub const MOST_LIVE_BYTES: u64 = 1024 * GIB;
     /// How many blocks there may be at once.
     pub const MOST_UNITS: u64 = 1 << 22;
 
     /// A contest within these limits; the budget is rounded down to whole units.
     pub fn new(live_bytes: u64, largest_bytes: u64, unit_bytes: u64) -> Result<Contest, ContestError> {
-        if unit_bytes == 0 || unit_bytes % ALIGNMENT != 0 {
+        if unit_bytes == 0 || !unit_bytes.is_multiple_of(ALIGNMENT) {
             return Err(ContestError::CrookedUnit(unit_bytes));
         }
-        if largest_bytes % unit_bytes != 0 || !(largest_bytes / unit_bytes).is_power_of_two() {
+        if !largest_bytes.is_multiple_of(unit_bytes) || !(largest_bytes / unit_bytes).is_power_of_two() {
             return Err(ContestError::NoPowerOfTwo { largest: largest_bytes, unit: unit_bytes });
         }
         if live_bytes / 2 < largest_bytes {
             return Err(ContestError::TooFewLive { live: live_bytes, largest: largest_bytes });
+        }
+        if live_bytes > Contest::MOST_LIVE_BYTES {
+            return Err(ContestError::TooMuchLive(live_bytes));
         }
         let live_units = live_bytes / unit_bytes;
         if live_units > Contest::MOST_UNITS {
@@ -154,6 +162,7 @@ mod tests {
         assert_eq!(Contest::new(8192, 0, 512), Err(ContestError::NoPowerOfTwo { largest: 0, unit: 512 }));
         assert_eq!(Contest::new(1536, 1024, 512), Err(ContestError::TooFewLive { live: 1536, largest: 1024 }));
         assert_eq!(Contest::new(4 * GIB, MIB, 512), Err(ContestError::TooManyUnits { live_units: 1 << 23 }));
+        assert_eq!(Contest::new(u64::MAX, 1 << 62, 1 << 62), Err(ContestError::TooMuchLive(u64::MAX)));
         assert_eq!(Contest::new(4097, 1024, 512).unwrap().live_bytes, 4096);
         let usual = Contest::default();
         assert_eq!(Contest::new(usual.live_bytes, usual.largest_bytes, usual.unit_bytes), Ok(usual));

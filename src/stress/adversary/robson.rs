@@ -213,7 +213,7 @@ mod tests {
         let contest = Contest::new(live * 512, largest * 512, 512).unwrap();
         let mut heap = Textbook::new(fit);
         assert_eq!(attack(&contest, &mut heap), Ok(true));
-        assert!(heap.live <= contest.live_bytes && heap.extent % 512 == 0);
+        assert!(heap.live <= contest.live_bytes && heap.extent.is_multiple_of(512));
         heap.extent / 512
     }
 

@@ -21,7 +21,7 @@ use crate::{
     replay::{self, Observer, replay},
     strategy::{EventSink, StrategyEvent},
     stress::{Subject, SubjectError, shrink},
-    trace::{Op, Trace},
+    trace::{Op, Trace, check},
     workload::Dice,
 };
 
@@ -118,12 +118,15 @@ impl Quest {
         }
     }
 
-    /// Whether no block is smaller than the unit: what shrinks below is another pattern than the one that was found.
+    /// Whether a trace keeps to the rules of the contest. What is shrunk below the unit, or is no longer freed, is another
+    /// pattern than the one that was found.
     fn allows(&self, trace: &Trace) -> bool {
-        trace.events.iter().all(|event| match event.op {
-            Op::Alloc { bytes, .. } => bytes >= self.contest.unit_bytes,
-            _ => true,
-        })
+        let smallest = trace.events.iter().filter_map(|event| match event.op {
+            Op::Alloc { bytes, .. } => Some(bytes),
+            _ => None,
+        });
+        let of_unit = smallest.min().is_none_or(|bytes| bytes >= self.contest.unit_bytes);
+        of_unit && check(trace).is_ok_and(|summary| summary.peak.bytes <= self.contest.live_bytes)
     }
 
     /// Searches, and tells of everything that is worse than all before. `None` if stopped before the first try.
@@ -217,6 +220,8 @@ mod tests {
         assert!(small.badness >= found.badness * 0.99);
         assert_eq!(quest.badness(&small.trace).unwrap(), (small.badness, small.peak_reserved_bytes));
         assert!(quest.allows(&small.trace), "no block is below the unit");
+        let alive = check(&small.trace).unwrap().peak.bytes;
+        assert!(alive <= quest.contest.live_bytes, "{alive} bytes: frees that matter are not dropped");
         let untouched = quest.shrink(&found, 400, &AtomicBool::new(true));
         assert_eq!(untouched.trace.events, found.trace.events);
     }
