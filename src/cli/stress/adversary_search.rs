@@ -7,7 +7,12 @@ use std::{
 
 use anyhow::anyhow;
 
-use super::{Common, adversary::Args, common::owners_of_memory, evidence};
+use super::{
+    Common,
+    adversary::Args,
+    common::owners_of_memory,
+    evidence::{self, quoted},
+};
 use crate::{
     cli::{
         environment, exit,
@@ -66,7 +71,7 @@ pub fn run(args: &Args, contest: Contest) -> Outcome {
         let Some(find) = search(&quest, &stop)? else { break };
         let path = save(args, &find, victim)?;
         rows.extend(serve_to_all(args, &find, victim, rival.as_ref(), &path)?);
-        notes.push(note(&find, victim, rival.is_some(), &path, args.options.tries));
+        notes.push(note(args, &find, victim, &path));
     }
     output::say(&match args.format {
         Format::Table => report::found(&rows, notes.into_iter(), Medium::Terminal(output::terminal_width())),
@@ -129,15 +134,19 @@ fn serve_to_all(
     Ok(rows?.into_iter().flatten().collect())
 }
 
-fn note(find: &Find, victim: &Subject, has_rival: bool, path: &Path, tries: u32) -> String {
-    let (file, strategy) = (evidence::quoted(&path.to_string_lossy()), evidence::quoted(&victim.strategy.to_string()));
+fn note(args: &Args, find: &Find, victim: &Subject, path: &Path) -> String {
+    let mut same = format!("{} --strategy {}", quoted(&path.to_string_lossy()), quoted(&victim.strategy.to_string()));
+    let measured_by = if args.options.against.is_some() { ", or what its rival reserves" } else { "" };
+    if !victim.device.is_simulated() {
+        same.push_str(&format!(" --device {}", victim.device));
+    }
     format!(
-        "{}: {:.3} times the budget of live memory{}, found at try {} of {tries}\n  trace: {} ({} events)\n  \
-         again: oomph replay {file} --strategy {strategy}\n  needs: oomph threshold {file} --strategy {strategy}",
+        "{}: {:.3} times the budget of live memory{measured_by}, found at try {} of {}\n  trace: {} ({} events)\n  \
+         again: oomph replay {same}\n  needs: oomph threshold {same}",
         victim.strategy,
         find.badness,
-        if has_rival { ", or what its rival reserves" } else { "" },
         find.found_at,
+        args.options.tries,
         path.display(),
         find.trace.events.len(),
     )
