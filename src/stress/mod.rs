@@ -4,6 +4,7 @@
 //! its trace, so that it can be saved, shrunk and repeated. This room knows replay and all below it; it prints nothing
 //! and reads no environment.
 
+pub mod adversary;
 mod draft;
 mod every_kind;
 mod failure;
