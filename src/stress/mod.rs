@@ -4,8 +4,15 @@
 //! its trace, so that it can be saved, shrunk and repeated. This room knows replay and all below it; it prints nothing
 //! and reads no environment.
 
+mod draft;
 mod failure;
+mod shrink;
 mod subject;
+mod trial;
+mod verdict;
 
 pub use failure::Failure;
+pub use shrink::shrink;
 pub use subject::{Subject, SubjectError};
+pub use trial::{Conditions, Trial, TrialError};
+pub use verdict::{Verdict, VerdictRow};
