@@ -6,12 +6,14 @@
 
 mod draft;
 mod failure;
+mod integrity;
 mod shrink;
 mod subject;
 mod trial;
 mod verdict;
 
 pub use failure::Failure;
+pub use integrity::{Integrity, Mixture, Outcome, Sizes, SizesError, Tally, Until, story};
 pub use shrink::shrink;
 pub use subject::{Subject, SubjectError};
 pub use trial::{Conditions, Trial, TrialError};
