@@ -18,7 +18,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("strategy", &["device"]),
     ("replay", &["strategy", "trace", "plan", "device"]),
     ("measure", &["replay", "strategy", "trace", "plan", "device"]),
-    ("report", &["answer", "measure", "replay", "strategy", "trace", "plan", "device"]),
+    ("report", &["answer", "stress", "measure", "replay", "strategy", "trace", "plan", "device"]),
     ("suite", &["measure", "replay", "strategy", "trace", "plan", "device", "workload"]),
     ("answer", &["suite", "measure", "replay", "strategy", "trace", "plan", "device", "workload"]),
     ("stress", &["measure", "replay", "strategy", "trace", "plan", "device", "workload"]),

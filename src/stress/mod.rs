@@ -7,14 +7,25 @@
 mod draft;
 mod failure;
 mod integrity;
+mod ledger;
+mod planned_fault;
+mod program;
+pub mod properties;
 mod shrink;
+mod side_by_side;
+mod soak;
 mod subject;
 mod trial;
 mod verdict;
 
 pub use failure::Failure;
 pub use integrity::{Integrity, Mixture, Outcome, Sizes, SizesError, Tally, Until, story};
+pub use ledger::{Account, Ledger, Slice};
+pub use planned_fault::{PlannedFault, PlannedFaultError};
+pub use program::random_program;
 pub use shrink::shrink;
+pub use side_by_side::side_by_side;
+pub use soak::{Levels, Soak};
 pub use subject::{Subject, SubjectError};
 pub use trial::{Conditions, Trial, TrialError};
-pub use verdict::{Verdict, VerdictRow};
+pub use verdict::{Evidence, Verdict, VerdictRow};

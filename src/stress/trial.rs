@@ -13,7 +13,7 @@ use std::{
 use super::{Subject, SubjectError};
 use crate::{
     device::{
-        Capabilities, Device, DeviceError,
+        CallLedger, Capabilities, Device, DeviceError,
         wrap::{FaultPlan, Faulty},
     },
     strategy::{
@@ -21,7 +21,7 @@ use crate::{
         conformance::{Finding, Watch},
     },
     trace::{BlockSlot, Event, MarkKind, NO_OPERAND, Op, Tables, Trace, TraceEventId},
-    unit::{Address, EventId, StreamId, Work},
+    unit::{Address, EventId, Nanos, StreamId, Work},
 };
 
 /// However long a trace, its layout is compared with the books about this often: that is slow.
@@ -50,7 +50,7 @@ pub struct Trial {
     /// Requests that failed.
     pub ooms: u64,
     /// Driver calls, failed ones included.
-    pub driver_calls: u64,
+    pub calls: CallLedger,
     /// Driver errors that came through the strategy.
     pub driver_errors: u64,
 }
@@ -150,7 +150,7 @@ impl Player {
         if self.trial.findings.is_empty() {
             self.trial.findings = self.watch.findings();
         }
-        self.trial.driver_calls = self.watch.device.calls().count;
+        self.trial.calls = self.watch.device.ledger();
         self.trial.driver_errors = self.watch.errors().len() as u64;
         self.trial
     }
@@ -198,7 +198,7 @@ impl Player {
                     self.host_free(address);
                 }
             }
-            Op::Idle { nanos } => self.watch.device.elapse(crate::unit::Nanos(nanos)),
+            Op::Idle { nanos } => self.watch.device.elapse(Nanos(nanos)),
             Op::Mark { .. } | Op::Collective { .. } => {}
         }
     }
@@ -212,8 +212,9 @@ impl Player {
             }
             Ok(Attempt::OutOfMemory(shortage)) => {
                 self.trial.ooms += 1;
-                let small = request.bytes <= self.capacity / 2;
-                if idle && small && !self.faults && shortage.refused_by != Refusal::Size {
+                // Whoever takes memory in steps larger than all there is may fail; whoever asks for less may not.
+                let modest = request.bytes <= self.capacity / 2 && shortage.asked <= self.capacity / 2;
+                if idle && modest && !self.faults && shortage.refused_by != Refusal::Size {
                     let (bytes, capacity) = (request.bytes, self.capacity);
                     let detail = format!("{bytes} of {capacity} bytes cannot be had although nothing is in use");
                     self.watch.find("lost memory", detail);
@@ -347,7 +348,8 @@ impl Player {
     }
 }
 
-fn panicked(payload: &(dyn Any + Send)) -> String {
+/// A panic in words.
+pub(super) fn panicked(payload: &(dyn Any + Send)) -> String {
     let said = payload.downcast_ref::<&str>().copied().or(payload.downcast_ref::<String>().map(String::as_str));
     format!("panicked: {}", said.unwrap_or("without words"))
 }

@@ -1,4 +1,4 @@
-//! What one kind of stress has to say about one strategy.
+//! What one kind of stress has to say about one strategy, and the rows that become of it.
 
 use serde::{Deserialize, Serialize};
 
@@ -27,9 +27,20 @@ pub struct Verdict {
     pub failures: Vec<Failure>,
 }
 
-/// A verdict as a row of a table or file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the columns are the fields of the verdict")]
+/// Where a failure can be seen.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Evidence {
+    /// The file with its trace; empty where there is none.
+    pub trace: String,
+    /// How many events that has.
+    pub trace_events: u64,
+    /// The command that shows it again; empty where there is none.
+    pub repeat: String,
+}
+
+/// A verdict as a row of a table or file; of several failures each has its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the columns are the fields of the verdict and its evidence")]
 pub struct VerdictRow {
     pub kind: String,
     pub strategy: String,
@@ -40,10 +51,11 @@ pub struct VerdictRow {
     pub served: u64,
     pub ooms: u64,
     pub driver_calls: u64,
-    /// How many promises were broken.
-    pub failures: u64,
-    /// The first failure, or why it was skipped.
+    /// What happened, or why it was skipped.
     pub detail: String,
+    pub trace: String,
+    pub trace_events: u64,
+    pub repeat: String,
 }
 
 impl Verdict {
@@ -59,7 +71,7 @@ impl Verdict {
         self.events += trial.events;
         self.served += trial.served;
         self.ooms += trial.ooms;
-        self.driver_calls += trial.driver_calls;
+        self.driver_calls += trial.calls.total().count;
     }
 
     /// The verdict in a word.
@@ -72,11 +84,10 @@ impl Verdict {
         }
     }
 
-    /// As a row.
+    /// As rows: one, or one a failure.
     #[must_use]
-    pub fn row(&self) -> VerdictRow {
-        let failure = self.failures.first().map(|failure| failure.detail.clone());
-        VerdictRow {
+    pub fn rows(&self, evidence: &[Evidence]) -> Vec<VerdictRow> {
+        let row = VerdictRow {
             kind: self.kind.to_owned(),
             strategy: self.strategy.clone(),
             verdict: self.word().to_owned(),
@@ -85,8 +96,41 @@ impl Verdict {
             served: self.served,
             ooms: self.ooms,
             driver_calls: self.driver_calls,
-            failures: self.failures.len() as u64,
-            detail: failure.or_else(|| self.skipped.clone()).unwrap_or_default(),
+            detail: self.skipped.clone().unwrap_or_default(),
+            ..VerdictRow::default()
+        };
+        if self.failures.is_empty() {
+            return vec![row];
         }
+        let shown = evidence.iter().cloned().chain(std::iter::repeat_with(Evidence::default));
+        let failed = self.failures.iter().zip(shown).map(|(failure, Evidence { trace, trace_events, repeat })| {
+            VerdictRow { detail: failure.detail.clone(), trace, trace_events, repeat, ..row.clone() }
+        });
+        failed.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_failure_has_a_row_and_what_passed_or_was_skipped_has_one() {
+        let mut verdict = Verdict::new("properties", "caching");
+        verdict.count(&Trial { events: 7, served: 3, ..Trial::default() });
+        assert_eq!((verdict.word(), verdict.rows(&[]).len()), ("passed", 1));
+        verdict.skipped = Some("no GPU".to_owned());
+        assert_eq!((verdict.word(), verdict.rows(&[])[0].detail.as_str()), ("skipped", "no GPU"));
+        let failure = |detail: &str| Failure {
+            found_by: "properties",
+            strategy: "caching".to_owned(),
+            detail: detail.to_owned(),
+            trace: None,
+            conditions: Vec::new(),
+        };
+        verdict.failures = vec![failure("first"), failure("second")];
+        let rows = verdict.rows(&[Evidence { trace: "a.oomph".to_owned(), ..Evidence::default() }]);
+        let told: Vec<_> = rows.iter().map(|row| (row.detail.as_str(), row.trace.as_str(), row.events)).collect();
+        assert_eq!((verdict.word(), told), ("failed", vec![("first", "a.oomph", 7), ("second", "", 7)]));
     }
 }

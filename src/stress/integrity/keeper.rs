@@ -8,7 +8,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::Tally;
+use super::{super::Levels, Tally};
 use crate::{
     device::{Clock, Damage, Device, DeviceError, LONGEST_PATTERN_BYTES, Patterned, Patterns},
     strategy::{Attempt, Block, Caller, Context, Control, Request, Silent, Strategy, StrategyError},
@@ -33,6 +33,9 @@ pub(in crate::stress) struct Keeper<S> {
     order: Option<EventId>,
     last_key: u32,
     played: u64,
+    in_steps: bool,
+    /// How full memory was, looked at when steps ask for more.
+    pub(in crate::stress) levels: Levels,
     pub(in crate::stress) tally: Tally,
     pub(in crate::stress) damaged: Vec<Damage>,
 }
@@ -59,6 +62,8 @@ impl<S: Strategy> Keeper<S> {
             order: None,
             last_key: 0,
             played: 0,
+            in_steps: false,
+            levels: Levels::default(),
             tally: Tally::default(),
             damaged: Vec::new(),
         }
@@ -70,6 +75,7 @@ impl<S: Strategy> Keeper<S> {
             self.on_device(|device| device.stream_create(known_as))?;
             self.streams += 1;
         }
+        self.in_steps = false;
         let looks_always = self.device.props().clock == Clock::Virtual;
         for event in &trace.events {
             if stop.load(Ordering::Relaxed) {
@@ -115,6 +121,7 @@ impl<S: Strategy> Keeper<S> {
             Op::Use { slot, stream } => self.use_on(slot, stream),
             Op::EmptyCache => self.trim(),
             Op::Mark { kind: MarkKind::Step, index, .. } => {
+                self.in_steps = true;
                 self.insist(|strategy, cx| strategy.control(cx, &Control::StepBegins(index)))
             }
             Op::EventRecord { event, stream } => {
@@ -149,6 +156,9 @@ impl<S: Strategy> Keeper<S> {
             self.tenants.resize(place + 1, None);
         }
         self.tenants[place] = None;
+        if self.in_steps {
+            self.levels.look_at(&self.strategy.stats().current);
+        }
         let block = match self.insist(|strategy, cx| strategy.alloc(cx, request)) {
             Ok(Attempt::Served(block, _)) => block,
             Ok(Attempt::OutOfMemory(_)) => {

@@ -15,7 +15,6 @@ mod tally;
 mod tests;
 
 use std::{
-    any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
@@ -27,12 +26,12 @@ pub use tally::Tally;
 
 pub(super) use keeper::Keeper;
 
-use super::{Failure, Subject, SubjectError, shrink};
+use super::{Failure, Levels, Subject, SubjectError, shrink, trial::panicked};
 use crate::{
     device::{Capabilities, Clock, Damage, Device},
     strategy::Strategy,
     trace::Trace,
-    unit::Bytes,
+    unit::{Bytes, MIB},
 };
 
 /// The name of this kind of stress.
@@ -92,6 +91,8 @@ pub struct Outcome {
     pub tally: Tally,
     /// Why the strategy could not be put under stress, if so.
     pub skipped: Option<String>,
+    /// How full memory was.
+    pub levels: Levels,
     /// What was broken.
     pub failures: Vec<Failure>,
     /// Whether the device is lost to this process.
@@ -167,6 +168,7 @@ impl Integrity {
             streams: self.streams,
             sizes: self.sizes.up_to(memory / LARGEST_PART),
             live_bytes: memory / 100 * OCCUPANCY_PERCENT,
+            lasting_bytes: memory / 2,
         }
     }
 
@@ -206,7 +208,12 @@ impl Integrity {
             outcome.failures.push(self.failure(error.to_string(), None));
         }
         if !shift.damaged.is_empty() {
-            outcome.failures.push(self.failure(told(&shift.damaged), self.repeated_in_simulation(until)));
+            let trace = self.repeated_in_simulation(until);
+            let mut detail = told(&shift.damaged);
+            if trace.is_some() {
+                detail += "; the trace shows it with --device sim --memory 256MiB";
+            }
+            outcome.failures.push(self.failure(detail, trace));
         }
         outcome
     }
@@ -228,19 +235,12 @@ impl Integrity {
     }
 
     fn failure(&self, detail: String, trace: Option<Trace>) -> Failure {
-        let memory = self.subject.memory_bytes.map(|bytes| format!("--memory {bytes}"));
-        Failure {
-            found_by: KIND,
-            strategy: self.subject.strategy.to_string(),
-            detail,
-            trace,
-            conditions: memory.into_iter().chain([format!("--device {}", self.subject.device)]).collect(),
-        }
+        Failure { found_by: KIND, strategy: self.subject.strategy.to_string(), detail, trace, conditions: Vec::new() }
     }
 }
 
 /// Memory in which a failure of a real device is looked for on the simulated one.
-const SIMULATED_BYTES: u64 = 256 << 20;
+const SIMULATED_BYTES: u64 = 256 * MIB;
 
 /// A broken promise, in a word and in a sentence.
 type Broken = (&'static str, String);
@@ -281,11 +281,6 @@ fn smallest(trace: &Trace, broken: Broken, open: &mut dyn FnMut() -> Option<Pair
     let smallest = shrink(trace, &mut |trace| broken_by(trace).is_some(), MOST_TRIES);
     let told = broken_by(&smallest);
     (smallest, told.unwrap_or(broken))
-}
-
-fn panicked(payload: &(dyn Any + Send)) -> String {
-    let said = payload.downcast_ref::<&str>().copied().or(payload.downcast_ref::<String>().map(String::as_str));
-    format!("panicked: {}", said.unwrap_or("without words"))
 }
 
 /// Damage in a sentence.

@@ -15,7 +15,7 @@ use crate::{
 /// Blocks of one step.
 const STEP_BLOCKS: u64 = 200;
 /// The most blocks that outlive steps.
-const LASTING_BLOCKS: usize = 1_000;
+const LASTING_BLOCKS: usize = 20_000;
 /// Steps in a row that are alike.
 const ALIKE: u64 = 3;
 /// How long a stream is kept busy at most.
@@ -32,6 +32,8 @@ pub struct Mixture {
     pub sizes: Sizes,
     /// How many bytes live at most.
     pub live_bytes: u64,
+    /// How many of them outlive steps.
+    pub lasting_bytes: u64,
 }
 
 /// A block that lives, by whom it was asked for.
@@ -80,13 +82,13 @@ pub fn story(mixture: &Mixture, seed: u64, blocks: u64) -> Trace {
 }
 
 impl Author<'_> {
-    /// Half of the memory is held by blocks that outlive steps; a third of them go and others come.
+    /// A third of the blocks that outlive steps go, and others come.
     fn replace_lasting(&mut self, dice: &mut Dice, lasting: &mut Vec<Held>) {
         for _ in 0..lasting.len() / 3 {
             let place = dice.index(lasting.len());
             self.free(lasting.swap_remove(place));
         }
-        while self.live_bytes < self.mixture.live_bytes / 2 && lasting.len() < LASTING_BLOCKS {
+        while self.live_bytes < self.mixture.lasting_bytes && lasting.len() < LASTING_BLOCKS {
             let (held, _) = self.alloc(dice);
             lasting.push(held);
         }
@@ -177,7 +179,8 @@ mod tests {
         unit::MIB,
     };
 
-    const MIXTURE: Mixture = Mixture { threads: 4, streams: 3, sizes: Sizes::MIXED, live_bytes: 64 * MIB };
+    const MIXTURE: Mixture =
+        Mixture { threads: 4, streams: 3, sizes: Sizes::MIXED, live_bytes: 64 * MIB, lasting_bytes: 32 * MIB };
 
     #[test]
     fn a_story_holds_together_keeps_to_its_memory_and_frees_everything() {

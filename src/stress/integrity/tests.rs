@@ -17,7 +17,13 @@ const PAGE: u64 = 2 * MIB;
 
 /// Blocks that fit in a page, of many pages.
 fn mixture() -> Mixture {
-    Mixture { threads: 4, streams: 3, sizes: Sizes::MIXED.up_to(512 * KIB), live_bytes: MEMORY / 4 }
+    Mixture {
+        threads: 4,
+        streams: 3,
+        sizes: Sizes::MIXED.up_to(512 * KIB),
+        live_bytes: MEMORY / 4,
+        lasting_bytes: MEMORY / 8,
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
