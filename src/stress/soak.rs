@@ -32,14 +32,15 @@ use crate::{
 
 /// The name of this kind of stress.
 const KIND: &str = "soak";
-/// Share of the memory that lives at most, in requested bytes.
-const OCCUPANCY_PERCENT: u64 = 95;
-/// Share of the memory whose blocks outlive steps.
-const LASTING_PERCENT: u64 = 88;
+/// Share of the memory that the program would like to have: more than there is, so that what fits is what a strategy
+/// makes of it. Requests that fail are gone, and are counted.
+const WANTED_PERCENT: u64 = 150;
+/// Share of the memory that blocks would like to have which outlive steps.
+const LASTING_PERCENT: u64 = 130;
 /// No block is larger than this part of the memory: at this occupancy most would find no place.
 const LARGEST_PART: u64 = 64;
 /// Blocks of one program, those that outlive its steps left out.
-const STORY_BLOCKS: u64 = 3_000;
+const STORY_BLOCKS: u64 = 1_500;
 /// How often a call is made that fails.
 const TRIES: u32 = 16;
 
@@ -178,8 +179,9 @@ impl Soak {
             threads: self.threads,
             streams: self.streams,
             sizes: self.sizes.up_to(memory / LARGEST_PART),
-            live_bytes: memory / 100 * OCCUPANCY_PERCENT,
+            live_bytes: memory / 100 * WANTED_PERCENT,
             lasting_bytes: memory / 100 * LASTING_PERCENT,
+            replaced_one_in: 12,
         }
     }
 
@@ -238,7 +240,7 @@ mod tests {
             let outcome = soak(entry.name, 200);
             assert!(outcome.failures.is_empty(), "{}", outcome.failures[0]);
             assert!(outcome.tally.faults > 10, "{}: {:?}", entry.name, outcome.tally);
-            assert!(outcome.tally.blocks > 1_000, "{}: {:?}", entry.name, outcome.tally);
+            assert!(outcome.tally.blocks > 100, "{}: {:?}", entry.name, outcome.tally);
         }
     }
 
@@ -247,7 +249,7 @@ mod tests {
         let outcome = soak("caching:expandable_segments:True", 0);
         let levels = outcome.levels;
         assert_eq!(outcome.tally.faults, 0);
-        assert!(levels.requested_mean_bytes > 210 * MIB, "{levels:?}");
+        assert!(levels.requested_mean_bytes > 230 * MIB, "{levels:?}");
         assert!(levels.requested_min_bytes <= levels.requested_mean_bytes);
         assert!(levels.requested_mean_bytes <= levels.requested_max_bytes);
         assert!(levels.requested_max_bytes <= levels.reserved_max_bytes && levels.reserved_max_bytes <= 256 * MIB);

@@ -146,6 +146,10 @@ impl<S: Strategy> Keeper<S> {
                 self.device.elapse(Nanos(nanos));
                 Ok(())
             }
+            Op::Mark { kind: MarkKind::Phase, .. } => {
+                self.in_steps = false;
+                Ok(())
+            }
             Op::Mark { .. } | Op::HostAlloc { .. } | Op::HostFree { .. } | Op::Collective { .. } => Ok(()),
         }
     }

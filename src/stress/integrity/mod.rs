@@ -169,6 +169,7 @@ impl Integrity {
             sizes: self.sizes.up_to(memory / LARGEST_PART),
             live_bytes: memory / 100 * OCCUPANCY_PERCENT,
             lasting_bytes: memory / 2,
+            replaced_one_in: 3,
         }
     }
 

@@ -34,6 +34,8 @@ pub struct Mixture {
     pub live_bytes: u64,
     /// How many of them outlive steps.
     pub lasting_bytes: u64,
+    /// One in so many of those is replaced now and then.
+    pub replaced_one_in: usize,
 }
 
 /// A block that lives, by whom it was asked for.
@@ -82,9 +84,10 @@ pub fn story(mixture: &Mixture, seed: u64, blocks: u64) -> Trace {
 }
 
 impl Author<'_> {
-    /// A third of the blocks that outlive steps go, and others come.
+    /// Some of the blocks that outlive steps go, and others come.
     fn replace_lasting(&mut self, dice: &mut Dice, lasting: &mut Vec<Held>) {
-        for _ in 0..lasting.len() / 3 {
+        self.story.mark(MarkKind::Phase, "replace what lasts", 0);
+        for _ in 0..lasting.len() / self.mixture.replaced_one_in.max(1) {
             let place = dice.index(lasting.len());
             self.free(lasting.swap_remove(place));
         }
@@ -179,8 +182,14 @@ mod tests {
         unit::MIB,
     };
 
-    const MIXTURE: Mixture =
-        Mixture { threads: 4, streams: 3, sizes: Sizes::MIXED, live_bytes: 64 * MIB, lasting_bytes: 32 * MIB };
+    const MIXTURE: Mixture = Mixture {
+        threads: 4,
+        streams: 3,
+        sizes: Sizes::MIXED,
+        live_bytes: 64 * MIB,
+        lasting_bytes: 32 * MIB,
+        replaced_one_in: 3,
+    };
 
     #[test]
     fn a_story_holds_together_keeps_to_its_memory_and_frees_everything() {

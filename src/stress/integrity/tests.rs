@@ -23,6 +23,7 @@ fn mixture() -> Mixture {
         sizes: Sizes::MIXED.up_to(512 * KIB),
         live_bytes: MEMORY / 4,
         lasting_bytes: MEMORY / 8,
+        replaced_one_in: 3,
     }
 }
 
