@@ -31,6 +31,8 @@ use crate::unit::{Address, EventId, Nanos, StreamId};
 pub struct DeviceProps {
     /// As the vendor names it.
     pub name: String,
+    /// Its number among the GPUs that the driver shows this process; 0 for a simulated one.
+    pub ordinal: u32,
     /// `totalGlobalMem`: the figure from which PyTorch computes memory fractions and address ranges.
     pub total_bytes: u64,
     /// Physical memory is handed out in pages of this size.

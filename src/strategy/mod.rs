@@ -18,7 +18,7 @@ pub mod deferred;
 pub mod direct;
 pub mod null;
 pub mod oomph;
-mod parameters;
+pub(crate) mod parameters;
 pub mod planned;
 mod pooled;
 #[cfg(test)]
@@ -26,7 +26,7 @@ mod properties;
 mod registry;
 mod rmm;
 mod slab;
-mod slots;
+pub(crate) mod slots;
 mod stats;
 pub mod stitch;
 mod stream_uses;

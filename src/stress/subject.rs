@@ -2,6 +2,7 @@
 
 use crate::{
     device::{Device, DeviceProps, DeviceSpec, DeviceSpecError, wrap::Limited},
+    plugin,
     strategy::{Built, Setup, SpecError, StrategySpec},
 };
 
@@ -39,6 +40,6 @@ impl Subject {
 
     /// A fresh strategy for that device.
     pub fn build(&self, props: &DeviceProps) -> Built {
-        self.strategy.build(&Setup { props, limit: self.memory_bytes })
+        plugin::build(&self.strategy, &Setup { props, limit: self.memory_bytes })
     }
 }

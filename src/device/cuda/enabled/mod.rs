@@ -122,6 +122,7 @@ impl CudaDevice {
         Ok(CudaDevice {
             props: DeviceProps {
                 name: context.name.clone(),
+                ordinal,
                 total_bytes: context.total_bytes,
                 page_bytes,
                 granularity_bytes: page_bytes,

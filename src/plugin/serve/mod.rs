@@ -1,0 +1,1 @@
+//! Ours as a plugin.
