@@ -42,6 +42,17 @@ fn a_plugin_that_aborts_costs_its_case_and_leaves_its_last_words() {
 }
 
 #[test]
+fn an_exception_costs_the_case_and_is_told() {
+    let Some(workshop) = Workshop::open() else { return };
+    let library = workshop.0.path().join("thrower.so");
+    workshop.compile(&["-shared", "-fPIC", "-lstdc++"], "thrower.cpp", &library);
+    let row = workshop.replay("training", &plugin(&library), &[]);
+    assert_eq!(row["status"], "error", "{row}");
+    let reason = row["reason"].as_str().unwrap();
+    assert!(reason.contains("SIGABRT") && reason.contains("foreign exception"), "{reason}");
+}
+
+#[test]
 fn a_plugin_that_hangs_runs_out_of_time() {
     let Some(workshop) = Workshop::open() else { return };
     let row = workshop.replay("training", &plugin(&workshop.allocator("HANGING")), &["--case-timeout", "1s"]);

@@ -7,6 +7,7 @@
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 mod loaded;
+mod served;
 
 use std::{
     env,
@@ -45,18 +46,19 @@ impl Workshop {
     fn compile(&self, flags: &[&str], source: &str, output: &Path) {
         let source = Path::new("tests/plugin").join(source);
         let mut compiler = Command::new("cc");
-        compiler.args(["-O1", "-w", "-pthread"]).args(flags).arg(&source).arg("-o").arg(output);
+        compiler.args(["-O1", "-w", "-pthread"]).arg(&source).args(flags).arg("-o").arg(output);
         let said = compiler.output().unwrap();
         assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
     }
 
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_oomph"));
+        command.args(arguments).current_dir(self.0.path()).env("NO_COLOR", "1");
+        command
+    }
+
     fn oomph(&self, arguments: &[&str]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_oomph"))
-            .args(arguments)
-            .current_dir(self.0.path())
-            .env("NO_COLOR", "1")
-            .output()
-            .unwrap()
+        self.command(arguments).output().unwrap()
     }
 
     /// What becomes of a replay. `null` runs beside it: where everything fails there is no table.
