@@ -8,6 +8,7 @@
 
 mod loaded;
 mod served;
+mod torch;
 
 use std::{
     env,
