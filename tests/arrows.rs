@@ -19,7 +19,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("plugin", &["strategy", "device"]),
     ("replay", &["strategy", "trace", "plan", "device"]),
     ("measure", &["replay", "strategy", "trace", "plan", "device"]),
-    ("report", &["answer", "measure", "replay", "strategy", "trace", "plan", "device"]),
+    ("report", &["answer", "stress", "measure", "replay", "strategy", "trace", "plan", "device"]),
     ("suite", &["plugin", "measure", "replay", "strategy", "trace", "plan", "device", "workload"]),
     ("answer", &["suite", "measure", "replay", "strategy", "trace", "plan", "device", "workload"]),
     ("stress", &["plugin", "measure", "replay", "strategy", "trace", "plan", "device", "workload"]),

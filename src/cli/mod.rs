@@ -29,6 +29,7 @@ mod run_claims;
 mod run_techniques;
 mod run_thresholds;
 mod source;
+mod stress;
 mod techniques;
 mod threshold;
 mod toolkit_folders;
@@ -81,6 +82,8 @@ enum Command {
     Techniques(techniques::Args),
     /// Put what is published about GPU memory to the test, claim by claim.
     Claims(claims::Args),
+    /// Try to break allocators: random programs, failing drivers, misuse; what breaks one is shrunk and saved.
+    Stress(stress::Args),
     /// Write a workload or trace as a trace file.
     Convert(convert::Args),
     /// List strategies, workloads, suites or the cases of a suite.
@@ -110,6 +113,7 @@ pub fn main() -> ExitCode {
         Command::Compare(args) => compare::run(args),
         Command::Techniques(args) => techniques::run(args),
         Command::Claims(args) => claims::run(args),
+        Command::Stress(args) => stress::run(args),
         Command::Convert(args) => convert::run(args),
         Command::List(args) => list::run(args),
         Command::Doctor(args) => doctor::run(args),

@@ -4,8 +4,22 @@
 //! its trace, so that it can be saved, shrunk and repeated. This room knows replay and all below it; it prints nothing
 //! and reads no environment.
 
+mod draft;
 mod failure;
+mod planned_fault;
+mod program;
+pub mod properties;
+mod shrink;
+mod side_by_side;
 mod subject;
+mod trial;
+mod verdict;
 
 pub use failure::Failure;
+pub use planned_fault::{PlannedFault, PlannedFaultError};
+pub use program::random_program;
+pub use shrink::shrink;
+pub use side_by_side::side_by_side;
 pub use subject::{Subject, SubjectError};
+pub use trial::{Conditions, Trial, TrialError};
+pub use verdict::{Evidence, Verdict, VerdictRow};

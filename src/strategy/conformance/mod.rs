@@ -16,9 +16,11 @@ mod memory;
 mod repetition;
 mod script;
 mod streams;
+mod watch;
 
 pub use bench::{Bench, Echo};
 pub use script::{Step, mixed_script};
+pub use watch::{EARLY_REUSE, Watch};
 
 use std::{
     fmt,

@@ -50,9 +50,11 @@ pub enum Rule {
     Close,
 }
 
-impl fmt::Display for Rule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
+impl Rule {
+    /// Its name in findings.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
             Rule::Overlap => "overlap",
             Rule::Alignment => "alignment",
             Rule::Size => "size",
@@ -61,7 +63,13 @@ impl fmt::Display for Rule {
             Rule::Layout => "layout",
             Rule::Events => "events",
             Rule::Close => "close",
-        })
+        }
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
     }
 }
 

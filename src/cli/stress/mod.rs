@@ -1,0 +1,39 @@
+//! `oomph stress`: one file a kind.
+//!
+//! A kind turns its arguments into what the stress room works with and hands the verdicts to [`Common::conclude`], which
+//! saves what broke, prints the table and decides the exit code.
+
+mod common;
+mod evidence;
+mod properties;
+
+pub use common::Common;
+
+use super::failure::Outcome;
+
+/// Tries to break allocators: is this one correct?
+///
+/// Every kind plays programs through strategies and watches what they promise. What breaks one is shrunk to a minimal
+/// trace, saved, and printed with the command that shows it again. Exit code 106 if anything was found.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  oomph stress properties                                     every strategy, random programs
+  oomph stress properties --strategy caching --cases 10000    one strategy, for longer
+  oomph stress properties --strategy bfc --trace failing.oomph --fail cuMemFree:2")]
+pub struct Args {
+    #[command(subcommand)]
+    kind: Kind,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Kind {
+    /// Random programs, some on a driver that fails now and then; all that a strategy promises is watched.
+    Properties(properties::Args),
+}
+
+pub fn run(args: Args) -> Outcome {
+    match args.kind {
+        Kind::Properties(args) => properties::run(&args),
+    }
+}

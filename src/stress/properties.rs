@@ -1,0 +1,138 @@
+//! Random programs against any strategy: what it promises is watched at every call, and a third of the programs are played
+//! again on a driver that fails now and then.
+//!
+//! The first program that breaks a promise is shrunk, its faults as well, and reported. Called by the command line for
+//! strategies by name, on any device; programs come from [`program`](super::program).
+
+use super::{Conditions, Failure, PlannedFault, Subject, Trial, TrialError, Verdict, program::random_program, shrink};
+use crate::{
+    device::{CallKind, CallLedger},
+    trace::Trace,
+    unit::MIB,
+    workload::Dice,
+};
+
+/// What this kind of stress is called.
+pub const KIND: &str = "properties";
+
+/// Of so many programs one is played again with faults.
+const ONE_WITH_FAULTS_IN: u64 = 3;
+/// Faults a program: fewer than the tries that a call gets.
+const MOST_FAULTS: u64 = 3;
+/// Memory where the subject does not say: little, so that it runs out.
+const MEMORY_BYTES: u64 = 256 * MIB;
+/// How many smaller traces are tried after a failure: a trial is quick on a simulated device and not on a real one.
+const SHRINKS: (usize, usize) = (5_000, 300);
+
+/// How many programs, and which.
+#[derive(Clone, Copy, Debug)]
+pub struct Programs {
+    /// The first of them.
+    pub first: u64,
+    /// How many.
+    pub count: u64,
+    /// Where their numbers come from.
+    pub seed: u64,
+}
+
+/// Plays programs until one breaks a promise, all are played, or `stop` says so.
+#[must_use]
+pub fn properties(subject: &Subject, programs: &Programs, stop: &dyn Fn() -> bool) -> Verdict {
+    let mut verdict = Verdict::new(KIND, &subject.strategy);
+    let memory = subject.memory_bytes.unwrap_or(MEMORY_BYTES);
+    for number in programs.first..programs.first.saturating_add(programs.count) {
+        if stop() {
+            break;
+        }
+        let program = random_program(programs.seed, number, memory);
+        let Some(trial) = put_on_trial(subject, &program, &[], &mut verdict) else { break };
+        if number % ONE_WITH_FAULTS_IN == ONE_WITH_FAULTS_IN - 1 {
+            let mut dice = Dice::new(programs.seed, &format!("properties faults {number}"));
+            let faults = faults_among(&trial.calls, &mut dice);
+            if put_on_trial(subject, &program, &faults, &mut verdict).is_none() {
+                break;
+            }
+        }
+    }
+    verdict
+}
+
+/// Plays one trace.
+#[must_use]
+pub fn play(subject: &Subject, trace: &Trace, faults: &[PlannedFault]) -> Verdict {
+    let mut verdict = Verdict::new(KIND, &subject.strategy);
+    put_on_trial(subject, trace, faults, &mut verdict);
+    verdict
+}
+
+/// Plays a trace and notes what came of it; `None` where there is nothing more to be tried.
+fn put_on_trial(subject: &Subject, trace: &Trace, faults: &[PlannedFault], verdict: &mut Verdict) -> Option<Trial> {
+    match on_trial(subject, trace, faults) {
+        Ok(trial) => {
+            verdict.count(&trial);
+            let Some(broke) = trial.broke() else { return Some(trial) };
+            verdict.failures.push(smallest(subject, trace, faults, broke));
+            None
+        }
+        Err(error) => {
+            verdict.skipped = Some(error.to_string());
+            None
+        }
+    }
+}
+
+fn on_trial(subject: &Subject, trace: &Trace, faults: &[PlannedFault]) -> Result<Trial, TrialError> {
+    Trial::of(subject, trace, &Conditions { faults: PlannedFault::plan(faults), ..Conditions::default() })
+}
+
+/// The smallest trace, with the fewest faults, that breaks the same promise.
+fn smallest(subject: &Subject, trace: &Trace, faults: &[PlannedFault], broke: &'static str) -> Failure {
+    let breaks = |trace: &Trace, faults: &[PlannedFault]| {
+        on_trial(subject, trace, faults).is_ok_and(|trial| trial.broke() == Some(broke))
+    };
+    let mut faults = faults.to_vec();
+    for place in (0..faults.len()).rev() {
+        let mut fewer = faults.clone();
+        fewer.remove(place);
+        if breaks(trace, &fewer) {
+            faults = fewer;
+        }
+    }
+    let most_tries = if subject.device.is_simulated() { SHRINKS.0 } else { SHRINKS.1 };
+    let small = shrink(trace, &mut |trace| breaks(trace, &faults), most_tries);
+    Failure {
+        found_by: KIND,
+        strategy: subject.strategy.to_string(),
+        detail: detail(subject, &small, &faults).unwrap_or_else(|| broke.to_owned()),
+        trace: Some(small),
+        conditions: PlannedFault::options(&faults),
+    }
+}
+
+/// What the smallest trace breaks, in words.
+fn detail(subject: &Subject, trace: &Trace, faults: &[PlannedFault]) -> Option<String> {
+    let trial = on_trial(subject, trace, faults).ok()?;
+    let finding = trial.findings.first()?;
+    Some(match trial.at_event {
+        Some(event) => format!("event {event}: {}", finding.detail),
+        None => finding.detail.clone(),
+    })
+}
+
+/// Some of the calls that were made fail, the next time.
+fn faults_among(calls: &CallLedger, dice: &mut Dice) -> Vec<PlannedFault> {
+    let made: Vec<(CallKind, u64)> = calls.iter().map(|(call, tally)| (call, tally.count)).collect();
+    if made.is_empty() {
+        return Vec::new();
+    }
+    let mut faults: Vec<PlannedFault> = (0..dice.between(1, MOST_FAULTS))
+        .map(|_| {
+            let (call, count) = made[dice.index(made.len())];
+            let takes_memory = matches!(call, CallKind::MemAlloc | CallKind::MemCreate | CallKind::MemAllocAsync);
+            PlannedFault { call, turn: dice.between(1, count), out_of_memory: takes_memory && dice.chance(0.5) }
+        })
+        .collect();
+    faults.sort_unstable();
+    faults.dedup();
+    faults
+}
