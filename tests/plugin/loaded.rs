@@ -55,8 +55,8 @@ fn an_exception_costs_the_case_and_is_told() {
 #[test]
 fn a_plugin_that_hangs_runs_out_of_time() {
     let Some(workshop) = Workshop::open() else { return };
-    let row = workshop.replay("training", &plugin(&workshop.allocator("HANGING")), &["--case-timeout", "1s"]);
-    assert_eq!((row["status"].as_str(), row["reason"].as_str()), (Some("error"), Some("timed out after 1s")), "{row}");
+    let row = workshop.replay("training", &plugin(&workshop.allocator("HANGING")), &["--case-timeout", "5s"]);
+    assert_eq!((row["status"].as_str(), row["reason"].as_str()), (Some("error"), Some("timed out after 5s")), "{row}");
 }
 
 #[test]
@@ -104,6 +104,29 @@ fn other_streams_are_waited_for_unless_the_plugin_does() {
     let told = workshop.replay("streams", &plugin(&workshop.allocator("TOLD_OF_STREAMS")), &[]);
     let calls = |row: &serde_json::Value| row["driver_calls"].as_u64().unwrap();
     assert!(calls(&waiting) > calls(&told), "{waiting}\n{told}");
+}
+
+#[test]
+fn stress_passes_a_good_plugin_and_shows_what_a_bad_one_does() {
+    let Some(workshop) = Workshop::open() else { return };
+    let stress = |which: &str| {
+        let library = plugin(&workshop.allocator(which));
+        let output = workshop.oomph(&["stress", "properties", "--strategy", &library, "--cases", "20"]);
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    for good in ["WELL_BEHAVED", "STRICT", "TOLD_OF_STREAMS"] {
+        let (code, said, complaints) = stress(good);
+        assert_eq!(code, Some(0), "{good}: {said} {complaints}");
+    }
+    let (code, said, _) = stress("OVERLAPPING");
+    assert!(code == Some(106) && said.contains("overlap"), "{said}");
+    assert!(said.contains("oomph stress properties --trace"), "{said}");
+    let (code, said, _) = stress("RUNNING_OUT");
+    assert!(code == Some(106) && said.contains("cannot be had although nothing is in use"), "{said}");
+    let (code, _, complaints) = stress("ABORTING");
+    assert!(code == Some(106) && complaints.contains("my pool is corrupt"), "{complaints}");
+    assert!(complaints.contains("a plugin took its process down, which was ended by SIGABRT"), "{complaints}");
 }
 
 #[test]

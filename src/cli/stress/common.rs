@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use super::evidence;
+use super::{evidence, isolated};
 use crate::{
     cli::{
         environment, exit,
@@ -32,8 +32,8 @@ const LEFT_OUT: [&str; 2] = ["null", "address"];
 /// Who is put under stress, where, and what becomes of failures.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Common {
-    /// A strategy with its parameters, such as caching:expandable_segments:True; may be repeated [default: every strategy
-    /// that owns memory].
+    /// A strategy with its parameters, such as caching:expandable_segments:True, or an allocator of your own by its file,
+    /// plugin:./my_allocator.so; may be repeated [default: every strategy that owns memory].
     #[arg(long, short, value_name = "NAME[:PARAMETERS]")]
     pub strategy: Vec<String>,
     /// Also every parameter set worth testing of the strategies that run by default.
@@ -57,6 +57,9 @@ pub struct Common {
     /// How the verdicts are printed.
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
+    /// This is the process of its own in which plugins are put under stress.
+    #[arg(long = isolated::OPTION, hide = true)]
+    pub in_this_process: bool,
 }
 
 impl Common {
@@ -86,6 +89,9 @@ impl Common {
     /// soon after the flag that it is given is set.
     pub fn judge(&self, judge: impl Fn(&Subject, &AtomicBool) -> Verdict + Sync) -> Outcome {
         let subjects = self.subjects()?;
+        if !self.in_this_process && isolated::is_needed(&subjects) {
+            return isolated::run_again();
+        }
         let stop = interrupt::flag(interrupt::Running::Replay)?;
         let simulated = subjects.iter().all(|subject| subject.device.is_simulated());
         let jobs = if simulated { suite::all_cores() } else { 1 };
@@ -152,6 +158,7 @@ impl Default for Common {
             trace: None,
             save: Common::SAVE.into(),
             format: Format::default(),
+            in_this_process: false,
         }
     }
 }

@@ -5,6 +5,7 @@
 
 mod common;
 mod evidence;
+mod isolated;
 mod properties;
 
 pub use common::Common;
@@ -20,6 +21,7 @@ use super::failure::Outcome;
 Examples:
   oomph stress properties                                     every strategy, random programs
   oomph stress properties --strategy caching --cases 10000    one strategy, for longer
+  oomph stress properties --strategy plugin:./my_allocator.so an allocator of your own
   oomph stress properties --strategy bfc --trace failing.oomph --fail cuMemFree:2")]
 pub struct Args {
     #[command(subcommand)]

@@ -90,13 +90,14 @@ impl Plugin {
         Ok(polled?)
     }
 
-    /// Brings the books up to date with what is held. What is live is held in any case.
-    fn note_reserved(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
-        let told = self.reserved.look(&self.library, self.number, cx.device)?;
-        let held = told.unwrap_or(0).max(self.stats.current.active);
+    /// Brings the books up to date with what is held. What is live is held in any case. Where the driver does not answer,
+    /// the figure stays: what the plugin has done is done, and must not be taken back over a figure.
+    fn note_reserved(&mut self, cx: &mut Context<'_>) {
+        let told = self.reserved.look(&self.library, self.number, cx.device);
+        let told = told.unwrap_or(Some(self.stats.current.reserved)).unwrap_or(0);
+        let held = told.max(self.stats.current.active);
         self.stats.current.reserved = held;
         self.stats.peak.reserved = self.stats.peak.reserved.max(held);
-        Ok(())
     }
 
     fn refused(&mut self, cx: &mut Context<'_>, request: &Request, refused_by: Refusal) -> Attempt {
@@ -129,14 +130,14 @@ impl Strategy for Plugin {
             address = self.library.alloc(size, self.number, owner.handle);
         }
         if address == Address::NULL {
-            self.note_reserved(cx)?;
+            self.note_reserved(cx);
             return Ok(self.refused(cx, request, Refusal::Device));
         }
         let block = self.blocks.insert(address, bytes, owner);
         self.stats.on_alloc(bytes, bytes);
         let before = self.stats.current.reserved;
         if self.reserved.may_have_grown(&block, self.stats.current.allocated) {
-            self.note_reserved(cx)?;
+            self.note_reserved(cx);
         }
         let has_grown = self.stats.current.reserved > before;
         Ok(Attempt::Served(block, if has_grown { Outcome::NewSegment } else { Outcome::Hit }))
@@ -157,7 +158,7 @@ impl Strategy for Plugin {
             self.give_back(&leaving);
         }
         if self.reserved.is_free_to_ask() {
-            self.note_reserved(cx)?;
+            self.note_reserved(cx);
         }
         Ok(freed)
     }
@@ -181,7 +182,8 @@ impl Strategy for Plugin {
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         self.release(cx, Patience::Wait)?;
         self.library.reset();
-        self.note_reserved(cx)
+        self.note_reserved(cx);
+        Ok(())
     }
 
     fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
