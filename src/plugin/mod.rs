@@ -10,6 +10,7 @@
 //! [`check`] here, which pass everything else on to the registry. This room knows strategies and devices; it knows no
 //! trace, and prints nothing unless it is loaded into another program.
 
+mod cpp_library;
 pub mod load;
 pub mod serve;
 

@@ -6,6 +6,7 @@
 mod adapter;
 mod error;
 mod library;
+mod noexcept;
 mod reserved;
 mod symbols;
 mod wish;

@@ -4,26 +4,17 @@
 //! exception stops it. The C++ library that throws one is that of the program: if it has none, nobody could catch it.
 #![expect(unsafe_code, reason = "an exception is thrown by a function of the C++ library")]
 
+use crate::plugin::cpp_library;
+
+/// `std::__throw_bad_alloc()`.
+type Throw = unsafe extern "C-unwind" fn() -> !;
+
 /// Throws `std::bad_alloc` out of the calling function, which must hold nothing. Returns where the program has no C++
 /// library.
-#[cfg(target_os = "linux")]
 pub(super) fn throw_bad_alloc() {
-    use libloading::os::unix::{Library, RTLD_LAZY};
-
-    /// Finds a library only if it is loaded already.
-    const RTLD_NOLOAD: i32 = 4;
-    type Throw = unsafe extern "C-unwind" fn() -> !;
-
-    // SAFETY: nothing is loaded, so no code runs.
-    let Ok(library) = (unsafe { Library::open(Some("libstdc++.so.6"), RTLD_LAZY | RTLD_NOLOAD) }) else { return };
-    // SAFETY: `std::__throw_bad_alloc()` has been part of that library's interface, with this type, from the beginning.
-    let Ok(throw) = (unsafe { library.get::<Throw>(b"_ZSt17__throw_bad_allocv") }).map(|found| *found) else { return };
-    // Nothing may be left to be dropped on the exception's way; one more count on a library of the program harms nobody.
-    std::mem::forget(library);
-    // SAFETY: it takes nothing and unwinds, which its type says and every caller up to the exported function allows.
-    unsafe { throw() }
+    // SAFETY: it has been part of that library's interface, with this type, from the beginning.
+    if let Some(throw) = unsafe { cpp_library::function::<Throw>(b"_ZSt17__throw_bad_allocv") } {
+        // SAFETY: it takes nothing and unwinds, which its type says and every caller up to the exported function allows.
+        unsafe { throw() }
+    }
 }
-
-/// There is no C++ library whose names are known.
-#[cfg(not(target_os = "linux"))]
-pub(super) fn throw_bad_alloc() {}
