@@ -10,7 +10,7 @@ use crate::{
     replay,
     strategy::{Context, Setup, Silent, StrategySpec},
     trace::Source,
-    unit::{GIB, Nanos},
+    unit::{Bytes, GIB, Nanos},
     workload::{Recipe, Workload},
 };
 
@@ -25,8 +25,10 @@ const ASYNC: &str = "async";
 const STEPS_FOR_MEMORY: &str = "3";
 /// Steps to be timed, on a virtual clock on which all are alike.
 const SIMULATED_STEPS: u64 = 4;
-/// Steps to be timed on a real device.
-const REAL_STEPS: u64 = 8;
+/// Steps to be timed on a real device, the warm-up included: the most where they are short, the fewest where they are long.
+const REAL_STEPS: std::ops::RangeInclusive<u64> = 5..=8;
+/// How long the steps of a trial should take on a real device.
+const REAL_TIME: Nanos = Nanos(3_000_000_000);
 /// Larger batches are not looked for: throughput does not grow any more.
 const MOST_BATCH: u64 = 4096;
 
@@ -88,7 +90,8 @@ impl Stage<'_> {
             times = self.times(&recipe, self.device, None)?;
             record.step_ns = times.median().map(|step| step.0);
         } else if caching.status == Status::Oom {
-            record.reason = format!("does not fit: {} allocated when memory ran out", caching.peak_allocated_bytes);
+            record.reason =
+                format!("does not fit: {} allocated when memory ran out", Bytes(caching.peak_allocated_bytes));
         }
         record.exchanged_bytes_per_step = exchange::bytes_per_step(&workload)?;
         record.modelled_exchange_ns = exchange::time(record.exchanged_bytes_per_step, self.link_bytes_per_second).0;
@@ -192,7 +195,7 @@ impl Stage<'_> {
 
     /// How long steps take under `caching`; there are none where memory runs out.
     fn times(&self, recipe: &Recipe, on: &DeviceSpec, limit: Option<u64>) -> Result<StepTimes, TechniqueError> {
-        let steps = if on.is_simulated() { SIMULATED_STEPS } else { REAL_STEPS };
+        let steps = if on.is_simulated() { SIMULATED_STEPS } else { self.real_steps(recipe)? };
         let workload = recipe.clone().with("steps", &steps.to_string()).workload().map_err(Box::new)?;
         let mut device = on.open()?;
         if let Some(limit) = limit {
@@ -205,6 +208,13 @@ impl Stage<'_> {
         let (times, replayed) = timed?;
         // Steps that ran out of memory, or were cut short, say nothing about steps.
         Ok(if replayed.ooms > 0 || replayed.interrupted { StepTimes::default() } else { times })
+    }
+
+    /// How many steps are timed on a real device, from how long one is on the simulated one.
+    fn real_steps(&self, recipe: &Recipe) -> Result<u64, TechniqueError> {
+        let roomy = self.simulated.with_room_for(CARDS[CARDS.len() - 1]);
+        let step = self.times(recipe, &roomy, None)?.median().unwrap_or(REAL_TIME);
+        Ok((REAL_TIME.0 / step.0.max(1)).clamp(*REAL_STEPS.start(), *REAL_STEPS.end()))
     }
 }
 
