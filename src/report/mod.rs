@@ -36,7 +36,7 @@ pub use error::ReportError;
 pub use folder::{RunFolder, copy_run, read_detail, read_environment, read_records, read_timings};
 pub use leak_findings::{leaks, leaks_csv, leaks_json};
 pub use memory_summary::{memory_summary, operations};
-pub use stress_table::{verdicts, verdicts_csv, verdicts_json};
+pub use stress_table::{verdict_matrix, verdicts, verdicts_csv, verdicts_json};
 pub use table::{csv, json, markdown, terminal};
 pub use technique_files::TechniqueFiles;
 pub use technique_table::{technique_advice, techniques, techniques_csv, techniques_json, techniques_page};

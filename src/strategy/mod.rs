@@ -16,6 +16,8 @@ pub mod conformance;
 mod cub;
 pub mod deferred;
 pub mod direct;
+#[cfg(test)]
+pub(crate) mod flawed;
 pub mod null;
 pub mod oomph;
 pub(crate) mod parameters;

@@ -5,6 +5,7 @@
 //! and reads no environment.
 
 mod draft;
+mod every_kind;
 mod failure;
 mod planned_fault;
 mod program;
@@ -15,11 +16,12 @@ mod subject;
 mod trial;
 mod verdict;
 
+pub use every_kind::{KINDS, KindOfStress, TimeShare};
 pub use failure::Failure;
 pub use planned_fault::{PlannedFault, PlannedFaultError};
 pub use program::random_program;
 pub use shrink::shrink;
 pub use side_by_side::side_by_side;
 pub use subject::{Subject, SubjectError};
-pub use trial::{Conditions, Trial, TrialError};
+pub use trial::{Conditions, Trial, TrialError, is_on_trial};
 pub use verdict::{Evidence, Verdict, VerdictRow};

@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn slips_are_explained() {
         let complaint = |text: &str| text.parse::<PlannedFault>().unwrap_err().to_string();
-        assert_eq!(complaint("cuMemAloc:3"), "unknown driver call 'cuMemAloc', did you mean 'cuMemAlloc'?");
+        assert_eq!(complaint("cuMemAloc:3"), "unknown driver call 'cuMemAloc'; did you mean 'cuMemAlloc'?");
         for text in ["cuMemAlloc", "cuMemAlloc:0", "cuMemAlloc:x", "cuMemAlloc:1:boom"] {
             assert!(complaint(text).contains("is not CALL:N"), "{text}");
         }

@@ -4,7 +4,10 @@
 //! The first program that breaks a promise is shrunk, its faults as well, and reported. Called by the command line for
 //! strategies by name, on any device; programs come from [`program`](super::program).
 
-use super::{Conditions, Failure, PlannedFault, Subject, Trial, TrialError, Verdict, program::random_program, shrink};
+use super::{
+    Conditions, Failure, KindOfStress, PlannedFault, Subject, Trial, TrialError, Verdict, program::random_program,
+    shrink,
+};
 use crate::{
     device::{CallKind, CallLedger},
     trace::Trace,
@@ -14,6 +17,12 @@ use crate::{
 
 /// What this kind of stress is called.
 pub const KIND: &str = "properties";
+
+/// Its part in `all`: programs until time is up.
+pub(super) const UNTIL_STOPPED: KindOfStress = KindOfStress {
+    name: KIND,
+    judge: |subject, seed, stop| properties(subject, &Programs { first: 0, count: u64::MAX, seed }, stop),
+};
 
 /// Of so many programs one is played again with faults.
 const ONE_WITH_FAULTS_IN: u64 = 3;
@@ -135,4 +144,91 @@ fn faults_among(calls: &CallLedger, dice: &mut Dice) -> Vec<PlannedFault> {
     faults.sort_unstable();
     faults.dedup();
     faults
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::strategy::{StrategySpec, flawed::Flaw};
+
+    fn subject(strategy: &str) -> Subject {
+        let device = "sim".parse().unwrap();
+        Subject { strategy: StrategySpec::from(strategy), device, memory_bytes: Some(MEMORY_BYTES) }
+    }
+
+    fn judged(strategy: &str, count: u64) -> Verdict {
+        properties(&subject(strategy), &Programs { first: 0, count, seed: 1 }, &|| false)
+    }
+
+    /// What each flaw breaks, and how many events its smallest trace has at most. The others are not seen by programs
+    /// that use an allocator as it is meant to be used: handles made up, requests for nothing, copies.
+    const SEEDED: [(Flaw, &str, usize); 18] = [
+        (Flaw::OverlappingSplit, "layout", 1),
+        (Flaw::Misaligned, "alignment", 1),
+        // Every seventh free.
+        (Flaw::LostAccounting, "books", 14),
+        (Flaw::EarlyReuse, "was handed to stream", 5),
+        (Flaw::StreamsMixed, "was handed to stream", 4),
+        (Flaw::LeakOnClose, "after a close", 1),
+        (Flaw::KeepsCache, "trimmed", 3),
+        (Flaw::BooksTooEarly, "reserved", 1),
+        (Flaw::ForgetsOnFailure, "no live block", 3),
+        (Flaw::SilentSegments, "events", 1),
+        (Flaw::FailsOnExhaustion, "out of memory", 1),
+        (Flaw::BoastsOfLargestFree, "in one piece", 0),
+        (Flaw::Panics, "panicked", 1),
+        (Flaw::LostCoalesce, "layout", 2),
+        (Flaw::LeakOnRetry, "trimmed", 2),
+        (Flaw::DoubleHandOutAfterTrim, "layout", 2),
+        (Flaw::RoundsDown, "size", 1),
+        (Flaw::LosesSegmentOnFailure, "", 3),
+    ];
+
+    #[test]
+    fn every_seeded_bug_is_caught_within_sixty_programs_and_shrunk_to_a_handful_of_events() {
+        for (flaw, says, most_events) in SEEDED {
+            let verdict = judged(&format!("flawed:{flaw:?}"), 60);
+            let [failure] = &verdict.failures[..] else { panic!("{flaw:?}: {verdict:?}") };
+            let events = &failure.trace.as_ref().unwrap().events;
+            println!("{flaw:?}: trial {}, {} events: {failure} {:?}", verdict.trials, events.len(), failure.conditions);
+            assert!(failure.detail.contains(says), "{flaw:?}: {failure}");
+            assert!(events.len() <= most_events, "{flaw:?}: {failure}: {events:?}");
+        }
+    }
+
+    /// Free chunks that together fitted into no gap were once held back until memory "ran out".
+    #[test]
+    fn what_was_found_once_stays_mended() {
+        let once = Programs { first: 360, count: 1, seed: 1 };
+        assert_eq!(properties(&subject("oomph"), &once, &|| false).word(), "passed");
+    }
+
+    #[test]
+    fn the_same_allocator_without_a_flaw_passes() {
+        let verdict = judged("flawed:None", 60);
+        assert_eq!((verdict.word(), verdict.trials), ("passed", 80), "{:?}", verdict.failures);
+    }
+
+    #[test]
+    fn a_saved_failure_shows_again() {
+        let failure = judged("flawed:ForgetsOnFailure", 60).failures.remove(0);
+        let faults: Vec<PlannedFault> =
+            failure.conditions.iter().map(|option| option.strip_prefix("--fail ").unwrap().parse().unwrap()).collect();
+        let again = play(&subject("flawed:ForgetsOnFailure"), failure.trace.as_ref().unwrap(), &faults);
+        assert_eq!(again.failures[0].detail, failure.detail);
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_verdict() {
+        let numbers = |verdict: Verdict| (verdict.trials, verdict.events, verdict.ooms, verdict.driver_calls);
+        assert_eq!(numbers(judged("caching", 12)), numbers(judged("caching", 12)));
+    }
+
+    #[test]
+    fn who_is_told_to_stop_stops_and_who_cannot_run_is_skipped() {
+        let programs = Programs { first: 0, count: 10, seed: 1 };
+        assert_eq!(properties(&subject("caching"), &programs, &|| true).trials, 0);
+        let verdict = judged("no such strategy", 10);
+        assert!(verdict.skipped.is_some_and(|reason| reason.contains("unknown strategy")));
+    }
 }

@@ -32,6 +32,8 @@ pub struct Verdict {
 pub struct Evidence {
     /// The file with its trace; empty where there is none.
     pub trace: String,
+    /// How many events that has.
+    pub trace_events: u64,
     /// The command that shows it again; empty where there is none.
     pub repeat: String,
 }
@@ -52,6 +54,7 @@ pub struct VerdictRow {
     /// What happened, or why it was skipped.
     pub detail: String,
     pub trace: String,
+    pub trace_events: u64,
     pub repeat: String,
 }
 
@@ -100,11 +103,8 @@ impl Verdict {
             return vec![row];
         }
         let shown = evidence.iter().cloned().chain(std::iter::repeat_with(Evidence::default));
-        let failed = self.failures.iter().zip(shown).map(|(failure, Evidence { trace, repeat })| VerdictRow {
-            detail: failure.detail.clone(),
-            trace,
-            repeat,
-            ..row.clone()
+        let failed = self.failures.iter().zip(shown).map(|(failure, Evidence { trace, trace_events, repeat })| {
+            VerdictRow { detail: failure.detail.clone(), trace, trace_events, repeat, ..row.clone() }
         });
         failed.collect()
     }
@@ -129,7 +129,7 @@ mod tests {
             conditions: Vec::new(),
         };
         verdict.failures = vec![failure("first"), failure("second")];
-        let rows = verdict.rows(&[Evidence { trace: "a.oomph".to_owned(), repeat: "oomph".to_owned() }]);
+        let rows = verdict.rows(&[Evidence { trace: "a.oomph".to_owned(), ..Evidence::default() }]);
         let told: Vec<_> = rows.iter().map(|row| (row.detail.as_str(), row.trace.as_str(), row.events)).collect();
         assert_eq!((verdict.word(), told), ("failed", vec![("first", "a.oomph", 7), ("second", "", 7)]));
     }

@@ -9,19 +9,19 @@ use super::Common;
 use crate::{
     stress::{Evidence, Failure},
     trace::{self, TraceError},
+    unit::{Bytes, MIB},
 };
 
 /// Saves the failure's trace and works out the command.
 pub fn of(failure: &Failure, common: &Common) -> Result<Evidence, TraceError> {
     let Some(found) = &failure.trace else {
-        return Ok(Evidence { trace: String::new(), repeat: command(failure, common, None) });
+        return Ok(Evidence { repeat: command(failure, common, None), ..Evidence::default() });
     };
     fs::create_dir_all(&common.save).map_err(|source| TraceError::Io { path: common.save.clone(), source })?;
     let path = vacant(&common.save, &format!("{}-{}", failure.found_by, plain(&failure.strategy)));
     trace::write(found, &path)?;
-    let events = found.events.len();
-    let shown = format!("{} ({events} event{})", path.display(), if events == 1 { "" } else { "s" });
-    Ok(Evidence { trace: shown, repeat: command(failure, common, Some(&path)) })
+    let repeat = command(failure, common, Some(&path));
+    Ok(Evidence { trace: path.display().to_string(), trace_events: found.events.len() as u64, repeat })
 }
 
 fn command(failure: &Failure, common: &Common, trace: Option<&Path>) -> String {
@@ -36,7 +36,9 @@ fn command(failure: &Failure, common: &Common, trace: Option<&Path>) -> String {
         add("--device", &common.device);
     }
     if common.memory != Common::MEMORY {
-        add("--memory", &common.memory.to_string().replace(' ', ""));
+        // Exactly: a rounded size would be another memory.
+        let Bytes(bytes) = common.memory;
+        add("--memory", &if bytes.is_multiple_of(MIB) { format!("{}MiB", bytes / MIB) } else { bytes.to_string() });
     }
     words.extend(failure.conditions.iter().cloned());
     words.join(" ")
@@ -70,7 +72,7 @@ mod tests {
     use super::*;
     use crate::{
         trace::{Trace, TraceBuilder},
-        unit::{Bytes, GIB, StreamId, TagId},
+        unit::{GIB, StreamId, TagId},
     };
 
     fn failure(strategy: &str) -> Failure {
@@ -93,13 +95,13 @@ mod tests {
         let failure = failure("caching:roundup_power2_divisions:[256:1,>:4]");
         let evidence = of(&failure, &common).unwrap();
         let file = save.join("properties-caching_roundup_power2_divisions__256_1___4_.oomph");
-        assert_eq!(evidence.trace, format!("{} (1 event)", file.display()));
+        assert_eq!((evidence.trace.as_str(), evidence.trace_events), (&*file.to_string_lossy(), 1));
         assert_eq!(Trace::read(&*trace::open(&file).unwrap()).unwrap().events.len(), 1);
         assert_eq!(
             evidence.repeat,
             format!(
                 "oomph stress properties --trace '{}' --strategy 'caching:roundup_power2_divisions:[256:1,>:4]' \
-                 --memory 1.0GiB --fail cuMemAlloc:2",
+                 --memory 1024MiB --fail cuMemAlloc:2",
                 file.display()
             )
         );

@@ -3,6 +3,7 @@
 //! A kind turns its arguments into what the stress room works with and hands the verdicts to [`Common::conclude`], which
 //! saves what broke, prints the table and decides the exit code.
 
+mod all;
 mod common;
 mod evidence;
 mod isolated;
@@ -10,7 +11,10 @@ mod properties;
 
 pub use common::Common;
 
+use std::panic;
+
 use super::failure::Outcome;
+use crate::stress::is_on_trial;
 
 /// Tries to break allocators: is this one correct?
 ///
@@ -19,6 +23,7 @@ use super::failure::Outcome;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
+  oomph stress all --seconds 60                               every strategy under every kind
   oomph stress properties                                     every strategy, random programs
   oomph stress properties --strategy caching --cases 10000    one strategy, for longer
   oomph stress properties --strategy plugin:./my_allocator.so an allocator of your own
@@ -30,12 +35,27 @@ pub struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Kind {
+    /// Every kind below that needs no question of its own, in the time given.
+    All(all::Args),
     /// Random programs, some on a driver that fails now and then; all that a strategy promises is watched.
     Properties(properties::Args),
 }
 
 pub fn run(args: Args) -> Outcome {
+    keep_quiet_about_trials();
     match args.kind {
+        Kind::All(args) => all::run(&args),
         Kind::Properties(args) => properties::run(&args),
     }
+}
+
+/// A strategy that panics on trial is found out, thousands of times while its trace is shrunk; any other panic is told as
+/// ever.
+fn keep_quiet_about_trials() {
+    let tell = panic::take_hook();
+    panic::set_hook(Box::new(move |told| {
+        if !is_on_trial() {
+            tell(told);
+        }
+    }));
 }

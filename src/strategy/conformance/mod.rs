@@ -11,7 +11,7 @@
 mod bench;
 mod faults;
 #[cfg(test)]
-mod flawed;
+mod flaws_are_found;
 mod memory;
 mod repetition;
 mod script;
