@@ -9,6 +9,7 @@ mod all;
 mod common;
 mod evidence;
 mod faults;
+mod isolated;
 mod misuse;
 mod properties;
 
@@ -29,6 +30,7 @@ Examples:
   oomph stress all --seconds 60                               every strategy under every kind
   oomph stress properties                                     every strategy, random programs
   oomph stress properties --strategy caching --cases 10000    one strategy, for longer
+  oomph stress properties --strategy plugin:./my_allocator.so an allocator of your own
   oomph stress properties --strategy bfc --trace failing.oomph --fail cuMemFree:2
   oomph stress faults --strategy bfc                          every driver call of its fails once
   oomph stress misuse                                         what becomes of double frees and the like
@@ -36,6 +38,9 @@ Examples:
 pub struct Args {
     #[command(subcommand)]
     kind: Kind,
+    /// This is the process of its own in which plugins are put under stress.
+    #[arg(long = isolated::OPTION, hide = true, global = true)]
+    in_this_process: bool,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -52,7 +57,23 @@ enum Kind {
     Adversary(adversary::Args),
 }
 
+impl Kind {
+    /// The strategies that were named.
+    fn strategies(&self) -> &[String] {
+        match self {
+            Kind::All(args) => &args.common.strategy,
+            Kind::Properties(args) => &args.common.strategy,
+            Kind::Faults(args) => &args.common.strategy,
+            Kind::Misuse(args) => &args.common.strategy,
+            Kind::Adversary(args) => &args.strategy,
+        }
+    }
+}
+
 pub fn run(args: Args) -> Outcome {
+    if !args.in_this_process && isolated::is_needed(args.kind.strategies()) {
+        return isolated::run_again();
+    }
     keep_quiet_about_trials();
     match args.kind {
         Kind::All(args) => all::run(&args),
