@@ -14,6 +14,7 @@ mod ledger;
 pub mod misuse;
 mod patience;
 mod planned_fault;
+mod player;
 mod program;
 pub mod properties;
 mod shrink;

@@ -26,7 +26,7 @@ pub use tally::Tally;
 
 pub(super) use keeper::Keeper;
 
-use super::{Failure, Levels, Subject, SubjectError, shrink, trial::panicked};
+use super::{Failure, KindOfStress, Levels, Subject, SubjectError, Verdict, shrink, trial::panicked};
 use crate::{
     device::{Capabilities, Clock, Damage, Device},
     strategy::Strategy,
@@ -36,6 +36,12 @@ use crate::{
 
 /// The name of this kind of stress.
 pub const KIND: &str = "integrity";
+
+/// Its part in `all`: one trace after another until time is up.
+pub(super) const UNTIL_STOPPED: KindOfStress = KindOfStress { name: KIND, judge: until_stopped };
+/// Threads and streams in `all`.
+const CREW: (u16, u16) = (4, 4);
+
 /// Share of the memory that lives at most, in requested bytes.
 const OCCUPANCY_PERCENT: u64 = 90;
 /// No block is larger than this part of the memory: a few would leave room for nothing else.
@@ -122,6 +128,31 @@ pub(super) fn open(subject: &Subject) -> Result<Result<Pair, String>, SubjectErr
     } else {
         Err(format!("this device has no {missing}"))
     })
+}
+
+fn until_stopped(subject: &Subject, seed: u64, stop: &dyn Fn() -> bool) -> Verdict {
+    let mut verdict = Verdict::new(KIND, &subject.strategy);
+    let (threads, streams) = CREW;
+    let never = AtomicBool::new(false);
+    // About a trace's worth at a time.
+    let until = Until { blocks: Some(STORY_BLOCKS / 2), deadline: None, stop: &never };
+    let mut number = 0;
+    while !stop() && verdict.failures.is_empty() && verdict.skipped.is_none() {
+        let seed = seed.wrapping_add(number);
+        let integrity = Integrity { subject: subject.clone(), threads, streams, sizes: Sizes::MIXED, seed };
+        match integrity.run(&until, &mut |_| {}) {
+            Ok(outcome) => {
+                verdict.trials += 1;
+                verdict.served += outcome.tally.blocks;
+                verdict.ooms += outcome.tally.ooms;
+                verdict.failures = outcome.failures;
+                verdict.skipped = outcome.skipped;
+            }
+            Err(error) => verdict.skipped = Some(error.to_string()),
+        }
+        number += 1;
+    }
+    verdict
 }
 
 impl Integrity {
