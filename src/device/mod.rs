@@ -12,6 +12,7 @@ mod call;
 mod capability;
 pub mod cuda;
 mod error;
+mod pattern;
 pub mod sim;
 mod spec;
 pub mod wrap;
@@ -19,9 +20,11 @@ pub mod wrap;
 pub use calibrate::{Calibration, Products, calibrate};
 pub use call::{CallKind, CallLedger, CallTally};
 pub use capability::{
-    Capabilities, Compute, PhysicalId, PinnedHost, PoolId, PoolSettings, PoolUsage, StreamOrderedPools, VirtualMemory,
+    Capabilities, Compute, Patterns, PhysicalId, PinnedHost, PoolId, PoolSettings, PoolUsage, StreamOrderedPools,
+    VirtualMemory,
 };
 pub use error::DeviceError;
+pub use pattern::{Damage, LONGEST_PATTERN_BYTES, Patterned, Verified, WORD_BYTES, Written};
 pub use spec::{DeviceSpec, DeviceSpecError};
 
 use crate::unit::{Address, EventId, Nanos, StreamId};
@@ -130,6 +133,8 @@ pub trait Device: Send {
     fn pinned_host(&mut self) -> Option<&mut dyn PinnedHost>;
     /// Work on streams, run for real or timed, if the device can.
     fn compute(&mut self) -> Option<&mut dyn Compute>;
+    /// Contents that are written and looked for on streams, if the device can.
+    fn patterns(&mut self) -> Option<&mut dyn Patterns>;
 }
 
 impl dyn Device + '_ {

@@ -3,7 +3,7 @@
 use crate::{
     device::{
         CallKind, CallLedger, CallTally, Capabilities, Clock, Compute, Device, DeviceError, DeviceProps, MemoryInfo,
-        PinnedHost, StreamOrderedPools, VirtualMemory,
+        Patterns, PinnedHost, StreamOrderedPools, VirtualMemory,
     },
     strategy::{
         Attempt, Block, BlockState, BlockView, Caller, Context, Control, Freed, Layout, Outcome, Refusal, Request,
@@ -140,6 +140,9 @@ impl Device for TinyDevice {
         None
     }
     fn compute(&mut self) -> Option<&mut dyn Compute> {
+        None
+    }
+    fn patterns(&mut self) -> Option<&mut dyn Patterns> {
         None
     }
 }

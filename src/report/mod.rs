@@ -3,6 +3,7 @@
 //! Suites and commands hand over records and details; everything here is made from them or from the files of a run, on
 //! any machine. This room looks at no device and prints nothing: it writes into the run's folder and returns text.
 
+mod adversary_table;
 mod advice_table;
 mod agreement_table;
 mod changes;
@@ -27,6 +28,7 @@ mod threshold_table;
 mod timing_table;
 mod waterfall;
 
+pub use adversary_table::{adversary, adversary_csv, adversary_json, found, found_csv, found_json};
 pub use advice_table::{advice, advice_csv, advice_json};
 pub use agreement_table::{agreements, agreements_csv, agreements_json};
 pub use changes::{changes, changes_json};

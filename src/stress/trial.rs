@@ -47,7 +47,7 @@ pub struct Conditions {
 pub struct Trial {
     /// Broken promises, the first one first. The trace is not played on after one.
     pub findings: Vec<Finding>,
-    /// The event after which the first of them was seen; `None` where it was the close.
+    /// The event after which the first of them was seen; `None` where it was before the first or at the close.
     pub at_event: Option<u64>,
     /// Events played.
     pub events: u64,
@@ -159,14 +159,16 @@ impl Player {
             0 => (trace.events.len() as u64).div_ceil(AUDITS).max(1),
             chosen => chosen,
         };
-        let played = on_trial(|| self.tell(trace, audit_every));
-        if let Err(payload) = played {
-            self.watch.find("panic", panicked(&*payload));
-        }
+        let last = match on_trial(|| self.tell(trace, audit_every)) {
+            Ok(()) => self.trial.events.checked_sub(1),
+            Err(payload) => {
+                self.watch.find("panic", panicked(&*payload));
+                // That event was never finished, and so not counted.
+                Some(self.trial.events)
+            }
+        };
         self.trial.findings = self.watch.findings();
-        if !self.trial.findings.is_empty() {
-            self.trial.at_event = Some(self.trial.events.min(trace.events.len() as u64 - 1));
-        }
+        self.trial.at_event = last.filter(|_| !self.trial.findings.is_empty());
         // Closed in any case: a real device is needed again. Of a strategy that broke a promise nothing more is expected.
         let closed = on_trial(|| {
             self.give_back_own();
@@ -399,4 +401,90 @@ pub(super) fn on_trial<T>(play: impl FnOnce() -> T) -> thread::Result<T> {
 pub(super) fn panicked(payload: &(dyn Any + Send)) -> String {
     let said = payload.downcast_ref::<&str>().copied().or(payload.downcast_ref::<String>().map(String::as_str));
     format!("panicked: {}", said.unwrap_or("without words"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        strategy::StrategySpec,
+        stress::PlannedFault,
+        trace::TraceBuilder,
+        unit::{KIB, MIB, TagId},
+    };
+
+    fn subject(strategy: &str, memory_bytes: u64) -> Subject {
+        let device = "sim".parse().unwrap();
+        Subject { strategy: StrategySpec::from(strategy), device, memory_bytes: Some(memory_bytes) }
+    }
+
+    /// Three blocks of 10 MiB, the first freed on the way, the last one alive at the end.
+    fn three_blocks() -> Trace {
+        let mut story = TraceBuilder::new();
+        let blocks = [(); 3].map(|()| story.alloc(10 * MIB, StreamId::DEFAULT, TagId(0)));
+        story.free(blocks[0]);
+        story.free(blocks[1]);
+        story.empty_cache();
+        story.finish("three blocks")
+    }
+
+    fn tried(strategy: &str, memory_bytes: u64, faults: &[PlannedFault]) -> Trial {
+        let conditions = Conditions { faults: PlannedFault::plan(faults), audit_every: 1 };
+        Trial::of(&subject(strategy, memory_bytes), &three_blocks(), &conditions).unwrap()
+    }
+
+    #[test]
+    fn what_happened_is_counted_and_running_out_is_no_finding() {
+        let roomy = tried("direct", 64 * MIB, &[]);
+        assert_eq!((roomy.events, roomy.served, roomy.ooms, roomy.broke()), (6, 3, 0, None));
+        assert!(roomy.calls.total().count >= 6);
+        let tight = tried("direct", 24 * MIB, &[]);
+        assert_eq!((tight.events, tight.served, tight.ooms, tight.broke()), (6, 2, 1, None));
+    }
+
+    #[test]
+    fn a_trace_is_not_played_on_after_a_finding() {
+        let trial = tried("flawed:KeepsCache", 64 * MIB, &[]);
+        assert_eq!((trial.broke(), trial.at_event), (None, None), "a block is alive at the trim");
+        let trial = tried("flawed:DoubleHandOutAfterTrim", 64 * MIB, &[]);
+        assert_eq!((trial.broke(), trial.at_event), (Some("layout"), Some(5)));
+        let trial = tried("flawed:RoundsDown", 64 * MIB, &[]);
+        assert_eq!((trial.broke(), trial.events), (None, 6), "10 MiB are round");
+    }
+
+    #[test]
+    fn a_panic_is_a_finding_at_the_event_that_panicked() {
+        let trial = tried("flawed:Panics", 24 * MIB, &[]);
+        assert_eq!((trial.broke(), trial.at_event), (Some("panic"), Some(2)));
+        assert_eq!(trial.findings[0].detail, "panicked: out of memory");
+        assert!(!is_on_trial());
+    }
+
+    #[test]
+    fn a_flaw_that_needs_no_event_is_seen_without_one() {
+        let nothing = TraceBuilder::new().finish("nothing");
+        let trial = Trial::of(&subject("flawed:BoastsOfLargestFree", MIB), &nothing, &Conditions::default()).unwrap();
+        assert_eq!((trial.broke(), trial.at_event), (Some("layout"), None));
+    }
+
+    #[test]
+    fn errors_that_are_injected_are_forgiven_and_others_are_not() {
+        let fault = "cuMemAlloc:2".parse().unwrap();
+        let trial = tried("direct", 64 * MIB, &[fault]);
+        assert_eq!((trial.broke(), trial.served, trial.driver_errors), (None, 3, 1), "the call was made again");
+        let trial = tried("flawed:FailsOnExhaustion", 24 * MIB, &[]);
+        assert_eq!((trial.broke(), trial.at_event), (Some("error"), Some(2)));
+    }
+
+    #[test]
+    fn what_the_program_takes_itself_is_given_back() {
+        let mut story = TraceBuilder::new();
+        let stream = story.new_stream().unwrap();
+        let event = story.new_event();
+        story.host_alloc(KIB);
+        story.event_record(event, stream);
+        story.event_wait(event, StreamId::DEFAULT);
+        let trial = Trial::of(&subject("direct", MIB), &story.finish("own"), &Conditions::default()).unwrap();
+        assert_eq!((trial.broke(), trial.events), (None, 3));
+    }
 }

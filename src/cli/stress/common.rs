@@ -18,7 +18,7 @@ use crate::{
         output, progress,
     },
     report::{self, Medium},
-    strategy::{STRATEGIES, StrategySpec},
+    strategy::{STRATEGIES, StrategyEntry, StrategySpec},
     stress::{Subject, Verdict, VerdictRow, side_by_side},
     suite,
     trace::{self, Trace},
@@ -27,6 +27,11 @@ use crate::{
 
 /// Strategies that own no memory, or only stand for another.
 const LEFT_OUT: [&str; 2] = ["null", "address"];
+
+/// Every strategy that can be put under stress.
+pub fn owners_of_memory() -> impl Iterator<Item = &'static StrategyEntry> {
+    STRATEGIES.iter().filter(|entry| !LEFT_OUT.contains(&entry.name))
+}
 
 /// Who is put under stress, where, and what becomes of failures.
 #[derive(Clone, Debug, clap::Args)]
@@ -149,7 +154,7 @@ impl Common {
 
     fn strategies(&self) -> Result<Vec<StrategySpec>, Failure> {
         if self.strategy.is_empty() {
-            let entries = STRATEGIES.iter().filter(|entry| !LEFT_OUT.contains(&entry.name));
+            let entries = owners_of_memory();
             let how_many = if self.all_variants { usize::MAX } else { 1 };
             return Ok(entries.flat_map(|entry| entry.specs().take(how_many)).collect());
         }

@@ -3,6 +3,8 @@
 //! A kind turns its arguments into what the stress room works with and hands the verdicts to [`Common::conclude`], which
 //! saves what broke, prints the table and decides the exit code.
 
+mod adversary;
+mod adversary_search;
 mod all;
 mod common;
 mod evidence;
@@ -29,7 +31,8 @@ Examples:
   oomph stress properties --strategy caching --cases 10000    one strategy, for longer
   oomph stress properties --strategy bfc --trace failing.oomph --fail cuMemFree:2
   oomph stress faults --strategy bfc                          every driver call of its fails once
-  oomph stress misuse                                         what becomes of double frees and the like")]
+  oomph stress misuse                                         what becomes of double frees and the like
+  oomph stress adversary                                      how much memory each wastes at worst")]
 pub struct Args {
     #[command(subcommand)]
     kind: Kind,
@@ -45,6 +48,8 @@ enum Kind {
     Faults(faults::Args),
     /// Programs that break the rules: double frees, foreign pointers, absurd sizes; what becomes of each.
     Misuse(misuse::Args),
+    /// Requests made up to hurt, within a budget of live memory: how much each takes at worst, and what theory says.
+    Adversary(adversary::Args),
 }
 
 pub fn run(args: Args) -> Outcome {
@@ -54,6 +59,7 @@ pub fn run(args: Args) -> Outcome {
         Kind::Properties(args) => properties::run(&args),
         Kind::Faults(args) => faults::run(&args),
         Kind::Misuse(args) => misuse::run(&args),
+        Kind::Adversary(args) => adversary::run(&args),
     }
 }
 

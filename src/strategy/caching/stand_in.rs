@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::{
     device::{
         CallKind, CallLedger, CallTally, Capabilities, Clock, Compute, Device, DeviceError, DeviceProps, MemoryInfo,
-        PhysicalId, PinnedHost, StreamOrderedPools, VirtualMemory,
+        Patterns, PhysicalId, PinnedHost, StreamOrderedPools, VirtualMemory,
     },
     unit::{Address, EventId, GIB, Nanos, StreamId},
 };
@@ -230,6 +230,10 @@ impl Device for StandIn {
     }
 
     fn compute(&mut self) -> Option<&mut dyn Compute> {
+        None
+    }
+
+    fn patterns(&mut self) -> Option<&mut dyn Patterns> {
         None
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! One file a subject: `library` (is the driver there), `context` (one a GPU and process), `memory`, `streams`, `vmm`,
 //! `pools`, `host`; `work` and `products` for what runs on streams, over `kernels`, `blas`, `scratch` and `staging`;
-//! `patterns` for tests; `toolkit` finds libraries; `answer` turns the driver's codes into words. Every call is measured by the
+//! `patterns` for known contents, over `batches`; `toolkit` finds libraries; `answer` turns the driver's codes into words. Every call is measured by the
 //! wall clock around the driver's part of it alone; the books are kept outside.
 //!
 //! The books are what makes the handles safe to use: a number or address that is not in them is refused before the
@@ -10,6 +10,7 @@
 #![expect(unsafe_code, reason = "the driver is a C library")]
 
 mod answer;
+mod batches;
 mod blas;
 mod context;
 mod host;
@@ -35,14 +36,14 @@ pub use survey::survey;
 pub use toolkit::look_for_toolkit_in;
 
 use self::{
-    context::Context, host::PinnedMemory, memory::PlainMemory, pools::Pools, scratch::Scratch, staging::Staging,
-    streams::Streams, vmm::VirtualSpace,
+    batches::Batches, context::Context, host::PinnedMemory, memory::PlainMemory, pools::Pools, scratch::Scratch,
+    staging::Staging, streams::Streams, vmm::VirtualSpace,
 };
 use super::{Footprint, Unavailable};
 use crate::{
     device::{
         CallKind, CallLedger, CallTally, Capabilities, Clock, Compute, Device, DeviceError, DeviceProps, MemoryInfo,
-        PinnedHost, StreamOrderedPools, VirtualMemory,
+        Patterns, PinnedHost, StreamOrderedPools, VirtualMemory,
     },
     unit::{Address, EventId, MIB, Nanos, StreamId, round_up},
 };
@@ -104,6 +105,7 @@ pub struct CudaDevice {
     pinned: PinnedMemory,
     scratch: Scratch,
     staging: Staging,
+    batches: Batches,
 }
 
 // SAFETY: the driver's handles may be used from any thread on which the context is current, and every call sees to
@@ -131,6 +133,7 @@ impl CudaDevice {
                     stream_ordered_pools: context.has_pools,
                     pinned_host: true,
                     compute: true,
+                    patterns: true,
                 },
                 clock: Clock::Wall,
             },
@@ -145,6 +148,7 @@ impl CudaDevice {
             pinned: PinnedMemory::default(),
             scratch: Scratch::default(),
             staging: Staging::default(),
+            batches: Batches::default(),
         })
     }
 
@@ -264,7 +268,7 @@ impl Device for CudaDevice {
     /// What was not free when the context was made, memory of other processes included, because the driver tells no
     /// more; what cuBLAS has taken; and scratch memory.
     fn overhead_bytes(&self) -> u64 {
-        self.props.context_bytes + self.context.library_bytes() + self.scratch.bytes()
+        self.props.context_bytes + self.context.library_bytes() + self.scratch.bytes() + self.batches.bytes()
     }
 
     fn stream_create(&mut self, _known_as: u64) -> Result<StreamId, DeviceError> {
@@ -377,6 +381,10 @@ impl Device for CudaDevice {
     fn compute(&mut self) -> Option<&mut dyn Compute> {
         Some(self)
     }
+
+    fn patterns(&mut self) -> Option<&mut dyn Patterns> {
+        Some(self)
+    }
 }
 
 impl Drop for CudaDevice {
@@ -397,6 +405,7 @@ impl Drop for CudaDevice {
         self.pinned.free_all();
         self.scratch.free_all();
         self.staging.free_all();
+        self.batches.free_all();
         self.streams.destroy_all();
     }
 }
