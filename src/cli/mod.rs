@@ -22,6 +22,7 @@ mod list;
 mod options;
 mod output;
 mod progress;
+mod record;
 mod replay;
 mod replay_place;
 mod run;
@@ -86,6 +87,8 @@ enum Command {
     Stress(stress::Args),
     /// Write a workload or trace as a trace file.
     Convert(convert::Args),
+    /// Print the Python lines that make PyTorch write a memory snapshot.
+    Record(record::Args),
     /// List strategies, workloads, suites or the cases of a suite.
     List(list::Args),
     /// Check the set-up, line by line.
@@ -115,6 +118,7 @@ pub fn main() -> ExitCode {
         Command::Claims(args) => claims::run(args),
         Command::Stress(args) => stress::run(args),
         Command::Convert(args) => convert::run(args),
+        Command::Record(args) => record::run(&args),
         Command::List(args) => list::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Completions(args) => completions::run(&args, &mut Cli::command()),

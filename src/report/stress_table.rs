@@ -27,13 +27,42 @@ pub fn verdicts(rows: &[VerdictRow], medium: Medium) -> String {
         let words = [&row.kind, &row.strategy, &row.verdict].into_iter().cloned();
         table.add_row(words.chain(numbers).map(Cell::new_owned).collect::<Vec<_>>());
     }
-    let failed = rows.iter().filter(|row| row.verdict == "failed").count();
-    let legend = match failed {
+    with_notes(&table, &legend(rows), rows.iter().filter_map(note), medium)
+}
+
+/// One line a strategy, one column a kind of stress: the verdict and how often something was tried.
+#[must_use]
+pub fn verdict_matrix(rows: &[VerdictRow], medium: Medium) -> String {
+    let (mut kinds, mut strategies): (Vec<&str>, Vec<&str>) = (Vec::new(), Vec::new());
+    for row in rows {
+        add_new(&mut kinds, &row.kind);
+        add_new(&mut strategies, &row.strategy);
+    }
+    let headings: Vec<&str> = std::iter::once("strategy").chain(kinds.iter().copied()).collect();
+    let mut table = table(&headings, medium);
+    for strategy in strategies {
+        let cells = kinds.iter().map(|kind| {
+            let row = rows.iter().find(|row| row.strategy == strategy && row.kind == *kind);
+            row.map_or_else(String::new, |row| format!("{} {}", row.verdict, row.trials))
+        });
+        table.add_row(std::iter::once(strategy.to_owned()).chain(cells).map(Cell::new_owned).collect::<Vec<_>>());
+    }
+    let legend = format!("A number says how often something was tried. {}", legend(rows));
+    with_notes(&table, &legend, rows.iter().filter_map(note), medium)
+}
+
+fn add_new<'a>(names: &mut Vec<&'a str>, name: &'a str) {
+    if !names.contains(&name) {
+        names.push(name);
+    }
+}
+
+fn legend(rows: &[VerdictRow]) -> String {
+    match rows.iter().filter(|row| row.verdict == "failed").count() {
         0 => "No promise was broken. Running out of memory is a result, not a failure.".to_owned(),
         1 => "A promise was broken:".to_owned(),
         many => format!("{many} promises were broken:"),
-    };
-    with_notes(&table, &legend, rows.iter().filter_map(note), medium)
+    }
 }
 
 /// `{"schema": 1, "rows": [...]}`.
@@ -99,6 +128,16 @@ mod tests {
         assert_eq!(text.matches("again: oomph stress").count(), 2, "{text}");
         assert!(text.contains("2 promises were broken:") && text.contains("broken.oomph (3 events)"), "{text}");
         assert!(verdicts(&sample()[..1], Medium::Markdown).contains("No promise was broken"));
+    }
+
+    #[test]
+    fn a_matrix_has_a_line_a_strategy_and_a_column_a_kind() {
+        let mut rows = sample();
+        rows.push(VerdictRow { kind: "faults".to_owned(), trials: 7, ..rows[0].clone() });
+        let text = verdict_matrix(&rows, Medium::Markdown);
+        assert!(text.contains("| strategy | properties |   faults |"), "{text}");
+        assert!(text.contains("| caching  | passed 100 | passed 7 |"), "{text}");
+        assert!(text.contains("| broken   | failed 100 |          |"), "{text}");
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! and reads no environment.
 
 mod draft;
+mod every_kind;
 mod failure;
 mod integrity;
 mod ledger;
@@ -18,14 +19,15 @@ mod subject;
 mod trial;
 mod verdict;
 
+pub use every_kind::{KINDS, KindOfStress, TimeShare};
 pub use failure::Failure;
 pub use integrity::{Integrity, Mixture, Outcome, Sizes, SizesError, Tally, Until, story};
-pub use ledger::{Account, Ledger, Slice};
+pub use ledger::{Account, AccountRow, Ledger, Slice};
 pub use planned_fault::{PlannedFault, PlannedFaultError};
 pub use program::random_program;
 pub use shrink::shrink;
 pub use side_by_side::side_by_side;
 pub use soak::{Levels, Soak};
 pub use subject::{Subject, SubjectError};
-pub use trial::{Conditions, Trial, TrialError};
+pub use trial::{Conditions, Trial, TrialError, is_on_trial};
 pub use verdict::{Evidence, Verdict, VerdictRow};

@@ -4,7 +4,10 @@
 //! The first program that breaks a promise is shrunk, its faults as well, and reported. Called by the command line for
 //! strategies by name, on any device; programs come from [`program`](super::program).
 
-use super::{Conditions, Failure, PlannedFault, Subject, Trial, TrialError, Verdict, program::random_program, shrink};
+use super::{
+    Conditions, Failure, KindOfStress, PlannedFault, Subject, Trial, TrialError, Verdict, program::random_program,
+    shrink,
+};
 use crate::{
     device::{CallKind, CallLedger},
     trace::Trace,
@@ -14,6 +17,12 @@ use crate::{
 
 /// What this kind of stress is called.
 pub const KIND: &str = "properties";
+
+/// Its part in `all`: programs until time is up.
+pub(super) const UNTIL_STOPPED: KindOfStress = KindOfStress {
+    name: KIND,
+    judge: |subject, seed, stop| properties(subject, &Programs { first: 0, count: u64::MAX, seed }, stop),
+};
 
 /// Of so many programs one is played again with faults.
 const ONE_WITH_FAULTS_IN: u64 = 3;
@@ -184,6 +193,13 @@ mod tests {
             assert!(failure.detail.contains(says), "{flaw:?}: {failure}");
             assert!(events.len() <= most_events, "{flaw:?}: {failure}: {events:?}");
         }
+    }
+
+    /// Free chunks that together fitted into no gap were once held back until memory "ran out".
+    #[test]
+    fn what_was_found_once_stays_mended() {
+        let once = Programs { first: 360, count: 1, seed: 1 };
+        assert_eq!(properties(&subject("oomph"), &once, &|| false).word(), "passed");
     }
 
     #[test]

@@ -1,14 +1,14 @@
 //! Makes a failing trace as small as it gets.
 //!
-//! Delta debugging on whole blocks first (request, uses and free at once), then on single events; then what is left is
-//! made plain: one thread, few streams, small round sizes, nothing in the tables that no event names. Every trace that
+//! Delta debugging on whole blocks first (request, uses and free at once), then on single events; blocks that matter
+//! only together become one; then what is left is made plain: one thread, few streams, small round sizes, nothing in the tables that no event names. Every trace that
 //! is tried holds together, so that what fails is the strategy and not the program. This file knows nothing of
 //! strategies: whether a trace still fails is for the caller to say.
 
 use super::draft::Draft;
 use crate::{
     trace::{Trace, check},
-    unit::{KIB, MIB},
+    unit::{KIB, MIB, round_up},
 };
 
 /// The smallest trace that was found, beginning with `trace`, for which `still_fails` holds; `trace` itself where
@@ -22,6 +22,7 @@ pub fn shrink(trace: &Trace, still_fails: &mut dyn FnMut(&Trace) -> bool, most_t
         let before = search.best.clone();
         search.drop_blocks();
         search.drop_events();
+        search.lump_blocks();
         search.make_plain();
         if search.best == before || search.tries_left == 0 {
             return search.smallest;
@@ -79,6 +80,19 @@ impl Search<'_> {
     fn drop_events(&mut self) {
         let events = self.best.events();
         self.drop_pieces(events, |draft, events| draft.without_events(events));
+    }
+
+    /// Where many blocks matter only by what they take together, a few large ones do.
+    fn lump_blocks(&mut self) {
+        let mut blocks = self.best.blocks();
+        while let Some(block) = blocks.pop() {
+            if let Some(&into) = blocks.last() {
+                // Pages are what runs out: each of the two may have filled its last one only in part.
+                let pages = |block| round_up(self.best.size_of(block), 2 * MIB);
+                let together = pages(into).saturating_add(pages(block));
+                self.accept(self.best.with_size(into, together).without_blocks(&[block]));
+            }
+        }
     }
 
     fn drop_pieces(&mut self, mut pieces: Vec<u32>, without: impl Fn(&Draft, &[u32]) -> Draft) {
@@ -243,6 +257,16 @@ mod tests {
         let small = shrink(&story.finish("large"), &mut |trace| large(trace), ENOUGH);
         assert_eq!(kept(&small), [4 * MIB, 4 * MIB]);
         assert_eq!((small.events.len(), small.tables.streams().len()), (2, 1));
+    }
+
+    #[test]
+    fn blocks_that_only_fill_memory_become_few() {
+        let mut story = TraceBuilder::new();
+        for _ in 0..40 {
+            story.alloc(7 * MIB, StreamId::DEFAULT, TagId(0));
+        }
+        let full = |trace: &Trace| kept(trace).iter().sum::<u64>() > 200 * MIB;
+        assert_eq!(kept(&shrink(&story.finish("full"), &mut |trace| full(trace), ENOUGH)).len(), 1);
     }
 
     #[test]

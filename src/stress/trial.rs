@@ -7,6 +7,7 @@
 
 use std::{
     any::Any,
+    cell::Cell,
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
@@ -118,7 +119,7 @@ impl Player {
             0 => (trace.events.len() as u64).div_ceil(AUDITS).max(1),
             chosen => chosen,
         };
-        let played = catch_unwind(AssertUnwindSafe(|| {
+        let played = on_trial(|| {
             for event in &trace.events {
                 self.event(event, &trace.tables);
                 self.trial.events += 1;
@@ -130,7 +131,7 @@ impl Player {
                 }
             }
             self.watch.strategy.audit();
-        }));
+        });
         if let Err(payload) = played {
             self.watch.find("panic", panicked(&*payload));
         }
@@ -139,11 +140,11 @@ impl Player {
             self.trial.at_event = Some(self.trial.events.min(trace.events.len() as u64 - 1));
         }
         // Closed in any case: a real device is needed again. Of a strategy that broke a promise nothing more is expected.
-        let closed = catch_unwind(AssertUnwindSafe(|| {
+        let closed = on_trial(|| {
             self.give_back_own();
             self.watch.close();
             self.weigh_errors();
-        }));
+        });
         if let Err(payload) = closed {
             self.watch.find("panic", panicked(&*payload));
         }
@@ -346,6 +347,24 @@ impl Player {
             self.watch.find("driver", format!("a driver call against the rules: {error}"));
         }
     }
+}
+
+thread_local! {
+    static ON_TRIAL: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread plays a trial at the moment: a panic is then a finding, and nobody need be told of it otherwise.
+#[must_use]
+pub fn is_on_trial() -> bool {
+    ON_TRIAL.get()
+}
+
+/// Plays, and catches a panic.
+pub(super) fn on_trial<R>(play: impl FnOnce() -> R) -> Result<R, Box<dyn Any + Send>> {
+    ON_TRIAL.set(true);
+    let result = catch_unwind(AssertUnwindSafe(play));
+    ON_TRIAL.set(false);
+    result
 }
 
 /// A panic in words.

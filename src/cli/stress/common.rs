@@ -2,10 +2,7 @@
 
 use std::{
     path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use super::evidence;
@@ -86,10 +83,8 @@ impl Common {
     pub fn judge(&self, judge: impl Fn(&Subject, &AtomicBool) -> Verdict + Sync) -> Outcome {
         let subjects = self.subjects()?;
         let stop = interrupt::flag(interrupt::Running::Replay)?;
-        let simulated = subjects.iter().all(|subject| subject.device.is_simulated());
-        let jobs = if simulated { suite::all_cores() } else { 1 };
         let bar = progress::of_cases(subjects.len(), 0);
-        let verdicts = side_by_side(&subjects, jobs, |subject| {
+        let verdicts = side_by_side(&subjects, Common::jobs(&subjects), |subject| {
             bar.set_message(subject.strategy.to_string());
             let verdict = judge(subject, &stop);
             bar.inc(1);
@@ -99,8 +94,24 @@ impl Common {
         self.conclude(&verdicts, &stop)
     }
 
+    /// How many subjects can run at once: a real device has only one of everything.
+    pub fn jobs(subjects: &[Subject]) -> usize {
+        let simulated = subjects.iter().all(|subject| subject.device.is_simulated());
+        if simulated { suite::all_cores() } else { 1 }
+    }
+
     /// Saves what broke, prints the verdicts, and says how the program ends.
-    pub fn conclude(&self, verdicts: &[Verdict], stop: &Arc<AtomicBool>) -> Outcome {
+    pub fn conclude(&self, verdicts: &[Verdict], stop: &AtomicBool) -> Outcome {
+        self.conclude_with(verdicts, stop, report::verdicts)
+    }
+
+    /// The same with another table.
+    pub fn conclude_with(
+        &self,
+        verdicts: &[Verdict],
+        stop: &AtomicBool,
+        table: fn(&[VerdictRow], Medium) -> String,
+    ) -> Outcome {
         let mut rows: Vec<VerdictRow> = Vec::new();
         for verdict in verdicts {
             let evidence: Result<Vec<_>, _> =
@@ -108,8 +119,8 @@ impl Common {
             rows.extend(verdict.rows(&evidence?));
         }
         output::say(&match self.format {
-            Format::Table => report::verdicts(&rows, Medium::Terminal(output::terminal_width())),
-            Format::Markdown => report::verdicts(&rows, Medium::Markdown),
+            Format::Table => table(&rows, Medium::Terminal(output::terminal_width())),
+            Format::Markdown => table(&rows, Medium::Markdown),
             Format::Json => report::verdicts_json(&rows),
             Format::Csv => report::verdicts_csv(&rows)?,
         })?;
@@ -158,6 +169,7 @@ impl Default for Common {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stress::properties::{Programs, properties};
 
     #[test]
     fn by_default_all_strategies_that_own_memory_are_put_under_stress() {
@@ -166,6 +178,25 @@ mod tests {
         let all = Common { all_variants: true, ..Common::default() }.subjects().unwrap();
         assert!(all.len() > subjects.len());
         assert!(all.iter().all(|subject| subject.memory_bytes == Some(256 * MIB)));
+    }
+
+    #[test]
+    fn what_broke_is_saved_and_ends_with_its_own_exit_code() {
+        let folder = tempfile::tempdir().unwrap();
+        let common = Common { save: folder.path().to_owned(), format: Format::Csv, ..Common::default() };
+        let subject = Subject {
+            strategy: StrategySpec::from("flawed:RoundsDown"),
+            device: "sim".parse().unwrap(),
+            memory_bytes: Some(common.memory.0),
+        };
+        let verdict = properties(&subject, &Programs { first: 0, count: 9, seed: 1 }, &|| false);
+        let stop = AtomicBool::new(false);
+        assert_eq!(common.conclude(&[verdict], &stop).unwrap(), exit::STRESS_FAILED);
+        assert!(folder.path().join("properties-flawed_RoundsDown.oomph").exists());
+        let fine = Verdict::new("properties", "caching");
+        assert_eq!(common.conclude(&[fine.clone()], &stop).unwrap(), exit::OK);
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(common.conclude(&[fine], &stop).unwrap(), exit::INTERRUPTED);
     }
 
     #[test]
