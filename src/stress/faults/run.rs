@@ -7,7 +7,7 @@ use super::{
     hindrance::Tallies,
 };
 use crate::{
-    device::{Device, DeviceError},
+    device::Device,
     strategy::{
         Stats, Strategy, StrategyError,
         conformance::{Finding, Watch},
@@ -133,23 +133,12 @@ impl Patient<'_> {
         outcome
     }
 
-    /// Every error must be one that was put there, and none may last longer than its cause.
+    /// Every error must be one that was put there, and nobody asks for ever.
     fn weigh_errors(&mut self, affliction: Option<Affliction>) {
-        let watch = &mut self.player.watch;
-        let against_rules = |error: &&StrategyError| {
-            matches!(error, StrategyError::Device(DeviceError::InvalidValue { .. } | DeviceError::Unsupported { .. }))
-        };
-        if let Some(error) = watch.errors().iter().find(against_rules).map(ToString::to_string) {
-            watch.find("driver", format!("a driver call against the rules: {error}"));
-        }
-        let (errors, injected) = (watch.errors().len() as u64, self.chart.injected());
-        if errors > injected {
-            let last = watch.errors().last().map(ToString::to_string).unwrap_or_default();
-            watch.find("driver", format!("{injected} failing calls became {errors} errors, the last: {last}"));
-        }
+        self.player.weigh_errors(self.chart.injected());
         if self.chart.spins() {
             let what = affliction.map(|affliction| format!(" under {affliction}")).unwrap_or_default();
-            watch.find("spinning", format!("one call asked for events thousands of times{what}"));
+            self.player.watch.find("spinning", format!("one call asked for events thousands of times{what}"));
         }
     }
 }
