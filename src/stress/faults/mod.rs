@@ -24,7 +24,7 @@ use std::sync::Arc;
 use self::{run::Run, sweep::Sweep};
 use super::{
     Failure, KindOfStress, Subject, SubjectError, Verdict,
-    patience::{PATIENCE, within},
+    patience::{patience_for, within},
     shrink,
 };
 use crate::{
@@ -164,11 +164,12 @@ impl Examiner {
     /// One run in a thread of its own; in words where it panicked or did not come back.
     fn run(&self, story: &Arc<Trace>, affliction: Option<Affliction>, expected: Option<&Stats>) -> Result<Run, String> {
         let (open, story, expected) = (Arc::clone(&self.open), Arc::clone(story), expected.copied());
+        let patience = patience_for(story.events.len());
         let trial = move || {
             let (strategy, device) = open().map_err(|error| error.to_string())?;
             Ok(Run::of(&story, strategy, device, affliction, expected.as_ref()))
         };
-        within(PATIENCE, trial).unwrap_or_else(|ended| Err(ended.to_string()))
+        within(patience, trial).unwrap_or_else(|ended| Err(ended.to_string()))
     }
 
     /// The failure with as small a story as shows it. While the story shrinks the fault moves: fewer driver calls lead up

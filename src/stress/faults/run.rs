@@ -16,8 +16,10 @@ use crate::{
     trace::Trace,
 };
 
-/// After so many events layout and books are compared. Stories are short, and played many times.
+/// After so many events layout and books are compared at the most often: stories are played many times.
 const AUDIT_EVERY: u64 = 4;
+/// However long a story, about this often: that is slow.
+const AUDITS: u64 = 128;
 
 /// What a run came to.
 #[derive(Clone, Debug)]
@@ -77,7 +79,7 @@ struct Patient<'a> {
 impl Patient<'_> {
     /// The story, and everything given back, while driver calls fail.
     fn suffer(&mut self, affliction: Option<Affliction>) {
-        self.player.tell(self.story, AUDIT_EVERY);
+        self.player.tell(self.story, self.audit_every());
         self.player.give_back_own();
         // Errors are no findings yet: the one call that fails may be any of these.
         let _ = self.free_all();
@@ -110,7 +112,7 @@ impl Patient<'_> {
             return Stats::default();
         }
         self.player.expect_no_faults();
-        self.player.tell(self.story, AUDIT_EVERY);
+        self.player.tell(self.story, self.audit_every());
         let books = self.player.watch.strategy.stats();
         if let Some(expected) = expected.filter(|&expected| *expected != books) {
             let detail = format!("played again in peace the story ends with {books:?}, should be {expected:?}");
@@ -119,6 +121,10 @@ impl Patient<'_> {
         self.player.give_back_own();
         self.player.watch.close();
         books
+    }
+
+    fn audit_every(&self) -> u64 {
+        (self.story.events.len() as u64 / AUDITS).max(AUDIT_EVERY)
     }
 
     /// Gives every live block back; the first error.
