@@ -64,6 +64,10 @@ pub(crate) enum Flaw {
     RoundsDown,
     /// A segment is forgotten before the driver has taken it back.
     LosesSegmentOnFailure,
+    /// Asks for an event again and again instead of waiting for it.
+    Spins,
+    /// Sizes near the end of all numbers are rounded up to small ones.
+    WrapsAround,
 }
 
 impl Flaw {
@@ -91,6 +95,9 @@ impl Flaw {
         Flaw::RoundsDown,
         Flaw::LosesSegmentOnFailure,
     ];
+
+    /// Those that only show where events never complete, and to callers who ask for the impossible.
+    pub(crate) const UNDER_STRESS: [Flaw; 2] = [Flaw::Spins, Flaw::WrapsAround];
 }
 
 /// The allocator.
@@ -127,7 +134,8 @@ struct Tenant {
 impl Flawed {
     /// The allocator with the flaw of this name, as `{:?}` writes it.
     pub(crate) fn named(name: &str) -> Option<Flawed> {
-        let flaw = Flaw::ALL.into_iter().chain([Flaw::None]).find(|flaw| format!("{flaw:?}") == name)?;
+        let mut flaws = Flaw::ALL.into_iter().chain(Flaw::UNDER_STRESS).chain([Flaw::None]);
+        let flaw = flaws.find(|flaw| format!("{flaw:?}") == name)?;
         Some(Flawed::new(flaw))
     }
 
@@ -224,6 +232,7 @@ impl Strategy for Flawed {
         let &Request { bytes, stream, .. } = request;
         let size = match self.flaw {
             Flaw::RoundsDown => (bytes / 512 * 512).max(512),
+            Flaw::WrapsAround => bytes.wrapping_add(511) / 512 * 512,
             _ => round_up(bytes.max(1), 512),
         };
         if let Some(found) = self.find_free(size, stream) {
@@ -262,6 +271,9 @@ impl Strategy for Flawed {
         }
         if self.flaw != Flaw::EarlyReuse {
             for stream in tenant.used_on {
+                if self.flaw == Flaw::Spins {
+                    spin(cx, stream)?;
+                }
                 cx.device.stream_synchronize(stream)?;
             }
         }
@@ -372,4 +384,15 @@ impl Strategy for Flawed {
         let (segments, stats) = (self.segments.clone(), self.stats);
         Some(Box::new(Flawed { flaw: self.flaw, segments, stats, next_slot }))
     }
+}
+
+/// Waits for a stream without ever letting go of the processor.
+fn spin(cx: &mut Context<'_>, stream: StreamId) -> Result<(), StrategyError> {
+    let event = cx.device.event_create()?;
+    let passed = cx.device.event_record(event, stream).and_then(|()| {
+        while !cx.device.event_query(event)? {}
+        Ok(())
+    });
+    cx.device.event_destroy(event)?;
+    Ok(passed?)
 }

@@ -4,12 +4,17 @@
 //! its trace, so that it can be saved, shrunk and repeated. This room knows replay and all below it; it prints nothing
 //! and reads no environment.
 
+pub mod adversary;
 mod draft;
 mod every_kind;
 mod failure;
+pub mod faults;
 mod integrity;
 mod ledger;
+pub mod misuse;
+mod patience;
 mod planned_fault;
+mod player;
 mod program;
 pub mod properties;
 mod shrink;

@@ -158,10 +158,10 @@ impl Search<'_> {
     }
 }
 
-/// Smaller and rounder sizes, the smallest first: powers of two from 512 on, then the size cut to whole MiB, KiB and
-/// half KiB.
+/// Smaller and rounder sizes, the smallest first: powers of two from 512 on and a byte more than those, then the size cut
+/// to whole MiB, KiB and half KiB.
 fn rounder_than(bytes: u64) -> impl Iterator<Item = u64> {
-    let powers = (9..63).map(|power| 1 << power).take_while(move |&power| power < bytes);
+    let powers = (9..63).flat_map(|power| [1 << power, (1 << power) + 1]).take_while(move |&power| power < bytes);
     let cut = [MIB, KIB, 512].map(|unit| bytes / unit * unit);
     powers.chain(cut.into_iter().filter(move |&cut| cut > 0 && cut < bytes && !cut.is_power_of_two()))
 }
@@ -271,7 +271,8 @@ mod tests {
 
     #[test]
     fn sizes_are_tried_from_the_smallest_round_one_on() {
-        assert_eq!(rounder_than(3000).collect::<Vec<_>>(), [512, 1024, 2048, 2560]);
+        assert_eq!(rounder_than(3000).collect::<Vec<_>>(), [512, 513, 1024, 1025, 2048, 2049, 2560]);
+        assert_eq!(rounder_than(513).collect::<Vec<_>>(), [512], "and not itself");
         assert_eq!(rounder_than(512).count(), 0);
         assert_eq!(rounder_than(1).count(), 0);
     }

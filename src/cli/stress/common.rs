@@ -2,7 +2,10 @@
 
 use std::{
     path::PathBuf,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use super::evidence;
@@ -14,8 +17,9 @@ use crate::{
         options::{DeviceOptions, Format},
         output, progress,
     },
+    plugin,
     report::{self, Medium},
-    strategy::{STRATEGIES, StrategySpec},
+    strategy::{STRATEGIES, StrategyEntry, StrategySpec},
     stress::{Subject, Verdict, VerdictRow, side_by_side},
     suite,
     trace::{self, Trace},
@@ -25,11 +29,16 @@ use crate::{
 /// Strategies that own no memory, or only stand for another.
 const LEFT_OUT: [&str; 2] = ["null", "address"];
 
+/// Every strategy that can be put under stress.
+pub fn owners_of_memory() -> impl Iterator<Item = &'static StrategyEntry> {
+    STRATEGIES.iter().filter(|entry| !LEFT_OUT.contains(&entry.name))
+}
+
 /// Who is put under stress, where, and what becomes of failures.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Common {
-    /// A strategy with its parameters, such as caching:expandable_segments:True; may be repeated [default: every strategy
-    /// that owns memory].
+    /// A strategy with its parameters, such as caching:expandable_segments:True, or an allocator of your own by its file,
+    /// plugin:./my_allocator.so; may be repeated [default: every strategy that owns memory].
     #[arg(long, short, value_name = "NAME[:PARAMETERS]")]
     pub strategy: Vec<String>,
     /// Also every parameter set worth testing of the strategies that run by default.
@@ -78,9 +87,18 @@ impl Common {
         Ok(Some(trace))
     }
 
-    /// Judges every subject, side by side where the device is of our making, and concludes. `judge` should come to an end
-    /// soon after the flag that it is given is set.
+    /// Judges every subject and concludes.
     pub fn judge(&self, judge: impl Fn(&Subject, &AtomicBool) -> Verdict + Sync) -> Outcome {
+        let (verdicts, stop) = self.verdicts(judge)?;
+        self.conclude(&verdicts, &stop)
+    }
+
+    /// Judges every subject, side by side where the device is of our making. `judge` should come to an end soon after the
+    /// flag that it is given is set.
+    pub fn verdicts(
+        &self,
+        judge: impl Fn(&Subject, &AtomicBool) -> Verdict + Sync,
+    ) -> Result<(Vec<Verdict>, Arc<AtomicBool>), Failure> {
         let subjects = self.subjects()?;
         let stop = interrupt::flag(interrupt::Running::Replay)?;
         let bar = progress::of_cases(subjects.len(), 0);
@@ -91,7 +109,7 @@ impl Common {
             verdict
         });
         bar.finish_and_clear();
-        self.conclude(&verdicts, &stop)
+        Ok((verdicts, stop))
     }
 
     /// How many subjects can run at once: a real device has only one of everything.
@@ -124,30 +142,42 @@ impl Common {
             Format::Json => report::verdicts_json(&rows),
             Format::Csv => report::verdicts_csv(&rows)?,
         })?;
-        let failed = verdicts.iter().any(|verdict| !verdict.failures.is_empty());
-        Ok(match (failed, stop.load(Ordering::Relaxed)) {
-            (true, _) => exit::STRESS_FAILED,
-            (false, true) => exit::INTERRUPTED,
-            (false, false) => exit::OK,
-        })
+        Ok(exit_code(verdicts, stop))
+    }
+
+    /// The same for a kind that has printed a table of its own: only what broke is still to be told.
+    pub fn complain_of(&self, verdicts: &[Verdict], stop: &AtomicBool) -> Outcome {
+        for failure in verdicts.iter().flat_map(|verdict| &verdict.failures) {
+            output::complain(&format!("failed: {failure}\n  again: {}", evidence::of(failure, self)?.repeat));
+        }
+        Ok(exit_code(verdicts, stop))
     }
 
     fn strategies(&self) -> Result<Vec<StrategySpec>, Failure> {
         if self.strategy.is_empty() {
-            let entries = STRATEGIES.iter().filter(|entry| !LEFT_OUT.contains(&entry.name));
+            let entries = owners_of_memory();
             let how_many = if self.all_variants { usize::MAX } else { 1 };
             return Ok(entries.flat_map(|entry| entry.specs().take(how_many)).collect());
         }
         let mut strategies = Vec::new();
         for text in &self.strategy {
             let (strategy, note) = environment::resolve_settings(StrategySpec::from(text.as_str()));
-            strategy.check().map_err(Failure::usage)?;
+            plugin::check(&strategy).map_err(Failure::usage)?;
             if let Some(note) = note {
                 output::complain(&note);
             }
             strategies.push(strategy);
         }
         Ok(strategies)
+    }
+}
+
+fn exit_code(verdicts: &[Verdict], stop: &AtomicBool) -> u8 {
+    let failed = verdicts.iter().any(|verdict| !verdict.failures.is_empty());
+    match (failed, stop.load(Ordering::Relaxed)) {
+        (true, _) => exit::STRESS_FAILED,
+        (false, true) => exit::INTERRUPTED,
+        (false, false) => exit::OK,
     }
 }
 
@@ -194,7 +224,7 @@ mod tests {
         assert_eq!(common.conclude(&[verdict], &stop).unwrap(), exit::STRESS_FAILED);
         assert!(folder.path().join("properties-flawed_RoundsDown.oomph").exists());
         let fine = Verdict::new("properties", "caching");
-        assert_eq!(common.conclude(&[fine.clone()], &stop).unwrap(), exit::OK);
+        assert_eq!(common.conclude(std::slice::from_ref(&fine), &stop).unwrap(), exit::OK);
         stop.store(true, Ordering::Relaxed);
         assert_eq!(common.conclude(&[fine], &stop).unwrap(), exit::INTERRUPTED);
     }

@@ -21,7 +21,7 @@ Examples:
   oomph stress integrity --strategy bfc --trace failing.oomph  one trace again")]
 pub struct Args {
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
     #[command(flatten)]
     endurance: EnduranceOptions,
 }

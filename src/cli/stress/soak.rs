@@ -18,7 +18,7 @@ Examples:
   oomph stress soak --fault-one-in 0                           on a driver that never fails")]
 pub struct Args {
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
     #[command(flatten)]
     endurance: EnduranceOptions,
     /// One driver call in so many fails on purpose; 0 for none.

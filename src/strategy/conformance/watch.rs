@@ -17,17 +17,6 @@ use crate::{
 /// sooner or later one succeeds.
 const TRIES: usize = 4;
 
-/// Driver calls that take something, with the calls that give it back.
-const PAIRS: &[(CallKind, CallKind)] = &[
-    (CallKind::MemAlloc, CallKind::MemFree),
-    (CallKind::EventCreate, CallKind::EventDestroy),
-    (CallKind::AddressReserve, CallKind::AddressFree),
-    (CallKind::MemCreate, CallKind::MemRelease),
-    (CallKind::PoolCreate, CallKind::PoolDestroy),
-    (CallKind::MemAllocAsync, CallKind::MemFreeAsync),
-    (CallKind::HostAlloc, CallKind::HostFree),
-];
-
 /// The part of a [`Finding`] about memory that was handed out while a stream still worked on it.
 pub const EARLY_REUSE: &str = "early reuse";
 
@@ -134,7 +123,7 @@ impl Watch {
             self.find(Rule::Close.name(), format!("after a close the device still holds {held} bytes"));
         }
         let ledger = self.device.ledger();
-        for &(take, give) in PAIRS {
+        for (take, give) in CallKind::ALL.iter().filter_map(|&take| Some((take, take.given_back_by()?))) {
             let done = |kind| ledger.of(kind).count - ledger.of(kind).failures;
             if done(take) != done(give) {
                 let detail = format!("after a close there were {} {take} and {} {give}", done(take), done(give));

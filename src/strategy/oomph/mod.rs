@@ -243,8 +243,9 @@ impl Oomph {
         stream: StreamId,
         rounded: u64,
     ) -> Result<Option<(u32, bool)>, StrategyError> {
-        while self.homes.len() <= stream.index() {
-            self.homes.push(Home::default());
+        if self.homes.len() <= stream.index() {
+            cx.expect_stream(stream)?;
+            self.homes.resize_with(stream.index() + 1, Home::default);
         }
         if rounded <= self.settings.small_limit {
             if let Some(slot) = self.take_cached(stream, rounded, true) {

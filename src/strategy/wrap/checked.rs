@@ -132,6 +132,11 @@ impl<S: Strategy> Checked<S> {
         self.violations.count
     }
 
+    /// Whether it is known which blocks are live: not after a close that failed half-way.
+    pub fn is_sound(&self) -> bool {
+        self.shadow.is_known()
+    }
+
     /// Compares the strategy's layout with the books, block by block. Slow; after a call that matters, and in tests.
     pub fn audit(&mut self) {
         if self.shadow.is_known() {
