@@ -33,7 +33,7 @@ const EXAMPLES: &str = "\
 Examples:
   oomph report results/local/2026-11-15-101112-quick
   oomph report shard-1 shard-2 shard-3 --output all.html     shards as one page
-  oomph report results/2026-11-15-h200/* -o h200.html        all runs of a device
+  oomph report results/2026-11-15-h200/{quick,leaks} -o h200.html
   oomph report big-run --show training/caching               this case in full, whatever else is drawn";
 
 pub fn run(args: Args) -> Outcome {

@@ -26,7 +26,7 @@ pub(super) fn escape(text: &str) -> Cow<'_, str> {
 /// A name made of words and settings, which may be broken after each of them.
 pub(super) fn breakable(name: &str) -> String {
     let mut out = String::new();
-    for part in name.split_inclusive([':', '_', ',', '/']) {
+    for part in name.split_inclusive([':', ',', '/']) {
         out.push_str(&escape(part));
         out.push_str("<wbr>");
     }
@@ -115,6 +115,11 @@ impl Cell {
         Cell { html, value: share.to_string(), class: "number" }
     }
 
+    /// A share without a bar.
+    pub(super) fn percent(share: Option<f64>) -> Cell {
+        share.map_or_else(Cell::empty, |share| Cell::number(format!("{:.1} %", share * 100.0), share))
+    }
+
     pub(super) fn empty() -> Cell {
         Cell { html: String::new(), value: String::new(), class: "number" }
     }
@@ -149,14 +154,18 @@ pub(super) struct Table {
     columns: Vec<Column>,
     rows: String,
     count: usize,
+    /// The first cell of the last row: rows about the same thing belong together.
+    group: String,
 }
 
 /// A table of more rows than this has a field to filter it.
 const FEW_ROWS: usize = 12;
+/// A table of more rows than this scrolls by itself.
+const MANY_ROWS: usize = 40;
 
 impl Table {
     pub(super) fn new(caption: &str, columns: Vec<Column>) -> Table {
-        Table { caption: escape(caption).into_owned(), columns, rows: String::new(), count: 0 }
+        Table { caption: escape(caption).into_owned(), columns, rows: String::new(), count: 0, group: String::new() }
     }
 
     /// Adds a row, one cell a column.
@@ -168,6 +177,12 @@ impl Table {
     pub(super) fn row_of(&mut self, case_id: &str, cells: Vec<Cell>) {
         self.count += 1;
         self.rows.push_str("<tr");
+        if let Some(first) = cells.first() {
+            if first.value == self.group {
+                self.rows.push_str(" class=\"again\"");
+            }
+            self.group.clone_from(&first.value);
+        }
         if !case_id.is_empty() {
             let _ = write!(self.rows, " data-case=\"{}\"", escape(case_id));
         }
@@ -192,8 +207,9 @@ impl Table {
             let _ = write!(head, "<th scope=\"col\"{class} data-column=\"{}\">{}</th>", column.name, column.heading);
         }
         let filter = if self.count > FEW_ROWS { " data-filter" } else { "" };
+        let long = if self.count > MANY_ROWS { " long" } else { "" };
         format!(
-            "<div class=\"table\" tabindex=\"0\" role=\"region\" aria-label=\"{caption}\"><table \
+            "<div class=\"table{long}\" tabindex=\"0\" role=\"region\" aria-label=\"{caption}\"><table \
              class=\"sortable\"{filter}>\n<caption>{caption}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{}</tbody>\n\
              </table></div>\n",
             self.rows,

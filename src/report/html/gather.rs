@@ -55,11 +55,11 @@ impl Run {
         Ok(Run {
             name: whole.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
             environment,
-            records: folder::read_records(path)?,
-            timings: folder::read_timings(path)?,
-            thresholds: rows::read(&path.join("thresholds.csv"))?,
-            techniques: rows::read(&path.join("techniques.csv"))?,
-            claims: rows::read(&path.join("claims.csv"))?,
+            records: rows::read_any_release(&path.join("runs.csv"))?,
+            timings: rows::read_any_release(&path.join("timings.csv"))?,
+            thresholds: rows::read_any_release(&path.join("thresholds.csv"))?,
+            techniques: rows::read_any_release(&path.join("techniques.csv"))?,
+            claims: rows::read_any_release(&path.join("claims.csv"))?,
             details: Details::Folder(path.to_owned()),
         })
     }

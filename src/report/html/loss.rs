@@ -121,16 +121,16 @@ fn finding(material: &Material<'_>) -> String {
         .filter(|(record, _)| is_contender(record) && record.bound_requested_bytes.is_some())
         .map(|(record, title)| {
             let [_, rounding, cached, _] = parts(record);
-            let (bytes, what) = if cached.bytes >= rounding.bytes {
-                (cached.bytes, "idle in the cache")
+            let (bytes, does, what) = if cached.bytes >= rounding.bytes {
+                (cached.bytes, "leaves", "idle in its cache")
             } else {
-                (rounding.bytes, "to rounding")
+                (rounding.bytes, "loses", "to rounding")
             };
-            (bytes, what, record, title)
+            (bytes, does, what, record, title)
         });
     match losses.max_by_key(|loss| loss.0).filter(|loss| loss.0 > 0) {
-        Some((bytes, what, record, title)) => {
-            format!("{} loses {} {what} on {}", code(&record.strategy), Bytes(bytes), escape(title))
+        Some((bytes, does, what, record, title)) => {
+            format!("{} {does} {} {what} on {}", code(&record.strategy), Bytes(bytes), escape(title))
         }
         None => "Nothing was lost".to_owned(),
     }

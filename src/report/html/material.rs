@@ -50,7 +50,7 @@ impl<'a> Material<'a> {
 
     /// The same as a cell.
     pub(super) fn strategy(&self, strategy: &str) -> Cell {
-        Cell::html(self.marked(strategy), strategy).with_class("name")
+        Cell::html(self.marked(strategy), strategy).with_class("strategy")
     }
 }
 

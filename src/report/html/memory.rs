@@ -157,8 +157,7 @@ fn results(material: &Material<'_>, sparks: &[(String, Vec<u64>)]) -> Table {
         Column::numbers("peak allocated", "peak_allocated_bytes"),
         Column::numbers("peak reserved", "peak_reserved_bytes"),
         Column::numbers("device used", "peak_device_used_bytes"),
-        Column::numbers("fragmentation", "peak_gap_share"),
-        Column::numbers("retries", "retries"),
+        Column::numbers("fragmen&shy;tation", "peak_gap_share"),
         Column::numbers("driver calls", "driver_calls"),
         Column::numbers("driver time", "driver_ns"),
     ];
@@ -178,13 +177,12 @@ fn results(material: &Material<'_>, sparks: &[(String, Vec<u64>)]) -> Table {
                     Cell::bytes(record.peak_allocated_bytes),
                     Cell::bytes(record.peak_reserved_bytes),
                     Cell::bytes(record.peak_device_used_bytes).with_class(if best { "number best" } else { "number" }),
-                    Cell::share(record.peak_gap_share),
-                    Cell::count(record.retries),
+                    Cell::percent(record.peak_gap_share),
                     Cell::count(record.driver_calls),
                     Cell::nanos(record.driver_ns),
                 ]);
             } else {
-                cells.extend((0..7).map(|_| Cell::empty()));
+                cells.extend((0..6).map(|_| Cell::empty()));
             }
             if !sparks.is_empty() {
                 let line = spark(record).map_or_else(String::new, |line| spark_line(line, highest));
@@ -199,7 +197,7 @@ fn results(material: &Material<'_>, sparks: &[(String, Vec<u64>)]) -> Table {
 fn outcome(record: &CaseRecord) -> Cell {
     let html = match record.status {
         Status::Completed => "completed".to_owned(),
-        Status::Oom => format!("<span class=\"oom\">out of memory, {}</span>", escape(&moment(record))),
+        Status::Oom => format!("<span class=\"oom\">ran out: {}</span>", escape(&moment(record))),
         other => format!("{} <small>{}</small>", other.name(), escape(&record.reason)),
     };
     Cell::html(html, record.status.name())

@@ -224,7 +224,7 @@ fn winners(material: &Material<'_>) -> Table {
         let quick = fastest(group).map_or_else(Cell::empty, |record| {
             let time = Nanos(record.driver_ns);
             Cell::html(format!("{} <small>{time}</small>", material.marked(&record.strategy)), &record.strategy)
-                .with_class("name")
+                .with_class("strategy")
         });
         table.row(vec![
             Cell::name(title),

@@ -1,14 +1,14 @@
 //! When memory ran out and why, and what memory looked like then.
 
 use super::{
-    super::summary::explanation,
-    element::{Cell, Column, Section, Table, chart, counted, escape},
+    element::{Cell, Column, Section, Table, chart, code, counted, escape},
     island::{MemoryMap, chosen_frames},
     material::{Material, moment, out_of_memory},
 };
 use crate::{
     measure::{CaseDetail, CaseRecord, Frame, Occasion},
     strategy::BlockState,
+    unit::Bytes,
 };
 
 /// The section on failed requests; a sentence where there are none.
@@ -24,7 +24,7 @@ pub(super) fn section(material: &Material<'_>) -> Option<Section> {
             Column::numbers("of which cached", "oom_cached_free_bytes"),
             Column::numbers("largest piece", "oom_largest_free_bytes"),
             Column::words("cause", "oom_cause"),
-            Column::words("in words", "reason"),
+            Column::words("most of it", "oom_obstacle"),
         ],
     );
     let mut causes = [0, 0];
@@ -43,7 +43,7 @@ pub(super) fn section(material: &Material<'_>) -> Option<Section> {
                     Cell::maybe_bytes(record.oom_cached_free_bytes),
                     Cell::maybe_bytes(record.oom_largest_free_bytes),
                     Cell::text(cause),
-                    Cell::text(&explanation(record)).with_class("prose"),
+                    obstacle(record),
                 ],
             );
         }
@@ -66,6 +66,14 @@ pub(super) fn section(material: &Material<'_>) -> Option<Section> {
     Some(Section { id: "shortage", subject: "Out of memory", finding, body: table.html() })
 }
 
+/// Where most of the free memory lay.
+fn obstacle(record: &CaseRecord) -> Cell {
+    match (record.oom_obstacle, record.oom_obstacle_bytes) {
+        (Some(obstacle), Some(bytes)) => Cell::text(&format!("{} {}", Bytes(bytes), obstacle.words())),
+        _ => Cell::text(&record.reason),
+    }
+}
+
 fn when(record: &CaseRecord) -> String {
     record.oom_event.map_or_else(String::new, |event| event.to_string())
 }
@@ -74,6 +82,8 @@ fn when(record: &CaseRecord) -> String {
 pub(super) struct Pictured {
     pub(super) map: MemoryMap,
     rows: Vec<Vec<Cell>>,
+    /// The most telling moment in a sentence, and how telling it is.
+    finding: (bool, u64, String),
 }
 
 impl Pictured {
@@ -95,8 +105,28 @@ impl Pictured {
         Some(Pictured {
             map: MemoryMap::of(title, material.place(&record.strategy), &detail.frames, most),
             rows: chosen_frames(&detail.frames, most).filter(|f| f.occasion != Occasion::Regular).map(row).collect(),
+            finding: finding(record, title, &detail.frames),
         })
     }
+}
+
+/// What lay free where a request failed; otherwise at the peak.
+fn finding(record: &CaseRecord, title: &str, frames: &[Frame]) -> (bool, u64, String) {
+    let at = |occasion| frames.iter().find(|frame| frame.occasion == occasion);
+    let Some(frame) = at(Occasion::OutOfMemory).or_else(|| at(Occasion::Peak)) else {
+        return (false, 0, "How blocks lie in memory".to_owned());
+    };
+    let free = || frame.blocks().filter(|block| block.state == BlockState::Free);
+    let (bytes, pieces) = (free().map(|block| block.bytes).sum::<u64>(), free().count());
+    let largest = Bytes(free().map(|block| block.bytes).max().unwrap_or(0));
+    let lay = format!("{} lay free in {}, the largest {largest}", Bytes(bytes), counted(pieces, "piece", "pieces"));
+    let place = format!("{} on {}", code(&record.strategy), escape(title));
+    let failed = frame.occasion == Occasion::OutOfMemory;
+    let words = match record.oom_requested_bytes.filter(|_| failed) {
+        Some(asked) => format!("When {place} could not serve {}, {lay}", Bytes(asked)),
+        None => format!("At the peak of {place} {lay}"),
+    };
+    (failed, bytes, words)
 }
 
 fn occasion(frame: &Frame) -> Cell {
@@ -127,15 +157,16 @@ pub(super) fn map_section(pictured: Vec<Pictured>) -> Option<(Section, Vec<Memor
             Column::numbers("segments", "segments"),
         ],
     );
+    let telling = pictured.iter().max_by_key(|case| (case.finding.0, case.finding.1));
+    let finding = telling.map_or_else(String::new, |case| case.finding.2.clone());
     let mut maps = Vec::new();
-    for Pictured { map, rows } in pictured {
+    for Pictured { map, rows, .. } in pictured {
         maps.push(map);
         rows.into_iter().for_each(|row| table.row(row));
     }
-    let words = "Every stripe is a segment that was taken from the device, in address order from left to right and from top \
-                 to bottom; every rectangle in it a block. Choose a case and a moment.";
+    let words = "Segments follow each other in address order like words in a text, with a hair of space between them; every \
+                 rectangle is a block. Choose a case and step through its moments.";
     let body = chart("map", 0, "Blocks in segments", words, "Memory map") + &table.folded();
-    let finding = "How blocks lie in memory at the peak and when it runs out".to_owned();
     Some((Section { id: "map", subject: "Memory map", finding, body }, maps))
 }
 

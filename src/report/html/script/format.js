@@ -1,11 +1,12 @@
 // Numbers as people read them. Amounts of memory come in KiB.
 
 function bytes(kib) {
+  if (kib === 0) return '0';
   const units = [[1 << 20, 'GiB'], [1 << 10, 'MiB'], [1, 'KiB']];
   const [size, name] = units.find(([unit]) => kib >= unit) || units[2];
   const value = kib / size;
   const digits = value < 10 ? 2 : value < 100 ? 1 : 0;
-  return `${value.toFixed(kib === 0 ? 0 : digits)} ${name}`;
+  return `${value.toFixed(digits)} ${name}`;
 }
 
 function count(number) {

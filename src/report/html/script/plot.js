@@ -82,6 +82,13 @@ class Plot {
     svg('line', { class: 'axis', x1: MARGIN.left, x2: this.width - MARGIN.right, y1: floor, y2: floor }, this.root);
   }
 
+  /** Where the last stretch of a series ends: a run that ended early has no line beyond that. */
+  endOf(xs) {
+    const last = xs[xs.length - 1];
+    const stretch = xs.length > 1 ? last - xs[xs.length - 2] : 0;
+    return this.x(Math.min(last + stretch, this.view[1], this.options.domain()[1])).toFixed(1);
+  }
+
   /** A line that keeps its height until the next point, and a band where a stretch has a lowest and a highest. */
   line(layer, xs, band, colour, dash, className = 'line') {
     const [from, to] = this.view;
@@ -92,7 +99,7 @@ class Plot {
       const x = this.x(xs[i]).toFixed(1);
       path += `${i === first ? 'M' : `H${x}V`}${i === first ? `${x} ` : ''}${this.y(band.max[i]).toFixed(1)}`;
     }
-    if (last === xs.length - 1) path += `H${this.x(Math.min(to, this.options.domain()[1])).toFixed(1)}`;
+    if (last === xs.length - 1) path += `H${this.endOf(xs)}`;
     if (band.min) {
       let area = path;
       for (let i = last; i >= first; i -= 1) area += `V${this.y(band.min[i]).toFixed(1)}H${this.x(xs[i]).toFixed(1)}`;
@@ -106,7 +113,7 @@ class Plot {
     const [from, to] = this.view;
     const first = placeOf(xs, from);
     const last = Math.min(xs.length - 1, placeOf(xs, to) + 1);
-    const right = this.x(Math.min(to, this.options.domain()[1])).toFixed(1);
+    const right = this.endOf(xs);
     let path = `M${this.x(xs[first]).toFixed(1)} ${this.y(values[first]).toFixed(1)}`;
     for (let i = first + 1; i <= last; i += 1) path += `H${this.x(xs[i]).toFixed(1)}V${this.y(values[i]).toFixed(1)}`;
     path += `H${right}`;

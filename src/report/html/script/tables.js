@@ -12,6 +12,7 @@ function makeSortable(table) {
       const order = before === 'ascending' || (!before && isNumber) ? 'descending' : 'ascending';
       headings.forEach((other) => other.removeAttribute('aria-sort'));
       heading.setAttribute('aria-sort', before === 'descending' ? 'ascending' : order);
+      table.classList.add('sorted');
       sortRows(body, place, heading.getAttribute('aria-sort') === 'ascending' ? 1 : -1);
     });
   });

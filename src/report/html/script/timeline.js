@@ -63,11 +63,15 @@ function drawTimeline(host, chart, data) {
       svg('line', { class: 'bound', x1: MARGIN.left, x2: plot.width - MARGIN.right, y1: y, y2: y }, layer);
     }
     for (const one of visible()) plot.line(layer, axis(one), one[state.what], colour(one), dashOf(one.strategy));
-    for (const one of visible()) drawIncidents(plot, layer, one);
+    let labels = 0;
+    for (const one of visible()) {
+      drawIncidents(plot, layer, one, labels);
+      labels += one.incidents.some(([, , kind]) => kind === 'oom') ? 1 : 0;
+    }
   }
 
-  function drawIncidents(plot, layer, one) {
-    const oomAt = one.incidents.find(([, , kind]) => kind === 'oom');
+  function drawIncidents(plot, layer, one, labels) {
+    const first = one.incidents.find(([, , kind]) => kind === 'oom');
     for (const [event, time, kind] of one.incidents) {
       const x = plot.x(state.over === 'time' ? time : event);
       if (kind === 'retry') {
@@ -78,7 +82,11 @@ function drawTimeline(host, chart, data) {
       const xs = axis(one);
       const y = plot.y(one[state.what].max[placeOf(xs, state.over === 'time' ? time : event)]);
       svg('path', { class: 'oom-mark', d: `M${x - 6} ${y - 6}L${x + 6} ${y + 6}M${x - 6} ${y + 6}L${x + 6} ${y - 6}` }, layer);
-      if (oomAt[0] === event && x < plot.width - 60) svg('text', { x: x + 10, y: y + 16 }, layer).textContent = `${name(one)} ran out`;
+      // Names stand below each other, over whatever is drawn there.
+      if (first[0] === event) {
+        const anchor = x > plot.width * 0.6 ? 'end' : 'start';
+        svg('text', { class: 'label', x: x + (anchor === 'end' ? -12 : 12), y: plot.y(plot.top) + 40 + 17 * labels, 'text-anchor': anchor }, layer).textContent = `${name(one)} ran out`;
+      }
     }
   }
 
