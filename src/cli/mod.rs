@@ -11,6 +11,7 @@ mod doctor;
 mod environment;
 pub mod exit;
 mod export;
+mod export_tables;
 mod failure;
 mod inspect;
 mod inspect_needs;

@@ -10,6 +10,7 @@ use anyhow::anyhow;
 use super::{
     compare::{self, ToleranceOptions},
     environment, exit,
+    export_tables::ExportOptions,
     failure::{Failure, Outcome},
     interrupt,
     options::{DeviceOptions, Format, NeedsOptions, WorkerOptions},
@@ -51,6 +52,8 @@ pub struct Args {
     workers: WorkerOptions,
     #[command(flatten)]
     needs: NeedsOptions,
+    #[command(flatten)]
+    exports: ExportOptions,
     /// How many simulated cases run side by side [default: all cores].
     #[arg(long, short, value_name = "N")]
     pub(super) jobs: Option<usize>,
@@ -122,6 +125,7 @@ pub fn run(args: Args) -> Outcome {
     let records = folder.finish(&ids, base)?;
     let details = thresholds.map(|files| files.finish(&ids)).transpose()?.unwrap_or_default();
     let page = write_page(folder.path())?;
+    args.exports.write(&records, || Ok(html::Run::of_folder(folder.path())?))?;
     if details.is_empty() || !records.is_empty() {
         output::say(&args.format.records(&records)?)?;
     }
@@ -180,6 +184,9 @@ fn run_own_table(args: &Args, suite: &SuiteFile, suites: usize) -> Outcome {
     }
     if args.device.limit.is_some() || args.seed.is_some() {
         return Err(Failure::usage(anyhow!("{alone}, and chooses limits and seeds itself: no --limit, no --seed")));
+    }
+    if args.exports.is_asked() {
+        return Err(Failure::usage(anyhow!("{alone}, whose files are in its folder: no --export-...")));
     }
     match suite.kind {
         SuiteKind::Claims => run_claims::run(args),

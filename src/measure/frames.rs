@@ -193,7 +193,8 @@ impl Album {
     fn frame(&self, event: u64, occasion: Occasion, layout: &Layout) -> Frame {
         let mut residents = self.residents.clone();
         residents.sort_unstable_by_key(|resident| (resident.address, resident.born));
-        let category = |resident: &Resident| self.tags.get(resident.tag.index()).map_or(Category::Unknown, |t| t.category);
+        let category =
+            |resident: &Resident| self.tags.get(resident.tag.index()).map_or(Category::Unknown, |t| t.category);
         let views = || layout.segments.iter().filter(|segment| !segment.alias);
         let smallest = views().map(|segment| segment.bytes).sum::<u64>() / SMALLEST_PART;
         let mut segments: Vec<FrameSegment> = Vec::new();
@@ -341,5 +342,95 @@ impl Observer for Album {
 
     fn round_ends(&mut self, strategy: &dyn Strategy) {
         self.see_peak(strategy);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        measure::{
+            CaseDetail, CaseLabel,
+            fixture::{Shelf, TinyDevice},
+            measure,
+        },
+        replay::Options,
+        trace::TraceBuilder,
+        unit::{KIB, StreamId},
+    };
+
+    fn detail(story: TraceBuilder, capacity: u64) -> CaseDetail {
+        let mut device = TinyDevice::new(capacity);
+        measure(&CaseLabel::default(), &story.finish("story"), &mut Shelf::default(), &mut device, &Options::default())
+            .1
+    }
+
+    fn occasions(frames: &[Frame]) -> Vec<(u64, Occasion)> {
+        frames.iter().map(|frame| (frame.event, frame.occasion)).collect()
+    }
+
+    #[test]
+    fn the_peak_is_pictured_with_what_blocks_are_for_and_how_old_they_are() {
+        let mut story = TraceBuilder::new();
+        let weights = story.tag(Category::Parameter, None);
+        let inputs = story.tag(Category::Input, None);
+        let first = story.alloc(2 * KIB, StreamId::DEFAULT, weights);
+        let second = story.alloc(6 * KIB, StreamId::DEFAULT, inputs);
+        story.free(second);
+        story.alloc(KIB, StreamId::DEFAULT, inputs);
+        story.free(first);
+        let frames = detail(story, 64 * KIB).frames;
+        assert_eq!(occasions(&frames), [(1, Occasion::Peak), (4, Occasion::End)]);
+        let peak = &frames[0];
+        let blocks: Vec<_> = peak.blocks().map(|block| (block.bytes, block.category, block.born)).collect();
+        assert_eq!(blocks, [(2 * KIB, Category::Parameter, Some(0)), (6 * KIB, Category::Input, Some(1))]);
+        assert_eq!(peak.bytes_in(BlockState::Allocated), 8 * KIB);
+        assert!(frames[1].bytes_in(BlockState::Free) > 0, "what was given back is free at the end");
+    }
+
+    #[test]
+    fn a_failed_request_is_pictured_as_it_failed() {
+        let mut story = TraceBuilder::new();
+        story.alloc(6 * KIB, StreamId::DEFAULT, TagId(0));
+        story.alloc(20 * KIB, StreamId::DEFAULT, TagId(0));
+        let frames = detail(story, 8 * KIB).frames;
+        let failed = frames.iter().find(|frame| frame.occasion == Occasion::OutOfMemory).unwrap();
+        assert_eq!((failed.event, failed.bytes_in(BlockState::Allocated)), (1, 6 * KIB));
+    }
+
+    #[test]
+    fn a_long_run_leaves_a_bounded_number_of_pictures_spread_over_all_of_it() {
+        let mut story = TraceBuilder::new();
+        for _ in 0..5000 {
+            let block = story.alloc(KIB, StreamId::DEFAULT, TagId(0));
+            story.free(block);
+        }
+        let frames = detail(story, 64 * KIB).frames;
+        assert!((MOST_REGULAR / 2..=MOST_REGULAR + 3).contains(&frames.len()), "{}", frames.len());
+        let regular: Vec<u64> =
+            frames.iter().filter(|frame| frame.occasion == Occasion::Regular).map(|frame| frame.event).collect();
+        assert!(regular.windows(2).all(|pair| pair[1] > pair[0]), "{regular:?}");
+        assert!(*regular.last().unwrap() > 8000, "{regular:?}");
+    }
+
+    #[test]
+    fn what_is_too_small_to_be_seen_is_joined_and_nothing_is_lost() {
+        let block = |bytes, state| FrameBlock { bytes, state, category: Category::Unknown, born: None };
+        let many: Vec<FrameBlock> = (0..100)
+            .map(|place| block(10, if place % 2 == 0 { BlockState::Allocated } else { BlockState::Free }))
+            .chain([block(500, BlockState::Allocated)])
+            .collect();
+        let few = joined(&many, 101);
+        assert_eq!(few.len(), 11);
+        assert_eq!(few.iter().map(|block| block.bytes).sum::<u64>(), 1500);
+        assert_eq!(joined(&many, 0), many);
+    }
+
+    #[test]
+    fn a_block_is_four_numbers_in_a_file_and_comes_back_as_it_was() {
+        let block = FrameBlock { bytes: 512, state: BlockState::Pending, category: Category::Optimizer, born: Some(7) };
+        let text = serde_json::to_string(&block).unwrap();
+        assert_eq!(text, "[512,1,2,7]");
+        assert_eq!(serde_json::from_str::<FrameBlock>(&text).unwrap(), block);
     }
 }

@@ -88,6 +88,11 @@ pub(super) fn read_any_release<T: Row>(path: &Path) -> Result<Vec<T>, ReportErro
     Ok(rows)
 }
 
+/// Writes a text to a file, whole or not at all.
+pub fn save(path: &Path, text: &str) -> Result<(), ReportError> {
+    replace(path, text.as_bytes())
+}
+
 /// Header and rows as text.
 pub(super) fn to_csv<T: Row>(rows: &[T]) -> Result<Vec<u8>, ReportError> {
     let mut text = header::<T>()?;

@@ -1,7 +1,12 @@
 //! `report.html` in a real browser. Where there is none (Debian: `chromium`, `chromium-driver`) the tests say so and pass.
 
-#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "a panic is how a test reports, and a skipped one says why")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a panic is how a test reports, and a skipped one says why"
+)]
 
+mod large;
 mod webdriver;
 
 use std::{
@@ -82,7 +87,8 @@ fn every_chart_is_drawn_without_an_error_and_without_the_network() {
     let all = "document.querySelectorAll('figure.chart').length";
     assert_eq!(browser.run(&format!("return {drawn} < {all}")), true, "those far below wait until they are looked at");
     draw_all(&browser);
-    let kinds = browser.run("return [...new Set([...document.querySelectorAll('figure.chart')].map(f => f.dataset.chart))].sort()");
+    let kinds = browser
+        .run("return [...new Set([...document.querySelectorAll('figure.chart')].map(f => f.dataset.chart))].sort()");
     assert_eq!(kinds, serde_json::json!(["leak", "map", "timeline"]));
     let empty = browser.run(
         "return [...document.querySelectorAll('figure.chart')].filter(f => \
@@ -93,7 +99,9 @@ fn every_chart_is_drawn_without_an_error_and_without_the_network() {
     assert_eq!(broken, 0);
     assert_eq!(browser.console(), Vec::<String>::new());
     assert_eq!(browser.requests(), Vec::<String>::new());
-    for section in ["overview", "memory", "loss", "shortage", "map", "thresholds", "growth", "techniques", "speed", "origin"] {
+    for section in
+        ["overview", "memory", "loss", "shortage", "map", "thresholds", "growth", "techniques", "speed", "origin"]
+    {
         assert_eq!(browser.run(&format!("return !!document.getElementById('{section}')")), true, "{section}");
     }
     let without_table = browser.run(
@@ -157,7 +165,7 @@ fn tables_are_sorted_by_their_headings_and_filtered_by_a_word() {
     browser.press("\u{E007}");
     assert_eq!(browser.run(&format!("return {heading}.getAttribute('aria-sort')")), "ascending");
     assert!(values(&browser).is_sorted());
-    let long = "[...document.querySelectorAll('table[data-filter]')].at(0)";
+    let long = "document.querySelector('#techniques table[data-filter]')";
     let hidden = format!("[...{long}.tBodies[0].rows].filter(row => row.hidden).length");
     browser.run(&format!("{long}.closest('.table').previousElementSibling.querySelector('input').focus()"));
     assert_eq!(browser.run(&format!("return {hidden}")), 0);
@@ -166,7 +174,9 @@ fn tables_are_sorted_by_their_headings_and_filtered_by_a_word() {
     }
     let visible = format!("[...{long}.tBodies[0].rows].filter(row => !row.hidden)");
     assert_eq!(
-        browser.run(&format!("return {hidden} > 0 && {visible}.length > 0 && {visible}.every(row => /base/i.test(row.textContent))")),
+        browser.run(&format!(
+            "return {hidden} > 0 && {visible}.length > 0 && {visible}.every(row => /base/i.test(row.textContent))"
+        )),
         true
     );
 }
@@ -194,7 +204,10 @@ fn charts_answer_to_the_mouse_the_keys_and_their_legend() {
     let key = format!("{figure}.querySelector('.keys button')");
     browser.run(&format!("{key}.focus()"));
     browser.press(" ");
-    assert_eq!(browser.run(&format!("return [{key}.getAttribute('aria-pressed'), {lines}]")), serde_json::json!(["false", 2]));
+    assert_eq!(
+        browser.run(&format!("return [{key}.getAttribute('aria-pressed'), {lines}]")),
+        serde_json::json!(["false", 2])
+    );
     browser.press(" ");
 
     let [left, top, width, height] = place(&browser, &plot);
@@ -204,7 +217,9 @@ fn charts_answer_to_the_mouse_the_keys_and_their_legend() {
     let text = browser.run(&format!("return {readout}.textContent"));
     assert!(text.as_str().unwrap().contains("event") && text.as_str().unwrap().contains("GiB"), "{text}");
 
-    let ticks = |browser: &Browser| browser.run(&format!("return [...{plot}.querySelectorAll('text')].map(t => t.textContent)"));
+    let ticks = |browser: &Browser| {
+        browser.run(&format!("return [...{plot}.querySelectorAll('text')].map(t => t.textContent)"))
+    };
     let whole = ticks(&browser);
     browser.drag((left + width / 2, top + height / 2), (left + width * 3 / 4, top + height / 2));
     assert_ne!(ticks(&browser), whole, "a drag zooms");
@@ -233,7 +248,10 @@ fn charts_answer_to_the_mouse_the_keys_and_their_legend() {
     assert!(browser.run(&format!("return {facts}")).as_str().unwrap().starts_with("out of memory"));
     browser.run(&format!("{map}.querySelector('input[type=range]').focus()"));
     browser.press("\u{E012}");
-    assert!(!browser.run(&format!("return {facts}")).as_str().unwrap().starts_with("out of memory"), "an earlier moment");
+    assert!(
+        !browser.run(&format!("return {facts}")).as_str().unwrap().starts_with("out of memory"),
+        "an earlier moment"
+    );
     assert_eq!(browser.console(), Vec::<String>::new());
 }
 
@@ -285,6 +303,26 @@ while (walker.nextNode()) {
   if (ratio < worst[0]) worst = [ratio, element.outerHTML.slice(0, 200)];
 }
 return worst;";
+
+#[test]
+fn five_hundred_cases_of_a_million_events_open_within_two_seconds() {
+    let text = oomph::report::html::page(&[large::run()], &["workload-24/strategy:parameter_3".to_owned()]).unwrap();
+    assert!(text.len() < 15 << 20, "{} bytes", text.len());
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("report-large.html");
+    fs::write(&place, &text).unwrap();
+    let data = text.split("id=\"data\">").nth(1).unwrap().split("</script>").next().unwrap();
+    let island: Value = serde_json::from_str(data).unwrap();
+    let cases = || island["timelines"].as_array().unwrap().iter().flat_map(|chart| chart["cases"].as_array().unwrap());
+    assert_eq!(cases().count(), 40, "drawn in full");
+    assert!(cases().all(|case| case["events"].as_array().unwrap().len() <= 1000));
+    assert_eq!(text.matches("<svg class=\"spark\"").count(), 500);
+    let Some(browser) = opened(1280) else { return };
+    browser.visit(&place);
+    browser.wait_for("document.documentElement.dataset.ready === 'true'");
+    let interactive = browser.run("return performance.getEntriesByType('navigation')[0].domInteractive");
+    eprintln!("{} bytes, interactive after {interactive} ms", text.len());
+    assert!(interactive.as_f64().unwrap() < 2000.0, "interactive after {interactive} ms");
+}
 
 #[test]
 fn without_javascript_every_number_is_there() {

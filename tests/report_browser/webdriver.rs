@@ -22,8 +22,7 @@ pub struct Browser {
 impl Browser {
     /// Opens a window, or says why there is no browser. One that is there and does not work is a failed test.
     pub fn open(width: u32, height: u32) -> Result<Browser, String> {
-        let started =
-            Command::new("chromedriver").arg("--port=0").stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+        let started = Command::new("chromedriver").arg("--port=0").stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
         let mut driver = match started {
             Err(error) if error.kind() == ErrorKind::NotFound => return Err("chromedriver is not installed".to_owned()),
             started => started.unwrap(),
