@@ -150,14 +150,25 @@ mod tests {
     #[test]
     fn a_plot_shows_a_ramp_as_a_ramp() {
         let ramp: Vec<u64> = (1..=54).map(|step| step * MIB).collect();
-        insta::assert_snapshot!(plot("kept by step", &ramp, PLAIN), @"");
+        insta::assert_snapshot!(plot("kept by step", &ramp, PLAIN), @"
+        kept by step
+         54.0 MiB |                     *******
+                  |                *****
+                  |           *****
+                  |       ****
+                  |  *****
+              0 B |**
+        ");
         assert!(plot("kept by step", &ramp, PEN).lines().all(|line| line.chars().count() <= 40));
     }
 
     #[test]
     fn a_bar_is_solid_as_far_as_memory_is_of_use() {
         let amounts = [("caching".to_owned(), 8 * MIB, Some(4 * MIB)), ("direct".to_owned(), 4 * MIB, None)];
-        insta::assert_snapshot!(bars(&amounts, PLAIN), @"");
+        insta::assert_snapshot!(bars(&amounts, PLAIN), @"
+        caching  ##########..........   8.00 MiB
+        direct   ##########             4.00 MiB
+        ");
     }
 
     proptest! {
