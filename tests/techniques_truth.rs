@@ -55,6 +55,7 @@ fn simulated() -> Vec<TechniqueRecord> {
         device: &device,
         simulated: &device,
         cards: &[],
+        confirm: None,
         link_bytes_per_second: LINK_BYTES_PER_SECOND,
         jobs: 2,
         stop: &AtomicBool::new(false),

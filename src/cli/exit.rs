@@ -19,6 +19,8 @@ pub const DEVICE_UNAVAILABLE: u8 = 103;
 pub const CASES_FAILED: u8 = 104;
 /// `leaks`: memory grows in a way that `--fail-on` names.
 pub const MEMORY_GROWS: u8 = 105;
+/// `stress`: a promise was broken.
+pub const STRESS_FAILED: u8 = 106;
 /// Ctrl-C: what was finished is in the results.
 pub const INTERRUPTED: u8 = 130;
 
@@ -34,4 +36,5 @@ Exit codes:
   103  the requested device is not available
   104  some cases failed to run
   105  leaks: memory grows
+  106  stress: a promise was broken
   130  interrupted; finished cases are kept";

@@ -23,6 +23,7 @@ mod list;
 mod options;
 mod output;
 mod progress;
+mod record;
 mod replay;
 mod replay_place;
 mod report;
@@ -31,6 +32,7 @@ mod run_claims;
 mod run_techniques;
 mod run_thresholds;
 mod source;
+mod stress;
 mod techniques;
 mod threshold;
 mod toolkit_folders;
@@ -85,8 +87,12 @@ enum Command {
     Techniques(techniques::Args),
     /// Put what is published about GPU memory to the test, claim by claim.
     Claims(claims::Args),
+    /// Try to break allocators: random programs, failing drivers, misuse; what breaks one is shrunk and saved.
+    Stress(stress::Args),
     /// Write a workload or trace as a trace file.
     Convert(convert::Args),
+    /// Print the Python lines that make PyTorch write a memory snapshot.
+    Record(record::Args),
     /// List strategies, workloads, suites or the cases of a suite.
     List(list::Args),
     /// Check the set-up, line by line.
@@ -115,7 +121,9 @@ pub fn main() -> ExitCode {
         Command::Report(args) => report::run(args),
         Command::Techniques(args) => techniques::run(args),
         Command::Claims(args) => claims::run(args),
+        Command::Stress(args) => stress::run(args),
         Command::Convert(args) => convert::run(args),
+        Command::Record(args) => record::run(&args),
         Command::List(args) => list::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Completions(args) => completions::run(&args, &mut Cli::command()),

@@ -24,6 +24,7 @@ use super::{
 use crate::{
     device::DeviceSpec,
     measure::{CaseDetail, CaseLabel, CaseRecord, Status, TimingRecord},
+    plugin,
     replay::{self, OnOutOfMemory, Pace},
     report::{
         self,
@@ -47,6 +48,7 @@ Examples:
   oomph replay variable-length --pack --waterfall
   oomph replay variable-length --limit 6GiB --export-html why.html
   oomph replay mix-1000 --strategy caching --strategy address:caching --threads 1,4,16
+  oomph replay gpt-124m --strategy caching --strategy plugin:./my_allocator.so,alloc:my_alloc,free:my_free
   PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True oomph replay training --strategy caching:env
 
 A PyTorch snapshot is replayed without the memory limit that its program had, if any: say --limit to set one.")]
@@ -231,7 +233,7 @@ fn cases(args: &Args, source: Arc<dyn Source>, origin: &SourceSpec) -> Result<Ve
     let mut cases = Vec::new();
     for text in &args.strategy {
         let (strategy, note) = environment::resolve_settings(StrategySpec::from(text.as_str()));
-        strategy.check().map_err(Failure::usage)?;
+        plugin::check(&strategy).map_err(Failure::usage)?;
         if let Some(note) = note {
             output::complain(&note);
         }

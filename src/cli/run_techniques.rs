@@ -23,6 +23,7 @@ pub fn run(args: &Args, suite: &SuiteFile) -> Outcome {
         techniques: TECHNIQUES.iter().collect(),
         device: args.device.spec()?,
         cards: CARDS.to_vec(),
+        confirm: None,
         link: LINK_BYTES_PER_SECOND,
         jobs: args.jobs.unwrap_or_else(suite::all_cores),
         filter: args.filter(),

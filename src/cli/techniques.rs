@@ -39,6 +39,7 @@ Examples:
   oomph techniques --model gpt-124m --set context=2048 --technique amp --technique ckpt
   oomph techniques --output results/local/techniques       all models, as CSV and markdown
   oomph techniques --device cuda --output DIR              memory and times of the real GPU; --resume DIR goes on
+  oomph techniques --device cuda --model gpt-355m --confirm 24GiB   the batch for 24 GiB, run with 24 GiB
 
 `oomph run techniques` is the same as `oomph techniques` with a folder for the results.")]
 pub struct Args {
@@ -60,6 +61,9 @@ pub struct Args {
     /// What a rank can send in a second, for techniques of several ranks.
     #[arg(long, value_name = "SIZE", default_value_t = Bytes(LINK_BYTES_PER_SECOND))]
     link: Bytes,
+    /// Run the largest batch for a card of this memory on the device too, with no more memory than that card has.
+    #[arg(long, value_name = "SIZE", conflicts_with = "no_cards")]
+    confirm: Option<Bytes>,
     /// Do not work out what fits in which card.
     #[arg(long, conflicts_with = "memory")]
     no_cards: bool,
@@ -86,6 +90,8 @@ pub struct Comparison {
     pub techniques: Vec<&'static Technique>,
     pub device: DeviceSpec,
     pub cards: Vec<u64>,
+    /// The card whose largest batch is run on the device too.
+    pub confirm: Option<u64>,
     pub link: u64,
     pub jobs: usize,
     /// Which rows are wanted, by [`row_id`].
@@ -102,11 +108,13 @@ pub fn run(args: Args) -> Outcome {
     let comparison = Comparison {
         models: models(&args.model, &args.set)?,
         techniques: chosen(&args.technique)?,
-        cards: match args.memory {
-            Some(memory) => vec![memory.0],
-            None if args.no_cards => Vec::new(),
-            None => CARDS.to_vec(),
+        cards: match (args.memory, args.confirm) {
+            (Some(memory), _) => vec![memory.0],
+            (None, _) if args.no_cards => Vec::new(),
+            (None, Some(card)) if !CARDS.contains(&card.0) => CARDS.into_iter().chain([card.0]).collect(),
+            (None, _) => CARDS.to_vec(),
         },
+        confirm: args.confirm.map(|card| card.0),
         link: args.link.0,
         jobs: args.jobs.unwrap_or_else(suite::all_cores),
         filter: Filter::default(),
@@ -161,6 +169,7 @@ impl Comparison {
             device: &self.device,
             simulated: &simulated,
             cards: &self.cards,
+            confirm: self.confirm,
             link_bytes_per_second: self.link,
             jobs: self.jobs,
             stop: &stop,

@@ -3,6 +3,7 @@
 //! Suites and commands hand over records and details; everything here is made from them or from the files of a run, on
 //! any machine. This room looks at no device and prints nothing: it writes into the run's folder and returns text.
 
+mod adversary_table;
 mod advice_table;
 mod agreement_table;
 mod changes;
@@ -15,9 +16,11 @@ mod folder;
 pub mod html;
 mod leak_findings;
 mod memory_summary;
+mod misuse_table;
 pub mod plot;
 mod rows;
 mod scenario;
+mod stress_table;
 mod summary;
 mod table;
 mod technique_files;
@@ -27,6 +30,7 @@ mod threshold_table;
 mod timing_table;
 mod waterfall;
 
+pub use adversary_table::{adversary, adversary_csv, adversary_json, found, found_csv, found_json};
 pub use advice_table::{advice, advice_csv, advice_json};
 pub use agreement_table::{agreements, agreements_csv, agreements_json};
 pub use changes::{changes, changes_json};
@@ -37,7 +41,9 @@ pub use error::ReportError;
 pub use folder::{RunFolder, copy_run, read_detail, read_environment, read_records, read_timings};
 pub use leak_findings::{leaks, leaks_csv, leaks_json};
 pub use memory_summary::{memory_summary, operations};
+pub use misuse_table::{misuses, misuses_csv, misuses_json};
 pub use rows::save;
+pub use stress_table::{verdict_matrix, verdicts, verdicts_csv, verdicts_json};
 pub use table::{csv, json, markdown, terminal};
 pub use technique_files::TechniqueFiles;
 pub use technique_table::{technique_advice, techniques, techniques_csv, techniques_json, techniques_page};

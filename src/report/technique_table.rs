@@ -44,7 +44,7 @@ pub fn techniques(records: &[TechniqueRecord], medium: Medium) -> String {
         model = &record.model;
         table.add_row(row(heading, record));
     }
-    with_notes(&table, &legend(records), records.iter().filter_map(note), medium)
+    with_notes(&table, &legend(records), notes(records), medium)
 }
 
 /// The table that articles print, with what they print beside what was measured: a page of markdown, a section a model.
@@ -75,7 +75,7 @@ pub fn techniques_page(records: &[TechniqueRecord]) -> String {
                 record.best_use.clone(),
             ]);
         }
-        let notes = of_model.iter().filter_map(note);
+        let notes = notes(of_model);
         page.push_str(&format!("\n## {title}\n\n{}", with_notes(&table, &legend(of_model), notes, Medium::Markdown)));
     }
     page
@@ -198,8 +198,24 @@ fn legend(records: &[TechniqueRecord]) -> String {
     legend
 }
 
-fn note(record: &TechniqueRecord) -> Option<String> {
-    (!record.reason.is_empty()).then(|| format!("{}, {}: {}", record.model, record.technique, record.reason))
+fn notes(records: &[TechniqueRecord]) -> impl Iterator<Item = String> + '_ {
+    records.iter().flat_map(|record| {
+        let reason = (!record.reason.is_empty()).then(|| record.reason.clone());
+        let words = reason.into_iter().chain(confirmation(record));
+        words.map(|words| format!("{}, {}: {words}", record.model, record.technique))
+    })
+}
+
+/// How the batch that was found for a card did on the device.
+fn confirmation(record: &TechniqueRecord) -> Option<String> {
+    let (memory, batch) = (Bytes(record.confirmed_memory_bytes?), record.confirmed_batch?);
+    Some(match (record.confirmed_per_second, record.confirmed_simulated_per_second) {
+        (Some(seen), Some(simulated)) => {
+            format!("batch {batch} ran on the device in {memory}: {seen:.2} a second, {simulated:.2} simulated")
+        }
+        (Some(seen), None) => format!("batch {batch} ran on the device in {memory}: {seen:.2} a second"),
+        (None, _) => format!("batch {batch} did not fit in {memory} on the device"),
+    })
 }
 
 #[cfg(test)]
@@ -243,6 +259,16 @@ mod tests {
         assert_eq!(ratio(&varied), "0.500 (0.490-0.510)");
         (varied.step_ratio_low, varied.step_ratio_high) = (Some(0.5), Some(0.5));
         assert_eq!(ratio(&varied), "0.500");
+    }
+
+    #[test]
+    fn a_batch_that_was_put_to_the_device_is_told_with_its_speed() {
+        let mut confirmed = record("amp", 21.0, 0.2);
+        (confirmed.confirmed_memory_bytes, confirmed.confirmed_batch) = (Some(24 << 30), Some(12));
+        assert_eq!(confirmation(&confirmed).unwrap(), "batch 12 did not fit in 24.0 GiB on the device");
+        (confirmed.confirmed_per_second, confirmed.confirmed_simulated_per_second) = (Some(100.0), Some(101.5));
+        let text = techniques(&[confirmed], Medium::Terminal(None));
+        assert!(text.contains("batch 12 ran on the device in 24.0 GiB: 100.00 a second, 101.50 simulated"), "{text}");
     }
 
     #[test]

@@ -65,7 +65,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         group: Group::Allocator,
         statement: "A pool of one's own cuts the overhead of small requests",
         published: "less time per small allocation",
-        lesson: "The driver takes tens of microseconds for a pair; a cache asks it once.",
+        lesson: "The driver takes tens of microseconds for a pair where it has to map a page, two where one is there already; a cache asks it once.",
         command: "oomph replay hot-512 --set pairs=2000 --strategy direct --strategy caching --strategy async",
         on_gpu: true,
         test: |bench| {
@@ -78,7 +78,7 @@ pub(super) const CLAIMS: &[Claim] = &[
             finding.beside("driver time of a pair, direct", Amount::Time(direct), of_driver);
             finding.beside("caching (PyTorch: its own time included)", Amount::Time(caching), of_cache);
             finding.figure("async, the driver's own pool", Amount::Time(pool));
-            finding.check("caching takes less than a tenth of direct", caching * 10 < direct);
+            finding.check("caching takes less time than direct", caching < direct);
             Ok(finding)
         },
     },

@@ -55,6 +55,8 @@ pub struct TechniquesQuestion<'a> {
     pub simulated: &'a DeviceSpec,
     /// For cards of which memory it shall be worked out what fits: [`CARDS`], or others.
     pub cards: &'a [u64],
+    /// The card whose largest batch is run on the device too.
+    pub confirm: Option<u64>,
     /// How fast ranks exchange data.
     pub link_bytes_per_second: u64,
     /// How many techniques are tried side by side; on a real device they take turns.
@@ -124,7 +126,7 @@ pub fn techniques(
                 scope.spawn(move || {
                     while !question.stop.load(Ordering::Relaxed) {
                         let Some(&(place, technique)) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
-                        let row = row(stage, model, technique, base, question.cards);
+                        let row = row(stage, model, technique, base, question);
                         // The listener outlives the workers, so a send cannot fail.
                         let _ = sender.send((place, row));
                     }
@@ -150,7 +152,7 @@ fn row(
     model: &Recipe,
     technique: &Technique,
     base: &Trial,
-    cards: &[u64],
+    question: &TechniquesQuestion<'_>,
 ) -> Result<TechniqueRow, TechniqueError> {
     // The base was measured for everyone: on a real device a second time would be the longest row of all.
     let Trial { mut record, times } =
@@ -162,8 +164,14 @@ fn row(
     }
     let mut fits = Vec::new();
     if record.status != Status::Skipped {
-        fits = stage.largest_batches(model, technique, cards, &record)?;
+        fits = stage.largest_batches(model, technique, question.cards, &record)?;
         fits.iter().for_each(|fit| record.note(fit));
+        if let Some(fit) = fits.iter().find(|fit| Some(fit.memory_bytes) == question.confirm && fit.batch > 0) {
+            record.confirmed_memory_bytes = Some(fit.memory_bytes);
+            record.confirmed_batch = Some(fit.batch);
+            record.confirmed_simulated_per_second = fit.per_second;
+            record.confirmed_per_second = stage.confirm(model, technique, fit, &record)?;
+        }
     }
     Ok(TechniqueRow { record, fits })
 }

@@ -97,6 +97,15 @@ pub struct TechniqueRecord {
     pub largest_batch_141gib: Option<u64>,
     /// The same in 141 GiB.
     pub per_second_141gib: Option<f64>,
+    /// The memory of the card whose largest batch was put to the device as well.
+    pub confirmed_memory_bytes: Option<u64>,
+    /// That batch.
+    pub confirmed_batch: Option<u64>,
+    /// Its speed by simulation.
+    pub confirmed_simulated_per_second: Option<f64>,
+    /// Sequences a second with that batch on the device, given no more memory than the card has; the exchange included.
+    /// Empty where it does not fit after all.
+    pub confirmed_per_second: Option<f64>,
 
     /// What is published: memory.
     pub published_memory: String,

@@ -10,7 +10,7 @@ use crate::{
     replay,
     strategy::{Context, Setup, Silent, StrategySpec},
     trace::Source,
-    unit::{GIB, Nanos},
+    unit::{Bytes, GIB, Nanos},
     workload::{Recipe, Workload},
 };
 
@@ -25,8 +25,10 @@ const ASYNC: &str = "async";
 const STEPS_FOR_MEMORY: &str = "3";
 /// Steps to be timed, on a virtual clock on which all are alike.
 const SIMULATED_STEPS: u64 = 4;
-/// Steps to be timed on a real device.
-const REAL_STEPS: u64 = 8;
+/// Steps to be timed on a real device, the warm-up included: the most where they are short, the fewest where they are long.
+const REAL_STEPS: std::ops::RangeInclusive<u64> = 5..=8;
+/// How long the steps of a trial should take on a real device.
+const REAL_TIME: Nanos = Nanos(3_000_000_000);
 /// Larger batches are not looked for: throughput does not grow any more.
 const MOST_BATCH: u64 = 4096;
 
@@ -85,10 +87,11 @@ impl Stage<'_> {
             record.expandable_peak_device_used_bytes = Some(expandable.peak_device_used_bytes);
             record.async_peak_reserved_bytes = Some(pool.peak_reserved_bytes);
             record.async_peak_device_used_bytes = Some(pool.peak_device_used_bytes);
-            times = self.times(&recipe, self.device)?;
+            times = self.times(&recipe, self.device, None)?;
             record.step_ns = times.median().map(|step| step.0);
         } else if caching.status == Status::Oom {
-            record.reason = format!("does not fit: {} allocated when memory ran out", caching.peak_allocated_bytes);
+            record.reason =
+                format!("does not fit: {} allocated when memory ran out", Bytes(caching.peak_allocated_bytes));
         }
         record.exchanged_bytes_per_step = exchange::bytes_per_step(&workload)?;
         record.modelled_exchange_ns = exchange::time(record.exchanged_bytes_per_step, self.link_bytes_per_second).0;
@@ -133,12 +136,27 @@ impl Stage<'_> {
             let mut per_second = None;
             if batch > 0 {
                 let roomy = self.simulated.with_room_for(memory_bytes);
-                let step = self.times(&recipe.clone().with("batch", &batch.to_string()), &roomy)?.median();
-                per_second = step.map(|Nanos(step)| batch as f64 * 1e9 / (step + exchange_ns) as f64);
+                let step = self.times(&recipe.clone().with("batch", &batch.to_string()), &roomy, None)?.median();
+                per_second = step.map(|step| per_second_of(batch, step, exchange_ns));
             }
             fits.push(Fit { memory_bytes, batch, per_second });
         }
         Ok(fits)
+    }
+
+    /// Sequences a second on the device itself with the batch that was found for a card, given no more memory than the
+    /// card has.
+    pub(super) fn confirm(
+        &self,
+        model: &Recipe,
+        technique: &Technique,
+        fit: &Fit,
+        record: &TechniqueRecord,
+    ) -> Result<Option<f64>, TechniqueError> {
+        let recipe = technique.applied_to(model).with("batch", &fit.batch.to_string());
+        let overhead = self.device.open()?.overhead_bytes();
+        let step = self.times(&recipe, self.device, Some(fit.memory_bytes.saturating_sub(overhead)))?.median();
+        Ok(step.map(|step| per_second_of(fit.batch, step, record.modelled_exchange_ns)))
     }
 
     /// What the batch that was measured takes, and one more; nothing where not even that one fits.
@@ -175,11 +193,14 @@ impl Stage<'_> {
         Ok(measure(&label, workload, &mut *built, &mut *device, &options).0)
     }
 
-    /// How long steps take under `caching`.
-    fn times(&self, recipe: &Recipe, on: &DeviceSpec) -> Result<StepTimes, TechniqueError> {
-        let steps = if on.is_simulated() { SIMULATED_STEPS } else { REAL_STEPS };
+    /// How long steps take under `caching`; there are none where memory runs out.
+    fn times(&self, recipe: &Recipe, on: &DeviceSpec, limit: Option<u64>) -> Result<StepTimes, TechniqueError> {
+        let steps = if on.is_simulated() { SIMULATED_STEPS } else { self.real_steps(recipe)? };
         let workload = recipe.clone().with("steps", &steps.to_string()).workload().map_err(Box::new)?;
         let mut device = on.open()?;
+        if let Some(limit) = limit {
+            device = Box::new(Limited::to(limit, device));
+        }
         let mut strategy = StrategySpec::from(CACHING).build(&Setup { props: device.props(), limit: None })?;
         let options = replay::Options { stop: Some(self.stop), ..replay::Options::default() };
         let timed = time_steps(&workload, &mut *strategy, &mut *device, &options);
@@ -188,6 +209,17 @@ impl Stage<'_> {
         // Steps that ran out of memory, or were cut short, say nothing about steps.
         Ok(if replayed.ooms > 0 || replayed.interrupted { StepTimes::default() } else { times })
     }
+
+    /// How many steps are timed on a real device, from how long one is on the simulated one.
+    fn real_steps(&self, recipe: &Recipe) -> Result<u64, TechniqueError> {
+        let roomy = self.simulated.with_room_for(CARDS[CARDS.len() - 1]);
+        let step = self.times(recipe, &roomy, None)?.median().unwrap_or(REAL_TIME);
+        Ok((REAL_TIME.0 / step.0.max(1)).clamp(*REAL_STEPS.start(), *REAL_STEPS.end()))
+    }
+}
+
+fn per_second_of(batch: u64, Nanos(step): Nanos, exchange_ns: u64) -> f64 {
+    batch as f64 * 1e9 / (step + exchange_ns) as f64
 }
 
 fn note_memory(record: &mut TechniqueRecord, caching: &CaseRecord) {
