@@ -13,6 +13,7 @@ use super::{
     interrupt,
     options::{DeviceOptions, Format},
     output, progress,
+    run::write_page,
 };
 use crate::{
     answer::claims::{Claim, ClaimRecord, ClaimsQuestion, all_claims, claims},
@@ -106,8 +107,9 @@ impl Trial {
             false => ClaimFiles::create(place, &environment),
         };
         let code = self.run(Some(files.map_err(Failure::usage)?), Some(again))?;
+        let page = write_page(place)?;
         if self.format == Format::Table {
-            output::say(&format!("\nresults: {}", place.display()))?;
+            output::say(&format!("\nresults: {}\nreport:  {}", place.display(), page.display()))?;
         }
         Ok(code)
     }

@@ -15,6 +15,7 @@ use super::{
     source::SourceOptions,
 };
 use crate::{
+    report::plot,
     trace::{self, Powers, Source, Summary},
     unit::Bytes,
 };
@@ -77,7 +78,10 @@ pub fn run(args: Args) -> Outcome {
     output::say(&match args.format {
         // Whoever asks for one moment has seen the histograms.
         InspectFormat::Table => {
-            let facts = facts(source.name(), &summary, &needed, about.as_ref());
+            let mut facts = facts(source.name(), &summary, &needed, about.as_ref());
+            if summary.live_over_time.len() > 1 {
+                facts.push_str(&plot::plot("\nlive memory over events", &summary.live_over_time, output::pen()));
+            }
             facts + &told.as_ref().map_or_else(|| histograms(&summary), |told| told.text())
         }
         InspectFormat::Json => {

@@ -114,7 +114,7 @@ pub fn run(args: Args) -> Outcome {
     };
     output::say(&match args.format {
         LeaksFormat::Table => {
-            let shown = |finding| report::leaks(finding, args.top, output::terminal_width());
+            let shown = |finding| report::leaks(finding, args.top, output::terminal_width(), Some(output::pen()));
             findings.iter().map(shown).collect::<Vec<_>>().join("\n")
         }
         LeaksFormat::Json => report::leaks_json(&findings),

@@ -1,7 +1,7 @@
 //! `oomph run`.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering},
 };
 
@@ -10,6 +10,7 @@ use anyhow::anyhow;
 use super::{
     compare::{self, ToleranceOptions},
     environment, exit,
+    export_tables::ExportOptions,
     failure::{Failure, Outcome},
     interrupt,
     options::{DeviceOptions, Format, NeedsOptions, WorkerOptions},
@@ -19,7 +20,7 @@ use crate::{
     answer::threshold::ThresholdStatus,
     device::DeviceSpec,
     measure::Status,
-    report::{self, ReportError, RunFolder},
+    report::{self, ReportError, RunFolder, html},
     suite::{self, Case, CaseOutcome, CaseRunner, CaseSettings, Filter, Progress, SuiteFile, SuiteKind, WithNeeds},
 };
 
@@ -51,6 +52,8 @@ pub struct Args {
     workers: WorkerOptions,
     #[command(flatten)]
     needs: NeedsOptions,
+    #[command(flatten)]
+    exports: ExportOptions,
     /// How many simulated cases run side by side [default: all cores].
     #[arg(long, short, value_name = "N")]
     pub(super) jobs: Option<usize>,
@@ -121,6 +124,8 @@ pub fn run(args: Args) -> Outcome {
     let base = &suites[0].base;
     let records = folder.finish(&ids, base)?;
     let details = thresholds.map(|files| files.finish(&ids)).transpose()?.unwrap_or_default();
+    let page = write_page(folder.path())?;
+    args.exports.write(&records, || Ok(html::Run::of_folder(folder.path())?))?;
     if details.is_empty() || !records.is_empty() {
         output::say(&args.format.records(&records)?)?;
     }
@@ -135,7 +140,7 @@ pub fn run(args: Args) -> Outcome {
         if !timings.is_empty() {
             output::say(&format!("\n{}", report::timings(&timings, output::terminal_width())))?;
         }
-        output::say(&format!("\nresults: {}", folder.path().display()))?;
+        output::say(&format!("\nresults: {}\nreport:  {}", folder.path().display(), page.display()))?;
     }
     let answered = details.iter().filter(|detail| detail.record.status != ThresholdStatus::Interrupted).count();
     let ended = records.iter().filter(|record| record.status != Status::Interrupted).count() + answered;
@@ -164,6 +169,13 @@ pub fn run(args: Args) -> Outcome {
     Ok(if failures == exit::OK { regressions } else { failures })
 }
 
+/// Writes the page of a run into its folder.
+pub(super) fn write_page(folder: &Path) -> Result<PathBuf, Failure> {
+    let place = folder.join("report.html");
+    html::write_page(&[folder.to_owned()], &[], &place)?;
+    Ok(place)
+}
+
 /// A suite whose table is its own has a folder of its own too.
 fn run_own_table(args: &Args, suite: &SuiteFile, suites: usize) -> Outcome {
     let alone = format!("suite '{}' has a table of its own", suite.name);
@@ -172,6 +184,9 @@ fn run_own_table(args: &Args, suite: &SuiteFile, suites: usize) -> Outcome {
     }
     if args.device.limit.is_some() || args.seed.is_some() {
         return Err(Failure::usage(anyhow!("{alone}, and chooses limits and seeds itself: no --limit, no --seed")));
+    }
+    if args.exports.is_asked() {
+        return Err(Failure::usage(anyhow!("{alone}, whose files are in its folder: no --export-...")));
     }
     match suite.kind {
         SuiteKind::Claims => run_claims::run(args),

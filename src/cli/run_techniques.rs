@@ -7,7 +7,7 @@ use super::{
     failure::{Failure, Outcome},
     options::Format,
     output,
-    run::Args,
+    run::{Args, write_page},
     techniques::{Comparison, formatted, row_id},
 };
 use crate::{
@@ -53,8 +53,9 @@ pub fn run(args: &Args, suite: &SuiteFile) -> Outcome {
     let compared = comparison.run(Some(files.map_err(Failure::usage)?), Some(&again))?;
     let records: Vec<TechniqueRecord> = compared.rows.into_iter().map(|row| row.record).collect();
     output::say(&formatted(&records, args.format)?)?;
+    let page = write_page(&place)?;
     if args.format == Format::Table {
-        output::say(&format!("\nresults: {}", place.display()))?;
+        output::say(&format!("\nresults: {}\nreport:  {}", place.display(), page.display()))?;
     }
     Ok(compared.code)
 }

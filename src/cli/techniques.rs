@@ -13,6 +13,7 @@ use super::{
     interrupt,
     options::{DeviceOptions, Format},
     output, progress,
+    run::write_page,
 };
 use crate::{
     answer::techniques::{
@@ -141,8 +142,11 @@ pub fn run(args: Args) -> Outcome {
             output::say(&format!("\n{model}: {words}"))?;
         }
     }
-    if let (Some(place), Format::Table) = (place, args.format) {
-        output::say(&format!("\nresults: {}", place.display()))?;
+    if let Some(place) = place {
+        let page = write_page(place)?;
+        if args.format == Format::Table {
+            output::say(&format!("\nresults: {}\nreport:  {}", place.display(), page.display()))?;
+        }
     }
     Ok(rows.code)
 }

@@ -25,7 +25,7 @@ use crate::{
     measure::CaseLabel,
     plugin,
     replay::{OnOutOfMemory, Pace},
-    report::{self, Medium, ReportError},
+    report::{self, Medium, ReportError, plot},
     strategy::StrategySpec,
     suite::{self, Case},
     trace::Trace,
@@ -194,7 +194,24 @@ fn smallest(args: &Args, device: &DeviceSpec, strategies: &[StrategySpec], stop:
         details.push(detail);
     }
     output::say(&formatted(&details, args.format)?)?;
+    if args.format == Format::Table {
+        output::say(&pictured(&details))?;
+    }
     Ok(exit_code(&details, stop))
+}
+
+/// What is needed as bars, solid as far as it is live.
+fn pictured(details: &[ThresholdDetail]) -> String {
+    let found: Vec<(String, u64, Option<u64>)> = details
+        .iter()
+        .filter_map(|ThresholdDetail { record, .. }| {
+            Some((record.strategy.clone(), record.threshold_bytes?, record.live_peak_bytes))
+        })
+        .collect();
+    if found.is_empty() {
+        return String::new();
+    }
+    format!("\nmemory needed, solid as far as it is live\n{}", plot::bars(&found, output::pen()))
 }
 
 /// The answers in a format.

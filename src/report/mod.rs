@@ -1,4 +1,4 @@
-//! Records as files and tables: the run folder, the comparison, the summary, the table on the terminal.
+//! Records as files and tables: the run folder, the comparison, the summary, the table on the terminal, the page.
 //!
 //! Suites and commands hand over records and details; everything here is made from them or from the files of a run, on
 //! any machine. This room looks at no device and prints nothing: it writes into the run's folder and returns text.
@@ -14,9 +14,11 @@ mod endurance_table;
 mod environment;
 mod error;
 mod folder;
+pub mod html;
 mod leak_findings;
 mod memory_summary;
 mod misuse_table;
+pub mod plot;
 mod rows;
 mod scenario;
 mod stress_table;
@@ -42,6 +44,7 @@ pub use folder::{RunFolder, copy_run, read_detail, read_environment, read_record
 pub use leak_findings::{leaks, leaks_csv, leaks_json};
 pub use memory_summary::{memory_summary, operations};
 pub use misuse_table::{misuses, misuses_csv, misuses_json};
+pub use rows::save;
 pub use stress_table::{verdict_matrix, verdicts, verdicts_csv, verdicts_json};
 pub use table::{csv, json, markdown, terminal};
 pub use technique_files::TechniqueFiles;

@@ -6,6 +6,7 @@ use crate::{device::Clock, measure::Status};
 
 /// One model with one technique: a row of `techniques.csv`. A cell is empty where there is nothing to say.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct TechniqueRecord {
     /// [`SCHEMA`](crate::measure::SCHEMA).
     pub schema: u32,
