@@ -25,6 +25,7 @@ mod progress;
 mod record;
 mod replay;
 mod replay_place;
+mod report;
 mod run;
 mod run_claims;
 mod run_techniques;
@@ -78,6 +79,8 @@ enum Command {
     Verify(verify::Args),
     /// Compare two runs of the same cases: what changed, what got worse, what is noise.
     Compare(compare::Args),
+    /// Make one page of pictures and tables from the folders of runs.
+    Report(report::Args),
     /// Compare memory-saving techniques: what each saves, what it costs, what fits in your card.
     Techniques(techniques::Args),
     /// Put what is published about GPU memory to the test, claim by claim.
@@ -111,6 +114,7 @@ pub fn main() -> ExitCode {
         Command::Leaks(args) => leaks::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Compare(args) => compare::run(args),
+        Command::Report(args) => report::run(args),
         Command::Techniques(args) => techniques::run(args),
         Command::Claims(args) => claims::run(args),
         Command::Convert(args) => convert::run(args),

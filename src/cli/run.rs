@@ -1,7 +1,7 @@
 //! `oomph run`.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering},
 };
 
@@ -19,7 +19,7 @@ use crate::{
     answer::threshold::ThresholdStatus,
     device::DeviceSpec,
     measure::Status,
-    report::{self, ReportError, RunFolder},
+    report::{self, ReportError, RunFolder, html},
     suite::{self, Case, CaseOutcome, CaseRunner, CaseSettings, Filter, Progress, SuiteFile, SuiteKind, WithNeeds},
 };
 
@@ -121,6 +121,7 @@ pub fn run(args: Args) -> Outcome {
     let base = &suites[0].base;
     let records = folder.finish(&ids, base)?;
     let details = thresholds.map(|files| files.finish(&ids)).transpose()?.unwrap_or_default();
+    let page = write_page(folder.path())?;
     if details.is_empty() || !records.is_empty() {
         output::say(&args.format.records(&records)?)?;
     }
@@ -135,7 +136,7 @@ pub fn run(args: Args) -> Outcome {
         if !timings.is_empty() {
             output::say(&format!("\n{}", report::timings(&timings, output::terminal_width())))?;
         }
-        output::say(&format!("\nresults: {}", folder.path().display()))?;
+        output::say(&format!("\nresults: {}\nreport:  {}", folder.path().display(), page.display()))?;
     }
     let answered = details.iter().filter(|detail| detail.record.status != ThresholdStatus::Interrupted).count();
     let ended = records.iter().filter(|record| record.status != Status::Interrupted).count() + answered;
@@ -162,6 +163,13 @@ pub fn run(args: Args) -> Outcome {
         output::complain(&format!("kept as baseline: {}", place.display()));
     }
     Ok(if failures == exit::OK { regressions } else { failures })
+}
+
+/// Writes the page of a run into its folder.
+pub(super) fn write_page(folder: &Path) -> Result<PathBuf, Failure> {
+    let place = folder.join("report.html");
+    html::write_page(&[folder.to_owned()], &[], &place)?;
+    Ok(place)
 }
 
 /// A suite whose table is its own has a folder of its own too.

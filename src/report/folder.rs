@@ -129,7 +129,7 @@ impl RunFolder {
 
     /// Adds a case. Its file is complete before its row appears, so a row always has its file.
     pub fn append(&self, record: &CaseRecord, detail: &CaseDetail) -> Result<(), ReportError> {
-        let path = self.case_path(&record.case_id);
+        let path = detail_path(&self.path, &record.case_id);
         rows::replace(&path, &compressed(detail, &path)?)?;
         let mut content = self.content();
         content.runs.append(record)?;
@@ -166,10 +166,6 @@ impl RunFolder {
         rows::replace(&self.path.join("summary.md"), summary::markdown(&self.environment, &records).as_bytes())?;
         content.records.clone_from(&records);
         Ok(records)
-    }
-
-    fn case_path(&self, case_id: &str) -> PathBuf {
-        self.path.join("cases").join(format!("{}.json.gz", file_stem(case_id)))
     }
 
     /// A panic on another thread cannot leave the content half-changed: the lock is held for whole rows only.
@@ -225,9 +221,18 @@ pub fn read_environment(folder: &Path) -> Result<Environment, ReportError> {
     serde_json::from_slice(&text).map_err(ReportError::json(&path))
 }
 
+/// Whether a case left something behind beside its row: published folders hold rows only.
+pub(super) fn has_detail(folder: &Path, case_id: &str) -> bool {
+    detail_path(folder, case_id).is_file()
+}
+
+fn detail_path(folder: &Path, case_id: &str) -> PathBuf {
+    folder.join("cases").join(format!("{}.json.gz", file_stem(case_id)))
+}
+
 /// What a case left behind beside its row.
 pub fn read_detail(folder: &Path, case_id: &str) -> Result<CaseDetail, ReportError> {
-    let path = folder.join("cases").join(format!("{}.json.gz", file_stem(case_id)));
+    let path = detail_path(folder, case_id);
     let file = fs::File::open(&path).map_err(ReportError::io(&path))?;
     let text = std::io::BufReader::new(flate2::read::GzDecoder::new(file));
     serde_json::from_reader(text).map_err(ReportError::json(&path))

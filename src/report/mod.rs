@@ -1,4 +1,4 @@
-//! Records as files and tables: the run folder, the comparison, the summary, the table on the terminal.
+//! Records as files and tables: the run folder, the comparison, the summary, the table on the terminal, the page.
 //!
 //! Suites and commands hand over records and details; everything here is made from them or from the files of a run, on
 //! any machine. This room looks at no device and prints nothing: it writes into the run's folder and returns text.
@@ -12,6 +12,7 @@ mod comparison;
 mod environment;
 mod error;
 mod folder;
+pub mod html;
 mod leak_findings;
 mod memory_summary;
 mod rows;

@@ -52,7 +52,7 @@ fn counts(records: &[CaseRecord]) -> String {
 }
 
 /// Why a case did not complete, in one line.
-fn explanation(record: &CaseRecord) -> String {
+pub(super) fn explanation(record: &CaseRecord) -> String {
     use crate::{replay::Cause, unit::Bytes};
     let (Status::Oom, Some(requested)) = (record.status, record.oom_requested_bytes) else {
         return format!("{}: {}", record.status.name(), record.reason);
