@@ -13,14 +13,18 @@ use super::{
     failure::{Failure, Outcome},
     interrupt,
     options::{DeviceOptions, Format, NeedsOptions, WorkerOptions},
-    output, progress, run_claims, run_techniques, run_thresholds, threshold,
+    output, progress, run_claims,
+    run_partition::{Part, Share},
+    run_techniques, run_thresholds, threshold,
 };
 use crate::{
     answer::threshold::ThresholdStatus,
     device::DeviceSpec,
     measure::Status,
-    report::{self, ReportError, RunFolder, html},
-    suite::{self, Case, CaseOutcome, CaseRunner, CaseSettings, Filter, Progress, SuiteFile, SuiteKind, WithNeeds},
+    report::{self, Environment, ReportError, RunFolder, Settings, html},
+    suite::{
+        self, Case, CaseOutcome, CaseRunner, CaseSettings, Filter, Partition, Progress, SuiteFile, SuiteKind, WithNeeds,
+    },
 };
 
 /// Runs suites case by case: progress while it works, one table at the end, and a folder with the CSVs. Rows are
@@ -60,6 +64,10 @@ pub struct Args {
     /// Go on with an interrupted run: cases that its folder holds are not run again.
     #[arg(long, value_name = "DIR")]
     pub(super) resume: Option<PathBuf>,
+    /// Run one part of the cases, to share a run among machines: `slice:2/4` takes every fourth case from the second on,
+    /// `hash:2/4` deals by case id, `slurm` takes the part of this task of a job array. `oomph report` merges the folders.
+    #[arg(long, value_name = "PART", conflicts_with_all = ["save_baseline", "baseline"])]
+    partition: Option<Part>,
     /// Keep this run under a name, to compare others with.
     #[arg(long, value_name = "NAME")]
     save_baseline: Option<String>,
@@ -78,6 +86,31 @@ impl Args {
     pub(super) fn filter(&self) -> Filter {
         Filter { only: self.filter.clone(), skip: self.skip.clone(), exact: self.exact }
     }
+
+    /// Which part of the cases is wanted.
+    pub(super) fn partition(&self) -> Result<Option<Partition>, Failure> {
+        self.partition.map(Part::resolve).transpose()
+    }
+
+    /// What the results say about what was asked for.
+    pub(super) fn settings(&self, suites: &[SuiteFile]) -> Settings {
+        Settings {
+            suites: suites.iter().map(|suite| suite.name.clone()).collect(),
+            only: self.filter.clone(),
+            skip: self.skip.clone(),
+            exact: self.exact,
+            limit_bytes: self.device.limit.map(|limit| limit.0),
+            seed: self.seed,
+            case_timeout: self.workers.case_timeout.map(|timeout| timeout.to_string()),
+            pack: self.needs.pack,
+            base: suites.first().map_or_else(String::new, |suite| suite.base.clone()),
+        }
+    }
+
+    /// The device of a suite that works out its answers on a single one.
+    pub(super) fn one_device(&self, suite: &SuiteFile) -> Result<DeviceSpec, Failure> {
+        self.device.spec().map_err(|failure| failure.context(&format!("suite '{}'", suite.name)))
+    }
 }
 
 pub fn run(args: Args) -> Outcome {
@@ -91,8 +124,11 @@ pub fn run(args: Args) -> Outcome {
     args.baseline.as_deref().map(compare::folder).transpose()?;
     let kept = args.save_baseline.as_deref().map(compare::baseline_folder).transpose()?;
     let device = args.device.spec()?;
-    let cases = select(&args, &suites, &device)?;
-    let ids: Vec<String> = cases.iter().map(|case| case.label.case_id()).collect();
+    let mut cases = select(&args, &suites, &device)?;
+    let all_ids: Vec<String> = cases.iter().map(|case| case.label.case_id()).collect();
+    let share = Share::new(args.partition()?, &all_ids);
+    cases.retain(|case| share.has(&case.label.case_id()));
+    let ids = share.of(all_ids);
     let asks_for_threshold =
         |case: &Case| suites.iter().any(|suite| suite.name == case.label.suite && suite.kind == SuiteKind::Threshold);
     if args.list {
@@ -101,11 +137,14 @@ pub fn run(args: Args) -> Outcome {
     }
 
     let runner = args.workers.runner(&cases, None)?;
-    let environment = environment::describe(&device, args.seed.unwrap_or(suites[0].seeds[0]))?;
-    let folder = match (&args.resume, &args.output) {
-        (Some(path), _) => RunFolder::resume(path, &environment, &ids),
-        (None, Some(path)) => RunFolder::create(path, &environment),
-        (None, None) => RunFolder::create(&environment::new_run_folder(&names), &environment),
+    let environment = share.in_environment(Environment {
+        settings: Some(args.settings(&suites)),
+        ..environment::describe(&device, args.seed.unwrap_or(suites[0].seeds[0]))?
+    });
+    let place = share.place(&args);
+    let folder = match args.resume {
+        Some(_) => share.resume(&place, || RunFolder::resume(&place, &environment, &ids)),
+        None => share.create(&place, || RunFolder::create(&place, &environment)),
     }
     .map_err(Failure::usage)?;
     let stop = interrupt::flag(interrupt::Running::Cases)?;
@@ -142,11 +181,9 @@ pub fn run(args: Args) -> Outcome {
     let ended = records.iter().filter(|record| record.status != Status::Interrupted).count() + answered;
     if ended < ids.len() {
         output::complain(&format!(
-            "interrupted after {} of {} cases; go on with: oomph run {} --resume {}",
-            ended,
+            "interrupted after {ended} of {} cases; go on with: {}",
             ids.len(),
-            names.join(" "),
-            folder.path().display()
+            share.again(&names, folder.path())
         ));
         return Ok(exit::INTERRUPTED);
     }
@@ -182,7 +219,7 @@ fn run_own_table(args: &Args, suite: &SuiteFile, suites: usize) -> Outcome {
         return Err(Failure::usage(anyhow!("{alone}, and chooses limits and seeds itself: no --limit, no --seed")));
     }
     match suite.kind {
-        SuiteKind::Claims => run_claims::run(args),
+        SuiteKind::Claims => run_claims::run(args, suite),
         _ => run_techniques::run(args, suite),
     }
 }

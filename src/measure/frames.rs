@@ -193,7 +193,8 @@ impl Album {
     fn frame(&self, event: u64, occasion: Occasion, layout: &Layout) -> Frame {
         let mut residents = self.residents.clone();
         residents.sort_unstable_by_key(|resident| (resident.address, resident.born));
-        let category = |resident: &Resident| self.tags.get(resident.tag.index()).map_or(Category::Unknown, |t| t.category);
+        let category =
+            |resident: &Resident| self.tags.get(resident.tag.index()).map_or(Category::Unknown, |t| t.category);
         let views = || layout.segments.iter().filter(|segment| !segment.alias);
         let smallest = views().map(|segment| segment.bytes).sum::<u64>() / SMALLEST_PART;
         let mut segments: Vec<FrameSegment> = Vec::new();

@@ -7,7 +7,11 @@ use super::{
     material::Material,
 };
 use crate::{
-    answer::{claims::Verdict, techniques::TechniqueRecord, threshold::{ThresholdRecord, ThresholdStatus}},
+    answer::{
+        claims::Verdict,
+        techniques::TechniqueRecord,
+        threshold::{ThresholdRecord, ThresholdStatus},
+    },
     unit::{Bytes, Nanos},
 };
 
@@ -133,8 +137,10 @@ pub(super) fn techniques(material: &Material<'_>) -> Option<Section> {
         }
         table.row(vec![
             Cell::name(&row.model),
-            Cell::html(format!("<span title=\"{0}\">{0}</span>", escape(&row.title)), &row.technique).with_class("prose"),
-            Cell::html(range_bar(range, row.reduction_percent), row.reduction_percent.unwrap_or(-100.0)).with_class("wide"),
+            Cell::html(format!("<span title=\"{0}\">{0}</span>", escape(&row.title)), &row.technique)
+                .with_class("prose"),
+            Cell::html(range_bar(range, row.reduction_percent), row.reduction_percent.unwrap_or(-100.0))
+                .with_class("wide"),
             row.reduction_percent.map_or_else(Cell::empty, |saved| Cell::number(format!("{saved:.1} %"), saved)),
             Cell::text(&row.published_memory),
             Cell::maybe_bytes(row.peak_allocated_bytes),

@@ -278,7 +278,8 @@ mod tests {
 
     #[test]
     fn a_row_keeps_the_number_of_the_csv_beside_what_is_shown() {
-        let mut table = Table::new("t", vec![Column::words("w", "workload"), Column::numbers("r", "peak_reserved_bytes")]);
+        let mut table =
+            Table::new("t", vec![Column::words("w", "workload"), Column::numbers("r", "peak_reserved_bytes")]);
         table.row(vec![Cell::text("w"), Cell::bytes(3 << 20)]);
         let html = table.html();
         assert!(html.contains("data-value=\"3145728\">3.00 MiB</td>"), "{html}");

@@ -97,7 +97,9 @@ pub(super) fn section(material: &Material<'_>, judged: &[Judged<'_>]) -> Option<
     );
     let finding = match growing {
         0 => format!("Nothing grows from step to step in {}", counted(judged.len(), "workload", "workloads")),
-        some => format!("Memory grows from step to step in {some} of {}", counted(judged.len(), "workload", "workloads")),
+        some => {
+            format!("Memory grows from step to step in {some} of {}", counted(judged.len(), "workload", "workloads"))
+        }
     };
     let charts = steepest.iter().map(|workload| workload.chart(material.place(&workload.record.strategy))).collect();
     Some((Section { id: "growth", subject: "Growth", finding, body }, charts))

@@ -112,7 +112,8 @@ impl CaseLines {
         let incidents = &detail.timeline.incidents;
         // Failures are what people look for: retries make room for them.
         let is_oom = |kind| kind == IncidentKind::OutOfMemory;
-        let mut marks: Vec<_> = incidents.iter().filter(|incident| is_oom(incident.kind)).take(MOST_INCIDENTS).collect();
+        let mut marks: Vec<_> =
+            incidents.iter().filter(|incident| is_oom(incident.kind)).take(MOST_INCIDENTS).collect();
         let room = MOST_INCIDENTS - marks.len();
         let retries: Vec<_> = incidents.iter().filter(|incident| !is_oom(incident.kind)).collect();
         marks.extend(retries.iter().step_by(retries.len().div_ceil(room.max(1)).max(1)).take(room));

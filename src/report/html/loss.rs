@@ -117,9 +117,8 @@ fn fragmentation(material: &Material<'_>) -> Table {
 /// The case that lost most, and to what.
 fn finding(material: &Material<'_>) -> String {
     let cases = material.titled().flat_map(|(group, title)| group.records.iter().map(move |record| (*record, title)));
-    let losses = cases
-        .filter(|(record, _)| is_contender(record) && record.bound_requested_bytes.is_some())
-        .map(|(record, title)| {
+    let losses = cases.filter(|(record, _)| is_contender(record) && record.bound_requested_bytes.is_some()).map(
+        |(record, title)| {
             let [_, rounding, cached, _] = parts(record);
             let (bytes, what) = if cached.bytes >= rounding.bytes {
                 (cached.bytes, "idle in the cache")
@@ -127,7 +126,8 @@ fn finding(material: &Material<'_>) -> String {
                 (rounding.bytes, "to rounding")
             };
             (bytes, what, record, title)
-        });
+        },
+    );
     match losses.max_by_key(|loss| loss.0).filter(|loss| loss.0 > 0) {
         Some((bytes, what, record, title)) => {
             format!("{} loses {} {what} on {}", code(&record.strategy), Bytes(bytes), escape(title))

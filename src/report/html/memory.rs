@@ -38,10 +38,7 @@ pub(super) fn timeline(
         limit: group.scenario.limit_bytes.map(island::kib),
         steps: island::steps(&furthest.detail.steps),
         live: Some(island::live(&furthest.detail)),
-        cases: shown
-            .iter()
-            .map(|case| CaseLines::of(material.place(&case.record.strategy), &case.detail))
-            .collect(),
+        cases: shown.iter().map(|case| CaseLines::of(material.place(&case.record.strategy), &case.detail)).collect(),
     })
 }
 
@@ -79,7 +76,8 @@ pub(super) fn section(
         let measured = group.records.iter().filter(|record| record.clock.is_some()).count();
         let mut words = sentence(group);
         if data.cases.len() < measured {
-            let _ = write!(words, " {} of {measured} strategies are drawn; the others are in the table.", data.cases.len());
+            let _ =
+                write!(words, " {} of {measured} strategies are drawn; the others are in the table.", data.cases.len());
         }
         let label = format!("Memory over time: {title}");
         body.push_str(&chart("timeline", index, &escape(title), &words, &label));

@@ -68,7 +68,11 @@ fn reproduce(run: &Run) -> String {
 
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=:,./@%+".contains(c);
-    if !word.is_empty() && word.chars().all(plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) }
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
+    }
 }
 
 #[cfg(test)]
@@ -79,8 +83,7 @@ mod tests {
     #[test]
     fn a_command_can_be_pasted_into_a_shell() {
         let command = ["oomph", "run", "my suite", "--output", "somewhere", "--limit", "24GiB", "it's"];
-        let environment =
-            Environment { command: command.map(str::to_owned).to_vec(), ..Environment::default() };
+        let environment = Environment { command: command.map(str::to_owned).to_vec(), ..Environment::default() };
         let run = Run { environment, ..Run::default() };
         assert_eq!(reproduce(&run), r"oomph run 'my suite' --limit 24GiB 'it'\''s'");
     }

@@ -99,7 +99,8 @@ fn least_memory(material: &Material<'_>) -> Option<Card> {
     let (own, best) = times.iter().fold((0, 0), |sum, time| (sum.0 + time.0, sum.1 + time.1));
     let ratio = own as f64 / best.max(1) as f64;
     if ratio >= MUCH_SLOWER {
-        let _ = write!(answer, "<p>{} pays for it with {ratio:.0} times the driver time of the fastest.</p>", code(first));
+        let _ =
+            write!(answer, "<p>{} pays for it with {ratio:.0} times the driver time of the fastest.</p>", code(first));
     }
     Some(("Who needs least memory?", answer))
 }
@@ -121,10 +122,8 @@ fn lost(material: &Material<'_>) -> Option<Card> {
 }
 
 fn ran_out(material: &Material<'_>) -> Option<Card> {
-    let failed: Vec<(&CaseRecord, &str)> = material
-        .titled()
-        .flat_map(|(group, title)| out_of_memory(group).map(move |record| (record, title)))
-        .collect();
+    let failed: Vec<(&CaseRecord, &str)> =
+        material.titled().flat_map(|(group, title)| out_of_memory(group).map(move |record| (record, title))).collect();
     let question = "When did it run out?";
     if failed.is_empty() {
         return Some((question, "<p>Never: every request was served.</p>".to_owned()));
@@ -170,8 +169,7 @@ fn techniques(material: &Material<'_>) -> Option<Card> {
     let saved = rows.iter().filter_map(|row| Some((row.reduction_percent?, row)));
     let (percent, row) = saved.max_by(|a, b| a.0.total_cmp(&b.0))?;
     let time = row.step_ratio.map_or_else(String::new, |ratio| format!(", a step takes {ratio:.2} times as long"));
-    let answer =
-        format!("<p>{} saves most: {percent:.0} % on {}{time}.</p>", escape(&row.title), escape(&row.model));
+    let answer = format!("<p>{} saves most: {percent:.0} % on {}{time}.</p>", escape(&row.title), escape(&row.model));
     Some(("Which technique saves most?", answer))
 }
 
@@ -208,7 +206,8 @@ fn winners(material: &Material<'_>) -> Table {
     for (group, title) in material.titled() {
         let bound = group.records.iter().find_map(|record| record.bound_requested_bytes);
         let nobody = || Cell::html("<span class=\"none\">nobody to compare with</span>".to_owned(), "");
-        let device = |record: Option<&CaseRecord>| Cell::maybe_bytes(record.map(|record| record.peak_device_used_bytes));
+        let device =
+            |record: Option<&CaseRecord>| Cell::maybe_bytes(record.map(|record| record.peak_device_used_bytes));
         let named = |record: Option<&CaseRecord>| match record {
             Some(record) => material.strategy(&record.strategy),
             None => nobody(),

@@ -78,12 +78,19 @@ pub(super) struct Pictured {
 
 impl Pictured {
     /// At most `most` frames; none where the case has no pictures.
-    pub(super) fn of(material: &Material<'_>, record: &CaseRecord, title: &str, detail: &CaseDetail, most: usize) -> Option<Pictured> {
+    pub(super) fn of(
+        material: &Material<'_>,
+        record: &CaseRecord,
+        title: &str,
+        detail: &CaseDetail,
+        most: usize,
+    ) -> Option<Pictured> {
         if detail.frames.is_empty() {
             return None;
         }
         let row = |frame: &Frame| {
-            let amounts = [BlockState::Allocated, BlockState::Pending, BlockState::Free].map(|state| frame.bytes_in(state));
+            let amounts =
+                [BlockState::Allocated, BlockState::Pending, BlockState::Free].map(|state| frame.bytes_in(state));
             let largest = frame.blocks().filter(|b| b.state == BlockState::Free).map(|b| b.bytes).max().unwrap_or(0);
             let pieces: u64 = frame.segments.iter().map(|segment| u64::from(segment.pieces)).sum();
             let mut cells =
