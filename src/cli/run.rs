@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     answer::threshold::ThresholdStatus,
-    device::DeviceSpec,
+    device::{DeviceSpec, Fleet},
     measure::Status,
     report::{self, Environment, ReportError, RunFolder, Settings, html},
     suite::{
@@ -123,7 +123,11 @@ pub fn run(args: Args) -> Outcome {
     // A name that is wrong must not cost a run.
     args.baseline.as_deref().map(compare::folder).transpose()?;
     let kept = args.save_baseline.as_deref().map(compare::baseline_folder).transpose()?;
-    let device = args.device.spec()?;
+    let fleet = match suites.iter().find(|suite| suite.kind == SuiteKind::Threshold) {
+        Some(suite) => args.one_device(suite)?.into(),
+        None => args.device.fleet()?,
+    };
+    let device = fleet.any();
     let mut cases = select(&args, &suites, &device)?;
     let all_ids: Vec<String> = cases.iter().map(|case| case.label.case_id()).collect();
     let share = Share::new(args.partition()?, &all_ids);
@@ -150,7 +154,7 @@ pub fn run(args: Args) -> Outcome {
     let stop = interrupt::flag(interrupt::Running::Cases)?;
     let (searched, measured): (Vec<Case>, Vec<Case>) = cases.into_iter().partition(asks_for_threshold);
     let with_needs = WithNeeds::new(&runner, args.needs.pack_within());
-    run_cases(&args, &folder, measured, &with_needs, &stop)?;
+    run_cases(&args, &fleet, &folder, measured, &with_needs, &stop)?;
     let jobs = args.jobs.unwrap_or_else(suite::all_cores);
     let thresholds = match searched.is_empty() {
         true => None,
@@ -227,6 +231,7 @@ fn run_own_table(args: &Args, suite: &SuiteFile, suites: usize) -> Outcome {
 /// Runs what the folder does not hold yet, and writes every case down as soon as it is done.
 fn run_cases(
     args: &Args,
+    fleet: &Fleet,
     folder: &RunFolder,
     cases: Vec<Case>,
     runner: &dyn CaseRunner,
@@ -236,8 +241,7 @@ fn run_cases(
     let remaining: Vec<Case> = cases.into_iter().filter(|case| !done.contains(&case.label.case_id())).collect();
     let bar = progress::of_cases(total, total - remaining.len());
     let mut trouble = Ok(());
-    let jobs = args.jobs.unwrap_or_else(suite::all_cores);
-    suite::run(&remaining, runner, jobs, stop, |progress| match progress {
+    let listener = |progress: Progress<'_>| match progress {
         Progress::Started(case) => bar.set_message(case.label.case_id()),
         Progress::Finished(_, outcome) => {
             bar.inc(1);
@@ -249,7 +253,11 @@ fn run_cases(
                 }
             }
         }
-    });
+    };
+    match fleet.is_shared() {
+        true => suite::run_on(fleet.members(), &remaining, runner, stop, listener),
+        false => suite::run(&remaining, runner, args.jobs.unwrap_or_else(suite::all_cores), stop, listener),
+    }
     bar.finish_and_clear();
     Ok(trouble?)
 }

@@ -12,6 +12,7 @@ mod call;
 mod capability;
 pub mod cuda;
 mod error;
+mod fleet;
 pub mod sim;
 mod spec;
 pub mod wrap;
@@ -22,6 +23,7 @@ pub use capability::{
     Capabilities, Compute, PhysicalId, PinnedHost, PoolId, PoolSettings, PoolUsage, StreamOrderedPools, VirtualMemory,
 };
 pub use error::DeviceError;
+pub use fleet::Fleet;
 pub use spec::{DeviceSpec, DeviceSpecError};
 
 use crate::unit::{Address, EventId, Nanos, StreamId};

@@ -26,7 +26,7 @@ pub use in_process::InProcess;
 pub use isolation::{Isolating, Isolation};
 pub use needs::WithNeeds;
 pub use partition::{Partition, PartitionError};
-pub use run::{CaseOutcome, CaseRunner, Progress, all_cores, run};
+pub use run::{CaseOutcome, CaseRunner, Progress, all_cores, run, run_on};
 pub use source::{SourceError, SourceSpec};
 pub use timeout::{CaseTimeout, TimeoutError};
 pub use worker::WorkerProcess;

@@ -252,7 +252,7 @@ mod tests {
             .map(|id| partition.shard_of(0, id));
         // FNV-1a of "" is 14695981039346656037, and of "a" 12638187200555641996.
         assert_eq!(dealt[..2], [3, 2]);
-        assert_eq!(dealt, [3, 2, 3, 4]);
+        assert_eq!(dealt, [3, 2, 1, 4]);
     }
 
     #[test]

@@ -15,10 +15,10 @@ mod disabled;
 mod enabled;
 
 #[cfg(not(feature = "cuda"))]
-pub use disabled::{driver_version, footprint, look_for_toolkit_in, matrix_library, name, open, probe, survey};
+pub use disabled::{count, driver_version, footprint, look_for_toolkit_in, matrix_library, name, open, probe, survey};
 #[cfg(feature = "cuda")]
 pub use enabled::{
-    CudaDevice, driver_version, footprint, look_for_toolkit_in, matrix_library, name, open, probe, survey,
+    CudaDevice, count, driver_version, footprint, look_for_toolkit_in, matrix_library, name, open, probe, survey,
 };
 
 pub use survey::{Finding, Verdict};
