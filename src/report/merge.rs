@@ -344,3 +344,126 @@ fn named(case_ids: &[String]) -> String {
     };
     format!("{} {cases}{shown}{rest}", case_ids.len())
 }
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::measure::{CaseDetail, CaseLabel};
+
+    const CASES: [&str; 5] = ["a", "b", "c", "d", "e"];
+
+    fn record(workload: &str) -> CaseRecord {
+        let label = CaseLabel { workload: workload.to_owned(), strategy: "caching".to_owned(), ..CaseLabel::default() };
+        CaseRecord::unmeasured(&label, Status::Completed, "")
+    }
+
+    fn plan() -> Vec<PlannedCase> {
+        let case =
+            |(place, workload): (u32, &&str)| PlannedCase { case_id: record(workload).case_id, shard: place % 2 + 1 };
+        (0..).zip(&CASES).map(case).collect()
+    }
+
+    fn environment(shard: u32) -> Environment {
+        Environment {
+            started: format!("2026-11-1{}T00:00:00Z", 9 - shard),
+            machine: format!("machine {shard}"),
+            settings: Some(Settings { base: "caching".to_owned(), ..Settings::default() }),
+            shard: Some(Shard { rule: "slice".to_owned(), shard, shards: 2 }),
+            ..Environment::default()
+        }
+    }
+
+    /// A folder of the shard with these rows.
+    fn shard(folder: &TempDir, name: &str, environment: &Environment, rows: &[CaseRecord]) -> PathBuf {
+        let path = folder.path().join(name);
+        let run = RunFolder::create(&path, environment).unwrap();
+        super::super::write_plan(&path, &plan()).unwrap();
+        for row in rows {
+            run.append_timing(&TimingRecord { case_id: row.case_id.clone(), ..TimingRecord::default() }).unwrap();
+            run.append(row, &CaseDetail::unmeasured(&row.label())).unwrap();
+        }
+        path
+    }
+
+    fn flaws_of(folders: &[PathBuf]) -> Vec<String> {
+        let shards = Shards::open(folders).unwrap();
+        shards.flaws().iter().map(Flaw::to_string).collect()
+    }
+
+    #[test]
+    fn whole_shards_give_what_one_process_would_have_written() {
+        let folder = TempDir::new().unwrap();
+        let one = shard(&folder, "one", &environment(1), &["e", "a", "c"].map(record));
+        let two = shard(&folder, "two", &environment(2), &["d", "b"].map(record));
+        let alone = folder.path().join("alone");
+        let run = RunFolder::create(&alone, &Environment::default()).unwrap();
+        for row in CASES.map(record) {
+            run.append_timing(&TimingRecord { case_id: row.case_id.clone(), ..TimingRecord::default() }).unwrap();
+            run.append(&row, &CaseDetail::unmeasured(&row.label())).unwrap();
+        }
+        run.finish(&CASES.map(|workload| record(workload).case_id), "caching").unwrap();
+
+        let merged = folder.path().join("merged");
+        let shards = Shards::open(&[two, one]).unwrap();
+        assert_eq!(shards.merge(&merged).unwrap(), Merged { cases: 5, shards: 2 });
+        for name in ["runs.csv", "timings.csv", "comparison.csv"] {
+            assert_eq!(fs::read(merged.join(name)).unwrap(), fs::read(alone.join(name)).unwrap(), "{name}");
+        }
+        for row in CASES.map(record) {
+            let read = |path: &Path| fs::read(folder::detail_path(path, &row.case_id)).unwrap();
+            assert_eq!(read(&merged), read(&alone));
+        }
+        let made = folder::read_environment(&merged).unwrap();
+        assert_eq!((made.shard, made.merged_shards), (None, Some(2)));
+        assert_eq!((made.started.as_str(), made.machine.as_str()), ("2026-11-17T00:00:00Z", "machine 1, machine 2"));
+        assert!(matches!(shards.merge(&merged), Err(ReportError::Occupied { .. })));
+    }
+
+    #[test]
+    fn what_is_missing_is_named_case_by_case_or_as_a_shard() {
+        let folder = TempDir::new().unwrap();
+        let stopped = CaseRecord { status: Status::Interrupted, ..record("c") };
+        let one = shard(&folder, "one", &environment(1), &[record("a"), stopped]);
+        let found = flaws_of(std::slice::from_ref(&one));
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(found[0].contains("it lacks 2 cases\n  /c/caching@#0\n  /e/caching@#0"), "{found:?}");
+        assert!(found[1].contains("missing: shard slice:2/2, with 2 cases\n  /b/"), "{found:?}");
+        let refusal = Shards::open(&[one]).unwrap().merge(&folder.path().join("merged")).unwrap_err();
+        assert!(matches!(refusal, ReportError::NotWhole { .. }));
+        assert!(!folder.path().join("merged").exists());
+    }
+
+    #[test]
+    fn what_is_double_or_strange_is_named() {
+        let folder = TempDir::new().unwrap();
+        let one = shard(&folder, "one", &environment(1), &["a", "c", "e", "b"].map(record));
+        let two = shard(&folder, "two", &environment(2), &["b", "d", "x"].map(record));
+        let found = flaws_of(&[one.clone(), two]);
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(found[0].contains("beside its plan, 1 case\n  /x/"), "{found:?}");
+        assert!(found[1].contains("both hold 1 case\n  /b/"), "{found:?}");
+        let again = shard(&folder, "again", &environment(1), &[]);
+        let found = flaws_of(&[one, again]);
+        assert!(found[0].ends_with("both hold shard slice:1/2"), "{found:?}");
+    }
+
+    #[test]
+    fn shards_of_different_runs_are_told_apart() {
+        let folder = TempDir::new().unwrap();
+        let one = shard(&folder, "one", &environment(1), &[]);
+        let other = Environment { commit: "newer".to_owned(), ..environment(2) };
+        let two = shard(&folder, "two", &other, &[]);
+        super::super::write_plan(&two, &plan()[..4]).unwrap();
+        let found = flaws_of(&[one, two.clone()]);
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(found[0].contains("two: its commit is 'newer'"), "{found:?}");
+        assert!(found[1].contains("its plan.csv is not that of"), "{found:?}");
+        fs::remove_file(two.join("plan.csv")).unwrap();
+        assert!(flaws_of(&[two])[0].ends_with("it has no plan.csv"));
+        let whole = folder.path().join("whole");
+        RunFolder::create(&whole, &Environment::default()).unwrap();
+        assert!(matches!(Shards::open(&[whole]), Err(ReportError::NoShard { .. })));
+    }
+}
