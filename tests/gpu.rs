@@ -15,7 +15,7 @@ use std::{
 use one_gpu::gpu;
 use oomph::{
     device::{
-        CallKind, Clock, Compute, Device, PinnedHost, VirtualMemory,
+        CallKind, Clock, Compute, Damage, Device, Patterned, Patterns, PinnedHost, VirtualMemory, Written,
         cuda::CudaDevice,
         default_limit,
         wrap::{Limited, Logged, Scripted},
@@ -57,6 +57,87 @@ fn a_pattern_is_found_again_and_damage_to_it_is_counted() {
     assert!(device.fill(HOME, address.offset(bytes), 512, 1).is_err(), "memory that is not ours is refused");
     device.free(address).unwrap();
     assert_eq!(device.held_bytes(), 0);
+}
+
+#[test]
+fn many_blocks_are_filled_and_compared_by_one_launch_and_damage_names_the_intruder() {
+    let Some((mut device, _guard)) = gpu() else { return };
+    let ground = device.alloc(GIB).unwrap();
+    let mut place = 0;
+    let blocks: Vec<Patterned> = (1..10_000)
+        .map(|key| {
+            let bytes = if key % 1000 == 0 { 40 * MIB + 3 } else { 1 + u64::from(key) * 7919 % (40 * KIB) };
+            let block = Patterned { address: ground.offset(place), bytes, key };
+            place = (place + bytes).next_multiple_of(256);
+            block
+        })
+        .collect();
+    assert!(place <= GIB, "{place}");
+    device.fill_blocks(HOME, &blocks).unwrap();
+    device.verify_blocks(HOME, &blocks).unwrap();
+    device.synchronize().unwrap();
+    let verified = device.verified().unwrap();
+    let bytes: u64 = blocks.iter().map(|block| block.bytes).sum();
+    assert_eq!((verified.blocks, verified.bytes, verified.damaged), (9_999, bytes, vec![]));
+
+    // An intruder in the middle of one block, one byte at the end of another, and a block that was never filled.
+    let (large, small) = (blocks[999], blocks[40]);
+    let intruder = Patterned { address: large.address.offset(20 * MIB), bytes: 4096, key: 77_777 };
+    device.fill_blocks(HOME, &[intruder]).unwrap();
+    device.write(HOME, small.address.offset(small.bytes - 1), &[0x5a; 1]).unwrap();
+    let foreign = Patterned { key: 88_888, ..blocks[500] };
+    device.verify_blocks(HOME, &[&blocks[..], &[foreign]].concat()).unwrap();
+    device.synchronize().unwrap();
+    let damaged = device.verified().unwrap().damaged;
+    let last_byte = (small.bytes - 1) / 16 * 16..small.bytes;
+    assert_eq!(damaged.len(), 3, "{damaged:?}");
+    assert!(damaged[0].key == small.key && last_byte.contains(&damaged[0].offset), "{damaged:?}");
+    let written = |key, offset| Some(Written { key, offset });
+    assert_eq!(damaged[1], Damage { key: large.key, offset: 20 * MIB, found: written(77_777, 0) });
+    assert_eq!(damaged[2], Damage { key: 88_888, offset: 0, found: written(blocks[500].key, 0) });
+
+    device.verify_blocks(HOME, &blocks[100..200]).unwrap();
+    device.synchronize().unwrap();
+    assert_eq!(device.verified().unwrap().damaged, [], "the counters were cleared");
+    let beyond = Patterned { address: ground.offset(GIB), bytes: 512, key: 1 };
+    assert!(device.fill_blocks(HOME, &[beyond]).is_err(), "memory that is not ours is refused");
+    let askew = Patterned { address: ground.offset(8), bytes: 512, key: 1 };
+    assert!(device.fill_blocks(HOME, &[askew]).is_err(), "sixteen bytes at a time need their boundary");
+    device.free(ground).unwrap();
+}
+
+#[test]
+fn patterns_come_and_go_at_the_speed_of_memory() {
+    let Some((mut device, _guard)) = gpu() else { return };
+    for (bytes_each, count) in [(GIB, 8), (MIB, 4096), (2 * KIB, 100_000)] {
+        let ground = device.alloc(bytes_each * count).unwrap();
+        let blocks: Vec<Patterned> = (0..count)
+            .map(|number| Patterned {
+                address: ground.offset(number * bytes_each),
+                bytes: bytes_each,
+                key: number as u32 + 1,
+            })
+            .collect();
+        let mut timed = |queue: &dyn Fn(&mut CudaDevice)| {
+            queue(&mut device);
+            device.synchronize().unwrap();
+            let begin = device.now();
+            (0..8).for_each(|_| queue(&mut device));
+            device.synchronize().unwrap();
+            device.now().since(begin).0 as f64 / 8.0
+        };
+        let fill = timed(&|device| device.fill_blocks(HOME, &blocks).unwrap());
+        let verify = timed(&|device| device.verify_blocks(HOME, &blocks).unwrap());
+        assert_eq!(device.verified().unwrap().damaged, []);
+        let bytes = (bytes_each * count) as f64;
+        println!(
+            "blocks of {bytes_each} bytes: filled at {:.0} GB/s, compared at {:.0} GB/s, {:.2} million blocks a second",
+            bytes / fill,
+            bytes / verify,
+            count as f64 * 1e3 / verify,
+        );
+        device.free(ground).unwrap();
+    }
 }
 
 #[test]

@@ -194,6 +194,40 @@ fn a_shard_goes_on_only_as_itself() {
     assert_eq!(read(&folder, "one/runs.csv"), before);
 }
 
+/// Starts `oomph run` with one job, sends it SIGTERM once the folder has so many rows and the next case runs, and returns
+/// its exit code and what it said.
+#[cfg(unix)]
+fn terminated(folder: &TempDir, words: &str, output: &str, after: usize) -> (Option<i32>, String) {
+    let mut child = oomph(folder)
+        .args(words.split(' '))
+        .args(["--jobs", "1", "--output", output])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let begun = Instant::now();
+    while !folder.path().join(output).join("runs.csv").is_file() || rows(folder, output) < after {
+        assert!(begun.elapsed() < Duration::from_secs(60), "no rows after a minute");
+        thread::sleep(Duration::from_millis(2));
+    }
+    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    let code = child.wait().unwrap().code();
+    (code, std::io::read_to_string(child.stderr.take().unwrap()).unwrap())
+}
+
+#[cfg(unix)]
+#[test]
+fn a_run_whose_last_case_was_finished_after_sigterm_is_complete() {
+    let folder = folder_with(
+        "question = 'done?'\n[[group]]\nworkloads = ['checkerboard']\nstrategies = ['null']\n\
+         [[group]]\nworkloads = ['training']\nstrategies = ['null']\nset = { steps = 3000 }\n",
+    );
+    let (code, complaint) = terminated(&folder, "run ./suite.toml", "out", 1);
+    assert_eq!(rows(&folder, "out"), 2, "{complaint}");
+    assert_eq!(code, Some(0), "{complaint}");
+    assert!(complaint.contains("stopping after the cases that are running"), "{complaint}");
+}
+
 #[cfg(unix)]
 #[test]
 fn sigterm_finishes_the_case_and_the_requeued_shard_ends_like_one_that_was_left_alone() {
@@ -203,21 +237,8 @@ fn sigterm_finishes_the_case_and_the_requeued_shard_ends_like_one_that_was_left_
         seeds.join(",")
     ));
     let part = "run ./suite.toml --partition hash:1/2";
-    let mut child = oomph(&folder)
-        .args(part.split(' '))
-        .args(["--jobs", "1", "--output", "requeued"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let begun = Instant::now();
-    while !folder.path().join("requeued/runs.csv").is_file() || rows(&folder, "requeued") < 3 {
-        assert!(begun.elapsed() < Duration::from_secs(60), "no rows after a minute");
-        thread::sleep(Duration::from_millis(2));
-    }
-    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
-    assert_eq!(child.wait().unwrap().code(), Some(130));
-    let complaint = std::io::read_to_string(child.stderr.take().unwrap()).unwrap();
+    let (code, complaint) = terminated(&folder, part, "requeued", 3);
+    assert_eq!(code, Some(130), "{complaint}");
     assert!(complaint.contains("--partition hash:1/2 --resume requeued"), "{complaint}");
     let kept = read(&folder, "requeued/runs.csv");
     assert!(!kept.contains("interrupted"), "the case that ran was finished");

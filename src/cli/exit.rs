@@ -19,6 +19,8 @@ pub const DEVICE_UNAVAILABLE: u8 = 103;
 pub const CASES_FAILED: u8 = 104;
 /// `leaks`: memory grows in a way that `--fail-on` names.
 pub const MEMORY_GROWS: u8 = 105;
+/// `stress`: a promise was broken.
+pub const STRESS_FAILED: u8 = 106;
 /// `report`: the shards are not one whole run.
 pub const NOT_WHOLE: u8 = 107;
 /// Ctrl-C or SIGTERM: what was finished is in the results.
@@ -36,5 +38,6 @@ Exit codes:
   103  the requested device is not available
   104  some cases failed to run
   105  leaks: memory grows
+  106  stress: a promise was broken
   107  report: the shards are not one whole run
   130  interrupted (Ctrl-C, SIGTERM); finished cases are kept";

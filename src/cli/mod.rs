@@ -32,6 +32,7 @@ mod run_partition;
 mod run_techniques;
 mod run_thresholds;
 mod source;
+mod stress;
 mod techniques;
 mod threshold;
 mod toolkit_folders;
@@ -86,6 +87,8 @@ enum Command {
     Techniques(techniques::Args),
     /// Put what is published about GPU memory to the test, claim by claim.
     Claims(claims::Args),
+    /// Try to break allocators: random programs, failing drivers, misuse; what breaks one is shrunk and saved.
+    Stress(stress::Args),
     /// Write a workload or trace as a trace file.
     Convert(convert::Args),
     /// Print the Python lines that make PyTorch write a memory snapshot.
@@ -118,6 +121,7 @@ pub fn main() -> ExitCode {
         Command::Report(args) => report::run(args),
         Command::Techniques(args) => techniques::run(args),
         Command::Claims(args) => claims::run(args),
+        Command::Stress(args) => stress::run(args),
         Command::Convert(args) => convert::run(args),
         Command::Record(args) => record::run(&args),
         Command::List(args) => list::run(args),

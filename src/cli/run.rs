@@ -192,7 +192,7 @@ pub fn run(args: Args) -> Outcome {
         return Ok(exit::INTERRUPTED);
     }
     let failures = match output::complain_of_failures(&records) {
-        exit::OK => threshold::exit_code(&details, &stop),
+        exit::OK => threshold::exit_code(&details),
         failed => failed,
     };
     let regressions = match &args.baseline {

@@ -23,6 +23,7 @@ use crate::{
     },
     device::DeviceSpec,
     measure::CaseLabel,
+    plugin,
     replay::{OnOutOfMemory, Pace},
     report::{self, Medium, ReportError},
     strategy::StrategySpec,
@@ -138,6 +139,11 @@ fn strategies(typed: &[String]) -> Result<Vec<StrategySpec>, Failure> {
     let mut strategies = Vec::new();
     for text in typed {
         let (strategy, note) = environment::resolve_settings(StrategySpec::from(text.as_str()));
+        if plugin::is_meant(&strategy) {
+            return Err(Failure::usage(anyhow!(
+                "no cap can be put on a plugin, which calls the driver itself; `oomph replay` runs it"
+            )));
+        }
         strategy.check().map_err(Failure::usage)?;
         if let Some(note) = note {
             output::complain(&note);
@@ -188,7 +194,7 @@ fn smallest(args: &Args, device: &DeviceSpec, strategies: &[StrategySpec], stop:
         details.push(detail);
     }
     output::say(&formatted(&details, args.format)?)?;
-    Ok(exit_code(&details, stop))
+    Ok(if stop.load(Ordering::Relaxed) { exit::INTERRUPTED } else { exit_code(&details) })
 }
 
 /// The answers in a format.
@@ -201,12 +207,10 @@ pub fn formatted(details: &[ThresholdDetail], format: Format) -> Result<String, 
     })
 }
 
-/// What a row of thresholds means for the exit code.
-pub fn exit_code(details: &[ThresholdDetail], stop: &AtomicBool) -> u8 {
+/// What answers mean for the exit code.
+pub fn exit_code(details: &[ThresholdDetail]) -> u8 {
     let any = |is: fn(&ThresholdDetail) -> bool| details.iter().any(is);
-    if stop.load(Ordering::Relaxed) {
-        exit::INTERRUPTED
-    } else if any(|detail| detail.record.status == ThresholdStatus::Error) {
+    if any(|detail| detail.record.status == ThresholdStatus::Error) {
         exit::CASES_FAILED
     } else if any(|detail| detail.record.confirmed == Some(false)) {
         exit::NOT_EXACT

@@ -58,6 +58,23 @@ call_kinds! {
     Launch = "cuLaunchKernel",
 }
 
+impl CallKind {
+    /// The call that gives back what this one takes, where it takes something.
+    #[must_use]
+    pub const fn given_back_by(self) -> Option<CallKind> {
+        match self {
+            CallKind::MemAlloc => Some(CallKind::MemFree),
+            CallKind::EventCreate => Some(CallKind::EventDestroy),
+            CallKind::AddressReserve => Some(CallKind::AddressFree),
+            CallKind::MemCreate => Some(CallKind::MemRelease),
+            CallKind::PoolCreate => Some(CallKind::PoolDestroy),
+            CallKind::MemAllocAsync => Some(CallKind::MemFreeAsync),
+            CallKind::HostAlloc => Some(CallKind::HostFree),
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Display for CallKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())

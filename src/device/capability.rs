@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::DeviceError;
+use super::{DeviceError, Patterned, Verified};
 use crate::unit::{Address, StreamId, Work};
 
 /// Which optional abilities a device has, or a strategy needs.
@@ -16,12 +16,19 @@ pub struct Capabilities {
     pub pinned_host: bool,
     /// [`Compute`].
     pub compute: bool,
+    /// [`Patterns`].
+    pub patterns: bool,
 }
 
 impl Capabilities {
     /// No optional ability.
-    pub const NONE: Capabilities =
-        Capabilities { virtual_memory: false, stream_ordered_pools: false, pinned_host: false, compute: false };
+    pub const NONE: Capabilities = Capabilities {
+        virtual_memory: false,
+        stream_ordered_pools: false,
+        pinned_host: false,
+        compute: false,
+        patterns: false,
+    };
 
     /// What is wanted here and not offered there.
     #[must_use]
@@ -31,6 +38,7 @@ impl Capabilities {
             stream_ordered_pools: self.stream_ordered_pools && !offered.stream_ordered_pools,
             pinned_host: self.pinned_host && !offered.pinned_host,
             compute: self.compute && !offered.compute,
+            patterns: self.patterns && !offered.patterns,
         }
     }
 }
@@ -43,6 +51,7 @@ impl fmt::Display for Capabilities {
             (self.stream_ordered_pools, "stream-ordered pools"),
             (self.pinned_host, "pinned host memory"),
             (self.compute, "compute"),
+            (self.patterns, "known contents"),
         ]
         .into_iter()
         .filter_map(|(has, name)| has.then_some(name))
@@ -139,4 +148,15 @@ pub trait PinnedHost {
 pub trait Compute {
     /// Queues `work` on `stream`. Operands are the blocks it reads and writes; the last is the result.
     fn launch(&mut self, stream: StreamId, work: &Work, operands: &[(Address, u64)]) -> Result<(), DeviceError>;
+}
+
+/// Known contents. Many blocks are filled or looked at by one launch, behind the work that is queued on a stream, and
+/// nobody waits: what was found is asked for later.
+pub trait Patterns {
+    /// Queues the writing of every block's pattern.
+    fn fill_blocks(&mut self, stream: StreamId, blocks: &[Patterned]) -> Result<(), DeviceError>;
+    /// Queues the comparison of every block with its pattern.
+    fn verify_blocks(&mut self, stream: StreamId, blocks: &[Patterned]) -> Result<(), DeviceError>;
+    /// What comparisons have come to since this was last asked, those alone that are done by now.
+    fn verified(&mut self) -> Result<Verified, DeviceError>;
 }

@@ -13,6 +13,7 @@ mod capability;
 pub mod cuda;
 mod error;
 mod fleet;
+mod pattern;
 pub mod sim;
 mod spec;
 pub mod wrap;
@@ -20,10 +21,12 @@ pub mod wrap;
 pub use calibrate::{Calibration, Products, calibrate};
 pub use call::{CallKind, CallLedger, CallTally};
 pub use capability::{
-    Capabilities, Compute, PhysicalId, PinnedHost, PoolId, PoolSettings, PoolUsage, StreamOrderedPools, VirtualMemory,
+    Capabilities, Compute, Patterns, PhysicalId, PinnedHost, PoolId, PoolSettings, PoolUsage, StreamOrderedPools,
+    VirtualMemory,
 };
 pub use error::DeviceError;
 pub use fleet::Fleet;
+pub use pattern::{Damage, LONGEST_PATTERN_BYTES, Patterned, Verified, WORD_BYTES, Written};
 pub use spec::{DeviceSpec, DeviceSpecError};
 
 use crate::unit::{Address, EventId, Nanos, StreamId};
@@ -33,6 +36,8 @@ use crate::unit::{Address, EventId, Nanos, StreamId};
 pub struct DeviceProps {
     /// As the vendor names it.
     pub name: String,
+    /// Its number among the GPUs that the driver shows this process; 0 for a simulated one.
+    pub ordinal: u32,
     /// `totalGlobalMem`: the figure from which PyTorch computes memory fractions and address ranges.
     pub total_bytes: u64,
     /// Physical memory is handed out in pages of this size.
@@ -92,10 +97,11 @@ pub trait Device: Send {
     fn overhead_bytes(&self) -> u64;
 
     /// Makes a stream and returns its number; stream 0 always exists. Numbers are handed out in order. A simulated
-    /// device takes over `known_as`, the handle by which a traced program knew its stream; a real one cannot.
+    /// device takes over `known_as`, the handle by which a traced program knew its stream; a real one cannot, unless it is
+    /// a guest in the very program ([`cuda::open_as_guest`]).
     fn stream_create(&mut self, known_as: u64) -> Result<StreamId, DeviceError>;
     /// The driver's own name for a stream, constant for the stream's life. PyTorch orders streams by it, so its
-    /// model must too.
+    /// model must too. 0 for the default stream, and for one that does not exist.
     fn stream_handle(&self, stream: StreamId) -> u64;
     /// Waits for all work of one stream.
     fn stream_synchronize(&mut self, stream: StreamId) -> Result<(), DeviceError>;
@@ -132,6 +138,16 @@ pub trait Device: Send {
     fn pinned_host(&mut self) -> Option<&mut dyn PinnedHost>;
     /// Work on streams, run for real or timed, if the device can.
     fn compute(&mut self) -> Option<&mut dyn Compute>;
+    /// Contents that are written and looked for on streams, if the device can.
+    fn patterns(&mut self) -> Option<&mut dyn Patterns>;
+}
+
+impl dyn Device + '_ {
+    /// Whether there is such a stream, from the books.
+    #[must_use]
+    pub fn has_stream(&self, stream: StreamId) -> bool {
+        stream == StreamId::DEFAULT || self.stream_handle(stream) != 0
+    }
 }
 
 /// The cap on physical memory where nobody asked for one: nine tenths of what is free on a real device, whose last bytes

@@ -3,7 +3,7 @@
 use crate::{
     device::{
         CallKind, CallLedger, CallTally, Capabilities, Clock, Compute, Device, DeviceError, DeviceProps, MemoryInfo,
-        PinnedHost, StreamOrderedPools, VirtualMemory,
+        Patterns, PinnedHost, StreamOrderedPools, VirtualMemory,
     },
     strategy::{
         Attempt, Block, BlockState, BlockView, Caller, Context, Control, Freed, Layout, Outcome, Refusal, Request,
@@ -33,6 +33,7 @@ impl TinyDevice {
         TinyDevice {
             props: DeviceProps {
                 name: "tiny".to_owned(),
+                ordinal: 0,
                 total_bytes: capacity,
                 page_bytes: KIB,
                 granularity_bytes: KIB,
@@ -140,6 +141,9 @@ impl Device for TinyDevice {
         None
     }
     fn compute(&mut self) -> Option<&mut dyn Compute> {
+        None
+    }
+    fn patterns(&mut self) -> Option<&mut dyn Patterns> {
         None
     }
 }

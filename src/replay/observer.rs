@@ -3,7 +3,7 @@
 use super::OutOfMemory;
 use crate::{
     device::Device,
-    strategy::{Block, EventSink, Freed, Outcome, Request, Strategy},
+    strategy::{Block, EventSink, Freed, Outcome, Request, Silent, Strategy},
     trace::{Event, Tables},
     unit::TagId,
 };
@@ -30,6 +30,9 @@ pub trait Observer: EventSink {
     /// events of its own.
     fn round_ends(&mut self, _strategy: &dyn Strategy) {}
 }
+
+/// Nobody watches.
+impl Observer for Silent {}
 
 /// A live block and where it came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,9 +16,11 @@ pub mod conformance;
 mod cub;
 pub mod deferred;
 pub mod direct;
+#[cfg(test)]
+pub(crate) mod flawed;
 pub mod null;
 pub mod oomph;
-mod parameters;
+pub(crate) mod parameters;
 pub mod planned;
 mod pooled;
 #[cfg(test)]
@@ -26,7 +28,7 @@ mod properties;
 mod registry;
 mod rmm;
 mod slab;
-mod slots;
+pub(crate) mod slots;
 mod stats;
 pub mod stitch;
 mod stream_uses;
@@ -107,6 +109,14 @@ pub struct Context<'a> {
     pub device: &'a mut dyn Device,
     /// Who is told about what happens inside.
     pub sink: &'a mut dyn EventSink,
+}
+
+impl Context<'_> {
+    /// Refuses a stream that the device has not got: memory set aside for it could never be waited for, and would be in
+    /// the way of everybody else's. For slow paths, where a stream is seen for the first time.
+    pub(crate) fn expect_stream(&self, stream: StreamId) -> Result<(), StrategyError> {
+        if self.device.has_stream(stream) { Ok(()) } else { Err(StrategyError::UnknownStream(stream)) }
+    }
 }
 
 /// One request for memory.
@@ -338,6 +348,9 @@ pub enum StrategyError {
         /// Its slot.
         slot: u32,
     },
+    /// The device has no such stream.
+    #[error("there is no stream {0}")]
+    UnknownStream(StreamId),
     /// A request for nothing.
     #[error("a request for zero bytes")]
     ZeroBytes,

@@ -126,7 +126,7 @@ impl StateMachineTest for Witness {
     }
 
     fn check_invariants(Witness { bench, held }: &Witness, program: &Program) {
-        let stats = bench.strategy.stats();
+        let stats = bench.watch.strategy.stats();
         for (number, (block, requested)) in held.iter().enumerate() {
             assert_eq!(block.address.0 % ALIGNMENT, 0, "{block:?}");
             assert!(block.size >= *requested, "{block:?} for {requested} bytes");
@@ -141,10 +141,10 @@ impl StateMachineTest for Witness {
         assert!(stats.current.requested >= held.iter().map(|(_, requested)| requested).sum::<u64>());
         assert!(stats.current.allocated <= stats.current.active && stats.current.active <= stats.current.reserved);
         if stats.segments > 0 {
-            assert!(stats.current.reserved <= bench.device.held_bytes());
-            assert!(bench.device.held_bytes() <= program.capacity);
+            assert!(stats.current.reserved <= bench.watch.device.held_bytes());
+            assert!(bench.watch.device.held_bytes() <= program.capacity);
         }
-        if let Some(layout) = bench.strategy.layout() {
+        if let Some(layout) = bench.watch.strategy.layout() {
             let real = || layout.segments.iter().filter(|segment| !segment.alias);
             assert_eq!(real().map(|segment| segment.bytes).sum::<u64>(), stats.current.reserved);
             for segment in real() {
@@ -153,7 +153,7 @@ impl StateMachineTest for Witness {
             let allocated = layout.blocks().filter(|block| block.state == BlockState::Allocated);
             assert_eq!(allocated.map(|block| block.size).sum::<u64>(), stats.current.allocated);
         }
-        assert_eq!(bench.strategy.violations(), []);
+        assert_eq!(bench.watch.strategy.violations(), []);
     }
 
     fn teardown(witness: Witness, _: Program) {

@@ -1,7 +1,10 @@
 //! Who is put under stress, and on what.
 
+#[cfg(test)]
+use crate::strategy::flawed::Flawed;
 use crate::{
     device::{Device, DeviceProps, DeviceSpec, DeviceSpecError, wrap::Limited},
+    plugin,
     strategy::{Built, Setup, SpecError, StrategySpec},
 };
 
@@ -37,8 +40,12 @@ impl Subject {
         })
     }
 
-    /// A fresh strategy for that device.
+    /// A fresh strategy for that device. In tests of this room `flawed:FLAW` is a strategy too.
     pub fn build(&self, props: &DeviceProps) -> Built {
-        self.strategy.build(&Setup { props, limit: self.memory_bytes })
+        #[cfg(test)]
+        if let ("flawed", Some(flawed)) = (self.strategy.name.as_str(), Flawed::named(&self.strategy.parameters)) {
+            return Ok(Box::new(flawed));
+        }
+        plugin::build(&self.strategy, &Setup { props, limit: self.memory_bytes })
     }
 }

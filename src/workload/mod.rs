@@ -18,7 +18,7 @@ mod parameter;
 mod recipe;
 mod source;
 
-pub use dice::Dice;
+pub use dice::{Dice, PowerLaw};
 pub use error::{Place, Problem, WorkloadError};
 pub use generator::{GENERATORS, Generator, GeneratorEntry, Start};
 pub use parameter::{Given, Parameter, Parameters, Values};

@@ -211,8 +211,8 @@ mod tests {
             let summary = check(&workload).unwrap_or_else(|error| panic!("{name}: {error}"));
             // Times need repetition and no memory: those recipes are longer, and small.
             let for_timing = name.starts_with("hot-") || name.starts_with("mix-");
-            // Exhibits are as long and as large as the reports that they come from.
-            let is_exhibit = name.starts_with("museum-");
+            // Exhibits are as long and as large as the reports that they come from, and finds as small as they could be made.
+            let is_exhibit = name.starts_with("museum-") || name.starts_with("adversary-");
             let events = match name {
                 _ if for_timing => 400_000..1_000_000,
                 // A token takes a pass through all layers, and an answer hundreds of tokens.

@@ -13,7 +13,11 @@ shift || true
 [ "$#" -gt 0 ] || set -- strategies
 
 without() { echo "no Slurm here: $*"; exit 77; }
-fail() { echo "slurm: $*" >&2; exit 1; }
+fail() {
+    echo "slurm: $*" >&2
+    tail -n 20 "${place:-.}"/slurmctld.log "${place:-.}"/task-*.log >&2 2>/dev/null || true
+    exit 1
+}
 
 if ! command -v slurmctld slurmd munged mungekey sbatch >/dev/null; then
     command -v apt-get >/dev/null || without "slurmctld, slurmd or munged is missing, and there is no apt-get"
@@ -89,7 +93,6 @@ within() {
     done
     sinfo --long || true
     squeue || true
-    tail -5 "$place/slurmctld.log" "$place"/task-*.log || true
     fail "$what: not after $seconds seconds"
 }
 is_idle() { [ "$(sinfo --noheader --format=%T)" = idle ]; }
@@ -103,16 +106,17 @@ job=$(OOMPH=$oomph OOMPH_RESULTS=$place/shards sbatch --parsable --cpus-per-task
     tools/slurm/oomph.sbatch "$@" --jobs 1)
 echo "an array of four: job $job"
 
-has_rows() { [ "$(wc -l <"$place/shards/shard-$1/runs.csv" 2>/dev/null || echo 0)" -gt 2 ]; }
+rows() { cat "$place/shards/shard-$1/runs.csv" 2>/dev/null | tail -n +2 | wc -l; }
+has_rows() { [ "$(rows "$1")" -gt 1 ]; }
 field() { scontrol show job "${job}_$1" | grep -o "$2=[^ ]*" | head -1 | cut -d= -f2; }
 state_is() { [ "$(field "$1" JobState)" = "$2" ]; }
 
 within 120 "task 2 has rows" has_rows 2
 scontrol requeue "${job}_2"
-echo "task 2 was requeued by hand after $(($(wc -l <"$place/shards/shard-2/runs.csv") - 1)) cases"
+echo "task 2 was requeued by hand after $(rows 2) cases"
 within 120 "task 3 has rows" has_rows 3
 scancel --batch --signal=USR1 "${job}_3"
-echo "task 3 was told that its time is up after $(($(wc -l <"$place/shards/shard-3/runs.csv") - 1)) cases"
+echo "task 3 was told that its time is up after $(rows 3) cases"
 
 for task in 1 2 3 4; do
     within 600 "task $task is done" state_is "$task" COMPLETED

@@ -21,7 +21,7 @@ pub(super) const RANGE_BYTES: u64 = 32 * MIB;
 /// The unit in which small allocations share a page.
 pub(super) const SHARE_BYTES: u64 = 512;
 /// Below this address `cuMemAlloc` puts nothing; reserved and pinned addresses are there.
-const LOWEST: u64 = 96 * 1024 * GIB;
+pub(super) const LOWEST: u64 = 96 * 1024 * GIB;
 /// The first range ends here.
 const END: u64 = 127 * 1024 * GIB;
 

@@ -5,11 +5,12 @@
 //!
 //! One file a subject: `address_space` (where `cuMemAlloc` puts things), `physical` (how much is taken),
 //! `virtual_memory`, `pools`, `pinned`, `clock` (streams and events), `compute` and `work_times` (how long work takes),
-//! `costs` (what calls cost), `profile` and `profile_file` (which GPU). `holes`, `extents` and `newest_fit` find places.
+//! `costs` (what calls cost), `contents` (who wrote what where), `profile` and `profile_file` (which GPU). `holes`, `extents` and `newest_fit` find places.
 
 mod address_space;
 mod clock;
 mod compute;
+mod contents;
 mod costs;
 mod extents;
 mod holes;
@@ -31,12 +32,12 @@ pub use profile_file::ProfileFile;
 pub use work_times::{ImpossibleTime, WorkTable, WorkTime};
 
 use self::{
-    address_space::AddressSpace, clock::StreamClocks, physical::PhysicalMemory, pinned::PinnedSpace, pools::PoolSpace,
-    virtual_memory::VirtualSpace,
+    address_space::AddressSpace, clock::StreamClocks, contents::Contents, physical::PhysicalMemory,
+    pinned::PinnedSpace, pools::PoolSpace, virtual_memory::VirtualSpace,
 };
 use super::{
     CallKind, CallLedger, CallTally, Capabilities, Clock, Compute, Device, DeviceError, DeviceProps, MemoryInfo,
-    PinnedHost, StreamOrderedPools, VirtualMemory,
+    Patterns, PinnedHost, StreamOrderedPools, VirtualMemory,
 };
 use crate::unit::{Address, EventId, Nanos, StreamId};
 
@@ -65,6 +66,7 @@ pub struct SimDevice {
     virtual_space: VirtualSpace,
     pools: PoolSpace,
     pinned: PinnedSpace,
+    contents: Contents,
     libraries_loaded: bool,
 }
 
@@ -78,6 +80,7 @@ impl SimDevice {
         Ok(SimDevice {
             props: DeviceProps {
                 name: format!("{} (simulated)", profile.vendor_name),
+                ordinal: 0,
                 total_bytes,
                 page_bytes: profile.page_bytes,
                 granularity_bytes: profile.granularity_bytes,
@@ -87,6 +90,7 @@ impl SimDevice {
                     stream_ordered_pools: true,
                     pinned_host: true,
                     compute: true,
+                    patterns: true,
                 },
                 clock: Clock::Virtual,
             },
@@ -101,6 +105,7 @@ impl SimDevice {
             virtual_space: VirtualSpace::new(profile.granularity_bytes),
             pools: PoolSpace::new(),
             pinned: PinnedSpace::new(),
+            contents: Contents::default(),
             libraries_loaded: false,
         })
     }
@@ -168,6 +173,9 @@ impl Device for SimDevice {
         if place.is_none() {
             self.physical.give_back(growth);
         }
+        if let Some(address) = place {
+            self.forget_contents(address, bytes);
+        }
         self.conclude(call, bytes, place.ok_or(exhausted))
     }
 
@@ -175,6 +183,8 @@ impl Device for SimDevice {
         let call = CallKind::MemFree;
         match self.address_space.free(address) {
             Some(vacated) => {
+                self.settle_contents(self.clocks.all_ready());
+                self.forget_contents(address, vacated.bytes);
                 self.physical.give_back(vacated.pages * self.props.page_bytes);
                 self.conclude_after(self.clocks.all_ready(), call, vacated.bytes, Ok(()))
             }
@@ -280,6 +290,10 @@ impl Device for SimDevice {
     }
 
     fn compute(&mut self) -> Option<&mut dyn Compute> {
+        Some(self)
+    }
+
+    fn patterns(&mut self) -> Option<&mut dyn Patterns> {
         Some(self)
     }
 }

@@ -17,7 +17,7 @@ mod pieces;
 use std::collections::BTreeMap;
 
 use self::pieces::{Piece, Pieces};
-use super::{SimDevice, address_space::RANGE_BYTES};
+use super::{SimDevice, address_space::RANGE_BYTES, contents::Ground};
 use crate::{
     device::{CallKind, DeviceError, PoolId, PoolSettings, PoolUsage, StreamOrderedPools},
     unit::{Address, Nanos, StreamId, round_up},
@@ -98,11 +98,20 @@ impl PoolSpace {
         let place = self.pools.get_mut(pool.0 as usize);
         place.and_then(Option::as_mut).ok_or_else(|| format!("there is no pool {}", pool.0))
     }
+
+    /// How many bytes from an address on lie in one chunk of some pool, if it lies in any.
+    pub(super) fn chunk_at(&self, address: u64) -> Option<u64> {
+        self.pools.iter().flatten().find_map(|pool| {
+            let (start, bytes) = pool.chunks.range(..=address).next_back()?;
+            (start + bytes).checked_sub(address).filter(|&left| left > 0)
+        })
+    }
 }
 
 impl SimDevice {
     /// Gives chunks of a pool back that are idle by `moment`, while it holds more than `keep_bytes`.
     fn shrink(&mut self, pool: PoolId, keep_bytes: u64, moment: Nanos) {
+        self.settle_contents(moment.min(self.clocks.all_ready().max(self.clocks.now())));
         let Ok(pool) = self.pools.get(pool) else { return };
         while pool.usage.reserved > keep_bytes
             && let Some((start, bytes)) = pool.idle_chunk(moment)
@@ -110,6 +119,7 @@ impl SimDevice {
             pool.free.remove_all(start, bytes);
             pool.chunks.remove(&start);
             pool.usage.reserved -= bytes;
+            self.contents.forget(Ground::Addressed, start, bytes);
             self.physical.give_back(bytes);
             self.virtual_space.give_back_range(start, bytes);
         }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{SimDevice, address_space::RANGE_BYTES, holes::Holes};
+use super::{SimDevice, address_space::RANGE_BYTES, contents::Ground, holes::Holes};
 use crate::{
     device::{CallKind, DeviceError, PhysicalId, VirtualMemory},
     unit::{Address, GIB},
@@ -187,6 +187,24 @@ impl VirtualSpace {
         Ok(freed)
     }
 
+    /// The physical memory at an address, where in it that is, and how many bytes of it follow there.
+    pub(super) fn physical_at(&self, address: u64) -> Option<(PhysicalId, u64, u64)> {
+        let (start, mapping) = self.mapped.range(..=address).next_back()?;
+        let left = (start + mapping.bytes).checked_sub(address).filter(|&left| left > 0)?;
+        Some((mapping.physical, address - start, left))
+    }
+
+    /// How many bytes from an address on lie before the next one that could be mapped.
+    pub(super) fn unmapped_bytes_at(&self, address: u64) -> u64 {
+        self.granularity - address % self.granularity
+    }
+
+    /// The pieces that are mapped in a range.
+    fn pieces_in(&self, address: Address, bytes: u64) -> Vec<PhysicalId> {
+        let end = address.0.saturating_add(bytes);
+        self.mapped.range(address.0..end.max(address.0)).map(|(_, mapping)| mapping.physical).collect()
+    }
+
     /// A piece whose handle is still held.
     fn piece(&mut self, physical: PhysicalId) -> Result<&mut Piece, Broken> {
         match self.pieces.get_mut(&physical) {
@@ -204,6 +222,18 @@ impl VirtualSpace {
                 bytes
             }
             _ => 0,
+        }
+    }
+}
+
+impl SimDevice {
+    /// What was in those of some pieces that are gone is gone too.
+    fn forget_dropped(&mut self, pieces: &[PhysicalId]) {
+        if self.contents.are_unknown() {
+            return;
+        }
+        for physical in pieces.iter().filter(|physical| !self.virtual_space.pieces.contains_key(physical)) {
+            self.contents.forget(Ground::Physical(*physical), 0, u64::MAX);
         }
     }
 }
@@ -235,13 +265,16 @@ impl VirtualMemory for SimDevice {
     }
 
     fn release(&mut self, physical: PhysicalId) -> Result<(), DeviceError> {
+        self.settle_contents(self.clocks.now());
         let answer = self.virtual_space.release(physical);
+        self.forget_dropped(&[physical]);
         let bytes = answer.as_ref().map_or(0, |&(bytes, _)| bytes);
         let answer = answer.map(|(_, freed)| self.physical.give_back(freed));
         self.conclude_checked(CallKind::MemRelease, bytes, answer)
     }
 
     fn map(&mut self, address: Address, bytes: u64, physical: PhysicalId) -> Result<(), DeviceError> {
+        self.settle_contents(self.clocks.now());
         let answer = self.virtual_space.map(address, bytes, physical);
         self.conclude_checked(CallKind::MemMap, bytes, answer)
     }
@@ -252,7 +285,11 @@ impl VirtualMemory for SimDevice {
     }
 
     fn unmap(&mut self, address: Address, bytes: u64) -> Result<(), DeviceError> {
+        self.settle_contents(self.clocks.now());
+        let unmapped =
+            if self.contents.are_unknown() { Vec::new() } else { self.virtual_space.pieces_in(address, bytes) };
         let answer = self.virtual_space.unmap(address, bytes).map(|freed| self.physical.give_back(freed));
+        self.forget_dropped(&unmapped);
         self.conclude_checked(CallKind::MemUnmap, bytes, answer)
     }
 }

@@ -2,8 +2,8 @@
 
 use crate::{
     device::{
-        CallKind, Compute, Device, DeviceError, MemoryInfo, PhysicalId, PinnedHost, PoolId, PoolSettings, PoolUsage,
-        StreamOrderedPools, VirtualMemory,
+        CallKind, Compute, Device, DeviceError, MemoryInfo, Patterned, Patterns, PhysicalId, PinnedHost, PoolId,
+        PoolSettings, PoolUsage, StreamOrderedPools, VirtualMemory,
     },
     unit::{Address, EventId, StreamId, Work},
 };
@@ -41,6 +41,8 @@ pub enum Call {
     HostAlloc { bytes: u64 },
     HostFree { address: Address },
     Launch { stream: StreamId, work: Work, operands: Vec<(Address, u64)> },
+    FillBlocks { stream: StreamId, blocks: Vec<Patterned> },
+    VerifyBlocks { stream: StreamId, blocks: Vec<Patterned> },
 }
 
 /// What a successful call brings.
@@ -111,7 +113,7 @@ impl Call {
             Call::FreeAsync { .. } => CallKind::MemFreeAsync,
             Call::HostAlloc { .. } => CallKind::HostAlloc,
             Call::HostFree { .. } => CallKind::HostFree,
-            Call::Launch { .. } => CallKind::Launch,
+            Call::Launch { .. } | Call::FillBlocks { .. } | Call::VerifyBlocks { .. } => CallKind::Launch,
         }
     }
 
@@ -168,6 +170,8 @@ impl Call {
             Call::Launch { stream, ref work, ref operands } => {
                 compute(device)?.launch(stream, work, operands).map(done)
             }
+            Call::FillBlocks { stream, ref blocks } => patterns(device)?.fill_blocks(stream, blocks).map(done),
+            Call::VerifyBlocks { stream, ref blocks } => patterns(device)?.verify_blocks(stream, blocks).map(done),
         }
     }
 }
@@ -186,4 +190,8 @@ fn pinned_host<D: Device + ?Sized>(device: &mut D) -> Result<&mut dyn PinnedHost
 
 fn compute<D: Device + ?Sized>(device: &mut D) -> Result<&mut dyn Compute, DeviceError> {
     device.compute().ok_or(DeviceError::Unsupported { capability: "compute" })
+}
+
+fn patterns<D: Device + ?Sized>(device: &mut D) -> Result<&mut dyn Patterns, DeviceError> {
+    device.patterns().ok_or(DeviceError::Unsupported { capability: "known contents" })
 }

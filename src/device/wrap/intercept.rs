@@ -7,7 +7,7 @@ use super::{
     responder::Responder,
 };
 use crate::{
-    device::{CallLedger, CallTally, Device, DeviceError, DeviceProps},
+    device::{CallLedger, CallTally, Device, DeviceError, DeviceProps, Verified},
     unit::{Nanos, StreamId},
 };
 
@@ -115,5 +115,9 @@ where
 
     fn calls(&self) -> CallTally {
         self.device.calls() + self.refused.total()
+    }
+
+    fn verified(&mut self) -> Result<Verified, DeviceError> {
+        self.device.patterns().map_or_else(|| Ok(Verified::default()), |patterns| patterns.verified())
     }
 }

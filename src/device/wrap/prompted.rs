@@ -7,7 +7,7 @@ use super::{
     scripted::Scripted,
 };
 use crate::{
-    device::{CallLedger, CallTally, DeviceProps},
+    device::{CallLedger, CallTally, DeviceError, DeviceProps, Verified},
     unit::{Nanos, StreamId},
 };
 
@@ -104,5 +104,9 @@ impl<F: FnMut() -> Vec<Exchange> + Send> Responder for Prompted<F> {
 
     fn calls(&self) -> CallTally {
         Responder::calls(&self.scripted)
+    }
+
+    fn verified(&mut self) -> Result<Verified, DeviceError> {
+        Responder::verified(&mut self.scripted)
     }
 }

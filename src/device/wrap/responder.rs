@@ -4,15 +4,15 @@
 use super::exchange::{Answer, Call, Reply};
 use crate::{
     device::{
-        CallKind, CallLedger, CallTally, Compute, Device, DeviceError, DeviceProps, MemoryInfo, PhysicalId, PinnedHost,
-        PoolId, PoolSettings, PoolUsage, StreamOrderedPools, VirtualMemory,
+        CallKind, CallLedger, CallTally, Compute, Device, DeviceError, DeviceProps, MemoryInfo, Patterned, Patterns,
+        PhysicalId, PinnedHost, PoolId, PoolSettings, PoolUsage, StreamOrderedPools, Verified, VirtualMemory,
     },
     unit::{Address, EventId, Nanos, StreamId, Work},
 };
 
 /// Answers driver calls that come as values. Whoever does is a [`Device`].
 ///
-/// What is not a driver call (books and clock) keeps its own method, documented in [`Device`].
+/// What is not a driver call (books, clock, findings) keeps its own method, documented in [`Device`].
 #[expect(missing_docs, reason = "the methods are those of the device")]
 pub trait Responder: Send {
     /// Answers a driver call. The kind of reply must be the one that the call brings.
@@ -28,6 +28,7 @@ pub trait Responder: Send {
     fn elapse(&mut self, time: Nanos);
     fn ledger(&self) -> CallLedger;
     fn calls(&self) -> CallTally;
+    fn verified(&mut self) -> Result<Verified, DeviceError>;
 }
 
 /// Answers a call and takes out of the reply what the caller wants.
@@ -151,6 +152,10 @@ impl<R: Responder> Device for R {
     fn compute(&mut self) -> Option<&mut dyn Compute> {
         if Responder::props(self).capabilities.compute { Some(self) } else { None }
     }
+
+    fn patterns(&mut self) -> Option<&mut dyn Patterns> {
+        if Responder::props(self).capabilities.patterns { Some(self) } else { None }
+    }
 }
 
 impl<R: Responder> VirtualMemory for R {
@@ -226,5 +231,19 @@ impl<R: Responder> PinnedHost for R {
 impl<R: Responder> Compute for R {
     fn launch(&mut self, stream: StreamId, work: &Work, operands: &[(Address, u64)]) -> Result<(), DeviceError> {
         ask!(self, Call::Launch { stream, work: *work, operands: operands.to_vec() }, Reply::Done => ())
+    }
+}
+
+impl<R: Responder> Patterns for R {
+    fn fill_blocks(&mut self, stream: StreamId, blocks: &[Patterned]) -> Result<(), DeviceError> {
+        ask!(self, Call::FillBlocks { stream, blocks: blocks.to_vec() }, Reply::Done => ())
+    }
+
+    fn verify_blocks(&mut self, stream: StreamId, blocks: &[Patterned]) -> Result<(), DeviceError> {
+        ask!(self, Call::VerifyBlocks { stream, blocks: blocks.to_vec() }, Reply::Done => ())
+    }
+
+    fn verified(&mut self) -> Result<Verified, DeviceError> {
+        Responder::verified(self)
     }
 }

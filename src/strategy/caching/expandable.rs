@@ -223,6 +223,7 @@ impl Caching {
     /// Reserves a range for an arena: nine eighths of the device's memory, all of it unmapped.
     fn reserve_range(&mut self, cx: &mut Context<'_>, arena: u32) -> Result<u32, StrategyError> {
         let owner = &self.pools.arenas[arena as usize];
+        cx.expect_stream(owner.stream)?;
         let granule = if owner.is_large() { self.settings.large_segment_size } else { SMALL_GRANULE };
         let total = self.device_bytes;
         let bytes = round_up(total + total / 8, granule);

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::{
     device::{
         CallKind, CallLedger, CallTally, Capabilities, Clock, Compute, Device, DeviceError, DeviceProps, MemoryInfo,
-        PhysicalId, PinnedHost, StreamOrderedPools, VirtualMemory,
+        Patterns, PhysicalId, PinnedHost, StreamOrderedPools, VirtualMemory,
     },
     unit::{Address, EventId, GIB, Nanos, StreamId},
 };
@@ -46,6 +46,7 @@ impl StandIn {
         StandIn {
             props: DeviceProps {
                 name: "stand-in".to_owned(),
+                ordinal: 0,
                 total_bytes: total,
                 page_bytes: 512,
                 granularity_bytes: 512,
@@ -230,6 +231,10 @@ impl Device for StandIn {
     }
 
     fn compute(&mut self) -> Option<&mut dyn Compute> {
+        None
+    }
+
+    fn patterns(&mut self) -> Option<&mut dyn Patterns> {
         None
     }
 }

@@ -1,45 +1,22 @@
-//! A strategy under watch on a device of its own, and a program that uses it.
+//! A program that uses a strategy under watch.
 
-use super::{Step, Subject};
+use super::{Finding, Step, Subject, Watch};
 use crate::{
-    device::{CallKind, Clock, Device, DeviceError},
+    device::{Device, DeviceError},
     strategy::{
-        Attempt, Block, Caller, Context, Control, Freed, Outcome, Refusal, Request, Shortage, Silent, SpecError, Stats,
-        Strategy, StrategyError, wrap::Checked,
+        Attempt, Block, Caller, Control, Freed, Outcome, Refusal, Request, Shortage, SpecError, Stats, Strategy,
+        StrategyError,
     },
-    unit::{Address, Nanos, SiteId, StreamId, ThreadId, Work},
+    unit::{Nanos, SiteId, StreamId, ThreadId, Work},
 };
 
-/// How often a call that a driver error ends is tried: a failed call must be as if it had not been made, so that
-/// sooner or later one succeeds.
-const TRIES: usize = 4;
-
-/// Driver calls that take something, with the calls that give it back.
-const PAIRS: &[(CallKind, CallKind)] = &[
-    (CallKind::MemAlloc, CallKind::MemFree),
-    (CallKind::EventCreate, CallKind::EventDestroy),
-    (CallKind::AddressReserve, CallKind::AddressFree),
-    (CallKind::MemCreate, CallKind::MemRelease),
-    (CallKind::PoolCreate, CallKind::PoolDestroy),
-    (CallKind::MemAllocAsync, CallKind::MemFreeAsync),
-    (CallKind::HostAlloc, CallKind::HostFree),
-];
-
-/// A strategy under watch, its device, and the blocks that the program holds.
+/// A strategy under watch, and the blocks that the program holds.
 pub struct Bench {
-    /// The strategy.
-    pub strategy: Checked<Box<dyn Strategy>>,
-    /// The device.
-    pub device: Box<dyn Device>,
+    /// The strategy and its device.
+    pub watch: Watch,
     live: Vec<Live>,
-    /// Until when each stream is busy at least.
-    busy_until: Vec<Nanos>,
-    quarantine: Vec<Quarantined>,
     /// Steps that have begun.
     steps: u32,
-    /// Driver errors that came through.
-    errors: Vec<StrategyError>,
-    findings: Vec<String>,
 }
 
 /// A block that the program holds.
@@ -48,14 +25,6 @@ struct Live {
     block: Block,
     stream: StreamId,
     used_on: Vec<StreamId>,
-}
-
-/// A freed range on which streams may still work.
-#[derive(Clone, Debug)]
-struct Quarantined {
-    address: Address,
-    end: Address,
-    users: Vec<(StreamId, Nanos)>,
 }
 
 /// What a step came to; equal calls must give equal echoes.
@@ -76,6 +45,11 @@ pub enum Echo {
 }
 
 impl Echo {
+    /// Of a call that has nothing to say when it succeeds.
+    fn of(result: Result<(), StrategyError>) -> Echo {
+        result.map_or_else(Echo::Failed, |()| Echo::Done)
+    }
+
     /// Whether the strategy serves no request of that size, which is its right.
     pub(super) fn is_refused_for_its_size(&self) -> bool {
         matches!(self, Echo::OutOfMemory(Shortage { refused_by: Refusal::Size, .. }))
@@ -93,30 +67,16 @@ impl Bench {
 
     /// A new strategy on a device that is there already.
     pub fn on(device: Box<dyn Device>, subject: &Subject<'_>) -> Result<Bench, SpecError> {
-        let strategy = Checked::new((subject.build)(device.props())?);
-        let (live, quarantine, errors, findings) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let busy_until = vec![Nanos::ZERO; usize::from(Bench::STREAMS)];
-        let mut bench = Bench { strategy, device, live, busy_until, quarantine, steps: 0, errors, findings };
-        for stream in 1..Bench::STREAMS {
-            bench.on_device(|device| device.stream_create(u64::from(stream)).map(|_| ()));
-        }
-        Ok(bench)
+        let strategy = (subject.build)(device.props())?;
+        let streams: Vec<u64> = (1..u64::from(Bench::STREAMS)).collect();
+        Ok(Bench { watch: Watch::new(strategy, device, &streams), live: Vec::new(), steps: 0 })
     }
 
     /// A copy of strategy and program on a device that has gone through the same; `None` where the strategy cannot be
     /// copied.
     #[must_use]
     pub fn fork(&self, device: Box<dyn Device>) -> Option<Bench> {
-        Some(Bench {
-            strategy: self.strategy.fork_checked()?,
-            device,
-            live: self.live.clone(),
-            busy_until: self.busy_until.clone(),
-            quarantine: self.quarantine.clone(),
-            steps: self.steps,
-            errors: self.errors.clone(),
-            findings: Vec::new(),
-        })
+        Some(Bench { watch: self.watch.fork(device)?, live: self.live.clone(), steps: self.steps })
     }
 
     /// Does one step, and looks whether all is well afterwards.
@@ -134,24 +94,23 @@ impl Bench {
             Step::Work { stream, nanos } => self.work(stream, nanos),
             Step::StreamSync { stream } => self.on_device(|device| device.stream_synchronize(stream)),
             Step::DeviceSync => self.on_device(|device| device.synchronize()),
-            Step::Trim => self.call(|strategy, cx| strategy.trim(cx)).map_or_else(Echo::Failed, |()| Echo::Done),
+            Step::Trim => Echo::of(self.watch.call(|strategy, cx| strategy.trim(cx))),
             Step::NextStep => self.next_step(),
         };
-        self.strategy.audit();
+        self.watch.strategy.audit();
         echo
     }
 
     /// Does many steps; what each came to, and how the books stood after it.
     pub fn play(&mut self, steps: &[Step]) -> Vec<(Echo, Stats)> {
-        steps.iter().map(|step| (self.step(step), self.strategy.stats())).collect()
+        steps.iter().map(|step| (self.step(step), self.watch.strategy.stats())).collect()
     }
 
     /// Asks for memory.
     pub fn alloc(&mut self, bytes: u64, stream: StreamId) -> Echo {
         let request = Request { bytes, stream, thread: ThreadId(0), site: SiteId(0) };
-        match self.call(|strategy, cx| strategy.alloc(cx, &request)) {
+        match self.watch.alloc(&request) {
             Ok(Attempt::Served(block, outcome)) => {
-                self.look_for_early_reuse(&block, stream);
                 self.live.push(Live { block, stream, used_on: Vec::new() });
                 Echo::Served(block, outcome)
             }
@@ -165,15 +124,10 @@ impl Bench {
         if place >= self.live.len() {
             return Echo::LeftOut;
         }
-        let Live { block, stream, used_on } = self.live.remove(place);
-        let users: Vec<(StreamId, Nanos)> =
-            used_on.into_iter().chain([stream]).map(|user| (user, self.busy_until[user.index()])).collect();
-        match self.call(|strategy, cx| strategy.free(cx, block, Caller { stream, thread: ThreadId(0) })) {
-            Ok(freed) => {
-                let end = block.address.offset(block.size);
-                self.quarantine.push(Quarantined { address: block.address, end, users });
-                Echo::Freed(freed)
-            }
+        let Live { block, stream, used_on: mut users } = self.live.remove(place);
+        users.push(stream);
+        match self.watch.free(block, Caller { stream, thread: ThreadId(0) }, &users) {
+            Ok(freed) => Echo::Freed(freed),
             Err(error) => Echo::Failed(error),
         }
     }
@@ -195,46 +149,23 @@ impl Bench {
     /// Uses the block at a place of the live list on a stream, where there is one.
     pub fn used_on(&mut self, place: usize, stream: StreamId) -> Echo {
         let Some(&Live { block, .. }) = self.live.get(place) else { return Echo::LeftOut };
-        match self.call(|strategy, cx| strategy.used_on(cx, &block, stream)) {
-            Ok(()) => {
-                self.live[place].used_on.push(stream);
-                Echo::Done
-            }
-            Err(error) => Echo::Failed(error),
-        }
-    }
-
-    /// Keeps a stream busy.
-    pub fn work(&mut self, stream: StreamId, nanos: Nanos) -> Echo {
-        let begin = self.device.now().max(self.busy_until[stream.index()]);
-        if self.device.compute().is_none() {
-            return Echo::LeftOut;
-        }
-        let echo = self.on_device(|device| match device.compute() {
-            Some(compute) => compute.launch(stream, &Work::Spin { nanos }, &[]),
-            None => Ok(()),
-        });
+        let echo = Echo::of(self.watch.call(|strategy, cx| strategy.used_on(cx, &block, stream)));
         if echo == Echo::Done {
-            self.busy_until[stream.index()] = begin + self.surely(nanos);
+            self.live[place].used_on.push(stream);
         }
         echo
     }
 
-    /// How long work of that length takes at least by the host's clock. A real device has a clock of its own, and the
-    /// two drift apart by some millionths.
-    fn surely(&self, nanos: Nanos) -> Nanos {
-        match self.device.props().clock {
-            Clock::Virtual => nanos,
-            Clock::Wall => Nanos(nanos.0 - nanos.0 / 1_000),
-        }
+    /// Keeps a stream busy.
+    pub fn work(&mut self, stream: StreamId, nanos: Nanos) -> Echo {
+        self.watch.launch(stream, &Work::Spin { nanos }, &[]).map_or(Echo::LeftOut, Echo::of)
     }
 
     /// Tells the strategy that a step begins.
     fn next_step(&mut self) -> Echo {
         let number = self.steps;
         self.steps += 1;
-        self.call(|strategy, cx| strategy.control(cx, &Control::StepBegins(number)))
-            .map_or_else(Echo::Failed, |()| Echo::Done)
+        Echo::of(self.watch.call(|strategy, cx| strategy.control(cx, &Control::StepBegins(number))))
     }
 
     /// The blocks that the program holds, oldest first.
@@ -260,100 +191,30 @@ impl Bench {
     /// Closes the strategy, live blocks or not, and looks at what the device still holds.
     pub fn close(&mut self) {
         self.live.clear();
-        if let Err(error) = self.call(|strategy, cx| strategy.close(cx)) {
-            self.find(format!("close failed: {error}"));
-        }
-        self.strategy.audit();
-        let held = self.device.held_bytes();
-        if held != 0 {
-            self.find(format!("after a close the device still holds {held} bytes"));
-        }
-        let ledger = self.device.ledger();
-        for &(take, give) in PAIRS {
-            let done = |kind| ledger.of(kind).count - ledger.of(kind).failures;
-            if done(take) != done(give) {
-                self.find(format!("after a close there were {} {take} and {} {give}", done(take), done(give)));
-            }
-        }
+        self.watch.close();
     }
 
     /// Notes a broken promise.
     pub fn find(&mut self, detail: String) {
-        self.findings.push(detail);
+        self.watch.find("bench", detail);
     }
 
     /// Driver errors so far, those that a second try cured included.
     pub fn errors(&self) -> &[StrategyError] {
-        &self.errors
+        self.watch.errors()
     }
 
     /// All that was found.
     #[must_use]
-    pub fn into_findings(mut self) -> Vec<String> {
-        self.findings.extend(self.strategy.violations().iter().map(ToString::to_string));
-        self.findings
+    pub fn into_findings(self) -> Vec<String> {
+        self.watch.findings().into_iter().map(|Finding { detail, .. }| detail).collect()
     }
 
-    /// Makes a call, and again if a driver error ended it.
-    fn call<R>(
-        &mut self,
-        mut call: impl FnMut(&mut Checked<Box<dyn Strategy>>, &mut Context<'_>) -> Result<R, StrategyError>,
-    ) -> Result<R, StrategyError> {
-        let mut result = Err(StrategyError::ZeroBytes);
-        for _ in 0..TRIES {
-            result = call(&mut self.strategy, &mut Context { device: &mut *self.device, sink: &mut Silent });
-            match &result {
-                Err(error @ StrategyError::Device(_)) => self.errors.push(error.clone()),
-                _ => break,
-            }
-        }
-        result
-    }
-
-    /// The same for a call of the program's own to the device.
-    fn on_device(&mut self, mut call: impl FnMut(&mut dyn Device) -> Result<(), DeviceError>) -> Echo {
-        match self.call(|_, cx| Ok(call(cx.device)?)) {
-            Ok(()) => Echo::Done,
-            Err(error) => Echo::Failed(error),
-        }
+    fn on_device(&mut self, call: impl FnMut(&mut dyn Device) -> Result<(), DeviceError>) -> Echo {
+        Echo::of(self.watch.on_device(call))
     }
 
     fn place(&self, nth: usize) -> Option<usize> {
         nth.checked_rem(self.live.len())
-    }
-
-    /// Whether work that begins on `stream` now would meet work of another stream on the same memory.
-    ///
-    /// The strategy may have waited, or have made the stream wait: what counts is when the stream gets to work.
-    fn look_for_early_reuse(&mut self, block: &Block, stream: StreamId) {
-        let now = self.device.now();
-        self.quarantine.retain(|range| range.users.iter().any(|&(_, until)| until > now));
-        let end = block.address.offset(block.size);
-        let until = self
-            .quarantine
-            .iter()
-            .filter(|range| range.address < end && block.address < range.end)
-            .flat_map(|range| &range.users)
-            .filter(|&&(user, _)| user != stream)
-            .map(|&(_, until)| until)
-            .max();
-        if let Some(until) = until
-            && until > now
-            && self.when_idle(stream) < until
-        {
-            self.find(format!("{} was handed to stream {stream} while another stream worked on it", block.address));
-        }
-    }
-
-    /// When `stream` has done all that is queued on it, waits included; the end of time where that cannot be known.
-    fn when_idle(&mut self, stream: StreamId) -> Nanos {
-        let mut probe = None;
-        self.on_device(|device| device.event_create().map(|event| probe = Some(event)));
-        let Some(event) = probe else { return Nanos(u64::MAX) };
-        let recorded = self.on_device(|device| device.event_record(event, stream));
-        let reached = self.on_device(|device| device.event_synchronize(event));
-        let idle = self.device.now();
-        self.on_device(|device| device.event_destroy(event));
-        if recorded == Echo::Done && reached == Echo::Done { idle } else { Nanos(u64::MAX) }
     }
 }

@@ -30,8 +30,8 @@ pub(super) fn every_call(subject: &Subject<'_>, found: &mut Vec<String>) -> Resu
     let mut rehearsal = Bench::new(subject, TIGHT)?;
     rehearsal.play(&steps);
     rehearsal.wind_down();
-    for (kind, tally) in rehearsal.device.ledger().iter() {
-        let step = match rehearsal.device.props().clock {
+    for (kind, tally) in rehearsal.watch.device.ledger().iter() {
+        let step = match rehearsal.watch.device.props().clock {
             Clock::Virtual => 1,
             Clock::Wall => tally.count.div_ceil(TURNS_ON_A_REAL_DEVICE).max(1),
         };

@@ -45,7 +45,7 @@ pub(super) fn absurd(subject: &Subject<'_>, found: &mut Vec<String>) -> Result<(
     for bytes in [u64::MAX, u64::MAX - 511, u64::MAX / 2, 1 << 60, 1 << 48] {
         let echo = bench.step(&Step::Alloc { bytes, stream: STREAM });
         // Imaginary memory may go this far; memory of the device does not.
-        let real = bench.strategy.stats().segments > 0;
+        let real = bench.watch.strategy.stats().segments > 0;
         if matches!(echo, Echo::Failed(_)) || (real && matches!(echo, Echo::Served(..))) {
             bench.find(format!("{bytes} bytes: {echo:?}"));
         }
@@ -75,14 +75,14 @@ pub(super) fn handles(subject: &Subject<'_>, found: &mut Vec<String>) -> Result<
         wrong.push(Block { address: live.address.offset(256), ..live });
     }
     wrong.push(Block { address: Address::NULL, size: 0, slot: 0, generation: 0 });
-    let before = bench.strategy.stats();
+    let before = bench.watch.strategy.stats();
     for block in wrong {
         // `Checked` says so if one of these is not refused.
-        let mut cx = Context { device: &mut *bench.device, sink: &mut Silent };
-        let freed = bench.strategy.free(&mut cx, block, Caller::default());
-        let used = bench.strategy.used_on(&mut cx, &block, StreamId(1));
-        bench.strategy.audit();
-        if freed.is_ok() || used.is_ok() || bench.strategy.stats() != before {
+        let mut cx = Context { device: &mut *bench.watch.device, sink: &mut Silent };
+        let freed = bench.watch.strategy.free(&mut cx, block, Caller::default());
+        let used = bench.watch.strategy.used_on(&mut cx, &block, StreamId(1));
+        bench.watch.strategy.audit();
+        if freed.is_ok() || used.is_ok() || bench.watch.strategy.stats() != before {
             bench.find(format!("a wrong handle was taken for a block: {block:?}"));
         }
     }
@@ -100,7 +100,7 @@ pub(super) fn exhaustion(subject: &Subject<'_>, found: &mut Vec<String>) -> Resu
     });
     match ran_out {
         // Imaginary memory never ends.
-        None if bench.strategy.stats().segments == 0 => {}
+        None if bench.watch.strategy.stats().segments == 0 => {}
         Some(echo) if echo.is_refused_for_its_size() => {
             found.extend(bench.finish());
             return Err(Unplayable::NotOffered("the strategy serves no request of that size"));
@@ -128,19 +128,20 @@ pub(super) fn largest_free(subject: &Subject<'_>, found: &mut Vec<String>) -> Re
     let mut bench = Bench::new(subject, ROOMY)?;
     bench.play(&mixed_script(11, 200, 40 * MIB, false));
     for _ in 0..4 {
-        let Some(bytes) = bench.strategy.largest_free(STREAM) else {
+        let Some(bytes) = bench.watch.strategy.largest_free(STREAM) else {
             found.extend(bench.finish());
             return Err(Unplayable::NotOffered("the strategy does not know its largest free block"));
         };
         if bytes == 0 {
             break;
         }
-        let reserved = bench.strategy.stats().current.reserved;
+        let reserved = bench.watch.strategy.stats().current.reserved;
         let echo = bench.step(&Step::Alloc { bytes, stream: STREAM });
         match echo {
             // The request was rounded up beyond the free block: nothing was promised.
             Echo::Served(block, Outcome::NewSegment) if block.size > bytes => break,
-            Echo::Served(_, Outcome::Hit | Outcome::Split) if bench.strategy.stats().current.reserved == reserved => {}
+            Echo::Served(_, Outcome::Hit | Outcome::Split)
+                if bench.watch.strategy.stats().current.reserved == reserved => {}
             _ => {
                 bench.find(format!("{bytes} bytes should be free in one piece: {echo:?}"));
                 break;
@@ -159,7 +160,7 @@ pub(super) fn trim(subject: &Subject<'_>, found: &mut Vec<String>) -> Result<(),
     }
     bench.free_every_other();
     bench.step(&Step::Trim);
-    let kept = bench.strategy.layout().unwrap_or_default().segments.into_iter();
+    let kept = bench.watch.strategy.layout().unwrap_or_default().segments.into_iter();
     let wholly_free = kept.filter(|segment| segment.blocks.iter().all(|block| block.state == BlockState::Free));
     let wholly_free: Vec<String> = wholly_free.map(|segment| segment.address.to_string()).collect();
     if !wholly_free.is_empty() {
@@ -167,7 +168,7 @@ pub(super) fn trim(subject: &Subject<'_>, found: &mut Vec<String>) -> Result<(),
     }
     bench.free_all();
     bench.step(&Step::Trim);
-    let (held, reserved) = (bench.device.held_bytes(), bench.strategy.stats().current.reserved);
+    let (held, reserved) = (bench.watch.device.held_bytes(), bench.watch.strategy.stats().current.reserved);
     if held != 0 || reserved != 0 {
         bench.find(format!("all is free and trimmed, but {held} bytes are held and {reserved} reserved"));
     }

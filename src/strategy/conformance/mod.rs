@@ -11,14 +11,16 @@
 mod bench;
 mod faults;
 #[cfg(test)]
-mod flawed;
+mod flaws_are_found;
 mod memory;
 mod repetition;
 mod script;
 mod streams;
+mod watch;
 
 pub use bench::{Bench, Echo};
 pub use script::{Step, mixed_script};
+pub use watch::{EARLY_REUSE, Watch};
 
 use std::{
     fmt,

@@ -28,7 +28,7 @@ pub(super) fn same_calls(subject: &Subject<'_>, found: &mut Vec<String>) -> Resu
         if let Some(number) = difference {
             first.find(format!("step {number}, {:?}, came out differently the second time", steps[number]));
         }
-        if first.device.ledger() != second.device.ledger() {
+        if first.watch.device.ledger() != second.watch.device.ledger() {
             first.find("the second time other driver calls were made".to_owned());
         }
         found.extend(first.finish());
@@ -43,16 +43,16 @@ pub(super) fn fork(subject: &Subject<'_>, found: &mut Vec<String>) -> Result<(),
     original.play(&past);
     twin.play(&past);
     // The copy lives on with the twin's device, which has gone through the same.
-    let Some(mut copy) = original.fork(twin.device) else {
+    let Some(mut copy) = original.fork(twin.watch.device) else {
         found.extend(original.finish());
         return Err(Unplayable::NotOffered("the strategy cannot be copied"));
     };
-    let (stats, layout) = (original.strategy.stats(), original.strategy.layout());
-    if copy.strategy.stats() != stats || copy.strategy.layout() != layout {
+    let (stats, layout) = (original.watch.strategy.stats(), original.watch.strategy.layout());
+    if copy.watch.strategy.stats() != stats || copy.watch.strategy.layout() != layout {
         original.find("the copy has other books or another layout".to_owned());
     }
     let told_by_copy = copy.play(&future);
-    if original.strategy.stats() != stats || original.strategy.layout() != layout {
+    if original.watch.strategy.stats() != stats || original.watch.strategy.layout() != layout {
         original.find("what happened to the copy changed the original".to_owned());
     }
     let difference = original.play(&future).into_iter().zip(told_by_copy).position(|(a, b)| a != b);

@@ -32,7 +32,7 @@ pub(super) fn used_elsewhere(subject: &Subject<'_>, found: &mut Vec<String>) -> 
         }
         bench.step(&Step::DeviceSync);
         bench.step(&Step::Alloc { bytes, stream: HOME });
-        let usage = bench.strategy.stats().current;
+        let usage = bench.watch.strategy.stats().current;
         if usage.active != usage.allocated {
             let waiting = usage.active - usage.allocated;
             bench.find(format!("{waiting} bytes still wait although all work is done and an alloc has come since"));
@@ -67,7 +67,7 @@ pub(super) fn random(subject: &Subject<'_>, found: &mut Vec<String>) -> Result<(
 /// A bench with one stream busy for long.
 fn busy_bench(subject: &Subject<'_>, room: u64, stream: StreamId) -> Result<Bench, Unplayable> {
     let mut bench = Bench::new(subject, room)?;
-    let long = match bench.device.props().clock {
+    let long = match bench.watch.device.props().clock {
         Clock::Virtual => LONG,
         Clock::Wall => LONG_ENOUGH,
     };

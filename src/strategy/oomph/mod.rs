@@ -195,12 +195,18 @@ impl Oomph {
     ) -> Result<Attempt, StrategyError> {
         let stream = request.stream;
         let mut found = self.find_slowly(cx, stream, rounded)?;
-        let retried = found.is_none() && !self.deferred.is_empty();
+        let retried = found.is_none() && (!self.deferred.is_empty() || self.would_suffice(cx, rounded));
         if retried {
             cx.sink.event(StrategyEvent::Retry { rounded });
             self.stats.retries += 1;
-            self.await_frees(cx)?;
-            found = self.find_slowly(cx, stream, rounded)?;
+            if !self.deferred.is_empty() {
+                self.await_frees(cx)?;
+                found = self.find_slowly(cx, stream, rounded)?;
+            }
+            if found.is_none() && self.would_suffice(cx, rounded) {
+                self.release_cached(cx)?;
+                found = self.find_slowly(cx, stream, rounded)?;
+            }
         }
         let Some((slot, created)) = found else {
             cx.sink.event(StrategyEvent::OutOfMemory { rounded, stream, device_free: None });
@@ -223,6 +229,13 @@ impl Oomph {
         Ok(Attempt::Served(block, outcome))
     }
 
+    /// Whether what is free, here and on the device, would be enough if it lay right. Free chunks may fit nowhere together,
+    /// each being larger than the room that is left where they are needed; given back, they are memory for others.
+    fn would_suffice(&self, cx: &Context<'_>, rounded: u64) -> bool {
+        let cached = self.stats.current.reserved - self.stats.current.active;
+        cached > 0 && cached.saturating_add(cx.device.free_bytes()) >= round_up(rounded, self.page)
+    }
+
     /// A free block for the stream, on no shelf, by all means but waiting; and whether new memory was needed.
     fn find_slowly(
         &mut self,
@@ -230,8 +243,9 @@ impl Oomph {
         stream: StreamId,
         rounded: u64,
     ) -> Result<Option<(u32, bool)>, StrategyError> {
-        while self.homes.len() <= stream.index() {
-            self.homes.push(Home::default());
+        if self.homes.len() <= stream.index() {
+            cx.expect_stream(stream)?;
+            self.homes.resize_with(stream.index() + 1, Home::default);
         }
         if rounded <= self.settings.small_limit {
             if let Some(slot) = self.take_cached(stream, rounded, true) {

@@ -175,6 +175,8 @@ pub(super) struct Pooled<P> {
     deferred: DeferredFrees<u32>,
     /// Pieces that no longer wait, and are still to be taken up.
     passed: Vec<u32>,
+    /// Streams below this are known to exist: a device numbers them in a row.
+    streams: u32,
     stats: Stats,
 }
 
@@ -186,8 +188,22 @@ impl<P: Policy> Pooled<P> {
             uses: StreamUses::default(),
             deferred: DeferredFrees::default(),
             passed: Vec::new(),
+            streams: 1,
             stats: Stats::default(),
         }
+    }
+
+    /// Lets nobody in on a stream that does not exist.
+    #[inline]
+    fn check(&mut self, cx: &Context<'_>, stream: StreamId) -> Result<(), StrategyError> {
+        if u32::from(stream.0) < self.streams { Ok(()) } else { self.meet(cx, stream) }
+    }
+
+    #[cold]
+    fn meet(&mut self, cx: &Context<'_>, stream: StreamId) -> Result<(), StrategyError> {
+        cx.expect_stream(stream)?;
+        self.streams = u32::from(stream.0) + 1;
+        Ok(())
     }
 
     #[inline]
@@ -377,6 +393,7 @@ impl<P: Policy> Strategy for Pooled<P> {
             let shortage = Shortage { rounded, asked, refused_by: Refusal::Size, device_free: None };
             return Ok(Attempt::OutOfMemory(shortage));
         };
+        self.check(cx, request.stream)?;
         if !self.deferred.is_empty() || !self.passed.is_empty() {
             self.complete_frees(cx, Patience::Poll)?;
         }
@@ -390,6 +407,7 @@ impl<P: Policy> Strategy for Pooled<P> {
     #[inline]
     fn free(&mut self, cx: &mut Context<'_>, block: Block, caller: Caller) -> Result<Freed, StrategyError> {
         let &Piece { size, requested, uses, .. } = self.ground.live(&block)?;
+        self.check(cx, caller.stream)?;
         self.policy.freeing(&mut self.ground, cx.device, block.slot, caller)?;
         if uses != NONE {
             self.free_later(cx, block.slot)?;

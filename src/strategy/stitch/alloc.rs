@@ -161,6 +161,7 @@ impl Stitch {
     }
 
     fn grow_small(&mut self, cx: &mut Context<'_>, stream: StreamId) -> Result<Grown, StrategyError> {
+        cx.expect_stream(stream)?;
         let bytes = SMALL_SEGMENT;
         let Some(address) = unless_out_of_memory(cx.device.alloc(bytes))? else { return Ok(Err(Refusal::Device)) };
         cx.sink.event(StrategyEvent::SegmentAlloc { address, bytes, stream });
@@ -170,6 +171,7 @@ impl Stitch {
 
     /// A segment of physical chunks.
     fn grow_large(&mut self, cx: &mut Context<'_>, stream: StreamId, bytes: u64) -> Result<Grown, StrategyError> {
+        cx.expect_stream(stream)?;
         self.leftovers.clear(cx.device)?;
         if bytes > self.device_bytes {
             return Ok(Err(Refusal::Device));

@@ -27,6 +27,16 @@ impl<S: Strategy> Addressed<S> {
         self.inner
     }
 
+    /// The strategy inside, to be looked at.
+    pub fn inner(&self) -> &S {
+        &self.inner
+    }
+
+    /// The strategy inside. What is allocated or freed behind the table's back cannot be named by address.
+    pub fn inner_mut(&mut self) -> &mut S {
+        &mut self.inner
+    }
+
     /// The live block that starts at `address`, but for its size.
     fn block_at(&self, address: Address) -> Result<Block, StrategyError> {
         self.live.get(address).ok_or(StrategyError::UnknownBlock { address, slot: u32::MAX })

@@ -50,9 +50,11 @@ pub enum Rule {
     Close,
 }
 
-impl fmt::Display for Rule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
+impl Rule {
+    /// Its name in findings.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
             Rule::Overlap => "overlap",
             Rule::Alignment => "alignment",
             Rule::Size => "size",
@@ -61,7 +63,13 @@ impl fmt::Display for Rule {
             Rule::Layout => "layout",
             Rule::Events => "events",
             Rule::Close => "close",
-        })
+        }
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
     }
 }
 
@@ -122,6 +130,11 @@ impl<S: Strategy> Checked<S> {
     /// How many violations there were, those not kept included.
     pub fn violation_count(&self) -> u64 {
         self.violations.count
+    }
+
+    /// Whether it is known which blocks are live: not after a close that failed half-way.
+    pub fn is_sound(&self) -> bool {
+        self.shadow.is_known()
     }
 
     /// Compares the strategy's layout with the books, block by block. Slow; after a call that matters, and in tests.

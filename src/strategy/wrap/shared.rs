@@ -8,8 +8,8 @@
 use super::Locked;
 use crate::{
     device::{
-        CallLedger, CallTally, Capabilities, Compute, Device, DeviceError, DeviceProps, MemoryInfo, PinnedHost,
-        StreamOrderedPools, VirtualMemory,
+        CallLedger, CallTally, Capabilities, Compute, Device, DeviceError, DeviceProps, MemoryInfo, Patterned,
+        Patterns, PinnedHost, StreamOrderedPools, Verified, VirtualMemory,
     },
     strategy::{
         Attempt, Block, Caller, Context, Control, EventSink, Freed, Layout, Request, Stats, Strategy, StrategyError,
@@ -218,6 +218,10 @@ impl<S: Strategy, E: EventSink + Send> Device for SharedDevice<'_, S, E> {
     fn compute(&mut self) -> Option<&mut dyn Compute> {
         if self.props.capabilities.compute { Some(self) } else { None }
     }
+
+    fn patterns(&mut self) -> Option<&mut dyn Patterns> {
+        if self.props.capabilities.patterns { Some(self) } else { None }
+    }
 }
 
 impl<S: Strategy, E: EventSink + Send> PinnedHost for SharedDevice<'_, S, E> {
@@ -242,6 +246,33 @@ impl<S: Strategy, E: EventSink + Send> Compute for SharedDevice<'_, S, E> {
             Some(compute) => compute.launch(stream, work, operands),
             None => Err(DeviceError::Unsupported { capability: "compute" }),
         })
+    }
+}
+
+impl<S: Strategy, E: EventSink> SharedDevice<'_, S, E> {
+    fn with_patterns<R>(
+        &self,
+        call: impl FnOnce(&mut dyn Patterns) -> Result<R, DeviceError>,
+    ) -> Result<R, DeviceError> {
+        self.with(|device| match device.patterns() {
+            Some(patterns) => call(patterns),
+            None => Err(DeviceError::Unsupported { capability: "known contents" }),
+        })
+    }
+}
+
+impl<S: Strategy, E: EventSink + Send> Patterns for SharedDevice<'_, S, E> {
+    fn fill_blocks(&mut self, stream: StreamId, blocks: &[Patterned]) -> Result<(), DeviceError> {
+        self.with_patterns(|patterns| patterns.fill_blocks(stream, blocks))
+    }
+
+    fn verify_blocks(&mut self, stream: StreamId, blocks: &[Patterned]) -> Result<(), DeviceError> {
+        self.with_patterns(|patterns| patterns.verify_blocks(stream, blocks))
+    }
+
+    /// What the blocks of all threads have come to goes to whoever asks.
+    fn verified(&mut self) -> Result<Verified, DeviceError> {
+        self.with_patterns(|patterns| patterns.verified())
     }
 }
 

@@ -18,6 +18,8 @@ pub(super) const OLDEST: &str = "drivers from CUDA 9.0 (R384) on, GPUs from Maxw
 /// Work takes memory in units of this many bytes, from one of their boundaries on.
 pub(super) const UNIT_BYTES: u64 = 16;
 
+/// Threads that work on one tile.
+const WARP: u64 = 32;
 /// Threads of a block.
 const THREADS: u32 = 256;
 /// Blocks for each multiprocessor: as many as can run at a time with this many threads.
@@ -34,6 +36,8 @@ pub(super) struct Kernels {
     spin: sys::CUfunction,
     fill: sys::CUfunction,
     verify: sys::CUfunction,
+    fill_tiles: sys::CUfunction,
+    verify_tiles: sys::CUfunction,
     touch: sys::CUfunction,
     combine: sys::CUfunction,
     multiprocessors: u32,
@@ -45,6 +49,8 @@ pub(super) enum Kernel {
     Spin { nanos: u64 },
     Fill { address: u64, words: u64, key: u64 },
     Verify { address: u64, words: u64, key: u64, mismatches: u64 },
+    FillTiles { list: u64, tiles: u64 },
+    VerifyTiles { list: u64, tiles: u64, findings: u64, room: u64 },
     Touch { block: Units, total: u64 },
     Combine { inputs: [Pass; 3], result: Pass },
 }
@@ -114,6 +120,8 @@ impl Kernels {
             spin: function(c"oomph_spin")?,
             fill: function(c"oomph_fill")?,
             verify: function(c"oomph_verify")?,
+            fill_tiles: function(c"oomph_fill_tiles")?,
+            verify_tiles: function(c"oomph_verify_tiles")?,
             touch: function(c"oomph_touch")?,
             combine: function(c"oomph_combine")?,
             multiprocessors: multiprocessors.max(1),
@@ -128,6 +136,10 @@ impl Kernels {
             Kernel::Fill { address, words, key } => (self.fill, words, arguments([address, words, key])),
             Kernel::Verify { address, words, key, mismatches } => {
                 (self.verify, words, arguments([address, words, key, mismatches]))
+            }
+            Kernel::FillTiles { list, tiles } => (self.fill_tiles, tiles * WARP, arguments([list, tiles])),
+            Kernel::VerifyTiles { list, tiles, findings, room } => {
+                (self.verify_tiles, tiles * WARP, arguments([list, tiles, findings, room]))
             }
             Kernel::Touch { block, total } => (self.touch, total, arguments([block.address, block.count, total])),
             Kernel::Combine { inputs: [first, second, third], result } => {

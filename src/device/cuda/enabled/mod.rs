@@ -2,7 +2,7 @@
 //!
 //! One file a subject: `library` (is the driver there), `context` (one a GPU and process), `memory`, `streams`, `vmm`,
 //! `pools`, `host`; `work` and `products` for what runs on streams, over `kernels`, `blas`, `scratch` and `staging`;
-//! `patterns` for tests; `toolkit` finds libraries; `answer` turns the driver's codes into words. Every call is measured by the
+//! `patterns` for known contents, over `batches`; `toolkit` finds libraries; `answer` turns the driver's codes into words. Every call is measured by the
 //! wall clock around the driver's part of it alone; the books are kept outside.
 //!
 //! The books are what makes the handles safe to use: a number or address that is not in them is refused before the
@@ -10,6 +10,7 @@
 #![expect(unsafe_code, reason = "the driver is a C library")]
 
 mod answer;
+mod batches;
 mod blas;
 mod context;
 mod host;
@@ -31,18 +32,26 @@ use std::{ptr, time::Instant};
 
 use cudarc::driver::sys::{self, CUresult};
 
+pub use context::Visit;
 pub use survey::survey;
 pub use toolkit::look_for_toolkit_in;
 
 use self::{
-    context::Context, host::PinnedMemory, memory::PlainMemory, pools::Pools, scratch::Scratch, staging::Staging,
-    streams::Streams, vmm::VirtualSpace,
+    batches::Batches,
+    context::Context,
+    host::PinnedMemory,
+    memory::PlainMemory,
+    pools::Pools,
+    scratch::Scratch,
+    staging::Staging,
+    streams::{StreamOwner, Streams},
+    vmm::VirtualSpace,
 };
 use super::{Footprint, Unavailable};
 use crate::{
     device::{
         CallKind, CallLedger, CallTally, Capabilities, Clock, Compute, Device, DeviceError, DeviceProps, MemoryInfo,
-        PinnedHost, StreamOrderedPools, VirtualMemory,
+        Patterns, PinnedHost, StreamOrderedPools, VirtualMemory,
     },
     unit::{Address, EventId, MIB, Nanos, StreamId, round_up},
 };
@@ -53,6 +62,17 @@ const USUAL_PAGE_BYTES: u64 = 2 * MIB;
 /// Opens a GPU by its number among those that the driver shows this process.
 pub fn open(ordinal: u32) -> Result<Box<dyn Device>, Unavailable> {
     Ok(Box::new(CudaDevice::open(ordinal)?))
+}
+
+/// Opens a GPU for a guest in a program that has streams of its own: [`Device::stream_create`] takes over the handle that
+/// it is given, and every call needs a [`visit`] around it.
+pub fn open_as_guest(ordinal: u32) -> Result<Box<dyn Device>, Unavailable> {
+    Ok(Box::new(CudaDevice::with_streams_of(StreamOwner::Program, ordinal)?))
+}
+
+/// Leaves, when it is dropped, the context current that was current before on this thread.
+pub fn visit() -> Visit {
+    Visit::begin()
 }
 
 /// Makes sure that a GPU can be used, and leaves nothing on it: the process may then start others that use it.
@@ -112,6 +132,7 @@ pub struct CudaDevice {
     pinned: PinnedMemory,
     scratch: Scratch,
     staging: Staging,
+    batches: Batches,
 }
 
 // SAFETY: the driver's handles may be used from any thread on which the context is current, and every call sees to
@@ -121,6 +142,10 @@ unsafe impl Send for CudaDevice {}
 impl CudaDevice {
     /// Opens a GPU by its number among those that the driver shows this process.
     pub fn open(ordinal: u32) -> Result<CudaDevice, Unavailable> {
+        CudaDevice::with_streams_of(StreamOwner::Device, ordinal)
+    }
+
+    fn with_streams_of(owner: StreamOwner, ordinal: u32) -> Result<CudaDevice, Unavailable> {
         let context = Context::of(ordinal).map_err(Unavailable)?;
         let page_bytes = context.granularity_bytes.unwrap_or(USUAL_PAGE_BYTES);
         let free = context.enter().and_then(|()| context::memory_info());
@@ -130,6 +155,7 @@ impl CudaDevice {
         Ok(CudaDevice {
             props: DeviceProps {
                 name: context.name.clone(),
+                ordinal,
                 total_bytes: context.total_bytes,
                 page_bytes,
                 granularity_bytes: page_bytes,
@@ -139,6 +165,7 @@ impl CudaDevice {
                     stream_ordered_pools: context.has_pools,
                     pinned_host: true,
                     compute: true,
+                    patterns: true,
                 },
                 clock: Clock::Wall,
             },
@@ -147,12 +174,13 @@ impl CudaDevice {
             ledger: CallLedger::default(),
             free_bytes,
             memory: PlainMemory::new(page_bytes),
-            streams: Streams::new(),
+            streams: Streams::new(owner),
             virtual_space: VirtualSpace::default(),
             pools: Pools::default(),
             pinned: PinnedMemory::default(),
             scratch: Scratch::default(),
             staging: Staging::default(),
+            batches: Batches::default(),
         })
     }
 
@@ -272,13 +300,16 @@ impl Device for CudaDevice {
     /// What was not free when the context was made, memory of other processes included, because the driver tells no
     /// more; what cuBLAS has taken; and scratch memory.
     fn overhead_bytes(&self) -> u64 {
-        self.props.context_bytes + self.context.library_bytes() + self.scratch.bytes()
+        self.props.context_bytes + self.context.library_bytes() + self.scratch.bytes() + self.batches.bytes()
     }
 
-    fn stream_create(&mut self, _known_as: u64) -> Result<StreamId, DeviceError> {
+    fn stream_create(&mut self, known_as: u64) -> Result<StreamId, DeviceError> {
         let call = CallKind::StreamCreate;
         if !self.streams.has_room() {
             return self.refuse_because(call, "there are 65,536 streams already");
+        }
+        if self.streams.owner() == StreamOwner::Program {
+            return Ok(self.streams.add_stream(ptr::with_exposed_provenance_mut(known_as as usize)));
         }
         let mut handle = ptr::null_mut();
         // SAFETY: the pointer is to a live handle.
@@ -385,6 +416,10 @@ impl Device for CudaDevice {
     fn compute(&mut self) -> Option<&mut dyn Compute> {
         Some(self)
     }
+
+    fn patterns(&mut self) -> Option<&mut dyn Patterns> {
+        Some(self)
+    }
 }
 
 impl Drop for CudaDevice {
@@ -405,6 +440,7 @@ impl Drop for CudaDevice {
         self.pinned.free_all();
         self.scratch.free_all();
         self.staging.free_all();
+        self.batches.free_all();
         self.streams.destroy_all();
     }
 }

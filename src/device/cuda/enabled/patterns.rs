@@ -1,16 +1,18 @@
 //! Known contents: keyed patterns that are written and looked for on the device, and bytes carried there and back.
-//! Called by tests and by `doctor`.
+//!
+//! Many blocks at once for stress ([`Patterns`]), which waits for nothing; one at a time for tests and `doctor`.
 
 use cudarc::driver::sys::{self, CUresult};
 
-use super::{CudaDevice, answer, kernels::Kernel};
+use super::{
+    CudaDevice, answer,
+    batches::{Batches, MOST_BLOCKS},
+    kernels::{Kernel, UNIT_BYTES},
+};
 use crate::{
-    device::{CallKind, DeviceError},
+    device::{CallKind, DeviceError, LONGEST_PATTERN_BYTES, Patterned, Patterns, Verified, WORD_BYTES},
     unit::{Address, StreamId},
 };
-
-/// Patterns are made of words of this many bytes.
-const WORD_BYTES: u64 = 8;
 
 impl CudaDevice {
     /// Writes the pattern of `key` into a block, in whole words of eight bytes: what [`verify`](CudaDevice::verify)
@@ -76,6 +78,58 @@ impl CudaDevice {
             return Ok(());
         }
         self.refuse_because(CallKind::Launch, format!("{bytes} bytes at {address} are not memory of this device"))
+    }
+}
+
+impl CudaDevice {
+    /// Queues launches over all blocks, as many at a time as fit.
+    fn queue_blocks(&mut self, stream: StreamId, blocks: &[Patterned], compares: bool) -> Result<(), DeviceError> {
+        let call = CallKind::Launch;
+        let on_stream = self.stream(call, stream)?;
+        for &Patterned { address, bytes, .. } in blocks {
+            let holds = address.0.is_multiple_of(UNIT_BYTES) && bytes <= LONGEST_PATTERN_BYTES;
+            if !holds || !self.owns(address, bytes) {
+                return self.refuse_because(call, format!("{bytes} bytes at {address} cannot hold a pattern"));
+            }
+        }
+        for some in blocks.chunks(MOST_BLOCKS) {
+            self.context.enter().or_else(|code| answer::result(call, 0, code))?;
+            let batch = match self.batches.prepare(some) {
+                Ok(batch) => batch,
+                Err(code) => return answer::result(call, 0, code),
+            };
+            let kernel = if compares {
+                let room = Batches::room();
+                Kernel::VerifyTiles { list: batch.list, tiles: batch.tiles, findings: batch.findings, room }
+            } else {
+                Kernel::FillTiles { list: batch.list, tiles: batch.tiles }
+            };
+            let context = self.context;
+            let mut batches = std::mem::take(&mut self.batches);
+            let queued = self.drive(call, 0, || {
+                batches.queue(&batch, compares, on_stream, || context.kernels.launch(on_stream, kernel))
+            });
+            self.batches = batches;
+            queued?;
+        }
+        Ok(())
+    }
+}
+
+impl Patterns for CudaDevice {
+    fn fill_blocks(&mut self, stream: StreamId, blocks: &[Patterned]) -> Result<(), DeviceError> {
+        self.queue_blocks(stream, blocks, false)
+    }
+
+    fn verify_blocks(&mut self, stream: StreamId, blocks: &[Patterned]) -> Result<(), DeviceError> {
+        self.queue_blocks(stream, blocks, true)
+    }
+
+    fn verified(&mut self) -> Result<Verified, DeviceError> {
+        let call = CallKind::Launch;
+        let taken = self.context.enter().and_then(|()| self.batches.take_over_all());
+        taken.or_else(|code| answer::result(call, 0, code))?;
+        Ok(std::mem::take(&mut self.batches.verified))
     }
 }
 
