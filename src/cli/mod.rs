@@ -29,6 +29,7 @@ mod replay_place;
 mod report;
 mod run;
 mod run_claims;
+mod run_partition;
 mod run_techniques;
 mod run_thresholds;
 mod source;

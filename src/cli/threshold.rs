@@ -197,7 +197,7 @@ fn smallest(args: &Args, device: &DeviceSpec, strategies: &[StrategySpec], stop:
     if args.format == Format::Table {
         output::say(&pictured(&details))?;
     }
-    Ok(exit_code(&details, stop))
+    Ok(if stop.load(Ordering::Relaxed) { exit::INTERRUPTED } else { exit_code(&details) })
 }
 
 /// What is needed as bars, solid as far as it is live.
@@ -224,12 +224,10 @@ pub fn formatted(details: &[ThresholdDetail], format: Format) -> Result<String, 
     })
 }
 
-/// What a row of thresholds means for the exit code.
-pub fn exit_code(details: &[ThresholdDetail], stop: &AtomicBool) -> u8 {
+/// What answers mean for the exit code.
+pub fn exit_code(details: &[ThresholdDetail]) -> u8 {
     let any = |is: fn(&ThresholdDetail) -> bool| details.iter().any(is);
-    if stop.load(Ordering::Relaxed) {
-        exit::INTERRUPTED
-    } else if any(|detail| detail.record.status == ThresholdStatus::Error) {
+    if any(|detail| detail.record.status == ThresholdStatus::Error) {
         exit::CASES_FAILED
     } else if any(|detail| detail.record.confirmed == Some(false)) {
         exit::NOT_EXACT
