@@ -19,6 +19,7 @@ mod inspect_summary;
 mod interrupt;
 mod leaks;
 mod list;
+mod man;
 mod options;
 mod output;
 mod progress;
@@ -95,6 +96,8 @@ enum Command {
     Doctor(doctor::Args),
     /// Print a completion script for a shell.
     Completions(completions::Args),
+    /// Print a manual page, or write all of them.
+    Man(man::Args),
     /// Run the case on standard input; started by `run` and `replay`.
     #[command(name = WORKER, hide = true)]
     Worker,
@@ -122,6 +125,7 @@ pub fn main() -> ExitCode {
         Command::List(args) => list::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Completions(args) => completions::run(&args, &mut Cli::command()),
+        Command::Man(args) => man::run(&args, Cli::command()),
         Command::Worker => worker::run(),
     };
     match outcome {

@@ -61,7 +61,10 @@ pub enum SuiteError {
         suggestion: Option<String>,
     },
     /// A trace file that the suite names is not there.
-    #[error("suite '{suite}': no file matches '{pattern}', seen from the current folder; run it where the files are")]
+    #[error(
+        "suite '{suite}': no file matches '{pattern}', seen from the current folder; run it where the files are (recordings \
+         are in the repository and not in the binary)"
+    )]
     NoTraceFile {
         /// Which suite.
         suite: String,
