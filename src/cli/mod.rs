@@ -23,6 +23,7 @@ mod man;
 mod options;
 mod output;
 mod progress;
+mod ranks;
 mod record;
 mod replay;
 mod replay_place;

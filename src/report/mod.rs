@@ -16,6 +16,7 @@ mod folder;
 mod leak_findings;
 mod memory_summary;
 mod misuse_table;
+mod rank_table;
 mod rows;
 mod scenario;
 mod stress_table;
@@ -40,6 +41,7 @@ pub use folder::{RunFolder, copy_run, read_detail, read_environment, read_record
 pub use leak_findings::{leaks, leaks_csv, leaks_json};
 pub use memory_summary::{memory_summary, operations};
 pub use misuse_table::{misuses, misuses_csv, misuses_json};
+pub use rank_table::{ranks, ranks_csv, ranks_json};
 pub use stress_table::{verdict_matrix, verdicts, verdicts_csv, verdicts_json};
 pub use table::{csv, json, markdown, terminal};
 pub use technique_files::TechniqueFiles;

@@ -59,6 +59,9 @@ pub enum SourceError {
     /// A folder.
     #[error("{0}: is a directory; a trace file was expected")]
     Directory(String),
+    /// A folder or a pattern without any.
+    #[error("{0}: no recording there; a folder is searched for .pickle, .pkl and .oomph files, compressed or not")]
+    NoRankFiles(String),
     /// Parameters for something that has none.
     #[error("--set changes workloads; '{0}' is a trace file")]
     NothingToSet(String),
