@@ -276,6 +276,17 @@ fn write_down(folder: &RunFolder, outcome: &CaseOutcome) -> Result<(), ReportErr
     folder.append(&outcome.record, &outcome.detail)
 }
 
+/// Says which cases of a suite are left out because their files are elsewhere.
+pub(super) fn note_absent_files(suite: &SuiteFile) {
+    for pattern in suite.absent_files() {
+        output::complain(&format!(
+            "note: suite '{}' goes without '{pattern}', which is not to be seen from here; recordings are in the repository \
+             and not in the binary",
+            suite.name
+        ));
+    }
+}
+
 /// The cases of all suites that pass the filters.
 fn select(args: &Args, suites: &[SuiteFile], device: &DeviceSpec) -> Result<Vec<Case>, Failure> {
     let settings = CaseSettings {
@@ -288,6 +299,7 @@ fn select(args: &Args, suites: &[SuiteFile], device: &DeviceSpec) -> Result<Vec<
     let mut cases = Vec::new();
     for suite in suites {
         cases.extend(suite.cases(&settings).map_err(Failure::usage)?);
+        note_absent_files(suite);
     }
     let all = cases.len();
     cases.retain(|case| filter.takes(&case.label.case_id()));
