@@ -11,6 +11,7 @@ mod doctor;
 mod environment;
 pub mod exit;
 mod export;
+mod export_tables;
 mod failure;
 mod inspect;
 mod inspect_needs;
@@ -19,14 +20,18 @@ mod inspect_summary;
 mod interrupt;
 mod leaks;
 mod list;
+mod man;
 mod options;
 mod output;
 mod progress;
+mod ranks;
 mod record;
 mod replay;
 mod replay_place;
+mod report;
 mod run;
 mod run_claims;
+mod run_partition;
 mod run_techniques;
 mod run_thresholds;
 mod source;
@@ -79,6 +84,8 @@ enum Command {
     Verify(verify::Args),
     /// Compare two runs of the same cases: what changed, what got worse, what is noise.
     Compare(compare::Args),
+    /// Make one page of pictures and tables from the folders of runs.
+    Report(report::Args),
     /// Compare memory-saving techniques: what each saves, what it costs, what fits in your card.
     Techniques(techniques::Args),
     /// Put what is published about GPU memory to the test, claim by claim.
@@ -95,6 +102,8 @@ enum Command {
     Doctor(doctor::Args),
     /// Print a completion script for a shell.
     Completions(completions::Args),
+    /// Print a manual page, or write all of them.
+    Man(man::Args),
     /// Run the case on standard input; started by `run` and `replay`.
     #[command(name = WORKER, hide = true)]
     Worker,
@@ -114,6 +123,7 @@ pub fn main() -> ExitCode {
         Command::Leaks(args) => leaks::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Compare(args) => compare::run(args),
+        Command::Report(args) => report::run(args),
         Command::Techniques(args) => techniques::run(args),
         Command::Claims(args) => claims::run(args),
         Command::Stress(args) => stress::run(args),
@@ -122,6 +132,7 @@ pub fn main() -> ExitCode {
         Command::List(args) => list::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Completions(args) => completions::run(&args, &mut Cli::command()),
+        Command::Man(args) => man::run(&args, Cli::command()),
         Command::Worker => worker::run(),
     };
     match outcome {

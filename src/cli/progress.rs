@@ -12,6 +12,17 @@ pub fn of_cases(total: usize, done: usize) -> ProgressBar {
     bar
 }
 
+/// A bar that counts the ranks of a program.
+pub fn of_ranks(total: usize) -> ProgressBar {
+    ProgressBar::new(total as u64).with_style(style("{bar:24} {pos}/{len} ranks  {elapsed} (left: {eta})"))
+}
+
+/// A bar that counts the tries of a search.
+pub fn of_tries(total: u32) -> ProgressBar {
+    ProgressBar::new(total.into())
+        .with_style(style("{bar:24} {human_pos}/{human_len} tries  {elapsed} (left: {eta})  {wide_msg}"))
+}
+
 /// A source that moves a bar while it is read: once a chunk, so that the loop over events knows nothing of it.
 pub struct Watched {
     source: Box<dyn Source>,

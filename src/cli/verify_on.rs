@@ -18,12 +18,13 @@ use super::{
     failure::{Failure, Outcome},
     interrupt,
     options::DeviceOptions,
-    output, progress,
+    output, progress, run,
     verify::{self, VerifyFormat},
 };
 use crate::{
     device::{DeviceProps, DeviceSpec},
     measure::{AgreementRecord, CaseLabel, agreement::Finding},
+    plugin,
     replay::{OnOutOfMemory, Pace, verify::Companion},
     report,
     strategy::StrategySpec,
@@ -182,6 +183,11 @@ fn strategies(args: &verify::Args) -> Result<Vec<StrategySpec>, Failure> {
     let mut strategies = Vec::new();
     for text in typed {
         let (strategy, note) = environment::resolve_settings(StrategySpec::from(text));
+        if plugin::is_meant(&strategy) {
+            return Err(Failure::usage(anyhow!(
+                "a plugin calls the driver itself, so its calls cannot be compared; `oomph replay` runs it"
+            )));
+        }
         strategy.check().map_err(Failure::usage)?;
         if let Some(note) = note {
             output::complain(&note);
@@ -238,6 +244,7 @@ fn of_suites(args: &verify::Args, devices: &Devices, props: &DeviceProps) -> Res
     let mut found: Vec<(Unread, CaseLabel)> = Vec::new();
     for name in &names {
         let suite = SuiteFile::load(name).map_err(Failure::usage)?;
+        run::note_absent_files(&suite);
         for case in suite.cases(&settings).map_err(Failure::usage)? {
             let key = |label: &CaseLabel| (label.workload.clone(), label.limit, label.seed, label.repeat);
             if found.iter().all(|(_, known)| key(known) != key(&case.label)) {

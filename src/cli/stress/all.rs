@@ -25,7 +25,7 @@ Time is shared out among strategies and kinds; what one does not need goes to th
 the machine, but not what they are: a failure has its trace and its command, and shows again everywhere.")]
 pub struct Args {
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
     /// How long it may take in all.
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,

@@ -17,8 +17,9 @@ use crate::{
         options::{DeviceOptions, Format},
         output, progress,
     },
+    plugin,
     report::{self, Medium},
-    strategy::{STRATEGIES, StrategySpec},
+    strategy::{STRATEGIES, StrategyEntry, StrategySpec},
     stress::{Subject, Verdict, VerdictRow, side_by_side},
     suite,
     trace::{self, Trace},
@@ -28,11 +29,16 @@ use crate::{
 /// Strategies that own no memory, or only stand for another.
 const LEFT_OUT: [&str; 2] = ["null", "address"];
 
+/// Every strategy that can be put under stress.
+pub fn owners_of_memory() -> impl Iterator<Item = &'static StrategyEntry> {
+    STRATEGIES.iter().filter(|entry| !LEFT_OUT.contains(&entry.name))
+}
+
 /// Who is put under stress, where, and what becomes of failures.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Common {
-    /// A strategy with its parameters, such as caching:expandable_segments:True; may be repeated [default: every strategy
-    /// that owns memory].
+    /// A strategy with its parameters, such as caching:expandable_segments:True, or an allocator of your own by its file,
+    /// plugin:./my_allocator.so; may be repeated [default: every strategy that owns memory].
     #[arg(long, short, value_name = "NAME[:PARAMETERS]")]
     pub strategy: Vec<String>,
     /// Also every parameter set worth testing of the strategies that run by default.
@@ -149,14 +155,14 @@ impl Common {
 
     fn strategies(&self) -> Result<Vec<StrategySpec>, Failure> {
         if self.strategy.is_empty() {
-            let entries = STRATEGIES.iter().filter(|entry| !LEFT_OUT.contains(&entry.name));
+            let entries = owners_of_memory();
             let how_many = if self.all_variants { usize::MAX } else { 1 };
             return Ok(entries.flat_map(|entry| entry.specs().take(how_many)).collect());
         }
         let mut strategies = Vec::new();
         for text in &self.strategy {
             let (strategy, note) = environment::resolve_settings(StrategySpec::from(text.as_str()));
-            strategy.check().map_err(Failure::usage)?;
+            plugin::check(&strategy).map_err(Failure::usage)?;
             if let Some(note) = note {
                 output::complain(&note);
             }

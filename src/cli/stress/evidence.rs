@@ -8,7 +8,7 @@ use std::{
 use super::Common;
 use crate::{
     stress::{Evidence, Failure},
-    trace::{self, TraceError},
+    trace::{self, Trace, TraceError},
     unit::{Bytes, MIB},
 };
 
@@ -17,11 +17,17 @@ pub fn of(failure: &Failure, common: &Common) -> Result<Evidence, TraceError> {
     let Some(found) = &failure.trace else {
         return Ok(Evidence { repeat: command(failure, common, None), ..Evidence::default() });
     };
-    fs::create_dir_all(&common.save).map_err(|source| TraceError::Io { path: common.save.clone(), source })?;
-    let path = vacant(&common.save, &format!("{}-{}", failure.found_by, plain(&failure.strategy)));
-    trace::write(found, &path)?;
+    let path = save(found, &common.save, failure.found_by, &failure.strategy)?;
     let repeat = command(failure, common, Some(&path));
     Ok(Evidence { trace: path.display().to_string(), trace_events: found.events.len() as u64, repeat })
+}
+
+/// Writes a trace to the folder, under the name of who found it and for whom, beside what is there already.
+pub fn save(found: &Trace, folder: &Path, found_by: &str, strategy: &str) -> Result<PathBuf, TraceError> {
+    fs::create_dir_all(folder).map_err(|source| TraceError::Io { path: folder.to_owned(), source })?;
+    let path = vacant(folder, &format!("{found_by}-{}", plain(strategy)));
+    trace::write(found, &path)?;
+    Ok(path)
 }
 
 fn command(failure: &Failure, common: &Common, trace: Option<&Path>) -> String {
@@ -59,7 +65,7 @@ fn plain(name: &str) -> String {
 }
 
 /// As a shell takes it.
-fn quoted(word: &str) -> String {
+pub fn quoted(word: &str) -> String {
     let harmless = |c: char| c.is_ascii_alphanumeric() || "_.-/:,=%+@".contains(c);
     if !word.is_empty() && word.chars().all(harmless) {
         return word.to_owned();
@@ -71,7 +77,7 @@ fn quoted(word: &str) -> String {
 mod tests {
     use super::*;
     use crate::{
-        trace::{Trace, TraceBuilder},
+        trace::TraceBuilder,
         unit::{GIB, StreamId, TagId},
     };
 

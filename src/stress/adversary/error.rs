@@ -1,0 +1,31 @@
+//! Why an adversary cannot play.
+
+use crate::{
+    device::Capabilities, replay::ReplayError, strategy::StrategyError, stress::SubjectError, trace::TableFull,
+};
+
+/// Why a game was not played to its end. Running out of memory is not among the reasons.
+#[derive(Debug, thiserror::Error)]
+pub enum AdversaryError {
+    /// There is no such device or strategy.
+    #[error(transparent)]
+    Subject(#[from] SubjectError),
+    /// The strategy cannot run on this device.
+    #[error("this device has no {missing}")]
+    Unable {
+        /// What it would have to be able to do.
+        missing: Capabilities,
+    },
+    /// The strategy gave up.
+    #[error(transparent)]
+    Strategy(#[from] StrategyError),
+    /// More streams than a trace can name.
+    #[error(transparent)]
+    Program(#[from] TableFull),
+    /// A found program could not be replayed.
+    #[error(transparent)]
+    Replay(#[from] ReplayError),
+    /// Stopped from outside.
+    #[error("interrupted")]
+    Interrupted,
+}
