@@ -43,7 +43,10 @@ pub fn run(args: &Args) -> Outcome {
         bar.set_message(format!("{} {}", kind.name, subject.strategy));
         let end = time.next_end();
         let over = || stop.load(Ordering::Relaxed) || Instant::now() >= end;
-        let verdict = (kind.judge)(subject, args.common.seed, &over);
+        let mut verdict = (kind.judge)(subject, args.common.seed, &over);
+        if verdict.trials == 0 && verdict.failures.is_empty() {
+            verdict.skipped.get_or_insert_with(|| "there was no time left for it".to_owned());
+        }
         bar.inc(1);
         verdict
     });
