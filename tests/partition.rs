@@ -220,7 +220,7 @@ fn terminated(folder: &TempDir, words: &str, output: &str, after: usize) -> (Opt
 fn a_run_whose_last_case_was_finished_after_sigterm_is_complete() {
     let folder = folder_with(
         "question = 'done?'\n[[group]]\nworkloads = ['checkerboard']\nstrategies = ['null']\n\
-         [[group]]\nworkloads = ['training']\nstrategies = ['null']\nset = { steps = 3000 }\n",
+         [[group]]\nworkloads = ['training']\nstrategies = ['null']\nset = { steps = 800 }\n",
     );
     let (code, complaint) = terminated(&folder, "run ./suite.toml", "out", 1);
     assert_eq!(rows(&folder, "out"), 2, "{complaint}");
