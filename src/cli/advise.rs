@@ -1,5 +1,7 @@
 //! `oomph advise`.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use anyhow::anyhow;
 
 use super::{
@@ -7,17 +9,18 @@ use super::{
     failure::{Failure, Outcome},
     interrupt,
     options::{DeviceOptions, Format},
-    output,
+    output, ranks,
     source::SourceOptions,
 };
 use crate::{
     answer::{
         advise::{self, Advice, AdviceQuestion, Confidence, Room, grid::Candidate},
+        ranks::RankRow,
         threshold::ThresholdError,
     },
     device::DeviceSpec,
     report::{self, Medium},
-    suite,
+    suite::{self, RankFile},
     trace::Trace,
     unit::Bytes,
 };
@@ -34,7 +37,8 @@ Examples:
   oomph advise snapshot.pickle --memory 24GiB             my card: what fits in it?
   oomph advise snapshot.pickle --limit 6GiB               what set_per_process_memory_fraction leaves
   oomph advise variable-length --set batch=8              a workload by name
-  oomph advise *.pickle --format json
+  oomph advise *.pickle --format json                     each on its own
+  oomph advise snapshots/                                 all ranks of a distributed program
 
 From an OOM to the line to paste: record the program on a card where it runs, or up to where it dies, with
 torch.cuda.memory._record_memory_history() before the first allocation, write it with
@@ -49,9 +53,13 @@ the driver's context and the libraries take. With --memory the driver refuses wh
 does; otherwise the allocator's own limit does, as in `oomph threshold`. `Driver time` is the simulated time of all driver
 calls of the whole recording: with --memory or --limit in that memory, otherwise with the whole device.
 
+A folder, or a pattern in quotes ('run-*.pickle'), is one recording a rank. Ranks are read side by side; the answer is that
+of the rank that needs most in full, then a line a rank, the spread, and the ranks that stand out (further from the median
+than 3.5 times the usual distance, and than 1 %).
+
 JSON has one row a source: `recommended`, `saved_bytes`, `confidence`, `reasons`, and `tried` with everything.")]
 pub struct Args {
-    /// PyTorch memory snapshots; or workloads, recipes and traces in any known format.
+    /// PyTorch memory snapshots; or workloads, recipes and traces in any known format; or a folder with one a rank.
     #[arg(value_name = "SNAPSHOT", required = true)]
     sources: Vec<String>,
     /// The memory of my card, context and libraries included.
@@ -89,32 +97,77 @@ pub struct Args {
 pub fn run(args: Args) -> Outcome {
     let device = device(&args)?;
     let stop = interrupt::flag(interrupt::Running::Replay)?;
+    if let Some(files) = ranks::files(&args.sources)? {
+        return for_ranks(&args, &files, &device, &stop);
+    }
     let mut advices = Vec::new();
     for name in &args.sources {
-        let Watched { trace, current, confidence } = Watched::open(&args, name)?;
-        let question = AdviceQuestion {
-            room: room(&args),
-            repeat: args.repeat,
-            jobs: suite::all_cores(),
-            stop: Some(&stop),
-            ..AdviceQuestion::new(&trace, &current, &device)
-        };
-        match advise::advise(&question) {
-            Ok(advice) => advices.push(Advice { confidence, ..advice }),
-            Err(ThresholdError::Interrupted) => return Ok(exit::INTERRUPTED),
-            Err(error) => return Err(error.into()),
+        match answer(&args, name, &device, suite::all_cores(), &stop)? {
+            Some(advice) => advices.push(advice),
+            None => return Ok(exit::INTERRUPTED),
         }
     }
+    output::say(&formatted(&args, &advices, args.format)?)?;
+    Ok(exit::OK)
+}
+
+/// The advice for one source; `None` if somebody stopped it.
+fn answer(
+    args: &Args,
+    name: &str,
+    device: &DeviceSpec,
+    jobs: usize,
+    stop: &AtomicBool,
+) -> Result<Option<Advice>, Failure> {
+    let Watched { trace, current, confidence } = Watched::open(args, name)?;
+    let question = AdviceQuestion {
+        room: room(args),
+        repeat: args.repeat,
+        jobs,
+        stop: Some(stop),
+        ..AdviceQuestion::new(&trace, &current, device)
+    };
+    match advise::advise(&question) {
+        Ok(advice) => Ok(Some(Advice { confidence, ..advice })),
+        Err(ThresholdError::Interrupted) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn formatted(args: &Args, advices: &[Advice], format: Format) -> Result<String, Failure> {
     let each = |medium: Medium| {
         advices.iter().map(|advice| report::advice(advice, args.top, medium)).collect::<Vec<_>>().join("\n")
     };
-    output::say(&match args.format {
+    Ok(match format {
         Format::Table => each(Medium::Terminal(output::terminal_width())),
         Format::Markdown => each(Medium::Markdown),
-        Format::Json => report::advice_json(&advices),
-        Format::Csv => report::advice_csv(&advices)?,
-    })?;
-    Ok(exit::OK)
+        Format::Json => report::advice_json(advices),
+        Format::Csv => report::advice_csv(advices)?,
+    })
+}
+
+/// One answer for all ranks: settings are the same for all of them, and the one that needs most decides.
+fn for_ranks(args: &Args, files: &[RankFile], device: &DeviceSpec, stop: &AtomicBool) -> Outcome {
+    let jobs = ranks::jobs_of_each(files);
+    let answers = ranks::ask(files, |name| {
+        answer(args, name, device, jobs, stop)?.ok_or_else(|| Failure::usage(anyhow!("interrupted")))
+    });
+    if stop.load(Ordering::Relaxed) {
+        return Ok(exit::INTERRUPTED);
+    }
+    let ranks = ranks::gather("memory needed", &answers, |advice: &Advice| RankRow {
+        peak_bytes: Some(advice.live_peak_bytes),
+        figure_bytes: advice.needed_bytes.or(Some(advice.live_peak_bytes)),
+        severity: if advice.needed_bytes.is_none() || advice.fits == Some(false) { 1 } else { 0 },
+        verdict: match (&advice.export, advice.needed_bytes, advice.fits) {
+            (_, None, _) | (_, _, Some(false)) => "does not fit".to_owned(),
+            (Some(_), ..) => advice.recommended.clone(),
+            (None, ..) => "no change".to_owned(),
+        },
+        ..RankRow::default()
+    });
+    let full = |advice: &Advice, format| formatted(args, std::slice::from_ref(advice), format);
+    ranks::tell(&ranks, &answers, args.format, |advice| full(advice, args.format), |advice| full(advice, Format::Json))
 }
 
 /// A source, and what is known about the program behind it.

@@ -9,13 +9,17 @@ use super::{
     failure::{Failure, Outcome},
     inspect_needs::{self, Needed},
     inspect_recording::{self, About},
-    inspect_summary::SummaryOptions,
+    inspect_summary::{SummaryOptions, Told},
+    options::Format,
     output,
     progress::Watched,
+    ranks,
     source::SourceOptions,
 };
 use crate::{
+    answer::ranks::RankRow,
     report::plot,
+    suite::RankFile,
     trace::{self, Powers, Source, Summary},
     unit::Bytes,
 };
@@ -46,6 +50,7 @@ Examples:
   oomph inspect run.pickle --by site --top 20       who asked for memory
   oomph inspect gpt-124m --by tag --at step:1 --format json
   oomph inspect training --set batch=16 --pack      how little memory would do, with foresight
+  oomph inspect snapshots/                          all ranks of a distributed program: a folder, or 'run-*.pickle'
 
 The bound is the most that is alive at one time: no allocator can do with less. --pack looks for a layout of all blocks
 in one stretch of memory, knowing when each comes and goes; what a strategy reserves beyond that is lost by its policy.";
@@ -63,41 +68,84 @@ enum InspectFormat {
 const BAR_WIDTH: u64 = 40;
 
 pub fn run(args: Args) -> Outcome {
-    let (source, about, settings): (Box<dyn Source>, Option<About>, String) = match args.source.recording()? {
+    if let Some(files) = ranks::files(std::slice::from_ref(&args.source.source))? {
+        return for_ranks(&args, &files);
+    }
+    let inspected = inspect(&args, &args.source)?;
+    output::say(&match args.format {
+        InspectFormat::Table => inspected.text(),
+        InspectFormat::Json => inspected.json()?,
+    })?;
+    Ok(exit::OK)
+}
+
+/// One answer for all ranks: the one with the most alive at one time.
+fn for_ranks(args: &Args, files: &[RankFile]) -> Outcome {
+    let answers = ranks::ask(files, |name| inspect(args, &args.source.at(name)));
+    let ranks = ranks::gather("bound", &answers, |inspected: &Inspected| RankRow {
+        peak_bytes: Some(inspected.summary.peak.bytes),
+        figure_bytes: Some(inspected.needed.bound_bytes()),
+        verdict: format!(
+            "{} events, {} alive at the end",
+            inspected.summary.events,
+            Bytes(inspected.summary.live_bytes)
+        ),
+        ..RankRow::default()
+    });
+    let format = match args.format {
+        InspectFormat::Table => Format::Table,
+        InspectFormat::Json => Format::Json,
+    };
+    ranks::tell(&ranks, &answers, format, |inspected| Ok(inspected.text()), Inspected::json)
+}
+
+/// What is told of one source.
+struct Inspected {
+    name: String,
+    summary: Summary,
+    needed: Needed,
+    about: Option<About>,
+    told: Option<Told>,
+}
+
+fn inspect(args: &Args, options: &SourceOptions) -> Result<Inspected, Failure> {
+    let (source, about, settings): (Box<dyn Source>, Option<About>, String) = match options.recording()? {
         Some(recording) => {
             let (about, settings) = (About::of(&recording), recording.settings.conf().to_owned());
             (Box::new(recording.trace), Some(about), settings)
         }
-        None => (args.source.resolve()?, None, String::new()),
+        None => (options.resolve()?, None, String::new()),
     };
     let (source, bar) = Watched::new(source, 2 + u64::from(args.pack));
     let summary = trace::check(&source).map_err(Failure::usage)?;
     let needed = Needed::of(&source, args.pack)?;
     bar.finish_and_clear();
     let told = if args.moment.is_asked() { Some(args.moment.tell(&source, &settings)?) } else { None };
-    output::say(&match args.format {
+    Ok(Inspected { name: source.name().to_owned(), summary, needed, about, told })
+}
+
+impl Inspected {
+    fn text(&self) -> String {
+        let mut facts = facts(&self.name, &self.summary, &self.needed, self.about.as_ref());
+        if self.summary.live_over_time.len() > 1 {
+            facts.push_str(&plot::plot("\nlive memory over events", &self.summary.live_over_time, output::pen()));
+        }
         // Whoever asks for one moment has seen the histograms.
-        InspectFormat::Table => {
-            let mut facts = facts(source.name(), &summary, &needed, about.as_ref());
-            if summary.live_over_time.len() > 1 {
-                facts.push_str(&plot::plot("\nlive memory over events", &summary.live_over_time, output::pen()));
+        facts + &self.told.as_ref().map_or_else(|| histograms(&self.summary), Told::text)
+    }
+
+    fn json(&self) -> Result<String, Failure> {
+        let mut row = serde_json::to_value(&self.summary)?;
+        if let Some(fields) = row.as_object_mut() {
+            fields.insert("source".to_owned(), self.name.as_str().into());
+            fields.insert("needs".to_owned(), serde_json::to_value(&self.needed)?);
+            if let Some(about) = &self.about {
+                fields.insert("recording".to_owned(), serde_json::to_value(about)?);
             }
-            facts + &told.as_ref().map_or_else(|| histograms(&summary), |told| told.text())
+            fields.extend(self.told.iter().flat_map(Told::fields));
         }
-        InspectFormat::Json => {
-            let mut row = serde_json::to_value(&summary)?;
-            if let Some(fields) = row.as_object_mut() {
-                fields.insert("source".to_owned(), source.name().into());
-                fields.insert("needs".to_owned(), serde_json::to_value(&needed)?);
-                if let Some(about) = &about {
-                    fields.insert("recording".to_owned(), serde_json::to_value(about)?);
-                }
-                fields.extend(told.iter().flat_map(|told| told.fields()));
-            }
-            serde_json::to_string_pretty(&serde_json::json!({ "schema": 1, "rows": [row] }))?
-        }
-    })?;
-    Ok(exit::OK)
+        Ok(serde_json::to_string_pretty(&serde_json::json!({ "schema": 1, "rows": [row] }))?)
+    }
 }
 
 fn facts(name: &str, summary: &Summary, needed: &Needed, about: Option<&About>) -> String {

@@ -33,6 +33,11 @@ struct Packed {
 }
 
 impl Needed {
+    /// What no allocator that serves whole grains can do without.
+    pub fn bound_bytes(&self) -> u64 {
+        self.bound.rounded_bytes
+    }
+
     /// Reads the source once, and once more for a layout.
     pub fn of(source: &dyn Source, with_packing: bool) -> Result<Needed, Failure> {
         let bound = Bound::of(source, GRAIN).map_err(Failure::usage)?;

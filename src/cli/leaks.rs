@@ -6,15 +6,19 @@ use clap::ValueEnum;
 use super::{
     exit,
     failure::{Failure, Outcome},
-    options::DeviceOptions,
-    output,
+    options::{DeviceOptions, Format},
+    output, ranks,
     replay_place::{self, ReplayPlace},
     source::SourceOptions,
 };
 use crate::{
-    answer::leaks::{Bar, Finding, LeakError, Observed, Place, Verdict, growers, judge, snapshots},
+    answer::{
+        leaks::{Bar, Finding, LeakError, Observed, Place, Verdict, growers, judge, snapshots},
+        ranks::RankRow,
+    },
     replay::Options,
     report,
+    suite::RankFile,
     trace::{Source, torch::Recording},
 };
 
@@ -27,7 +31,8 @@ use crate::{
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// A workload, a recipe or a trace file; or several PyTorch snapshots of one program in the order they were taken.
+    /// A workload, a recipe or a trace file; or several PyTorch snapshots of one program in the order they were taken; or
+    /// a folder, or a pattern in quotes, with one recording a rank.
     #[arg(value_name = "SOURCE", required = true)]
     sources: Vec<String>,
     /// Judge every source on its own, instead of several snapshots as one series.
@@ -74,6 +79,7 @@ const EXAMPLES: &str = "\
 Examples:
   oomph leaks run.pickle                            one recording with several steps
   oomph leaks epoch1.pickle epoch2.pickle epoch3.pickle   snapshots in order
+  oomph leaks snapshots/                            all ranks of a distributed program: which of them leaks?
   oomph leaks run.pickle --baseline yesterday.pickle      only what is worse than before
   oomph leaks leak-outputs --limit 24GiB            a workload by name: when will it run out?
   oomph leaks run.pickle --step-at 'Optimizer.step#AdamW.step'
@@ -107,6 +113,9 @@ pub fn run(args: Args) -> Outcome {
     }
     let baseline = args.baseline.as_deref().map(|name| Watched::open(&args, name)).transpose()?;
     let baseline = baseline.as_ref().map(|watched| &watched.observed);
+    if let Some(files) = ranks::files(&args.sources)? {
+        return for_ranks(&args, &files, baseline);
+    }
     let findings = if args.sources.len() > 1 && !args.each {
         vec![in_order(&args, baseline)?]
     } else {
@@ -120,15 +129,53 @@ pub fn run(args: Args) -> Outcome {
         LeaksFormat::Json => report::leaks_json(&findings),
         LeaksFormat::Csv => report::leaks_csv(&findings)?,
     })?;
-    let fails = |finding: &Finding| match args.fail_on {
-        FailOn::Leak => finding.verdict == Verdict::Leak,
-        FailOn::Growth => finding.verdict != Verdict::Steady,
-        FailOn::Never => false,
+    Ok(if findings.iter().any(|finding| args.fails(finding)) { exit::MEMORY_GROWS } else { exit::OK })
+}
+
+/// One answer for all ranks: a leak before growth of any other kind, and of those the steepest.
+fn for_ranks(args: &Args, files: &[RankFile], baseline: Option<&Observed>) -> Outcome {
+    let answers = ranks::ask(files, |name| on_its_own(args, name, baseline));
+    let ranks = ranks::gather("growth a step", &answers, |finding: &Finding| RankRow {
+        peak_bytes: finding.per_step.iter().map(|step| step.peak_allocated_bytes).max(),
+        figure_bytes: Some(match finding.verdict {
+            Verdict::Steady => 0,
+            _ => finding.bytes_per_step.max(0.0) as u64,
+        }),
+        severity: match finding.verdict {
+            Verdict::Leak => 3,
+            Verdict::Fragmentation => 2,
+            Verdict::GrowingCache => 1,
+            Verdict::Steady => 0,
+        },
+        verdict: finding.verdict.name().replace('_', " "),
+        ..RankRow::default()
+    });
+    let format = match args.format {
+        LeaksFormat::Table => Format::Table,
+        LeaksFormat::Json => Format::Json,
+        LeaksFormat::Csv => Format::Csv,
     };
-    Ok(if findings.iter().any(fails) { exit::MEMORY_GROWS } else { exit::OK })
+    let code = ranks::tell(
+        &ranks,
+        &answers,
+        format,
+        |finding| Ok(report::leaks(finding, args.top, output::terminal_width(), Some(output::pen()))),
+        |finding| Ok(report::leaks_json(std::slice::from_ref(finding))),
+    )?;
+    let fails = answers.iter().any(|(_, answer)| answer.as_ref().is_ok_and(|finding| args.fails(finding)));
+    Ok(if fails { exit::MEMORY_GROWS } else { code })
 }
 
 impl Args {
+    /// Whether a verdict is one that `--fail-on` names.
+    fn fails(&self, finding: &Finding) -> bool {
+        match self.fail_on {
+            FailOn::Leak => finding.verdict == Verdict::Leak,
+            FailOn::Growth => finding.verdict != Verdict::Steady,
+            FailOn::Never => false,
+        }
+    }
+
     fn bar(&self) -> Bar {
         Bar { significance: self.significance, least_share: self.least_share, ..Bar::default() }
     }

@@ -20,15 +20,18 @@ mod inspect_summary;
 mod interrupt;
 mod leaks;
 mod list;
+mod man;
 mod options;
 mod output;
 mod progress;
+mod ranks;
 mod record;
 mod replay;
 mod replay_place;
 mod report;
 mod run;
 mod run_claims;
+mod run_partition;
 mod run_techniques;
 mod run_thresholds;
 mod source;
@@ -99,6 +102,8 @@ enum Command {
     Doctor(doctor::Args),
     /// Print a completion script for a shell.
     Completions(completions::Args),
+    /// Print a manual page, or write all of them.
+    Man(man::Args),
     /// Run the case on standard input; started by `run` and `replay`.
     #[command(name = WORKER, hide = true)]
     Worker,
@@ -127,6 +132,7 @@ pub fn main() -> ExitCode {
         Command::List(args) => list::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Completions(args) => completions::run(&args, &mut Cli::command()),
+        Command::Man(args) => man::run(&args, Cli::command()),
         Command::Worker => worker::run(),
     };
     match outcome {

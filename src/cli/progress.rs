@@ -12,6 +12,11 @@ pub fn of_cases(total: usize, done: usize) -> ProgressBar {
     bar
 }
 
+/// A bar that counts the ranks of a program.
+pub fn of_ranks(total: usize) -> ProgressBar {
+    ProgressBar::new(total as u64).with_style(style("{bar:24} {pos}/{len} ranks  {elapsed} (left: {eta})"))
+}
+
 /// A bar that counts the tries of a search.
 pub fn of_tries(total: u32) -> ProgressBar {
     ProgressBar::new(total.into())

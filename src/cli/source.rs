@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// A source and how to change it.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct SourceOptions {
     /// A workload (see `oomph list workloads`), a workload TOML, or a trace file in any known format.
     #[arg(value_name = "SOURCE")]
@@ -31,6 +31,11 @@ impl SourceOptions {
     pub fn spec(&self) -> Result<SourceSpec, Failure> {
         let set = self.set.iter().map(|text| key_and_value(text)).collect::<Result<_, _>>()?;
         Ok(SourceSpec { name: self.source.clone(), set, seed: self.seed, device_index: self.device_index })
+    }
+
+    /// The same options for another source.
+    pub fn at(&self, source: &str) -> SourceOptions {
+        SourceOptions { source: source.to_owned(), ..self.clone() }
     }
 
     /// Finds and prepares the source.

@@ -13,13 +13,16 @@ use super::{
     failure::{Failure, Outcome},
     interrupt,
     options::{DeviceOptions, Format, WorkerOptions},
-    output,
+    output, ranks,
     source::SourceOptions,
 };
 use crate::{
-    answer::threshold::{
-        self, CaseSearch, LargestQuestion, LargestRecord, PROBES_AROUND, REPEATS, ThresholdDetail, ThresholdError,
-        ThresholdStatus,
+    answer::{
+        ranks::RankRow,
+        threshold::{
+            self, CaseSearch, LargestQuestion, LargestRecord, PROBES_AROUND, REPEATS, ThresholdDetail, ThresholdError,
+            ThresholdStatus,
+        },
     },
     device::DeviceSpec,
     measure::CaseLabel,
@@ -27,7 +30,7 @@ use crate::{
     replay::{OnOutOfMemory, Pace},
     report::{self, Medium, ReportError, plot},
     strategy::StrategySpec,
-    suite::{self, Case},
+    suite::{self, Case, RankFile},
     trace::Trace,
     unit::Bytes,
 };
@@ -38,6 +41,7 @@ use crate::{
 #[command(after_help = "\
 Examples:
   oomph threshold snapshot.pickle
+  oomph threshold snapshots/ --strategy caching           all ranks of a distributed program: a folder, or 'run-*.pickle'
   oomph threshold variable-length --strategy caching --strategy caching:expandable_segments:True
   oomph threshold training --set batch=16 --repeat 1 --format json
   oomph threshold training --largest batch --memory 8GiB,12GiB,16GiB,24GiB,80GiB
@@ -154,7 +158,68 @@ fn strategies(typed: &[String]) -> Result<Vec<StrategySpec>, Failure> {
 }
 
 fn smallest(args: &Args, device: &DeviceSpec, strategies: &[StrategySpec], stop: &AtomicBool) -> Outcome {
-    let origin = args.source.spec()?;
+    if let Some(files) = ranks::files(std::slice::from_ref(&args.source.source))? {
+        return for_ranks(args, &files, device, strategies, stop);
+    }
+    let details = details(args, &args.source, device, strategies, suite::all_cores(), stop)?;
+    output::say(&formatted(&details, args.format)?)?;
+    if args.format == Format::Table {
+        output::say(&pictured(&details))?;
+    }
+    Ok(if stop.load(Ordering::Relaxed) { exit::INTERRUPTED } else { exit_code(&details) })
+}
+
+/// One answer for all ranks: every rank has a card of its own, and the one that needs most decides.
+fn for_ranks(
+    args: &Args,
+    files: &[RankFile],
+    device: &DeviceSpec,
+    strategies: &[StrategySpec],
+    stop: &AtomicBool,
+) -> Outcome {
+    if !device.is_simulated() {
+        return Err(Failure::usage(anyhow!("ranks are searched on the simulated device; leave out --device {device}")));
+    }
+    let jobs = ranks::jobs_of_each(files);
+    let answers = ranks::ask(files, |name| details(args, &args.source.at(name), device, strategies, jobs, stop));
+    if stop.load(Ordering::Relaxed) {
+        return Ok(exit::INTERRUPTED);
+    }
+    let ranks = ranks::gather("memory needed", &answers, |details: &Vec<ThresholdDetail>| {
+        let peak_bytes = details.iter().filter_map(|detail| detail.record.live_peak_bytes).max();
+        let needed = details.iter().filter_map(|detail| detail.record.threshold_bytes).max();
+        let told = details.iter().map(|detail| {
+            let needed = detail.record.threshold_bytes.map(|bytes| Bytes(bytes).to_string());
+            format!("{} {}", detail.record.strategy, needed.unwrap_or_else(|| "never fits".to_owned()))
+        });
+        RankRow {
+            peak_bytes,
+            figure_bytes: needed.or(peak_bytes),
+            severity: details.iter().any(|detail| detail.record.status != ThresholdStatus::Found).into(),
+            verdict: told.collect::<Vec<_>>().join(", "),
+            ..RankRow::default()
+        }
+    });
+    let full = |details: &Vec<ThresholdDetail>, format| Ok(formatted(details, format)?);
+    ranks::tell(
+        &ranks,
+        &answers,
+        args.format,
+        |details| full(details, args.format),
+        |details| full(details, Format::Json),
+    )
+}
+
+/// The thresholds of one source.
+fn details(
+    args: &Args,
+    source: &SourceOptions,
+    device: &DeviceSpec,
+    strategies: &[StrategySpec],
+    jobs: usize,
+    stop: &AtomicBool,
+) -> Result<Vec<ThresholdDetail>, Failure> {
+    let origin = source.spec()?;
     let trace = Arc::new(Trace::read(&*origin.open().map_err(Failure::usage)?).map_err(Failure::usage)?);
     let simulated: DeviceSpec = "sim".parse().map_err(Failure::usage)?;
     let mut details = Vec::new();
@@ -187,17 +252,12 @@ fn smallest(args: &Args, device: &DeviceSpec, strategies: &[StrategySpec], stop:
             runner: &runner,
             cap: args.cap.into(),
             around: args.probes,
-            jobs: suite::all_cores(),
+            jobs,
             stop,
         };
-        let detail = search.answer(&case, &trace);
-        details.push(detail);
+        details.push(search.answer(&case, &trace));
     }
-    output::say(&formatted(&details, args.format)?)?;
-    if args.format == Format::Table {
-        output::say(&pictured(&details))?;
-    }
-    Ok(exit_code(&details, stop))
+    Ok(details)
 }
 
 /// What is needed as bars, solid as far as it is live.
@@ -224,12 +284,10 @@ pub fn formatted(details: &[ThresholdDetail], format: Format) -> Result<String, 
     })
 }
 
-/// What a row of thresholds means for the exit code.
-pub fn exit_code(details: &[ThresholdDetail], stop: &AtomicBool) -> u8 {
+/// What answers mean for the exit code.
+pub fn exit_code(details: &[ThresholdDetail]) -> u8 {
     let any = |is: fn(&ThresholdDetail) -> bool| details.iter().any(is);
-    if stop.load(Ordering::Relaxed) {
-        exit::INTERRUPTED
-    } else if any(|detail| detail.record.status == ThresholdStatus::Error) {
+    if any(|detail| detail.record.status == ThresholdStatus::Error) {
         exit::CASES_FAILED
     } else if any(|detail| detail.record.confirmed == Some(false)) {
         exit::NOT_EXACT

@@ -18,7 +18,7 @@ use super::{
     failure::{Failure, Outcome},
     interrupt,
     options::DeviceOptions,
-    output, progress,
+    output, progress, run,
     verify::{self, VerifyFormat},
 };
 use crate::{
@@ -244,6 +244,7 @@ fn of_suites(args: &verify::Args, devices: &Devices, props: &DeviceProps) -> Res
     let mut found: Vec<(Unread, CaseLabel)> = Vec::new();
     for name in &names {
         let suite = SuiteFile::load(name).map_err(Failure::usage)?;
+        run::note_absent_files(&suite);
         for case in suite.cases(&settings).map_err(Failure::usage)? {
             let key = |label: &CaseLabel| (label.workload.clone(), label.limit, label.seed, label.repeat);
             if found.iter().all(|(_, known)| key(known) != key(&case.label)) {

@@ -16,6 +16,9 @@ pub struct CaseDetail {
     pub case_id: String,
     /// The identity, part by part.
     pub label: CaseLabel,
+    /// Which of several GPUs it ran on, where the label names them all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ran_on: Option<String>,
     /// What a reader of the numbers should know.
     pub warnings: Vec<Warning>,
     /// Failed requests.

@@ -56,7 +56,7 @@ pub use categories::{Composition, TagBytes};
 pub use detail::CaseDetail;
 pub use driver::DriverCalls;
 pub use frames::{Frame, FrameBlock, FrameSegment, Occasion};
-pub use label::{CaseLabel, file_stem};
+pub use label::{CaseLabel, file_stem, fnv1a};
 pub use latency::LatencyHistogram;
 pub use layouts::{Layouts, layout_after};
 pub use levels::{Levels, device_used, lost_share};

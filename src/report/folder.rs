@@ -10,7 +10,7 @@ use std::{
 
 use flate2::{Compression, write::GzEncoder};
 
-use super::{Environment, ReportError, comparison, rows, rows::RowFile, summary};
+use super::{Difference, Environment, ReportError, comparison, rows, rows::RowFile, summary};
 use crate::measure::{CaseDetail, CaseRecord, TimingRecord, file_stem};
 
 /// A run's folder: `env.json`, `runs.csv`, `timings.csv`, `cases/`, and after [`finish`](RunFolder::finish)
@@ -50,7 +50,9 @@ pub(super) fn begin(path: &Path, environment: &Environment) -> Result<(), Report
 pub(super) fn check_environment(path: &Path, environment: &Environment) -> Result<Environment, ReportError> {
     let there = read_environment(path)?;
     match environment.conflict(&there) {
-        Some((what, here, there)) => Err(ReportError::OtherEnvironment { path: path.to_owned(), what, here, there }),
+        Some(Difference { what, here, there }) => {
+            Err(ReportError::OtherEnvironment { path: path.to_owned(), what, here, there })
+        }
         None => Ok(there),
     }
 }
@@ -80,7 +82,8 @@ impl RunFolder {
         RunFolder::with_rows(path, &there, records, timings)
     }
 
-    fn with_rows(
+    /// A folder with these rows and no others.
+    pub(super) fn with_rows(
         path: &Path,
         environment: &Environment,
         records: Vec<CaseRecord>,
@@ -226,7 +229,8 @@ pub(super) fn has_detail(folder: &Path, case_id: &str) -> bool {
     detail_path(folder, case_id).is_file()
 }
 
-fn detail_path(folder: &Path, case_id: &str) -> PathBuf {
+/// Where the detail of a case is.
+pub(super) fn detail_path(folder: &Path, case_id: &str) -> PathBuf {
     folder.join("cases").join(format!("{}.json.gz", file_stem(case_id)))
 }
 

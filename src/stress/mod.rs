@@ -27,7 +27,7 @@ mod verdict;
 pub use every_kind::{KINDS, KindOfStress, TimeShare};
 pub use failure::Failure;
 pub use integrity::{Integrity, Mixture, Outcome, Sizes, SizesError, Tally, Until, story};
-pub use ledger::{Account, Ledger, Slice};
+pub use ledger::{Account, AccountRow, Ledger, Slice};
 pub use planned_fault::{PlannedFault, PlannedFaultError};
 pub use program::random_program;
 pub use shrink::shrink;

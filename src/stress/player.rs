@@ -95,7 +95,8 @@ impl Player {
         let closed = on_trial(|| {
             self.give_back_own();
             self.watch.close();
-            self.weigh_errors();
+            let ours = if self.faults { self.watch.device.calls().failures } else { 0 };
+            self.weigh_errors(ours);
         });
         if let Err(payload) = closed {
             self.watch.find("panic", panicked(&*payload));
@@ -285,8 +286,7 @@ impl Player {
     }
 
     /// Driver errors must be ours: without faults there are none, and nobody breaks the driver's rules.
-    fn weigh_errors(&mut self) {
-        let ours = if self.faults { self.watch.device.calls().failures } else { 0 };
+    pub(super) fn weigh_errors(&mut self, ours: u64) {
         let errors = self.watch.errors();
         if errors.len() as u64 > ours {
             let (count, last) = (errors.len(), errors.last().map(ToString::to_string).unwrap_or_default());

@@ -80,7 +80,18 @@ impl SuiteFile {
                 }
             }
         }
-        Ok(cases)
+        match self.absent_files().first() {
+            Some(pattern) if cases.is_empty() => Err(story::nowhere(&self.name, pattern)),
+            _ => Ok(cases),
+        }
+    }
+
+    /// The trace files that the suite names and that are not to be seen from the current folder. What came with the binary
+    /// goes without their cases, as long as there are others; for any other suite they are an error.
+    #[must_use]
+    pub fn absent_files(&self) -> Vec<&str> {
+        let names = self.group.iter().flat_map(|group| self.names(group));
+        names.filter(|name| story::is_path(name) && story::files(&self.name, name).is_err()).collect()
     }
 
     fn case(
@@ -126,7 +137,11 @@ impl SuiteFile {
                     return Err(SuiteError::NothingToSet { suite: self.name.clone(), path: name.to_owned() });
                 }
                 let seed = seeds.first().copied().unwrap_or_default();
-                stories.extend(story::files(&self.name, name)?.iter().map(|path| vec![Story::of_file(path, seed)]));
+                let files = match story::files(&self.name, name) {
+                    Err(_) if self.is_embedded => Vec::new(),
+                    found => found?,
+                };
+                stories.extend(files.iter().map(|path| vec![Story::of_file(path, seed)]));
             } else {
                 let recipe = self.recipe(group, name)?;
                 let with_seed = |&seed: &u64| Story::of_recipe(self, group, &recipe, seed);

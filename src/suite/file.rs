@@ -1,6 +1,12 @@
 //! A suite as it is written: one TOML file.
+//!
+//! Those in `suites/` are part of the binary, so that it works wherever it is installed. A file of that name in the
+//! `suites/` of the current folder is taken instead.
 
-use std::{fmt, fs, path::PathBuf};
+use std::{
+    fmt, fs,
+    path::{Path, PathBuf},
+};
 
 use serde::{
     Deserialize, Deserializer,
@@ -20,6 +26,9 @@ pub struct SuiteFile {
     /// What to call it; the name of the file.
     #[serde(skip)]
     pub name: String,
+    /// Whether it came with the binary, which may be far from the trace files that the suite names.
+    #[serde(skip)]
+    pub is_embedded: bool,
     /// What the suite answers, in one line.
     pub question: String,
     /// What is asked of every case.
@@ -158,21 +167,32 @@ impl SuiteFile {
         EMBEDDED.iter().map(|(name, _)| *name)
     }
 
-    /// The suite of that name, or the file at that path (anything that ends in `.toml` or has a separator).
+    /// The suite of that name, or the file at that path (anything that ends in `.toml` or has a separator). Under a name
+    /// `suites/NAME.toml` is looked for first, then what came with the binary.
     pub fn load(name_or_path: &str) -> Result<SuiteFile, SuiteError> {
         if name_or_path.ends_with(".toml") || name_or_path.contains('/') {
-            let path = PathBuf::from(name_or_path);
-            let text = fs::read_to_string(&path).map_err(|source| SuiteError::Io { path: path.clone(), source })?;
-            let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-            return SuiteFile::parse(&name, name_or_path, &text);
+            return SuiteFile::from_file(Path::new(name_or_path));
+        }
+        let beside = PathBuf::from(format!("suites/{name_or_path}.toml"));
+        if beside.is_file() {
+            return SuiteFile::from_file(&beside);
         }
         match EMBEDDED.iter().find(|(name, _)| *name == name_or_path) {
-            Some((name, text)) => SuiteFile::parse(name, &format!("suites/{name}.toml"), text),
+            Some((name, text)) => {
+                let suite = SuiteFile::parse(name, &format!("suites/{name}.toml"), text)?;
+                Ok(SuiteFile { is_embedded: true, ..suite })
+            }
             None => Err(SuiteError::UnknownSuite {
                 name: name_or_path.to_owned(),
                 suggestion: nearest(name_or_path, SuiteFile::embedded()),
             }),
         }
+    }
+
+    fn from_file(path: &Path) -> Result<SuiteFile, SuiteError> {
+        let text = fs::read_to_string(path).map_err(|source| SuiteError::Io { path: path.to_owned(), source })?;
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        SuiteFile::parse(&name, &path.display().to_string(), &text)
     }
 
     /// Reads a suite. `shown_as` is what errors call the file.

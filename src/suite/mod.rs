@@ -11,6 +11,8 @@ mod filter;
 mod in_process;
 mod isolation;
 mod needs;
+mod partition;
+mod rank_files;
 mod run;
 mod source;
 mod story;
@@ -24,7 +26,9 @@ pub use filter::Filter;
 pub use in_process::InProcess;
 pub use isolation::{Isolating, Isolation};
 pub use needs::WithNeeds;
-pub use run::{CaseOutcome, CaseRunner, Progress, all_cores, run};
+pub use partition::{Partition, PartitionError};
+pub use rank_files::{RankFile, rank_files};
+pub use run::{CaseOutcome, CaseRunner, Progress, all_cores, run, run_on};
 pub use source::{SourceError, SourceSpec};
 pub use timeout::{CaseTimeout, TimeoutError};
 pub use worker::WorkerProcess;
@@ -61,7 +65,10 @@ pub enum SuiteError {
         suggestion: Option<String>,
     },
     /// A trace file that the suite names is not there.
-    #[error("suite '{suite}': no file matches '{pattern}', seen from the current folder; run it where the files are")]
+    #[error(
+        "suite '{suite}': no file matches '{pattern}', seen from the current folder; run it where the files are (recordings \
+         are in the repository and not in the binary)"
+    )]
     NoTraceFile {
         /// Which suite.
         suite: String,

@@ -18,7 +18,7 @@ use crate::{
         self, Source, TableFull, TraceError,
         torch::{self, Recording},
     },
-    workload::{Recipe, WorkloadError, recipe_names},
+    workload::{Recipe, WorkloadError, is_recipe_name},
 };
 
 /// A source by name, with everything that decides what is in it: whoever opens it, in whichever process, reads the same
@@ -59,6 +59,9 @@ pub enum SourceError {
     /// A folder.
     #[error("{0}: is a directory; a trace file was expected")]
     Directory(String),
+    /// A folder or a pattern without any.
+    #[error("{0}: no recording there; a folder is searched for .pickle, .pkl and .oomph files, compressed or not")]
+    NoRankFiles(String),
     /// Parameters for something that has none.
     #[error("--set changes workloads; '{0}' is a trace file")]
     NothingToSet(String),
@@ -135,8 +138,7 @@ impl SourceSpec {
             return Err(SourceError::Directory(self.name.clone()));
         }
         // Names may have a dot (`gpt-1.3b`).
-        let is_name = recipe_names().any(|name| name == self.name);
-        if !is_name && (self.name.contains('/') || path.extension().is_some()) {
+        if !is_recipe_name(&self.name) && (self.name.contains('/') || path.extension().is_some()) {
             return Err(SourceError::NoSuchFile(self.name.clone()));
         }
         Ok(Some(Recipe::named(&self.name)?))

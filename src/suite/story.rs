@@ -1,7 +1,8 @@
 //! What the cases of a suite tell: workloads by name, each with every seed, and trace files by path or pattern.
 //!
 //! Trace files are looked for in the current folder and read when the first case of theirs runs, so that a list of cases
-//! costs nothing. `case` asks; a file that is not there is an error before anything runs.
+//! costs nothing. `case` asks; a file that is not there is an error before anything runs, unless the suite came with the
+//! binary and has other cases.
 
 use std::{
     fs,
@@ -47,9 +48,14 @@ impl Story {
     }
 }
 
+/// No such file.
+pub(super) fn nowhere(suite: &str, pattern: &str) -> SuiteError {
+    SuiteError::NoTraceFile { suite: suite.to_owned(), pattern: pattern.to_owned() }
+}
+
 /// The files that a path means, in order: `*` in its last part stands for anything.
 pub(super) fn files(suite: &str, pattern: &str) -> Result<Vec<PathBuf>, SuiteError> {
-    let nowhere = || SuiteError::NoTraceFile { suite: suite.to_owned(), pattern: pattern.to_owned() };
+    let nowhere = || nowhere(suite, pattern);
     let path = Path::new(pattern);
     let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
         return Err(nowhere());
@@ -139,6 +145,16 @@ mod tests {
             let error = suite(&format!("'{pattern}'"), "").cases(&settings()).err().unwrap().to_string();
             assert!(error.contains(pattern) && error.contains("current folder"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_suite_of_the_binary_goes_without_files_that_are_elsewhere_as_long_as_it_has_other_cases() {
+        let embedded = |workloads| SuiteFile { is_embedded: true, ..suite(workloads, "") };
+        let partly = embedded("'random', 'nowhere/*.pickle'");
+        assert_eq!(partly.absent_files(), ["nowhere/*.pickle"]);
+        assert_eq!(partly.cases(&settings()).unwrap().len(), 2, "random with two seeds");
+        let nothing = embedded("'nowhere/*.pickle'").cases(&settings()).err().unwrap().to_string();
+        assert!(nothing.contains("nowhere/*.pickle"), "{nothing}");
     }
 
     #[test]

@@ -1,8 +1,13 @@
 //! Recipes: small TOML files that name a generator and set its parameters.
 //!
-//! Those in `workloads/` are part of the binary; any other is read from its file.
+//! Those in `workloads/` are part of the binary, so that it works wherever it is installed. A file of that name in the
+//! `workloads/` of the current folder is taken instead; any other is read from where it is.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use serde::Deserialize;
 use toml::{Spanned, Value};
@@ -16,6 +21,18 @@ static EMBEDDED: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/workloads
 /// The names of all embedded recipes, in order.
 pub fn recipe_names() -> impl Iterator<Item = &'static str> {
     EMBEDDED.iter().map(|(name, _)| *name)
+}
+
+/// The file of the current folder that a name stands for, if there is one: `workloads/NAME.toml`.
+fn own_file(name: &str) -> Option<PathBuf> {
+    let path = PathBuf::from(format!("workloads/{name}.toml"));
+    (!name.contains('/') && path.is_file()).then_some(path)
+}
+
+/// Whether there is a recipe of this name, in the current folder or in the binary.
+#[must_use]
+pub fn is_recipe_name(name: &str) -> bool {
+    own_file(name).is_some() || recipe_names().any(|embedded| embedded == name)
 }
 
 /// A generator with its parameters, not yet checked against each other.
@@ -43,8 +60,11 @@ struct RecipeFile {
 }
 
 impl Recipe {
-    /// The embedded recipe of this name.
+    /// The recipe of this name: `workloads/NAME.toml` of the current folder, or else the embedded one.
     pub fn named(name: &str) -> Result<Recipe, WorkloadError> {
+        if let Some(path) = own_file(name) {
+            return Recipe::from_file(&path);
+        }
         match EMBEDDED.iter().find(|(embedded, _)| *embedded == name) {
             Some((name, text)) => Recipe::parse(name, &format!("workloads/{name}.toml"), text),
             None => {

@@ -1,0 +1,220 @@
+//! One answer for all ranks of a distributed program: which is the worst, how far they are apart, who stands out.
+//!
+//! Every command that can be asked about a folder of recordings answers rank by rank ([`each`]) and hands in the figures
+//! ([`RankRow`]); what is compared is theirs to say. Nothing here knows what a rank does.
+
+use std::{
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::unit::MIB;
+
+/// A rank stands out if it is so many times further from the median than ranks usually are.
+const FAR: f64 = 3.5;
+/// What the median distance is short of a standard deviation, where chance is normal.
+const TO_DEVIATION: f64 = 1.4826;
+/// Ranks that do the same differ by rounding; less than this share of the median, or a page, is no news.
+const LEAST_SHARE: f64 = 0.01;
+const LEAST_BYTES: f64 = 2.0 * MIB as f64;
+/// With fewer nobody can say what is usual.
+const FEWEST: usize = 4;
+
+/// What one rank comes to.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RankRow {
+    /// Which rank.
+    pub rank: String,
+    /// Most bytes alive at one time.
+    pub peak_bytes: Option<u64>,
+    /// What ranks are compared by: the memory that it needs, what a step adds.
+    pub figure_bytes: Option<u64>,
+    /// The answer in a word or two, or why there is none.
+    pub verdict: String,
+    /// How bad that is; the worst rank is one of those with the highest.
+    #[serde(skip)]
+    pub severity: u8,
+    /// How far it is from the median of all, where that is unusual.
+    pub outlier_by_bytes: Option<i64>,
+}
+
+impl RankRow {
+    /// Of a rank that there is no answer for.
+    #[must_use]
+    pub fn unanswered(reason: &str) -> RankRow {
+        RankRow { verdict: format!("no answer: {reason}"), ..RankRow::default() }
+    }
+}
+
+/// How far ranks are apart.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Spread {
+    /// The least.
+    pub min_bytes: u64,
+    /// Half of the ranks have no more.
+    pub median_bytes: u64,
+    /// The most.
+    pub max_bytes: u64,
+}
+
+/// All ranks together.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Ranks {
+    /// What [`RankRow::figure_bytes`] is, in two words.
+    pub figure: &'static str,
+    /// The place of the worst among the rows; `None` if there is no answer for any.
+    pub worst: Option<usize>,
+    /// Of the figures.
+    pub spread: Option<Spread>,
+    /// One a rank, in order.
+    pub rows: Vec<RankRow>,
+}
+
+impl Ranks {
+    /// Gathers the rows of all ranks.
+    ///
+    /// ```
+    /// use oomph::answer::ranks::{RankRow, Ranks};
+    /// let row = |rank: u64| RankRow { rank: rank.to_string(), figure_bytes: Some((10 + 5 * (rank / 7)) << 30), ..RankRow::default() };
+    /// let ranks = Ranks::gather("memory needed", (0..8).map(row).collect());
+    /// assert_eq!(ranks.worst, Some(7));
+    /// assert_eq!(ranks.outliers().map(|row| &*row.rank).collect::<Vec<_>>(), ["7"]);
+    /// ```
+    #[must_use]
+    pub fn gather(figure: &'static str, mut rows: Vec<RankRow>) -> Ranks {
+        // Of equals the first: nobody wants to look for the others.
+        let known = rows.iter().enumerate().filter(|(_, row)| row.figure_bytes.is_some()).rev();
+        let worst = known.max_by_key(|(_, row)| (row.severity, row.figure_bytes)).map(|(place, _)| place);
+        let figures: Vec<u64> = rows.iter().filter_map(|row| row.figure_bytes).collect();
+        let spread = spread(figures.clone());
+        if let Some(spread) = spread.filter(|_| figures.len() >= FEWEST) {
+            let usual = deviation(&figures, spread.median_bytes);
+            for row in &mut rows {
+                let away = row.figure_bytes.map(|bytes| bytes as f64 - spread.median_bytes as f64);
+                row.outlier_by_bytes = away.filter(|away| away.abs() > usual).map(|away| away as i64);
+            }
+        }
+        Ranks { figure, worst, spread, rows }
+    }
+
+    /// Who stands out.
+    pub fn outliers(&self) -> impl Iterator<Item = &RankRow> {
+        self.rows.iter().filter(|row| row.outlier_by_bytes.is_some())
+    }
+
+    /// Ranks that there is no answer for.
+    pub fn unanswered(&self) -> impl Iterator<Item = &RankRow> {
+        self.rows.iter().filter(|row| row.figure_bytes.is_none())
+    }
+}
+
+fn spread(mut figures: Vec<u64>) -> Option<Spread> {
+    figures.sort_unstable();
+    let (min_bytes, max_bytes) = (*figures.first()?, *figures.last()?);
+    Some(Spread { min_bytes, median_bytes: median(&figures), max_bytes })
+}
+
+/// Of sorted figures; the lower of two in the middle, so that it is one of them.
+fn median(sorted: &[u64]) -> u64 {
+    sorted.get(sorted.len().saturating_sub(1) / 2).copied().unwrap_or_default()
+}
+
+/// From which distance on a figure is unusual: the median distance, which no few outliers can move.
+fn deviation(figures: &[u64], median_bytes: u64) -> f64 {
+    let mut distances: Vec<u64> = figures.iter().map(|&bytes| bytes.abs_diff(median_bytes)).collect();
+    distances.sort_unstable();
+    let usual = FAR * TO_DEVIATION * median(&distances) as f64;
+    usual.max(LEAST_SHARE * median_bytes as f64).max(LEAST_BYTES)
+}
+
+/// Answers for each of `items` on up to `jobs` threads, in order. An item is begun when a thread is free, so that no more
+/// recordings are in memory than there are threads.
+pub fn each<I: Sync, T: Send>(items: &[I], jobs: usize, answer: impl Fn(&I) -> T + Sync) -> Vec<T> {
+    let next = AtomicUsize::new(0);
+    let answered = Mutex::new(Vec::with_capacity(items.len()));
+    thread::scope(|scope| {
+        for _ in 0..jobs.clamp(1, items.len().max(1)) {
+            scope.spawn(|| {
+                loop {
+                    let place = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(item) = items.get(place) else { break };
+                    let found = answer(item);
+                    answered.lock().unwrap_or_else(PoisonError::into_inner).push((place, found));
+                }
+            });
+        }
+    });
+    let mut answered = answered.into_inner().unwrap_or_else(PoisonError::into_inner);
+    answered.sort_unstable_by_key(|(place, _)| *place);
+    answered.into_iter().map(|(_, found)| found).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::unit::GIB;
+    use proptest::prelude::*;
+
+    fn ranks(figures: &[Option<u64>]) -> Ranks {
+        let row = |(rank, figure): (usize, &Option<u64>)| RankRow {
+            rank: rank.to_string(),
+            figure_bytes: *figure,
+            ..RankRow::default()
+        };
+        Ranks::gather("memory needed", figures.iter().enumerate().map(row).collect())
+    }
+
+    fn outliers(figures: &[u64]) -> Vec<String> {
+        let figures: Vec<Option<u64>> = figures.iter().copied().map(Some).collect();
+        ranks(&figures).outliers().map(|row| row.rank.clone()).collect()
+    }
+
+    #[test]
+    fn the_rank_that_differs_is_named_on_either_side() {
+        assert_eq!(outliers(&[10 * GIB, 10 * GIB, 14 * GIB, 10 * GIB, 10 * GIB]), ["2"]);
+        assert_eq!(outliers(&[10 * GIB, 10 * GIB, 3 * GIB, 10 * GIB, 14 * GIB, 10 * GIB, 10 * GIB]), ["2", "4"]);
+    }
+
+    #[test]
+    fn what_is_usual_is_no_outlier() {
+        assert_eq!(outliers(&[10 * GIB, 11 * GIB, 12 * GIB, 13 * GIB, 14 * GIB]), [""; 0], "all are apart");
+        assert_eq!(outliers(&[10 * GIB, 10 * GIB, 10 * GIB, 10 * GIB + 90 * MIB]), [""; 0], "less than 1 %");
+        assert_eq!(outliers(&[MIB, MIB, MIB, 3 * MIB]), [""; 0], "no more than a page");
+        assert_eq!(outliers(&[GIB, GIB, 9 * GIB]), [""; 0], "three are too few");
+    }
+
+    #[test]
+    fn the_worst_is_the_first_of_the_most_severe_with_the_highest_figure() {
+        let mut found = ranks(&[Some(3), Some(9), None, Some(9)]);
+        assert_eq!((found.worst, found.unanswered().count()), (Some(1), 1));
+        assert_eq!(found.spread, Some(Spread { min_bytes: 3, median_bytes: 9, max_bytes: 9 }));
+        found.rows[0].severity = 1;
+        assert_eq!(Ranks::gather("memory needed", found.rows).worst, Some(0), "a leak is worse than a high peak");
+        assert_eq!(ranks(&[None]).worst, None);
+    }
+
+    #[test]
+    fn answers_are_in_the_order_of_the_items_whoever_gives_them() {
+        let items: Vec<u64> = (0..100).collect();
+        for jobs in [0, 1, 3, 200] {
+            assert_eq!(each(&items, jobs, |item| item * 2), items.iter().map(|item| item * 2).collect::<Vec<_>>());
+        }
+        assert_eq!(each(&[] as &[u64], 4, |item| *item), Vec::<u64>::new());
+    }
+
+    proptest! {
+        #[test]
+        fn fewer_than_half_can_stand_out_and_the_worst_has_the_most(
+            figures in proptest::collection::vec(0u64..1 << 40, 1..40),
+        ) {
+            let found = ranks(&figures.iter().copied().map(Some).collect::<Vec<_>>());
+            prop_assert!(found.outliers().count() * 2 <= figures.len());
+            prop_assert_eq!(figures[found.worst.unwrap()], *figures.iter().max().unwrap());
+        }
+    }
+}
