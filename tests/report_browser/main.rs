@@ -307,7 +307,7 @@ return worst;";
 #[test]
 fn five_hundred_cases_of_a_million_events_open_within_two_seconds() {
     let text = oomph::report::html::page(&[large::run()], &["workload-24/strategy:parameter_3".to_owned()]).unwrap();
-    assert!(text.len() < 15 << 20, "{} bytes", text.len());
+    assert!(text.len() < 15_000_000, "{} bytes", text.len());
     let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("report-large.html");
     fs::write(&place, &text).unwrap();
     let data = text.split("id=\"data\">").nth(1).unwrap().split("</script>").next().unwrap();

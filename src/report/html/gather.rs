@@ -1,6 +1,7 @@
 //! What a page is made from: the files of one run or of several.
 
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
     path::{Path, PathBuf},
 };
@@ -65,10 +66,12 @@ impl Run {
     }
 
     /// The detail of a case; none where it was left out of the folder.
-    fn detail(&self, case_id: &str) -> Result<Option<CaseDetail>, ReportError> {
+    fn detail(&self, case_id: &str) -> Result<Option<Cow<'_, CaseDetail>>, ReportError> {
         match &self.details {
-            Details::Held(held) => Ok(held.get(case_id).cloned()),
-            Details::Folder(path) if folder::has_detail(path, case_id) => folder::read_detail(path, case_id).map(Some),
+            Details::Held(held) => Ok(held.get(case_id).map(Cow::Borrowed)),
+            Details::Folder(path) if folder::has_detail(path, case_id) => {
+                folder::read_detail(path, case_id).map(|detail| Some(Cow::Owned(detail)))
+            }
             Details::Folder(_) => Ok(None),
         }
     }
@@ -111,7 +114,7 @@ impl<'a> Gathered<'a> {
     }
 
     /// What the case left behind beside its row.
-    pub(super) fn detail(&self, case_id: &str) -> Result<Option<CaseDetail>, ReportError> {
+    pub(super) fn detail(&self, case_id: &str) -> Result<Option<Cow<'a, CaseDetail>>, ReportError> {
         match self.origins.get(case_id) {
             Some((run, id)) => self.runs[*run].detail(id),
             None => Ok(None),

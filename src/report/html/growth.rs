@@ -156,6 +156,8 @@ fn amount(bytes: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::borrow::Cow;
+
     use super::*;
     use crate::{
         measure::{CaseDetail, CaseLabel, Levels},
@@ -172,7 +174,7 @@ mod tests {
                 lowest_allocated_bytes: 100 * MIB + u64::from(step) * growth,
             })
             .collect();
-        Opened { record, detail: CaseDetail { steps, ..CaseDetail::default() } }
+        Opened { record, detail: Cow::Owned(CaseDetail { steps, ..CaseDetail::default() }) }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Memory over time: a chart a workload, and a row a case.
 
-use std::{collections::BTreeSet, fmt::Write as _};
+use std::{borrow::Cow, collections::BTreeSet, fmt::Write as _};
 
 use super::{
     super::scenario::{Group, is_contender},
@@ -13,10 +13,13 @@ use crate::{
     unit::Bytes,
 };
 
+/// Whoever needs less than this times as much needs about the same.
+const ABOUT_THE_SAME: f64 = 1.01;
+
 /// A case with its details, for as long as they are looked at.
 pub(super) struct Opened<'a> {
     pub(super) record: &'a CaseRecord,
-    pub(super) detail: CaseDetail,
+    pub(super) detail: Cow<'a, CaseDetail>,
 }
 
 /// The data of a group's chart, from those of its cases that are drawn; nothing where none has a timeline.
@@ -47,6 +50,9 @@ fn sentence(group: &Group<'_>) -> String {
     match (least(group), most(group)) {
         (Some(low), Some(high)) if low.strategy != high.strategy => {
             let ratio = high.peak_device_used_bytes as f64 / low.peak_device_used_bytes.max(1) as f64;
+            if ratio < ABOUT_THE_SAME {
+                return format!("All need about the same, {}.", Bytes(low.peak_device_used_bytes));
+            }
             let how_much = if ratio >= 1.995 {
                 format!("{ratio:.1} times as much")
             } else {

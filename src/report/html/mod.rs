@@ -53,8 +53,9 @@ const SCRIPT: &str = concat!(
     "})();\n"
 );
 
-/// Cases with all of their pictures of memory; the others have those of the peak, the failure and the end.
-const MOST_FULL_MAPS: usize = 12;
+/// Cases have all of their pictures of memory as long as no more than so many blocks are drawn; from then on those of the
+/// peak, the failure and the end.
+const MOST_BLOCKS: usize = 240_000;
 /// Frames of a case that is shown in full.
 const MOST_FRAMES: usize = 20;
 /// Frames of the others.
@@ -107,6 +108,8 @@ struct Pictures<'a> {
     timelines: Vec<(usize, TimelineChart)>,
     sparks: Vec<(String, Vec<u64>)>,
     pictured: Vec<Pictured>,
+    /// In the cases that have all of their pictures.
+    blocks: usize,
     judged: Vec<Judged<'a>>,
 }
 
@@ -128,7 +131,9 @@ impl<'a> Pictures<'a> {
         // Whoever ran out is looked at first.
         shown.sort_by_key(|case| case.record.status != Status::Oom);
         for case in shown {
-            let most = if self.pictured.len() < MOST_FULL_MAPS { MOST_FRAMES } else { FEW_FRAMES };
+            let blocks = case.detail.frames.iter().flat_map(|frame| frame.blocks()).count();
+            let most = if self.blocks + blocks <= MOST_BLOCKS { MOST_FRAMES } else { FEW_FRAMES };
+            self.blocks += if most == MOST_FRAMES { blocks } else { 0 };
             self.pictured.extend(Pictured::of(material, case.record, title, &case.detail, most));
         }
         Ok(())
