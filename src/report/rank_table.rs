@@ -49,7 +49,7 @@ fn below(ranks: &Ranks) -> String {
         Bytes(spread.median_bytes),
         ranks.rows.len()
     );
-    let named: Vec<String> = ranks.outliers().map(|row| outlier(row)).collect();
+    let named: Vec<String> = ranks.outliers().map(outlier).collect();
     text.push_str(&match named.len() {
         0 => "No rank stands out.\n".to_owned(),
         1 => format!("One rank stands out: {}.\n", named[0]),
