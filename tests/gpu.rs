@@ -10,6 +10,7 @@ mod one_gpu;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::atomic::AtomicBool,
+    time::{Duration, Instant},
 };
 
 use one_gpu::gpu;
@@ -25,6 +26,7 @@ use oomph::{
         Attempt, Block, Caller, Context, Control, Request, STRATEGIES, Setup, Silent, Strategy, StrategySpec,
         conformance::{Step, conform_spec, mixed_script},
     },
+    stress::{Integrity, Sizes, Subject, Until},
     suite::{CaseSettings, SuiteFile, compare},
     unit::{GIB, KIB, MIB, Nanos, SiteId, StreamId, ThreadId, Work},
 };
@@ -294,6 +296,30 @@ fn what_is_in_a_block_stays_there_under_every_strategy() {
         }
         strategy.close(&mut Context { device: &mut device, sink: &mut Silent }).unwrap();
         assert_eq!(device.held_bytes(), 0, "{spec}");
+    }
+}
+
+#[test]
+fn every_strategy_keeps_contents_from_many_threads_on_many_streams() {
+    let Some((device, _guard)) = gpu() else { return };
+    drop(device);
+    for entry in STRATEGIES.iter().filter(|entry| entry.name != "null") {
+        let strategy = StrategySpec { name: entry.name.to_owned(), parameters: String::new() };
+        let subject = Subject { strategy, device: "cuda".parse().unwrap(), memory_bytes: Some(8 * GIB) };
+        let integrity = Integrity { subject, threads: 16, streams: 8, sizes: Sizes::MIXED, seed: 1 };
+        let begin = Instant::now();
+        let over = || begin.elapsed() > Duration::from_millis(500);
+        let outcome = integrity.run(&Until { blocks: None, over: &over }, &mut |_| {}).unwrap();
+        let tally = &outcome.tally;
+        println!(
+            "{}: {:.0} blocks a second, {:.0} GB/s compared, {} out of memory",
+            entry.name,
+            tally.each_second(tally.blocks),
+            tally.each_second(tally.compared_bytes) / 1e9,
+            tally.ooms,
+        );
+        assert!(outcome.failures.is_empty(), "{}", outcome.failures[0]);
+        assert!(tally.blocks > 0 && tally.damaged == 0, "{}: {:?} {tally:?}", entry.name, outcome.skipped);
     }
 }
 

@@ -59,15 +59,22 @@ fn a_trace_is_played_and_driver_calls_can_be_made_to_fail() {
 fn a_minute_for_everything_is_shared_out_and_kept() {
     let folder = tempfile::tempdir().unwrap();
     let begun = Instant::now();
-    let output = oomph(folder.path(), "stress all --seconds 3");
+    let output = oomph(folder.path(), "stress all --seconds 8 --strategy caching --strategy stitch --strategy oomph");
     let (text, took) = (String::from_utf8_lossy(&output.stdout), begun.elapsed().as_secs());
     assert_eq!(code(&output), 0, "{text}");
     assert!(text.contains("No promise was broken"), "{text}");
-    for strategy in ["direct", "caching", "bfc", "stitch", "oomph"] {
+    assert!(text.lines().any(|line| line.split_whitespace().eq([
+        "strategy",
+        "integrity",
+        "properties",
+        "faults",
+        "misuse"
+    ])));
+    for strategy in ["caching", "stitch", "oomph"] {
         let line = text.lines().find(|line| line.trim_start().starts_with(strategy)).unwrap();
         assert!(line.contains("passed") && !line.contains("passed 0"), "{line}");
     }
-    assert!(took < 30, "{took} s");
+    assert!((7..60).contains(&took), "{took} s");
 }
 
 #[test]

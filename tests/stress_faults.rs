@@ -48,8 +48,8 @@ fn every_driver_call_of_a_strategy_fails_and_the_same_is_said_again() {
 #[test]
 fn a_trace_is_played_under_the_faults_that_are_named() {
     let folder = tempfile::tempdir().unwrap();
-    assert_eq!(code(&oomph(folder.path(), "convert training training.oomph")), 0);
-    let base = "stress faults --trace training.oomph --strategy caching --memory 8GiB --format json";
+    assert_eq!(code(&oomph(folder.path(), "convert adversary-ladder story.oomph")), 0);
+    let base = "stress faults --trace story.oomph --strategy caching --memory 8GiB --format json";
     let played = |more: &str| {
         let output = oomph(folder.path(), &format!("{base} {more}"));
         assert_eq!(code(&output), 0, "{}{}", stdout(&output), stderr(&output));

@@ -13,6 +13,7 @@ use super::{
     interrupt,
     options::{DeviceOptions, Format},
     output, progress,
+    run::write_page,
 };
 use crate::{
     answer::claims::{Claim, ClaimRecord, ClaimsQuestion, all_claims, claims},
@@ -105,9 +106,15 @@ impl Trial {
             true => ClaimFiles::resume(place, &environment),
             false => ClaimFiles::create(place, &environment),
         };
-        let code = self.run(Some(files.map_err(Failure::usage)?), Some(again))?;
+        self.run_with_files(place, files.map_err(Failure::usage)?, again)
+    }
+
+    /// Tests what these files of the folder `place` do not hold yet.
+    pub fn run_with_files(&self, place: &Path, files: ClaimFiles, again: &str) -> Outcome {
+        let code = self.run(Some(files), Some(again))?;
+        let page = write_page(place)?;
         if self.format == Format::Table {
-            output::say(&format!("\nresults: {}", place.display()))?;
+            output::say(&format!("\nresults: {}\nreport:  {}", place.display(), page.display()))?;
         }
         Ok(code)
     }

@@ -17,12 +17,14 @@ use crate::{
 /// The variables that PyTorch 2.11 reads its allocator settings from; the first that is set wins.
 const PYTORCH_SETTINGS: [&str; 2] = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
 
-/// A folder of its own for a run: time first, so that folders sort by it. Two runs in one second get two folders.
-pub fn new_run_folder(suites: &[String]) -> PathBuf {
+/// A folder of its own for a run: time first, so that folders sort by it, then the suites and which part of them it is.
+/// Two runs in one second get two folders.
+pub fn new_run_folder(suites: &[String], part: Option<&str>) -> PathBuf {
     let stamp = humantime::format_rfc3339_seconds(SystemTime::now()).to_string().replace(':', "").replace('T', "-");
     let names: Vec<String> = suites
         .iter()
         .map(|suite| PathBuf::from(suite).file_stem().unwrap_or_default().to_string_lossy().into_owned())
+        .chain(part.map(str::to_owned))
         .collect();
     let name = format!("{}-{}", stamp.trim_end_matches('Z'), names.join("-"));
     vacant(&PathBuf::from("results/local").join(name))
@@ -57,6 +59,9 @@ pub fn describe(device: &DeviceSpec, seed: u64) -> Result<Environment, DeviceSpe
         device: device.to_string(),
         device_name: device.device_name()?,
         driver: device.driver(),
+        settings: None,
+        shard: None,
+        merged_shards: None,
     })
 }
 

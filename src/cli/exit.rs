@@ -21,7 +21,9 @@ pub const CASES_FAILED: u8 = 104;
 pub const MEMORY_GROWS: u8 = 105;
 /// `stress`: a promise was broken.
 pub const STRESS_FAILED: u8 = 106;
-/// Ctrl-C: what was finished is in the results.
+/// `report`: the shards are not one whole run.
+pub const NOT_WHOLE: u8 = 107;
+/// Ctrl-C or SIGTERM: what was finished is in the results.
 pub const INTERRUPTED: u8 = 130;
 
 /// The table under `--help`.
@@ -37,4 +39,5 @@ Exit codes:
   104  some cases failed to run
   105  leaks: memory grows
   106  stress: a promise was broken
-  130  interrupted; finished cases are kept";
+  107  report: the shards are not one whole run
+  130  interrupted (Ctrl-C, SIGTERM); finished cases are kept";

@@ -2,6 +2,8 @@
 
 use std::{fmt, io, process::ExitCode};
 
+use anyhow::anyhow;
+
 use super::{exit, output};
 
 /// What a subcommand returns: an exit code, or why there is none.
@@ -28,6 +30,11 @@ impl Failure {
     /// The filters leave nothing.
     pub fn nothing_selected(error: impl Into<anyhow::Error>) -> Failure {
         Failure { code: exit::NOTHING_SELECTED, error: error.into() }
+    }
+
+    /// The same, said of something.
+    pub fn context(self, subject: &str) -> Failure {
+        Failure { error: anyhow!("{subject}: {}", self.error), ..self }
     }
 
     /// Prints the error once, for its words include those of its cause, and gives the exit code. A reader who closed the pipe has seen enough: that is no error.

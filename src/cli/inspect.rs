@@ -18,6 +18,7 @@ use super::{
 };
 use crate::{
     answer::ranks::RankRow,
+    report::plot,
     suite::RankFile,
     trace::{self, Powers, Source, Summary},
     unit::Bytes,
@@ -125,7 +126,10 @@ fn inspect(args: &Args, options: &SourceOptions) -> Result<Inspected, Failure> {
 
 impl Inspected {
     fn text(&self) -> String {
-        let facts = facts(&self.name, &self.summary, &self.needed, self.about.as_ref());
+        let mut facts = facts(&self.name, &self.summary, &self.needed, self.about.as_ref());
+        if self.summary.live_over_time.len() > 1 {
+            facts.push_str(&plot::plot("\nlive memory over events", &self.summary.live_over_time, output::pen()));
+        }
         // Whoever asks for one moment has seen the histograms.
         facts + &self.told.as_ref().map_or_else(|| histograms(&self.summary), Told::text)
     }

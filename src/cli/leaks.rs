@@ -123,7 +123,7 @@ pub fn run(args: Args) -> Outcome {
     };
     output::say(&match args.format {
         LeaksFormat::Table => {
-            let shown = |finding| report::leaks(finding, args.top, output::terminal_width());
+            let shown = |finding| report::leaks(finding, args.top, output::terminal_width(), Some(output::pen()));
             findings.iter().map(shown).collect::<Vec<_>>().join("\n")
         }
         LeaksFormat::Json => report::leaks_json(&findings),
@@ -159,7 +159,7 @@ fn for_ranks(args: &Args, files: &[RankFile], baseline: Option<&Observed>) -> Ou
         &ranks,
         &answers,
         format,
-        |finding| Ok(report::leaks(finding, args.top, output::terminal_width())),
+        |finding| Ok(report::leaks(finding, args.top, output::terminal_width(), Some(output::pen()))),
         |finding| Ok(report::leaks_json(std::slice::from_ref(finding))),
     )?;
     let fails = answers.iter().any(|(_, answer)| answer.as_ref().is_ok_and(|finding| args.fails(finding)));

@@ -11,6 +11,7 @@ mod doctor;
 mod environment;
 pub mod exit;
 mod export;
+mod export_tables;
 mod failure;
 mod inspect;
 mod inspect_needs;
@@ -27,8 +28,10 @@ mod ranks;
 mod record;
 mod replay;
 mod replay_place;
+mod report;
 mod run;
 mod run_claims;
+mod run_partition;
 mod run_techniques;
 mod run_thresholds;
 mod source;
@@ -81,6 +84,8 @@ enum Command {
     Verify(verify::Args),
     /// Compare two runs of the same cases: what changed, what got worse, what is noise.
     Compare(compare::Args),
+    /// Make one page of pictures and tables from the folders of runs.
+    Report(report::Args),
     /// Compare memory-saving techniques: what each saves, what it costs, what fits in your card.
     Techniques(techniques::Args),
     /// Put what is published about GPU memory to the test, claim by claim.
@@ -118,6 +123,7 @@ pub fn main() -> ExitCode {
         Command::Leaks(args) => leaks::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Compare(args) => compare::run(args),
+        Command::Report(args) => report::run(args),
         Command::Techniques(args) => techniques::run(args),
         Command::Claims(args) => claims::run(args),
         Command::Stress(args) => stress::run(args),

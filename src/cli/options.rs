@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 
 use super::{failure::Failure, output};
 use crate::{
-    device::{DeviceSpec, DeviceSpecError},
+    device::{DeviceSpec, DeviceSpecError, Fleet},
     measure::CaseRecord,
     plan::Budget,
     report::{self, ReportError},
@@ -19,6 +19,7 @@ use crate::{
 #[derive(Debug, Args)]
 pub struct DeviceOptions {
     /// Where to run: `sim` (an H200), `sim:SIZE` such as sim:80GiB, `sim:PROFILE` by name or file, `cuda[:N]` or `auto`.
+    /// `run` shares its cases among all GPUs with `cuda:all`, and among simulated ones with 4xsim.
     #[arg(long, value_name = "DEVICE", default_value = "sim")]
     pub device: String,
     /// Cap on the physical memory that may be held, such as 24GiB. PyTorch's allocator sees it as its memory fraction.
@@ -30,12 +31,23 @@ pub struct DeviceOptions {
 impl DeviceOptions {
     /// What `--device` names; a device that is not there is an error before anything runs.
     pub fn spec(&self) -> Result<DeviceSpec, Failure> {
-        let spec: DeviceSpec = self.device.parse().map_err(Failure::usage)?;
-        match spec.check() {
-            Ok(()) => Ok(spec),
-            Err(error @ DeviceSpecError::Unavailable { .. }) => Err(Failure::device(error)),
-            Err(error) => Err(Failure::usage(error)),
-        }
+        let spec: DeviceSpec = self.device.parse().map_err(refused)?;
+        spec.check().map_err(refused)?;
+        Ok(spec)
+    }
+
+    /// What `--device` names, where several devices may share the cases.
+    pub fn fleet(&self) -> Result<Fleet, Failure> {
+        let fleet: Fleet = self.device.parse().map_err(refused)?;
+        fleet.check().map_err(refused)?;
+        Ok(fleet)
+    }
+}
+
+fn refused(error: DeviceSpecError) -> Failure {
+    match error {
+        DeviceSpecError::Unavailable { .. } => Failure::device(error),
+        _ => Failure::usage(error),
     }
 }
 

@@ -13,6 +13,7 @@ use anyhow::anyhow;
 use super::{
     environment, exit,
     export::{self, Export},
+    export_tables::ExportOptions,
     failure::{Failure, Outcome},
     interrupt,
     options::{DeviceOptions, Format, NeedsOptions, WorkerOptions},
@@ -21,10 +22,15 @@ use super::{
     source::SourceOptions,
 };
 use crate::{
-    measure::{CaseLabel, CaseRecord, Status},
+    device::DeviceSpec,
+    measure::{CaseDetail, CaseLabel, CaseRecord, Status, TimingRecord},
     plugin,
     replay::{self, OnOutOfMemory, Pace},
-    report,
+    report::{
+        self,
+        html::{Details, Run},
+        plot,
+    },
     strategy::StrategySpec,
     suite::{self, Case, Progress, SourceSpec, WithNeeds},
     trace::Source,
@@ -40,6 +46,7 @@ Examples:
   oomph replay snapshot.pickle --strategy caching --limit 12GiB --repeat 3
   oomph replay training --strategy caching --export-snapshot training.pickle
   oomph replay variable-length --pack --waterfall
+  oomph replay variable-length --limit 6GiB --export-html why.html
   oomph replay mix-1000 --strategy caching --strategy address:caching --threads 1,4,16
   oomph replay gpt-124m --strategy caching --strategy plugin:./my_allocator.so,alloc:my_alloc,free:my_free
   PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True oomph replay training --strategy caching:env
@@ -58,6 +65,8 @@ pub struct Args {
     workers: WorkerOptions,
     #[command(flatten)]
     needs: NeedsOptions,
+    #[command(flatten)]
+    exports: ExportOptions,
     /// Run the whole pattern this often, back to back: some fail only the third time.
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
@@ -100,6 +109,7 @@ pub fn run(args: Args) -> Outcome {
     let stop = interrupt::flag(interrupt::Running::Replay)?;
     let runner = args.workers.runner(&cases, Some(&stop))?;
     let mut records: Vec<Option<CaseRecord>> = vec![None; cases.len()];
+    let mut details: Vec<Option<CaseDetail>> = vec![None; cases.len()];
     let mut timings = Vec::new();
     let with_needs = WithNeeds::new(&runner, args.needs.pack_within());
     suite::run(&cases, &with_needs, suite::all_cores(), &stop, |progress| match progress {
@@ -111,6 +121,7 @@ pub fn run(args: Args) -> Outcome {
             }
             if let Some(place) = cases.iter().position(|other| std::ptr::eq(other, case)) {
                 records[place] = Some(outcome.record);
+                details[place] = Some(outcome.detail);
                 timings.extend(outcome.timings);
             }
         }
@@ -126,16 +137,54 @@ pub fn run(args: Args) -> Outcome {
         return Err(Failure::usage(anyhow!("{}", first.reason)));
     }
     output::say(&args.format.records(&records)?)?;
+    let details: Vec<CaseDetail> = details.into_iter().flatten().collect();
+    if args.format == Format::Table {
+        output::say(&over_time(&details))?;
+    }
     if let Some(waterfall) = args.needs.waterfall(&records, args.format) {
         output::say(&waterfall)?;
     }
     if !timings.is_empty() {
         output::say(&format!("\n{}", report::timings(&timings, output::terminal_width())))?;
     }
+    let device = args.device.spec()?;
+    args.exports.write(&records, || page_data(&args, &device, &records, timings, details))?;
     if let Some(written) = exported? {
         output::complain(&written);
     }
     Ok(if stop.load(Ordering::Relaxed) { exit::INTERRUPTED } else { output::complain_of_failures(&records) })
+}
+
+/// Reserved memory over time, a line a strategy.
+fn over_time(details: &[CaseDetail]) -> String {
+    let levels = |detail: &CaseDetail| detail.timeline.points.iter().map(|point| point.reserved_bytes.max).collect();
+    let drawn: Vec<(String, Vec<u64>)> = details
+        .iter()
+        .filter(|detail| detail.timeline.points.len() > 1)
+        .map(|detail| (detail.label.strategy.clone(), levels(detail)))
+        .collect();
+    if drawn.is_empty() {
+        return String::new();
+    }
+    format!("\nreserved over events\n{}", plot::lines(&drawn, output::pen()))
+}
+
+/// This replay as the run that a page is made of.
+fn page_data(
+    args: &Args,
+    device: &DeviceSpec,
+    records: &[CaseRecord],
+    timings: Vec<TimingRecord>,
+    details: Vec<CaseDetail>,
+) -> Result<Run, Failure> {
+    Ok(Run {
+        name: records.first().map_or_else(String::new, |record| record.workload.clone()),
+        environment: environment::describe(device, args.source.seed)?,
+        records: records.to_vec(),
+        timings,
+        details: Details::Held(details.into_iter().map(|detail| (detail.case_id.clone(), detail)).collect()),
+        ..Run::default()
+    })
 }
 
 /// A snapshot shows one run of one strategy.

@@ -1,7 +1,7 @@
 //! `oomph run`.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering},
 };
 
@@ -10,17 +10,22 @@ use anyhow::anyhow;
 use super::{
     compare::{self, ToleranceOptions},
     environment, exit,
+    export_tables::ExportOptions,
     failure::{Failure, Outcome},
     interrupt,
     options::{DeviceOptions, Format, NeedsOptions, WorkerOptions},
-    output, progress, run_claims, run_techniques, run_thresholds, threshold,
+    output, progress, run_claims,
+    run_partition::{Part, Share},
+    run_techniques, run_thresholds, threshold,
 };
 use crate::{
     answer::threshold::ThresholdStatus,
-    device::DeviceSpec,
+    device::{DeviceSpec, Fleet},
     measure::Status,
-    report::{self, ReportError, RunFolder},
-    suite::{self, Case, CaseOutcome, CaseRunner, CaseSettings, Filter, Progress, SuiteFile, SuiteKind, WithNeeds},
+    report::{self, Environment, ReportError, RunFolder, Settings, html},
+    suite::{
+        self, Case, CaseOutcome, CaseRunner, CaseSettings, Filter, Partition, Progress, SuiteFile, SuiteKind, WithNeeds,
+    },
 };
 
 /// Runs suites case by case: progress while it works, one table at the end, and a folder with the CSVs. Rows are
@@ -51,6 +56,8 @@ pub struct Args {
     workers: WorkerOptions,
     #[command(flatten)]
     needs: NeedsOptions,
+    #[command(flatten)]
+    exports: ExportOptions,
     /// How many simulated cases run side by side [default: all cores].
     #[arg(long, short, value_name = "N")]
     pub(super) jobs: Option<usize>,
@@ -60,6 +67,10 @@ pub struct Args {
     /// Go on with an interrupted run: cases that its folder holds are not run again.
     #[arg(long, value_name = "DIR")]
     pub(super) resume: Option<PathBuf>,
+    /// Run one part of the cases, to share a run among machines: `slice:2/4` takes every fourth case from the second on,
+    /// `hash:2/4` deals by case id, `slurm` takes the part of this task of a job array. `oomph report` merges the folders.
+    #[arg(long, value_name = "PART", conflicts_with_all = ["save_baseline", "baseline"])]
+    partition: Option<Part>,
     /// Keep this run under a name, to compare others with.
     #[arg(long, value_name = "NAME")]
     save_baseline: Option<String>,
@@ -78,6 +89,31 @@ impl Args {
     pub(super) fn filter(&self) -> Filter {
         Filter { only: self.filter.clone(), skip: self.skip.clone(), exact: self.exact }
     }
+
+    /// Which part of the cases is wanted.
+    pub(super) fn partition(&self) -> Result<Option<Partition>, Failure> {
+        self.partition.map(Part::resolve).transpose()
+    }
+
+    /// What the results say about what was asked for.
+    pub(super) fn settings(&self, suites: &[SuiteFile]) -> Settings {
+        Settings {
+            suites: suites.iter().map(|suite| suite.name.clone()).collect(),
+            only: self.filter.clone(),
+            skip: self.skip.clone(),
+            exact: self.exact,
+            limit_bytes: self.device.limit.map(|limit| limit.0),
+            seed: self.seed,
+            case_timeout: self.workers.case_timeout.map(|timeout| timeout.to_string()),
+            pack: self.needs.pack,
+            base: suites.first().map_or_else(String::new, |suite| suite.base.clone()),
+        }
+    }
+
+    /// The device of a suite that works out its answers on a single one.
+    pub(super) fn one_device(&self, suite: &SuiteFile) -> Result<DeviceSpec, Failure> {
+        self.device.spec().map_err(|failure| failure.context(&format!("suite '{}'", suite.name)))
+    }
 }
 
 pub fn run(args: Args) -> Outcome {
@@ -90,9 +126,16 @@ pub fn run(args: Args) -> Outcome {
     // A name that is wrong must not cost a run.
     args.baseline.as_deref().map(compare::folder).transpose()?;
     let kept = args.save_baseline.as_deref().map(compare::baseline_folder).transpose()?;
-    let device = args.device.spec()?;
-    let cases = select(&args, &suites, &device)?;
-    let ids: Vec<String> = cases.iter().map(|case| case.label.case_id()).collect();
+    let fleet = match suites.iter().find(|suite| suite.kind == SuiteKind::Threshold) {
+        Some(suite) => args.one_device(suite)?.into(),
+        None => args.device.fleet()?,
+    };
+    let device = fleet.any();
+    let mut cases = select(&args, &suites, &device)?;
+    let all_ids: Vec<String> = cases.iter().map(|case| case.label.case_id()).collect();
+    let share = Share::new(args.partition()?, &all_ids);
+    cases.retain(|case| share.has(&case.label.case_id()));
+    let ids = share.of(all_ids);
     let asks_for_threshold =
         |case: &Case| suites.iter().any(|suite| suite.name == case.label.suite && suite.kind == SuiteKind::Threshold);
     if args.list {
@@ -101,17 +144,20 @@ pub fn run(args: Args) -> Outcome {
     }
 
     let runner = args.workers.runner(&cases, None)?;
-    let environment = environment::describe(&device, args.seed.unwrap_or(suites[0].seeds[0]))?;
-    let folder = match (&args.resume, &args.output) {
-        (Some(path), _) => RunFolder::resume(path, &environment, &ids),
-        (None, Some(path)) => RunFolder::create(path, &environment),
-        (None, None) => RunFolder::create(&environment::new_run_folder(&names), &environment),
+    let environment = share.in_environment(Environment {
+        settings: Some(args.settings(&suites)),
+        ..environment::describe(&device, args.seed.unwrap_or(suites[0].seeds[0]))?
+    });
+    let place = share.place(&args);
+    let folder = match args.resume {
+        Some(_) => share.resume(&place, || RunFolder::resume(&place, &environment, &ids)),
+        None => share.create(&place, || RunFolder::create(&place, &environment)),
     }
     .map_err(Failure::usage)?;
     let stop = interrupt::flag(interrupt::Running::Cases)?;
     let (searched, measured): (Vec<Case>, Vec<Case>) = cases.into_iter().partition(asks_for_threshold);
     let with_needs = WithNeeds::new(&runner, args.needs.pack_within());
-    run_cases(&args, &folder, measured, &with_needs, &stop)?;
+    run_cases(&args, &fleet, &folder, measured, &with_needs, &stop)?;
     let jobs = args.jobs.unwrap_or_else(suite::all_cores);
     let thresholds = match searched.is_empty() {
         true => None,
@@ -121,6 +167,8 @@ pub fn run(args: Args) -> Outcome {
     let base = &suites[0].base;
     let records = folder.finish(&ids, base)?;
     let details = thresholds.map(|files| files.finish(&ids)).transpose()?.unwrap_or_default();
+    let page = write_page(folder.path())?;
+    args.exports.write(&records, || Ok(html::Run::of_folder(folder.path())?))?;
     if details.is_empty() || !records.is_empty() {
         output::say(&args.format.records(&records)?)?;
     }
@@ -135,22 +183,20 @@ pub fn run(args: Args) -> Outcome {
         if !timings.is_empty() {
             output::say(&format!("\n{}", report::timings(&timings, output::terminal_width())))?;
         }
-        output::say(&format!("\nresults: {}", folder.path().display()))?;
+        output::say(&format!("\nresults: {}\nreport:  {}", folder.path().display(), page.display()))?;
     }
     let answered = details.iter().filter(|detail| detail.record.status != ThresholdStatus::Interrupted).count();
     let ended = records.iter().filter(|record| record.status != Status::Interrupted).count() + answered;
     if ended < ids.len() {
         output::complain(&format!(
-            "interrupted after {} of {} cases; go on with: oomph run {} --resume {}",
-            ended,
+            "interrupted after {ended} of {} cases; go on with: {}",
             ids.len(),
-            names.join(" "),
-            folder.path().display()
+            share.again(&names, folder.path())
         ));
         return Ok(exit::INTERRUPTED);
     }
     let failures = match output::complain_of_failures(&records) {
-        exit::OK => threshold::exit_code(&details, &stop),
+        exit::OK => threshold::exit_code(&details),
         failed => failed,
     };
     let regressions = match &args.baseline {
@@ -164,6 +210,13 @@ pub fn run(args: Args) -> Outcome {
     Ok(if failures == exit::OK { regressions } else { failures })
 }
 
+/// Writes the page of a run into its folder.
+pub(super) fn write_page(folder: &Path) -> Result<PathBuf, Failure> {
+    let place = folder.join("report.html");
+    html::write_page(&[folder.to_owned()], &[], &place)?;
+    Ok(place)
+}
+
 /// A suite whose table is its own has a folder of its own too.
 fn run_own_table(args: &Args, suite: &SuiteFile, suites: usize) -> Outcome {
     let alone = format!("suite '{}' has a table of its own", suite.name);
@@ -173,8 +226,11 @@ fn run_own_table(args: &Args, suite: &SuiteFile, suites: usize) -> Outcome {
     if args.device.limit.is_some() || args.seed.is_some() {
         return Err(Failure::usage(anyhow!("{alone}, and chooses limits and seeds itself: no --limit, no --seed")));
     }
+    if args.exports.is_asked() {
+        return Err(Failure::usage(anyhow!("{alone}, whose files are in its folder: no --export-...")));
+    }
     match suite.kind {
-        SuiteKind::Claims => run_claims::run(args),
+        SuiteKind::Claims => run_claims::run(args, suite),
         _ => run_techniques::run(args, suite),
     }
 }
@@ -182,6 +238,7 @@ fn run_own_table(args: &Args, suite: &SuiteFile, suites: usize) -> Outcome {
 /// Runs what the folder does not hold yet, and writes every case down as soon as it is done.
 fn run_cases(
     args: &Args,
+    fleet: &Fleet,
     folder: &RunFolder,
     cases: Vec<Case>,
     runner: &dyn CaseRunner,
@@ -191,8 +248,7 @@ fn run_cases(
     let remaining: Vec<Case> = cases.into_iter().filter(|case| !done.contains(&case.label.case_id())).collect();
     let bar = progress::of_cases(total, total - remaining.len());
     let mut trouble = Ok(());
-    let jobs = args.jobs.unwrap_or_else(suite::all_cores);
-    suite::run(&remaining, runner, jobs, stop, |progress| match progress {
+    let listener = |progress: Progress<'_>| match progress {
         Progress::Started(case) => bar.set_message(case.label.case_id()),
         Progress::Finished(_, outcome) => {
             bar.inc(1);
@@ -204,7 +260,11 @@ fn run_cases(
                 }
             }
         }
-    });
+    };
+    match fleet.is_shared() {
+        true => suite::run_on(fleet.members(), &remaining, runner, stop, listener),
+        false => suite::run(&remaining, runner, args.jobs.unwrap_or_else(suite::all_cores), stop, listener),
+    }
     bar.finish_and_clear();
     Ok(trouble?)
 }

@@ -8,31 +8,44 @@ use super::{
     failure::{Failure, Outcome},
     output,
     run::Args,
+    run_partition::Share,
 };
-use crate::{answer::claims::all_claims, suite};
+use crate::{
+    answer::claims::{Claim, all_claims},
+    report::{ClaimFiles, Environment},
+    suite::{self, SuiteFile},
+};
 
 /// Tests the claims that pass the filters; what the folder holds is not tested again.
-pub fn run(args: &Args) -> Outcome {
+pub fn run(args: &Args, suite: &SuiteFile) -> Outcome {
     let filter = args.filter();
-    let trial = Trial {
-        claims: all_claims().filter(|claim| filter.takes(claim.id)).collect(),
-        device: args.device.spec()?,
-        jobs: args.jobs.unwrap_or_else(suite::all_cores),
-        in_full: false,
-        format: args.format,
-    };
-    if trial.claims.is_empty() {
+    let claims: Vec<&Claim> = all_claims().filter(|claim| filter.takes(claim.id)).collect();
+    if claims.is_empty() {
         return Err(Failure::nothing_selected(anyhow!(
             "none of the claims passes the filters; `oomph claims --list` shows their names"
         )));
     }
+    let ids: Vec<String> = claims.iter().map(|claim| claim.id.to_owned()).collect();
+    let share = Share::new(args.partition()?, &ids);
     if args.list {
-        let ids: Vec<&str> = trial.claims.iter().map(|claim| claim.id).collect();
-        output::say(&ids.join("\n"))?;
+        output::say(&share.of(ids).join("\n"))?;
         return Ok(exit::OK);
     }
-    let new = || environment::new_run_folder(&args.suites);
-    let place = args.resume.clone().or_else(|| args.output.clone()).unwrap_or_else(new);
-    let again = format!("oomph run {} --resume {}", args.suites.join(" "), place.display());
-    trial.run_in_folder(&place, args.resume.is_some(), &again)
+    let trial = Trial {
+        claims: claims.into_iter().filter(|claim| share.has(claim.id)).collect(),
+        device: args.one_device(suite)?,
+        jobs: args.jobs.unwrap_or_else(suite::all_cores),
+        in_full: false,
+        format: args.format,
+    };
+    let environment = share.in_environment(Environment {
+        settings: Some(args.settings(std::slice::from_ref(suite))),
+        ..environment::describe(&trial.device, 0)?
+    });
+    let place = share.place(args);
+    let files = match args.resume {
+        Some(_) => share.resume(&place, || ClaimFiles::resume(&place, &environment)),
+        None => share.create(&place, || ClaimFiles::create(&place, &environment)),
+    };
+    trial.run_with_files(&place, files.map_err(Failure::usage)?, &share.again(&args.suites, &place))
 }

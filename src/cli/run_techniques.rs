@@ -7,26 +7,28 @@ use super::{
     failure::{Failure, Outcome},
     options::Format,
     output,
-    run::Args,
-    techniques::{Comparison, formatted, row_id},
+    run::{Args, write_page},
+    run_partition::Share,
+    techniques::{Comparison, formatted},
 };
 use crate::{
-    answer::techniques::{CARDS, LINK_BYTES_PER_SECOND, TECHNIQUES, TechniqueRecord},
-    report::TechniqueFiles,
+    answer::techniques::{CARDS, LINK_BYTES_PER_SECOND, TECHNIQUES, TechniqueRecord, row_id},
+    report::{Environment, TechniqueFiles},
     suite::{self, SuiteFile},
 };
 
 /// Tries every technique on the workloads of the suite; what the folder holds is not tried again.
 pub fn run(args: &Args, suite: &SuiteFile) -> Outcome {
-    let comparison = Comparison {
+    let mut comparison = Comparison {
         models: suite.models().map_err(Failure::usage)?,
         techniques: TECHNIQUES.iter().collect(),
-        device: args.device.spec()?,
+        device: args.one_device(suite)?,
         cards: CARDS.to_vec(),
         confirm: None,
         link: LINK_BYTES_PER_SECOND,
         jobs: args.jobs.unwrap_or_else(suite::all_cores),
         filter: args.filter(),
+        own: None,
     };
     let ids: Vec<String> = comparison.pairs().map(|(model, technique)| row_id(&model, &technique)).collect();
     if ids.is_empty() {
@@ -35,26 +37,28 @@ pub fn run(args: &Args, suite: &SuiteFile) -> Outcome {
             suite.name
         )));
     }
+    let share = Share::new(args.partition()?, &ids);
+    comparison.own = share.own();
     if args.list {
-        output::say(&ids.join("\n"))?;
+        output::say(&share.of(ids).join("\n"))?;
         return Ok(exit::OK);
     }
-    let environment = environment::describe(&comparison.device, 0)?;
-    let (place, files) = match (&args.resume, &args.output) {
-        (Some(path), _) => (path.clone(), TechniqueFiles::resume(path, &environment)),
-        (None, Some(path)) => (path.clone(), TechniqueFiles::create(path, &environment)),
-        (None, None) => {
-            let path = environment::new_run_folder(&args.suites);
-            let files = TechniqueFiles::create(&path, &environment);
-            (path, files)
-        }
+    let environment = share.in_environment(Environment {
+        settings: Some(args.settings(std::slice::from_ref(suite))),
+        ..environment::describe(&comparison.device, 0)?
+    });
+    let place = share.place(args);
+    let files = match args.resume {
+        Some(_) => share.resume(&place, || TechniqueFiles::resume(&place, &environment)),
+        None => share.create(&place, || TechniqueFiles::create(&place, &environment)),
     };
-    let again = format!("oomph run {} --resume {}", args.suites.join(" "), place.display());
+    let again = share.again(&args.suites, &place);
     let compared = comparison.run(Some(files.map_err(Failure::usage)?), Some(&again))?;
     let records: Vec<TechniqueRecord> = compared.rows.into_iter().map(|row| row.record).collect();
     output::say(&formatted(&records, args.format)?)?;
+    let page = write_page(&place)?;
     if args.format == Format::Table {
-        output::say(&format!("\nresults: {}", place.display()))?;
+        output::say(&format!("\nresults: {}\nreport:  {}", place.display(), page.display()))?;
     }
     Ok(compared.code)
 }

@@ -1,6 +1,7 @@
 //! `oomph techniques`.
 
 use std::{
+    collections::BTreeSet,
     path::PathBuf,
     sync::atomic::{AtomicBool, Ordering},
 };
@@ -13,11 +14,12 @@ use super::{
     interrupt,
     options::{DeviceOptions, Format},
     output, progress,
+    run::write_page,
 };
 use crate::{
     answer::techniques::{
         CARDS, LINK_BYTES_PER_SECOND, TECHNIQUES, Technique, TechniqueRecord, TechniqueRow, TechniquesQuestion, advise,
-        techniques,
+        row_id, techniques,
     },
     device::DeviceSpec,
     report::{self, Medium, ReportError, TechniqueFiles},
@@ -95,11 +97,8 @@ pub struct Comparison {
     pub jobs: usize,
     /// Which rows are wanted, by [`row_id`].
     pub filter: Filter,
-}
-
-/// What a row is called on the command line.
-pub fn row_id(model: &str, technique: &str) -> String {
-    format!("{model}/{technique}")
+    /// Which of those are dealt to this process, where several share them.
+    pub own: Option<BTreeSet<String>>,
 }
 
 pub fn run(args: Args) -> Outcome {
@@ -117,6 +116,7 @@ pub fn run(args: Args) -> Outcome {
         link: args.link.0,
         jobs: args.jobs.unwrap_or_else(suite::all_cores),
         filter: Filter::default(),
+        own: None,
         device,
     };
     let environment = environment::describe(&comparison.device, 0)?;
@@ -141,8 +141,11 @@ pub fn run(args: Args) -> Outcome {
             output::say(&format!("\n{model}: {words}"))?;
         }
     }
-    if let (Some(place), Format::Table) = (place, args.format) {
-        output::say(&format!("\nresults: {}", place.display()))?;
+    if let Some(place) = place {
+        let page = write_page(place)?;
+        if args.format == Format::Table {
+            output::say(&format!("\nresults: {}\nreport:  {}", place.display(), page.display()))?;
+        }
     }
     Ok(rows.code)
 }
@@ -178,7 +181,7 @@ impl Comparison {
         let mut rows: Vec<(usize, TechniqueRow)> = Vec::new();
         let mut trouble: Result<(), ReportError> = Ok(());
         let is_wanted = |model: &str, technique: &str| {
-            self.filter.takes(&row_id(model, technique)) && !known.iter().any(|(m, t)| m == model && t == technique)
+            self.wants(model, technique) && !known.iter().any(|(m, t)| m == model && t == technique)
         };
         techniques(&question, is_wanted, |place, row| {
             bar.set_message(format!("{} {}", row.record.model, row.record.technique));
@@ -227,7 +230,12 @@ impl Comparison {
         let all = self.models.iter().flat_map(|model| {
             self.techniques.iter().map(|technique| (model.name().to_owned(), technique.id.to_owned()))
         });
-        all.filter(|(model, technique)| self.filter.takes(&row_id(model, technique)))
+        all.filter(|(model, technique)| self.wants(model, technique))
+    }
+
+    fn wants(&self, model: &str, technique: &str) -> bool {
+        let id = row_id(model, technique);
+        self.filter.takes(&id) && self.own.as_ref().is_none_or(|own| own.contains(&id))
     }
 }
 

@@ -28,7 +28,7 @@ use crate::{
     measure::CaseLabel,
     plugin,
     replay::{OnOutOfMemory, Pace},
-    report::{self, Medium, ReportError},
+    report::{self, Medium, ReportError, plot},
     strategy::StrategySpec,
     suite::{self, Case, RankFile},
     trace::Trace,
@@ -163,7 +163,10 @@ fn smallest(args: &Args, device: &DeviceSpec, strategies: &[StrategySpec], stop:
     }
     let details = details(args, &args.source, device, strategies, suite::all_cores(), stop)?;
     output::say(&formatted(&details, args.format)?)?;
-    Ok(exit_code(&details, stop))
+    if args.format == Format::Table {
+        output::say(&pictured(&details))?;
+    }
+    Ok(if stop.load(Ordering::Relaxed) { exit::INTERRUPTED } else { exit_code(&details) })
 }
 
 /// One answer for all ranks: every rank has a card of its own, and the one that needs most decides.
@@ -257,6 +260,20 @@ fn details(
     Ok(details)
 }
 
+/// What is needed as bars, solid as far as it is live.
+fn pictured(details: &[ThresholdDetail]) -> String {
+    let found: Vec<(String, u64, Option<u64>)> = details
+        .iter()
+        .filter_map(|ThresholdDetail { record, .. }| {
+            Some((record.strategy.clone(), record.threshold_bytes?, record.live_peak_bytes))
+        })
+        .collect();
+    if found.is_empty() {
+        return String::new();
+    }
+    format!("\nmemory needed, solid as far as it is live\n{}", plot::bars(&found, output::pen()))
+}
+
 /// The answers in a format.
 pub fn formatted(details: &[ThresholdDetail], format: Format) -> Result<String, ReportError> {
     Ok(match format {
@@ -267,12 +284,10 @@ pub fn formatted(details: &[ThresholdDetail], format: Format) -> Result<String, 
     })
 }
 
-/// What a row of thresholds means for the exit code.
-pub fn exit_code(details: &[ThresholdDetail], stop: &AtomicBool) -> u8 {
+/// What answers mean for the exit code.
+pub fn exit_code(details: &[ThresholdDetail]) -> u8 {
     let any = |is: fn(&ThresholdDetail) -> bool| details.iter().any(is);
-    if stop.load(Ordering::Relaxed) {
-        exit::INTERRUPTED
-    } else if any(|detail| detail.record.status == ThresholdStatus::Error) {
+    if any(|detail| detail.record.status == ThresholdStatus::Error) {
         exit::CASES_FAILED
     } else if any(|detail| detail.record.confirmed == Some(false)) {
         exit::NOT_EXACT

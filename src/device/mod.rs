@@ -12,6 +12,7 @@ mod call;
 mod capability;
 pub mod cuda;
 mod error;
+mod fleet;
 mod pattern;
 pub mod sim;
 mod spec;
@@ -24,6 +25,7 @@ pub use capability::{
     VirtualMemory,
 };
 pub use error::DeviceError;
+pub use fleet::Fleet;
 pub use pattern::{Damage, LONGEST_PATTERN_BYTES, Patterned, Verified, WORD_BYTES, Written};
 pub use spec::{DeviceSpec, DeviceSpecError};
 

@@ -4,6 +4,7 @@ use std::{fmt, str::FromStr};
 
 use super::{
     Device, cuda,
+    fleet::is_of_several,
     sim::{SimConfig, SimConfigError, SimDevice},
 };
 use crate::unit::{Bytes, did_you_mean, nearest};
@@ -31,6 +32,22 @@ pub enum DeviceSpecError {
         text: String,
         /// The nearest right word.
         suggestion: Option<String>,
+    },
+    /// The text names several devices where one is wanted.
+    #[error(
+        "'{text}' means several devices, and one is wanted here, such as cuda:0; `oomph run` shares cases among several"
+    )]
+    Several {
+        /// What was typed.
+        text: String,
+    },
+    /// GPUs of different kinds.
+    #[error("'{text}' means GPUs that are not alike ({names}): name one of them, or choose with CUDA_VISIBLE_DEVICES")]
+    Unlike {
+        /// What was typed.
+        text: String,
+        /// What they are called.
+        names: String,
     },
     /// The simulated device cannot be made like that.
     #[error(transparent)]
@@ -97,6 +114,11 @@ impl DeviceSpec {
         roomy
     }
 
+    /// The same device under another name.
+    pub(super) fn known_as(&self, text: &str) -> DeviceSpec {
+        DeviceSpec { text: text.to_owned(), ..self.clone() }
+    }
+
     /// The driver under the device, where there is one.
     #[must_use]
     pub fn driver(&self) -> Option<String> {
@@ -136,6 +158,9 @@ impl FromStr for DeviceSpec {
 
     fn from_str(text: &str) -> Result<Self, DeviceSpecError> {
         let typed = text.trim();
+        if is_of_several(typed) {
+            return Err(DeviceSpecError::Several { text: typed.to_owned() });
+        }
         let unknown = |suggestion| DeviceSpecError::Unknown { text: typed.to_owned(), suggestion };
         // The best there is: a GPU that works, otherwise the simulated one.
         let text = match typed {

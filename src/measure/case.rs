@@ -2,7 +2,7 @@
 
 use super::{
     CaseDetail, CaseLabel, CaseRecord, Layouts, Status, Warning, categories::Categories, columns, driver,
-    latency::Latency, layouts::within_bounds, ooms::Ooms, peaks::Peaks, timeline::TimelineRecorder,
+    frames::Album, latency::Latency, layouts::within_bounds, ooms::Ooms, peaks::Peaks, timeline::TimelineRecorder,
 };
 use crate::{
     device::{Capabilities, Device},
@@ -56,6 +56,7 @@ struct Watch {
     peaks: Peaks,
     timeline: TimelineRecorder,
     categories: Categories,
+    album: Album,
     latency: Latency,
     ooms: Ooms,
     /// Pieces of work in the trace.
@@ -68,6 +69,7 @@ impl Watch {
             peaks: Peaks::default(),
             timeline: TimelineRecorder::new(began),
             categories: Categories::default(),
+            album: Album::default(),
             latency: Latency::default(),
             ooms: Ooms::default(),
             work: 0,
@@ -75,7 +77,7 @@ impl Watch {
     }
 
     fn write_down(
-        self,
+        mut self,
         record: &mut CaseRecord,
         detail: &mut CaseDetail,
         strategy: &dyn Strategy,
@@ -87,7 +89,9 @@ impl Watch {
         columns::from_latency(record, &self.latency);
         columns::from_ooms(record, &self.ooms);
         detail.timeline = self.timeline.finish();
+        detail.categories = self.categories.take_over_time();
         detail.at_peak = self.categories.finish();
+        detail.frames = self.album.finish(strategy);
         columns::from_categories(record, &detail.at_peak);
         detail.latencies = self.latency.histograms();
         detail.layouts = Layouts {
@@ -126,6 +130,7 @@ impl Observer for Watch {
     fn before(&mut self, now: &Moment<'_>) {
         self.work += u64::from(matches!(now.event.op, Op::Work { .. }));
         self.peaks.before(now);
+        self.album.before(now);
         self.latency.before(now);
     }
 
@@ -134,10 +139,13 @@ impl Observer for Watch {
         self.peaks.served(now, live, outcome);
         self.timeline.served(now, live, outcome);
         self.categories.served(now, live, outcome);
+        self.album.served(now, live, outcome);
     }
 
     fn free_requested(&mut self, now: &Moment<'_>, live: &Live) {
         self.peaks.free_requested(now, live);
+        self.timeline.free_requested(now, live);
+        self.album.free_requested(now, live);
     }
 
     fn freed(&mut self, now: &Moment<'_>, live: &Live, freed: Freed) {
@@ -149,16 +157,21 @@ impl Observer for Watch {
         self.latency.out_of_memory(now, report);
         self.timeline.out_of_memory(now, report);
         self.ooms.out_of_memory(now, report);
+        self.album.out_of_memory(now, report);
     }
 
     fn after(&mut self, now: &Moment<'_>) {
         self.peaks.after(now);
         self.timeline.after(now);
+        self.categories.after(now);
+        self.album.after(now);
     }
 
     fn round_ends(&mut self, strategy: &dyn Strategy) {
         self.peaks.round_ends(strategy);
+        self.timeline.round_ends(strategy);
         self.categories.round_ends(strategy);
+        self.album.round_ends(strategy);
     }
 }
 

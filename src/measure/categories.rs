@@ -1,7 +1,8 @@
-//! What live memory is for: bytes by tag, and a copy of them at the allocated peak.
+//! What live memory is for: bytes by tag with a copy of them at the allocated peak, and bytes by category over time.
 
 use serde::{Deserialize, Serialize};
 
+use super::thin::{Join, Thinned};
 use crate::{
     replay::{Live, Moment, Observer},
     strategy::{EventSink, Freed, Outcome, Strategy, StrategyEvent},
@@ -19,13 +20,39 @@ pub struct TagBytes {
     pub bytes: u64,
 }
 
+/// A series of categories has at most this many points.
+pub const MOST_COMPOSITIONS: usize = 512;
+
+/// What blocks in callers' hands were for, at the fullest moment of a stretch of events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Composition {
+    /// Number of the stretch's first event, from 0.
+    pub event: u64,
+    /// Bytes in blocks, in the order of [`Category::ALL`].
+    pub bytes: [u64; Category::ALL.len()],
+    /// Their sum.
+    pub total: u64,
+}
+
+impl Join for Composition {
+    fn join(&mut self, next: &Composition) {
+        if next.total > self.total {
+            *self = Composition { event: self.event, ..*next };
+        }
+    }
+}
+
 /// Watches what live memory is for.
 ///
 /// The copy is taken lazily, when memory first falls after a new peak: a ramp-up of a million allocations then costs
 /// one copy and not a million.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Categories {
     tags: Vec<Tag>,
+    /// The place of each tag's category in [`Category::ALL`].
+    places: Vec<usize>,
+    by_category: [u64; Category::ALL.len()],
+    over_time: Thinned<Composition>,
     /// Bytes in live blocks by tag.
     live: Vec<u64>,
     total: u64,
@@ -35,7 +62,28 @@ pub struct Categories {
     uncopied: bool,
 }
 
+impl Default for Categories {
+    fn default() -> Categories {
+        Categories {
+            tags: Vec::new(),
+            places: Vec::new(),
+            by_category: [0; Category::ALL.len()],
+            over_time: Thinned::new(MOST_COMPOSITIONS),
+            live: Vec::new(),
+            total: 0,
+            peak: 0,
+            at_peak: Vec::new(),
+            uncopied: false,
+        }
+    }
+}
+
 impl Categories {
+    /// Bytes by category over time.
+    pub fn take_over_time(&mut self) -> Vec<Composition> {
+        std::mem::replace(&mut self.over_time, Thinned::new(MOST_COMPOSITIONS)).into_stretches()
+    }
+
     /// Bytes by tag at the allocated peak, without the tags that had none, in the order in which reports show
     /// categories, then by layer.
     #[must_use]
@@ -48,8 +96,7 @@ impl Categories {
             .filter(|(_, bytes)| **bytes > 0)
             .map(|(tag, &bytes)| TagBytes { category: tag.category, layer: tag.layer, bytes })
             .collect();
-        let rank = |category| Category::ALL.iter().position(|&known| known == category);
-        parts.sort_by_key(|part| (rank(part.category), part.layer));
+        parts.sort_by_key(|part| (place(part.category), part.layer));
         parts
     }
 
@@ -64,6 +111,7 @@ impl Categories {
     #[inline]
     fn add(&mut self, tag: usize, bytes: u64) {
         self.live[tag] += bytes;
+        self.by_category[self.places[tag]] += bytes;
         self.total += bytes;
         if self.total > self.peak {
             self.peak = self.total;
@@ -75,6 +123,7 @@ impl Categories {
     fn remove(&mut self, tag: usize, bytes: u64) {
         self.copy_peak();
         self.live[tag] -= bytes;
+        self.by_category[self.places[tag]] -= bytes;
         self.total -= bytes;
     }
 
@@ -82,8 +131,14 @@ impl Categories {
     #[cold]
     fn learn(&mut self, tags: &[Tag]) {
         self.tags = tags.to_vec();
+        self.places = tags.iter().map(|tag| place(tag.category)).collect();
         self.live.resize(tags.len(), 0);
     }
+}
+
+/// Where reports show the category.
+fn place(category: Category) -> usize {
+    Category::ALL.iter().position(|&known| known == category).unwrap_or(Category::ALL.len() - 1)
 }
 
 impl EventSink for Categories {
@@ -102,9 +157,14 @@ impl Observer for Categories {
         self.remove(live.tag.index(), live.block.size);
     }
 
+    fn after(&mut self, now: &Moment<'_>) {
+        self.over_time.push(Composition { event: now.index, bytes: self.by_category, total: self.total });
+    }
+
     fn round_ends(&mut self, _: &dyn Strategy) {
         self.copy_peak();
         self.live.fill(0);
+        self.by_category = [0; Category::ALL.len()];
         self.total = 0;
     }
 }

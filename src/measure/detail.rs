@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    CaseLabel, DriverCalls, LatencyHistogram, Layouts, OomReport, PhasePeak, SCHEMA, StepPeak, TagBytes, Timeline,
-    Warning,
+    CaseLabel, Composition, DriverCalls, Frame, LatencyHistogram, Layouts, OomReport, PhasePeak, SCHEMA, StepPeak,
+    TagBytes, Timeline, Warning,
 };
 
 /// Everything about a case that does not fit in a row. From this and the row, reports are made on other machines.
@@ -16,12 +16,18 @@ pub struct CaseDetail {
     pub case_id: String,
     /// The identity, part by part.
     pub label: CaseLabel,
+    /// Which of several GPUs it ran on, where the label names them all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ran_on: Option<String>,
     /// What a reader of the numbers should know.
     pub warnings: Vec<Warning>,
     /// Failed requests.
     pub ooms: Vec<OomReport>,
     /// Memory over time.
     pub timeline: Timeline,
+    /// What live memory is for, over time.
+    #[serde(default)]
+    pub categories: Vec<Composition>,
     /// Peaks by step.
     pub steps: Vec<StepPeak>,
     /// Peaks by phase.
@@ -36,6 +42,9 @@ pub struct CaseDetail {
     pub strategy_counters: Vec<(String, u64)>,
     /// Memory block by block.
     pub layouts: Layouts,
+    /// Pictures of memory over time, in order of their events.
+    #[serde(default)]
+    pub frames: Vec<Frame>,
 }
 
 impl CaseDetail {

@@ -84,9 +84,10 @@ fn exact_bytes(bytes: u64) -> String {
         .map_or_else(|| format!("{bytes}B"), |(unit, name)| format!("{}{name}", bytes / unit))
 }
 
-/// The 64-bit FNV-1a hash: file names must stay the same from release to release, which the standard library's
-/// hasher does not promise.
-fn fnv1a(bytes: &[u8]) -> u64 {
+/// The 64-bit FNV-1a hash: file names and shards must stay the same from release to release, which the standard
+/// library's hasher does not promise.
+#[must_use]
+pub fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 

@@ -2,7 +2,7 @@
 //!
 //! [`measure`] runs one case and returns its row ([`CaseRecord`]) and everything that does not fit in a row
 //! ([`CaseDetail`]). One file holds one subject: [`peaks`], [`timeline`], [`categories`], [`driver`], [`latency`],
-//! [`ooms`], [`obstacles`], [`layouts`]; [`timing`] reads the wall clock, [`witness`] tells a replay as PyTorch would and [`agreement`]
+//! [`ooms`], [`obstacles`], [`layouts`], [`frames`]; [`timing`] reads the wall clock, [`witness`] tells a replay as PyTorch would and [`agreement`]
 //! compares devices, apart from all the others. This room writes no files and prints nothing: that is for the rooms above.
 //!
 //! # What the numbers mean
@@ -28,6 +28,7 @@
 pub mod agreement;
 pub mod categories;
 pub mod driver;
+pub mod frames;
 pub mod latency;
 pub mod layouts;
 pub mod obstacles;
@@ -51,10 +52,11 @@ mod warning;
 
 pub use agreement::AgreementRecord;
 pub use case::measure;
-pub use categories::TagBytes;
+pub use categories::{Composition, TagBytes};
 pub use detail::CaseDetail;
 pub use driver::DriverCalls;
-pub use label::{CaseLabel, file_stem};
+pub use frames::{Frame, FrameBlock, FrameSegment, Occasion};
+pub use label::{CaseLabel, file_stem, fnv1a};
 pub use latency::LatencyHistogram;
 pub use layouts::{Layouts, layout_after};
 pub use levels::{Levels, device_used, lost_share};

@@ -50,6 +50,7 @@ impl Status {
 
 /// One row of `runs.csv`. A cell is empty where there is nothing to say: no limit, no OOM, nothing free.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct CaseRecord {
     /// [`SCHEMA`].
     pub schema: u32,

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     replay::{Live, Moment, Observer, OutOfMemory},
-    strategy::{EventSink, Outcome, StrategyEvent},
+    strategy::{EventSink, Outcome, Strategy, StrategyEvent},
     unit::Nanos,
 };
 
@@ -18,7 +18,7 @@ pub const MOST_POINTS: usize = 2048;
 const MOST_INCIDENTS: usize = 1000;
 
 /// The lowest and the highest value in a stretch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
     /// Lowest.
     pub min: u64,
@@ -44,6 +44,9 @@ pub struct Point {
     pub event: u64,
     /// When that was over, since the run began, on the device's clock.
     pub time_ns: u64,
+    /// Bytes that the program has asked for and not given back: the same under every strategy, as long as none fails.
+    #[serde(default)]
+    pub live_bytes: Span,
     /// Bytes in blocks.
     pub allocated_bytes: Span,
     /// Bytes taken from the device.
@@ -52,8 +55,18 @@ pub struct Point {
     pub device_used_bytes: Span,
 }
 
+impl Point {
+    /// Both as one stretch.
+    #[must_use]
+    pub fn joined_with(mut self, next: &Point) -> Point {
+        self.join(next);
+        self
+    }
+}
+
 impl Join for Point {
     fn join(&mut self, next: &Point) {
+        self.live_bytes.widen(next.live_bytes);
         self.allocated_bytes.widen(next.allocated_bytes);
         self.reserved_bytes.widen(next.reserved_bytes);
         self.device_used_bytes.widen(next.device_used_bytes);
@@ -99,6 +112,8 @@ pub struct TimelineRecorder {
     points: Thinned<Point>,
     incidents: Vec<Incident>,
     incidents_left_out: u64,
+    /// Requested bytes of the blocks that callers hold.
+    live: u64,
     /// The strategy retried during the present event.
     retried: bool,
 }
@@ -112,6 +127,7 @@ impl TimelineRecorder {
             points: Thinned::new(MOST_POINTS),
             incidents: Vec::new(),
             incidents_left_out: 0,
+            live: 0,
             retried: false,
         }
     }
@@ -149,8 +165,13 @@ impl EventSink for TimelineRecorder {
 }
 
 impl Observer for TimelineRecorder {
-    fn served(&mut self, now: &Moment<'_>, _: &Live, _: Outcome) {
+    fn served(&mut self, now: &Moment<'_>, live: &Live, _: Outcome) {
+        self.live += live.request.bytes;
         self.note_retry(now);
+    }
+
+    fn free_requested(&mut self, _: &Moment<'_>, live: &Live) {
+        self.live -= live.request.bytes;
     }
 
     fn out_of_memory(&mut self, now: &Moment<'_>, _: &OutOfMemory) {
@@ -163,10 +184,15 @@ impl Observer for TimelineRecorder {
         self.points.push(Point {
             event: now.index,
             time_ns: now.device.now().since(self.began).0,
+            live_bytes: Span::of(self.live),
             allocated_bytes: Span::of(levels.allocated_bytes),
             reserved_bytes: Span::of(levels.reserved_bytes),
             device_used_bytes: Span::of(levels.device_used_bytes),
         });
+    }
+
+    fn round_ends(&mut self, _: &dyn Strategy) {
+        self.live = 0;
     }
 }
 
@@ -180,6 +206,7 @@ mod tests {
         Point {
             event,
             time_ns: event * 10,
+            live_bytes: Span::of(allocated / 2),
             allocated_bytes: Span::of(allocated),
             reserved_bytes: Span::of(reserved),
             device_used_bytes: Span::of(reserved + 7),

@@ -31,7 +31,8 @@ impl ClaimFiles {
         ClaimFiles::with(folder, rows::read(&folder.join("claims.csv"))?)
     }
 
-    fn with(folder: &Path, records: Vec<ClaimRecord>) -> Result<ClaimFiles, ReportError> {
+    /// The folder, with these rows and no others.
+    pub(super) fn with(folder: &Path, records: Vec<ClaimRecord>) -> Result<ClaimFiles, ReportError> {
         let table = RowFile::write(&folder.join("claims.csv"), &records)?;
         Ok(ClaimFiles { folder: folder.to_owned(), table, records })
     }

@@ -50,6 +50,27 @@ pub enum ReportError {
         /// The first case that is none of this run's.
         case_id: String,
     },
+    /// The folder is a shard whose cases were dealt out otherwise.
+    #[error(
+        "{path} cannot be resumed: its plan.csv deals out other cases than this run; resume with the same suites, \
+         filters and trace files"
+    )]
+    OtherPlan {
+        /// Which folder.
+        path: PathBuf,
+    },
+    /// The folder is no part of a run.
+    #[error("{path} is no shard: its run was not made with --partition")]
+    NoShard {
+        /// Which folder.
+        path: PathBuf,
+    },
+    /// The shards are not one whole run.
+    #[error("the shards are not one whole run: {reason}")]
+    NotWhole {
+        /// The first reason.
+        reason: String,
+    },
     /// The columns are those of another version of this program.
     #[error("{path}: the columns are not those of schema {schema}")]
     OtherColumns {

@@ -10,7 +10,7 @@ use std::{
 
 use flate2::{Compression, write::GzEncoder};
 
-use super::{Environment, ReportError, comparison, rows, rows::RowFile, summary};
+use super::{Difference, Environment, ReportError, comparison, rows, rows::RowFile, summary};
 use crate::measure::{CaseDetail, CaseRecord, TimingRecord, file_stem};
 
 /// A run's folder: `env.json`, `runs.csv`, `timings.csv`, `cases/`, and after [`finish`](RunFolder::finish)
@@ -50,7 +50,9 @@ pub(super) fn begin(path: &Path, environment: &Environment) -> Result<(), Report
 pub(super) fn check_environment(path: &Path, environment: &Environment) -> Result<Environment, ReportError> {
     let there = read_environment(path)?;
     match environment.conflict(&there) {
-        Some((what, here, there)) => Err(ReportError::OtherEnvironment { path: path.to_owned(), what, here, there }),
+        Some(Difference { what, here, there }) => {
+            Err(ReportError::OtherEnvironment { path: path.to_owned(), what, here, there })
+        }
         None => Ok(there),
     }
 }
@@ -80,7 +82,8 @@ impl RunFolder {
         RunFolder::with_rows(path, &there, records, timings)
     }
 
-    fn with_rows(
+    /// A folder with these rows and no others.
+    pub(super) fn with_rows(
         path: &Path,
         environment: &Environment,
         records: Vec<CaseRecord>,
@@ -129,7 +132,7 @@ impl RunFolder {
 
     /// Adds a case. Its file is complete before its row appears, so a row always has its file.
     pub fn append(&self, record: &CaseRecord, detail: &CaseDetail) -> Result<(), ReportError> {
-        let path = self.case_path(&record.case_id);
+        let path = detail_path(&self.path, &record.case_id);
         rows::replace(&path, &compressed(detail, &path)?)?;
         let mut content = self.content();
         content.runs.append(record)?;
@@ -166,10 +169,6 @@ impl RunFolder {
         rows::replace(&self.path.join("summary.md"), summary::markdown(&self.environment, &records).as_bytes())?;
         content.records.clone_from(&records);
         Ok(records)
-    }
-
-    fn case_path(&self, case_id: &str) -> PathBuf {
-        self.path.join("cases").join(format!("{}.json.gz", file_stem(case_id)))
     }
 
     /// A panic on another thread cannot leave the content half-changed: the lock is held for whole rows only.
@@ -225,9 +224,19 @@ pub fn read_environment(folder: &Path) -> Result<Environment, ReportError> {
     serde_json::from_slice(&text).map_err(ReportError::json(&path))
 }
 
+/// Whether a case left something behind beside its row: published folders hold rows only.
+pub(super) fn has_detail(folder: &Path, case_id: &str) -> bool {
+    detail_path(folder, case_id).is_file()
+}
+
+/// Where the detail of a case is.
+pub(super) fn detail_path(folder: &Path, case_id: &str) -> PathBuf {
+    folder.join("cases").join(format!("{}.json.gz", file_stem(case_id)))
+}
+
 /// What a case left behind beside its row.
 pub fn read_detail(folder: &Path, case_id: &str) -> Result<CaseDetail, ReportError> {
-    let path = folder.join("cases").join(format!("{}.json.gz", file_stem(case_id)));
+    let path = detail_path(folder, case_id);
     let file = fs::File::open(&path).map_err(ReportError::io(&path))?;
     let text = std::io::BufReader::new(flate2::read::GzDecoder::new(file));
     serde_json::from_reader(text).map_err(ReportError::json(&path))

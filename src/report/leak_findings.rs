@@ -6,6 +6,7 @@ use comfy_table::{Cell, CellAlignment};
 
 use super::{
     ReportError,
+    plot::{Pen, plot},
     table::{dress_for_terminal, headed},
 };
 use crate::{
@@ -31,9 +32,9 @@ const HEADINGS: [&str; 9] = [
     "collected",
 ];
 
-/// The finding in words, the `top` names that grow, and the last steps.
+/// The finding in words, the `top` names that grow, the last steps, and what all steps keep as a plot.
 #[must_use]
-pub fn leaks(finding: &Finding, top: usize, width: Option<u16>) -> String {
+pub fn leaks(finding: &Finding, top: usize, width: Option<u16>, pen: Option<Pen>) -> String {
     let mut out = format!("{}: {}\n", finding.source, verdict(finding));
     let mut line = |label: &str, value: String| {
         let _ = writeln!(out, "  {label:<12} {value}");
@@ -88,6 +89,12 @@ pub fn leaks(finding: &Finding, top: usize, width: Option<u16>) -> String {
         line("", format!("and {unnamed} more; --top {} names them", finding.growers.len()));
     }
     out.push_str(&steps(&finding.per_step, width));
+    if let Some(pen) = pen
+        && finding.per_step.len() > 1
+    {
+        let kept: Vec<u64> = finding.per_step.iter().map(|step| step.kept_bytes).collect();
+        out.push_str(&plot("kept by step", &kept, pen));
+    }
     out
 }
 
@@ -269,7 +276,7 @@ mod tests {
 
     #[test]
     fn a_leak_is_told_with_its_slope_and_its_end() {
-        let text = leaks(&finding(10 * MIB), 10, None);
+        let text = leaks(&finding(10 * MIB), 10, None, None);
         for words in [
             "story: leak: blocks pile up",
             "10.0 MiB a step of what is kept (95 % interval 10.0 MiB to 10.0 MiB, p = 0.000)",
@@ -279,7 +286,7 @@ mod tests {
         ] {
             assert!(text.contains(words), "'{words}' is missing in\n{text}");
         }
-        let steady = leaks(&finding(0), 10, None);
+        let steady = leaks(&finding(0), 10, None, None);
         assert!(steady.contains("story: steady\n") && !steady.contains("recoverable"), "{steady}");
     }
 

@@ -66,6 +66,33 @@ pub(super) fn read<T: Row>(path: &Path) -> Result<Vec<T>, ReportError> {
         .collect()
 }
 
+/// The rows of a file that another release may have written: columns that it did not know are left at their defaults, and
+/// those that are not known here are left out. Another schema gives them another meaning and is refused.
+pub(super) fn read_any_release<T: Row>(path: &Path) -> Result<Vec<T>, ReportError> {
+    match read(path) {
+        Err(ReportError::OtherColumns { .. }) => {}
+        known => return known,
+    }
+    let other = || ReportError::OtherColumns { path: path.to_owned(), schema: SCHEMA };
+    let mut reader = csv::Reader::from_path(path).map_err(|_| other())?;
+    let place = reader.headers()?.iter().position(|name| name == "schema").ok_or_else(other)?;
+    let headers = reader.headers()?.clone();
+    let mut rows = Vec::new();
+    for record in reader.into_records() {
+        let record = record?;
+        if record.get(place) != Some(&*SCHEMA.to_string()) {
+            return Err(other());
+        }
+        rows.push(record.deserialize(Some(&headers)).map_err(|_| other())?);
+    }
+    Ok(rows)
+}
+
+/// Writes a text to a file, whole or not at all.
+pub fn save(path: &Path, text: &str) -> Result<(), ReportError> {
+    replace(path, text.as_bytes())
+}
+
 /// Header and rows as text.
 pub(super) fn to_csv<T: Row>(rows: &[T]) -> Result<Vec<u8>, ReportError> {
     let mut text = header::<T>()?;

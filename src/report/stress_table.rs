@@ -47,7 +47,7 @@ pub fn verdict_matrix(rows: &[VerdictRow], medium: Medium) -> String {
         });
         table.add_row(std::iter::once(strategy.to_owned()).chain(cells).map(Cell::new_owned).collect::<Vec<_>>());
     }
-    let legend = format!("A number says how often something was tried. {}", legend(rows));
+    let legend = format!("A number says how often something was tried in the time given. {}", legend(rows));
     with_notes(&table, &legend, rows.iter().filter_map(note), medium)
 }
 

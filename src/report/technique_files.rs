@@ -35,7 +35,8 @@ impl TechniqueFiles {
         TechniqueFiles::with(folder, records)
     }
 
-    fn with(folder: &Path, records: Vec<TechniqueRecord>) -> Result<TechniqueFiles, ReportError> {
+    /// The folder, with these rows and no others.
+    pub(super) fn with(folder: &Path, records: Vec<TechniqueRecord>) -> Result<TechniqueFiles, ReportError> {
         fs::create_dir_all(folder).map_err(ReportError::io(folder))?;
         let table = RowFile::write(&folder.join("techniques.csv"), &records)?;
         Ok(TechniqueFiles { folder: folder.to_owned(), table, records })

@@ -30,18 +30,28 @@ struct Written {
 impl ThresholdFiles {
     /// Those of a run's folder, with the answers that are there already and need not be searched for again.
     pub fn open(folder: &Path) -> Result<ThresholdFiles, ReportError> {
-        let path = folder.join("thresholds.json");
-        let mut details = Vec::new();
-        if path.is_file() {
-            let text = fs::read(&path).map_err(ReportError::io(&path))?;
-            let written: Written = serde_json::from_slice(&text).map_err(ReportError::json(&path))?;
-            details = written.rows;
-        }
+        let mut details = ThresholdFiles::read(folder)?;
         details.retain(|detail| {
             let broken = matches!(detail.record.status, ThresholdStatus::Interrupted | ThresholdStatus::Error);
             !broken
         });
-        Ok(ThresholdFiles { folder: folder.to_owned(), details })
+        Ok(ThresholdFiles::with(folder, details))
+    }
+
+    /// Those of a run's folder, with these answers.
+    pub(super) fn with(folder: &Path, details: Vec<ThresholdDetail>) -> ThresholdFiles {
+        ThresholdFiles { folder: folder.to_owned(), details }
+    }
+
+    /// What a run's folder holds, finished or not.
+    pub(super) fn read(folder: &Path) -> Result<Vec<ThresholdDetail>, ReportError> {
+        let path = folder.join("thresholds.json");
+        if !path.is_file() {
+            return Ok(Vec::new());
+        }
+        let text = fs::read(&path).map_err(ReportError::io(&path))?;
+        let written: Written = serde_json::from_slice(&text).map_err(ReportError::json(&path))?;
+        Ok(written.rows)
     }
 
     /// The ids of the cases that are answered.

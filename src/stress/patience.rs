@@ -7,8 +7,16 @@ use std::{io, sync::mpsc, thread, time::Duration};
 
 use super::trial::{on_trial, panicked};
 
-/// How long one trial may take. The longest takes milliseconds on a simulated device, and seconds on a real one.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a short trial may take. It takes milliseconds on a simulated device and seconds on a real one; the machine may
+/// be busy with other things.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+/// How much longer each event of a trace may take.
+const PATIENCE_PER_EVENT: Duration = Duration::from_millis(20);
+
+/// How long a trial with so many events may take.
+pub(super) fn patience_for(events: usize) -> Duration {
+    PATIENCE.saturating_add(PATIENCE_PER_EVENT.saturating_mul(u32::try_from(events).unwrap_or(u32::MAX)))
+}
 
 /// Why there is no result.
 #[derive(Debug, thiserror::Error)]

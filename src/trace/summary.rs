@@ -5,6 +5,9 @@ use serde::{Serialize, Serializer};
 use super::{Event, MarkKind, Op, OpKind, Resident, Tables};
 use crate::unit::Nanos;
 
+/// A summary tells memory over time in at most this many levels.
+pub const MOST_LEVELS: usize = 256;
+
 /// What is in a trace. Bytes are requested bytes: what an allocator makes of them is for replay to tell.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Summary {
@@ -18,6 +21,8 @@ pub struct Summary {
     pub largest_request: u64,
     /// Device memory at its fullest.
     pub peak: Peak,
+    /// Most live device bytes of equal stretches of events, at most [`MOST_LEVELS`] of them; the last may be shorter.
+    pub live_over_time: Vec<u64>,
     /// Pinned host memory at its fullest.
     pub host_peak: Peak,
     /// Requests for device memory, by size.
@@ -149,6 +154,7 @@ pub(super) struct Tally {
     kinds: [u64; OpKind::ALL.len()],
     device: Ledger,
     host: Ledger,
+    levels: Levels,
     threads_seen: Seen,
     streams_seen: Seen,
     labels_seen: Seen,
@@ -203,6 +209,7 @@ impl Tally {
             Op::Idle { nanos } => self.summary.span += Nanos(nanos),
             Op::DeviceSync | Op::EmptyCache => {}
         }
+        self.levels.push(clamped(self.device.bytes));
     }
 
     /// The summary of all events counted; `tables` must be those of the whole trace.
@@ -214,6 +221,7 @@ impl Tally {
             by_kind,
             phases,
             peak: self.device.peak,
+            live_over_time: self.levels.highest,
             host_peak: self.host.peak,
             threads: self.threads_seen.count,
             streams: self.streams_seen.count,
@@ -248,6 +256,34 @@ impl Ledger {
     fn remove(&mut self, bytes: u64) {
         self.bytes -= u128::from(bytes);
         self.blocks -= 1;
+    }
+}
+
+/// The highest of equal stretches, which double in length whenever there are too many.
+#[derive(Default)]
+struct Levels {
+    highest: Vec<u64>,
+    /// Items of a full stretch; before the first one, none.
+    length: u64,
+    /// Items of the last stretch.
+    filled: u64,
+}
+
+impl Levels {
+    fn push(&mut self, level: u64) {
+        match self.highest.last_mut() {
+            Some(last) if self.filled < self.length => *last = level.max(*last),
+            _ => {
+                if self.highest.len() == MOST_LEVELS {
+                    self.highest = self.highest.chunks(2).map(|pair| pair[0].max(pair[pair.len() - 1])).collect();
+                    self.length *= 2;
+                }
+                self.highest.push(level);
+                self.length = self.length.max(1);
+                self.filled = 0;
+            }
+        }
+        self.filled += 1;
     }
 }
 

@@ -10,6 +10,7 @@ use crate::measure::SCHEMA;
 
 /// One claim and what became of it: a row of `claims.csv`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct ClaimRecord {
     /// [`SCHEMA`].
     pub schema: u32,

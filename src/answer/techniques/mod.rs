@@ -15,7 +15,7 @@ mod trial;
 
 pub use advice::{Advice, advise};
 pub use catalogue::{BASE, Published, TECHNIQUES, Technique};
-pub use record::{Fit, TechniqueRecord, TechniqueRow};
+pub use record::{Fit, TechniqueRecord, TechniqueRow, row_id};
 pub use trial::CARDS;
 
 use std::{

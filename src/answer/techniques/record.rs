@@ -4,8 +4,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::{device::Clock, measure::Status};
 
+/// What the row of a model and a technique is called.
+#[must_use]
+pub fn row_id(model: &str, technique: &str) -> String {
+    format!("{model}/{technique}")
+}
+
 /// One model with one technique: a row of `techniques.csv`. A cell is empty where there is nothing to say.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct TechniqueRecord {
     /// [`SCHEMA`](crate::measure::SCHEMA).
     pub schema: u32,

@@ -54,6 +54,7 @@ pub enum ThresholdStatus {
 
 /// One row of `thresholds.csv`. A cell is empty where there is nothing to say.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct ThresholdRecord {
     /// [`SCHEMA`].
     pub schema: u32,

@@ -35,18 +35,23 @@ pub fn run(args: &Args) -> Outcome {
     let subjects = args.common.subjects()?;
     let stop = interrupt::flag(interrupt::Running::Replay)?;
     let pieces: Vec<(&Subject, &KindOfStress)> =
-        subjects.iter().flat_map(|subject| KINDS.iter().map(move |kind| (subject, kind))).collect();
+        KINDS.iter().rev().flat_map(|kind| subjects.iter().map(move |subject| (subject, kind))).collect();
     let jobs = Common::jobs(&subjects);
     let time = TimeShare::new(Duration::from_secs(args.seconds), pieces.len(), jobs);
     let bar = progress::of_cases(pieces.len(), 0);
-    let verdicts: Vec<Verdict> = side_by_side(&pieces, jobs, |(subject, kind)| {
+    let mut verdicts: Vec<Verdict> = side_by_side(&pieces, jobs, |(subject, kind)| {
         bar.set_message(format!("{} {}", kind.name, subject.strategy));
         let end = time.next_end();
         let over = || stop.load(Ordering::Relaxed) || Instant::now() >= end;
-        let verdict = (kind.judge)(subject, args.common.seed, &over);
+        let mut verdict = (kind.judge)(subject, args.common.seed, &over);
+        if verdict.trials == 0 && verdict.failures.is_empty() {
+            verdict.skipped.get_or_insert_with(|| "there was no time left for it".to_owned());
+        }
         bar.inc(1);
         verdict
     });
     bar.finish_and_clear();
+    // Stable, so that strategies keep their order.
+    verdicts.sort_by_key(|verdict| KINDS.iter().position(|kind| kind.name == verdict.kind));
     args.common.conclude_with(&verdicts, &stop, report::verdict_matrix)
 }

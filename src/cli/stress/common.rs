@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(common.conclude(&[verdict], &stop).unwrap(), exit::STRESS_FAILED);
         assert!(folder.path().join("properties-flawed_RoundsDown.oomph").exists());
         let fine = Verdict::new("properties", "caching");
-        assert_eq!(common.conclude(&[fine.clone()], &stop).unwrap(), exit::OK);
+        assert_eq!(common.conclude(std::slice::from_ref(&fine), &stop).unwrap(), exit::OK);
         stop.store(true, Ordering::Relaxed);
         assert_eq!(common.conclude(&[fine], &stop).unwrap(), exit::INTERRUPTED);
     }

@@ -32,6 +32,11 @@ pub fn probe(_ordinal: u32) -> Result<(), Unavailable> {
     Err(Unavailable(REASON.to_owned()))
 }
 
+/// There are no GPUs to count.
+pub fn count() -> Result<u32, Unavailable> {
+    Err(Unavailable(REASON.to_owned()))
+}
+
 /// There is no GPU to name.
 pub fn name(_ordinal: u32) -> Result<String, Unavailable> {
     Err(Unavailable(REASON.to_owned()))

@@ -16,13 +16,13 @@ mod enabled;
 
 #[cfg(not(feature = "cuda"))]
 pub use disabled::{
-    Visit, driver_version, footprint, look_for_toolkit_in, matrix_library, name, open, open_as_guest, probe, survey,
-    visit,
+    Visit, count, driver_version, footprint, look_for_toolkit_in, matrix_library, name, open, open_as_guest, probe,
+    survey, visit,
 };
 #[cfg(feature = "cuda")]
 pub use enabled::{
-    CudaDevice, Visit, driver_version, footprint, look_for_toolkit_in, matrix_library, name, open, open_as_guest,
-    probe, survey, visit,
+    CudaDevice, Visit, count, driver_version, footprint, look_for_toolkit_in, matrix_library, name, open,
+    open_as_guest, probe, survey, visit,
 };
 
 pub use survey::{Finding, Verdict};

@@ -32,6 +32,7 @@ const TIMER_READINGS: usize = 1001;
 
 /// One row of `timings.csv`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct TimingRecord {
     /// [`SCHEMA`].
     pub schema: u32,

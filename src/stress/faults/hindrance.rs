@@ -161,6 +161,7 @@ impl Interceptor for &mut Hindrance {
             self.queries += 1;
             if self.queries > MOST_QUERIES {
                 self.spins = true;
+                self.injected += 1;
                 return failed("CUDA_ERROR_TIMEOUT");
             }
         }

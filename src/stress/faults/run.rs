@@ -7,17 +7,19 @@ use super::{
     hindrance::Tallies,
 };
 use crate::{
-    device::{Device, DeviceError},
+    device::Device,
     strategy::{
         Stats, Strategy, StrategyError,
         conformance::{Finding, Watch},
     },
-    stress::trial::Player,
+    stress::player::Player,
     trace::Trace,
 };
 
-/// After so many events layout and books are compared. Stories are short, and played many times.
+/// After so many events layout and books are compared at the most often: stories are played many times.
 const AUDIT_EVERY: u64 = 4;
+/// However long a story, about this often: that is slow.
+const AUDITS: u64 = 128;
 
 /// What a run came to.
 #[derive(Clone, Debug)]
@@ -77,7 +79,7 @@ struct Patient<'a> {
 impl Patient<'_> {
     /// The story, and everything given back, while driver calls fail.
     fn suffer(&mut self, affliction: Option<Affliction>) {
-        self.player.tell(self.story, AUDIT_EVERY);
+        self.player.tell(self.story, self.audit_every());
         self.player.give_back_own();
         // Errors are no findings yet: the one call that fails may be any of these.
         let _ = self.free_all();
@@ -110,7 +112,7 @@ impl Patient<'_> {
             return Stats::default();
         }
         self.player.expect_no_faults();
-        self.player.tell(self.story, AUDIT_EVERY);
+        self.player.tell(self.story, self.audit_every());
         let books = self.player.watch.strategy.stats();
         if let Some(expected) = expected.filter(|&expected| *expected != books) {
             let detail = format!("played again in peace the story ends with {books:?}, should be {expected:?}");
@@ -119,6 +121,10 @@ impl Patient<'_> {
         self.player.give_back_own();
         self.player.watch.close();
         books
+    }
+
+    fn audit_every(&self) -> u64 {
+        (self.story.events.len() as u64 / AUDITS).max(AUDIT_EVERY)
     }
 
     /// Gives every live block back; the first error.
@@ -133,23 +139,12 @@ impl Patient<'_> {
         outcome
     }
 
-    /// Every error must be one that was put there, and none may last longer than its cause.
+    /// Every error must be one that was put there, and nobody asks for ever.
     fn weigh_errors(&mut self, affliction: Option<Affliction>) {
-        let watch = &mut self.player.watch;
-        let against_rules = |error: &&StrategyError| {
-            matches!(error, StrategyError::Device(DeviceError::InvalidValue { .. } | DeviceError::Unsupported { .. }))
-        };
-        if let Some(error) = watch.errors().iter().find(against_rules).map(ToString::to_string) {
-            watch.find("driver", format!("a driver call against the rules: {error}"));
-        }
-        let (errors, injected) = (watch.errors().len() as u64, self.chart.injected());
-        if errors > injected {
-            let last = watch.errors().last().map(ToString::to_string).unwrap_or_default();
-            watch.find("driver", format!("{injected} failing calls became {errors} errors, the last: {last}"));
-        }
+        self.player.weigh_errors(self.chart.injected());
         if self.chart.spins() {
             let what = affliction.map(|affliction| format!(" under {affliction}")).unwrap_or_default();
-            watch.find("spinning", format!("one call asked for events thousands of times{what}"));
+            self.player.watch.find("spinning", format!("one call asked for events thousands of times{what}"));
         }
     }
 }

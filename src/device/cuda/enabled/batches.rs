@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// How many launches may be under way.
-const SLOTS: usize = 64;
+const SLOTS: usize = 128;
 /// The most blocks of one launch.
 pub(super) const MOST_BLOCKS: usize = 4096;
 /// The most tiles of one launch, beside one that each block begins.

@@ -80,6 +80,14 @@ pub fn probe(ordinal: u32) -> Result<(), Unavailable> {
     Context::probe(ordinal).map_err(Unavailable)
 }
 
+/// How many GPUs the driver shows this process: at least one.
+pub fn count() -> Result<u32, Unavailable> {
+    match library::device_count() {
+        Ok(0) => Err(Unavailable("the driver sees no GPU".to_owned())),
+        counted => counted.map_err(Unavailable),
+    }
+}
+
 /// What a GPU is called.
 pub fn name(ordinal: u32) -> Result<String, Unavailable> {
     context::name_of(ordinal).map_err(Unavailable)

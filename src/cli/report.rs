@@ -1,0 +1,100 @@
+//! `oomph report`.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::anyhow;
+
+use super::{
+    exit,
+    failure::{Failure, Outcome},
+    output,
+};
+use crate::report::{Shards, html, read_environment};
+
+/// Makes one page of the folders of runs: pictures and tables, offline, in one file. Shards become one run again.
+///
+/// Everything comes from the files in the folders, so that it can be done on another machine. Several folders (shards,
+/// devices, other suites) become one page; cases that two of them tell differently are kept apart.
+///
+/// Shards (`oomph run --partition`) are checked first: every case must be there exactly once, and they must be of one
+/// schema, commit, device and settings. What is missing, double or different is named, with exit code 107.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Folders that `oomph run` wrote.
+    #[arg(value_name = "RESULTS", required = true)]
+    folders: Vec<PathBuf>,
+    /// Where the page goes [default: report.html in the folder; of several folders, in the current one]. Of shards also a
+    /// new folder: for the files that one process would have written, the page among them.
+    #[arg(long, short, value_name = "FILE.html|DIR")]
+    output: Option<PathBuf>,
+    /// Draw cases whose id contains this in full, even where there are more than forty; may be repeated.
+    #[arg(long, value_name = "PATTERN")]
+    show: Vec<String>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  oomph report results/local/2026-11-15-101112-quick
+  oomph report shard-1 shard-2 shard-3 --output whole        the run that the shards are parts of: its CSVs and its page
+  oomph report shard-1 shard-2 shard-3 --output all.html     its page only, even where cases are missing
+  oomph report results/2026-11-15-h200/{quick,leaks} -o h200.html
+  oomph report big-run --show training/caching               this case in full, whatever else is drawn";
+
+pub fn run(args: Args) -> Outcome {
+    let environments = args
+        .folders
+        .iter()
+        .map(|folder| read_environment(folder))
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(Failure::usage)?;
+    // The page of one shard is a page like any other.
+    let is_one_page = args.folders.len() == 1 && args.output.as_deref().is_none_or(is_page);
+    let shards = match !is_one_page && environments.iter().all(|environment| environment.shard.is_some()) {
+        true => Some(Shards::open(&args.folders).map_err(Failure::usage)?),
+        false => None,
+    };
+    let flaws = shards.as_ref().map_or(&[][..], Shards::flaws);
+    for flaw in flaws {
+        output::complain(&flaw.to_string());
+    }
+    match (&args.output, &shards) {
+        (Some(place), Some(shards)) if !is_page(place) => {
+            if flaws.is_empty() {
+                merge(&args, shards, place)?;
+            }
+        }
+        (Some(place), None) if place.is_dir() => {
+            return Err(Failure::usage(anyhow!("{} is a folder: name a file, such as report.html", place.display())));
+        }
+        _ => write_page(&args.folders, &args.show, &page_place(&args))?,
+    }
+    if flaws.is_empty() {
+        return Ok(exit::OK);
+    }
+    output::complain("the shards are not one whole run");
+    Ok(exit::NOT_WHOLE)
+}
+
+fn is_page(place: &Path) -> bool {
+    place.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("html") || ending.eq_ignore_ascii_case("htm"))
+}
+
+fn page_place(args: &Args) -> PathBuf {
+    match (&args.output, args.folders.as_slice()) {
+        (Some(path), _) => path.clone(),
+        (None, [folder]) => folder.join("report.html"),
+        (None, _) => PathBuf::from("report.html"),
+    }
+}
+
+fn merge(args: &Args, shards: &Shards, place: &Path) -> Result<(), Failure> {
+    let merged = shards.merge(place).map_err(Failure::usage)?;
+    output::say(&format!("merged: {} ({} cases from {} shards)", place.display(), merged.cases, merged.shards))?;
+    write_page(&[place.to_owned()], &args.show, &place.join("report.html"))
+}
+
+fn write_page(folders: &[PathBuf], show: &[String], place: &Path) -> Result<(), Failure> {
+    html::write_page(folders, show, place).map_err(Failure::usage)?;
+    Ok(output::say(&format!("report: {}", place.display()))?)
+}

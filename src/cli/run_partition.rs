@@ -1,0 +1,125 @@
+//! `oomph run --partition`: the part of a run's cases that this process takes, and how its folder says so.
+
+use std::{
+    collections::BTreeSet,
+    env,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use super::{environment, failure::Failure, run::Args};
+use crate::{
+    report::{self, Environment, PlannedCase, ReportError, Shard},
+    suite::{Partition, PartitionError},
+};
+
+/// What `--partition` takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// This one.
+    Named(Partition),
+    /// That of this task of a Slurm job array.
+    Slurm,
+}
+
+impl FromStr for Part {
+    type Err = PartitionError;
+
+    fn from_str(text: &str) -> Result<Part, PartitionError> {
+        if text == "slurm" { Ok(Part::Slurm) } else { text.parse().map(Part::Named) }
+    }
+}
+
+impl Part {
+    /// The part, with what the environment says about it.
+    pub fn resolve(self) -> Result<Partition, Failure> {
+        match self {
+            Part::Named(partition) => Ok(partition),
+            Part::Slurm => Partition::of_array_task(|name| env::var(name).ok()).map_err(Failure::usage),
+        }
+    }
+}
+
+/// What this process has of a run's cases: all of them, or those of a shard.
+pub struct Share {
+    shard: Option<Dealt>,
+}
+
+/// A shard, and what was dealt to it and to the others.
+struct Dealt {
+    partition: Partition,
+    plan: Vec<PlannedCase>,
+    own: BTreeSet<String>,
+}
+
+impl Share {
+    /// Deals out the cases of the whole run.
+    pub fn new(partition: Option<Partition>, case_ids: &[String]) -> Share {
+        let shard = partition.map(|partition| {
+            let dealt = partition.deal(case_ids.iter().map(String::as_str));
+            let own = dealt.iter().filter(|(_, shard)| *shard == partition.shard()).map(|(id, _)| (*id).to_owned());
+            let planned = |&(id, shard): &(&str, u32)| PlannedCase { case_id: id.to_owned(), shard };
+            Dealt { partition, own: own.collect(), plan: dealt.iter().map(planned).collect() }
+        });
+        Share { shard }
+    }
+
+    /// Whether the case runs here.
+    pub fn has(&self, case_id: &str) -> bool {
+        self.shard.as_ref().is_none_or(|dealt| dealt.own.contains(case_id))
+    }
+
+    /// Those of the cases that run here.
+    pub fn of(&self, case_ids: Vec<String>) -> Vec<String> {
+        case_ids.into_iter().filter(|id| self.has(id)).collect()
+    }
+
+    /// The cases that run here, where not all do.
+    pub fn own(&self) -> Option<BTreeSet<String>> {
+        self.shard.as_ref().map(|dealt| dealt.own.clone())
+    }
+
+    /// The environment, which says what part this is.
+    pub fn in_environment(&self, environment: Environment) -> Environment {
+        let shard = self.shard.as_ref().map(|Dealt { partition, .. }| Shard {
+            rule: partition.rule().to_owned(),
+            shard: partition.shard(),
+            shards: partition.shards(),
+        });
+        Environment { shard, ..environment }
+    }
+
+    /// The folder that the command line names, or a new one whose name carries the shard.
+    pub fn place(&self, args: &Args) -> PathBuf {
+        let part = self.shard.as_ref().map(|Dealt { partition, .. }| {
+            let digits = partition.shards().to_string().len();
+            format!("{:0digits$}-of-{}", partition.shard(), partition.shards())
+        });
+        let suites = if args.suites.is_empty() { vec!["quick".to_owned()] } else { args.suites.clone() };
+        let new = || environment::new_run_folder(&suites, part.as_deref());
+        args.resume.clone().or_else(|| args.output.clone()).unwrap_or_else(new)
+    }
+
+    /// Opens a folder to go on with, if it was dealt the same cases.
+    pub fn resume<T>(&self, place: &Path, open: impl FnOnce() -> Result<T, ReportError>) -> Result<T, ReportError> {
+        if let Some(dealt) = &self.shard {
+            report::check_plan(place, &dealt.plan)?;
+        }
+        self.create(place, open)
+    }
+
+    /// Makes a folder, and writes down in it what was dealt to whom.
+    pub fn create<T>(&self, place: &Path, make: impl FnOnce() -> Result<T, ReportError>) -> Result<T, ReportError> {
+        let made = make()?;
+        if let Some(dealt) = &self.shard {
+            report::write_plan(place, &dealt.plan)?;
+        }
+        Ok(made)
+    }
+
+    /// The command that goes on with a folder.
+    pub fn again(&self, suites: &[String], place: &Path) -> String {
+        let part = self.shard.as_ref().map(|dealt| format!(" --partition {}", dealt.partition)).unwrap_or_default();
+        format!("oomph run {}{part} --resume {}", suites.join(" "), place.display())
+    }
+}

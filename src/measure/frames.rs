@@ -1,0 +1,436 @@
+//! Pictures of memory over time: which blocks lie in which segment, what they are for and how old they are.
+//!
+//! A picture is taken at the allocated peak, at the first failed request, at the end, and at regular distances in
+//! between. Pictures are for looking at: what is too small to be seen is joined with its neighbours, so that twenty of
+//! them take little room beside a timeline. The exact memory is in [`layouts`](super::layouts).
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    replay::{Live, Moment, Observer, OutOfMemory},
+    strategy::{BlockState, EventSink, Layout, Outcome, Strategy, StrategyEvent},
+    trace::{Category, Op, Tag},
+    unit::{Address, TagId},
+};
+
+/// Pictures at regular distances; those of the peak, the failure and the end come on top.
+const MOST_REGULAR: usize = 16;
+/// The first distance between them, in events; it doubles whenever there are too many.
+const FIRST_DISTANCE: u64 = 32;
+/// Of more live blocks than this no picture is taken: it would take longer than the run.
+const MOST_BLOCKS: u64 = 20_000;
+/// What is smaller than this part of all memory is not seen on its own.
+const SMALLEST_PART: u64 = 4096;
+/// A peak that is higher by less than this part is worth a new picture only where there is time for it.
+const WORTHWHILE_RISE: u64 = 64;
+
+/// Why a picture was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Occasion {
+    /// It was its turn.
+    Regular,
+    /// `allocated` was at its highest; or within a 64th of it, in runs that have no time for more pictures.
+    Peak,
+    /// A request had failed for the first time.
+    OutOfMemory,
+    /// The replay was over.
+    End,
+}
+
+/// Memory at one moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Frame {
+    /// Number of the event after which, or at the peak before which, memory lay like this.
+    pub event: u64,
+    /// Why it was taken.
+    pub occasion: Occasion,
+    /// In address order.
+    pub segments: Vec<FrameSegment>,
+}
+
+/// One piece of memory taken from the device, or several small ones in a row.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FrameSegment {
+    /// How many there are.
+    pub pieces: u32,
+    /// Whose they are.
+    pub stream: u16,
+    /// The strategy's name for the part they belong to.
+    pub pool: String,
+    /// What is in them, in address order.
+    pub blocks: Vec<FrameBlock>,
+}
+
+/// A block, or several neighbours that are too small to be seen; state and category are then those of the largest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "(u64, u8, u8, Option<u64>)", from = "(u64, u8, u8, Option<u64>)")]
+pub struct FrameBlock {
+    /// Their size.
+    pub bytes: u64,
+    /// Whether they can be handed out.
+    pub state: BlockState,
+    /// What they are for, or were.
+    pub category: Category,
+    /// The event that asked for them; of joined blocks the latest.
+    pub born: Option<u64>,
+}
+
+/// The states in the order of their numbers in files.
+const STATES: [BlockState; 4] = [BlockState::Allocated, BlockState::Pending, BlockState::Lent, BlockState::Free];
+
+impl FrameBlock {
+    /// Numbers for what a word would say: there are thousands of them in a file.
+    #[must_use]
+    pub fn codes(&self) -> (u8, u8) {
+        let state = STATES.iter().position(|&state| state == self.state);
+        let category = Category::ALL.iter().position(|&category| category == self.category);
+        (state.unwrap_or(0) as u8, category.unwrap_or(0) as u8)
+    }
+}
+
+impl From<FrameBlock> for (u64, u8, u8, Option<u64>) {
+    fn from(block: FrameBlock) -> Self {
+        let (state, category) = block.codes();
+        (block.bytes, state, category, block.born)
+    }
+}
+
+impl From<(u64, u8, u8, Option<u64>)> for FrameBlock {
+    fn from((bytes, state, category, born): (u64, u8, u8, Option<u64>)) -> Self {
+        let state = STATES.get(usize::from(state)).copied().unwrap_or(BlockState::Free);
+        let category = Category::ALL.get(usize::from(category)).copied().unwrap_or_default();
+        FrameBlock { bytes, state, category, born }
+    }
+}
+
+impl Frame {
+    /// Bytes in blocks of this state.
+    #[must_use]
+    pub fn bytes_in(&self, state: BlockState) -> u64 {
+        self.blocks().filter(|block| block.state == state).map(|block| block.bytes).sum()
+    }
+
+    /// All blocks in address order.
+    pub fn blocks(&self) -> impl Iterator<Item = &FrameBlock> {
+        self.segments.iter().flat_map(|segment| &segment.blocks)
+    }
+}
+
+/// Who was last served in a slot of the trace.
+#[derive(Clone, Copy, Debug)]
+struct Resident {
+    address: Address,
+    born: u64,
+    tag: TagId,
+}
+
+/// Takes the pictures of a run.
+#[derive(Debug)]
+pub struct Album {
+    /// By slot. Whoever is freed stays: a later resident at the same address has a later birth.
+    residents: Vec<Resident>,
+    tags: Vec<Tag>,
+    regular: Vec<Frame>,
+    distance: u64,
+    next: u64,
+    peak: Option<(u64, Frame)>,
+    /// `allocated` has a new peak, reached by this event and not yet pictured.
+    unseen_peak: Option<(u64, u64)>,
+    highest: u64,
+    at_oom: Option<Frame>,
+    /// Events since pictures of peaks were last paid for: a picture costs as many as there are blocks.
+    credit: u64,
+    last_event: u64,
+    /// The strategy shows nothing.
+    blind: bool,
+}
+
+impl Default for Album {
+    fn default() -> Album {
+        Album {
+            residents: Vec::new(),
+            tags: Vec::new(),
+            regular: Vec::new(),
+            distance: FIRST_DISTANCE,
+            next: FIRST_DISTANCE,
+            peak: None,
+            unseen_peak: None,
+            highest: 0,
+            at_oom: None,
+            credit: 0,
+            last_event: 0,
+            blind: false,
+        }
+    }
+}
+
+impl Album {
+    /// All pictures in order of their events.
+    #[must_use]
+    pub fn finish(mut self, strategy: &dyn Strategy) -> Vec<Frame> {
+        self.see_peak(strategy);
+        let end = self.picture(self.last_event, Occasion::End, strategy);
+        let mut frames = self.regular;
+        frames.extend(self.peak.map(|(_, frame)| frame));
+        frames.extend(self.at_oom);
+        frames.extend(end);
+        frames.sort_by_key(|frame| (frame.event, frame.occasion));
+        frames
+    }
+
+    fn picture(&mut self, event: u64, occasion: Occasion, strategy: &dyn Strategy) -> Option<Frame> {
+        if self.blind || strategy.stats().live_blocks > MOST_BLOCKS {
+            return None;
+        }
+        let Some(layout) = strategy.layout() else {
+            self.blind = true;
+            return None;
+        };
+        Some(self.frame(event, occasion, &layout))
+    }
+
+    fn frame(&self, event: u64, occasion: Occasion, layout: &Layout) -> Frame {
+        let mut residents = self.residents.clone();
+        residents.sort_unstable_by_key(|resident| (resident.address, resident.born));
+        let category =
+            |resident: &Resident| self.tags.get(resident.tag.index()).map_or(Category::Unknown, |t| t.category);
+        let views = || layout.segments.iter().filter(|segment| !segment.alias);
+        let smallest = views().map(|segment| segment.bytes).sum::<u64>() / SMALLEST_PART;
+        let mut segments: Vec<FrameSegment> = Vec::new();
+        let mut open_bytes = 0;
+        for view in views() {
+            let blocks = view.blocks.iter().map(|block| {
+                let after = residents.partition_point(|resident| resident.address <= block.address);
+                let resident = residents[..after].last().filter(|resident| resident.address == block.address);
+                let resident = resident.filter(|_| block.state != BlockState::Free);
+                FrameBlock {
+                    bytes: block.size,
+                    state: block.state,
+                    category: resident.map_or(Category::Unknown, category),
+                    born: resident.map(|resident| resident.born),
+                }
+            });
+            let neighbour = segments.last_mut().filter(|last| {
+                last.stream == view.stream.0 && last.pool == view.pool && open_bytes + view.bytes < smallest
+            });
+            match neighbour {
+                Some(last) => {
+                    open_bytes += view.bytes;
+                    last.pieces += 1;
+                    last.blocks.extend(blocks);
+                }
+                None => {
+                    open_bytes = view.bytes;
+                    let (stream, pool) = (view.stream.0, view.pool.to_string());
+                    segments.push(FrameSegment { pieces: 1, stream, pool, blocks: blocks.collect() });
+                }
+            }
+        }
+        for segment in &mut segments {
+            segment.blocks = joined(&segment.blocks, smallest);
+        }
+        Frame { event, occasion, segments }
+    }
+
+    /// Looks at the peak just before memory falls, so that a long ramp-up is pictured once.
+    #[inline]
+    fn see_peak(&mut self, strategy: &dyn Strategy) {
+        if let Some((event, bytes)) = self.unseen_peak.take() {
+            self.take_peak(event, bytes, strategy);
+        }
+    }
+
+    #[cold]
+    fn take_peak(&mut self, event: u64, bytes: u64, strategy: &dyn Strategy) {
+        let pictured = self.peak.as_ref().map_or(0, |(bytes, _)| *bytes);
+        let cost = strategy.stats().live_blocks.max(1);
+        if self.credit < cost && bytes < pictured + pictured / WORTHWHILE_RISE {
+            return;
+        }
+        self.credit = self.credit.saturating_sub(cost);
+        if let Some(frame) = self.picture(event, Occasion::Peak, strategy) {
+            self.peak = Some((bytes, frame));
+        }
+    }
+
+    #[cold]
+    fn take_regular(&mut self, event: u64, strategy: &dyn Strategy) {
+        self.next = event + self.distance;
+        let Some(frame) = self.picture(event, Occasion::Regular, strategy) else { return };
+        self.regular.push(frame);
+        if self.regular.len() > MOST_REGULAR {
+            let mut place = 0;
+            self.regular.retain(|_| {
+                place += 1;
+                place % 2 == 0
+            });
+            self.distance *= 2;
+            self.next = event + self.distance;
+        }
+    }
+}
+
+/// Neighbours that are smaller than `smallest` together count as one block.
+fn joined(blocks: &[FrameBlock], smallest: u64) -> Vec<FrameBlock> {
+    let mut out: Vec<FrameBlock> = Vec::new();
+    let mut largest = 0;
+    for block in blocks {
+        match out.last_mut() {
+            Some(last) if last.bytes + block.bytes < smallest => {
+                if block.bytes > largest {
+                    (largest, last.state, last.category) = (block.bytes, block.state, block.category);
+                }
+                last.bytes += block.bytes;
+                last.born = last.born.max(block.born);
+            }
+            _ => {
+                largest = block.bytes;
+                out.push(*block);
+            }
+        }
+    }
+    out
+}
+
+impl EventSink for Album {
+    fn event(&mut self, _: StrategyEvent) {}
+}
+
+impl Observer for Album {
+    fn before(&mut self, now: &Moment<'_>) {
+        if matches!(now.event.op, Op::EmptyCache) {
+            self.see_peak(now.strategy);
+        }
+    }
+
+    fn served(&mut self, now: &Moment<'_>, live: &Live, _: Outcome) {
+        let Op::Alloc { slot, .. } = now.event.op else { return };
+        let resident = Resident { address: live.block.address, born: live.born, tag: live.tag };
+        let place = slot as usize;
+        if place >= self.residents.len() {
+            self.residents.resize(place + 1, Resident { address: Address::NULL, born: 0, tag: TagId(0) });
+        }
+        self.residents[place] = resident;
+        if live.tag.index() >= self.tags.len() {
+            self.tags = now.tables.tags().to_vec();
+        }
+        let allocated = now.strategy.stats().current.allocated;
+        if allocated > self.highest {
+            self.highest = allocated;
+            self.unseen_peak = Some((now.index, allocated));
+        }
+    }
+
+    fn free_requested(&mut self, now: &Moment<'_>, _: &Live) {
+        self.see_peak(now.strategy);
+    }
+
+    fn out_of_memory(&mut self, now: &Moment<'_>, _: &OutOfMemory) {
+        if self.at_oom.is_none() {
+            self.at_oom = self.picture(now.index, Occasion::OutOfMemory, now.strategy);
+        }
+    }
+
+    fn after(&mut self, now: &Moment<'_>) {
+        self.last_event = now.index;
+        self.credit += 1;
+        if now.index >= self.next {
+            self.take_regular(now.index, now.strategy);
+        }
+    }
+
+    fn round_ends(&mut self, strategy: &dyn Strategy) {
+        self.see_peak(strategy);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        measure::{
+            CaseDetail, CaseLabel,
+            fixture::{Shelf, TinyDevice},
+            measure,
+        },
+        replay::Options,
+        trace::TraceBuilder,
+        unit::{KIB, StreamId},
+    };
+
+    fn detail(story: TraceBuilder, capacity: u64) -> CaseDetail {
+        let mut device = TinyDevice::new(capacity);
+        measure(&CaseLabel::default(), &story.finish("story"), &mut Shelf::default(), &mut device, &Options::default())
+            .1
+    }
+
+    fn occasions(frames: &[Frame]) -> Vec<(u64, Occasion)> {
+        frames.iter().map(|frame| (frame.event, frame.occasion)).collect()
+    }
+
+    #[test]
+    fn the_peak_is_pictured_with_what_blocks_are_for_and_how_old_they_are() {
+        let mut story = TraceBuilder::new();
+        let weights = story.tag(Category::Parameter, None);
+        let inputs = story.tag(Category::Input, None);
+        let first = story.alloc(2 * KIB, StreamId::DEFAULT, weights);
+        let second = story.alloc(6 * KIB, StreamId::DEFAULT, inputs);
+        story.free(second);
+        story.alloc(KIB, StreamId::DEFAULT, inputs);
+        story.free(first);
+        let frames = detail(story, 64 * KIB).frames;
+        assert_eq!(occasions(&frames), [(1, Occasion::Peak), (4, Occasion::End)]);
+        let peak = &frames[0];
+        let blocks: Vec<_> = peak.blocks().map(|block| (block.bytes, block.category, block.born)).collect();
+        assert_eq!(blocks, [(2 * KIB, Category::Parameter, Some(0)), (6 * KIB, Category::Input, Some(1))]);
+        assert_eq!(peak.bytes_in(BlockState::Allocated), 8 * KIB);
+        assert!(frames[1].bytes_in(BlockState::Free) > 0, "what was given back is free at the end");
+    }
+
+    #[test]
+    fn a_failed_request_is_pictured_as_it_failed() {
+        let mut story = TraceBuilder::new();
+        story.alloc(6 * KIB, StreamId::DEFAULT, TagId(0));
+        story.alloc(20 * KIB, StreamId::DEFAULT, TagId(0));
+        let frames = detail(story, 8 * KIB).frames;
+        let failed = frames.iter().find(|frame| frame.occasion == Occasion::OutOfMemory).unwrap();
+        assert_eq!((failed.event, failed.bytes_in(BlockState::Allocated)), (1, 6 * KIB));
+    }
+
+    #[test]
+    fn a_long_run_leaves_a_bounded_number_of_pictures_spread_over_all_of_it() {
+        let mut story = TraceBuilder::new();
+        for _ in 0..5000 {
+            let block = story.alloc(KIB, StreamId::DEFAULT, TagId(0));
+            story.free(block);
+        }
+        let frames = detail(story, 64 * KIB).frames;
+        assert!((MOST_REGULAR / 2..=MOST_REGULAR + 3).contains(&frames.len()), "{}", frames.len());
+        let regular: Vec<u64> =
+            frames.iter().filter(|frame| frame.occasion == Occasion::Regular).map(|frame| frame.event).collect();
+        assert!(regular.windows(2).all(|pair| pair[1] > pair[0]), "{regular:?}");
+        assert!(*regular.last().unwrap() > 8000, "{regular:?}");
+    }
+
+    #[test]
+    fn what_is_too_small_to_be_seen_is_joined_and_nothing_is_lost() {
+        let block = |bytes, state| FrameBlock { bytes, state, category: Category::Unknown, born: None };
+        let many: Vec<FrameBlock> = (0..100)
+            .map(|place| block(10, if place % 2 == 0 { BlockState::Allocated } else { BlockState::Free }))
+            .chain([block(500, BlockState::Allocated)])
+            .collect();
+        let few = joined(&many, 101);
+        assert_eq!(few.len(), 11);
+        assert_eq!(few.iter().map(|block| block.bytes).sum::<u64>(), 1500);
+        assert_eq!(joined(&many, 0), many);
+    }
+
+    #[test]
+    fn a_block_is_four_numbers_in_a_file_and_comes_back_as_it_was() {
+        let block = FrameBlock { bytes: 512, state: BlockState::Pending, category: Category::Optimizer, born: Some(7) };
+        let text = serde_json::to_string(&block).unwrap();
+        assert_eq!(text, "[512,1,2,7]");
+        assert_eq!(serde_json::from_str::<FrameBlock>(&text).unwrap(), block);
+    }
+}

@@ -1,0 +1,319 @@
+//! The data that the script draws from: one JSON text in the page, in few characters.
+//!
+//! Pictures need no single bytes, so amounts are in KiB here. Exact numbers are in the tables.
+
+use serde::Serialize;
+
+use crate::{
+    measure::{
+        CaseDetail, CaseRecord, Composition, Frame, StepPeak,
+        timeline::{IncidentKind, Point, Span},
+    },
+    trace::Category,
+};
+
+/// A series has at most this many points.
+pub(super) const MOST_POINTS: usize = 1000;
+/// A stack of categories has at most this many.
+const MOST_COMPOSITIONS: usize = 256;
+/// More marks of steps than this are not told from each other.
+const MOST_STEPS: usize = 200;
+/// Marks of retries beyond this lie on each other.
+const MOST_INCIDENTS: usize = 200;
+/// A small line has so many points.
+pub(super) const SPARK_POINTS: usize = 60;
+
+/// Everything that is drawn.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Island {
+    /// In the order of their colours.
+    pub(super) strategies: Vec<String>,
+    /// In the order of their codes.
+    pub(super) categories: Vec<&'static str>,
+    pub(super) timelines: Vec<TimelineChart>,
+    pub(super) maps: Vec<MemoryMap>,
+    pub(super) leaks: Vec<LeakChart>,
+}
+
+impl Island {
+    pub(super) fn new(strategies: &[&str]) -> Island {
+        Island {
+            strategies: strategies.iter().map(|&name| name.to_owned()).collect(),
+            categories: Category::ALL.iter().map(|category| category.name()).collect(),
+            ..Island::default()
+        }
+    }
+
+    /// As text that may stand in a script element.
+    pub(super) fn json(&self) -> Result<String, serde_json::Error> {
+        Ok(serde_json::to_string(self)?.replace('<', "\\u003c"))
+    }
+}
+
+/// Memory over time of some strategies under one workload.
+#[derive(Debug, Serialize)]
+pub(super) struct TimelineChart {
+    pub(super) title: String,
+    /// What no allocator can do without.
+    pub(super) bound: Option<u64>,
+    /// The cap.
+    pub(super) limit: Option<u64>,
+    /// Event and number of the steps' beginnings.
+    pub(super) steps: Vec<(u64, u32)>,
+    /// What the program holds, from the case that came furthest.
+    pub(super) live: Option<Series>,
+    pub(super) cases: Vec<CaseLines>,
+}
+
+/// One case of a chart.
+#[derive(Debug, Serialize)]
+pub(super) struct CaseLines {
+    /// Its place in the list of strategies.
+    pub(super) strategy: usize,
+    pub(super) events: Vec<u64>,
+    /// In microseconds of the device's clock.
+    pub(super) time: Vec<u64>,
+    pub(super) allocated: Band,
+    pub(super) reserved: Band,
+    pub(super) device: Band,
+    /// Event, microsecond, and whether a request failed or cached memory was given back.
+    pub(super) incidents: Vec<(u64, u64, &'static str)>,
+    /// Event, then KiB a category.
+    pub(super) categories: Vec<Vec<u64>>,
+}
+
+/// A series with its own events.
+#[derive(Debug, Serialize)]
+pub(super) struct Series {
+    pub(super) events: Vec<u64>,
+    #[serde(flatten)]
+    pub(super) band: Band,
+}
+
+/// The highest and the lowest of every stretch; the lowest are left out where they are the highest.
+#[derive(Debug, Serialize)]
+pub(super) struct Band {
+    pub(super) max: Vec<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) min: Option<Vec<u64>>,
+}
+
+impl Band {
+    fn of(points: &[Point], span: impl Fn(&Point) -> Span) -> Band {
+        let max: Vec<u64> = points.iter().map(|point| kib(span(point).max)).collect();
+        let min: Vec<u64> = points.iter().map(|point| kib(span(point).min)).collect();
+        Band { min: (min != max).then_some(min), max }
+    }
+}
+
+impl CaseLines {
+    pub(super) fn of(strategy: usize, detail: &CaseDetail) -> CaseLines {
+        let points = thinned(&detail.timeline.points, MOST_POINTS);
+        let incidents = &detail.timeline.incidents;
+        // Failures are what people look for: retries make room for them.
+        let is_oom = |kind| kind == IncidentKind::OutOfMemory;
+        let mut marks: Vec<_> =
+            incidents.iter().filter(|incident| is_oom(incident.kind)).take(MOST_INCIDENTS).collect();
+        let room = MOST_INCIDENTS - marks.len();
+        let retries: Vec<_> = incidents.iter().filter(|incident| !is_oom(incident.kind)).collect();
+        marks.extend(retries.iter().step_by(retries.len().div_ceil(room.max(1)).max(1)).take(room));
+        marks.sort_by_key(|incident| incident.event);
+        CaseLines {
+            strategy,
+            events: points.iter().map(|point| point.event).collect(),
+            time: points.iter().map(|point| point.time_ns / 1000).collect(),
+            allocated: Band::of(&points, |point| point.allocated_bytes),
+            reserved: Band::of(&points, |point| point.reserved_bytes),
+            device: Band::of(&points, |point| point.device_used_bytes),
+            incidents: marks
+                .iter()
+                .map(|mark| (mark.event, mark.time_ns / 1000, if is_oom(mark.kind) { "oom" } else { "retry" }))
+                .collect(),
+            categories: compositions(&detail.categories),
+        }
+    }
+}
+
+/// What the program holds.
+pub(super) fn live(detail: &CaseDetail) -> Series {
+    let points = thinned(&detail.timeline.points, MOST_POINTS);
+    Series { events: points.iter().map(|p| p.event).collect(), band: Band::of(&points, |point| point.live_bytes) }
+}
+
+/// Where steps begin; of very many the first of each stretch.
+pub(super) fn steps(steps: &[StepPeak]) -> Vec<(u64, u32)> {
+    let stride = steps.len().div_ceil(MOST_STEPS).max(1);
+    steps.iter().step_by(stride).map(|step| (step.event, step.first_step)).collect()
+}
+
+/// The highest `reserved` of [`SPARK_POINTS`] stretches.
+pub(super) fn spark(detail: &CaseDetail) -> Vec<u64> {
+    thinned(&detail.timeline.points, SPARK_POINTS).iter().map(|point| point.reserved_bytes.max).collect()
+}
+
+/// Nothing is stacked where there is only one kind of memory.
+fn compositions(all: &[Composition]) -> Vec<Vec<u64>> {
+    let kinds = (0..Category::ALL.len()).filter(|&place| all.iter().any(|point| point.bytes[place] > 0)).count();
+    if kinds < 2 {
+        return Vec::new();
+    }
+    let stride = all.len().div_ceil(MOST_COMPOSITIONS).max(1);
+    all.chunks(stride)
+        .filter_map(|stretch| {
+            let fullest = stretch.iter().max_by_key(|point| point.total)?;
+            Some(std::iter::once(stretch[0].event).chain(fullest.bytes.map(kib)).collect())
+        })
+        .collect()
+}
+
+/// Neighbours joined until there are at most `most`; no minimum and no maximum is lost.
+fn thinned(points: &[Point], most: usize) -> Vec<Point> {
+    points
+        .chunks(points.len().div_ceil(most).max(1))
+        .map(|stretch| stretch[1..].iter().fold(stretch[0], |joined, next| joined.joined_with(next)))
+        .collect()
+}
+
+/// Memory block by block, at several moments.
+#[derive(Debug, Serialize)]
+pub(super) struct MemoryMap {
+    pub(super) title: String,
+    pub(super) strategy: usize,
+    pub(super) frames: Vec<MapFrame>,
+}
+
+/// One moment.
+#[derive(Debug, Serialize)]
+pub(super) struct MapFrame {
+    event: u64,
+    occasion: crate::measure::Occasion,
+    /// Pieces, stream, pool and, four numbers a block: KiB, state, category, the event that asked or -1.
+    segments: Vec<(u32, u16, String, Vec<i64>)>,
+}
+
+impl MemoryMap {
+    pub(super) fn of(title: &str, strategy: usize, frames: &[Frame], most: usize) -> MemoryMap {
+        let frames = chosen_frames(frames, most).map(MapFrame::of).collect();
+        MemoryMap { title: title.to_owned(), strategy, frames }
+    }
+}
+
+impl MapFrame {
+    fn of(frame: &Frame) -> MapFrame {
+        let segments = frame.segments.iter().map(|segment| {
+            let blocks = segment.blocks.iter().flat_map(|block| {
+                let (state, category) = block.codes();
+                let born = block.born.and_then(|event| i64::try_from(event).ok()).unwrap_or(-1);
+                [i64::try_from(kib(block.bytes)).unwrap_or(i64::MAX), state.into(), category.into(), born]
+            });
+            (segment.pieces, segment.stream, segment.pool.clone(), blocks.collect())
+        });
+        MapFrame { event: frame.event, occasion: frame.occasion, segments: segments.collect() }
+    }
+}
+
+/// At most so many frames: those with an occasion, and regular ones as far as there is room.
+pub(super) fn chosen_frames(frames: &[Frame], most: usize) -> impl Iterator<Item = &Frame> {
+    use crate::measure::Occasion::Regular;
+    let special = frames.iter().filter(|frame| frame.occasion != Regular).count();
+    let room = most.saturating_sub(special);
+    let regular = frames.len() - special;
+    let stride = if room == 0 { usize::MAX } else { regular.div_ceil(room).max(1) };
+    let mut seen = 0;
+    frames.iter().filter(move |frame| {
+        if frame.occasion != Regular {
+            return true;
+        }
+        seen += 1;
+        stride != usize::MAX && (seen - 1) % stride == 0
+    })
+}
+
+/// What steps keep, with a line through it.
+#[derive(Debug, Serialize)]
+pub(super) struct LeakChart {
+    pub(super) title: String,
+    pub(super) strategy: usize,
+    pub(super) steps: Vec<u32>,
+    pub(super) kept: Vec<u64>,
+    pub(super) reserved: Vec<u64>,
+    /// The step at which the line begins, its height there in KiB, and what a step adds.
+    pub(super) fit: (u32, f64, f64),
+    pub(super) limit: Option<u64>,
+}
+
+/// In KiB, to the nearest.
+pub(super) fn kib(bytes: u64) -> u64 {
+    (bytes.saturating_add(512)) >> 10
+}
+
+/// The bound of a case in KiB.
+pub(super) fn bound(record: &CaseRecord) -> Option<u64> {
+    record.bound_rounded_bytes.map(kib)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::measure::{FrameBlock, FrameSegment, Occasion, timeline::Timeline};
+
+    fn detail(levels: &[u64]) -> CaseDetail {
+        let points = levels
+            .iter()
+            .zip(0..)
+            .map(|(&level, event)| {
+                let span = Span { min: level, max: level };
+                Point {
+                    event,
+                    time_ns: event * 2000,
+                    live_bytes: span,
+                    allocated_bytes: span,
+                    reserved_bytes: span,
+                    device_used_bytes: span,
+                }
+            })
+            .collect();
+        CaseDetail { timeline: Timeline { points, ..Timeline::default() }, ..CaseDetail::default() }
+    }
+
+    #[test]
+    fn a_long_series_keeps_its_highest_and_its_lowest() {
+        let mut levels = vec![50 << 20; 5000];
+        (levels[1234], levels[4321]) = (1 << 30, 0);
+        let lines = CaseLines::of(0, &detail(&levels));
+        assert!(lines.events.len() <= MOST_POINTS);
+        assert_eq!(lines.reserved.max.iter().max(), Some(&(1 << 20)));
+        assert_eq!(lines.reserved.min.unwrap().iter().min(), Some(&0));
+    }
+
+    #[test]
+    fn a_short_series_is_kept_as_it_is_without_a_second_copy() {
+        let lines = CaseLines::of(0, &detail(&[1 << 20, 3 << 20]));
+        assert_eq!((lines.reserved.max, lines.reserved.min), (vec![1024, 3072], None));
+        assert_eq!(lines.time, [0, 2]);
+    }
+
+    #[test]
+    fn the_json_ends_no_script_element() {
+        let island = Island::new(&["</script><script>alert(1)"]);
+        assert!(!island.json().unwrap().contains('<'));
+    }
+
+    #[test]
+    fn frames_with_an_occasion_come_before_regular_ones() {
+        let block = FrameBlock::from((4096, 0, 0, Some(3)));
+        let frame = |event, occasion| Frame {
+            event,
+            occasion,
+            segments: vec![FrameSegment { pieces: 1, stream: 0, pool: "large".to_owned(), blocks: vec![block] }],
+        };
+        let mut frames: Vec<Frame> = (0..16).map(|event| frame(event, Occasion::Regular)).collect();
+        frames.push(frame(16, Occasion::Peak));
+        frames.push(frame(17, Occasion::End));
+        let events = |most| chosen_frames(&frames, most).map(|frame| frame.event).collect::<Vec<_>>();
+        assert_eq!(events(2), [16, 17]);
+        assert_eq!(events(10), [0, 2, 4, 6, 8, 10, 12, 14, 16, 17]);
+        let map = MemoryMap::of("t", 0, &frames, 2);
+        assert_eq!(map.frames[0].segments[0].3, [4, 0, 0, 3]);
+    }
+}

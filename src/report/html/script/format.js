@@ -1,0 +1,51 @@
+// Numbers as people read them. Amounts of memory come in KiB.
+
+function bytes(kib) {
+  if (kib === 0) return '0';
+  const units = [[1 << 20, 'GiB'], [1 << 10, 'MiB'], [1, 'KiB']];
+  const [size, name] = units.find(([unit]) => kib >= unit) || units[2];
+  const value = kib / size;
+  const digits = value < 10 ? 2 : value < 100 ? 1 : 0;
+  return `${value.toFixed(digits)} ${name}`;
+}
+
+function count(number) {
+  return Math.round(number).toLocaleString('en');
+}
+
+function duration(microseconds) {
+  const units = [[1e6, 's'], [1e3, 'ms'], [1, 'µs']];
+  const [size, name] = units.find(([unit]) => Math.abs(microseconds) >= unit) || units[2];
+  const value = microseconds / size;
+  return `${value.toFixed(value < 10 ? 2 : value < 100 ? 1 : 0)} ${name}`;
+}
+
+/** Round numbers from `low` to `high`, about `wanted` of them. */
+function ticks(low, high, wanted) {
+  const rough = (high - low) / Math.max(1, wanted);
+  if (!(rough > 0)) return [low];
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough);
+  const found = [];
+  for (let tick = Math.ceil(low / step) * step; tick <= high + step / 1e6; tick += step) found.push(tick);
+  return found;
+}
+
+/** The same for memory: round in the largest unit that fits. */
+function memoryTicks(high, wanted) {
+  const unit = high >= 2 << 20 ? 1 << 20 : high >= 2 << 10 ? 1 << 10 : 1;
+  return ticks(0, high / unit, wanted).map((tick) => tick * unit);
+}
+
+/** The last place of a rising list whose value is not above `value`; 0 where all are. */
+function placeOf(list, value) {
+  let low = 0;
+  let high = list.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (list[middle] <= value) low = middle + 1;
+    else high = middle;
+  }
+  return Math.max(0, low - 1);
+}
+

@@ -1,0 +1,305 @@
+//! Which of a run's cases one shard of it runs, so that several machines can share a run.
+//!
+//! A rule over the place and the id of a case, and nothing else: every shard works it out for itself, and each case is in
+//! exactly one of them. `run --partition` asks; what was dealt to whom is written down beside the results, so that
+//! whoever merges them need not know the rule.
+
+use std::{collections::BTreeSet, fmt, str::FromStr};
+
+use crate::measure::fnv1a;
+
+/// One shard of a run: `slice:2/4` or `hash:2/4`, counted from 1.
+///
+/// ```
+/// use oomph::suite::Partition;
+/// let second: Partition = "slice:2/3".parse()?;
+/// let taken: Vec<usize> = (0..8).filter(|&place| second.takes(place, "any id")).collect();
+/// assert_eq!(taken, [1, 4, 7]);
+/// assert_eq!(second.to_string(), "slice:2/3");
+/// # Ok::<(), oomph::suite::PartitionError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Partition {
+    dealing: Dealing,
+    /// From 1.
+    shard: u32,
+    shards: u32,
+}
+
+/// How cases are dealt out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Dealing {
+    /// In turn: shards of the same size, give or take one case.
+    Slice,
+    /// By a hash of the case's id: a case stays in its shard, whatever else is in the run.
+    Hash,
+}
+
+/// A text or an environment that names no shard.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PartitionError {
+    /// The text is no partition.
+    #[error("'{text}' is no partition: {reason}; write slice:2/4, hash:2/4 or, in a Slurm array, slurm")]
+    Syntax {
+        /// What was typed.
+        text: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// Slurm says nothing about an array.
+    #[error(
+        "--partition slurm: {variable} is not set, so this is no task of a job array; submit with sbatch --array=1-4, \
+         or name the shard: --partition slice:1/4"
+    )]
+    NoArray {
+        /// What was looked for.
+        variable: &'static str,
+    },
+    /// What Slurm says is no number.
+    #[error("--partition slurm: {variable} is '{value}', which is no number")]
+    NoNumber {
+        /// Which variable.
+        variable: &'static str,
+        /// What it holds.
+        value: String,
+    },
+    /// The tasks of the array cannot be counted through.
+    #[error(
+        "--partition slurm: task {task} is none of {count} tasks from {first} on in steps of {step}; number the array \
+         without gaps, such as sbatch --array=1-{count}, or name the shard: --partition slice:1/{count}"
+    )]
+    Gaps {
+        /// This task's number.
+        task: u64,
+        /// How many tasks the array has.
+        count: u64,
+        /// The first one's number.
+        first: u64,
+        /// From one to the next.
+        step: u64,
+    },
+}
+
+impl Partition {
+    /// The shard of a task in a Slurm job array: as many shards as tasks, dealt out in turn. `variable` reads the
+    /// environment.
+    pub fn of_array_task(variable: impl Fn(&str) -> Option<String>) -> Result<Partition, PartitionError> {
+        let number = |name: &'static str| match variable(name) {
+            None => Err(PartitionError::NoArray { variable: name }),
+            Some(value) => value.trim().parse().map_err(|_| PartitionError::NoNumber { variable: name, value }),
+        };
+        let task: u64 = number("SLURM_ARRAY_TASK_ID")?;
+        let count: u64 = number("SLURM_ARRAY_TASK_COUNT")?;
+        let first: u64 = number("SLURM_ARRAY_TASK_MIN")?;
+        let step = match number("SLURM_ARRAY_TASK_STEP") {
+            Err(PartitionError::NoArray { .. }) => 1,
+            step => step?.max(1),
+        };
+        let last = match number("SLURM_ARRAY_TASK_MAX") {
+            Err(PartitionError::NoArray { .. }) => None,
+            last => Some(last?),
+        };
+        let gaps = PartitionError::Gaps { task, count, first, step };
+        let offset = task.checked_sub(first).ok_or_else(|| gaps.clone())?;
+        let span = count.checked_sub(1).and_then(|gaps| gaps.checked_mul(step));
+        let reaches = last.is_none_or(|last| last.checked_sub(first) == span);
+        if !offset.is_multiple_of(step) || offset / step >= count || !reaches {
+            return Err(gaps);
+        }
+        match (u32::try_from(offset / step + 1), u32::try_from(count)) {
+            (Ok(shard), Ok(shards)) => Ok(Partition { dealing: Dealing::Slice, shard, shards }),
+            _ => Err(gaps),
+        }
+    }
+
+    /// Which shard this is, from 1.
+    #[must_use]
+    pub fn shard(&self) -> u32 {
+        self.shard
+    }
+
+    /// How many shards make the run.
+    #[must_use]
+    pub fn shards(&self) -> u32 {
+        self.shards
+    }
+
+    /// The rule's name.
+    #[must_use]
+    pub fn rule(&self) -> &'static str {
+        match self.dealing {
+            Dealing::Slice => "slice",
+            Dealing::Hash => "hash",
+        }
+    }
+
+    /// Which shard runs the case: `place` is where it stands among all cases that the filters leave, from 0.
+    #[must_use]
+    pub fn shard_of(&self, place: usize, case_id: &str) -> u32 {
+        let number = match self.dealing {
+            Dealing::Slice => place as u64,
+            Dealing::Hash => fnv1a(case_id.as_bytes()),
+        };
+        // Less than `shards`, so it fits.
+        (number % u64::from(self.shards)) as u32 + 1
+    }
+
+    /// Every case once, in the order of the run, with the shard that runs it.
+    #[must_use]
+    pub fn deal<'a>(&self, case_ids: impl IntoIterator<Item = &'a str>) -> Vec<(&'a str, u32)> {
+        let mut seen = BTreeSet::new();
+        let different = case_ids.into_iter().filter(|&id| seen.insert(id));
+        different.enumerate().map(|(place, id)| (id, self.shard_of(place, id))).collect()
+    }
+
+    /// Whether this shard runs the case.
+    #[must_use]
+    pub fn takes(&self, place: usize, case_id: &str) -> bool {
+        self.shard_of(place, case_id) == self.shard
+    }
+}
+
+impl FromStr for Partition {
+    type Err = PartitionError;
+
+    fn from_str(text: &str) -> Result<Partition, PartitionError> {
+        let refused = |reason| PartitionError::Syntax { text: text.to_owned(), reason };
+        let (rule, part) = text.split_once(':').ok_or_else(|| refused("there is no rule before a colon"))?;
+        let dealing = match rule {
+            "slice" => Dealing::Slice,
+            "hash" => Dealing::Hash,
+            _ => return Err(refused("the rule is neither slice nor hash")),
+        };
+        let (shard, shards) = part.split_once('/').ok_or_else(|| refused("there is no '/' between two numbers"))?;
+        let (Ok(shard), Ok(shards)) = (shard.parse(), shards.parse()) else {
+            return Err(refused("shards are numbers"));
+        };
+        if shard < 1 || shard > shards {
+            return Err(refused("shards are counted from 1 to their number"));
+        }
+        Ok(Partition { dealing, shard, shards })
+    }
+}
+
+impl fmt::Display for Partition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}/{}", self.rule(), self.shard, self.shards)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn task(id: &str, count: &str, first: &str, more: &[(&str, &str)]) -> Result<Partition, PartitionError> {
+        let known = [("SLURM_ARRAY_TASK_ID", id), ("SLURM_ARRAY_TASK_COUNT", count), ("SLURM_ARRAY_TASK_MIN", first)];
+        let all: Vec<(&str, &str)> = known.iter().chain(more).copied().collect();
+        Partition::of_array_task(|name| {
+            let found = all.iter().find(|(known, value)| *known == name && !value.is_empty());
+            found.map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn each_case_is_in_exactly_one_shard(
+            ids in proptest::collection::vec(".{0,40}", 0..60),
+            shards in 1_u32..20,
+            rule in prop_oneof![Just("slice"), Just("hash")],
+        ) {
+            for (place, id) in ids.iter().enumerate() {
+                let takers = (1..=shards)
+                    .filter(|shard| format!("{rule}:{shard}/{shards}").parse::<Partition>().unwrap().takes(place, id));
+                prop_assert_eq!(takers.count(), 1);
+            }
+        }
+
+        #[test]
+        fn slices_differ_by_one_case_at_most(cases in 0_usize..500, shards in 1_u32..20) {
+            let sizes: Vec<usize> = (1..=shards)
+                .map(|shard| format!("slice:{shard}/{shards}").parse::<Partition>().unwrap())
+                .map(|partition| (0..cases).filter(|&place| partition.takes(place, "")).count())
+                .collect();
+            prop_assert!(sizes.iter().max().unwrap() - sizes.iter().min().unwrap() <= 1, "{sizes:?}");
+        }
+
+        #[test]
+        fn a_hashed_case_stays_in_its_shard_wherever_it_stands(id in ".{0,40}", place in 0_usize..1000) {
+            let partition: Partition = "hash:1/7".parse().unwrap();
+            prop_assert_eq!(partition.shard_of(place, &id), partition.shard_of(0, &id));
+        }
+
+        #[test]
+        fn a_text_that_is_read_is_written_the_same(text in "(slice|hash):[1-9]/[1-9]") {
+            if let Ok(partition) = text.parse::<Partition>() {
+                prop_assert_eq!(partition.to_string(), text);
+            }
+        }
+    }
+
+    #[test]
+    fn a_case_that_is_asked_for_twice_is_dealt_once() {
+        let partition: Partition = "slice:1/2".parse().unwrap();
+        assert_eq!(partition.deal(["a", "b", "a", "c"]), [("a", 1), ("b", 2), ("c", 1)]);
+    }
+
+    #[test]
+    fn the_hash_deals_the_same_in_every_release() {
+        let partition: Partition = "hash:1/5".parse().unwrap();
+        let dealt = ["", "a", "quick/checkerboard/caching@sim#1", "strategies/random/direct@sim<=8GiB#7"]
+            .map(|id| partition.shard_of(0, id));
+        // FNV-1a of "" is 14695981039346656037, and of "a" 12638187200555641996.
+        assert_eq!(dealt[..2], [3, 2]);
+        assert_eq!(dealt, [3, 2, 1, 4]);
+    }
+
+    #[test]
+    fn what_is_no_partition_is_refused_with_the_way_to_write_it() {
+        for (text, reason) in [
+            ("2/4", "no rule"),
+            ("third:2/4", "neither slice nor hash"),
+            ("slice:2", "no '/'"),
+            ("slice:two/4", "numbers"),
+            ("slice:0/4", "counted from 1"),
+            ("hash:5/4", "counted from 1"),
+            ("hash:0/0", "counted from 1"),
+            ("slice:-1/4", "numbers"),
+        ] {
+            let message = text.parse::<Partition>().unwrap_err().to_string();
+            assert!(message.contains(reason) && message.contains("write slice:2/4"), "{message}");
+        }
+    }
+
+    #[test]
+    fn tasks_of_an_array_are_shards_wherever_its_numbers_begin() {
+        for (id, count, first, more, expected) in [
+            ("1", "4", "1", vec![], "slice:1/4"),
+            ("3", "4", "0", vec![("SLURM_ARRAY_TASK_MAX", "3"), ("SLURM_ARRAY_TASK_STEP", "1")], "slice:4/4"),
+            ("14", "3", "10", vec![("SLURM_ARRAY_TASK_MAX", "14"), ("SLURM_ARRAY_TASK_STEP", "2")], "slice:3/3"),
+        ] {
+            assert_eq!(task(id, count, first, &more).unwrap().to_string(), expected);
+        }
+    }
+
+    #[test]
+    fn an_environment_that_names_no_shard_is_explained() {
+        let message = task("", "4", "1", &[]).unwrap_err().to_string();
+        assert!(message.contains("SLURM_ARRAY_TASK_ID is not set") && message.contains("--array=1-4"), "{message}");
+        assert!(task("1", "", "1", &[]).unwrap_err().to_string().contains("SLURM_ARRAY_TASK_COUNT is not set"));
+        assert!(task("1", "many", "1", &[]).unwrap_err().to_string().contains("'many', which is no number"));
+        for (id, count, first, more) in [
+            ("5", "4", "1", vec![]),
+            ("0", "4", "1", vec![]),
+            ("7", "3", "1", vec![("SLURM_ARRAY_TASK_MAX", "7")]),
+            ("3", "3", "1", vec![("SLURM_ARRAY_TASK_MAX", "7")]),
+            ("3", "3", "2", vec![("SLURM_ARRAY_TASK_STEP", "2")]),
+            ("1", "0", "1", vec![]),
+            ("1", "18446744073709551615", "0", vec![]),
+        ] {
+            let refusal = task(id, count, first, &more);
+            assert!(matches!(refusal, Err(PartitionError::Gaps { .. })), "{id} of {count} from {first}: {refusal:?}");
+        }
+    }
+}

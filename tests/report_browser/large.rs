@@ -1,0 +1,106 @@
+//! A page about five hundred cases of a recording of a million events each: as large as pages get.
+
+use std::collections::BTreeMap;
+
+use oomph::{
+    device::Clock,
+    measure::{
+        CaseDetail, CaseLabel, CaseRecord, Composition, Frame, FrameBlock, FrameSegment, Levels, Occasion, Status,
+        StepPeak,
+        timeline::{MOST_POINTS, Point, Span},
+    },
+    report::html::{Details, Run},
+};
+
+const WORKLOADS: u64 = 25;
+const STRATEGIES: u64 = 20;
+const EVENTS: u64 = 1_000_000;
+
+/// The run, with every list as long as a case can make it.
+pub fn run() -> Run {
+    let mut records = Vec::new();
+    let mut details = BTreeMap::new();
+    for workload in 0..WORKLOADS {
+        for strategy in 0..STRATEGIES {
+            let label = CaseLabel {
+                suite: "large".to_owned(),
+                workload: format!("workload-{workload}"),
+                strategy: format!("strategy:parameter_{strategy}:True"),
+                device: "sim".to_owned(),
+                ..CaseLabel::default()
+            };
+            let reserved = (20 + workload + strategy) << 30;
+            records.push(CaseRecord {
+                clock: Some(Clock::Virtual),
+                events: EVENTS,
+                driver_alloc_calls: 9,
+                bound_requested_bytes: Some(20 << 30),
+                bound_rounded_bytes: Some(20 << 30),
+                peak_allocated_bytes: 21 << 30,
+                peak_reserved_bytes: reserved,
+                peak_device_used_bytes: reserved + (1 << 30),
+                peak_gap_share: Some(0.25),
+                internal_fragmentation: Some(0.0123456789),
+                ..CaseRecord::unmeasured(&label, Status::Completed, "")
+            });
+            details.insert(label.case_id(), detail(&label, reserved));
+        }
+    }
+    Run { name: "large".to_owned(), records, details: Details::Held(details), ..Run::default() }
+}
+
+fn detail(label: &CaseLabel, reserved: u64) -> CaseDetail {
+    let mut detail = CaseDetail::unmeasured(label);
+    let stride = EVENTS / MOST_POINTS as u64;
+    detail.timeline.points = (0..MOST_POINTS as u64)
+        .map(|place| {
+            let span =
+                |part: u64| Span { min: reserved / part - place * 1_234_567, max: reserved / part + place * 7_654_321 };
+            Point {
+                event: place * stride,
+                time_ns: place * 98_765_432,
+                live_bytes: span(4),
+                allocated_bytes: span(3),
+                reserved_bytes: span(2),
+                device_used_bytes: span(1),
+            }
+        })
+        .collect();
+    detail.categories = (0..512)
+        .map(|place| {
+            let bytes = [1, 2, 3, 4, 5, 6, 7, 8].map(|part| (place + 1) * part * 3_456_789);
+            Composition { event: place * EVENTS / 512, bytes, total: bytes.iter().sum() }
+        })
+        .collect();
+    detail.steps = (0..400)
+        .map(|step| StepPeak {
+            first_step: step,
+            last_step: step,
+            event: u64::from(step) * EVENTS / 400,
+            peak: Levels::default(),
+            lowest_allocated_bytes: 1 << 30,
+        })
+        .collect();
+    let block = |place: u64| {
+        FrameBlock::from((10_000_000 + place * 4096, (place % 4) as u8, (place % 8) as u8, Some(place * 500)))
+    };
+    detail.frames = (0..19)
+        .map(|place| Frame {
+            event: (place + 1) * EVENTS / 20,
+            occasion: match place {
+                10 => Occasion::Peak,
+                18 => Occasion::End,
+                _ => Occasion::Regular,
+            },
+            segments: (0..100)
+                .map(|segment| FrameSegment {
+                    pieces: 1,
+                    stream: 0,
+                    pool: "large".to_owned(),
+                    blocks: (0..20).map(|number| block(segment * 20 + number)).collect(),
+                })
+                .collect(),
+        })
+        .collect();
+    detail
+}
