@@ -59,7 +59,7 @@ fn the_rank_that_needs_most_is_answered_for_and_named() {
 #[test]
 fn advice_for_a_folder_is_that_of_the_rank_that_needs_most() {
     let folder = tempfile::tempdir().unwrap();
-    for (rank, batch) in [(0, "batch=1"), (1, "batch=2")] {
+    for (rank, batch) in [(0, "batch=1"), (1, "batch=16")] {
         let path = folder.path().join(format!("rank{rank}.pickle")).display().to_string();
         let made = oomph(&["convert", "training", &path, "--set", batch, "--set", "steps=1", "--set", "layers=1"]);
         assert!(made.status.success(), "{}", text(&made));

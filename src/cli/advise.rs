@@ -9,7 +9,7 @@ use super::{
     failure::{Failure, Outcome},
     interrupt,
     options::{DeviceOptions, Format},
-    output, ranks,
+    output, progress, ranks,
     source::SourceOptions,
 };
 use crate::{
@@ -102,7 +102,14 @@ pub fn run(args: Args) -> Outcome {
     }
     let mut advices = Vec::new();
     for name in &args.sources {
-        match answer(&args, name, &device, suite::all_cores(), &stop)? {
+        let bar = progress::of_settings(name);
+        let on_part = |parts: usize| {
+            bar.set_length(parts as u64);
+            bar.inc(1);
+        };
+        let answered = answer(&args, name, &device, suite::all_cores(), &stop, Some(&on_part));
+        bar.finish_and_clear();
+        match answered? {
             Some(advice) => advices.push(advice),
             None => return Ok(exit::INTERRUPTED),
         }
@@ -118,6 +125,7 @@ fn answer(
     device: &DeviceSpec,
     jobs: usize,
     stop: &AtomicBool,
+    on_part: Option<&(dyn Fn(usize) + Sync)>,
 ) -> Result<Option<Advice>, Failure> {
     let Watched { trace, current, confidence } = Watched::open(args, name)?;
     let question = AdviceQuestion {
@@ -125,6 +133,7 @@ fn answer(
         repeat: args.repeat,
         jobs,
         stop: Some(stop),
+        on_part,
         ..AdviceQuestion::new(&trace, &current, device)
     };
     match advise::advise(&question) {
@@ -150,7 +159,7 @@ fn formatted(args: &Args, advices: &[Advice], format: Format) -> Result<String, 
 fn for_ranks(args: &Args, files: &[RankFile], device: &DeviceSpec, stop: &AtomicBool) -> Outcome {
     let jobs = ranks::jobs_of_each(files);
     let answers = ranks::ask(files, |name| {
-        answer(args, name, device, jobs, stop)?.ok_or_else(|| Failure::usage(anyhow!("interrupted")))
+        answer(args, name, device, jobs, stop, None)?.ok_or_else(|| Failure::usage(anyhow!("interrupted")))
     });
     if stop.load(Ordering::Relaxed) {
         return Ok(exit::INTERRUPTED);

@@ -14,6 +14,7 @@ use super::{
     failure::{Failure, Outcome},
     options::DeviceOptions,
     output,
+    progress::Watched,
     source::SourceOptions,
 };
 use crate::{
@@ -75,14 +76,17 @@ pub fn run(args: Args) -> Outcome {
         None => Target::of_name(&args.out)?,
     };
     if to_standard_output {
-        let source = args.source.resolve()?;
+        let (source, bar) = Watched::new(args.source.resolve()?, 1);
         let mut out = BufWriter::new(io::stdout().lock());
-        target.write(&*source, &mut out)?;
+        target.write(&source, &mut out)?;
+        bar.finish_and_clear();
         return Ok(exit::OK);
     }
     export::check_overwriting(&args.out, args.force)?;
-    let source = args.source.resolve()?;
-    output::say(&target.save(&*source, &args.out)?)?;
+    let (source, bar) = Watched::new(args.source.resolve()?, 1);
+    let written = target.save(&source, &args.out)?;
+    bar.finish_and_clear();
+    output::say(&written)?;
     Ok(exit::OK)
 }
 

@@ -66,6 +66,7 @@ fn page_name(command: &Command) -> String {
 
 fn page(command: &Command) -> io::Result<String> {
     let mut text = Vec::new();
-    Man::new(command.clone().display_name(page_name(command))).render(&mut text)?;
+    let source = concat!("oomph ", env!("CARGO_PKG_VERSION"));
+    Man::new(command.clone().display_name(page_name(command))).source(source).render(&mut text)?;
     Ok(String::from_utf8_lossy(&text).into_owned())
 }

@@ -17,6 +17,15 @@ pub fn of_ranks(total: usize) -> ProgressBar {
     ProgressBar::new(total as u64).with_style(style("{bar:24} {pos}/{len} ranks  {elapsed} (left: {eta})"))
 }
 
+/// A bar that counts the settings that were tried on a source; how many there are is known when the first is done.
+pub fn of_settings(source: &str) -> ProgressBar {
+    let bar = ProgressBar::new(0)
+        .with_style(style("{bar:24} {pos}/{len} settings  {elapsed} (left: {eta})  {wide_msg}"))
+        .with_message(source.to_owned());
+    bar.tick();
+    bar
+}
+
 /// A bar that counts the tries of a search.
 pub fn of_tries(total: u32) -> ProgressBar {
     ProgressBar::new(total.into())

@@ -39,7 +39,7 @@ pub enum Room {
 }
 
 /// What is asked.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct AdviceQuestion<'a> {
     /// What the program does.
     pub trace: &'a Trace,
@@ -55,13 +55,22 @@ pub struct AdviceQuestion<'a> {
     pub jobs: usize,
     /// Set from outside to give up.
     pub stop: Option<&'a AtomicBool>,
+    /// Told whenever a part of the search is done, on whichever thread, with the number of all parts.
+    pub on_part: Option<&'a (dyn Fn(usize) + Sync)>,
 }
 
 impl<'a> AdviceQuestion<'a> {
     /// The usual question on one core: a recording is many steps already, so that one round will do.
     #[must_use]
     pub fn new(trace: &'a Trace, current: &'a str, device: &'a DeviceSpec) -> AdviceQuestion<'a> {
-        AdviceQuestion { trace, current, device, room: None, repeat: 1, jobs: 1, stop: None }
+        AdviceQuestion { trace, current, device, room: None, repeat: 1, jobs: 1, stop: None, on_part: None }
+    }
+
+    /// A candidate, or one of the two that are searched more closely, is done.
+    fn part_is_done(&self, candidates: usize) {
+        if let Some(on_part) = self.on_part {
+            on_part(candidates + 2);
+        }
     }
 
     /// What the allocator may hold.
@@ -209,6 +218,7 @@ pub fn advise(question: &AdviceQuestion<'_>) -> Result<Advice, ThresholdError> {
         if rows[number].needed_bytes.is_some() {
             question.settle(&mut rows[number])?;
         }
+        question.part_is_done(rows.len());
     }
     rows[current].current = true;
     rows[chosen].recommended = true;

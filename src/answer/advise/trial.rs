@@ -25,6 +25,7 @@ impl AdviceQuestion<'_> {
                 let Some(candidate) = candidates.get(number) else { break };
                 let row = self.row(candidate);
                 done.lock().unwrap_or_else(PoisonError::into_inner).push((number, row));
+                self.part_is_done(candidates.len());
             }
         };
         std::thread::scope(|scope| {

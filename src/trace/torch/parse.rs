@@ -76,7 +76,8 @@ struct Parser<'a> {
     budget: Budget,
     entries: Entries,
     stacks: Stacks,
-    known_stacks: HashMap<NodeId, StackId>,
+    /// By what is in the list, see [`Heap::contents`].
+    known_stacks: HashMap<(u32, u32), StackId>,
     known_frames: HashMap<NodeId, u32>,
     omissions: Omissions,
 }
@@ -358,7 +359,8 @@ impl Parser<'_> {
 
     /// Lists of frames are shared by many entries: each is looked at once.
     fn stack(&mut self, list: NodeId) -> Result<StackId, SnapshotError> {
-        if let Some(&stack) = self.known_stacks.get(&list) {
+        let contents = self.heap.contents(list);
+        if let Some(&stack) = self.known_stacks.get(&contents) {
             return Ok(stack);
         }
         let mut frames = Vec::new();
@@ -371,7 +373,7 @@ impl Parser<'_> {
         // Two maps refer to it.
         self.budget.charge(96)?;
         let stack = self.stacks.intern(&frames);
-        self.known_stacks.insert(list, stack);
+        self.known_stacks.insert(contents, stack);
         Ok(stack)
     }
 

@@ -1,7 +1,8 @@
 //! Values of a pickle, flat in a few vectors: no heap object per value, containers are chains of ranges.
 //!
 //! Shared and even circular structures cost nothing extra, because a container is a number. Whoever walks them decides
-//! how deep to look.
+//! how deep to look. Lists of the same containers share their cells: a program has some thousand call stacks, and PyTorch
+//! writes one of them out for each of millions of entries.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -92,6 +93,8 @@ pub(in crate::trace::torch) struct Heap {
     nodes: Vec<Node>,
     texts: Vec<Arc<str>>,
     numbers: HashMap<Arc<str>, TextId>,
+    /// Where runs of containers begin, by their fingerprint.
+    runs: HashMap<u64, u32>,
     pub(in crate::trace::torch) budget: Budget,
 }
 
@@ -104,6 +107,7 @@ impl Heap {
             nodes: Vec::new(),
             texts: Vec::new(),
             numbers: HashMap::new(),
+            runs: HashMap::new(),
             budget,
         };
         for text in known {
@@ -140,10 +144,13 @@ impl Heap {
         if items.is_empty() {
             return Ok(());
         }
-        // The budget keeps both vectors far below 2^32 entries.
-        let start = self.cells.len() as u32;
-        self.budget.extend(&mut self.cells, items)?;
         let place = self.nodes[node.0 as usize];
+        let known = if place.head == NOWHERE { self.known_run(items)? } else { None };
+        // The budget keeps both vectors far below 2^32 entries.
+        let start = known.unwrap_or(self.cells.len() as u32);
+        if known.is_none() {
+            self.budget.extend(&mut self.cells, items)?;
+        }
         if place.head != NOWHERE {
             let last = &mut self.pieces[place.tail as usize];
             if last.start + last.length == start {
@@ -161,6 +168,35 @@ impl Heap {
         };
         self.nodes[node.0 as usize] = Node { head, tail: piece };
         Ok(())
+    }
+
+    /// Where the same items stand already, if all are containers; otherwise it is noted that they will come next. Cells
+    /// never change, so whoever appends to a list that shares them goes on elsewhere.
+    fn known_run(&mut self, items: &[Value]) -> Result<Option<u32>, Spent> {
+        let mut fingerprint = items.len() as u64;
+        for item in items {
+            let Value::Dict(dict) = item else { return Ok(None) };
+            fingerprint = (fingerprint.rotate_left(5) ^ u64::from(dict.0)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        }
+        if let Some(&start) = self.runs.get(&fingerprint) {
+            let there = self.cells.get(start as usize..start as usize + items.len());
+            return Ok((there == Some(items)).then_some(start));
+        }
+        // Its place in the map.
+        self.budget.charge(32)?;
+        self.runs.insert(fingerprint, self.cells.len() as u32);
+        Ok(None)
+    }
+
+    /// A name for what a container holds: those with the same one hold the same, and those that share cells have the same.
+    pub(in crate::trace::torch) fn contents(&self, node: NodeId) -> (u32, u32) {
+        let place = self.nodes[node.0 as usize];
+        match self.pieces.get(place.head as usize) {
+            Some(piece) if place.head == place.tail => (piece.start, piece.length),
+            // No piece is without cells.
+            Some(_) => (node.0, 0),
+            None => (place.head, place.tail),
+        }
     }
 
     pub(super) fn is_empty(&self, node: NodeId) -> bool {
@@ -202,5 +238,47 @@ impl Heap {
     /// The value under a key; the last one where a dict was given the key twice, as in Python.
     pub(in crate::trace::torch) fn get(&self, dict: NodeId, key: TextId) -> Option<Value> {
         self.pairs(dict).filter(|(found, _)| *found == Value::Text(key)).last().map(|(_, value)| value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn items(heap: &Heap, node: NodeId) -> Vec<Value> {
+        heap.items(node).collect()
+    }
+
+    #[test]
+    fn a_stack_that_is_written_again_and_again_costs_its_cells_once() {
+        let mut heap = Heap::new(&[], Budget::of(200 << 10)).unwrap();
+        let frames: Vec<Value> = (0..30).map(|_| Value::Dict(heap.new_node().unwrap())).collect();
+        let lists: Vec<NodeId> = (0..2000)
+            .map(|_| {
+                let list = heap.new_node().unwrap();
+                heap.append(list, &frames).unwrap();
+                list
+            })
+            .collect();
+        assert!(lists.iter().all(|&list| items(&heap, list) == frames));
+        assert!(lists.iter().all(|&list| heap.contents(list) == heap.contents(lists[0])));
+        assert_eq!(heap.cells.len(), 30);
+    }
+
+    #[test]
+    fn a_list_that_goes_on_takes_no_other_with_it() {
+        let mut heap = Heap::new(&[], Budget::of(1 << 20)).unwrap();
+        let frames: Vec<Value> = (0..3).map(|_| Value::Dict(heap.new_node().unwrap())).collect();
+        let [one, other, more] = [(); 3].map(|()| heap.new_node().unwrap());
+        heap.append(one, &frames).unwrap();
+        heap.append(other, &frames).unwrap();
+        heap.append(one, &[Value::None]).unwrap();
+        heap.append(other, &frames[..1]).unwrap();
+        heap.append(more, &frames).unwrap();
+        assert_eq!(items(&heap, one), [&frames[..], &[Value::None]].concat());
+        assert_eq!(items(&heap, other), [&frames[..], &frames[..1]].concat());
+        assert_eq!(items(&heap, more), frames);
+        let names = [one, other, more].map(|list| heap.contents(list));
+        assert!(names[0] != names[1] && names[1] != names[2] && names[0] != names[2], "{names:?}");
     }
 }
