@@ -12,6 +12,7 @@
 //! - [`workload`]: what produces a trace: generators and their recipes.
 //! - [`device`]: the raw memory of one GPU, simulated or real, and wrappers over any device.
 //! - [`strategy`]: allocation policies over a device, their registry and wrappers.
+//! - [`plugin`]: the pluggable-allocator interface of PyTorch, both ways.
 //! - [`replay`]: drives a trace through a strategy on a device.
 //! - [`measure`]: observers of a replay and the record that a case leaves behind.
 //! - [`answer`]: answers to what people ask: how much memory suffices, does it leak, what saves memory, what changed.
@@ -25,6 +26,7 @@ pub mod cli;
 pub mod device;
 pub mod measure;
 pub mod plan;
+pub mod plugin;
 pub mod replay;
 pub mod report;
 pub mod strategy;

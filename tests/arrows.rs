@@ -16,17 +16,18 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("workload", &["trace"]),
     ("plan", &["trace"]),
     ("strategy", &["device"]),
+    ("plugin", &["strategy", "device"]),
     ("replay", &["strategy", "trace", "plan", "device"]),
     ("measure", &["replay", "strategy", "trace", "plan", "device"]),
     ("report", &["answer", "stress", "measure", "replay", "strategy", "trace", "plan", "device"]),
-    ("suite", &["measure", "replay", "strategy", "trace", "plan", "device", "workload"]),
+    ("suite", &["plugin", "measure", "replay", "strategy", "trace", "plan", "device", "workload"]),
     ("answer", &["suite", "measure", "replay", "strategy", "trace", "plan", "device", "workload"]),
-    ("stress", &["measure", "replay", "strategy", "trace", "plan", "device", "workload"]),
+    ("stress", &["plugin", "measure", "replay", "strategy", "trace", "plan", "device", "workload"]),
     (
         "cli",
         &[
-            "answer", "report", "suite", "stress", "measure", "replay", "strategy", "trace", "plan", "device",
-            "workload",
+            "answer", "report", "suite", "stress", "plugin", "measure", "replay", "strategy", "trace", "plan",
+            "device", "workload",
         ],
     ),
 ];

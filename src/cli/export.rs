@@ -9,7 +9,7 @@ use super::{failure::Failure, output};
 use crate::{
     device::{Device, DeviceSpec, wrap::Limited},
     measure::witness::{Witnessed, witness},
-    replay,
+    plugin, replay,
     strategy::{Context, Setup, Silent, StrategySpec},
     trace::{self, Source},
 };
@@ -32,7 +32,7 @@ impl Export<'_> {
             None => device,
         };
         let setup = Setup { props: device.props(), limit: self.limit };
-        let mut strategy = self.strategy.build(&setup).map_err(Failure::usage)?;
+        let mut strategy = plugin::build(&self.strategy, &setup).map_err(Failure::usage)?;
         let witnessed = witness(self.source, &self.strategy, &mut *strategy, &mut *device, &self.options)
             .map_err(Failure::usage)?;
         strategy.close(&mut Context { device: &mut *device, sink: &mut Silent })?;

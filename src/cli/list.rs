@@ -11,6 +11,7 @@ use super::{
     output,
 };
 use crate::{
+    plugin,
     strategy::STRATEGIES,
     suite::SuiteFile,
     workload::{GENERATORS, Recipe, recipe_names},
@@ -86,6 +87,7 @@ fn items_of(kind: What) -> Result<Vec<Item>, Failure> {
     Ok(match kind {
         What::Strategies => STRATEGIES
             .iter()
+            .chain([&plugin::ENTRY])
             .map(|entry| Item {
                 kind,
                 name: entry.name.to_owned(),

@@ -48,11 +48,11 @@ impl Default for DeviceOptions {
 /// Which cases run in processes of their own, and for how long.
 #[derive(Debug, Default, Args)]
 pub struct WorkerOptions {
-    /// Which cases run in a process of their own, so that a crash or a lost GPU context costs one case: on real devices
-    /// and with a time-out (auto), all or none.
+    /// Which cases run in a process of their own, so that a crash or a lost GPU context costs one case: on real devices,
+    /// with a plugin and with a time-out (auto), all or none.
     #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
     pub isolate: Isolate,
-    /// End cases that take longer, such as 5m; they count as failed.
+    /// End cases that take longer, such as 5m; they count as failed. Cases with a plugin get 10m where nothing is said.
     #[arg(long, value_name = "TIME")]
     pub case_timeout: Option<CaseTimeout>,
 }
@@ -60,7 +60,7 @@ pub struct WorkerOptions {
 /// See [`Isolation`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Isolate {
-    /// Cases on a real device, and those with a time-out.
+    /// Cases on a real device, with a plugin, and those with a time-out.
     #[default]
     Auto,
     /// All cases.

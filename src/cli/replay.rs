@@ -22,6 +22,7 @@ use super::{
 };
 use crate::{
     measure::{CaseLabel, CaseRecord, Status},
+    plugin,
     replay::{self, OnOutOfMemory, Pace},
     report,
     strategy::StrategySpec,
@@ -40,6 +41,7 @@ Examples:
   oomph replay training --strategy caching --export-snapshot training.pickle
   oomph replay variable-length --pack --waterfall
   oomph replay mix-1000 --strategy caching --strategy address:caching --threads 1,4,16
+  oomph replay gpt-124m --strategy caching --strategy plugin:./my_allocator.so,alloc:my_alloc,free:my_free
   PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True oomph replay training --strategy caching:env
 
 A PyTorch snapshot is replayed without the memory limit that its program had, if any: say --limit to set one.")]
@@ -182,7 +184,7 @@ fn cases(args: &Args, source: Arc<dyn Source>, origin: &SourceSpec) -> Result<Ve
     let mut cases = Vec::new();
     for text in &args.strategy {
         let (strategy, note) = environment::resolve_settings(StrategySpec::from(text.as_str()));
-        strategy.check().map_err(Failure::usage)?;
+        plugin::check(&strategy).map_err(Failure::usage)?;
         if let Some(note) = note {
             output::complain(&note);
         }

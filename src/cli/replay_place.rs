@@ -3,6 +3,7 @@
 use super::{environment, failure::Failure, options::DeviceOptions, output};
 use crate::{
     device::{Device, default_limit, wrap::Limited},
+    plugin,
     strategy::{Setup, Strategy, StrategySpec},
 };
 
@@ -25,7 +26,7 @@ impl ReplayPlace {
             None => device,
         };
         let setup = Setup { props: device.props(), limit: asked };
-        let strategy = strategy.build(&setup).map_err(Failure::usage)?;
+        let strategy = plugin::build(strategy, &setup).map_err(Failure::usage)?;
         Ok(ReplayPlace { strategy, device, limit })
     }
 }
@@ -34,7 +35,7 @@ impl ReplayPlace {
 pub fn strategy_or_recorded(asked: Option<&str>, recorded: &str) -> Result<StrategySpec, Failure> {
     if let Some(text) = asked {
         let (spec, note) = environment::resolve_settings(StrategySpec::from(text));
-        spec.check().map_err(Failure::usage)?;
+        plugin::check(&spec).map_err(Failure::usage)?;
         note.iter().for_each(|note| output::complain(note));
         return Ok(spec);
     }

@@ -23,6 +23,7 @@ use crate::{
     },
     device::DeviceSpec,
     measure::CaseLabel,
+    plugin,
     replay::{OnOutOfMemory, Pace},
     report::{self, Medium, ReportError},
     strategy::StrategySpec,
@@ -138,6 +139,11 @@ fn strategies(typed: &[String]) -> Result<Vec<StrategySpec>, Failure> {
     let mut strategies = Vec::new();
     for text in typed {
         let (strategy, note) = environment::resolve_settings(StrategySpec::from(text.as_str()));
+        if plugin::is_meant(&strategy) {
+            return Err(Failure::usage(anyhow!(
+                "no cap can be put on a plugin, which calls the driver itself; `oomph replay` runs it"
+            )));
+        }
         strategy.check().map_err(Failure::usage)?;
         if let Some(note) = note {
             output::complain(&note);

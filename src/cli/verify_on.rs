@@ -24,6 +24,7 @@ use super::{
 use crate::{
     device::{DeviceProps, DeviceSpec},
     measure::{AgreementRecord, CaseLabel, agreement::Finding},
+    plugin,
     replay::{OnOutOfMemory, Pace, verify::Companion},
     report,
     strategy::StrategySpec,
@@ -182,6 +183,11 @@ fn strategies(args: &verify::Args) -> Result<Vec<StrategySpec>, Failure> {
     let mut strategies = Vec::new();
     for text in typed {
         let (strategy, note) = environment::resolve_settings(StrategySpec::from(text));
+        if plugin::is_meant(&strategy) {
+            return Err(Failure::usage(anyhow!(
+                "a plugin calls the driver itself, so its calls cannot be compared; `oomph replay` runs it"
+            )));
+        }
         strategy.check().map_err(Failure::usage)?;
         if let Some(note) = note {
             output::complain(&note);

@@ -34,6 +34,8 @@ use crate::unit::{Address, EventId, Nanos, StreamId};
 pub struct DeviceProps {
     /// As the vendor names it.
     pub name: String,
+    /// Its number among the GPUs that the driver shows this process; 0 for a simulated one.
+    pub ordinal: u32,
     /// `totalGlobalMem`: the figure from which PyTorch computes memory fractions and address ranges.
     pub total_bytes: u64,
     /// Physical memory is handed out in pages of this size.
@@ -93,7 +95,8 @@ pub trait Device: Send {
     fn overhead_bytes(&self) -> u64;
 
     /// Makes a stream and returns its number; stream 0 always exists. Numbers are handed out in order. A simulated
-    /// device takes over `known_as`, the handle by which a traced program knew its stream; a real one cannot.
+    /// device takes over `known_as`, the handle by which a traced program knew its stream; a real one cannot, unless it is
+    /// a guest in the very program ([`cuda::open_as_guest`]).
     fn stream_create(&mut self, known_as: u64) -> Result<StreamId, DeviceError>;
     /// The driver's own name for a stream, constant for the stream's life. PyTorch orders streams by it, so its
     /// model must too. 0 for the default stream, and for one that does not exist.

@@ -94,7 +94,7 @@ impl Written {
     /// ```
     #[must_use]
     pub const fn word(self) -> u64 {
-        let place = ((self.key as u64) << 32) | (self.offset / WORD_BYTES & 0xffff_ffff);
+        let place = ((self.key as u64) << 32) | ((self.offset / WORD_BYTES) & 0xffff_ffff);
         let spread = place.wrapping_mul(SPREAD);
         spread ^ (spread >> FOLD)
     }

@@ -54,6 +54,14 @@ impl DeviceSpec {
         }
     }
 
+    /// Opens a fresh device for a guest in a program that has streams of its own: see [`cuda::open_as_guest`].
+    pub fn open_as_guest(&self) -> Result<Box<dyn Device>, DeviceSpecError> {
+        match &self.kind {
+            Kind::Sim(_) => self.open(),
+            &Kind::Cuda(ordinal) => cuda::open_as_guest(ordinal).map_err(|reason| self.unavailable(reason)),
+        }
+    }
+
     /// Makes sure that the device can be opened, and leaves nothing on it.
     pub fn check(&self) -> Result<(), DeviceSpecError> {
         match self.kind {

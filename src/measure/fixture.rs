@@ -33,6 +33,7 @@ impl TinyDevice {
         TinyDevice {
             props: DeviceProps {
                 name: "tiny".to_owned(),
+                ordinal: 0,
                 total_bytes: capacity,
                 page_bytes: KIB,
                 granularity_bytes: KIB,

@@ -20,7 +20,7 @@ pub mod direct;
 pub(crate) mod flawed;
 pub mod null;
 pub mod oomph;
-mod parameters;
+pub(crate) mod parameters;
 pub mod planned;
 mod pooled;
 #[cfg(test)]
@@ -28,7 +28,7 @@ mod properties;
 mod registry;
 mod rmm;
 mod slab;
-mod slots;
+pub(crate) mod slots;
 mod stats;
 pub mod stitch;
 mod stream_uses;

@@ -5,13 +5,13 @@ use crate::unit::{Bytes, did_you_mean, nearest};
 
 /// One `key:value`; the key is one that the strategy's entry names.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Setting<'a> {
-    pub(super) key: &'a str,
-    pub(super) value: &'a str,
+pub(crate) struct Setting<'a> {
+    pub(crate) key: &'a str,
+    pub(crate) value: &'a str,
 }
 
 /// Hands every setting in `text` to `apply`; a key that the entry does not list is refused with the nearest that it does.
-pub(super) fn read<'a>(
+pub(crate) fn read<'a>(
     entry: &StrategyEntry,
     text: &'a str,
     mut apply: impl FnMut(Setting<'a>) -> Result<(), String>,

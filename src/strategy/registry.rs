@@ -131,6 +131,7 @@ impl StrategySpec {
     pub fn check(&self) -> Result<(), SpecError> {
         let props = DeviceProps {
             name: String::new(),
+            ordinal: 0,
             total_bytes: 80 * GIB,
             page_bytes: 2 * MIB,
             granularity_bytes: 2 * MIB,

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Subject, Verdict, faults, misuse, properties};
+use super::{Subject, Verdict, faults, integrity, misuse, properties};
 
 /// A kind of stress as `all` sees it.
 pub struct KindOfStress {
@@ -17,8 +17,10 @@ pub struct KindOfStress {
     pub judge: fn(&Subject, u64, &dyn Fn() -> bool) -> Verdict,
 }
 
-/// Every kind that needs no question of its own, in the order of tables.
-pub const KINDS: &[KindOfStress] = &[properties::UNTIL_STOPPED, faults::EVERYTHING, misuse::EVERYTHING];
+/// Every kind that needs no question of its own, in the order of tables. Those that come to an end by themselves stand
+/// behind and are played first: what they leave of their time is then there for the others.
+pub const KINDS: &[KindOfStress] =
+    &[integrity::UNTIL_STOPPED, properties::UNTIL_STOPPED, faults::EVERYTHING, misuse::EVERYTHING];
 
 /// Time that several pieces of work share, side by side: each gets its part of what is left, so that what one does not
 /// need is there for the others.

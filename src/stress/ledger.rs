@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Levels, Outcome, Tally};
+use super::{Evidence, Levels, Outcome, Tally};
 
 /// The file. A slice is one run of the command; what it came to is added strategy by strategy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,7 +57,86 @@ pub struct Account {
     pub skipped: Option<String>,
 }
 
+/// One strategy's account as a row of a table or file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the columns are the fields of the account and its evidence")]
+pub struct AccountRow {
+    pub kind: String,
+    pub strategy: String,
+    /// `passed`, `failed` or `skipped`.
+    pub verdict: String,
+    pub slices: u32,
+    pub blocks: u64,
+    pub comparisons: u64,
+    pub compared_bytes: u64,
+    pub damaged: u64,
+    pub crossings: u64,
+    pub handovers: u64,
+    pub trims: u64,
+    pub ooms: u64,
+    pub faults: u64,
+    pub violations: u64,
+    pub wall_ns: u64,
+    pub samples: u64,
+    pub requested_min_bytes: u64,
+    pub requested_mean_bytes: u64,
+    pub requested_max_bytes: u64,
+    pub reserved_max_bytes: u64,
+    pub idle_mean_ppm: u64,
+    pub idle_max_ppm: u64,
+    /// What happened, or why it was skipped.
+    pub detail: String,
+    pub trace: String,
+    pub trace_events: u64,
+    pub repeat: String,
+}
+
 impl Ledger {
+    /// The accounts as rows; `evidence` is there for strategies that failed in this slice.
+    #[must_use]
+    pub fn rows(&self, evidence: &[(String, Evidence)]) -> Vec<AccountRow> {
+        self.strategies.iter().map(|account| self.row(account, evidence)).collect()
+    }
+
+    fn row(&self, account: &Account, evidence: &[(String, Evidence)]) -> AccountRow {
+        let Account { strategy, slices, tally, levels, failures, skipped } = account;
+        let verdict = match (failures.is_empty(), skipped) {
+            (false, _) => "failed",
+            (true, Some(_)) if *slices == 0 => "skipped",
+            (true, _) => "passed",
+        };
+        let seen = evidence.iter().find(|(whose, _)| whose == strategy).map(|(_, seen)| seen.clone());
+        let Evidence { trace, trace_events, repeat } = seen.unwrap_or_default();
+        AccountRow {
+            kind: self.kind.clone(),
+            strategy: strategy.clone(),
+            verdict: verdict.to_owned(),
+            slices: *slices,
+            blocks: tally.blocks,
+            comparisons: tally.comparisons,
+            compared_bytes: tally.compared_bytes,
+            damaged: tally.damaged,
+            crossings: tally.crossings,
+            handovers: tally.handovers,
+            trims: tally.trims,
+            ooms: tally.ooms,
+            faults: tally.faults,
+            violations: tally.violations,
+            wall_ns: tally.wall_ns,
+            samples: levels.samples,
+            requested_min_bytes: levels.requested_min_bytes,
+            requested_mean_bytes: levels.requested_mean_bytes,
+            requested_max_bytes: levels.requested_max_bytes,
+            reserved_max_bytes: levels.reserved_max_bytes,
+            idle_mean_ppm: levels.idle_mean_ppm,
+            idle_max_ppm: levels.idle_max_ppm,
+            detail: failures.first().cloned().or_else(|| skipped.clone()).unwrap_or_default(),
+            trace,
+            trace_events,
+            repeat,
+        }
+    }
+
     /// The form that is written.
     pub const SCHEMA: u32 = 1;
 

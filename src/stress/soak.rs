@@ -5,7 +5,6 @@
 //! told so makes the call again. What is reported is what was held: how full memory was, how much of it lay idle.
 
 use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -18,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Failure, Mixture, Outcome, Sizes, Subject, SubjectError, Tally, Until,
     integrity::{Keeper, open, story},
-    trial::panicked,
+    trial::{on_trial, panicked},
 };
 use crate::{
     device::{
@@ -144,11 +143,11 @@ impl Soak {
             keeper.tally.wall_ns = begin.elapsed().as_nanos() as u64;
             progress(&keeper.tally);
         };
-        let played = catch_unwind(AssertUnwindSafe(|| {
+        let played = on_trial(|| {
             let mut number = 0;
             while !until.is_reached(&keeper.tally) && keeper.damaged.is_empty() && keeper.tally.violations == 0 {
                 let trace = story(&self.mixture(), self.seed.wrapping_add(number), STORY_BLOCKS);
-                keeper.play(&trace, until.stop)?;
+                keeper.play(&trace, until.over)?;
                 count(&mut keeper);
                 number += 1;
             }
@@ -156,7 +155,7 @@ impl Soak {
             keeper.close()?;
             count(&mut keeper);
             Ok(())
-        }));
+        });
         let mut outcome = Outcome { tally: keeper.tally.clone(), levels: keeper.levels, ..Outcome::default() };
         let held = keeper.device.held_bytes();
         let broken = keeper.damaged.first().map(ToString::to_string);
@@ -221,8 +220,6 @@ impl Interceptor for RandomFaults {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicBool;
-
     use super::*;
     use crate::{strategy::STRATEGIES, unit::MIB};
 
@@ -230,7 +227,7 @@ mod tests {
         let subject =
             Subject { strategy: strategy.into(), device: "sim".parse().unwrap(), memory_bytes: Some(256 * MIB) };
         let soak = Soak { subject, threads: 4, streams: 3, sizes: Sizes::MIXED, seed: 1, fault_one_in };
-        let until = Until { blocks: Some(1), deadline: None, stop: &AtomicBool::new(false) };
+        let until = Until { blocks: Some(1), over: &|| false };
         soak.run(&until, &mut |_| {}).unwrap()
     }
 

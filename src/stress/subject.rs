@@ -4,6 +4,7 @@
 use crate::strategy::flawed::Flawed;
 use crate::{
     device::{Device, DeviceProps, DeviceSpec, DeviceSpecError, wrap::Limited},
+    plugin,
     strategy::{Built, Setup, SpecError, StrategySpec},
 };
 
@@ -45,6 +46,6 @@ impl Subject {
         if let ("flawed", Some(flawed)) = (self.strategy.name.as_str(), Flawed::named(&self.strategy.parameters)) {
             return Ok(Box::new(flawed));
         }
-        self.strategy.build(&Setup { props, limit: self.memory_bytes })
+        plugin::build(&self.strategy, &Setup { props, limit: self.memory_bytes })
     }
 }

@@ -10,6 +10,7 @@ use super::{
 use crate::{
     device::DeviceSpec,
     measure::CaseLabel,
+    plugin,
     replay::{OnOutOfMemory, Pace},
     strategy::{STRATEGIES, StrategySpec},
     trace::Source,
@@ -141,7 +142,7 @@ impl SuiteFile {
             Selection::Names(names) => names.iter().map(|name| StrategySpec::from(name.as_str())).collect(),
         };
         for spec in &specs {
-            spec.check().map_err(|source| SuiteError::Strategy { suite: self.name.clone(), source })?;
+            plugin::check(spec).map_err(|source| SuiteError::Strategy { suite: self.name.clone(), source })?;
         }
         Ok(specs)
     }

@@ -10,6 +10,7 @@ use super::{Case, CaseOutcome, CaseRunner, SourceError};
 use crate::{
     device::{Device, DeviceSpecError, default_limit, wrap::Limited},
     measure::{self, CaseDetail, CaseRecord, Fresh, Status, TimingRecord},
+    plugin,
     replay::{self, ReplayError},
     strategy::{Setup, SpecError, Strategy},
     trace::{Trace, TraceError},
@@ -128,7 +129,7 @@ fn limit(case: &Case, device: &dyn Device) -> Option<u64> {
 fn under(limit: Option<u64>, case: &Case, device: Box<dyn Device>) -> Result<Fresh, Trouble> {
     let device = capped(device, limit);
     let setup = Setup { props: device.props(), limit: case.label.limit };
-    let strategy = case.strategy.build(&setup)?;
+    let strategy = plugin::build(&case.strategy, &setup)?;
     Ok((strategy, device))
 }
 

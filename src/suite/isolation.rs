@@ -1,12 +1,13 @@
 //! Which cases run in a process of their own.
 
 use super::{Case, CaseOutcome, CaseRunner, InProcess, WorkerProcess};
+use crate::plugin;
 
 /// Which cases run in a process of their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Isolation {
-    /// Those on a real device, because some of its errors leave a process that can no longer use it; and those that have
-    /// a time to keep, because nothing else ends a case that hangs.
+    /// Those on a real device, because some of its errors leave a process that can no longer use it; those with a plugin,
+    /// which may do anything; and those that have a time to keep, because nothing else ends a case that hangs.
     #[default]
     Auto,
     /// All.
@@ -20,7 +21,9 @@ impl Isolation {
     #[must_use]
     pub fn isolates(self, case: &Case) -> bool {
         match self {
-            Isolation::Auto => !case.device.is_simulated() || case.timeout.is_some(),
+            Isolation::Auto => {
+                !case.device.is_simulated() || plugin::is_meant(&case.strategy) || case.timeout.is_some()
+            }
             Isolation::Always => true,
             Isolation::Never => false,
         }
@@ -56,9 +59,11 @@ mod tests {
         impatient.timeout = Some("1s".parse().unwrap());
         let mut real = plain.clone();
         real.device = "cuda".parse().unwrap();
-        let isolated = |isolation: Isolation| [&plain, &impatient, &real].map(|case| isolation.isolates(case));
-        assert_eq!(isolated(Isolation::Auto), [false, true, true]);
-        assert_eq!(isolated(Isolation::Always), [true; 3]);
-        assert_eq!(isolated(Isolation::Never), [false; 3]);
+        let foreign = Case { strategy: "plugin:./any.so".into(), ..plain.clone() };
+        let isolated =
+            |isolation: Isolation| [&plain, &impatient, &real, &foreign].map(|case| isolation.isolates(case));
+        assert_eq!(isolated(Isolation::Auto), [false, true, true, true]);
+        assert_eq!(isolated(Isolation::Always), [true; 4]);
+        assert_eq!(isolated(Isolation::Never), [false; 4]);
     }
 }

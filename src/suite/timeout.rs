@@ -26,6 +26,10 @@ pub struct TimeoutError {
 }
 
 impl CaseTimeout {
+    /// How long a case with a plugin may take where nobody said: a hang must not be the end of a run, and whoever waits
+    /// for longer cases can say so.
+    pub const OF_PLUGINS: CaseTimeout = CaseTimeout(Duration::from_secs(600));
+
     /// How long that is.
     #[must_use]
     pub fn duration(self) -> Duration {

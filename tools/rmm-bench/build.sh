@@ -1,7 +1,8 @@
 #!/bin/bash
 # Builds the timing program and the replay over RMM 26.10 from its wheels. Building needs no GPU and no nvcc; running needs a GPU and a
 # driver for CUDA 13. The folder holds everything that the program loads, so that it can be carried to another machine.
-# usage: build.sh [DIR]   DIR is target/rmm-bench by default; 7 MB are downloaded once.
+# RMM's own plugin for PyTorch, _torch_allocator.so, is put beside them.
+# usage: build.sh [DIR]   DIR is target/rmm-bench by default; 8 MB are downloaded once.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 dir=${1:-$here/../../target/rmm-bench}
@@ -15,6 +16,12 @@ if [ ! -d "$headers" ]; then
     librmm-cu13==26.10.0 rapids-logger==0.3.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-crt==13.0.88
   for wheel in "$wheels"/*.whl; do unzip -qo "$wheel" -d "$headers"; done
   mv "$headers/librmm/lib64/librmm.so" "$headers/rapids_logger/lib64/librapids_logger.so" "$dir"
+fi
+if [ ! -f "$dir/_torch_allocator.so" ]; then
+  wheel=$(mktemp -d)
+  trap 'rm -rf "$wheel" "${wheels:-$wheel}"' EXIT
+  pip download -q --no-deps --only-binary=:all: --python-version 3.11 -d "$wheel" rmm-cu13==26.10.0
+  unzip -qoj "$wheel"/rmm_cu13-*.whl rmm/librmm/_torch_allocator.so -d "$dir"
 fi
 for program in bench replay; do
   g++ -O2 -std=c++20 -pthread -DLIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE "$here/$program.cpp" \

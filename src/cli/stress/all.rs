@@ -25,7 +25,7 @@ Time is shared out among strategies and kinds; what one does not need goes to th
 the machine, but not what they are: a failure has its trace and its command, and shows again everywhere.")]
 pub struct Args {
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
     /// How long it may take in all.
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
@@ -35,11 +35,11 @@ pub fn run(args: &Args) -> Outcome {
     let subjects = args.common.subjects()?;
     let stop = interrupt::flag(interrupt::Running::Replay)?;
     let pieces: Vec<(&Subject, &KindOfStress)> =
-        subjects.iter().flat_map(|subject| KINDS.iter().map(move |kind| (subject, kind))).collect();
+        KINDS.iter().rev().flat_map(|kind| subjects.iter().map(move |subject| (subject, kind))).collect();
     let jobs = Common::jobs(&subjects);
     let time = TimeShare::new(Duration::from_secs(args.seconds), pieces.len(), jobs);
     let bar = progress::of_cases(pieces.len(), 0);
-    let verdicts: Vec<Verdict> = side_by_side(&pieces, jobs, |(subject, kind)| {
+    let mut verdicts: Vec<Verdict> = side_by_side(&pieces, jobs, |(subject, kind)| {
         bar.set_message(format!("{} {}", kind.name, subject.strategy));
         let end = time.next_end();
         let over = || stop.load(Ordering::Relaxed) || Instant::now() >= end;
@@ -48,5 +48,7 @@ pub fn run(args: &Args) -> Outcome {
         verdict
     });
     bar.finish_and_clear();
+    // Stable, so that strategies keep their order.
+    verdicts.sort_by_key(|verdict| KINDS.iter().position(|kind| kind.name == verdict.kind));
     args.common.conclude_with(&verdicts, &stop, report::verdict_matrix)
 }

@@ -17,6 +17,7 @@ use crate::{
         options::{DeviceOptions, Format},
         output, progress,
     },
+    plugin,
     report::{self, Medium},
     strategy::{STRATEGIES, StrategyEntry, StrategySpec},
     stress::{Subject, Verdict, VerdictRow, side_by_side},
@@ -36,8 +37,8 @@ pub fn owners_of_memory() -> impl Iterator<Item = &'static StrategyEntry> {
 /// Who is put under stress, where, and what becomes of failures.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Common {
-    /// A strategy with its parameters, such as caching:expandable_segments:True; may be repeated [default: every strategy
-    /// that owns memory].
+    /// A strategy with its parameters, such as caching:expandable_segments:True, or an allocator of your own by its file,
+    /// plugin:./my_allocator.so; may be repeated [default: every strategy that owns memory].
     #[arg(long, short, value_name = "NAME[:PARAMETERS]")]
     pub strategy: Vec<String>,
     /// Also every parameter set worth testing of the strategies that run by default.
@@ -161,7 +162,7 @@ impl Common {
         let mut strategies = Vec::new();
         for text in &self.strategy {
             let (strategy, note) = environment::resolve_settings(StrategySpec::from(text.as_str()));
-            strategy.check().map_err(Failure::usage)?;
+            plugin::check(&strategy).map_err(Failure::usage)?;
             if let Some(note) = note {
                 output::complain(&note);
             }
@@ -223,7 +224,7 @@ mod tests {
         assert_eq!(common.conclude(&[verdict], &stop).unwrap(), exit::STRESS_FAILED);
         assert!(folder.path().join("properties-flawed_RoundsDown.oomph").exists());
         let fine = Verdict::new("properties", "caching");
-        assert_eq!(common.conclude(&[fine.clone()], &stop).unwrap(), exit::OK);
+        assert_eq!(common.conclude(std::slice::from_ref(&fine), &stop).unwrap(), exit::OK);
         stop.store(true, Ordering::Relaxed);
         assert_eq!(common.conclude(&[fine], &stop).unwrap(), exit::INTERRUPTED);
     }

@@ -34,7 +34,7 @@ Faults:
   stuck:5             from the strategy's fifth call on no event completes, and waiting times out")]
 pub struct Args {
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
     /// Only this fault, such as cuMemCreate:3; may be repeated.
     #[arg(long, value_name = "FAULT")]
     fault: Vec<Affliction>,

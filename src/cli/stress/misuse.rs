@@ -33,7 +33,7 @@ Examples:
   oomph stress misuse --all-variants --format csv     parameter sets as well")]
 pub struct Args {
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
     /// Only this misuse; may be repeated.
     #[arg(long, value_name = "NAME")]
     misuse: Vec<String>,

@@ -7,10 +7,14 @@ mod adversary;
 mod adversary_search;
 mod all;
 mod common;
+mod endurance;
 mod evidence;
 mod faults;
+mod integrity;
+mod isolated;
 mod misuse;
 mod properties;
+mod soak;
 
 pub use common::Common;
 
@@ -27,21 +31,29 @@ use crate::stress::is_on_trial;
 #[command(after_help = "\
 Examples:
   oomph stress all --seconds 60                               every strategy under every kind
+  oomph stress integrity                                      do blocks keep their contents?
   oomph stress properties                                     every strategy, random programs
   oomph stress properties --strategy caching --cases 10000    one strategy, for longer
+  oomph stress properties --strategy plugin:./my_allocator.so an allocator of your own
   oomph stress properties --strategy bfc --trace failing.oomph --fail cuMemFree:2
   oomph stress faults --strategy bfc                          every driver call of its fails once
   oomph stress misuse                                         what becomes of double frees and the like
-  oomph stress adversary                                      how much memory each wastes at worst")]
+  oomph stress adversary                                      how much memory each wastes at worst
+  oomph stress soak --stress-duration 1h --state soak.json    for hours, in slices that add up")]
 pub struct Args {
     #[command(subcommand)]
     kind: Kind,
+    /// This is the process of its own in which plugins are put under stress.
+    #[arg(long = isolated::OPTION, hide = true, global = true)]
+    in_this_process: bool,
 }
 
 #[derive(Debug, clap::Subcommand)]
 enum Kind {
     /// Every kind below that needs no question of its own, in the time given.
     All(all::Args),
+    /// Known contents: every block is filled and verified, from many threads and streams.
+    Integrity(integrity::Args),
     /// Random programs, some on a driver that fails now and then; all that a strategy promises is watched.
     Properties(properties::Args),
     /// A driver that fails at every call in turn, memory that others take, events that never complete.
@@ -50,16 +62,38 @@ enum Kind {
     Misuse(misuse::Args),
     /// Requests made up to hurt, within a budget of live memory: how much each takes at worst, and what theory says.
     Adversary(adversary::Args),
+    /// A long program in memory that is nearly full, on a driver that fails now and then.
+    Soak(soak::Args),
+}
+
+impl Kind {
+    /// The strategies that were named.
+    fn strategies(&self) -> &[String] {
+        match self {
+            Kind::All(args) => &args.common.strategy,
+            Kind::Integrity(args) => &args.common.strategy,
+            Kind::Properties(args) => &args.common.strategy,
+            Kind::Faults(args) => &args.common.strategy,
+            Kind::Misuse(args) => &args.common.strategy,
+            Kind::Adversary(args) => &args.strategy,
+            Kind::Soak(args) => &args.common.strategy,
+        }
+    }
 }
 
 pub fn run(args: Args) -> Outcome {
+    if !args.in_this_process && isolated::is_needed(args.kind.strategies()) {
+        return isolated::run_again();
+    }
     keep_quiet_about_trials();
     match args.kind {
         Kind::All(args) => all::run(&args),
+        Kind::Integrity(args) => integrity::run(&args),
         Kind::Properties(args) => properties::run(&args),
         Kind::Faults(args) => faults::run(&args),
         Kind::Misuse(args) => misuse::run(&args),
         Kind::Adversary(args) => adversary::run(&args),
+        Kind::Soak(args) => soak::run(&args),
     }
 }
 

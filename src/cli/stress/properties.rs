@@ -29,7 +29,7 @@ Examples:
                                                                one trace again, with a driver call that fails")]
 pub struct Args {
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
     /// How many programs each strategy gets.
     #[arg(long, value_name = "N", default_value_t = 200)]
     cases: u64,

@@ -12,6 +12,21 @@ pub fn open(_ordinal: u32) -> Result<Box<dyn Device>, Unavailable> {
     Err(Unavailable(REASON.to_owned()))
 }
 
+/// There is no GPU to open.
+pub fn open_as_guest(_ordinal: u32) -> Result<Box<dyn Device>, Unavailable> {
+    Err(Unavailable(REASON.to_owned()))
+}
+
+/// There is no context to come back to.
+#[must_use]
+pub fn visit() -> Visit {
+    Visit
+}
+
+/// A call from another program.
+#[derive(Debug)]
+pub struct Visit;
+
 /// There is no GPU to look at.
 pub fn probe(_ordinal: u32) -> Result<(), Unavailable> {
     Err(Unavailable(REASON.to_owned()))

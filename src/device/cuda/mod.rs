@@ -15,10 +15,14 @@ mod disabled;
 mod enabled;
 
 #[cfg(not(feature = "cuda"))]
-pub use disabled::{driver_version, footprint, look_for_toolkit_in, matrix_library, name, open, probe, survey};
+pub use disabled::{
+    Visit, driver_version, footprint, look_for_toolkit_in, matrix_library, name, open, open_as_guest, probe, survey,
+    visit,
+};
 #[cfg(feature = "cuda")]
 pub use enabled::{
-    CudaDevice, driver_version, footprint, look_for_toolkit_in, matrix_library, name, open, probe, survey,
+    CudaDevice, Visit, driver_version, footprint, look_for_toolkit_in, matrix_library, name, open, open_as_guest,
+    probe, survey, visit,
 };
 
 pub use survey::{Finding, Verdict};

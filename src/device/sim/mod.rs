@@ -80,6 +80,7 @@ impl SimDevice {
         Ok(SimDevice {
             props: DeviceProps {
                 name: format!("{} (simulated)", profile.vendor_name),
+                ordinal: 0,
                 total_bytes,
                 page_bytes: profile.page_bytes,
                 granularity_bytes: profile.granularity_bytes,

@@ -46,6 +46,7 @@ impl StandIn {
         StandIn {
             props: DeviceProps {
                 name: "stand-in".to_owned(),
+                ordinal: 0,
                 total_bytes: total,
                 page_bytes: 512,
                 granularity_bytes: 512,

@@ -12,7 +12,7 @@ use crate::{
         Stats, Strategy, StrategyError,
         conformance::{Finding, Watch},
     },
-    stress::trial::Player,
+    stress::player::Player,
     trace::Trace,
 };
 

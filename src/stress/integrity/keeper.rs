@@ -6,8 +6,6 @@
 //! addresses, is for others to see. The trace may be any: where a block is used, the order between streams that the fill
 //! needs is made here.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use super::{super::Levels, Tally};
 use crate::{
     device::{Clock, Damage, Device, DeviceError, LONGEST_PATTERN_BYTES, Patterned, Patterns},
@@ -70,7 +68,7 @@ impl<S: Strategy> Keeper<S> {
     }
 
     /// Plays a trace until its end, until damage is seen or until it is told to stop. Blocks that it leaves alive stay.
-    pub(in crate::stress) fn play(&mut self, trace: &Trace, stop: &AtomicBool) -> Result<(), StrategyError> {
+    pub(in crate::stress) fn play(&mut self, trace: &Trace, over: &dyn Fn() -> bool) -> Result<(), StrategyError> {
         while let Some(&known_as) = trace.tables.streams().get(self.streams) {
             self.on_device(|device| device.stream_create(known_as))?;
             self.streams += 1;
@@ -78,7 +76,7 @@ impl<S: Strategy> Keeper<S> {
         self.in_steps = false;
         let looks_always = self.device.props().clock == Clock::Virtual;
         for event in &trace.events {
-            if stop.load(Ordering::Relaxed) {
+            if over() {
                 break;
             }
             self.event(event, &trace.tables)?;

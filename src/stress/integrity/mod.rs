@@ -14,11 +14,7 @@ mod tally;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::atomic::{AtomicBool, Ordering},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 pub use sizes::{Sizes, SizesError};
 pub use story::{Mixture, story};
@@ -26,7 +22,12 @@ pub use tally::Tally;
 
 pub(super) use keeper::Keeper;
 
-use super::{Failure, Levels, Subject, SubjectError, shrink, trial::panicked};
+use super::{
+    Failure, Levels, Subject, SubjectError, Verdict,
+    every_kind::KindOfStress,
+    shrink,
+    trial::{on_trial, panicked},
+};
 use crate::{
     device::{Capabilities, Clock, Damage, Device},
     strategy::Strategy,
@@ -44,6 +45,22 @@ const LARGEST_PART: u64 = 8;
 const STORY_BLOCKS: u64 = 2_000;
 /// How many traces are tried to make a failing one smaller.
 const MOST_TRIES: usize = 2_000;
+
+/// Its part in `all`: programs until time is up.
+pub(super) const UNTIL_STOPPED: KindOfStress = KindOfStress { name: KIND, judge };
+
+fn judge(subject: &Subject, seed: u64, over: &dyn Fn() -> bool) -> Verdict {
+    let mut verdict = Verdict::new(KIND, &subject.strategy);
+    let integrity = Integrity { subject: subject.clone(), threads: 4, streams: 4, sizes: Sizes::MIXED, seed };
+    match integrity.run(&Until { blocks: None, over }, &mut |_| {}) {
+        Ok(outcome) => {
+            (verdict.trials, verdict.served) = (outcome.tally.blocks, outcome.tally.blocks);
+            (verdict.ooms, verdict.skipped, verdict.failures) = (outcome.tally.ooms, outcome.skipped, outcome.failures);
+        }
+        Err(error) => verdict.skipped = Some(error.to_string()),
+    }
+    verdict
+}
 
 /// Why a strategy is skipped that has no block to show.
 const NOTHING_SERVED: &str = "not one request was served in this much memory";
@@ -64,23 +81,19 @@ pub struct Integrity {
 }
 
 /// When it is enough.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Until<'a> {
     /// After so many blocks.
     pub blocks: Option<u64>,
-    /// At that time.
-    pub deadline: Option<Instant>,
     /// When somebody says so.
-    pub stop: &'a AtomicBool,
+    pub over: &'a dyn Fn() -> bool,
 }
 
 impl Until<'_> {
     /// Whether it is.
     #[must_use]
     pub fn is_reached(&self, tally: &Tally) -> bool {
-        self.stop.load(Ordering::Relaxed)
-            || self.blocks.is_some_and(|blocks| tally.blocks >= blocks)
-            || self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+        (self.over)() || self.blocks.is_some_and(|blocks| tally.blocks >= blocks)
     }
 }
 
@@ -179,7 +192,7 @@ impl Integrity {
             Ok(pair) => pair,
             Err(reason) => return Ok(Outcome::skipped(reason)),
         };
-        let kept = keep(pair, trace, until.stop);
+        let kept = keep(pair, trace, until.over);
         outcome.tally.absorb(&kept.tally);
         outcome.lost_context |= kept.lost_context;
         if let Some(detail) = kept.broken {
@@ -229,8 +242,9 @@ impl Integrity {
             },
             ..self.clone()
         };
-        let deadline = Instant::now() + Duration::from_secs(20);
-        let until = Until { blocks: Some(10 * STORY_BLOCKS), deadline: Some(deadline), ..*until };
+        let end = Instant::now() + LONGEST_SEARCH;
+        let over = || (until.over)() || Instant::now() >= end;
+        let until = Until { blocks: Some(10 * STORY_BLOCKS), over: &over };
         let outcome = simulated.run(&until, &mut |_| {}).ok()?;
         outcome.failures.into_iter().next().and_then(|failure| failure.trace)
     }
@@ -240,6 +254,8 @@ impl Integrity {
     }
 }
 
+/// How long a failure of a real device is looked for on the simulated one.
+const LONGEST_SEARCH: Duration = Duration::from_secs(20);
 /// Memory in which a failure of a real device is looked for on the simulated one.
 const SIMULATED_BYTES: u64 = 256 * MIB;
 
@@ -254,15 +270,15 @@ struct Kept {
 }
 
 /// Plays a trace through a fresh pair, and closes the strategy. A panic is a broken promise.
-fn keep((strategy, device): Pair, trace: &Trace, stop: &AtomicBool) -> Kept {
+fn keep((strategy, device): Pair, trace: &Trace, over: &dyn Fn() -> bool) -> Kept {
     let mut keeper = Keeper::new(strategy, device, 1);
-    let played = catch_unwind(AssertUnwindSafe(|| {
-        keeper.play(trace, stop)?;
+    let played = on_trial(|| {
+        keeper.play(trace, over)?;
         if keeper.damaged.is_empty() {
             keeper.clear()?;
         }
         keeper.close()
-    }));
+    });
     let held = keeper.device.held_bytes();
     let broken = match &played {
         _ if !keeper.damaged.is_empty() => Some(("contents", told(&keeper.damaged))),
@@ -277,8 +293,7 @@ fn keep((strategy, device): Pair, trace: &Trace, stop: &AtomicBool) -> Kept {
 
 /// The smallest trace that breaks the same promise, and how.
 fn smallest(trace: &Trace, broken: Broken, open: &mut dyn FnMut() -> Option<Pair>) -> (Trace, Broken) {
-    let never = AtomicBool::new(false);
-    let mut broken_by = |trace: &Trace| keep(open()?, trace, &never).broken.filter(|(what, _)| *what == broken.0);
+    let mut broken_by = |trace: &Trace| keep(open()?, trace, &|| false).broken.filter(|(what, _)| *what == broken.0);
     let smallest = shrink(trace, &mut |trace| broken_by(trace).is_some(), MOST_TRIES);
     let told = broken_by(&smallest);
     (smallest, told.unwrap_or(broken))

@@ -193,7 +193,7 @@ fn device() -> Box<dyn Device> {
 }
 
 fn keep_flawed(flaw: Flaw, trace: &Trace) -> Kept {
-    keep((Shelves::boxed(flaw), device()), trace, &AtomicBool::new(false))
+    keep((Shelves::boxed(flaw), device()), trace, &|| false)
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn every_flaw_is_seen_in_the_contents_and_shrinks_to_a_few_events() {
 
 #[test]
 fn threads_that_share_a_flawed_allocator_see_it_too() {
-    let until = Until { blocks: Some(200_000), deadline: None, stop: &AtomicBool::new(false) };
+    let until = Until { blocks: Some(200_000), over: &|| false };
     for flaw in [Flaw::Overlap, Flaw::StreamsMixed, Flaw::Aliases] {
         let shift = crew::work(Shelves::boxed(flaw), device(), &mixture(), 1, &until, &mut |_| {});
         assert!(!shift.damaged.is_empty() && shift.tally.damaged > 0, "{flaw:?}: {:?}", shift.tally);
@@ -235,13 +235,11 @@ fn threads_that_share_a_flawed_allocator_see_it_too() {
 
 #[test]
 fn every_strategy_keeps_its_contents_in_simulation_and_under_threads() {
-    let stop = AtomicBool::new(false);
     for spec in STRATEGIES.iter().flat_map(|entry| entry.specs()) {
         let subject =
             Subject { strategy: spec.clone(), device: "sim".parse().unwrap(), memory_bytes: Some(4 * MEMORY) };
         let integrity = Integrity { subject, threads: 4, streams: 3, sizes: Sizes::MIXED, seed: 1 };
-        let deadline = Some(Instant::now() + Duration::from_secs(60));
-        let until = Until { blocks: Some(1_000), deadline, stop: &stop };
+        let until = Until { blocks: Some(1_000), over: &|| false };
         let outcome = integrity.run(&until, &mut |_| {}).unwrap();
         if spec.name == "null" {
             assert_eq!(outcome.skipped.as_deref(), Some("its memory is imaginary"));
@@ -262,7 +260,7 @@ fn a_seed_gives_the_same_numbers_again() {
         let subject =
             Subject { strategy: "caching".into(), device: "sim".parse().unwrap(), memory_bytes: Some(MEMORY) };
         let integrity = Integrity { subject, threads: 2, streams: 4, sizes: Sizes::MIXED, seed };
-        let until = Until { blocks: Some(1), deadline: None, stop: &AtomicBool::new(false) };
+        let until = Until { blocks: Some(1), over: &|| false };
         Tally { wall_ns: 0, ..integrity.run(&until, &mut |_| {}).unwrap().tally }
     };
     assert_eq!(run(3), run(3));

@@ -63,8 +63,9 @@ const SIGNALS: [(i32, &str); 15] = [
     (25, "SIGXFSZ, too large a file"),
 ];
 
-/// How a process ended.
-pub(super) fn ending(status: ExitStatus) -> String {
+/// How a process ended, in words that follow its name.
+#[must_use]
+pub fn ending(status: ExitStatus) -> String {
     match (signal(status), status.code()) {
         (Some(number), _) => match SIGNALS.iter().find(|(known, _)| *known == number) {
             Some((_, name)) => format!("was ended by {name}"),

@@ -20,7 +20,8 @@ use super::{
 };
 use crate::{
     measure::Status,
-    suite::{Case, CaseOutcome, CaseRunner},
+    plugin,
+    suite::{Case, CaseOutcome, CaseRunner, CaseTimeout},
 };
 
 /// How often the clock and the stop flag are looked at while a worker is silent.
@@ -91,13 +92,14 @@ impl WorkerProcess<'_> {
     /// Waits until the worker is gone, and sees to it that it goes when its time is up.
     fn watch(&self, case: &Case, worker: &mut Worker) -> Result<ExitStatus, Fate> {
         let began = Instant::now();
+        let timeout = case.timeout.or_else(|| plugin::is_meant(&case.strategy).then_some(CaseTimeout::OF_PLUGINS));
         let mut told_to_stop = false;
         let mut pause = Duration::from_micros(100);
         loop {
             if let Some(status) = worker.child.try_wait().map_err(Fate::Unknown)? {
                 return Ok(status);
             }
-            if let Some(timeout) = case.timeout
+            if let Some(timeout) = timeout
                 && began.elapsed() >= timeout.duration()
             {
                 return Err(Fate::TimedOut(timeout));

@@ -161,6 +161,38 @@ impl Context {
     }
 }
 
+/// A call from another program, whose threads have contexts of their own current. What was current is current again
+/// afterwards.
+#[derive(Debug)]
+pub struct Visit {
+    before: Option<sys::CUcontext>,
+}
+
+impl Visit {
+    /// Learns what is current on this thread; without a driver there is nothing to learn.
+    pub(super) fn begin() -> Visit {
+        let mut before = ptr::null_mut();
+        let known = library::initialise().is_ok()
+            // SAFETY: the library is there, the pointer is to a live handle.
+            && succeed(unsafe { sys::cuCtxGetCurrent(&raw mut before) }).is_ok();
+        CURRENT.set(before);
+        Visit { before: known.then_some(before) }
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        if let Some(before) = self.before
+            && CURRENT.get() != before
+        {
+            // SAFETY: the context was current on this thread when the visit began, or it is none. What fails cannot be
+            // helped.
+            unsafe { sys::cuCtxSetCurrent(before) };
+            CURRENT.set(before);
+        }
+    }
+}
+
 /// What a GPU is called. Needs no context.
 pub(super) fn name_of(ordinal: u32) -> Result<String, String> {
     must_be_there(ordinal)?;

@@ -17,6 +17,7 @@ const CORE: &[&CStr] = &[
     c"cuDeviceTotalMem_v2",
     c"cuDeviceGetAttribute",
     c"cuDevicePrimaryCtxRetain",
+    c"cuCtxGetCurrent",
     c"cuCtxSetCurrent",
     c"cuCtxSynchronize",
     c"cuMemAlloc_v2",

@@ -32,12 +32,20 @@ use std::{ptr, time::Instant};
 
 use cudarc::driver::sys::{self, CUresult};
 
+pub use context::Visit;
 pub use survey::survey;
 pub use toolkit::look_for_toolkit_in;
 
 use self::{
-    batches::Batches, context::Context, host::PinnedMemory, memory::PlainMemory, pools::Pools, scratch::Scratch,
-    staging::Staging, streams::Streams, vmm::VirtualSpace,
+    batches::Batches,
+    context::Context,
+    host::PinnedMemory,
+    memory::PlainMemory,
+    pools::Pools,
+    scratch::Scratch,
+    staging::Staging,
+    streams::{StreamOwner, Streams},
+    vmm::VirtualSpace,
 };
 use super::{Footprint, Unavailable};
 use crate::{
@@ -54,6 +62,17 @@ const USUAL_PAGE_BYTES: u64 = 2 * MIB;
 /// Opens a GPU by its number among those that the driver shows this process.
 pub fn open(ordinal: u32) -> Result<Box<dyn Device>, Unavailable> {
     Ok(Box::new(CudaDevice::open(ordinal)?))
+}
+
+/// Opens a GPU for a guest in a program that has streams of its own: [`Device::stream_create`] takes over the handle that
+/// it is given, and every call needs a [`visit`] around it.
+pub fn open_as_guest(ordinal: u32) -> Result<Box<dyn Device>, Unavailable> {
+    Ok(Box::new(CudaDevice::with_streams_of(StreamOwner::Program, ordinal)?))
+}
+
+/// Leaves, when it is dropped, the context current that was current before on this thread.
+pub fn visit() -> Visit {
+    Visit::begin()
 }
 
 /// Makes sure that a GPU can be used, and leaves nothing on it: the process may then start others that use it.
@@ -115,6 +134,10 @@ unsafe impl Send for CudaDevice {}
 impl CudaDevice {
     /// Opens a GPU by its number among those that the driver shows this process.
     pub fn open(ordinal: u32) -> Result<CudaDevice, Unavailable> {
+        CudaDevice::with_streams_of(StreamOwner::Device, ordinal)
+    }
+
+    fn with_streams_of(owner: StreamOwner, ordinal: u32) -> Result<CudaDevice, Unavailable> {
         let context = Context::of(ordinal).map_err(Unavailable)?;
         let page_bytes = context.granularity_bytes.unwrap_or(USUAL_PAGE_BYTES);
         let free = context.enter().and_then(|()| context::memory_info());
@@ -124,6 +147,7 @@ impl CudaDevice {
         Ok(CudaDevice {
             props: DeviceProps {
                 name: context.name.clone(),
+                ordinal,
                 total_bytes: context.total_bytes,
                 page_bytes,
                 granularity_bytes: page_bytes,
@@ -142,7 +166,7 @@ impl CudaDevice {
             ledger: CallLedger::default(),
             free_bytes,
             memory: PlainMemory::new(page_bytes),
-            streams: Streams::new(),
+            streams: Streams::new(owner),
             virtual_space: VirtualSpace::default(),
             pools: Pools::default(),
             pinned: PinnedMemory::default(),
@@ -271,10 +295,13 @@ impl Device for CudaDevice {
         self.props.context_bytes + self.context.library_bytes() + self.scratch.bytes() + self.batches.bytes()
     }
 
-    fn stream_create(&mut self, _known_as: u64) -> Result<StreamId, DeviceError> {
+    fn stream_create(&mut self, known_as: u64) -> Result<StreamId, DeviceError> {
         let call = CallKind::StreamCreate;
         if !self.streams.has_room() {
             return self.refuse_because(call, "there are 65,536 streams already");
+        }
+        if self.streams.owner() == StreamOwner::Program {
+            return Ok(self.streams.add_stream(ptr::with_exposed_provenance_mut(known_as as usize)));
         }
         let mut handle = ptr::null_mut();
         // SAFETY: the pointer is to a live handle.

@@ -2,6 +2,8 @@
 //!
 //! Stream 0 is the legacy default stream; all others are made non-blocking, as PyTorch's are, so that streams wait for
 //! each other only where an event says so. Events carry no times, which makes them cheap.
+//!
+//! A guest in another program makes no streams: it is told the handles of those that there are.
 
 use std::ptr;
 
@@ -15,6 +17,16 @@ pub(super) struct Streams {
     streams: Vec<sys::CUstream>,
     events: Vec<Option<sys::CUevent>>,
     destroyed: Vec<EventId>,
+    owner: StreamOwner,
+}
+
+/// Who makes the streams, and destroys them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StreamOwner {
+    /// This device.
+    Device,
+    /// The program that this device is a guest in.
+    Program,
 }
 
 /// Flags of `cuStreamCreate`.
@@ -23,8 +35,13 @@ pub(super) const NON_BLOCKING: u32 = sys::CUstream_flags::CU_STREAM_NON_BLOCKING
 pub(super) const WITHOUT_TIMES: u32 = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
 
 impl Streams {
-    pub(super) fn new() -> Streams {
-        Streams { streams: vec![ptr::null_mut()], events: Vec::new(), destroyed: Vec::new() }
+    pub(super) fn new(owner: StreamOwner) -> Streams {
+        Streams { streams: vec![ptr::null_mut()], events: Vec::new(), destroyed: Vec::new(), owner }
+    }
+
+    /// Who makes the streams.
+    pub(super) fn owner(&self) -> StreamOwner {
+        self.owner
     }
 
     /// The handle of a stream.
@@ -72,7 +89,7 @@ impl Streams {
             // SAFETY: the event was made in this context and is destroyed only here.
             unsafe { sys::cuEventDestroy_v2(event) };
         }
-        for stream in self.streams.drain(1..) {
+        for stream in self.streams.drain(1..).filter(|_| self.owner == StreamOwner::Device) {
             // SAFETY: as for events; work on the stream is finished by the driver first.
             unsafe { sys::cuStreamDestroy_v2(stream) };
         }

@@ -1,0 +1,106 @@
+//! `plugin:FILE`: an allocator in a shared library, as a strategy.
+//!
+//! What a plugin does wrong may cost the process it is loaded into, so cases with one run in a process of their own
+//! ([`Isolation`](crate::suite::Isolation)), and [`check`] reads the file without running any of its code.
+
+mod adapter;
+mod error;
+mod library;
+mod noexcept;
+mod reserved;
+mod symbols;
+mod wish;
+
+pub use adapter::Plugin;
+pub use error::PluginError;
+
+use std::path::Path;
+
+use self::{library::Library, symbols::Choice, wish::Wish};
+use crate::strategy::{Built, Parameter, Setup, SpecError, StrategyEntry, StrategySpec};
+
+/// The line of `list` and `--help`. It is not in the registry: there is nothing to run without a file.
+pub const ENTRY: StrategyEntry = StrategyEntry {
+    name: "plugin",
+    summary: "any allocator's .so with PyTorch's pluggable interface: plugin:FILE[,alloc:SYMBOL,free:SYMBOL]",
+    origin: "torch.cuda.memory.CUDAPluggableAllocator",
+    parameters: &[
+        Parameter {
+            name: "alloc",
+            values: "a symbol",
+            default: "the first pair found of my_malloc/my_free, allocate/deallocate, alloc/free, oomph_alloc/oomph_free",
+            help: "void *alloc(size_t bytes, int device, cudaStream_t stream)",
+        },
+        Parameter {
+            name: "free",
+            values: "a symbol",
+            default: "the partner of alloc",
+            help: "void free(void *address, size_t bytes, int device, cudaStream_t stream)",
+        },
+        Parameter {
+            name: "record_stream",
+            values: "a symbol",
+            default: "oomph_record_stream, if there is one; otherwise frees wait for the other streams here",
+            help: "void record_stream(void *address, cudaStream_t stream)",
+        },
+        Parameter {
+            name: "reset",
+            values: "a symbol",
+            default: "oomph_reset, if there is one",
+            help: "void reset(void): gives cached memory back, as empty_cache asks",
+        },
+        Parameter {
+            name: "reserved",
+            values: "a symbol",
+            default: "oomph_reserved, if there is one; otherwise what a real device has lost, and unknown on a simulated one",
+            help: "size_t reserved(int device): bytes that it holds now; asked after every call",
+        },
+    ],
+    variants: &[],
+    build: load,
+};
+
+/// Whether a strategy is a plugin.
+#[must_use]
+pub fn is_meant(spec: &StrategySpec) -> bool {
+    spec.name == ENTRY.name
+}
+
+/// Makes a strategy, whether it is a plugin or one of the registry's.
+///
+/// ```
+/// use oomph::{plugin, strategy::{Setup, StrategySpec}};
+/// let device = "sim".parse::<oomph::device::DeviceSpec>()?.open()?;
+/// let setup = Setup { props: device.props(), limit: None };
+/// assert!(plugin::build(&StrategySpec::from("caching"), &setup).is_ok());
+/// let missing = plugin::build(&StrategySpec::from("plugin:nowhere.so"), &setup).err().unwrap();
+/// assert!(missing.to_string().starts_with("strategy 'plugin': nowhere.so: "));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn build(spec: &StrategySpec, setup: &Setup<'_>) -> Built {
+    if is_meant(spec) { load(&spec.parameters, setup) } else { spec.build(setup) }
+}
+
+/// [`StrategySpec::check`] for plugins too: the file must be there and have the symbols. None of its code runs.
+pub fn check(spec: &StrategySpec) -> Result<(), SpecError> {
+    if !is_meant(spec) {
+        return spec.check();
+    }
+    let wish = Wish::read(&ENTRY, &spec.parameters)?;
+    choose(&wish).map(drop).map_err(refuse)
+}
+
+fn load(parameters: &str, setup: &Setup<'_>) -> Built {
+    let wish = Wish::read(&ENTRY, parameters)?;
+    let library = choose(&wish).and_then(|choice| Library::open(wish.file, &choice)).map_err(refuse)?;
+    Ok(Box::new(Plugin::new(library, setup)))
+}
+
+fn choose(wish: &Wish<'_>) -> Result<Choice, PluginError> {
+    let exported = symbols::exported(Path::new(wish.file))?;
+    Choice::among(&exported, wish)
+}
+
+fn refuse(error: PluginError) -> SpecError {
+    SpecError::BadParameters { strategy: ENTRY.name, reason: error.to_string() }
+}

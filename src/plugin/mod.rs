@@ -1,0 +1,17 @@
+//! The pluggable-allocator interface of PyTorch, both ways: [`load`] puts any allocator's `.so` behind
+//! [`Strategy`](crate::strategy::Strategy), [`serve`] puts our strategies behind that interface.
+//!
+//! ```c
+//! void *alloc(size_t bytes, int device, cudaStream_t stream);
+//! void  free (void *address, size_t bytes, int device, cudaStream_t stream);
+//! ```
+//!
+//! The registry cannot know a strategy that is a file: whoever takes `plugin:FILE` from users asks [`build`] and
+//! [`check`] here, which pass everything else on to the registry. This room knows strategies and devices; it knows no
+//! trace, and prints nothing unless it is loaded into another program.
+
+mod cpp_library;
+pub mod load;
+pub mod serve;
+
+pub use load::{ENTRY, build, check, is_meant};

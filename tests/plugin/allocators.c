@@ -1,0 +1,118 @@
+/* Small allocators with PyTorch's pluggable interface, over addresses that nobody ever touches. Each is built on its own
+   by defining its name. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+typedef void *stream_t;
+
+/* Hands out ever new addresses. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static size_t next = 0x700000000000;
+static size_t calls;
+
+static void *take(size_t bytes) {
+  pthread_mutex_lock(&lock);
+  size_t address = next;
+  next += (bytes + 511) / 512 * 512;
+  calls++;
+  pthread_mutex_unlock(&lock);
+  return (void *)address;
+}
+
+#ifdef WELL_BEHAVED
+void *my_malloc(size_t bytes, int device, stream_t stream) { return take(bytes); }
+void my_free(void *address, size_t bytes, int device, stream_t stream) {}
+#endif
+
+/* The same, by names that nobody would guess. */
+#ifdef OTHER_NAMES
+void *borrow_alloc(size_t bytes, int device, stream_t stream) { return take(bytes); }
+void borrow_free(void *address, size_t bytes, int device, stream_t stream) {}
+#endif
+
+/* Only one of a pair. The free that its C library has must not be taken for the partner. */
+#ifdef HALF_A_PAIR
+void *alloc(size_t bytes, int device, stream_t stream) { return take(bytes); }
+#endif
+
+/* Every block begins before the last one ends. */
+#ifdef OVERLAPPING
+void *allocate(size_t bytes, int device, stream_t stream) {
+  void *address = take(bytes);
+  next -= 512;
+  return address;
+}
+void deallocate(void *address, size_t bytes, int device, stream_t stream) {}
+#endif
+
+#ifdef ABORTING
+void *allocate(size_t bytes, int device, stream_t stream) {
+  if (calls == 20) {
+    fprintf(stderr, "my pool is corrupt\n");
+    abort();
+  }
+  return take(bytes);
+}
+void deallocate(void *address, size_t bytes, int device, stream_t stream) {}
+#endif
+
+#ifdef HANGING
+void *allocate(size_t bytes, int device, stream_t stream) {
+  if (calls == 20) pause();
+  return take(bytes);
+}
+void deallocate(void *address, size_t bytes, int device, stream_t stream) {}
+#endif
+
+/* Has only so many blocks. */
+#ifdef RUNNING_OUT
+void *allocate(size_t bytes, int device, stream_t stream) { return calls == 20 ? NULL : take(bytes); }
+void deallocate(void *address, size_t bytes, int device, stream_t stream) {}
+#endif
+
+/* Tells how much it holds: whole pages of 2 MiB, one a block. Fails where it is told another size, device or stream than
+   at first, or is given back what it does not have. */
+#ifdef STRICT
+#define MOST 4096
+static struct { void *address; size_t bytes; int device; stream_t stream; } live[MOST];
+static size_t held;
+static size_t pages(size_t bytes) { return (bytes + 0x1fffff) / 0x200000 * 0x200000; }
+static void fail(const char *what) {
+  fprintf(stderr, "%s\n", what);
+  abort();
+}
+void *alloc(size_t bytes, int device, stream_t stream) {
+  for (int i = 0; i < MOST; i++) {
+    if (live[i].address) continue;
+    live[i].address = take(bytes);
+    live[i].bytes = bytes;
+    live[i].device = device;
+    live[i].stream = stream;
+    held += pages(bytes);
+    return live[i].address;
+  }
+  return NULL;
+}
+/* Called free as well, which C would take for another function. */
+void give_back(void *address, size_t bytes, int device, stream_t stream) __asm__("free");
+void give_back(void *address, size_t bytes, int device, stream_t stream) {
+  for (int i = 0; i < MOST; i++) {
+    if (!live[i].address || live[i].address != address) continue;
+    if (live[i].bytes != bytes || live[i].device != device || live[i].stream != stream) fail("another block was meant");
+    live[i].address = NULL;
+    held -= pages(bytes);
+    return;
+  }
+  fail("no such block");
+}
+size_t oomph_reserved(int device) { return held; }
+#endif
+
+/* Is told about other streams, and about nothing else beyond the pair. */
+#ifdef TOLD_OF_STREAMS
+void *allocate(size_t bytes, int device, stream_t stream) { return take(bytes); }
+void deallocate(void *address, size_t bytes, int device, stream_t stream) {}
+void oomph_record_stream(void *address, stream_t stream) {}
+#endif

@@ -1,0 +1,81 @@
+// PyTorch's own caching allocator behind PyTorch's pluggable interface, so that it can be loaded where any other can.
+// Settings come from PYTORCH_CUDA_ALLOC_CONF. Built with -DSTAND_IN it runs over the oracle's stand-in runtime.
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+
+#ifdef STAND_IN
+#include "../torch-oracle/stand_in_runtime.h"
+#endif
+
+namespace c10::cuda::_internal {
+C10_CUDA_API void setHasPrimaryContext(bool (*)(c10::DeviceIndex));
+}
+
+namespace {
+
+namespace caching = c10::cuda::CUDACachingAllocator;
+
+caching::CUDAAllocator& allocator(int device) {
+  static std::once_flag once;
+  std::call_once(once, [] {
+#ifdef STAND_IN
+    // An H200, as the simulated device is one.
+    stand_in_device(size_t{150109880320}, size_t{149558329344}, true);
+#endif
+    c10::cuda::_internal::setHasPrimaryContext(+[](c10::DeviceIndex) { return true; });
+    caching::get()->init(c10::cuda::device_count());
+  });
+  c10::cuda::set_device(static_cast<c10::DeviceIndex>(device));
+  return *caching::get();
+}
+
+// No exception leaves this library: running out of memory is a null pointer, and anything else the end.
+template <typename Call>
+auto guarded(Call call) -> decltype(call()) {
+  try {
+    return call();
+  } catch (const c10::OutOfMemoryError&) {
+    return {};
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "PyTorch's allocator: %s\n", error.what());
+    std::abort();
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+void* my_malloc(size_t bytes, int device, cudaStream_t stream) {
+  return guarded([=] { return allocator(device).raw_alloc_with_stream(bytes, stream); });
+}
+
+void my_free(void* address, size_t, int device, cudaStream_t) {
+  guarded([=] { return allocator(device).raw_delete(address), 0; });
+}
+
+void oomph_record_stream(void* address, cudaStream_t stream) {
+  guarded([=] {
+    auto& caching_allocator = *caching::get();
+    auto device = c10::cuda::current_device();
+    c10::DataPtr data(address, address, caching_allocator.raw_deleter(), c10::Device(c10::kCUDA, device));
+    caching_allocator.recordStream(data, c10::cuda::getStreamFromExternal(stream, device));
+    data.release_context();
+    return 0;
+  });
+}
+
+void oomph_reset() {
+  guarded([] { return caching::get()->emptyCache({0, 0}), 0; });
+}
+
+size_t oomph_reserved(int device) {
+  return guarded([=] { return static_cast<size_t>(allocator(device).getDeviceStats(device).reserved_bytes[0].current); });
+}
+
+}  // extern "C"
