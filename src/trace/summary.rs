@@ -315,6 +315,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn levels_over_time_are_bounded_and_keep_the_highest() {
+        let mut levels = Levels::default();
+        for level in 0..10_000 {
+            levels.push(if level == 4_321 { 9 } else { level % 7 });
+        }
+        assert!((MOST_LEVELS / 2..=MOST_LEVELS).contains(&levels.highest.len()), "{}", levels.highest.len());
+        assert_eq!(levels.highest.iter().filter(|&&level| level == 9).count(), 1);
+        assert_eq!(levels.highest.iter().position(|&level| level == 9), Some(4_321 / levels.length as usize));
+    }
+
+    #[test]
     fn every_value_falls_into_the_bucket_that_spans_it() {
         for value in [0, 1, 2, 3, 4, 511, 512, 1 << 40, u64::MAX] {
             let mut powers = Powers::default();

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::{
-    element::{Cell, Column, Section, Table, code, counted, escape, percent},
+    element::{Cell, Column, Part, Section, Table, code, counted, escape, stacked},
     material::Material,
 };
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
         techniques::TechniqueRecord,
         threshold::{ThresholdRecord, ThresholdStatus},
     },
-    unit::{Bytes, Nanos},
+    unit::Nanos,
 };
 
 /// The smallest memory that suffices, by strategy.
@@ -61,7 +61,7 @@ pub(super) fn thresholds(material: &Material<'_>) -> Option<Section> {
     }
     let body = format!(
         "{}<p class=\"note\">Memory needed is the strategy's own, in whole pages; the smallest device has room for the \
-         context and libraries too. The mark in a bar is what is live at most.</p>\n",
+         context and libraries too. Grey is what is live at most, the rest of a bar is lost.</p>\n",
         table.html()
     );
     Some(Section { id: "thresholds", subject: "Memory needed", finding: threshold_finding(&rows), body })
@@ -97,14 +97,12 @@ fn threshold_finding(rows: &[&ThresholdRecord]) -> String {
 
 fn threshold_bar(row: &ThresholdRecord, whole: u64) -> String {
     let Some(needed) = row.threshold_bytes else { return String::new() };
-    let live = row.live_peak_bytes.map_or_else(String::new, |live| {
-        format!("<b style=\"left:{:.2}%\" title=\"live: {}\"></b>", percent(live, whole), Bytes(live))
-    });
-    format!(
-        "<span class=\"stack marked\"><i class=\"cached\" style=\"width:{:.2}%\" title=\"needed: {}\"></i>{live}</span>",
-        percent(needed, whole),
-        Bytes(needed)
-    )
+    let live = row.live_peak_bytes.unwrap_or(0).min(needed);
+    let parts = [
+        Part { class: "live", bytes: live, meaning: "live" },
+        Part { class: "cached", bytes: needed - live, meaning: "lost" },
+    ];
+    stacked(&parts, whole)
 }
 
 /// What techniques save, beside what is published.

@@ -111,7 +111,8 @@ impl Cell {
     pub(super) fn share(share: Option<f64>) -> Cell {
         let Some(share) = share else { return Cell::empty() };
         let width = (share * 100.0).clamp(0.0, 100.0);
-        let html = format!("<span class=\"share\"><i style=\"width:{width:.1}%\"></i></span>{:.1} %", share * 100.0);
+        let html =
+            format!("<span class=\"share\"><i style=\"width:{width:.1}%\"></i></span><b>{:.1} %</b>", share * 100.0);
         Cell { html, value: share.to_string(), class: "number" }
     }
 

@@ -150,7 +150,8 @@ class Plot {
     this.readout.hidden = false;
     const beside = x + 16 + this.readout.offsetWidth > this.width ? x - 16 - this.readout.offsetWidth : x + 16;
     this.readout.style.left = `${Math.max(0, beside)}px`;
-    this.readout.style.top = `${this.root.offsetTop + MARGIN.top}px`;
+    const [frame, own] = [this.host, this.root].map((element) => element.getBoundingClientRect().top);
+    this.readout.style.top = `${own - frame + MARGIN.top}px`;
   }
 
   moveTo(value) {

@@ -2,7 +2,10 @@
 
 function drawTimeline(host, chart, data) {
   const shown = new Set(chart.cases.map((_, place) => place));
-  const state = { what: 'reserved', over: 'events', stacked: Math.max(0, chart.cases.findIndex((one) => one.categories.length)) };
+  // By category the one that reserves most is shown first.
+  const most = (one) => (one.categories.length ? Math.max(...one.reserved.max) : -1);
+  const stacked = chart.cases.reduce((best, one, place) => (most(one) > most(chart.cases[best]) ? place : best), 0);
+  const state = { what: 'reserved', over: 'events', stacked };
   const name = (one) => data.strategies[one.strategy];
   const colour = (one) => `c${one.strategy % 8}`;
   const axis = (one) => (state.over === 'time' ? one.time : one.events);
@@ -105,7 +108,7 @@ function drawTimeline(host, chart, data) {
     plot.line(layer, one.events, { max: one.reserved.max }, '', '', 'bound');
   }
 
-  function between(one, band, place) {
+  function between(band, place) {
     const [low, high] = [band.min ? band.min[place] : band.max[place], band.max[place]];
     return bytes(low) === bytes(high) ? bytes(high) : `${bytes(low)} to ${bytes(high)}`;
   }
@@ -113,18 +116,21 @@ function drawTimeline(host, chart, data) {
   function readLines(x) {
     const rows = visible().map((one) => {
       const xs = axis(one);
-      if (x > ends(xs) && one.incidents.some(([, , kind]) => kind === 'oom')) return [colour(one), name(one), 'ended'];
+      if (hasEnded(one, x)) return [colour(one), name(one), 'ended'];
       const place = placeOf(xs, x);
-      return [colour(one), name(one), between(one, one[state.what], place), one[state.what].max[place]];
+      return [colour(one), name(one), between(one[state.what], place), one[state.what].max[place]];
     });
     if (chart.live && state.over === 'events') {
       const place = placeOf(chart.live.events, x);
-      rows.push(['live-key', 'live', between(chart.live, chart.live, place), chart.live.max[place]]);
+      rows.push(['live-key', 'live', between(chart.live, place), chart.live.max[place]]);
     }
     return rows;
   }
 
+  const hasEnded = (one, x) => x > ends(axis(one)) && one.incidents.some(([, , kind]) => kind === 'oom');
+
   function readStack(x, one) {
+    if (hasEnded(one, x)) return [[colour(one), name(one), 'ended']];
     const point = one.categories[placeOf(one.categories.map((each) => each[0]), x)] || [];
     const rows = data.categories.map((category, place) => [`c${place}`, category, bytes(point[place + 1] || 0), undefined, point[place + 1]]);
     const filled = rows.filter((row) => row[4] > 0).map((row) => row.slice(0, 3));
