@@ -84,7 +84,7 @@ enum Command {
     Verify(verify::Args),
     /// Compare two runs of the same cases: what changed, what got worse, what is noise.
     Compare(compare::Args),
-    /// Make one page of pictures and tables from the folders of runs.
+    /// Make one page of pictures and tables from the folders of runs, and one run of shards.
     Report(report::Args),
     /// Compare memory-saving techniques: what each saves, what it costs, what fits in your card.
     Techniques(techniques::Args),

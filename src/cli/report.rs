@@ -15,9 +15,6 @@ use crate::report::{Shards, html, read_environment};
 ///
 /// Everything comes from the files in the folders, so that it can be done on another machine. Several folders (shards,
 /// devices, other suites) become one page; cases that two of them tell differently are kept apart.
-///
-/// Shards (`oomph run --partition`) are checked first: every case must be there exactly once, and they must be of one
-/// schema, commit, device and settings. What is missing, double or different is named, with exit code 107.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -39,7 +36,10 @@ Examples:
   oomph report shard-1 shard-2 shard-3 --output whole        the run that the shards are parts of: its CSVs and its page
   oomph report shard-1 shard-2 shard-3 --output all.html     its page only, even where cases are missing
   oomph report results/2026-11-15-h200/{quick,leaks} -o h200.html
-  oomph report big-run --show training/caching               this case in full, whatever else is drawn";
+  oomph report big-run --show training/caching               this case in full, whatever else is drawn
+
+Shards (`oomph run --partition`) are checked: every case must be there exactly once, and all must be of one schema, commit,
+device and settings. What is missing, double or different is named, with exit code 107, and no folder is written.";
 
 pub fn run(args: Args) -> Outcome {
     let environments = args
