@@ -1,5 +1,7 @@
 //! A folder of recordings, one a rank: one answer for all, on the binary.
 
+#![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
 use std::{
     fs,
     path::Path,
