@@ -1,4 +1,6 @@
 //! Long recordings in bounded memory: 10 million events must do with 4 GiB, and here a fortieth of both.
+
+#![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 #![cfg(target_os = "linux")]
 
 use std::{

@@ -2,7 +2,7 @@
 //! again on a driver that fails now and then.
 //!
 //! The first program that breaks a promise is shrunk, its faults as well, and reported. Called by the command line for
-//! strategies by name, on any device; programs come from [`program`](super::program).
+//! strategies by name, on any device; programs come from `program`.
 
 use super::{
     Conditions, Failure, KindOfStress, PlannedFault, Subject, Trial, TrialError, Verdict, program::random_program,

@@ -21,7 +21,7 @@ pub struct Summary {
     pub largest_request: u64,
     /// Device memory at its fullest.
     pub peak: Peak,
-    /// Most live device bytes of equal stretches of events, at most [`MOST_LEVELS`] of them; the last may be shorter.
+    /// Most live device bytes of equal stretches of events, at most `MOST_LEVELS` of them; the last may be shorter.
     pub live_over_time: Vec<u64>,
     /// Pinned host memory at its fullest.
     pub host_peak: Peak,

@@ -2,7 +2,7 @@
 //!
 //! [`page`] is made from the files of runs alone ([`Run::of_folder`]), on any machine. Tables are HTML, written here and
 //! readable without JavaScript; what is drawn over time or block by block is drawn by `script/` from one JSON text in the
-//! page ([`island`]). The page loads nothing from elsewhere. `run` writes one at its end, `oomph report` from folders.
+//! page (`island`). The page loads nothing from elsewhere. `run` writes one at its end, `oomph report` from folders.
 
 mod answers;
 mod choice;
