@@ -1,5 +1,7 @@
 //! The binary from an empty folder, as after `cargo install`: everything that it needs is in it.
 
+#![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
 use std::{fs, path::Path, process::Output};
 
 use assert_cmd::cargo::cargo_bin_cmd;
