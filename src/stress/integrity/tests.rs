@@ -88,6 +88,11 @@ impl Strategy for Shelves {
         if self.flaw == Flaw::Overlap && request.bytes > 256 && request.bytes < size / 2 + size / 8 {
             size /= 2;
         }
+        // Shrinking lumps blocks together: what is larger than a page is nobody's flaw.
+        if size > PAGE {
+            let shortage = Shortage { rounded: size, asked: size, refused_by: Refusal::Size, device_free: None };
+            return Ok(Attempt::OutOfMemory(shortage));
+        }
         let reused = self.free.get_mut(&self.shelf(request.stream, size)).and_then(Vec::pop);
         let address = match (reused, self.rest) {
             (Some(address), _) => address,
