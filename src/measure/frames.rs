@@ -24,6 +24,9 @@ const SMALLEST_PART: u64 = 4096;
 /// A peak that is higher by less than this part is worth a new picture only where there is time for it.
 const WORTHWHILE_RISE: u64 = 64;
 
+/// Such a picture is paid for with so many events a block, so that pictures take a small part of a run's time.
+const EVENTS_PER_BLOCK: u64 = 8;
+
 /// Why a picture was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -139,7 +142,7 @@ pub struct Album {
     unseen_peak: Option<(u64, u64)>,
     highest: u64,
     at_oom: Option<Frame>,
-    /// Events since pictures of peaks were last paid for: a picture costs as many as there are blocks.
+    /// Events that pictures of peaks were not yet paid with.
     credit: u64,
     last_event: u64,
     /// The strategy shows nothing.
@@ -244,7 +247,7 @@ impl Album {
     #[cold]
     fn take_peak(&mut self, event: u64, bytes: u64, strategy: &dyn Strategy) {
         let pictured = self.peak.as_ref().map_or(0, |(bytes, _)| *bytes);
-        let cost = strategy.stats().live_blocks.max(1);
+        let cost = strategy.stats().live_blocks.max(1) * EVENTS_PER_BLOCK;
         if self.credit < cost && bytes < pictured + pictured / WORTHWHILE_RISE {
             return;
         }
