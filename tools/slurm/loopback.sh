@@ -96,7 +96,7 @@ within() {
     fail "$what: not after $seconds seconds"
 }
 is_idle() { [ "$(sinfo --noheader --format=%T)" = idle ]; }
-within 30 "the node is idle" is_idle
+(within 60 "the node is idle" is_idle) || without "the node does not come up"
 echo "slurm $(sinfo --version | cut -d' ' -f2) runs on $host"
 
 echo "one process: oomph run $*"
