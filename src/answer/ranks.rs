@@ -1,15 +1,7 @@
 //! One answer for all ranks of a distributed program: which is the worst, how far they are apart, who stands out.
 //!
-//! Every command that can be asked about a folder of recordings answers rank by rank ([`each`]) and hands in the figures
+//! Every command that can be asked about a folder of recordings answers rank by rank and hands in the figures
 //! ([`RankRow`]); what is compared is theirs to say. Nothing here knows what a rank does.
-
-use std::{
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
-    thread,
-};
 
 use serde::{Deserialize, Serialize};
 
@@ -132,28 +124,6 @@ fn deviation(figures: &[u64], median_bytes: u64) -> f64 {
     usual.max(LEAST_SHARE * median_bytes as f64).max(LEAST_BYTES)
 }
 
-/// Answers for each of `items` on up to `jobs` threads, in order. An item is begun when a thread is free, so that no more
-/// recordings are in memory than there are threads.
-pub fn each<I: Sync, T: Send>(items: &[I], jobs: usize, answer: impl Fn(&I) -> T + Sync) -> Vec<T> {
-    let next = AtomicUsize::new(0);
-    let answered = Mutex::new(Vec::with_capacity(items.len()));
-    thread::scope(|scope| {
-        for _ in 0..jobs.clamp(1, items.len().max(1)) {
-            scope.spawn(|| {
-                loop {
-                    let place = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(item) = items.get(place) else { break };
-                    let found = answer(item);
-                    answered.lock().unwrap_or_else(PoisonError::into_inner).push((place, found));
-                }
-            });
-        }
-    });
-    let mut answered = answered.into_inner().unwrap_or_else(PoisonError::into_inner);
-    answered.sort_unstable_by_key(|(place, _)| *place);
-    answered.into_iter().map(|(_, found)| found).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -196,15 +166,6 @@ mod tests {
         found.rows[0].severity = 1;
         assert_eq!(Ranks::gather("memory needed", found.rows).worst, Some(0), "a leak is worse than a high peak");
         assert_eq!(ranks(&[None]).worst, None);
-    }
-
-    #[test]
-    fn answers_are_in_the_order_of_the_items_whoever_gives_them() {
-        let items: Vec<u64> = (0..100).collect();
-        for jobs in [0, 1, 3, 200] {
-            assert_eq!(each(&items, jobs, |item| item * 2), items.iter().map(|item| item * 2).collect::<Vec<_>>());
-        }
-        assert_eq!(each(&[] as &[u64], 4, |item| *item), Vec::<u64>::new());
     }
 
     proptest! {

@@ -11,9 +11,10 @@ use super::{
     output, progress,
 };
 use crate::{
-    answer::ranks::{self, RankRow, Ranks},
+    answer::ranks::{RankRow, Ranks},
     report::{self, Medium},
     suite::{self, RankFile},
+    unit::side_by_side,
 };
 
 /// The files of all ranks, if the only source is a folder or a pattern.
@@ -35,7 +36,7 @@ pub fn ask<T: Send>(
     answer: impl Fn(&str) -> Result<T, Failure> + Sync,
 ) -> Vec<(RankFile, Result<T, String>)> {
     let bar = progress::of_ranks(files.len());
-    let answers = ranks::each(files, suite::all_cores(), |file| {
+    let answers = side_by_side(files, suite::all_cores(), |file| {
         let answer = answer(&file.path.to_string_lossy()).map_err(|failure| failure.to_string());
         bar.inc(1);
         (file.clone(), answer)

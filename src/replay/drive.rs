@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{Cause, Live, Moment, Observer, OnOutOfMemory, OutOfMemory, tenant::Tenant};
+use super::{Cause, Live, Moment, Observer, OnOutOfMemory, OutOfMemory, TraceEvents, tenant::Tenant};
 use crate::{
     device::{Device, DeviceError},
     strategy::{Attempt, Caller, Context, Control, Request, Shortage, Strategy, StrategyError},
@@ -103,7 +103,7 @@ pub fn replay<O: Observer>(
         observer,
         options: *options,
         blocks: Vec::new(),
-        events: Vec::new(),
+        events: TraceEvents::default(),
         streams: 1,
         step: None,
         phase: None,
@@ -131,7 +131,7 @@ struct Driver<'a, O> {
     observer: &'a mut O,
     options: Options<'a>,
     blocks: Vec<Tenant>,
-    events: Vec<Option<EventId>>,
+    events: TraceEvents,
     /// How many streams of the trace exist on the device.
     streams: usize,
     step: Option<u32>,
@@ -345,18 +345,7 @@ impl<O: Observer> Driver<'_, O> {
     }
 
     fn device_event(&mut self, event: TraceEventId) -> Result<EventId, DeviceError> {
-        let place = event as usize;
-        if place >= self.events.len() {
-            self.events.resize(place + 1, None);
-        }
-        match self.events[place] {
-            Some(event) => Ok(event),
-            None => {
-                let event = self.device.event_create()?;
-                self.events[place] = Some(event);
-                Ok(event)
-            }
-        }
+        self.events.get_or_make(event, || self.device.event_create())
     }
 
     /// Queues work; left out where the device has no compute or an operand was never served.

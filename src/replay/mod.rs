@@ -7,10 +7,12 @@ pub mod agreement;
 mod drive;
 mod observer;
 mod tenant;
+mod trace_events;
 pub mod verify;
 
 pub use drive::{Options, Pace, ReplayError, Replayed, replay};
 pub use observer::{Live, Moment, Observer};
+pub use trace_events::TraceEvents;
 
 use crate::{
     strategy::{Request, Shortage},

@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     device::{Device, DeviceError},
+    replay::TraceEvents,
     strategy::{Attempt, Block, Caller, Control, Refusal, Request, Strategy, StrategyError, conformance::Watch},
     trace::{BlockSlot, Event, MarkKind, NO_OPERAND, Op, Tables, Trace, TraceEventId},
     unit::{Address, EventId, Nanos, StreamId, Work},
@@ -29,7 +30,7 @@ pub(super) struct Player {
     /// What the device holds for somebody else, who shares it with the strategy.
     pub(super) held_by_others: Arc<AtomicU64>,
     blocks: Vec<Option<Tenant>>,
-    events: Vec<Option<EventId>>,
+    events: TraceEvents,
     trial: Trial,
 }
 
@@ -49,7 +50,7 @@ impl Player {
             capacity,
             held_by_others: Arc::default(),
             blocks: Vec::new(),
-            events: Vec::new(),
+            events: TraceEvents::default(),
             trial: Trial::default(),
         }
     }
@@ -230,14 +231,7 @@ impl Player {
     }
 
     fn device_event(&mut self, event: TraceEventId) -> Option<EventId> {
-        let place = event as usize;
-        if place >= self.events.len() {
-            self.events.resize(place + 1, None);
-        }
-        if self.events[place].is_none() {
-            self.events[place] = self.watch.on_device(|device| device.event_create()).ok();
-        }
-        self.events[place]
+        self.events.get_or_make(event, || self.watch.on_device(|device| device.event_create())).ok()
     }
 
     fn settle(&mut self, slot: BlockSlot, tenant: Option<Tenant>) {
@@ -254,7 +248,7 @@ impl Player {
 
     /// Gives back what the program itself took of the device, its blocks left out.
     pub(super) fn give_back_own(&mut self) {
-        for event in std::mem::take(&mut self.events).into_iter().flatten() {
+        for event in self.events.take() {
             self.on_device(|device| device.event_destroy(event));
         }
         for tenant in std::mem::take(&mut self.blocks).into_iter().flatten() {

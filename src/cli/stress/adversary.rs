@@ -23,12 +23,9 @@ use crate::{
     device::DeviceSpec,
     report::{self, Medium},
     strategy::StrategySpec,
-    stress::{
-        adversary::{AdversaryError, Assessment, Contender, Contest, EXHIBITS, MEMORY, assess},
-        side_by_side,
-    },
+    stress::adversary::{AdversaryError, Assessment, Contender, Contest, EXHIBITS, MEMORY, assess},
     suite,
-    unit::{Bytes, GIB},
+    unit::{Bytes, GIB, side_by_side},
 };
 
 /// Makes up requests that hurt, within a budget of live memory: how much does each strategy take at worst?

@@ -9,7 +9,8 @@ use super::Common;
 use crate::{
     cli::{failure::Outcome, interrupt, progress},
     report,
-    stress::{KINDS, KindOfStress, Subject, TimeShare, Verdict, side_by_side},
+    stress::{KINDS, KindOfStress, Subject, TimeShare, Verdict},
+    unit::side_by_side,
 };
 
 /// Puts every strategy under every kind of stress that needs no question of its own, in the time given, and prints one

@@ -20,10 +20,10 @@ use crate::{
     plugin,
     report::{self, Medium},
     strategy::{STRATEGIES, StrategyEntry, StrategySpec},
-    stress::{Subject, Verdict, VerdictRow, side_by_side},
+    stress::{Subject, Verdict, VerdictRow},
     suite,
     trace::{self, Trace},
-    unit::{Bytes, MIB},
+    unit::{Bytes, MIB, side_by_side},
 };
 
 /// Strategies that own no memory, or only stand for another.

@@ -19,9 +19,9 @@ use crate::{
         output, progress,
     },
     report::{self, Medium},
-    stress::{Ledger, Outcome as Endured, Sizes, Slice, Subject, SubjectError, Tally, TimeShare, Until, side_by_side},
+    stress::{Ledger, Outcome as Endured, Sizes, Slice, Subject, SubjectError, Tally, TimeShare, Until},
     suite::CaseTimeout,
-    unit::{Bytes, GIB},
+    unit::{Bytes, GIB, side_by_side},
 };
 
 /// Memory on a real device if nobody says.

@@ -9,6 +9,7 @@
 use super::{super::Levels, Tally};
 use crate::{
     device::{Clock, Damage, Device, DeviceError, LONGEST_PATTERN_BYTES, Patterned, Patterns},
+    replay::TraceEvents,
     strategy::{Attempt, Block, Caller, Context, Control, Request, Silent, Strategy, StrategyError},
     trace::{BlockSlot, Event, MarkKind, Op, Tables, Trace, TraceEventId},
     unit::{EventId, Nanos, StreamId, ThreadId},
@@ -24,7 +25,7 @@ pub(in crate::stress) struct Keeper<S> {
     /// How often a call is made that a driver error ends.
     tries: u32,
     tenants: Vec<Option<Tenant>>,
-    events: Vec<Option<EventId>>,
+    events: TraceEvents,
     /// Streams that exist on the device.
     streams: usize,
     /// Orders one stream behind another.
@@ -55,7 +56,7 @@ impl<S: Strategy> Keeper<S> {
             device,
             tries,
             tenants: Vec::new(),
-            events: Vec::new(),
+            events: TraceEvents::default(),
             streams: 1,
             order: None,
             last_key: 0,
@@ -103,7 +104,7 @@ impl<S: Strategy> Keeper<S> {
 
     /// Gives everything back: the program's own events, and the strategy's memory.
     pub(in crate::stress) fn close(&mut self) -> Result<(), StrategyError> {
-        for event in self.events.drain(..).flatten().chain(self.order.take()).collect::<Vec<_>>() {
+        for event in self.events.take().chain(self.order.take()) {
             self.on_device(|device| device.event_destroy(event))?;
         }
         self.insist(|strategy, cx| strategy.close(cx))
@@ -228,18 +229,7 @@ impl<S: Strategy> Keeper<S> {
     }
 
     fn device_event(&mut self, event: TraceEventId) -> Result<EventId, StrategyError> {
-        let place = event as usize;
-        if place >= self.events.len() {
-            self.events.resize(place + 1, None);
-        }
-        match self.events[place] {
-            Some(event) => Ok(event),
-            None => {
-                let made = insist(self.tries, || self.device.event_create())?;
-                self.events[place] = Some(made);
-                Ok(made)
-            }
-        }
+        Ok(self.events.get_or_make(event, || insist(self.tries, || self.device.event_create()))?)
     }
 
     /// Takes over what comparisons have come to.

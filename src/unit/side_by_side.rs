@@ -1,4 +1,4 @@
-//! Several subjects at once.
+//! Several things at once.
 
 use std::{
     sync::{
@@ -8,7 +8,8 @@ use std::{
     thread,
 };
 
-/// What `work` makes of each item, in the order of the items, on up to `jobs` threads.
+/// What `work` makes of each item, in the order of the items, on up to `jobs` threads. An item is begun when a thread is
+/// free, so that no more of them are at work, and in memory, than there are threads.
 pub fn side_by_side<T: Sync, R: Send>(items: &[T], jobs: usize, work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let done: Mutex<Vec<(usize, R)>> = Mutex::new(Vec::new());
@@ -36,10 +37,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_come_in_the_order_of_the_items() {
-        let items: Vec<u64> = (0..50).collect();
-        for jobs in [0, 1, 3, 100] {
-            assert_eq!(side_by_side(&items, jobs, |item| item * 2), (0..100).step_by(2).collect::<Vec<_>>());
+    fn results_come_in_the_order_of_the_items_whoever_makes_them() {
+        for count in [50, 100] {
+            let items: Vec<u64> = (0..count).collect();
+            let doubled: Vec<u64> = items.iter().map(|item| item * 2).collect();
+            for jobs in [0, 1, 3, 100, 200] {
+                assert_eq!(side_by_side(&items, jobs, |item| item * 2), doubled);
+            }
         }
         assert_eq!(side_by_side(&[], 4, |item: &u64| *item), [0; 0]);
     }

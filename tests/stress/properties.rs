@@ -1,26 +1,8 @@
-//! `oomph stress` as users call it.
+//! `oomph stress properties` and `oomph stress all`.
 
-#![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
+use std::time::Instant;
 
-use std::{path::Path, process::Output, time::Instant};
-
-use assert_cmd::Command;
-use serde_json::Value;
-
-fn oomph(folder: &Path, arguments: &str) -> Output {
-    let mut command = Command::cargo_bin("oomph").unwrap();
-    command.current_dir(folder).args(arguments.split_whitespace()).output().unwrap()
-}
-
-fn code(output: &Output) -> i32 {
-    output.status.code().unwrap()
-}
-
-fn rows(output: &Output) -> Vec<Value> {
-    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(value["schema"], 1);
-    value["rows"].as_array().unwrap().clone()
-}
+use crate::{code, oomph, rows};
 
 #[test]
 fn every_strategy_that_owns_memory_passes_and_the_same_seed_says_the_same() {

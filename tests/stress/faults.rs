@@ -1,34 +1,6 @@
-//! `oomph stress faults` and `oomph stress misuse` as users call them.
+//! `oomph stress faults` and `oomph stress misuse`.
 
-#![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
-
-use std::{path::Path, process::Output};
-
-use assert_cmd::Command;
-use serde_json::Value;
-
-fn oomph(folder: &Path, arguments: &str) -> Output {
-    let mut command = Command::cargo_bin("oomph").unwrap();
-    command.current_dir(folder).args(arguments.split_whitespace()).output().unwrap()
-}
-
-fn code(output: &Output) -> i32 {
-    output.status.code().unwrap()
-}
-
-fn stdout(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).unwrap()
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
-}
-
-fn rows(output: &Output) -> Vec<Value> {
-    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(value["schema"], 1);
-    value["rows"].as_array().unwrap().clone()
-}
+use crate::{code, oomph, rows, stderr, stdout};
 
 #[test]
 fn every_driver_call_of_a_strategy_fails_and_the_same_is_said_again() {
