@@ -1,6 +1,6 @@
 //! Call stacks, each kept once however many entries and blocks share it.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, fmt, sync::Arc};
 
 /// A number of a stack in [`Stacks`]; 0 is "not recorded".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -25,6 +25,18 @@ pub struct Frame {
 impl Frame {
     fn is_python(&self) -> bool {
         self.filename.ends_with(".py") || self.filename.starts_with('<')
+    }
+
+    /// Whether it belongs to a package that pip or the distribution installed, or to Python itself.
+    fn is_installed(&self) -> bool {
+        self.filename.contains("-packages/") || self.filename.contains("/lib/python") || self.filename.starts_with('<')
+    }
+}
+
+impl fmt::Display for Frame {
+    /// `file:line function`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{} {}", self.filename, self.line, self.name)
     }
 }
 
@@ -101,7 +113,14 @@ impl Stacks {
     #[must_use]
     pub fn site(&self, stack: StackId) -> Option<String> {
         let frame = self.frames(stack).find(|frame| frame.is_python()).or_else(|| self.frames(stack).next())?;
-        Some(format!("{}:{} {}", frame.filename, frame.line, frame.name))
+        Some(frame.to_string())
+    }
+
+    /// The innermost Python frame of the program itself: outside of installed packages.
+    #[must_use]
+    pub fn own_site(&self, stack: StackId) -> Option<String> {
+        let own = |frame: &&Frame| frame.is_python() && !frame.is_installed();
+        self.frames(stack).find(own).map(ToString::to_string)
     }
 }
 
@@ -122,5 +141,19 @@ mod tests {
         assert_eq!(stacks.site(native_only).as_deref(), Some("??:7 c10::malloc"));
         assert_eq!(stacks.intern(&[unwound, forward, main]), stack);
         assert_eq!(stacks.site(StackId::NONE), None);
+    }
+
+    #[test]
+    fn the_own_site_is_the_innermost_frame_outside_of_packages() {
+        let mut stacks = Stacks::default();
+        let mut frame =
+            |filename: &str| stacks.intern_frame(Frame { filename: filename.into(), line: 7, name: "f".into() });
+        let linear = frame("/opt/venv/lib/python3.12/site-packages/torch/nn/linear.py");
+        let (runpy, compiled) = (frame("/usr/lib/python3.12/runpy.py"), frame("<string>"));
+        let (model, main) = (frame("/home/me/model.py"), frame("/home/me/train.py"));
+        let stack = stacks.intern(&[compiled, linear, model, main, runpy]);
+        assert_eq!(stacks.own_site(stack).as_deref(), Some("/home/me/model.py:7 f"));
+        let library = stacks.intern(&[linear, runpy]);
+        assert_eq!(stacks.own_site(library), None);
     }
 }
