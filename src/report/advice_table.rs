@@ -105,6 +105,12 @@ pub fn advice_csv(advices: &[Advice]) -> Result<String, ReportError> {
 
 fn headline(advice: &Advice) -> &'static str {
     if advice.dead_end.is_some() {
+        if advice.reasons.iter().any(|reason| matches!(reason, Reason::Leak { .. })) {
+            return match advice.changes {
+                true => "it ran out of memory because it leaks: mend that. This setting only gets a little further:",
+                false => "it ran out of memory because it leaks: mend that. No setting helps",
+            };
+        }
         return match (advice.changes, advice.fits) {
             (true, Some(true)) => {
                 "it ran out of memory; another setting gets past that point. Paste this before you start the program:"
@@ -146,12 +152,7 @@ fn memory(advice: &Advice) -> String {
 
 /// How the recorded program failed.
 fn failure(end: &DeadEnd) -> String {
-    let mut asked = format!("{} asked for", Bytes(end.requested_bytes));
-    for (word, site) in [(" at", &end.site), (", called from", &end.called_from)] {
-        if let Some(site) = site {
-            let _ = write!(asked, "{word} {}", within_package(site));
-        }
-    }
+    let site = end.site.as_ref().map(|site| format!(" at {site}")).unwrap_or_default();
     let refused = match end.own_limit_between() {
         Some((least, most)) => format!(
             "; refused by its own limit, a memory fraction of {} to {}: give it by --limit",
@@ -161,15 +162,11 @@ fn failure(end: &DeadEnd) -> String {
         None => format!(", {} free on the device", Bytes(end.device_free_bytes)),
     };
     format!(
-        "{asked}; {} in use, {} cached in pieces too small{refused}",
+        "{} asked for{site}; {} in use, {} cached in pieces too small{refused}",
+        Bytes(end.requested_bytes),
         Bytes(end.allocated_bytes),
         Bytes(end.cached_bytes())
     )
-}
-
-/// A call site without the folder that its package is installed in.
-fn within_package(site: &str) -> &str {
-    site.rsplit_once("-packages/").map_or(site, |(_, within)| within)
 }
 
 /// In use at the failure from this share of the memory on, settings cannot gain much.
@@ -380,8 +377,7 @@ mod tests {
     fn a_recording_that_died_says_how_and_that_the_rest_is_unknown() {
         let end = DeadEnd {
             requested_bytes: 700 * MIB,
-            site: Some("/venv/lib/python3.12/site-packages/torch/nn/linear.py:7 forward".to_owned()),
-            called_from: Some("train.py:45 <module>".to_owned()),
+            site: Some("torch/nn/linear.py:7 forward from train.py:45 <module>".to_owned()),
             allocated_bytes: 6300 * MIB,
             reserved_bytes: 6600 * MIB,
             device_free_bytes: 200 * MIB,
@@ -396,11 +392,14 @@ mod tests {
 
             export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 
-          it ran out     700 MiB asked for at torch/nn/linear.py:7 forward, called from train.py:45 <module>; 6.15 GiB in use, 300 MiB cached in pieces too small, 200 MiB free on the device
+          it ran out     700 MiB asked for at torch/nn/linear.py:7 forward from train.py:45 <module>; 6.15 GiB in use, 300 MiB cached in pieces too small, 200 MiB free on the device
           memory needed  6,184 MiB instead of 6,820 MiB: 636 MiB less (9.3 %), up to there
           there is       6,800 MiB for the allocator: enough, not enough with the current settings
           after that     what it does next is not in the recording; 616 MiB (9.1 %) are left for it. 93 % of the memory was in use: settings alone may not do (see `oomph techniques`, or a smaller batch)
         ");
+        let leak = Reason::Leak { bytes_per_step: 1e9, grower: None };
+        let leaky = advice(&Advice { reasons: vec![leak], ..died.clone() }, 1, Medium::Terminal(None));
+        assert!(leaky.starts_with("run.pickle: it ran out of memory because it leaks: mend that."), "{leaky}");
         let own_limit = DeadEnd { device_free_bytes: 9000 * MIB, ..end };
         let text = advice(&Advice { dead_end: Some(own_limit), fits: None, ..died }, 1, Medium::Terminal(None));
         assert!(text.contains("a memory fraction of 6,600 MiB to 7,300 MiB: give it by --limit"), "{text}");

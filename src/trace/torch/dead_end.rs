@@ -14,8 +14,6 @@ pub struct DeadEnd {
     pub requested_bytes: u64,
     /// Who asked.
     pub site: Option<String>,
-    /// The program's own line that led there, where that is another one.
-    pub called_from: Option<String>,
     /// Bytes in blocks that the program held.
     pub allocated_bytes: u64,
     /// Bytes that the allocator had from the driver.
@@ -82,11 +80,9 @@ impl Recording {
             }
             peak_reserved_bytes = peak_reserved_bytes.max(level);
         }
-        let (site, own_site) = (self.stacks.site(failed.stack), self.stacks.own_site(failed.stack));
         Some(DeadEnd {
             requested_bytes: failed.size,
-            called_from: own_site.filter(|own| site.as_ref() != Some(own)),
-            site,
+            site: self.stacks.site(failed.stack),
             allocated_bytes,
             reserved_bytes,
             device_free_bytes: failed.device_free().unwrap_or(0),

@@ -11,6 +11,9 @@ impl StackId {
     pub const NONE: StackId = StackId(0);
 }
 
+/// How the folder ends that pip and distributions install packages in.
+const PACKAGES: &str = "-packages/";
+
 /// One line of a stack.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Frame {
@@ -29,14 +32,15 @@ impl Frame {
 
     /// Whether it belongs to a package that pip or the distribution installed, or to Python itself.
     fn is_installed(&self) -> bool {
-        self.filename.contains("-packages/") || self.filename.contains("/lib/python") || self.filename.starts_with('<')
+        self.filename.contains(PACKAGES) || self.filename.contains("/lib/python") || self.filename.starts_with('<')
     }
 }
 
 impl fmt::Display for Frame {
-    /// `file:line function`.
+    /// `file:line function`, without the folder that packages are installed in.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{} {}", self.filename, self.line, self.name)
+        let filename = self.filename.rsplit_once(PACKAGES).map_or(&*self.filename, |(_, within)| within);
+        write!(f, "{filename}:{} {}", self.line, self.name)
     }
 }
 
@@ -109,18 +113,16 @@ impl Stacks {
         self.members(stack).iter().map(|&frame| &self.frames[frame as usize])
     }
 
-    /// The call site in a few words: the innermost Python frame, or the innermost of all, as `file:line function`.
+    /// The call site in a few words, as `file:line function`: the innermost Python frame, or the innermost of all. Of an
+    /// installed package also the program's own line that led there, which is the one that its author can change.
     #[must_use]
     pub fn site(&self, stack: StackId) -> Option<String> {
         let frame = self.frames(stack).find(|frame| frame.is_python()).or_else(|| self.frames(stack).next())?;
-        Some(frame.to_string())
-    }
-
-    /// The innermost Python frame of the program itself: outside of installed packages.
-    #[must_use]
-    pub fn own_site(&self, stack: StackId) -> Option<String> {
-        let own = |frame: &&Frame| frame.is_python() && !frame.is_installed();
-        self.frames(stack).find(own).map(ToString::to_string)
+        let own = self.frames(stack).find(|frame| frame.is_python() && !frame.is_installed());
+        Some(match own.filter(|_| frame.is_installed()) {
+            Some(own) => format!("{frame} from {own}"),
+            None => frame.to_string(),
+        })
     }
 }
 
@@ -144,16 +146,20 @@ mod tests {
     }
 
     #[test]
-    fn the_own_site_is_the_innermost_frame_outside_of_packages() {
+    fn inside_a_package_the_line_of_the_program_that_led_there_is_named_too() {
         let mut stacks = Stacks::default();
         let mut frame =
             |filename: &str| stacks.intern_frame(Frame { filename: filename.into(), line: 7, name: "f".into() });
         let linear = frame("/opt/venv/lib/python3.12/site-packages/torch/nn/linear.py");
         let (runpy, compiled) = (frame("/usr/lib/python3.12/runpy.py"), frame("<string>"));
         let (model, main) = (frame("/home/me/model.py"), frame("/home/me/train.py"));
-        let stack = stacks.intern(&[compiled, linear, model, main, runpy]);
-        assert_eq!(stacks.own_site(stack).as_deref(), Some("/home/me/model.py:7 f"));
-        let library = stacks.intern(&[linear, runpy]);
-        assert_eq!(stacks.own_site(library), None);
+        let mut site = |frames: &[u32]| {
+            let stack = stacks.intern(frames);
+            stacks.site(stack).unwrap()
+        };
+        assert_eq!(site(&[linear, model, main, runpy]), "torch/nn/linear.py:7 f from /home/me/model.py:7 f");
+        assert_eq!(site(&[compiled, main]), "<string>:7 f from /home/me/train.py:7 f");
+        assert_eq!(site(&[model, linear, main]), "/home/me/model.py:7 f");
+        assert_eq!(site(&[linear, runpy]), "torch/nn/linear.py:7 f");
     }
 }
