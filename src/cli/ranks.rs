@@ -85,7 +85,10 @@ pub fn tell<T>(
     })?;
     for (file, answer) in answers {
         if let Err(reason) = answer {
-            output::complain(&format!("failed: {}: {reason}", file.path.display()));
+            // Most reasons name the file themselves.
+            let path = file.path.display().to_string();
+            let named = if reason.starts_with(&path) { reason.clone() } else { format!("{path}: {reason}") };
+            output::complain(&format!("failed: {named}"));
         }
     }
     Ok(if answers.iter().all(|(_, answer)| answer.is_ok()) { exit::OK } else { exit::CASES_FAILED })
