@@ -123,6 +123,7 @@ impl Environment {
         let driver = |run: &Environment| run.driver.clone().unwrap_or_default();
         [
             difference("schema", self.schema.to_string(), other.schema.to_string()),
+            difference("version", self.version.clone(), other.version.clone()),
             difference("commit", self.commit.clone(), other.commit.clone()),
             difference("device", self.device.clone(), other.device.clone()),
             difference("device_name", self.device_name.clone(), other.device_name.clone()),
