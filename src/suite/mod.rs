@@ -27,7 +27,7 @@ pub use in_process::InProcess;
 pub use isolation::{Isolating, Isolation};
 pub use needs::WithNeeds;
 pub use partition::{Partition, PartitionError};
-pub use rank_files::{RankFile, rank_files};
+pub use rank_files::{RankFile, rank_files, read_at_once};
 pub use run::{CaseOutcome, CaseRunner, Progress, all_cores, run, run_on};
 pub use source::{SourceError, SourceSpec};
 pub use timeout::{CaseTimeout, TimeoutError};

@@ -9,11 +9,19 @@ use std::{
 };
 
 use super::{SourceError, filter::glob};
+use crate::unit::GIB;
 
 /// Endings of the files that are taken from a folder; a pattern says itself what it means.
 const ENDINGS: [&str; 3] = ["pickle", "pkl", "oomph"];
 /// What may come after an ending.
 const COMPRESSED: [&str; 3] = ["gz", "xz", "zst"];
+
+/// What the files that are read at the same time may take in memory together, unless one of them takes more by itself.
+const MOST_MEMORY_BYTES: u64 = 4 * GIB;
+/// How much of its length a recording takes while it is read (seen with 10 million events: 797 MiB of 390), and how much
+/// longer than its file it is where that is compressed (seen: 20 to 57 times).
+const MEMORY_OF_LENGTH: u64 = 2;
+const LENGTH_OF_COMPRESSED: u64 = 60;
 
 /// One rank's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,6 +91,19 @@ fn matching(pattern: &Path) -> Vec<(String, PathBuf)> {
         };
     }
     found
+}
+
+/// How many of the files may be read side by side on so many cores, so that a folder of long recordings does not take
+/// the memory of all of them at once.
+#[must_use]
+pub fn read_at_once(files: &[RankFile], cores: usize) -> usize {
+    let memory = |file: &RankFile| {
+        let bytes = fs::metadata(&file.path).map_or(0, |file| file.len()).saturating_mul(MEMORY_OF_LENGTH);
+        let is_compressed = file.path.extension().is_some_and(|ending| COMPRESSED.iter().any(|known| ending == *known));
+        if is_compressed { bytes.saturating_mul(LENGTH_OF_COMPRESSED) } else { bytes }
+    };
+    let most = files.iter().map(memory).max().unwrap_or(0).max(1);
+    usize::try_from(MOST_MEMORY_BYTES / most).unwrap_or(usize::MAX).clamp(1, cores.min(files.len()).max(1))
 }
 
 fn is_recording(file: &str) -> bool {
@@ -210,6 +231,22 @@ mod tests {
         for name in [folder.path().to_owned(), folder.path().join("*.pickle")] {
             assert_eq!(ranks(&name.display().to_string()), ["0", "1", "2"]);
         }
+    }
+
+    #[test]
+    fn long_recordings_are_read_one_after_the_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let at_once = |name: &str, bytes: u64, count: usize| {
+            let path = folder.path().join(name);
+            fs::File::create(&path).unwrap().set_len(bytes).unwrap();
+            read_at_once(&vec![RankFile { rank: String::new(), path }; count], 64)
+        };
+        assert_eq!(at_once("short.pickle", 1000, 100), 64);
+        assert_eq!(at_once("short.pickle", 1000, 3), 3);
+        assert_eq!(at_once("long.pickle", GIB / 2, 100), 4);
+        assert_eq!(at_once("longer.pickle", 8 * GIB, 100), 1);
+        assert_eq!(at_once("short.pickle.xz", GIB / 120, 100), 4);
+        assert_eq!(read_at_once(&[], 64), 1);
     }
 
     proptest::proptest! {
