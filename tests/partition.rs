@@ -281,6 +281,19 @@ fn several_devices_are_refused_where_one_is_wanted() {
 }
 
 #[test]
+fn shards_of_the_same_cases_with_other_contents_are_told_apart() {
+    let folder = folder_with(SUITE);
+    run(&folder, "run ./suite.toml --partition slice:1/2 --output 1", 0);
+    let other = SUITE.replace("strategies = ['direct'", "on_oom = 'skip'\nstrategies = ['direct'");
+    fs::write(folder.path().join("suite.toml"), other).unwrap();
+    run(&folder, "run ./suite.toml --partition slice:2/2 --output 2", 0);
+    let told = run(&folder, "report 1 2 --output merged", 107);
+    assert!(told.contains("different: 2: its content of suites, workloads and trace files is '"), "{told}");
+    let told = run(&folder, "run ./suite.toml --partition slice:1/2 --resume 1", 2);
+    assert!(told.contains("content of suites"), "{told}");
+}
+
+#[test]
 fn a_case_whose_file_was_cut_on_the_way_is_run_again() {
     let folder = folder_with(SUITE);
     run(&folder, "run ./suite.toml --output alone", 0);

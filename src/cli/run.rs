@@ -108,6 +108,7 @@ impl Args {
             case_timeout: self.workers.case_timeout.map(|timeout| timeout.to_string()),
             pack: self.needs.pack,
             base: suites.first().map_or_else(String::new, |suite| suite.base.clone()),
+            contents: None,
         }
     }
 
@@ -135,6 +136,7 @@ pub fn run(args: Args) -> Outcome {
     };
     let device = fleet.any();
     let mut cases = select(&args, &suites, &device)?;
+    let contents = args.partition.is_some().then(|| suite::contents(&cases));
     let all_ids: Vec<String> = cases.iter().map(|case| case.label.case_id()).collect();
     let share = Share::new(args.partition()?, &all_ids);
     cases.retain(|case| share.has(&case.label.case_id()));
@@ -148,7 +150,7 @@ pub fn run(args: Args) -> Outcome {
 
     let runner = args.workers.runner(&cases, None)?;
     let environment = share.in_environment(Environment {
-        settings: Some(args.settings(&suites)),
+        settings: Some(Settings { contents, ..args.settings(&suites) }),
         ..environment::describe(&device, args.seed.unwrap_or(suites[0].seeds[0]))?
     });
     let place = share.place(&args);

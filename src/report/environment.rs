@@ -63,6 +63,9 @@ pub struct Settings {
     pub pack: bool,
     /// The strategy that ratios are given to.
     pub base: String,
+    /// A number for what the cases of a shared run are told to do, which their ids do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contents: Option<String>,
 }
 
 /// Which part of a run a folder holds. Which cases those are is in `plan.csv`.
@@ -149,6 +152,11 @@ impl Environment {
             difference("--case-timeout", time(&here), time(&there)),
             difference("--pack", here.pack.to_string(), there.pack.to_string()),
             difference("base strategy", here.base, there.base),
+            difference(
+                "content of suites, workloads and trace files",
+                here.contents.unwrap_or_default(),
+                there.contents.unwrap_or_default(),
+            ),
         ]
         .into_iter()
         .flatten()

@@ -6,6 +6,7 @@
 
 mod agreement;
 mod case;
+mod contents;
 mod file;
 mod filter;
 mod in_process;
@@ -21,6 +22,7 @@ pub mod worker;
 
 pub use agreement::compare;
 pub use case::{Case, CaseSettings};
+pub use contents::contents;
 pub use file::{Group, OnOom, Selection, SuiteFile, SuiteKind};
 pub use filter::Filter;
 pub use in_process::InProcess;
