@@ -1,7 +1,5 @@
 //! `oomph record` on the binary: what it prints is Python.
 
-#![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
-
 use std::process::Command;
 
 use assert_cmd::cargo::cargo_bin_cmd;
