@@ -83,7 +83,7 @@ impl FromStr for Fleet {
 
     fn from_str(text: &str) -> Result<Fleet, DeviceSpecError> {
         let text = text.trim();
-        let unknown = || DeviceSpecError::Unknown { text: text.to_owned(), suggestion: None };
+        let unknown = || DeviceSpecError::UnknownFleet { text: text.to_owned(), most: MOST_SIMULATED };
         let members: Vec<DeviceSpec> = match simulated(text) {
             _ if text == ALL_GPUS => {
                 let unavailable = |reason| DeviceSpecError::Unavailable { device: text.to_owned(), reason };
@@ -129,6 +129,8 @@ mod tests {
         for text in ["0xsim", "1025xsim", "4000000000xsim", "2xcuda", "2x", "2xsim:nothing", "cuda:some", "2x2xsim"] {
             assert!(text.parse::<Fleet>().is_err(), "{text}");
         }
+        let message = "1025xsim".parse::<Fleet>().unwrap_err().to_string();
+        assert!(message.contains("from 1xsim to 1024xsim"), "{message}");
     }
 
     #[test]
