@@ -124,6 +124,10 @@ fn shards_that_are_not_one_whole_run_are_refused_by_name() {
     assert!(told.contains("double: 1 and 1 both hold shard slice:1/3"), "{told}");
     assert!(!folder.path().join("merged").exists());
 
+    let told = run(&folder, "report 1 2 whole --output merged", 2);
+    assert!(told.contains("whole is no shard, but a run of its own"), "{told}");
+    assert!(!folder.path().join("merged").exists());
+
     let told = run(&folder, "report 1 2 --output half.html", 107);
     assert!(told.contains("report: half.html") && folder.path().join("half.html").is_file(), "{told}");
     run(&folder, "report 1", 0);
@@ -170,6 +174,7 @@ fn a_shard_without_cases_is_a_result() {
     assert_eq!((rows(&folder, "1"), rows(&folder, "2")), (1, 0));
     run(&folder, "report 1 2 --output merged", 0);
     assert_eq!(rows(&folder, "merged"), 1);
+    run(&folder, "report 1 --output without", 0);
     run(&folder, "run ./suite.toml --filter nothing --partition slice:1/2", 4);
 }
 
@@ -236,13 +241,14 @@ fn sigterm_finishes_the_case_and_the_requeued_shard_ends_like_one_that_was_left_
         "question = 'how long?'\nseeds = [{}]\n[[group]]\nworkloads = ['power-law']\nstrategies = ['caching']\n",
         seeds.join(",")
     ));
-    let part = "run ./suite.toml --partition hash:1/2";
+    let part = "run ./suite.toml --filter power-law --limit 64GiB --partition hash:1/2";
     let (code, complaint) = terminated(&folder, part, "requeued", 3);
     assert_eq!(code, Some(130), "{complaint}");
-    assert!(complaint.contains("--partition hash:1/2 --resume requeued"), "{complaint}");
+    let (_, again) = complaint.trim_end().rsplit_once("go on with: oomph ").unwrap();
+    assert!(again.ends_with("--partition hash:1/2 --resume requeued"), "{complaint}");
     let kept = read(&folder, "requeued/runs.csv");
     assert!(!kept.contains("interrupted"), "the case that ran was finished");
-    run(&folder, &format!("{part} --resume requeued"), 0);
+    run(&folder, again, 0);
     run(&folder, &format!("{part} --output straight"), 0);
     assert_eq!(read(&folder, "requeued/runs.csv"), read(&folder, "straight/runs.csv"));
 }
@@ -272,4 +278,34 @@ fn several_devices_are_refused_where_one_is_wanted() {
         assert!(told.contains("means several devices"), "{told}");
     }
     run(&folder, "run ./suite.toml --device 0xsim", 2);
+}
+
+#[test]
+fn shards_of_the_same_cases_with_other_contents_are_told_apart() {
+    let folder = folder_with(SUITE);
+    run(&folder, "run ./suite.toml --partition slice:1/2 --output 1", 0);
+    let other = SUITE.replace("strategies = ['direct'", "on_oom = 'skip'\nstrategies = ['direct'");
+    fs::write(folder.path().join("suite.toml"), other).unwrap();
+    run(&folder, "run ./suite.toml --partition slice:2/2 --output 2", 0);
+    let told = run(&folder, "report 1 2 --output merged", 107);
+    assert!(told.contains("different: 2: its content of suites, workloads and trace files is '"), "{told}");
+    let told = run(&folder, "run ./suite.toml --partition slice:1/2 --resume 1", 2);
+    assert!(told.contains("content of suites"), "{told}");
+}
+
+#[test]
+fn a_case_whose_file_was_cut_on_the_way_is_run_again() {
+    let folder = folder_with(SUITE);
+    run(&folder, "run ./suite.toml --output alone", 0);
+    for shard in 1..=2 {
+        run(&folder, &format!("run ./suite.toml --partition slice:{shard}/2 --output {shard}"), 0);
+    }
+    let cases = fs::read_dir(folder.path().join("1/cases")).unwrap();
+    let cut = cases.map(|entry| entry.unwrap().path()).min().unwrap();
+    fs::write(&cut, &fs::read(&cut).unwrap()[..100]).unwrap();
+    let told = run(&folder, "report 1 2 --output merged", 107);
+    assert!(told.contains("damaged: 1 is to be copied again, or to go on with --resume"), "{told}");
+    run(&folder, "run ./suite.toml --partition slice:1/2 --resume 1", 0);
+    run(&folder, "report 1 2 --output merged", 0);
+    assert_eq!(read(&folder, "merged/runs.csv"), read(&folder, "alone/runs.csv"));
 }

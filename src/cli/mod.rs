@@ -34,6 +34,7 @@ mod run_claims;
 mod run_partition;
 mod run_techniques;
 mod run_thresholds;
+mod shell;
 mod source;
 mod stress;
 mod techniques;

@@ -1,6 +1,7 @@
 //! `oomph run`.
 
 use std::{
+    collections::BTreeSet,
     path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering},
 };
@@ -107,6 +108,7 @@ impl Args {
             case_timeout: self.workers.case_timeout.map(|timeout| timeout.to_string()),
             pack: self.needs.pack,
             base: suites.first().map_or_else(String::new, |suite| suite.base.clone()),
+            contents: None,
         }
     }
 
@@ -123,6 +125,8 @@ pub fn run(args: Args) -> Outcome {
     if let Some(own) = suites.iter().find(|suite| suite.kind.has_own_table()) {
         return run_own_table(&args, own, suites.len());
     }
+    // From the start, because a batch system may want its node back while cases are still being made up.
+    let stop = interrupt::flag(interrupt::Running::Cases)?;
     // A name that is wrong must not cost a run.
     args.baseline.as_deref().map(compare::folder).transpose()?;
     let kept = args.save_baseline.as_deref().map(compare::baseline_folder).transpose()?;
@@ -132,6 +136,7 @@ pub fn run(args: Args) -> Outcome {
     };
     let device = fleet.any();
     let mut cases = select(&args, &suites, &device)?;
+    let contents = args.partition.is_some().then(|| suite::contents(&cases));
     let all_ids: Vec<String> = cases.iter().map(|case| case.label.case_id()).collect();
     let share = Share::new(args.partition()?, &all_ids);
     cases.retain(|case| share.has(&case.label.case_id()));
@@ -145,7 +150,7 @@ pub fn run(args: Args) -> Outcome {
 
     let runner = args.workers.runner(&cases, None)?;
     let environment = share.in_environment(Environment {
-        settings: Some(args.settings(&suites)),
+        settings: Some(Settings { contents, ..args.settings(&suites) }),
         ..environment::describe(&device, args.seed.unwrap_or(suites[0].seeds[0]))?
     });
     let place = share.place(&args);
@@ -154,7 +159,6 @@ pub fn run(args: Args) -> Outcome {
         None => share.create(&place, || RunFolder::create(&place, &environment)),
     }
     .map_err(Failure::usage)?;
-    let stop = interrupt::flag(interrupt::Running::Cases)?;
     let (searched, measured): (Vec<Case>, Vec<Case>) = cases.into_iter().partition(asks_for_threshold);
     let with_needs = WithNeeds::new(&runner, args.needs.pack_within());
     run_cases(&args, &fleet, &folder, measured, &with_needs, &stop)?;
@@ -185,13 +189,18 @@ pub fn run(args: Args) -> Outcome {
         }
         output::say(&format!("\nresults: {}\nreport:  {}", folder.path().display(), page.display()))?;
     }
-    let answered = details.iter().filter(|detail| detail.record.status != ThresholdStatus::Interrupted).count();
-    let ended = records.iter().filter(|record| record.status != Status::Interrupted).count() + answered;
+    let answered = details.iter().map(|detail| &detail.record);
+    let answered =
+        answered.filter(|record| record.status != ThresholdStatus::Interrupted).map(|record| &record.case_id);
+    let measured = records.iter().filter(|record| record.status != Status::Interrupted).map(|record| &record.case_id);
+    // A folder may hold answers of earlier filters beside those that were asked for now.
+    let held: BTreeSet<&String> = measured.chain(answered).collect();
+    let ended = ids.iter().filter(|id| held.contains(id)).count();
     if ended < ids.len() {
         output::complain(&format!(
             "interrupted after {ended} of {} cases; go on with: {}",
             ids.len(),
-            share.again(&names, folder.path())
+            share.again(folder.path())
         ));
         return Ok(exit::INTERRUPTED);
     }

@@ -52,8 +52,8 @@ pub enum ReportError {
     },
     /// The folder is a shard whose cases were dealt out otherwise.
     #[error(
-        "{path} cannot be resumed: its plan.csv deals out other cases than this run; resume with the same suites, \
-         filters and trace files"
+        "{path} cannot be resumed: its plan.csv deals out other cases than this run, or otherwise; resume with the \
+         same suites, filters, partition and trace files"
     )]
     OtherPlan {
         /// Which folder.

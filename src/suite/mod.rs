@@ -6,6 +6,7 @@
 
 mod agreement;
 mod case;
+mod contents;
 mod file;
 mod filter;
 mod in_process;
@@ -21,13 +22,14 @@ pub mod worker;
 
 pub use agreement::compare;
 pub use case::{Case, CaseSettings};
+pub use contents::contents;
 pub use file::{Group, OnOom, Selection, SuiteFile, SuiteKind};
 pub use filter::Filter;
 pub use in_process::InProcess;
 pub use isolation::{Isolating, Isolation};
 pub use needs::WithNeeds;
 pub use partition::{Partition, PartitionError};
-pub use rank_files::{RankFile, rank_files};
+pub use rank_files::{RankFile, rank_files, read_at_once};
 pub use run::{CaseOutcome, CaseRunner, Progress, all_cores, run, run_on};
 pub use source::{SourceError, SourceSpec};
 pub use timeout::{CaseTimeout, TimeoutError};

@@ -158,6 +158,13 @@ impl Recipe {
         &self.purpose
     }
 
+    /// What it says, wherever it stands: recipes of the same words make the same events of the same seed.
+    #[must_use]
+    pub fn words(&self) -> String {
+        let given = self.given.iter().map(|(key, given)| format!("; {key} = {}", given.value));
+        given.fold(self.generator.name.to_owned(), |words, more| words + &more)
+    }
+
     /// Where its pattern comes from.
     #[must_use]
     pub fn origin(&self) -> &str {
