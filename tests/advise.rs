@@ -80,6 +80,33 @@ fn advice_is_given_while_one_waits() {
     assert!(seconds <= 5.0, "{seconds:.3} s");
 }
 
+/// As its owner has it: the file that PyTorch wrote when it died, and nobody to say how much memory there was.
+#[test]
+fn a_program_that_ran_out_is_told_what_would_have_been_enough() {
+    let folder = tempfile::tempdir().unwrap();
+    let copy_of = |name: &str| {
+        let copy = folder.path().join(format!("{name}.pickle.xz"));
+        std::fs::copy(path_of(name), &copy).unwrap();
+        copy.display().to_string()
+    };
+    let (out, _) = oomph(&["advise", &copy_of("varlen_cap042")], 0);
+    assert!(out.contains("it runs out of memory now, and does not with another setting"), "{out}");
+    assert!(out.contains("EXACT") && out.contains("there was      5,846 MiB for the allocator at least"), "{out}");
+    assert!(out.contains("the recording ends where memory ran out"), "{out}");
+    let too_much = copy_of("oom_base");
+    let (out, _) = oomph(&["advise", &too_much], 0);
+    assert!(out.contains("no setting helps") && out.contains("true exhaustion"), "{out}");
+    let (out, _) = oomph(&["advise", &too_much, "--format", "json"], 0);
+    let row = &serde_json::from_str::<Value>(&out).unwrap()["rows"][0];
+    assert_eq!((&row["limit_is_recorded"], &row["fits"]), (&Value::Bool(true), &Value::Bool(false)));
+    assert_eq!(row["ran_out"]["requested_bytes"], 1_646_821_376);
+    let (out, _) = oomph(&["advise", &too_much, "--memory", "24GiB"], 0);
+    assert!(
+        out.contains("there is") && !out.contains("there was"),
+        "what is said goes before what was recorded: {out}"
+    );
+}
+
 #[test]
 fn the_command_prints_the_line_to_paste_and_the_same_as_json() {
     let recording = path_of("varlen_stack");

@@ -20,7 +20,8 @@ use oomph::{
     replay::verify::{Companion, Divergence, Verdict, Verification, verify},
     strategy::{self, Attempt, Caller, Context, Request, SegmentView, Setup, StrategyEvent, StrategySpec},
     trace::torch::{
-        Action, Block, BlockState, Entry, Recording, Segment, SegmentKind, Setting, Settings, Snapshot, StackId,
+        Action, Block, BlockState, Entry, Recording, Refuser, Segment, SegmentKind, Setting, Settings, Snapshot,
+        StackId,
     },
     unit::{Address, SiteId, StreamId, ThreadId},
 };
@@ -71,6 +72,33 @@ fn every_recording_is_exact() {
     assert!(failures.is_empty(), "{} diverge:\n{}", failures.len(), failures.join("\n"));
     let (entries, empty_caches, retries, ooms) = counted.into_inner().unwrap();
     assert_eq!((entries, empty_caches, retries, ooms), (1_875_087, 35, 343, 245));
+}
+
+/// As its owner has it: a file of PyTorch's, and no table beside it.
+#[test]
+fn a_recording_that_ran_out_is_exact_without_anybody_saying_its_limit_and_tells_it() {
+    let total = SimDevice::new(SimConfig::default()).unwrap().props().total_bytes as f64;
+    let mut limited = Vec::new();
+    for path in recordings() {
+        let companion = Companion::beside(&path).unwrap().unwrap();
+        if companion.counters.ooms == Some(0) || companion.counters.ooms.is_none() {
+            continue;
+        }
+        let recording = Recording::open(&path, None).unwrap();
+        let out = recording.ran_out().unwrap();
+        let limit = (companion.memory_fraction.unwrap() * total) as u64;
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        assert_eq!(out.refused_by, Refuser::OwnLimit, "{name}");
+        assert!((out.at_least_bytes..out.below_bytes).contains(&limit), "{name}: {out:?} {limit}");
+        assert_eq!(Some(out.at_least_bytes), companion.counters.peak_reserved, "{name}");
+        let verdict = verify_as_recorded(&recording, &Companion::default()).verdict;
+        assert!(!matches!(verdict, Verdict::Diverged(_)), "{name}: {verdict:?}");
+        limited.push((name, verdict == Verdict::Exact));
+    }
+    let not_exact: Vec<&str> = limited.iter().filter(|(_, exact)| !exact).map(|(name, _)| &**name).collect();
+    // Garbage collection counts in shares of the limit, so there it must be known.
+    let collecting = ["fuzz2.gc.pickle.xz", "varlen_cap042.gc.pickle.xz", "varlen_cap047.gc.pickle.xz"];
+    assert_eq!((limited.len(), &not_exact[..]), (11, &collecting[..]));
 }
 
 fn open(name: &str) -> (Snapshot, Companion) {
@@ -282,6 +310,25 @@ fn the_command_gives_a_line_a_file_and_a_total() {
     assert_eq!(lines[0], format!("EXACT     {OOM_BASE}: 510 entries, 1 retries, 1 out of memory"));
     assert!(lines[1].starts_with("EXACT") && lines[1].contains(VARLEN_STACK), "{text}");
     assert!(lines[2].starts_with("2 recordings, ") && lines[2].ends_with(": 2 exact"), "{text}");
+}
+
+#[test]
+fn the_command_says_under_which_limit_a_recording_ran_out_that_brings_no_table() {
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("run-0.pickle.xz").display().to_string();
+    std::fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join(OOM_BASE), &copy).unwrap();
+    let (code, text) = oomph(&["verify", &copy]);
+    assert_eq!(code, 0, "{text}");
+    let limit = "under a limit of its own of 7.24 GiB or more, less than 8.77 GiB";
+    assert!(text.starts_with("EXACT") && text.contains(limit) && !text.contains("by the driver"), "{text}");
+    assert!(text.contains("1 recording, 510 entries agree: 1 exact"), "{text}");
+    let (_, text) = oomph(&["verify", "--format", "json", &copy]);
+    let row = &serde_json::from_str::<serde_json::Value>(&text).unwrap()["rows"][0];
+    assert_eq!(
+        (&row["limit_bytes"], &row["ran_out"]["at_least_bytes"]),
+        (&serde_json::Value::Null, &7_772_045_312_u64.into())
+    );
+    assert_eq!(row["ran_out"]["refused_by"], "own_limit");
 }
 
 #[test]

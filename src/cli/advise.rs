@@ -21,7 +21,7 @@ use crate::{
     device::DeviceSpec,
     report::{self, Medium},
     suite::{self, RankFile},
-    trace::Trace,
+    trace::{Trace, torch::RanOut},
     unit::Bytes,
 };
 
@@ -46,7 +46,8 @@ torch.cuda.memory._dump_snapshot('snapshot.pickle'), and ask.
 
 Of the settings that need about the least (64 MiB or 1 % more) the simplest is recommended: what the program has now, then
 the fewest settings, then the least memory. A smaller gain than that is no reason to change anything. A request that failed
-when it was recorded must be served as well.
+when it was recorded must be served as well; without --memory and --limit, what the program had when it failed is what
+there is.
 
 `Memory needed` is the allocator's own, to be compared with torch.cuda.max_memory_reserved; `Smallest device` adds what
 the driver's context and the libraries take. With --memory the driver refuses what goes beyond, as a card of that size
@@ -127,9 +128,12 @@ fn answer(
     stop: &AtomicBool,
     on_part: Option<&(dyn Fn(usize) + Sync)>,
 ) -> Result<Option<Advice>, Failure> {
-    let Watched { trace, current, confidence } = Watched::open(args, name)?;
+    let Watched { trace, current, confidence, ran_out } = Watched::open(args, name)?;
+    let said = room(args);
+    let recorded = ran_out.as_ref().and_then(Room::of).filter(|_| said.is_none());
+    let device = &ran_out.map_or_else(|| device.clone(), |out| device.with_room_for(out.below_bytes));
     let question = AdviceQuestion {
-        room: room(args),
+        room: said.or(recorded),
         repeat: args.repeat,
         jobs,
         stop: Some(stop),
@@ -137,7 +141,7 @@ fn answer(
         ..AdviceQuestion::new(&trace, &current, device)
     };
     match advise::advise(&question) {
-        Ok(advice) => Ok(Some(Advice { confidence, ..advice })),
+        Ok(advice) => Ok(Some(Advice { confidence, ran_out, limit_is_recorded: recorded.is_some(), ..advice })),
         Err(ThresholdError::Interrupted) => Ok(None),
         Err(error) => Err(error.into()),
     }
@@ -184,6 +188,7 @@ struct Watched {
     trace: Trace,
     current: String,
     confidence: Confidence,
+    ran_out: Option<RanOut>,
 }
 
 impl Watched {
@@ -195,15 +200,16 @@ impl Watched {
             device_index: args.device_index,
         };
         let spec = options.spec()?;
-        let (trace, recorded, confidence) = match spec.verified_recording().map_err(Failure::usage)? {
+        let (trace, recorded, confidence, ran_out) = match spec.verified_recording().map_err(Failure::usage)? {
             Some(_) if !args.set.is_empty() => return Err(Failure::usage(anyhow!("'{name}' has nothing to --set"))),
             Some((recording, verification)) => {
                 let settings = recording.settings.conf().trim().to_owned();
-                (recording.trace, settings, Confidence::of(&verification))
+                let ran_out = recording.ran_out();
+                (recording.trace, settings, Confidence::of(&verification), ran_out)
             }
             None => {
                 let source = spec.open().map_err(Failure::usage)?;
-                (Trace::read(&*source).map_err(Failure::usage)?, String::new(), Confidence::Unverified)
+                (Trace::read(&*source).map_err(Failure::usage)?, String::new(), Confidence::Unverified, None)
             }
         };
         let current = match &args.current {
@@ -213,7 +219,7 @@ impl Watched {
             }
             None => recorded_settings(recorded),
         };
-        Ok(Watched { trace, current, confidence })
+        Ok(Watched { trace, current, confidence, ran_out })
     }
 }
 

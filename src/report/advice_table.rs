@@ -16,6 +16,7 @@ use crate::{
         threshold::ThresholdStatus,
     },
     measure::{SCHEMA, obstacles},
+    trace::torch::{RanOut, Refuser},
     unit::{Bytes, Nanos},
 };
 
@@ -44,7 +45,7 @@ pub fn advice(advice: &Advice, top: usize, medium: Medium) -> String {
     };
     say("memory needed", memory(advice));
     if let Some(room) = room(advice) {
-        say("there is", room);
+        say(if advice.limit_is_recorded { "there was" } else { "there is" }, room);
     }
     if let Some(then) = advice.driver_ns {
         say("driver time", cost(advice.driver_now_ns.filter(|_| advice.changes), then));
@@ -55,6 +56,12 @@ pub fn advice(advice: &Advice, top: usize, medium: Medium) -> String {
     }
     if let Some(note) = garbage_collection_note(advice) {
         say("note", note.to_owned());
+    }
+    if advice.ran_out.is_some_and(|out| out.is_the_end) {
+        say(
+            "note",
+            "the recording ends where memory ran out; what came next is not in it and may need more".to_owned(),
+        );
     }
     let _ = writeln!(out, "\n{}", rows(advice, top, medium));
     out
@@ -131,7 +138,18 @@ fn room(advice: &Advice) -> Option<String> {
         true => format!(", {} with the current settings", verdict(advice.fits_now)),
         false => String::new(),
     };
-    Some(format!("{} for the allocator: {}{now}", in_mebibytes(Some(limit)), verdict(advice.fits)))
+    let amount = in_mebibytes(Some(limit));
+    let there = match advice.ran_out.filter(|_| advice.limit_is_recorded) {
+        None => format!("{amount} for the allocator"),
+        Some(RanOut { refused_by: Refuser::Driver, requested_bytes, .. }) => {
+            format!("{amount} for the allocator when {} more were refused", Bytes(requested_bytes))
+        }
+        Some(RanOut { refused_by: Refuser::OwnLimit, below_bytes, .. }) => {
+            let below = in_mebibytes(Some(below_bytes));
+            format!("{amount} for the allocator at least, less than {below} (its memory fraction; --limit says it)")
+        }
+    };
+    Some(format!("{there}: {}{now}", verdict(advice.fits)))
 }
 
 fn cost(now: Option<u64>, then: u64) -> String {

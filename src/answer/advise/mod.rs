@@ -6,8 +6,8 @@
 //! neither knows files nor prints.
 //!
 //! What is needed is found as by [`threshold`](super::threshold). `cudaMalloc` of a program that was told to use a share
-//! of the device ([`Room::Limit`]) is refused by the allocator itself; on a card that is just too small ([`Room::Card`])
-//! by the driver, and then `garbage_collection_threshold` does nothing, as in PyTorch.
+//! of the device ([`Room::Limit`]) is refused by the allocator itself; on a card that is just too small ([`Room::Card`],
+//! [`Room::Left`]) by the driver, and then `garbage_collection_threshold` does nothing, as in PyTorch.
 
 pub mod choice;
 mod confidence;
@@ -26,7 +26,10 @@ use super::threshold::{Cap, ThresholdError, ThresholdStatus, live_peak, overhead
 use crate::{
     device::DeviceSpec,
     measure::{OomReport, SCHEMA},
-    trace::Trace,
+    trace::{
+        Trace,
+        torch::{RanOut, Refuser},
+    },
 };
 
 /// How much memory there is.
@@ -36,6 +39,19 @@ pub enum Room {
     Card(u64),
     /// So many bytes that the program may reserve: PyTorch's memory fraction.
     Limit(u64),
+    /// So many bytes that the driver has left for the program's allocator, whatever the card is.
+    Left(u64),
+}
+
+impl Room {
+    /// What a recording itself says: the program had so much at least when it ran out of it.
+    #[must_use]
+    pub fn of(ran_out: &RanOut) -> Option<Room> {
+        match ran_out.refused_by {
+            Refuser::Driver => Some(Room::Left(ran_out.at_least_bytes)),
+            Refuser::OwnLimit => ran_out.is_by_own_limit().then_some(Room::Limit(ran_out.at_least_bytes)),
+        }
+    }
 }
 
 /// What is asked.
@@ -77,7 +93,7 @@ impl<'a> AdviceQuestion<'a> {
     fn limit_bytes(&self) -> Result<Option<u64>, ThresholdError> {
         Ok(match self.room {
             Some(Room::Card(bytes)) => Some(bytes.saturating_sub(overhead(self.device)?)),
-            Some(Room::Limit(bytes)) => Some(bytes),
+            Some(Room::Limit(bytes) | Room::Left(bytes)) => Some(bytes),
             None => None,
         })
     }
@@ -85,7 +101,7 @@ impl<'a> AdviceQuestion<'a> {
     /// Who refuses more.
     fn cap(&self) -> Cap {
         match self.room {
-            Some(Room::Card(_)) => Cap::Device,
+            Some(Room::Card(_) | Room::Left(_)) => Cap::Device,
             Some(Room::Limit(_)) | None => Cap::Allocator,
         }
     }
@@ -150,6 +166,10 @@ pub struct Advice {
     pub live_peak_bytes: u64,
     /// What the allocator may hold of the memory there is.
     pub limit_bytes: Option<u64>,
+    /// Where the recording itself ran out, and how much it had.
+    pub ran_out: Option<RanOut>,
+    /// Whether the recording is all that says how much memory there is.
+    pub limit_is_recorded: bool,
     /// Whether the current settings suffice there.
     pub fits_now: Option<bool>,
     /// Whether the recommended ones do.
@@ -183,6 +203,8 @@ impl Default for Advice {
             overhead_bytes: 0,
             live_peak_bytes: 0,
             limit_bytes: None,
+            ran_out: None,
+            limit_is_recorded: false,
             fits_now: None,
             fits: None,
             driver_now_ns: None,

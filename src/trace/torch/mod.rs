@@ -9,6 +9,7 @@ mod parse;
 #[cfg(test)]
 mod parse_tests;
 pub(in crate::trace) mod pickle;
+mod ran_out;
 mod recording;
 mod rewind;
 mod snapshot;
@@ -18,6 +19,7 @@ mod write;
 
 pub use parse::SnapshotError;
 pub use pickle::{Fault, PickleError, Spent};
+pub use ran_out::{RanOut, Refuser};
 pub use recording::{Gaps, Recording, RecordingError};
 pub use rewind::Initial;
 pub use snapshot::{
