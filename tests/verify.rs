@@ -356,7 +356,8 @@ fn the_command_speaks_json() {
 fn a_snapshot_is_inspected_and_replayed_like_any_source() {
     let (code, text) = oomph(&["inspect", OOM_BASE]);
     assert_eq!(code, 0, "{text}");
-    for words in ["PyTorch's defaults", "80", "allocated", "largest free", "1 oom"] {
+    let limit = "ran out      at entry 505: 1.53 GiB asked for with 7.24 GiB reserved; the GPU had 123 GiB free";
+    for words in ["PyTorch's defaults", "80", "allocated", "largest free", "1 oom", limit] {
         assert!(text.contains(words), "{words}: {text}");
     }
     let (code, text) = oomph(&["inspect", OOM_BASE, "--device-index", "3"]);

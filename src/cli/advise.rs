@@ -143,6 +143,7 @@ fn answer(
     match advise::advise(&question) {
         Ok(advice) => Ok(Some(Advice { confidence, ran_out, limit_is_recorded: recorded.is_some(), ..advice })),
         Err(ThresholdError::Interrupted) => Ok(None),
+        Err(error @ ThresholdError::NoRoom { .. }) => Err(Failure::usage(error)),
         Err(error) => Err(error.into()),
     }
 }
