@@ -96,6 +96,7 @@ fn a_program_that_ran_out_is_told_what_would_have_been_enough() {
     let too_much = copy_of("oom_base");
     let (out, _) = oomph(&["advise", &too_much], 0);
     assert!(out.contains("no setting helps") && out.contains("true exhaustion"), "{out}");
+    assert!(out.contains("settings that need less than 8,984 MiB may be enough: --limit decides"), "{out}");
     let (out, _) = oomph(&["advise", &too_much, "--format", "json"], 0);
     let row = &serde_json::from_str::<Value>(&out).unwrap()["rows"][0];
     assert_eq!((&row["limit_is_recorded"], &row["fits"]), (&Value::Bool(true), &Value::Bool(false)));

@@ -88,12 +88,15 @@ impl About {
 /// What failed first, and who had no more to give.
 fn shortage(out: &RanOut) -> String {
     let [requested, reserved, free, at_least, below] =
-        [out.requested_bytes, out.reserved_bytes, out.device_free_bytes, out.at_least_bytes, out.below_bytes].map(Bytes);
+        [out.requested_bytes, out.reserved_bytes, out.device_free_bytes, out.at_least_bytes, out.below_bytes]
+            .map(Bytes);
     let held = format!("at entry {}: {requested} asked for with {reserved} reserved", out.entry);
     match out.refused_by {
         Refuser::Driver => format!("{held} and {free} free on the GPU, which was full"),
         Refuser::OwnLimit => {
-            format!("{held}; the GPU had {free} free, so the program's own limit was used up: {at_least} or more, less than {below}")
+            format!(
+                "{held}; the GPU had {free} free, so the program's own limit was used up: {at_least} or more, less than {below}"
+            )
         }
     }
 }

@@ -61,6 +61,12 @@ pub fn advice(advice: &Advice, top: usize, medium: Medium) -> String {
     if let Some(note) = garbage_collection_note(advice) {
         say("note", note.to_owned());
     }
+    if let Some(below) = undecided_below(advice) {
+        say(
+            "note",
+            format!("settings that need less than {} may be enough: --limit decides", in_mebibytes(Some(below))),
+        );
+    }
     if advice.ran_out.is_some_and(|out| out.is_the_end) {
         say(
             "note",
@@ -154,6 +160,15 @@ fn room(advice: &Advice) -> Option<String> {
         }
     };
     Some(format!("{there}: {}{now}", verdict(advice.fits)))
+}
+
+/// Where the recording tells its limit only roughly, and some settings would do with an amount that it may have had.
+fn undecided_below(advice: &Advice) -> Option<u64> {
+    let out = advice.ran_out.filter(|out| advice.limit_is_recorded && out.refused_by == Refuser::OwnLimit)?;
+    let possible = (out.at_least_bytes + 1)..out.below_bytes;
+    let open =
+        |row: &AdviceRow| row.settings.is_some() && row.needed_bytes.is_some_and(|need| possible.contains(&need));
+    (advice.fits == Some(false) && advice.tried.iter().any(open)).then_some(out.below_bytes)
 }
 
 fn cost(now: Option<u64>, then: u64) -> String {
