@@ -20,8 +20,7 @@ use oomph::{
     replay::verify::{Companion, Divergence, Verdict, Verification, verify},
     strategy::{self, Attempt, Caller, Context, Request, SegmentView, Setup, StrategyEvent, StrategySpec},
     trace::torch::{
-        Action, Block, BlockState, Entry, Recording, Refuser, Segment, SegmentKind, Setting, Settings, Snapshot,
-        StackId,
+        Action, Block, BlockState, Entry, Recording, Segment, SegmentKind, Setting, Settings, Snapshot, StackId,
     },
     unit::{Address, SiteId, StreamId, ThreadId},
 };
@@ -85,12 +84,11 @@ fn a_recording_that_ran_out_is_exact_without_anybody_saying_its_limit_and_tells_
             continue;
         }
         let recording = Recording::open(&path, None).unwrap();
-        let out = recording.ran_out().unwrap();
+        let own = recording.own_limit().unwrap();
         let limit = (companion.memory_fraction.unwrap() * total) as u64;
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        assert_eq!(out.refused_by, Refuser::OwnLimit, "{name}");
-        assert!((out.at_least_bytes..out.below_bytes).contains(&limit), "{name}: {out:?} {limit}");
-        assert_eq!(Some(out.at_least_bytes), companion.counters.peak_reserved, "{name}");
+        assert!((own.at_least_bytes..own.below_bytes).contains(&limit), "{name}: {own:?} {limit}");
+        assert_eq!(Some(own.at_least_bytes), companion.counters.peak_reserved, "{name}");
         let verdict = verify_as_recorded(&recording, &Companion::default()).verdict;
         assert!(!matches!(verdict, Verdict::Diverged(_)), "{name}: {verdict:?}");
         limited.push((name, verdict == Verdict::Exact));
@@ -325,10 +323,9 @@ fn the_command_says_under_which_limit_a_recording_ran_out_that_brings_no_table()
     let (_, text) = oomph(&["verify", "--format", "json", &copy]);
     let row = &serde_json::from_str::<serde_json::Value>(&text).unwrap()["rows"][0];
     assert_eq!(
-        (&row["limit_bytes"], &row["ran_out"]["at_least_bytes"]),
+        (&row["limit_bytes"], &row["own_limit"]["at_least_bytes"]),
         (&serde_json::Value::Null, &7_772_045_312_u64.into())
     );
-    assert_eq!(row["ran_out"]["refused_by"], "own_limit");
 }
 
 #[test]
@@ -356,7 +353,7 @@ fn the_command_speaks_json() {
 fn a_snapshot_is_inspected_and_replayed_like_any_source() {
     let (code, text) = oomph(&["inspect", OOM_BASE]);
     assert_eq!(code, 0, "{text}");
-    let limit = "ran out      at entry 505: 1.53 GiB asked for with 7.24 GiB reserved; the GPU had 123 GiB free";
+    let limit = "own limit    7.24 GiB or more, less than 8.77 GiB";
     for words in ["PyTorch's defaults", "80", "allocated", "largest free", "1 oom", limit] {
         assert!(text.contains(words), "{words}: {text}");
     }

@@ -21,7 +21,7 @@ use crate::{
     device::DeviceSpec,
     report::{self, Medium},
     suite::{self, RankFile},
-    trace::{Trace, torch::RanOut},
+    trace::{Trace, torch::DeadEnd},
     unit::Bytes,
 };
 
@@ -40,14 +40,13 @@ Examples:
   oomph advise *.pickle --format json                     each on its own
   oomph advise snapshots/                                 all ranks of a distributed program
 
-From an OOM to the line to paste: record the program on a card where it runs, or up to where it dies, with
-torch.cuda.memory._record_memory_history() before the first allocation, write it with
-torch.cuda.memory._dump_snapshot('snapshot.pickle'), and ask.
+From an OOM to the line to paste: record the program on a card where it runs, or up to where it dies (`oomph record`
+prints the lines of Python), and ask. A recording that ends because memory ran out says how much there was, so neither
+--memory nor --limit is needed; what the program would have done next is not in it.
 
 Of the settings that need about the least (64 MiB or 1 % more) the simplest is recommended: what the program has now, then
 the fewest settings, then the least memory. A smaller gain than that is no reason to change anything. A request that failed
-when it was recorded must be served as well; without --memory and --limit, what the program had when it failed is what
-there is.
+when it was recorded must be served as well.
 
 `Memory needed` is the allocator's own, to be compared with torch.cuda.max_memory_reserved; `Smallest device` adds what
 the driver's context and the libraries take. With --memory the driver refuses what goes beyond, as a card of that size
@@ -128,12 +127,17 @@ fn answer(
     stop: &AtomicBool,
     on_part: Option<&(dyn Fn(usize) + Sync)>,
 ) -> Result<Option<Advice>, Failure> {
-    let Watched { trace, current, confidence, ran_out } = Watched::open(args, name)?;
-    let said = room(args);
-    let recorded = ran_out.as_ref().and_then(Room::of).filter(|_| said.is_none());
-    let device = &ran_out.map_or_else(|| device.clone(), |out| device.with_room_for(out.below_bytes));
+    let Watched { trace, current, confidence, dead_end } = Watched::open(args, name)?;
+    let seen = dead_end.as_ref().and_then(DeadEnd::room_bytes).map(Room::OfCard);
+    let room = room(args).or(seen);
+    // A recording that died has shown that its device is too small: what it needs is more than that.
+    let device = &match room {
+        Some(Room::OfCard(bytes)) => device.with_room_for(bytes.saturating_mul(2)),
+        _ => device.clone(),
+    };
     let question = AdviceQuestion {
-        room: said.or(recorded),
+        room,
+        dead_end: dead_end.as_ref(),
         repeat: args.repeat,
         jobs,
         stop: Some(stop),
@@ -141,7 +145,7 @@ fn answer(
         ..AdviceQuestion::new(&trace, &current, device)
     };
     match advise::advise(&question) {
-        Ok(advice) => Ok(Some(Advice { confidence, ran_out, limit_is_recorded: recorded.is_some(), ..advice })),
+        Ok(advice) => Ok(Some(Advice { confidence, ..advice })),
         Err(ThresholdError::Interrupted) => Ok(None),
         Err(error @ ThresholdError::NoRoom { .. }) => Err(Failure::usage(error)),
         Err(error) => Err(error.into()),
@@ -189,7 +193,7 @@ struct Watched {
     trace: Trace,
     current: String,
     confidence: Confidence,
-    ran_out: Option<RanOut>,
+    dead_end: Option<DeadEnd>,
 }
 
 impl Watched {
@@ -201,12 +205,12 @@ impl Watched {
             device_index: args.device_index,
         };
         let spec = options.spec()?;
-        let (trace, recorded, confidence, ran_out) = match spec.verified_recording().map_err(Failure::usage)? {
+        let (trace, recorded, confidence, dead_end) = match spec.verified_recording().map_err(Failure::usage)? {
             Some(_) if !args.set.is_empty() => return Err(Failure::usage(anyhow!("'{name}' has nothing to --set"))),
             Some((recording, verification)) => {
                 let settings = recording.settings.conf().trim().to_owned();
-                let ran_out = recording.ran_out();
-                (recording.trace, settings, Confidence::of(&verification), ran_out)
+                let dead_end = recording.dead_end();
+                (recording.trace, settings, Confidence::of(&verification), dead_end)
             }
             None => {
                 let source = spec.open().map_err(Failure::usage)?;
@@ -220,7 +224,7 @@ impl Watched {
             }
             None => recorded_settings(recorded),
         };
-        Ok(Watched { trace, current, confidence, ran_out })
+        Ok(Watched { trace, current, confidence, dead_end })
     }
 }
 

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt::Write as _};
 use serde::Serialize;
 
 use crate::{
-    trace::torch::{BlockState, RanOut, Recording, Refuser, SegmentKind},
+    trace::torch::{BlockState, OwnLimit, Recording, SegmentKind},
     unit::Bytes,
 };
 
@@ -21,8 +21,8 @@ pub struct About {
     largest_free_bytes: u64,
     annotations: BTreeMap<String, u64>,
     empty_caches: usize,
-    /// The first request that failed, and how much memory there was.
-    ran_out: Option<RanOut>,
+    /// The limit that the program had set itself.
+    own_limit: Option<OwnLimit>,
     /// What the file does not tell, a sentence each.
     missing: Vec<String>,
 }
@@ -79,24 +79,8 @@ impl About {
             largest_free_bytes: free.max().unwrap_or(0),
             annotations,
             empty_caches: recording.empty_caches.len(),
-            ran_out: recording.ran_out(),
+            own_limit: recording.own_limit(),
             missing: recording.gaps.sentences(),
-        }
-    }
-}
-
-/// What failed first, and who had no more to give.
-fn shortage(out: &RanOut) -> String {
-    let [requested, reserved, free, at_least, below] =
-        [out.requested_bytes, out.reserved_bytes, out.device_free_bytes, out.at_least_bytes, out.below_bytes]
-            .map(Bytes);
-    let held = format!("at entry {}: {requested} asked for with {reserved} reserved", out.entry);
-    match out.refused_by {
-        Refuser::Driver => format!("{held} and {free} free on the GPU, which was full"),
-        Refuser::OwnLimit => {
-            format!(
-                "{held}; the GPU had {free} free, so the program's own limit was used up: {at_least} or more, less than {below}"
-            )
         }
     }
 }
@@ -126,8 +110,9 @@ pub fn text(about: &About) -> String {
     };
     line("segments", format!("at the end: {}", listed(&about.segments)));
     line("blocks", format!("at the end: {}; largest free {}", listed(&about.blocks), Bytes(about.largest_free_bytes)));
-    if let Some(out) = &about.ran_out {
-        line("ran out", shortage(out));
+    if let Some(OwnLimit { at_least_bytes, below_bytes }) = about.own_limit {
+        let (at_least, below) = (Bytes(at_least_bytes), Bytes(below_bytes));
+        line("own limit", format!("{at_least} or more, less than {below}: requests failed while the GPU had room"));
     }
     if about.empty_caches > 0 {
         line("empty_cache", format!("called {} times, as far as can be inferred", about.empty_caches));

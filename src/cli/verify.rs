@@ -25,7 +25,7 @@ use crate::{
     replay::verify::{Companion, Divergence, Verdict, Verification, verify},
     strategy::Setup,
     suite,
-    trace::torch::{RanOut, Recording, Snapshot},
+    trace::torch::{OwnLimit, Recording, Snapshot},
     unit::Bytes,
 };
 
@@ -138,8 +138,8 @@ struct Row {
     peak_allocated_bytes: u64,
     peak_reserved_bytes: u64,
     limit_bytes: Option<u64>,
-    /// The first request that failed, and how much memory there was.
-    ran_out: Option<RanOut>,
+    /// The limit that the program had set itself and nobody told us, as far as its failures enclose it.
+    own_limit: Option<OwnLimit>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -179,7 +179,7 @@ impl Row {
             peak_allocated_bytes: 0,
             peak_reserved_bytes: 0,
             limit_bytes: None,
-            ran_out: None,
+            own_limit: None,
         }
     }
 
@@ -204,13 +204,8 @@ impl Row {
             peak_allocated_bytes: verification.stats.peak.allocated,
             peak_reserved_bytes: verification.stats.peak.reserved,
             limit_bytes,
-            ran_out: recording.ran_out(),
+            own_limit: recording.own_limit().filter(|_| limit_bytes.is_none()),
         }
-    }
-
-    /// The limit that the program had and nobody told us, as far as its failures enclose it.
-    fn own_limit(&self) -> Option<RanOut> {
-        self.ran_out.filter(|out| self.limit_bytes.is_none() && out.is_by_own_limit())
     }
 }
 
@@ -316,7 +311,7 @@ fn text(rows: &[Row]) -> String {
         let mut says: Vec<String> = row.reasons.clone();
         if row.result == Finding::Exact {
             says.push(format!("{} entries", row.entries));
-            let refusals = if row.own_limit().is_some() { 0 } else { row.driver_refusals as u64 };
+            let refusals = if row.own_limit.is_some() { 0 } else { row.driver_refusals as u64 };
             for (number, what) in [
                 (row.empty_caches as u64, "empty_cache"),
                 (refusals, "refusals by the driver"),
@@ -328,8 +323,8 @@ fn text(rows: &[Row]) -> String {
         } else if row.result != Finding::Failed {
             says.push(format!("{} of {} entries agree", row.entries_agreed, row.entries));
         }
-        says.extend(row.own_limit().map(|out| {
-            let (at_least, below) = (Bytes(out.at_least_bytes), Bytes(out.below_bytes));
+        says.extend(row.own_limit.map(|limit| {
+            let (at_least, below) = (Bytes(limit.at_least_bytes), Bytes(limit.below_bytes));
             format!("under a limit of its own of {at_least} or more, less than {below} (--limit tells which)")
         }));
         says.extend(row.divergence.as_ref().map(Divergence::to_string));

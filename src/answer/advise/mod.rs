@@ -6,8 +6,8 @@
 //! neither knows files nor prints.
 //!
 //! What is needed is found as by [`threshold`](super::threshold). `cudaMalloc` of a program that was told to use a share
-//! of the device ([`Room::Limit`]) is refused by the allocator itself; on a card that is just too small ([`Room::Card`],
-//! [`Room::Left`]) by the driver, and then `garbage_collection_threshold` does nothing, as in PyTorch.
+//! of the device ([`Room::Limit`]) is refused by the allocator itself; on a card that is just too small ([`Room::Card`])
+//! by the driver, and then `garbage_collection_threshold` does nothing, as in PyTorch.
 
 pub mod choice;
 mod confidence;
@@ -26,10 +26,7 @@ use super::threshold::{Cap, ThresholdError, ThresholdStatus, live_peak, overhead
 use crate::{
     device::DeviceSpec,
     measure::{OomReport, SCHEMA},
-    trace::{
-        Trace,
-        torch::{RanOut, Refuser},
-    },
+    trace::{Trace, torch::DeadEnd},
     unit::Bytes,
 };
 
@@ -38,21 +35,10 @@ use crate::{
 pub enum Room {
     /// A card of so many bytes, of which the context and the libraries take their part.
     Card(u64),
+    /// So many bytes that the driver has for the allocator on a card.
+    OfCard(u64),
     /// So many bytes that the program may reserve: PyTorch's memory fraction.
     Limit(u64),
-    /// So many bytes that the driver has left for the program's allocator, whatever the card is.
-    Left(u64),
-}
-
-impl Room {
-    /// What a recording itself says: the program had so much at least when it ran out of it.
-    #[must_use]
-    pub fn of(ran_out: &RanOut) -> Option<Room> {
-        match ran_out.refused_by {
-            Refuser::Driver => Some(Room::Left(ran_out.at_least_bytes)),
-            Refuser::OwnLimit => ran_out.is_by_own_limit().then_some(Room::Limit(ran_out.at_least_bytes)),
-        }
-    }
 }
 
 /// What is asked.
@@ -66,6 +52,8 @@ pub struct AdviceQuestion<'a> {
     pub device: &'a DeviceSpec,
     /// How much memory there is, where that is known.
     pub room: Option<Room>,
+    /// How the recording ends, if it does because memory ran out.
+    pub dead_end: Option<&'a DeadEnd>,
     /// How often the story must complete, back to back.
     pub repeat: u32,
     /// How many replays run side by side.
@@ -80,7 +68,17 @@ impl<'a> AdviceQuestion<'a> {
     /// The usual question on one core: a recording is many steps already, so that one round will do.
     #[must_use]
     pub fn new(trace: &'a Trace, current: &'a str, device: &'a DeviceSpec) -> AdviceQuestion<'a> {
-        AdviceQuestion { trace, current, device, room: None, repeat: 1, jobs: 1, stop: None, on_part: None }
+        AdviceQuestion {
+            trace,
+            current,
+            device,
+            room: None,
+            dead_end: None,
+            repeat: 1,
+            jobs: 1,
+            stop: None,
+            on_part: None,
+        }
     }
 
     /// A candidate, or one of the two that are searched more closely, is done.
@@ -98,7 +96,7 @@ impl<'a> AdviceQuestion<'a> {
                 let left = bytes.checked_sub(overhead).filter(|left| *left > 0);
                 Some(left.ok_or(ThresholdError::NoRoom { card: Bytes(bytes), overhead: Bytes(overhead) })?)
             }
-            Some(Room::Limit(bytes) | Room::Left(bytes)) => Some(bytes),
+            Some(Room::OfCard(bytes) | Room::Limit(bytes)) => Some(bytes),
             None => None,
         })
     }
@@ -106,7 +104,7 @@ impl<'a> AdviceQuestion<'a> {
     /// Who refuses more.
     fn cap(&self) -> Cap {
         match self.room {
-            Some(Room::Card(_) | Room::Left(_)) => Cap::Device,
+            Some(Room::Card(_) | Room::OfCard(_)) => Cap::Device,
             Some(Room::Limit(_)) | None => Cap::Allocator,
         }
     }
@@ -169,12 +167,10 @@ pub struct Advice {
     pub overhead_bytes: u64,
     /// The most bytes alive at one time: no allocator needs less.
     pub live_peak_bytes: u64,
+    /// Where the recording ends because memory ran out: nothing is known of what follows.
+    pub dead_end: Option<DeadEnd>,
     /// What the allocator may hold of the memory there is.
     pub limit_bytes: Option<u64>,
-    /// Where the recording itself ran out, and how much it had.
-    pub ran_out: Option<RanOut>,
-    /// Whether the recording is all that says how much memory there is.
-    pub limit_is_recorded: bool,
     /// Whether the current settings suffice there.
     pub fits_now: Option<bool>,
     /// Whether the recommended ones do.
@@ -207,9 +203,8 @@ impl Default for Advice {
             saved_bytes: 0,
             overhead_bytes: 0,
             live_peak_bytes: 0,
+            dead_end: None,
             limit_bytes: None,
-            ran_out: None,
-            limit_is_recorded: false,
             fits_now: None,
             fits: None,
             driver_now_ns: None,
@@ -264,6 +259,7 @@ pub fn advise(question: &AdviceQuestion<'_>) -> Result<Advice, ThresholdError> {
         saved_bytes: now.needed_bytes.zip(then.needed_bytes).map_or(0, |(now, then)| now.saturating_sub(then)),
         overhead_bytes: overhead(question.device)?,
         live_peak_bytes: live_peak(question.trace),
+        dead_end: question.dead_end.cloned(),
         limit_bytes: question.limit_bytes()?,
         fits_now: now.fits,
         fits: then.fits,

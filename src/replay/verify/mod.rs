@@ -57,7 +57,7 @@ pub struct Verification {
     /// [`with_empty_caches`](Recording::with_empty_caches).
     pub empty_caches: Vec<usize>,
     /// How often memory must have been refused from outside, because no limit that is known explains what happened: by
-    /// the driver, or by a limit of the program's own that [`ran_out`](Recording::ran_out) encloses.
+    /// the driver, or by a limit of the program's own that [`own_limit`](Recording::own_limit) encloses.
     pub refusals: usize,
     /// The model's books where it stopped.
     pub stats: Stats,
@@ -116,7 +116,7 @@ pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters) -> 
         Ok(model) => model,
         Err(error) => return unknowable(error.to_string()),
     };
-    let own_limit = recording.ran_out().filter(|out| setup.limit.is_none() && out.is_by_own_limit());
+    let own_limit = recording.own_limit().filter(|_| setup.limit.is_none());
     let mut walk = Walk::new(&recording.witnessed, model, recording.streams.len(), own_limit.is_some());
     let ooms = recording.witnessed.iter().filter(|entry| entry.action == Action::OutOfMemory).count() as u64;
     let result =

@@ -4,12 +4,13 @@
 //! witnessed, the memory before and after, and an account of what the file cannot tell.
 
 mod collect;
+mod dead_end;
 mod keys;
+mod own_limit;
 mod parse;
 #[cfg(test)]
 mod parse_tests;
 pub(in crate::trace) mod pickle;
-mod ran_out;
 mod recording;
 mod rewind;
 mod snapshot;
@@ -17,9 +18,10 @@ mod stacks;
 mod story;
 mod write;
 
+pub use dead_end::DeadEnd;
+pub use own_limit::OwnLimit;
 pub use parse::SnapshotError;
 pub use pickle::{Fault, PickleError, Spent};
-pub use ran_out::{RanOut, Refuser};
 pub use recording::{Gaps, Recording, RecordingError};
 pub use rewind::Initial;
 pub use snapshot::{
