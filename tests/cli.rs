@@ -117,12 +117,52 @@ fn filters_choose_cases_and_an_empty_choice_has_its_own_exit_code() {
 }
 
 #[test]
+fn who_names_the_wrong_thing_is_told_what_to_do_with_it() {
+    let folder = empty();
+    run(&folder, &["convert", "checkerboard", "steps.oomph"], 0);
+    let (_, err) = run(&folder, &["steps.oomph"], 2);
+    assert!(err.contains("unrecognized subcommand") && err.contains("oomph advise steps.oomph"), "{err}");
+    refused(&folder, &["run", "steps.oomph"], &["no suite", "`oomph replay steps.oomph`"]);
+    refused(&folder, &["run", "checkerboard"], &["no suite", "`oomph replay checkerboard`"]);
+    refused(&folder, &["replay", "steps.ooph"], &["steps.ooph: no such file; did you mean 'steps.oomph'?"]);
+    refused(&folder, &["replay", "others.oomph"], &["others.oomph: no such file"]);
+    refused(&folder, &["report", "nowhere"], &["nowhere: no such folder"]);
+    refused(&folder, &["report", "steps.oomph"], &["steps.oomph is a file", "folder of a run"]);
+    refused(&folder, &["run", "--filter", "checkerboard", "--output", "steps.oomph"], &["steps.oomph is a file"]);
+    refused(&folder, &["replay", "checkerboard", "--limit", "99999999999999GiB"], &["not an amount of memory"]);
+    let missing = ["replay", "checkerboard", "-s", "direct", "--export-csv", "nowhere/rows.csv"];
+    let (_, err) = run(&folder, &missing, 2);
+    assert!(err.contains("nowhere/rows.csv: ") && !err.contains(".new"), "{err}");
+}
+
+#[test]
+fn a_suite_whose_base_does_not_exist_is_refused() {
+    let folder = empty();
+    let suite =
+        "question = \"?\"\nbase = \"cachin\"\n[[group]]\nworkloads = [\"checkerboard\"]\nstrategies = [\"direct\"]\n";
+    fs::write(folder.path().join("mine.toml"), suite).unwrap();
+    refused(&folder, &["run", "mine.toml"], &["suite 'mine'", "unknown strategy 'cachin'", "did you mean 'caching'?"]);
+}
+
+#[test]
+fn help_is_broken_where_the_terminal_ends_and_nowhere_else() {
+    let (help, _) = run(&empty(), &["advise", "--help"], 0);
+    let lines: Vec<&str> = help.lines().collect();
+    let is_prose = |line: &str| !line.is_empty() && !line.starts_with(' ');
+    for pair in lines.windows(2).filter(|pair| pair.iter().all(|line| is_prose(line))) {
+        let next = pair[1].split(' ').next().unwrap();
+        assert!(pair[0].len() + 1 + next.len() > 100, "'{next}' had room after: {}", pair[0]);
+    }
+    assert!(help.contains("Examples:\n  oomph advise snapshot.pickle\n"), "{help}");
+}
+
+#[test]
 fn names_that_do_not_exist_are_answered_with_the_nearest_that_do() {
     let folder = empty();
     refused(&folder, &["run", "quik"], &["unknown suite 'quik'", "did you mean 'quick'?"]);
     refused(&folder, &["replay", "chekerboard"], &["unknown workload 'chekerboard'", "did you mean 'checkerboard'?"]);
     refused(&folder, &["run", "nope"], &["unknown suite 'nope'", "there are:", "quick"]);
-    refused(&folder, &["replay", "nope"], &["unknown workload 'nope'", "there are:", "checkerboard"]);
+    refused(&folder, &["replay", "nope"], &["unknown workload 'nope'", "`oomph list` names all"]);
     refused(&folder, &["replay", "checkerboard", "-s", "nope"], &["unknown strategy 'nope'", "there are:", "caching"]);
     refused(&folder, &["replay", "checkerboard", "-s", "cachign"], &["unknown strategy", "did you mean 'caching'?"]);
     refused(&folder, &["replay", "checkerboard", "-s", "caching:max_split_size:8"], &["max_split_size_mb"]);

@@ -139,6 +139,19 @@ fn only_traces_are_overwritten_unless_forced() {
 }
 
 #[test]
+fn a_recording_is_never_overwritten_by_mistake() {
+    let folder = empty();
+    let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads/recorded/oom_base.pickle.xz");
+    fs::copy(&recorded, folder.path().join("run-0.pickle")).unwrap();
+    let precious = fs::read(folder.path().join("run-0.pickle")).unwrap();
+    refused(&folder, &["convert", "checkerboard", "run-0.pickle"], &["run-0.pickle", "a recording", "--force"]);
+    refused(&folder, &["convert", "run-0.pickle", "run-0.pickle"], &["run-0.pickle", "a recording", "--force"]);
+    let export = ["replay", "checkerboard", "-s", "caching", "--export-snapshot", "run-0.pickle"];
+    refused(&folder, &export, &["run-0.pickle", "a recording", "--force"]);
+    assert!(fs::read(folder.path().join("run-0.pickle")).unwrap() == precious);
+}
+
+#[test]
 fn a_broken_source_leaves_what_was_there() {
     let folder = empty();
     run(&folder, &["convert", "checkerboard", "good.oomph"], 0);

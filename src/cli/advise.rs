@@ -147,6 +147,7 @@ fn answer(
     match advise::advise(&question) {
         Ok(advice) => Ok(Some(Advice { confidence, ..advice })),
         Err(ThresholdError::Interrupted) => Ok(None),
+        Err(error @ ThresholdError::NoRoom { .. }) => Err(Failure::usage(error)),
         Err(error) => Err(error.into()),
     }
 }

@@ -51,11 +51,17 @@ pub fn save(witnessed: &Witnessed, path: &Path) -> Result<String, Failure> {
     Ok(format!("{entries} entries written to {}", path.display()))
 }
 
-/// Refuses to overwrite what is no trace, unless forced to.
+/// Refuses to overwrite anything but a trace in oomph's own format, unless forced to: a recording of a program that ran
+/// for days looks like a file that we made.
 pub fn check_overwriting(path: &Path, force: bool) -> Result<(), Failure> {
-    if !force && path.is_file() && trace::recognise(path).is_err() {
-        let path = path.display();
-        return Err(Failure::usage(anyhow!("{path} is there already and is no trace; --force overwrites it")));
+    if force || !path.is_file() {
+        return Ok(());
     }
-    Ok(())
+    let what = match trace::recognise(path) {
+        Ok(format) if format.name == trace::NATIVE => return Ok(()),
+        Ok(format) => format!("may be a recording ({})", format.name),
+        Err(_) => "is no trace".to_owned(),
+    };
+    let path = path.display();
+    Err(Failure::usage(anyhow!("{path} is there already and {what}; --force overwrites it")))
 }

@@ -27,6 +27,8 @@ use crate::{
     suite::{
         self, Case, CaseOutcome, CaseRunner, CaseSettings, Filter, Partition, Progress, SuiteFile, SuiteKind, WithNeeds,
     },
+    trace,
+    workload::Recipe,
 };
 
 /// Runs suites case by case: progress while it works, one table at the end, and a folder with the CSVs. Rows are
@@ -118,10 +120,21 @@ impl Args {
     }
 }
 
+/// A suite; whoever names a workload or a recording is told what to do with it.
+fn suite_of(name: &str) -> Result<SuiteFile, Failure> {
+    SuiteFile::load(name).map_err(|error| {
+        let path = Path::new(name);
+        let is_recipe = path.extension().is_some_and(|ending| ending == "toml") && Recipe::from_file(path).is_ok();
+        match is_recipe || Recipe::named(name).is_ok() || trace::recognise(path).is_ok() {
+            true => Failure::usage(anyhow!("'{name}' is no suite but a single pattern: `oomph replay {name}` runs it")),
+            false => Failure::usage(error),
+        }
+    })
+}
+
 pub fn run(args: Args) -> Outcome {
     let names = if args.suites.is_empty() { vec!["quick".to_owned()] } else { args.suites.clone() };
-    let suites: Vec<SuiteFile> =
-        names.iter().map(|name| SuiteFile::load(name)).collect::<Result<_, _>>().map_err(Failure::usage)?;
+    let suites: Vec<SuiteFile> = names.iter().map(|name| suite_of(name)).collect::<Result<_, _>>()?;
     if let Some(own) = suites.iter().find(|suite| suite.kind.has_own_table()) {
         return run_own_table(&args, own, suites.len());
     }

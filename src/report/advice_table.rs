@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::{
     Medium, ReportError,
+    narrow::fit,
     threshold_table::{in_mebibytes, table},
 };
 use crate::{
@@ -22,6 +23,9 @@ use crate::{
 
 const HEADINGS: [&str; 7] =
     ["settings", "memory\nneeded", "smallest\ndevice", "reserved with-\nout a limit", "driver\ntime", "fits", ""];
+
+/// What can best be missed where a terminal is narrow, by place.
+const DISPENSABLE: [usize; 3] = [3, 4, 2];
 
 /// The line to paste, what it saves and costs, how sure that is, why nothing helps where nothing does; and the `top` rows
 /// of what was tried.
@@ -295,7 +299,12 @@ fn rows(advice: &Advice, top: usize, medium: Medium) -> String {
     add(&settings, top);
     add(&others, top.div_ceil(3));
     let gap = if medium == Medium::Markdown { "\n" } else { "" };
-    let more = if left_out > 0 { format!(" Left out: {left_out} (--top 99 shows all).") } else { String::new() };
+    let mut more = if left_out > 0 { format!(" Left out: {left_out} (--top 99 shows all).") } else { String::new() };
+    if let Medium::Terminal(width) = medium
+        && let Some(said) = fit(&mut shown, width, &DISPENSABLE)
+    {
+        more.push_str(&format!("\n{said}"));
+    }
     format!(
         "{}\n{gap}Memory needed: the least in which all of it completes. Smallest device: with the context and libraries. \
          Other allocators are no line to paste.{more}\n",

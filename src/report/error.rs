@@ -22,6 +22,18 @@ pub enum ReportError {
         /// Which folder.
         path: PathBuf,
     },
+    /// There is nothing of that name.
+    #[error("{path}: no such folder")]
+    NoFolder {
+        /// Which folder.
+        path: PathBuf,
+    },
+    /// A file where a folder is meant.
+    #[error("{path} is a file; the folder of a run is meant")]
+    NotAFolder {
+        /// Which file.
+        path: PathBuf,
+    },
     /// There is no run to go on with.
     #[error("{path} holds no run: it has no env.json")]
     NoRun {

@@ -40,6 +40,9 @@ pub(super) fn begin(path: &Path, environment: &Environment) -> Result<(), Report
     if env_path.exists() || path.join("runs.csv").exists() {
         return Err(ReportError::Occupied { path: path.to_owned() });
     }
+    if path.is_file() {
+        return Err(ReportError::NotAFolder { path: path.to_owned() });
+    }
     fs::create_dir_all(path).map_err(ReportError::io(path))?;
     let mut json = serde_json::to_vec_pretty(environment).map_err(ReportError::json(&env_path))?;
     json.push(b'\n');
@@ -218,7 +221,12 @@ pub fn read_timings(folder: &Path) -> Result<Vec<TimingRecord>, ReportError> {
 pub fn read_environment(folder: &Path) -> Result<Environment, ReportError> {
     let path = folder.join("env.json");
     if !path.is_file() {
-        return Err(ReportError::NoRun { path: folder.to_owned() });
+        let path = folder.to_owned();
+        return Err(match () {
+            () if folder.is_dir() => ReportError::NoRun { path },
+            () if folder.exists() => ReportError::NotAFolder { path },
+            () => ReportError::NoFolder { path },
+        });
     }
     let text = fs::read(&path).map_err(ReportError::io(&path))?;
     serde_json::from_slice(&text).map_err(ReportError::json(&path))

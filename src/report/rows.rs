@@ -119,7 +119,7 @@ pub(super) fn replace(path: &Path, content: &[u8]) -> Result<(), ReportError> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".new");
     let beside = PathBuf::from(beside);
-    fs::write(&beside, content).map_err(ReportError::io(&beside))?;
+    fs::write(&beside, content).map_err(ReportError::io(path))?;
     fs::rename(&beside, path).map_err(ReportError::io(path))
 }
 

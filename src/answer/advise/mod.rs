@@ -27,6 +27,7 @@ use crate::{
     device::DeviceSpec,
     measure::{OomReport, SCHEMA},
     trace::{Trace, torch::DeadEnd},
+    unit::Bytes,
 };
 
 /// How much memory there is.
@@ -90,7 +91,11 @@ impl<'a> AdviceQuestion<'a> {
     /// What the allocator may hold.
     fn limit_bytes(&self) -> Result<Option<u64>, ThresholdError> {
         Ok(match self.room {
-            Some(Room::Card(bytes)) => Some(bytes.saturating_sub(overhead(self.device)?)),
+            Some(Room::Card(bytes)) => {
+                let overhead = overhead(self.device)?;
+                let left = bytes.checked_sub(overhead).filter(|left| *left > 0);
+                Some(left.ok_or(ThresholdError::NoRoom { card: Bytes(bytes), overhead: Bytes(overhead) })?)
+            }
             Some(Room::OfCard(bytes) | Room::Limit(bytes)) => Some(bytes),
             None => None,
         })
@@ -227,6 +232,8 @@ impl Default for Advice {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn advise(question: &AdviceQuestion<'_>) -> Result<Advice, ThresholdError> {
+    // A card without room for anything must not cost a search.
+    question.limit_bytes()?;
     let mut rows = question.try_all(&grid::candidates(question.current))?;
     let is_current = |row: &AdviceRow| row.settings.as_deref() == Some(question.current);
     let current = rows.iter().position(is_current).unwrap_or_default();

@@ -6,6 +6,7 @@
 mod collect;
 mod dead_end;
 mod keys;
+mod own_limit;
 mod parse;
 #[cfg(test)]
 mod parse_tests;
@@ -18,6 +19,7 @@ mod story;
 mod write;
 
 pub use dead_end::DeadEnd;
+pub use own_limit::OwnLimit;
 pub use parse::SnapshotError;
 pub use pickle::{Fault, PickleError, Spent};
 pub use recording::{Gaps, Recording, RecordingError};
