@@ -251,6 +251,46 @@ fn list_names_everything_that_can_be_used() {
 }
 
 #[test]
+fn list_shows_what_the_current_folder_adds_and_what_it_replaces() {
+    let folder = empty();
+    let put = |path: &str, text: &str| {
+        let path = folder.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    let suite = "question = 'what of mine?'\n[[group]]\nworkloads = ['tidal']\nstrategies = ['caching']\n";
+    let recipe = "generator = 'random'\npurpose = 'ebb and flood'\norigin = 'the sea'\n[set]\nallocations = 10\n";
+    put("suites/quick.toml", suite);
+    put("suites/harbour.toml", suite);
+    put("workloads/tidal.toml", recipe);
+    put("workloads/broken.toml", "generator = 'randm'\npurpose = ''\norigin = ''\n");
+
+    let (out, _) = run(&folder, &["list"], 0);
+    let line = |name: &str| out.lines().find(|line| line.trim_start().starts_with(&format!("{name} "))).unwrap();
+    for (name, rest) in [
+        ("quick", "what of mine? [suites/quick.toml, instead of the built-in one]"),
+        ("harbour", "what of mine? [suites/harbour.toml]"),
+        ("tidal", "ebb and flood [workloads/tidal.toml]"),
+        ("broken", "cannot be used: workloads/broken.toml:1:13: unknown generator 'randm'"),
+    ] {
+        assert!(line(name).contains(rest), "{}", line(name));
+    }
+    assert!(!line("checkerboard").contains('['), "{}", line("checkerboard"));
+    let (out, _) = run(&folder, &["list", "suites", "--json"], 0);
+    let document: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let row = |name: &str| document["rows"].as_array().unwrap().iter().find(|row| row["name"] == name).unwrap();
+    assert_eq!(row("quick")["file"], "suites/quick.toml");
+    assert_eq!(row("quick")["replaces_built_in"], true);
+    assert_eq!(row("harbour")["file"], "suites/harbour.toml");
+    assert!(row("harbour").get("replaces_built_in").is_none() && row("claims").get("file").is_none());
+
+    refused(&folder, &["run", "harbor"], &["unknown suite 'harbor'; did you mean 'harbour'?"]);
+    refused(&folder, &["inspect", "tidle"], &["unknown workload 'tidle'; did you mean 'tidal'?"]);
+    refused(&folder, &["inspect", "zzz"], &["there are: ", "tidal"]);
+    run(&folder, &["run", "harbour", "--output", "out"], 0);
+}
+
+#[test]
 fn doctor_and_completions_work_anywhere() {
     let folder = empty();
     let (out, _) = run(&folder, &["doctor"], 0);
