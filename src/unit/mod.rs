@@ -16,7 +16,7 @@ pub use bytes::{Bytes, GIB, KIB, MIB, ParseBytesError};
 pub use id::{Address, EventId, SiteId, StreamId, TagId, ThreadId};
 pub use near::{did_you_mean, did_you_mean_among, nearest};
 pub use shelf::{Shelf, Shelved};
-pub use side_by_side::side_by_side;
+pub use side_by_side::{as_they_come, side_by_side};
 pub use time::Nanos;
 pub use work::{Dtype, ProductRole, Work};
 
