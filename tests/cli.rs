@@ -2,39 +2,22 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
+mod command;
+
 use std::{
     fs,
     io::Read,
     path::Path,
-    process::{Command as Process, Stdio},
+    process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
-use assert_cmd::Command;
+use command::{oomph, run};
 use tempfile::TempDir;
-
-/// The binary, in an empty folder of its own, with nothing from the environment that could change what it prints.
-fn oomph(folder: &TempDir) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_oomph"));
-    command
-        .current_dir(folder.path())
-        .env_remove("PYTORCH_CUDA_ALLOC_CONF")
-        .env_remove("PYTORCH_ALLOC_CONF")
-        .env("NO_COLOR", "1");
-    command
-}
 
 fn empty() -> TempDir {
     TempDir::new().unwrap()
-}
-
-/// Runs, checks the exit code, and returns standard output and standard error.
-fn run(folder: &TempDir, arguments: &[&str], code: i32) -> (String, String) {
-    let output = oomph(folder).args(arguments).output().unwrap();
-    let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
-    assert_eq!(output.status.code(), Some(code), "{arguments:?}\n{out}\n{err}");
-    (out, err)
 }
 
 /// Runs something that must be refused with exit code 2 and exactly one line that says all of `words`.
@@ -304,7 +287,7 @@ fn a_closed_pipe_is_no_error() {
     let folder = empty();
     let script = format!("{} list --long | head -1", env!("CARGO_BIN_EXE_oomph"));
     let output =
-        Process::new("bash").args(["-o", "pipefail", "-c", &script]).current_dir(folder.path()).output().unwrap();
+        Command::new("bash").args(["-o", "pipefail", "-c", &script]).current_dir(folder.path()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
@@ -317,9 +300,8 @@ fn ctrl_c_finishes_the_running_cases_keeps_them_and_resume_goes_on() {
         seeds.join(",")
     );
     fs::write(folder.path().join("long.toml"), suite).unwrap();
-    let mut child = Process::new(env!("CARGO_BIN_EXE_oomph"))
+    let mut child = oomph(&folder)
         .args(["run", "./long.toml", "--jobs", "1", "--output", "out", "--format", "csv"])
-        .current_dir(folder.path())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
@@ -330,7 +312,7 @@ fn ctrl_c_finishes_the_running_cases_keeps_them_and_resume_goes_on() {
         assert!(begun.elapsed() < Duration::from_secs(60), "no rows after a minute");
         thread::sleep(Duration::from_millis(2));
     }
-    assert!(Process::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     let mut complaint = String::new();
     child.stderr.take().unwrap().read_to_string(&mut complaint).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{complaint}");
@@ -344,15 +326,14 @@ fn ctrl_c_finishes_the_running_cases_keeps_them_and_resume_goes_on() {
 #[test]
 fn the_first_signal_ends_a_replay_that_would_take_forever() {
     let folder = empty();
-    let mut child = Process::new(env!("CARGO_BIN_EXE_oomph"))
+    let mut child = oomph(&folder)
         .args(["replay", "training", "--strategy", "null", "--set", "steps=100000000"])
-        .current_dir(folder.path())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
     thread::sleep(Duration::from_millis(500));
-    assert!(Process::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
     let begun = Instant::now();
     while child.try_wait().unwrap().is_none() {
         if begun.elapsed() > Duration::from_secs(20) {

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
+mod command;
+
 use std::{
     fs,
     path::Path,
@@ -10,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use command::oomph;
 use tempfile::TempDir;
 
 const SUITE: &str = "question = 'who needs how much?'
@@ -29,22 +32,11 @@ fn folder_with(suite: &str) -> TempDir {
     folder
 }
 
-fn oomph(folder: &TempDir) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_oomph"));
-    command.current_dir(folder.path()).env("NO_COLOR", "1");
-    for name in ["ID", "COUNT", "MIN", "MAX", "STEP"] {
-        command.env_remove(format!("SLURM_ARRAY_TASK_{name}"));
-    }
-    command
-}
-
 /// Runs `oomph` with these words, checks the exit code, and returns standard output and standard error together.
 #[track_caller]
 fn run(folder: &TempDir, words: &str, code: i32) -> String {
-    let output = oomph(folder).args(words.split(' ')).output().unwrap();
-    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert_eq!(output.status.code(), Some(code), "{words}\n{text}");
-    text
+    let (out, err) = command::run(folder, &words.split(' ').collect::<Vec<_>>(), code);
+    out + &err
 }
 
 fn read(folder: &TempDir, path: impl AsRef<Path>) -> String {
