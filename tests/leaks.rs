@@ -8,8 +8,6 @@ mod command;
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicUsize, Ordering},
-    thread,
 };
 
 use command::run;
@@ -22,9 +20,9 @@ use oomph::{
     },
     replay::Options,
     strategy::{Setup, StrategySpec},
-    suite::SourceSpec,
+    suite::{SourceSpec, all_cores},
     trace::Source,
-    unit::GIB,
+    unit::{GIB, side_by_side},
     workload::Recipe,
 };
 
@@ -76,16 +74,7 @@ const LEAKS: [&str; 6] = [
 fn every_recording_is_classified_as_its_measured_levels_show() {
     let levels: Vec<(String, Vec<f64>)> = per_step().into_iter().collect();
     assert_eq!(levels.len(), 24);
-    let next = AtomicUsize::new(0);
-    thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(|| {
-                while let Some((name, levels)) = levels.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    check(name, levels);
-                }
-            });
-        }
-    });
+    side_by_side(&levels, all_cores(), |(name, levels)| check(name, levels));
 }
 
 fn check(name: &str, levels: &[f64]) {

@@ -7,14 +7,13 @@ mod command;
 use std::{
     fs,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicUsize, Ordering},
-    thread,
 };
 
 use command::run;
 use oomph::{
     plan::{Budget, GRAIN, Lifetimes, pack},
-    suite::SourceSpec,
+    suite::{SourceSpec, all_cores},
+    unit::side_by_side,
 };
 use tempfile::TempDir;
 
@@ -45,21 +44,14 @@ fn recording(name: &str) -> PathBuf {
 fn recorded_training_runs_are_packed_within_two_percent_of_the_bound() {
     // Without optimisation a packing takes half a minute: two of them then have to do.
     let recordings = if cfg!(debug_assertions) { &["train_sgd", "streams"][..] } else { &TRAINING };
-    let next = AtomicUsize::new(0);
-    thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(|| {
-                while let Some(name) = recordings.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let path = recording(name).to_str().unwrap().to_owned();
-                    let source = SourceSpec { name: path, seed: 1, ..SourceSpec::default() }.open().unwrap();
-                    let lifetimes = Lifetimes::read(&*source, GRAIN).unwrap();
-                    let packing = pack(&lifetimes, Budget::QUICK);
-                    packing.check(&lifetimes).unwrap();
-                    let over = packing.over_bound() * 100.0;
-                    assert!((0.0..2.0).contains(&over), "{name}: {over:.2} % over the bound, by {}", packing.method);
-                }
-            });
-        }
+    side_by_side(recordings, all_cores(), |name| {
+        let path = recording(name).to_str().unwrap().to_owned();
+        let source = SourceSpec { name: path, seed: 1, ..SourceSpec::default() }.open().unwrap();
+        let lifetimes = Lifetimes::read(&*source, GRAIN).unwrap();
+        let packing = pack(&lifetimes, Budget::QUICK);
+        packing.check(&lifetimes).unwrap();
+        let over = packing.over_bound() * 100.0;
+        assert!((0.0..2.0).contains(&over), "{name}: {over:.2} % over the bound, by {}", packing.method);
     });
 }
 

@@ -10,12 +10,16 @@ use std::{
 };
 
 /// What `work` makes of each item, in the order of the items, on up to `jobs` threads. An item is begun when a thread is
-/// free, so that no more of them are at work, and in memory, than there are threads.
+/// free, so that no more of them are at work, and in memory, than there are threads. Where one thread does, it is this one.
 pub fn side_by_side<T: Sync, R: Send>(items: &[T], jobs: usize, work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let jobs = jobs.min(items.len());
+    if jobs <= 1 {
+        return items.iter().map(work).collect();
+    }
     let next = AtomicUsize::new(0);
     let done: Mutex<Vec<(usize, R)>> = Mutex::new(Vec::new());
     thread::scope(|scope| {
-        for _ in 0..jobs.clamp(1, items.len().max(1)) {
+        for _ in 0..jobs {
             scope.spawn(|| {
                 while let Some((number, item)) = numbered(items, next.fetch_add(1, Ordering::Relaxed)) {
                     let result = work(item);
