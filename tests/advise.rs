@@ -76,6 +76,28 @@ fn advice_is_given_while_one_waits() {
     assert!(seconds <= 5.0, "{seconds:.3} s");
 }
 
+/// PyTorch's own words when it died: 8.57 GiB asked for, 8.30 GiB free, 120.83 GiB allocated, 9.92 GiB reserved but
+/// unallocated. With expandable segments the program then ran all its steps on that GPU, with 130.1 GiB reserved.
+#[test]
+fn a_program_that_died_on_a_full_gpu_is_told_what_let_it_live_there() {
+    let path = format!("{}/tools/recording/run-0.pickle.xz", env!("CARGO_MANIFEST_DIR"));
+    let (text, _) = run(".", &["advise", &path, "--format", "json"], 0);
+    let report: Value = serde_json::from_str(&text).unwrap();
+    let advice = &report["rows"][0];
+    let gib = |value: &Value| (value.as_f64().unwrap() / f64::from(1 << 30) * 100.0).round() / 100.0;
+    let end = &advice["dead_end"];
+    let sizes = ["requested_bytes", "device_free_bytes", "allocated_bytes"].map(|size| gib(&end[size]));
+    assert_eq!(sizes, [8.57, 8.3, 120.83]);
+    assert_eq!(gib(&end["reserved_bytes"]), 130.75, "120.83 and 9.92");
+    assert_eq!(advice["recommended"], "expandable_segments:True");
+    assert_eq!((&advice["fits_now"], &advice["fits"]), (&Value::Bool(false), &Value::Bool(true)));
+    assert!(gib(&advice["needed_bytes"]) < 130.1, "it got further there");
+    assert_eq!(advice["confidence"]["verdict"], "exact");
+    let (text, _) = run(".", &["advise", &path, "--top", "1"], 0);
+    assert!(text.contains("it ran out of memory; another setting gets past that point"), "{text}");
+    assert!(text.contains("what it does next is not in the recording"), "{text}");
+}
+
 #[test]
 fn the_command_prints_the_line_to_paste_and_the_same_as_json() {
     let recording = path_of("varlen_stack");

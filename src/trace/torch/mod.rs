@@ -4,6 +4,7 @@
 //! witnessed, the memory before and after, and an account of what the file cannot tell.
 
 mod collect;
+mod dead_end;
 mod keys;
 mod parse;
 #[cfg(test)]
@@ -16,6 +17,7 @@ mod stacks;
 mod story;
 mod write;
 
+pub use dead_end::DeadEnd;
 pub use parse::SnapshotError;
 pub use pickle::{Fault, PickleError, Spent};
 pub use recording::{Gaps, Recording, RecordingError};
