@@ -36,11 +36,11 @@ fn run_files(folder: &TempDir, name: &str) -> String {
 
 #[test]
 fn help_teaches_and_lists_the_exit_codes() {
-    let (out, _) = run(&empty(), &["--help"], 0);
+    let (out, _) = run(empty(), &["--help"], 0);
     for word in ["run", "replay", "inspect", "convert", "list", "doctor", "completions", "103"] {
         assert!(out.contains(word), "{word} is missing in {out}");
     }
-    let (out, _) = run(&empty(), &["replay", "--help"], 0);
+    let (out, _) = run(empty(), &["replay", "--help"], 0);
     assert!(out.contains("caching:expandable_segments:True") && out.contains("Examples:"), "{out}");
 }
 
@@ -115,7 +115,7 @@ fn names_that_do_not_exist_are_answered_with_the_nearest_that_do() {
 
 #[test]
 fn a_device_that_is_not_there_is_an_error_and_never_replaced() {
-    let (out, err) = run(&empty(), &["replay", "checkerboard", "--device", "cuda:4000"], 103);
+    let (out, err) = run(empty(), &["replay", "checkerboard", "--device", "cuda:4000"], 103);
     assert_eq!(out, "");
     assert!(err.contains("cuda"), "{err}");
 }

@@ -15,7 +15,7 @@ const TELLING: [&str; 7] = [
 ];
 
 /// The binary in a folder, with nothing from the environment that could change what it prints.
-pub fn oomph(folder: impl AsRef<Path>) -> Command {
+pub fn oomph(folder: &(impl AsRef<Path> + ?Sized)) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_oomph"));
     command.current_dir(folder).env("NO_COLOR", "1");
     for name in TELLING {
@@ -27,7 +27,7 @@ pub fn oomph(folder: impl AsRef<Path>) -> Command {
 /// Runs it, checks the exit code, and returns standard output and standard error.
 #[track_caller]
 pub fn run(folder: impl AsRef<Path>, arguments: &[&str], code: i32) -> (String, String) {
-    let output = oomph(folder).args(arguments).output().unwrap();
+    let output = oomph(&folder).args(arguments).output().unwrap();
     let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert_eq!(output.status.code(), Some(code), "{arguments:?}\n{out}\n{err}");
     (out, err)
