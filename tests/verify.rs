@@ -5,11 +5,6 @@
 use std::{
     path::{Path, PathBuf},
     process::Command,
-    sync::{
-        Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
-    thread,
 };
 
 use oomph::{
@@ -19,10 +14,11 @@ use oomph::{
     },
     replay::verify::{Companion, Divergence, Verdict, Verification, verify},
     strategy::{self, Attempt, Caller, Context, Request, SegmentView, Setup, StrategyEvent, StrategySpec},
+    suite::all_cores,
     trace::torch::{
         Action, Block, BlockState, Entry, Recording, Segment, SegmentKind, Setting, Settings, Snapshot, StackId,
     },
-    unit::{Address, SiteId, StreamId, ThreadId},
+    unit::{Address, SiteId, StreamId, ThreadId, side_by_side},
 };
 
 /// The 72 recordings, by name.
@@ -44,32 +40,24 @@ fn verify_as_recorded(recording: &Recording, companion: &Companion) -> Verificat
 #[test]
 fn every_recording_is_exact() {
     let paths = recordings();
-    let next = AtomicUsize::new(0);
-    let failures = Mutex::new(Vec::new());
-    let counted = Mutex::new((0, 0, 0, 0));
-    thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(|| {
-                while let Some(path) = paths.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let recording = Recording::open(path, None).unwrap();
-                    let companion = Companion::beside(path).unwrap().unwrap();
-                    let verification = verify_as_recorded(&recording, &companion);
-                    if verification.verdict != Verdict::Exact {
-                        failures.lock().unwrap().push(format!("{}: {:?}", path.display(), verification.verdict));
-                    }
-                    assert_eq!(verification.refusals, 0, "{}: PyTorch's own limit explains it", path.display());
-                    let mut sums = counted.lock().unwrap();
-                    sums.0 += verification.agreed;
-                    sums.1 += verification.empty_caches.len();
-                    sums.2 += verification.stats.retries;
-                    sums.3 += verification.stats.ooms;
-                }
-            });
-        }
+    let verifications = side_by_side(&paths, all_cores(), |path| {
+        let recording = Recording::open(path, None).unwrap();
+        let companion = Companion::beside(path).unwrap().unwrap();
+        verify_as_recorded(&recording, &companion)
     });
-    let failures = failures.into_inner().unwrap();
+    let mut failures = Vec::new();
+    let (mut entries, mut empty_caches, mut retries, mut ooms) = (0, 0, 0, 0);
+    for (path, verification) in paths.iter().zip(verifications) {
+        if verification.verdict != Verdict::Exact {
+            failures.push(format!("{}: {:?}", path.display(), verification.verdict));
+        }
+        assert_eq!(verification.refusals, 0, "{}: PyTorch's own limit explains it", path.display());
+        entries += verification.agreed;
+        empty_caches += verification.empty_caches.len();
+        retries += verification.stats.retries;
+        ooms += verification.stats.ooms;
+    }
     assert!(failures.is_empty(), "{} diverge:\n{}", failures.len(), failures.join("\n"));
-    let (entries, empty_caches, retries, ooms) = counted.into_inner().unwrap();
     assert_eq!((entries, empty_caches, retries, ooms), (1_875_087, 35, 343, 245));
 }
 

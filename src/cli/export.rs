@@ -7,7 +7,7 @@ use anyhow::anyhow;
 
 use super::{failure::Failure, output};
 use crate::{
-    device::{Device, DeviceSpec, wrap::Limited},
+    device::{DeviceSpec, wrap::capped},
     measure::witness::{Witnessed, witness},
     plugin, replay,
     strategy::{Context, Setup, Silent, StrategySpec},
@@ -26,11 +26,7 @@ pub struct Export<'a> {
 impl Export<'_> {
     /// Replays on a fresh device. Where memory runs out and the replay ends, that is said.
     pub fn witness(&self) -> Result<Witnessed, Failure> {
-        let device = self.device.open()?;
-        let mut device: Box<dyn Device> = match self.limit {
-            Some(limit) => Box::new(Limited::to(limit, device)),
-            None => device,
-        };
+        let mut device = capped(self.device.open()?, self.limit);
         let setup = Setup { props: device.props(), limit: self.limit };
         let mut strategy = plugin::build(&self.strategy, &setup).map_err(Failure::usage)?;
         let witnessed = witness(self.source, &self.strategy, &mut *strategy, &mut *device, &self.options)

@@ -3,11 +3,6 @@
 use std::{
     fmt::Write as _,
     path::{Path, PathBuf},
-    sync::{
-        Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
-    thread,
 };
 
 use clap::ValueEnum;
@@ -26,7 +21,7 @@ use crate::{
     strategy::Setup,
     suite,
     trace::torch::{OwnLimit, Recording, Snapshot},
-    unit::Bytes,
+    unit::{Bytes, side_by_side},
 };
 
 /// Re-lives PyTorch memory snapshots: drives the model of PyTorch's allocator with the program's own actions, under the
@@ -212,27 +207,13 @@ impl Row {
 /// Verifies all snapshots on all cores; the rows are in the order of the arguments.
 fn verify_all(args: &Args, props: &DeviceProps) -> Vec<Row> {
     let bar = progress::of_cases(args.sources.len(), 0);
-    let next = AtomicUsize::new(0);
-    let done = Mutex::new(Vec::new());
-    thread::scope(|scope| {
-        for _ in 0..suite::all_cores().min(args.sources.len()) {
-            scope.spawn(|| {
-                loop {
-                    let number = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(path) = args.sources.get(number) else { break };
-                    let rows = verify_file(path, args, props).unwrap_or_else(|reason| vec![Row::failed(path, reason)]);
-                    if let Ok(mut done) = done.lock() {
-                        done.push((number, rows));
-                    }
-                    bar.inc(1);
-                }
-            });
-        }
+    let rows = side_by_side(&args.sources, suite::all_cores(), |path| {
+        let rows = verify_file(path, args, props).unwrap_or_else(|reason| vec![Row::failed(path, reason)]);
+        bar.inc(1);
+        rows
     });
     bar.finish_and_clear();
-    let mut done = done.into_inner().unwrap_or_default();
-    done.sort_by_key(|(number, _)| *number);
-    done.into_iter().flat_map(|(_, rows)| rows).collect()
+    rows.into_iter().flatten().collect()
 }
 
 /// Every device of a snapshot, or the reason why there is none.

@@ -59,12 +59,14 @@ pub enum SuiteError {
         reason: String,
     },
     /// No suite of that name.
-    #[error("unknown suite '{name}'{}", did_you_mean_among(suggestion.as_deref(), SuiteFile::embedded()))]
+    #[error("unknown suite '{name}'{}", did_you_mean_among(suggestion.as_deref(), known.iter().map(String::as_str)))]
     UnknownSuite {
         /// What was asked for.
         name: String,
         /// The nearest right name.
         suggestion: Option<String>,
+        /// All there are.
+        known: Vec<String>,
     },
     /// A trace file that the suite names is not there.
     #[error(

@@ -1,4 +1,5 @@
-//! The vocabulary that every room shares: quantities, identities and kinds of work; and one way to do things side by side.
+//! The vocabulary that every room shares: quantities, identities and kinds of work; what is known by
+//! name, and one way to do things side by side.
 //!
 //! Newtypes keep bytes, nanoseconds, addresses and indices apart at no cost. Nothing here knows about
 //! devices, strategies or traces.
@@ -6,6 +7,7 @@
 mod bytes;
 mod id;
 mod near;
+mod shelf;
 mod side_by_side;
 mod time;
 mod work;
@@ -13,7 +15,8 @@ mod work;
 pub use bytes::{Bytes, GIB, KIB, MIB, ParseBytesError};
 pub use id::{Address, EventId, SiteId, StreamId, TagId, ThreadId};
 pub use near::{did_you_mean, did_you_mean_among, nearest};
-pub use side_by_side::side_by_side;
+pub use shelf::{Shelf, Shelved};
+pub use side_by_side::{as_they_come, side_by_side};
 pub use time::Nanos;
 pub use work::{Dtype, ProductRole, Work};
 
