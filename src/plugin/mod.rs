@@ -14,4 +14,4 @@ mod cpp_library;
 pub mod load;
 pub mod serve;
 
-pub use load::{ENTRY, build, check, is_meant};
+pub use load::{CALL_MARK, ENTRY, HANG_MARK, build, check, is_meant};

@@ -357,6 +357,10 @@ pub enum StrategyError {
     /// A command that the strategy understands and refuses.
     #[error("{0}")]
     Refused(String),
+    /// The allocator itself is no longer there: the process that it ran in died or had to be ended. Every later call says
+    /// the same.
+    #[error("{0}")]
+    Gone(String),
 }
 
 impl StrategyError {

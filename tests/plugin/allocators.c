@@ -58,12 +58,26 @@ void *allocate(size_t bytes, int device, stream_t stream) {
 void deallocate(void *address, size_t bytes, int device, stream_t stream) {}
 #endif
 
-#ifdef HANGING
+/* Goes wrong in the way that HOW says, in the function that IN says: 'l' while it is loaded, 'a' in the 20th alloc, 'f' in
+   the first free. */
+#ifdef FAILING
+#ifndef IN
+#define IN 'a'
+#endif
+#ifndef HOW
+#define HOW for (;;) pause()
+#endif
+static void go_wrong(char where) {
+  if (where == IN) {
+    HOW;
+  }
+}
+__attribute__((constructor)) static void load(void) { go_wrong('l'); }
 void *allocate(size_t bytes, int device, stream_t stream) {
-  if (calls == 20) pause();
+  if (calls == 20) go_wrong('a');
   return take(bytes);
 }
-void deallocate(void *address, size_t bytes, int device, stream_t stream) {}
+void deallocate(void *address, size_t bytes, int device, stream_t stream) { go_wrong('f'); }
 #endif
 
 /* Has only so many blocks. */

@@ -38,7 +38,9 @@ fn a_plugin_that_aborts_costs_its_case_and_leaves_its_last_words() {
     let row = workshop.replay("training", &plugin(&workshop.allocator("ABORTING")), &[]);
     assert_eq!(row["status"], "error", "{row}");
     let reason = row["reason"].as_str().unwrap();
-    assert_eq!(reason, "the worker process was ended by SIGABRT, an abort; its last words: my pool is corrupt");
+    assert!(reason.starts_with("plugin ") && reason.contains("aborting.so: alloc of "), "{reason}");
+    let words = " bytes: the worker process was ended by SIGABRT, an abort; its last words: my pool is corrupt";
+    assert!(reason.ends_with(words), "{reason}");
 }
 
 #[test]
@@ -50,13 +52,6 @@ fn an_exception_costs_the_case_and_is_told() {
     assert_eq!(row["status"], "error", "{row}");
     let reason = row["reason"].as_str().unwrap();
     assert!(reason.contains("SIGABRT") && reason.ends_with("what(): std::bad_alloc"), "{reason}");
-}
-
-#[test]
-fn a_plugin_that_hangs_runs_out_of_time() {
-    let Some(workshop) = Workshop::open() else { return };
-    let row = workshop.replay("training", &plugin(&workshop.allocator("HANGING")), &["--case-timeout", "5s"]);
-    assert_eq!((row["status"].as_str(), row["reason"].as_str()), (Some("error"), Some("timed out after 5s")), "{row}");
 }
 
 #[test]

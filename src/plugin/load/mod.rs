@@ -4,15 +4,20 @@
 //! ([`Isolation`](crate::suite::Isolation)), and [`check`] reads the file without running any of its code.
 
 mod adapter;
+mod allocator;
+mod call;
 mod error;
+mod last_words;
 mod library;
 mod noexcept;
 mod reserved;
 mod symbols;
+mod watched;
 mod wish;
 
 pub use adapter::Plugin;
 pub use error::PluginError;
+pub use watched::{CALL_MARK, HANG_MARK};
 
 use std::path::Path;
 
@@ -55,6 +60,18 @@ pub const ENTRY: StrategyEntry = StrategyEntry {
             default: "oomph_reserved, if there is one; otherwise what a real device has lost, and unknown on a simulated one",
             help: "size_t reserved(int device): bytes that it holds now; asked after every call",
         },
+        Parameter {
+            name: "limit",
+            values: "a symbol",
+            default: "oomph_limit, if there is one; otherwise requests fail that take what is reserved, where that is known, beyond it",
+            help: "void limit(int device, size_t bytes): what it may hold at most; told before the first request",
+        },
+        Parameter {
+            name: "timeout",
+            values: "a time",
+            default: "30s",
+            help: "a call that takes longer is a hang: its process is ended and the call named",
+        },
     ],
     variants: &[],
     build: load,
@@ -92,8 +109,9 @@ pub fn check(spec: &StrategySpec) -> Result<(), SpecError> {
 
 fn load(parameters: &str, setup: &Setup<'_>) -> Built {
     let wish = Wish::read(&ENTRY, parameters)?;
-    let library = choose(&wish).and_then(|choice| Library::open(wish.file, &choice)).map_err(refuse)?;
-    Ok(Box::new(Plugin::new(library, setup)))
+    let choice = choose(&wish).map_err(refuse)?;
+    let library = Library::open(wish.file, &choice, wish.timeout).map_err(refuse)?;
+    Ok(Box::new(Plugin::new(Box::new(library), &choice, setup)))
 }
 
 fn choose(wish: &Wish<'_>) -> Result<Choice, PluginError> {

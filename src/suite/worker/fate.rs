@@ -16,11 +16,16 @@ pub(super) enum Fate {
     /// It took too long and was ended.
     #[error("timed out after {0}")]
     TimedOut(CaseTimeout),
+    /// A plugin did not return from a call, and took the worker along.
+    #[error("plugin {0}")]
+    Hung(String),
     /// It died, or gave up.
-    #[error("the worker process {}{}", ending(*.status), quoted(.last_words))]
+    #[error("{}the worker process {}{}", blamed(.plugin_call), ending(*.status), quoted(.last_words))]
     Ended {
         /// How.
         status: ExitStatus,
+        /// The plugin and its call that it died in, if so.
+        plugin_call: Option<String>,
         /// The last line of its standard error.
         last_words: String,
     },
@@ -89,6 +94,10 @@ fn signal(status: ExitStatus) -> Option<i32> {
 #[cfg(not(unix))]
 fn signal(_status: ExitStatus) -> Option<i32> {
     None
+}
+
+fn blamed(plugin_call: &Option<String>) -> String {
+    plugin_call.as_ref().map_or_else(String::new, |call| format!("plugin {call}: "))
 }
 
 fn quoted(last_words: &str) -> String {
