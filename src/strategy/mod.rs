@@ -357,10 +357,12 @@ pub enum StrategyError {
     /// A command that the strategy understands and refuses.
     #[error("{0}")]
     Refused(String),
-    /// The allocator itself is no longer there: the process that it ran in died or had to be ended. Every later call says
-    /// the same.
+    /// The allocator runs in a process of its own, and that has died. Every later call says the same.
     #[error("{0}")]
-    Gone(String),
+    Died(String),
+    /// The allocator did not return from a call, and its process was ended. Every later call says the same.
+    #[error("{0}")]
+    Hung(String),
 }
 
 impl StrategyError {

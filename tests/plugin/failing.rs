@@ -70,3 +70,49 @@ fn a_case_that_hangs_runs_out_of_time_before_its_call_does() {
     let (reason, code) = replayed(&workshop, &library, &["--case-timeout", "2s"]);
     assert_eq!((reason.as_str(), code), ("timed out after 2s", Some(104)));
 }
+
+/// What `stress` has to say, and its exit code.
+fn stressed(workshop: &Workshop, kind: &str, strategy: &str, options: &[&str]) -> (String, Option<i32>) {
+    let output = workshop.oomph(&[&["stress", kind, "--strategy", strategy, "--format", "json"], options].concat());
+    assert_eq!(left_behind(workshop), Vec::<String>::new());
+    let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    (said, output.status.code())
+}
+
+#[test]
+fn under_stress_a_plugin_that_dies_or_hangs_has_broken_a_promise_and_the_trace_is_shrunk() {
+    let Some(workshop) = Workshop::open() else { return };
+    let ways = [ENDS[0], ENDS[2], (HANG, "did not return within 4s")];
+    for ((place, call), (way, end)) in PLACES.into_iter().flat_map(|place| ways.map(|way| (place, way))) {
+        let library = workshop.failing(place, way);
+        let strategy = format!("{},timeout:4s", plugin(&library));
+        let output = workshop.oomph(&["stress", "properties", "--strategy", &strategy, "--format", "json"]);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!((output.status.code(), left_behind(&workshop)), (Some(106), Vec::new()), "{place} {way}: {said}");
+        let row = &serde_json::from_str::<serde_json::Value>(&said).unwrap()["rows"][0];
+        let detail = row["detail"].as_str().unwrap();
+        assert!(detail.contains(&format!("plugin {}: {call}", library.display())), "{place} {way}: {detail}");
+        assert!(detail.ends_with(end), "{place} {way}: {detail}");
+        let fewest = match place {
+            "load" => 0..=1,
+            "free" => 1..=2,
+            // The third request is the one.
+            _ => 3..=3,
+        };
+        assert!(fewest.contains(&row["trace_events"].as_u64().unwrap()), "{place} {way}: {row}");
+        let trace = row["trace"].as_str().unwrap();
+        let (again, code) = stressed(&workshop, "properties", &strategy, &["--trace", trace]);
+        assert!(code == Some(106) && again.contains(call), "{place} {way}: {again}");
+    }
+}
+
+#[test]
+fn misuse_of_a_plugin_that_dies_or_hangs_is_told_as_damage() {
+    let Some(workshop) = Workshop::open() else { return };
+    for (way, end) in [ENDS[1], (HANG, "did not return within 500ms")] {
+        let strategy = format!("{},timeout:500ms", plugin(&workshop.failing("free", way)));
+        let (said, code) = stressed(&workshop, "misuse", &strategy, &["--misuse", "double-free"]);
+        assert!(code == Some(106) && said.contains("corrupts"), "{way}: {said}");
+        assert!(said.contains("free of ") && said.contains(end), "{way}: {said}");
+    }
+}

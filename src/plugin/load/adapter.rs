@@ -169,11 +169,14 @@ impl Strategy for Plugin {
             self.waiting.hold(cx.device, leaving, streams)?;
         }
         let freed = if others.is_some() { Freed::Later } else { Freed::Now };
+        if freed == Freed::Now {
+            self.plugin.free(block.address, size as usize, self.number, owner.handle)?;
+        }
         self.uses.remove(&block.slot);
         self.blocks.remove(&block)?;
         self.stats.on_free(size);
         if freed == Freed::Now {
-            self.give_back(&leaving)?;
+            self.stats.on_reusable(size, size);
         }
         if self.reserved.is_free_to_ask() {
             self.note_reserved(cx);

@@ -28,10 +28,18 @@ pub(super) trait Allocator: fmt::Debug + Send {
 
 /// The plugin is no longer there, for the reason given.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Gone(pub(super) String);
+pub(super) enum Gone {
+    /// Its process died.
+    Died(String),
+    /// It did not return from a call in time.
+    Hung(String),
+}
 
 impl From<Gone> for StrategyError {
-    fn from(Gone(reason): Gone) -> StrategyError {
-        StrategyError::Gone(reason)
+    fn from(gone: Gone) -> StrategyError {
+        match gone {
+            Gone::Died(reason) => StrategyError::Died(reason),
+            Gone::Hung(reason) => StrategyError::Hung(reason),
+        }
     }
 }

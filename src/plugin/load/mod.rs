@@ -5,6 +5,8 @@
 
 mod adapter;
 mod allocator;
+#[cfg(unix)]
+mod apart;
 mod call;
 mod error;
 mod last_words;
@@ -16,10 +18,12 @@ mod watched;
 mod wish;
 
 pub use adapter::Plugin;
+#[cfg(unix)]
+pub use apart::{HostProgram, host, host_with};
 pub use error::PluginError;
 pub use watched::{CALL_MARK, HANG_MARK};
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use self::{library::Library, symbols::Choice, wish::Wish};
 use crate::strategy::{Built, Parameter, Setup, SpecError, StrategyEntry, StrategySpec};
@@ -77,6 +81,9 @@ pub const ENTRY: StrategyEntry = StrategyEntry {
     build: load,
 };
 
+/// Little time for a call, and still thousands of times what one takes.
+const HURRY: Duration = Duration::from_millis(500);
+
 /// Whether a strategy is a plugin.
 #[must_use]
 pub fn is_meant(spec: &StrategySpec) -> bool {
@@ -96,6 +103,31 @@ pub fn is_meant(spec: &StrategySpec) -> bool {
 /// ```
 pub fn build(spec: &StrategySpec, setup: &Setup<'_>) -> Built {
     if is_meant(spec) { load(&spec.parameters, setup) } else { spec.build(setup) }
+}
+
+/// The same with a plugin in another process, where [`host_with`] has named one: what it does wrong is then the answer of
+/// a call. For devices whose addresses and streams are mere numbers.
+pub fn build_apart(spec: &StrategySpec, setup: &Setup<'_>) -> Built {
+    #[cfg(unix)]
+    if let (true, Some(program)) = (is_meant(spec), apart::host_program()) {
+        let wish = Wish::read(&ENTRY, &spec.parameters)?;
+        let choice = choose(&wish).map_err(refuse)?;
+        let plugin = apart::Apart::start(program, &spec.parameters, &wish).map_err(refuse)?;
+        return Ok(Box::new(Plugin::new(Box::new(plugin), &choice, setup)));
+    }
+    build(spec, setup)
+}
+
+/// The same strategy; if it is a plugin, with little time for a call.
+#[must_use]
+pub fn hurried(spec: &StrategySpec) -> StrategySpec {
+    match Wish::read(&ENTRY, &spec.parameters) {
+        Ok(wish) if is_meant(spec) && wish.timeout > HURRY => {
+            let parameters = format!("{},timeout:{}", spec.parameters, humantime::format_duration(HURRY));
+            StrategySpec { parameters, ..spec.clone() }
+        }
+        _ => spec.clone(),
+    }
 }
 
 /// [`StrategySpec::check`] for plugins too: the file must be there and have the symbols. None of its code runs.

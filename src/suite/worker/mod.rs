@@ -11,7 +11,6 @@ mod fate;
 mod order;
 mod process;
 
-pub use fate::ending;
 pub use order::Order;
 pub use process::WorkerProcess;
 

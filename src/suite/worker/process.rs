@@ -16,13 +16,14 @@ use std::{
 use super::{
     STOP,
     complaints::{Complaints, last_line},
-    fate::{Fate, ending},
+    fate::Fate,
     order::Order,
 };
 use crate::{
     measure::Status,
     plugin,
     suite::{Case, CaseOutcome, CaseRunner, CaseTimeout},
+    unit::ending,
 };
 
 /// How often the clock and the stop flag are looked at while a worker is silent.
