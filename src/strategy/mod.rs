@@ -38,7 +38,7 @@ mod tlsf;
 pub mod wrap;
 
 pub use registry::{Built, Parameter, STRATEGIES, Setup, SpecError, StrategyEntry, StrategySpec};
-pub use stats::{BlockState, BlockView, Layout, SegmentView, Stats, Usage};
+pub use stats::{BlockState, BlockView, Layout, OffBooks, SegmentView, Stats, Usage};
 
 use crate::{
     device::{Capabilities, Device, DeviceError},

@@ -130,3 +130,16 @@ void *allocate(size_t bytes, int device, stream_t stream) { return take(bytes); 
 void deallocate(void *address, size_t bytes, int device, stream_t stream) {}
 void oomph_record_stream(void *address, stream_t stream) {}
 #endif
+
+/* Can be told how much it may hold, and keeps to it. */
+#ifdef TOLD_THE_LIMIT
+static size_t held, most = -1;
+void *allocate(size_t bytes, int device, stream_t stream) {
+  if (held + bytes > most) return NULL;
+  held += bytes;
+  return take(bytes);
+}
+void deallocate(void *address, size_t bytes, int device, stream_t stream) { held -= bytes; }
+size_t oomph_reserved(int device) { return held; }
+void oomph_limit(int device, size_t bytes) { most = bytes / 2; }
+#endif

@@ -82,10 +82,13 @@ fn stressed(workshop: &Workshop, kind: &str, strategy: &str, options: &[&str]) -
 #[test]
 fn under_stress_a_plugin_that_dies_or_hangs_has_broken_a_promise_and_the_trace_is_shrunk() {
     let Some(workshop) = Workshop::open() else { return };
-    let ways = [ENDS[0], ENDS[2], (HANG, "did not return within 4s")];
-    for ((place, call), (way, end)) in PLACES.into_iter().flat_map(|place| ways.map(|way| (place, way))) {
+    let hang = (HANG, "did not return within 3s");
+    let [load, alloc, free] = PLACES;
+    for ((place, call), (way, end)) in
+        [(load, ENDS[0]), (load, hang), (alloc, ENDS[2]), (alloc, hang), (free, ENDS[1]), (free, hang)]
+    {
         let library = workshop.failing(place, way);
-        let strategy = format!("{},timeout:4s", plugin(&library));
+        let strategy = format!("{},timeout:3s", plugin(&library));
         let output = workshop.oomph(&["stress", "properties", "--strategy", &strategy, "--format", "json"]);
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         assert_eq!((output.status.code(), left_behind(&workshop)), (Some(106), Vec::new()), "{place} {way}: {said}");

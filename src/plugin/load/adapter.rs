@@ -16,8 +16,8 @@ use super::{
 use crate::{
     device::Capabilities,
     strategy::{
-        Attempt, Block, Caller, Context, Control, Freed, Layout, Outcome, Refusal, Request, Setup, Shortage, Stats,
-        Strategy, StrategyError, StrategyEvent,
+        Attempt, Block, Caller, Context, Control, Freed, Layout, OffBooks, Outcome, Refusal, Request, Setup, Shortage,
+        Stats, Strategy, StrategyError, StrategyEvent,
         deferred::{DeferredFrees, Patience},
         slots::Slots,
     },
@@ -31,7 +31,7 @@ pub struct Plugin {
     /// The device's number, as the plugin is told it.
     number: c_int,
     limit: Option<u64>,
-    /// Whether the plugin has yet to be told the limit.
+    /// Whether nothing was asked of the plugin so far, or since it was closed.
     is_new: bool,
     blocks: Slots<Owner>,
     /// The other streams that use a block, by its slot, where the plugin does not wait for them itself.
@@ -118,6 +118,30 @@ impl Plugin {
         Ok(())
     }
 
+    /// Asks for a block. One that takes what is held beyond the limit, as far as anybody tells, is given back at once.
+    fn take(
+        &mut self,
+        cx: &mut Context<'_>,
+        size: usize,
+        owner: Owner,
+    ) -> Result<Result<Address, Refusal>, StrategyError> {
+        let address = self.plugin.alloc(size, self.number, owner.handle)?;
+        if address == Address::NULL {
+            return Ok(Err(Refusal::Device));
+        }
+        // Where the driver does not answer, the block stays: it must not be lost over a figure.
+        let held = |plugin: &mut Plugin, cx: &mut Context<'_>| {
+            plugin.reserved.look(&mut *plugin.plugin, plugin.number, cx.device).ok().flatten()
+        };
+        if let Some(limit) = self.limit
+            && held(self, cx).is_some_and(|held| held > limit)
+        {
+            self.plugin.free(address, size, self.number, owner.handle)?;
+            return Ok(Err(Refusal::Limit));
+        }
+        Ok(Ok(address))
+    }
+
     fn refused(&mut self, cx: &mut Context<'_>, request: &Request, refused_by: Refusal) -> Attempt {
         self.stats.ooms += 1;
         let &Request { bytes: rounded, stream, .. } = request;
@@ -139,18 +163,25 @@ impl Strategy for Plugin {
         let Ok(size) = usize::try_from(bytes) else { return Ok(self.refused(cx, request, Refusal::Size)) };
         self.before_first(cx)?;
         let owner = Owner { stream, handle: cx.device.stream_handle(stream) };
-        let mut address = self.plugin.alloc(size, self.number, owner.handle)?;
-        if address == Address::NULL && !self.waiting.is_empty() {
+        let mut taken = self.take(cx, size, owner)?;
+        if taken.is_err() && !self.waiting.is_empty() {
             // What waits here is out of the plugin's reach: to it, it is live.
             self.stats.retries += 1;
             cx.sink.event(StrategyEvent::Retry { rounded: bytes });
             self.release(cx, Patience::Wait)?;
-            address = self.plugin.alloc(size, self.number, owner.handle)?;
+            taken = self.take(cx, size, owner)?;
         }
-        if address == Address::NULL {
-            self.note_reserved(cx);
-            return Ok(self.refused(cx, request, Refusal::Device));
+        if taken == Err(Refusal::Limit) {
+            self.plugin.reset()?;
+            taken = self.take(cx, size, owner)?;
         }
+        let address = match taken {
+            Ok(address) => address,
+            Err(refused_by) => {
+                self.note_reserved(cx);
+                return Ok(self.refused(cx, request, refused_by));
+            }
+        };
         let block = self.blocks.insert(address, bytes, owner);
         self.stats.on_alloc(bytes, bytes);
         let before = self.stats.current.reserved;
@@ -220,11 +251,13 @@ impl Strategy for Plugin {
         self.plugin.reset()?;
         self.uses.clear();
         self.stats = Stats::default();
+        self.is_new = true;
         Ok(())
     }
 
     fn stats(&self) -> Stats {
-        self.stats
+        let off_books = self.reserved.off_books(self.stats.current.reserved);
+        Stats { off_books: if self.is_new { OffBooks::Nothing } else { off_books }, ..self.stats }
     }
 
     fn largest_free(&self, _: StreamId) -> Option<u64> {

@@ -10,7 +10,7 @@ use std::{collections::HashSet, ffi::c_int};
 use super::allocator::Allocator;
 use crate::{
     device::{Clock, Device, DeviceError, DeviceProps},
-    strategy::{Block, StrategyError},
+    strategy::{Block, OffBooks, StrategyError},
 };
 
 /// Where the figure comes from.
@@ -51,6 +51,11 @@ impl Reserved {
     /// Whether the figure is more than a lower bound.
     pub(super) fn is_known(&self) -> bool {
         !matches!(self, Reserved::Unknown)
+    }
+
+    /// What the device's books lack while so much is held.
+    pub(super) fn off_books(&self, held: u64) -> OffBooks {
+        if self.is_known() { OffBooks::Bytes(held) } else { OffBooks::Unknown }
     }
 
     /// Whether asking takes no driver call.
