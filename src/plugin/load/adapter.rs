@@ -31,8 +31,10 @@ pub struct Plugin {
     /// The device's number, as the plugin is told it.
     number: c_int,
     limit: Option<u64>,
-    /// Whether nothing was asked of the plugin so far, or since it was closed.
+    /// Whether the plugin has yet to be told the limit.
     is_new: bool,
+    /// Whether it was closed, and nothing asked of it since.
+    is_closed: bool,
     blocks: Slots<Owner>,
     /// The other streams that use a block, by its slot, where the plugin does not wait for them itself.
     uses: BTreeMap<u32, Vec<StreamId>>,
@@ -65,6 +67,7 @@ impl Plugin {
             number: c_int::try_from(setup.props.ordinal).unwrap_or(c_int::MAX),
             limit: setup.limit,
             is_new: true,
+            is_closed: false,
             blocks: Slots::default(),
             uses: BTreeMap::new(),
             waiting: DeferredFrees::default(),
@@ -114,7 +117,7 @@ impl Plugin {
         if let (true, Some(limit)) = (self.is_new, self.limit) {
             self.plugin.limit(self.number, limit)?;
         }
-        self.is_new = false;
+        (self.is_new, self.is_closed) = (false, false);
         Ok(())
     }
 
@@ -251,13 +254,13 @@ impl Strategy for Plugin {
         self.plugin.reset()?;
         self.uses.clear();
         self.stats = Stats::default();
-        self.is_new = true;
+        self.is_closed = true;
         Ok(())
     }
 
     fn stats(&self) -> Stats {
         let off_books = self.reserved.off_books(self.stats.current.reserved);
-        Stats { off_books: if self.is_new { OffBooks::Nothing } else { off_books }, ..self.stats }
+        Stats { off_books: if self.is_closed { OffBooks::Nothing } else { off_books }, ..self.stats }
     }
 
     fn largest_free(&self, _: StreamId) -> Option<u64> {

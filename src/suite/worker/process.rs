@@ -63,7 +63,7 @@ impl WorkerProcess<'_> {
         let status = self.watch(case, &mut worker)?;
         let said = worker.output.recv_timeout(PIPE_GRACE).unwrap_or_default();
         let complaints = Complaints::read(&worker.complaints.recv_timeout(PIPE_GRACE).unwrap_or_default());
-        match (serde_json::from_str::<CaseOutcome>(&last_line(&String::from_utf8_lossy(&said))), status.success()) {
+        match (serde_json::from_str::<CaseOutcome>(last_line(&String::from_utf8_lossy(&said))), status.success()) {
             (Ok(outcome), true) => Ok(outcome),
             // The figures are sound, and whatever brought it down afterwards must not pass unseen.
             (Ok(mut outcome), false) => {
