@@ -24,6 +24,8 @@ mod list;
 mod man;
 mod options;
 mod output;
+#[cfg(unix)]
+mod plugin_host;
 mod progress;
 mod ranks;
 mod record;
@@ -67,6 +69,9 @@ const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("OOMPH_COMMI
 
 /// The subcommand that a process is started with to run one case.
 const WORKER: &str = "worker";
+/// The subcommand that a process is started with to have a plugin in it.
+#[cfg(unix)]
+const PLUGIN_HOST: &str = "plugin-host";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -109,6 +114,10 @@ enum Command {
     /// Run the case on standard input; started by `run` and `replay`.
     #[command(name = WORKER, hide = true)]
     Worker,
+    /// Answer for a plugin on the socket that is standard input; started by `stress`.
+    #[cfg(unix)]
+    #[command(name = PLUGIN_HOST, hide = true)]
+    PluginHost(plugin_host::Args),
 }
 
 /// Parses, dispatches, and turns the outcome into an exit code.
@@ -147,6 +156,8 @@ pub fn main() -> ExitCode {
         Command::Completions(args) => completions::run(&args, &mut help::flowing(Cli::command())),
         Command::Man(args) => man::run(&args, help::flowing(Cli::command())),
         Command::Worker => worker::run(),
+        #[cfg(unix)]
+        Command::PluginHost(args) => plugin_host::run(&args),
     };
     match outcome {
         Ok(code) => ExitCode::from(code),

@@ -118,7 +118,7 @@ fn row(heading: String, record: &CaseRecord, best: bool) -> Vec<Cell> {
         cells.extend([
             Bytes(record.peak_allocated_bytes).to_string(),
             Bytes(record.peak_reserved_bytes).to_string(),
-            format!("{} {star}", Bytes(record.peak_device_used_bytes)),
+            format!("{} {star}", known_bytes(record.peak_device_used_bytes)),
             record.peak_gap_share.map_or_else(String::new, |share| format!("{:.1} %", share * 100.0)),
             verdict(record),
             record.driver_calls.to_string(),
@@ -128,6 +128,11 @@ fn row(heading: String, record: &CaseRecord, best: bool) -> Vec<Cell> {
         cells.extend(["", "", "", "", &verdict(record), "", ""].map(str::to_owned));
     }
     cells.into_iter().map(Cell::new_owned).collect()
+}
+
+/// An amount that is 0 only where nobody knows it.
+pub(super) fn known_bytes(bytes: u64) -> String {
+    if bytes == 0 { "-".to_owned() } else { Bytes(bytes).to_string() }
 }
 
 /// Whether memory ran out, and where.

@@ -42,6 +42,17 @@ impl Subject {
         if let ("flawed", Some(flawed)) = (self.strategy.name.as_str(), Flawed::named(&self.strategy.parameters)) {
             return Ok(Box::new(flawed));
         }
-        plugin::build(&self.strategy, &Setup { props, limit: self.memory_bytes })
+        let setup = Setup { props, limit: self.memory_bytes };
+        if self.device.is_simulated() {
+            plugin::build_apart(&self.strategy, &setup)
+        } else {
+            plugin::build(&self.strategy, &setup)
+        }
+    }
+
+    /// The same subject, which is not waited for as long where it hangs: for the many tries that shrinking takes.
+    #[must_use]
+    pub fn hurried(&self) -> Subject {
+        Subject { strategy: plugin::hurried(&self.strategy), ..self.clone() }
     }
 }

@@ -127,7 +127,8 @@ fn limit(case: &Case, device: &dyn Device) -> Option<u64> {
 
 /// The case's strategy over a device that hands out no more than `limit`.
 fn under(limit: Option<u64>, case: &Case, device: Box<dyn Device>) -> Result<Fresh, Trouble> {
-    let device = capped(device, limit);
+    // A plugin takes nothing of this device, keeps its limit itself, and reads from it what the real one has lost.
+    let device = if plugin::is_meant(&case.strategy) { device } else { capped(device, limit) };
     let setup = Setup { props: device.props(), limit: case.label.limit };
     let strategy = plugin::build(&case.strategy, &setup)?;
     Ok((strategy, device))

@@ -5,6 +5,7 @@
 //! devices, strategies or traces.
 
 mod bytes;
+mod ending;
 mod id;
 mod near;
 mod shelf;
@@ -13,6 +14,7 @@ mod time;
 mod work;
 
 pub use bytes::{Bytes, GIB, KIB, MIB, ParseBytesError};
+pub use ending::{ending, signal};
 pub use id::{Address, EventId, SiteId, StreamId, TagId, ThreadId};
 pub use near::{did_you_mean, did_you_mean_among, nearest};
 pub use shelf::{Shelf, Shelved};

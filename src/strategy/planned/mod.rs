@@ -444,6 +444,7 @@ impl Strategy for Planned {
             retries: theirs.retries + ours.retries,
             // A failure of the fallback that regions could cure is none.
             ooms: ours.ooms,
+            off_books: theirs.off_books,
         }
     }
 
