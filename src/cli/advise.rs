@@ -128,7 +128,7 @@ fn answer(
     on_part: Option<&(dyn Fn(usize) + Sync)>,
 ) -> Result<Option<Advice>, Failure> {
     let Watched { trace, current, confidence, dead_end } = Watched::open(args, name)?;
-    let seen = dead_end.as_ref().and_then(DeadEnd::room_bytes).map(Room::OfCard);
+    let seen = dead_end.as_ref().and_then(|end| end.room_bytes).map(Room::OfCard);
     let room = room(args).or(seen);
     // A recording that died has shown that its device is too small: what it needs is more than that.
     let device = &match room {

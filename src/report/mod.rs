@@ -10,6 +10,7 @@ mod changes;
 mod claim_files;
 mod claim_table;
 mod comparison;
+mod dead_end;
 mod endurance_table;
 mod environment;
 mod error;

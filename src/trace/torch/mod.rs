@@ -18,7 +18,7 @@ mod stacks;
 mod story;
 mod write;
 
-pub use dead_end::DeadEnd;
+pub use dead_end::{DeadEnd, Holder};
 pub use own_limit::OwnLimit;
 pub use parse::SnapshotError;
 pub use pickle::{Fault, PickleError, Spent};
