@@ -129,7 +129,7 @@ fn a_suite_whose_base_does_not_exist_is_refused() {
 
 #[test]
 fn help_is_broken_where_the_terminal_ends_and_nowhere_else() {
-    let (help, _) = run(&empty(), &["advise", "--help"], 0);
+    let (help, _) = run(empty(), &["advise", "--help"], 0);
     let lines: Vec<&str> = help.lines().collect();
     let is_prose = |line: &str| !line.is_empty() && !line.starts_with(' ');
     for pair in lines.windows(2).filter(|pair| pair.iter().all(|line| is_prose(line))) {
