@@ -3,11 +3,6 @@
 use std::{
     fmt::Write as _,
     path::{Path, PathBuf},
-    sync::{
-        Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
-    thread,
 };
 
 use clap::ValueEnum;
@@ -17,15 +12,17 @@ use super::{
     exit,
     failure::{Failure, Outcome},
     options::DeviceOptions,
-    output, progress,
+    output,
+    progress::{self, OneOf, Stages},
     verify_on::{self, OnOptions},
 };
 use crate::{
     device::DeviceProps,
-    replay::verify::{Companion, Divergence, Verdict, Verification, verify},
+    replay::verify::{Companion, Divergence, Verdict, Verification, verify_watched},
     strategy::Setup,
     suite,
     trace::torch::Snapshot,
+    unit::{Watch, side_by_side},
 };
 
 /// Re-lives PyTorch memory snapshots: drives the model of PyTorch's allocator with the program's own actions, under the
@@ -206,35 +203,27 @@ impl Row {
 
 /// Verifies all snapshots on all cores; the rows are in the order of the arguments.
 fn verify_all(args: &Args, props: &DeviceProps) -> Vec<Row> {
+    let rows = |path: &PathBuf, watch: Watch<'_>| {
+        verify_file(path, args, props, watch).unwrap_or_else(|reason| vec![Row::failed(path, reason)])
+    };
+    if let [path] = &args.sources[..] {
+        return rows(path, Watch::by(&Stages::of(&path.to_string_lossy())));
+    }
     let bar = progress::of_cases(args.sources.len(), 0);
-    let next = AtomicUsize::new(0);
-    let done = Mutex::new(Vec::new());
-    thread::scope(|scope| {
-        for _ in 0..suite::all_cores().min(args.sources.len()) {
-            scope.spawn(|| {
-                loop {
-                    let number = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(path) = args.sources.get(number) else { break };
-                    let rows = verify_file(path, args, props).unwrap_or_else(|reason| vec![Row::failed(path, reason)]);
-                    if let Ok(mut done) = done.lock() {
-                        done.push((number, rows));
-                    }
-                    bar.inc(1);
-                }
-            });
-        }
+    let done = side_by_side(&args.sources, suite::all_cores(), |path| {
+        let rows = rows(path, Watch::by(&OneOf::of(&path.to_string_lossy(), &bar)));
+        bar.inc(1);
+        rows
     });
     bar.finish_and_clear();
-    let mut done = done.into_inner().unwrap_or_default();
-    done.sort_by_key(|(number, _)| *number);
-    done.into_iter().flat_map(|(_, rows)| rows).collect()
+    done.into_iter().flatten().collect()
 }
 
 /// Every device of a snapshot, or the reason why there is none.
-fn verify_file(path: &Path, args: &Args, props: &DeviceProps) -> Result<Vec<Row>, String> {
+fn verify_file(path: &Path, args: &Args, props: &DeviceProps, watch: Watch<'_>) -> Result<Vec<Row>, String> {
     // Whatever the reason, the line it goes on begins with the path.
     let in_words = |error: String| error.trim_start_matches(&format!("{}: ", path.display())).to_owned();
-    let snapshot = Snapshot::open(path).map_err(|error| in_words(error.to_string()))?;
+    let snapshot = Snapshot::open_watched(path, watch).map_err(|error| in_words(error.to_string()))?;
     let companion = Companion::beside(path).map_err(|error| error.to_string())?.unwrap_or_default();
     let limit = args.limit(&companion, props);
     let devices = match args.device_index {
@@ -249,8 +238,8 @@ fn verify_file(path: &Path, args: &Args, props: &DeviceProps) -> Result<Vec<Row>
         let Some(part) = (if last { snapshot.take() } else { snapshot.clone() }) else { break };
         // A snapshot of nothing has no device at all, but can still be told of.
         let device = Some(device).filter(|_| args.device_index.is_some() || !part.devices().is_empty());
-        let recording = part.into_recording("", device).map_err(|error| error.to_string())?;
-        let verification = verify(&recording, &Setup { props, limit }, &companion.counters);
+        let recording = part.into_recording_watched("", device, watch).map_err(|error| error.to_string())?;
+        let verification = verify_watched(&recording, &Setup { props, limit }, &companion.counters, watch);
         rows.push(Row::of(path, recording.device, recording.witnessed.len(), limit, verification));
     }
     Ok(rows)

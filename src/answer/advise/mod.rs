@@ -27,6 +27,7 @@ use crate::{
     device::DeviceSpec,
     measure::{OomReport, SCHEMA},
     trace::Trace,
+    unit::Watch,
 };
 
 /// How much memory there is.
@@ -55,22 +56,15 @@ pub struct AdviceQuestion<'a> {
     pub jobs: usize,
     /// Set from outside to give up.
     pub stop: Option<&'a AtomicBool>,
-    /// Told whenever a part of the search is done, on whichever thread, with the number of all parts.
-    pub on_part: Option<&'a (dyn Fn(usize) + Sync)>,
+    /// Told what is tried, and how far that is.
+    pub watch: Watch<'a>,
 }
 
 impl<'a> AdviceQuestion<'a> {
     /// The usual question on one core: a recording is many steps already, so that one round will do.
     #[must_use]
     pub fn new(trace: &'a Trace, current: &'a str, device: &'a DeviceSpec) -> AdviceQuestion<'a> {
-        AdviceQuestion { trace, current, device, room: None, repeat: 1, jobs: 1, stop: None, on_part: None }
-    }
-
-    /// A candidate, or one of the two that are searched more closely, is done.
-    fn part_is_done(&self, candidates: usize) {
-        if let Some(on_part) = self.on_part {
-            on_part(candidates + 2);
-        }
+        AdviceQuestion { trace, current, device, room: None, repeat: 1, jobs: 1, stop: None, watch: Watch::NOBODY }
     }
 
     /// What the allocator may hold.
@@ -218,7 +212,6 @@ pub fn advise(question: &AdviceQuestion<'_>) -> Result<Advice, ThresholdError> {
         if rows[number].needed_bytes.is_some() {
             question.settle(&mut rows[number])?;
         }
-        question.part_is_done(rows.len());
     }
     rows[current].current = true;
     rows[chosen].recommended = true;
