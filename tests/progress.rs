@@ -81,7 +81,7 @@ fn oomph() -> &'static Path {
 
 /// What a terminal of 120 columns shows; `None` where there is no `script` to make one.
 fn on_a_terminal(arguments: &str) -> Option<String> {
-    let command = format!("stty cols 120 2>/dev/null; {} {arguments}", oomph().display());
+    let command = format!("stty rows 24 cols 120 2>/dev/null; {} {arguments}", oomph().display());
     let shown = Command::new("script")
         .args(["-qec", &command, "/dev/null"])
         .env("TERM", "xterm")

@@ -43,7 +43,7 @@ pub struct Stages {
 impl Stages {
     /// Of a source by this name; nothing is shown before the first stage.
     pub fn of(source: &str) -> Stages {
-        let bar = ProgressBar::new(0).with_finish(ProgressFinish::AndClear);
+        let bar = ProgressBar::new(1).with_finish(ProgressFinish::AndClear);
         Stages { bar, source: short(source) }
     }
 
@@ -65,9 +65,10 @@ impl Watcher for Stages {
         } else {
             "{spinner}  {elapsed}  {wide_msg}"
         }));
-        self.bar.set_length(parts);
-        self.note(stage);
+        // Each may draw, and what is seen in between must not be the new stage at the end of the old one.
         self.bar.reset();
+        self.note(stage);
+        self.bar.set_length(parts);
         if !self.bar.is_hidden() {
             self.bar.enable_steady_tick(TICK);
         }

@@ -79,7 +79,7 @@ impl<W: Watcher> WatchedReader<'_, W> {
     /// Tells what was read before and is done with now.
     fn tell(&mut self) {
         let Some(share) = self.reader.share_read() else { return };
-        let read = (share * PARTS_OF_A_READING as f64) as u64;
+        let read = (share * PARTS_OF_A_READING as f64).round() as u64;
         let ahead = PARTS_OF_A_READING.saturating_sub(read);
         if ahead < self.left {
             self.watcher.advances(self.left - ahead);
