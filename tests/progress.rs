@@ -97,8 +97,8 @@ fn on_a_terminal(arguments: &str) -> Option<String> {
 fn a_terminal_sees_a_bar_with_percent_and_time_left_and_then_only_the_answer() {
     for (command, stage, answer) in [
         (format!("verify {RECORDED}"), "train_base.pickle.xz: reading the file", "1 recordings, "),
-        (format!("replay {RECORDED} --strategy caching"), "train_base.pickle.xz: reading the file", "Strategy"),
-        ("replay random --strategy direct".to_owned(), "random: playing it", "Strategy"),
+        (format!("replay {RECORDED} --strategy caching"), "train_base.pickle.xz: reading the file", "strategy"),
+        ("replay random --strategy direct".to_owned(), "random: playing it", "strategy"),
         ("inspect random".to_owned(), "random: looking through it", "events"),
         ("leaks training".to_owned(), "training: playing it step by step", "teady"),
         ("threshold checkerboard --strategy caching".to_owned(), "checkerboard: caching: try ", "caching"),
