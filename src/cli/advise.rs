@@ -23,7 +23,7 @@ use crate::{
     device::DeviceSpec,
     report::{self, Medium},
     suite::{self, RankFile},
-    trace::{Trace, Watched},
+    trace::{Trace, Watched, torch::DeadEnd},
     unit::{Bytes, Watch},
 };
 
@@ -42,9 +42,9 @@ Examples:
   oomph advise *.pickle --format json                     each on its own
   oomph advise snapshots/                                 all ranks of a distributed program
 
-From an OOM to the line to paste: record the program on a card where it runs, or up to where it dies, with
-torch.cuda.memory._record_memory_history() before the first allocation, write it with
-torch.cuda.memory._dump_snapshot('snapshot.pickle'), and ask.
+From an OOM to the line to paste: record the program on a card where it runs, or up to where it dies (`oomph record`
+prints the lines of Python), and ask. A recording that ends because memory ran out says how much there was, so neither
+--memory nor --limit is needed; what the program would have done next is not in it.
 
 Of the settings that need about the least (64 MiB or 1 % more) the simplest is recommended: what the program has now, then
 the fewest settings, then the least memory. A smaller gain than that is no reason to change anything. A request that failed
@@ -123,9 +123,17 @@ fn answer(
     stop: &AtomicBool,
     watch: Watch<'_>,
 ) -> Result<Option<Advice>, Failure> {
-    let Known { trace, current, confidence } = Known::open(args, name, watch)?;
+    let Known { trace, current, confidence, dead_end } = Known::open(args, name, watch)?;
+    let seen = dead_end.as_ref().and_then(DeadEnd::room_bytes).map(Room::OfCard);
+    let room = room(args).or(seen);
+    // A recording that died has shown that its device is too small: what it needs is more than that.
+    let device = &match room {
+        Some(Room::OfCard(bytes)) => device.with_room_for(bytes.saturating_mul(2)),
+        _ => device.clone(),
+    };
     let question = AdviceQuestion {
-        room: room(args),
+        room,
+        dead_end: dead_end.as_ref(),
         repeat: args.repeat,
         jobs,
         stop: Some(stop),
@@ -135,6 +143,7 @@ fn answer(
     match advise::advise(&question) {
         Ok(advice) => Ok(Some(Advice { confidence, ..advice })),
         Err(ThresholdError::Interrupted) => Ok(None),
+        Err(error @ ThresholdError::NoRoom { .. }) => Err(Failure::usage(error)),
         Err(error) => Err(error.into()),
     }
 }
@@ -180,6 +189,7 @@ struct Known {
     trace: Trace,
     current: String,
     confidence: Confidence,
+    dead_end: Option<DeadEnd>,
 }
 
 impl Known {
@@ -191,16 +201,17 @@ impl Known {
             device_index: args.device_index,
         };
         let spec = options.spec()?;
-        let (trace, recorded, confidence) = match spec.verified_recording(watch).map_err(Failure::usage)? {
+        let (trace, recorded, confidence, dead_end) = match spec.verified_recording(watch).map_err(Failure::usage)? {
             Some(_) if !args.set.is_empty() => return Err(Failure::usage(anyhow!("'{name}' has nothing to --set"))),
             Some((recording, verification)) => {
                 let settings = recording.settings.conf().trim().to_owned();
-                (recording.trace, settings, Confidence::of(&verification))
+                let dead_end = recording.dead_end();
+                (recording.trace, settings, Confidence::of(&verification), dead_end)
             }
             None => {
                 let source = spec.open_watched(watch).map_err(Failure::usage)?;
                 let source = Watched::stage(source, watch, "reading it", 1);
-                (Trace::read(&source).map_err(Failure::usage)?, String::new(), Confidence::Unverified)
+                (Trace::read(&source).map_err(Failure::usage)?, String::new(), Confidence::Unverified, None)
             }
         };
         let current = match &args.current {
@@ -210,7 +221,7 @@ impl Known {
             }
             None => recorded_settings(recorded),
         };
-        Ok(Known { trace, current, confidence })
+        Ok(Known { trace, current, confidence, dead_end })
     }
 }
 

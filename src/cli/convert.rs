@@ -47,7 +47,7 @@ pub struct Args {
     /// The format; without it the ending of OUT decides: .oomph or .pickle.
     #[arg(long, value_enum, value_name = "FORMAT")]
     to: Option<Target>,
-    /// Overwrite OUT even if it is no trace.
+    /// Overwrite OUT even if it is no trace of our own: a recording, or no trace at all.
     #[arg(long)]
     force: bool,
 }

@@ -87,7 +87,7 @@ pub struct Args {
     /// Write the replay as a PyTorch memory snapshot, for pytorch.org/memory_viz; with one --strategy, whichever.
     #[arg(long, value_name = "FILE.pickle")]
     export_snapshot: Option<PathBuf>,
-    /// Overwrite the file of --export-snapshot even if it is no trace.
+    /// Overwrite the file of --export-snapshot if there is one.
     #[arg(long, requires = "export_snapshot")]
     force: bool,
 }

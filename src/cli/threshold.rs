@@ -194,8 +194,13 @@ fn for_ranks(
         let peak_bytes = details.iter().filter_map(|detail| detail.record.live_peak_bytes).max();
         let needed = details.iter().filter_map(|detail| detail.record.threshold_bytes).max();
         let told = details.iter().map(|detail| {
-            let needed = detail.record.threshold_bytes.map(|bytes| Bytes(bytes).to_string());
-            format!("{} {}", detail.record.strategy, needed.unwrap_or_else(|| "never fits".to_owned()))
+            let answer = match (detail.record.threshold_bytes, detail.record.status) {
+                (Some(bytes), _) => Bytes(bytes).to_string(),
+                (None, ThresholdStatus::Skipped) => "skipped".to_owned(),
+                (None, ThresholdStatus::Error) => "failed".to_owned(),
+                (None, _) => "never fits".to_owned(),
+            };
+            format!("{} {answer}", detail.record.strategy)
         });
         RankRow {
             peak_bytes,
@@ -206,13 +211,15 @@ fn for_ranks(
         }
     });
     let full = |details: &Vec<ThresholdDetail>, format| Ok(formatted(details, format)?);
-    ranks::tell(
+    let code = ranks::tell(
         &ranks,
         &answers,
         args.format,
         |details| full(details, args.format),
         |details| full(details, Format::Json),
-    )
+    )?;
+    let codes = answers.iter().filter_map(|(_, answer)| answer.as_ref().ok()).map(|details| exit_code(details));
+    Ok(codes.fold(code, |worst, code| if worst == exit::OK { code } else { worst }))
 }
 
 /// The thresholds of one source.

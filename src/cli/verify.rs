@@ -21,8 +21,8 @@ use crate::{
     replay::verify::{Companion, Divergence, Verdict, Verification, verify_watched},
     strategy::Setup,
     suite,
-    trace::torch::Snapshot,
-    unit::{Watch, side_by_side},
+    trace::torch::{OwnLimit, Recording, Snapshot},
+    unit::{Bytes, Watch, side_by_side},
 };
 
 /// Re-lives PyTorch memory snapshots: drives the model of PyTorch's allocator with the program's own actions, under the
@@ -134,6 +134,8 @@ struct Row {
     peak_allocated_bytes: u64,
     peak_reserved_bytes: u64,
     limit_bytes: Option<u64>,
+    /// The limit that the program had set itself and nobody told us, as far as its failures enclose it.
+    own_limit: Option<OwnLimit>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -173,10 +175,11 @@ impl Row {
             peak_allocated_bytes: 0,
             peak_reserved_bytes: 0,
             limit_bytes: None,
+            own_limit: None,
         }
     }
 
-    fn of(path: &Path, device: u32, entries: usize, limit_bytes: Option<u64>, verification: Verification) -> Row {
+    fn of(path: &Path, recording: &Recording, limit_bytes: Option<u64>, verification: Verification) -> Row {
         let (result, reasons, divergence) = match verification.verdict {
             Verdict::Exact => (Finding::Exact, Vec::new(), None),
             Verdict::Partial { reasons, divergence } => (Finding::Partial, reasons, divergence),
@@ -184,11 +187,11 @@ impl Row {
         };
         Row {
             file: path.display().to_string(),
-            device: Some(device),
+            device: Some(recording.device),
             result,
             reasons,
             divergence,
-            entries,
+            entries: recording.witnessed.len(),
             entries_agreed: verification.agreed,
             empty_caches: verification.empty_caches.len(),
             driver_refusals: verification.refusals,
@@ -197,6 +200,7 @@ impl Row {
             peak_allocated_bytes: verification.stats.peak.allocated,
             peak_reserved_bytes: verification.stats.peak.reserved,
             limit_bytes,
+            own_limit: recording.own_limit().filter(|_| limit_bytes.is_none()),
         }
     }
 }
@@ -240,7 +244,7 @@ fn verify_file(path: &Path, args: &Args, props: &DeviceProps, watch: Watch<'_>) 
         let device = Some(device).filter(|_| args.device_index.is_some() || !part.devices().is_empty());
         let recording = part.into_recording_watched("", device, watch).map_err(|error| error.to_string())?;
         let verification = verify_watched(&recording, &Setup { props, limit }, &companion.counters, watch);
-        rows.push(Row::of(path, recording.device, recording.witnessed.len(), limit, verification));
+        rows.push(Row::of(path, &recording, limit, verification));
     }
     Ok(rows)
 }
@@ -295,9 +299,10 @@ fn text(rows: &[Row]) -> String {
         let mut says: Vec<String> = row.reasons.clone();
         if row.result == Finding::Exact {
             says.push(format!("{} entries", row.entries));
+            let refusals = if row.own_limit.is_some() { 0 } else { row.driver_refusals as u64 };
             for (number, what) in [
                 (row.empty_caches as u64, "empty_cache"),
-                (row.driver_refusals as u64, "refusals by the driver"),
+                (refusals, "refusals by the driver"),
                 (row.retries, "retries"),
                 (row.ooms, "out of memory"),
             ] {
@@ -306,11 +311,16 @@ fn text(rows: &[Row]) -> String {
         } else if row.result != Finding::Failed {
             says.push(format!("{} of {} entries agree", row.entries_agreed, row.entries));
         }
+        says.extend(row.own_limit.map(|limit| {
+            let (at_least, below) = (Bytes(limit.at_least_bytes), Bytes(limit.below_bytes));
+            format!("under a limit of its own of {at_least} or more, less than {below} (--limit tells which)")
+        }));
         says.extend(row.divergence.as_ref().map(Divergence::to_string));
         let _ = writeln!(out, "{}", says.join(", "));
     }
     let total: usize = rows.iter().map(|row| row.entries_agreed).sum();
-    let _ = write!(out, "{} recordings, {total} entries agree: {} exact", rows.len(), count(Finding::Exact));
+    let recordings = if rows.len() == 1 { "recording" } else { "recordings" };
+    let _ = write!(out, "{} {recordings}, {total} entries agree: {} exact", rows.len(), count(Finding::Exact));
     for result in [Finding::Partial, Finding::Diverged, Finding::Failed] {
         if count(result) > 0 {
             let _ = write!(out, ", {} {}", count(result), result.word().to_lowercase());

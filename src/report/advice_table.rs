@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::{
     Medium, ReportError,
+    narrow::fit,
     threshold_table::{in_mebibytes, table},
 };
 use crate::{
@@ -16,11 +17,15 @@ use crate::{
         threshold::ThresholdStatus,
     },
     measure::{SCHEMA, obstacles},
+    trace::torch::DeadEnd,
     unit::{Bytes, Nanos},
 };
 
 const HEADINGS: [&str; 7] =
     ["settings", "memory\nneeded", "smallest\ndevice", "reserved with-\nout a limit", "driver\ntime", "fits", ""];
+
+/// What can best be missed where a terminal is narrow, by place.
+const DISPENSABLE: [usize; 3] = [3, 4, 2];
 
 /// The line to paste, what it saves and costs, how sure that is, why nothing helps where nothing does; and the `top` rows
 /// of what was tried.
@@ -42,9 +47,16 @@ pub fn advice(advice: &Advice, top: usize, medium: Medium) -> String {
             Medium::Markdown => writeln!(out, "- {label}: {value}"),
         };
     };
-    say("memory needed", memory(advice));
+    if let Some(end) = &advice.dead_end {
+        say("it ran out", failure(end));
+    }
+    let up_to = if advice.dead_end.is_some() { ", up to there" } else { "" };
+    say("memory needed", format!("{}{up_to}", memory(advice)));
     if let Some(room) = room(advice) {
         say("there is", room);
+    }
+    if let Some(end) = &advice.dead_end {
+        say("after that", beyond(advice, end));
     }
     if let Some(then) = advice.driver_ns {
         say("driver time", cost(advice.driver_now_ns.filter(|_| advice.changes), then));
@@ -96,6 +108,24 @@ pub fn advice_csv(advices: &[Advice]) -> Result<String, ReportError> {
 }
 
 fn headline(advice: &Advice) -> &'static str {
+    if advice.dead_end.is_some() {
+        if advice.reasons.iter().any(|reason| matches!(reason, Reason::Leak { .. })) {
+            return match advice.changes {
+                true => "it ran out of memory because it leaks: mend that. This setting only gets a little further:",
+                false => "it ran out of memory because it leaks: mend that. No setting helps",
+            };
+        }
+        return match (advice.changes, advice.fits) {
+            (true, Some(true)) => {
+                "it ran out of memory; another setting gets past that point. Paste this before you start the program:"
+            }
+            (true, Some(false)) => "it ran out of memory, and no setting gets past that point; this one comes nearest:",
+            (true, None) => {
+                "it ran out of memory; another setting needs less up to that point. Paste this before you start the program:"
+            }
+            (false, _) => "it ran out of memory, and no setting helps",
+        };
+    }
     match (advice.changes, advice.fits) {
         (true, Some(true)) if advice.fits_now == Some(false) => {
             "it runs out of memory now, and does not with another setting. Paste this before you start the program:"
@@ -122,6 +152,48 @@ fn memory(advice: &Advice) -> String {
             format!("{needed}, of which {} are alive at one time", in_mebibytes(Some(advice.live_peak_bytes)))
         }
     }
+}
+
+/// How the recorded program failed.
+fn failure(end: &DeadEnd) -> String {
+    let site = end.site.as_ref().map(|site| format!(" at {site}")).unwrap_or_default();
+    let refused = match end.own_limit_between() {
+        Some((least, most)) => format!(
+            "; refused by its own limit, a memory fraction of {} to {}: give it by --limit",
+            in_mebibytes(Some(least)),
+            in_mebibytes(Some(most))
+        ),
+        None => format!(", {} free on the device", Bytes(end.device_free_bytes)),
+    };
+    format!(
+        "{} asked for{site}; {} in use, {} cached in pieces too small{refused}",
+        Bytes(end.requested_bytes),
+        Bytes(end.allocated_bytes),
+        Bytes(end.cached_bytes())
+    )
+}
+
+/// In use at the failure from this share of the memory on, settings cannot gain much.
+const FULL: f64 = 0.9;
+
+/// What can be said about the time after the failure.
+fn beyond(advice: &Advice, end: &DeadEnd) -> String {
+    let mut words = "what it does next is not in the recording".to_owned();
+    let Some(limit) = advice.limit_bytes else { return words };
+    if let (Some(true), Some(needed)) = (advice.fits, advice.needed_bytes) {
+        let left = limit.saturating_sub(needed);
+        let share = left as f64 / limit.max(1) as f64 * 100.0;
+        let _ = write!(words, "; {} ({share:.1} %) are left for it", in_mebibytes(Some(left)));
+    }
+    let used = end.allocated_bytes as f64 / limit.max(1) as f64;
+    if used >= FULL {
+        let _ = write!(
+            words,
+            ". {:.0} % of the memory was in use: settings alone may not do (see `oomph techniques`, or a smaller batch)",
+            used * 100.0
+        );
+    }
+    words
 }
 
 fn room(advice: &Advice) -> Option<String> {
@@ -227,7 +299,12 @@ fn rows(advice: &Advice, top: usize, medium: Medium) -> String {
     add(&settings, top);
     add(&others, top.div_ceil(3));
     let gap = if medium == Medium::Markdown { "\n" } else { "" };
-    let more = if left_out > 0 { format!(" Left out: {left_out} (--top 99 shows all).") } else { String::new() };
+    let mut more = if left_out > 0 { format!(" Left out: {left_out} (--top 99 shows all).") } else { String::new() };
+    if let Medium::Terminal(width) = medium
+        && let Some(said) = fit(&mut shown, width, &DISPENSABLE)
+    {
+        more.push_str(&format!("\n{said}"));
+    }
     format!(
         "{}\n{gap}Memory needed: the least in which all of it completes. Smallest device: with the context and libraries. \
          Other allocators are no line to paste.{more}\n",
@@ -303,6 +380,39 @@ mod tests {
             tried: vec![best, row(None, 6400), now, row(Some("max_split_size_mb:32"), 7000)],
             ..Advice::default()
         }
+    }
+
+    #[test]
+    fn a_recording_that_died_says_how_and_that_the_rest_is_unknown() {
+        let end = DeadEnd {
+            requested_bytes: 700 * MIB,
+            site: Some("torch/nn/linear.py:7 forward from train.py:45 <module>".to_owned()),
+            allocated_bytes: 6300 * MIB,
+            reserved_bytes: 6600 * MIB,
+            device_free_bytes: 200 * MIB,
+            peak_reserved_bytes: 6600 * MIB,
+        };
+        let limit_bytes = end.room_bytes();
+        let died = Advice { dead_end: Some(end.clone()), limit_bytes, fits: Some(true), ..sample() };
+        let text = advice(&died, 1, Medium::Terminal(None));
+        let said: Vec<&str> = text.lines().take(8).map(str::trim_end).collect();
+        insta::assert_snapshot!(said.join("\n"), @"
+        run.pickle: it ran out of memory; another setting gets past that point. Paste this before you start the program:
+
+            export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+
+          it ran out     700 MiB asked for at torch/nn/linear.py:7 forward from train.py:45 <module>; 6.15 GiB in use, 300 MiB cached in pieces too small, 200 MiB free on the device
+          memory needed  6,184 MiB instead of 6,820 MiB: 636 MiB less (9.3 %), up to there
+          there is       6,800 MiB for the allocator: enough, not enough with the current settings
+          after that     what it does next is not in the recording; 616 MiB (9.1 %) are left for it. 93 % of the memory was in use: settings alone may not do (see `oomph techniques`, or a smaller batch)
+        ");
+        let leak = Reason::Leak { bytes_per_step: 1e9, grower: None };
+        let leaky = advice(&Advice { reasons: vec![leak], ..died.clone() }, 1, Medium::Terminal(None));
+        assert!(leaky.starts_with("run.pickle: it ran out of memory because it leaks: mend that."), "{leaky}");
+        let own_limit = DeadEnd { device_free_bytes: 9000 * MIB, ..end };
+        let text = advice(&Advice { dead_end: Some(own_limit), fits: None, ..died }, 1, Medium::Terminal(None));
+        assert!(text.contains("a memory fraction of 6,600 MiB to 7,300 MiB: give it by --limit"), "{text}");
+        assert!(text.contains("another setting needs less up to that point"), "{text}");
     }
 
     #[test]

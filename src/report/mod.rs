@@ -19,6 +19,7 @@ mod leak_findings;
 mod memory_summary;
 mod merge;
 mod misuse_table;
+mod narrow;
 mod plan;
 pub mod plot;
 mod rank_table;

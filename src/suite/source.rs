@@ -3,7 +3,7 @@
 //! A PyTorch snapshot is more than a trace: it is re-lived first, so that the story has the calls of `empty_cache` that
 //! the file itself does not record.
 
-use std::{path::Path, sync::Arc};
+use std::{fs, path::Path, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +18,7 @@ use crate::{
         self, Source, TableFull, TraceError,
         torch::{self, Recording},
     },
-    unit::Watch,
+    unit::{Watch, did_you_mean},
     workload::{Recipe, WorkloadError, is_recipe_name},
 };
 
@@ -55,8 +55,13 @@ pub enum SourceError {
     #[error(transparent)]
     Device(#[from] SimConfigError),
     /// Looks like a path, and leads nowhere.
-    #[error("{0}: no such file")]
-    NoSuchFile(String),
+    #[error("{name}: no such file{}", did_you_mean(suggestion.as_deref()))]
+    NoSuchFile {
+        /// What was asked for.
+        name: String,
+        /// The file in that folder whose name is nearest.
+        suggestion: Option<String>,
+    },
     /// A folder.
     #[error("{0}: is a directory; a trace file was expected")]
     Directory(String),
@@ -145,8 +150,23 @@ impl SourceSpec {
         }
         // Names may have a dot (`gpt-1.3b`).
         if !is_recipe_name(&self.name) && (self.name.contains('/') || path.extension().is_some()) {
-            return Err(SourceError::NoSuchFile(self.name.clone()));
+            return Err(SourceError::NoSuchFile { name: self.name.clone(), suggestion: nearest_file(path) });
         }
         Ok(Some(Recipe::named(&self.name)?))
     }
+}
+/// So many slips of the finger make another name.
+const SLIPS_AT_MOST: usize = 2;
+
+/// The file whose name is nearest to one that is not there. Endings are alike anyway, so slips are counted.
+fn nearest_file(missing: &Path) -> Option<String> {
+    let folder = missing.parent().filter(|folder| *folder != Path::new(""));
+    let files = fs::read_dir(folder.unwrap_or(Path::new("."))).ok()?;
+    let typed = missing.file_name()?.to_string_lossy();
+    let names = files.flatten().map(|file| file.file_name().to_string_lossy().into_owned());
+    let (slips, name) = names.map(|name| (strsim::levenshtein(&typed, &name), name)).min()?;
+    if slips > SLIPS_AT_MOST {
+        return None;
+    }
+    Some(folder.map_or_else(|| name.clone(), |folder| folder.join(&name).display().to_string()))
 }

@@ -34,6 +34,7 @@ pub use check::{Checker, Place, Resident, check};
 pub use error::TraceError;
 pub use event::{BlockSlot, CollectiveKind, Event, MarkKind, NO_OPERAND, Op, OpKind, TraceEventId};
 pub use failed::failed_when_recorded;
+pub use native::NAME as NATIVE;
 pub use open::{FORMATS, Format, open, open_watched, recognise, save, write, write_to};
 pub use pointer_log::{Imported, WriteError};
 pub use source::{CHUNK_EVENTS, EventReader, Source, SourceInfo, Trace};

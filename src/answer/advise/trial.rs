@@ -1,10 +1,5 @@
 //! Trying everything that there is to try, side by side.
 
-use std::sync::{
-    Mutex, PoisonError,
-    atomic::{AtomicUsize, Ordering},
-};
-
 use super::{AdviceQuestion, AdviceRow, grid::Candidate};
 use crate::{
     answer::threshold::{
@@ -13,32 +8,19 @@ use crate::{
     measure::OomReport,
     replay::Pace,
     strategy::StrategySpec,
-    unit::{Watch, Watcher},
+    unit::{Watch, Watcher, side_by_side},
 };
 
 impl AdviceQuestion<'_> {
     /// The row of every candidate, in their order.
     pub(super) fn try_all(&self, candidates: &[Candidate]) -> Result<Vec<AdviceRow>, ThresholdError> {
         self.watch.begins(&format!("trying {} settings", candidates.len()), candidates.len() as u64);
-        let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(candidates.len())));
-        let work = || {
-            loop {
-                let number = next.fetch_add(1, Ordering::Relaxed);
-                let Some(candidate) = candidates.get(number) else { break };
-                let row = self.row(candidate);
-                done.lock().unwrap_or_else(PoisonError::into_inner).push((number, row));
-                self.watch.advances(1);
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..self.jobs.min(candidates.len()) {
-                scope.spawn(work);
-            }
-            work();
+        let rows = side_by_side(candidates, self.jobs, |candidate| {
+            let row = self.row(candidate);
+            self.watch.advances(1);
+            row
         });
-        let mut rows = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-        rows.sort_by_key(|(number, _)| *number);
-        rows.into_iter().map(|(_, row)| row).collect()
+        rows.into_iter().collect()
     }
 
     /// What one candidate needs; that it cannot be tried is an answer, that somebody stopped us is not.

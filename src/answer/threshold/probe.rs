@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ThresholdError;
 use crate::{
-    device::{CallKind, Capabilities, Device, DeviceSpec, wrap::Limited},
+    device::{CallKind, Capabilities, DeviceSpec, wrap::capped},
     measure::{OomReport, ooms::Ooms},
     replay::{self, Moment, Observer, OutOfMemory, Pace, Replayed, replay},
     strategy::{EventSink, Setup, Strategy, StrategyEvent, StrategySpec},
@@ -129,11 +129,7 @@ impl Rehearsal<'_> {
     }
 
     fn replay<O: Observer>(&self, limit: Option<u64>, observer: &mut O) -> Result<Ended, ThresholdError> {
-        let device = self.device.open()?;
-        let mut device: Box<dyn Device> = match limit {
-            Some(limit) => Box::new(Limited::to(limit, device)),
-            None => device,
-        };
+        let mut device = capped(self.device.open()?, limit);
         let known_limit = limit.filter(|_| self.cap == Cap::Allocator);
         let mut strategy = self.strategy.build(&Setup { props: device.props(), limit: known_limit })?;
         let missing = strategy.requires().missing_from(device.props().capabilities);

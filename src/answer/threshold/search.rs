@@ -2,14 +2,9 @@
 //!
 //! Places count up from the hardest to the easiest. What a place stands for, and what trying one costs, is the caller's.
 
-use std::{
-    collections::BTreeMap,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
-    thread,
-};
+use std::collections::BTreeMap;
+
+use crate::unit::side_by_side;
 
 /// Into how many parts each round of the search cuts what is left. Fixed, so that the places that are tried do not
 /// depend on the machine; three, because two trials at a time is what any machine can do.
@@ -121,26 +116,9 @@ impl<'a, T: Send, E: Send> Search<'a, T, E> {
         if !new.is_empty() {
             (self.announce)(&new, self.tried.len());
         }
-        let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(new.len())));
-        let work = || {
-            while let Some(&place) = new.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let outcome = (self.trial)(place);
-                done.lock().unwrap_or_else(PoisonError::into_inner).push((place, outcome));
-            }
-        };
-        match self.jobs.min(new.len()) {
-            0 | 1 => work(),
-            threads => thread::scope(|scope| {
-                for _ in 1..threads {
-                    scope.spawn(work);
-                }
-                work();
-            }),
-        }
-        let mut outcomes = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-        // Which error is told must not depend on who was first.
-        outcomes.sort_by_key(|(place, _)| *place);
-        for (place, outcome) in outcomes {
+        let outcomes = side_by_side(&new, self.jobs, |&place| (self.trial)(place));
+        // In the order of places: which error is told must not depend on who was first.
+        for (place, outcome) in new.into_iter().zip(outcomes) {
             self.tried.insert(place, outcome?);
         }
         Ok(())

@@ -28,8 +28,10 @@ pub(super) struct Walk<'a> {
     pub(super) agreed: usize,
     /// Before which entries `empty_cache` must have been called.
     pub(super) empty_caches: Vec<usize>,
-    /// How often the driver must have refused memory.
+    /// How often memory must have been refused from outside.
     pub(super) refusals: usize,
+    /// The program had a limit that we do not know.
+    by_unknown_limit: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -46,7 +48,7 @@ impl Tenant {
 }
 
 impl<'a> Walk<'a> {
-    pub(super) fn new(entries: &'a [Entry], model: Model, streams: usize) -> Walk<'a> {
+    pub(super) fn new(entries: &'a [Entry], model: Model, streams: usize, by_unknown_limit: bool) -> Walk<'a> {
         Walk {
             entries,
             model,
@@ -58,6 +60,7 @@ impl<'a> Walk<'a> {
             agreed: 0,
             empty_caches: Vec::new(),
             refusals: 0,
+            by_unknown_limit,
         }
     }
 
@@ -176,7 +179,7 @@ impl<'a> Walk<'a> {
         let next_range = if self.stretch.runs_out() { self.next_range() } else { None };
         self.model.script(&self.stretch, next_range);
         let mut nearest: Option<(usize, Divergence)> = None;
-        for reading in self.stretch.readings() {
+        for reading in self.stretch.readings(self.by_unknown_limit) {
             let mut trial = self.model.clone();
             let block = trial.request(&self.stretch, reading, self.lanes.next_group(), &mut self.deeds);
             if self.deeds.seen == self.stretch.seen {

@@ -43,9 +43,12 @@ pub(super) use writer::{TooLong, Writer};
 
 use super::{EventReader, Format, Source, TraceError};
 
+/// What the format is called.
+pub const NAME: &str = "oomph";
+
 /// How a native trace is recognised and opened.
 pub(super) const FORMAT: Format = Format {
-    name: "oomph",
+    name: NAME,
     about: "the native format: text, one event a line",
     recognises: |head| {
         head.strip_prefix(FIRST_WORD.as_bytes())

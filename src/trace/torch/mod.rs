@@ -4,7 +4,9 @@
 //! witnessed, the memory before and after, and an account of what the file cannot tell.
 
 mod collect;
+mod dead_end;
 mod keys;
+mod own_limit;
 mod parse;
 #[cfg(test)]
 mod parse_tests;
@@ -16,6 +18,8 @@ mod stacks;
 mod story;
 mod write;
 
+pub use dead_end::DeadEnd;
+pub use own_limit::OwnLimit;
 pub use parse::SnapshotError;
 pub use pickle::{Fault, PickleError, Spent};
 pub use recording::{Gaps, Recording, RecordingError};
