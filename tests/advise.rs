@@ -13,6 +13,7 @@ use oomph::{
     replay::verify::Companion,
     suite::{CaseSettings, SourceSpec, SuiteFile},
     trace::{Trace, torch::Recording},
+    unit::Watch,
 };
 use serde_json::Value;
 
@@ -26,7 +27,7 @@ fn path_of(name: &str) -> String {
 /// The actions of the run without a cap, and how well the model re-lives it.
 fn varlen() -> (Trace, Confidence) {
     let spec = SourceSpec { name: path_of("varlen"), seed: 1, ..SourceSpec::default() };
-    let (recording, verification) = spec.verified_recording().unwrap().unwrap();
+    let (recording, verification) = spec.verified_recording(Watch::NOBODY).unwrap().unwrap();
     (recording.trace, Confidence::of(&verification))
 }
 

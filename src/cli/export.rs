@@ -12,6 +12,7 @@ use crate::{
     plugin, replay,
     strategy::{Context, Setup, Silent, StrategySpec},
     trace::{self, Source},
+    unit::Watch,
 };
 
 /// A replay that is to be told as PyTorch would have recorded it.
@@ -41,8 +42,8 @@ impl Export<'_> {
 }
 
 /// Writes a snapshot, whole or not at all, and says so.
-pub fn save(witnessed: &Witnessed, path: &Path) -> Result<String, Failure> {
-    trace::save(path, |to| Ok(witnessed.snapshot.write(to)?)).map_err(Failure::usage)?;
+pub fn save(witnessed: &Witnessed, path: &Path, watch: Watch<'_>) -> Result<String, Failure> {
+    trace::save(path, |to| Ok(witnessed.snapshot.write_watched(to, watch)?)).map_err(Failure::usage)?;
     let entries: usize = witnessed.snapshot.traces.iter().map(Vec::len).sum();
     Ok(format!("{entries} entries written to {}", path.display()))
 }

@@ -12,16 +12,17 @@ use super::{
     exit,
     failure::{Failure, Outcome},
     options::DeviceOptions,
-    output, progress,
+    output,
+    progress::{self, OneOf, Stages},
     verify_on::{self, OnOptions},
 };
 use crate::{
     device::DeviceProps,
-    replay::verify::{Companion, Divergence, Verdict, Verification, verify},
+    replay::verify::{Companion, Divergence, Verdict, Verification, verify_watched},
     strategy::Setup,
     suite,
     trace::torch::{OwnLimit, Recording, Snapshot},
-    unit::{Bytes, side_by_side},
+    unit::{Bytes, Watch, side_by_side},
 };
 
 /// Re-lives PyTorch memory snapshots: drives the model of PyTorch's allocator with the program's own actions, under the
@@ -206,21 +207,27 @@ impl Row {
 
 /// Verifies all snapshots on all cores; the rows are in the order of the arguments.
 fn verify_all(args: &Args, props: &DeviceProps) -> Vec<Row> {
+    let rows = |path: &PathBuf, watch: Watch<'_>| {
+        verify_file(path, args, props, watch).unwrap_or_else(|reason| vec![Row::failed(path, reason)])
+    };
+    if let [path] = &args.sources[..] {
+        return rows(path, Watch::by(&Stages::of(&path.to_string_lossy())));
+    }
     let bar = progress::of_cases(args.sources.len(), 0);
-    let rows = side_by_side(&args.sources, suite::all_cores(), |path| {
-        let rows = verify_file(path, args, props).unwrap_or_else(|reason| vec![Row::failed(path, reason)]);
+    let done = side_by_side(&args.sources, suite::all_cores(), |path| {
+        let rows = rows(path, Watch::by(&OneOf::of(&path.to_string_lossy(), &bar)));
         bar.inc(1);
         rows
     });
     bar.finish_and_clear();
-    rows.into_iter().flatten().collect()
+    done.into_iter().flatten().collect()
 }
 
 /// Every device of a snapshot, or the reason why there is none.
-fn verify_file(path: &Path, args: &Args, props: &DeviceProps) -> Result<Vec<Row>, String> {
+fn verify_file(path: &Path, args: &Args, props: &DeviceProps, watch: Watch<'_>) -> Result<Vec<Row>, String> {
     // Whatever the reason, the line it goes on begins with the path.
     let in_words = |error: String| error.trim_start_matches(&format!("{}: ", path.display())).to_owned();
-    let snapshot = Snapshot::open(path).map_err(|error| in_words(error.to_string()))?;
+    let snapshot = Snapshot::open_watched(path, watch).map_err(|error| in_words(error.to_string()))?;
     let companion = Companion::beside(path).map_err(|error| error.to_string())?.unwrap_or_default();
     let limit = args.limit(&companion, props);
     let devices = match args.device_index {
@@ -235,8 +242,8 @@ fn verify_file(path: &Path, args: &Args, props: &DeviceProps) -> Result<Vec<Row>
         let Some(part) = (if last { snapshot.take() } else { snapshot.clone() }) else { break };
         // A snapshot of nothing has no device at all, but can still be told of.
         let device = Some(device).filter(|_| args.device_index.is_some() || !part.devices().is_empty());
-        let recording = part.into_recording("", device).map_err(|error| error.to_string())?;
-        let verification = verify(&recording, &Setup { props, limit }, &companion.counters);
+        let recording = part.into_recording_watched("", device, watch).map_err(|error| error.to_string())?;
+        let verification = verify_watched(&recording, &Setup { props, limit }, &companion.counters, watch);
         rows.push(Row::of(path, &recording, limit, verification));
     }
     Ok(rows)

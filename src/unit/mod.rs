@@ -1,5 +1,5 @@
 //! The vocabulary that every room shares: quantities, identities and kinds of work; what is known by
-//! name, and one way to do things side by side.
+//! name, one way to do things side by side, and one to say how far they have come.
 //!
 //! Newtypes keep bytes, nanoseconds, addresses and indices apart at no cost. Nothing here knows about
 //! devices, strategies or traces.
@@ -11,6 +11,7 @@ mod near;
 mod shelf;
 mod side_by_side;
 mod time;
+mod watch;
 mod work;
 
 pub use bytes::{Bytes, GIB, KIB, MIB, ParseBytesError};
@@ -20,6 +21,9 @@ pub use near::{did_you_mean, did_you_mean_among, nearest};
 pub use shelf::{Shelf, Shelved};
 pub use side_by_side::{as_they_come, side_by_side};
 pub use time::Nanos;
+#[cfg(test)]
+pub(crate) use watch::Minutes;
+pub use watch::{Watch, Watcher};
 pub use work::{Dtype, ProductRole, Work};
 
 /// Rounds `value` up to a multiple of `step`, which must not be zero.

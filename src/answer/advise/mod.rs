@@ -27,7 +27,7 @@ use crate::{
     device::DeviceSpec,
     measure::{OomReport, SCHEMA},
     trace::{Trace, torch::DeadEnd},
-    unit::Bytes,
+    unit::{Bytes, Watch},
 };
 
 /// How much memory there is.
@@ -60,8 +60,8 @@ pub struct AdviceQuestion<'a> {
     pub jobs: usize,
     /// Set from outside to give up.
     pub stop: Option<&'a AtomicBool>,
-    /// Told whenever a part of the search is done, on whichever thread, with the number of all parts.
-    pub on_part: Option<&'a (dyn Fn(usize) + Sync)>,
+    /// Told what is tried, and how far that is.
+    pub watch: Watch<'a>,
 }
 
 impl<'a> AdviceQuestion<'a> {
@@ -77,14 +77,7 @@ impl<'a> AdviceQuestion<'a> {
             repeat: 1,
             jobs: 1,
             stop: None,
-            on_part: None,
-        }
-    }
-
-    /// A candidate, or one of the two that are searched more closely, is done.
-    fn part_is_done(&self, candidates: usize) {
-        if let Some(on_part) = self.on_part {
-            on_part(candidates + 2);
+            watch: Watch::NOBODY,
         }
     }
 
@@ -242,7 +235,6 @@ pub fn advise(question: &AdviceQuestion<'_>) -> Result<Advice, ThresholdError> {
         if rows[number].needed_bytes.is_some() {
             question.settle(&mut rows[number])?;
         }
-        question.part_is_done(rows.len());
     }
     rows[current].current = true;
     rows[chosen].recommended = true;

@@ -27,6 +27,7 @@ use self::{model::Model, walk::Walk};
 use crate::{
     strategy::{Setup, Stats, Strategy},
     trace::torch::{Action, Recording},
+    unit::Watch,
 };
 
 /// What PyTorch itself counted, as far as somebody wrote it down: no snapshot says it.
@@ -94,6 +95,12 @@ pub enum Verdict {
 /// ```
 #[must_use]
 pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters) -> Verification {
+    verify_watched(recording, setup, counters, Watch::NOBODY)
+}
+
+/// The same, with somebody who is told how far it is.
+#[must_use]
+pub fn verify_watched(recording: &Recording, setup: &Setup<'_>, counters: &Counters, watch: Watch<'_>) -> Verification {
     let unknowable = |reason: String| Verification {
         verdict: Verdict::Partial { reasons: vec![reason], divergence: None },
         agreed: 0,
@@ -119,8 +126,9 @@ pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters) -> 
     let own_limit = recording.own_limit().filter(|_| setup.limit.is_none());
     let mut walk = Walk::new(&recording.witnessed, model, recording.streams.len(), own_limit.is_some());
     let ooms = recording.witnessed.iter().filter(|entry| entry.action == Action::OutOfMemory).count() as u64;
-    let result =
-        walk.finish().and_then(|()| ending::compare(&walk.model.caching, &recording.final_segments, ooms, counters));
+    let result = walk
+        .finish(watch)
+        .and_then(|()| ending::compare(&walk.model.caching, &recording.final_segments, ooms, counters));
     let mut reasons = reasons_for_doubt(recording);
     if own_limit.is_some() && walk.model.caching.settings().garbage_collection_threshold > 0.0 {
         reasons.push("garbage_collection_threshold is a share of a limit that the file does not say".to_owned());

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     strategy::{Block, Freed},
     trace::torch::{Action, Entry},
-    unit::{Address, StreamId},
+    unit::{Address, StreamId, Watch, Watcher},
 };
 
 /// Where the walk is.
@@ -65,8 +65,21 @@ impl<'a> Walk<'a> {
     }
 
     /// Goes on to the end.
-    pub(super) fn finish(&mut self) -> Result<(), Divergence> {
-        while let Some(entry) = self.entries.get(self.agreed) {
+    pub(super) fn finish(&mut self, watch: Watch<'_>) -> Result<(), Divergence> {
+        watch.begins("re-living it", self.entries.len() as u64);
+        while self.agreed < self.entries.len() {
+            let begun = self.agreed;
+            self.go_until(begun.saturating_add(Watch::STRIDE))?;
+            watch.advances((self.agreed - begun) as u64);
+        }
+        Ok(())
+    }
+
+    /// Goes on to the end of the call that reaches `place`.
+    fn go_until(&mut self, place: usize) -> Result<(), Divergence> {
+        while self.agreed < place
+            && let Some(entry) = self.entries.get(self.agreed)
+        {
             self.agreed = match entry.action {
                 Action::FreeRequested => self.free(entry)?,
                 Action::Snapshot | Action::Annotate | Action::Unknown => self.agreed + 1,

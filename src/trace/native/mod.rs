@@ -54,7 +54,7 @@ pub(super) const FORMAT: Format = Format {
         head.strip_prefix(FIRST_WORD.as_bytes())
             .is_some_and(|rest| rest.first().is_none_or(|byte| byte.is_ascii_whitespace()))
     },
-    open: |path| Ok(Box::new(NativeFile::new(path)?)),
+    open: |path, _| Ok(Box::new(NativeFile::new(path)?)),
 };
 
 const FIRST_WORD: &str = "oomph-trace";

@@ -39,6 +39,10 @@ pub static GENERATORS: &[GeneratorEntry] = &[
 pub trait Generator: Send {
     /// Writes the next part (a step, or some thousand events). Returns false when there was nothing left to write.
     fn advance(&mut self, story: &mut TraceBuilder) -> bool;
+
+    /// How much is left to write, in steps or blocks or whatever it counts in: never more than before, and nothing but
+    /// what has to be cleared away at the end. Only for progress.
+    fn left(&self) -> u64;
 }
 
 /// Starts the story from its beginning; called once for every opening of the workload.

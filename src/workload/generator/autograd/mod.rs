@@ -156,6 +156,10 @@ impl Generator for Training {
         self.validate(story);
         true
     }
+
+    fn left(&self) -> u64 {
+        (self.steps - self.step).into()
+    }
 }
 
 #[cfg(test)]
