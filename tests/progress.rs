@@ -29,7 +29,8 @@ impl Watcher for Minutes {
 
     fn advances(&self, parts: u64) {
         let mut stages = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        stages.last_mut().expect("a stage begins before it advances").2 += parts;
+        let Some((_, _, done)) = stages.last_mut() else { panic!("a stage begins before it advances") };
+        *done += parts;
     }
 }
 

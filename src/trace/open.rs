@@ -21,8 +21,11 @@ pub struct Format {
     /// Whether a file is of this kind, from its first bytes after decompression.
     pub(super) recognises: fn(head: &[u8]) -> bool,
     /// Opens it; where that means to read it whole, somebody may watch.
-    pub(super) open: fn(path: &Path, watch: Watch<'_>) -> Result<Box<dyn Source>, TraceError>,
+    pub(super) open: fn(path: &Path, watch: Watch<'_>) -> Opened,
 }
+
+/// A file that is ready to be read, or why it is not.
+type Opened = Result<Box<dyn Source>, TraceError>;
 
 /// Every format that can be read. To add one, write its file and add its line.
 pub const FORMATS: &[Format] =

@@ -70,7 +70,7 @@ impl<'a, W: Write> Writer<'a, W> {
         self.word(Word::Segments)?;
         self.list(&snapshot.segments, Self::segment)?;
         self.word(Word::DeviceTraces)?;
-        self.list(&snapshot.traces, Self::trace)?;
+        self.list(&snapshot.traces, |writer, trace| writer.trace(trace))?;
         self.word(Word::AllocatorSettings)?;
         self.settings(&snapshot.settings)?;
         self.word(Word::ExternalAnnotations)?;
@@ -234,7 +234,7 @@ impl<'a, W: Write> Writer<'a, W> {
     }
 
     /// The same of entries, of which there are so many that somebody may wait for them.
-    fn trace(&mut self, entries: &'a Vec<Entry>) -> io::Result<()> {
+    fn trace(&mut self, entries: &'a [Entry]) -> io::Result<()> {
         self.code(op::EMPTY_LIST)?;
         for batch in entries.chunks(BATCH) {
             self.batch(batch, &mut Self::entry)?;
