@@ -8,7 +8,7 @@ use std::{
 
 use super::{Case, CaseOutcome, CaseRunner, SourceError};
 use crate::{
-    device::{Device, DeviceSpecError, default_limit, wrap::Limited},
+    device::{Device, DeviceSpecError, default_limit, wrap::capped},
     measure::{self, CaseDetail, CaseRecord, Fresh, Status, TimingRecord},
     plugin,
     replay::{self, ReplayError},
@@ -135,14 +135,6 @@ fn under(limit: Option<u64>, case: &Case, device: Box<dyn Device>) -> Result<Fre
     let setup = Setup { props: device.props(), limit: case.label.limit };
     let strategy = plugin::build(&case.strategy, &setup)?;
     Ok((strategy, device))
-}
-
-/// The device, which hands out at most so much.
-pub(super) fn capped(device: Box<dyn Device>, cap: Option<u64>) -> Box<dyn Device> {
-    match cap {
-        Some(cap) => Box::new(Limited::to(cap, device)),
-        None => device,
-    }
 }
 
 #[cfg(test)]

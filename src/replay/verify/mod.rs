@@ -3,7 +3,8 @@
 //!
 //! The program's actions, the settings and the driver's answers (where segments and ranges lie, when a stream had got
 //! past a free) come from the recording; every decision is the model's. What no recording says is inferred: calls of
-//! `empty_cache` are read into it where the request that follows does not explain by itself what was released.
+//! `empty_cache` are read into it where the request that follows does not explain by itself what was released, and a limit
+//! of the program's own where requests fail while the GPU has room.
 //!
 //! `oomph verify` calls this, and whoever replays a recording and wants its calls of `empty_cache`. It prints nothing.
 
@@ -26,6 +27,7 @@ use self::{model::Model, walk::Walk};
 use crate::{
     strategy::{Setup, Stats, Strategy},
     trace::torch::{Action, Recording},
+    unit::Watch,
 };
 
 /// What PyTorch itself counted, as far as somebody wrote it down: no snapshot says it.
@@ -55,7 +57,8 @@ pub struct Verification {
     /// Before which entries `empty_cache` was called, ascending; see
     /// [`with_empty_caches`](Recording::with_empty_caches).
     pub empty_caches: Vec<usize>,
-    /// How often the driver must have refused memory, because no limit of PyTorch's explains what happened.
+    /// How often memory must have been refused from outside, because no limit that is known explains what happened: by
+    /// the driver, or by a limit of the program's own that [`own_limit`](Recording::own_limit) encloses.
     pub refusals: usize,
     /// The model's books where it stopped.
     pub stats: Stats,
@@ -92,6 +95,12 @@ pub enum Verdict {
 /// ```
 #[must_use]
 pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters) -> Verification {
+    verify_watched(recording, setup, counters, Watch::NOBODY)
+}
+
+/// The same, with somebody who is told how far it is.
+#[must_use]
+pub fn verify_watched(recording: &Recording, setup: &Setup<'_>, counters: &Counters, watch: Watch<'_>) -> Verification {
     let unknowable = |reason: String| Verification {
         verdict: Verdict::Partial { reasons: vec![reason], divergence: None },
         agreed: 0,
@@ -114,11 +123,16 @@ pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters) -> 
         Ok(model) => model,
         Err(error) => return unknowable(error.to_string()),
     };
-    let mut walk = Walk::new(&recording.witnessed, model, recording.streams.len());
+    let own_limit = recording.own_limit().filter(|_| setup.limit.is_none());
+    let mut walk = Walk::new(&recording.witnessed, model, recording.streams.len(), own_limit.is_some());
     let ooms = recording.witnessed.iter().filter(|entry| entry.action == Action::OutOfMemory).count() as u64;
-    let result =
-        walk.finish().and_then(|()| ending::compare(&walk.model.caching, &recording.final_segments, ooms, counters));
-    let reasons = reasons_for_doubt(recording);
+    let result = walk
+        .finish(watch)
+        .and_then(|()| ending::compare(&walk.model.caching, &recording.final_segments, ooms, counters));
+    let mut reasons = reasons_for_doubt(recording);
+    if own_limit.is_some() && walk.model.caching.settings().garbage_collection_threshold > 0.0 {
+        reasons.push("garbage_collection_threshold is a share of a limit that the file does not say".to_owned());
+    }
     let verdict = match result {
         Ok(()) if reasons.is_empty() => Verdict::Exact,
         Err(divergence) if reasons.is_empty() => Verdict::Diverged(divergence),

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     strategy::{Block, Freed},
     trace::torch::{Action, Entry},
-    unit::{Address, StreamId},
+    unit::{Address, StreamId, Watch, Watcher},
 };
 
 /// Where the walk is.
@@ -28,8 +28,10 @@ pub(super) struct Walk<'a> {
     pub(super) agreed: usize,
     /// Before which entries `empty_cache` must have been called.
     pub(super) empty_caches: Vec<usize>,
-    /// How often the driver must have refused memory.
+    /// How often memory must have been refused from outside.
     pub(super) refusals: usize,
+    /// The program had a limit that we do not know.
+    by_unknown_limit: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -46,7 +48,7 @@ impl Tenant {
 }
 
 impl<'a> Walk<'a> {
-    pub(super) fn new(entries: &'a [Entry], model: Model, streams: usize) -> Walk<'a> {
+    pub(super) fn new(entries: &'a [Entry], model: Model, streams: usize, by_unknown_limit: bool) -> Walk<'a> {
         Walk {
             entries,
             model,
@@ -58,12 +60,26 @@ impl<'a> Walk<'a> {
             agreed: 0,
             empty_caches: Vec::new(),
             refusals: 0,
+            by_unknown_limit,
         }
     }
 
     /// Goes on to the end.
-    pub(super) fn finish(&mut self) -> Result<(), Divergence> {
-        while let Some(entry) = self.entries.get(self.agreed) {
+    pub(super) fn finish(&mut self, watch: Watch<'_>) -> Result<(), Divergence> {
+        watch.begins("re-living it", self.entries.len() as u64);
+        while self.agreed < self.entries.len() {
+            let begun = self.agreed;
+            self.go_until(begun.saturating_add(Watch::STRIDE))?;
+            watch.advances((self.agreed - begun) as u64);
+        }
+        Ok(())
+    }
+
+    /// Goes on to the end of the call that reaches `place`.
+    fn go_until(&mut self, place: usize) -> Result<(), Divergence> {
+        while self.agreed < place
+            && let Some(entry) = self.entries.get(self.agreed)
+        {
             self.agreed = match entry.action {
                 Action::FreeRequested => self.free(entry)?,
                 Action::Snapshot | Action::Annotate | Action::Unknown => self.agreed + 1,
@@ -163,7 +179,7 @@ impl<'a> Walk<'a> {
         let next_range = if self.stretch.runs_out() { self.next_range() } else { None };
         self.model.script(&self.stretch, next_range);
         let mut nearest: Option<(usize, Divergence)> = None;
-        for reading in self.stretch.readings() {
+        for reading in self.stretch.readings(self.by_unknown_limit) {
             let mut trial = self.model.clone();
             let block = trial.request(&self.stretch, reading, self.lanes.next_group(), &mut self.deeds);
             if self.deeds.seen == self.stretch.seen {

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{Action, Block, BlockState, Entry, Segment, SegmentKind, Settings, StackId, parse::kind_by_size};
-use crate::unit::{Address, MIB, StreamId, round_up};
+use crate::unit::{Address, MIB, StreamId, Watch, round_up};
 
 /// The memory before the first entry of a recording.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,9 +39,9 @@ pub(super) struct End<'a> {
 }
 
 /// The memory before, and how many entries do not fit what comes after them.
-pub(super) fn rewind(end: &End<'_>, entries: &[Entry]) -> (Initial, u64) {
+pub(super) fn rewind(end: &End<'_>, entries: &[Entry], watch: Watch<'_>) -> (Initial, u64) {
     let mut memory = Memory::new(end);
-    for entry in entries.iter().rev() {
+    for entry in watch.each("going back to the beginning", entries).rev() {
         memory.undo(entry);
     }
     memory.estimate_sizes(entries, &end.settings.roundup_divisions());
@@ -338,7 +338,7 @@ mod tests {
     }
 
     fn rewound(entries: &[Entry], segments: &[Segment]) -> (Initial, u64) {
-        rewind(&End { device: 0, segments, settings: &Settings::default(), pools: &[] }, entries)
+        rewind(&End { device: 0, segments, settings: &Settings::default(), pools: &[] }, entries, Watch::NOBODY)
     }
 
     fn entry(action: Action, address: u64, size: u64) -> Entry {
