@@ -120,15 +120,18 @@ fn prepare(case: &Case) -> Result<Fresh, Trouble> {
     under(limit(case, &*device), case, device)
 }
 
-/// What the case may hold of the device.
+/// What the case may hold of the device. A plugin takes nothing of it, keeps its limit itself, and reads from it what the
+/// real one has lost.
 fn limit(case: &Case, device: &dyn Device) -> Option<u64> {
+    if plugin::is_meant(&case.strategy) {
+        return None;
+    }
     case.label.limit.or_else(|| default_limit(device))
 }
 
 /// The case's strategy over a device that hands out no more than `limit`.
 fn under(limit: Option<u64>, case: &Case, device: Box<dyn Device>) -> Result<Fresh, Trouble> {
-    // A plugin takes nothing of this device, keeps its limit itself, and reads from it what the real one has lost.
-    let device = if plugin::is_meant(&case.strategy) { device } else { capped(device, limit) };
+    let device = capped(device, limit);
     let setup = Setup { props: device.props(), limit: case.label.limit };
     let strategy = plugin::build(&case.strategy, &setup)?;
     Ok((strategy, device))

@@ -35,6 +35,7 @@ fn a_plugin_that_tells_what_it_holds_is_held_to_the_limit() {
     let row = limited(needed - 1);
     assert_eq!((&row["status"], &row["oom_refused_by"]), (&"oom".into(), &"limit".into()), "{row}");
     assert!(row["peak_reserved_bytes"].as_u64().unwrap() < needed, "{row}");
+    assert!(row["oom_free_bytes"].as_u64().unwrap() < needed, "what it holds is not free: {row}");
 }
 
 #[test]

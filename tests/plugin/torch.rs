@@ -42,3 +42,19 @@ fn the_real_allocator_reserves_to_the_byte_what_caching_does() {
         }
     }
 }
+
+#[test]
+fn the_real_allocator_is_told_a_limit_and_runs_out_where_caching_does() {
+    let Some(workshop) = Workshop::open() else { return };
+    let Some(native) = native() else { return };
+    for workload in ["gpt-124m", "variable-length"] {
+        let strategies = ["replay", workload, "--strategy", "caching", "--strategy", &native];
+        let output = workshop.oomph(&[&strategies[..], &["--limit", "6GiB", "--format", "json"]].concat());
+        let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let [caching, real] = [&document["rows"][0], &document["rows"][1]];
+        assert_eq!(real["status"], "oom", "{real}");
+        for column in ["oom_event", "peak_reserved_bytes", "peak_device_used_bytes"] {
+            assert_eq!(real[column], caching[column], "{workload}: {column}");
+        }
+    }
+}

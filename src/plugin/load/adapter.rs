@@ -148,8 +148,11 @@ impl Plugin {
     fn refused(&mut self, cx: &mut Context<'_>, request: &Request, refused_by: Refusal) -> Attempt {
         self.stats.ooms += 1;
         let &Request { bytes: rounded, stream, .. } = request;
-        cx.sink.event(StrategyEvent::OutOfMemory { rounded, stream, device_free: None });
-        Attempt::OutOfMemory(Shortage { rounded, asked: rounded, refused_by, device_free: None })
+        // The device's books lack what the plugin holds.
+        let all = cx.device.free_bytes().min(self.limit.unwrap_or(u64::MAX));
+        let device_free = Some(all.saturating_sub(self.stats.current.reserved));
+        cx.sink.event(StrategyEvent::OutOfMemory { rounded, stream, device_free });
+        Attempt::OutOfMemory(Shortage { rounded, asked: rounded, refused_by, device_free })
     }
 }
 
