@@ -97,7 +97,7 @@ fn on_a_terminal(arguments: &str) -> Option<String> {
 #[test]
 fn a_terminal_sees_a_bar_with_percent_and_time_left_and_then_only_the_answer() {
     for (command, stage, answer) in [
-        (format!("verify {RECORDED}"), "train_base.pickle.xz: reading the file", "1 recordings, "),
+        (format!("verify {RECORDED}"), "train_base.pickle.xz: reading the file", "EXACT"),
         (format!("replay {RECORDED} --strategy caching"), "train_base.pickle.xz: reading the file", "strategy"),
         ("replay random --strategy direct".to_owned(), "random: playing it", "strategy"),
         ("inspect random".to_owned(), "random: looking through it", "events"),
