@@ -7,6 +7,7 @@
 //!
 //! `oomph verify` calls this, and whoever replays a recording and wants its calls of `empty_cache`. It prints nothing.
 
+mod beginning;
 mod companion;
 mod divergence;
 mod ending;
@@ -17,15 +18,16 @@ mod sighting;
 mod stretch;
 mod walk;
 
+pub use beginning::Beginning;
 pub use companion::{Companion, CompanionError};
 pub use divergence::Divergence;
 pub use ending::Piece;
 pub use sighting::Sighting;
 
-use self::{model::Model, walk::Walk};
+use self::{beginning::Start, model::Model, walk::Walk};
 use crate::{
     strategy::{Setup, Stats, Strategy},
-    trace::torch::{Action, Recording},
+    trace::torch::Recording,
 };
 
 /// What PyTorch itself counted, as far as somebody wrote it down: no snapshot says it.
@@ -59,6 +61,8 @@ pub struct Verification {
     pub refusals: usize,
     /// The model's books where it stopped.
     pub stats: Stats,
+    /// What was there before, if the recording began in the middle.
+    pub beginning: Option<Beginning>,
 }
 
 /// How well the model did.
@@ -98,6 +102,7 @@ pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters) -> 
         empty_caches: recording.empty_caches.clone(),
         refusals: 0,
         stats: Stats::default(),
+        beginning: None,
     };
     let settings = match settings::of_recording(&recording.settings) {
         Ok(settings) => settings,
@@ -106,26 +111,39 @@ pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters) -> 
     if recording.witnessed.is_empty() {
         return unknowable("it has no entries: the history was off".to_owned());
     }
-    if recording.gaps.alive_before > 0 || !recording.initial.segments.is_empty() {
-        let count = recording.gaps.alive_before;
-        return unknowable(format!("it began in the middle: {count} blocks and their cache were there before it"));
+    let start = Start::of(recording);
+    if !start.memory.astray.is_empty() {
+        let count = start.memory.astray.len();
+        return unknowable(format!("it began in the middle: {count} blocks were there before it in no known segment"));
     }
-    let model = match Model::new(settings, setup, &recording.streams) {
-        Ok(model) => model,
+    let doubts = start.doubts(&settings, setup.limit);
+    let model = Model::new(settings, setup, &recording.streams);
+    let walk = model.and_then(|model| Walk::new(&recording.witnessed, model, recording.streams.len(), &start));
+    let mut walk = match walk {
+        Ok(walk) => walk,
+        Err(error) if start.told().is_some() => return unknowable(format!("it began in the middle: {error}")),
         Err(error) => return unknowable(error.to_string()),
     };
-    let mut walk = Walk::new(&recording.witnessed, model, recording.streams.len());
-    let ooms = recording.witnessed.iter().filter(|entry| entry.action == Action::OutOfMemory).count() as u64;
-    let result =
-        walk.finish().and_then(|()| ending::compare(&walk.model.caching, &recording.final_segments, ooms, counters));
-    let reasons = reasons_for_doubt(recording);
+    let result = walk.finish().and_then(|()| ending::compare(&walk.model.caching, recording, &start, counters));
+    let mut reasons = reasons_for_doubt(recording);
+    if result.is_err() {
+        reasons.extend(doubts);
+    }
     let verdict = match result {
         Ok(()) if reasons.is_empty() => Verdict::Exact,
         Err(divergence) if reasons.is_empty() => Verdict::Diverged(divergence),
         result => Verdict::Partial { reasons, divergence: result.err() },
     };
     let stats = walk.model.caching.stats();
-    Verification { verdict, agreed: walk.agreed, empty_caches: walk.empty_caches, refusals: walk.refusals, stats }
+    let passed_over = recording.empty_caches.iter().copied().filter(|&entry| entry < start.entry);
+    Verification {
+        verdict,
+        agreed: walk.at - start.entry,
+        empty_caches: passed_over.chain(walk.empty_caches).collect(),
+        refusals: walk.refusals,
+        stats,
+        beginning: start.told(),
+    }
 }
 
 /// Why agreement or disagreement would prove nothing.

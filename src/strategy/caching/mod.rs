@@ -5,6 +5,7 @@
 //! the segment and not of the request); its data structures are not. The real allocator is the judge: see
 //! `tools/torch-oracle` and `tests/torch_oracle.rs`.
 
+mod adopt;
 mod alloc;
 mod blocks;
 mod crowd;
@@ -26,6 +27,7 @@ mod view;
 
 use std::collections::VecDeque;
 
+pub(crate) use adopt::SharedRange;
 pub use settings::{Ignored, Settings, SettingsError};
 
 use self::{

@@ -211,6 +211,14 @@ impl Gaps {
 }
 
 impl Recording {
+    /// The memory before an entry.
+    #[must_use]
+    pub fn memory_before(&self, entry: usize) -> Initial {
+        let end =
+            End { device: self.device, segments: &self.final_segments, settings: &self.settings, pools: &self.pools };
+        rewind(&end, self.witnessed.get(entry..).unwrap_or_default()).0
+    }
+
     /// Tells the story again with the calls of `empty_cache` that a model has inferred.
     pub fn with_empty_caches(mut self, before_entries: Vec<usize>) -> Result<Recording, TableFull> {
         let material = Material {
