@@ -163,44 +163,6 @@ fn the_memory_at_the_end_is_compared_block_by_block() {
     assert!(matches!(divergence, Divergence::Memory { recorded: Some(_), modelled: Some(_) }), "{divergence}");
 }
 
-/// What is left of a snapshot whose ring of entries held so many: the last ones, and the memory at the end.
-fn last_entries(snapshot: &Snapshot, count: usize) -> Snapshot {
-    let mut late = snapshot.clone();
-    let lost = late.traces[0].len().saturating_sub(count);
-    late.traces[0].drain(..lost);
-    late
-}
-
-#[test]
-fn every_recording_is_exact_from_the_middle_too() {
-    let paths = recordings();
-    let next = AtomicUsize::new(0);
-    let failures = Mutex::new(Vec::new());
-    let cuts = AtomicUsize::new(0);
-    thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(|| {
-                while let Some(path) = paths.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let snapshot = Snapshot::open(path).unwrap();
-                    let companion = Companion::beside(path).unwrap().unwrap();
-                    let all = snapshot.traces[0].len();
-                    for count in [all - 1, all / 2, all / 10, 100] {
-                        let recording = last_entries(&snapshot, count).into_recording("late", None).unwrap();
-                        let verification = verify_as_recorded(&recording, &companion);
-                        cuts.fetch_add(1, Ordering::Relaxed);
-                        if verification.verdict != Verdict::Exact {
-                            let line = format!("{} last {count}: {:?}", path.display(), verification);
-                            failures.lock().unwrap().push(line);
-                        }
-                    }
-                }
-            });
-        }
-    });
-    let failures = failures.into_inner().unwrap();
-    assert!(failures.is_empty(), "{} of {cuts:?}:\n{}", failures.len(), failures.join("\n"));
-}
-
 /// A program that fills a device of 1 GiB without a limit of PyTorch's, as its snapshot would tell it, and how often it
 /// failed.
 fn full_device(conf: &str) -> (Snapshot, u64) {

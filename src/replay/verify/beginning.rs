@@ -1,14 +1,20 @@
 //! Where a recording is taken up that began in the middle: behind the call that was under way, with the memory that was
 //! there then.
 
+use super::Divergence;
 use crate::{
     strategy::{
-        BlockState, BlockView, Layout, SegmentView,
-        caching::{Settings, SharedRange},
+        BlockState, BlockView, Layout, SegmentView, Strategy,
+        caching::{Caching, Settings, SharedRange},
     },
     trace::torch::{self, Action, Entry, Initial, Recording, SegmentKind},
     unit::{Address, MIB},
 };
+
+/// Sizes are multiples of this.
+const SIZE_STEP: u64 = 512;
+/// The largest rest that is left to a block of an ordinary large segment.
+const LARGEST_REST: u64 = MIB;
 
 /// What was there when a recording began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -63,6 +69,36 @@ impl Start {
         doubts
     }
 
+    /// Mends an estimate that made the model and the recording part: where the model put a request right behind a block of
+    /// estimated size, and PyTorch did not, the block has more of the memory there, so that the rest was too little. Says
+    /// whether there was something to mend.
+    ///
+    /// Nothing is allocated behind such a block while it lives. So that it is too short is the only mistake there can be,
+    /// and all that agreed before still does if it is longer.
+    pub(super) fn mend(&mut self, divergence: &Divergence, model: &Caching) -> bool {
+        let Divergence::Entries { modelled, .. } = divergence else { return false };
+        let Some(put) = modelled.last().filter(|seen| seen.action == Action::Alloc) else { return false };
+        let too_little = model.settings().round(put.bytes);
+        let room = room_at(put.address, &model.layout().unwrap_or_default());
+        let more = (room + SIZE_STEP).saturating_sub(too_little);
+        let blocks = self.layout.segments.iter_mut().find_map(|segment| {
+            let ends_there = |block: &BlockView| block.address.0 + block.size == put.address.0;
+            segment.blocks.iter().position(ends_there).map(|place| &mut segment.blocks[place..])
+        });
+        let Some([block, behind, ..]) = blocks else { return false };
+        let estimate = self.memory.live().find(|(was, _)| was.address == block.address).map_or(0, |(was, _)| was.size);
+        let can_be = self.memory.estimated.binary_search(&block.address).is_ok()
+            && behind.state == BlockState::Free
+            && more < behind.size
+            && (block.size + more).saturating_sub(estimate) <= LARGEST_REST;
+        if can_be && more > 0 {
+            block.size += more;
+            behind.address.0 += more;
+            behind.size -= more;
+        }
+        can_be && more > 0
+    }
+
     /// Blocks that wait for streams, in the order of the layout.
     pub(super) fn waiting(&self) -> impl Iterator<Item = Address> {
         let pending = self.layout.blocks().filter(|block| block.state == BlockState::Pending);
@@ -79,6 +115,21 @@ fn first_whole_call(entries: &[Entry]) -> usize {
         _ => None,
     });
     start.unwrap_or(entries.len())
+}
+
+/// How much room there was at an address before the model put something there, if it did already.
+fn room_at(address: Address, layout: &Layout) -> u64 {
+    let segment = layout
+        .segments
+        .iter()
+        .find(|segment| (0..segment.bytes).contains(&(address.0.wrapping_sub(segment.address.0))));
+    let Some(segment) = segment else { return 0 };
+    let place = segment.blocks.partition_point(|block| block.address < address);
+    match segment.blocks.get(place..).unwrap_or_default() {
+        [put, rest, ..] if put.state == BlockState::Allocated && rest.state == BlockState::Free => put.size + rest.size,
+        [here, ..] => here.size,
+        [] => 0,
+    }
 }
 
 fn segment_view(segment: &torch::Segment) -> SegmentView {

@@ -81,6 +81,9 @@ pub enum Verdict {
     Diverged(Divergence),
 }
 
+/// How many entries are walked over again and again to mend estimates.
+const PATIENCE: usize = 50_000_000;
+
 /// Re-lives a recording on the device and under the limit of `setup`.
 ///
 /// ```
@@ -111,20 +114,29 @@ pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters) -> 
     if recording.witnessed.is_empty() {
         return unknowable("it has no entries: the history was off".to_owned());
     }
-    let start = Start::of(recording);
+    let mut start = Start::of(recording);
     if !start.memory.astray.is_empty() {
         let count = start.memory.astray.len();
         return unknowable(format!("it began in the middle: {count} blocks were there before it in no known segment"));
     }
     let doubts = start.doubts(&settings, setup.limit);
-    let model = Model::new(settings, setup, &recording.streams);
-    let walk = model.and_then(|model| Walk::new(&recording.witnessed, model, recording.streams.len(), &start));
-    let mut walk = match walk {
-        Ok(walk) => walk,
-        Err(error) if start.told().is_some() => return unknowable(format!("it began in the middle: {error}")),
-        Err(error) => return unknowable(error.to_string()),
+    let mut patience = PATIENCE;
+    let (walk, result) = loop {
+        let model = Model::new(settings.clone(), setup, &recording.streams);
+        let walk = model.and_then(|model| Walk::new(&recording.witnessed, model, recording.streams.len(), &start));
+        let mut walk = match walk {
+            Ok(walk) => walk,
+            Err(error) if start.told().is_some() => return unknowable(format!("it began in the middle: {error}")),
+            Err(error) => return unknowable(error.to_string()),
+        };
+        let result = walk.finish();
+        patience = patience.saturating_sub(walk.at - start.entry);
+        match &result {
+            Err(divergence) if patience > 0 && start.mend(divergence, &walk.model.caching) => {}
+            _ => break (walk, result),
+        }
     };
-    let result = walk.finish().and_then(|()| ending::compare(&walk.model.caching, recording, &start, counters));
+    let result = result.and_then(|()| ending::compare(&walk.model.caching, recording, &start, counters));
     let mut reasons = reasons_for_doubt(recording);
     if result.is_err() {
         reasons.extend(doubts);

@@ -91,7 +91,7 @@ impl Gaps {
         say(self.alive_before, format_args!("{} blocks ({bytes}) were there before the recording", self.alive_before));
         say(
             self.sizes_estimated,
-            format_args!("{} of them were freed in it, so their size is an estimate", self.sizes_estimated),
+            format_args!("{} of them were freed in it, and their size is an estimate", self.sizes_estimated),
         );
         say(self.contradictions, format_args!("{} entries contradict others or the final state", self.contradictions));
         say(
