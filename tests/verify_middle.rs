@@ -4,7 +4,9 @@
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 use std::{
+    fs::File,
     path::{Path, PathBuf},
+    process::Command,
     sync::{
         Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -19,10 +21,10 @@ use oomph::{
     },
     measure::witness::witness,
     replay::{
-        OnOutOfMemory, Options,
+        OnOutOfMemory, Options, replay,
         verify::{Companion, Counters, Verdict, Verification, verify},
     },
-    strategy::{Setup, StrategySpec},
+    strategy::{Setup, Silent, StrategySpec},
     trace::{
         Trace, TraceBuilder,
         torch::{Recording, Snapshot},
@@ -99,7 +101,66 @@ fn every_recording_is_exact_from_the_middle_too() {
     });
     let failures = failures.into_inner().unwrap();
     assert!(failures.is_empty(), "{} diverge:\n{}", failures.len(), failures.join("\n"));
-    assert_eq!(agreed.into_inner(), 0);
+    assert_eq!(agreed.into_inner(), 3_002_450);
+}
+
+/// The most memory that PyTorch's allocator reserves in a replay on the simulated device.
+fn peak_reserved(recording: &Recording, resumes: bool) -> u64 {
+    let mut device = SimDevice::new(SimConfig::default()).unwrap();
+    let spec = StrategySpec { name: "caching".to_owned(), parameters: recording.settings.conf().to_owned() };
+    let mut strategy = spec.build(&Setup { props: &device.props().clone(), limit: None }).unwrap();
+    replay(recording, &mut *strategy, &mut device, &Options { resumes, ..Options::default() }, &mut Silent).unwrap();
+    strategy.stats().peak.reserved
+}
+
+#[test]
+fn a_replay_goes_on_from_the_memory_that_was_there() {
+    let mut without = 0;
+    for name in ["train_base", "varlen", "varlen_stack", "train_base.exp", "varlen.exp"] {
+        let path = recordings().into_iter().find(|path| path.ends_with(format!("{name}.pickle.xz")));
+        let path = path.unwrap_or_else(|| panic!("no {name}"));
+        let snapshot = Snapshot::open(&path).unwrap();
+        let count = snapshot.traces[0].len() / 3;
+        let recording = last_entries(&snapshot, count).into_recording(name, None).unwrap();
+        let verification = verify_as_recorded(&recording, &Companion::default());
+        assert_eq!(verification.verdict, Verdict::Exact, "{name}");
+        let recording = recording.with_empty_caches(verification.empty_caches).unwrap();
+        assert_eq!(peak_reserved(&recording, true), verification.stats.peak.reserved, "{name}");
+        without += u32::from(peak_reserved(&recording, false) != verification.stats.peak.reserved);
+    }
+    assert!(without > 0, "asking for the blocks anew does as well");
+}
+
+/// What the binary says to `arguments`, and its exit code.
+fn oomph(folder: &Path, arguments: &[&str]) -> (i32, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_oomph"));
+    let output = command.current_dir(folder).args(arguments).output().unwrap();
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
+    (output.status.code().unwrap(), text)
+}
+
+#[test]
+fn the_commands_say_that_it_is_from_the_middle() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = recordings().into_iter().find(|path| path.ends_with("train_sgd.pickle.xz")).unwrap();
+    let late = last_entries(&Snapshot::open(&path).unwrap(), 1001);
+    late.write(File::create(folder.path().join("late.pickle")).unwrap()).unwrap();
+    let (code, text) = oomph(folder.path(), &["verify", "late.pickle"]);
+    assert_eq!(code, 0, "{text}");
+    let line = text.lines().next().unwrap();
+    assert!(line.starts_with("EXACT     late.pickle: ") && line.contains("from the middle: "), "{text}");
+    assert!(line.contains(" segments were there before it"), "{text}");
+    let (_, text) = oomph(folder.path(), &["verify", "late.pickle", "--format", "json"]);
+    let document: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let row = &document["rows"][0];
+    let passed_over = row["beginning"]["entries_passed_over"].as_u64().unwrap();
+    assert_eq!(row["entries_agreed"].as_u64().unwrap() + passed_over, 1001);
+    let (code, csv) = oomph(folder.path(), &["replay", "late.pickle", "--strategy", "caching", "--format", "json"]);
+    assert_eq!(code, 0, "{csv}");
+    let replayed: serde_json::Value = serde_json::from_str(&csv).unwrap();
+    assert_eq!(replayed["rows"][0]["peak_reserved_bytes"], row["peak_reserved_bytes"]);
+    let (code, text) = oomph(folder.path(), &["advise", "late.pickle", "--format", "json"]);
+    assert!(code == 0 && text.contains("\"blocks_before\": "), "{text}");
 }
 
 /// A step of a program that was made up.

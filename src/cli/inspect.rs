@@ -112,7 +112,7 @@ fn inspect(args: &Args, options: &SourceOptions) -> Result<Inspected, Failure> {
     let (source, about, settings): (Box<dyn Source>, Option<About>, String) = match options.recording()? {
         Some(recording) => {
             let (about, settings) = (About::of(&recording), recording.settings.conf().to_owned());
-            (Box::new(recording.trace), Some(about), settings)
+            (Box::new(recording), Some(about), settings)
         }
         None => (options.resolve()?, None, String::new()),
     };

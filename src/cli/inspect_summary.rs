@@ -94,7 +94,8 @@ impl SummaryOptions {
 
     fn memory(&self, source: &dyn Source, strategy: &StrategySpec, at: &At) -> Result<MemorySummary, Failure> {
         let ReplayPlace { mut strategy, mut device, .. } = ReplayPlace::open(&self.device, strategy)?;
-        summarize(source, &mut *strategy, &mut *device, at, &Options::default()).map_err(refused)
+        let options = Options { resumes: true, ..Options::default() };
+        summarize(source, &mut *strategy, &mut *device, at, &options).map_err(refused)
     }
 }
 

@@ -198,15 +198,15 @@ impl Watched {
         let (source, settings): (Box<dyn Source>, _) = match options.recording()? {
             Some(recording) => {
                 let settings = recording.settings.conf().to_owned();
-                (Box::new(recording.trace), settings)
+                (Box::new(recording), settings)
             }
             None => (options.resolve()?, String::new()),
         };
         let spec = replay_place::strategy_or_recorded(args.strategy.as_deref(), &settings)?;
         let ReplayPlace { mut strategy, mut device, limit } = ReplayPlace::open(&args.device, &spec)?;
         let place = Place { strategy: &mut *strategy, device: &mut *device, limit };
-        let observed =
-            Observed::of_source(&*source, place, args.step_at.as_deref(), &Options::default()).map_err(refused)?;
+        let options = Options { resumes: true, ..Options::default() };
+        let observed = Observed::of_source(&*source, place, args.step_at.as_deref(), &options).map_err(refused)?;
         Ok(Watched { source, observed })
     }
 }

@@ -2,7 +2,7 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::trace::{Event, EventReader, Source, SourceInfo, Tables, TraceError};
+use crate::trace::{Event, EventReader, Source, SourceInfo, Tables, TraceError, torch::Recording};
 
 /// A bar that counts cases.
 pub fn of_cases(total: usize, done: usize) -> ProgressBar {
@@ -58,6 +58,10 @@ impl Source for Watched {
 
     fn info(&self) -> SourceInfo {
         self.source.info()
+    }
+
+    fn begun_late(&self) -> Option<&Recording> {
+        self.source.begun_late()
     }
 
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {

@@ -87,6 +87,7 @@ impl SourceSpec {
             }
             None if !self.set.is_empty() => Err(SourceError::NothingToSet(self.name.clone())),
             None => Ok(match self.recording()? {
+                Some(recording) if recording.begun_late().is_some() => Box::new(recording),
                 Some(recording) => Box::new(recording.trace),
                 None => trace::open(Path::new(&self.name))?,
             }),

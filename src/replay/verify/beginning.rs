@@ -1,10 +1,10 @@
 //! Where a recording is taken up that began in the middle: behind the call that was under way, with the memory that was
 //! there then.
 
-use super::Divergence;
+use super::{Divergence, settings::of_recording};
 use crate::{
     strategy::{
-        BlockState, BlockView, Layout, SegmentView, Strategy,
+        BlockState, BlockView, Heritage, Layout, SegmentView, Strategy,
         caching::{Caching, Settings, SharedRange},
     },
     trace::torch::{self, Action, Entry, Initial, Recording, SegmentKind},
@@ -41,7 +41,7 @@ impl Start {
         let nothing_before = recording.initial.segments.is_empty() && recording.initial.astray.is_empty();
         let entry = if nothing_before { 0 } else { first_whole_call(&recording.witnessed) };
         let memory = if entry == 0 { recording.initial.clone() } else { recording.memory_before(entry) };
-        let layout = Layout { segments: memory.segments.iter().map(segment_view).collect() };
+        let layout = layout_of(&memory);
         Start { entry, memory, layout }
     }
 
@@ -104,6 +104,22 @@ impl Start {
         let pending = self.layout.blocks().filter(|block| block.state == BlockState::Pending);
         pending.map(|block| block.address)
     }
+}
+
+/// The memory that was there before a recording, for an allocator that goes on with it; nothing where the settings are
+/// beyond the model or the requests that come first in its story are for other blocks than those.
+pub(in crate::replay) fn heritage(recording: &Recording) -> Option<Heritage> {
+    let told = |block: &torch::Block| block.requested_size > 0;
+    let memory = &recording.initial;
+    if !memory.astray.is_empty() || !memory.live().all(|(block, _)| told(block)) {
+        return None;
+    }
+    let settings = of_recording(&recording.settings).ok()?;
+    Some(Heritage { layout: layout_of(memory), settings })
+}
+
+fn layout_of(memory: &Initial) -> Layout {
+    Layout { segments: memory.segments.iter().map(segment_view).collect() }
 }
 
 /// A free is a call from its first entry on, and a request is over with its last.

@@ -68,7 +68,7 @@ impl Model {
         }
         let mut nothing: Vec<StrategyEvent> = Vec::new();
         let mut cx = Context { device: &mut self.device, sink: &mut nothing };
-        self.caching.adopt(&mut cx, layout)
+        self.caching.take_over(&mut cx, layout)
     }
 
     /// Writes down where the driver puts what a stretch takes. `next_range` is where the next range of addresses begins

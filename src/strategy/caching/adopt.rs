@@ -31,7 +31,7 @@ impl Caching {
     ///
     /// Refused where the allocator has memory already, where the layout cannot be one of this allocator's, and where the
     /// device has not enough memory; the allocator then is as new.
-    pub fn adopt(&mut self, cx: &mut Context<'_>, layout: &Layout) -> Result<Vec<Block>, StrategyError> {
+    pub fn take_over(&mut self, cx: &mut Context<'_>, layout: &Layout) -> Result<Vec<Block>, StrategyError> {
         if self.blocks.iter().next().is_some() {
             return Err(StrategyError::Refused("memory can only be taken over by an allocator without any".to_owned()));
         }
@@ -60,7 +60,7 @@ impl Caching {
     }
 
     /// Which mapped runs lie in one range: those of one arena that are near enough, in the order in which
-    /// [`adopt`](Caching::adopt) reserves ranges.
+    /// [`take_over`](Caching::take_over) reserves ranges.
     pub(crate) fn shared_ranges(&self, layout: &Layout) -> Vec<SharedRange> {
         let segments = &layout.segments;
         let mut ranges: Vec<SharedRange> = Vec::new();
@@ -203,7 +203,7 @@ fn check(segment: &SegmentView) -> Result<(), StrategyError> {
         let sound = block.address.0 == at
             && block.size >= QUANTUM
             && block.size.is_multiple_of(QUANTUM)
-            && block.requested <= block.size
+            && (is_free || block.requested <= block.size)
             && !(is_free && after_free)
             && block.state != BlockState::Lent;
         if !sound {
@@ -217,4 +217,168 @@ fn check(segment: &SegmentView) -> Result<(), StrategyError> {
         return Err(StrategyError::Refused(reason));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        device::{
+            CallKind, Device,
+            sim::{SimConfig, SimDevice},
+            wrap::{Fault, FaultPlan, Faulty},
+        },
+        strategy::{Attempt, BlockView, Caller, Request, Setup, Silent, caching::Settings},
+        unit::{MIB, SiteId, StreamId, ThreadId},
+    };
+
+    fn device() -> SimDevice {
+        let mut device = SimDevice::new("sim:8GiB".parse::<SimConfig>().unwrap()).unwrap();
+        device.stream_create(32).unwrap();
+        device
+    }
+
+    fn caching(settings: &str, device: &SimDevice) -> Caching {
+        let settings = Settings::default().updated(settings).unwrap();
+        Caching::new(settings, &Setup { props: device.props(), limit: None })
+    }
+
+    fn alloc(caching: &mut Caching, device: &mut dyn Device, bytes: u64, stream: u16) -> Block {
+        let request = Request { bytes, stream: StreamId(stream), thread: ThreadId(0), site: SiteId(0) };
+        match caching.alloc(&mut Context { device, sink: &mut Silent }, &request).unwrap() {
+            Attempt::Served(block, _) => block,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn free(caching: &mut Caching, device: &mut dyn Device, block: Block) {
+        caching.free(&mut Context { device, sink: &mut Silent }, block, Caller::default()).unwrap();
+    }
+
+    /// Sizes from 1 byte to 40 MiB on two streams, with holes.
+    fn after_a_while(settings: &str) -> (Caching, SimDevice) {
+        let mut device = device();
+        let mut caching = caching(settings, &device);
+        let mut live = Vec::new();
+        for step in 0..400_u64 {
+            let bytes = if step % 2 == 0 { 1 + step * 7_919 % MIB } else { 1 + step * 7_919_993 % (40 * MIB) };
+            live.push(alloc(&mut caching, &mut device, bytes, (step % 2) as u16));
+            if step % 3 > 0 {
+                free(&mut caching, &mut device, live.swap_remove((step * 31 % live.len() as u64) as usize));
+            }
+            if step == 200 {
+                caching.trim(&mut Context { device: &mut device, sink: &mut Silent }).unwrap();
+            }
+        }
+        (caching, device)
+    }
+
+    /// Everything but where segments lie.
+    fn shape(mut layout: Layout) -> Layout {
+        for segment in &mut layout.segments {
+            let start = std::mem::replace(&mut segment.address, Address(0)).0;
+            segment.blocks.iter_mut().for_each(|block| block.address.0 -= start);
+        }
+        layout
+    }
+
+    const SETTINGS: [&str; 3] = ["", "expandable_segments:True", "max_split_size_mb:20"];
+
+    #[test]
+    fn the_heir_has_the_same_memory_and_books_and_decides_the_same() {
+        for settings in SETTINGS {
+            let (mut caching, mut device) = after_a_while(settings);
+            let layout = caching.layout().unwrap();
+            let mut other = self::device();
+            let mut heir = self::caching(settings, &other);
+            let held = heir.take_over(&mut Context { device: &mut other, sink: &mut Silent }, &layout).unwrap();
+            assert_eq!(held.len() as u64, caching.stats().live_blocks, "{settings}");
+            assert_eq!(heir.stats().current, caching.stats().current, "{settings}");
+            for name in ["segment.all.current", "inactive_split.all.current", "inactive_split_bytes.small_pool.current"]
+            {
+                let figure = |caching: &Caching| caching.details().into_iter().find(|(known, _)| *known == name);
+                assert_eq!(figure(&heir), figure(&caching), "{settings}: {name}");
+            }
+            for step in 0..100_u64 {
+                let (bytes, stream) = (1 + step * 2_919_991 % (30 * MIB), (step % 2) as u16);
+                let one = alloc(&mut caching, &mut device, bytes, stream);
+                let two = alloc(&mut heir, &mut other, bytes, stream);
+                assert_eq!(one.size, two.size, "{settings}: {step}");
+                if step % 3 == 0 {
+                    free(&mut caching, &mut device, one);
+                    free(&mut heir, &mut other, two);
+                }
+            }
+            assert_eq!(shape(heir.layout().unwrap()), shape(caching.layout().unwrap()), "{settings}");
+            let mut cx = Context { device: &mut other, sink: &mut Silent };
+            for block in held {
+                heir.free(&mut cx, block, Caller::default()).unwrap();
+            }
+            heir.close(&mut cx).unwrap();
+            assert_eq!(other.held_bytes(), 0, "{settings}");
+        }
+    }
+
+    #[test]
+    fn an_heir_that_gets_not_all_keeps_nothing() {
+        for (settings, call) in [("", CallKind::MemAlloc), ("expandable_segments:True", CallKind::MemCreate)] {
+            let (caching, _) = after_a_while(settings);
+            let layout = caching.layout().unwrap();
+            let mut sim = device();
+            let mut heir = self::caching(settings, &sim);
+            let plan = FaultPlan::none().fail_nth(Some(call), 5, Fault::OutOfMemory);
+            let mut device = Faulty::with(plan, &mut sim as &mut dyn Device);
+            let mut cx = Context { device: &mut device, sink: &mut Silent };
+            heir.take_over(&mut cx, &layout).unwrap_err();
+            assert_eq!((device.held_bytes(), heir.stats().current.reserved), (0, 0), "{settings}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let (caching, _) = after_a_while("");
+        let sound = caching.layout().unwrap();
+        let refused = |spoil: &dyn Fn(&mut Layout)| {
+            let mut layout = sound.clone();
+            spoil(&mut layout);
+            let mut device = device();
+            let mut heir = self::caching("", &device);
+            let mut cx = Context { device: &mut device, sink: &mut Silent };
+            matches!(heir.take_over(&mut cx, &layout), Err(StrategyError::Refused(_)))
+        };
+        assert!(!refused(&|_| {}));
+        assert!(refused(&|layout| layout.segments[0].bytes += 512));
+        assert!(refused(&|layout| layout.segments[0].blocks[0].size += 1));
+        assert!(refused(&|layout| layout.segments[0].blocks.clear()));
+        let mut device = device();
+        let mut heir = self::caching("", &device);
+        alloc(&mut heir, &mut device, 1, 0);
+        assert!(heir.take_over(&mut Context { device: &mut device, sink: &mut Silent }, &sound).is_err());
+    }
+
+    #[test]
+    fn mapped_runs_that_touch_or_break_the_step_are_refused() {
+        let (caching, _) = after_a_while("expandable_segments:True");
+        let runs = caching.layout().unwrap().segments;
+        let refused = |segments: Vec<SegmentView>| {
+            let mut device = device();
+            let mut heir = self::caching("expandable_segments:True", &device);
+            let mut cx = Context { device: &mut device, sink: &mut Silent };
+            heir.take_over(&mut cx, &Layout { segments }).is_err()
+        };
+        let free = |address: u64, bytes: u64| {
+            let mut run = runs[0].clone();
+            let block = BlockView { address: Address(address), size: bytes, requested: 0, state: BlockState::Free };
+            (run.address, run.bytes, run.blocks) = (Address(address), bytes, vec![block]);
+            run.pool = "large".into();
+            run
+        };
+        let granule = 20 * MIB;
+        assert!(!refused(vec![free(granule, granule), free(4 * granule, granule)]));
+        assert!(refused(vec![free(granule, granule), free(2 * granule, granule)]));
+        assert!(refused(vec![free(granule, 2 * granule), free(2 * granule, granule)]));
+        assert!(refused(vec![free(granule, granule + 512)]));
+        assert!(refused(vec![free(granule, granule), free(3 * granule + 512, granule)]));
+        assert!(refused(vec![free(granule, 1 << 40)]));
+    }
 }

@@ -11,7 +11,7 @@ use super::{
     rewind::{End, rewind},
     story::{Doubts, Material, tell},
 };
-use crate::trace::{TableFull, Trace};
+use crate::trace::{EventReader, Source, SourceInfo, TableFull, Trace, TraceError};
 
 /// What happened on one device.
 #[derive(Clone, Debug)]
@@ -197,6 +197,24 @@ impl Snapshot {
             empty_caches,
             gaps,
         })
+    }
+}
+
+impl Source for Recording {
+    fn name(&self) -> &str {
+        &self.trace.name
+    }
+
+    fn info(&self) -> SourceInfo {
+        self.trace.info()
+    }
+
+    fn begun_late(&self) -> Option<&Recording> {
+        Some(self).filter(|recording| !recording.initial.segments.is_empty())
+    }
+
+    fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {
+        self.trace.open()
     }
 }
 
