@@ -2,15 +2,18 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
+mod command;
+
 use std::path::Path;
 
-use assert_cmd::Command;
+use command::run;
 use oomph::{
     answer::advise::{Advice, AdviceQuestion, Confidence, Room, advise},
     device::DeviceSpec,
     replay::verify::Companion,
     suite::{CaseSettings, SourceSpec, SuiteFile},
     trace::{Trace, torch::Recording},
+    unit::Watch,
 };
 use serde_json::Value;
 
@@ -24,19 +27,13 @@ fn path_of(name: &str) -> String {
 /// The actions of the run without a cap, and how well the model re-lives it.
 fn varlen() -> (Trace, Confidence) {
     let spec = SourceSpec { name: path_of("varlen"), seed: 1, ..SourceSpec::default() };
-    let (recording, verification) = spec.verified_recording().unwrap().unwrap();
+    let (recording, verification) = spec.verified_recording(Watch::NOBODY).unwrap().unwrap();
     (recording.trace, Confidence::of(&verification))
 }
 
 fn ask(trace: &Trace, room: Option<Room>) -> Advice {
     let device: DeviceSpec = "sim".parse().unwrap();
     advise(&AdviceQuestion { room, jobs: 2, ..AdviceQuestion::new(trace, "", &device) }).unwrap()
-}
-
-fn oomph(arguments: &[&str], code: i32) -> (String, String) {
-    let assert = Command::new(env!("CARGO_BIN_EXE_oomph")).env("NO_COLOR", "1").args(arguments).assert().code(code);
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (text(&assert.get_output().stdout), text(&assert.get_output().stderr))
 }
 
 #[test]
@@ -83,12 +80,34 @@ fn advice_is_given_while_one_waits() {
     assert!(seconds <= 5.0, "{seconds:.3} s");
 }
 
+/// PyTorch's own words when it died: 8.57 GiB asked for, 8.30 GiB free, 120.83 GiB allocated, 9.92 GiB reserved but
+/// unallocated. With expandable segments the program then ran all its steps on that GPU, with 130.1 GiB reserved.
+#[test]
+fn a_program_that_died_on_a_full_gpu_is_told_what_let_it_live_there() {
+    let path = format!("{}/tools/recording/run-0.pickle.xz", env!("CARGO_MANIFEST_DIR"));
+    let (text, _) = run(".", &["advise", &path, "--format", "json"], 0);
+    let report: Value = serde_json::from_str(&text).unwrap();
+    let advice = &report["rows"][0];
+    let gib = |value: &Value| (value.as_f64().unwrap() / f64::from(1 << 30) * 100.0).round() / 100.0;
+    let end = &advice["dead_end"];
+    let sizes = ["requested_bytes", "device_free_bytes", "allocated_bytes"].map(|size| gib(&end[size]));
+    assert_eq!(sizes, [8.57, 8.3, 120.83]);
+    assert_eq!(gib(&end["reserved_bytes"]), 130.75, "120.83 and 9.92");
+    assert_eq!(advice["recommended"], "expandable_segments:True");
+    assert_eq!((&advice["fits_now"], &advice["fits"]), (&Value::Bool(false), &Value::Bool(true)));
+    assert!(gib(&advice["needed_bytes"]) < 130.1, "it got further there");
+    assert_eq!(advice["confidence"]["verdict"], "exact");
+    let (text, _) = run(".", &["advise", &path, "--top", "1"], 0);
+    assert!(text.contains("it ran out of memory; another setting gets past that point"), "{text}");
+    assert!(text.contains("what it does next is not in the recording"), "{text}");
+}
+
 #[test]
 fn the_command_prints_the_line_to_paste_and_the_same_as_json() {
     let recording = path_of("varlen_stack");
-    let (out, _) = oomph(&["advise", &recording, "--memory", "24GiB"], 0);
+    let (out, _) = run(".", &["advise", &recording, "--memory", "24GiB"], 0);
     assert!(out.contains("EXACT") && out.contains("memory needed"), "{out}");
-    let (out, _) = oomph(&["advise", &recording, "--format", "json"], 0);
+    let (out, _) = run(".", &["advise", &recording, "--format", "json"], 0);
     let row = &serde_json::from_str::<Value>(&out).unwrap()["rows"][0];
     assert!(row["recommended"].is_string() && row["saved_bytes"].is_u64(), "{row}");
     assert_eq!(row["confidence"]["verdict"], "exact");
@@ -98,15 +117,15 @@ fn the_command_prints_the_line_to_paste_and_the_same_as_json() {
 #[test]
 fn workloads_by_name_are_advised_too_and_a_leak_is_named() {
     let small = ["--set", "layers=1", "--set", "steps=10"];
-    let (out, _) = oomph(&[&["advise", "leak-cache"], &small[..]].concat(), 0);
+    let (out, _) = run(".", &[&["advise", "leak-cache"], &small[..]].concat(), 0);
     assert!(out.contains("but it leaks") && out.contains("not a PyTorch snapshot"), "{out}");
-    let (out, _) = oomph(&[&["advise", "leak-cache", "--format", "csv"], &small[..]].concat(), 0);
+    let (out, _) = run(".", &[&["advise", "leak-cache", "--format", "csv"], &small[..]].concat(), 0);
     assert!(out.lines().count() > 40 && out.starts_with("source,settings,strategy"), "{out}");
 }
 
 #[test]
 fn too_little_memory_for_anybody_is_exhaustion() {
-    let (out, _) = oomph(&["advise", "checkerboard", "--set", "rounds=1", "--limit", "64MiB"], 0);
+    let (out, _) = run(".", &["advise", "checkerboard", "--set", "rounds=1", "--limit", "64MiB"], 0);
     assert!(out.contains("no setting") && out.contains("true exhaustion"), "{out}");
 }
 
@@ -116,9 +135,10 @@ fn mistakes_are_explained() {
         (&["advise", "checkerbord"][..], "did you mean 'checkerboard'?"),
         (&["advise", "checkerboard", "--memory", "8GiB", "--limit", "8GiB"], "cannot be used with"),
         (&["advise", "checkerboard", "--current", "expandable_segment:True"], "did you mean 'expandable_segments'?"),
+        (&["advise", "checkerboard", "--memory", "4"], "4 B is no card: the context and libraries alone take"),
         (&["advise"], "SNAPSHOT"),
     ] {
-        let (out, err) = oomph(arguments, 2);
+        let (out, err) = run(".", arguments, 2);
         assert!(out.is_empty() && err.contains(words), "{arguments:?}: {err}");
     }
 }
@@ -140,12 +160,6 @@ fn the_suites_of_settings_and_leaks_unfold() {
 #[test]
 fn without_its_recordings_the_suite_says_so() {
     let folder = tempfile::tempdir().unwrap();
-    let assert = Command::new(env!("CARGO_BIN_EXE_oomph"))
-        .env("NO_COLOR", "1")
-        .current_dir(&folder)
-        .args(["run", "settings"])
-        .assert()
-        .code(2);
-    let err = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+    let (_, err) = run(&folder, &["run", "settings"], 2);
     assert!(err.contains("workloads/recorded/*.pickle.xz") && err.contains("current folder"), "{err}");
 }

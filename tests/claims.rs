@@ -2,14 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
-use std::{fs, process::Command};
+mod command;
 
-fn oomph(arguments: &[&str], code: i32) -> (String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_oomph")).args(arguments).env("NO_COLOR", "1").output().unwrap();
-    let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
-    assert_eq!(output.status.code(), Some(code), "{arguments:?}\n{out}\n{err}");
-    (out, err)
-}
+use std::fs;
+
+use command::run;
 
 fn rows(text: &str) -> Vec<serde_json::Value> {
     let json: serde_json::Value = serde_json::from_str(text).unwrap();
@@ -33,7 +30,7 @@ fn verdicts_are_those_that_pytorch_gives() {
         ("adoption", "not_measurable"),
     ];
     let names = expected.map(|(name, _)| name);
-    let (out, _) = oomph(&[&["claims", "--format", "json"], names.as_slice()].concat(), 0);
+    let (out, _) = run(".", &[&["claims", "--format", "json"], names.as_slice()].concat(), 0);
     let rows = rows(&out);
     assert_eq!(rows.len(), expected.len());
     for (name, verdict) in expected {
@@ -47,13 +44,13 @@ fn verdicts_are_those_that_pytorch_gives() {
 
 #[test]
 fn claims_that_are_named_are_told_in_full_and_slips_are_explained() {
-    let (out, _) = oomph(&["claims", "zero-grad"], 0);
+    let (out, _) = run(".", &["claims", "zero-grad"], 0);
     for words in ["verdict:    refuted", "PyTorch:    leak-no-zero-grad: 0 B a step", "see:        oomph leaks"] {
         assert!(out.contains(words), "'{words}' is missing in\n{out}");
     }
-    let (list, _) = oomph(&["claims", "--list"], 0);
+    let (list, _) = run(".", &["claims", "--list"], 0);
     assert!(list.lines().count() >= 50 && list.contains("zero-grad"), "{list}");
-    let (_, err) = oomph(&["claims", "zero-grd"], 2);
+    let (_, err) = run(".", &["claims", "zero-grd"], 2);
     assert!(err.contains("did you mean 'zero-grad'?"), "{err}");
 }
 
@@ -62,11 +59,11 @@ fn a_run_of_claims_leaves_a_folder_and_goes_on_from_it() {
     let folder = tempfile::tempdir().unwrap();
     let place = folder.path().join("run");
     let place = place.to_str().unwrap();
-    oomph(&["run", "claims", "--exact", "--filter", "copies", "--output", place], 0);
-    let (_, err) = oomph(&["run", "claims", "--exact", "--filter", "copies", "--output", place], 2);
+    run(".", &["run", "claims", "--exact", "--filter", "copies", "--output", place], 0);
+    let (_, err) = run(".", &["run", "claims", "--exact", "--filter", "copies", "--output", place], 2);
     assert!(err.contains("holds a run already"), "{err}");
     let both = ["run", "claims", "--exact", "--filter", "copies", "--filter", "adoption", "--resume", place];
-    let (out, _) = oomph(&both, 0);
+    let (out, _) = run(".", &both, 0);
     assert!(out.contains("2 claims: 1 confirmed, 0 depends, 0 refuted, 1 not measurable here."), "{out}");
     let csv = fs::read_to_string(format!("{place}/claims.csv")).unwrap();
     let page = fs::read_to_string(format!("{place}/claims.md")).unwrap();
@@ -79,25 +76,25 @@ fn a_run_of_techniques_leaves_a_folder_and_goes_on_from_it() {
     let folder = tempfile::tempdir().unwrap();
     let place = folder.path().join("run");
     let place = place.to_str().unwrap();
-    let (ids, _) = oomph(&["run", "techniques", "--list", "--filter", "resnet-50/*"], 0);
+    let (ids, _) = run(".", &["run", "techniques", "--list", "--filter", "resnet-50/*"], 0);
     assert!(ids.lines().any(|id| id == "resnet-50/half_batch"), "{ids}");
     let first = ["run", "techniques", "--exact", "--filter", "resnet-50/amp", "--format", "json", "--output", place];
-    let (out, _) = oomph(&first, 0);
+    let (out, _) = run(".", &first, 0);
     let rows = rows(&out);
     assert_eq!((rows.len(), &rows[0]["technique"]), (1, &"amp".into()));
     assert!(rows[0]["largest_batch_24gib"].as_u64().unwrap() > rows[0]["largest_batch_8gib"].as_u64().unwrap());
     let more = ["run", "techniques", "--exact", "--filter", "resnet-50/base", "--filter", "resnet-50/amp"];
-    oomph(&[more.as_slice(), &["--resume", place]].concat(), 0);
+    run(".", &[more.as_slice(), &["--resume", place]].concat(), 0);
     let csv = fs::read_to_string(format!("{place}/techniques.csv")).unwrap();
     assert_eq!(csv.lines().count(), 3, "{csv}");
 }
 
 #[test]
 fn suites_with_tables_of_their_own_run_by_themselves() {
-    let (_, err) = oomph(&["run", "claims", "quick"], 2);
+    let (_, err) = run(".", &["run", "claims", "quick"], 2);
     assert!(err.contains("run it by itself"), "{err}");
-    let (_, err) = oomph(&["run", "techniques", "--limit", "8GiB"], 2);
+    let (_, err) = run(".", &["run", "techniques", "--limit", "8GiB"], 2);
     assert!(err.contains("no --limit"), "{err}");
-    let (_, err) = oomph(&["run", "claims", "--filter", "nothing-like-it"], 4);
+    let (_, err) = run(".", &["run", "claims", "--filter", "nothing-like-it"], 4);
     assert!(err.contains("none of the claims passes the filters"), "{err}");
 }

@@ -2,39 +2,22 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
+mod command;
+
 use std::{
     fs,
     io::Read,
     path::Path,
-    process::{Command as Process, Stdio},
+    process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
-use assert_cmd::Command;
+use command::{oomph, run};
 use tempfile::TempDir;
-
-/// The binary, in an empty folder of its own, with nothing from the environment that could change what it prints.
-fn oomph(folder: &TempDir) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_oomph"));
-    command
-        .current_dir(folder.path())
-        .env_remove("PYTORCH_CUDA_ALLOC_CONF")
-        .env_remove("PYTORCH_ALLOC_CONF")
-        .env("NO_COLOR", "1");
-    command
-}
 
 fn empty() -> TempDir {
     TempDir::new().unwrap()
-}
-
-/// Runs, checks the exit code, and returns standard output and standard error.
-fn run(folder: &TempDir, arguments: &[&str], code: i32) -> (String, String) {
-    let output = oomph(folder).args(arguments).output().unwrap();
-    let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
-    assert_eq!(output.status.code(), Some(code), "{arguments:?}\n{out}\n{err}");
-    (out, err)
 }
 
 /// Runs something that must be refused with exit code 2 and exactly one line that says all of `words`.
@@ -53,11 +36,11 @@ fn run_files(folder: &TempDir, name: &str) -> String {
 
 #[test]
 fn help_teaches_and_lists_the_exit_codes() {
-    let (out, _) = run(&empty(), &["--help"], 0);
+    let (out, _) = run(empty(), &["--help"], 0);
     for word in ["run", "replay", "inspect", "convert", "list", "doctor", "completions", "103"] {
         assert!(out.contains(word), "{word} is missing in {out}");
     }
-    let (out, _) = run(&empty(), &["replay", "--help"], 0);
+    let (out, _) = run(empty(), &["replay", "--help"], 0);
     assert!(out.contains("caching:expandable_segments:True") && out.contains("Examples:"), "{out}");
 }
 
@@ -117,12 +100,52 @@ fn filters_choose_cases_and_an_empty_choice_has_its_own_exit_code() {
 }
 
 #[test]
+fn who_names_the_wrong_thing_is_told_what_to_do_with_it() {
+    let folder = empty();
+    run(&folder, &["convert", "checkerboard", "steps.oomph"], 0);
+    let (_, err) = run(&folder, &["steps.oomph"], 2);
+    assert!(err.contains("unrecognized subcommand") && err.contains("oomph advise steps.oomph"), "{err}");
+    refused(&folder, &["run", "steps.oomph"], &["no suite", "`oomph replay steps.oomph`"]);
+    refused(&folder, &["run", "checkerboard"], &["no suite", "`oomph replay checkerboard`"]);
+    refused(&folder, &["replay", "steps.ooph"], &["steps.ooph: no such file; did you mean 'steps.oomph'?"]);
+    refused(&folder, &["replay", "others.oomph"], &["others.oomph: no such file"]);
+    refused(&folder, &["report", "nowhere"], &["nowhere: no such folder"]);
+    refused(&folder, &["report", "steps.oomph"], &["steps.oomph is a file", "folder of a run"]);
+    refused(&folder, &["run", "--filter", "checkerboard", "--output", "steps.oomph"], &["steps.oomph is a file"]);
+    refused(&folder, &["replay", "checkerboard", "--limit", "99999999999999GiB"], &["not an amount of memory"]);
+    let missing = ["replay", "checkerboard", "-s", "direct", "--export-csv", "nowhere/rows.csv"];
+    let (_, err) = run(&folder, &missing, 2);
+    assert!(err.contains("nowhere/rows.csv: ") && !err.contains(".new"), "{err}");
+}
+
+#[test]
+fn a_suite_whose_base_does_not_exist_is_refused() {
+    let folder = empty();
+    let suite =
+        "question = \"?\"\nbase = \"cachin\"\n[[group]]\nworkloads = [\"checkerboard\"]\nstrategies = [\"direct\"]\n";
+    fs::write(folder.path().join("mine.toml"), suite).unwrap();
+    refused(&folder, &["run", "mine.toml"], &["suite 'mine'", "unknown strategy 'cachin'", "did you mean 'caching'?"]);
+}
+
+#[test]
+fn help_is_broken_where_the_terminal_ends_and_nowhere_else() {
+    let (help, _) = run(empty(), &["advise", "--help"], 0);
+    let lines: Vec<&str> = help.lines().collect();
+    let is_prose = |line: &str| !line.is_empty() && !line.starts_with(' ');
+    for pair in lines.windows(2).filter(|pair| pair.iter().all(|line| is_prose(line))) {
+        let next = pair[1].split(' ').next().unwrap();
+        assert!(pair[0].len() + 1 + next.len() > 100, "'{next}' had room after: {}", pair[0]);
+    }
+    assert!(help.contains("Examples:\n  oomph advise snapshot.pickle\n"), "{help}");
+}
+
+#[test]
 fn names_that_do_not_exist_are_answered_with_the_nearest_that_do() {
     let folder = empty();
     refused(&folder, &["run", "quik"], &["unknown suite 'quik'", "did you mean 'quick'?"]);
     refused(&folder, &["replay", "chekerboard"], &["unknown workload 'chekerboard'", "did you mean 'checkerboard'?"]);
     refused(&folder, &["run", "nope"], &["unknown suite 'nope'", "there are:", "quick"]);
-    refused(&folder, &["replay", "nope"], &["unknown workload 'nope'", "there are:", "checkerboard"]);
+    refused(&folder, &["replay", "nope"], &["unknown workload 'nope'", "`oomph list` names all"]);
     refused(&folder, &["replay", "checkerboard", "-s", "nope"], &["unknown strategy 'nope'", "there are:", "caching"]);
     refused(&folder, &["replay", "checkerboard", "-s", "cachign"], &["unknown strategy", "did you mean 'caching'?"]);
     refused(&folder, &["replay", "checkerboard", "-s", "caching:max_split_size:8"], &["max_split_size_mb"]);
@@ -132,7 +155,7 @@ fn names_that_do_not_exist_are_answered_with_the_nearest_that_do() {
 
 #[test]
 fn a_device_that_is_not_there_is_an_error_and_never_replaced() {
-    let (out, err) = run(&empty(), &["replay", "checkerboard", "--device", "cuda:4000"], 103);
+    let (out, err) = run(empty(), &["replay", "checkerboard", "--device", "cuda:4000"], 103);
     assert_eq!(out, "");
     assert!(err.contains("cuda"), "{err}");
 }
@@ -251,6 +274,46 @@ fn list_names_everything_that_can_be_used() {
 }
 
 #[test]
+fn list_shows_what_the_current_folder_adds_and_what_it_replaces() {
+    let folder = empty();
+    let put = |path: &str, text: &str| {
+        let path = folder.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    let suite = "question = 'what of mine?'\n[[group]]\nworkloads = ['tidal']\nstrategies = ['caching']\n";
+    let recipe = "generator = 'random'\npurpose = 'ebb and flood'\norigin = 'the sea'\n[set]\nallocations = 10\n";
+    put("suites/quick.toml", suite);
+    put("suites/harbour.toml", suite);
+    put("workloads/tidal.toml", recipe);
+    put("workloads/broken.toml", "generator = 'randm'\npurpose = ''\norigin = ''\n");
+
+    let (out, _) = run(&folder, &["list"], 0);
+    let line = |name: &str| out.lines().find(|line| line.trim_start().starts_with(&format!("{name} "))).unwrap();
+    for (name, rest) in [
+        ("quick", "what of mine? [suites/quick.toml, instead of the built-in one]"),
+        ("harbour", "what of mine? [suites/harbour.toml]"),
+        ("tidal", "ebb and flood [workloads/tidal.toml]"),
+        ("broken", "cannot be used: workloads/broken.toml:1:13: unknown generator 'randm'"),
+    ] {
+        assert!(line(name).contains(rest), "{}", line(name));
+    }
+    assert!(!line("checkerboard").contains('['), "{}", line("checkerboard"));
+    let (out, _) = run(&folder, &["list", "suites", "--json"], 0);
+    let document: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let row = |name: &str| document["rows"].as_array().unwrap().iter().find(|row| row["name"] == name).unwrap();
+    assert_eq!(row("quick")["file"], "suites/quick.toml");
+    assert_eq!(row("quick")["replaces_built_in"], true);
+    assert_eq!(row("harbour")["file"], "suites/harbour.toml");
+    assert!(row("harbour").get("replaces_built_in").is_none() && row("claims").get("file").is_none());
+
+    refused(&folder, &["run", "harbor"], &["unknown suite 'harbor'; did you mean 'harbour'?"]);
+    refused(&folder, &["inspect", "tidle"], &["unknown workload 'tidle'; did you mean 'tidal'?"]);
+    refused(&folder, &["inspect", "zzz"], &["there are: ", "tidal"]);
+    run(&folder, &["run", "harbour", "--output", "out"], 0);
+}
+
+#[test]
 fn doctor_and_completions_work_anywhere() {
     let folder = empty();
     let (out, _) = run(&folder, &["doctor"], 0);
@@ -264,7 +327,7 @@ fn a_closed_pipe_is_no_error() {
     let folder = empty();
     let script = format!("{} list --long | head -1", env!("CARGO_BIN_EXE_oomph"));
     let output =
-        Process::new("bash").args(["-o", "pipefail", "-c", &script]).current_dir(folder.path()).output().unwrap();
+        Command::new("bash").args(["-o", "pipefail", "-c", &script]).current_dir(folder.path()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
@@ -277,9 +340,8 @@ fn ctrl_c_finishes_the_running_cases_keeps_them_and_resume_goes_on() {
         seeds.join(",")
     );
     fs::write(folder.path().join("long.toml"), suite).unwrap();
-    let mut child = Process::new(env!("CARGO_BIN_EXE_oomph"))
+    let mut child = oomph(&folder)
         .args(["run", "./long.toml", "--jobs", "1", "--output", "out", "--format", "csv"])
-        .current_dir(folder.path())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
@@ -290,7 +352,7 @@ fn ctrl_c_finishes_the_running_cases_keeps_them_and_resume_goes_on() {
         assert!(begun.elapsed() < Duration::from_secs(60), "no rows after a minute");
         thread::sleep(Duration::from_millis(2));
     }
-    assert!(Process::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     let mut complaint = String::new();
     child.stderr.take().unwrap().read_to_string(&mut complaint).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{complaint}");
@@ -304,15 +366,14 @@ fn ctrl_c_finishes_the_running_cases_keeps_them_and_resume_goes_on() {
 #[test]
 fn the_first_signal_ends_a_replay_that_would_take_forever() {
     let folder = empty();
-    let mut child = Process::new(env!("CARGO_BIN_EXE_oomph"))
+    let mut child = oomph(&folder)
         .args(["replay", "training", "--strategy", "null", "--set", "steps=100000000"])
-        .current_dir(folder.path())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
     thread::sleep(Duration::from_millis(500));
-    assert!(Process::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
     let begun = Instant::now();
     while child.try_wait().unwrap().is_none() {
         if begun.elapsed() > Duration::from_secs(20) {

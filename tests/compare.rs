@@ -2,23 +2,17 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
+mod command;
+
 use std::fs;
 
-use assert_cmd::Command;
+use command::run;
 use tempfile::TempDir;
-
-fn oomph(folder: &TempDir, arguments: &[&str], code: i32) -> (String, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_oomph"));
-    let output = command.current_dir(folder.path()).args(arguments).env("NO_COLOR", "1").output().unwrap();
-    let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
-    assert_eq!(output.status.code(), Some(code), "{arguments:?}\n{out}\n{err}");
-    (out, err)
-}
 
 const CASES: [&str; 4] = ["run", "quick", "--filter", "quick/checkerboard/"];
 
-fn run(folder: &TempDir, more: &[&str], code: i32) -> (String, String) {
-    oomph(folder, &[&CASES[..], more].concat(), code)
+fn run_cases(folder: &TempDir, more: &[&str], code: i32) -> (String, String) {
+    run(folder, &[&CASES[..], more].concat(), code)
 }
 
 /// Replaces a text in a file of a run.
@@ -47,54 +41,54 @@ fn set_cell(folder: &TempDir, file: &str, column: &str, change: impl Fn(&str) ->
 #[test]
 fn equal_runs_are_equal_and_a_byte_more_is_a_regression() {
     let folder = TempDir::new().unwrap();
-    run(&folder, &["--output", "old"], 0);
-    run(&folder, &["--output", "new"], 0);
-    let (out, _) = oomph(&folder, &["compare", "old", "new"], 0);
+    run_cases(&folder, &["--output", "old"], 0);
+    run_cases(&folder, &["--output", "new"], 0);
+    let (out, _) = run(&folder, &["compare", "old", "new"], 0);
     assert!(out.contains("cases compared: equal in every column that must be"), "{out}");
 
     set_cell(&folder, "new/runs.csv", "peak_reserved_bytes", |value| (value.parse::<u64>().unwrap() + 1).to_string());
-    let (out, _) = oomph(&folder, &["compare", "old", "new"], 102);
+    let (out, _) = run(&folder, &["compare", "old", "new"], 102);
     assert!(out.contains("worse:") && out.contains("peak_reserved_bytes"), "{out}");
-    oomph(&folder, &["compare", "old", "new", "--fail-on", "never"], 0);
-    let (out, _) = oomph(&folder, &["compare", "new", "old", "--format", "json"], 0);
+    run(&folder, &["compare", "old", "new", "--fail-on", "never"], 0);
+    let (out, _) = run(&folder, &["compare", "new", "old", "--format", "json"], 0);
     let json: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert!(
         json["rows"][0]["changes"].as_array().unwrap().iter().any(|change| change["direction"] == "better"),
         "{out}"
     );
-    oomph(&folder, &["compare", "new", "old", "--fail-on", "change"], 102);
+    run(&folder, &["compare", "new", "old", "--fail-on", "change"], 102);
 }
 
 #[test]
 fn runs_that_mean_different_things_are_refused() {
     let folder = TempDir::new().unwrap();
-    run(&folder, &["--output", "old"], 0);
-    run(&folder, &["--output", "new"], 0);
+    run_cases(&folder, &["--output", "old"], 0);
+    run_cases(&folder, &["--output", "new"], 0);
     edit(&folder, "new/runs.csv", ",virtual,", ",wall,");
-    let (_, err) = oomph(&folder, &["compare", "old", "new"], 2);
+    let (_, err) = run(&folder, &["compare", "old", "new"], 2);
     assert!(err.contains("old ran on a simulated clock and new on a real one"), "{err}");
     edit(&folder, "new/env.json", "\"schema\": 1", "\"schema\": 7");
-    let (_, err) = oomph(&folder, &["compare", "old", "new"], 2);
+    let (_, err) = run(&folder, &["compare", "old", "new"], 2);
     assert!(err.contains("new has schema 7"), "{err}");
-    let (_, err) = oomph(&folder, &["compare", "old", "nowhere"], 2);
+    let (_, err) = run(&folder, &["compare", "old", "nowhere"], 2);
     assert!(err.contains("'nowhere' is neither the folder of a run nor a baseline"), "{err}");
-    oomph(&folder, &["run", "quick", "--filter", "quick/random/direct", "--output", "other"], 0);
-    oomph(&folder, &["compare", "old", "other"], 4);
+    run(&folder, &["run", "quick", "--filter", "quick/random/direct", "--output", "other"], 0);
+    run(&folder, &["compare", "old", "other"], 4);
 }
 
 #[test]
 fn a_baseline_is_kept_by_name_and_compared_with() {
     let folder = TempDir::new().unwrap();
-    let (_, err) = run(&folder, &["--baseline", "main"], 2);
+    let (_, err) = run_cases(&folder, &["--baseline", "main"], 2);
     assert!(err.contains("'main' is neither"), "{err}");
-    let (_, err) = run(&folder, &["--save-baseline", "../main"], 2);
+    let (_, err) = run_cases(&folder, &["--save-baseline", "../main"], 2);
     assert!(err.contains("is no name for a baseline"), "{err}");
-    let (_, err) = run(&folder, &["--output", "first", "--save-baseline", "main"], 0);
+    let (_, err) = run_cases(&folder, &["--output", "first", "--save-baseline", "main"], 0);
     assert!(err.contains("kept as baseline"), "{err}");
-    let (_, err) = run(&folder, &["--output", "second", "--baseline", "main", "--save-baseline", "main"], 0);
+    let (_, err) = run_cases(&folder, &["--output", "second", "--baseline", "main", "--save-baseline", "main"], 0);
     assert!(err.contains("equal in every column"), "{err}");
     edit(&folder, "results/local/baselines/main/runs.csv", ",completed,", ",error,");
-    let (_, err) = run(&folder, &["--output", "third", "--baseline", "main"], 0);
+    let (_, err) = run_cases(&folder, &["--output", "third", "--baseline", "main"], 0);
     assert!(err.contains("better"), "{err}");
 }
 
@@ -104,8 +98,8 @@ fn times_are_compared_by_their_passes() {
     let suite = "question = \"How fast?\"\nbase = \"caching\"\nseeds = [1]\n[[group]]\n\
                  workloads = [\"hot-4k\"]\nstrategies = [\"caching\"]\ntimed = true\nset = { pairs = 1000 }\n";
     fs::write(folder.path().join("timed.toml"), suite).unwrap();
-    oomph(&folder, &["run", "timed.toml", "--output", "old"], 0);
-    oomph(&folder, &["run", "timed.toml", "--output", "new"], 0);
+    run(&folder, &["run", "timed.toml", "--output", "old"], 0);
+    run(&folder, &["run", "timed.toml", "--output", "new"], 0);
     // What this machine does is noise to a test: the passes are written by hand.
     for (run, times) in [("old", [100, 101, 102, 103, 104]), ("new", [200, 201, 202, 203, 204])] {
         let file = format!("{run}/timings.csv");
@@ -115,10 +109,10 @@ fn times_are_compared_by_their_passes() {
             times.map(|time| time.to_string()).join(" ")
         });
     }
-    let (out, _) = oomph(&folder, &["compare", "old", "new"], 102);
+    let (out, _) = run(&folder, &["compare", "old", "new"], 102);
     assert!(out.contains("slower:") && out.contains("1.980"), "{out}");
-    oomph(&folder, &["compare", "old", "new", "--noise-threshold", "1.5"], 0);
+    run(&folder, &["compare", "old", "new", "--noise-threshold", "1.5"], 0);
     edit(&folder, "new/env.json", "\"cpus\": ", "\"cpus\": 9");
-    let (out, _) = oomph(&folder, &["compare", "old", "new"], 0);
+    let (out, _) = run(&folder, &["compare", "old", "new"], 0);
     assert!(out.contains("are not comparable"), "{out}");
 }

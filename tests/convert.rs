@@ -2,14 +2,16 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
+mod command;
+
 use std::{
     fs,
     io::ErrorKind,
     path::{Path, PathBuf},
-    process::Command as Process,
+    process::Command,
 };
 
-use assert_cmd::Command;
+use command::run;
 use oomph::{
     device::{
         Device,
@@ -26,16 +28,6 @@ use tempfile::TempDir;
 
 fn empty() -> TempDir {
     TempDir::new().unwrap()
-}
-
-/// Runs the binary in a folder, checks the exit code, and returns standard output and standard error.
-#[track_caller]
-fn run(folder: &TempDir, arguments: &[&str], code: i32) -> (String, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_oomph"));
-    let output = command.current_dir(folder.path()).env("NO_COLOR", "1").args(arguments).output().unwrap();
-    let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
-    assert_eq!(output.status.code(), Some(code), "{arguments:?}\n{out}\n{err}");
-    (out, err)
 }
 
 /// Runs something that must be refused in words, and leaves no file behind.
@@ -136,6 +128,19 @@ fn only_traces_are_overwritten_unless_forced() {
     let checkerboard = fs::read(&precious).unwrap();
     run(&folder, &["convert", "power-law", "thesis.oomph"], 0);
     assert_ne!(fs::read(&precious).unwrap(), checkerboard);
+}
+
+#[test]
+fn a_recording_is_never_overwritten_by_mistake() {
+    let folder = empty();
+    let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads/recorded/oom_base.pickle.xz");
+    fs::copy(&recorded, folder.path().join("run-0.pickle")).unwrap();
+    let precious = fs::read(folder.path().join("run-0.pickle")).unwrap();
+    refused(&folder, &["convert", "checkerboard", "run-0.pickle"], &["run-0.pickle", "a recording", "--force"]);
+    refused(&folder, &["convert", "run-0.pickle", "run-0.pickle"], &["run-0.pickle", "a recording", "--force"]);
+    let export = ["replay", "checkerboard", "-s", "caching", "--export-snapshot", "run-0.pickle"];
+    refused(&folder, &export, &["run-0.pickle", "a recording", "--force"]);
+    assert!(fs::read(folder.path().join("run-0.pickle")).unwrap() == precious);
 }
 
 #[test]
@@ -256,7 +261,7 @@ for name, dicts in [('top', [snapshot]), ('entry', trace), ('segment', snapshot[
 #[test]
 fn python_reads_the_keys_and_types_that_pytorch_writes() {
     let folder = empty();
-    let keys = |path: &str| match Process::new("python3").args(["-c", KEYS, path]).output() {
+    let keys = |path: &str| match Command::new("python3").args(["-c", KEYS, path]).output() {
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         output => {
             let output = output.unwrap();

@@ -2,24 +2,19 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
+mod command;
+
 use std::path::Path;
 
-use assert_cmd::Command;
+use command::run;
 use serde_json::Value;
-
-fn oomph(arguments: &[&str], code: i32) -> (String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_oomph")).args(arguments).env("NO_COLOR", "1").output().unwrap();
-    let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
-    assert_eq!(output.status.code(), Some(code), "{arguments:?}\n{out}\n{err}");
-    (out, err)
-}
 
 fn recorded(name: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads/recorded").join(name).display().to_string()
 }
 
 fn row(arguments: &[&str]) -> Value {
-    let (out, _) = oomph(&[arguments, &["--format", "json"]].concat(), 0);
+    let (out, _) = run(".", &[arguments, &["--format", "json"]].concat(), 0);
     serde_json::from_str::<Value>(&out).unwrap()["rows"][0].take()
 }
 
@@ -67,7 +62,7 @@ fn the_summary_at_a_step_is_what_was_measured_after_the_one_before() {
 #[test]
 fn people_get_tables_and_other_allocators_other_numbers() {
     let (out, _) =
-        oomph(&["inspect", "training", "--summary", "--at", "peak", "--strategy", "direct", "--by", "tag"], 0);
+        run(".", &["inspect", "training", "--summary", "--at", "peak", "--strategy", "direct", "--by", "tag"], 0);
     for words in ["memory under direct", "GPU reserved memory", "CUDA OOMs: 0", "who asked for memory", "parameter"] {
         assert!(out.contains(words), "'{words}' is missing in\n{out}");
     }
@@ -87,8 +82,8 @@ fn call_sites_are_named_and_moments_that_never_come_refused() {
     let named = |operation: &Value| operation["name"].as_str().unwrap().contains(".py");
     assert!(sites["operations"].as_array().unwrap().iter().any(named), "{}", sites["operations"]);
     assert!(sites.get("memory_summary").is_none());
-    let (_, err) = oomph(&["inspect", "training", "--summary", "--at", "noon"], 2);
+    let (_, err) = run(".", &["inspect", "training", "--summary", "--at", "noon"], 2);
     assert!(err.contains("'noon' is no moment"), "{err}");
-    let (_, err) = oomph(&["inspect", "training", "--by", "size", "--at", "step:9999"], 2);
+    let (_, err) = run(".", &["inspect", "training", "--by", "size", "--at", "step:9999"], 2);
     assert!(err.contains("no step 9999"), "{err}");
 }

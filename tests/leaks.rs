@@ -3,14 +3,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
+mod command;
+
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicUsize, Ordering},
-    thread,
 };
 
-use assert_cmd::Command;
+use command::run;
 use oomph::{
     answer::leaks::{Bar, Finding, Observed, Place, RecoverableBy, StepsFrom, Verdict, judge},
     device::{
@@ -20,9 +20,9 @@ use oomph::{
     },
     replay::Options,
     strategy::{Setup, StrategySpec},
-    suite::SourceSpec,
+    suite::{SourceSpec, all_cores},
     trace::Source,
-    unit::GIB,
+    unit::{GIB, side_by_side},
     workload::Recipe,
 };
 
@@ -74,16 +74,7 @@ const LEAKS: [&str; 6] = [
 fn every_recording_is_classified_as_its_measured_levels_show() {
     let levels: Vec<(String, Vec<f64>)> = per_step().into_iter().collect();
     assert_eq!(levels.len(), 24);
-    let next = AtomicUsize::new(0);
-    thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(|| {
-                while let Some((name, levels)) = levels.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    check(name, levels);
-                }
-            });
-        }
-    });
+    side_by_side(&levels, all_cores(), |(name, levels)| check(name, levels));
 }
 
 fn check(name: &str, levels: &[f64]) {
@@ -150,26 +141,19 @@ fn the_step_that_is_foretold_is_the_step_in_which_memory_runs_out() {
     assert!(foretold.abs_diff(ran_out) <= 1, "foretold {foretold}, ran out in {ran_out}");
 }
 
-fn oomph(arguments: &[&str], code: i32) -> (String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_oomph")).args(arguments).env("NO_COLOR", "1").output().unwrap();
-    let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
-    assert_eq!(output.status.code(), Some(code), "{arguments:?}\n{out}\n{err}");
-    (out, err)
-}
-
 #[test]
 fn the_command_tells_people_and_machines_and_ends_with_a_code_for_ci() {
     let (leak, steady) = (recorded("leak_outputs"), recorded("val_with_grad"));
     let (leak, steady) = (leak.to_str().unwrap(), steady.to_str().unwrap());
-    let (out, _) = oomph(&["leaks", leak], 105);
+    let (out, _) = run(".", &["leaks", leak], 105);
     for words in [": leak: ", "1.24 GiB a step", "who grows", "will run out in step"] {
         assert!(out.contains(words), "'{words}' is missing in\n{out}");
     }
-    let (out, _) = oomph(&["leaks", "--each", leak, steady, "--format", "json", "--fail-on", "never"], 0);
+    let (out, _) = run(".", &["leaks", "--each", leak, steady, "--format", "json", "--fail-on", "never"], 0);
     let json: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!((&json["rows"][0]["verdict"], &json["rows"][1]["verdict"]), (&"leak".into(), &"steady".into()));
-    oomph(&["leaks", leak, "--baseline", leak], 0);
-    let (out, _) = oomph(&["leaks", steady, "--format", "csv"], 0);
+    run(".", &["leaks", leak, "--baseline", leak], 0);
+    let (out, _) = run(".", &["leaks", steady, "--format", "csv"], 0);
     assert!(out.starts_with("source,verdict,step,") && out.lines().count() >= 6, "{out}");
 }
 
@@ -178,15 +162,15 @@ fn snapshots_in_order_are_one_series() {
     // Three programs whose levels at the end are 2.0, 4.5 and 10.0 GB are no line; by their order they fall.
     let path = |name: &str| recorded(name).display().to_string();
     let names = ["leak_outputs", "leak_outputs_detached", "leak_outputs_cpu"].map(path);
-    let (out, _) = oomph(&["leaks", &names[0], &names[1], &names[2], "--format", "json"], 0);
+    let (out, _) = run(".", &["leaks", &names[0], &names[1], &names[2], "--format", "json"], 0);
     let json: serde_json::Value = serde_json::from_str(&out).unwrap();
     let row = &json["rows"][0];
     assert_eq!((&row["steps_from"], &row["verdict"]), (&"snapshots".into(), &"steady".into()));
     assert_eq!(row["per_step"][1]["allocated_bytes"], 4_496_976_384_u64);
-    let (_, err) = oomph(&["leaks", &names[0], &names[1]], 2);
+    let (_, err) = run(".", &["leaks", &names[0], &names[1]], 2);
     assert!(err.contains("2 snapshots are too few"), "{err}");
-    let (_, err) = oomph(&["leaks", &names[0], "training"], 2);
+    let (_, err) = run(".", &["leaks", &names[0], "training"], 2);
     assert!(err.contains("'training' is no PyTorch snapshot"), "{err}");
-    let (_, err) = oomph(&["leaks", &names[0], "--step-at", "nonsense"], 2);
+    let (_, err) = run(".", &["leaks", &names[0], "--step-at", "nonsense"], 2);
     assert!(err.contains("Optimizer.step#AdamW.step"), "{err}");
 }

@@ -6,11 +6,6 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    sync::{
-        Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
-    thread,
 };
 
 use oomph::{
@@ -20,8 +15,9 @@ use oomph::{
     },
     replay::{Observer, Options, replay},
     strategy::{EventSink, Setup, StrategyEvent, StrategySpec},
+    suite::all_cores,
     trace::{self, Trace},
-    unit::MIB,
+    unit::{MIB, side_by_side},
 };
 
 const EXPANDABLE: &str = "caching:expandable_segments:True";
@@ -70,19 +66,12 @@ fn recordings() -> Vec<PathBuf> {
 fn complaints(check: impl Fn(&str, &Trace) -> Vec<String> + Sync) -> Vec<String> {
     let files = recordings();
     assert_eq!(files.len(), 72);
-    let (next, found) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(|| {
-                while let Some(path) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let name = path.file_name().unwrap().to_str().unwrap().trim_end_matches(".pickle.xz");
-                    let trace = Trace::read(&*trace::open(path).unwrap()).unwrap();
-                    found.lock().unwrap().extend(check(name, &trace).into_iter().map(|what| format!("{name}: {what}")));
-                }
-            });
-        }
+    let found = side_by_side(&files, all_cores(), |path| {
+        let name = path.file_name().unwrap().to_str().unwrap().trim_end_matches(".pickle.xz");
+        let trace = Trace::read(&*trace::open(path).unwrap()).unwrap();
+        check(name, &trace).into_iter().map(|what| format!("{name}: {what}")).collect::<Vec<_>>()
     });
-    found.into_inner().unwrap()
+    found.concat()
 }
 
 fn exception(exceptions: &[(&str, u64)], name: &str) -> Option<u64> {

@@ -2,18 +2,18 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
+mod command;
+
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Output,
-    sync::atomic::{AtomicUsize, Ordering},
-    thread,
 };
 
-use assert_cmd::Command;
+use command::run;
 use oomph::{
     plan::{Budget, GRAIN, Lifetimes, pack},
-    suite::SourceSpec,
+    suite::{SourceSpec, all_cores},
+    unit::side_by_side,
 };
 use tempfile::TempDir;
 
@@ -44,29 +44,15 @@ fn recording(name: &str) -> PathBuf {
 fn recorded_training_runs_are_packed_within_two_percent_of_the_bound() {
     // Without optimisation a packing takes half a minute: two of them then have to do.
     let recordings = if cfg!(debug_assertions) { &["train_sgd", "streams"][..] } else { &TRAINING };
-    let next = AtomicUsize::new(0);
-    thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(|| {
-                while let Some(name) = recordings.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let path = recording(name).to_str().unwrap().to_owned();
-                    let source = SourceSpec { name: path, seed: 1, ..SourceSpec::default() }.open().unwrap();
-                    let lifetimes = Lifetimes::read(&*source, GRAIN).unwrap();
-                    let packing = pack(&lifetimes, Budget::QUICK);
-                    packing.check(&lifetimes).unwrap();
-                    let over = packing.over_bound() * 100.0;
-                    assert!((0.0..2.0).contains(&over), "{name}: {over:.2} % over the bound, by {}", packing.method);
-                }
-            });
-        }
+    side_by_side(recordings, all_cores(), |name| {
+        let path = recording(name).to_str().unwrap().to_owned();
+        let source = SourceSpec { name: path, seed: 1, ..SourceSpec::default() }.open().unwrap();
+        let lifetimes = Lifetimes::read(&*source, GRAIN).unwrap();
+        let packing = pack(&lifetimes, Budget::QUICK);
+        packing.check(&lifetimes).unwrap();
+        let over = packing.over_bound() * 100.0;
+        assert!((0.0..2.0).contains(&over), "{name}: {over:.2} % over the bound, by {}", packing.method);
     });
-}
-
-fn oomph(folder: &TempDir, arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_oomph"));
-    let output = command.current_dir(folder.path()).env("NO_COLOR", "1").args(arguments).output().unwrap();
-    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    output
 }
 
 #[test]
@@ -75,7 +61,7 @@ fn inspect_tells_the_bound_always_and_the_packing_when_asked() {
     // Two blocks, one freed, and a third that fits beside the other: birth order needs 4 KiB where 3 are alive.
     let trap = "id,lower,upper,size\na,0,1,1024\nb,0,2,1024\nc,1,2,2048\n";
     fs::write(folder.path().join("trap.csv"), trap).unwrap();
-    let text = |arguments: &[&str]| String::from_utf8(oomph(&folder, arguments).stdout).unwrap();
+    let text = |arguments: &[&str]| run(&folder, arguments, 0).0;
     let plain = text(&["inspect", "trap.csv"]);
     assert!(plain.contains("bound        3.00 KiB: no allocator can do with less; 3.00 KiB in whole 512 B"), "{plain}");
     assert!(!plain.contains("packed"), "{plain}");
@@ -93,14 +79,14 @@ fn inspect_tells_the_bound_always_and_the_packing_when_asked() {
 #[test]
 fn a_run_writes_the_same_waterfall_whatever_the_number_of_jobs() {
     let folder = TempDir::new().unwrap();
-    let run = |jobs: &str| {
+    let with = |jobs: &str| {
         let arguments = ["run", "quick", "--filter", "checkerboard", "--filter", "power-law", "--pack", "--waterfall"];
-        let output = oomph(&folder, &[&arguments[..], &["--jobs", jobs, "--output", jobs]].concat());
+        let (shown, _) = run(&folder, &[&arguments[..], &["--jobs", jobs, "--output", jobs]].concat(), 0);
         let read = |name: &str| fs::read_to_string(folder.path().join(jobs).join(name)).unwrap();
-        (String::from_utf8(output.stdout).unwrap(), read("runs.csv"), read("summary.md"))
+        (shown, read("runs.csv"), read("summary.md"))
     };
-    let (shown, rows, summary) = run("1");
-    assert_eq!(run("4").1, rows);
+    let (shown, rows, summary) = with("1");
+    assert_eq!(with("4").1, rows);
     for table in [&shown, &summary] {
         assert!(table.contains("over bound") && table.contains("packed"), "{table}");
     }

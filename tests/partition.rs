@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
+mod command;
+
 use std::{
     fs,
     path::Path,
@@ -10,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use command::oomph;
 use tempfile::TempDir;
 
 const SUITE: &str = "question = 'who needs how much?'
@@ -29,22 +32,11 @@ fn folder_with(suite: &str) -> TempDir {
     folder
 }
 
-fn oomph(folder: &TempDir) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_oomph"));
-    command.current_dir(folder.path()).env("NO_COLOR", "1");
-    for name in ["ID", "COUNT", "MIN", "MAX", "STEP"] {
-        command.env_remove(format!("SLURM_ARRAY_TASK_{name}"));
-    }
-    command
-}
-
 /// Runs `oomph` with these words, checks the exit code, and returns standard output and standard error together.
 #[track_caller]
 fn run(folder: &TempDir, words: &str, code: i32) -> String {
-    let output = oomph(folder).args(words.split(' ')).output().unwrap();
-    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert_eq!(output.status.code(), Some(code), "{words}\n{text}");
-    text
+    let (out, err) = command::run(folder, &words.split(' ').collect::<Vec<_>>(), code);
+    out + &err
 }
 
 fn read(folder: &TempDir, path: impl AsRef<Path>) -> String {
@@ -84,26 +76,62 @@ fn shards_are_merged_into_what_one_process_writes() {
 }
 
 #[test]
-fn thresholds_and_claims_are_shared_and_merged_as_well() {
+fn thresholds_techniques_and_claims_are_shared_and_merged_as_well() {
     let folder = folder_with(
         "question = 'how much suffices?'\nkind = 'threshold'\n[[group]]\nworkloads = ['checkerboard']\n\
          strategies = ['direct', 'caching', 'pool']\n",
     );
-    for (suite, options, file) in [
-        ("./suite.toml", "", "thresholds.csv"),
-        ("claims", " --exact --filter dangling --filter too-large --filter restart", "claims.csv"),
+    fs::write(folder.path().join("techniques.toml"), TECHNIQUES).unwrap();
+    for (suite, options, table, beside) in [
+        ("./suite.toml", "", "thresholds.csv", "thresholds.json"),
+        ("./techniques.toml", SOME_TECHNIQUES, "techniques.csv", "techniques.md"),
+        ("claims", " --exact --filter dangling --filter too-large --filter restart", "claims.csv", "claims.md"),
     ] {
         let listed = run(&folder, &format!("run {suite}{options} --list"), 0);
         assert!(listed.lines().count() > 1, "{listed}");
-        run(&folder, &format!("run {suite}{options} --output alone-{file}"), 0);
+        run(&folder, &format!("run {suite}{options} --output alone-{table}"), 0);
         for shard in 1..=2 {
-            run(&folder, &format!("run {suite}{options} --partition slice:{shard}/2 --output {shard}-{file}"), 0);
+            run(&folder, &format!("run {suite}{options} --partition slice:{shard}/2 --output {shard}-{table}"), 0);
         }
-        run(&folder, &format!("report 1-{file} 2-{file} --output merged-{file}"), 0);
-        let table = |name: &str| read(&folder, Path::new(&format!("{name}-{file}")).join(file));
-        assert_eq!(table("merged"), table("alone"));
-        assert!(table("1").lines().count() < table("alone").lines().count());
+        // Whichever shard is named first.
+        run(&folder, &format!("report 2-{table} 1-{table} --output merged-{table}"), 0);
+        let file = |run: &str, name: &str| read(&folder, Path::new(&format!("{run}-{table}")).join(name));
+        for name in [table, beside] {
+            assert_eq!(file("merged", name), file("alone", name), "{name}");
+        }
+        let lines = |run: &str| file(run, table).lines().count() - 1;
+        assert_eq!(lines("1") + lines("2"), lines("alone"));
+        assert!(lines("1") > 0 && lines("2") > 0, "both had something to do");
     }
+}
+
+const TECHNIQUES: &str = "question = 'what saves?'\nkind = 'techniques'\n[[group]]\n\
+    workloads = ['training', 'gpt-124m']\nset = { layers = 1, context = 64, batch = 2 }\n";
+
+/// Rows of two models; the base of the second, against which its row is measured, is none of them.
+const SOME_TECHNIQUES: &str = " --exact --filter training/base --filter training/amp --filter training/ckpt \
+    --filter training/zero1 --filter gpt-124m/amp";
+
+#[test]
+fn shards_of_techniques_that_are_not_one_whole_run_are_refused_by_name() {
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("techniques.toml"), TECHNIQUES).unwrap();
+    let only = format!("run ./techniques.toml{SOME_TECHNIQUES}");
+    for shard in 1..=2 {
+        run(&folder, &format!("{only} --partition slice:{shard}/2 --output {shard}"), 0);
+    }
+    let told = run(&folder, "report 1 --output merged", 107);
+    assert!(told.contains("missing: shard slice:2/2, with 2 cases\n  training/amp\n  training/zero1"), "{told}");
+    let whole = read(&folder, "2/techniques.csv");
+    let (rest, last) = whole.trim_end().rsplit_once('\n').unwrap();
+    fs::write(folder.path().join("2/techniques.csv"), format!("{rest}\n")).unwrap();
+    let told = run(&folder, "report 1 2 --output merged", 107);
+    assert!(told.contains("2 is to go on with --resume: it lacks 1 case\n  training/zero1"), "{told}");
+    assert!(!folder.path().join("merged").exists());
+
+    run(&folder, &format!("{only} --partition slice:2/2 --resume 2"), 0);
+    assert_eq!(read(&folder, "2/techniques.csv"), whole, "{last} came back");
+    run(&folder, "report 1 2 --output merged", 0);
 }
 
 #[test]
@@ -122,6 +150,10 @@ fn shards_that_are_not_one_whole_run_are_refused_by_name() {
     assert!(told.contains("its plan.csv is not that of 1"), "{told}");
     let told = run(&folder, "report 1 2 1 --output merged", 107);
     assert!(told.contains("double: 1 and 1 both hold shard slice:1/3"), "{told}");
+    assert!(!folder.path().join("merged").exists());
+
+    let told = run(&folder, "report 1 2 whole --output merged", 2);
+    assert!(told.contains("whole is no shard, but a run of its own"), "{told}");
     assert!(!folder.path().join("merged").exists());
 
     let told = run(&folder, "report 1 2 --output half.html", 107);
@@ -170,6 +202,7 @@ fn a_shard_without_cases_is_a_result() {
     assert_eq!((rows(&folder, "1"), rows(&folder, "2")), (1, 0));
     run(&folder, "report 1 2 --output merged", 0);
     assert_eq!(rows(&folder, "merged"), 1);
+    run(&folder, "report 1 --output without", 0);
     run(&folder, "run ./suite.toml --filter nothing --partition slice:1/2", 4);
 }
 
@@ -236,13 +269,14 @@ fn sigterm_finishes_the_case_and_the_requeued_shard_ends_like_one_that_was_left_
         "question = 'how long?'\nseeds = [{}]\n[[group]]\nworkloads = ['power-law']\nstrategies = ['caching']\n",
         seeds.join(",")
     ));
-    let part = "run ./suite.toml --partition hash:1/2";
+    let part = "run ./suite.toml --filter power-law --limit 64GiB --partition hash:1/2";
     let (code, complaint) = terminated(&folder, part, "requeued", 3);
     assert_eq!(code, Some(130), "{complaint}");
-    assert!(complaint.contains("--partition hash:1/2 --resume requeued"), "{complaint}");
+    let (_, again) = complaint.trim_end().rsplit_once("go on with: oomph ").unwrap();
+    assert!(again.ends_with("--partition hash:1/2 --resume requeued"), "{complaint}");
     let kept = read(&folder, "requeued/runs.csv");
     assert!(!kept.contains("interrupted"), "the case that ran was finished");
-    run(&folder, &format!("{part} --resume requeued"), 0);
+    run(&folder, again, 0);
     run(&folder, &format!("{part} --output straight"), 0);
     assert_eq!(read(&folder, "requeued/runs.csv"), read(&folder, "straight/runs.csv"));
 }
@@ -272,4 +306,34 @@ fn several_devices_are_refused_where_one_is_wanted() {
         assert!(told.contains("means several devices"), "{told}");
     }
     run(&folder, "run ./suite.toml --device 0xsim", 2);
+}
+
+#[test]
+fn shards_of_the_same_cases_with_other_contents_are_told_apart() {
+    let folder = folder_with(SUITE);
+    run(&folder, "run ./suite.toml --partition slice:1/2 --output 1", 0);
+    let other = SUITE.replace("strategies = ['direct'", "on_oom = 'skip'\nstrategies = ['direct'");
+    fs::write(folder.path().join("suite.toml"), other).unwrap();
+    run(&folder, "run ./suite.toml --partition slice:2/2 --output 2", 0);
+    let told = run(&folder, "report 1 2 --output merged", 107);
+    assert!(told.contains("different: 2: its content of suites, workloads and trace files is '"), "{told}");
+    let told = run(&folder, "run ./suite.toml --partition slice:1/2 --resume 1", 2);
+    assert!(told.contains("content of suites"), "{told}");
+}
+
+#[test]
+fn a_case_whose_file_was_cut_on_the_way_is_run_again() {
+    let folder = folder_with(SUITE);
+    run(&folder, "run ./suite.toml --output alone", 0);
+    for shard in 1..=2 {
+        run(&folder, &format!("run ./suite.toml --partition slice:{shard}/2 --output {shard}"), 0);
+    }
+    let cases = fs::read_dir(folder.path().join("1/cases")).unwrap();
+    let cut = cases.map(|entry| entry.unwrap().path()).min().unwrap();
+    fs::write(&cut, &fs::read(&cut).unwrap()[..100]).unwrap();
+    let told = run(&folder, "report 1 2 --output merged", 107);
+    assert!(told.contains("damaged: 1 is to be copied again, or to go on with --resume"), "{told}");
+    run(&folder, "run ./suite.toml --partition slice:1/2 --resume 1", 0);
+    run(&folder, "report 1 2 --output merged", 0);
+    assert_eq!(read(&folder, "merged/runs.csv"), read(&folder, "alone/runs.csv"));
 }

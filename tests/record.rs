@@ -29,3 +29,35 @@ fn a_version_without_history_is_refused_with_the_reason() {
     assert_eq!(refused.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&refused.stderr).contains("before PyTorch 2.0 there is no history"));
 }
+
+#[test]
+fn every_rank_has_a_file_of_its_own_whoever_starts_it() {
+    if Command::new("python3").arg("--version").output().is_err() {
+        println!("skipped: there is no python3");
+        return;
+    }
+    // As much of PyTorch as the lines ask for.
+    let torch = "import sys, types\n\
+                 memory = types.SimpleNamespace(_record_memory_history=lambda **_: None, _snapshot=dict)\n\
+                 sys.modules['torch'] = types.SimpleNamespace(cuda=types.SimpleNamespace(memory=memory))\n";
+    let printed = cargo_bin_cmd!("oomph").arg("record").output().unwrap();
+    let script = format!("{torch}{}rank = 'mine'\n", String::from_utf8_lossy(&printed.stdout));
+    let folder = tempfile::tempdir().unwrap();
+    let names = ["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"];
+    for (known, file) in [
+        (&[][..], "run-0.pickle"),
+        (&[("RANK", "3"), ("SLURM_PROCID", "0")], "run-3.pickle"),
+        (&[("SLURM_PROCID", "12")], "run-12.pickle"),
+        (&[("OMPI_COMM_WORLD_RANK", "5")], "run-5.pickle"),
+        (&[("PMI_RANK", "7")], "run-7.pickle"),
+    ] {
+        let mut python = Command::new("python3");
+        python.current_dir(folder.path()).args(["-c", &script]);
+        for name in names {
+            python.env_remove(name);
+        }
+        let ended = python.envs(known.iter().copied()).output().unwrap();
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+        assert!(folder.path().join(file).is_file(), "{known:?}");
+    }
+}

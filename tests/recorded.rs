@@ -6,16 +6,15 @@
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicUsize, Ordering},
-    thread,
 };
 
 use oomph::{
+    suite::all_cores,
     trace::{
         OpKind, check,
         torch::{Action, BlockState, Entry, Recording, Snapshot},
     },
-    unit::Address,
+    unit::{Address, side_by_side},
 };
 
 fn folder() -> PathBuf {
@@ -54,17 +53,7 @@ fn truths() -> Vec<Truth> {
 fn for_every_recording(check: impl Fn(&Truth, &Path) + Sync) {
     let truths = truths();
     assert_eq!(truths.len(), 72);
-    let next = AtomicUsize::new(0);
-    let cores = thread::available_parallelism().map_or(1, usize::from);
-    thread::scope(|scope| {
-        for _ in 0..cores {
-            scope.spawn(|| {
-                while let Some(truth) = truths.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    check(truth, &folder().join(format!("{}.pickle.xz", truth.name)));
-                }
-            });
-        }
-    });
+    side_by_side(&truths, all_cores(), |truth| check(truth, &folder().join(format!("{}.pickle.xz", truth.name))));
 }
 
 #[test]

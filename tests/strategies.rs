@@ -14,7 +14,8 @@ use oomph::{
         Context, EventSink, Outcome, Refusal, STRATEGIES, Setup, Silent, Strategy, StrategyEvent, StrategySpec,
         wrap::Checked,
     },
-    unit::GIB,
+    suite::all_cores,
+    unit::{GIB, side_by_side},
     workload::{Recipe, Workload},
 };
 
@@ -113,20 +114,12 @@ fn everything(plan: &(dyn Fn() -> FaultPlan + Sync)) -> Vec<String> {
     let patterns = patterns();
     let cases: Vec<(StrategySpec, usize)> =
         specs().flat_map(|spec| (0..patterns.len()).map(move |pattern| (spec.clone(), pattern))).collect();
-    let next = std::sync::atomic::AtomicUsize::new(0);
-    let findings = std::sync::Mutex::new(Vec::new());
-    std::thread::scope(|scope| {
-        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(|| {
-                while let Some((spec, pattern)) = cases.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
-                    let found = watched(spec, &patterns[*pattern], plan());
-                    let name = oomph::trace::Source::name(&patterns[*pattern]).to_owned();
-                    findings.lock().unwrap().extend(found.into_iter().map(|what| format!("{spec} on {name}: {what}")));
-                }
-            });
-        }
+    let findings = side_by_side(&cases, all_cores(), |(spec, pattern)| {
+        let found = watched(spec, &patterns[*pattern], plan());
+        let name = oomph::trace::Source::name(&patterns[*pattern]);
+        found.into_iter().map(|what| format!("{spec} on {name}: {what}")).collect::<Vec<_>>()
     });
-    findings.into_inner().unwrap()
+    findings.concat()
 }
 
 #[test]

@@ -2,9 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
+mod command;
+
 use std::fs;
 
-use assert_cmd::Command;
+use command::run;
 use oomph::{
     strategy::StrategySpec,
     stress::{Subject, adversary::toll},
@@ -16,21 +18,6 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 const SMALL: [&str; 8] = ["stress", "adversary", "--live", "128MiB", "--largest", "32MiB", "--unit", "2MiB"];
-
-/// Runs in a folder, checks the exit code, and returns standard output and standard error.
-fn run(folder: &TempDir, arguments: &[&str], code: i32) -> (String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_oomph"))
-        .current_dir(folder.path())
-        .env_remove("PYTORCH_CUDA_ALLOC_CONF")
-        .env_remove("PYTORCH_ALLOC_CONF")
-        .env("NO_COLOR", "1")
-        .args(arguments)
-        .output()
-        .unwrap();
-    let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
-    assert_eq!(output.status.code(), Some(code), "{arguments:?}\n{out}\n{err}");
-    (out, err)
-}
 
 fn json(folder: &TempDir, arguments: &[&str]) -> Value {
     serde_json::from_str(&run(folder, &[arguments, &["--format", "json"]].concat(), 0).0).unwrap()

@@ -2,28 +2,15 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
+mod command;
+
 use std::fs;
 
-use assert_cmd::Command;
+use command::run;
 use serde_json::Value;
 use tempfile::TempDir;
 
 const SMALL: [&str; 4] = ["--set", "rounds=1", "--set", "blocks=128"];
-
-/// Runs in a folder, checks the exit code, and returns standard output and standard error.
-fn run(folder: &TempDir, arguments: &[&str], code: i32) -> (String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_oomph"))
-        .current_dir(folder.path())
-        .env_remove("PYTORCH_CUDA_ALLOC_CONF")
-        .env_remove("PYTORCH_ALLOC_CONF")
-        .env("NO_COLOR", "1")
-        .args(arguments)
-        .output()
-        .unwrap();
-    let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
-    assert_eq!(output.status.code(), Some(code), "{arguments:?}\n{out}\n{err}");
-    (out, err)
-}
 
 fn json(folder: &TempDir, arguments: &[&str]) -> Value {
     let arguments = [arguments, &["--format", "json"]].concat();

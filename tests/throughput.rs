@@ -2,8 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
-use std::{fs, path::Path, process::Command};
+mod command;
 
+use std::fs;
+
+use command::run;
 use oomph::{
     device::{
         CallKind, Device,
@@ -14,16 +17,6 @@ use oomph::{
     workload::Recipe,
 };
 use tempfile::TempDir;
-
-fn oomph(folder: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_oomph"))
-        .args(arguments)
-        .current_dir(folder)
-        .env("NO_COLOR", "1")
-        .output()
-        .unwrap();
-    (output.status.code(), String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
-}
 
 /// Counts the frees that had to wait for another stream.
 #[derive(Default)]
@@ -64,8 +57,7 @@ fn a_suite_times_its_cases_with_each_number_of_threads() {
     let suite = "question = 'how fast?'\n[[group]]\nworkloads = ['mix-100']\nstrategies = ['null', 'caching']\n\
                  set = { operations = 2000 }\ntimed = true\nthreads = [1, 3]\n";
     fs::write(folder.path().join("fast.toml"), suite).unwrap();
-    let (code, out, err) = oomph(folder.path(), &["run", "fast.toml", "--output", "fast"]);
-    assert_eq!(code, Some(0), "{out}\n{err}");
+    let (out, _) = run(&folder, &["run", "fast.toml", "--output", "fast"], 0);
     assert!(out.contains("threads") && out.contains("under one lock"), "{out}");
 
     let timings = fs::read_to_string(folder.path().join("fast/timings.csv")).unwrap();
@@ -91,12 +83,11 @@ fn a_suite_times_its_cases_with_each_number_of_threads() {
 fn a_replay_can_be_timed_with_threads_and_shows_the_times_in_a_table_only() {
     let folder = TempDir::new().unwrap();
     let replay = ["replay", "mix-100", "--set", "operations=2000", "--strategy", "caching", "--threads", "1,2"];
-    let (code, out, err) = oomph(folder.path(), &replay);
-    assert_eq!(code, Some(0), "{out}\n{err}");
+    let (out, _) = run(&folder, &replay, 0);
     assert!(out.contains("peak") && out.contains("events/s") && out.contains("under one lock"), "{out}");
     for (more, words) in [(["--format", "csv"], "timings.csv"), (["--threads", "0"], "--threads")] {
-        let (code, out, err) = oomph(folder.path(), &[&replay[..6], &["--threads", "2"], &more].concat());
-        assert_eq!((code, out.as_str()), (Some(2), ""), "{err}");
+        let (out, err) = run(&folder, &[&replay[..6], &["--threads", "2"], &more].concat(), 2);
+        assert_eq!(out, "", "{err}");
         assert!(err.contains(words), "{err}");
     }
 }

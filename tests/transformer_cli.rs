@@ -2,27 +2,23 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
-use assert_cmd::Command;
+mod command;
 
-/// Replays with these settings and returns exit code, standard output and standard error.
-fn replay(workload: &str, settings: &[&str]) -> (i32, String, String) {
+use command::run;
+
+/// Replays with these settings, checks the exit code, and returns standard output and standard error.
+#[track_caller]
+fn replay(workload: &str, settings: &[&str], code: i32) -> (String, String) {
     let folder = tempfile::tempdir().unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_oomph"));
-    command.current_dir(folder.path()).env("NO_COLOR", "1");
-    command.args(["replay", workload, "--strategy", "caching", "--format", "json"]);
-    for setting in settings {
-        command.args(["--set", setting]);
-    }
-    let output = command.output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+    let mut arguments = vec!["replay", workload, "--strategy", "caching", "--format", "json"];
+    arguments.extend(settings.iter().flat_map(|setting| ["--set", setting]));
+    run(&folder, &arguments, code)
 }
 
 #[test]
 fn a_model_of_any_size_and_techniques_is_replayed_to_its_peaks() {
     let settings = ["layers=36", "width=1280", "heads=20", "batch=4", "techniques=amp,ckpt"];
-    let (code, out, err) = replay("gpt-124m", &settings);
-    assert_eq!(code, 0, "{err}");
+    let (out, _) = replay("gpt-124m", &settings, 0);
     let rows: serde_json::Value = serde_json::from_str(&out).unwrap();
     let row = &rows["rows"][0];
     let (allocated, reserved) =
@@ -35,8 +31,7 @@ fn a_model_of_any_size_and_techniques_is_replayed_to_its_peaks() {
 #[test]
 fn every_model_is_known_by_its_name() {
     for name in ["gpt-124m", "gpt-355m", "gpt-1.3b", "gpt-13b"] {
-        let (code, out, err) = replay(name, &["steps=1", "techniques=zero3:64,ckpt,amp"]);
-        assert_eq!(code, 0, "{name}: {out}{err}");
+        replay(name, &["steps=1", "techniques=zero3:64,ckpt,amp"], 0);
     }
 }
 
@@ -49,8 +44,8 @@ fn what_cannot_be_is_refused_with_the_reason() {
         ("techniques=amp,chkpt", "'techniques' has no 'chkpt'; did you mean 'ckpt'?"),
         ("layer=3", "generator 'transformer' has no parameter 'layer'; did you mean 'layers'?"),
     ] {
-        let (code, out, err) = replay("gpt-124m", &[setting]);
-        assert_eq!((code, out.as_str()), (2, ""), "{setting}");
+        let (out, err) = replay("gpt-124m", &[setting], 2);
+        assert_eq!(out, "", "{setting}");
         assert!(err.contains(reason), "{setting}: {err}");
     }
 }

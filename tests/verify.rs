@@ -5,11 +5,6 @@
 use std::{
     path::{Path, PathBuf},
     process::Command,
-    sync::{
-        Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
-    thread,
 };
 
 use oomph::{
@@ -19,10 +14,11 @@ use oomph::{
     },
     replay::verify::{Companion, Divergence, Verdict, Verification, verify},
     strategy::{self, Attempt, Caller, Context, Request, SegmentView, Setup, StrategyEvent, StrategySpec},
+    suite::all_cores,
     trace::torch::{
         Action, Block, BlockState, Entry, Recording, Segment, SegmentKind, Setting, Settings, Snapshot, StackId,
     },
-    unit::{Address, SiteId, StreamId, ThreadId},
+    unit::{Address, SiteId, StreamId, ThreadId, side_by_side},
 };
 
 /// The 72 recordings, by name.
@@ -44,33 +40,51 @@ fn verify_as_recorded(recording: &Recording, companion: &Companion) -> Verificat
 #[test]
 fn every_recording_is_exact() {
     let paths = recordings();
-    let next = AtomicUsize::new(0);
-    let failures = Mutex::new(Vec::new());
-    let counted = Mutex::new((0, 0, 0, 0));
-    thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(|| {
-                while let Some(path) = paths.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let recording = Recording::open(path, None).unwrap();
-                    let companion = Companion::beside(path).unwrap().unwrap();
-                    let verification = verify_as_recorded(&recording, &companion);
-                    if verification.verdict != Verdict::Exact {
-                        failures.lock().unwrap().push(format!("{}: {:?}", path.display(), verification.verdict));
-                    }
-                    assert_eq!(verification.refusals, 0, "{}: PyTorch's own limit explains it", path.display());
-                    let mut sums = counted.lock().unwrap();
-                    sums.0 += verification.agreed;
-                    sums.1 += verification.empty_caches.len();
-                    sums.2 += verification.stats.retries;
-                    sums.3 += verification.stats.ooms;
-                }
-            });
-        }
+    let verifications = side_by_side(&paths, all_cores(), |path| {
+        let recording = Recording::open(path, None).unwrap();
+        let companion = Companion::beside(path).unwrap().unwrap();
+        verify_as_recorded(&recording, &companion)
     });
-    let failures = failures.into_inner().unwrap();
+    let mut failures = Vec::new();
+    let (mut entries, mut empty_caches, mut retries, mut ooms) = (0, 0, 0, 0);
+    for (path, verification) in paths.iter().zip(verifications) {
+        if verification.verdict != Verdict::Exact {
+            failures.push(format!("{}: {:?}", path.display(), verification.verdict));
+        }
+        assert_eq!(verification.refusals, 0, "{}: PyTorch's own limit explains it", path.display());
+        entries += verification.agreed;
+        empty_caches += verification.empty_caches.len();
+        retries += verification.stats.retries;
+        ooms += verification.stats.ooms;
+    }
     assert!(failures.is_empty(), "{} diverge:\n{}", failures.len(), failures.join("\n"));
-    let (entries, empty_caches, retries, ooms) = counted.into_inner().unwrap();
     assert_eq!((entries, empty_caches, retries, ooms), (1_875_087, 35, 343, 245));
+}
+
+/// As its owner has it: a file of PyTorch's, and no table beside it.
+#[test]
+fn a_recording_that_ran_out_is_exact_without_anybody_saying_its_limit_and_tells_it() {
+    let total = SimDevice::new(SimConfig::default()).unwrap().props().total_bytes as f64;
+    let mut limited = Vec::new();
+    for path in recordings() {
+        let companion = Companion::beside(&path).unwrap().unwrap();
+        if companion.counters.ooms == Some(0) || companion.counters.ooms.is_none() {
+            continue;
+        }
+        let recording = Recording::open(&path, None).unwrap();
+        let own = recording.own_limit().unwrap();
+        let limit = (companion.memory_fraction.unwrap() * total) as u64;
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        assert!((own.at_least_bytes..own.below_bytes).contains(&limit), "{name}: {own:?} {limit}");
+        assert_eq!(Some(own.at_least_bytes), companion.counters.peak_reserved, "{name}");
+        let verdict = verify_as_recorded(&recording, &Companion::default()).verdict;
+        assert!(!matches!(verdict, Verdict::Diverged(_)), "{name}: {verdict:?}");
+        limited.push((name, verdict == Verdict::Exact));
+    }
+    let not_exact: Vec<&str> = limited.iter().filter(|(_, exact)| !exact).map(|(name, _)| &**name).collect();
+    // Garbage collection counts in shares of the limit, so there it must be known.
+    let collecting = ["fuzz2.gc.pickle.xz", "varlen_cap042.gc.pickle.xz", "varlen_cap047.gc.pickle.xz"];
+    assert_eq!((limited.len(), &not_exact[..]), (11, &collecting[..]));
 }
 
 fn open(name: &str) -> (Snapshot, Companion) {
@@ -276,6 +290,24 @@ fn the_command_gives_a_line_a_file_and_a_total() {
 }
 
 #[test]
+fn the_command_says_under_which_limit_a_recording_ran_out_that_brings_no_table() {
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("run-0.pickle.xz").display().to_string();
+    std::fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join(OOM_BASE), &copy).unwrap();
+    let (code, text) = oomph(&["verify", &copy]);
+    assert_eq!(code, 0, "{text}");
+    let limit = "under a limit of its own of 7.24 GiB or more, less than 8.77 GiB";
+    assert!(text.starts_with("EXACT") && text.contains(limit) && !text.contains("by the driver"), "{text}");
+    assert!(text.contains("1 recording, 510 entries agree: 1 exact"), "{text}");
+    let (_, text) = oomph(&["verify", "--format", "json", &copy]);
+    let row = &serde_json::from_str::<serde_json::Value>(&text).unwrap()["rows"][0];
+    assert_eq!(
+        (&row["limit_bytes"], &row["own_limit"]["at_least_bytes"]),
+        (&serde_json::Value::Null, &7_772_045_312_u64.into())
+    );
+}
+
+#[test]
 fn the_command_tells_what_is_wrong_by_its_exit_code() {
     let (code, text) = oomph(&["verify", "--fraction", "0.5", OOM_BASE]);
     assert_eq!(code, 100, "{text}");
@@ -300,7 +332,8 @@ fn the_command_speaks_json() {
 fn a_snapshot_is_inspected_and_replayed_like_any_source() {
     let (code, text) = oomph(&["inspect", OOM_BASE]);
     assert_eq!(code, 0, "{text}");
-    for words in ["PyTorch's defaults", "80", "allocated", "largest free", "1 oom"] {
+    let limit = "own limit    7.24 GiB or more, less than 8.77 GiB";
+    for words in ["PyTorch's defaults", "80", "allocated", "largest free", "1 oom", limit] {
         assert!(text.contains(words), "{words}: {text}");
     }
     let (code, text) = oomph(&["inspect", OOM_BASE, "--device-index", "3"]);

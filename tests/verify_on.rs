@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
+mod command;
+
 use std::{
     fs,
     io::Read,
@@ -11,22 +13,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use command::{oomph, run};
 use serde_json::Value;
 use tempfile::TempDir;
-
-fn oomph() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_oomph"));
-    command.current_dir(env!("CARGO_MANIFEST_DIR")).env("NO_COLOR", "1");
-    command
-}
 
 /// Runs `verify`, checks the exit code, and returns standard output and standard error.
 #[track_caller]
 fn verify(arguments: &[&str], code: i32) -> (String, String) {
-    let output = oomph().arg("verify").args(arguments).output().unwrap();
-    let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
-    assert_eq!(output.status.code(), Some(code), "{arguments:?}\n{out}\n{err}");
-    (out, err)
+    run(".", &[&["verify"], arguments].concat(), code)
 }
 
 #[track_caller]
@@ -151,9 +145,8 @@ fn the_first_signal_shows_the_cases_that_are_done() {
     };
     recipe("short.toml", "transformer", "steps = 1\nlayers = 1");
     recipe("endless.toml", "transformer", "steps = 100000000");
-    let mut child = oomph()
+    let mut child = oomph(&folder)
         .args(["verify", "--on", "sim", "short.toml", "endless.toml", "--format", "json"])
-        .current_dir(folder.path())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

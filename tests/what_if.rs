@@ -15,11 +15,6 @@ use std::{
     fmt::Write as _,
     fs,
     path::{Path, PathBuf},
-    sync::{
-        Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
-    thread,
 };
 
 use oomph::{
@@ -32,7 +27,9 @@ use oomph::{
         verify::{Companion, verify},
     },
     strategy::{EventSink, Setup, StrategyEvent, StrategySpec},
+    suite::all_cores,
     trace::{Trace, torch::Recording},
+    unit::side_by_side,
 };
 
 /// Which run is foretold from which.
@@ -137,23 +134,7 @@ fn answers() -> Vec<Answer> {
     for question in &questions {
         stories.entry(question.from).or_insert_with(|| story(question.from));
     }
-    let next = AtomicUsize::new(0);
-    let answers = Mutex::new(Vec::new());
-    thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(|| {
-                loop {
-                    let number = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(question) = questions.get(number) else { break };
-                    let answer = answer(question, &stories[question.from]);
-                    answers.lock().unwrap().push((number, answer));
-                }
-            });
-        }
-    });
-    let mut answers = answers.into_inner().unwrap();
-    answers.sort_by_key(|(number, _)| *number);
-    answers.into_iter().map(|(_, answer)| answer).collect()
+    side_by_side(&questions, all_cores(), |question| answer(question, &stories[question.from]))
 }
 
 #[test]

@@ -9,7 +9,9 @@ use super::{
     failure::{Failure, Outcome},
     interrupt,
     options::{DeviceOptions, Format},
-    output, progress, ranks,
+    output,
+    progress::Stages,
+    ranks,
     source::SourceOptions,
 };
 use crate::{
@@ -21,8 +23,8 @@ use crate::{
     device::DeviceSpec,
     report::{self, Medium},
     suite::{self, RankFile},
-    trace::Trace,
-    unit::Bytes,
+    trace::{Trace, Watched, torch::DeadEnd},
+    unit::{Bytes, Watch},
 };
 
 /// Says which allocator settings a program should run with: one line to paste, the memory needed with it and without,
@@ -40,9 +42,9 @@ Examples:
   oomph advise *.pickle --format json                     each on its own
   oomph advise snapshots/                                 all ranks of a distributed program
 
-From an OOM to the line to paste: record the program on a card where it runs, or up to where it dies, with
-torch.cuda.memory._record_memory_history() before the first allocation, write it with
-torch.cuda.memory._dump_snapshot('snapshot.pickle'), and ask.
+From an OOM to the line to paste: record the program on a card where it runs, or up to where it dies (`oomph record`
+prints the lines of Python), and ask. A recording that ends because memory ran out says how much there was, so neither
+--memory nor --limit is needed; what the program would have done next is not in it.
 
 Of the settings that need about the least (64 MiB or 1 % more) the simplest is recommended: what the program has now, then
 the fewest settings, then the least memory. A smaller gain than that is no reason to change anything. A request that failed
@@ -102,14 +104,8 @@ pub fn run(args: Args) -> Outcome {
     }
     let mut advices = Vec::new();
     for name in &args.sources {
-        let bar = progress::of_settings(name);
-        let on_part = |parts: usize| {
-            bar.set_length(parts as u64);
-            bar.inc(1);
-        };
-        let answered = answer(&args, name, &device, suite::all_cores(), &stop, Some(&on_part));
-        bar.finish_and_clear();
-        match answered? {
+        let stages = Stages::of(name);
+        match answer(&args, name, &device, suite::all_cores(), &stop, Watch::by(&stages))? {
             Some(advice) => advices.push(advice),
             None => return Ok(exit::INTERRUPTED),
         }
@@ -125,20 +121,29 @@ fn answer(
     device: &DeviceSpec,
     jobs: usize,
     stop: &AtomicBool,
-    on_part: Option<&(dyn Fn(usize) + Sync)>,
+    watch: Watch<'_>,
 ) -> Result<Option<Advice>, Failure> {
-    let Watched { trace, current, confidence } = Watched::open(args, name)?;
+    let Known { trace, current, confidence, dead_end } = Known::open(args, name, watch)?;
+    let seen = dead_end.as_ref().and_then(|end| end.room_bytes).map(Room::OfCard);
+    let room = room(args).or(seen);
+    // A recording that died has shown that its device is too small: what it needs is more than that.
+    let device = &match room {
+        Some(Room::OfCard(bytes)) => device.with_room_for(bytes.saturating_mul(2)),
+        _ => device.clone(),
+    };
     let question = AdviceQuestion {
-        room: room(args),
+        room,
+        dead_end: dead_end.as_ref(),
         repeat: args.repeat,
         jobs,
         stop: Some(stop),
-        on_part,
+        watch,
         ..AdviceQuestion::new(&trace, &current, device)
     };
     match advise::advise(&question) {
         Ok(advice) => Ok(Some(Advice { confidence, ..advice })),
         Err(ThresholdError::Interrupted) => Ok(None),
+        Err(error @ ThresholdError::NoRoom { .. }) => Err(Failure::usage(error)),
         Err(error) => Err(error.into()),
     }
 }
@@ -158,8 +163,8 @@ fn formatted(args: &Args, advices: &[Advice], format: Format) -> Result<String, 
 /// One answer for all ranks: settings are the same for all of them, and the one that needs most decides.
 fn for_ranks(args: &Args, files: &[RankFile], device: &DeviceSpec, stop: &AtomicBool) -> Outcome {
     let jobs = ranks::jobs_of_each(files);
-    let answers = ranks::ask(files, |name| {
-        answer(args, name, device, jobs, stop, None)?.ok_or_else(|| Failure::usage(anyhow!("interrupted")))
+    let answers = ranks::ask(files, |name, watch| {
+        answer(args, name, device, jobs, stop, watch)?.ok_or_else(|| Failure::usage(anyhow!("interrupted")))
     });
     if stop.load(Ordering::Relaxed) {
         return Ok(exit::INTERRUPTED);
@@ -180,14 +185,15 @@ fn for_ranks(args: &Args, files: &[RankFile], device: &DeviceSpec, stop: &Atomic
 }
 
 /// A source, and what is known about the program behind it.
-struct Watched {
+struct Known {
     trace: Trace,
     current: String,
     confidence: Confidence,
+    dead_end: Option<DeadEnd>,
 }
 
-impl Watched {
-    fn open(args: &Args, name: &str) -> Result<Watched, Failure> {
+impl Known {
+    fn open(args: &Args, name: &str, watch: Watch<'_>) -> Result<Known, Failure> {
         let options = SourceOptions {
             source: name.to_owned(),
             set: args.set.clone(),
@@ -195,15 +201,17 @@ impl Watched {
             device_index: args.device_index,
         };
         let spec = options.spec()?;
-        let (trace, recorded, confidence) = match spec.verified_recording().map_err(Failure::usage)? {
+        let (trace, recorded, confidence, dead_end) = match spec.verified_recording(watch).map_err(Failure::usage)? {
             Some(_) if !args.set.is_empty() => return Err(Failure::usage(anyhow!("'{name}' has nothing to --set"))),
             Some((recording, verification)) => {
                 let settings = recording.settings.conf().trim().to_owned();
-                (recording.trace, settings, Confidence::of(&verification))
+                let dead_end = recording.dead_end();
+                (recording.trace, settings, Confidence::of(&verification), dead_end)
             }
             None => {
-                let source = spec.open().map_err(Failure::usage)?;
-                (Trace::read(&*source).map_err(Failure::usage)?, String::new(), Confidence::Unverified)
+                let source = spec.open_watched(watch).map_err(Failure::usage)?;
+                let source = Watched::stage(source, watch, "reading it", 1);
+                (Trace::read(&source).map_err(Failure::usage)?, String::new(), Confidence::Unverified, None)
             }
         };
         let current = match &args.current {
@@ -213,7 +221,7 @@ impl Watched {
             }
             None => recorded_settings(recorded),
         };
-        Ok(Watched { trace, current, confidence })
+        Ok(Known { trace, current, confidence, dead_end })
     }
 }
 

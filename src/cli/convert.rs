@@ -14,13 +14,14 @@ use super::{
     failure::{Failure, Outcome},
     options::DeviceOptions,
     output,
-    progress::Watched,
+    progress::Stages,
     source::SourceOptions,
 };
 use crate::{
     replay,
     strategy::StrategySpec,
-    trace::{self, Source, WriteError, minimalloc, rmm},
+    trace::{self, Source, Watched, WriteError, minimalloc, rmm},
+    unit::Watch,
 };
 
 /// Writes a workload or trace as a trace file.
@@ -46,7 +47,7 @@ pub struct Args {
     /// The format; without it the ending of OUT decides: .oomph or .pickle.
     #[arg(long, value_enum, value_name = "FORMAT")]
     to: Option<Target>,
-    /// Overwrite OUT even if it is no trace.
+    /// Overwrite OUT even if it is no trace of our own: a recording, or no trace at all.
     #[arg(long)]
     force: bool,
 }
@@ -75,17 +76,20 @@ pub fn run(args: Args) -> Outcome {
         None if to_standard_output => Target::Oomph,
         None => Target::of_name(&args.out)?,
     };
+    if !to_standard_output {
+        export::check_overwriting(&args.out, args.force)?;
+    }
+    let stages = Stages::of(&args.source.source);
+    let watch = Watch::by(&stages);
+    let source = Watched::stage(args.source.resolve(watch)?, watch, target.stage(), 1);
     if to_standard_output {
-        let (source, bar) = Watched::new(args.source.resolve()?, 1);
         let mut out = BufWriter::new(io::stdout().lock());
-        target.write(&source, &mut out)?;
-        bar.finish_and_clear();
+        target.write(&source, &mut out, watch)?;
+        stages.finish();
         return Ok(exit::OK);
     }
-    export::check_overwriting(&args.out, args.force)?;
-    let (source, bar) = Watched::new(args.source.resolve()?, 1);
-    let written = target.save(&source, &args.out)?;
-    bar.finish_and_clear();
+    let written = target.save(&source, &args.out, watch)?;
+    stages.finish();
     output::say(&written)?;
     Ok(exit::OK)
 }
@@ -107,10 +111,18 @@ impl Target {
         }
     }
 
+    /// What is done while the source is read.
+    fn stage(self) -> &'static str {
+        match self {
+            Target::Torch => "playing it",
+            Target::Oomph | Target::Rmm | Target::MiniMalloc => "writing the file",
+        }
+    }
+
     /// Writes a file, whole or not at all, and says what is in it.
-    fn save(self, source: &dyn Source, path: &Path) -> Result<String, Failure> {
+    fn save(self, source: &dyn Source, path: &Path, watch: Watch<'_>) -> Result<String, Failure> {
         let (count, what) = match self {
-            Target::Torch => return export::save(&default_replay(source)?.witness()?, path),
+            Target::Torch => return export::save(&default_replay(source)?.witness()?, path, watch),
             Target::Oomph => (trace::write(source, path), "events"),
             Target::Rmm => (trace::save(path, |to| rmm::write(source, to)), "rows"),
             Target::MiniMalloc => (trace::save(path, |to| minimalloc::write(source, to)), "buffers"),
@@ -118,9 +130,11 @@ impl Target {
         Ok(format!("{} {what} written to {}", count.map_err(Failure::usage)?, path.display()))
     }
 
-    fn write(self, source: &dyn Source, mut to: &mut dyn Write) -> Result<(), Failure> {
+    fn write(self, source: &dyn Source, mut to: &mut dyn Write, watch: Watch<'_>) -> Result<(), Failure> {
         let written = match self {
-            Target::Torch => default_replay(source)?.witness()?.snapshot.write(&mut to).map_err(WriteError::Io),
+            Target::Torch => {
+                default_replay(source)?.witness()?.snapshot.write_watched(&mut to, watch).map_err(WriteError::Io)
+            }
             Target::Oomph => trace::write_to(source, to).map(drop),
             Target::Rmm => rmm::write(source, to).map(drop),
             Target::MiniMalloc => minimalloc::write(source, to).map(drop),

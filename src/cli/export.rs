@@ -7,11 +7,12 @@ use anyhow::anyhow;
 
 use super::{failure::Failure, output};
 use crate::{
-    device::{Device, DeviceSpec, wrap::Limited},
+    device::{DeviceSpec, wrap::capped},
     measure::witness::{Witnessed, witness},
     plugin, replay,
     strategy::{Context, Setup, Silent, StrategySpec},
     trace::{self, Source},
+    unit::Watch,
 };
 
 /// A replay that is to be told as PyTorch would have recorded it.
@@ -26,11 +27,7 @@ pub struct Export<'a> {
 impl Export<'_> {
     /// Replays on a fresh device. Where memory runs out and the replay ends, that is said.
     pub fn witness(&self) -> Result<Witnessed, Failure> {
-        let device = self.device.open()?;
-        let mut device: Box<dyn Device> = match self.limit {
-            Some(limit) => Box::new(Limited::to(limit, device)),
-            None => device,
-        };
+        let mut device = capped(self.device.open()?, self.limit);
         let setup = Setup { props: device.props(), limit: self.limit };
         let mut strategy = plugin::build(&self.strategy, &setup).map_err(Failure::usage)?;
         let witnessed = witness(self.source, &self.strategy, &mut *strategy, &mut *device, &self.options)
@@ -45,17 +42,23 @@ impl Export<'_> {
 }
 
 /// Writes a snapshot, whole or not at all, and says so.
-pub fn save(witnessed: &Witnessed, path: &Path) -> Result<String, Failure> {
-    trace::save(path, |to| Ok(witnessed.snapshot.write(to)?)).map_err(Failure::usage)?;
+pub fn save(witnessed: &Witnessed, path: &Path, watch: Watch<'_>) -> Result<String, Failure> {
+    trace::save(path, |to| Ok(witnessed.snapshot.write_watched(to, watch)?)).map_err(Failure::usage)?;
     let entries: usize = witnessed.snapshot.traces.iter().map(Vec::len).sum();
     Ok(format!("{entries} entries written to {}", path.display()))
 }
 
-/// Refuses to overwrite what is no trace, unless forced to.
+/// Refuses to overwrite anything but a trace in oomph's own format, unless forced to: a recording of a program that ran
+/// for days looks like a file that we made.
 pub fn check_overwriting(path: &Path, force: bool) -> Result<(), Failure> {
-    if !force && path.is_file() && trace::recognise(path).is_err() {
-        let path = path.display();
-        return Err(Failure::usage(anyhow!("{path} is there already and is no trace; --force overwrites it")));
+    if force || !path.is_file() {
+        return Ok(());
     }
-    Ok(())
+    let what = match trace::recognise(path) {
+        Ok(format) if format.name == trace::NATIVE => return Ok(()),
+        Ok(format) => format!("may be a recording ({})", format.name),
+        Err(_) => "is no trace".to_owned(),
+    };
+    let path = path.display();
+    Err(Failure::usage(anyhow!("{path} is there already and {what}; --force overwrites it")))
 }

@@ -12,7 +12,7 @@ use super::{
     inspect_summary::{SummaryOptions, Told},
     options::Format,
     output,
-    progress::Watched,
+    progress::Stages,
     ranks,
     source::SourceOptions,
 };
@@ -20,8 +20,8 @@ use crate::{
     answer::ranks::RankRow,
     report::plot,
     suite::RankFile,
-    trace::{self, Powers, Source, Summary},
-    unit::Bytes,
+    trace::{self, Powers, Source, Summary, Watched},
+    unit::{Bytes, Watch},
 };
 
 /// Says what is in a workload or trace: how many events of which kind, sizes, lifetimes, peak, steps and phases.
@@ -71,7 +71,9 @@ pub fn run(args: Args) -> Outcome {
     if let Some(files) = ranks::files(std::slice::from_ref(&args.source.source))? {
         return for_ranks(&args, &files);
     }
-    let inspected = inspect(&args, &args.source)?;
+    let stages = Stages::of(&args.source.source);
+    let inspected = inspect(&args, &args.source, Watch::by(&stages))?;
+    stages.finish();
     output::say(&match args.format {
         InspectFormat::Table => inspected.text(),
         InspectFormat::Json => inspected.json()?,
@@ -81,7 +83,7 @@ pub fn run(args: Args) -> Outcome {
 
 /// One answer for all ranks: the one with the most alive at one time.
 fn for_ranks(args: &Args, files: &[RankFile]) -> Outcome {
-    let answers = ranks::ask(files, |name| inspect(args, &args.source.at(name)));
+    let answers = ranks::ask(files, |name, watch| inspect(args, &args.source.at(name), watch));
     let ranks = ranks::gather("bound", &answers, |inspected: &Inspected| RankRow {
         peak_bytes: Some(inspected.summary.peak.bytes),
         figure_bytes: Some(inspected.needed.bound_bytes()),
@@ -108,19 +110,18 @@ struct Inspected {
     told: Option<Told>,
 }
 
-fn inspect(args: &Args, options: &SourceOptions) -> Result<Inspected, Failure> {
-    let (source, about, settings): (Box<dyn Source>, Option<About>, String) = match options.recording()? {
+fn inspect(args: &Args, options: &SourceOptions, watch: Watch<'_>) -> Result<Inspected, Failure> {
+    let (source, about, settings): (Box<dyn Source>, Option<About>, String) = match options.recording(watch)? {
         Some(recording) => {
             let (about, settings) = (About::of(&recording), recording.settings.conf().to_owned());
             (Box::new(recording), Some(about), settings)
         }
-        None => (options.resolve()?, None, String::new()),
+        None => (options.resolve(watch)?, None, String::new()),
     };
-    let (source, bar) = Watched::new(source, 2 + u64::from(args.pack));
-    let summary = trace::check(&source).map_err(Failure::usage)?;
-    let needed = Needed::of(&source, args.pack)?;
-    bar.finish_and_clear();
-    let told = if args.moment.is_asked() { Some(args.moment.tell(&source, &settings)?) } else { None };
+    let once = |stage: &str| Watched::stage(&*source, watch, stage, 1);
+    let summary = trace::check(&once("looking through it")).map_err(Failure::usage)?;
+    let needed = Needed::of(&*source, args.pack, watch)?;
+    let told = if args.moment.is_asked() { Some(args.moment.tell(&*source, &settings, watch)?) } else { None };
     Ok(Inspected { name: source.name().to_owned(), summary, needed, about, told })
 }
 

@@ -7,8 +7,8 @@ use serde::Serialize;
 use super::failure::Failure;
 use crate::{
     plan::{Bound, Budget, GRAIN, Lifetimes, pack},
-    trace::Source,
-    unit::{Bytes, Nanos},
+    trace::{Source, Watched},
+    unit::{Bytes, Nanos, Watch, Watcher},
 };
 
 /// What a source needs, whoever serves it.
@@ -39,15 +39,17 @@ impl Needed {
     }
 
     /// Reads the source once, and once more for a layout.
-    pub fn of(source: &dyn Source, with_packing: bool) -> Result<Needed, Failure> {
-        let bound = Bound::of(source, GRAIN).map_err(Failure::usage)?;
-        let packing = if with_packing { Some(packed(source)?) } else { None };
+    pub fn of(source: &dyn Source, with_packing: bool, watch: Watch<'_>) -> Result<Needed, Failure> {
+        let once = |stage: &str| Watched::stage(source, watch, stage, 1);
+        let bound = Bound::of(&once("finding the bound"), GRAIN).map_err(Failure::usage)?;
+        let packing = if with_packing { Some(packed(&once("collecting blocks"), watch)?) } else { None };
         Ok(Needed { bound, packing })
     }
 }
 
-fn packed(source: &dyn Source) -> Result<Packed, Failure> {
+fn packed(source: &dyn Source, watch: Watch<'_>) -> Result<Packed, Failure> {
     let lifetimes = Lifetimes::read(source, GRAIN).map_err(Failure::usage)?;
+    watch.begins("laying blocks out", 0);
     let began = Instant::now();
     let packing = pack(&lifetimes, Budget::THOROUGH);
     let wall_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt::Write as _};
 use serde::Serialize;
 
 use crate::{
-    trace::torch::{BlockState, Recording, SegmentKind},
+    trace::torch::{BlockState, OwnLimit, Recording, SegmentKind},
     unit::Bytes,
 };
 
@@ -21,6 +21,8 @@ pub struct About {
     largest_free_bytes: u64,
     annotations: BTreeMap<String, u64>,
     empty_caches: usize,
+    /// The limit that the program had set itself.
+    own_limit: Option<OwnLimit>,
     /// What the file does not tell, a sentence each.
     missing: Vec<String>,
 }
@@ -77,6 +79,7 @@ impl About {
             largest_free_bytes: free.max().unwrap_or(0),
             annotations,
             empty_caches: recording.empty_caches.len(),
+            own_limit: recording.own_limit(),
             missing: recording.gaps.sentences(),
         }
     }
@@ -107,6 +110,10 @@ pub fn text(about: &About) -> String {
     };
     line("segments", format!("at the end: {}", listed(&about.segments)));
     line("blocks", format!("at the end: {}; largest free {}", listed(&about.blocks), Bytes(about.largest_free_bytes)));
+    if let Some(OwnLimit { at_least_bytes, below_bytes }) = about.own_limit {
+        let (at_least, below) = (Bytes(at_least_bytes), Bytes(below_bytes));
+        line("own limit", format!("{at_least} or more, less than {below}: requests failed while the GPU had room"));
+    }
     if about.empty_caches > 0 {
         line("empty_cache", format!("called {} times, as far as can be inferred", about.empty_caches));
     }

@@ -13,7 +13,8 @@ use crate::{
     replay::Options,
     report,
     strategy::StrategySpec,
-    trace::Source,
+    trace::{Source, Watched},
+    unit::Watch,
 };
 
 /// What to tell of one moment.
@@ -73,17 +74,20 @@ impl SummaryOptions {
     }
 
     /// Tells it; `recorded` are the settings of a recording.
-    pub fn tell(&self, source: &dyn Source, recorded: &str) -> Result<Told, Failure> {
+    pub fn tell(&self, source: &dyn Source, recorded: &str, watch: Watch<'_>) -> Result<Told, Failure> {
         let at: At = self.at.parse().map_err(refused)?;
         let strategy = replay_place::strategy_or_recorded(self.strategy.as_deref(), recorded)?;
         // The peak is a matter of the allocator too: blocks are larger than what is asked for.
         let needs_replay = self.summary || at == At::Peak;
-        let memory = if needs_replay { Some(self.memory(source, &strategy, &at)?) } else { None };
+        let memory = if needs_replay { Some(self.memory(source, &strategy, &at, watch)?) } else { None };
         let until = match (&memory, &at) {
             (Some(memory), _) => Some(memory.event),
-            (None, at) => at.event(source).map_err(refused)?,
+            (None, at) => at.event(&Watched::stage(source, watch, "looking for the moment", 1)).map_err(refused)?,
         };
-        let told = |by: ByOption| Ok::<_, Failure>((by.into(), operations(source, by.into(), until)?));
+        let told = |by: ByOption| {
+            let source = Watched::stage(source, watch, "seeing who asked", 1);
+            Ok::<_, Failure>((by.into(), operations(&source, by.into(), until)?))
+        };
         Ok(Told {
             memory: memory.filter(|_| self.summary),
             operations: self.by.map(told).transpose()?,
@@ -92,10 +96,19 @@ impl SummaryOptions {
         })
     }
 
-    fn memory(&self, source: &dyn Source, strategy: &StrategySpec, at: &At) -> Result<MemorySummary, Failure> {
+    fn memory(
+        &self,
+        source: &dyn Source,
+        strategy: &StrategySpec,
+        at: &At,
+        watch: Watch<'_>,
+    ) -> Result<MemorySummary, Failure> {
+        // Where the moment has to be looked for, that is a reading of its own.
+        let readings = 1 + u64::from(matches!(at, At::Step(_) | At::Phase(..)));
+        let source = Watched::stage(source, watch, "playing it", readings);
         let ReplayPlace { mut strategy, mut device, .. } = ReplayPlace::open(&self.device, strategy)?;
         let options = Options { resumes: true, ..Options::default() };
-        summarize(source, &mut *strategy, &mut *device, at, &options).map_err(refused)
+        summarize(&source, &mut *strategy, &mut *device, at, &options).map_err(refused)
     }
 }
 

@@ -7,7 +7,9 @@ use super::{
     exit,
     failure::{Failure, Outcome},
     options::{DeviceOptions, Format},
-    output, ranks,
+    output,
+    progress::Stages,
+    ranks,
     replay_place::{self, ReplayPlace},
     source::SourceOptions,
 };
@@ -19,7 +21,8 @@ use crate::{
     replay::Options,
     report,
     suite::RankFile,
-    trace::{Source, torch::Recording},
+    trace::{Source, Watched, torch::Recording},
+    unit::Watch,
 };
 
 /// Says whether memory leaks, the cache grows, it fragments or all is steady, and who grows.
@@ -111,15 +114,19 @@ pub fn run(args: Args) -> Outcome {
     if !(0.0..=1.0).contains(&args.significance) || args.least_share.is_nan() || args.least_share < 0.0 {
         return Err(Failure::usage(anyhow!("--significance is a probability and --least-share a share: 0.005, 0.01")));
     }
-    let baseline = args.baseline.as_deref().map(|name| Watched::open(&args, name)).transpose()?;
-    let baseline = baseline.as_ref().map(|watched| &watched.observed);
+    let baseline =
+        args.baseline.as_deref().map(|name| Played::open(&args, name, Watch::by(&Stages::of(name)))).transpose()?;
+    let baseline = baseline.as_ref().map(|played| &played.observed);
     if let Some(files) = ranks::files(&args.sources)? {
         return for_ranks(&args, &files, baseline);
     }
     let findings = if args.sources.len() > 1 && !args.each {
         vec![in_order(&args, baseline)?]
     } else {
-        args.sources.iter().map(|name| on_its_own(&args, name, baseline)).collect::<Result<_, _>>()?
+        args.sources
+            .iter()
+            .map(|name| on_its_own(&args, name, baseline, Watch::by(&Stages::of(name))))
+            .collect::<Result<_, _>>()?
     };
     output::say(&match args.format {
         LeaksFormat::Table => {
@@ -134,7 +141,7 @@ pub fn run(args: Args) -> Outcome {
 
 /// One answer for all ranks: a leak before growth of any other kind, and of those the steepest.
 fn for_ranks(args: &Args, files: &[RankFile], baseline: Option<&Observed>) -> Outcome {
-    let answers = ranks::ask(files, |name| on_its_own(args, name, baseline));
+    let answers = ranks::ask(files, |name, watch| on_its_own(args, name, baseline, watch));
     let ranks = ranks::gather("growth a step", &answers, |finding: &Finding| RankRow {
         peak_bytes: finding.per_step.iter().map(|step| step.peak_allocated_bytes).max(),
         figure_bytes: Some(match finding.verdict {
@@ -187,35 +194,39 @@ impl Args {
 }
 
 /// A source that was replayed step by step.
-struct Watched {
+struct Played {
     source: Box<dyn Source>,
     observed: Observed,
 }
 
-impl Watched {
-    fn open(args: &Args, name: &str) -> Result<Watched, Failure> {
+impl Played {
+    fn open(args: &Args, name: &str, watch: Watch<'_>) -> Result<Played, Failure> {
         let options = args.options(name);
-        let (source, settings): (Box<dyn Source>, _) = match options.recording()? {
+        let (source, settings): (Box<dyn Source>, _) = match options.recording(watch)? {
             Some(recording) => {
                 let settings = recording.settings.conf().to_owned();
                 (Box::new(recording), settings)
             }
-            None => (options.resolve()?, String::new()),
+            None => (options.resolve(watch)?, String::new()),
         };
         let spec = replay_place::strategy_or_recorded(args.strategy.as_deref(), &settings)?;
         let ReplayPlace { mut strategy, mut device, limit } = ReplayPlace::open(&args.device, &spec)?;
         let place = Place { strategy: &mut *strategy, device: &mut *device, limit };
         let options = Options { resumes: true, ..Options::default() };
-        let observed = Observed::of_source(&*source, place, args.step_at.as_deref(), &options).map_err(refused)?;
-        Ok(Watched { source, observed })
+        // Its steps are looked for first.
+        let watched = Watched::stage(&*source, watch, "playing it step by step", 2);
+        let observed = Observed::of_source(&watched, place, args.step_at.as_deref(), &options).map_err(refused)?;
+        drop(watched);
+        Ok(Played { source, observed })
     }
 }
 
-fn on_its_own(args: &Args, name: &str, baseline: Option<&Observed>) -> Result<Finding, Failure> {
-    let watched = Watched::open(args, name)?;
-    let mut finding = judge(&watched.observed, baseline, &args.bar()).map_err(refused)?;
+fn on_its_own(args: &Args, name: &str, baseline: Option<&Observed>, watch: Watch<'_>) -> Result<Finding, Failure> {
+    let Played { source, observed } = Played::open(args, name, watch)?;
+    let mut finding = judge(&observed, baseline, &args.bar()).map_err(refused)?;
     if finding.verdict == Verdict::Leak {
-        finding.growers = watched.observed.growers(&*watched.source, finding.first_step).map_err(refused)?;
+        let source = Watched::stage(&*source, watch, "seeing who grows", 1);
+        finding.growers = observed.growers(&source, finding.first_step).map_err(refused)?;
     }
     Ok(finding)
 }
@@ -223,7 +234,7 @@ fn on_its_own(args: &Args, name: &str, baseline: Option<&Observed>) -> Result<Fi
 fn in_order(args: &Args, baseline: Option<&Observed>) -> Result<Finding, Failure> {
     let mut recordings: Vec<Recording> = Vec::new();
     for name in &args.sources {
-        let recording = args.options(name).recording()?;
+        let recording = args.options(name).recording(Watch::by(&Stages::of(name)))?;
         recordings.push(recording.ok_or_else(|| {
             Failure::usage(anyhow!("'{name}' is no PyTorch snapshot; --each judges every source on its own"))
         })?);

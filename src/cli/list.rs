@@ -1,23 +1,23 @@
 //! `oomph list`.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, path::PathBuf};
 
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::{
-    exit,
-    failure::{Failure, Outcome},
-    output,
-};
+use super::{exit, failure::Outcome, output};
 use crate::{
     plugin,
     strategy::STRATEGIES,
     suite::SuiteFile,
-    workload::{GENERATORS, Recipe, recipe_names},
+    unit::Shelved,
+    workload::{GENERATORS, Recipe, all_recipes},
 };
 
 /// Lists what there is, with a line on each.
+///
+/// Workloads and suites are those that are built in and those of the current folder (`workloads/NAME.toml`,
+/// `suites/NAME.toml`), which are marked with their file.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// What to list; without it, everything.
@@ -50,6 +50,12 @@ struct Item {
     kind: What,
     name: String,
     summary: String,
+    /// The file of the current folder that it is from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<PathBuf>,
+    /// Whether that file is taken in place of something built in.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    replaces_built_in: bool,
     #[serde(skip_serializing_if = "String::is_empty")]
     origin: String,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -72,7 +78,7 @@ pub fn run(args: Args) -> Outcome {
     };
     let mut items = Vec::new();
     for kind in &kinds {
-        items.extend(items_of(*kind)?);
+        items.extend(items_of(*kind));
     }
     if args.json {
         let document = serde_json::json!({ "schema": 1, "rows": items });
@@ -83,62 +89,76 @@ pub fn run(args: Args) -> Outcome {
     Ok(exit::OK)
 }
 
-fn items_of(kind: What) -> Result<Vec<Item>, Failure> {
-    Ok(match kind {
+impl Item {
+    fn new(kind: What, name: &str, summary: &str) -> Item {
+        Item {
+            kind,
+            name: name.to_owned(),
+            summary: summary.to_owned(),
+            file: None,
+            replaces_built_in: false,
+            origin: String::new(),
+            parameters: Vec::new(),
+        }
+    }
+
+    /// What has a file: its summary and origin, or what is wrong with it. A broken file of the current folder must not
+    /// hide everything else.
+    fn shelved(kind: What, from: Shelved, told: Result<(String, String), String>) -> Item {
+        let replaces_built_in = from.replaces_built_in();
+        let (summary, origin) = told.unwrap_or_else(|problem| {
+            let first_line = problem.lines().next().unwrap_or_default();
+            (format!("cannot be used: {first_line}"), String::new())
+        });
+        Item { file: from.file, replaces_built_in, origin, ..Item::new(kind, &from.name, &summary) }
+    }
+}
+
+fn items_of(kind: What) -> Vec<Item> {
+    match kind {
         What::Strategies => STRATEGIES
             .iter()
             .chain([&plugin::ENTRY])
             .map(|entry| Item {
-                kind,
-                name: entry.name.to_owned(),
-                summary: entry.summary.to_owned(),
                 origin: entry.origin.to_owned(),
                 parameters: entry
                     .parameters
                     .iter()
                     .map(|p| parameter(p.name, p.values.to_string(), p.default, p.help))
                     .collect(),
+                ..Item::new(kind, entry.name, entry.summary)
             })
             .collect(),
         What::Generators => GENERATORS
             .iter()
             .map(|entry| Item {
-                kind,
-                name: entry.name.to_owned(),
-                summary: entry.summary.to_owned(),
-                origin: String::new(),
                 parameters: entry
                     .parameters
                     .iter()
                     .map(|p| parameter(p.name, p.values.to_string(), p.default, p.help))
                     .collect(),
+                ..Item::new(kind, entry.name, entry.summary)
             })
             .collect(),
-        What::Workloads => recipe_names()
-            .map(|name| {
-                let recipe = Recipe::named(name).map_err(Failure::usage)?;
-                Ok(Item {
-                    kind,
-                    name: name.to_owned(),
-                    summary: recipe.purpose().to_owned(),
-                    origin: recipe.origin().to_owned(),
-                    parameters: Vec::new(),
-                })
+        What::Workloads => all_recipes()
+            .into_iter()
+            .map(|from| {
+                let told = Recipe::named(&from.name)
+                    .map(|recipe| (recipe.purpose().to_owned(), recipe.origin().to_owned()))
+                    .map_err(|error| error.to_string());
+                Item::shelved(kind, from, told)
             })
-            .collect::<Result<_, Failure>>()?,
-        What::Suites => SuiteFile::embedded()
-            .map(|name| {
-                let suite = SuiteFile::load(name).map_err(Failure::usage)?;
-                Ok(Item {
-                    kind,
-                    name: suite.name,
-                    summary: suite.question,
-                    origin: String::new(),
-                    parameters: Vec::new(),
-                })
+            .collect(),
+        What::Suites => SuiteFile::all_named()
+            .into_iter()
+            .map(|from| {
+                let told = SuiteFile::load(&from.name)
+                    .map(|suite| (suite.question, String::new()))
+                    .map_err(|error| error.to_string());
+                Item::shelved(kind, from, told)
             })
-            .collect::<Result<_, Failure>>()?,
-    })
+            .collect(),
+    }
 }
 
 fn parameter(name: &'static str, values: String, default: &'static str, help: &'static str) -> Parameter {
@@ -155,7 +175,7 @@ fn text(kinds: &[What], items: &[Item], long: bool) -> String {
             let _ = writeln!(out, "{gap}{title}:");
         }
         for item in items.iter().filter(|item| item.kind == *kind) {
-            let _ = writeln!(out, "  {:width$}  {}", item.name, item.summary);
+            let _ = writeln!(out, "  {:width$}  {}{}", item.name, item.summary, mark(item));
             if long {
                 if !item.origin.is_empty() {
                     let _ = writeln!(out, "  {:width$}    origin: {}", "", item.origin);
@@ -168,4 +188,10 @@ fn text(kinds: &[What], items: &[Item], long: bool) -> String {
         }
     }
     out
+}
+
+/// Where it comes from, if not from the binary.
+fn mark(item: &Item) -> String {
+    let instead = if item.replaces_built_in { ", instead of the built-in one" } else { "" };
+    item.file.as_ref().map(|file| format!(" [{}{instead}]", file.display())).unwrap_or_default()
 }

@@ -13,6 +13,7 @@ pub mod exit;
 mod export;
 mod export_tables;
 mod failure;
+mod help;
 mod inspect;
 mod inspect_needs;
 mod inspect_recording;
@@ -23,6 +24,8 @@ mod list;
 mod man;
 mod options;
 mod output;
+#[cfg(unix)]
+mod plugin_host;
 mod progress;
 mod ranks;
 mod record;
@@ -34,6 +37,7 @@ mod run_claims;
 mod run_partition;
 mod run_techniques;
 mod run_thresholds;
+mod shell;
 mod source;
 mod stress;
 mod techniques;
@@ -45,7 +49,7 @@ mod worker;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::device::cuda;
 
@@ -65,6 +69,9 @@ const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("OOMPH_COMMI
 
 /// The subcommand that a process is started with to run one case.
 const WORKER: &str = "worker";
+/// The subcommand that a process is started with to have a plugin in it.
+#[cfg(unix)]
+const PLUGIN_HOST: &str = "plugin-host";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -96,7 +103,7 @@ enum Command {
     Convert(convert::Args),
     /// Print the Python lines that make PyTorch write a memory snapshot.
     Record(record::Args),
-    /// List strategies, workloads, suites or the cases of a suite.
+    /// List strategies, workloads, generators and suites.
     List(list::Args),
     /// Check the set-up, line by line.
     Doctor(doctor::Args),
@@ -107,12 +114,27 @@ enum Command {
     /// Run the case on standard input; started by `run` and `replay`.
     #[command(name = WORKER, hide = true)]
     Worker,
+    /// Answer for a plugin on the socket that is standard input; started by `stress`.
+    #[cfg(unix)]
+    #[command(name = PLUGIN_HOST, hide = true)]
+    PluginHost(plugin_host::Args),
 }
 
 /// Parses, dispatches, and turns the outcome into an exit code.
 #[must_use]
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let parsed = help::flowing(Cli::command()).try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match parsed {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version come this way too.
+            let _ = error.print();
+            if let Some(tip) = help::tip(&error) {
+                output::complain(&tip);
+            }
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(exit::USAGE));
+        }
+    };
     cuda::look_for_toolkit_in(toolkit_folders::toolkit_folders);
     let outcome = match cli.command.unwrap_or_else(|| Command::Run(run::Args::default())) {
         Command::Run(args) => run::run(args),
@@ -131,9 +153,11 @@ pub fn main() -> ExitCode {
         Command::Record(args) => record::run(&args),
         Command::List(args) => list::run(args),
         Command::Doctor(args) => doctor::run(args),
-        Command::Completions(args) => completions::run(&args, &mut Cli::command()),
-        Command::Man(args) => man::run(&args, Cli::command()),
+        Command::Completions(args) => completions::run(&args, &mut help::flowing(Cli::command())),
+        Command::Man(args) => man::run(&args, help::flowing(Cli::command())),
         Command::Worker => worker::run(),
+        #[cfg(unix)]
+        Command::PluginHost(args) => plugin_host::run(&args),
     };
     match outcome {
         Ok(code) => ExitCode::from(code),

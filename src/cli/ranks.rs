@@ -8,13 +8,14 @@ use super::{
     exit,
     failure::{Failure, Outcome},
     options::Format,
-    output, progress,
+    output,
+    progress::{self, OneOf},
 };
 use crate::{
     answer::ranks::{RankRow, Ranks},
     report::{self, Medium},
     suite::{self, RankFile},
-    unit::side_by_side,
+    unit::{Watch, side_by_side},
 };
 
 /// The files of all ranks, if the only source is a folder or a pattern.
@@ -27,17 +28,18 @@ pub fn files(sources: &[String]) -> Result<Option<Vec<RankFile>>, Failure> {
 
 /// How many threads each rank has for itself.
 pub fn jobs_of_each(files: &[RankFile]) -> usize {
-    (suite::all_cores() / files.len().max(1)).max(1)
+    (suite::all_cores() / suite::read_at_once(files, suite::all_cores())).max(1)
 }
 
 /// Answers for every rank, and shows how many are done.
 pub fn ask<T: Send>(
     files: &[RankFile],
-    answer: impl Fn(&str) -> Result<T, Failure> + Sync,
+    answer: impl Fn(&str, Watch<'_>) -> Result<T, Failure> + Sync,
 ) -> Vec<(RankFile, Result<T, String>)> {
     let bar = progress::of_ranks(files.len());
-    let answers = side_by_side(files, suite::all_cores(), |file| {
-        let answer = answer(&file.path.to_string_lossy()).map_err(|failure| failure.to_string());
+    let answers = side_by_side(files, suite::read_at_once(files, suite::all_cores()), |file| {
+        let path = file.path.to_string_lossy();
+        let answer = answer(&path, Watch::by(&OneOf::of(&path, &bar))).map_err(|failure| failure.to_string());
         bar.inc(1);
         (file.clone(), answer)
     });
@@ -85,7 +87,10 @@ pub fn tell<T>(
     })?;
     for (file, answer) in answers {
         if let Err(reason) = answer {
-            output::complain(&format!("failed: {}: {reason}", file.path.display()));
+            // Most reasons name the file themselves.
+            let path = file.path.display().to_string();
+            let named = if reason.starts_with(&path) { reason.clone() } else { format!("{path}: {reason}") };
+            output::complain(&format!("failed: {named}"));
         }
     }
     Ok(if answers.iter().all(|(_, answer)| answer.is_ok()) { exit::OK } else { exit::CASES_FAILED })

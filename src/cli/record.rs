@@ -139,17 +139,21 @@ fn begin(args: &Args, api: Api) -> String {
 /// The function that writes the file, and who calls it.
 fn save(args: &Args) -> String {
     let name = &args.name;
-    let path = format!("f\"{name}-{{os.environ.get('RANK', '0')}}.pickle\"");
-    let write = "        pickle.dump(torch.cuda.memory._snapshot(), file)";
+    // Names of the function's own: the script that it is pasted into may well have a `rank`.
+    let write = format!(
+        "    names = (\"RANK\", \"SLURM_PROCID\", \"OMPI_COMM_WORLD_RANK\", \"PMI_RANK\")  # torchrun, srun, mpirun\n    \
+         rank = next((os.environ[name] for name in names if name in os.environ), \"0\")\n    \
+         with open(f\"{name}-{{rank}}.pickle\", \"wb\") as file:\n        \
+         pickle.dump(torch.cuda.memory._snapshot(), file)"
+    );
     match args.when {
         When::Exit => format!(
-            "\n\ndef save_memory_snapshot():\n    with open({path}, \"wb\") as file:\n{write}\n\n\n\
+            "\n\ndef save_memory_snapshot():\n{write}\n\n\n\
              atexit.register(save_memory_snapshot)\n"
         ),
         When::Oom => format!(
             "saved = False\n\n\ndef save_memory_snapshot(device, requested, allocated, free):\n    global saved\n    \
-             if saved:  # the first failure tells most\n        return\n    saved = True\n    \
-             with open({path}, \"wb\") as file:\n{write}\n\n\n\
+             if saved:  # the first failure tells most\n        return\n    saved = True\n{write}\n\n\n\
              torch._C._cuda_attach_out_of_memory_observer(save_memory_snapshot)\n"
         ),
     }

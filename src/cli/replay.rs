@@ -18,7 +18,7 @@ use super::{
     interrupt,
     options::{DeviceOptions, Format, NeedsOptions, WorkerOptions},
     output,
-    progress::Watched,
+    progress::Stages,
     source::SourceOptions,
 };
 use crate::{
@@ -33,7 +33,8 @@ use crate::{
     },
     strategy::StrategySpec,
     suite::{self, Case, Progress, SourceSpec, WithNeeds},
-    trace::Source,
+    trace::{PARTS_OF_A_READING, Source, Watched},
+    unit::{Watch, Watcher},
 };
 
 /// Runs one pattern through each strategy on a fresh device and compares what happens.
@@ -86,7 +87,7 @@ pub struct Args {
     /// Write the replay as a PyTorch memory snapshot, for pytorch.org/memory_viz; with one --strategy, whichever.
     #[arg(long, value_name = "FILE.pickle")]
     export_snapshot: Option<PathBuf>,
-    /// Overwrite the file of --export-snapshot even if it is no trace.
+    /// Overwrite the file of --export-snapshot if there is one.
     #[arg(long, requires = "export_snapshot")]
     force: bool,
 }
@@ -104,7 +105,9 @@ pub fn run(args: Args) -> Outcome {
     let passes = args.strategy.len() as u64 * u64::from(args.repeat) + u64::from(args.export_snapshot.is_some());
     let readings_for_needs = 1 + u64::from(args.needs.pack);
     let origin = args.source.spec()?;
-    let (source, bar) = Watched::new(origin.open().map_err(Failure::usage)?, passes + readings_for_needs);
+    let stages = Stages::of(&args.source.source);
+    let source = origin.open_watched(Watch::by(&stages)).map_err(Failure::usage)?;
+    let source = Watched::stage(source, stages.clone(), "playing it", passes + readings_for_needs);
     let cases = cases(&args, Arc::new(source), &origin)?;
     let stop = interrupt::flag(interrupt::Running::Replay)?;
     let runner = args.workers.runner(&cases, Some(&stop))?;
@@ -113,11 +116,11 @@ pub fn run(args: Args) -> Outcome {
     let mut timings = Vec::new();
     let with_needs = WithNeeds::new(&runner, args.needs.pack_within());
     suite::run(&cases, &with_needs, suite::all_cores(), &stop, |progress| match progress {
-        Progress::Started(case) => bar.set_message(case.label.strategy.clone()),
+        Progress::Started(case) => stages.note(&format!("playing it under {}", case.label.strategy)),
         Progress::Finished(case, outcome) => {
             // What a worker reads is not seen here before it is done.
             if runner.isolation.isolates(case) {
-                bar.inc(outcome.record.events);
+                stages.advances(u64::from(args.repeat) * PARTS_OF_A_READING);
             }
             if let Some(place) = cases.iter().position(|other| std::ptr::eq(other, case)) {
                 records[place] = Some(outcome.record);
@@ -127,8 +130,8 @@ pub fn run(args: Args) -> Outcome {
         }
     });
     let records: Vec<CaseRecord> = records.into_iter().flatten().collect();
-    let exported = export(&args, &cases, &records, &stop);
-    bar.finish_and_clear();
+    let exported = export(&args, &cases, &records, &stop, Watch::by(&stages));
+    stages.finish();
     // What cannot be read fails the same way under every strategy: once is enough, and there is no table to show.
     if let [first, rest @ ..] = &records[..]
         && first.status == Status::Error
@@ -201,7 +204,13 @@ fn check_export(args: &Args) -> Result<(), Failure> {
 }
 
 /// Replays the case once more, watched, if that was asked for and it can be run at all.
-fn export(args: &Args, cases: &[Case], records: &[CaseRecord], stop: &AtomicBool) -> Result<Option<String>, Failure> {
+fn export(
+    args: &Args,
+    cases: &[Case],
+    records: &[CaseRecord],
+    stop: &AtomicBool,
+    watch: Watch<'_>,
+) -> Result<Option<String>, Failure> {
     let (Some(path), [case], [record]) = (&args.export_snapshot, cases, records) else { return Ok(None) };
     if !matches!(record.status, Status::Completed | Status::Oom) {
         return Ok(None);
@@ -224,7 +233,7 @@ fn export(args: &Args, cases: &[Case], records: &[CaseRecord], stop: &AtomicBool
     if witnessed.replayed.interrupted {
         return Ok(None);
     }
-    export::save(&witnessed, path).map(Some)
+    export::save(&witnessed, path, watch).map(Some)
 }
 
 /// One case a strategy.

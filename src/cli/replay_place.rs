@@ -2,7 +2,7 @@
 
 use super::{environment, failure::Failure, options::DeviceOptions, output};
 use crate::{
-    device::{Device, default_limit, wrap::Limited},
+    device::{Device, default_limit, wrap::capped},
     plugin,
     strategy::{Setup, Strategy, StrategySpec},
 };
@@ -21,10 +21,7 @@ impl ReplayPlace {
         let device = options.spec()?.open().map_err(Failure::device)?;
         let asked = options.limit.map(|limit| limit.0);
         let limit = asked.or_else(|| default_limit(&*device));
-        let device: Box<dyn Device> = match limit {
-            Some(limit) => Box::new(Limited::to(limit, device)),
-            None => device,
-        };
+        let device = capped(device, limit);
         let setup = Setup { props: device.props(), limit: asked };
         let strategy = plugin::build(strategy, &setup).map_err(Failure::usage)?;
         Ok(ReplayPlace { strategy, device, limit })

@@ -9,7 +9,7 @@ use super::{
     failure::{Failure, Outcome},
     output,
 };
-use crate::report::{Shards, html, read_environment};
+use crate::report::{Environment, Shards, html, read_environment};
 
 /// Makes one page of the folders of runs: pictures and tables, offline, in one file. Shards become one run again.
 ///
@@ -50,6 +50,9 @@ pub fn run(args: Args) -> Outcome {
         .map_err(Failure::usage)?;
     // The page of one shard is a page like any other.
     let is_one_page = args.folders.len() == 1 && args.output.as_deref().is_none_or(is_page);
+    if !is_one_page && args.output.as_deref().is_some_and(|place| !is_page(place)) {
+        refuse_mixture(&args.folders, &environments)?;
+    }
     let shards = match !is_one_page && environments.iter().all(|environment| environment.shard.is_some()) {
         true => Some(Shards::open(&args.folders).map_err(Failure::usage)?),
         false => None,
@@ -74,6 +77,19 @@ pub fn run(args: Args) -> Outcome {
     }
     output::complain("the shards are not one whole run");
     Ok(exit::NOT_WHOLE)
+}
+
+/// Shards beside whole runs can be shown on a page, but they are not one run.
+fn refuse_mixture(folders: &[PathBuf], environments: &[Environment]) -> Result<(), Failure> {
+    let whole = folders.iter().zip(environments).find(|(_, environment)| environment.shard.is_none());
+    let is_mixed = environments.iter().any(|environment| environment.shard.is_some());
+    match whole.filter(|_| is_mixed) {
+        None => Ok(()),
+        Some((folder, _)) => Err(Failure::usage(anyhow!(
+            "{} is no shard, but a run of its own: leave it out to merge the others, or name a page such as all.html",
+            folder.display()
+        ))),
+    }
 }
 
 fn is_page(place: &Path) -> bool {

@@ -1,6 +1,7 @@
 //! `oomph run`.
 
 use std::{
+    collections::BTreeSet,
     path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering},
 };
@@ -26,6 +27,8 @@ use crate::{
     suite::{
         self, Case, CaseOutcome, CaseRunner, CaseSettings, Filter, Partition, Progress, SuiteFile, SuiteKind, WithNeeds,
     },
+    trace,
+    workload::Recipe,
 };
 
 /// Runs suites case by case: progress while it works, one table at the end, and a folder with the CSVs. Rows are
@@ -107,6 +110,7 @@ impl Args {
             case_timeout: self.workers.case_timeout.map(|timeout| timeout.to_string()),
             pack: self.needs.pack,
             base: suites.first().map_or_else(String::new, |suite| suite.base.clone()),
+            contents: None,
         }
     }
 
@@ -116,13 +120,26 @@ impl Args {
     }
 }
 
+/// A suite; whoever names a workload or a recording is told what to do with it.
+fn suite_of(name: &str) -> Result<SuiteFile, Failure> {
+    SuiteFile::load(name).map_err(|error| {
+        let path = Path::new(name);
+        let is_recipe = path.extension().is_some_and(|ending| ending == "toml") && Recipe::from_file(path).is_ok();
+        match is_recipe || Recipe::named(name).is_ok() || trace::recognise(path).is_ok() {
+            true => Failure::usage(anyhow!("'{name}' is no suite but a single pattern: `oomph replay {name}` runs it")),
+            false => Failure::usage(error),
+        }
+    })
+}
+
 pub fn run(args: Args) -> Outcome {
     let names = if args.suites.is_empty() { vec!["quick".to_owned()] } else { args.suites.clone() };
-    let suites: Vec<SuiteFile> =
-        names.iter().map(|name| SuiteFile::load(name)).collect::<Result<_, _>>().map_err(Failure::usage)?;
+    let suites: Vec<SuiteFile> = names.iter().map(|name| suite_of(name)).collect::<Result<_, _>>()?;
     if let Some(own) = suites.iter().find(|suite| suite.kind.has_own_table()) {
         return run_own_table(&args, own, suites.len());
     }
+    // From the start, because a batch system may want its node back while cases are still being made up.
+    let stop = interrupt::flag(interrupt::Running::Cases)?;
     // A name that is wrong must not cost a run.
     args.baseline.as_deref().map(compare::folder).transpose()?;
     let kept = args.save_baseline.as_deref().map(compare::baseline_folder).transpose()?;
@@ -132,6 +149,7 @@ pub fn run(args: Args) -> Outcome {
     };
     let device = fleet.any();
     let mut cases = select(&args, &suites, &device)?;
+    let contents = args.partition.is_some().then(|| suite::contents(&cases));
     let all_ids: Vec<String> = cases.iter().map(|case| case.label.case_id()).collect();
     let share = Share::new(args.partition()?, &all_ids);
     cases.retain(|case| share.has(&case.label.case_id()));
@@ -145,7 +163,7 @@ pub fn run(args: Args) -> Outcome {
 
     let runner = args.workers.runner(&cases, None)?;
     let environment = share.in_environment(Environment {
-        settings: Some(args.settings(&suites)),
+        settings: Some(Settings { contents, ..args.settings(&suites) }),
         ..environment::describe(&device, args.seed.unwrap_or(suites[0].seeds[0]))?
     });
     let place = share.place(&args);
@@ -154,7 +172,6 @@ pub fn run(args: Args) -> Outcome {
         None => share.create(&place, || RunFolder::create(&place, &environment)),
     }
     .map_err(Failure::usage)?;
-    let stop = interrupt::flag(interrupt::Running::Cases)?;
     let (searched, measured): (Vec<Case>, Vec<Case>) = cases.into_iter().partition(asks_for_threshold);
     let with_needs = WithNeeds::new(&runner, args.needs.pack_within());
     run_cases(&args, &fleet, &folder, measured, &with_needs, &stop)?;
@@ -185,13 +202,18 @@ pub fn run(args: Args) -> Outcome {
         }
         output::say(&format!("\nresults: {}\nreport:  {}", folder.path().display(), page.display()))?;
     }
-    let answered = details.iter().filter(|detail| detail.record.status != ThresholdStatus::Interrupted).count();
-    let ended = records.iter().filter(|record| record.status != Status::Interrupted).count() + answered;
+    let answered = details.iter().map(|detail| &detail.record);
+    let answered =
+        answered.filter(|record| record.status != ThresholdStatus::Interrupted).map(|record| &record.case_id);
+    let measured = records.iter().filter(|record| record.status != Status::Interrupted).map(|record| &record.case_id);
+    // A folder may hold answers of earlier filters beside those that were asked for now.
+    let held: BTreeSet<&String> = measured.chain(answered).collect();
+    let ended = ids.iter().filter(|id| held.contains(id)).count();
     if ended < ids.len() {
         output::complain(&format!(
             "interrupted after {ended} of {} cases; go on with: {}",
             ids.len(),
-            share.again(&names, folder.path())
+            share.again(folder.path())
         ));
         return Ok(exit::INTERRUPTED);
     }

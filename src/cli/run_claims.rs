@@ -47,5 +47,5 @@ pub fn run(args: &Args, suite: &SuiteFile) -> Outcome {
         Some(_) => share.resume(&place, || ClaimFiles::resume(&place, &environment)),
         None => share.create(&place, || ClaimFiles::create(&place, &environment)),
     };
-    trial.run_with_files(&place, files.map_err(Failure::usage)?, &share.again(&args.suites, &place))
+    trial.run_with_files(&place, files.map_err(Failure::usage)?, &share.again(&place))
 }

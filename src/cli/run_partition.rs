@@ -7,7 +7,7 @@ use std::{
     str::FromStr,
 };
 
-use super::{environment, failure::Failure, run::Args};
+use super::{environment, failure::Failure, run::Args, shell};
 use crate::{
     report::{self, Environment, PlannedCase, ReportError, Shard},
     suite::{Partition, PartitionError},
@@ -117,9 +117,39 @@ impl Share {
         Ok(made)
     }
 
-    /// The command that goes on with a folder.
-    pub fn again(&self, suites: &[String], place: &Path) -> String {
-        let part = self.shard.as_ref().map(|dealt| format!(" --partition {}", dealt.partition)).unwrap_or_default();
-        format!("oomph run {}{part} --resume {}", suites.join(" "), place.display())
+    /// The command that goes on with a folder: this very one, with everything that it was asked for.
+    pub fn again(&self, place: &Path) -> String {
+        let words: Vec<String> = env::args().skip(1).collect();
+        continued(&words, self.shard.as_ref().map(|dealt| &dealt.partition), place)
+    }
+}
+
+/// The words of a run, on the folder that it left. A shard is named by its number: `slurm` means another one elsewhere.
+fn continued(words: &[String], part: Option<&Partition>, place: &Path) -> String {
+    let mut again = vec!["oomph".to_owned()];
+    if words.is_empty() {
+        again.push("run".to_owned());
+    }
+    let kept = shell::without(words, &["--output", "-o", "--resume", "--partition"]);
+    again.extend(kept.into_iter().map(shell::quoted));
+    again.extend(part.into_iter().flat_map(|part| ["--partition".to_owned(), part.to_string()]));
+    again.extend(["--resume".to_owned(), shell::quoted(&place.to_string_lossy())]);
+    again.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_goes_on_with_everything_that_it_was_asked_for() {
+        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let part: Partition = "slice:2/4".parse().unwrap();
+        let asked = words("run quick --filter a* --partition slurm --device sim:8GiB -o out");
+        assert_eq!(
+            continued(&asked, Some(&part), Path::new("out")),
+            "oomph run quick --filter 'a*' --device sim:8GiB --partition slice:2/4 --resume out"
+        );
+        assert_eq!(continued(&[], None, Path::new("new run")), "oomph run --resume 'new run'");
     }
 }

@@ -52,7 +52,7 @@ pub fn run(args: &Args, suite: &SuiteFile) -> Outcome {
         Some(_) => share.resume(&place, || TechniqueFiles::resume(&place, &environment)),
         None => share.create(&place, || TechniqueFiles::create(&place, &environment)),
     };
-    let again = share.again(&args.suites, &place);
+    let again = share.again(&place);
     let compared = comparison.run(Some(files.map_err(Failure::usage)?), Some(&again))?;
     let records: Vec<TechniqueRecord> = compared.rows.into_iter().map(|row| row.record).collect();
     output::say(&formatted(&records, args.format)?)?;

@@ -12,6 +12,7 @@ use crate::{
     report::{RunFolder, ThresholdFiles},
     suite::{Case, CaseRunner},
     trace::Trace,
+    unit::Watch,
 };
 
 /// Answers what the folder does not hold yet, one case after the other with all cores, and writes every answer down as
@@ -28,7 +29,15 @@ pub fn run(
     let remaining: Vec<&Case> = cases.iter().filter(|case| !done.contains(&case.label.case_id())).collect();
     let bar = progress::of_cases(cases.len(), cases.len() - remaining.len());
     let simulated: DeviceSpec = "sim".parse()?;
-    let search = CaseSearch { simulated: &simulated, runner, cap: Cap::Allocator, around: PROBES_AROUND, jobs, stop };
+    let search = CaseSearch {
+        simulated: &simulated,
+        runner,
+        cap: Cap::Allocator,
+        around: PROBES_AROUND,
+        jobs,
+        stop,
+        watch: Watch::NOBODY,
+    };
     // Cases of one workload follow each other: it is read once.
     let mut last: Option<(&Case, Arc<Trace>)> = None;
     for case in remaining {

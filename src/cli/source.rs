@@ -7,6 +7,7 @@ use super::failure::Failure;
 use crate::{
     suite::SourceSpec,
     trace::{Source, torch::Recording},
+    unit::Watch,
 };
 
 /// A source and how to change it.
@@ -39,13 +40,13 @@ impl SourceOptions {
     }
 
     /// Finds and prepares the source.
-    pub fn resolve(&self) -> Result<Box<dyn Source>, Failure> {
-        self.spec()?.open().map_err(Failure::usage)
+    pub fn resolve(&self, watch: Watch<'_>) -> Result<Box<dyn Source>, Failure> {
+        self.spec()?.open_watched(watch).map_err(Failure::usage)
     }
 
     /// The source as a recording, if it is a PyTorch snapshot.
-    pub fn recording(&self) -> Result<Option<Recording>, Failure> {
-        self.spec()?.recording().map_err(Failure::usage)
+    pub fn recording(&self, watch: Watch<'_>) -> Result<Option<Recording>, Failure> {
+        self.spec()?.recording(watch).map_err(Failure::usage)
     }
 }
 

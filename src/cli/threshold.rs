@@ -13,7 +13,9 @@ use super::{
     failure::{Failure, Outcome},
     interrupt,
     options::{DeviceOptions, Format, WorkerOptions},
-    output, ranks,
+    output,
+    progress::Stages,
+    ranks,
     source::SourceOptions,
 };
 use crate::{
@@ -31,8 +33,8 @@ use crate::{
     report::{self, Medium, ReportError, plot},
     strategy::StrategySpec,
     suite::{self, Case, RankFile},
-    trace::Trace,
-    unit::Bytes,
+    trace::{Trace, Watched},
+    unit::{Bytes, Watch},
 };
 
 /// Finds the smallest memory with which a pattern completes, per strategy and to 2 MiB, by replaying it on the simulated
@@ -161,7 +163,9 @@ fn smallest(args: &Args, device: &DeviceSpec, strategies: &[StrategySpec], stop:
     if let Some(files) = ranks::files(std::slice::from_ref(&args.source.source))? {
         return for_ranks(args, &files, device, strategies, stop);
     }
-    let details = details(args, &args.source, device, strategies, suite::all_cores(), stop)?;
+    let stages = Stages::of(&args.source.source);
+    let details = details(args, &args.source, device, strategies, suite::all_cores(), stop, Watch::by(&stages))?;
+    stages.finish();
     output::say(&formatted(&details, args.format)?)?;
     if args.format == Format::Table {
         output::say(&pictured(&details))?;
@@ -181,7 +185,8 @@ fn for_ranks(
         return Err(Failure::usage(anyhow!("ranks are searched on the simulated device; leave out --device {device}")));
     }
     let jobs = ranks::jobs_of_each(files);
-    let answers = ranks::ask(files, |name| details(args, &args.source.at(name), device, strategies, jobs, stop));
+    let answers =
+        ranks::ask(files, |name, watch| details(args, &args.source.at(name), device, strategies, jobs, stop, watch));
     if stop.load(Ordering::Relaxed) {
         return Ok(exit::INTERRUPTED);
     }
@@ -189,8 +194,13 @@ fn for_ranks(
         let peak_bytes = details.iter().filter_map(|detail| detail.record.live_peak_bytes).max();
         let needed = details.iter().filter_map(|detail| detail.record.threshold_bytes).max();
         let told = details.iter().map(|detail| {
-            let needed = detail.record.threshold_bytes.map(|bytes| Bytes(bytes).to_string());
-            format!("{} {}", detail.record.strategy, needed.unwrap_or_else(|| "never fits".to_owned()))
+            let answer = match (detail.record.threshold_bytes, detail.record.status) {
+                (Some(bytes), _) => Bytes(bytes).to_string(),
+                (None, ThresholdStatus::Skipped) => "skipped".to_owned(),
+                (None, ThresholdStatus::Error) => "failed".to_owned(),
+                (None, _) => "never fits".to_owned(),
+            };
+            format!("{} {answer}", detail.record.strategy)
         });
         RankRow {
             peak_bytes,
@@ -201,13 +211,15 @@ fn for_ranks(
         }
     });
     let full = |details: &Vec<ThresholdDetail>, format| Ok(formatted(details, format)?);
-    ranks::tell(
+    let code = ranks::tell(
         &ranks,
         &answers,
         args.format,
         |details| full(details, args.format),
         |details| full(details, Format::Json),
-    )
+    )?;
+    let codes = answers.iter().filter_map(|(_, answer)| answer.as_ref().ok()).map(|details| exit_code(details));
+    Ok(codes.fold(code, |worst, code| if worst == exit::OK { code } else { worst }))
 }
 
 /// The thresholds of one source.
@@ -218,9 +230,12 @@ fn details(
     strategies: &[StrategySpec],
     jobs: usize,
     stop: &AtomicBool,
+    watch: Watch<'_>,
 ) -> Result<Vec<ThresholdDetail>, Failure> {
     let origin = source.spec()?;
-    let trace = Arc::new(Trace::read(&*origin.open().map_err(Failure::usage)?).map_err(Failure::usage)?);
+    let opened = origin.open_watched(watch).map_err(Failure::usage)?;
+    let trace = Trace::read(&Watched::stage(opened, watch, "reading it", 1)).map_err(Failure::usage)?;
+    let trace = Arc::new(trace);
     let simulated: DeviceSpec = "sim".parse().map_err(Failure::usage)?;
     let mut details = Vec::new();
     for strategy in strategies {
@@ -254,6 +269,7 @@ fn details(
             around: args.probes,
             jobs,
             stop,
+            watch,
         };
         details.push(search.answer(&case, &trace));
     }
@@ -312,6 +328,7 @@ fn largest(
     };
     let recipe = origin.set.iter().fold(recipe, |recipe, (key, value)| recipe.with(key, value)).seed(origin.seed);
     let mut records: Vec<LargestRecord> = Vec::new();
+    let stages = Stages::of(&origin.name);
     for strategy in strategies {
         for memory in &args.memory {
             let question = LargestQuestion {
@@ -321,6 +338,7 @@ fn largest(
                 around: args.probes,
                 jobs: suite::all_cores(),
                 stop: Some(stop),
+                watch: Watch::by(&stages),
                 ..LargestQuestion::new(&recipe, parameter, memory.0, strategy, device)
             };
             match threshold::largest(&question) {
@@ -333,6 +351,7 @@ fn largest(
             }
         }
     }
+    stages.finish();
     output::say(&match args.format {
         Format::Table => report::largest(&records, Medium::Terminal(output::terminal_width())),
         Format::Markdown => report::largest(&records, Medium::Markdown),

@@ -3,11 +3,6 @@
 use std::{
     fmt::Write as _,
     path::{Path, PathBuf},
-    sync::{
-        Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
-    thread,
 };
 
 use clap::ValueEnum;
@@ -17,15 +12,17 @@ use super::{
     exit,
     failure::{Failure, Outcome},
     options::DeviceOptions,
-    output, progress,
+    output,
+    progress::{self, OneOf, Stages},
     verify_on::{self, OnOptions},
 };
 use crate::{
     device::DeviceProps,
-    replay::verify::{Beginning, Companion, Divergence, Verdict, Verification, verify},
+    replay::verify::{Beginning, Companion, Divergence, Verdict, Verification, verify_watched},
     strategy::Setup,
     suite,
-    trace::torch::Snapshot,
+    trace::torch::{OwnLimit, Recording, Snapshot},
+    unit::{Bytes, Watch, side_by_side},
 };
 
 /// Re-lives PyTorch memory snapshots: drives the model of PyTorch's allocator with the program's own actions, under the
@@ -146,6 +143,8 @@ struct Row {
     peak_allocated_bytes: u64,
     peak_reserved_bytes: u64,
     limit_bytes: Option<u64>,
+    /// The limit that the program had set itself and nobody told us, as far as its failures enclose it.
+    own_limit: Option<OwnLimit>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -186,10 +185,11 @@ impl Row {
             peak_allocated_bytes: 0,
             peak_reserved_bytes: 0,
             limit_bytes: None,
+            own_limit: None,
         }
     }
 
-    fn of(path: &Path, device: u32, entries: usize, limit_bytes: Option<u64>, verification: Verification) -> Row {
+    fn of(path: &Path, recording: &Recording, limit_bytes: Option<u64>, verification: Verification) -> Row {
         let (result, reasons, divergence) = match verification.verdict {
             Verdict::Exact => (Finding::Exact, Vec::new(), None),
             Verdict::Partial { reasons, divergence } => (Finding::Partial, reasons, divergence),
@@ -197,12 +197,12 @@ impl Row {
         };
         Row {
             file: path.display().to_string(),
-            device: Some(device),
+            device: Some(recording.device),
             result,
             reasons,
             divergence,
             beginning: verification.beginning,
-            entries,
+            entries: recording.witnessed.len(),
             entries_agreed: verification.agreed,
             empty_caches: verification.empty_caches.len(),
             driver_refusals: verification.refusals,
@@ -211,41 +211,34 @@ impl Row {
             peak_allocated_bytes: verification.stats.peak.allocated,
             peak_reserved_bytes: verification.stats.peak.reserved,
             limit_bytes,
+            own_limit: recording.own_limit().filter(|_| limit_bytes.is_none()),
         }
     }
 }
 
 /// Verifies all snapshots on all cores; the rows are in the order of the arguments.
 fn verify_all(args: &Args, props: &DeviceProps) -> Vec<Row> {
+    let rows = |path: &PathBuf, watch: Watch<'_>| {
+        verify_file(path, args, props, watch).unwrap_or_else(|reason| vec![Row::failed(path, reason)])
+    };
+    if let [path] = &args.sources[..] {
+        return rows(path, Watch::by(&Stages::of(&path.to_string_lossy())));
+    }
     let bar = progress::of_cases(args.sources.len(), 0);
-    let next = AtomicUsize::new(0);
-    let done = Mutex::new(Vec::new());
-    thread::scope(|scope| {
-        for _ in 0..suite::all_cores().min(args.sources.len()) {
-            scope.spawn(|| {
-                loop {
-                    let number = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(path) = args.sources.get(number) else { break };
-                    let rows = verify_file(path, args, props).unwrap_or_else(|reason| vec![Row::failed(path, reason)]);
-                    if let Ok(mut done) = done.lock() {
-                        done.push((number, rows));
-                    }
-                    bar.inc(1);
-                }
-            });
-        }
+    let done = side_by_side(&args.sources, suite::all_cores(), |path| {
+        let rows = rows(path, Watch::by(&OneOf::of(&path.to_string_lossy(), &bar)));
+        bar.inc(1);
+        rows
     });
     bar.finish_and_clear();
-    let mut done = done.into_inner().unwrap_or_default();
-    done.sort_by_key(|(number, _)| *number);
-    done.into_iter().flat_map(|(_, rows)| rows).collect()
+    done.into_iter().flatten().collect()
 }
 
 /// Every device of a snapshot, or the reason why there is none.
-fn verify_file(path: &Path, args: &Args, props: &DeviceProps) -> Result<Vec<Row>, String> {
+fn verify_file(path: &Path, args: &Args, props: &DeviceProps, watch: Watch<'_>) -> Result<Vec<Row>, String> {
     // Whatever the reason, the line it goes on begins with the path.
     let in_words = |error: String| error.trim_start_matches(&format!("{}: ", path.display())).to_owned();
-    let snapshot = Snapshot::open(path).map_err(|error| in_words(error.to_string()))?;
+    let snapshot = Snapshot::open_watched(path, watch).map_err(|error| in_words(error.to_string()))?;
     let companion = Companion::beside(path).map_err(|error| error.to_string())?.unwrap_or_default();
     let limit = args.limit(&companion, props);
     let devices = match args.device_index {
@@ -260,9 +253,9 @@ fn verify_file(path: &Path, args: &Args, props: &DeviceProps) -> Result<Vec<Row>
         let Some(part) = (if last { snapshot.take() } else { snapshot.clone() }) else { break };
         // A snapshot of nothing has no device at all, but can still be told of.
         let device = Some(device).filter(|_| args.device_index.is_some() || !part.devices().is_empty());
-        let recording = part.into_recording("", device).map_err(|error| error.to_string())?;
-        let verification = verify(&recording, &Setup { props, limit }, &companion.counters);
-        rows.push(Row::of(path, recording.device, recording.witnessed.len(), limit, verification));
+        let recording = part.into_recording_watched("", device, watch).map_err(|error| error.to_string())?;
+        let verification = verify_watched(&recording, &Setup { props, limit }, &companion.counters, watch);
+        rows.push(Row::of(path, &recording, limit, verification));
     }
     Ok(rows)
 }
@@ -333,9 +326,10 @@ fn text(rows: &[Row]) -> String {
         if row.result == Finding::Exact {
             says.push(format!("{} entries", row.entries_agreed));
             says.extend(row.beginning.map(from_the_middle));
+            let refusals = if row.own_limit.is_some() { 0 } else { row.driver_refusals as u64 };
             for (number, what) in [
                 (row.empty_caches as u64, "empty_cache"),
-                (row.driver_refusals as u64, "refusals by the driver"),
+                (refusals, "refusals by the driver"),
                 (row.retries, "retries"),
                 (row.ooms, "out of memory"),
             ] {
@@ -344,11 +338,16 @@ fn text(rows: &[Row]) -> String {
         } else if row.result != Finding::Failed {
             says.push(format!("{} of {} entries agree", row.entries_agreed, row.entries));
         }
+        says.extend(row.own_limit.map(|limit| {
+            let (at_least, below) = (Bytes(limit.at_least_bytes), Bytes(limit.below_bytes));
+            format!("under a limit of its own of {at_least} or more, less than {below} (--limit tells which)")
+        }));
         says.extend(row.divergence.as_ref().map(Divergence::to_string));
         let _ = writeln!(out, "{}", says.join(", "));
     }
     let total: usize = rows.iter().map(|row| row.entries_agreed).sum();
-    let _ = write!(out, "{} recordings, {total} entries agree: {} exact", rows.len(), count(Finding::Exact));
+    let recordings = if rows.len() == 1 { "recording" } else { "recordings" };
+    let _ = write!(out, "{} {recordings}, {total} entries agree: {} exact", rows.len(), count(Finding::Exact));
     for result in [Finding::Partial, Finding::Diverged, Finding::Failed] {
         if count(result) > 0 {
             let _ = write!(out, ", {} {}", count(result), result.word().to_lowercase());

@@ -12,13 +12,16 @@ use std::{
 
 use anyhow::anyhow;
 use clap::Args;
+use indicatif::ProgressBar;
 
 use super::{
     environment, exit,
     failure::{Failure, Outcome},
     interrupt,
     options::DeviceOptions,
-    output, progress, run,
+    output,
+    progress::{self, OneOf},
+    run,
     verify::{self, VerifyFormat},
 };
 use crate::{
@@ -30,6 +33,7 @@ use crate::{
     strategy::StrategySpec,
     suite::{self, Case, CaseSettings, Filter, SourceSpec, SuiteFile},
     trace::Source,
+    unit::Watch,
 };
 
 const HEADING: &str = "Comparing devices";
@@ -265,7 +269,7 @@ fn compare_all(subjects: &[Subject], devices: &Devices, total: usize, stop: &Ato
         while !stop.load(Ordering::Relaxed) {
             let number = next.fetch_add(1, Ordering::Relaxed);
             let Some(subject) = subjects.get(number) else { break };
-            let source = subject.source.read();
+            let source = subject.source.read(&bar);
             for (place, (label, strategy)) in subject.cases.iter().enumerate() {
                 let _turn = (!devices.real.is_simulated()).then(|| turn.lock());
                 if stop.load(Ordering::Relaxed) {
@@ -299,10 +303,14 @@ fn compare_all(subjects: &[Subject], devices: &Devices, total: usize, stop: &Ato
 }
 
 impl Unread {
-    fn read(&self) -> Result<Arc<dyn Source>, Failure> {
+    /// What is read stands beside the bar.
+    fn read(&self, bar: &ProgressBar) -> Result<Arc<dyn Source>, Failure> {
         match self {
             Unread::Workload(source) => Ok(Arc::clone(source)),
-            Unread::File(spec) => spec.open().map(Arc::from).map_err(Failure::usage),
+            Unread::File(spec) => {
+                let watcher = OneOf::of(&spec.name, bar);
+                spec.open_watched(Watch::by(&watcher)).map(Arc::from).map_err(Failure::usage)
+            }
         }
     }
 }

@@ -61,6 +61,9 @@ pub(super) fn is_of_several(text: &str) -> bool {
     text == ALL_GPUS || simulated(text).is_some()
 }
 
+/// Each is a thread of this machine, so that more are a slip of the finger.
+const MOST_SIMULATED: u32 = 1024;
+
 const ALL_GPUS: &str = "cuda:all";
 
 /// The number before the `x`, and the device after it.
@@ -80,14 +83,16 @@ impl FromStr for Fleet {
 
     fn from_str(text: &str) -> Result<Fleet, DeviceSpecError> {
         let text = text.trim();
-        let unknown = || DeviceSpecError::Unknown { text: text.to_owned(), suggestion: None };
+        let unknown = || DeviceSpecError::UnknownFleet { text: text.to_owned(), most: MOST_SIMULATED };
         let members: Vec<DeviceSpec> = match simulated(text) {
             _ if text == ALL_GPUS => {
                 let unavailable = |reason| DeviceSpecError::Unavailable { device: text.to_owned(), reason };
                 let count = cuda::count().map_err(unavailable)?;
                 (0..count).map(|ordinal| format!("cuda:{ordinal}").parse()).collect::<Result<_, _>>()?
             }
-            Some((count @ 1.., device)) if device.starts_with("sim") => vec![device.parse()?; count as usize],
+            Some((count @ 1..=MOST_SIMULATED, device)) if device.starts_with("sim") => {
+                vec![device.parse()?; count as usize]
+            }
             Some(_) => return Err(unknown()),
             None => return text.parse().map(|one: DeviceSpec| one.into()),
         };
@@ -121,9 +126,11 @@ mod tests {
         assert!(fleet.is_shared() && fleet.check().is_ok());
         assert_eq!(fleet.members(), vec!["sim:80GiB".parse().unwrap(); 3]);
         assert!("1xsim".parse::<Fleet>().unwrap().is_shared());
-        for text in ["0xsim", "2xcuda", "2x", "2xsim:nothing", "cuda:some", "2x2xsim"] {
+        for text in ["0xsim", "1025xsim", "4000000000xsim", "2xcuda", "2x", "2xsim:nothing", "cuda:some", "2x2xsim"] {
             assert!(text.parse::<Fleet>().is_err(), "{text}");
         }
+        let message = "1025xsim".parse::<Fleet>().unwrap_err().to_string();
+        assert!(message.contains("from 1xsim to 1024xsim"), "{message}");
     }
 
     #[test]

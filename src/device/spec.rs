@@ -41,6 +41,14 @@ pub enum DeviceSpecError {
         /// What was typed.
         text: String,
     },
+    /// The text looks like several devices, and is not.
+    #[error("'{text}' means no devices: write cuda:all, or as many simulated ones, from 1xsim to {most}xsim:80GiB")]
+    UnknownFleet {
+        /// What was typed.
+        text: String,
+        /// How many there may be.
+        most: u32,
+    },
     /// GPUs of different kinds.
     #[error("'{text}' means GPUs that are not alike ({names}): name one of them, or choose with CUDA_VISIBLE_DEVICES")]
     Unlike {

@@ -16,7 +16,7 @@ use crate::{
 
 pub(super) fn from_books(record: &mut CaseRecord, strategy: &dyn Strategy, device: &dyn Device) {
     let stats = strategy.stats();
-    let last = Levels::new(&stats.current, device);
+    let last = Levels::new(&stats, device);
     record.final_requested_bytes = last.requested_bytes;
     record.final_allocated_bytes = last.allocated_bytes;
     record.final_active_bytes = last.active_bytes;

@@ -2,7 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{device::Device, replay::Moment, strategy::Usage};
+use crate::{
+    device::Device,
+    replay::Moment,
+    strategy::{OffBooks, Stats},
+};
 
 /// How much memory is in use, in the five senses that people mean; see [`measure`](super).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,20 +19,25 @@ pub struct Levels {
     pub active_bytes: u64,
     /// Taken from the device.
     pub reserved_bytes: u64,
-    /// What `nvidia-smi` would show.
+    /// What `nvidia-smi` would show; 0 where nobody can know, as with a plugin on a simulated device that does not tell.
     pub device_used_bytes: u64,
 }
 
 impl Levels {
     /// The books of a strategy and of its device.
     #[must_use]
-    pub fn new(usage: &Usage, device: &dyn Device) -> Levels {
+    pub fn new(stats: &Stats, device: &dyn Device) -> Levels {
+        let usage = &stats.current;
         Levels {
             requested_bytes: usage.requested,
             allocated_bytes: usage.allocated,
             active_bytes: usage.active,
             reserved_bytes: usage.reserved,
-            device_used_bytes: device_used(device),
+            device_used_bytes: match stats.off_books {
+                OffBooks::Nothing => device_used(device),
+                OffBooks::Bytes(bytes) => device_used(device).saturating_add(bytes),
+                OffBooks::Unknown => 0,
+            },
         }
     }
 
@@ -44,11 +53,11 @@ impl Levels {
 
 impl From<&Moment<'_>> for Levels {
     fn from(now: &Moment<'_>) -> Levels {
-        Levels::new(&now.strategy.stats().current, now.device)
+        Levels::new(&now.strategy.stats(), now.device)
     }
 }
 
-/// What `nvidia-smi` would show for this process.
+/// What `nvidia-smi` would show for this process, as far as the device knows.
 #[must_use]
 pub fn device_used(device: &dyn Device) -> u64 {
     device.overhead_bytes().saturating_add(device.held_bytes())

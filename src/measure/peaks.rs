@@ -218,7 +218,7 @@ impl Observer for Peaks {
 
     fn after(&mut self, now: &Moment<'_>) {
         let stats = now.strategy.stats();
-        let mut levels = Levels::new(&stats.current, now.device);
+        let mut levels = Levels::new(&stats, now.device);
         if stats.peak.reserved > self.books.reserved {
             levels.reserved_bytes = stats.peak.reserved;
             self.reserved = Some((now.index, Usage { reserved: stats.peak.reserved, ..stats.current }));

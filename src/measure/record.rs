@@ -123,7 +123,8 @@ pub struct CaseRecord {
     pub peak_active_bytes: u64,
     /// Most bytes taken from the device at one time.
     pub peak_reserved_bytes: u64,
-    /// Most bytes that `nvidia-smi` would have shown.
+    /// Most bytes that `nvidia-smi` would have shown. 0, and empty in files, where nobody can know: see [`Levels`](super::Levels).
+    #[serde(with = "unknown_is_zero")]
     pub peak_device_used_bytes: u64,
     /// Number of the event that brought `allocated` to its peak.
     pub peak_allocated_event: Option<u64>,
@@ -137,7 +138,8 @@ pub struct CaseRecord {
     pub final_active_bytes: u64,
     /// At the end, before the strategy was closed.
     pub final_reserved_bytes: u64,
-    /// At the end, before the strategy was closed.
+    /// At the end, before the strategy was closed; 0, and empty in files, where nobody can know.
+    #[serde(with = "unknown_is_zero")]
     pub final_device_used_bytes: u64,
 
     /// Internal fragmentation at the allocated peak.
@@ -313,6 +315,20 @@ impl CaseRecord {
     /// The reason on one line: a row is a line, and a line cut short by a crash must be recognisable.
     pub(super) fn set_reason(&mut self, reason: &str) {
         self.reason = reason.split_whitespace().collect::<Vec<_>>().join(" ");
+    }
+}
+
+/// A figure of which 0 says that nobody knows it, and which is left out of files then.
+mod unknown_is_zero {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands out references")]
+    pub(super) fn serialize<S: Serializer>(figure: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+        (*figure != 0).then_some(*figure).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+        Option::deserialize(deserializer).map(Option::unwrap_or_default)
     }
 }
 

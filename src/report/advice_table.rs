@@ -6,7 +6,8 @@ use comfy_table::Cell;
 use serde_json::json;
 
 use super::{
-    Medium, ReportError,
+    Medium, ReportError, dead_end,
+    narrow::fit,
     threshold_table::{in_mebibytes, table},
 };
 use crate::{
@@ -21,6 +22,9 @@ use crate::{
 
 const HEADINGS: [&str; 7] =
     ["settings", "memory\nneeded", "smallest\ndevice", "reserved with-\nout a limit", "driver\ntime", "fits", ""];
+
+/// What can best be missed where a terminal is narrow, by place.
+const DISPENSABLE: [usize; 3] = [3, 4, 2];
 
 /// The line to paste, what it saves and costs, how sure that is, why nothing helps where nothing does; and the `top` rows
 /// of what was tried.
@@ -42,9 +46,19 @@ pub fn advice(advice: &Advice, top: usize, medium: Medium) -> String {
             Medium::Markdown => writeln!(out, "- {label}: {value}"),
         };
     };
-    say("memory needed", memory(advice));
+    if let Some(end) = &advice.dead_end {
+        say("it ran out", dead_end::failure(end));
+        for holder in &end.holders {
+            say("in use by", dead_end::share(holder));
+        }
+    }
+    let up_to = if advice.dead_end.is_some() { ", up to there" } else { "" };
+    say("memory needed", format!("{}{up_to}", memory(advice)));
     if let Some(room) = room(advice) {
         say("there is", room);
+    }
+    if let Some(end) = &advice.dead_end {
+        say("after that", dead_end::beyond(advice, end));
     }
     if let Some(then) = advice.driver_ns {
         say("driver time", cost(advice.driver_now_ns.filter(|_| advice.changes), then));
@@ -96,6 +110,9 @@ pub fn advice_csv(advices: &[Advice]) -> Result<String, ReportError> {
 }
 
 fn headline(advice: &Advice) -> &'static str {
+    if advice.dead_end.is_some() {
+        return dead_end::headline(advice);
+    }
     match (advice.changes, advice.fits) {
         (true, Some(true)) if advice.fits_now == Some(false) => {
             "it runs out of memory now, and does not with another setting. Paste this before you start the program:"
@@ -231,7 +248,12 @@ fn rows(advice: &Advice, top: usize, medium: Medium) -> String {
     add(&settings, top);
     add(&others, top.div_ceil(3));
     let gap = if medium == Medium::Markdown { "\n" } else { "" };
-    let more = if left_out > 0 { format!(" Left out: {left_out} (--top 99 shows all).") } else { String::new() };
+    let mut more = if left_out > 0 { format!(" Left out: {left_out} (--top 99 shows all).") } else { String::new() };
+    if let Medium::Terminal(width) = medium
+        && let Some(said) = fit(&mut shown, width, &DISPENSABLE)
+    {
+        more.push_str(&format!("\n{said}"));
+    }
     format!(
         "{}\n{gap}Memory needed: the least in which all of it completes. Smallest device: with the context and libraries. \
          Other allocators are no line to paste.{more}\n",

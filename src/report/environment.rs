@@ -63,6 +63,9 @@ pub struct Settings {
     pub pack: bool,
     /// The strategy that ratios are given to.
     pub base: String,
+    /// A number for what the cases of a shared run are told to do, which their ids do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contents: Option<String>,
 }
 
 /// Which part of a run a folder holds. Which cases those are is in `plan.csv`.
@@ -123,6 +126,7 @@ impl Environment {
         let driver = |run: &Environment| run.driver.clone().unwrap_or_default();
         [
             difference("schema", self.schema.to_string(), other.schema.to_string()),
+            difference("version", self.version.clone(), other.version.clone()),
             difference("commit", self.commit.clone(), other.commit.clone()),
             difference("device", self.device.clone(), other.device.clone()),
             difference("device_name", self.device_name.clone(), other.device_name.clone()),
@@ -148,6 +152,11 @@ impl Environment {
             difference("--case-timeout", time(&here), time(&there)),
             difference("--pack", here.pack.to_string(), there.pack.to_string()),
             difference("base strategy", here.base, there.base),
+            difference(
+                "content of suites, workloads and trace files",
+                here.contents.unwrap_or_default(),
+                there.contents.unwrap_or_default(),
+            ),
         ]
         .into_iter()
         .flatten()

@@ -22,6 +22,18 @@ pub enum ReportError {
         /// Which folder.
         path: PathBuf,
     },
+    /// There is nothing of that name.
+    #[error("{path}: no such folder")]
+    NoFolder {
+        /// Which folder.
+        path: PathBuf,
+    },
+    /// A file where a folder is meant.
+    #[error("{path} is a file; the folder of a run is meant")]
+    NotAFolder {
+        /// Which file.
+        path: PathBuf,
+    },
     /// There is no run to go on with.
     #[error("{path} holds no run: it has no env.json")]
     NoRun {
@@ -52,8 +64,8 @@ pub enum ReportError {
     },
     /// The folder is a shard whose cases were dealt out otherwise.
     #[error(
-        "{path} cannot be resumed: its plan.csv deals out other cases than this run; resume with the same suites, \
-         filters and trace files"
+        "{path} cannot be resumed: its plan.csv deals out other cases than this run, or otherwise; resume with the \
+         same suites, filters, partition and trace files"
     )]
     OtherPlan {
         /// Which folder.

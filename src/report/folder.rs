@@ -3,12 +3,12 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    io::Write,
+    io::{self, Write},
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use flate2::{Compression, write::GzEncoder};
+use flate2::{Compression, read::GzDecoder, write::GzEncoder};
 
 use super::{Difference, Environment, ReportError, comparison, rows, rows::RowFile, summary};
 use crate::measure::{CaseDetail, CaseRecord, TimingRecord, file_stem};
@@ -40,6 +40,9 @@ pub(super) fn begin(path: &Path, environment: &Environment) -> Result<(), Report
     if env_path.exists() || path.join("runs.csv").exists() {
         return Err(ReportError::Occupied { path: path.to_owned() });
     }
+    if path.is_file() {
+        return Err(ReportError::NotAFolder { path: path.to_owned() });
+    }
     fs::create_dir_all(path).map_err(ReportError::io(path))?;
     let mut json = serde_json::to_vec_pretty(environment).map_err(ReportError::json(&env_path))?;
     json.push(b'\n');
@@ -66,7 +69,7 @@ impl RunFolder {
     }
 
     /// Goes on with a run of the cases `case_ids` that was interrupted. What a crash left half-written is dropped, and so
-    /// are the rows of cases that must run again. A run from another device, commit or seed is refused, and so is one of
+    /// are the rows of cases that must run again: those that broke, and those whose files cannot be read. A run from another device, commit or seed is refused, and so is one of
     /// other cases: its rows would not be comparable. What is refused is left as it is.
     pub fn resume(path: &Path, environment: &Environment, case_ids: &[String]) -> Result<RunFolder, ReportError> {
         let there = check_environment(path, environment)?;
@@ -77,7 +80,7 @@ impl RunFolder {
         if let Some(stranger) = held.into_iter().find(|case_id| !known.contains(case_id)) {
             return Err(ReportError::OtherCases { path: path.to_owned(), case_id: stranger.clone() });
         }
-        records.retain(|record| record.status.is_final());
+        records.retain(|record| record.status.is_final() && !is_damaged(path, &record.case_id));
         fs::create_dir_all(path.join("cases")).map_err(ReportError::io(path))?;
         RunFolder::with_rows(path, &there, records, timings)
     }
@@ -189,7 +192,7 @@ pub fn copy_run(folder: &Path, place: &Path) -> Result<(), ReportError> {
         }
     }
     let replaced = |path: &Path| match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(ReportError::io(path)(error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(ReportError::io(path)(error)),
         _ => Ok(()),
     };
     replaced(&beside)?;
@@ -218,7 +221,12 @@ pub fn read_timings(folder: &Path) -> Result<Vec<TimingRecord>, ReportError> {
 pub fn read_environment(folder: &Path) -> Result<Environment, ReportError> {
     let path = folder.join("env.json");
     if !path.is_file() {
-        return Err(ReportError::NoRun { path: folder.to_owned() });
+        let path = folder.to_owned();
+        return Err(match () {
+            () if folder.is_dir() => ReportError::NoRun { path },
+            () if folder.exists() => ReportError::NotAFolder { path },
+            () => ReportError::NoFolder { path },
+        });
     }
     let text = fs::read(&path).map_err(ReportError::io(&path))?;
     serde_json::from_slice(&text).map_err(ReportError::json(&path))
@@ -227,6 +235,12 @@ pub fn read_environment(folder: &Path) -> Result<Environment, ReportError> {
 /// Whether a case left something behind beside its row: published folders hold rows only.
 pub(super) fn has_detail(folder: &Path, case_id: &str) -> bool {
     detail_path(folder, case_id).is_file()
+}
+
+/// Whether the file of a case was cut short, spoilt or lost. Published folders hold rows only, and miss nothing.
+pub(super) fn is_damaged(folder: &Path, case_id: &str) -> bool {
+    let read = |file| io::copy(&mut GzDecoder::new(io::BufReader::new(file)), &mut io::sink());
+    folder.join("cases").is_dir() && fs::File::open(detail_path(folder, case_id)).and_then(read).is_err()
 }
 
 /// Where the detail of a case is.
@@ -238,7 +252,7 @@ pub(super) fn detail_path(folder: &Path, case_id: &str) -> PathBuf {
 pub fn read_detail(folder: &Path, case_id: &str) -> Result<CaseDetail, ReportError> {
     let path = detail_path(folder, case_id);
     let file = fs::File::open(&path).map_err(ReportError::io(&path))?;
-    let text = std::io::BufReader::new(flate2::read::GzDecoder::new(file));
+    let text = io::BufReader::new(GzDecoder::new(file));
     serde_json::from_reader(text).map_err(ReportError::json(&path))
 }
 

@@ -6,6 +6,7 @@ use comfy_table::{Cell, CellAlignment};
 
 use super::{
     ReportError,
+    narrow::fit,
     plot::{Pen, plot},
     table::{dress_for_terminal, headed},
 };
@@ -31,6 +32,9 @@ const HEADINGS: [&str; 9] = [
     "passing\nbytes",
     "collected",
 ];
+
+/// What can best be missed where a terminal is narrow, by place.
+const DISPENSABLE: [usize; 4] = [6, 7, 5, 4];
 
 /// The finding in words, the `top` names that grow, the last steps, and what all steps keep as a plot.
 #[must_use]
@@ -245,9 +249,10 @@ fn steps(steps: &[StepUse], width: Option<u16>) -> String {
             .map(Cell::new_owned),
         );
     }
+    let narrowed = fit(&mut table, width, &DISPENSABLE).map_or_else(String::new, |said| format!("{said}\n"));
     let before =
         if left_out > 0 { format!("{left_out} steps before these are in --format csv.\n") } else { String::new() };
-    format!("{}\n{before}", table.trim_fmt())
+    format!("{}\n{narrowed}{before}", table.trim_fmt())
 }
 
 #[cfg(test)]

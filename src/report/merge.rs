@@ -81,6 +81,13 @@ pub enum Flaw {
         /// The cases that it should hold.
         case_ids: Vec<String>,
     },
+    /// The files of cases were cut short or lost, such as by a copy that was not finished.
+    Damaged {
+        /// Which folder.
+        path: PathBuf,
+        /// The cases.
+        case_ids: Vec<String>,
+    },
     /// Cases are in two folders.
     Double {
         /// The folders.
@@ -105,6 +112,8 @@ struct Part {
     shard: Shard,
     plan: Option<Vec<PlannedCase>>,
     rows: Rows,
+    /// Cases whose files cannot be read.
+    damaged: Vec<String>,
 }
 
 /// The rows of cases that ended.
@@ -194,7 +203,10 @@ impl Part {
         let Some(shard) = environment.shard.clone() else {
             return Err(ReportError::NoShard { path: path.to_owned() });
         };
-        Ok(Part { path: path.to_owned(), environment, shard, plan: plan::read(path)?, rows: Rows::read(path)? })
+        let rows = Rows::read(path)?;
+        let case_ids = rows.records.iter().map(|record| &record.case_id);
+        let damaged = case_ids.filter(|id| folder::is_damaged(path, id)).cloned().collect();
+        Ok(Part { path: path.to_owned(), environment, shard, plan: plan::read(path)?, rows, damaged })
     }
 
     fn copy_details(&self, place: &Path) -> Result<(), ReportError> {
@@ -288,15 +300,17 @@ fn flaws_of_cases(parts: &BTreeMap<u32, &Part>, like: &Shard, plan: &[PlannedCas
             Flaw::Double { folders, case_ids }
         }));
     }
-    for shard in 1..=like.shards {
-        let own = plan.iter().filter(|case| case.shard == shard && !holders.contains_key(&case.case_id));
-        let case_ids: Vec<String> = own.map(|case| case.case_id.clone()).collect();
-        match parts.get(&shard) {
-            None => found.push(Flaw::MissingShard { shard: Shard { shard, ..like.clone() }, case_ids }),
-            Some(part) if !case_ids.is_empty() => found.push(Flaw::Missing { path: part.path.clone(), case_ids }),
-            Some(_) => {}
-        }
+    // A shard that was dealt no case is not missed.
+    let mut missing: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+    for case in plan.iter().filter(|case| !holders.contains_key(&case.case_id)) {
+        missing.entry(case.shard).or_default().push(case.case_id.clone());
     }
+    found.extend(missing.into_iter().map(|(shard, case_ids)| match parts.get(&shard) {
+        None => Flaw::MissingShard { shard: Shard { shard, ..like.clone() }, case_ids },
+        Some(part) => Flaw::Missing { path: part.path.clone(), case_ids },
+    }));
+    let damaged = parts.values().filter(|part| !part.damaged.is_empty());
+    found.extend(damaged.map(|part| Flaw::Damaged { path: part.path.clone(), case_ids: part.damaged.clone() }));
     found
 }
 
@@ -323,6 +337,10 @@ impl fmt::Display for Flaw {
             }
             Flaw::Missing { path, case_ids } => {
                 write!(f, "missing: {} is to go on with --resume: it lacks {}", path.display(), named(case_ids))
+            }
+            Flaw::Damaged { path, case_ids } => {
+                write!(f, "damaged: {} is to be copied again, or to go on with --resume: ", path.display())?;
+                write!(f, "the file in cases/ cannot be read of {}", named(case_ids))
             }
             Flaw::Double { folders: [one, other], case_ids } => {
                 write!(f, "double: {} and {} both hold {}", one.display(), other.display(), named(case_ids))
@@ -433,6 +451,38 @@ mod tests {
         let refusal = Shards::open(&[one]).unwrap().merge(&folder.path().join("merged")).unwrap_err();
         assert!(matches!(refusal, ReportError::NotWhole { .. }));
         assert!(!folder.path().join("merged").exists());
+    }
+
+    #[test]
+    fn a_shard_without_cases_is_not_missed_however_many_there_are() {
+        let folder = TempDir::new().unwrap();
+        let of = |shard| {
+            let part = Shard { rule: "slice".to_owned(), shard, shards: u32::MAX };
+            Environment { shard: Some(part), ..environment(shard) }
+        };
+        let one = shard(&folder, "one", &of(1), &["a", "c", "e"].map(record));
+        let two = shard(&folder, "two", &of(2), &["b", "d"].map(record));
+        assert_eq!(flaws_of(&[one, two]), Vec::<String>::new());
+    }
+
+    #[test]
+    fn files_of_cases_that_were_cut_or_lost_on_the_way_are_named() {
+        let folder = TempDir::new().unwrap();
+        let one = shard(&folder, "one", &environment(1), &["a", "c", "e"].map(record));
+        let two = shard(&folder, "two", &environment(2), &["b", "d"].map(record));
+        let cut = folder::detail_path(&one, &record("c").case_id);
+        let whole = fs::read(&cut).unwrap();
+        fs::write(&cut, &whole[..whole.len() - 9]).unwrap();
+        fs::remove_file(folder::detail_path(&one, &record("e").case_id)).unwrap();
+        let found = flaws_of(&[one.clone(), two.clone()]);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].starts_with("damaged: ") && found[0].contains("of 2 cases\n  /c/"), "{found:?}");
+        let resumed =
+            RunFolder::resume(&one, &environment(1), &["a", "c", "e"].map(|case| record(case).case_id)).unwrap();
+        assert_eq!(resumed.completed_cases(), BTreeSet::from([record("a").case_id]), "the others run again");
+        fs::remove_dir_all(two.join("cases")).unwrap();
+        let found = flaws_of(&[two]);
+        assert!(!found.iter().any(|flaw| flaw.starts_with("damaged")), "published folders hold rows only: {found:?}");
     }
 
     #[test]

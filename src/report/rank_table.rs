@@ -47,7 +47,10 @@ fn below(ranks: &Ranks) -> String {
         Bytes(spread.min_bytes),
         Bytes(spread.max_bytes),
         Bytes(spread.median_bytes),
-        ranks.rows.len()
+        match ranks.unanswered().count() {
+            0 => ranks.rows.len().to_string(),
+            silent => format!("{} of {}", ranks.rows.len() - silent, ranks.rows.len()),
+        }
     );
     let named: Vec<String> = ranks.outliers().map(outlier).collect();
     text.push_str(&match named.len() {
@@ -127,7 +130,7 @@ mod tests {
     fn the_table_names_who_stands_out_and_who_is_missing() {
         let text = ranks(&four(14 * GIB), Medium::Terminal(None));
         for words in [
-            "Memory needed: 10.0 GiB to 14.0 GiB, median 10.0 GiB, over 5 ranks.",
+            "Memory needed: 10.0 GiB to 14.0 GiB, median 10.0 GiB, over 4 of 5 ranks.",
             "One rank stands out: 3 by +4.00 GiB.",
             "There is no answer for 4.",
             "no answer: the file is empty",

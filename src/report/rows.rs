@@ -47,7 +47,7 @@ pub(super) fn read<T: Row>(path: &Path) -> Result<Vec<T>, ReportError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         read => read.map_err(ReportError::io(path))?,
     };
-    let whole = &bytes[..bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end + 1)];
+    let whole = whole_rows(&bytes);
     if whole.is_empty() {
         return Ok(Vec::new());
     }
@@ -64,6 +64,20 @@ pub(super) fn read<T: Row>(path: &Path) -> Result<Vec<T>, ReportError> {
             })
         })
         .collect()
+}
+
+/// Without what follows the end of the last row: an end of line inside of quotes belongs to a text, such as the words of an
+/// error that take several lines.
+fn whole_rows(bytes: &[u8]) -> &[u8] {
+    let (mut in_quotes, mut end) = (false, 0);
+    for (place, byte) in bytes.iter().enumerate() {
+        match byte {
+            b'"' => in_quotes = !in_quotes,
+            b'\n' if !in_quotes => end = place + 1,
+            _ => {}
+        }
+    }
+    &bytes[..end]
 }
 
 /// The rows of a file that another release may have written: columns that it did not know are left at their defaults, and
@@ -105,7 +119,7 @@ pub(super) fn replace(path: &Path, content: &[u8]) -> Result<(), ReportError> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".new");
     let beside = PathBuf::from(beside);
-    fs::write(&beside, content).map_err(ReportError::io(&beside))?;
+    fs::write(&beside, content).map_err(ReportError::io(path))?;
     fs::rename(&beside, path).map_err(ReportError::io(path))
 }
 
@@ -121,4 +135,33 @@ fn lines<T: Serialize>(rows: &[T], has_headers: bool) -> Result<Vec<u8>, ReportE
         writer.serialize(row)?;
     }
     writer.into_inner().map_err(|error| ReportError::Csv(error.into_error().into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+    struct Told {
+        case: String,
+        reason: String,
+    }
+
+    #[test]
+    fn a_row_whose_text_has_several_lines_is_whole_or_not_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("told.csv");
+        let told = |case: &str| Told { case: case.to_owned(), reason: "left: \"1\"\nright: 2\n".to_owned() };
+        let both = [told("a"), told("b")];
+        RowFile::write(&path, &both).unwrap();
+        let whole = fs::read(&path).unwrap();
+        let first_ends = to_csv(&both[..1]).unwrap().len();
+        for cut in 0..=whole.len() {
+            fs::write(&path, &whole[..cut]).unwrap();
+            let kept = usize::from(cut >= first_ends) + usize::from(cut == whole.len());
+            assert_eq!(read::<Told>(&path).unwrap(), both[..kept], "cut at {cut}");
+        }
+    }
 }

@@ -8,7 +8,7 @@ use comfy_table::{Cell, ContentArrangement, Table, presets};
 
 use super::{
     scenario::{groups, title},
-    table::{dress_for_terminal, headed},
+    table::{dress_for_terminal, headed, known_bytes},
 };
 use crate::{
     measure::{CaseRecord, Status},
@@ -66,7 +66,7 @@ fn table(records: &[CaseRecord]) -> Option<Table> {
             if packed {
                 cells.push(record.packed_bytes.map_or_else(String::new, |bytes| Bytes(bytes).to_string()));
             }
-            cells.extend([record.peak_reserved_bytes, record.peak_device_used_bytes].map(|b| Bytes(b).to_string()));
+            cells.extend([Bytes(record.peak_reserved_bytes).to_string(), known_bytes(record.peak_device_used_bytes)]);
             cells.push(over(record.peak_reserved_bytes, rounded));
             table.add_row(cells.into_iter().map(Cell::new_owned));
         }

@@ -38,7 +38,7 @@ mod tlsf;
 pub mod wrap;
 
 pub use registry::{Built, Parameter, STRATEGIES, Setup, SpecError, StrategyEntry, StrategySpec};
-pub use stats::{BlockState, BlockView, Layout, SegmentView, Stats, Usage};
+pub use stats::{BlockState, BlockView, Layout, OffBooks, SegmentView, Stats, Usage};
 
 use crate::{
     device::{Capabilities, Device, DeviceError},
@@ -373,6 +373,12 @@ pub enum StrategyError {
     /// A command that the strategy understands and refuses.
     #[error("{0}")]
     Refused(String),
+    /// The allocator runs in a process of its own, and that has died. Every later call says the same.
+    #[error("{0}")]
+    Died(String),
+    /// The allocator did not return from a call, and its process was ended. Every later call says the same.
+    #[error("{0}")]
+    Hung(String),
 }
 
 impl StrategyError {

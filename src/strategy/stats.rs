@@ -40,6 +40,20 @@ pub struct Stats {
     pub retries: u64,
     /// Requests that failed, those of an impossible size ([`Refusal::Size`](super::Refusal::Size)) left out.
     pub ooms: u64,
+    /// Memory that it holds and the device's books do not have.
+    pub off_books: OffBooks,
+}
+
+/// Memory that a strategy has from somebody else than the device that it is called with: a plugin calls the driver itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OffBooks {
+    /// There is none.
+    #[default]
+    Nothing,
+    /// So many bytes now.
+    Bytes(u64),
+    /// Nobody can tell how much.
+    Unknown,
 }
 
 impl Stats {

@@ -20,6 +20,11 @@ use crate::{
     unit::{Address, EventId, Nanos, StreamId, Work},
 };
 
+/// What is broken where the process of an allocator died.
+const DEATH: &str = "death";
+/// What is broken where an allocator did not return.
+pub(super) const HANG: &str = "hang";
+
 /// A program that does what a trace says.
 pub(super) struct Player {
     pub(super) watch: Watch,
@@ -275,6 +280,8 @@ impl Player {
         match result {
             Ok(()) => {}
             Err(StrategyError::Device(_)) if self.faults => {}
+            Err(StrategyError::Died(reason)) => self.watch.find(DEATH, reason),
+            Err(StrategyError::Hung(reason)) => self.watch.find(HANG, reason),
             Err(error) => self.watch.find("error", format!("{what} failed: {error}")),
         }
     }

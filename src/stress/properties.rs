@@ -5,8 +5,8 @@
 //! strategies by name, on any device; programs come from `program`.
 
 use super::{
-    Conditions, Failure, KindOfStress, PlannedFault, Subject, Trial, TrialError, Verdict, program::random_program,
-    shrink,
+    Conditions, Failure, KindOfStress, PlannedFault, Subject, Trial, TrialError, Verdict, player::HANG,
+    program::random_program, shrink,
 };
 use crate::{
     device::{CallKind, CallLedger},
@@ -98,6 +98,30 @@ fn on_trial(subject: &Subject, trace: &Trace, faults: &[PlannedFault]) -> Result
 
 /// The smallest trace, with the fewest faults, that breaks the same promise.
 fn smallest(subject: &Subject, trace: &Trace, faults: &[PlannedFault], broke: &'static str) -> Failure {
+    // A trace that hangs is shrunk by many that hang.
+    let tried = if broke == HANG { subject.hurried() } else { subject.clone() };
+    let (small, fewer) = shrunk(&tried, trace, faults, broke);
+    let failure = |trace: Trace, faults: &[PlannedFault], detail: Option<String>| Failure {
+        found_by: KIND,
+        strategy: subject.strategy.to_string(),
+        detail: detail.unwrap_or_else(|| broke.to_owned()),
+        trace: Some(trace),
+        conditions: PlannedFault::options(faults),
+    };
+    match detail(subject, &small, &fewer) {
+        // In a hurry, slow may have looked like broken: with all the time that it has, this one is fine.
+        None => failure(trace.clone(), faults, detail(subject, trace, faults)),
+        told => failure(small, &fewer, told),
+    }
+}
+
+/// Makes a trace and its faults smaller as long as the same promise is broken.
+fn shrunk(
+    subject: &Subject,
+    trace: &Trace,
+    faults: &[PlannedFault],
+    broke: &'static str,
+) -> (Trace, Vec<PlannedFault>) {
     let breaks = |trace: &Trace, faults: &[PlannedFault]| {
         on_trial(subject, trace, faults).is_ok_and(|trial| trial.broke() == Some(broke))
     };
@@ -123,13 +147,7 @@ fn smallest(subject: &Subject, trace: &Trace, faults: &[PlannedFault], broke: &'
             small = shrink(&small, &mut |trace| breaks(trace, &faults), most_tries);
         }
     }
-    Failure {
-        found_by: KIND,
-        strategy: subject.strategy.to_string(),
-        detail: detail(subject, &small, &faults).unwrap_or_else(|| broke.to_owned()),
-        trace: Some(small),
-        conditions: PlannedFault::options(&faults),
-    }
+    (small, faults)
 }
 
 /// What the smallest trace breaks, in words.

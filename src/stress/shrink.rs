@@ -58,7 +58,11 @@ impl Search<'_> {
     }
 
     /// What comes after the failure has nothing to do with it: halves until the failing part is no longer in the first.
+    /// Who fails without a single event needs no search.
     fn cut_the_end(&mut self) {
+        if self.accept(self.best.first(0)) {
+            return;
+        }
         let (mut passes, mut fails) = (0, self.best.len());
         while fails - passes > 1 {
             let middle = passes + (fails - passes) / 2;

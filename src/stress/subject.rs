@@ -3,7 +3,7 @@
 #[cfg(test)]
 use crate::strategy::flawed::Flawed;
 use crate::{
-    device::{Device, DeviceProps, DeviceSpec, DeviceSpecError, wrap::Limited},
+    device::{Device, DeviceProps, DeviceSpec, DeviceSpecError, wrap::capped},
     plugin,
     strategy::{Built, Setup, SpecError, StrategySpec},
 };
@@ -33,11 +33,7 @@ pub enum SubjectError {
 impl Subject {
     /// A fresh device with the subject's memory.
     pub fn open_device(&self) -> Result<Box<dyn Device>, SubjectError> {
-        let device = self.device.open()?;
-        Ok(match self.memory_bytes {
-            Some(bytes) => Box::new(Limited::to(bytes, device)),
-            None => device,
-        })
+        Ok(capped(self.device.open()?, self.memory_bytes))
     }
 
     /// A fresh strategy for that device. In tests of this room `flawed:FLAW` is a strategy too.
@@ -46,6 +42,17 @@ impl Subject {
         if let ("flawed", Some(flawed)) = (self.strategy.name.as_str(), Flawed::named(&self.strategy.parameters)) {
             return Ok(Box::new(flawed));
         }
-        plugin::build(&self.strategy, &Setup { props, limit: self.memory_bytes })
+        let setup = Setup { props, limit: self.memory_bytes };
+        if self.device.is_simulated() {
+            plugin::build_apart(&self.strategy, &setup)
+        } else {
+            plugin::build(&self.strategy, &setup)
+        }
+    }
+
+    /// The same subject, which is not waited for as long where it hangs: for the many tries that shrinking takes.
+    #[must_use]
+    pub fn hurried(&self) -> Subject {
+        Subject { strategy: plugin::hurried(&self.strategy), ..self.clone() }
     }
 }

@@ -7,10 +7,10 @@ use std::{
 
 use super::{
     Case,
-    in_process::{Trouble, capped, in_words},
+    in_process::{Trouble, in_words},
 };
 use crate::{
-    device::{DeviceProps, DeviceSpec, default_limit},
+    device::{DeviceProps, DeviceSpec, default_limit, wrap::capped},
     measure::{
         AgreementRecord,
         agreement::{Cast, Finding},

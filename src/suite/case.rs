@@ -156,7 +156,9 @@ impl SuiteFile {
             Selection::All => STRATEGIES.iter().flat_map(|entry| entry.specs()).collect(),
             Selection::Names(names) => names.iter().map(|name| StrategySpec::from(name.as_str())).collect(),
         };
-        for spec in &specs {
+        // Against a base that does not exist nothing would be compared.
+        let base = StrategySpec::from(self.base.as_str());
+        for spec in specs.iter().chain([&base]) {
             plugin::check(spec).map_err(|source| SuiteError::Strategy { suite: self.name.clone(), source })?;
         }
         Ok(specs)

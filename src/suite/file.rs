@@ -3,10 +3,7 @@
 //! Those in `suites/` are part of the binary, so that it works wherever it is installed. A file of that name in the
 //! `suites/` of the current folder is taken instead.
 
-use std::{
-    fmt, fs,
-    path::{Path, PathBuf},
-};
+use std::{fmt, fs, path::Path};
 
 use serde::{
     Deserialize, Deserializer,
@@ -14,10 +11,10 @@ use serde::{
 };
 
 use super::{CaseTimeout, SuiteError};
-use crate::unit::{Bytes, nearest};
+use crate::unit::{Bytes, Shelf, Shelved};
 
-/// The suites that travel with the binary: `(name, text)`.
-static EMBEDDED: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/suites.rs"));
+/// Where suites are found by name.
+const SHELF: Shelf = Shelf { folder: "suites", built_in: include!(concat!(env!("OUT_DIR"), "/suites.rs")) };
 
 /// One suite: a question, and the groups of cases that answer it.
 #[derive(Clone, Debug, Deserialize)]
@@ -162,9 +159,15 @@ impl<'de> Deserialize<'de> for Selection {
 }
 
 impl SuiteFile {
-    /// The embedded suites by name, in name order.
+    /// The names of the suites that travel with the binary.
     pub fn embedded() -> impl Iterator<Item = &'static str> {
-        EMBEDDED.iter().map(|(name, _)| *name)
+        SHELF.built_in_names()
+    }
+
+    /// Every suite that has a name here: the embedded ones, and those in the `suites/` of the current folder.
+    #[must_use]
+    pub fn all_named() -> Vec<Shelved> {
+        SHELF.all()
     }
 
     /// The suite of that name, or the file at that path (anything that ends in `.toml` or has a separator). Under a name
@@ -173,20 +176,16 @@ impl SuiteFile {
         if name_or_path.ends_with(".toml") || name_or_path.contains('/') {
             return SuiteFile::from_file(Path::new(name_or_path));
         }
-        let beside = PathBuf::from(format!("suites/{name_or_path}.toml"));
-        if beside.is_file() {
-            return SuiteFile::from_file(&beside);
+        let name = name_or_path;
+        if let Some(path) = SHELF.own_file(name) {
+            return SuiteFile::from_file(&path);
         }
-        match EMBEDDED.iter().find(|(name, _)| *name == name_or_path) {
-            Some((name, text)) => {
-                let suite = SuiteFile::parse(name, &format!("suites/{name}.toml"), text)?;
-                Ok(SuiteFile { is_embedded: true, ..suite })
-            }
-            None => Err(SuiteError::UnknownSuite {
-                name: name_or_path.to_owned(),
-                suggestion: nearest(name_or_path, SuiteFile::embedded()),
-            }),
-        }
+        let Some(text) = SHELF.built_in_text(name) else {
+            let (suggestion, known) = SHELF.nearest_and_all(name);
+            return Err(SuiteError::UnknownSuite { name: name.to_owned(), suggestion, known });
+        };
+        let suite = SuiteFile::parse(name, &format!("suites/{name}.toml"), text)?;
+        Ok(SuiteFile { is_embedded: true, ..suite })
     }
 
     fn from_file(path: &Path) -> Result<SuiteFile, SuiteError> {

@@ -8,7 +8,7 @@ use std::{
 
 use super::{Case, CaseOutcome, CaseRunner, SourceError};
 use crate::{
-    device::{Device, DeviceSpecError, default_limit, wrap::Limited},
+    device::{Device, DeviceSpecError, default_limit, wrap::capped},
     measure::{self, CaseDetail, CaseRecord, Fresh, Status, TimingRecord},
     plugin,
     replay::{self, ReplayError},
@@ -128,18 +128,11 @@ fn limit(case: &Case, device: &dyn Device) -> Option<u64> {
 
 /// The case's strategy over a device that hands out no more than `limit`.
 fn under(limit: Option<u64>, case: &Case, device: Box<dyn Device>) -> Result<Fresh, Trouble> {
-    let device = capped(device, limit);
+    // A plugin takes nothing of this device, keeps its limit itself, and reads from it what the real one has lost.
+    let device = if plugin::is_meant(&case.strategy) { device } else { capped(device, limit) };
     let setup = Setup { props: device.props(), limit: case.label.limit };
     let strategy = plugin::build(&case.strategy, &setup)?;
     Ok((strategy, device))
-}
-
-/// The device, which hands out at most so much.
-pub(super) fn capped(device: Box<dyn Device>, cap: Option<u64>) -> Box<dyn Device> {
-    match cap {
-        Some(cap) => Box::new(Limited::to(cap, device)),
-        None => device,
-    }
 }
 
 #[cfg(test)]

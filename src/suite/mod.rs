@@ -6,6 +6,7 @@
 
 mod agreement;
 mod case;
+mod contents;
 mod file;
 mod filter;
 mod in_process;
@@ -21,13 +22,14 @@ pub mod worker;
 
 pub use agreement::compare;
 pub use case::{Case, CaseSettings};
+pub use contents::contents;
 pub use file::{Group, OnOom, Selection, SuiteFile, SuiteKind};
 pub use filter::Filter;
 pub use in_process::InProcess;
 pub use isolation::{Isolating, Isolation};
 pub use needs::WithNeeds;
 pub use partition::{Partition, PartitionError};
-pub use rank_files::{RankFile, rank_files};
+pub use rank_files::{RankFile, rank_files, read_at_once};
 pub use run::{CaseOutcome, CaseRunner, Progress, all_cores, run, run_on};
 pub use source::{SourceError, SourceSpec};
 pub use timeout::{CaseTimeout, TimeoutError};
@@ -57,12 +59,14 @@ pub enum SuiteError {
         reason: String,
     },
     /// No suite of that name.
-    #[error("unknown suite '{name}'{}", did_you_mean_among(suggestion.as_deref(), SuiteFile::embedded()))]
+    #[error("unknown suite '{name}'{}", did_you_mean_among(suggestion.as_deref(), known.iter().map(String::as_str)))]
     UnknownSuite {
         /// What was asked for.
         name: String,
         /// The nearest right name.
         suggestion: Option<String>,
+        /// All there are.
+        known: Vec<String>,
     },
     /// A trace file that the suite names is not there.
     #[error(

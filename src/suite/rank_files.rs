@@ -9,11 +9,19 @@ use std::{
 };
 
 use super::{SourceError, filter::glob};
+use crate::unit::GIB;
 
 /// Endings of the files that are taken from a folder; a pattern says itself what it means.
 const ENDINGS: [&str; 3] = ["pickle", "pkl", "oomph"];
 /// What may come after an ending.
 const COMPRESSED: [&str; 3] = ["gz", "xz", "zst"];
+
+/// What the files that are read at the same time may take in memory together, unless one of them takes more by itself.
+const MOST_MEMORY_BYTES: u64 = 4 * GIB;
+/// How much of its length a recording takes while it is read (seen with 10 million events: 797 MiB of 390), and how much
+/// longer than its file it is where that is compressed (seen: 20 to 57 times).
+const MEMORY_OF_LENGTH: u64 = 2;
+const LENGTH_OF_COMPRESSED: u64 = 60;
 
 /// One rank's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,8 +32,8 @@ pub struct RankFile {
     pub path: PathBuf,
 }
 
-/// The files of all ranks, `2` before `10`; `None` if `name` is neither a folder nor a pattern with `*`. In a folder all
-/// recordings count, those of folders in it do not.
+/// The files of all ranks, `2` before `10`; `None` if `name` is neither a folder nor a pattern with `*`, which may stand for
+/// parts of files' and of folders' names. In a folder all recordings count, those of folders in it do not.
 ///
 /// ```no_run
 /// let ranks = oomph::suite::rank_files("snapshots/")?.unwrap_or_default();
@@ -34,32 +42,68 @@ pub struct RankFile {
 /// ```
 pub fn rank_files(name: &str) -> Result<Option<Vec<RankFile>>, SourceError> {
     let path = Path::new(name);
-    let (folder, pattern) = if path.is_dir() {
-        (path, None)
+    let mut found = if path.is_dir() {
+        let recordings = entries(path).into_iter().filter(|file| is_recording(file));
+        recordings.map(|file| (file.clone(), path.join(file))).collect()
     } else if name.contains('*') && !path.exists() {
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        (folder, Some(path.file_name().unwrap_or_default().to_string_lossy().into_owned()))
+        matching(path)
     } else {
         return Ok(None);
     };
-    let nothing = || SourceError::NoRankFiles(name.to_owned());
-    let is_meant = |file: &str| match &pattern {
-        Some(pattern) => glob(pattern, file),
-        None => is_recording(file),
-    };
-    let mut found: Vec<(String, PathBuf)> = fs::read_dir(folder)
-        .map_err(|_| nothing())?
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.is_file())
-        .filter_map(|path| Some((path.file_name()?.to_string_lossy().into_owned(), path)))
-        .filter(|(file, _)| is_meant(file))
-        .collect();
+    // A link that leads nowhere is a rank whose recording is missing, and not one rank less.
+    found.retain(|(_, path)| !path.is_dir() && (path.is_file() || path.is_symlink()));
     if found.is_empty() {
-        return Err(nothing());
+        return Err(SourceError::NoRankFiles(name.to_owned()));
     }
     found.sort_by(|(one, _), (other, _)| natural_order(one, other));
     let ranks = rank_names(&found.iter().map(|(file, _)| file.as_str()).collect::<Vec<_>>());
     Ok(Some(ranks.into_iter().zip(found).map(|(rank, (_, path))| RankFile { rank, path }).collect()))
+}
+
+/// What is in a folder, but for what its owner's system hides.
+fn entries(folder: &Path) -> Vec<String> {
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let names =
+        fs::read_dir(folder).into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    names.filter(|name| !name.starts_with('.')).collect()
+}
+
+/// What a pattern means, with `*` in any of its parts: paths, and what they are called from the first such part on.
+fn matching(pattern: &Path) -> Vec<(String, PathBuf)> {
+    let mut found = vec![(String::new(), PathBuf::new())];
+    for part in pattern {
+        let part = part.to_string_lossy();
+        let longer = |name: &str, more: &str| if name.is_empty() { more.to_owned() } else { format!("{name}/{more}") };
+        found = match part.contains('*') {
+            true => found
+                .iter()
+                .flat_map(|(name, folder)| entries(folder).into_iter().map(move |entry| (name, folder, entry)))
+                .filter(|(_, _, entry)| glob(&part, entry))
+                .map(|(name, folder, entry)| (longer(name, &entry), folder.join(entry)))
+                .collect(),
+            false => found
+                .into_iter()
+                .map(|(name, folder)| match name.is_empty() {
+                    true => (name, folder.join(&*part)),
+                    false => (longer(&name, &part), folder.join(&*part)),
+                })
+                .collect(),
+        };
+    }
+    found
+}
+
+/// How many of the files may be read side by side on so many cores, so that a folder of long recordings does not take
+/// the memory of all of them at once.
+#[must_use]
+pub fn read_at_once(files: &[RankFile], cores: usize) -> usize {
+    let memory = |file: &RankFile| {
+        let bytes = fs::metadata(&file.path).map_or(0, |file| file.len()).saturating_mul(MEMORY_OF_LENGTH);
+        let is_compressed = file.path.extension().is_some_and(|ending| COMPRESSED.iter().any(|known| ending == *known));
+        if is_compressed { bytes.saturating_mul(LENGTH_OF_COMPRESSED) } else { bytes }
+    };
+    let most = files.iter().map(memory).max().unwrap_or(0).max(1);
+    usize::try_from(MOST_MEMORY_BYTES / most).unwrap_or(usize::MAX).clamp(1, cores.min(files.len()).max(1))
 }
 
 fn is_recording(file: &str) -> bool {
@@ -160,6 +204,49 @@ mod tests {
         let message = rank_files(&folder.path().display().to_string()).unwrap_err().to_string();
         assert!(message.contains("no recording"), "{message}");
         assert!(rank_files("nowhere/*.pickle").is_err());
+    }
+
+    #[test]
+    fn a_pattern_may_stand_for_folders() {
+        let folder = folder_with(&["rank.pickle"]);
+        for rank in [2, 10, 9] {
+            let own = folder.path().join(format!("rank{rank}"));
+            fs::create_dir(&own).unwrap();
+            fs::write(own.join("snapshot.pickle"), "").unwrap();
+        }
+        fs::create_dir(folder.path().join("rank11")).unwrap();
+        let found = rank_files(&folder.path().join("rank*/snapshot.pickle").display().to_string()).unwrap().unwrap();
+        let names: Vec<&str> = found.iter().map(|file| file.rank.as_str()).collect();
+        assert_eq!(names, ["2", "9", "10"]);
+        assert_eq!(found[2].path, folder.path().join("rank10/snapshot.pickle"));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_that_leads_nowhere_is_a_rank_and_a_hidden_file_or_a_folder_is_none() {
+        let folder = folder_with(&["run-0.pickle", "._run-0.pickle", ".run-1.pickle"]);
+        std::os::unix::fs::symlink("nowhere", folder.path().join("run-1.pickle")).unwrap();
+        std::os::unix::fs::symlink("run-0.pickle", folder.path().join("run-2.pickle")).unwrap();
+        fs::create_dir(folder.path().join("run-3.pickle")).unwrap();
+        for name in [folder.path().to_owned(), folder.path().join("*.pickle")] {
+            assert_eq!(ranks(&name.display().to_string()), ["0", "1", "2"]);
+        }
+    }
+
+    #[test]
+    fn long_recordings_are_read_one_after_the_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let at_once = |name: &str, bytes: u64, count: usize| {
+            let path = folder.path().join(name);
+            fs::File::create(&path).unwrap().set_len(bytes).unwrap();
+            read_at_once(&vec![RankFile { rank: String::new(), path }; count], 64)
+        };
+        assert_eq!(at_once("short.pickle", 1000, 100), 64);
+        assert_eq!(at_once("short.pickle", 1000, 3), 3);
+        assert_eq!(at_once("long.pickle", GIB / 2, 100), 4);
+        assert_eq!(at_once("longer.pickle", 8 * GIB, 100), 1);
+        assert_eq!(at_once("short.pickle.xz", GIB / 120, 100), 4);
+        assert_eq!(read_at_once(&[], 64), 1);
     }
 
     proptest::proptest! {

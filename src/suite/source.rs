@@ -3,7 +3,7 @@
 //! A PyTorch snapshot is more than a trace: it is re-lived first, so that the story has the calls of `empty_cache` that
 //! the file itself does not record.
 
-use std::{path::Path, sync::Arc};
+use std::{fs, path::Path, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
@@ -12,12 +12,13 @@ use crate::{
         Device,
         sim::{SimConfig, SimConfigError, SimDevice},
     },
-    replay::verify::{Companion, CompanionError, Verdict, Verification, verify},
+    replay::verify::{Companion, CompanionError, Verdict, Verification, verify_watched},
     strategy::Setup,
     trace::{
         self, Source, TableFull, TraceError,
         torch::{self, Recording},
     },
+    unit::{Watch, did_you_mean},
     workload::{Recipe, WorkloadError, is_recipe_name},
 };
 
@@ -54,8 +55,13 @@ pub enum SourceError {
     #[error(transparent)]
     Device(#[from] SimConfigError),
     /// Looks like a path, and leads nowhere.
-    #[error("{0}: no such file")]
-    NoSuchFile(String),
+    #[error("{name}: no such file{}", did_you_mean(suggestion.as_deref()))]
+    NoSuchFile {
+        /// What was asked for.
+        name: String,
+        /// The file in that folder whose name is nearest.
+        suggestion: Option<String>,
+    },
     /// A folder.
     #[error("{0}: is a directory; a trace file was expected")]
     Directory(String),
@@ -79,6 +85,11 @@ impl From<WorkloadError> for SourceError {
 impl SourceSpec {
     /// Finds and prepares the source.
     pub fn open(&self) -> Result<Box<dyn Source>, SourceError> {
+        self.open_watched(Watch::NOBODY)
+    }
+
+    /// The same, with somebody who is told how far it is: recordings are read whole.
+    pub fn open_watched(&self, watch: Watch<'_>) -> Result<Box<dyn Source>, SourceError> {
         match self.recipe()? {
             Some(_) if self.device_index.is_some() => Err(SourceError::NotASnapshot),
             Some(recipe) => {
@@ -86,10 +97,10 @@ impl SourceSpec {
                 Ok(Box::new(recipe.seed(self.seed).workload()?))
             }
             None if !self.set.is_empty() => Err(SourceError::NothingToSet(self.name.clone())),
-            None => Ok(match self.recording()? {
-                Some(recording) if recording.begun_late().is_some() => Box::new(recording),
-                Some(recording) => Box::new(recording.trace),
-                None => trace::open(Path::new(&self.name))?,
+            None => Ok(match self.verified_recording(watch)? {
+                Some((recording, _)) if recording.begun_late().is_some() => Box::new(recording),
+                Some((recording, _)) => Box::new(recording.trace),
+                None => trace::open_watched(Path::new(&self.name), watch)?,
             }),
         }
     }
@@ -102,25 +113,25 @@ impl SourceSpec {
 
     /// The source as a recording, if it is a PyTorch snapshot. The snapshot's own limit is used to understand it, and
     /// nowhere else: a replay is limited by its own arguments only.
-    pub fn recording(&self) -> Result<Option<Recording>, SourceError> {
-        Ok(self.verified_recording()?.map(|(recording, _)| recording))
+    pub fn recording(&self, watch: Watch<'_>) -> Result<Option<Recording>, SourceError> {
+        Ok(self.verified_recording(watch)?.map(|(recording, _)| recording))
     }
 
     /// The same, and how well the model re-lives it.
-    pub fn verified_recording(&self) -> Result<Option<(Recording, Verification)>, SourceError> {
+    pub fn verified_recording(&self, watch: Watch<'_>) -> Result<Option<(Recording, Verification)>, SourceError> {
         let path = Path::new(&self.name);
         let is_file = path.is_file() && path.extension().is_none_or(|extension| extension != "toml");
         if !is_file || trace::recognise(path)?.name != torch::NAME {
             return if self.device_index.is_some() { Err(SourceError::NotASnapshot) } else { Ok(None) };
         }
-        let recording = Recording::open(path, self.device_index)?;
+        let recording = Recording::open_watched(path, self.device_index, watch)?;
         let device = SimDevice::new(SimConfig::default())?;
         let props = device.props();
         let companion = Companion::beside(path)?.unwrap_or_default();
         let limit = companion.memory_fraction.map(|fraction| (fraction * props.total_bytes as f64) as u64);
-        let verification = verify(&recording, &Setup { props, limit }, &companion.counters);
+        let verification = verify_watched(&recording, &Setup { props, limit }, &companion.counters, watch);
         let recording = match verification.verdict {
-            Verdict::Exact => recording.with_empty_caches(verification.empty_caches.clone())?,
+            Verdict::Exact => recording.with_empty_caches_watched(verification.empty_caches.clone(), watch)?,
             Verdict::Partial { .. } | Verdict::Diverged(_) => recording,
         };
         Ok(Some((recording, verification)))
@@ -140,8 +151,23 @@ impl SourceSpec {
         }
         // Names may have a dot (`gpt-1.3b`).
         if !is_recipe_name(&self.name) && (self.name.contains('/') || path.extension().is_some()) {
-            return Err(SourceError::NoSuchFile(self.name.clone()));
+            return Err(SourceError::NoSuchFile { name: self.name.clone(), suggestion: nearest_file(path) });
         }
         Ok(Some(Recipe::named(&self.name)?))
     }
+}
+/// So many slips of the finger make another name.
+const SLIPS_AT_MOST: usize = 2;
+
+/// The file whose name is nearest to one that is not there. Endings are alike anyway, so slips are counted.
+fn nearest_file(missing: &Path) -> Option<String> {
+    let folder = missing.parent().filter(|folder| *folder != Path::new(""));
+    let files = fs::read_dir(folder.unwrap_or(Path::new("."))).ok()?;
+    let typed = missing.file_name()?.to_string_lossy();
+    let names = files.flatten().map(|file| file.file_name().to_string_lossy().into_owned());
+    let (slips, name) = names.map(|name| (strsim::levenshtein(&typed, &name), name)).min()?;
+    if slips > SLIPS_AT_MOST {
+        return None;
+    }
+    Some(folder.map_or_else(|| name.clone(), |folder| folder.join(&name).display().to_string()))
 }

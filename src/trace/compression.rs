@@ -19,9 +19,9 @@ const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 const LARGEST_DICTIONARY_KIB: u32 = 160 << 10;
 
 /// The content of a file, decompressed if need be.
-pub(super) fn decompressed(mut file: impl BufRead + Send + 'static) -> io::Result<Box<dyn BufRead + Send>> {
+pub(super) fn decompressed<'a>(mut file: impl BufRead + Send + 'a) -> io::Result<Box<dyn BufRead + Send + 'a>> {
     let head = file.fill_buf()?;
-    let decoder: Box<dyn Read + Send> = if head.starts_with(&GZIP) {
+    let decoder: Box<dyn Read + Send + 'a> = if head.starts_with(&GZIP) {
         Box::new(MultiGzDecoder::new(file))
     } else if head.starts_with(&XZ) {
         Box::new(XzReader::new_mem_limit(file, true, LARGEST_DICTIONARY_KIB))

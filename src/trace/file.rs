@@ -3,7 +3,7 @@
 use std::{
     ffi::OsString,
     fs::{self, File, OpenOptions},
-    io::{self, BufRead, BufReader, BufWriter, Write},
+    io::{self, BufRead, BufReader, BufWriter, Read, Write},
     path::{Path, PathBuf},
     process,
     sync::atomic::{AtomicU64, Ordering},
@@ -12,16 +12,29 @@ use std::{
 use flate2::{Compression, write::GzEncoder};
 
 use super::{TraceError, compression::decompressed};
+use crate::unit::{Watch, Watcher};
 
 /// The bytes of a file after decompression.
-pub(super) type Input = Box<dyn BufRead + Send>;
+pub(super) type Input<'a> = Box<dyn BufRead + Send + 'a>;
 
 const BUFFER_BYTES: usize = 256 << 10;
 /// Nearly three times as fast as the default level on traces, for files 6 % larger.
 const COMPRESSION: Compression = Compression::new(3);
 
 /// Opens a file at its beginning. Compression is recognised by content, whatever the file is called.
-pub(super) fn open(path: &Path) -> Result<Input, TraceError> {
+pub(super) fn open(path: &Path) -> Result<Input<'static>, TraceError> {
+    open_counted(path, |_| ())
+}
+
+/// The same as a stage of somebody's work: as long as the file is, and done as far as it has been read.
+pub(super) fn open_watched<'a>(path: &Path, watch: Watch<'a>) -> Result<Input<'a>, TraceError> {
+    let bytes = fs::metadata(path).map_err(|source| TraceError::Io { path: path.to_owned(), source })?.len();
+    watch.begins("reading the file", bytes);
+    open_counted(path, move |bytes| watch.advances(bytes))
+}
+
+/// The same, with the number of bytes told whenever some are taken from the disk: before decompression.
+pub(super) fn open_counted<'a>(path: &Path, on_read: impl FnMut(u64) + Send + 'a) -> Result<Input<'a>, TraceError> {
     let failed = |source| TraceError::Io { path: path.to_owned(), source };
     let kind = fs::metadata(path).map_err(failed)?.file_type();
     if kind.is_dir() {
@@ -30,8 +43,22 @@ pub(super) fn open(path: &Path) -> Result<Input, TraceError> {
     if !kind.is_file() {
         return Err(refusal(path, "a trace is read more than once, so it must be a plain file, not a pipe or device"));
     }
-    let file = BufReader::with_capacity(BUFFER_BYTES, File::open(path).map_err(failed)?);
-    decompressed(file).map_err(failed)
+    let file = Counted { file: File::open(path).map_err(failed)?, on_read };
+    decompressed(BufReader::with_capacity(BUFFER_BYTES, file)).map_err(failed)
+}
+
+/// A file that says how much of it was read.
+struct Counted<F> {
+    file: File,
+    on_read: F,
+}
+
+impl<F: FnMut(u64)> Read for Counted<F> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let count = self.file.read(to)?;
+        (self.on_read)(count as u64);
+        Ok(count)
+    }
 }
 
 /// What a failure while reading means.
@@ -144,9 +171,8 @@ impl Drop for Unfinished {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
-
     use super::*;
+    use crate::unit::Minutes;
 
     fn content(path: &Path) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -182,6 +208,27 @@ mod tests {
         let renamed = folder.path().join("a.txt");
         fs::rename(&path, &renamed).unwrap();
         assert_eq!(content(&renamed), [b'x'; 100_000]);
+    }
+
+    #[test]
+    fn reading_is_a_stage_as_long_as_the_file_on_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.oomph.gz");
+        let mut output = Output::create(&path).unwrap();
+        let text: Vec<u8> =
+            (0..1_000_000u32).flat_map(|number| number.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+        output.write_all(&text).unwrap();
+        output.finish().unwrap();
+        let on_disk = fs::metadata(&path).unwrap().len();
+        let minutes = Minutes::default();
+        let mut input = open_watched(&path, Watch::by(&minutes)).unwrap();
+        let mut half = vec![0; text.len() / 2];
+        input.read_exact(&mut half).unwrap();
+        let [(stage, parts, done)] = minutes.stages().try_into().unwrap();
+        assert_eq!((stage.as_str(), parts), ("reading the file", on_disk));
+        assert!((on_disk / 3..on_disk * 2 / 3).contains(&done), "{done} of {on_disk}");
+        input.read_to_end(&mut Vec::new()).unwrap();
+        assert_eq!(minutes.stages(), [(stage, on_disk, on_disk)]);
     }
 
     #[cfg(unix)]

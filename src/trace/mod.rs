@@ -27,14 +27,17 @@ mod summary;
 mod tables;
 pub mod torch;
 pub mod umpire;
+mod watched;
 
 pub use builder::TraceBuilder;
 pub use check::{Checker, Place, Resident, check};
 pub use error::TraceError;
 pub use event::{BlockSlot, CollectiveKind, Event, MarkKind, NO_OPERAND, Op, OpKind, TraceEventId};
 pub use failed::failed_when_recorded;
-pub use open::{FORMATS, Format, open, recognise, save, write, write_to};
+pub use native::NAME as NATIVE;
+pub use open::{FORMATS, Format, open, open_watched, recognise, save, write, write_to};
 pub use pointer_log::{Imported, WriteError};
 pub use source::{CHUNK_EVENTS, EventReader, Source, SourceInfo, Trace};
 pub use summary::{Bucket, Peak, Powers, Summary};
 pub use tables::{Category, LabelId, ShapeId, TableFull, Tables, Tag};
+pub use watched::{PARTS_OF_A_READING, Watched};

@@ -10,6 +10,7 @@ use super::{
     file::{self, Output},
     minimalloc, native, rmm, stalloc, torch, umpire,
 };
+use crate::unit::Watch;
 
 /// A kind of trace file.
 pub struct Format {
@@ -19,8 +20,8 @@ pub struct Format {
     pub about: &'static str,
     /// Whether a file is of this kind, from its first bytes after decompression.
     pub(super) recognises: fn(head: &[u8]) -> bool,
-    /// Opens it.
-    pub(super) open: fn(path: &Path) -> Result<Box<dyn Source>, TraceError>,
+    /// Opens it; where that means to read it whole, somebody may watch.
+    pub(super) open: fn(path: &Path, watch: Watch<'_>) -> Result<Box<dyn Source>, TraceError>,
 }
 
 /// Every format that can be read. To add one, write its file and add its line.
@@ -32,8 +33,13 @@ const HEAD_BYTES: u64 = 4096;
 
 /// Opens a trace file. Its format is recognised by content, and so is compression.
 pub fn open(path: impl AsRef<Path>) -> Result<Box<dyn Source>, TraceError> {
+    open_watched(path, Watch::NOBODY)
+}
+
+/// The same, with somebody who is told how far it is. A native trace is opened at once, and read by whoever needs it.
+pub fn open_watched(path: impl AsRef<Path>, watch: Watch<'_>) -> Result<Box<dyn Source>, TraceError> {
     let path = path.as_ref();
-    (recognise(path)?.open)(path)
+    (recognise(path)?.open)(path, watch)
 }
 
 /// What kind of trace a file is, from its first bytes after decompression.

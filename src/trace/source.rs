@@ -41,6 +41,12 @@ pub trait EventReader: Send {
     /// The side tables, complete for all events read so far.
     fn tables(&self) -> &Tables;
 
+    /// How much of the source has been read, from 0 to 1, where that can be known before the end; for progress, never for
+    /// truth.
+    fn share_read(&self) -> Option<f64> {
+        None
+    }
+
     /// The next events and the side tables, for those who only look: a reader that has the events in memory lends them
     /// where they lie, any other puts them into `chunk`. Empty at the end.
     fn lend<'a>(&'a mut self, chunk: &'a mut Vec<Event>) -> Result<(&'a [Event], &'a Tables), TraceError> {
@@ -98,13 +104,15 @@ impl Source for Trace {
     }
 
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {
-        Ok(Box::new(TraceReader { unread: &self.events, tables: &self.tables }))
+        Ok(Box::new(TraceReader { unread: &self.events, events: self.events.len(), tables: &self.tables }))
     }
 }
 
 /// A position in a trace in memory.
 struct TraceReader<'a> {
     unread: &'a [Event],
+    /// How many there are, read or not.
+    events: usize,
     tables: &'a Tables,
 }
 
@@ -125,6 +133,10 @@ impl EventReader for TraceReader<'_> {
 
     fn tables(&self) -> &Tables {
         self.tables
+    }
+
+    fn share_read(&self) -> Option<f64> {
+        Some(1.0 - self.unread.len() as f64 / self.events.max(1) as f64)
     }
 
     fn lend<'a>(&'a mut self, _: &'a mut Vec<Event>) -> Result<(&'a [Event], &'a Tables), TraceError> {

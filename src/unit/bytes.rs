@@ -57,7 +57,9 @@ impl FromStr for Bytes {
         if !text.trim_start().starts_with(|c: char| c.is_ascii_digit()) {
             return Err(refused());
         }
-        text.trim().parse::<bytesize::ByteSize>().map(|size| Bytes(size.as_u64())).map_err(|_| refused())
+        // More than fits in 64 bits becomes the most that does.
+        let size = text.trim().parse::<bytesize::ByteSize>().ok().filter(|size| size.as_u64() < u64::MAX);
+        size.map(|size| Bytes(size.as_u64())).ok_or_else(refused)
     }
 }
 
@@ -95,7 +97,7 @@ mod tests {
         {
             assert_eq!(text.parse(), Ok(Bytes(bytes)), "{text}");
         }
-        for text in ["", "x", "-1", "12 parsecs", "NaN"] {
+        for text in ["", "x", "-1", "12 parsecs", "NaN", "99999999999999999999GiB"] {
             assert!(text.parse::<Bytes>().is_err(), "{text}");
         }
     }

@@ -1,20 +1,29 @@
-//! The vocabulary that every room shares: quantities, identities and kinds of work; and one way to do things side by side.
+//! The vocabulary that every room shares: quantities, identities and kinds of work; what is known by
+//! name, one way to do things side by side, and one to say how far they have come.
 //!
 //! Newtypes keep bytes, nanoseconds, addresses and indices apart at no cost. Nothing here knows about
 //! devices, strategies or traces.
 
 mod bytes;
+mod ending;
 mod id;
 mod near;
+mod shelf;
 mod side_by_side;
 mod time;
+mod watch;
 mod work;
 
 pub use bytes::{Bytes, GIB, KIB, MIB, ParseBytesError};
+pub use ending::{ending, signal};
 pub use id::{Address, EventId, SiteId, StreamId, TagId, ThreadId};
 pub use near::{did_you_mean, did_you_mean_among, nearest};
-pub use side_by_side::side_by_side;
+pub use shelf::{Shelf, Shelved};
+pub use side_by_side::{as_they_come, side_by_side};
 pub use time::Nanos;
+#[cfg(test)]
+pub(crate) use watch::Minutes;
+pub use watch::{Watch, Watcher};
 pub use work::{Dtype, ProductRole, Work};
 
 /// Rounds `value` up to a multiple of `step`, which must not be zero.

@@ -21,7 +21,10 @@ pub fn did_you_mean(suggestion: Option<&str>) -> String {
     suggestion.map(|name| format!("; did you mean '{name}'?")).unwrap_or_default()
 }
 
-/// The same, naming all there is where no name is near.
+/// More names than this are no help in a sentence.
+const MOST_NAMES: usize = 40;
+
+/// The same, naming all there is where no name is near; only their number where they would fill the screen.
 ///
 /// ```
 /// use oomph::unit::did_you_mean_among;
@@ -31,6 +34,9 @@ pub fn did_you_mean(suggestion: Option<&str>) -> String {
 pub fn did_you_mean_among<'a>(suggestion: Option<&str>, known: impl IntoIterator<Item = &'a str>) -> String {
     match suggestion {
         Some(_) => did_you_mean(suggestion),
-        None => format!("; there are: {}", known.into_iter().collect::<Vec<_>>().join(", ")),
+        None => match known.into_iter().collect::<Vec<_>>() {
+            names if names.len() > MOST_NAMES => format!("; `oomph list` names all {}", names.len()),
+            names => format!("; there are: {}", names.join(", ")),
+        },
     }
 }

@@ -2,19 +2,20 @@
 
 use std::{fmt, io, path::PathBuf};
 
-use super::recipe_names;
 use crate::unit::{did_you_mean, did_you_mean_among};
 
 /// A workload that cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkloadError {
-    /// No embedded recipe of that name.
-    #[error("unknown workload '{name}'{}", did_you_mean_among(suggestion.as_deref(), recipe_names()))]
+    /// No recipe of that name, neither in the binary nor in the current folder.
+    #[error("unknown workload '{name}'{}", did_you_mean_among(suggestion.as_deref(), known.iter().map(String::as_str)))]
     UnknownWorkload {
         /// What was asked for.
         name: String,
         /// The nearest right name.
         suggestion: Option<String>,
+        /// All there are.
+        known: Vec<String>,
     },
     /// The file system said no.
     #[error("{path}: {source}")]

@@ -22,5 +22,5 @@ pub use dice::{Dice, PowerLaw};
 pub use error::{Place, Problem, WorkloadError};
 pub use generator::{GENERATORS, Generator, GeneratorEntry, Start};
 pub use parameter::{Given, Parameter, Parameters, Values};
-pub use recipe::{Recipe, is_recipe_name, recipe_names};
+pub use recipe::{Recipe, all_recipes, is_recipe_name, recipe_names};
 pub use source::Workload;

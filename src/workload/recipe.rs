@@ -3,36 +3,32 @@
 //! Those in `workloads/` are part of the binary, so that it works wherever it is installed. A file of that name in the
 //! `workloads/` of the current folder is taken instead; any other is read from where it is.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, fs, path::Path};
 
 use serde::Deserialize;
 use toml::{Spanned, Value};
 
 use super::{GENERATORS, GeneratorEntry, Given, Parameters, Place, Workload, WorkloadError};
-use crate::unit::{did_you_mean, nearest};
+use crate::unit::{Shelf, Shelved, did_you_mean, nearest};
 
-/// Name and text of every embedded recipe, in name order.
-static EMBEDDED: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/workloads.rs"));
+/// Where recipes are found by name.
+const SHELF: Shelf = Shelf { folder: "workloads", built_in: include!(concat!(env!("OUT_DIR"), "/workloads.rs")) };
 
-/// The names of all embedded recipes, in order.
+/// The names of all embedded recipes. What `"all"` workloads means: it must not depend on the current folder.
 pub fn recipe_names() -> impl Iterator<Item = &'static str> {
-    EMBEDDED.iter().map(|(name, _)| *name)
+    SHELF.built_in_names()
 }
 
-/// The file of the current folder that a name stands for, if there is one: `workloads/NAME.toml`.
-fn own_file(name: &str) -> Option<PathBuf> {
-    let path = PathBuf::from(format!("workloads/{name}.toml"));
-    (!name.contains('/') && path.is_file()).then_some(path)
+/// Every recipe that has a name here: the embedded ones, and those in the `workloads/` of the current folder.
+#[must_use]
+pub fn all_recipes() -> Vec<Shelved> {
+    SHELF.all()
 }
 
 /// Whether there is a recipe of this name, in the current folder or in the binary.
 #[must_use]
 pub fn is_recipe_name(name: &str) -> bool {
-    own_file(name).is_some() || recipe_names().any(|embedded| embedded == name)
+    SHELF.own_file(name).is_some() || SHELF.built_in_text(name).is_some()
 }
 
 /// A generator with its parameters, not yet checked against each other.
@@ -62,15 +58,14 @@ struct RecipeFile {
 impl Recipe {
     /// The recipe of this name: `workloads/NAME.toml` of the current folder, or else the embedded one.
     pub fn named(name: &str) -> Result<Recipe, WorkloadError> {
-        if let Some(path) = own_file(name) {
+        if let Some(path) = SHELF.own_file(name) {
             return Recipe::from_file(&path);
         }
-        match EMBEDDED.iter().find(|(embedded, _)| *embedded == name) {
-            Some((name, text)) => Recipe::parse(name, &format!("workloads/{name}.toml"), text),
-            None => {
-                Err(WorkloadError::UnknownWorkload { name: name.to_owned(), suggestion: nearest(name, recipe_names()) })
-            }
-        }
+        let Some(text) = SHELF.built_in_text(name) else {
+            let (suggestion, known) = SHELF.nearest_and_all(name);
+            return Err(WorkloadError::UnknownWorkload { name: name.to_owned(), suggestion, known });
+        };
+        Recipe::parse(name, &format!("workloads/{name}.toml"), text)
     }
 
     /// The recipe in a file; its name is the file's, without the ending.
@@ -156,6 +151,13 @@ impl Recipe {
     #[must_use]
     pub fn purpose(&self) -> &str {
         &self.purpose
+    }
+
+    /// What it says, wherever it stands: recipes of the same words make the same events of the same seed.
+    #[must_use]
+    pub fn words(&self) -> String {
+        let given = self.given.iter().map(|(key, given)| format!("; {key} = {}", given.value));
+        given.fold(self.generator.name.to_owned(), |words, more| words + &more)
     }
 
     /// Where its pattern comes from.
@@ -334,9 +336,8 @@ mod tests {
     fn an_unknown_workload_is_refused_with_the_nearest_right_name() {
         let error = Recipe::named("checkerbord").unwrap_err();
         assert_eq!(error.to_string(), "unknown workload 'checkerbord'; did you mean 'checkerboard'?");
-        let all: Vec<&str> = recipe_names().collect();
         let far_off = Recipe::named("zzz").unwrap_err().to_string();
-        assert_eq!(far_off, format!("unknown workload 'zzz'; there are: {}", all.join(", ")));
+        assert_eq!(far_off, format!("unknown workload 'zzz'; `oomph list` names all {}", recipe_names().count()));
     }
 
     #[test]

@@ -36,7 +36,7 @@ impl Source for Workload {
 
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {
         let generator = (self.start)(Dice::new(self.seed, &self.recipe));
-        Ok(Box::new(Reading { generator, story: TraceBuilder::new() }))
+        Ok(Box::new(Reading::of(generator)))
     }
 }
 
@@ -44,6 +44,15 @@ impl Source for Workload {
 struct Reading {
     generator: Box<dyn Generator>,
     story: TraceBuilder,
+    /// What was left to write at the beginning.
+    whole: u64,
+}
+
+impl Reading {
+    fn of(generator: Box<dyn Generator>) -> Reading {
+        let whole = generator.left();
+        Reading { generator, story: TraceBuilder::new(), whole }
+    }
 }
 
 impl EventReader for Reading {
@@ -57,18 +66,24 @@ impl EventReader for Reading {
     fn tables(&self) -> &Tables {
         self.story.tables()
     }
+
+    fn share_read(&self) -> Option<f64> {
+        Some(1.0 - self.generator.left() as f64 / self.whole.max(1) as f64)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{trace::Op, workload::Recipe};
+    use crate::{
+        trace::Op,
+        workload::{Recipe, recipe_names},
+    };
 
     /// The most events that ever waited to be read, how many slots were needed, and how many shapes of work.
     fn footprint(recipe: Recipe) -> [usize; 3] {
         let workload = recipe.workload().unwrap();
-        let mut reading =
-            Reading { generator: (workload.start)(Dice::new(0, &workload.recipe)), story: TraceBuilder::new() };
+        let mut reading = Reading::of((workload.start)(Dice::new(0, &workload.recipe)));
         let (mut chunk, mut pending, mut slots) = (Vec::new(), 0, 0);
         loop {
             reading.read(&mut chunk).unwrap();
@@ -114,6 +129,27 @@ mod tests {
         assert!(pending_long * 10 <= pending * 12, "{pending} became {pending_long}");
         assert_eq!(slots, slots_long);
         assert!(shapes_long < shapes * 10, "{shapes} became {shapes_long}");
+    }
+
+    #[test]
+    fn every_workload_knows_how_far_it_is_told() {
+        for name in recipe_names() {
+            let recipe = Recipe::named(name).unwrap();
+            let workload = recipe.workload().unwrap();
+            let (mut reader, mut chunk, mut share) = (workload.open().unwrap(), Vec::new(), 0.0);
+            // Whole stories would take too long here; how they go on is tried with the short ones.
+            for _ in 0..64 {
+                reader.read(&mut chunk).unwrap();
+                let now = reader.share_read().unwrap();
+                assert!((share..=1.0).contains(&now), "{name}: {share} became {now}");
+                share = now;
+                if chunk.is_empty() {
+                    assert_eq!(share, 1.0, "{name} ends in the middle");
+                    break;
+                }
+            }
+            assert!(share > 0.0, "{name} has not begun after 64 chunks");
+        }
     }
 
     #[test]

@@ -58,12 +58,26 @@ void *allocate(size_t bytes, int device, stream_t stream) {
 void deallocate(void *address, size_t bytes, int device, stream_t stream) {}
 #endif
 
-#ifdef HANGING
+/* Goes wrong in the way that HOW says, in the function that IN says: 'l' while it is loaded, 'a' in the third alloc, 'f' in
+   the first free. */
+#ifdef FAILING
+#ifndef IN
+#define IN 'a'
+#endif
+#ifndef HOW
+#define HOW for (;;) pause()
+#endif
+static void go_wrong(char where) {
+  if (where == IN) {
+    HOW;
+  }
+}
+__attribute__((constructor)) static void load(void) { go_wrong('l'); }
 void *allocate(size_t bytes, int device, stream_t stream) {
-  if (calls == 20) pause();
+  if (calls == 2) go_wrong('a');
   return take(bytes);
 }
-void deallocate(void *address, size_t bytes, int device, stream_t stream) {}
+void deallocate(void *address, size_t bytes, int device, stream_t stream) { go_wrong('f'); }
 #endif
 
 /* Has only so many blocks. */
@@ -115,4 +129,17 @@ size_t oomph_reserved(int device) { return held; }
 void *allocate(size_t bytes, int device, stream_t stream) { return take(bytes); }
 void deallocate(void *address, size_t bytes, int device, stream_t stream) {}
 void oomph_record_stream(void *address, stream_t stream) {}
+#endif
+
+/* Can be told how much it may hold, and keeps to it. */
+#ifdef TOLD_THE_LIMIT
+static size_t held, most = -1;
+void *allocate(size_t bytes, int device, stream_t stream) {
+  if (held + bytes > most) return NULL;
+  held += bytes;
+  return take(bytes);
+}
+void deallocate(void *address, size_t bytes, int device, stream_t stream) { held -= bytes; }
+size_t oomph_reserved(int device) { return held; }
+void oomph_limit(int device, size_t bytes) { most = bytes / 2; }
 #endif

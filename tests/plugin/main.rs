@@ -6,6 +6,7 @@
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
+mod failing;
 mod loaded;
 mod served;
 mod torch;
@@ -41,6 +42,16 @@ impl Workshop {
     fn allocator(&self, which: &str) -> PathBuf {
         let library = self.0.path().join(format!("{}.so", which.to_lowercase()));
         self.compile(&["-shared", "-fPIC", &format!("-D{which}")], "allocators.c", &library);
+        library
+    }
+
+    /// Builds the one that goes wrong in some way (a statement in C), in `load`, `alloc` or `free`.
+    fn failing(&self, place: &str, way: &str) -> PathBuf {
+        let file: String =
+            format!("{place}_{way}.so").chars().filter(|c| c.is_alphanumeric() || "._".contains(*c)).collect();
+        let library = self.0.path().join(file);
+        let (place, way) = (format!("-DIN='{}'", &place[..1]), format!("-DHOW={way}"));
+        self.compile(&["-shared", "-fPIC", "-DFAILING", &place, &way], "allocators.c", &library);
         library
     }
 

@@ -275,6 +275,25 @@ fn words_have_contrast_in_the_light_and_in_the_dark_and_nothing_is_wider_than_a_
     assert_eq!(browser.run("return getComputedStyle(document.querySelector('nav')).display"), "none");
 }
 
+#[test]
+fn the_theme_is_the_systems_until_the_reader_chooses_and_print_is_on_white() {
+    let Some(browser) = opened(1280) else { return };
+    let paper = |medium: &str, system: &str| {
+        let features = serde_json::json!([{ "name": "prefers-color-scheme", "value": system }]);
+        let emulated = serde_json::json!({ "media": medium, "features": features });
+        browser.devtools("Emulation.setEmulatedMedia", &emulated);
+        browser.run("return getComputedStyle(document.body).backgroundColor")
+    };
+    const WHITE: &str = "rgb(255, 255, 255)";
+    assert_eq!((paper("screen", "light"), paper("print", "dark")), (WHITE.into(), WHITE.into()));
+    assert_ne!(paper("screen", "dark"), WHITE);
+    browser.run("document.getElementById('theme').click()");
+    assert_eq!(paper("screen", "dark"), WHITE, "the reader chose the light");
+    browser.run("document.getElementById('theme').click()");
+    assert_ne!(paper("screen", "light"), WHITE, "and the dark again");
+    assert_eq!(paper("print", "light"), WHITE);
+}
+
 fn screenshot(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("report-{name}.png"))
 }

@@ -4,6 +4,8 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
@@ -76,6 +78,19 @@ void oomph_reset() {
 
 size_t oomph_reserved(int device) {
   return guarded([=] { return static_cast<size_t>(allocator(device).getDeviceStats(device).reserved_bytes[0].current); });
+}
+
+void oomph_limit(int device, size_t bytes) {
+  guarded([=] {
+    auto& caching_allocator = allocator(device);
+    size_t free = 0, total = 0;
+    C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    double fraction = static_cast<double>(bytes) / static_cast<double>(total);
+    // What the allocator makes of it is rounded down: not below the bytes that were meant.
+    while (static_cast<size_t>(fraction * static_cast<double>(total)) < bytes) fraction = std::nextafter(fraction, 2.0);
+    caching_allocator.setMemoryFraction(std::min(fraction, 1.0), static_cast<c10::DeviceIndex>(device));
+    return 0;
+  });
 }
 
 }  // extern "C"

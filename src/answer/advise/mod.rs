@@ -26,7 +26,8 @@ use super::threshold::{Cap, ThresholdError, ThresholdStatus, live_peak, overhead
 use crate::{
     device::DeviceSpec,
     measure::{OomReport, SCHEMA},
-    trace::Trace,
+    trace::{Trace, torch::DeadEnd},
+    unit::{Bytes, Watch},
 };
 
 /// How much memory there is.
@@ -34,6 +35,8 @@ use crate::{
 pub enum Room {
     /// A card of so many bytes, of which the context and the libraries take their part.
     Card(u64),
+    /// So many bytes that the driver has for the allocator on a card.
+    OfCard(u64),
     /// So many bytes that the program may reserve: PyTorch's memory fraction.
     Limit(u64),
 }
@@ -49,35 +52,44 @@ pub struct AdviceQuestion<'a> {
     pub device: &'a DeviceSpec,
     /// How much memory there is, where that is known.
     pub room: Option<Room>,
+    /// How the recording ends, if it does because memory ran out.
+    pub dead_end: Option<&'a DeadEnd>,
     /// How often the story must complete, back to back.
     pub repeat: u32,
     /// How many replays run side by side.
     pub jobs: usize,
     /// Set from outside to give up.
     pub stop: Option<&'a AtomicBool>,
-    /// Told whenever a part of the search is done, on whichever thread, with the number of all parts.
-    pub on_part: Option<&'a (dyn Fn(usize) + Sync)>,
+    /// Told what is tried, and how far that is.
+    pub watch: Watch<'a>,
 }
 
 impl<'a> AdviceQuestion<'a> {
     /// The usual question on one core: a recording is many steps already, so that one round will do.
     #[must_use]
     pub fn new(trace: &'a Trace, current: &'a str, device: &'a DeviceSpec) -> AdviceQuestion<'a> {
-        AdviceQuestion { trace, current, device, room: None, repeat: 1, jobs: 1, stop: None, on_part: None }
-    }
-
-    /// A candidate, or one of the two that are searched more closely, is done.
-    fn part_is_done(&self, candidates: usize) {
-        if let Some(on_part) = self.on_part {
-            on_part(candidates + 2);
+        AdviceQuestion {
+            trace,
+            current,
+            device,
+            room: None,
+            dead_end: None,
+            repeat: 1,
+            jobs: 1,
+            stop: None,
+            watch: Watch::NOBODY,
         }
     }
 
     /// What the allocator may hold.
     fn limit_bytes(&self) -> Result<Option<u64>, ThresholdError> {
         Ok(match self.room {
-            Some(Room::Card(bytes)) => Some(bytes.saturating_sub(overhead(self.device)?)),
-            Some(Room::Limit(bytes)) => Some(bytes),
+            Some(Room::Card(bytes)) => {
+                let overhead = overhead(self.device)?;
+                let left = bytes.checked_sub(overhead).filter(|left| *left > 0);
+                Some(left.ok_or(ThresholdError::NoRoom { card: Bytes(bytes), overhead: Bytes(overhead) })?)
+            }
+            Some(Room::OfCard(bytes) | Room::Limit(bytes)) => Some(bytes),
             None => None,
         })
     }
@@ -85,7 +97,7 @@ impl<'a> AdviceQuestion<'a> {
     /// Who refuses more.
     fn cap(&self) -> Cap {
         match self.room {
-            Some(Room::Card(_)) => Cap::Device,
+            Some(Room::Card(_) | Room::OfCard(_)) => Cap::Device,
             Some(Room::Limit(_)) | None => Cap::Allocator,
         }
     }
@@ -148,6 +160,8 @@ pub struct Advice {
     pub overhead_bytes: u64,
     /// The most bytes alive at one time: no allocator needs less.
     pub live_peak_bytes: u64,
+    /// Where the recording ends because memory ran out: nothing is known of what follows.
+    pub dead_end: Option<DeadEnd>,
     /// What the allocator may hold of the memory there is.
     pub limit_bytes: Option<u64>,
     /// Whether the current settings suffice there.
@@ -182,6 +196,7 @@ impl Default for Advice {
             saved_bytes: 0,
             overhead_bytes: 0,
             live_peak_bytes: 0,
+            dead_end: None,
             limit_bytes: None,
             fits_now: None,
             fits: None,
@@ -210,6 +225,8 @@ impl Default for Advice {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn advise(question: &AdviceQuestion<'_>) -> Result<Advice, ThresholdError> {
+    // A card without room for anything must not cost a search.
+    question.limit_bytes()?;
     let mut rows = question.try_all(&grid::candidates(question.current))?;
     let is_current = |row: &AdviceRow| row.settings.as_deref() == Some(question.current);
     let current = rows.iter().position(is_current).unwrap_or_default();
@@ -218,7 +235,6 @@ pub fn advise(question: &AdviceQuestion<'_>) -> Result<Advice, ThresholdError> {
         if rows[number].needed_bytes.is_some() {
             question.settle(&mut rows[number])?;
         }
-        question.part_is_done(rows.len());
     }
     rows[current].current = true;
     rows[chosen].recommended = true;
@@ -235,6 +251,7 @@ pub fn advise(question: &AdviceQuestion<'_>) -> Result<Advice, ThresholdError> {
         saved_bytes: now.needed_bytes.zip(then.needed_bytes).map_or(0, |(now, then)| now.saturating_sub(then)),
         overhead_bytes: overhead(question.device)?,
         live_peak_bytes: live_peak(question.trace),
+        dead_end: question.dead_end.cloned(),
         limit_bytes: question.limit_bytes()?,
         fits_now: now.fits,
         fits: then.fits,

@@ -1,10 +1,5 @@
 //! Trying everything that there is to try, side by side.
 
-use std::sync::{
-    Mutex, PoisonError,
-    atomic::{AtomicUsize, Ordering},
-};
-
 use super::{AdviceQuestion, AdviceRow, grid::Candidate};
 use crate::{
     answer::threshold::{
@@ -13,30 +8,19 @@ use crate::{
     measure::OomReport,
     replay::Pace,
     strategy::StrategySpec,
+    unit::{Watch, Watcher, side_by_side},
 };
 
 impl AdviceQuestion<'_> {
     /// The row of every candidate, in their order.
     pub(super) fn try_all(&self, candidates: &[Candidate]) -> Result<Vec<AdviceRow>, ThresholdError> {
-        let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(candidates.len())));
-        let work = || {
-            loop {
-                let number = next.fetch_add(1, Ordering::Relaxed);
-                let Some(candidate) = candidates.get(number) else { break };
-                let row = self.row(candidate);
-                done.lock().unwrap_or_else(PoisonError::into_inner).push((number, row));
-                self.part_is_done(candidates.len());
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..self.jobs.min(candidates.len()) {
-                scope.spawn(work);
-            }
-            work();
+        self.watch.begins(&format!("trying {} settings", candidates.len()), candidates.len() as u64);
+        let rows = side_by_side(candidates, self.jobs, |candidate| {
+            let row = self.row(candidate);
+            self.watch.advances(1);
+            row
         });
-        let mut rows = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-        rows.sort_by_key(|(number, _)| *number);
-        rows.into_iter().map(|(_, row)| row).collect()
+        rows.into_iter().collect()
     }
 
     /// What one candidate needs; that it cannot be tried is an answer, that somebody stopped us is not.
@@ -71,6 +55,7 @@ impl AdviceQuestion<'_> {
         let found = threshold(&ThresholdQuestion {
             jobs: self.jobs,
             around: PROBES_AROUND,
+            watch: self.watch,
             ..self.threshold_question(&strategy)
         })?;
         let driver_ns = row.driver_ns;
@@ -82,13 +67,14 @@ impl AdviceQuestion<'_> {
 
     /// The first request that fails with `limit` bytes.
     pub(super) fn failure(&self, row: &AdviceRow, limit: u64) -> Result<Option<OomReport>, ThresholdError> {
-        self.rehearsal(&StrategySpec::from(row.strategy.as_str())).explain(limit)
+        self.watch.begins("seeing what fails", Rehearsal::parts(self.repeat));
+        self.rehearsal(&StrategySpec::from(row.strategy.as_str()), self.watch).explain(limit)
     }
 
     /// Whether it completes with the memory there is, and what it then spends in the driver.
     fn under_limit(&self, strategy: &StrategySpec) -> Result<Option<(bool, u64)>, ThresholdError> {
         let Some(limit) = self.limit_bytes()? else { return Ok(None) };
-        let probe = self.rehearsal(strategy).probe(limit)?;
+        let probe = self.rehearsal(strategy, Watch::NOBODY).probe(limit)?;
         Ok(Some((probe.fits, probe.driver_ns)))
     }
 
@@ -101,7 +87,7 @@ impl AdviceQuestion<'_> {
         }
     }
 
-    fn rehearsal<'a>(&'a self, strategy: &'a StrategySpec) -> Rehearsal<'a> {
+    fn rehearsal<'a>(&'a self, strategy: &'a StrategySpec, watch: Watch<'a>) -> Rehearsal<'a> {
         Rehearsal {
             source: self.trace,
             strategy,
@@ -110,6 +96,7 @@ impl AdviceQuestion<'_> {
             repeat: self.repeat,
             pace: Pace::default(),
             stop: self.stop,
+            watch,
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::{
         leaks::{self, Bar, Observed, Place, judge},
         threshold::{LargestQuestion, ThresholdError, ThresholdQuestion, largest, overhead, threshold},
     },
-    device::{Device, DeviceSpec, default_limit, wrap::Limited},
+    device::{Device, DeviceSpec, default_limit, wrap::capped},
     measure::{CaseDetail, CaseLabel, CaseRecord, Status, measure, time_steps},
     replay,
     strategy::{Context, Setup, Silent, StrategySpec},
@@ -186,10 +186,8 @@ impl Bench<'_> {
 
 /// A device of which at most so much may be held; a real one is never used up.
 fn limited(device: Box<dyn Device>, limit: Option<u64>) -> Box<dyn Device> {
-    match limit.or_else(|| default_limit(&*device)) {
-        Some(limit) => Box::new(Limited::to(limit, device)),
-        None => device,
-    }
+    let limit = limit.or_else(|| default_limit(&*device));
+    capped(device, limit)
 }
 
 /// Who stops a search is told so, and not that there is an error.

@@ -24,13 +24,7 @@ mod techniques;
 pub use finding::{Amount, Check, Figure, Finding, Verdict};
 pub use record::ClaimRecord;
 
-use std::{
-    sync::{
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-        mpsc,
-    },
-    thread,
-};
+use std::sync::atomic::AtomicBool;
 
 use bench::Bench;
 use serde::{Deserialize, Serialize};
@@ -41,6 +35,7 @@ use crate::{
     replay::ReplayError,
     strategy::{SpecError, StrategyError},
     trace::TraceError,
+    unit::as_they_come,
     workload::WorkloadError,
 };
 
@@ -170,30 +165,13 @@ pub struct ClaimsQuestion<'a> {
 /// Tests every claim and tells `listener` of each as soon as it is done, in no particular order, with its place among the
 /// claims. Who is stopped is left out.
 pub fn claims(question: &ClaimsQuestion<'_>, mut listener: impl FnMut(usize, ClaimRecord)) -> Result<(), ClaimError> {
-    let jobs = if question.device.is_simulated() { question.jobs.max(1) } else { 1 };
-    let next = AtomicUsize::new(0);
-    thread::scope(|scope| {
-        let (sender, receiver) = mpsc::channel();
-        for _ in 0..jobs.min(question.claims.len()) {
-            let (sender, next) = (sender.clone(), &next);
-            scope.spawn(move || {
-                while !question.stop.load(Ordering::Relaxed) {
-                    let place = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(claim) = question.claims.get(place) else { break };
-                    // Who listens no more has met an error already.
-                    if sender.send((place, question.tested(claim))).is_err() {
-                        break;
-                    }
-                }
-            });
-        }
-        drop(sender);
-        for (place, tested) in receiver {
-            match tested {
-                Ok(record) => listener(place, record),
-                Err(ClaimError::Interrupted) => {}
-                Err(error) => return Err(error),
-            }
+    let jobs = if question.device.is_simulated() { question.jobs } else { 1 };
+    let work = |claim: &&Claim| question.tested(claim);
+    as_they_come(question.claims, jobs, question.stop, work, |place, tested| {
+        match tested {
+            Ok(record) => listener(place, record),
+            Err(ClaimError::Interrupted) => {}
+            Err(error) => return Err(error),
         }
         Ok(())
     })

@@ -78,6 +78,11 @@ impl Steps {
         if let Some(steps) = by_period(source)? {
             return Ok(steps);
         }
+        // Parts of equal length stand in for steps that nobody marked; where they are marked, parts of one step would
+        // be taken for steps.
+        if let found @ 1.. = signs.marks.len() as u64 {
+            return Err(LeakError::TooShort { what: "steps", found, needed: FEWEST_STEPS as u64 });
+        }
         let starts = (0..WINDOWS).map(|window| signs.events * window / WINDOWS).collect::<Vec<_>>();
         match signs.events {
             0..WINDOWS => Err(LeakError::TooShort { what: "events", found: signs.events, needed: WINDOWS }),
@@ -219,5 +224,16 @@ mod tests {
         assert_eq!((steps.from, steps.starts.len()), (StepsFrom::Windows, 32));
         let nothing = Steps::find(&TraceBuilder::new().finish("empty"), None);
         assert!(matches!(nothing, Err(LeakError::TooShort { .. })), "{nothing:?}");
+    }
+
+    #[test]
+    fn parts_of_few_marked_steps_are_not_taken_for_steps() {
+        let mut story = TraceBuilder::new();
+        story.mark(MarkKind::Step, "", 0);
+        (1..200).for_each(|bytes| turn(&mut story, &[bytes]));
+        story.mark(MarkKind::Step, "", 1);
+        (300..400).for_each(|bytes| turn(&mut story, &[bytes]));
+        let found = Steps::find(&story.finish("died in its second step"), None);
+        assert!(matches!(found, Err(LeakError::TooShort { what: "steps", found: 2, .. })), "{found:?}");
     }
 }

@@ -47,7 +47,7 @@ pub enum SummaryError {
     #[error(transparent)]
     Strategy(#[from] StrategyError),
     /// The moment never comes.
-    #[error("the story has no {0}")]
+    #[error("it has no {0}; `oomph inspect` without --at shows how many steps, phases and events there are")]
     NoSuchMoment(String),
     /// The text names no moment.
     #[error("'{0}' is no moment; write end, peak, step:3, phase:NAME, phase:NAME:2 or event:1000")]

@@ -18,13 +18,7 @@ pub use catalogue::{BASE, Published, TECHNIQUES, Technique};
 pub use record::{Fit, TechniqueRecord, TechniqueRow, row_id};
 pub use trial::CARDS;
 
-use std::{
-    sync::{
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-        mpsc,
-    },
-    thread,
-};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use trial::{Stage, Trial};
 
@@ -35,7 +29,7 @@ use crate::{
     replay::ReplayError,
     strategy::{SpecError, StrategyError},
     trace::TraceError,
-    unit::GIB,
+    unit::{GIB, as_they_come},
     workload::{Recipe, WorkloadError},
 };
 
@@ -104,7 +98,7 @@ pub fn techniques(
         link_bytes_per_second: question.link_bytes_per_second,
         stop: question.stop,
     };
-    let jobs = if question.device.is_simulated() { question.jobs.max(1) } else { 1 };
+    let jobs = if question.device.is_simulated() { question.jobs } else { 1 };
     for (number, model) in question.models.iter().enumerate() {
         let first_place = number * question.techniques.len();
         let wanted: Vec<(usize, &Technique)> = question
@@ -118,30 +112,13 @@ pub fn techniques(
             continue;
         }
         let base = stage.measure(model, &TECHNIQUES[0])?;
-        let next = AtomicUsize::new(0);
-        thread::scope(|scope| {
-            let (sender, receiver) = mpsc::channel();
-            for _ in 0..jobs.min(wanted.len()) {
-                let (sender, wanted, next, base, stage) = (sender.clone(), &wanted, &next, &base, &stage);
-                scope.spawn(move || {
-                    while !question.stop.load(Ordering::Relaxed) {
-                        let Some(&(place, technique)) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
-                        let row = row(stage, model, technique, base, question);
-                        // The listener outlives the workers, so a send cannot fail.
-                        let _ = sender.send((place, row));
-                    }
-                });
+        let work = |(_, technique): &(usize, &Technique)| row(&stage, model, technique, &base, question);
+        as_they_come(&wanted, jobs, question.stop, work, |number, row| {
+            // A row that was cut short is left for the next time.
+            if !question.stop.load(Ordering::Relaxed) {
+                listener(wanted[number].0, row?);
             }
-            drop(sender);
-            for (place, row) in receiver {
-                match row {
-                    // A row that was cut short is left for the next time.
-                    _ if question.stop.load(Ordering::Relaxed) => {}
-                    Ok(row) => listener(place, row),
-                    Err(error) => return Err(error),
-                }
-            }
-            Ok(())
+            Ok::<(), TechniqueError>(())
         })?;
     }
     Ok(())

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use super::{Fit, Technique, TechniqueError, TechniqueRecord, exchange, guess::MemoryByBatch};
 use crate::{
     answer::threshold::{LargestQuestion, largest},
-    device::{DeviceSpec, default_limit, wrap::Limited},
+    device::{DeviceSpec, default_limit, wrap::capped},
     measure::{CaseLabel, CaseRecord, SCHEMA, Status, StepTimes, measure, time_steps},
     replay,
     strategy::{Context, Setup, Silent, StrategySpec},
@@ -154,8 +154,7 @@ impl Stage<'_> {
         record: &TechniqueRecord,
     ) -> Result<Option<f64>, TechniqueError> {
         let recipe = technique.applied_to(model).with("batch", &fit.batch.to_string());
-        let overhead = self.device.open()?.overhead_bytes();
-        let step = self.times(&recipe, self.device, Some(fit.memory_bytes.saturating_sub(overhead)))?.median();
+        let step = self.times(&recipe, self.device, Some(fit.memory_bytes))?.median();
         Ok(step.map(|step| per_second_of(fit.batch, step, record.modelled_exchange_ns)))
     }
 
@@ -181,11 +180,9 @@ impl Stage<'_> {
     /// programs of one stream.
     fn memory(&self, workload: &Workload, strategy: &str, on: &DeviceSpec) -> Result<CaseRecord, TechniqueError> {
         let spec = StrategySpec::from(strategy);
-        let mut device = on.open()?;
+        let device = on.open()?;
         let limit = default_limit(&*device);
-        if let Some(limit) = limit {
-            device = Box::new(Limited::to(limit, device));
-        }
+        let mut device = capped(device, limit);
         let mut built = spec.build(&Setup { props: device.props(), limit: None })?;
         let label =
             CaseLabel { workload: workload.name().to_owned(), strategy: spec.to_string(), ..CaseLabel::default() };
@@ -193,14 +190,14 @@ impl Stage<'_> {
         Ok(measure(&label, workload, &mut *built, &mut *device, &options).0)
     }
 
-    /// How long steps take under `caching`; there are none where memory runs out.
-    fn times(&self, recipe: &Recipe, on: &DeviceSpec, limit: Option<u64>) -> Result<StepTimes, TechniqueError> {
+    /// How long steps take under `caching`, with the whole device or with what a card of so much memory leaves; there are
+    /// none where memory runs out.
+    fn times(&self, recipe: &Recipe, on: &DeviceSpec, card_bytes: Option<u64>) -> Result<StepTimes, TechniqueError> {
         let steps = if on.is_simulated() { SIMULATED_STEPS } else { self.real_steps(recipe)? };
         let workload = recipe.clone().with("steps", &steps.to_string()).workload().map_err(Box::new)?;
-        let mut device = on.open()?;
-        if let Some(limit) = limit {
-            device = Box::new(Limited::to(limit, device));
-        }
+        let device = on.open()?;
+        let limit = card_bytes.map(|bytes| bytes.saturating_sub(device.overhead_bytes()));
+        let mut device = capped(device, limit);
         let mut strategy = StrategySpec::from(CACHING).build(&Setup { props: device.props(), limit: None })?;
         let options = replay::Options { stop: Some(self.stop), ..replay::Options::default() };
         let timed = time_steps(&workload, &mut *strategy, &mut *device, &options);

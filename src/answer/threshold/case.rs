@@ -8,6 +8,7 @@ use crate::{
     measure::CaseLabel,
     suite::{Case, CaseRunner},
     trace::Trace,
+    unit::Watch,
 };
 
 /// How the cases of a run are searched.
@@ -24,6 +25,8 @@ pub struct CaseSearch<'a> {
     pub jobs: usize,
     /// Set from outside to give up.
     pub stop: &'a AtomicBool,
+    /// Told what is tried, and how far that is.
+    pub watch: Watch<'a>,
 }
 
 impl CaseSearch<'_> {
@@ -39,6 +42,7 @@ impl CaseSearch<'_> {
             around: self.around,
             jobs: self.jobs,
             stop: Some(self.stop),
+            watch: self.watch,
             ..ThresholdQuestion::new(trace, &case.strategy, device)
         };
         let answer = threshold(&question);
@@ -84,6 +88,7 @@ mod tests {
             around: PROBES_AROUND,
             jobs: 1,
             stop: &AtomicBool::new(false),
+            watch: Watch::NOBODY,
         };
         search.answer(&case, &Trace::read(&*case.source).unwrap())
     }

@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicBool;
 
 use super::{
     Cap, LargestRecord, PROBES_AROUND, REPEATS, Stability, ThresholdError, ThresholdStatus,
-    memory::overhead,
+    memory::{in_words, overhead},
     probe::{Probe, Rehearsal},
     search::Search,
 };
@@ -14,7 +14,7 @@ use crate::{
     replay::Pace,
     strategy::StrategySpec,
     trace::Source,
-    unit::nearest,
+    unit::{Watch, Watcher, nearest},
     workload::{Recipe, Values},
 };
 
@@ -45,6 +45,8 @@ pub struct LargestQuestion<'a> {
     pub jobs: usize,
     /// Set from outside to give up.
     pub stop: Option<&'a AtomicBool>,
+    /// Told what is tried, and how far that is.
+    pub watch: Watch<'a>,
 }
 
 impl<'a> LargestQuestion<'a> {
@@ -70,6 +72,7 @@ impl<'a> LargestQuestion<'a> {
             guess: None,
             jobs: 1,
             stop: None,
+            watch: Watch::NOBODY,
         }
     }
 
@@ -130,10 +133,19 @@ pub fn largest(question: &LargestQuestion<'_>) -> Result<LargestRecord, Threshol
             repeat: question.repeat,
             pace: Pace::default(),
             stop: question.stop,
+            watch: question.watch,
         };
         Ok(Trial { value, probe: rehearsal.probe(limit_bytes)? })
     };
-    let mut search = Search::new(&trial, |trial: &Trial| trial.probe.fits, question.jobs, last_place);
+    let announce = |places: &[u64], before: usize| {
+        let values = in_words(places, |place| value_at(place).to_string());
+        question.watch.begins(
+            &format!("{}: try {}, {} {values}", question.strategy, before + 1, question.parameter),
+            Rehearsal::parts(question.repeat).saturating_mul(places.len() as u64),
+        );
+    };
+    let mut search =
+        Search::new(&trial, |trial: &Trial| trial.probe.fits, question.jobs, last_place).announced_by(&announce);
     let mut record = LargestRecord {
         schema: SCHEMA,
         workload: question.recipe.clone().workload().map_err(Box::new)?.name().to_owned(),

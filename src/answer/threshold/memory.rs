@@ -13,6 +13,7 @@ use crate::{
     replay::Pace,
     strategy::StrategySpec,
     trace::{Op, Trace},
+    unit::{Bytes, Watch, Watcher},
 };
 
 /// What is asked.
@@ -37,6 +38,8 @@ pub struct ThresholdQuestion<'a> {
     pub jobs: usize,
     /// Set from outside to give up.
     pub stop: Option<&'a AtomicBool>,
+    /// Told what is tried, and how far that is.
+    pub watch: Watch<'a>,
 }
 
 impl<'a> ThresholdQuestion<'a> {
@@ -53,6 +56,7 @@ impl<'a> ThresholdQuestion<'a> {
             around: PROBES_AROUND,
             jobs: 1,
             stop: None,
+            watch: Watch::NOBODY,
         }
     }
 }
@@ -131,7 +135,10 @@ pub fn threshold(question: &ThresholdQuestion<'_>) -> Result<Threshold, Threshol
         repeat: question.repeat,
         pace: question.pace,
         stop: question.stop,
+        watch: question.watch,
     };
+    let parts = Rehearsal::parts(question.repeat);
+    question.watch.begins(&format!("{}: the whole device", question.strategy), parts);
     let Uncapped { oom, peak_held_bytes, peak_reserved_bytes, page_bytes, driver_ns } = rehearsal.uncapped()?;
     let mut answer = Threshold {
         threshold_bytes: None,
@@ -148,7 +155,14 @@ pub fn threshold(question: &ThresholdQuestion<'_>) -> Result<Threshold, Threshol
         return Ok(answer);
     }
     let trial = |pages: u64| rehearsal.probe(pages.saturating_mul(page_bytes));
-    let mut search = Search::new(&trial, |probe: &Probe| probe.fits, question.jobs, u64::MAX);
+    let announce = |places: &[u64], before: usize| {
+        let amounts = in_words(places, |pages| Bytes(pages.saturating_mul(page_bytes)).to_string());
+        question.watch.begins(
+            &format!("{}: try {}, {amounts}", question.strategy, before + 1),
+            parts.saturating_mul(places.len() as u64),
+        );
+    };
+    let mut search = Search::new(&trial, |probe: &Probe| probe.fits, question.jobs, u64::MAX).announced_by(&announce);
     // A strategy that takes nothing from the device cannot run out of it.
     let found = if peak_held_bytes == 0 {
         search.fits(0)?;
@@ -163,9 +177,20 @@ pub fn threshold(question: &ThresholdQuestion<'_>) -> Result<Threshold, Threshol
     answer.threshold_bytes = Some(found.saturating_mul(page_bytes));
     answer.probes = search.into_tried().into_values().collect();
     if found > 0 {
+        question.watch.begins(&format!("{}: what fails below", question.strategy), parts);
         answer.failure = rehearsal.explain((found - 1).saturating_mul(page_bytes))?;
     }
     Ok(answer)
+}
+
+/// What is tried at once, the hardest and the easiest of it by name.
+pub(super) fn in_words(places: &[u64], name: impl Fn(u64) -> String) -> String {
+    match places {
+        [] => String::new(),
+        [only] => name(*only),
+        [first, last] => format!("{} and {}", name(*first), name(*last)),
+        [first, .., last] => format!("{} amounts from {} to {}", places.len(), name(*first), name(*last)),
+    }
 }
 
 /// What the context and the libraries take of a device before a strategy takes anything.
@@ -221,8 +246,16 @@ mod tests {
     /// What a cap of this many bytes does, replayed on its own.
     fn completes(trace: &Trace, strategy: &str, cap: Cap, limit: u64) -> bool {
         let (strategy, device) = (&StrategySpec::from(strategy), &"sim".parse().unwrap());
-        let rehearsal =
-            Rehearsal { source: trace, strategy, device, cap, repeat: REPEATS, pace: Pace::Flat, stop: None };
+        let rehearsal = Rehearsal {
+            source: trace,
+            strategy,
+            device,
+            cap,
+            repeat: REPEATS,
+            pace: Pace::Flat,
+            stop: None,
+            watch: Watch::NOBODY,
+        };
         rehearsal.probe(limit).unwrap().fits
     }
 

@@ -34,7 +34,7 @@ use crate::{
     device::{Capabilities, DeviceSpecError},
     replay::ReplayError,
     strategy::SpecError,
-    unit::did_you_mean,
+    unit::{Bytes, did_you_mean},
     workload::WorkloadError,
 };
 
@@ -74,6 +74,14 @@ pub enum ThresholdError {
         name: String,
         /// The nearest right name.
         suggestion: Option<String>,
+    },
+    /// Nothing is left for an allocator.
+    #[error("{card} is no card: the context and libraries alone take {overhead} (a number without a unit is bytes)")]
+    NoRoom {
+        /// The whole of it.
+        card: Bytes,
+        /// What others take.
+        overhead: Bytes,
     },
     /// Somebody stopped the search.
     #[error("stopped before an answer was found")]

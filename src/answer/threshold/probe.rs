@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use super::ThresholdError;
 use crate::{
-    device::{CallKind, Capabilities, Device, DeviceSpec, wrap::Limited},
+    device::{CallKind, Capabilities, DeviceSpec, wrap::capped},
     measure::{OomReport, ooms::Ooms},
     replay::{self, Moment, Observer, OutOfMemory, Pace, Replayed, replay},
     strategy::{EventSink, Setup, Strategy, StrategyEvent, StrategySpec},
-    trace::Source,
-    unit::Nanos,
+    trace::{PARTS_OF_A_READING, Source, Watched},
+    unit::{Nanos, Watch},
 };
 
 /// Who refuses what goes beyond the cap.
@@ -66,6 +66,8 @@ pub(in crate::answer) struct Rehearsal<'a> {
     pub(in crate::answer) repeat: u32,
     pub(in crate::answer) pace: Pace,
     pub(in crate::answer) stop: Option<&'a AtomicBool>,
+    /// Told how far a try is; the stage is for the caller to begin, with [`parts`](Rehearsal::parts) for every try.
+    pub(in crate::answer) watch: Watch<'a>,
 }
 
 /// What an uncapped try took.
@@ -85,6 +87,11 @@ struct Ended {
 }
 
 impl Rehearsal<'_> {
+    /// How many parts a try of so many rounds has.
+    pub(in crate::answer) fn parts(repeat: u32) -> u64 {
+        PARTS_OF_A_READING * u64::from(repeat.max(1))
+    }
+
     /// Tries the cap. Ends at the first request that fails.
     pub(in crate::answer) fn probe(&self, limit_bytes: u64) -> Result<Probe, ThresholdError> {
         let Ended { replayed, strategy, driver_time } = self.replay(Some(limit_bytes), &mut Nobody)?;
@@ -110,23 +117,19 @@ impl Rehearsal<'_> {
 
     /// What it takes with the whole device.
     pub(super) fn uncapped(&self) -> Result<Uncapped, ThresholdError> {
-        let mut watch = Watch::default();
-        let Ended { strategy, driver_time, .. } = self.replay(None, &mut watch)?;
+        let mut seen = Heights::default();
+        let Ended { strategy, driver_time, .. } = self.replay(None, &mut seen)?;
         Ok(Uncapped {
-            oom: watch.ooms.reports.into_iter().next(),
-            peak_held_bytes: watch.peak_held_bytes,
+            oom: seen.ooms.reports.into_iter().next(),
+            peak_held_bytes: seen.peak_held_bytes,
             peak_reserved_bytes: strategy.stats().peak.reserved,
-            page_bytes: watch.page_bytes.max(1),
+            page_bytes: seen.page_bytes.max(1),
             driver_ns: driver_time.0,
         })
     }
 
     fn replay<O: Observer>(&self, limit: Option<u64>, observer: &mut O) -> Result<Ended, ThresholdError> {
-        let device = self.device.open()?;
-        let mut device: Box<dyn Device> = match limit {
-            Some(limit) => Box::new(Limited::to(limit, device)),
-            None => device,
-        };
+        let mut device = capped(self.device.open()?, limit);
         let known_limit = limit.filter(|_| self.cap == Cap::Allocator);
         let mut strategy = self.strategy.build(&Setup { props: device.props(), limit: known_limit })?;
         let missing = strategy.requires().missing_from(device.props().capabilities);
@@ -135,7 +138,8 @@ impl Rehearsal<'_> {
         }
         let options =
             replay::Options { pace: self.pace, repeat: self.repeat, stop: self.stop, ..replay::Options::default() };
-        let replayed = replay(self.source, &mut *strategy, &mut *device, &options, observer)?;
+        let source = Watched::within(self.source, self.watch, self.repeat.max(1).into());
+        let replayed = replay(&source, &mut *strategy, &mut *device, &options, observer)?;
         if replayed.interrupted {
             return Err(ThresholdError::Interrupted);
         }
@@ -163,17 +167,17 @@ impl Observer for Nobody {}
 
 /// Looks at what the device holds.
 #[derive(Default)]
-struct Watch {
+struct Heights {
     peak_held_bytes: u64,
     page_bytes: u64,
     ooms: Ooms,
 }
 
-impl EventSink for Watch {
+impl EventSink for Heights {
     fn event(&mut self, _: StrategyEvent) {}
 }
 
-impl Observer for Watch {
+impl Observer for Heights {
     fn served(&mut self, now: &Moment<'_>, _: &replay::Live, _: crate::strategy::Outcome) {
         self.peak_held_bytes = self.peak_held_bytes.max(now.device.held_bytes());
         self.page_bytes = now.device.props().page_bytes;

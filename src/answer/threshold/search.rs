@@ -2,14 +2,9 @@
 //!
 //! Places count up from the hardest to the easiest. What a place stands for, and what trying one costs, is the caller's.
 
-use std::{
-    collections::BTreeMap,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
-    thread,
-};
+use std::collections::BTreeMap;
+
+use crate::unit::side_by_side;
 
 /// Into how many parts each round of the search cuts what is left. Fixed, so that the places that are tried do not
 /// depend on the machine; three, because two trials at a time is what any machine can do.
@@ -26,6 +21,8 @@ pub(super) struct Search<'a, T, E> {
     /// The easiest place there is.
     last: u64,
     tried: BTreeMap<u64, T>,
+    /// Told the places of each round before they are tried, and how many were tried before.
+    announce: &'a dyn Fn(&[u64], usize),
 }
 
 impl<'a, T: Send, E: Send> Search<'a, T, E> {
@@ -35,7 +32,12 @@ impl<'a, T: Send, E: Send> Search<'a, T, E> {
         jobs: usize,
         last: u64,
     ) -> Self {
-        Search { trial, fits, jobs, last, tried: BTreeMap::new() }
+        Search { trial, fits, jobs, last, tried: BTreeMap::new(), announce: &|_, _| () }
+    }
+
+    /// The same, with somebody who is told what is tried next.
+    pub(super) fn announced_by(self, announce: &'a dyn Fn(&[u64], usize)) -> Self {
+        Search { announce, ..self }
     }
 
     /// Everything that was tried, hardest first.
@@ -111,26 +113,12 @@ impl<'a, T: Send, E: Send> Search<'a, T, E> {
             places.iter().copied().filter(|place| *place <= self.last && !self.tried.contains_key(place)).collect();
         new.sort_unstable();
         new.dedup();
-        let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(new.len())));
-        let work = || {
-            while let Some(&place) = new.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let outcome = (self.trial)(place);
-                done.lock().unwrap_or_else(PoisonError::into_inner).push((place, outcome));
-            }
-        };
-        match self.jobs.min(new.len()) {
-            0 | 1 => work(),
-            threads => thread::scope(|scope| {
-                for _ in 1..threads {
-                    scope.spawn(work);
-                }
-                work();
-            }),
+        if !new.is_empty() {
+            (self.announce)(&new, self.tried.len());
         }
-        let mut outcomes = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-        // Which error is told must not depend on who was first.
-        outcomes.sort_by_key(|(place, _)| *place);
-        for (place, outcome) in outcomes {
+        let outcomes = side_by_side(&new, self.jobs, |&place| (self.trial)(place));
+        // In the order of places: which error is told must not depend on who was first.
+        for (place, outcome) in new.into_iter().zip(outcomes) {
             self.tried.insert(place, outcome?);
         }
         Ok(())
@@ -195,6 +183,22 @@ mod tests {
         // Fits from 50, but not at 52, 100 and 101; the far ones are met on the way.
         let (found, tried) = settle(|place| place >= 50 && ![52, 100, 101].contains(&place), 10, 120);
         assert!(found > 52 && tried.range(found..).all(|(_, fits)| *fits), "{found}: {tried:?}");
+    }
+
+    #[test]
+    fn what_is_tried_is_announced_before_and_only_once() {
+        let announced = std::cell::RefCell::new(Vec::new());
+        let announce = |places: &[u64], before: usize| {
+            assert_eq!(announced.borrow().len(), before);
+            announced.borrow_mut().extend_from_slice(places);
+        };
+        let trial = |place| Ok::<bool, Infallible>(place >= 700);
+        let mut search = Search::new(&trial, |fits| *fits, 2, u64::MAX).announced_by(&announce);
+        let Ok(found) = search.settle(0, 5000, 16);
+        let tried: Vec<u64> = search.into_tried().into_keys().collect();
+        let mut announced = announced.into_inner();
+        announced.sort_unstable();
+        assert_eq!((found, announced), (700, tried));
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub struct Args {
     pub(super) strategy: Vec<String>,
     /// Where to run: `sim` (an H200), `sim:SIZE`, `sim:PROFILE`, `cuda[:N]` or `auto`.
     #[arg(long, value_name = "DEVICE", default_value = "sim")]
-    device: String,
+    pub(super) device: String,
     /// Physical memory that a strategy may hold at most [default: as much as it takes; nine tenths of what is free on a
     /// real device].
     #[arg(long, value_name = "SIZE")]

@@ -7,13 +7,9 @@ use std::{
 
 use anyhow::anyhow;
 
-use super::{
-    Common,
-    adversary::Args,
-    common::owners_of_memory,
-    evidence::{self, quoted},
-};
+use super::{Common, adversary::Args, common::owners_of_memory, evidence};
 use crate::{
+    cli::shell::quoted,
     cli::{
         environment, exit,
         failure::{Failure, Outcome},

@@ -15,15 +15,16 @@ use crate::{
         failure::{Failure, Outcome},
         interrupt,
         options::{DeviceOptions, Format},
-        output, progress,
+        output,
+        progress::{self, Stages},
     },
     plugin,
     report::{self, Medium},
     strategy::{STRATEGIES, StrategyEntry, StrategySpec},
     stress::{Subject, Verdict, VerdictRow},
     suite,
-    trace::{self, Trace},
-    unit::{Bytes, MIB, side_by_side},
+    trace::{self, Trace, Watched},
+    unit::{Bytes, MIB, Watch, side_by_side},
 };
 
 /// Strategies that own no memory, or only stand for another.
@@ -82,8 +83,11 @@ impl Common {
     /// The trace to be played, if there is one.
     pub fn trace(&self) -> Result<Option<Trace>, Failure> {
         let Some(path) = &self.trace else { return Ok(None) };
-        let trace = trace::open(path).and_then(|source| Trace::read(&*source)).map_err(Failure::usage)?;
-        trace::check(&trace).map_err(Failure::usage)?;
+        let stages = Stages::of(&path.to_string_lossy());
+        let watch = Watch::by(&stages);
+        let source = trace::open_watched(path, watch).map_err(Failure::usage)?;
+        let trace = Trace::read(&Watched::stage(source, watch, "reading it", 1)).map_err(Failure::usage)?;
+        trace::check(&Watched::stage(&trace, watch, "looking through it", 1)).map_err(Failure::usage)?;
         Ok(Some(trace))
     }
 

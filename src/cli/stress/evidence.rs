@@ -7,6 +7,7 @@ use std::{
 
 use super::Common;
 use crate::{
+    cli::shell::quoted,
     stress::{Evidence, Failure},
     trace::{self, Trace, TraceError},
     unit::{Bytes, MIB},
@@ -64,15 +65,6 @@ fn plain(name: &str) -> String {
     name.chars().map(|c| if c.is_ascii_alphanumeric() || "_.-".contains(c) { c } else { '_' }).collect()
 }
 
-/// As a shell takes it.
-pub fn quoted(word: &str) -> String {
-    let harmless = |c: char| c.is_ascii_alphanumeric() || "_.-/:,=%+@".contains(c);
-    if !word.is_empty() && word.chars().all(harmless) {
-        return word.to_owned();
-    }
-    format!("'{}'", word.replace('\'', r"'\''"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -112,12 +104,5 @@ mod tests {
             )
         );
         assert_ne!(of(&failure, &common).unwrap().trace, evidence.trace);
-    }
-
-    #[test]
-    fn words_are_quoted_where_a_shell_needs_it() {
-        assert_eq!(quoted("caching:expandable_segments:True"), "caching:expandable_segments:True");
-        assert_eq!(quoted("it's"), r"'it'\''s'");
-        assert_eq!(quoted(""), "''");
     }
 }

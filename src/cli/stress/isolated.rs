@@ -2,23 +2,36 @@
 
 use std::{env, process::Command};
 
+#[cfg(unix)]
+use crate::cli::plugin_host;
 use crate::{
     cli::{
         exit,
         failure::{Failure, Outcome},
+        options::DeviceOptions,
         output,
     },
     plugin,
     strategy::StrategySpec,
-    suite::worker::ending,
+    unit::ending,
 };
 
 /// The option that tells the second process that it is the second.
 pub const OPTION: &str = "in-this-process";
 
-/// Whether one of the strategies might take the process down.
-pub fn is_needed(strategies: &[String]) -> bool {
-    strategies.iter().any(|strategy| plugin::is_meant(&StrategySpec::from(strategy.as_str())))
+/// Whether one of the strategies might take this process down: plugins are served by other processes on the simulated
+/// device, and on a real one cannot be.
+pub fn is_needed(strategies: &[String], device: &str) -> Result<bool, Failure> {
+    if !strategies.iter().any(|strategy| plugin::is_meant(&StrategySpec::from(strategy.as_str()))) {
+        return Ok(false);
+    }
+    let device = DeviceOptions { device: device.to_owned(), limit: None }.spec()?;
+    #[cfg(unix)]
+    if device.is_simulated() {
+        plugin_host::offer()?;
+        return Ok(false);
+    }
+    Ok(true)
 }
 
 /// Runs it and passes its exit code on. An end that nobody asked for is a broken promise.

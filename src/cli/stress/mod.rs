@@ -79,10 +79,23 @@ impl Kind {
             Kind::Soak(args) => &args.common.strategy,
         }
     }
+
+    /// The device that was named.
+    fn device(&self) -> &str {
+        match self {
+            Kind::All(args) => &args.common.device,
+            Kind::Integrity(args) => &args.common.device,
+            Kind::Properties(args) => &args.common.device,
+            Kind::Faults(args) => &args.common.device,
+            Kind::Misuse(args) => &args.common.device,
+            Kind::Adversary(args) => &args.device,
+            Kind::Soak(args) => &args.common.device,
+        }
+    }
 }
 
 pub fn run(args: Args) -> Outcome {
-    if !args.in_this_process && isolated::is_needed(args.kind.strategies()) {
+    if !args.in_this_process && isolated::is_needed(args.kind.strategies(), args.kind.device())? {
         return isolated::run_again();
     }
     keep_quiet_about_trials();

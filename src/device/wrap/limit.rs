@@ -33,6 +33,15 @@ impl<P> Limited<P> {
     }
 }
 
+/// The device, which hands out at most so much where there is a cap.
+#[must_use]
+pub fn capped(device: Box<dyn Device>, cap: Option<u64>) -> Box<dyn Device> {
+    match cap {
+        Some(cap) => Box::new(Limited::to(cap, device)),
+        None => device,
+    }
+}
+
 impl Limit {
     /// The cap.
     #[must_use]

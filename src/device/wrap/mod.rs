@@ -19,7 +19,7 @@ mod scripted;
 pub use exchange::{Answer, Call, Exchange, Reply};
 pub use faults::{Fault, FaultPlan, Faults, Faulty};
 pub use intercept::{Intercepted, Interceptor};
-pub use limit::{Limit, Limited};
+pub use limit::{Limit, Limited, capped};
 pub use logged::{Log, Logged};
 pub use prompted::Prompted;
 pub use responder::Responder;

@@ -2,17 +2,22 @@
 //!
 //! The interface has an alloc, a free and nothing else that must be there. What is missing is made up for here: blocks
 //! get handles, the books are kept, and a free waits for other streams where the plugin is not told about them. A plugin
-//! never sees our device: it calls the driver itself, or makes addresses up. A limit therefore cannot be imposed on it;
-//! what even an allocator without waste could not hold under it is refused here.
+//! never sees our device: it calls the driver itself, or makes addresses up. A limit therefore cannot be imposed on it
+//! from below. It is told the limit where it can be; a request that takes what it holds beyond the limit, as far as that
+//! is known, is undone and has failed.
 
 use std::{collections::BTreeMap, ffi::c_int};
 
-use super::{library::Library, reserved::Reserved};
+use super::{
+    allocator::{Allocator, Gone},
+    reserved::Reserved,
+    symbols::Choice,
+};
 use crate::{
     device::Capabilities,
     strategy::{
-        Attempt, Block, Caller, Context, Control, Freed, Layout, Outcome, Refusal, Request, Setup, Shortage, Stats,
-        Strategy, StrategyError, StrategyEvent,
+        Attempt, Block, Caller, Context, Control, Freed, Layout, OffBooks, Outcome, Refusal, Request, Setup, Shortage,
+        Stats, Strategy, StrategyError, StrategyEvent,
         deferred::{DeferredFrees, Patience},
         slots::Slots,
     },
@@ -22,10 +27,14 @@ use crate::{
 /// An allocator in a shared library.
 #[derive(Debug)]
 pub struct Plugin {
-    library: Library,
+    plugin: Box<dyn Allocator>,
     /// The device's number, as the plugin is told it.
     number: c_int,
     limit: Option<u64>,
+    /// Whether the plugin has yet to be told the limit.
+    is_new: bool,
+    /// Whether it was closed, and nothing asked of it since.
+    is_closed: bool,
     blocks: Slots<Owner>,
     /// The other streams that use a block, by its slot, where the plugin does not wait for them itself.
     uses: BTreeMap<u32, Vec<StreamId>>,
@@ -52,26 +61,28 @@ struct Leaving {
 }
 
 impl Plugin {
-    pub(super) fn new(library: Library, setup: &Setup<'_>) -> Plugin {
-        let number = c_int::try_from(setup.props.ordinal).unwrap_or(c_int::MAX);
+    pub(super) fn new(plugin: Box<dyn Allocator>, choice: &Choice, setup: &Setup<'_>) -> Plugin {
         Plugin {
-            library,
-            number,
+            plugin,
+            number: c_int::try_from(setup.props.ordinal).unwrap_or(c_int::MAX),
             limit: setup.limit,
+            is_new: true,
+            is_closed: false,
             blocks: Slots::default(),
             uses: BTreeMap::new(),
             waiting: DeferredFrees::default(),
             released: Vec::new(),
-            reserved: Reserved::of(&library, number, setup.props),
+            reserved: Reserved::of(choice.reserved.is_some(), setup.props),
             stats: Stats::default(),
         }
     }
 
     /// Gives a block to the plugin; it is reusable from here on.
-    fn give_back(&mut self, leaving: &Leaving) {
+    fn give_back(&mut self, leaving: &Leaving) -> Result<(), Gone> {
         let Leaving { address, size, owner } = *leaving;
-        self.library.free(address, size as usize, self.number, owner.handle);
+        self.plugin.free(address, size as usize, self.number, owner.handle)?;
         self.stats.on_reusable(size, size);
+        Ok(())
     }
 
     /// Gives back what no longer waits for other streams.
@@ -82,7 +93,7 @@ impl Plugin {
         let mut released = std::mem::take(&mut self.released);
         let polled = self.waiting.release(cx.device, patience, &mut released);
         for leaving in released.drain(..) {
-            self.give_back(&leaving);
+            self.give_back(&leaving)?;
             let Leaving { address, size: requested, owner: Owner { stream, .. } } = leaving;
             cx.sink.event(StrategyEvent::FreeCompleted { address, requested, stream });
         }
@@ -93,11 +104,45 @@ impl Plugin {
     /// Brings the books up to date with what is held. What is live is held in any case. Where the driver does not answer,
     /// the figure stays: what the plugin has done is done, and must not be taken back over a figure.
     fn note_reserved(&mut self, cx: &mut Context<'_>) {
-        let told = self.reserved.look(&self.library, self.number, cx.device);
+        let told = self.reserved.look(&mut *self.plugin, self.number, cx.device);
         let told = told.unwrap_or(Some(self.stats.current.reserved)).unwrap_or(0);
         let held = told.max(self.stats.current.active);
         self.stats.current.reserved = held;
         self.stats.peak.reserved = self.stats.peak.reserved.max(held);
+    }
+
+    /// What must happen before the plugin first does anything with the device.
+    fn before_first(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
+        self.reserved.before_first(cx.device)?;
+        if let (true, Some(limit)) = (self.is_new, self.limit) {
+            self.plugin.limit(self.number, limit)?;
+        }
+        (self.is_new, self.is_closed) = (false, false);
+        Ok(())
+    }
+
+    /// Asks for a block. One that takes what is held beyond the limit, as far as anybody tells, is given back at once.
+    fn take(
+        &mut self,
+        cx: &mut Context<'_>,
+        size: usize,
+        owner: Owner,
+    ) -> Result<Result<Address, Refusal>, StrategyError> {
+        let address = self.plugin.alloc(size, self.number, owner.handle)?;
+        if address == Address::NULL {
+            return Ok(Err(Refusal::Device));
+        }
+        // Where the driver does not answer, the block stays: it must not be lost over a figure.
+        let held = |plugin: &mut Plugin, cx: &mut Context<'_>| {
+            plugin.reserved.look(&mut *plugin.plugin, plugin.number, cx.device).ok().flatten()
+        };
+        if let Some(limit) = self.limit
+            && held(self, cx).is_some_and(|held| held > limit)
+        {
+            self.plugin.free(address, size, self.number, owner.handle)?;
+            return Ok(Err(Refusal::Limit));
+        }
+        Ok(Ok(address))
     }
 
     fn refused(&mut self, cx: &mut Context<'_>, request: &Request, refused_by: Refusal) -> Attempt {
@@ -119,20 +164,27 @@ impl Strategy for Plugin {
             return Ok(self.refused(cx, request, Refusal::Limit));
         }
         let Ok(size) = usize::try_from(bytes) else { return Ok(self.refused(cx, request, Refusal::Size)) };
-        self.reserved.before_first(cx.device)?;
+        self.before_first(cx)?;
         let owner = Owner { stream, handle: cx.device.stream_handle(stream) };
-        let mut address = self.library.alloc(size, self.number, owner.handle);
-        if address == Address::NULL && !self.waiting.is_empty() {
+        let mut taken = self.take(cx, size, owner)?;
+        if taken.is_err() && !self.waiting.is_empty() {
             // What waits here is out of the plugin's reach: to it, it is live.
             self.stats.retries += 1;
             cx.sink.event(StrategyEvent::Retry { rounded: bytes });
             self.release(cx, Patience::Wait)?;
-            address = self.library.alloc(size, self.number, owner.handle);
+            taken = self.take(cx, size, owner)?;
         }
-        if address == Address::NULL {
-            self.note_reserved(cx);
-            return Ok(self.refused(cx, request, Refusal::Device));
+        if taken == Err(Refusal::Limit) {
+            self.plugin.reset()?;
+            taken = self.take(cx, size, owner)?;
         }
+        let address = match taken {
+            Ok(address) => address,
+            Err(refused_by) => {
+                self.note_reserved(cx);
+                return Ok(self.refused(cx, request, refused_by));
+            }
+        };
         let block = self.blocks.insert(address, bytes, owner);
         self.stats.on_alloc(bytes, bytes);
         let before = self.stats.current.reserved;
@@ -151,11 +203,14 @@ impl Strategy for Plugin {
             self.waiting.hold(cx.device, leaving, streams)?;
         }
         let freed = if others.is_some() { Freed::Later } else { Freed::Now };
+        if freed == Freed::Now {
+            self.plugin.free(block.address, size as usize, self.number, owner.handle)?;
+        }
         self.uses.remove(&block.slot);
         self.blocks.remove(&block)?;
         self.stats.on_free(size);
         if freed == Freed::Now {
-            self.give_back(&leaving);
+            self.stats.on_reusable(size, size);
         }
         if self.reserved.is_free_to_ask() {
             self.note_reserved(cx);
@@ -165,7 +220,7 @@ impl Strategy for Plugin {
 
     fn used_on(&mut self, cx: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
         let (_, owner) = self.blocks.get(block)?;
-        if stream == owner.stream || self.library.record_stream(block.address, cx.device.stream_handle(stream)) {
+        if stream == owner.stream || self.plugin.record_stream(block.address, cx.device.stream_handle(stream))? {
             return Ok(());
         }
         let streams = self.uses.entry(block.slot).or_default();
@@ -181,7 +236,7 @@ impl Strategy for Plugin {
 
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         self.release(cx, Patience::Wait)?;
-        self.library.reset();
+        self.plugin.reset()?;
         self.note_reserved(cx);
         Ok(())
     }
@@ -194,16 +249,18 @@ impl Strategy for Plugin {
         let live: Vec<(Block, Owner)> = self.blocks.iter().collect();
         for (block, owner) in live {
             self.blocks.remove(&block)?;
-            self.library.free(block.address, block.size as usize, self.number, owner.handle);
+            self.plugin.free(block.address, block.size as usize, self.number, owner.handle)?;
         }
-        self.library.reset();
+        self.plugin.reset()?;
         self.uses.clear();
         self.stats = Stats::default();
+        self.is_closed = true;
         Ok(())
     }
 
     fn stats(&self) -> Stats {
-        self.stats
+        let off_books = self.reserved.off_books(self.stats.current.reserved);
+        Stats { off_books: if self.is_closed { OffBooks::Nothing } else { off_books }, ..self.stats }
     }
 
     fn largest_free(&self, _: StreamId) -> Option<u64> {

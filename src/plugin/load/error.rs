@@ -51,6 +51,18 @@ pub enum PluginError {
         /// What the dynamic linker said.
         reason: String,
     },
+    /// The process that should load it says no.
+    #[error("{reason}")]
+    Refused {
+        /// In its words, which name the file.
+        reason: String,
+    },
+    /// There is no process to load it into.
+    #[error("no process for the plugin can be started: {source}")]
+    NoHost {
+        /// What the system said.
+        source: io::Error,
+    },
 }
 
 fn in_words(names: &[String]) -> String {

@@ -4,17 +4,26 @@
 //! ([`Isolation`](crate::suite::Isolation)), and [`check`] reads the file without running any of its code.
 
 mod adapter;
+mod allocator;
+#[cfg(unix)]
+mod apart;
+mod call;
 mod error;
+mod last_words;
 mod library;
 mod noexcept;
 mod reserved;
 mod symbols;
+mod watched;
 mod wish;
 
 pub use adapter::Plugin;
+#[cfg(unix)]
+pub use apart::{HostProgram, host, host_with};
 pub use error::PluginError;
+pub use watched::{CALL_MARK, HANG_MARK};
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use self::{library::Library, symbols::Choice, wish::Wish};
 use crate::strategy::{Built, Parameter, Setup, SpecError, StrategyEntry, StrategySpec};
@@ -55,10 +64,25 @@ pub const ENTRY: StrategyEntry = StrategyEntry {
             default: "oomph_reserved, if there is one; otherwise what a real device has lost, and unknown on a simulated one",
             help: "size_t reserved(int device): bytes that it holds now; asked after every call",
         },
+        Parameter {
+            name: "limit",
+            values: "a symbol",
+            default: "oomph_limit, if there is one; otherwise requests fail that take what is reserved, where that is known, beyond it",
+            help: "void limit(int device, size_t bytes): what it may hold at most; told before the first request",
+        },
+        Parameter {
+            name: "timeout",
+            values: "a time",
+            default: "30s",
+            help: "a call that takes longer is a hang: its process is ended and the call named",
+        },
     ],
     variants: &[],
     build: load,
 };
+
+/// Little time for a call, and still thousands of times what one takes.
+const HURRY: Duration = Duration::from_millis(500);
 
 /// Whether a strategy is a plugin.
 #[must_use]
@@ -81,6 +105,31 @@ pub fn build(spec: &StrategySpec, setup: &Setup<'_>) -> Built {
     if is_meant(spec) { load(&spec.parameters, setup) } else { spec.build(setup) }
 }
 
+/// The same with a plugin in another process, where [`host_with`] has named one: what it does wrong is then the answer of
+/// a call. For devices whose addresses and streams are mere numbers.
+pub fn build_apart(spec: &StrategySpec, setup: &Setup<'_>) -> Built {
+    #[cfg(unix)]
+    if let (true, Some(program)) = (is_meant(spec), apart::host_program()) {
+        let wish = Wish::read(&ENTRY, &spec.parameters)?;
+        let choice = choose(&wish).map_err(refuse)?;
+        let plugin = apart::Apart::start(program, &spec.parameters, &wish).map_err(refuse)?;
+        return Ok(Box::new(Plugin::new(Box::new(plugin), &choice, setup)));
+    }
+    build(spec, setup)
+}
+
+/// The same strategy; if it is a plugin, with little time for a call.
+#[must_use]
+pub fn hurried(spec: &StrategySpec) -> StrategySpec {
+    match Wish::read(&ENTRY, &spec.parameters) {
+        Ok(wish) if is_meant(spec) && wish.timeout > HURRY => {
+            let parameters = format!("{},timeout:{}", spec.parameters, humantime::format_duration(HURRY));
+            StrategySpec { parameters, ..spec.clone() }
+        }
+        _ => spec.clone(),
+    }
+}
+
 /// [`StrategySpec::check`] for plugins too: the file must be there and have the symbols. None of its code runs.
 pub fn check(spec: &StrategySpec) -> Result<(), SpecError> {
     if !is_meant(spec) {
@@ -92,8 +141,9 @@ pub fn check(spec: &StrategySpec) -> Result<(), SpecError> {
 
 fn load(parameters: &str, setup: &Setup<'_>) -> Built {
     let wish = Wish::read(&ENTRY, parameters)?;
-    let library = choose(&wish).and_then(|choice| Library::open(wish.file, &choice)).map_err(refuse)?;
-    Ok(Box::new(Plugin::new(library, setup)))
+    let choice = choose(&wish).map_err(refuse)?;
+    let library = Library::open(wish.file, &choice, wish.timeout).map_err(refuse)?;
+    Ok(Box::new(Plugin::new(Box::new(library), &choice, setup)))
 }
 
 fn choose(wish: &Wish<'_>) -> Result<Choice, PluginError> {

@@ -7,10 +7,10 @@
 
 use std::{collections::HashSet, ffi::c_int};
 
-use super::library::Library;
+use super::allocator::Allocator;
 use crate::{
     device::{Clock, Device, DeviceError, DeviceProps},
-    strategy::Block,
+    strategy::{Block, OffBooks, StrategyError},
 };
 
 /// Where the figure comes from.
@@ -34,11 +34,12 @@ pub(super) struct Loss {
 }
 
 impl Reserved {
-    pub(super) fn of(library: &Library, number: c_int, props: &DeviceProps) -> Reserved {
-        match (library.reserved(number), props.clock) {
-            (Some(_), _) => Reserved::Told,
-            (None, Clock::Virtual) => Reserved::Unknown,
-            (None, Clock::Wall) => Reserved::Lost(Loss {
+    /// Who will tell, of a plugin that does or does not.
+    pub(super) fn of(tells: bool, props: &DeviceProps) -> Reserved {
+        match (tells, props.clock) {
+            (true, _) => Reserved::Told,
+            (false, Clock::Virtual) => Reserved::Unknown,
+            (false, Clock::Wall) => Reserved::Lost(Loss {
                 free_at_first: None,
                 page_bytes: props.page_bytes,
                 seen_pages: HashSet::new(),
@@ -50,6 +51,11 @@ impl Reserved {
     /// Whether the figure is more than a lower bound.
     pub(super) fn is_known(&self) -> bool {
         !matches!(self, Reserved::Unknown)
+    }
+
+    /// What the device's books lack while so much is held.
+    pub(super) fn off_books(&self, held: u64) -> OffBooks {
+        if self.is_known() { OffBooks::Bytes(held) } else { OffBooks::Unknown }
     }
 
     /// Whether asking takes no driver call.
@@ -80,12 +86,12 @@ impl Reserved {
     /// What is held now, as far as anybody tells.
     pub(super) fn look(
         &self,
-        library: &Library,
+        plugin: &mut dyn Allocator,
         number: c_int,
         device: &mut dyn Device,
-    ) -> Result<Option<u64>, DeviceError> {
+    ) -> Result<Option<u64>, StrategyError> {
         Ok(match self {
-            Reserved::Told => library.reserved(number),
+            Reserved::Told => plugin.reserved(number)?,
             Reserved::Lost(Loss { free_at_first: Some(before), .. }) => {
                 Some(before.saturating_sub(device.memory_info()?.free))
             }

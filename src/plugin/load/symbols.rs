@@ -19,6 +19,7 @@ const PAIRS: [(&str, &str); 4] =
 const RECORD_STREAM: &str = "oomph_record_stream";
 const RESET: &str = "oomph_reset";
 const RESERVED: &str = "oomph_reserved";
+const LIMIT: &str = "oomph_limit";
 /// As many names as help; a C++ library has thousands.
 const MOST_LIKELY: usize = 8;
 
@@ -37,6 +38,7 @@ pub(super) struct Choice {
     pub(super) record_stream: Option<String>,
     pub(super) reset: Option<String>,
     pub(super) reserved: Option<String>,
+    pub(super) limit: Option<String>,
 }
 
 impl Choice {
@@ -56,6 +58,7 @@ impl Choice {
             record_stream: hook(wish.record_stream, RECORD_STREAM)?,
             reset: hook(wish.reset, RESET)?,
             reserved: hook(wish.reserved, RESERVED)?,
+            limit: hook(wish.limit, LIMIT)?,
         })
     }
 }

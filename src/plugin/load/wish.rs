@@ -1,9 +1,15 @@
 //! What follows `plugin:`, taken apart.
 
+use std::time::Duration;
+
 use crate::strategy::{SpecError, StrategyEntry, parameters};
 
-/// A file, and the symbols that were asked for by name.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// How long a call may take if nobody says: longer than any driver call, and shorter than a trial under stress is waited
+/// for, so that the call is what is blamed.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A file, the symbols that were asked for by name, and how long a call may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wish<'a> {
     pub(super) file: &'a str,
     pub(super) alloc: Option<&'a str>,
@@ -11,6 +17,23 @@ pub(super) struct Wish<'a> {
     pub(super) record_stream: Option<&'a str>,
     pub(super) reset: Option<&'a str>,
     pub(super) reserved: Option<&'a str>,
+    pub(super) limit: Option<&'a str>,
+    pub(super) timeout: Duration,
+}
+
+impl Default for Wish<'_> {
+    fn default() -> Self {
+        Wish {
+            file: "",
+            alloc: None,
+            free: None,
+            record_stream: None,
+            reset: None,
+            reserved: None,
+            limit: None,
+            timeout: TIMEOUT,
+        }
+    }
 }
 
 impl<'a> Wish<'a> {
@@ -28,7 +51,12 @@ impl<'a> Wish<'a> {
                 "free" => &mut wish.free,
                 "record_stream" => &mut wish.record_stream,
                 "reset" => &mut wish.reset,
-                _ => &mut wish.reserved,
+                "reserved" => &mut wish.reserved,
+                "limit" => &mut wish.limit,
+                _ => {
+                    wish.timeout = time(setting.value)?;
+                    return Ok(());
+                }
             };
             *place = Some(setting.value);
             Ok(())
@@ -40,6 +68,14 @@ impl<'a> Wish<'a> {
     }
 }
 
+fn time(text: &str) -> Result<Duration, String> {
+    match humantime::parse_duration(text) {
+        Ok(Duration::ZERO) => Err("'timeout': nothing is done in no time".to_owned()),
+        Ok(time) => Ok(time),
+        Err(error) => Err(format!("'timeout': '{text}' is no time such as 30s or 2m: {error}")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -47,9 +83,15 @@ mod tests {
 
     #[test]
     fn the_file_comes_first_and_symbols_by_name() {
-        let wish = Wish::read(&ENTRY, "./a.so,alloc:take, free:give ,reserved:held").unwrap();
-        let expected =
-            Wish { file: "./a.so", alloc: Some("take"), free: Some("give"), reserved: Some("held"), ..Wish::default() };
+        let wish = Wish::read(&ENTRY, "./a.so,alloc:take, free:give ,reserved:held,timeout:2m").unwrap();
+        let expected = Wish {
+            file: "./a.so",
+            alloc: Some("take"),
+            free: Some("give"),
+            reserved: Some("held"),
+            timeout: Duration::from_secs(120),
+            ..Wish::default()
+        };
         assert_eq!(wish, expected);
     }
 
@@ -61,6 +103,8 @@ mod tests {
             ("a.so,alloc:a", "'alloc' and 'free' belong together"),
             ("a.so,aloc:a", "unknown parameter 'aloc'; did you mean 'alloc'?"),
             ("a.so,take", "'take' is not of the form key:value"),
+            ("a.so,timeout:0s", "'timeout': nothing is done in no time"),
+            ("a.so,timeout:soon", "'timeout': 'soon' is no time such as 30s or 2m"),
         ] {
             let message = Wish::read(&ENTRY, text).unwrap_err().to_string();
             assert!(message.contains(words), "{text}: {message}");

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{DeskStatistics, ServeError, Settings, settings::Memory};
 use crate::{
-    device::{Capabilities, Device, cuda, wrap::Limited},
+    device::{Capabilities, Device, cuda, wrap::capped},
     strategy::{Attempt, Caller, Context, Control, Request, Setup, Silent, Strategy, StrategyError, wrap::Addressed},
     unit::{Address, SiteId, StreamId, ThreadId},
 };
@@ -24,11 +24,7 @@ impl Desk {
     pub(super) fn open(number: i32, settings: &Settings) -> Result<Desk, ServeError> {
         let is_real = settings.memory == Memory::Cuda;
         let _visit = is_real.then(cuda::visit);
-        let device = settings.memory.numbered(number)?.open_as_guest()?;
-        let device: Box<dyn Device> = match settings.limit {
-            Some(limit) => Box::new(Limited::to(limit, device)),
-            None => device,
-        };
+        let device = capped(settings.memory.numbered(number)?.open_as_guest()?, settings.limit);
         let strategy = settings.strategy.build(&Setup { props: device.props(), limit: settings.limit })?;
         let missing = strategy.requires().missing_from(device.props().capabilities);
         if missing != Capabilities::NONE {

@@ -3,7 +3,8 @@
 //!
 //! The program's actions, the settings and the driver's answers (where segments and ranges lie, when a stream had got
 //! past a free) come from the recording; every decision is the model's. What no recording says is inferred: calls of
-//! `empty_cache` are read into it where the request that follows does not explain by itself what was released.
+//! `empty_cache` are read into it where the request that follows does not explain by itself what was released, and a limit
+//! of the program's own where requests fail while the GPU has room.
 //!
 //! `oomph verify` calls this, and whoever replays a recording and wants its calls of `empty_cache`. It prints nothing.
 
@@ -29,6 +30,7 @@ use self::{beginning::Start, model::Model, walk::Walk};
 use crate::{
     strategy::{Setup, Stats, Strategy},
     trace::torch::Recording,
+    unit::Watch,
 };
 
 /// What PyTorch itself counted, as far as somebody wrote it down: no snapshot says it.
@@ -58,7 +60,8 @@ pub struct Verification {
     /// Before which entries `empty_cache` was called, ascending; see
     /// [`with_empty_caches`](Recording::with_empty_caches).
     pub empty_caches: Vec<usize>,
-    /// How often the driver must have refused memory, because no limit of PyTorch's explains what happened.
+    /// How often memory must have been refused from outside, because no limit that is known explains what happened: by
+    /// the driver, or by a limit of the program's own that [`own_limit`](Recording::own_limit) encloses.
     pub refusals: usize,
     /// The model's books where it stopped.
     pub stats: Stats,
@@ -100,6 +103,12 @@ const PATIENCE: usize = 50_000_000;
 /// ```
 #[must_use]
 pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters) -> Verification {
+    verify_watched(recording, setup, counters, Watch::NOBODY)
+}
+
+/// The same, with somebody who is told how far it is.
+#[must_use]
+pub fn verify_watched(recording: &Recording, setup: &Setup<'_>, counters: &Counters, watch: Watch<'_>) -> Verification {
     let unknowable = |reason: String| Verification {
         verdict: Verdict::Partial { reasons: vec![reason], divergence: None },
         agreed: 0,
@@ -120,17 +129,19 @@ pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters) -> 
         let count = start.memory.astray.len();
         return unknowable(format!("it began in the middle: {count} blocks were there before it in no known segment"));
     }
+    let own_limit = recording.own_limit().filter(|_| setup.limit.is_none());
     let doubts = start.doubts(&settings, setup.limit);
     let mut patience = PATIENCE;
     let (walk, result) = loop {
         let model = Model::new(settings.clone(), setup, &recording.streams);
-        let walk = model.and_then(|model| Walk::new(&recording.witnessed, model, recording.streams.len(), &start));
+        let streams = recording.streams.len();
+        let walk = model.and_then(|model| Walk::new(&recording.witnessed, model, streams, &start, own_limit.is_some()));
         let mut walk = match walk {
             Ok(walk) => walk,
             Err(error) if start.told().is_some() => return unknowable(format!("it began in the middle: {error}")),
             Err(error) => return unknowable(error.to_string()),
         };
-        let result = walk.finish();
+        let result = walk.finish(watch);
         patience = patience.saturating_sub(walk.at - start.entry);
         match &result {
             Err(divergence) if patience > 0 && start.mend(divergence, &walk.model.caching) => {}
@@ -141,6 +152,9 @@ pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters) -> 
     let mut reasons = reasons_for_doubt(recording);
     if result.is_err() {
         reasons.extend(doubts);
+    }
+    if own_limit.is_some() && walk.model.caching.settings().garbage_collection_threshold > 0.0 {
+        reasons.push("garbage_collection_threshold is a share of a limit that the file does not say".to_owned());
     }
     let verdict = match result {
         Ok(()) if reasons.is_empty() => Verdict::Exact,

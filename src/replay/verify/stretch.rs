@@ -33,7 +33,7 @@ pub(super) struct Reading {
     pub(super) empty_cache: bool,
     /// So many of the waiting frees were done when the request began; others come back when it waits for all.
     pub(super) polled: usize,
-    /// How often the driver had no more memory.
+    /// How often there was no more memory to be had: by the driver, or by a limit that nobody tells.
     pub(super) refusals: usize,
 }
 
@@ -44,8 +44,6 @@ impl Reading {
     }
 }
 
-/// The driver does not hand out the very last of its memory, and segments are larger than requests.
-const DRIVER_RESERVE: u64 = 64 * MIB;
 /// Of many waiting frees not every number is tried.
 const POLLED_AT_MOST: usize = 32;
 /// A request asks the driver again after making room, and once more after giving back everything.
@@ -65,8 +63,7 @@ impl Stretch {
                 Action::SegmentFree | Action::SegmentUnmap => self.releases = true,
                 Action::SegmentAlloc | Action::SegmentMap => self.grows = true,
                 Action::Alloc | Action::OutOfMemory => {
-                    let left = entry.device_free().unwrap_or(0);
-                    self.driver_may_refuse = left < entry.size.saturating_add(DRIVER_RESERVE);
+                    self.driver_may_refuse = entry.fills_the_device();
                     self.seen.push(Sighting::of(entry));
                     self.request = Some(index);
                     return index + 1;
@@ -89,14 +86,15 @@ impl Stretch {
         !(self.releases || self.runs_out() || self.grows && self.completed_first > 0)
     }
 
-    /// The ways to read it, the likeliest first. That the driver itself refused is tried last, because in most recordings
-    /// the only limit is PyTorch's own.
-    pub(super) fn readings(&self) -> Vec<Reading> {
+    /// The ways to read it, the likeliest first. That memory was refused from outside is tried last, because in most
+    /// recordings the only limit is the one that PyTorch was told; `by_unknown_limit` says that it was told one that we
+    /// were not.
+    pub(super) fn readings(&self, by_unknown_limit: bool) -> Vec<Reading> {
         let fewer = (0..self.completed_first).rev().take(POLLED_AT_MOST);
         let mut readings: Vec<Reading> =
             std::iter::once(self.completed_first).chain(fewer).map(Reading::plain).collect();
         readings.push(Reading { empty_cache: true, polled: 0, refusals: 0 });
-        if !self.driver_may_refuse {
+        if !self.driver_may_refuse && !by_unknown_limit {
             return readings;
         }
         let with_refusals = |refusals: usize| readings.iter().map(move |&reading| Reading { refusals, ..reading });
@@ -166,7 +164,7 @@ mod tests {
         use Action::{Alloc, FreeCompleted, SegmentFree};
         let mut stretch = Stretch::default();
         stretch.read(&entries(&[FreeCompleted, SegmentFree, Alloc]), 0);
-        let readings = stretch.readings();
+        let readings = stretch.readings(false);
         assert_eq!(readings[..2], [Reading::plain(1), Reading::plain(0)]);
         assert_eq!(readings[2], Reading { empty_cache: true, polled: 0, refusals: 0 });
         assert!(readings[3..].iter().all(|reading| reading.refusals > 0));
@@ -177,10 +175,11 @@ mod tests {
         let mut entries = entries(&[Action::OutOfMemory]);
         let mut stretch = Stretch::default();
         stretch.read(&entries, 0);
-        assert!(stretch.readings().iter().any(|reading| reading.refusals > 0));
+        assert!(stretch.readings(false).iter().any(|reading| reading.refusals > 0));
         entries[0].address = Address(100 * MIB);
         stretch.read(&entries, 0);
-        assert!(stretch.readings().iter().all(|reading| reading.refusals == 0));
+        assert!(stretch.readings(false).iter().all(|reading| reading.refusals == 0));
+        assert!(stretch.readings(true).iter().any(|reading| reading.refusals > 0), "unless PyTorch itself did");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     strategy::{Block, Freed, StrategyError},
     trace::torch::{Action, BlockState, Entry},
-    unit::{Address, StreamId},
+    unit::{Address, StreamId, Watch, Watcher},
 };
 
 /// Where the walk is.
@@ -29,8 +29,10 @@ pub(super) struct Walk<'a> {
     pub(super) at: usize,
     /// Before which entries `empty_cache` must have been called.
     pub(super) empty_caches: Vec<usize>,
-    /// How often the driver must have refused memory.
+    /// How often memory must have been refused from outside.
     pub(super) refusals: usize,
+    /// The program had a limit that we do not know.
+    by_unknown_limit: bool,
 }
 
 const TOO_FEW_LANES: &str = "more frees wait for streams than there are streams";
@@ -55,6 +57,7 @@ impl<'a> Walk<'a> {
         mut model: Model,
         streams: usize,
         start: &Start,
+        by_unknown_limit: bool,
     ) -> Result<Walk<'a>, StrategyError> {
         let adopted = model.adopt(&start.layout, &entries[start.entry..])?;
         let mut walk = Walk {
@@ -68,6 +71,7 @@ impl<'a> Walk<'a> {
             at: start.entry,
             empty_caches: Vec::new(),
             refusals: 0,
+            by_unknown_limit,
         };
         for (block, (was, stream)) in adopted.into_iter().zip(start.memory.live()) {
             if was.state == BlockState::PendingFree {
@@ -87,8 +91,21 @@ impl<'a> Walk<'a> {
     }
 
     /// Goes on to the end.
-    pub(super) fn finish(&mut self) -> Result<(), Divergence> {
-        while let Some(entry) = self.entries.get(self.at) {
+    pub(super) fn finish(&mut self, watch: Watch<'_>) -> Result<(), Divergence> {
+        watch.begins("re-living it", (self.entries.len() - self.at) as u64);
+        while self.at < self.entries.len() {
+            let begun = self.at;
+            self.go_until(begun.saturating_add(Watch::STRIDE))?;
+            watch.advances((self.at - begun) as u64);
+        }
+        Ok(())
+    }
+
+    /// Goes on to the end of the call that reaches `place`.
+    fn go_until(&mut self, place: usize) -> Result<(), Divergence> {
+        while self.at < place
+            && let Some(entry) = self.entries.get(self.at)
+        {
             self.at = match entry.action {
                 Action::FreeRequested => self.free(entry)?,
                 Action::Snapshot | Action::Annotate | Action::Unknown => self.at + 1,
@@ -188,7 +205,7 @@ impl<'a> Walk<'a> {
         let next_range = if self.stretch.runs_out() { self.next_range() } else { None };
         self.model.script(&self.stretch, next_range);
         let mut nearest: Option<(usize, Divergence)> = None;
-        for reading in self.stretch.readings() {
+        for reading in self.stretch.readings(self.by_unknown_limit) {
             let mut trial = self.model.clone();
             let block = trial.request(&self.stretch, reading, self.lanes.next_group(), &mut self.deeds);
             if self.deeds.seen == self.stretch.seen {

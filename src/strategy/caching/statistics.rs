@@ -5,7 +5,7 @@
 //! pools but for its peak, and falls are rises minus the present value. So are the books that every strategy shows
 //! ([`Stats`]): they are put together when somebody asks.
 
-use crate::strategy::{Stats, Usage, stats::keep_highest};
+use crate::strategy::{OffBooks, Stats, Usage, stats::keep_highest};
 
 /// A value and the highest it has been.
 #[derive(Clone, Copy, Debug, Default)]
@@ -203,7 +203,18 @@ impl Books {
         let (segments, peak_segments) = (self.reserved.segments, self.reserved.peak_segments);
         let (retries, ooms) = (self.retries, self.ooms);
         let frees = allocs - live_blocks;
-        Stats { current, peak, live_blocks, segments, peak_segments, allocs, frees, retries, ooms }
+        Stats {
+            current,
+            peak,
+            live_blocks,
+            segments,
+            peak_segments,
+            allocs,
+            frees,
+            retries,
+            ooms,
+            off_books: OffBooks::Nothing,
+        }
     }
 
     /// Free blocks that share their segment became more, or larger.

@@ -62,11 +62,11 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
 
 fn build(parameters: &str, setup: &Setup<'_>) -> Built {
     let settings = Settings::read(parameters)?;
-    Ok(Box::new(Planned::new(settings, Caching::new(of_fallback(&settings), setup))))
+    Ok(Box::new(Planned::new(settings, Caching::new(fallback_settings(&settings), setup))))
 }
 
 /// Mapped in the smallest pieces, next to nothing of what is free stays behind when blocks that stay lie between.
-fn of_fallback(settings: &Settings) -> caching::Settings {
+fn fallback_settings(settings: &Settings) -> caching::Settings {
     let defaults = caching::Settings::default();
     if settings.expandable_segments {
         caching::Settings { expandable_segments: true, large_segment_size: PAGE, ..defaults }
@@ -444,6 +444,7 @@ impl Strategy for Planned {
             retries: theirs.retries + ours.retries,
             // A failure of the fallback that regions could cure is none.
             ooms: ours.ooms,
+            off_books: theirs.off_books,
         }
     }
 

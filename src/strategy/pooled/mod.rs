@@ -67,6 +67,9 @@ pub(super) enum Destination {
 /// Free pieces are the policy's between [`keep`](Policy::keep) and [`take`](Policy::take) or
 /// [`forget`](Policy::forget). A call that returns an error must have changed nothing that matters: it is made again.
 pub(super) trait Policy: Clone + Send + 'static {
+    /// Whether a piece that comes back is from then on its freer's, whatever stream it was taken for.
+    const GOES_TO_ITS_FREER: bool = false;
+
     /// How large a block for this request is; `None` for what could never be served.
     fn block_size(&self, bytes: u64) -> Option<u64>;
 
@@ -85,11 +88,11 @@ pub(super) trait Policy: Clone + Send + 'static {
         need: &Need,
     ) -> Result<Option<(u32, Outcome)>, DeviceError>;
 
-    /// A caller is about to give a piece back: what has to be done on the device first, and whatever the policy wants to
-    /// note about the caller. The piece may have to wait for other streams before it is [`keep`](Policy::keep)'s.
+    /// A caller is about to give a piece back: what has to be done on the device first. The piece may have to wait for
+    /// other streams before it is [`keep`](Policy::keep)'s.
     fn freeing(
         &mut self,
-        ground: &mut Ground,
+        ground: &Ground,
         device: &mut dyn Device,
         slot: u32,
         caller: Caller,
@@ -408,7 +411,10 @@ impl<P: Policy> Strategy for Pooled<P> {
     fn free(&mut self, cx: &mut Context<'_>, block: Block, caller: Caller) -> Result<Freed, StrategyError> {
         let &Piece { size, requested, uses, .. } = self.ground.live(&block)?;
         self.check(cx, caller.stream)?;
-        self.policy.freeing(&mut self.ground, cx.device, block.slot, caller)?;
+        self.policy.freeing(&self.ground, cx.device, block.slot, caller)?;
+        if P::GOES_TO_ITS_FREER {
+            self.ground[block.slot].stream = caller.stream;
+        }
         if uses != NONE {
             self.free_later(cx, block.slot)?;
             return Ok(Freed::Later);

@@ -234,7 +234,7 @@ impl Policy for Arenas {
     #[inline]
     fn freeing(
         &mut self,
-        ground: &mut Ground,
+        ground: &Ground,
         device: &mut dyn Device,
         slot: u32,
         caller: Caller,

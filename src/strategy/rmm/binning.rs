@@ -14,7 +14,7 @@ use super::{
 use crate::{
     device::{Device, DeviceError},
     strategy::{
-        Built, Caller, Outcome, Parameter, Refusal, Setup, SpecError, Stats, StrategyEntry, parameters,
+        Built, Outcome, Parameter, Refusal, Setup, SpecError, Stats, StrategyEntry, parameters,
         pooled::{Ground, Growth, Need, Policy, Pooled, Region},
     },
     unit::{KIB, MIB, StreamId},
@@ -94,6 +94,8 @@ impl Binning {
 }
 
 impl Policy for Binning {
+    const GOES_TO_ITS_FREER: bool = true;
+
     #[inline]
     fn block_size(&self, bytes: u64) -> Option<u64> {
         match self.bins.iter().find(|bin| bytes <= bin.size) {
@@ -122,18 +124,6 @@ impl Policy for Binning {
         let bin = &mut self.bins[number];
         bin.adopt(ground, slot, need.stream, number as u32 + 1, false);
         Ok(bin.take(ground, device, need.stream)?.map(|slot| (slot, Outcome::Split)))
-    }
-
-    #[inline]
-    fn freeing(
-        &mut self,
-        ground: &mut Ground,
-        _: &mut dyn Device,
-        slot: u32,
-        caller: Caller,
-    ) -> Result<(), DeviceError> {
-        ground[slot].stream = caller.stream;
-        Ok(())
     }
 
     #[inline]

@@ -8,7 +8,7 @@ use super::{amount::multiple_of_quantum, equal_blocks::EqualBlocks};
 use crate::{
     device::{Device, DeviceError},
     strategy::{
-        Built, Caller, Outcome, Parameter, Setup, SpecError, Stats, StrategyEntry, parameters,
+        Built, Outcome, Parameter, Setup, SpecError, Stats, StrategyEntry, parameters,
         pooled::{Ground, Growth, Need, Policy, Pooled, Region},
     },
     unit::{MIB, StreamId},
@@ -76,6 +76,8 @@ impl Fixed {
 }
 
 impl Policy for Fixed {
+    const GOES_TO_ITS_FREER: bool = true;
+
     #[inline]
     fn block_size(&self, bytes: u64) -> Option<u64> {
         (bytes <= self.blocks.size).then_some(self.blocks.size)
@@ -94,18 +96,6 @@ impl Policy for Fixed {
         need: &Need,
     ) -> Result<Option<(u32, Outcome)>, DeviceError> {
         Ok(self.blocks.take(ground, device, need.stream)?.map(|slot| (slot, Outcome::Hit)))
-    }
-
-    #[inline]
-    fn freeing(
-        &mut self,
-        ground: &mut Ground,
-        _: &mut dyn Device,
-        slot: u32,
-        caller: Caller,
-    ) -> Result<(), DeviceError> {
-        ground[slot].stream = caller.stream;
-        Ok(())
     }
 
     #[inline]

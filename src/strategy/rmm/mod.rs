@@ -32,12 +32,11 @@ mod superblocks;
 #[cfg(test)]
 mod worked;
 
+use super::pooled::ABSURD;
 use crate::unit::round_up;
 
 /// Sizes are multiples of this.
 const QUANTUM: u64 = 256;
-/// Requests from here on are refused: no device comes near.
-const ABSURD: u64 = 1 << 46;
 
 /// A request as RMM rounds it.
 #[inline]

@@ -25,7 +25,7 @@ use super::{
 use crate::{
     device::{Device, DeviceError},
     strategy::{
-        Built, Caller, Outcome, Parameter, Refusal, Setup, SpecError, Stats, StrategyEntry,
+        Built, Outcome, Parameter, Refusal, Setup, SpecError, Stats, StrategyEntry,
         caching::free_index::{Entry, FreeIndex},
         parameters::{self, Setting},
         pooled::{Ground, Growth, Need, Piece, Policy, Pooled, Region, State},
@@ -193,6 +193,8 @@ impl Pool {
 }
 
 impl Policy for Pool {
+    const GOES_TO_ITS_FREER: bool = true;
+
     #[inline]
     fn block_size(&self, bytes: u64) -> Option<u64> {
         rounded(bytes).filter(|&size| size <= self.settings.maximum.unwrap_or(ABSURD))
@@ -217,18 +219,6 @@ impl Policy for Pool {
             return Ok(Some(cut_from(own, ground, found, need.size)));
         }
         self.take_elsewhere(ground, device, need)
-    }
-
-    #[inline]
-    fn freeing(
-        &mut self,
-        ground: &mut Ground,
-        _: &mut dyn Device,
-        slot: u32,
-        caller: Caller,
-    ) -> Result<(), DeviceError> {
-        ground[slot].stream = caller.stream;
-        Ok(())
     }
 
     #[inline]

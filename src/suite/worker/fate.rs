@@ -2,7 +2,11 @@
 
 use std::{io, process::ExitStatus};
 
-use crate::{measure::Status, suite::CaseTimeout};
+use crate::{
+    measure::Status,
+    suite::CaseTimeout,
+    unit::{ending, signal},
+};
 
 /// Why there is no outcome.
 #[derive(Debug, thiserror::Error)]
@@ -16,11 +20,16 @@ pub(super) enum Fate {
     /// It took too long and was ended.
     #[error("timed out after {0}")]
     TimedOut(CaseTimeout),
+    /// A plugin did not return from a call, and took the worker along.
+    #[error("plugin {0}")]
+    Hung(String),
     /// It died, or gave up.
-    #[error("the worker process {}{}", ending(*.status), quoted(.last_words))]
+    #[error("{}the worker process {}{}", blamed(.plugin_call), ending(*.status), quoted(.last_words))]
     Ended {
         /// How.
         status: ExitStatus,
+        /// The plugin and its call that it died in, if so.
+        plugin_call: Option<String>,
         /// The last line of its standard error.
         last_words: String,
     },
@@ -44,51 +53,13 @@ impl Fate {
     }
 }
 
-/// Signals by number, as Linux has them.
-const SIGNALS: [(i32, &str); 15] = [
-    (1, "SIGHUP"),
-    (2, "SIGINT"),
-    (3, "SIGQUIT"),
-    (4, "SIGILL, an illegal instruction"),
-    (5, "SIGTRAP"),
-    (6, "SIGABRT, an abort"),
-    (7, "SIGBUS, a bad memory access"),
-    (8, "SIGFPE, an arithmetic error"),
-    (9, "SIGKILL: by hand, or by the kernel for want of host memory"),
-    (11, "SIGSEGV, a bad memory access"),
-    (13, "SIGPIPE"),
-    (14, "SIGALRM"),
-    (15, "SIGTERM"),
-    (24, "SIGXCPU, too much processor time"),
-    (25, "SIGXFSZ, too large a file"),
-];
-
-/// How a process ended, in words that follow its name.
-#[must_use]
-pub fn ending(status: ExitStatus) -> String {
-    match (signal(status), status.code()) {
-        (Some(number), _) => match SIGNALS.iter().find(|(known, _)| *known == number) {
-            Some((_, name)) => format!("was ended by {name}"),
-            None => format!("was ended by signal {number}"),
-        },
-        (None, Some(code)) => format!("ended with exit code {code}"),
-        (None, None) => "ended".to_owned(),
-    }
-}
-
 /// Whether somebody asked the process to end: SIGHUP, SIGINT or SIGTERM.
 fn is_wish(status: ExitStatus) -> bool {
     matches!(signal(status), Some(1 | 2 | 15))
 }
 
-#[cfg(unix)]
-fn signal(status: ExitStatus) -> Option<i32> {
-    std::os::unix::process::ExitStatusExt::signal(&status)
-}
-
-#[cfg(not(unix))]
-fn signal(_status: ExitStatus) -> Option<i32> {
-    None
+fn blamed(plugin_call: &Option<String>) -> String {
+    plugin_call.as_ref().map_or_else(String::new, |call| format!("plugin {call}: "))
 }
 
 fn quoted(last_words: &str) -> String {

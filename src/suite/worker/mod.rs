@@ -6,11 +6,11 @@
 //! that nobody waits for it any more. On its standard output it gives the outcome, as the last line. `cli` holds the
 //! worker's end of the pipes, because a library neither reads standard input nor exits.
 
+mod complaints;
 mod fate;
 mod order;
 mod process;
 
-pub use fate::ending;
 pub use order::Order;
 pub use process::WorkerProcess;
 

@@ -36,7 +36,7 @@ enum OrderError {
 }
 
 impl Order {
-    pub(super) fn of(case: &Case) -> Order {
+    pub(in crate::suite) fn of(case: &Case) -> Order {
         // Named one by one, so that nothing new about a case is forgotten on the way. Keeping the time is the sender's.
         let Case {
             label,

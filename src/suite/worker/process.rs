@@ -15,13 +15,15 @@ use std::{
 
 use super::{
     STOP,
-    fate::{Fate, ending},
+    complaints::{Complaints, last_line},
+    fate::Fate,
     order::Order,
 };
 use crate::{
     measure::Status,
     plugin,
     suite::{Case, CaseOutcome, CaseRunner, CaseTimeout},
+    unit::ending,
 };
 
 /// How often the clock and the stop flag are looked at while a worker is silent.
@@ -60,8 +62,8 @@ impl WorkerProcess<'_> {
         let mut worker = self.start(case).map_err(Fate::NotStarted)?;
         let status = self.watch(case, &mut worker)?;
         let said = worker.output.recv_timeout(PIPE_GRACE).unwrap_or_default();
-        let last_words = last_line(&worker.complaints.recv_timeout(PIPE_GRACE).unwrap_or_default());
-        match (serde_json::from_str::<CaseOutcome>(&last_line(&said)), status.success()) {
+        let complaints = Complaints::read(&worker.complaints.recv_timeout(PIPE_GRACE).unwrap_or_default());
+        match (serde_json::from_str::<CaseOutcome>(last_line(&String::from_utf8_lossy(&said))), status.success()) {
             (Ok(outcome), true) => Ok(outcome),
             // The figures are sound, and whatever brought it down afterwards must not pass unseen.
             (Ok(mut outcome), false) => {
@@ -69,8 +71,8 @@ impl WorkerProcess<'_> {
                 outcome.record.reason = format!("the case was done, and then the worker process {}", ending(status));
                 Ok(outcome)
             }
-            (Err(_), false) => Err(Fate::Ended { status, last_words }),
-            (Err(reason), true) => Err(Fate::Incomprehensible { reason, last_words }),
+            (Err(_), false) => Err(complaints.fate(status)),
+            (Err(reason), true) => Err(Fate::Incomprehensible { reason, last_words: complaints.last_words }),
         }
     }
 
@@ -162,12 +164,6 @@ fn reader(pipe: Option<impl Read + Send + 'static>, most: usize) -> Receiver<Vec
         let _ = sender.send(kept);
     });
     receiver
-}
-
-/// The last line that says something, as text.
-fn last_line(bytes: &[u8]) -> String {
-    let text = String::from_utf8_lossy(bytes);
-    text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default().to_owned()
 }
 
 #[cfg(all(test, unix))]

@@ -1,8 +1,13 @@
 //! Reads a file line by line in bounded memory, whatever is in it.
 
 use std::{
+    fs,
     io::{BufRead, Read},
     path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use crate::trace::{
@@ -16,15 +21,25 @@ pub(super) const LONGEST_LINE: usize = 1 << 20;
 /// The lines of a file, decompressed where needed.
 pub(super) struct Lines {
     path: PathBuf,
-    input: Input,
+    input: Input<'static>,
     line: Vec<u8>,
     number: u64,
+    /// Bytes taken from the disk, of so many.
+    bytes_read: Arc<AtomicU64>,
+    file_bytes: u64,
 }
 
 impl Lines {
     /// Starts at the first line.
     pub(super) fn open(path: &Path) -> Result<Lines, TraceError> {
-        Ok(Lines { path: path.to_owned(), input: file::open(path)?, line: Vec::new(), number: 0 })
+        let bytes_read = Arc::<AtomicU64>::default();
+        let count = Arc::clone(&bytes_read);
+        let input = file::open_counted(path, move |bytes| {
+            count.fetch_add(bytes, Ordering::Relaxed);
+        })?;
+        // A file whose length is not known is read all the same.
+        let file_bytes = fs::metadata(path).map_or(0, |file| file.len());
+        Ok(Lines { path: path.to_owned(), input, line: Vec::new(), number: 0, bytes_read, file_bytes })
     }
 
     /// The next line without its end; none at the end of the file.
@@ -48,6 +63,11 @@ impl Lines {
             return Err(self.complaint(format!("the line is longer than {LONGEST_LINE} bytes")));
         }
         Ok(Some(&self.line))
+    }
+
+    /// How much of the file was taken from the disk, from 0 to 1.
+    pub(super) fn share_read(&self) -> f64 {
+        self.bytes_read.load(Ordering::Relaxed) as f64 / self.file_bytes.max(1) as f64
     }
 
     /// Something is wrong with the line read last.

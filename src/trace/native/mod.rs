@@ -43,15 +43,18 @@ pub(super) use writer::{TooLong, Writer};
 
 use super::{EventReader, Format, Source, TraceError};
 
+/// What the format is called.
+pub const NAME: &str = "oomph";
+
 /// How a native trace is recognised and opened.
 pub(super) const FORMAT: Format = Format {
-    name: "oomph",
+    name: NAME,
     about: "the native format: text, one event a line",
     recognises: |head| {
         head.strip_prefix(FIRST_WORD.as_bytes())
             .is_some_and(|rest| rest.first().is_none_or(|byte| byte.is_ascii_whitespace()))
     },
-    open: |path| Ok(Box::new(NativeFile::new(path)?)),
+    open: |path, _| Ok(Box::new(NativeFile::new(path)?)),
 };
 
 const FIRST_WORD: &str = "oomph-trace";

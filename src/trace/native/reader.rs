@@ -66,4 +66,8 @@ impl EventReader for Reader {
     fn tables(&self) -> &Tables {
         self.story.tables()
     }
+
+    fn share_read(&self) -> Option<f64> {
+        Some(self.lines.share_read())
+    }
 }

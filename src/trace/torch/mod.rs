@@ -5,7 +5,9 @@
 
 mod block_sizes;
 mod collect;
+mod dead_end;
 mod keys;
+mod own_limit;
 mod parse;
 #[cfg(test)]
 mod parse_tests;
@@ -17,6 +19,8 @@ mod stacks;
 mod story;
 mod write;
 
+pub use dead_end::{DeadEnd, Holder};
+pub use own_limit::OwnLimit;
 pub use parse::SnapshotError;
 pub use pickle::{Fault, PickleError, Spent};
 pub use recording::{Gaps, Recording, RecordingError};
@@ -29,6 +33,7 @@ pub use stacks::{Frame, StackId, Stacks};
 use std::path::Path;
 
 use super::{Format, TraceError, file, pointer_log::name_of};
+use crate::unit::Watch;
 
 /// What the format is called.
 pub const NAME: &str = "torch";
@@ -39,14 +44,19 @@ pub(super) const FORMAT: Format = Format {
     about: "PyTorch memory snapshot (torch.cuda.memory._dump_snapshot)",
     // PROTO and a protocol that exists.
     recognises: |head| matches!(head, [0x80, 0..=5, ..]),
-    open: |path| Ok(Box::new(Recording::open(path, None)?.trace)),
+    open: |path, watch| Ok(Box::new(Recording::open_watched(path, None, watch)?.trace)),
 };
 
 impl Snapshot {
     /// Reads a snapshot file, compressed or not.
     pub fn open(path: impl AsRef<Path>) -> Result<Snapshot, TraceError> {
+        Snapshot::open_watched(path, Watch::NOBODY)
+    }
+
+    /// The same, with somebody who is told how far it is.
+    pub fn open_watched(path: impl AsRef<Path>, watch: Watch<'_>) -> Result<Snapshot, TraceError> {
         let path = path.as_ref();
-        Snapshot::read(file::open(path)?).map_err(|error| match error {
+        Snapshot::read(file::open_watched(path, watch)?).map_err(|error| match error {
             SnapshotError::Pickle(PickleError { fault: Fault::Io(error), .. }) => file::read_failed(path, error),
             error => TraceError::Format { path: path.to_owned(), reason: error.to_string() },
         })
@@ -57,8 +67,17 @@ impl Recording {
     /// Reads a snapshot file and tells what happened on one device; without a number on the first that something is
     /// known about.
     pub fn open(path: impl AsRef<Path>, device: Option<u32>) -> Result<Recording, TraceError> {
+        Recording::open_watched(path, device, Watch::NOBODY)
+    }
+
+    /// The same, with somebody who is told how far it is.
+    pub fn open_watched(
+        path: impl AsRef<Path>,
+        device: Option<u32>,
+        watch: Watch<'_>,
+    ) -> Result<Recording, TraceError> {
         let path = path.as_ref();
         let refused = |error: RecordingError| TraceError::Format { path: path.to_owned(), reason: error.to_string() };
-        Snapshot::open(path)?.into_recording(&name_of(path), device).map_err(refused)
+        Snapshot::open_watched(path, watch)?.into_recording_watched(&name_of(path), device, watch).map_err(refused)
     }
 }

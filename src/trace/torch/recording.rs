@@ -11,7 +11,10 @@ use super::{
     rewind::{End, rewind},
     story::{Doubts, Material, tell},
 };
-use crate::trace::{EventReader, Source, SourceInfo, TableFull, Trace, TraceError};
+use crate::{
+    trace::{EventReader, Source, SourceInfo, TableFull, Trace, TraceError},
+    unit::Watch,
+};
 
 /// What happened on one device.
 #[derive(Clone, Debug)]
@@ -150,7 +153,17 @@ impl Snapshot {
     }
 
     /// What happened on one device; without a number on the first that something is known about.
-    pub fn into_recording(mut self, name: &str, device: Option<u32>) -> Result<Recording, RecordingError> {
+    pub fn into_recording(self, name: &str, device: Option<u32>) -> Result<Recording, RecordingError> {
+        self.into_recording_watched(name, device, Watch::NOBODY)
+    }
+
+    /// The same, with somebody who is told how far it is.
+    pub fn into_recording_watched(
+        mut self,
+        name: &str,
+        device: Option<u32>,
+        watch: Watch<'_>,
+    ) -> Result<Recording, RecordingError> {
         let there = self.devices();
         let device = match device {
             Some(asked) if !there.contains(&asked) => return Err(RecordingError::NoSuchDevice { asked, there }),
@@ -161,7 +174,7 @@ impl Snapshot {
         self.segments.retain(|segment| segment.device == device);
         self.annotations.retain(|annotation| annotation.device.is_none_or(|on| on == device));
         let end = End { device, segments: &self.segments, settings: &self.settings, pools: &self.pools };
-        let (initial, contradictions) = rewind(&end, &witnessed);
+        let (initial, contradictions) = rewind(&end, &witnessed, watch);
         let (empty_caches, unclear_releases) = certain_empty_caches(&witnessed);
         let material = Material {
             entries: &witnessed,
@@ -171,7 +184,7 @@ impl Snapshot {
             initial: &initial,
             empty_caches: &empty_caches,
         };
-        let (trace, doubts) = tell(&material, name)?;
+        let (trace, doubts) = tell(&material, name, watch)?;
         let mut gaps = Gaps {
             alive_before: initial.live().count() as u64,
             alive_before_bytes: initial.live().fold(0, |sum: u64, (block, _)| sum.saturating_add(block.size)),
@@ -234,11 +247,20 @@ impl Recording {
     pub fn memory_before(&self, entry: usize) -> Initial {
         let end =
             End { device: self.device, segments: &self.final_segments, settings: &self.settings, pools: &self.pools };
-        rewind(&end, self.witnessed.get(entry..).unwrap_or_default()).0
+        rewind(&end, self.witnessed.get(entry..).unwrap_or_default(), Watch::NOBODY).0
     }
 
     /// Tells the story again with the calls of `empty_cache` that a model has inferred.
-    pub fn with_empty_caches(mut self, before_entries: Vec<usize>) -> Result<Recording, TableFull> {
+    pub fn with_empty_caches(self, before_entries: Vec<usize>) -> Result<Recording, TableFull> {
+        self.with_empty_caches_watched(before_entries, Watch::NOBODY)
+    }
+
+    /// The same, with somebody who is told how far it is.
+    pub fn with_empty_caches_watched(
+        mut self,
+        before_entries: Vec<usize>,
+        watch: Watch<'_>,
+    ) -> Result<Recording, TableFull> {
         let material = Material {
             entries: &self.witnessed,
             annotations: &self.annotations,
@@ -247,7 +269,7 @@ impl Recording {
             initial: &self.initial,
             empty_caches: &before_entries,
         };
-        (self.trace, _) = tell(&material, &self.trace.name)?;
+        (self.trace, _) = tell(&material, &self.trace.name, watch)?;
         self.empty_caches = before_entries;
         self.gaps.unclear_releases = 0;
         Ok(self)

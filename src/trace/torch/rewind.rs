@@ -10,7 +10,7 @@ use super::{
     block_sizes::{Cutting, Unmeasured, measure},
     parse::kind_by_size,
 };
-use crate::unit::{Address, MIB, StreamId};
+use crate::unit::{Address, MIB, StreamId, Watch};
 
 /// The memory before the first entry of a recording.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -43,9 +43,9 @@ pub(super) struct End<'a> {
 }
 
 /// The memory before, and how many entries do not fit what comes after them.
-pub(super) fn rewind(end: &End<'_>, entries: &[Entry]) -> (Initial, u64) {
+pub(super) fn rewind(end: &End<'_>, entries: &[Entry], watch: Watch<'_>) -> (Initial, u64) {
     let mut memory = Memory::new(end);
-    for entry in entries.iter().rev() {
+    for entry in watch.each("going back to the beginning", entries).rev() {
         memory.undo(entry);
     }
     memory.measure_blocks(entries, end.settings);
@@ -288,7 +288,7 @@ mod tests {
     use super::*;
 
     fn rewound(entries: &[Entry], segments: &[Segment]) -> (Initial, u64) {
-        rewind(&End { device: 0, segments, settings: &Settings::default(), pools: &[] }, entries)
+        rewind(&End { device: 0, segments, settings: &Settings::default(), pools: &[] }, entries, Watch::NOBODY)
     }
 
     fn entry(action: Action, address: u64, size: u64) -> Entry {

@@ -1,6 +1,6 @@
 //! Call stacks, each kept once however many entries and blocks share it.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, fmt, sync::Arc};
 
 /// A number of a stack in [`Stacks`]; 0 is "not recorded".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -10,6 +10,9 @@ impl StackId {
     /// No stack was recorded.
     pub const NONE: StackId = StackId(0);
 }
+
+/// How the folder ends that pip and distributions install packages in.
+const PACKAGES: &str = "-packages/";
 
 /// One line of a stack.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -25,6 +28,19 @@ pub struct Frame {
 impl Frame {
     fn is_python(&self) -> bool {
         self.filename.ends_with(".py") || self.filename.starts_with('<')
+    }
+
+    /// Whether it belongs to a package that pip or the distribution installed, or to Python itself.
+    fn is_installed(&self) -> bool {
+        self.filename.contains(PACKAGES) || self.filename.contains("/lib/python") || self.filename.starts_with('<')
+    }
+}
+
+impl fmt::Display for Frame {
+    /// `file:line function`, without the folder that packages are installed in.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let filename = self.filename.rsplit_once(PACKAGES).map_or(&*self.filename, |(_, within)| within);
+        write!(f, "{filename}:{} {}", self.line, self.name)
     }
 }
 
@@ -97,11 +113,16 @@ impl Stacks {
         self.members(stack).iter().map(|&frame| &self.frames[frame as usize])
     }
 
-    /// The call site in a few words: the innermost Python frame, or the innermost of all, as `file:line function`.
+    /// The call site in a few words, as `file:line function`: the innermost Python frame, or the innermost of all. Of an
+    /// installed package also the program's own line that led there, which is the one that its author can change.
     #[must_use]
     pub fn site(&self, stack: StackId) -> Option<String> {
         let frame = self.frames(stack).find(|frame| frame.is_python()).or_else(|| self.frames(stack).next())?;
-        Some(format!("{}:{} {}", frame.filename, frame.line, frame.name))
+        let own = self.frames(stack).find(|frame| frame.is_python() && !frame.is_installed());
+        Some(match own.filter(|_| frame.is_installed()) {
+            Some(own) => format!("{frame} from {own}"),
+            None => frame.to_string(),
+        })
     }
 }
 
@@ -122,5 +143,23 @@ mod tests {
         assert_eq!(stacks.site(native_only).as_deref(), Some("??:7 c10::malloc"));
         assert_eq!(stacks.intern(&[unwound, forward, main]), stack);
         assert_eq!(stacks.site(StackId::NONE), None);
+    }
+
+    #[test]
+    fn inside_a_package_the_line_of_the_program_that_led_there_is_named_too() {
+        let mut stacks = Stacks::default();
+        let mut frame =
+            |filename: &str| stacks.intern_frame(Frame { filename: filename.into(), line: 7, name: "f".into() });
+        let linear = frame("/opt/venv/lib/python3.12/site-packages/torch/nn/linear.py");
+        let (runpy, compiled) = (frame("/usr/lib/python3.12/runpy.py"), frame("<string>"));
+        let (model, main) = (frame("/home/me/model.py"), frame("/home/me/train.py"));
+        let mut site = |frames: &[u32]| {
+            let stack = stacks.intern(frames);
+            stacks.site(stack).unwrap()
+        };
+        assert_eq!(site(&[linear, model, main, runpy]), "torch/nn/linear.py:7 f from /home/me/model.py:7 f");
+        assert_eq!(site(&[compiled, main]), "<string>:7 f from /home/me/train.py:7 f");
+        assert_eq!(site(&[model, linear, main]), "/home/me/model.py:7 f");
+        assert_eq!(site(&[linear, runpy]), "torch/nn/linear.py:7 f");
     }
 }

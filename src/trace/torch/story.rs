@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use super::{Action, Annotation, BlockState, Entry, Initial, StackId, Stacks, Stage, pickle::Budget};
 use crate::{
     trace::{BlockSlot, MarkKind, TableFull, Trace, TraceBuilder, failed},
-    unit::{Nanos, SiteId, StreamId, TagId},
+    unit::{Nanos, SiteId, StreamId, TagId, Watch},
 };
 
 /// The longest call site that is kept whole. C++ templates know no measure.
@@ -46,11 +46,11 @@ pub(super) struct Doubts {
 }
 
 /// Tells the story of a recording.
-pub(super) fn tell(material: &Material<'_>, name: &str) -> Result<(Trace, Doubts), TableFull> {
+pub(super) fn tell(material: &Material<'_>, name: &str, watch: Watch<'_>) -> Result<(Trace, Doubts), TableFull> {
     let mut teller = Teller::new(material)?;
     teller.tell_what_was_there();
     let mut empty_caches = material.empty_caches.iter().copied().peekable();
-    for (index, entry) in material.entries.iter().enumerate() {
+    for (index, entry) in watch.each("telling the story", material.entries).enumerate() {
         teller.pass_time_until(entry.time_us);
         while empty_caches.next_if(|&before| before <= index).is_some() {
             teller.story.empty_cache();

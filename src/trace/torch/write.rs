@@ -14,6 +14,7 @@ use super::{
     Action, Annotation, Block, BlockState, Entry, Segment, SegmentKind, Setting, Settings, Snapshot, StackId, Stage,
     keys::Word, pickle::opcode as op,
 };
+use crate::unit::{Watch, Watcher};
 
 /// How many items Python puts into a list at a time; the viewer's stack need not hold more.
 const BATCH: usize = 1000;
@@ -29,9 +30,16 @@ impl Snapshot {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn write(&self, to: impl Write) -> io::Result<()> {
+        self.write_watched(to, Watch::NOBODY)
+    }
+
+    /// The same, with somebody who is told how far it is.
+    pub fn write_watched(&self, to: impl Write, watch: Watch<'_>) -> io::Result<()> {
+        watch.begins("writing the file", self.traces.iter().map(|trace| trace.len() as u64).sum());
         let mut writer = Writer {
             snapshot: self,
             to,
+            watch,
             memorised: 0,
             words: [None; Word::TEXTS.len()],
             texts: HashMap::new(),
@@ -45,6 +53,7 @@ impl Snapshot {
 struct Writer<'a, W> {
     snapshot: &'a Snapshot,
     to: W,
+    watch: Watch<'a>,
     /// How many values have a number by which they can be recalled.
     memorised: u32,
     words: [Option<u32>; Word::TEXTS.len()],
@@ -61,7 +70,7 @@ impl<'a, W: Write> Writer<'a, W> {
         self.word(Word::Segments)?;
         self.list(&snapshot.segments, Self::segment)?;
         self.word(Word::DeviceTraces)?;
-        self.list(&snapshot.traces, |writer, trace| writer.list(trace, Self::entry))?;
+        self.list(&snapshot.traces, Self::trace)?;
         self.word(Word::AllocatorSettings)?;
         self.settings(&snapshot.settings)?;
         self.word(Word::ExternalAnnotations)?;
@@ -221,14 +230,29 @@ impl<'a, W: Write> Writer<'a, W> {
 
     fn list<T>(&mut self, items: &'a [T], mut write: impl FnMut(&mut Self, &'a T) -> io::Result<()>) -> io::Result<()> {
         self.code(op::EMPTY_LIST)?;
-        for batch in items.chunks(BATCH) {
-            self.code(op::MARK)?;
-            for item in batch {
-                write(self, item)?;
-            }
-            self.code(op::APPENDS)?;
+        items.chunks(BATCH).try_for_each(|batch| self.batch(batch, &mut write))
+    }
+
+    /// The same of entries, of which there are so many that somebody may wait for them.
+    fn trace(&mut self, entries: &'a Vec<Entry>) -> io::Result<()> {
+        self.code(op::EMPTY_LIST)?;
+        for batch in entries.chunks(BATCH) {
+            self.batch(batch, &mut Self::entry)?;
+            self.watch.advances(batch.len() as u64);
         }
         Ok(())
+    }
+
+    fn batch<T>(
+        &mut self,
+        items: &'a [T],
+        write: &mut impl FnMut(&mut Self, &'a T) -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.code(op::MARK)?;
+        for item in items {
+            write(self, item)?;
+        }
+        self.code(op::APPENDS)
     }
 
     fn open_dict(&mut self) -> io::Result<()> {

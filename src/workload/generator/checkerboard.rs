@@ -76,6 +76,10 @@ impl Generator for Checkerboard {
         self.round += 1;
         true
     }
+
+    fn left(&self) -> u64 {
+        (self.rounds - self.round).into()
+    }
 }
 
 fn fill(story: &mut TraceBuilder, blocks: u32, bytes: u64) -> Vec<BlockSlot> {

@@ -51,4 +51,8 @@ impl Generator for HotPair {
         self.left -= pairs;
         true
     }
+
+    fn left(&self) -> u64 {
+        self.left.into()
+    }
 }

@@ -92,6 +92,10 @@ impl Generator for Mix {
         self.left -= blocks;
         true
     }
+
+    fn left(&self) -> u64 {
+        self.left.into()
+    }
 }
 
 #[cfg(test)]

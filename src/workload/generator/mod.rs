@@ -1,5 +1,6 @@
 //! The generators and their registry. Adding one is one file here and one line in [`GENERATORS`].
 
+mod autograd;
 mod checkerboard;
 mod hot_pair;
 mod mix;
@@ -10,7 +11,6 @@ mod sawtooth;
 mod script;
 mod stream_mix;
 mod streams;
-mod transformer;
 
 use std::{fmt, sync::Arc};
 
@@ -19,10 +19,10 @@ use crate::trace::TraceBuilder;
 
 /// Every generator, in the order in which `list` shows them.
 pub static GENERATORS: &[GeneratorEntry] = &[
-    transformer::ENTRY,
-    transformer::faulty::ENTRY,
-    transformer::RESNET,
-    transformer::SERVING,
+    autograd::TRANSFORMER,
+    autograd::FAULTY_TRAINING,
+    autograd::RESNET,
+    autograd::SERVING,
     streams::ENTRY,
     random::ENTRY,
     power_law::ENTRY,
@@ -39,6 +39,10 @@ pub static GENERATORS: &[GeneratorEntry] = &[
 pub trait Generator: Send {
     /// Writes the next part (a step, or some thousand events). Returns false when there was nothing left to write.
     fn advance(&mut self, story: &mut TraceBuilder) -> bool;
+
+    /// How much is left to write, in steps or blocks or whatever it counts in: never more than before, and nothing but
+    /// what has to be cleared away at the end. Only for progress.
+    fn left(&self) -> u64;
 }
 
 /// Starts the story from its beginning; called once for every opening of the workload.

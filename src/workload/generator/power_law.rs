@@ -94,4 +94,8 @@ impl Generator for HeavyTails {
         }
         true
     }
+
+    fn left(&self) -> u64 {
+        self.allocations - self.now
+    }
 }

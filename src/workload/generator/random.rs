@@ -91,6 +91,10 @@ impl Generator for Random {
         }
         true
     }
+
+    fn left(&self) -> u64 {
+        self.allocations * 2 - self.step
+    }
 }
 
 #[cfg(test)]

@@ -132,6 +132,10 @@ impl Generator for Rounds {
         }
         true
     }
+
+    fn left(&self) -> u64 {
+        u64::from(self.rounds - self.round) * u64::from(self.allocations) - u64::from(self.made)
+    }
 }
 
 #[cfg(test)]

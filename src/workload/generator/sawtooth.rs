@@ -84,4 +84,8 @@ impl Generator for Sawtooth {
         }
         true
     }
+
+    fn left(&self) -> u64 {
+        (self.teeth - self.tooth).into()
+    }
 }

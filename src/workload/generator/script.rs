@@ -251,6 +251,11 @@ impl Generator for Script {
         }
         true
     }
+
+    fn left(&self) -> u64 {
+        let ahead = self.parts.iter().skip(self.part).map(|part| u64::from(part.cycles));
+        ahead.sum::<u64>() - u64::from(self.cycle)
+    }
 }
 
 #[cfg(test)]

@@ -135,6 +135,10 @@ impl Generator for StreamMix {
         self.left -= blocks;
         true
     }
+
+    fn left(&self) -> u64 {
+        self.left.into()
+    }
 }
 
 #[cfg(test)]

@@ -129,6 +129,10 @@ impl Generator for Streams {
         }
         true
     }
+
+    fn left(&self) -> u64 {
+        (self.rounds - self.round).into()
+    }
 }
 
 #[cfg(test)]

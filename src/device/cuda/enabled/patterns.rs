@@ -18,13 +18,13 @@ impl CudaDevice {
     /// Writes the pattern of `key` into a block, in whole words of eight bytes: what [`verify`](CudaDevice::verify)
     /// looks for. Two keys that differ give words that differ.
     pub fn fill(&mut self, stream: StreamId, address: Address, bytes: u64, key: u64) -> Result<(), DeviceError> {
-        self.must_own(address, bytes)?;
+        self.must_hold_a_word(address, bytes)?;
         self.queue(stream, Kernel::Fill { address: address.0, words: bytes / WORD_BYTES, key })
     }
 
     /// How many words of a block are not those of `key`'s pattern. Waits for the stream.
     pub fn verify(&mut self, stream: StreamId, address: Address, bytes: u64, key: u64) -> Result<u64, DeviceError> {
-        self.must_own(address, bytes)?;
+        self.must_hold_a_word(address, bytes)?;
         let call = CallKind::Launch;
         let on_stream = self.stream(call, stream)?;
         self.context.enter().or_else(|code| answer::result(call, 0, code))?;
@@ -73,8 +73,16 @@ impl CudaDevice {
         })
     }
 
+    /// A pattern is one of whole words: of less than one nothing would be written, and nothing compared.
+    fn must_hold_a_word(&mut self, address: Address, bytes: u64) -> Result<(), DeviceError> {
+        if bytes < WORD_BYTES {
+            return self.refuse_because(CallKind::Launch, format!("{bytes} bytes at {address} cannot hold a pattern"));
+        }
+        self.must_own(address, bytes)
+    }
+
     fn must_own(&mut self, address: Address, bytes: u64) -> Result<(), DeviceError> {
-        if bytes >= WORD_BYTES && self.owns(address, bytes) {
+        if self.owns(address, bytes) {
             return Ok(());
         }
         self.refuse_because(CallKind::Launch, format!("{bytes} bytes at {address} are not memory of this device"))

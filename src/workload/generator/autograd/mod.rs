@@ -1,14 +1,14 @@
-//! A decoder-only transformer in training, told operator by operator as PyTorch's autograd allocates it.
+//! A miniature of PyTorch's autograd, and the programs on it: models told operator by operator as PyTorch allocates them.
 //!
-//! Not a table of sizes but a miniature of PyTorch: the reference model's Python runs on a [`machine`] whose tensors are
-//! reference-counted, forward records a [`graph`], [`saving`] decides what is kept for [`backward`], and blocks die when
-//! their last holder lets go. So the order of allocs and frees, and with it what an allocator makes of them, follows
-//! from the model's code for every shape and every combination of [`technique`]s. Recordings of PyTorch 2.11 on an H200
-//! hold it to that, event by event (`tests/transformer_truth.rs`).
+//! Not a table of sizes: a model's Python runs on a [`machine`] whose tensors are reference-counted, forward records a
+//! [`graph`], [`saving`] decides what is kept for [`backward`], and blocks die when their last holder lets go. So the
+//! order of allocs and frees, and with it what an allocator makes of them, follows from the model's code for every shape
+//! and every combination of [`technique`]s. Recordings of PyTorch 2.11 on an H200 hold it to that, event by event
+//! (`tests/transformer_truth`).
 //!
-//! [`trainer`] is the program around it, one call for each thing that a training script does; [`faulty`] are programs that
-//! do it wrong. Two more programs run on the same machine: [`serving`] answers requests with the model, [`residual`]
-//! trains a network of images.
+//! The first program trains a decoder-only transformer ([`model`]): [`trainer`] has one call for each thing that a
+//! training script does. [`faulty`] are programs that do it wrong, [`serving`] answers requests with the model, and
+//! [`residual`] trains a network of images.
 
 mod adapter;
 mod attention;
@@ -19,7 +19,7 @@ mod collector;
 mod elementwise;
 mod embedding;
 mod experts;
-pub(super) mod faulty;
+mod faulty;
 mod graph;
 mod lengths;
 mod linear;
@@ -53,10 +53,12 @@ use crate::{
     workload::{Dice, Parameter, Parameters, WorkloadError},
 };
 
+pub(super) use faulty::ENTRY as FAULTY_TRAINING;
 pub(super) use residual::ENTRY as RESNET;
 pub(super) use serving::ENTRY as SERVING;
 
-pub(super) const ENTRY: GeneratorEntry = GeneratorEntry {
+/// The registry's line of the transformer.
+pub(super) const TRANSFORMER: GeneratorEntry = GeneratorEntry {
     name: "transformer",
     summary: "training steps of a decoder-only transformer, operator by operator as PyTorch allocates",
     seeded: true,
@@ -153,6 +155,10 @@ impl Generator for Training {
         self.step += 1;
         self.validate(story);
         true
+    }
+
+    fn left(&self) -> u64 {
+        (self.steps - self.step).into()
     }
 }
 

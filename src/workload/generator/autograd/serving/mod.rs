@@ -168,6 +168,10 @@ impl Generator for Serving {
         self.step = self.step.saturating_add(1);
         true
     }
+
+    fn left(&self) -> u64 {
+        u64::from(self.requests) + u64::from(self.waiting) + self.running.len() as u64
+    }
 }
 
 #[cfg(test)]

@@ -223,6 +223,10 @@ impl Generator for Training {
         self.step += 1;
         true
     }
+
+    fn left(&self) -> u64 {
+        (self.steps - self.step).into()
+    }
 }
 
 #[cfg(test)]

@@ -246,6 +246,10 @@ impl Generator for Running {
         self.step += 1;
         true
     }
+
+    fn left(&self) -> u64 {
+        (self.steps - self.step).into()
+    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,191 @@
+//! The end that asks: starts the process, waits for answers no longer than it has to, and tells what became of it.
+
+use std::{
+    ffi::c_int,
+    io::{self, Read},
+    os::{fd::OwnedFd, unix::net::UnixStream},
+    process::{Child, ChildStderr, Command, Stdio},
+    sync::mpsc::{self, Receiver},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    HostProgram,
+    wire::{self, Answer, Question},
+};
+use crate::{
+    plugin::load::{
+        PluginError,
+        allocator::{Allocator, Gone},
+        call::Call,
+        watched::{CALL_MARK, hung},
+        wish::Wish,
+    },
+    unit::{Address, ending},
+};
+
+/// How long a process may take to be gone once it no longer answers.
+const LEAVING: Duration = Duration::from_secs(2);
+/// How long loading may take at least: the process has to start first, on a machine that may be busy.
+const LOADING: Duration = Duration::from_secs(3);
+/// As much of its standard error as may hold its last line.
+const LAST_WORDS_BYTES: usize = 4096;
+
+/// A plugin in a process of its own. Dropped, the process is ended and waited for.
+#[derive(Debug)]
+pub(in crate::plugin::load) struct Apart {
+    file: String,
+    timeout: Duration,
+    child: Child,
+    connection: UnixStream,
+    complaints: Receiver<Vec<u8>>,
+    /// What became of it, once it is gone.
+    gone: Option<Gone>,
+}
+
+impl Apart {
+    /// Has the plugin loaded. A process that dies or hangs over that is one that the first call finds gone: it is the
+    /// plugin that is broken then, and not the request for it.
+    pub(in crate::plugin::load) fn start(
+        host: &HostProgram,
+        parameters: &str,
+        wish: &Wish<'_>,
+    ) -> Result<Apart, PluginError> {
+        let (child, connection) = spawn(host, parameters).map_err(|source| PluginError::NoHost { source })?;
+        let mut apart = Apart {
+            file: wish.file.to_owned(),
+            timeout: wish.timeout,
+            complaints: mpsc::channel().1,
+            child,
+            connection,
+            gone: None,
+        };
+        if let Some(pipe) = apart.child.stderr.take() {
+            apart.complaints = last_bytes(pipe);
+        }
+        match apart.loaded() {
+            Ok(None) => {}
+            Ok(Some(reason)) => return Err(PluginError::Refused { reason }),
+            Err(error) => {
+                apart.give_up(Call::Load, &error);
+            }
+        }
+        Ok(apart)
+    }
+
+    /// Waits for the plugin to be loaded; in words where it cannot be.
+    fn loaded(&mut self) -> io::Result<Option<String>> {
+        self.connection.set_read_timeout(Some(self.timeout.max(LOADING)))?;
+        let answer = wire::answered_load(&mut self.connection)?;
+        self.connection.set_read_timeout(Some(self.timeout))?;
+        Ok(answer)
+    }
+
+    fn ask(&mut self, call: Call, device: c_int, stream: u64) -> Result<Answer, Gone> {
+        if let Some(gone) = &self.gone {
+            return Err(gone.clone());
+        }
+        let question = Question { call, device, stream };
+        let answered = wire::ask(&mut self.connection, &question).and_then(|()| wire::answered(&mut self.connection));
+        answered.map_err(|error| self.give_up(call, &error))
+    }
+
+    /// Ends the process, if it has not ended by itself, and puts what happened into words.
+    fn give_up(&mut self, call: Call, error: &io::Error) -> Gone {
+        let gone = if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) {
+            let timeout = if call == Call::Load { self.timeout.max(LOADING) } else { self.timeout };
+            Gone::Hung(format!("plugin {}", hung(&self.file, call, timeout)))
+        } else {
+            let end = self.end_of_process(error);
+            Gone::Died(format!("plugin {}: {call}: its process {end}", self.file))
+        };
+        // Both fail only where it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        self.gone.insert(gone).clone()
+    }
+
+    /// How the process ended that no longer answers.
+    fn end_of_process(&mut self, error: &io::Error) -> String {
+        let began = Instant::now();
+        let status = loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => break status,
+                Ok(None) if began.elapsed() < LEAVING => thread::sleep(Duration::from_millis(1)),
+                _ => return format!("no longer answers: {error}"),
+            }
+        };
+        let said = self.complaints.recv_timeout(LEAVING).unwrap_or_default();
+        let said = String::from_utf8_lossy(&said);
+        let own_words = |line: &&str| !line.trim().is_empty() && !line.starts_with(CALL_MARK);
+        match said.lines().rev().find(own_words) {
+            Some(words) => format!("{}; its last words: {}", ending(status), words.trim()),
+            None => ending(status),
+        }
+    }
+}
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        // Both fail only where it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Allocator for Apart {
+    fn alloc(&mut self, bytes: usize, device: c_int, stream: u64) -> Result<Address, Gone> {
+        let answer = self.ask(Call::Alloc { bytes: bytes as u64 }, device, stream)?;
+        Ok(Address(answer.unwrap_or(Address::NULL.0)))
+    }
+
+    fn free(&mut self, address: Address, bytes: usize, device: c_int, stream: u64) -> Result<(), Gone> {
+        self.ask(Call::Free { address, bytes: bytes as u64 }, device, stream).map(drop)
+    }
+
+    fn record_stream(&mut self, address: Address, stream: u64) -> Result<bool, Gone> {
+        self.ask(Call::RecordStream { address }, 0, stream).map(|answer| answer.is_some())
+    }
+
+    fn reset(&mut self) -> Result<(), Gone> {
+        self.ask(Call::Reset, 0, 0).map(drop)
+    }
+
+    fn reserved(&mut self, device: c_int) -> Result<Option<u64>, Gone> {
+        self.ask(Call::Reserved, device, 0)
+    }
+
+    fn limit(&mut self, device: c_int, bytes: u64) -> Result<bool, Gone> {
+        self.ask(Call::Limit { bytes }, device, 0).map(|answer| answer.is_some())
+    }
+}
+
+/// Starts the process with its end of a socket as standard input: what a plugin prints cannot get between answers.
+fn spawn(host: &HostProgram, parameters: &str) -> io::Result<(Child, UnixStream)> {
+    let (ours, theirs) = UnixStream::pair()?;
+    let child = Command::new(&host.program)
+        .args(&host.arguments)
+        .arg(parameters)
+        .stdin(Stdio::from(OwnedFd::from(theirs)))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    Ok((child, ours))
+}
+
+/// Reads a pipe to its end, so that its writer never blocks, and gives the last bytes.
+fn last_bytes(mut pipe: ChildStderr) -> Receiver<Vec<u8>> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        let mut kept = Vec::new();
+        let mut chunk = [0; LAST_WORDS_BYTES];
+        while let Ok(count @ 1..) = pipe.read(&mut chunk) {
+            kept.extend_from_slice(&chunk[..count]);
+            kept.drain(..kept.len().saturating_sub(LAST_WORDS_BYTES));
+        }
+        // Nobody may be waiting any more.
+        let _ = sender.send(kept);
+    });
+    receiver
+}
