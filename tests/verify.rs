@@ -177,15 +177,6 @@ fn the_memory_at_the_end_is_compared_block_by_block() {
     assert!(matches!(divergence, Divergence::Memory { recorded: Some(_), modelled: Some(_) }), "{divergence}");
 }
 
-#[test]
-fn what_began_in_the_middle_is_partial_and_says_why() {
-    let (mut snapshot, companion) = open("train_sgd");
-    snapshot.traces[0].drain(..1000);
-    let recording = snapshot.into_recording("late", None).unwrap();
-    let Verdict::Partial { reasons, .. } = verify_as_recorded(&recording, &companion).verdict else { panic!("exact") };
-    assert!(reasons[0].contains("began in the middle"), "{reasons:?}");
-}
-
 /// A program that fills a device of 1 GiB without a limit of PyTorch's, as its snapshot would tell it, and how often it
 /// failed.
 fn full_device(conf: &str) -> (Snapshot, u64) {

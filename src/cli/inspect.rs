@@ -114,7 +114,7 @@ fn inspect(args: &Args, options: &SourceOptions, watch: Watch<'_>) -> Result<Ins
     let (source, about, settings): (Box<dyn Source>, Option<About>, String) = match options.recording(watch)? {
         Some(recording) => {
             let (about, settings) = (About::of(&recording), recording.settings.conf().to_owned());
-            (Box::new(recording.trace), Some(about), settings)
+            (Box::new(recording), Some(about), settings)
         }
         None => (options.resolve(watch)?, None, String::new()),
     };

@@ -107,7 +107,8 @@ impl SummaryOptions {
         let readings = 1 + u64::from(matches!(at, At::Step(_) | At::Phase(..)));
         let source = Watched::stage(source, watch, "playing it", readings);
         let ReplayPlace { mut strategy, mut device, .. } = ReplayPlace::open(&self.device, strategy)?;
-        summarize(&source, &mut *strategy, &mut *device, at, &Options::default()).map_err(refused)
+        let options = Options { resumes: true, ..Options::default() };
+        summarize(&source, &mut *strategy, &mut *device, at, &options).map_err(refused)
     }
 }
 

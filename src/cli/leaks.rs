@@ -205,17 +205,17 @@ impl Played {
         let (source, settings): (Box<dyn Source>, _) = match options.recording(watch)? {
             Some(recording) => {
                 let settings = recording.settings.conf().to_owned();
-                (Box::new(recording.trace), settings)
+                (Box::new(recording), settings)
             }
             None => (options.resolve(watch)?, String::new()),
         };
         let spec = replay_place::strategy_or_recorded(args.strategy.as_deref(), &settings)?;
         let ReplayPlace { mut strategy, mut device, limit } = ReplayPlace::open(&args.device, &spec)?;
         let place = Place { strategy: &mut *strategy, device: &mut *device, limit };
+        let options = Options { resumes: true, ..Options::default() };
         // Its steps are looked for first.
         let watched = Watched::stage(&*source, watch, "playing it step by step", 2);
-        let observed =
-            Observed::of_source(&watched, place, args.step_at.as_deref(), &Options::default()).map_err(refused)?;
+        let observed = Observed::of_source(&watched, place, args.step_at.as_deref(), &options).map_err(refused)?;
         drop(watched);
         Ok(Played { source, observed })
     }

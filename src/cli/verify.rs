@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     device::DeviceProps,
-    replay::verify::{Companion, Divergence, Verdict, Verification, verify_watched},
+    replay::verify::{Beginning, Companion, Divergence, Verdict, Verification, verify_watched},
     strategy::Setup,
     suite,
     trace::torch::{OwnLimit, Recording, Snapshot},
@@ -40,6 +40,12 @@ A snapshot does not say how much memory the program was allowed to use. If it wa
 memory_fraction. The same table may hold PyTorch's counters: peak_allocated, peak_reserved, final_segments,
 final_inactive_split, alloc_retries, ooms; they are compared too. Calls of empty_cache are not recorded, nor is a
 driver that has no more memory: both are inferred, and counted.
+
+A recording that began in the middle, because its history was switched on late or kept the last entries only, is
+re-lived too: the memory at the end and the entries tell how memory was when it began. Of that only the ages of cached
+blocks, which garbage collection goes by, cannot be known, and sometimes the size of blocks that were there already: if
+the model then does something else, the recording is PARTIAL and says so. Peaks and counts over the whole run are not
+compared.
 
 With --on, each SOURCE runs under each --strategy on that device, and every answer of the driver is logged: where memory
 lies, whether events are done, what fails. A second run is given these answers and must decide the same at every event:
@@ -125,6 +131,9 @@ struct Row {
     reasons: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     divergence: Option<Divergence>,
+    /// What was there before, if it began in the middle.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    beginning: Option<Beginning>,
     entries: usize,
     entries_agreed: usize,
     empty_caches: usize,
@@ -166,6 +175,7 @@ impl Row {
             result: Finding::Failed,
             reasons: vec![reason],
             divergence: None,
+            beginning: None,
             entries: 0,
             entries_agreed: 0,
             empty_caches: 0,
@@ -191,6 +201,7 @@ impl Row {
             result,
             reasons,
             divergence,
+            beginning: verification.beginning,
             entries: recording.witnessed.len(),
             entries_agreed: verification.agreed,
             empty_caches: verification.empty_caches.len(),
@@ -276,6 +287,9 @@ fn csv_text(rows: &[Row]) -> Result<String, Failure> {
         "peak_allocated_bytes",
         "peak_reserved_bytes",
         "limit_bytes",
+        "blocks_before",
+        "segments_before",
+        "entries_passed_over",
     ])?;
     for row in rows {
         let divergence = row.divergence.as_ref().map(Divergence::to_string);
@@ -284,9 +298,21 @@ fn csv_text(rows: &[Row]) -> Result<String, Failure> {
             (&row.file, row.device, row.result, reasons.join("; ")),
             (row.entries, row.entries_agreed, row.empty_caches, row.driver_refusals, row.retries, row.ooms),
             (row.peak_allocated_bytes, row.peak_reserved_bytes, row.limit_bytes),
+            row.beginning
+                .map(|before| (before.blocks, before.segments, before.entries_passed_over))
+                .unwrap_or_default(),
         ))?;
     }
     Ok(String::from_utf8_lossy(&table.into_inner()?).into_owned())
+}
+
+fn from_the_middle(before: Beginning) -> String {
+    let Beginning { blocks, segments, entries_passed_over } = before;
+    let mut text = format!("from the middle: {blocks} blocks in {segments} segments were there before it");
+    if entries_passed_over > 0 {
+        let _ = write!(text, " ({entries_passed_over} entries of a call under way are passed over)");
+    }
+    text
 }
 
 fn text(rows: &[Row]) -> String {
@@ -298,7 +324,8 @@ fn text(rows: &[Row]) -> String {
         let _ = write!(out, "{:<9} {}{}: ", row.result.word(), row.file, device.unwrap_or_default());
         let mut says: Vec<String> = row.reasons.clone();
         if row.result == Finding::Exact {
-            says.push(format!("{} entries", row.entries));
+            says.push(format!("{} entries", row.entries_agreed));
+            says.extend(row.beginning.map(from_the_middle));
             let refusals = if row.own_limit.is_some() { 0 } else { row.driver_refusals as u64 };
             for (number, what) in [
                 (row.empty_caches as u64, "empty_cache"),

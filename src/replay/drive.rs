@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{Cause, Live, Moment, Observer, OnOutOfMemory, OutOfMemory, TraceEvents, tenant::Tenant};
+use super::{Cause, Live, Moment, Observer, OnOutOfMemory, OutOfMemory, TraceEvents, tenant::Tenant, verify};
 use crate::{
     device::{Device, DeviceError},
-    strategy::{Attempt, Caller, Context, Control, Request, Shortage, Strategy, StrategyError},
+    strategy::{Attempt, Caller, Context, Control, Request, Shortage, Strategy, StrategyError, wrap::Heir},
     trace::{BlockSlot, Event, LabelId, MarkKind, NO_OPERAND, Op, Source, Tables, TraceError, TraceEventId},
     unit::{Address, EventId, Nanos, StreamId, Work},
 };
@@ -23,6 +23,9 @@ pub struct Options<'a> {
     pub await_steps: bool,
     /// Whether work is left out: memory is then asked for as ever, and streams stay idle.
     pub without_work: bool,
+    /// Whether a recording that began in the middle goes on from the memory that was there, if the strategy can take it
+    /// over. Otherwise, and in every strategy that declines, its blocks are asked for first.
+    pub resumes: bool,
     /// Set from outside to end the replay early.
     pub stop: Option<&'a AtomicBool>,
 }
@@ -97,6 +100,12 @@ pub fn replay<O: Observer>(
     options: &Options<'_>,
     observer: &mut O,
 ) -> Result<Replayed, ReplayError> {
+    let begun_late = source.begun_late().filter(|_| options.resumes);
+    let mut heir = begun_late.and_then(verify::heritage).map(|heritage| Heir::new(&mut *strategy, heritage));
+    let strategy = match &mut heir {
+        Some(heir) => heir as &mut dyn Strategy,
+        None => strategy,
+    };
     let mut driver = Driver {
         strategy,
         device,

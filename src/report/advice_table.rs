@@ -162,9 +162,13 @@ fn cost(now: Option<u64>, then: u64) -> String {
 
 fn confidence(advice: &Advice) -> String {
     let about_model = match &advice.confidence {
-        Confidence::Exact { entries } => {
+        Confidence::Exact { entries, blocks_before: 0 } => {
             format!("EXACT: the model does what PyTorch did in all {entries} entries of this recording")
         }
+        Confidence::Exact { entries, blocks_before } => format!(
+            "EXACT from the middle: the model does what PyTorch did in all {entries} entries; the {blocks_before} blocks \
+             that were there before are asked for first, so holes between them are left out"
+        ),
         Confidence::Partial { reasons } => format!("PARTIAL: {}", reasons.join("; ")),
         Confidence::Diverged { entries_agreed, difference } => {
             format!("NOT EXACT: the model does something else after {entries_agreed} entries: {difference}")
@@ -321,7 +325,7 @@ mod tests {
             live_peak_bytes: 6006 * MIB,
             driver_now_ns: Some(4_000_000),
             driver_ns: Some(4_500_000),
-            confidence: Confidence::Exact { entries: 55169 },
+            confidence: Confidence::Exact { entries: 55169, blocks_before: 0 },
             tried: vec![best, row(None, 6400), now, row(Some("max_split_size_mb:32"), 7000)],
             ..Advice::default()
         }

@@ -71,6 +71,13 @@ pub trait Strategy: Send {
     /// Something other than memory traffic: settings, pools, steps. Strategies ignore what does not concern them.
     fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError>;
 
+    /// Takes over memory that PyTorch's allocator left behind, if the strategy is that allocator under the same settings
+    /// and has no memory yet; gives the blocks that are not free in it, in its order. Everybody else declines, and the
+    /// strategy is then as it was.
+    fn adopt(&mut self, _: &mut Context<'_>, _: &Heritage) -> Result<Option<Vec<Block>>, StrategyError> {
+        Ok(None)
+    }
+
     /// Gives cached memory back to the device (PyTorch's `empty_cache`).
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError>;
 
@@ -117,6 +124,15 @@ impl Context<'_> {
     pub(crate) fn expect_stream(&self, stream: StreamId) -> Result<(), StrategyError> {
         if self.device.has_stream(stream) { Ok(()) } else { Err(StrategyError::UnknownStream(stream)) }
     }
+}
+
+/// Memory that PyTorch's allocator left behind.
+#[derive(Clone, Debug)]
+pub struct Heritage {
+    /// How it lay.
+    pub layout: Layout,
+    /// Under which settings it came to lie so.
+    pub settings: caching::Settings,
 }
 
 /// One request for memory.

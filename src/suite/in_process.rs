@@ -62,6 +62,7 @@ fn try_run(case: &Case, stop: Option<&AtomicBool>) -> Result<CaseOutcome, Troubl
         pace: case.pace,
         without_work: case.without_work,
         repeat: case.label.repeat,
+        resumes: true,
         stop,
         ..replay::Options::default()
     };

@@ -98,6 +98,7 @@ impl SourceSpec {
             }
             None if !self.set.is_empty() => Err(SourceError::NothingToSet(self.name.clone())),
             None => Ok(match self.verified_recording(watch)? {
+                Some((recording, _)) if recording.begun_late().is_some() => Box::new(recording),
                 Some((recording, _)) => Box::new(recording.trace),
                 None => trace::open_watched(Path::new(&self.name), watch)?,
             }),

@@ -1,6 +1,6 @@
 //! Where events come from: anything that can be opened again and read in chunks.
 
-use super::{Event, Tables, TraceError};
+use super::{Event, Tables, TraceError, torch::Recording};
 
 /// How many events a chunk holds at most: 128 KiB, so that it stays in the second-level cache.
 pub const CHUNK_EVENTS: usize = 4096;
@@ -15,6 +15,11 @@ pub trait Source: Send + Sync {
     /// What is known before reading.
     fn info(&self) -> SourceInfo {
         SourceInfo::default()
+    }
+
+    /// The recording that this is the story of, where it began in the middle: it knows what was there before.
+    fn begun_late(&self) -> Option<&Recording> {
+        None
     }
 
     /// Starts to read from the beginning.

@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use super::{Event, EventReader, Source, SourceInfo, Tables, TraceError};
+use super::{Event, EventReader, Source, SourceInfo, Tables, TraceError, torch::Recording};
 use crate::unit::Watcher;
 
 /// How many parts one reading of a source has: tenths of a percent.
@@ -53,6 +53,10 @@ where
 
     fn info(&self) -> SourceInfo {
         self.source.info()
+    }
+
+    fn begun_late(&self) -> Option<&Recording> {
+        self.source.begun_late()
     }
 
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {

@@ -12,6 +12,9 @@ pub enum Confidence {
     Exact {
         /// How many entries were compared.
         entries: usize,
+        /// Blocks that were there before the recording. Where there are any, thresholds are searched with them asked for
+        /// first, in address order: how they and the free memory between them really lay depends on what came before.
+        blocks_before: usize,
     },
     /// The recording does not tell enough to say.
     Partial {
@@ -35,7 +38,10 @@ impl Confidence {
     #[must_use]
     pub fn of(verification: &Verification) -> Confidence {
         match &verification.verdict {
-            Verdict::Exact => Confidence::Exact { entries: verification.agreed },
+            Verdict::Exact => Confidence::Exact {
+                entries: verification.agreed,
+                blocks_before: verification.beginning.map_or(0, |beginning| beginning.blocks),
+            },
             Verdict::Partial { reasons, divergence } => Confidence::Partial {
                 reasons: reasons.iter().cloned().chain(divergence.as_ref().map(ToString::to_string)).collect(),
             },

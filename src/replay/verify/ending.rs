@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use super::{Counters, Divergence};
+use super::{Counters, Divergence, beginning::Start};
 use crate::{
     strategy::{BlockState, Layout, Strategy},
-    trace::torch::{self, Segment, SegmentKind},
+    trace::torch::{self, Action, Recording, Segment, SegmentKind},
     unit::{Address, StreamId},
 };
 
@@ -39,6 +39,19 @@ pub enum Piece {
         /// Whether it can be handed out.
         state: BlockState,
     },
+}
+
+impl Piece {
+    /// Whether the two are one free block, of whose last owner the model knows nothing.
+    fn is_free_since_before(&self, modelled: &Piece) -> bool {
+        match (self, modelled) {
+            (Piece::Block { address, bytes, state: BlockState::Free, .. }, Piece::Block { requested: 0, .. }) => {
+                let (address, bytes) = (*address, *bytes);
+                *modelled == Piece::Block { address, bytes, requested: 0, state: BlockState::Free }
+            }
+            _ => false,
+        }
+    }
 }
 
 impl fmt::Display for Piece {
@@ -113,20 +126,29 @@ fn modelled_memory(layout: &Layout) -> Vec<Piece> {
     pieces
 }
 
-/// Compares what there is at the end, and PyTorch's counters where they are known.
+/// Compares what there is at the end, and PyTorch's counters where they are known. Of a recording that began in the middle
+/// the counters over its whole time are not: peaks, retries and failures may lie before it.
 pub(super) fn compare(
     model: &dyn Strategy,
-    segments: &[Segment],
-    recorded_ooms: u64,
+    recording: &Recording,
+    start: &Start,
     counters: &Counters,
 ) -> Result<(), Divergence> {
+    let segments = &recording.final_segments;
+    let began_late = start.told().is_some();
     let recorded = recorded_memory(segments);
     let modelled = modelled_memory(&model.layout().unwrap_or_default());
-    let place = recorded.iter().zip(&modelled).take_while(|(a, b)| a == b).count();
+    let same = |(recorded, modelled): &(&Piece, &Piece)| {
+        recorded == modelled || began_late && recorded.is_free_since_before(modelled)
+    };
+    let place = recorded.iter().zip(&modelled).take_while(same).count();
     if place < recorded.len().max(modelled.len()) {
         let (recorded, modelled) = (recorded.get(place).cloned(), modelled.get(place).cloned());
         return Err(Divergence::Memory { recorded, modelled });
     }
+    let entries = recording.witnessed[start.entry..].iter();
+    let recorded_ooms = entries.filter(|entry| entry.action == Action::OutOfMemory).count() as u64;
+    let over_time = |counter: Option<u64>| counter.filter(|_| !began_late);
     let stats = model.stats();
     let details = model.details();
     let detail = |name: &str| details.iter().find(|(known, _)| *known == name).map_or(0, |(_, value)| *value);
@@ -135,10 +157,10 @@ pub(super) fn compare(
         ("allocated at the end", sum(Segment::allocated_size), stats.current.allocated),
         ("reserved at the end", sum(|segment| segment.total_size), stats.current.reserved),
         ("out of memory", Some(recorded_ooms), stats.ooms),
-        ("peak allocated", counters.peak_allocated, stats.peak.allocated),
-        ("peak reserved", counters.peak_reserved, stats.peak.reserved),
-        ("num_alloc_retries", counters.alloc_retries, stats.retries),
-        ("num_ooms", counters.ooms, stats.ooms),
+        ("peak allocated", over_time(counters.peak_allocated), stats.peak.allocated),
+        ("peak reserved", over_time(counters.peak_reserved), stats.peak.reserved),
+        ("num_alloc_retries", over_time(counters.alloc_retries), stats.retries),
+        ("num_ooms", over_time(counters.ooms), stats.ooms),
         ("segments at the end", counters.final_segments, detail("segment.all.current")),
         ("inactive split bytes at the end", counters.final_inactive_split, detail("inactive_split_bytes.all.current")),
     ];

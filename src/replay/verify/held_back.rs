@@ -8,7 +8,7 @@ use std::{collections::HashMap, ops::Range};
 
 use crate::{
     trace::torch::{Action, Entry},
-    unit::StreamId,
+    unit::{Address, StreamId},
 };
 
 /// When a held-back free is completed.
@@ -36,13 +36,15 @@ pub(super) struct HeldBack {
 const NEVER: usize = 0;
 
 impl HeldBack {
-    /// Looks through a recording.
-    pub(super) fn in_entries(entries: &[Entry]) -> HeldBack {
-        let mut turns: Vec<Turn> = Vec::new();
-        let mut waiting: HashMap<u64, usize> = HashMap::new();
+    /// Looks through the entries of a recording from `start` on. What was `waiting` by then counts as requested there,
+    /// before everything else.
+    pub(super) fn in_entries(entries: &[Entry], start: usize, waiting: impl Iterator<Item = Address>) -> HeldBack {
+        let before = |_| Turn { requested_at: start, group: NEVER, rank: 0 };
+        let mut waiting: HashMap<u64, usize> = waiting.enumerate().map(|(turn, block)| (block.0, turn)).collect();
+        let mut turns: Vec<Turn> = (0..waiting.len()).map(before).collect();
         let mut sizes = vec![0];
         let mut group_is_open = false;
-        for (index, entry) in entries.iter().enumerate() {
+        for (index, entry) in entries.iter().enumerate().skip(start) {
             match entry.action {
                 Action::FreeRequested => {
                     group_is_open = false;
@@ -156,7 +158,7 @@ mod tests {
             entry(Completed, 1),
             entry(Alloc, 1),
         ];
-        let mut held = HeldBack::in_entries(&entries);
+        let mut held = HeldBack::in_entries(&entries, 0, std::iter::empty());
         let mut lanes = Lanes::above(3);
         let mut lane = |index: usize| held.turn(index).and_then(|turn| lanes.lane(turn, &held));
         let seen = [lane(0), lane(1), lane(2), lane(4)];
@@ -175,7 +177,7 @@ mod tests {
             entries.extend([entry(Completed, address), entry(Alloc, 7)]);
         }
         entries.extend([entry(Completed, 1), entry(Alloc, 7)]);
-        let mut held = HeldBack::in_entries(&entries);
+        let mut held = HeldBack::in_entries(&entries, 0, std::iter::empty());
         let mut lanes = Lanes::above(1);
         let first = held.turn(0).unwrap();
         assert_eq!(lanes.lane(first, &held), Some(StreamId(1)));

@@ -8,6 +8,7 @@
 //!
 //! `oomph verify` calls this, and whoever replays a recording and wants its calls of `empty_cache`. It prints nothing.
 
+mod beginning;
 mod companion;
 mod divergence;
 mod ending;
@@ -18,15 +19,17 @@ mod sighting;
 mod stretch;
 mod walk;
 
+pub use beginning::Beginning;
+pub(super) use beginning::heritage;
 pub use companion::{Companion, CompanionError};
 pub use divergence::Divergence;
 pub use ending::Piece;
 pub use sighting::Sighting;
 
-use self::{model::Model, walk::Walk};
+use self::{beginning::Start, model::Model, walk::Walk};
 use crate::{
     strategy::{Setup, Stats, Strategy},
-    trace::torch::{Action, Recording},
+    trace::torch::Recording,
     unit::Watch,
 };
 
@@ -62,6 +65,8 @@ pub struct Verification {
     pub refusals: usize,
     /// The model's books where it stopped.
     pub stats: Stats,
+    /// What was there before, if the recording began in the middle.
+    pub beginning: Option<Beginning>,
 }
 
 /// How well the model did.
@@ -79,6 +84,9 @@ pub enum Verdict {
     /// The recording tells everything, and the model does something else.
     Diverged(Divergence),
 }
+
+/// How many entries are walked over again and again to mend estimates.
+const PATIENCE: usize = 50_000_000;
 
 /// Re-lives a recording on the device and under the limit of `setup`.
 ///
@@ -107,6 +115,7 @@ pub fn verify_watched(recording: &Recording, setup: &Setup<'_>, counters: &Count
         empty_caches: recording.empty_caches.clone(),
         refusals: 0,
         stats: Stats::default(),
+        beginning: None,
     };
     let settings = match settings::of_recording(&recording.settings) {
         Ok(settings) => settings,
@@ -115,21 +124,35 @@ pub fn verify_watched(recording: &Recording, setup: &Setup<'_>, counters: &Count
     if recording.witnessed.is_empty() {
         return unknowable("it has no entries: the history was off".to_owned());
     }
-    if recording.gaps.alive_before > 0 || !recording.initial.segments.is_empty() {
-        let count = recording.gaps.alive_before;
-        return unknowable(format!("it began in the middle: {count} blocks and their cache were there before it"));
+    let mut start = Start::of(recording);
+    if !start.memory.astray.is_empty() {
+        let count = start.memory.astray.len();
+        return unknowable(format!("it began in the middle: {count} blocks were there before it in no known segment"));
     }
-    let model = match Model::new(settings, setup, &recording.streams) {
-        Ok(model) => model,
-        Err(error) => return unknowable(error.to_string()),
-    };
     let own_limit = recording.own_limit().filter(|_| setup.limit.is_none());
-    let mut walk = Walk::new(&recording.witnessed, model, recording.streams.len(), own_limit.is_some());
-    let ooms = recording.witnessed.iter().filter(|entry| entry.action == Action::OutOfMemory).count() as u64;
-    let result = walk
-        .finish(watch)
-        .and_then(|()| ending::compare(&walk.model.caching, &recording.final_segments, ooms, counters));
+    let doubts = start.doubts(&settings, setup.limit);
+    let mut patience = PATIENCE;
+    let (walk, result) = loop {
+        let model = Model::new(settings.clone(), setup, &recording.streams);
+        let streams = recording.streams.len();
+        let walk = model.and_then(|model| Walk::new(&recording.witnessed, model, streams, &start, own_limit.is_some()));
+        let mut walk = match walk {
+            Ok(walk) => walk,
+            Err(error) if start.told().is_some() => return unknowable(format!("it began in the middle: {error}")),
+            Err(error) => return unknowable(error.to_string()),
+        };
+        let result = walk.finish(watch);
+        patience = patience.saturating_sub(walk.at - start.entry);
+        match &result {
+            Err(divergence) if patience > 0 && start.mend(divergence, &walk.model.caching) => {}
+            _ => break (walk, result),
+        }
+    };
+    let result = result.and_then(|()| ending::compare(&walk.model.caching, recording, &start, counters));
     let mut reasons = reasons_for_doubt(recording);
+    if result.is_err() {
+        reasons.extend(doubts);
+    }
     if own_limit.is_some() && walk.model.caching.settings().garbage_collection_threshold > 0.0 {
         reasons.push("garbage_collection_threshold is a share of a limit that the file does not say".to_owned());
     }
@@ -139,7 +162,15 @@ pub fn verify_watched(recording: &Recording, setup: &Setup<'_>, counters: &Count
         result => Verdict::Partial { reasons, divergence: result.err() },
     };
     let stats = walk.model.caching.stats();
-    Verification { verdict, agreed: walk.agreed, empty_caches: walk.empty_caches, refusals: walk.refusals, stats }
+    let passed_over = recording.empty_caches.iter().copied().filter(|&entry| entry < start.entry);
+    Verification {
+        verdict,
+        agreed: walk.at - start.entry,
+        empty_caches: passed_over.chain(walk.empty_caches).collect(),
+        refusals: walk.refusals,
+        stats,
+        beginning: start.told(),
+    }
 }
 
 /// Why agreement or disagreement would prove nothing.

@@ -2,6 +2,7 @@
 
 use super::{
     Sighting,
+    beginning::range_start,
     stretch::{Reading, Stretch},
 };
 use crate::{
@@ -10,7 +11,7 @@ use crate::{
         wrap::{Call, Fault, FaultPlan, Faulty, Manner, Reply, Scripted},
     },
     strategy::{
-        Attempt, Block, Caller, Context, Freed, Request, Setup, Strategy, StrategyError, StrategyEvent,
+        Attempt, Block, Caller, Context, Freed, Layout, Request, Setup, Strategy, StrategyError, StrategyEvent,
         caching::{Caching, Settings},
     },
     trace::torch::{Action, Entry},
@@ -54,6 +55,20 @@ impl Model {
             device.stream_create(handle)?;
         }
         Ok(Model { caching: Caching::new(settings, setup), device })
+    }
+
+    /// Takes over what was there before a recording, where it was. Gives the blocks that are not free, in order.
+    pub(super) fn adopt(&mut self, layout: &Layout, entries: &[Entry]) -> Result<Vec<Block>, StrategyError> {
+        for range in self.caching.shared_ranges(layout) {
+            let start = range_start(&range, &layout.segments, entries);
+            self.device.expect_any(CallKind::AddressReserve, Ok(Reply::Address(start)));
+        }
+        for segment in layout.segments.iter().filter(|segment| !segment.mapped) {
+            self.device.expect(Call::Alloc { bytes: segment.bytes }, Ok(Reply::Address(segment.address)));
+        }
+        let mut nothing: Vec<StrategyEvent> = Vec::new();
+        let mut cx = Context { device: &mut self.device, sink: &mut nothing };
+        self.caching.take_over(&mut cx, layout)
     }
 
     /// Writes down where the driver puts what a stretch takes. `next_range` is where the next range of addresses begins
@@ -137,17 +152,17 @@ impl Model {
     pub(super) fn free(
         &mut self,
         block: Block,
-        entry: &Entry,
+        stream: StreamId,
         waits_for: Option<StreamId>,
     ) -> Result<Freed, StrategyError> {
         let mut nothing: Vec<StrategyEvent> = Vec::new();
         let mut cx = Context { device: &mut self.device, sink: &mut nothing };
-        if let Some(stream) = waits_for {
-            self.caching.used_on(&mut cx, &block, stream)?;
+        if let Some(lane) = waits_for {
+            self.caching.used_on(&mut cx, &block, lane)?;
         }
-        let freed = self.caching.free(&mut cx, block, Caller { stream: entry.stream, thread: ThreadId(0) })?;
-        if let Some(stream) = waits_for {
-            self.device.set_busy(stream, true);
+        let freed = self.caching.free(&mut cx, block, Caller { stream, thread: ThreadId(0) })?;
+        if let Some(lane) = waits_for {
+            self.device.set_busy(lane, true);
         }
         Ok(freed)
     }

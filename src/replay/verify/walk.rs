@@ -4,13 +4,14 @@ use std::collections::HashMap;
 
 use super::{
     Divergence, Sighting,
+    beginning::Start,
     held_back::{HeldBack, Lanes},
     model::{Deeds, Model},
     stretch::{Reading, Stretch},
 };
 use crate::{
-    strategy::{Block, Freed},
-    trace::torch::{Action, Entry},
+    strategy::{Block, Freed, StrategyError},
+    trace::torch::{Action, BlockState, Entry},
     unit::{Address, StreamId, Watch, Watcher},
 };
 
@@ -24,8 +25,8 @@ pub(super) struct Walk<'a> {
     lanes: Lanes,
     stretch: Stretch,
     deeds: Deeds,
-    /// Entries that agree.
-    pub(super) agreed: usize,
+    /// The next entry; all between the start and here agree.
+    pub(super) at: usize,
     /// Before which entries `empty_cache` must have been called.
     pub(super) empty_caches: Vec<usize>,
     /// How often memory must have been refused from outside.
@@ -33,6 +34,8 @@ pub(super) struct Walk<'a> {
     /// The program had a limit that we do not know.
     by_unknown_limit: bool,
 }
+
+const TOO_FEW_LANES: &str = "more frees wait for streams than there are streams";
 
 #[derive(Clone, Copy)]
 struct Tenant {
@@ -48,41 +51,64 @@ impl Tenant {
 }
 
 impl<'a> Walk<'a> {
-    pub(super) fn new(entries: &'a [Entry], model: Model, streams: usize, by_unknown_limit: bool) -> Walk<'a> {
-        Walk {
+    /// Sets out with the memory that was there at the start. Refused where the model cannot have such memory.
+    pub(super) fn new(
+        entries: &'a [Entry],
+        mut model: Model,
+        streams: usize,
+        start: &Start,
+        by_unknown_limit: bool,
+    ) -> Result<Walk<'a>, StrategyError> {
+        let adopted = model.adopt(&start.layout, &entries[start.entry..])?;
+        let mut walk = Walk {
             entries,
             model,
             live: HashMap::new(),
-            held_back: HeldBack::in_entries(entries),
+            held_back: HeldBack::in_entries(entries, start.entry, start.waiting()),
             lanes: Lanes::above(streams),
             stretch: Stretch::default(),
             deeds: Deeds::default(),
-            agreed: 0,
+            at: start.entry,
             empty_caches: Vec::new(),
             refusals: 0,
             by_unknown_limit,
+        };
+        for (block, (was, stream)) in adopted.into_iter().zip(start.memory.live()) {
+            if was.state == BlockState::PendingFree {
+                walk.wait_from_the_start(block, stream)?;
+            } else {
+                walk.live.insert(block.address.0, Tenant { block, requested: was.requested_size, stream });
+            }
         }
+        Ok(walk)
+    }
+
+    fn wait_from_the_start(&mut self, block: Block, stream: StreamId) -> Result<(), StrategyError> {
+        let turn = self.held_back.turn(self.at);
+        let lane = turn.and_then(|turn| self.lanes.lane(turn, &self.held_back));
+        let lane = lane.ok_or_else(|| StrategyError::Refused(TOO_FEW_LANES.to_owned()))?;
+        self.model.free(block, stream, Some(lane)).map(drop)
     }
 
     /// Goes on to the end.
     pub(super) fn finish(&mut self, watch: Watch<'_>) -> Result<(), Divergence> {
-        watch.begins("re-living it", self.entries.len() as u64);
-        while self.agreed < self.entries.len() {
-            let begun = self.agreed;
+        watch.begins("re-living it", (self.entries.len() - self.at) as u64);
+        while self.at < self.entries.len() {
+            let begun = self.at;
             self.go_until(begun.saturating_add(Watch::STRIDE))?;
-            watch.advances((self.agreed - begun) as u64);
+            watch.advances((self.at - begun) as u64);
         }
         Ok(())
     }
 
     /// Goes on to the end of the call that reaches `place`.
     fn go_until(&mut self, place: usize) -> Result<(), Divergence> {
-        while self.agreed < place
-            && let Some(entry) = self.entries.get(self.agreed)
+        while self.at < place
+            && let Some(entry) = self.entries.get(self.at)
         {
-            self.agreed = match entry.action {
+            self.at = match entry.action {
                 Action::FreeRequested => self.free(entry)?,
-                Action::Snapshot | Action::Annotate | Action::Unknown => self.agreed + 1,
+                Action::Snapshot | Action::Annotate | Action::Unknown => self.at + 1,
                 _ => self.call()?,
             };
         }
@@ -91,7 +117,7 @@ impl<'a> Walk<'a> {
 
     /// The program frees a block. Says where the next call starts.
     fn free(&mut self, entry: &Entry) -> Result<usize, Divergence> {
-        let at = self.agreed;
+        let at = self.at;
         let Some(tenant) = self.live.remove(&entry.address.0) else {
             return Err(self.free_diverges(at, 1, None, Some("no block of the program's is there".to_owned())));
         };
@@ -101,7 +127,7 @@ impl<'a> Walk<'a> {
             Some(turn) => match self.lanes.lane(turn, &self.held_back) {
                 Some(lane) => Some(lane),
                 None => {
-                    let complaint = "more frees wait for streams than there are streams".to_owned();
+                    let complaint = TOO_FEW_LANES.to_owned();
                     return Err(self.free_diverges(at, 1, Some(tenant), Some(complaint)));
                 }
             },
@@ -113,7 +139,7 @@ impl<'a> Walk<'a> {
             return Err(self.free_diverges(at, entries, Some(tenant), None));
         }
         let freed = if lane.is_some() { Freed::Later } else { Freed::Now };
-        match self.model.free(tenant.block, entry, lane) {
+        match self.model.free(tenant.block, entry.stream, lane) {
             Ok(answer) if answer == freed => Ok(at + entries),
             Ok(_) => Err(self.free_diverges(at, entries, Some(tenant), Some("the block is kept waiting".to_owned()))),
             Err(error) => Err(self.free_diverges(at, entries, Some(tenant), Some(error.to_string()))),
@@ -137,7 +163,7 @@ impl<'a> Walk<'a> {
 
     /// A request, with what it made the allocator do, or a call of `empty_cache`. Says where the next call starts.
     fn call(&mut self) -> Result<usize, Divergence> {
-        let next = self.stretch.read(self.entries, self.agreed);
+        let next = self.stretch.read(self.entries, self.at);
         match self.stretch.request {
             None => self.empty_cache()?,
             Some(_) if self.stretch.is_plain() => self.plain_request()?,
@@ -156,7 +182,7 @@ impl<'a> Walk<'a> {
         if self.deeds.seen != self.stretch.seen {
             return Err(self.diverges(Reading { empty_cache: true, polled: 0, refusals: 0 }));
         }
-        self.empty_caches.push(self.agreed);
+        self.empty_caches.push(self.at);
         Ok(())
     }
 
@@ -186,7 +212,7 @@ impl<'a> Walk<'a> {
                 self.model = trial;
                 self.refusals += reading.refusals;
                 if reading.empty_cache {
-                    self.empty_caches.push(self.agreed);
+                    self.empty_caches.push(self.at);
                 }
                 self.settle(block);
                 return Ok(());
@@ -208,7 +234,7 @@ impl<'a> Walk<'a> {
     /// Where a range begins that a failing request reserves: where the stream's next mapping is.
     fn next_range(&self) -> Option<Address> {
         let stream = self.stretch.seen.last()?.stream;
-        let later = self.entries[self.agreed..].iter();
+        let later = self.entries[self.at..].iter();
         let mut maps = later.filter(|entry| entry.action == Action::SegmentMap && entry.stream == stream);
         maps.next().map(|entry| entry.address)
     }
@@ -219,6 +245,6 @@ impl<'a> Walk<'a> {
         if reading.empty_cache && complaint.is_none() && self.stretch.request.is_none() {
             complaint = Some("read as empty_cache".to_owned());
         }
-        Divergence::entries(self.agreed, self.stretch.seen.clone(), self.deeds.seen.clone(), complaint)
+        Divergence::entries(self.at, self.stretch.seen.clone(), self.deeds.seen.clone(), complaint)
     }
 }

@@ -88,15 +88,20 @@ impl Caching {
             Err(error) if error.is_out_of_memory() => return Ok(Err(Refusal::Device)),
             Err(error) => return Err(error.into()),
         };
+        Ok(Ok(self.book_segment(cx, arena, address, asked)))
+    }
+
+    /// Enters a segment that the device has granted into the books, as one block that is not among the free ones.
+    pub(super) fn book_segment(&mut self, cx: &mut Context<'_>, arena: u32, address: Address, bytes: u64) -> u32 {
         let owner = &self.pools.arenas[arena as usize];
-        self.reserved += asked;
-        self.books.on_segment_alloc(owner.is_large(), asked);
-        if asked >= self.settings.max_split_size {
+        self.reserved += bytes;
+        self.books.on_segment_alloc(owner.is_large(), bytes);
+        if bytes >= self.settings.max_split_size {
             self.books.oversize_segments.raise();
         }
         self.pools.pools[owner.pool() as usize].segments += 1;
-        cx.sink.event(StrategyEvent::SegmentAlloc { address, bytes: asked, stream: owner.stream });
-        Ok(Ok(self.blocks.insert(Record::lone(address.0, asked, arena, NONE, State::Free))))
+        cx.sink.event(StrategyEvent::SegmentAlloc { address, bytes, stream: owner.stream });
+        self.blocks.insert(Record::lone(address.0, bytes, arena, NONE, State::Free))
     }
 
     /// A cached block of a private pool that was offered for times of need. It never grows for that.

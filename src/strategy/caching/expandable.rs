@@ -221,12 +221,10 @@ impl Caching {
     }
 
     /// Reserves a range for an arena: nine eighths of the device's memory, all of it unmapped.
-    fn reserve_range(&mut self, cx: &mut Context<'_>, arena: u32) -> Result<u32, StrategyError> {
+    pub(super) fn reserve_range(&mut self, cx: &mut Context<'_>, arena: u32) -> Result<u32, StrategyError> {
         let owner = &self.pools.arenas[arena as usize];
         cx.expect_stream(owner.stream)?;
-        let granule = if owner.is_large() { self.settings.large_segment_size } else { SMALL_GRANULE };
-        let total = self.device_bytes;
-        let bytes = round_up(total + total / 8, granule);
+        let (bytes, granule) = self.range_size(owner.is_large());
         let base = virtual_memory(cx)?.reserve(bytes)?.0;
         let range = self.ranges.add(Range { base, bytes, granule, stream: owner.stream, physical: Vec::new() });
         let slot = self.blocks.insert(Record::lone(base, bytes, arena, range, State::Unmapped));
@@ -234,8 +232,15 @@ impl Caching {
         Ok(slot)
     }
 
+    /// The length of a range and the steps in which it grows.
+    pub(super) fn range_size(&self, large: bool) -> (u64, u64) {
+        let granule = if large { self.settings.large_segment_size } else { SMALL_GRANULE };
+        let total = self.device_bytes;
+        (round_up(total + total / 8, granule), granule)
+    }
+
     /// Maps the start of an unmapped block, in whole granules. Says no where the device has no more.
-    fn map_block(&mut self, cx: &mut Context<'_>, slot: u32, bytes: u64) -> Result<bool, StrategyError> {
+    pub(super) fn map_block(&mut self, cx: &mut Context<'_>, slot: u32, bytes: u64) -> Result<bool, StrategyError> {
         let block = &self.blocks[slot];
         let (address, number, arena, whole) = (block.address, block.range, block.arena, block.size);
         let Some(Some(range)) = self.ranges.ranges.get(number as usize) else { return Ok(false) };

@@ -5,6 +5,7 @@
 //! the segment and not of the request); its data structures are not. The real allocator is the judge: see
 //! `tools/torch-oracle` and `tests/torch_oracle.rs`.
 
+mod adopt;
 mod alloc;
 mod blocks;
 mod crowd;
@@ -26,6 +27,7 @@ mod view;
 
 use std::collections::VecDeque;
 
+pub(crate) use adopt::SharedRange;
 pub use settings::{Ignored, Settings, SettingsError};
 
 use self::{
@@ -35,8 +37,8 @@ use self::{
     statistics::Books,
 };
 use super::{
-    Attempt, Block, Caller, Context, Control, Freed, Layout, Parameter, Refusal, Request, Setup, Shortage, SpecError,
-    Stats, Strategy, StrategyEntry, StrategyError, deferred::DeferredFrees, stream_uses::StreamUses,
+    Attempt, Block, Caller, Context, Control, Freed, Heritage, Layout, Parameter, Refusal, Request, Setup, Shortage,
+    SpecError, Stats, Strategy, StrategyEntry, StrategyError, deferred::DeferredFrees, stream_uses::StreamUses,
 };
 use crate::{
     device::Capabilities,
@@ -313,6 +315,18 @@ impl Strategy for Caching {
             Control::PoolRetain { pool, use_on_oom } => self.pool_retain(pool, use_on_oom),
             Control::PoolRelease { pool } => self.pool_release(pool),
             Control::StepBegins(_) => Ok(()),
+        }
+    }
+
+    fn adopt(&mut self, cx: &mut Context<'_>, heritage: &Heritage) -> Result<Option<Vec<Block>>, StrategyError> {
+        // Under a limit memory would have come to lie otherwise.
+        if self.settings != heritage.settings || self.limit.is_some() {
+            return Ok(None);
+        }
+        match self.take_over(cx, &heritage.layout) {
+            Ok(held) => Ok(Some(held)),
+            Err(StrategyError::Device(error)) if !error.is_out_of_memory() => Err(error.into()),
+            Err(_) => Ok(None),
         }
     }
 

@@ -205,6 +205,14 @@ impl Pools {
         (0u32..).zip(&self.pools).find(|(_, pool)| pool.key == key && !pool.vacant).map(|(place, _)| place)
     }
 
+    /// The pool with this number, made with one user where there is none.
+    pub(super) fn find_or_retain(&mut self, key: PoolKey) -> Result<u32, StrategyError> {
+        match self.find(key) {
+            Some(place) => Ok(place),
+            None => self.retain(key),
+        }
+    }
+
     /// Adds a user to a pool, made where there is none.
     fn retain(&mut self, key: PoolKey) -> Result<u32, StrategyError> {
         if key == (0, 0) {

@@ -157,7 +157,7 @@ impl Settings {
 
     /// The size of the block that a request needs.
     #[inline]
-    pub(super) fn round(&self, bytes: u64) -> u64 {
+    pub(crate) fn round(&self, bytes: u64) -> u64 {
         if bytes < QUANTUM {
             return QUANTUM;
         }

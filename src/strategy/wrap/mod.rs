@@ -5,6 +5,7 @@
 //! - [`Addressed`]: blocks can be given back by their address alone.
 //! - [`Locked`]: one strategy and its device, shared by many threads; [`SharedStrategy`] and [`SharedDevice`] are what
 //!   each of the threads drives.
+//! - [`Heir`]: the first requests get blocks that were there before.
 //!
 //! Wrappers nest, `Locked<Addressed<Checked<_>>>`, and take a concrete strategy or a boxed one. They know the trait
 //! and no strategy in particular.
@@ -40,6 +41,7 @@ mod addressed;
 mod audit;
 mod backing;
 mod checked;
+mod heir;
 mod locked;
 mod logged;
 mod shadow;
@@ -47,12 +49,15 @@ mod shared;
 
 pub use addressed::Addressed;
 pub use checked::{Checked, Rule, Violation};
+pub use heir::Heir;
 pub(super) use locked::Lock;
 pub use locked::Locked;
 pub use logged::{Call, Logged};
 pub use shared::{SharedDevice, SharedStrategy};
 
-use super::{Attempt, Block, Caller, Context, Control, Freed, Layout, Request, Stats, Strategy, StrategyError};
+use super::{
+    Attempt, Block, Caller, Context, Control, Freed, Heritage, Layout, Request, Stats, Strategy, StrategyError,
+};
 use crate::{device::Capabilities, unit::StreamId};
 
 /// What the registry builds is a strategy too, so that it can be wrapped.
@@ -71,6 +76,10 @@ impl<S: Strategy + ?Sized> Strategy for Box<S> {
 
     fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {
         (**self).control(cx, command)
+    }
+
+    fn adopt(&mut self, cx: &mut Context<'_>, heritage: &Heritage) -> Result<Option<Vec<Block>>, StrategyError> {
+        (**self).adopt(cx, heritage)
     }
 
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {

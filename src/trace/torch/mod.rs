@@ -3,6 +3,7 @@
 //! [`Snapshot`] is the model of the file. [`Recording`] is what a replay needs of one device: the story, what was
 //! witnessed, the memory before and after, and an account of what the file cannot tell.
 
+mod block_sizes;
 mod collect;
 mod dead_end;
 mod keys;

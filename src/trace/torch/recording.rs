@@ -12,7 +12,7 @@ use super::{
     story::{Doubts, Material, tell},
 };
 use crate::{
-    trace::{TableFull, Trace},
+    trace::{EventReader, Source, SourceInfo, TableFull, Trace, TraceError},
     unit::Watch,
 };
 
@@ -94,7 +94,7 @@ impl Gaps {
         say(self.alive_before, format_args!("{} blocks ({bytes}) were there before the recording", self.alive_before));
         say(
             self.sizes_estimated,
-            format_args!("{} of them were freed in it, so their size is an estimate", self.sizes_estimated),
+            format_args!("{} of them were freed in it, and their size is an estimate", self.sizes_estimated),
         );
         say(self.contradictions, format_args!("{} entries contradict others or the final state", self.contradictions));
         say(
@@ -213,6 +213,24 @@ impl Snapshot {
     }
 }
 
+impl Source for Recording {
+    fn name(&self) -> &str {
+        &self.trace.name
+    }
+
+    fn info(&self) -> SourceInfo {
+        self.trace.info()
+    }
+
+    fn begun_late(&self) -> Option<&Recording> {
+        Some(self).filter(|recording| !recording.initial.segments.is_empty())
+    }
+
+    fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {
+        self.trace.open()
+    }
+}
+
 impl Gaps {
     fn note(&mut self, doubts: Doubts) {
         self.contradictions += doubts.impossible;
@@ -224,6 +242,14 @@ impl Gaps {
 }
 
 impl Recording {
+    /// The memory before an entry.
+    #[must_use]
+    pub fn memory_before(&self, entry: usize) -> Initial {
+        let end =
+            End { device: self.device, segments: &self.final_segments, settings: &self.settings, pools: &self.pools };
+        rewind(&end, self.witnessed.get(entry..).unwrap_or_default(), Watch::NOBODY).0
+    }
+
     /// Tells the story again with the calls of `empty_cache` that a model has inferred.
     pub fn with_empty_caches(self, before_entries: Vec<usize>) -> Result<Recording, TableFull> {
         self.with_empty_caches_watched(before_entries, Watch::NOBODY)

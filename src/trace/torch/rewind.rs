@@ -1,12 +1,16 @@
 //! The memory before a recording began, from the memory at its end: the entries are undone, last first.
 //!
 //! What was taken between stays exact: segments, and blocks that outlived the recording. Of a block that was allocated
-//! before the recording and freed in it only the request is known; its size is estimated, and it is listed as such.
+//! before the recording and freed in it only the request is known; see `block_sizes` for its size.
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::{Action, Block, BlockState, Entry, Segment, SegmentKind, Settings, StackId, parse::kind_by_size};
-use crate::unit::{Address, MIB, StreamId, Watch, round_up};
+use super::{
+    Action, Block, BlockState, Entry, Segment, SegmentKind, Settings, StackId,
+    block_sizes::{Cutting, Unmeasured, measure},
+    parse::kind_by_size,
+};
+use crate::unit::{Address, MIB, StreamId, Watch};
 
 /// The memory before the first entry of a recording.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,7 +48,7 @@ pub(super) fn rewind(end: &End<'_>, entries: &[Entry], watch: Watch<'_>) -> (Ini
     for entry in watch.each("going back to the beginning", entries).rev() {
         memory.undo(entry);
     }
-    memory.estimate_sizes(entries, &end.settings.roundup_divisions());
+    memory.measure_blocks(entries, end.settings);
     let contradictions = memory.contradictions;
     (memory.settle(), contradictions)
 }
@@ -66,7 +70,9 @@ struct Memory<'a> {
     active: HashMap<u64, Active>,
     /// Without blocks.
     segments: BTreeMap<u64, Segment>,
-    estimates: Vec<(u64, u64)>,
+    estimated: Vec<Address>,
+    /// Of mapped runs that are there no more at the end.
+    kinds_are_guessed: bool,
     contradictions: u64,
 }
 
@@ -83,14 +89,28 @@ impl<'a> Memory<'a> {
             }
             segments.insert(segment.address.0, Segment { blocks: Vec::new(), ..segment.clone() });
         }
-        Memory { device: end.device, pools: end.pools, active, segments, estimates: Vec::new(), contradictions: 0 }
+        Memory {
+            device: end.device,
+            pools: end.pools,
+            active,
+            segments,
+            estimated: Vec::new(),
+            kinds_are_guessed: false,
+            contradictions: 0,
+        }
     }
 
     fn undo(&mut self, entry: &Entry) {
         let address = entry.address.0;
         let fits = match entry.action {
-            Action::Alloc => self.active.remove(&address).is_some(),
-            Action::FreeCompleted => self.revive(entry, true),
+            Action::Alloc => {
+                self.learn_kind(entry);
+                self.active.remove(&address).is_some()
+            }
+            Action::FreeCompleted => {
+                self.learn_kind(entry);
+                self.revive(entry, true)
+            }
             Action::FreeRequested => match self.active.get_mut(&address) {
                 Some(block) => std::mem::replace(&mut block.pending, false),
                 // In a threaded program the segments may be a few events ahead of the trace.
@@ -114,6 +134,17 @@ impl<'a> Memory<'a> {
             Action::OutOfMemory | Action::Snapshot | Action::Annotate | Action::Unknown => true,
         };
         self.contradictions += u64::from(!fits);
+    }
+
+    /// Small and large requests share no mapped run, so one of them tells whose it is.
+    fn learn_kind(&mut self, entry: &Entry) {
+        if self.kinds_are_guessed
+            && let Some((_, run)) = self.segments.range_mut(..=entry.address.0).next_back()
+            && run.expandable
+            && entry.address.0 < run.end()
+        {
+            run.kind = if entry.size <= MIB { SegmentKind::Small } else { SegmentKind::Large };
+        }
     }
 
     fn revive(&mut self, entry: &Entry, pending: bool) -> bool {
@@ -171,8 +202,9 @@ impl<'a> Memory<'a> {
             }
             None => end,
         };
-        // Small ranges are mapped in steps of 2 MiB, large ones in steps of 20.
+        // Small ranges are mapped in steps of 2 MiB, large ones in steps of 20. Whoever was there will tell better.
         let kind = if entry.size.is_multiple_of(20 * MIB) { SegmentKind::Large } else { SegmentKind::Small };
+        self.kinds_are_guessed |= before.is_none() && after.is_none();
         let after = after.map(|run| Segment { address: entry.address, ..run });
         let mut whole = before.or(after).unwrap_or_else(|| self.segment(entry, kind, true));
         whole.total_size = whole_end.saturating_sub(whole.address.0);
@@ -181,44 +213,22 @@ impl<'a> Memory<'a> {
         fits
     }
 
-    /// A block has the rounded size of its request, or all of the free region that it was cut from if the rest was too
-    /// small to be of use: up to 1 MiB of large segments. The latter is believed where nothing was ever allocated in
-    /// that rest while the block lived.
-    fn estimate_sizes(&mut self, entries: &[Entry], divisions: &[u64; 16]) {
+    fn measure_blocks(&mut self, entries: &[Entry], settings: &Settings) {
         let mut blocks: Vec<(u64, Active)> = self.active.iter().map(|(&address, &block)| (address, block)).collect();
         blocks.sort_unstable_by_key(|(address, _)| *address);
-        let mut rests = Vec::new();
-        for (place, &(address, block)) in blocks.iter().enumerate() {
-            if block.size.is_some() {
-                continue;
-            }
-            let rounded = round_size(block.requested, divisions);
+        let unmeasured = blocks.iter().enumerate().filter(|(_, (_, block))| block.size.is_none());
+        let unmeasured = unmeasured.map(|(place, &(address, block))| {
             let segment = self.segments.range(..=address).next_back().map(|(_, segment)| segment);
+            let neighbour = blocks.get(place + 1).map(|(next, _)| *next);
             let segment = segment.filter(|segment| address < segment.end());
-            let neighbour = blocks.get(place + 1).map_or(u64::MAX, |(next, _)| *next);
-            let space = segment.map_or(neighbour, |segment| segment.end().min(neighbour)) - address;
-            let size = rounded.min(space);
-            self.estimates.push((address, size));
-            let whole_blocks = segment.is_some_and(|segment| segment.kind == SegmentKind::Large && !segment.expandable);
-            if whole_blocks && space > size && space - size <= MIB {
-                rests.push(Rest {
-                    block: address,
-                    start: address + size,
-                    end: address + space,
-                    quiet: true,
-                    done: false,
-                });
+            Unmeasured { address, requested: block.requested, neighbour, segment }
+        });
+        for found in measure(unmeasured, entries, &Cutting::of(settings)) {
+            if let Some(block) = self.active.get_mut(&found.address) {
+                block.size = Some(found.size);
             }
-        }
-        watch(&mut rests, entries);
-        for rest in rests.iter().filter(|rest| rest.quiet) {
-            if let Ok(place) = self.estimates.binary_search_by_key(&rest.block, |(address, _)| *address) {
-                self.estimates[place].1 = rest.end - rest.block;
-            }
-        }
-        for &(address, size) in &self.estimates {
-            if let Some(block) = self.active.get_mut(&address) {
-                block.size = Some(size);
+            if !found.certain {
+                self.estimated.push(Address(found.address));
             }
         }
     }
@@ -228,7 +238,6 @@ impl<'a> Memory<'a> {
         let mut segments: Vec<Segment> = self.segments.into_values().collect();
         let mut blocks: Vec<(u64, Active)> = self.active.into_iter().collect();
         blocks.sort_unstable_by_key(|(address, _)| *address);
-        let estimated = self.estimates.iter().map(|(address, _)| Address(*address)).collect();
         let mut astray = Vec::new();
         let mut next = 0;
         for (address, active) in blocks {
@@ -247,7 +256,7 @@ impl<'a> Memory<'a> {
         for segment in &mut segments {
             fill(segment);
         }
-        Initial { segments, estimated, astray }
+        Initial { segments, estimated: self.estimated, astray }
     }
 }
 
@@ -274,68 +283,9 @@ fn fill(segment: &mut Segment) {
     segment.blocks = filled;
 }
 
-/// What may or may not belong to the block before it.
-struct Rest {
-    block: u64,
-    start: u64,
-    end: u64,
-    /// Nothing was allocated in it so far.
-    quiet: bool,
-    /// The block is gone.
-    done: bool,
-}
-
-fn watch(rests: &mut [Rest], entries: &[Entry]) {
-    if rests.is_empty() {
-        return;
-    }
-    for entry in entries {
-        let address = entry.address.0;
-        let place = rests.partition_point(|rest| rest.block <= address);
-        let Some(rest) = place.checked_sub(1).map(|place| &mut rests[place]) else { continue };
-        match entry.action {
-            Action::FreeCompleted if rest.block == address => rest.done = true,
-            Action::Alloc if !rest.done && (rest.start..rest.end).contains(&address) => rest.quiet = false,
-            _ => {}
-        }
-    }
-}
-
-/// PyTorch's rounding of requests; `divisions` for 1 MiB, 2 MiB ... 32 GiB.
-fn round_size(bytes: u64, divisions: &[u64; 16]) -> u64 {
-    const STEP: u64 = 512;
-    let Some(power) = bytes.checked_ilog2() else { return STEP };
-    let parts = divisions[power.saturating_sub(20).min(15) as usize];
-    if parts > 1 && bytes > STEP.saturating_mul(parts) && !bytes.is_power_of_two() {
-        let step = (1 << power) >> parts.ilog2();
-        return round_up(bytes, step);
-    }
-    round_up(bytes.max(1), STEP)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn requests_are_rounded_as_pytorch_does() {
-        let plain = [0; 16];
-        for (bytes, rounded) in [(1, 512), (512, 512), (513, 1024), (0, 512)] {
-            assert_eq!(round_size(bytes, &plain), rounded, "{bytes}");
-        }
-        let quarters = [4; 16];
-        let (mib, half) = (MIB, MIB / 2);
-        for (bytes, rounded) in [
-            (2049, 2560),
-            (5000, 5120),
-            (3 * mib, 3 * mib),
-            (3 * mib + 1, 3 * mib + half),
-            (21 * mib, 24 * mib),
-            (1200, 1536),
-        ] {
-            assert_eq!(round_size(bytes, &quarters), rounded, "{bytes}");
-        }
-    }
 
     fn rewound(entries: &[Entry], segments: &[Segment]) -> (Initial, u64) {
         rewind(&End { device: 0, segments, settings: &Settings::default(), pools: &[] }, entries, Watch::NOBODY)

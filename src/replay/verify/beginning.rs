@@ -1,0 +1,208 @@
+//! Where a recording is taken up that began in the middle: behind the call that was under way, with the memory that was
+//! there then.
+
+use super::{Divergence, settings::of_recording};
+use crate::{
+    strategy::{
+        BlockState, BlockView, Heritage, Layout, SegmentView, Strategy,
+        caching::{Caching, Settings, SharedRange},
+    },
+    trace::torch::{self, Action, Entry, Initial, Recording, SegmentKind},
+    unit::{Address, MIB},
+};
+
+/// Sizes are multiples of this.
+const SIZE_STEP: u64 = 512;
+/// The largest rest that is left to a block of an ordinary large segment.
+const LARGEST_REST: u64 = MIB;
+
+/// What was there when a recording began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Beginning {
+    /// Blocks that were not free.
+    pub blocks: usize,
+    /// Segments, or mapped runs.
+    pub segments: usize,
+    /// Entries of a call that was under way. They are not compared: what it did before is not recorded.
+    pub entries_passed_over: usize,
+}
+
+/// The memory from which a recording is re-lived.
+pub(super) struct Start {
+    /// The first entry that is compared.
+    pub(super) entry: usize,
+    pub(super) memory: Initial,
+    pub(super) layout: Layout,
+}
+
+impl Start {
+    /// Of any recording: one that has it all starts with nothing, at its first entry.
+    pub(super) fn of(recording: &Recording) -> Start {
+        let nothing_before = recording.initial.segments.is_empty() && recording.initial.astray.is_empty();
+        let entry = if nothing_before { 0 } else { first_whole_call(&recording.witnessed) };
+        let memory = if entry == 0 { recording.initial.clone() } else { recording.memory_before(entry) };
+        let layout = layout_of(&memory);
+        Start { entry, memory, layout }
+    }
+
+    /// What there is to say about it, if the recording began in the middle.
+    pub(super) fn told(&self) -> Option<Beginning> {
+        let began_late = self.entry > 0 || !self.layout.segments.is_empty();
+        began_late.then(|| Beginning {
+            blocks: self.memory.live().count(),
+            segments: self.layout.segments.len(),
+            entries_passed_over: self.entry,
+        })
+    }
+
+    /// What else may be the reason if the model does something else: a sentence each.
+    pub(super) fn doubts(&self, settings: &Settings, limit: Option<u64>) -> Vec<String> {
+        let mut doubts = Vec::new();
+        let estimated = self.memory.estimated.len();
+        if estimated > 0 {
+            doubts.push(format!("it began in the middle: the size of {estimated} blocks from before is an estimate"));
+        }
+        let collects = settings.garbage_collection_threshold > 0.0;
+        if collects && limit.is_some() && !self.layout.segments.is_empty() {
+            doubts.push("it began in the middle: how old cached blocks were, garbage collection knew".to_owned());
+        }
+        doubts
+    }
+
+    /// Mends an estimate that made the model and the recording part: where the model put a request right behind a block of
+    /// estimated size, and PyTorch did not, the block has more of the memory there, so that the rest was too little. Says
+    /// whether there was something to mend.
+    ///
+    /// Nothing is allocated behind such a block while it lives. So that it is too short is the only mistake there can be,
+    /// and all that agreed before still does if it is longer.
+    pub(super) fn mend(&mut self, divergence: &Divergence, model: &Caching) -> bool {
+        let Divergence::Entries { modelled, .. } = divergence else { return false };
+        let Some(put) = modelled.last().filter(|seen| seen.action == Action::Alloc) else { return false };
+        let too_little = model.settings().round(put.bytes);
+        let room = room_at(put.address, &model.layout().unwrap_or_default());
+        let more = (room + SIZE_STEP).saturating_sub(too_little);
+        let blocks = self.layout.segments.iter_mut().find_map(|segment| {
+            let ends_there = |block: &BlockView| block.address.0 + block.size == put.address.0;
+            segment.blocks.iter().position(ends_there).map(|place| &mut segment.blocks[place..])
+        });
+        let Some([block, behind, ..]) = blocks else { return false };
+        let estimate = self.memory.live().find(|(was, _)| was.address == block.address).map_or(0, |(was, _)| was.size);
+        let can_be = self.memory.estimated.binary_search(&block.address).is_ok()
+            && behind.state == BlockState::Free
+            && more < behind.size
+            && (block.size + more).saturating_sub(estimate) <= LARGEST_REST;
+        if can_be && more > 0 {
+            block.size += more;
+            behind.address.0 += more;
+            behind.size -= more;
+        }
+        can_be && more > 0
+    }
+
+    /// Blocks that wait for streams, in the order of the layout.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = Address> {
+        let pending = self.layout.blocks().filter(|block| block.state == BlockState::Pending);
+        pending.map(|block| block.address)
+    }
+}
+
+/// The memory that was there before a recording, for an allocator that goes on with it; nothing where the settings are
+/// beyond the model or the requests that come first in its story are for other blocks than those.
+pub(in crate::replay) fn heritage(recording: &Recording) -> Option<Heritage> {
+    let told = |block: &torch::Block| block.requested_size > 0;
+    let memory = &recording.initial;
+    if !memory.astray.is_empty() || !memory.live().all(|(block, _)| told(block)) {
+        return None;
+    }
+    let settings = of_recording(&recording.settings).ok()?;
+    Some(Heritage { layout: layout_of(memory), settings })
+}
+
+fn layout_of(memory: &Initial) -> Layout {
+    Layout { segments: memory.segments.iter().map(segment_view).collect() }
+}
+
+/// A free is a call from its first entry on, and a request is over with its last.
+fn first_whole_call(entries: &[Entry]) -> usize {
+    let mut numbered = entries.iter().enumerate();
+    let start = numbered.find_map(|(index, entry)| match entry.action {
+        Action::FreeRequested => Some(index),
+        Action::Alloc | Action::OutOfMemory => Some(index + 1),
+        _ => None,
+    });
+    start.unwrap_or(entries.len())
+}
+
+/// How much room there was at an address before the model put something there, if it did already.
+fn room_at(address: Address, layout: &Layout) -> u64 {
+    let segment = layout
+        .segments
+        .iter()
+        .find(|segment| (0..segment.bytes).contains(&(address.0.wrapping_sub(segment.address.0))));
+    let Some(segment) = segment else { return 0 };
+    let place = segment.blocks.partition_point(|block| block.address < address);
+    match segment.blocks.get(place..).unwrap_or_default() {
+        [put, rest, ..] if put.state == BlockState::Allocated && rest.state == BlockState::Free => put.size + rest.size,
+        [here, ..] => here.size,
+        [] => 0,
+    }
+}
+
+fn segment_view(segment: &torch::Segment) -> SegmentView {
+    let state = |state: torch::BlockState| match state {
+        torch::BlockState::Allocated => BlockState::Allocated,
+        torch::BlockState::PendingFree => BlockState::Pending,
+        torch::BlockState::Inactive => BlockState::Free,
+    };
+    let view = |block: &torch::Block| BlockView {
+        address: block.address,
+        size: block.size,
+        requested: block.requested_size,
+        state: state(block.state),
+    };
+    SegmentView {
+        address: segment.address,
+        bytes: segment.total_size,
+        stream: segment.stream,
+        pool: if segment.kind == SegmentKind::Large { "large" } else { "small" }.into(),
+        pool_id: segment.pool,
+        mapped: segment.expandable,
+        alias: false,
+        blocks: segment.blocks.iter().map(view).collect(),
+    }
+}
+
+/// Small requests map so much at a time, and no others do.
+const SMALL_MAPPING: u64 = 2 * MIB;
+
+/// Where the addresses of a range begin: at its lowest run, or lower where something is mapped later on. Whatever else
+/// may lie below is never used, and nobody can tell.
+pub(super) fn range_start(range: &SharedRange, segments: &[SegmentView], entries: &[Entry]) -> Address {
+    let runs = || range.runs.iter().map(|&run| &segments[run]);
+    let Some(first) = runs().next() else { return Address::NULL };
+    let mut low = first.address.0;
+    let mut high = runs().map(|run| run.address.0.saturating_add(run.bytes)).max().unwrap_or(low);
+    let mut mapped: u64 = runs().map(|run| run.bytes).sum();
+    for entry in entries.iter().filter(|entry| entry.stream == first.stream) {
+        let (start, end) = (entry.address.0, entry.address.0.saturating_add(entry.size));
+        match entry.action {
+            Action::SegmentMap => {
+                let of_its_kind = (entry.size == SMALL_MAPPING) == (range.granule == SMALL_MAPPING);
+                let in_step = low.abs_diff(start).is_multiple_of(range.granule);
+                if of_its_kind && in_step && high.max(end) - low.min(start) <= range.bytes {
+                    (low, high) = (low.min(start), high.max(end));
+                    mapped += entry.size;
+                }
+            }
+            Action::SegmentUnmap if (low..high).contains(&start) => {
+                mapped = mapped.saturating_sub(entry.size);
+                if mapped == 0 {
+                    // The addresses went back too: what is mapped from here on lies in another range.
+                    break;
+                }
+            }
+            _ => {}
+        }
+    }
+    Address(low)
+}

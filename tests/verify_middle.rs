@@ -1,0 +1,253 @@
+//! Recordings that begin in the middle, as most people's do: PyTorch keeps the last entries only. Re-lived from the memory
+//! that was there, with every recording of `workloads/recorded` and with programs made up at random.
+
+#![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
+
+use oomph::{
+    device::{
+        Device,
+        sim::{SimConfig, SimDevice},
+    },
+    measure::witness::witness,
+    replay::{
+        OnOutOfMemory, Options, replay,
+        verify::{Companion, Counters, Verdict, Verification, verify},
+    },
+    strategy::{Setup, Silent, StrategySpec},
+    trace::{
+        Trace, TraceBuilder,
+        torch::{Recording, Snapshot},
+    },
+    unit::{Nanos, StreamId, TagId, Work},
+};
+use proptest::prelude::*;
+
+fn recordings() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads/recorded");
+    let mut paths: Vec<PathBuf> = folder.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "xz"));
+    paths.sort();
+    assert_eq!(paths.len(), 72);
+    paths
+}
+
+fn verify_as_recorded(recording: &Recording, companion: &Companion) -> Verification {
+    let device = SimDevice::new(SimConfig::default()).unwrap();
+    let limit = companion.memory_fraction.map(|fraction| (fraction * device.props().total_bytes as f64) as u64);
+    verify(recording, &Setup { props: device.props(), limit }, &companion.counters)
+}
+
+/// What is left of a snapshot whose ring of entries held so many: the last ones, and the memory at the end.
+fn last_entries(snapshot: &Snapshot, count: usize) -> Snapshot {
+    let mut late = snapshot.clone();
+    let lost = late.traces[0].len().saturating_sub(count);
+    late.traces[0].drain(..lost);
+    late
+}
+
+/// How old cached blocks were before a recording nobody knows, and garbage collection goes by it. Of the 72 recordings
+/// these two, cut there, come to a collection while such blocks are still cached.
+const AGES_MATTER: [(&str, &str); 2] =
+    [("varlen_cap042.gc.pickle.xz", "the last tenth"), ("varlen_cap052.gc.pickle.xz", "the last tenth")];
+
+#[test]
+fn every_recording_is_exact_from_the_middle_too() {
+    let paths = recordings();
+    let next = AtomicUsize::new(0);
+    let failures = Mutex::new(Vec::new());
+    let agreed = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                while let Some(path) = paths.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let snapshot = Snapshot::open(path).unwrap();
+                    let companion = Companion::beside(path).unwrap().unwrap();
+                    let all = snapshot.traces[0].len();
+                    let cuts = [
+                        (all - 1, "all but the first"),
+                        (all / 2, "the last half"),
+                        (all / 10, "the last tenth"),
+                        (100, "the last hundred"),
+                    ];
+                    for (count, cut) in cuts {
+                        let recording = last_entries(&snapshot, count).into_recording("late", None).unwrap();
+                        let verification = verify_as_recorded(&recording, &companion);
+                        agreed.fetch_add(verification.agreed, Ordering::Relaxed);
+                        let began = verification.beginning.unwrap();
+                        assert!(began.segments > 0 || began.entries_passed_over > 0, "{}: {cut}", path.display());
+                        let name = path.file_name().unwrap().to_str().unwrap();
+                        match &verification.verdict {
+                            Verdict::Exact => assert!(!AGES_MATTER.contains(&(name, cut)), "{name}: {cut}"),
+                            Verdict::Partial { reasons, .. } if AGES_MATTER.contains(&(name, cut)) => {
+                                assert!(reasons.iter().any(|reason| reason.contains("garbage collection")));
+                            }
+                            other => failures.lock().unwrap().push(format!("{name}: {cut}: {other:?}")),
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let failures = failures.into_inner().unwrap();
+    assert!(failures.is_empty(), "{} diverge:\n{}", failures.len(), failures.join("\n"));
+    assert_eq!(agreed.into_inner(), 3_002_450);
+}
+
+/// The most memory that PyTorch's allocator reserves in a replay on the simulated device.
+fn peak_reserved(recording: &Recording, resumes: bool) -> u64 {
+    let mut device = SimDevice::new(SimConfig::default()).unwrap();
+    let spec = StrategySpec { name: "caching".to_owned(), parameters: recording.settings.conf().to_owned() };
+    let mut strategy = spec.build(&Setup { props: &device.props().clone(), limit: None }).unwrap();
+    replay(recording, &mut *strategy, &mut device, &Options { resumes, ..Options::default() }, &mut Silent).unwrap();
+    strategy.stats().peak.reserved
+}
+
+#[test]
+fn a_replay_goes_on_from_the_memory_that_was_there() {
+    let mut without = 0;
+    for name in ["train_base", "varlen", "varlen_stack", "train_base.exp", "varlen.exp"] {
+        let path = recordings().into_iter().find(|path| path.ends_with(format!("{name}.pickle.xz")));
+        let path = path.unwrap_or_else(|| panic!("no {name}"));
+        let snapshot = Snapshot::open(&path).unwrap();
+        let count = snapshot.traces[0].len() / 3;
+        let recording = last_entries(&snapshot, count).into_recording(name, None).unwrap();
+        let verification = verify_as_recorded(&recording, &Companion::default());
+        assert_eq!(verification.verdict, Verdict::Exact, "{name}");
+        let recording = recording.with_empty_caches(verification.empty_caches).unwrap();
+        assert_eq!(peak_reserved(&recording, true), verification.stats.peak.reserved, "{name}");
+        without += u32::from(peak_reserved(&recording, false) != verification.stats.peak.reserved);
+    }
+    assert!(without > 0, "asking for the blocks anew does as well");
+}
+
+/// What the binary says to `arguments`, and its exit code.
+fn oomph(folder: &Path, arguments: &[&str]) -> (i32, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_oomph"));
+    let output = command.current_dir(folder).args(arguments).output().unwrap();
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
+    (output.status.code().unwrap(), text)
+}
+
+#[test]
+fn the_commands_say_that_it_is_from_the_middle() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = recordings().into_iter().find(|path| path.ends_with("train_sgd.pickle.xz")).unwrap();
+    let late = last_entries(&Snapshot::open(&path).unwrap(), 1001);
+    late.write(File::create(folder.path().join("late.pickle")).unwrap()).unwrap();
+    let (code, text) = oomph(folder.path(), &["verify", "late.pickle"]);
+    assert_eq!(code, 0, "{text}");
+    let line = text.lines().next().unwrap();
+    assert!(line.starts_with("EXACT     late.pickle: ") && line.contains("from the middle: "), "{text}");
+    assert!(line.contains(" segments were there before it"), "{text}");
+    let (_, text) = oomph(folder.path(), &["verify", "late.pickle", "--format", "json"]);
+    let document: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let row = &document["rows"][0];
+    let passed_over = row["beginning"]["entries_passed_over"].as_u64().unwrap();
+    assert_eq!(row["entries_agreed"].as_u64().unwrap() + passed_over, 1001);
+    let (code, csv) = oomph(folder.path(), &["replay", "late.pickle", "--strategy", "caching", "--format", "json"]);
+    assert_eq!(code, 0, "{csv}");
+    let replayed: serde_json::Value = serde_json::from_str(&csv).unwrap();
+    assert_eq!(replayed["rows"][0]["peak_reserved_bytes"], row["peak_reserved_bytes"]);
+    let (code, text) = oomph(folder.path(), &["advise", "late.pickle", "--format", "json"]);
+    assert!(code == 0 && text.contains("\"blocks_before\": "), "{text}");
+}
+
+/// A step of a program that was made up.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Alloc {
+        bytes: u64,
+        stream: u8,
+    },
+    Free {
+        which: u16,
+    },
+    /// A free that has to wait: another stream uses the block, and is busy for a while.
+    FreeWhileUsed {
+        which: u16,
+        by: u8,
+        micros: u16,
+    },
+    EmptyCache,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let bytes = prop_oneof![1_u64..1 << 20, 1_u64 << 20..12 << 20, 1_u64 << 20..80 << 20];
+    prop_oneof![
+        12 => (bytes, 0_u8..3).prop_map(|(bytes, stream)| Step::Alloc { bytes, stream }),
+        8 => any::<u16>().prop_map(|which| Step::Free { which }),
+        3 => (any::<u16>(), 0_u8..3, 1_u16..3000)
+            .prop_map(|(which, by, micros)| Step::FreeWhileUsed { which, by, micros }),
+        1 => Just(Step::EmptyCache),
+    ]
+}
+
+fn story(steps: &[Step]) -> Trace {
+    let mut story = TraceBuilder::new();
+    let streams = [StreamId::DEFAULT, story.stream_known_as(32).unwrap(), story.stream_known_as(16).unwrap()];
+    let mut live = Vec::new();
+    for step in steps {
+        match *step {
+            Step::Alloc { bytes, stream } => live.push(story.alloc(bytes, streams[usize::from(stream)], TagId(0))),
+            Step::EmptyCache => story.empty_cache(),
+            Step::Free { .. } | Step::FreeWhileUsed { .. } if live.is_empty() => {}
+            Step::Free { which } => story.free(live.swap_remove(usize::from(which) % live.len())),
+            Step::FreeWhileUsed { which, by, micros } => {
+                let block = live.swap_remove(usize::from(which) % live.len());
+                let stream = streams[usize::from(by)];
+                story.work(Work::Spin { nanos: Nanos(u64::from(micros) * 1000) }, stream, &[block]);
+                story.use_on(block, stream);
+                story.free(block);
+            }
+        }
+    }
+    story.finish("made up")
+}
+
+/// What the program leaves behind in a snapshot, on a device that it sometimes fills.
+fn recorded(steps: &[Step], strategy: &str, device: &mut SimDevice) -> Snapshot {
+    let spec = StrategySpec::from(strategy);
+    let mut strategy = spec.build(&Setup { props: &device.props().clone(), limit: None }).unwrap();
+    let options = Options { on_out_of_memory: OnOutOfMemory::Skip, ..Options::default() };
+    witness(&story(steps), &spec, &mut *strategy, device, &options).unwrap().snapshot
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn a_program_made_up_is_exact_from_anywhere(
+        steps in prop::collection::vec(step(), 20..400),
+        strategy in prop::sample::select(vec![
+            "caching",
+            "caching:expandable_segments:True",
+            "caching:max_split_size_mb:32",
+            "caching:roundup_power2_divisions:4",
+            "caching:expandable_segments:True,roundup_power2_divisions:8",
+        ]),
+        share in 0.0..1.0_f64,
+    ) {
+        let mut device = SimDevice::new("sim:3GiB".parse::<SimConfig>().unwrap()).unwrap();
+        let snapshot = recorded(&steps, strategy, &mut device);
+        let setup = Setup { props: &device.props().clone(), limit: None };
+        let whole = verify(&snapshot.clone().into_recording("whole", None).unwrap(), &setup, &Counters::default());
+        prop_assume!(whole.verdict == Verdict::Exact);
+        let count = (snapshot.traces[0].len() as f64 * share) as usize;
+        prop_assume!(count > 0);
+        let recording = last_entries(&snapshot, count).into_recording("late", None).unwrap();
+        prop_assert_eq!(recording.gaps.contradictions, 0);
+        let late = verify(&recording, &setup, &Counters::default());
+        prop_assert_eq!(&late.verdict, &Verdict::Exact, "the last {} entries: {:?}", count, late.beginning);
+    }
+}
