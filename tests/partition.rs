@@ -48,6 +48,22 @@ fn rows(folder: &TempDir, name: &str) -> usize {
 }
 
 #[test]
+fn cases_that_failed_are_named_again_when_their_shards_are_merged_and_so_is_the_command_of_all() {
+    let folder = folder_with(&SUITE.replace("timed = true", "timeout = '1ns'"));
+    run(&folder, "run ./suite.toml --output alone", 104);
+    for number in 1..=2 {
+        run(&folder, &format!("run ./suite.toml --partition slice:{number}/2 --output={number}"), 104);
+    }
+    let told = run(&folder, "report 1 2 --output both", 104);
+    assert!(told.contains("merged: both") && told.contains("failed: suite/checkerboard/null"), "{told}");
+    assert_eq!(read(&folder, "both/runs.csv"), read(&folder, "alone/runs.csv"));
+    let environment: serde_json::Value = serde_json::from_str(&read(&folder, "both/env.json")).unwrap();
+    let command: Vec<&str> =
+        environment["command"].as_array().unwrap().iter().map(|word| word.as_str().unwrap()).collect();
+    assert_eq!(command[1..], ["run", "./suite.toml"]);
+}
+
+#[test]
 fn shards_are_merged_into_what_one_process_writes() {
     let folder = folder_with(SUITE);
     run(&folder, "run ./suite.toml --output alone", 0);

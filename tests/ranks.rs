@@ -123,3 +123,15 @@ fn all_recordings_of_the_repository_are_read_as_ranks() {
     let pickles = String::from_utf8_lossy(&files.stdout).lines().filter(|name| name.contains(".pickle")).count();
     assert_eq!(document["rows"].as_array().unwrap().len(), pickles);
 }
+
+#[test]
+fn several_files_where_one_belongs_are_answered_with_how_ranks_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = ["a.oomph", "b.oomph"].map(|name| folder.path().join(name).display().to_string());
+    for path in &paths {
+        fs::write(path, "").unwrap();
+    }
+    let refused = oomph(&["threshold", &paths[0], &paths[1]]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(text(&refused).contains("by a pattern in quotes such as 'run-*.pickle'"), "{}", text(&refused));
+}

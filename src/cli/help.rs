@@ -34,15 +34,23 @@ fn flow(text: &str) -> String {
     flowing
 }
 
-/// Whoever has a recording and no command yet is told which there are for it.
+/// Whoever has a recording and no command yet is told which there are for it; whoever names several, how ranks are named.
 pub fn tip(error: &Error) -> Option<String> {
-    let Some(ContextValue::String(name)) = error.get(ContextKind::InvalidSubcommand) else { return None };
-    Path::new(name).exists().then(|| {
-        format!(
+    let named = |kind| match error.get(kind) {
+        Some(ContextValue::String(name)) if Path::new(name).exists() => Some(name),
+        _ => None,
+    };
+    if let Some(name) = named(ContextKind::InvalidSubcommand) {
+        return Some(format!(
             "\n  tip: '{name}' is a file; which settings help it: `oomph advise {name}`, whether it leaks: \
              `oomph leaks {name}`, what is in it: `oomph inspect {name}`"
-        )
-    })
+        ));
+    }
+    let name = named(ContextKind::InvalidArg)?;
+    Some(format!(
+        "\n  tip: '{name}' is one file more than this takes; the recordings of several ranks are named by their folder, or \
+         by a pattern in quotes such as 'run-*.pickle', for advise, leaks, inspect and threshold"
+    ))
 }
 
 #[cfg(test)]

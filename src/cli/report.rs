@@ -39,7 +39,7 @@ Examples:
   oomph report big-run --show training/caching               this case in full, whatever else is drawn
 
 Shards (`oomph run --partition`) are checked: every case must be there exactly once, and all must be of one schema, commit,
-device and settings. What is missing, double or different is named, with exit code 107, and no folder is written.";
+device and settings. What is missing, double or different is named, with exit code 107, and no folder is written. Cases that failed in their shard are named once more, with exit code 104.";
 
 pub fn run(args: Args) -> Outcome {
     let environments = args
@@ -61,10 +61,12 @@ pub fn run(args: Args) -> Outcome {
     for flaw in flaws {
         output::complain(&flaw.to_string());
     }
+    let mut code = exit::OK;
     match (&args.output, &shards) {
         (Some(place), Some(shards)) if !is_page(place) => {
             if flaws.is_empty() {
                 merge(&args, shards, place)?;
+                code = output::complain_of_failures(&shards.records());
             }
         }
         (Some(place), None) if place.is_dir() => {
@@ -73,7 +75,7 @@ pub fn run(args: Args) -> Outcome {
         _ => write_page(&args.folders, &args.show, &page_place(&args))?,
     }
     if flaws.is_empty() {
-        return Ok(exit::OK);
+        return Ok(code);
     }
     output::complain("the shards are not one whole run");
     Ok(exit::NOT_WHOLE)

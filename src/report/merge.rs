@@ -165,14 +165,19 @@ impl Shards {
             for part in &self.parts {
                 part.copy_details(place)?;
             }
-            let records = self.all(|rows| &rows.records);
-            let run = RunFolder::with_rows(place, &environment, records, self.all(|rows| &rows.timings))?;
+            let run = RunFolder::with_rows(place, &environment, self.records(), self.all(|rows| &rows.timings))?;
             run.finish(&case_ids, base)?;
             if self.has_file("thresholds.json") {
                 ThresholdFiles::with(place, self.all(|rows| &rows.thresholds)).finish(&case_ids)?;
             }
         }
         Ok(Merged { cases: case_ids.len(), shards: self.parts.len() })
+    }
+
+    /// The rows of all cases, shard by shard.
+    #[must_use]
+    pub fn records(&self) -> Vec<CaseRecord> {
+        self.all(|rows| &rows.records)
     }
 
     fn has_file(&self, name: &str) -> bool {
@@ -183,18 +188,38 @@ impl Shards {
         self.parts.iter().flat_map(|part| of(&part.rows)).cloned().collect()
     }
 
-    /// That of the first folder, with the time at which the first shard began and the names of all machines.
+    /// That of the first folder, with the time at which the first shard began, the names of all machines, and the command
+    /// that one process would have had.
     fn environment(&self, first: &Part) -> Environment {
         let all = || self.parts.iter().map(|part| &part.environment);
         let machines: BTreeSet<&str> = all().map(|run| run.machine.as_str()).collect();
         Environment {
             started: all().map(|run| &run.started).min().unwrap_or(&first.environment.started).clone(),
             machine: machines.into_iter().collect::<Vec<_>>().join(", "),
+            command: without_values(&first.environment.command, &OF_ONE_SHARD),
             shard: None,
             merged_shards: Some(first.shard.shards),
             ..first.environment.clone()
         }
     }
+}
+
+/// Options that only one shard has, each with a value.
+const OF_ONE_SHARD: [&str; 4] = ["--partition", "--output", "-o", "--resume"];
+
+/// A command line without these options and their values.
+fn without_values(command: &[String], options: &[&str]) -> Vec<String> {
+    let mut kept = Vec::with_capacity(command.len());
+    let mut words = command.iter();
+    while let Some(word) = words.next() {
+        let name = word.split_once('=').map_or(word.as_str(), |(name, _)| name);
+        if !options.contains(&name) {
+            kept.push(word.clone());
+        } else if name == word {
+            words.next();
+        }
+    }
+    kept
 }
 
 impl Part {
