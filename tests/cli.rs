@@ -309,7 +309,7 @@ fn list_shows_what_the_current_folder_adds_and_what_it_replaces() {
 
     refused(&folder, &["run", "harbor"], &["unknown suite 'harbor'; did you mean 'harbour'?"]);
     refused(&folder, &["inspect", "tidle"], &["unknown workload 'tidle'; did you mean 'tidal'?"]);
-    refused(&folder, &["inspect", "zzz"], &["there are: ", "tidal"]);
+    refused(&folder, &["inspect", "zzz"], &["unknown workload 'zzz'; `oomph list` names all "]);
     run(&folder, &["run", "harbour", "--output", "out"], 0);
 }
 

@@ -64,7 +64,7 @@ fn an_rmm_log_and_a_list_of_buffers_replay_to_the_same_peak() {
         let expected = peak(source);
         assert!(expected[0] > 0 && expected[1] > 0);
         for format in ["rmm", "minimalloc"] {
-            let (out, _) = run(&folder, &["convert", source, "log.csv", "--to", format], 0);
+            let (out, _) = run(&folder, &["convert", source, "log.csv", "--to", format, "--force"], 0);
             assert!(out.ends_with("written to log.csv\n"), "{out}");
             assert_eq!(trace::recognise(folder.path().join("log.csv")).unwrap().name, format);
             assert_eq!(peak("log.csv"), expected, "{source} as {format}");
@@ -172,7 +172,7 @@ fn a_snapshot_shows_one_run_of_one_strategy_that_can_show_itself() {
 
 /// Replays a recording under PyTorch's allocator, and gives the snapshot of that.
 fn exported(folder: &TempDir, source: &str, strategy: &str) -> PathBuf {
-    let arguments = ["replay", source, "--strategy", strategy, "--export-snapshot", "again.pickle"];
+    let arguments = ["replay", source, "--strategy", strategy, "--export-snapshot", "again.pickle", "--force"];
     let (_, err) = run(folder, &arguments, 0);
     assert!(err.contains("entries written to again.pickle"), "{err}");
     folder.path().join("again.pickle")

@@ -62,7 +62,7 @@ fn files_of_the_current_folder_are_taken_instead_of_what_is_built_in() {
 
     let workloads = text(&oomph_in(folder.path(), &["list", "workloads"]));
     assert!(
-        workloads.lines().any(|line| line.trim_start().starts_with("random ") && line.ends_with("Mine.")),
+        workloads.lines().any(|line| line.trim_start().starts_with("random ") && line.contains("Mine. [workloads/")),
         "{workloads}"
     );
     let cases = text(&oomph_in(folder.path(), &["run", "--list"]));
