@@ -273,6 +273,18 @@ fn list_names_everything_that_can_be_used() {
     assert!(document["rows"].as_array().unwrap().len() > 5);
 }
 
+#[cfg(unix)]
+#[test]
+fn a_folder_whose_name_is_no_text_takes_a_run() {
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
+    let folder = empty();
+    let place = folder.path().join(OsStr::from_bytes(b"run\xfe"));
+    let words = ["run", "quick", "--filter", "checkerboard/direct", "--output"];
+    let ended = std::process::Command::new(env!("CARGO_BIN_EXE_oomph")).args(words).arg(&place).output().unwrap();
+    assert_eq!(ended.status.code(), Some(0), "{}", String::from_utf8_lossy(&ended.stderr));
+    assert!(place.join("runs.csv").is_file());
+}
+
 #[test]
 fn list_shows_what_the_current_folder_adds_and_what_it_replaces() {
     let folder = empty();

@@ -335,6 +335,14 @@ fn shards_of_the_same_cases_with_other_contents_are_told_apart() {
     assert!(told.contains("different: 2: its content of suites, workloads and trace files is '"), "{told}");
     let told = run(&folder, "run ./suite.toml --partition slice:1/2 --resume 1", 2);
     assert!(told.contains("content of suites"), "{told}");
+
+    for (number, batch) in [(1, "batch = 2"), (2, "batch = 4")] {
+        fs::write(folder.path().join("techniques.toml"), TECHNIQUES.replace("batch = 2", batch)).unwrap();
+        let two = "--exact --filter training/base --filter training/amp";
+        run(&folder, &format!("run ./techniques.toml {two} --partition slice:{number}/2 --output t{number}"), 0);
+    }
+    let told = run(&folder, "report t1 t2 --output merged", 107);
+    assert!(told.contains("different: t2: its content of suites"), "{told}");
 }
 
 #[test]

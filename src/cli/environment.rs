@@ -43,13 +43,18 @@ fn vacant(path: &Path) -> PathBuf {
         .unwrap_or_else(|| path.to_owned())
 }
 
+/// The words after the program's name. A file's name may be anything; what is no text is shown as well as it can be.
+pub fn arguments() -> impl Iterator<Item = String> {
+    env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned())
+}
+
 /// Where and how a run is made.
 pub fn describe(device: &DeviceSpec, seed: u64) -> Result<Environment, DeviceSpecError> {
     Ok(Environment {
         schema: SCHEMA,
         started: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
         // Where the binary lies is the machine's business: a published run must not name its folders.
-        command: std::iter::once("oomph".to_owned()).chain(env::args().skip(1)).collect(),
+        command: std::iter::once("oomph".to_owned()).chain(arguments()).collect(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         commit: env!("OOMPH_COMMIT").to_owned(),
         seed,

@@ -119,7 +119,7 @@ impl Share {
 
     /// The command that goes on with a folder: this very one, with everything that it was asked for.
     pub fn again(&self, place: &Path) -> String {
-        let words: Vec<String> = env::args().skip(1).collect();
+        let words: Vec<String> = environment::arguments().collect();
         continued(&words, self.shard.as_ref().map(|dealt| &dealt.partition), place)
     }
 }

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     answer::techniques::{CARDS, LINK_BYTES_PER_SECOND, TECHNIQUES, TechniqueRecord, row_id},
-    report::{Environment, TechniqueFiles},
+    report::{Environment, Settings, TechniqueFiles},
     suite::{self, SuiteFile},
 };
 
@@ -43,8 +43,9 @@ pub fn run(args: &Args, suite: &SuiteFile) -> Outcome {
         output::say(&share.of(ids).join("\n"))?;
         return Ok(exit::OK);
     }
+    let contents = args.partition()?.is_some().then(|| suite::contents_of_models(&comparison.models));
     let environment = share.in_environment(Environment {
-        settings: Some(args.settings(std::slice::from_ref(suite))),
+        settings: Some(Settings { contents, ..args.settings(std::slice::from_ref(suite)) }),
         ..environment::describe(&comparison.device, 0)?
     });
     let place = share.place(args);

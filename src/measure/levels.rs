@@ -35,7 +35,7 @@ impl Levels {
             reserved_bytes: usage.reserved,
             device_used_bytes: match stats.off_books {
                 OffBooks::Nothing => device_used(device),
-                OffBooks::Bytes(bytes) => device_used(device).saturating_add(bytes),
+                OffBooks::AllReserved => device_used(device).saturating_add(usage.reserved),
                 OffBooks::Unknown => 0,
             },
         }

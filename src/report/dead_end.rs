@@ -25,6 +25,9 @@ pub(super) fn headline(advice: &Advice) -> &'static str {
         (true, None) => {
             "it ran out of memory; another setting needs less up to that point. Paste this before you start the program:"
         }
+        (false, Some(true)) => {
+            "it ran out of memory where it was recorded; in this much it gets past that point as it is set"
+        }
         (false, _) => "it ran out of memory, and no setting helps",
     }
 }
@@ -129,6 +132,10 @@ mod tests {
         let leak = Reason::Leak { bytes_per_step: 1e9, grower: None };
         let leaky = advice(&Advice { reasons: vec![leak], ..died.clone() }, 1, Medium::Terminal(None));
         assert!(leaky.starts_with("run.pickle: it ran out of memory because it leaks: mend that."), "{leaky}");
+        let kept = Advice { changes: false, export: None, ..died.clone() };
+        let headline = |fits| headline(&Advice { fits, ..kept.clone() });
+        assert!(headline(Some(true)).contains("in this much it gets past that point as it is set"));
+        assert!(headline(Some(false)).ends_with("no setting helps"));
         let own_limit = Some(OwnLimit { at_least_bytes: 6600 * MIB, below_bytes: 7300 * MIB });
         let own_limit = DeadEnd { device_free_bytes: 9000 * MIB, room_bytes: None, own_limit, ..end };
         let text = advice(&Advice { dead_end: Some(own_limit), fits: None, ..died }, 1, Medium::Terminal(None));

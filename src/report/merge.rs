@@ -160,8 +160,6 @@ impl Shards {
             let files = ClaimFiles::with(place, self.all(|rows| &rows.claims))?;
             files.finish(|record| place_of(&record.id))?;
         } else {
-            let cases = place.join("cases");
-            fs::create_dir_all(&cases).map_err(ReportError::io(&cases))?;
             for part in &self.parts {
                 part.copy_details(place)?;
             }
@@ -234,11 +232,14 @@ impl Part {
         Ok(Part { path: path.to_owned(), environment, shard, plan: plan::read(path)?, rows, damaged })
     }
 
+    /// Copies what cases left behind beside their rows. Where nobody left anything there is no folder for it.
     fn copy_details(&self, place: &Path) -> Result<(), ReportError> {
+        let cases = place.join("cases");
         for record in &self.rows.records {
             let from = folder::detail_path(&self.path, &record.case_id);
             // Published folders hold rows only.
             if from.is_file() {
+                fs::create_dir_all(&cases).map_err(ReportError::io(&cases))?;
                 fs::copy(&from, folder::detail_path(place, &record.case_id)).map_err(ReportError::io(&from))?;
             }
         }

@@ -45,16 +45,19 @@ pub struct Stats {
 }
 
 /// Memory that a strategy has from somebody else than the device that it is called with: a plugin calls the driver itself.
+/// One byte, because books are copied at every event, and with 128 bytes no call is needed for that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OffBooks {
     /// There is none.
     #[default]
     Nothing,
-    /// So many bytes now.
-    Bytes(u64),
+    /// All that it has reserved.
+    AllReserved,
     /// Nobody can tell how much.
     Unknown,
 }
+
+const _: () = assert!(size_of::<Stats>() <= 128, "larger books are copied by a call, at every event");
 
 impl Stats {
     /// A block of `size` bytes was handed out for a request of `requested`.

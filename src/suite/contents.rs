@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, fs};
 
 use super::{Case, worker::Order};
-use crate::measure::fnv1a;
+use crate::{measure::fnv1a, workload::Recipe};
 
 /// A number for all that the cases are told to do: their settings, the words of their recipes, and the length of their
 /// trace files. The files' own bytes are not looked at, because a recording may have gigabytes.
@@ -23,6 +23,13 @@ pub fn contents(cases: &[Case]) -> String {
     for (name, what) in sources {
         text.push_str(&format!("{name}: {what}\n"));
     }
+    format!("{:016x}", fnv1a(text.as_bytes()))
+}
+
+/// The same for a suite whose cases are its models: a number for what their recipes say.
+#[must_use]
+pub fn contents_of_models(models: &[Recipe]) -> String {
+    let text: String = models.iter().map(|model| model.words() + "\n").collect();
     format!("{:016x}", fnv1a(text.as_bytes()))
 }
 

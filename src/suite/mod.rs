@@ -22,7 +22,7 @@ pub mod worker;
 
 pub use agreement::compare;
 pub use case::{Case, CaseSettings};
-pub use contents::contents;
+pub use contents::{contents, contents_of_models};
 pub use file::{Group, OnOom, Selection, SuiteFile, SuiteKind};
 pub use filter::Filter;
 pub use in_process::InProcess;

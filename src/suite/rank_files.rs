@@ -4,6 +4,7 @@
 
 use std::{
     cmp::Ordering,
+    ffi::OsString,
     fs,
     path::{Path, PathBuf},
 };
@@ -43,8 +44,8 @@ pub struct RankFile {
 pub fn rank_files(name: &str) -> Result<Option<Vec<RankFile>>, SourceError> {
     let path = Path::new(name);
     let mut found = if path.is_dir() {
-        let recordings = entries(path).into_iter().filter(|file| is_recording(file));
-        recordings.map(|file| (file.clone(), path.join(file))).collect()
+        let named = entries(path).into_iter().map(|file| (file.to_string_lossy().into_owned(), path.join(file)));
+        named.filter(|(name, _)| is_recording(name)).collect()
     } else if name.contains('*') && !path.exists() {
         matching(path)
     } else {
@@ -61,11 +62,10 @@ pub fn rank_files(name: &str) -> Result<Option<Vec<RankFile>>, SourceError> {
 }
 
 /// What is in a folder, but for what its owner's system hides.
-fn entries(folder: &Path) -> Vec<String> {
+fn entries(folder: &Path) -> Vec<OsString> {
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-    let names =
-        fs::read_dir(folder).into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    names.filter(|name| !name.starts_with('.')).collect()
+    let names = fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.file_name()));
+    names.filter(|name| !name.as_encoded_bytes().starts_with(b".")).collect()
 }
 
 /// What a pattern means, with `*` in any of its parts: paths, and what they are called from the first such part on.
@@ -78,8 +78,9 @@ fn matching(pattern: &Path) -> Vec<(String, PathBuf)> {
             true => found
                 .iter()
                 .flat_map(|(name, folder)| entries(folder).into_iter().map(move |entry| (name, folder, entry)))
-                .filter(|(_, _, entry)| glob(&part, entry))
-                .map(|(name, folder, entry)| (longer(name, &entry), folder.join(entry)))
+                .map(|(name, folder, entry)| (name, entry.to_string_lossy().into_owned(), folder.join(entry)))
+                .filter(|(_, entry, _)| glob(&part, entry))
+                .map(|(name, entry, path)| (longer(name, &entry), path))
                 .collect(),
             false => found
                 .into_iter()
@@ -180,6 +181,18 @@ mod tests {
         assert_eq!(ranks(&folder.path().display().to_string()), ["2", "9", "10"]);
         let compressed = folder_with(&["a1b1.pickle.xz", "a1b0.pickle.xz", "a1b0.csv.xz"]);
         assert_eq!(ranks(&compressed.path().display().to_string()), ["0", "1"], "the number that differs");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_name_that_is_no_text_is_a_rank_like_others() {
+        use std::os::unix::ffi::OsStringExt;
+        let folder = folder_with(&["run-1.pickle"]);
+        fs::write(folder.path().join(OsString::from_vec(b"run-2\xfe.pickle".to_vec())), "").unwrap();
+        for name in [folder.path().to_owned(), folder.path().join("run-*")] {
+            let found = rank_files(&name.display().to_string()).unwrap().unwrap();
+            assert_eq!(found.iter().filter(|file| file.path.is_file()).count(), 2, "{found:?}");
+        }
     }
 
     #[test]

@@ -262,8 +262,8 @@ impl Strategy for Plugin {
     }
 
     fn stats(&self) -> Stats {
-        let off_books = self.reserved.off_books(self.stats.current.reserved);
-        Stats { off_books: if self.is_closed { OffBooks::Nothing } else { off_books }, ..self.stats }
+        let off_books = if self.is_closed { OffBooks::Nothing } else { self.reserved.off_books() };
+        Stats { off_books, ..self.stats }
     }
 
     fn largest_free(&self, _: StreamId) -> Option<u64> {

@@ -53,9 +53,9 @@ impl Reserved {
         !matches!(self, Reserved::Unknown)
     }
 
-    /// What the device's books lack while so much is held.
-    pub(super) fn off_books(&self, held: u64) -> OffBooks {
-        if self.is_known() { OffBooks::Bytes(held) } else { OffBooks::Unknown }
+    /// What the device's books lack.
+    pub(super) fn off_books(&self) -> OffBooks {
+        if self.is_known() { OffBooks::AllReserved } else { OffBooks::Unknown }
     }
 
     /// Whether asking takes no driver call.
