@@ -273,6 +273,16 @@ fn list_names_everything_that_can_be_used() {
     assert!(document["rows"].as_array().unwrap().len() > 5);
 }
 
+#[test]
+fn only_exports_are_under_the_heading_of_exports() {
+    for command in ["run", "replay"] {
+        let (help, _) = run(empty(), &[command, "--help"], 0);
+        let (before, after) = help.split_once("\nExports:\n").unwrap();
+        assert!(before.contains("--format") && !before.contains("--export-csv"), "{help}");
+        assert!(after.contains("--export-html") && !after.contains("--format"), "{help}");
+    }
+}
+
 #[cfg(unix)]
 #[test]
 fn a_folder_whose_name_is_no_text_takes_a_run() {

@@ -11,21 +11,23 @@ use crate::{
     },
 };
 
+/// Of these options alone: a heading for what comes next would be over everything after them.
+const HEADING: &str = "Exports";
+
 /// Where else the results go.
 #[derive(Debug, Default, clap::Args)]
-#[command(next_help_heading = "Exports")]
 pub struct ExportOptions {
     /// Write all columns as CSV to this file as well.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = HEADING)]
     export_csv: Option<PathBuf>,
     /// Write all columns as JSON to this file as well.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = HEADING)]
     export_json: Option<PathBuf>,
     /// Write the table as markdown to this file as well.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = HEADING)]
     export_markdown: Option<PathBuf>,
     /// Write the page with charts and tables to this file as well.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = HEADING)]
     export_html: Option<PathBuf>,
 }
 

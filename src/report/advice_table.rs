@@ -143,12 +143,14 @@ fn memory(advice: &Advice) -> String {
 
 fn room(advice: &Advice) -> Option<String> {
     let limit = advice.limit_bytes?;
-    let verdict = |fits: Option<bool>| if fits == Some(true) { "enough" } else { "not enough" };
-    let now = match advice.changes {
-        true => format!(", {} with the current settings", verdict(advice.fits_now)),
-        false => String::new(),
+    let verdict = |fits: Option<bool>| if fits == Some(true) { "enough" } else { "too little" };
+    let words = match advice.changes {
+        true => {
+            format!("{} with this setting, {} with the current ones", verdict(advice.fits), verdict(advice.fits_now))
+        }
+        false => verdict(advice.fits).to_owned(),
     };
-    Some(format!("{} for the allocator: {}{now}", in_mebibytes(Some(limit)), verdict(advice.fits)))
+    Some(format!("{} for the allocator: {words}", in_mebibytes(Some(limit))))
 }
 
 fn cost(now: Option<u64>, then: u64) -> String {
@@ -377,7 +379,7 @@ mod tests {
         let text = advice(&nothing, 1, Medium::Terminal(None));
         for words in [
             "run.pickle: no setting helps",
-            "6,000 MiB for the allocator: not enough",
+            "6,000 MiB for the allocator: too little",
             "but it leaks   64.0 MiB a step, most of it blocks of 48.0 MiB",
             "true exhaustion: 6,006 MiB are alive at one time",
             "one allocation is too large: 2.00 GiB (event 7)",

@@ -126,7 +126,7 @@ mod tests {
           it ran out     700 MiB asked for at torch/nn/linear.py:7 forward from train.py:45 <module>; 6.15 GiB in use, 300 MiB cached in pieces too small, 200 MiB free on the device
           in use by      2.00 GiB in 24 blocks: model.py:3 f
           memory needed  6,184 MiB instead of 6,820 MiB: 636 MiB less (9.3 %), up to there
-          there is       6,800 MiB for the allocator: enough, not enough with the current settings
+          there is       6,800 MiB for the allocator: enough with this setting, too little with the current ones
           after that     what it does next is not in the recording; 616 MiB (9.1 %) are left for it. 93 % of the memory was in use: settings alone may not do (see `oomph techniques`, or a smaller batch)
         ");
         let leak = Reason::Leak { bytes_per_step: 1e9, grower: None };
