@@ -45,12 +45,12 @@ impl Workshop {
         library
     }
 
-    /// Builds the one that goes wrong in some way (a statement in C), in `load`, `alloc` or `free`.
+    /// Builds the one that goes wrong in some way (a statement in C), in `load` or in one of its functions.
     fn failing(&self, place: &str, way: &str) -> PathBuf {
         let file: String =
             format!("{place}_{way}.so").chars().filter(|c| c.is_alphanumeric() || "._".contains(*c)).collect();
         let library = self.0.path().join(file);
-        let (place, way) = (format!("-DIN='{}'", &place[..1]), format!("-DHOW={way}"));
+        let (place, way) = (format!("-DIN={}", place.to_uppercase()), format!("-DHOW={way}"));
         self.compile(&["-shared", "-fPIC", "-DFAILING", &place, &way], "allocators.c", &library);
         library
     }
