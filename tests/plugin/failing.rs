@@ -144,3 +144,13 @@ fn misuse_of_a_plugin_that_dies_or_hangs_is_told_as_damage() {
         assert!(said.contains("free of ") && said.contains(end), "{way}: {said}");
     }
 }
+
+#[test]
+fn a_process_that_died_is_not_called_hung_because_a_child_of_it_lives_on() {
+    let Some(workshop) = Workshop::open() else { return };
+    let library = workshop.failing("alloc", "if(fork()){fputs(\"farewell\\n\",stderr);_exit(3);}for(;;)pause()");
+    let strategy = format!("{},timeout:1s", plugin(&library));
+    let (said, code) = stressed(&workshop, "properties", &strategy, &[]);
+    assert_eq!(code, Some(106), "{said}");
+    assert!(said.contains(" bytes: its process ended with exit code 3; its last words: farewell"), "{said}");
+}
