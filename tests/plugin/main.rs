@@ -7,6 +7,7 @@
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 mod failing;
+mod host;
 mod loaded;
 mod served;
 mod torch;
