@@ -27,7 +27,7 @@ pub struct Export<'a> {
 impl Export<'_> {
     /// Replays on a fresh device. Where memory runs out and the replay ends, that is said.
     pub fn witness(&self) -> Result<Witnessed, Failure> {
-        let mut device = capped(self.device.open()?, self.limit);
+        let mut device = capped(self.device.open()?, plugin::cap(&self.strategy, self.limit));
         let setup = Setup { props: device.props(), limit: self.limit };
         let mut strategy = plugin::build(&self.strategy, &setup).map_err(Failure::usage)?;
         let witnessed = witness(self.source, &self.strategy, &mut *strategy, &mut *device, &self.options)

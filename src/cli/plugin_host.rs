@@ -32,8 +32,6 @@ pub fn offer() -> Result<(), Failure> {
 }
 
 pub fn run(args: &Args) -> Outcome {
-    // Ctrl-C in a terminal reaches every process in it: the one that asks decides when this one ends.
-    ctrlc::set_handler(|| {})?;
     let connection = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let hosted = plugin::host(&args.parameters, connection);
     thread::spawn(|| {

@@ -20,8 +20,8 @@ impl ReplayPlace {
     pub fn open(options: &DeviceOptions, strategy: &StrategySpec) -> Result<ReplayPlace, Failure> {
         let device = options.spec()?.open().map_err(Failure::device)?;
         let asked = options.limit.map(|limit| limit.0);
-        let limit = asked.or_else(|| default_limit(&*device));
-        let device = capped(device, limit);
+        let limit = asked.or_else(|| plugin::cap(strategy, default_limit(&*device)));
+        let device = capped(device, plugin::cap(strategy, limit));
         let setup = Setup { props: device.props(), limit: asked };
         let strategy = plugin::build(strategy, &setup).map_err(Failure::usage)?;
         Ok(ReplayPlace { strategy, device, limit })

@@ -291,6 +291,12 @@ impl CaseRecord {
         CaseRecord::unmeasured(label, Status::Error, reason)
     }
 
+    /// Most bytes that `nvidia-smi` would have shown, where anybody can know.
+    #[must_use]
+    pub fn known_device_used_bytes(&self) -> Option<u64> {
+        Some(self.peak_device_used_bytes).filter(|&bytes| bytes != 0)
+    }
+
     /// The identity that the row was made from.
     #[must_use]
     pub fn label(&self) -> CaseLabel {

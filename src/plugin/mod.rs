@@ -14,6 +14,6 @@ mod cpp_library;
 pub mod load;
 pub mod serve;
 
-pub use load::{CALL_MARK, ENTRY, HANG_MARK, build, build_apart, check, hurried, is_meant};
+pub use load::{CALL_MARK, ENTRY, HANG_MARK, build, build_apart, cap, check, hurried, is_meant};
 #[cfg(unix)]
 pub use load::{HostProgram, host, host_with};

@@ -16,7 +16,7 @@ const METRICS: &[Metric] = &[
     Metric { name: "ooms", of: |record| Some(record.ooms as f64) },
     Metric { name: "peak_allocated_bytes", of: |record| Some(record.peak_allocated_bytes as f64) },
     Metric { name: "peak_reserved_bytes", of: |record| Some(record.peak_reserved_bytes as f64) },
-    Metric { name: "peak_device_used_bytes", of: |record| known(record.peak_device_used_bytes) },
+    Metric { name: "peak_device_used_bytes", of: |record| record.known_device_used_bytes().map(|bytes| bytes as f64) },
     Metric { name: "internal_fragmentation", of: |record| record.internal_fragmentation },
     Metric { name: "external_fragmentation", of: |record| record.external_fragmentation },
     Metric { name: "peak_gap_share", of: |record| record.peak_gap_share },
@@ -25,11 +25,6 @@ const METRICS: &[Metric] = &[
     Metric { name: "driver_calls", of: |record| Some(record.driver_calls as f64) },
     Metric { name: "driver_ns", of: |record| Some(record.driver_ns as f64) },
 ];
-
-/// A figure that is 0 only where nobody knows it.
-fn known(figure: u64) -> Option<f64> {
-    (figure != 0).then_some(figure as f64)
-}
 
 /// The whole file. A cell is empty where the case did not run; a ratio also where either of the two ran out of memory,
 /// because figures of half a run compare with nothing.

@@ -31,9 +31,9 @@ pub enum SubjectError {
 }
 
 impl Subject {
-    /// A fresh device with the subject's memory.
+    /// A fresh device with the subject's memory; all of it where the subject keeps its limit itself.
     pub fn open_device(&self) -> Result<Box<dyn Device>, SubjectError> {
-        Ok(capped(self.device.open()?, self.memory_bytes))
+        Ok(capped(self.device.open()?, plugin::cap(&self.strategy, self.memory_bytes)))
     }
 
     /// A fresh strategy for that device. In tests of this room `flawed:FLAW` is a strategy too.
@@ -54,5 +54,22 @@ impl Subject {
     #[must_use]
     pub fn hurried(&self) -> Subject {
         Subject { strategy: plugin::hurried(&self.strategy), ..self.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::unit::GIB;
+
+    #[test]
+    fn a_plugin_sees_all_that_the_device_has_lost_whatever_it_may_hold() {
+        let free = |strategy: &str, memory_bytes| {
+            let device = "sim".parse().unwrap();
+            let subject = Subject { strategy: StrategySpec::from(strategy), device, memory_bytes };
+            subject.open_device().unwrap().free_bytes()
+        };
+        assert_eq!(free("caching", Some(GIB)), GIB);
+        assert_eq!(free("plugin:my.so", Some(GIB)), free("plugin:my.so", None));
     }
 }

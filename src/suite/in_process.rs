@@ -121,13 +121,9 @@ fn prepare(case: &Case) -> Result<Fresh, Trouble> {
     under(limit(case, &*device), case, device)
 }
 
-/// What the case may hold of the device. A plugin takes nothing of it, keeps its limit itself, and reads from it what the
-/// real one has lost.
+/// What the case may take of the device.
 fn limit(case: &Case, device: &dyn Device) -> Option<u64> {
-    if plugin::is_meant(&case.strategy) {
-        return None;
-    }
-    case.label.limit.or_else(|| default_limit(device))
+    plugin::cap(&case.strategy, case.label.limit.or_else(|| default_limit(device)))
 }
 
 /// The case's strategy over a device that hands out no more than `limit`.

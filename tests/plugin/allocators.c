@@ -58,26 +58,39 @@ void *allocate(size_t bytes, int device, stream_t stream) {
 void deallocate(void *address, size_t bytes, int device, stream_t stream) {}
 #endif
 
-/* Goes wrong in the way that HOW says, in the function that IN says: 'l' while it is loaded, 'a' in the third alloc, 'f' in
-   the first free. */
+/* Goes wrong in the way that HOW says, in the function that IN says: while it is loaded, in the third alloc, or in the
+   first call of any other. */
 #ifdef FAILING
+#define LOAD 1
+#define ALLOC 2
+#define FREE 3
+#define RESET 4
+#define RESERVED 5
+#define LIMIT 6
 #ifndef IN
-#define IN 'a'
+#define IN ALLOC
 #endif
 #ifndef HOW
 #define HOW for (;;) pause()
 #endif
-static void go_wrong(char where) {
+static void go_wrong(int where) {
   if (where == IN) {
     HOW;
   }
 }
-__attribute__((constructor)) static void load(void) { go_wrong('l'); }
+__attribute__((constructor)) static void load(void) { go_wrong(LOAD); }
 void *allocate(size_t bytes, int device, stream_t stream) {
-  if (calls == 2) go_wrong('a');
+  if (calls == 2) go_wrong(ALLOC);
   return take(bytes);
 }
-void deallocate(void *address, size_t bytes, int device, stream_t stream) { go_wrong('f'); }
+void deallocate(void *address, size_t bytes, int device, stream_t stream) { go_wrong(FREE); }
+#if IN == RESET
+void oomph_reset(void) { go_wrong(RESET); }
+#elif IN == RESERVED
+size_t oomph_reserved(int device) { go_wrong(RESERVED); return 0; }
+#elif IN == LIMIT
+void oomph_limit(int device, size_t bytes) { go_wrong(LIMIT); }
+#endif
 #endif
 
 /* Has only so many blocks. */

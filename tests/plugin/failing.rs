@@ -1,11 +1,25 @@
-//! Plugins that hang or bring their process down, while they are loaded, in an alloc or in a free: the result names the
-//! plugin, the call and the way it ended, and no process is left behind.
+//! Plugins that hang or bring their process down, while they are loaded or in any of their functions: the result names
+//! the plugin, the call and the way it ended, and no process is left behind.
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
 
 use crate::{Workshop, plugin};
 
-const PLACES: [(&str, &str); 3] = [("load", "loading it"), ("alloc", "alloc of "), ("free", "free of ")];
+const PLACES: [(&str, &str); 6] = [
+    ("load", "loading it"),
+    ("alloc", "alloc of "),
+    ("free", "free of "),
+    ("reset", "reset"),
+    ("reserved", "reserved"),
+    ("limit", "limit of 68719476736 bytes"),
+];
+/// A plugin is told a limit only where there is one.
+const LIMITED: [&str; 2] = ["--limit", "64GiB"];
 /// Ways to end, as C writes them, and in words.
 const ENDS: [(&str, &str); 4] = [
     ("*(volatile int *)8=0", "was ended by SIGSEGV, a bad memory access"),
@@ -15,8 +29,19 @@ const ENDS: [(&str, &str); 4] = [
 ];
 const HANG: &str = "for(;;)pause()";
 
-/// Processes that work in the workshop's folder, as all do that a test starts.
+/// Processes that work in the workshop's folder, as all do that a test starts. One that was just killed has a moment.
 fn left_behind(workshop: &Workshop) -> Vec<String> {
+    let began = Instant::now();
+    loop {
+        let still_there = working_in(workshop);
+        if still_there.is_empty() || began.elapsed() > Duration::from_secs(1) {
+            return still_there;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn working_in(workshop: &Workshop) -> Vec<String> {
     let folder = workshop.0.path().canonicalize().unwrap();
     let processes = fs::read_dir("/proc").unwrap().filter_map(Result::ok).map(|entry| entry.path());
     let works_here = |process: &PathBuf| fs::read_link(process.join("cwd")).is_ok_and(|place| place == folder);
@@ -43,7 +68,7 @@ fn a_replay_names_the_call_in_which_a_plugin_died_and_how() {
     for (place, call) in PLACES {
         for (way, end) in ENDS {
             let library = workshop.failing(place, way);
-            let (reason, code) = replayed(&workshop, &plugin(&library), &[]);
+            let (reason, code) = replayed(&workshop, &plugin(&library), &LIMITED);
             assert!(reason.starts_with(&format!("plugin {}: {call}", library.display())), "{place} {way}: {reason}");
             assert!(reason.ends_with(&format!(": the worker process {end}")), "{place} {way}: {reason}");
             assert_eq!(code, Some(104));
@@ -56,7 +81,7 @@ fn a_replay_names_the_call_from_which_a_plugin_does_not_return() {
     let Some(workshop) = Workshop::open() else { return };
     for (place, call) in PLACES {
         let library = workshop.failing(place, HANG);
-        let (reason, code) = replayed(&workshop, &format!("{},timeout:600ms", plugin(&library)), &[]);
+        let (reason, code) = replayed(&workshop, &format!("{},timeout:600ms", plugin(&library)), &LIMITED);
         assert!(reason.starts_with(&format!("plugin {}: {call}", library.display())), "{reason}");
         assert!(reason.ends_with(" did not return within 600ms"), "{reason}");
         assert_eq!(code, Some(104));
@@ -83,7 +108,7 @@ fn stressed(workshop: &Workshop, kind: &str, strategy: &str, options: &[&str]) -
 fn under_stress_a_plugin_that_dies_or_hangs_has_broken_a_promise_and_the_trace_is_shrunk() {
     let Some(workshop) = Workshop::open() else { return };
     let hang = (HANG, "did not return within 3s");
-    let [load, alloc, free] = PLACES;
+    let [load, alloc, free, ..] = PLACES;
     for ((place, call), (way, end)) in
         [(load, ENDS[0]), (load, hang), (alloc, ENDS[2]), (alloc, hang), (free, ENDS[1]), (free, hang)]
     {
@@ -118,4 +143,14 @@ fn misuse_of_a_plugin_that_dies_or_hangs_is_told_as_damage() {
         assert!(code == Some(106) && said.contains("corrupts"), "{way}: {said}");
         assert!(said.contains("free of ") && said.contains(end), "{way}: {said}");
     }
+}
+
+#[test]
+fn a_process_that_died_is_not_called_hung_because_a_child_of_it_lives_on() {
+    let Some(workshop) = Workshop::open() else { return };
+    let library = workshop.failing("alloc", "if(fork()){fputs(\"farewell\\n\",stderr);_exit(3);}for(;;)pause()");
+    let strategy = format!("{},timeout:1s", plugin(&library));
+    let (said, code) = stressed(&workshop, "properties", &strategy, &[]);
+    assert_eq!(code, Some(106), "{said}");
+    assert!(said.contains(" bytes: its process ended with exit code 3; its last words: farewell"), "{said}");
 }

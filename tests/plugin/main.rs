@@ -7,6 +7,7 @@
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 mod failing;
+mod host;
 mod loaded;
 mod served;
 mod torch;
@@ -45,12 +46,12 @@ impl Workshop {
         library
     }
 
-    /// Builds the one that goes wrong in some way (a statement in C), in `load`, `alloc` or `free`.
+    /// Builds the one that goes wrong in some way (a statement in C), in `load` or in one of its functions.
     fn failing(&self, place: &str, way: &str) -> PathBuf {
         let file: String =
             format!("{place}_{way}.so").chars().filter(|c| c.is_alphanumeric() || "._".contains(*c)).collect();
         let library = self.0.path().join(file);
-        let (place, way) = (format!("-DIN='{}'", &place[..1]), format!("-DHOW={way}"));
+        let (place, way) = (format!("-DIN={}", place.to_uppercase()), format!("-DHOW={way}"));
         self.compile(&["-shared", "-fPIC", "-DFAILING", &place, &way], "allocators.c", &library);
         library
     }

@@ -145,6 +145,15 @@ mod tests {
     }
 
     #[test]
+    fn what_nobody_knew_of_the_device_got_neither_better_nor_worse() {
+        let known = CaseRecord { peak_device_used_bytes: 7, ..record() };
+        for (old, new) in [(record(), known.clone()), (known, record())] {
+            let [change] = changes(&old, &new).try_into().unwrap();
+            assert_eq!((change.direction, change.ratio()), (Direction::Different, None), "{change:?}");
+        }
+    }
+
+    #[test]
     fn every_column_that_is_judged_exists() {
         let columns: Vec<String> = cells(&record()).into_iter().map(|(column, _)| column).collect();
         for name in LESS_IS_BETTER {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::unit::{Address, Bytes};
+use crate::unit::Address;
 
 /// A call of foreign code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +53,7 @@ impl Call {
     }
 }
 
+/// Takes no memory, because a dying process says it: sizes are plain numbers, whose unit would have to be put together first.
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -62,7 +63,7 @@ impl fmt::Display for Call {
             Call::RecordStream { address } => write!(f, "record_stream of {address}"),
             Call::Reset => f.write_str("reset"),
             Call::Reserved => f.write_str("reserved"),
-            Call::Limit { bytes } => write!(f, "limit of {}", Bytes(*bytes)),
+            Call::Limit { bytes } => write!(f, "limit of {bytes} bytes"),
         }
     }
 }

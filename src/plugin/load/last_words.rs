@@ -47,7 +47,7 @@ pub(super) fn speak_when_dying() {
 pub(super) fn end_the_process(words: &str) -> ! {
     say(format_args!("{HANG_MARK}{words}\n"));
     #[cfg(unix)]
-    // SAFETY: this thread is in no plugin's call, but the words are said.
+    // SAFETY: the disposition is the first one, so no handler is installed, and SIGABRT is the number of a signal.
     unsafe {
         signal(SIGABRT, DEFAULT)
     };

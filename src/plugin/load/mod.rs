@@ -90,6 +90,19 @@ pub fn is_meant(spec: &StrategySpec) -> bool {
     spec.name == ENTRY.name
 }
 
+/// How much the device under a strategy hands out, of a strategy that may hold so much. A plugin takes nothing of that
+/// device, keeps its limit itself, and reads from it what the real one has lost: there it must not be capped.
+///
+/// ```
+/// use oomph::{plugin, strategy::StrategySpec};
+/// assert_eq!(plugin::cap(&StrategySpec::from("caching"), Some(1 << 30)), Some(1 << 30));
+/// assert_eq!(plugin::cap(&StrategySpec::from("plugin:my.so"), Some(1 << 30)), None);
+/// ```
+#[must_use]
+pub fn cap(spec: &StrategySpec, limit: Option<u64>) -> Option<u64> {
+    limit.filter(|_| !is_meant(spec))
+}
+
 /// Makes a strategy, whether it is a plugin or one of the registry's.
 ///
 /// ```

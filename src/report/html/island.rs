@@ -75,7 +75,9 @@ pub(super) struct CaseLines {
     pub(super) time: Vec<u64>,
     pub(super) allocated: Band,
     pub(super) reserved: Band,
-    pub(super) device: Band,
+    /// Left out where nobody knows it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) device: Option<Band>,
     /// Event, microsecond, and whether a request failed or cached memory was given back.
     pub(super) incidents: Vec<(u64, u64, &'static str)>,
     /// Event, then KiB a category.
@@ -124,7 +126,8 @@ impl CaseLines {
             time: points.iter().map(|point| point.time_ns / 1000).collect(),
             allocated: Band::of(&points, |point| point.allocated_bytes),
             reserved: Band::of(&points, |point| point.reserved_bytes),
-            device: Band::of(&points, |point| point.device_used_bytes),
+            device: Some(Band::of(&points, |point| point.device_used_bytes))
+                .filter(|_| points.iter().any(|point| point.device_used_bytes.max > 0)),
             incidents: marks
                 .iter()
                 .map(|mark| (mark.event, mark.time_ns / 1000, if is_oom(mark.kind) { "oom" } else { "retry" }))
@@ -291,6 +294,17 @@ mod tests {
         let lines = CaseLines::of(0, &detail(&[1 << 20, 3 << 20]));
         assert_eq!((lines.reserved.max, lines.reserved.min), (vec![1024, 3072], None));
         assert_eq!(lines.time, [0, 2]);
+    }
+
+    #[test]
+    fn what_the_device_shows_is_no_line_where_nobody_knows_it() {
+        let mut detail = detail(&[1 << 20, 3 << 20]);
+        assert!(CaseLines::of(0, &detail).device.is_some());
+        for point in &mut detail.timeline.points {
+            point.device_used_bytes = Span { min: 0, max: 0 };
+        }
+        let lines = serde_json::to_value(CaseLines::of(0, &detail)).unwrap();
+        assert!(lines.get("device").is_none() && lines.get("reserved").is_some(), "{lines}");
     }
 
     #[test]

@@ -28,7 +28,8 @@ pub(super) fn section(material: &Material<'_>) -> Option<Section> {
     Some(Section { id: "loss", subject: "Where memory was lost", finding: finding(material), body })
 }
 
-/// The four parts of a bar: each the step from one peak to the next, none below zero.
+/// The four parts of a bar: each the step from one peak to the next, none below zero. Where nobody knows what the device
+/// shows, the last is missing.
 fn parts(record: &CaseRecord) -> [Part; 4] {
     let live = record.bound_requested_bytes.unwrap_or(0);
     let allocated = record.peak_allocated_bytes.max(live);
@@ -59,18 +60,21 @@ fn waterfall(material: &Material<'_>) -> Option<Table> {
     }
     let mut table = Table::new("From requested to reserved", columns);
     for (group, title) in material.titled() {
-        let whole = group.records.iter().map(|record| record.peak_device_used_bytes).max().unwrap_or(0);
+        let length = |record: &&CaseRecord| parts(record).iter().map(|part| part.bytes).sum::<u64>();
+        let whole = group.records.iter().map(length).max().unwrap_or(0);
         for record in group.records.iter().filter(|record| is_contender(record)) {
             let Some(live) = record.bound_requested_bytes else { continue };
+            let used = record.known_device_used_bytes();
             let over = record.peak_reserved_bytes as f64 / live.max(1) as f64 - 1.0;
             let mut cells = vec![
                 Cell::name(title),
                 material.strategy(&record.strategy),
-                Cell::html(stacked(&parts(record), whole), record.peak_device_used_bytes).with_class("wide"),
+                Cell::html(stacked(&parts(record), whole), used.map_or_else(String::new, |bytes| bytes.to_string()))
+                    .with_class("wide"),
                 Cell::bytes(live),
                 Cell::bytes(record.peak_allocated_bytes),
                 Cell::bytes(record.peak_reserved_bytes),
-                Cell::bytes(record.peak_device_used_bytes),
+                Cell::maybe_bytes(used),
                 Cell::number(format!("{:+.1} %", over * 100.0), over),
             ];
             if packed {
@@ -138,7 +142,29 @@ fn finding(material: &Material<'_>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::gather::{Gathered, Run},
+        *,
+    };
+    use crate::{device::Clock, measure::Status};
+
+    #[test]
+    fn what_nobody_knows_of_the_device_is_an_empty_cell_beside_a_bar_of_the_rest() {
+        let record = CaseRecord {
+            status: Status::Completed,
+            clock: Some(Clock::Virtual),
+            driver_alloc_calls: 1,
+            bound_requested_bytes: Some(1 << 20),
+            peak_allocated_bytes: 1 << 20,
+            peak_reserved_bytes: 2 << 20,
+            ..CaseRecord::default()
+        };
+        let runs = [Run { records: vec![record], ..Run::default() }];
+        let gathered = Gathered::new(&runs);
+        let html = waterfall(&Material::new(&gathered)).unwrap().html();
+        assert!(!html.contains(">0 B<"), "{html}");
+        assert_eq!(html.matches("style=\"width:50.000%\"").count(), 2, "{html}");
+    }
 
     #[test]
     fn the_parts_of_a_bar_add_up_to_what_the_device_shows() {

@@ -177,11 +177,14 @@ fn results(material: &Material<'_>, sparks: &[(String, Vec<u64>)]) -> Table {
             let mut cells = vec![Cell::name(title), material.strategy(&record.strategy), outcome(record)];
             if record.clock.is_some() {
                 let best = is_contender(record) && least == Some(record.peak_device_used_bytes);
-                let used = Some(record.peak_device_used_bytes).filter(|&bytes| bytes != 0);
                 cells.extend([
                     Cell::bytes(record.peak_allocated_bytes),
                     Cell::bytes(record.peak_reserved_bytes),
-                    Cell::maybe_bytes(used).with_class(if best { "number best" } else { "number" }),
+                    Cell::maybe_bytes(record.known_device_used_bytes()).with_class(if best {
+                        "number best"
+                    } else {
+                        "number"
+                    }),
                     Cell::percent(record.peak_gap_share),
                     Cell::count(record.driver_calls),
                     Cell::nanos(record.driver_ns),

@@ -3,15 +3,18 @@
 use std::{
     ffi::c_int,
     io::{self, Read},
-    os::{fd::OwnedFd, unix::net::UnixStream},
-    process::{Child, ChildStderr, Command, Stdio},
+    os::{
+        fd::OwnedFd,
+        unix::{net::UnixStream, process::CommandExt},
+    },
+    process::{Child, ChildStderr, Command, ExitStatus, Stdio},
     sync::mpsc::{self, Receiver},
     thread,
     time::{Duration, Instant},
 };
 
 use super::{
-    HostProgram,
+    HostProgram, signals,
     wire::{self, Answer, Question},
 };
 use crate::{
@@ -32,7 +35,7 @@ const LOADING: Duration = Duration::from_secs(3);
 /// As much of its standard error as may hold its last line.
 const LAST_WORDS_BYTES: usize = 4096;
 
-/// A plugin in a process of its own. Dropped, the process is ended and waited for.
+/// A plugin in a process of its own. Dropped, the process and all that it started are ended, and it is waited for.
 #[derive(Debug)]
 pub(in crate::plugin::load) struct Apart {
     file: String,
@@ -91,31 +94,44 @@ impl Apart {
         answered.map_err(|error| self.give_up(call, &error))
     }
 
-    /// Ends the process, if it has not ended by itself, and puts what happened into words.
+    /// Ends the process, if it has not ended by itself, and puts what happened into words. One that is silent may be dead
+    /// all the same: a child of it can hold its end of the socket.
     fn give_up(&mut self, call: Call, error: &io::Error) -> Gone {
-        let gone = if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) {
-            let timeout = if call == Call::Load { self.timeout.max(LOADING) } else { self.timeout };
-            Gone::Hung(format!("plugin {}", hung(&self.file, call, timeout)))
-        } else {
-            let end = self.end_of_process(error);
-            Gone::Died(format!("plugin {}: {call}: its process {end}", self.file))
+        let is_silent = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
+        let status = self.end_within(if is_silent { Duration::ZERO } else { LEAVING });
+        self.end_all();
+        let died = |end: &str| Gone::Died(format!("plugin {}: {call}: its process {end}", self.file));
+        let gone = match status {
+            Some(status) => died(&self.with_last_words(status)),
+            None if is_silent => {
+                let timeout = if call == Call::Load { self.timeout.max(LOADING) } else { self.timeout };
+                Gone::Hung(format!("plugin {}", hung(&self.file, call, timeout)))
+            }
+            None => died(&format!("no longer answers: {error}")),
         };
-        // Both fail only where it has ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
         self.gone.insert(gone).clone()
     }
 
-    /// How the process ended that no longer answers.
-    fn end_of_process(&mut self, error: &io::Error) -> String {
+    /// How the process ended, if it does so by itself.
+    fn end_within(&mut self, patience: Duration) -> Option<ExitStatus> {
         let began = Instant::now();
-        let status = loop {
+        loop {
             match self.child.try_wait() {
-                Ok(Some(status)) => break status,
-                Ok(None) if began.elapsed() < LEAVING => thread::sleep(Duration::from_millis(1)),
-                _ => return format!("no longer answers: {error}"),
+                Ok(None) if began.elapsed() < patience => thread::sleep(Duration::from_millis(1)),
+                ended => return ended.ok().flatten(),
             }
-        };
+        }
+    }
+
+    /// Ends whatever runs of it, once: later its number may be another's.
+    fn end_all(&mut self) {
+        signals::end_group(self.child.id());
+        // Fails only where it was waited for already.
+        let _ = self.child.wait();
+    }
+
+    /// How the process ended. Its children are gone too, and with them all who could still write to its standard error.
+    fn with_last_words(&self, status: ExitStatus) -> String {
         let said = self.complaints.recv_timeout(LEAVING).unwrap_or_default();
         let said = String::from_utf8_lossy(&said);
         let own_words = |line: &&str| !line.trim().is_empty() && !line.starts_with(CALL_MARK);
@@ -128,9 +144,9 @@ impl Apart {
 
 impl Drop for Apart {
     fn drop(&mut self) {
-        // Both fail only where it has ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        if self.gone.is_none() {
+            self.end_all();
+        }
     }
 }
 
@@ -161,7 +177,8 @@ impl Allocator for Apart {
     }
 }
 
-/// Starts the process with its end of a socket as standard input: what a plugin prints cannot get between answers.
+/// Starts the process with its end of a socket as standard input: what a plugin prints cannot get between answers. It leads
+/// a group of its own, by which what the plugin starts can be ended with it.
 fn spawn(host: &HostProgram, parameters: &str) -> io::Result<(Child, UnixStream)> {
     let (ours, theirs) = UnixStream::pair()?;
     let child = Command::new(&host.program)
@@ -170,6 +187,7 @@ fn spawn(host: &HostProgram, parameters: &str) -> io::Result<(Child, UnixStream)
         .stdin(Stdio::from(OwnedFd::from(theirs)))
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
+        .process_group(0)
         .spawn()?;
     Ok((child, ours))
 }

@@ -2,7 +2,10 @@
 
 use std::{io, os::unix::net::UnixStream, time::Duration};
 
-use super::wire::{self, Answer, Question};
+use super::{
+    signals,
+    wire::{self, Answer, Question},
+};
 use crate::{
     plugin::load::{ENTRY, PluginError, allocator::Allocator, call::Call, choose, library::Library, wish::Wish},
     strategy::SpecError,
@@ -11,8 +14,10 @@ use crate::{
 /// Whoever asks knows first that a call takes too long; this process ends by itself only where nobody asks any more.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Loads the plugin that `parameters` (what follows `plugin:`) name, and answers for it until nobody asks any more.
+/// Loads the plugin that `parameters` (what follows `plugin:`) name, and answers for it until nobody asks any more: from now
+/// on this process does not end at Ctrl-C.
 pub fn host(parameters: &str, mut connection: UnixStream) -> io::Result<()> {
+    signals::ignore_interrupts();
     let mut library = match load(parameters) {
         Ok(library) => library,
         Err(refusal) => return wire::answer_load(&mut connection, Some(&refusal)),

@@ -7,6 +7,7 @@
 
 mod client;
 mod host;
+mod signals;
 mod wire;
 
 pub(super) use client::Apart;

@@ -10,6 +10,9 @@ function drawTimeline(host, chart, data) {
   const colour = (one) => `c${one.strategy % 8}`;
   const axis = (one) => (state.over === 'time' ? one.time : one.events);
   const visible = () => chart.cases.filter((_, place) => shown.has(place));
+  // What a device shows is not known of every case.
+  const bandOf = (one) => one[state.what];
+  const drawn = () => visible().filter((one) => bandOf(one));
   const isStacked = () => state.what === 'category';
   const ends = (list) => list[list.length - 1] || 1;
 
@@ -24,7 +27,7 @@ function drawTimeline(host, chart, data) {
     domain: () => [0, Math.max(1, ...chart.cases.map((one) => ends(axis(one))))],
     tick: (x) => (state.over === 'time' ? duration(x) : count(x)),
     highest: (from, to) => {
-      const cases = isStacked() ? [chart.cases[state.stacked]] : visible();
+      const cases = isStacked() ? [chart.cases[state.stacked]] : drawn();
       const series = isStacked() ? 'reserved' : state.what;
       const peaks = cases.map((one) => highestIn(axis(one), one[series].max, from, to));
       if (chart.live && state.over === 'events') peaks.push(highestIn(chart.live.events, chart.live.max, from, to));
@@ -65,9 +68,9 @@ function drawTimeline(host, chart, data) {
       const y = plot.y(chart.bound);
       svg('line', { class: 'bound', x1: MARGIN.left, x2: plot.width - MARGIN.right, y1: y, y2: y }, layer);
     }
-    for (const one of visible()) plot.line(layer, axis(one), one[state.what], colour(one), dashOf(one.strategy));
+    for (const one of drawn()) plot.line(layer, axis(one), bandOf(one), colour(one), dashOf(one.strategy));
     let labels = 0;
-    for (const one of visible()) {
+    for (const one of drawn()) {
       drawIncidents(plot, layer, one, labels);
       labels += one.incidents.some(([, , kind]) => kind === 'oom') ? 1 : 0;
     }
@@ -83,7 +86,7 @@ function drawTimeline(host, chart, data) {
         continue;
       }
       const xs = axis(one);
-      const y = plot.y(one[state.what].max[placeOf(xs, state.over === 'time' ? time : event)]);
+      const y = plot.y(bandOf(one).max[placeOf(xs, state.over === 'time' ? time : event)]);
       svg('path', { class: 'oom-mark', d: `M${x - 6} ${y - 6}L${x + 6} ${y + 6}M${x - 6} ${y + 6}L${x + 6} ${y - 6}` }, layer);
       // Names stand below each other, over whatever is drawn there.
       if (first[0] === event) {
@@ -117,8 +120,9 @@ function drawTimeline(host, chart, data) {
     const rows = visible().map((one) => {
       const xs = axis(one);
       if (hasEnded(one, x)) return [colour(one), name(one), 'ended'];
+      if (!bandOf(one)) return [colour(one), name(one), 'unknown'];
       const place = placeOf(xs, x);
-      return [colour(one), name(one), between(one[state.what], place), one[state.what].max[place]];
+      return [colour(one), name(one), between(bandOf(one), place), bandOf(one).max[place]];
     });
     if (chart.live && state.over === 'events') {
       const place = placeOf(chart.live.events, x);
@@ -145,7 +149,8 @@ function drawTimeline(host, chart, data) {
   });
   picker.value = state.stacked;
   picker.hidden = true;
-  const choices = [['reserved', 'reserved'], ['allocated', 'allocated'], ['device', 'device used']];
+  const choices = [['reserved', 'reserved'], ['allocated', 'allocated']];
+  if (chart.cases.some((one) => one.device)) choices.push(['device', 'device used']);
   if (chart.cases.some((one) => one.categories.length)) choices.push(['category', 'by category']);
   controls.append(
     segmented('Show', choices, state.what, (what) => {
