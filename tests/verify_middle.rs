@@ -4,7 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 use std::{
-    fs::File,
+    fs::{self, File},
     path::{Path, PathBuf},
     process::Command,
     sync::{
@@ -139,12 +139,17 @@ fn oomph(folder: &Path, arguments: &[&str]) -> (i32, String) {
     (output.status.code().unwrap(), text)
 }
 
+/// Writes the last entries of a recording as `late.pickle`.
+fn late_file(name: &str, folder: &Path) {
+    let path = recordings().into_iter().find(|path| path.ends_with(format!("{name}.pickle.xz")));
+    let late = last_entries(&Snapshot::open(&path.unwrap()).unwrap(), 1001);
+    late.write(File::create(folder.join("late.pickle")).unwrap()).unwrap();
+}
+
 #[test]
 fn the_commands_say_that_it_is_from_the_middle() {
     let folder = tempfile::tempdir().unwrap();
-    let path = recordings().into_iter().find(|path| path.ends_with("train_sgd.pickle.xz")).unwrap();
-    let late = last_entries(&Snapshot::open(&path).unwrap(), 1001);
-    late.write(File::create(folder.path().join("late.pickle")).unwrap()).unwrap();
+    late_file("train_sgd", folder.path());
     let (code, text) = oomph(folder.path(), &["verify", "late.pickle"]);
     assert_eq!(code, 0, "{text}");
     let line = text.lines().next().unwrap();
@@ -161,6 +166,22 @@ fn the_commands_say_that_it_is_from_the_middle() {
     assert_eq!(replayed["rows"][0]["peak_reserved_bytes"], row["peak_reserved_bytes"]);
     let (code, text) = oomph(folder.path(), &["advise", "late.pickle", "--format", "json"]);
     assert!(code == 0 && text.contains("\"blocks_before\": "), "{text}");
+}
+
+#[test]
+fn a_suite_goes_on_from_the_memory_that_was_there_in_whichever_process() {
+    let folder = tempfile::tempdir().unwrap();
+    late_file("varlen.exp", folder.path());
+    let suite = "question = 'the same?'\n[[group]]\nworkloads = ['./late.pickle']\n\
+                 strategies = ['caching:expandable_segments:True']\n";
+    fs::write(folder.path().join("suite.toml"), suite).unwrap();
+    let rows = ["never", "always"].map(|isolate| {
+        let arguments = ["run", "./suite.toml", "--isolate", isolate, "--output", isolate];
+        let (code, text) = oomph(folder.path(), &arguments);
+        assert_eq!(code, 0, "{text}");
+        fs::read_to_string(folder.path().join(isolate).join("runs.csv")).unwrap()
+    });
+    assert_eq!(rows[0], rows[1]);
 }
 
 /// A step of a program that was made up.
