@@ -184,6 +184,22 @@ fn a_suite_goes_on_from_the_memory_that_was_there_in_whichever_process() {
     assert_eq!(rows[0], rows[1]);
 }
 
+#[test]
+fn a_snapshot_of_a_replay_goes_on_from_the_memory_that_was_there() {
+    let folder = tempfile::tempdir().unwrap();
+    late_file("varlen.exp", folder.path());
+    let strategy = "caching:expandable_segments:True";
+    let arguments = ["replay", "late.pickle", "--strategy", strategy, "--format", "json"];
+    let (code, text) = oomph(folder.path(), &[&arguments[..], &["--export-snapshot", "export.pickle"]].concat());
+    assert_eq!(code, 0, "{text}");
+    let mut documents = serde_json::Deserializer::from_str(&text).into_iter::<serde_json::Value>();
+    let replayed = documents.next().unwrap().unwrap();
+    let (code, text) = oomph(folder.path(), &["verify", "export.pickle", "--format", "json"]);
+    assert_eq!(code, 0, "{text}");
+    let document: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(document["rows"][0]["peak_reserved_bytes"], replayed["rows"][0]["peak_reserved_bytes"]);
+}
+
 /// A step of a program that was made up.
 #[derive(Clone, Copy, Debug)]
 enum Step {
