@@ -27,7 +27,7 @@ use oomph::{
     strategy::{Setup, Silent, StrategySpec},
     trace::{
         Trace, TraceBuilder,
-        torch::{Recording, Snapshot},
+        torch::{Action, Recording, Snapshot},
     },
     unit::{Nanos, StreamId, TagId, Work},
 };
@@ -102,6 +102,22 @@ fn every_recording_is_exact_from_the_middle_too() {
     let failures = failures.into_inner().unwrap();
     assert!(failures.is_empty(), "{} diverge:\n{}", failures.len(), failures.join("\n"));
     assert_eq!(agreed.into_inner(), 3_002_450);
+}
+
+#[test]
+fn a_recording_without_a_whole_call_proves_nothing() {
+    let path = recordings().into_iter().find(|path| path.ends_with("varlen.pickle.xz")).unwrap();
+    let snapshot = Snapshot::open(&path).unwrap();
+    let whole_call = [Action::FreeRequested, Action::Alloc, Action::OutOfMemory];
+    let behind = snapshot.traces[0].iter().rev().take_while(|entry| !whole_call.contains(&entry.action)).count();
+    assert!(behind > 0, "it ends with the rest of a call");
+    for count in 1..=behind {
+        let recording = last_entries(&snapshot, count).into_recording("late", None).unwrap();
+        let Verification { verdict, agreed, beginning, .. } = verify_as_recorded(&recording, &Companion::default());
+        let Verdict::Partial { reasons, divergence: None } = verdict else { panic!("{count}: {verdict:?}") };
+        assert_eq!(reasons, ["it began in the middle: no whole call is in it"]);
+        assert_eq!((agreed, beginning.unwrap().entries_passed_over), (0, count));
+    }
 }
 
 /// The most memory that PyTorch's allocator reserves in a replay on the simulated device.
@@ -285,6 +301,12 @@ proptest! {
         let recording = last_entries(&snapshot, count).into_recording("late", None).unwrap();
         prop_assert_eq!(recording.gaps.contradictions, 0);
         let late = verify(&recording, &setup, &Counters::default());
-        prop_assert_eq!(&late.verdict, &Verdict::Exact, "the last {} entries: {:?}", count, late.beginning);
+        let passed_over = late.beginning.map_or(0, |before| before.entries_passed_over);
+        if passed_over == count {
+            prop_assert!(matches!(late.verdict, Verdict::Partial { divergence: None, .. }), "{:?}", late.verdict);
+        } else {
+            prop_assert_eq!(&late.verdict, &Verdict::Exact, "the last {} entries: {:?}", count, late.beginning);
+            prop_assert_eq!(late.agreed + passed_over, count);
+        }
     }
 }

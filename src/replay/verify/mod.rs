@@ -129,6 +129,10 @@ pub fn verify_watched(recording: &Recording, setup: &Setup<'_>, counters: &Count
         let count = start.memory.astray.len();
         return unknowable(format!("it began in the middle: {count} blocks were there before it in no known segment"));
     }
+    if start.entry == recording.witnessed.len() {
+        let nothing_compared = unknowable("it began in the middle: no whole call is in it".to_owned());
+        return Verification { beginning: start.told(), ..nothing_compared };
+    }
     let own_limit = recording.own_limit().filter(|_| setup.limit.is_none());
     let doubts = start.doubts(&settings, setup.limit);
     let mut patience = PATIENCE;
