@@ -182,7 +182,7 @@ pub(super) fn range_start(range: &SharedRange, segments: &[SegmentView], entries
     let Some(first) = runs().next() else { return Address::NULL };
     let mut low = first.address.0;
     let mut high = runs().map(|run| run.address.0.saturating_add(run.bytes)).max().unwrap_or(low);
-    let mut mapped: u64 = runs().map(|run| run.bytes).sum();
+    let mut mapped = runs().map(|run| run.bytes).fold(0, u64::saturating_add);
     for entry in entries.iter().filter(|entry| entry.stream == first.stream) {
         let (start, end) = (entry.address.0, entry.address.0.saturating_add(entry.size));
         match entry.action {
@@ -191,7 +191,7 @@ pub(super) fn range_start(range: &SharedRange, segments: &[SegmentView], entries
                 let in_step = low.abs_diff(start).is_multiple_of(range.granule);
                 if of_its_kind && in_step && high.max(end) - low.min(start) <= range.bytes {
                     (low, high) = (low.min(start), high.max(end));
-                    mapped += entry.size;
+                    mapped = mapped.saturating_add(entry.size);
                 }
             }
             Action::SegmentUnmap if (low..high).contains(&start) => {
