@@ -147,6 +147,26 @@ fn a_replay_goes_on_from_the_memory_that_was_there() {
     assert!(without > 0, "asking for the blocks anew does as well");
 }
 
+#[test]
+fn a_replay_goes_on_with_the_sizes_that_were_mended() {
+    let path = recordings().into_iter().find(|path| path.ends_with("fuzz1.split32.pickle.xz")).unwrap();
+    let snapshot = Snapshot::open(&path).unwrap();
+    let recording = last_entries(&snapshot, snapshot.traces[0].len() / 20).into_recording("late", None).unwrap();
+    let verification = verify_as_recorded(&recording, &Companion::default());
+    assert_eq!((&verification.verdict, verification.sizes_before.len()), (&Verdict::Exact, 1));
+    let estimated = recording.with_empty_caches(verification.empty_caches).unwrap();
+    assert_ne!(peak_reserved(&estimated, true), verification.stats.peak.reserved, "the estimate does as well");
+    let mended = estimated.with_sizes_before(&verification.sizes_before);
+    assert_eq!(peak_reserved(&mended, true), verification.stats.peak.reserved);
+    let folder = tempfile::tempdir().unwrap();
+    let file = File::create(folder.path().join("late.pickle")).unwrap();
+    last_entries(&snapshot, snapshot.traces[0].len() / 20).write(file).unwrap();
+    let strategy = format!("caching:{}", mended.settings.conf());
+    let (_, text) = oomph(folder.path(), &["replay", "late.pickle", "--strategy", &strategy, "--format", "json"]);
+    let replayed: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(replayed["rows"][0]["peak_reserved_bytes"], verification.stats.peak.reserved);
+}
+
 /// What the binary says to `arguments`, and its exit code.
 fn oomph(folder: &Path, arguments: &[&str]) -> (i32, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_oomph"));

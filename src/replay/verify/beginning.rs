@@ -99,6 +99,13 @@ impl Start {
         can_be && more > 0
     }
 
+    /// Blocks whose size is no longer the estimate, and the size.
+    pub(super) fn mended(&self) -> impl Iterator<Item = (Address, u64)> {
+        let estimates = self.memory.segments.iter().flat_map(|segment| &segment.blocks);
+        let mended = self.layout.blocks().zip(estimates).filter(|(block, estimate)| block.size > estimate.size);
+        mended.map(|(block, _)| (block.address, block.size))
+    }
+
     /// Blocks that wait for streams, in the order of the layout.
     pub(super) fn waiting(&self) -> impl Iterator<Item = Address> {
         let pending = self.layout.blocks().filter(|block| block.state == BlockState::Pending);

@@ -30,7 +30,7 @@ use self::{beginning::Start, model::Model, walk::Walk};
 use crate::{
     strategy::{Setup, Stats, Strategy},
     trace::torch::Recording,
-    unit::Watch,
+    unit::{Address, Watch},
 };
 
 /// What PyTorch itself counted, as far as somebody wrote it down: no snapshot says it.
@@ -67,6 +67,9 @@ pub struct Verification {
     pub stats: Stats,
     /// What was there before, if the recording began in the middle.
     pub beginning: Option<Beginning>,
+    /// Blocks from before whose size is larger than the recording's estimate, and that size; see
+    /// [`with_sizes_before`](Recording::with_sizes_before).
+    pub sizes_before: Vec<(Address, u64)>,
 }
 
 /// How well the model did.
@@ -116,6 +119,7 @@ pub fn verify_watched(recording: &Recording, setup: &Setup<'_>, counters: &Count
         refusals: 0,
         stats: Stats::default(),
         beginning: None,
+        sizes_before: Vec::new(),
     };
     let settings = match settings::of_recording(&recording.settings) {
         Ok(settings) => settings,
@@ -174,6 +178,7 @@ pub fn verify_watched(recording: &Recording, setup: &Setup<'_>, counters: &Count
         refusals: walk.refusals,
         stats,
         beginning: start.told(),
+        sizes_before: start.mended().collect(),
     }
 }
 
