@@ -88,8 +88,14 @@ pub enum Verdict {
     Diverged(Divergence),
 }
 
-/// How many entries are walked over again and again to mend estimates.
+/// How many entries are gone through again and again to mend estimates.
 const PATIENCE: usize = 50_000_000;
+
+/// How often a recording is begun anew with estimates that are mended. Each time costs all its entries, however early the
+/// model parts from it: who waits for which stream is read from all of them first.
+fn rounds_of_mending(entries: usize) -> usize {
+    PATIENCE / entries.max(1)
+}
 
 /// Re-lives a recording on the device and under the limit of `setup`.
 ///
@@ -139,7 +145,7 @@ pub fn verify_watched(recording: &Recording, setup: &Setup<'_>, counters: &Count
     }
     let own_limit = recording.own_limit().filter(|_| setup.limit.is_none());
     let doubts = start.doubts(&settings, setup.limit);
-    let mut patience = PATIENCE;
+    let mut rounds_left = rounds_of_mending(recording.witnessed.len());
     let (walk, result) = loop {
         let model = Model::new(settings.clone(), setup, &recording.streams);
         let streams = recording.streams.len();
@@ -150,9 +156,8 @@ pub fn verify_watched(recording: &Recording, setup: &Setup<'_>, counters: &Count
             Err(error) => return unknowable(error.to_string()),
         };
         let result = walk.finish(watch);
-        patience = patience.saturating_sub(walk.at - start.entry);
         match &result {
-            Err(divergence) if patience > 0 && start.mend(divergence, &walk.model.caching) => {}
+            Err(divergence) if rounds_left > 0 && start.mend(divergence, &walk.model.caching) => rounds_left -= 1,
             _ => break (walk, result),
         }
     };
@@ -194,4 +199,17 @@ fn reasons_for_doubt(recording: &Recording) -> Vec<String> {
         reasons.push("it uses private pools, and does not tell when".to_owned());
     }
     reasons
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_rounds_together_go_through_no_more_entries_than_patience_allows() {
+        for entries in [0, 1, 100, 600_000, PATIENCE, 2 * PATIENCE] {
+            assert!(rounds_of_mending(entries) * entries <= PATIENCE, "{entries}");
+        }
+        assert!(rounds_of_mending(600_000) > 50, "even a long recording is mended");
+    }
 }
