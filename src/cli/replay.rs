@@ -219,6 +219,7 @@ fn export(
         on_out_of_memory: case.on_out_of_memory,
         pace: case.pace,
         repeat: 1,
+        resumes: true,
         stop: Some(stop),
         ..replay::Options::default()
     };

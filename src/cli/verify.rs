@@ -336,7 +336,9 @@ fn text(rows: &[Row]) -> String {
                 says.extend((number > 0).then(|| format!("{number} {what}")));
             }
         } else if row.result != Finding::Failed {
-            says.push(format!("{} of {} entries agree", row.entries_agreed, row.entries));
+            let passed_over = row.beginning.map_or(0, |before| before.entries_passed_over);
+            says.push(format!("{} of {} entries agree", row.entries_agreed, row.entries - passed_over));
+            says.extend(row.beginning.map(from_the_middle));
         }
         says.extend(row.own_limit.map(|limit| {
             let (at_least, below) = (Bytes(limit.at_least_bytes), Bytes(limit.below_bytes));
@@ -354,4 +356,25 @@ fn text(rows: &[Row]) -> String {
         }
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_that_are_passed_over_are_not_among_those_that_could_agree() {
+        let row = Row {
+            result: Finding::Partial,
+            entries: 5994,
+            entries_agreed: 5993,
+            beginning: Some(Beginning { blocks: 258, segments: 24, entries_passed_over: 1 }),
+            ..Row::failed(Path::new("late.pickle"), "it uses private pools".to_owned())
+        };
+        let text = text(&[row]);
+        assert!(
+            text.contains("private pools, 5993 of 5993 entries agree, from the middle: 258 blocks in 24"),
+            "{text}"
+        );
+    }
 }

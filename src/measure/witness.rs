@@ -47,6 +47,8 @@ pub enum WitnessError {
 /// Replays a source once on a fresh strategy and device, and tells it as PyTorch would have recorded it. `spec` is what
 /// the strategy was built from: PyTorch's settings if it is PyTorch's allocator, the name of another backend otherwise.
 ///
+/// Of a recording that began in the middle and is gone on with, so does the snapshot.
+///
 /// The strategy is left as it is then, for the caller to close; `options.repeat` is not looked at.
 pub fn witness(
     source: &dyn Source,
@@ -61,6 +63,7 @@ pub fn witness(
     }
     let mut witness = Witness::default();
     let replayed = replay(source, strategy, device, &replay::Options { repeat: 1, ..*options }, &mut witness)?;
+    witness.forget_inherited(replayed.inherited);
     let layout = strategy.layout().ok_or_else(|| WitnessError::NoLayout(spec.to_string()))?;
     Ok(Witnessed { snapshot: witness.testify(&layout, settings(spec)), replayed })
 }
@@ -109,6 +112,19 @@ impl Witness {
             stacks: self.stacks,
             streams: self.streams,
             ..Snapshot::default()
+        }
+    }
+
+    /// Leaves out how so many blocks got there: they were there before, and no call of the program's took their segments.
+    fn forget_inherited(&mut self, blocks: u64) {
+        let mut left = blocks;
+        let is_last = |entry: &Entry| {
+            left -= u64::from(left > 0 && entry.action == Action::Alloc);
+            left == 0
+        };
+        if blocks > 0 {
+            let told = self.entries.iter().position(is_last).map_or(self.entries.len(), |last| last + 1);
+            self.entries.drain(..told);
         }
     }
 

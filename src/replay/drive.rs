@@ -48,6 +48,8 @@ pub struct Replayed {
     pub events: u64,
     /// Events left out because their block was never served.
     pub left_out: u64,
+    /// Requests at its beginning that got a block from before a recording: see [`Options::resumes`].
+    pub inherited: u64,
     /// Requests that failed.
     pub ooms: u64,
     /// The first of them.
@@ -101,11 +103,22 @@ pub fn replay<O: Observer>(
     observer: &mut O,
 ) -> Result<Replayed, ReplayError> {
     let begun_late = source.begun_late().filter(|_| options.resumes);
-    let mut heir = begun_late.and_then(verify::heritage).map(|heritage| Heir::new(&mut *strategy, heritage));
-    let strategy = match &mut heir {
-        Some(heir) => heir as &mut dyn Strategy,
-        None => strategy,
+    let Some(heritage) = begun_late.and_then(verify::heritage) else {
+        return drive(source, strategy, device, options, observer);
     };
+    let mut heir = Heir::new(strategy, heritage);
+    let done = drive(source, &mut heir, device, options, observer)?;
+    Ok(Replayed { inherited: heir.given(), ..done })
+}
+
+/// All rounds, with a strategy that is not wrapped any further.
+fn drive<O: Observer>(
+    source: &dyn Source,
+    strategy: &mut dyn Strategy,
+    device: &mut dyn Device,
+    options: &Options<'_>,
+    observer: &mut O,
+) -> Result<Replayed, ReplayError> {
     let mut driver = Driver {
         strategy,
         device,

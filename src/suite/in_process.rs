@@ -3,7 +3,7 @@
 use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::atomic::AtomicBool,
+    sync::{Arc, atomic::AtomicBool},
 };
 
 use super::{Case, CaseOutcome, CaseRunner, SourceError};
@@ -13,7 +13,7 @@ use crate::{
     plugin,
     replay::{self, ReplayError},
     strategy::{Setup, SpecError, Strategy},
-    trace::{Trace, TraceError},
+    trace::{Source, Trace, TraceError},
 };
 
 /// Runs a case in this process.
@@ -76,10 +76,11 @@ fn try_run(case: &Case, stop: Option<&AtomicBool>) -> Result<CaseOutcome, Troubl
 }
 
 /// From memory, so that generating or parsing is not what is timed. Every thread has its own copy of the story: a
-/// workload's differ by their seeds, a trace file's do not.
+/// workload's differ by their seeds, a trace file's do not. Copies share the strategy, and the memory that was there
+/// before a recording was there once: each asks for its blocks anew.
 fn time(case: &Case, options: &replay::Options<'_>) -> Result<Vec<TimingRecord>, Trouble> {
-    let trace = Trace::read(&*case.source)?;
-    let mut timings = vec![measure::time(&case.label, &trace, || prepare(case), options, TIMED_PASSES)?];
+    let source = in_memory(&case.source)?;
+    let mut timings = vec![measure::time(&case.label, &*source, || prepare(case), options, TIMED_PASSES)?];
     let most = case.threads.iter().copied().max().unwrap_or(0);
     let copies = (0..most).map(|thread| case.origin.copy_for(thread)).collect::<Result<Vec<_>, _>>()?;
     let copies = measure::copies_for_threads(&copies)?;
@@ -88,6 +89,12 @@ fn time(case: &Case, options: &replay::Options<'_>) -> Result<Vec<TimingRecord>,
         timings.push(measure::time_threads(&case.label, copies, || prepare(case), options, TIMED_PASSES)?);
     }
     Ok(timings)
+}
+
+/// The source without what it costs to generate or parse it. A recording that began in the middle is in memory already,
+/// and a mere story of it would forget the memory that was there.
+fn in_memory(source: &Arc<dyn Source>) -> Result<Arc<dyn Source>, TraceError> {
+    Ok(if source.begun_late().is_some() { Arc::clone(source) } else { Arc::new(Trace::read(&**source)?) })
 }
 
 /// Measures on a device of its own, gone afterwards: what it keeps for itself must not be missing from the timed passes.
@@ -143,6 +150,7 @@ mod tests {
             wrap::{Fault, FaultPlan, Faulty},
         },
         suite::test_case,
+        trace::torch::Snapshot,
         unit::GIB,
     };
 
@@ -196,5 +204,16 @@ mod tests {
         let passing = Fault::Driver("CUDA_ERROR_NOT_PERMITTED".to_owned());
         let record = run_with(FaultPlan::none().fail_from(None, 50, passing), "direct", 60 * GIB);
         assert!(record.reason.contains("; closing the strategy failed: "), "{}", record.reason);
+    }
+
+    #[test]
+    fn what_is_timed_begins_where_what_is_measured_does() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/workloads/recorded/varlen.exp.pickle.xz");
+        let mut late = Snapshot::open(path).unwrap();
+        late.traces[0].drain(..1000);
+        let late: Arc<dyn Source> = Arc::new(late.into_recording("late", None).unwrap());
+        assert!(in_memory(&late).unwrap().begun_late().is_some());
+        let generated = in_memory(&test_case("random", "direct").source).unwrap();
+        assert!(generated.info().events.is_some_and(|events| events > 0), "it is a story in memory");
     }
 }

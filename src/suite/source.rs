@@ -131,7 +131,9 @@ impl SourceSpec {
         let limit = companion.memory_fraction.map(|fraction| (fraction * props.total_bytes as f64) as u64);
         let verification = verify_watched(&recording, &Setup { props, limit }, &companion.counters, watch);
         let recording = match verification.verdict {
-            Verdict::Exact => recording.with_empty_caches_watched(verification.empty_caches.clone(), watch)?,
+            Verdict::Exact => recording
+                .with_sizes_before(&verification.sizes_before)
+                .with_empty_caches_watched(verification.empty_caches.clone(), watch)?,
             Verdict::Partial { .. } | Verdict::Diverged(_) => recording,
         };
         Ok(Some((recording, verification)))

@@ -10,9 +10,9 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use super::{Group, SourceSpec, SuiteError, SuiteFile, filter::glob};
+use super::{Group, SourceError, SourceSpec, SuiteError, SuiteFile, filter::glob};
 use crate::{
-    trace::{EventReader, Source, SourceInfo, Trace, TraceError},
+    trace::{EventReader, Source, SourceInfo, Trace, TraceError, torch::Recording},
     workload::Recipe,
 };
 
@@ -44,7 +44,7 @@ impl Story {
     pub(super) fn of_file(path: &Path, seed: u64) -> Story {
         let origin = SourceSpec { name: path.to_string_lossy().into_owned(), seed, ..SourceSpec::default() };
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Story { source: Arc::new(TraceFile { name, origin: origin.clone(), trace: OnceLock::new() }), origin }
+        Story { source: Arc::new(TraceFile { name, origin: origin.clone(), content: OnceLock::new() }), origin }
     }
 }
 
@@ -73,7 +73,20 @@ pub(super) fn files(suite: &str, pattern: &str) -> Result<Vec<PathBuf>, SuiteErr
 struct TraceFile {
     name: String,
     origin: SourceSpec,
-    trace: OnceLock<Result<Trace, String>>,
+    content: OnceLock<Result<Box<dyn Source>, String>>,
+}
+
+impl TraceFile {
+    fn content(&self) -> Result<&dyn Source, &str> {
+        let content = self.content.get_or_init(|| self.read().map_err(|error| error.to_string()));
+        content.as_ref().map(|source| &**source).map_err(String::as_str)
+    }
+
+    /// A recording that began in the middle is in memory already, and knows more than its story.
+    fn read(&self) -> Result<Box<dyn Source>, SourceError> {
+        let source = self.origin.open()?;
+        Ok(if source.begun_late().is_some() { source } else { Box::new(Trace::read(&*source)?) })
+    }
 }
 
 impl Source for TraceFile {
@@ -82,17 +95,17 @@ impl Source for TraceFile {
     }
 
     fn info(&self) -> SourceInfo {
-        self.trace.get().and_then(|read| read.as_ref().ok()).map(Source::info).unwrap_or_default()
+        self.content.get().and_then(|read| read.as_ref().ok()).map(|source| source.info()).unwrap_or_default()
+    }
+
+    fn begun_late(&self) -> Option<&Recording> {
+        self.content().ok()?.begun_late()
     }
 
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {
-        let read = || {
-            let source = self.origin.open().map_err(|error| error.to_string())?;
-            Trace::read(&*source).map_err(|error| error.to_string())
-        };
-        match self.trace.get_or_init(read) {
-            Ok(trace) => trace.open(),
-            Err(reason) => Err(TraceError::Format { path: self.origin.name.clone().into(), reason: reason.clone() }),
+        match self.content() {
+            Ok(source) => source.open(),
+            Err(reason) => Err(TraceError::Format { path: self.origin.name.clone().into(), reason: reason.to_owned() }),
         }
     }
 }

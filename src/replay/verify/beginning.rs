@@ -99,6 +99,13 @@ impl Start {
         can_be && more > 0
     }
 
+    /// Blocks whose size is no longer the estimate, and the size.
+    pub(super) fn mended(&self) -> impl Iterator<Item = (Address, u64)> {
+        let estimates = self.memory.segments.iter().flat_map(|segment| &segment.blocks);
+        let mended = self.layout.blocks().zip(estimates).filter(|(block, estimate)| block.size > estimate.size);
+        mended.map(|(block, _)| (block.address, block.size))
+    }
+
     /// Blocks that wait for streams, in the order of the layout.
     pub(super) fn waiting(&self) -> impl Iterator<Item = Address> {
         let pending = self.layout.blocks().filter(|block| block.state == BlockState::Pending);
@@ -182,7 +189,7 @@ pub(super) fn range_start(range: &SharedRange, segments: &[SegmentView], entries
     let Some(first) = runs().next() else { return Address::NULL };
     let mut low = first.address.0;
     let mut high = runs().map(|run| run.address.0.saturating_add(run.bytes)).max().unwrap_or(low);
-    let mut mapped: u64 = runs().map(|run| run.bytes).sum();
+    let mut mapped = runs().map(|run| run.bytes).fold(0, u64::saturating_add);
     for entry in entries.iter().filter(|entry| entry.stream == first.stream) {
         let (start, end) = (entry.address.0, entry.address.0.saturating_add(entry.size));
         match entry.action {
@@ -191,7 +198,7 @@ pub(super) fn range_start(range: &SharedRange, segments: &[SegmentView], entries
                 let in_step = low.abs_diff(start).is_multiple_of(range.granule);
                 if of_its_kind && in_step && high.max(end) - low.min(start) <= range.bytes {
                     (low, high) = (low.min(start), high.max(end));
-                    mapped += entry.size;
+                    mapped = mapped.saturating_add(entry.size);
                 }
             }
             Action::SegmentUnmap if (low..high).contains(&start) => {

@@ -30,7 +30,7 @@ use self::{beginning::Start, model::Model, walk::Walk};
 use crate::{
     strategy::{Setup, Stats, Strategy},
     trace::torch::Recording,
-    unit::Watch,
+    unit::{Address, Watch},
 };
 
 /// What PyTorch itself counted, as far as somebody wrote it down: no snapshot says it.
@@ -67,6 +67,9 @@ pub struct Verification {
     pub stats: Stats,
     /// What was there before, if the recording began in the middle.
     pub beginning: Option<Beginning>,
+    /// Blocks from before whose size is larger than the recording's estimate, and that size; see
+    /// [`with_sizes_before`](Recording::with_sizes_before).
+    pub sizes_before: Vec<(Address, u64)>,
 }
 
 /// How well the model did.
@@ -85,8 +88,14 @@ pub enum Verdict {
     Diverged(Divergence),
 }
 
-/// How many entries are walked over again and again to mend estimates.
+/// How many entries are gone through again and again to mend estimates.
 const PATIENCE: usize = 50_000_000;
+
+/// How often a recording is begun anew with estimates that are mended. Each time costs all its entries, however early the
+/// model parts from it: who waits for which stream is read from all of them first.
+fn rounds_of_mending(entries: usize) -> usize {
+    PATIENCE / entries.max(1)
+}
 
 /// Re-lives a recording on the device and under the limit of `setup`.
 ///
@@ -116,6 +125,7 @@ pub fn verify_watched(recording: &Recording, setup: &Setup<'_>, counters: &Count
         refusals: 0,
         stats: Stats::default(),
         beginning: None,
+        sizes_before: Vec::new(),
     };
     let settings = match settings::of_recording(&recording.settings) {
         Ok(settings) => settings,
@@ -129,9 +139,13 @@ pub fn verify_watched(recording: &Recording, setup: &Setup<'_>, counters: &Count
         let count = start.memory.astray.len();
         return unknowable(format!("it began in the middle: {count} blocks were there before it in no known segment"));
     }
+    if start.entry == recording.witnessed.len() {
+        let nothing_compared = unknowable("it began in the middle: no whole call is in it".to_owned());
+        return Verification { beginning: start.told(), ..nothing_compared };
+    }
     let own_limit = recording.own_limit().filter(|_| setup.limit.is_none());
     let doubts = start.doubts(&settings, setup.limit);
-    let mut patience = PATIENCE;
+    let mut rounds_left = rounds_of_mending(recording.witnessed.len());
     let (walk, result) = loop {
         let model = Model::new(settings.clone(), setup, &recording.streams);
         let streams = recording.streams.len();
@@ -142,9 +156,8 @@ pub fn verify_watched(recording: &Recording, setup: &Setup<'_>, counters: &Count
             Err(error) => return unknowable(error.to_string()),
         };
         let result = walk.finish(watch);
-        patience = patience.saturating_sub(walk.at - start.entry);
         match &result {
-            Err(divergence) if patience > 0 && start.mend(divergence, &walk.model.caching) => {}
+            Err(divergence) if rounds_left > 0 && start.mend(divergence, &walk.model.caching) => rounds_left -= 1,
             _ => break (walk, result),
         }
     };
@@ -170,6 +183,7 @@ pub fn verify_watched(recording: &Recording, setup: &Setup<'_>, counters: &Count
         refusals: walk.refusals,
         stats,
         beginning: start.told(),
+        sizes_before: start.mended().collect(),
     }
 }
 
@@ -185,4 +199,17 @@ fn reasons_for_doubt(recording: &Recording) -> Vec<String> {
         reasons.push("it uses private pools, and does not tell when".to_owned());
     }
     reasons
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_rounds_together_go_through_no_more_entries_than_patience_allows() {
+        for entries in [0, 1, 100, 600_000, PATIENCE, 2 * PATIENCE] {
+            assert!(rounds_of_mending(entries) * entries <= PATIENCE, "{entries}");
+        }
+        assert!(rounds_of_mending(600_000) > 50, "even a long recording is mended");
+    }
 }

@@ -101,7 +101,7 @@ impl Caching {
             // What is left of the range begins behind the run before, which no other run touches.
             let left = if rest == NONE { all } else { self.blocks[rest].address };
             let touches = address < left || address == left && place > range.runs[0];
-            if touches || address + run.bytes > all {
+            if touches || address.checked_add(run.bytes).is_none_or(|end| end > all) {
                 let reason = format!("the mapped run at {} does not fit into a range with the others", run.address);
                 return Err(StrategyError::Refused(reason));
             }
@@ -200,7 +200,9 @@ fn check(segment: &SegmentView) -> Result<(), StrategyError> {
     let mut after_free = false;
     for block in &segment.blocks {
         let is_free = block.state == BlockState::Free;
+        let behind = at.checked_add(block.size);
         let sound = block.address.0 == at
+            && behind.is_some()
             && block.size >= QUANTUM
             && block.size.is_multiple_of(QUANTUM)
             && (is_free || block.requested <= block.size)
@@ -210,9 +212,10 @@ fn check(segment: &SegmentView) -> Result<(), StrategyError> {
             let reason = format!("the block at {} cannot lie in a segment of this allocator", block.address);
             return Err(StrategyError::Refused(reason));
         }
-        (at, after_free) = (at.saturating_add(block.size), is_free);
+        (at, after_free) = (behind.unwrap_or(at), is_free);
     }
-    if segment.blocks.is_empty() || at != end(segment) || segment.alias {
+    let fill_it = segment.address.0.checked_add(segment.bytes) == Some(at);
+    if segment.blocks.is_empty() || !fill_it || segment.alias {
         let reason = format!("the blocks of the segment at {} do not fill it", segment.address);
         return Err(StrategyError::Refused(reason));
     }
@@ -351,6 +354,15 @@ mod tests {
         assert!(refused(&|layout| layout.segments[0].bytes += 512));
         assert!(refused(&|layout| layout.segments[0].blocks[0].size += 1));
         assert!(refused(&|layout| layout.segments[0].blocks.clear()));
+        assert!(
+            refused(&|layout| {
+                let segment = &mut layout.segments[0];
+                (segment.address, segment.bytes) = (Address(u64::MAX - 511), 1024);
+                let (address, state) = (segment.address, BlockState::Free);
+                segment.blocks = vec![BlockView { address, size: 1024, requested: 0, state }];
+            }),
+            "it ends behind the last address"
+        );
         let mut device = device();
         let mut heir = self::caching("", &device);
         alloc(&mut heir, &mut device, 1, 0);
@@ -381,5 +393,8 @@ mod tests {
         assert!(refused(vec![free(granule, granule + 512)]));
         assert!(refused(vec![free(granule, granule), free(3 * granule + 512, granule)]));
         assert!(refused(vec![free(granule, 1 << 40)]));
+        for bytes in [u64::MAX - 511, (u64::MAX - 2 * granule) / granule * granule] {
+            assert!(refused(vec![free(granule, bytes)]), "{bytes}");
+        }
     }
 }

@@ -17,12 +17,20 @@ pub struct Heir<'a> {
     offered: Option<Heritage>,
     /// For the requests that come first, in order.
     inherited: VecDeque<Block>,
+    /// Requests that got a block of those.
+    given: u64,
 }
 
 impl<'a> Heir<'a> {
     /// Offers a heritage to a strategy that has no memory yet.
     pub fn new(inner: &'a mut dyn Strategy, heritage: Heritage) -> Heir<'a> {
-        Heir { inner, offered: Some(heritage), inherited: VecDeque::new() }
+        Heir { inner, offered: Some(heritage), inherited: VecDeque::new(), given: 0 }
+    }
+
+    /// How many requests got a block that was inherited.
+    #[must_use]
+    pub fn given(&self) -> u64 {
+        self.given
     }
 }
 
@@ -32,7 +40,10 @@ impl Strategy for Heir<'_> {
             self.inherited = self.inner.adopt(cx, &heritage)?.unwrap_or_default().into();
         }
         match self.inherited.pop_front() {
-            Some(block) => Ok(Attempt::Served(block, Outcome::Hit)),
+            Some(block) => {
+                self.given += 1;
+                Ok(Attempt::Served(block, Outcome::Hit))
+            }
             None => self.inner.alloc(cx, request),
         }
     }
@@ -113,6 +124,7 @@ mod tests {
             let attempt = heir.alloc(&mut cx, &request(bytes)).unwrap();
             assert!(matches!(attempt, Attempt::Served(block, Outcome::Hit) if block.size == bytes), "{attempt:?}");
         }
+        assert_eq!(heir.given(), 2);
         let layout = heir.layout().unwrap();
         let states: Vec<BlockState> = layout.blocks().take(3).map(|block| block.state).collect();
         assert_eq!((layout.segments.len(), &states[..]), (1, &[BlockState::Allocated; 3][..]));
@@ -128,7 +140,7 @@ mod tests {
             let mut cx = Context { device: &mut device, sink: &mut Silent };
             let attempt = heir.alloc(&mut cx, &request(3 * MIB)).unwrap();
             assert!(matches!(attempt, Attempt::Served(..)), "{other}: {attempt:?}");
-            assert_eq!((heir.stats().allocs, heir.stats().live_blocks), (1, 1), "{other}");
+            assert_eq!((heir.stats().allocs, heir.stats().live_blocks, heir.given()), (1, 1, 0), "{other}");
         }
     }
 }

@@ -7,13 +7,13 @@
 use std::fmt;
 
 use super::{
-    Action, Annotation, Entry, Initial, Segment, Settings, Snapshot, Stacks,
+    Action, Annotation, BlockState, Entry, Initial, Segment, Settings, Snapshot, Stacks,
     rewind::{End, rewind},
     story::{Doubts, Material, tell},
 };
 use crate::{
     trace::{EventReader, Source, SourceInfo, TableFull, Trace, TraceError},
-    unit::Watch,
+    unit::{Address, Watch},
 };
 
 /// What happened on one device.
@@ -248,6 +248,27 @@ impl Recording {
         let end =
             End { device: self.device, segments: &self.final_segments, settings: &self.settings, pools: &self.pools };
         rewind(&end, self.witnessed.get(entry..).unwrap_or_default(), Watch::NOBODY).0
+    }
+
+    /// Corrects estimates of what was there before: blocks by address, with the size that a model has inferred. A size
+    /// that the free memory behind its block does not hold changes nothing.
+    #[must_use]
+    pub fn with_sizes_before(mut self, sizes: &[(Address, u64)]) -> Recording {
+        for &(address, size) in sizes {
+            let owners = self.initial.segments.iter_mut().find_map(|segment| {
+                let place = segment.blocks.iter().position(|block| block.address == address)?;
+                segment.blocks.get_mut(place..)
+            });
+            let Some([block, behind, ..]) = owners else { continue };
+            let more = size.saturating_sub(block.size);
+            if behind.state == BlockState::Inactive && more < behind.size {
+                block.size += more;
+                behind.address.0 += more;
+                behind.size -= more;
+                self.gaps.alive_before_bytes = self.gaps.alive_before_bytes.saturating_add(more);
+            }
+        }
+        self
     }
 
     /// Tells the story again with the calls of `empty_cache` that a model has inferred.
