@@ -109,7 +109,8 @@ impl Stage<'_> {
         let recipe = technique.applied_to(model).with("steps", STEPS_FOR_MEMORY);
         let (strategy, exchange_ns) = (StrategySpec::from(CACHING), record.modelled_exchange_ns);
         let step = technique.batch_step();
-        let mut known = match cards.is_empty() {
+        // The same guess whatever other cards are asked for: where memory does not grow evenly, the answer depends on it.
+        let known = match cards.is_empty() {
             true => MemoryByBatch::default(),
             false => self.two_batches(&recipe, u64::from(step), record)?,
         };
@@ -128,10 +129,6 @@ impl Stage<'_> {
                 ..LargestQuestion::new(&recipe, "batch", memory_bytes, &strategy, self.simulated)
             };
             let found = largest(&question)?;
-            overhead = found.overhead_bytes;
-            if let (Some(batch), Some(bytes)) = (found.largest, found.peak_reserved_bytes) {
-                known.note(batch, bytes);
-            }
             let batch = found.largest.unwrap_or(0).min(MOST_BATCH);
             let mut per_second = None;
             if batch > 0 {
