@@ -305,8 +305,11 @@ mod tests {
         layout
     }
 
+    /// Sizes and states of the blocks of a segment.
+    type Content = Vec<(u64, BlockState)>;
+
     /// What lies in the segments of each size and stream, in the order of their addresses.
-    fn in_order(layout: &Layout) -> BTreeMap<(u64, StreamId, String), Vec<Vec<(u64, BlockState)>>> {
+    fn in_order(layout: &Layout) -> BTreeMap<(u64, StreamId, String), Vec<Content>> {
         let mut kinds: BTreeMap<_, Vec<_>> = BTreeMap::new();
         assert!(layout.segments.is_sorted_by_key(|segment| segment.address));
         for segment in &layout.segments {
