@@ -180,7 +180,7 @@ fn oomph(folder: &Path, arguments: &[&str]) -> (i32, String) {
 /// Writes the last entries of a recording as `late.pickle`.
 fn late_file(name: &str, folder: &Path) {
     let path = recordings().into_iter().find(|path| path.ends_with(format!("{name}.pickle.xz")));
-    let late = last_entries(&Snapshot::open(&path.unwrap()).unwrap(), 1001);
+    let late = last_entries(&Snapshot::open(path.unwrap()).unwrap(), 1001);
     late.write(File::create(folder.join("late.pickle")).unwrap()).unwrap();
 }
 
