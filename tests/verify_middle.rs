@@ -132,11 +132,13 @@ fn peak_reserved(recording: &Recording, resumes: bool) -> u64 {
 #[test]
 fn a_replay_goes_on_from_the_memory_that_was_there() {
     let mut without = 0;
-    for name in ["train_base", "varlen", "varlen_stack", "train_base.exp", "varlen.exp"] {
+    // The last one is served by other segments if those of one size change their order.
+    let cut = ["train_base", "varlen", "varlen_stack", "train_base.exp", "varlen.exp"].map(|name| (name, 3));
+    for (name, part) in cut.into_iter().chain([("fuzz1.split32", 2)]) {
         let path = recordings().into_iter().find(|path| path.ends_with(format!("{name}.pickle.xz")));
         let path = path.unwrap_or_else(|| panic!("no {name}"));
         let snapshot = Snapshot::open(&path).unwrap();
-        let count = snapshot.traces[0].len() / 3;
+        let count = snapshot.traces[0].len() / part;
         let recording = last_entries(&snapshot, count).into_recording(name, None).unwrap();
         let verification = verify_as_recorded(&recording, &Companion::default());
         assert_eq!(verification.verdict, Verdict::Exact, "{name}");
@@ -178,7 +180,7 @@ fn oomph(folder: &Path, arguments: &[&str]) -> (i32, String) {
 /// Writes the last entries of a recording as `late.pickle`.
 fn late_file(name: &str, folder: &Path) {
     let path = recordings().into_iter().find(|path| path.ends_with(format!("{name}.pickle.xz")));
-    let late = last_entries(&Snapshot::open(&path.unwrap()).unwrap(), 1001);
+    let late = last_entries(&Snapshot::open(path.unwrap()).unwrap(), 1001);
     late.write(File::create(folder.join("late.pickle")).unwrap()).unwrap();
 }
 

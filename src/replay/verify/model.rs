@@ -57,13 +57,14 @@ impl Model {
         Ok(Model { caching: Caching::new(settings, setup), device })
     }
 
-    /// Takes over what was there before a recording, where it was. Gives the blocks that are not free, in order.
+    /// Takes over what was there before a recording, where it was. Gives the blocks that are not free, in order. The
+    /// allocator asks for ordinary segments from the highest address down.
     pub(super) fn adopt(&mut self, layout: &Layout, entries: &[Entry]) -> Result<Vec<Block>, StrategyError> {
         for range in self.caching.shared_ranges(layout) {
             let start = range_start(&range, &layout.segments, entries);
             self.device.expect_any(CallKind::AddressReserve, Ok(Reply::Address(start)));
         }
-        for segment in layout.segments.iter().filter(|segment| !segment.mapped) {
+        for segment in layout.segments.iter().rev().filter(|segment| !segment.mapped) {
             self.device.expect(Call::Alloc { bytes: segment.bytes }, Ok(Reply::Address(segment.address)));
         }
         let mut nothing: Vec<StrategyEvent> = Vec::new();

@@ -1,8 +1,11 @@
 //! Taking over memory as another allocator of this kind left it: a recording that begins in the middle goes on from there.
 //!
-//! Segments and ranges are taken from the device anew, in address order, and filled with the blocks that are said to lie
-//! in them. Where the device puts them elsewhere, everything keeps its place within its segment and segments keep their
-//! order, which is all that later decisions depend on.
+//! Segments and ranges are taken from the device anew and filled with the blocks that are said to lie in them. Where the
+//! device puts them elsewhere, everything keeps its place within its segment, and segments of one size keep their order,
+//! because of two free blocks that fit as well the lower is taken. Segments of different sizes keep theirs as far as the
+//! driver hands out addresses downwards, which it does but for what shares 32 MiB.
+
+use std::collections::BTreeMap;
 
 use super::{
     Caching, QUANTUM,
@@ -49,9 +52,10 @@ impl Caching {
         for range in self.shared_ranges(layout) {
             self.adopt_range(cx, segments, &range, &mut heads)?;
         }
-        for (segment, head) in segments.iter().zip(&mut heads).filter(|(segment, _)| !segment.mapped) {
+        for (segment, head) in segments.iter().zip(&mut heads).filter(|(segment, _)| !segment.mapped).rev() {
             *head = self.adopt_whole(cx, segment)?;
         }
+        self.exchange_alike(segments, &mut heads);
         let mut held = Vec::new();
         for (segment, head) in segments.iter().zip(heads) {
             self.fill(segment, head, &mut held);
@@ -145,6 +149,21 @@ impl Caching {
         let slot = self.book_segment(cx, arena, address, segment.bytes);
         self.pools.arenas[arena as usize].free.insert(self.blocks[slot].entry(slot));
         Ok(slot)
+    }
+
+    /// Puts ordinary segments that differ only in where they lie into the order of those they stand for.
+    fn exchange_alike(&self, segments: &[SegmentView], heads: &mut [u32]) {
+        let mut alike: BTreeMap<(u32, u64), Vec<usize>> = BTreeMap::new();
+        for (place, segment) in segments.iter().enumerate().filter(|(_, segment)| !segment.mapped) {
+            alike.entry((self.blocks[heads[place]].arena, segment.bytes)).or_default().push(place);
+        }
+        for places in alike.values() {
+            let mut in_order: Vec<u32> = places.iter().map(|&place| heads[place]).collect();
+            in_order.sort_unstable_by_key(|&head| self.blocks[head].address);
+            for (&place, head) in places.iter().zip(in_order) {
+                heads[place] = head;
+            }
+        }
     }
 
     fn adopt_arena(&mut self, segment: &SegmentView) -> Result<u32, StrategyError> {
@@ -286,6 +305,20 @@ mod tests {
         layout
     }
 
+    /// Sizes and states of the blocks of a segment.
+    type Content = Vec<(u64, BlockState)>;
+
+    /// What lies in the segments of each size and stream, in the order of their addresses.
+    fn in_order(layout: &Layout) -> BTreeMap<(u64, StreamId, String), Vec<Content>> {
+        let mut kinds: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        assert!(layout.segments.is_sorted_by_key(|segment| segment.address));
+        for segment in &layout.segments {
+            let blocks = segment.blocks.iter().map(|block| (block.size, block.state)).collect();
+            kinds.entry((segment.bytes, segment.stream, segment.pool.to_string())).or_default().push(blocks);
+        }
+        kinds
+    }
+
     const SETTINGS: [&str; 3] = ["", "expandable_segments:True", "max_split_size_mb:20"];
 
     #[test]
@@ -297,6 +330,7 @@ mod tests {
             let mut heir = self::caching(settings, &other);
             let held = heir.take_over(&mut Context { device: &mut other, sink: &mut Silent }, &layout).unwrap();
             assert_eq!(held.len() as u64, caching.stats().live_blocks, "{settings}");
+            assert_eq!(in_order(&heir.layout().unwrap()), in_order(&layout), "{settings}");
             assert_eq!(heir.stats().current, caching.stats().current, "{settings}");
             for name in ["segment.all.current", "inactive_split.all.current", "inactive_split_bytes.small_pool.current"]
             {
