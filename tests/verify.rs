@@ -2,17 +2,16 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
-use std::{
-    path::{Path, PathBuf},
-    process::Command,
-};
+mod recordings;
+
+use std::{path::Path, process::Command};
 
 use oomph::{
     device::{
         Device,
         sim::{SimConfig, SimDevice},
     },
-    replay::verify::{Companion, Divergence, Verdict, Verification, verify},
+    replay::verify::{Companion, Divergence, Verdict},
     strategy::{self, Attempt, Caller, Context, Request, SegmentView, Setup, StrategyEvent, StrategySpec},
     suite::all_cores,
     trace::torch::{
@@ -20,22 +19,7 @@ use oomph::{
     },
     unit::{Address, SiteId, StreamId, ThreadId, side_by_side},
 };
-
-/// The 72 recordings, by name.
-fn recordings() -> Vec<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads/recorded");
-    let mut paths: Vec<PathBuf> = folder.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
-    paths.retain(|path| path.extension().is_some_and(|extension| extension == "xz"));
-    paths.sort();
-    assert_eq!(paths.len(), 72);
-    paths
-}
-
-fn verify_as_recorded(recording: &Recording, companion: &Companion) -> Verification {
-    let device = SimDevice::new(SimConfig::default()).unwrap();
-    let limit = companion.memory_fraction.map(|fraction| (fraction * device.props().total_bytes as f64) as u64);
-    verify(recording, &Setup { props: device.props(), limit }, &companion.counters)
-}
+use recordings::{recordings, verify_as_recorded};
 
 #[test]
 fn every_recording_is_exact() {

@@ -3,9 +3,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
+mod recordings;
+
 use std::{
     fs::{self, File},
-    path::{Path, PathBuf},
+    path::Path,
     process::Command,
     sync::{
         Mutex,
@@ -32,21 +34,7 @@ use oomph::{
     unit::{Nanos, StreamId, TagId, Work},
 };
 use proptest::prelude::*;
-
-fn recordings() -> Vec<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads/recorded");
-    let mut paths: Vec<PathBuf> = folder.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
-    paths.retain(|path| path.extension().is_some_and(|extension| extension == "xz"));
-    paths.sort();
-    assert_eq!(paths.len(), 72);
-    paths
-}
-
-fn verify_as_recorded(recording: &Recording, companion: &Companion) -> Verification {
-    let device = SimDevice::new(SimConfig::default()).unwrap();
-    let limit = companion.memory_fraction.map(|fraction| (fraction * device.props().total_bytes as f64) as u64);
-    verify(recording, &Setup { props: device.props(), limit }, &companion.counters)
-}
+use recordings::{recordings, verify_as_recorded};
 
 /// What is left of a snapshot whose ring of entries held so many: the last ones, and the memory at the end.
 fn last_entries(snapshot: &Snapshot, count: usize) -> Snapshot {
