@@ -1,6 +1,6 @@
 //! Help that is as wide as the terminal, and what is said to who names a file where a command belongs.
 //!
-//! Called by `main` before anything else; the manual pages are made from the same texts.
+//! Called by `main` when help was asked for; the manual pages are made from the same texts.
 
 use std::path::Path;
 

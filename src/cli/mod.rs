@@ -49,7 +49,7 @@ mod worker;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, error::ErrorKind};
 
 use crate::device::cuda;
 
@@ -123,7 +123,14 @@ enum Command {
 /// Parses, dispatches, and turns the outcome into an exit code.
 #[must_use]
 pub fn main() -> ExitCode {
-    let parsed = help::flowing(Cli::command()).try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let parse = |command: clap::Command| command.try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    // Only help shows the texts that flow, and every case of a worker is a start of this program.
+    let parsed = parse(Cli::command()).or_else(|error| match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            parse(help::flowing(Cli::command()))
+        }
+        _ => Err(error),
+    });
     let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => {
