@@ -7,7 +7,7 @@ use std::{
     process::{Child, ChildStdin, Command, ExitStatus, Stdio},
     sync::{
         atomic::{AtomicBool, Ordering},
-        mpsc::{self, Receiver},
+        mpsc::Receiver,
     },
     thread,
     time::{Duration, Instant},
@@ -23,7 +23,7 @@ use crate::{
     measure::Status,
     plugin,
     suite::{Case, CaseOutcome, CaseRunner, CaseTimeout},
-    unit::ending,
+    unit::{ending, last_bytes},
 };
 
 /// How often the clock and the stop flag are looked at while a worker is silent.
@@ -85,8 +85,8 @@ impl WorkerProcess<'_> {
             .stderr(Stdio::piped())
             .spawn()?;
         let mut input = child.stdin.take();
-        let (output, complaints) =
-            (reader(child.stdout.take(), usize::MAX), reader(child.stderr.take(), LAST_WORDS_BYTES));
+        let output = last_bytes(child.stdout.take().map(|pipe| pipe.take(MOST_OUTPUT_BYTES)), usize::MAX);
+        let complaints = last_bytes(child.stderr.take().map(|pipe| pipe.take(MOST_OUTPUT_BYTES)), LAST_WORDS_BYTES);
         tell(&mut input, &order);
         Ok(Worker { child, input, output, complaints })
     }
@@ -139,31 +139,6 @@ fn tell(input: &mut Option<ChildStdin>, line: &str) {
     if let Some(input) = input {
         let _ = input.write_all(format!("{line}\n").as_bytes()).and_then(|()| input.flush());
     }
-}
-
-/// Reads a pipe to its end, so that its writer never blocks, and gives the last `most` bytes.
-fn reader(pipe: Option<impl Read + Send + 'static>, most: usize) -> Receiver<Vec<u8>> {
-    let (sender, receiver) = mpsc::channel();
-    thread::spawn(move || {
-        let mut kept = Vec::new();
-        let mut chunk = [0; 1 << 16];
-        if let Some(mut pipe) = pipe.map(|pipe| pipe.take(MOST_OUTPUT_BYTES)) {
-            loop {
-                match pipe.read(&mut chunk) {
-                    Ok(0) => break,
-                    Ok(count) => kept.extend_from_slice(&chunk[..count]),
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(_) => break,
-                }
-                if kept.len() / 2 > most {
-                    kept.drain(..kept.len() - most);
-                }
-            }
-        }
-        // Nobody may be waiting any more.
-        let _ = sender.send(kept);
-    });
-    receiver
 }
 
 #[cfg(all(test, unix))]

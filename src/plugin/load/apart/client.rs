@@ -2,13 +2,13 @@
 
 use std::{
     ffi::c_int,
-    io::{self, Read},
+    io,
     os::{
         fd::OwnedFd,
         unix::{net::UnixStream, process::CommandExt},
     },
-    process::{Child, ChildStderr, Command, ExitStatus, Stdio},
-    sync::mpsc::{self, Receiver},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::mpsc::Receiver,
     thread,
     time::{Duration, Instant},
 };
@@ -25,7 +25,7 @@ use crate::{
         watched::{CALL_MARK, hung},
         wish::Wish,
     },
-    unit::{Address, ending},
+    unit::{Address, ending, last_bytes},
 };
 
 /// How long a process may take to be gone once it no longer answers.
@@ -55,18 +55,15 @@ impl Apart {
         parameters: &str,
         wish: &Wish<'_>,
     ) -> Result<Apart, PluginError> {
-        let (child, connection) = spawn(host, parameters).map_err(|source| PluginError::NoHost { source })?;
+        let (mut child, connection) = spawn(host, parameters).map_err(|source| PluginError::NoHost { source })?;
         let mut apart = Apart {
             file: wish.file.to_owned(),
             timeout: wish.timeout,
-            complaints: mpsc::channel().1,
+            complaints: last_bytes(child.stderr.take(), LAST_WORDS_BYTES),
             child,
             connection,
             gone: None,
         };
-        if let Some(pipe) = apart.child.stderr.take() {
-            apart.complaints = last_bytes(pipe);
-        }
         match apart.loaded() {
             Ok(None) => {}
             Ok(Some(reason)) => return Err(PluginError::Refused { reason }),
@@ -133,7 +130,7 @@ impl Apart {
     /// How the process ended. Its children are gone too, and with them all who could still write to its standard error.
     fn with_last_words(&self, status: ExitStatus) -> String {
         let said = self.complaints.recv_timeout(LEAVING).unwrap_or_default();
-        let said = String::from_utf8_lossy(&said);
+        let said = String::from_utf8_lossy(&said[said.len().saturating_sub(LAST_WORDS_BYTES)..]);
         let own_words = |line: &&str| !line.trim().is_empty() && !line.starts_with(CALL_MARK);
         match said.lines().rev().find(own_words) {
             Some(words) => format!("{}; its last words: {}", ending(status), words.trim()),
@@ -190,20 +187,4 @@ fn spawn(host: &HostProgram, parameters: &str) -> io::Result<(Child, UnixStream)
         .process_group(0)
         .spawn()?;
     Ok((child, ours))
-}
-
-/// Reads a pipe to its end, so that its writer never blocks, and gives the last bytes.
-fn last_bytes(mut pipe: ChildStderr) -> Receiver<Vec<u8>> {
-    let (sender, receiver) = mpsc::channel();
-    thread::spawn(move || {
-        let mut kept = Vec::new();
-        let mut chunk = [0; LAST_WORDS_BYTES];
-        while let Ok(count @ 1..) = pipe.read(&mut chunk) {
-            kept.extend_from_slice(&chunk[..count]);
-            kept.drain(..kept.len().saturating_sub(LAST_WORDS_BYTES));
-        }
-        // Nobody may be waiting any more.
-        let _ = sender.send(kept);
-    });
-    receiver
 }
