@@ -64,7 +64,7 @@ impl Recording {
             return None;
         }
         // The file has the memory at its end; what was given back since the failure is added again.
-        let mut reserved_bytes = self.final_segments.iter().fold(0_u64, |sum, one| sum.saturating_add(one.total_size));
+        let mut reserved_bytes = self.reserved_at_end();
         for entry in after {
             if let Action::SegmentFree | Action::SegmentUnmap = entry.action {
                 reserved_bytes = reserved_bytes.saturating_add(entry.size);

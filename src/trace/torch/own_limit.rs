@@ -34,7 +34,7 @@ impl Recording {
     /// The limit of the program's own, where requests failed while the GPU had room and one amount explains them all.
     #[must_use]
     pub fn own_limit(&self) -> Option<OwnLimit> {
-        let mut held = self.final_segments.iter().fold(0_u64, |sum, segment| sum.saturating_add(segment.total_size));
+        let mut held = self.reserved_at_end();
         let mut limit = OwnLimit { at_least_bytes: held, below_bytes: u64::MAX };
         // Backwards from the end, because only the end is known whole where a recording began in the middle.
         for entry in self.witnessed.iter().rev() {

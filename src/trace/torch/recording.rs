@@ -242,6 +242,11 @@ impl Gaps {
 }
 
 impl Recording {
+    /// Bytes that the allocator has from the driver at the end.
+    pub(super) fn reserved_at_end(&self) -> u64 {
+        self.final_segments.iter().fold(0, |sum, segment| sum.saturating_add(segment.total_size))
+    }
+
     /// The memory before an entry.
     #[must_use]
     pub fn memory_before(&self, entry: usize) -> Initial {
