@@ -290,7 +290,7 @@ fn a_folder_whose_name_is_no_text_takes_a_run() {
     let folder = empty();
     let place = folder.path().join(OsStr::from_bytes(b"run\xfe"));
     let words = ["run", "quick", "--filter", "checkerboard/direct", "--output"];
-    let ended = std::process::Command::new(env!("CARGO_BIN_EXE_oomph")).args(words).arg(&place).output().unwrap();
+    let ended = oomph(&folder).args(words).arg(&place).output().unwrap();
     assert_eq!(ended.status.code(), Some(0), "{}", String::from_utf8_lossy(&ended.stderr));
     assert!(place.join("runs.csv").is_file());
 }

@@ -1,7 +1,10 @@
 //! How far long work is: what the rooms tell, and what a terminal and a pipe see of it.
 
+#![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+mod command;
+
 use std::{
-    path::Path,
     process::{Command, Stdio},
     sync::{Mutex, PoisonError},
 };
@@ -76,13 +79,9 @@ fn a_search_says_what_it_tries_and_every_try_comes_to_its_end_even_if_it_fails_a
     }
 }
 
-fn oomph() -> &'static Path {
-    Path::new(env!("CARGO_BIN_EXE_oomph"))
-}
-
 /// What a terminal of 120 columns shows; `None` where there is no `script` to make one.
 fn on_a_terminal(arguments: &str) -> Option<String> {
-    let command = format!("stty rows 24 cols 120 2>/dev/null; {} {arguments}", oomph().display());
+    let command = format!("stty rows 24 cols 120 2>/dev/null; {} {arguments}", env!("CARGO_BIN_EXE_oomph"));
     let shown = Command::new("script")
         .args(["-qec", &command, "/dev/null"])
         .env("TERM", "xterm")
@@ -122,8 +121,8 @@ fn several_recordings_are_counted_with_the_stage_of_one_beside_the_count() {
 #[test]
 fn a_pipe_sees_no_bar() {
     for arguments in [vec!["verify", RECORDED], vec!["replay", "random"], vec!["inspect", "random"]] {
-        let told = Command::new(oomph()).args(&arguments).output().unwrap();
-        assert_eq!(String::from_utf8_lossy(&told.stderr), "", "{arguments:?}");
-        assert!(told.status.success() && !String::from_utf8_lossy(&told.stdout).contains('\u{1b}'), "{arguments:?}");
+        let (out, err) = command::run(env!("CARGO_MANIFEST_DIR"), &arguments, 0);
+        assert_eq!(err, "", "{arguments:?}");
+        assert!(!out.contains('\u{1b}'), "{arguments:?}");
     }
 }

@@ -3,19 +3,15 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
+mod command;
 mod recordings;
 
 use std::{
     fs::{self, File},
     path::Path,
-    process::Command,
-    sync::{
-        Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
-    thread,
 };
 
+use command::run;
 use oomph::{
     device::{
         Device,
@@ -27,11 +23,12 @@ use oomph::{
         verify::{Companion, Counters, Verdict, Verification, verify},
     },
     strategy::{Setup, Silent, StrategySpec},
+    suite::all_cores,
     trace::{
         Trace, TraceBuilder,
         torch::{Action, Recording, Snapshot},
     },
-    unit::{Nanos, StreamId, TagId, Work},
+    unit::{Nanos, StreamId, TagId, Work, side_by_side},
 };
 use proptest::prelude::*;
 use recordings::{recordings, verify_as_recorded};
@@ -51,45 +48,37 @@ const AGES_MATTER: [(&str, &str); 2] =
 
 #[test]
 fn every_recording_is_exact_from_the_middle_too() {
-    let paths = recordings();
-    let next = AtomicUsize::new(0);
-    let failures = Mutex::new(Vec::new());
-    let agreed = AtomicUsize::new(0);
-    thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(|| {
-                while let Some(path) = paths.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let snapshot = Snapshot::open(path).unwrap();
-                    let companion = Companion::beside(path).unwrap().unwrap();
-                    let all = snapshot.traces[0].len();
-                    let cuts = [
-                        (all - 1, "all but the first"),
-                        (all / 2, "the last half"),
-                        (all / 10, "the last tenth"),
-                        (100, "the last hundred"),
-                    ];
-                    for (count, cut) in cuts {
-                        let recording = last_entries(&snapshot, count).into_recording("late", None).unwrap();
-                        let verification = verify_as_recorded(&recording, &companion);
-                        agreed.fetch_add(verification.agreed, Ordering::Relaxed);
-                        let began = verification.beginning.unwrap();
-                        assert!(began.segments > 0 || began.entries_passed_over > 0, "{}: {cut}", path.display());
-                        let name = path.file_name().unwrap().to_str().unwrap();
-                        match &verification.verdict {
-                            Verdict::Exact => assert!(!AGES_MATTER.contains(&(name, cut)), "{name}: {cut}"),
-                            Verdict::Partial { reasons, .. } if AGES_MATTER.contains(&(name, cut)) => {
-                                assert!(reasons.iter().any(|reason| reason.contains("garbage collection")));
-                            }
-                            other => failures.lock().unwrap().push(format!("{name}: {cut}: {other:?}")),
-                        }
-                    }
+    let found = side_by_side(&recordings(), all_cores(), |path| {
+        let snapshot = Snapshot::open(path).unwrap();
+        let companion = Companion::beside(path).unwrap().unwrap();
+        let all = snapshot.traces[0].len();
+        let cuts = [
+            (all - 1, "all but the first"),
+            (all / 2, "the last half"),
+            (all / 10, "the last tenth"),
+            (100, "the last hundred"),
+        ];
+        let (mut agreed, mut failures) = (0, Vec::new());
+        for (count, cut) in cuts {
+            let recording = last_entries(&snapshot, count).into_recording("late", None).unwrap();
+            let verification = verify_as_recorded(&recording, &companion);
+            agreed += verification.agreed;
+            let began = verification.beginning.unwrap();
+            assert!(began.segments > 0 || began.entries_passed_over > 0, "{}: {cut}", path.display());
+            let name = path.file_name().unwrap().to_str().unwrap();
+            match &verification.verdict {
+                Verdict::Exact => assert!(!AGES_MATTER.contains(&(name, cut)), "{name}: {cut}"),
+                Verdict::Partial { reasons, .. } if AGES_MATTER.contains(&(name, cut)) => {
+                    assert!(reasons.iter().any(|reason| reason.contains("garbage collection")));
                 }
-            });
+                other => failures.push(format!("{name}: {cut}: {other:?}")),
+            }
         }
+        (agreed, failures)
     });
-    let failures = failures.into_inner().unwrap();
+    let failures: Vec<&str> = found.iter().flat_map(|(_, failures)| failures).map(String::as_str).collect();
     assert!(failures.is_empty(), "{} diverge:\n{}", failures.len(), failures.join("\n"));
-    assert_eq!(agreed.into_inner(), 3_002_450);
+    assert_eq!(found.iter().map(|(agreed, _)| agreed).sum::<usize>(), 3_002_450);
 }
 
 #[test]
@@ -152,17 +141,9 @@ fn a_replay_goes_on_with_the_sizes_that_were_mended() {
     let file = File::create(folder.path().join("late.pickle")).unwrap();
     last_entries(&snapshot, snapshot.traces[0].len() / 20).write(file).unwrap();
     let strategy = format!("caching:{}", mended.settings.conf());
-    let (_, text) = oomph(folder.path(), &["replay", "late.pickle", "--strategy", &strategy, "--format", "json"]);
+    let (text, _) = run(&folder, &["replay", "late.pickle", "--strategy", &strategy, "--format", "json"], 0);
     let replayed: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(replayed["rows"][0]["peak_reserved_bytes"], verification.stats.peak.reserved);
-}
-
-/// What the binary says to `arguments`, and its exit code.
-fn oomph(folder: &Path, arguments: &[&str]) -> (i32, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_oomph"));
-    let output = command.current_dir(folder).args(arguments).output().unwrap();
-    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
-    (output.status.code().unwrap(), text)
 }
 
 /// Writes the last entries of a recording as `late.pickle`.
@@ -176,22 +157,20 @@ fn late_file(name: &str, folder: &Path) {
 fn the_commands_say_that_it_is_from_the_middle() {
     let folder = tempfile::tempdir().unwrap();
     late_file("train_sgd", folder.path());
-    let (code, text) = oomph(folder.path(), &["verify", "late.pickle"]);
-    assert_eq!(code, 0, "{text}");
+    let (text, _) = run(&folder, &["verify", "late.pickle"], 0);
     let line = text.lines().next().unwrap();
     assert!(line.starts_with("EXACT     late.pickle: ") && line.contains("from the middle: "), "{text}");
     assert!(line.contains(" segments were there before it"), "{text}");
-    let (_, text) = oomph(folder.path(), &["verify", "late.pickle", "--format", "json"]);
+    let (text, _) = run(&folder, &["verify", "late.pickle", "--format", "json"], 0);
     let document: serde_json::Value = serde_json::from_str(&text).unwrap();
     let row = &document["rows"][0];
     let passed_over = row["beginning"]["entries_passed_over"].as_u64().unwrap();
     assert_eq!(row["entries_agreed"].as_u64().unwrap() + passed_over, 1001);
-    let (code, csv) = oomph(folder.path(), &["replay", "late.pickle", "--strategy", "caching", "--format", "json"]);
-    assert_eq!(code, 0, "{csv}");
+    let (csv, _) = run(&folder, &["replay", "late.pickle", "--strategy", "caching", "--format", "json"], 0);
     let replayed: serde_json::Value = serde_json::from_str(&csv).unwrap();
     assert_eq!(replayed["rows"][0]["peak_reserved_bytes"], row["peak_reserved_bytes"]);
-    let (code, text) = oomph(folder.path(), &["advise", "late.pickle", "--format", "json"]);
-    assert!(code == 0 && text.contains("\"blocks_before\": "), "{text}");
+    let (text, _) = run(&folder, &["advise", "late.pickle", "--format", "json"], 0);
+    assert!(text.contains("\"blocks_before\": "), "{text}");
 }
 
 #[test]
@@ -203,8 +182,7 @@ fn a_suite_goes_on_from_the_memory_that_was_there_in_whichever_process() {
     fs::write(folder.path().join("suite.toml"), suite).unwrap();
     let rows = ["never", "always"].map(|isolate| {
         let arguments = ["run", "./suite.toml", "--isolate", isolate, "--output", isolate];
-        let (code, text) = oomph(folder.path(), &arguments);
-        assert_eq!(code, 0, "{text}");
+        run(&folder, &arguments, 0);
         fs::read_to_string(folder.path().join(isolate).join("runs.csv")).unwrap()
     });
     assert_eq!(rows[0], rows[1]);
@@ -216,12 +194,9 @@ fn a_snapshot_of_a_replay_goes_on_from_the_memory_that_was_there() {
     late_file("varlen.exp", folder.path());
     let strategy = "caching:expandable_segments:True";
     let arguments = ["replay", "late.pickle", "--strategy", strategy, "--format", "json"];
-    let (code, text) = oomph(folder.path(), &[&arguments[..], &["--export-snapshot", "export.pickle"]].concat());
-    assert_eq!(code, 0, "{text}");
-    let mut documents = serde_json::Deserializer::from_str(&text).into_iter::<serde_json::Value>();
-    let replayed = documents.next().unwrap().unwrap();
-    let (code, text) = oomph(folder.path(), &["verify", "export.pickle", "--format", "json"]);
-    assert_eq!(code, 0, "{text}");
+    let (text, _) = run(&folder, &[&arguments[..], &["--export-snapshot", "export.pickle"]].concat(), 0);
+    let replayed: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let (text, _) = run(&folder, &["verify", "export.pickle", "--format", "json"], 0);
     let document: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(document["rows"][0]["peak_reserved_bytes"], replayed["rows"][0]["peak_reserved_bytes"]);
 }
