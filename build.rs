@@ -1,16 +1,13 @@
-//! Embeds what the binary must know wherever it is installed: the recipes in `workloads/`, the suites in `suites/`,
-//! and the commit it was built from.
+//! Embeds what the binary must know wherever it is installed: the suites in `suites/`, and the
+//! commit it was built from.
 
 use std::{env, error::Error, fs, path::Path, process::Command};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let root = env::var("CARGO_MANIFEST_DIR")?;
     let out = env::var("OUT_DIR")?;
-    for folder in ["workloads", "suites"] {
-        let listing = embedded(&Path::new(&root).join(folder));
-        fs::write(Path::new(&out).join(format!("{folder}.rs")), listing)?;
-        println!("cargo::rerun-if-changed={folder}");
-    }
+    fs::write(Path::new(&out).join("suites.rs"), embedded(&Path::new(&root).join("suites")))?;
+    println!("cargo::rerun-if-changed=suites");
     println!("cargo::rerun-if-changed=build.rs");
     let commit = packaged_commit(&root).or_else(|| checked_out_commit(&root));
     println!("cargo::rustc-env=OOMPH_COMMIT={}", commit.unwrap_or_else(|| "unknown".to_owned()));

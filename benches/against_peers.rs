@@ -24,11 +24,11 @@ use std::{
 };
 
 use oomph::{
+    base::Address,
     strategy::{
         Caller, Context, Silent, Strategy, StrategySpec,
         wrap::{Addressed, Locked},
     },
-    unit::Address,
 };
 use recipe::{Allocator, ByHandle, HOT, MIX, MIX_PAIRS, Mix, fresh, request, served, steps};
 

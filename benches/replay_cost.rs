@@ -13,10 +13,10 @@ use oomph::{
         Device,
         sim::{Profile, SimDevice},
     },
+    models::Recipe,
     replay::{Observer, Options, replay},
     strategy::{EventSink, Setup, StrategyEvent, StrategySpec},
     trace::Trace,
-    workload::Recipe,
 };
 
 /// The hot pair and the mix are memory traffic alone; training has marks, work and events in between.

@@ -13,10 +13,10 @@ use oomph::{
         Device,
         sim::{Profile, SimDevice},
     },
+    models::Recipe,
     replay::{Observer, Options, replay},
     strategy::{EventSink, STRATEGIES, Setup, StrategyEvent, StrategySpec},
     trace::Trace,
-    workload::Recipe,
 };
 use recipe::{Allocator, ByHandle, HOT, MIX, Mix};
 

@@ -4,8 +4,8 @@
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use oomph::{
+    models::{Recipe, Workload},
     trace::{CHUNK_EVENTS, Source},
-    workload::{Recipe, Workload},
 };
 
 fn workloads(criterion: &mut Criterion) {

@@ -6,9 +6,9 @@
 use std::env;
 
 use oomph::{
+    base::{KIB, MIB, SiteId, StreamId, ThreadId},
     device::{Device, DeviceSpec},
     strategy::{Attempt, Block, Caller, Context, Request, Setup, Silent, Strategy, StrategySpec},
-    unit::{KIB, MIB, SiteId, StreamId, ThreadId},
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;

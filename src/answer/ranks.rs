@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::unit::MIB;
+use crate::base::MIB;
 
 /// A rank stands out if it is so many times further from the median than ranks usually are.
 const FAR: f64 = 3.5;
@@ -127,7 +127,7 @@ fn deviation(figures: &[u64], median_bytes: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unit::GIB;
+    use crate::base::GIB;
     use proptest::prelude::*;
 
     fn ranks(figures: &[Option<u64>]) -> Ranks {

@@ -20,11 +20,11 @@ use crate::{
         ranks::RankRow,
         threshold::ThresholdError,
     },
+    base::{Bytes, Watch},
     device::DeviceSpec,
     report::{self, Medium},
     suite::{self, RankFile},
     trace::{Trace, Watched, torch::DeadEnd},
-    unit::{Bytes, Watch},
 };
 
 /// Says which allocator settings a program should run with: one line to paste, the memory needed with it and without,

@@ -17,10 +17,10 @@ use super::{
 };
 use crate::{
     answer::claims::{Claim, ClaimRecord, ClaimsQuestion, all_claims, claims},
+    base::{did_you_mean, nearest},
     device::DeviceSpec,
     report::{self, ClaimFiles, Medium, ReportError},
     suite,
-    unit::{did_you_mean, nearest},
 };
 
 /// Puts what is published about GPU memory to the test: claim by claim, with the published figure, what is measured here,

@@ -18,10 +18,10 @@ use super::{
     source::SourceOptions,
 };
 use crate::{
+    base::Watch,
     replay,
     strategy::StrategySpec,
     trace::{self, Source, Watched, WriteError, minimalloc, rmm},
-    unit::Watch,
 };
 
 /// Writes a workload or trace as a trace file.

@@ -10,15 +10,15 @@ use anyhow::Context;
 
 use super::{exit, failure::Outcome, options::DeviceOptions, output};
 use crate::{
+    base::{Bytes, Dtype, Work},
     device::{
         Device, Products, calibrate,
         cuda::{self, Verdict},
         sim::{Profile, ProfileFile, SimDevice, WorkTime},
     },
+    models::recipe_names,
     strategy::STRATEGIES,
     suite::SuiteFile,
-    unit::{Bytes, Dtype, Work},
-    workload::recipe_names,
 };
 
 /// Checks the set-up line by line: what is there, what is missing, and what follows from that.

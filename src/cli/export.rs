@@ -7,12 +7,12 @@ use anyhow::anyhow;
 
 use super::{failure::Failure, output};
 use crate::{
+    base::Watch,
     device::{DeviceSpec, wrap::capped},
     measure::witness::{Witnessed, witness},
     plugin, replay,
     strategy::{Context, Setup, Silent, StrategySpec},
     trace::{self, Source},
-    unit::Watch,
 };
 
 /// A replay that is to be told as PyTorch would have recorded it.

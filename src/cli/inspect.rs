@@ -18,10 +18,10 @@ use super::{
 };
 use crate::{
     answer::ranks::RankRow,
+    base::{Bytes, Watch},
     report::plot,
     suite::RankFile,
     trace::{self, Powers, Source, Summary, Watched},
-    unit::{Bytes, Watch},
 };
 
 /// Says what is in a workload or trace: how many events of which kind, sizes, lifetimes, peak, steps and phases.

@@ -6,9 +6,9 @@ use serde::Serialize;
 
 use super::failure::Failure;
 use crate::{
+    base::{Bytes, Nanos, Watch, Watcher},
     plan::{Bound, Budget, GRAIN, Lifetimes, pack},
     trace::{Source, Watched},
-    unit::{Bytes, Nanos, Watch, Watcher},
 };
 
 /// What a source needs, whoever serves it.

@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, fmt::Write as _};
 use serde::Serialize;
 
 use crate::{
+    base::Bytes,
     trace::torch::{BlockState, OwnLimit, Recording, SegmentKind},
-    unit::Bytes,
 };
 
 /// What only a recording has.

@@ -10,11 +10,11 @@ use super::{
 };
 use crate::{
     answer::summary::{At, By, MemorySummary, Operation, SummaryError, operations, summarize},
+    base::Watch,
     replay::Options,
     report,
     strategy::StrategySpec,
     trace::{Source, Watched},
-    unit::Watch,
 };
 
 /// What to tell of one moment.

@@ -18,11 +18,11 @@ use crate::{
         leaks::{Bar, Finding, LeakError, Observed, Place, Verdict, growers, judge, snapshots},
         ranks::RankRow,
     },
+    base::Watch,
     replay::Options,
     report,
     suite::RankFile,
     trace::{Source, Watched, torch::Recording},
-    unit::Watch,
 };
 
 /// Says whether memory leaks, the cache grows, it fragments or all is steady, and who grows.

@@ -7,11 +7,11 @@ use serde::Serialize;
 
 use super::{exit, failure::Outcome, output};
 use crate::{
+    base::Shelved,
+    models::{GENERATORS, Recipe, all_recipes},
     plugin,
     strategy::STRATEGIES,
     suite::SuiteFile,
-    unit::Shelved,
-    workload::{GENERATORS, Recipe, all_recipes},
 };
 
 /// Lists what there is, with a line on each.

@@ -7,12 +7,12 @@ use clap::{Args, ValueEnum};
 
 use super::{failure::Failure, output};
 use crate::{
+    base::Bytes,
     device::{DeviceSpec, DeviceSpecError, Fleet},
     measure::CaseRecord,
     plan::Budget,
     report::{self, ReportError},
     suite::{Case, CaseTimeout, InProcess, Isolating, Isolation, WorkerProcess},
-    unit::Bytes,
 };
 
 /// Which device, and how much of it.

@@ -11,7 +11,7 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 
-use crate::unit::Watcher;
+use crate::base::Watcher;
 
 /// A bar that counts cases.
 pub fn of_cases(total: usize, done: usize) -> ProgressBar {

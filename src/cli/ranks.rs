@@ -13,9 +13,9 @@ use super::{
 };
 use crate::{
     answer::ranks::{RankRow, Ranks},
+    base::{Watch, side_by_side},
     report::{self, Medium},
     suite::{self, RankFile},
-    unit::{Watch, side_by_side},
 };
 
 /// The files of all ranks, if the only source is a folder or a pattern.

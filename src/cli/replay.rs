@@ -22,6 +22,7 @@ use super::{
     source::SourceOptions,
 };
 use crate::{
+    base::{Watch, Watcher},
     device::DeviceSpec,
     measure::{CaseDetail, CaseLabel, CaseRecord, Status, TimingRecord},
     plugin,
@@ -34,7 +35,6 @@ use crate::{
     strategy::StrategySpec,
     suite::{self, Case, Progress, SourceSpec, WithNeeds},
     trace::{PARTS_OF_A_READING, Source, Watched},
-    unit::{Watch, Watcher},
 };
 
 /// Runs one pattern through each strategy on a fresh device and compares what happens.

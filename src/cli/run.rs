@@ -23,12 +23,12 @@ use crate::{
     answer::threshold::ThresholdStatus,
     device::{DeviceSpec, Fleet},
     measure::Status,
+    models::Recipe,
     report::{self, Environment, ReportError, RunFolder, Settings, html},
     suite::{
         self, Case, CaseOutcome, CaseRunner, CaseSettings, Filter, Partition, Progress, SuiteFile, SuiteKind, WithNeeds,
     },
     trace,
-    workload::Recipe,
 };
 
 /// Runs suites case by case: progress while it works, one table at the end, and a folder with the CSVs. Rows are

@@ -8,11 +8,11 @@ use std::sync::{
 use super::{failure::Failure, output, progress};
 use crate::{
     answer::threshold::{Cap, CaseSearch, PROBES_AROUND},
+    base::Watch,
     device::DeviceSpec,
     report::{RunFolder, ThresholdFiles},
     suite::{Case, CaseRunner},
     trace::Trace,
-    unit::Watch,
 };
 
 /// Answers what the folder does not hold yet, one case after the other with all cores, and writes every answer down as

@@ -5,9 +5,9 @@ use clap::Args;
 
 use super::failure::Failure;
 use crate::{
+    base::Watch,
     suite::SourceSpec,
     trace::{Source, torch::Recording},
-    unit::Watch,
 };
 
 /// A source and how to change it.

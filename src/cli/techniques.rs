@@ -21,11 +21,11 @@ use crate::{
         CARDS, LINK_BYTES_PER_SECOND, TECHNIQUES, Technique, TechniqueRecord, TechniqueRow, TechniquesQuestion, advise,
         row_id, techniques,
     },
+    base::{Bytes, did_you_mean, nearest},
     device::DeviceSpec,
+    models::Recipe,
     report::{self, Medium, ReportError, TechniqueFiles},
     suite::{self, Filter},
-    unit::{Bytes, did_you_mean, nearest},
-    workload::Recipe,
 };
 
 /// Compares memory-saving techniques on a model: how much memory each saves, what it costs in time, and which batch fits

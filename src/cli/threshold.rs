@@ -26,6 +26,7 @@ use crate::{
             ThresholdStatus,
         },
     },
+    base::{Bytes, Watch},
     device::DeviceSpec,
     measure::CaseLabel,
     plugin,
@@ -34,7 +35,6 @@ use crate::{
     strategy::StrategySpec,
     suite::{self, Case, RankFile},
     trace::{Trace, Watched},
-    unit::{Bytes, Watch},
 };
 
 /// Finds the smallest memory with which a pattern completes, per strategy and to 2 MiB, by replaying it on the simulated

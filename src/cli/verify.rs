@@ -17,12 +17,12 @@ use super::{
     verify_on::{self, OnOptions},
 };
 use crate::{
+    base::{Bytes, Watch, side_by_side},
     device::DeviceProps,
     replay::verify::{Beginning, Companion, Divergence, Verdict, Verification, verify_watched},
     strategy::Setup,
     suite,
     trace::torch::{OwnLimit, Recording, Snapshot},
-    unit::{Bytes, Watch, side_by_side},
 };
 
 /// Re-lives PyTorch memory snapshots: drives the model of PyTorch's allocator with the program's own actions, under the

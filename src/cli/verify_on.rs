@@ -25,6 +25,7 @@ use super::{
     verify::{self, VerifyFormat},
 };
 use crate::{
+    base::Watch,
     device::{DeviceProps, DeviceSpec},
     measure::{AgreementRecord, CaseLabel, agreement::Finding},
     plugin,
@@ -33,7 +34,6 @@ use crate::{
     strategy::StrategySpec,
     suite::{self, Case, CaseSettings, Filter, SourceSpec, SuiteFile},
     trace::Source,
-    unit::Watch,
 };
 
 const HEADING: &str = "Comparing devices";

@@ -205,13 +205,13 @@ mod tests {
 
     use super::*;
     use crate::{
+        base::{MIB, StreamId, TagId},
         device::{
             sim::{SimConfig, SimDevice},
             wrap::Limited,
         },
         strategy::{Setup, StrategySpec},
         trace::{Trace, TraceBuilder},
-        unit::{MIB, StreamId, TagId},
     };
 
     fn simulated() -> Box<dyn Device> {

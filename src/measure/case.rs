@@ -5,11 +5,11 @@ use super::{
     frames::Album, latency::Latency, layouts::within_bounds, ooms::Ooms, peaks::Peaks, timeline::TimelineRecorder,
 };
 use crate::{
+    base::Nanos,
     device::{Capabilities, Device},
     replay::{self, Live, Moment, Observer, OutOfMemory, ReplayError, Replayed, replay},
     strategy::{Context, EventSink, Freed, Outcome, Silent, Strategy, StrategyEvent},
     trace::{Op, Source},
-    unit::Nanos,
 };
 
 /// Replays `source` through a fresh strategy on a fresh device, and measures it.
@@ -226,6 +226,7 @@ mod tests {
 
     use super::*;
     use crate::{
+        base::{KIB, StreamId, TagId},
         device::Clock,
         measure::{
             categories::TagBytes,
@@ -236,7 +237,6 @@ mod tests {
         replay::{Cause, OnOutOfMemory},
         strategy::Refusal,
         trace::{Category, MarkKind, Trace, TraceBuilder},
-        unit::{KIB, StreamId, TagId},
     };
 
     const STREAM: StreamId = StreamId::DEFAULT;

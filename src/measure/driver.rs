@@ -95,7 +95,7 @@ impl Part {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unit::Nanos;
+    use crate::base::Nanos;
 
     #[test]
     fn the_parts_sum_to_the_whole() {

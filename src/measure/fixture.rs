@@ -1,6 +1,7 @@
 //! A device and a strategy so small that every figure of a test can be computed by hand.
 
 use crate::{
+    base::{Address, EventId, KIB, Nanos, StreamId, round_up},
     device::{
         CallKind, CallLedger, CallTally, Capabilities, Clock, Compute, Device, DeviceError, DeviceProps, MemoryInfo,
         Patterns, PinnedHost, StreamOrderedPools, VirtualMemory,
@@ -9,7 +10,6 @@ use crate::{
         Attempt, Block, BlockState, BlockView, Caller, Context, Control, Freed, Layout, Outcome, Refusal, Request,
         SegmentView, Shortage, Stats, Strategy, StrategyError, StrategyEvent,
     },
-    unit::{Address, EventId, KIB, Nanos, StreamId, round_up},
 };
 
 /// What an allocation costs on [`TinyDevice`].

@@ -7,10 +7,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    base::{Address, TagId},
     replay::{Live, Moment, Observer, OutOfMemory},
     strategy::{BlockState, EventSink, Layout, Outcome, Strategy, StrategyEvent},
     trace::{Category, Op, Tag},
-    unit::{Address, TagId},
 };
 
 /// Pictures at regular distances; those of the peak, the failure and the end come on top.
@@ -352,6 +352,7 @@ impl Observer for Album {
 mod tests {
     use super::*;
     use crate::{
+        base::{KIB, StreamId},
         measure::{
             CaseDetail, CaseLabel,
             fixture::{Shelf, TinyDevice},
@@ -359,7 +360,6 @@ mod tests {
         },
         replay::Options,
         trace::TraceBuilder,
-        unit::{KIB, StreamId},
     };
 
     fn detail(story: TraceBuilder, capacity: u64) -> CaseDetail {

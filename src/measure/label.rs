@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::unit::{GIB, KIB, MIB};
+use crate::base::{GIB, KIB, MIB};
 
 /// What was run, where, and from which seed. Two cases with the same label give the same deterministic columns.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

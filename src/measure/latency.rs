@@ -4,10 +4,10 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    base::Nanos,
     replay::{Live, Moment, Observer, OutOfMemory},
     strategy::{EventSink, Freed, Outcome, StrategyEvent},
     trace::Op,
-    unit::Nanos,
 };
 
 /// Percentiles are right to this many digits.

@@ -6,9 +6,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    base::Bytes,
     replay::OutOfMemory,
     strategy::{BlockState, BlockView, Layout, Refusal, SegmentView},
-    unit::Bytes,
 };
 
 /// Why a free byte did not serve a request.
@@ -124,6 +124,7 @@ pub fn in_words(kept: &[KeptBack]) -> String {
 mod tests {
     use super::*;
     use crate::{
+        base::{KIB, MIB, StreamId, TagId},
         device::{
             Device,
             sim::{SimConfig, SimDevice},
@@ -136,7 +137,6 @@ mod tests {
         replay::{self, replay},
         strategy::{Setup, StrategySpec},
         trace::{Trace, TraceBuilder},
-        unit::{KIB, MIB, StreamId, TagId},
     };
 
     /// The obstacles of the first request that fails.

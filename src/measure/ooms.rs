@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use super::obstacles::{self, KeptBack};
 use crate::{
+    base::{Bytes, round_up},
     replay::{Cause, Moment, Observer, OutOfMemory},
     strategy::{EventSink, Layout, Refusal, StrategyEvent},
-    unit::{Bytes, round_up},
 };
 
 /// Reports beyond this are only counted.

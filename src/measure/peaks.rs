@@ -7,10 +7,10 @@ use super::{
     thin::{Join, Thinned},
 };
 use crate::{
+    base::StreamId,
     replay::{Live, Moment, Observer},
     strategy::{EventSink, Outcome, Strategy, StrategyEvent, Usage},
     trace::{LabelId, MarkKind, Op},
-    unit::StreamId,
 };
 
 /// More steps than this are kept joined in pairs.

@@ -1,11 +1,11 @@
 //! How long the steps of a workload take, as a program measures it that waits for the device around each.
 
 use crate::{
+    base::Nanos,
     device::Device,
     replay::{self, Moment, Observer, ReplayError, Replayed, replay},
     strategy::{EventSink, Strategy, StrategyEvent},
     trace::{MarkKind, Op, Source},
-    unit::Nanos,
 };
 
 /// The steps that are left out where a typical one is asked for: in these memory is taken for the first time, optimizer
@@ -73,8 +73,8 @@ mod tests {
     use super::*;
     use crate::{
         device::DeviceSpec,
+        models::Recipe,
         strategy::{Setup, StrategySpec},
-        workload::Recipe,
     };
 
     fn steps_of(set: &[(&str, &str)]) -> StepTimes {

@@ -7,9 +7,9 @@ use super::{
     thin::{Join, Thinned},
 };
 use crate::{
+    base::Nanos,
     replay::{Live, Moment, Observer, OutOfMemory},
     strategy::{EventSink, Outcome, Strategy, StrategyEvent},
-    unit::Nanos,
 };
 
 /// A timeline has at most this many points.

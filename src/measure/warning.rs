@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::unit::Bytes;
+use crate::base::Bytes;
 
 /// Something that makes a case's numbers less than they seem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -8,6 +8,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use crate::{
+    base::{Address, SiteId, StreamId},
     device::{Capabilities, Device},
     replay::{self, Live, Moment, Observer, OutOfMemory, ReplayError, Replayed, replay},
     strategy::{self, EventSink, Freed, Layout, Outcome, SegmentView, Strategy, StrategyEvent, StrategySpec, caching},
@@ -18,7 +19,6 @@ use crate::{
             StackId, Stacks, Stage,
         },
     },
-    unit::{Address, SiteId, StreamId},
 };
 
 /// A snapshot of a replay, and how the replay ended.
@@ -333,6 +333,7 @@ fn settings(spec: &StrategySpec) -> Settings {
 mod tests {
     use super::*;
     use crate::{
+        base::{MIB, TagId},
         device::sim::{SimConfig, SimDevice},
         replay::{
             OnOutOfMemory,
@@ -340,7 +341,6 @@ mod tests {
         },
         strategy::Setup,
         trace::TraceBuilder,
-        unit::{MIB, TagId},
     };
 
     fn witnessed(story: TraceBuilder, strategy: &str, device: &str) -> Witnessed {

@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Cause, Live, Moment, Observer, OnOutOfMemory, OutOfMemory, TraceEvents, tenant::Tenant, verify};
 use crate::{
+    base::{Address, EventId, Nanos, StreamId, Work},
     device::{Device, DeviceError},
     strategy::{Attempt, Caller, Context, Control, Request, Shortage, Strategy, StrategyError, wrap::Heir},
     trace::{BlockSlot, Event, LabelId, MarkKind, NO_OPERAND, Op, Source, Tables, TraceError, TraceEventId},
-    unit::{Address, EventId, Nanos, StreamId, Work},
 };
 
 /// How to replay.

@@ -2,10 +2,10 @@
 
 use super::OutOfMemory;
 use crate::{
+    base::TagId,
     device::Device,
     strategy::{Block, EventSink, Freed, Outcome, Request, Silent, Strategy},
     trace::{Event, Tables},
-    unit::TagId,
 };
 
 /// Watches a replay. Every method defaults to nothing, and the loop is generic over the observer, so that what is not

@@ -3,8 +3,8 @@
 
 use super::Live;
 use crate::{
+    base::{Address, SiteId, StreamId, TagId, ThreadId},
     strategy::{Block, Request},
-    unit::{Address, SiteId, StreamId, TagId, ThreadId},
 };
 
 /// A block, a host buffer or nobody, taken apart.

@@ -1,6 +1,6 @@
 //! The device's events that stand for those of a trace.
 
-use crate::{trace::TraceEventId, unit::EventId};
+use crate::{base::EventId, trace::TraceEventId};
 
 /// Which event of the device stands for which of the trace; each is made when it is first needed.
 #[derive(Debug, Default)]

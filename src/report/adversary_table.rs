@@ -7,9 +7,9 @@ use super::{
     threshold_table::{table, with_notes},
 };
 use crate::{
+    base::Bytes,
     measure::SCHEMA,
     stress::adversary::{Assessment, FoundRow, Standing},
-    unit::Bytes,
 };
 
 const HEADINGS: [&str; 7] = [
@@ -113,7 +113,7 @@ pub fn found_csv(found: &[FoundRow]) -> Result<String, ReportError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unit::{GIB, MIB};
+    use crate::base::{GIB, MIB};
 
     fn sample() -> Vec<Assessment> {
         let pool = Assessment {

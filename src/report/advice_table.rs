@@ -16,8 +16,8 @@ use crate::{
         leaks::{Grower, GrownBy},
         threshold::ThresholdStatus,
     },
+    base::{Bytes, Nanos},
     measure::{SCHEMA, obstacles},
-    unit::{Bytes, Nanos},
 };
 
 const HEADINGS: [&str; 7] =
@@ -296,7 +296,7 @@ fn cells(row: &AdviceRow) -> Vec<Cell> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unit::MIB;
+    use crate::base::MIB;
 
     fn row(settings: Option<&str>, needed_mib: u64) -> AdviceRow {
         AdviceRow {

@@ -7,8 +7,8 @@ use super::{
     table::{dress_for_terminal, headed},
 };
 use crate::{
+    base::Bytes,
     measure::{AgreementRecord, SCHEMA, agreement::Finding},
-    unit::Bytes,
 };
 
 const HEADINGS: [&str; 8] = [
@@ -156,7 +156,7 @@ fn summary(records: &[AgreementRecord]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{measure::CaseLabel, unit::MIB};
+    use crate::{base::MIB, measure::CaseLabel};
 
     fn record(source: &str, strategy: &str, finding: Finding, agreed: Option<u64>, simulated: u64) -> AgreementRecord {
         let label = CaseLabel {

@@ -8,8 +8,8 @@ use serde_json::Value;
 use super::table::{dress_for_terminal, headed};
 use crate::{
     answer::compare::{Change, Comparison, Direction, TimeChange, TimeVerdict},
+    base::{Bytes, Nanos},
     measure::SCHEMA,
-    unit::{Bytes, Nanos},
 };
 
 /// More lines than this of one kind are counted and not shown.

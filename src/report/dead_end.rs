@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use super::threshold_table::in_mebibytes;
 use crate::{
     answer::advise::{Advice, Reason},
+    base::Bytes,
     trace::torch::{DeadEnd, Holder, OwnLimit},
-    unit::Bytes,
 };
 
 /// The answer in one line.
@@ -84,8 +84,8 @@ pub(super) fn share(holder: &Holder) -> String {
 mod tests {
     use super::*;
     use crate::{
+        base::MIB,
         report::{Medium, advice},
-        unit::MIB,
     };
 
     /// Advice to change the settings, as `advise` gives it.

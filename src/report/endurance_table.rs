@@ -8,9 +8,9 @@ use super::{
     threshold_table::{table, with_notes},
 };
 use crate::{
+    base::Bytes,
     measure::SCHEMA,
     stress::{AccountRow, Ledger},
-    unit::Bytes,
 };
 
 const HEADINGS: [&str; 9] = [

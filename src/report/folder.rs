@@ -285,6 +285,7 @@ mod tests {
 
     use super::*;
     use crate::{
+        base::{KIB, StreamId, TagId},
         measure::{
             CaseLabel, Status,
             fixture::{Shelf, TinyDevice},
@@ -292,7 +293,6 @@ mod tests {
         },
         replay::Options,
         trace::TraceBuilder,
-        unit::{KIB, StreamId, TagId},
     };
 
     fn environment() -> Environment {

@@ -12,8 +12,8 @@ use super::{
 };
 use crate::{
     answer::leaks::{CourseKind, Finding, GrownBy, Quantity, RecoverableBy, StepUse, StepsFrom, Verdict},
+    base::Bytes,
     measure::SCHEMA,
-    unit::Bytes,
 };
 
 /// More steps than this are not listed one by one; the last ones are.
@@ -260,7 +260,7 @@ mod tests {
     use super::*;
     use crate::{
         answer::leaks::{Bar, Observed, judge},
-        unit::MIB,
+        base::MIB,
     };
 
     fn finding(growth: u64) -> Finding {

@@ -7,7 +7,7 @@ use comfy_table::{Cell, CellAlignment};
 use super::table::{dress_for_terminal, headed};
 use crate::{
     answer::summary::{Account, By, MemorySummary, Operation},
-    unit::Bytes,
+    base::Bytes,
 };
 
 /// The longest call site that fits on a line.
@@ -86,7 +86,7 @@ pub fn operations(operations: &[Operation], by: By, top: usize, width: Option<u1
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unit::MIB;
+    use crate::base::MIB;
 
     #[test]
     fn the_summary_has_the_lines_that_people_look_for() {

@@ -3,7 +3,7 @@
 //! They hold no colours and no control characters, so that a pipe and `NO_COLOR` get the same picture as a terminal.
 //! Where characters beyond ASCII cannot be shown the [`Pen`] says so, and they are drawn with letters.
 
-use crate::unit::Bytes;
+use crate::base::Bytes;
 
 /// What can be drawn with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,7 +131,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::unit::MIB;
+    use crate::base::MIB;
 
     const PEN: Pen = Pen { width: 40, unicode: true };
     const PLAIN: Pen = Pen { unicode: false, ..PEN };

@@ -9,8 +9,8 @@ use super::{
 };
 use crate::{
     answer::ranks::{RankRow, Ranks},
+    base::Bytes,
     measure::SCHEMA,
-    unit::Bytes,
 };
 
 /// The table, the spread under it, and who stands out.
@@ -108,7 +108,7 @@ pub fn ranks_csv(ranks: &Ranks) -> Result<String, ReportError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unit::GIB;
+    use crate::base::GIB;
 
     fn four(last: u64) -> Ranks {
         let mut rows: Vec<RankRow> = [10 * GIB, 10 * GIB, 10 * GIB, last]

@@ -1,8 +1,8 @@
 //! Cases that may be compared: same work, same device, same limit, different strategies.
 
 use crate::{
+    base::Bytes,
     measure::{CaseRecord, Status},
-    unit::Bytes,
 };
 
 /// Everything that must be equal before two strategies may be compared. Simulated and real devices have different

@@ -53,7 +53,7 @@ fn counts(records: &[CaseRecord]) -> String {
 
 /// Why a case did not complete, in one line.
 fn explanation(record: &CaseRecord) -> String {
-    use crate::{replay::Cause, unit::Bytes};
+    use crate::{base::Bytes, replay::Cause};
     let (Status::Oom, Some(requested)) = (record.status, record.oom_requested_bytes) else {
         return format!("{}: {}", record.status.name(), record.reason);
     };
@@ -80,7 +80,7 @@ fn explanation(record: &CaseRecord) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{measure::CaseLabel, replay::Cause, unit::MIB};
+    use crate::{base::MIB, measure::CaseLabel, replay::Cause};
 
     #[test]
     fn the_page_says_what_ran_and_why_cases_did_not_complete() {

@@ -10,8 +10,8 @@ use super::{
     summary::explanations,
 };
 use crate::{
+    base::{Bytes, Nanos},
     measure::{CaseRecord, SCHEMA, Status},
-    unit::{Bytes, Nanos},
 };
 
 /// Two words are two lines, so that columns are as narrow as their numbers; markdown puts them on one.
@@ -151,7 +151,7 @@ fn verdict(record: &CaseRecord) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{device::Clock, measure::CaseLabel, replay::Cause, unit::MIB};
+    use crate::{base::MIB, device::Clock, measure::CaseLabel, replay::Cause};
 
     fn record(workload: &str, strategy: &str, status: Status, reserved: u64) -> CaseRecord {
         let label = CaseLabel { workload: workload.to_owned(), strategy: strategy.to_owned(), ..CaseLabel::default() };

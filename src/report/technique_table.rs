@@ -8,8 +8,8 @@ use super::{
 };
 use crate::{
     answer::techniques::{Advice, TechniqueRecord},
+    base::{Bytes, Nanos},
     measure::{SCHEMA, Status},
-    unit::{Bytes, Nanos},
 };
 
 const HEADINGS: [&str; 10] = [

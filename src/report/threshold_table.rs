@@ -9,8 +9,8 @@ use super::{
 };
 use crate::{
     answer::threshold::{Cap, LargestRecord, ThresholdDetail, ThresholdRecord, ThresholdStatus},
+    base::Bytes,
     measure::SCHEMA,
-    unit::Bytes,
 };
 
 const HEADINGS: [&str; 8] = [
@@ -262,7 +262,7 @@ fn largest_note(record: &LargestRecord) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unit::MIB;
+    use crate::base::MIB;
 
     fn found(strategy: &str, bytes: u64) -> ThresholdDetail {
         let record = ThresholdRecord {

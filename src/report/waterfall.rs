@@ -11,8 +11,8 @@ use super::{
     table::{dress_for_terminal, headed, known_bytes},
 };
 use crate::{
+    base::Bytes,
     measure::{CaseRecord, Status},
-    unit::Bytes,
 };
 
 const LEGEND: &str = "Requested is the most that is alive at one time, which no allocator can do without, and rounded the \
@@ -85,7 +85,7 @@ fn over(reserved: u64, bound: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{measure::CaseLabel, unit::MIB};
+    use crate::{base::MIB, measure::CaseLabel};
 
     fn record(strategy: &str, status: Status, reserved: u64) -> CaseRecord {
         let label = CaseLabel { workload: "w".to_owned(), strategy: strategy.to_owned(), ..CaseLabel::default() };

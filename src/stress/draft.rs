@@ -9,8 +9,8 @@ use std::{
 };
 
 use crate::{
+    base::{SiteId, StreamId, TagId, ThreadId, Work},
     trace::{BlockSlot, Event, NO_OPERAND, Op, Tables, Trace},
-    unit::{SiteId, StreamId, TagId, ThreadId, Work},
 };
 
 /// A trace taken apart.

@@ -3,11 +3,11 @@
 use std::{fmt, str::FromStr};
 
 use crate::{
+    base::{did_you_mean, nearest},
     device::{
         CallKind,
         wrap::{Fault, FaultPlan},
     },
-    unit::{did_you_mean, nearest},
 };
 
 /// The n-th call of a kind fails.

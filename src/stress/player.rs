@@ -13,11 +13,11 @@ use super::{
     trial::{on_trial, panicked},
 };
 use crate::{
+    base::{Address, EventId, Nanos, StreamId, Work},
     device::{Device, DeviceError},
     replay::TraceEvents,
     strategy::{Attempt, Block, Caller, Control, Refusal, Request, Strategy, StrategyError, conformance::Watch},
     trace::{BlockSlot, Event, MarkKind, NO_OPERAND, Op, Tables, Trace, TraceEventId},
-    unit::{Address, EventId, Nanos, StreamId, Work},
 };
 
 /// What is broken where the process of an allocator died.

@@ -4,9 +4,9 @@
 //! has, how busy they are), so that every corner of an allocator gets programs that live in it, and not only the average.
 
 use crate::{
+    base::{KIB, MIB, Nanos, StreamId, TagId, ThreadId, Work},
+    models::Dice,
     trace::{BlockSlot, MarkKind, Trace, TraceBuilder, TraceEventId},
-    unit::{KIB, MIB, Nanos, StreamId, TagId, ThreadId, Work},
-    workload::Dice,
 };
 
 /// Limits that allocators like to draw; requests right at them are as likely as all others together in one temper.

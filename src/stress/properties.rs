@@ -9,10 +9,10 @@ use super::{
     program::random_program, shrink,
 };
 use crate::{
+    base::MIB,
     device::{CallKind, CallLedger},
+    models::Dice,
     trace::Trace,
-    unit::MIB,
-    workload::Dice,
 };
 
 /// What this kind of stress is called.

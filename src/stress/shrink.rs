@@ -7,8 +7,8 @@
 
 use super::draft::Draft;
 use crate::{
+    base::{KIB, MIB, round_up},
     trace::{Trace, check},
-    unit::{KIB, MIB, round_up},
 };
 
 /// The smallest trace that was found, beginning with `trace`, for which `still_fails` holds; `trace` itself where
@@ -176,8 +176,8 @@ mod tests {
 
     use super::*;
     use crate::{
+        base::{StreamId, TagId},
         trace::{Op, TraceBuilder, arbitrary::traces},
-        unit::{StreamId, TagId},
     };
 
     const ENOUGH: usize = 1_000_000;

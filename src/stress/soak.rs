@@ -20,13 +20,13 @@ use super::{
     trial::{on_trial, panicked},
 };
 use crate::{
+    base::Bytes,
     device::{
         Device, DeviceError,
         wrap::{Answer, Call, Intercepted, Interceptor},
     },
+    models::Dice,
     strategy::{Usage, wrap::Checked},
-    unit::Bytes,
-    workload::Dice,
 };
 
 /// The name of this kind of stress.
@@ -221,7 +221,7 @@ impl Interceptor for RandomFaults {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{strategy::STRATEGIES, unit::MIB};
+    use crate::{base::MIB, strategy::STRATEGIES};
 
     fn soak(strategy: &str, fault_one_in: u64) -> Outcome {
         let subject =

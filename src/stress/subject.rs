@@ -60,7 +60,7 @@ impl Subject {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unit::GIB;
+    use crate::base::GIB;
 
     #[test]
     fn a_plugin_sees_all_that_the_device_has_lost_whatever_it_may_hold() {

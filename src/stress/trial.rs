@@ -121,10 +121,10 @@ pub(super) fn panicked(payload: &(dyn Any + Send)) -> String {
 mod tests {
     use super::*;
     use crate::{
+        base::{KIB, MIB, StreamId, TagId},
         strategy::StrategySpec,
         stress::PlannedFault,
         trace::TraceBuilder,
-        unit::{KIB, MIB, StreamId, TagId},
     };
 
     fn subject(strategy: &str, memory_bytes: u64) -> Subject {

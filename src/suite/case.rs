@@ -10,11 +10,11 @@ use super::{
 use crate::{
     device::DeviceSpec,
     measure::CaseLabel,
+    models::{Recipe, WorkloadError, recipe_names},
     plugin,
     replay::{OnOutOfMemory, Pace},
     strategy::{STRATEGIES, StrategySpec},
     trace::Source,
-    workload::{Recipe, WorkloadError, recipe_names},
 };
 
 /// One case, ready to run.

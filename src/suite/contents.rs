@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, fs};
 
 use super::{Case, worker::Order};
-use crate::{measure::fnv1a, workload::Recipe};
+use crate::{measure::fnv1a, models::Recipe};
 
 /// A number for all that the cases are told to do: their settings, the words of their recipes, and the length of their
 /// trace files. The files' own bytes are not looked at, because a recording may have gigabytes.

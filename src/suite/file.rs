@@ -11,7 +11,7 @@ use serde::{
 };
 
 use super::{CaseTimeout, SuiteError};
-use crate::unit::{Bytes, Shelf, Shelved};
+use crate::base::{Bytes, Shelf, Shelved};
 
 /// Where suites are found by name.
 const SHELF: Shelf = Shelf { folder: "suites", built_in: include!(concat!(env!("OUT_DIR"), "/suites.rs")) };

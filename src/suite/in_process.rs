@@ -145,13 +145,13 @@ fn under(limit: Option<u64>, case: &Case, device: Box<dyn Device>) -> Result<Fre
 mod tests {
     use super::*;
     use crate::{
+        base::GIB,
         device::{
             CallKind,
             wrap::{Fault, FaultPlan, Faulty},
         },
         suite::test_case,
         trace::torch::Snapshot,
-        unit::GIB,
     };
 
     /// Runs a case on a simulated device whose driver calls fail as planned, below a limit.

@@ -37,7 +37,7 @@ pub use worker::WorkerProcess;
 
 use std::{io, path::PathBuf};
 
-use crate::{strategy::SpecError, unit::did_you_mean_among, workload::WorkloadError};
+use crate::{base::did_you_mean_among, models::WorkloadError, strategy::SpecError};
 
 /// A suite that cannot be run.
 #[derive(Debug, thiserror::Error)]

@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{SourceError, filter::glob};
-use crate::unit::GIB;
+use crate::base::GIB;
 
 /// Endings of the files that are taken from a folder; a pattern says itself what it means.
 const ENDINGS: [&str; 3] = ["pickle", "pkl", "oomph"];

@@ -8,18 +8,18 @@ use std::{fs, path::Path, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    base::{Watch, did_you_mean},
     device::{
         Device,
         sim::{SimConfig, SimConfigError, SimDevice},
     },
+    models::{Recipe, WorkloadError, is_recipe_name},
     replay::verify::{Companion, CompanionError, Verdict, Verification, verify_watched},
     strategy::Setup,
     trace::{
         self, Source, TableFull, TraceError,
         torch::{self, Recording},
     },
-    unit::{Watch, did_you_mean},
-    workload::{Recipe, WorkloadError, is_recipe_name},
 };
 
 /// A source by name, with everything that decides what is in it: whoever opens it, in whichever process, reads the same

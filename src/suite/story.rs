@@ -12,8 +12,8 @@ use std::{
 
 use super::{Group, SourceError, SourceSpec, SuiteError, SuiteFile, filter::glob};
 use crate::{
+    models::Recipe,
     trace::{EventReader, Source, SourceInfo, Trace, TraceError, torch::Recording},
-    workload::Recipe,
 };
 
 /// A source with its identity.
@@ -114,10 +114,10 @@ impl Source for TraceFile {
 mod tests {
     use super::*;
     use crate::{
+        base::{MIB, StreamId, TagId},
         measure::Status,
         suite::{CaseRunner, CaseSettings, InProcess},
         trace::TraceBuilder,
-        unit::{MIB, StreamId, TagId},
     };
 
     fn settings() -> CaseSettings {

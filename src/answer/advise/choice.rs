@@ -10,7 +10,7 @@
 //! Other allocators are never recommended: no line of PyTorch's brings them.
 
 use super::{AdviceRow, grid::Candidate};
-use crate::unit::MIB;
+use crate::base::MIB;
 
 /// Less than this share of what is needed now is not worth a change.
 const LEAST_SHARE: f64 = 0.01;
@@ -47,7 +47,7 @@ pub fn choose(rows: &[AdviceRow], current: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unit::GIB;
+    use crate::base::GIB;
 
     fn row(settings: &str, needed_mib: u64) -> AdviceRow {
         AdviceRow { settings: Some(settings.to_owned()), needed_bytes: Some(needed_mib * MIB), ..AdviceRow::default() }

@@ -24,10 +24,10 @@ use serde::{Deserialize, Serialize};
 
 use super::threshold::{Cap, ThresholdError, ThresholdStatus, live_peak, overhead};
 use crate::{
+    base::{Bytes, Watch},
     device::DeviceSpec,
     measure::{OomReport, SCHEMA},
     trace::{Trace, torch::DeadEnd},
-    unit::{Bytes, Watch},
 };
 
 /// How much memory there is.
@@ -214,7 +214,7 @@ impl Default for Advice {
 ///
 /// ```
 /// use oomph::answer::advise::{AdviceQuestion, advise};
-/// use oomph::{device::DeviceSpec, trace::TraceBuilder, unit::{StreamId, TagId}};
+/// use oomph::{device::DeviceSpec, trace::TraceBuilder, base::{StreamId, TagId}};
 /// let mut story = TraceBuilder::new();
 /// let block = story.alloc(30 << 20, StreamId::DEFAULT, TagId(0));
 /// story.free(block);
@@ -292,9 +292,9 @@ fn quoted(settings: &str) -> String {
 mod tests {
     use super::*;
     use crate::{
+        base::{GIB, MIB, StreamId, TagId},
+        models::Recipe,
         trace::TraceBuilder,
-        unit::{GIB, MIB, StreamId, TagId},
-        workload::Recipe,
     };
 
     fn ask(trace: &Trace, change: impl Fn(&mut AdviceQuestion<'_>)) -> Advice {

@@ -113,7 +113,7 @@ impl AdviceQuestion<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{strategy::Refusal, unit::MIB};
+    use crate::{base::MIB, strategy::Refusal};
 
     fn failure(requested_mib: u64, cause: Cause, kept_back: &[(Obstacle, u64)]) -> OomReport {
         OomReport {

@@ -5,10 +5,10 @@ use crate::{
     answer::threshold::{
         PROBES_AROUND, Rehearsal, Threshold, ThresholdError, ThresholdQuestion, ThresholdStatus, status_of, threshold,
     },
+    base::{Watch, Watcher, side_by_side},
     measure::OomReport,
     replay::Pace,
     strategy::StrategySpec,
-    unit::{Watch, Watcher, side_by_side},
 };
 
 impl AdviceQuestion<'_> {

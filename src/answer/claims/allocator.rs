@@ -11,7 +11,7 @@ use super::{
         VARIABLE_LENGTH_RESERVED,
     },
 };
-use crate::{answer::leaks, measure::Status, replay::Cause, unit::GIB, workload::Recipe};
+use crate::{answer::leaks, base::GIB, measure::Status, models::Recipe, replay::Cause};
 
 pub(super) const CLAIMS: &[Claim] = &[
     Claim {

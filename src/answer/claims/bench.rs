@@ -8,13 +8,13 @@ use crate::{
         leaks::{self, Bar, Observed, Place, judge},
         threshold::{LargestQuestion, ThresholdError, ThresholdQuestion, largest, overhead, threshold},
     },
+    base::Nanos,
     device::{Device, DeviceSpec, default_limit, wrap::capped},
     measure::{CaseDetail, CaseLabel, CaseRecord, Status, measure, time_steps},
+    models::Recipe,
     replay,
     strategy::{Context, Setup, Silent, StrategySpec},
     trace::{Op, Source, Trace},
-    unit::Nanos,
-    workload::Recipe,
 };
 
 /// PyTorch's allocator as it is without settings.

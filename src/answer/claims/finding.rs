@@ -4,7 +4,7 @@ use std::{fmt, ops::RangeInclusive};
 
 use serde::{Deserialize, Serialize};
 
-use crate::unit::{Bytes, Nanos};
+use crate::base::{Bytes, Nanos};
 
 /// What is to be thought of a claim.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

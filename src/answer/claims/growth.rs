@@ -7,8 +7,8 @@ use super::{
 };
 use crate::{
     answer::leaks::{Bar, Verdict, judge},
+    base::GIB,
     measure::Status,
-    unit::GIB,
 };
 
 pub(super) const CLAIMS: &[Claim] = &[

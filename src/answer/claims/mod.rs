@@ -31,12 +31,12 @@ use serde::{Deserialize, Serialize};
 
 use super::{leaks::LeakError, threshold::ThresholdError};
 use crate::{
+    base::as_they_come,
     device::{DeviceSpec, DeviceSpecError},
+    models::WorkloadError,
     replay::ReplayError,
     strategy::{SpecError, StrategyError},
     trace::TraceError,
-    unit::as_they_come,
-    workload::WorkloadError,
 };
 
 /// What claims are about.
@@ -192,7 +192,7 @@ impl ClaimsQuestion<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workload::recipe_names;
+    use crate::models::recipe_names;
 
     #[test]
     fn every_claim_has_a_name_of_its_own_and_a_command_that_names_a_workload() {

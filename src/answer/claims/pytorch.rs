@@ -32,7 +32,7 @@ pub(super) mod gpt_355m {
 /// ResNet-50 on 64 images of 224 x 224.
 pub(super) mod resnet_50 {
     use super::{Run, run};
-    use crate::unit::MIB;
+    use crate::base::MIB;
 
     pub(in super::super) const BASE: Run = run(5_961_803_776, 34.848);
     pub(in super::super) const AMP: Run = run(3_317_150_208, 29.917);

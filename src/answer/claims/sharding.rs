@@ -7,8 +7,8 @@ use super::{
 };
 use crate::{
     answer::techniques::{LINK_BYTES_PER_SECOND, exchange},
-    unit::GIB,
-    workload::Recipe,
+    base::GIB,
+    models::Recipe,
 };
 
 pub(super) const CLAIMS: &[Claim] = &[

@@ -10,8 +10,8 @@ use super::{
     },
 };
 use crate::{
+    base::GIB,
     measure::{Status, lost_share},
-    unit::GIB,
 };
 
 const MODEL: &str = "gpt-355m";

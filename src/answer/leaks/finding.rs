@@ -243,7 +243,7 @@ fn runs_out_at(observed: &Observed, verdict: Verdict, course: &Course) -> Option
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unit::{GIB, MIB};
+    use crate::base::{GIB, MIB};
 
     fn observed(steps: impl Iterator<Item = StepUse>) -> Observed {
         let mut observed = Observed::of_snapshots(&[]);

@@ -178,8 +178,8 @@ impl Walk {
 mod tests {
     use super::*;
     use crate::{
+        base::{StreamId, TagId},
         trace::{Category, TraceBuilder},
-        unit::{StreamId, TagId},
     };
 
     #[test]

@@ -7,7 +7,7 @@
 use serde::Serialize;
 
 use super::trend::{FEWEST_POINTS, Trend};
-use crate::unit::MIB;
+use crate::base::MIB;
 
 /// From when on a slope counts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -128,7 +128,7 @@ mod tests {
     use rand_chacha::ChaCha8Rng;
 
     use super::*;
-    use crate::unit::GIB;
+    use crate::base::GIB;
 
     const LEVEL: f64 = 2.0 * GIB as f64;
 

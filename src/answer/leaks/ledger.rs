@@ -4,9 +4,9 @@ use serde::Serialize;
 
 use super::steps::Steps;
 use crate::{
+    base::MIB,
     replay::{Live, Moment, Observer},
     strategy::{BlockState, EventSink, Freed, Layout, Outcome, Strategy, StrategyEvent},
-    unit::MIB,
 };
 
 /// Memory in one step.
@@ -183,6 +183,7 @@ mod tests {
     use super::*;
     use crate::{
         answer::leaks::steps::StepsFrom,
+        base::{Address, StreamId, TagId},
         device::{
             Device,
             sim::{SimConfig, SimDevice},
@@ -190,7 +191,6 @@ mod tests {
         replay::{Options, replay},
         strategy::{BlockView, SegmentView, Setup, StrategySpec},
         trace::{MarkKind, TraceBuilder},
-        unit::{Address, StreamId, TagId},
     };
 
     fn ledger(story: TraceBuilder) -> Vec<StepUse> {

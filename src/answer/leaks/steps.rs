@@ -160,8 +160,8 @@ fn by_period(source: &dyn Source) -> Result<Option<Steps>, TraceError> {
 mod tests {
     use super::*;
     use crate::{
+        base::{StreamId, TagId},
         trace::TraceBuilder,
-        unit::{StreamId, TagId},
     };
 
     fn turn(story: &mut TraceBuilder, sizes: &[u64]) {

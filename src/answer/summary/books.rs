@@ -194,6 +194,7 @@ impl Observer for Books {
 mod tests {
     use crate::{
         answer::summary::{At, MemorySummary, summarize},
+        base::{MIB, StreamId, TagId},
         device::{
             Device,
             sim::{SimConfig, SimDevice},
@@ -201,7 +202,6 @@ mod tests {
         replay::Options,
         strategy::{Setup, StrategySpec},
         trace::{MarkKind, Trace, TraceBuilder},
-        unit::{MIB, StreamId, TagId},
     };
 
     fn story() -> Trace {

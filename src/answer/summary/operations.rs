@@ -118,8 +118,8 @@ fn name(tables: &Tables, by: By, key: u64) -> String {
 mod tests {
     use super::*;
     use crate::{
+        base::StreamId,
         trace::{Category, TraceBuilder},
-        unit::StreamId,
     };
 
     #[test]

@@ -38,7 +38,7 @@ pub fn advise(rows: &[TechniqueRow], memory_bytes: u64) -> Option<Advice<'_>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{answer::techniques::TechniqueRecord, unit::GIB};
+    use crate::{answer::techniques::TechniqueRecord, base::GIB};
 
     fn row(technique: &str, batch: u64, per_second: f64, exchanged: u64) -> TechniqueRow {
         let record = TechniqueRecord {

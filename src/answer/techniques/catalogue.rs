@@ -3,7 +3,7 @@
 //! A technique is a change to a recipe. The figures beside it are those of articles that print such tables, not ours:
 //! they stand next to what is measured.
 
-use crate::workload::Recipe;
+use crate::models::Recipe;
 
 /// A technique, or a useful combination of some.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,8 +4,8 @@
 //! always busy at its full rate and nothing else ran meanwhile, and told apart from what is measured.
 
 use crate::{
+    base::Nanos,
     trace::{CollectiveKind, MarkKind, Op, Source, TraceError},
-    unit::Nanos,
 };
 
 /// What a rank sends in one step of a workload: the last one.
@@ -47,7 +47,7 @@ pub(in crate::answer) fn time(bytes: u64, link_bytes_per_second: u64) -> Nanos {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workload::Recipe;
+    use crate::models::Recipe;
 
     #[test]
     fn data_parallel_ranks_send_their_gradients_almost_twice() {

@@ -24,13 +24,13 @@ use trial::{Stage, Trial};
 
 use super::threshold::ThresholdError;
 use crate::{
+    base::{GIB, as_they_come},
     device::{DeviceSpec, DeviceSpecError},
     measure::Status,
+    models::{Recipe, WorkloadError},
     replay::ReplayError,
     strategy::{SpecError, StrategyError},
     trace::TraceError,
-    unit::{GIB, as_they_come},
-    workload::{Recipe, WorkloadError},
 };
 
 /// The rate at which ranks are taken to exchange data where nobody says otherwise: NVLink of an H200, one way.

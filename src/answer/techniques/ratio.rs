@@ -3,7 +3,7 @@
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::unit::Nanos;
+use crate::base::Nanos;
 
 /// How often both are drawn again.
 const RESAMPLINGS: usize = 1000;

@@ -5,13 +5,13 @@ use std::sync::atomic::AtomicBool;
 use super::{Fit, Technique, TechniqueError, TechniqueRecord, exchange, guess::MemoryByBatch};
 use crate::{
     answer::threshold::{LargestQuestion, largest},
+    base::{Bytes, GIB, Nanos},
     device::{DeviceSpec, default_limit, wrap::capped},
     measure::{CaseLabel, CaseRecord, SCHEMA, Status, StepTimes, measure, time_steps},
+    models::{Recipe, Workload},
     replay,
     strategy::{Context, Setup, Silent, StrategySpec},
     trace::Source,
-    unit::{Bytes, GIB, Nanos},
-    workload::{Recipe, Workload},
 };
 
 /// Cards that people have.

@@ -4,11 +4,11 @@ use std::sync::atomic::AtomicBool;
 
 use super::{Cap, ThresholdDetail, ThresholdQuestion, confirm, threshold};
 use crate::{
+    base::Watch,
     device::DeviceSpec,
     measure::CaseLabel,
     suite::{Case, CaseRunner},
     trace::Trace,
-    unit::Watch,
 };
 
 /// How the cases of a run are searched.

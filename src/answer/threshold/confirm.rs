@@ -1,9 +1,9 @@
 //! What a real device says to a threshold that was found on a simulated one.
 
 use crate::{
+    base::Bytes,
     measure::{CaseLabel, Status},
     suite::{Case, CaseRunner},
-    unit::Bytes,
 };
 
 /// How the two decisive runs ended on a device.
@@ -62,10 +62,10 @@ mod tests {
     use super::*;
     use crate::{
         answer::threshold::{ThresholdQuestion, threshold},
+        base::MIB,
         strategy::StrategySpec,
         suite::{CaseOutcome, CaseSettings, InProcess, SuiteFile},
         trace::Trace,
-        unit::MIB,
     };
 
     fn case() -> Case {

@@ -9,13 +9,13 @@ use super::{
     search::Search,
 };
 use crate::{
+    base::{Watch, Watcher, nearest},
     device::DeviceSpec,
     measure::SCHEMA,
+    models::{Recipe, Values},
     replay::Pace,
     strategy::StrategySpec,
     trace::Source,
-    unit::{Watch, Watcher, nearest},
-    workload::{Recipe, Values},
 };
 
 /// What is asked.
@@ -103,7 +103,7 @@ struct Trial {
 ///
 /// ```
 /// use oomph::answer::threshold::{LargestQuestion, largest};
-/// use oomph::{device::DeviceSpec, strategy::StrategySpec, workload::Recipe};
+/// use oomph::{device::DeviceSpec, strategy::StrategySpec, models::Recipe};
 /// let recipe = Recipe::named("checkerboard")?.with("rounds", "1");
 /// let (strategy, device): (_, DeviceSpec) = (StrategySpec::from("direct"), "sim".parse()?);
 /// let found = largest(&LargestQuestion::new(&recipe, "blocks", 2 << 30, &strategy, &device))?;
@@ -207,7 +207,7 @@ fn approach(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unit::GIB;
+    use crate::base::GIB;
 
     fn find(name: &str, parameter: &str, memory: u64, change: impl Fn(&mut LargestQuestion<'_>)) -> LargestRecord {
         let recipe = Recipe::named(name).unwrap().with("steps", "1").seed(1);

@@ -8,12 +8,12 @@ use super::{
     search::Search,
 };
 use crate::{
+    base::{Bytes, Watch, Watcher},
     device::DeviceSpec,
     measure::OomReport,
     replay::Pace,
     strategy::StrategySpec,
     trace::{Op, Trace},
-    unit::{Bytes, Watch, Watcher},
 };
 
 /// What is asked.
@@ -115,7 +115,7 @@ impl Threshold {
 ///
 /// ```
 /// use oomph::answer::threshold::{ThresholdQuestion, threshold};
-/// use oomph::{device::DeviceSpec, strategy::StrategySpec, trace::TraceBuilder, unit::{StreamId, TagId}};
+/// use oomph::{device::DeviceSpec, strategy::StrategySpec, trace::TraceBuilder, base::{StreamId, TagId}};
 /// let mut story = TraceBuilder::new();
 /// let block = story.alloc(30 << 20, StreamId::DEFAULT, TagId(0));
 /// story.free(block);
@@ -227,7 +227,7 @@ pub(in crate::answer) fn live_peak(trace: &Trace) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{trace::TraceBuilder, unit::MIB, workload::Recipe};
+    use crate::{base::MIB, models::Recipe, trace::TraceBuilder};
 
     fn find(trace: &Trace, strategy: &str, change: impl Fn(&mut ThresholdQuestion<'_>)) -> Threshold {
         let (strategy, device) = (StrategySpec::from(strategy), "sim".parse().unwrap());

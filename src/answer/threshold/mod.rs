@@ -31,11 +31,11 @@ pub(in crate::answer) use record::status_of;
 pub use record::{LargestRecord, Stability, ThresholdDetail, ThresholdRecord, ThresholdStatus};
 
 use crate::{
+    base::{Bytes, did_you_mean},
     device::{Capabilities, DeviceSpecError},
+    models::WorkloadError,
     replay::ReplayError,
     strategy::SpecError,
-    unit::{Bytes, did_you_mean},
-    workload::WorkloadError,
 };
 
 /// How often a source must get through back to back, unless somebody says otherwise: some fail only the third time.

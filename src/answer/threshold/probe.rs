@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use super::ThresholdError;
 use crate::{
+    base::{Nanos, Watch},
     device::{CallKind, Capabilities, DeviceSpec, wrap::capped},
     measure::{OomReport, ooms::Ooms},
     replay::{self, Moment, Observer, OutOfMemory, Pace, Replayed, replay},
     strategy::{EventSink, Setup, Strategy, StrategyEvent, StrategySpec},
     trace::{PARTS_OF_A_READING, Source, Watched},
-    unit::{Nanos, Watch},
 };
 
 /// Who refuses what goes beyond the cap.

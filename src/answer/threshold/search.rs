@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::unit::side_by_side;
+use crate::base::side_by_side;
 
 /// Into how many parts each round of the search cuts what is left. Fixed, so that the places that are tried do not
 /// depend on the machine; three, because two trials at a time is what any machine can do.

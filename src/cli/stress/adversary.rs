@@ -13,6 +13,7 @@ use super::{
     evidence,
 };
 use crate::{
+    base::{Bytes, GIB, side_by_side},
     cli::{
         exit,
         failure::{Failure, Outcome},
@@ -25,7 +26,6 @@ use crate::{
     strategy::StrategySpec,
     stress::adversary::{AdversaryError, Assessment, Contender, Contest, EXHIBITS, MEMORY, assess},
     suite,
-    unit::{Bytes, GIB, side_by_side},
 };
 
 /// Makes up requests that hurt, within a budget of live memory: how much does each strategy take at worst?

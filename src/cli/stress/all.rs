@@ -7,10 +7,10 @@ use std::{
 
 use super::Common;
 use crate::{
+    base::side_by_side,
     cli::{failure::Outcome, interrupt, progress},
     report,
     stress::{KINDS, KindOfStress, Subject, TimeShare, Verdict},
-    unit::side_by_side,
 };
 
 /// Puts every strategy under every kind of stress that needs no question of its own, in the time given, and prints one

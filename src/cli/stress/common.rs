@@ -10,6 +10,7 @@ use std::{
 
 use super::evidence;
 use crate::{
+    base::{Bytes, MIB, Watch, side_by_side},
     cli::{
         environment, exit,
         failure::{Failure, Outcome},
@@ -24,7 +25,6 @@ use crate::{
     stress::{Subject, Verdict, VerdictRow},
     suite,
     trace::{self, Trace, Watched},
-    unit::{Bytes, MIB, Watch, side_by_side},
 };
 
 /// Strategies that own no memory, or only stand for another.

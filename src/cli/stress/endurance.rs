@@ -11,6 +11,7 @@ use anyhow::{Context as _, anyhow};
 
 use super::{Common, evidence};
 use crate::{
+    base::{Bytes, GIB, side_by_side},
     cli::{
         VERSION, exit,
         failure::{Failure, Outcome},
@@ -21,7 +22,6 @@ use crate::{
     report::{self, Medium},
     stress::{Ledger, Outcome as Endured, Sizes, Slice, Subject, SubjectError, Tally, TimeShare, Until},
     suite::CaseTimeout,
-    unit::{Bytes, GIB, side_by_side},
 };
 
 /// Memory on a real device if nobody says.

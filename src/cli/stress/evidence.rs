@@ -7,10 +7,10 @@ use std::{
 
 use super::Common;
 use crate::{
+    base::{Bytes, MIB},
     cli::shell::quoted,
     stress::{Evidence, Failure},
     trace::{self, Trace, TraceError},
-    unit::{Bytes, MIB},
 };
 
 /// Saves the failure's trace and works out the command.
@@ -69,8 +69,8 @@ fn plain(name: &str) -> String {
 mod tests {
     use super::*;
     use crate::{
+        base::{GIB, StreamId, TagId},
         trace::TraceBuilder,
-        unit::{GIB, StreamId, TagId},
     };
 
     fn failure(strategy: &str) -> Failure {

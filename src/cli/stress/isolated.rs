@@ -5,6 +5,7 @@ use std::{env, process::Command};
 #[cfg(unix)]
 use crate::cli::plugin_host;
 use crate::{
+    base::ending,
     cli::{
         exit,
         failure::{Failure, Outcome},
@@ -13,7 +14,6 @@ use crate::{
     },
     plugin,
     strategy::StrategySpec,
-    unit::ending,
 };
 
 /// The option that tells the second process that it is the second.

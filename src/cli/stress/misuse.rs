@@ -6,6 +6,7 @@ use anyhow::anyhow;
 
 use super::Common;
 use crate::{
+    base::{did_you_mean_among, nearest},
     cli::{
         exit,
         failure::{Failure, Outcome},
@@ -14,7 +15,6 @@ use crate::{
     },
     report::{self, Medium},
     stress::misuse::{self, MISUSES, Misuse, MisuseRow},
-    unit::{did_you_mean_among, nearest},
 };
 
 /// Misuses strategies as bad programs do: blocks freed twice, pointers that are not theirs, streams that do not exist,

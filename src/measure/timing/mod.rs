@@ -20,11 +20,11 @@ pub use threads::{copies_for_threads, time_threads};
 use self::sampler::{Sampler, Unwatched};
 use super::{CaseLabel, SCHEMA, latency::Durations};
 use crate::{
+    base::Nanos,
     device::{Clock, Device},
     replay::{self, Observer, ReplayError, replay},
     strategy::{Context, Silent, Strategy},
     trace::Source,
-    unit::Nanos,
 };
 
 /// How often the clock is read to find out what reading it costs.
@@ -219,9 +219,9 @@ fn timer_cost() -> Nanos {
 mod tests {
     use super::*;
     use crate::{
+        base::{KIB, StreamId, TagId},
         measure::fixture::{Shelf, TinyDevice},
         trace::TraceBuilder,
-        unit::{KIB, StreamId, TagId},
     };
 
     fn fresh() -> Result<Fresh, ReplayError> {

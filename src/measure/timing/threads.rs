@@ -16,11 +16,11 @@ use std::{
 
 use super::{Fresh, Pass, TimingRecord, elapsed_between, sampler::Sampler, sampler::Unwatched};
 use crate::{
+    base::ThreadId,
     measure::CaseLabel,
     replay::{self, Observer, ReplayError, Replayed, replay},
     strategy::{Silent, Strategy, wrap::Locked},
     trace::{Source, Trace, TraceError},
-    unit::ThreadId,
 };
 
 /// Reads what each thread will do into memory, and gives every copy its thread.
@@ -130,11 +130,11 @@ mod tests {
 
     use super::*;
     use crate::{
+        base::{KIB, StreamId, TagId},
         measure::fixture::{Shelf, TinyDevice},
         replay::Moment,
         strategy::{EventSink, StrategyEvent},
         trace::TraceBuilder,
-        unit::{KIB, StreamId, TagId},
     };
 
     fn fresh() -> Result<Fresh, ReplayError> {

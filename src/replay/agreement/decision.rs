@@ -3,9 +3,9 @@
 use std::fmt;
 
 use crate::{
+    base::{Address, StreamId},
     replay::Live,
     strategy::{Freed, Outcome, Refusal, Shortage, StrategyEvent},
-    unit::{Address, StreamId},
 };
 
 /// One decision of a strategy. Everything in it follows from the calls and from what the driver answered.

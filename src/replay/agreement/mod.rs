@@ -63,7 +63,7 @@ pub struct Performance {
 /// use oomph::replay::{Options, agreement::agree};
 /// use oomph::strategy::{Setup, StrategySpec};
 /// use oomph::trace::TraceBuilder;
-/// use oomph::unit::{StreamId, TagId};
+/// use oomph::base::{StreamId, TagId};
 /// let mut story = TraceBuilder::new();
 /// let block = story.alloc(3 << 20, StreamId::DEFAULT, TagId(0));
 /// story.free(block);
@@ -196,6 +196,7 @@ mod tests {
 
     use super::*;
     use crate::{
+        base::{GIB, MIB, Nanos, StreamId, TagId, Work},
         device::{
             CallKind, DeviceError,
             sim::{SimConfig, SimDevice},
@@ -203,7 +204,6 @@ mod tests {
         },
         strategy::{STRATEGIES, Setup, Strategy, StrategySpec},
         trace::{MarkKind, Trace, TraceBuilder, arbitrary},
-        unit::{GIB, MIB, Nanos, StreamId, TagId, Work},
     };
 
     fn simulated() -> Box<dyn Device> {

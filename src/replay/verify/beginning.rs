@@ -3,12 +3,12 @@
 
 use super::{Divergence, settings::of_recording};
 use crate::{
+    base::{Address, MIB},
     strategy::{
         BlockState, BlockView, Heritage, Layout, SegmentView, Strategy,
         caching::{Caching, Settings, SharedRange},
     },
     trace::torch::{self, Action, Entry, Initial, Recording, SegmentKind},
-    unit::{Address, MIB},
 };
 
 /// Sizes are multiples of this.

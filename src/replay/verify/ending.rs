@@ -4,9 +4,9 @@ use std::fmt;
 
 use super::{Counters, Divergence, beginning::Start};
 use crate::{
+    base::{Address, StreamId},
     strategy::{BlockState, Layout, Strategy},
     trace::torch::{self, Action, Recording, Segment, SegmentKind},
-    unit::{Address, StreamId},
 };
 
 /// A segment or block as both sides can describe it.

@@ -7,8 +7,8 @@
 use std::{collections::HashMap, ops::Range};
 
 use crate::{
+    base::{Address, StreamId},
     trace::torch::{Action, Entry},
-    unit::{Address, StreamId},
 };
 
 /// When a held-back free is completed.
@@ -139,7 +139,7 @@ impl Lanes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unit::Address;
+    use crate::base::Address;
 
     fn entry(action: Action, address: u64) -> Entry {
         Entry { action, address: Address(address), size: 512, ..Entry::default() }

@@ -28,9 +28,9 @@ pub use sighting::Sighting;
 
 use self::{beginning::Start, model::Model, walk::Walk};
 use crate::{
+    base::{Address, Watch},
     strategy::{Setup, Stats, Strategy},
     trace::torch::Recording,
-    unit::{Address, Watch},
 };
 
 /// What PyTorch itself counted, as far as somebody wrote it down: no snapshot says it.

@@ -6,6 +6,7 @@ use super::{
     stretch::{Reading, Stretch},
 };
 use crate::{
+    base::{Address, SiteId, StreamId, ThreadId},
     device::{
         CallKind, Device, DeviceProps,
         wrap::{Call, Fault, FaultPlan, Faulty, Manner, Reply, Scripted},
@@ -15,7 +16,6 @@ use crate::{
         caching::{Caching, Settings},
     },
     trace::torch::{Action, Entry},
-    unit::{Address, SiteId, StreamId, ThreadId},
 };
 
 /// Allocator and driver. A copy can be tried and thrown away.

@@ -3,9 +3,9 @@
 use std::fmt;
 
 use crate::{
+    base::{Address, StreamId},
     strategy::StrategyEvent,
     trace::torch::{Action, Entry},
-    unit::{Address, StreamId},
 };
 
 /// One action: everything of a recorded entry that a model can foretell.

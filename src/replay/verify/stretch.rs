@@ -2,8 +2,8 @@
 
 use super::Sighting;
 use crate::{
+    base::MIB,
     trace::torch::{Action, Entry},
-    unit::MIB,
 };
 
 /// Requests of up to this size, rounded, grow ranges in small steps.
@@ -124,7 +124,7 @@ impl Stretch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unit::Address;
+    use crate::base::Address;
 
     fn entries(actions: &[Action]) -> Vec<Entry> {
         let entry = |(place, &action): (usize, &Action)| Entry {

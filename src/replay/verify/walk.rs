@@ -10,9 +10,9 @@ use super::{
     stretch::{Reading, Stretch},
 };
 use crate::{
+    base::{Address, StreamId, Watch, Watcher},
     strategy::{Block, Freed, StrategyError},
     trace::torch::{Action, BlockState, Entry},
-    unit::{Address, StreamId, Watch, Watcher},
 };
 
 /// Where the walk is.

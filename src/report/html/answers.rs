@@ -12,7 +12,7 @@ use crate::{
         techniques::TechniqueRecord,
         threshold::{ThresholdRecord, ThresholdStatus},
     },
-    unit::Nanos,
+    base::Nanos,
 };
 
 /// The smallest memory that suffices, by strategy.

@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, fmt::Write as _};
 
-use crate::unit::{Bytes, Nanos};
+use crate::base::{Bytes, Nanos};
 
 /// Text that ends no element, attribute or script.
 pub(super) fn escape(text: &str) -> Cow<'_, str> {

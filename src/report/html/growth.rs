@@ -14,8 +14,8 @@ use crate::{
         Bar, CourseKind,
         growth::{Course, course},
     },
+    base::Bytes,
     measure::{CaseRecord, Status, StepPeak},
-    unit::Bytes,
 };
 
 /// Fewer steps than this, the first left out, are not judged.
@@ -160,8 +160,8 @@ mod tests {
 
     use super::*;
     use crate::{
+        base::MIB,
         measure::{CaseDetail, CaseLabel, Levels},
-        unit::MIB,
     };
 
     fn opened(record: &CaseRecord, growth: u64) -> Opened<'_> {

@@ -5,7 +5,7 @@ use super::{
     element::{Cell, Column, Part, Section, Table, code, escape, stacked},
     material::Material,
 };
-use crate::{measure::CaseRecord, unit::Bytes};
+use crate::{base::Bytes, measure::CaseRecord};
 
 const LEGEND: &str = "<ul class=\"legend\" aria-label=\"Parts of the bars\"><li><i class=\"live\"></i>live: what the \
                       program held</li><li><i class=\"rounding\"></i>rounding: blocks larger than what was asked \

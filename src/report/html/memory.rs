@@ -9,8 +9,8 @@ use super::{
     material::{Material, least, moment, most},
 };
 use crate::{
+    base::Bytes,
     measure::{CaseDetail, CaseRecord, Status},
-    unit::Bytes,
 };
 
 /// Whoever needs less than this times as much needs about the same.

@@ -8,8 +8,8 @@ use super::{
 };
 use crate::{
     answer::claims::Verdict,
+    base::{Bytes, Nanos},
     measure::CaseRecord,
-    unit::{Bytes, Nanos},
 };
 
 /// More failures than this are counted and not told one by one.

@@ -6,9 +6,9 @@ use super::{
     material::{Material, moment, out_of_memory},
 };
 use crate::{
+    base::Bytes,
     measure::{CaseDetail, CaseRecord, Frame, Occasion},
     strategy::BlockState,
-    unit::Bytes,
 };
 
 /// The section on failed requests; a sentence where there are none.

@@ -4,7 +4,7 @@ use super::{
     element::{Cell, Column, Section, Table, code, escape},
     material::{Material, fastest},
 };
-use crate::{measure::CaseRecord, unit::Nanos};
+use crate::{base::Nanos, measure::CaseRecord};
 
 /// The section; none where nothing ran.
 pub(super) fn section(material: &Material<'_>) -> Option<Section> {

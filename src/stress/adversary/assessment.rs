@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{AdversaryError, Bout, Contest, Ending, play};
 use crate::{
+    base::{Bytes, MIB, round_up},
     device::{DeviceSpec, default_limit},
     strategy::StrategySpec,
     stress::Subject,
     trace::Trace,
-    unit::{Bytes, MIB, round_up},
 };
 
 /// In the parameters of a strategy, stands for the memory it is given: `pool:initial:{memory},maximum:{memory}` is a

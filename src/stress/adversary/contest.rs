@@ -1,8 +1,8 @@
 //! What an adversary may do: how much may be alive, and in blocks of which sizes.
 
 use crate::{
+    base::{Bytes, GIB, MIB},
     strategy::ALIGNMENT,
-    unit::{Bytes, GIB, MIB},
 };
 
 /// The rules of a game between an adversary and an allocator.

@@ -54,9 +54,9 @@ impl FoundRow {
 mod tests {
     use super::*;
     use crate::{
+        base::{MIB, StreamId, TagId},
         strategy::StrategySpec,
         trace::TraceBuilder,
-        unit::{MIB, StreamId, TagId},
     };
 
     #[test]

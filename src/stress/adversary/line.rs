@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::{
+    base::Address,
     strategy::{Block, EventSink, StrategyEvent},
-    unit::Address,
 };
 
 /// Gives every allocation from the device its place on one line, in the order in which they come, and every block the
@@ -74,7 +74,7 @@ impl EventSink for Line {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unit::StreamId;
+    use crate::base::StreamId;
 
     fn block(address: u64, size: u64) -> Block {
         Block { address: Address(address), size, slot: 0, generation: 0 }

@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{AdversaryError, Contest, Line, robson};
 use crate::{
+    base::{SiteId, StreamId, TagId, ThreadId},
     device::{Capabilities, Device},
     strategy::{Attempt, Block, Caller, Context, Refusal, Request, Strategy},
     stress::Subject,
     trace::{BlockSlot, Trace, TraceBuilder},
-    unit::{SiteId, StreamId, TagId, ThreadId},
 };
 
 /// What a bout came to.

@@ -6,9 +6,9 @@
 
 use super::Contest;
 use crate::{
+    base::{StreamId, TagId, round_up},
+    models::Dice,
     trace::{BlockSlot, TableFull, Trace, TraceBuilder},
-    unit::{StreamId, TagId, round_up},
-    workload::Dice,
 };
 
 /// Sizes are multiples of this: finer differences no allocator sees.
@@ -276,8 +276,8 @@ mod tests {
 
     use super::*;
     use crate::{
+        base::MIB,
         trace::{Op, Summary, check},
-        unit::MIB,
     };
 
     fn breeder() -> Breeder {

@@ -18,11 +18,11 @@ use super::{
 };
 use crate::{
     device::Capabilities,
+    models::Dice,
     replay::{self, Observer, replay},
     strategy::{EventSink, StrategyEvent},
     stress::{Subject, SubjectError, shrink},
     trace::{Op, Trace, check},
-    workload::Dice,
 };
 
 /// How many programs are kept.
@@ -188,7 +188,7 @@ fn keep(kept: &mut Vec<(f64, Program)>, badness: f64, program: Program) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{strategy::StrategySpec, unit::MIB};
+    use crate::{base::MIB, strategy::StrategySpec};
 
     fn subject(strategy: &str) -> Subject {
         Subject { strategy: StrategySpec::from(strategy), device: "sim".parse().unwrap(), memory_bytes: None }

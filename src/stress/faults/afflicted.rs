@@ -13,9 +13,9 @@ use super::{
     hindrance::{Hindrance, Tallies},
 };
 use crate::{
+    base::{Address, StreamId},
     device::{Capabilities, Device, wrap::Intercepted},
     strategy::{Attempt, Block, Caller, Context, Control, Freed, Layout, Request, Stats, Strategy, StrategyError},
-    unit::{Address, StreamId},
 };
 
 /// A strategy under an affliction.

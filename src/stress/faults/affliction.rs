@@ -3,8 +3,8 @@
 use std::{fmt, num::NonZeroU64, str::FromStr};
 
 use crate::{
+    base::{did_you_mean, nearest},
     device::CallKind,
-    unit::{did_you_mean, nearest},
 };
 
 /// What befalls a strategy during one run. Driver calls are those that the strategy itself makes; moments are its own calls

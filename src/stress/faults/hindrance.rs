@@ -10,11 +10,11 @@ use std::{
 
 use super::affliction::{Affliction, Manner};
 use crate::{
+    base::Address,
     device::{
         CallKind, Device, DeviceError,
         wrap::{Answer, Call, Interceptor, Reply},
     },
-    unit::Address,
 };
 
 /// How often a strategy may ask in one call of its own whether events are done, before it counts as spinning. No story here

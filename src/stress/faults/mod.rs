@@ -229,9 +229,9 @@ fn count(verdict: &mut Verdict, run: &Run) {
 mod tests {
     use super::*;
     use crate::{
+        base::MIB,
         device::CallKind,
         strategy::{STRATEGIES, StrategySpec, flawed::Flaw},
-        unit::MIB,
     };
 
     fn subject(strategy: &str) -> Subject {

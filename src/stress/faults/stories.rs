@@ -5,8 +5,8 @@
 //! are alike, trims, and the last page of the device.
 
 use crate::{
+    base::{KIB, MIB, Nanos, StreamId, TagId, Work},
     trace::{BlockSlot, MarkKind, Trace, TraceBuilder},
-    unit::{KIB, MIB, Nanos, StreamId, TagId, Work},
 };
 
 /// Long enough that a stream is still at it when its blocks are freed.

@@ -18,10 +18,10 @@ use std::{
 
 use super::{Mixture, Tally, Until};
 use crate::{
+    base::{EventId, Nanos, SiteId, StreamId, ThreadId, Work},
     device::{Damage, Device, DeviceError, Patterned, Patterns},
+    models::Dice,
     strategy::{Attempt, Block, Caller, Control, Request, Silent, Strategy, StrategyError, wrap::Locked},
-    unit::{EventId, Nanos, SiteId, StreamId, ThreadId, Work},
-    workload::Dice,
 };
 
 /// The most blocks that are asked for in a round.

@@ -8,11 +8,11 @@
 
 use super::{super::Levels, Tally};
 use crate::{
+    base::{EventId, Nanos, StreamId, ThreadId},
     device::{Clock, Damage, Device, DeviceError, LONGEST_PATTERN_BYTES, Patterned, Patterns},
     replay::TraceEvents,
     strategy::{Attempt, Block, Caller, Context, Control, Request, Silent, Strategy, StrategyError},
     trace::{BlockSlot, Event, MarkKind, Op, Tables, Trace, TraceEventId},
-    unit::{EventId, Nanos, StreamId, ThreadId},
 };
 
 /// On a real device findings are asked for once in so many events.

@@ -29,10 +29,10 @@ use super::{
     trial::{on_trial, panicked},
 };
 use crate::{
+    base::{Bytes, MIB},
     device::{Capabilities, Clock, Damage, Device},
     strategy::Strategy,
     trace::Trace,
-    unit::{Bytes, MIB},
 };
 
 /// The name of this kind of stress.

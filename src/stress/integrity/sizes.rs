@@ -3,8 +3,8 @@
 use std::{fmt, str::FromStr};
 
 use crate::{
-    unit::{Bytes, GIB, KIB, MIB},
-    workload::{Dice, PowerLaw},
+    base::{Bytes, GIB, KIB, MIB},
+    models::{Dice, PowerLaw},
 };
 
 /// The chance to reach twice a size: small blocks are many, large ones hold most of the memory.

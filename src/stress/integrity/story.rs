@@ -7,9 +7,9 @@
 
 use super::Sizes;
 use crate::{
+    base::{Nanos, StreamId, TagId, ThreadId, Work},
+    models::Dice,
     trace::{BlockSlot, MarkKind, Trace, TraceBuilder},
-    unit::{Nanos, StreamId, TagId, ThreadId, Work},
-    workload::Dice,
 };
 
 /// Blocks of one step.
@@ -178,8 +178,8 @@ impl Author<'_> {
 mod tests {
     use super::*;
     use crate::{
+        base::MIB,
         trace::{OpKind, check},
-        unit::MIB,
     };
 
     const MIXTURE: Mixture = Mixture {

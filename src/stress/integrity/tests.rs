@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::{
+    base::{Address, KIB, MIB, StreamId},
     device::{Capabilities, PhysicalId, sim::SimDevice, wrap::Limited},
     strategy::{
         Attempt, Block, Caller, Context, Control, Freed, Layout, Outcome as Found, Refusal, Request, STRATEGIES,
         Shortage, Stats, StrategyError,
     },
-    unit::{Address, KIB, MIB, StreamId},
 };
 
 const MEMORY: u64 = 64 * MIB;

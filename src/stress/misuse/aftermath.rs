@@ -4,10 +4,10 @@ use std::sync::LazyLock;
 
 use super::stage::Stage;
 use crate::{
+    base::{KIB, MIB, Nanos, StreamId, TagId, ThreadId, Work},
     replay::{OnOutOfMemory, Options, replay},
     strategy::{Caller, Context, Silent},
     trace::{Trace, TraceBuilder},
-    unit::{KIB, MIB, Nanos, StreamId, TagId, ThreadId, Work},
 };
 
 /// Goes on as if nothing had happened; what is wrong is added to the findings.

@@ -2,8 +2,8 @@
 
 use super::stage::{Stage, Unplayable};
 use crate::{
+    base::{Address, KIB, MIB, Nanos, StreamId},
     strategy::{Block, Caller, Freed},
-    unit::{Address, KIB, MIB, Nanos, StreamId},
 };
 
 const HOME: StreamId = StreamId::DEFAULT;

@@ -5,8 +5,8 @@ use super::{
     stage::{NO_STREAM, Stage, Unplayable},
 };
 use crate::{
+    base::{MIB, StreamId, ThreadId},
     strategy::{Caller, Control},
-    unit::{MIB, StreamId, ThreadId},
 };
 
 const ELSEWHERE: StreamId = StreamId(1);

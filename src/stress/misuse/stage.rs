@@ -2,12 +2,12 @@
 
 use super::Door;
 use crate::{
+    base::{Address, Nanos, SiteId, StreamId, ThreadId, Work},
     device::{Device, DeviceError},
     strategy::{
         Attempt, Block, Caller, Context, Control, Freed, Refusal, Request, Silent, Strategy, StrategyError,
         wrap::{Addressed, Checked, Rule},
     },
-    unit::{Address, Nanos, SiteId, StreamId, ThreadId, Work},
 };
 
 /// How many streams the program makes beside the default one.

@@ -3,9 +3,9 @@
 use std::{io, process::ExitStatus};
 
 use crate::{
+    base::{ending, signal},
     measure::Status,
     suite::CaseTimeout,
-    unit::{ending, signal},
 };
 
 /// Why there is no outcome.

@@ -20,10 +20,10 @@ use super::{
     order::Order,
 };
 use crate::{
+    base::{ending, last_bytes},
     measure::Status,
     plugin,
     suite::{Case, CaseOutcome, CaseRunner, CaseTimeout},
-    unit::{ending, last_bytes},
 };
 
 /// How often the clock and the stop flag are looked at while a worker is silent.

@@ -1,0 +1,171 @@
+//! Driver calls by kind: their names, and how many there were.
+
+use std::{fmt, ops::Add};
+
+use serde::{Deserialize, Serialize};
+
+use oomph_base::Nanos;
+
+macro_rules! call_kinds {
+    ($($variant:ident = $name:literal,)*) => {
+        /// A kind of driver call.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[expect(missing_docs, reason = "each variant is the driver's own name, see `name`")]
+        pub enum CallKind { $(#[serde(rename = $name)] $variant,)* }
+
+        impl CallKind {
+            /// Every kind, in declaration order.
+            pub const ALL: &'static [CallKind] = &[$(CallKind::$variant,)*];
+
+            /// The driver's own name for the call.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(CallKind::$variant => $name,)* }
+            }
+        }
+    };
+}
+
+call_kinds! {
+    MemAlloc = "cuMemAlloc",
+    MemFree = "cuMemFree",
+    MemGetInfo = "cuMemGetInfo",
+    StreamCreate = "cuStreamCreate",
+    StreamSynchronize = "cuStreamSynchronize",
+    StreamWaitEvent = "cuStreamWaitEvent",
+    CtxSynchronize = "cuCtxSynchronize",
+    EventCreate = "cuEventCreate",
+    EventRecord = "cuEventRecord",
+    EventQuery = "cuEventQuery",
+    EventSynchronize = "cuEventSynchronize",
+    EventDestroy = "cuEventDestroy",
+    AddressReserve = "cuMemAddressReserve",
+    AddressFree = "cuMemAddressFree",
+    MemCreate = "cuMemCreate",
+    MemRelease = "cuMemRelease",
+    MemMap = "cuMemMap",
+    MemSetAccess = "cuMemSetAccess",
+    MemUnmap = "cuMemUnmap",
+    PoolCreate = "cuMemPoolCreate",
+    PoolDestroy = "cuMemPoolDestroy",
+    PoolSetAttribute = "cuMemPoolSetAttribute",
+    PoolGetAttribute = "cuMemPoolGetAttribute",
+    PoolTrim = "cuMemPoolTrimTo",
+    MemAllocAsync = "cuMemAllocFromPoolAsync",
+    MemFreeAsync = "cuMemFreeAsync",
+    HostAlloc = "cuMemHostAlloc",
+    HostFree = "cuMemFreeHost",
+    Launch = "cuLaunchKernel",
+}
+
+impl CallKind {
+    /// The call that gives back what this one takes, where it takes something.
+    #[must_use]
+    pub const fn given_back_by(self) -> Option<CallKind> {
+        match self {
+            CallKind::MemAlloc => Some(CallKind::MemFree),
+            CallKind::EventCreate => Some(CallKind::EventDestroy),
+            CallKind::AddressReserve => Some(CallKind::AddressFree),
+            CallKind::MemCreate => Some(CallKind::MemRelease),
+            CallKind::PoolCreate => Some(CallKind::PoolDestroy),
+            CallKind::MemAllocAsync => Some(CallKind::MemFreeAsync),
+            CallKind::HostAlloc => Some(CallKind::HostFree),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for CallKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// How often one kind of call was made, and what it cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallTally {
+    /// Calls, failed ones included.
+    pub count: u64,
+    /// Calls that failed.
+    pub failures: u64,
+    /// Time inside the calls.
+    pub time: Nanos,
+}
+
+impl Add for CallTally {
+    type Output = CallTally;
+    fn add(self, other: CallTally) -> CallTally {
+        CallTally {
+            count: self.count + other.count,
+            failures: self.failures + other.failures,
+            time: self.time + other.time,
+        }
+    }
+}
+
+/// Driver calls by kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallLedger {
+    tallies: [CallTally; CallKind::ALL.len()],
+    total: CallTally,
+}
+
+impl Default for CallLedger {
+    fn default() -> Self {
+        CallLedger { tallies: [CallTally::default(); CallKind::ALL.len()], total: CallTally::default() }
+    }
+}
+
+impl CallLedger {
+    /// Notes one call.
+    pub fn note(&mut self, kind: CallKind, time: Nanos, failed: bool) {
+        for tally in [&mut self.tallies[kind as usize], &mut self.total] {
+            tally.count += 1;
+            tally.failures += u64::from(failed);
+            tally.time += time;
+        }
+    }
+
+    /// Adds the calls of another ledger.
+    pub fn absorb(&mut self, other: &CallLedger) {
+        for (tally, more) in self.tallies.iter_mut().zip(other.tallies) {
+            *tally = *tally + more;
+        }
+        self.total = self.total + other.total;
+    }
+
+    /// Calls of one kind.
+    #[must_use]
+    pub fn of(&self, kind: CallKind) -> CallTally {
+        self.tallies[kind as usize]
+    }
+
+    /// All calls.
+    #[must_use]
+    pub fn total(&self) -> CallTally {
+        self.total
+    }
+
+    /// The kinds that were called at all.
+    pub fn iter(&self) -> impl Iterator<Item = (CallKind, CallTally)> + '_ {
+        CallKind::ALL.iter().map(|&kind| (kind, self.of(kind))).filter(|(_, tally)| tally.count > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ledger_adds_up() {
+        let mut ledger = CallLedger::default();
+        ledger.note(CallKind::MemAlloc, Nanos(5), false);
+        ledger.note(CallKind::MemAlloc, Nanos(7), true);
+        ledger.note(CallKind::MemFree, Nanos(1), false);
+        assert_eq!(ledger.of(CallKind::MemAlloc), CallTally { count: 2, failures: 1, time: Nanos(12) });
+        assert_eq!(ledger.total().count, ledger.iter().map(|(_, tally)| tally.count).sum::<u64>());
+        ledger.absorb(&ledger.clone());
+        assert_eq!(ledger.of(CallKind::MemFree), CallTally { count: 2, failures: 0, time: Nanos(2) });
+        assert_eq!(ledger.total(), CallTally { count: 6, failures: 2, time: Nanos(26) });
+    }
+}

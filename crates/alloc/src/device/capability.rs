@@ -1,0 +1,162 @@
+//! The abilities that a device may or may not have.
+
+use std::fmt;
+
+use super::{DeviceError, Patterned, Verified};
+use oomph_base::{Address, StreamId, Work};
+
+/// Which optional abilities a device has, or a strategy needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Capabilities {
+    /// [`VirtualMemory`].
+    pub virtual_memory: bool,
+    /// [`StreamOrderedPools`].
+    pub stream_ordered_pools: bool,
+    /// [`PinnedHost`].
+    pub pinned_host: bool,
+    /// [`Compute`].
+    pub compute: bool,
+    /// [`Patterns`].
+    pub patterns: bool,
+}
+
+impl Capabilities {
+    /// No optional ability.
+    pub const NONE: Capabilities = Capabilities {
+        virtual_memory: false,
+        stream_ordered_pools: false,
+        pinned_host: false,
+        compute: false,
+        patterns: false,
+    };
+
+    /// What is wanted here and not offered there.
+    #[must_use]
+    pub fn missing_from(self, offered: Capabilities) -> Capabilities {
+        Capabilities {
+            virtual_memory: self.virtual_memory && !offered.virtual_memory,
+            stream_ordered_pools: self.stream_ordered_pools && !offered.stream_ordered_pools,
+            pinned_host: self.pinned_host && !offered.pinned_host,
+            compute: self.compute && !offered.compute,
+            patterns: self.patterns && !offered.patterns,
+        }
+    }
+}
+
+impl fmt::Display for Capabilities {
+    /// The abilities in words, `nothing` where there are none.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = [
+            (self.virtual_memory, "virtual memory"),
+            (self.stream_ordered_pools, "stream-ordered pools"),
+            (self.pinned_host, "pinned host memory"),
+            (self.compute, "compute"),
+            (self.patterns, "known contents"),
+        ]
+        .into_iter()
+        .filter_map(|(has, name)| has.then_some(name))
+        .collect();
+        f.write_str(if names.is_empty() { "nothing" } else { "" })?;
+        f.write_str(&names.join(", "))
+    }
+}
+
+/// A piece of physical memory made by [`VirtualMemory::create`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PhysicalId(pub u64);
+
+/// Address space and physical memory handled apart (`cuMemAddressReserve`, `cuMemCreate`, `cuMemMap` ...).
+///
+/// The driver's rules hold: addresses, sizes and offsets are multiples of
+/// [`granularity_bytes`](super::DeviceProps::granularity_bytes); a range is mapped only
+/// where it is reserved and not yet mapped; it is unmapped whole, as it was mapped; a range is freed only when
+/// nothing is mapped in it; physical memory lives until it is released *and* unmapped everywhere.
+pub trait VirtualMemory {
+    /// Reserves a range of addresses.
+    fn reserve(&mut self, bytes: u64) -> Result<Address, DeviceError>;
+    /// Gives a whole reserved range back.
+    fn address_free(&mut self, address: Address, bytes: u64) -> Result<(), DeviceError>;
+    /// Takes physical memory.
+    fn create(&mut self, bytes: u64) -> Result<PhysicalId, DeviceError>;
+    /// Gives up the handle.
+    fn release(&mut self, physical: PhysicalId) -> Result<(), DeviceError>;
+    /// Maps the whole of `physical` at `address`.
+    fn map(&mut self, address: Address, bytes: u64, physical: PhysicalId) -> Result<(), DeviceError>;
+    /// Makes a mapped range readable and writable.
+    fn set_access(&mut self, address: Address, bytes: u64) -> Result<(), DeviceError>;
+    /// Removes the mappings in a range; each must lie in it whole.
+    fn unmap(&mut self, address: Address, bytes: u64) -> Result<(), DeviceError>;
+}
+
+/// One of the driver's stream-ordered pools; 0 is the device's default pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PoolId(pub u32);
+
+/// The attributes of a stream-ordered pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolSettings {
+    /// Memory above this goes back to the device at the next synchronisation.
+    pub release_threshold: u64,
+    /// Reuse what another stream freed if an event orders the two.
+    pub follow_event_dependencies: bool,
+    /// Reuse what another stream freed if that free has already happened on the device.
+    pub allow_opportunistic: bool,
+    /// Let the driver insert a wait to make a reuse legal.
+    pub allow_internal_dependencies: bool,
+}
+
+/// What a stream-ordered pool holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolUsage {
+    /// Physical bytes now.
+    pub reserved: u64,
+    /// Physical bytes at most so far.
+    pub reserved_high: u64,
+    /// Bytes handed out now.
+    pub used: u64,
+    /// Bytes handed out at most so far.
+    pub used_high: u64,
+}
+
+/// The driver's own allocator (`cuMemAllocAsync`, `cuMemPool*`).
+pub trait StreamOrderedPools {
+    /// Makes a pool that holds at most `max_bytes`.
+    fn pool_create(&mut self, max_bytes: Option<u64>) -> Result<PoolId, DeviceError>;
+    /// Destroys a pool that `pool_create` made.
+    fn pool_destroy(&mut self, pool: PoolId) -> Result<(), DeviceError>;
+    /// Sets all attributes of a pool.
+    fn pool_configure(&mut self, pool: PoolId, settings: PoolSettings) -> Result<(), DeviceError>;
+    /// Gives unused memory above `keep_bytes` back to the device.
+    fn pool_trim(&mut self, pool: PoolId, keep_bytes: u64) -> Result<(), DeviceError>;
+    /// What the pool holds.
+    fn pool_usage(&mut self, pool: PoolId) -> Result<PoolUsage, DeviceError>;
+    /// `cuMemAllocFromPoolAsync`.
+    fn alloc_async(&mut self, pool: PoolId, bytes: u64, stream: StreamId) -> Result<Address, DeviceError>;
+    /// `cuMemFreeAsync`.
+    fn free_async(&mut self, address: Address, stream: StreamId) -> Result<(), DeviceError>;
+}
+
+/// Page-locked host memory.
+pub trait PinnedHost {
+    /// `cuMemHostAlloc`.
+    fn host_alloc(&mut self, bytes: u64) -> Result<Address, DeviceError>;
+    /// `cuMemFreeHost`. Waits for the work of all streams.
+    fn host_free(&mut self, address: Address) -> Result<(), DeviceError>;
+}
+
+/// Work on streams.
+pub trait Compute {
+    /// Queues `work` on `stream`. Operands are the blocks it reads and writes; the last is the result.
+    fn launch(&mut self, stream: StreamId, work: &Work, operands: &[(Address, u64)]) -> Result<(), DeviceError>;
+}
+
+/// Known contents. Many blocks are filled or looked at by one launch, behind the work that is queued on a stream, and
+/// nobody waits: what was found is asked for later.
+pub trait Patterns {
+    /// Queues the writing of every block's pattern.
+    fn fill_blocks(&mut self, stream: StreamId, blocks: &[Patterned]) -> Result<(), DeviceError>;
+    /// Queues the comparison of every block with its pattern.
+    fn verify_blocks(&mut self, stream: StreamId, blocks: &[Patterned]) -> Result<(), DeviceError>;
+    /// What comparisons have come to since this was last asked, those alone that are done by now.
+    fn verified(&mut self) -> Result<Verified, DeviceError>;
+}

@@ -1,0 +1,444 @@
+//! The GPU itself: a [`Device`] over the driver's calls, with its own books.
+//!
+//! One file a subject: `library` (is the driver there), `context` (one a GPU and process), `memory`, `streams`, `vmm`,
+//! `pools`, `host`; `work` and `products` for what runs on streams, over `kernels`, `blas`, `scratch` and `staging`;
+//! `patterns` for known contents, over `batches`; `toolkit` finds libraries; `answer` turns the driver's codes into words. Every call is measured by the
+//! wall clock around the driver's part of it alone; the books are kept outside.
+//!
+//! The books are what makes the handles safe to use: a number or address that is not in them is refused before the
+//! driver is asked. They are also what is given back when a device is dropped, on every way out.
+#![expect(unsafe_code, reason = "the driver is a C library")]
+
+mod answer;
+mod batches;
+mod blas;
+mod context;
+mod host;
+mod kernels;
+mod library;
+mod memory;
+mod patterns;
+mod pools;
+mod products;
+mod scratch;
+mod staging;
+mod streams;
+mod survey;
+mod toolkit;
+mod vmm;
+mod work;
+
+use std::{ptr, time::Instant};
+
+use cudarc::driver::sys::{self, CUresult};
+
+pub use context::Visit;
+pub use survey::survey;
+pub use toolkit::look_for_toolkit_in;
+
+use self::{
+    batches::Batches,
+    context::Context,
+    host::PinnedMemory,
+    memory::PlainMemory,
+    pools::Pools,
+    scratch::Scratch,
+    staging::Staging,
+    streams::{StreamOwner, Streams},
+    vmm::VirtualSpace,
+};
+use super::{Footprint, Unavailable};
+use crate::device::{
+    CallKind, CallLedger, CallTally, Capabilities, Clock, Compute, Device, DeviceError, DeviceProps, MemoryInfo,
+    Patterns, PinnedHost, StreamOrderedPools, VirtualMemory,
+};
+use oomph_base::{Address, EventId, MIB, Nanos, StreamId, round_up};
+
+/// Physical memory comes in pages of this size where the GPU does not say otherwise.
+const USUAL_PAGE_BYTES: u64 = 2 * MIB;
+
+/// Opens a GPU by its number among those that the driver shows this process.
+pub fn open(ordinal: u32) -> Result<Box<dyn Device>, Unavailable> {
+    Ok(Box::new(CudaDevice::open(ordinal)?))
+}
+
+/// Opens a GPU for a guest in a program that has streams of its own: [`Device::stream_create`] takes over the handle that
+/// it is given, and every call needs a [`visit`] around it.
+pub fn open_as_guest(ordinal: u32) -> Result<Box<dyn Device>, Unavailable> {
+    Ok(Box::new(CudaDevice::with_streams_of(StreamOwner::Program, ordinal)?))
+}
+
+/// Leaves, when it is dropped, the context current that was current before on this thread.
+pub fn visit() -> Visit {
+    Visit::begin()
+}
+
+/// Makes sure that a GPU can be used, and leaves nothing on it: the process may then start others that use it.
+pub fn probe(ordinal: u32) -> Result<(), Unavailable> {
+    Context::probe(ordinal).map_err(Unavailable)
+}
+
+/// How many GPUs the driver shows this process: at least one.
+pub fn count() -> Result<u32, Unavailable> {
+    match library::device_count() {
+        Ok(0) => Err(Unavailable("the driver sees no GPU".to_owned())),
+        counted => counted.map_err(Unavailable),
+    }
+}
+
+/// What a GPU is called.
+pub fn name(ordinal: u32) -> Result<String, Unavailable> {
+    context::name_of(ordinal).map_err(Unavailable)
+}
+
+/// The newest CUDA version that the driver supports, such as `13.0`, where there is a driver.
+#[must_use]
+pub fn driver_version() -> Option<String> {
+    library::version().map(|(major, minor)| format!("{major}.{minor}"))
+}
+
+/// Whether matrix products run for real here: the library's version and file, or why not. Without it their streams are
+/// kept busy for as long as an H200 would be, and times of steps mean nothing.
+pub fn matrix_library() -> Result<String, Unavailable> {
+    blas::blas().map(|blas| format!("cuBLAS {}, {}", blas.version, blas.place)).map_err(Unavailable)
+}
+
+/// What this program and its libraries have taken of a GPU so far beside the context.
+pub fn footprint(ordinal: u32) -> Result<Footprint, Unavailable> {
+    let context = Context::of(ordinal).map_err(Unavailable)?;
+    let library_bytes = context.library_bytes();
+    Ok(Footprint {
+        kernel_bytes: context.kernel_bytes,
+        library_bytes,
+        workspace_bytes: if library_bytes > 0 { scratch::WORKSPACE_BYTES } else { 0 },
+    })
+}
+
+/// A real GPU.
+#[derive(Debug)]
+pub struct CudaDevice {
+    props: DeviceProps,
+    context: &'static Context,
+    opened: Instant,
+    ledger: CallLedger,
+    /// As of the last time the driver was asked.
+    free_bytes: u64,
+    memory: PlainMemory,
+    streams: Streams,
+    virtual_space: VirtualSpace,
+    pools: Pools,
+    pinned: PinnedMemory,
+    scratch: Scratch,
+    staging: Staging,
+    batches: Batches,
+}
+
+// SAFETY: the driver's handles may be used from any thread on which the context is current, and every call sees to
+// that; the device itself is used by one thread at a time.
+unsafe impl Send for CudaDevice {}
+
+impl CudaDevice {
+    /// Opens a GPU by its number among those that the driver shows this process.
+    pub fn open(ordinal: u32) -> Result<CudaDevice, Unavailable> {
+        CudaDevice::with_streams_of(StreamOwner::Device, ordinal)
+    }
+
+    fn with_streams_of(owner: StreamOwner, ordinal: u32) -> Result<CudaDevice, Unavailable> {
+        let context = Context::of(ordinal).map_err(Unavailable)?;
+        let page_bytes = context.granularity_bytes.unwrap_or(USUAL_PAGE_BYTES);
+        let free = context.enter().and_then(|()| context::memory_info());
+        let (free_bytes, _) = free.map_err(|code| {
+            Unavailable(format!("GPU {ordinal} no longer works in this process: cuMemGetInfo says {code:?}"))
+        })?;
+        Ok(CudaDevice {
+            props: DeviceProps {
+                name: context.name.clone(),
+                ordinal,
+                total_bytes: context.total_bytes,
+                page_bytes,
+                granularity_bytes: page_bytes,
+                context_bytes: context.taken_bytes,
+                capabilities: Capabilities {
+                    virtual_memory: context.granularity_bytes.is_some(),
+                    stream_ordered_pools: context.has_pools,
+                    pinned_host: true,
+                    compute: true,
+                    patterns: true,
+                },
+                clock: Clock::Wall,
+            },
+            context,
+            opened: Instant::now(),
+            ledger: CallLedger::default(),
+            free_bytes,
+            memory: PlainMemory::new(page_bytes),
+            streams: Streams::new(owner),
+            virtual_space: VirtualSpace::default(),
+            pools: Pools::default(),
+            pinned: PinnedMemory::default(),
+            scratch: Scratch::default(),
+            staging: Staging::default(),
+            batches: Batches::default(),
+        })
+    }
+
+    /// Makes a driver call in this device's context, measures it and notes it.
+    #[inline]
+    fn drive(&mut self, call: CallKind, requested: u64, make: impl FnOnce() -> CUresult) -> Result<(), DeviceError> {
+        let entered = self.context.enter();
+        let begin = Instant::now();
+        let code = entered.map_or_else(|code| code, |()| make());
+        let time = Nanos(begin.elapsed().as_nanos() as u64);
+        self.ledger.note(call, time, code != CUresult::CUDA_SUCCESS);
+        if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            self.look_at_free_memory();
+        }
+        answer::result(call, requested, code)
+    }
+
+    /// Brings the books up to date when the driver had no more: other processes may have taken what was free at the last
+    /// look. Not a call of the caller's, so it does not count as one.
+    #[cold]
+    fn look_at_free_memory(&mut self) {
+        if let Ok((free, _)) = context::memory_info() {
+            self.free_bytes = free;
+        }
+    }
+
+    /// Answers a call that is not worth asking the driver.
+    fn refuse<T>(&mut self, error: DeviceError) -> Result<T, DeviceError> {
+        let (DeviceError::OutOfMemory { call, .. }
+        | DeviceError::InvalidValue { call, .. }
+        | DeviceError::Driver { call, .. }) = error
+        else {
+            return Err(error);
+        };
+        self.ledger.note(call, Nanos::ZERO, true);
+        Err(error)
+    }
+
+    /// Answers a call that breaks a rule.
+    fn refuse_because<T>(&mut self, call: CallKind, reason: impl Into<String>) -> Result<T, DeviceError> {
+        self.refuse(answer::invalid(call, reason))
+    }
+
+    /// The driver's handle of a stream.
+    #[inline]
+    fn stream(&mut self, call: CallKind, stream: StreamId) -> Result<sys::CUstream, DeviceError> {
+        match self.streams.stream(stream) {
+            Ok(handle) => Ok(handle),
+            Err(reason) => self.refuse_because(call, reason),
+        }
+    }
+
+    /// The driver's handle of an event.
+    #[inline]
+    fn event(&mut self, call: CallKind, event: EventId) -> Result<sys::CUevent, DeviceError> {
+        match self.streams.event(event) {
+            Ok(handle) => Ok(handle),
+            Err(reason) => self.refuse_because(call, reason),
+        }
+    }
+}
+
+impl Device for CudaDevice {
+    fn props(&self) -> &DeviceProps {
+        &self.props
+    }
+
+    fn alloc(&mut self, bytes: u64) -> Result<Address, DeviceError> {
+        let call = CallKind::MemAlloc;
+        if bytes > self.props.total_bytes {
+            return self.refuse(DeviceError::OutOfMemory { call, requested: bytes });
+        }
+        let mut address = 0;
+        // SAFETY: the pointer is to a live address; the driver checks the size.
+        self.drive(call, bytes, || unsafe { sys::cuMemAlloc_v2(&raw mut address, bytes as usize) })?;
+        self.memory.insert(Address(address), bytes);
+        Ok(Address(address))
+    }
+
+    fn free(&mut self, address: Address) -> Result<(), DeviceError> {
+        let call = CallKind::MemFree;
+        if !self.memory.has(address) {
+            return self.refuse_because(call, format!("no allocation starts at {address}"));
+        }
+        // SAFETY: the allocation is live; the driver waits for the work that uses it.
+        self.drive(call, 0, || unsafe { sys::cuMemFree_v2(address.0) })?;
+        self.memory.remove(address);
+        Ok(())
+    }
+
+    fn memory_info(&mut self) -> Result<MemoryInfo, DeviceError> {
+        let mut info = MemoryInfo { free: 0, total: 0 };
+        self.drive(CallKind::MemGetInfo, 0, || match context::memory_info() {
+            Ok((free, total)) => {
+                info = MemoryInfo { free, total };
+                CUresult::CUDA_SUCCESS
+            }
+            Err(code) => code,
+        })?;
+        self.free_bytes = info.free;
+        Ok(info)
+    }
+
+    fn held_bytes(&self) -> u64 {
+        self.memory.held() + self.virtual_space.held() + self.pools.held()
+    }
+
+    /// As if nothing shared a page: which small allocations do is the driver's to decide.
+    fn growth_bytes(&self, bytes: u64) -> u64 {
+        round_up(bytes, self.props.page_bytes)
+    }
+
+    fn free_bytes(&self) -> u64 {
+        self.free_bytes
+    }
+
+    /// What was not free when the context was made, memory of other processes included, because the driver tells no
+    /// more; what cuBLAS has taken; and scratch memory.
+    fn overhead_bytes(&self) -> u64 {
+        self.props.context_bytes + self.context.library_bytes() + self.scratch.bytes() + self.batches.bytes()
+    }
+
+    fn stream_create(&mut self, known_as: u64) -> Result<StreamId, DeviceError> {
+        let call = CallKind::StreamCreate;
+        if !self.streams.has_room() {
+            return self.refuse_because(call, "there are 65,536 streams already");
+        }
+        if self.streams.owner() == StreamOwner::Program {
+            return Ok(self.streams.add_stream(ptr::with_exposed_provenance_mut(known_as as usize)));
+        }
+        let mut handle = ptr::null_mut();
+        // SAFETY: the pointer is to a live handle.
+        self.drive(call, 0, || unsafe { sys::cuStreamCreate(&raw mut handle, streams::NON_BLOCKING) })?;
+        Ok(self.streams.add_stream(handle))
+    }
+
+    fn stream_handle(&self, stream: StreamId) -> u64 {
+        self.streams.stream(stream).map_or(0, |handle| handle.addr() as u64)
+    }
+
+    fn stream_synchronize(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        let call = CallKind::StreamSynchronize;
+        let handle = self.stream(call, stream)?;
+        // SAFETY: the stream is live.
+        self.drive(call, 0, || unsafe { sys::cuStreamSynchronize(handle) })
+    }
+
+    fn stream_wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError> {
+        let call = CallKind::StreamWaitEvent;
+        let (stream, event) = (self.stream(call, stream)?, self.event(call, event)?);
+        // SAFETY: stream and event are live, and 0 is the usual flag.
+        self.drive(call, 0, || unsafe { sys::cuStreamWaitEvent(stream, event, 0) })
+    }
+
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        // SAFETY: the context is current.
+        self.drive(CallKind::CtxSynchronize, 0, || unsafe { sys::cuCtxSynchronize() })
+    }
+
+    fn event_create(&mut self) -> Result<EventId, DeviceError> {
+        let mut handle = ptr::null_mut();
+        // SAFETY: the pointer is to a live handle.
+        self.drive(CallKind::EventCreate, 0, || unsafe {
+            sys::cuEventCreate(&raw mut handle, streams::WITHOUT_TIMES)
+        })?;
+        Ok(self.streams.add_event(handle))
+    }
+
+    fn event_record(&mut self, event: EventId, stream: StreamId) -> Result<(), DeviceError> {
+        let call = CallKind::EventRecord;
+        let (stream, event) = (self.stream(call, stream)?, self.event(call, event)?);
+        // SAFETY: stream and event are live and of the same context.
+        self.drive(call, 0, || unsafe { sys::cuEventRecord(event, stream) })
+    }
+
+    fn event_query(&mut self, event: EventId) -> Result<bool, DeviceError> {
+        let call = CallKind::EventQuery;
+        let handle = self.event(call, event)?;
+        let mut done = true;
+        // SAFETY: the event is live.
+        self.drive(call, 0, || match unsafe { sys::cuEventQuery(handle) } {
+            CUresult::CUDA_ERROR_NOT_READY => {
+                done = false;
+                CUresult::CUDA_SUCCESS
+            }
+            code => code,
+        })?;
+        Ok(done)
+    }
+
+    fn event_synchronize(&mut self, event: EventId) -> Result<(), DeviceError> {
+        let call = CallKind::EventSynchronize;
+        let handle = self.event(call, event)?;
+        // SAFETY: the event is live.
+        self.drive(call, 0, || unsafe { sys::cuEventSynchronize(handle) })
+    }
+
+    fn event_destroy(&mut self, event: EventId) -> Result<(), DeviceError> {
+        let call = CallKind::EventDestroy;
+        let handle = self.event(call, event)?;
+        // SAFETY: the event is live, and its number is forgotten below.
+        self.drive(call, 0, || unsafe { sys::cuEventDestroy_v2(handle) })?;
+        self.streams.remove_event(event);
+        Ok(())
+    }
+
+    fn now(&self) -> Nanos {
+        Nanos(self.opened.elapsed().as_nanos() as u64)
+    }
+
+    fn elapse(&mut self, _time: Nanos) {}
+
+    fn ledger(&self) -> CallLedger {
+        self.ledger.clone()
+    }
+
+    fn calls(&self) -> CallTally {
+        self.ledger.total()
+    }
+
+    fn virtual_memory(&mut self) -> Option<&mut dyn VirtualMemory> {
+        if self.props.capabilities.virtual_memory { Some(self) } else { None }
+    }
+
+    fn stream_ordered_pools(&mut self) -> Option<&mut dyn StreamOrderedPools> {
+        if self.props.capabilities.stream_ordered_pools { Some(self) } else { None }
+    }
+
+    fn pinned_host(&mut self) -> Option<&mut dyn PinnedHost> {
+        Some(self)
+    }
+
+    fn compute(&mut self) -> Option<&mut dyn Compute> {
+        Some(self)
+    }
+
+    fn patterns(&mut self) -> Option<&mut dyn Patterns> {
+        Some(self)
+    }
+}
+
+impl Drop for CudaDevice {
+    /// Gives everything back that was taken through this device, a panic's way out included. The context stays. Where it
+    /// is lost, so is everything in it, and the calls below are refused.
+    fn drop(&mut self) {
+        if self.context.enter().is_err() {
+            return;
+        }
+        // SAFETY: the context is current. Nothing below may be in use by work that is still queued.
+        unsafe { sys::cuCtxSynchronize() };
+        self.pools.destroy_all();
+        self.virtual_space.release_all();
+        for address in self.memory.addresses() {
+            // SAFETY: the allocation is live, and no work is left that could touch it.
+            unsafe { sys::cuMemFree_v2(address.0) };
+        }
+        self.pinned.free_all();
+        self.scratch.free_all();
+        self.staging.free_all();
+        self.batches.free_all();
+        self.streams.destroy_all();
+    }
+}

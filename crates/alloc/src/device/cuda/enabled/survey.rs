@@ -1,0 +1,213 @@
+//! A look at the machine's CUDA, step by step, for `doctor`.
+
+use super::{
+    super::{Finding, Verdict},
+    CudaDevice, blas, kernels, library, toolkit,
+};
+use crate::device::{Compute, Device, DeviceError};
+use oomph_base::{Address, Bytes, Dtype, MIB, ProductRole, StreamId, Work};
+
+const STREAM: StreamId = StreamId::DEFAULT;
+
+/// Looks at the library, the driver, every GPU, whether the kernels run and products come out right there, and at the
+/// libraries of the toolkit.
+#[must_use]
+pub fn survey() -> Vec<Finding> {
+    let mut findings = driver_and_devices();
+    let cublas = blas::blas().map(|blas| format!("{}, {}", blas.version, blas.place));
+    findings.push(Finding::of(
+        "cublas",
+        cublas.map_err(|reason| {
+            (Verdict::Missing, format!("{reason}; without it matrix products are stood in for, and all else works"))
+        }),
+    ));
+    let nvrtc = nvrtc().map_err(|reason| (Verdict::Missing, format!("{reason}; nothing here needs it")));
+    findings.push(Finding::of("nvrtc", nvrtc));
+    findings
+}
+
+/// Ends with the first step that the later ones need and that fails.
+fn driver_and_devices() -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let library = if library::is_present() {
+        Ok("the driver's library was found".to_owned())
+    } else {
+        Err((Verdict::Missing, "libcuda.so.1 was not found: no NVIDIA driver on this machine".to_owned()))
+    };
+    let present = library.is_ok();
+    findings.push(Finding::of("cuda library", library));
+    if !present {
+        let words = format!("no driver to load them; they want {}", kernels::OLDEST);
+        findings.push(Finding::of("cuda kernels", Err((Verdict::Missing, words))));
+        return findings;
+    }
+    let driver = library::initialise().map_err(|reason| (Verdict::Broken, reason)).map(|()| match library::version() {
+        Some((major, minor)) => format!("supports CUDA up to {major}.{minor}"),
+        None => "does not tell its version".to_owned(),
+    });
+    let starts = driver.is_ok();
+    findings.push(Finding::of("cuda driver", driver));
+    if !starts {
+        return findings;
+    }
+    match library::device_count() {
+        Ok(0) => {
+            findings.push(Finding::of("cuda devices", Err((Verdict::Missing, "the driver sees no GPU".to_owned()))))
+        }
+        Ok(count) => findings.extend((0..count).flat_map(look_at)),
+        Err(reason) => findings.push(Finding::of("cuda devices", Err((Verdict::Broken, reason)))),
+    }
+    findings
+}
+
+/// One GPU and its kernels.
+fn look_at(ordinal: u32) -> Vec<Finding> {
+    let subject = format!("cuda:{ordinal}");
+    let mut device = match CudaDevice::open(ordinal) {
+        Ok(device) => device,
+        Err(reason) => return vec![Finding::of(subject, Err((Verdict::Broken, reason.to_string())))],
+    };
+    let props = device.props();
+    let words = format!(
+        "{}, {} of which {} are free; pages of {}; can: {}",
+        props.name,
+        Bytes(props.total_bytes),
+        Bytes(device.free_bytes()),
+        Bytes(props.page_bytes),
+        props.capabilities
+    );
+    let kernels = match round_trip(&mut device) {
+        Ok(0) => Ok(format!("load and run: a pattern was written and found again; they want {}", kernels::OLDEST)),
+        Ok(words) => Err((Verdict::Broken, format!("{words} words of a pattern were lost"))),
+        Err(error) => Err((Verdict::Broken, error.to_string())),
+    };
+    let mut findings =
+        vec![Finding::of(subject.clone(), Ok(words)), Finding::of(format!("{subject} kernels"), kernels)];
+    if blas::blas().is_ok() {
+        findings.push(Finding::of(format!("{subject} products"), products(&mut device)));
+    }
+    findings
+}
+
+/// Writes a pattern and counts the words that are not found again; another pattern must not be found.
+fn round_trip(device: &mut CudaDevice) -> Result<u64, DeviceError> {
+    const BYTES: u64 = MIB;
+    let address = device.alloc(BYTES)?;
+    device.fill(STREAM, address, BYTES, 1)?;
+    let lost = device.verify(STREAM, address, BYTES, 1)?;
+    let seen_wrongly = BYTES / 8 - device.verify(STREAM, address, BYTES, 2)?;
+    device.free(address)?;
+    Ok(lost + seen_wrongly)
+}
+
+/// Whether products come out right in every format.
+fn products(device: &mut CudaDevice) -> Result<String, (Verdict, String)> {
+    for dtype in Dtype::ALL {
+        match ones_times_ones(device, dtype) {
+            Ok((expected, seen)) if expected == seen => {}
+            Ok((expected, seen)) => {
+                let words = format!("{}: ones times ones came out as {seen} and not {expected}", dtype.name());
+                return Err((Verdict::Broken, words));
+            }
+            Err(error) => return Err((Verdict::Broken, format!("{}: {error}", dtype.name()))),
+        }
+    }
+    Ok(format!("{} come out right", Dtype::ALL.map(Dtype::name).join(", ")))
+}
+
+/// The product of two matrices of ones: what every number of it must be, and what the last one is.
+fn ones_times_ones(device: &mut CudaDevice, dtype: Dtype) -> Result<(f32, f32), DeviceError> {
+    const SIDE: u32 = 64;
+    let numbers = (SIDE * SIDE) as usize;
+    let bytes = numbers as u64 * dtype.bytes();
+    let one = number(dtype, 1.0);
+    let ones: Vec<u8> = one.iter().copied().cycle().take(bytes as usize).collect();
+    let operands = [0; 3].map(|_| device.alloc(bytes));
+    let [left, right, result] = operands;
+    let operands = [(left?, bytes), (right?, bytes), (result?, bytes)];
+    for (address, _) in operands {
+        device.write(STREAM, address, &ones)?;
+    }
+    let work = Work::Gemm { m: SIDE, n: SIDE, k: SIDE, batch: 1, dtype, role: ProductRole::Output };
+    device.launch(STREAM, &work, &operands)?;
+    let mut seen = vec![0; bytes as usize];
+    let result: Address = operands[2].0;
+    device.read(STREAM, result, &mut seen)?;
+    for (address, _) in operands {
+        device.free(address)?;
+    }
+    let expected = number(dtype, SIDE as f32);
+    let wrong = seen.chunks_exact(expected.len()).find(|found| *found != expected);
+    Ok((SIDE as f32, wrong.map_or(SIDE as f32, |found| value(dtype, found))))
+}
+
+/// A number as it lies in memory. Only powers of two are asked for, which every format has.
+fn number(dtype: Dtype, value: f32) -> Vec<u8> {
+    let single = value.to_bits();
+    match dtype {
+        Dtype::F32 | Dtype::Tf32 => single.to_le_bytes().to_vec(),
+        Dtype::Bf16 => ((single >> 16) as u16).to_le_bytes().to_vec(),
+        // Half precision has a shorter exponent with another middle; no fraction is left to carry over.
+        Dtype::F16 => ((((single >> 23) + 15 - 127) << 10) as u16).to_le_bytes().to_vec(),
+    }
+}
+
+/// The number at the start of some memory.
+fn value(dtype: Dtype, bytes: &[u8]) -> f32 {
+    let word = bytes.iter().rev().fold(0u32, |word, byte| word << 8 | u32::from(*byte));
+    match dtype {
+        Dtype::F32 | Dtype::Tf32 => f32::from_bits(word),
+        Dtype::Bf16 => f32::from_bits(word << 16),
+        Dtype::F16 => {
+            let magnitude = ((word & 0x7fff) << 13) + ((127 - 15) << 23);
+            f32::from_bits((word & 0x8000) << 16 | magnitude)
+        }
+    }
+}
+
+/// The version and file of NVRTC.
+fn nvrtc() -> Result<String, String> {
+    type Version = unsafe extern "C" fn(*mut i32, *mut i32) -> i32;
+    let toolkit::Found { library, place } = toolkit::load("nvrtc", None)?;
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: the function has had this shape in every version, and writes two integers that are live.
+    let status = unsafe {
+        match library.get::<Version>("nvrtcVersion") {
+            Ok(version) => version(&raw mut major, &raw mut minor),
+            Err(_) => return Err(format!("{place} has no nvrtcVersion")),
+        }
+    };
+    if status == 0 {
+        Ok(format!("{major}.{minor}, {place}"))
+    } else {
+        Err(format!("{place} does not tell its version"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn powers_of_two_go_into_every_format_and_back() {
+        for dtype in Dtype::ALL {
+            for number_in in [1.0, 64.0, 0.5, 2048.0] {
+                let bytes = number(dtype, number_in);
+                assert_eq!(bytes.len() as u64, dtype.bytes());
+                assert_eq!(value(dtype, &bytes), number_in, "{}", dtype.name());
+            }
+        }
+        assert_eq!(number(Dtype::F16, 1.0), [0x00, 0x3c]);
+        assert_eq!(number(Dtype::Bf16, 1.0), [0x80, 0x3f]);
+    }
+
+    #[test]
+    fn a_survey_tells_of_kernels_and_of_both_libraries_wherever_it_is_made() {
+        let findings = survey();
+        let subjects: Vec<&str> = findings.iter().map(|finding| finding.subject.as_str()).collect();
+        assert!(subjects.ends_with(&["cublas", "nvrtc"]), "{subjects:?}");
+        assert!(
+            findings.iter().any(|finding| finding.words.contains("CUDA 9.0")) || subjects.contains(&"cuda devices")
+        );
+    }
+}

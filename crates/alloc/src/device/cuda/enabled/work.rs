@@ -1,0 +1,199 @@
+//! Work on streams, run for real over the step's own blocks.
+//!
+//! A spin spins. Elementwise work reads its operands and writes the last one; with a single operand, that one is read
+//! and written back as it is. Reductions read. Copies go to and from the pinned memory that the program names, or a
+//! staging buffer of the device's own. Matrix products and attention are in `products`.
+//!
+//! An operand that is not this device's memory is left alone, because some strategies hand out imaginary addresses:
+//! scratch memory takes its place, so that work always takes its time.
+
+use cudarc::driver::sys::{self, CUresult};
+
+use super::{
+    CudaDevice, answer,
+    kernels::{Kernel, Pass, UNIT_BYTES, Units},
+    products::Operand,
+    scratch::MOST_STAND_IN_BYTES,
+    staging::STAGING_BYTES,
+};
+use crate::device::{CallKind, Compute, DeviceError};
+use oomph_base::{Address, MIB, StreamId, Work};
+
+/// How much scratch memory stands in for an operand of work that streams through it: more than any cache holds.
+const STREAMED_BYTES: u64 = 128 * MIB;
+const _: () = assert!(STREAMED_BYTES <= MOST_STAND_IN_BYTES);
+
+/// An event has at most four operands: three that are read and one that is written.
+const MOST_INPUTS: usize = 3;
+
+/// Which way a copy goes.
+#[derive(Clone, Copy)]
+enum Direction {
+    In,
+    Out,
+}
+
+/// Shares the traffic of elementwise work out among its operands: half of it may be writing, into no more than the
+/// result is long, and the inputs are read in proportion to their lengths.
+fn share_out(bytes: u64, inputs: &[Units], result: Option<Units>) -> Kernel {
+    let total = bytes / UNIT_BYTES;
+    let written = result.map_or(0, |block| block.count.min(total / 2));
+    let length: u64 = inputs.iter().map(|block| block.count).sum();
+    let mut passes = [Pass::NOTHING; MOST_INPUTS];
+    for (pass, block) in passes.iter_mut().zip(inputs) {
+        let share = u128::from(total - written) * u128::from(block.count) / u128::from(length.max(1));
+        *pass = block.pass(share as u64);
+    }
+    Kernel::Combine { inputs: passes, result: result.map_or(Pass::NOTHING, |block| block.pass(written)) }
+}
+
+impl CudaDevice {
+    /// Queues a kernel whose operands are live.
+    pub(super) fn queue(&mut self, stream: StreamId, kernel: Kernel) -> Result<(), DeviceError> {
+        let call = CallKind::Launch;
+        let on_stream = self.stream(call, stream)?;
+        let context = self.context;
+        self.drive(call, 0, || context.kernels.launch(on_stream, kernel))
+    }
+
+    /// Streams through the operands, or through scratch memory where there are none.
+    fn stream_through(&mut self, stream: StreamId, work: &Work, operands: &[Operand]) -> Result<(), DeviceError> {
+        let mut blocks = [Units { address: 0, count: 1 }; MOST_INPUTS + 1];
+        let mut count = 0;
+        let usable = operands.iter().filter_map(|&(Address(address), bytes)| Units::inside(address, bytes));
+        for (place, block) in blocks.iter_mut().zip(usable) {
+            *place = block;
+            count += 1;
+        }
+        if count == 0 {
+            let address = self.sink(STREAMED_BYTES)?;
+            blocks[0] = Units { address, count: STREAMED_BYTES / UNIT_BYTES };
+            count = 1;
+        }
+        let kernel = match (*work, &blocks[..count]) {
+            (Work::Elementwise { bytes }, &[block]) => Kernel::Touch { block, total: bytes / (2 * UNIT_BYTES) },
+            (Work::Elementwise { bytes }, [inputs @ .., result]) => share_out(bytes, inputs, Some(*result)),
+            (Work::Reduction { bytes }, [block]) => share_out(bytes, &[*block], None),
+            (Work::Reduction { bytes }, [inputs @ .., _]) => share_out(bytes, inputs, None),
+            _ => return Ok(()),
+        };
+        self.queue(stream, kernel)
+    }
+
+    /// Copies between host memory and an operand, the shorter of the two again and again.
+    fn copy(
+        &mut self,
+        stream: StreamId,
+        direction: Direction,
+        bytes: u64,
+        pinned: bool,
+        operands: &[Operand],
+    ) -> Result<(), DeviceError> {
+        let call = CallKind::Launch;
+        let on_stream = self.stream(call, stream)?;
+        self.context.enter().or_else(|code| answer::result(call, 0, code))?;
+        let mut owned = operands.iter().filter(|operand| self.owns(operand.0, operand.1));
+        let operand = match direction {
+            Direction::In => owned.next_back(),
+            Direction::Out => owned.next(),
+        };
+        let (Address(on_device), device_bytes) = match operand {
+            Some(&operand) => operand,
+            None => (Address(self.sink(STREAMED_BYTES)?), STREAMED_BYTES),
+        };
+        let named = operands.iter().find(|operand| self.pinned.covers(operand.0, operand.1));
+        let (host, host_bytes) = match named {
+            Some(&(Address(address), bytes)) => (std::ptr::with_exposed_provenance_mut::<u8>(address as usize), bytes),
+            None => match self.staging.buffer(pinned) {
+                Ok(host) => (host, STAGING_BYTES),
+                Err(code) => return answer::result(call, STAGING_BYTES, code),
+            },
+        };
+        self.drive(call, 0, || {
+            let mut left = bytes;
+            while left > 0 {
+                let piece = left.min(device_bytes).min(host_bytes);
+                // SAFETY: both sides are live and at least this long; staging memory is freed only after the context was
+                // waited for, and pinned memory waits for the work that uses it.
+                let code = unsafe {
+                    match direction {
+                        Direction::In => {
+                            sys::cuMemcpyHtoDAsync_v2(on_device, host.cast_const().cast(), piece as usize, on_stream)
+                        }
+                        Direction::Out => sys::cuMemcpyDtoHAsync_v2(host.cast(), on_device, piece as usize, on_stream),
+                    }
+                };
+                if code != CUresult::CUDA_SUCCESS {
+                    return code;
+                }
+                left -= piece;
+            }
+            CUresult::CUDA_SUCCESS
+        })
+    }
+
+    /// Whether all of a range is memory that this device has handed out.
+    pub(super) fn owns(&self, address: Address, bytes: u64) -> bool {
+        bytes > 0
+            && (self.memory.covers(address, bytes)
+                || self.pools.covers(address, bytes)
+                || self.virtual_space.covers(address, bytes))
+    }
+}
+
+impl Compute for CudaDevice {
+    fn launch(&mut self, stream: StreamId, work: &Work, operands: &[(Address, u64)]) -> Result<(), DeviceError> {
+        match *work {
+            Work::Spin { nanos } => return self.queue(stream, Kernel::Spin { nanos: nanos.0 }),
+            Work::CopyIn { bytes, pinned } => return self.copy(stream, Direction::In, bytes, pinned, operands),
+            Work::CopyOut { bytes, pinned } => return self.copy(stream, Direction::Out, bytes, pinned, operands),
+            _ => {}
+        }
+        let mut usable = [(Address::NULL, 0); MOST_INPUTS + 1];
+        let mut count = 0;
+        let owned = operands.iter().filter(|&&(address, bytes)| self.owns(address, bytes));
+        for (place, operand) in usable.iter_mut().zip(owned) {
+            *place = *operand;
+            count += 1;
+        }
+        match work {
+            Work::Gemm { .. } | Work::Attention { .. } => self.multiply(stream, work, &usable[..count]),
+            _ => self.stream_through(stream, work, &usable[..count]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCK: Units = Units { address: 0x1000, count: 100 };
+
+    #[test]
+    fn traffic_is_shared_out_among_the_operands() {
+        // An addition: two blocks are read, and a third is written.
+        let other = Units { address: 0x9000, ..BLOCK };
+        let Kernel::Combine { inputs, result } = share_out(300 * UNIT_BYTES, &[BLOCK, other], Some(BLOCK)) else {
+            panic!("not a combination");
+        };
+        assert_eq!(inputs, [BLOCK.pass(100), other.pass(100), Pass::NOTHING]);
+        assert_eq!(result, BLOCK.pass(100));
+    }
+
+    #[test]
+    fn a_short_result_is_written_once_and_the_rest_is_reading() {
+        let short = Units { address: 0x9000, count: 1 };
+        let Kernel::Combine { inputs, result } = share_out(100 * UNIT_BYTES, &[BLOCK], Some(short)) else {
+            panic!("not a combination");
+        };
+        assert_eq!((inputs[0], result), (BLOCK.pass(99), short.pass(1)));
+    }
+
+    #[test]
+    fn more_traffic_than_there_are_bytes_goes_round() {
+        let Kernel::Combine { inputs, result } = share_out(u64::MAX, &[BLOCK], None) else {
+            panic!("not a combination");
+        };
+        assert_eq!((inputs[0].total, result), (u64::MAX / UNIT_BYTES, Pass::NOTHING));
+    }
+}

@@ -1,0 +1,161 @@
+//! The raw memory of one GPU: a small trait, optional capabilities, and what can be asked of both.
+//!
+//! Strategies are written once against [`Device`]; whether the simulated GPU ([`sim`]) or a real one ([`cuda`]) answers is
+//! none of their business. Cross-cutting behaviour (a cap on memory, injected faults, logged or scripted answers)
+//! sits in [`wrap`], over any device. This room knows no strategy and no trace.
+//!
+//! An optional ability is an object: a device that has it returns `Some` from the accessor. A strategy names what
+//! it needs in [`requires`](crate::strategy::Strategy::requires), and a case whose device lacks it is skipped.
+
+mod calibrate;
+mod call;
+mod capability;
+pub mod cuda;
+mod error;
+mod fleet;
+mod pattern;
+pub mod sim;
+mod spec;
+pub mod wrap;
+
+pub use calibrate::{Calibration, Products, calibrate};
+pub use call::{CallKind, CallLedger, CallTally};
+pub use capability::{
+    Capabilities, Compute, Patterns, PhysicalId, PinnedHost, PoolId, PoolSettings, PoolUsage, StreamOrderedPools,
+    VirtualMemory,
+};
+pub use error::DeviceError;
+pub use fleet::Fleet;
+pub use pattern::{Damage, LONGEST_PATTERN_BYTES, Patterned, Verified, WORD_BYTES, Written};
+pub use spec::{DeviceSpec, DeviceSpecError};
+
+use oomph_base::{Address, EventId, Nanos, StreamId};
+
+/// What a device says about itself. Fixed for its lifetime.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceProps {
+    /// As the vendor names it.
+    pub name: String,
+    /// Its number among the GPUs that the driver shows this process; 0 for a simulated one.
+    pub ordinal: u32,
+    /// `totalGlobalMem`: the figure from which PyTorch computes memory fractions and address ranges.
+    pub total_bytes: u64,
+    /// Physical memory is handed out in pages of this size.
+    pub page_bytes: u64,
+    /// Smallest unit of physical memory for [`VirtualMemory`], and what every size there must be a multiple of.
+    pub granularity_bytes: u64,
+    /// Taken by the driver's context before the first allocation.
+    pub context_bytes: u64,
+    /// Which optional abilities there are.
+    pub capabilities: Capabilities,
+    /// Which clock [`Device::now`] reads.
+    pub clock: Clock,
+}
+
+/// Where times come from. The two are never mixed in one comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Clock {
+    /// Calibrated costs on a simulated clock: deterministic.
+    Virtual,
+    /// A real clock.
+    Wall,
+}
+
+/// Free and total memory as the driver reports them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryInfo {
+    /// Bytes that nobody holds.
+    pub free: u64,
+    /// All bytes of the device.
+    pub total: u64,
+}
+
+/// Raw memory, streams and events of one GPU.
+///
+/// Every call may fail, because any driver call may. A failed call changes nothing. Nothing has a default, so that a
+/// wrapper cannot forget to pass an ability on.
+pub trait Device: Send {
+    /// What the device says about itself.
+    fn props(&self) -> &DeviceProps;
+
+    /// `cuMemAlloc`.
+    fn alloc(&mut self, bytes: u64) -> Result<Address, DeviceError>;
+    /// `cuMemFree`. Waits for the work of all streams, as the real one does.
+    fn free(&mut self, address: Address) -> Result<(), DeviceError>;
+    /// `cuMemGetInfo`.
+    fn memory_info(&mut self) -> Result<MemoryInfo, DeviceError>;
+    /// Physical bytes held through this handle in whole pages, the context and loaded libraries left out.
+    /// Comes from the device's own books: no driver call, no cost.
+    fn held_bytes(&self) -> u64;
+    /// Physical bytes that an `alloc` of this size would add to `held_bytes`, from the books.
+    fn growth_bytes(&self, bytes: u64) -> u64;
+    /// Free memory from the books: exact on a simulated device, as of the last
+    /// [`memory_info`](Device::memory_info) on a real one.
+    fn free_bytes(&self) -> u64;
+    /// Bytes of the context and of the libraries loaded so far: what `nvidia-smi` shows beyond `held_bytes`.
+    fn overhead_bytes(&self) -> u64;
+
+    /// Makes a stream and returns its number; stream 0 always exists. Numbers are handed out in order. A simulated
+    /// device takes over `known_as`, the handle by which a traced program knew its stream; a real one cannot, unless it is
+    /// a guest in the very program ([`cuda::open_as_guest`]).
+    fn stream_create(&mut self, known_as: u64) -> Result<StreamId, DeviceError>;
+    /// The driver's own name for a stream, constant for the stream's life. PyTorch orders streams by it, so its
+    /// model must too. 0 for the default stream, and for one that does not exist.
+    fn stream_handle(&self, stream: StreamId) -> u64;
+    /// Waits for all work of one stream.
+    fn stream_synchronize(&mut self, stream: StreamId) -> Result<(), DeviceError>;
+    /// Makes later work of `stream` wait for `event`.
+    fn stream_wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError>;
+    /// Waits for all work of all streams.
+    fn synchronize(&mut self) -> Result<(), DeviceError>;
+
+    /// Makes an event. Numbers are recycled after [`event_destroy`](Device::event_destroy).
+    fn event_create(&mut self) -> Result<EventId, DeviceError>;
+    /// Puts the event behind the work queued on `stream` so far. May be called again on the same event.
+    fn event_record(&mut self, event: EventId, stream: StreamId) -> Result<(), DeviceError>;
+    /// Whether the work in front of the event is done.
+    fn event_query(&mut self, event: EventId) -> Result<bool, DeviceError>;
+    /// Waits until the work in front of the event is done.
+    fn event_synchronize(&mut self, event: EventId) -> Result<(), DeviceError>;
+    /// Gives the event back.
+    fn event_destroy(&mut self, event: EventId) -> Result<(), DeviceError>;
+
+    /// The host's present on this device's clock.
+    fn now(&self) -> Nanos;
+    /// The host does something else for a while. A virtual clock moves on; a real one has already done so.
+    fn elapse(&mut self, time: Nanos);
+    /// Driver calls so far, by kind.
+    fn ledger(&self) -> CallLedger;
+    /// Driver calls so far, in all: cheap enough to be read around every operation.
+    fn calls(&self) -> CallTally;
+
+    /// Address space and physical memory handled apart, if the device can.
+    fn virtual_memory(&mut self) -> Option<&mut dyn VirtualMemory>;
+    /// The driver's own stream-ordered pools, if the device has them.
+    fn stream_ordered_pools(&mut self) -> Option<&mut dyn StreamOrderedPools>;
+    /// Page-locked host memory, if the device can.
+    fn pinned_host(&mut self) -> Option<&mut dyn PinnedHost>;
+    /// Work on streams, run for real or timed, if the device can.
+    fn compute(&mut self) -> Option<&mut dyn Compute>;
+    /// Contents that are written and looked for on streams, if the device can.
+    fn patterns(&mut self) -> Option<&mut dyn Patterns>;
+}
+
+impl dyn Device + '_ {
+    /// Whether there is such a stream, from the books.
+    #[must_use]
+    pub fn has_stream(&self, stream: StreamId) -> bool {
+        stream == StreamId::DEFAULT || self.stream_handle(stream) != 0
+    }
+}
+
+/// The cap on physical memory where nobody asked for one: nine tenths of what is free on a real device, whose last bytes
+/// belong to the driver and to others; none on a simulated one.
+#[must_use]
+pub fn default_limit(device: &dyn Device) -> Option<u64> {
+    match device.props().clock {
+        Clock::Virtual => None,
+        Clock::Wall => Some(device.free_bytes() / 10 * 9),
+    }
+}

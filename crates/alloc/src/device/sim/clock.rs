@@ -1,0 +1,199 @@
+//! Streams and events on a virtual clock.
+//!
+//! The host has a present; every stream has a time at which the work queued on it so far is done. Queuing work moves
+//! only the stream, waiting moves only the host. Streams do not wait for each other unless an event says so: the
+//! default stream is like the others, as it is for programs whose side streams are non-blocking.
+
+use oomph_base::{EventId, Nanos, StreamId};
+
+/// Stream handles that the device makes up start here, a fixed step apart.
+const FIRST_HANDLE: u64 = 0x1000_0000;
+const HANDLE_STEP: u64 = 0x100;
+
+/// The host's present, the streams and the events.
+#[derive(Clone, Debug)]
+pub(super) struct StreamClocks {
+    now: Nanos,
+    streams: Vec<Stream>,
+    events: Vec<Event>,
+    destroyed: Vec<EventId>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Stream {
+    handle: u64,
+    /// When all work queued so far is done.
+    ready: Nanos,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    Destroyed,
+    /// Done at that time; an event that was never recorded is done from the start.
+    Live(Nanos),
+}
+
+/// There is no such stream or event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Unknown {
+    #[error("there is no stream {0}")]
+    Stream(StreamId),
+    #[error("there is no event {0}")]
+    Event(EventId),
+}
+
+impl StreamClocks {
+    pub(super) fn new() -> StreamClocks {
+        let default_stream = Stream { handle: 0, ready: Nanos::ZERO };
+        StreamClocks { now: Nanos::ZERO, streams: vec![default_stream], events: Vec::new(), destroyed: Vec::new() }
+    }
+
+    pub(super) fn now(&self) -> Nanos {
+        self.now
+    }
+
+    pub(super) fn elapse(&mut self, time: Nanos) {
+        self.now += time;
+    }
+
+    /// The host waits until `time`. Returns how long that took.
+    pub(super) fn wait_until(&mut self, time: Nanos) -> Nanos {
+        let waited = time.since(self.now);
+        self.now += waited;
+        waited
+    }
+
+    /// When the work of all streams is done.
+    pub(super) fn all_ready(&self) -> Nanos {
+        self.streams.iter().map(|stream| stream.ready).max().unwrap_or_default()
+    }
+
+    /// When the work of one stream is done.
+    pub(super) fn stream_ready(&self, stream: StreamId) -> Result<Nanos, Unknown> {
+        self.streams.get(stream.index()).map(|stream| stream.ready).ok_or(Unknown::Stream(stream))
+    }
+
+    /// A new stream, or `None` when the numbers are used up. Without a handle of its own it gets a made-up one.
+    pub(super) fn create_stream(&mut self, known_as: u64) -> Option<StreamId> {
+        let number = u16::try_from(self.streams.len()).ok()?;
+        let handle = if known_as == 0 { FIRST_HANDLE + u64::from(number) * HANDLE_STEP } else { known_as };
+        self.streams.push(Stream { handle, ready: Nanos::ZERO });
+        Some(StreamId(number))
+    }
+
+    /// The handle of a stream, 0 where there is none.
+    pub(super) fn handle(&self, stream: StreamId) -> u64 {
+        self.streams.get(stream.index()).map_or(0, |stream| stream.handle)
+    }
+
+    /// Queues work that takes `time`.
+    pub(super) fn run(&mut self, stream: StreamId, time: Nanos) -> Result<(), Unknown> {
+        let now = self.now;
+        let stream = self.stream_mut(stream)?;
+        stream.ready = stream.ready.max(now) + time;
+        Ok(())
+    }
+
+    /// Later work of `stream` waits for `event`.
+    pub(super) fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), Unknown> {
+        let done = self.event_done(event)?;
+        let stream = self.stream_mut(stream)?;
+        stream.ready = stream.ready.max(done);
+        Ok(())
+    }
+
+    /// Later work of a stream, if there is one, starts at `moment` at the earliest.
+    pub(super) fn hold_until(&mut self, stream: StreamId, moment: Nanos) {
+        if let Ok(stream) = self.stream_mut(stream) {
+            stream.ready = stream.ready.max(moment);
+        }
+    }
+
+    pub(super) fn create_event(&mut self) -> EventId {
+        match self.destroyed.pop() {
+            Some(event) => {
+                self.events[event.index()] = Event::Live(Nanos::ZERO);
+                event
+            }
+            None => {
+                self.events.push(Event::Live(Nanos::ZERO));
+                EventId((self.events.len() - 1) as u32)
+            }
+        }
+    }
+
+    /// Puts the event behind the work queued on `stream` so far.
+    pub(super) fn record(&mut self, event: EventId, stream: StreamId) -> Result<(), Unknown> {
+        self.event_done(event)?;
+        self.events[event.index()] = Event::Live(self.stream_ready(stream)?);
+        Ok(())
+    }
+
+    /// When the work in front of the event is done.
+    pub(super) fn event_done(&self, event: EventId) -> Result<Nanos, Unknown> {
+        match self.events.get(event.index()) {
+            Some(&Event::Live(done)) => Ok(done),
+            Some(Event::Destroyed) | None => Err(Unknown::Event(event)),
+        }
+    }
+
+    pub(super) fn destroy_event(&mut self, event: EventId) -> Result<(), Unknown> {
+        self.event_done(event)?;
+        self.events[event.index()] = Event::Destroyed;
+        self.destroyed.push(event);
+        Ok(())
+    }
+
+    fn stream_mut(&mut self, stream: StreamId) -> Result<&mut Stream, Unknown> {
+        self.streams.get_mut(stream.index()).ok_or(Unknown::Stream(stream))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_done_when_the_work_in_front_of_it_is() {
+        let mut clocks = StreamClocks::new();
+        let event = clocks.create_event();
+        assert_eq!(clocks.event_done(event), Ok(Nanos::ZERO));
+        clocks.elapse(Nanos(10));
+        clocks.run(StreamId(0), Nanos(5)).unwrap();
+        clocks.record(event, StreamId(0)).unwrap();
+        clocks.run(StreamId(0), Nanos(100)).unwrap();
+        assert_eq!(clocks.event_done(event), Ok(Nanos(15)));
+        assert_eq!(clocks.all_ready(), Nanos(115));
+    }
+
+    #[test]
+    fn a_stream_that_waits_for_an_event_starts_its_later_work_behind_it() {
+        let mut clocks = StreamClocks::new();
+        let side = clocks.create_stream(0xabc).unwrap();
+        let event = clocks.create_event();
+        clocks.run(StreamId(0), Nanos(50)).unwrap();
+        clocks.record(event, StreamId(0)).unwrap();
+        clocks.wait_event(side, event).unwrap();
+        clocks.run(side, Nanos(1)).unwrap();
+        assert_eq!(clocks.stream_ready(side), Ok(Nanos(51)));
+        assert_eq!(clocks.handle(side), 0xabc);
+    }
+
+    #[test]
+    fn waiting_moves_the_host_and_never_back() {
+        let mut clocks = StreamClocks::new();
+        assert_eq!(clocks.wait_until(Nanos(7)), Nanos(7));
+        assert_eq!(clocks.wait_until(Nanos(3)), Nanos::ZERO);
+        assert_eq!(clocks.now(), Nanos(7));
+    }
+
+    #[test]
+    fn destroyed_events_are_unknown_and_their_numbers_used_again() {
+        let mut clocks = StreamClocks::new();
+        let event = clocks.create_event();
+        clocks.destroy_event(event).unwrap();
+        assert_eq!(clocks.event_done(event), Err(Unknown::Event(event)));
+        assert_eq!(clocks.destroy_event(event), Err(Unknown::Event(event)));
+        assert_eq!(clocks.create_event(), event);
+    }
+}

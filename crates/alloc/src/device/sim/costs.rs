@@ -1,0 +1,196 @@
+//! What driver calls cost: measured medians by size, interpolated; nominal figures where nothing was measured.
+
+use crate::device::CallKind;
+use oomph_base::Nanos;
+
+/// Costs of driver calls by kind and size.
+///
+/// Between two measured sizes the cost is linear in the size, as work per page is. Below the smallest it is constant,
+/// beyond the largest the last slope goes on. A kind with one measured size costs the same at every size.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CostTable {
+    /// By [`CallKind`], ascending in size.
+    curves: Vec<Vec<Point>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Point {
+    bytes: u64,
+    cost: Nanos,
+}
+
+/// Why there is no such table of driver-call costs.
+#[derive(Debug, thiserror::Error)]
+pub enum CostTableError {
+    /// A call that nobody knows.
+    #[error("the table of driver-call costs names an unknown call '{0}'")]
+    UnknownCall(String),
+    /// A cost that no call can have.
+    #[error("the table of driver-call costs gives {median_us} us for '{call}'")]
+    ImpossibleCost {
+        /// Which call.
+        call: String,
+        /// What it says.
+        median_us: f64,
+    },
+}
+
+/// Nominal costs, for calls whose cost was not measured: the order of magnitude that such calls have on a machine of
+/// this class. Page-locking is the one that grows with the size.
+const NOMINAL: &[(CallKind, &[(u64, u64)])] = &[
+    (CallKind::MemGetInfo, &[(0, 20_000)]),
+    (CallKind::StreamCreate, &[(0, 10_000)]),
+    (CallKind::StreamSynchronize, &[(0, 2_000)]),
+    (CallKind::StreamWaitEvent, &[(0, 500)]),
+    (CallKind::CtxSynchronize, &[(0, 4_000)]),
+    (CallKind::EventCreate, &[(0, 500)]),
+    (CallKind::EventRecord, &[(0, 1_000)]),
+    (CallKind::EventQuery, &[(0, 500)]),
+    (CallKind::EventSynchronize, &[(0, 1_000)]),
+    (CallKind::EventDestroy, &[(0, 500)]),
+    (CallKind::AddressFree, &[(0, 5_000)]),
+    (CallKind::PoolCreate, &[(0, 10_000)]),
+    (CallKind::PoolDestroy, &[(0, 10_000)]),
+    (CallKind::PoolSetAttribute, &[(0, 500)]),
+    (CallKind::PoolGetAttribute, &[(0, 500)]),
+    (CallKind::PoolTrim, &[(0, 40_000)]),
+    (CallKind::HostAlloc, &[(0, 20_000), (1 << 30, 250_000_000)]),
+    (CallKind::HostFree, &[(0, 20_000), (1 << 30, 80_000_000)]),
+    (CallKind::Launch, &[(0, 2_000)]),
+];
+
+/// What one call of one size costs.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Cost {
+    /// The driver's name of the call; words after the name say how it was measured.
+    pub call: String,
+    /// How much it asked for or gave back; 0 where there is no size.
+    pub bytes: u64,
+    /// The median in microseconds.
+    pub median_us: f64,
+    /// The 99th percentile in microseconds, for people to see.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p99_us: Option<f64>,
+}
+
+impl CostTable {
+    /// A table of these costs, nominal ones for calls that are not among them.
+    ///
+    /// ```
+    /// use oomph_alloc::device::{CallKind, sim::{Cost, CostTable}};
+    /// use oomph_base::Nanos;
+    /// let alloc = |bytes, median_us| Cost { call: "cuMemAlloc".to_owned(), bytes, median_us, p99_us: None };
+    /// let table = CostTable::of([alloc(512, 40.0), alloc(1024, 60.0)]).unwrap();
+    /// assert_eq!(table.cost(CallKind::MemAlloc, 768), Nanos(50_000));
+    /// ```
+    pub fn of(costs: impl IntoIterator<Item = Cost>) -> Result<CostTable, CostTableError> {
+        let mut curves = vec![Vec::new(); CallKind::ALL.len()];
+        for Cost { call, bytes, median_us, .. } in costs {
+            let Some(kind) = kind_named(&call) else { return Err(CostTableError::UnknownCall(call)) };
+            if !(median_us >= 0.0 && median_us.is_finite()) {
+                return Err(CostTableError::ImpossibleCost { call, median_us });
+            }
+            curves[kind as usize].push(Point { bytes, cost: Nanos((median_us * 1e3).round() as u64) });
+        }
+        for &(kind, points) in NOMINAL {
+            let curve: &mut Vec<Point> = &mut curves[kind as usize];
+            if curve.is_empty() {
+                curve.extend(points.iter().map(|&(bytes, nanos)| Point { bytes, cost: Nanos(nanos) }));
+            }
+        }
+        for curve in &mut curves {
+            curve.sort_by_key(|point| point.bytes);
+            curve.dedup_by_key(|point| point.bytes);
+        }
+        Ok(CostTable { curves })
+    }
+
+    /// What one call costs. Zero for a kind that has neither a measured nor a nominal figure.
+    #[must_use]
+    pub fn cost(&self, kind: CallKind, bytes: u64) -> Nanos {
+        let curve = self.curves[kind as usize].as_slice();
+        let (first, last) = match curve {
+            [] => return Nanos::ZERO,
+            [only] => return only.cost,
+            [first, .., last] => (first, last),
+        };
+        if bytes <= first.bytes {
+            return first.cost;
+        }
+        let upper = curve.partition_point(|point| point.bytes < bytes).min(curve.len() - 1);
+        let (below, above) = (curve[upper - 1], curve[upper]);
+        if bytes > last.bytes && above.cost < below.cost {
+            return last.cost;
+        }
+        let slope = (above.cost.0 as f64 - below.cost.0 as f64) / (above.bytes - below.bytes) as f64;
+        Nanos((below.cost.0 as f64 + slope * (bytes - below.bytes) as f64).round() as u64)
+    }
+}
+
+/// The kind that a row of the table speaks of. Allocations from a stream-ordered pool were measured through the
+/// call that uses the default pool, which does the same.
+fn kind_named(call: &str) -> Option<CallKind> {
+    match call.split_once(' ').map_or(call, |(name, _)| name) {
+        "cuMemAllocAsync" => Some(CallKind::MemAllocAsync),
+        name => CallKind::ALL.iter().copied().find(|kind| kind.name() == name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::sim::Profile;
+    use oomph_base::{GIB, MIB};
+
+    fn row(call: &str, bytes: u64, median_us: f64) -> Cost {
+        Cost { call: call.to_owned(), bytes, median_us, p99_us: None }
+    }
+
+    #[test]
+    fn measured_sizes_cost_what_was_measured() {
+        let table = CostTable::of([
+            row("cuMemFree", GIB, 600.0),
+            row("cuMemFree", 512, 37.5),
+            row("cuMemAddressReserve", 160 * GIB, 12.704),
+            row("cuMemAllocAsync (pool warm)", 512, 0.482),
+        ])
+        .unwrap();
+        for (kind, bytes, nanos) in [
+            (CallKind::MemFree, GIB, 600_000),
+            (CallKind::MemFree, 512, 37_500),
+            (CallKind::AddressReserve, 160 * GIB, 12_704),
+            (CallKind::AddressReserve, 2 * MIB, 12_704),
+            (CallKind::MemAllocAsync, MIB, 482),
+            (CallKind::Launch, 0, 2_000),
+        ] {
+            assert_eq!(table.cost(kind, bytes), Nanos(nanos), "{kind} {bytes}");
+        }
+    }
+
+    #[test]
+    fn every_kind_has_a_cost() {
+        let table = Profile::h200().costs;
+        for &kind in CallKind::ALL {
+            assert!(table.cost(kind, MIB) > Nanos::ZERO, "{kind}");
+        }
+    }
+
+    #[test]
+    fn costs_lie_between_their_neighbours_and_go_on_beyond_the_last() {
+        let rows = [(512, 40.0), (20 * MIB, 50.0), (256 * MIB, 180.0), (8 * GIB, 4_800.0)];
+        let table = CostTable::of(rows.map(|(bytes, median_us)| row("cuMemFree", bytes, median_us))).unwrap();
+        let cost = |bytes| table.cost(CallKind::MemFree, bytes).0;
+        assert!(cost(20 * MIB) < cost(100 * MIB) && cost(100 * MIB) < cost(256 * MIB));
+        assert_eq!(cost(1), cost(512));
+        let (at_eight, at_sixteen) = (cost(8 * GIB), cost(16 * GIB));
+        assert!((1.9..2.1).contains(&(at_sixteen as f64 / at_eight as f64)), "{at_eight} {at_sixteen}");
+    }
+
+    #[test]
+    fn a_bad_table_is_refused_in_words() {
+        let refused = |call, median_us| CostTable::of([row(call, 1, median_us)]).unwrap_err().to_string();
+        assert!(refused("cuMemAlok", 1.0).contains("unknown call 'cuMemAlok'"));
+        assert!(refused("cuMemAlloc", -1.0).contains("-1 us for 'cuMemAlloc'"));
+        assert!(refused("cuMemAlloc", f64::NAN).contains("NaN us for 'cuMemAlloc'"));
+    }
+}

@@ -1,0 +1,476 @@
+//! The simulated GPU: exact books, addresses as the real driver gives them, measured costs on a virtual clock.
+//!
+//! Deterministic and cloneable: the same calls give the same answers, the same times included. Strategies meet it
+//! only as [`Device`]; it knows none of them.
+//!
+//! One file a subject: `address_space` (where `cuMemAlloc` puts things), `physical` (how much is taken),
+//! `virtual_memory`, `pools`, `pinned`, `clock` (streams and events), `compute` and `work_times` (how long work takes),
+//! `costs` (what calls cost), `contents` (who wrote what where), `profile` and `profile_file` (which GPU). `holes`, `extents` and `newest_fit` find places.
+
+mod address_space;
+mod clock;
+mod compute;
+mod contents;
+mod costs;
+mod extents;
+mod holes;
+mod newest_fit;
+mod physical;
+mod pinned;
+mod pools;
+mod profile;
+mod profile_file;
+mod virtual_memory;
+mod work_times;
+
+use std::sync::Arc;
+
+pub use compute::Rates;
+pub use costs::{Cost, CostTable, CostTableError};
+pub use profile::{Profile, SimConfig, SimConfigError};
+pub use profile_file::ProfileFile;
+pub use work_times::{ImpossibleTime, WorkTable, WorkTime};
+
+use self::{
+    address_space::AddressSpace, clock::StreamClocks, contents::Contents, physical::PhysicalMemory,
+    pinned::PinnedSpace, pools::PoolSpace, virtual_memory::VirtualSpace,
+};
+use super::{
+    CallKind, CallLedger, CallTally, Capabilities, Clock, Compute, Device, DeviceError, DeviceProps, MemoryInfo,
+    Patterns, PinnedHost, StreamOrderedPools, VirtualMemory,
+};
+use oomph_base::{Address, EventId, Nanos, StreamId};
+
+/// A simulated GPU.
+///
+/// ```
+/// use oomph_alloc::device::{Device, sim::{SimConfig, SimDevice}};
+/// let mut device = SimDevice::new("sim:80GiB".parse::<SimConfig>()?)?;
+/// let address = device.alloc(3 << 20)?;
+/// assert_eq!(device.held_bytes(), 4 << 20, "memory comes in pages of 2 MiB");
+/// device.free(address)?;
+/// assert_eq!(device.held_bytes(), 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct SimDevice {
+    props: DeviceProps,
+    library_bytes: u64,
+    costs: Arc<CostTable>,
+    rates: Rates,
+    work: Arc<WorkTable>,
+    clocks: StreamClocks,
+    ledger: CallLedger,
+    physical: PhysicalMemory,
+    address_space: AddressSpace,
+    virtual_space: VirtualSpace,
+    pools: PoolSpace,
+    pinned: PinnedSpace,
+    contents: Contents,
+    libraries_loaded: bool,
+}
+
+impl SimDevice {
+    /// A fresh device with its context made.
+    pub fn new(config: impl Into<SimConfig>) -> Result<SimDevice, SimConfigError> {
+        let config = config.into();
+        config.check()?;
+        let total_bytes = config.total_bytes();
+        let profile = config.profile;
+        Ok(SimDevice {
+            props: DeviceProps {
+                name: format!("{} (simulated)", profile.vendor_name),
+                ordinal: 0,
+                total_bytes,
+                page_bytes: profile.page_bytes,
+                granularity_bytes: profile.granularity_bytes,
+                context_bytes: profile.context_bytes,
+                capabilities: Capabilities {
+                    virtual_memory: true,
+                    stream_ordered_pools: true,
+                    pinned_host: true,
+                    compute: true,
+                    patterns: true,
+                },
+                clock: Clock::Virtual,
+            },
+            library_bytes: profile.library_bytes,
+            costs: profile.costs,
+            rates: profile.rates,
+            work: profile.work,
+            clocks: StreamClocks::new(),
+            ledger: CallLedger::default(),
+            physical: PhysicalMemory::new(total_bytes, profile.context_bytes),
+            address_space: AddressSpace::new(profile.page_bytes),
+            virtual_space: VirtualSpace::new(profile.granularity_bytes),
+            pools: PoolSpace::new(),
+            pinned: PinnedSpace::new(),
+            contents: Contents::default(),
+            libraries_loaded: false,
+        })
+    }
+
+    /// Notes a call and lets its cost pass. A failed call costs what the smallest one does.
+    fn conclude<T>(&mut self, call: CallKind, bytes: u64, answer: Result<T, DeviceError>) -> Result<T, DeviceError> {
+        self.conclude_after(Nanos::ZERO, call, bytes, answer)
+    }
+
+    /// The same for a call that first waits until some time. The waiting is time inside the call.
+    fn conclude_after<T>(
+        &mut self,
+        until: Nanos,
+        call: CallKind,
+        bytes: u64,
+        answer: Result<T, DeviceError>,
+    ) -> Result<T, DeviceError> {
+        let waited = self.clocks.wait_until(until);
+        let cost = self.costs.cost(call, if answer.is_ok() { bytes } else { 0 });
+        self.clocks.elapse(cost);
+        self.ledger.note(call, waited + cost, answer.is_err());
+        answer
+    }
+
+    /// The same for a call that can only fail by breaking a rule.
+    fn conclude_checked<T>(
+        &mut self,
+        call: CallKind,
+        bytes: u64,
+        answer: Result<T, impl ToString>,
+    ) -> Result<T, DeviceError> {
+        let answer = answer.map_err(|reason| DeviceError::InvalidValue { call, reason: reason.to_string() });
+        self.conclude(call, bytes, answer)
+    }
+
+    /// Waits until a time that may be unknown.
+    fn conclude_waiting(&mut self, call: CallKind, until: Result<Nanos, clock::Unknown>) -> Result<(), DeviceError> {
+        match until {
+            Ok(until) => {
+                self.conclude_after(until, call, 0, Ok(()))?;
+                self.release_above_thresholds();
+                Ok(())
+            }
+            Err(unknown) => self.conclude_checked(call, 0, Err(unknown)),
+        }
+    }
+}
+
+impl Device for SimDevice {
+    fn props(&self) -> &DeviceProps {
+        &self.props
+    }
+
+    fn alloc(&mut self, bytes: u64) -> Result<Address, DeviceError> {
+        let call = CallKind::MemAlloc;
+        if bytes == 0 {
+            return self.conclude_checked(call, 0, Err("the size is zero"));
+        }
+        let growth = self.growth_bytes(bytes);
+        let exhausted = DeviceError::OutOfMemory { call, requested: bytes };
+        if !self.physical.take(growth) {
+            return self.conclude(call, bytes, Err(exhausted));
+        }
+        let place = self.address_space.allocate(bytes);
+        if place.is_none() {
+            self.physical.give_back(growth);
+        }
+        if let Some(address) = place {
+            self.forget_contents(address, bytes);
+        }
+        self.conclude(call, bytes, place.ok_or(exhausted))
+    }
+
+    fn free(&mut self, address: Address) -> Result<(), DeviceError> {
+        let call = CallKind::MemFree;
+        match self.address_space.free(address) {
+            Some(vacated) => {
+                self.settle_contents(self.clocks.all_ready());
+                self.forget_contents(address, vacated.bytes);
+                self.physical.give_back(vacated.pages * self.props.page_bytes);
+                self.conclude_after(self.clocks.all_ready(), call, vacated.bytes, Ok(()))
+            }
+            None => self.conclude_checked(call, 0, Err(format!("no allocation starts at {address}"))),
+        }
+    }
+
+    fn memory_info(&mut self) -> Result<MemoryInfo, DeviceError> {
+        let info = MemoryInfo { free: self.physical.free(), total: self.physical.total() };
+        self.conclude(CallKind::MemGetInfo, 0, Ok(info))
+    }
+
+    fn held_bytes(&self) -> u64 {
+        self.physical.held()
+    }
+
+    fn growth_bytes(&self, bytes: u64) -> u64 {
+        self.address_space.growth_pages(bytes).saturating_mul(self.props.page_bytes)
+    }
+
+    fn free_bytes(&self) -> u64 {
+        self.physical.free()
+    }
+
+    fn overhead_bytes(&self) -> u64 {
+        self.physical.overhead()
+    }
+
+    fn stream_create(&mut self, known_as: u64) -> Result<StreamId, DeviceError> {
+        let stream = self.clocks.create_stream(known_as).ok_or("there are 65,536 streams already");
+        self.conclude_checked(CallKind::StreamCreate, 0, stream)
+    }
+
+    fn stream_handle(&self, stream: StreamId) -> u64 {
+        self.clocks.handle(stream)
+    }
+
+    fn stream_synchronize(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        let until = self.clocks.stream_ready(stream);
+        self.conclude_waiting(CallKind::StreamSynchronize, until)
+    }
+
+    fn stream_wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError> {
+        let answer = self.clocks.wait_event(stream, event);
+        self.conclude_checked(CallKind::StreamWaitEvent, 0, answer)
+    }
+
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        self.conclude_waiting(CallKind::CtxSynchronize, Ok(self.clocks.all_ready()))
+    }
+
+    fn event_create(&mut self) -> Result<EventId, DeviceError> {
+        let event = self.clocks.create_event();
+        self.conclude(CallKind::EventCreate, 0, Ok(event))
+    }
+
+    fn event_record(&mut self, event: EventId, stream: StreamId) -> Result<(), DeviceError> {
+        let answer = self.clocks.record(event, stream);
+        self.conclude_checked(CallKind::EventRecord, 0, answer)
+    }
+
+    fn event_query(&mut self, event: EventId) -> Result<bool, DeviceError> {
+        let answer = self.clocks.event_done(event).map(|done| done <= self.clocks.now());
+        self.conclude_checked(CallKind::EventQuery, 0, answer)
+    }
+
+    fn event_synchronize(&mut self, event: EventId) -> Result<(), DeviceError> {
+        let until = self.clocks.event_done(event);
+        self.conclude_waiting(CallKind::EventSynchronize, until)
+    }
+
+    fn event_destroy(&mut self, event: EventId) -> Result<(), DeviceError> {
+        let answer = self.clocks.destroy_event(event);
+        self.conclude_checked(CallKind::EventDestroy, 0, answer)
+    }
+
+    fn now(&self) -> Nanos {
+        self.clocks.now()
+    }
+
+    fn elapse(&mut self, time: Nanos) {
+        self.clocks.elapse(time);
+    }
+
+    fn ledger(&self) -> CallLedger {
+        self.ledger.clone()
+    }
+
+    fn calls(&self) -> CallTally {
+        self.ledger.total()
+    }
+
+    fn virtual_memory(&mut self) -> Option<&mut dyn VirtualMemory> {
+        Some(self)
+    }
+
+    fn stream_ordered_pools(&mut self) -> Option<&mut dyn StreamOrderedPools> {
+        Some(self)
+    }
+
+    fn pinned_host(&mut self) -> Option<&mut dyn PinnedHost> {
+        Some(self)
+    }
+
+    fn compute(&mut self) -> Option<&mut dyn Compute> {
+        Some(self)
+    }
+
+    fn patterns(&mut self) -> Option<&mut dyn Patterns> {
+        Some(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use oomph_base::{MIB, Work, round_up};
+
+    fn device() -> SimDevice {
+        SimDevice::new(SimConfig::default()).unwrap()
+    }
+
+    fn spin(device: &mut SimDevice, stream: StreamId, nanos: u64) {
+        device.launch(stream, &Work::Spin { nanos: Nanos(nanos) }, &[]).unwrap();
+    }
+
+    #[test]
+    fn memory_is_counted_in_whole_pages_beside_the_context() {
+        let mut device = device();
+        let fresh = device.memory_info().unwrap();
+        assert_eq!(fresh, MemoryInfo { free: 150_109_880_320 - Profile::h200().context_bytes, total: 150_109_880_320 });
+        let address = device.alloc(20 * MIB + 512).unwrap();
+        assert_eq!(device.held_bytes(), 22 * MIB);
+        assert_eq!(device.memory_info().unwrap().free, fresh.free - 22 * MIB);
+        device.free(address).unwrap();
+        assert_eq!((device.held_bytes(), device.free_bytes()), (0, fresh.free));
+    }
+
+    #[test]
+    fn memory_runs_out_exactly_at_the_last_page_and_a_failure_changes_nothing() {
+        let config =
+            SimConfig { capacity_bytes: Some(Profile::h200().context_bytes + 4 * MIB), ..SimConfig::default() };
+        let mut device = SimDevice::new(config).unwrap();
+        let address = device.alloc(2 * MIB).unwrap();
+        let refused = device.alloc(2 * MIB + 1).unwrap_err();
+        assert_eq!(refused, DeviceError::OutOfMemory { call: CallKind::MemAlloc, requested: 2 * MIB + 1 });
+        assert!(device.alloc(u64::MAX).unwrap_err().is_out_of_memory());
+        assert_eq!(device.held_bytes(), 2 * MIB);
+        device.alloc(2 * MIB).unwrap();
+        assert!(device.alloc(1).unwrap_err().is_out_of_memory());
+        device.free(address).unwrap();
+        assert_eq!(device.alloc(1).unwrap(), address);
+    }
+
+    #[test]
+    fn addresses_can_run_out_before_memory_does() {
+        let mut device = SimDevice::new("sim:90TiB".parse::<SimConfig>().unwrap()).unwrap();
+        assert!(device.alloc(40 << 40).unwrap_err().is_out_of_memory());
+        assert_eq!(device.held_bytes(), 0);
+        device.alloc(30 << 40).unwrap();
+    }
+
+    #[test]
+    fn misuse_is_refused_in_words() {
+        let mut device = device();
+        let address = device.alloc(512).unwrap();
+        for answer in [
+            device.alloc(0).map(|_| ()),
+            device.free(address.offset(512)),
+            device.stream_synchronize(StreamId(3)),
+            device.event_record(EventId(0), StreamId(0)),
+            device.event_destroy(EventId(0)),
+            device.launch(StreamId(3), &Work::Spin { nanos: Nanos(1) }, &[]),
+        ] {
+            assert!(matches!(answer, Err(DeviceError::InvalidValue { .. })), "{answer:?}");
+        }
+        assert_eq!(device.calls().failures, 6);
+    }
+
+    #[test]
+    fn every_call_is_in_the_ledger_and_takes_its_time() {
+        let mut device = device();
+        let address = device.alloc(512).unwrap();
+        device.free(address).unwrap();
+        let costs = Profile::h200().costs;
+        for call in [CallKind::MemAlloc, CallKind::MemFree] {
+            assert_eq!(device.ledger().of(call).time, costs.cost(call, 512));
+        }
+        assert_eq!(device.now(), device.calls().time);
+        device.elapse(Nanos(5));
+        assert_eq!(device.now(), device.calls().time + Nanos(5));
+    }
+
+    #[test]
+    fn an_event_is_pending_until_its_stream_gets_there() {
+        let mut device = device();
+        let side = device.stream_create(0x77).unwrap();
+        let event = device.event_create().unwrap();
+        assert!(device.event_query(event).unwrap(), "nothing is in front of it");
+        spin(&mut device, side, 1_000_000);
+        device.event_record(event, side).unwrap();
+        assert!(!device.event_query(event).unwrap());
+        device.stream_synchronize(StreamId::DEFAULT).unwrap();
+        assert!(!device.event_query(event).unwrap(), "the other stream is not waited for");
+        device.elapse(Nanos(1_000_000));
+        assert!(device.event_query(event).unwrap());
+        assert_eq!((side, device.stream_handle(side)), (StreamId(1), 0x77));
+    }
+
+    #[test]
+    fn a_stream_that_waits_for_an_event_gets_there_after_it() {
+        let mut device = device();
+        let side = device.stream_create(0).unwrap();
+        let [first, second] = [device.event_create().unwrap(), device.event_create().unwrap()];
+        spin(&mut device, StreamId::DEFAULT, 1_000_000);
+        device.event_record(first, StreamId::DEFAULT).unwrap();
+        device.stream_wait_event(side, first).unwrap();
+        device.event_record(second, side).unwrap();
+        assert!(!device.event_query(second).unwrap());
+        device.event_synchronize(second).unwrap();
+        assert!(device.event_query(first).unwrap());
+    }
+
+    #[test]
+    fn freeing_waits_for_the_work_of_all_streams() {
+        let mut device = device();
+        let side = device.stream_create(0).unwrap();
+        let address = device.alloc(512).unwrap();
+        spin(&mut device, side, 10_000_000);
+        device.free(address).unwrap();
+        assert!(device.now() > Nanos(10_000_000));
+        assert!(device.ledger().of(CallKind::MemFree).time > Nanos(9_900_000));
+        spin(&mut device, side, 10_000_000);
+        device.synchronize().unwrap();
+        assert!(device.now() > Nanos(20_000_000));
+    }
+
+    /// Sizes on both sides of a page and of a range.
+    fn sizes() -> impl Strategy<Value = u64> {
+        prop_oneof![1..8_192u64, 1..4 * MIB, MIB..80 * MIB]
+    }
+
+    proptest! {
+        #[test]
+        fn books_are_kept_and_live_allocations_never_overlap(
+            steps in prop::collection::vec((any::<bool>(), sizes(), any::<prop::sample::Index>()), 1..200)
+        ) {
+            let mut device = SimDevice::new("sim:2GiB".parse::<SimConfig>().unwrap()).unwrap();
+            let mut live: Vec<(Address, u64)> = Vec::new();
+            for (frees, bytes, pick) in steps {
+                if frees && !live.is_empty() {
+                    let (address, _) = live.swap_remove(pick.index(live.len()));
+                    device.free(address).unwrap();
+                } else {
+                    let (held, growth) = (device.held_bytes(), device.growth_bytes(bytes));
+                    match device.alloc(bytes) {
+                        Ok(address) => {
+                            live.push((address, bytes));
+                            prop_assert_eq!(device.held_bytes(), held + growth);
+                        }
+                        Err(error) => {
+                            prop_assert!(error.is_out_of_memory() && growth > device.free_bytes());
+                            prop_assert_eq!(device.held_bytes(), held);
+                        }
+                    }
+                }
+                let mut sorted = live.clone();
+                sorted.sort_unstable();
+                prop_assert!(sorted.windows(2).all(|pair| pair[0].0.offset(pair[0].1) <= pair[1].0));
+                let mut pages: Vec<u64> = live
+                    .iter()
+                    .flat_map(|&(address, bytes)| {
+                        (address.0 / (2 * MIB)..round_up(address.0 + bytes, 2 * MIB) / (2 * MIB)).collect::<Vec<_>>()
+                    })
+                    .collect();
+                pages.sort_unstable();
+                pages.dedup();
+                prop_assert_eq!(device.held_bytes(), pages.len() as u64 * 2 * MIB);
+                prop_assert_eq!(device.free_bytes() + device.held_bytes() + device.overhead_bytes(), 2048 * MIB);
+            }
+            for (address, _) in live {
+                device.free(address).unwrap();
+            }
+            prop_assert_eq!(device.held_bytes(), 0);
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! Stream-ordered pools: a simple model of the driver's own allocator.
+//!
+//! How the real one works inside is not documented; this model keeps the rules that are. A pool takes memory in chunks
+//! of whole 32 MiB. A request is served from the smallest free piece that is large enough and that the stream may have:
+//!
+//! 1. what the same stream freed, and what nobody can still be using where opportunistic reuse is allowed;
+//! 2. what another stream freed, where events are followed and the stream already waits for that moment;
+//! 3. the same without such a wait, where the driver may make the stream wait (internal dependencies);
+//! 4. a new chunk, in a multiple of the page size where there is no room for 32 MiB.
+//!
+//! Whether an event orders two streams is judged by their clocks: a stream that cannot start before a moment is ordered
+//! after it. Chunks that lie side by side are one piece of memory. Free memory above the release threshold goes back when the host waits for something, whole chunks at a
+//! time, the highest first.
+
+mod pieces;
+
+use std::collections::BTreeMap;
+
+use self::pieces::{Piece, Pieces};
+use super::{SimDevice, address_space::RANGE_BYTES, contents::Ground};
+use crate::device::{CallKind, DeviceError, PoolId, PoolSettings, PoolUsage, StreamOrderedPools};
+use oomph_base::{Address, Nanos, StreamId, round_up};
+
+/// Sizes are rounded up to this.
+const GRANULE: u64 = 512;
+
+/// All pools of a device. The first is the default pool, which is always there.
+#[derive(Clone, Debug)]
+pub(super) struct PoolSpace {
+    pools: Vec<Option<Pool>>,
+    /// Live allocations: which pool, and how large.
+    live: BTreeMap<Address, (PoolId, u64)>,
+}
+
+#[derive(Clone, Debug)]
+struct Pool {
+    settings: PoolSettings,
+    maximum: u64,
+    usage: PoolUsage,
+    /// Length by start.
+    chunks: BTreeMap<u64, u64>,
+    free: Pieces,
+}
+
+impl Pool {
+    fn new(maximum: u64) -> Pool {
+        let settings = PoolSettings {
+            release_threshold: 0,
+            follow_event_dependencies: true,
+            allow_opportunistic: true,
+            allow_internal_dependencies: true,
+        };
+        Pool { settings, maximum, usage: PoolUsage::default(), chunks: BTreeMap::new(), free: Pieces::default() }
+    }
+
+    /// A free piece that `stream` may have, and until when the stream must wait for it.
+    fn find(&mut self, bytes: u64, stream: StreamId, starts: Nanos, now: Nanos) -> Option<(Piece, Nanos)> {
+        if self.settings.allow_opportunistic {
+            self.free.settle(now);
+        }
+        if let Some(piece) = self.free.best_for(bytes, stream) {
+            return Some((piece, Nanos::ZERO));
+        }
+        let others = self.free.best_of_others(bytes, starts);
+        if let Some(piece) = others.filter(|_| self.settings.follow_event_dependencies) {
+            return Some((piece, Nanos::ZERO));
+        }
+        let soonest = self.free.soonest_of_others(bytes).filter(|_| self.settings.allow_internal_dependencies)?;
+        Some((soonest, soonest.ready))
+    }
+
+    /// Takes `bytes` from the start of a free piece.
+    fn take(&mut self, piece: Piece, bytes: u64) -> u64 {
+        self.free.remove(piece.start);
+        if piece.bytes > bytes {
+            self.free.add(Piece { start: piece.start + bytes, bytes: piece.bytes - bytes, ..piece });
+        }
+        self.usage.used += bytes;
+        self.usage.used_high = self.usage.used_high.max(self.usage.used);
+        piece.start
+    }
+
+    /// The highest chunk in which nothing is used or waited for.
+    fn idle_chunk(&self, moment: Nanos) -> Option<(u64, u64)> {
+        let idle = |&(&start, &bytes): &(&u64, &u64)| self.free.are_all(start, bytes, moment);
+        self.chunks.iter().rev().find(idle).map(|(&start, &bytes)| (start, bytes))
+    }
+}
+
+impl PoolSpace {
+    pub(super) fn new() -> PoolSpace {
+        PoolSpace { pools: vec![Some(Pool::new(u64::MAX))], live: BTreeMap::new() }
+    }
+
+    fn get(&mut self, pool: PoolId) -> Result<&mut Pool, String> {
+        let place = self.pools.get_mut(pool.0 as usize);
+        place.and_then(Option::as_mut).ok_or_else(|| format!("there is no pool {}", pool.0))
+    }
+
+    /// How many bytes from an address on lie in one chunk of some pool, if it lies in any.
+    pub(super) fn chunk_at(&self, address: u64) -> Option<u64> {
+        self.pools.iter().flatten().find_map(|pool| {
+            let (start, bytes) = pool.chunks.range(..=address).next_back()?;
+            (start + bytes).checked_sub(address).filter(|&left| left > 0)
+        })
+    }
+}
+
+impl SimDevice {
+    /// Gives chunks of a pool back that are idle by `moment`, while it holds more than `keep_bytes`.
+    fn shrink(&mut self, pool: PoolId, keep_bytes: u64, moment: Nanos) {
+        self.settle_contents(moment.min(self.clocks.all_ready().max(self.clocks.now())));
+        let Ok(pool) = self.pools.get(pool) else { return };
+        while pool.usage.reserved > keep_bytes
+            && let Some((start, bytes)) = pool.idle_chunk(moment)
+        {
+            pool.free.remove_all(start, bytes);
+            pool.chunks.remove(&start);
+            pool.usage.reserved -= bytes;
+            self.contents.forget(Ground::Addressed, start, bytes);
+            self.physical.give_back(bytes);
+            self.virtual_space.give_back_range(start, bytes);
+        }
+    }
+
+    /// What the driver does when the host waits for something.
+    pub(super) fn release_above_thresholds(&mut self) {
+        for number in 0..self.pools.pools.len() {
+            let pool = PoolId(number as u32);
+            let threshold = match self.pools.get(pool) {
+                Ok(pool) if pool.usage.reserved > pool.settings.release_threshold => pool.settings.release_threshold,
+                _ => continue,
+            };
+            self.shrink(pool, threshold, self.clocks.now());
+        }
+    }
+
+    /// Adds a chunk of at least that size to a pool, where there is room.
+    fn grow(&mut self, pool: PoolId, bytes: u64) {
+        let page_bytes = self.props.page_bytes;
+        let Ok(target) = self.pools.get(pool) else { return };
+        let room = target.maximum.saturating_sub(target.usage.reserved).min(self.physical.free());
+        let sizes = [RANGE_BYTES, page_bytes].map(|step| round_up(bytes, step));
+        let Some(chunk) = sizes.into_iter().find(|chunk| (bytes..=room).contains(chunk)) else { return };
+        let Some(start) = self.virtual_space.take_range(chunk) else { return };
+        if !self.physical.take(chunk) {
+            self.virtual_space.give_back_range(start, chunk);
+            return;
+        }
+        target.chunks.insert(start, chunk);
+        target.usage.reserved += chunk;
+        target.usage.reserved_high = target.usage.reserved_high.max(target.usage.reserved);
+        target.free.add(Piece { start, bytes: chunk, freed_on: None, ready: Nanos::ZERO });
+    }
+
+    /// The address, `None` where there is no room, or which rule is broken.
+    fn take_from_pool(&mut self, pool: PoolId, bytes: u64, stream: StreamId) -> Result<Option<Address>, String> {
+        if bytes == 0 {
+            return Err("the size is zero".to_owned());
+        }
+        let starts = self.clocks.stream_ready(stream).map_err(|unknown| unknown.to_string())?;
+        let (now, size) = (self.clocks.now(), round_up(bytes, GRANULE));
+        if size < bytes {
+            return Ok(None);
+        }
+        let mut found = self.pools.get(pool)?.find(size, stream, starts, now);
+        if found.is_none() {
+            self.grow(pool, size);
+            found = self.pools.get(pool)?.free.best_for(size, stream).map(|piece| (piece, Nanos::ZERO));
+        }
+        let Some((piece, until)) = found else { return Ok(None) };
+        self.clocks.hold_until(stream, until);
+        let address = Address(self.pools.get(pool)?.take(piece, size));
+        self.pools.live.insert(address, (pool, size));
+        Ok(Some(address))
+    }
+
+    fn return_to_pool(&mut self, address: Address, stream: StreamId) -> Result<u64, String> {
+        let ready = self.clocks.stream_ready(stream).map_err(|unknown| unknown.to_string())?;
+        let Some(&(pool, bytes)) = self.pools.live.get(&address) else {
+            return Err(format!("no allocation from a pool starts at {address}"));
+        };
+        self.pools.live.remove(&address);
+        let pool = self.pools.get(pool)?;
+        pool.usage.used -= bytes;
+        pool.free.add(Piece { start: address.0, bytes, freed_on: Some(stream), ready });
+        Ok(bytes)
+    }
+}
+
+impl StreamOrderedPools for SimDevice {
+    fn pool_create(&mut self, max_bytes: Option<u64>) -> Result<PoolId, DeviceError> {
+        self.pools.pools.push(Some(Pool::new(max_bytes.unwrap_or(u64::MAX))));
+        let pool = PoolId((self.pools.pools.len() - 1) as u32);
+        self.conclude(CallKind::PoolCreate, 0, Ok(pool))
+    }
+
+    fn pool_destroy(&mut self, pool: PoolId) -> Result<(), DeviceError> {
+        let answer = match self.pools.get(pool) {
+            Ok(_) if pool.0 == 0 => Err("the default pool stays".to_owned()),
+            Ok(found) if found.usage.used > 0 => Err(format!("pool {} is still in use", pool.0)),
+            Ok(_) => Ok(()),
+            Err(reason) => Err(reason),
+        };
+        if answer.is_ok() {
+            // Frees that are still to happen give their memory back as they do; nobody can tell that from now.
+            self.shrink(pool, 0, Nanos(u64::MAX));
+            self.pools.pools[pool.0 as usize] = None;
+        }
+        self.conclude_checked(CallKind::PoolDestroy, 0, answer)
+    }
+
+    fn pool_configure(&mut self, pool: PoolId, settings: PoolSettings) -> Result<(), DeviceError> {
+        let answer = self.pools.get(pool).map(|pool| pool.settings = settings);
+        self.conclude_checked(CallKind::PoolSetAttribute, 0, answer)
+    }
+
+    fn pool_trim(&mut self, pool: PoolId, keep_bytes: u64) -> Result<(), DeviceError> {
+        let answer = self.pools.get(pool).map(|_| ());
+        let before = self.physical.held();
+        self.shrink(pool, keep_bytes, self.clocks.now());
+        self.conclude_checked(CallKind::PoolTrim, before - self.physical.held(), answer)
+    }
+
+    fn pool_usage(&mut self, pool: PoolId) -> Result<PoolUsage, DeviceError> {
+        let answer = self.pools.get(pool).map(|pool| pool.usage);
+        self.conclude_checked(CallKind::PoolGetAttribute, 0, answer)
+    }
+
+    fn alloc_async(&mut self, pool: PoolId, bytes: u64, stream: StreamId) -> Result<Address, DeviceError> {
+        let call = CallKind::MemAllocAsync;
+        let answer = match self.take_from_pool(pool, bytes, stream) {
+            Ok(found) => found.ok_or(DeviceError::OutOfMemory { call, requested: bytes }),
+            Err(reason) => Err(DeviceError::InvalidValue { call, reason }),
+        };
+        self.conclude(call, bytes, answer)
+    }
+
+    fn free_async(&mut self, address: Address, stream: StreamId) -> Result<(), DeviceError> {
+        let answer = self.return_to_pool(address, stream);
+        let bytes = *answer.as_ref().unwrap_or(&0);
+        self.conclude_checked(CallKind::MemFreeAsync, bytes, answer.map(|_| ()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{Compute, Device, sim::SimConfig};
+    use oomph_base::{MIB, Work};
+
+    const HOME: StreamId = StreamId(0);
+    const SIDE: StreamId = StreamId(1);
+
+    /// A device with a second stream and a pool of at most that size in which nothing is reused across streams.
+    fn pool_of(bytes: u64) -> (SimDevice, PoolId) {
+        let mut device = SimDevice::new(SimConfig::default()).unwrap();
+        device.stream_create(0).unwrap();
+        let pool = device.pool_create(Some(bytes)).unwrap();
+        configure(&mut device, pool, [false; 3]);
+        (device, pool)
+    }
+
+    fn configure(device: &mut SimDevice, pool: PoolId, rules: [bool; 3]) {
+        let [follow_event_dependencies, allow_opportunistic, allow_internal_dependencies] = rules;
+        let settings = PoolSettings {
+            release_threshold: u64::MAX,
+            follow_event_dependencies,
+            allow_opportunistic,
+            allow_internal_dependencies,
+        };
+        device.pool_configure(pool, settings).unwrap();
+    }
+
+    fn spin(device: &mut SimDevice, stream: StreamId) {
+        device.launch(stream, &Work::Spin { nanos: Nanos(50_000_000) }, &[]).unwrap();
+    }
+
+    #[test]
+    fn memory_is_taken_in_chunks_kept_and_given_back_by_a_trim() {
+        let (mut device, pool) = pool_of(1 << 30);
+        let address = device.alloc_async(pool, 3 * MIB, HOME).unwrap();
+        assert_eq!(device.held_bytes(), 32 * MIB);
+        device.free_async(address, HOME).unwrap();
+        assert_eq!(device.alloc_async(pool, 1000, HOME).unwrap(), address, "the same stream reuses at once");
+        device.pool_trim(pool, 0).unwrap();
+        assert_eq!(device.pool_usage(pool).unwrap().reserved, 32 * MIB, "the chunk is in use");
+        device.free_async(address, HOME).unwrap();
+        device.pool_trim(pool, 0).unwrap();
+        let usage = PoolUsage { reserved: 0, reserved_high: 32 * MIB, used: 0, used_high: 3 * MIB };
+        assert_eq!((device.pool_usage(pool).unwrap(), device.held_bytes()), (usage, 0));
+        device.pool_destroy(pool).unwrap();
+        assert!(device.pool_usage(pool).is_err());
+    }
+
+    #[test]
+    fn what_another_stream_freed_is_reused_only_where_a_rule_allows_it() {
+        let reuses = |rules: [bool; 3], wait: bool| {
+            let (mut device, pool) = pool_of(1 << 30);
+            configure(&mut device, pool, rules);
+            let address = device.alloc_async(pool, 32 * MIB, SIDE).unwrap();
+            spin(&mut device, SIDE);
+            device.free_async(address, SIDE).unwrap();
+            if wait {
+                device.synchronize().unwrap();
+            }
+            device.alloc_async(pool, 32 * MIB, HOME).unwrap() == address
+        };
+        assert!(!reuses([false; 3], true), "without rules streams never share");
+        assert!(reuses([false, true, false], true), "it has happened");
+        assert!(!reuses([false, true, false], false), "it has not happened yet");
+        assert!(reuses([false, false, true], false), "the stream is made to wait");
+        assert!(!reuses([true, false, false], false), "no event orders the two");
+    }
+
+    #[test]
+    fn an_event_that_orders_two_streams_lets_memory_pass_between_them() {
+        let (mut device, pool) = pool_of(1 << 30);
+        configure(&mut device, pool, [true, false, false]);
+        let address = device.alloc_async(pool, 32 * MIB, SIDE).unwrap();
+        spin(&mut device, SIDE);
+        device.free_async(address, SIDE).unwrap();
+        let event = device.event_create().unwrap();
+        device.event_record(event, SIDE).unwrap();
+        device.stream_wait_event(HOME, event).unwrap();
+        assert_eq!(device.alloc_async(pool, 32 * MIB, HOME).unwrap(), address);
+    }
+
+    #[test]
+    fn an_inserted_wait_keeps_the_stream_until_the_memory_is_free() {
+        let (mut device, pool) = pool_of(32 * MIB);
+        configure(&mut device, pool, [false, false, true]);
+        let address = device.alloc_async(pool, 32 * MIB, SIDE).unwrap();
+        spin(&mut device, SIDE);
+        device.free_async(address, SIDE).unwrap();
+        device.alloc_async(pool, 32 * MIB, HOME).unwrap();
+        device.stream_synchronize(HOME).unwrap();
+        assert!(device.now() > Nanos(50_000_000));
+    }
+
+    #[test]
+    fn a_full_pool_fails_and_uses_chunks_that_lie_side_by_side_as_one() {
+        let (mut device, pool) = pool_of(96 * MIB);
+        let blocks: Vec<Address> = (0..3).map(|_| device.alloc_async(pool, 32 * MIB, HOME).unwrap()).collect();
+        assert!(device.alloc_async(pool, 512, HOME).unwrap_err().is_out_of_memory());
+        for &block in &blocks[..2] {
+            device.free_async(block, HOME).unwrap();
+        }
+        assert_eq!(device.alloc_async(pool, 60 * MIB, HOME).unwrap(), blocks[0]);
+        assert_eq!(device.held_bytes(), 96 * MIB);
+        assert!(device.alloc_async(pool, u64::MAX, HOME).unwrap_err().is_out_of_memory());
+    }
+
+    #[test]
+    fn memory_above_the_threshold_goes_back_when_the_host_waits() {
+        let mut device = SimDevice::new(SimConfig::default()).unwrap();
+        let pool = PoolId(0);
+        let address = device.alloc_async(pool, 100 * MIB, HOME).unwrap();
+        device.free_async(address, HOME).unwrap();
+        assert_eq!(device.held_bytes(), 128 * MIB);
+        device.stream_synchronize(HOME).unwrap();
+        assert_eq!(device.held_bytes(), 0, "the default pool keeps nothing");
+    }
+
+    #[test]
+    fn misuse_is_refused_in_words() {
+        let (mut device, pool) = pool_of(1 << 30);
+        let address = device.alloc_async(pool, 512, HOME).unwrap();
+        for answer in [
+            device.alloc_async(pool, 0, HOME).map(|_| ()),
+            device.alloc_async(PoolId(9), 512, HOME).map(|_| ()),
+            device.free_async(address.offset(512), HOME),
+            device.free_async(address, StreamId(9)),
+            device.pool_destroy(pool),
+            device.pool_destroy(PoolId(0)),
+        ] {
+            assert!(matches!(answer, Err(DeviceError::InvalidValue { .. })), "{answer:?}");
+        }
+    }
+}

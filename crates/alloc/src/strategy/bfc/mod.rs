@@ -1,0 +1,398 @@
+//! `bfc`: TensorFlow's and XLA's "best fit with coalescing", Doug Lea's malloc in short.
+//!
+//! Free chunks lie in 21 bins by power of two, from 256 B to 256 MiB and above, each in the order (size, address). A
+//! request takes the first chunk that is large enough, beginning with its own bin: the best fit. A chunk of twice the
+//! request, or with more than the tolerated waste, is cut; any other is handed out whole. Freed chunks are joined with
+//! free neighbours at once. Regions start at 2 MiB and double; when the device refuses, nine tenths are asked for, until
+//! that is less than the request. Then regions that are wholly free go back to the device (garbage collection), if
+//! together with what the limit leaves they could hold the request, and the region is asked for anew.
+//!
+//! The original serves one compute stream and leaves it to the framework that others wait. So there is one pool for all
+//! streams here, and who takes memory that another stream used is made to wait for that stream's work.
+//!
+//! Left out: timestamped frees (`used_on` does that), sleeping until another thread frees, and joining regions that
+//! happen to be neighbours, which needs a device that maps pages.
+
+mod bins;
+
+use bins::Bins;
+
+use super::{
+    Built, Outcome, Parameter, Setup, Stats, StrategyEntry, parameters,
+    pooled::{ABSURD, Ground, Growth, Handover, Need, Policy, Pooled, Region},
+};
+use crate::device::{Device, DeviceError};
+use oomph_base::{MIB, StreamId, round_up};
+
+/// The registry's line.
+pub(super) const ENTRY: StrategyEntry = StrategyEntry {
+    name: "bfc",
+    summary: "TensorFlow's and XLA's best fit with coalescing: 21 bins, regions that double, garbage collection",
+    origin: "tsl/framework/bfc_allocator.cc (TensorFlow, JAX, ONNX Runtime), revision of 2026",
+    parameters: &[
+        Parameter {
+            name: MEMORY_LIMIT,
+            values: "an amount of memory",
+            default: "the limit, or else all of the device",
+            help: "what all regions together may hold",
+        },
+        Parameter {
+            name: ALLOW_GROWTH,
+            values: "True, False",
+            default: "True",
+            help: "regions begin at 2 MiB and double; otherwise the first one is as large as the limit",
+        },
+        Parameter {
+            name: GARBAGE_COLLECTION,
+            values: "True, False",
+            default: "True",
+            help: "give wholly free regions back when the device refuses (TF_ENABLE_GPU_GARBAGE_COLLECTION)",
+        },
+        Parameter {
+            name: FRAGMENTATION_FRACTION,
+            values: "a number from 0 to 1",
+            default: "0, which means 128 MiB",
+            help: "the share of the limit from which on waste inside a chunk is cut off",
+        },
+    ],
+    variants: &["allow_growth:False", "fragmentation_fraction:0.0001"],
+    build,
+};
+
+const MEMORY_LIMIT: &str = "memory_limit";
+const ALLOW_GROWTH: &str = "allow_growth";
+const GARBAGE_COLLECTION: &str = "garbage_collection";
+const FRAGMENTATION_FRACTION: &str = "fragmentation_fraction";
+
+/// Sizes are multiples of this.
+const QUANTUM: u64 = 256;
+/// The first region where growth is allowed.
+const FIRST_REGION: u64 = 2 * MIB;
+/// Waste inside a chunk that is never tolerated, where nobody has said how much is.
+const INTOLERABLE_WASTE: u64 = 128 * MIB;
+/// What is asked for after a refusal, of what was asked for before. The original computes with this precision.
+const BACK_OFF: f32 = 0.9;
+
+/// How it was set up.
+#[derive(Clone, Copy, Debug)]
+struct Settings {
+    memory_limit: u64,
+    allow_growth: bool,
+    garbage_collection: bool,
+    /// From here on waste inside a chunk is cut off.
+    intolerable_waste: u64,
+}
+
+fn build(parameters: &str, setup: &Setup<'_>) -> Built {
+    let mut settings = Settings {
+        memory_limit: setup.limit.unwrap_or(setup.props.total_bytes),
+        allow_growth: true,
+        garbage_collection: true,
+        intolerable_waste: INTOLERABLE_WASTE,
+    };
+    let mut fraction = 0.0;
+    parameters::read(&ENTRY, parameters, |setting| {
+        match setting.key {
+            MEMORY_LIMIT => settings.memory_limit = setting.bytes()?,
+            ALLOW_GROWTH => settings.allow_growth = setting.truth()?,
+            GARBAGE_COLLECTION => settings.garbage_collection = setting.truth()?,
+            _ => {
+                fraction = setting.number::<f64>()?;
+                if !(0.0..=1.0).contains(&fraction) {
+                    return Err(setting.refused("is not between 0 and 1"));
+                }
+            }
+        }
+        Ok(())
+    })?;
+    if fraction > 0.0 {
+        settings.intolerable_waste = (fraction * settings.memory_limit as f64) as u64;
+    }
+    Ok(Box::new(Pooled::new(BestFit::new(settings))))
+}
+
+/// Free chunks of all streams.
+#[derive(Clone, Debug)]
+struct BestFit {
+    settings: Settings,
+    bins: Bins,
+    handover: Handover,
+    /// How large the next region is to be.
+    next_region: u64,
+    /// Whether that had to be raised for the request at hand.
+    raised: bool,
+}
+
+impl BestFit {
+    fn new(settings: Settings) -> BestFit {
+        let first = if settings.allow_growth { FIRST_REGION.min(settings.memory_limit) } else { settings.memory_limit };
+        BestFit {
+            settings,
+            bins: Bins::default(),
+            handover: Handover::default(),
+            next_region: round_up(first, QUANTUM).max(QUANTUM),
+            raised: false,
+        }
+    }
+
+    /// What the limit leaves.
+    fn available(&self, stats: &Stats) -> u64 {
+        let left = self.settings.memory_limit.saturating_sub(stats.current.reserved);
+        left / QUANTUM * QUANTUM
+    }
+}
+
+impl Policy for BestFit {
+    #[inline]
+    fn block_size(&self, bytes: u64) -> Option<u64> {
+        (bytes < ABSURD).then(|| round_up(bytes, QUANTUM))
+    }
+
+    #[inline]
+    fn take(
+        &mut self,
+        ground: &mut Ground,
+        device: &mut dyn Device,
+        need: &Need,
+    ) -> Result<Option<(u32, Outcome)>, DeviceError> {
+        let Some(slot) = self.bins.first_at_least(need.size) else { return Ok(None) };
+        let piece = &ground[slot];
+        let (size, address) = (piece.size, piece.address);
+        self.handover.make_safe(device, piece.note, need.stream)?;
+        self.bins.remove(size, address, slot);
+        if size < 2 * need.size && size - need.size < self.settings.intolerable_waste {
+            return Ok(Some((slot, Outcome::Hit)));
+        }
+        let rest = ground.cut(slot, need.size);
+        self.bins.insert(ground, rest);
+        Ok(Some((slot, Outcome::Split)))
+    }
+
+    #[inline]
+    fn keep(&mut self, ground: &mut Ground, slot: u32) {
+        self.handover.note_user(ground, slot);
+        let (mut slot, previous, next) = (slot, ground[slot].previous, ground[slot].next);
+        if let Some(&piece) = ground.free_piece(next) {
+            self.bins.remove(piece.size, piece.address, next);
+            Handover::join_next(ground, slot);
+            ground.join_next(slot);
+        }
+        if let Some(&piece) = ground.free_piece(previous) {
+            self.bins.remove(piece.size, piece.address, previous);
+            Handover::join_next(ground, previous);
+            ground.join_next(previous);
+            slot = previous;
+        }
+        self.bins.insert(ground, slot);
+    }
+
+    fn welcome(&mut self, ground: &mut Ground, slot: u32, _: &Need) {
+        if !self.raised {
+            self.next_region = self.next_region.saturating_mul(2);
+        }
+        ground[slot].note = 0;
+        self.bins.insert(ground, slot);
+    }
+
+    fn forget(&mut self, ground: &mut Ground, slot: u32) {
+        let piece = &ground[slot];
+        self.bins.remove(piece.size, piece.address, slot);
+    }
+
+    fn growth(&mut self, need: &Need, stats: &Stats, attempt: u32) -> Growth {
+        let available = self.available(stats);
+        if need.size > available {
+            return Growth::BeyondLimit;
+        }
+        if attempt == 0 {
+            self.raised = need.size > self.next_region;
+            while need.size > self.next_region {
+                self.next_region *= 2;
+            }
+        }
+        let mut bytes = self.next_region.min(available);
+        for _ in 0..attempt {
+            let less = round_up((bytes as f32 * BACK_OFF) as u64, QUANTUM);
+            // The original would ask for ever where rounding up undoes the step.
+            if less < need.size || less >= bytes {
+                return Growth::End;
+            }
+            bytes = less;
+        }
+        Growth::Ask(bytes)
+    }
+
+    fn gives_back(&self, need: &Need, stats: &Stats, idle: u64) -> bool {
+        self.settings.garbage_collection && need.size <= self.available(stats) + idle
+    }
+
+    fn largest_free(&self, _: &Ground, _: StreamId) -> u64 {
+        self.bins.largest()
+    }
+
+    fn pool_name(&self, _: &Region) -> &'static str {
+        "bfc"
+    }
+
+    fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        self.handover.close(device)
+    }
+
+    fn renewed(&self) -> BestFit {
+        BestFit::new(self.settings)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::CallKind;
+    use crate::strategy::{Refusal, pooled::Trial};
+    use oomph_base::{GIB, KIB};
+
+    const MIB_SIGNED: i64 = MIB as i64;
+
+    fn mib(sizes: &[i64]) -> Vec<i64> {
+        sizes.iter().map(|size| size * MIB_SIGNED).collect()
+    }
+
+    #[test]
+    fn regions_begin_at_two_mebibytes_and_double() {
+        let mut trial = Trial::new("bfc", GIB);
+        for bytes in [MIB, 2 * MIB, 4 * MIB, 8 * MIB] {
+            trial.alloc(bytes + 1);
+        }
+        // 1 MiB + 256 B of 2 MiB leave too little for 2 MiB + 256 B, and so on.
+        assert_eq!(trial.regions(), mib(&[2, 4, 8, 16]));
+    }
+
+    #[test]
+    fn a_request_beyond_the_next_region_raises_it_instead_of_doubling_it() {
+        let mut trial = Trial::new("bfc", GIB);
+        trial.alloc(20 * MIB);
+        assert_eq!(trial.regions(), mib(&[32]));
+        // Of the 32 MiB the request got all: they are less than twice 20.
+        trial.alloc(MIB);
+        assert_eq!(trial.regions(), mib(&[32]));
+        trial.alloc(40 * MIB);
+        assert_eq!(trial.regions(), mib(&[64]));
+    }
+
+    #[test]
+    fn a_chunk_is_cut_only_where_half_or_more_would_be_left() {
+        let mut trial = Trial::new("bfc", GIB);
+        let whole = trial.alloc(MIB + 256);
+        assert_eq!((Trial::place(whole), trial.strategy.stats().current.allocated), ((0, 2 * MIB), 2 * MIB));
+        trial.free(whole);
+        let half = trial.ask(MIB, 0).unwrap();
+        assert_eq!((Trial::place(half.0), half.1), ((0, MIB), Outcome::Split));
+        assert_eq!(trial.strategy.largest_free(StreamId::DEFAULT), Some(MIB));
+    }
+
+    #[test]
+    fn waste_of_128_mebibytes_is_cut_off_and_a_fraction_of_the_limit_where_one_is_set() {
+        let mut trial = Trial::new("bfc", 4 * GIB);
+        let waste = |trial: &mut Trial, kept: u64| {
+            let all = trial.alloc(512 * MIB);
+            trial.free(all);
+            let block = trial.alloc(512 * MIB - kept);
+            let waste = block.size - (512 * MIB - kept);
+            trial.free(block);
+            waste
+        };
+        assert_eq!(waste(&mut trial, 128 * MIB - 256), 128 * MIB - 256);
+        assert_eq!(waste(&mut trial, 128 * MIB), 0);
+        let mut strict = Trial::new("bfc:fragmentation_fraction:0.001,memory_limit:1000MiB", 4 * GIB);
+        assert_eq!(waste(&mut strict, MIB), 0);
+        assert_eq!(waste(&mut strict, MIB - 256), MIB - 256);
+    }
+
+    #[test]
+    fn the_smallest_chunk_that_fits_is_taken_and_the_lowest_of_equals() {
+        let mut trial = Trial::new("bfc:allow_growth:False", 64 * MIB);
+        // Chunks of 8, 5, 6 and 5 KiB, with live ones between.
+        let sizes = [8, 1, 5, 1, 6, 1, 5, 1].map(|kib| kib * KIB);
+        let blocks = sizes.map(|bytes| trial.alloc(bytes));
+        for number in [6, 4, 0, 2] {
+            trial.free(blocks[number]);
+        }
+        assert_eq!(trial.alloc(4 * KIB + 1).address, blocks[2].address);
+        assert_eq!(trial.alloc(4 * KIB + 1).address, blocks[6].address);
+        // Its own bin (4 to 8 KiB) holds 6 KiB; the next bin's 8 KiB are nearer in address.
+        assert_eq!(trial.alloc(4 * KIB + 1).address, blocks[4].address);
+        assert_eq!(trial.alloc(4 * KIB + 1).address, blocks[0].address);
+    }
+
+    #[test]
+    fn freed_chunks_join_both_neighbours() {
+        let mut trial = Trial::new("bfc", GIB);
+        let [first, second, third] = [100, 200, 300].map(|kib| trial.alloc(kib * KIB));
+        assert_eq!(Trial::place(third), (300 * KIB, 300 * KIB));
+        trial.free(first);
+        trial.free(third);
+        trial.free(second);
+        assert_eq!(trial.strategy.largest_free(StreamId::DEFAULT), Some(2 * MIB));
+    }
+
+    #[test]
+    fn a_refused_region_shrinks_by_tenths_until_it_would_not_serve() {
+        let mut trial = Trial::new("bfc:memory_limit:1GiB", 20 * MIB);
+        trial.alloc(10 * MIB);
+        // The next region is to be as large again: this one was raised, so nothing doubled.
+        assert_eq!(trial.regions(), mib(&[16]));
+        let before = trial.calls(CallKind::MemAlloc);
+        trial.alloc(3 * MIB);
+        // From 16 MiB down, each step rounded up to 256 B, to the first of the 4 MiB that are left: fourteen.
+        assert_eq!((trial.regions(), trial.calls(CallKind::MemAlloc) - before), (vec![3_838_720], 15));
+        let shortage = trial.ask(8 * MIB, 0).unwrap_err();
+        assert_eq!((shortage.refused_by, shortage.rounded), (Refusal::Device, 8 * MIB));
+    }
+
+    #[test]
+    fn wholly_free_regions_are_given_back_when_that_can_help() {
+        let mut trial = Trial::new("bfc:memory_limit:14MiB", GIB);
+        let small = [MIB + 256, 2 * MIB + 256].map(|bytes| trial.alloc(bytes));
+        trial.alloc(4 * MIB + 256);
+        assert_eq!(trial.regions(), mib(&[2, 4, 8]));
+        trial.free(small[0]);
+        trial.free(small[1]);
+        // 6 MiB are free in two regions, none is left of the limit: 7 MiB cannot be, 5 MiB can.
+        assert_eq!(trial.ask(7 * MIB, 0).unwrap_err().refused_by, Refusal::Limit);
+        assert_eq!(trial.regions(), mib(&[]));
+        assert_eq!(trial.ask(5 * MIB, 0).unwrap().1, Outcome::ReleaseAndRetry);
+        // The next region would be 16 MiB; what the limit leaves is 6.
+        assert_eq!(trial.regions(), mib(&[-2, -4, 6]));
+    }
+
+    #[test]
+    fn without_garbage_collection_nothing_goes_back() {
+        let mut trial = Trial::new("bfc:memory_limit:6MiB,garbage_collection:False", GIB);
+        let blocks = [MIB + 256, 2 * MIB + 256].map(|bytes| trial.alloc(bytes));
+        blocks.into_iter().for_each(|block| trial.free(block));
+        assert!(trial.ask(5 * MIB, 0).is_err());
+        assert_eq!(trial.regions(), mib(&[2, 4]));
+    }
+
+    #[test]
+    fn without_growth_the_first_region_is_all_there_is() {
+        let mut trial = Trial::new("bfc:allow_growth:False,memory_limit:100MiB", GIB);
+        trial.alloc(1);
+        assert_eq!(trial.regions(), mib(&[100]));
+        assert_eq!(trial.ask(100 * MIB, 0).unwrap_err().refused_by, Refusal::Limit);
+    }
+
+    #[test]
+    fn another_stream_waits_for_the_last_user_and_the_same_one_does_not() {
+        let mut trial = Trial::new("bfc", GIB);
+        let block = trial.ask(MIB, 1).unwrap().0;
+        trial.free(block);
+        let again = trial.ask(MIB, 1).unwrap().0;
+        assert_eq!((again.address, trial.calls(CallKind::StreamWaitEvent)), (block.address, 0));
+        trial.free(again);
+        assert_eq!(trial.ask(MIB, 0).unwrap().0.address, block.address);
+        assert_eq!(trial.calls(CallKind::StreamWaitEvent), 1);
+        // The other half was one piece with it when stream 1 gave it back, and so counts as used there.
+        trial.ask(MIB, 2).unwrap();
+        assert_eq!(trial.calls(CallKind::StreamWaitEvent), 2);
+    }
+}

@@ -1,0 +1,430 @@
+//! Taking over memory as another allocator of this kind left it: a recording that begins in the middle goes on from there.
+//!
+//! Segments and ranges are taken from the device anew and filled with the blocks that are said to lie in them. Where the
+//! device puts them elsewhere, everything keeps its place within its segment, and segments of one size keep their order,
+//! because of two free blocks that fit as well the lower is taken. Segments of different sizes keep theirs as far as the
+//! driver hands out addresses downwards, which it does but for what shares 32 MiB.
+
+use std::collections::BTreeMap;
+
+use super::{
+    Caching, QUANTUM,
+    blocks::{NONE, Record, State},
+    pools::DEFAULT_POOL,
+};
+use crate::strategy::{Block, BlockState, Context, Layout, SegmentView, Strategy, StrategyError};
+use oomph_base::Address;
+
+/// Runs of mapped memory that share a range of addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharedRange {
+    /// Places of the runs among the segments, in address order; there is at least one.
+    pub runs: Vec<usize>,
+    /// How many addresses it has.
+    pub bytes: u64,
+    /// In what steps it grows.
+    pub granule: u64,
+}
+
+impl Caching {
+    /// Takes over `layout`; afterwards the caller holds the blocks that are not free in it, in its order. Those that
+    /// wait for streams are among them: what they wait for is no matter of layout, so the caller frees them anew.
+    ///
+    /// Refused where the allocator has memory already, where the layout cannot be one of this allocator's, and where the
+    /// device has not enough memory; the allocator then is as new.
+    pub fn take_over(&mut self, cx: &mut Context<'_>, layout: &Layout) -> Result<Vec<Block>, StrategyError> {
+        if self.blocks.iter().next().is_some() {
+            return Err(StrategyError::Refused("memory can only be taken over by an allocator without any".to_owned()));
+        }
+        layout.segments.iter().try_for_each(check)?;
+        let adopted = self.adopt_segments(cx, layout);
+        if adopted.is_err() {
+            self.close(cx)?;
+        }
+        adopted
+    }
+
+    fn adopt_segments(&mut self, cx: &mut Context<'_>, layout: &Layout) -> Result<Vec<Block>, StrategyError> {
+        let segments = &layout.segments;
+        let mut heads = vec![NONE; segments.len()];
+        for range in self.shared_ranges(layout) {
+            self.adopt_range(cx, segments, &range, &mut heads)?;
+        }
+        for (segment, head) in segments.iter().zip(&mut heads).filter(|(segment, _)| !segment.mapped).rev() {
+            *head = self.adopt_whole(cx, segment)?;
+        }
+        self.exchange_alike(segments, &mut heads);
+        let mut held = Vec::new();
+        for (segment, head) in segments.iter().zip(heads) {
+            self.fill(segment, head, &mut held);
+        }
+        Ok(held)
+    }
+
+    /// Which mapped runs lie in one range: those of one arena that are near enough, in the order in which
+    /// [`take_over`](Caching::take_over) reserves ranges.
+    pub fn shared_ranges(&self, layout: &Layout) -> Vec<SharedRange> {
+        let segments = &layout.segments;
+        let mut ranges: Vec<SharedRange> = Vec::new();
+        for (place, run) in segments.iter().enumerate().filter(|(_, segment)| segment.mapped) {
+            let (bytes, granule) = self.range_size(is_large(run));
+            let same = |range: &&mut SharedRange| {
+                let first = &segments[range.runs[0]];
+                let arena = |run: &SegmentView| (run.stream, is_large(run), run.pool_id);
+                arena(first) == arena(run) && end(run).saturating_sub(first.address.0) <= bytes
+            };
+            match ranges.iter_mut().find(same) {
+                Some(range) => range.runs.push(place),
+                None => ranges.push(SharedRange { runs: vec![place], bytes, granule }),
+            }
+        }
+        ranges
+    }
+
+    /// Reserves a range and maps its runs. They stay where they were if the device gives the addresses for it.
+    fn adopt_range(
+        &mut self,
+        cx: &mut Context<'_>,
+        segments: &[SegmentView],
+        range: &SharedRange,
+        heads: &mut [u32],
+    ) -> Result<(), StrategyError> {
+        let first = &segments[range.runs[0]];
+        let arena = self.adopt_arena(first)?;
+        let mut rest = self.reserve_range(cx, arena)?;
+        let (base, all) = (self.blocks[rest].address, self.blocks[rest].end());
+        let fits = |run: &SegmentView| {
+            run.address.0 >= base && end(run) <= all && (run.address.0 - base).is_multiple_of(range.granule)
+        };
+        let stays = range.runs.iter().all(|&run| fits(&segments[run]));
+        for &place in &range.runs {
+            let run = &segments[place];
+            let address = if stays { run.address.0 } else { base + (run.address.0 - first.address.0) };
+            // What is left of the range begins behind the run before, which no other run touches.
+            let left = if rest == NONE { all } else { self.blocks[rest].address };
+            let touches = address < left || address == left && place > range.runs[0];
+            if touches || address.checked_add(run.bytes).is_none_or(|end| end > all) {
+                let reason = format!("the mapped run at {} does not fit into a range with the others", run.address);
+                return Err(StrategyError::Refused(reason));
+            }
+            let offset = address - left;
+            if !offset.is_multiple_of(range.granule) || !run.bytes.is_multiple_of(range.granule) {
+                let (address, granule) = (run.address, range.granule);
+                return Err(StrategyError::Refused(format!(
+                    "the mapped run at {address} is not in steps of {granule}"
+                )));
+            }
+            if offset > 0 {
+                self.split_unmapped(rest, offset);
+            }
+            if !self.map_block(cx, rest, run.bytes)? {
+                return Err(StrategyError::Refused("the device has not enough memory for what was there".to_owned()));
+            }
+            let pool = self.pools.arenas[arena as usize].pool();
+            self.pools.pools[pool as usize].segments += 1;
+            heads[place] = rest;
+            rest = self.blocks[rest].next;
+        }
+        Ok(())
+    }
+
+    /// Cuts the first `bytes` off unmapped addresses; they become a stretch of their own.
+    fn split_unmapped(&mut self, slot: u32, bytes: u64) {
+        let block = &mut self.blocks[slot];
+        let (address, arena, range) = (block.address, block.arena, block.range);
+        (block.address, block.size) = (address + bytes, block.size - bytes);
+        let front = self.blocks.insert_before(slot, Record::lone(address, bytes, arena, range, State::Unmapped));
+        let unmapped = &mut self.pools.arenas[arena as usize].unmapped;
+        unmapped.insert(address, front);
+        unmapped.insert(address + bytes, slot);
+    }
+
+    /// Takes an ordinary segment from the device.
+    fn adopt_whole(&mut self, cx: &mut Context<'_>, segment: &SegmentView) -> Result<u32, StrategyError> {
+        cx.expect_stream(segment.stream)?;
+        let arena = self.adopt_arena(segment)?;
+        let address = cx.device.alloc(segment.bytes)?;
+        let slot = self.book_segment(cx, arena, address, segment.bytes);
+        self.pools.arenas[arena as usize].free.insert(self.blocks[slot].entry(slot));
+        Ok(slot)
+    }
+
+    /// Puts ordinary segments that differ only in where they lie into the order of those they stand for.
+    fn exchange_alike(&self, segments: &[SegmentView], heads: &mut [u32]) {
+        let mut alike: BTreeMap<(u32, u64), Vec<usize>> = BTreeMap::new();
+        for (place, segment) in segments.iter().enumerate().filter(|(_, segment)| !segment.mapped) {
+            alike.entry((self.blocks[heads[place]].arena, segment.bytes)).or_default().push(place);
+        }
+        for places in alike.values() {
+            let mut in_order: Vec<u32> = places.iter().map(|&place| heads[place]).collect();
+            in_order.sort_unstable_by_key(|&head| self.blocks[head].address);
+            for (&place, head) in places.iter().zip(in_order) {
+                heads[place] = head;
+            }
+        }
+    }
+
+    fn adopt_arena(&mut self, segment: &SegmentView) -> Result<u32, StrategyError> {
+        let pool = match segment.pool_id {
+            (0, 0) => DEFAULT_POOL,
+            key => self.pools.find_or_retain(key)?,
+        };
+        Ok(self.pools.arena(pool * 2 + u32::from(is_large(segment)), segment.stream))
+    }
+
+    /// Cuts a segment, so far one free block, into its blocks.
+    fn fill(&mut self, segment: &SegmentView, head: u32, held: &mut Vec<Block>) {
+        let arena = self.blocks[head].arena;
+        let owner = &mut self.pools.arenas[arena as usize];
+        owner.free.remove(self.blocks[head].entry(head));
+        let (large, now) = (owner.is_large(), owner.clock);
+        let last = segment.blocks.len() - 1;
+        for (place, view) in segment.blocks.iter().enumerate() {
+            let slot = if place < last { self.blocks.cut_front(head, view.size, now).0 } else { head };
+            let block = &mut self.blocks[slot];
+            (block.requested, block.shelved_at) = (view.requested, now);
+            if view.state == BlockState::Free {
+                block.state = State::Free;
+                owner.free.insert(block.entry(slot));
+                if last > 0 && !segment.mapped {
+                    self.books.raise_inactive_split(large, 1, view.size);
+                }
+                continue;
+            }
+            block.state = State::Allocated;
+            block.generation = block.generation.wrapping_add(1);
+            let (address, generation) = (Address(block.address), block.generation);
+            held.push(Block { address, size: view.size, slot, generation });
+            self.books.on_alloc(large, view.requested, view.size);
+            if view.size >= self.settings.max_split_size {
+                self.books.oversize_allocations.raise();
+            }
+        }
+    }
+}
+
+fn is_large(segment: &SegmentView) -> bool {
+    segment.pool == "large"
+}
+
+fn end(segment: &SegmentView) -> u64 {
+    segment.address.0.saturating_add(segment.bytes)
+}
+
+/// Refuses what no allocator of this kind leaves: gaps, free blocks side by side, sizes that are not rounded.
+fn check(segment: &SegmentView) -> Result<(), StrategyError> {
+    let mut at = segment.address.0;
+    let mut after_free = false;
+    for block in &segment.blocks {
+        let is_free = block.state == BlockState::Free;
+        let behind = at.checked_add(block.size);
+        let sound = block.address.0 == at
+            && behind.is_some()
+            && block.size >= QUANTUM
+            && block.size.is_multiple_of(QUANTUM)
+            && (is_free || block.requested <= block.size)
+            && !(is_free && after_free)
+            && block.state != BlockState::Lent;
+        if !sound {
+            let reason = format!("the block at {} cannot lie in a segment of this allocator", block.address);
+            return Err(StrategyError::Refused(reason));
+        }
+        (at, after_free) = (behind.unwrap_or(at), is_free);
+    }
+    let fill_it = segment.address.0.checked_add(segment.bytes) == Some(at);
+    if segment.blocks.is_empty() || !fill_it || segment.alias {
+        let reason = format!("the blocks of the segment at {} do not fill it", segment.address);
+        return Err(StrategyError::Refused(reason));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{
+        CallKind, Device,
+        sim::{SimConfig, SimDevice},
+        wrap::{Fault, FaultPlan, Faulty},
+    };
+    use crate::strategy::{Attempt, BlockView, Caller, Request, Setup, Silent, caching::Settings};
+    use oomph_base::{MIB, SiteId, StreamId, ThreadId};
+
+    fn device() -> SimDevice {
+        let mut device = SimDevice::new("sim:8GiB".parse::<SimConfig>().unwrap()).unwrap();
+        device.stream_create(32).unwrap();
+        device
+    }
+
+    fn caching(settings: &str, device: &SimDevice) -> Caching {
+        let settings = Settings::default().updated(settings).unwrap();
+        Caching::new(settings, &Setup { props: device.props(), limit: None })
+    }
+
+    fn alloc(caching: &mut Caching, device: &mut dyn Device, bytes: u64, stream: u16) -> Block {
+        let request = Request { bytes, stream: StreamId(stream), thread: ThreadId(0), site: SiteId(0) };
+        match caching.alloc(&mut Context { device, sink: &mut Silent }, &request).unwrap() {
+            Attempt::Served(block, _) => block,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn free(caching: &mut Caching, device: &mut dyn Device, block: Block) {
+        caching.free(&mut Context { device, sink: &mut Silent }, block, Caller::default()).unwrap();
+    }
+
+    /// Sizes from 1 byte to 40 MiB on two streams, with holes.
+    fn after_a_while(settings: &str) -> (Caching, SimDevice) {
+        let mut device = device();
+        let mut caching = caching(settings, &device);
+        let mut live = Vec::new();
+        for step in 0..400_u64 {
+            let bytes = if step % 2 == 0 { 1 + step * 7_919 % MIB } else { 1 + step * 7_919_993 % (40 * MIB) };
+            live.push(alloc(&mut caching, &mut device, bytes, (step % 2) as u16));
+            if step % 3 > 0 {
+                free(&mut caching, &mut device, live.swap_remove((step * 31 % live.len() as u64) as usize));
+            }
+            if step == 200 {
+                caching.trim(&mut Context { device: &mut device, sink: &mut Silent }).unwrap();
+            }
+        }
+        (caching, device)
+    }
+
+    /// Everything but where segments lie, which for new ones is the device's affair.
+    fn shape(mut layout: Layout) -> Layout {
+        for segment in &mut layout.segments {
+            let start = std::mem::replace(&mut segment.address, Address(0)).0;
+            segment.blocks.iter_mut().for_each(|block| block.address.0 -= start);
+        }
+        layout.segments.sort_by_cached_key(|segment| format!("{segment:?}"));
+        layout
+    }
+
+    /// Sizes and states of the blocks of a segment.
+    type Content = Vec<(u64, BlockState)>;
+
+    /// What lies in the segments of each size and stream, in the order of their addresses.
+    fn in_order(layout: &Layout) -> BTreeMap<(u64, StreamId, String), Vec<Content>> {
+        let mut kinds: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        assert!(layout.segments.is_sorted_by_key(|segment| segment.address));
+        for segment in &layout.segments {
+            let blocks = segment.blocks.iter().map(|block| (block.size, block.state)).collect();
+            kinds.entry((segment.bytes, segment.stream, segment.pool.to_string())).or_default().push(blocks);
+        }
+        kinds
+    }
+
+    const SETTINGS: [&str; 3] = ["", "expandable_segments:True", "max_split_size_mb:20"];
+
+    #[test]
+    fn the_heir_has_the_same_memory_and_books_and_decides_the_same() {
+        for settings in SETTINGS {
+            let (mut caching, mut device) = after_a_while(settings);
+            let layout = caching.layout().unwrap();
+            let mut other = self::device();
+            let mut heir = self::caching(settings, &other);
+            let held = heir.take_over(&mut Context { device: &mut other, sink: &mut Silent }, &layout).unwrap();
+            assert_eq!(held.len() as u64, caching.stats().live_blocks, "{settings}");
+            assert_eq!(in_order(&heir.layout().unwrap()), in_order(&layout), "{settings}");
+            assert_eq!(heir.stats().current, caching.stats().current, "{settings}");
+            for name in ["segment.all.current", "inactive_split.all.current", "inactive_split_bytes.small_pool.current"]
+            {
+                let figure = |caching: &Caching| caching.details().into_iter().find(|(known, _)| *known == name);
+                assert_eq!(figure(&heir), figure(&caching), "{settings}: {name}");
+            }
+            for step in 0..100_u64 {
+                let (bytes, stream) = (1 + step * 2_919_991 % (30 * MIB), (step % 2) as u16);
+                let one = alloc(&mut caching, &mut device, bytes, stream);
+                let two = alloc(&mut heir, &mut other, bytes, stream);
+                assert_eq!(one.size, two.size, "{settings}: {step}");
+                if step % 3 == 0 {
+                    free(&mut caching, &mut device, one);
+                    free(&mut heir, &mut other, two);
+                }
+            }
+            assert_eq!(shape(heir.layout().unwrap()), shape(caching.layout().unwrap()), "{settings}");
+            let mut cx = Context { device: &mut other, sink: &mut Silent };
+            for block in held {
+                heir.free(&mut cx, block, Caller::default()).unwrap();
+            }
+            heir.close(&mut cx).unwrap();
+            assert_eq!(other.held_bytes(), 0, "{settings}");
+        }
+    }
+
+    #[test]
+    fn an_heir_that_gets_not_all_keeps_nothing() {
+        for (settings, call) in [("", CallKind::MemAlloc), ("expandable_segments:True", CallKind::MemCreate)] {
+            let (caching, _) = after_a_while(settings);
+            let layout = caching.layout().unwrap();
+            let mut sim = device();
+            let mut heir = self::caching(settings, &sim);
+            let plan = FaultPlan::none().fail_nth(Some(call), 5, Fault::OutOfMemory);
+            let mut device = Faulty::with(plan, &mut sim as &mut dyn Device);
+            let mut cx = Context { device: &mut device, sink: &mut Silent };
+            heir.take_over(&mut cx, &layout).unwrap_err();
+            assert_eq!((device.held_bytes(), heir.stats().current.reserved), (0, 0), "{settings}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let (caching, _) = after_a_while("");
+        let sound = caching.layout().unwrap();
+        let refused = |spoil: &dyn Fn(&mut Layout)| {
+            let mut layout = sound.clone();
+            spoil(&mut layout);
+            let mut device = device();
+            let mut heir = self::caching("", &device);
+            let mut cx = Context { device: &mut device, sink: &mut Silent };
+            matches!(heir.take_over(&mut cx, &layout), Err(StrategyError::Refused(_)))
+        };
+        assert!(!refused(&|_| {}));
+        assert!(refused(&|layout| layout.segments[0].bytes += 512));
+        assert!(refused(&|layout| layout.segments[0].blocks[0].size += 1));
+        assert!(refused(&|layout| layout.segments[0].blocks.clear()));
+        assert!(
+            refused(&|layout| {
+                let segment = &mut layout.segments[0];
+                (segment.address, segment.bytes) = (Address(u64::MAX - 511), 1024);
+                let (address, state) = (segment.address, BlockState::Free);
+                segment.blocks = vec![BlockView { address, size: 1024, requested: 0, state }];
+            }),
+            "it ends behind the last address"
+        );
+        let mut device = device();
+        let mut heir = self::caching("", &device);
+        alloc(&mut heir, &mut device, 1, 0);
+        assert!(heir.take_over(&mut Context { device: &mut device, sink: &mut Silent }, &sound).is_err());
+    }
+
+    #[test]
+    fn mapped_runs_that_touch_or_break_the_step_are_refused() {
+        let (caching, _) = after_a_while("expandable_segments:True");
+        let runs = caching.layout().unwrap().segments;
+        let refused = |segments: Vec<SegmentView>| {
+            let mut device = device();
+            let mut heir = self::caching("expandable_segments:True", &device);
+            let mut cx = Context { device: &mut device, sink: &mut Silent };
+            heir.take_over(&mut cx, &Layout { segments }).is_err()
+        };
+        let free = |address: u64, bytes: u64| {
+            let mut run = runs[0].clone();
+            let block = BlockView { address: Address(address), size: bytes, requested: 0, state: BlockState::Free };
+            (run.address, run.bytes, run.blocks) = (Address(address), bytes, vec![block]);
+            run.pool = "large".into();
+            run
+        };
+        let granule = 20 * MIB;
+        assert!(!refused(vec![free(granule, granule), free(4 * granule, granule)]));
+        assert!(refused(vec![free(granule, granule), free(2 * granule, granule)]));
+        assert!(refused(vec![free(granule, 2 * granule), free(2 * granule, granule)]));
+        assert!(refused(vec![free(granule, granule + 512)]));
+        assert!(refused(vec![free(granule, granule), free(3 * granule + 512, granule)]));
+        assert!(refused(vec![free(granule, 1 << 40)]));
+        for bytes in [u64::MAX - 511, (u64::MAX - 2 * granule) / granule * granule] {
+            assert!(refused(vec![free(granule, bytes)]), "{bytes}");
+        }
+    }
+}

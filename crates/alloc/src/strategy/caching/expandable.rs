@@ -1,0 +1,355 @@
+//! Expandable segments: long ranges of addresses into which memory is mapped piece by piece.
+//!
+//! A range belongs to one arena. It starts as one unmapped block and is cut and merged like any segment; physical
+//! memory comes and goes in whole granules.
+
+use super::{
+    Caching, Grown,
+    blocks::{NONE, Record, State},
+    free_index::Entry,
+};
+use crate::device::{DeviceError, PhysicalId, VirtualMemory};
+use crate::strategy::{Context, Refusal, StrategyError, StrategyEvent};
+use oomph_base::{Address, MIB, StreamId, round_up};
+
+/// By how much ranges for small requests grow.
+const SMALL_GRANULE: u64 = 2 * MIB;
+
+/// One reserved range of addresses.
+#[derive(Clone, Debug)]
+struct Range {
+    base: u64,
+    bytes: u64,
+    granule: u64,
+    stream: StreamId,
+    /// What is mapped in each granule.
+    physical: Vec<Option<PhysicalId>>,
+}
+
+impl Range {
+    fn is_mapped(&self, granule: Option<usize>) -> bool {
+        granule.and_then(|granule| self.physical.get(granule)).is_some_and(Option::is_some)
+    }
+
+    /// How many of the granules on either side of `first..end` are mapped.
+    fn mapped_neighbours(&self, first: usize, end: usize) -> u64 {
+        u64::from(self.is_mapped(first.checked_sub(1))) + u64::from(self.is_mapped(Some(end)))
+    }
+
+    fn address(&self, granule: usize) -> Address {
+        Address(self.base + granule as u64 * self.granule)
+    }
+}
+
+/// All ranges, and what a failing driver call left behind.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Ranges {
+    ranges: Vec<Option<Range>>,
+    stranded: Vec<Stranded>,
+}
+
+/// Physical memory that belongs to no range, because the call that should have given it back failed.
+#[derive(Clone, Copy, Debug)]
+struct Stranded {
+    physical: PhysicalId,
+    mapped_at: Option<(Address, u64)>,
+}
+
+impl Stranded {
+    /// Tries to give it back; returns what is left to be done.
+    fn give_back(self, memory: &mut dyn VirtualMemory) -> Result<(), (Stranded, DeviceError)> {
+        if let Some((address, bytes)) = self.mapped_at {
+            memory.unmap(address, bytes).map_err(|error| (self, error))?;
+        }
+        memory.release(self.physical).map_err(|error| (Stranded { mapped_at: None, ..self }, error))
+    }
+}
+
+impl Ranges {
+    pub(super) fn is_empty(&self) -> bool {
+        self.ranges.iter().all(Option::is_none)
+    }
+
+    fn add(&mut self, range: Range) -> u32 {
+        match self.ranges.iter().position(Option::is_none) {
+            Some(place) => {
+                self.ranges[place] = Some(range);
+                place as u32
+            }
+            None => {
+                self.ranges.push(Some(range));
+                (self.ranges.len() - 1) as u32
+            }
+        }
+    }
+
+    /// Gives back what an earlier failure left behind.
+    fn release_stranded(&mut self, memory: &mut dyn VirtualMemory) -> Result<(), DeviceError> {
+        while let Some(piece) = self.stranded.pop() {
+            if let Err((rest, error)) = piece.give_back(memory) {
+                self.stranded.push(rest);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts physical memory behind the granules `first..end`; says no where the device has no more.
+    fn map(
+        &mut self,
+        memory: &mut dyn VirtualMemory,
+        number: u32,
+        first: usize,
+        end: usize,
+    ) -> Result<bool, DeviceError> {
+        self.release_stranded(memory)?;
+        let Some(Some(range)) = self.ranges.get_mut(number as usize) else { return Ok(false) };
+        let mut pieces: Vec<Stranded> = Vec::with_capacity(end - first);
+        let backed = (first..end)
+            .try_for_each(|_| {
+                pieces.push(Stranded { physical: memory.create(range.granule)?, mapped_at: None });
+                Ok(())
+            })
+            .map_err(|error: DeviceError| (error.is_out_of_memory(), error))
+            .and_then(|()| {
+                let mapped = pieces.iter_mut().zip(first..end).try_for_each(|(piece, granule)| {
+                    let address = range.address(granule);
+                    memory.map(address, range.granule, piece.physical)?;
+                    piece.mapped_at = Some((address, range.granule));
+                    Ok(())
+                });
+                let bytes = (end - first) as u64 * range.granule;
+                mapped.and_then(|()| memory.set_access(range.address(first), bytes)).map_err(|error| (false, error))
+            });
+        if let Err((exhausted, error)) = backed {
+            for piece in pieces {
+                if let Err((rest, _)) = piece.give_back(memory) {
+                    self.stranded.push(rest);
+                }
+            }
+            return if exhausted { Ok(false) } else { Err(error) };
+        }
+        if range.physical.len() < end {
+            range.physical.resize(end, None);
+        }
+        for (piece, granule) in pieces.into_iter().zip(first..end) {
+            range.physical[granule] = Some(piece.physical);
+        }
+        Ok(true)
+    }
+
+    /// Takes the memory from the granules `first..end`. Returns where it got to, and the error that stopped it.
+    fn unmap(
+        &mut self,
+        memory: &mut dyn VirtualMemory,
+        number: u32,
+        first: usize,
+        end: usize,
+    ) -> (usize, Result<(), DeviceError>) {
+        let Some(Some(range)) = self.ranges.get_mut(number as usize) else { return (first, Ok(())) };
+        for granule in first..end {
+            let Some(physical) = range.physical[granule] else { continue };
+            if let Err(error) = memory.unmap(range.address(granule), range.granule) {
+                return (granule, Err(error));
+            }
+            range.physical[granule] = None;
+            if let Err(error) = memory.release(physical) {
+                self.stranded.push(Stranded { physical, mapped_at: None });
+                return (granule + 1, Err(error));
+            }
+        }
+        (end, Ok(()))
+    }
+}
+
+fn virtual_memory<'a>(cx: &'a mut Context<'_>) -> Result<&'a mut dyn VirtualMemory, DeviceError> {
+    cx.device.virtual_memory().ok_or(DeviceError::Unsupported { capability: "virtual memory" })
+}
+
+impl Caching {
+    /// Finds or maps room for a request in the arena's ranges. What was mapped before the device ran out stays.
+    pub(super) fn grow_expandable(
+        &mut self,
+        cx: &mut Context<'_>,
+        arena: u32,
+        rounded: u64,
+    ) -> Result<Grown, StrategyError> {
+        let mut slot = match self.find_room(arena, rounded) {
+            Some(slot) => slot,
+            None => self.reserve_range(cx, arena)?,
+        };
+        if self.blocks[slot].state == State::Unmapped {
+            let bytes = rounded.min(self.blocks[slot].size);
+            if !self.map_block(cx, slot, bytes)? {
+                return Ok(Err(Refusal::Device));
+            }
+        }
+        while self.blocks[slot].size < rounded {
+            let next = self.blocks[slot].next;
+            if next == NONE {
+                // The request is larger than the whole range.
+                return Ok(Err(Refusal::Size));
+            }
+            let bytes = (rounded - self.blocks[slot].size).min(self.blocks[next].size);
+            if !self.map_block(cx, next, bytes)? {
+                return Ok(Err(Refusal::Device));
+            }
+            slot = next;
+        }
+        let block = &self.blocks[slot];
+        self.pools.arenas[arena as usize].free.remove(block.entry(slot));
+        let pool = self.pools.arenas[arena as usize].pool();
+        self.pools.pools[pool as usize].segments += 1;
+        Ok(Ok(slot))
+    }
+
+    /// The lowest place where free and unmapped blocks in a row suffice.
+    fn find_room(&self, arena: u32, rounded: u64) -> Option<u32> {
+        let usable = |slot: u32| slot != NONE && matches!(self.blocks[slot].state, State::Free | State::Unmapped);
+        self.pools.arenas[arena as usize].unmapped.slots().find_map(|slot| {
+            let previous = self.blocks[slot].previous;
+            let start = if usable(previous) { previous } else { slot };
+            let (mut bytes, mut here) = (0, start);
+            while bytes < rounded && usable(here) {
+                bytes += self.blocks[here].size;
+                here = self.blocks[here].next;
+            }
+            (bytes >= rounded).then_some(start)
+        })
+    }
+
+    /// Reserves a range for an arena: nine eighths of the device's memory, all of it unmapped.
+    pub(super) fn reserve_range(&mut self, cx: &mut Context<'_>, arena: u32) -> Result<u32, StrategyError> {
+        let owner = &self.pools.arenas[arena as usize];
+        cx.expect_stream(owner.stream)?;
+        let (bytes, granule) = self.range_size(owner.is_large());
+        let base = virtual_memory(cx)?.reserve(bytes)?.0;
+        let range = self.ranges.add(Range { base, bytes, granule, stream: owner.stream, physical: Vec::new() });
+        let slot = self.blocks.insert(Record::lone(base, bytes, arena, range, State::Unmapped));
+        self.pools.arenas[arena as usize].unmapped.insert(base, slot);
+        Ok(slot)
+    }
+
+    /// The length of a range and the steps in which it grows.
+    pub(super) fn range_size(&self, large: bool) -> (u64, u64) {
+        let granule = if large { self.settings.large_segment_size } else { SMALL_GRANULE };
+        let total = self.device_bytes;
+        (round_up(total + total / 8, granule), granule)
+    }
+
+    /// Maps the start of an unmapped block, in whole granules. Says no where the device has no more.
+    pub(super) fn map_block(&mut self, cx: &mut Context<'_>, slot: u32, bytes: u64) -> Result<bool, StrategyError> {
+        let block = &self.blocks[slot];
+        let (address, number, arena, whole) = (block.address, block.range, block.arena, block.size);
+        let Some(Some(range)) = self.ranges.ranges.get(number as usize) else { return Ok(false) };
+        let first = ((address - range.base) / range.granule) as usize;
+        let mapped = round_up(bytes, range.granule);
+        let end = first + (mapped / range.granule) as usize;
+        let neighbours = range.mapped_neighbours(first, end);
+        if !self.ranges.map(virtual_memory(cx)?, number, first, end)? {
+            return Ok(false);
+        }
+        self.pools.arenas[arena as usize].unmapped.remove(address);
+        if mapped < whole {
+            let rest = Record::lone(address + mapped, whole - mapped, arena, number, State::Unmapped);
+            let rest = self.blocks.insert_after(slot, rest);
+            self.pools.arenas[arena as usize].unmapped.insert(address + mapped, rest);
+            self.blocks[slot].size = mapped;
+        }
+        let owner = &mut self.pools.arenas[arena as usize];
+        let merged = self.blocks.merge(slot, State::Free, owner.clock, |gone| owner.free.remove(gone));
+        owner.free.insert(merged.entry);
+        self.reserved += mapped;
+        self.books.on_map(owner.is_large(), mapped, neighbours);
+        let stream = owner.stream;
+        cx.sink.event(StrategyEvent::SegmentMap { address: Address(address), bytes: mapped, stream });
+        Ok(true)
+    }
+
+    /// Unmaps the whole granules of a free block and, where its range is then unmapped from end to end, gives the
+    /// addresses back too.
+    pub(super) fn unmap_block(&mut self, cx: &mut Context<'_>, slot: u32) -> Result<(), StrategyError> {
+        let block = &self.blocks[slot];
+        let (address, end, number) = (block.address, block.end(), block.range);
+        let Some(Some(range)) = self.ranges.ranges.get(number as usize) else { return Ok(()) };
+        let (base, granule) = (range.base, range.granule);
+        let first = (address - base).div_ceil(granule) as usize;
+        let last = ((end - base) / granule) as usize;
+        if first < last {
+            cx.device.stream_synchronize(range.stream)?;
+            let (reached, result) = self.ranges.unmap(virtual_memory(cx)?, number, first, last);
+            if first < reached {
+                let low = base + first as u64 * granule;
+                let high = base + reached as u64 * granule;
+                self.turn_unmapped(cx, slot, low, high);
+            }
+            result?;
+        }
+        if self.blocks[slot].state == State::Unmapped && !self.blocks[slot].is_split() {
+            self.release_range(cx, slot)?;
+        }
+        Ok(())
+    }
+
+    /// Books a free block's part `low..high` as unmapped; what is left on either side stays free.
+    fn turn_unmapped(&mut self, cx: &mut Context<'_>, slot: u32, low: u64, high: u64) {
+        let block = &self.blocks[slot];
+        let (address, end, number, arena) = (block.address, block.end(), block.range, block.arena);
+        self.pools.arenas[arena as usize].free.remove(block.entry(slot));
+        if address < low {
+            let head =
+                self.blocks.insert_before(slot, Record::lone(address, low - address, arena, number, State::Free));
+            self.shelve(head);
+        }
+        if high < end {
+            let tail = self.blocks.insert_after(slot, Record::lone(high, end - high, arena, number, State::Free));
+            self.shelve(tail);
+        }
+        let block = &mut self.blocks[slot];
+        (block.address, block.size) = (low, high - low);
+        let owner = &mut self.pools.arenas[arena as usize];
+        let take_out = |gone: Entry| owner.unmapped.remove(gone.address);
+        let merged = self.blocks.merge(slot, State::Unmapped, owner.clock, take_out);
+        owner.unmapped.insert(merged.entry.address, slot);
+        let (large, stream, pool) = (owner.is_large(), owner.stream, owner.pool());
+        self.reserved -= high - low;
+        self.count_segment_gone(pool);
+        if let Some(Some(range)) = self.ranges.ranges.get(number as usize) {
+            let granule = |address: u64| ((address - range.base) / range.granule) as usize;
+            self.books.on_unmap(large, high - low, range.mapped_neighbours(granule(low), granule(high)));
+        }
+        cx.sink.event(StrategyEvent::SegmentUnmap { address: Address(low), bytes: high - low, stream });
+    }
+
+    /// Adds a free block to its arena.
+    fn shelve(&mut self, slot: u32) {
+        let block = &mut self.blocks[slot];
+        let owner = &mut self.pools.arenas[block.arena as usize];
+        block.shelved_at = owner.clock;
+        owner.free.insert(block.entry(slot));
+    }
+
+    /// Gives back the addresses of a range that consists of one unmapped block.
+    pub(super) fn release_range(&mut self, cx: &mut Context<'_>, slot: u32) -> Result<(), StrategyError> {
+        let block = &self.blocks[slot];
+        let (number, arena, address) = (block.range, block.arena, block.address);
+        if let Some(place) = self.ranges.ranges.get_mut(number as usize)
+            && let Some(range) = place
+        {
+            virtual_memory(cx)?.address_free(Address(range.base), range.bytes)?;
+            *place = None;
+        }
+        self.pools.arenas[arena as usize].unmapped.remove(address);
+        self.forget_uses(slot);
+        self.blocks.remove(slot);
+        Ok(())
+    }
+
+    /// Gives back what an earlier failing call left behind.
+    pub(super) fn release_stranded(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
+        if !self.ranges.stranded.is_empty() {
+            self.ranges.release_stranded(virtual_memory(cx)?)?;
+        }
+        Ok(())
+    }
+}

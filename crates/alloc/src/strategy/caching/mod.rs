@@ -1,0 +1,372 @@
+//! `caching`: the decisions of PyTorch 2.11's CUDACachingAllocator, made several times faster.
+//!
+//! Here is the order of steps of an allocation and of a free; each step has its file. The rules are PyTorch's to the
+//! letter, its oddities included (no second search after cached memory was given back, a limit tested on the size of
+//! the segment and not of the request); its data structures are not. The real allocator is the judge: see
+//! `tools/torch-oracle` and `tests/torch_oracle.rs`.
+
+mod adopt;
+mod alloc;
+mod blocks;
+mod crowd;
+mod expandable;
+mod free;
+pub(super) mod free_index;
+mod pools;
+mod release;
+mod settings;
+mod size_bins;
+
+#[cfg(any(test, feature = "testing"))]
+pub mod stand_in;
+mod statistics;
+mod unmapped;
+#[cfg(test)]
+mod vectors;
+mod view;
+
+use std::collections::VecDeque;
+
+pub use adopt::SharedRange;
+pub use settings::{Ignored, Settings, SettingsError};
+
+use self::{
+    blocks::{Blocks, NONE, Record, State},
+    expandable::Ranges,
+    pools::Pools,
+    statistics::Books,
+};
+use super::{
+    Attempt, Block, Caller, Context, Control, Freed, Heritage, Layout, Parameter, Refusal, Request, Setup, Shortage,
+    SpecError, Stats, Strategy, StrategyEntry, StrategyError, deferred::DeferredFrees, stream_uses::StreamUses,
+};
+use crate::device::Capabilities;
+use oomph_base::{MIB, StreamId};
+
+/// Sizes are multiples of this, and so is what a small block may be cut down to.
+const QUANTUM: u64 = 512;
+/// Rounded requests up to this are small.
+const SMALL_SIZE: u64 = MIB;
+/// Segments of small requests.
+const SMALL_SEGMENT: u64 = 2 * MIB;
+/// Rounded requests from here on get a segment of their own.
+const OWN_SEGMENT: u64 = 10 * MIB;
+/// What the sizes of such segments are rounded to.
+const OWN_SEGMENT_STEP: u64 = 2 * MIB;
+/// Requests from here on fail at once.
+const ABSURD: u64 = 1 << 60;
+
+/// The registry's line.
+pub(super) const ENTRY: StrategyEntry = StrategyEntry {
+    name: "caching",
+    summary: "PyTorch's caching allocator, with all its settings",
+    origin: "CUDACachingAllocator of PyTorch 2.11, checked call by call against the real library",
+    parameters: PARAMETERS,
+    variants: &[
+        "expandable_segments:True",
+        "max_split_size_mb:64",
+        "roundup_power2_divisions:4",
+        "expandable_segments:True,max_split_size_mb:64,garbage_collection_threshold:0.6",
+    ],
+    build,
+};
+
+const PARAMETERS: &[Parameter] = &[
+    Parameter {
+        name: "expandable_segments",
+        values: "True, False",
+        default: "False",
+        help: "map memory into ranges that grow, instead of allocating segments",
+    },
+    Parameter {
+        name: "max_split_size_mb",
+        values: "20 or more",
+        default: "unlimited",
+        help: "larger blocks are not split, and are given back first",
+    },
+    Parameter {
+        name: "max_non_split_rounding_mb",
+        values: "20 or more",
+        default: "20",
+        help: "how much larger than the request an unsplit block may be",
+    },
+    Parameter {
+        name: "garbage_collection_threshold",
+        values: "between 0 and 1",
+        default: "off",
+        help: "share of the limit above which old cached blocks are given back",
+    },
+    Parameter {
+        name: "roundup_power2_divisions",
+        values: "a power of two, or a list [MIB:DIVISIONS,...,>:DIVISIONS]",
+        default: "off",
+        help: "round requests to so many steps between powers of two",
+    },
+    Parameter {
+        name: "large_segment_size_mb",
+        values: "11 or more",
+        default: "20",
+        help: "segment for requests between 1 and 10 MiB, and step of expandable segments",
+    },
+    Parameter {
+        name: "per_process_memory_fraction",
+        values: "0 to 1",
+        default: "1",
+        help: "share of the device that may be reserved",
+    },
+];
+
+fn build(parameters: &str, setup: &Setup<'_>) -> Result<Box<dyn Strategy>, SpecError> {
+    let refused = |error: SettingsError| SpecError::BadParameters { strategy: ENTRY.name, reason: error.to_string() };
+    let settings = Settings::default().updated(parameters).map_err(refused)?;
+    Ok(Box::new(Caching::new(settings, setup)))
+}
+
+/// New memory for a request, not among the free blocks, or who refused it.
+type Grown = Result<u32, Refusal>;
+
+/// PyTorch's caching allocator for one device.
+#[derive(Clone, Debug)]
+pub struct Caching {
+    settings: Settings,
+    /// Bytes that may be reserved, if there is such a limit.
+    limit: Option<u64>,
+    rare: RareRules,
+    device_bytes: u64,
+    /// Bytes of all segments and mapped granules.
+    reserved: u64,
+    blocks: Blocks,
+    pools: Pools,
+    ranges: Ranges,
+    uses: StreamUses,
+    /// Freed, waiting for events.
+    deferred: DeferredFrees<u32>,
+    /// Freed during a capture, waiting for its end.
+    postponed: VecDeque<u32>,
+    /// Kept for its capacity.
+    released: Vec<u32>,
+    books: Books,
+    /// As it was made: settings and limit.
+    initial: (Settings, Option<u64>),
+}
+
+/// Which of the rules that few programs switch on are in force. Every request asks, so it is worked out when settings or
+/// limit change.
+#[derive(Clone, Copy, Debug)]
+struct RareRules {
+    /// Searches are counted, and old cached blocks are given back.
+    collects_garbage: bool,
+    /// Requests are rounded to parts of powers of two.
+    divides_powers: bool,
+}
+
+impl RareRules {
+    fn of(settings: &Settings, limit: Option<u64>) -> RareRules {
+        RareRules {
+            collects_garbage: limit.is_some() && settings.garbage_collection_threshold > 0.0,
+            divides_powers: settings.roundup_power2_divisions.iter().any(|&divisions| divisions > 1),
+        }
+    }
+}
+
+/// A request as the search sees it.
+#[derive(Clone, Copy, Debug)]
+struct Wish {
+    requested: u64,
+    rounded: u64,
+    /// Whether the rules of expandable segments hold.
+    expandable: bool,
+}
+
+impl Caching {
+    /// An allocator that has reserved nothing yet.
+    #[must_use]
+    pub fn new(settings: Settings, setup: &Setup<'_>) -> Caching {
+        let device_bytes = setup.props.total_bytes;
+        let fraction = limit_of_fraction(settings.per_process_memory_fraction, device_bytes);
+        let limit = [setup.limit, fraction].into_iter().flatten().min();
+        Caching::as_new((settings, limit), device_bytes)
+    }
+
+    fn as_new(initial: (Settings, Option<u64>), device_bytes: u64) -> Caching {
+        Caching {
+            rare: RareRules::of(&initial.0, initial.1),
+            settings: initial.0.clone(),
+            limit: initial.1,
+            device_bytes,
+            reserved: 0,
+            blocks: Blocks::default(),
+            pools: Pools::default(),
+            ranges: Ranges::default(),
+            uses: StreamUses::default(),
+            deferred: DeferredFrees::default(),
+            postponed: VecDeque::new(),
+            released: Vec::new(),
+            books: Books::default(),
+            initial,
+        }
+    }
+
+    /// The settings in force.
+    #[must_use]
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// The live block that a handle stands for.
+    #[inline]
+    fn live(&self, block: &Block) -> Result<&Record, StrategyError> {
+        match self.blocks.get(block.slot) {
+            Some(record)
+                if record.generation == block.generation
+                    && record.state == State::Allocated
+                    && record.address == block.address.0 =>
+            {
+                Ok(record)
+            }
+            _ => Err(StrategyError::UnknownBlock { address: block.address, slot: block.slot }),
+        }
+    }
+
+    /// Turns away what no memory could serve.
+    #[cold]
+    fn refuse(bytes: u64) -> Result<Attempt, StrategyError> {
+        if bytes == 0 {
+            return Err(StrategyError::ZeroBytes);
+        }
+        let shortage = Shortage { rounded: bytes, asked: bytes, refused_by: Refusal::Size, device_free: None };
+        Ok(Attempt::OutOfMemory(shortage))
+    }
+}
+
+impl Strategy for Caching {
+    #[inline]
+    fn alloc(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
+        if !(1..ABSURD).contains(&request.bytes) {
+            return Caching::refuse(request.bytes);
+        }
+        if self.has_waiting_frees() && !self.pools.is_capturing() {
+            self.poll_frees(cx)?;
+        }
+        let rounded = if self.rare.divides_powers {
+            self.settings.round(request.bytes)
+        } else {
+            (request.bytes + QUANTUM - 1) & !(QUANTUM - 1)
+        };
+        let wish = Wish { requested: request.bytes, rounded, expandable: self.settings.expandable_segments };
+        let arena = self.pools.arena_for(request.stream, rounded > SMALL_SIZE);
+        match self.alloc_cached(arena, wish) {
+            Some((block, outcome)) => Ok(Attempt::Served(block, outcome)),
+            None => self.alloc_from_device(cx, request.stream, wish, arena),
+        }
+    }
+
+    #[inline]
+    fn free(&mut self, cx: &mut Context<'_>, block: Block, _: Caller) -> Result<Freed, StrategyError> {
+        let record = self.live(&block)?;
+        let (size, requested) = (record.size, record.requested);
+        if record.uses != NONE {
+            self.free_later(cx, block.slot)?;
+            return Ok(Freed::Later);
+        }
+        let large = self.free_block(block.slot);
+        self.books.on_free(large, requested, size);
+        self.count_oversize_freed(size);
+        Ok(Freed::Now)
+    }
+
+    fn used_on(&mut self, _: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
+        let record = self.live(block)?;
+        if self.pools.arenas[record.arena as usize].stream == stream {
+            return Ok(());
+        }
+        if record.uses == NONE {
+            self.blocks[block.slot].uses = self.uses.add();
+        }
+        self.uses.note(self.blocks[block.slot].uses, stream, self.pools.is_capturing());
+        Ok(())
+    }
+
+    fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {
+        match *command {
+            Control::Configure(text) => {
+                let refused = |error: SettingsError| StrategyError::Refused(error.to_string());
+                let settings = self.settings.updated(text).map_err(refused)?;
+                if settings.expandable_segments && !cx.device.props().capabilities.virtual_memory {
+                    let reason = "expandable_segments:True needs a device with virtual memory";
+                    return Err(StrategyError::Refused(reason.to_owned()));
+                }
+                self.settings = settings;
+                self.rare = RareRules::of(&self.settings, self.limit);
+                Ok(())
+            }
+            Control::Fraction(fraction) if (0.0..=1.0).contains(&fraction) => {
+                self.limit = limit_of_fraction(fraction, self.device_bytes);
+                self.rare = RareRules::of(&self.settings, self.limit);
+                Ok(())
+            }
+            Control::Fraction(fraction) => {
+                Err(StrategyError::Refused(format!("memory fraction {fraction} is not between 0 and 1")))
+            }
+            Control::PoolBegin { pool, stream } => self.pool_begin(pool, stream),
+            Control::PoolEnd { pool } => self.pool_end(pool),
+            Control::PoolRetain { pool, use_on_oom } => self.pool_retain(pool, use_on_oom),
+            Control::PoolRelease { pool } => self.pool_release(pool),
+            Control::StepBegins(_) => Ok(()),
+        }
+    }
+
+    fn adopt(&mut self, cx: &mut Context<'_>, heritage: &Heritage) -> Result<Option<Vec<Block>>, StrategyError> {
+        // Under a limit memory would have come to lie otherwise.
+        if self.settings != heritage.settings || self.limit.is_some() {
+            return Ok(None);
+        }
+        match self.take_over(cx, &heritage.layout) {
+            Ok(held) => Ok(Some(held)),
+            Err(StrategyError::Device(error)) if !error.is_out_of_memory() => Err(error.into()),
+            Err(_) => Ok(None),
+        }
+    }
+
+    fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
+        self.release_cached(cx)?;
+        self.release_stranded(cx)
+    }
+
+    fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
+        self.release_everything(cx)?;
+        *self = Caching::as_new(self.initial.clone(), self.device_bytes);
+        Ok(())
+    }
+
+    fn stats(&self) -> Stats {
+        self.books.stats()
+    }
+
+    fn largest_free(&self, stream: StreamId) -> Option<u64> {
+        Some(self.largest_cached(stream))
+    }
+
+    fn layout(&self) -> Option<Layout> {
+        Some(self.segments())
+    }
+
+    fn details(&self) -> Vec<(&'static str, u64)> {
+        let mut details = self.books.details();
+        details.push(("settings_without_effect", self.settings.ignored.len() as u64));
+        details
+    }
+
+    fn requires(&self) -> Capabilities {
+        Capabilities { virtual_memory: self.settings.expandable_segments, ..Capabilities::NONE }
+    }
+
+    fn fork(&self) -> Option<Box<dyn Strategy>> {
+        Some(Box::new(self.clone()))
+    }
+}
+
+/// A fraction of the whole is no limit at all.
+fn limit_of_fraction(fraction: f64, device_bytes: u64) -> Option<u64> {
+    (fraction < 1.0).then_some((fraction * device_bytes as f64) as u64)
+}

@@ -1,0 +1,287 @@
+//! Pools: the default one and private ones (CUDA graphs, `torch.cuda.MemPool`), and which of them a request goes to.
+//!
+//! A pool has two sides, for small and for large requests, and on each side one arena a stream: blocks never change
+//! pool, side or stream.
+
+use super::{Caching, blocks::NONE, free_index::FreeIndex, unmapped::Unmapped};
+use crate::strategy::{Context, StrategyError};
+use oomph_base::StreamId;
+
+/// PyTorch's number of a pool.
+pub(super) type PoolKey = (u64, u64);
+
+/// The pool that is always there, by its place.
+pub(super) const DEFAULT_POOL: u32 = 0;
+
+/// A pool.
+#[derive(Clone, Debug)]
+pub(super) struct Pool {
+    pub(super) key: PoolKey,
+    /// Captures and owners that keep it; without any its memory may be released.
+    users: u32,
+    /// PyTorch's count of the segments in it, which decides when an unused pool is dropped.
+    pub(super) segments: u64,
+    /// Dropped: its place waits for a new pool.
+    vacant: bool,
+}
+
+/// The small or the large side of a pool.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Side {
+    /// Searches so far while garbage collection was on: what the age of free blocks is measured by.
+    pub(super) clock: u64,
+    /// Arenas by stream number, [`NONE`] where there is none yet.
+    pub(super) arenas: Vec<u32>,
+}
+
+/// The memory of one pool, side and stream that can be handed out.
+#[derive(Clone, Debug)]
+pub(super) struct Arena {
+    pub(super) side: u32,
+    pub(super) stream: StreamId,
+    /// The clock of its side, here as well because every free reads it.
+    pub(super) clock: u64,
+    /// Free blocks.
+    pub(super) free: FreeIndex,
+    /// Where its expandable segments have no memory.
+    pub(super) unmapped: Unmapped,
+}
+
+impl Arena {
+    #[inline]
+    pub(super) fn is_large(&self) -> bool {
+        self.side & 1 == 1
+    }
+
+    #[inline]
+    pub(super) fn pool(&self) -> u32 {
+        self.side / 2
+    }
+}
+
+/// All pools.
+#[derive(Clone, Debug)]
+pub(super) struct Pools {
+    pub(super) pools: Vec<Pool>,
+    /// Two for each pool: small, large.
+    pub(super) sides: Vec<Side>,
+    pub(super) arenas: Vec<Arena>,
+    vacant_arenas: Vec<u32>,
+    /// Pools that requests go to now, with the stream they are limited to; the latest that matches wins.
+    routes: Vec<(u32, Option<StreamId>)>,
+    /// Pools whose cached blocks serve the default pool in need.
+    fallbacks: Vec<PoolKey>,
+    /// The arenas of the default pool that were asked for last, small and large: most often the next ones too.
+    recent: [(StreamId, u32); 2],
+}
+
+impl Default for Pools {
+    fn default() -> Self {
+        Pools {
+            pools: vec![Pool { key: (0, 0), users: 1, segments: 0, vacant: false }],
+            sides: vec![Side::default(), Side::default()],
+            arenas: Vec::new(),
+            vacant_arenas: Vec::new(),
+            routes: Vec::new(),
+            fallbacks: Vec::new(),
+            recent: [(StreamId::DEFAULT, NONE); 2],
+        }
+    }
+}
+
+impl Pools {
+    /// Whether any request is routed to a private pool: PyTorch then takes it that a stream is being captured.
+    #[inline]
+    pub(super) fn is_capturing(&self) -> bool {
+        !self.routes.is_empty()
+    }
+
+    /// The side that serves a request of this stream.
+    pub(super) fn side_for(&self, stream: StreamId, large: bool) -> u32 {
+        let pool = if self.is_capturing() { self.routed_pool(stream) } else { DEFAULT_POOL };
+        pool * 2 + u32::from(large)
+    }
+
+    #[cold]
+    fn routed_pool(&self, stream: StreamId) -> u32 {
+        let route = self.routes.iter().rev().find(|(_, only)| only.is_none_or(|only| only == stream));
+        route.map_or(DEFAULT_POOL, |&(pool, _)| pool)
+    }
+
+    /// The arena that serves a request of this stream.
+    #[inline]
+    pub(super) fn arena_for(&mut self, stream: StreamId, large: bool) -> u32 {
+        let (of_stream, arena) = self.recent[usize::from(large)];
+        if of_stream == stream && arena != NONE && !self.is_capturing() {
+            return arena;
+        }
+        self.look_up_arena(stream, large)
+    }
+
+    #[inline(never)]
+    fn look_up_arena(&mut self, stream: StreamId, large: bool) -> u32 {
+        let side = self.side_for(stream, large);
+        let arena = self.arena(side, stream);
+        if side / 2 == DEFAULT_POOL {
+            self.recent[usize::from(large)] = (stream, arena);
+        }
+        arena
+    }
+
+    /// The arena of a side and stream, made where there is none.
+    pub(super) fn arena(&mut self, side: u32, stream: StreamId) -> u32 {
+        match self.sides[side as usize].arenas.get(stream.index()) {
+            Some(&arena) if arena != NONE => arena,
+            _ => self.add_arena(side, stream),
+        }
+    }
+
+    #[cold]
+    fn add_arena(&mut self, side: u32, stream: StreamId) -> u32 {
+        let clock = self.sides[side as usize].clock;
+        let arena = Arena { side, stream, clock, free: FreeIndex::default(), unmapped: Unmapped::default() };
+        let place = match self.vacant_arenas.pop() {
+            Some(place) => {
+                self.arenas[place as usize] = arena;
+                place
+            }
+            None => {
+                self.arenas.push(arena);
+                (self.arenas.len() - 1) as u32
+            }
+        };
+        let arenas = &mut self.sides[side as usize].arenas;
+        if arenas.len() <= stream.index() {
+            arenas.resize(stream.index() + 1, NONE);
+        }
+        arenas[stream.index()] = place;
+        place
+    }
+
+    /// Counts a search on the side of an arena.
+    #[cold]
+    pub(super) fn tick(&mut self, arena: u32) {
+        let side = &mut self.sides[self.arenas[arena as usize].side as usize];
+        side.clock += 1;
+        for &arena in side.arenas.iter().filter(|&&arena| arena != NONE) {
+            self.arenas[arena as usize].clock = side.clock;
+        }
+    }
+
+    /// The arenas of a side, ordered by what the driver calls their streams.
+    pub(super) fn arenas_in_order(&self, cx: &Context<'_>, side: u32) -> Vec<u32> {
+        let arenas = self.sides[side as usize].arenas.iter().copied().filter(|&arena| arena != NONE);
+        let mut arenas: Vec<u32> = arenas.collect();
+        arenas.sort_by_key(|&arena| cx.device.stream_handle(self.arenas[arena as usize].stream));
+        arenas
+    }
+
+    /// Private pools without users, by number.
+    pub(super) fn unused(&self) -> Vec<u32> {
+        let unused = (0u32..).zip(&self.pools).filter(|(_, pool)| pool.users == 0 && !pool.vacant);
+        let mut unused: Vec<(PoolKey, u32)> = unused.map(|(place, pool)| (pool.key, place)).collect();
+        unused.sort_unstable();
+        unused.into_iter().map(|(_, place)| place).collect()
+    }
+
+    /// Pools in use that may serve the default pool in need.
+    pub(super) fn fallbacks(&self) -> Vec<u32> {
+        let places = self.fallbacks.iter().filter_map(|&key| self.find(key));
+        places.filter(|&place| self.pools[place as usize].users > 0).collect()
+    }
+
+    /// Forgets an unused pool. Its arenas must be empty.
+    pub(super) fn drop_pool(&mut self, pool: u32) {
+        self.pools[pool as usize].vacant = true;
+        for side in [pool * 2, pool * 2 + 1] {
+            let arenas = std::mem::take(&mut self.sides[side as usize]).arenas;
+            self.vacant_arenas.extend(arenas.into_iter().filter(|&arena| arena != NONE));
+        }
+    }
+
+    fn find(&self, key: PoolKey) -> Option<u32> {
+        (0u32..).zip(&self.pools).find(|(_, pool)| pool.key == key && !pool.vacant).map(|(place, _)| place)
+    }
+
+    /// The pool with this number, made with one user where there is none.
+    pub(super) fn find_or_retain(&mut self, key: PoolKey) -> Result<u32, StrategyError> {
+        match self.find(key) {
+            Some(place) => Ok(place),
+            None => self.retain(key),
+        }
+    }
+
+    /// Adds a user to a pool, made where there is none.
+    fn retain(&mut self, key: PoolKey) -> Result<u32, StrategyError> {
+        if key == (0, 0) {
+            return Err(StrategyError::Refused("pool (0, 0) is the default pool".to_owned()));
+        }
+        if let Some(place) = self.find(key) {
+            let pool = &mut self.pools[place as usize];
+            if pool.users == 0 {
+                let reason = format!("pool {key:?} has been released and its memory has not yet gone back");
+                return Err(StrategyError::Refused(reason));
+            }
+            pool.users += 1;
+            return Ok(place);
+        }
+        let pool = Pool { key, users: 1, segments: 0, vacant: false };
+        Ok(match self.pools.iter().position(|pool| pool.vacant) {
+            Some(place) => {
+                self.pools[place] = pool;
+                place as u32
+            }
+            None => {
+                self.pools.push(pool);
+                self.sides.extend([Side::default(), Side::default()]);
+                (self.pools.len() - 1) as u32
+            }
+        })
+    }
+}
+
+impl Caching {
+    /// Requests of `stream`, or all, go to the pool from now on.
+    pub(super) fn pool_begin(&mut self, key: PoolKey, stream: Option<StreamId>) -> Result<(), StrategyError> {
+        if self.pools.routes.iter().any(|&(pool, _)| self.pools.pools[pool as usize].key == key) {
+            return Err(StrategyError::Refused(format!("requests already go to pool {key:?}")));
+        }
+        let pool = self.pools.retain(key)?;
+        self.pools.routes.push((pool, stream));
+        Ok(())
+    }
+
+    /// Requests no longer go to the pool.
+    pub(super) fn pool_end(&mut self, key: PoolKey) -> Result<(), StrategyError> {
+        let routes = &mut self.pools.routes;
+        let place = routes.iter().position(|&(pool, _)| self.pools.pools[pool as usize].key == key);
+        match place {
+            Some(place) => {
+                routes.remove(place);
+                Ok(())
+            }
+            None => Err(StrategyError::Refused(format!("no request goes to pool {key:?}"))),
+        }
+    }
+
+    /// Adds a user to the pool.
+    pub(super) fn pool_retain(&mut self, key: PoolKey, use_on_oom: bool) -> Result<(), StrategyError> {
+        self.pools.retain(key)?;
+        if use_on_oom && let Err(place) = self.pools.fallbacks.binary_search(&key) {
+            self.pools.fallbacks.insert(place, key);
+        }
+        Ok(())
+    }
+
+    /// Takes a user from the pool. Its memory goes back at the next release of cached memory after the last user.
+    pub(super) fn pool_release(&mut self, key: PoolKey) -> Result<(), StrategyError> {
+        let pool = self.pools.find(key).map(|place| &mut self.pools.pools[place as usize]);
+        match pool.filter(|pool| pool.users > 0 && key != (0, 0)) {
+            Some(pool) => {
+                pool.users -= 1;
+                Ok(())
+            }
+            None => Err(StrategyError::Refused(format!("pool {key:?} has no user"))),
+        }
+    }
+}

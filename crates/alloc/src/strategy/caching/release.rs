@@ -1,0 +1,224 @@
+//! Giving cached memory back to the device: garbage collection, making room for one request, emptying the cache.
+
+use super::{
+    Caching,
+    blocks::{NONE, State},
+    pools::DEFAULT_POOL,
+    settings::UNLIMITED,
+};
+use crate::strategy::{Context, StrategyError, StrategyEvent};
+use oomph_base::Address;
+
+impl Caching {
+    /// Frees the segment that a free block fills.
+    pub(super) fn release_block(&mut self, cx: &mut Context<'_>, slot: u32) -> Result<(), StrategyError> {
+        let block = &self.blocks[slot];
+        let (address, size, arena) = (block.address, block.size, block.arena);
+        cx.device.free(Address(address))?;
+        let owner = &mut self.pools.arenas[arena as usize];
+        owner.free.remove(block.entry(slot));
+        let (stream, large, pool) = (owner.stream, owner.is_large(), owner.pool());
+        cx.sink.event(StrategyEvent::SegmentFree { address: Address(address), bytes: size, stream });
+        self.reserved -= size;
+        self.books.on_segment_free(large, size);
+        if size >= self.settings.max_split_size {
+            self.books.oversize_segments.lower();
+        }
+        self.count_segment_gone(pool);
+        self.forget_uses(slot);
+        self.blocks.remove(slot);
+        Ok(())
+    }
+
+    /// Frees large cached segments of at least average age, pass by pass, until reserved memory is below the threshold.
+    pub(super) fn collect_garbage(&mut self, cx: &mut Context<'_>, limit: u64) -> Result<(), StrategyError> {
+        let threshold = (self.settings.garbage_collection_threshold * limit as f64) as u64;
+        if self.reserved <= threshold {
+            return Ok(());
+        }
+        let target = self.reserved - threshold;
+        let side = DEFAULT_POOL * 2 + 1;
+        let clock = self.pools.sides[side as usize].clock;
+        let mut candidates = self.free_blocks(cx, side);
+        candidates.retain(|&slot| !self.blocks[slot].is_split());
+        let mut count = candidates.len() as u64;
+        let mut total_age: u64 = candidates.iter().map(|&slot| clock - self.blocks[slot].shelved_at).sum();
+        candidates.retain(|&slot| !self.blocks[slot].is_expandable());
+        let mut reclaimed = 0;
+        while reclaimed < target && count > 0 {
+            let average = total_age as f64 / count as f64;
+            let mut younger = Vec::new();
+            for &slot in &candidates {
+                let age = clock - self.blocks[slot].shelved_at;
+                if (age as f64) < average {
+                    younger.push(slot);
+                    continue;
+                }
+                reclaimed += self.blocks[slot].size;
+                total_age -= age;
+                count -= 1;
+                self.release_block(cx, slot)?;
+            }
+            if younger.len() == candidates.len() {
+                break;
+            }
+            candidates = younger;
+        }
+        Ok(())
+    }
+
+    /// Frees oversize cached blocks of the request's own arena: the smallest that suffices, otherwise several, the
+    /// largest first. Says whether they make room enough.
+    ///
+    /// PyTorch does not look whether such a block shares its segment with a live one (possible after expandable
+    /// segments were switched on), and then frees memory that is in use. Here such a block is kept, and counted.
+    pub(super) fn release_available(
+        &mut self,
+        cx: &mut Context<'_>,
+        arena: u32,
+        rounded: u64,
+    ) -> Result<bool, StrategyError> {
+        let oversize = self.settings.max_split_size;
+        if oversize == UNLIMITED {
+            return Ok(false);
+        }
+        let wanted = rounded.max(oversize);
+        let free = &self.pools.arenas[arena as usize].free;
+        if let Some(found) = free.first_at_least(wanted)
+            && !self.blocks[found.slot].is_expandable()
+        {
+            return self.release_whole(cx, found.slot).map(|released| released > 0);
+        }
+        let mut next = free.before(wanted, 0);
+        let mut released = 0;
+        while released < wanted
+            && let Some(found) = next
+            && found.size >= oversize
+        {
+            next = self.pools.arenas[arena as usize].free.before(found.size, found.address);
+            if !self.blocks[found.slot].is_expandable() {
+                released += self.release_whole(cx, found.slot)?;
+            }
+        }
+        Ok(released >= wanted)
+    }
+
+    /// Frees a block's segment if the block fills it; says how many bytes that gave.
+    fn release_whole(&mut self, cx: &mut Context<'_>, slot: u32) -> Result<u64, StrategyError> {
+        let block = &self.blocks[slot];
+        if block.is_split() {
+            self.books.defects_avoided += 1;
+            return Ok(0);
+        }
+        let size = block.size;
+        self.release_block(cx, slot)?;
+        Ok(size)
+    }
+
+    /// Gives back all that can be given back (`empty_cache`).
+    pub(super) fn release_cached(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
+        if !self.pools.is_capturing() {
+            self.await_frees(cx)?;
+            self.release_side(cx, DEFAULT_POOL * 2 + 1)?;
+            self.release_side(cx, DEFAULT_POOL * 2)?;
+        }
+        for pool in self.pools.unused() {
+            self.release_side(cx, pool * 2)?;
+            self.release_side(cx, pool * 2 + 1)?;
+            self.drop_if_empty(cx, pool)?;
+        }
+        Ok(())
+    }
+
+    /// Lowers PyTorch's count of the segments in a private pool, on which the real one fails where it is too low already.
+    pub(super) fn count_segment_gone(&mut self, pool: u32) {
+        if pool == DEFAULT_POOL {
+            return;
+        }
+        let pool = &mut self.pools.pools[pool as usize];
+        match pool.segments.checked_sub(1) {
+            Some(segments) => pool.segments = segments,
+            None => self.books.defects_avoided += 1,
+        }
+    }
+
+    /// Forgets an unused pool that holds no memory, with the addresses that its failed allocations may have reserved.
+    fn drop_if_empty(&mut self, cx: &mut Context<'_>, pool: u32) -> Result<(), StrategyError> {
+        let of_pool = self.blocks.iter().filter(|(_, block)| self.pools.arenas[block.arena as usize].pool() == pool);
+        let (ranges, states): (Vec<u32>, Vec<State>) = of_pool.map(|(slot, block)| (slot, block.state)).unzip();
+        if self.pools.pools[pool as usize].segments > 0 {
+            return Ok(());
+        }
+        if states.iter().any(|&state| state != State::Unmapped) {
+            // PyTorch's count of mapped segments is not exact: it would drop a pool that is in use.
+            self.books.defects_avoided += 1;
+            return Ok(());
+        }
+        ranges.into_iter().try_for_each(|slot| self.release_range(cx, slot))?;
+        self.pools.drop_pool(pool);
+        Ok(())
+    }
+
+    /// Frees every segment of a side that is free as a whole, then unmaps what is free of expandable ones.
+    fn release_side(&mut self, cx: &mut Context<'_>, side: u32) -> Result<(), StrategyError> {
+        let free = self.free_blocks(cx, side).into_iter();
+        let (mapped, allocated): (Vec<u32>, Vec<u32>) = free.partition(|&slot| self.blocks[slot].is_expandable());
+        for slot in allocated {
+            if !self.blocks[slot].is_split() {
+                self.release_block(cx, slot)?;
+            }
+        }
+        mapped.into_iter().try_for_each(|slot| self.unmap_block(cx, slot))
+    }
+
+    /// The free blocks of a side, by (what the driver calls the stream, size, address).
+    fn free_blocks(&self, cx: &Context<'_>, side: u32) -> Vec<u32> {
+        let arenas = self.pools.arenas_in_order(cx, side).into_iter();
+        arenas
+            .flat_map(|arena| self.pools.arenas[arena as usize].free.ascending(0, 0))
+            .map(|entry| entry.slot)
+            .collect()
+    }
+
+    /// Gives everything back, whoever holds it.
+    pub(super) fn release_everything(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
+        self.await_frees(cx)?;
+        self.deferred.destroy_idle_events(cx.device)?;
+        if !self.ranges.is_empty() {
+            cx.device.synchronize()?;
+        }
+        // Blocks come free first, so that what a failing call leaves behind is an ordinary cache.
+        let held: Vec<u32> = self.blocks.iter().map(|(slot, _)| slot).collect();
+        for slot in held {
+            let (state, requested, size) = {
+                let block = &self.blocks[slot];
+                (block.state, block.requested, block.size)
+            };
+            if state == State::Allocated {
+                self.forget_uses(slot);
+                let large = self.free_block(slot);
+                self.books.on_free(large, requested, size);
+            } else if state == State::Pending {
+                self.forget_uses(slot);
+                self.free_pending(slot);
+            }
+        }
+        for side in 0..self.pools.sides.len() as u32 {
+            self.release_side(cx, side)?;
+        }
+        let untouched: Vec<u32> =
+            self.blocks.iter().filter(|(_, b)| b.state == State::Unmapped && !b.is_split()).map(|(s, _)| s).collect();
+        for slot in untouched {
+            self.release_range(cx, slot)?;
+        }
+        self.release_stranded(cx)
+    }
+
+    /// Drops what is known about a block's use on other streams.
+    pub(super) fn forget_uses(&mut self, slot: u32) {
+        let uses = std::mem::replace(&mut self.blocks[slot].uses, NONE);
+        if uses != NONE {
+            self.uses.remove(uses);
+        }
+    }
+}

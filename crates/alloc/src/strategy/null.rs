@@ -1,0 +1,119 @@
+//! `null`: hands out addresses that no memory is behind, and never calls the device.
+//!
+//! It is the baseline for speed: what a replay costs under it is replay's own cost. Its books are those of a perfect
+//! allocator with endless memory: a block is exactly as large as its request, reserved is what is allocated, and
+//! there are no segments, because nothing was taken from the device. The peak of its `allocated` is therefore the
+//! least that any allocator needs for the same calls.
+//!
+//! Addresses only ever count up, so live blocks cannot overlap and a block used on other streams needs no waiting.
+
+use super::{
+    ALIGNMENT, Attempt, Block, Built, Caller, Context, Control, Freed, Layout, Outcome, Refusal, Request, Setup,
+    Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, slots::Slots,
+};
+use crate::device::Capabilities;
+use oomph_base::{Address, StreamId, round_up};
+
+/// The registry's line.
+pub(super) const ENTRY: StrategyEntry = StrategyEntry {
+    name: "null",
+    summary: "hands out fake addresses and calls no driver: the cost of replay itself",
+    origin: "a baseline of this suite",
+    parameters: &[],
+    variants: &[],
+    build,
+};
+
+/// Where addresses begin: far from null, and round.
+const FIRST_ADDRESS: u64 = 1 << 32;
+
+fn build(parameters: &str, _: &Setup<'_>) -> Built {
+    SpecError::unless_empty("null", parameters)?;
+    Ok(Box::new(Null::default()))
+}
+
+/// The strategy without memory.
+#[derive(Clone, Debug)]
+pub struct Null {
+    blocks: Slots<()>,
+    next_address: u64,
+    stats: Stats,
+}
+
+impl Default for Null {
+    fn default() -> Self {
+        Null { blocks: Slots::default(), next_address: FIRST_ADDRESS, stats: Stats::default() }
+    }
+}
+
+impl Strategy for Null {
+    #[inline]
+    fn alloc(&mut self, _: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
+        if request.bytes == 0 {
+            return Err(StrategyError::ZeroBytes);
+        }
+        // Rounding saturates below the request only at the very top of the address space, where the sum is refused.
+        let Some(next_address) = self.next_address.checked_add(round_up(request.bytes, ALIGNMENT)) else {
+            // Not even the address space is endless.
+            let (rounded, asked) = (request.bytes, request.bytes);
+            let shortage = Shortage { rounded, asked, refused_by: Refusal::Size, device_free: None };
+            return Ok(Attempt::OutOfMemory(shortage));
+        };
+        let block = self.blocks.insert(Address(self.next_address), request.bytes, ());
+        self.next_address = next_address;
+        self.stats.on_alloc(request.bytes, request.bytes);
+        self.stats.on_reserve(request.bytes, 0);
+        Ok(Attempt::Served(block, Outcome::Hit))
+    }
+
+    #[inline]
+    fn free(&mut self, _: &mut Context<'_>, block: Block, _: Caller) -> Result<Freed, StrategyError> {
+        let (size, ()) = self.blocks.remove(&block)?;
+        self.stats.on_free(size);
+        self.stats.on_reusable(size, size);
+        self.stats.on_release(size, 0);
+        Ok(Freed::Now)
+    }
+
+    fn used_on(&mut self, _: &mut Context<'_>, block: &Block, _: StreamId) -> Result<(), StrategyError> {
+        self.blocks.get(block).map(|_| ())
+    }
+
+    fn control(&mut self, _: &mut Context<'_>, _: &Control<'_>) -> Result<(), StrategyError> {
+        Ok(())
+    }
+
+    fn trim(&mut self, _: &mut Context<'_>) -> Result<(), StrategyError> {
+        Ok(())
+    }
+
+    /// Addresses count on: work on the old ones may still be under way, as nothing here waits for it.
+    fn close(&mut self, _: &mut Context<'_>) -> Result<(), StrategyError> {
+        *self = Null { next_address: self.next_address, ..Null::default() };
+        Ok(())
+    }
+
+    fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    fn largest_free(&self, _: StreamId) -> Option<u64> {
+        Some(0)
+    }
+
+    fn layout(&self) -> Option<Layout> {
+        None
+    }
+
+    fn details(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+
+    fn requires(&self) -> Capabilities {
+        Capabilities::NONE
+    }
+
+    fn fork(&self) -> Option<Box<dyn Strategy>> {
+        Some(Box::new(self.clone()))
+    }
+}

@@ -1,0 +1,183 @@
+//! Random programs against a naive oracle, for every registered strategy and variant.
+//!
+//! The oracle is a plain list of the blocks that the program holds; after every step all that must be true of it is
+//! worked out from scratch. Programs shrink, so a failure is reported as the shortest one that still fails.
+//! `PROPTEST_CASES` says how many programs each strategy gets.
+
+use proptest::{
+    prelude::*,
+    test_runner::{Config, TestRunner},
+};
+use proptest_state_machine::{ReferenceStateMachine, StateMachineTest};
+
+use super::{
+    ALIGNMENT, Block, BlockState, STRATEGIES, Setup, Strategy as _, StrategySpec,
+    conformance::{Bench, Echo, Step, Subject},
+    test_device::simulated,
+};
+use crate::device::{
+    CallKind, Device,
+    wrap::{Fault, FaultPlan, Faulty},
+};
+use oomph_base::{KIB, MIB, Nanos, StreamId};
+
+/// Programs per strategy and variant where `PROPTEST_CASES` does not say.
+const CASES: u32 = 64;
+
+/// What the program knows without asking: how it runs, and how many blocks it has asked for and not given back.
+#[derive(Clone, Debug)]
+struct Program {
+    spec: StrategySpec,
+    capacity: u64,
+    /// Driver calls that fail, by kind and turn; fewer than the tries that the bench gives a call.
+    faults: Vec<(CallKind, u64)>,
+    outstanding: usize,
+}
+
+impl ReferenceStateMachine for Program {
+    type State = Program;
+    type Transition = Step;
+
+    fn init_state() -> BoxedStrategy<Program> {
+        let nobody = StrategySpec { name: String::new(), parameters: String::new() };
+        let faults = prop::collection::vec((prop::sample::select(CallKind::ALL), 1..16u64), 0..4);
+        (8..128u64, faults)
+            .prop_map(move |(mib, faults)| {
+                let capacity = mib * MIB;
+                Program { spec: nobody.clone(), capacity, faults, outstanding: 0 }
+            })
+            .boxed()
+    }
+
+    fn transitions(program: &Program) -> BoxedStrategy<Step> {
+        let stream = (0..Bench::STREAMS).prop_map(StreamId);
+        let bytes = prop_oneof![1..4 * KIB, 1..MIB + 1, MIB..12 * MIB, 8 * MIB..40 * MIB];
+        let alloc = (bytes, stream.clone()).prop_map(|(bytes, stream)| Step::Alloc { bytes, stream });
+        let nth = 0..program.outstanding.max(1);
+        let nanos = (1_000..3_000_000u64).prop_map(Nanos);
+        let with_block = u32::from(program.outstanding > 0);
+        prop_oneof![
+            10 => alloc,
+            8 * with_block => nth.clone().prop_map(|nth| Step::Free { nth }),
+            3 * with_block => (nth, stream.clone()).prop_map(|(nth, stream)| Step::UsedOn { nth, stream }),
+            3 => (stream.clone(), nanos).prop_map(|(stream, nanos)| Step::Work { stream, nanos }),
+            1 => stream.prop_map(|stream| Step::StreamSync { stream }),
+            1 => Just(Step::DeviceSync),
+            1 => Just(Step::Trim),
+            2 => Just(Step::NextStep),
+        ]
+        .boxed()
+    }
+
+    fn preconditions(program: &Program, step: &Step) -> bool {
+        match *step {
+            Step::Free { nth } | Step::UsedOn { nth, .. } => nth < program.outstanding,
+            _ => true,
+        }
+    }
+
+    fn apply(mut program: Program, step: &Step) -> Program {
+        match step {
+            Step::Alloc { .. } => program.outstanding += 1,
+            Step::Free { .. } => program.outstanding -= 1,
+            _ => {}
+        }
+        program
+    }
+}
+
+/// A strategy at work, and the oracle.
+struct Witness {
+    bench: Bench,
+    /// What the program holds: blocks and how much it had asked for. Requests that failed leave a gap in the
+    /// program's count, so places are taken round and round, as the bench does.
+    held: Vec<(Block, u64)>,
+}
+
+impl StateMachineTest for Witness {
+    type SystemUnderTest = Witness;
+    type Reference = Program;
+
+    fn init_test(program: &Program) -> Witness {
+        let faulty = |bytes| -> Box<dyn Device> {
+            let plan = program.faults.iter().fold(FaultPlan::none(), |plan, &(kind, turn)| {
+                plan.fail_nth(Some(kind), turn, Fault::Driver("CUDA_ERROR_UNKNOWN".to_owned()))
+            });
+            Box::new(Faulty::with(plan, simulated(bytes)))
+        };
+        let subject = Subject { build: &|props| program.spec.build(&Setup { props, limit: None }), device: &faulty };
+        Witness { bench: Bench::new(&subject, program.capacity).unwrap(), held: Vec::new() }
+    }
+
+    fn apply(mut witness: Witness, _: &Program, step: Step) -> Witness {
+        let echo = witness.bench.step(&step);
+        match (step, echo) {
+            (Step::Alloc { bytes, .. }, Echo::Served(block, _)) => witness.held.push((block, bytes)),
+            (Step::Free { nth }, Echo::Freed(_)) => {
+                let place = nth % witness.held.len();
+                witness.held.remove(place);
+            }
+            (step, Echo::Failed(error)) => panic!("{step:?}: {error}"),
+            _ => {}
+        }
+        witness
+    }
+
+    fn check_invariants(Witness { bench, held }: &Witness, program: &Program) {
+        let stats = bench.watch.strategy.stats();
+        for (number, (block, requested)) in held.iter().enumerate() {
+            assert_eq!(block.address.0 % ALIGNMENT, 0, "{block:?}");
+            assert!(block.size >= *requested, "{block:?} for {requested} bytes");
+            for (other, _) in &held[..number] {
+                let apart = block.address.offset(block.size) <= other.address
+                    || other.address.offset(other.size) <= block.address;
+                assert!(apart, "{block:?} and {other:?} overlap");
+            }
+        }
+        assert_eq!(stats.live_blocks, held.len() as u64);
+        assert_eq!(stats.current.allocated, held.iter().map(|(block, _)| block.size).sum::<u64>());
+        assert!(stats.current.requested >= held.iter().map(|(_, requested)| requested).sum::<u64>());
+        assert!(stats.current.allocated <= stats.current.active && stats.current.active <= stats.current.reserved);
+        if stats.segments > 0 {
+            assert!(stats.current.reserved <= bench.watch.device.held_bytes());
+            assert!(bench.watch.device.held_bytes() <= program.capacity);
+        }
+        if let Some(layout) = bench.watch.strategy.layout() {
+            let real = || layout.segments.iter().filter(|segment| !segment.alias);
+            assert_eq!(real().map(|segment| segment.bytes).sum::<u64>(), stats.current.reserved);
+            for segment in real() {
+                assert_eq!(segment.blocks.iter().map(|block| block.size).sum::<u64>(), segment.bytes);
+            }
+            let allocated = layout.blocks().filter(|block| block.state == BlockState::Allocated);
+            assert_eq!(allocated.map(|block| block.size).sum::<u64>(), stats.current.allocated);
+        }
+        assert_eq!(bench.watch.strategy.violations(), []);
+    }
+
+    fn teardown(witness: Witness, _: Program) {
+        assert_eq!(witness.bench.finish(), [""; 0]);
+    }
+}
+
+#[test]
+fn no_random_program_breaks_a_promise() {
+    // The default configuration reads PROPTEST_CASES; its own default would take too long for every variant.
+    let configured = Config::default();
+    let chosen = std::env::var_os("PROPTEST_CASES").is_some();
+    let cases = if chosen { configured.cases } else { CASES };
+    let config = Config { cases, failure_persistence: None, ..configured };
+    for entry in STRATEGIES {
+        for parameters in entry.variants.iter().chain(&[""]) {
+            let spec = StrategySpec { name: entry.name.to_owned(), parameters: (*parameters).to_owned() };
+            let programs = Program::sequential_strategy(1..60);
+            let outcome = TestRunner::new(config.clone()).run(&programs, |(mut program, steps, seen)| {
+                program.spec = spec.clone();
+                Witness::test_sequential(config.clone(), program, steps, seen);
+                Ok(())
+            });
+            if let Err(failure) = outcome {
+                panic!("{spec}: {failure}");
+            }
+        }
+    }
+}

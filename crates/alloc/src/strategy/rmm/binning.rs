@@ -1,0 +1,215 @@
+//! `binning`: RMM's binning resource over its pool: blocks of fixed sizes for small requests, a pool for the rest.
+//!
+//! A request takes a block of the smallest bin that holds it; what no bin holds is the pool's. Bins take memory from the
+//! pool, many blocks at a time, and keep it. RMM fills every bin when the resource is made (992 MiB with the bins of
+//! its benchmarks); here a bin is filled when it is first asked, so that bins which nobody uses take nothing.
+
+use super::{
+    QUANTUM,
+    amount::multiple_of_quantum,
+    equal_blocks::EqualBlocks,
+    fixed::{BLOCKS, BLOCKS_PARAMETER, DEFAULT_BLOCKS, chunk_bytes},
+    pool::{INITIAL_PARAMETER, MAXIMUM_PARAMETER, Pool, Settings},
+};
+use crate::device::{Device, DeviceError};
+use crate::strategy::{
+    Built, Outcome, Parameter, Refusal, Setup, SpecError, Stats, StrategyEntry, parameters,
+    pooled::{Ground, Growth, Need, Policy, Pooled, Region},
+};
+use oomph_base::{KIB, MIB, StreamId};
+
+/// The registry's line.
+pub(in crate::strategy) const ENTRY: StrategyEntry = StrategyEntry {
+    name: "binning",
+    summary: "RMM's bins: fixed sizes for small requests, a pool for the rest",
+    origin: "RMM 26.10, binning_memory_resource over pool_memory_resource",
+    parameters: &[
+        Parameter {
+            name: SMALLEST,
+            values: "a power of two, 256 or more",
+            default: "256KiB",
+            help: "the size of the first bin; there is one for every power of two up to the last",
+        },
+        Parameter { name: LARGEST, values: "a power of two", default: "4MiB", help: "the size of the last bin" },
+        BLOCKS_PARAMETER,
+        INITIAL_PARAMETER,
+        MAXIMUM_PARAMETER,
+    ],
+    variants: &["smallest_bin:256,largest_bin:1MiB,blocks:8"],
+    build,
+};
+
+const SMALLEST: &str = "smallest_bin";
+const LARGEST: &str = "largest_bin";
+
+fn build(parameters: &str, _: &Setup<'_>) -> Built {
+    let (mut smallest, mut largest, mut blocks) = (256 * KIB, 4 * MIB, DEFAULT_BLOCKS);
+    let mut pool = Settings::default();
+    parameters::read(&ENTRY, parameters, |setting| {
+        match setting.key {
+            SMALLEST => smallest = multiple_of_quantum(&setting)?,
+            LARGEST => largest = multiple_of_quantum(&setting)?,
+            BLOCKS => blocks = setting.number()?,
+            _ => pool.apply(&setting)?,
+        }
+        Ok(())
+    })?;
+    let refused = |reason| SpecError::BadParameters { strategy: ENTRY.name, reason };
+    pool.check().map_err(refused)?;
+    let powers = smallest.is_power_of_two() && largest.is_power_of_two();
+    if !powers || smallest < QUANTUM || smallest > largest {
+        let reason = format!("no powers of two from '{SMALLEST}' {smallest} to '{LARGEST}' {largest}");
+        return Err(refused(reason));
+    }
+    chunk_bytes(largest, blocks).map_err(refused)?;
+    let sizes = (smallest.ilog2()..=largest.ilog2()).map(|power| 1 << power);
+    Ok(Box::new(Pooled::new(Binning { bins: sizes.map(EqualBlocks::new).collect(), blocks, pool: Pool::new(pool) })))
+}
+
+/// Bins over a pool.
+#[derive(Clone, Debug)]
+struct Binning {
+    /// From the smallest to the largest. Blocks of a bin note its number, counted from one.
+    bins: Vec<EqualBlocks>,
+    /// Blocks that a bin takes at a time.
+    blocks: u64,
+    pool: Pool,
+}
+
+impl Binning {
+    /// The bin whose blocks are of this size, as [`block_size`](Policy::block_size) gave it; `None` for the pool's.
+    #[inline]
+    fn bin_of(&self, size: u64) -> Option<usize> {
+        let (smallest, largest) = (self.bins.first()?.size, self.bins.last()?.size);
+        (size <= largest).then(|| (size.ilog2() - smallest.ilog2()) as usize)
+    }
+
+    /// What a request wants of the pool.
+    fn of_pool(&self, need: &Need) -> Need {
+        let size = if self.bin_of(need.size).is_some() { need.size * self.blocks } else { need.size };
+        Need { size, ..*need }
+    }
+}
+
+impl Policy for Binning {
+    const GOES_TO_ITS_FREER: bool = true;
+
+    #[inline]
+    fn block_size(&self, bytes: u64) -> Option<u64> {
+        match self.bins.iter().find(|bin| bytes <= bin.size) {
+            Some(bin) => Some(bin.size),
+            None => self.pool.block_size(bytes),
+        }
+    }
+
+    fn begin(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        self.pool.begin(device)
+    }
+
+    #[inline]
+    fn take(
+        &mut self,
+        ground: &mut Ground,
+        device: &mut dyn Device,
+        need: &Need,
+    ) -> Result<Option<(u32, Outcome)>, DeviceError> {
+        let Some(number) = self.bin_of(need.size) else { return self.pool.take(ground, device, need) };
+        if let Some(slot) = self.bins[number].take(ground, device, need.stream)? {
+            return Ok(Some((slot, Outcome::Hit)));
+        }
+        let chunk = self.of_pool(need);
+        let Some((slot, _)) = self.pool.take(ground, device, &chunk)? else { return Ok(None) };
+        let bin = &mut self.bins[number];
+        bin.adopt(ground, slot, need.stream, number as u32 + 1, false);
+        Ok(bin.take(ground, device, need.stream)?.map(|slot| (slot, Outcome::Split)))
+    }
+
+    #[inline]
+    fn keep(&mut self, ground: &mut Ground, slot: u32) {
+        match ground[slot].note {
+            0 => self.pool.keep(ground, slot),
+            number => self.bins[number as usize - 1].keep(ground, slot),
+        }
+    }
+
+    fn welcome(&mut self, ground: &mut Ground, slot: u32, need: &Need) {
+        self.pool.welcome(ground, slot, need);
+    }
+
+    fn forget(&mut self, ground: &mut Ground, slot: u32) {
+        match ground[slot].note {
+            0 => self.pool.forget(ground, slot),
+            number => self.bins[number as usize - 1].forget(ground, slot),
+        }
+    }
+
+    fn has_room(&self, need: &Need, stats: &Stats, refused_by: Refusal) -> bool {
+        self.pool.has_room(&self.of_pool(need), stats, refused_by)
+    }
+
+    fn growth(&mut self, need: &Need, stats: &Stats, attempt: u32) -> Growth {
+        self.pool.growth(&self.of_pool(need), stats, attempt)
+    }
+
+    fn largest_free(&self, ground: &Ground, stream: StreamId) -> u64 {
+        let in_pool = self.pool.largest_free(ground, stream);
+        if self.bins.last().is_some_and(|largest| in_pool > largest.size) {
+            return in_pool;
+        }
+        let served = |bin: &&EqualBlocks| !bin.is_empty() || in_pool >= bin.size * self.blocks;
+        self.bins.iter().rev().find(served).map_or(0, |bin| bin.size)
+    }
+
+    fn pool_name(&self, _: &Region) -> &'static str {
+        "binning"
+    }
+
+    fn details(&self) -> Vec<(&'static str, u64)> {
+        self.pool.details()
+    }
+
+    fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        self.bins.iter_mut().try_for_each(|bin| bin.close(device))?;
+        self.pool.close(device)
+    }
+
+    fn renewed(&self) -> Binning {
+        let bins = self.bins.iter().map(|bin| EqualBlocks::new(bin.size)).collect();
+        Binning { bins, blocks: self.blocks, pool: self.pool.renewed() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::worked::Worked, *};
+
+    #[test]
+    fn a_request_goes_to_the_smallest_bin_that_holds_it_or_to_the_pool() {
+        let mut binning = Worked::new("binning:smallest_bin:1KiB,largest_bin:4KiB,blocks:2", MIB);
+        // A chunk for each bin, and the pool's rule of growth over all of them.
+        assert_eq!(binning.alloc(1, 0), 0);
+        assert_eq!(binning.alloc(1025, 0), 2 * KIB);
+        assert_eq!(binning.alloc(4 * KIB, 0), 6 * KIB);
+        assert_eq!(binning.growth(), [2048, 4096, 8192]);
+        assert_eq!(binning.alloc(KIB, 0), KIB);
+        assert_eq!(binning.alloc(4 * KIB + 1, 0), 14 * KIB);
+        assert_eq!(binning.growth(), [2048, 4096, 8192, 14336]);
+        let usage = binning.strategy.stats().current;
+        assert_eq!(usage.allocated, (1 + 2 + 4 + 1) * KIB + 4352);
+        // The third block of the first bin: a chunk from what the pool has left.
+        assert_eq!(binning.ask(600, 0), Ok((14 * KIB + 4352, Outcome::Split)));
+    }
+
+    #[test]
+    fn a_bin_keeps_its_blocks_and_the_pool_its_own() {
+        let mut binning = Worked::new("binning:smallest_bin:1KiB,largest_bin:1KiB,blocks:2,initial:8KiB", MIB);
+        let blocks = [KIB, KIB, 2 * KIB, 4 * KIB].map(|bytes| binning.alloc(bytes, 0));
+        assert_eq!(blocks, [0, KIB, 2 * KIB, 4 * KIB]);
+        for block in blocks {
+            binning.free(block, 0);
+        }
+        assert_eq!(binning.free_blocks(), [(0, KIB), (KIB, KIB), (2 * KIB, 6 * KIB)]);
+        assert_eq!(binning.strategy.largest_free(StreamId(0)), Some(6 * KIB));
+        assert_eq!(binning.alloc(8 * KIB, 0), 8 * KIB);
+    }
+}

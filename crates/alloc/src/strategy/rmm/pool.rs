@@ -1,0 +1,465 @@
+//! `pool`: RMM's coalescing best-fit pool.
+//!
+//! Every stream has a list of free blocks. A request takes
+//!
+//! 1. the smallest block of its own stream's list that fits, the lowest address among equals;
+//! 2. else that of the first other list with a block that fits: the stream waits for the list's owner, and what is cut
+//!    off stays in the other's list;
+//! 3. else other lists are added to its own one after the other, each after a wait, until a block fits;
+//! 4. else the pool grows: by as much as it has (at least by the request), or under a maximum by half of what remains
+//!    up to it; when the device refuses, half of that is tried, and so on down to the request.
+//!
+//! A freed block goes into the list of the stream that frees it and is joined with its neighbours in that list, never
+//! across two allocations from the device. Under a maximum, where the request does not fit below it, allocations that are
+//! free as a whole go back first, in address order, until it does.
+//!
+//! RMM searches its lists from end to end; here each is an index by size and address. Growth is kept to multiples of 256
+//! bytes, which RMM's halving is not.
+
+use super::{
+    ABSURD, QUANTUM,
+    amount::{Amount, multiple_of_quantum},
+    rounded,
+    stream_lists::StreamLists,
+};
+use crate::device::{Device, DeviceError};
+use crate::strategy::{
+    Built, Outcome, Parameter, Refusal, Setup, SpecError, Stats, StrategyEntry,
+    caching::free_index::{Entry, FreeIndex},
+    parameters::{self, Setting},
+    pooled::{Ground, Growth, Need, Piece, Policy, Pooled, Region, State},
+};
+use oomph_base::StreamId;
+
+/// The registry's line.
+pub(in crate::strategy) const ENTRY: StrategyEntry = StrategyEntry {
+    name: "pool",
+    summary: "RMM's pool: coalescing best fit, a free list per stream, grows by doubling",
+    origin: "RMM 26.10, pool_memory_resource; cuDF, cuML and Dask on RAPIDS",
+    parameters: &[INITIAL_PARAMETER, MAXIMUM_PARAMETER],
+    variants: &["initial:50%", "initial:4MiB,maximum:1GiB"],
+    build,
+};
+
+const INITIAL: &str = "initial";
+const MAXIMUM: &str = "maximum";
+
+pub(super) const INITIAL_PARAMETER: Parameter = Parameter {
+    name: INITIAL,
+    values: Amount::VALUES,
+    default: "0",
+    help: "taken at the first request, for the default stream; RMM for Python takes 50%",
+};
+pub(super) const MAXIMUM_PARAMETER: Parameter = Parameter {
+    name: MAXIMUM,
+    values: "an amount of memory",
+    default: "none",
+    help: "the pool never holds more, and grows by half of what remains up to it",
+};
+
+fn build(parameters: &str, _: &Setup<'_>) -> Built {
+    let mut settings = Settings::default();
+    parameters::read(&ENTRY, parameters, |setting| settings.apply(&setting))?;
+    settings.check().map_err(|reason| SpecError::BadParameters { strategy: ENTRY.name, reason })?;
+    Ok(Box::new(Pooled::new(Pool::new(settings))))
+}
+
+/// How a pool begins and ends.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Settings {
+    initial: Amount,
+    maximum: Option<u64>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings { initial: Amount::Bytes(0), maximum: None }
+    }
+}
+
+impl Settings {
+    pub(super) fn apply(&mut self, setting: &Setting<'_>) -> Result<(), String> {
+        match setting.key {
+            INITIAL => self.initial = Amount::read(setting)?,
+            _ => self.maximum = Some(multiple_of_quantum(setting)?),
+        }
+        Ok(())
+    }
+
+    pub(super) fn check(&self) -> Result<(), String> {
+        match (self.initial, self.maximum) {
+            (Amount::Bytes(initial), Some(maximum)) if initial > maximum => {
+                Err(format!("'{INITIAL}' of {initial} bytes is above '{MAXIMUM}' of {maximum}"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The pool.
+#[derive(Clone, Debug)]
+pub(super) struct Pool {
+    settings: Settings,
+    /// The first region, from when its size is known until it has come.
+    initial: Option<u64>,
+    lists: StreamLists<FreeIndex>,
+    taken_from_others: u64,
+    merged: u64,
+}
+
+/// A free piece as the index knows it. The index counts in 512 bytes and RMM in 256, so sizes go in doubled.
+#[inline]
+fn entry(ground: &Ground, slot: u32) -> Entry {
+    let Piece { size, address, .. } = ground[slot];
+    Entry { size: 2 * size, address, slot }
+}
+
+/// Takes a piece out of its list, and puts what is more than `size` back. What is cut off has no neighbour in the list:
+/// it would have been joined with it.
+#[inline]
+fn cut_from(list: &mut FreeIndex, ground: &mut Ground, found: Entry, size: u64) -> (u32, Outcome) {
+    list.remove(found);
+    if found.size == 2 * size {
+        return (found.slot, Outcome::Hit);
+    }
+    let rest = ground.cut(found.slot, size);
+    list.insert(entry(ground, rest));
+    (found.slot, Outcome::Split)
+}
+
+/// Puts a piece into its stream's list, joined with its neighbours there.
+#[inline]
+fn join_into(list: &mut FreeIndex, ground: &mut Ground, slot: u32) {
+    let Piece { previous, next, stream, note, .. } = ground[slot];
+    let joins = |piece: &Piece| piece.stream == stream && piece.note == note;
+    if ground.free_piece(next).is_some_and(joins) {
+        list.remove(entry(ground, next));
+        ground.join_next(slot);
+    }
+    if ground.free_piece(previous).is_some_and(joins) {
+        list.remove(entry(ground, previous));
+        ground.join_next(previous);
+        return list.insert(entry(ground, previous));
+    }
+    list.insert(entry(ground, slot));
+}
+
+impl Pool {
+    pub(super) fn new(settings: Settings) -> Pool {
+        Pool { settings, initial: None, lists: StreamLists::default(), taken_from_others: 0, merged: 0 }
+    }
+
+    /// The request does not fit in its own stream's list.
+    #[cold]
+    fn take_elsewhere(
+        &mut self,
+        ground: &mut Ground,
+        device: &mut dyn Device,
+        need: &Need,
+    ) -> Result<Option<(u32, Outcome)>, DeviceError> {
+        self.lists.get_or_make(need.stream);
+        let others = self.lists.others(need.stream);
+        for &owner in &others {
+            let fits = |list: &mut FreeIndex| list.first_at_least(2 * need.size);
+            if let Some(found) = self.lists.get(owner).and_then(fits) {
+                self.lists.wait_for(device, need.stream, owner)?;
+                self.taken_from_others += 1;
+                return Ok(Some(cut_from(self.lists.get_or_make(owner), ground, found, need.size)));
+            }
+        }
+        for &owner in &others {
+            self.lists.wait_for(device, need.stream, owner)?;
+            self.merge(ground, need.stream, owner);
+            let own = self.lists.get_or_make(need.stream);
+            if let Some(found) = own.first_at_least(2 * need.size) {
+                return Ok(Some(cut_from(own, ground, found, need.size)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Adds a whole list to another. Whoever takes from that one waits for its owner, who waits for this one's.
+    fn merge(&mut self, ground: &mut Ground, stream: StreamId, owner: StreamId) {
+        let moved = self.lists.remove(owner);
+        let own = self.lists.freed_by(stream);
+        for Entry { slot, .. } in moved.ascending(0, 0) {
+            ground[slot].stream = stream;
+            join_into(own, ground, slot);
+        }
+        self.merged += 1;
+    }
+}
+
+impl Policy for Pool {
+    const GOES_TO_ITS_FREER: bool = true;
+
+    #[inline]
+    fn block_size(&self, bytes: u64) -> Option<u64> {
+        rounded(bytes).filter(|&size| size <= self.settings.maximum.unwrap_or(ABSURD))
+    }
+
+    fn begin(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        let initial = self.settings.initial.resolve(device)?;
+        self.initial = Some(initial.min(self.settings.maximum.unwrap_or(initial))).filter(|&bytes| bytes > 0);
+        Ok(())
+    }
+
+    #[inline]
+    fn take(
+        &mut self,
+        ground: &mut Ground,
+        device: &mut dyn Device,
+        need: &Need,
+    ) -> Result<Option<(u32, Outcome)>, DeviceError> {
+        if let Some(own) = self.lists.get(need.stream)
+            && let Some(found) = own.first_at_least(2 * need.size)
+        {
+            return Ok(Some(cut_from(own, ground, found, need.size)));
+        }
+        self.take_elsewhere(ground, device, need)
+    }
+
+    #[inline]
+    fn keep(&mut self, ground: &mut Ground, slot: u32) {
+        let stream = ground[slot].stream;
+        join_into(self.lists.freed_by(stream), ground, slot);
+    }
+
+    fn welcome(&mut self, ground: &mut Ground, slot: u32, need: &Need) {
+        let stream = if self.initial.take().is_some() { StreamId::DEFAULT } else { need.stream };
+        ground[slot].stream = stream;
+        self.lists.get_or_make(stream).insert(entry(ground, slot));
+    }
+
+    fn forget(&mut self, ground: &mut Ground, slot: u32) {
+        let stream = ground[slot].stream;
+        self.lists.get_or_make(stream).remove(entry(ground, slot));
+    }
+
+    fn has_room(&self, need: &Need, stats: &Stats, refused_by: Refusal) -> bool {
+        let room = self.settings.maximum.map(|maximum| maximum.saturating_sub(stats.current.reserved));
+        refused_by == Refusal::Limit && room.is_none_or(|room| room >= need.size)
+    }
+
+    fn growth(&mut self, need: &Need, stats: &Stats, attempt: u32) -> Growth {
+        let reserved = stats.current.reserved;
+        let mut ask = match (self.initial, self.settings.maximum) {
+            (Some(initial), _) => initial,
+            (None, Some(maximum)) => match maximum.saturating_sub(reserved) {
+                room if room < need.size => return Growth::BeyondLimit,
+                room => need.size.max(room / 2 / QUANTUM * QUANTUM),
+            },
+            (None, None) => need.size.max(reserved),
+        };
+        for _ in 0..attempt {
+            if ask <= need.size {
+                return Growth::End;
+            }
+            ask = need.size.max(ask / 2 / QUANTUM * QUANTUM);
+        }
+        Growth::Ask(ask)
+    }
+
+    /// The longest run of free pieces, whoever's they are: lists are merged before the pool grows.
+    fn largest_free(&self, ground: &Ground, _: StreamId) -> u64 {
+        let longest = |region| {
+            let (mut run, mut longest) = (0, 0);
+            for piece in ground.pieces_of(region).map(|slot| &ground[slot]) {
+                run = if piece.state == State::Free && piece.note == 0 { run + piece.size } else { 0 };
+                longest = run.max(longest);
+            }
+            longest
+        };
+        ground.regions().map(longest).max().unwrap_or(0)
+    }
+
+    fn pool_name(&self, _: &Region) -> &'static str {
+        "pool"
+    }
+
+    fn details(&self) -> Vec<(&'static str, u64)> {
+        vec![("taken_from_other_streams", self.taken_from_others), ("lists_merged", self.merged)]
+    }
+
+    fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        self.lists.close(device)
+    }
+
+    fn renewed(&self) -> Pool {
+        Pool::new(self.settings)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::worked::Worked, *};
+    use crate::device::CallKind;
+    use oomph_base::{KIB, MIB};
+
+    const ROOMY: u64 = MIB;
+
+    #[test]
+    fn the_pool_grows_by_what_it_has_or_by_the_request() {
+        let mut pool = Worked::new("pool", ROOMY);
+        assert_eq!(pool.ask(1000, 0), Ok((0, Outcome::NewSegment)));
+        assert_eq!(pool.ask(512, 0), Ok((1024, Outcome::NewSegment)));
+        assert_eq!(pool.ask(4 * KIB, 0), Ok((2 * KIB, Outcome::NewSegment)));
+        // The rest of the second region.
+        assert_eq!(pool.ask(256, 0), Ok((1536, Outcome::Split)));
+        assert_eq!(pool.ask(1, 0), Ok((1792, Outcome::Hit)));
+        assert_eq!(pool.ask(1, 0), Ok((6 * KIB, Outcome::NewSegment)));
+        assert_eq!(pool.growth(), [1024, 1024, 4096, 6144]);
+    }
+
+    #[test]
+    fn the_smallest_block_that_fits_serves_and_the_lowest_of_equals() {
+        let mut pool = Worked::new("pool:initial:64KiB", ROOMY);
+        // Holes of 2, 1, 1 and 3 KiB between live blocks.
+        let sizes = [2, 8, 1, 8, 1, 8, 3, 8].map(|kib| kib * KIB);
+        let blocks: Vec<u64> = sizes.iter().map(|&bytes| pool.alloc(bytes, 0)).collect();
+        for hole in [6, 4, 2, 0] {
+            pool.free(blocks[hole], 0);
+        }
+        assert_eq!(pool.ask(700, 0), Ok((blocks[2], Outcome::Split)));
+        assert_eq!(pool.ask(KIB, 0), Ok((blocks[4], Outcome::Hit)));
+        assert_eq!(pool.ask(KIB, 0), Ok((blocks[0], Outcome::Split)));
+        assert_eq!(pool.ask(2 * KIB, 0), Ok((blocks[6], Outcome::Split)));
+        assert_eq!(pool.ask(256, 0), Ok((blocks[2] + 768, Outcome::Hit)));
+        assert_eq!(pool.growth(), [64 << 10]);
+    }
+
+    #[test]
+    fn neighbours_are_joined_but_not_across_two_regions() {
+        let mut pool = Worked::new("pool", ROOMY);
+        let first = [pool.alloc(512, 0), pool.alloc(512, 0)];
+        assert_eq!((first, pool.growth()), ([0, 512], vec![512, 512]));
+        let second = [pool.alloc(256, 0), pool.alloc(256, 0), pool.alloc(512, 0)];
+        assert_eq!((second, pool.growth()), ([1024, 1280, 1536], vec![512, 512, 1024]));
+        for block in [1280, 0, 1536, 512, 1024] {
+            pool.free(block, 0);
+        }
+        // The addresses follow each other without a gap.
+        assert_eq!(pool.free_blocks(), [(0, 512), (512, 512), (1024, 1024)]);
+        assert_eq!(pool.ask(1280, 0), Ok((2048, Outcome::NewSegment)));
+        assert_eq!(pool.strategy.largest_free(StreamId(0)), Some(1024));
+    }
+
+    #[test]
+    fn another_streams_block_is_taken_after_a_wait_and_the_rest_stays_there() {
+        let mut pool = Worked::new("pool:initial:4KiB", ROOMY);
+        // Nobody has worked on the initial region: there is nothing to wait for.
+        assert_eq!(pool.ask(KIB, 1), Ok((0, Outcome::NewSegment)));
+        assert_eq!(pool.calls(CallKind::StreamWaitEvent), 0);
+        assert_eq!(pool.ask(3 * KIB, 0), Ok((KIB, Outcome::Hit)));
+        pool.free(0, 1);
+        assert_eq!(pool.ask(512, 0), Ok((0, Outcome::Split)));
+        assert_eq!((pool.calls(CallKind::EventRecord), pool.calls(CallKind::StreamWaitEvent)), (1, 1));
+        // The rest is still the first stream's: no wait.
+        assert_eq!(pool.ask(512, 1), Ok((512, Outcome::Hit)));
+        assert_eq!(pool.calls(CallKind::StreamWaitEvent), 1);
+        assert_eq!(pool.strategy.details(), [("taken_from_other_streams", 2), ("lists_merged", 0)]);
+    }
+
+    #[test]
+    fn lists_of_other_streams_are_looked_at_in_the_order_in_which_the_streams_came() {
+        let mut pool = Worked::new("pool:initial:4KiB", ROOMY);
+        let blocks = [3, 2, 1].map(|stream| (pool.alloc(KIB, stream), stream));
+        assert_eq!(pool.alloc(KIB, 0), 3 * KIB);
+        for (block, stream) in blocks {
+            pool.free(block, stream);
+        }
+        // Three fit alike; stream 3 was there before 2 and 1.
+        assert_eq!(pool.ask(KIB, 0), Ok((blocks[0].0, Outcome::Hit)));
+        assert_eq!(pool.ask(KIB, 0), Ok((blocks[1].0, Outcome::Hit)));
+    }
+
+    #[test]
+    fn lists_are_merged_where_no_single_block_fits() {
+        let mut pool = Worked::new("pool:initial:6KiB", ROOMY);
+        let blocks = [0, 1, 2].map(|stream| (pool.alloc(2 * KIB, stream), stream));
+        for (block, stream) in blocks {
+            pool.free(block, stream);
+        }
+        // Each in a list of its own.
+        assert_eq!(pool.free_blocks(), [(0, 2 * KIB), (2 * KIB, 2 * KIB), (4 * KIB, 2 * KIB)]);
+        // That of stream 0 is merged first, in vain; with that of stream 1 all are one block.
+        assert_eq!(pool.ask(4 * KIB, 2), Ok((0, Outcome::Split)));
+        assert_eq!(pool.strategy.details(), [("taken_from_other_streams", 2), ("lists_merged", 2)]);
+        assert_eq!((pool.calls(CallKind::StreamWaitEvent), pool.growth().len()), (2, 1));
+        pool.free(0, 2);
+        assert_eq!(pool.free_blocks(), [(0, 6 * KIB)]);
+    }
+
+    #[test]
+    fn a_block_belongs_to_the_stream_that_frees_it() {
+        let mut pool = Worked::new("pool", ROOMY);
+        let block = pool.alloc(KIB, 0);
+        pool.free(block, 1);
+        assert_eq!(pool.ask(KIB, 1), Ok((block, Outcome::Hit)));
+        assert_eq!(pool.calls(CallKind::StreamWaitEvent), 0);
+        pool.free(block, 1);
+        assert_eq!(pool.ask(KIB, 0), Ok((block, Outcome::Hit)));
+        assert_eq!(pool.calls(CallKind::StreamWaitEvent), 1);
+    }
+
+    #[test]
+    fn under_a_maximum_the_pool_grows_by_half_of_what_remains() {
+        let mut pool = Worked::new("pool:maximum:8KiB", ROOMY);
+        let blocks = [4 * KIB, 256, 2 * KIB, 256].map(|bytes| pool.alloc(bytes, 0));
+        assert_eq!(pool.growth(), [4096, 2048, 2048]);
+        assert_eq!(blocks, [0, 4096, 6144, 4352]);
+        assert_eq!(pool.ask(2 * KIB, 0), Err(Refusal::Limit));
+        assert_eq!(pool.ask(9 * KIB, 0), Err(Refusal::Size));
+        // Together they make room; the second region has live blocks and stays.
+        pool.free(blocks[0], 0);
+        pool.free(blocks[2], 0);
+        assert_eq!(pool.ask(4 * KIB - 256, 0), Ok((0, Outcome::Split)));
+        pool.free(0, 0);
+        assert_eq!(pool.ask(4 * KIB + 256, 0), Ok((8 * KIB, Outcome::ReleaseAndRetry)));
+        assert_eq!(pool.growth(), [4096, 2048, 2048, -4096, -2048, 4352]);
+    }
+
+    #[test]
+    fn what_goes_back_under_a_maximum_is_no_more_than_needed() {
+        let mut pool = Worked::new("pool:initial:2KiB,maximum:10KiB", ROOMY);
+        let first = pool.alloc(2 * KIB, 0);
+        let blocks = [4 * KIB, 2 * KIB].map(|bytes| pool.alloc(bytes, 0));
+        assert_eq!(pool.growth(), [2048, 4096, 2048]);
+        for block in [first, blocks[0], blocks[1]] {
+            pool.free(block, 0);
+        }
+        assert_eq!(pool.ask(6 * KIB, 0), Ok((8 * KIB, Outcome::ReleaseAndRetry)));
+        assert_eq!(pool.growth(), [2048, 4096, 2048, -2048, -4096, 6144]);
+    }
+
+    #[test]
+    fn a_refused_growth_is_halved_down_to_the_request() {
+        let mut pool = Worked::new("pool", 10 * KIB);
+        let blocks = [4 * KIB, 4 * KIB, 512].map(|bytes| pool.alloc(bytes, 0));
+        assert_eq!((blocks, pool.growth()), ([0, 4096, 8192], vec![4096, 4096, 2048]));
+        assert_eq!(pool.ask(2 * KIB, 0), Err(Refusal::Device));
+        assert_eq!(pool.ask(1536, 0), Ok((8704, Outcome::Hit)));
+    }
+
+    #[test]
+    fn an_initial_size_does_not_bound_the_first_request() {
+        let mut pool = Worked::new("pool:initial:1KiB", ROOMY);
+        assert_eq!(pool.ask(5 * KIB, 1), Ok((KIB, Outcome::NewSegment)));
+        assert_eq!(pool.growth(), [1024, 5120]);
+        let mut half = Worked::new("pool:initial:50%", ROOMY);
+        half.alloc(1, 0);
+        assert_eq!(half.growth(), [ROOMY as i64 / 2]);
+    }
+
+    #[test]
+    fn parameters_that_rmm_would_refuse_are_refused() {
+        for (parameters, reason) in [
+            ("initial:2KiB,maximum:1KiB", "'initial' of 2048 bytes is above 'maximum' of 1024"),
+            ("maximum:1000", "'maximum': '1000' is not a multiple of 256 bytes"),
+            ("initial:0%", "'initial': '0%' is not between 1% and 100%"),
+        ] {
+            let built = crate::strategy::StrategySpec::from(format!("pool:{parameters}").as_str()).check();
+            assert_eq!(built.unwrap_err().to_string(), format!("strategy 'pool': {reason}"));
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Fused attention over queries, keys and values that form side by side in one tensor.
+//!
+//! Which kernel PyTorch takes follows from the number format: memory-efficient attention for single precision, cuDNN's
+//! for 16 bits on a GPU of Hopper's kind.
+
+use super::{
+    graph::{Edge, MOST_EDGES, Node, Operation, Origin, Value},
+    machine::{Machine, Tensor},
+    precision::Number,
+    saving::Form,
+    scratch,
+};
+use oomph_base::{Work, round_up};
+use oomph_trace::Category;
+
+/// Memory-efficient attention pads its row sums to this many rows.
+const ROW_SUM_PADDING: u64 = 32;
+/// Bytes of a seed, and of an offset into its random numbers, which cuDNN's kernel keeps even where nothing is random.
+const SEED: u64 = 8;
+
+/// The places of what is saved: keys, queries and values first.
+const SAVED_INPUTS: usize = 0;
+const SAVED_ROW_SUMS: usize = 3;
+
+impl Machine {
+    /// Attention of every token to those before it.
+    pub(super) fn attention(&mut self, query_key_value: Value) -> Value {
+        let number = query_key_value.number;
+        let width = self.plan.local_width();
+        let bytes = self.rows(width, number);
+        let records = self.records(query_key_value.origin.needs_gradient());
+        let inputs = if records { self.split(query_key_value) } else { [Edge::Nowhere; MOST_EDGES] };
+        let first_saved = self.begin_saving();
+        if records {
+            for _ in 0..MOST_EDGES {
+                self.save(query_key_value.tensor, Form::Strided(bytes));
+            }
+        }
+        let seeds = match number {
+            Number::Half => Some([(); 2].map(|()| self.alloc(SEED, Category::Activation))),
+            Number::Single => None,
+        };
+        let output = self.alloc(bytes, Category::Activation);
+        // Only backward needs the sums of rows.
+        let row_sums = records.then(|| self.alloc(self.row_sum_bytes(number), Category::Activation));
+        if number == Number::Half {
+            self.scratch(scratch::CUDNN_FORWARD, output);
+        }
+        self.work(self.attention_work(number, false), [query_key_value.tensor, output]);
+        if let Some(row_sums) = row_sums {
+            self.save(row_sums, Form::Dense);
+            self.save(output, Form::Strided(bytes));
+            if let Some([seed, offset]) = seeds {
+                self.save(offset, Form::Dense);
+                self.save(seed, Form::Dense);
+            }
+            self.release(row_sums);
+        }
+        for seed in seeds.into_iter().flatten() {
+            self.release(seed);
+        }
+        let origin =
+            if records { self.record(Operation::Attention(number), first_saved, inputs) } else { Origin::Constant };
+        Value { tensor: output, number, origin }
+    }
+
+    /// The gradients of queries, keys and values.
+    pub(super) fn attention_backward(
+        &mut self,
+        node: &Node,
+        number: Number,
+        incoming: Tensor,
+    ) -> [Option<Tensor>; MOST_EDGES] {
+        let saved = self.unpack(node);
+        let bytes = self.bytes(incoming);
+        let gradients = [(); MOST_EDGES].map(|()| self.temporary(bytes));
+        let shape = self.plan.shape;
+        let heads = u64::from(self.plan.local_heads());
+        let (sequences_by_heads, length, head_width) =
+            (u64::from(self.graph.sequences) * heads, u64::from(self.graph.length), u64::from(shape.head_width()));
+        let (row_products, workspace) = match number {
+            Number::Single => {
+                // The row sums of gradient times output, made by plain operators.
+                let product = self.temporary(bytes);
+                let of_rows = sequences_by_heads * length * Number::Single.bytes();
+                let [sums, sums_by_head] = [(); 2].map(|()| self.temporary(of_rows));
+                self.elementwise(3 * bytes, [incoming, product]);
+                self.work(Work::Reduction { bytes }, [product, sums]);
+                self.release_all([sums, product]);
+                (Some(sums_by_head), scratch::memory_efficient_backward(sequences_by_heads, length, head_width))
+            }
+            Number::Half => (None, scratch::cudnn_backward(sequences_by_heads, length, head_width)),
+        };
+        let workspace = self.alloc(workspace, Category::Workspace);
+        let inputs = saved.operand(SAVED_INPUTS, incoming);
+        let row_sums = saved.operand(SAVED_ROW_SUMS, incoming);
+        self.work(self.attention_work(number, true), [incoming, inputs, row_sums, gradients[0]]);
+        if let Some(sums) = row_products {
+            self.release(sums);
+        }
+        self.release(workspace);
+        self.drop_unpacked(&saved);
+        gradients.map(Some)
+    }
+
+    /// Queries, keys and values as views of one tensor; their gradients come back side by side.
+    fn split(&mut self, query_key_value: Value) -> [Edge; MOST_EDGES] {
+        let first_saved = self.begin_saving();
+        let edges = [query_key_value.origin.edge(), Edge::Nowhere, Edge::Nowhere];
+        match self.record_many(Operation::Split, first_saved, edges, MOST_EDGES as u8) {
+            Some(place) => [Edge::Value(place), Edge::Value(place + 1), Edge::Value(place + 2)],
+            None => [Edge::Nowhere; MOST_EDGES],
+        }
+    }
+
+    /// One tensor of three gradients.
+    pub(super) fn split_backward(&mut self, parts: [Tensor; MOST_EDGES]) -> Tensor {
+        let bytes = MOST_EDGES as u64 * self.bytes(parts[0]);
+        let joined = self.temporary(bytes);
+        self.elementwise(2 * bytes, [parts[0], parts[1], parts[2], joined]);
+        joined
+    }
+
+    fn row_sum_bytes(&self, number: Number) -> u64 {
+        let length = u64::from(self.graph.length);
+        let length = if number == Number::Single { round_up(length, ROW_SUM_PADDING) } else { length };
+        u64::from(self.graph.sequences) * u64::from(self.plan.local_heads()) * length * Number::Single.bytes()
+    }
+
+    fn attention_work(&self, number: Number, backward: bool) -> Work {
+        Work::Attention {
+            batch: self.graph.sequences,
+            heads: self.plan.local_heads(),
+            queries: self.graph.length,
+            keys: self.graph.length,
+            head_width: self.plan.shape.head_width(),
+            dtype: self.plan.precision.of_attention(number),
+            backward,
+            causal: true,
+        }
+    }
+}

@@ -1,0 +1,479 @@
+//! Training programs that hold on to memory, each beside the program that does not.
+//!
+//! A [`Fault`] is a mistake that people make, with the remedies that people try: some of them help, some do not, and
+//! some faults turn out to be none. The programs are written with the parts of [`Trainer`](super::trainer::Trainer), so
+//! what a fault costs follows from what it holds. Thirteen recordings of PyTorch 2.11 hold them to that, action by
+//! action (`tests/transformer_truth/faults.rs`).
+//!
+//! One file is one family of faults; a new fault is one line in [`FAULTS`].
+
+mod cache;
+mod churn;
+mod criterion;
+mod cycle;
+mod dangling;
+mod gradients;
+mod loader;
+mod loading;
+mod loss;
+mod outputs;
+mod parts;
+mod retained;
+mod validation;
+
+use super::{lengths::Lengths, plan::Plan, shape, technique, trainer::Trainer};
+use crate::{
+    Dice, Parameter, Parameters, WorkloadError,
+    generator::{Generator, GeneratorEntry, start},
+};
+use oomph_base::GIB;
+use oomph_trace::{MarkKind, TraceBuilder};
+
+/// Every fault, in the order in which `list` shows them.
+const FAULTS: &[Fault] = &[
+    outputs::OUTPUTS,
+    loss::LOSS_GRAPH,
+    criterion::INTERMEDIATES,
+    retained::RETAIN_GRAPH,
+    retained::RETAIN_TWICE,
+    gradients::NO_ZERO_GRAD,
+    cycle::CYCLE,
+    validation::VALIDATION_GRAPH,
+    validation::VALIDATION_OUTPUTS,
+    cache::CACHE,
+    cache::SLOW_LEAK,
+    loader::PINNED_LOADER,
+    loader::PREFETCHED_BATCHES,
+    loader::DUPLICATED_BATCHES,
+    churn::CHURN,
+    dangling::DANGLING,
+    loading::LOADED_TWICE,
+];
+
+const FAULT: Parameter = Parameter::choice("fault", &NAMES, "outputs", "what the program does wrong");
+const REMEDY: Parameter = Parameter::choice(
+    "remedy",
+    &[
+        "none",
+        "detach",
+        "cpu",
+        "consume",
+        "item",
+        "clear",
+        "rebind",
+        "release",
+        "zero_grad",
+        "before_forward",
+        "before_backward",
+        "weak_reference",
+        "break_link",
+        "collect",
+        "no_grad",
+        "bounded",
+        "pageable",
+        "on_demand",
+        "one_copy",
+        "batched",
+        "del",
+        "gc",
+        "empty_cache",
+        "del_gc",
+        "del_empty_cache",
+        "gc_empty_cache",
+        "del_gc_empty_cache",
+    ],
+    "none",
+    "what is done about it; each fault has its own remedies",
+);
+const KEPT_BYTES: Parameter = Parameter::size(
+    "kept_bytes",
+    1..=64 * GIB,
+    "64MiB",
+    "what a cycle, an entry of a cache or a leak of preprocessing holds",
+);
+const ENTRIES: Parameter = Parameter::count("entries", 1..=1 << 20, "4", "entries of a cache that is bounded");
+const EPOCH_STEPS: Parameter = Parameter::count("epoch_steps", 1..=1 << 20, "1", "steps of an epoch, for slow_leak");
+const WORKERS: Parameter = Parameter::count("workers", 0..=16, "4", "processes that load batches");
+const INPUT_BYTES: Parameter =
+    Parameter::size("input_bytes", 1..=64 * GIB, "64MiB", "what a batch holds beside its tokens, such as images");
+const BATCHES: Parameter =
+    Parameter::count("batches", 1..=1 << 10, "4", "batches that are prefetched, or copies that are made of one");
+const TENSORS: Parameter = Parameter::count("tensors", 1..=1 << 20, "2000", "small tensors of a step, for churn");
+
+pub(in crate::generator) const ENTRY: GeneratorEntry = GeneratorEntry {
+    name: "faulty_training",
+    summary: "training programs that hold on to memory, and what people do about it",
+    seeded: true,
+    parameters: &[
+        FAULT,
+        REMEDY,
+        shape::STEPS,
+        KEPT_BYTES,
+        ENTRIES,
+        EPOCH_STEPS,
+        WORKERS,
+        INPUT_BYTES,
+        BATCHES,
+        TENSORS,
+        shape::LAYERS,
+        shape::WIDTH,
+        shape::HEADS,
+        shape::VOCABULARY,
+        shape::CONTEXT,
+        shape::BATCH,
+        shape::MIN_LENGTH,
+        shape::LENGTHS,
+        shape::EXPERTS,
+        shape::CHOSEN_EXPERTS,
+        shape::IMBALANCE,
+        technique::PRECISION,
+        technique::OPTIMIZER,
+        technique::TECHNIQUES,
+    ],
+    build: |parameters| {
+        let (plan, steps) = (Plan::read(parameters)?, parameters.count(shape::STEPS.name)?);
+        if plan.techniques.micro_batches > 1 || plan.techniques.pipeline_stages > 1 {
+            return Err(parameters.refuse("a program with a fault takes each batch whole: no accum, no pipeline"));
+        }
+        let lengths = Lengths::read(plan.shape, parameters)?;
+        let settings = Settings::read(parameters)?;
+        let build = chosen(parameters)?;
+        Ok(start(move |dice| {
+            let (trainer, lengths) = (Trainer::new(plan.clone()).with_dice(dice.clone()), lengths.clone());
+            Running { dice, trainer, lengths, program: build(&settings), steps, step: 0 }
+        }))
+    },
+};
+
+/// A mistake and what can be done about it.
+struct Fault {
+    name: &'static str,
+    /// The program under each remedy; `none` is the mistake itself.
+    programs: &'static [(&'static str, Build)],
+}
+
+type Build = fn(&Settings) -> Box<dyn Program>;
+
+/// One turn of a program's loop after the other.
+trait Program: Send {
+    /// The step is marked, and its end is cared for.
+    fn turn(&mut self, trainer: &mut Trainer, turn: &mut Turn<'_>);
+
+    /// Before the first turn.
+    fn load(&mut self, trainer: &mut Trainer) {
+        trainer.load();
+    }
+}
+
+/// Which turn it is.
+struct Turn<'a> {
+    step: u32,
+    length: u32,
+    dice: &'a mut Dice,
+}
+
+/// What programs read besides the model.
+#[derive(Clone, Copy, Debug)]
+struct Settings {
+    kept_bytes: u64,
+    entries: u32,
+    epoch_steps: u32,
+    workers: u32,
+    input_bytes: u64,
+    batches: u32,
+    tensors: u32,
+}
+
+impl Settings {
+    fn read(parameters: &Parameters<'_>) -> Result<Settings, WorkloadError> {
+        Ok(Settings {
+            kept_bytes: parameters.size(KEPT_BYTES.name)?,
+            entries: parameters.count(ENTRIES.name)?,
+            epoch_steps: parameters.count(EPOCH_STEPS.name)?,
+            workers: parameters.count(WORKERS.name)?,
+            input_bytes: parameters.size(INPUT_BYTES.name)?,
+            batches: parameters.count(BATCHES.name)?,
+            tensors: parameters.count(TENSORS.name)?,
+        })
+    }
+}
+
+const NAMES: [&str; FAULTS.len()] = {
+    let mut names = [""; FAULTS.len()];
+    let mut place = 0;
+    while place < FAULTS.len() {
+        names[place] = FAULTS[place].name;
+        place += 1;
+    }
+    names
+};
+
+fn chosen(parameters: &Parameters<'_>) -> Result<Build, WorkloadError> {
+    let (name, remedy) = (parameters.choice(FAULT.name)?, parameters.choice(REMEDY.name)?);
+    let programs = FAULTS.iter().find(|fault| fault.name == name).map_or(&[][..], |fault| fault.programs);
+    programs.iter().find(|(word, _)| *word == remedy).map(|(_, build)| *build).ok_or_else(|| {
+        let words: Vec<&str> = programs.iter().map(|(word, _)| *word).collect();
+        parameters.refuse(format!("fault '{name}' has no remedy '{remedy}'; there are: {}", words.join(", ")))
+    })
+}
+
+struct Running {
+    dice: Dice,
+    trainer: Trainer,
+    lengths: Lengths,
+    program: Box<dyn Program>,
+    steps: u32,
+    step: u32,
+}
+
+impl Generator for Running {
+    fn advance(&mut self, story: &mut TraceBuilder) -> bool {
+        if self.step == self.steps {
+            return false;
+        }
+        let (step, program, dice) = (self.step, &mut self.program, &mut self.dice);
+        let length = self.lengths.of_step(step, dice);
+        self.trainer.write(story, |trainer| {
+            if step == 0 {
+                program.load(trainer);
+            }
+            trainer.mark(MarkKind::Step, "step", step);
+            program.turn(trainer, &mut Turn { step, length, dice });
+            trainer.end_step(step);
+        });
+        self.step += 1;
+        true
+    }
+
+    fn left(&self) -> u64 {
+        (self.steps - self.step).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{Recipe, parameter::Values, recipe_names};
+    use oomph_base::MIB;
+    use oomph_trace::{Category, Op, OpKind, Summary, Trace, check};
+
+    const LOGITS: u64 = 2 * 1024 * 50257 * 4;
+
+    fn recipe(name: &str) -> Recipe {
+        Recipe::named(name).unwrap()
+    }
+
+    fn summary(name: &str) -> Summary {
+        check(&recipe(name).workload().unwrap()).unwrap()
+    }
+
+    /// Bytes on the device after every step.
+    fn levels(recipe: &Recipe) -> Vec<u64> {
+        let trace = Trace::read(&recipe.workload().unwrap()).unwrap();
+        let (mut live, mut sizes, mut levels) = (0, BTreeMap::new(), Vec::new());
+        for event in &trace.events {
+            match event.op {
+                Op::Alloc { slot, bytes, .. } => {
+                    sizes.insert(slot, bytes);
+                    live += bytes;
+                }
+                Op::Free { slot, .. } => live -= sizes.remove(&slot).unwrap(),
+                Op::Mark { kind: MarkKind::Step, index: 1.., .. } => levels.push(live),
+                _ => {}
+            }
+        }
+        levels.push(live);
+        levels
+    }
+
+    /// What every step adds, if all of the last ones add the same.
+    fn growth(name: &str) -> Option<u64> {
+        let levels = levels(&recipe(name));
+        let warm = &levels[levels.len().saturating_sub(7)..];
+        let growth = warm[1].checked_sub(warm[0])?;
+        warm.windows(2).all(|pair| pair[1].checked_sub(pair[0]) == Some(growth)).then_some(growth)
+    }
+
+    #[test]
+    fn every_fixed_workload_is_level_after_warm_up() {
+        let fixed: Vec<&str> = recipe_names().filter(|name| name.ends_with("-fixed")).collect();
+        assert!(fixed.len() >= 20, "{fixed:?}");
+        for name in fixed {
+            let levels = levels(&recipe(name));
+            let warm = &levels[5.min(levels.len() - 2)..];
+            assert!(warm.iter().all(|level| *level == warm[0]), "{name}: {levels:?}");
+            let faulty = name.trim_end_matches("-fixed").trim_end_matches("-broken").trim_end_matches("-collected");
+            let faulty = faulty.trim_end_matches("-cpu");
+            assert!(recipe_names().any(|other| other == faulty), "{name} is nobody's twin");
+        }
+    }
+
+    #[test]
+    fn faults_grow_by_what_they_hold_and_others_do_not() {
+        for (name, bytes) in [
+            ("leak-outputs-detached", LOGITS),
+            ("leak-intermediates", LOGITS),
+            ("val-keep-no-grad", LOGITS),
+            ("leak-cache", 64 * MIB),
+            ("leak-slow", 2700 << 10),
+            ("leak-outputs-cpu", 0),
+            ("leak-retain-rebound", 0),
+            ("leak-retain-twice", 0),
+            ("leak-no-zero-grad", 0),
+            ("val-with-grad", 0),
+            ("loader-pinned", 0),
+            ("loader-prefetched", 0),
+            ("loader-duplicated", 0),
+            ("churn", 0),
+            ("load-twice", 0),
+        ] {
+            assert_eq!(growth(name), Some(bytes), "{name}");
+        }
+        for name in ["leak-outputs", "leak-loss-graph", "leak-retain-graph", "val-keep-outputs"] {
+            let growth = growth(name).unwrap();
+            assert!((1_331_000_000..1_333_000_000).contains(&growth), "{name}: {growth}");
+        }
+    }
+
+    #[test]
+    fn the_slow_leak_adds_15_to_20_percent_in_100_epochs() {
+        let levels = levels(&recipe("leak-slow"));
+        assert_eq!(levels.len(), 100);
+        let grown = levels[99] as f64 / levels[0] as f64 - 1.0;
+        assert!((0.15..0.20).contains(&grown), "{grown}");
+    }
+
+    #[test]
+    fn cycles_pile_up_and_are_collected_again_and_again() {
+        let piled = levels(&recipe("leak-cycle"));
+        let base = piled.iter().min().unwrap();
+        let above: Vec<u64> = piled.iter().map(|level| (level - base) / (64 * MIB)).collect();
+        assert_eq!(above[..13], [0, 1, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0]);
+        // The technique collects as the remedy does.
+        let collected = levels(&recipe("leak-cycle").with("techniques", "gc"));
+        assert!(collected.iter().all(|level| level == base));
+    }
+
+    #[test]
+    fn only_names_and_cycles_hold_what_dangles() {
+        let last = |name| *levels(&recipe(name)).last().unwrap();
+        let base = last("dangling-fixed");
+        // Twelve reports; in between the collector came by itself.
+        let garbage = last("dangling-del") - base;
+        assert_eq!(garbage % (64 * MIB), 0);
+        assert!((MIB..6 * 64 * MIB).contains(&garbage), "{garbage}");
+        let logits_and_report = last("dangling-gc") - base;
+        assert!(logits_and_report > LOGITS + 64 * MIB, "{logits_and_report}");
+        assert!(last("dangling") > last("dangling-gc"));
+        for (with, without) in [
+            ("dangling-empty-cache", "dangling"),
+            ("dangling-del-empty-cache", "dangling-del"),
+            ("dangling-gc-empty-cache", "dangling-gc"),
+            ("dangling-fixed", "dangling-del-gc"),
+        ] {
+            assert_eq!(last(with), last(without), "emptying the cache frees no tensor");
+            assert_eq!((summary(with).count(OpKind::EmptyCache), summary(without).count(OpKind::EmptyCache)), (12, 0));
+        }
+    }
+
+    #[test]
+    fn workers_take_pinned_memory_and_none_of_the_device() {
+        let of = |workers: &str| check(&recipe("loader-pinned").with("workers", workers).workload().unwrap()).unwrap();
+        for (workers, buffers) in [("0", 1), ("1", 2), ("4", 8), ("16", 32)] {
+            assert_eq!(of(workers).count(OpKind::HostAlloc), buffers);
+            assert_eq!(of(workers).peak.bytes, of("0").peak.bytes);
+        }
+        assert_eq!(summary("loader-pinned-fixed").count(OpKind::HostAlloc), 0);
+    }
+
+    #[test]
+    fn batches_on_the_device_raise_the_peak() {
+        let peak = |name| summary(name).peak.bytes;
+        assert_eq!(peak("loader-prefetched") - peak("loader-prefetched-fixed"), 8 * 256 * MIB);
+        assert_eq!(peak("loader-duplicated") - peak("loader-duplicated-fixed"), 4 * 256 * MIB);
+    }
+
+    #[test]
+    fn a_dictionary_on_the_device_holds_the_weights_once_more() {
+        let last = |name| *levels(&recipe(name)).last().unwrap();
+        let weights = last("load-twice") - last("load-twice-fixed");
+        let deleted = *levels(&recipe("load-twice").with("remedy", "del")).last().unwrap();
+        assert_eq!(deleted, last("load-twice-fixed"));
+        // 124 million numbers, and the head that is not tied.
+        assert_eq!(weights / 4, 163_037_184);
+    }
+
+    #[test]
+    fn churn_makes_many_blocks_that_die_within_their_step() {
+        let (faulty, fixed) = (summary("churn"), summary("churn-fixed"));
+        assert_eq!(faulty.count(OpKind::Alloc) - fixed.count(OpKind::Alloc), 12 * 1499);
+        assert_eq!(faulty.live_bytes, fixed.live_bytes);
+    }
+
+    #[test]
+    fn every_block_of_every_fault_says_what_it_is_for() {
+        for name in recipe_names().filter(|name| recipe(name).generator().name == ENTRY.name) {
+            let trace = Trace::read(&recipe(name).with("steps", "2").workload().unwrap()).unwrap();
+            let categories: BTreeSet<Category> = trace.tables.tags().iter().map(|tag| tag.category).collect();
+            let unknown = trace.events.iter().filter(|event| {
+                matches!(event.op, Op::Alloc { tag, .. } if trace.tables.tags()[tag.index()].category == Category::Unknown)
+            });
+            assert_eq!(unknown.count(), 0, "{name}");
+            assert!(categories.contains(&Category::Parameter) && categories.contains(&Category::Input), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_remedy_of_another_fault_is_refused_with_those_that_there_are() {
+        let error = |recipe: Recipe| recipe.workload().err().unwrap().to_string();
+        assert_eq!(
+            error(recipe("leak-outputs").with("remedy", "no_grad")),
+            "workload 'leak-outputs': fault 'outputs' has no remedy 'no_grad'; there are: none, detach, cpu, consume"
+        );
+        assert_eq!(
+            error(recipe("leak-outputs").with("techniques", "accum2")),
+            "workload 'leak-outputs': a program with a fault takes each batch whole: no accum, no pipeline"
+        );
+    }
+
+    #[test]
+    fn every_remedy_is_declared_and_every_declared_one_is_some_faults() {
+        let Values::Choice(declared) = REMEDY.values else { panic!("a choice") };
+        let used: BTreeSet<&str> = FAULTS.iter().flat_map(|fault| fault.programs).map(|(word, _)| *word).collect();
+        assert_eq!(declared.iter().copied().collect::<BTreeSet<_>>(), used);
+        assert!(FAULTS.iter().all(|fault| fault.programs[0].0 == "none"));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        /// Whatever is done wrong with whatever technique, tensors are freed once and never used after.
+        #[test]
+        fn any_fault_goes_with_any_technique(
+            (fault, remedy) in prop::sample::select(FAULTS.iter().flat_map(|fault| {
+                fault.programs.iter().map(|(remedy, _)| (fault.name, *remedy))
+            }).collect::<Vec<_>>()),
+            words in prop::sample::subsequence(vec![
+                "amp", "fp16", "bf16_model", "ckpt", "offload", "offload_optimizer", "offload_params",
+                "offload_component", "inplace", "zero_fill", "empty_cache", "gc", "sgd", "chunked_loss", "lora", "ddp",
+                "zero2:2", "zero3:2", "tensor_parallel:2",
+            ], 0..4),
+            min_length in prop::sample::select(vec!["0", "8"]),
+        ) {
+            let small = [
+                ("layers", "2"), ("width", "64"), ("heads", "2"), ("vocab", "500"), ("context", "32"), ("steps", "6"),
+                ("tensors", "50"), ("kept_bytes", "1MiB"), ("input_bytes", "1MiB"),
+            ];
+            let recipe = small.iter().fold(recipe("leak-outputs"), |recipe, (key, text)| recipe.with(key, text));
+            let recipe = recipe.with("fault", fault).with("remedy", remedy).with("min_length", min_length);
+            match recipe.with("techniques", &words.join(",")).workload() {
+                Err(error) => prop_assert!(error.to_string().contains("contradict"), "{words:?}: {error}"),
+                Ok(workload) => prop_assert_eq!(check(&workload).unwrap().steps, 6),
+            }
+        }
+    }
+}

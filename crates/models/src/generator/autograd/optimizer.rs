@@ -1,0 +1,163 @@
+//! The optimizer's step: its state, and what it takes on the way.
+
+use super::{
+    machine::{Machine, Tensor},
+    precision::{Number, Precision},
+    technique::Optimizer,
+    weights::WeightId,
+};
+use oomph_base::{StreamId, Work};
+use oomph_trace::Category;
+
+/// 8-bit state is scaled in blocks of this many numbers; smaller tensors stay in single precision.
+const NUMBERS_PER_SCALE: u64 = 256;
+const FEWEST_IN_8_BITS: u64 = 4096;
+
+impl Machine {
+    /// Updates every weight that has a gradient.
+    pub(super) fn optimizer_step(&mut self) {
+        let updated: Vec<WeightId> = (0..self.weights.len() as WeightId)
+            .filter(|&id| self.weights[id as usize].resident_gradient().is_some())
+            .collect();
+        if self.plan.techniques.offload_optimizer {
+            self.update_on_host(&updated);
+        } else {
+            match self.plan.techniques.optimizer {
+                Optimizer::AdamW => self.update_with_adam(&updated),
+                Optimizer::Sgd => self.update_with_sgd(&updated),
+                Optimizer::Adam8Bit => self.update_in_8_bits(&updated),
+            }
+            self.gather_updated_weights(&updated);
+        }
+        self.collect_while_updating(updated.len());
+        self.layer = None;
+    }
+
+    /// AdamW over the whole list of weights at once, so the temporary of every weight lives until the last is done.
+    fn update_with_adam(&mut self, updated: &[WeightId]) {
+        let has_master = self.plan.precision == Precision::HalfModel { master_weights: true };
+        let number = if has_master { Number::Single } else { self.plan.precision.of_weights() };
+        let bytes_of = |machine: &Machine, id: WeightId| machine.shard_elements(id) * number.bytes();
+        let mut is_first = false;
+        for &id in updated {
+            if self.weights[id as usize].state.is_empty() {
+                is_first = true;
+                let (bytes, count) = (bytes_of(self, id), if has_master { 3 } else { 2 });
+                self.layer = self.weights[id as usize].layer;
+                let mut state = vec![self.alloc(bytes, Category::Optimizer)];
+                self.collect_while_making_state();
+                state.extend((1..count).map(|_| self.alloc(bytes, Category::Optimizer)));
+                self.weights[id as usize].state = state;
+            }
+        }
+        // The gradients of 16-bit weights are widened for their single-precision masters.
+        let widened = if has_master { self.temporary_for_each(updated, bytes_of) } else { Vec::new() };
+        for (place, &id) in updated.iter().enumerate() {
+            let (bytes, weight) = (bytes_of(self, id), &self.weights[id as usize]);
+            let gradient = widened.get(place).copied().or(weight.resident_gradient());
+            if let (Some(gradient), Some(tensor), &[mean, square, ..]) =
+                (gradient, weight.resident(), weight.state.as_slice())
+            {
+                // Weight decay; then the first mean in one pass over it and the gradient, the second in two.
+                self.elementwise(2 * bytes, [tensor]);
+                self.elementwise(8 * bytes, [gradient, mean, square]);
+            }
+        }
+        let roots = self.temporary_for_each(updated, bytes_of);
+        self.collect_while_updating(updated.len());
+        if is_first {
+            self.leave_objects_of_first_update();
+        }
+        for (&id, &root) in updated.iter().zip(&roots) {
+            let (bytes, weight) = (bytes_of(self, id), &self.weights[id as usize]);
+            if let (Some(tensor), &[mean, square, ..]) = (weight.resident(), weight.state.as_slice()) {
+                // The root in three passes; then the weight, from it and the first mean.
+                self.elementwise(10 * bytes, [square, root, mean, tensor]);
+            }
+        }
+        for temporary in roots.into_iter().rev().chain(widened.into_iter().rev()) {
+            self.release(temporary);
+        }
+    }
+
+    fn temporary_for_each(
+        &mut self,
+        weights: &[WeightId],
+        bytes_of: impl Fn(&Machine, WeightId) -> u64,
+    ) -> Vec<Tensor> {
+        let allocate = |&id: &WeightId| {
+            self.layer = self.weights[id as usize].layer;
+            self.temporary(bytes_of(self, id))
+        };
+        weights.iter().map(allocate).collect()
+    }
+
+    fn update_with_sgd(&mut self, updated: &[WeightId]) {
+        for &id in updated {
+            let weight = &self.weights[id as usize];
+            if let (Some(tensor), Some(gradient)) = (weight.resident(), weight.resident_gradient()) {
+                let bytes = self.bytes(gradient);
+                self.elementwise(3 * bytes, [gradient, tensor]);
+            }
+        }
+    }
+
+    /// One kernel a tensor, which needs no temporary: two bytes of state a number, and a scale for every block of it.
+    fn update_in_8_bits(&mut self, updated: &[WeightId]) {
+        for &id in updated {
+            let elements = self.shard_elements(id);
+            if self.weights[id as usize].state.is_empty() {
+                self.layer = self.weights[id as usize].layer;
+                let is_small = elements < FEWEST_IN_8_BITS;
+                let bytes = if is_small { elements * Number::Single.bytes() } else { elements };
+                let mut state = vec![self.alloc(bytes, Category::Optimizer), self.alloc(bytes, Category::Optimizer)];
+                if !is_small {
+                    let scales = elements.div_ceil(NUMBERS_PER_SCALE) * Number::Single.bytes();
+                    state.extend([(); 2].map(|()| self.alloc(scales, Category::Optimizer)));
+                }
+                self.weights[id as usize].state = state;
+            }
+            let weight = &self.weights[id as usize];
+            if let (Some(tensor), Some(gradient), &[mean, square, ..]) =
+                (weight.resident(), weight.resident_gradient(), weight.state.as_slice())
+            {
+                let bytes = 3 * self.bytes(gradient) + 4 * elements;
+                self.elementwise(bytes, [gradient, mean, square, tensor]);
+            }
+        }
+    }
+
+    /// The host keeps the state and does the arithmetic: gradients go out, weights come in.
+    fn update_on_host(&mut self, updated: &[WeightId]) {
+        for &id in updated {
+            if !std::mem::replace(&mut self.weights[id as usize].has_host_state, true) {
+                // Two means and a single-precision copy of the weight.
+                let bytes = self.shard_elements(id) * Number::Single.bytes();
+                for _ in 0..3 {
+                    self.story.host_alloc(bytes);
+                }
+            }
+            let weight = &self.weights[id as usize];
+            if let (Some(tensor), Some(gradient)) = (weight.resident(), weight.resident_gradient()) {
+                let bytes = self.bytes(gradient);
+                self.work(Work::CopyOut { bytes, pinned: true }, [gradient]);
+                self.work(Work::CopyIn { bytes, pinned: true }, [tensor]);
+            }
+        }
+        self.story.stream_sync(StreamId::DEFAULT);
+    }
+
+    /// Forgets the gradients, or fills them with zeros.
+    pub(super) fn zero_gradients(&mut self) {
+        for id in 0..self.weights.len() {
+            let Some(gradient) = self.weights[id].resident_gradient() else { continue };
+            if self.plan.techniques.zero_fill {
+                let bytes = self.bytes(gradient);
+                self.elementwise(bytes, [gradient]);
+            } else {
+                (self.weights[id].gradient, self.weights[id].gradient_shard) = (None, None);
+                self.release(gradient);
+            }
+        }
+    }
+}

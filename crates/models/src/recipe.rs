@@ -1,0 +1,449 @@
+//! Recipes: small TOML files that name a generator and set its parameters.
+//!
+//! Those in `workloads/` are part of the binary, so that it works wherever it is installed. A file of that name in the
+//! `workloads/` of the current folder is taken instead; any other is read from where it is.
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use serde::Deserialize;
+use toml::{Spanned, Value};
+
+use super::{GENERATORS, GeneratorEntry, Given, Parameters, Place, Workload, WorkloadError};
+use oomph_base::{Shelf, Shelved, did_you_mean, nearest};
+
+/// Where recipes are found by name.
+const SHELF: Shelf = Shelf { folder: "workloads", built_in: include!(concat!(env!("OUT_DIR"), "/workloads.rs")) };
+
+/// The names of all embedded recipes. What `"all"` workloads means: it must not depend on the current folder.
+pub fn recipe_names() -> impl Iterator<Item = &'static str> {
+    SHELF.built_in_names()
+}
+
+/// Every recipe that has a name here: the embedded ones, and those in the `workloads/` of the current folder.
+#[must_use]
+pub fn all_recipes() -> Vec<Shelved> {
+    SHELF.all()
+}
+
+/// Whether there is a recipe of this name, in the current folder or in the binary.
+#[must_use]
+pub fn is_recipe_name(name: &str) -> bool {
+    SHELF.own_file(name).is_some() || SHELF.built_in_text(name).is_some()
+}
+
+/// A generator with its parameters, not yet checked against each other.
+#[derive(Clone, Debug)]
+pub struct Recipe {
+    name: String,
+    generator: &'static GeneratorEntry,
+    purpose: String,
+    origin: String,
+    given: BTreeMap<String, Given>,
+    /// What was set beyond the file, in the order in which it was set, for the workload's name.
+    overrides: Vec<(String, String)>,
+    seed: u64,
+}
+
+/// The file as it is written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RecipeFile {
+    generator: Spanned<String>,
+    purpose: String,
+    origin: String,
+    #[serde(default)]
+    set: BTreeMap<Spanned<String>, Value>,
+}
+
+impl Recipe {
+    /// The recipe of this name: `workloads/NAME.toml` of the current folder, or else the embedded one.
+    pub fn named(name: &str) -> Result<Recipe, WorkloadError> {
+        if let Some(path) = SHELF.own_file(name) {
+            return Recipe::from_file(&path);
+        }
+        let Some(text) = SHELF.built_in_text(name) else {
+            let (suggestion, known) = SHELF.nearest_and_all(name);
+            return Err(WorkloadError::UnknownWorkload { name: name.to_owned(), suggestion, known });
+        };
+        Recipe::parse(name, &format!("workloads/{name}.toml"), text)
+    }
+
+    /// The recipe in a file; its name is the file's, without the ending.
+    pub fn from_file(path: &Path) -> Result<Recipe, WorkloadError> {
+        let text = fs::read_to_string(path).map_err(|source| WorkloadError::Io { path: path.to_owned(), source })?;
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        Recipe::parse(&name, &path.display().to_string(), &text)
+    }
+
+    fn parse(name: &str, file: &str, text: &str) -> Result<Recipe, WorkloadError> {
+        let refused = |offset, reason| WorkloadError::Recipe { place: Place::in_file(file, text, offset), reason };
+        let parsed: RecipeFile = toml::from_str(text)
+            .map_err(|error| refused(error.span().map_or(0, |span| span.start), error.message().replace('\n', "; ")))?;
+        let wanted = parsed.generator.get_ref().as_str();
+        let generator = GENERATORS.iter().find(|entry| entry.name == wanted).ok_or_else(|| {
+            let near = nearest(wanted, GENERATORS.iter().map(|entry| entry.name));
+            let suggestion = did_you_mean(near.as_deref());
+            refused(parsed.generator.span().start, format!("unknown generator '{wanted}'{suggestion}"))
+        })?;
+        let given = parsed
+            .set
+            .into_iter()
+            .map(|(key, value)| {
+                let place = Place::in_file(file, text, key.span().start);
+                (key.into_inner(), Given { value, place })
+            })
+            .collect();
+        Ok(Recipe {
+            name: name.to_owned(),
+            generator,
+            purpose: parsed.purpose,
+            origin: parsed.origin,
+            given,
+            overrides: Vec::new(),
+            seed: 0,
+        })
+    }
+
+    /// Sets a parameter to what was typed: TOML where it is TOML, otherwise the text itself.
+    #[must_use]
+    pub fn with(mut self, key: &str, text: &str) -> Recipe {
+        self.given.insert(key.to_owned(), Given::typed(key, text));
+        self.note_override(key, text.to_owned());
+        self
+    }
+
+    /// Sets a parameter to a value that came from another TOML, such as a suite's.
+    #[must_use]
+    pub fn with_value(mut self, key: &str, value: Value) -> Recipe {
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let place = Place::Override(format!("{key}={text}"));
+        self.given.insert(key.to_owned(), Given { value, place });
+        self.note_override(key, text);
+        self
+    }
+
+    /// Chooses the seed; 0 where none is chosen.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Recipe {
+        self.seed = seed;
+        self
+    }
+
+    /// Checks the parameters and makes the workload.
+    pub fn workload(&self) -> Result<Workload, WorkloadError> {
+        let parameters = Parameters::new(&self.name, self.generator, &self.given)?;
+        Ok(Workload {
+            title: self.title(),
+            recipe: self.name.clone(),
+            generator: self.generator,
+            start: (self.generator.build)(&parameters)?,
+            seed: self.seed,
+        })
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Why it exists.
+    #[must_use]
+    pub fn purpose(&self) -> &str {
+        &self.purpose
+    }
+
+    /// What it says, wherever it stands: recipes of the same words make the same events of the same seed.
+    #[must_use]
+    pub fn words(&self) -> String {
+        let given = self.given.iter().map(|(key, given)| format!("; {key} = {}", given.value));
+        given.fold(self.generator.name.to_owned(), |words, more| words + &more)
+    }
+
+    /// Where its pattern comes from.
+    #[must_use]
+    pub fn origin(&self) -> &str {
+        &self.origin
+    }
+
+    /// What a parameter that counts something is set to, here or by its generator; `None` where it counts nothing.
+    #[must_use]
+    pub fn count(&self, key: &str) -> Option<u64> {
+        match self.given.get(key) {
+            Some(given) => given.value.as_integer().and_then(|value| value.try_into().ok()),
+            None => self.generator.parameters.iter().find(|known| known.name == key)?.default.parse().ok(),
+        }
+    }
+
+    /// Its generator.
+    #[must_use]
+    pub fn generator(&self) -> &'static GeneratorEntry {
+        self.generator
+    }
+
+    fn note_override(&mut self, key: &str, text: String) {
+        match self.overrides.iter_mut().find(|(known, _)| known == key) {
+            Some((_, value)) => *value = text,
+            None => self.overrides.push((key.to_owned(), text)),
+        }
+    }
+
+    /// `name`, or `name[key=value;key=value]`: semicolons, because values may hold commas.
+    fn title(&self) -> String {
+        if self.overrides.is_empty() {
+            return self.name.clone();
+        }
+        let overrides: Vec<String> = self.overrides.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        format!("{}[{}]", self.name, overrides.join(";"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use super::*;
+    use oomph_trace::{Category, Event, MarkKind, Op, Source, Tables, check};
+
+    fn read(workload: &Workload) -> (Vec<Event>, Tables) {
+        let (mut reader, mut chunk, mut events) = (workload.open().unwrap(), Vec::new(), Vec::new());
+        loop {
+            reader.read(&mut chunk).unwrap();
+            if chunk.is_empty() {
+                return (events, reader.tables().clone());
+            }
+            events.extend_from_slice(&chunk);
+        }
+    }
+
+    fn recipe_in(text: &str) -> Result<Workload, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("mine.toml");
+        fs::write(&path, text).unwrap();
+        Recipe::from_file(&path)
+            .and_then(|recipe| recipe.workload())
+            .map_err(|error| error.to_string().replace(&format!("{}/", folder.path().display()), ""))
+    }
+
+    #[test]
+    fn every_embedded_recipe_tells_a_consistent_story_of_suite_size() {
+        assert!(recipe_names().count() >= 8);
+        for name in recipe_names() {
+            let workload = Recipe::named(name).unwrap().workload().unwrap();
+            let summary = check(&workload).unwrap_or_else(|error| panic!("{name}: {error}"));
+            // Times need repetition and no memory: those recipes are longer, and small.
+            let for_timing = name.starts_with("hot-") || name.starts_with("mix-");
+            // Exhibits are as long and as large as the reports that they come from, and finds as small as they could be made.
+            let is_exhibit = name.starts_with("museum-") || name.starts_with("adversary-");
+            let events = match name {
+                _ if for_timing => 400_000..1_000_000,
+                // A token takes a pass through all layers, and an answer hundreds of tokens.
+                _ if name.starts_with("llm-") => 100_000..1_000_000,
+                _ if is_exhibit => 20..100_000,
+                _ => 5_000..100_000,
+            };
+            assert!(events.contains(&summary.events), "{name}: {} events", summary.events);
+            let gigabytes = summary.peak.bytes as f64 / 1e9;
+            let sizes = match name {
+                _ if for_timing => 0.0..40.0,
+                // The large models are there to not fit.
+                _ if name.starts_with("gpt-") => 0.5..400.0,
+                _ if name.starts_with("load-") => 0.5..800.0,
+                _ if is_exhibit => 0.1..80.0,
+                _ => 0.5..40.0,
+            };
+            assert!(sizes.contains(&gigabytes), "{name}: {gigabytes} GB live");
+        }
+    }
+
+    #[test]
+    fn only_a_model_outlives_its_story() {
+        for name in recipe_names() {
+            let (events, tables) = read(&Recipe::named(name).unwrap().workload().unwrap());
+            let mut tenants = BTreeMap::new();
+            for event in &events {
+                match event.op {
+                    Op::Alloc { slot, tag, .. } => drop(tenants.insert(slot, tables.tags()[tag.index()].category)),
+                    Op::Free { slot, .. } => drop(tenants.remove(&slot)),
+                    _ => {}
+                }
+            }
+            let left: BTreeSet<Category> = tenants.into_values().collect();
+            let generator = Recipe::named(name).unwrap().generator().name;
+            if generator == "faulty_training" {
+                assert!(left.contains(&Category::Parameter), "{name}: what else is left is the fault");
+                continue;
+            }
+            let expected: &[Category] = match generator {
+                // The activation is the last loss.
+                "transformer" | "resnet" => &[
+                    Category::Parameter,
+                    Category::Optimizer,
+                    Category::Activation,
+                    Category::Workspace,
+                    Category::Input,
+                ],
+                "serving" => &[Category::Parameter, Category::Workspace],
+                _ => &[],
+            };
+            assert_eq!(left, expected.iter().copied().collect(), "{name}");
+        }
+    }
+
+    #[test]
+    fn every_story_has_numbered_steps_and_named_phases() {
+        for name in recipe_names() {
+            let (events, tables) = read(&Recipe::named(name).unwrap().workload().unwrap());
+            let marks = |wanted| {
+                events.iter().filter_map(move |event| match event.op {
+                    Op::Mark { kind, label, index } if kind == wanted => Some((label, index)),
+                    _ => None,
+                })
+            };
+            assert!(
+                marks(MarkKind::Step).map(|(_, index)| index).eq(0..marks(MarkKind::Step).count() as u32),
+                "{name}"
+            );
+            assert!(marks(MarkKind::Step).count() > 1, "{name}");
+            assert!(marks(MarkKind::Phase).next().is_some(), "{name}");
+            if name == "training" {
+                let phases: Vec<_> =
+                    marks(MarkKind::Phase).map(|(label, _)| tables.labels()[label as usize].as_str()).take(4).collect();
+                assert_eq!(phases, ["load", "forward", "backward", "optimizer"]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_seed_gives_the_same_events_at_every_opening_and_another_seed_others() {
+        for name in recipe_names() {
+            let seeded = |seed| Recipe::named(name).unwrap().seed(seed).workload().unwrap();
+            let first = seeded(1);
+            let events = read(&first).0;
+            assert!(events == read(&first).0, "{name}: two openings differ");
+            assert!(events == read(&seeded(1)).0, "{name}: two workloads of one seed differ");
+            let differs = events != read(&seeded(2)).0;
+            let is_without_chance = match first.generator().name {
+                "transformer" => !["variable-length", "gpt-moe-8x124m"].contains(&name),
+                "faulty_training" => !name.starts_with("churn"),
+                _ => false,
+            };
+            assert_eq!(differs, first.generator().seeded && !is_without_chance, "{name}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_workload_is_refused_with_the_nearest_right_name() {
+        let error = Recipe::named("checkerbord").unwrap_err();
+        assert_eq!(error.to_string(), "unknown workload 'checkerbord'; did you mean 'checkerboard'?");
+        let far_off = Recipe::named("zzz").unwrap_err().to_string();
+        assert_eq!(far_off, format!("unknown workload 'zzz'; `oomph list` names all {}", recipe_names().count()));
+    }
+
+    #[test]
+    fn overrides_reach_the_generator_and_the_name() {
+        let recipe =
+            Recipe::named("checkerboard").unwrap().with("rounds", "1").with("blocks", "64").with("rounds", "2");
+        let workload = recipe.with_value("block_bytes", "1MiB".into()).workload().unwrap();
+        assert_eq!(workload.name(), "checkerboard[rounds=2;blocks=64;block_bytes=1MiB]");
+        let allocs = read(&workload).0.iter().filter(|event| matches!(event.op, Op::Alloc { .. })).count();
+        assert_eq!(allocs, 2 * (64 + 16));
+    }
+
+    /// Parameters are checked when all are there: 20 heads divide 1280 and not 768.
+    #[test]
+    fn overrides_that_are_right_only_together_are_accepted_in_any_order() {
+        let gpt = || Recipe::named("training").unwrap();
+        assert!(gpt().with("heads", "20").with("width", "1280").workload().is_ok());
+        assert!(gpt().with("width", "1280").with("heads", "20").workload().is_ok());
+        let error = gpt().with("heads", "20").workload().err().unwrap();
+        assert_eq!(error.to_string(), "workload 'training': 20 heads do not divide a width of 768");
+    }
+
+    #[test]
+    fn combinations_that_cannot_be_are_refused_with_the_reason() {
+        for (name, overrides, reason) in [
+            (
+                "random",
+                [("max_bytes", "2GiB"), ("live_limit", "1GiB")],
+                "max_bytes (2.00 GiB) must be below live_limit (1.00 GiB)",
+            ),
+            (
+                "checkerboard",
+                [("blocks", "8"), ("doublings", "2")],
+                "8 blocks are too few for 2 doublings, which need 16",
+            ),
+            (
+                "sawtooth",
+                [("min_bytes", "2MiB"), ("max_bytes", "1MiB")],
+                "min_bytes (2.00 MiB) must not exceed max_bytes (1.00 MiB)",
+            ),
+            (
+                "power-law",
+                [("min_lifetime", "9"), ("max_lifetime", "8")],
+                "min_lifetime (9) must not exceed max_lifetime (8)",
+            ),
+            (
+                "streams",
+                [("min_bytes", "2MiB"), ("max_bytes", "1MiB")],
+                "min_bytes (2.00 MiB) must not exceed max_bytes (1.00 MiB)",
+            ),
+            (
+                "variable-length",
+                [("min_length", "65"), ("context", "64")],
+                "min_length (65) must not exceed the context (64)",
+            ),
+        ] {
+            let recipe =
+                overrides.iter().fold(Recipe::named(name).unwrap(), |recipe, (key, text)| recipe.with(key, text));
+            assert_eq!(recipe.workload().err().unwrap().to_string(), format!("workload '{name}': {reason}"));
+        }
+    }
+
+    #[test]
+    fn a_file_is_a_recipe_like_the_embedded_ones() {
+        let text = "generator = 'random'\npurpose = 'p'\norigin = 'o'\n[set]\nallocations = 10\n";
+        let workload = recipe_in(text).unwrap();
+        assert_eq!(workload.name(), "mine");
+        assert_eq!(read(&workload).0.iter().filter(|event| matches!(event.op, Op::Free { .. })).count(), 10);
+    }
+
+    #[test]
+    fn what_is_wrong_in_a_file_is_told_with_line_and_column() {
+        let head = "generator = 'random'\npurpose = 'p'\norigin = 'o'\n";
+        for (text, message) in [
+            (
+                format!("{head}[set]\nallocation = 1\n"),
+                "mine.toml:5:1: generator 'random' has no parameter 'allocation'; did you mean 'allocations'?",
+            ),
+            (
+                format!("{head}set = {{ allocations = 'x' }}\n"),
+                "mine.toml:4:9: 'allocations' takes a whole number from 1 to 1000000000, not the text 'x'",
+            ),
+            (
+                format!("{head}[set]\n max_bytes = 0\n"),
+                "mine.toml:5:2: 'max_bytes' takes a size from 1 B to 1024 GiB; 0 is out of range",
+            ),
+            (
+                format!("{head}steps = 1\n"),
+                "mine.toml:4:1: unknown field `steps`, expected one of `generator`, `purpose`, `origin`, `set`",
+            ),
+            (
+                "generator = 'randm'\npurpose = ''\norigin = ''\n".to_owned(),
+                "mine.toml:1:13: unknown generator 'randm'; did you mean 'random'?",
+            ),
+            ("generator = 'random'\norigin = ''\n".to_owned(), "mine.toml:1:1: missing field `purpose`"),
+            ("generator = \n".to_owned(), "mine.toml:1:13: string values must be quoted, expected literal string"),
+        ] {
+            assert_eq!(recipe_in(&text).err().unwrap(), message);
+        }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let missing = Recipe::from_file(&folder.path().join("none.toml")).unwrap_err().to_string();
+        assert!(missing.contains("none.toml: No such file"), "{missing}");
+        assert!(Recipe::from_file(folder.path()).is_err(), "a folder is no recipe");
+    }
+}

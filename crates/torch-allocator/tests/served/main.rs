@@ -1,0 +1,129 @@
+//! `liboomph.so`, loaded by C and C++ programs as PyTorch loads it.
+
+#![cfg(target_os = "linux")]
+#![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A folder for the programs of one test.
+struct Workshop(TempDir);
+
+impl Workshop {
+    /// None where there is no C compiler.
+    #[expect(clippy::print_stderr, reason = "the person who runs the tests must see what was skipped and why")]
+    fn open() -> Option<Workshop> {
+        if Command::new("cc").arg("--version").output().is_err() {
+            eprintln!("skipped: there is no C compiler (cc)");
+            return None;
+        }
+        Some(Workshop(tempfile::tempdir().unwrap()))
+    }
+
+    fn compile(&self, flags: &[&str], source: &str, output: &Path) {
+        let source = Path::new("tests/served").join(source);
+        let mut compiler = Command::new("cc");
+        compiler.args(["-O1", "-w", "-pthread"]).arg(&source).args(flags).arg("-o").arg(output);
+        let said = compiler.output().unwrap();
+        assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    }
+}
+
+/// The library that belongs to the test that runs.
+fn library() -> PathBuf {
+    let library = env::current_exe().unwrap().with_file_name("liboomph.so");
+    assert!(library.exists(), "{} is built with the tests", library.display());
+    library
+}
+
+/// Runs a program over the library, on a simulated device.
+fn run(program: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+    Command::new(program)
+        .arg(library())
+        .args(arguments)
+        .env("OOMPH_DEVICE", "sim")
+        .envs(variables.iter().copied())
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn many_threads_and_streams_are_served_and_the_books_balance() {
+    let Some(workshop) = Workshop::open() else { return };
+    let hammer = workshop.0.path().join("hammer");
+    workshop.compile(&["-ldl"], "hammer.c", &hammer);
+    for strategy in ["oomph", "caching", "caching:expandable_segments:True", "stitch", "async", "direct"] {
+        let file = workshop.0.path().join("statistics.json");
+        let variables = [("OOMPH_STRATEGY", strategy), ("OOMPH_STATS", file.to_str().unwrap())];
+        let output = run(&hammer, &["8", "3000"], &variables);
+        let (said, complaints) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success() && complaints.is_empty(), "{strategy}: {said} {complaints}");
+        let statistics: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+        let device = &statistics["devices"][0];
+        let stats = &device["stats"];
+        assert!(said.starts_with(&format!("served {} refused 0", stats["allocs"])), "{strategy}: {said} {stats}");
+        assert_eq!((statistics["strategy"].as_str(), &stats["allocs"]), (Some(strategy), &stats["frees"]));
+        assert_eq!((stats["live_blocks"].as_u64(), stats["current"]["allocated"].as_u64()), (Some(0), Some(0)));
+        assert_eq!(device["streams"], 10, "{strategy}: the default, one a thread and the one that others use");
+    }
+}
+
+#[test]
+fn a_limit_is_kept_and_the_end_is_told_on_standard_error() {
+    let Some(workshop) = Workshop::open() else { return };
+    let hammer = workshop.0.path().join("hammer");
+    workshop.compile(&["-ldl"], "hammer.c", &hammer);
+    let limited = [("OOMPH_STRATEGY", "caching"), ("OOMPH_LIMIT", "16MiB")];
+    let output = run(&hammer, &["4", "3000"], &limited);
+    let (said, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && !said.contains("refused 0 "), "{said} {told}");
+    assert!(told.starts_with("oomph: caching on device 0 (") && told.contains(" 0 live, "), "{told}");
+    // How threads come after each other is left to chance, and with it what is held at most.
+    let file = workshop.0.path().join("statistics.json");
+    run(&hammer, &["4", "3000"], &[&limited[..], &[("OOMPH_STATS", file.to_str().unwrap())]].concat());
+    let statistics: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    let stats = &statistics["devices"][0]["stats"];
+    assert!(stats["peak"]["reserved"].as_u64().unwrap() <= 16 << 20 && stats["ooms"].as_u64().unwrap() > 0, "{stats}");
+}
+
+#[test]
+fn an_environment_that_makes_no_sense_is_explained_and_serves_nothing() {
+    let Some(workshop) = Workshop::open() else { return };
+    let hammer = workshop.0.path().join("hammer");
+    workshop.compile(&["-ldl"], "hammer.c", &hammer);
+    let output = run(&hammer, &["1", "100"], &[("OOMPH_STRATEGY", "cachign")]);
+    assert!(String::from_utf8_lossy(&output.stdout).starts_with("served 0 "), "{output:?}");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(told, "oomph: OOMPH_STRATEGY: unknown strategy 'cachign'; did you mean 'caching'?\n");
+}
+
+#[test]
+fn without_a_gpu_requests_get_nothing_and_the_reason_is_told() {
+    let Some(workshop) = Workshop::open() else { return };
+    let hammer = workshop.0.path().join("hammer");
+    workshop.compile(&["-ldl"], "hammer.c", &hammer);
+    // Whatever driver there may be, it shows no GPU.
+    let hidden = [("OOMPH_DEVICE", "cuda"), ("CUDA_VISIBLE_DEVICES", "")];
+    let output = run(&hammer, &["1", "10"], &hidden);
+    assert!(String::from_utf8_lossy(&output.stdout).starts_with("served 0 "), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).starts_with("oomph: device 'cuda:0' is not available: "));
+}
+
+#[test]
+fn out_of_memory_is_null_or_an_exception() {
+    let Some(workshop) = Workshop::open() else { return };
+    let catcher = workshop.0.path().join("catcher");
+    workshop.compile(&["-lstdc++", "-ldl"], "catcher.cpp", &catcher);
+    for (word, expected) in
+        [("null", "null\nnull\nnull\na block\n"), ("throw", "bad_alloc\nbad_alloc\nbad_alloc\na block\n")]
+    {
+        let output = run(&catcher, &[], &[("OOMPH_STRATEGY", "caching"), ("OOMPH_OUT_OF_MEMORY", word)]);
+        assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{output:?}");
+    }
+}

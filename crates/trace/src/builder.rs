@@ -1,0 +1,252 @@
+//! Writes a trace event by event, handing out slots and keeping the story consistent.
+
+use super::{
+    BlockSlot, Category, CollectiveKind, Event, MarkKind, NO_OPERAND, Op, TableFull, Tables, Tag, Trace, TraceEventId,
+};
+use oomph_base::{Nanos, SiteId, StreamId, TagId, ThreadId, Work};
+
+/// Builds events one by one. Slots of freed blocks are handed out again, so a story of any length needs only as many
+/// as it has live blocks.
+///
+/// ```
+/// use oomph_base::{StreamId, TagId};
+/// use oomph_trace::TraceBuilder;
+/// let mut story = TraceBuilder::new();
+/// let block = story.alloc(1 << 20, StreamId::DEFAULT, TagId(0));
+/// story.free(block);
+/// assert_eq!(story.finish("tiny").events.len(), 2);
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct TraceBuilder {
+    events: Vec<Event>,
+    /// How many of the events were taken already.
+    taken: usize,
+    tables: Tables,
+    /// The stream of the block in each slot.
+    streams: Vec<StreamId>,
+    vacant: Vec<BlockSlot>,
+    thread: ThreadId,
+    delta_ns: u32,
+    next_event: TraceEventId,
+}
+
+impl TraceBuilder {
+    /// An empty story.
+    #[must_use]
+    pub fn new() -> TraceBuilder {
+        TraceBuilder::default()
+    }
+
+    /// Asks for device memory.
+    pub fn alloc(&mut self, bytes: u64, stream: StreamId, tag: TagId) -> BlockSlot {
+        self.alloc_at(bytes, stream, tag, SiteId(0))
+    }
+
+    /// Asks for device memory at a call site.
+    pub fn alloc_at(&mut self, bytes: u64, stream: StreamId, tag: TagId, site: SiteId) -> BlockSlot {
+        let slot = self.take_slot(stream);
+        self.push(Op::Alloc { slot, bytes, stream, tag, site });
+        slot
+    }
+
+    /// Gives a block back on the stream it was allocated on.
+    pub fn free(&mut self, slot: BlockSlot) {
+        self.free_on(slot, self.streams[slot as usize]);
+    }
+
+    /// Gives a block back on another stream.
+    pub fn free_on(&mut self, slot: BlockSlot, stream: StreamId) {
+        self.push(Op::Free { slot, stream });
+        self.vacant.push(slot);
+    }
+
+    /// Notes that a block is also used on another stream.
+    pub fn use_on(&mut self, slot: BlockSlot, stream: StreamId) {
+        self.push(Op::Use { slot, stream });
+    }
+
+    /// Asks for pinned host memory.
+    pub fn host_alloc(&mut self, bytes: u64) -> BlockSlot {
+        let slot = self.take_slot(StreamId::DEFAULT);
+        self.push(Op::HostAlloc { slot, bytes });
+        slot
+    }
+
+    /// Gives pinned host memory back.
+    pub fn host_free(&mut self, slot: BlockSlot) {
+        self.push(Op::HostFree { slot });
+        self.vacant.push(slot);
+    }
+
+    /// An event that the story has not used before. Record it as often as needed: every new one lives until the end.
+    pub fn new_event(&mut self) -> TraceEventId {
+        let event = self.next_event;
+        self.next_event += 1;
+        event
+    }
+
+    /// Records an event on a stream.
+    pub fn event_record(&mut self, event: TraceEventId, stream: StreamId) {
+        self.push(Op::EventRecord { event, stream });
+    }
+
+    /// Makes a stream wait for an event.
+    pub fn event_wait(&mut self, event: TraceEventId, stream: StreamId) {
+        self.push(Op::EventWait { event, stream });
+    }
+
+    /// Waits for a stream.
+    pub fn stream_sync(&mut self, stream: StreamId) {
+        self.push(Op::StreamSync { stream });
+    }
+
+    /// Waits for all streams.
+    pub fn device_sync(&mut self) {
+        self.push(Op::DeviceSync);
+    }
+
+    /// Gives cached memory back.
+    pub fn empty_cache(&mut self) {
+        self.push(Op::EmptyCache);
+    }
+
+    /// Marks a place in the story.
+    pub fn mark(&mut self, kind: MarkKind, label: &str, index: u32) {
+        let label = self.tables.intern_label(label);
+        self.push(Op::Mark { kind, label, index });
+    }
+
+    /// Queues work on a stream; at most four operands, the result last.
+    pub fn work(&mut self, work: Work, stream: StreamId, operands: &[BlockSlot]) {
+        let shape = self.tables.intern_shape(work);
+        let mut slots = [NO_OPERAND; 4];
+        for (place, &slot) in slots.iter_mut().zip(operands) {
+            *place = slot;
+        }
+        self.push(Op::Work { shape, stream, operands: slots });
+    }
+
+    /// Ranks exchange data.
+    pub fn collective(&mut self, kind: CollectiveKind, bytes: u64, ranks: u16, stream: StreamId) {
+        self.push(Op::Collective { kind, bytes, ranks, stream });
+    }
+
+    /// A stream that the story has not used before.
+    pub fn new_stream(&mut self) -> Result<StreamId, TableFull> {
+        let handle = self.tables.streams().iter().copied().max().unwrap_or(0) + 16;
+        self.tables.intern_stream(handle)
+    }
+
+    /// The stream that the traced program knew by this handle.
+    pub fn stream_known_as(&mut self, handle: u64) -> Result<StreamId, TableFull> {
+        self.tables.intern_stream(handle)
+    }
+
+    /// The thread that the traced program knew by this handle.
+    pub fn thread_known_as(&mut self, handle: u64) -> Result<ThreadId, TableFull> {
+        self.tables.intern_thread(handle)
+    }
+
+    /// The number of a tag.
+    pub fn tag(&mut self, category: Category, layer: Option<u16>) -> TagId {
+        self.tables.intern_tag(Tag { category, layer })
+    }
+
+    /// The number of a call site.
+    pub fn site(&mut self, site: &str) -> SiteId {
+        self.tables.intern_site(site)
+    }
+
+    /// Later events belong to this thread. A thread that the tables do not know yet gets a handle of its own.
+    pub fn set_thread(&mut self, thread: ThreadId) {
+        while self.tables.threads().len() <= thread.index() {
+            let handle = self.tables.threads().iter().copied().max().map_or(0, |last| last + 1);
+            if self.tables.intern_thread(handle).is_err() {
+                break;
+            }
+        }
+        self.thread = thread;
+    }
+
+    /// The next event happens this much later.
+    pub fn elapse(&mut self, time: Nanos) {
+        match u32::try_from(u64::from(self.delta_ns).saturating_add(time.0)) {
+            Ok(delta_ns) => self.delta_ns = delta_ns,
+            Err(_) => self.push(Op::Idle { nanos: time.0 }),
+        }
+    }
+
+    /// Blocks and buffers not yet freed.
+    #[must_use]
+    pub fn live(&self) -> usize {
+        self.streams.len() - self.vacant.len()
+    }
+
+    /// Events not yet taken.
+    #[must_use]
+    pub fn pending(&self) -> usize {
+        self.events.len() - self.taken
+    }
+
+    /// The side tables so far.
+    #[must_use]
+    pub fn tables(&self) -> &Tables {
+        &self.tables
+    }
+
+    /// Moves up to `most` of the oldest events that were not yet taken into `chunk`.
+    pub fn take_into(&mut self, chunk: &mut Vec<Event>, most: usize) {
+        let count = most.min(self.pending());
+        chunk.extend_from_slice(&self.events[self.taken..self.taken + count]);
+        self.taken += count;
+        // Events move up only when at least as many are gone as move: each moves once on average, however long the part
+        // that was written at once.
+        if self.taken * 2 >= self.events.len() {
+            self.events.drain(..self.taken);
+            self.taken = 0;
+        }
+    }
+
+    /// The whole story.
+    #[must_use]
+    pub fn finish(mut self, name: &str) -> Trace {
+        self.events.drain(..self.taken);
+        Trace { name: name.to_owned(), events: self.events, tables: self.tables }
+    }
+
+    fn take_slot(&mut self, stream: StreamId) -> BlockSlot {
+        if let Some(slot) = self.vacant.pop() {
+            self.streams[slot as usize] = stream;
+            return slot;
+        }
+        self.streams.push(stream);
+        (self.streams.len() - 1) as BlockSlot
+    }
+
+    fn push(&mut self, op: Op) {
+        self.events.push(Event { op, delta_ns: self.delta_ns, thread: self.thread });
+        self.delta_ns = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// However events are taken while others are added: each comes out once, in order.
+    #[test]
+    fn events_are_taken_in_order_while_others_are_added() {
+        let (mut story, mut taken, mut written) = (TraceBuilder::new(), Vec::new(), 0);
+        for (added, most) in [(10, 3), (0, 3), (5, 4), (1, 20), (7, 0), (100, 60), (0, 30), (2, 5)] {
+            for _ in 0..added {
+                story.elapse(Nanos(written));
+                story.device_sync();
+                written += 1;
+            }
+            story.take_into(&mut taken, most);
+            assert_eq!(story.pending() + taken.len(), written as usize);
+        }
+        taken.extend(story.finish("rest").events);
+        assert!(taken.iter().map(|event| u64::from(event.delta_ns)).eq(0..written), "{taken:?}");
+    }
+}

@@ -1,0 +1,400 @@
+//! Does a trace hold together? Follows the events one by one and refuses the first that contradicts those before it.
+//!
+//! The writer checks what it writes, `inspect` shows the summary, and tests check what generators make. Memory follows
+//! the live blocks, not the length of the trace.
+
+use std::collections::HashSet;
+
+use super::{
+    BlockSlot, CHUNK_EVENTS, Event, NO_OPERAND, Op, Source, Summary, Tables, TraceError, TraceEventId, summary::Tally,
+};
+use oomph_base::StreamId;
+
+/// How far a new slot may lie beyond those seen. Slots are dense, but a trace from which events were taken out has gaps.
+const WIDEST_GAP: usize = 1 << 16;
+
+/// Reads a whole source, and says what is in it or what is wrong with it.
+///
+/// ```
+/// use oomph_trace::{TraceBuilder, check};
+/// use oomph_base::{StreamId, TagId};
+/// let mut story = TraceBuilder::new();
+/// let block = story.alloc(1 << 20, StreamId::DEFAULT, TagId(0));
+/// story.free(block);
+/// story.free(block);
+/// let complaint = check(&story.finish("twice")).unwrap_err();
+/// assert_eq!(complaint.to_string(), "event 2: double free: the block in slot 0 was freed already, at event 1");
+/// ```
+pub fn check(source: &dyn Source) -> Result<Summary, TraceError> {
+    let mut reader = source.open()?;
+    let mut checker = Checker::new();
+    let mut tally = Tally::default();
+    let mut chunk = Vec::with_capacity(CHUNK_EVENTS);
+    loop {
+        reader.read(&mut chunk)?;
+        if chunk.is_empty() {
+            return Ok(tally.finish(reader.tables()));
+        }
+        for event in &chunk {
+            let resident = checker.check(event, reader.tables())?;
+            tally.count(event, resident);
+        }
+    }
+}
+
+/// A live block, as far as the trace tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resident {
+    /// The how manieth block of the trace it is, from 1. Unlike a slot, it is never given again.
+    pub number: u64,
+    /// The event that asked for it, from 0.
+    pub born: u64,
+    /// Bytes asked for.
+    pub bytes: u64,
+    /// The stream it was asked for on; the default stream for host memory.
+    pub stream: StreamId,
+    /// Where it lives.
+    pub place: Place,
+}
+
+/// Where a block lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In device memory.
+    Device,
+    /// In pinned host memory.
+    Host,
+}
+
+impl Place {
+    /// As in "a block of ...".
+    const fn name(self) -> &'static str {
+        match self {
+            Place::Device => "device memory",
+            Place::Host => "pinned host memory",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Slot {
+    Untouched,
+    Freed { at: u64 },
+    Live(Resident),
+}
+
+/// Follows a trace event by event.
+#[derive(Clone, Debug, Default)]
+pub struct Checker {
+    /// Events checked so far, and so the number of the next one.
+    index: u64,
+    blocks: u64,
+    slots: Vec<Slot>,
+    recorded: HashSet<TraceEventId>,
+}
+
+impl Checker {
+    /// Nothing has happened yet.
+    #[must_use]
+    pub fn new() -> Checker {
+        Checker::default()
+    }
+
+    /// Checks the next event. Gives the block that it allocates, frees or uses.
+    pub fn check(&mut self, event: &Event, tables: &Tables) -> Result<Option<Resident>, TraceError> {
+        let resident =
+            self.judge(event, tables).map_err(|reason| TraceError::Contradiction { index: self.index, reason })?;
+        self.index += 1;
+        Ok(resident)
+    }
+
+    /// The live block in a slot.
+    #[must_use]
+    pub fn resident(&self, slot: BlockSlot) -> Option<Resident> {
+        match self.slots.get(slot as usize) {
+            Some(Slot::Live(resident)) => Some(*resident),
+            _ => None,
+        }
+    }
+
+    fn judge(&mut self, event: &Event, tables: &Tables) -> Result<Option<Resident>, String> {
+        known("thread", event.thread.index(), tables.threads().len())?;
+        let stream_known = |stream: StreamId| known("stream", stream.index(), tables.streams().len());
+        match event.op {
+            Op::Alloc { slot, bytes, stream, tag, site } => {
+                stream_known(stream)?;
+                known("tag", tag.index(), tables.tags().len())?;
+                known("site", site.index(), tables.sites().len())?;
+                self.settle(slot, bytes, stream, Place::Device).map(Some)
+            }
+            Op::Free { slot, stream } => {
+                stream_known(stream)?;
+                self.evict(slot, Place::Device).map(Some)
+            }
+            Op::HostAlloc { slot, bytes } => self.settle(slot, bytes, StreamId::DEFAULT, Place::Host).map(Some),
+            Op::HostFree { slot } => self.evict(slot, Place::Host).map(Some),
+            Op::Use { slot, stream } => {
+                stream_known(stream)?;
+                let resident = self.find(slot, "use")?;
+                match resident.place {
+                    Place::Device => Ok(Some(resident)),
+                    Place::Host => Err(format!("use of slot {slot}, which holds {}", Place::Host.name())),
+                }
+            }
+            Op::Work { shape, stream, operands } => {
+                stream_known(stream)?;
+                known("shape", shape as usize, tables.shapes().len())?;
+                self.judge_operands(operands)?;
+                Ok(None)
+            }
+            Op::EventRecord { event, stream } => {
+                stream_known(stream)?;
+                self.recorded.insert(event);
+                Ok(None)
+            }
+            Op::EventWait { event, stream } => {
+                stream_known(stream)?;
+                if self.recorded.contains(&event) {
+                    Ok(None)
+                } else {
+                    Err(format!("waits for event {event}, which was never recorded"))
+                }
+            }
+            Op::StreamSync { stream } | Op::Collective { stream, .. } => stream_known(stream).map(|()| None),
+            Op::Mark { label, .. } => known("label", label as usize, tables.labels().len()).map(|()| None),
+            Op::DeviceSync | Op::EmptyCache | Op::Idle { .. } => Ok(None),
+        }
+    }
+
+    fn judge_operands(&self, operands: [BlockSlot; 4]) -> Result<(), String> {
+        let count = operands.iter().position(|&slot| slot == NO_OPERAND).unwrap_or(operands.len());
+        let (present, absent) = operands.split_at(count);
+        if absent.iter().any(|&slot| slot != NO_OPERAND) {
+            return Err("work with a gap between its operands".to_owned());
+        }
+        present.iter().try_for_each(|&slot| self.find(slot, "work").map(|_| ()))
+    }
+
+    #[inline]
+    fn settle(&mut self, slot: BlockSlot, bytes: u64, stream: StreamId, place: Place) -> Result<Resident, String> {
+        if bytes == 0 {
+            return Err(format!("a request for zero bytes, into slot {slot}"));
+        }
+        let position = slot as usize;
+        if position >= self.slots.len() {
+            if position - self.slots.len() > WIDEST_GAP {
+                return Err(format!("slot {slot} after {} slots: slots are dense", self.slots.len()));
+            }
+            self.slots.resize(position + 1, Slot::Untouched);
+        }
+        if let Slot::Live(tenant) = self.slots[position] {
+            return Err(format!("a request into slot {slot}, where the block of event {} still lives", tenant.born));
+        }
+        self.blocks += 1;
+        let resident = Resident { number: self.blocks, born: self.index, bytes, stream, place };
+        self.slots[position] = Slot::Live(resident);
+        Ok(resident)
+    }
+
+    #[inline]
+    fn evict(&mut self, slot: BlockSlot, place: Place) -> Result<Resident, String> {
+        let resident = match self.slots.get(slot as usize) {
+            Some(Slot::Freed { at }) => {
+                return Err(format!("double free: the block in slot {slot} was freed already, at event {at}"));
+            }
+            _ => self.find(slot, "free")?,
+        };
+        if resident.place != place {
+            return Err(format!(
+                "frees slot {slot} as {}, but event {} asked for {}",
+                place.name(),
+                resident.born,
+                resident.place.name()
+            ));
+        }
+        self.slots[slot as usize] = Slot::Freed { at: self.index };
+        Ok(resident)
+    }
+
+    #[inline]
+    fn find(&self, slot: BlockSlot, what: &str) -> Result<Resident, String> {
+        match self.slots.get(slot as usize) {
+            Some(Slot::Live(resident)) => Ok(*resident),
+            Some(Slot::Freed { at }) => Err(format!("{what} of slot {slot}, whose block was freed at event {at}")),
+            Some(Slot::Untouched) | None => Err(format!("{what} of slot {slot} before any block was allocated there")),
+        }
+    }
+}
+
+#[inline]
+fn known(table: &str, number: usize, count: usize) -> Result<(), String> {
+    if number < count { Ok(()) } else { Err(format!("{table} {number} is not in the tables, which know {count}")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{prelude::*, sample::Index};
+
+    use super::*;
+    use crate::{OpKind, Trace, TraceBuilder, arbitrary::traces};
+    use oomph_base::{SiteId, TagId, ThreadId, Work};
+
+    /// A trace with at least one of everything that can go wrong.
+    fn story() -> Trace {
+        let mut story = TraceBuilder::new();
+        let stream = story.new_stream().unwrap();
+        let block = story.alloc(512, stream, TagId(0));
+        let buffer = story.host_alloc(64);
+        story.work(Work::Elementwise { bytes: 8 }, stream, &[buffer, block]);
+        story.use_on(block, StreamId::DEFAULT);
+        let event = story.new_event();
+        story.event_record(event, stream);
+        story.event_wait(event, StreamId::DEFAULT);
+        story.free(block);
+        story.host_free(buffer);
+        story.finish("story")
+    }
+
+    fn complaint(events: Vec<Event>) -> (u64, String) {
+        let trace = Trace { events, ..story() };
+        match check(&trace).unwrap_err() {
+            TraceError::Contradiction { index, reason } => (index, reason),
+            other => panic!("{other}"),
+        }
+    }
+
+    /// The complaint when this event comes after the first two of the story: device block in slot 0, buffer in slot 1.
+    fn complaint_about(op: Op) -> String {
+        let mut events = story().events;
+        events.truncate(2);
+        events.push(Event::of(op));
+        let (index, reason) = complaint(events);
+        assert_eq!(index, 2, "{reason}");
+        reason
+    }
+
+    fn alloc(slot: BlockSlot) -> Op {
+        Op::Alloc { slot, bytes: 1, stream: StreamId(0), tag: TagId(0), site: SiteId(0) }
+    }
+
+    #[test]
+    fn a_sound_story_passes() {
+        assert_eq!(check(&story()).unwrap().events, 8);
+    }
+
+    #[test]
+    fn requests_that_cannot_be_are_refused() {
+        assert_eq!(complaint_about(alloc(0)), "a request into slot 0, where the block of event 0 still lives");
+        assert_eq!(complaint_about(Op::HostAlloc { slot: 2, bytes: 0 }), "a request for zero bytes, into slot 2");
+        assert!(complaint_about(alloc(4_000_000_000)).contains("dense"));
+        assert!(complaint_about(alloc(NO_OPERAND)).contains("dense"));
+    }
+
+    #[test]
+    fn a_block_is_freed_once_and_as_what_it_is() {
+        let stream = StreamId(0);
+        assert_eq!(
+            complaint_about(Op::Free { slot: 7, stream }),
+            "free of slot 7 before any block was allocated there"
+        );
+        assert_eq!(
+            complaint_about(Op::Free { slot: 1, stream }),
+            "frees slot 1 as device memory, but event 1 asked for pinned host memory"
+        );
+        assert_eq!(
+            complaint_about(Op::HostFree { slot: 0 }),
+            "frees slot 0 as pinned host memory, but event 0 asked for device memory"
+        );
+        let mut events = story().events;
+        events.push(events[6]);
+        assert_eq!(complaint(events), (8, "double free: the block in slot 0 was freed already, at event 6".to_owned()));
+    }
+
+    #[test]
+    fn dead_blocks_are_not_used() {
+        let (stream, shape) = (StreamId(0), 0);
+        assert!(complaint_about(Op::Use { slot: 1, stream }).contains("host memory"));
+        let mut events = story().events;
+        events.push(Event::of(Op::Use { slot: 0, stream }));
+        assert_eq!(complaint(events).1, "use of slot 0, whose block was freed at event 6");
+        let operands = [0, 5, NO_OPERAND, NO_OPERAND];
+        assert!(complaint_about(Op::Work { shape, stream, operands }).starts_with("work of slot 5 before"));
+        let operands = [0, NO_OPERAND, 1, NO_OPERAND];
+        assert!(complaint_about(Op::Work { shape, stream, operands }).contains("gap"));
+    }
+
+    #[test]
+    fn what_the_tables_do_not_know_is_refused() {
+        let (stream, tag, site) = (StreamId(0), TagId(0), SiteId(0));
+        let strange = [
+            (Op::StreamSync { stream: StreamId(2) }, "stream 2 is not in the tables, which know 2"),
+            (Op::Free { slot: 0, stream: StreamId(9) }, "stream 9 "),
+            (Op::Alloc { slot: 2, bytes: 1, stream, tag: TagId(1), site }, "tag 1 "),
+            (Op::Alloc { slot: 2, bytes: 1, stream, tag, site: SiteId(1) }, "site 1 "),
+            (Op::Mark { kind: crate::MarkKind::Step, label: 1, index: 0 }, "label 1 "),
+            (Op::Work { shape: 1, stream, operands: [NO_OPERAND; 4] }, "shape 1 "),
+            (Op::EventWait { event: 3, stream }, "waits for event 3, which was never recorded"),
+        ];
+        for (op, beginning) in strange {
+            let reason = complaint_about(op);
+            assert!(reason.starts_with(beginning), "{reason}");
+        }
+        let mut events = story().events;
+        events[0].thread = ThreadId(1);
+        assert!(complaint(events).1.starts_with("thread 1 "));
+    }
+
+    #[test]
+    fn the_summary_counts_what_happened() {
+        let summary = check(&story()).unwrap();
+        assert_eq!((summary.peak.bytes, summary.peak.blocks, summary.peak.event), (512, 1, 0));
+        assert_eq!((summary.host_peak.bytes, summary.host_peak.event), (64, 1));
+        assert_eq!((summary.live_blocks, summary.host_live_blocks), (0, 0));
+        assert_eq!((summary.streams, summary.threads), (2, 1));
+        assert_eq!((summary.count(OpKind::Free), summary.count(OpKind::Idle)), (1, 0));
+        let lifetime = summary.lifetimes.quantile(0.5).unwrap();
+        assert_eq!((lifetime.from, lifetime.to, lifetime.count), (4, 7, 1));
+    }
+
+    proptest! {
+        #[test]
+        fn what_the_builder_builds_passes(trace in traces(200)) {
+            let summary = check(&trace).unwrap();
+            prop_assert_eq!(summary.events, trace.events.len() as u64);
+            prop_assert_eq!(summary.sizes.total(), summary.count(OpKind::Alloc));
+            prop_assert_eq!(summary.lifetimes.total(), summary.count(OpKind::Free));
+            prop_assert_eq!(summary.count(OpKind::Alloc) - summary.count(OpKind::Free), summary.live_blocks);
+        }
+
+        #[test]
+        fn an_event_said_twice_is_noticed(mut trace in traces(100), which in any::<Index>()) {
+            let owning = |event: &Event| {
+                matches!(event.op.kind(), OpKind::Alloc | OpKind::Free | OpKind::HostAlloc | OpKind::HostFree)
+            };
+            let places: Vec<_> = (0..trace.events.len()).filter(|&place| owning(&trace.events[place])).collect();
+            prop_assume!(!places.is_empty());
+            let place = *which.get(&places);
+            trace.events.insert(place, trace.events[place]);
+            match check(&trace) {
+                Err(TraceError::Contradiction { index, .. }) => prop_assert_eq!(index, place as u64 + 1),
+                other => prop_assert!(false, "{:?}", other),
+            }
+        }
+
+        #[test]
+        fn a_block_whose_request_is_missing_is_noticed(mut trace in traces(100), which in any::<Index>()) {
+            let frees: Vec<_> =
+                (0..trace.events.len()).filter(|&place| trace.events[place].op.kind() == OpKind::Free).collect();
+            prop_assume!(!frees.is_empty());
+            let free = *which.get(&frees);
+            let Op::Free { slot: freed, .. } = trace.events[free].op else { unreachable!() };
+            let born = trace.events[..free]
+                .iter()
+                .rposition(|event| matches!(event.op, Op::Alloc { slot, .. } if slot == freed))
+                .unwrap();
+            trace.events.remove(born);
+            let contradicts = matches!(check(&trace), Err(TraceError::Contradiction { .. }));
+            prop_assert!(contradicts);
+        }
+    }
+}

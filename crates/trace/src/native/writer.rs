@@ -1,0 +1,242 @@
+//! Writes a native trace.
+
+use serde::Serialize;
+
+use super::lines::LONGEST_LINE;
+use crate::{Checker, Event, NO_OPERAND, Op, Resident, Tables, TraceError};
+use oomph_base::{StreamId, ThreadId};
+
+/// Turns events into lines. Whoever holds the file takes [`lines`](Writer::lines) away from time to time.
+pub(crate) struct Writer {
+    /// Refuses what no reader would accept, and knows the number of every live block: its id on disk.
+    checker: Checker,
+    lines: Vec<u8>,
+    thread: ThreadId,
+    events: u64,
+    defined: Defined,
+}
+
+/// How many entries of each table stand in the file.
+struct Defined {
+    tags: usize,
+    sites: usize,
+    labels: usize,
+    shapes: usize,
+    streams: usize,
+    threads: usize,
+}
+
+impl Writer {
+    /// Begins a file.
+    pub(crate) fn new(name: &str) -> Result<Writer, TooLong> {
+        let mut writer = Writer {
+            checker: Checker::new(),
+            lines: Vec::new(),
+            thread: ThreadId(0),
+            events: 0,
+            // Entry 0 is the same in every trace, except that no shape is.
+            defined: Defined { tags: 1, sites: 1, labels: 1, shapes: 0, streams: 1, threads: 1 },
+        };
+        writer.word("oomph-trace");
+        writer.number(super::VERSION);
+        if !name.is_empty() {
+            writer.json("the name", &name)?;
+        }
+        writer.end_line();
+        Ok(writer)
+    }
+
+    /// What was written since the last call of [`clear`](Writer::clear).
+    pub(crate) fn lines(&self) -> &[u8] {
+        &self.lines
+    }
+
+    /// The lines so far are where they belong.
+    pub(crate) fn clear(&mut self) {
+        self.lines.clear();
+    }
+
+    /// Defines what the tables gained. To be called before the events that refer to it.
+    pub(crate) fn define(&mut self, tables: &Tables) -> Result<(), TooLong> {
+        for (number, &handle) in tables.streams().iter().enumerate().skip(self.defined.streams) {
+            self.define_handle("stream", number, handle);
+        }
+        for (number, &handle) in tables.threads().iter().enumerate().skip(self.defined.threads) {
+            self.define_handle("thread", number, handle);
+        }
+        for (number, tag) in tables.tags().iter().enumerate().skip(self.defined.tags) {
+            self.word("tag");
+            self.number(number as u64);
+            self.word(" ");
+            self.word(tag.category.name());
+            if let Some(layer) = tag.layer {
+                self.field(" layer=", layer.into());
+            }
+            self.end_line();
+        }
+        for (number, site) in tables.sites().iter().enumerate().skip(self.defined.sites) {
+            self.define_json("site", number, site)?;
+        }
+        for (number, label) in tables.labels().iter().enumerate().skip(self.defined.labels) {
+            self.define_json("label", number, label)?;
+        }
+        for (number, shape) in tables.shapes().iter().enumerate().skip(self.defined.shapes) {
+            self.define_json("shape", number, shape)?;
+        }
+        self.defined = Defined {
+            tags: tables.tags().len(),
+            sites: tables.sites().len(),
+            labels: tables.labels().len(),
+            shapes: tables.shapes().len(),
+            streams: tables.streams().len(),
+            threads: tables.threads().len(),
+        };
+        Ok(())
+    }
+
+    /// Writes an event; refuses one that contradicts those before it.
+    pub(crate) fn event(&mut self, event: &Event, tables: &Tables) -> Result<(), TraceError> {
+        let resident = self.checker.check(event, tables)?;
+        self.word(event.op.kind().name());
+        if let Some(resident) = resident {
+            self.number(resident.number);
+        }
+        self.operands(event.op, resident);
+        if event.thread != self.thread {
+            self.thread = event.thread;
+            self.field(" thread=", event.thread.0.into());
+        }
+        self.field_unless_zero(" +", event.delta_ns.into());
+        self.end_line();
+        self.events += 1;
+        Ok(())
+    }
+
+    /// Writes the last line and tells how many events there were.
+    pub(crate) fn finish(&mut self) -> u64 {
+        self.word("end");
+        self.number(self.events);
+        self.end_line();
+        self.events
+    }
+
+    fn operands(&mut self, op: Op, resident: Option<Resident>) {
+        match op {
+            Op::Alloc { bytes, stream, tag, site, .. } => {
+                self.number(bytes);
+                self.stream(stream);
+                self.field_unless_zero(" tag=", tag.0.into());
+                self.field_unless_zero(" site=", site.0.into());
+            }
+            Op::Free { stream, .. } => {
+                if resident.is_none_or(|block| block.stream != stream) {
+                    self.field(" stream=", stream.0.into());
+                }
+            }
+            Op::HostAlloc { bytes, .. } => self.number(bytes),
+            Op::Use { stream, .. } | Op::StreamSync { stream } => self.stream(stream),
+            Op::EventRecord { event, stream } | Op::EventWait { event, stream } => {
+                self.number(event.into());
+                self.stream(stream);
+            }
+            Op::Mark { kind, label, index } => {
+                self.word(" ");
+                self.word(kind.name());
+                self.number(index.into());
+                self.field_unless_zero(" label=", label.into());
+            }
+            Op::Work { shape, stream, operands } => {
+                self.number(shape.into());
+                for slot in operands.into_iter().take_while(|&slot| slot != NO_OPERAND) {
+                    if let Some(block) = self.checker.resident(slot) {
+                        self.number(block.number);
+                    }
+                }
+                self.stream(stream);
+            }
+            Op::Idle { nanos } => self.number(nanos),
+            Op::Collective { kind, bytes, ranks, stream } => {
+                self.word(" ");
+                self.word(kind.name());
+                self.number(bytes);
+                self.number(ranks.into());
+                self.stream(stream);
+            }
+            Op::HostFree { .. } | Op::DeviceSync | Op::EmptyCache => {}
+        }
+    }
+
+    fn define_handle(&mut self, table: &str, number: usize, handle: u64) {
+        self.word(table);
+        self.number(number as u64);
+        self.word(&format!(" {handle:#x}"));
+        self.end_line();
+    }
+
+    fn define_json(&mut self, table: &'static str, number: usize, value: &impl Serialize) -> Result<(), TooLong> {
+        self.word(table);
+        self.number(number as u64);
+        self.json(table, value)?;
+        self.end_line();
+        Ok(())
+    }
+
+    fn json(&mut self, what: &'static str, value: &impl Serialize) -> Result<(), TooLong> {
+        let json = serde_json::to_string(value).map_err(|_| TooLong(what))?;
+        // Leaves room for what else stands on the line.
+        if json.len() + 64 > LONGEST_LINE {
+            return Err(TooLong(what));
+        }
+        self.word(" ");
+        self.word(&json);
+        Ok(())
+    }
+
+    fn stream(&mut self, stream: StreamId) {
+        self.field_unless_zero(" stream=", stream.0.into());
+    }
+
+    fn field(&mut self, name: &str, value: u64) {
+        self.word(name);
+        self.digits(value);
+    }
+
+    /// A field that a reader takes for zero where it is left out.
+    fn field_unless_zero(&mut self, name: &str, value: u64) {
+        if value != 0 {
+            self.field(name, value);
+        }
+    }
+
+    fn number(&mut self, value: u64) {
+        self.lines.push(b' ');
+        self.digits(value);
+    }
+
+    fn digits(&mut self, mut value: u64) {
+        let mut digits = [0; 20];
+        let mut start = digits.len();
+        loop {
+            start -= 1;
+            digits[start] = b'0' + (value % 10) as u8;
+            value /= 10;
+            if value == 0 {
+                break;
+            }
+        }
+        self.lines.extend_from_slice(&digits[start..]);
+    }
+
+    fn word(&mut self, word: &str) {
+        self.lines.extend_from_slice(word.as_bytes());
+    }
+
+    fn end_line(&mut self) {
+        self.lines.push(b'\n');
+    }
+}
+
+/// A text that does not fit a line.
+#[derive(Debug, thiserror::Error)]
+#[error("{0} is longer than a line can be")]
+pub(crate) struct TooLong(&'static str);

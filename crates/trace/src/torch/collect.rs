@@ -1,0 +1,169 @@
+//! Picks the trace entries out of a pickle while it is read, so that they never exist as dicts.
+
+use std::collections::HashMap;
+
+use super::{
+    keys::Word,
+    pickle::{Collector, Fault, Heap, NodeId, TextId, Value},
+    snapshot::{Action, Entry},
+    stacks::StackId,
+};
+use oomph_base::{Address, StreamId};
+
+const ACTION: u32 = Word::Action as u32;
+const ADDR: u32 = Word::Addr as u32;
+const DEVICE_FREE: u32 = Word::DeviceFree as u32;
+const SIZE: u32 = Word::Size as u32;
+const STREAM: u32 = Word::Stream as u32;
+const TIME_US: u32 = Word::TimeUs as u32;
+const FRAMES: u32 = Word::Frames as u32;
+const COMPILE_CONTEXT: u32 = Word::CompileContext as u32;
+const USER_METADATA: u32 = Word::UserMetadata as u32;
+const POOL_ID: u32 = Word::PoolId as u32;
+
+/// Entries in the order of the file. Until [`parse`](super::parse) has seen the whole file, the stack of an entry is
+/// the number of its list of frames plus one.
+#[derive(Default)]
+pub(super) struct Entries {
+    pub(super) entries: Vec<Entry>,
+    pub(super) streams: Numbering<u64>,
+    pub(super) pools: Numbering<(u64, u64)>,
+    pub(super) notes: Numbering<(TextId, TextId)>,
+    /// Actions that this program does not know, by the number of their name.
+    pub(super) unknown: HashMap<TextId, u64>,
+    /// Entries without a time, and without a stream.
+    pub(super) timeless: u64,
+    pub(super) streamless: u64,
+}
+
+impl Entries {
+    pub(super) fn new() -> Entries {
+        let mut entries = Entries::default();
+        entries.streams.add(0);
+        entries.pools.add((0, 0));
+        entries.notes.add((Word::NotApplicable.id(), Word::Nothing.id()));
+        entries
+    }
+}
+
+/// Numbers given in order of appearance.
+#[derive(Debug)]
+pub(super) struct Numbering<T> {
+    pub(super) items: Vec<T>,
+    numbers: HashMap<T, u32>,
+    last: Option<(T, u32)>,
+}
+
+impl<T> Default for Numbering<T> {
+    fn default() -> Self {
+        Numbering { items: Vec::new(), numbers: HashMap::new(), last: None }
+    }
+}
+
+impl<T: Copy + Eq + std::hash::Hash> Numbering<T> {
+    /// Neighbouring entries mostly agree, so the last answer is tried first.
+    pub(super) fn add(&mut self, item: T) -> u32 {
+        if let Some((last, number)) = self.last
+            && last == item
+        {
+            return number;
+        }
+        let next = self.items.len() as u32;
+        let number = *self.numbers.entry(item).or_insert(next);
+        if number == next {
+            self.items.push(item);
+        }
+        self.last = Some((item, number));
+        number
+    }
+}
+
+impl Collector for Entries {
+    fn collect(&mut self, items: &[Value], heap: &mut Heap) -> Result<Option<u32>, Fault> {
+        let is_entry = items.chunks_exact(2).any(|pair| Word::Action.is(pair[0]) && matches!(pair[1], Value::Text(_)));
+        if !is_entry {
+            return Ok(None);
+        }
+        let entry = self.entry(items, heap)?;
+        let number = self.entries.len() as u32;
+        heap.budget.push(&mut self.entries, entry)?;
+        Ok(Some(number))
+    }
+}
+
+impl Entries {
+    fn entry(&mut self, items: &[Value], heap: &mut Heap) -> Result<Entry, Fault> {
+        let mut entry = Entry::default();
+        let (mut address, mut device_free, mut size, mut stream, mut time_us) = (None, None, None, None, None);
+        let mut name = Word::Nothing.id();
+        let (mut context, mut remark) = (Word::NotApplicable.id(), Word::Nothing.id());
+        for pair in items.chunks_exact(2) {
+            let Value::Text(key) = pair[0] else { continue };
+            let value = pair[1];
+            let bits = || value.bits().ok_or_else(|| wrong_kind(key, value));
+            match (key.0, value) {
+                (ACTION, Value::Text(text)) => {
+                    entry.action = Word::action(text);
+                    name = text;
+                }
+                (ADDR, _) => address = Some(bits()?),
+                (DEVICE_FREE, _) => device_free = Some(bits()?),
+                (SIZE, _) => size = Some(value.unsigned().ok_or_else(|| wrong_kind(key, value))?),
+                (STREAM, _) => stream = Some(bits()?),
+                (TIME_US, _) => time_us = Some(bits()?),
+                (FRAMES, Value::List(frames)) => entry.stack = StackId(frames.0 + 1),
+                (COMPILE_CONTEXT, Value::Text(text)) => context = text,
+                (USER_METADATA, Value::Text(text)) => remark = text,
+                (POOL_ID, Value::Tuple(pool) | Value::List(pool)) => entry.pool = Some(self.number_pool(pool, heap)?),
+                _ => {}
+            }
+        }
+        let place = if entry.action == Action::OutOfMemory { device_free } else { address };
+        match place {
+            Some(place) => entry.address = Address(place),
+            // What the driver said is welcome but not needed, and nobody knows what an unknown action carries.
+            None if matches!(entry.action, Action::OutOfMemory | Action::Unknown) => {}
+            None => return Err(Fault::Refused(format!("a trace entry ({}) has no `addr`", entry.action.name()))),
+        }
+        match size {
+            Some(size) => entry.size = size,
+            None if entry.action == Action::Unknown => {}
+            None => return Err(Fault::Refused(format!("a trace entry ({}) has no `size`", entry.action.name()))),
+        }
+        if entry.action == Action::Unknown {
+            heap.budget.charge(if self.unknown.contains_key(&name) { 0 } else { 32 })?;
+            *self.unknown.entry(name).or_default() += 1;
+        }
+        self.timeless += u64::from(time_us.is_none());
+        self.streamless += u64::from(stream.is_none());
+        entry.time_us = time_us.unwrap_or(0);
+        entry.stream = self.number_stream(stream.unwrap_or(0))?;
+        let note = self.notes.add((context, remark));
+        if note as usize + 1 == self.notes.items.len() {
+            heap.budget.charge(32)?;
+        }
+        entry.note = note;
+        Ok(entry)
+    }
+
+    pub(super) fn number_stream(&mut self, handle: u64) -> Result<StreamId, Fault> {
+        let too_many = |_| Fault::Refused("more than 65,536 streams".to_owned());
+        u16::try_from(self.streams.add(handle)).map(StreamId).map_err(too_many)
+    }
+
+    fn number_pool(&mut self, pool: NodeId, heap: &Heap) -> Result<u16, Fault> {
+        let pool = pool_id(heap, pool).ok_or_else(|| Fault::Refused("`pool_id` is not a pair of ints".to_owned()))?;
+        u16::try_from(self.pools.add(pool)).map_err(|_| Fault::Refused("more than 65,536 pools".to_owned()))
+    }
+}
+
+/// The number of a private pool, a pair.
+pub(super) fn pool_id(heap: &Heap, pair: NodeId) -> Option<(u64, u64)> {
+    let mut halves = heap.items(pair).map(Value::bits);
+    Some((halves.next()??, halves.next()??))
+}
+
+fn wrong_kind(key: TextId, value: Value) -> Fault {
+    let key = Word::TEXTS.get(key.0 as usize).copied().unwrap_or("a key");
+    Fault::Refused(format!("`{key}` of a trace entry is {}", value.kind()))
+}

@@ -1,0 +1,222 @@
+//! A recording that ends because memory ran out: what was asked for, what there was, and who held it.
+//!
+//! `oomph record --when oom` leaves such a recording. What the program would have done next is not in it, which whoever
+//! answers from it has to say; how much memory there was, is.
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde::Serialize;
+
+use super::{Action, BlockState, Entry, OwnLimit, Recording, StackId};
+use oomph_base::Address;
+
+/// So many of those who hold memory are named.
+const MOST_HOLDERS: usize = 3;
+
+/// The failure that ended a program.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct DeadEnd {
+    /// What was asked for, rounded as the allocator does.
+    pub requested_bytes: u64,
+    /// Who asked.
+    pub site: Option<String>,
+    /// Bytes in blocks that the program held.
+    pub allocated_bytes: u64,
+    /// Bytes that the allocator had from the driver.
+    pub reserved_bytes: u64,
+    /// What the driver still had.
+    pub device_free_bytes: u64,
+    /// All that the driver had for the allocator, where the driver refused.
+    pub room_bytes: Option<u64>,
+    /// The limit that the program has set itself, where that refused, as far as it is known.
+    pub own_limit: Option<OwnLimit>,
+    /// Who had allocated most of what was held, most first; empty where no call stacks were recorded.
+    pub holders: Vec<Holder>,
+}
+
+/// A call site that holds memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Holder {
+    /// Where its blocks were allocated.
+    pub site: String,
+    /// How many there are.
+    pub blocks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl DeadEnd {
+    /// Bytes that the allocator held and could not use for the request.
+    #[must_use]
+    pub const fn cached_bytes(&self) -> u64 {
+        self.reserved_bytes.saturating_sub(self.allocated_bytes)
+    }
+}
+
+impl Recording {
+    /// The failure that this recording ends with: afterwards nothing was allocated.
+    #[must_use]
+    pub fn dead_end(&self) -> Option<DeadEnd> {
+        let place = self.witnessed.iter().rposition(|entry| entry.action == Action::OutOfMemory)?;
+        let (before, after) = self.witnessed.split_at(place);
+        let (failed, after) = after.split_first()?;
+        if after.iter().any(|entry| entry.action == Action::Alloc) {
+            return None;
+        }
+        // The file has the memory at its end; what was given back since the failure is added again.
+        let mut reserved_bytes = self.reserved_at_end();
+        for entry in after {
+            if let Action::SegmentFree | Action::SegmentUnmap = entry.action {
+                reserved_bytes = reserved_bytes.saturating_add(entry.size);
+            }
+        }
+        let held = self.held_at_failure(before, after);
+        let device_free_bytes = failed.device_free().unwrap_or(0);
+        let driver_refused = failed.fills_the_device();
+        Some(DeadEnd {
+            requested_bytes: failed.size,
+            site: self.stacks.site(failed.stack),
+            allocated_bytes: held.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes)),
+            reserved_bytes,
+            device_free_bytes,
+            room_bytes: driver_refused.then(|| reserved_bytes.saturating_add(device_free_bytes)),
+            own_limit: self.own_limit().filter(|_| !driver_refused),
+            holders: self.holders(&held),
+        })
+    }
+
+    /// Stack and bytes of all blocks that the program held: those of the end, and those freed since.
+    fn held_at_failure(&self, before: &[Entry], after: &[Entry]) -> Vec<(StackId, u64)> {
+        let blocks = self.final_segments.iter().flat_map(|segment| &segment.blocks);
+        let mut held: Vec<(StackId, u64)> = blocks
+            .filter(|block| block.state == BlockState::Allocated)
+            .map(|block| (block.stack, block.size))
+            .collect();
+        let freed = after.iter().filter(|entry| entry.action == Action::FreeRequested);
+        let mut freed: HashMap<Address, u64> = freed.map(|entry| (entry.address, entry.size)).collect();
+        for entry in before.iter().rev() {
+            if freed.is_empty() {
+                break;
+            }
+            if entry.action == Action::Alloc
+                && let Some(bytes) = freed.remove(&entry.address)
+            {
+                held.push((entry.stack, bytes));
+            }
+        }
+        held.extend(freed.into_values().map(|bytes| (StackId::NONE, bytes)));
+        held
+    }
+
+    fn holders(&self, held: &[(StackId, u64)]) -> Vec<Holder> {
+        let mut by_stack: BTreeMap<StackId, (u64, u64)> = BTreeMap::new();
+        for &(stack, bytes) in held {
+            let (blocks, sum) = by_stack.entry(stack).or_default();
+            (*blocks, *sum) = (*blocks + 1, sum.saturating_add(bytes));
+        }
+        let mut by_site: BTreeMap<String, Holder> = BTreeMap::new();
+        for (stack, (blocks, bytes)) in by_stack {
+            let Some(site) = self.stacks.site(stack) else { continue };
+            let holder = by_site.entry(site.clone()).or_insert(Holder { site, ..Holder::default() });
+            holder.blocks += blocks;
+            holder.bytes = holder.bytes.saturating_add(bytes);
+        }
+        let mut holders: Vec<Holder> = by_site.into_values().collect();
+        holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
+        holders.truncate(MOST_HOLDERS);
+        holders
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::torch::{Block, Frame, Segment, SegmentKind, Snapshot};
+    use oomph_base::{MIB, StreamId};
+
+    fn entry(action: Action, address: u64, size: u64) -> Entry {
+        Entry { action, address: Address(address), size, ..Entry::default() }
+    }
+
+    /// Two segments of 20 MiB, of which one was given back, a block of 12 MiB in the other; then `more`.
+    fn recorded(free_bytes: u64, more: &[Entry]) -> Recording {
+        let block = |address, size, state| Block {
+            address: Address(address),
+            size,
+            requested_size: size,
+            state,
+            stack: StackId::default(),
+        };
+        let freed = more.iter().any(|entry| entry.action == Action::FreeRequested);
+        let state = if freed { BlockState::Inactive } else { BlockState::Allocated };
+        let segment = Segment {
+            device: 0,
+            address: Address(MIB),
+            total_size: 20 * MIB,
+            stream: StreamId::DEFAULT,
+            kind: SegmentKind::Large,
+            pool: (0, 0),
+            expandable: false,
+            stack: StackId::default(),
+            blocks: vec![block(MIB, 12 * MIB, state), block(13 * MIB, 8 * MIB, BlockState::Inactive)],
+        };
+        let mut entries = vec![
+            entry(Action::SegmentAlloc, MIB, 20 * MIB),
+            entry(Action::Alloc, MIB, 12 * MIB),
+            entry(Action::SegmentAlloc, 64 * MIB, 20 * MIB),
+            entry(Action::SegmentFree, 64 * MIB, 20 * MIB),
+            entry(Action::OutOfMemory, free_bytes, 30 * MIB),
+        ];
+        entries.extend_from_slice(more);
+        let snapshot = Snapshot { segments: vec![segment], traces: vec![entries], ..Snapshot::default() };
+        snapshot.into_recording("died", None).unwrap()
+    }
+
+    #[test]
+    fn what_the_driver_had_is_what_there_was() {
+        let end = recorded(10 * MIB, &[]).dead_end().unwrap();
+        assert_eq!((end.requested_bytes, end.allocated_bytes, end.reserved_bytes), (30 * MIB, 12 * MIB, 20 * MIB));
+        assert_eq!((end.room_bytes, end.own_limit, end.cached_bytes()), (Some(30 * MIB), None, 8 * MIB));
+    }
+
+    #[test]
+    fn a_driver_that_had_enough_did_not_refuse() {
+        let end = recorded(300 * MIB, &[]).dead_end().unwrap();
+        let own_limit = OwnLimit { at_least_bytes: 40 * MIB, below_bytes: 50 * MIB };
+        assert_eq!((end.room_bytes, end.own_limit), (None, Some(own_limit)));
+    }
+
+    #[test]
+    fn what_is_freed_while_the_program_dies_was_there_when_it_failed() {
+        let freed = [entry(Action::FreeRequested, MIB, 12 * MIB), entry(Action::FreeCompleted, MIB, 12 * MIB)];
+        let end = recorded(10 * MIB, &freed).dead_end().unwrap();
+        assert_eq!((end.allocated_bytes, end.reserved_bytes), (12 * MIB, 20 * MIB));
+    }
+
+    #[test]
+    fn who_holds_most_is_named_by_call_site_and_what_was_freed_since_counts() {
+        let mut died = recorded(10 * MIB, &[entry(Action::FreeRequested, MIB, 12 * MIB)]);
+        let mut stack = |line| {
+            let frame = died.stacks.intern_frame(Frame { filename: "train.py".into(), line, name: "f".into() });
+            let again = died.stacks.intern_frame(Frame { filename: "main.py".into(), line: 1, name: "m".into() });
+            [died.stacks.intern(&[frame]), died.stacks.intern(&[frame, again])]
+        };
+        let (layer, [optimizer, _]) = (stack(3), stack(9));
+        died.witnessed[1].stack = optimizer;
+        for (block, stack) in died.final_segments[0].blocks.iter_mut().zip(layer) {
+            (block.state, block.stack) = (BlockState::Allocated, stack);
+        }
+        let end = died.dead_end().unwrap();
+        let holder = |site: &str, blocks, mib| Holder { site: site.to_owned(), blocks, bytes: mib * MIB };
+        assert_eq!(end.holders, [holder("train.py:3 f", 2, 20), holder("train.py:9 f", 1, 12)]);
+        assert_eq!(recorded(10 * MIB, &[]).dead_end().unwrap().holders, []);
+    }
+
+    #[test]
+    fn a_program_that_went_on_did_not_end_there() {
+        assert_eq!(recorded(10 * MIB, &[entry(Action::Alloc, 13 * MIB, MIB)]).dead_end(), None);
+        let mut fine = recorded(10 * MIB, &[]);
+        fine.witnessed.pop();
+        assert_eq!(fine.dead_end(), None);
+    }
+}

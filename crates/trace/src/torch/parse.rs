@@ -1,0 +1,445 @@
+//! Makes a [`Snapshot`] of what a pickle holds, and says in words what is not there.
+
+use std::{collections::HashMap, io::Read, sync::Arc};
+
+use super::{
+    Annotation, Block, BlockState, Frame, Note, Segment, SegmentKind, Setting, Settings, Snapshot, StackId, Stacks,
+    Stage,
+    collect::{Entries, pool_id},
+    keys::Word,
+    pickle::{self, Budget, Fault, Heap, NodeId, PickleError, Spent, TextId, Value},
+};
+use oomph_base::{Address, StreamId};
+
+/// A snapshot that cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// The pickle is broken, or no plain data.
+    #[error(transparent)]
+    Pickle(#[from] PickleError),
+    /// Sound data, but not a memory snapshot.
+    #[error("not a PyTorch memory snapshot: {0}")]
+    Shape(String),
+    /// A small file that describes very much.
+    #[error(transparent)]
+    Spent(#[from] Spent),
+}
+
+impl Snapshot {
+    /// Reads a pickled snapshot, or a pickled list of segments as older tools write it. Nothing in it is executed.
+    ///
+    /// ```
+    /// use oomph_trace::torch::Snapshot;
+    /// let complaint = Snapshot::read(&b"\x80\x04cos\nsystem\n."[..]).unwrap_err();
+    /// assert_eq!(
+    ///     complaint.to_string(),
+    ///     "byte 2: opcode GLOBAL (0x63) is refused: it does not occur in plain data, and pickles are never run"
+    /// );
+    /// ```
+    pub fn read(reader: impl Read) -> Result<Snapshot, SnapshotError> {
+        Snapshot::read_within(reader, Budget::DEFAULT)
+    }
+
+    pub(crate) fn read_within(reader: impl Read, budget: Budget) -> Result<Snapshot, SnapshotError> {
+        let mut entries = Entries::new();
+        let (heap, root) = pickle::load(reader, Word::TEXTS, budget, &mut entries)?;
+        let parser = Parser {
+            budget: heap.budget,
+            heap: &heap,
+            entries,
+            stacks: Stacks::default(),
+            known_stacks: HashMap::new(),
+            known_frames: HashMap::new(),
+            omissions: Omissions::default(),
+        };
+        parser.snapshot(root)
+    }
+}
+
+/// Keys that older versions did not write: how often each was missed.
+#[derive(Default)]
+struct Omissions {
+    counts: Vec<(&'static str, u64)>,
+}
+
+impl Omissions {
+    fn count(&mut self, sentence: &'static str) {
+        match self.counts.iter_mut().find(|(known, _)| *known == sentence) {
+            Some((_, count)) => *count += 1,
+            None => self.counts.push((sentence, 1)),
+        }
+    }
+}
+
+struct Parser<'a> {
+    heap: &'a Heap,
+    budget: Budget,
+    entries: Entries,
+    stacks: Stacks,
+    /// By what is in the list, see [`Heap::contents`].
+    known_stacks: HashMap<(u32, u32), StackId>,
+    known_frames: HashMap<NodeId, u32>,
+    omissions: Omissions,
+}
+
+impl Parser<'_> {
+    fn snapshot(mut self, root: Value) -> Result<Snapshot, SnapshotError> {
+        let mut snapshot = Snapshot::default();
+        match root {
+            Value::List(segments) => {
+                snapshot.segments = self.segments(segments)?;
+                snapshot.missing.push("a bare list of segments: no history and no settings".to_owned());
+            }
+            Value::Dict(top) => self.top_level(top, &mut snapshot)?,
+            other => {
+                return Err(SnapshotError::Shape(format!(
+                    "the outermost value is {}, not a dict or a list of segments",
+                    other.kind()
+                )));
+            }
+        }
+        self.say_what_is_missing(&mut snapshot);
+        snapshot.stacks = self.stacks;
+        snapshot.streams = self.entries.streams.items;
+        snapshot.pools = self.entries.pools.items;
+        let text = |text: TextId| Arc::clone(self.heap.text(text));
+        let note = |&(context, remark)| Note { compile_context: text(context), user_metadata: text(remark) };
+        snapshot.notes = self.entries.notes.items.iter().map(note).collect();
+        Ok(snapshot)
+    }
+
+    fn top_level(&mut self, top: NodeId, snapshot: &mut Snapshot) -> Result<(), SnapshotError> {
+        let segments = self.heap.get(top, Word::Segments.id());
+        let traces = self.heap.get(top, Word::DeviceTraces.id());
+        match segments {
+            Some(segments) => snapshot.segments = self.segments(self.list(segments, "segments")?)?,
+            None if traces.is_none() => {
+                return Err(SnapshotError::Shape("a dict with neither `segments` nor `device_traces`".to_owned()));
+            }
+            None => snapshot.missing.push("no `segments`: the final state is unknown".to_owned()),
+        }
+        match traces {
+            Some(traces) => snapshot.traces = self.traces(self.list(traces, "device_traces")?)?,
+            None => snapshot.missing.push("no `device_traces`: what happened is unknown".to_owned()),
+        }
+        match self.heap.get(top, Word::AllocatorSettings.id()) {
+            Some(Value::Dict(settings)) => snapshot.settings = self.settings(settings)?,
+            _ => snapshot.missing.push("no `allocator_settings`: taken as PyTorch's defaults".to_owned()),
+        }
+        match self.heap.get(top, Word::ExternalAnnotations.id()) {
+            Some(annotations) => {
+                snapshot.annotations = self.annotations(self.list(annotations, "external_annotations")?)?;
+            }
+            None => snapshot.missing.push("no `external_annotations`: steps are not marked".to_owned()),
+        }
+        Ok(())
+    }
+
+    fn say_what_is_missing(&self, snapshot: &mut Snapshot) {
+        let entries = &self.entries;
+        if entries.timeless > 0 {
+            snapshot.missing.push(format!("{} entries without `time_us`: no times", entries.timeless));
+        }
+        if entries.streamless > 0 {
+            let sentence = format!("{} entries without `stream`: taken as the default stream", entries.streamless);
+            snapshot.missing.push(sentence);
+        }
+        let mut unknown: Vec<_> = entries.unknown.iter().collect();
+        unknown.sort();
+        for (name, count) in unknown {
+            let sentence = format!("{count} entries with the unknown action `{}`: left out", self.heap.text(*name));
+            snapshot.missing.push(sentence);
+        }
+        let omitted = self.omissions.counts.iter().map(|(sentence, count)| format!("{count} {sentence}"));
+        snapshot.missing.extend(omitted);
+    }
+
+    /// One list of entries per device. Entries were collected in the order of the file, so each list is a stretch of
+    /// them; an entry that two places share would have to be copied, and no allocator writes that.
+    fn traces(&mut self, devices: NodeId) -> Result<Vec<Vec<super::Entry>>, SnapshotError> {
+        let mut traces = Vec::new();
+        let mut ranges = Vec::new();
+        let mut next = 0;
+        for (device, trace) in self.heap.items(devices).enumerate() {
+            let place = format!("device_traces[{device}]");
+            let trace = self.list(trace, &place)?;
+            let mut range = next..next;
+            for (index, entry) in self.heap.items(trace).enumerate() {
+                let number = match entry {
+                    Value::Dict(dict) => self.heap.record(dict),
+                    _ => None,
+                };
+                let number = number.ok_or_else(|| shape(&place, index, "is not a trace entry"))? as usize;
+                if index == 0 && number >= next {
+                    range = number..number;
+                }
+                if number != range.end {
+                    return Err(shape(&place, index, "stands in two places"));
+                }
+                range.end += 1;
+            }
+            next = range.end.max(next);
+            self.budget.push(&mut ranges, range)?;
+        }
+        let mut all = std::mem::take(&mut self.entries.entries);
+        for entry in &mut all {
+            entry.stack = match entry.stack.0.checked_sub(1) {
+                Some(list) => self.stack(NodeId(list))?,
+                None => StackId::NONE,
+            };
+        }
+        // From the back, so that the one long trace of the usual file is never copied.
+        for range in ranges.into_iter().rev() {
+            all.truncate(range.end);
+            let trace = if range.start == 0 { std::mem::take(&mut all) } else { all.split_off(range.start) };
+            traces.push(trace);
+        }
+        traces.reverse();
+        Ok(traces)
+    }
+
+    fn segments(&mut self, list: NodeId) -> Result<Vec<Segment>, SnapshotError> {
+        let mut segments = Vec::new();
+        for (index, value) in self.heap.items(list).enumerate() {
+            let place = format!("segments[{index}]");
+            let Value::Dict(dict) = value else { return Err(shape("segments", index, "is not a dict")) };
+            let segment = self.segment(dict, &place)?;
+            self.budget.push(&mut segments, segment)?;
+        }
+        Ok(segments)
+    }
+
+    fn segment(&mut self, dict: NodeId, place: &str) -> Result<Segment, SnapshotError> {
+        let address = self.address(dict, Word::Address, place)?;
+        let total_size = self.size(dict, Word::TotalSize, place)?;
+        let device = match self.heap.get(dict, Word::Device.id()) {
+            Some(device) => small(device).ok_or_else(|| wrong(place, Word::Device, device))?,
+            None => {
+                self.omissions.count("segments without `device`: taken as device 0");
+                0
+            }
+        };
+        let kind = match self.heap.get(dict, Word::SegmentType.id()) {
+            Some(kind) if Word::Small.is(kind) => SegmentKind::Small,
+            Some(kind) if Word::Large.is(kind) => SegmentKind::Large,
+            _ => {
+                self.omissions.count("segments without `segment_type`: told by their size");
+                kind_by_size(total_size)
+            }
+        };
+        let pool = match self.heap.get(dict, Word::SegmentPoolId.id()) {
+            Some(Value::Tuple(pair) | Value::List(pair)) => {
+                pool_id(self.heap, pair).ok_or_else(|| SnapshotError::Shape(format!("{place}: odd segment_pool_id")))?
+            }
+            _ => (0, 0),
+        };
+        let expandable = self.heap.get(dict, Word::IsExpandable.id()) == Some(Value::Bool(true));
+        let stream = self.stream(dict, place)?;
+        let stack = self.frames_of(dict)?;
+        let blocks = match self.heap.get(dict, Word::Blocks.id()) {
+            Some(blocks) => self.blocks(self.list(blocks, place)?, address, place)?,
+            None => return Err(SnapshotError::Shape(format!("{place}: `blocks` is missing"))),
+        };
+        Ok(Segment { device, address, total_size, stream, kind, pool, expandable, stack, blocks })
+    }
+
+    fn blocks(&mut self, list: NodeId, segment: Address, place: &str) -> Result<Vec<Block>, SnapshotError> {
+        let mut blocks = Vec::new();
+        let mut end = segment;
+        for (index, value) in self.heap.items(list).enumerate() {
+            let Value::Dict(dict) = value else { return Err(shape(place, index, "of the blocks is not a dict")) };
+            let size = self.size(dict, Word::Size, place)?;
+            let address = match self.heap.get(dict, Word::Address.id()) {
+                Some(address) => Address(address.bits().ok_or_else(|| wrong(place, Word::Address, address))?),
+                None => {
+                    self.omissions.count("blocks without `address`: taken as lying one behind the other");
+                    end
+                }
+            };
+            end = Address(address.0.saturating_add(size));
+            let state = match self.heap.get(dict, Word::State.id()) {
+                Some(state) if Word::ActiveAllocated.is(state) => BlockState::Allocated,
+                Some(state) if Word::ActivePendingFree.is(state) || Word::ActiveAwaitingFree.is(state) => {
+                    BlockState::PendingFree
+                }
+                Some(state) if Word::Inactive.is(state) => BlockState::Inactive,
+                Some(Value::Text(text)) => {
+                    let state = self.heap.text(text);
+                    return Err(shape(place, index, &format!("of the blocks has the unknown state `{state}`")));
+                }
+                _ => return Err(shape(place, index, "of the blocks has no `state`")),
+            };
+            let history = self.latest_history(dict);
+            let requested = self.heap.get(dict, Word::RequestedSize.id());
+            let requested =
+                requested.or_else(|| self.heap.get(history?, Word::RealSize.id())).and_then(Value::unsigned);
+            if requested.is_none() && state != BlockState::Inactive {
+                self.omissions.count("live blocks without `requested_size`: taken as their size");
+            }
+            let stack = match self.frames_of(dict)? {
+                StackId::NONE => history.map_or(Ok(StackId::NONE), |history| self.frames_of(history))?,
+                stack => stack,
+            };
+            let requested_size = requested.unwrap_or(if state == BlockState::Inactive { 0 } else { size });
+            self.budget.push(&mut blocks, Block { address, size, requested_size, state, stack })?;
+        }
+        Ok(blocks)
+    }
+
+    /// What very old files keep instead of `frames` and `requested_size`.
+    fn latest_history(&self, block: NodeId) -> Option<NodeId> {
+        match self.heap.get(block, Word::History.id())? {
+            Value::List(history) => match self.heap.items(history).next()? {
+                Value::Dict(latest) => Some(latest),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    fn settings(&mut self, dict: NodeId) -> Result<Settings, SnapshotError> {
+        let mut values = Vec::new();
+        for (key, value) in self.heap.pairs(dict) {
+            let Value::Text(key) = key else { continue };
+            let setting = match value {
+                Value::Bool(value) => Setting::Bool(value),
+                Value::Int(value) => Setting::Int(value),
+                Value::Float(value) => Setting::Float(value),
+                Value::Text(text) => Setting::Text(Arc::clone(self.heap.text(text))),
+                Value::Dict(table) => Setting::Table(self.table(table)?),
+                // No setting is known to be anything else; a new kind must not make a recording unreadable.
+                Value::None | Value::Unsigned(_) | Value::List(_) | Value::Tuple(_) => continue,
+            };
+            self.budget.push(&mut values, (Arc::clone(self.heap.text(key)), setting))?;
+        }
+        Ok(Settings { values })
+    }
+
+    fn table(&mut self, dict: NodeId) -> Result<Vec<(Arc<str>, i64)>, SnapshotError> {
+        let mut rows = Vec::new();
+        for (key, value) in self.heap.pairs(dict) {
+            if let (Value::Text(key), Value::Int(value)) = (key, value) {
+                self.budget.push(&mut rows, (Arc::clone(self.heap.text(key)), value))?;
+            }
+        }
+        Ok(rows)
+    }
+
+    fn annotations(&mut self, list: NodeId) -> Result<Vec<Annotation>, SnapshotError> {
+        let mut annotations = Vec::new();
+        for value in self.heap.items(list) {
+            let Value::Dict(dict) = value else { continue };
+            let get = |word: Word| self.heap.get(dict, word.id());
+            let stage = match get(Word::Stage) {
+                Some(stage) if Word::Start.is(stage) => Stage::Start,
+                Some(stage) if Word::End.is(stage) => Stage::End,
+                _ => {
+                    self.omissions.count("annotations without a known `stage`: left out");
+                    continue;
+                }
+            };
+            let (Some(Value::Text(name)), Some(time_us)) = (get(Word::Name), get(Word::TimeUs).and_then(Value::bits))
+            else {
+                self.omissions.count("annotations without `name` or `time_us`: left out");
+                continue;
+            };
+            let device = get(Word::Device).and_then(small);
+            let name = Arc::clone(self.heap.text(name));
+            self.budget.push(&mut annotations, Annotation { name, stage, device, time_us })?;
+        }
+        Ok(annotations)
+    }
+
+    fn frames_of(&mut self, dict: NodeId) -> Result<StackId, SnapshotError> {
+        match self.heap.get(dict, Word::Frames.id()) {
+            Some(Value::List(frames)) => self.stack(frames),
+            _ => Ok(StackId::NONE),
+        }
+    }
+
+    /// Lists of frames are shared by many entries: each is looked at once.
+    fn stack(&mut self, list: NodeId) -> Result<StackId, SnapshotError> {
+        let contents = self.heap.contents(list);
+        if let Some(&stack) = self.known_stacks.get(&contents) {
+            return Ok(stack);
+        }
+        let mut frames = Vec::new();
+        for frame in self.heap.items(list) {
+            if let Value::Dict(dict) = frame {
+                let frame = self.frame(dict)?;
+                self.budget.push(&mut frames, frame)?;
+            }
+        }
+        // Two maps refer to it.
+        self.budget.charge(96)?;
+        let stack = self.stacks.intern(&frames);
+        self.known_stacks.insert(contents, stack);
+        Ok(stack)
+    }
+
+    fn frame(&mut self, dict: NodeId) -> Result<u32, SnapshotError> {
+        if let Some(&frame) = self.known_frames.get(&dict) {
+            return Ok(frame);
+        }
+        let text = |word: Word| match self.heap.get(dict, word.id()) {
+            Some(Value::Text(text)) => Arc::clone(self.heap.text(text)),
+            _ => "??".into(),
+        };
+        let line = self.heap.get(dict, Word::Line.id()).and_then(small).unwrap_or(0);
+        let frame = Frame { filename: text(Word::Filename), line, name: text(Word::Name) };
+        self.budget.charge(160)?;
+        let number = self.stacks.intern_frame(frame);
+        self.known_frames.insert(dict, number);
+        Ok(number)
+    }
+
+    fn list(&self, value: Value, place: &str) -> Result<NodeId, SnapshotError> {
+        match value {
+            Value::List(node) | Value::Tuple(node) => Ok(node),
+            other => Err(SnapshotError::Shape(format!("{place}: a list is expected, this is {}", other.kind()))),
+        }
+    }
+
+    fn stream(&mut self, dict: NodeId, place: &str) -> Result<StreamId, SnapshotError> {
+        let handle = match self.heap.get(dict, Word::Stream.id()) {
+            Some(stream) => stream.bits().ok_or_else(|| wrong(place, Word::Stream, stream))?,
+            None => {
+                self.omissions.count("segments without `stream`: taken as the default stream");
+                0
+            }
+        };
+        self.entries.number_stream(handle).map_err(|fault: Fault| SnapshotError::Shape(fault.to_string()))
+    }
+
+    fn address(&self, dict: NodeId, word: Word, place: &str) -> Result<Address, SnapshotError> {
+        let value = self.required(dict, word, place)?;
+        value.bits().map(Address).ok_or_else(|| wrong(place, word, value))
+    }
+
+    fn size(&self, dict: NodeId, word: Word, place: &str) -> Result<u64, SnapshotError> {
+        let value = self.required(dict, word, place)?;
+        value.unsigned().ok_or_else(|| wrong(place, word, value))
+    }
+
+    fn required(&self, dict: NodeId, word: Word, place: &str) -> Result<Value, SnapshotError> {
+        let missing = || SnapshotError::Shape(format!("{place}: `{}` is missing", word.text()));
+        self.heap.get(dict, word.id()).ok_or_else(missing)
+    }
+}
+
+/// Small segments have 2 MiB; the smallest large one has 10.
+pub(super) const fn kind_by_size(bytes: u64) -> SegmentKind {
+    if bytes <= 2 << 20 { SegmentKind::Small } else { SegmentKind::Large }
+}
+
+fn small(value: Value) -> Option<u32> {
+    value.unsigned().and_then(|number| u32::try_from(number).ok())
+}
+
+fn shape(place: &str, index: usize, what: &str) -> SnapshotError {
+    SnapshotError::Shape(format!("{place}: number {index} {what}"))
+}
+
+fn wrong(place: &str, word: Word, value: Value) -> SnapshotError {
+    SnapshotError::Shape(format!("{place}: `{}` is {}, out of range or of the wrong type", word.text(), value.kind()))
+}

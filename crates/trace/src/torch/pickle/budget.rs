@@ -1,0 +1,62 @@
+//! What a reader may spend: a small hostile file must not fill the machine's memory.
+
+use std::mem::size_of;
+
+/// Memory that may still be taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Budget {
+    left: u64,
+    whole: u64,
+}
+
+/// More memory would be needed than is allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("what it describes needs more than {} of memory", oomph_base::Bytes(*.0))]
+pub struct Spent(pub u64);
+
+impl Budget {
+    /// Enough for some thirty million trace entries.
+    pub(crate) const DEFAULT: Budget = Budget::of(4 << 30);
+
+    pub(crate) const fn of(bytes: u64) -> Budget {
+        Budget { left: bytes, whole: bytes }
+    }
+
+    /// Takes `bytes` from what is left.
+    pub(crate) fn charge(&mut self, bytes: usize) -> Result<(), Spent> {
+        match self.left.checked_sub(bytes as u64) {
+            Some(left) => {
+                self.left = left;
+                Ok(())
+            }
+            None => Err(Spent(self.whole)),
+        }
+    }
+
+    /// Pushes, and pays when the vector grows.
+    #[inline]
+    pub(crate) fn push<T>(&mut self, to: &mut Vec<T>, item: T) -> Result<(), Spent> {
+        if to.len() == to.capacity() {
+            self.grow(to, 1)?;
+        }
+        to.push(item);
+        Ok(())
+    }
+
+    /// Appends, and pays when the vector grows.
+    pub(crate) fn extend<T: Copy>(&mut self, to: &mut Vec<T>, items: &[T]) -> Result<(), Spent> {
+        if to.capacity() - to.len() < items.len() {
+            self.grow(to, items.len())?;
+        }
+        to.extend_from_slice(items);
+        Ok(())
+    }
+
+    #[cold]
+    fn grow<T>(&mut self, vector: &mut Vec<T>, least: usize) -> Result<(), Spent> {
+        let more = vector.capacity().max(least).max(16);
+        self.charge(more.saturating_mul(size_of::<T>()))?;
+        vector.reserve_exact(vector.capacity() - vector.len() + more);
+        Ok(())
+    }
+}

@@ -1,0 +1,502 @@
+//! The stack machine that a pickle is a program for, without the instructions that could do harm.
+
+use std::io::Read;
+
+use super::{
+    Budget, Collector, Fault, Heap, LONGEST_TEXT, PickleError, Spent, Value, input::Input, memo::Memo, opcode as op,
+};
+
+/// Reads a pickle: all values, and the outermost one. `known` texts are numbered first, in order.
+pub(in crate::torch) fn load<R: Read, C: Collector>(
+    reader: R,
+    known: &[&str],
+    budget: Budget,
+    collector: &mut C,
+) -> Result<(Heap, Value), PickleError> {
+    let heap = Heap::new(known, budget).map_err(|spent| PickleError { offset: 0, fault: spent.into() })?;
+    let mut machine = Machine {
+        input: Input::new(reader),
+        heap,
+        stack: Vec::new(),
+        marks: Vec::new(),
+        memo: Memo::default(),
+        spare: Vec::new(),
+        collector,
+    };
+    let root = machine.run()?;
+    Ok((machine.heap, root))
+}
+
+struct Machine<'a, R, C> {
+    input: Input<R>,
+    heap: Heap,
+    stack: Vec<Value>,
+    /// Where on the stack the open marks stand.
+    marks: Vec<usize>,
+    memo: Memo,
+    spare: Vec<u8>,
+    collector: &'a mut C,
+}
+
+impl<R: Read, C: Collector> Machine<'_, R, C> {
+    fn run(&mut self) -> Result<Value, PickleError> {
+        match self.input.byte()? {
+            op::PROTO => {}
+            other => return Err(PickleError { offset: 0, fault: Fault::NoPickle(other) }),
+        }
+        let protocol = self.input.byte()?;
+        if !(2..=5).contains(&protocol) {
+            return Err(PickleError { offset: 1, fault: Fault::Protocol(protocol) });
+        }
+        loop {
+            let offset = self.input.offset();
+            let code = self.input.byte()?;
+            if code == op::STOP {
+                let at_stop = Fault::Stack { opcode: "STOP", what: "a value" };
+                return self.stack.pop().ok_or(PickleError { offset, fault: at_stop });
+            }
+            if let Err(failure) = self.step(code) {
+                return Err(match failure {
+                    Failure::Here(fault) => PickleError { offset, fault },
+                    Failure::Input(error) => error,
+                });
+            }
+        }
+    }
+
+    #[inline]
+    fn step(&mut self, code: u8) -> Result<(), Failure> {
+        match code {
+            op::BINGET => {
+                let index = self.input.byte()?;
+                self.recall(u32::from(index))?;
+            }
+            op::LONG_BINGET => {
+                let index = u32::from_le_bytes(self.input.array()?);
+                self.recall(index)?;
+            }
+            op::MEMOIZE => self.memorise(self.memo.len())?,
+            op::BINPUT => {
+                let index = self.input.byte()?;
+                self.memorise(u32::from(index))?;
+            }
+            op::LONG_BINPUT => {
+                let index = u32::from_le_bytes(self.input.array()?);
+                self.memorise(index)?;
+            }
+            op::MARK => self.heap.budget.push(&mut self.marks, self.stack.len())?,
+            op::EMPTY_DICT => {
+                let node = self.heap.new_node()?;
+                self.push(Value::Dict(node))?;
+            }
+            op::EMPTY_LIST => {
+                let node = self.heap.new_node()?;
+                self.push(Value::List(node))?;
+            }
+            op::EMPTY_TUPLE => self.make_tuple(self.stack.len())?,
+            op::TUPLE1 => self.make_tuple(self.place_of("TUPLE1", 1)?)?,
+            op::TUPLE2 => self.make_tuple(self.place_of("TUPLE2", 2)?)?,
+            op::TUPLE3 => self.make_tuple(self.place_of("TUPLE3", 3)?)?,
+            op::TUPLE => {
+                let start = self.pop_mark("TUPLE")?;
+                self.make_tuple(start)?;
+            }
+            op::SETITEMS => {
+                let start = self.pop_mark("SETITEMS")?;
+                self.set_items("SETITEMS", start)?;
+            }
+            op::SETITEM => self.set_items("SETITEM", self.place_of("SETITEM", 2)?)?,
+            op::APPENDS => {
+                let start = self.pop_mark("APPENDS")?;
+                self.append("APPENDS", start)?;
+            }
+            op::APPEND => self.append("APPEND", self.place_of("APPEND", 1)?)?,
+            op::SHORT_BINUNICODE => {
+                let length = self.input.byte()?;
+                self.text(u64::from(length))?;
+            }
+            op::BINUNICODE => {
+                let length = u32::from_le_bytes(self.input.array()?);
+                self.text(u64::from(length))?;
+            }
+            op::BINUNICODE8 => {
+                let length = u64::from_le_bytes(self.input.array()?);
+                self.text(length)?;
+            }
+            op::BININT1 => {
+                let number = self.input.byte()?;
+                self.push(Value::Int(i64::from(number)))?;
+            }
+            op::BININT2 => {
+                let number = u16::from_le_bytes(self.input.array()?);
+                self.push(Value::Int(i64::from(number)))?;
+            }
+            op::BININT => {
+                let number = i32::from_le_bytes(self.input.array()?);
+                self.push(Value::Int(i64::from(number)))?;
+            }
+            op::LONG1 => {
+                let length = self.input.byte()?;
+                self.integer(u64::from(length))?;
+            }
+            op::LONG4 => {
+                let length = u32::from_le_bytes(self.input.array()?);
+                self.integer(u64::from(length))?;
+            }
+            op::BINFLOAT => {
+                let number = f64::from_be_bytes(self.input.array()?);
+                self.push(Value::Float(number))?;
+            }
+            op::NONE => self.push(Value::None)?,
+            op::NEWTRUE => self.push(Value::Bool(true))?,
+            op::NEWFALSE => self.push(Value::Bool(false))?,
+            // The length of a frame is a hint for readers that fetch ahead.
+            op::FRAME => drop(self.input.array::<8>()?),
+            op::POP => {
+                let start = self.place_of("POP", 1)?;
+                self.stack.truncate(start);
+            }
+            op::POP_MARK => {
+                let start = self.pop_mark("POP_MARK")?;
+                self.stack.truncate(start);
+            }
+            op::PROTO => drop(self.input.byte()?),
+            code => return Err(Fault::Opcode { code, name: op::name(code) }.into()),
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn push(&mut self, value: Value) -> Result<(), Failure> {
+        Ok(self.heap.budget.push(&mut self.stack, value)?)
+    }
+
+    #[inline]
+    fn recall(&mut self, index: u32) -> Result<(), Failure> {
+        let value = self.memo.get(index).ok_or_else(|| Fault::Memo(u64::from(index)))?;
+        self.push(value)
+    }
+
+    fn memorise(&mut self, index: u32) -> Result<(), Failure> {
+        let Some(&value) = self.stack.last() else {
+            return Err(Fault::Stack { opcode: "a memo opcode", what: "a value" }.into());
+        };
+        Ok(self.memo.set(index, value, &mut self.heap.budget)?)
+    }
+
+    /// Where the topmost `count` values begin; they must stand above the last mark.
+    fn place_of(&self, opcode: &'static str, count: usize) -> Result<usize, Failure> {
+        let floor = self.marks.last().copied().unwrap_or(0);
+        match self.stack.len().checked_sub(count) {
+            Some(start) if start >= floor => Ok(start),
+            _ => Err(Fault::Stack { opcode, what: "more values" }.into()),
+        }
+    }
+
+    fn pop_mark(&mut self, opcode: &'static str) -> Result<usize, Failure> {
+        match self.marks.pop() {
+            Some(start) => Ok(start),
+            None => Err(Fault::Stack { opcode, what: "a mark" }.into()),
+        }
+    }
+
+    fn make_tuple(&mut self, start: usize) -> Result<(), Failure> {
+        let node = self.heap.new_node()?;
+        self.heap.append(node, &self.stack[start..])?;
+        self.stack.truncate(start);
+        self.push(Value::Tuple(node))
+    }
+
+    fn append(&mut self, opcode: &'static str, start: usize) -> Result<(), Failure> {
+        match self.below(start) {
+            Some(Value::List(node)) => {
+                self.heap.append(node, &self.stack[start..])?;
+                self.stack.truncate(start);
+                Ok(())
+            }
+            _ => Err(Fault::Stack { opcode, what: "a list" }.into()),
+        }
+    }
+
+    fn set_items(&mut self, opcode: &'static str, start: usize) -> Result<(), Failure> {
+        let Some(Value::Dict(node)) = self.below(start) else {
+            return Err(Fault::Stack { opcode, what: "a dict" }.into());
+        };
+        let items = &self.stack[start..];
+        if !items.len().is_multiple_of(2) {
+            return Err(Fault::Stack { opcode, what: "as many keys as values" }.into());
+        }
+        if self.heap.record(node).is_some() {
+            return Err(Fault::Refused("a trace entry is filled twice".to_owned()).into());
+        }
+        let taken = match self.heap.is_empty(node) {
+            true => self.collector.collect(items, &mut self.heap)?,
+            false => None,
+        };
+        match taken {
+            Some(record) => self.heap.set_record(node, record),
+            None => self.heap.append(node, items)?,
+        }
+        self.stack.truncate(start);
+        Ok(())
+    }
+
+    /// The container under the values from `start` on; a mark between them hides it.
+    fn below(&self, start: usize) -> Option<Value> {
+        let floor = self.marks.last().copied().unwrap_or(0);
+        (start > floor).then(|| self.stack[start - 1])
+    }
+
+    fn text(&mut self, length: u64) -> Result<(), Failure> {
+        if length > LONGEST_TEXT {
+            return Err(Fault::Text(length).into());
+        }
+        let bytes = self.input.bytes(length as usize, &mut self.spare)?;
+        // Python writes file names that are not Unicode in a way that UTF-8 does not know; they stay readable.
+        let text = String::from_utf8_lossy(bytes);
+        let text = self.heap.intern(&text)?;
+        self.push(Value::Text(text))
+    }
+
+    /// Little-endian, in two's complement.
+    fn integer(&mut self, length: u64) -> Result<(), Failure> {
+        let (low, high) = match length {
+            0..=8 => (self.input.bytes(length as usize, &mut self.spare)?, None),
+            9 => match self.input.bytes(9, &mut self.spare)?.split_last() {
+                Some((high, low)) => (low, Some(*high)),
+                None => (&[][..], None),
+            },
+            _ => return Err(Fault::Integer(length).into()),
+        };
+        let mut word = [0; 8];
+        word[..low.len()].copy_from_slice(low);
+        let value = match (high, i64::from_le_bytes(word)) {
+            (None, _) if low.is_empty() => Value::Int(0),
+            (None, number) => {
+                let unused = 64 - 8 * low.len();
+                Value::Int(number << unused >> unused)
+            }
+            (Some(0), number) if number < 0 => Value::Unsigned(number as u64),
+            (Some(0), number) => Value::Int(number),
+            (Some(0xff), number) if number < 0 => Value::Int(number),
+            _ => return Err(Fault::Integer(length).into()),
+        };
+        self.push(value)
+    }
+}
+
+/// Why a step failed: the opcode is at fault, or the bytes gave out further on.
+enum Failure {
+    Here(Fault),
+    Input(PickleError),
+}
+
+impl From<Fault> for Failure {
+    fn from(fault: Fault) -> Failure {
+        Failure::Here(fault)
+    }
+}
+
+impl From<Spent> for Failure {
+    fn from(spent: Spent) -> Failure {
+        Failure::Here(spent.into())
+    }
+}
+
+impl From<PickleError> for Failure {
+    fn from(error: PickleError) -> Failure {
+        Failure::Input(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Takes nothing.
+    struct Nobody;
+
+    impl Collector for Nobody {
+        fn collect(&mut self, _: &[Value], _: &mut Heap) -> Result<Option<u32>, Fault> {
+            Ok(None)
+        }
+    }
+
+    fn loaded(bytes: &[u8]) -> Result<(Heap, Value), PickleError> {
+        load(bytes, &[], Budget::of(1 << 20), &mut Nobody)
+    }
+
+    fn body(code: &[u8]) -> Result<(Heap, Value), PickleError> {
+        loaded(&[&[op::PROTO, 4], code].concat())
+    }
+
+    fn complaint(code: &[u8]) -> String {
+        body(code).map(|(_, value)| value).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn integers_have_up_to_64_bits_and_a_sign() {
+        let number = |code: &[u8]| body(&[code, &[op::STOP]].concat()).unwrap().1;
+        assert_eq!(number(&[op::BININT1, 255]), Value::Int(255));
+        assert_eq!(number(&[op::BININT2, 0, 1]), Value::Int(256));
+        assert_eq!(number(&[op::BININT, 255, 255, 255, 255]), Value::Int(-1));
+        assert_eq!(number(&[op::LONG1, 0]), Value::Int(0));
+        assert_eq!(number(&[op::LONG1, 1, 0x80]), Value::Int(-128));
+        let high = [&[op::LONG1, 9][..], &u64::MAX.to_le_bytes(), &[0]].concat();
+        assert_eq!(number(&high), Value::Unsigned(u64::MAX));
+        assert_eq!(
+            complaint(&[op::LONG1, 9, 0, 0, 0, 0, 0, 0, 0, 0, 1]),
+            "byte 2: an integer of 9 bytes; at most 64 bits are expected"
+        );
+        assert_eq!(
+            complaint(&[op::LONG4, 255, 255, 255, 127]),
+            "byte 2: an integer of 2147483647 bytes; at most 64 bits are expected"
+        );
+    }
+
+    #[test]
+    fn shared_containers_are_one() {
+        // [a, a] with a = ["x"]
+        let code = [op::EMPTY_LIST, op::MARK, op::EMPTY_LIST, op::MEMOIZE, op::SHORT_BINUNICODE, 1, b'x', op::APPEND];
+        let rest = [op::BINGET, 0, op::APPENDS, op::STOP];
+        let (heap, root) = body(&[&code[..], &rest].concat()).unwrap();
+        let Value::List(root) = root else { panic!("{root:?}") };
+        let items: Vec<Value> = heap.items(root).collect();
+        assert_eq!(items.len(), 2);
+        assert_eq!(items[0], items[1]);
+    }
+
+    #[test]
+    fn a_list_that_holds_itself_is_read_and_not_followed() {
+        let code = [op::EMPTY_LIST, op::MEMOIZE, op::BINGET, 0, op::APPEND, op::STOP];
+        let (heap, root) = body(&code).unwrap();
+        let Value::List(node) = root else { panic!("{root:?}") };
+        assert_eq!(heap.items(node).collect::<Vec<_>>(), [root]);
+    }
+
+    #[test]
+    fn everything_that_could_run_code_is_refused_by_name() {
+        for (code, name) in [
+            (b'c', "GLOBAL"),
+            (b'R', "REDUCE"),
+            (b'b', "BUILD"),
+            (b'i', "INST"),
+            (b'o', "OBJ"),
+            (b'P', "PERSID"),
+            (b'Q', "BINPERSID"),
+            (0x81, "NEWOBJ"),
+            (0x82, "EXT1"),
+            (0x92, "NEWOBJ_EX"),
+            (0x93, "STACK_GLOBAL"),
+            (0x97, "NEXT_BUFFER"),
+            (0xff, "unknown"),
+        ] {
+            let refusal = complaint(&[op::NONE, code]);
+            assert!(refusal.starts_with(&format!("byte 3: opcode {name} ({code:#04x}) is refused")), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_pickle_is_said_in_words() {
+        let refusal = |bytes: &[u8]| loaded(bytes).map(|(_, value)| value).unwrap_err().to_string();
+        assert_eq!(refusal(b"PK\x03\x04"), "byte 0: a pickle begins with byte 0x80, this file with 0x50");
+        assert_eq!(refusal(&[op::PROTO, 6, op::NONE, op::STOP]), "byte 1: pickle protocol 6; 2 to 5 can be read");
+        assert_eq!(refusal(b""), "byte 0: the file ends in the middle of the pickle");
+        assert_eq!(complaint(&[op::STOP]), "byte 2: STOP needs a value on the stack");
+        assert_eq!(complaint(&[op::APPENDS]), "byte 2: APPENDS needs a mark on the stack");
+        assert_eq!(complaint(&[op::NONE, op::MARK, op::APPENDS]), "byte 4: APPENDS needs a list on the stack");
+        assert_eq!(complaint(&[op::BINGET, 7]), "byte 2: reference to memo 7, which was never set");
+    }
+
+    #[test]
+    fn a_huge_length_is_not_believed() {
+        let claim = [&[op::BINUNICODE8][..], &u64::MAX.to_le_bytes()].concat();
+        assert!(complaint(&claim).contains("a text of 18446744073709551615 bytes"));
+        let claim = [&[op::BINUNICODE][..], &50_000_000_u32.to_le_bytes(), b"short"].concat();
+        assert_eq!(complaint(&claim), "byte 12: the file ends in the middle of the pickle");
+    }
+
+    #[test]
+    fn a_bomb_runs_out_of_budget() {
+        for code in [op::EMPTY_LIST, op::MARK, op::EMPTY_DICT, op::NONE, op::EMPTY_TUPLE] {
+            let refusal = complaint(&vec![code; 1 << 20]);
+            assert!(refusal.ends_with("what it describes needs more than 1.00 MiB of memory"), "{refusal}");
+        }
+        let memos: Vec<u8> =
+            (0..1 << 17).flat_map(|index: u32| [&[op::LONG_BINPUT][..], &(index * 7).to_le_bytes()].concat()).collect();
+        let refusal = complaint(&[&[op::NONE][..], &memos].concat());
+        assert!(refusal.ends_with("of memory"), "{refusal}");
+    }
+
+    #[test]
+    fn a_stray_memo_number_costs_nothing() {
+        let far =
+            [&[op::NONE, op::LONG_BINPUT][..], &u32::MAX.to_le_bytes(), &[op::LONG_BINGET], &u32::MAX.to_le_bytes()];
+        assert_eq!(body(&[&far.concat()[..], &[op::STOP]].concat()).unwrap().1, Value::None);
+    }
+
+    /// Random opcodes reach further than random bytes.
+    fn opcodes() -> impl proptest::strategy::Strategy<Value = Vec<u8>> {
+        let known = prop::sample::select(vec![
+            op::MARK,
+            op::POP,
+            op::POP_MARK,
+            op::BINGET,
+            op::MEMOIZE,
+            op::BINPUT,
+            op::EMPTY_DICT,
+            op::EMPTY_LIST,
+            op::EMPTY_TUPLE,
+            op::TUPLE,
+            op::TUPLE1,
+            op::TUPLE2,
+            op::TUPLE3,
+            op::SETITEM,
+            op::SETITEMS,
+            op::APPEND,
+            op::APPENDS,
+            op::SHORT_BINUNICODE,
+            op::BININT1,
+            op::LONG1,
+            op::NONE,
+            op::NEWTRUE,
+            op::STOP,
+            0,
+            1,
+            2,
+        ]);
+        prop::collection::vec(prop_oneof![9 => known, 1 => any::<u8>()], 0..300)
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_reader_panic(code in opcodes(), garbage in prop::collection::vec(any::<u8>(), 0..100)) {
+            let _ = body(&code);
+            let _ = loaded(&garbage);
+        }
+
+        #[test]
+        fn input_may_arrive_in_any_pieces(code in opcodes()) {
+            struct Dribble<'a>(&'a [u8]);
+            impl Read for Dribble<'_> {
+                fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+                    let count = to.len().min(self.0.len()).min(1);
+                    to[..count].copy_from_slice(&self.0[..count]);
+                    self.0 = &self.0[count..];
+                    Ok(count)
+                }
+            }
+            let bytes = [&[op::PROTO, 4], &code[..]].concat();
+            let shown = |result: Result<(Heap, Value), PickleError>| match result {
+                Ok((_, value)) => format!("{value:?}"),
+                Err(error) => error.to_string(),
+            };
+            let in_pieces = load(Dribble(&bytes), &[], Budget::of(1 << 20), &mut Nobody);
+            prop_assert_eq!(shown(in_pieces), shown(loaded(&bytes)));
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! Values of a pickle, flat in a few vectors: no heap object per value, containers are chains of ranges.
+//!
+//! Shared and even circular structures cost nothing extra, because a container is a number. Whoever walks them decides
+//! how deep to look. Lists of the same containers share their cells: a program has some thousand call stacks, and PyTorch
+//! writes one of them out for each of millions of entries.
+
+use std::{collections::HashMap, sync::Arc};
+
+use super::{Budget, Spent};
+
+/// A number in [`Heap`]'s texts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(in crate::torch) struct TextId(pub u32);
+
+/// A number of a list, tuple or dict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(in crate::torch) struct NodeId(pub u32);
+
+/// A value. 16 bytes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(in crate::torch) enum Value {
+    None,
+    Bool(bool),
+    Int(i64),
+    /// An integer above `i64::MAX`.
+    Unsigned(u64),
+    Float(f64),
+    Text(TextId),
+    List(NodeId),
+    Tuple(NodeId),
+    /// Key, value, key, value.
+    Dict(NodeId),
+}
+
+impl Value {
+    /// What Python calls its type.
+    pub(in crate::torch) const fn kind(self) -> &'static str {
+        match self {
+            Value::None => "None",
+            Value::Bool(_) => "a bool",
+            Value::Int(_) | Value::Unsigned(_) => "an int",
+            Value::Float(_) => "a float",
+            Value::Text(_) => "a str",
+            Value::List(_) => "a list",
+            Value::Tuple(_) => "a tuple",
+            Value::Dict(_) => "a dict",
+        }
+    }
+
+    /// The integer in 64 bits. Writers that know only signed integers show high addresses as negative numbers.
+    pub(in crate::torch) const fn bits(self) -> Option<u64> {
+        match self {
+            Value::Int(number) => Some(number as u64),
+            Value::Unsigned(number) => Some(number),
+            _ => None,
+        }
+    }
+
+    /// An integer that is not negative.
+    pub(in crate::torch) const fn unsigned(self) -> Option<u64> {
+        match self {
+            Value::Int(number) if number >= 0 => Some(number as u64),
+            Value::Unsigned(number) => Some(number),
+            _ => None,
+        }
+    }
+}
+
+const NOWHERE: u32 = u32::MAX;
+/// In [`Node::head`]: the dict became the record whose number is in the tail.
+const RECORD: u32 = u32::MAX - 1;
+
+/// A container: its first and last piece.
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    head: u32,
+    tail: u32,
+}
+
+/// Some consecutive cells, and where the container goes on.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    start: u32,
+    length: u32,
+    next: u32,
+}
+
+/// Everything that a pickle holds.
+#[derive(Debug)]
+pub(in crate::torch) struct Heap {
+    cells: Vec<Value>,
+    pieces: Vec<Piece>,
+    nodes: Vec<Node>,
+    texts: Vec<Arc<str>>,
+    numbers: HashMap<Arc<str>, TextId>,
+    /// Where runs of containers begin, by their fingerprint.
+    runs: HashMap<u64, u32>,
+    pub(in crate::torch) budget: Budget,
+}
+
+impl Heap {
+    /// Texts known beforehand get the first numbers, in order.
+    pub(super) fn new(known: &[&str], budget: Budget) -> Result<Heap, Spent> {
+        let mut heap = Heap {
+            cells: Vec::new(),
+            pieces: Vec::new(),
+            nodes: Vec::new(),
+            texts: Vec::new(),
+            numbers: HashMap::new(),
+            runs: HashMap::new(),
+            budget,
+        };
+        for text in known {
+            heap.intern(text)?;
+        }
+        Ok(heap)
+    }
+
+    pub(super) fn intern(&mut self, text: &str) -> Result<TextId, Spent> {
+        if let Some(&number) = self.numbers.get(text) {
+            return Ok(number);
+        }
+        // The text itself, its counts, and its place in the map.
+        self.budget.charge(text.len() + 64)?;
+        let number = TextId(self.texts.len() as u32);
+        let text: Arc<str> = text.into();
+        self.budget.push(&mut self.texts, Arc::clone(&text))?;
+        self.numbers.insert(text, number);
+        Ok(number)
+    }
+
+    pub(in crate::torch) fn text(&self, number: TextId) -> &Arc<str> {
+        &self.texts[number.0 as usize]
+    }
+
+    pub(super) fn new_node(&mut self) -> Result<NodeId, Spent> {
+        let number = NodeId(self.nodes.len() as u32);
+        self.budget.push(&mut self.nodes, Node { head: NOWHERE, tail: NOWHERE })?;
+        Ok(number)
+    }
+
+    /// Appends items to a container.
+    pub(super) fn append(&mut self, node: NodeId, items: &[Value]) -> Result<(), Spent> {
+        if items.is_empty() {
+            return Ok(());
+        }
+        let place = self.nodes[node.0 as usize];
+        let known = if place.head == NOWHERE { self.known_run(items)? } else { None };
+        // The budget keeps both vectors far below 2^32 entries.
+        let start = known.unwrap_or(self.cells.len() as u32);
+        if known.is_none() {
+            self.budget.extend(&mut self.cells, items)?;
+        }
+        if place.head != NOWHERE {
+            let last = &mut self.pieces[place.tail as usize];
+            if last.start + last.length == start {
+                last.length += items.len() as u32;
+                return Ok(());
+            }
+        }
+        let piece = self.pieces.len() as u32;
+        self.budget.push(&mut self.pieces, Piece { start, length: items.len() as u32, next: NOWHERE })?;
+        let head = if place.head == NOWHERE {
+            piece
+        } else {
+            self.pieces[place.tail as usize].next = piece;
+            place.head
+        };
+        self.nodes[node.0 as usize] = Node { head, tail: piece };
+        Ok(())
+    }
+
+    /// Where the same items stand already, if all are containers; otherwise it is noted that they will come next. Cells
+    /// never change, so whoever appends to a list that shares them goes on elsewhere.
+    fn known_run(&mut self, items: &[Value]) -> Result<Option<u32>, Spent> {
+        let mut fingerprint = items.len() as u64;
+        for item in items {
+            let Value::Dict(dict) = item else { return Ok(None) };
+            fingerprint = (fingerprint.rotate_left(5) ^ u64::from(dict.0)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        }
+        if let Some(&start) = self.runs.get(&fingerprint) {
+            let there = self.cells.get(start as usize..start as usize + items.len());
+            return Ok((there == Some(items)).then_some(start));
+        }
+        // Its place in the map.
+        self.budget.charge(32)?;
+        self.runs.insert(fingerprint, self.cells.len() as u32);
+        Ok(None)
+    }
+
+    /// A name for what a container holds: those with the same one hold the same, and those that share cells have the same.
+    pub(in crate::torch) fn contents(&self, node: NodeId) -> (u32, u32) {
+        let place = self.nodes[node.0 as usize];
+        match self.pieces.get(place.head as usize) {
+            Some(piece) if place.head == place.tail => (piece.start, piece.length),
+            // No piece is without cells.
+            Some(_) => (node.0, 0),
+            None => (place.head, place.tail),
+        }
+    }
+
+    pub(super) fn is_empty(&self, node: NodeId) -> bool {
+        self.nodes[node.0 as usize].head == NOWHERE
+    }
+
+    /// Makes an empty dict stand for a record that was kept elsewhere.
+    pub(super) fn set_record(&mut self, node: NodeId, record: u32) {
+        self.nodes[node.0 as usize] = Node { head: RECORD, tail: record };
+    }
+
+    /// The record that a dict became.
+    pub(in crate::torch) fn record(&self, node: NodeId) -> Option<u32> {
+        let node = self.nodes[node.0 as usize];
+        (node.head == RECORD).then_some(node.tail)
+    }
+
+    /// The values of a container; for a dict, keys and values in turn. Nothing for a record.
+    pub(in crate::torch) fn items(&self, node: NodeId) -> impl Iterator<Item = Value> + '_ {
+        let mut next = match self.nodes[node.0 as usize].head {
+            RECORD => NOWHERE,
+            head => head,
+        };
+        std::iter::from_fn(move || {
+            let piece = *self.pieces.get(next as usize)?;
+            next = piece.next;
+            Some(&self.cells[piece.start as usize..(piece.start + piece.length) as usize])
+        })
+        .flatten()
+        .copied()
+    }
+
+    /// Keys and values of a dict.
+    pub(in crate::torch) fn pairs(&self, node: NodeId) -> impl Iterator<Item = (Value, Value)> + '_ {
+        let mut items = self.items(node);
+        std::iter::from_fn(move || Some((items.next()?, items.next()?)))
+    }
+
+    /// The value under a key; the last one where a dict was given the key twice, as in Python.
+    pub(in crate::torch) fn get(&self, dict: NodeId, key: TextId) -> Option<Value> {
+        self.pairs(dict).filter(|(found, _)| *found == Value::Text(key)).last().map(|(_, value)| value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn items(heap: &Heap, node: NodeId) -> Vec<Value> {
+        heap.items(node).collect()
+    }
+
+    #[test]
+    fn a_stack_that_is_written_again_and_again_costs_its_cells_once() {
+        let mut heap = Heap::new(&[], Budget::of(200 << 10)).unwrap();
+        let frames: Vec<Value> = (0..30).map(|_| Value::Dict(heap.new_node().unwrap())).collect();
+        let lists: Vec<NodeId> = (0..2000)
+            .map(|_| {
+                let list = heap.new_node().unwrap();
+                heap.append(list, &frames).unwrap();
+                list
+            })
+            .collect();
+        assert!(lists.iter().all(|&list| items(&heap, list) == frames));
+        assert!(lists.iter().all(|&list| heap.contents(list) == heap.contents(lists[0])));
+        assert_eq!(heap.cells.len(), 30);
+    }
+
+    #[test]
+    fn a_list_that_goes_on_takes_no_other_with_it() {
+        let mut heap = Heap::new(&[], Budget::of(1 << 20)).unwrap();
+        let frames: Vec<Value> = (0..3).map(|_| Value::Dict(heap.new_node().unwrap())).collect();
+        let [one, other, more] = [(); 3].map(|()| heap.new_node().unwrap());
+        heap.append(one, &frames).unwrap();
+        heap.append(other, &frames).unwrap();
+        heap.append(one, &[Value::None]).unwrap();
+        heap.append(other, &frames[..1]).unwrap();
+        heap.append(more, &frames).unwrap();
+        assert_eq!(items(&heap, one), [&frames[..], &[Value::None]].concat());
+        assert_eq!(items(&heap, other), [&frames[..], &frames[..1]].concat());
+        assert_eq!(items(&heap, more), frames);
+        let names = [one, other, more].map(|list| heap.contents(list));
+        assert!(names[0] != names[1] && names[1] != names[2] && names[0] != names[2], "{names:?}");
+    }
+}

@@ -1,0 +1,329 @@
+//! A recording of one device: the program's story, what its allocator was seen to do, and what nobody can know.
+//!
+//! `replay` runs the story under any allocator; `verify` drives PyTorch's with the same actions and compares what it
+//! does with [`witnessed`](Recording::witnessed), entry by entry, starting from [`initial`](Recording::initial) and
+//! ending at [`final_segments`](Recording::final_segments).
+
+use std::fmt;
+
+use super::{
+    Action, Annotation, BlockState, Entry, Initial, Segment, Settings, Snapshot, Stacks,
+    rewind::{End, rewind},
+    story::{Doubts, Material, tell},
+};
+use crate::{EventReader, Source, SourceInfo, TableFull, Trace, TraceError};
+use oomph_base::{Address, Watch};
+
+/// What happened on one device.
+#[derive(Clone, Debug)]
+pub struct Recording {
+    /// The program's own actions. Blocks that were there before come first, in a phase of their own.
+    pub trace: Trace,
+    /// Which device.
+    pub device: u32,
+    /// All devices that the snapshot knows something about, ascending.
+    pub devices: Vec<u32>,
+    /// What the allocator recorded, oldest first. Streams have the numbers that the trace uses.
+    pub witnessed: Vec<Entry>,
+    /// The allocator's settings.
+    pub settings: Settings,
+    /// The memory before the first entry.
+    pub initial: Initial,
+    /// The memory at the end, in the file's order.
+    pub final_segments: Vec<Segment>,
+    /// What the program said about itself on this device.
+    pub annotations: Vec<Annotation>,
+    /// The call stacks of entries, segments and blocks, each once.
+    pub stacks: Stacks,
+    /// What PyTorch calls each stream, by number.
+    pub streams: Vec<u64>,
+    /// Private pools that entries name, by number.
+    pub pools: Vec<(u64, u64)>,
+    /// Before which entries the program gave its cache back, ascending; the number of entries stands for the end. Only
+    /// those that nothing else explains are found without an allocator at hand.
+    pub empty_caches: Vec<usize>,
+    /// What is not known, and how often.
+    pub gaps: Gaps,
+}
+
+/// What a recording leaves open. Everything here is also said in words by [`sentences`](Gaps::sentences).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gaps {
+    /// Blocks alive before the recording began.
+    pub alive_before: u64,
+    /// Their bytes, as far as known.
+    pub alive_before_bytes: u64,
+    /// Of these, how many have an estimated size.
+    pub sizes_estimated: u64,
+    /// Entries that contradict the final segments or each other.
+    pub contradictions: u64,
+    /// Frees that waited for another stream; which one is not recorded.
+    pub held_back_frees: u64,
+    /// Of these, how many could mean several streams, or one that allocates nothing.
+    pub streams_guessed: u64,
+    /// Releases of memory just before a request got new memory: the request's doing, or `empty_cache` before it.
+    pub unclear_releases: u64,
+    /// Entries that are earlier than the one before.
+    pub clock_steps_back: u64,
+    /// Call sites left out because there are too many.
+    pub sites_left_out: u64,
+    /// What the file as a whole does not say.
+    pub missing: Vec<String>,
+}
+
+impl Gaps {
+    /// Whether the recording began before the first allocation and nothing in it is contradictory, so that every entry
+    /// can be held against a model. (Streams of held-back frees and the cause of releases do not stand in the way.)
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.alive_before == 0 && self.contradictions == 0
+    }
+
+    /// What is not known, one sentence each; empty where everything is.
+    #[must_use]
+    pub fn sentences(&self) -> Vec<String> {
+        let mut sentences = Vec::new();
+        let mut say = |count: u64, sentence: fmt::Arguments<'_>| {
+            if count > 0 {
+                sentences.push(sentence.to_string());
+            }
+        };
+        let bytes = oomph_base::Bytes(self.alive_before_bytes);
+        say(self.alive_before, format_args!("{} blocks ({bytes}) were there before the recording", self.alive_before));
+        say(
+            self.sizes_estimated,
+            format_args!("{} of them were freed in it, and their size is an estimate", self.sizes_estimated),
+        );
+        say(self.contradictions, format_args!("{} entries contradict others or the final state", self.contradictions));
+        say(
+            self.streams_guessed,
+            format_args!(
+                "{} of {} frees that waited for another stream do not tell which: the most recently active is taken",
+                self.streams_guessed, self.held_back_frees
+            ),
+        );
+        say(
+            self.unclear_releases,
+            format_args!("{} releases are the allocator's own or an empty_cache just before", self.unclear_releases),
+        );
+        say(
+            self.clock_steps_back,
+            format_args!("{} entries have a time before their predecessor", self.clock_steps_back),
+        );
+        say(self.sites_left_out, format_args!("{} call sites are left out, there are too many", self.sites_left_out));
+        sentences.extend(self.missing.iter().cloned());
+        sentences
+    }
+}
+
+/// Why a snapshot is no recording.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecordingError {
+    /// The device was not there.
+    #[error("nothing of device {asked} in this snapshot; it has {}", listed(.there))]
+    NoSuchDevice {
+        /// The one asked for.
+        asked: u32,
+        /// Those there are.
+        there: Vec<u32>,
+    },
+    /// Too many streams.
+    #[error(transparent)]
+    TableFull(#[from] TableFull),
+}
+
+fn listed(devices: &[u32]) -> String {
+    match devices {
+        [] => "no device".to_owned(),
+        devices => format!("device {}", devices.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")),
+    }
+}
+
+impl Snapshot {
+    /// The devices that something is known about.
+    #[must_use]
+    pub fn devices(&self) -> Vec<u32> {
+        let traced = (0..).zip(&self.traces).filter(|(_, trace)| !trace.is_empty()).map(|(device, _)| device);
+        let mut devices: Vec<u32> = traced.chain(self.segments.iter().map(|segment| segment.device)).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        devices
+    }
+
+    /// What happened on one device; without a number on the first that something is known about.
+    pub fn into_recording(self, name: &str, device: Option<u32>) -> Result<Recording, RecordingError> {
+        self.into_recording_watched(name, device, Watch::NOBODY)
+    }
+
+    /// The same, with somebody who is told how far it is.
+    pub fn into_recording_watched(
+        mut self,
+        name: &str,
+        device: Option<u32>,
+        watch: Watch<'_>,
+    ) -> Result<Recording, RecordingError> {
+        let there = self.devices();
+        let device = match device {
+            Some(asked) if !there.contains(&asked) => return Err(RecordingError::NoSuchDevice { asked, there }),
+            Some(device) => device,
+            None => there.first().copied().unwrap_or(0),
+        };
+        let witnessed = self.traces.get_mut(device as usize).map(std::mem::take).unwrap_or_default();
+        self.segments.retain(|segment| segment.device == device);
+        self.annotations.retain(|annotation| annotation.device.is_none_or(|on| on == device));
+        let end = End { device, segments: &self.segments, settings: &self.settings, pools: &self.pools };
+        let (initial, contradictions) = rewind(&end, &witnessed, watch);
+        let (empty_caches, unclear_releases) = certain_empty_caches(&witnessed);
+        let material = Material {
+            entries: &witnessed,
+            annotations: &self.annotations,
+            stacks: &self.stacks,
+            streams: &self.streams,
+            initial: &initial,
+            empty_caches: &empty_caches,
+        };
+        let (trace, doubts) = tell(&material, name, watch)?;
+        let mut gaps = Gaps {
+            alive_before: initial.live().count() as u64,
+            alive_before_bytes: initial.live().fold(0, |sum: u64, (block, _)| sum.saturating_add(block.size)),
+            sizes_estimated: initial.estimated.len() as u64,
+            contradictions,
+            unclear_releases,
+            missing: self.missing,
+            ..Gaps::default()
+        };
+        gaps.note(doubts);
+        Ok(Recording {
+            trace,
+            device,
+            devices: there,
+            witnessed,
+            settings: self.settings,
+            initial,
+            final_segments: self.segments,
+            annotations: self.annotations,
+            stacks: self.stacks,
+            streams: self.streams,
+            pools: self.pools,
+            empty_caches,
+            gaps,
+        })
+    }
+}
+
+impl Source for Recording {
+    fn name(&self) -> &str {
+        &self.trace.name
+    }
+
+    fn info(&self) -> SourceInfo {
+        self.trace.info()
+    }
+
+    fn begun_late(&self) -> Option<&Recording> {
+        Some(self).filter(|recording| !recording.initial.segments.is_empty())
+    }
+
+    fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {
+        self.trace.open()
+    }
+}
+
+impl Gaps {
+    fn note(&mut self, doubts: Doubts) {
+        self.contradictions += doubts.impossible;
+        self.held_back_frees = doubts.held_back;
+        self.streams_guessed = doubts.streams_guessed;
+        self.clock_steps_back = doubts.clock_steps_back;
+        self.sites_left_out = doubts.sites_left_out;
+    }
+}
+
+impl Recording {
+    /// Bytes that the allocator has from the driver at the end.
+    pub(super) fn reserved_at_end(&self) -> u64 {
+        self.final_segments.iter().fold(0, |sum, segment| sum.saturating_add(segment.total_size))
+    }
+
+    /// The memory before an entry.
+    #[must_use]
+    pub fn memory_before(&self, entry: usize) -> Initial {
+        let end =
+            End { device: self.device, segments: &self.final_segments, settings: &self.settings, pools: &self.pools };
+        rewind(&end, self.witnessed.get(entry..).unwrap_or_default(), Watch::NOBODY).0
+    }
+
+    /// Corrects estimates of what was there before: blocks by address, with the size that a model has inferred. A size
+    /// that the free memory behind its block does not hold changes nothing.
+    #[must_use]
+    pub fn with_sizes_before(mut self, sizes: &[(Address, u64)]) -> Recording {
+        for &(address, size) in sizes {
+            let owners = self.initial.segments.iter_mut().find_map(|segment| {
+                let place = segment.blocks.iter().position(|block| block.address == address)?;
+                segment.blocks.get_mut(place..)
+            });
+            let Some([block, behind, ..]) = owners else { continue };
+            let more = size.saturating_sub(block.size);
+            if behind.state == BlockState::Inactive && more < behind.size {
+                block.size += more;
+                behind.address.0 += more;
+                behind.size -= more;
+                self.gaps.alive_before_bytes = self.gaps.alive_before_bytes.saturating_add(more);
+            }
+        }
+        self
+    }
+
+    /// Tells the story again with the calls of `empty_cache` that a model has inferred.
+    pub fn with_empty_caches(self, before_entries: Vec<usize>) -> Result<Recording, TableFull> {
+        self.with_empty_caches_watched(before_entries, Watch::NOBODY)
+    }
+
+    /// The same, with somebody who is told how far it is.
+    pub fn with_empty_caches_watched(
+        mut self,
+        before_entries: Vec<usize>,
+        watch: Watch<'_>,
+    ) -> Result<Recording, TableFull> {
+        let material = Material {
+            entries: &self.witnessed,
+            annotations: &self.annotations,
+            stacks: &self.stacks,
+            streams: &self.streams,
+            initial: &self.initial,
+            empty_caches: &before_entries,
+        };
+        (self.trace, _) = tell(&material, &self.trace.name, watch)?;
+        self.empty_caches = before_entries;
+        self.gaps.unclear_releases = 0;
+        Ok(self)
+    }
+}
+
+/// Where only a call of `empty_cache` explains that memory went back to the driver, and how often a request explains it
+/// as well. A request that finds a cached block releases nothing, and neither does a free.
+fn certain_empty_caches(entries: &[Entry]) -> (Vec<usize>, u64) {
+    let mut certain = Vec::new();
+    let mut unclear = 0;
+    let mut released = None;
+    let mut grown = false;
+    for (index, entry) in entries.iter().enumerate() {
+        match entry.action {
+            Action::SegmentFree | Action::SegmentUnmap => drop(released.get_or_insert(index)),
+            Action::SegmentAlloc | Action::SegmentMap => grown = true,
+            Action::Alloc | Action::FreeRequested | Action::OutOfMemory => {
+                match released.take() {
+                    Some(_) if entry.action == Action::OutOfMemory || (entry.action == Action::Alloc && grown) => {
+                        unclear += 1;
+                    }
+                    Some(start) => certain.push(start),
+                    None => {}
+                }
+                grown = false;
+            }
+            Action::FreeCompleted | Action::Snapshot | Action::Annotate | Action::Unknown => {}
+        }
+    }
+    certain.extend(released);
+    (certain, unclear)
+}

@@ -1,0 +1,358 @@
+//! The memory before a recording began, from the memory at its end: the entries are undone, last first.
+//!
+//! What was taken between stays exact: segments, and blocks that outlived the recording. Of a block that was allocated
+//! before the recording and freed in it only the request is known; see `block_sizes` for its size.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::{
+    Action, Block, BlockState, Entry, Segment, SegmentKind, Settings, StackId,
+    block_sizes::{Cutting, Unmeasured, measure},
+    parse::kind_by_size,
+};
+use oomph_base::{Address, MIB, StreamId, Watch};
+
+/// The memory before the first entry of a recording.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Initial {
+    /// In address order. The requests of free blocks are not known and are 0.
+    pub segments: Vec<Segment>,
+    /// Live blocks whose size is an estimate.
+    pub estimated: Vec<Address>,
+    /// Live blocks that lie in no known segment.
+    pub astray: Vec<(Block, StreamId)>,
+}
+
+impl Initial {
+    /// Blocks that were not free, with their streams.
+    pub fn live(&self) -> impl Iterator<Item = (&Block, StreamId)> {
+        let settled =
+            self.segments.iter().flat_map(|segment| segment.blocks.iter().map(|block| (block, segment.stream)));
+        let astray = self.astray.iter().map(|(block, stream)| (block, *stream));
+        settled.filter(|(block, _)| block.state != BlockState::Inactive).chain(astray)
+    }
+}
+
+/// What is known when a recording ends.
+#[derive(Clone, Copy)]
+pub(super) struct End<'a> {
+    pub(super) device: u32,
+    pub(super) segments: &'a [Segment],
+    pub(super) settings: &'a Settings,
+    pub(super) pools: &'a [(u64, u64)],
+}
+
+/// The memory before, and how many entries do not fit what comes after them.
+pub(super) fn rewind(end: &End<'_>, entries: &[Entry], watch: Watch<'_>) -> (Initial, u64) {
+    let mut memory = Memory::new(end);
+    for entry in watch.each("going back to the beginning", entries).rev() {
+        memory.undo(entry);
+    }
+    memory.measure_blocks(entries, end.settings);
+    let contradictions = memory.contradictions;
+    (memory.settle(), contradictions)
+}
+
+/// A block that is not free.
+#[derive(Clone, Copy)]
+struct Active {
+    /// Not known of blocks that were freed in the recording.
+    size: Option<u64>,
+    requested: u64,
+    pending: bool,
+    stream: StreamId,
+    stack: StackId,
+}
+
+struct Memory<'a> {
+    device: u32,
+    pools: &'a [(u64, u64)],
+    active: HashMap<u64, Active>,
+    /// Without blocks.
+    segments: BTreeMap<u64, Segment>,
+    estimated: Vec<Address>,
+    /// Of mapped runs that are there no more at the end.
+    kinds_are_guessed: bool,
+    contradictions: u64,
+}
+
+impl<'a> Memory<'a> {
+    fn new(end: &End<'a>) -> Memory<'a> {
+        let mut active = HashMap::new();
+        let mut segments = BTreeMap::new();
+        for segment in end.segments {
+            for block in segment.blocks.iter().filter(|block| block.state != BlockState::Inactive) {
+                let pending = block.state == BlockState::PendingFree;
+                let (requested, stack) = (block.requested_size, block.stack);
+                let block_now = Active { size: Some(block.size), requested, pending, stream: segment.stream, stack };
+                active.insert(block.address.0, block_now);
+            }
+            segments.insert(segment.address.0, Segment { blocks: Vec::new(), ..segment.clone() });
+        }
+        Memory {
+            device: end.device,
+            pools: end.pools,
+            active,
+            segments,
+            estimated: Vec::new(),
+            kinds_are_guessed: false,
+            contradictions: 0,
+        }
+    }
+
+    fn undo(&mut self, entry: &Entry) {
+        let address = entry.address.0;
+        let fits = match entry.action {
+            Action::Alloc => {
+                self.learn_kind(entry);
+                self.active.remove(&address).is_some()
+            }
+            Action::FreeCompleted => {
+                self.learn_kind(entry);
+                self.revive(entry, true)
+            }
+            Action::FreeRequested => match self.active.get_mut(&address) {
+                Some(block) => std::mem::replace(&mut block.pending, false),
+                // In a threaded program the segments may be a few events ahead of the trace.
+                None => {
+                    self.revive(entry, false);
+                    false
+                }
+            },
+            Action::SegmentAlloc => {
+                let known = self.segments.get(&address).is_some_and(|segment| segment.total_size == entry.size);
+                if known {
+                    self.segments.remove(&address);
+                }
+                known
+            }
+            Action::SegmentFree => {
+                self.segments.insert(address, self.segment(entry, kind_by_size(entry.size), false)).is_none()
+            }
+            Action::SegmentMap => self.cut_out(address, entry.size),
+            Action::SegmentUnmap => self.put_back(entry),
+            Action::OutOfMemory | Action::Snapshot | Action::Annotate | Action::Unknown => true,
+        };
+        self.contradictions += u64::from(!fits);
+    }
+
+    /// Small and large requests share no mapped run, so one of them tells whose it is.
+    fn learn_kind(&mut self, entry: &Entry) {
+        if self.kinds_are_guessed
+            && let Some((_, run)) = self.segments.range_mut(..=entry.address.0).next_back()
+            && run.expandable
+            && entry.address.0 < run.end()
+        {
+            run.kind = if entry.size <= MIB { SegmentKind::Small } else { SegmentKind::Large };
+        }
+    }
+
+    fn revive(&mut self, entry: &Entry, pending: bool) -> bool {
+        let (requested, stream, stack) = (entry.size, entry.stream, entry.stack);
+        let block = Active { size: None, requested, pending, stream, stack };
+        self.active.insert(entry.address.0, block).is_none()
+    }
+
+    fn segment(&self, entry: &Entry, kind: SegmentKind, expandable: bool) -> Segment {
+        Segment {
+            device: self.device,
+            address: entry.address,
+            total_size: entry.size,
+            stream: entry.stream,
+            kind,
+            // Entries of older versions do not name the pool: with the segment that knowledge is gone.
+            pool: entry.pool.and_then(|pool| self.pools.get(pool as usize).copied()).unwrap_or((0, 0)),
+            expandable,
+            stack: entry.stack,
+            blocks: Vec::new(),
+        }
+    }
+
+    /// Undoes a mapping: the range leaves the mapped run that holds it.
+    fn cut_out(&mut self, address: u64, bytes: u64) -> bool {
+        let end = address.saturating_add(bytes);
+        let Some((&start, run)) = self.segments.range(..=address).next_back() else { return false };
+        if !run.expandable || run.end() < end {
+            return false;
+        }
+        let run = run.clone();
+        self.segments.remove(&start);
+        if start < address {
+            self.segments.insert(start, Segment { total_size: address - start, ..run.clone() });
+        }
+        if end < run.end() {
+            let rest = Segment { address: Address(end), total_size: run.end() - end, ..run };
+            self.segments.insert(end, rest);
+        }
+        true
+    }
+
+    /// Undoes an unmapping: the range joins the mapped runs beside it.
+    fn put_back(&mut self, entry: &Entry) -> bool {
+        let (start, end) = (entry.address.0, entry.address.0.saturating_add(entry.size));
+        let joins = |run: &&Segment| run.expandable && run.stream == entry.stream;
+        let before = self.segments.range(..start).next_back().map(|(_, run)| run);
+        let before = before.filter(joins).filter(|run| run.end() == start).cloned();
+        let after = self.segments.get(&end).filter(joins).cloned();
+        let after = after.filter(|run| before.as_ref().is_none_or(|before| before.kind == run.kind));
+        let whole_end = match &after {
+            Some(after) => {
+                self.segments.remove(&end);
+                after.end()
+            }
+            None => end,
+        };
+        // Small ranges are mapped in steps of 2 MiB, large ones in steps of 20. Whoever was there will tell better.
+        let kind = if entry.size.is_multiple_of(20 * MIB) { SegmentKind::Large } else { SegmentKind::Small };
+        self.kinds_are_guessed |= before.is_none() && after.is_none();
+        let after = after.map(|run| Segment { address: entry.address, ..run });
+        let mut whole = before.or(after).unwrap_or_else(|| self.segment(entry, kind, true));
+        whole.total_size = whole_end.saturating_sub(whole.address.0);
+        let fits = !self.segments.contains_key(&start);
+        self.segments.insert(whole.address.0, whole);
+        fits
+    }
+
+    fn measure_blocks(&mut self, entries: &[Entry], settings: &Settings) {
+        let mut blocks: Vec<(u64, Active)> = self.active.iter().map(|(&address, &block)| (address, block)).collect();
+        blocks.sort_unstable_by_key(|(address, _)| *address);
+        let unmeasured = blocks.iter().enumerate().filter(|(_, (_, block))| block.size.is_none());
+        let unmeasured = unmeasured.map(|(place, &(address, block))| {
+            let segment = self.segments.range(..=address).next_back().map(|(_, segment)| segment);
+            let neighbour = blocks.get(place + 1).map(|(next, _)| *next);
+            let segment = segment.filter(|segment| address < segment.end());
+            Unmeasured { address, requested: block.requested, neighbour, segment }
+        });
+        for found in measure(unmeasured, entries, &Cutting::of(settings)) {
+            if let Some(block) = self.active.get_mut(&found.address) {
+                block.size = Some(found.size);
+            }
+            if !found.certain {
+                self.estimated.push(Address(found.address));
+            }
+        }
+    }
+
+    /// Puts the blocks into their segments and fills the rest with free ones.
+    fn settle(self) -> Initial {
+        let mut segments: Vec<Segment> = self.segments.into_values().collect();
+        let mut blocks: Vec<(u64, Active)> = self.active.into_iter().collect();
+        blocks.sort_unstable_by_key(|(address, _)| *address);
+        let mut astray = Vec::new();
+        let mut next = 0;
+        for (address, active) in blocks {
+            let size = active.size.unwrap_or(active.requested);
+            let state = if active.pending { BlockState::PendingFree } else { BlockState::Allocated };
+            let (requested_size, stack) = (active.requested, active.stack);
+            let block = Block { address: Address(address), size, requested_size, state, stack };
+            while next < segments.len() && segments[next].end() <= address {
+                next += 1;
+            }
+            match segments.get_mut(next).filter(|segment| segment.address.0 <= address) {
+                Some(segment) => segment.blocks.push(block),
+                None => astray.push((block, active.stream)),
+            }
+        }
+        for segment in &mut segments {
+            fill(segment);
+        }
+        Initial { segments, estimated: self.estimated, astray }
+    }
+}
+
+fn fill(segment: &mut Segment) {
+    let mut filled = Vec::with_capacity(segment.blocks.len() * 2 + 1);
+    let mut at = segment.address.0;
+    let free = |from: u64, to: u64| Block {
+        address: Address(from),
+        size: to - from,
+        requested_size: 0,
+        state: BlockState::Inactive,
+        stack: StackId::NONE,
+    };
+    for &block in &segment.blocks {
+        if at < block.address.0 {
+            filled.push(free(at, block.address.0));
+        }
+        at = block.address.0.saturating_add(block.size);
+        filled.push(block);
+    }
+    if at < segment.end() {
+        filled.push(free(at, segment.end()));
+    }
+    segment.blocks = filled;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rewound(entries: &[Entry], segments: &[Segment]) -> (Initial, u64) {
+        rewind(&End { device: 0, segments, settings: &Settings::default(), pools: &[] }, entries, Watch::NOBODY)
+    }
+
+    fn entry(action: Action, address: u64, size: u64) -> Entry {
+        Entry { action, address: Address(address), size, ..Entry::default() }
+    }
+
+    #[test]
+    fn a_block_freed_in_the_recording_was_there_before() {
+        let segment_start = 32 * MIB;
+        let entries = [
+            entry(Action::FreeRequested, segment_start, 3_000_000),
+            entry(Action::FreeCompleted, segment_start, 3_000_000),
+            entry(Action::SegmentFree, segment_start, 20 * MIB),
+        ];
+        let (initial, contradictions) = rewound(&entries, &[]);
+        assert_eq!(contradictions, 0);
+        let [segment] = initial.segments.as_slice() else { panic!("{initial:?}") };
+        assert_eq!((segment.address.0, segment.total_size), (segment_start, 20 * MIB));
+        let sizes: Vec<u64> = segment.blocks.iter().map(|block| block.size).collect();
+        assert_eq!(sizes, [3_000_320, 20 * MIB - 3_000_320]);
+        assert_eq!(initial.estimated, [Address(segment_start)]);
+    }
+
+    #[test]
+    fn a_rest_that_nobody_ever_used_belongs_to_the_block_before_it() {
+        let (start, size) = (32 * MIB, 20 * MIB);
+        let request = size - MIB / 2;
+        let frees = [
+            entry(Action::FreeRequested, start, request),
+            entry(Action::FreeCompleted, start, request),
+            entry(Action::SegmentFree, start, size),
+        ];
+        let (quiet, _) = rewound(&frees, &[]);
+        assert_eq!(quiet.segments[0].blocks.len(), 1);
+
+        let in_the_rest = start + request;
+        let used = [
+            entry(Action::Alloc, in_the_rest, 512),
+            entry(Action::FreeRequested, in_the_rest, 512),
+            entry(Action::FreeCompleted, in_the_rest, 512),
+        ];
+        let (busy, _) = rewound(&[&used[..], &frees[..]].concat(), &[]);
+        assert_eq!(busy.segments[0].blocks.len(), 2);
+    }
+
+    #[test]
+    fn mapped_runs_are_cut_and_joined() {
+        let granule = 20 * MIB;
+        let entries = [entry(Action::SegmentUnmap, granule, granule), entry(Action::SegmentMap, 4 * granule, granule)];
+        let run = |address: u64, total_size: u64| Segment {
+            device: 0,
+            address: Address(address),
+            total_size,
+            stream: StreamId::DEFAULT,
+            kind: SegmentKind::Large,
+            pool: (0, 0),
+            expandable: true,
+            stack: StackId::NONE,
+            blocks: Vec::new(),
+        };
+        let last = [run(2 * granule, 4 * granule)];
+        let (initial, contradictions) = rewound(&entries, &last);
+        assert_eq!(contradictions, 0);
+        let runs: Vec<_> = initial.segments.iter().map(|run| (run.address.0, run.total_size)).collect();
+        assert_eq!(runs, [(granule, 3 * granule), (5 * granule, granule)]);
+    }
+}

@@ -1,0 +1,351 @@
+//! Writes a [`Snapshot`] as PyTorch 2.11 would: a pickle of protocol 4 with the same keys and types, so that Python's
+//! `pickle.load` and the viewer at pytorch.org/memory_viz open it.
+//!
+//! Only opcodes that real files contain are used. Stacks, frames and texts are written once and referred to, as
+//! PyTorch does.
+
+use std::{
+    collections::HashMap,
+    io::{self, Write},
+    sync::Arc,
+};
+
+use super::{
+    Action, Annotation, Block, BlockState, Entry, Segment, SegmentKind, Setting, Settings, Snapshot, StackId, Stage,
+    keys::Word, pickle::opcode as op,
+};
+use oomph_base::{Watch, Watcher};
+
+/// How many items Python puts into a list at a time; the viewer's stack need not hold more.
+const BATCH: usize = 1000;
+
+impl Snapshot {
+    /// Writes the snapshot; `to` should be buffered.
+    ///
+    /// ```
+    /// use oomph_trace::torch::Snapshot;
+    /// let mut file = Vec::new();
+    /// Snapshot::default().write(&mut file)?;
+    /// assert!(Snapshot::read(&file[..]).is_ok());
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn write(&self, to: impl Write) -> io::Result<()> {
+        self.write_watched(to, Watch::NOBODY)
+    }
+
+    /// The same, with somebody who is told how far it is.
+    pub fn write_watched(&self, to: impl Write, watch: Watch<'_>) -> io::Result<()> {
+        watch.begins("writing the file", self.traces.iter().map(|trace| trace.len() as u64).sum());
+        let mut writer = Writer {
+            snapshot: self,
+            to,
+            watch,
+            memorised: 0,
+            words: [None; Word::TEXTS.len()],
+            texts: HashMap::new(),
+            frames: vec![None; self.stacks.all_frames().len()],
+            stacks: vec![None; self.stacks.count()],
+        };
+        writer.write()
+    }
+}
+
+struct Writer<'a, W> {
+    snapshot: &'a Snapshot,
+    to: W,
+    watch: Watch<'a>,
+    /// How many values have a number by which they can be recalled.
+    memorised: u32,
+    words: [Option<u32>; Word::TEXTS.len()],
+    texts: HashMap<&'a str, u32>,
+    frames: Vec<Option<u32>>,
+    stacks: Vec<Option<u32>>,
+}
+
+impl<'a, W: Write> Writer<'a, W> {
+    fn write(&mut self) -> io::Result<()> {
+        let snapshot = self.snapshot;
+        self.to.write_all(&[op::PROTO, 4])?;
+        self.open_dict()?;
+        self.word(Word::Segments)?;
+        self.list(&snapshot.segments, Self::segment)?;
+        self.word(Word::DeviceTraces)?;
+        self.list(&snapshot.traces, |writer, trace| writer.trace(trace))?;
+        self.word(Word::AllocatorSettings)?;
+        self.settings(&snapshot.settings)?;
+        self.word(Word::ExternalAnnotations)?;
+        self.list(&snapshot.annotations, Self::annotation)?;
+        self.close_dict()?;
+        self.code(op::STOP)?;
+        self.to.flush()
+    }
+
+    fn segment(&mut self, segment: &'a Segment) -> io::Result<()> {
+        self.open_dict()?;
+        self.number(Word::Device, segment.device.into())?;
+        self.number(Word::Address, segment.address.0)?;
+        self.number(Word::TotalSize, segment.total_size)?;
+        self.number(Word::AllocatedSize, segment.allocated_size())?;
+        self.number(Word::ActiveSize, segment.active_size())?;
+        self.number(Word::RequestedSize, segment.requested_size())?;
+        self.number(Word::Stream, self.stream_handle(segment.stream.index()))?;
+        self.word(Word::SegmentType)?;
+        self.word(match segment.kind {
+            SegmentKind::Small => Word::Small,
+            SegmentKind::Large => Word::Large,
+        })?;
+        self.word(Word::SegmentPoolId)?;
+        self.pool(segment.pool)?;
+        self.word(Word::IsExpandable)?;
+        self.bool(segment.expandable)?;
+        self.word(Word::Frames)?;
+        self.stack(segment.stack)?;
+        self.word(Word::Blocks)?;
+        self.list(&segment.blocks, Self::block)?;
+        self.close_dict()
+    }
+
+    fn block(&mut self, block: &'a Block) -> io::Result<()> {
+        self.open_dict()?;
+        self.number(Word::Address, block.address.0)?;
+        self.number(Word::Size, block.size)?;
+        self.number(Word::RequestedSize, block.requested_size)?;
+        self.word(Word::State)?;
+        self.word(match block.state {
+            BlockState::Allocated => Word::ActiveAllocated,
+            BlockState::PendingFree => Word::ActivePendingFree,
+            BlockState::Inactive => Word::Inactive,
+        })?;
+        self.word(Word::Frames)?;
+        self.stack(block.stack)?;
+        self.close_dict()
+    }
+
+    fn entry(&mut self, entry: &'a Entry) -> io::Result<()> {
+        self.open_dict()?;
+        self.word(Word::Action)?;
+        match entry.action.word() {
+            Some(word) => self.word(word)?,
+            None => self.text(Action::Unknown.name())?,
+        }
+        let place = if entry.action == Action::OutOfMemory { Word::DeviceFree } else { Word::Addr };
+        self.number(place, entry.address.0)?;
+        self.number(Word::Size, entry.size)?;
+        self.number(Word::Stream, self.stream_handle(entry.stream.index()))?;
+        self.number(Word::TimeUs, entry.time_us)?;
+        let note = self.snapshot.notes.get(entry.note as usize);
+        self.word(Word::CompileContext)?;
+        self.text(note.map_or(Word::NotApplicable.text(), |note| &note.compile_context))?;
+        self.word(Word::UserMetadata)?;
+        self.text(note.map_or("", |note| &note.user_metadata))?;
+        if let Some(&pool) = entry.pool.and_then(|pool| self.snapshot.pools.get(pool as usize)) {
+            self.word(Word::PoolId)?;
+            self.pool(pool)?;
+        }
+        // PyTorch leaves the key out where it kept no stacks at all.
+        if self.stacks.len() > 1 {
+            self.word(Word::Frames)?;
+            self.stack(entry.stack)?;
+        }
+        self.close_dict()
+    }
+
+    fn annotation(&mut self, annotation: &'a Annotation) -> io::Result<()> {
+        self.open_dict()?;
+        self.word(Word::Stage)?;
+        self.word(match annotation.stage {
+            Stage::Start => Word::Start,
+            Stage::End => Word::End,
+        })?;
+        self.word(Word::Name)?;
+        self.text(&annotation.name)?;
+        if let Some(device) = annotation.device {
+            self.number(Word::Device, device.into())?;
+        }
+        self.number(Word::TimeUs, annotation.time_us)?;
+        self.close_dict()
+    }
+
+    fn settings(&mut self, settings: &'a Settings) -> io::Result<()> {
+        self.open_dict()?;
+        for (name, setting) in &settings.values {
+            self.text(name)?;
+            match setting {
+                Setting::Bool(value) => self.bool(*value)?,
+                Setting::Int(value) => self.integer((*value).into())?,
+                Setting::Float(value) => {
+                    self.code(op::BINFLOAT)?;
+                    self.to.write_all(&value.to_be_bytes())?;
+                }
+                Setting::Text(text) => self.text(text)?,
+                Setting::Table(rows) => self.table(rows)?,
+            }
+        }
+        self.close_dict()
+    }
+
+    fn table(&mut self, rows: &'a [(Arc<str>, i64)]) -> io::Result<()> {
+        self.open_dict()?;
+        for (name, value) in rows {
+            self.text(name)?;
+            self.integer((*value).into())?;
+        }
+        self.close_dict()
+    }
+
+    fn stack(&mut self, stack: StackId) -> io::Result<()> {
+        let snapshot = self.snapshot;
+        let frames = snapshot.stacks.members(stack);
+        if frames.is_empty() {
+            return self.code(op::EMPTY_LIST);
+        }
+        if let Some(number) = self.stacks[stack.0 as usize] {
+            return self.recall(number);
+        }
+        self.list(frames, Self::frame)?;
+        self.stacks[stack.0 as usize] = Some(self.memorise()?);
+        Ok(())
+    }
+
+    fn frame(&mut self, frame: &'a u32) -> io::Result<()> {
+        let place = *frame as usize;
+        if let Some(number) = self.frames[place] {
+            return self.recall(number);
+        }
+        let frame = &self.snapshot.stacks.all_frames()[place];
+        self.open_dict()?;
+        self.word(Word::Name)?;
+        self.text(&frame.name)?;
+        self.word(Word::Filename)?;
+        self.text(&frame.filename)?;
+        self.number(Word::Line, frame.line.into())?;
+        self.close_dict()?;
+        self.frames[place] = Some(self.memorise()?);
+        Ok(())
+    }
+
+    fn stream_handle(&self, stream: usize) -> u64 {
+        self.snapshot.streams.get(stream).copied().unwrap_or(stream as u64)
+    }
+
+    fn list<T>(&mut self, items: &'a [T], mut write: impl FnMut(&mut Self, &'a T) -> io::Result<()>) -> io::Result<()> {
+        self.code(op::EMPTY_LIST)?;
+        items.chunks(BATCH).try_for_each(|batch| self.batch(batch, &mut write))
+    }
+
+    /// The same of entries, of which there are so many that somebody may wait for them.
+    fn trace(&mut self, entries: &'a [Entry]) -> io::Result<()> {
+        self.code(op::EMPTY_LIST)?;
+        for batch in entries.chunks(BATCH) {
+            self.batch(batch, &mut Self::entry)?;
+            self.watch.advances(batch.len() as u64);
+        }
+        Ok(())
+    }
+
+    fn batch<T>(
+        &mut self,
+        items: &'a [T],
+        write: &mut impl FnMut(&mut Self, &'a T) -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.code(op::MARK)?;
+        for item in items {
+            write(self, item)?;
+        }
+        self.code(op::APPENDS)
+    }
+
+    fn open_dict(&mut self) -> io::Result<()> {
+        self.to.write_all(&[op::EMPTY_DICT, op::MARK])
+    }
+
+    fn close_dict(&mut self) -> io::Result<()> {
+        self.code(op::SETITEMS)
+    }
+
+    fn number(&mut self, key: Word, number: u64) -> io::Result<()> {
+        self.word(key)?;
+        self.integer(number.into())
+    }
+
+    fn pool(&mut self, pool: (u64, u64)) -> io::Result<()> {
+        self.integer(pool.0.into())?;
+        self.integer(pool.1.into())?;
+        self.code(op::TUPLE2)
+    }
+
+    fn bool(&mut self, value: bool) -> io::Result<()> {
+        self.code(if value { op::NEWTRUE } else { op::NEWFALSE })
+    }
+
+    /// In the shortest way, as Python does.
+    fn integer(&mut self, number: i128) -> io::Result<()> {
+        if let Ok(byte) = u8::try_from(number) {
+            return self.to.write_all(&[op::BININT1, byte]);
+        }
+        if let Ok(short) = u16::try_from(number) {
+            self.code(op::BININT2)?;
+            return self.to.write_all(&short.to_le_bytes());
+        }
+        if let Ok(int) = i32::try_from(number) {
+            self.code(op::BININT)?;
+            return self.to.write_all(&int.to_le_bytes());
+        }
+        // One bit more than the number itself: the sign.
+        let bits = i128::BITS - if number < 0 { number.leading_ones() } else { number.leading_zeros() } + 1;
+        let length = bits.div_ceil(8) as usize;
+        self.to.write_all(&[op::LONG1, length as u8])?;
+        self.to.write_all(&number.to_le_bytes()[..length])
+    }
+
+    fn word(&mut self, word: Word) -> io::Result<()> {
+        if let Some(number) = self.words[word as usize] {
+            return self.recall(number);
+        }
+        self.plain_text(word.text())?;
+        self.words[word as usize] = Some(self.memorise()?);
+        Ok(())
+    }
+
+    fn text(&mut self, text: &'a str) -> io::Result<()> {
+        if let Some(&number) = self.texts.get(text) {
+            return self.recall(number);
+        }
+        self.plain_text(text)?;
+        let number = self.memorise()?;
+        self.texts.insert(text, number);
+        Ok(())
+    }
+
+    fn plain_text(&mut self, text: &str) -> io::Result<()> {
+        if let Ok(length) = u8::try_from(text.len()) {
+            self.to.write_all(&[op::SHORT_BINUNICODE, length])?;
+        } else {
+            let too_long = |_| io::Error::new(io::ErrorKind::InvalidInput, "a text of more than 4 GiB");
+            self.code(op::BINUNICODE)?;
+            self.to.write_all(&u32::try_from(text.len()).map_err(too_long)?.to_le_bytes())?;
+        }
+        self.to.write_all(text.as_bytes())
+    }
+
+    fn memorise(&mut self) -> io::Result<u32> {
+        self.code(op::MEMOIZE)?;
+        let number = self.memorised;
+        self.memorised += 1;
+        Ok(number)
+    }
+
+    fn recall(&mut self, number: u32) -> io::Result<()> {
+        match u8::try_from(number) {
+            Ok(short) => self.to.write_all(&[op::BINGET, short]),
+            Err(_) => {
+                self.code(op::LONG_BINGET)?;
+                self.to.write_all(&number.to_le_bytes())
+            }
+        }
+    }
+
+    fn code(&mut self, code: u8) -> io::Result<()> {
+        self.to.write_all(&[code])
+    }
+}

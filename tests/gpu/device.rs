@@ -1,0 +1,442 @@
+//! The CUDA device and every strategy on a real GPU. Where there is none, each test says so and passes.
+//!
+//! On a GPU machine: `cargo test --release --test gpu -- --nocapture --test-threads 1`. All strategies and their variants
+//! take minutes; `OOMPH_GPU_STRATEGIES=stitch,oomph` leaves only those whose names are listed.
+
+#![cfg(feature = "cuda")]
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::atomic::AtomicBool,
+    time::{Duration, Instant},
+};
+
+use crate::one_gpu::gpu;
+use oomph::{
+    base::{GIB, KIB, MIB, Nanos, SiteId, StreamId, ThreadId, Work},
+    device::{
+        CallKind, Clock, Compute, Damage, Device, Patterned, Patterns, PinnedHost, VirtualMemory, Written,
+        cuda::CudaDevice,
+        default_limit,
+        wrap::{Limited, Logged, Scripted},
+    },
+    measure::agreement::Finding,
+    strategy::{
+        Attempt, Block, Caller, Context, Control, Request, STRATEGIES, Setup, Silent, Strategy, StrategySpec,
+        conformance::{Step, conform_spec, mixed_script},
+    },
+    stress::{Integrity, Sizes, Subject, Until},
+    suite::{CaseSettings, SuiteFile, compare},
+};
+
+const HOME: StreamId = StreamId::DEFAULT;
+
+/// A fresh device on the same GPU that holds at most so much.
+fn limited(bytes: u64) -> Box<dyn Device> {
+    let device: Box<dyn Device> = Box::new(CudaDevice::open(0).unwrap());
+    Box::new(Limited::to(bytes, device))
+}
+
+fn every_spec() -> impl Iterator<Item = StrategySpec> {
+    let only = std::env::var("OOMPH_GPU_STRATEGIES").ok();
+    let chosen = move |name: &str| only.as_ref().is_none_or(|only| only.split(',').any(|one| one == name));
+    STRATEGIES.iter().filter(move |entry| chosen(entry.name)).flat_map(|entry| entry.specs())
+}
+
+fn request(bytes: u64, stream: StreamId) -> Request {
+    Request { bytes, stream, thread: ThreadId(0), site: SiteId(0) }
+}
+
+#[test]
+fn a_pattern_is_found_again_and_damage_to_it_is_counted() {
+    let Some((mut device, _guard)) = gpu() else { return };
+    let bytes = 3 * MIB;
+    let address = device.alloc(bytes).unwrap();
+    device.fill(HOME, address, bytes, 7).unwrap();
+    assert_eq!(device.verify(HOME, address, bytes, 7).unwrap(), 0);
+    device.fill(HOME, address.offset(MIB), 512, 8).unwrap();
+    assert_eq!(device.verify(HOME, address, bytes, 7).unwrap(), 64, "512 bytes are 64 words");
+    assert!(device.fill(HOME, address.offset(bytes), 512, 1).is_err(), "memory that is not ours is refused");
+    device.free(address).unwrap();
+    assert_eq!(device.held_bytes(), 0);
+}
+
+#[test]
+fn many_blocks_are_filled_and_compared_by_one_launch_and_damage_names_the_intruder() {
+    let Some((mut device, _guard)) = gpu() else { return };
+    let ground = device.alloc(GIB).unwrap();
+    let mut place = 0;
+    let blocks: Vec<Patterned> = (1..10_000)
+        .map(|key| {
+            let bytes = if key % 1000 == 0 { 40 * MIB + 3 } else { 1 + u64::from(key) * 7919 % (40 * KIB) };
+            let block = Patterned { address: ground.offset(place), bytes, key };
+            place = (place + bytes).next_multiple_of(256);
+            block
+        })
+        .collect();
+    assert!(place <= GIB, "{place}");
+    device.fill_blocks(HOME, &blocks).unwrap();
+    device.verify_blocks(HOME, &blocks).unwrap();
+    device.synchronize().unwrap();
+    let verified = device.verified().unwrap();
+    let bytes: u64 = blocks.iter().map(|block| block.bytes).sum();
+    assert_eq!((verified.blocks, verified.bytes, verified.damaged), (9_999, bytes, vec![]));
+
+    // An intruder in the middle of one block, one byte at the end of another, and a block that was never filled.
+    let (large, small) = (blocks[999], blocks[40]);
+    let intruder = Patterned { address: large.address.offset(20 * MIB), bytes: 4096, key: 77_777 };
+    device.fill_blocks(HOME, &[intruder]).unwrap();
+    device.write(HOME, small.address.offset(small.bytes - 1), &[0x5a; 1]).unwrap();
+    let foreign = Patterned { key: 88_888, ..blocks[500] };
+    device.verify_blocks(HOME, &[&blocks[..], &[foreign]].concat()).unwrap();
+    device.synchronize().unwrap();
+    let damaged = device.verified().unwrap().damaged;
+    let last_byte = (small.bytes - 1) / 16 * 16..small.bytes;
+    assert_eq!(damaged.len(), 3, "{damaged:?}");
+    assert!(damaged[0].key == small.key && last_byte.contains(&damaged[0].offset), "{damaged:?}");
+    let written = |key, offset| Some(Written { key, offset });
+    assert_eq!(damaged[1], Damage { key: large.key, offset: 20 * MIB, found: written(77_777, 0) });
+    assert_eq!(damaged[2], Damage { key: 88_888, offset: 0, found: written(blocks[500].key, 0) });
+
+    device.verify_blocks(HOME, &blocks[100..200]).unwrap();
+    device.synchronize().unwrap();
+    assert_eq!(device.verified().unwrap().damaged, [], "the counters were cleared");
+    let beyond = Patterned { address: ground.offset(GIB), bytes: 512, key: 1 };
+    assert!(device.fill_blocks(HOME, &[beyond]).is_err(), "memory that is not ours is refused");
+    let askew = Patterned { address: ground.offset(8), bytes: 512, key: 1 };
+    assert!(device.fill_blocks(HOME, &[askew]).is_err(), "sixteen bytes at a time need their boundary");
+    device.free(ground).unwrap();
+}
+
+#[test]
+fn patterns_come_and_go_at_the_speed_of_memory() {
+    let Some((mut device, _guard)) = gpu() else { return };
+    for (bytes_each, count) in [(GIB, 8), (MIB, 4096), (2 * KIB, 100_000)] {
+        let ground = device.alloc(bytes_each * count).unwrap();
+        let blocks: Vec<Patterned> = (0..count)
+            .map(|number| Patterned {
+                address: ground.offset(number * bytes_each),
+                bytes: bytes_each,
+                key: number as u32 + 1,
+            })
+            .collect();
+        let mut timed = |queue: &dyn Fn(&mut CudaDevice)| {
+            queue(&mut device);
+            device.synchronize().unwrap();
+            let begin = device.now();
+            (0..8).for_each(|_| queue(&mut device));
+            device.synchronize().unwrap();
+            device.now().since(begin).0 as f64 / 8.0
+        };
+        let fill = timed(&|device| device.fill_blocks(HOME, &blocks).unwrap());
+        let verify = timed(&|device| device.verify_blocks(HOME, &blocks).unwrap());
+        assert_eq!(device.verified().unwrap().damaged, []);
+        let bytes = (bytes_each * count) as f64;
+        println!(
+            "blocks of {bytes_each} bytes: filled at {:.0} GB/s, compared at {:.0} GB/s, {:.2} million blocks a second",
+            bytes / fill,
+            bytes / verify,
+            count as f64 * 1e3 / verify,
+        );
+        device.free(ground).unwrap();
+    }
+}
+
+#[test]
+fn work_moves_its_bytes_and_leaves_contents_alone() {
+    let Some((mut device, _guard)) = gpu() else { return };
+    let bytes = 64 * MIB;
+    let operand = [(device.alloc(bytes).unwrap(), bytes)];
+    device.fill(HOME, operand[0].0, bytes, 3).unwrap();
+    for work in [
+        Work::Elementwise { bytes: GIB },
+        Work::Reduction { bytes: GIB },
+        Work::CopyOut { bytes, pinned: true },
+        Work::CopyOut { bytes: 2 * bytes, pinned: false },
+        Work::Spin { nanos: Nanos(1_000) },
+    ] {
+        device.launch(HOME, &work, &operand).unwrap();
+    }
+    assert_eq!(device.verify(HOME, operand[0].0, bytes, 3).unwrap(), 0);
+    device.fill(HOME, operand[0].0, bytes, 4).unwrap();
+    device.launch(HOME, &Work::CopyIn { bytes, pinned: true }, &operand).unwrap();
+    assert!(device.verify(HOME, operand[0].0, bytes, 4).unwrap() > 0, "a copy overwrites");
+    // Imaginary addresses, as `null` hands them out, must not bring the device down.
+    let imaginary = [(oomph::base::Address(1 << 40), MIB)];
+    device.launch(HOME, &Work::Elementwise { bytes: MIB }, &imaginary).unwrap();
+    device.synchronize().unwrap();
+}
+
+#[test]
+fn an_event_is_pending_while_its_stream_spins() {
+    let Some((mut device, _guard)) = gpu() else { return };
+    let side = device.stream_create(0).unwrap();
+    let event = device.event_create().unwrap();
+    let nanos = Nanos(50_000_000);
+    let begin = device.now();
+    device.launch(side, &Work::Spin { nanos }, &[]).unwrap();
+    device.event_record(event, side).unwrap();
+    assert!(!device.event_query(event).unwrap());
+    device.stream_synchronize(HOME).unwrap();
+    assert!(!device.event_query(event).unwrap(), "the default stream does not wait for others");
+    device.event_synchronize(event).unwrap();
+    assert!(device.event_query(event).unwrap());
+    assert!(device.now().since(begin) > Nanos(nanos.0 * 99 / 100), "{}", device.now().since(begin));
+}
+
+#[test]
+fn mapped_memory_is_one_range_however_many_pieces_it_has() {
+    let Some((mut device, _guard)) = gpu() else { return };
+    if device.virtual_memory().is_none() {
+        println!("skipped: this device has no virtual memory");
+        return;
+    }
+    let piece_bytes = device.props().granularity_bytes;
+    let base = device.reserve(4 * piece_bytes).unwrap();
+    let pieces: Vec<_> = (0..4).map(|_| device.create(piece_bytes).unwrap()).collect();
+    for (place, &piece) in (0..).zip(&pieces) {
+        device.map(base.offset(place * piece_bytes), piece_bytes, piece).unwrap();
+    }
+    device.set_access(base, 4 * piece_bytes).unwrap();
+    device.fill(HOME, base, 4 * piece_bytes, 11).unwrap();
+    assert_eq!(device.verify(HOME, base, 4 * piece_bytes, 11).unwrap(), 0);
+    for piece in pieces {
+        device.release(piece).unwrap();
+    }
+    assert_eq!(device.held_bytes(), 4 * piece_bytes, "mappings keep it");
+    assert!(device.unmap(base, piece_bytes / 2).is_err());
+    device.unmap(base, 4 * piece_bytes).unwrap();
+    device.address_free(base, 4 * piece_bytes).unwrap();
+    assert_eq!(device.held_bytes(), 0);
+}
+
+#[test]
+fn pinned_memory_comes_and_goes() {
+    let Some((mut device, _guard)) = gpu() else { return };
+    let address = device.host_alloc(MIB).unwrap();
+    device.host_free(address).unwrap();
+    assert!(device.host_free(address).is_err());
+}
+
+#[test]
+fn nothing_stays_behind_when_a_device_is_dropped_not_even_by_a_panic() {
+    let Some((mut watcher, _guard)) = gpu() else { return };
+    let before = watcher.memory_info().unwrap().free;
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        let mut device = CudaDevice::open(0).unwrap();
+        let address = device.alloc(GIB).unwrap();
+        device.fill(HOME, address, GIB, 1).unwrap();
+        if let Some(memory) = device.virtual_memory() {
+            let base = memory.reserve(64 * MIB).unwrap();
+            let piece = memory.create(64 * MIB).unwrap();
+            memory.map(base, 64 * MIB, piece).unwrap();
+        }
+        if let Some(pools) = device.stream_ordered_pools() {
+            let pool = pools.pool_create(Some(GIB)).unwrap();
+            pools.alloc_async(pool, 100 * MIB, HOME).unwrap();
+        }
+        device.host_alloc(MIB).unwrap();
+        device.launch(HOME, &Work::Spin { nanos: Nanos(10_000_000) }, &[]).unwrap();
+        panic!("on purpose");
+    }));
+    assert!(panicked.is_err());
+    let after = watcher.memory_info().unwrap().free;
+    assert!(before.saturating_sub(after) < 64 * MIB, "{before} bytes were free, {after} are");
+}
+
+#[test]
+fn memory_runs_out_as_a_result_and_the_default_limit_leaves_some() {
+    let Some((mut device, _guard)) = gpu() else { return };
+    assert_eq!(device.props().clock, Clock::Wall);
+    let free = device.memory_info().unwrap().free;
+    assert!(default_limit(&device).is_some_and(|limit| limit > free / 10 * 8 && limit < free));
+    assert!(device.alloc(free + GIB).unwrap_err().is_out_of_memory());
+    assert!(device.alloc(u64::MAX).unwrap_err().is_out_of_memory());
+    let address = device.alloc(MIB).unwrap();
+    device.free(address).unwrap();
+    assert_eq!(device.ledger().of(CallKind::MemAlloc).failures, 2);
+}
+
+#[test]
+fn what_is_in_a_block_stays_there_under_every_strategy() {
+    let Some((device, _guard)) = gpu() else { return };
+    drop(device);
+    for spec in every_spec() {
+        let mut device = CudaDevice::open(0).unwrap();
+        let mut strategy = spec.build(&Setup { props: device.props(), limit: None }).unwrap();
+        if strategy.requires().missing_from(device.props().capabilities) != Default::default() {
+            println!("{spec}: skipped, the device lacks what it needs");
+            continue;
+        }
+        device.stream_create(0).unwrap();
+        let mut held: Vec<(Block, StreamId, u64)> = Vec::new();
+        let mut full = false;
+        let mut served = 0;
+        for key in 0..400u64 {
+            // Every third time, and after every failure, the oldest block goes, so that memory is reused in pieces.
+            if (key % 3 == 2 || full) && !held.is_empty() {
+                let (block, stream, key) = held.remove(0);
+                assert_eq!(device.verify(stream, block.address, block.size, key).unwrap(), 0, "{spec}: {block:?}");
+                let mut cx = Context { device: &mut device, sink: &mut Silent };
+                strategy.free(&mut cx, block, Caller { stream, thread: ThreadId(0) }).unwrap();
+            }
+            let stream = StreamId((key % 2) as u16);
+            let bytes = [512, 100 * KIB, 900 * KIB, 3 * MIB, 7 * MIB, 30 * MIB][(key * 7 % 6) as usize] + key;
+            let mut cx = Context { device: &mut device, sink: &mut Silent };
+            // Variants with a maximum, and blocks of one size, do not serve everything.
+            let Attempt::Served(block, _) = strategy.alloc(&mut cx, &request(bytes, stream)).unwrap() else {
+                full = true;
+                continue;
+            };
+            full = false;
+            served += 1;
+            if strategy.stats().segments == 0 {
+                println!("{spec}: skipped, its memory is imaginary");
+                break;
+            }
+            device.fill(stream, block.address, block.size, key).unwrap();
+            held.push((block, stream, key));
+        }
+        println!("{spec}: {served} blocks");
+        assert!(served > 0, "{spec}");
+        for (block, stream, key) in held {
+            assert_eq!(device.verify(stream, block.address, block.size, key).unwrap(), 0, "{spec}: {block:?}");
+        }
+        strategy.close(&mut Context { device: &mut device, sink: &mut Silent }).unwrap();
+        assert_eq!(device.held_bytes(), 0, "{spec}");
+    }
+}
+
+#[test]
+fn every_strategy_keeps_contents_from_many_threads_on_many_streams() {
+    let Some((device, _guard)) = gpu() else { return };
+    drop(device);
+    for entry in STRATEGIES.iter().filter(|entry| entry.name != "null") {
+        let strategy = StrategySpec { name: entry.name.to_owned(), parameters: String::new() };
+        let subject = Subject { strategy, device: "cuda".parse().unwrap(), memory_bytes: Some(8 * GIB) };
+        let integrity = Integrity { subject, threads: 16, streams: 8, sizes: Sizes::MIXED, seed: 1 };
+        let begin = Instant::now();
+        let over = || begin.elapsed() > Duration::from_millis(500);
+        let outcome = integrity.run(&Until { blocks: None, over: &over }, &mut |_| {}).unwrap();
+        let tally = &outcome.tally;
+        println!(
+            "{}: {:.0} blocks a second, {:.0} GB/s compared, {} out of memory",
+            entry.name,
+            tally.each_second(tally.blocks),
+            tally.each_second(tally.compared_bytes) / 1e9,
+            tally.ooms,
+        );
+        assert!(outcome.failures.is_empty(), "{}", outcome.failures[0]);
+        assert!(tally.blocks > 0 && tally.damaged == 0, "{}: {:?} {tally:?}", entry.name, outcome.skipped);
+    }
+}
+
+#[test]
+fn every_registered_strategy_conforms() {
+    let Some((_keeps_the_context, _guard)) = gpu() else { return };
+    let mut findings = Vec::new();
+    for spec in every_spec() {
+        let report = conform_spec(&spec, &limited);
+        for skipped in report.skipped {
+            println!("{spec}: skipped: {skipped}");
+        }
+        println!("{spec}: {} findings", report.findings.len());
+        findings.extend(report.findings.into_iter().map(|finding| format!("{spec}: {finding}")));
+    }
+    assert!(findings.is_empty(), "{}", findings.join("\n"));
+}
+
+/// Plays a program and tells every decision: blocks, outcomes, events inside, books.
+fn decisions(strategy: &mut dyn Strategy, device: &mut dyn Device, steps: &[Step]) -> Vec<String> {
+    let mut told = Vec::new();
+    let mut live: Vec<(Block, StreamId)> = Vec::new();
+    for _ in 1..3 {
+        device.stream_create(0).unwrap();
+    }
+    for step in steps {
+        let mut events = Vec::new();
+        let mut cx = Context { device: &mut *device, sink: &mut events };
+        let place = |nth: usize| nth.checked_rem(live.len());
+        let outcome = match *step {
+            Step::Alloc { bytes, stream } => {
+                let attempt = strategy.alloc(&mut cx, &request(bytes, stream));
+                if let Ok(Attempt::Served(block, _)) = attempt {
+                    live.push((block, stream));
+                }
+                format!("{attempt:?}")
+            }
+            Step::Free { nth } => match place(nth) {
+                Some(place) => {
+                    let (block, stream) = live.remove(place);
+                    format!("{:?}", strategy.free(&mut cx, block, Caller { stream, thread: ThreadId(0) }))
+                }
+                None => String::new(),
+            },
+            Step::UsedOn { nth, stream } => match place(nth) {
+                Some(place) => format!("{:?}", strategy.used_on(&mut cx, &live[place].0, stream)),
+                None => String::new(),
+            },
+            Step::Work { stream, nanos } => {
+                let compute = cx.device.compute().unwrap();
+                format!("{:?}", compute.launch(stream, &Work::Spin { nanos }, &[]))
+            }
+            Step::StreamSync { stream } => format!("{:?}", cx.device.stream_synchronize(stream)),
+            Step::DeviceSync => format!("{:?}", cx.device.synchronize()),
+            Step::Trim => format!("{:?}", strategy.trim(&mut cx)),
+            Step::NextStep => format!("{:?}", strategy.control(&mut cx, &Control::StepBegins(0))),
+        };
+        told.push(format!("{step:?}: {outcome} {events:?} {:?}", strategy.stats()));
+    }
+    let closed = strategy.close(&mut Context { device, sink: &mut Silent });
+    told.push(format!("{closed:?}"));
+    told
+}
+
+#[test]
+fn the_same_answers_give_the_same_decisions_without_the_gpu() {
+    let Some((mut watcher, _guard)) = gpu() else { return };
+    let capabilities = watcher.props().capabilities;
+    watcher.synchronize().unwrap();
+    for spec in every_spec() {
+        for seed in 0..4 {
+            let steps = mixed_script(seed, 400, 40 * MIB, true);
+            let mut gpu = limited(if seed % 2 == 0 { 2 * GIB } else { 160 * MIB });
+            let props = gpu.props().clone();
+            let fresh = || spec.build(&Setup { props: &props, limit: None }).unwrap();
+            if fresh().requires().missing_from(capabilities) != Default::default() {
+                println!("{spec}: skipped, the device lacks what it needs");
+                continue;
+            }
+            let mut logged = Logged::over(&mut *gpu);
+            let on_gpu = decisions(&mut *fresh(), &mut logged, &steps);
+            let (_, log) = logged.into_parts();
+            let mut scripted = Scripted::replaying(props.clone(), log.into_exchanges());
+            let on_script = decisions(&mut *fresh(), &mut scripted, &steps);
+            for (number, (real, replayed)) in on_gpu.iter().zip(&on_script).enumerate() {
+                assert_eq!(real, replayed, "{spec}, seed {seed}, step {number}");
+            }
+            assert_eq!((scripted.mismatch(), scripted.unread()), (None, 0), "{spec}, seed {seed}");
+        }
+        println!("{spec}: every decision agrees");
+    }
+}
+
+#[test]
+fn the_quick_suite_is_decided_the_same_on_the_drivers_answers() {
+    let Some((device, _guard)) = gpu() else { return };
+    drop(device);
+    let simulated = "sim".parse().unwrap();
+    let settings = CaseSettings { device: "cuda".parse().unwrap(), limit: None, seed: None, timeout: None };
+    for case in SuiteFile::load("quick").unwrap().cases(&settings).unwrap() {
+        let record = compare(&case, &simulated, &AtomicBool::new(false));
+        println!(
+            "{}: {:?}, {:?} of {} events, free-running peak reserved {:?} % more",
+            record.case_id,
+            record.finding,
+            record.events_agreed,
+            record.events,
+            record.peak_reserved_difference_percent
+        );
+        let sound = matches!(record.finding, Finding::Agrees | Finding::Skipped);
+        assert!(sound, "{}: {} {:?}", record.case_id, record.reason, record.first_difference);
+    }
+}

@@ -1,0 +1,16 @@
+//! Tests on a real GPU. Each says why it is skipped where there is none.
+//!
+//!     cargo test --release --test gpu
+
+#![cfg(feature = "cuda")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a panic is how a test reports a failure, and a skipped test says why"
+)]
+
+mod compute;
+mod device;
+mod one_gpu;
+#[cfg(target_os = "linux")]
+mod safety;

@@ -1,0 +1,309 @@
+//! What a real GPU and this program do to each other when things go wrong. Where there is no GPU, each test says so and
+//! passes.
+//!
+//! On a GPU machine: `cargo test --release --test gpu_safety -- --nocapture`. Where the tests were built
+//! elsewhere, `OOMPH_BINARY` says where the program is.
+
+#![cfg(all(feature = "cuda", target_os = "linux"))]
+use std::{
+    env, fs,
+    io::{self, BufRead, BufReader, Write},
+    path::{Path, PathBuf},
+    process::{self, Child, Command, Stdio},
+    sync::atomic::AtomicBool,
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::one_gpu::gpu;
+use oomph::{
+    base::{MIB, StreamId},
+    device::{Device, DeviceSpec, PoolId, PoolSettings, cuda::CudaDevice},
+    measure::{CaseLabel, Status},
+    suite::{self, Case, CaseOutcome, CaseRunner, Isolation, Progress, SourceSpec, WorkerProcess, worker::Order},
+};
+use tempfile::TempDir;
+
+/// How far free memory may be off when everything was given back: the driver keeps some for itself.
+const SLACK: u64 = 64 * MIB;
+/// A driver takes its time to clean up behind a process.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn program() -> PathBuf {
+    env::var_os("OOMPH_BINARY").map_or_else(|| env!("CARGO_BIN_EXE_oomph").into(), PathBuf::from)
+}
+
+/// The arguments with which this file's program is one of its ignored tests and nothing else. More than one thread: a
+/// test's name is then not on the line of its output.
+fn as_program(test: &str) -> [&str; 6] {
+    [test, "--exact", "--ignored", "--nocapture", "--test-threads", "2"]
+}
+
+fn case(workload: &str, set: &[(&str, &str)], strategy: &str) -> Case {
+    let set = set.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect();
+    let origin = SourceSpec { name: workload.to_owned(), set, seed: 1, device_index: None };
+    let source = origin.open().unwrap();
+    Case {
+        label: CaseLabel {
+            suite: "safety".to_owned(),
+            workload: source.name().to_owned(),
+            strategy: strategy.to_owned(),
+            device: "cuda".to_owned(),
+            ..CaseLabel::default()
+        },
+        source: source.into(),
+        origin,
+        strategy: strategy.into(),
+        device: "cuda".parse().unwrap(),
+        on_out_of_memory: Default::default(),
+        pace: Default::default(),
+        without_work: false,
+        timed: false,
+        threads: Vec::new(),
+        timeout: Some("2m".parse().unwrap()),
+    }
+}
+
+/// Sends cases of one strategy to a worker that ruins its own GPU context, and all others to a sound one.
+struct OneRuined<'a> {
+    ruined: &'a str,
+    sound: WorkerProcess<'a>,
+    ruining: WorkerProcess<'a>,
+}
+
+impl CaseRunner for OneRuined<'_> {
+    fn run(&self, case: &Case) -> CaseOutcome {
+        if case.label.strategy == self.ruined { self.ruining.run(case) } else { self.sound.run(case) }
+    }
+}
+
+#[test]
+fn a_sticky_error_costs_one_case_by_its_name_and_the_suite_goes_on() {
+    let Some((device, _guard)) = gpu() else { return };
+    drop(device);
+    let long = [("steps", "100000")];
+    let cases = [
+        case("checkerboard", &[], "direct"),
+        case("training", &long, "caching"),
+        case("checkerboard", &[], "caching:expandable_segments:True"),
+    ];
+    assert!(cases.iter().all(|case| Isolation::Auto.isolates(case)));
+    let runner = OneRuined {
+        ruined: "caching",
+        sound: WorkerProcess { program: program(), arguments: vec!["worker".into()], stop: None },
+        ruining: WorkerProcess {
+            program: env::current_exe().unwrap(),
+            arguments: as_program("safety::a_worker_that_ruins_its_context").map(Into::into).to_vec(),
+            stop: None,
+        },
+    };
+    let mut told = Vec::new();
+    suite::run(&cases, &runner, 1, &AtomicBool::new(false), |progress| {
+        if let Progress::Finished(_, outcome) = progress {
+            println!("{}: {} {}", outcome.record.case_id, outcome.record.status.name(), outcome.record.reason);
+            told.push((outcome.record.status, outcome.record.reason));
+        }
+    });
+    let statuses: Vec<Status> = told.iter().map(|(status, _)| *status).collect();
+    assert_eq!(statuses, [Status::Completed, Status::Error, Status::Completed]);
+    let reason = &told[1].1;
+    assert!(reason.starts_with("event "), "{reason}");
+    assert!(reason.ends_with(": CUDA_ERROR_MISALIGNED_ADDRESS: the context is lost"), "{reason}");
+}
+
+#[test]
+#[ignore = "the worker of another test"]
+fn a_worker_that_ruins_its_context() {
+    let mut line = String::new();
+    io::stdin().read_line(&mut line).unwrap();
+    let order = Order::read(&line).unwrap();
+    // Half a second into the case, a kernel of the same context stores words of eight bytes at an odd address.
+    thread::spawn(|| {
+        let mut device = CudaDevice::open(0).unwrap();
+        let address = device.alloc(MIB).unwrap();
+        thread::sleep(Duration::from_millis(500));
+        let _ = device.fill(StreamId::DEFAULT, address.offset(1), 512, 7);
+        let _ = device.synchronize();
+    });
+    let outcome = order.carry_out(&AtomicBool::new(false)).unwrap();
+    let mut out = io::stdout().lock();
+    writeln!(out, "\n{outcome}").unwrap();
+    out.flush().unwrap();
+    // The harness has nothing to add.
+    process::exit(0);
+}
+
+/// A run on the GPU that takes long enough to be ended in the middle, in a folder of its own.
+fn long_run(folder: &TempDir) -> Child {
+    let suite = "question = 'when?'\nseeds = [1, 2]\n[[group]]\nworkloads = ['training']\nstrategies = ['caching']\n\
+                 set = { steps = 100000 }\n";
+    fs::write(folder.path().join("long.toml"), suite).unwrap();
+    Command::new(program())
+        .args(["run", "./long.toml", "--device", "cuda", "--output", "out"])
+        .current_dir(folder.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+fn free(device: &mut CudaDevice) -> u64 {
+    device.memory_info().unwrap().free
+}
+
+fn wait_until(what: &str, mut seen: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !seen() {
+        assert!(began.elapsed() < PATIENCE, "waited in vain until {what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Ends a run in the middle and looks whether the GPU's memory is free again.
+fn memory_comes_back_after(what: &str, end: impl FnOnce(&mut Child)) {
+    let Some((mut watcher, _guard)) = gpu() else { return };
+    let folder = TempDir::new().unwrap();
+    let before = free(&mut watcher);
+    let mut run = long_run(&folder);
+    // More than a context: the case itself is running.
+    wait_until("the run takes memory", || free(&mut watcher) + 2048 * MIB < before);
+    end(&mut run);
+    run.wait().unwrap();
+    wait_until("its memory is free again", || free(&mut watcher) + SLACK >= before);
+    println!("after {what}: {before} bytes were free, {} are", free(&mut watcher));
+}
+
+fn signal(name: &str, child: &Child) {
+    assert!(Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status().unwrap().success());
+}
+
+#[test]
+fn two_ctrl_c_give_all_memory_back() {
+    memory_comes_back_after("Ctrl-C, twice", |run| {
+        signal("INT", run);
+        thread::sleep(Duration::from_millis(300));
+        signal("INT", run);
+    });
+}
+
+#[test]
+fn a_run_that_is_killed_gives_all_memory_back() {
+    memory_comes_back_after("SIGKILL", |run| run.kill().unwrap());
+}
+
+#[test]
+fn one_ctrl_c_finishes_the_case_and_gives_all_memory_back() {
+    let Some((mut watcher, _guard)) = gpu() else { return };
+    let folder = TempDir::new().unwrap();
+    let before = free(&mut watcher);
+    let mut run = Command::new(program())
+        .args(["run", "quick", "--device", "cuda", "--output", "out"])
+        .current_dir(folder.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let rows = |folder: &Path| fs::read_to_string(folder.join("out/runs.csv")).map_or(0, |text| text.lines().count());
+    wait_until("the first case is done", || rows(folder.path()) > 1);
+    signal("INT", &run);
+    assert_eq!(run.wait().unwrap().code(), Some(130));
+    let text = fs::read_to_string(folder.path().join("out/runs.csv")).unwrap();
+    assert!(!text.contains(",error,") && !text.contains(",interrupted,"), "{text}");
+    wait_until("its memory is free again", || free(&mut watcher) + SLACK >= before);
+    println!(
+        "one Ctrl-C: {} cases were kept; {before} bytes were free, {} are",
+        rows(folder.path()) - 1,
+        free(&mut watcher)
+    );
+}
+
+#[test]
+fn a_time_out_gives_all_memory_back() {
+    let Some((mut watcher, _guard)) = gpu() else { return };
+    let before = free(&mut watcher);
+    let mut endless = case("training", &[("steps", "100000000")], "caching");
+    endless.timeout = Some("5s".parse().unwrap());
+    let worker = WorkerProcess { program: program(), arguments: vec!["worker".into()], stop: None };
+    let record = worker.run(&endless).record;
+    assert_eq!((record.status, record.reason.as_str()), (Status::Error, "timed out after 5s"));
+    wait_until("its memory is free again", || free(&mut watcher) + SLACK >= before);
+}
+
+#[test]
+fn a_look_at_the_gpu_leaves_nothing_on_it() {
+    let Some((mut watcher, _guard)) = gpu() else { return };
+    let before = free(&mut watcher);
+    // A process of its own, because this one has a context already.
+    let mut looking = Command::new(env::current_exe().unwrap())
+        .args(as_program("safety::a_process_that_has_looked_and_stays"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(looking.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(said.any(|line| line == "looked"), "it never got that far");
+    let meanwhile = free(&mut watcher);
+    drop(looking.stdin.take());
+    looking.wait().unwrap();
+    println!("{before} bytes were free, {meanwhile} with a process that had looked");
+    assert!(meanwhile + 256 * MIB >= before, "a context takes twice as much");
+}
+
+#[test]
+#[ignore = "the other process of another test"]
+fn a_process_that_has_looked_and_stays() {
+    let spec: DeviceSpec = "cuda".parse().unwrap();
+    spec.check().unwrap();
+    println!("{}\nlooked", spec.device_name().unwrap());
+    // Until the other side closes it.
+    io::stdin().read_line(&mut String::new()).unwrap();
+}
+
+#[test]
+fn what_the_default_pool_has_cached_goes_back_with_the_device() {
+    let Some((mut watcher, _guard)) = gpu() else { return };
+    let before = free(&mut watcher);
+    let mut device = CudaDevice::open(0).unwrap();
+    let Some(pools) = device.stream_ordered_pools() else {
+        println!("skipped: this device has no stream-ordered pools");
+        return;
+    };
+    let hoarding = PoolSettings {
+        release_threshold: u64::MAX,
+        follow_event_dependencies: true,
+        allow_opportunistic: true,
+        allow_internal_dependencies: true,
+    };
+    pools.pool_configure(PoolId(0), hoarding).unwrap();
+    let address = pools.alloc_async(PoolId(0), 1024 * MIB, StreamId::DEFAULT).unwrap();
+    pools.free_async(address, StreamId::DEFAULT).unwrap();
+    device.synchronize().unwrap();
+    assert!(free(&mut watcher) + 512 * MIB < before, "the pool keeps it");
+    drop(device);
+    assert!(free(&mut watcher) + SLACK >= before, "{before} bytes were free, {} are", free(&mut watcher));
+}
+
+#[test]
+fn memory_that_another_process_takes_makes_an_oom_row_that_says_so() {
+    let Some((mut hog, _guard)) = gpu() else { return };
+    let folder = TempDir::new().unwrap();
+    // The limit says that everything is there; most of it is gone.
+    let total = hog.props().total_bytes;
+    let taken = free(&mut hog).saturating_sub(4096 * MIB);
+    let address = hog.alloc(taken).unwrap();
+    let limit = format!("{total}B");
+    let output = Command::new(program())
+        .args(["replay", "training", "-s", "direct", "-s", "caching", "--device", "cuda", "--limit", &limit])
+        .args(["--format", "json"])
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    hog.free(address).unwrap();
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    for row in document["rows"].as_array().unwrap() {
+        println!("{}: {} {}", row["strategy"], row["status"], row["reason"]);
+        assert_eq!(row["status"], "oom", "{row}");
+        let reason = row["reason"].as_str().unwrap();
+        assert!(reason.starts_with("the device refused ") && reason.contains("less than the limit"), "{row}");
+    }
+}

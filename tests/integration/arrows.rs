@@ -1,0 +1,108 @@
+//! Checks which module of the root package imports which, as ARCHITECTURE.md says. Cargo checks the other crates.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Every module, and the modules it may import besides itself and the other crates.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("replay", &[]),
+    ("measure", &["replay"]),
+    ("suite", &["measure", "replay"]),
+    ("answer", &["suite", "measure", "replay"]),
+    ("stress", &["measure", "replay"]),
+    ("report", &["answer", "stress", "measure", "replay"]),
+    ("cli", &["answer", "report", "suite", "stress", "measure", "replay"]),
+];
+
+#[test]
+fn rooms_use_only_what_the_arrows_allow() {
+    let mut violations = Vec::new();
+    for (room, allowed) in ARROWS {
+        for file in rust_files(&Path::new("src").join(room)) {
+            let text = fs::read_to_string(&file).unwrap();
+            for used in rooms_used(production_code(&text)) {
+                if used != *room && !allowed.contains(&used.as_str()) {
+                    violations.push(format!("{}: {room} may not use {used}", file.display()));
+                }
+            }
+        }
+    }
+    assert!(violations.is_empty(), "{}", violations.join("\n"));
+}
+
+#[test]
+fn every_room_is_in_the_table() {
+    let mut rooms: Vec<String> = fs::read_dir("src")
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .filter(|entry| entry.file_type().unwrap().is_dir())
+        .map(|entry| entry.file_name().into_string().unwrap())
+        .collect();
+    rooms.sort();
+    let mut listed: Vec<String> = ARROWS.iter().map(|(room, _)| (*room).to_owned()).collect();
+    listed.sort();
+    assert_eq!(rooms, listed);
+}
+
+#[test]
+fn the_reader_of_imports_sees_nested_and_inline_ones() {
+    let text = "use crate::{\n    measure::{Peaks, Steps},\n    suite::Case,\n};\nuse crate::answer::Advice;\nfn f() { crate::replay::replay(); }";
+    let seen: Vec<String> = rooms_used(text).into_iter().collect();
+    assert_eq!(seen, ["answer", "measure", "replay", "suite"]);
+}
+
+/// The part of a file that is compiled into the library: tests may use any room, because they test combinations.
+fn production_code(text: &str) -> &str {
+    text.split("#[cfg(test)]\nmod tests").next().unwrap_or(text)
+}
+
+/// The rooms named after `crate::`, directly or in a braced list.
+fn rooms_used(text: &str) -> BTreeSet<String> {
+    let code: String = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
+    let mut rooms = BTreeSet::new();
+    for (at, _) in code.match_indices("crate::") {
+        let rest = &code[at + "crate::".len()..];
+        match rest.strip_prefix('{') {
+            Some(list) => {
+                let (mut depth, mut word, mut expecting) = (1, String::new(), true);
+                for c in list.chars() {
+                    match c {
+                        '{' => depth += 1,
+                        '}' => depth -= 1,
+                        ',' if depth == 1 => expecting = true,
+                        c if depth == 1 && expecting && (c.is_alphanumeric() || c == '_') => word.push(c),
+                        _ if !word.is_empty() => expecting = false,
+                        _ => {}
+                    }
+                    if (!expecting || depth == 0) && !word.is_empty() {
+                        rooms.insert(std::mem::take(&mut word));
+                    }
+                    if depth == 0 {
+                        break;
+                    }
+                }
+            }
+            None => {
+                rooms.insert(rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect());
+            }
+        }
+    }
+    rooms.retain(|name| ARROWS.iter().any(|(room, _)| room == name));
+    rooms
+}
+
+fn rust_files(folder: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files.extend(rust_files(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+    files
+}

@@ -1,0 +1,96 @@
+//! `oomph claims` and `oomph run` with the suites that have tables of their own.
+
+use std::fs;
+
+use crate::command::run;
+
+fn rows(text: &str) -> Vec<serde_json::Value> {
+    let json: serde_json::Value = serde_json::from_str(text).unwrap();
+    json["rows"].as_array().unwrap().clone()
+}
+
+/// What real PyTorch showed, and what follows from it, for claims whose workloads are short.
+#[test]
+fn verdicts_are_those_that_pytorch_gives() {
+    let expected = [
+        ("copies", "confirmed"),
+        ("in-place", "refuted"),
+        ("cudnn-bench", "confirmed"),
+        ("leak-sign", "confirmed"),
+        ("outputs-list", "depends"),
+        ("val-accumulate", "confirmed"),
+        ("no-grad-val", "confirmed"),
+        ("retain-graph", "depends"),
+        ("zero-grad", "refuted"),
+        ("restart", "not_measurable"),
+        ("adoption", "not_measurable"),
+    ];
+    let names = expected.map(|(name, _)| name);
+    let (out, _) = run(".", &[&["claims", "--format", "json"], names.as_slice()].concat(), 0);
+    let rows = rows(&out);
+    assert_eq!(rows.len(), expected.len());
+    for (name, verdict) in expected {
+        let row = rows.iter().find(|row| row["id"] == name).unwrap();
+        assert_eq!(row["verdict"], verdict, "{row:#}");
+        let measured = !row["simulated"].as_str().unwrap().is_empty();
+        assert_eq!(measured, verdict != "not_measurable", "{row:#}");
+        assert!(!row["lesson"].as_str().unwrap().is_empty(), "{row:#}");
+    }
+}
+
+#[test]
+fn claims_that_are_named_are_told_in_full_and_slips_are_explained() {
+    let (out, _) = run(".", &["claims", "zero-grad"], 0);
+    for words in ["verdict:    refuted", "PyTorch:    leak-no-zero-grad: 0 B a step", "see:        oomph leaks"] {
+        assert!(out.contains(words), "'{words}' is missing in\n{out}");
+    }
+    let (list, _) = run(".", &["claims", "--list"], 0);
+    assert!(list.lines().count() >= 50 && list.contains("zero-grad"), "{list}");
+    let (_, err) = run(".", &["claims", "zero-grd"], 2);
+    assert!(err.contains("did you mean 'zero-grad'?"), "{err}");
+}
+
+#[test]
+fn a_run_of_claims_leaves_a_folder_and_goes_on_from_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().join("run");
+    let place = place.to_str().unwrap();
+    run(".", &["run", "claims", "--exact", "--filter", "copies", "--output", place], 0);
+    let (_, err) = run(".", &["run", "claims", "--exact", "--filter", "copies", "--output", place], 2);
+    assert!(err.contains("holds a run already"), "{err}");
+    let both = ["run", "claims", "--exact", "--filter", "copies", "--filter", "adoption", "--resume", place];
+    let (out, _) = run(".", &both, 0);
+    assert!(out.contains("2 claims: 1 confirmed, 0 depends, 0 refuted, 1 not measurable here."), "{out}");
+    let csv = fs::read_to_string(format!("{place}/claims.csv")).unwrap();
+    let page = fs::read_to_string(format!("{place}/claims.md")).unwrap();
+    assert_eq!(csv.lines().count(), 3, "{csv}");
+    assert!(page.contains("| **copies**") && page.contains("## Beyond measurement here"), "{page}");
+}
+
+#[test]
+fn a_run_of_techniques_leaves_a_folder_and_goes_on_from_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().join("run");
+    let place = place.to_str().unwrap();
+    let (ids, _) = run(".", &["run", "techniques", "--list", "--filter", "resnet-50/*"], 0);
+    assert!(ids.lines().any(|id| id == "resnet-50/half_batch"), "{ids}");
+    let first = ["run", "techniques", "--exact", "--filter", "resnet-50/amp", "--format", "json", "--output", place];
+    let (out, _) = run(".", &first, 0);
+    let rows = rows(&out);
+    assert_eq!((rows.len(), &rows[0]["technique"]), (1, &"amp".into()));
+    assert!(rows[0]["largest_batch_24gib"].as_u64().unwrap() > rows[0]["largest_batch_8gib"].as_u64().unwrap());
+    let more = ["run", "techniques", "--exact", "--filter", "resnet-50/base", "--filter", "resnet-50/amp"];
+    run(".", &[more.as_slice(), &["--resume", place]].concat(), 0);
+    let csv = fs::read_to_string(format!("{place}/techniques.csv")).unwrap();
+    assert_eq!(csv.lines().count(), 3, "{csv}");
+}
+
+#[test]
+fn suites_with_tables_of_their_own_run_by_themselves() {
+    let (_, err) = run(".", &["run", "claims", "quick"], 2);
+    assert!(err.contains("run it by itself"), "{err}");
+    let (_, err) = run(".", &["run", "techniques", "--limit", "8GiB"], 2);
+    assert!(err.contains("no --limit"), "{err}");
+    let (_, err) = run(".", &["run", "claims", "--filter", "nothing-like-it"], 4);
+    assert!(err.contains("none of the claims passes the filters"), "{err}");
+}

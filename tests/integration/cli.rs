@@ -1,0 +1,451 @@
+//! Drives the binary as a person would.
+
+use std::{
+    fs,
+    io::Read,
+    path::Path,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::command::{oomph, run};
+use tempfile::TempDir;
+
+fn empty() -> TempDir {
+    TempDir::new().unwrap()
+}
+
+/// Runs something that must be refused with exit code 2 and exactly one line that says all of `words`.
+#[track_caller]
+fn refused(folder: &TempDir, arguments: &[&str], words: &[&str]) {
+    let (out, err) = run(folder, arguments, 2);
+    assert_eq!(out, "", "a refusal prints nothing on standard output");
+    for word in words {
+        assert!(err.contains(word), "{arguments:?}: '{word}' is missing in: {err}");
+    }
+}
+
+fn run_files(folder: &TempDir, name: &str) -> String {
+    fs::read_to_string(folder.path().join(name).join("runs.csv")).unwrap()
+}
+
+#[test]
+fn help_teaches_and_lists_the_exit_codes() {
+    let (out, _) = run(empty(), &["--help"], 0);
+    for word in ["run", "replay", "inspect", "convert", "list", "doctor", "completions", "103"] {
+        assert!(out.contains(word), "{word} is missing in {out}");
+    }
+    let (out, _) = run(empty(), &["replay", "--help"], 0);
+    assert!(out.contains("caching:expandable_segments:True") && out.contains("Examples:"), "{out}");
+}
+
+#[test]
+fn without_a_subcommand_the_quick_suite_runs_and_says_where_its_results_are() {
+    let folder = empty();
+    let (out, _) = run(&folder, &[], 0);
+    assert!(out.contains("checkerboard") && out.contains("caching"), "{out}");
+    let place = out.lines().find_map(|line| line.strip_prefix("results: ")).expect("the last line says where");
+    for file in ["runs.csv", "comparison.csv", "env.json", "summary.md", "cases"] {
+        assert!(folder.path().join(place).join(file).exists(), "{file}");
+    }
+}
+
+#[test]
+fn two_runs_with_one_seed_give_byte_identical_rows_whatever_the_number_of_jobs() {
+    let folder = empty();
+    run(&folder, &["run", "quick", "--jobs", "1", "--output", "a"], 0);
+    run(&folder, &["run", "quick", "--jobs", "4", "--output", "b"], 0);
+    assert_eq!(run_files(&folder, "a"), run_files(&folder, "b"));
+    run(&folder, &["run", "quick", "--seed", "99", "--output", "c"], 0);
+    assert_ne!(run_files(&folder, "a"), run_files(&folder, "c"), "another seed must matter");
+}
+
+#[test]
+fn resuming_runs_only_what_is_missing_and_ends_with_the_same_rows() {
+    let folder = empty();
+    run(&folder, &["run", "quick", "--output", "whole"], 0);
+    run(&folder, &["run", "quick", "--output", "torn"], 0);
+    let rows = folder.path().join("torn/runs.csv");
+    let text = fs::read_to_string(&rows).unwrap();
+    let kept: Vec<&str> = text.lines().take(4).collect();
+    // Three whole rows and the beginning of a fourth, as a crash would leave them.
+    fs::write(&rows, format!("{}\n1,quick/chec", kept.join("\n"))).unwrap();
+    run(&folder, &["run", "quick", "--resume", "torn"], 0);
+    assert_eq!(run_files(&folder, "whole"), run_files(&folder, "torn"));
+}
+
+#[test]
+fn an_existing_folder_is_never_overwritten() {
+    let folder = empty();
+    run(&folder, &["run", "quick", "--filter", "checkerboard/direct", "--output", "a"], 0);
+    let before = run_files(&folder, "a");
+    refused(&folder, &["run", "quick", "--output", "a"], &["a", "--resume"]);
+    assert_eq!(run_files(&folder, "a"), before);
+}
+
+#[test]
+fn filters_choose_cases_and_an_empty_choice_has_its_own_exit_code() {
+    let folder = empty();
+    let (all, _) = run(&folder, &["run", "--list"], 0);
+    let (some, _) = run(&folder, &["run", "--list", "--filter", "checkerboard", "--skip", "direct"], 0);
+    assert!(some.lines().count() > 0 && some.lines().count() < all.lines().count());
+    assert!(some.lines().all(|id| id.contains("checkerboard") && !id.contains("direct")), "{some}");
+    let (_, err) = run(&folder, &["run", "--filter", "no such case"], 4);
+    assert!(err.contains("--list"), "{err}");
+}
+
+#[test]
+fn who_names_the_wrong_thing_is_told_what_to_do_with_it() {
+    let folder = empty();
+    run(&folder, &["convert", "checkerboard", "steps.oomph"], 0);
+    let (_, err) = run(&folder, &["steps.oomph"], 2);
+    assert!(err.contains("unrecognized subcommand") && err.contains("oomph advise steps.oomph"), "{err}");
+    refused(&folder, &["run", "steps.oomph"], &["no suite", "`oomph replay steps.oomph`"]);
+    refused(&folder, &["run", "checkerboard"], &["no suite", "`oomph replay checkerboard`"]);
+    refused(&folder, &["replay", "steps.ooph"], &["steps.ooph: no such file; did you mean 'steps.oomph'?"]);
+    refused(&folder, &["replay", "others.oomph"], &["others.oomph: no such file"]);
+    refused(&folder, &["report", "nowhere"], &["nowhere: no such folder"]);
+    refused(&folder, &["report", "steps.oomph"], &["steps.oomph is a file", "folder of a run"]);
+    refused(&folder, &["run", "--filter", "checkerboard", "--output", "steps.oomph"], &["steps.oomph is a file"]);
+    refused(&folder, &["replay", "checkerboard", "--limit", "99999999999999GiB"], &["not an amount of memory"]);
+    let missing = ["replay", "checkerboard", "-s", "direct", "--export-csv", "nowhere/rows.csv"];
+    let (_, err) = run(&folder, &missing, 2);
+    assert!(err.contains("nowhere/rows.csv: ") && !err.contains(".new"), "{err}");
+}
+
+#[test]
+fn a_suite_whose_base_does_not_exist_is_refused() {
+    let folder = empty();
+    let suite =
+        "question = \"?\"\nbase = \"cachin\"\n[[group]]\nworkloads = [\"checkerboard\"]\nstrategies = [\"direct\"]\n";
+    fs::write(folder.path().join("mine.toml"), suite).unwrap();
+    refused(&folder, &["run", "mine.toml"], &["suite 'mine'", "unknown strategy 'cachin'", "did you mean 'caching'?"]);
+}
+
+#[test]
+fn help_is_broken_where_the_terminal_ends_and_nowhere_else() {
+    let (help, _) = run(empty(), &["advise", "--help"], 0);
+    let lines: Vec<&str> = help.lines().collect();
+    let is_prose = |line: &str| !line.is_empty() && !line.starts_with(' ');
+    for pair in lines.windows(2).filter(|pair| pair.iter().all(|line| is_prose(line))) {
+        let next = pair[1].split(' ').next().unwrap();
+        assert!(pair[0].len() + 1 + next.len() > 100, "'{next}' had room after: {}", pair[0]);
+    }
+    assert!(help.contains("Examples:\n  oomph advise snapshot.pickle\n"), "{help}");
+}
+
+#[test]
+fn names_that_do_not_exist_are_answered_with_the_nearest_that_do() {
+    let folder = empty();
+    refused(&folder, &["run", "quik"], &["unknown suite 'quik'", "did you mean 'quick'?"]);
+    refused(&folder, &["replay", "chekerboard"], &["unknown workload 'chekerboard'", "did you mean 'checkerboard'?"]);
+    refused(&folder, &["run", "nope"], &["unknown suite 'nope'", "there are:", "quick"]);
+    refused(&folder, &["replay", "nope"], &["unknown workload 'nope'", "`oomph list` names all"]);
+    refused(&folder, &["replay", "checkerboard", "-s", "nope"], &["unknown strategy 'nope'", "there are:", "caching"]);
+    refused(&folder, &["replay", "checkerboard", "-s", "cachign"], &["unknown strategy", "did you mean 'caching'?"]);
+    refused(&folder, &["replay", "checkerboard", "-s", "caching:max_split_size:8"], &["max_split_size_mb"]);
+    refused(&folder, &["replay", "checkerboard", "--set", "ruonds=2"], &["ruonds", "rounds"]);
+    refused(&folder, &["replay", "checkerboard", "--device", "sin"], &["unknown device 'sin'", "did you mean 'sim'?"]);
+}
+
+#[test]
+fn a_device_that_is_not_there_is_an_error_and_never_replaced() {
+    let (out, err) = run(empty(), &["replay", "checkerboard", "--device", "cuda:4000"], 103);
+    assert_eq!(out, "");
+    assert!(err.contains("cuda"), "{err}");
+}
+
+#[test]
+fn impossible_devices_and_limits_are_refused() {
+    let folder = empty();
+    refused(&folder, &["replay", "checkerboard", "--device", "sim:0"], &["too small"]);
+    refused(&folder, &["replay", "checkerboard", "--limit", "lots"], &["lots", "512MiB"]);
+}
+
+#[test]
+fn broken_files_are_named_with_their_line() {
+    let folder = empty();
+    let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+    write("suite.toml", "question = 'why?'\n[[group]\n");
+    refused(&folder, &["run", "./suite.toml"], &["suite.toml", "line 2"]);
+    write("empty.toml", "question = 'why?'\ngroup = []\n");
+    refused(&folder, &["run", "./empty.toml"], &["empty.toml"]);
+    write("unknown.toml", "question = 'why?'\n[[group]]\nworkloads = ['checkerbord']\nstrategies = 'all'\n");
+    refused(&folder, &["run", "./unknown.toml"], &["unknown", "did you mean 'checkerboard'?"]);
+    write("recipe.toml", "generator = 'checkerbord'\npurpose = ''\norigin = ''\n");
+    refused(&folder, &["replay", "recipe.toml"], &["recipe.toml", "checkerboard"]);
+    refused(&folder, &["replay", "missing.oomph"], &["missing.oomph"]);
+    fs::create_dir(folder.path().join("folder")).unwrap();
+    refused(&folder, &["replay", "folder"], &["folder", "directory"]);
+
+    run(&folder, &["convert", "checkerboard", "good.oomph"], 0);
+    let good = fs::read_to_string(folder.path().join("good.oomph")).unwrap();
+    let mut lines: Vec<&str> = good.lines().collect();
+    let broken = lines.len() / 2;
+    lines[broken] = "alock 1 2 3";
+    write("bad.oomph", &lines.join("\n"));
+    refused(&folder, &["inspect", "bad.oomph"], &[&format!("bad.oomph:{}", broken + 1), "alock"]);
+}
+
+#[test]
+fn a_trace_written_and_read_back_replays_to_the_same_numbers() {
+    let folder = empty();
+    for file in ["t.oomph", "t.oomph.gz"] {
+        run(&folder, &["convert", "power-law", file], 0);
+    }
+    let numbers = |source: &str| {
+        let (out, _) = run(&folder, &["replay", source, "--format", "json"], 0);
+        let document: serde_json::Value = serde_json::from_str(&out).unwrap();
+        assert_eq!(document["schema"], 1);
+        let rows = document["rows"].as_array().unwrap().clone();
+        let of = |row: &serde_json::Value| {
+            (row["strategy"].clone(), row["peak_reserved_bytes"].clone(), row["driver_ns"].clone())
+        };
+        rows.iter().map(of).collect::<Vec<_>>()
+    };
+    assert_eq!(numbers("power-law"), numbers("t.oomph"));
+    assert_eq!(numbers("power-law"), numbers("t.oomph.gz"));
+    assert!(
+        fs::metadata(folder.path().join("t.oomph.gz")).unwrap().len()
+            < fs::metadata(folder.path().join("t.oomph")).unwrap().len() / 2
+    );
+}
+
+#[test]
+fn running_out_of_memory_is_a_result_with_its_cause() {
+    let folder = empty();
+    let (out, _) = run(&folder, &["replay", "checkerboard", "--limit", "64MiB", "--format", "json"], 0);
+    let document: serde_json::Value = serde_json::from_str(&out).unwrap();
+    for row in document["rows"].as_array().unwrap() {
+        assert_eq!(row["status"], "oom", "{row}");
+        assert!(row["oom_cause"] == "exhaustion" || row["oom_cause"] == "fragmentation", "{row}");
+        assert!(row["peak_reserved_bytes"].as_u64().unwrap() <= 64 << 20, "{row}");
+    }
+}
+
+#[test]
+fn pytorch_settings_come_from_the_environment_only_when_asked() {
+    let folder = empty();
+    let replay = |strategy: &str| {
+        let output = oomph(&folder)
+            .args(["replay", "checkerboard", "--format", "json", "--strategy", strategy])
+            .env("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+            .output()
+            .unwrap();
+        assert!(output.status.success());
+        let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        (document["rows"][0]["strategy"].clone(), String::from_utf8(output.stderr).unwrap())
+    };
+    assert_eq!(replay("caching").0, "caching");
+    let (strategy, note) = replay("caching:env");
+    assert_eq!(strategy, "caching:max_split_size_mb:64");
+    assert!(note.contains("PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64"), "{note}");
+}
+
+#[test]
+fn inspect_says_what_is_in_a_workload() {
+    let folder = empty();
+    let (out, _) = run(&folder, &["inspect", "training"], 0);
+    for word in ["events", "peak live", "steps", "phases", "sizes", "lifetimes"] {
+        assert!(out.contains(word), "{word} is missing in {out}");
+    }
+    let (out, _) = run(&folder, &["inspect", "training", "--format", "json"], 0);
+    let document: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert!(document["rows"][0]["events"].as_u64().unwrap() > 1000, "{document}");
+}
+
+#[test]
+fn list_names_everything_that_can_be_used() {
+    let folder = empty();
+    let (out, _) = run(&folder, &["list"], 0);
+    for word in ["strategies:", "workloads:", "generators:", "suites:", "caching", "checkerboard", "quick"] {
+        assert!(out.contains(word), "{word} is missing in {out}");
+    }
+    let (out, _) = run(&folder, &["list", "strategies", "--long"], 0);
+    assert!(out.contains("max_split_size_mb"), "{out}");
+    let (out, _) = run(&folder, &["list", "--json"], 0);
+    let document: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert!(document["rows"].as_array().unwrap().len() > 5);
+}
+
+#[test]
+fn only_exports_are_under_the_heading_of_exports() {
+    for command in ["run", "replay"] {
+        let (help, _) = run(empty(), &[command, "--help"], 0);
+        let (before, after) = help.split_once("\nExports:\n").unwrap();
+        assert!(before.contains("--format") && !before.contains("--export-csv"), "{help}");
+        assert!(after.contains("--export-html") && !after.contains("--format"), "{help}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_folder_whose_name_is_no_text_takes_a_run() {
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
+    let folder = empty();
+    let place = folder.path().join(OsStr::from_bytes(b"run\xfe"));
+    let words = ["run", "quick", "--filter", "checkerboard/direct", "--output"];
+    let ended = oomph(&folder).args(words).arg(&place).output().unwrap();
+    assert_eq!(ended.status.code(), Some(0), "{}", String::from_utf8_lossy(&ended.stderr));
+    assert!(place.join("runs.csv").is_file());
+}
+
+#[test]
+fn list_shows_what_the_current_folder_adds_and_what_it_replaces() {
+    let folder = empty();
+    let put = |path: &str, text: &str| {
+        let path = folder.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    let suite = "question = 'what of mine?'\n[[group]]\nworkloads = ['tidal']\nstrategies = ['caching']\n";
+    let recipe = "generator = 'random'\npurpose = 'ebb and flood'\norigin = 'the sea'\n[set]\nallocations = 10\n";
+    put("suites/quick.toml", suite);
+    put("suites/harbour.toml", suite);
+    put("workloads/tidal.toml", recipe);
+    put("workloads/broken.toml", "generator = 'randm'\npurpose = ''\norigin = ''\n");
+
+    let (out, _) = run(&folder, &["list"], 0);
+    let line = |name: &str| out.lines().find(|line| line.trim_start().starts_with(&format!("{name} "))).unwrap();
+    for (name, rest) in [
+        ("quick", "what of mine? [suites/quick.toml, instead of the built-in one]"),
+        ("harbour", "what of mine? [suites/harbour.toml]"),
+        ("tidal", "ebb and flood [workloads/tidal.toml]"),
+        ("broken", "cannot be used: workloads/broken.toml:1:13: unknown generator 'randm'"),
+    ] {
+        assert!(line(name).contains(rest), "{}", line(name));
+    }
+    assert!(!line("checkerboard").contains('['), "{}", line("checkerboard"));
+    let (out, _) = run(&folder, &["list", "suites", "--json"], 0);
+    let document: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let row = |name: &str| document["rows"].as_array().unwrap().iter().find(|row| row["name"] == name).unwrap();
+    assert_eq!(row("quick")["file"], "suites/quick.toml");
+    assert_eq!(row("quick")["replaces_built_in"], true);
+    assert_eq!(row("harbour")["file"], "suites/harbour.toml");
+    assert!(row("harbour").get("replaces_built_in").is_none() && row("claims").get("file").is_none());
+
+    refused(&folder, &["run", "harbor"], &["unknown suite 'harbor'; did you mean 'harbour'?"]);
+    refused(&folder, &["inspect", "tidle"], &["unknown workload 'tidle'; did you mean 'tidal'?"]);
+    refused(&folder, &["inspect", "zzz"], &["unknown workload 'zzz'; `oomph list` names all "]);
+    run(&folder, &["run", "harbour", "--output", "out"], 0);
+}
+
+#[test]
+fn doctor_and_completions_work_anywhere() {
+    let folder = empty();
+    let (out, _) = run(&folder, &["doctor"], 0);
+    assert!(out.contains("simulated") && out.contains("cuda"), "{out}");
+    let (out, _) = run(&folder, &["completions", "bash"], 0);
+    assert!(out.contains("_oomph"), "{out}");
+}
+
+#[test]
+fn a_closed_pipe_is_no_error() {
+    let folder = empty();
+    let script = format!("{} list --long | head -1", env!("CARGO_BIN_EXE_oomph"));
+    let output =
+        Command::new("bash").args(["-o", "pipefail", "-c", &script]).current_dir(folder.path()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn ctrl_c_finishes_the_running_cases_keeps_them_and_resume_goes_on() {
+    let folder = empty();
+    let seeds: Vec<String> = (1..=400).map(|seed| seed.to_string()).collect();
+    let suite = format!(
+        "question = 'how long?'\nseeds = [{}]\n[[group]]\nworkloads = ['power-law']\nstrategies = ['caching']\n",
+        seeds.join(",")
+    );
+    fs::write(folder.path().join("long.toml"), suite).unwrap();
+    let mut child = oomph(&folder)
+        .args(["run", "./long.toml", "--jobs", "1", "--output", "out", "--format", "csv"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let rows = folder.path().join("out/runs.csv");
+    let begun = Instant::now();
+    while !fs::read_to_string(&rows).is_ok_and(|text| text.lines().count() > 3) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "no rows after a minute");
+        thread::sleep(Duration::from_millis(2));
+    }
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let mut complaint = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut complaint).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{complaint}");
+    assert!(complaint.contains("--resume out"), "{complaint}");
+    let kept = fs::read_to_string(&rows).unwrap().lines().count() - 1;
+    assert!((3..400).contains(&kept), "{kept} cases were kept");
+    run(&folder, &["run", "./long.toml", "--resume", "out", "--format", "csv"], 0);
+    assert_eq!(fs::read_to_string(&rows).unwrap().lines().count() - 1, 400);
+}
+
+#[test]
+fn the_first_signal_ends_a_replay_that_would_take_forever() {
+    let folder = empty();
+    let mut child = oomph(&folder)
+        .args(["replay", "training", "--strategy", "null", "--set", "steps=100000000"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    thread::sleep(Duration::from_millis(500));
+    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    let begun = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if begun.elapsed() > Duration::from_secs(20) {
+            child.kill().unwrap();
+            panic!("still running 20 seconds after the signal");
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+}
+
+#[test]
+fn a_folder_is_not_resumed_with_another_suite() {
+    let folder = empty();
+    run(&folder, &["run", "quick", "--filter", "checkerboard/direct", "--output", "a"], 0);
+    let before = run_files(&folder, "a");
+    refused(
+        &folder,
+        &["run", "throughput", "--filter", "hot-4k/null", "--resume", "a"],
+        &["quick/checkerboard", "same"],
+    );
+    assert_eq!(run_files(&folder, "a"), before);
+}
+
+#[test]
+fn a_folder_that_is_refused_is_not_touched_not_even_the_rows_that_would_run_again() {
+    let folder = empty();
+    run(&folder, &["run", "quick", "--filter", "checkerboard", "--output", "a"], 0);
+    let rows = folder.path().join("a/runs.csv");
+    // One case broke, and the last line was cut short: both would be dropped by a run that goes on.
+    let broken = run_files(&folder, "a").replacen(",completed,", ",error,", 1) + "1,quick/chec";
+    fs::write(&rows, &broken).unwrap();
+    refused(
+        &folder,
+        &["run", "throughput", "--filter", "hot-4k/null", "--resume", "a"],
+        &["quick/checkerboard", "same"],
+    );
+    assert_eq!(run_files(&folder, "a"), broken);
+    // A row that would run again is as much another run's as one that is done.
+    let text = run_files(&folder, "a");
+    let only_broken: Vec<&str> = text.lines().take(2).collect();
+    fs::write(&rows, only_broken.join("\n") + "\n").unwrap();
+    refused(
+        &folder,
+        &["run", "throughput", "--filter", "hot-4k/null", "--resume", "a"],
+        &["quick/checkerboard", "same"],
+    );
+}
+
+#[test]
+fn nothing_half_written_is_left_when_a_conversion_fails() {
+    let folder = empty();
+    fs::write(folder.path().join("bad.oomph"), "oomph-trace 1\nnonsense\n").unwrap();
+    refused(&folder, &["convert", "bad.oomph", "out.oomph"], &["bad.oomph:2"]);
+    assert!(!Path::new(&folder.path().join("out.oomph")).exists());
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file stays");
+}

@@ -1,0 +1,172 @@
+//! `oomph leaks` on programs that are known to leak and on programs that are known not to: recordings of real PyTorch,
+//! what `per_step.csv` says about them, and workloads.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use crate::command::run;
+use oomph::{
+    answer::leaks::{Bar, Finding, Observed, Place, RecoverableBy, StepsFrom, Verdict, judge},
+    base::{GIB, side_by_side},
+    device::{
+        Device,
+        sim::{SimConfig, SimDevice},
+        wrap::Limited,
+    },
+    models::Recipe,
+    replay::Options,
+    strategy::{Setup, StrategySpec},
+    suite::{SourceSpec, all_cores},
+    trace::Source,
+};
+
+fn recorded(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("workloads/recorded/{name}.pickle.xz"))
+}
+
+fn finding(source: &dyn Source, limit: Option<u64>) -> Finding {
+    let device = SimDevice::new(SimConfig::default()).unwrap();
+    let mut device: Box<dyn Device> = match limit {
+        Some(limit) => Box::new(Limited::to(limit, Box::new(device))),
+        None => Box::new(device),
+    };
+    let mut strategy = StrategySpec::from("caching").build(&Setup { props: device.props(), limit }).unwrap();
+    let place = Place { strategy: &mut *strategy, device: &mut *device, limit };
+    let observed = Observed::of_source(source, place, None, &Options::default()).unwrap();
+    let mut finding = judge(&observed, None, &Bar::default()).unwrap();
+    finding.growers = observed.growers(source, finding.first_step).unwrap();
+    finding
+}
+
+fn of_recording(name: &str) -> Finding {
+    let spec = SourceSpec { name: recorded(name).display().to_string(), ..SourceSpec::default() };
+    finding(&*spec.open().unwrap(), None)
+}
+
+/// Allocated after every step, by recording.
+fn per_step() -> BTreeMap<String, Vec<f64>> {
+    let mut table = csv::Reader::from_path(recorded("x").with_file_name("per_step.csv")).unwrap();
+    let mut levels: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    for row in table.records() {
+        let row = row.unwrap();
+        levels.entry(row[0].to_owned()).or_default().push(row[2].parse().unwrap());
+    }
+    levels
+}
+
+/// The recordings that leak, as the measured levels show: all others come back to where they were.
+const LEAKS: [&str; 6] = [
+    "leak_loss_graph",
+    "leak_outputs",
+    "leak_outputs_detached",
+    "leak_retain_graph",
+    "val_keep_outputs",
+    "val_keep_no_grad",
+];
+
+#[test]
+fn every_recording_is_classified_as_its_measured_levels_show() {
+    let levels: Vec<(String, Vec<f64>)> = per_step().into_iter().collect();
+    assert_eq!(levels.len(), 24);
+    side_by_side(&levels, all_cores(), |(name, levels)| check(name, levels));
+}
+
+fn check(name: &str, levels: &[f64]) {
+    let found = of_recording(name);
+    let leaks = LEAKS.contains(&name);
+    assert_eq!(found.verdict, if leaks { Verdict::Leak } else { Verdict::Steady }, "{name}: {found:#?}");
+    // The list above is what the levels say: from the second step on they rise by the same amount, or come back.
+    let (second, last) = (levels[1], levels[levels.len() - 1]);
+    let growth = (last - second) / (levels.len() - 2) as f64;
+    assert_eq!(growth > 0.01 * second, leaks, "{name}");
+    if leaks {
+        assert!((found.bytes_per_step / growth - 1.0).abs() < 0.01, "{name}: {} {growth}", found.bytes_per_step);
+        assert!(found.bytes_per_step_low <= growth * 1.01 && growth * 0.99 <= found.bytes_per_step_high, "{name}");
+        assert!(found.p_value < 1e-3, "{name}: {}", found.p_value);
+        assert!(!found.growers.is_empty(), "{name}");
+    }
+    let collected = name == "leak_cycle";
+    assert_eq!(found.saw_tooth, collected, "{name}: {found:#?}");
+    if !leaks {
+        let recovery = if collected { RecoverableBy::Gc } else { RecoverableBy::None };
+        assert_eq!(found.recoverable_by, recovery, "{name}");
+    }
+    // Steps that nobody marked are found all the same: as many as there were.
+    assert!(
+        found.per_step.len().abs_diff(levels.len()) <= 1,
+        "{name}: {} {:?}",
+        found.per_step.len(),
+        found.steps_from
+    );
+}
+
+#[test]
+fn validation_without_marks_has_a_period_and_a_summed_loss_its_annotations() {
+    assert!(matches!(of_recording("val_keep_outputs").steps_from, StepsFrom::Period(_)));
+    assert!(matches!(of_recording("leak_loss_graph").steps_from, StepsFrom::Phase(_)));
+    assert_eq!(of_recording("leak_outputs").steps_from, StepsFrom::Marks);
+}
+
+#[test]
+fn workloads_with_faults_leak_and_their_twins_do_not() {
+    for (name, verdict) in [
+        ("leak-slow", Verdict::Leak),
+        ("leak-slow-fixed", Verdict::Steady),
+        ("leak-cache", Verdict::Leak),
+        ("leak-cache-fixed", Verdict::Steady),
+        ("leak-intermediates", Verdict::Leak),
+        ("leak-intermediates-fixed", Verdict::Steady),
+        ("leak-cycle", Verdict::Steady),
+        ("churn", Verdict::Steady),
+        ("loader-prefetched", Verdict::Steady),
+    ] {
+        let found = finding(&Recipe::named(name).unwrap().workload().unwrap(), None);
+        assert_eq!(found.verdict, verdict, "{name}: {found:#?}");
+    }
+}
+
+#[test]
+fn the_step_that_is_foretold_is_the_step_in_which_memory_runs_out() {
+    let limit = Some(24 * GIB);
+    let short = Recipe::named("leak-outputs").unwrap().with("steps", "8").workload().unwrap();
+    let foretold = finding(&short, limit).runs_out_at_step.unwrap();
+    let long = Recipe::named("leak-outputs").unwrap().with("steps", "60").workload().unwrap();
+    let ran_out = finding(&long, limit).ran_out_at_step.unwrap() as u64;
+    assert!(foretold.abs_diff(ran_out) <= 1, "foretold {foretold}, ran out in {ran_out}");
+}
+
+#[test]
+fn the_command_tells_people_and_machines_and_ends_with_a_code_for_ci() {
+    let (leak, steady) = (recorded("leak_outputs"), recorded("val_with_grad"));
+    let (leak, steady) = (leak.to_str().unwrap(), steady.to_str().unwrap());
+    let (out, _) = run(".", &["leaks", leak], 105);
+    for words in [": leak: ", "1.24 GiB a step", "who grows", "will run out in step"] {
+        assert!(out.contains(words), "'{words}' is missing in\n{out}");
+    }
+    let (out, _) = run(".", &["leaks", "--each", leak, steady, "--format", "json", "--fail-on", "never"], 0);
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((&json["rows"][0]["verdict"], &json["rows"][1]["verdict"]), (&"leak".into(), &"steady".into()));
+    run(".", &["leaks", leak, "--baseline", leak], 0);
+    let (out, _) = run(".", &["leaks", steady, "--format", "csv"], 0);
+    assert!(out.starts_with("source,verdict,step,") && out.lines().count() >= 6, "{out}");
+}
+
+#[test]
+fn snapshots_in_order_are_one_series() {
+    // Three programs whose levels at the end are 2.0, 4.5 and 10.0 GB are no line; by their order they fall.
+    let path = |name: &str| recorded(name).display().to_string();
+    let names = ["leak_outputs", "leak_outputs_detached", "leak_outputs_cpu"].map(path);
+    let (out, _) = run(".", &["leaks", &names[0], &names[1], &names[2], "--format", "json"], 0);
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let row = &json["rows"][0];
+    assert_eq!((&row["steps_from"], &row["verdict"]), (&"snapshots".into(), &"steady".into()));
+    assert_eq!(row["per_step"][1]["allocated_bytes"], 4_496_976_384_u64);
+    let (_, err) = run(".", &["leaks", &names[0], &names[1]], 2);
+    assert!(err.contains("2 snapshots are too few"), "{err}");
+    let (_, err) = run(".", &["leaks", &names[0], "training"], 2);
+    assert!(err.contains("'training' is no PyTorch snapshot"), "{err}");
+    let (_, err) = run(".", &["leaks", &names[0], "--step-at", "nonsense"], 2);
+    assert!(err.contains("Optimizer.step#AdamW.step"), "{err}");
+}

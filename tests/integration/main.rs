@@ -1,0 +1,50 @@
+//! All tests that need no GPU, in one binary, because each binary links the whole crate.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a panic is how a test reports a failure, and a skipped test says why"
+)]
+
+mod advise;
+mod arrows;
+mod big_recordings;
+mod claims;
+mod cli;
+mod command;
+mod compare;
+mod convert;
+mod doctor;
+mod inspect_summary;
+mod install;
+mod leaks;
+mod museum;
+mod own_allocator;
+mod packing;
+mod partition;
+mod plugin;
+mod progress;
+mod ranks;
+mod record;
+mod recorded;
+mod recordings;
+mod report;
+mod report_browser;
+mod resnet_truth;
+mod stories;
+mod strategies;
+mod stress;
+mod stress_adversary;
+mod stress_integrity;
+mod techniques_truth;
+mod threshold;
+mod threshold_truth;
+mod throughput;
+mod torch_oracle;
+mod transformer_cli;
+mod transformer_truth;
+mod verify;
+mod verify_middle;
+mod verify_on;
+mod what_if;
+mod worker;

@@ -1,0 +1,101 @@
+//! The bound and the packings of real training runs, and what the commands say about them.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use crate::command::run;
+use oomph::{
+    base::side_by_side,
+    plan::{Budget, GRAIN, Lifetimes, pack},
+    suite::{SourceSpec, all_cores},
+};
+use tempfile::TempDir;
+
+/// Every training run that was recorded, once: other settings of the allocator leave the same requests.
+const TRAINING: [&str; 15] = [
+    "train_accum4",
+    "train_amp",
+    "train_base",
+    "train_ckpt",
+    "train_ckpt_amp",
+    "train_halfbatch",
+    "train_inplace",
+    "train_offload",
+    "train_sgd",
+    "train_zero_fill",
+    "resnet_amp",
+    "resnet_base",
+    "streams",
+    "varlen",
+    "varlen.seed2",
+];
+
+fn recording(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("workloads/recorded/{name}.pickle.xz"))
+}
+
+#[test]
+fn recorded_training_runs_are_packed_within_two_percent_of_the_bound() {
+    // Without optimisation a packing takes half a minute: two of them then have to do.
+    let recordings = if cfg!(debug_assertions) { &["train_sgd", "streams"][..] } else { &TRAINING };
+    side_by_side(recordings, all_cores(), |name| {
+        let path = recording(name).to_str().unwrap().to_owned();
+        let source = SourceSpec { name: path, seed: 1, ..SourceSpec::default() }.open().unwrap();
+        let lifetimes = Lifetimes::read(&*source, GRAIN).unwrap();
+        let packing = pack(&lifetimes, Budget::QUICK);
+        packing.check(&lifetimes).unwrap();
+        let over = packing.over_bound() * 100.0;
+        assert!((0.0..2.0).contains(&over), "{name}: {over:.2} % over the bound, by {}", packing.method);
+    });
+}
+
+#[test]
+fn inspect_tells_the_bound_always_and_the_packing_when_asked() {
+    let folder = TempDir::new().unwrap();
+    // Two blocks, one freed, and a third that fits beside the other: birth order needs 4 KiB where 3 are alive.
+    let trap = "id,lower,upper,size\na,0,1,1024\nb,0,2,1024\nc,1,2,2048\n";
+    fs::write(folder.path().join("trap.csv"), trap).unwrap();
+    let text = |arguments: &[&str]| run(&folder, arguments, 0).0;
+    let plain = text(&["inspect", "trap.csv"]);
+    assert!(plain.contains("bound        3.00 KiB: no allocator can do with less; 3.00 KiB in whole 512 B"), "{plain}");
+    assert!(!plain.contains("packed"), "{plain}");
+    let packed = text(&["inspect", "trap.csv", "--pack"]);
+    assert!(packed.contains("packed       3.00 KiB, 0.00 % over the bound"), "{packed}");
+    assert!(packed.contains("no layout is lower"), "{packed}");
+
+    let json: serde_json::Value =
+        serde_json::from_str(&text(&["inspect", "trap.csv", "--pack", "--format", "json"])).unwrap();
+    let needs = &json["rows"][0]["needs"];
+    assert_eq!((&needs["bound"]["rounded_bytes"], &needs["packing"]["packed_bytes"]), (&3072.into(), &3072.into()));
+    assert_eq!(needs["packing"]["is_optimal"], true);
+}
+
+#[test]
+fn a_run_writes_the_same_waterfall_whatever_the_number_of_jobs() {
+    let folder = TempDir::new().unwrap();
+    let with = |jobs: &str| {
+        let arguments = ["run", "quick", "--filter", "checkerboard", "--filter", "power-law", "--pack", "--waterfall"];
+        let (shown, _) = run(&folder, &[&arguments[..], &["--jobs", jobs, "--output", jobs]].concat(), 0);
+        let read = |name: &str| fs::read_to_string(folder.path().join(jobs).join(name)).unwrap();
+        (shown, read("runs.csv"), read("summary.md"))
+    };
+    let (shown, rows, summary) = with("1");
+    assert_eq!(with("4").1, rows);
+    for table in [&shown, &summary] {
+        assert!(table.contains("over bound") && table.contains("packed"), "{table}");
+    }
+    assert!(summary.contains("## From requested to reserved"), "{summary}");
+    let mut reader = csv::Reader::from_reader(rows.as_bytes());
+    let headers = reader.headers().unwrap().clone();
+    let column = |name: &str| headers.iter().position(|header| header == name).unwrap();
+    let columns = ["bound_requested_bytes", "bound_rounded_bytes", "packed_bytes"].map(column);
+    let mut seen = 0;
+    for row in reader.records().map(Result::unwrap) {
+        let steps = columns.map(|column| row[column].parse::<u64>().unwrap());
+        assert!(steps[0] > 0 && steps.is_sorted(), "{steps:?}");
+        seen += 1;
+    }
+    assert!(seen > 1);
+}

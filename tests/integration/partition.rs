@@ -1,0 +1,359 @@
+//! A run that several processes share, from the outside: shards, their merging, signals, and several devices.
+
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::command::{self, oomph};
+use tempfile::TempDir;
+
+const SUITE: &str = "question = 'who needs how much?'
+[[group]]
+workloads = ['checkerboard', 'random']
+strategies = ['direct', 'caching', 'bfc']
+[[group]]
+workloads = ['checkerboard']
+strategies = ['null', 'caching']
+timed = true
+seeds = [7]
+";
+
+fn folder_with(suite: &str) -> TempDir {
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("suite.toml"), suite).unwrap();
+    folder
+}
+
+/// Runs `oomph` with these words, checks the exit code, and returns standard output and standard error together.
+#[track_caller]
+fn run(folder: &TempDir, words: &str, code: i32) -> String {
+    let (out, err) = command::run(folder, &words.split(' ').collect::<Vec<_>>(), code);
+    out + &err
+}
+
+fn read(folder: &TempDir, path: impl AsRef<Path>) -> String {
+    fs::read_to_string(folder.path().join(path)).unwrap()
+}
+
+fn rows(folder: &TempDir, name: &str) -> usize {
+    read(folder, Path::new(name).join("runs.csv")).lines().count() - 1
+}
+
+#[test]
+fn cases_that_failed_are_named_again_when_their_shards_are_merged_and_so_is_the_command_of_all() {
+    let folder = folder_with(&SUITE.replace("timed = true", "timeout = '1ns'"));
+    run(&folder, "run ./suite.toml --output alone", 104);
+    for number in 1..=2 {
+        run(&folder, &format!("run ./suite.toml --partition slice:{number}/2 --output={number}"), 104);
+    }
+    let told = run(&folder, "report 1 2 --output both", 104);
+    assert!(told.contains("merged: both") && told.contains("failed: suite/checkerboard/null"), "{told}");
+    assert_eq!(read(&folder, "both/runs.csv"), read(&folder, "alone/runs.csv"));
+    let environment: serde_json::Value = serde_json::from_str(&read(&folder, "both/env.json")).unwrap();
+    let command: Vec<&str> =
+        environment["command"].as_array().unwrap().iter().map(|word| word.as_str().unwrap()).collect();
+    assert_eq!(command[1..], ["run", "./suite.toml"]);
+}
+
+#[test]
+fn shards_are_merged_into_what_one_process_writes() {
+    let folder = folder_with(SUITE);
+    run(&folder, "run ./suite.toml --output alone", 0);
+    for rule in ["slice", "hash"] {
+        let shards: Vec<String> = (1..=3).map(|shard| format!("{rule}-{shard}")).collect();
+        for (number, name) in (1..).zip(&shards) {
+            run(&folder, &format!("run ./suite.toml --partition {rule}:{number}/3 --output {name}"), 0);
+        }
+        assert_eq!(shards.iter().map(|name| rows(&folder, name)).sum::<usize>(), 8);
+        let told = run(&folder, &format!("report {} --output {rule}", shards.join(" ")), 0);
+        assert!(told.contains(&format!("merged: {rule} (8 cases from 3 shards)")), "{told}");
+        for name in ["runs.csv", "comparison.csv"] {
+            let merged = read(&folder, Path::new(rule).join(name));
+            assert_eq!(merged, read(&folder, Path::new("alone").join(name)), "{rule}/{name}");
+        }
+        let timed = |name: &str| {
+            let text = read(&folder, Path::new(name).join("timings.csv"));
+            text.lines().map(|line| line.split(',').nth(1).unwrap_or_default().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(timed(rule), timed("alone"), "the same cases in the same order");
+        let details = |name: &str| fs::read_dir(folder.path().join(name).join("cases")).unwrap().count();
+        assert_eq!(details(rule), details("alone"));
+        assert!(read(&folder, Path::new(rule).join("summary.md")).contains("8 cases"));
+        assert!(folder.path().join(rule).join("report.html").is_file());
+    }
+}
+
+#[test]
+fn thresholds_techniques_and_claims_are_shared_and_merged_as_well() {
+    let folder = folder_with(
+        "question = 'how much suffices?'\nkind = 'threshold'\n[[group]]\nworkloads = ['checkerboard']\n\
+         strategies = ['direct', 'caching', 'pool']\n",
+    );
+    fs::write(folder.path().join("techniques.toml"), TECHNIQUES).unwrap();
+    for (suite, options, table, beside) in [
+        ("./suite.toml", "", "thresholds.csv", "thresholds.json"),
+        ("./techniques.toml", SOME_TECHNIQUES, "techniques.csv", "techniques.md"),
+        ("claims", " --exact --filter dangling --filter too-large --filter restart", "claims.csv", "claims.md"),
+    ] {
+        let listed = run(&folder, &format!("run {suite}{options} --list"), 0);
+        assert!(listed.lines().count() > 1, "{listed}");
+        run(&folder, &format!("run {suite}{options} --output alone-{table}"), 0);
+        for shard in 1..=2 {
+            run(&folder, &format!("run {suite}{options} --partition slice:{shard}/2 --output {shard}-{table}"), 0);
+        }
+        // Whichever shard is named first.
+        run(&folder, &format!("report 2-{table} 1-{table} --output merged-{table}"), 0);
+        let file = |run: &str, name: &str| read(&folder, Path::new(&format!("{run}-{table}")).join(name));
+        for name in [table, beside] {
+            assert_eq!(file("merged", name), file("alone", name), "{name}");
+        }
+        let lines = |run: &str| file(run, table).lines().count() - 1;
+        assert_eq!(lines("1") + lines("2"), lines("alone"));
+        assert!(lines("1") > 0 && lines("2") > 0, "both had something to do");
+    }
+}
+
+const TECHNIQUES: &str = "question = 'what saves?'\nkind = 'techniques'\n[[group]]\n\
+    workloads = ['training', 'gpt-124m']\nset = { layers = 1, context = 64, batch = 2 }\n";
+
+/// Rows of two models; the base of the second, against which its row is measured, is none of them.
+const SOME_TECHNIQUES: &str = " --exact --filter training/base --filter training/amp --filter training/ckpt \
+    --filter training/zero1 --filter gpt-124m/amp";
+
+#[test]
+fn shards_of_techniques_that_are_not_one_whole_run_are_refused_by_name() {
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("techniques.toml"), TECHNIQUES).unwrap();
+    let only = format!("run ./techniques.toml{SOME_TECHNIQUES}");
+    for shard in 1..=2 {
+        run(&folder, &format!("{only} --partition slice:{shard}/2 --output {shard}"), 0);
+    }
+    let told = run(&folder, "report 1 --output merged", 107);
+    assert!(told.contains("missing: shard slice:2/2, with 2 cases\n  training/amp\n  training/zero1"), "{told}");
+    let whole = read(&folder, "2/techniques.csv");
+    let (rest, last) = whole.trim_end().rsplit_once('\n').unwrap();
+    fs::write(folder.path().join("2/techniques.csv"), format!("{rest}\n")).unwrap();
+    let told = run(&folder, "report 1 2 --output merged", 107);
+    assert!(told.contains("2 is to go on with --resume: it lacks 1 case\n  training/zero1"), "{told}");
+    assert!(!folder.path().join("merged").exists());
+
+    run(&folder, &format!("{only} --partition slice:2/2 --resume 2"), 0);
+    assert_eq!(read(&folder, "2/techniques.csv"), whole, "{last} came back");
+    run(&folder, "report 1 2 --output merged", 0);
+}
+
+#[test]
+fn shards_that_are_not_one_whole_run_are_refused_by_name() {
+    let folder = folder_with(SUITE);
+    for shard in [1, 2] {
+        run(&folder, &format!("run ./suite.toml --partition slice:{shard}/3 --output {shard}"), 0);
+    }
+    run(&folder, "run ./suite.toml --partition slice:3/3 --seed 9 --output other", 0);
+    run(&folder, "run ./suite.toml --filter random/direct --output whole", 0);
+
+    let told = run(&folder, "report 1 2 --output merged", 107);
+    assert!(told.contains("missing: shard slice:3/3, with 2 cases\n  suite/checkerboard/bfc@sim"), "{told}");
+    let told = run(&folder, "report 1 2 other --output merged", 107);
+    assert!(told.contains("different: other: its seed is '9', that of 1 is '1'"), "{told}");
+    assert!(told.contains("its plan.csv is not that of 1"), "{told}");
+    let told = run(&folder, "report 1 2 1 --output merged", 107);
+    assert!(told.contains("double: 1 and 1 both hold shard slice:1/3"), "{told}");
+    assert!(!folder.path().join("merged").exists());
+
+    let told = run(&folder, "report 1 2 whole --output merged", 2);
+    assert!(told.contains("whole is no shard, but a run of its own"), "{told}");
+    assert!(!folder.path().join("merged").exists());
+
+    let told = run(&folder, "report 1 2 --output half.html", 107);
+    assert!(told.contains("report: half.html") && folder.path().join("half.html").is_file(), "{told}");
+    run(&folder, "report 1", 0);
+    run(&folder, "report 1 whole --output mixed.html", 0);
+}
+
+#[test]
+fn tasks_of_a_job_array_take_their_part_and_say_so() {
+    let folder = folder_with(SUITE);
+    let task = |id: &str| {
+        let mut command = oomph(&folder);
+        command.args(["run", "./suite.toml", "--partition", "slurm", "--format", "csv"]);
+        for (name, value) in [("ID", id), ("COUNT", "4"), ("MIN", "10"), ("MAX", "16"), ("STEP", "2")] {
+            command.env(format!("SLURM_ARRAY_TASK_{name}"), value);
+        }
+        command.output().unwrap()
+    };
+    assert_eq!(task("12").status.code(), Some(0));
+    let name = fs::read_dir(folder.path().join("results/local")).unwrap().next().unwrap().unwrap().file_name();
+    let name = name.into_string().unwrap();
+    assert!(name.ends_with("-suite-2-of-4"), "{name}");
+    let environment = read(&folder, Path::new("results/local").join(name).join("env.json"));
+    let environment: serde_json::Value = serde_json::from_str(&environment).unwrap();
+    assert_eq!(environment["shard"], serde_json::json!({"rule": "slice", "shard": 2, "shards": 4}));
+    assert_eq!(environment["settings"]["suites"], serde_json::json!(["suite"]));
+
+    let outside = task("11");
+    let words = String::from_utf8_lossy(&outside.stderr).into_owned();
+    assert_eq!(outside.status.code(), Some(2));
+    assert!(words.contains("task 11 is none of 4 tasks from 10 on in steps of 2"), "{words}");
+    let words = run(&folder, "run ./suite.toml --partition slurm", 2);
+    assert!(words.contains("SLURM_ARRAY_TASK_ID is not set") && words.contains("sbatch --array"), "{words}");
+    assert!(run(&folder, "run ./suite.toml --partition third", 2).contains("write slice:2/4"));
+    run(&folder, "run ./suite.toml --partition slice:1/2 --baseline main", 2);
+}
+
+#[test]
+fn a_shard_without_cases_is_a_result() {
+    let folder = folder_with(SUITE);
+    let only = "run ./suite.toml --filter random/direct";
+    for shard in 1..=2 {
+        run(&folder, &format!("{only} --partition slice:{shard}/2 --output {shard}"), 0);
+    }
+    assert_eq!((rows(&folder, "1"), rows(&folder, "2")), (1, 0));
+    run(&folder, "report 1 2 --output merged", 0);
+    assert_eq!(rows(&folder, "merged"), 1);
+    run(&folder, "report 1 --output without", 0);
+    run(&folder, "run ./suite.toml --filter nothing --partition slice:1/2", 4);
+}
+
+#[test]
+fn a_shard_goes_on_only_as_itself() {
+    let folder = folder_with(SUITE);
+    run(&folder, "run ./suite.toml --partition slice:1/3 --output one", 0);
+    let before = read(&folder, "one/runs.csv");
+    for (part, words) in [
+        ("--partition slice:2/3", "its shard is 'slice:1/3', this run's is 'slice:2/3'"),
+        ("--partition slice:1/4", "its plan.csv deals out other cases"),
+        ("--filter random --partition slice:1/3", "its plan.csv deals out other cases"),
+        ("--pack --partition slice:1/3", "its --pack is 'false', this run's is 'true'"),
+    ] {
+        let told = run(&folder, &format!("run ./suite.toml {part} --resume one"), 2);
+        assert!(told.contains(words), "{told}");
+    }
+    let told = run(&folder, "run ./suite.toml --resume one", 2);
+    assert!(told.contains("this run's is 'the whole run'"), "{told}");
+    assert_eq!(read(&folder, "one/runs.csv"), before);
+    run(&folder, "run ./suite.toml --partition slice:1/3 --resume one", 0);
+    assert_eq!(read(&folder, "one/runs.csv"), before);
+}
+
+/// Starts `oomph run` with one job, sends it SIGTERM once the folder has so many rows and the next case runs, and returns
+/// its exit code and what it said.
+#[cfg(unix)]
+fn terminated(folder: &TempDir, words: &str, output: &str, after: usize) -> (Option<i32>, String) {
+    let mut child = oomph(folder)
+        .args(words.split(' '))
+        .args(["--jobs", "1", "--output", output])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let begun = Instant::now();
+    while !folder.path().join(output).join("runs.csv").is_file() || rows(folder, output) < after {
+        assert!(begun.elapsed() < Duration::from_secs(60), "no rows after a minute");
+        thread::sleep(Duration::from_millis(2));
+    }
+    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    let code = child.wait().unwrap().code();
+    (code, std::io::read_to_string(child.stderr.take().unwrap()).unwrap())
+}
+
+#[cfg(unix)]
+#[test]
+fn a_run_whose_last_case_was_finished_after_sigterm_is_complete() {
+    let folder = folder_with(
+        "question = 'done?'\n[[group]]\nworkloads = ['checkerboard']\nstrategies = ['null']\n\
+         [[group]]\nworkloads = ['training']\nstrategies = ['null']\nset = { steps = 800 }\n",
+    );
+    let (code, complaint) = terminated(&folder, "run ./suite.toml", "out", 1);
+    assert_eq!(rows(&folder, "out"), 2, "{complaint}");
+    assert_eq!(code, Some(0), "{complaint}");
+    assert!(complaint.contains("stopping after the cases that are running"), "{complaint}");
+}
+
+#[cfg(unix)]
+#[test]
+fn sigterm_finishes_the_case_and_the_requeued_shard_ends_like_one_that_was_left_alone() {
+    let seeds: Vec<String> = (1..=60).map(|seed| seed.to_string()).collect();
+    let folder = folder_with(&format!(
+        "question = 'how long?'\nseeds = [{}]\n[[group]]\nworkloads = ['power-law']\nstrategies = ['caching']\n",
+        seeds.join(",")
+    ));
+    let part = "run ./suite.toml --filter power-law --limit 64GiB --partition hash:1/2";
+    let (code, complaint) = terminated(&folder, part, "requeued", 3);
+    assert_eq!(code, Some(130), "{complaint}");
+    let (_, again) = complaint.trim_end().rsplit_once("go on with: oomph ").unwrap();
+    assert!(again.ends_with("--partition hash:1/2 --resume requeued"), "{complaint}");
+    let kept = read(&folder, "requeued/runs.csv");
+    assert!(!kept.contains("interrupted"), "the case that ran was finished");
+    run(&folder, again, 0);
+    run(&folder, &format!("{part} --output straight"), 0);
+    assert_eq!(read(&folder, "requeued/runs.csv"), read(&folder, "straight/runs.csv"));
+}
+
+#[test]
+fn several_devices_give_the_rows_of_one_under_their_own_name() {
+    let folder = folder_with(SUITE);
+    run(&folder, "run ./suite.toml --output one", 0);
+    for isolate in ["auto", "always"] {
+        run(&folder, &format!("run ./suite.toml --device 4xsim --isolate {isolate} --output {isolate}"), 0);
+        let several = read(&folder, Path::new(isolate).join("runs.csv"));
+        assert!(several.contains("@4xsim#") && several.contains(",4xsim,"), "{several}");
+        assert_eq!(several.replace("4xsim", "sim"), read(&folder, "one/runs.csv"));
+    }
+}
+
+#[test]
+fn several_devices_are_refused_where_one_is_wanted() {
+    let folder = folder_with(SUITE);
+    for words in [
+        "replay checkerboard --strategy caching --device 4xsim",
+        "run oom-thresholds --device 4xsim",
+        "run techniques --device 4xsim",
+        "run claims --device cuda:all",
+    ] {
+        let told = run(&folder, words, 2);
+        assert!(told.contains("means several devices"), "{told}");
+    }
+    run(&folder, "run ./suite.toml --device 0xsim", 2);
+}
+
+#[test]
+fn shards_of_the_same_cases_with_other_contents_are_told_apart() {
+    let folder = folder_with(SUITE);
+    run(&folder, "run ./suite.toml --partition slice:1/2 --output 1", 0);
+    let other = SUITE.replace("strategies = ['direct'", "on_oom = 'skip'\nstrategies = ['direct'");
+    fs::write(folder.path().join("suite.toml"), other).unwrap();
+    run(&folder, "run ./suite.toml --partition slice:2/2 --output 2", 0);
+    let told = run(&folder, "report 1 2 --output merged", 107);
+    assert!(told.contains("different: 2: its content of suites, workloads and trace files is '"), "{told}");
+    let told = run(&folder, "run ./suite.toml --partition slice:1/2 --resume 1", 2);
+    assert!(told.contains("content of suites"), "{told}");
+
+    for (number, batch) in [(1, "batch = 2"), (2, "batch = 4")] {
+        fs::write(folder.path().join("techniques.toml"), TECHNIQUES.replace("batch = 2", batch)).unwrap();
+        let two = "--exact --filter training/base --filter training/amp";
+        run(&folder, &format!("run ./techniques.toml {two} --partition slice:{number}/2 --output t{number}"), 0);
+    }
+    let told = run(&folder, "report t1 t2 --output merged", 107);
+    assert!(told.contains("different: t2: its content of suites"), "{told}");
+}
+
+#[test]
+fn a_case_whose_file_was_cut_on_the_way_is_run_again() {
+    let folder = folder_with(SUITE);
+    run(&folder, "run ./suite.toml --output alone", 0);
+    for shard in 1..=2 {
+        run(&folder, &format!("run ./suite.toml --partition slice:{shard}/2 --output {shard}"), 0);
+    }
+    let cases = fs::read_dir(folder.path().join("1/cases")).unwrap();
+    let cut = cases.map(|entry| entry.unwrap().path()).min().unwrap();
+    fs::write(&cut, &fs::read(&cut).unwrap()[..100]).unwrap();
+    let told = run(&folder, "report 1 2 --output merged", 107);
+    assert!(told.contains("damaged: 1 is to be copied again, or to go on with --resume"), "{told}");
+    run(&folder, "run ./suite.toml --partition slice:1/2 --resume 1", 0);
+    run(&folder, "report 1 2 --output merged", 0);
+    assert_eq!(read(&folder, "merged/runs.csv"), read(&folder, "alone/runs.csv"));
+}

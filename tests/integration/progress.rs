@@ -1,0 +1,125 @@
+//! How far long work is: what the rooms tell, and what a terminal and a pipe see of it.
+
+use crate::command;
+use std::{
+    process::{Command, Stdio},
+    sync::{Mutex, PoisonError},
+};
+
+use oomph::{
+    answer::threshold::{ThresholdQuestion, threshold},
+    base::{Watch, Watcher},
+    device::DeviceSpec,
+    models::Recipe,
+    strategy::StrategySpec,
+    suite::SourceSpec,
+    trace::Trace,
+};
+
+const RECORDED: &str = "workloads/recorded/train_base.pickle.xz";
+
+/// Every stage with its parts, and how many of them were told.
+#[derive(Default)]
+struct Minutes(Mutex<Vec<(String, u64, u64)>>);
+
+impl Watcher for Minutes {
+    fn begins(&self, stage: &str, parts: u64) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((stage.to_owned(), parts, 0));
+    }
+
+    fn advances(&self, parts: u64) {
+        let mut stages = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((_, _, done)) = stages.last_mut() else { panic!("a stage begins before it advances") };
+        *done += parts;
+    }
+}
+
+impl Minutes {
+    /// The names of the stages, all of which came to their end.
+    fn names(self) -> Vec<String> {
+        let stages = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let whole = |(stage, parts, done): (String, u64, u64)| {
+            assert!(parts > 0 && done == parts, "{stage}: {done} of {parts}");
+            stage
+        };
+        stages.into_iter().map(whole).collect()
+    }
+}
+
+#[test]
+fn a_recording_is_told_stage_by_stage_and_each_to_its_end() {
+    let minutes = Minutes::default();
+    let spec = SourceSpec { name: RECORDED.to_owned(), ..SourceSpec::default() };
+    let watched = Trace::read(&*spec.open_watched(Watch::by(&minutes)).unwrap()).unwrap();
+    let stages =
+        ["reading the file", "going back to the beginning", "telling the story", "re-living it", "telling the story"];
+    assert_eq!(minutes.names(), stages);
+    assert_eq!(watched.events, Trace::read(&*spec.open().unwrap()).unwrap().events, "watching changes nothing");
+}
+
+#[test]
+fn a_search_says_what_it_tries_and_every_try_comes_to_its_end_even_if_it_fails_at_once() {
+    let recipe = Recipe::named("checkerboard").unwrap().with("rounds", "1").with("blocks", "128");
+    let trace = Trace::read(&recipe.workload().unwrap()).unwrap();
+    let (strategy, device): (_, DeviceSpec) = (StrategySpec::from("caching"), "sim".parse().unwrap());
+    for jobs in [1, 3] {
+        let minutes = Minutes::default();
+        let watch = Watch::by(&minutes);
+        let question = ThresholdQuestion { watch, jobs, ..ThresholdQuestion::new(&trace, &strategy, &device) };
+        let found = threshold(&question).unwrap();
+        assert!(found.probes.iter().any(|probe| !probe.fits));
+        let names = minutes.names();
+        assert_eq!(names.first().unwrap(), "caching: the whole device");
+        assert!(names[1].starts_with("caching: try 1, ") && names[1].ends_with("iB"), "{names:?}");
+        assert!(names.iter().any(|name| name.contains("amounts from")), "{names:?}");
+        assert_eq!(names.last().unwrap(), "caching: what fails below");
+    }
+}
+
+/// What a terminal of 120 columns shows; `None` where there is no `script` to make one.
+fn on_a_terminal(arguments: &str) -> Option<String> {
+    let command = format!("stty rows 24 cols 120 2>/dev/null; {} {arguments}", env!("CARGO_BIN_EXE_oomph"));
+    let shown = Command::new("script")
+        .args(["-qec", &command, "/dev/null"])
+        .env("TERM", "xterm")
+        .env("NO_COLOR", "1")
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output()
+        .ok()?;
+    Some(String::from_utf8_lossy(&shown.stdout).into_owned())
+}
+
+#[test]
+fn a_terminal_sees_a_bar_with_percent_and_time_left_and_then_only_the_answer() {
+    for (command, stage, answer) in [
+        (format!("verify {RECORDED}"), "train_base.pickle.xz: reading the file", "EXACT"),
+        (format!("replay {RECORDED} --strategy caching"), "train_base.pickle.xz: reading the file", "strategy"),
+        ("replay random --strategy direct".to_owned(), "random: playing it", "strategy"),
+        ("inspect random".to_owned(), "random: looking through it", "events"),
+        ("leaks training".to_owned(), "training: playing it step by step", "teady"),
+        ("threshold checkerboard --strategy caching".to_owned(), "checkerboard: caching: try ", "caching"),
+    ] {
+        let Some(shown) = on_a_terminal(&command) else { return };
+        let (before, last) = shown.rsplit_once("(left: ").unwrap_or_else(|| panic!("{command}: no bar in {shown:?}"));
+        assert!(shown.contains(stage) && before.contains(" %  "), "{command}: {shown:?}");
+        assert!(!last.contains("[31m") && !last.contains("[32m"), "{command}: colours nobody wanted in {shown:?}");
+        let after = last.rsplit("\u{1b}[2K").next().unwrap_or_default();
+        assert!(after.contains(answer), "{command}: {after:?}");
+    }
+}
+
+#[test]
+fn several_recordings_are_counted_with_the_stage_of_one_beside_the_count() {
+    let Some(shown) = on_a_terminal(&format!("verify {RECORDED} {RECORDED}")) else { return };
+    assert!(shown.contains("/2 cases") && shown.contains("train_base.pickle.xz: "), "{shown:?}");
+}
+
+#[test]
+fn a_pipe_sees_no_bar() {
+    for arguments in [vec!["verify", RECORDED], vec!["replay", "random"], vec!["inspect", "random"]] {
+        let (out, err) = command::run(env!("CARGO_MANIFEST_DIR"), &arguments, 0);
+        assert_eq!(err, "", "{arguments:?}");
+        assert!(!out.contains('\u{1b}'), "{arguments:?}");
+    }
+}

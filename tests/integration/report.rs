@@ -1,0 +1,61 @@
+//! `oomph report` and the exports of `run` and `replay`, without a browser.
+
+use std::{fs, path::Path};
+
+use assert_cmd::Command;
+
+fn oomph(folder: &Path) -> Command {
+    let mut command = Command::cargo_bin("oomph").unwrap();
+    command.current_dir(folder);
+    command
+}
+
+#[test]
+fn a_replay_is_exported_in_every_format() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path();
+    let arguments = ["replay", "checkerboard", "--export-csv", "r.csv", "--export-json", "r.json"];
+    let more = ["--export-markdown", "r.md", "--export-html", "r.html", "--strategy", "caching"];
+    oomph(place).args(arguments).args(more).assert().success();
+    let text = |name: &str| fs::read_to_string(place.join(name)).unwrap();
+    assert!(text("r.csv").starts_with("schema,case_id,"));
+    let json: serde_json::Value = serde_json::from_str(&text("r.json")).unwrap();
+    assert_eq!(json["rows"][0]["strategy"], "caching");
+    assert!(text("r.md").starts_with("| workload"));
+    let page = text("r.html");
+    let reserved = json["rows"][0]["peak_reserved_bytes"].to_string();
+    assert!(page.contains(&format!("data-value=\"{reserved}\"")), "the page has the numbers of the rows");
+    assert!(page.contains("data-chart=\"timeline\"") && page.contains("data-chart=\"map\""));
+}
+
+#[test]
+fn a_page_is_made_again_from_the_files_and_is_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = ["run", "quick", "--filter", "checkerboard/caching@", "--output", "run", "--format", "csv"];
+    oomph(folder.path()).args(run).assert().success();
+    let first = fs::read_to_string(folder.path().join("run/report.html")).unwrap();
+    oomph(folder.path()).args(["report", "run"]).assert().success();
+    assert_eq!(fs::read_to_string(folder.path().join("run/report.html")).unwrap(), first);
+}
+
+#[test]
+fn what_an_older_release_published_can_be_looked_at() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("page.html");
+    let published = Path::new(env!("CARGO_MANIFEST_DIR")).join("results/2026-11-15-h200");
+    let runs = ["quick", "throughput", "techniques", "oom-thresholds"].map(|name| published.join(name));
+    oomph(folder.path()).arg("report").args(runs).arg("-o").arg(&page).assert().success();
+    let text = fs::read_to_string(page).unwrap();
+    for section in ["overview", "memory", "thresholds", "techniques", "speed", "origin"] {
+        assert!(text.contains(&format!("<section id=\"{section}\"")), "{section}");
+    }
+    assert!(!text.contains("data-chart="), "there is nothing to draw without the files of cases");
+}
+
+#[test]
+fn what_is_no_run_is_refused_with_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = oomph(folder.path()).args(["report", "."]).assert().code(2).get_output().clone();
+    assert!(String::from_utf8_lossy(&output.stderr).contains("error: "), "{output:?}");
+    assert!(!folder.path().join("report.html").exists());
+}

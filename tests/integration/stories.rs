@@ -1,0 +1,57 @@
+//! Two stories of what an allocator is asked to do, held against each other; shared by the tests on recordings.
+
+use std::{collections::BTreeMap, path::Path};
+
+use oomph::trace::{self, Op, Source, Trace};
+
+/// What an allocator is asked to do: a block and its size, asked for or given back. Blocks are numbered as they come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Action {
+    Alloc { bytes: u64 },
+    Free { block: usize, bytes: u64 },
+}
+
+pub fn actions(source: &dyn Source) -> Vec<Action> {
+    let (mut tenants, mut blocks) = (BTreeMap::new(), 0);
+    let mut actions = Vec::new();
+    for event in Trace::read(source).unwrap().events {
+        match event.op {
+            Op::Alloc { slot, bytes, .. } => {
+                tenants.insert(slot, (blocks, bytes));
+                blocks += 1;
+                actions.push(Action::Alloc { bytes });
+            }
+            Op::Free { slot, .. } => {
+                let (block, bytes) = tenants.remove(&slot).unwrap();
+                actions.push(Action::Free { block, bytes });
+            }
+            _ => {}
+        }
+    }
+    actions
+}
+
+pub fn recorded(name: &str) -> Vec<Action> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("workloads/recorded/{name}.pickle.xz"));
+    actions(&*trace::open(path).unwrap())
+}
+
+/// Holds two stories against each other, and tells where they part.
+pub fn assert_equal_stories(name: &str, real: &[Action], ours: &[Action]) {
+    let place = real.iter().zip(ours).position(|(real, ours)| real != ours);
+    let place = place.unwrap_or(real.len().min(ours.len()));
+    let around = |actions: &[Action]| {
+        actions[place.saturating_sub(6)..(place + 10).min(actions.len())]
+            .iter()
+            .map(|action| format!("\n    {action:?}"))
+            .collect::<String>()
+    };
+    assert!(
+        place == real.len() && place == ours.len(),
+        "{name}: action {place} differs ({} real, {} ours)\n  real:{}\n  ours:{}",
+        real.len(),
+        ours.len(),
+        around(real),
+        around(ours)
+    );
+}

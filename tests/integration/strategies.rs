@@ -1,0 +1,151 @@
+//! Every strategy on real patterns, under watch: on one stream and on three, with driver calls that fail on the way.
+//!
+//! The conformance suite plays small scripts at every promise; here the promises must hold over whole workloads.
+
+use oomph::{
+    base::{GIB, side_by_side},
+    device::{
+        CallKind, Capabilities, Device, DeviceSpec,
+        wrap::{Fault, FaultPlan, Faulty},
+    },
+    models::{Recipe, Workload},
+    replay::{self, Live, Moment, Observer, OnOutOfMemory, OutOfMemory, replay},
+    strategy::{
+        Context, EventSink, Outcome, Refusal, STRATEGIES, Setup, Silent, Strategy, StrategyEvent, StrategySpec,
+        wrap::Checked,
+    },
+    suite::all_cores,
+};
+
+/// Patterns of all kinds, short enough to be looked at call by call.
+fn patterns() -> Vec<Workload> {
+    let sets: &[(&str, &[(&str, &str)])] = &[
+        ("random", &[("allocations", "1200"), ("live_limit", "2GiB")]),
+        ("power-law", &[("allocations", "800"), ("max_bytes", "256MiB")]),
+        ("sawtooth", &[]),
+        ("training", &[("steps", "3"), ("layers", "2"), ("batch", "1"), ("context", "256")]),
+        // A producer and two consumers: three streams, with kernels in flight.
+        ("streams", &[("rounds", "60"), ("side_streams", "2"), ("max_bytes", "64MiB")]),
+        ("stream-mix-4", &[("streams", "3"), ("operations", "800"), ("live", "120")]),
+    ];
+    let recipe = |name: &str, set: &[(&str, &str)]| {
+        set.iter().fold(Recipe::named(name).unwrap(), |recipe, (key, text)| recipe.with(key, text)).seed(3)
+    };
+    sets.iter().map(|(name, set)| recipe(name, set).workload().unwrap()).collect()
+}
+
+fn specs() -> impl Iterator<Item = StrategySpec> {
+    STRATEGIES.iter().flat_map(|entry| entry.specs())
+}
+
+/// What a driver answers on purpose.
+const INJECTED: &str = "CUDA_ERROR_INJECTED";
+
+/// Counts how requests end, so that a test of nothing is seen.
+#[derive(Default)]
+struct Counter {
+    served: u64,
+    /// Refused because the strategy cannot serve such sizes at all, or by its own limit.
+    turned_away: u64,
+    out_of_memory: u64,
+}
+
+impl EventSink for Counter {
+    fn event(&mut self, _: StrategyEvent) {}
+}
+
+impl Observer for Counter {
+    fn served(&mut self, _: &Moment<'_>, _: &Live, _: Outcome) {
+        self.served += 1;
+    }
+
+    fn out_of_memory(&mut self, _: &Moment<'_>, report: &OutOfMemory) {
+        match report.shortage.refused_by {
+            Refusal::Size | Refusal::Limit => self.turned_away += 1,
+            Refusal::Device => self.out_of_memory += 1,
+        }
+    }
+}
+
+/// Replays a pattern under watch, and says what was found.
+fn watched(spec: &StrategySpec, pattern: &Workload, plan: FaultPlan) -> Vec<String> {
+    let expects_ooms = plan != FaultPlan::none();
+    let device: Box<dyn Device> = "sim:16GiB".parse::<DeviceSpec>().unwrap().open().unwrap();
+    let inner = spec.build(&Setup { props: device.props(), limit: None }).unwrap();
+    if inner.requires().missing_from(device.props().capabilities) != Capabilities::NONE {
+        return Vec::new();
+    }
+    let mut device = Faulty::with(plan, device);
+    let mut strategy = Checked::new(inner);
+    let mut counter = Counter::default();
+    let options = replay::Options { on_out_of_memory: OnOutOfMemory::Skip, ..replay::Options::default() };
+    let outcome = replay(pattern, &mut strategy, &mut device, &options, &mut counter);
+    let mut found: Vec<String> = strategy.violations().iter().take(3).map(ToString::to_string).collect();
+    match outcome {
+        // A driver error that is not about memory ends a replay: it is passed on, and nothing may be lost by it.
+        Err(error) if error.to_string().contains(INJECTED) => {}
+        Err(error) => found.push(error.to_string()),
+        Ok(_) if counter.served + counter.turned_away + counter.out_of_memory == 0 => {
+            found.push("nothing was asked for".to_owned());
+        }
+        Ok(_) if !expects_ooms && counter.out_of_memory > 0 => {
+            found.push(format!("{} requests failed with memory to spare", counter.out_of_memory));
+        }
+        Ok(_) => {}
+    }
+    // Closing makes calls too, and the plan may have them fail: then it is made again.
+    for _ in 0..64 {
+        let mut cx = Context { device: &mut device, sink: &mut Silent };
+        if strategy.close(&mut cx).is_ok() {
+            break;
+        }
+    }
+    if device.held_bytes() != 0 {
+        found.push(format!("{} bytes are still held after closing", device.held_bytes()));
+    }
+    found.extend(strategy.violations().iter().take(3).map(|breach| format!("after closing: {breach}")));
+    found
+}
+
+/// All strategies on all patterns, on as many threads as there are.
+fn everything(plan: &(dyn Fn() -> FaultPlan + Sync)) -> Vec<String> {
+    let patterns = patterns();
+    let cases: Vec<(StrategySpec, usize)> =
+        specs().flat_map(|spec| (0..patterns.len()).map(move |pattern| (spec.clone(), pattern))).collect();
+    let findings = side_by_side(&cases, all_cores(), |(spec, pattern)| {
+        let found = watched(spec, &patterns[*pattern], plan());
+        let name = oomph::trace::Source::name(&patterns[*pattern]);
+        found.into_iter().map(|what| format!("{spec} on {name}: {what}")).collect::<Vec<_>>()
+    });
+    findings.concat()
+}
+
+#[test]
+fn every_strategy_keeps_its_promises_on_every_kind_of_pattern() {
+    let findings = everything(&FaultPlan::none);
+    assert!(findings.is_empty(), "{}", findings.join("\n"));
+}
+
+#[test]
+fn memory_that_runs_out_now_and_then_breaks_no_promise() {
+    // Only calls that can: memory does not run out in an event.
+    let kinds = [CallKind::MemAlloc, CallKind::MemAllocAsync, CallKind::MemCreate];
+    let plan =
+        || kinds.iter().fold(FaultPlan::none(), |plan, &kind| plan.fail_every(Some(kind), 5, Fault::OutOfMemory));
+    let findings = everything(&plan);
+    assert!(findings.is_empty(), "{}", findings.join("\n"));
+}
+
+#[test]
+fn a_driver_error_on_the_way_is_passed_on_and_loses_nothing() {
+    for turn in [7, 40, 200] {
+        let findings = everything(&|| FaultPlan::none().fail_nth(None, turn, Fault::Driver(INJECTED.to_owned())));
+        assert!(findings.is_empty(), "at call {turn}: {}", findings.join("\n"));
+    }
+}
+
+#[test]
+fn the_patterns_are_large_enough_to_show_something() {
+    assert!(patterns().iter().all(|pattern| oomph::trace::check(pattern).unwrap().peak.bytes < 14 * GIB));
+    assert!(patterns().iter().any(|pattern| oomph::trace::check(pattern).unwrap().streams >= 3));
+}

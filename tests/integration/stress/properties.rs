@@ -1,0 +1,91 @@
+//! `oomph stress properties` and `oomph stress all`.
+
+use std::time::Instant;
+
+use super::{code, oomph, rows};
+
+#[test]
+fn every_strategy_that_owns_memory_passes_and_the_same_seed_says_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let play = || oomph(folder.path(), "stress properties --cases 6 --seed 3 --format json");
+    let first = play();
+    assert_eq!(code(&first), 0, "{}", String::from_utf8_lossy(&first.stdout));
+    let rows = rows(&first);
+    let names: Vec<&str> = rows.iter().map(|row| row["strategy"].as_str().unwrap()).collect();
+    assert!(names.contains(&"caching") && !names.contains(&"null"), "{names:?}");
+    for row in &rows {
+        // Of three programs one is played again with faults.
+        assert_eq!((row["verdict"].as_str(), row["trials"].as_u64()), (Some("passed"), Some(8)), "{row}");
+    }
+    assert_eq!(first.stdout, play().stdout);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing broke, so nothing is saved");
+}
+
+#[test]
+fn a_trace_is_played_and_driver_calls_can_be_made_to_fail() {
+    let folder = tempfile::tempdir().unwrap();
+    assert_eq!(code(&oomph(folder.path(), "convert training training.oomph")), 0);
+    let played = |more: &str| {
+        let base = "stress properties --trace training.oomph --strategy caching --memory 8GiB --format json";
+        let output = oomph(folder.path(), &format!("{base} {more}"));
+        assert_eq!(code(&output), 0, "{}", String::from_utf8_lossy(&output.stdout));
+        rows(&output).remove(0)
+    };
+    let (smooth, rough) = (played(""), played("--fail cuMemAlloc:2 --fail cuMemFree:1"));
+    assert_eq!((&smooth["trials"], &smooth["verdict"]), (&1.into(), &"passed".into()));
+    assert_eq!(smooth["events"], rough["events"]);
+    assert_ne!(smooth["driver_calls"], rough["driver_calls"], "calls that failed were made again");
+}
+
+#[test]
+fn a_minute_for_everything_is_shared_out_and_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let begun = Instant::now();
+    let output = oomph(folder.path(), "stress all --seconds 8 --strategy caching --strategy stitch --strategy oomph");
+    let (text, took) = (String::from_utf8_lossy(&output.stdout), begun.elapsed().as_secs());
+    assert_eq!(code(&output), 0, "{text}");
+    assert!(text.contains("No promise was broken"), "{text}");
+    assert!(text.lines().any(|line| line.split_whitespace().eq([
+        "strategy",
+        "integrity",
+        "properties",
+        "faults",
+        "misuse"
+    ])));
+    for strategy in ["caching", "stitch", "oomph"] {
+        let line = text.lines().find(|line| line.trim_start().starts_with(strategy)).unwrap();
+        assert!(line.contains("passed") && !line.contains("passed 0"), "{line}");
+    }
+    assert!((7..60).contains(&took), "{took} s");
+}
+
+#[test]
+fn what_is_typed_wrong_is_explained() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("no.trace"), "certainly not").unwrap();
+    for (arguments, expected, says) in [
+        ("stress properties --strategy cachin", 2, "did you mean 'caching'"),
+        ("stress properties --cases 0", 2, "nothing to play"),
+        ("stress properties --fail cuMemAlloc:2", 2, "--trace"),
+        ("stress properties --trace no.trace --fail cuMemAloc:2", 2, "did you mean 'cuMemAlloc'"),
+        ("stress properties --trace no.trace", 2, "not a trace in a known format"),
+        ("stress properties --trace absent.oomph", 2, "absent.oomph"),
+        ("stress properties --device cuda:4000", 103, "cuda:4000"),
+        ("stress all --seconds 0", 2, "0 is not in"),
+    ] {
+        let output = oomph(folder.path(), arguments);
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(code(&output), expected, "{arguments}: {told}");
+        assert!(told.contains(says), "{arguments}: {told}");
+    }
+}
+
+#[test]
+fn help_teaches_by_examples_and_names_the_exit_code() {
+    let folder = tempfile::tempdir().unwrap();
+    for arguments in ["stress --help", "stress properties --help", "stress all --help"] {
+        let text = String::from_utf8(oomph(folder.path(), arguments).stdout).unwrap();
+        assert!(text.contains("Examples:\n  oomph stress"), "{text}");
+    }
+    assert!(String::from_utf8(oomph(folder.path(), "--help").stdout).unwrap().contains("106  stress"));
+}

@@ -1,0 +1,121 @@
+//! Drives `oomph stress adversary` as a person would.
+
+use std::fs;
+
+use crate::command::run;
+use oomph::{
+    base::MIB,
+    models::Recipe,
+    strategy::StrategySpec,
+    stress::{Subject, adversary::toll},
+    trace::Trace,
+};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const SMALL: [&str; 8] = ["stress", "adversary", "--live", "128MiB", "--largest", "32MiB", "--unit", "2MiB"];
+
+fn json(folder: &TempDir, arguments: &[&str]) -> Value {
+    serde_json::from_str(&run(folder, &[arguments, &["--format", "json"]].concat(), 0).0).unwrap()
+}
+
+fn small(more: &[&'static str]) -> Vec<&'static str> {
+    [&SMALL, more].concat()
+}
+
+/// 64 units in blocks of 1 to 16: 64 * 3 - 16 + 1 units.
+#[test]
+fn every_strategy_is_held_against_the_bound() {
+    let folder = TempDir::new().unwrap();
+    let found = json(&folder, &SMALL);
+    let rows = found["rows"].as_array().unwrap();
+    let row = |strategy: &str| rows.iter().find(|row| row["strategy"] == strategy).unwrap();
+    for row in rows {
+        assert_eq!(row["bound_bytes"], 177 * 2 * MIB, "{row}");
+        assert!(row["strategy"] == "fixed" || row["needed_bytes"].as_u64().unwrap() >= 128 * MIB, "{row}");
+    }
+    for strategy in ["pool:initial:{memory},maximum:{memory}", "bfc:allow_growth:False,memory_limit:{memory}"] {
+        assert_eq!(
+            (&row(strategy)["needed_bytes"], &row(strategy)["standing"]),
+            (&(177 * 2 * MIB).into(), &"at_the_bound".into())
+        );
+    }
+    assert_eq!(row("direct")["standing"], "needs_what_is_alive");
+    assert_eq!(row("fixed")["standing"], "refuses");
+    assert!(rows.iter().all(|row| row["strategy"] != "null" && row["strategy"] != "address"));
+}
+
+#[test]
+fn the_table_names_the_bound_and_csv_has_its_columns() {
+    let folder = TempDir::new().unwrap();
+    let (out, _) = run(&folder, &small(&["--strategy", "tlsf", "--strategy", "fixed"]), 0);
+    for words in ["Robson", "who never moves a block needs 354 MiB", "fixed: refuses: serves no requests of 2.00 MiB"] {
+        assert!(out.contains(words), "'{words}' is missing in {out}");
+    }
+    let (csv, _) = run(&folder, &small(&["--strategy", "tlsf", "--format", "csv"]), 0);
+    assert!(csv.starts_with("strategy,device,live_bytes,largest_bytes,unit_bytes,bound_bytes,"), "{csv}");
+}
+
+#[test]
+fn more_than_is_allowed_is_a_failure_and_what_was_done_can_be_replayed() {
+    let folder = TempDir::new().unwrap();
+    let pool = ["--strategy", "pool:initial:{memory},maximum:{memory}", "--at-most"];
+    run(&folder, &small(&[&pool[..], &["2.7"]].concat()), 106);
+    run(&folder, &small(&[&pool[..], &["2.8", "--save", "played"]].concat()), 0);
+    let trace = folder.path().join("played/robson-pool_initial__memory__maximum__memory_.oomph");
+    let (out, _) = run(&folder, &["replay", trace.to_str().unwrap(), "--strategy", "null"], 0);
+    assert!(out.contains("128 MiB"), "the budget is what was alive:\n{out}");
+}
+
+#[test]
+fn what_cannot_be_played_is_refused() {
+    let folder = TempDir::new().unwrap();
+    let refused = |arguments: &[&str], words: &str| {
+        let (_, err) = run(&folder, arguments, 2);
+        assert!(err.contains(words), "'{words}' is missing in {err}");
+    };
+    refused(&["stress", "adversary", "--unit", "100"], "no multiple of 256");
+    refused(&["stress", "adversary", "--largest", "3MiB", "--unit", "2MiB"], "no power of two times the unit");
+    refused(&["stress", "adversary", "--live", "512MiB"], "cannot hold two blocks");
+    refused(&["stress", "adversary", "--strategy", "pol"], "did you mean 'pool'");
+    refused(&["stress", "adversary", "--tries", "5"], "--search");
+    run(&folder, &["stress", "adversary", "--device", "cuda:4000"], 103);
+}
+
+#[test]
+fn a_search_saves_what_it_finds_with_the_commands_that_show_it() {
+    let folder = TempDir::new().unwrap();
+    let search = small(&["--search", "--strategy", "caching", "--tries", "40", "--seed", "3"]);
+    let (out, _) = run(&folder, &search, 0);
+    let file = "stress-failures/adversary-caching.oomph";
+    assert!(out.contains(&format!("again: oomph replay {file} --strategy caching")), "{out}");
+    assert!(out.contains(&format!("needs: oomph threshold {file} --strategy caching")), "{out}");
+    run(&folder, &["replay", file, "--strategy", "caching"], 0);
+    let rows = json(&folder, &search);
+    let first = &rows["rows"][0];
+    assert_eq!((&first["made_for"], &first["strategy"]), (&"caching".into(), &"caching".into()));
+    assert!(
+        first["reserved_ratio"].as_f64().unwrap() > 1.2 && first["live_bytes"].as_u64().unwrap() <= 128 * MIB,
+        "{first}"
+    );
+    assert!(rows["rows"].as_array().unwrap().len() > 10, "others serve it too");
+    // The same seed finds the same, and nothing is overwritten.
+    let read = |file: &str| fs::read(folder.path().join(file)).unwrap();
+    assert_eq!(read(file), read("stress-failures/adversary-caching-2.oomph"));
+}
+
+/// What the README of the workloads says about those that were found by search.
+#[test]
+fn found_workloads_hurt_whom_they_were_made_for_and_not_the_other() {
+    let reserved = |workload: &str, strategy: &str| {
+        let trace = Trace::read(&Recipe::named(workload).unwrap().workload().unwrap()).unwrap();
+        let subject =
+            Subject { strategy: StrategySpec::from(strategy), device: "sim".parse().unwrap(), memory_bytes: None };
+        toll(&subject, &trace).unwrap().peak_reserved_bytes / MIB
+    };
+    let expandable = "caching:expandable_segments:True";
+    assert_eq!(reserved("adversary-ladder", "caching"), 5472);
+    assert_eq!(reserved("adversary-ladder", expandable), 520);
+    assert_eq!(reserved("adversary-near-miss", "caching"), 508);
+    assert_eq!(reserved("adversary-near-miss", expandable), 940);
+}

@@ -1,0 +1,85 @@
+//! Against the recordings, action by action: kind, size and order.
+
+use oomph::models::Recipe;
+
+use crate::stories::{Action, actions, assert_equal_stories, recorded};
+
+fn generated(settings: &[(&str, &str)]) -> Vec<Action> {
+    let recipe = settings.iter().fold(Recipe::named("gpt-124m").unwrap(), |recipe, (key, text)| recipe.with(key, text));
+    generated_by(&recipe)
+}
+
+pub(crate) fn generated_by(recipe: &Recipe) -> Vec<Action> {
+    actions(&recipe.workload().unwrap())
+}
+
+#[test]
+fn the_plain_run_is_the_recorded_one_action_by_action() {
+    assert_equal_stories("train_base", &recorded("train_base"), &generated(&[]));
+}
+
+#[test]
+fn half_the_batch_is_the_recorded_run_action_by_action() {
+    assert_equal_stories("train_halfbatch", &recorded("train_halfbatch"), &generated(&[("batch", "4")]));
+}
+
+/// Sorts every run of frees: autocast forgets its copies of weights in the order of a hash table of addresses.
+fn with_sorted_frees(mut actions: Vec<Action>) -> Vec<Action> {
+    for run in actions.chunk_by_mut(|one, next| matches!((one, next), (Action::Free { .. }, Action::Free { .. }))) {
+        run.sort_unstable();
+    }
+    actions
+}
+
+#[test]
+fn techniques_are_the_recorded_runs_action_by_action() {
+    let mut failures = Vec::new();
+    for (name, techniques) in [
+        ("train_sgd", "sgd"),
+        ("train_zero_fill", "zero_fill"),
+        ("train_emptycache", "empty_cache"),
+        ("train_accum4", "accum4"),
+        ("train_inplace", "inplace"),
+        ("train_ckpt", "ckpt"),
+        ("train_offload", "offload"),
+        ("train_amp", "amp"),
+        ("train_ckpt_amp", "amp,ckpt"),
+    ] {
+        let (mut real, mut ours) = (recorded(name), generated(&[("techniques", techniques)]));
+        if techniques.contains("amp") {
+            (real, ours) = (with_sorted_frees(real), with_sorted_frees(ours));
+        }
+        if let Err(panic) = std::panic::catch_unwind(|| assert_equal_stories(name, &real, &ours)) {
+            failures.push(panic.downcast_ref::<String>().cloned().unwrap());
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// The settings of a run with random lengths; those are read off its recording, where a step begins with its batch,
+/// eight bytes a token.
+pub(crate) fn of_recorded_lengths(name: &str, batch: u64) -> [(&'static str, String); 3] {
+    let allocs: Vec<u64> = recorded(name)
+        .into_iter()
+        .filter_map(|action| match action {
+            Action::Alloc { bytes } => Some(bytes),
+            Action::Free { .. } => None,
+        })
+        .collect();
+    let begins_step = |window: &&[u64]| {
+        let (length, row) = (window[0] / (8 * batch), 768 * 4);
+        window[1..] == [batch * length * row, 8 * length, length * row, batch * length * row]
+    };
+    let lengths: Vec<String> =
+        allocs.windows(5).filter(begins_step).map(|window| (window[0] / (8 * batch)).to_string()).collect();
+    [("batch", batch.to_string()), ("steps", lengths.len().to_string()), ("lengths", lengths.join(","))]
+}
+
+#[test]
+fn random_lengths_are_the_recorded_runs_action_by_action() {
+    for (name, batch) in [("varlen", 4), ("varlen.seed2", 6), ("varlen_stack", 2)] {
+        let settings = of_recorded_lengths(name, batch);
+        let settings = settings.each_ref().map(|(key, value)| (*key, value.as_str()));
+        assert_equal_stories(name, &recorded(name), &generated(&settings));
+    }
+}

@@ -1,0 +1,96 @@
+//! Programs with faults against the recordings of the same programs: every action, and by how much memory grows.
+
+use super::{
+    actions::generated_by,
+    measured::{ALLOCATED_BAR, Levels, RESERVED_BAR, Row, levels, table},
+};
+use crate::stories::{assert_equal_stories, recorded};
+use oomph::{
+    device::{
+        Device,
+        sim::{SimConfig, SimDevice},
+    },
+    models::Recipe,
+    replay::{Cause, Options, replay},
+    strategy::{Setup, StrategySpec},
+};
+
+/// How far the growth of a step may be off, in percent.
+const GROWTH_BAR: f64 = 2.0;
+
+/// Recorded runs, the recipes that tell them, and how many steps were recorded.
+const RECORDED: [(&str, &str, u32); 13] = [
+    ("leak_loss_graph", "leak-loss-graph", 6),
+    ("leak_outputs", "leak-outputs", 6),
+    ("leak_outputs_detached", "leak-outputs-detached", 6),
+    ("leak_outputs_cpu", "leak-outputs-cpu", 6),
+    ("leak_retain_graph", "leak-retain-graph", 6),
+    ("leak_retain_rebound", "leak-retain-rebound", 6),
+    ("leak_retain_twice", "leak-retain-twice", 6),
+    ("leak_no_zero_grad", "leak-no-zero-grad", 8),
+    ("leak_cycle", "leak-cycle", 8),
+    ("val_no_grad", "val-with-grad-fixed", 6),
+    ("val_with_grad", "val-with-grad", 6),
+    ("val_keep_outputs", "val-keep-outputs", 6),
+    ("val_keep_no_grad", "val-keep-no-grad", 6),
+];
+
+fn recipe(name: &str, steps: u32) -> Recipe {
+    Recipe::named(name).unwrap().with("steps", &steps.to_string())
+}
+
+#[test]
+fn programs_with_faults_are_the_recorded_ones_action_by_action() {
+    let mut failures = Vec::new();
+    for (run, name, steps) in RECORDED {
+        let (real, ours) = (recorded(run), generated_by(&recipe(name, steps)));
+        if let Err(panic) = std::panic::catch_unwind(|| assert_equal_stories(run, &real, &ours)) {
+            failures.push(panic.downcast_ref::<String>().cloned().unwrap());
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// Levels after every step, and what a step adds to them once the program is warm: from the second step to the last.
+/// A saw-tooth has no growth of a step.
+pub(crate) fn rows() -> Vec<Row> {
+    let measured = table("per_step.csv");
+    let mut rows = Vec::new();
+    for (run, name, steps) in RECORDED {
+        let predicted = levels(&recipe(name, steps).workload().unwrap(), "").after_steps;
+        let of_run: Vec<_> = measured.iter().filter(|row| row["snapshot"] == run).collect();
+        assert_eq!(of_run.len(), predicted.len(), "{run}");
+        for (row, level) in of_run.iter().zip(&predicted) {
+            let run = format!("{run}, step {}", row["step"]);
+            for (quantity, column, predicted, bar) in [
+                ("allocated after the step", "allocated", level.allocated, ALLOCATED_BAR),
+                ("reserved after the step", "reserved", level.reserved, RESERVED_BAR),
+            ] {
+                rows.push(Row { run: run.clone(), quantity, real: row[column].parse().unwrap(), predicted, bar });
+            }
+        }
+        if run != "leak_cycle" {
+            let real: Vec<u64> = of_run.iter().map(|row| row["allocated"].parse().unwrap()).collect();
+            let predicted: Vec<u64> = predicted.iter().map(|level| level.allocated).collect();
+            let growth = |levels: &[u64]| (levels[levels.len() - 1] - levels[1]) / (levels.len() as u64 - 2);
+            let (real, predicted) = (growth(&real), growth(&predicted));
+            rows.push(Row { run: run.to_owned(), quantity: "growth of a step", real, predicted, bar: GROWTH_BAR });
+        }
+    }
+    rows
+}
+
+/// Not a launch failure, not a crash: a request that is refused while the weights are brought in.
+#[test]
+fn a_model_beyond_capacity_runs_out_of_memory_while_loading_and_its_twin_trains() {
+    let run = |name| {
+        let mut device = SimDevice::new(SimConfig::default()).unwrap();
+        let spec = StrategySpec { name: "caching".to_owned(), parameters: String::new() };
+        let mut strategy = spec.build(&Setup { props: device.props(), limit: None }).unwrap();
+        let workload = Recipe::named(name).unwrap().workload().unwrap();
+        replay(&workload, &mut *strategy, &mut device, &Options::default(), &mut Levels::default()).unwrap()
+    };
+    let refused = run("load-beyond-capacity").first_oom.unwrap();
+    assert_eq!((refused.step, refused.cause), (None, Cause::Exhaustion));
+    assert_eq!(run("load-beyond-capacity-fixed").ooms, 0);
+}

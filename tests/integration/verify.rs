@@ -1,0 +1,335 @@
+//! Re-lives every recording in `workloads/recorded` and compares it entry by entry; and sees what is changed on purpose.
+
+use std::{path::Path, process::Command};
+
+use crate::recordings::{recordings, verify_as_recorded};
+use oomph::{
+    base::{Address, SiteId, StreamId, ThreadId, side_by_side},
+    device::{
+        Device,
+        sim::{SimConfig, SimDevice},
+    },
+    replay::verify::{Companion, Divergence, Verdict},
+    strategy::{self, Attempt, Caller, Context, Request, SegmentView, Setup, StrategyEvent, StrategySpec},
+    suite::all_cores,
+    trace::torch::{
+        Action, Block, BlockState, Entry, Recording, Segment, SegmentKind, Setting, Settings, Snapshot, StackId,
+    },
+};
+
+#[test]
+fn every_recording_is_exact() {
+    let paths = recordings();
+    let verifications = side_by_side(&paths, all_cores(), |path| {
+        let recording = Recording::open(path, None).unwrap();
+        let companion = Companion::beside(path).unwrap().unwrap();
+        verify_as_recorded(&recording, &companion)
+    });
+    let mut failures = Vec::new();
+    let (mut entries, mut empty_caches, mut retries, mut ooms) = (0, 0, 0, 0);
+    for (path, verification) in paths.iter().zip(verifications) {
+        if verification.verdict != Verdict::Exact {
+            failures.push(format!("{}: {:?}", path.display(), verification.verdict));
+        }
+        assert_eq!(verification.refusals, 0, "{}: PyTorch's own limit explains it", path.display());
+        entries += verification.agreed;
+        empty_caches += verification.empty_caches.len();
+        retries += verification.stats.retries;
+        ooms += verification.stats.ooms;
+    }
+    assert!(failures.is_empty(), "{} diverge:\n{}", failures.len(), failures.join("\n"));
+    assert_eq!((entries, empty_caches, retries, ooms), (1_875_087, 35, 343, 245));
+}
+
+/// As its owner has it: a file of PyTorch's, and no table beside it.
+#[test]
+fn a_recording_that_ran_out_is_exact_without_anybody_saying_its_limit_and_tells_it() {
+    let total = SimDevice::new(SimConfig::default()).unwrap().props().total_bytes as f64;
+    let mut limited = Vec::new();
+    for path in recordings() {
+        let companion = Companion::beside(&path).unwrap().unwrap();
+        if companion.counters.ooms == Some(0) || companion.counters.ooms.is_none() {
+            continue;
+        }
+        let recording = Recording::open(&path, None).unwrap();
+        let own = recording.own_limit().unwrap();
+        let limit = (companion.memory_fraction.unwrap() * total) as u64;
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        assert!((own.at_least_bytes..own.below_bytes).contains(&limit), "{name}: {own:?} {limit}");
+        assert_eq!(Some(own.at_least_bytes), companion.counters.peak_reserved, "{name}");
+        let verdict = verify_as_recorded(&recording, &Companion::default()).verdict;
+        assert!(!matches!(verdict, Verdict::Diverged(_)), "{name}: {verdict:?}");
+        limited.push((name, verdict == Verdict::Exact));
+    }
+    let not_exact: Vec<&str> = limited.iter().filter(|(_, exact)| !exact).map(|(name, _)| &**name).collect();
+    // Garbage collection counts in shares of the limit, so there it must be known.
+    let collecting = ["fuzz2.gc.pickle.xz", "varlen_cap042.gc.pickle.xz", "varlen_cap047.gc.pickle.xz"];
+    assert_eq!((limited.len(), &not_exact[..]), (11, &collecting[..]));
+}
+
+fn open(name: &str) -> (Snapshot, Companion) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("workloads/recorded/{name}.pickle.xz"));
+    (Snapshot::open(&path).unwrap(), Companion::beside(&path).unwrap().unwrap())
+}
+
+/// What a change to a recording is seen as.
+fn divergence_after(name: &str, change: impl FnOnce(&mut Snapshot, &mut Companion)) -> Divergence {
+    let (mut snapshot, mut companion) = open(name);
+    change(&mut snapshot, &mut companion);
+    let recording = snapshot.into_recording(name, None).unwrap();
+    match verify_as_recorded(&recording, &companion).verdict {
+        Verdict::Diverged(divergence) | Verdict::Partial { divergence: Some(divergence), .. } => divergence,
+        other => panic!("{name}: {other:?}"),
+    }
+}
+
+/// The entry at which the two part.
+#[track_caller]
+fn entry_of(divergence: Divergence) -> usize {
+    match divergence {
+        Divergence::Entries { entry, .. } => entry,
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn a_single_changed_entry_is_found_where_it_is() {
+    for (action, what) in [
+        (Action::Alloc, "a block elsewhere"),
+        (Action::FreeCompleted, "a free of something else"),
+        (Action::SegmentFree, "a segment of another size"),
+    ] {
+        let mut place = 0;
+        let divergence = divergence_after("fuzz2", |snapshot, _| {
+            let entries = &mut snapshot.traces[0];
+            place = entries.iter().enumerate().filter(|(_, entry)| entry.action == action).nth(40).unwrap().0;
+            match action {
+                Action::Alloc => entries[place].address.0 += 512,
+                _ => entries[place].size += 512,
+            }
+        });
+        assert_eq!(entry_of(divergence), place, "{what}");
+    }
+}
+
+#[test]
+fn a_request_that_should_have_been_served_is_seen() {
+    let mut place = 0;
+    let divergence = divergence_after("varlen_cap042", |snapshot, _| {
+        let entries = &mut snapshot.traces[0];
+        place = entries.iter().position(|entry| entry.action == Action::OutOfMemory).unwrap();
+        entries[place].size = 512;
+    });
+    assert!(entry_of(divergence) <= place, "the model releases nothing for 512 bytes");
+}
+
+#[test]
+fn other_settings_another_cap_and_other_counters_are_seen() {
+    let first_oom =
+        |snapshot: &Snapshot| snapshot.traces[0].iter().position(|entry| entry.action == Action::OutOfMemory).unwrap();
+    let mut at = 0;
+    let uncapped = divergence_after("varlen_cap042", |snapshot, companion| {
+        at = first_oom(snapshot);
+        companion.memory_fraction = None;
+        // As if the program had given back its cache at once, which a retry looks like.
+        snapshot.traces[0].truncate(at + 1);
+    });
+    assert!(matches!(uncapped, Divergence::Memory { .. }) || entry_of(uncapped) <= at);
+    let unsplit = divergence_after("varlen", |snapshot, _| {
+        for (name, value) in &mut snapshot.settings.values {
+            if &**name == "max_split_size" {
+                *value = Setting::Int(64 << 20);
+            }
+        }
+    });
+    assert!(matches!(unsplit, Divergence::Entries { .. }), "{unsplit}");
+    let miscounted = divergence_after("fuzz2", |_, companion| companion.counters.alloc_retries = Some(1));
+    assert_eq!(miscounted, Divergence::Figure { what: "num_alloc_retries", recorded: 1, modelled: 115 });
+}
+
+#[test]
+fn the_memory_at_the_end_is_compared_block_by_block() {
+    let divergence = divergence_after("streams", |snapshot, _| {
+        let mut blocks = snapshot.segments.iter_mut().flat_map(|segment| &mut segment.blocks);
+        let block = blocks.find(|block| block.state == BlockState::Inactive && block.requested_size > 0).unwrap();
+        block.requested_size += 1;
+    });
+    assert!(matches!(divergence, Divergence::Memory { recorded: Some(_), modelled: Some(_) }), "{divergence}");
+}
+
+/// A program that fills a device of 1 GiB without a limit of PyTorch's, as its snapshot would tell it, and how often it
+/// failed.
+fn full_device(conf: &str) -> (Snapshot, u64) {
+    let mut device = SimDevice::new("sim:1GiB".parse::<SimConfig>().unwrap()).unwrap();
+    let spec = StrategySpec { name: "caching".to_owned(), parameters: conf.to_owned() };
+    let mut strategy = spec.build(&Setup { props: &device.props().clone(), limit: None }).unwrap();
+    let mut entries: Vec<Entry> = Vec::new();
+    let mut live = Vec::new();
+    let mut ooms = 0;
+    for step in 0..400_u64 {
+        let bytes = (1 + step * 7_919_993 % 60_000_000) | 1;
+        let mut events: Vec<StrategyEvent> = Vec::new();
+        let mut cx = Context { device: &mut device, sink: &mut events };
+        let request = Request { bytes, stream: StreamId(0), thread: ThreadId(0), site: SiteId(0) };
+        let attempt = strategy.alloc(&mut cx, &request).unwrap();
+        entries.extend(events.iter().filter_map(entry_of_event));
+        match attempt {
+            Attempt::Served(block, _) => {
+                entries.push(entry(Action::Alloc, block.address, bytes));
+                live.push((block, bytes));
+            }
+            Attempt::OutOfMemory(_) => ooms += 1,
+        }
+        if step % 3 == 2 && live.len() > 4 {
+            let (block, bytes) = live.remove((step * 31 % live.len() as u64) as usize);
+            let mut cx = Context { device: &mut device, sink: &mut events };
+            strategy.free(&mut cx, block, Caller::default()).unwrap();
+            entries.push(entry(Action::FreeRequested, block.address, bytes));
+            entries.push(entry(Action::FreeCompleted, block.address, bytes));
+        }
+    }
+    let snapshot = Snapshot {
+        segments: strategy.layout().unwrap().segments.iter().map(segment_of).collect(),
+        traces: vec![entries],
+        settings: Settings { values: vec![("PYTORCH_CUDA_ALLOC_CONF".into(), Setting::Text(conf.into()))] },
+        streams: vec![0],
+        pools: vec![(0, 0)],
+        ..Snapshot::default()
+    };
+    (snapshot, ooms)
+}
+
+fn entry(action: Action, address: Address, size: u64) -> Entry {
+    Entry { action, address, size, ..Entry::default() }
+}
+
+fn entry_of_event(event: &StrategyEvent) -> Option<Entry> {
+    Some(match *event {
+        StrategyEvent::SegmentAlloc { address, bytes, .. } => entry(Action::SegmentAlloc, address, bytes),
+        StrategyEvent::SegmentFree { address, bytes, .. } => entry(Action::SegmentFree, address, bytes),
+        StrategyEvent::SegmentMap { address, bytes, .. } => entry(Action::SegmentMap, address, bytes),
+        StrategyEvent::SegmentUnmap { address, bytes, .. } => entry(Action::SegmentUnmap, address, bytes),
+        StrategyEvent::OutOfMemory { rounded, .. } => entry(Action::OutOfMemory, Address::NULL, rounded),
+        StrategyEvent::FreeCompleted { .. } | StrategyEvent::Retry { .. } => return None,
+    })
+}
+
+fn segment_of(segment: &SegmentView) -> Segment {
+    let blocks = segment.blocks.iter().map(|block| Block {
+        address: block.address,
+        size: block.size,
+        requested_size: block.requested,
+        state: if block.state == strategy::BlockState::Free { BlockState::Inactive } else { BlockState::Allocated },
+        stack: StackId::default(),
+    });
+    Segment {
+        device: 0,
+        address: segment.address,
+        total_size: segment.bytes,
+        stream: segment.stream,
+        kind: if segment.pool == "large" { SegmentKind::Large } else { SegmentKind::Small },
+        pool: segment.pool_id,
+        expandable: segment.mapped,
+        stack: StackId::default(),
+        blocks: blocks.collect(),
+    }
+}
+
+#[test]
+fn a_driver_that_refuses_is_recognised_without_knowing_the_device() {
+    for conf in ["", "max_split_size_mb:20", "expandable_segments:True"] {
+        let (snapshot, ooms) = full_device(conf);
+        assert!(ooms > 10, "{conf}: the device is too large");
+        let recording = snapshot.into_recording("full", None).unwrap();
+        let verification = verify_as_recorded(&recording, &Companion::default());
+        assert_eq!(verification.verdict, Verdict::Exact, "{conf}");
+        assert_eq!(verification.stats.ooms, ooms, "{conf}");
+        assert!(verification.refusals as u64 > ooms, "{conf}");
+    }
+}
+
+/// What the binary says to `arguments`, and its exit code.
+fn oomph(arguments: &[&str]) -> (i32, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_oomph"));
+    let output = command.current_dir(env!("CARGO_MANIFEST_DIR")).args(arguments).output().unwrap();
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
+    (output.status.code().unwrap(), text)
+}
+
+const OOM_BASE: &str = "workloads/recorded/oom_base.pickle.xz";
+const VARLEN_STACK: &str = "workloads/recorded/varlen_stack.pickle.xz";
+
+#[test]
+fn the_command_gives_a_line_a_file_and_a_total() {
+    let (code, text) = oomph(&["verify", OOM_BASE, VARLEN_STACK]);
+    assert_eq!(code, 0, "{text}");
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], format!("EXACT     {OOM_BASE}: 510 entries, 1 retries, 1 out of memory"));
+    assert!(lines[1].starts_with("EXACT") && lines[1].contains(VARLEN_STACK), "{text}");
+    assert!(lines[2].starts_with("2 recordings, ") && lines[2].ends_with(": 2 exact"), "{text}");
+}
+
+#[test]
+fn the_command_says_under_which_limit_a_recording_ran_out_that_brings_no_table() {
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("run-0.pickle.xz").display().to_string();
+    std::fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join(OOM_BASE), &copy).unwrap();
+    let (code, text) = oomph(&["verify", &copy]);
+    assert_eq!(code, 0, "{text}");
+    let limit = "under a limit of its own of 7.24 GiB or more, less than 8.77 GiB";
+    assert!(text.starts_with("EXACT") && text.contains(limit) && !text.contains("by the driver"), "{text}");
+    assert!(text.contains("1 recording, 510 entries agree: 1 exact"), "{text}");
+    let (_, text) = oomph(&["verify", "--format", "json", &copy]);
+    let row = &serde_json::from_str::<serde_json::Value>(&text).unwrap()["rows"][0];
+    assert_eq!(
+        (&row["limit_bytes"], &row["own_limit"]["at_least_bytes"]),
+        (&serde_json::Value::Null, &7_772_045_312_u64.into())
+    );
+}
+
+#[test]
+fn the_command_tells_what_is_wrong_by_its_exit_code() {
+    let (code, text) = oomph(&["verify", "--fraction", "0.5", OOM_BASE]);
+    assert_eq!(code, 100, "{text}");
+    assert!(text.starts_with("DIVERGED") && text.contains("recorded") && text.contains("model"), "{text}");
+    let (code, text) = oomph(&["verify", "Cargo.toml", OOM_BASE]);
+    assert_eq!(code, 2, "{text}");
+    assert!(text.starts_with("FAILED    Cargo.toml: ") && text.contains("1 exact, 1 failed"), "{text}");
+    let (code, text) = oomph(&["verify", "--fraction", "2", OOM_BASE]);
+    assert!(code == 2 && text.contains("not a number from 0 to 1"), "{text}");
+}
+
+#[test]
+fn the_command_speaks_json() {
+    let (code, text) = oomph(&["verify", "--format", "json", OOM_BASE]);
+    let document: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let row = &document["rows"][0];
+    assert_eq!((code, &row["result"], &row["entries_agreed"]), (0, &"exact".into(), &510.into()));
+    assert_eq!(row["peak_reserved_bytes"], 7_772_045_312_u64);
+}
+
+#[test]
+fn a_snapshot_is_inspected_and_replayed_like_any_source() {
+    let (code, text) = oomph(&["inspect", OOM_BASE]);
+    assert_eq!(code, 0, "{text}");
+    let limit = "own limit    7.24 GiB or more, less than 8.77 GiB";
+    for words in ["PyTorch's defaults", "80", "allocated", "largest free", "1 oom", limit] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    let (code, text) = oomph(&["inspect", OOM_BASE, "--device-index", "3"]);
+    assert!(code == 2 && text.contains("nothing of device 3"), "{text}");
+    let (code, text) = oomph(&[
+        "replay",
+        VARLEN_STACK,
+        "--strategy",
+        "caching",
+        "--strategy",
+        "direct",
+        "--repeat",
+        "2",
+        "--format",
+        "csv",
+    ]);
+    assert_eq!(code, 0, "{text}");
+    assert_eq!(text.lines().filter(|line| line.contains("completed")).count(), 2, "{text}");
+}

@@ -1,0 +1,202 @@
+//! What if the program had run under other settings, or with less memory? The actions of a recording are replayed with
+//! the model and the simulated driver alone, and held against the real run that was made that way.
+//!
+//! The table is published in `results/what-if`. To write it anew:
+//!
+//! ```sh
+//! OOMPH_PUBLISH=1 cargo test --release --test what_if
+//! ```
+
+use std::{
+    collections::BTreeMap,
+    env,
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use oomph::{
+    base::side_by_side,
+    device::{
+        Device,
+        sim::{SimConfig, SimDevice},
+    },
+    replay::{
+        Observer, OnOutOfMemory, Options, replay,
+        verify::{Companion, verify},
+    },
+    strategy::{EventSink, Setup, StrategyEvent, StrategySpec},
+    suite::all_cores,
+    trace::{Trace, torch::Recording},
+};
+
+/// Which run is foretold from which.
+struct Question {
+    /// The recording whose actions are replayed; it was made under default settings.
+    from: &'static str,
+    /// The real run.
+    real: String,
+}
+
+fn questions() -> Vec<Question> {
+    let mut questions = Vec::new();
+    for from in ["varlen", "train_base", "streams", "infer_kv"] {
+        for setting in ["exp", "exp_round", "gc", "round4", "split64"] {
+            questions.push(Question { from, real: format!("{from}.{setting}") });
+        }
+    }
+    for cap in ["042", "047", "052"] {
+        for setting in ["", ".exp", ".gc", ".split64"] {
+            questions.push(Question { from: "varlen", real: format!("varlen_cap{cap}{setting}") });
+        }
+    }
+    for setting in ["exp", "gc", "split32"] {
+        questions.push(Question { from: "fuzz1", real: format!("fuzz1.{setting}") });
+    }
+    questions
+}
+
+/// What came out.
+struct Answer {
+    from: &'static str,
+    real: String,
+    settings: String,
+    fraction: Option<f64>,
+    real_peak: u64,
+    foretold_peak: u64,
+    real_oom: bool,
+    foretold_oom: bool,
+}
+
+impl Answer {
+    fn peak_is_exact(&self) -> bool {
+        self.real_peak == self.foretold_peak
+    }
+
+    fn oom_is_right(&self) -> bool {
+        self.real_oom == self.foretold_oom
+    }
+
+    fn error_percent(&self) -> f64 {
+        (self.foretold_peak as f64 / self.real_peak as f64 - 1.0) * 100.0
+    }
+}
+
+struct Nobody;
+
+impl EventSink for Nobody {
+    fn event(&mut self, _: StrategyEvent) {}
+}
+
+impl Observer for Nobody {}
+
+fn path_of(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("workloads/recorded/{name}.pickle.xz"))
+}
+
+/// The actions of a recording, with the calls of `empty_cache` that `verify` infers.
+fn story(name: &str) -> Trace {
+    let recording = Recording::open(path_of(name), None).unwrap();
+    let device = SimDevice::new(SimConfig::default()).unwrap();
+    let verification = verify(&recording, &Setup { props: device.props(), limit: None }, &Default::default());
+    recording.with_empty_caches(verification.empty_caches).unwrap().trace
+}
+
+fn answer(question: &Question, story: &Trace) -> Answer {
+    let Question { from, real } = question;
+    let settings = Recording::open(path_of(real), None).unwrap().settings.conf().to_owned();
+    let Companion { memory_fraction: fraction, counters } = Companion::beside(&path_of(real)).unwrap().unwrap();
+
+    let mut device = SimDevice::new(SimConfig::default()).unwrap();
+    let limit = fraction.map(|fraction| (fraction * device.props().total_bytes as f64) as u64);
+    let spec = StrategySpec { name: "caching".to_owned(), parameters: settings.clone() };
+    let mut strategy = spec.build(&Setup { props: device.props(), limit }).unwrap();
+    let options = Options { on_out_of_memory: OnOutOfMemory::Stop, ..Options::default() };
+    let replayed = replay(story, &mut *strategy, &mut device, &options, &mut Nobody).unwrap();
+    Answer {
+        from,
+        real: real.clone(),
+        settings,
+        fraction,
+        real_peak: counters.peak_reserved.unwrap(),
+        foretold_peak: strategy.stats().peak.reserved,
+        real_oom: counters.ooms.unwrap() > 0,
+        foretold_oom: replayed.ooms > 0,
+    }
+}
+
+/// All answers, found on all cores, in the order of the questions.
+fn answers() -> Vec<Answer> {
+    let questions = questions();
+    let mut stories = BTreeMap::new();
+    for question in &questions {
+        stories.entry(question.from).or_insert_with(|| story(question.from));
+    }
+    side_by_side(&questions, all_cores(), |question| answer(question, &stories[question.from]))
+}
+
+#[test]
+fn what_is_foretold_is_what_happened() {
+    let answers = answers();
+    if env::var_os("OOMPH_PUBLISH").is_some() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("results/what-if");
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("what-if.csv"), csv(&answers)).unwrap();
+        fs::write(folder.join("what-if.md"), markdown(&answers)).unwrap();
+    }
+    let exact = answers.iter().filter(|answer| answer.peak_is_exact()).count();
+    assert!(answers.iter().all(Answer::oom_is_right), "{}", markdown(&answers));
+    assert!(exact * 10 >= answers.len() * 9, "{}", markdown(&answers));
+}
+
+fn csv(answers: &[Answer]) -> String {
+    let mut table = String::from(
+        "from,real,settings,memory_fraction,real_peak_reserved_bytes,foretold_peak_reserved_bytes,real_oom,foretold_oom\n",
+    );
+    for answer in answers {
+        let Answer { from, real, settings, real_peak, foretold_peak, real_oom, foretold_oom, .. } = answer;
+        let fraction = answer.fraction.map(|fraction| fraction.to_string()).unwrap_or_default();
+        let settings = if settings.contains(',') { format!("\"{settings}\"") } else { settings.clone() };
+        let _ = writeln!(
+            table,
+            "{from},{real},{settings},{fraction},{real_peak},{foretold_peak},{},{}",
+            u8::from(*real_oom),
+            u8::from(*foretold_oom)
+        );
+    }
+    table
+}
+
+fn markdown(answers: &[Answer]) -> String {
+    let exact = answers.iter().filter(|answer| answer.peak_is_exact()).count();
+    let right = answers.iter().filter(|answer| answer.oom_is_right()).count();
+    let count = answers.len();
+    let mut text = format!(
+        "# What if\n\n\
+        The actions of a recording made under default settings and without a limit, replayed under other settings or \
+        with less memory, against the real run that was made that way (`workloads/recorded`, PyTorch 2.11 on an NVIDIA \
+        H200). Only the simulated driver gives addresses; a capped run ends where memory runs out.\n\n\
+        Peak reserved memory is foretold to the byte in {exact} of {count} pairs, and whether memory runs out in \
+        {right} of {count}. Written by `OOMPH_PUBLISH=1 cargo test --release --test what_if`, which also holds the \
+        bars (90 %, and all).\n\n\
+        | actions of | run | settings | share of the memory | peak reserved, real | foretold | error | out of memory, real | foretold |\n\
+        |---|---|---|---:|---:|---:|---:|---|---|\n"
+    );
+    let yes = |oom: bool| if oom { "yes" } else { "no" };
+    for answer in answers {
+        let error = if answer.peak_is_exact() { "0".to_owned() } else { format!("{:+.2} %", answer.error_percent()) };
+        let fraction = answer.fraction.map(|fraction| format!("{:.1} %", fraction * 100.0)).unwrap_or_default();
+        let settings = if answer.settings.is_empty() { String::new() } else { format!("`{}`", answer.settings) };
+        let _ = writeln!(
+            text,
+            "| {} | {} | {settings} | {fraction} | {} | {} | {error} | {} | {} |",
+            answer.from,
+            answer.real,
+            answer.real_peak,
+            answer.foretold_peak,
+            yes(answer.real_oom),
+            yes(answer.foretold_oom)
+        );
+    }
+    text
+}
