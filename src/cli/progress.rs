@@ -26,12 +26,6 @@ pub fn of_ranks(total: usize) -> ProgressBar {
     ProgressBar::new(total as u64).with_style(style("{bar:24} {pos}/{len} ranks  {elapsed} (left: {eta})  {wide_msg}"))
 }
 
-/// A bar that counts the tries of a search.
-pub fn of_tries(total: u32) -> ProgressBar {
-    ProgressBar::new(total.into())
-        .with_style(style("{bar:24} {human_pos}/{human_len} tries  {elapsed} (left: {eta})  {wide_msg}"))
-}
-
 /// The bar of one source, from the first byte of its file to the answer: what is done with it now, how far that is, and
 /// how long that will take. It is gone when the last copy of it is.
 #[derive(Clone)]

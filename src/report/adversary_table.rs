@@ -9,7 +9,7 @@ use super::{
 use crate::{
     base::Bytes,
     measure::SCHEMA,
-    stress::adversary::{Assessment, FoundRow, Standing},
+    stress::adversary::{Assessment, Standing},
 };
 
 const HEADINGS: [&str; 7] = [
@@ -21,8 +21,6 @@ const HEADINGS: [&str; 7] = [
     "needed /\nalive",
     "fragmented by\nblocks up to",
 ];
-const FOUND_HEADINGS: [&str; 6] =
-    ["made for", "strategy", "events", "peak of\nlive bytes", "peak\nreserved", "reserved /\nalive"];
 
 /// One line a strategy, with the bound that all of them are held against below.
 #[must_use]
@@ -72,44 +70,6 @@ pub fn adversary_csv(assessments: &[Assessment]) -> Result<String, ReportError> 
     Ok(String::from_utf8_lossy(&rows::to_csv(assessments)?).into_owned())
 }
 
-/// What was found for each strategy, and what others take for it; below it what is to be said about each find.
-#[must_use]
-pub fn found(rows: &[FoundRow], notes: impl Iterator<Item = String>, medium: Medium) -> String {
-    let mut table = table(&FOUND_HEADINGS, medium);
-    let mut last = None;
-    for row in rows {
-        let heading = if last == Some(&row.made_for) { "" } else { &row.made_for };
-        last = Some(&row.made_for);
-        let ratio = format!("{:.3}{}", row.reserved_ratio, if row.ran_out { ", ran out" } else { "" });
-        let cells = [
-            heading.to_owned(),
-            row.strategy.clone(),
-            row.events.to_string(),
-            Bytes(row.live_bytes).to_string(),
-            Bytes(row.peak_reserved_bytes).to_string(),
-            ratio,
-        ];
-        table.add_row(cells.into_iter().map(Cell::new_owned).collect::<Vec<_>>());
-    }
-    with_notes(
-        &table,
-        "Each trace is served by all: those far below its victim show that it could be done.",
-        notes,
-        medium,
-    )
-}
-
-/// `{"schema": 1, "rows": [...]}` in bytes.
-#[must_use]
-pub fn found_json(rows: &[FoundRow]) -> String {
-    format!("{:#}\n", serde_json::json!({ "schema": SCHEMA, "rows": rows }))
-}
-
-/// The same rows, comma-separated.
-pub fn found_csv(found: &[FoundRow]) -> Result<String, ReportError> {
-    Ok(String::from_utf8_lossy(&rows::to_csv(found)?).into_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -151,26 +111,5 @@ mod tests {
         assert_eq!(json["rows"][1]["standing"], "refuses");
         let csv = adversary_csv(&sample()).unwrap();
         assert!(csv.starts_with("strategy,device,live_bytes,") && csv.lines().count() == 3, "{csv}");
-    }
-
-    #[test]
-    fn a_find_is_shown_with_all_who_served_it() {
-        let row = |strategy: &str, ran_out| FoundRow {
-            made_for: "caching".to_owned(),
-            strategy: strategy.to_owned(),
-            events: 12,
-            live_bytes: GIB,
-            peak_reserved_bytes: 3 * GIB,
-            reserved_ratio: 3.0,
-            ran_out,
-            ..FoundRow::default()
-        };
-        let rows = [row("caching", false), row("direct", true)];
-        let text = found(&rows, ["saved as it.oomph".to_owned()].into_iter(), Medium::Markdown);
-        assert_eq!(text.matches("caching").count(), 2, "{text}");
-        assert!(text.contains("3.000, ran out") && text.contains("saved as it.oomph"), "{text}");
-        assert_eq!(found_csv(&rows).unwrap().lines().count(), 3);
-        let json: serde_json::Value = serde_json::from_str(&found_json(&rows)).unwrap();
-        assert_eq!(json["rows"][1]["ran_out"], true);
     }
 }

@@ -36,7 +36,7 @@ mod threshold_table;
 mod timing_table;
 mod waterfall;
 
-pub use adversary_table::{adversary, adversary_csv, adversary_json, found, found_csv, found_json};
+pub use adversary_table::{adversary, adversary_csv, adversary_json};
 pub use advice_table::{advice, advice_csv, advice_json};
 pub use agreement_table::{agreements, agreements_csv, agreements_json};
 pub use changes::{changes, changes_json};

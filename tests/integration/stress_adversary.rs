@@ -1,14 +1,12 @@
 //! Drives `oomph stress adversary` as a person would.
 
-use std::fs;
-
 use crate::command::run;
 use oomph::{
     base::MIB,
+    device::DeviceSpec,
     models::Recipe,
-    strategy::StrategySpec,
-    stress::{Subject, adversary::toll},
-    trace::Trace,
+    replay::{self, replay},
+    strategy::{Setup, Silent, StrategySpec},
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -78,40 +76,19 @@ fn what_cannot_be_played_is_refused() {
     refused(&["stress", "adversary", "--largest", "3MiB", "--unit", "2MiB"], "no power of two times the unit");
     refused(&["stress", "adversary", "--live", "512MiB"], "cannot hold two blocks");
     refused(&["stress", "adversary", "--strategy", "pol"], "did you mean 'pool'");
-    refused(&["stress", "adversary", "--tries", "5"], "--search");
     run(&folder, &["stress", "adversary", "--device", "cuda:4000"], 103);
-}
-
-#[test]
-fn a_search_saves_what_it_finds_with_the_commands_that_show_it() {
-    let folder = TempDir::new().unwrap();
-    let search = small(&["--search", "--strategy", "caching", "--tries", "40", "--seed", "3"]);
-    let (out, _) = run(&folder, &search, 0);
-    let file = "stress-failures/adversary-caching.oomph";
-    assert!(out.contains(&format!("again: oomph replay {file} --strategy caching")), "{out}");
-    assert!(out.contains(&format!("needs: oomph threshold {file} --strategy caching")), "{out}");
-    run(&folder, &["replay", file, "--strategy", "caching"], 0);
-    let rows = json(&folder, &search);
-    let first = &rows["rows"][0];
-    assert_eq!((&first["made_for"], &first["strategy"]), (&"caching".into(), &"caching".into()));
-    assert!(
-        first["reserved_ratio"].as_f64().unwrap() > 1.2 && first["live_bytes"].as_u64().unwrap() <= 128 * MIB,
-        "{first}"
-    );
-    assert!(rows["rows"].as_array().unwrap().len() > 10, "others serve it too");
-    // The same seed finds the same, and nothing is overwritten.
-    let read = |file: &str| fs::read(folder.path().join(file)).unwrap();
-    assert_eq!(read(file), read("stress-failures/adversary-caching-2.oomph"));
 }
 
 /// What the README of the workloads says about those that were found by search.
 #[test]
 fn found_workloads_hurt_whom_they_were_made_for_and_not_the_other() {
     let reserved = |workload: &str, strategy: &str| {
-        let trace = Trace::read(&Recipe::named(workload).unwrap().workload().unwrap()).unwrap();
-        let subject =
-            Subject { strategy: StrategySpec::from(strategy), device: "sim".parse().unwrap(), memory_bytes: None };
-        toll(&subject, &trace).unwrap().peak_reserved_bytes / MIB
+        let workload = Recipe::named(workload).unwrap().workload().unwrap();
+        let mut device = "sim".parse::<DeviceSpec>().unwrap().open().unwrap();
+        let setup = Setup { props: device.props(), limit: None };
+        let mut strategy = StrategySpec::from(strategy).build(&setup).unwrap();
+        replay(&workload, &mut *strategy, &mut *device, &replay::Options::default(), &mut Silent).unwrap();
+        strategy.stats().peak.reserved / MIB
     };
     let expandable = "caching:expandable_segments:True";
     assert_eq!(reserved("adversary-ladder", "caching"), 5472);

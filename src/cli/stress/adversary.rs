@@ -7,11 +7,7 @@ use std::{
 
 use anyhow::anyhow;
 
-use super::{
-    adversary_search::{self, SearchOptions},
-    common::owners_of_memory,
-    evidence,
-};
+use super::{common::owners_of_memory, evidence};
 use crate::{
     base::{Bytes, GIB, side_by_side},
     cli::{
@@ -41,14 +37,11 @@ Examples:
   oomph stress adversary --live 64GiB --largest 8GiB --unit 64MiB --format csv
   oomph stress adversary --device cuda
   oomph stress adversary --strategy oomph --at-most 3             exit code 106 if it needs more
-  oomph stress adversary --search --strategy caching --live 1GiB --tries 5000
-  oomph stress adversary --search --strategy caching --against caching:expandable_segments:True
 
-{memory} in a strategy's parameters stands for the memory that it is given: one region for everything.
---search breeds programs of allocs and frees instead, shrinks the worst and saves it: a trace like any other.")]
+{memory} in a strategy's parameters stands for the memory that it is given: one region for everything.")]
 pub struct Args {
     /// A strategy with its parameters; may be repeated [default: every strategy that owns memory, some on one region and
-    /// some with smaller pages; for --search caching].
+    /// some with smaller pages].
     #[arg(long, short, value_name = "NAME[:PARAMETERS]")]
     pub(super) strategy: Vec<String>,
     /// Where to run: `sim` (an H200), `sim:SIZE`, `sim:PROFILE`, `cuda[:N]` or `auto`.
@@ -57,7 +50,7 @@ pub struct Args {
     /// Physical memory that a strategy may hold at most [default: as much as it takes; nine tenths of what is free on a
     /// real device].
     #[arg(long, value_name = "SIZE")]
-    pub(super) memory: Option<Bytes>,
+    memory: Option<Bytes>,
     /// What may be alive at any time.
     #[arg(long, value_name = "SIZE", default_value_t = Bytes(4 * GIB))]
     live: Bytes,
@@ -68,26 +61,18 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", default_value = "2MiB")]
     unit: Bytes,
     /// Exit with 106 if a strategy needs more than this many times what is alive.
-    #[arg(long, value_name = "RATIO", conflicts_with = "search")]
+    #[arg(long, value_name = "RATIO")]
     at_most: Option<f64>,
-    /// Breed bad programs instead.
-    #[arg(long)]
-    search: bool,
-    #[command(flatten)]
-    pub(super) options: SearchOptions,
-    /// Save what the adversary did as traces here [default: only what --search finds, in stress-failures].
+    /// Save what the adversary did as traces in this folder.
     #[arg(long, value_name = "DIR")]
-    pub(super) save: Option<PathBuf>,
+    save: Option<PathBuf>,
     /// How the table is printed.
     #[arg(long, value_enum, default_value_t)]
-    pub(super) format: Format,
+    format: Format,
 }
 
 pub fn run(args: &Args) -> Outcome {
     let contest = Contest::new(args.live.0, args.largest.0, args.unit.0).map_err(Failure::usage)?;
-    if args.search {
-        return adversary_search::run(args, contest);
-    }
     let contenders = args.contenders()?;
     let stop = interrupt::flag(interrupt::Running::Replay)?;
     let jobs = if contenders.iter().all(|contender| contender.device.is_simulated()) { suite::all_cores() } else { 1 };
@@ -141,7 +126,7 @@ fn exit_code(rows: &[Assessment], at_most: Option<f64>, failed: bool, stop: &Ato
 }
 
 impl Args {
-    pub(super) fn device(&self) -> Result<DeviceSpec, Failure> {
+    fn device(&self) -> Result<DeviceSpec, Failure> {
         DeviceOptions { device: self.device.clone(), limit: None }.spec()
     }
 

@@ -4,7 +4,6 @@
 //! saves what broke, prints the table and decides the exit code.
 
 mod adversary;
-mod adversary_search;
 mod all;
 mod common;
 mod endurance;

@@ -282,6 +282,10 @@ impl Trials<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        replay::{self, replay},
+        strategy::Silent,
+    };
 
     fn assessed(strategy: &str, contest: &Contest) -> Assessment {
         let strategy = StrategySpec::from(strategy);
@@ -375,8 +379,11 @@ mod tests {
         let (contest, strategy) = (units(256, 32), StrategySpec::from("caching"));
         let contender = Contender { strategy, device: "sim".parse().unwrap(), memory_bytes: None };
         let (seen, trace) = assess(&contest, &contender, &AtomicBool::new(false)).unwrap();
-        let toll = super::super::toll(&contender.with_memory(None), &trace.unwrap()).unwrap();
-        assert_eq!(Some(toll.peak_reserved_bytes), seen.peak_reserved_bytes);
-        assert_eq!(toll.peak_requested_bytes, contest.live_bytes);
+        let mut device = contender.device.open().unwrap();
+        let mut strategy = contender.with_memory(None).build(device.props()).unwrap();
+        replay(&trace.unwrap(), &mut *strategy, &mut *device, &replay::Options::default(), &mut Silent).unwrap();
+        let peak = strategy.stats().peak;
+        assert_eq!(Some(peak.reserved), seen.peak_reserved_bytes);
+        assert_eq!(peak.requested, contest.live_bytes);
     }
 }

@@ -1,8 +1,6 @@
 //! Why an adversary cannot play.
 
-use crate::{
-    device::Capabilities, replay::ReplayError, strategy::StrategyError, stress::SubjectError, trace::TableFull,
-};
+use crate::{device::Capabilities, strategy::StrategyError, stress::SubjectError};
 
 /// Why a game was not played to its end. Running out of memory is not among the reasons.
 #[derive(Debug, thiserror::Error)]
@@ -19,12 +17,6 @@ pub enum AdversaryError {
     /// The strategy gave up.
     #[error(transparent)]
     Strategy(#[from] StrategyError),
-    /// More streams than a trace can name.
-    #[error(transparent)]
-    Program(#[from] TableFull),
-    /// A found program could not be replayed.
-    #[error(transparent)]
-    Replay(#[from] ReplayError),
     /// Stopped from outside.
     #[error("interrupted")]
     Interrupted,

@@ -1,8 +1,7 @@
 //! Who wastes how much memory at worst: requests made up to hurt, within a budget of live memory.
 //!
-//! Two adversaries. [`robson`] is the classical one: it looks at the addresses it is given and frees just those blocks
-//! whose absence helps nobody. A [`Quest`] knows no theory: it breeds programs of allocs and frees until one makes a
-//! strategy reserve as much as possible for what is alive, and what it finds is an ordinary trace.
+//! [`robson`] is the adversary: it looks at the addresses it is given and frees exactly those blocks whose memory cannot
+//! be used again.
 //!
 //! # What theory says
 //!
@@ -27,17 +26,12 @@
 mod assessment;
 mod contest;
 mod error;
-mod found;
 mod line;
 mod opponent;
-mod program;
 pub mod robson;
-mod search;
 
 pub use assessment::{Assessment, Contender, EXHIBITS, MEMORY, Standing, assess};
 pub use contest::{Contest, ContestError};
 pub use error::AdversaryError;
-pub use found::FoundRow;
 pub use line::Line;
 pub use opponent::{Bout, Ending, play};
-pub use search::{Find, Quest, Toll, toll};
