@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::failure::Failure;
 use crate::{
     base::{Bytes, Nanos, Watch, Watcher},
-    plan::{Bound, Budget, GRAIN, Lifetimes, pack},
+    plan::{Bound, GRAIN, Lifetimes, PackingBudget, pack},
     trace::{Source, Watched},
 };
 
@@ -51,7 +51,7 @@ fn packed(source: &dyn Source, watch: Watch<'_>) -> Result<Packed, Failure> {
     let lifetimes = Lifetimes::read(source, GRAIN).map_err(Failure::usage)?;
     watch.begins("laying blocks out", 0);
     let began = Instant::now();
-    let packing = pack(&lifetimes, Budget::THOROUGH);
+    let packing = pack(&lifetimes, PackingBudget::THOROUGH);
     let wall_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
     Ok(Packed {
         packed_bytes: packing.height_bytes,

@@ -10,7 +10,7 @@ use crate::{
     base::Bytes,
     device::{DeviceSpec, DeviceSpecError, Fleet},
     measure::CaseRecord,
-    plan::Budget,
+    plan::PackingBudget,
     report::{self, ReportError},
     suite::{Case, CaseTimeout, InProcess, Isolating, Isolation, WorkerProcess},
 };
@@ -117,8 +117,8 @@ pub struct NeedsOptions {
 
 impl NeedsOptions {
     /// The budget of each packing, if there are any.
-    pub fn pack_within(&self) -> Option<Budget> {
-        self.pack.then_some(Budget::QUICK)
+    pub fn pack_within(&self) -> Option<PackingBudget> {
+        self.pack.then_some(PackingBudget::QUICK)
     }
 
     /// The table of the steps, where it was asked for and may be printed after the first one.

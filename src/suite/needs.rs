@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use super::{Case, CaseOutcome, CaseRunner, SourceSpec};
 use crate::{
     measure::Status,
-    plan::{Budget, Needs},
+    plan::{Needs, PackingBudget},
 };
 
 /// Runs cases by another runner and adds the bound, and the packing where that is asked for, to the rows of those that
 /// were measured.
 pub struct WithNeeds<'a> {
     runner: &'a dyn CaseRunner,
-    pack_within: Option<Budget>,
+    pack_within: Option<PackingBudget>,
     known: Mutex<Vec<(SourceSpec, Shared)>>,
 }
 
@@ -23,7 +23,7 @@ type Shared = Arc<OnceLock<Option<Needs>>>;
 impl<'a> WithNeeds<'a> {
     /// With a budget every source is packed too.
     #[must_use]
-    pub fn new(runner: &'a dyn CaseRunner, pack_within: Option<Budget>) -> WithNeeds<'a> {
+    pub fn new(runner: &'a dyn CaseRunner, pack_within: Option<PackingBudget>) -> WithNeeds<'a> {
         WithNeeds { runner, pack_within, known: Mutex::default() }
     }
 
@@ -90,7 +90,7 @@ mod tests {
         first.source = source.clone();
         let second = Case { strategy: "direct".into(), ..first.clone() };
         let here = InProcess::default();
-        let runner = WithNeeds::new(&here, Some(Budget::QUICK));
+        let runner = WithNeeds::new(&here, Some(PackingBudget::QUICK));
         for case in [&first, &second, &first] {
             let record = runner.run(case).record;
             let steps = [

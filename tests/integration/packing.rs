@@ -8,7 +8,7 @@ use std::{
 use crate::command::run;
 use oomph::{
     base::side_by_side,
-    plan::{Budget, GRAIN, Lifetimes, pack},
+    plan::{GRAIN, Lifetimes, PackingBudget, pack},
     suite::{SourceSpec, all_cores},
 };
 use tempfile::TempDir;
@@ -44,7 +44,7 @@ fn recorded_training_runs_are_packed_within_two_percent_of_the_bound() {
         let path = recording(name).to_str().unwrap().to_owned();
         let source = SourceSpec { name: path, seed: 1, ..SourceSpec::default() }.open().unwrap();
         let lifetimes = Lifetimes::read(&*source, GRAIN).unwrap();
-        let packing = pack(&lifetimes, Budget::QUICK);
+        let packing = pack(&lifetimes, PackingBudget::QUICK);
         packing.check(&lifetimes).unwrap();
         let over = packing.over_bound() * 100.0;
         assert!((0.0..2.0).contains(&over), "{name}: {over:.2} % over the bound, by {}", packing.method);

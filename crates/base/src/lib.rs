@@ -8,6 +8,7 @@ mod bytes;
 mod ending;
 mod id;
 mod near;
+pub mod packing;
 mod pipe;
 mod shelf;
 mod side_by_side;

@@ -5,7 +5,7 @@
 //! at every turn, the blocks whose resting place is not below that of the block told before, and to give up where some
 //! section cannot hold what still has to come. Blocks that no longer meet are searched apart.
 
-use super::{budget::Budget, lifetimes::Lifetime};
+use oomph_base::packing::{BlockLifetime, PackingBudget, live_bytes_over_time};
 
 /// More blocks than this are not searched: the recursion is as deep.
 pub(super) const MOST_BLOCKS: usize = 1000;
@@ -23,7 +23,7 @@ pub(super) enum Found {
 
 /// Searches for a layout that is not higher than the ceiling. Of blocks that rest equally low, those that come first in
 /// `order` are tried first.
-pub(super) fn search(blocks: &[Lifetime], order: &[u32], ceiling: u64, budget: &mut Budget) -> Found {
+pub(super) fn search(blocks: &[BlockLifetime], order: &[u32], ceiling: u64, budget: &mut PackingBudget) -> Found {
     let mut search = Search::new(blocks, order, ceiling);
     let all: Vec<u32> = (0..blocks.len() as u32).collect();
     match search.groups(&all, (0, None), budget) {
@@ -50,7 +50,7 @@ enum Change {
 }
 
 struct Search<'a> {
-    blocks: &'a [Lifetime],
+    blocks: &'a [BlockLifetime],
     /// Who meets whom.
     neighbours: Vec<Vec<u32>>,
     /// The place of each block in the order.
@@ -67,7 +67,7 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    fn new(blocks: &'a [Lifetime], order: &[u32], ceiling: u64) -> Search<'a> {
+    fn new(blocks: &'a [BlockLifetime], order: &[u32], ceiling: u64) -> Search<'a> {
         let neighbours = |place: usize| {
             let others = blocks.iter().enumerate();
             let met = others.filter(move |&(other, life)| other != place && life.meets(&blocks[place]));
@@ -77,7 +77,7 @@ impl<'a> Search<'a> {
         for (rank, &block) in order.iter().enumerate() {
             ranks[block as usize] = rank as u32;
         }
-        let loads = super::lifetimes::loads(blocks);
+        let loads = live_bytes_over_time(blocks);
         Search {
             blocks,
             neighbours: (0..blocks.len()).map(|place| neighbours(place).collect()).collect(),
@@ -92,7 +92,7 @@ impl<'a> Search<'a> {
     }
 
     /// Places blocks that are in order of their beginnings, group by group of those that meet.
-    fn groups(&mut self, mut rest: &[u32], last: Last, budget: &mut Budget) -> Answer {
+    fn groups(&mut self, mut rest: &[u32], last: Last, budget: &mut PackingBudget) -> Answer {
         while let Some(&first) = rest.first() {
             let mut end = self.blocks[first as usize].end;
             let size = rest.iter().position(|&block| {
@@ -111,14 +111,14 @@ impl<'a> Search<'a> {
         Answer::Yes
     }
 
-    fn group(&mut self, group: &[u32], last: Last, budget: &mut Budget) -> Answer {
+    fn group(&mut self, group: &[u32], last: Last, budget: &mut PackingBudget) -> Answer {
         if !budget.spend(self.cost(group)) {
             return Answer::Spent;
         }
         if !self.has_room(group, last.0) {
             return Answer::No;
         }
-        let mut tried: Option<(&Lifetime, u64)> = None;
+        let mut tried: Option<(&BlockLifetime, u64)> = None;
         for block in self.candidates(group, last) {
             let resting = (&self.blocks[block as usize], self.offsets[block as usize]);
             // Twins are interchangeable: the second would only repeat the first.
@@ -212,14 +212,15 @@ mod tests {
     use proptest::{collection::vec, prelude::*};
 
     use super::*;
-    use crate::plan::{Order, lifetimes::bound_bytes, puzzles::cut_rectangle};
+    use crate::plan::puzzles::cut_rectangle;
+    use oomph_base::packing::{PlacementOrder, peak_live_bytes};
 
-    fn life(begin: u32, end: u32, bytes: u64) -> Lifetime {
-        Lifetime { begin, end, bytes }
+    fn life(begin: u32, end: u32, bytes: u64) -> BlockLifetime {
+        BlockLifetime { begin, end, bytes }
     }
 
-    fn found(blocks: &[Lifetime], ceiling: u64) -> Found {
-        search(blocks, &Order::Area.of(blocks), ceiling, &mut Budget::of_steps(50_000_000))
+    fn found(blocks: &[BlockLifetime], ceiling: u64) -> Found {
+        search(blocks, &PlacementOrder::Area.of(blocks), ceiling, &mut PackingBudget::of_steps(50_000_000))
     }
 
     #[test]
@@ -234,13 +235,13 @@ mod tests {
     #[test]
     fn a_budget_ends_the_search() {
         let puzzle = cut_rectangle(1, 40, 100_000);
-        let order = Order::Area.of(puzzle.blocks());
-        assert_eq!(search(puzzle.blocks(), &order, 100_000, &mut Budget::of_steps(100)), Found::Spent);
+        let order = PlacementOrder::Area.of(puzzle.blocks());
+        assert_eq!(search(puzzle.blocks(), &order, 100_000, &mut PackingBudget::of_steps(100)), Found::Spent);
     }
 
     /// The height of the lowest layout, by trying first fit in every order: some order always gives it.
-    fn lowest(blocks: &[Lifetime]) -> u64 {
-        fn place_rest(blocks: &[Lifetime], placed: &mut Vec<(usize, u64)>, height: u64, lowest: &mut u64) {
+    fn lowest(blocks: &[BlockLifetime]) -> u64 {
+        fn place_rest(blocks: &[BlockLifetime], placed: &mut Vec<(usize, u64)>, height: u64, lowest: &mut u64) {
             if placed.len() == blocks.len() {
                 *lowest = (*lowest).min(height);
             }
@@ -274,7 +275,7 @@ mod tests {
             let mut blocks: Vec<_> = lives.iter().map(|&(begin, length, bytes)| life(begin, begin + length, bytes)).collect();
             blocks.sort_by_key(|block| block.begin);
             let lowest = lowest(&blocks);
-            prop_assert!(lowest >= bound_bytes(&blocks));
+            prop_assert!(lowest >= peak_live_bytes(&blocks));
             prop_assert!(matches!(found(&blocks, lowest), Found::Layout(_)));
             prop_assert_eq!(found(&blocks, lowest - 1), Found::Nothing);
         }

@@ -4,7 +4,7 @@
 //! Without it the others may fall apart into groups that never meet, and each group starts over. Weights go that way, and
 //! what is left of a training run is often one group a step.
 
-use super::lifetimes::Lifetime;
+use oomph_base::packing::BlockLifetime;
 
 /// Deeper nests are left to the packing, which takes them well.
 const DEEPEST: u32 = 32;
@@ -19,7 +19,7 @@ pub(super) struct Group {
 }
 
 /// What lies on the ground, with its offset, and the groups above it, in order of time.
-pub(super) fn clear_ground(blocks: &[Lifetime]) -> (Vec<(u32, u64)>, Vec<Group>) {
+pub(super) fn clear_ground(blocks: &[BlockLifetime]) -> (Vec<(u32, u64)>, Vec<Group>) {
     let mut grounded = Vec::new();
     let mut groups = Vec::new();
     let mut open: Vec<(Group, u32)> = Vec::new();
@@ -49,7 +49,7 @@ pub(super) fn clear_ground(blocks: &[Lifetime]) -> (Vec<(u32, u64)>, Vec<Group>)
 }
 
 /// Cuts a list of blocks, in order of their beginnings, wherever nobody is alive.
-fn split(members: Vec<u32>, blocks: &[Lifetime], mut take: impl FnMut(Vec<u32>)) {
+fn split(members: Vec<u32>, blocks: &[BlockLifetime], mut take: impl FnMut(Vec<u32>)) {
     let mut group: Vec<u32> = Vec::new();
     let mut end = 0;
     for block in members {
@@ -69,8 +69,8 @@ fn split(members: Vec<u32>, blocks: &[Lifetime], mut take: impl FnMut(Vec<u32>))
 mod tests {
     use super::*;
 
-    fn life(begin: u32, end: u32, bytes: u64) -> Lifetime {
-        Lifetime { begin, end, bytes }
+    fn life(begin: u32, end: u32, bytes: u64) -> BlockLifetime {
+        BlockLifetime { begin, end, bytes }
     }
 
     #[test]

@@ -6,11 +6,7 @@
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::{
-    budget::Budget,
-    fit::{Fit, Placing, Shelf},
-    lifetimes::Lifetime,
-};
+use oomph_base::packing::{BlockLifetime, BlockPlacer, GapChoice, PackingBudget, PlacementOutcome};
 
 /// The same for every trace: a plan is no matter of luck.
 const SEED: u64 = 7;
@@ -21,38 +17,38 @@ const BITE: u64 = 8;
 
 /// A layout that is lower than `height`, if one is found. Stops at `target`, which is low enough.
 pub(super) fn improve(
-    blocks: &[Lifetime],
+    blocks: &[BlockLifetime],
     start: &[u32],
     height: u64,
     target: u64,
-    budget: &mut Budget,
+    budget: &mut PackingBudget,
 ) -> Option<(Vec<u64>, u64)> {
     let mut dice = ChaCha8Rng::seed_from_u64(SEED);
     let mut order = start.to_vec();
     let mut best: Option<(Vec<u64>, u64)> = None;
-    let mut shelf = Shelf::new(blocks);
+    let mut placer = BlockPlacer::new(blocks);
     let mut placed = 0;
     let mut lowest = height;
     while lowest > target {
         let ceiling = lowest - (lowest - target).div_ceil(BITE);
-        match shelf.place_all(&order[placed..], Fit::First, ceiling, budget) {
-            Placing::Done => {
-                lowest = shelf.height();
-                best = Some((shelf.offsets().to_vec(), lowest));
-                shelf.clear();
+        match placer.place_all(&order[placed..], GapChoice::Lowest, ceiling, budget) {
+            PlacementOutcome::Done => {
+                lowest = placer.height();
+                best = Some((placer.offsets().to_vec(), lowest));
+                placer.clear();
                 placed = 0;
             }
-            Placing::Ceiling(place) => {
+            PlacementOutcome::Ceiling(place) => {
                 let from = placed + place;
                 let to = further_to_the_front(from, &mut dice)?;
                 for &block in &order[to..from] {
-                    shelf.remove(block as usize);
+                    placer.remove(block as usize);
                 }
                 order[to..=from].rotate_right(1);
                 placed = to;
                 budget.spend((from - to) as u64 * STEPS_OF_REMOVAL);
             }
-            Placing::Spent => break,
+            PlacementOutcome::Spent => break,
         }
     }
     best

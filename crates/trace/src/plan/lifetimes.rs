@@ -2,32 +2,10 @@
 
 use super::PlanError;
 use crate::{CHUNK_EVENTS, Checker, Op, Place, Source};
-use oomph_base::round_up;
-
-/// One block: alive from section `begin` up to but not including section `end`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lifetime {
-    /// The section in which it is allocated.
-    pub begin: u32,
-    /// The first section in which it is gone.
-    pub end: u32,
-    /// Its bytes, in whole grains.
-    pub bytes: u64,
-}
-
-impl Lifetime {
-    /// Whether both are alive at one time.
-    #[must_use]
-    pub const fn meets(&self, other: &Lifetime) -> bool {
-        self.begin < other.end && other.begin < self.end
-    }
-
-    /// Bytes times sections: how much of the picture it fills.
-    #[must_use]
-    pub const fn area(&self) -> u128 {
-        self.bytes as u128 * (self.end - self.begin) as u128
-    }
-}
+use oomph_base::{
+    packing::{BlockLifetime, peak_live_bytes},
+    round_up,
+};
 
 /// The blocks of a trace in order of allocation.
 ///
@@ -37,7 +15,7 @@ impl Lifetime {
 /// has to wait for streams where the order alone does not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lifetimes {
-    blocks: Vec<Lifetime>,
+    blocks: Vec<BlockLifetime>,
     sections: u32,
 }
 
@@ -66,7 +44,7 @@ impl Lifetimes {
 
     /// The blocks, in order of allocation.
     #[must_use]
-    pub fn blocks(&self) -> &[Lifetime] {
+    pub fn blocks(&self) -> &[BlockLifetime] {
         &self.blocks
     }
 
@@ -79,36 +57,14 @@ impl Lifetimes {
     /// The largest sum of bytes alive in one section: no layout is lower.
     #[must_use]
     pub fn bound_bytes(&self) -> u64 {
-        bound_bytes(&self.blocks)
+        peak_live_bytes(&self.blocks)
     }
-}
-
-/// The largest sum of bytes that are alive in one section.
-pub(super) fn bound_bytes(blocks: &[Lifetime]) -> u64 {
-    loads(blocks).into_iter().max().unwrap_or(0)
-}
-
-/// The bytes alive in each section, from section 0 to the last in which somebody lives.
-pub(super) fn loads(blocks: &[Lifetime]) -> Vec<u64> {
-    let sections = blocks.iter().map(|block| block.end).max().unwrap_or(0) as usize;
-    let mut change = vec![0_i64; sections + 1];
-    for block in blocks {
-        // Their sum is below 2^63: reading refuses more.
-        change[block.begin as usize] += block.bytes.cast_signed();
-        change[block.end as usize] -= block.bytes.cast_signed();
-    }
-    change.pop();
-    let running = change.into_iter().scan(0_i64, |load, change| {
-        *load += change;
-        Some(load.cast_unsigned())
-    });
-    running.collect()
 }
 
 /// Lifetimes in the making.
 #[derive(Default)]
 struct Reading {
-    blocks: Vec<Lifetime>,
+    blocks: Vec<BlockLifetime>,
     /// Which block lives in each slot of the trace.
     tenants: Vec<u32>,
     section: u32,
@@ -127,7 +83,7 @@ impl Reading {
             self.tenants.resize(slot + 1, 0);
         }
         self.tenants[slot] = u32::try_from(self.blocks.len()).map_err(|_| PlanError::TooMany)?;
-        self.blocks.push(Lifetime { begin: self.section, end: u32::MAX, bytes });
+        self.blocks.push(BlockLifetime { begin: self.section, end: u32::MAX, bytes });
         Ok(())
     }
 
@@ -147,7 +103,7 @@ impl Reading {
 
 /// Lifetimes that come from no trace, in order of their beginnings.
 #[cfg(test)]
-pub(super) fn told_by(blocks: Vec<Lifetime>) -> Lifetimes {
+pub(super) fn told_by(blocks: Vec<BlockLifetime>) -> Lifetimes {
     let sections = blocks.iter().map(|block| block.end).max().unwrap_or(0);
     Lifetimes { blocks, sections }
 }

@@ -7,7 +7,7 @@
 //! nor devices.
 //!
 //! ```
-//! use oomph_trace::plan::{Budget, GRAIN, Lifetimes, pack};
+//! use oomph_trace::plan::{GRAIN, Lifetimes, PackingBudget, pack};
 //! use oomph_trace::TraceBuilder;
 //! use oomph_base::{MIB, StreamId, TagId};
 //! let mut story = TraceBuilder::new();
@@ -16,7 +16,7 @@
 //! story.free(small);
 //! story.alloc(2 * MIB, StreamId::DEFAULT, TagId(0));
 //! let lifetimes = Lifetimes::read(&story.finish("trap"), GRAIN)?;
-//! let packing = pack(&lifetimes, Budget::QUICK);
+//! let packing = pack(&lifetimes, PackingBudget::QUICK);
 //! // Whoever does not look ahead leaves a hole of 1 MiB under `kept` and needs 4 MiB.
 //! assert_eq!((packing.height_bytes, packing.is_optimal()), (3 * MIB, true));
 //! # let _ = kept;
@@ -24,27 +24,23 @@
 //! ```
 
 mod bound;
-mod budget;
 mod error;
 mod exact;
-mod fit;
 mod ground;
 mod improve;
 mod lifetimes;
 mod needs;
 mod online;
-mod order;
 mod pack;
 mod packing;
 #[cfg(test)]
 mod puzzles;
 
 pub use bound::Bound;
-pub use budget::Budget;
 pub use error::PlanError;
-pub use lifetimes::{Lifetime, Lifetimes};
+pub use lifetimes::Lifetimes;
 pub use needs::Needs;
-pub use order::Order;
+pub use oomph_base::packing::{BlockLifetime, PackingBudget, PlacementOrder};
 pub use pack::pack;
 pub use packing::{Method, Overlap, Packing, PlannedBlock};
 

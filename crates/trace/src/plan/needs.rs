@@ -1,6 +1,6 @@
 //! What a source needs, whoever serves it: computed once and written beside every case that runs it.
 
-use super::{Bound, Budget, GRAIN, Lifetimes, PlanError, pack};
+use super::{Bound, GRAIN, Lifetimes, PackingBudget, PlanError, pack};
 use crate::Source;
 
 /// The memory that a source needs at least, and what it takes to lay it out with foresight.
@@ -14,7 +14,7 @@ pub struct Needs {
 
 impl Needs {
     /// Reads a source once for the bound and, with a budget, once more for a layout. Requests are rounded to [`GRAIN`].
-    pub fn of(source: &dyn Source, pack_within: Option<Budget>) -> Result<Needs, PlanError> {
+    pub fn of(source: &dyn Source, pack_within: Option<PackingBudget>) -> Result<Needs, PlanError> {
         let bound = Bound::of(source, GRAIN)?;
         let packed_bytes = match pack_within {
             Some(budget) => Some(pack(&Lifetimes::read(source, GRAIN)?, budget).height_bytes),

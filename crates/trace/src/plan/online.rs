@@ -1,48 +1,32 @@
-//! Layouts in order of allocation, as an allocator without foresight would make them on one endless segment.
+//! Places each block when it is allocated, without knowing what comes later: what an allocator with
+//! a single unlimited segment would do.
 //!
-//! Only the live blocks have to be looked at, so this is the layout that even the longest trace gets.
+//! Only the live blocks are looked at, so that even the longest trace gets this layout.
 
-use super::{fit::Fit, lifetimes::Lifetime};
+use oomph_base::packing::{BlockLifetime, GapChoice, find_gap};
 
 /// A live block.
-struct Tenant {
+struct LiveBlock {
     offset: u64,
     top: u64,
     end: u32,
 }
 
 /// The offsets of the blocks, which are in order of their beginnings.
-pub(super) fn place_online(blocks: &[Lifetime], fit: Fit) -> Vec<u64> {
+pub(super) fn place_online(blocks: &[BlockLifetime], choice: GapChoice) -> Vec<u64> {
     // By offset.
-    let mut tenants: Vec<Tenant> = Vec::new();
+    let mut live: Vec<LiveBlock> = Vec::new();
     let mut section = 0;
     let mut offsets = Vec::with_capacity(blocks.len());
     for block in blocks {
         if block.begin > section {
             section = block.begin;
-            tenants.retain(|tenant| tenant.end > section);
+            live.retain(|other| other.end > section);
         }
-        let (place, offset) = find(&tenants, block.bytes, fit);
-        tenants.insert(place, Tenant { offset, top: offset + block.bytes, end: block.end });
+        let offset = find_gap(live.iter().map(|other| (other.offset, other.top)), block.bytes, choice);
+        let index = live.partition_point(|other| other.offset < offset);
+        live.insert(index, LiveBlock { offset, top: offset + block.bytes, end: block.end });
         offsets.push(offset);
     }
     offsets
-}
-
-/// A place among the tenants, and the offset there.
-fn find(tenants: &[Tenant], bytes: u64, fit: Fit) -> (usize, u64) {
-    let mut floor = 0;
-    let mut narrowest: Option<(u64, usize, u64)> = None;
-    for (place, tenant) in tenants.iter().enumerate() {
-        let gap = tenant.offset - floor;
-        if gap >= bytes {
-            match fit {
-                Fit::First => return (place, floor),
-                Fit::Best if narrowest.is_none_or(|(least, ..)| gap < least) => narrowest = Some((gap, place, floor)),
-                Fit::Best => {}
-            }
-        }
-        floor = tenant.top;
-    }
-    narrowest.map_or((tenants.len(), floor), |(_, place, offset)| (place, offset))
 }

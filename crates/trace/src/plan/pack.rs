@@ -1,20 +1,20 @@
 //! Tries one method after the other, cheap ones first, until a layout is as low as it can be or the budget is spent.
 
 use super::{
-    Lifetimes, Method, Order, Packing,
-    budget::Budget,
+    Lifetimes, Method, Packing,
     exact::{self, Found},
-    fit::{Fit, Placing, Shelf},
     ground::{Group, clear_ground},
     improve::improve,
-    lifetimes::{Lifetime, bound_bytes},
     online::place_online,
+};
+use oomph_base::packing::{
+    BlockLifetime, BlockPlacer, GapChoice, PackingBudget, PlacementOrder, PlacementOutcome, peak_live_bytes,
 };
 
 /// Lays the blocks of a trace out in one stretch of memory, as low as the budget allows. The same lifetimes and budget
 /// give the same layout everywhere.
 #[must_use]
-pub fn pack(lifetimes: &Lifetimes, mut budget: Budget) -> Packing {
+pub fn pack(lifetimes: &Lifetimes, mut budget: PackingBudget) -> Packing {
     let blocks = lifetimes.blocks();
     let bound_bytes = lifetimes.bound_bytes();
     let (grounded, mut groups) = clear_ground(blocks);
@@ -23,7 +23,7 @@ pub fn pack(lifetimes: &Lifetimes, mut budget: Budget) -> Packing {
         height_bytes: 0,
         bound_bytes,
         proven_bytes: bound_bytes,
-        method: Method::FirstFit(Order::Birth),
+        method: Method::FirstFit(PlacementOrder::Birth),
     };
     for (block, offset) in grounded {
         packing.offsets[block as usize] = offset;
@@ -33,7 +33,7 @@ pub fn pack(lifetimes: &Lifetimes, mut budget: Budget) -> Packing {
     // The group that decides the height comes first: once it is packed, the others need not be lower.
     groups.sort_by_key(|group| std::cmp::Reverse(group.base + bound_bytes_of(group, blocks)));
     for group in &groups {
-        let members: Vec<Lifetime> = group.members.iter().map(|&block| blocks[block as usize]).collect();
+        let members: Vec<BlockLifetime> = group.members.iter().map(|&block| blocks[block as usize]).collect();
         let enough = packing.proven_bytes.saturating_sub(group.base);
         let share = budget.portion(members.len(), waiting);
         waiting -= members.len();
@@ -53,20 +53,20 @@ pub fn pack(lifetimes: &Lifetimes, mut budget: Budget) -> Packing {
     packing
 }
 
-fn bound_bytes_of(group: &Group, blocks: &[Lifetime]) -> u64 {
-    let members: Vec<Lifetime> = group.members.iter().map(|&block| blocks[block as usize]).collect();
-    bound_bytes(&rebased(&members))
+fn bound_bytes_of(group: &Group, blocks: &[BlockLifetime]) -> u64 {
+    let members: Vec<BlockLifetime> = group.members.iter().map(|&block| blocks[block as usize]).collect();
+    peak_live_bytes(&rebased(&members))
 }
 
 /// The same lifetimes, counted from the section in which the first begins.
-fn rebased(blocks: &[Lifetime]) -> Vec<Lifetime> {
+fn rebased(blocks: &[BlockLifetime]) -> Vec<BlockLifetime> {
     let first = blocks.iter().map(|block| block.begin).min().unwrap_or(0);
-    blocks.iter().map(|block| Lifetime { begin: block.begin - first, end: block.end - first, ..*block }).collect()
+    blocks.iter().map(|block| BlockLifetime { begin: block.begin - first, end: block.end - first, ..*block }).collect()
 }
 
 /// Blocks that are packed together, and their lowest layout so far.
 struct Part {
-    blocks: Vec<Lifetime>,
+    blocks: Vec<BlockLifetime>,
     offsets: Vec<u64>,
     height: u64,
     /// No layout is lower.
@@ -74,18 +74,18 @@ struct Part {
     /// A layout of this height need not be lowered.
     enough: u64,
     method: Method,
-    budget: Budget,
+    budget: PackingBudget,
 }
 
 impl Part {
     /// The layout that costs next to nothing.
-    fn of(members: &[Lifetime], enough: u64, budget: Budget) -> Part {
+    fn of(members: &[BlockLifetime], enough: u64, budget: PackingBudget) -> Part {
         let blocks = rebased(members);
-        let proven = bound_bytes(&blocks);
-        let method = Method::FirstFit(Order::Birth);
+        let proven = peak_live_bytes(&blocks);
+        let method = Method::FirstFit(PlacementOrder::Birth);
         let mut part =
             Part { offsets: Vec::new(), height: u64::MAX, proven, enough: enough.max(proven), method, budget, blocks };
-        part.take(place_online(&part.blocks, Fit::First), method);
+        part.take(place_online(&part.blocks, GapChoice::Lowest), method);
         part
     }
 
@@ -104,7 +104,7 @@ impl Part {
 
     fn lower(&mut self) {
         if !self.is_low_enough() {
-            self.take(place_online(&self.blocks, Fit::Best), Method::BestFit(Order::Birth));
+            self.take(place_online(&self.blocks, GapChoice::Narrowest), Method::BestFit(PlacementOrder::Birth));
         }
         self.by_orders();
         if self.blocks.len() <= exact::MOST_BLOCKS {
@@ -118,16 +118,20 @@ impl Part {
             return;
         }
         let blocks = std::mem::take(&mut self.blocks);
-        let mut shelf = Shelf::new(&blocks);
+        let mut placer = BlockPlacer::new(&blocks);
         let mut layouts = Vec::new();
         let mut lowest = self.height;
-        for order in Order::FORESEEING {
+        for order in PlacementOrder::OFFLINE {
             let list = order.of(&blocks);
-            for (fit, method) in [(Fit::First, Method::FirstFit(order)), (Fit::Best, Method::BestFit(order))] {
-                shelf.clear();
-                if lowest > self.enough && shelf.place_all(&list, fit, lowest - 1, &mut self.budget) == Placing::Done {
-                    lowest = shelf.height();
-                    layouts.push((shelf.offsets().to_vec(), method));
+            for (fit, method) in
+                [(GapChoice::Lowest, Method::FirstFit(order)), (GapChoice::Narrowest, Method::BestFit(order))]
+            {
+                placer.clear();
+                if lowest > self.enough
+                    && placer.place_all(&list, fit, lowest - 1, &mut self.budget) == PlacementOutcome::Done
+                {
+                    lowest = placer.height();
+                    layouts.push((placer.offsets().to_vec(), method));
                 }
             }
         }
@@ -160,7 +164,7 @@ impl Part {
 
     /// Starts from every order in turn, with more patience every time.
     fn by_changes(&mut self) {
-        let starts: Vec<Vec<u32>> = Order::FORESEEING.iter().map(|order| order.of(&self.blocks)).collect();
+        let starts: Vec<Vec<u32>> = PlacementOrder::OFFLINE.iter().map(|order| order.of(&self.blocks)).collect();
         for part in (1..=4).rev() {
             for start in &starts {
                 if self.is_low_enough() {
@@ -179,12 +183,13 @@ impl Part {
 }
 
 /// Searches with one order of candidates after the other: where one is lost for years another finds at once.
-fn search_in_turns(blocks: &[Lifetime], ceiling: u64, budget: &mut Budget) -> Found {
-    const TURNS: [Order; 4] = [Order::Area, Order::Crowd, Order::CrowdLifetime, Order::Lifetime];
+fn search_in_turns(blocks: &[BlockLifetime], ceiling: u64, budget: &mut PackingBudget) -> Found {
+    const TURNS: [PlacementOrder; 4] =
+        [PlacementOrder::Area, PlacementOrder::Crowd, PlacementOrder::CrowdLifetime, PlacementOrder::Lifetime];
     let mut patience = 1_000_000;
     while budget.steps() > 0 {
         for order in TURNS {
-            let mut share = Budget::of_steps(budget.steps().min(patience));
+            let mut share = PackingBudget::of_steps(budget.steps().min(patience));
             let before = share.steps();
             let found = exact::search(blocks, &order.of(blocks), ceiling, &mut share);
             budget.spend(before - share.steps());
@@ -213,7 +218,7 @@ mod tests {
     fn small_puzzles_are_solved_and_the_solution_is_known_to_be_the_best() {
         for seed in 100..103 {
             let puzzle = cut_rectangle(seed, 40, 1 << 20);
-            let packing = pack(&puzzle, Budget::QUICK);
+            let packing = pack(&puzzle, PackingBudget::QUICK);
             packing.check(&puzzle).unwrap();
             assert_eq!(
                 (packing.height_bytes, packing.is_optimal()),
@@ -230,9 +235,13 @@ mod tests {
         let heights: Vec<u64> = [0, 100_000, 1_000_000, 10_000_000]
             .into_iter()
             .map(|steps| {
-                let packing = pack(&puzzle, Budget::of_steps(steps));
+                let packing = pack(&puzzle, PackingBudget::of_steps(steps));
                 packing.check(&puzzle).unwrap();
-                assert_eq!(packing, pack(&puzzle, Budget::of_steps(steps)), "the same budget gives the same layout");
+                assert_eq!(
+                    packing,
+                    pack(&puzzle, PackingBudget::of_steps(steps)),
+                    "the same budget gives the same layout"
+                );
                 packing.height_bytes
             })
             .collect();
@@ -243,7 +252,7 @@ mod tests {
     #[test]
     fn nothing_needs_nothing() {
         let lifetimes = Lifetimes::read(&Trace::default(), 512).unwrap();
-        let packing = pack(&lifetimes, Budget::QUICK);
+        let packing = pack(&lifetimes, PackingBudget::QUICK);
         assert_eq!((packing.height_bytes, packing.offsets.len(), packing.is_optimal()), (0, 0, true));
     }
 
@@ -253,12 +262,12 @@ mod tests {
         #[test]
         fn no_two_blocks_lie_on_one_another_and_no_proof_is_false(trace in traces(120), steps in 0..200_000_u64) {
             if let Ok(lifetimes) = Lifetimes::read(&trace, 512) {
-                let packing = pack(&lifetimes, Budget::of_steps(steps));
+                let packing = pack(&lifetimes, PackingBudget::of_steps(steps));
                 prop_assert_eq!(packing.check(&lifetimes), Ok(()));
                 let tops = lifetimes.blocks().iter().zip(&packing.offsets).map(|(life, offset)| life.bytes + offset);
                 prop_assert_eq!(packing.height_bytes, tops.max().unwrap_or(0));
                 prop_assert!(packing.bound_bytes <= packing.proven_bytes && packing.proven_bytes <= packing.height_bytes);
-                let better = pack(&lifetimes, Budget::of_steps(steps * 4));
+                let better = pack(&lifetimes, PackingBudget::of_steps(steps * 4));
                 prop_assert!(packing.proven_bytes <= better.height_bytes, "a layout below what was proven");
             }
         }

@@ -4,16 +4,17 @@ use std::{collections::BTreeMap, fmt};
 
 use serde::Serialize;
 
-use super::{Lifetimes, Order};
+use super::Lifetimes;
+use oomph_base::packing::PlacementOrder;
 
 /// How a layout was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Method {
     /// Each block in the lowest gap, in this order.
-    FirstFit(Order),
+    FirstFit(PlacementOrder),
     /// Each block in the narrowest gap, in this order.
-    BestFit(Order),
+    BestFit(PlacementOrder),
     /// An order changed until it fitted.
     LocalSearch,
     /// All layouts that matter were tried.
@@ -152,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_plan_is_in_order_of_allocation() {
-        let packing = super::super::pack(&lifetimes(), super::super::Budget::QUICK);
+        let packing = super::super::pack(&lifetimes(), super::super::PackingBudget::QUICK);
         let plan = packing.plan(&lifetimes());
         assert_eq!(plan.iter().map(|block| block.bytes).collect::<Vec<_>>(), [512, 1024, 512]);
         assert_eq!(plan[0].offset, plan[2].offset);

@@ -3,17 +3,15 @@
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::{
-    Lifetimes,
-    lifetimes::{Lifetime, told_by},
-};
+use super::{Lifetimes, lifetimes::told_by};
+use oomph_base::packing::BlockLifetime;
 
 /// A rectangle of time and memory, cut again and again until there are enough pieces: they fill it without a gap, so the
 /// best layout is as high as the bound. Cuts through all of a piece, either way.
 pub(super) fn cut_rectangle(seed: u64, pieces: usize, height: u64) -> Lifetimes {
     let mut dice = ChaCha8Rng::seed_from_u64(seed);
     let mut below = |most: u64| dice.next_u64() % most;
-    let mut cut = vec![Lifetime { begin: 0, end: 4 * pieces as u32, bytes: height }];
+    let mut cut = vec![BlockLifetime { begin: 0, end: 4 * pieces as u32, bytes: height }];
     while cut.len() < pieces {
         let place = below(cut.len() as u64) as usize;
         let piece = cut[place];
@@ -21,11 +19,11 @@ pub(super) fn cut_rectangle(seed: u64, pieces: usize, height: u64) -> Lifetimes 
         if below(2) == 0 && length > 1 {
             let middle = piece.begin + 1 + below(length - 1) as u32;
             cut[place].end = middle;
-            cut.push(Lifetime { begin: middle, ..piece });
+            cut.push(BlockLifetime { begin: middle, ..piece });
         } else if piece.bytes > 1 {
             let lower = 1 + below(piece.bytes - 1);
             cut[place].bytes = lower;
-            cut.push(Lifetime { bytes: piece.bytes - lower, ..piece });
+            cut.push(BlockLifetime { bytes: piece.bytes - lower, ..piece });
         }
     }
     cut.sort_by_key(|piece| (piece.begin, piece.end, piece.bytes));

@@ -1,7 +1,7 @@
 //! `planned`: a plan made from one step of the program says where the blocks of later steps go.
 //!
 //! Training steps repeat: the same sizes in the same order with the same lifetimes. So one step is profiled while its
-//! requests are served by a fallback, the [`caching`] strategy; its blocks are packed (`packing`) into
+//! requests are served by a fallback, the [`caching`] strategy; its blocks are packed into
 //! one region a stream; and once a step has gone by the plan, each request of the next ones gets the place that the plan
 //! has for it. Whatever is not planned goes to the fallback: small requests, blocks that stay, requests that the
 //! profiled step did not make, and those whose place is still taken, because a block lives longer than it did. A plan
@@ -14,7 +14,6 @@
 //! to the same run, so its peak is that of both. `peak_reserved_since_plan_bytes` among the details says what the
 //! planned steps alone need.
 
-mod packing;
 mod plan;
 mod profile;
 mod region;

@@ -5,11 +5,11 @@
 //! does not put the rest out of step. Every stream has offsets of its own, since memory of one may not be handed to
 //! another without waiting.
 
-use super::{
-    packing::{Interval, pack},
-    profile::{Lifetime, Shape},
+use super::profile::{Lifetime, Shape};
+use oomph_base::{
+    StreamId,
+    packing::{BlockLifetime, BlockPlacer, GapChoice, PackingBudget, PlacementOrder, PlacementOutcome},
 };
-use oomph_base::StreamId;
 
 /// No entry.
 const NONE: u32 = u32::MAX;
@@ -77,20 +77,20 @@ impl Plan {
         streams.sort_unstable();
         streams.dedup();
         for stream in streams {
-            let (places, intervals): (Vec<usize>, Vec<Interval>) = lifetimes
+            let (places, intervals): (Vec<usize>, Vec<BlockLifetime>) = lifetimes
                 .iter()
                 .enumerate()
                 .filter(|(_, lifetime)| lifetime.shape.0 == stream)
                 .filter_map(|(place, &Lifetime { shape: (_, bytes), begin, end })| {
-                    Some((place, Interval { bytes, begin, end: end? }))
+                    Some((place, BlockLifetime { bytes, begin, end: end? }))
                 })
                 .unzip();
-            let packing = pack(&intervals, period);
-            for (place, offset) in places.into_iter().zip(packing.offsets) {
+            let (offsets, needed) = pack(&intervals, period);
+            for (place, offset) in places.into_iter().zip(offsets) {
                 self.entries[place].offset = Some(offset);
             }
-            if packing.bytes > 0 {
-                self.needs.push((stream, packing.bytes));
+            if needed > 0 {
+                self.needs.push((stream, needed));
             }
         }
     }
@@ -134,8 +134,29 @@ impl Plan {
     }
 }
 
+/// The offsets of blocks that come again after every period, and the bytes that all together need.
+///
+/// Each block goes to the lowest free offset, in several orders, and the lowest result is kept. For
+/// training steps the order by size is hard to improve on.
+fn pack(blocks: &[BlockLifetime], period: u32) -> (Vec<u64>, u64) {
+    let mut placer = BlockPlacer::periodic(blocks, period);
+    let mut best: Option<(Vec<u64>, u64)> = None;
+    for order in [PlacementOrder::Bytes, PlacementOrder::Area, PlacementOrder::Lifetime] {
+        let ceiling = best.as_ref().map_or(u64::MAX, |(_, height)| height.saturating_sub(1));
+        let mut budget = PackingBudget::of_steps(u64::MAX);
+        placer.clear();
+        let outcome = placer.place_all(&order.of(blocks), GapChoice::Lowest, ceiling, &mut budget);
+        if outcome == PlacementOutcome::Done {
+            best = Some((placer.offsets().to_vec(), placer.height()));
+        }
+    }
+    best.unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn lifetime(stream: u16, bytes: u64, begin: u32, end: Option<u32>) -> Lifetime {
@@ -179,5 +200,57 @@ mod tests {
         let offsets = step(&mut plan, &[(0, 20), (0, 99), (0, 20), (0, 20), (1, 20)]);
         assert_eq!(offsets, [Some(30), None, Some(0), None, Some(0)]);
         assert_eq!((plan.begin_step(), plan.places()), (1, 4), "30 bytes were not asked for");
+    }
+
+    fn block(bytes: u64, begin: u32, end: u32) -> BlockLifetime {
+        BlockLifetime { begin, end, bytes }
+    }
+
+    /// The bytes live at each time of the period, counted one time after the other.
+    fn live_bytes(blocks: &[BlockLifetime], period: u32) -> Vec<u64> {
+        let live =
+            |time: u32| blocks.iter().filter(|block| times(block, period).contains(&time)).map(|b| b.bytes).sum();
+        (0..period).map(live).collect()
+    }
+
+    fn times(block: &BlockLifetime, period: u32) -> Vec<u32> {
+        (block.begin..block.end).map(|time| time % period).collect()
+    }
+
+    #[test]
+    fn successive_blocks_share_an_offset() {
+        assert_eq!(pack(&[block(10, 0, 2), block(5, 1, 3), block(10, 2, 4)], 4), (vec![0, 10, 0], 15));
+    }
+
+    #[test]
+    fn a_block_keeps_its_offset_into_the_next_period() {
+        let blocks = [block(8, 0, 1), block(8, 1, 3), block(8, 3, 5)];
+        assert_eq!(pack(&blocks, 4), (vec![8, 0, 0], 16));
+        assert_eq!(live_bytes(&blocks, 4), [16, 8, 8, 8]);
+    }
+
+    proptest! {
+        #[test]
+        fn blocks_that_are_live_together_do_not_overlap(
+            period in 4u32..40,
+            blocks in prop::collection::vec((1u64..50, 0u32..40, 1u32..40), 0..40),
+        ) {
+            let place = |(bytes, begin, length): (u64, u32, u32)| {
+                block(bytes, begin % period, begin % period + 1 + length % period)
+            };
+            let mut blocks: Vec<BlockLifetime> = blocks.into_iter().map(place).collect();
+            blocks.sort_by_key(|block| block.begin);
+            let (offsets, needed) = pack(&blocks, period);
+            prop_assert!(needed >= live_bytes(&blocks, period).into_iter().max().unwrap());
+            for (one, first) in blocks.iter().enumerate() {
+                prop_assert!(offsets[one] + first.bytes <= needed);
+                for (other, second) in blocks.iter().enumerate().take(one) {
+                    let together = times(first, period).iter().any(|time| times(second, period).contains(time));
+                    let (low, high) = (offsets[one], offsets[other]);
+                    let apart = low + first.bytes <= high || high + second.bytes <= low;
+                    prop_assert!(apart || !together, "{first:?} at {low} and {second:?} at {high}");
+                }
+            }
+        }
     }
 }

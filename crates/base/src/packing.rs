@@ -1,0 +1,395 @@
+//! Placing blocks with known lifetimes at offsets in one range of memory: pure arithmetic.
+//!
+//! The offline packing of a trace and the plan of the `planned` strategy both use it. It knows
+//! neither traces nor strategies.
+
+use std::cmp::Reverse;
+
+use serde::Serialize;
+
+/// One block: live from time `begin` up to but not including time `end`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockLifetime {
+    /// When it is allocated.
+    pub begin: u32,
+    /// When it is freed; after `begin`.
+    pub end: u32,
+    /// Its size.
+    pub bytes: u64,
+}
+
+impl BlockLifetime {
+    /// Whether both are live at the same time.
+    #[must_use]
+    pub const fn meets(&self, other: &BlockLifetime) -> bool {
+        self.begin < other.end && other.begin < self.end
+    }
+
+    /// Bytes times length of life.
+    #[must_use]
+    pub const fn area(&self) -> u128 {
+        self.bytes as u128 * (self.end - self.begin) as u128
+    }
+}
+
+/// The live bytes at each time, from 0 to the end of the last block.
+#[must_use]
+pub fn live_bytes_over_time(blocks: &[BlockLifetime]) -> Vec<u64> {
+    let times = blocks.iter().map(|block| block.end).max().unwrap_or(0) as usize;
+    let mut change = vec![0_i64; times + 1];
+    for block in blocks {
+        // The caller keeps the sum of all blocks below 2^63.
+        change[block.begin as usize] += block.bytes.cast_signed();
+        change[block.end as usize] -= block.bytes.cast_signed();
+    }
+    change.pop();
+    let running = change.into_iter().scan(0_i64, |live, change| {
+        *live += change;
+        Some(live.cast_unsigned())
+    });
+    running.collect()
+}
+
+/// The most bytes that are live at the same time: no layout is lower.
+#[must_use]
+pub fn peak_live_bytes(blocks: &[BlockLifetime]) -> u64 {
+    live_bytes_over_time(blocks).into_iter().max().unwrap_or(0)
+}
+
+/// The work that a packing may take, in steps and not in seconds: the same blocks get the same
+/// layout on every machine. A step is about one comparison with one neighbour, around a nanosecond.
+///
+/// The first layout is always finished, whatever the budget; what is left goes into better ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PackingBudget {
+    steps: u64,
+}
+
+impl PackingBudget {
+    /// A fraction of a second: for suites, where every source is packed.
+    pub const QUICK: PackingBudget = PackingBudget::of_steps(200_000_000);
+    /// Some seconds: for a single source.
+    pub const THOROUGH: PackingBudget = PackingBudget::of_steps(1_000_000_000);
+
+    /// A budget of this many steps.
+    #[must_use]
+    pub const fn of_steps(steps: u64) -> PackingBudget {
+        PackingBudget { steps }
+    }
+
+    /// How many steps are left.
+    #[must_use]
+    pub const fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Takes steps away and returns whether any are left.
+    pub const fn spend(&mut self, steps: u64) -> bool {
+        self.steps = self.steps.saturating_sub(steps);
+        self.steps > 0
+    }
+
+    /// A budget of `share` / `whole` of the steps that are left.
+    #[must_use]
+    pub fn portion(&self, share: usize, whole: usize) -> PackingBudget {
+        let steps = u128::from(self.steps) * share as u128 / whole.max(1) as u128;
+        PackingBudget { steps: u64::try_from(steps).unwrap_or(u64::MAX) }
+    }
+}
+
+/// The order in which blocks are placed: the first ones get the low offsets. All but
+/// [`PlacementOrder::Birth`] put the largest first; equal blocks stay in order of allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PlacementOrder {
+    /// As they are allocated.
+    Birth,
+    /// By bytes.
+    Bytes,
+    /// By length of life.
+    Lifetime,
+    /// By bytes times length of life.
+    Area,
+    /// By the most live bytes at any time of their life, then by area.
+    Crowd,
+    /// By the most live bytes at any time of their life, then by length of life.
+    CrowdLifetime,
+}
+
+impl PlacementOrder {
+    /// The orders that use what is known about the future, the most promising first.
+    pub const OFFLINE: [PlacementOrder; 5] = [
+        PlacementOrder::Bytes,
+        PlacementOrder::Area,
+        PlacementOrder::Lifetime,
+        PlacementOrder::Crowd,
+        PlacementOrder::CrowdLifetime,
+    ];
+
+    /// What it sorts by, as in "first fit by size".
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            PlacementOrder::Birth => "birth",
+            PlacementOrder::Bytes => "size",
+            PlacementOrder::Lifetime => "lifetime",
+            PlacementOrder::Area => "area",
+            PlacementOrder::Crowd => "fullest section and area",
+            PlacementOrder::CrowdLifetime => "fullest section and lifetime",
+        }
+    }
+
+    /// The indices of the blocks in this order.
+    #[must_use]
+    pub fn of(self, blocks: &[BlockLifetime]) -> Vec<u32> {
+        let mut order: Vec<u32> = (0..blocks.len() as u32).collect();
+        let length = |block: &BlockLifetime| u128::from(block.end - block.begin);
+        let crowds = match self {
+            PlacementOrder::Crowd | PlacementOrder::CrowdLifetime => crowds(blocks),
+            _ => Vec::new(),
+        };
+        order.sort_by_cached_key(|&index| {
+            let block = &blocks[index as usize];
+            let crowd = || u128::from(crowds[index as usize]);
+            Reverse(match self {
+                PlacementOrder::Birth => (0, 0),
+                PlacementOrder::Bytes => (u128::from(block.bytes), length(block)),
+                PlacementOrder::Lifetime => (length(block), u128::from(block.bytes)),
+                PlacementOrder::Area => (block.area(), u128::from(block.bytes)),
+                PlacementOrder::Crowd => (crowd(), block.area()),
+                PlacementOrder::CrowdLifetime => (crowd(), length(block)),
+            })
+        });
+        order
+    }
+}
+
+/// The most live bytes at any time of each block's life.
+fn crowds(blocks: &[BlockLifetime]) -> Vec<u64> {
+    const CHUNK: usize = 256;
+    let live = live_bytes_over_time(blocks);
+    let most = |live: &[u64]| live.iter().copied().max().unwrap_or(0);
+    // The maximum of each chunk, so that a long life does not read every time of it.
+    let chunks: Vec<u64> = live.chunks(CHUNK).map(most).collect();
+    let crowd = |block: &BlockLifetime| {
+        let (begin, end) = (block.begin as usize, block.end as usize);
+        let (first, last) = (begin.div_ceil(CHUNK), end / CHUNK);
+        if first >= last {
+            return most(&live[begin..end]);
+        }
+        let edges = most(&live[begin..first * CHUNK]).max(most(&live[last * CHUNK..end]));
+        edges.max(most(&chunks[first..last]))
+    };
+    blocks.iter().map(crowd).collect()
+}
+
+/// Which gap a block goes into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GapChoice {
+    /// The lowest in which it fits.
+    Lowest,
+    /// The narrowest in which it fits; the lowest of those.
+    Narrowest,
+}
+
+/// The offset for a block of `bytes` among its neighbours, given by offset and end, lowest first.
+pub fn find_gap(neighbours: impl IntoIterator<Item = (u64, u64)>, bytes: u64, choice: GapChoice) -> u64 {
+    let mut floor = 0;
+    let mut narrowest: Option<(u64, u64)> = None;
+    for (offset, end) in neighbours {
+        if offset >= floor && offset - floor >= bytes {
+            match choice {
+                GapChoice::Lowest => return floor,
+                GapChoice::Narrowest => {
+                    let gap = (offset - floor, floor);
+                    narrowest = Some(narrowest.map_or(gap, |least| least.min(gap)));
+                }
+            }
+        }
+        floor = floor.max(end);
+    }
+    narrowest.map_or(floor, |(_, offset)| offset)
+}
+
+/// This many blocks share an entry of the lower index, and this many entries one of the upper.
+const FAN: usize = 32;
+
+/// How [`BlockPlacer::place_all`] ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlacementOutcome {
+    /// All are placed.
+    Done,
+    /// The block at this index of the list would have ended above the ceiling; it and all blocks
+    /// after it are not placed.
+    Ceiling(usize),
+    /// The budget is spent.
+    Spent,
+}
+
+/// Places blocks one by one, in any order, into the gaps between those that are placed already.
+///
+/// The blocks stay in order of allocation, and an index over their ends tells which are placed. The
+/// neighbours of a block began before its end (a prefix of the blocks) and end after its beginning
+/// (found by the index). A placement therefore costs as many steps as it has placed neighbours, not
+/// as there are blocks.
+#[derive(Debug)]
+pub struct BlockPlacer<'a> {
+    blocks: &'a [BlockLifetime],
+    period: Option<u32>,
+    offsets: Vec<u64>,
+    /// When a placed block ends; 0 where it is not placed.
+    ends: Vec<u32>,
+    /// The latest end of every [`FAN`] blocks, and of every [`FAN`] of these.
+    group_ends: Vec<u32>,
+    supergroup_ends: Vec<u32>,
+    /// How many blocks begin before the end of each block.
+    prefixes: Vec<u32>,
+    /// Offset and end of the placed neighbours of one block.
+    neighbours: Vec<(u64, u64)>,
+    /// How many entries were read to find them.
+    looked_at: usize,
+}
+
+impl<'a> BlockPlacer<'a> {
+    /// Nothing is placed yet. The blocks are in order of their beginnings.
+    #[must_use]
+    pub fn new(blocks: &'a [BlockLifetime]) -> BlockPlacer<'a> {
+        let groups = blocks.len().div_ceil(FAN);
+        BlockPlacer {
+            blocks,
+            period: None,
+            offsets: vec![0; blocks.len()],
+            ends: vec![0; blocks.len()],
+            group_ends: vec![0; groups],
+            supergroup_ends: vec![0; groups.div_ceil(FAN)],
+            prefixes: blocks.iter().map(|block| begun_before(blocks, block.end)).collect(),
+            neighbours: Vec::new(),
+            looked_at: 0,
+        }
+    }
+
+    /// The same for blocks that come again after every `period`. They begin within it and live at
+    /// most that long, so their ends may lie in the next period.
+    #[must_use]
+    pub fn periodic(blocks: &'a [BlockLifetime], period: u32) -> BlockPlacer<'a> {
+        BlockPlacer { period: Some(period), ..BlockPlacer::new(blocks) }
+    }
+
+    /// Removes all blocks.
+    pub fn clear(&mut self) {
+        self.ends.fill(0);
+        self.group_ends.fill(0);
+        self.supergroup_ends.fill(0);
+    }
+
+    /// Where the blocks are.
+    #[must_use]
+    pub fn offsets(&self) -> &[u64] {
+        &self.offsets
+    }
+
+    /// The highest end of all placed blocks.
+    #[must_use]
+    pub fn height(&self) -> u64 {
+        let placed = self.blocks.iter().zip(&self.offsets).zip(&self.ends).filter(|(_, end)| **end > 0);
+        placed.map(|((block, offset), _)| offset + block.bytes).max().unwrap_or(0)
+    }
+
+    /// Places the blocks of a list, in its order, none of them above the ceiling.
+    pub fn place_all(
+        &mut self,
+        order: &[u32],
+        choice: GapChoice,
+        ceiling: u64,
+        budget: &mut PackingBudget,
+    ) -> PlacementOutcome {
+        for (index, &block) in order.iter().enumerate() {
+            let block = block as usize;
+            self.find_neighbours(block);
+            let offset = find_gap(self.neighbours.iter().copied(), self.blocks[block].bytes, choice);
+            let sorted = self.neighbours.len() as u64 + 1;
+            if !budget.spend(self.looked_at as u64 + sorted * u64::from(sorted.ilog2() + 1)) {
+                return PlacementOutcome::Spent;
+            }
+            if offset + self.blocks[block].bytes > ceiling {
+                return PlacementOutcome::Ceiling(index);
+            }
+            self.place(block, offset);
+        }
+        PlacementOutcome::Done
+    }
+
+    fn place(&mut self, block: usize, offset: u64) {
+        let end = self.blocks[block].end;
+        self.offsets[block] = offset;
+        self.ends[block] = end;
+        let (group, supergroup) = (block / FAN, block / FAN / FAN);
+        self.group_ends[group] = self.group_ends[group].max(end);
+        self.supergroup_ends[supergroup] = self.supergroup_ends[supergroup].max(end);
+    }
+
+    /// Removes a placed block.
+    pub fn remove(&mut self, block: usize) {
+        let end = std::mem::take(&mut self.ends[block]);
+        let (group, supergroup) = (block / FAN, block / FAN / FAN);
+        if self.group_ends[group] == end {
+            self.group_ends[group] = latest(&self.ends, group);
+            if self.supergroup_ends[supergroup] == end {
+                self.supergroup_ends[supergroup] = latest(&self.group_ends, supergroup);
+            }
+        }
+    }
+
+    /// Collects the placed blocks that meet this one, lowest first.
+    fn find_neighbours(&mut self, block: usize) {
+        self.neighbours.clear();
+        self.looked_at = 0;
+        let BlockLifetime { begin, end, .. } = self.blocks[block];
+        self.collect_live(begin, self.prefixes[block]);
+        if let Some(period) = self.period {
+            // What this block reaches of the next period, and who reaches into this one from there.
+            if end > period {
+                self.collect_live(0, begun_before(self.blocks, end - period));
+            }
+            self.collect_live(begin + period, self.blocks.len() as u32);
+        }
+        self.neighbours.sort_unstable();
+    }
+
+    /// Collects those of the first `prefix` blocks that are placed and end after `begin`.
+    fn collect_live(&mut self, begin: u32, prefix: u32) {
+        let prefix = prefix as usize;
+        let supergroups = &self.supergroup_ends[..prefix.div_ceil(FAN * FAN)];
+        self.looked_at += supergroups.len();
+        for (supergroup, &latest) in supergroups.iter().enumerate() {
+            if latest <= begin {
+                continue;
+            }
+            let groups = supergroup * FAN..((supergroup + 1) * FAN).min(prefix.div_ceil(FAN));
+            self.looked_at += groups.len();
+            for group in groups {
+                if self.group_ends[group] <= begin {
+                    continue;
+                }
+                let members = group * FAN..((group + 1) * FAN).min(prefix);
+                self.looked_at += members.len();
+                for other in members {
+                    if self.ends[other] > begin {
+                        let offset = self.offsets[other];
+                        self.neighbours.push((offset, offset + self.blocks[other].bytes));
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn begun_before(blocks: &[BlockLifetime], time: u32) -> u32 {
+    blocks.partition_point(|block| block.begin < time) as u32
+}
+
+/// The latest of the ends that an entry of an index stands for.
+fn latest(ends: &[u32], entry: usize) -> u32 {
+    let members = &ends[entry * FAN..((entry + 1) * FAN).min(ends.len())];
+    members.iter().copied().max().unwrap_or(0)
+}
