@@ -7,6 +7,7 @@
 //! ```
 //!
 //! - [`base`]: bytes, nanoseconds, identities; used everywhere.
+//! - [`pytorch`]: facts of PyTorch's allocator: sizes, rounding, settings.
 //! - [`trace`]: a sequence of allocation events, in memory and on disk.
 //! - [`plan`]: lower bounds of a trace, and offline packings.
 //! - [`models`]: generators of traces and their recipes.
@@ -24,6 +25,7 @@
 pub use oomph_alloc::{device, plugin, strategy};
 pub use oomph_base as base;
 pub use oomph_models as models;
+pub use oomph_pytorch as pytorch;
 pub use oomph_trace::{self as trace, plan};
 
 pub mod answer;

@@ -10,13 +10,13 @@ use std::{collections::HashMap, sync::Arc};
 use crate::{
     base::{Address, SiteId, StreamId},
     device::{Capabilities, Device},
+    pytorch::{AllocatorSettings, RecordedSettings},
     replay::{self, Live, Moment, Observer, OutOfMemory, ReplayError, Replayed, replay},
-    strategy::{self, EventSink, Freed, Layout, Outcome, SegmentView, Strategy, StrategyEvent, StrategySpec, caching},
+    strategy::{self, EventSink, Freed, Layout, Outcome, SegmentView, Strategy, StrategyEvent, StrategySpec},
     trace::{
         MarkKind, Op, Source, Tables,
         torch::{
-            Action, Annotation, Block, BlockState, Entry, Frame, Segment, SegmentKind, Setting, Settings, Snapshot,
-            StackId, Stacks, Stage,
+            Action, Annotation, Block, BlockState, Entry, Frame, Segment, SegmentKind, Snapshot, StackId, Stacks, Stage,
         },
     },
 };
@@ -99,7 +99,7 @@ pub struct Witness {
 impl Witness {
     /// Everything seen, with the memory at the end.
     #[must_use]
-    pub fn testify(mut self, layout: &Layout, settings: Settings) -> Snapshot {
+    pub fn testify(mut self, layout: &Layout, settings: RecordedSettings) -> Snapshot {
         for open in [self.phase.take(), self.step.take()] {
             self.end(open);
         }
@@ -306,27 +306,13 @@ fn frame(site: &str) -> Frame {
 }
 
 /// What a snapshot says about the allocator's settings.
-fn settings(spec: &StrategySpec) -> Settings {
-    let of_caching = || caching::Settings::default().updated(&spec.parameters).ok();
-    let (conf, in_force) = match of_caching().filter(|_| spec.name == "caching") {
-        Some(in_force) => (spec.parameters.clone(), in_force),
-        // No backend of PyTorch's, so that nobody takes the file for one of its own allocator.
-        None => (format!("backend:{}", spec.name), caching::Settings::default()),
-    };
-    let divisions = (0..).zip(in_force.roundup_power2_divisions);
-    let divisions = divisions.map(|(power, parts)| ((1_u64 << power).to_string().into(), parts as i64)).collect();
-    let values = [
-        ("PYTORCH_CUDA_ALLOC_CONF", Setting::Text(conf.into())),
-        ("max_split_size", Setting::Int(i64::try_from(in_force.max_split_size).unwrap_or(-1))),
-        ("garbage_collection_threshold", Setting::Float(in_force.garbage_collection_threshold)),
-        ("expandable_segments", Setting::Bool(in_force.expandable_segments)),
-        ("pinned_num_register_threads", Setting::Int(1)),
-        ("release_lock_on_cudamalloc", Setting::Bool(false)),
-        ("pinned_use_cuda_host_register", Setting::Bool(false)),
-        ("graph_capture_record_stream_reuse", Setting::Bool(false)),
-        ("roundup_power2_divisions", Setting::Table(divisions)),
-    ];
-    Settings { values: values.into_iter().map(|(name, value)| (name.into(), value)).collect() }
+fn settings(spec: &StrategySpec) -> RecordedSettings {
+    let parsed = || AllocatorSettings::default().updated(&spec.parameters).ok();
+    match parsed().filter(|_| spec.name == "caching") {
+        Some(settings) => RecordedSettings::of(&settings, &spec.parameters),
+        // PyTorch has no such backend, so nothing takes the file for one of PyTorch's own allocator.
+        None => RecordedSettings::of(&AllocatorSettings::default(), &format!("backend:{}", spec.name)),
+    }
 }
 
 #[cfg(test)]

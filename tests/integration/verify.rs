@@ -13,7 +13,8 @@ use oomph::{
     strategy::{self, Attempt, Caller, Context, Request, SegmentView, Setup, StrategyEvent, StrategySpec},
     suite::all_cores,
     trace::torch::{
-        Action, Block, BlockState, Entry, Recording, Segment, SegmentKind, Setting, Settings, Snapshot, StackId,
+        Action, Block, BlockState, Entry, RecordedSettings, RecordedValue, Recording, Segment, SegmentKind, Snapshot,
+        StackId,
     },
 };
 
@@ -138,7 +139,7 @@ fn other_settings_another_cap_and_other_counters_are_seen() {
     let unsplit = divergence_after("varlen", |snapshot, _| {
         for (name, value) in &mut snapshot.settings.values {
             if &**name == "max_split_size" {
-                *value = Setting::Int(64 << 20);
+                *value = RecordedValue::Int(64 << 20);
             }
         }
     });
@@ -191,7 +192,9 @@ fn full_device(conf: &str) -> (Snapshot, u64) {
     let snapshot = Snapshot {
         segments: strategy.layout().unwrap().segments.iter().map(segment_of).collect(),
         traces: vec![entries],
-        settings: Settings { values: vec![("PYTORCH_CUDA_ALLOC_CONF".into(), Setting::Text(conf.into()))] },
+        settings: RecordedSettings {
+            values: vec![("PYTORCH_CUDA_ALLOC_CONF".into(), RecordedValue::Text(conf.into()))],
+        },
         streams: vec![0],
         pools: vec![(0, 0)],
         ..Snapshot::default()

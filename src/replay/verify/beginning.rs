@@ -1,20 +1,16 @@
 //! Where a recording is taken up that began in the middle: behind the call that was under way, with the memory that was
 //! there then.
 
-use super::{Divergence, settings::of_recording};
+use super::Divergence;
 use crate::{
-    base::{Address, MIB},
+    base::Address,
+    pytorch::{AllocatorSettings, MIN_BLOCK_SIZE, SMALL_BUFFER, SMALL_SIZE},
     strategy::{
         BlockState, BlockView, Heritage, Layout, SegmentView, Strategy,
-        caching::{Caching, Settings, SharedRange},
+        caching::{Caching, SharedRange},
     },
     trace::torch::{self, Action, Entry, Initial, Recording, SegmentKind},
 };
-
-/// Sizes are multiples of this.
-const SIZE_STEP: u64 = 512;
-/// The largest rest that is left to a block of an ordinary large segment.
-const LARGEST_REST: u64 = MIB;
 
 /// What was there when a recording began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -56,7 +52,7 @@ impl Start {
     }
 
     /// What else may be the reason if the model does something else: a sentence each.
-    pub(super) fn doubts(&self, settings: &Settings, limit: Option<u64>) -> Vec<String> {
+    pub(super) fn doubts(&self, settings: &AllocatorSettings, limit: Option<u64>) -> Vec<String> {
         let mut doubts = Vec::new();
         let estimated = self.memory.estimated.len();
         if estimated > 0 {
@@ -78,9 +74,9 @@ impl Start {
     pub(super) fn mend(&mut self, divergence: &Divergence, model: &Caching) -> bool {
         let Divergence::Entries { modelled, .. } = divergence else { return false };
         let Some(put) = modelled.last().filter(|seen| seen.action == Action::Alloc) else { return false };
-        let too_little = model.settings().round(put.bytes);
+        let too_little = model.settings().round_size(put.bytes);
         let room = room_at(put.address, &model.layout().unwrap_or_default());
-        let more = (room + SIZE_STEP).saturating_sub(too_little);
+        let more = (room + MIN_BLOCK_SIZE).saturating_sub(too_little);
         let blocks = self.layout.segments.iter_mut().find_map(|segment| {
             let ends_there = |block: &BlockView| block.address.0 + block.size == put.address.0;
             segment.blocks.iter().position(ends_there).map(|place| &mut segment.blocks[place..])
@@ -90,7 +86,7 @@ impl Start {
         let can_be = self.memory.estimated.binary_search(&block.address).is_ok()
             && behind.state == BlockState::Free
             && more < behind.size
-            && (block.size + more).saturating_sub(estimate) <= LARGEST_REST;
+            && (block.size + more).saturating_sub(estimate) <= SMALL_SIZE;
         if can_be && more > 0 {
             block.size += more;
             behind.address.0 += more;
@@ -121,7 +117,7 @@ pub(in crate::replay) fn heritage(recording: &Recording) -> Option<Heritage> {
     if !memory.astray.is_empty() || !memory.live().all(|(block, _)| told(block)) {
         return None;
     }
-    let settings = of_recording(&recording.settings).ok()?;
+    let settings = recording.settings.in_force().ok()?;
     Some(Heritage { layout: layout_of(memory), settings })
 }
 
@@ -179,9 +175,6 @@ fn segment_view(segment: &torch::Segment) -> SegmentView {
     }
 }
 
-/// Small requests map so much at a time, and no others do.
-const SMALL_MAPPING: u64 = 2 * MIB;
-
 /// Where the addresses of a range begin: at its lowest run, or lower where something is mapped later on. Whatever else
 /// may lie below is never used, and nobody can tell.
 pub(super) fn range_start(range: &SharedRange, segments: &[SegmentView], entries: &[Entry]) -> Address {
@@ -194,7 +187,7 @@ pub(super) fn range_start(range: &SharedRange, segments: &[SegmentView], entries
         let (start, end) = (entry.address.0, entry.address.0.saturating_add(entry.size));
         match entry.action {
             Action::SegmentMap => {
-                let of_its_kind = (entry.size == SMALL_MAPPING) == (range.granule == SMALL_MAPPING);
+                let of_its_kind = (entry.size == SMALL_BUFFER) == (range.granule == SMALL_BUFFER);
                 let in_step = low.abs_diff(start).is_multiple_of(range.granule);
                 if of_its_kind && in_step && high.max(end) - low.min(start) <= range.bytes {
                     (low, high) = (low.min(start), high.max(end));

@@ -14,7 +14,6 @@ mod divergence;
 mod ending;
 mod held_back;
 mod model;
-mod settings;
 mod sighting;
 mod stretch;
 mod walk;
@@ -127,7 +126,7 @@ pub fn verify_watched(recording: &Recording, setup: &Setup<'_>, counters: &Count
         beginning: None,
         sizes_before: Vec::new(),
     };
-    let settings = match settings::of_recording(&recording.settings) {
+    let settings = match recording.settings.in_force() {
         Ok(settings) => settings,
         Err(error) => return unknowable(format!("its settings are beyond the model: {error}")),
     };

@@ -11,9 +11,10 @@ use crate::{
         CallKind, Device, DeviceProps,
         wrap::{Call, Fault, FaultPlan, Faulty, Manner, Reply, Scripted},
     },
+    pytorch::AllocatorSettings,
     strategy::{
         Attempt, Block, Caller, Context, Freed, Layout, Request, Setup, Strategy, StrategyError, StrategyEvent,
-        caching::{Caching, Settings},
+        caching::Caching,
     },
     trace::torch::{Action, Entry},
 };
@@ -48,7 +49,7 @@ impl Deeds {
 }
 
 impl Model {
-    pub(super) fn new(settings: Settings, setup: &Setup<'_>, streams: &[u64]) -> Result<Model, StrategyError> {
+    pub(super) fn new(settings: AllocatorSettings, setup: &Setup<'_>, streams: &[u64]) -> Result<Model, StrategyError> {
         let props: DeviceProps = setup.props.clone();
         let mut device = Scripted::new(props, Manner::Loose);
         for &handle in streams.iter().skip(1) {

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use oomph::{
     base::{Address, SiteId, StreamId, ThreadId},
     device::Device,
+    pytorch::AllocatorSettings,
     strategy::{
         Attempt, Block, BlockState, Caller, Context, Control, Freed, Request, Setup, Strategy, StrategyEvent,
-        caching::{Caching, Settings, stand_in::StandIn},
+        caching::{Caching, stand_in::StandIn},
     },
 };
 
@@ -38,7 +39,7 @@ pub fn run(program: &Program) -> Run {
     for &handle in &STREAMS[1..] {
         device.stream_create(handle).unwrap();
     }
-    let settings = Settings::default().updated(&program.environment).unwrap();
+    let settings = AllocatorSettings::default().updated(&program.environment).unwrap();
     let mut caching = Caching::new(settings, &Setup { props: device.props(), limit: None });
     let (mut refused, mut trace) = (Vec::new(), Vec::new());
     let mut spoilt_at = None;

@@ -130,7 +130,7 @@ pub struct Heritage {
     /// How it lay.
     pub layout: Layout,
     /// Under which settings it came to lie so.
-    pub settings: caching::Settings,
+    pub settings: oomph_pytorch::AllocatorSettings,
 }
 
 /// One request for memory.

@@ -6,42 +6,8 @@
 //! allocated there begins where it does. Only where nothing is allocated there while the block lives is its size an
 //! estimate.
 
-use super::{Action, Entry, Segment, SegmentKind, Setting, Settings};
-use oomph_base::{MIB, round_up};
-
-/// The largest rest that is not cut off a block of an ordinary large segment.
-const LARGEST_REST: u64 = MIB;
-
-/// The settings that decide about sizes.
-pub(super) struct Cutting {
-    /// For 1 MiB, 2 MiB ... 32 GiB: into how many parts the sizes up to the next power of two are divided.
-    divisions: [u64; 16],
-    /// Blocks from this size on are not split.
-    max_split_size: u64,
-}
-
-impl Cutting {
-    pub(super) fn of(settings: &Settings) -> Cutting {
-        let max_split_size = match settings.get("max_split_size") {
-            // PyTorch writes -1 for no limit.
-            Some(&Setting::Int(bytes)) => u64::try_from(bytes).unwrap_or(u64::MAX),
-            _ => u64::MAX,
-        };
-        Cutting { divisions: settings.roundup_divisions(), max_split_size }
-    }
-
-    /// PyTorch's rounding of requests.
-    fn round(&self, bytes: u64) -> u64 {
-        const STEP: u64 = 512;
-        let Some(power) = bytes.checked_ilog2() else { return STEP };
-        let parts = self.divisions[power.saturating_sub(20).min(15) as usize];
-        if parts > 1 && bytes > STEP.saturating_mul(parts) && !bytes.is_power_of_two() {
-            let step = (1 << power) >> parts.ilog2();
-            return round_up(bytes, step);
-        }
-        round_up(bytes.max(1), STEP)
-    }
-}
+use super::{Action, Entry, Segment, SegmentKind};
+use oomph_pytorch::{AllocatorSettings, SMALL_SIZE};
 
 /// A block of unknown size.
 pub(super) struct Unmeasured<'a> {
@@ -65,7 +31,7 @@ pub(super) struct Measured {
 pub(super) fn measure<'a>(
     blocks: impl Iterator<Item = Unmeasured<'a>>,
     entries: &[Entry],
-    cutting: &Cutting,
+    settings: &AllocatorSettings,
 ) -> Vec<Measured> {
     let mut measured = Vec::new();
     let mut rests: Vec<Rest> = Vec::new();
@@ -74,10 +40,10 @@ pub(super) fn measure<'a>(
         let neighbour = block.neighbour.unwrap_or(u64::MAX);
         let space_end = block.segment.map_or(neighbour, |segment| segment.end().min(neighbour));
         let space = space_end.saturating_sub(address);
-        let rounded = cutting.round(block.requested);
+        let rounded = settings.round_size(block.requested);
         let is_ordinary = |segment: &Segment| segment.kind == SegmentKind::Large && !segment.expandable;
         let may_have_more = block.segment.is_some_and(is_ordinary);
-        let fills_segment = may_have_more && rounded >= cutting.max_split_size;
+        let fills_segment = may_have_more && rounded >= settings.max_split_size;
         let size = if fills_segment { space } else { rounded.min(space) };
         if may_have_more && size < space {
             rests.push(Rest { place: measured.len(), block: address, start: address + size, end: space_end });
@@ -115,7 +81,7 @@ fn look_behind(rests: &[Rest], entries: &[Entry], measured: &mut [Measured]) {
         let block = &mut measured[rest.place];
         match found {
             Found::Start(address) => block.size = address - rest.block,
-            _ if rest.end - rest.start <= LARGEST_REST => block.size = rest.end - rest.block,
+            _ if rest.end - rest.start <= SMALL_SIZE => block.size = rest.end - rest.block,
             _ => block.certain = false,
         }
     }
@@ -136,7 +102,7 @@ enum Found {
 mod tests {
     use super::*;
     use crate::torch::StackId;
-    use oomph_base::{Address, StreamId};
+    use oomph_base::{Address, MIB, StreamId};
 
     fn entry(action: Action, address: u64) -> Entry {
         Entry { action, address: Address(address), size: 2 * MIB, ..Entry::default() }
@@ -156,8 +122,8 @@ mod tests {
             blocks: Vec::new(),
         };
         let block = Unmeasured { address: MIB, requested: 30 * MIB + 1, neighbour, segment: Some(&segment) };
-        let cutting = Cutting { divisions: [0; 16], max_split_size };
-        let [found] = measure([block].into_iter(), entries, &cutting)[..] else { panic!("one block") };
+        let settings = AllocatorSettings { max_split_size, ..AllocatorSettings::default() };
+        let [found] = measure([block].into_iter(), entries, &settings)[..] else { panic!("one block") };
         (found.size, found.certain)
     }
 
@@ -181,25 +147,5 @@ mod tests {
         assert_eq!(measured(&[], near, u64::MAX), (ROUNDED + MIB, true));
         assert_eq!(measured(&[], Some(MIB + ROUNDED), u64::MAX), (ROUNDED, true));
         assert_eq!(measured(&[], None, 30 * MIB), (40 * MIB, true));
-    }
-
-    #[test]
-    fn requests_are_rounded_as_pytorch_does() {
-        let plain = Cutting { divisions: [0; 16], max_split_size: u64::MAX };
-        for (bytes, rounded) in [(1, 512), (512, 512), (513, 1024), (0, 512)] {
-            assert_eq!(plain.round(bytes), rounded, "{bytes}");
-        }
-        let quarters = Cutting { divisions: [4; 16], max_split_size: u64::MAX };
-        let (mib, half) = (MIB, MIB / 2);
-        for (bytes, rounded) in [
-            (2049, 2560),
-            (5000, 5120),
-            (3 * mib, 3 * mib),
-            (3 * mib + 1, 3 * mib + half),
-            (21 * mib, 24 * mib),
-            (1200, 1536),
-        ] {
-            assert_eq!(quarters.round(bytes), rounded, "{bytes}");
-        }
     }
 }

@@ -19,15 +19,15 @@ mod stacks;
 mod story;
 mod write;
 
+pub use oomph_pytorch::{RecordedSettings, RecordedValue};
+
 pub use dead_end::{DeadEnd, Holder};
 pub use own_limit::OwnLimit;
 pub use parse::SnapshotError;
 pub use pickle::{Fault, PickleError, Spent};
 pub use recording::{Gaps, Recording, RecordingError};
 pub use rewind::Initial;
-pub use snapshot::{
-    Action, Annotation, Block, BlockState, Entry, Note, Segment, SegmentKind, Setting, Settings, Snapshot, Stage,
-};
+pub use snapshot::{Action, Annotation, Block, BlockState, Entry, Note, Segment, SegmentKind, Snapshot, Stage};
 pub use stacks::{Frame, StackId, Stacks};
 
 use std::path::Path;

@@ -6,12 +6,10 @@
 
 use super::{Action, Entry, Recording};
 use oomph_base::MIB;
+use oomph_pytorch::{LARGE_BUFFER, ROUND_LARGE};
 
 /// The driver does not hand out the very last of its memory, and segments are larger than requests.
 const DRIVER_RESERVE: u64 = 64 * MIB;
-/// The smallest segment for requests of more than 1 MiB, and the unit of larger ones.
-const LARGE_SEGMENT: u64 = 20 * MIB;
-const SEGMENT_UNIT: u64 = 2 * MIB;
 
 /// Between which amounts the limit lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -56,7 +54,7 @@ impl Recording {
 
 /// No segment for a request is larger.
 fn segment_for(bytes: u64) -> u64 {
-    bytes.max(LARGE_SEGMENT).checked_next_multiple_of(SEGMENT_UNIT).unwrap_or(u64::MAX)
+    bytes.max(LARGE_BUFFER).checked_next_multiple_of(ROUND_LARGE).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

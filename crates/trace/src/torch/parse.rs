@@ -3,13 +3,14 @@
 use std::{collections::HashMap, io::Read, sync::Arc};
 
 use super::{
-    Annotation, Block, BlockState, Frame, Note, Segment, SegmentKind, Setting, Settings, Snapshot, StackId, Stacks,
-    Stage,
+    Annotation, Block, BlockState, Frame, Note, RecordedSettings, RecordedValue, Segment, SegmentKind, Snapshot,
+    StackId, Stacks, Stage,
     collect::{Entries, pool_id},
     keys::Word,
     pickle::{self, Budget, Fault, Heap, NodeId, PickleError, Spent, TextId, Value},
 };
 use oomph_base::{Address, StreamId};
+use oomph_pytorch::SMALL_BUFFER;
 
 /// A snapshot that cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -297,22 +298,22 @@ impl Parser<'_> {
         }
     }
 
-    fn settings(&mut self, dict: NodeId) -> Result<Settings, SnapshotError> {
+    fn settings(&mut self, dict: NodeId) -> Result<RecordedSettings, SnapshotError> {
         let mut values = Vec::new();
         for (key, value) in self.heap.pairs(dict) {
             let Value::Text(key) = key else { continue };
             let setting = match value {
-                Value::Bool(value) => Setting::Bool(value),
-                Value::Int(value) => Setting::Int(value),
-                Value::Float(value) => Setting::Float(value),
-                Value::Text(text) => Setting::Text(Arc::clone(self.heap.text(text))),
-                Value::Dict(table) => Setting::Table(self.table(table)?),
+                Value::Bool(value) => RecordedValue::Bool(value),
+                Value::Int(value) => RecordedValue::Int(value),
+                Value::Float(value) => RecordedValue::Float(value),
+                Value::Text(text) => RecordedValue::Text(Arc::clone(self.heap.text(text))),
+                Value::Dict(table) => RecordedValue::Table(self.table(table)?),
                 // No setting is known to be anything else; a new kind must not make a recording unreadable.
                 Value::None | Value::Unsigned(_) | Value::List(_) | Value::Tuple(_) => continue,
             };
             self.budget.push(&mut values, (Arc::clone(self.heap.text(key)), setting))?;
         }
-        Ok(Settings { values })
+        Ok(RecordedSettings { values })
     }
 
     fn table(&mut self, dict: NodeId) -> Result<Vec<(Arc<str>, i64)>, SnapshotError> {
@@ -427,9 +428,8 @@ impl Parser<'_> {
     }
 }
 
-/// Small segments have 2 MiB; the smallest large one has 10.
 pub(super) const fn kind_by_size(bytes: u64) -> SegmentKind {
-    if bytes <= 2 << 20 { SegmentKind::Small } else { SegmentKind::Large }
+    if bytes <= SMALL_BUFFER { SegmentKind::Small } else { SegmentKind::Large }
 }
 
 fn small(value: Value) -> Option<u32> {

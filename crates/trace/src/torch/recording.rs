@@ -7,7 +7,7 @@
 use std::fmt;
 
 use super::{
-    Action, Annotation, BlockState, Entry, Initial, Segment, Settings, Snapshot, Stacks,
+    Action, Annotation, BlockState, Entry, Initial, RecordedSettings, Segment, Snapshot, Stacks,
     rewind::{End, rewind},
     story::{Doubts, Material, tell},
 };
@@ -26,7 +26,7 @@ pub struct Recording {
     /// What the allocator recorded, oldest first. Streams have the numbers that the trace uses.
     pub witnessed: Vec<Entry>,
     /// The allocator's settings.
-    pub settings: Settings,
+    pub settings: RecordedSettings,
     /// The memory before the first entry.
     pub initial: Initial,
     /// The memory at the end, in the file's order.

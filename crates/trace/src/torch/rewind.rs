@@ -6,11 +6,12 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{
-    Action, Block, BlockState, Entry, Segment, SegmentKind, Settings, StackId,
-    block_sizes::{Cutting, Unmeasured, measure},
+    Action, Block, BlockState, Entry, RecordedSettings, Segment, SegmentKind, StackId,
+    block_sizes::{Unmeasured, measure},
     parse::kind_by_size,
 };
-use oomph_base::{Address, MIB, StreamId, Watch};
+use oomph_base::{Address, StreamId, Watch};
+use oomph_pytorch::{AllocatorSettings, LARGE_BUFFER, SMALL_SIZE};
 
 /// The memory before the first entry of a recording.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -38,7 +39,7 @@ impl Initial {
 pub(super) struct End<'a> {
     pub(super) device: u32,
     pub(super) segments: &'a [Segment],
-    pub(super) settings: &'a Settings,
+    pub(super) settings: &'a RecordedSettings,
     pub(super) pools: &'a [(u64, u64)],
 }
 
@@ -143,7 +144,7 @@ impl<'a> Memory<'a> {
             && run.expandable
             && entry.address.0 < run.end()
         {
-            run.kind = if entry.size <= MIB { SegmentKind::Small } else { SegmentKind::Large };
+            run.kind = if entry.size <= SMALL_SIZE { SegmentKind::Small } else { SegmentKind::Large };
         }
     }
 
@@ -202,8 +203,8 @@ impl<'a> Memory<'a> {
             }
             None => end,
         };
-        // Small ranges are mapped in steps of 2 MiB, large ones in steps of 20. Whoever was there will tell better.
-        let kind = if entry.size.is_multiple_of(20 * MIB) { SegmentKind::Large } else { SegmentKind::Small };
+        // Small ranges grow by 2 MiB, large ones by 20 MiB: guess from the size; `learn_kind` corrects it.
+        let kind = if entry.size.is_multiple_of(LARGE_BUFFER) { SegmentKind::Large } else { SegmentKind::Small };
         self.kinds_are_guessed |= before.is_none() && after.is_none();
         let after = after.map(|run| Segment { address: entry.address, ..run });
         let mut whole = before.or(after).unwrap_or_else(|| self.segment(entry, kind, true));
@@ -213,7 +214,7 @@ impl<'a> Memory<'a> {
         fits
     }
 
-    fn measure_blocks(&mut self, entries: &[Entry], settings: &Settings) {
+    fn measure_blocks(&mut self, entries: &[Entry], settings: &RecordedSettings) {
         let mut blocks: Vec<(u64, Active)> = self.active.iter().map(|(&address, &block)| (address, block)).collect();
         blocks.sort_unstable_by_key(|(address, _)| *address);
         let unmeasured = blocks.iter().enumerate().filter(|(_, (_, block))| block.size.is_none());
@@ -223,7 +224,7 @@ impl<'a> Memory<'a> {
             let segment = segment.filter(|segment| address < segment.end());
             Unmeasured { address, requested: block.requested, neighbour, segment }
         });
-        for found in measure(unmeasured, entries, &Cutting::of(settings)) {
+        for found in measure(unmeasured, entries, &settings.applied_to(AllocatorSettings::default())) {
             if let Some(block) = self.active.get_mut(&found.address) {
                 block.size = Some(found.size);
             }
@@ -286,9 +287,10 @@ fn fill(segment: &mut Segment) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use oomph_base::MIB;
 
     fn rewound(entries: &[Entry], segments: &[Segment]) -> (Initial, u64) {
-        rewind(&End { device: 0, segments, settings: &Settings::default(), pools: &[] }, entries, Watch::NOBODY)
+        rewind(&End { device: 0, segments, settings: &RecordedSettings::default(), pools: &[] }, entries, Watch::NOBODY)
     }
 
     fn entry(action: Action, address: u64, size: u64) -> Entry {

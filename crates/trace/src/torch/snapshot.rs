@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::{StackId, Stacks};
 use oomph_base::{Address, StreamId};
+use oomph_pytorch::RecordedSettings;
 
 /// A whole snapshot.
 #[derive(Clone, Debug, Default)]
@@ -15,7 +16,7 @@ pub struct Snapshot {
     /// What happened, oldest first, by device.
     pub traces: Vec<Vec<Entry>>,
     /// The allocator's settings, as far as the file tells.
-    pub settings: Settings,
+    pub settings: RecordedSettings,
     /// What the program said about itself.
     pub annotations: Vec<Annotation>,
     /// Call stacks of entries, segments and blocks.
@@ -201,60 +202,6 @@ pub enum BlockState {
     Inactive,
 }
 
-/// What the file says about the allocator's settings, in its own words and order.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Settings {
-    /// Name and value.
-    pub values: Vec<(Arc<str>, Setting)>,
-}
-
-/// The value of a setting.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Setting {
-    /// Yes or no.
-    Bool(bool),
-    /// A whole number.
-    Int(i64),
-    /// A share.
-    Float(f64),
-    /// A text.
-    Text(Arc<str>),
-    /// A table of numbers, such as `roundup_power2_divisions`.
-    Table(Vec<(Arc<str>, i64)>),
-}
-
-impl Settings {
-    /// The value of a setting.
-    #[must_use]
-    pub fn get(&self, name: &str) -> Option<&Setting> {
-        self.values.iter().find(|(known, _)| &**known == name).map(|(_, value)| value)
-    }
-
-    /// The text that the program configured its allocator with: `PYTORCH_CUDA_ALLOC_CONF` or its successor.
-    #[must_use]
-    pub fn conf(&self) -> &str {
-        match self.get("PYTORCH_CUDA_ALLOC_CONF") {
-            Some(Setting::Text(text)) => text,
-            _ => "",
-        }
-    }
-
-    /// Into how many parts each power of two is divided when requests are rounded, for 1 MiB, 2 MiB ... 32 GiB.
-    #[must_use]
-    pub fn roundup_divisions(&self) -> [u64; 16] {
-        let mut divisions = [0; 16];
-        if let Some(Setting::Table(table)) = self.get("roundup_power2_divisions") {
-            for (mebibytes, parts) in table {
-                let place = mebibytes.parse::<u64>().ok().and_then(u64::checked_ilog2);
-                if let Some(division) = place.and_then(|place| divisions.get_mut(place as usize)) {
-                    *division = u64::try_from(*parts).unwrap_or(0);
-                }
-            }
-        }
-        divisions
-    }
-}
-
 /// A place in the program that it named itself (`record_function`, optimizer steps).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Annotation {
@@ -285,13 +232,5 @@ mod tests {
     #[test]
     fn an_entry_takes_40_bytes() {
         assert_eq!(size_of::<Entry>(), 40);
-    }
-
-    #[test]
-    fn the_table_of_divisions_is_read_by_its_keys() {
-        let table = vec![("1".into(), 4), ("32768".into(), 8), ("odd".into(), 3), ("65536".into(), 3)];
-        let settings = Settings { values: vec![("roundup_power2_divisions".into(), Setting::Table(table))] };
-        let divisions = settings.roundup_divisions();
-        assert_eq!((divisions[0], divisions[15], divisions[1]), (4, 8, 0));
     }
 }

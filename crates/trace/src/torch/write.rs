@@ -11,8 +11,8 @@ use std::{
 };
 
 use super::{
-    Action, Annotation, Block, BlockState, Entry, Segment, SegmentKind, Setting, Settings, Snapshot, StackId, Stage,
-    keys::Word, pickle::opcode as op,
+    Action, Annotation, Block, BlockState, Entry, RecordedSettings, RecordedValue, Segment, SegmentKind, Snapshot,
+    StackId, Stage, keys::Word, pickle::opcode as op,
 };
 use oomph_base::{Watch, Watcher};
 
@@ -166,19 +166,19 @@ impl<'a, W: Write> Writer<'a, W> {
         self.close_dict()
     }
 
-    fn settings(&mut self, settings: &'a Settings) -> io::Result<()> {
+    fn settings(&mut self, settings: &'a RecordedSettings) -> io::Result<()> {
         self.open_dict()?;
         for (name, setting) in &settings.values {
             self.text(name)?;
             match setting {
-                Setting::Bool(value) => self.bool(*value)?,
-                Setting::Int(value) => self.integer((*value).into())?,
-                Setting::Float(value) => {
+                RecordedValue::Bool(value) => self.bool(*value)?,
+                RecordedValue::Int(value) => self.integer((*value).into())?,
+                RecordedValue::Float(value) => {
                     self.code(op::BINFLOAT)?;
                     self.to.write_all(&value.to_be_bytes())?;
                 }
-                Setting::Text(text) => self.text(text)?,
-                Setting::Table(rows) => self.table(rows)?,
+                RecordedValue::Text(text) => self.text(text)?,
+                RecordedValue::Table(rows) => self.table(rows)?,
             }
         }
         self.close_dict()

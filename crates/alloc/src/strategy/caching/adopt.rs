@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Caching, QUANTUM,
+    Caching, MIN_BLOCK_SIZE,
     blocks::{NONE, Record, State},
     pools::DEFAULT_POOL,
 };
@@ -220,8 +220,8 @@ fn check(segment: &SegmentView) -> Result<(), StrategyError> {
         let behind = at.checked_add(block.size);
         let sound = block.address.0 == at
             && behind.is_some()
-            && block.size >= QUANTUM
-            && block.size.is_multiple_of(QUANTUM)
+            && block.size >= MIN_BLOCK_SIZE
+            && block.size.is_multiple_of(MIN_BLOCK_SIZE)
             && (is_free || block.requested <= block.size)
             && !(is_free && after_free)
             && block.state != BlockState::Lent;
@@ -247,8 +247,9 @@ mod tests {
         sim::{SimConfig, SimDevice},
         wrap::{Fault, FaultPlan, Faulty},
     };
-    use crate::strategy::{Attempt, BlockView, Caller, Request, Setup, Silent, caching::Settings};
+    use crate::strategy::{Attempt, BlockView, Caller, Request, Setup, Silent};
     use oomph_base::{MIB, SiteId, StreamId, ThreadId};
+    use oomph_pytorch::AllocatorSettings;
 
     fn device() -> SimDevice {
         let mut device = SimDevice::new("sim:8GiB".parse::<SimConfig>().unwrap()).unwrap();
@@ -257,7 +258,7 @@ mod tests {
     }
 
     fn caching(settings: &str, device: &SimDevice) -> Caching {
-        let settings = Settings::default().updated(settings).unwrap();
+        let settings = AllocatorSettings::default().updated(settings).unwrap();
         Caching::new(settings, &Setup { props: device.props(), limit: None })
     }
 

@@ -1,14 +1,15 @@
 //! The steps of an allocation: search, cut, and what is done when nothing cached fits.
 
 use super::{
-    Caching, Grown, OWN_SEGMENT, OWN_SEGMENT_STEP, QUANTUM, SMALL_SEGMENT, SMALL_SIZE, Settings, Wish,
+    Caching, Grown, Wish,
     blocks::{Blocks, NONE, Record, State},
     free_index::{Entry, FreeIndex},
     pools::{Arena, DEFAULT_POOL},
     statistics::Books,
 };
 use crate::strategy::{Attempt, Block, Context, Outcome, Refusal, Shortage, StrategyError, StrategyEvent};
-use oomph_base::{Address, StreamId, round_up};
+use oomph_base::{Address, StreamId};
+use oomph_pytorch::{AllocatorSettings, MIN_BLOCK_SIZE, SMALL_SIZE};
 
 impl Caching {
     /// Serves a request from the free blocks of an arena, if one fits.
@@ -34,7 +35,7 @@ impl Caching {
         arena: u32,
     ) -> Result<Attempt, StrategyError> {
         let rounded = wish.rounded;
-        let asked = self.segment_size(rounded);
+        let asked = self.settings.allocation_size(rounded);
         if let Some(limit) = self.limit.filter(|_| self.rare.collects_garbage) {
             self.collect_garbage(cx, limit)?;
         }
@@ -109,23 +110,12 @@ impl Caching {
             self.alloc_cached(arena, Wish { expandable: false, ..wish })
         })
     }
-
-    /// What is asked of the device for a rounded request.
-    fn segment_size(&self, rounded: u64) -> u64 {
-        if rounded <= SMALL_SIZE {
-            SMALL_SEGMENT
-        } else if rounded < OWN_SEGMENT {
-            self.settings.large_segment_size
-        } else {
-            round_up(rounded, OWN_SEGMENT_STEP)
-        }
-    }
 }
 
 /// Best fit among the free blocks of an arena. Only one candidate is looked at: if the rules for oversize blocks refuse
 /// it, larger ones are not tried.
 #[inline(always)]
-fn best_fit(owner: &Arena, blocks: &Blocks, settings: &Settings, wish: &Wish) -> Option<Entry> {
+fn best_fit(owner: &Arena, blocks: &Blocks, settings: &AllocatorSettings, wish: &Wish) -> Option<Entry> {
     let mut found = owner.free.first_at_least(wish.rounded)?;
     let walks = if wish.expandable {
         owner.unmapped.may_start_at(found.address + found.size) && blocks.can_extend(found.slot)
@@ -176,7 +166,7 @@ fn hand_out(
     owner: &mut Arena,
     blocks: &mut Blocks,
     books: &mut Books,
-    settings: &Settings,
+    settings: &AllocatorSettings,
 ) -> (Block, bool) {
     let block = &mut blocks[found.slot];
     let (was_split, tracked) = (block.is_split(), !block.is_expandable());
@@ -185,7 +175,7 @@ fn hand_out(
     let cut = if large && !wish.expandable {
         wish.rounded < settings.max_split_size && remainder > SMALL_SIZE
     } else {
-        remainder >= QUANTUM
+        remainder >= MIN_BLOCK_SIZE
     };
     let (slot, size, block) = if cut {
         let rest = Entry { size: remainder, address: found.address + wish.rounded, slot: found.slot };

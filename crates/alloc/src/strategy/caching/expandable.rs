@@ -10,10 +10,8 @@ use super::{
 };
 use crate::device::{DeviceError, PhysicalId, VirtualMemory};
 use crate::strategy::{Context, Refusal, StrategyError, StrategyEvent};
-use oomph_base::{Address, MIB, StreamId, round_up};
-
-/// By how much ranges for small requests grow.
-const SMALL_GRANULE: u64 = 2 * MIB;
+use oomph_base::{Address, StreamId, round_up};
+use oomph_pytorch::SMALL_BUFFER;
 
 /// One reserved range of addresses.
 #[derive(Clone, Debug)]
@@ -232,7 +230,7 @@ impl Caching {
 
     /// The length of a range and the steps in which it grows.
     pub(super) fn range_size(&self, large: bool) -> (u64, u64) {
-        let granule = if large { self.settings.large_segment_size } else { SMALL_GRANULE };
+        let granule = if large { self.settings.large_segment_size } else { SMALL_BUFFER };
         let total = self.device_bytes;
         (round_up(total + total / 8, granule), granule)
     }

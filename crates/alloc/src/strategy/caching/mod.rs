@@ -14,7 +14,6 @@ mod free;
 pub(super) mod free_index;
 mod pools;
 mod release;
-mod settings;
 mod size_bins;
 
 #[cfg(any(test, feature = "testing"))]
@@ -28,7 +27,6 @@ mod view;
 use std::collections::VecDeque;
 
 pub use adopt::SharedRange;
-pub use settings::{Ignored, Settings, SettingsError};
 
 use self::{
     blocks::{Blocks, NONE, Record, State},
@@ -41,20 +39,8 @@ use super::{
     SpecError, Stats, Strategy, StrategyEntry, StrategyError, deferred::DeferredFrees, stream_uses::StreamUses,
 };
 use crate::device::Capabilities;
-use oomph_base::{MIB, StreamId};
-
-/// Sizes are multiples of this, and so is what a small block may be cut down to.
-const QUANTUM: u64 = 512;
-/// Rounded requests up to this are small.
-const SMALL_SIZE: u64 = MIB;
-/// Segments of small requests.
-const SMALL_SEGMENT: u64 = 2 * MIB;
-/// Rounded requests from here on get a segment of their own.
-const OWN_SEGMENT: u64 = 10 * MIB;
-/// What the sizes of such segments are rounded to.
-const OWN_SEGMENT_STEP: u64 = 2 * MIB;
-/// Requests from here on fail at once.
-const ABSURD: u64 = 1 << 60;
+use oomph_base::StreamId;
+use oomph_pytorch::{AllocatorSettings, AllocatorSettingsError, MIN_BLOCK_SIZE, REQUEST_LIMIT, SMALL_SIZE};
 
 /// The registry's line.
 pub(super) const ENTRY: StrategyEntry = StrategyEntry {
@@ -117,8 +103,9 @@ const PARAMETERS: &[Parameter] = &[
 ];
 
 fn build(parameters: &str, setup: &Setup<'_>) -> Result<Box<dyn Strategy>, SpecError> {
-    let refused = |error: SettingsError| SpecError::BadParameters { strategy: ENTRY.name, reason: error.to_string() };
-    let settings = Settings::default().updated(parameters).map_err(refused)?;
+    let refused =
+        |error: AllocatorSettingsError| SpecError::BadParameters { strategy: ENTRY.name, reason: error.to_string() };
+    let settings = AllocatorSettings::default().updated(parameters).map_err(refused)?;
     Ok(Box::new(Caching::new(settings, setup)))
 }
 
@@ -128,7 +115,7 @@ type Grown = Result<u32, Refusal>;
 /// PyTorch's caching allocator for one device.
 #[derive(Clone, Debug)]
 pub struct Caching {
-    settings: Settings,
+    settings: AllocatorSettings,
     /// Bytes that may be reserved, if there is such a limit.
     limit: Option<u64>,
     rare: RareRules,
@@ -147,7 +134,7 @@ pub struct Caching {
     released: Vec<u32>,
     books: Books,
     /// As it was made: settings and limit.
-    initial: (Settings, Option<u64>),
+    initial: (AllocatorSettings, Option<u64>),
 }
 
 /// Which of the rules that few programs switch on are in force. Every request asks, so it is worked out when settings or
@@ -161,7 +148,7 @@ struct RareRules {
 }
 
 impl RareRules {
-    fn of(settings: &Settings, limit: Option<u64>) -> RareRules {
+    fn of(settings: &AllocatorSettings, limit: Option<u64>) -> RareRules {
         RareRules {
             collects_garbage: limit.is_some() && settings.garbage_collection_threshold > 0.0,
             divides_powers: settings.roundup_power2_divisions.iter().any(|&divisions| divisions > 1),
@@ -181,14 +168,14 @@ struct Wish {
 impl Caching {
     /// An allocator that has reserved nothing yet.
     #[must_use]
-    pub fn new(settings: Settings, setup: &Setup<'_>) -> Caching {
+    pub fn new(settings: AllocatorSettings, setup: &Setup<'_>) -> Caching {
         let device_bytes = setup.props.total_bytes;
         let fraction = limit_of_fraction(settings.per_process_memory_fraction, device_bytes);
         let limit = [setup.limit, fraction].into_iter().flatten().min();
         Caching::as_new((settings, limit), device_bytes)
     }
 
-    fn as_new(initial: (Settings, Option<u64>), device_bytes: u64) -> Caching {
+    fn as_new(initial: (AllocatorSettings, Option<u64>), device_bytes: u64) -> Caching {
         Caching {
             rare: RareRules::of(&initial.0, initial.1),
             settings: initial.0.clone(),
@@ -209,7 +196,7 @@ impl Caching {
 
     /// The settings in force.
     #[must_use]
-    pub fn settings(&self) -> &Settings {
+    pub fn settings(&self) -> &AllocatorSettings {
         &self.settings
     }
 
@@ -242,16 +229,16 @@ impl Caching {
 impl Strategy for Caching {
     #[inline]
     fn alloc(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
-        if !(1..ABSURD).contains(&request.bytes) {
+        if !(1..REQUEST_LIMIT).contains(&request.bytes) {
             return Caching::refuse(request.bytes);
         }
         if self.has_waiting_frees() && !self.pools.is_capturing() {
             self.poll_frees(cx)?;
         }
         let rounded = if self.rare.divides_powers {
-            self.settings.round(request.bytes)
+            self.settings.round_size(request.bytes)
         } else {
-            (request.bytes + QUANTUM - 1) & !(QUANTUM - 1)
+            (request.bytes + MIN_BLOCK_SIZE - 1) & !(MIN_BLOCK_SIZE - 1)
         };
         let wish = Wish { requested: request.bytes, rounded, expandable: self.settings.expandable_segments };
         let arena = self.pools.arena_for(request.stream, rounded > SMALL_SIZE);
@@ -290,7 +277,7 @@ impl Strategy for Caching {
     fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {
         match *command {
             Control::Configure(text) => {
-                let refused = |error: SettingsError| StrategyError::Refused(error.to_string());
+                let refused = |error: AllocatorSettingsError| StrategyError::Refused(error.to_string());
                 let settings = self.settings.updated(text).map_err(refused)?;
                 if settings.expandable_segments && !cx.device.props().capabilities.virtual_memory {
                     let reason = "expandable_segments:True needs a device with virtual memory";

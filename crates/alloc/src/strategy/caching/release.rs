@@ -4,10 +4,10 @@ use super::{
     Caching,
     blocks::{NONE, State},
     pools::DEFAULT_POOL,
-    settings::UNLIMITED,
 };
 use crate::strategy::{Context, StrategyError, StrategyEvent};
 use oomph_base::Address;
+use oomph_pytorch::UNLIMITED;
 
 impl Caching {
     /// Frees the segment that a free block fills.

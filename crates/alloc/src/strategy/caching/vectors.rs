@@ -1,7 +1,7 @@
 //! Worked examples: short programs whose every event and end state were seen on the real PyTorch 2.11 allocator.
 
 use super::{
-    Caching, Settings,
+    Caching,
     stand_in::{FIRST_RANGE, FIRST_SEGMENT, StandIn},
 };
 use crate::strategy::{
@@ -9,6 +9,7 @@ use crate::strategy::{
     StrategyError, StrategyEvent,
 };
 use oomph_base::{GIB, MIB, SiteId, StreamId, ThreadId};
+use oomph_pytorch::AllocatorSettings;
 
 const DEVICE: u64 = 80 * GIB;
 
@@ -41,7 +42,7 @@ impl Bench {
     fn on(device: StandIn, settings: &str, limit_mib: Option<u64>) -> Bench {
         use crate::device::Device;
         let setup = Setup { props: device.props(), limit: limit_mib.map(|limit| limit * MIB) };
-        let caching = Caching::new(Settings::default().updated(settings).unwrap(), &setup);
+        let caching = Caching::new(AllocatorSettings::default().updated(settings).unwrap(), &setup);
         Bench { device, caching, log: Vec::new() }
     }
 

@@ -1,11 +1,12 @@
 //! Looking at the memory of the strategy from outside: segments with their blocks, and the largest free block.
 
 use super::{
-    Caching, SMALL_SIZE,
+    Caching,
     blocks::{NONE, State},
 };
 use crate::strategy::{BlockState, BlockView, Layout, SegmentView};
 use oomph_base::{Address, StreamId};
+use oomph_pytorch::SMALL_SIZE;
 
 impl Caching {
     /// Segments in address order; of expandable ones every contiguous mapped stretch.

@@ -33,12 +33,13 @@ use self::{
 use super::{
     Attempt, Block, Built, Caller, Context, Control, EventSink, Freed, Layout, Outcome, Refusal, Request, Setup, Stats,
     Strategy, StrategyEntry, StrategyError, StrategyEvent, Usage,
-    caching::{self, Caching},
+    caching::Caching,
     deferred::{DeferredFrees, Patience},
     slots::Slots,
 };
 use crate::device::Capabilities;
 use oomph_base::{Address, MIB, StreamId, round_up};
+use oomph_pytorch::AllocatorSettings;
 
 /// Planned blocks are multiples of this.
 const QUANTUM: u64 = 512;
@@ -63,10 +64,10 @@ fn build(parameters: &str, setup: &Setup<'_>) -> Built {
 }
 
 /// Mapped in the smallest pieces, next to nothing of what is free stays behind when blocks that stay lie between.
-fn fallback_settings(settings: &Settings) -> caching::Settings {
-    let defaults = caching::Settings::default();
+fn fallback_settings(settings: &Settings) -> AllocatorSettings {
+    let defaults = AllocatorSettings::default();
     if settings.expandable_segments {
-        caching::Settings { expandable_segments: true, large_segment_size: PAGE, ..defaults }
+        AllocatorSettings { expandable_segments: true, large_segment_size: PAGE, ..defaults }
     } else {
         defaults
     }

@@ -9,12 +9,13 @@ use crate::device::{
 };
 use crate::strategy::{
     Attempt, Block, Caller, Context, Control, Request, STRATEGIES, Setup, Silent, Strategy as _, StrategySpec,
-    caching::{self, Caching},
+    caching::Caching,
     conformance::{Bench, Step, Subject},
     test_device::simulated,
     wrap::Checked,
 };
 use oomph_base::{Address, MIB, SiteId, StreamId, ThreadId};
+use oomph_pytorch::AllocatorSettings;
 
 const STREAM: StreamId = StreamId::DEFAULT;
 
@@ -30,7 +31,7 @@ impl Desk {
         let settings = Settings::read(parameters).unwrap();
         let device = simulated(1024 * MIB);
         let setup = Setup { props: device.props(), limit: None };
-        let planned = Checked::new(Planned::new(settings, Caching::new(caching::Settings::default(), &setup)));
+        let planned = Checked::new(Planned::new(settings, Caching::new(AllocatorSettings::default(), &setup)));
         Desk { planned, device, steps: 0 }
     }
 

@@ -83,8 +83,9 @@ mod tests {
         Device,
         sim::{SimConfig, SimDevice},
     };
-    use crate::strategy::{BlockState, Setup, Silent, StrategySpec, caching::Settings};
+    use crate::strategy::{BlockState, Setup, Silent, StrategySpec};
     use oomph_base::{MIB, SiteId, ThreadId};
+    use oomph_pytorch::AllocatorSettings;
 
     fn request(bytes: u64) -> Request {
         Request { bytes, stream: StreamId::DEFAULT, thread: ThreadId(0), site: SiteId(0) }
@@ -100,7 +101,7 @@ mod tests {
             blocks.push(block);
         }
         strategy.free(&mut cx, blocks[1], Caller::default()).unwrap();
-        Heritage { layout: strategy.layout().unwrap(), settings: Settings::default() }
+        Heritage { layout: strategy.layout().unwrap(), settings: AllocatorSettings::default() }
     }
 
     fn build(strategy: &str, device: &SimDevice) -> Box<dyn Strategy> {

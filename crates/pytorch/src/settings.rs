@@ -1,92 +1,83 @@
-//! The syntax of `PYTORCH_CUDA_ALLOC_CONF`, as PyTorch 2.11 reads it.
+//! The settings of the allocator and the syntax of `PYTORCH_CUDA_ALLOC_CONF`.
 //!
-//! Texts that PyTorch accepts by accident (a wrong separator, `40abc` for 40) are accepted here too, and what it
-//! refuses is refused, in words that name the setting. Reading a text again resets some settings and keeps others.
+//! Follows `ConfigTokenizer`, `AcceleratorAllocatorConfig::parseArgs` (`c10/core/AllocatorConfig`)
+//! and `CUDAAllocatorConfig::parseArgs` (`c10/cuda/CUDAAllocatorConfig`). Texts that PyTorch accepts
+//! by accident (a wrong separator, `40abc` for 40) are accepted too. Texts that it refuses are
+//! refused with a message that names the setting.
 
-use super::QUANTUM;
+use crate::{LARGE_BUFFER, MIN_LARGE_ALLOC, ROUNDUP_INTERVALS};
 use oomph_base::{MIB, did_you_mean, nearest};
 
-/// No limit: PyTorch's default for the largest block that may be split.
-pub(super) const UNLIMITED: u64 = u64::MAX;
-/// Sizes are rounded by one of so many divisions: one for each power of two from 1 MiB to 32 GiB.
-const INTERVALS: usize = 16;
-/// Requests from here on get a segment of their own; the common segments must be larger.
-const OWN_SEGMENT_MIB: u64 = 10;
+/// The environment variable that holds the settings of CUDA programs.
+pub const CONF_VARIABLE: &str = "PYTORCH_CUDA_ALLOC_CONF";
 
-/// Every setting that has an effect here.
+/// The default of `max_split_size_mb`: every block may be split.
+pub const UNLIMITED: u64 = u64::MAX;
+
+/// The settings of PyTorch's allocator that change how it places memory.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Settings {
+pub struct AllocatorSettings {
     /// Blocks of at least this size are neither split nor given to smaller requests.
     pub max_split_size: u64,
     /// How much larger such a block may be than the request it serves.
     pub max_non_split_rounding: u64,
-    /// Share of the limit above which old cached blocks are given back; 0 is off.
+    /// Share of the memory limit above which old cached blocks are released; 0 is off.
     pub garbage_collection_threshold: f64,
     /// Into how many steps each power of two is divided for rounding, from 1 MiB up; 0 is off.
-    pub roundup_power2_divisions: [u64; INTERVALS],
-    /// Whether new memory is mapped into growing ranges.
+    pub roundup_power2_divisions: [u64; ROUNDUP_INTERVALS],
+    /// Whether new memory is mapped into expandable segments.
     pub expandable_segments: bool,
-    /// Size of segments for requests between 1 and 10 MiB, and of the pieces that large ranges grow by.
+    /// Size of segments for requests between 1 and 10 MiB, and of the pages of large expandable
+    /// segments.
     pub large_segment_size: u64,
-    /// Share of the device that may be used; looked at only when the allocator is made.
+    /// Share of the device that may be reserved. Read only when the allocator is constructed.
     pub per_process_memory_fraction: f64,
-    /// Settings that were understood and change nothing here, with the reason.
-    pub ignored: Vec<Ignored>,
-}
-
-/// A setting that PyTorch knows and that changes nothing in this model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("setting '{key}' has no effect here: {reason}")]
-pub struct Ignored {
-    /// Which.
-    pub key: &'static str,
-    /// Why.
-    pub reason: &'static str,
+    /// Settings in the text that do not change how device memory is placed.
+    pub ignored: Vec<&'static str>,
 }
 
 /// A text that is not a list of settings.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SettingsError {
-    /// No setting of that name.
+#[non_exhaustive]
+pub enum AllocatorSettingsError {
+    /// The name is unknown.
     #[error("unknown setting '{key}'{}", did_you_mean(suggestion.as_deref()))]
     UnknownKey {
-        /// What was written.
+        /// The name in the text.
         key: String,
-        /// The nearest right name.
+        /// The most similar known name.
         suggestion: Option<String>,
     },
-    /// The text ends where a value should be.
+    /// The text ends before the value.
     #[error("setting '{key}' has no value; write {key}:VALUE")]
     MissingValue {
-        /// Which setting.
+        /// The setting.
         key: &'static str,
     },
-    /// A list without an end.
+    /// A list without its closing bracket.
     #[error("the list of '{key}' is not closed by ']'")]
     OpenList {
-        /// Which setting.
+        /// The setting.
         key: &'static str,
     },
-    /// A value that the setting does not take.
+    /// A value that the setting does not accept.
     #[error("setting '{key}': '{value}' is not {expected}")]
     BadValue {
-        /// Which setting.
+        /// The setting.
         key: &'static str,
-        /// What was written.
+        /// The value in the text.
         value: String,
-        /// What is taken.
+        /// What the setting accepts.
         expected: String,
     },
-    /// The other backend.
+    /// Another backend.
     #[error("backend:cudaMallocAsync is another allocator: use the strategy 'async' for it")]
     OtherBackend,
 }
 
-const HOST_ONLY: &str = "it concerns page-locked host memory";
-const NO_LOCK: &str = "there is no lock around driver calls to release";
-const NO_CAPTURE: &str = "stream capture is modelled without its graph";
+type Parsed<T> = Result<T, AllocatorSettingsError>;
 
-const KEYS: &[&str] = &[
+const KEYS: [&str; 16] = [
     "backend",
     "expandable_segments",
     "garbage_collection_threshold",
@@ -105,86 +96,71 @@ const KEYS: &[&str] = &[
     "roundup_power2_divisions",
 ];
 
-impl Default for Settings {
+impl Default for AllocatorSettings {
     fn default() -> Self {
-        Settings {
+        AllocatorSettings {
             max_split_size: UNLIMITED,
-            max_non_split_rounding: 20 * MIB,
+            max_non_split_rounding: LARGE_BUFFER,
             garbage_collection_threshold: 0.0,
-            roundup_power2_divisions: [0; INTERVALS],
+            roundup_power2_divisions: [0; ROUNDUP_INTERVALS],
             expandable_segments: false,
-            large_segment_size: 20 * MIB,
+            large_segment_size: LARGE_BUFFER,
             per_process_memory_fraction: 1.0,
             ignored: Vec::new(),
         }
     }
 }
 
-impl Settings {
-    /// These settings after `text` has been read: what the text does not name is reset or kept as PyTorch does it.
+impl AllocatorSettings {
+    /// These settings after PyTorch has read `text`. Settings that the text does not name are reset
+    /// or kept as `AcceleratorAllocatorConfig::parseArgs` does.
     ///
     /// ```
-    /// use oomph_alloc::strategy::caching::Settings;
-    /// let settings = Settings::default().updated("expandable_segments:True,max_split_size_mb:128")?;
+    /// use oomph_pytorch::AllocatorSettings;
+    /// let settings = AllocatorSettings::default().updated("expandable_segments:True,max_split_size_mb:128")?;
     /// let again = settings.updated("garbage_collection_threshold:0.8")?;
     /// assert!(again.expandable_segments && again.max_split_size == u64::MAX);
-    /// # Ok::<(), oomph_alloc::strategy::caching::SettingsError>(())
+    /// # Ok::<(), oomph_pytorch::AllocatorSettingsError>(())
     /// ```
-    pub fn updated(&self, text: &str) -> Result<Settings, SettingsError> {
+    pub fn updated(&self, text: &str) -> Result<AllocatorSettings, AllocatorSettingsError> {
         let tokens = tokens(text);
-        let mut settings = Settings {
+        let mut settings = AllocatorSettings {
             max_split_size: UNLIMITED,
-            roundup_power2_divisions: [0; INTERVALS],
+            roundup_power2_divisions: [0; ROUNDUP_INTERVALS],
             garbage_collection_threshold: 0.0,
             ignored: Vec::new(),
             ..self.clone()
         };
-        // The bounds of other settings depend on this one, wherever it stands.
+        // The bounds of other settings depend on this one, so PyTorch reads it first.
         for place in 0..tokens.len() {
             if tokens[place] == "large_segment_size_mb" {
-                settings.read_large_segment_size(&mut Reader { tokens: &tokens, place })?;
+                settings.read_one(&mut TokenReader { tokens: &tokens, place })?;
             }
         }
         settings.max_non_split_rounding = settings.large_segment_size;
-        let mut reader = Reader { tokens: &tokens, place: 0 };
+        let mut reader = TokenReader { tokens: &tokens, place: 0 };
         while reader.place < tokens.len() {
             settings.read_one(&mut reader)?;
-            // The separator, whatever it is, and on to the next name.
+            // PyTorch does not check which separator this is.
             reader.place += 2;
         }
         Ok(settings)
     }
 
-    /// The size of the block that a request needs.
-    #[inline]
-    pub fn round(&self, bytes: u64) -> u64 {
-        if bytes < QUANTUM {
-            return QUANTUM;
-        }
-        let power = bytes.ilog2();
-        let divisions = self.roundup_power2_divisions[power.saturating_sub(20).min(INTERVALS as u32 - 1) as usize];
-        let step = if divisions > 1 && bytes > QUANTUM.saturating_mul(divisions) {
-            (1 << power) >> divisions.ilog2()
-        } else {
-            QUANTUM
-        };
-        // Both steps are powers of two, and sizes end far below the largest number.
-        (bytes + step - 1) & !(step - 1)
-    }
-
-    fn read_one(&mut self, reader: &mut Reader<'_>) -> Result<(), SettingsError> {
+    fn read_one(&mut self, reader: &mut TokenReader<'_>) -> Parsed<()> {
         let written = reader.tokens[reader.place].as_str();
         let Some(&key) = KEYS.iter().find(|&&key| key == written) else {
             let name = written.split('=').next().unwrap_or(written);
-            return Err(SettingsError::UnknownKey {
-                key: written.to_owned(),
-                suggestion: nearest(name, KEYS.iter().copied()),
-            });
+            let suggestion = nearest(name, KEYS);
+            return Err(AllocatorSettingsError::UnknownKey { key: written.to_owned(), suggestion });
         };
+        let segment = self.large_segment_size / MIB;
         match key {
-            "max_split_size_mb" => self.max_split_size = reader.at_least_a_segment(key, self.large_segment_size)?,
-            "max_non_split_rounding_mb" => {
-                self.max_non_split_rounding = reader.at_least_a_segment(key, self.large_segment_size)?;
+            "max_split_size_mb" => self.max_split_size = reader.mebibytes_from(key, segment)?,
+            "max_non_split_rounding_mb" => self.max_non_split_rounding = reader.mebibytes_from(key, segment)?,
+            "large_segment_size_mb" => {
+                let accepted = |mebibytes| mebibytes > MIN_LARGE_ALLOC / MIB;
+                self.large_segment_size = to_bytes(reader.integer(key, "a whole number above 10", accepted)?);
             }
             "garbage_collection_threshold" => {
                 self.garbage_collection_threshold =
@@ -196,111 +172,82 @@ impl Settings {
             }
             "roundup_power2_divisions" => self.read_divisions(reader, key)?,
             "expandable_segments" => self.expandable_segments = reader.truth(key)?,
-            "large_segment_size_mb" => self.read_large_segment_size(reader)?,
             "backend" => match reader.value(key)? {
                 "native" => {}
-                "cudaMallocAsync" => return Err(SettingsError::OtherBackend),
+                "cudaMallocAsync" => return Err(AllocatorSettingsError::OtherBackend),
                 other => return Err(bad(key, other, "native or cudaMallocAsync")),
             },
+            // The remaining settings concern page-locked host memory, the lock around driver calls
+            // and the graph of a stream capture. None of them changes where device memory lies.
             "pinned_num_register_threads" => {
-                let value = reader.value(key)?;
-                if !leading_integer(value).is_some_and(|n| n.is_power_of_two() && n <= 128) {
-                    return Err(bad(key, value, "a power of two up to 128"));
-                }
-                self.ignore(key, HOST_ONLY);
+                reader.integer(key, "a power of two up to 128", |n| n.is_power_of_two() && n <= 128)?;
+                self.ignored.push(key);
             }
             "pinned_reserve_segment_size_mb" => {
-                let value = reader.value(key)?;
-                if leading_integer(value).is_none_or(|n| n == 0) {
-                    return Err(bad(key, value, "a whole number above 0"));
-                }
-                self.ignore(key, HOST_ONLY);
-            }
-            "release_lock_on_cudamalloc" | "release_lock_on_hipmalloc" => {
-                reader.truth(key)?;
-                self.ignore(key, NO_LOCK);
-            }
-            "graph_capture_record_stream_reuse" => {
-                reader.truth(key)?;
-                self.ignore(key, NO_CAPTURE);
+                reader.integer(key, "a whole number above 0", |n| n > 0)?;
+                self.ignored.push(key);
             }
             _ => {
                 reader.truth(key)?;
-                self.ignore(key, HOST_ONLY);
+                self.ignored.push(key);
             }
         }
         Ok(())
     }
 
-    fn ignore(&mut self, key: &'static str, reason: &'static str) {
-        self.ignored.push(Ignored { key, reason });
-    }
-
-    fn read_large_segment_size(&mut self, reader: &mut Reader<'_>) -> Result<(), SettingsError> {
-        let key = "large_segment_size_mb";
-        let value = reader.value(key)?;
-        match leading_integer(value) {
-            Some(mebibytes) if mebibytes > OWN_SEGMENT_MIB => self.large_segment_size = to_bytes(mebibytes),
-            _ => return Err(bad(key, value, "a whole number above 10")),
-        }
-        Ok(())
-    }
-
-    /// One divisor for all sizes, or a list of `MEBIBYTES:DIVISOR`: the first also holds below, `>` above the last.
-    fn read_divisions(&mut self, reader: &mut Reader<'_>, key: &'static str) -> Result<(), SettingsError> {
+    /// One divisor for all sizes, or a list of `MEBIBYTES:DIVISOR`. The first entry also holds for
+    /// smaller sizes, `>` for sizes above the last key
+    /// (`AcceleratorAllocatorConfig::parseRoundUpPower2Divisions`).
+    fn read_divisions(&mut self, reader: &mut TokenReader<'_>, key: &'static str) -> Parsed<()> {
         let divisions = &mut self.roundup_power2_divisions;
         let value = reader.value(key)?;
         if value != "[" {
-            let divisor = leading_integer(value).filter(|n| n.is_power_of_two());
-            divisions.fill(divisor.ok_or_else(|| bad(key, value, "a power of two"))?);
+            divisions.fill(integer(key, value, "a power of two", u64::is_power_of_two)?);
             return Ok(());
         }
         let (mut first, mut last) = (true, 0);
         loop {
             reader.place += 1;
-            let boundary = reader.token().ok_or(SettingsError::OpenList { key })?;
+            let boundary = reader.token().ok_or(AllocatorSettingsError::OpenList { key })?;
             if boundary == "]" {
                 return Ok(());
             }
-            let value = reader.value(key)?;
-            let divisor = leading_integer(value).filter(|&n| n == 0 || n.is_power_of_two());
-            let divisor = divisor.ok_or_else(|| bad(key, value, "0 or a power of two"))?;
+            let divisor = reader.integer(key, "0 or a power of two", |n| n == 0 || n.is_power_of_two())?;
             if boundary == ">" {
-                divisions[(last + 1).min(INTERVALS)..].fill(divisor);
+                divisions[(last + 1).min(ROUNDUP_INTERVALS)..].fill(divisor);
             } else {
-                let mebibytes = leading_integer(boundary).filter(|n| n.is_power_of_two());
-                let mebibytes = mebibytes.ok_or_else(|| bad(key, boundary, "a power of two"))?;
-                last = (mebibytes.ilog2() as usize).min(INTERVALS - 1);
+                let mebibytes = integer(key, boundary, "a power of two", u64::is_power_of_two)?;
+                last = (mebibytes.ilog2() as usize).min(ROUNDUP_INTERVALS - 1);
                 if std::mem::take(&mut first) {
                     divisions[..last].fill(divisor);
                 }
                 divisions[last] = divisor;
             }
-            if reader.tokens.get(reader.place + 1).ok_or(SettingsError::OpenList { key })? != "]" {
+            if reader.tokens.get(reader.place + 1).ok_or(AllocatorSettingsError::OpenList { key })? != "]" {
                 reader.place += 1;
             }
         }
     }
 }
 
-/// Where the parser stands.
-struct Reader<'a> {
+/// The position of the parser in the tokens.
+struct TokenReader<'a> {
     tokens: &'a [String],
     place: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> TokenReader<'a> {
     fn token(&self) -> Option<&'a str> {
         self.tokens.get(self.place).map(String::as_str)
     }
 
-    /// Steps over the separator, whatever it is, to the value.
-    fn value(&mut self, key: &'static str) -> Result<&'a str, SettingsError> {
+    /// Skips the separator and returns the value. PyTorch does not check which separator it is.
+    fn value(&mut self, key: &'static str) -> Parsed<&'a str> {
         self.place += 2;
-        self.token().ok_or(SettingsError::MissingValue { key })
+        self.token().ok_or(AllocatorSettingsError::MissingValue { key })
     }
 
-    fn truth(&mut self, key: &'static str) -> Result<bool, SettingsError> {
+    fn truth(&mut self, key: &'static str) -> Parsed<bool> {
         match self.value(key)? {
             "True" => Ok(true),
             "False" => Ok(false),
@@ -308,33 +255,34 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn number(
-        &mut self,
-        key: &'static str,
-        expected: &str,
-        accepted: impl Fn(f64) -> bool,
-    ) -> Result<f64, SettingsError> {
+    fn number(&mut self, key: &'static str, expected: &str, accepted: impl Fn(f64) -> bool) -> Parsed<f64> {
         let value = self.value(key)?;
         leading_number(value).filter(|&x| accepted(x)).ok_or_else(|| bad(key, value, expected))
     }
 
-    fn at_least_a_segment(&mut self, key: &'static str, segment: u64) -> Result<u64, SettingsError> {
-        let value = self.value(key)?;
-        let mebibytes = leading_integer(value).filter(|&n| n >= segment / MIB);
-        let expected = || format!("a whole number of at least {} (large_segment_size_mb)", segment / MIB);
-        mebibytes.map(to_bytes).ok_or_else(|| bad(key, value, &expected()))
+    fn integer(&mut self, key: &'static str, expected: &str, accepted: impl Fn(u64) -> bool) -> Parsed<u64> {
+        integer(key, self.value(key)?, expected, accepted)
+    }
+
+    fn mebibytes_from(&mut self, key: &'static str, least: u64) -> Parsed<u64> {
+        let expected = format!("a whole number of at least {least} (large_segment_size_mb)");
+        self.integer(key, &expected, |mebibytes| mebibytes >= least).map(to_bytes)
     }
 }
 
-fn bad(key: &'static str, value: &str, expected: &str) -> SettingsError {
-    SettingsError::BadValue { key, value: value.to_owned(), expected: expected.to_owned() }
+fn integer(key: &'static str, value: &str, expected: &str, accepted: impl Fn(u64) -> bool) -> Parsed<u64> {
+    leading_integer(value).filter(|&n| accepted(n)).ok_or_else(|| bad(key, value, expected))
+}
+
+fn bad(key: &'static str, value: &str, expected: &str) -> AllocatorSettingsError {
+    AllocatorSettingsError::BadValue { key, value: value.to_owned(), expected: expected.to_owned() }
 }
 
 fn to_bytes(mebibytes: u64) -> u64 {
     mebibytes.min(u64::MAX / MIB) * MIB
 }
 
-/// Splits at `,` `:` `[` `]`, which are tokens themselves; white space counts nowhere.
+/// Splits at `,` `:` `[` `]`, which are tokens themselves. White space is dropped.
 fn tokens(text: &str) -> Vec<String> {
     let mut tokens = vec![String::new()];
     for character in text.chars().filter(|character| !character.is_whitespace()) {
@@ -349,7 +297,8 @@ fn tokens(text: &str) -> Vec<String> {
     tokens
 }
 
-/// The number at the start of a text, as C reads it: what follows is not looked at, and a minus wraps around.
+/// The number at the start of a text, as C's `strtoull` reads it: the rest is ignored, and a minus
+/// sign wraps around.
 fn leading_integer(text: &str) -> Option<u64> {
     let (negative, digits) = match text.as_bytes().first()? {
         b'-' => (true, &text[1..]),
@@ -370,8 +319,8 @@ fn leading_number(text: &str) -> Option<f64> {
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<Settings, SettingsError> {
-        Settings::default().updated(text)
+    fn read(text: &str) -> Result<AllocatorSettings, AllocatorSettingsError> {
+        AllocatorSettings::default().updated(text)
     }
 
     #[test]
@@ -380,7 +329,7 @@ mod tests {
             "max_split_size_mb:64, max_non_split_rounding_mb:32, garbage_collection_threshold:0.6, \
              expandable_segments:True, large_segment_size_mb:24, per_process_memory_fraction:0.5, backend:native",
         );
-        let expected = Settings {
+        let expected = AllocatorSettings {
             max_split_size: 64 * MIB,
             max_non_split_rounding: 32 * MIB,
             garbage_collection_threshold: 0.6,
@@ -394,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_divisions_leaves_its_gaps_at_zero() {
+    fn gaps_in_a_list_of_divisions_are_zero() {
         let divisions = |text| read(text).unwrap().roundup_power2_divisions;
         assert_eq!(
             divisions("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]"),
@@ -409,43 +358,23 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_rounded_by_division_of_powers_of_two() {
-        let settings = read("roundup_power2_divisions:4").unwrap();
-        for (bytes, rounded) in [
-            (1, 512),
-            (1200, 1536),
-            (2049, 2560),
-            (5000, 5120),
-            (3 * MIB, 3 * MIB),
-            (3 * MIB + 1, 7 * MIB / 2),
-            (21 * MIB, 24 * MIB),
-            (84 * MIB, 96 * MIB),
-            (100 * MIB, 112 * MIB),
-            (64 * MIB, 64 * MIB),
-        ] {
-            assert_eq!(settings.round(bytes), rounded, "{bytes}");
-        }
-        assert_eq!(Settings::default().round(100 * MIB + 1), 100 * MIB + 512);
-    }
-
-    #[test]
     fn reading_again_resets_what_pytorch_resets() {
         let first = read(
             "max_split_size_mb:64,garbage_collection_threshold:0.6,expandable_segments:True,large_segment_size_mb:32,\
              roundup_power2_divisions:4,max_non_split_rounding_mb:64",
         );
         let again = first.unwrap().updated("").unwrap();
-        let expected = Settings {
+        let expected = AllocatorSettings {
             expandable_segments: true,
             large_segment_size: 32 * MIB,
             max_non_split_rounding: 32 * MIB,
-            ..Settings::default()
+            ..AllocatorSettings::default()
         };
         assert_eq!(again, expected);
     }
 
     #[test]
-    fn what_pytorch_lets_pass_passes() {
+    fn texts_that_pytorch_accepts_by_accident() {
         for text in [
             "max_split_size_mb:40abc",
             "max_split_size_mb,40",
@@ -493,13 +422,8 @@ mod tests {
     }
 
     #[test]
-    fn host_settings_are_accepted_and_reported() {
+    fn settings_without_effect_are_listed() {
         let settings = read("pinned_use_background_threads:True,release_lock_on_cudamalloc:True").unwrap();
-        assert_eq!(settings.ignored.len(), 2);
-        let shown = settings.ignored[0].to_string();
-        assert_eq!(
-            shown,
-            "setting 'pinned_use_background_threads' has no effect here: it concerns page-locked host memory"
-        );
+        assert_eq!(settings.ignored, ["pinned_use_background_threads", "release_lock_on_cudamalloc"]);
     }
 }

@@ -1,0 +1,149 @@
+//! The settings that a memory snapshot names (`allocator_settings`, written by
+//! `_cuda_memorySnapshot` in `torch/csrc/cuda/Module.cpp`).
+
+use std::sync::Arc;
+
+use crate::{AllocatorSettings, AllocatorSettingsError, CONF_VARIABLE, ROUNDUP_INTERVALS, UNLIMITED};
+
+/// The allocator settings in a snapshot, with the names and in the order of the file.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RecordedSettings {
+    /// Name and value.
+    pub values: Vec<(Arc<str>, RecordedValue)>,
+}
+
+/// The value of a setting in a snapshot.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RecordedValue {
+    /// Yes or no.
+    Bool(bool),
+    /// A whole number.
+    Int(i64),
+    /// A fraction.
+    Float(f64),
+    /// A text.
+    Text(Arc<str>),
+    /// A table of numbers, such as `roundup_power2_divisions`.
+    Table(Vec<(Arc<str>, i64)>),
+}
+
+impl RecordedSettings {
+    /// What PyTorch writes for these settings, which were given as `conf`.
+    #[must_use]
+    pub fn of(settings: &AllocatorSettings, conf: &str) -> RecordedSettings {
+        use RecordedValue::{Bool, Float, Int, Table, Text};
+        let divisions = (0..).zip(settings.roundup_power2_divisions);
+        let divisions = divisions.map(|(power, parts)| ((1_u64 << power).to_string().into(), parts as i64)).collect();
+        let values = [
+            (CONF_VARIABLE, Text(conf.into())),
+            // PyTorch writes -1 for no limit.
+            ("max_split_size", Int(i64::try_from(settings.max_split_size).unwrap_or(-1))),
+            ("garbage_collection_threshold", Float(settings.garbage_collection_threshold)),
+            ("expandable_segments", Bool(settings.expandable_segments)),
+            ("pinned_num_register_threads", Int(1)),
+            ("release_lock_on_cudamalloc", Bool(false)),
+            ("pinned_use_cuda_host_register", Bool(false)),
+            ("graph_capture_record_stream_reuse", Bool(false)),
+            ("roundup_power2_divisions", Table(divisions)),
+        ];
+        RecordedSettings { values: values.into_iter().map(|(name, value)| (name.into(), value)).collect() }
+    }
+
+    /// The value of a setting.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&RecordedValue> {
+        self.values.iter().find(|(known, _)| &**known == name).map(|(_, value)| value)
+    }
+
+    /// The text that the program configured its allocator with.
+    #[must_use]
+    pub fn conf(&self) -> &str {
+        match self.get(CONF_VARIABLE) {
+            Some(RecordedValue::Text(text)) => text,
+            _ => "",
+        }
+    }
+
+    /// The settings at the end of the recording. The text names all of them; the values beside it
+    /// are those in force at the end, so they take precedence.
+    pub fn in_force(&self) -> Result<AllocatorSettings, AllocatorSettingsError> {
+        AllocatorSettings::default().updated(self.conf()).map(|settings| self.applied_to(settings))
+    }
+
+    /// `settings` with the values that stand beside the text.
+    #[must_use]
+    pub fn applied_to(&self, mut settings: AllocatorSettings) -> AllocatorSettings {
+        if let Some(&RecordedValue::Bool(expandable)) = self.get("expandable_segments") {
+            settings.expandable_segments = expandable;
+        }
+        if let Some(&RecordedValue::Float(threshold)) = self.get("garbage_collection_threshold") {
+            settings.garbage_collection_threshold = threshold;
+        }
+        if let Some(&RecordedValue::Int(bytes)) = self.get("max_split_size") {
+            settings.max_split_size = u64::try_from(bytes).unwrap_or(UNLIMITED);
+        }
+        match self.get("roundup_power2_divisions") {
+            Some(RecordedValue::Table(table)) => settings.roundup_power2_divisions = divisions(table),
+            Some(_) => settings.roundup_power2_divisions = [0; ROUNDUP_INTERVALS],
+            None => {}
+        }
+        settings
+    }
+}
+
+/// The table of divisions, whose keys are powers of two in mebibytes.
+fn divisions(table: &[(Arc<str>, i64)]) -> [u64; ROUNDUP_INTERVALS] {
+    let mut divisions = [0; ROUNDUP_INTERVALS];
+    for (mebibytes, parts) in table {
+        let power = mebibytes.parse::<u64>().ok().and_then(u64::checked_ilog2);
+        if let Some(division) = power.and_then(|power| divisions.get_mut(power as usize)) {
+            *division = u64::try_from(*parts).unwrap_or(0);
+        }
+    }
+    divisions
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recorded(values: Vec<(&str, RecordedValue)>) -> RecordedSettings {
+        RecordedSettings { values: values.into_iter().map(|(name, value)| (name.into(), value)).collect() }
+    }
+
+    #[test]
+    fn values_take_precedence_over_the_text() {
+        let text = RecordedValue::Text("max_split_size_mb:64,large_segment_size_mb:30".into());
+        let values = vec![
+            (CONF_VARIABLE, text),
+            ("expandable_segments", RecordedValue::Bool(true)),
+            ("max_split_size", RecordedValue::Int(-1)),
+            ("garbage_collection_threshold", RecordedValue::Float(0.5)),
+        ];
+        let settings = recorded(values).in_force().unwrap();
+        assert!(settings.expandable_segments);
+        assert_eq!((settings.max_split_size, settings.large_segment_size), (u64::MAX, 30 << 20));
+        assert_eq!(settings.garbage_collection_threshold, 0.5);
+    }
+
+    #[test]
+    fn other_backend_is_refused() {
+        let text = RecordedValue::Text("backend:cudaMallocAsync".into());
+        assert!(recorded(vec![(CONF_VARIABLE, text)]).in_force().is_err());
+    }
+
+    #[test]
+    fn divisions_are_read_by_their_keys() {
+        let table = vec![("1".into(), 4), ("32768".into(), 8), ("odd".into(), 3), ("65536".into(), 3)];
+        let settings = recorded(vec![("roundup_power2_divisions", RecordedValue::Table(table))]).in_force().unwrap();
+        let divisions = settings.roundup_power2_divisions;
+        assert_eq!((divisions[0], divisions[15], divisions[1]), (4, 8, 0));
+    }
+
+    #[test]
+    fn written_settings_are_read_back() {
+        let conf = "max_split_size_mb:64,roundup_power2_divisions:[64:8,>:2],expandable_segments:True";
+        let settings = AllocatorSettings::default().updated(conf).unwrap();
+        assert_eq!(RecordedSettings::of(&settings, conf).in_force(), Ok(settings));
+    }
+}
