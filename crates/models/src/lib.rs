@@ -12,16 +12,18 @@
 //! # Ok::<(), oomph_models::WorkloadError>(())
 //! ```
 
-mod dice;
+mod autograd;
 mod error;
 mod generator;
 mod parameter;
+mod random;
 mod recipe;
-mod source;
+mod synthetic;
+mod workload;
 
-pub use dice::{Dice, PowerLaw};
 pub use error::{Place, Problem, WorkloadError};
-pub use generator::{GENERATORS, Generator, GeneratorEntry, Start};
+pub use generator::{GENERATORS, Generator, GeneratorEntry, GeneratorStart};
 pub use parameter::{Given, Parameter, Parameters, Values};
+pub use random::{PowerLaw, SeededRandom};
 pub use recipe::{Recipe, all_recipes, is_recipe_name, recipe_names};
-pub use source::Workload;
+pub use workload::Workload;

@@ -202,6 +202,15 @@ impl<'a> Parameters<'a> {
         Ok((from, to))
     }
 
+    /// The values of two parameters that take whole numbers, the first not above the second.
+    pub fn count_range(&self, least: &str, most: &str) -> Result<(u32, u32), WorkloadError> {
+        let (from, to) = (self.count(least)?, self.count(most)?);
+        if from > to {
+            return Err(self.refuse(format!("{least} ({from}) must not exceed {most} ({to})")));
+        }
+        Ok((from, to))
+    }
+
     /// The value of a parameter that takes any number.
     pub fn number(&self, name: &str) -> Result<f64, WorkloadError> {
         self.read(name, |value| match value {
@@ -348,7 +357,7 @@ fn in_words(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Start;
+    use crate::GeneratorStart;
     use oomph_base::{GIB, MIB};
 
     static ENTRY: GeneratorEntry = GeneratorEntry {
@@ -362,7 +371,7 @@ mod tests {
             Parameter::choice("mode", &["train", "infer"], "train", ""),
             Parameter::words("techniques", "amp,ckpt", "", ""),
         ],
-        build: |parameters| -> Result<Start, WorkloadError> { Err(parameters.refuse("never built")) },
+        build: |parameters| -> Result<GeneratorStart, WorkloadError> { Err(parameters.refuse("never built")) },
     };
 
     fn given(pairs: &[(&str, &str)]) -> BTreeMap<String, Given> {

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 use serde::Deserialize;
 use toml::{Spanned, Value};
 
-use super::{GENERATORS, GeneratorEntry, Given, Parameters, Place, Workload, WorkloadError};
+use crate::{GENERATORS, GeneratorEntry, Given, Parameters, Place, Workload, WorkloadError};
 use oomph_base::{Shelf, Shelved, did_you_mean, nearest};
 
 /// Where recipes are found by name.
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn every_embedded_recipe_tells_a_consistent_story_of_suite_size() {
+    fn embedded_recipes_are_consistent_and_of_suite_size() {
         assert!(recipe_names().count() >= 8);
         for name in recipe_names() {
             let workload = Recipe::named(name).unwrap().workload().unwrap();
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_model_outlives_its_story() {
+    fn only_a_model_is_live_at_the_end() {
         for name in recipe_names() {
             let (events, tables) = read(&Recipe::named(name).unwrap().workload().unwrap());
             let mut tenants = BTreeMap::new();
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn every_story_has_numbered_steps_and_named_phases() {
+    fn every_workload_has_steps_and_phases() {
         for name in recipe_names() {
             let (events, tables) = read(&Recipe::named(name).unwrap().workload().unwrap());
             let marks = |wanted| {

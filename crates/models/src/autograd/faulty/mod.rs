@@ -23,8 +23,8 @@ mod validation;
 
 use super::{lengths::Lengths, plan::Plan, shape, technique, trainer::Trainer};
 use crate::{
-    Dice, Parameter, Parameters, WorkloadError,
-    generator::{Generator, GeneratorEntry, start},
+    Generator, GeneratorEntry, Parameter, Parameters, SeededRandom, WorkloadError,
+    generator::{start, to_u32},
 };
 use oomph_base::GIB;
 use oomph_trace::{MarkKind, TraceBuilder};
@@ -100,7 +100,7 @@ const BATCHES: Parameter =
     Parameter::count("batches", 1..=1 << 10, "4", "batches that are prefetched, or copies that are made of one");
 const TENSORS: Parameter = Parameter::count("tensors", 1..=1 << 20, "2000", "small tensors of a step, for churn");
 
-pub(in crate::generator) const ENTRY: GeneratorEntry = GeneratorEntry {
+pub(crate) const ENTRY: GeneratorEntry = GeneratorEntry {
     name: "faulty_training",
     summary: "training programs that hold on to memory, and what people do about it",
     seeded: true,
@@ -138,9 +138,9 @@ pub(in crate::generator) const ENTRY: GeneratorEntry = GeneratorEntry {
         let lengths = Lengths::read(plan.shape, parameters)?;
         let settings = Settings::read(parameters)?;
         let build = chosen(parameters)?;
-        Ok(start(move |dice| {
-            let (trainer, lengths) = (Trainer::new(plan.clone()).with_dice(dice.clone()), lengths.clone());
-            Running { dice, trainer, lengths, program: build(&settings), steps, step: 0 }
+        Ok(start(move |random| {
+            let (trainer, lengths) = (Trainer::new(plan.clone()).with_random(random.clone()), lengths.clone());
+            Running { random, trainer, lengths, program: build(&settings), steps }
         }))
     },
 };
@@ -169,7 +169,7 @@ trait Program: Send {
 struct Turn<'a> {
     step: u32,
     length: u32,
-    dice: &'a mut Dice,
+    random: &'a mut SeededRandom,
 }
 
 /// What programs read besides the model.
@@ -218,35 +218,29 @@ fn chosen(parameters: &Parameters<'_>) -> Result<Build, WorkloadError> {
 }
 
 struct Running {
-    dice: Dice,
+    random: SeededRandom,
     trainer: Trainer,
     lengths: Lengths,
     program: Box<dyn Program>,
     steps: u32,
-    step: u32,
 }
 
 impl Generator for Running {
-    fn advance(&mut self, story: &mut TraceBuilder) -> bool {
-        if self.step == self.steps {
-            return false;
-        }
-        let (step, program, dice) = (self.step, &mut self.program, &mut self.dice);
-        let length = self.lengths.of_step(step, dice);
-        self.trainer.write(story, |trainer| {
+    fn parts_left(&self, written: u64) -> u64 {
+        u64::from(self.steps) - written
+    }
+
+    fn write_part(&mut self, step: u64, trace: &mut TraceBuilder) {
+        let (step, program, random) = (to_u32(step), &mut self.program, &mut self.random);
+        let length = self.lengths.of_step(step, random);
+        self.trainer.write(trace, |trainer| {
             if step == 0 {
                 program.load(trainer);
             }
             trainer.mark(MarkKind::Step, "step", step);
-            program.turn(trainer, &mut Turn { step, length, dice });
+            program.turn(trainer, &mut Turn { step, length, random });
             trainer.end_step(step);
         });
-        self.step += 1;
-        true
-    }
-
-    fn left(&self) -> u64 {
-        (self.steps - self.step).into()
     }
 }
 

@@ -16,7 +16,7 @@ use super::{
     saving::Saving,
     technique::EmptyCache,
 };
-use crate::Dice;
+use crate::SeededRandom;
 use oomph_trace::{Category, MarkKind, TraceBuilder};
 
 /// Whether a forward pass records what backward needs.
@@ -52,17 +52,17 @@ impl Trainer {
         Trainer { machine: Machine::new(plan), batch: None, loss: None, loss_scale: None }
     }
 
-    /// Lets what in a pass is chance be decided by these dice.
-    pub(super) fn with_dice(mut self, dice: Dice) -> Trainer {
-        self.machine.dice = dice;
+    /// Lets what in a pass is chance be decided by these random.
+    pub(super) fn with_random(mut self, random: SeededRandom) -> Trainer {
+        self.machine.random = random;
         self
     }
 
-    /// Writes what `part` does into `story`.
-    pub(super) fn write<T>(&mut self, story: &mut TraceBuilder, part: impl FnOnce(&mut Trainer) -> T) -> T {
-        std::mem::swap(&mut self.machine.story, story);
+    /// Writes what `part` does into `trace`.
+    pub(super) fn write<T>(&mut self, trace: &mut TraceBuilder, part: impl FnOnce(&mut Trainer) -> T) -> T {
+        std::mem::swap(&mut self.machine.trace, trace);
         let result = part(self);
-        std::mem::swap(&mut self.machine.story, story);
+        std::mem::swap(&mut self.machine.trace, trace);
         result
     }
 
@@ -230,7 +230,7 @@ impl Trainer {
 
     /// Gives cached memory back.
     pub(super) fn empty_cache(&mut self) {
-        self.machine.story.empty_cache();
+        self.machine.trace.empty_cache();
     }
 
     /// What comes after a step: cleaning up.
@@ -251,9 +251,9 @@ impl Trainer {
         self.machine.collect_garbage();
     }
 
-    /// Marks a place in the story.
+    /// Marks a place in the trace.
     pub(super) fn mark(&mut self, kind: MarkKind, label: &str, index: u32) {
-        self.machine.story.mark(kind, label, index);
+        self.machine.trace.mark(kind, label, index);
     }
 
     fn empties_cache_after(&self, phase: EmptyCache) -> bool {

@@ -13,7 +13,7 @@ use super::{
     saving::Saving,
     weights::{Layout, Weight, WeightId},
 };
-use crate::Dice;
+use crate::SeededRandom;
 use oomph_base::{MIB, StreamId, TagId, Work};
 use oomph_trace::{BlockSlot, Category, TraceBuilder};
 
@@ -36,8 +36,8 @@ pub(super) enum HostThread {
 
 /// See the [module](self).
 pub(super) struct Machine {
-    /// Lent for the time in which a part of the story is written.
-    pub(super) story: TraceBuilder,
+    /// Lent for the time in which a part of the trace is written.
+    pub(super) trace: TraceBuilder,
     pub(super) plan: Plan,
     pub(super) layout: Layout,
     pub(super) weights: Vec<Weight>,
@@ -69,7 +69,7 @@ pub(super) struct Machine {
     /// Pinned buffers that are not in use, by size: PyTorch keeps them for the next time.
     spare_host_buffers: BTreeMap<u64, Vec<BlockSlot>>,
     /// Decides what in a pass is chance.
-    pub(super) dice: Dice,
+    pub(super) random: SeededRandom,
     /// Whether convolutions try all their kernels first, and which have done so.
     pub(super) kernel_search: KernelSearch,
 }
@@ -84,7 +84,7 @@ impl Machine {
     /// A machine with nothing on its device, for a model with these weights.
     pub(super) fn of(plan: Plan, layout: Layout) -> Machine {
         Machine {
-            story: TraceBuilder::new(),
+            trace: TraceBuilder::new(),
             layout,
             plan,
             weights: Vec::new(),
@@ -105,7 +105,7 @@ impl Machine {
             has_workspace: [false; 2],
             has_fused_workspace: [false; 2],
             spare_host_buffers: BTreeMap::new(),
-            dice: Dice::new(0, "machine"),
+            random: SeededRandom::new(0, "machine"),
             kernel_search: KernelSearch::default(),
         }
     }
@@ -113,7 +113,7 @@ impl Machine {
     /// A new tensor with one reference.
     pub(super) fn alloc(&mut self, bytes: u64, category: Category) -> Tensor {
         let tag = self.tag(category);
-        let slot = self.story.alloc(bytes, StreamId::DEFAULT, tag);
+        let slot = self.trace.alloc(bytes, StreamId::DEFAULT, tag);
         let place = slot as usize;
         if place >= self.references.len() {
             self.references.resize(place + 1, 0);
@@ -140,7 +140,7 @@ impl Machine {
         let references = &mut self.references[tensor.0 as usize];
         *references -= 1;
         if *references == 0 {
-            self.story.free(tensor.0);
+            self.trace.free(tensor.0);
         }
     }
 
@@ -163,19 +163,19 @@ impl Machine {
 
     /// Queues work; at most four operands, the result last.
     pub(super) fn work<const COUNT: usize>(&mut self, work: Work, operands: [Tensor; COUNT]) {
-        self.story.work(work, StreamId::DEFAULT, &operands.map(|tensor| tensor.0));
+        self.trace.work(work, StreamId::DEFAULT, &operands.map(|tensor| tensor.0));
     }
 
     /// Copies a tensor to pinned host memory.
     pub(super) fn copy_to_host(&mut self, tensor: Tensor, buffer: BlockSlot) {
         let work = Work::CopyOut { bytes: self.bytes(tensor), pinned: true };
-        self.story.work(work, StreamId::DEFAULT, &[tensor.0, buffer]);
+        self.trace.work(work, StreamId::DEFAULT, &[tensor.0, buffer]);
     }
 
     /// Copies pinned host memory to a tensor.
     pub(super) fn copy_from_host(&mut self, buffer: BlockSlot, tensor: Tensor) {
         let work = Work::CopyIn { bytes: self.bytes(tensor), pinned: true };
-        self.story.work(work, StreamId::DEFAULT, &[buffer, tensor.0]);
+        self.trace.work(work, StreamId::DEFAULT, &[buffer, tensor.0]);
     }
 
     /// Queues a pass that reads and writes this many bytes in all.
@@ -203,7 +203,7 @@ impl Machine {
         let rounded = bytes.next_power_of_two();
         match self.spare_host_buffers.get_mut(&rounded).and_then(Vec::pop) {
             Some(buffer) => buffer,
-            None => self.story.host_alloc(rounded),
+            None => self.trace.host_alloc(rounded),
         }
     }
 
@@ -235,7 +235,7 @@ impl Machine {
             self.tags.resize(row + 1, [None; Category::ALL.len()]);
         }
         let layer = self.layer;
-        let story = &mut self.story;
-        *self.tags[row][category as usize].get_or_insert_with(|| story.tag(category, layer))
+        let trace = &mut self.trace;
+        *self.tags[row][category as usize].get_or_insert_with(|| trace.tag(category, layer))
     }
 }

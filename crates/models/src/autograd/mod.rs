@@ -47,16 +47,18 @@ use lengths::Lengths;
 use plan::Plan;
 use trainer::Trainer;
 
-use super::{Generator, GeneratorEntry, start};
-use crate::{Dice, Parameter, Parameters, WorkloadError};
+use crate::{
+    Generator, GeneratorEntry, Parameter, Parameters, SeededRandom, WorkloadError,
+    generator::{start, to_u32},
+};
 use oomph_trace::TraceBuilder;
 
-pub(super) use faulty::ENTRY as FAULTY_TRAINING;
-pub(super) use residual::ENTRY as RESNET;
-pub(super) use serving::ENTRY as SERVING;
+pub(crate) use faulty::ENTRY as FAULTY_TRAINING;
+pub(crate) use residual::ENTRY as RESNET;
+pub(crate) use serving::ENTRY as SERVING;
 
 /// The registry's line of the transformer.
-pub(super) const TRANSFORMER: GeneratorEntry = GeneratorEntry {
+pub(crate) const TRANSFORMER: GeneratorEntry = GeneratorEntry {
     name: "transformer",
     summary: "training steps of a decoder-only transformer, operator by operator as PyTorch allocates",
     seeded: true,
@@ -84,21 +86,20 @@ pub(super) const TRANSFORMER: GeneratorEntry = GeneratorEntry {
         let (plan, steps) = (Plan::read(parameters)?, parameters.count(shape::STEPS.name)?);
         let lengths = Lengths::read(plan.shape, parameters)?;
         let validation = Validation::read(parameters, &plan)?;
-        Ok(start(move |dice| {
-            let (trainer, lengths) = (Trainer::new(plan.clone()).with_dice(dice.clone()), lengths.clone());
-            Training { dice, trainer, lengths, validation, steps, step: 0 }
+        Ok(start(move |random| {
+            let (trainer, lengths) = (Trainer::new(plan.clone()).with_random(random.clone()), lengths.clone());
+            Training { random, trainer, lengths, validation, steps }
         }))
     },
 };
 
 /// The same step again and again.
 struct Training {
-    dice: Dice,
+    random: SeededRandom,
     trainer: Trainer,
     lengths: Lengths,
     validation: Option<Validation>,
     steps: u32,
-    step: u32,
 }
 
 /// Passes without a graph between training steps.
@@ -126,37 +127,32 @@ impl Validation {
 
 impl Training {
     /// Validates where it is time to; never after the last step, so that training goes on behind it.
-    fn validate(&mut self, story: &mut TraceBuilder) {
+    fn validate(&mut self, step: u32, trace: &mut TraceBuilder) {
         let Some(Validation { every, passes, length }) = self.validation else { return };
-        if self.step == self.steps || !self.step.is_multiple_of(every) {
+        if step == self.steps || !step.is_multiple_of(every) {
             return;
         }
         for pass in 0..passes {
-            let length = length.unwrap_or_else(|| self.lengths.of_step(self.step, &mut self.dice));
-            self.trainer.write(story, |trainer| trainer.validate(pass, length));
+            let length = length.unwrap_or_else(|| self.lengths.of_step(step, &mut self.random));
+            self.trainer.write(trace, |trainer| trainer.validate(pass, length));
         }
     }
 }
 
 impl Generator for Training {
-    fn advance(&mut self, story: &mut TraceBuilder) -> bool {
-        if self.step == self.steps {
-            return false;
-        }
-        let (step, length) = (self.step, self.lengths.of_step(self.step, &mut self.dice));
-        self.trainer.write(story, |trainer| {
+    fn parts_left(&self, written: u64) -> u64 {
+        u64::from(self.steps) - written
+    }
+
+    fn write_part(&mut self, step: u64, trace: &mut TraceBuilder) {
+        let (step, length) = (to_u32(step), self.lengths.of_step(to_u32(step), &mut self.random));
+        self.trainer.write(trace, |trainer| {
             if step == 0 {
                 trainer.load();
             }
             trainer.step(step, length);
         });
-        self.step += 1;
-        self.validate(story);
-        true
-    }
-
-    fn left(&self) -> u64 {
-        (self.steps - self.step).into()
+        self.validate(step + 1, trace);
     }
 }
 
@@ -296,7 +292,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// Whatever is combined: it is refused with a reason, or it is a story without contradiction whose steps leave
+        /// Whatever is combined: it is refused with a reason, or it is a trace without contradiction whose steps leave
         /// nothing behind but what the first ones left.
         #[test]
         fn any_combination_of_techniques_is_refused_or_trains(

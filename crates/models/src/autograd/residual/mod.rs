@@ -28,15 +28,15 @@ use super::{
     weights::{Declared, Layout},
 };
 use crate::{
-    Parameter, Parameters, WorkloadError,
-    generator::{Generator, GeneratorEntry, start},
+    Generator, GeneratorEntry, Parameter, Parameters, WorkloadError,
+    generator::{start, to_u32},
 };
 use oomph_trace::{Category, MarkKind, TraceBuilder};
 
 /// Bytes of the number of a class.
 const CLASS: u64 = 8;
 
-pub(in super::super) const ENTRY: GeneratorEntry = GeneratorEntry {
+pub(crate) const ENTRY: GeneratorEntry = GeneratorEntry {
     name: "resnet",
     summary: "training steps of a residual convolutional network, operator by operator as PyTorch allocates",
     seeded: false,
@@ -120,7 +120,6 @@ struct Training {
     batch: Option<[Tensor; 2]>,
     loss: Option<Tensor>,
     steps: u32,
-    step: u32,
 }
 
 impl Training {
@@ -129,28 +128,27 @@ impl Training {
         if searches {
             machine.kernel_search = KernelSearch::exhaustive();
         }
-        Training { machine, network, side, batch: None, loss: None, steps, step: 0 }
+        Training { machine, network, side, batch: None, loss: None, steps }
     }
 
-    fn train(&mut self) {
-        let step = self.step;
-        self.machine.story.mark(MarkKind::Step, "step", step);
+    fn train(&mut self, step: u32) {
+        self.machine.trace.mark(MarkKind::Step, "step", step);
         let micro_batches = self.machine.plan.techniques.micro_batches;
         for micro_batch in 0..micro_batches {
             if micro_batches > 1 {
-                self.machine.story.mark(MarkKind::MicroBatch, "micro-batch", micro_batch);
+                self.machine.trace.mark(MarkKind::MicroBatch, "micro-batch", micro_batch);
             }
-            self.machine.story.mark(MarkKind::Phase, "forward", step);
+            self.machine.trace.mark(MarkKind::Phase, "forward", step);
             let loss = self.forward();
             self.empty_cache_after(EmptyCache::AfterForward);
-            self.machine.story.mark(MarkKind::Phase, "backward", step);
+            self.machine.trace.mark(MarkKind::Phase, "backward", step);
             self.machine.is_last_micro_batch = micro_batch + 1 == micro_batches;
             let recorded = std::mem::take(&mut self.machine.graph);
             self.machine.backward(loss, recorded, Retain::Nothing);
             self.machine.release(loss.tensor);
             self.empty_cache_after(EmptyCache::AfterBackward);
         }
-        self.machine.story.mark(MarkKind::Phase, "optimizer", step);
+        self.machine.trace.mark(MarkKind::Phase, "optimizer", step);
         self.machine.optimizer_step();
         self.empty_cache_after(EmptyCache::AfterPhases);
         self.machine.zero_gradients();
@@ -190,7 +188,7 @@ impl Training {
     fn empty_cache_after(&mut self, phase: EmptyCache) {
         let chosen = self.machine.plan.techniques.empty_cache;
         if chosen == phase || chosen == EmptyCache::AfterPhases {
-            self.machine.story.empty_cache();
+            self.machine.trace.empty_cache();
         }
     }
 
@@ -199,31 +197,26 @@ impl Training {
         let (empty_cache, garbage) = (techniques.empty_cache, techniques.collect_garbage_every);
         if garbage.is_some_and(|every| (step + 1).is_multiple_of(every)) {
             // A loop without cycles leaves nothing to collect.
-            self.machine.story.mark(MarkKind::Phase, "gc", step);
+            self.machine.trace.mark(MarkKind::Phase, "gc", step);
         }
         if matches!(empty_cache, EmptyCache::AfterSteps(every) if (step + 1).is_multiple_of(every)) {
-            self.machine.story.empty_cache();
+            self.machine.trace.empty_cache();
         }
     }
 }
 
 impl Generator for Training {
-    fn advance(&mut self, story: &mut TraceBuilder) -> bool {
-        if self.step == self.steps {
-            return false;
-        }
-        std::mem::swap(&mut self.machine.story, story);
-        if self.step == 0 {
-            self.machine.load();
-        }
-        self.train();
-        std::mem::swap(&mut self.machine.story, story);
-        self.step += 1;
-        true
+    fn parts_left(&self, written: u64) -> u64 {
+        u64::from(self.steps) - written
     }
 
-    fn left(&self) -> u64 {
-        (self.steps - self.step).into()
+    fn write_part(&mut self, step: u64, trace: &mut TraceBuilder) {
+        std::mem::swap(&mut self.machine.trace, trace);
+        if step == 0 {
+            self.machine.load();
+        }
+        self.train(to_u32(step));
+        std::mem::swap(&mut self.machine.trace, trace);
     }
 }
 

@@ -14,7 +14,7 @@ use oomph_trace::{Category, CollectiveKind, MarkKind};
 impl Machine {
     /// Brings the model to the device, or to where its weights live.
     pub(super) fn load(&mut self) {
-        self.story.mark(MarkKind::Phase, "load", 0);
+        self.trace.mark(MarkKind::Phase, "load", 0);
         let number = self.plan.precision.of_weights();
         for id in 0..self.layout.declared.len() {
             let declared = self.layout.declared[id];
@@ -24,7 +24,7 @@ impl Machine {
             let is_on_host = (techniques.offload_weights && declared.layer.is_some())
                 || (techniques.offload_embeddings && declared.is_embedding);
             let (tensor, home) = if is_on_host {
-                (None, Some(self.story.host_alloc(bytes)))
+                (None, Some(self.trace.host_alloc(bytes)))
             } else {
                 (Some(self.copy_in(bytes, Category::Parameter)), None)
             };

@@ -18,14 +18,14 @@ use super::{
     technique::Techniques,
 };
 use crate::{
-    Dice, Parameter, Parameters, WorkloadError,
-    generator::{Generator, GeneratorEntry, start},
+    Generator, GeneratorEntry, Parameter, Parameters, SeededRandom, WorkloadError,
+    generator::{start, to_u32},
 };
 use oomph_trace::{MarkKind, TraceBuilder};
 
 const MOST_TOKENS: u32 = 1 << 18;
 
-pub(in super::super) const ENTRY: GeneratorEntry = GeneratorEntry {
+pub(crate) const ENTRY: GeneratorEntry = GeneratorEntry {
     name: "serving",
     summary: "a language model that answers requests: prefill, decode, a growing cache of keys and values",
     seeded: true,
@@ -69,8 +69,8 @@ pub(in super::super) const ENTRY: GeneratorEntry = GeneratorEntry {
         let cache = CacheShape { keeping, layers: shape.layers, bytes_per_token, context };
         let plan = Plan { shape, precision, techniques: Techniques::default() };
         let (requests, arrivals) = (parameters.count("requests")?, parameters.number("arrivals")?);
-        Ok(start(move |dice| Serving {
-            dice,
+        Ok(start(move |random| Serving {
+            random,
             machine: Machine::new(plan.clone()),
             cache,
             requests,
@@ -79,7 +79,6 @@ pub(in super::super) const ENTRY: GeneratorEntry = GeneratorEntry {
             outputs,
             waiting: 0,
             running: Vec::new(),
-            step: 0,
         }))
     },
 };
@@ -103,7 +102,7 @@ struct Sequence {
 }
 
 struct Serving {
-    dice: Dice,
+    random: SeededRandom,
     machine: Machine,
     cache: CacheShape,
     /// Requests that have not come yet.
@@ -114,22 +113,21 @@ struct Serving {
     /// Requests that have come and wait for a place.
     waiting: u32,
     running: Vec<Sequence>,
-    step: u32,
 }
 
 impl Serving {
-    fn serve(&mut self) {
-        self.machine.story.mark(MarkKind::Step, "step", self.step);
+    fn serve(&mut self, step: u32) {
+        self.machine.trace.mark(MarkKind::Step, "step", step);
         // Nobody waits for chance while nothing runs.
-        if self.requests > 0 && (self.running.is_empty() || self.dice.chance(self.arrivals)) {
+        if self.requests > 0 && (self.running.is_empty() || self.random.chance(self.arrivals)) {
             (self.requests, self.waiting) = (self.requests - 1, self.waiting + 1);
         }
         let most = self.machine.plan.shape.batch as usize;
         while self.waiting > 0 && self.running.len() < most {
             self.waiting -= 1;
-            self.prefill();
+            self.prefill(step);
         }
-        self.machine.story.mark(MarkKind::Phase, "decode", self.step);
+        self.machine.trace.mark(MarkKind::Phase, "decode", step);
         self.machine.generate(&mut self.running, 1, &self.cache);
         for place in (0..self.running.len()).rev() {
             self.running[place].left -= 1;
@@ -141,9 +139,9 @@ impl Serving {
     }
 
     /// Runs the prompt of a new sequence; its first token comes of that, those that are left of decoding.
-    fn prefill(&mut self) {
-        self.machine.story.mark(MarkKind::Phase, "prefill", self.step);
-        let mut draw = |(least, most): (u32, u32)| self.dice.between(least.into(), most.into()) as u32;
+    fn prefill(&mut self, step: u32) {
+        self.machine.trace.mark(MarkKind::Phase, "prefill", step);
+        let mut draw = |(least, most): (u32, u32)| self.random.between(least.into(), most.into()) as u32;
         let (prompt, output) = (draw(self.prompts), draw(self.outputs));
         let mut admitted = [Sequence { length: 0, left: output, cache: Cache::default() }];
         self.machine.generate(&mut admitted, prompt, &self.cache);
@@ -152,23 +150,19 @@ impl Serving {
 }
 
 impl Generator for Serving {
-    fn advance(&mut self, story: &mut TraceBuilder) -> bool {
-        if self.requests == 0 && self.waiting == 0 && self.running.is_empty() {
-            return false;
-        }
-        std::mem::swap(&mut self.machine.story, story);
-        if self.step == 0 {
+    /// How many steps the answers take is not known beforehand.
+    fn parts_left(&self, _written: u64) -> u64 {
+        u64::from(self.requests) + u64::from(self.waiting) + self.running.len() as u64
+    }
+
+    fn write_part(&mut self, step: u64, trace: &mut TraceBuilder) {
+        std::mem::swap(&mut self.machine.trace, trace);
+        if step == 0 {
             self.machine.saving = Saving::Nothing;
             self.machine.load();
         }
-        self.serve();
-        std::mem::swap(&mut self.machine.story, story);
-        self.step = self.step.saturating_add(1);
-        true
-    }
-
-    fn left(&self) -> u64 {
-        u64::from(self.requests) + u64::from(self.waiting) + self.running.len() as u64
+        self.serve(to_u32(step));
+        std::mem::swap(&mut self.machine.trace, trace);
     }
 }
 

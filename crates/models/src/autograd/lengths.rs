@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::shape::Shape;
-use crate::{Dice, Parameters, WorkloadError};
+use crate::{SeededRandom, Parameters, WorkloadError};
 
 /// See the [module](self).
 #[derive(Clone, Debug)]
@@ -20,11 +20,11 @@ impl Lengths {
     }
 
     /// The length of a step's sequences.
-    pub(super) fn of_step(&self, step: u32, dice: &mut Dice) -> u32 {
+    pub(super) fn of_step(&self, step: u32, random: &mut SeededRandom) -> u32 {
         if let Some(turn) = step.checked_rem(self.given.len() as u32) {
             self.given[turn as usize]
         } else if self.shape.is_variable() {
-            dice.between(self.shape.min_length.into(), self.shape.context.into()) as u32
+            random.between(self.shape.min_length.into(), self.shape.context.into()) as u32
         } else {
             self.shape.context
         }

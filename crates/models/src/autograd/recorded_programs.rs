@@ -34,9 +34,9 @@ fn reference_model(batch: &str) -> Plan {
     Plan::read(&Parameters::new("reference", entry, &given).unwrap()).unwrap()
 }
 
-fn assert_same_actions(name: &str, story: TraceBuilder) {
+fn assert_same_actions(name: &str, trace: TraceBuilder) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("workloads/recorded/{name}.pickle.xz"));
-    let (real, ours) = (actions(&*oomph_trace::open(path).unwrap()), actions(&story.finish(name)));
+    let (real, ours) = (actions(&*oomph_trace::open(path).unwrap()), actions(&trace.finish(name)));
     let parting = real.iter().zip(&ours).position(|(real, ours)| real != ours);
     let place = parting.unwrap_or(real.len().min(ours.len()));
     let around = |actions: &[Action]| format!("{:?}", &actions[place.saturating_sub(4)..actions.len().min(place + 8)]);
@@ -72,5 +72,5 @@ fn inference_beside_growing_caches_is_the_recorded_one() {
         }
         machine.release(logits.tensor);
     }
-    assert_same_actions("infer_kv", machine.story);
+    assert_same_actions("infer_kv", machine.trace);
 }

@@ -217,7 +217,7 @@ impl Machine {
     /// A sum over the ranks of the tensor-parallel group, in place.
     pub(super) fn sum_over_ranks(&mut self, tensor: Tensor) {
         let (bytes, ranks) = (self.bytes(tensor), self.plan.techniques.tensor_ranks);
-        self.story.collective(CollectiveKind::AllReduce, bytes, ranks as u16, StreamId::DEFAULT);
+        self.trace.collective(CollectiveKind::AllReduce, bytes, ranks as u16, StreamId::DEFAULT);
     }
 
     pub(super) fn gemm(&self, role: ProductRole, m: u64, n: u64, k: u32, number: Number) -> Work {

@@ -118,7 +118,7 @@ impl Machine {
     }
 
     pub(super) fn collective(&mut self, kind: CollectiveKind, bytes: u64, ranks: u32) {
-        self.story.collective(kind, bytes, ranks as u16, StreamId::DEFAULT);
+        self.trace.collective(kind, bytes, ranks as u16, StreamId::DEFAULT);
     }
 
     /// Whether weights are whole only while their layer runs.

@@ -42,7 +42,7 @@ impl Machine {
     fn draw_share(&mut self, mixture: &Mixture) -> u64 {
         const EVEN: f64 = (1 << 20) as f64;
         let stray = EVEN * mixture.imbalance;
-        self.dice.between((EVEN - stray) as u64, (EVEN + stray) as u64).max(1)
+        self.random.between((EVEN - stray) as u64, (EVEN + stray) as u64).max(1)
     }
 
     /// Sends every row through its experts.

@@ -29,7 +29,7 @@ struct Churn {
 impl Program for Churn {
     fn turn(&mut self, trainer: &mut Trainer, turn: &mut Turn<'_>) {
         let step = turn.step;
-        let sizes = (0..self.tensors).map(|_| turn.dice.between(LEAST_BYTES, MOST_BYTES));
+        let sizes = (0..self.tensors).map(|_| turn.random.between(LEAST_BYTES, MOST_BYTES));
         trainer.mark(MarkKind::Phase, "metrics", step);
         let mut make = |bytes| {
             let tensor = trainer.machine.alloc(bytes, Category::Temporary);

@@ -1,23 +1,23 @@
-//! Chance that comes out the same on every machine and in every release.
+//! Random numbers that are the same on every machine and in every release.
 //!
-//! The cipher behind it is value-stable by promise, and every distribution is made here from its raw numbers: those of
-//! the `rand` crate may change between releases, and a seed must mean the same trace for years.
+//! The ChaCha cipher is value-stable by promise. Every distribution is made here from its raw numbers, because those of
+//! the `rand` crate may change between releases and a seed must mean the same trace for years.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 /// A seeded source of random numbers.
 #[derive(Clone, Debug)]
-pub struct Dice(ChaCha8Rng);
+pub struct SeededRandom(ChaCha8Rng);
 
-impl Dice {
-    /// Dice for a seed and a name: the same seed throws differently in workloads of different names.
+impl SeededRandom {
+    /// SeededRandom for a seed and a name: the same seed throws differently in workloads of different names.
     #[must_use]
-    pub fn new(seed: u64, name: &str) -> Dice {
+    pub fn new(seed: u64, name: &str) -> SeededRandom {
         let mut key = [0; 32];
         key[..8].copy_from_slice(&seed.to_le_bytes());
         key[8..16].copy_from_slice(&fnv1a(name).to_le_bytes());
-        Dice(ChaCha8Rng::from_seed(key))
+        SeededRandom(ChaCha8Rng::from_seed(key))
     }
 
     /// A whole number from `least` to `most`, both included, all equally likely.
@@ -40,8 +40,8 @@ impl Dice {
 
 /// A power law from `least` to `most`: the chance to reach twice a size is `2^-exponent`, whatever the size.
 ///
-/// Octave by octave, so that it needs no logarithm, whose last bit differs between machines. It is exactly Pareto's
-/// law at the octave borders and even within each; what would lie beyond `most` falls into the last octave.
+/// Drawn octave by octave, because the last bit of a logarithm differs between machines. It is exactly Pareto's law at
+/// the octave borders and even within each octave; values beyond `most` fall into the last octave.
 #[derive(Clone, Copy, Debug)]
 pub struct PowerLaw {
     least: u64,
@@ -57,16 +57,16 @@ impl PowerLaw {
     }
 
     /// Draws one value.
-    pub fn draw(&self, dice: &mut Dice) -> u64 {
+    pub fn draw(&self, random: &mut SeededRandom) -> u64 {
         let mut low = self.least;
-        while low <= self.most / 2 && dice.chance(self.doubling) {
+        while low <= self.most / 2 && random.chance(self.doubling) {
             low *= 2;
         }
-        dice.between(low, low.saturating_mul(2).saturating_sub(1).min(self.most))
+        random.between(low, low.saturating_mul(2).saturating_sub(1).min(self.most))
     }
 }
 
-/// The 64-bit FNV-1a hash, whose values are fixed for ever.
+/// The 64-bit FNV-1a hash, whose values never change.
 fn fnv1a(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
@@ -75,37 +75,37 @@ fn fnv1a(text: &str) -> u64 {
 mod tests {
     use super::*;
 
-    /// Seeds in published results must stay comparable: whoever changes this changes every trace.
+    /// Seeds in published results must stay comparable: a change here changes every trace.
     #[test]
-    fn a_seed_throws_what_it_always_threw() {
-        let mut dice = Dice::new(1, "random");
-        let thrown: Vec<u64> = (0..4).map(|_| dice.between(1, 1000)).collect();
-        assert_eq!(thrown, [119, 502, 641, 275]);
+    fn values_of_a_seed_never_change() {
+        let mut random = SeededRandom::new(1, "random");
+        let drawn: Vec<u64> = (0..4).map(|_| random.between(1, 1000)).collect();
+        assert_eq!(drawn, [119, 502, 641, 275]);
     }
 
     #[test]
     fn seed_and_name_both_matter() {
-        let first = |seed, name| Dice::new(seed, name).between(0, u64::MAX);
+        let first = |seed, name| SeededRandom::new(seed, name).between(0, u64::MAX);
         assert_ne!(first(1, "a"), first(2, "a"));
         assert_ne!(first(1, "a"), first(1, "b"));
     }
 
     #[test]
-    fn all_of_a_range_is_reached_and_nothing_else() {
-        let mut dice = Dice::new(0, "");
+    fn range_is_covered_evenly() {
+        let mut random = SeededRandom::new(0, "");
         let mut seen = [0_u32; 6];
         for _ in 0..6000 {
-            seen[dice.between(5, 10) as usize - 5] += 1;
+            seen[random.between(5, 10) as usize - 5] += 1;
         }
         assert!(seen.iter().all(|&count| (850..1150).contains(&count)), "{seen:?}");
-        assert_eq!(dice.between(7, 7), 7);
-        assert_eq!(dice.index(0), 0);
+        assert_eq!(random.between(7, 7), 7);
+        assert_eq!(random.index(0), 0);
     }
 
     #[test]
-    fn a_power_law_halves_by_its_exponent_at_every_octave() {
-        let (law, mut dice) = (PowerLaw::new(16, 1 << 20, 1.0), Dice::new(0, ""));
-        let drawn: Vec<u64> = (0..40_000).map(|_| law.draw(&mut dice)).collect();
+    fn power_law_halves_at_every_octave() {
+        let (law, mut random) = (PowerLaw::new(16, 1 << 20, 1.0), SeededRandom::new(0, ""));
+        let drawn: Vec<u64> = (0..40_000).map(|_| law.draw(&mut random)).collect();
         for octave in 0..6 {
             let reached = drawn.iter().filter(|&&value| value >= 16 << octave).count() as f64;
             let expected = 40_000.0 / f64::from(1 << octave);

@@ -134,7 +134,7 @@ impl Machine {
                 // Two means and a single-precision copy of the weight.
                 let bytes = self.shard_elements(id) * Number::Single.bytes();
                 for _ in 0..3 {
-                    self.story.host_alloc(bytes);
+                    self.trace.host_alloc(bytes);
                 }
             }
             let weight = &self.weights[id as usize];
@@ -144,7 +144,7 @@ impl Machine {
                 self.work(Work::CopyIn { bytes, pinned: true }, [tensor]);
             }
         }
-        self.story.stream_sync(StreamId::DEFAULT);
+        self.trace.stream_sync(StreamId::DEFAULT);
     }
 
     /// Forgets the gradients, or fills them with zeros.

@@ -1,20 +1,12 @@
-//! The generators and their registry. Adding one is one file here and one line in [`GENERATORS`].
-
-mod autograd;
-mod checkerboard;
-mod hot_pair;
-mod mix;
-mod power_law;
-mod random;
-mod rounds;
-mod sawtooth;
-mod script;
-mod stream_mix;
-mod streams;
+//! The generators: trait, registry entry and registry. Adding one is one constant beside it and one line in
+//! [`GENERATORS`].
 
 use std::{fmt, sync::Arc};
 
-use super::{Dice, Parameter, Parameters, WorkloadError};
+use crate::{
+    Parameter, Parameters, SeededRandom, WorkloadError, autograd,
+    synthetic::{mix, script, single_stream, streams},
+};
 use oomph_trace::TraceBuilder;
 
 /// Every generator, in the order in which `list` shows them.
@@ -23,43 +15,46 @@ pub static GENERATORS: &[GeneratorEntry] = &[
     autograd::FAULTY_TRAINING,
     autograd::RESNET,
     autograd::SERVING,
-    streams::ENTRY,
-    random::ENTRY,
-    power_law::ENTRY,
-    sawtooth::ENTRY,
-    checkerboard::ENTRY,
-    rounds::ENTRY,
-    script::ENTRY,
-    hot_pair::ENTRY,
-    mix::ENTRY,
-    stream_mix::ENTRY,
+    streams::STREAMS,
+    single_stream::RANDOM,
+    single_stream::POWER_LAW,
+    single_stream::SAWTOOTH,
+    single_stream::CHECKERBOARD,
+    single_stream::ROUNDS,
+    script::SCRIPT,
+    mix::HOT_PAIR,
+    mix::MIX,
+    mix::STREAM_MIX,
 ];
 
-/// Tells a story part by part, in constant memory however long it is.
+/// Writes a trace part by part, in constant memory whatever its length.
 pub trait Generator: Send {
-    /// Writes the next part (a step, or some thousand events). Returns false when there was nothing left to write.
-    fn advance(&mut self, story: &mut TraceBuilder) -> bool;
+    /// How many parts are left after `written` ones. Where the number is not known beforehand, any number that never
+    /// grows and is 0 at the end.
+    fn parts_left(&self, written: u64) -> u64;
 
-    /// How much is left to write, in steps or blocks or whatever it counts in: never more than before, and nothing but
-    /// what has to be cleared away at the end. Only for progress.
-    fn left(&self) -> u64;
+    /// Writes a part: a step, or some thousand events.
+    fn write_part(&mut self, part: u64, trace: &mut TraceBuilder);
+
+    /// Writes the end of the trace, after the last part.
+    fn finish(&mut self, _trace: &mut TraceBuilder) {}
 }
 
-/// Starts the story from its beginning; called once for every opening of the workload.
-pub type Start = Arc<dyn Fn(Dice) -> Box<dyn Generator> + Send + Sync>;
+/// Starts a generator from the beginning of its trace; called once for every opening of the workload.
+pub type GeneratorStart = Arc<dyn Fn(SeededRandom) -> Box<dyn Generator> + Send + Sync>;
 
 /// What the registry knows about a generator.
 pub struct GeneratorEntry {
-    /// What recipes call it.
+    /// Its name in recipes.
     pub name: &'static str,
     /// One line for `list`.
     pub summary: &'static str,
-    /// Whether there is chance in it: whether another seed can give other events.
+    /// Whether another seed can give other events.
     pub seeded: bool,
-    /// What can be set.
+    /// Its parameters.
     pub parameters: &'static [Parameter],
     /// Reads and checks the parameters.
-    pub build: fn(&Parameters<'_>) -> Result<Start, WorkloadError>,
+    pub build: fn(&Parameters<'_>) -> Result<GeneratorStart, WorkloadError>,
 }
 
 impl fmt::Debug for GeneratorEntry {
@@ -68,9 +63,21 @@ impl fmt::Debug for GeneratorEntry {
     }
 }
 
-/// Makes a [`Start`] of a function that makes a generator.
-fn start<G: Generator + 'static>(make: impl Fn(Dice) -> G + Send + Sync + 'static) -> Start {
-    Arc::new(move |dice| Box::new(make(dice)))
+/// A [`GeneratorStart`] from a function that makes a generator.
+pub(crate) fn start<G: Generator + 'static>(
+    make: impl Fn(SeededRandom) -> G + Send + Sync + 'static,
+) -> GeneratorStart {
+    Arc::new(move |random| Box::new(make(random)))
+}
+
+/// The number of items in a part, where `items` are written `per_part` at a time.
+pub(crate) fn part_size(items: u64, per_part: u64, part: u64) -> u64 {
+    per_part.min(items - part * per_part)
+}
+
+/// The number of a part, for the marks of a trace. No generator has more than four billion parts.
+pub(crate) fn to_u32(part: u64) -> u32 {
+    part as u32
 }
 
 #[cfg(test)]
@@ -87,7 +94,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
         #[test]
-        fn a_model_of_any_shape_trains_without_contradiction(
+        fn transformer_of_any_shape_trains(
             (layers, heads, head_width, vocabulary) in (1..5_u32, 1..5_u32, 1..20_u32, 1..300_u32),
             (context, batch, steps, seed) in (1..40_u32, 1..5_u32, 1..5_u32, any::<u64>()),
         ) {
@@ -104,7 +111,7 @@ mod tests {
         }
 
         #[test]
-        fn churn_of_any_size_frees_all_that_it_allocates(
+        fn churn_of_any_size_frees_all(
             (name, length) in prop::sample::select(vec![
                 ("random", "allocations"), ("power-law", "allocations"), ("sawtooth", "teeth"), ("streams", "rounds"),
                 ("stream-mix-4", "operations"),
@@ -121,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn every_generator_can_be_built_from_its_declared_defaults() {
+    fn every_generator_builds_from_its_defaults() {
         for entry in GENERATORS {
             let given = BTreeMap::new();
             let parameters = Parameters::new(entry.name, entry, &given).unwrap();
@@ -130,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_unique_and_everything_is_described() {
+    fn names_are_unique_and_described() {
         let names: std::collections::BTreeSet<_> = GENERATORS.iter().map(|entry| entry.name).collect();
         assert_eq!(names.len(), GENERATORS.len());
         for entry in GENERATORS {

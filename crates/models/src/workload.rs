@@ -1,31 +1,37 @@
 //! A workload: a generator, its parameters and a seed, read like any other trace.
 
-use super::{Dice, Generator, GeneratorEntry, Start};
+use crate::{Generator, GeneratorEntry, GeneratorStart, SeededRandom};
 use oomph_trace::{CHUNK_EVENTS, Event, EventReader, Source, Tables, TraceBuilder, TraceError};
 
-/// A trace that is made while it is read. Every opening gives the same events.
+/// A trace that is generated while it is read. Every opening gives the same events.
 #[derive(Clone)]
 pub struct Workload {
-    /// The recipe's name and what was overridden.
-    pub(super) title: String,
-    /// What the dice are named after: overriding a parameter does not change the luck.
-    pub(super) recipe: String,
-    pub(super) generator: &'static GeneratorEntry,
-    pub(super) start: Start,
-    pub(super) seed: u64,
+    /// The recipe's name and its overrides.
+    pub(crate) title: String,
+    /// The name that goes into the random numbers. It leaves overrides out, so that they do not change the numbers.
+    pub(crate) recipe: String,
+    pub(crate) generator: &'static GeneratorEntry,
+    pub(crate) start: GeneratorStart,
+    pub(crate) seed: u64,
 }
 
 impl Workload {
-    /// The generator behind it.
+    /// Its generator.
     #[must_use]
     pub fn generator(&self) -> &'static GeneratorEntry {
         self.generator
     }
 
-    /// The seed that it was made with.
+    /// Its seed.
     #[must_use]
     pub fn seed(&self) -> u64 {
         self.seed
+    }
+
+    fn reader(&self) -> WorkloadReader {
+        let generator = (self.start)(SeededRandom::new(self.seed, &self.recipe));
+        let parts = generator.parts_left(0);
+        WorkloadReader { generator, trace: TraceBuilder::new(), parts, written: 0, is_finished: false }
     }
 }
 
@@ -35,40 +41,48 @@ impl Source for Workload {
     }
 
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {
-        let generator = (self.start)(Dice::new(self.seed, &self.recipe));
-        Ok(Box::new(Reading::of(generator)))
+        Ok(Box::new(self.reader()))
     }
 }
 
-/// Holds what the generator remembers and the part that it wrote last, however long the story is.
-struct Reading {
+/// Holds the state of the generator and the part that it wrote last, whatever the length of the trace.
+struct WorkloadReader {
     generator: Box<dyn Generator>,
-    story: TraceBuilder,
-    /// What was left to write at the beginning.
-    whole: u64,
+    trace: TraceBuilder,
+    /// Parts at the beginning.
+    parts: u64,
+    written: u64,
+    is_finished: bool,
 }
 
-impl Reading {
-    fn of(generator: Box<dyn Generator>) -> Reading {
-        let whole = generator.left();
-        Reading { generator, story: TraceBuilder::new(), whole }
+impl WorkloadReader {
+    fn parts_left(&self) -> u64 {
+        self.generator.parts_left(self.written)
     }
 }
 
-impl EventReader for Reading {
+impl EventReader for WorkloadReader {
     fn read(&mut self, chunk: &mut Vec<Event>) -> Result<(), TraceError> {
         chunk.clear();
-        while self.story.pending() < CHUNK_EVENTS && self.generator.advance(&mut self.story) {}
-        self.story.take_into(chunk, CHUNK_EVENTS);
+        while self.trace.pending() < CHUNK_EVENTS && !self.is_finished {
+            if self.parts_left() > 0 {
+                self.generator.write_part(self.written, &mut self.trace);
+                self.written += 1;
+            } else {
+                self.generator.finish(&mut self.trace);
+                self.is_finished = true;
+            }
+        }
+        self.trace.take_into(chunk, CHUNK_EVENTS);
         Ok(())
     }
 
     fn tables(&self) -> &Tables {
-        self.story.tables()
+        self.trace.tables()
     }
 
     fn share_read(&self) -> Option<f64> {
-        Some(1.0 - self.generator.left() as f64 / self.whole.max(1) as f64)
+        Some(1.0 - self.parts_left() as f64 / self.parts.max(1) as f64)
     }
 }
 
@@ -78,17 +92,17 @@ mod tests {
     use crate::{Recipe, recipe_names};
     use oomph_trace::Op;
 
-    /// The most events that ever waited to be read, how many slots were needed, and how many shapes of work.
+    /// The most events that waited to be read, the number of slots, and the number of shapes of work.
     fn footprint(recipe: Recipe) -> [usize; 3] {
         let workload = recipe.workload().unwrap();
-        let mut reading = Reading::of((workload.start)(Dice::new(0, &workload.recipe)));
+        let mut reading = workload.reader();
         let (mut chunk, mut pending, mut slots) = (Vec::new(), 0, 0);
         loop {
             reading.read(&mut chunk).unwrap();
             if chunk.is_empty() {
                 return [pending, slots, reading.tables().shapes().len()];
             }
-            pending = pending.max(reading.story.pending() + chunk.len());
+            pending = pending.max(reading.trace.pending() + chunk.len());
             for event in &chunk {
                 if let Op::Alloc { slot, .. } = event.op {
                     slots = slots.max(slot as usize + 1);
@@ -98,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_story_ten_times_as_long_takes_no_more_memory() {
+    fn longer_traces_take_no_more_memory() {
         for (recipe, length, short, long) in [
             ("power-law", "allocations", "20000", "200000"),
             ("checkerboard", "rounds", "4", "40"),
@@ -119,9 +133,9 @@ mod tests {
         }
     }
 
-    /// Every length has shapes of its own, and there are no more lengths than the context has tokens.
+    /// Every length has its own shapes of work; there are at most as many lengths as the context has tokens.
     #[test]
-    fn random_lengths_add_shapes_and_nothing_else() {
+    fn random_lengths_add_only_shapes() {
         let of = |steps| footprint(Recipe::named("variable-length").unwrap().with("steps", steps));
         let ([pending, slots, shapes], [pending_long, slots_long, shapes_long]) = (of("16"), of("160"));
         assert!(pending_long * 10 <= pending * 12, "{pending} became {pending_long}");
@@ -130,12 +144,12 @@ mod tests {
     }
 
     #[test]
-    fn every_workload_knows_how_far_it_is_told() {
+    fn every_workload_reports_progress() {
         for name in recipe_names() {
             let recipe = Recipe::named(name).unwrap();
             let workload = recipe.workload().unwrap();
             let (mut reader, mut chunk, mut share) = (workload.open().unwrap(), Vec::new(), 0.0);
-            // Whole stories would take too long here; how they go on is tried with the short ones.
+            // Whole traces would take too long here; the short ones are read to their end.
             for _ in 0..64 {
                 reader.read(&mut chunk).unwrap();
                 let now = reader.share_read().unwrap();
@@ -151,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn no_chunk_is_longer_than_promised() {
+    fn chunks_keep_their_limit() {
         let workload = Recipe::named("training").unwrap().workload().unwrap();
         let (mut reader, mut chunk) = (workload.open().unwrap(), Vec::new());
         loop {

@@ -168,6 +168,6 @@ impl Machine {
         let workspace = self.alloc(bytes, Category::Workspace);
         self.work(work, operands);
         self.release(workspace);
-        self.story.empty_cache();
+        self.trace.empty_cache();
     }
 }
