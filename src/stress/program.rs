@@ -5,7 +5,7 @@
 
 use crate::{
     base::{KIB, MIB, Nanos, StreamId, TagId, ThreadId, Work},
-    models::Dice,
+    models::SeededRandom,
     trace::{BlockSlot, MarkKind, Trace, TraceBuilder, TraceEventId},
 };
 
@@ -28,7 +28,7 @@ enum Sizes {
 }
 
 impl Sizes {
-    fn throw(dice: &mut Dice, most: u64) -> Sizes {
+    fn throw(dice: &mut SeededRandom, most: u64) -> Sizes {
         match dice.between(0, 4) {
             0 => Sizes::Small,
             1 => Sizes::Magnitudes,
@@ -38,7 +38,7 @@ impl Sizes {
         }
     }
 
-    fn draw(&self, dice: &mut Dice, most: u64) -> u64 {
+    fn draw(&self, dice: &mut SeededRandom, most: u64) -> u64 {
         let bytes = match self {
             Sizes::Small => dice.between(1, 8 * KIB),
             Sizes::Magnitudes => {
@@ -56,7 +56,7 @@ impl Sizes {
 /// The program of this seed and number for a memory of so many bytes.
 #[must_use]
 pub fn random_program(seed: u64, number: u64, memory_bytes: u64) -> Trace {
-    let mut dice = Dice::new(seed, &format!("properties {number}"));
+    let mut dice = SeededRandom::new(seed, &format!("properties {number}"));
     let mut author = Author::new(&mut dice, memory_bytes.max(MIB));
     for _ in 0..dice.between(10, 160) {
         author.next(&mut dice);
@@ -89,7 +89,7 @@ struct Author {
 }
 
 impl Author {
-    fn new(dice: &mut Dice, memory: u64) -> Author {
+    fn new(dice: &mut SeededRandom, memory: u64) -> Author {
         let most = memory / [2, 4, 8, 16][dice.index(4)];
         let mut story = TraceBuilder::new();
         let mut streams = vec![StreamId::DEFAULT];
@@ -114,7 +114,7 @@ impl Author {
         }
     }
 
-    fn next(&mut self, dice: &mut Dice) {
+    fn next(&mut self, dice: &mut SeededRandom) {
         self.story.set_thread(ThreadId(dice.between(0, u64::from(self.threads) - 1) as u16));
         if dice.chance(0.2) {
             self.story.elapse(Nanos(dice.between(1, 200_000)));
@@ -134,7 +134,7 @@ impl Author {
         }
     }
 
-    fn alloc(&mut self, dice: &mut Dice) {
+    fn alloc(&mut self, dice: &mut SeededRandom) {
         let bytes = self.sizes.draw(dice, self.most);
         let stream = self.stream(dice);
         let slot = self.story.alloc(bytes, stream, TagId(0));
@@ -142,7 +142,7 @@ impl Author {
         self.live_bytes += bytes;
     }
 
-    fn free(&mut self, dice: &mut Dice) {
+    fn free(&mut self, dice: &mut SeededRandom) {
         if self.live.is_empty() {
             return;
         }
@@ -163,7 +163,7 @@ impl Author {
     }
 
     /// Keeps a stream busy, often with a block of another one.
-    fn work(&mut self, dice: &mut Dice) {
+    fn work(&mut self, dice: &mut SeededRandom) {
         let stream = self.stream(dice);
         if !self.live.is_empty() && dice.chance(0.7) {
             let (slot, _, home) = self.live[dice.index(self.live.len())];
@@ -181,7 +181,7 @@ impl Author {
         }
     }
 
-    fn pause(&mut self, dice: &mut Dice) {
+    fn pause(&mut self, dice: &mut SeededRandom) {
         match dice.between(0, 9) {
             0..=2 => self.story.empty_cache(),
             3..=4 => {
@@ -203,7 +203,7 @@ impl Author {
     }
 
     /// All blocks go, in an order of its own, and then the cache.
-    fn wind_down(&mut self, dice: &mut Dice) {
+    fn wind_down(&mut self, dice: &mut SeededRandom) {
         while !self.live.is_empty() {
             let (slot, ..) = self.live.swap_remove(dice.index(self.live.len()));
             self.story.free(slot);
@@ -218,11 +218,11 @@ impl Author {
         }
     }
 
-    fn stream(&self, dice: &mut Dice) -> StreamId {
+    fn stream(&self, dice: &mut SeededRandom) -> StreamId {
         self.streams[dice.index(self.streams.len())]
     }
 
-    fn event(&mut self, dice: &mut Dice) -> TraceEventId {
+    fn event(&mut self, dice: &mut SeededRandom) -> TraceEventId {
         if self.recorded.len() < 4 {
             self.recorded.push(self.story.new_event());
         }

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     base::MIB,
     device::{CallKind, CallLedger},
-    models::Dice,
+    models::SeededRandom,
     trace::Trace,
 };
 
@@ -58,7 +58,7 @@ pub fn properties(subject: &Subject, programs: &Programs, stop: &dyn Fn() -> boo
         let program = random_program(programs.seed, number, memory);
         let Some(trial) = put_on_trial(subject, &program, &[], &mut verdict) else { break };
         if number % ONE_WITH_FAULTS_IN == ONE_WITH_FAULTS_IN - 1 {
-            let mut dice = Dice::new(programs.seed, &format!("properties faults {number}"));
+            let mut dice = SeededRandom::new(programs.seed, &format!("properties faults {number}"));
             let faults = faults_among(&trial.calls, &mut dice);
             if put_on_trial(subject, &program, &faults, &mut verdict).is_none() {
                 break;
@@ -161,7 +161,7 @@ fn detail(subject: &Subject, trace: &Trace, faults: &[PlannedFault]) -> Option<S
 }
 
 /// Some of the calls that were made fail, the next time.
-fn faults_among(calls: &CallLedger, dice: &mut Dice) -> Vec<PlannedFault> {
+fn faults_among(calls: &CallLedger, dice: &mut SeededRandom) -> Vec<PlannedFault> {
     let made: Vec<(CallKind, u64)> = calls.iter().map(|(call, tally)| (call, tally.count)).collect();
     if made.is_empty() {
         return Vec::new();

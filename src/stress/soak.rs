@@ -25,7 +25,7 @@ use crate::{
         Device, DeviceError,
         wrap::{Answer, Call, Intercepted, Interceptor},
     },
-    models::Dice,
+    models::SeededRandom,
     strategy::{Usage, wrap::Checked},
 };
 
@@ -130,7 +130,7 @@ impl Soak {
         let begin = Instant::now();
         let injected = Arc::new(AtomicU64::new(0));
         let faults = RandomFaults {
-            dice: Dice::new(self.seed, "soak faults"),
+            dice: SeededRandom::new(self.seed, "soak faults"),
             one_in: self.fault_one_in,
             injected: Arc::clone(&injected),
         };
@@ -198,7 +198,7 @@ impl Soak {
 
 /// Lets any driver call fail at random: for want of memory where it asks for some, for no reason otherwise.
 struct RandomFaults {
-    dice: Dice,
+    dice: SeededRandom,
     one_in: u64,
     injected: Arc<AtomicU64>,
 }

@@ -20,7 +20,7 @@ use super::{Mixture, Tally, Until};
 use crate::{
     base::{EventId, Nanos, SiteId, StreamId, ThreadId, Work},
     device::{Damage, Device, DeviceError, Patterned, Patterns},
-    models::Dice,
+    models::SeededRandom,
     strategy::{Attempt, Block, Caller, Control, Request, Silent, Strategy, StrategyError, wrap::Locked},
 };
 
@@ -194,7 +194,7 @@ impl Crew<'_> {
 struct Worker<'a> {
     crew: &'a Crew<'a>,
     thread: ThreadId,
-    dice: Dice,
+    dice: SeededRandom,
     /// By stream.
     held: Vec<Vec<Held>>,
     held_bytes: Vec<u64>,
@@ -210,7 +210,7 @@ impl<'a> Worker<'a> {
         Worker {
             crew,
             thread: ThreadId(number),
-            dice: Dice::new(seed.wrapping_mul(1_000_003).wrapping_add(u64::from(number)), "integrity crew"),
+            dice: SeededRandom::new(seed.wrapping_mul(1_000_003).wrapping_add(u64::from(number)), "integrity crew"),
             held: vec![Vec::new(); streams],
             held_bytes: vec![0; streams],
             share: crew.mixture.live_bytes / shares,

@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use crate::{
     base::{Bytes, GIB, KIB, MIB},
-    models::{Dice, PowerLaw},
+    models::{PowerLaw, SeededRandom},
 };
 
 /// The chance to reach twice a size: small blocks are many, large ones hold most of the memory.
@@ -47,7 +47,7 @@ impl Sizes {
     }
 
     /// Draws one.
-    pub(super) fn draw(self, dice: &mut Dice) -> u64 {
+    pub(super) fn draw(self, dice: &mut SeededRandom) -> u64 {
         PowerLaw::new(self.least, self.most, TAIL_EXPONENT).draw(dice)
     }
 }
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn drawn_sizes_lie_in_the_range_and_reach_both_ends() {
-        let (sizes, mut dice) = (Sizes::MIXED.up_to(MIB), Dice::new(1, "sizes"));
+        let (sizes, mut dice) = (Sizes::MIXED.up_to(MIB), SeededRandom::new(1, "sizes"));
         let drawn: Vec<u64> = (0..20_000).map(|_| sizes.draw(&mut dice)).collect();
         assert!(drawn.iter().all(|bytes| (1..=MIB).contains(bytes)));
         assert!(drawn.iter().any(|&bytes| bytes < 8) && drawn.iter().any(|&bytes| bytes > MIB / 2));

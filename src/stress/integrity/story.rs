@@ -8,7 +8,7 @@
 use super::Sizes;
 use crate::{
     base::{Nanos, StreamId, TagId, ThreadId, Work},
-    models::Dice,
+    models::SeededRandom,
     trace::{BlockSlot, MarkKind, Trace, TraceBuilder},
 };
 
@@ -64,7 +64,7 @@ pub fn story(mixture: &Mixture, seed: u64, blocks: u64) -> Trace {
         streams.push(stream);
     }
     let mut author = Author { mixture, story, streams, live_bytes: 0 };
-    let mut dice = Dice::new(seed, "integrity between steps");
+    let mut dice = SeededRandom::new(seed, "integrity between steps");
     let mut lasting: Vec<Held> = Vec::new();
     for step in 0..blocks.div_ceil(STEP_BLOCKS).max(1) {
         let chapter = step / ALIKE;
@@ -74,7 +74,7 @@ pub fn story(mixture: &Mixture, seed: u64, blocks: u64) -> Trace {
         author.story.mark(MarkKind::Step, "step", step as u32);
         // The same dice for steps that are to be alike.
         let seed = seed.wrapping_mul(1_000_003).wrapping_add(chapter);
-        author.step(&mut Dice::new(seed, "integrity step"));
+        author.step(&mut SeededRandom::new(seed, "integrity step"));
     }
     for held in lasting {
         author.free(held);
@@ -85,7 +85,7 @@ pub fn story(mixture: &Mixture, seed: u64, blocks: u64) -> Trace {
 
 impl Author<'_> {
     /// Some of the blocks that outlive steps go, and others come.
-    fn replace_lasting(&mut self, dice: &mut Dice, lasting: &mut Vec<Held>) {
+    fn replace_lasting(&mut self, dice: &mut SeededRandom, lasting: &mut Vec<Held>) {
         self.story.mark(MarkKind::Phase, "replace what lasts", 0);
         for _ in 0..lasting.len() / self.mixture.replaced_one_in.max(1) {
             let place = dice.index(lasting.len());
@@ -97,7 +97,7 @@ impl Author<'_> {
         }
     }
 
-    fn step(&mut self, dice: &mut Dice) {
+    fn step(&mut self, dice: &mut SeededRandom) {
         let mut held: Vec<Held> = Vec::new();
         for _ in 0..STEP_BLOCKS {
             if dice.chance(0.2) {
@@ -129,7 +129,7 @@ impl Author<'_> {
         }
     }
 
-    fn alloc(&mut self, dice: &mut Dice) -> (Held, StreamId) {
+    fn alloc(&mut self, dice: &mut SeededRandom) -> (Held, StreamId) {
         let thread = ThreadId(dice.index(usize::from(self.mixture.threads.max(1))) as u16);
         let stream = self.streams[dice.index(self.streams.len())];
         let bytes = self.mixture.sizes.draw(dice);
@@ -145,7 +145,7 @@ impl Author<'_> {
         self.live_bytes -= held.bytes;
     }
 
-    fn free_by_somebody(&mut self, dice: &mut Dice, held: Held) {
+    fn free_by_somebody(&mut self, dice: &mut SeededRandom, held: Held) {
         let thread = match dice.chance(0.2) {
             true => ThreadId(dice.index(usize::from(self.mixture.threads.max(1))) as u16),
             false => held.thread,
@@ -154,13 +154,13 @@ impl Author<'_> {
     }
 
     /// A stream that has something to do gets to what is queued next only later.
-    fn keep_busy(&mut self, dice: &mut Dice) {
+    fn keep_busy(&mut self, dice: &mut SeededRandom) {
         let stream = self.streams[dice.index(self.streams.len())];
         let nanos = Nanos(dice.between(1_000, LONGEST_SPIN_NS));
         self.story.work(Work::Spin { nanos }, stream, &[]);
     }
 
-    fn cross_over(&mut self, dice: &mut Dice, block: Held, home: StreamId) {
+    fn cross_over(&mut self, dice: &mut SeededRandom, block: Held, home: StreamId) {
         let others: Vec<StreamId> = self.streams.iter().copied().filter(|&stream| stream != home).collect();
         if others.is_empty() {
             return;

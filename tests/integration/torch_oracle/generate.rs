@@ -9,9 +9,9 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
 /// A small generator whose numbers never change between releases of a library.
-struct Dice(u64);
+struct SeededRandom(u64);
 
-impl Dice {
+impl SeededRandom {
     fn roll(&mut self) -> u64 {
         // SplitMix64.
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -40,7 +40,7 @@ impl Dice {
 
 /// The character of one program.
 struct Author {
-    dice: Dice,
+    dice: SeededRandom,
     calls: Vec<Call>,
     live: Vec<u64>,
     next_id: u64,
@@ -73,7 +73,7 @@ struct Pools {
 
 /// Program `number` of a seed.
 pub fn random_program(seed: u64, number: u64) -> Program {
-    let mut dice = Dice(seed << 32 | number);
+    let mut dice = SeededRandom(seed << 32 | number);
     let total = match dice.below(8) {
         0 => dice.between(80, 600) * MIB,
         1 => dice.between(1, 4) * GIB,
@@ -292,7 +292,7 @@ impl Author {
 
 /// A text that may or may not be a list of settings.
 pub fn random_settings(number: u64) -> String {
-    let mut dice = Dice(number.wrapping_mul(77) + 5);
+    let mut dice = SeededRandom(number.wrapping_mul(77) + 5);
     let keys = [
         "max_split_size_mb",
         "max_non_split_rounding_mb",

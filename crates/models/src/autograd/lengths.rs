@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::shape::Shape;
-use crate::{SeededRandom, Parameters, WorkloadError};
+use crate::{Parameters, SeededRandom, WorkloadError};
 
 /// See the [module](self).
 #[derive(Clone, Debug)]

@@ -25,7 +25,12 @@ pub(crate) const STREAMS: GeneratorEntry = GeneratorEntry {
         Parameter::size("min_bytes", 1..=64 * GIB, "32MiB", "smallest batch"),
         Parameter::size("max_bytes", 1..=64 * GIB, "256MiB", "largest batch"),
         Parameter::count("in_flight", 0..=10_000, "2", "rounds for which the producer keeps a batch"),
-        Parameter::count("consumer_us", 0..=60_000_000, "400", "time that a consumer works on a batch, in microseconds"),
+        Parameter::count(
+            "consumer_us",
+            0..=60_000_000,
+            "400",
+            "time that a consumer works on a batch, in microseconds",
+        ),
         Parameter::count("sync_every", 1..=1_000_000, "16", "rounds between two waits of the host"),
     ],
     build: |parameters| {
