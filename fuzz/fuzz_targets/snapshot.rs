@@ -3,17 +3,20 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use oomph::trace::{check, torch::Snapshot};
+use oomph::{
+    base::NoProgress,
+    trace::{check, torch::Snapshot},
+};
 
 fuzz_target!(|file: &[u8]| {
     let Ok(snapshot) = Snapshot::read(file) else { return };
     let mut written = Vec::new();
-    snapshot.write(&mut written).expect("a vector takes everything");
+    snapshot.write(&mut written, &NoProgress).expect("a vector takes everything");
     let again = Snapshot::read(&written[..]).expect("what is written can be read");
     assert_eq!(again.segments.len(), snapshot.segments.len());
     assert_eq!(again.traces.len(), snapshot.traces.len());
     for device in snapshot.devices() {
-        if let Ok(recording) = snapshot.clone().into_recording("fuzz", Some(device)) {
+        if let Ok(recording) = snapshot.clone().into_recording("fuzz", Some(device), &NoProgress) {
             check(&recording.trace).expect("a told story holds together");
         }
     }

@@ -20,11 +20,11 @@ use crate::{
         ranks::RankRow,
         threshold::ThresholdError,
     },
-    base::{Bytes, Watch},
+    base::{Bytes, Progress},
     device::DeviceSpec,
     report::{self, Medium},
     suite::{self, RankFile},
-    trace::{Trace, Watched, torch::DeadEnd},
+    trace::{ProgressSource, Trace, torch::DeadEnd},
 };
 
 /// Says which allocator settings a program should run with: one line to paste, the memory needed with it and without,
@@ -105,7 +105,7 @@ pub fn run(args: Args) -> Outcome {
     let mut advices = Vec::new();
     for name in &args.sources {
         let stages = Stages::of(name);
-        match answer(&args, name, &device, suite::all_cores(), &stop, Watch::by(&stages))? {
+        match answer(&args, name, &device, suite::all_cores(), &stop, &stages)? {
             Some(advice) => advices.push(advice),
             None => return Ok(exit::INTERRUPTED),
         }
@@ -121,9 +121,9 @@ fn answer(
     device: &DeviceSpec,
     jobs: usize,
     stop: &AtomicBool,
-    watch: Watch<'_>,
+    progress: &dyn Progress,
 ) -> Result<Option<Advice>, Failure> {
-    let Known { trace, current, confidence, dead_end } = Known::open(args, name, watch)?;
+    let Known { trace, current, confidence, dead_end } = Known::open(args, name, progress)?;
     let seen = dead_end.as_ref().and_then(|end| end.room_bytes).map(Room::OfCard);
     let room = room(args).or(seen);
     // A recording that died has shown that its device is too small: what it needs is more than that.
@@ -137,7 +137,7 @@ fn answer(
         repeat: args.repeat,
         jobs,
         stop: Some(stop),
-        watch,
+        progress,
         ..AdviceQuestion::new(&trace, &current, device)
     };
     match advise::advise(&question) {
@@ -163,8 +163,8 @@ fn formatted(args: &Args, advices: &[Advice], format: Format) -> Result<String, 
 /// One answer for all ranks: settings are the same for all of them, and the one that needs most decides.
 fn for_ranks(args: &Args, files: &[RankFile], device: &DeviceSpec, stop: &AtomicBool) -> Outcome {
     let jobs = ranks::jobs_of_each(files);
-    let answers = ranks::ask(files, |name, watch| {
-        answer(args, name, device, jobs, stop, watch)?.ok_or_else(|| Failure::usage(anyhow!("interrupted")))
+    let answers = ranks::ask(files, |name, progress| {
+        answer(args, name, device, jobs, stop, progress)?.ok_or_else(|| Failure::usage(anyhow!("interrupted")))
     });
     if stop.load(Ordering::Relaxed) {
         return Ok(exit::INTERRUPTED);
@@ -193,7 +193,7 @@ struct Known {
 }
 
 impl Known {
-    fn open(args: &Args, name: &str, watch: Watch<'_>) -> Result<Known, Failure> {
+    fn open(args: &Args, name: &str, progress: &dyn Progress) -> Result<Known, Failure> {
         let options = SourceOptions {
             source: name.to_owned(),
             set: args.set.clone(),
@@ -201,7 +201,7 @@ impl Known {
             device_index: args.device_index,
         };
         let spec = options.spec()?;
-        let (trace, recorded, confidence, dead_end) = match spec.verified_recording(watch).map_err(Failure::usage)? {
+        let (trace, recorded, confidence, dead_end) = match spec.verified_recording(progress).map_err(Failure::usage)? {
             Some(_) if !args.set.is_empty() => return Err(Failure::usage(anyhow!("'{name}' has nothing to --set"))),
             Some((recording, verification)) => {
                 let settings = recording.settings.conf().trim().to_owned();
@@ -209,8 +209,8 @@ impl Known {
                 (recording.trace, settings, Confidence::of(&verification), dead_end)
             }
             None => {
-                let source = spec.open_watched(watch).map_err(Failure::usage)?;
-                let source = Watched::stage(source, watch, "reading it", 1);
+                let source = spec.open(progress).map_err(Failure::usage)?;
+                let source = ProgressSource::stage(source, progress, "reading it", 1);
                 (Trace::read(&source).map_err(Failure::usage)?, String::new(), Confidence::Unverified, None)
             }
         };

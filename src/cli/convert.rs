@@ -18,10 +18,10 @@ use super::{
     source::SourceOptions,
 };
 use crate::{
-    base::Watch,
+    base::Progress,
     replay,
     strategy::StrategySpec,
-    trace::{self, Source, Watched, WriteError, minimalloc, rmm},
+    trace::{self, ProgressSource, Source, WriteError, minimalloc, rmm},
 };
 
 /// Writes a workload or trace as a trace file.
@@ -80,15 +80,15 @@ pub fn run(args: Args) -> Outcome {
         export::check_overwriting(&args.out, args.force)?;
     }
     let stages = Stages::of(&args.source.source);
-    let watch = Watch::by(&stages);
-    let source = Watched::stage(args.source.resolve(watch)?, watch, target.stage(), 1);
+    let progress = &stages;
+    let source = ProgressSource::stage(args.source.resolve(progress)?, progress, target.stage(), 1);
     if to_standard_output {
         let mut out = BufWriter::new(io::stdout().lock());
-        target.write(&source, &mut out, watch)?;
+        target.write(&source, &mut out, progress)?;
         stages.finish();
         return Ok(exit::OK);
     }
-    let written = target.save(&source, &args.out, watch)?;
+    let written = target.save(&source, &args.out, progress)?;
     stages.finish();
     output::say(&written)?;
     Ok(exit::OK)
@@ -120,9 +120,9 @@ impl Target {
     }
 
     /// Writes a file, whole or not at all, and says what is in it.
-    fn save(self, source: &dyn Source, path: &Path, watch: Watch<'_>) -> Result<String, Failure> {
+    fn save(self, source: &dyn Source, path: &Path, progress: &dyn Progress) -> Result<String, Failure> {
         let (count, what) = match self {
-            Target::Torch => return export::save(&default_replay(source)?.witness()?, path, watch),
+            Target::Torch => return export::save(&default_replay(source)?.witness()?, path, progress),
             Target::Oomph => (trace::write(source, path), "events"),
             Target::Rmm => (trace::save(path, |to| rmm::write(source, to)), "rows"),
             Target::MiniMalloc => (trace::save(path, |to| minimalloc::write(source, to)), "buffers"),
@@ -130,10 +130,10 @@ impl Target {
         Ok(format!("{} {what} written to {}", count.map_err(Failure::usage)?, path.display()))
     }
 
-    fn write(self, source: &dyn Source, mut to: &mut dyn Write, watch: Watch<'_>) -> Result<(), Failure> {
+    fn write(self, source: &dyn Source, mut to: &mut dyn Write, progress: &dyn Progress) -> Result<(), Failure> {
         let written = match self {
             Target::Torch => {
-                default_replay(source)?.witness()?.snapshot.write_watched(&mut to, watch).map_err(WriteError::Io)
+                default_replay(source)?.witness()?.snapshot.write(&mut to, progress).map_err(WriteError::Io)
             }
             Target::Oomph => trace::write_to(source, to).map(drop),
             Target::Rmm => rmm::write(source, to).map(drop),

@@ -7,7 +7,7 @@ use anyhow::anyhow;
 
 use super::{failure::Failure, output};
 use crate::{
-    base::Watch,
+    base::Progress,
     device::{DeviceSpec, wrap::capped},
     measure::witness::{Witnessed, witness},
     plugin, replay,
@@ -42,8 +42,8 @@ impl Export<'_> {
 }
 
 /// Writes a snapshot, whole or not at all, and says so.
-pub fn save(witnessed: &Witnessed, path: &Path, watch: Watch<'_>) -> Result<String, Failure> {
-    trace::save(path, |to| Ok(witnessed.snapshot.write_watched(to, watch)?)).map_err(Failure::usage)?;
+pub fn save(witnessed: &Witnessed, path: &Path, progress: &dyn Progress) -> Result<String, Failure> {
+    trace::save(path, |to| Ok(witnessed.snapshot.write(to, progress)?)).map_err(Failure::usage)?;
     let entries: usize = witnessed.snapshot.traces.iter().map(Vec::len).sum();
     Ok(format!("{entries} entries written to {}", path.display()))
 }

@@ -18,10 +18,10 @@ use super::{
 };
 use crate::{
     answer::ranks::RankRow,
-    base::{Bytes, Watch},
+    base::{Bytes, Progress},
     report::plot,
     suite::RankFile,
-    trace::{self, Powers, Source, Summary, Watched},
+    trace::{self, Powers, ProgressSource, Source, Summary},
 };
 
 /// Says what is in a workload or trace: how many events of which kind, sizes, lifetimes, peak, steps and phases.
@@ -72,7 +72,7 @@ pub fn run(args: Args) -> Outcome {
         return for_ranks(&args, &files);
     }
     let stages = Stages::of(&args.source.source);
-    let inspected = inspect(&args, &args.source, Watch::by(&stages))?;
+    let inspected = inspect(&args, &args.source, &stages)?;
     stages.finish();
     output::say(&match args.format {
         InspectFormat::Table => inspected.text(),
@@ -83,7 +83,7 @@ pub fn run(args: Args) -> Outcome {
 
 /// One answer for all ranks: the one with the most alive at one time.
 fn for_ranks(args: &Args, files: &[RankFile]) -> Outcome {
-    let answers = ranks::ask(files, |name, watch| inspect(args, &args.source.at(name), watch));
+    let answers = ranks::ask(files, |name, progress| inspect(args, &args.source.at(name), progress));
     let ranks = ranks::gather("bound", &answers, |inspected: &Inspected| RankRow {
         peak_bytes: Some(inspected.summary.peak.bytes),
         figure_bytes: Some(inspected.needed.bound_bytes()),
@@ -110,18 +110,18 @@ struct Inspected {
     told: Option<Told>,
 }
 
-fn inspect(args: &Args, options: &SourceOptions, watch: Watch<'_>) -> Result<Inspected, Failure> {
-    let (source, about, settings): (Box<dyn Source>, Option<About>, String) = match options.recording(watch)? {
+fn inspect(args: &Args, options: &SourceOptions, progress: &dyn Progress) -> Result<Inspected, Failure> {
+    let (source, about, settings): (Box<dyn Source>, Option<About>, String) = match options.recording(progress)? {
         Some(recording) => {
             let (about, settings) = (About::of(&recording), recording.settings.conf().to_owned());
             (Box::new(recording), Some(about), settings)
         }
-        None => (options.resolve(watch)?, None, String::new()),
+        None => (options.resolve(progress)?, None, String::new()),
     };
-    let once = |stage: &str| Watched::stage(&*source, watch, stage, 1);
+    let once = |stage: &str| ProgressSource::stage(&*source, progress, stage, 1);
     let summary = trace::check(&once("looking through it")).map_err(Failure::usage)?;
-    let needed = Needed::of(&*source, args.pack, watch)?;
-    let told = if args.moment.is_asked() { Some(args.moment.tell(&*source, &settings, watch)?) } else { None };
+    let needed = Needed::of(&*source, args.pack, progress)?;
+    let told = if args.moment.is_asked() { Some(args.moment.tell(&*source, &settings, progress)?) } else { None };
     Ok(Inspected { name: source.name().to_owned(), summary, needed, about, told })
 }
 

@@ -6,9 +6,9 @@ use serde::Serialize;
 
 use super::failure::Failure;
 use crate::{
-    base::{Bytes, Nanos, Watch, Watcher},
+    base::{Bytes, Nanos, Progress},
     plan::{Bound, GRAIN, Lifetimes, PackingBudget, pack},
-    trace::{Source, Watched},
+    trace::{ProgressSource, Source},
 };
 
 /// What a source needs, whoever serves it.
@@ -39,17 +39,17 @@ impl Needed {
     }
 
     /// Reads the source once, and once more for a layout.
-    pub fn of(source: &dyn Source, with_packing: bool, watch: Watch<'_>) -> Result<Needed, Failure> {
-        let once = |stage: &str| Watched::stage(source, watch, stage, 1);
+    pub fn of(source: &dyn Source, with_packing: bool, progress: &dyn Progress) -> Result<Needed, Failure> {
+        let once = |stage: &str| ProgressSource::stage(source, progress, stage, 1);
         let bound = Bound::of(&once("finding the bound"), GRAIN).map_err(Failure::usage)?;
-        let packing = if with_packing { Some(packed(&once("collecting blocks"), watch)?) } else { None };
+        let packing = if with_packing { Some(packed(&once("collecting blocks"), progress)?) } else { None };
         Ok(Needed { bound, packing })
     }
 }
 
-fn packed(source: &dyn Source, watch: Watch<'_>) -> Result<Packed, Failure> {
+fn packed(source: &dyn Source, progress: &dyn Progress) -> Result<Packed, Failure> {
     let lifetimes = Lifetimes::read(source, GRAIN).map_err(Failure::usage)?;
-    watch.begins("laying blocks out", 0);
+    progress.begin_stage("laying blocks out", 0);
     let began = Instant::now();
     let packing = pack(&lifetimes, PackingBudget::THOROUGH);
     let wall_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);

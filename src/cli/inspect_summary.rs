@@ -10,11 +10,11 @@ use super::{
 };
 use crate::{
     answer::summary::{At, By, MemorySummary, Operation, SummaryError, operations, summarize},
-    base::Watch,
+    base::Progress,
     replay::Options,
     report,
     strategy::StrategySpec,
-    trace::{Source, Watched},
+    trace::{ProgressSource, Source},
 };
 
 /// What to tell of one moment.
@@ -74,18 +74,20 @@ impl SummaryOptions {
     }
 
     /// Tells it; `recorded` are the settings of a recording.
-    pub fn tell(&self, source: &dyn Source, recorded: &str, watch: Watch<'_>) -> Result<Told, Failure> {
+    pub fn tell(&self, source: &dyn Source, recorded: &str, progress: &dyn Progress) -> Result<Told, Failure> {
         let at: At = self.at.parse().map_err(refused)?;
         let strategy = replay_place::strategy_or_recorded(self.strategy.as_deref(), recorded)?;
         // The peak is a matter of the allocator too: blocks are larger than what is asked for.
         let needs_replay = self.summary || at == At::Peak;
-        let memory = if needs_replay { Some(self.memory(source, &strategy, &at, watch)?) } else { None };
+        let memory = if needs_replay { Some(self.memory(source, &strategy, &at, progress)?) } else { None };
         let until = match (&memory, &at) {
             (Some(memory), _) => Some(memory.event),
-            (None, at) => at.event(&Watched::stage(source, watch, "looking for the moment", 1)).map_err(refused)?,
+            (None, at) => {
+                at.event(&ProgressSource::stage(source, progress, "looking for the moment", 1)).map_err(refused)?
+            }
         };
         let told = |by: ByOption| {
-            let source = Watched::stage(source, watch, "seeing who asked", 1);
+            let source = ProgressSource::stage(source, progress, "seeing who asked", 1);
             Ok::<_, Failure>((by.into(), operations(&source, by.into(), until)?))
         };
         Ok(Told {
@@ -101,11 +103,11 @@ impl SummaryOptions {
         source: &dyn Source,
         strategy: &StrategySpec,
         at: &At,
-        watch: Watch<'_>,
+        progress: &dyn Progress,
     ) -> Result<MemorySummary, Failure> {
         // Where the moment has to be looked for, that is a reading of its own.
         let readings = 1 + u64::from(matches!(at, At::Step(_) | At::Phase(..)));
-        let source = Watched::stage(source, watch, "playing it", readings);
+        let source = ProgressSource::stage(source, progress, "playing it", readings);
         let ReplayPlace { mut strategy, mut device, .. } = ReplayPlace::open(&self.device, strategy)?;
         let options = Options { resumes: true, ..Options::default() };
         summarize(&source, &mut *strategy, &mut *device, at, &options).map_err(refused)

@@ -18,11 +18,11 @@ use crate::{
         leaks::{Bar, Finding, LeakError, Observed, Place, Verdict, growers, judge, snapshots},
         ranks::RankRow,
     },
-    base::Watch,
+    base::Progress,
     replay::Options,
     report,
     suite::RankFile,
-    trace::{Source, Watched, torch::Recording},
+    trace::{ProgressSource, Source, torch::Recording},
 };
 
 /// Says whether memory leaks, the cache grows, it fragments or all is steady, and who grows.
@@ -114,8 +114,7 @@ pub fn run(args: Args) -> Outcome {
     if !(0.0..=1.0).contains(&args.significance) || args.least_share.is_nan() || args.least_share < 0.0 {
         return Err(Failure::usage(anyhow!("--significance is a probability and --least-share a share: 0.005, 0.01")));
     }
-    let baseline =
-        args.baseline.as_deref().map(|name| Played::open(&args, name, Watch::by(&Stages::of(name)))).transpose()?;
+    let baseline = args.baseline.as_deref().map(|name| Played::open(&args, name, &Stages::of(name))).transpose()?;
     let baseline = baseline.as_ref().map(|played| &played.observed);
     if let Some(files) = ranks::files(&args.sources)? {
         return for_ranks(&args, &files, baseline);
@@ -125,7 +124,7 @@ pub fn run(args: Args) -> Outcome {
     } else {
         args.sources
             .iter()
-            .map(|name| on_its_own(&args, name, baseline, Watch::by(&Stages::of(name))))
+            .map(|name| on_its_own(&args, name, baseline, &Stages::of(name)))
             .collect::<Result<_, _>>()?
     };
     output::say(&match args.format {
@@ -141,7 +140,7 @@ pub fn run(args: Args) -> Outcome {
 
 /// One answer for all ranks: a leak before growth of any other kind, and of those the steepest.
 fn for_ranks(args: &Args, files: &[RankFile], baseline: Option<&Observed>) -> Outcome {
-    let answers = ranks::ask(files, |name, watch| on_its_own(args, name, baseline, watch));
+    let answers = ranks::ask(files, |name, progress| on_its_own(args, name, baseline, progress));
     let ranks = ranks::gather("growth a step", &answers, |finding: &Finding| RankRow {
         peak_bytes: finding.per_step.iter().map(|step| step.peak_allocated_bytes).max(),
         figure_bytes: Some(match finding.verdict {
@@ -200,32 +199,37 @@ struct Played {
 }
 
 impl Played {
-    fn open(args: &Args, name: &str, watch: Watch<'_>) -> Result<Played, Failure> {
+    fn open(args: &Args, name: &str, progress: &dyn Progress) -> Result<Played, Failure> {
         let options = args.options(name);
-        let (source, settings): (Box<dyn Source>, _) = match options.recording(watch)? {
+        let (source, settings): (Box<dyn Source>, _) = match options.recording(progress)? {
             Some(recording) => {
                 let settings = recording.settings.conf().to_owned();
                 (Box::new(recording), settings)
             }
-            None => (options.resolve(watch)?, String::new()),
+            None => (options.resolve(progress)?, String::new()),
         };
         let spec = replay_place::strategy_or_recorded(args.strategy.as_deref(), &settings)?;
         let ReplayPlace { mut strategy, mut device, limit } = ReplayPlace::open(&args.device, &spec)?;
         let place = Place { strategy: &mut *strategy, device: &mut *device, limit };
         let options = Options { resumes: true, ..Options::default() };
         // Its steps are looked for first.
-        let watched = Watched::stage(&*source, watch, "playing it step by step", 2);
+        let watched = ProgressSource::stage(&*source, progress, "playing it step by step", 2);
         let observed = Observed::of_source(&watched, place, args.step_at.as_deref(), &options).map_err(refused)?;
         drop(watched);
         Ok(Played { source, observed })
     }
 }
 
-fn on_its_own(args: &Args, name: &str, baseline: Option<&Observed>, watch: Watch<'_>) -> Result<Finding, Failure> {
-    let Played { source, observed } = Played::open(args, name, watch)?;
+fn on_its_own(
+    args: &Args,
+    name: &str,
+    baseline: Option<&Observed>,
+    progress: &dyn Progress,
+) -> Result<Finding, Failure> {
+    let Played { source, observed } = Played::open(args, name, progress)?;
     let mut finding = judge(&observed, baseline, &args.bar()).map_err(refused)?;
     if finding.verdict == Verdict::Leak {
-        let source = Watched::stage(&*source, watch, "seeing who grows", 1);
+        let source = ProgressSource::stage(&*source, progress, "seeing who grows", 1);
         finding.growers = observed.growers(&source, finding.first_step).map_err(refused)?;
     }
     Ok(finding)
@@ -234,7 +238,7 @@ fn on_its_own(args: &Args, name: &str, baseline: Option<&Observed>, watch: Watch
 fn in_order(args: &Args, baseline: Option<&Observed>) -> Result<Finding, Failure> {
     let mut recordings: Vec<Recording> = Vec::new();
     for name in &args.sources {
-        let recording = args.options(name).recording(Watch::by(&Stages::of(name)))?;
+        let recording = args.options(name).recording(&Stages::of(name))?;
         recordings.push(recording.ok_or_else(|| {
             Failure::usage(anyhow!("'{name}' is no PyTorch snapshot; --each judges every source on its own"))
         })?);

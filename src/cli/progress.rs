@@ -1,6 +1,6 @@
 //! Progress on standard error; it hides itself when nobody watches.
 //!
-//! The rooms that work tell a [`Watcher`] how far they are. Here that is a bar ([`Stages`]), or a word beside one that
+//! The rooms that work tell a [`Progress`] how far they are. Here that is a bar ([`Stages`]), or a word beside one that
 //! counts something larger ([`OneOf`]).
 
 use std::{
@@ -11,7 +11,7 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 
-use crate::base::Watcher;
+use crate::base::Progress;
 
 /// A bar that counts cases.
 pub fn of_cases(total: usize, done: usize) -> ProgressBar {
@@ -52,9 +52,9 @@ impl Stages {
     }
 }
 
-impl Watcher for Stages {
-    fn begins(&self, stage: &str, parts: u64) {
-        self.bar.set_style(style(if parts > 0 {
+impl Progress for Stages {
+    fn begin_stage(&self, stage: &str, total: u64) {
+        self.bar.set_style(style(if total > 0 {
             "{bar:24} {percent:>3} %  {elapsed} (left: {eta})  {wide_msg}"
         } else {
             "{spinner}  {elapsed}  {wide_msg}"
@@ -62,14 +62,14 @@ impl Watcher for Stages {
         // Each may draw, and what is seen in between must not be the new stage at the end of the old one.
         self.bar.reset();
         self.note(stage);
-        self.bar.set_length(parts);
+        self.bar.set_length(total);
         if !self.bar.is_hidden() {
             self.bar.enable_steady_tick(TICK);
         }
     }
 
-    fn advances(&self, parts: u64) {
-        self.bar.inc(parts);
+    fn advance(&self, count: u64) {
+        self.bar.inc(count);
     }
 }
 
@@ -87,7 +87,7 @@ pub struct OneOf<'a> {
 #[derive(Default)]
 struct Stage {
     name: String,
-    parts: u64,
+    total: u64,
     done: u64,
 }
 
@@ -101,18 +101,18 @@ impl<'a> OneOf<'a> {
     fn show(&self, change: impl FnOnce(&mut Stage)) {
         let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut stage);
-        let percent = (u128::from(stage.done) * 100).checked_div(stage.parts.into()).unwrap_or(0).min(100);
+        let percent = (u128::from(stage.done) * 100).checked_div(stage.total.into()).unwrap_or(0).min(100);
         self.bar.set_message(format!("{}: {} {percent} %", self.source, stage.name));
     }
 }
 
-impl Watcher for OneOf<'_> {
-    fn begins(&self, stage: &str, parts: u64) {
-        self.show(|now| *now = Stage { name: stage.to_owned(), parts, done: 0 });
+impl Progress for OneOf<'_> {
+    fn begin_stage(&self, stage: &str, total: u64) {
+        self.show(|now| *now = Stage { name: stage.to_owned(), total, done: 0 });
     }
 
-    fn advances(&self, parts: u64) {
-        self.show(|now| now.done = now.done.saturating_add(parts));
+    fn advance(&self, count: u64) {
+        self.show(|now| now.done = now.done.saturating_add(count));
     }
 }
 
@@ -133,12 +133,12 @@ mod tests {
     #[test]
     fn every_stage_begins_a_bar_of_its_own() {
         let stages = Stages::of("runs/big.pickle");
-        stages.begins("reading the file", 300);
-        stages.advances(100);
-        stages.clone().advances(50);
+        stages.begin_stage("reading the file", 300);
+        stages.advance(100);
+        stages.clone().advance(50);
         assert_eq!((stages.bar.position(), stages.bar.length()), (150, Some(300)));
         assert_eq!(stages.bar.message(), "big.pickle: reading the file");
-        stages.begins("re-living it", 7);
+        stages.begin_stage("re-living it", 7);
         assert_eq!((stages.bar.position(), stages.bar.length()), (0, Some(7)));
         assert_eq!(stages.bar.message(), "big.pickle: re-living it");
     }
@@ -147,12 +147,12 @@ mod tests {
     fn one_of_several_says_how_far_it_is_and_leaves_the_count_alone() {
         let bar = of_ranks(8);
         let one = OneOf::of("runs/rank-3.pickle", &bar);
-        one.begins("reading the file", 400);
-        one.advances(100);
+        one.begin_stage("reading the file", 400);
+        one.advance(100);
         assert_eq!(bar.message(), "rank-3.pickle: reading the file 25 %");
-        one.advances(1000);
+        one.advance(1000);
         assert_eq!(bar.message(), "rank-3.pickle: reading the file 100 %", "a file that grew meanwhile");
-        one.begins("packing", 0);
+        one.begin_stage("packing", 0);
         assert_eq!((bar.message().as_str(), bar.position()), ("rank-3.pickle: packing 0 %", 0));
     }
 }

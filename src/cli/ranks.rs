@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     answer::ranks::{RankRow, Ranks},
-    base::{Watch, side_by_side},
+    base::{Progress, side_by_side},
     report::{self, Medium},
     suite::{self, RankFile},
 };
@@ -34,12 +34,12 @@ pub fn jobs_of_each(files: &[RankFile]) -> usize {
 /// Answers for every rank, and shows how many are done.
 pub fn ask<T: Send>(
     files: &[RankFile],
-    answer: impl Fn(&str, Watch<'_>) -> Result<T, Failure> + Sync,
+    answer: impl Fn(&str, &dyn Progress) -> Result<T, Failure> + Sync,
 ) -> Vec<(RankFile, Result<T, String>)> {
     let bar = progress::of_ranks(files.len());
     let answers = side_by_side(files, suite::read_at_once(files, suite::all_cores()), |file| {
         let path = file.path.to_string_lossy();
-        let answer = answer(&path, Watch::by(&OneOf::of(&path, &bar))).map_err(|failure| failure.to_string());
+        let answer = answer(&path, &OneOf::of(&path, &bar)).map_err(|failure| failure.to_string());
         bar.inc(1);
         (file.clone(), answer)
     });

@@ -22,7 +22,7 @@ use super::{
     source::SourceOptions,
 };
 use crate::{
-    base::{Watch, Watcher},
+    base::Progress,
     device::DeviceSpec,
     measure::{CaseDetail, CaseLabel, CaseRecord, Status, TimingRecord},
     plugin,
@@ -33,8 +33,8 @@ use crate::{
         plot,
     },
     strategy::StrategySpec,
-    suite::{self, Case, Progress, SourceSpec, WithNeeds},
-    trace::{PARTS_OF_A_READING, Source, Watched},
+    suite::{self, Case, CaseProgress, SourceSpec, WithNeeds},
+    trace::{PROGRESS_PER_READING, ProgressSource, Source},
 };
 
 /// Runs one pattern through each strategy on a fresh device and compares what happens.
@@ -106,8 +106,8 @@ pub fn run(args: Args) -> Outcome {
     let readings_for_needs = 1 + u64::from(args.needs.pack);
     let origin = args.source.spec()?;
     let stages = Stages::of(&args.source.source);
-    let source = origin.open_watched(Watch::by(&stages)).map_err(Failure::usage)?;
-    let source = Watched::stage(source, stages.clone(), "playing it", passes + readings_for_needs);
+    let source = origin.open(&stages).map_err(Failure::usage)?;
+    let source = ProgressSource::stage(source, stages.clone(), "playing it", passes + readings_for_needs);
     let cases = cases(&args, Arc::new(source), &origin)?;
     let stop = interrupt::flag(interrupt::Running::Replay)?;
     let runner = args.workers.runner(&cases, Some(&stop))?;
@@ -116,11 +116,11 @@ pub fn run(args: Args) -> Outcome {
     let mut timings = Vec::new();
     let with_needs = WithNeeds::new(&runner, args.needs.pack_within());
     suite::run(&cases, &with_needs, suite::all_cores(), &stop, |progress| match progress {
-        Progress::Started(case) => stages.note(&format!("playing it under {}", case.label.strategy)),
-        Progress::Finished(case, outcome) => {
+        CaseProgress::Started(case) => stages.note(&format!("playing it under {}", case.label.strategy)),
+        CaseProgress::Finished(case, outcome) => {
             // What a worker reads is not seen here before it is done.
             if runner.isolation.isolates(case) {
-                stages.advances(u64::from(args.repeat) * PARTS_OF_A_READING);
+                stages.advance(u64::from(args.repeat) * PROGRESS_PER_READING);
             }
             if let Some(place) = cases.iter().position(|other| std::ptr::eq(other, case)) {
                 records[place] = Some(outcome.record);
@@ -130,7 +130,7 @@ pub fn run(args: Args) -> Outcome {
         }
     });
     let records: Vec<CaseRecord> = records.into_iter().flatten().collect();
-    let exported = export(&args, &cases, &records, &stop, Watch::by(&stages));
+    let exported = export(&args, &cases, &records, &stop, &stages);
     stages.finish();
     // What cannot be read fails the same way under every strategy: once is enough, and there is no table to show.
     if let [first, rest @ ..] = &records[..]
@@ -209,7 +209,7 @@ fn export(
     cases: &[Case],
     records: &[CaseRecord],
     stop: &AtomicBool,
-    watch: Watch<'_>,
+    progress: &dyn Progress,
 ) -> Result<Option<String>, Failure> {
     let (Some(path), [case], [record]) = (&args.export_snapshot, cases, records) else { return Ok(None) };
     if !matches!(record.status, Status::Completed | Status::Oom) {
@@ -234,7 +234,7 @@ fn export(
     if witnessed.replayed.interrupted {
         return Ok(None);
     }
-    export::save(&witnessed, path, watch).map(Some)
+    export::save(&witnessed, path, progress).map(Some)
 }
 
 /// One case a strategy.

@@ -26,7 +26,8 @@ use crate::{
     models::Recipe,
     report::{self, Environment, ReportError, RunFolder, Settings, html},
     suite::{
-        self, Case, CaseOutcome, CaseRunner, CaseSettings, Filter, Partition, Progress, SuiteFile, SuiteKind, WithNeeds,
+        self, Case, CaseOutcome, CaseProgress, CaseRunner, CaseSettings, Filter, Partition, SuiteFile, SuiteKind,
+        WithNeeds,
     },
     trace,
 };
@@ -270,9 +271,9 @@ fn run_cases(
     let remaining: Vec<Case> = cases.into_iter().filter(|case| !done.contains(&case.label.case_id())).collect();
     let bar = progress::of_cases(total, total - remaining.len());
     let mut trouble = Ok(());
-    let listener = |progress: Progress<'_>| match progress {
-        Progress::Started(case) => bar.set_message(case.label.case_id()),
-        Progress::Finished(_, outcome) => {
+    let listener = |progress: CaseProgress<'_>| match progress {
+        CaseProgress::Started(case) => bar.set_message(case.label.case_id()),
+        CaseProgress::Finished(_, outcome) => {
             bar.inc(1);
             if trouble.is_ok() {
                 trouble = write_down(folder, &outcome);

@@ -8,7 +8,7 @@ use std::sync::{
 use super::{failure::Failure, output, progress};
 use crate::{
     answer::threshold::{Cap, CaseSearch, PROBES_AROUND},
-    base::Watch,
+    base::NoProgress,
     device::DeviceSpec,
     report::{RunFolder, ThresholdFiles},
     suite::{Case, CaseRunner},
@@ -36,7 +36,7 @@ pub fn run(
         around: PROBES_AROUND,
         jobs,
         stop,
-        watch: Watch::NOBODY,
+        progress: &NoProgress,
     };
     // Cases of one workload follow each other: it is read once.
     let mut last: Option<(&Case, Arc<Trace>)> = None;

@@ -5,7 +5,7 @@ use clap::Args;
 
 use super::failure::Failure;
 use crate::{
-    base::Watch,
+    base::Progress,
     suite::SourceSpec,
     trace::{Source, torch::Recording},
 };
@@ -40,13 +40,13 @@ impl SourceOptions {
     }
 
     /// Finds and prepares the source.
-    pub fn resolve(&self, watch: Watch<'_>) -> Result<Box<dyn Source>, Failure> {
-        self.spec()?.open_watched(watch).map_err(Failure::usage)
+    pub fn resolve(&self, progress: &dyn Progress) -> Result<Box<dyn Source>, Failure> {
+        self.spec()?.open(progress).map_err(Failure::usage)
     }
 
     /// The source as a recording, if it is a PyTorch snapshot.
-    pub fn recording(&self, watch: Watch<'_>) -> Result<Option<Recording>, Failure> {
-        self.spec()?.recording(watch).map_err(Failure::usage)
+    pub fn recording(&self, progress: &dyn Progress) -> Result<Option<Recording>, Failure> {
+        self.spec()?.recording(progress).map_err(Failure::usage)
     }
 }
 

@@ -26,7 +26,7 @@ use crate::{
             ThresholdStatus,
         },
     },
-    base::{Bytes, Watch},
+    base::{Bytes, Progress},
     device::DeviceSpec,
     measure::CaseLabel,
     plugin,
@@ -34,7 +34,7 @@ use crate::{
     report::{self, Medium, ReportError, plot},
     strategy::StrategySpec,
     suite::{self, Case, RankFile},
-    trace::{Trace, Watched},
+    trace::{ProgressSource, Trace},
 };
 
 /// Finds the smallest memory with which a pattern completes, per strategy and to 2 MiB, by replaying it on the simulated
@@ -164,7 +164,7 @@ fn smallest(args: &Args, device: &DeviceSpec, strategies: &[StrategySpec], stop:
         return for_ranks(args, &files, device, strategies, stop);
     }
     let stages = Stages::of(&args.source.source);
-    let details = details(args, &args.source, device, strategies, suite::all_cores(), stop, Watch::by(&stages))?;
+    let details = details(args, &args.source, device, strategies, suite::all_cores(), stop, &stages)?;
     stages.finish();
     output::say(&formatted(&details, args.format)?)?;
     if args.format == Format::Table {
@@ -185,8 +185,9 @@ fn for_ranks(
         return Err(Failure::usage(anyhow!("ranks are searched on the simulated device; leave out --device {device}")));
     }
     let jobs = ranks::jobs_of_each(files);
-    let answers =
-        ranks::ask(files, |name, watch| details(args, &args.source.at(name), device, strategies, jobs, stop, watch));
+    let answers = ranks::ask(files, |name, progress| {
+        details(args, &args.source.at(name), device, strategies, jobs, stop, progress)
+    });
     if stop.load(Ordering::Relaxed) {
         return Ok(exit::INTERRUPTED);
     }
@@ -230,11 +231,11 @@ fn details(
     strategies: &[StrategySpec],
     jobs: usize,
     stop: &AtomicBool,
-    watch: Watch<'_>,
+    progress: &dyn Progress,
 ) -> Result<Vec<ThresholdDetail>, Failure> {
     let origin = source.spec()?;
-    let opened = origin.open_watched(watch).map_err(Failure::usage)?;
-    let trace = Trace::read(&Watched::stage(opened, watch, "reading it", 1)).map_err(Failure::usage)?;
+    let opened = origin.open(progress).map_err(Failure::usage)?;
+    let trace = Trace::read(&ProgressSource::stage(opened, progress, "reading it", 1)).map_err(Failure::usage)?;
     let trace = Arc::new(trace);
     let simulated: DeviceSpec = "sim".parse().map_err(Failure::usage)?;
     let mut details = Vec::new();
@@ -269,7 +270,7 @@ fn details(
             around: args.probes,
             jobs,
             stop,
-            watch,
+            progress,
         };
         details.push(search.answer(&case, &trace));
     }
@@ -338,7 +339,7 @@ fn largest(
                 around: args.probes,
                 jobs: suite::all_cores(),
                 stop: Some(stop),
-                watch: Watch::by(&stages),
+                progress: &stages,
                 ..LargestQuestion::new(&recipe, parameter, memory.0, strategy, device)
             };
             match threshold::largest(&question) {

@@ -17,9 +17,9 @@ use super::{
     verify_on::{self, OnOptions},
 };
 use crate::{
-    base::{Bytes, Watch, side_by_side},
+    base::{Bytes, Progress, side_by_side},
     device::DeviceProps,
-    replay::verify::{Beginning, Companion, Divergence, Verdict, Verification, verify_watched},
+    replay::verify::{Beginning, Companion, Divergence, Verdict, Verification, verify},
     strategy::Setup,
     suite,
     trace::torch::{OwnLimit, Recording, Snapshot},
@@ -218,15 +218,15 @@ impl Row {
 
 /// Verifies all snapshots on all cores; the rows are in the order of the arguments.
 fn verify_all(args: &Args, props: &DeviceProps) -> Vec<Row> {
-    let rows = |path: &PathBuf, watch: Watch<'_>| {
-        verify_file(path, args, props, watch).unwrap_or_else(|reason| vec![Row::failed(path, reason)])
+    let rows = |path: &PathBuf, progress: &dyn Progress| {
+        verify_file(path, args, props, progress).unwrap_or_else(|reason| vec![Row::failed(path, reason)])
     };
     if let [path] = &args.sources[..] {
-        return rows(path, Watch::by(&Stages::of(&path.to_string_lossy())));
+        return rows(path, &Stages::of(&path.to_string_lossy()));
     }
     let bar = progress::of_cases(args.sources.len(), 0);
     let done = side_by_side(&args.sources, suite::all_cores(), |path| {
-        let rows = rows(path, Watch::by(&OneOf::of(&path.to_string_lossy(), &bar)));
+        let rows = rows(path, &OneOf::of(&path.to_string_lossy(), &bar));
         bar.inc(1);
         rows
     });
@@ -235,10 +235,10 @@ fn verify_all(args: &Args, props: &DeviceProps) -> Vec<Row> {
 }
 
 /// Every device of a snapshot, or the reason why there is none.
-fn verify_file(path: &Path, args: &Args, props: &DeviceProps, watch: Watch<'_>) -> Result<Vec<Row>, String> {
+fn verify_file(path: &Path, args: &Args, props: &DeviceProps, progress: &dyn Progress) -> Result<Vec<Row>, String> {
     // Whatever the reason, the line it goes on begins with the path.
     let in_words = |error: String| error.trim_start_matches(&format!("{}: ", path.display())).to_owned();
-    let snapshot = Snapshot::open_watched(path, watch).map_err(|error| in_words(error.to_string()))?;
+    let snapshot = Snapshot::open(path, progress).map_err(|error| in_words(error.to_string()))?;
     let companion = Companion::beside(path).map_err(|error| error.to_string())?.unwrap_or_default();
     let limit = args.limit(&companion, props);
     let devices = match args.device_index {
@@ -253,8 +253,8 @@ fn verify_file(path: &Path, args: &Args, props: &DeviceProps, watch: Watch<'_>) 
         let Some(part) = (if last { snapshot.take() } else { snapshot.clone() }) else { break };
         // A snapshot of nothing has no device at all, but can still be told of.
         let device = Some(device).filter(|_| args.device_index.is_some() || !part.devices().is_empty());
-        let recording = part.into_recording_watched("", device, watch).map_err(|error| error.to_string())?;
-        let verification = verify_watched(&recording, &Setup { props, limit }, &companion.counters, watch);
+        let recording = part.into_recording("", device, progress).map_err(|error| error.to_string())?;
+        let verification = verify(&recording, &Setup { props, limit }, &companion.counters, progress);
         rows.push(Row::of(path, &recording, limit, verification));
     }
     Ok(rows)

@@ -25,7 +25,7 @@ use super::{
     verify::{self, VerifyFormat},
 };
 use crate::{
-    base::Watch,
+    base::NoProgress,
     device::{DeviceProps, DeviceSpec},
     measure::{AgreementRecord, CaseLabel, agreement::Finding},
     plugin,
@@ -216,7 +216,7 @@ fn named(
     };
     let (source, workload, companion) = match spec.recipe().map_err(Failure::usage)? {
         Some(_) => {
-            let source: Arc<dyn Source> = spec.open().map_err(Failure::usage)?.into();
+            let source: Arc<dyn Source> = spec.open(&NoProgress).map_err(Failure::usage)?.into();
             let workload = source.name().to_owned();
             (Unread::Workload(source), workload, Companion::default())
         }
@@ -309,7 +309,7 @@ impl Unread {
             Unread::Workload(source) => Ok(Arc::clone(source)),
             Unread::File(spec) => {
                 let watcher = OneOf::of(&spec.name, bar);
-                spec.open_watched(Watch::by(&watcher)).map(Arc::from).map_err(Failure::usage)
+                spec.open(&watcher).map(Arc::from).map_err(Failure::usage)
             }
         }
     }

@@ -319,7 +319,7 @@ fn settings(spec: &StrategySpec) -> RecordedSettings {
 mod tests {
     use super::*;
     use crate::{
-        base::{MIB, TagId},
+        base::{MIB, NoProgress, TagId},
         device::sim::{SimConfig, SimDevice},
         replay::{
             OnOutOfMemory,
@@ -388,10 +388,15 @@ mod tests {
                     story.empty_cache();
                 }
             }
-            let recording = witnessed(story, strategy, "sim").snapshot.into_recording("again", None).unwrap();
+            let recording =
+                witnessed(story, strategy, "sim").snapshot.into_recording("again", None, &NoProgress).unwrap();
             let device = SimDevice::new(SimConfig::default()).unwrap();
             let setup = Setup { props: device.props(), limit: None };
-            assert_eq!(verify(&recording, &setup, &Counters::default()).verdict, Verdict::Exact, "{strategy}");
+            assert_eq!(
+                verify(&recording, &setup, &Counters::default(), &NoProgress).verdict,
+                Verdict::Exact,
+                "{strategy}"
+            );
         }
     }
 
@@ -406,7 +411,7 @@ mod tests {
             story.free(block);
         }
         let snapshot = witnessed(story, "caching", "sim").snapshot;
-        let trace = snapshot.into_recording("again", None).unwrap().trace;
+        let trace = snapshot.into_recording("again", None, &NoProgress).unwrap().trace;
         let told: Vec<String> = trace
             .events
             .iter()
@@ -427,9 +432,11 @@ mod tests {
     fn a_strategy_that_is_not_pytorchs_is_not_taken_for_it() {
         let mut story = TraceBuilder::new();
         story.alloc(100, StreamId::DEFAULT, TagId(0));
-        let recording = witnessed(story, "direct", "sim").snapshot.into_recording("again", None).unwrap();
+        let recording = witnessed(story, "direct", "sim").snapshot.into_recording("again", None, &NoProgress).unwrap();
         let device = SimDevice::new(SimConfig::default()).unwrap();
-        let verdict = verify(&recording, &Setup { props: device.props(), limit: None }, &Counters::default()).verdict;
+        let verdict =
+            verify(&recording, &Setup { props: device.props(), limit: None }, &Counters::default(), &NoProgress)
+                .verdict;
         let Verdict::Partial { reasons, .. } = verdict else { panic!("{verdict:?}") };
         assert!(reasons[0].contains("direct"), "{reasons:?}");
     }

@@ -145,7 +145,7 @@ fn under(limit: Option<u64>, case: &Case, device: Box<dyn Device>) -> Result<Fre
 mod tests {
     use super::*;
     use crate::{
-        base::GIB,
+        base::{GIB, NoProgress},
         device::{
             CallKind,
             wrap::{Fault, FaultPlan, Faulty},
@@ -209,9 +209,9 @@ mod tests {
     #[test]
     fn what_is_timed_begins_where_what_is_measured_does() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/workloads/recorded/varlen.exp.pickle.xz");
-        let mut late = Snapshot::open(path).unwrap();
+        let mut late = Snapshot::open(path, &NoProgress).unwrap();
         late.traces[0].drain(..1000);
-        let late: Arc<dyn Source> = Arc::new(late.into_recording("late", None).unwrap());
+        let late: Arc<dyn Source> = Arc::new(late.into_recording("late", None, &NoProgress).unwrap());
         assert!(in_memory(&late).unwrap().begun_late().is_some());
         let generated = in_memory(&test_case("random", "direct").source).unwrap();
         assert!(generated.info().events.is_some_and(|events| events > 0), "it is a story in memory");

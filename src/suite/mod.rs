@@ -1,7 +1,7 @@
 //! Which cases to run, and running them.
 //!
 //! A suite is a TOML file ([`SuiteFile`]) that unfolds into [`Case`]s; a [`CaseRunner`] turns a case into its record:
-//! [`InProcess`], or a [`WorkerProcess`] for what might take the process down; [`Isolation`] says which. The room tells what happens through one stream of [`Progress`] and neither prints nor writes files: that is for
+//! [`InProcess`], or a [`WorkerProcess`] for what might take the process down; [`Isolation`] says which. The room tells what happens through one stream of [`CaseProgress`] and neither prints nor writes files: that is for
 //! whoever listens.
 
 mod agreement;
@@ -30,7 +30,7 @@ pub use isolation::{Isolating, Isolation};
 pub use needs::WithNeeds;
 pub use partition::{Partition, PartitionError};
 pub use rank_files::{RankFile, rank_files, read_at_once};
-pub use run::{CaseOutcome, CaseRunner, Progress, all_cores, run, run_on};
+pub use run::{CaseOutcome, CaseProgress, CaseRunner, all_cores, run, run_on};
 pub use source::{SourceError, SourceSpec};
 pub use timeout::{CaseTimeout, TimeoutError};
 pub use worker::WorkerProcess;
@@ -109,7 +109,7 @@ pub enum SuiteError {
 #[cfg(test)]
 fn test_case(workload: &str, strategy: &str) -> Case {
     let origin = SourceSpec { name: workload.to_owned(), seed: 1, ..SourceSpec::default() };
-    let source = origin.open().unwrap_or_else(|error| panic!("{error}"));
+    let source = origin.open(&crate::base::NoProgress).unwrap_or_else(|error| panic!("{error}"));
     Case {
         label: crate::measure::CaseLabel {
             suite: "test".to_owned(),

@@ -51,7 +51,7 @@ pub trait CaseRunner: Sync {
 }
 
 /// What happens while cases run.
-pub enum Progress<'a> {
+pub enum CaseProgress<'a> {
     /// A case begins.
     Started(&'a Case),
     /// A case has ended.
@@ -65,7 +65,7 @@ pub fn run(
     runner: &dyn CaseRunner,
     jobs: usize,
     stop: &AtomicBool,
-    mut listener: impl FnMut(Progress<'_>),
+    mut listener: impl FnMut(CaseProgress<'_>),
 ) {
     let (alone, free): (Vec<&Case>, Vec<&Case>) =
         cases.iter().partition(|case| case.timed || !case.device.is_simulated());
@@ -81,7 +81,7 @@ pub fn run_on(
     cases: &[Case],
     runner: &dyn CaseRunner,
     stop: &AtomicBool,
-    mut listener: impl FnMut(Progress<'_>),
+    mut listener: impl FnMut(CaseProgress<'_>),
 ) {
     let (alone, free): (Vec<&Case>, Vec<&Case>) =
         cases.iter().partition(|case| case.timed && case.device.is_simulated());
@@ -96,7 +96,7 @@ fn run_in_lanes(
     runner: &dyn CaseRunner,
     lanes: &[Option<&DeviceSpec>],
     stop: &AtomicBool,
-    listener: &mut impl FnMut(Progress<'_>),
+    listener: &mut impl FnMut(CaseProgress<'_>),
 ) {
     let next = AtomicUsize::new(0);
     thread::scope(|scope| {
@@ -119,8 +119,8 @@ fn run_in_lanes(
         drop(sender);
         for (case, outcome) in receiver {
             listener(match outcome {
-                None => Progress::Started(case),
-                Some(outcome) => Progress::Finished(case, Box::new(outcome)),
+                None => CaseProgress::Started(case),
+                Some(outcome) => CaseProgress::Finished(case, Box::new(outcome)),
             });
         }
     });
@@ -181,7 +181,7 @@ mod tests {
         let cases: Vec<Case> = (0..40).map(|number| real_case("checkerboard", number % 2 == 0)).collect();
         let (watching, mut told) = (Watching::default(), Vec::new());
         run_on(&devices, &cases, &watching, &AtomicBool::new(false), |progress| {
-            if let Progress::Finished(_, outcome) = progress {
+            if let CaseProgress::Finished(_, outcome) = progress {
                 told.push(outcome.detail.ran_on.unwrap());
             }
         });
@@ -212,7 +212,7 @@ mod tests {
         let rows_of = |devices: &[DeviceSpec]| {
             let mut rows = Vec::new();
             run_on(devices, &cases, &InProcess::default(), &AtomicBool::new(false), |progress| {
-                if let Progress::Finished(_, outcome) = progress {
+                if let CaseProgress::Finished(_, outcome) = progress {
                     rows.push((outcome.record.case_id.clone(), outcome));
                 }
             });

@@ -8,13 +8,13 @@ use std::{fs, path::Path, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    base::{Watch, did_you_mean},
+    base::{NoProgress, Progress, did_you_mean},
     device::{
         Device,
         sim::{SimConfig, SimConfigError, SimDevice},
     },
     models::{Recipe, WorkloadError, is_recipe_name},
-    replay::verify::{Companion, CompanionError, Verdict, Verification, verify_watched},
+    replay::verify::{Companion, CompanionError, Verdict, Verification, verify},
     strategy::Setup,
     trace::{
         self, Source, TableFull, TraceError,
@@ -84,12 +84,9 @@ impl From<WorkloadError> for SourceError {
 
 impl SourceSpec {
     /// Finds and prepares the source.
-    pub fn open(&self) -> Result<Box<dyn Source>, SourceError> {
-        self.open_watched(Watch::NOBODY)
-    }
-
-    /// The same, with somebody who is told how far it is: recordings are read whole.
-    pub fn open_watched(&self, watch: Watch<'_>) -> Result<Box<dyn Source>, SourceError> {
+    ///
+    /// Reports progress while it reads a recording; a workload opens at once.
+    pub fn open(&self, progress: &dyn Progress) -> Result<Box<dyn Source>, SourceError> {
         match self.recipe()? {
             Some(_) if self.device_index.is_some() => Err(SourceError::NotASnapshot),
             Some(recipe) => {
@@ -97,10 +94,10 @@ impl SourceSpec {
                 Ok(Box::new(recipe.seed(self.seed).workload()?))
             }
             None if !self.set.is_empty() => Err(SourceError::NothingToSet(self.name.clone())),
-            None => Ok(match self.verified_recording(watch)? {
+            None => Ok(match self.verified_recording(progress)? {
                 Some((recording, _)) if recording.begun_late().is_some() => Box::new(recording),
                 Some((recording, _)) => Box::new(recording.trace),
-                None => trace::open_watched(Path::new(&self.name), watch)?,
+                None => trace::open(Path::new(&self.name), progress)?,
             }),
         }
     }
@@ -108,32 +105,35 @@ impl SourceSpec {
     /// The source as another thread does it at the same time: a workload with another seed.
     pub(super) fn copy_for(&self, thread: u16) -> Result<Arc<dyn Source>, SourceError> {
         let spec = SourceSpec { seed: self.seed.wrapping_add(thread.into()), ..self.clone() };
-        Ok(Arc::from(spec.open()?))
+        Ok(Arc::from(spec.open(&NoProgress)?))
     }
 
     /// The source as a recording, if it is a PyTorch snapshot. The snapshot's own limit is used to understand it, and
     /// nowhere else: a replay is limited by its own arguments only.
-    pub fn recording(&self, watch: Watch<'_>) -> Result<Option<Recording>, SourceError> {
-        Ok(self.verified_recording(watch)?.map(|(recording, _)| recording))
+    pub fn recording(&self, progress: &dyn Progress) -> Result<Option<Recording>, SourceError> {
+        Ok(self.verified_recording(progress)?.map(|(recording, _)| recording))
     }
 
     /// The same, and how well the model re-lives it.
-    pub fn verified_recording(&self, watch: Watch<'_>) -> Result<Option<(Recording, Verification)>, SourceError> {
+    pub fn verified_recording(
+        &self,
+        progress: &dyn Progress,
+    ) -> Result<Option<(Recording, Verification)>, SourceError> {
         let path = Path::new(&self.name);
         let is_file = path.is_file() && path.extension().is_none_or(|extension| extension != "toml");
         if !is_file || trace::recognise(path)?.name != torch::NAME {
             return if self.device_index.is_some() { Err(SourceError::NotASnapshot) } else { Ok(None) };
         }
-        let recording = Recording::open_watched(path, self.device_index, watch)?;
+        let recording = Recording::open(path, self.device_index, progress)?;
         let device = SimDevice::new(SimConfig::default())?;
         let props = device.props();
         let companion = Companion::beside(path)?.unwrap_or_default();
         let limit = companion.memory_fraction.map(|fraction| (fraction * props.total_bytes as f64) as u64);
-        let verification = verify_watched(&recording, &Setup { props, limit }, &companion.counters, watch);
+        let verification = verify(&recording, &Setup { props, limit }, &companion.counters, progress);
         let recording = match verification.verdict {
             Verdict::Exact => recording
                 .with_sizes_before(&verification.sizes_before)
-                .with_empty_caches_watched(verification.empty_caches.clone(), watch)?,
+                .with_empty_caches(verification.empty_caches.clone(), progress)?,
             Verdict::Partial { .. } | Verdict::Diverged(_) => recording,
         };
         Ok(Some((recording, verification)))

@@ -12,6 +12,7 @@ use std::{
 
 use super::{Group, SourceError, SourceSpec, SuiteError, SuiteFile, filter::glob};
 use crate::{
+    base::NoProgress,
     models::Recipe,
     trace::{EventReader, Source, SourceInfo, Trace, TraceError, torch::Recording},
 };
@@ -84,7 +85,7 @@ impl TraceFile {
 
     /// A recording that began in the middle is in memory already, and knows more than its story.
     fn read(&self) -> Result<Box<dyn Source>, SourceError> {
-        let source = self.origin.open()?;
+        let source = self.origin.open(&NoProgress)?;
         Ok(if source.begun_late().is_some() { source } else { Box::new(Trace::read(&*source)?) })
     }
 }

@@ -17,10 +17,10 @@ use std::{
 
 use crate::one_gpu::gpu;
 use oomph::{
-    base::{MIB, StreamId},
+    base::{MIB, NoProgress, StreamId},
     device::{Device, DeviceSpec, PoolId, PoolSettings, cuda::CudaDevice},
     measure::{CaseLabel, Status},
-    suite::{self, Case, CaseOutcome, CaseRunner, Isolation, Progress, SourceSpec, WorkerProcess, worker::Order},
+    suite::{self, Case, CaseOutcome, CaseProgress, CaseRunner, Isolation, SourceSpec, WorkerProcess, worker::Order},
 };
 use tempfile::TempDir;
 
@@ -42,7 +42,7 @@ fn as_program(test: &str) -> [&str; 6] {
 fn case(workload: &str, set: &[(&str, &str)], strategy: &str) -> Case {
     let set = set.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect();
     let origin = SourceSpec { name: workload.to_owned(), set, seed: 1, device_index: None };
-    let source = origin.open().unwrap();
+    let source = origin.open(&NoProgress).unwrap();
     Case {
         label: CaseLabel {
             suite: "safety".to_owned(),
@@ -99,7 +99,7 @@ fn a_sticky_error_costs_one_case_by_its_name_and_the_suite_goes_on() {
     };
     let mut told = Vec::new();
     suite::run(&cases, &runner, 1, &AtomicBool::new(false), |progress| {
-        if let Progress::Finished(_, outcome) = progress {
+        if let CaseProgress::Finished(_, outcome) = progress {
             println!("{}: {} {}", outcome.record.case_id, outcome.record.status.name(), outcome.record.reason);
             told.push((outcome.record.status, outcome.record.reason));
         }

@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::command::run;
 use oomph::{
     answer::advise::{Advice, AdviceQuestion, Confidence, Room, advise},
-    base::Watch,
+    base::NoProgress,
     device::DeviceSpec,
     replay::verify::Companion,
     suite::{CaseSettings, SourceSpec, SuiteFile},
@@ -23,7 +23,7 @@ fn path_of(name: &str) -> String {
 /// The actions of the run without a cap, and how well the model re-lives it.
 fn varlen() -> (Trace, Confidence) {
     let spec = SourceSpec { name: path_of("varlen"), seed: 1, ..SourceSpec::default() };
-    let (recording, verification) = spec.verified_recording(Watch::NOBODY).unwrap().unwrap();
+    let (recording, verification) = spec.verified_recording(&NoProgress).unwrap().unwrap();
     (recording.trace, Confidence::of(&verification))
 }
 
@@ -48,7 +48,7 @@ fn all_twelve_capped_runs_died_or_survived_as_advise_says_and_it_recommends_expa
         assert!(advice.saved_bytes > 500 << 20, "{share}: {}", advice.saved_bytes);
         for setting in ["", ".exp", ".split64", ".gc"] {
             let run = format!("varlen_cap{share}{setting}");
-            let settings = Recording::open(path_of(&run), None).unwrap().settings.conf().to_owned();
+            let settings = Recording::open(path_of(&run), None, &NoProgress).unwrap().settings.conf().to_owned();
             let survived = companion(&run).counters.ooms == Some(0);
             let row = advice.tried.iter().find(|row| row.settings.as_deref() == Some(&settings)).unwrap();
             if row.fits != Some(survived) {

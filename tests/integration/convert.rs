@@ -9,6 +9,7 @@ use std::{
 
 use crate::command::run;
 use oomph::{
+    base::NoProgress,
     device::{
         Device,
         sim::{SimConfig, SimDevice},
@@ -177,18 +178,18 @@ fn exported(folder: &TempDir, source: &str, strategy: &str) -> PathBuf {
 #[test]
 fn what_is_exported_of_a_recording_is_exact() {
     let folder = empty();
-    let original = Snapshot::open(recorded("train_base")).unwrap();
-    let again = Snapshot::open(exported(&folder, &recorded("train_base"), "caching")).unwrap();
+    let original = Snapshot::open(recorded("train_base"), &NoProgress).unwrap();
+    let again = Snapshot::open(exported(&folder, &recorded("train_base"), "caching"), &NoProgress).unwrap();
     let actions = |snapshot: &Snapshot| -> Vec<(Action, u64)> {
         snapshot.traces[0].iter().map(|entry| (entry.action, entry.size)).collect()
     };
     assert_eq!(actions(&again), actions(&original), "the same settings, so the same deeds");
     assert_eq!(again.settings, original.settings);
-    let recording = again.into_recording("again", None).unwrap();
+    let recording = again.into_recording("again", None, &NoProgress).unwrap();
     assert!(recording.gaps.is_whole(), "{:?}", recording.gaps);
     let device = SimDevice::new(SimConfig::default()).unwrap();
     let setup = Setup { props: device.props(), limit: None };
-    assert_eq!(verify(&recording, &setup, &Counters::default()).verdict, Verdict::Exact);
+    assert_eq!(verify(&recording, &setup, &Counters::default(), &NoProgress).verdict, Verdict::Exact);
     let (out, _) = run(&folder, &["verify", "again.pickle"], 0);
     assert!(out.starts_with("EXACT"), "{out}");
 }
@@ -204,7 +205,7 @@ fn other_settings_streams_and_stacks_are_exported_exactly_too() {
         let (out, _) = run(&folder, &["verify", "again.pickle"], 0);
         assert!(out.starts_with("EXACT"), "{name}: {out}");
         let sites = |path: &Path| {
-            let trace = Trace::read(&*trace::open(path).unwrap()).unwrap();
+            let trace = Trace::read(&*trace::open(path, &NoProgress).unwrap()).unwrap();
             let mut sites = trace.tables.sites().to_vec();
             sites.sort();
             sites
@@ -234,7 +235,7 @@ fn a_replay_that_runs_out_of_memory_is_exported_to_there() {
     let limited = ["replay", "checkerboard", "-s", "caching", "--limit", "16MiB", "--export-snapshot", "oom.pickle"];
     let (_, err) = run(&folder, &limited, 0);
     assert!(err.contains("memory runs out at event"), "{err}");
-    let snapshot = Snapshot::open(folder.path().join("oom.pickle")).unwrap();
+    let snapshot = Snapshot::open(folder.path().join("oom.pickle"), &NoProgress).unwrap();
     assert_eq!(snapshot.traces[0].last().map(|entry| entry.action), Some(Action::OutOfMemory));
 }
 

@@ -9,7 +9,7 @@ use std::{
 use crate::command::run;
 use oomph::{
     answer::leaks::{Bar, Finding, Observed, Place, RecoverableBy, StepsFrom, Verdict, judge},
-    base::{GIB, side_by_side},
+    base::{GIB, NoProgress, side_by_side},
     device::{
         Device,
         sim::{SimConfig, SimDevice},
@@ -42,7 +42,7 @@ fn finding(source: &dyn Source, limit: Option<u64>) -> Finding {
 
 fn of_recording(name: &str) -> Finding {
     let spec = SourceSpec { name: recorded(name).display().to_string(), ..SourceSpec::default() };
-    finding(&*spec.open().unwrap(), None)
+    finding(&*spec.open(&NoProgress).unwrap(), None)
 }
 
 /// Allocated after every step, by recording.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use oomph::{
-    base::{MIB, side_by_side},
+    base::{MIB, NoProgress, side_by_side},
     device::{
         Device,
         sim::{Profile, SimDevice},
@@ -66,7 +66,7 @@ fn complaints(check: impl Fn(&str, &Trace) -> Vec<String> + Sync) -> Vec<String>
     assert_eq!(files.len(), 72);
     let found = side_by_side(&files, all_cores(), |path| {
         let name = path.file_name().unwrap().to_str().unwrap().trim_end_matches(".pickle.xz");
-        let trace = Trace::read(&*trace::open(path).unwrap()).unwrap();
+        let trace = Trace::read(&*trace::open(path, &NoProgress).unwrap()).unwrap();
         check(name, &trace).into_iter().map(|what| format!("{name}: {what}")).collect::<Vec<_>>()
     });
     found.concat()

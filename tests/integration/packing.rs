@@ -7,7 +7,7 @@ use std::{
 
 use crate::command::run;
 use oomph::{
-    base::side_by_side,
+    base::{NoProgress, side_by_side},
     plan::{GRAIN, Lifetimes, PackingBudget, pack},
     suite::{SourceSpec, all_cores},
 };
@@ -42,7 +42,7 @@ fn recorded_training_runs_are_packed_within_two_percent_of_the_bound() {
     let recordings = if cfg!(debug_assertions) { &["train_sgd", "streams"][..] } else { &TRAINING };
     side_by_side(recordings, all_cores(), |name| {
         let path = recording(name).to_str().unwrap().to_owned();
-        let source = SourceSpec { name: path, seed: 1, ..SourceSpec::default() }.open().unwrap();
+        let source = SourceSpec { name: path, seed: 1, ..SourceSpec::default() }.open(&NoProgress).unwrap();
         let lifetimes = Lifetimes::read(&*source, GRAIN).unwrap();
         let packing = pack(&lifetimes, PackingBudget::QUICK);
         packing.check(&lifetimes).unwrap();

@@ -8,7 +8,7 @@ use std::{
 
 use oomph::{
     answer::threshold::{ThresholdQuestion, threshold},
-    base::{Watch, Watcher},
+    base::{NoProgress, Progress},
     device::DeviceSpec,
     models::Recipe,
     strategy::StrategySpec,
@@ -20,21 +20,21 @@ const RECORDED: &str = "workloads/recorded/train_base.pickle.xz";
 
 /// Every stage with its parts, and how many of them were told.
 #[derive(Default)]
-struct Minutes(Mutex<Vec<(String, u64, u64)>>);
+struct ProgressLog(Mutex<Vec<(String, u64, u64)>>);
 
-impl Watcher for Minutes {
-    fn begins(&self, stage: &str, parts: u64) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((stage.to_owned(), parts, 0));
+impl Progress for ProgressLog {
+    fn begin_stage(&self, stage: &str, total: u64) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((stage.to_owned(), total, 0));
     }
 
-    fn advances(&self, parts: u64) {
+    fn advance(&self, count: u64) {
         let mut stages = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some((_, _, done)) = stages.last_mut() else { panic!("a stage begins before it advances") };
-        *done += parts;
+        *done += count;
     }
 }
 
-impl Minutes {
+impl ProgressLog {
     /// The names of the stages, all of which came to their end.
     fn names(self) -> Vec<String> {
         let stages = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -48,13 +48,17 @@ impl Minutes {
 
 #[test]
 fn a_recording_is_told_stage_by_stage_and_each_to_its_end() {
-    let minutes = Minutes::default();
+    let log = ProgressLog::default();
     let spec = SourceSpec { name: RECORDED.to_owned(), ..SourceSpec::default() };
-    let watched = Trace::read(&*spec.open_watched(Watch::by(&minutes)).unwrap()).unwrap();
+    let watched = Trace::read(&*spec.open(&log).unwrap()).unwrap();
     let stages =
         ["reading the file", "going back to the beginning", "telling the story", "re-living it", "telling the story"];
-    assert_eq!(minutes.names(), stages);
-    assert_eq!(watched.events, Trace::read(&*spec.open().unwrap()).unwrap().events, "watching changes nothing");
+    assert_eq!(log.names(), stages);
+    assert_eq!(
+        watched.events,
+        Trace::read(&*spec.open(&NoProgress).unwrap()).unwrap().events,
+        "watching changes nothing"
+    );
 }
 
 #[test]
@@ -63,12 +67,12 @@ fn a_search_says_what_it_tries_and_every_try_comes_to_its_end_even_if_it_fails_a
     let trace = Trace::read(&recipe.workload().unwrap()).unwrap();
     let (strategy, device): (_, DeviceSpec) = (StrategySpec::from("caching"), "sim".parse().unwrap());
     for jobs in [1, 3] {
-        let minutes = Minutes::default();
-        let watch = Watch::by(&minutes);
-        let question = ThresholdQuestion { watch, jobs, ..ThresholdQuestion::new(&trace, &strategy, &device) };
+        let log = ProgressLog::default();
+        let progress = &log;
+        let question = ThresholdQuestion { progress, jobs, ..ThresholdQuestion::new(&trace, &strategy, &device) };
         let found = threshold(&question).unwrap();
         assert!(found.probes.iter().any(|probe| !probe.fits));
-        let names = minutes.names();
+        let names = log.names();
         assert_eq!(names.first().unwrap(), "caching: the whole device");
         assert!(names[1].starts_with("caching: try 1, ") && names[1].ends_with("iB"), "{names:?}");
         assert!(names.iter().any(|name| name.contains("amounts from")), "{names:?}");

@@ -7,7 +7,7 @@ use std::{
 };
 
 use oomph::{
-    base::{Address, side_by_side},
+    base::{Address, NoProgress, side_by_side},
     suite::all_cores,
     trace::{
         OpKind, check,
@@ -58,7 +58,7 @@ fn for_every_recording(check: impl Fn(&Truth, &Path) + Sync) {
 fn every_recording_agrees_with_pytorchs_own_counters() {
     for_every_recording(|truth, path| {
         let name = &truth.name;
-        let recording = Recording::open(path, None).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let recording = Recording::open(path, None, &NoProgress).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert!(recording.gaps.is_whole() && recording.gaps.missing.is_empty(), "{name}: {:?}", recording.gaps);
         assert!(recording.initial.segments.is_empty(), "{name}");
         assert_eq!(recording.settings.conf(), truth.conf, "{name}");
@@ -83,9 +83,9 @@ fn every_recording_agrees_with_pytorchs_own_counters() {
 #[test]
 fn a_written_snapshot_reads_as_it_was() {
     for_every_recording(|truth, path| {
-        let snapshot = Snapshot::open(path).unwrap();
+        let snapshot = Snapshot::open(path, &NoProgress).unwrap();
         let mut written = Vec::new();
-        snapshot.write(&mut written).unwrap();
+        snapshot.write(&mut written, &NoProgress).unwrap();
         let again = Snapshot::read(&written[..]).unwrap();
         assert_eq!(again.traces, snapshot.traces, "{}", truth.name);
         assert_eq!(again.segments, snapshot.segments, "{}", truth.name);
@@ -127,11 +127,11 @@ impl Memory {
 fn a_recording_that_lost_its_beginning_is_rewound_to_what_was_there() {
     for_every_recording(|truth, path| {
         let name = &truth.name;
-        let mut snapshot = Snapshot::open(path).unwrap();
+        let mut snapshot = Snapshot::open(path, &NoProgress).unwrap();
         let entries = std::mem::take(&mut snapshot.traces[0]);
         let (lost, kept) = entries.split_at(entries.len() / 2);
         snapshot.traces[0] = kept.to_vec();
-        let recording = snapshot.into_recording(name, None).unwrap();
+        let recording = snapshot.into_recording(name, None, &NoProgress).unwrap();
         assert_eq!(recording.gaps.contradictions, 0, "{name}");
         check(&recording.trace).unwrap_or_else(|error| panic!("{name}: {error}"));
 

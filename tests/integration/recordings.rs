@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use oomph::{
+    base::NoProgress,
     device::{
         Device,
         sim::{SimConfig, SimDevice},
@@ -26,5 +27,5 @@ pub fn recordings() -> Vec<PathBuf> {
 pub fn verify_as_recorded(recording: &Recording, companion: &Companion) -> Verification {
     let device = SimDevice::new(SimConfig::default()).unwrap();
     let limit = companion.memory_fraction.map(|fraction| (fraction * device.props().total_bytes as f64) as u64);
-    verify(recording, &Setup { props: device.props(), limit }, &companion.counters)
+    verify(recording, &Setup { props: device.props(), limit }, &companion.counters, &NoProgress)
 }

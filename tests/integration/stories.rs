@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use oomph::trace::{self, Op, Source, Trace};
+use oomph::{
+    base::NoProgress,
+    trace::{self, Op, Source, Trace},
+};
 
 /// What an allocator is asked to do: a block and its size, asked for or given back. Blocks are numbered as they come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,7 +36,7 @@ pub fn actions(source: &dyn Source) -> Vec<Action> {
 
 pub fn recorded(name: &str) -> Vec<Action> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("workloads/recorded/{name}.pickle.xz"));
-    actions(&*trace::open(path).unwrap())
+    actions(&*trace::open(path, &NoProgress).unwrap())
 }
 
 /// Holds two stories against each other, and tells where they part.

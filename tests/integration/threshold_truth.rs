@@ -4,6 +4,7 @@ use std::path::Path;
 
 use oomph::{
     answer::threshold::{Threshold, ThresholdQuestion, threshold},
+    base::NoProgress,
     device::{
         Device, DeviceSpec,
         sim::{SimConfig, SimDevice},
@@ -21,12 +22,12 @@ fn path_of(name: &str) -> String {
 /// The actions of the run without a cap, under default settings.
 fn varlen() -> Trace {
     let spec = SourceSpec { name: path_of("varlen"), seed: 1, ..SourceSpec::default() };
-    Trace::read(&*spec.open().unwrap()).unwrap()
+    Trace::read(&*spec.open(&NoProgress).unwrap()).unwrap()
 }
 
 /// What the program that was recorded as `name` ran with.
 fn settings_of(name: &str) -> StrategySpec {
-    let parameters = Recording::open(path_of(name), None).unwrap().settings.conf().to_owned();
+    let parameters = Recording::open(path_of(name), None, &NoProgress).unwrap().settings.conf().to_owned();
     StrategySpec { name: "caching".to_owned(), parameters }
 }
 

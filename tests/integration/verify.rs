@@ -4,7 +4,7 @@ use std::{path::Path, process::Command};
 
 use crate::recordings::{recordings, verify_as_recorded};
 use oomph::{
-    base::{Address, SiteId, StreamId, ThreadId, side_by_side},
+    base::{Address, NoProgress, SiteId, StreamId, ThreadId, side_by_side},
     device::{
         Device,
         sim::{SimConfig, SimDevice},
@@ -22,7 +22,7 @@ use oomph::{
 fn every_recording_is_exact() {
     let paths = recordings();
     let verifications = side_by_side(&paths, all_cores(), |path| {
-        let recording = Recording::open(path, None).unwrap();
+        let recording = Recording::open(path, None, &NoProgress).unwrap();
         let companion = Companion::beside(path).unwrap().unwrap();
         verify_as_recorded(&recording, &companion)
     });
@@ -52,7 +52,7 @@ fn a_recording_that_ran_out_is_exact_without_anybody_saying_its_limit_and_tells_
         if companion.counters.ooms == Some(0) || companion.counters.ooms.is_none() {
             continue;
         }
-        let recording = Recording::open(&path, None).unwrap();
+        let recording = Recording::open(&path, None, &NoProgress).unwrap();
         let own = recording.own_limit().unwrap();
         let limit = (companion.memory_fraction.unwrap() * total) as u64;
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
@@ -70,14 +70,14 @@ fn a_recording_that_ran_out_is_exact_without_anybody_saying_its_limit_and_tells_
 
 fn open(name: &str) -> (Snapshot, Companion) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("workloads/recorded/{name}.pickle.xz"));
-    (Snapshot::open(&path).unwrap(), Companion::beside(&path).unwrap().unwrap())
+    (Snapshot::open(&path, &NoProgress).unwrap(), Companion::beside(&path).unwrap().unwrap())
 }
 
 /// What a change to a recording is seen as.
 fn divergence_after(name: &str, change: impl FnOnce(&mut Snapshot, &mut Companion)) -> Divergence {
     let (mut snapshot, mut companion) = open(name);
     change(&mut snapshot, &mut companion);
-    let recording = snapshot.into_recording(name, None).unwrap();
+    let recording = snapshot.into_recording(name, None, &NoProgress).unwrap();
     match verify_as_recorded(&recording, &companion).verdict {
         Verdict::Diverged(divergence) | Verdict::Partial { divergence: Some(divergence), .. } => divergence,
         other => panic!("{name}: {other:?}"),
@@ -243,7 +243,7 @@ fn a_driver_that_refuses_is_recognised_without_knowing_the_device() {
     for conf in ["", "max_split_size_mb:20", "expandable_segments:True"] {
         let (snapshot, ooms) = full_device(conf);
         assert!(ooms > 10, "{conf}: the device is too large");
-        let recording = snapshot.into_recording("full", None).unwrap();
+        let recording = snapshot.into_recording("full", None, &NoProgress).unwrap();
         let verification = verify_as_recorded(&recording, &Companion::default());
         assert_eq!(verification.verdict, Verdict::Exact, "{conf}");
         assert_eq!(verification.stats.ooms, ooms, "{conf}");

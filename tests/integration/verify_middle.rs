@@ -9,7 +9,7 @@ use std::{
 
 use crate::command::run;
 use oomph::{
-    base::{Nanos, StreamId, TagId, Work, side_by_side},
+    base::{Nanos, NoProgress, StreamId, TagId, Work, side_by_side},
     device::{
         Device,
         sim::{SimConfig, SimDevice},
@@ -45,7 +45,7 @@ const AGES_MATTER: [(&str, &str); 2] =
 #[test]
 fn every_recording_is_exact_from_the_middle_too() {
     let found = side_by_side(&recordings(), all_cores(), |path| {
-        let snapshot = Snapshot::open(path).unwrap();
+        let snapshot = Snapshot::open(path, &NoProgress).unwrap();
         let companion = Companion::beside(path).unwrap().unwrap();
         let all = snapshot.traces[0].len();
         let cuts = [
@@ -56,7 +56,7 @@ fn every_recording_is_exact_from_the_middle_too() {
         ];
         let (mut agreed, mut failures) = (0, Vec::new());
         for (count, cut) in cuts {
-            let recording = last_entries(&snapshot, count).into_recording("late", None).unwrap();
+            let recording = last_entries(&snapshot, count).into_recording("late", None, &NoProgress).unwrap();
             let verification = verify_as_recorded(&recording, &companion);
             agreed += verification.agreed;
             let began = verification.beginning.unwrap();
@@ -80,12 +80,12 @@ fn every_recording_is_exact_from_the_middle_too() {
 #[test]
 fn a_recording_without_a_whole_call_proves_nothing() {
     let path = recordings().into_iter().find(|path| path.ends_with("varlen.pickle.xz")).unwrap();
-    let snapshot = Snapshot::open(&path).unwrap();
+    let snapshot = Snapshot::open(&path, &NoProgress).unwrap();
     let whole_call = [Action::FreeRequested, Action::Alloc, Action::OutOfMemory];
     let behind = snapshot.traces[0].iter().rev().take_while(|entry| !whole_call.contains(&entry.action)).count();
     assert!(behind > 0, "it ends with the rest of a call");
     for count in 1..=behind {
-        let recording = last_entries(&snapshot, count).into_recording("late", None).unwrap();
+        let recording = last_entries(&snapshot, count).into_recording("late", None, &NoProgress).unwrap();
         let Verification { verdict, agreed, beginning, .. } = verify_as_recorded(&recording, &Companion::default());
         let Verdict::Partial { reasons, divergence: None } = verdict else { panic!("{count}: {verdict:?}") };
         assert_eq!(reasons, ["it began in the middle: no whole call is in it"]);
@@ -110,12 +110,12 @@ fn a_replay_goes_on_from_the_memory_that_was_there() {
     for (name, part) in cut.into_iter().chain([("fuzz1.split32", 2)]) {
         let path = recordings().into_iter().find(|path| path.ends_with(format!("{name}.pickle.xz")));
         let path = path.unwrap_or_else(|| panic!("no {name}"));
-        let snapshot = Snapshot::open(&path).unwrap();
+        let snapshot = Snapshot::open(&path, &NoProgress).unwrap();
         let count = snapshot.traces[0].len() / part;
-        let recording = last_entries(&snapshot, count).into_recording(name, None).unwrap();
+        let recording = last_entries(&snapshot, count).into_recording(name, None, &NoProgress).unwrap();
         let verification = verify_as_recorded(&recording, &Companion::default());
         assert_eq!(verification.verdict, Verdict::Exact, "{name}");
-        let recording = recording.with_empty_caches(verification.empty_caches).unwrap();
+        let recording = recording.with_empty_caches(verification.empty_caches, &NoProgress).unwrap();
         assert_eq!(peak_reserved(&recording, true), verification.stats.peak.reserved, "{name}");
         without += u32::from(peak_reserved(&recording, false) != verification.stats.peak.reserved);
     }
@@ -125,17 +125,18 @@ fn a_replay_goes_on_from_the_memory_that_was_there() {
 #[test]
 fn a_replay_goes_on_with_the_sizes_that_were_mended() {
     let path = recordings().into_iter().find(|path| path.ends_with("fuzz1.split32.pickle.xz")).unwrap();
-    let snapshot = Snapshot::open(&path).unwrap();
-    let recording = last_entries(&snapshot, snapshot.traces[0].len() / 20).into_recording("late", None).unwrap();
+    let snapshot = Snapshot::open(&path, &NoProgress).unwrap();
+    let recording =
+        last_entries(&snapshot, snapshot.traces[0].len() / 20).into_recording("late", None, &NoProgress).unwrap();
     let verification = verify_as_recorded(&recording, &Companion::default());
     assert_eq!((&verification.verdict, verification.sizes_before.len()), (&Verdict::Exact, 1));
-    let estimated = recording.with_empty_caches(verification.empty_caches).unwrap();
+    let estimated = recording.with_empty_caches(verification.empty_caches, &NoProgress).unwrap();
     assert_ne!(peak_reserved(&estimated, true), verification.stats.peak.reserved, "the estimate does as well");
     let mended = estimated.with_sizes_before(&verification.sizes_before);
     assert_eq!(peak_reserved(&mended, true), verification.stats.peak.reserved);
     let folder = tempfile::tempdir().unwrap();
     let file = File::create(folder.path().join("late.pickle")).unwrap();
-    last_entries(&snapshot, snapshot.traces[0].len() / 20).write(file).unwrap();
+    last_entries(&snapshot, snapshot.traces[0].len() / 20).write(file, &NoProgress).unwrap();
     let strategy = format!("caching:{}", mended.settings.conf());
     let (text, _) = run(&folder, &["replay", "late.pickle", "--strategy", &strategy, "--format", "json"], 0);
     let replayed: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -145,8 +146,8 @@ fn a_replay_goes_on_with_the_sizes_that_were_mended() {
 /// Writes the last entries of a recording as `late.pickle`.
 fn late_file(name: &str, folder: &Path) {
     let path = recordings().into_iter().find(|path| path.ends_with(format!("{name}.pickle.xz")));
-    let late = last_entries(&Snapshot::open(path.unwrap()).unwrap(), 1001);
-    late.write(File::create(folder.join("late.pickle")).unwrap()).unwrap();
+    let late = last_entries(&Snapshot::open(path.unwrap(), &NoProgress).unwrap(), 1001);
+    late.write(File::create(folder.join("late.pickle")).unwrap(), &NoProgress).unwrap();
 }
 
 #[test]
@@ -275,13 +276,13 @@ proptest! {
         let mut device = SimDevice::new("sim:3GiB".parse::<SimConfig>().unwrap()).unwrap();
         let snapshot = recorded(&steps, strategy, &mut device);
         let setup = Setup { props: &device.props().clone(), limit: None };
-        let whole = verify(&snapshot.clone().into_recording("whole", None).unwrap(), &setup, &Counters::default());
+        let whole = verify(&snapshot.clone().into_recording("whole", None, &NoProgress).unwrap(), &setup, &Counters::default(), &NoProgress);
         prop_assume!(whole.verdict == Verdict::Exact);
         let count = (snapshot.traces[0].len() as f64 * share) as usize;
         prop_assume!(count > 0);
-        let recording = last_entries(&snapshot, count).into_recording("late", None).unwrap();
+        let recording = last_entries(&snapshot, count).into_recording("late", None, &NoProgress).unwrap();
         prop_assert_eq!(recording.gaps.contradictions, 0);
-        let late = verify(&recording, &setup, &Counters::default());
+        let late = verify(&recording, &setup, &Counters::default(), &NoProgress);
         let passed_over = late.beginning.map_or(0, |before| before.entries_passed_over);
         if passed_over == count {
             prop_assert!(matches!(late.verdict, Verdict::Partial { divergence: None, .. }), "{:?}", late.verdict);

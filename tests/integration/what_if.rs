@@ -16,7 +16,7 @@ use std::{
 };
 
 use oomph::{
-    base::side_by_side,
+    base::{NoProgress, side_by_side},
     device::{
         Device,
         sim::{SimConfig, SimDevice},
@@ -96,15 +96,16 @@ fn path_of(name: &str) -> PathBuf {
 
 /// The actions of a recording, with the calls of `empty_cache` that `verify` infers.
 fn story(name: &str) -> Trace {
-    let recording = Recording::open(path_of(name), None).unwrap();
+    let recording = Recording::open(path_of(name), None, &NoProgress).unwrap();
     let device = SimDevice::new(SimConfig::default()).unwrap();
-    let verification = verify(&recording, &Setup { props: device.props(), limit: None }, &Default::default());
-    recording.with_empty_caches(verification.empty_caches).unwrap().trace
+    let verification =
+        verify(&recording, &Setup { props: device.props(), limit: None }, &Default::default(), &NoProgress);
+    recording.with_empty_caches(verification.empty_caches, &NoProgress).unwrap().trace
 }
 
 fn answer(question: &Question, story: &Trace) -> Answer {
     let Question { from, real } = question;
-    let settings = Recording::open(path_of(real), None).unwrap().settings.conf().to_owned();
+    let settings = Recording::open(path_of(real), None, &NoProgress).unwrap().settings.conf().to_owned();
     let Companion { memory_fraction: fraction, counters } = Companion::beside(&path_of(real)).unwrap().unwrap();
 
     let mut device = SimDevice::new(SimConfig::default()).unwrap();

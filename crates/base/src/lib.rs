@@ -10,10 +10,10 @@ mod id;
 mod near;
 pub mod packing;
 mod pipe;
+mod progress;
 mod shelf;
 mod side_by_side;
 mod time;
-mod watch;
 mod work;
 
 pub use bytes::{Bytes, GIB, KIB, MIB, ParseBytesError};
@@ -21,12 +21,12 @@ pub use ending::{ending, signal};
 pub use id::{Address, EventId, SiteId, StreamId, TagId, ThreadId};
 pub use near::{did_you_mean, did_you_mean_among, nearest};
 pub use pipe::last_bytes;
+#[cfg(any(test, feature = "testing"))]
+pub use progress::ProgressLog;
+pub use progress::{NoProgress, PROGRESS_STRIDE, Progress};
 pub use shelf::{Shelf, Shelved};
 pub use side_by_side::{as_they_come, side_by_side};
 pub use time::Nanos;
-#[cfg(any(test, feature = "testing"))]
-pub use watch::Minutes;
-pub use watch::{Watch, Watcher};
 pub use work::{Dtype, ProductRole, Work};
 
 /// Rounds `value` up to a multiple of `step`, which must not be zero.

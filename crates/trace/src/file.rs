@@ -12,7 +12,7 @@ use std::{
 use flate2::{Compression, write::GzEncoder};
 
 use super::{TraceError, compression::decompressed};
-use oomph_base::{Watch, Watcher};
+use oomph_base::Progress;
 
 /// The bytes of a file after decompression.
 pub(super) type Input<'a> = Box<dyn BufRead + Send + 'a>;
@@ -21,19 +21,16 @@ const BUFFER_BYTES: usize = 256 << 10;
 /// Nearly three times as fast as the default level on traces, for files 6 % larger.
 const COMPRESSION: Compression = Compression::new(3);
 
-/// Opens a file at its beginning. Compression is recognised by content, whatever the file is called.
-pub(super) fn open(path: &Path) -> Result<Input<'static>, TraceError> {
-    open_counted(path, |_| ())
-}
-
-/// The same as a stage of somebody's work: as long as the file is, and done as far as it has been read.
-pub(super) fn open_watched<'a>(path: &Path, watch: Watch<'a>) -> Result<Input<'a>, TraceError> {
+/// Opens a file at its beginning. Compression is recognised by content, not by name.
+///
+/// Reading the file is one stage of `progress`, measured in bytes on disk.
+pub(super) fn open<'a>(path: &Path, progress: &'a dyn Progress) -> Result<Input<'a>, TraceError> {
     let bytes = fs::metadata(path).map_err(|source| TraceError::Io { path: path.to_owned(), source })?.len();
-    watch.begins("reading the file", bytes);
-    open_counted(path, move |bytes| watch.advances(bytes))
+    progress.begin_stage("reading the file", bytes);
+    open_counted(path, move |bytes| progress.advance(bytes))
 }
 
-/// The same, with the number of bytes told whenever some are taken from the disk: before decompression.
+/// Like [`open`], calling `on_read` with the number of bytes of every read from disk, before decompression.
 pub(super) fn open_counted<'a>(path: &Path, on_read: impl FnMut(u64) + Send + 'a) -> Result<Input<'a>, TraceError> {
     let failed = |source| TraceError::Io { path: path.to_owned(), source };
     let kind = fs::metadata(path).map_err(failed)?.file_type();
@@ -172,11 +169,11 @@ impl Drop for Unfinished {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use oomph_base::Minutes;
+    use oomph_base::{NoProgress, ProgressLog};
 
     fn content(path: &Path) -> Vec<u8> {
         let mut bytes = Vec::new();
-        open(path).unwrap().read_to_end(&mut bytes).unwrap();
+        open(path, &NoProgress).unwrap().read_to_end(&mut bytes).unwrap();
         bytes
     }
 
@@ -220,15 +217,15 @@ mod tests {
         output.write_all(&text).unwrap();
         output.finish().unwrap();
         let on_disk = fs::metadata(&path).unwrap().len();
-        let minutes = Minutes::default();
-        let mut input = open_watched(&path, Watch::by(&minutes)).unwrap();
+        let log = ProgressLog::default();
+        let mut input = open(&path, &log).unwrap();
         let mut half = vec![0; text.len() / 2];
         input.read_exact(&mut half).unwrap();
-        let [(stage, parts, done)] = minutes.stages().try_into().unwrap();
+        let [(stage, parts, done)] = log.stages().try_into().unwrap();
         assert_eq!((stage.as_str(), parts), ("reading the file", on_disk));
         assert!((on_disk / 3..on_disk * 2 / 3).contains(&done), "{done} of {on_disk}");
         input.read_to_end(&mut Vec::new()).unwrap();
-        assert_eq!(minutes.stages(), [(stage, on_disk, on_disk)]);
+        assert_eq!(log.stages(), [(stage, on_disk, on_disk)]);
     }
 
     #[cfg(unix)]

@@ -24,7 +24,7 @@ pub(super) const FORMAT: Format = Format {
     name: "minimalloc",
     about: "MiniMalloc's CSV of buffers: id, lower, upper, size",
     recognises,
-    open: |path, watch| Ok(Box::new(read(&mut file::open_watched(path, watch)?, path)?.trace)),
+    open: |path, progress| Ok(Box::new(read(&mut file::open(path, progress)?, path)?.trace)),
 };
 
 fn recognises(head: &[u8]) -> bool {

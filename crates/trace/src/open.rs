@@ -10,7 +10,7 @@ use super::{
     file::{self, Output},
     minimalloc, native, rmm, stalloc, torch, umpire,
 };
-use oomph_base::Watch;
+use oomph_base::{NoProgress, Progress};
 
 /// A kind of trace file.
 pub struct Format {
@@ -20,8 +20,8 @@ pub struct Format {
     pub about: &'static str,
     /// Whether a file is of this kind, from its first bytes after decompression.
     pub(super) recognises: fn(head: &[u8]) -> bool,
-    /// Opens it; where that means to read it whole, somebody may watch.
-    pub(super) open: fn(path: &Path, watch: Watch<'_>) -> Opened,
+    /// Opens it, and reports progress where the whole file is read.
+    pub(super) open: fn(path: &Path, progress: &dyn Progress) -> Opened,
 }
 
 /// A file that is ready to be read, or why it is not.
@@ -35,21 +35,21 @@ pub const FORMATS: &[Format] =
 const HEAD_BYTES: u64 = 4096;
 
 /// Opens a trace file. Its format is recognised by content, and so is compression.
-pub fn open(path: impl AsRef<Path>) -> Result<Box<dyn Source>, TraceError> {
-    open_watched(path, Watch::NOBODY)
-}
-
-/// The same, with somebody who is told how far it is. A native trace is opened at once, and read by whoever needs it.
-pub fn open_watched(path: impl AsRef<Path>, watch: Watch<'_>) -> Result<Box<dyn Source>, TraceError> {
+///
+/// Formats that must be read as a whole report their progress here. A native trace is read later, event by event.
+pub fn open(path: impl AsRef<Path>, progress: &dyn Progress) -> Result<Box<dyn Source>, TraceError> {
     let path = path.as_ref();
-    (recognise(path)?.open)(path, watch)
+    (recognise(path)?.open)(path, progress)
 }
 
 /// What kind of trace a file is, from its first bytes after decompression.
 pub fn recognise(path: impl AsRef<Path>) -> Result<&'static Format, TraceError> {
     let path = path.as_ref();
     let mut head = Vec::new();
-    file::open(path)?.take(HEAD_BYTES).read_to_end(&mut head).map_err(|error| file::read_failed(path, error))?;
+    file::open(path, &NoProgress)?
+        .take(HEAD_BYTES)
+        .read_to_end(&mut head)
+        .map_err(|error| file::read_failed(path, error))?;
     FORMATS
         .iter()
         .find(|format| (format.recognises)(&head))
@@ -60,13 +60,13 @@ pub fn recognise(path: impl AsRef<Path>) -> Result<&'static Format, TraceError> 
 /// `.gz`. The file appears when it is complete: after an error nothing is there, or what was there before.
 ///
 /// ```
-/// use oomph_trace::{self, Trace, TraceBuilder};
-/// use oomph_base::{StreamId, TagId};
+/// use oomph_trace::{self as trace, Trace, TraceBuilder};
+/// use oomph_base::{NoProgress, StreamId, TagId};
 /// let mut story = TraceBuilder::new();
 /// story.alloc(1 << 20, StreamId::DEFAULT, TagId(0));
 /// let path = std::env::temp_dir().join(format!("doc-{}.oomph.gz", std::process::id()));
 /// assert_eq!(trace::write(&story.finish("tiny"), &path)?, 1);
-/// assert_eq!(Trace::read(&*trace::open(&path)?)?.name, "tiny");
+/// assert_eq!(Trace::read(&*trace::open(&path, &NoProgress)?)?.name, "tiny");
 /// # std::fs::remove_file(path).unwrap();
 /// # Ok::<(), trace::TraceError>(())
 /// ```

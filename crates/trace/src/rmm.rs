@@ -34,7 +34,7 @@ pub(super) const FORMAT: Format = Format {
     name: "rmm",
     about: "the CSV log of RMM's logging resource adaptor",
     recognises: |head| head.starts_with(HEADER.as_bytes()),
-    open: |path, watch| Ok(Box::new(read(&mut file::open_watched(path, watch)?, path)?.trace)),
+    open: |path, progress| Ok(Box::new(read(&mut file::open(path, progress)?, path)?.trace)),
 };
 
 /// Reads an RMM log. `path` names it in errors and in the trace.

@@ -19,7 +19,7 @@ pub(super) const FORMAT: Format = Format {
     name: "stalloc",
     about: "STAlloc's text trace",
     recognises,
-    open: |path, watch| Ok(Box::new(read(&mut file::open_watched(path, watch)?, path)?.trace)),
+    open: |path, progress| Ok(Box::new(read(&mut file::open(path, progress)?, path)?.trace)),
 };
 
 /// The first line is a marker or four numbers, of which the first is 0 or 1.

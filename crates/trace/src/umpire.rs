@@ -18,7 +18,7 @@ pub(super) const FORMAT: Format = Format {
     name: "umpire",
     about: "Umpire's replay log: one JSON object a line",
     recognises,
-    open: |path, watch| Ok(Box::new(read(&mut file::open_watched(path, watch)?, path)?.trace)),
+    open: |path, progress| Ok(Box::new(read(&mut file::open(path, progress)?, path)?.trace)),
 };
 
 fn recognises(head: &[u8]) -> bool {

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use super::threshold::{Cap, ThresholdError, ThresholdStatus, live_peak, overhead};
 use crate::{
-    base::{Bytes, Watch},
+    base::{Bytes, NoProgress, Progress},
     device::DeviceSpec,
     measure::{OomReport, SCHEMA},
     trace::{Trace, torch::DeadEnd},
@@ -61,7 +61,7 @@ pub struct AdviceQuestion<'a> {
     /// Set from outside to give up.
     pub stop: Option<&'a AtomicBool>,
     /// Told what is tried, and how far that is.
-    pub watch: Watch<'a>,
+    pub progress: &'a dyn Progress,
 }
 
 impl<'a> AdviceQuestion<'a> {
@@ -77,7 +77,7 @@ impl<'a> AdviceQuestion<'a> {
             repeat: 1,
             jobs: 1,
             stop: None,
-            watch: Watch::NOBODY,
+            progress: &NoProgress,
         }
     }
 

@@ -11,7 +11,7 @@ use crate::{
     measure::{KeptBack, Obstacle, OomReport},
     replay::{Cause, Options},
     strategy::{Setup, StrategySpec},
-    trace::Watched,
+    trace::ProgressSource,
 };
 
 /// A request of at least this share of the memory is too large to be served from what others leave.
@@ -91,7 +91,7 @@ impl AdviceQuestion<'_> {
         let place = Place { strategy: &mut *strategy, device: &mut *device, limit: None };
         let options = Options { stop: self.stop, ..Options::default() };
         // Its steps are looked for first.
-        let watched = Watched::stage(self.trace, self.watch, "looking for a leak", 2);
+        let watched = ProgressSource::stage(self.trace, self.progress, "looking for a leak", 2);
         let found = Observed::of_source(&watched, place, None, &options).and_then(|observed| {
             let finding = leaks::judge(&observed, None, &Bar::default())?;
             // Parts of equal length are no steps: the one forward pass of a program that then died grows over them too.

@@ -5,7 +5,7 @@ use crate::{
     answer::threshold::{
         PROBES_AROUND, Rehearsal, Threshold, ThresholdError, ThresholdQuestion, ThresholdStatus, status_of, threshold,
     },
-    base::{Watch, Watcher, side_by_side},
+    base::{NoProgress, Progress, side_by_side},
     measure::OomReport,
     replay::Pace,
     strategy::StrategySpec,
@@ -14,10 +14,10 @@ use crate::{
 impl AdviceQuestion<'_> {
     /// The row of every candidate, in their order.
     pub(super) fn try_all(&self, candidates: &[Candidate]) -> Result<Vec<AdviceRow>, ThresholdError> {
-        self.watch.begins(&format!("trying {} settings", candidates.len()), candidates.len() as u64);
+        self.progress.begin_stage(&format!("trying {} settings", candidates.len()), candidates.len() as u64);
         let rows = side_by_side(candidates, self.jobs, |candidate| {
             let row = self.row(candidate);
-            self.watch.advances(1);
+            self.progress.advance(1);
             row
         });
         rows.into_iter().collect()
@@ -55,7 +55,7 @@ impl AdviceQuestion<'_> {
         let found = threshold(&ThresholdQuestion {
             jobs: self.jobs,
             around: PROBES_AROUND,
-            watch: self.watch,
+            progress: self.progress,
             ..self.threshold_question(&strategy)
         })?;
         let driver_ns = row.driver_ns;
@@ -67,14 +67,14 @@ impl AdviceQuestion<'_> {
 
     /// The first request that fails with `limit` bytes.
     pub(super) fn failure(&self, row: &AdviceRow, limit: u64) -> Result<Option<OomReport>, ThresholdError> {
-        self.watch.begins("seeing what fails", Rehearsal::parts(self.repeat));
-        self.rehearsal(&StrategySpec::from(row.strategy.as_str()), self.watch).explain(limit)
+        self.progress.begin_stage("seeing what fails", Rehearsal::parts(self.repeat));
+        self.rehearsal(&StrategySpec::from(row.strategy.as_str()), self.progress).explain(limit)
     }
 
     /// Whether it completes with the memory there is, and what it then spends in the driver.
     fn under_limit(&self, strategy: &StrategySpec) -> Result<Option<(bool, u64)>, ThresholdError> {
         let Some(limit) = self.limit_bytes()? else { return Ok(None) };
-        let probe = self.rehearsal(strategy, Watch::NOBODY).probe(limit)?;
+        let probe = self.rehearsal(strategy, &NoProgress).probe(limit)?;
         Ok(Some((probe.fits, probe.driver_ns)))
     }
 
@@ -87,7 +87,7 @@ impl AdviceQuestion<'_> {
         }
     }
 
-    fn rehearsal<'a>(&'a self, strategy: &'a StrategySpec, watch: Watch<'a>) -> Rehearsal<'a> {
+    fn rehearsal<'a>(&'a self, strategy: &'a StrategySpec, progress: &'a dyn Progress) -> Rehearsal<'a> {
         Rehearsal {
             source: self.trace,
             strategy,
@@ -96,7 +96,7 @@ impl AdviceQuestion<'_> {
             repeat: self.repeat,
             pace: Pace::default(),
             stop: self.stop,
-            watch,
+            progress,
         }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicBool;
 
 use super::{Cap, ThresholdDetail, ThresholdQuestion, confirm, threshold};
 use crate::{
-    base::Watch,
+    base::Progress,
     device::DeviceSpec,
     measure::CaseLabel,
     suite::{Case, CaseRunner},
@@ -26,7 +26,7 @@ pub struct CaseSearch<'a> {
     /// Set from outside to give up.
     pub stop: &'a AtomicBool,
     /// Told what is tried, and how far that is.
-    pub watch: Watch<'a>,
+    pub progress: &'a dyn Progress,
 }
 
 impl CaseSearch<'_> {
@@ -42,7 +42,7 @@ impl CaseSearch<'_> {
             around: self.around,
             jobs: self.jobs,
             stop: Some(self.stop),
-            watch: self.watch,
+            progress: self.progress,
             ..ThresholdQuestion::new(trace, &case.strategy, device)
         };
         let answer = threshold(&question);
@@ -62,6 +62,7 @@ mod tests {
     use super::*;
     use crate::{
         answer::threshold::{PROBES_AROUND, ThresholdStatus},
+        base::NoProgress,
         measure::Status,
         suite::{CaseOutcome, CaseSettings, InProcess, SuiteFile},
     };
@@ -88,7 +89,7 @@ mod tests {
             around: PROBES_AROUND,
             jobs: 1,
             stop: &AtomicBool::new(false),
-            watch: Watch::NOBODY,
+            progress: &NoProgress,
         };
         search.answer(&case, &Trace::read(&*case.source).unwrap())
     }

@@ -9,7 +9,7 @@ use super::{
     search::Search,
 };
 use crate::{
-    base::{Watch, Watcher, nearest},
+    base::{NoProgress, Progress, nearest},
     device::DeviceSpec,
     measure::SCHEMA,
     models::{Recipe, Values},
@@ -46,7 +46,7 @@ pub struct LargestQuestion<'a> {
     /// Set from outside to give up.
     pub stop: Option<&'a AtomicBool>,
     /// Told what is tried, and how far that is.
-    pub watch: Watch<'a>,
+    pub progress: &'a dyn Progress,
 }
 
 impl<'a> LargestQuestion<'a> {
@@ -72,7 +72,7 @@ impl<'a> LargestQuestion<'a> {
             guess: None,
             jobs: 1,
             stop: None,
-            watch: Watch::NOBODY,
+            progress: &NoProgress,
         }
     }
 
@@ -133,13 +133,13 @@ pub fn largest(question: &LargestQuestion<'_>) -> Result<LargestRecord, Threshol
             repeat: question.repeat,
             pace: Pace::default(),
             stop: question.stop,
-            watch: question.watch,
+            progress: question.progress,
         };
         Ok(Trial { value, probe: rehearsal.probe(limit_bytes)? })
     };
     let announce = |places: &[u64], before: usize| {
         let values = in_words(places, |place| value_at(place).to_string());
-        question.watch.begins(
+        question.progress.begin_stage(
             &format!("{}: try {}, {} {values}", question.strategy, before + 1, question.parameter),
             Rehearsal::parts(question.repeat).saturating_mul(places.len() as u64),
         );

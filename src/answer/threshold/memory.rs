@@ -8,7 +8,7 @@ use super::{
     search::Search,
 };
 use crate::{
-    base::{Bytes, Watch, Watcher},
+    base::{Bytes, NoProgress, Progress},
     device::DeviceSpec,
     measure::OomReport,
     replay::Pace,
@@ -39,7 +39,7 @@ pub struct ThresholdQuestion<'a> {
     /// Set from outside to give up.
     pub stop: Option<&'a AtomicBool>,
     /// Told what is tried, and how far that is.
-    pub watch: Watch<'a>,
+    pub progress: &'a dyn Progress,
 }
 
 impl<'a> ThresholdQuestion<'a> {
@@ -56,7 +56,7 @@ impl<'a> ThresholdQuestion<'a> {
             around: PROBES_AROUND,
             jobs: 1,
             stop: None,
-            watch: Watch::NOBODY,
+            progress: &NoProgress,
         }
     }
 }
@@ -135,10 +135,10 @@ pub fn threshold(question: &ThresholdQuestion<'_>) -> Result<Threshold, Threshol
         repeat: question.repeat,
         pace: question.pace,
         stop: question.stop,
-        watch: question.watch,
+        progress: question.progress,
     };
     let parts = Rehearsal::parts(question.repeat);
-    question.watch.begins(&format!("{}: the whole device", question.strategy), parts);
+    question.progress.begin_stage(&format!("{}: the whole device", question.strategy), parts);
     let Uncapped { oom, peak_held_bytes, peak_reserved_bytes, page_bytes, driver_ns } = rehearsal.uncapped()?;
     let mut answer = Threshold {
         threshold_bytes: None,
@@ -157,7 +157,7 @@ pub fn threshold(question: &ThresholdQuestion<'_>) -> Result<Threshold, Threshol
     let trial = |pages: u64| rehearsal.probe(pages.saturating_mul(page_bytes));
     let announce = |places: &[u64], before: usize| {
         let amounts = in_words(places, |pages| Bytes(pages.saturating_mul(page_bytes)).to_string());
-        question.watch.begins(
+        question.progress.begin_stage(
             &format!("{}: try {}, {amounts}", question.strategy, before + 1),
             parts.saturating_mul(places.len() as u64),
         );
@@ -177,7 +177,7 @@ pub fn threshold(question: &ThresholdQuestion<'_>) -> Result<Threshold, Threshol
     answer.threshold_bytes = Some(found.saturating_mul(page_bytes));
     answer.probes = search.into_tried().into_values().collect();
     if found > 0 {
-        question.watch.begins(&format!("{}: what fails below", question.strategy), parts);
+        question.progress.begin_stage(&format!("{}: what fails below", question.strategy), parts);
         answer.failure = rehearsal.explain((found - 1).saturating_mul(page_bytes))?;
     }
     Ok(answer)
@@ -254,7 +254,7 @@ mod tests {
             repeat: REPEATS,
             pace: Pace::Flat,
             stop: None,
-            watch: Watch::NOBODY,
+            progress: &NoProgress,
         };
         rehearsal.probe(limit).unwrap().fits
     }

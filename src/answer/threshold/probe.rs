@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use super::ThresholdError;
 use crate::{
-    base::{Nanos, Watch},
+    base::{Nanos, Progress},
     device::{CallKind, Capabilities, DeviceSpec, wrap::capped},
     measure::{OomReport, ooms::Ooms},
     replay::{self, Moment, Observer, OutOfMemory, Pace, Replayed, replay},
     strategy::{EventSink, Setup, Strategy, StrategyEvent, StrategySpec},
-    trace::{PARTS_OF_A_READING, Source, Watched},
+    trace::{PROGRESS_PER_READING, ProgressSource, Source},
 };
 
 /// Who refuses what goes beyond the cap.
@@ -67,7 +67,7 @@ pub(in crate::answer) struct Rehearsal<'a> {
     pub(in crate::answer) pace: Pace,
     pub(in crate::answer) stop: Option<&'a AtomicBool>,
     /// Told how far a try is; the stage is for the caller to begin, with [`parts`](Rehearsal::parts) for every try.
-    pub(in crate::answer) watch: Watch<'a>,
+    pub(in crate::answer) progress: &'a dyn Progress,
 }
 
 /// What an uncapped try took.
@@ -89,7 +89,7 @@ struct Ended {
 impl Rehearsal<'_> {
     /// How many parts a try of so many rounds has.
     pub(in crate::answer) fn parts(repeat: u32) -> u64 {
-        PARTS_OF_A_READING * u64::from(repeat.max(1))
+        PROGRESS_PER_READING * u64::from(repeat.max(1))
     }
 
     /// Tries the cap. Ends at the first request that fails.
@@ -138,7 +138,7 @@ impl Rehearsal<'_> {
         }
         let options =
             replay::Options { pace: self.pace, repeat: self.repeat, stop: self.stop, ..replay::Options::default() };
-        let source = Watched::within(self.source, self.watch, self.repeat.max(1).into());
+        let source = ProgressSource::within(self.source, self.progress, self.repeat.max(1).into());
         let replayed = replay(&source, &mut *strategy, &mut *device, &options, observer)?;
         if replayed.interrupted {
             return Err(ThresholdError::Interrupted);

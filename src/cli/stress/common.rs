@@ -10,7 +10,7 @@ use std::{
 
 use super::evidence;
 use crate::{
-    base::{Bytes, MIB, Watch, side_by_side},
+    base::{Bytes, MIB, side_by_side},
     cli::{
         environment, exit,
         failure::{Failure, Outcome},
@@ -24,7 +24,7 @@ use crate::{
     strategy::{STRATEGIES, StrategyEntry, StrategySpec},
     stress::{Subject, Verdict, VerdictRow},
     suite,
-    trace::{self, Trace, Watched},
+    trace::{self, ProgressSource, Trace},
 };
 
 /// Strategies that own no memory, or only stand for another.
@@ -84,10 +84,10 @@ impl Common {
     pub fn trace(&self) -> Result<Option<Trace>, Failure> {
         let Some(path) = &self.trace else { return Ok(None) };
         let stages = Stages::of(&path.to_string_lossy());
-        let watch = Watch::by(&stages);
-        let source = trace::open_watched(path, watch).map_err(Failure::usage)?;
-        let trace = Trace::read(&Watched::stage(source, watch, "reading it", 1)).map_err(Failure::usage)?;
-        trace::check(&Watched::stage(&trace, watch, "looking through it", 1)).map_err(Failure::usage)?;
+        let progress = &stages;
+        let source = trace::open(path, progress).map_err(Failure::usage)?;
+        let trace = Trace::read(&ProgressSource::stage(source, progress, "reading it", 1)).map_err(Failure::usage)?;
+        trace::check(&ProgressSource::stage(&trace, progress, "looking through it", 1)).map_err(Failure::usage)?;
         Ok(Some(trace))
     }
 

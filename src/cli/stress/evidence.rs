@@ -69,7 +69,7 @@ fn plain(name: &str) -> String {
 mod tests {
     use super::*;
     use crate::{
-        base::{GIB, StreamId, TagId},
+        base::{GIB, NoProgress, StreamId, TagId},
         trace::TraceBuilder,
     };
 
@@ -94,7 +94,7 @@ mod tests {
         let evidence = of(&failure, &common).unwrap();
         let file = save.join("properties-caching_roundup_power2_divisions__256_1___4_.oomph");
         assert_eq!((evidence.trace.as_str(), evidence.trace_events), (&*file.to_string_lossy(), 1));
-        assert_eq!(Trace::read(&*trace::open(&file).unwrap()).unwrap().events.len(), 1);
+        assert_eq!(Trace::read(&*trace::open(&file, &NoProgress).unwrap()).unwrap().events.len(), 1);
         assert_eq!(
             evidence.repeat,
             format!(

@@ -27,7 +27,7 @@ pub use sighting::Sighting;
 
 use self::{beginning::Start, model::Model, walk::Walk};
 use crate::{
-    base::{Address, Watch},
+    base::{Address, Progress},
     strategy::{Setup, Stats, Strategy},
     trace::torch::Recording,
 };
@@ -99,24 +99,20 @@ fn rounds_of_mending(entries: usize) -> usize {
 /// Re-lives a recording on the device and under the limit of `setup`.
 ///
 /// ```
+/// use oomph::base::NoProgress;
 /// use oomph::device::{Device, sim::{SimConfig, SimDevice}};
 /// use oomph::replay::verify::{Counters, Verdict, verify};
 /// use oomph::strategy::Setup;
 /// use oomph::trace::torch::Snapshot;
-/// let nothing = Snapshot::default().into_recording("nothing", None)?;
+/// let nothing = Snapshot::default().into_recording("nothing", None, &NoProgress)?;
 /// let device = SimDevice::new(SimConfig::default())?;
-/// let verification = verify(&nothing, &Setup { props: device.props(), limit: None }, &Counters::default());
+/// let setup = Setup { props: device.props(), limit: None };
+/// let verification = verify(&nothing, &setup, &Counters::default(), &NoProgress);
 /// assert!(matches!(verification.verdict, Verdict::Partial { .. }), "it has no entries");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[must_use]
-pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters) -> Verification {
-    verify_watched(recording, setup, counters, Watch::NOBODY)
-}
-
-/// The same, with somebody who is told how far it is.
-#[must_use]
-pub fn verify_watched(recording: &Recording, setup: &Setup<'_>, counters: &Counters, watch: Watch<'_>) -> Verification {
+pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters, progress: &dyn Progress) -> Verification {
     let unknowable = |reason: String| Verification {
         verdict: Verdict::Partial { reasons: vec![reason], divergence: None },
         agreed: 0,
@@ -154,7 +150,7 @@ pub fn verify_watched(recording: &Recording, setup: &Setup<'_>, counters: &Count
             Err(error) if start.told().is_some() => return unknowable(format!("it began in the middle: {error}")),
             Err(error) => return unknowable(error.to_string()),
         };
-        let result = walk.finish(watch);
+        let result = walk.finish(progress);
         match &result {
             Err(divergence) if rounds_left > 0 && start.mend(divergence, &walk.model.caching) => rounds_left -= 1,
             _ => break (walk, result),

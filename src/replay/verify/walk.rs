@@ -10,7 +10,7 @@ use super::{
     stretch::{Reading, Stretch},
 };
 use crate::{
-    base::{Address, StreamId, Watch, Watcher},
+    base::{Address, PROGRESS_STRIDE, Progress, StreamId},
     strategy::{Block, Freed, StrategyError},
     trace::torch::{Action, BlockState, Entry},
 };
@@ -91,12 +91,12 @@ impl<'a> Walk<'a> {
     }
 
     /// Goes on to the end.
-    pub(super) fn finish(&mut self, watch: Watch<'_>) -> Result<(), Divergence> {
-        watch.begins("re-living it", (self.entries.len() - self.at) as u64);
+    pub(super) fn finish(&mut self, progress: &dyn Progress) -> Result<(), Divergence> {
+        progress.begin_stage("re-living it", (self.entries.len() - self.at) as u64);
         while self.at < self.entries.len() {
             let begun = self.at;
-            self.go_until(begun.saturating_add(Watch::STRIDE))?;
-            watch.advances((self.at - begun) as u64);
+            self.go_until(begun.saturating_add(PROGRESS_STRIDE))?;
+            progress.advance((self.at - begun) as u64);
         }
         Ok(())
     }

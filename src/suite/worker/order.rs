@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::WorkerError;
 use crate::{
+    base::NoProgress,
     device::{DeviceSpec, DeviceSpecError},
     measure::CaseLabel,
     replay::{OnOutOfMemory, Pace},
@@ -82,7 +83,7 @@ impl Order {
 
     fn into_case(self) -> Result<Case, OrderError> {
         Ok(Case {
-            source: Arc::from(self.source.open()?),
+            source: Arc::from(self.source.open(&NoProgress)?),
             device: self.device.parse::<DeviceSpec>()?,
             label: self.label,
             origin: self.source,

@@ -107,6 +107,7 @@ mod tests {
 
     use super::*;
     use crate::{BlockSlot, CHUNK_EVENTS, Event, NO_OPERAND, Op, Trace, arbitrary::traces};
+    use oomph_base::NoProgress;
 
     const EXAMPLE: &str = r#"oomph-trace 1 "two layers"      # version, and the trace's name
 stream 1 0x10
@@ -128,7 +129,7 @@ end 5"#;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.oomph");
         fs::write(&path, text).unwrap();
-        let outcome = crate::open(&path).and_then(|source| Trace::read(&*source));
+        let outcome = crate::open(&path, &NoProgress).and_then(|source| Trace::read(&*source));
         outcome.map_err(|error| error.to_string().replace(&path.display().to_string(), "a"))
     }
 
@@ -315,7 +316,7 @@ end 5"#;
     #[test]
     fn folders_and_missing_files_are_named() {
         let folder = tempfile::tempdir().unwrap();
-        let refused = |path: &Path| crate::open(path).err().unwrap().to_string();
+        let refused = |path: &Path| crate::open(path, &NoProgress).err().unwrap().to_string();
         assert!(refused(folder.path()).ends_with(": this is a folder, not a trace"));
         assert!(refused(&folder.path().join("none.oomph")).contains("none.oomph: No such file"));
         let into_folder = crate::write(&Trace::default(), folder.path()).unwrap_err();
@@ -357,7 +358,7 @@ end 5"#;
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join(if compressed { "a.oomph.gz" } else { "a.oomph" });
             prop_assert_eq!(crate::write(&trace, &path).unwrap(), trace.events.len() as u64);
-            let again = Trace::read(&*crate::open(&path).unwrap()).unwrap();
+            let again = Trace::read(&*crate::open(&path, &NoProgress).unwrap()).unwrap();
             prop_assert_eq!(&again.events, &renumbered(&trace.events));
             prop_assert_eq!(&again.name, if trace.name.is_empty() { "a" } else { &trace.name });
             same_tables(&again.tables, &trace.tables);

@@ -132,6 +132,7 @@ impl Recording {
 mod tests {
     use super::*;
     use crate::torch::{Block, Frame, Segment, SegmentKind, Snapshot};
+    use oomph_base::NoProgress;
     use oomph_base::{MIB, StreamId};
 
     fn entry(action: Action, address: u64, size: u64) -> Entry {
@@ -169,7 +170,7 @@ mod tests {
         ];
         entries.extend_from_slice(more);
         let snapshot = Snapshot { segments: vec![segment], traces: vec![entries], ..Snapshot::default() };
-        snapshot.into_recording("died", None).unwrap()
+        snapshot.into_recording("died", None, &NoProgress).unwrap()
     }
 
     #[test]

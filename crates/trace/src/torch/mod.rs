@@ -33,7 +33,7 @@ pub use stacks::{Frame, StackId, Stacks};
 use std::path::Path;
 
 use super::{Format, TraceError, file, pointer_log::name_of};
-use oomph_base::Watch;
+use oomph_base::Progress;
 
 /// What the format is called.
 pub const NAME: &str = "torch";
@@ -44,19 +44,14 @@ pub(super) const FORMAT: Format = Format {
     about: "PyTorch memory snapshot (torch.cuda.memory._dump_snapshot)",
     // PROTO and a protocol that exists.
     recognises: |head| matches!(head, [0x80, 0..=5, ..]),
-    open: |path, watch| Ok(Box::new(Recording::open_watched(path, None, watch)?.trace)),
+    open: |path, progress| Ok(Box::new(Recording::open(path, None, progress)?.trace)),
 };
 
 impl Snapshot {
     /// Reads a snapshot file, compressed or not.
-    pub fn open(path: impl AsRef<Path>) -> Result<Snapshot, TraceError> {
-        Snapshot::open_watched(path, Watch::NOBODY)
-    }
-
-    /// The same, with somebody who is told how far it is.
-    pub fn open_watched(path: impl AsRef<Path>, watch: Watch<'_>) -> Result<Snapshot, TraceError> {
+    pub fn open(path: impl AsRef<Path>, progress: &dyn Progress) -> Result<Snapshot, TraceError> {
         let path = path.as_ref();
-        Snapshot::read(file::open_watched(path, watch)?).map_err(|error| match error {
+        Snapshot::read(file::open(path, progress)?).map_err(|error| match error {
             SnapshotError::Pickle(PickleError { fault: Fault::Io(error), .. }) => file::read_failed(path, error),
             error => TraceError::Format { path: path.to_owned(), reason: error.to_string() },
         })
@@ -66,18 +61,9 @@ impl Snapshot {
 impl Recording {
     /// Reads a snapshot file and tells what happened on one device; without a number on the first that something is
     /// known about.
-    pub fn open(path: impl AsRef<Path>, device: Option<u32>) -> Result<Recording, TraceError> {
-        Recording::open_watched(path, device, Watch::NOBODY)
-    }
-
-    /// The same, with somebody who is told how far it is.
-    pub fn open_watched(
-        path: impl AsRef<Path>,
-        device: Option<u32>,
-        watch: Watch<'_>,
-    ) -> Result<Recording, TraceError> {
+    pub fn open(path: impl AsRef<Path>, device: Option<u32>, progress: &dyn Progress) -> Result<Recording, TraceError> {
         let path = path.as_ref();
         let refused = |error: RecordingError| TraceError::Format { path: path.to_owned(), reason: error.to_string() };
-        Snapshot::open_watched(path, watch)?.into_recording_watched(&name_of(path), device, watch).map_err(refused)
+        Snapshot::open(path, progress)?.into_recording(&name_of(path), device, progress).map_err(refused)
     }
 }

@@ -62,6 +62,7 @@ mod tests {
     use super::*;
     use crate::torch::Snapshot;
     use oomph_base::Address;
+    use oomph_base::NoProgress;
 
     fn entry(action: Action, place: u64, size: u64) -> Entry {
         Entry { action, address: Address(place), size, ..Entry::default() }
@@ -76,7 +77,7 @@ mod tests {
             entry(Action::OutOfMemory, device_free, 201 * MIB),
             entry(Action::SegmentFree, 2 << 30, 60 * MIB),
         ];
-        Snapshot { traces: vec![entries], ..Snapshot::default() }.into_recording("out", None).unwrap()
+        Snapshot { traces: vec![entries], ..Snapshot::default() }.into_recording("out", None, &NoProgress).unwrap()
     }
 
     #[test]

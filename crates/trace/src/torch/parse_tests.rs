@@ -10,7 +10,7 @@ use super::{
     },
 };
 use crate::{MarkKind, Op, check};
-use oomph_base::{Address, MIB};
+use oomph_base::{Address, MIB, NoProgress};
 
 fn entry(action: &'static str, address: i128, size: i128) -> Plain {
     let place = if action == "oom" { "device_free" } else { "addr" };
@@ -85,7 +85,7 @@ fn a_bare_list_of_segments_is_a_snapshot_too() {
     let snapshot = read(&List(vec![segment(0, 0x1000, 1024, blocks)]));
     assert_eq!(snapshot.segments[0].blocks[0].state, BlockState::Allocated);
     assert_eq!(snapshot.missing, ["a bare list of segments: no history and no settings"]);
-    let recording = snapshot.into_recording("bare", None).unwrap();
+    let recording = snapshot.into_recording("bare", None, &NoProgress).unwrap();
     assert_eq!(recording.gaps.alive_before, 1);
     let asked: Vec<u64> = recording
         .trace
@@ -133,9 +133,9 @@ fn devices_are_kept_apart() {
     let snapshot = read(&whole(vec![segment(3, 0x1000, 512, vec![])], traces));
     assert_eq!(snapshot.devices(), [1, 2, 3]);
     assert_eq!(snapshot.traces.iter().map(Vec::len).collect::<Vec<_>>(), [0, 1, 2]);
-    let refusal = snapshot.clone().into_recording("", Some(0)).unwrap_err().to_string();
+    let refusal = snapshot.clone().into_recording("", Some(0), &NoProgress).unwrap_err().to_string();
     assert_eq!(refusal, "nothing of device 0 in this snapshot; it has device 1, 2, 3");
-    let second = snapshot.into_recording("", Some(2)).unwrap();
+    let second = snapshot.into_recording("", Some(2), &NoProgress).unwrap();
     assert_eq!(second.witnessed[1].device_free(), Some(99));
     assert_eq!(second.witnessed[0].size, 6);
 }
@@ -188,7 +188,7 @@ fn annotations_become_phases_and_steps() {
     ]);
     let snapshot = read(&data);
     assert_eq!(snapshot.annotations[1].stage, Stage::End);
-    let trace = snapshot.into_recording("", None).unwrap().trace;
+    let trace = snapshot.into_recording("", None, &NoProgress).unwrap().trace;
     let told: Vec<String> = trace
         .events
         .iter()
@@ -212,13 +212,13 @@ fn a_failed_request_and_a_held_back_free_are_told() {
         entry("free_completed", 0x1000, 600),
         entry("segment_free", 0x1000, i128::from(2 * MIB)),
     ];
-    let recording = read(&whole(vec![], vec![trace])).into_recording("", None).unwrap();
+    let recording = read(&whole(vec![], vec![trace])).into_recording("", None, &NoProgress).unwrap();
     check(&recording.trace).unwrap();
     let kinds: Vec<_> = recording.trace.events.iter().map(|event| event.op.kind().name()).collect();
     assert_eq!(kinds, ["alloc", "use", "free", "alloc", "free", "empty_cache"]);
     assert_eq!(recording.gaps.streams_guessed, 1);
     assert!(recording.trace.tables.sites().iter().any(|site| crate::failed_when_recorded(site)));
-    let without = recording.with_empty_caches(vec![]).unwrap();
+    let without = recording.with_empty_caches(vec![], &NoProgress).unwrap();
     assert_eq!(without.trace.events.len(), 5);
     assert_eq!(without.trace.tables.streams().len(), 2);
 }
@@ -250,7 +250,7 @@ proptest! {
         let (mut file, length) = (intact.clone(), intact.len());
         file[place % length] = byte;
         if let Ok(snapshot) = Snapshot::read_within(&file[..], Budget::of(16 << 20)) {
-            let recording = snapshot.into_recording("damaged", None).unwrap();
+            let recording = snapshot.into_recording("damaged", None, &NoProgress).unwrap();
             check(&recording.trace).unwrap();
         }
         prop_assert!(Snapshot::read(&intact[..cut % length]).is_err());
@@ -273,14 +273,14 @@ proptest! {
         let trace = entries.into_iter().map(tell).collect();
         let snapshot = Snapshot { traces: vec![trace], streams: vec![0, 16, 32], ..Snapshot::default() };
         let mut file = Vec::new();
-        snapshot.write(&mut file).unwrap();
+        snapshot.write(&mut file, &NoProgress).unwrap();
         let again = Snapshot::read(&file[..]).unwrap();
         let named = |snapshot: &Snapshot| -> Vec<(Action, Address, u64, u64)> {
             let handle = |stream: oomph_base::StreamId| snapshot.streams[stream.index()];
             snapshot.traces[0].iter().map(|e| (e.action, e.address, e.size, handle(e.stream))).collect()
         };
         prop_assert_eq!(named(&again), named(&snapshot));
-        let recording = snapshot.into_recording("any", Some(0));
+        let recording = snapshot.into_recording("any", Some(0), &NoProgress);
         if let Ok(recording) = recording {
             check(&recording.trace).unwrap();
             prop_assert!(recording.initial.segments.is_sorted_by_key(|segment| segment.address));

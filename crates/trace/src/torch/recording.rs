@@ -12,7 +12,7 @@ use super::{
     story::{Doubts, Material, tell},
 };
 use crate::{EventReader, Source, SourceInfo, TableFull, Trace, TraceError};
-use oomph_base::{Address, Watch};
+use oomph_base::{Address, NoProgress, Progress};
 
 /// What happened on one device.
 #[derive(Clone, Debug)]
@@ -151,16 +151,11 @@ impl Snapshot {
     }
 
     /// What happened on one device; without a number on the first that something is known about.
-    pub fn into_recording(self, name: &str, device: Option<u32>) -> Result<Recording, RecordingError> {
-        self.into_recording_watched(name, device, Watch::NOBODY)
-    }
-
-    /// The same, with somebody who is told how far it is.
-    pub fn into_recording_watched(
+    pub fn into_recording(
         mut self,
         name: &str,
         device: Option<u32>,
-        watch: Watch<'_>,
+        progress: &dyn Progress,
     ) -> Result<Recording, RecordingError> {
         let there = self.devices();
         let device = match device {
@@ -172,7 +167,7 @@ impl Snapshot {
         self.segments.retain(|segment| segment.device == device);
         self.annotations.retain(|annotation| annotation.device.is_none_or(|on| on == device));
         let end = End { device, segments: &self.segments, settings: &self.settings, pools: &self.pools };
-        let (initial, contradictions) = rewind(&end, &witnessed, watch);
+        let (initial, contradictions) = rewind(&end, &witnessed, progress);
         let (empty_caches, unclear_releases) = certain_empty_caches(&witnessed);
         let material = Material {
             entries: &witnessed,
@@ -182,7 +177,7 @@ impl Snapshot {
             initial: &initial,
             empty_caches: &empty_caches,
         };
-        let (trace, doubts) = tell(&material, name, watch)?;
+        let (trace, doubts) = tell(&material, name, progress)?;
         let mut gaps = Gaps {
             alive_before: initial.live().count() as u64,
             alive_before_bytes: initial.live().fold(0, |sum: u64, (block, _)| sum.saturating_add(block.size)),
@@ -250,7 +245,7 @@ impl Recording {
     pub fn memory_before(&self, entry: usize) -> Initial {
         let end =
             End { device: self.device, segments: &self.final_segments, settings: &self.settings, pools: &self.pools };
-        rewind(&end, self.witnessed.get(entry..).unwrap_or_default(), Watch::NOBODY).0
+        rewind(&end, self.witnessed.get(entry..).unwrap_or_default(), &NoProgress).0
     }
 
     /// Corrects estimates of what was there before: blocks by address, with the size that a model has inferred. A size
@@ -275,15 +270,10 @@ impl Recording {
     }
 
     /// Tells the story again with the calls of `empty_cache` that a model has inferred.
-    pub fn with_empty_caches(self, before_entries: Vec<usize>) -> Result<Recording, TableFull> {
-        self.with_empty_caches_watched(before_entries, Watch::NOBODY)
-    }
-
-    /// The same, with somebody who is told how far it is.
-    pub fn with_empty_caches_watched(
+    pub fn with_empty_caches(
         mut self,
         before_entries: Vec<usize>,
-        watch: Watch<'_>,
+        progress: &dyn Progress,
     ) -> Result<Recording, TableFull> {
         let material = Material {
             entries: &self.witnessed,
@@ -293,7 +283,7 @@ impl Recording {
             initial: &self.initial,
             empty_caches: &before_entries,
         };
-        (self.trace, _) = tell(&material, &self.trace.name, watch)?;
+        (self.trace, _) = tell(&material, &self.trace.name, progress)?;
         self.empty_caches = before_entries;
         self.gaps.unclear_releases = 0;
         Ok(self)

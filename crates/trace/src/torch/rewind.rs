@@ -10,7 +10,7 @@ use super::{
     block_sizes::{Unmeasured, measure},
     parse::kind_by_size,
 };
-use oomph_base::{Address, StreamId, Watch};
+use oomph_base::{Address, Progress, StreamId};
 use oomph_pytorch::{AllocatorSettings, LARGE_BUFFER, SMALL_SIZE};
 
 /// The memory before the first entry of a recording.
@@ -44,9 +44,9 @@ pub(super) struct End<'a> {
 }
 
 /// The memory before, and how many entries do not fit what comes after them.
-pub(super) fn rewind(end: &End<'_>, entries: &[Entry], watch: Watch<'_>) -> (Initial, u64) {
+pub(super) fn rewind(end: &End<'_>, entries: &[Entry], progress: &dyn Progress) -> (Initial, u64) {
     let mut memory = Memory::new(end);
-    for entry in watch.each("going back to the beginning", entries).rev() {
+    for entry in progress.each("going back to the beginning", entries).rev() {
         memory.undo(entry);
     }
     memory.measure_blocks(entries, end.settings);
@@ -287,10 +287,10 @@ fn fill(segment: &mut Segment) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use oomph_base::MIB;
+    use oomph_base::{MIB, NoProgress};
 
     fn rewound(entries: &[Entry], segments: &[Segment]) -> (Initial, u64) {
-        rewind(&End { device: 0, segments, settings: &RecordedSettings::default(), pools: &[] }, entries, Watch::NOBODY)
+        rewind(&End { device: 0, segments, settings: &RecordedSettings::default(), pools: &[] }, entries, &NoProgress)
     }
 
     fn entry(action: Action, address: u64, size: u64) -> Entry {

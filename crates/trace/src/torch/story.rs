@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use super::{Action, Annotation, BlockState, Entry, Initial, StackId, Stacks, Stage, pickle::Budget};
 use crate::{BlockSlot, MarkKind, TableFull, Trace, TraceBuilder, failed};
-use oomph_base::{Nanos, SiteId, StreamId, TagId, Watch};
+use oomph_base::{Nanos, Progress, SiteId, StreamId, TagId};
 
 /// The longest call site that is kept whole. C++ templates know no measure.
 const LONGEST_SITE: usize = 4 << 10;
@@ -44,11 +44,11 @@ pub(super) struct Doubts {
 }
 
 /// Tells the story of a recording.
-pub(super) fn tell(material: &Material<'_>, name: &str, watch: Watch<'_>) -> Result<(Trace, Doubts), TableFull> {
+pub(super) fn tell(material: &Material<'_>, name: &str, progress: &dyn Progress) -> Result<(Trace, Doubts), TableFull> {
     let mut teller = Teller::new(material)?;
     teller.tell_what_was_there();
     let mut empty_caches = material.empty_caches.iter().copied().peekable();
-    for (index, entry) in watch.each("telling the story", material.entries).enumerate() {
+    for (index, entry) in progress.each("telling the story", material.entries).enumerate() {
         teller.pass_time_until(entry.time_us);
         while empty_caches.next_if(|&before| before <= index).is_some() {
             teller.story.empty_cache();

@@ -14,7 +14,7 @@ use super::{
     Action, Annotation, Block, BlockState, Entry, RecordedSettings, RecordedValue, Segment, SegmentKind, Snapshot,
     StackId, Stage, keys::Word, pickle::opcode as op,
 };
-use oomph_base::{Watch, Watcher};
+use oomph_base::Progress;
 
 /// How many items Python puts into a list at a time; the viewer's stack need not hold more.
 const BATCH: usize = 1000;
@@ -23,23 +23,19 @@ impl Snapshot {
     /// Writes the snapshot; `to` should be buffered.
     ///
     /// ```
+    /// use oomph_base::NoProgress;
     /// use oomph_trace::torch::Snapshot;
     /// let mut file = Vec::new();
-    /// Snapshot::default().write(&mut file)?;
+    /// Snapshot::default().write(&mut file, &NoProgress)?;
     /// assert!(Snapshot::read(&file[..]).is_ok());
     /// # Ok::<(), std::io::Error>(())
     /// ```
-    pub fn write(&self, to: impl Write) -> io::Result<()> {
-        self.write_watched(to, Watch::NOBODY)
-    }
-
-    /// The same, with somebody who is told how far it is.
-    pub fn write_watched(&self, to: impl Write, watch: Watch<'_>) -> io::Result<()> {
-        watch.begins("writing the file", self.traces.iter().map(|trace| trace.len() as u64).sum());
+    pub fn write(&self, to: impl Write, progress: &dyn Progress) -> io::Result<()> {
+        progress.begin_stage("writing the file", self.traces.iter().map(|trace| trace.len() as u64).sum());
         let mut writer = Writer {
             snapshot: self,
             to,
-            watch,
+            progress,
             memorised: 0,
             words: [None; Word::TEXTS.len()],
             texts: HashMap::new(),
@@ -53,7 +49,7 @@ impl Snapshot {
 struct Writer<'a, W> {
     snapshot: &'a Snapshot,
     to: W,
-    watch: Watch<'a>,
+    progress: &'a dyn Progress,
     /// How many values have a number by which they can be recalled.
     memorised: u32,
     words: [Option<u32>; Word::TEXTS.len()],
@@ -238,7 +234,7 @@ impl<'a, W: Write> Writer<'a, W> {
         self.code(op::EMPTY_LIST)?;
         for batch in entries.chunks(BATCH) {
             self.batch(batch, &mut Self::entry)?;
-            self.watch.advances(batch.len() as u64);
+            self.progress.advance(batch.len() as u64);
         }
         Ok(())
     }
