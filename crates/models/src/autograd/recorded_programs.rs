@@ -36,7 +36,8 @@ fn reference_model(batch: &str) -> Plan {
 
 fn assert_same_actions(name: &str, trace: TraceBuilder) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("workloads/recorded/{name}.pickle.xz"));
-    let (real, ours) = (actions(&*oomph_trace::open(path, &oomph_base::NoProgress).unwrap()), actions(&trace.finish(name)));
+    let (real, ours) =
+        (actions(&*oomph_trace::open(path, &oomph_base::NoProgress).unwrap()), actions(&trace.finish(name)));
     let parting = real.iter().zip(&ours).position(|(real, ours)| real != ours);
     let place = parting.unwrap_or(real.len().min(ours.len()));
     let around = |actions: &[Action]| format!("{:?}", &actions[place.saturating_sub(4)..actions.len().min(place + 8)]);
