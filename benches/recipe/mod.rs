@@ -51,8 +51,7 @@ impl ByHandle {
     /// `None` where the device cannot do what the strategy needs.
     pub fn new(spec: &StrategySpec) -> Option<ByHandle> {
         let (strategy, device) = fresh(spec);
-        let missing = strategy.requires().missing_from(device.props().capabilities);
-        (missing == Default::default()).then_some(ByHandle { strategy, device })
+        strategy.requires().check(device.props()).is_ok().then_some(ByHandle { strategy, device })
     }
 }
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{CaseLabel, SCHEMA};
 use crate::{
-    device::{Capabilities, Device},
+    device::Device,
     replay::{
         Observer, Options, ReplayError,
         agreement::{Performance, agree, perform},
@@ -128,10 +128,9 @@ impl AgreementRecord {
         let mut record = AgreementRecord::unmeasured(label, simulated_device, Finding::Agrees, "");
         let needs = cast.strategies[0].requires();
         for (device, which) in [(&cast.device, "this device"), (&cast.simulated, "the simulated device")] {
-            let missing = needs.missing_from(device.props().capabilities);
-            if missing != Capabilities::NONE {
+            if let Err(missing) = needs.check(device.props()) {
                 record.finding = Finding::Skipped;
-                record.reason = format!("{which} has no {missing}");
+                record.reason = format!("{which} has no {}", missing.0);
                 return record;
             }
         }
@@ -208,7 +207,7 @@ mod tests {
         base::{MIB, StreamId, TagId},
         device::{
             sim::{SimConfig, SimDevice},
-            wrap::Limited,
+            wrap::LimitedDevice,
         },
         strategy::{Setup, StrategySpec},
         trace::{Trace, TraceBuilder},
@@ -261,7 +260,7 @@ mod tests {
         assert_eq!((record.finding, record.simulated_peak_reserved_bytes), (Finding::Agrees, 33 * MIB));
         assert!((record.peak_reserved_difference_percent.unwrap() + 34.0).abs() < 1e-9);
         let mut small = cast(["caching"; 3]);
-        small.simulated = Box::new(Limited::to(40 * MIB, small.simulated));
+        small.simulated = Box::new(LimitedDevice::to(40 * MIB, small.simulated));
         let record = measure(small);
         assert_eq!((record.ooms, record.simulated_ooms), (0, 1));
     }

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     base::Nanos,
-    device::{Capabilities, Device},
+    device::Device,
     replay::{self, Live, Moment, Observer, OutOfMemory, ReplayError, Replayed, replay},
     strategy::{Context, EventSink, Freed, Outcome, Silent, Strategy, StrategyEvent},
     trace::{Op, Source},
@@ -23,10 +23,8 @@ pub fn measure(
     device: &mut dyn Device,
     options: &replay::Options<'_>,
 ) -> (CaseRecord, CaseDetail) {
-    let missing = strategy.requires().missing_from(device.props().capabilities);
-    if missing != Capabilities::NONE {
-        let reason = format!("this device has no {missing}");
-        return (CaseRecord::skipped(label, &reason), CaseDetail::unmeasured(label));
+    if let Err(missing) = strategy.requires().check(device.props()) {
+        return (CaseRecord::skipped(label, &missing.to_string()), CaseDetail::unmeasured(label));
     }
     let held_before = device.held_bytes();
     let began = device.now();

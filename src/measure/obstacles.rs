@@ -128,7 +128,7 @@ mod tests {
         device::{
             Device,
             sim::{SimConfig, SimDevice},
-            wrap::Limited,
+            wrap::LimitedDevice,
         },
         measure::{
             fixture::{Shelf, TinyDevice},
@@ -141,7 +141,7 @@ mod tests {
 
     /// The obstacles of the first request that fails.
     fn first_failure(trace: &Trace, strategy: &str, limit: u64) -> Vec<(Obstacle, u64, u64)> {
-        let mut device = Limited::to(limit, Box::new(SimDevice::new(SimConfig::default()).unwrap()));
+        let mut device = LimitedDevice::to(limit, Box::new(SimDevice::new(SimConfig::default()).unwrap()));
         let setup = Setup { props: device.props(), limit: Some(limit) };
         let mut strategy = StrategySpec::from(strategy).build(&setup).unwrap();
         let mut ooms = Ooms::default();

@@ -9,7 +9,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use crate::{
     base::{Address, SiteId, StreamId},
-    device::{Capabilities, Device},
+    device::{Device, MissingCapabilities},
     pytorch::{AllocatorSettings, RecordedSettings},
     replay::{self, Live, Moment, Observer, OutOfMemory, ReplayError, Replayed, replay},
     strategy::{self, EventSink, Freed, Layout, Outcome, SegmentView, Strategy, StrategyEvent, StrategySpec},
@@ -34,8 +34,8 @@ pub struct Witnessed {
 #[derive(Debug, thiserror::Error)]
 pub enum WitnessError {
     /// The device lacks what the strategy needs.
-    #[error("this device has no {0}")]
-    Incapable(Capabilities),
+    #[error(transparent)]
+    Incapable(#[from] MissingCapabilities),
     /// The replay could not go on.
     #[error(transparent)]
     Replay(#[from] ReplayError),
@@ -57,10 +57,7 @@ pub fn witness(
     device: &mut dyn Device,
     options: &replay::Options<'_>,
 ) -> Result<Witnessed, WitnessError> {
-    let missing = strategy.requires().missing_from(device.props().capabilities);
-    if missing != Capabilities::NONE {
-        return Err(WitnessError::Incapable(missing));
-    }
+    strategy.requires().check(device.props())?;
     let mut witness = Witness::default();
     let replayed = replay(source, strategy, device, &replay::Options { repeat: 1, ..*options }, &mut witness)?;
     witness.forget_inherited(replayed.inherited);

@@ -6,7 +6,7 @@ use crate::{
     base::{did_you_mean, nearest},
     device::{
         CallKind,
-        wrap::{Fault, FaultPlan},
+        wrap::{CallFailure, FaultPlan},
     },
 };
 
@@ -42,8 +42,7 @@ impl PlannedFault {
     #[must_use]
     pub fn plan(faults: &[PlannedFault]) -> FaultPlan {
         faults.iter().fold(FaultPlan::none(), |plan, fault| {
-            let how =
-                if fault.out_of_memory { Fault::OutOfMemory } else { Fault::Driver("CUDA_ERROR_UNKNOWN".to_owned()) };
+            let how = if fault.out_of_memory { CallFailure::OutOfMemory } else { CallFailure::UNKNOWN };
             plan.fail_nth(Some(fault.call), fault.turn, how)
         })
     }

@@ -23,7 +23,7 @@ use crate::{
     base::Bytes,
     device::{
         Device, DeviceError,
-        wrap::{Answer, Call, Intercepted, Interceptor},
+        wrap::{DriverAnswer, DriverCall, InterceptedDevice, Interceptor},
     },
     models::SeededRandom,
     strategy::{Usage, wrap::Checked},
@@ -134,7 +134,7 @@ impl Soak {
             one_in: self.fault_one_in,
             injected: Arc::clone(&injected),
         };
-        let device: Box<dyn Device> = Box::new(Intercepted::new(device, faults));
+        let device: Box<dyn Device> = Box::new(InterceptedDevice::new(device, faults));
         let mut keeper = Keeper::new(Checked::new(strategy), device, if self.fault_one_in == 0 { 1 } else { TRIES });
         let mut count = |keeper: &mut Keeper<_>| {
             let checked: &Checked<_> = &keeper.strategy;
@@ -204,7 +204,7 @@ struct RandomFaults {
 }
 
 impl Interceptor for RandomFaults {
-    fn before<D: Device + ?Sized>(&mut self, call: &Call, _: &D) -> Result<(), DeviceError> {
+    fn before<D: Device + ?Sized>(&mut self, call: &DriverCall, _: &D) -> Result<(), DeviceError> {
         if self.one_in == 0 || self.dice.between(1, self.one_in) > 1 {
             return Ok(());
         }
@@ -215,7 +215,7 @@ impl Interceptor for RandomFaults {
         })
     }
 
-    fn after<D: Device + ?Sized>(&mut self, _: &Call, _: &mut Answer, _: &D) {}
+    fn after<D: Device + ?Sized>(&mut self, _: &DriverCall, _: &mut DriverAnswer, _: &D) {}
 }
 
 #[cfg(test)]

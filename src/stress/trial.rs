@@ -15,8 +15,8 @@ use std::{
 use super::{Subject, SubjectError, player::Player};
 use crate::{
     device::{
-        CallLedger, Capabilities, Device,
-        wrap::{FaultPlan, Faulty},
+        CallLedger, Device, MissingCapabilities,
+        wrap::{FaultPlan, FaultyDevice},
     },
     strategy::{
         Strategy,
@@ -63,8 +63,8 @@ pub enum TrialError {
     #[error(transparent)]
     Subject(#[from] SubjectError),
     /// The device lacks something.
-    #[error("this device has no {0}")]
-    Missing(Capabilities),
+    #[error(transparent)]
+    Missing(#[from] MissingCapabilities),
 }
 
 impl Trial {
@@ -73,11 +73,8 @@ impl Trial {
     pub fn of(subject: &Subject, trace: &Trace, conditions: &Conditions) -> Result<Trial, TrialError> {
         let device = subject.open_device()?;
         let strategy = subject.build(device.props()).map_err(SubjectError::from)?;
-        let missing = strategy.requires().missing_from(device.props().capabilities);
-        if missing != Capabilities::NONE {
-            return Err(TrialError::Missing(missing));
-        }
-        let device: Box<dyn Device> = Box::new(Faulty::with(conditions.faults.clone(), device));
+        strategy.requires().check(device.props())?;
+        let device: Box<dyn Device> = Box::new(FaultyDevice::with(conditions.faults.clone(), device));
         let watch = Watch::new(strategy, device, trace.tables.streams().get(1..).unwrap_or_default());
         let audit_every = match conditions.audit_every {
             0 => (trace.events.len() as u64).div_ceil(AUDITS).max(1),

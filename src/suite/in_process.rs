@@ -148,7 +148,7 @@ mod tests {
         base::{GIB, NoProgress},
         device::{
             CallKind,
-            wrap::{Fault, FaultPlan, Faulty},
+            wrap::{CallFailure, FaultPlan, FaultyDevice},
         },
         suite::test_case,
         trace::torch::Snapshot,
@@ -157,7 +157,7 @@ mod tests {
     /// Runs a case on a simulated device whose driver calls fail as planned, below a limit.
     fn run_with(plan: FaultPlan, strategy: &str, limit: u64) -> CaseRecord {
         let case = test_case("random", strategy);
-        let device: Box<dyn Device> = Box::new(Faulty::with(plan, case.device.open().unwrap()));
+        let device: Box<dyn Device> = Box::new(FaultyDevice::with(plan, case.device.open().unwrap()));
         let (mut strategy, mut device) = under(Some(limit), &case, device).unwrap();
         measure_limited(&case, &mut *strategy, &mut *device, Some(limit), &replay::Options::default()).0
     }
@@ -169,7 +169,7 @@ mod tests {
             ("caching", CallKind::MemAlloc),
             ("caching:expandable_segments:True", CallKind::MemCreate),
         ] {
-            let plan = FaultPlan::none().fail_from(Some(kind), 40, Fault::OutOfMemory);
+            let plan = FaultPlan::none().fail_from(Some(kind), 40, CallFailure::OutOfMemory);
             let record = run_with(plan, strategy, 60 * GIB);
             assert_eq!(record.status, Status::Oom, "{strategy}: {}", record.reason);
             for words in ["the device refused ", " held and ", " free: it has less than the limit of 60.0 GiB"] {
@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn the_first_error_of_a_lost_context_is_the_one_that_is_told() {
         for strategy in ["direct", "caching", "caching:expandable_segments:True", "async"] {
-            let lost = Fault::Driver("CUDA_ERROR_ILLEGAL_ADDRESS".to_owned());
+            let lost = CallFailure::Driver("CUDA_ERROR_ILLEGAL_ADDRESS");
             let record = run_with(FaultPlan::none().fail_from(None, 50, lost), strategy, 60 * GIB);
             assert_eq!(record.status, Status::Error, "{strategy}");
             assert!(record.reason.starts_with("event "), "{strategy}: {}", record.reason);
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn an_error_that_passes_is_told_with_what_closing_says() {
-        let passing = Fault::Driver("CUDA_ERROR_NOT_PERMITTED".to_owned());
+        let passing = CallFailure::Driver("CUDA_ERROR_NOT_PERMITTED");
         let record = run_with(FaultPlan::none().fail_from(None, 50, passing), "direct", 60 * GIB);
         assert!(record.reason.contains("; closing the strategy failed: "), "{}", record.reason);
     }

@@ -17,7 +17,7 @@ use oomph::{
         CallKind, Clock, Compute, Damage, Device, Patterned, Patterns, PinnedHost, VirtualMemory, Written,
         cuda::CudaDevice,
         default_limit,
-        wrap::{Limited, Logged, Scripted},
+        wrap::{InterceptedDevice, LimitedDevice, ScriptedDevice},
     },
     measure::agreement::Finding,
     strategy::{
@@ -33,7 +33,7 @@ const HOME: StreamId = StreamId::DEFAULT;
 /// A fresh device on the same GPU that holds at most so much.
 fn limited(bytes: u64) -> Box<dyn Device> {
     let device: Box<dyn Device> = Box::new(CudaDevice::open(0).unwrap());
-    Box::new(Limited::to(bytes, device))
+    Box::new(LimitedDevice::to(bytes, device))
 }
 
 fn every_spec() -> impl Iterator<Item = StrategySpec> {
@@ -263,7 +263,7 @@ fn what_is_in_a_block_stays_there_under_every_strategy() {
     for spec in every_spec() {
         let mut device = CudaDevice::open(0).unwrap();
         let mut strategy = spec.build(&Setup { props: device.props(), limit: None }).unwrap();
-        if strategy.requires().missing_from(device.props().capabilities) != Default::default() {
+        if strategy.requires().check(device.props()).is_err() {
             println!("{spec}: skipped, the device lacks what it needs");
             continue;
         }
@@ -394,7 +394,6 @@ fn decisions(strategy: &mut dyn Strategy, device: &mut dyn Device, steps: &[Step
 #[test]
 fn the_same_answers_give_the_same_decisions_without_the_gpu() {
     let Some((mut watcher, _guard)) = gpu() else { return };
-    let capabilities = watcher.props().capabilities;
     watcher.synchronize().unwrap();
     for spec in every_spec() {
         for seed in 0..4 {
@@ -402,14 +401,14 @@ fn the_same_answers_give_the_same_decisions_without_the_gpu() {
             let mut gpu = limited(if seed % 2 == 0 { 2 * GIB } else { 160 * MIB });
             let props = gpu.props().clone();
             let fresh = || spec.build(&Setup { props: &props, limit: None }).unwrap();
-            if fresh().requires().missing_from(capabilities) != Default::default() {
+            if fresh().requires().check(&props).is_err() {
                 println!("{spec}: skipped, the device lacks what it needs");
                 continue;
             }
-            let mut logged = Logged::over(&mut *gpu);
+            let mut logged = InterceptedDevice::new(&mut *gpu, Vec::new());
             let on_gpu = decisions(&mut *fresh(), &mut logged, &steps);
             let (_, log) = logged.into_parts();
-            let mut scripted = Scripted::replaying(props.clone(), log.into_exchanges());
+            let mut scripted = ScriptedDevice::replaying(props.clone(), log);
             let on_script = decisions(&mut *fresh(), &mut scripted, &steps);
             for (number, (real, replayed)) in on_gpu.iter().zip(&on_script).enumerate() {
                 assert_eq!(real, replayed, "{spec}, seed {seed}, step {number}");

@@ -13,7 +13,7 @@ use oomph::{
     device::{
         Device,
         sim::{SimConfig, SimDevice},
-        wrap::Limited,
+        wrap::LimitedDevice,
     },
     models::Recipe,
     replay::Options,
@@ -29,7 +29,7 @@ fn recorded(name: &str) -> PathBuf {
 fn finding(source: &dyn Source, limit: Option<u64>) -> Finding {
     let device = SimDevice::new(SimConfig::default()).unwrap();
     let mut device: Box<dyn Device> = match limit {
-        Some(limit) => Box::new(Limited::to(limit, Box::new(device))),
+        Some(limit) => Box::new(LimitedDevice::to(limit, Box::new(device))),
         None => Box::new(device),
     };
     let mut strategy = StrategySpec::from("caching").build(&Setup { props: device.props(), limit }).unwrap();

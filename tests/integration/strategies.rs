@@ -5,8 +5,8 @@
 use oomph::{
     base::{GIB, side_by_side},
     device::{
-        CallKind, Capabilities, Device, DeviceSpec,
-        wrap::{Fault, FaultPlan, Faulty},
+        CallKind, Device, DeviceSpec,
+        wrap::{CallFailure, FaultPlan, FaultyDevice},
     },
     models::{Recipe, Workload},
     replay::{self, Live, Moment, Observer, OnOutOfMemory, OutOfMemory, replay},
@@ -72,10 +72,10 @@ fn watched(spec: &StrategySpec, pattern: &Workload, plan: FaultPlan) -> Vec<Stri
     let expects_ooms = plan != FaultPlan::none();
     let device: Box<dyn Device> = "sim:16GiB".parse::<DeviceSpec>().unwrap().open().unwrap();
     let inner = spec.build(&Setup { props: device.props(), limit: None }).unwrap();
-    if inner.requires().missing_from(device.props().capabilities) != Capabilities::NONE {
+    if inner.requires().check(device.props()).is_err() {
         return Vec::new();
     }
-    let mut device = Faulty::with(plan, device);
+    let mut device = FaultyDevice::with(plan, device);
     let mut strategy = Checked::new(inner);
     let mut counter = Counter::default();
     let options = replay::Options { on_out_of_memory: OnOutOfMemory::Skip, ..replay::Options::default() };
@@ -131,7 +131,7 @@ fn memory_that_runs_out_now_and_then_breaks_no_promise() {
     // Only calls that can: memory does not run out in an event.
     let kinds = [CallKind::MemAlloc, CallKind::MemAllocAsync, CallKind::MemCreate];
     let plan =
-        || kinds.iter().fold(FaultPlan::none(), |plan, &kind| plan.fail_every(Some(kind), 5, Fault::OutOfMemory));
+        || kinds.iter().fold(FaultPlan::none(), |plan, &kind| plan.fail_every(Some(kind), 5, CallFailure::OutOfMemory));
     let findings = everything(&plan);
     assert!(findings.is_empty(), "{}", findings.join("\n"));
 }
@@ -139,7 +139,7 @@ fn memory_that_runs_out_now_and_then_breaks_no_promise() {
 #[test]
 fn a_driver_error_on_the_way_is_passed_on_and_loses_nothing() {
     for turn in [7, 40, 200] {
-        let findings = everything(&|| FaultPlan::none().fail_nth(None, turn, Fault::Driver(INJECTED.to_owned())));
+        let findings = everything(&|| FaultPlan::none().fail_nth(None, turn, CallFailure::Driver(INJECTED)));
         assert!(findings.is_empty(), "at call {turn}: {}", findings.join("\n"));
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{DeskStatistics, ServeError, Settings, settings::Memory};
-use oomph_alloc::device::{Capabilities, Device, cuda, wrap::capped};
+use oomph_alloc::device::{Device, cuda, wrap::capped};
 use oomph_alloc::strategy::{
     Attempt, Caller, Context, Control, Request, Setup, Silent, Strategy, StrategyError, wrap::Addressed,
 };
@@ -26,10 +26,7 @@ impl Desk {
         let _visit = is_real.then(cuda::visit);
         let device = capped(settings.memory.numbered(number)?.open_as_guest()?, settings.limit);
         let strategy = settings.strategy.build(&Setup { props: device.props(), limit: settings.limit })?;
-        let missing = strategy.requires().missing_from(device.props().capabilities);
-        if missing != Capabilities::NONE {
-            return Err(ServeError::Unable(missing));
-        }
+        strategy.requires().check(device.props())?;
         let streams = vec![device.stream_handle(StreamId::DEFAULT)];
         Ok(Desk { number, strategy: Addressed::new(strategy), device, streams, is_real })
     }

@@ -22,7 +22,7 @@ pub use statistics::{DeskStatistics, Statistics};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use self::desk::Desk;
-use oomph_alloc::device::{Capabilities, DeviceSpecError};
+use oomph_alloc::device::{DeviceSpecError, MissingCapabilities};
 use oomph_alloc::strategy::{SpecError, StrategyError};
 use oomph_base::Address;
 
@@ -39,8 +39,8 @@ pub enum ServeError {
     #[error(transparent)]
     Strategy(#[from] SpecError),
     /// The strategy needs what this GPU has not got.
-    #[error("this device has no {0}, which the strategy needs")]
-    Unable(Capabilities),
+    #[error("{0}, which the strategy needs")]
+    Unable(#[from] MissingCapabilities),
     /// The strategy failed.
     #[error(transparent)]
     Call(#[from] StrategyError),

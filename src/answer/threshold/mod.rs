@@ -32,7 +32,7 @@ pub use record::{LargestRecord, Stability, ThresholdDetail, ThresholdRecord, Thr
 
 use crate::{
     base::{Bytes, did_you_mean},
-    device::{Capabilities, DeviceSpecError},
+    device::{DeviceSpecError, MissingCapabilities},
     models::WorkloadError,
     replay::ReplayError,
     strategy::SpecError,
@@ -60,11 +60,8 @@ pub enum ThresholdError {
     #[error(transparent)]
     Workload(#[from] Box<WorkloadError>),
     /// The device lacks what the strategy needs.
-    #[error("this device has no {missing}")]
-    Unable {
-        /// What is missing.
-        missing: Capabilities,
-    },
+    #[error(transparent)]
+    Unable(#[from] MissingCapabilities),
     /// No parameter of that name that counts something.
     #[error("generator '{generator}' has no whole-number parameter '{name}'{}", did_you_mean(suggestion.as_deref()))]
     NoSuchParameter {

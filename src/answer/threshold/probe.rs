@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::ThresholdError;
 use crate::{
     base::{Nanos, Progress},
-    device::{CallKind, Capabilities, DeviceSpec, wrap::capped},
+    device::{CallKind, DeviceSpec, wrap::capped},
     measure::{OomReport, ooms::Ooms},
     replay::{self, Moment, Observer, OutOfMemory, Pace, Replayed, replay},
     strategy::{EventSink, Setup, Strategy, StrategyEvent, StrategySpec},
@@ -132,10 +132,7 @@ impl Rehearsal<'_> {
         let mut device = capped(self.device.open()?, limit);
         let known_limit = limit.filter(|_| self.cap == Cap::Allocator);
         let mut strategy = self.strategy.build(&Setup { props: device.props(), limit: known_limit })?;
-        let missing = strategy.requires().missing_from(device.props().capabilities);
-        if missing != Capabilities::NONE {
-            return Err(ThresholdError::Unable { missing });
-        }
+        strategy.requires().check(device.props())?;
         let options =
             replay::Options { pace: self.pace, repeat: self.repeat, stop: self.stop, ..replay::Options::default() };
         let source = ProgressSource::within(self.source, self.progress, self.repeat.max(1).into());

@@ -24,7 +24,7 @@ use super::{Live, Moment, Observer, OnOutOfMemory, Options, OutOfMemory, ReplayE
 use crate::{
     device::{
         Device, DeviceProps,
-        wrap::{Call, Intercepted, Prompted},
+        wrap::{DriverCall, InterceptedDevice, ScriptedDevice},
     },
     strategy::{Context, EventSink, Freed, Outcome, Stats, Strategy, StrategyEvent},
     trace::Source,
@@ -126,7 +126,7 @@ fn watch(
     writer: Writer,
     options: &Options<'_>,
 ) -> Result<Performance, ReplayError> {
-    let mut device = Intercepted::new(device, writer.clone());
+    let mut device = InterceptedDevice::new(device, writer.clone());
     perform(source, strategy, &mut device, options, &mut Clerk { writer })
 }
 
@@ -176,14 +176,14 @@ fn compare(
     options: &Options<'_>,
 ) -> Comparison {
     let answers = reader.clone();
-    let mut device = Prompted::new(props, move || answers.exchanges());
+    let mut device = ScriptedDevice::following(props, move || answers.exchanges());
     let mut proofreader = Proofreader::new(reader);
     let options = Options { stop: None, ..*options };
     let performance = perform(source, strategy, &mut device, &options, &mut proofreader);
     let complaint = match (&performance, device.mismatch()) {
         (_, Some(mismatch)) => Some(mismatch.to_string()),
         (Err(error), None) => Some(error.to_string()),
-        (Ok(_), None) => device.next_expected().map(|call: &Call| format!("nothing calls for {call:?}")),
+        (Ok(_), None) => device.next_expected().map(|call: &DriverCall| format!("nothing calls for {call:?}")),
     };
     proofreader.conclude(performance.is_ok(), complaint);
     let Proofreader { agreed, difference, .. } = proofreader;
@@ -200,7 +200,7 @@ mod tests {
         device::{
             CallKind, DeviceError,
             sim::{SimConfig, SimDevice},
-            wrap::{Answer, Fault, FaultPlan, Faulty, Interceptor, Limited, Reply},
+            wrap::{CallFailure, DriverAnswer, DriverReply, FaultPlan, FaultyDevice, Interceptor, LimitedDevice},
         },
         strategy::{STRATEGIES, Setup, Strategy, StrategySpec},
         trace::{MarkKind, Trace, TraceBuilder, arbitrary},
@@ -243,7 +243,7 @@ mod tests {
         for spec in STRATEGIES.iter().flat_map(|entry| entry.specs()) {
             let spec = spec.to_string();
             for limit in [GIB, 48 * MIB] {
-                let agreement = agree_on(&story(), &spec, &spec, Box::new(Limited::to(limit, simulated())));
+                let agreement = agree_on(&story(), &spec, &spec, Box::new(LimitedDevice::to(limit, simulated())));
                 assert_eq!(agreement.difference, None, "{spec} in {limit} bytes");
                 assert_eq!((agreement.agreed, agreement.performance.replayed.events), (200, 200), "{spec}");
             }
@@ -252,9 +252,9 @@ mod tests {
 
     #[test]
     fn failures_of_the_driver_are_answers_too() {
-        let plan = FaultPlan::none().fail_every(Some(CallKind::MemAlloc), 3, Fault::OutOfMemory);
+        let plan = FaultPlan::none().fail_every(Some(CallKind::MemAlloc), 3, CallFailure::OutOfMemory);
         for spec in ["direct", "caching"] {
-            let device = Box::new(Faulty::with(plan.clone(), simulated()));
+            let device = Box::new(FaultyDevice::with(plan.clone(), simulated()));
             let agreement = agree_on(&story(), spec, spec, device);
             assert_eq!(agreement.difference, None, "{spec}");
             let stats = agreement.performance.stats;
@@ -293,12 +293,12 @@ mod tests {
     }
 
     impl Interceptor for Liar {
-        fn before<D: Device + ?Sized>(&mut self, _: &Call, _: &D) -> Result<(), DeviceError> {
+        fn before<D: Device + ?Sized>(&mut self, _: &DriverCall, _: &D) -> Result<(), DeviceError> {
             Ok(())
         }
 
-        fn after<D: Device + ?Sized>(&mut self, _: &Call, answer: &mut Answer, _: &D) {
-            if let Ok(Reply::Ready(ready)) = answer {
+        fn after<D: Device + ?Sized>(&mut self, _: &DriverCall, answer: &mut DriverAnswer, _: &D) {
+            if let Ok(DriverReply::Ready(ready)) = answer {
                 self.answers += 1;
                 *ready ^= self.answers == self.lie_at;
             }
@@ -313,8 +313,8 @@ mod tests {
             let [mut first, mut second] = [build("caching", &*device), build("caching", &*device)];
             let props = device.props().clone();
             let (writer, reader) = transcript();
-            let honest = Intercepted::new(device, writer.clone());
-            let mut device = Intercepted::new(Box::new(honest), Liar { answers: 0, lie_at });
+            let honest = InterceptedDevice::new(device, writer.clone());
+            let mut device = InterceptedDevice::new(Box::new(honest), Liar { answers: 0, lie_at });
             perform(&source, &mut *first, &mut device, &options, &mut Clerk { writer }).unwrap();
             assert!(device.interceptor().answers >= lie_at, "so many questions are asked");
             drop(device);
@@ -331,7 +331,7 @@ mod tests {
         let [mut first, mut second] = [build("caching", &*device), build("caching", &*device)];
         let props = device.props().clone();
         let (writer, reader) = transcript();
-        let mut device = Intercepted::new(device, writer.clone());
+        let mut device = InterceptedDevice::new(device, writer.clone());
         perform(&source, &mut *first, &mut device, &options, &mut Clerk { writer }).unwrap();
         device.synchronize().unwrap();
         drop(device);
@@ -353,7 +353,7 @@ mod tests {
         ) {
             let mut device = simulated();
             if let Some(limit) = limit {
-                device = Box::new(Limited::to(limit * MIB, device));
+                device = Box::new(LimitedDevice::to(limit * MIB, device));
             }
             let pair = [build(spec, &*device), build(spec, &*device)];
             // Pinned memory that is not there ends a replay; nothing is to be compared then.

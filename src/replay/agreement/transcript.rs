@@ -16,7 +16,7 @@ use std::{
 use super::Decision;
 use crate::device::{
     Device, DeviceError,
-    wrap::{Answer, Call, Exchange, Interceptor},
+    wrap::{DriverAnswer, DriverCall, DriverExchange, Interceptor},
 };
 
 /// So many exchanges and decisions travel together.
@@ -35,7 +35,7 @@ pub(super) fn transcript() -> (Writer, Reader) {
 
 #[derive(Debug, Default)]
 struct Chunk {
-    exchanges: Vec<Exchange>,
+    exchanges: Vec<DriverExchange>,
     tellings: Vec<Telling>,
 }
 
@@ -94,12 +94,12 @@ impl Drop for Draft {
 }
 
 impl Interceptor for Writer {
-    fn before<D: Device + ?Sized>(&mut self, _call: &Call, _device: &D) -> Result<(), DeviceError> {
+    fn before<D: Device + ?Sized>(&mut self, _call: &DriverCall, _device: &D) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    fn after<D: Device + ?Sized>(&mut self, call: &Call, answer: &mut Answer, _device: &D) {
-        self.write(|chunk| chunk.exchanges.push(Exchange { call: call.clone(), answer: answer.clone() }));
+    fn after<D: Device + ?Sized>(&mut self, call: &DriverCall, answer: &mut DriverAnswer, _device: &D) {
+        self.write(|chunk| chunk.exchanges.push(DriverExchange { call: call.clone(), answer: answer.clone() }));
     }
 }
 
@@ -110,13 +110,13 @@ pub(super) struct Reader(Arc<Mutex<Received>>);
 #[derive(Debug)]
 struct Received {
     receiver: Receiver<Chunk>,
-    exchanges: Vec<Exchange>,
+    exchanges: Vec<DriverExchange>,
     tellings: VecDeque<Telling>,
 }
 
 impl Reader {
     /// What the driver was asked and answered since the last time; nothing at the end. Waits for the writer.
-    pub(super) fn exchanges(&self) -> Vec<Exchange> {
+    pub(super) fn exchanges(&self) -> Vec<DriverExchange> {
         let mut received = lock(&self.0);
         while received.exchanges.is_empty() && received.receive() {}
         mem::take(&mut received.exchanges)
@@ -161,7 +161,7 @@ mod tests {
     use crate::{
         device::{
             sim::{SimConfig, SimDevice},
-            wrap::Intercepted,
+            wrap::InterceptedDevice,
         },
         strategy::Freed,
     };
@@ -173,7 +173,7 @@ mod tests {
         thread::scope(|scope| {
             scope.spawn(move || {
                 let mut device =
-                    Intercepted::new(Box::new(SimDevice::new(SimConfig::default()).unwrap()), writer.clone());
+                    InterceptedDevice::new(Box::new(SimDevice::new(SimConfig::default()).unwrap()), writer.clone());
                 for number in 0..events {
                     if number % 3 == 0 {
                         device.synchronize().unwrap();

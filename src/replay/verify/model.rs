@@ -9,7 +9,7 @@ use crate::{
     base::{Address, SiteId, StreamId, ThreadId},
     device::{
         CallKind, Device, DeviceProps,
-        wrap::{Call, Fault, FaultPlan, Faulty, Manner, Reply, Scripted},
+        wrap::{CallFailure, DriverCall, DriverReply, FaultPlan, FaultyDevice, ScriptOrder, ScriptedDevice},
     },
     pytorch::AllocatorSettings,
     strategy::{
@@ -23,7 +23,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(super) struct Model {
     pub(super) caching: Caching,
-    device: Scripted,
+    device: ScriptedDevice,
 }
 
 /// What the model did in one call.
@@ -51,7 +51,7 @@ impl Deeds {
 impl Model {
     pub(super) fn new(settings: AllocatorSettings, setup: &Setup<'_>, streams: &[u64]) -> Result<Model, StrategyError> {
         let props: DeviceProps = setup.props.clone();
-        let mut device = Scripted::new(props, Manner::Loose);
+        let mut device = ScriptedDevice::new(props, ScriptOrder::Loose);
         for &handle in streams.iter().skip(1) {
             device.stream_create(handle)?;
         }
@@ -63,10 +63,10 @@ impl Model {
     pub(super) fn adopt(&mut self, layout: &Layout, entries: &[Entry]) -> Result<Vec<Block>, StrategyError> {
         for range in self.caching.shared_ranges(layout) {
             let start = range_start(&range, &layout.segments, entries);
-            self.device.expect_any(CallKind::AddressReserve, Ok(Reply::Address(start)));
+            self.device.expect_any(CallKind::AddressReserve, Ok(DriverReply::Address(start)));
         }
         for segment in layout.segments.iter().rev().filter(|segment| !segment.mapped) {
-            self.device.expect(Call::Alloc { bytes: segment.bytes }, Ok(Reply::Address(segment.address)));
+            self.device.expect(DriverCall::Alloc { bytes: segment.bytes }, Ok(DriverReply::Address(segment.address)));
         }
         let mut nothing: Vec<StrategyEvent> = Vec::new();
         let mut cx = Context { device: &mut self.device, sink: &mut nothing };
@@ -78,11 +78,11 @@ impl Model {
     pub(super) fn script(&mut self, stretch: &Stretch, next_range: Option<Address>) {
         self.device.clear_script();
         for seen in stretch.seen.iter().filter(|seen| seen.action == Action::SegmentAlloc) {
-            self.device.expect(Call::Alloc { bytes: seen.bytes }, Ok(Reply::Address(seen.address)));
+            self.device.expect(DriverCall::Alloc { bytes: seen.bytes }, Ok(DriverReply::Address(seen.address)));
         }
         let first_map = stretch.seen.iter().find(|seen| seen.action == Action::SegmentMap);
         if let Some(base) = first_map.map(|seen| seen.address).or(next_range) {
-            self.device.expect_any(CallKind::AddressReserve, Ok(Reply::Address(base)));
+            self.device.expect_any(CallKind::AddressReserve, Ok(DriverReply::Address(base)));
         }
     }
 
@@ -114,9 +114,9 @@ impl Model {
                 let granule = self.caching.settings().large_segment_size;
                 let kind = if expandable { CallKind::MemCreate } else { CallKind::MemAlloc };
                 let refused = stretch.refused_calls(refusals, granule).into_iter();
-                let plan =
-                    refused.fold(FaultPlan::none(), |plan, call| plan.fail_nth(Some(kind), call, Fault::OutOfMemory));
-                let mut device = Faulty::with(plan, &mut self.device);
+                let plan = refused
+                    .fold(FaultPlan::none(), |plan, call| plan.fail_nth(Some(kind), call, CallFailure::OutOfMemory));
+                let mut device = FaultyDevice::with(plan, &mut self.device);
                 let mut cx = Context { device: &mut device, sink: &mut deeds.events };
                 self.caching.alloc(&mut cx, &request)
             }

@@ -188,8 +188,8 @@ pub fn assess(
     let (room, page) = room(contest, contender)?;
     let first = match trials.bout(room) {
         Ok(bout) => bout,
-        Err(AdversaryError::Unable { missing }) => {
-            let reason = format!("this device has no {missing}");
+        Err(AdversaryError::Unable(missing)) => {
+            let reason = missing.to_string();
             return Ok((Assessment::without_figures(contender, contest, Standing::Skipped, reason), None));
         }
         Err(error) => return Err(error),

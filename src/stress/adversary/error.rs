@@ -1,6 +1,6 @@
 //! Why an adversary cannot play.
 
-use crate::{device::Capabilities, strategy::StrategyError, stress::SubjectError};
+use crate::{device::MissingCapabilities, strategy::StrategyError, stress::SubjectError};
 
 /// Why a game was not played to its end. Running out of memory is not among the reasons.
 #[derive(Debug, thiserror::Error)]
@@ -9,11 +9,8 @@ pub enum AdversaryError {
     #[error(transparent)]
     Subject(#[from] SubjectError),
     /// The strategy cannot run on this device.
-    #[error("this device has no {missing}")]
-    Unable {
-        /// What it would have to be able to do.
-        missing: Capabilities,
-    },
+    #[error(transparent)]
+    Unable(#[from] MissingCapabilities),
     /// The strategy gave up.
     #[error(transparent)]
     Strategy(#[from] StrategyError),

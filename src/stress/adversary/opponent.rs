@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::{AdversaryError, Contest, Line, robson};
 use crate::{
     base::{SiteId, StreamId, TagId, ThreadId},
-    device::{Capabilities, Device},
+    device::Device,
     strategy::{Attempt, Block, Caller, Context, Refusal, Request, Strategy},
     stress::Subject,
     trace::{BlockSlot, Trace, TraceBuilder},
@@ -49,10 +49,7 @@ pub enum Ending {
 pub fn play(contest: &Contest, subject: &Subject, stop: &AtomicBool) -> Result<Bout, AdversaryError> {
     let mut device = subject.open_device()?;
     let mut strategy = subject.build(device.props()).map_err(crate::stress::SubjectError::from)?;
-    let missing = strategy.requires().missing_from(device.props().capabilities);
-    if missing != Capabilities::NONE {
-        return Err(AdversaryError::Unable { missing });
-    }
+    strategy.requires().check(device.props())?;
     let mut opponent = Opponent {
         strategy: &mut *strategy,
         device: &mut *device,

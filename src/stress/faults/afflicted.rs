@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     base::{Address, StreamId},
-    device::{Capabilities, Device, wrap::Intercepted},
+    device::{Capabilities, Device, wrap::InterceptedDevice},
     strategy::{Attempt, Block, Caller, Context, Control, Freed, Layout, Request, Stats, Strategy, StrategyError},
 };
 
@@ -94,7 +94,7 @@ impl Afflicted {
     ) -> Result<R, StrategyError> {
         let mut state = self.chart.state();
         state.hindrance.next_moment(cx.device);
-        let mut device = Intercepted::new(&mut *cx.device, &mut state.hindrance);
+        let mut device = InterceptedDevice::new(&mut *cx.device, &mut state.hindrance);
         call(&mut *self.inner, &mut Context { device: &mut device, sink: cx.sink })
     }
 }

@@ -13,7 +13,7 @@ use crate::{
     base::Address,
     device::{
         CallKind, Device, DeviceError,
-        wrap::{Answer, Call, Interceptor, Reply},
+        wrap::{DriverAnswer, DriverCall, DriverReply, Interceptor},
     },
 };
 
@@ -152,8 +152,8 @@ impl Hindrance {
     }
 }
 
-impl Interceptor for &mut Hindrance {
-    fn before<D: Device + ?Sized>(&mut self, call: &Call, _: &D) -> Result<(), DeviceError> {
+impl Interceptor for Hindrance {
+    fn before<D: Device + ?Sized>(&mut self, call: &DriverCall, _: &D) -> Result<(), DeviceError> {
         let kind = call.kind();
         self.asked.note(kind);
         let failed = |name: &str| Err(DeviceError::Driver { call: kind, name: name.to_owned() });
@@ -187,8 +187,8 @@ impl Interceptor for &mut Hindrance {
         }
     }
 
-    fn after<D: Device + ?Sized>(&mut self, _: &Call, answer: &mut Answer, _: &D) {
-        if let Ok(Reply::Ready(ready)) = answer
+    fn after<D: Device + ?Sized>(&mut self, _: &DriverCall, answer: &mut DriverAnswer, _: &D) {
+        if let Ok(DriverReply::Ready(ready)) = answer
             && self.is_stuck()
         {
             *ready = false;

@@ -28,7 +28,7 @@ use super::{
     shrink,
 };
 use crate::{
-    device::{Capabilities, Device},
+    device::Device,
     strategy::{Stats, Strategy, conformance::Finding},
     trace::Trace,
 };
@@ -116,10 +116,7 @@ impl Examiner {
     /// What is to be played, or why nothing can be.
     fn stories(&self, what: &Faults) -> Result<Vec<Trace>, String> {
         let (strategy, device) = (self.open)().map_err(|error| error.to_string())?;
-        let missing = strategy.requires().missing_from(device.props().capabilities);
-        if missing != Capabilities::NONE {
-            return Err(format!("this device has no {missing}"));
-        }
+        strategy.requires().check(device.props()).map_err(|missing| missing.to_string())?;
         Ok(match what.stories.as_slice() {
             [] => stories(device.free_bytes(), device.props().page_bytes),
             given => given.to_vec(),

@@ -173,10 +173,7 @@ impl Crew<'_> {
         &self,
         call: impl FnOnce(&mut dyn Patterns) -> Result<R, DeviceError>,
     ) -> Result<R, StrategyError> {
-        self.on_device(|device| match device.patterns() {
-            Some(patterns) => call(patterns),
-            None => Err(DeviceError::Unsupported { capability: "known contents" }),
-        })
+        self.on_device(|device| call(device.require_patterns()?))
     }
 
     /// Zero is the key of no block.

@@ -247,10 +247,7 @@ impl<S: Strategy> Keeper<S> {
         &mut self,
         mut call: impl FnMut(&mut dyn Patterns) -> Result<(), DeviceError>,
     ) -> Result<(), StrategyError> {
-        self.on_device(|device| match device.patterns() {
-            Some(patterns) => call(patterns),
-            None => Err(DeviceError::Unsupported { capability: "known contents" }),
-        })
+        self.on_device(|device| call(device.require_patterns()?))
     }
 
     fn on_device<R>(

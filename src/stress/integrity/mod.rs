@@ -129,11 +129,9 @@ pub(super) fn open(subject: &Subject) -> Result<Result<Pair, String>, SubjectErr
     let device = subject.open_device()?;
     let strategy = subject.build(device.props())?;
     let needed = Capabilities { patterns: true, ..strategy.requires() };
-    let missing = needed.missing_from(device.props().capabilities);
-    Ok(if missing == Capabilities::NONE {
-        Ok((strategy, device))
-    } else {
-        Err(format!("this device has no {missing}"))
+    Ok(match needed.check(device.props()) {
+        Ok(()) => Ok((strategy, device)),
+        Err(missing) => Err(missing.to_string()),
     })
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::{
     base::{Address, KIB, MIB, StreamId},
-    device::{Capabilities, PhysicalId, sim::SimDevice, wrap::Limited},
+    device::{Capabilities, PhysicalId, sim::SimDevice, wrap::LimitedDevice},
     strategy::{
         Attempt, Block, Caller, Context, Control, Freed, Layout, Outcome as Found, Refusal, Request, STRATEGIES,
         Shortage, Stats, StrategyError,
@@ -194,7 +194,7 @@ impl Strategy for Shelves {
 
 fn device() -> Box<dyn Device> {
     let sim = SimDevice::new("sim".parse::<crate::device::sim::SimConfig>().unwrap()).unwrap();
-    Box::new(Limited::to(MEMORY, Box::new(sim)))
+    Box::new(LimitedDevice::to(MEMORY, Box::new(sim)))
 }
 
 fn keep_flawed(flaw: Flaw, trace: &Trace) -> Kept {

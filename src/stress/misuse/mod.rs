@@ -21,10 +21,7 @@ use super::{
     Failure, KindOfStress, Subject, SubjectError, Verdict,
     patience::{Ended, PATIENCE, within},
 };
-use crate::{
-    device::{Capabilities, Device},
-    strategy::Strategy,
-};
+use crate::{device::Device, strategy::Strategy};
 
 /// What this kind of stress is called.
 pub const KIND: &str = "misuse";
@@ -192,9 +189,8 @@ fn judge(
 }
 
 fn play(misuse: &Misuse, door: Door, strategy: Box<dyn Strategy>, device: Box<dyn Device>) -> Consequence {
-    let missing = strategy.requires().missing_from(device.props().capabilities);
-    if missing != Capabilities::NONE {
-        return Consequence::NotApplicable(format!("this device has no {missing}"));
+    if let Err(missing) = strategy.requires().check(device.props()) {
+        return Consequence::NotApplicable(missing.to_string());
     }
     let mut stage = match Stage::new(strategy, device, door) {
         Ok(stage) => stage,

@@ -59,6 +59,12 @@ call_kinds! {
 }
 
 impl CallKind {
+    /// The kind with this driver name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<CallKind> {
+        CallKind::ALL.iter().copied().find(|kind| kind.name() == name)
+    }
+
     /// The call that gives back what this one takes, where it takes something.
     #[must_use]
     pub const fn given_back_by(self) -> Option<CallKind> {

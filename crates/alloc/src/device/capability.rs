@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{DeviceError, Patterned, Verified};
+use super::{DeviceError, DeviceProps, Patterned, Verified};
 use oomph_base::{Address, StreamId, Work};
 
 /// Which optional abilities a device has, or a strategy needs.
@@ -20,6 +20,11 @@ pub struct Capabilities {
     pub patterns: bool,
 }
 
+/// The abilities that a strategy needs and a device lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("this device has no {0}")]
+pub struct MissingCapabilities(pub Capabilities);
+
 impl Capabilities {
     /// No optional ability.
     pub const NONE: Capabilities = Capabilities {
@@ -30,28 +35,36 @@ impl Capabilities {
         patterns: false,
     };
 
-    /// What is wanted here and not offered there.
-    #[must_use]
-    pub fn missing_from(self, offered: Capabilities) -> Capabilities {
-        Capabilities {
+    /// Checks that a device has all abilities that are needed here.
+    pub fn check(self, props: &DeviceProps) -> Result<(), MissingCapabilities> {
+        let offered = props.capabilities;
+        let missing = Capabilities {
             virtual_memory: self.virtual_memory && !offered.virtual_memory,
             stream_ordered_pools: self.stream_ordered_pools && !offered.stream_ordered_pools,
             pinned_host: self.pinned_host && !offered.pinned_host,
             compute: self.compute && !offered.compute,
             patterns: self.patterns && !offered.patterns,
-        }
+        };
+        if missing == Capabilities::NONE { Ok(()) } else { Err(MissingCapabilities(missing)) }
     }
 }
 
+/// How the abilities are called in messages.
+pub(super) const VIRTUAL_MEMORY: &str = "virtual memory";
+pub(super) const STREAM_ORDERED_POOLS: &str = "stream-ordered pools";
+pub(super) const PINNED_HOST: &str = "pinned host memory";
+pub(super) const COMPUTE: &str = "compute";
+pub(super) const PATTERNS: &str = "known contents";
+
 impl fmt::Display for Capabilities {
-    /// The abilities in words, `nothing` where there are none.
+    /// The names of the abilities, `nothing` where there are none.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<&str> = [
-            (self.virtual_memory, "virtual memory"),
-            (self.stream_ordered_pools, "stream-ordered pools"),
-            (self.pinned_host, "pinned host memory"),
-            (self.compute, "compute"),
-            (self.patterns, "known contents"),
+            (self.virtual_memory, VIRTUAL_MEMORY),
+            (self.stream_ordered_pools, STREAM_ORDERED_POOLS),
+            (self.pinned_host, PINNED_HOST),
+            (self.compute, COMPUTE),
+            (self.patterns, PATTERNS),
         ]
         .into_iter()
         .filter_map(|(has, name)| has.then_some(name))

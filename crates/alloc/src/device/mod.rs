@@ -21,8 +21,8 @@ pub mod wrap;
 pub use calibrate::{Calibration, Products, calibrate};
 pub use call::{CallKind, CallLedger, CallTally};
 pub use capability::{
-    Capabilities, Compute, Patterns, PhysicalId, PinnedHost, PoolId, PoolSettings, PoolUsage, StreamOrderedPools,
-    VirtualMemory,
+    Capabilities, Compute, MissingCapabilities, Patterns, PhysicalId, PinnedHost, PoolId, PoolSettings, PoolUsage,
+    StreamOrderedPools, VirtualMemory,
 };
 pub use error::DeviceError;
 pub use fleet::Fleet;
@@ -73,8 +73,8 @@ pub struct MemoryInfo {
 
 /// Raw memory, streams and events of one GPU.
 ///
-/// Every call may fail, because any driver call may. A failed call changes nothing. Nothing has a default, so that a
-/// wrapper cannot forget to pass an ability on.
+/// Every call may fail, because any driver call may. A failed call changes nothing. No ability has a default, so that a
+/// wrapper cannot forget to pass it on.
 pub trait Device: Send {
     /// What the device says about itself.
     fn props(&self) -> &DeviceProps;
@@ -140,6 +140,28 @@ pub trait Device: Send {
     fn compute(&mut self) -> Option<&mut dyn Compute>;
     /// Contents that are written and looked for on streams, if the device can.
     fn patterns(&mut self) -> Option<&mut dyn Patterns>;
+
+    /// [`virtual_memory`](Device::virtual_memory), or the error that the device lacks it. Not to be overridden, like the
+    /// four below: each follows from its accessor.
+    fn require_virtual_memory(&mut self) -> Result<&mut dyn VirtualMemory, DeviceError> {
+        self.virtual_memory().ok_or(DeviceError::Unsupported { capability: capability::VIRTUAL_MEMORY })
+    }
+    /// [`stream_ordered_pools`](Device::stream_ordered_pools), or the error that the device lacks them.
+    fn require_stream_ordered_pools(&mut self) -> Result<&mut dyn StreamOrderedPools, DeviceError> {
+        self.stream_ordered_pools().ok_or(DeviceError::Unsupported { capability: capability::STREAM_ORDERED_POOLS })
+    }
+    /// [`pinned_host`](Device::pinned_host), or the error that the device lacks it.
+    fn require_pinned_host(&mut self) -> Result<&mut dyn PinnedHost, DeviceError> {
+        self.pinned_host().ok_or(DeviceError::Unsupported { capability: capability::PINNED_HOST })
+    }
+    /// [`compute`](Device::compute), or the error that the device lacks it.
+    fn require_compute(&mut self) -> Result<&mut dyn Compute, DeviceError> {
+        self.compute().ok_or(DeviceError::Unsupported { capability: capability::COMPUTE })
+    }
+    /// [`patterns`](Device::patterns), or the error that the device lacks them.
+    fn require_patterns(&mut self) -> Result<&mut dyn Patterns, DeviceError> {
+        self.patterns().ok_or(DeviceError::Unsupported { capability: capability::PATTERNS })
+    }
 }
 
 impl dyn Device + '_ {

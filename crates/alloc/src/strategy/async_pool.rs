@@ -147,7 +147,7 @@ struct Departing {
 }
 
 fn pools(device: &mut dyn Device) -> Result<&mut dyn StreamOrderedPools, DeviceError> {
-    device.stream_ordered_pools().ok_or(DeviceError::Unsupported { capability: "stream-ordered pools" })
+    device.require_stream_ordered_pools()
 }
 
 /// An address, or nothing where memory has run out.

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::device::{
     CallKind, Device,
-    wrap::{Fault, FaultPlan, Faulty},
+    wrap::{CallFailure, FaultPlan, FaultyDevice},
 };
 use oomph_base::{KIB, MIB, Nanos, StreamId};
 
@@ -100,10 +100,11 @@ impl StateMachineTest for Witness {
 
     fn init_test(program: &Program) -> Witness {
         let faulty = |bytes| -> Box<dyn Device> {
-            let plan = program.faults.iter().fold(FaultPlan::none(), |plan, &(kind, turn)| {
-                plan.fail_nth(Some(kind), turn, Fault::Driver("CUDA_ERROR_UNKNOWN".to_owned()))
-            });
-            Box::new(Faulty::with(plan, simulated(bytes)))
+            let plan = program
+                .faults
+                .iter()
+                .fold(FaultPlan::none(), |plan, &(kind, turn)| plan.fail_nth(Some(kind), turn, CallFailure::UNKNOWN));
+            Box::new(FaultyDevice::with(plan, simulated(bytes)))
         };
         let subject = Subject { build: &|props| program.spec.build(&Setup { props, limit: None }), device: &faulty };
         Witness { bench: Bench::new(&subject, program.capacity).unwrap(), held: Vec::new() }

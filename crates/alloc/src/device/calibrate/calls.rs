@@ -1,7 +1,7 @@
 //! What every driver call costs by size, read from the device's own ledger.
 
-use crate::device::{CallKind, Device, DeviceError, PoolSettings, StreamOrderedPools, VirtualMemory, sim::Cost};
-use oomph_base::{Address, EventId, GIB, KIB, MIB, Nanos, StreamId, Work, round_up};
+use crate::device::{CallKind, Device, DeviceError, PoolSettings, sim::Cost};
+use oomph_base::{EventId, GIB, KIB, MIB, Nanos, StreamId, Work, round_up};
 
 /// Sizes at which calls about memory are measured.
 const SIZES: [u64; 8] = [512, 64 * KIB, MIB, 2 * MIB, 20 * MIB, 256 * MIB, GIB, 8 * GIB];
@@ -77,20 +77,24 @@ impl Meter<'_> {
             if self.device.virtual_memory().is_none() {
                 return Ok(());
             }
-            let base = self.time(CallKind::AddressReserve, whole, |device| virtual_of(device)?.reserve(whole))?;
-            self.time(CallKind::AddressFree, whole, |device| virtual_of(device)?.address_free(base, whole))?;
+            let base =
+                self.time(CallKind::AddressReserve, whole, |device| device.require_virtual_memory()?.reserve(whole))?;
+            self.time(CallKind::AddressFree, whole, |device| {
+                device.require_virtual_memory()?.address_free(base, whole)
+            })?;
         }
         Ok(())
     }
 
     fn map_and_unmap(&mut self, bytes: u64) -> Result<(), DeviceError> {
-        let base = self.time(CallKind::AddressReserve, bytes, |device| virtual_of(device)?.reserve(bytes))?;
-        let piece = self.time(CallKind::MemCreate, bytes, |device| virtual_of(device)?.create(bytes))?;
-        self.time(CallKind::MemMap, bytes, |device| virtual_of(device)?.map(base, bytes, piece))?;
-        self.time(CallKind::MemSetAccess, bytes, |device| virtual_of(device)?.set_access(base, bytes))?;
-        self.time(CallKind::MemUnmap, bytes, |device| virtual_of(device)?.unmap(base, bytes))?;
-        self.time(CallKind::MemRelease, bytes, |device| virtual_of(device)?.release(piece))?;
-        self.time(CallKind::AddressFree, bytes, |device| virtual_of(device)?.address_free(base, bytes))
+        let base =
+            self.time(CallKind::AddressReserve, bytes, |device| device.require_virtual_memory()?.reserve(bytes))?;
+        let piece = self.time(CallKind::MemCreate, bytes, |device| device.require_virtual_memory()?.create(bytes))?;
+        self.time(CallKind::MemMap, bytes, |device| device.require_virtual_memory()?.map(base, bytes, piece))?;
+        self.time(CallKind::MemSetAccess, bytes, |device| device.require_virtual_memory()?.set_access(base, bytes))?;
+        self.time(CallKind::MemUnmap, bytes, |device| device.require_virtual_memory()?.unmap(base, bytes))?;
+        self.time(CallKind::MemRelease, bytes, |device| device.require_virtual_memory()?.release(piece))?;
+        self.time(CallKind::AddressFree, bytes, |device| device.require_virtual_memory()?.address_free(base, bytes))
     }
 
     /// Allocations from a pool that has the memory already, as in the middle of a run.
@@ -105,27 +109,36 @@ impl Meter<'_> {
             allow_internal_dependencies: true,
         };
         for &bytes in sizes {
-            let pool = self.time(CallKind::PoolCreate, 0, |device| pools_of(device)?.pool_create(None))?;
-            self.time(CallKind::PoolSetAttribute, 0, |device| pools_of(device)?.pool_configure(pool, settings))?;
-            let first = pools_of(self.device)?.alloc_async(pool, bytes, STREAM)?;
-            pools_of(self.device)?.free_async(first, STREAM)?;
+            let pool =
+                self.time(CallKind::PoolCreate, 0, |device| device.require_stream_ordered_pools()?.pool_create(None))?;
+            self.time(CallKind::PoolSetAttribute, 0, |device| {
+                device.require_stream_ordered_pools()?.pool_configure(pool, settings)
+            })?;
+            let first = self.device.require_stream_ordered_pools()?.alloc_async(pool, bytes, STREAM)?;
+            self.device.require_stream_ordered_pools()?.free_async(first, STREAM)?;
             for _ in 0..SAMPLES {
                 let taken = self.time(CallKind::MemAllocAsync, bytes, |device| {
-                    pools_of(device)?.alloc_async(pool, bytes, STREAM)
+                    device.require_stream_ordered_pools()?.alloc_async(pool, bytes, STREAM)
                 })?;
-                self.time(CallKind::MemFreeAsync, bytes, |device| pools_of(device)?.free_async(taken, STREAM))?;
-                self.time(CallKind::PoolGetAttribute, 0, |device| pools_of(device)?.pool_usage(pool))?;
+                self.time(CallKind::MemFreeAsync, bytes, |device| {
+                    device.require_stream_ordered_pools()?.free_async(taken, STREAM)
+                })?;
+                self.time(CallKind::PoolGetAttribute, 0, |device| {
+                    device.require_stream_ordered_pools()?.pool_usage(pool)
+                })?;
             }
             for _ in 0..TRIMS {
                 self.device.synchronize()?;
                 // A pool takes more than it is asked for, and gives that back.
-                let held = pools_of(self.device)?.pool_usage(pool)?.reserved;
-                self.time(CallKind::PoolTrim, held, |device| pools_of(device)?.pool_trim(pool, 0))?;
-                let again = pools_of(self.device)?.alloc_async(pool, bytes, STREAM)?;
-                pools_of(self.device)?.free_async(again, STREAM)?;
+                let held = self.device.require_stream_ordered_pools()?.pool_usage(pool)?.reserved;
+                self.time(CallKind::PoolTrim, held, |device| {
+                    device.require_stream_ordered_pools()?.pool_trim(pool, 0)
+                })?;
+                let again = self.device.require_stream_ordered_pools()?.alloc_async(pool, bytes, STREAM)?;
+                self.device.require_stream_ordered_pools()?.free_async(again, STREAM)?;
             }
             self.device.synchronize()?;
-            self.time(CallKind::PoolDestroy, 0, |device| pools_of(device)?.pool_destroy(pool))?;
+            self.time(CallKind::PoolDestroy, 0, |device| device.require_stream_ordered_pools()?.pool_destroy(pool))?;
         }
         Ok(())
     }
@@ -137,14 +150,9 @@ impl Meter<'_> {
                 // Asked once outside, so that the first use of a size is not what is measured.
                 let first = host.host_alloc(bytes)?;
                 host.host_free(first)?;
-                let address = self.time(CallKind::HostAlloc, bytes, |device| match device.pinned_host() {
-                    Some(host) => host.host_alloc(bytes),
-                    None => Ok(Address::NULL),
-                })?;
-                self.time(CallKind::HostFree, bytes, |device| match device.pinned_host() {
-                    Some(host) => host.host_free(address),
-                    None => Ok(()),
-                })?;
+                let address =
+                    self.time(CallKind::HostAlloc, bytes, |device| device.require_pinned_host()?.host_alloc(bytes))?;
+                self.time(CallKind::HostFree, bytes, |device| device.require_pinned_host()?.host_free(address))?;
             }
         }
         Ok(())
@@ -165,10 +173,8 @@ impl Meter<'_> {
             self.time(CallKind::CtxSynchronize, 0, |device| device.synchronize())?;
             self.time(CallKind::EventDestroy, 0, |device| device.event_destroy(event))?;
             if self.device.compute().is_some() {
-                self.time(CallKind::Launch, 0, |device| match device.compute() {
-                    Some(compute) => compute.launch(STREAM, &Work::Spin { nanos: Nanos::ZERO }, &[]),
-                    None => Ok(()),
-                })?;
+                let nothing = Work::Spin { nanos: Nanos::ZERO };
+                self.time(CallKind::Launch, 0, |device| device.require_compute()?.launch(STREAM, &nothing, &[]))?;
             }
         }
         Ok(())
@@ -192,12 +198,4 @@ impl Meter<'_> {
 
 fn rounds(bytes: u64) -> usize {
     if bytes < GIB { SAMPLES } else { SAMPLES_OF_LARGE }
-}
-
-fn virtual_of(device: &mut dyn Device) -> Result<&mut dyn VirtualMemory, DeviceError> {
-    device.virtual_memory().ok_or(DeviceError::Unsupported { capability: "virtual memory" })
-}
-
-fn pools_of(device: &mut dyn Device) -> Result<&mut dyn StreamOrderedPools, DeviceError> {
-    device.stream_ordered_pools().ok_or(DeviceError::Unsupported { capability: "stream-ordered pools" })
 }

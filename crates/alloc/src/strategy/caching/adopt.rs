@@ -245,7 +245,7 @@ mod tests {
     use crate::device::{
         CallKind, Device,
         sim::{SimConfig, SimDevice},
-        wrap::{Fault, FaultPlan, Faulty},
+        wrap::{CallFailure, FaultPlan, FaultyDevice},
     };
     use crate::strategy::{Attempt, BlockView, Caller, Request, Setup, Silent};
     use oomph_base::{MIB, SiteId, StreamId, ThreadId};
@@ -361,8 +361,8 @@ mod tests {
             let layout = caching.layout().unwrap();
             let mut sim = device();
             let mut heir = self::caching(settings, &sim);
-            let plan = FaultPlan::none().fail_nth(Some(call), 5, Fault::OutOfMemory);
-            let mut device = Faulty::with(plan, &mut sim as &mut dyn Device);
+            let plan = FaultPlan::none().fail_nth(Some(call), 5, CallFailure::OutOfMemory);
+            let mut device = FaultyDevice::with(plan, &mut sim as &mut dyn Device);
             let mut cx = Context { device: &mut device, sink: &mut Silent };
             heir.take_over(&mut cx, &layout).unwrap_err();
             assert_eq!((device.held_bytes(), heir.stats().current.reserved), (0, 0), "{settings}");

@@ -161,7 +161,7 @@ impl Ranges {
 }
 
 fn virtual_memory<'a>(cx: &'a mut Context<'_>) -> Result<&'a mut dyn VirtualMemory, DeviceError> {
-    cx.device.virtual_memory().ok_or(DeviceError::Unsupported { capability: "virtual memory" })
+    cx.device.require_virtual_memory()
 }
 
 impl Caching {

@@ -3,7 +3,7 @@
 use super::{Bench, Step, Subject, Unplayable, memory::TIGHT, mixed_script};
 use crate::device::{
     CallKind, Clock,
-    wrap::{Fault, FaultPlan, Faulty},
+    wrap::{CallFailure, FaultPlan, FaultyDevice},
 };
 use oomph_base::{MIB, Nanos, StreamId};
 
@@ -35,8 +35,8 @@ pub(super) fn every_call(subject: &Subject<'_>, found: &mut Vec<String>) -> Resu
         };
         for turn in (1..=tally.count).step_by(step as usize) {
             for fault in faults_of(kind) {
-                let plan = FaultPlan::none().fail_nth(Some(kind), turn, fault.clone());
-                let device = Box::new(Faulty::with(plan, (subject.device)(TIGHT)));
+                let plan = FaultPlan::none().fail_nth(Some(kind), turn, fault);
+                let device = Box::new(FaultyDevice::with(plan, (subject.device)(TIGHT)));
                 let mut bench = Bench::on(device, subject)?;
                 bench.play(&steps);
                 bench.wind_down();
@@ -52,10 +52,10 @@ pub(super) fn every_call(subject: &Subject<'_>, found: &mut Vec<String>) -> Resu
 }
 
 /// How a call of this kind may fail. Taking memory may also find none.
-fn faults_of(kind: CallKind) -> Vec<Fault> {
-    let mut faults = vec![Fault::Driver("CUDA_ERROR_UNKNOWN".to_owned())];
+fn faults_of(kind: CallKind) -> Vec<CallFailure> {
+    let mut faults = vec![CallFailure::UNKNOWN];
     if matches!(kind, CallKind::MemAlloc | CallKind::MemCreate | CallKind::MemAllocAsync) {
-        faults.push(Fault::OutOfMemory);
+        faults.push(CallFailure::OutOfMemory);
     }
     faults
 }

@@ -28,7 +28,7 @@ use std::{
 };
 
 use super::{Built, Setup, SpecError, StrategySpec};
-use crate::device::{Capabilities, Device, DeviceProps};
+use crate::device::{Device, DeviceProps, MissingCapabilities};
 
 /// A strategy to look at, and the devices to look at it on.
 pub struct Subject<'a> {
@@ -66,8 +66,8 @@ pub struct Report {
 #[derive(Debug, thiserror::Error)]
 enum Unplayable {
     /// The device lacks something.
-    #[error("this device has no {0}")]
-    Missing(Capabilities),
+    #[error(transparent)]
+    Missing(#[from] MissingCapabilities),
     /// The strategy does not offer what the part is about.
     #[error("{0}")]
     NotOffered(&'static str),
@@ -136,10 +136,7 @@ pub fn conform_spec(spec: &StrategySpec, device: &dyn Fn(u64) -> Box<dyn Device>
 fn playable(subject: &Subject<'_>) -> Result<(), Unplayable> {
     let device = (subject.device)(memory::ROOMY);
     let strategy = (subject.build)(device.props())?;
-    match strategy.requires().missing_from(device.props().capabilities) {
-        Capabilities::NONE => Ok(()),
-        missing => Err(Unplayable::Missing(missing)),
-    }
+    Ok(strategy.requires().check(device.props())?)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use super::{
     memory::{ROOMY, TIGHT},
     mixed_script,
 };
-use crate::device::{Capabilities, Clock};
+use crate::device::{Capabilities, Clock, MissingCapabilities};
 use crate::strategy::Strategy;
 use oomph_base::{KIB, MIB, Nanos, StreamId};
 
@@ -70,7 +70,7 @@ fn busy_bench(subject: &Subject<'_>, room: u64, stream: StreamId) -> Result<Benc
         Clock::Wall => LONG_ENOUGH,
     };
     match bench.work(stream, long) {
-        Echo::LeftOut => Err(Unplayable::Missing(Capabilities { compute: true, ..Capabilities::NONE })),
+        Echo::LeftOut => Err(MissingCapabilities(Capabilities { compute: true, ..Capabilities::NONE }).into()),
         _ => Ok(bench),
     }
 }

@@ -31,7 +31,7 @@ pub(super) struct Mapping {
 }
 
 fn virtual_memory(device: &mut dyn Device) -> Result<&mut dyn VirtualMemory, DeviceError> {
-    device.virtual_memory().ok_or(DeviceError::Unsupported { capability: "virtual memory" })
+    device.require_virtual_memory()
 }
 
 impl Mapping {

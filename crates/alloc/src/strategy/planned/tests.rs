@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::{Planned, Settings};
 use crate::device::{
     CallKind, Device,
-    wrap::{Fault, FaultPlan, Faulty},
+    wrap::{CallFailure, FaultPlan, FaultyDevice},
 };
 use crate::strategy::{
     Attempt, Block, Caller, Context, Control, Request, STRATEGIES, Setup, Silent, Strategy as _, StrategySpec,
@@ -214,8 +214,8 @@ proptest! {
         for spec in entry.specs() {
             let build = |props: &crate::device::DeviceProps| spec.build(&Setup { props, limit: None });
             let faulty = |bytes| -> Box<dyn Device> {
-                let plan = FaultPlan::none().fail_nth(Some(kind), turn, Fault::Driver("CUDA_ERROR_UNKNOWN".to_owned()));
-                Box::new(Faulty::with(plan, simulated(bytes)))
+                let plan = FaultPlan::none().fail_nth(Some(kind), turn, CallFailure::UNKNOWN);
+                Box::new(FaultyDevice::with(plan, simulated(bytes)))
             };
             let mut bench = Bench::new(&Subject { build: &build, device: &faulty }, room * MIB).unwrap();
             bench.play(&steps);

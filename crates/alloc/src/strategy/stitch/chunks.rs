@@ -25,7 +25,7 @@ enum Piece {
 
 /// The device's virtual memory; a strategy that requires it runs on no device without.
 pub(super) fn virtual_memory(device: &mut dyn Device) -> Result<&mut dyn VirtualMemory, DeviceError> {
-    device.virtual_memory().ok_or(DeviceError::Unsupported { capability: "virtual memory" })
+    device.require_virtual_memory()
 }
 
 impl Leftovers {

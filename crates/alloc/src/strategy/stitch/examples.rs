@@ -5,7 +5,7 @@
 use super::{ENTRY, Stitch, settings::Settings};
 use crate::device::{
     CallKind, Device,
-    wrap::{Fault, FaultPlan, Faulty},
+    wrap::{CallFailure, FaultPlan, FaultyDevice},
 };
 use crate::strategy::{
     Attempt, Block, Caller, Context, Outcome, Request, Setup, Strategy, StrategyEvent, test_device::simulated,
@@ -238,8 +238,8 @@ fn too_many_addresses_of_ranges_are_collected() {
 #[test]
 fn where_no_range_can_be_mapped_unused_ones_are_given_back() {
     // Segments and ranges alike reserve addresses: the fifth time is that of the second range.
-    let plan = FaultPlan::none().fail_nth(Some(CallKind::AddressReserve), 5, Fault::OutOfMemory);
-    let device = Box::new(Faulty::with(plan, simulated(4096 * MIB)));
+    let plan = FaultPlan::none().fail_nth(Some(CallKind::AddressReserve), 5, CallFailure::OutOfMemory);
+    let device = Box::new(FaultyDevice::with(plan, simulated(4096 * MIB)));
     let mut desk = Desk::on(device, "fragLimit:64MiB");
     desk.with_free_segments([64 * MIB, 64 * MIB]);
     let (range, _) = desk.alloc(128 * MIB);

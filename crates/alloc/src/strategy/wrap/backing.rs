@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use crate::device::{
     Device, DeviceError, PhysicalId,
-    wrap::{Answer, Call, Interceptor},
+    wrap::{DriverAnswer, DriverCall, Interceptor},
 };
 use crate::strategy::Block;
 use oomph_base::Address;
@@ -73,16 +73,16 @@ impl Backing {
 }
 
 impl Interceptor for &mut Backing {
-    fn before<D: Device + ?Sized>(&mut self, _: &Call, _: &D) -> Result<(), DeviceError> {
+    fn before<D: Device + ?Sized>(&mut self, _: &DriverCall, _: &D) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    fn after<D: Device + ?Sized>(&mut self, call: &Call, answer: &mut Answer, _: &D) {
+    fn after<D: Device + ?Sized>(&mut self, call: &DriverCall, answer: &mut DriverAnswer, _: &D) {
         match *call {
-            Call::Map { address, bytes, physical } if answer.is_ok() => {
+            DriverCall::Map { address, bytes, physical } if answer.is_ok() => {
                 self.mapped.insert(address, (bytes, physical));
             }
-            Call::Unmap { address, bytes } if answer.is_ok() => {
+            DriverCall::Unmap { address, bytes } if answer.is_ok() => {
                 let end = address.offset(bytes);
                 while let Some((&start, _)) = self.mapped.range(address..end).next() {
                     self.mapped.remove(&start);
@@ -96,7 +96,7 @@ impl Interceptor for &mut Backing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::wrap::Intercepted;
+    use crate::device::wrap::InterceptedDevice;
     use crate::strategy::test_device::simulated;
     use oomph_base::MIB;
 
@@ -108,7 +108,7 @@ mod tests {
     fn blocks_under_two_addresses_of_one_chunk_overlap() {
         let mut backing = Backing::default();
         let mut sim = simulated(64 * MIB);
-        let mut device = Intercepted::new(&mut *sim, &mut backing);
+        let mut device = InterceptedDevice::new(&mut *sim, &mut backing);
         let memory = device.virtual_memory().unwrap();
         let chunks = [0, 1].map(|_| memory.create(2 * MIB).unwrap());
         let (first, second) = (memory.reserve(4 * MIB).unwrap(), memory.reserve(2 * MIB).unwrap());
@@ -125,7 +125,7 @@ mod tests {
         backing.vacate(low.address);
         assert_eq!(backing.occupy(&block(second, 2 * MIB)), None);
 
-        let mut device = Intercepted::new(&mut *sim, &mut backing);
+        let mut device = InterceptedDevice::new(&mut *sim, &mut backing);
         device.virtual_memory().unwrap().unmap(first, 4 * MIB).unwrap();
         assert_eq!(backing.occupy(&block(first, 4 * MIB)), None, "nothing is known of what lies there");
     }

@@ -7,7 +7,7 @@
 use std::fmt;
 
 use super::{audit, backing::Backing, shadow::Shadow};
-use crate::device::{Device, wrap::Intercepted};
+use crate::device::{Device, wrap::InterceptedDevice};
 use crate::strategy::{
     Attempt, Block, Caller, Context, Control, EventSink, Freed, Request, Stats, Strategy, StrategyError, StrategyEvent,
 };
@@ -158,7 +158,7 @@ impl<S: Strategy> Checked<S> {
         let mut freed = Vec::new();
         let mut listener =
             Listener { shadow: &mut self.shadow, freed: &mut freed, violations: &mut self.violations, outer: cx.sink };
-        let mut device = Intercepted::new(&mut *cx.device, &mut self.backing);
+        let mut device = InterceptedDevice::new(&mut *cx.device, &mut self.backing);
         let result = call(&mut self.inner, &mut Context { device: &mut device, sink: &mut listener });
         freed.into_iter().for_each(|block| self.backing.vacate(block));
         result

@@ -224,53 +224,32 @@ impl<S: Strategy, E: EventSink + Send> Device for SharedDevice<'_, S, E> {
 
 impl<S: Strategy, E: EventSink + Send> PinnedHost for SharedDevice<'_, S, E> {
     fn host_alloc(&mut self, bytes: u64) -> Result<Address, DeviceError> {
-        self.with(|device| match device.pinned_host() {
-            Some(host) => host.host_alloc(bytes),
-            None => Err(DeviceError::Unsupported { capability: "pinned host memory" }),
-        })
+        self.with(|device| device.require_pinned_host()?.host_alloc(bytes))
     }
 
     fn host_free(&mut self, address: Address) -> Result<(), DeviceError> {
-        self.with(|device| match device.pinned_host() {
-            Some(host) => host.host_free(address),
-            None => Err(DeviceError::Unsupported { capability: "pinned host memory" }),
-        })
+        self.with(|device| device.require_pinned_host()?.host_free(address))
     }
 }
 
 impl<S: Strategy, E: EventSink + Send> Compute for SharedDevice<'_, S, E> {
     fn launch(&mut self, stream: StreamId, work: &Work, operands: &[(Address, u64)]) -> Result<(), DeviceError> {
-        self.with(|device| match device.compute() {
-            Some(compute) => compute.launch(stream, work, operands),
-            None => Err(DeviceError::Unsupported { capability: "compute" }),
-        })
-    }
-}
-
-impl<S: Strategy, E: EventSink> SharedDevice<'_, S, E> {
-    fn with_patterns<R>(
-        &self,
-        call: impl FnOnce(&mut dyn Patterns) -> Result<R, DeviceError>,
-    ) -> Result<R, DeviceError> {
-        self.with(|device| match device.patterns() {
-            Some(patterns) => call(patterns),
-            None => Err(DeviceError::Unsupported { capability: "known contents" }),
-        })
+        self.with(|device| device.require_compute()?.launch(stream, work, operands))
     }
 }
 
 impl<S: Strategy, E: EventSink + Send> Patterns for SharedDevice<'_, S, E> {
     fn fill_blocks(&mut self, stream: StreamId, blocks: &[Patterned]) -> Result<(), DeviceError> {
-        self.with_patterns(|patterns| patterns.fill_blocks(stream, blocks))
+        self.with(|device| device.require_patterns()?.fill_blocks(stream, blocks))
     }
 
     fn verify_blocks(&mut self, stream: StreamId, blocks: &[Patterned]) -> Result<(), DeviceError> {
-        self.with_patterns(|patterns| patterns.verify_blocks(stream, blocks))
+        self.with(|device| device.require_patterns()?.verify_blocks(stream, blocks))
     }
 
     /// What the blocks of all threads have come to goes to whoever asks.
     fn verified(&mut self) -> Result<Verified, DeviceError> {
-        self.with_patterns(|patterns| patterns.verified())
+        self.with(|device| device.require_patterns()?.verified())
     }
 }
 
