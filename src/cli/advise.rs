@@ -22,7 +22,7 @@ use crate::{
     },
     base::{Bytes, Progress},
     device::DeviceSpec,
-    report::{self, Medium},
+    report::AdviceReport,
     suite::{self, RankFile},
     trace::{ProgressSource, Trace, torch::DeadEnd},
 };
@@ -110,7 +110,7 @@ pub fn run(args: Args) -> Outcome {
             None => return Ok(exit::INTERRUPTED),
         }
     }
-    output::say(&formatted(&args, &advices, args.format)?)?;
+    args.format.print(&AdviceReport { advices, top: args.top })?;
     Ok(exit::OK)
 }
 
@@ -148,40 +148,31 @@ fn answer(
     }
 }
 
-fn formatted(args: &Args, advices: &[Advice], format: Format) -> Result<String, Failure> {
-    let each = |medium: Medium| {
-        advices.iter().map(|advice| report::advice(advice, args.top, medium)).collect::<Vec<_>>().join("\n")
-    };
-    Ok(match format {
-        Format::Table => each(Medium::Terminal(output::terminal_width())),
-        Format::Markdown => each(Medium::Markdown),
-        Format::Json => report::advice_json(advices),
-        Format::Csv => report::advice_csv(advices)?,
-    })
-}
-
 /// One answer for all ranks: settings are the same for all of them, and the one that needs most decides.
 fn for_ranks(args: &Args, files: &[RankFile], device: &DeviceSpec, stop: &AtomicBool) -> Outcome {
     let jobs = ranks::jobs_of_each(files);
     let answers = ranks::ask(files, |name, progress| {
-        answer(args, name, device, jobs, stop, progress)?.ok_or_else(|| Failure::usage(anyhow!("interrupted")))
+        let advice = answer(args, name, device, jobs, stop, progress)?;
+        let advice = advice.ok_or_else(|| Failure::usage(anyhow!("interrupted")))?;
+        Ok(AdviceReport { advices: vec![advice], top: args.top })
     });
     if stop.load(Ordering::Relaxed) {
         return Ok(exit::INTERRUPTED);
     }
-    let ranks = ranks::gather("memory needed", &answers, |advice: &Advice| RankRow {
-        peak_bytes: Some(advice.live_peak_bytes),
-        figure_bytes: advice.needed_bytes.or(Some(advice.live_peak_bytes)),
-        severity: if advice.needed_bytes.is_none() || advice.fits == Some(false) { 1 } else { 0 },
-        verdict: match (&advice.export, advice.needed_bytes, advice.fits) {
-            (_, None, _) | (_, _, Some(false)) => "does not fit".to_owned(),
-            (Some(_), ..) => advice.recommended.clone(),
-            (None, ..) => "no change".to_owned(),
-        },
-        ..RankRow::default()
-    });
-    let full = |advice: &Advice, format| formatted(args, std::slice::from_ref(advice), format);
-    ranks::tell(&ranks, &answers, args.format, |advice| full(advice, args.format), |advice| full(advice, Format::Json))
+    ranks::tell("memory needed", &answers, args.format, |report| {
+        let advice = &report.advices[0];
+        RankRow {
+            peak_bytes: Some(advice.live_peak_bytes),
+            figure_bytes: advice.needed_bytes.or(Some(advice.live_peak_bytes)),
+            severity: if advice.needed_bytes.is_none() || advice.fits == Some(false) { 1 } else { 0 },
+            verdict: match (&advice.export, advice.needed_bytes, advice.fits) {
+                (_, None, _) | (_, _, Some(false)) => "does not fit".to_owned(),
+                (Some(_), ..) => advice.recommended.clone(),
+                (None, ..) => "no change".to_owned(),
+            },
+            ..RankRow::default()
+        }
+    })
 }
 
 /// A source, and what is known about the program behind it.

@@ -19,7 +19,7 @@ use crate::{
     answer::claims::{Claim, ClaimRecord, ClaimsQuestion, all_claims, claims},
     base::{did_you_mean, nearest},
     device::DeviceSpec,
-    report::{self, ClaimFiles, Medium, ReportError},
+    report::{ClaimReport, RecordFolder, ReportError},
     suite,
 };
 
@@ -102,15 +102,12 @@ impl Trial {
     /// Tests what the folder does not hold yet. `again` is the command that would go on.
     pub fn run_in_folder(&self, place: &Path, resumes: bool, again: &str) -> Outcome {
         let environment = environment::describe(&self.device, 0)?;
-        let files = match resumes {
-            true => ClaimFiles::resume(place, &environment),
-            false => ClaimFiles::create(place, &environment),
-        };
+        let files = RecordFolder::open(place, &environment, resumes);
         self.run_with_files(place, files.map_err(Failure::usage)?, again)
     }
 
     /// Tests what these files of the folder `place` do not hold yet.
-    pub fn run_with_files(&self, place: &Path, files: ClaimFiles, again: &str) -> Outcome {
+    pub fn run_with_files(&self, place: &Path, files: RecordFolder<ClaimRecord>, again: &str) -> Outcome {
         let code = self.run(Some(files), Some(again))?;
         let page = write_page(place)?;
         if self.format == Format::Table {
@@ -119,7 +116,7 @@ impl Trial {
         Ok(code)
     }
 
-    fn run(&self, mut files: Option<ClaimFiles>, again: Option<&str>) -> Outcome {
+    fn run(&self, mut files: Option<RecordFolder<ClaimRecord>>, again: Option<&str>) -> Outcome {
         let stop = interrupt::flag(interrupt::Running::Cases)?;
         let is_known = |claim: &&Claim| files.as_ref().is_some_and(|files| files.has(claim.id));
         let wanted: Vec<&Claim> = self.claims.iter().copied().filter(|claim| !is_known(claim)).collect();
@@ -148,30 +145,18 @@ impl Trial {
         })?;
         bar.finish_and_clear();
         trouble?;
-        let place_of = |record: &ClaimRecord| {
-            self.claims.iter().position(|claim| claim.id == record.id).unwrap_or(self.claims.len())
-        };
+        let ids: Vec<String> = self.claims.iter().map(|claim| claim.id.to_owned()).collect();
         match files {
-            Some(files) => records = files.finish(place_of)?,
-            None => records.sort_by_key(place_of),
+            Some(files) => records = files.finish(&ids)?,
+            None => records.sort_by_key(|record| ids.iter().position(|id| *id == record.id)),
         }
-        output::say(&self.formatted(&records)?)?;
+        self.format.print(&ClaimReport { records: &records, in_full: self.in_full })?;
         if records.len() >= self.claims.len() || !stop.load(Ordering::Relaxed) {
             return Ok(exit::OK);
         }
         let how = again.map_or_else(String::new, |command| format!("; go on with: {command}"));
         output::complain(&format!("interrupted after {} of {} claims{how}", records.len(), self.claims.len()));
         Ok(exit::INTERRUPTED)
-    }
-
-    fn formatted(&self, records: &[ClaimRecord]) -> Result<String, ReportError> {
-        Ok(match self.format {
-            Format::Table if self.in_full => report::claims_in_full(records),
-            Format::Table => report::claims(records, Medium::Terminal(output::terminal_width())),
-            Format::Markdown => report::claims_page(records),
-            Format::Csv => report::claims_csv(records)?,
-            Format::Json => report::claims_json(records),
-        })
     }
 }
 

@@ -8,11 +8,12 @@ use clap::ValueEnum;
 use super::{
     exit,
     failure::{Failure, Outcome},
+    options::Format,
     output,
 };
 use crate::{
     answer::compare::{CompareError, Comparison, Run, Tolerance, compare},
-    report,
+    report::{self, Render},
 };
 
 /// Compares two runs of the same cases.
@@ -32,8 +33,8 @@ pub struct Args {
     #[command(flatten)]
     tolerance: ToleranceOptions,
     /// How it is printed.
-    #[arg(long, value_enum, default_value_t)]
-    format: CompareFormat,
+    #[arg(long, default_value = "table", value_parser = Format::among(&[Format::Table, Format::Json]))]
+    format: Format,
 }
 
 const EXAMPLES: &str = "\
@@ -86,21 +87,9 @@ impl ToleranceOptions {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum CompareFormat {
-    /// For people.
-    #[default]
-    Table,
-    /// Everything, in base units: `{"schema": 1, "rows": [...]}`.
-    Json,
-}
-
 pub fn run(args: Args) -> Outcome {
     let comparison = of_folders(&folder(&args.old)?, &folder(&args.new)?, &args.tolerance)?;
-    output::say(&match args.format {
-        CompareFormat::Table => report::changes(&comparison, output::terminal_width()),
-        CompareFormat::Json => report::changes_json(&comparison),
-    })?;
+    args.format.print(&comparison)?;
     Ok(args.tolerance.code(&comparison))
 }
 
@@ -108,7 +97,7 @@ pub fn run(args: Args) -> Outcome {
 pub fn with_baseline(baseline: &str, run: &Path, tolerance: &ToleranceOptions) -> Outcome {
     let comparison = of_folders(&folder(baseline)?, run, tolerance)?;
     output::complain(&format!("compared with {baseline}:"));
-    output::complain(report::changes(&comparison, output::terminal_width()).trim_end());
+    output::complain(comparison.text(output::medium()).trim_end());
     Ok(tolerance.code(&comparison))
 }
 

@@ -6,7 +6,7 @@ use super::{failure::Failure, output};
 use crate::{
     measure::CaseRecord,
     report::{
-        self,
+        self, Medium, Render,
         html::{self, Run},
     },
 };
@@ -47,13 +47,13 @@ impl ExportOptions {
             Ok(())
         };
         if let Some(path) = &self.export_csv {
-            save(path, &report::csv(records)?)?;
+            save(path, &records.csv()?)?;
         }
         if let Some(path) = &self.export_json {
-            save(path, &report::json(records))?;
+            save(path, &format!("{:#}\n", records.json()))?;
         }
         if let Some(path) = &self.export_markdown {
-            save(path, &report::markdown(records))?;
+            save(path, &records.text(Medium::Markdown))?;
         }
         if let Some(path) = &self.export_html {
             save(path, &html::page(&[run()?], &[])?)?;

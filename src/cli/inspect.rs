@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use clap::ValueEnum;
+use serde_json::{Value, json};
 
 use super::{
     exit,
@@ -11,7 +11,6 @@ use super::{
     inspect_recording::{self, About},
     inspect_summary::{SummaryOptions, Told},
     options::Format,
-    output,
     progress::Stages,
     ranks,
     source::SourceOptions,
@@ -19,7 +18,7 @@ use super::{
 use crate::{
     answer::ranks::RankRow,
     base::{Bytes, Progress},
-    report::plot,
+    report::{Medium, Render, plot},
     suite::RankFile,
     trace::{self, Powers, ProgressSource, Source, Summary},
 };
@@ -38,8 +37,8 @@ pub struct Args {
     #[command(flatten)]
     moment: SummaryOptions,
     /// How it is printed.
-    #[arg(long, value_enum, default_value_t)]
-    format: InspectFormat,
+    #[arg(long, default_value = "table", value_parser = Format::among(&[Format::Table, Format::Json]))]
+    format: Format,
 }
 
 const EXAMPLES: &str = "\
@@ -55,15 +54,6 @@ Examples:
 The bound is the most that is alive at one time: no allocator can do with less. --pack looks for a layout of all blocks
 in one stretch of memory, knowing when each comes and goes; what a strategy reserves beyond that is lost by its policy.";
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum InspectFormat {
-    /// For people.
-    #[default]
-    Table,
-    /// One row in base units: `{"schema": 1, "rows": [...]}`.
-    Json,
-}
-
 /// How wide the longest bar of a histogram is.
 const BAR_WIDTH: u64 = 40;
 
@@ -74,31 +64,23 @@ pub fn run(args: Args) -> Outcome {
     let stages = Stages::of(&args.source.source);
     let inspected = inspect(&args, &args.source, &stages)?;
     stages.finish();
-    output::say(&match args.format {
-        InspectFormat::Table => inspected.text(),
-        InspectFormat::Json => inspected.json()?,
-    })?;
+    args.format.print(&inspected)?;
     Ok(exit::OK)
 }
 
 /// One answer for all ranks: the one with the most alive at one time.
 fn for_ranks(args: &Args, files: &[RankFile]) -> Outcome {
     let answers = ranks::ask(files, |name, progress| inspect(args, &args.source.at(name), progress));
-    let ranks = ranks::gather("bound", &answers, |inspected: &Inspected| RankRow {
+    ranks::tell("bound", &answers, args.format, |inspected: &Inspected| RankRow {
         peak_bytes: Some(inspected.summary.peak.bytes),
         figure_bytes: Some(inspected.needed.bound_bytes()),
         verdict: format!(
-            "{} events, {} alive at the end",
+            "{} events, {} live at the end",
             inspected.summary.events,
             Bytes(inspected.summary.live_bytes)
         ),
         ..RankRow::default()
-    });
-    let format = match args.format {
-        InspectFormat::Table => Format::Table,
-        InspectFormat::Json => Format::Json,
-    };
-    ranks::tell(&ranks, &answers, format, |inspected| Ok(inspected.text()), Inspected::json)
+    })
 }
 
 /// What is told of one source.
@@ -108,6 +90,8 @@ struct Inspected {
     needed: Needed,
     about: Option<About>,
     told: Option<Told>,
+    /// Everything above as JSON.
+    row: Value,
 }
 
 fn inspect(args: &Args, options: &SourceOptions, progress: &dyn Progress) -> Result<Inspected, Failure> {
@@ -122,30 +106,43 @@ fn inspect(args: &Args, options: &SourceOptions, progress: &dyn Progress) -> Res
     let summary = trace::check(&once("looking through it")).map_err(Failure::usage)?;
     let needed = Needed::of(&*source, args.pack, progress)?;
     let told = if args.moment.is_asked() { Some(args.moment.tell(&*source, &settings, progress)?) } else { None };
-    Ok(Inspected { name: source.name().to_owned(), summary, needed, about, told })
+    let name = source.name().to_owned();
+    let mut inspected = Inspected { name, summary, needed, about, told, row: Value::Null };
+    inspected.row = inspected.row()?;
+    Ok(inspected)
+}
+
+impl Render for Inspected {
+    type Row = Value;
+
+    fn rows(&self) -> &[Value] {
+        std::slice::from_ref(&self.row)
+    }
+
+    fn text(&self, medium: Medium) -> String {
+        let mut facts = facts(&self.name, &self.summary, &self.needed, self.about.as_ref());
+        if let Medium::Terminal(terminal) = medium
+            && self.summary.live_over_time.len() > 1
+        {
+            facts.push_str(&plot::plot("\nlive memory over events", &self.summary.live_over_time, terminal));
+        }
+        // A question about one moment needs no histograms.
+        facts + &self.told.as_ref().map_or_else(|| histograms(&self.summary), |told| told.text(medium))
+    }
 }
 
 impl Inspected {
-    fn text(&self) -> String {
-        let mut facts = facts(&self.name, &self.summary, &self.needed, self.about.as_ref());
-        if self.summary.live_over_time.len() > 1 {
-            facts.push_str(&plot::plot("\nlive memory over events", &self.summary.live_over_time, output::pen()));
-        }
-        // Whoever asks for one moment has seen the histograms.
-        facts + &self.told.as_ref().map_or_else(|| histograms(&self.summary), Told::text)
-    }
-
-    fn json(&self) -> Result<String, Failure> {
+    fn row(&self) -> Result<Value, Failure> {
         let mut row = serde_json::to_value(&self.summary)?;
         if let Some(fields) = row.as_object_mut() {
             fields.insert("source".to_owned(), self.name.as_str().into());
-            fields.insert("needs".to_owned(), serde_json::to_value(&self.needed)?);
+            fields.insert("needs".to_owned(), json!(self.needed));
             if let Some(about) = &self.about {
-                fields.insert("recording".to_owned(), serde_json::to_value(about)?);
+                fields.insert("recording".to_owned(), json!(about));
             }
             fields.extend(self.told.iter().flat_map(Told::fields));
         }
-        Ok(serde_json::to_string_pretty(&serde_json::json!({ "schema": 1, "rows": [row] }))?)
+        Ok(row)
     }
 }
 

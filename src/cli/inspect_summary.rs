@@ -5,14 +5,13 @@ use clap::ValueEnum;
 use super::{
     failure::Failure,
     options::DeviceOptions,
-    output,
     replay_place::{self, ReplayPlace},
 };
 use crate::{
     answer::summary::{At, By, MemorySummary, Operation, SummaryError, operations, summarize},
     base::Progress,
     replay::Options,
-    report,
+    report::{self, Medium},
     strategy::StrategySpec,
     trace::{ProgressSource, Source},
 };
@@ -116,15 +115,15 @@ impl SummaryOptions {
 
 impl Told {
     /// For people.
-    pub fn text(&self) -> String {
+    pub fn text(&self, medium: Medium) -> String {
         let mut out = String::new();
         if let Some(memory) = &self.memory {
             out.push_str(&format!("\nmemory under {}\n", self.strategy));
-            out.push_str(&report::memory_summary(memory, output::terminal_width()));
+            out.push_str(&report::memory_summary(memory, medium));
         }
         if let Some((by, operations)) = &self.operations {
             out.push_str("\nwho asked for memory, as asked for\n");
-            out.push_str(&report::operations(operations, *by, self.top, output::terminal_width()));
+            out.push_str(&report::operations(operations, *by, self.top, medium));
         }
         out
     }

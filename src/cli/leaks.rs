@@ -7,7 +7,6 @@ use super::{
     exit,
     failure::{Failure, Outcome},
     options::{DeviceOptions, Format},
-    output,
     progress::Stages,
     ranks,
     replay_place::{self, ReplayPlace},
@@ -20,7 +19,7 @@ use crate::{
     },
     base::Progress,
     replay::Options,
-    report,
+    report::LeakReport,
     suite::RankFile,
     trace::{ProgressSource, Source, torch::Recording},
 };
@@ -74,8 +73,8 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t)]
     fail_on: FailOn,
     /// How it is printed.
-    #[arg(long, value_enum, default_value_t)]
-    format: LeaksFormat,
+    #[arg(long, default_value = "table", value_parser = Format::among(&[Format::Table, Format::Json, Format::Csv]))]
+    format: Format,
 }
 
 const EXAMPLES: &str = "\
@@ -99,17 +98,6 @@ enum FailOn {
     Never,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum LeaksFormat {
-    /// For people.
-    #[default]
-    Table,
-    /// One row a source, in bytes: `{"schema": 1, "rows": [...]}`.
-    Json,
-    /// One line a step.
-    Csv,
-}
-
 pub fn run(args: Args) -> Outcome {
     if !(0.0..=1.0).contains(&args.significance) || args.least_share.is_nan() || args.least_share < 0.0 {
         return Err(Failure::usage(anyhow!("--significance is a probability and --least-share a share: 0.005, 0.01")));
@@ -127,49 +115,37 @@ pub fn run(args: Args) -> Outcome {
             .map(|name| on_its_own(&args, name, baseline, &Stages::of(name)))
             .collect::<Result<_, _>>()?
     };
-    output::say(&match args.format {
-        LeaksFormat::Table => {
-            let shown = |finding| report::leaks(finding, args.top, output::terminal_width(), Some(output::pen()));
-            findings.iter().map(shown).collect::<Vec<_>>().join("\n")
-        }
-        LeaksFormat::Json => report::leaks_json(&findings),
-        LeaksFormat::Csv => report::leaks_csv(&findings)?,
-    })?;
-    Ok(if findings.iter().any(|finding| args.fails(finding)) { exit::MEMORY_GROWS } else { exit::OK })
+    let code = if findings.iter().any(|finding| args.fails(finding)) { exit::MEMORY_GROWS } else { exit::OK };
+    args.format.print(&LeakReport { findings, top: args.top })?;
+    Ok(code)
 }
 
 /// One answer for all ranks: a leak before growth of any other kind, and of those the steepest.
 fn for_ranks(args: &Args, files: &[RankFile], baseline: Option<&Observed>) -> Outcome {
-    let answers = ranks::ask(files, |name, progress| on_its_own(args, name, baseline, progress));
-    let ranks = ranks::gather("growth a step", &answers, |finding: &Finding| RankRow {
-        peak_bytes: finding.per_step.iter().map(|step| step.peak_allocated_bytes).max(),
-        figure_bytes: Some(match finding.verdict {
-            Verdict::Steady => 0,
-            _ => finding.bytes_per_step.max(0.0) as u64,
-        }),
-        severity: match finding.verdict {
-            Verdict::Leak => 3,
-            Verdict::Fragmentation => 2,
-            Verdict::GrowingCache => 1,
-            Verdict::Steady => 0,
-        },
-        verdict: finding.verdict.name().replace('_', " "),
-        ..RankRow::default()
+    let answers = ranks::ask(files, |name, progress| {
+        Ok(LeakReport { findings: vec![on_its_own(args, name, baseline, progress)?], top: args.top })
     });
-    let format = match args.format {
-        LeaksFormat::Table => Format::Table,
-        LeaksFormat::Json => Format::Json,
-        LeaksFormat::Csv => Format::Csv,
-    };
-    let code = ranks::tell(
-        &ranks,
-        &answers,
-        format,
-        |finding| Ok(report::leaks(finding, args.top, output::terminal_width(), Some(output::pen()))),
-        |finding| Ok(report::leaks_json(std::slice::from_ref(finding))),
-    )?;
-    let fails = answers.iter().any(|(_, answer)| answer.as_ref().is_ok_and(|finding| args.fails(finding)));
-    Ok(if fails { exit::MEMORY_GROWS } else { code })
+    let code = ranks::tell("growth per step", &answers, args.format, |report| {
+        let finding = &report.findings[0];
+        RankRow {
+            peak_bytes: finding.per_step.iter().map(|step| step.peak_allocated_bytes).max(),
+            figure_bytes: Some(match finding.verdict {
+                Verdict::Steady => 0,
+                _ => finding.bytes_per_step.max(0.0) as u64,
+            }),
+            severity: match finding.verdict {
+                Verdict::Leak => 3,
+                Verdict::Fragmentation => 2,
+                Verdict::GrowingCache => 1,
+                Verdict::Steady => 0,
+            },
+            verdict: finding.verdict.name().replace('_', " "),
+            ..RankRow::default()
+        }
+    })?;
+    let mut findings =
+        answers.iter().filter_map(|(_, answer)| answer.as_ref().ok()).flat_map(|report| &report.findings);
+    Ok(if findings.any(|finding| args.fails(finding)) { exit::MEMORY_GROWS } else { code })
 }
 
 impl Args {

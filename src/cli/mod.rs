@@ -37,7 +37,6 @@ mod run_claims;
 mod run_partition;
 mod run_techniques;
 mod run_thresholds;
-mod shell;
 mod source;
 mod stress;
 mod techniques;

@@ -3,7 +3,10 @@
 use std::{env, sync::atomic::AtomicBool};
 
 use anyhow::anyhow;
-use clap::{Args, ValueEnum};
+use clap::{
+    Args, ValueEnum,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
 
 use super::{failure::Failure, output};
 use crate::{
@@ -11,7 +14,7 @@ use crate::{
     device::{DeviceSpec, DeviceSpecError, Fleet},
     measure::CaseRecord,
     plan::PackingBudget,
-    report::{self, ReportError},
+    report::{self, Medium, Render, ReportError},
     suite::{Case, CaseTimeout, InProcess, Isolating, Isolation, WorkerProcess},
 };
 
@@ -124,7 +127,7 @@ impl NeedsOptions {
     /// The table of the steps, where it was asked for and may be printed after the first one.
     pub fn waterfall(&self, records: &[CaseRecord], format: Format) -> Option<String> {
         let wanted = self.waterfall && format == Format::Table;
-        wanted.then(|| report::waterfall(records, output::terminal_width())).flatten()
+        wanted.then(|| report::waterfall(records, output::medium())).flatten()
     }
 }
 
@@ -143,13 +146,24 @@ pub enum Format {
 }
 
 impl Format {
-    /// The records in this format, a terminal's table no wider than the terminal.
-    pub fn records(self, records: &[CaseRecord]) -> Result<String, ReportError> {
+    /// For commands that have only some of the formats.
+    pub fn among(formats: &'static [Format]) -> impl TypedValueParser<Value = Format> {
+        PossibleValuesParser::new(formats.iter().filter_map(Format::to_possible_value))
+            .map(|name| Format::from_str(&name, false).unwrap_or_default())
+    }
+
+    /// A result in this format.
+    pub fn render<R: Render + ?Sized>(self, result: &R) -> Result<String, ReportError> {
         Ok(match self {
-            Format::Table => report::terminal(records, output::terminal_width()),
-            Format::Json => report::json(records),
-            Format::Csv => report::csv(records)?,
-            Format::Markdown => report::markdown(records),
+            Format::Table => result.text(output::medium()),
+            Format::Markdown => result.text(Medium::Markdown),
+            Format::Json => format!("{:#}\n", result.json()),
+            Format::Csv => result.csv()?,
         })
+    }
+
+    /// Prints a result in this format.
+    pub fn print<R: Render + ?Sized>(self, result: &R) -> Result<(), Failure> {
+        Ok(output::say(&self.render(result)?)?)
     }
 }

@@ -8,7 +8,7 @@ use std::{
 use super::exit;
 use crate::{
     measure::{CaseRecord, Status},
-    report::plot::Pen,
+    report::{Medium, Terminal},
 };
 
 /// Writes to standard output; colour codes are dropped where they are not wanted.
@@ -21,23 +21,20 @@ pub fn say(text: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// How wide the terminal is; `None` where there is none, so that pipes get the whole table.
-pub fn terminal_width() -> Option<u16> {
-    terminal_size::terminal_size_of(io::stdout()).map(|(width, _)| width.0)
-}
-
-/// What pictures can be drawn with: as wide as the terminal, and in letters where the locale has no more.
-pub fn pen() -> Pen {
+/// What standard output can show: pipes get tables in full width, and ASCII unless the locale has more.
+pub fn terminal() -> Terminal {
     let locale =
         ["LC_ALL", "LC_CTYPE", "LANG"].iter().find_map(|name| env::var(name).ok().filter(|text| !text.is_empty()));
     let text = locale.unwrap_or_default().to_ascii_lowercase();
     let is_dumb = env::var("TERM").is_ok_and(|terminal| terminal == "dumb");
     let unicode = !is_dumb && (text.contains("utf-8") || text.contains("utf8"));
-    Pen { width: terminal_width().unwrap_or(WIDTH_OF_A_PIPE), unicode }
+    Terminal { width: terminal_size::terminal_size_of(io::stdout()).map(|(width, _)| width.0), unicode }
 }
 
-/// Pictures have some width even where nobody says which.
-const WIDTH_OF_A_PIPE: u16 = 100;
+/// Standard output as the medium of a text.
+pub fn medium() -> Medium {
+    Medium::Terminal(terminal())
+}
 
 /// Names the cases that could not be run, and gives the exit code that follows.
 pub fn complain_of_failures(records: &[CaseRecord]) -> u8 {

@@ -2,8 +2,6 @@
 //!
 //! `advise`, `leaks`, `inspect` and `threshold` ask; each says how to answer for one rank and what to compare.
 
-use serde_json::Value;
-
 use super::{
     exit,
     failure::{Failure, Outcome},
@@ -14,7 +12,7 @@ use super::{
 use crate::{
     answer::ranks::{RankRow, Ranks},
     base::{Progress, side_by_side},
-    report::{self, Medium},
+    report::{RankReport, Render},
     suite::{self, RankFile},
 };
 
@@ -47,57 +45,29 @@ pub fn ask<T: Send>(
     answers
 }
 
-/// Gathers the answers by what `row` makes of each.
-pub fn gather<T>(
+/// Prints one answer for all ranks; `row` says what is compared.
+pub fn tell<T: Render>(
     figure: &'static str,
     answers: &[(RankFile, Result<T, String>)],
+    format: Format,
     row: impl Fn(&T) -> RankRow,
-) -> Ranks {
+) -> Outcome {
     let of_rank = |(file, answer): &(RankFile, Result<T, String>)| RankRow {
         rank: file.rank.clone(),
         ..answer.as_ref().map_or_else(|reason| RankRow::unanswered(reason), &row)
     };
-    Ranks::gather(figure, answers.iter().map(of_rank).collect())
-}
-
-/// Prints the answer for all ranks: `in_full` is that of the worst in the given format, `json` the same of any.
-pub fn tell<T>(
-    ranks: &Ranks,
-    answers: &[(RankFile, Result<T, String>)],
-    format: Format,
-    in_full: impl Fn(&T) -> Result<String, Failure>,
-    json: impl Fn(&T) -> Result<String, Failure>,
-) -> Outcome {
-    let of_worst = || -> Result<String, Failure> {
-        let worst = ranks.worst.and_then(|place| answers.get(place));
-        let Some((RankFile { rank, .. }, Ok(answer))) = worst else { return Ok(String::new()) };
-        Ok(format!("The worst of {} ranks is {rank}:\n\n{}\n", answers.len(), in_full(answer)?))
-    };
-    output::say(&match format {
-        Format::Table => of_worst()? + &report::ranks(ranks, Medium::Terminal(output::terminal_width())),
-        Format::Markdown => of_worst()? + &report::ranks(ranks, Medium::Markdown),
-        Format::Csv => report::ranks_csv(ranks)?,
-        Format::Json => {
-            let of_each = answers.iter().map(|(_, answer)| match answer {
-                Ok(answer) => rows_of(&json(answer)?),
-                Err(_) => Ok(Vec::new()),
-            });
-            report::ranks_json(ranks, of_each.collect::<Result<_, Failure>>()?)
-        }
+    let ranks = Ranks::gather(figure, answers.iter().map(of_rank).collect());
+    format.print(&RankReport {
+        ranks: &ranks,
+        answers: answers.iter().map(|(_, answer)| answer.as_ref().ok()).collect(),
     })?;
     for (file, answer) in answers {
         if let Err(reason) = answer {
-            // Most reasons name the file themselves.
+            // Most reasons already name the file.
             let path = file.path.display().to_string();
             let named = if reason.starts_with(&path) { reason.clone() } else { format!("{path}: {reason}") };
             output::complain(&format!("failed: {named}"));
         }
     }
     Ok(if answers.iter().all(|(_, answer)| answer.is_ok()) { exit::OK } else { exit::CASES_FAILED })
-}
-
-/// The rows of a document of ours.
-fn rows_of(document: &str) -> Result<Vec<Value>, Failure> {
-    let mut document: Value = serde_json::from_str(document)?;
-    Ok(document["rows"].as_array_mut().map(std::mem::take).unwrap_or_default())
 }

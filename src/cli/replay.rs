@@ -139,7 +139,7 @@ pub fn run(args: Args) -> Outcome {
     {
         return Err(Failure::usage(anyhow!("{}", first.reason)));
     }
-    output::say(&args.format.records(&records)?)?;
+    args.format.print(&records)?;
     let details: Vec<CaseDetail> = details.into_iter().flatten().collect();
     if args.format == Format::Table {
         output::say(&over_time(&details))?;
@@ -148,7 +148,7 @@ pub fn run(args: Args) -> Outcome {
         output::say(&waterfall)?;
     }
     if !timings.is_empty() {
-        output::say(&format!("\n{}", report::timings(&timings, output::terminal_width())))?;
+        output::say(&format!("\n{}", report::timings(&timings, output::medium())))?;
     }
     let device = args.device.spec()?;
     args.exports.write(&records, || page_data(&args, &device, &records, timings, details))?;
@@ -169,7 +169,7 @@ fn over_time(details: &[CaseDetail]) -> String {
     if drawn.is_empty() {
         return String::new();
     }
-    format!("\nreserved over events\n{}", plot::lines(&drawn, output::pen()))
+    format!("\nreserved over events\n{}", plot::lines(&drawn, output::terminal()))
 }
 
 /// This replay as the run that a page is made of.

@@ -57,14 +57,14 @@ pub fn run(args: Args) -> Outcome {
         true => Some(Shards::open(&args.folders).map_err(Failure::usage)?),
         false => None,
     };
-    let flaws = shards.as_ref().map_or(&[][..], Shards::flaws);
-    for flaw in flaws {
-        output::complain(&flaw.to_string());
+    let problems = shards.as_ref().map_or(&[][..], Shards::problems);
+    for problem in problems {
+        output::complain(problem);
     }
     let mut code = exit::OK;
     match (&args.output, &shards) {
         (Some(place), Some(shards)) if !is_page(place) => {
-            if flaws.is_empty() {
+            if problems.is_empty() {
                 merge(&args, shards, place)?;
                 code = output::complain_of_failures(&shards.records());
             }
@@ -74,10 +74,10 @@ pub fn run(args: Args) -> Outcome {
         }
         _ => write_page(&args.folders, &args.show, &page_place(&args))?,
     }
-    if flaws.is_empty() {
+    if problems.is_empty() {
         return Ok(code);
     }
-    output::complain("the shards are not one whole run");
+    output::complain("the shards do not form one complete run");
     Ok(exit::NOT_WHOLE)
 }
 

@@ -24,7 +24,7 @@ use crate::{
     device::{DeviceSpec, Fleet},
     measure::Status,
     models::Recipe,
-    report::{self, Environment, ReportError, RunFolder, Settings, html},
+    report::{self, Environment, ReportError, RunFolder, RunSettings, html},
     suite::{
         self, Case, CaseOutcome, CaseProgress, CaseRunner, CaseSettings, Filter, Partition, SuiteFile, SuiteKind,
         WithNeeds,
@@ -100,8 +100,8 @@ impl Args {
     }
 
     /// What the results say about what was asked for.
-    pub(super) fn settings(&self, suites: &[SuiteFile]) -> Settings {
-        Settings {
+    pub(super) fn settings(&self, suites: &[SuiteFile]) -> RunSettings {
+        RunSettings {
             suites: suites.iter().map(|suite| suite.name.clone()).collect(),
             only: self.filter.clone(),
             skip: self.skip.clone(),
@@ -164,15 +164,15 @@ pub fn run(args: Args) -> Outcome {
 
     let runner = args.workers.runner(&cases, None)?;
     let environment = share.in_environment(Environment {
-        settings: Some(Settings { contents, ..args.settings(&suites) }),
+        settings: Some(RunSettings { contents, ..args.settings(&suites) }),
         ..environment::describe(&device, args.seed.unwrap_or(suites[0].seeds[0]))?
     });
     let place = share.place(&args);
-    let folder = match args.resume {
-        Some(_) => share.resume(&place, || RunFolder::resume(&place, &environment, &ids)),
-        None => share.create(&place, || RunFolder::create(&place, &environment)),
-    }
-    .map_err(Failure::usage)?;
+    let folder = share.open(&args, &place, || match args.resume {
+        Some(_) => RunFolder::resume(&place, &environment, &ids),
+        None => RunFolder::create(&place, &environment),
+    });
+    let folder = folder.map_err(Failure::usage)?;
     let (searched, measured): (Vec<Case>, Vec<Case>) = cases.into_iter().partition(asks_for_threshold);
     let with_needs = WithNeeds::new(&runner, args.needs.pack_within());
     run_cases(&args, &fleet, &folder, measured, &with_needs, &stop)?;
@@ -188,18 +188,18 @@ pub fn run(args: Args) -> Outcome {
     let page = write_page(folder.path())?;
     args.exports.write(&records, || Ok(html::Run::of_folder(folder.path())?))?;
     if details.is_empty() || !records.is_empty() {
-        output::say(&args.format.records(&records)?)?;
+        args.format.print(&records)?;
     }
     if let Some(waterfall) = args.needs.waterfall(&records, args.format) {
         output::say(&waterfall)?;
     }
     if !details.is_empty() {
-        output::say(&threshold::formatted(&details, args.format)?)?;
+        args.format.print(&details)?;
     }
     if args.format == Format::Table {
         let timings = report::read_timings(folder.path())?;
         if !timings.is_empty() {
-            output::say(&format!("\n{}", report::timings(&timings, output::terminal_width())))?;
+            output::say(&format!("\n{}", report::timings(&timings, output::medium())))?;
         }
         output::say(&format!("\nresults: {}\nreport:  {}", folder.path().display(), page.display()))?;
     }

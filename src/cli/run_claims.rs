@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     answer::claims::{Claim, all_claims},
-    report::{ClaimFiles, Environment},
+    report::{Environment, RecordFolder},
     suite::{self, SuiteFile},
 };
 
@@ -43,9 +43,6 @@ pub fn run(args: &Args, suite: &SuiteFile) -> Outcome {
         ..environment::describe(&trial.device, 0)?
     });
     let place = share.place(args);
-    let files = match args.resume {
-        Some(_) => share.resume(&place, || ClaimFiles::resume(&place, &environment)),
-        None => share.create(&place, || ClaimFiles::create(&place, &environment)),
-    };
+    let files = share.open(args, &place, || RecordFolder::open(&place, &environment, args.resume.is_some()));
     trial.run_with_files(&place, files.map_err(Failure::usage)?, &share.again(&place))
 }

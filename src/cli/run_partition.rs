@@ -7,9 +7,12 @@ use std::{
     str::FromStr,
 };
 
-use super::{environment, failure::Failure, run::Args, shell};
+use super::{environment, failure::Failure, run::Args};
 use crate::{
-    report::{self, Environment, PlannedCase, ReportError, Shard},
+    report::{
+        Environment, PlannedCase, ReportError, Shard,
+        command_line::{self, OPTIONS_OF_ONE_PROCESS},
+    },
     suite::{Partition, PartitionError},
 };
 
@@ -100,21 +103,21 @@ impl Share {
         args.resume.clone().or_else(|| args.output.clone()).unwrap_or_else(new)
     }
 
-    /// Opens a folder to go on with, if it was dealt the same cases.
-    pub fn resume<T>(&self, place: &Path, open: impl FnOnce() -> Result<T, ReportError>) -> Result<T, ReportError> {
-        if let Some(dealt) = &self.shard {
-            report::check_plan(place, &dealt.plan)?;
+    /// Creates or resumes the folder of this run, and writes the plan into it. A shard with another plan
+    /// is refused.
+    pub fn open<T>(
+        &self,
+        args: &Args,
+        place: &Path,
+        open: impl FnOnce() -> Result<T, ReportError>,
+    ) -> Result<T, ReportError> {
+        let Some(dealt) = &self.shard else { return open() };
+        if args.resume.is_some() {
+            PlannedCase::check(place, &dealt.plan)?;
         }
-        self.create(place, open)
-    }
-
-    /// Makes a folder, and writes down in it what was dealt to whom.
-    pub fn create<T>(&self, place: &Path, make: impl FnOnce() -> Result<T, ReportError>) -> Result<T, ReportError> {
-        let made = make()?;
-        if let Some(dealt) = &self.shard {
-            report::write_plan(place, &dealt.plan)?;
-        }
-        Ok(made)
+        let opened = open()?;
+        PlannedCase::write(place, &dealt.plan)?;
+        Ok(opened)
     }
 
     /// The command that goes on with a folder: this very one, with everything that it was asked for.
@@ -130,10 +133,10 @@ fn continued(words: &[String], part: Option<&Partition>, place: &Path) -> String
     if words.is_empty() {
         again.push("run".to_owned());
     }
-    let kept = shell::without(words, &["--output", "-o", "--resume", "--partition"]);
-    again.extend(kept.into_iter().map(shell::quoted));
+    let kept = command_line::without(words, &OPTIONS_OF_ONE_PROCESS);
+    again.extend(kept.into_iter().map(command_line::quoted));
     again.extend(part.into_iter().flat_map(|part| ["--partition".to_owned(), part.to_string()]));
-    again.extend(["--resume".to_owned(), shell::quoted(&place.to_string_lossy())]);
+    again.extend(["--resume".to_owned(), command_line::quoted(&place.to_string_lossy())]);
     again.join(" ")
 }
 

@@ -9,11 +9,11 @@ use super::{
     output,
     run::{Args, write_page},
     run_partition::Share,
-    techniques::{Comparison, formatted},
+    techniques::Comparison,
 };
 use crate::{
     answer::techniques::{CARDS, LINK_BYTES_PER_SECOND, TECHNIQUES, TechniqueRecord, row_id},
-    report::{Environment, Settings, TechniqueFiles},
+    report::{Environment, RecordFolder, RunSettings},
     suite::{self, SuiteFile},
 };
 
@@ -45,18 +45,15 @@ pub fn run(args: &Args, suite: &SuiteFile) -> Outcome {
     }
     let contents = args.partition()?.is_some().then(|| suite::contents_of_models(&comparison.models));
     let environment = share.in_environment(Environment {
-        settings: Some(Settings { contents, ..args.settings(std::slice::from_ref(suite)) }),
+        settings: Some(RunSettings { contents, ..args.settings(std::slice::from_ref(suite)) }),
         ..environment::describe(&comparison.device, 0)?
     });
     let place = share.place(args);
-    let files = match args.resume {
-        Some(_) => share.resume(&place, || TechniqueFiles::resume(&place, &environment)),
-        None => share.create(&place, || TechniqueFiles::create(&place, &environment)),
-    };
+    let files = share.open(args, &place, || RecordFolder::open(&place, &environment, args.resume.is_some()));
     let again = share.again(&place);
     let compared = comparison.run(Some(files.map_err(Failure::usage)?), Some(&again))?;
     let records: Vec<TechniqueRecord> = compared.rows.into_iter().map(|row| row.record).collect();
-    output::say(&formatted(&records, args.format)?)?;
+    args.format.print(&records)?;
     let page = write_page(&place)?;
     if args.format == Format::Table {
         output::say(&format!("\nresults: {}\nreport:  {}", place.display(), page.display()))?;

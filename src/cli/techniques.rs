@@ -24,7 +24,7 @@ use crate::{
     base::{Bytes, did_you_mean, nearest},
     device::DeviceSpec,
     models::Recipe,
-    report::{self, Medium, ReportError, TechniqueFiles},
+    report::{self, RecordFolder, ReportError},
     suite::{self, Filter},
 };
 
@@ -120,17 +120,13 @@ pub fn run(args: Args) -> Outcome {
         device,
     };
     let environment = environment::describe(&comparison.device, 0)?;
-    let files = match (&args.resume, &args.output) {
-        (Some(path), _) => Some(TechniqueFiles::resume(path, &environment)),
-        (None, Some(path)) => Some(TechniqueFiles::create(path, &environment)),
-        (None, None) => None,
-    };
-    let files = files.transpose().map_err(Failure::usage)?;
     let place = args.resume.as_ref().or(args.output.as_ref());
+    let files = place.map(|place| RecordFolder::open(place, &environment, args.resume.is_some()));
+    let files = files.transpose().map_err(Failure::usage)?;
     let again = place.map(|place| format!("oomph techniques --resume {}", place.display()));
     let rows = comparison.run(files, again.as_deref())?;
     let records: Vec<TechniqueRecord> = rows.rows.iter().map(|row| row.record.clone()).collect();
-    output::say(&formatted(&records, args.format)?)?;
+    args.format.print(&records)?;
     if let (Some(Bytes(memory)), Format::Table) = (args.memory, args.format) {
         for of_model in rows.rows.chunk_by(|a, b| a.record.model == b.record.model) {
             let model = &of_model[0].record.model;
@@ -158,7 +154,11 @@ pub struct Compared {
 
 impl Comparison {
     /// Tries everything that the files do not hold yet. `again` is the command that would go on.
-    pub fn run(&self, mut files: Option<TechniqueFiles>, again: Option<&str>) -> Result<Compared, Failure> {
+    pub fn run(
+        &self,
+        mut files: Option<RecordFolder<TechniqueRecord>>,
+        again: Option<&str>,
+    ) -> Result<Compared, Failure> {
         let stop = interrupt::flag(interrupt::Running::Cases)?;
         let total = self.pairs().count();
         let simulated: DeviceSpec = if self.device.is_simulated() { self.device.clone() } else { "sim".parse()? };
@@ -174,7 +174,7 @@ impl Comparison {
             stop: &stop,
         };
         let known: Vec<(String, String)> = match &files {
-            Some(files) => self.pairs().filter(|(model, technique)| files.has(model, technique)).collect(),
+            Some(files) => self.pairs().filter(|(model, technique)| files.has(&row_id(model, technique))).collect(),
             None => Vec::new(),
         };
         let bar = progress::of_cases(total, known.len());
@@ -199,12 +199,9 @@ impl Comparison {
         rows.sort_by_key(|(place, _)| *place);
         let mut rows: Vec<TechniqueRow> = rows.into_iter().map(|(_, row)| row).collect();
         if let Some(files) = files {
-            let order: Vec<(String, String)> = self.pairs().collect();
-            let place_of = |record: &TechniqueRecord| {
-                order.iter().position(|(m, t)| *m == record.model && *t == record.technique).unwrap_or(order.len())
-            };
+            let order: Vec<String> = self.pairs().map(|(model, technique)| row_id(&model, &technique)).collect();
             // What an earlier part of the run found has no fits beyond its columns.
-            let records = files.finish(place_of)?;
+            let records = files.finish(&order)?;
             rows = records
                 .into_iter()
                 .map(|record| {
@@ -237,16 +234,6 @@ impl Comparison {
         let id = row_id(model, technique);
         self.filter.takes(&id) && self.own.as_ref().is_none_or(|own| own.contains(&id))
     }
-}
-
-/// The rows in a format.
-pub fn formatted(records: &[TechniqueRecord], format: Format) -> Result<String, ReportError> {
-    Ok(match format {
-        Format::Table => report::techniques(records, Medium::Terminal(output::terminal_width())),
-        Format::Markdown => report::techniques_page(records),
-        Format::Csv => report::techniques_csv(records)?,
-        Format::Json => report::techniques_json(records),
-    })
 }
 
 fn models(names: &[String], set: &[String]) -> Result<Vec<Recipe>, Failure> {

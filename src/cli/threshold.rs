@@ -31,7 +31,6 @@ use crate::{
     measure::CaseLabel,
     plugin,
     replay::{OnOutOfMemory, Pace},
-    report::{self, Medium, ReportError, plot},
     strategy::StrategySpec,
     suite::{self, Case, RankFile},
     trace::{ProgressSource, Trace},
@@ -166,10 +165,7 @@ fn smallest(args: &Args, device: &DeviceSpec, strategies: &[StrategySpec], stop:
     let stages = Stages::of(&args.source.source);
     let details = details(args, &args.source, device, strategies, suite::all_cores(), stop, &stages)?;
     stages.finish();
-    output::say(&formatted(&details, args.format)?)?;
-    if args.format == Format::Table {
-        output::say(&pictured(&details))?;
-    }
+    args.format.print(&details)?;
     Ok(if stop.load(Ordering::Relaxed) { exit::INTERRUPTED } else { exit_code(&details) })
 }
 
@@ -191,7 +187,7 @@ fn for_ranks(
     if stop.load(Ordering::Relaxed) {
         return Ok(exit::INTERRUPTED);
     }
-    let ranks = ranks::gather("memory needed", &answers, |details: &Vec<ThresholdDetail>| {
+    let code = ranks::tell("memory needed", &answers, args.format, |details: &Vec<ThresholdDetail>| {
         let peak_bytes = details.iter().filter_map(|detail| detail.record.live_peak_bytes).max();
         let needed = details.iter().filter_map(|detail| detail.record.threshold_bytes).max();
         let told = details.iter().map(|detail| {
@@ -210,15 +206,7 @@ fn for_ranks(
             verdict: told.collect::<Vec<_>>().join(", "),
             ..RankRow::default()
         }
-    });
-    let full = |details: &Vec<ThresholdDetail>, format| Ok(formatted(details, format)?);
-    let code = ranks::tell(
-        &ranks,
-        &answers,
-        args.format,
-        |details| full(details, args.format),
-        |details| full(details, Format::Json),
-    )?;
+    })?;
     let codes = answers.iter().filter_map(|(_, answer)| answer.as_ref().ok()).map(|details| exit_code(details));
     Ok(codes.fold(code, |worst, code| if worst == exit::OK { code } else { worst }))
 }
@@ -277,30 +265,6 @@ fn details(
     Ok(details)
 }
 
-/// What is needed as bars, solid as far as it is live.
-fn pictured(details: &[ThresholdDetail]) -> String {
-    let found: Vec<(String, u64, Option<u64>)> = details
-        .iter()
-        .filter_map(|ThresholdDetail { record, .. }| {
-            Some((record.strategy.clone(), record.threshold_bytes?, record.live_peak_bytes))
-        })
-        .collect();
-    if found.is_empty() {
-        return String::new();
-    }
-    format!("\nmemory needed, solid as far as it is live\n{}", plot::bars(&found, output::pen()))
-}
-
-/// The answers in a format.
-pub fn formatted(details: &[ThresholdDetail], format: Format) -> Result<String, ReportError> {
-    Ok(match format {
-        Format::Table => report::thresholds(details, Medium::Terminal(output::terminal_width())),
-        Format::Markdown => report::thresholds(details, Medium::Markdown),
-        Format::Json => report::thresholds_json(details),
-        Format::Csv => report::thresholds_csv(details)?,
-    })
-}
-
 /// What answers mean for the exit code.
 pub fn exit_code(details: &[ThresholdDetail]) -> u8 {
     let any = |is: fn(&ThresholdDetail) -> bool| details.iter().any(is);
@@ -353,11 +317,6 @@ fn largest(
         }
     }
     stages.finish();
-    output::say(&match args.format {
-        Format::Table => report::largest(&records, Medium::Terminal(output::terminal_width())),
-        Format::Markdown => report::largest(&records, Medium::Markdown),
-        Format::Json => report::largest_json(&records),
-        Format::Csv => report::largest_csv(&records)?,
-    })?;
+    args.format.print(&records)?;
     Ok(exit::OK)
 }

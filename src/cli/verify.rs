@@ -5,14 +5,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use clap::ValueEnum;
 use serde::Serialize;
 
 use super::{
     exit,
     failure::{Failure, Outcome},
-    options::DeviceOptions,
-    output,
+    options::{DeviceOptions, Format},
     progress::{self, OneOf, Stages},
     verify_on::{self, OnOptions},
 };
@@ -20,6 +18,7 @@ use crate::{
     base::{Bytes, Progress, side_by_side},
     device::DeviceProps,
     replay::verify::{Beginning, Companion, Divergence, Verdict, Verification, verify},
+    report::{Medium, Render, ReportError},
     strategy::Setup,
     suite,
     trace::torch::{OwnLimit, Recording, Snapshot},
@@ -79,19 +78,8 @@ pub struct Args {
     #[command(flatten)]
     pub(super) device: DeviceOptions,
     /// How it is printed.
-    #[arg(long, value_enum, default_value_t)]
-    pub(super) format: VerifyFormat,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(super) enum VerifyFormat {
-    /// For people.
-    #[default]
-    Table,
-    /// A row a recording or case: `{"schema": 1, "rows": [...]}`.
-    Json,
-    /// Comma-separated values with a header.
-    Csv,
+    #[arg(long, default_value = "table", value_parser = Format::among(&[Format::Table, Format::Json, Format::Csv]))]
+    pub(super) format: Format,
 }
 
 fn share(text: &str) -> Result<f64, String> {
@@ -105,11 +93,7 @@ pub fn run(args: Args) -> Outcome {
     }
     let props = args.device.spec()?.open().map_err(Failure::usage)?.props().clone();
     let rows = verify_all(&args, &props);
-    output::say(&match args.format {
-        VerifyFormat::Table => text(&rows),
-        VerifyFormat::Json => serde_json::to_string_pretty(&serde_json::json!({ "schema": 1, "rows": rows }))?,
-        VerifyFormat::Csv => csv_text(&rows)?,
-    })?;
+    args.format.print(&rows)?;
     let any = |result: Finding| rows.iter().any(|row| row.result == result);
     Ok(if any(Finding::Failed) {
         exit::USAGE
@@ -270,41 +254,56 @@ impl Args {
     }
 }
 
-/// The rows without their lists: reasons and divergence are one text.
-fn csv_text(rows: &[Row]) -> Result<String, Failure> {
-    let mut table = csv::Writer::from_writer(Vec::new());
-    table.write_record([
-        "file",
-        "device",
-        "result",
-        "reasons",
-        "entries",
-        "entries_agreed",
-        "empty_caches",
-        "driver_refusals",
-        "retries",
-        "ooms",
-        "peak_allocated_bytes",
-        "peak_reserved_bytes",
-        "limit_bytes",
-        "blocks_before",
-        "segments_before",
-        "entries_passed_over",
-    ])?;
-    for row in rows {
-        let divergence = row.divergence.as_ref().map(Divergence::to_string);
-        let reasons: Vec<String> = row.reasons.iter().cloned().chain(divergence).collect();
-        table.serialize((
-            (&row.file, row.device, row.result, reasons.join("; ")),
-            (row.entries, row.entries_agreed, row.empty_caches, row.driver_refusals, row.retries, row.ooms),
-            (row.peak_allocated_bytes, row.peak_reserved_bytes, row.limit_bytes),
-            row.beginning
-                .map(|before| (before.blocks, before.segments, before.entries_passed_over))
-                .unwrap_or_default(),
-        ))?;
+impl Render for [Row] {
+    type Row = Row;
+
+    fn rows(&self) -> &[Row] {
+        self
     }
-    Ok(String::from_utf8_lossy(&table.into_inner()?).into_owned())
+
+    fn text(&self, _: Medium) -> String {
+        text(self)
+    }
+
+    /// Without lists: reasons and divergence are one text.
+    fn csv(&self) -> Result<String, ReportError> {
+        let mut table = csv::Writer::from_writer(Vec::new());
+        table.write_record(COLUMNS)?;
+        for row in self {
+            let divergence = row.divergence.as_ref().map(Divergence::to_string);
+            let reasons: Vec<String> = row.reasons.iter().cloned().chain(divergence).collect();
+            table.serialize((
+                (&row.file, row.device, row.result, reasons.join("; ")),
+                (row.entries, row.entries_agreed, row.empty_caches, row.driver_refusals, row.retries, row.ooms),
+                (row.peak_allocated_bytes, row.peak_reserved_bytes, row.limit_bytes),
+                row.beginning
+                    .map(|before| (before.blocks, before.segments, before.entries_passed_over))
+                    .unwrap_or_default(),
+            ))?;
+        }
+        let bytes = table.into_inner().map_err(|error| ReportError::Csv(error.into_error().into()))?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
 }
+
+const COLUMNS: [&str; 16] = [
+    "file",
+    "device",
+    "result",
+    "reasons",
+    "entries",
+    "entries_agreed",
+    "empty_caches",
+    "driver_refusals",
+    "retries",
+    "ooms",
+    "peak_allocated_bytes",
+    "peak_reserved_bytes",
+    "limit_bytes",
+    "blocks_before",
+    "segments_before",
+    "entries_passed_over",
+];
 
 fn from_the_middle(before: Beginning) -> String {
     let Beginning { blocks, segments, entries_passed_over } = before;

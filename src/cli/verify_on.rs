@@ -21,8 +21,7 @@ use super::{
     options::DeviceOptions,
     output,
     progress::{self, OneOf},
-    run,
-    verify::{self, VerifyFormat},
+    run, verify,
 };
 use crate::{
     base::NoProgress,
@@ -30,7 +29,6 @@ use crate::{
     measure::{AgreementRecord, CaseLabel, agreement::Finding},
     plugin,
     replay::{OnOutOfMemory, Pace, verify::Companion},
-    report,
     strategy::StrategySpec,
     suite::{self, Case, CaseSettings, Filter, SourceSpec, SuiteFile},
     trace::Source,
@@ -95,11 +93,7 @@ pub fn run(args: &verify::Args) -> Outcome {
     let mut done = compare_all(&subjects, &devices, total, &stop);
     done.sort_by_key(|compared| compared.place);
     let records: Vec<AgreementRecord> = done.iter().map(|compared| compared.record.clone()).collect();
-    output::say(&match args.format {
-        VerifyFormat::Table => report::agreements(&records, output::terminal_width()),
-        VerifyFormat::Json => report::agreements_json(&records),
-        VerifyFormat::Csv => report::agreements_csv(&records)?,
-    })?;
+    args.format.print(&records)?;
     tell_times(&done, began.elapsed());
     if records.len() < total {
         output::complain(&format!("interrupted after {} of {total} cases", records.len()));

@@ -1,90 +1,78 @@
-//! What `compare` found: for people and as JSON.
+//! The differences that `oomph compare` finds between two runs.
 
 use std::fmt::Write as _;
 
-use comfy_table::Cell;
 use serde_json::Value;
 
-use super::table::{dress_for_terminal, headed};
+use super::{Medium, Render, render::TextTable};
 use crate::{
     answer::compare::{Change, Comparison, Direction, TimeChange, TimeVerdict},
     base::{Bytes, Nanos},
-    measure::SCHEMA,
 };
 
-/// More lines than this of one kind are counted and not shown.
+/// More lines of one kind are counted, not shown.
 const MOST_LINES: usize = 40;
 
-/// The differences, what got worse first, and one line that sums them up.
-#[must_use]
-pub fn changes(comparison: &Comparison, width: Option<u16>) -> String {
-    let mut out = String::new();
-    for (title, direction) in
-        [("worse", Direction::Worse), ("better", Direction::Better), ("different", Direction::Different)]
-    {
-        let lines: Vec<Vec<Cell>> =
-            comparison.changes.iter().filter(|change| change.direction == direction).map(changed).collect();
-        section(&mut out, title, &["case", "column", "old", "new", "ratio"], lines, width);
+impl Render for Comparison {
+    type Row = Comparison;
+
+    /// One row that holds everything.
+    fn rows(&self) -> &[Comparison] {
+        std::slice::from_ref(self)
     }
-    for (title, verdict) in [("slower", TimeVerdict::Slower), ("faster", TimeVerdict::Faster)] {
-        let lines: Vec<Vec<Cell>> = comparison.times.iter().filter(|time| time.verdict == verdict).map(timed).collect();
-        section(
-            &mut out,
-            title,
-            &["case", "threads", "old median", "new median", "ratio", "p", "effect"],
-            lines,
-            width,
-        );
-    }
-    for (words, cases) in [("only in the old run", &comparison.gone), ("only in the new run", &comparison.added)] {
-        if !cases.is_empty() {
-            let _ = writeln!(out, "{words}: {}", cases.join(", "));
+
+    /// What got worse first, and a summary in the last line.
+    fn text(&self, medium: Medium) -> String {
+        let mut out = String::new();
+        for (title, direction) in
+            [("worse", Direction::Worse), ("better", Direction::Better), ("different", Direction::Different)]
+        {
+            let lines: Vec<_> = self.changes.iter().filter(|c| c.direction == direction).map(change_cells).collect();
+            section(&mut out, title, &["case", "column", "old", "new", "ratio"], lines, medium);
         }
+        let headings = ["case", "threads", "old median", "new median", "ratio", "p", "effect"];
+        for (title, verdict) in [("slower", TimeVerdict::Slower), ("faster", TimeVerdict::Faster)] {
+            let lines: Vec<_> = self.times.iter().filter(|time| time.verdict == verdict).map(time_cells).collect();
+            section(&mut out, title, &headings, lines, medium);
+        }
+        for (words, cases) in [("only in the old run", &self.gone), ("only in the new run", &self.added)] {
+            if !cases.is_empty() {
+                let _ = writeln!(out, "{words}: {}", cases.join(", "));
+            }
+        }
+        if let Some(reason) = &self.times_left_out {
+            let _ = writeln!(out, "{reason}");
+        }
+        out + &summary(self)
     }
-    if let Some(reason) = &comparison.times_left_out {
-        let _ = writeln!(out, "{reason}");
-    }
-    out.push_str(&in_sum(comparison));
-    out
 }
 
-/// `{"schema": 1, "rows": [...]}`, one row that holds everything.
-#[must_use]
-pub fn changes_json(comparison: &Comparison) -> String {
-    format!("{:#}\n", serde_json::json!({ "schema": SCHEMA, "rows": [comparison] }))
-}
-
-fn section(out: &mut String, title: &str, headings: &[&str], lines: Vec<Vec<Cell>>, width: Option<u16>) {
+fn section(out: &mut String, title: &str, headings: &[&str], lines: Vec<Vec<String>>, medium: Medium) {
     if lines.is_empty() {
         return;
     }
     let left_out = lines.len().saturating_sub(MOST_LINES);
-    let mut table = headed(headings);
-    dress_for_terminal(&mut table, width);
-    table.add_rows(lines.into_iter().take(MOST_LINES));
-    let _ = writeln!(out, "{title}:\n{}", table.trim_fmt());
+    let mut table = TextTable::new(headings, medium);
+    lines.into_iter().take(MOST_LINES).for_each(|line| table.row(line));
+    let _ = write!(out, "{title}:\n{}", table.finish("", []));
     if left_out > 0 {
-        let _ = writeln!(out, "and {left_out} more; --format json has them all");
+        let _ = writeln!(out, "and {left_out} more; --format json shows all");
     }
 }
 
-fn changed(change: &Change) -> Vec<Cell> {
-    let ratio = change.ratio().map_or_else(String::new, |ratio| format!("{ratio:.3}"));
-    [
+fn change_cells(change: &Change) -> Vec<String> {
+    vec![
         change.case_id.clone(),
         change.column.clone(),
         shown(&change.column, &change.old),
         shown(&change.column, &change.new),
-        ratio,
+        change.ratio().map_or_else(String::new, |ratio| format!("{ratio:.3}")),
     ]
-    .into_iter()
-    .map(Cell::new_owned)
-    .collect()
 }
 
-fn timed(time: &TimeChange) -> Vec<Cell> {
+fn time_cells(time: &TimeChange) -> Vec<String> {
     let number = |number: Option<f64>| number.map_or_else(|| "-".to_owned(), |number| format!("{number:.3}"));
-    [
+    vec![
         time.case_id.clone(),
         time.threads.map_or_else(String::new, |threads| threads.to_string()),
         Nanos(time.old_median_ns).to_string(),
@@ -93,12 +81,9 @@ fn timed(time: &TimeChange) -> Vec<Cell> {
         number(time.p_value),
         number(time.rank_biserial),
     ]
-    .into_iter()
-    .map(Cell::new_owned)
-    .collect()
 }
 
-/// Amounts in units where they still differ; exact numbers are in the JSON.
+/// A value in exact numbers and in units.
 fn shown(column: &str, value: &Value) -> String {
     match (value, value.as_u64()) {
         (Value::Null, _) => "-".to_owned(),
@@ -109,7 +94,7 @@ fn shown(column: &str, value: &Value) -> String {
     }
 }
 
-fn in_sum(comparison: &Comparison) -> String {
+fn summary(comparison: &Comparison) -> String {
     let count = |direction| comparison.changes.iter().filter(|change| change.direction == direction).count();
     let times = |verdict| comparison.times.iter().filter(|time| time.verdict == verdict).count();
     let (slower, faster, noise) = (times(TimeVerdict::Slower), times(TimeVerdict::Faster), times(TimeVerdict::Noise));
@@ -118,7 +103,7 @@ fn in_sum(comparison: &Comparison) -> String {
         _ => format!("; times: {slower} slower, {faster} faster, {noise} within noise"),
     };
     match (comparison.changes.len(), timed.as_str()) {
-        (0, timed) => format!("{} cases compared: equal in every column that must be{timed}\n", comparison.compared),
+        (0, timed) => format!("{} cases compared: all deterministic columns are equal{timed}\n", comparison.compared),
         _ => format!(
             "{} cases compared: {} columns worse, {} better, {} different{timed}\n",
             comparison.compared,
@@ -134,9 +119,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_got_worse_comes_first_and_equal_runs_are_one_line() {
+    fn worse_comes_first_and_equal_runs_are_one_line() {
         let equal = Comparison { compared: 3, ..Comparison::default() };
-        assert_eq!(changes(&equal, None), "3 cases compared: equal in every column that must be\n");
+        assert_eq!(equal.text(Medium::PIPE), "3 cases compared: all deterministic columns are equal\n");
         let change = |column: &str, direction| Change {
             case_id: "quick/w".to_owned(),
             column: column.to_owned(),
@@ -150,7 +135,7 @@ mod tests {
             gone: vec!["quick/v".to_owned()],
             ..Comparison::default()
         };
-        let text = changes(&found, None);
+        let text = found.text(Medium::PIPE);
         assert!(text.find("worse:").unwrap() < text.find("different:").unwrap(), "{text}");
         for words in ["1048576 (1.00 MiB)", "2.000", "only in the old run: quick/v", "1 columns worse, 0 better"] {
             assert!(text.contains(words), "'{words}' is missing in\n{text}");

@@ -1,10 +1,10 @@
-//! Where and how a run was made: `env.json`.
+//! Where and how a run was made (`env.json`), and what two runs differ in.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What a reader needs to judge a run and to repeat it. The caller fills it in: this room looks at no machine.
+/// What a reader needs to judge a run and to repeat it. The command line fills it in.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Environment {
     /// [`SCHEMA`](crate::measure::SCHEMA).
@@ -17,34 +17,34 @@ pub struct Environment {
     pub version: String,
     /// The commit it was built from.
     pub commit: String,
-    /// What the random choices start from.
+    /// The seed of random numbers.
     pub seed: u64,
-    /// The processor's name, or the architecture where it is not known.
+    /// The processor's name, or the architecture if the name is unknown.
     pub machine: String,
     /// The operating system.
     pub os: String,
-    /// Processors that could be used.
+    /// Usable processors.
     pub cpus: u32,
     /// The device, as users type it.
     pub device: String,
-    /// What the device says it is.
+    /// The name that the device reports.
     pub device_name: String,
     /// The driver's version, if there is a driver.
     pub driver: Option<String>,
-    /// What was asked for; not there in folders of commands that run no suite.
+    /// The options of the run; `None` for commands that run no suite.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub settings: Option<Settings>,
-    /// Which part of the run this is, where it is not the whole.
+    pub settings: Option<RunSettings>,
+    /// Which part of a shared run this is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shard: Option<Shard>,
-    /// How many shards the run was put together from.
+    /// The number of shards that the run was merged from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merged_shards: Option<u32>,
 }
 
-/// What a run was asked for beside its device: shards of one run agree on all of it.
+/// The options of a run besides its device. All shards of a run have the same.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Settings {
+pub struct RunSettings {
     /// The suites by name.
     pub suites: Vec<String>,
     /// `--filter`.
@@ -63,15 +63,15 @@ pub struct Settings {
     pub pack: bool,
     /// The strategy that ratios are given to.
     pub base: String,
-    /// A number for what the cases of a shared run are told to do, which their ids do not say.
+    /// A hash of everything about the cases that their ids do not contain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contents: Option<String>,
 }
 
-/// Which part of a run a folder holds. Which cases those are is in `plan.csv`.
+/// Which part of a run a folder holds. The cases are in `plan.csv`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shard {
-    /// How cases were dealt out.
+    /// How cases were distributed.
     pub rule: String,
     /// Which shard this is, from 1.
     pub shard: u32,
@@ -85,10 +85,10 @@ impl fmt::Display for Shard {
     }
 }
 
-/// Something about two runs that is not the same.
+/// A property in which two runs differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Difference {
-    /// What differs.
+pub struct EnvironmentDifference {
+    /// The property.
     pub what: &'static str,
     /// Its value here.
     pub here: String,
@@ -97,32 +97,32 @@ pub struct Difference {
 }
 
 impl Environment {
-    /// What differs from `other` so that their rows must not stand in one file.
+    /// The first difference from `other` that forbids mixing their rows.
     #[must_use]
-    pub fn conflict(&self, other: &Environment) -> Option<Difference> {
+    pub fn conflict(&self, other: &Environment) -> Option<EnvironmentDifference> {
         let part = |run: &Environment| run.shard.as_ref().map_or_else(|| "the whole run".to_owned(), Shard::to_string);
-        let mut found = self.made_otherwise(other);
+        let mut found = self.environment_differences(other);
         found.extend(difference("shard", part(self), part(other)));
-        // A shard must hold what its siblings count on; a run of its own may grow by other filters.
+        // A shard must hold exactly its part of the plan. A whole run may grow by other filters.
         if self.shard.is_some() {
-            found.extend(self.asked_otherwise(other));
+            found.extend(self.option_differences(other));
         }
         found.into_iter().next()
     }
 
-    /// What differs from `other` so that they are not shards of one run. Which shards they are is left out.
+    /// The differences from `other` that mean the two are not shards of one run.
     #[must_use]
-    pub fn unlike_shards(&self, other: &Environment) -> Vec<Difference> {
+    pub fn unlike_shards(&self, other: &Environment) -> Vec<EnvironmentDifference> {
         let rule = |run: &Environment| run.shard.as_ref().map_or_else(String::new, |shard| shard.rule.clone());
         let shards = |run: &Environment| run.shard.as_ref().map_or(0, |shard| shard.shards).to_string();
-        let mut found = self.made_otherwise(other);
-        found.extend(self.asked_otherwise(other));
+        let mut found = self.environment_differences(other);
+        found.extend(self.option_differences(other));
         found.extend(difference("partition rule", rule(self), rule(other)));
         found.extend(difference("number of shards", shards(self), shards(other)));
         found
     }
 
-    fn made_otherwise(&self, other: &Environment) -> Vec<Difference> {
+    fn environment_differences(&self, other: &Environment) -> Vec<EnvironmentDifference> {
         let driver = |run: &Environment| run.driver.clone().unwrap_or_default();
         [
             difference("schema", self.schema.to_string(), other.schema.to_string()),
@@ -138,10 +138,10 @@ impl Environment {
         .collect()
     }
 
-    fn asked_otherwise(&self, other: &Environment) -> Vec<Difference> {
+    fn option_differences(&self, other: &Environment) -> Vec<EnvironmentDifference> {
         let (here, there) = (self.settings.clone().unwrap_or_default(), other.settings.clone().unwrap_or_default());
         let number = |number: Option<u64>| number.map_or_else(|| "none".to_owned(), |number| number.to_string());
-        let time = |settings: &Settings| settings.case_timeout.clone().unwrap_or_else(|| "none".to_owned());
+        let time = |settings: &RunSettings| settings.case_timeout.clone().unwrap_or_else(|| "none".to_owned());
         [
             difference("suites", here.suites.join(" "), there.suites.join(" ")),
             difference("--filter", here.only.join(" "), there.only.join(" ")),
@@ -164,8 +164,8 @@ impl Environment {
     }
 }
 
-fn difference(what: &'static str, here: String, there: String) -> Option<Difference> {
-    (here != there).then_some(Difference { what, here, there })
+fn difference(what: &'static str, here: String, there: String) -> Option<EnvironmentDifference> {
+    (here != there).then_some(EnvironmentDifference { what, here, there })
 }
 
 #[cfg(test)]
@@ -173,24 +173,24 @@ mod tests {
     use super::*;
 
     fn shard(number: u32, only: &str) -> Environment {
-        let settings = Settings { only: vec![only.to_owned()], ..Settings::default() };
+        let settings = RunSettings { only: vec![only.to_owned()], ..RunSettings::default() };
         let shard = Shard { rule: "slice".to_owned(), shard: number, shards: 4 };
         Environment { settings: Some(settings), shard: Some(shard), ..Environment::default() }
     }
 
     #[test]
-    fn a_shard_goes_on_only_as_the_same_shard_of_the_same_run() {
+    fn shard_resumes_only_as_the_same_shard() {
         assert_eq!(shard(1, "a").conflict(&shard(1, "a")), None);
         assert_eq!(shard(1, "a").conflict(&shard(2, "a")).unwrap().there, "slice:2/4");
         assert_eq!(shard(1, "a").conflict(&shard(1, "b")).unwrap().what, "--filter");
         let whole = Environment { shard: None, ..shard(1, "a") };
         assert_eq!(whole.conflict(&shard(1, "a")).unwrap().here, "the whole run");
         let wider = Environment { settings: None, ..whole.clone() };
-        assert_eq!(wider.conflict(&whole), None, "a run of its own may grow");
+        assert_eq!(wider.conflict(&whole), None, "a whole run may grow");
     }
 
     #[test]
-    fn all_that_keeps_shards_apart_is_named() {
+    fn every_difference_between_shards_is_named() {
         assert_eq!(shard(1, "a").unlike_shards(&shard(2, "a")), []);
         let mut other = shard(2, "b");
         other.commit = "abc".to_owned();
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn an_environment_without_the_newer_fields_can_be_read() {
+    fn old_environment_can_be_read() {
         let json = serde_json::to_value(Environment::default()).unwrap();
         assert!(json.get("shard").is_none() && json.get("settings").is_none());
         assert_eq!(serde_json::from_value::<Environment>(json).unwrap(), Environment::default());

@@ -1,4 +1,4 @@
-//! What can go wrong with a run's files.
+//! What can go wrong with the files of a run.
 
 use std::{
     io,
@@ -7,120 +7,68 @@ use std::{
 
 /// A run folder that cannot be written, read or continued.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum ReportError {
-    /// The file system said no.
+    /// A file or folder cannot be read or written.
     #[error("{path}: {source}")]
-    Io {
-        /// Which file or folder.
-        path: PathBuf,
-        /// What it said.
-        source: io::Error,
-    },
-    /// The folder holds a run already.
-    #[error("{path} holds a run already: go on with --resume {path}, or choose another folder")]
-    Occupied {
-        /// Which folder.
-        path: PathBuf,
-    },
-    /// There is nothing of that name.
+    Io { path: PathBuf, source: io::Error },
+    /// The folder already holds a run.
+    #[error("{path} already holds a run: continue it with --resume {path}, or choose another folder")]
+    Occupied { path: PathBuf },
+    /// The folder does not exist.
     #[error("{path}: no such folder")]
-    NoFolder {
-        /// Which folder.
-        path: PathBuf,
-    },
-    /// A file where a folder is meant.
-    #[error("{path} is a file; the folder of a run is meant")]
-    NotAFolder {
-        /// Which file.
-        path: PathBuf,
-    },
-    /// There is no run to go on with.
+    NoFolder { path: PathBuf },
+    /// The path names a file, not a folder.
+    #[error("{path} is a file; name the folder of a run")]
+    NotAFolder { path: PathBuf },
+    /// The folder holds no run.
     #[error("{path} holds no run: it has no env.json")]
-    NoRun {
-        /// Which folder.
-        path: PathBuf,
-    },
-    /// The run was made elsewhere or otherwise; its rows must not be mixed with new ones.
+    NoRun { path: PathBuf },
+    /// The folder's run has another environment, so its rows cannot be mixed with new ones.
     #[error("{path} cannot be resumed: its {what} is '{there}', this run's is '{here}'")]
-    OtherEnvironment {
-        /// Which folder.
-        path: PathBuf,
-        /// What differs.
-        what: &'static str,
-        /// Its value in this run.
-        here: String,
-        /// Its value in the folder.
-        there: String,
-    },
-    /// The run is one of other cases; its rows must not be mixed with new ones.
+    OtherEnvironment { path: PathBuf, what: &'static str, here: String, there: String },
+    /// The folder's run has other cases, so its rows cannot be mixed with new ones.
     #[error(
-        "{path} holds the case {case_id}, which is none of this run's; resume with the same suites, filters and limit"
+        "{path} holds the case {case_id}, which is not part of this run; resume with the same suites, filters and limit"
     )]
-    OtherCases {
-        /// Which folder.
-        path: PathBuf,
-        /// The first case that is none of this run's.
-        case_id: String,
-    },
-    /// The folder is a shard whose cases were dealt out otherwise.
+    OtherCases { path: PathBuf, case_id: String },
+    /// The folder is a shard with another plan.
     #[error(
-        "{path} cannot be resumed: its plan.csv deals out other cases than this run, or otherwise; resume with the \
+        "{path} cannot be resumed: its plan.csv has other cases or another distribution than this run; resume with the \
          same suites, filters, partition and trace files"
     )]
-    OtherPlan {
-        /// Which folder.
-        path: PathBuf,
-    },
-    /// The folder is no part of a run.
-    #[error("{path} is no shard: its run was not made with --partition")]
-    NoShard {
-        /// Which folder.
-        path: PathBuf,
-    },
-    /// The shards are not one whole run.
-    #[error("the shards are not one whole run: {reason}")]
-    NotWhole {
-        /// The first reason.
-        reason: String,
-    },
+    OtherPlan { path: PathBuf },
+    /// The folder is not a shard.
+    #[error("{path} is not a shard: its run was made without --partition")]
+    NoShard { path: PathBuf },
+    /// The shards do not form one complete run.
+    #[error("the shards do not form one complete run: {reason}")]
+    NotWhole { reason: String },
     /// The columns are those of another version of this program.
     #[error("{path}: the columns are not those of schema {schema}")]
-    OtherColumns {
-        /// Which file.
-        path: PathBuf,
-        /// The schema that this program writes.
-        schema: u32,
-    },
-    /// A row that cannot be understood.
+    OtherColumns { path: PathBuf, schema: u32 },
+    /// A row cannot be read.
     #[error("{path}:{line}: {reason}")]
-    Row {
-        /// Which file.
-        path: PathBuf,
-        /// Which line, from 1.
-        line: u64,
-        /// Why.
-        reason: String,
-    },
-    /// A JSON file that cannot be understood.
+    Row { path: PathBuf, line: u64, reason: String },
+    /// A JSON file cannot be read.
     #[error("{path}: {source}")]
-    Json {
-        /// Which file.
-        path: PathBuf,
-        /// Why, with line and column.
-        source: serde_json::Error,
-    },
-    /// Rows that cannot be written as CSV.
+    Json { path: PathBuf, source: serde_json::Error },
+    /// Rows cannot be written as CSV.
     #[error(transparent)]
     Csv(#[from] csv::Error),
+    /// The result has no rows of one kind.
+    #[error("this result has no CSV form; choose --format json")]
+    NoCsv,
 }
 
 impl ReportError {
-    /// For `map_err`: the file system said no to `path`.
+    /// For `map_err`: `path` cannot be read or written.
     pub(super) fn io(path: &Path) -> impl FnOnce(io::Error) -> ReportError + '_ {
         move |source| ReportError::Io { path: path.to_owned(), source }
     }
 
-    /// For `map_err`: the JSON in `path` cannot be understood.
+    /// For `map_err`: the JSON in `path` is not valid.
     pub(super) fn json(path: &Path) -> impl FnOnce(serde_json::Error) -> ReportError + '_ {
         move |source| ReportError::Json { path: path.to_owned(), source }
     }

@@ -1,4 +1,4 @@
-//! The folder that a run leaves behind.
+//! The folders that runs write: cases ([`RunFolder`]), claims and techniques ([`RecordFolder`]).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,31 +10,35 @@ use std::{
 
 use flate2::{Compression, read::GzDecoder, write::GzEncoder};
 
-use super::{Difference, Environment, ReportError, comparison, rows, rows::RowFile, summary};
+use super::{
+    Environment, EnvironmentDifference, ReportError, cases,
+    rows::{self, CsvRow, RowFile},
+    scenario,
+};
 use crate::measure::{CaseDetail, CaseRecord, TimingRecord, file_stem};
 
 /// A run's folder: `env.json`, `runs.csv`, `timings.csv`, `cases/`, and after [`finish`](RunFolder::finish)
 /// `comparison.csv` and `summary.md`.
 ///
-/// Cases may be added from several threads, in any order: every row is on disk before the next case can begin on that
-/// thread, and `finish` puts them in the suite's order.
+/// Cases may be added from several threads, in any order. Every row is on disk before the next case
+/// begins on that thread, and `finish` sorts them in the suite's order.
 #[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,
     environment: Environment,
-    content: Mutex<Content>,
+    content: Mutex<RunRows>,
 }
 
 #[derive(Debug)]
-struct Content {
+struct RunRows {
     runs: RowFile<CaseRecord>,
     records: Vec<CaseRecord>,
-    /// The file is made with the first row: most runs time nothing.
+    /// Created with the first row: most runs have no wall-clock times.
     timings: Option<RowFile<TimingRecord>>,
     timing_records: Vec<TimingRecord>,
 }
 
-/// Makes a folder with its `env.json`. One that holds a run already is refused.
+/// Creates a folder with its `env.json`. A folder that already holds a run is refused.
 pub(super) fn begin(path: &Path, environment: &Environment) -> Result<(), ReportError> {
     let env_path = path.join("env.json");
     if env_path.exists() || path.join("runs.csv").exists() {
@@ -49,11 +53,11 @@ pub(super) fn begin(path: &Path, environment: &Environment) -> Result<(), Report
     rows::replace(&env_path, &json)
 }
 
-/// The environment of a folder whose rows may stand beside those of `environment`; otherwise what forbids it.
+/// The environment of a folder, if its rows may be mixed with rows of `environment`.
 pub(super) fn check_environment(path: &Path, environment: &Environment) -> Result<Environment, ReportError> {
     let there = read_environment(path)?;
     match environment.conflict(&there) {
-        Some(Difference { what, here, there }) => {
+        Some(EnvironmentDifference { what, here, there }) => {
             Err(ReportError::OtherEnvironment { path: path.to_owned(), what, here, there })
         }
         None => Ok(there),
@@ -61,31 +65,31 @@ pub(super) fn check_environment(path: &Path, environment: &Environment) -> Resul
 }
 
 impl RunFolder {
-    /// Makes a folder for a new run. One that holds a run already is refused.
+    /// Creates a folder for a new run. A folder that already holds a run is refused.
     pub fn create(path: &Path, environment: &Environment) -> Result<RunFolder, ReportError> {
         begin(path, environment)?;
         fs::create_dir_all(path.join("cases")).map_err(ReportError::io(path))?;
         RunFolder::with_rows(path, environment, Vec::new(), Vec::new())
     }
 
-    /// Goes on with a run of the cases `case_ids` that was interrupted. What a crash left half-written is dropped, and so
-    /// are the rows of cases that must run again: those that broke, and those whose files cannot be read. A run from another device, commit or seed is refused, and so is one of
-    /// other cases: its rows would not be comparable. What is refused is left as it is.
+    /// Continues an interrupted run of the cases `case_ids`. Half-written rows, and rows of cases that
+    /// must run again (failed, or with unreadable files), are dropped. A run with another environment
+    /// or other cases is refused and left unchanged: its rows would not be comparable.
     pub fn resume(path: &Path, environment: &Environment, case_ids: &[String]) -> Result<RunFolder, ReportError> {
         let there = check_environment(path, environment)?;
         let mut records: Vec<CaseRecord> = rows::read(&path.join("runs.csv"))?;
         let timings: Vec<TimingRecord> = rows::read(&path.join("timings.csv"))?;
         let known: BTreeSet<&String> = case_ids.iter().collect();
         let held = records.iter().map(|row| &row.case_id).chain(timings.iter().map(|row| &row.case_id));
-        if let Some(stranger) = held.into_iter().find(|case_id| !known.contains(case_id)) {
-            return Err(ReportError::OtherCases { path: path.to_owned(), case_id: stranger.clone() });
+        if let Some(other) = held.into_iter().find(|case_id| !known.contains(case_id)) {
+            return Err(ReportError::OtherCases { path: path.to_owned(), case_id: other.clone() });
         }
         records.retain(|record| record.status.is_final() && !is_damaged(path, &record.case_id));
         fs::create_dir_all(path.join("cases")).map_err(ReportError::io(path))?;
         RunFolder::with_rows(path, &there, records, timings)
     }
 
-    /// A folder with these rows and no others.
+    /// A folder with exactly these rows.
     pub(super) fn with_rows(
         path: &Path,
         environment: &Environment,
@@ -100,20 +104,14 @@ impl RunFolder {
         Ok(RunFolder {
             path: path.to_owned(),
             environment: environment.clone(),
-            content: Mutex::new(Content { runs, records, timings, timing_records }),
+            content: Mutex::new(RunRows { runs, records, timings, timing_records }),
         })
     }
 
-    /// Where it is.
+    /// Its path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
-    }
-
-    /// Where and how the run was made.
-    #[must_use]
-    pub fn environment(&self) -> &Environment {
-        &self.environment
     }
 
     /// The ids of the cases that need not run again.
@@ -127,13 +125,7 @@ impl RunFolder {
             .collect()
     }
 
-    /// The ids of the cases that have been timed.
-    #[must_use]
-    pub fn timed_cases(&self) -> BTreeSet<String> {
-        self.content().timing_records.iter().map(|record| record.case_id.clone()).collect()
-    }
-
-    /// Adds a case. Its file is complete before its row appears, so a row always has its file.
+    /// Adds a case. Its file is written before its row, so that every row has its file.
     pub fn append(&self, record: &CaseRecord, detail: &CaseDetail) -> Result<(), ReportError> {
         let path = detail_path(&self.path, &record.case_id);
         rows::replace(&path, &compressed(detail, &path)?)?;
@@ -156,8 +148,8 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Puts the rows into the order of `case_ids` (rows of other cases follow, by id) and writes `comparison.csv`, with
-    /// ratios to the strategy `base`, and `summary.md`. Returns the rows in that order.
+    /// Sorts the rows by `case_ids` (rows of other cases follow, by id), writes `comparison.csv` with
+    /// ratios to the strategy `base`, and `summary.md`. Returns the sorted rows.
     pub fn finish(&self, case_ids: &[String], base: &str) -> Result<Vec<CaseRecord>, ReportError> {
         let mut content = self.content();
         let records = in_order(&content.records, case_ids, |record| (&record.case_id, 0));
@@ -168,20 +160,96 @@ impl RunFolder {
             content.timings = Some(RowFile::write(&self.path.join("timings.csv"), &timings)?);
             content.timing_records = timings;
         }
-        rows::replace(&self.path.join("comparison.csv"), comparison::csv(&records, base)?.as_bytes())?;
-        rows::replace(&self.path.join("summary.md"), summary::markdown(&self.environment, &records).as_bytes())?;
+        rows::save(&self.path.join("comparison.csv"), &scenario::comparison_csv(&records, base)?)?;
+        rows::save(&self.path.join("summary.md"), &cases::summary(&self.environment, &records))?;
         content.records.clone_from(&records);
         Ok(records)
     }
 
-    /// A panic on another thread cannot leave the content half-changed: the lock is held for whole rows only.
-    fn content(&self) -> MutexGuard<'_, Content> {
+    /// A poisoned lock is safe to use: it is held for whole rows only.
+    fn content(&self) -> MutexGuard<'_, RunRows> {
         self.content.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Copies what is needed to compare with a run to `place`, instead of whatever run is there. A crash leaves no half of it
-/// under that name.
+/// A record that has a folder of its own: `env.json`, `NAME.csv` and `NAME.md`.
+pub trait FolderRecord: CsvRow + Clone {
+    /// The name of its files.
+    const NAME: &'static str;
+
+    /// Which row it is.
+    fn id(&self) -> String;
+
+    /// Whether it need not be measured again.
+    fn is_final(&self) -> bool {
+        true
+    }
+
+    /// The Markdown page.
+    fn page(records: &[Self]) -> String;
+}
+
+/// A folder of records: every row is on disk before the next one is measured.
+#[derive(Debug)]
+pub struct RecordFolder<T> {
+    path: PathBuf,
+    table: RowFile<T>,
+    records: Vec<T>,
+}
+
+impl<T: FolderRecord> RecordFolder<T> {
+    /// A new folder, or the rest of an interrupted one. A folder that already holds a run cannot be
+    /// created; a run with another environment cannot be resumed.
+    pub fn open(path: &Path, environment: &Environment, resumes: bool) -> Result<RecordFolder<T>, ReportError> {
+        if !resumes {
+            begin(path, environment)?;
+            return RecordFolder::with(path, Vec::new());
+        }
+        check_environment(path, environment)?;
+        let mut records: Vec<T> = RecordFolder::read(path)?;
+        records.retain(T::is_final);
+        RecordFolder::with(path, records)
+    }
+
+    /// The folder, with exactly these rows.
+    pub(super) fn with(path: &Path, records: Vec<T>) -> Result<RecordFolder<T>, ReportError> {
+        let table = RowFile::write(&Self::csv(path), &records)?;
+        Ok(RecordFolder { path: path.to_owned(), table, records })
+    }
+
+    /// The rows of a folder.
+    pub(super) fn read(path: &Path) -> Result<Vec<T>, ReportError> {
+        rows::read(&Self::csv(path))
+    }
+
+    pub(super) fn csv(path: &Path) -> PathBuf {
+        path.join(T::NAME).with_extension("csv")
+    }
+
+    /// Whether the row is there.
+    #[must_use]
+    pub fn has(&self, id: &str) -> bool {
+        self.records.iter().any(|record| record.id() == id)
+    }
+
+    /// Adds a row.
+    pub fn append(&mut self, record: &T) -> Result<(), ReportError> {
+        self.table.append(record)?;
+        self.records.push(record.clone());
+        Ok(())
+    }
+
+    /// Sorts the rows by `ids`, writes the page, and returns the rows.
+    pub fn finish(mut self, ids: &[String]) -> Result<Vec<T>, ReportError> {
+        self.records.sort_by_key(|record| ids.iter().position(|id| *id == record.id()).unwrap_or(ids.len()));
+        RowFile::write(&Self::csv(&self.path), &self.records)?;
+        rows::save(&self.path.join(T::NAME).with_extension("md"), &T::page(&self.records))?;
+        Ok(self.records)
+    }
+}
+
+/// Copies the files needed for comparisons to `place`, replacing the run there. The copy is complete
+/// before it gets its name.
 pub fn copy_run(folder: &Path, place: &Path) -> Result<(), ReportError> {
     let mut beside = place.as_os_str().to_owned();
     beside.push(".new");
@@ -207,7 +275,7 @@ pub fn copy_run(folder: &Path, place: &Path) -> Result<(), ReportError> {
     fs::rename(&beside, place).map_err(ReportError::io(place))
 }
 
-/// The rows of a finished or unfinished run, in file order.
+/// The rows of a run, finished or not, in file order.
 pub fn read_records(folder: &Path) -> Result<Vec<CaseRecord>, ReportError> {
     rows::read(&folder.join("runs.csv"))
 }
@@ -217,7 +285,7 @@ pub fn read_timings(folder: &Path) -> Result<Vec<TimingRecord>, ReportError> {
     rows::read(&folder.join("timings.csv"))
 }
 
-/// Where and how a run was made.
+/// The environment of a run.
 pub fn read_environment(folder: &Path) -> Result<Environment, ReportError> {
     let path = folder.join("env.json");
     if !path.is_file() {
@@ -232,23 +300,24 @@ pub fn read_environment(folder: &Path) -> Result<Environment, ReportError> {
     serde_json::from_slice(&text).map_err(ReportError::json(&path))
 }
 
-/// Whether a case left something behind beside its row: published folders hold rows only.
+/// Whether a case has a detail file; published folders have none.
 pub(super) fn has_detail(folder: &Path, case_id: &str) -> bool {
     detail_path(folder, case_id).is_file()
 }
 
-/// Whether the file of a case was cut short, spoilt or lost. Published folders hold rows only, and miss nothing.
+/// Whether the detail file of a case is missing or unreadable. Published folders have no such files
+/// and are not damaged.
 pub(super) fn is_damaged(folder: &Path, case_id: &str) -> bool {
     let read = |file| io::copy(&mut GzDecoder::new(io::BufReader::new(file)), &mut io::sink());
     folder.join("cases").is_dir() && fs::File::open(detail_path(folder, case_id)).and_then(read).is_err()
 }
 
-/// Where the detail of a case is.
+/// The path of the detail file of a case.
 pub(super) fn detail_path(folder: &Path, case_id: &str) -> PathBuf {
     folder.join("cases").join(format!("{}.json.gz", file_stem(case_id)))
 }
 
-/// What a case left behind beside its row.
+/// The detail of a case.
 pub fn read_detail(folder: &Path, case_id: &str) -> Result<CaseDetail, ReportError> {
     let path = detail_path(folder, case_id);
     let file = fs::File::open(&path).map_err(ReportError::io(&path))?;
@@ -256,17 +325,18 @@ pub fn read_detail(folder: &Path, case_id: &str) -> Result<CaseDetail, ReportErr
     serde_json::from_reader(text).map_err(ReportError::json(&path))
 }
 
-/// The time stamp in a gzip header stays zero, so that the same case gives the same bytes.
+/// The gzip header has no time stamp, so that the same case gives the same bytes.
 fn compressed(detail: &CaseDetail, path: &Path) -> Result<Vec<u8>, ReportError> {
-    // As one piece: the encoder clears what is left of its buffer at every write, and JSON is written word by word.
+    // In one write: the encoder clears the rest of its buffer at every write, and serde_json writes
+    // word by word.
     let mut json = serde_json::to_vec(detail).map_err(ReportError::json(path))?;
     json.push(b'\n');
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
     encoder.write_all(&json).and_then(|()| encoder.finish()).map_err(ReportError::io(path))
 }
 
-/// One row for each key (a case, and which of its rows), the last one where a case ran twice: first in the order of
-/// `case_ids`, then the others by id.
+/// One row per key, the last one where a case ran twice: first in the order of `case_ids`, then the
+/// others by id.
 fn in_order<T: Clone>(rows: &[T], case_ids: &[String], key: impl Fn(&T) -> (&String, u16)) -> Vec<T> {
     let places: BTreeMap<&String, usize> = case_ids.iter().zip(0..).collect();
     let last: BTreeMap<(usize, &String, u16), &T> = rows
@@ -285,6 +355,10 @@ mod tests {
 
     use super::*;
     use crate::{
+        answer::{
+            claims::{ClaimRecord, Verdict},
+            techniques::{TechniqueRecord, row_id},
+        },
         base::{KIB, StreamId, TagId},
         measure::{
             CaseLabel, Status,
@@ -336,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_cases_give_the_same_bytes_in_whatever_order_they_finish() {
+    fn order_of_completion_does_not_matter() {
         let (one, other) = (TempDir::new().unwrap(), TempDir::new().unwrap());
         write_run(one.path(), &["a", "b", "c"]);
         write_run(other.path(), &["c", "a", "b"]);
@@ -346,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copied_run_replaces_the_one_of_that_name_and_nothing_else() {
+    fn copied_run_replaces_only_runs() {
         let folder = TempDir::new().unwrap();
         let (run, kept) = (folder.path().join("run"), folder.path().join("kept"));
         write_run(&run, &["a", "b"]);
@@ -375,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_cut_short_by_a_crash_is_dropped_wherever_it_was_cut() {
+    fn cut_line_is_dropped() {
         let folder = TempDir::new().unwrap();
         let run = RunFolder::create(folder.path(), &environment()).unwrap();
         for workload in ["a", "b"] {
@@ -396,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resumed_run_ends_like_one_that_was_never_interrupted() {
+    fn resumed_run_equals_uninterrupted_run() {
         let (straight, resumed) = (TempDir::new().unwrap(), TempDir::new().unwrap());
         write_run(straight.path(), &["a", "b", "c"]);
         let run = RunFolder::create(resumed.path(), &environment()).unwrap();
@@ -417,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_refused_where_rows_would_be_mixed() {
+    fn other_environment_is_refused() {
         let folder = TempDir::new().unwrap();
         assert!(matches!(
             RunFolder::resume(folder.path(), &environment(), &all_cases()),
@@ -434,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spoilt_row_is_named_by_its_line() {
+    fn bad_row_is_named_by_its_line() {
         let folder = TempDir::new().unwrap();
         write_run(folder.path(), &["a"]);
         let runs = folder.path().join("runs.csv");
@@ -446,13 +520,12 @@ mod tests {
     }
 
     #[test]
-    fn times_have_a_file_of_their_own() {
+    fn timings_have_their_own_file() {
         let folder = TempDir::new().unwrap();
         let run = RunFolder::create(folder.path(), &environment()).unwrap();
         let timing = |case_id: &str| TimingRecord { case_id: case_id.to_owned(), ..TimingRecord::default() };
         run.append_timing(&timing("b")).unwrap();
         run.append_timing(&timing("a")).unwrap();
-        assert_eq!(run.timed_cases().len(), 2);
         run.finish(&["a".to_owned(), "b".to_owned()], "shelf").unwrap();
         assert_eq!(read_timings(folder.path()).unwrap(), [timing("a"), timing("b")]);
         let with_threads = |case_id, threads| TimingRecord { threads: Some(threads), ..timing(case_id) };
@@ -461,7 +534,55 @@ mod tests {
         }
         run.finish(&["b".to_owned(), "a".to_owned()], "shelf").unwrap();
         let rows = [timing("b"), with_threads("b", 2), with_threads("b", 8), timing("a")];
-        assert_eq!(read_timings(folder.path()).unwrap(), rows, "one row a case and number of threads");
+        assert_eq!(read_timings(folder.path()).unwrap(), rows, "one row per case and number of threads");
         assert_eq!(read_records(folder.path()).unwrap(), []);
+    }
+
+    #[test]
+    fn claims_are_kept_and_sorted() {
+        let folder = TempDir::new().unwrap();
+        let path = folder.path().join("run");
+        let row = |id: &str| ClaimRecord {
+            id: id.to_owned(),
+            verdict: Verdict::Depends,
+            lesson: "Sometimes.".to_owned(),
+            ..ClaimRecord::default()
+        };
+        let open = |resumes| RecordFolder::<ClaimRecord>::open(&path, &environment(), resumes);
+        let mut files = open(false).unwrap();
+        files.append(&row("second")).unwrap();
+        drop(files);
+        assert!(open(false).is_err(), "a run is not overwritten");
+        let mut files = open(true).unwrap();
+        assert!(files.has("second") && !files.has("first"));
+        files.append(&row("first")).unwrap();
+        let records = files.finish(&["first".to_owned(), "second".to_owned()]).unwrap();
+        assert_eq!(records.iter().map(|record| record.id.as_str()).collect::<Vec<_>>(), ["first", "second"]);
+        let csv = fs::read_to_string(path.join("claims.csv")).unwrap();
+        assert!(csv.lines().nth(1).unwrap().contains("first") && csv.contains("depends"), "{csv}");
+        assert!(fs::read_to_string(path.join("claims.md")).unwrap().contains("**second**: Sometimes."));
+    }
+
+    #[test]
+    fn failed_techniques_run_again() {
+        let folder = TempDir::new().unwrap();
+        let path = folder.path().join("run");
+        let row = |technique: &str, status| TechniqueRecord {
+            model: "gpt".to_owned(),
+            technique: technique.to_owned(),
+            title: technique.to_owned(),
+            status,
+            ..TechniqueRecord::default()
+        };
+        let mut files = RecordFolder::open(&path, &environment(), false).unwrap();
+        files.append(&row("amp", Status::Completed)).unwrap();
+        files.append(&row("ckpt", Status::Error)).unwrap();
+        drop(files);
+        let mut files = RecordFolder::<TechniqueRecord>::open(&path, &environment(), true).unwrap();
+        assert!(files.has(&row_id("gpt", "amp")) && !files.has(&row_id("gpt", "ckpt")));
+        files.append(&row("base", Status::Completed)).unwrap();
+        let records = files.finish(&[row_id("gpt", "base")]).unwrap();
+        assert_eq!(records[0].technique, "base");
+        assert!(fs::read_to_string(path.join("techniques.md")).unwrap().contains("| amp"));
     }
 }

@@ -1,22 +1,22 @@
-//! Shards of a run put together: what one process would have written.
+//! Merges the shards of a run into the folder that one process would have written.
 //!
-//! `oomph report` opens the folders, says what keeps them from being one whole run, and has them merged. Everything comes
-//! from their files, so that it can be done on another machine than those that ran them.
+//! Everything comes from the files of the shards, so merging works on any machine. `oomph report`
+//! shows what is wrong with them and merges them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt, fs,
+    fs,
     path::{Path, PathBuf},
 };
 
 use super::{
-    ClaimFiles, Difference, Environment, PlannedCase, ReportError, RunFolder, Settings, Shard, TechniqueFiles,
-    ThresholdFiles, folder, plan, rows,
+    Environment, EnvironmentDifference, PlannedCase, RecordFolder, ReportError, RunFolder, Shard, ThresholdFiles,
+    command_line, folder, folder::FolderRecord, render::counted,
 };
 use crate::{
     answer::{
         claims::ClaimRecord,
-        techniques::{TechniqueRecord, row_id},
+        techniques::TechniqueRecord,
         threshold::{ThresholdDetail, ThresholdStatus},
     },
     measure::{CaseRecord, Status, TimingRecord},
@@ -25,100 +25,37 @@ use crate::{
 /// More cases than this are counted, not named.
 const MOST_NAMED: usize = 10;
 
-/// The folders of shards, and what keeps them from being one whole run.
+/// The folders of shards, and why they do not form one complete run.
 #[derive(Debug)]
 pub struct Shards {
-    parts: Vec<Part>,
-    flaws: Vec<Flaw>,
+    folders: Vec<ShardFolder>,
+    problems: Vec<String>,
 }
 
-/// What was put together.
+/// The size of a merged run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Merged {
-    /// So many cases.
+pub struct MergedRun {
+    /// The number of cases.
     pub cases: usize,
-    /// From so many shards.
+    /// The number of shards.
     pub shards: usize,
 }
 
-/// Why shards are not one whole run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Flaw {
-    /// A shard was made otherwise than another.
-    Differs {
-        /// Which folder.
-        path: PathBuf,
-        /// The folder that it is compared with.
-        than: PathBuf,
-        /// What differs.
-        difference: Difference,
-    },
-    /// A shard has no plan, or another one: its run had other cases.
-    OtherPlan {
-        /// Which folder.
-        path: PathBuf,
-        /// The folder that it is compared with.
-        than: PathBuf,
-    },
-    /// Two folders hold the same shard.
-    SameShard {
-        /// Which shard.
-        shard: Shard,
-        /// The folders.
-        folders: [PathBuf; 2],
-    },
-    /// No folder holds the shard.
-    MissingShard {
-        /// Which shard.
-        shard: Shard,
-        /// Its cases.
-        case_ids: Vec<String>,
-    },
-    /// A shard is not finished.
-    Missing {
-        /// Which folder.
-        path: PathBuf,
-        /// The cases that it should hold.
-        case_ids: Vec<String>,
-    },
-    /// The files of cases were cut short or lost, such as by a copy that was not finished.
-    Damaged {
-        /// Which folder.
-        path: PathBuf,
-        /// The cases.
-        case_ids: Vec<String>,
-    },
-    /// Cases are in two folders.
-    Double {
-        /// The folders.
-        folders: [PathBuf; 2],
-        /// The cases.
-        case_ids: Vec<String>,
-    },
-    /// A folder has cases that are none of the run's.
-    Strange {
-        /// Which folder.
-        path: PathBuf,
-        /// The cases.
-        case_ids: Vec<String>,
-    },
-}
-
-/// One folder.
+/// The folder of one shard.
 #[derive(Debug)]
-struct Part {
+struct ShardFolder {
     path: PathBuf,
     environment: Environment,
     shard: Shard,
     plan: Option<Vec<PlannedCase>>,
-    rows: Rows,
-    /// Cases whose files cannot be read.
+    rows: ShardRows,
+    /// Cases whose detail files cannot be read.
     damaged: Vec<String>,
 }
 
-/// The rows of cases that ended.
+/// The rows of cases that were not interrupted.
 #[derive(Debug, Default)]
-struct Rows {
+struct ShardRows {
     records: Vec<CaseRecord>,
     timings: Vec<TimingRecord>,
     thresholds: Vec<ThresholdDetail>,
@@ -127,41 +64,37 @@ struct Rows {
 }
 
 impl Shards {
-    /// Reads the folders and looks for what is missing, double or different. A folder that is no shard is refused.
-    pub fn open(folders: &[PathBuf]) -> Result<Shards, ReportError> {
-        let parts = folders.iter().map(|path| Part::read(path)).collect::<Result<Vec<_>, _>>()?;
-        let flaws = flaws(&parts);
-        Ok(Shards { parts, flaws })
+    /// Reads the folders and looks for missing, duplicate and different parts. A folder that is not a
+    /// shard is refused.
+    pub fn open(paths: &[PathBuf]) -> Result<Shards, ReportError> {
+        let folders = paths.iter().map(|path| ShardFolder::read(path)).collect::<Result<Vec<_>, _>>()?;
+        let problems = problems(&folders);
+        Ok(Shards { folders, problems })
     }
 
-    /// What keeps them from being one whole run.
+    /// Why they do not form one complete run, one message per problem.
     #[must_use]
-    pub fn flaws(&self) -> &[Flaw] {
-        &self.flaws
+    pub fn problems(&self) -> &[String] {
+        &self.problems
     }
 
-    /// Writes into the new folder `place` what one process would have written, in the order of its cases. Shards with
-    /// flaws are refused.
-    pub fn merge(&self, place: &Path) -> Result<Merged, ReportError> {
-        let (Some(first), None) = (self.parts.first(), self.flaws.first()) else {
-            let reason = self.flaws.first().map_or_else(|| "there are none".to_owned(), Flaw::to_string);
-            return Err(ReportError::NotWhole { reason });
+    /// Writes the merged run into the new folder `place`. Shards with problems are refused.
+    pub fn merge(&self, place: &Path) -> Result<MergedRun, ReportError> {
+        let (Some(first), None) = (self.folders.first(), self.problems.first()) else {
+            let reason = self.problems.first().map_or("there are none", String::as_str);
+            return Err(ReportError::NotWhole { reason: reason.to_owned() });
         };
         let environment = self.environment(first);
-        let base = environment.settings.as_ref().map_or("", |settings: &Settings| settings.base.as_str());
+        let base = environment.settings.as_ref().map_or("", |settings| settings.base.as_str());
         let case_ids: Vec<String> = first.plan.iter().flatten().map(|case| case.case_id.clone()).collect();
-        let places: BTreeMap<&str, usize> = case_ids.iter().map(String::as_str).zip(0..).collect();
-        let place_of = |id: &str| places.get(id).copied().unwrap_or(usize::MAX);
         folder::begin(place, &environment)?;
         if self.has_file("techniques.csv") {
-            let files = TechniqueFiles::with(place, self.all(|rows| &rows.techniques))?;
-            files.finish(|record| place_of(&technique_id(record)))?;
+            RecordFolder::with(place, self.all(|rows| &rows.techniques))?.finish(&case_ids)?;
         } else if self.has_file("claims.csv") {
-            let files = ClaimFiles::with(place, self.all(|rows| &rows.claims))?;
-            files.finish(|record| place_of(&record.id))?;
+            RecordFolder::with(place, self.all(|rows| &rows.claims))?.finish(&case_ids)?;
         } else {
-            for part in &self.parts {
-                part.copy_details(place)?;
+            for folder in &self.folders {
+                folder.copy_details(place)?;
             }
             let run = RunFolder::with_rows(place, &environment, self.records(), self.all(|rows| &rows.timings))?;
             run.finish(&case_ids, base)?;
@@ -169,7 +102,7 @@ impl Shards {
                 ThresholdFiles::with(place, self.all(|rows| &rows.thresholds)).finish(&case_ids)?;
             }
         }
-        Ok(Merged { cases: case_ids.len(), shards: self.parts.len() })
+        Ok(MergedRun { cases: case_ids.len(), shards: self.folders.len() })
     }
 
     /// The rows of all cases, shard by shard.
@@ -179,22 +112,23 @@ impl Shards {
     }
 
     fn has_file(&self, name: &str) -> bool {
-        self.parts.iter().any(|part| part.path.join(name).is_file())
+        self.folders.iter().any(|folder| folder.path.join(name).is_file())
     }
 
-    fn all<T: Clone>(&self, of: impl Fn(&Rows) -> &Vec<T>) -> Vec<T> {
-        self.parts.iter().flat_map(|part| of(&part.rows)).cloned().collect()
+    fn all<T: Clone>(&self, of: impl Fn(&ShardRows) -> &Vec<T>) -> Vec<T> {
+        self.folders.iter().flat_map(|folder| of(&folder.rows)).cloned().collect()
     }
 
-    /// That of the first folder, with the time at which the first shard began, the names of all machines, and the command
-    /// that one process would have had.
-    fn environment(&self, first: &Part) -> Environment {
-        let all = || self.parts.iter().map(|part| &part.environment);
+    /// The environment of the first folder, with the earliest start, the names of all machines, and
+    /// the command that one process would have had.
+    fn environment(&self, first: &ShardFolder) -> Environment {
+        let all = || self.folders.iter().map(|folder| &folder.environment);
         let machines: BTreeSet<&str> = all().map(|run| run.machine.as_str()).collect();
+        let command = command_line::without(&first.environment.command, &command_line::OPTIONS_OF_ONE_PROCESS);
         Environment {
             started: all().map(|run| &run.started).min().unwrap_or(&first.environment.started).clone(),
             machine: machines.into_iter().collect::<Vec<_>>().join(", "),
-            command: without_values(&first.environment.command, &OF_ONE_SHARD),
+            command: command.into_iter().map(str::to_owned).collect(),
             shard: None,
             merged_shards: Some(first.shard.shards),
             ..first.environment.clone()
@@ -202,42 +136,24 @@ impl Shards {
     }
 }
 
-/// Options that only one shard has, each with a value.
-const OF_ONE_SHARD: [&str; 4] = ["--partition", "--output", "-o", "--resume"];
-
-/// A command line without these options and their values.
-fn without_values(command: &[String], options: &[&str]) -> Vec<String> {
-    let mut kept = Vec::with_capacity(command.len());
-    let mut words = command.iter();
-    while let Some(word) = words.next() {
-        let name = word.split_once('=').map_or(word.as_str(), |(name, _)| name);
-        if !options.contains(&name) {
-            kept.push(word.clone());
-        } else if name == word {
-            words.next();
-        }
-    }
-    kept
-}
-
-impl Part {
-    fn read(path: &Path) -> Result<Part, ReportError> {
+impl ShardFolder {
+    fn read(path: &Path) -> Result<ShardFolder, ReportError> {
         let environment = folder::read_environment(path)?;
         let Some(shard) = environment.shard.clone() else {
             return Err(ReportError::NoShard { path: path.to_owned() });
         };
-        let rows = Rows::read(path)?;
+        let rows = ShardRows::read(path)?;
         let case_ids = rows.records.iter().map(|record| &record.case_id);
         let damaged = case_ids.filter(|id| folder::is_damaged(path, id)).cloned().collect();
-        Ok(Part { path: path.to_owned(), environment, shard, plan: plan::read(path)?, rows, damaged })
+        Ok(ShardFolder { path: path.to_owned(), environment, shard, plan: PlannedCase::read(path)?, rows, damaged })
     }
 
-    /// Copies what cases left behind beside their rows. Where nobody left anything there is no folder for it.
+    /// Copies the detail files of cases, where there are any.
     fn copy_details(&self, place: &Path) -> Result<(), ReportError> {
         let cases = place.join("cases");
         for record in &self.rows.records {
             let from = folder::detail_path(&self.path, &record.case_id);
-            // Published folders hold rows only.
+            // Published folders have rows only.
             if from.is_file() {
                 fs::create_dir_all(&cases).map_err(ReportError::io(&cases))?;
                 fs::copy(&from, folder::detail_path(place, &record.case_id)).map_err(ReportError::io(&from))?;
@@ -247,14 +163,14 @@ impl Part {
     }
 }
 
-impl Rows {
-    fn read(path: &Path) -> Result<Rows, ReportError> {
-        let mut rows = Rows {
+impl ShardRows {
+    fn read(path: &Path) -> Result<ShardRows, ReportError> {
+        let mut rows = ShardRows {
             records: folder::read_records(path)?,
             timings: folder::read_timings(path)?,
             thresholds: ThresholdFiles::read(path)?,
-            techniques: rows::read(&path.join("techniques.csv"))?,
-            claims: rows::read(&path.join("claims.csv"))?,
+            techniques: RecordFolder::read(path)?,
+            claims: RecordFolder::read(path)?,
         };
         rows.records.retain(|row| row.status != Status::Interrupted);
         rows.thresholds.retain(|row| row.record.status != ThresholdStatus::Interrupted);
@@ -262,131 +178,103 @@ impl Rows {
         Ok(rows)
     }
 
-    /// What each row tells about.
     fn ids(&self) -> BTreeSet<String> {
         let cases = self.records.iter().map(|row| row.case_id.clone());
         let thresholds = self.thresholds.iter().map(|row| row.record.case_id.clone());
-        let techniques = self.techniques.iter().map(technique_id);
-        cases.chain(thresholds).chain(techniques).chain(self.claims.iter().map(|row| row.id.clone())).collect()
+        let techniques = self.techniques.iter().map(FolderRecord::id);
+        cases.chain(thresholds).chain(techniques).chain(self.claims.iter().map(FolderRecord::id)).collect()
     }
 }
 
-fn technique_id(record: &TechniqueRecord) -> String {
-    row_id(&record.model, &record.technique)
-}
-
-/// Everything that keeps the parts from being one whole run: first what was made otherwise, because nothing can be said
-/// about the cases of different runs.
-fn flaws(parts: &[Part]) -> Vec<Flaw> {
-    let Some((first, others)) = parts.split_first() else { return Vec::new() };
+/// Everything that keeps the shards from being one run. Cases are only compared between shards that
+/// belong together.
+fn problems(folders: &[ShardFolder]) -> Vec<String> {
+    let Some((first, others)) = folders.split_first() else { return Vec::new() };
+    let first_path = first.path.display();
     let mut found = Vec::new();
     for other in others {
-        let (path, than) = (&other.path, &first.path);
-        let unlike = first.environment.unlike_shards(&other.environment).into_iter();
-        found.extend(unlike.map(|difference| Flaw::Differs { path: path.clone(), than: than.clone(), difference }));
+        for EnvironmentDifference { what, here, there } in first.environment.unlike_shards(&other.environment) {
+            let path = other.path.display();
+            found.push(format!("different: {path}: its {what} is '{there}', that of {first_path} is '{here}'"));
+        }
     }
-    for part in parts.iter().filter(|part| part.plan.is_none() || part.plan != first.plan) {
-        found.push(Flaw::OtherPlan { path: part.path.clone(), than: first.path.clone() });
+    for folder in folders {
+        let path = folder.path.display();
+        if folder.plan.is_none() {
+            found.push(format!("{path}: it has no plan.csv"));
+        } else if folder.plan != first.plan {
+            found.push(format!("different: {path}: its plan.csv is not that of {first_path}"));
+        }
     }
-    let mut known: BTreeMap<u32, &Part> = BTreeMap::new();
-    for part in parts {
-        if let Some(same) = known.insert(part.shard.shard, part) {
-            let folders = [same.path.clone(), part.path.clone()];
-            found.push(Flaw::SameShard { shard: part.shard.clone(), folders });
+    let mut known: BTreeMap<u32, &ShardFolder> = BTreeMap::new();
+    for folder in folders {
+        if let Some(same) = known.insert(folder.shard.shard, folder) {
+            let (one, other) = (same.path.display(), folder.path.display());
+            found.push(format!("duplicate: {one} and {other} both hold shard {}", folder.shard));
         }
     }
     if let (true, Some(plan)) = (found.is_empty(), &first.plan) {
-        found.extend(flaws_of_cases(&known, &first.shard, plan));
+        found.extend(case_problems(&known, &first.shard, plan));
     }
     found
 }
 
-/// What is missing, double or strange among the cases of shards that belong together.
-fn flaws_of_cases(parts: &BTreeMap<u32, &Part>, like: &Shard, plan: &[PlannedCase]) -> Vec<Flaw> {
+/// Missing, duplicate, unplanned and damaged cases of shards that belong together.
+fn case_problems(folders: &BTreeMap<u32, &ShardFolder>, like: &Shard, plan: &[PlannedCase]) -> Vec<String> {
     let mut found = Vec::new();
-    let mut holders: BTreeMap<String, &Part> = BTreeMap::new();
+    let mut holders: BTreeMap<String, &ShardFolder> = BTreeMap::new();
     let planned: BTreeSet<&str> = plan.iter().map(|case| case.case_id.as_str()).collect();
-    for &part in parts.values() {
-        let mut double: BTreeMap<&Path, Vec<String>> = BTreeMap::new();
-        let mut strange = Vec::new();
-        for id in part.rows.ids() {
+    for &folder in folders.values() {
+        let path = folder.path.display();
+        let mut duplicates: BTreeMap<&Path, Vec<String>> = BTreeMap::new();
+        let mut unplanned = Vec::new();
+        for id in folder.rows.ids() {
             if !planned.contains(id.as_str()) {
-                strange.push(id);
+                unplanned.push(id);
             } else if let Some(holder) = holders.get(&id) {
-                double.entry(holder.path.as_path()).or_default().push(id);
+                duplicates.entry(holder.path.as_path()).or_default().push(id);
             } else {
-                holders.insert(id, part);
+                holders.insert(id, folder);
             }
         }
-        if !strange.is_empty() {
-            found.push(Flaw::Strange { path: part.path.clone(), case_ids: strange });
+        if !unplanned.is_empty() {
+            found.push(format!("different: {path} holds cases that are not in its plan: {}", named(&unplanned)));
         }
-        found.extend(double.into_iter().map(|(holder, case_ids)| {
-            let folders = [holder.to_owned(), part.path.clone()];
-            Flaw::Double { folders, case_ids }
-        }));
+        for (holder, ids) in duplicates {
+            found.push(format!("duplicate: {} and {path} both hold {}", holder.display(), named(&ids)));
+        }
     }
-    // A shard that was dealt no case is not missed.
+    // A shard without cases may be missing.
     let mut missing: BTreeMap<u32, Vec<String>> = BTreeMap::new();
     for case in plan.iter().filter(|case| !holders.contains_key(&case.case_id)) {
         missing.entry(case.shard).or_default().push(case.case_id.clone());
     }
-    found.extend(missing.into_iter().map(|(shard, case_ids)| match parts.get(&shard) {
-        None => Flaw::MissingShard { shard: Shard { shard, ..like.clone() }, case_ids },
-        Some(part) => Flaw::Missing { path: part.path.clone(), case_ids },
-    }));
-    let damaged = parts.values().filter(|part| !part.damaged.is_empty());
-    found.extend(damaged.map(|part| Flaw::Damaged { path: part.path.clone(), case_ids: part.damaged.clone() }));
+    for (shard, ids) in missing {
+        found.push(match folders.get(&shard) {
+            None => format!("missing: shard {}, with {}", Shard { shard, ..like.clone() }, named(&ids)),
+            Some(folder) => {
+                format!("missing: {} lacks {}\n  continue it with --resume", folder.path.display(), named(&ids))
+            }
+        });
+    }
+    for folder in folders.values().filter(|folder| !folder.damaged.is_empty()) {
+        let (path, cases) = (folder.path.display(), named(&folder.damaged));
+        found.push(format!(
+            "damaged: {path}: the files in cases/ cannot be read for {cases}\n  copy the folder again, or continue it with \
+             --resume"
+        ));
+    }
     found
 }
 
-impl fmt::Display for Flaw {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Flaw::Differs { path, than, difference: Difference { what, here, there } } => {
-                write!(
-                    f,
-                    "different: {}: its {what} is '{there}', that of {} is '{here}'",
-                    path.display(),
-                    than.display()
-                )
-            }
-            Flaw::OtherPlan { path, than } if path == than => write!(f, "{}: it has no plan.csv", path.display()),
-            Flaw::OtherPlan { path, than } => {
-                write!(f, "different: {}: its plan.csv is not that of {}", path.display(), than.display())
-            }
-            Flaw::SameShard { shard, folders: [one, other] } => {
-                write!(f, "double: {} and {} both hold shard {shard}", one.display(), other.display())
-            }
-            Flaw::MissingShard { shard, case_ids } => {
-                write!(f, "missing: shard {shard}, with {}", named(case_ids))
-            }
-            Flaw::Missing { path, case_ids } => {
-                write!(f, "missing: {} is to go on with --resume: it lacks {}", path.display(), named(case_ids))
-            }
-            Flaw::Damaged { path, case_ids } => {
-                write!(f, "damaged: {} is to be copied again, or to go on with --resume: ", path.display())?;
-                write!(f, "the file in cases/ cannot be read of {}", named(case_ids))
-            }
-            Flaw::Double { folders: [one, other], case_ids } => {
-                write!(f, "double: {} and {} both hold {}", one.display(), other.display(), named(case_ids))
-            }
-            Flaw::Strange { path, case_ids } => {
-                write!(f, "different: {} holds, beside its plan, {}", path.display(), named(case_ids))
-            }
-        }
-    }
-}
-
-/// How many cases, and which.
+/// The number of cases and the first of their names.
 fn named(case_ids: &[String]) -> String {
-    let cases = if case_ids.len() == 1 { "case" } else { "cases" };
     let shown = case_ids.iter().take(MOST_NAMED).map(|id| format!("\n  {id}")).collect::<String>();
     let rest = match case_ids.len().saturating_sub(MOST_NAMED) {
         0 => String::new(),
         rest => format!("\n  and {rest} more"),
     };
-    format!("{} {cases}{shown}{rest}", case_ids.len())
+    format!("{}{shown}{rest}", counted(case_ids.len(), "case", "cases"))
 }
 
 #[cfg(test)]
@@ -394,7 +282,10 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::measure::{CaseDetail, CaseLabel};
+    use crate::{
+        measure::{CaseDetail, CaseLabel},
+        report::RunSettings,
+    };
 
     const CASES: [&str; 5] = ["a", "b", "c", "d", "e"];
 
@@ -413,7 +304,7 @@ mod tests {
         Environment {
             started: format!("2026-11-1{}T00:00:00Z", 9 - shard),
             machine: format!("machine {shard}"),
-            settings: Some(Settings { base: "caching".to_owned(), ..Settings::default() }),
+            settings: Some(RunSettings { base: "caching".to_owned(), ..RunSettings::default() }),
             shard: Some(Shard { rule: "slice".to_owned(), shard, shards: 2 }),
             ..Environment::default()
         }
@@ -423,7 +314,7 @@ mod tests {
     fn shard(folder: &TempDir, name: &str, environment: &Environment, rows: &[CaseRecord]) -> PathBuf {
         let path = folder.path().join(name);
         let run = RunFolder::create(&path, environment).unwrap();
-        super::super::write_plan(&path, &plan()).unwrap();
+        PlannedCase::write(&path, &plan()).unwrap();
         for row in rows {
             run.append_timing(&TimingRecord { case_id: row.case_id.clone(), ..TimingRecord::default() }).unwrap();
             run.append(row, &CaseDetail::unmeasured(&row.label())).unwrap();
@@ -431,13 +322,12 @@ mod tests {
         path
     }
 
-    fn flaws_of(folders: &[PathBuf]) -> Vec<String> {
-        let shards = Shards::open(folders).unwrap();
-        shards.flaws().iter().map(Flaw::to_string).collect()
+    fn problems_of(folders: &[PathBuf]) -> Vec<String> {
+        Shards::open(folders).unwrap().problems().to_vec()
     }
 
     #[test]
-    fn whole_shards_give_what_one_process_would_have_written() {
+    fn merged_run_equals_run_of_one_process() {
         let folder = TempDir::new().unwrap();
         let one = shard(&folder, "one", &environment(1), &["e", "a", "c"].map(record));
         let two = shard(&folder, "two", &environment(2), &["d", "b"].map(record));
@@ -451,7 +341,7 @@ mod tests {
 
         let merged = folder.path().join("merged");
         let shards = Shards::open(&[two, one]).unwrap();
-        assert_eq!(shards.merge(&merged).unwrap(), Merged { cases: 5, shards: 2 });
+        assert_eq!(shards.merge(&merged).unwrap(), MergedRun { cases: 5, shards: 2 });
         for name in ["runs.csv", "timings.csv", "comparison.csv"] {
             assert_eq!(fs::read(merged.join(name)).unwrap(), fs::read(alone.join(name)).unwrap(), "{name}");
         }
@@ -466,13 +356,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named_case_by_case_or_as_a_shard() {
+    fn missing_cases_and_shards_are_named() {
         let folder = TempDir::new().unwrap();
         let stopped = CaseRecord { status: Status::Interrupted, ..record("c") };
         let one = shard(&folder, "one", &environment(1), &[record("a"), stopped]);
-        let found = flaws_of(std::slice::from_ref(&one));
+        let found = problems_of(std::slice::from_ref(&one));
         assert_eq!(found.len(), 2, "{found:?}");
-        assert!(found[0].contains("it lacks 2 cases\n  /c/caching@#0\n  /e/caching@#0"), "{found:?}");
+        assert!(found[0].contains("lacks 2 cases\n  /c/caching@#0\n  /e/caching@#0"), "{found:?}");
         assert!(found[1].contains("missing: shard slice:2/2, with 2 cases\n  /b/"), "{found:?}");
         let refusal = Shards::open(&[one]).unwrap().merge(&folder.path().join("merged")).unwrap_err();
         assert!(matches!(refusal, ReportError::NotWhole { .. }));
@@ -480,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shard_without_cases_is_not_missed_however_many_there_are() {
+    fn shard_without_cases_may_be_missing() {
         let folder = TempDir::new().unwrap();
         let of = |shard| {
             let part = Shard { rule: "slice".to_owned(), shard, shards: u32::MAX };
@@ -488,11 +378,11 @@ mod tests {
         };
         let one = shard(&folder, "one", &of(1), &["a", "c", "e"].map(record));
         let two = shard(&folder, "two", &of(2), &["b", "d"].map(record));
-        assert_eq!(flaws_of(&[one, two]), Vec::<String>::new());
+        assert_eq!(problems_of(&[one, two]), Vec::<String>::new());
     }
 
     #[test]
-    fn files_of_cases_that_were_cut_or_lost_on_the_way_are_named() {
+    fn damaged_case_files_are_named() {
         let folder = TempDir::new().unwrap();
         let one = shard(&folder, "one", &environment(1), &["a", "c", "e"].map(record));
         let two = shard(&folder, "two", &environment(2), &["b", "d"].map(record));
@@ -500,44 +390,47 @@ mod tests {
         let whole = fs::read(&cut).unwrap();
         fs::write(&cut, &whole[..whole.len() - 9]).unwrap();
         fs::remove_file(folder::detail_path(&one, &record("e").case_id)).unwrap();
-        let found = flaws_of(&[one.clone(), two.clone()]);
+        let found = problems_of(&[one.clone(), two.clone()]);
         assert_eq!(found.len(), 1, "{found:?}");
-        assert!(found[0].starts_with("damaged: ") && found[0].contains("of 2 cases\n  /c/"), "{found:?}");
+        assert!(found[0].starts_with("damaged: ") && found[0].contains("for 2 cases\n  /c/"), "{found:?}");
         let resumed =
             RunFolder::resume(&one, &environment(1), &["a", "c", "e"].map(|case| record(case).case_id)).unwrap();
         assert_eq!(resumed.completed_cases(), BTreeSet::from([record("a").case_id]), "the others run again");
         fs::remove_dir_all(two.join("cases")).unwrap();
-        let found = flaws_of(&[two]);
-        assert!(!found.iter().any(|flaw| flaw.starts_with("damaged")), "published folders hold rows only: {found:?}");
+        let found = problems_of(&[two]);
+        assert!(
+            !found.iter().any(|problem| problem.starts_with("damaged")),
+            "published folders have no details: {found:?}"
+        );
     }
 
     #[test]
-    fn what_is_double_or_strange_is_named() {
+    fn duplicate_and_unplanned_cases_are_named() {
         let folder = TempDir::new().unwrap();
         let one = shard(&folder, "one", &environment(1), &["a", "c", "e", "b"].map(record));
         let two = shard(&folder, "two", &environment(2), &["b", "d", "x"].map(record));
-        let found = flaws_of(&[one.clone(), two]);
+        let found = problems_of(&[one.clone(), two]);
         assert_eq!(found.len(), 2, "{found:?}");
-        assert!(found[0].contains("beside its plan, 1 case\n  /x/"), "{found:?}");
+        assert!(found[0].contains("not in its plan: 1 case\n  /x/"), "{found:?}");
         assert!(found[1].contains("both hold 1 case\n  /b/"), "{found:?}");
         let again = shard(&folder, "again", &environment(1), &[]);
-        let found = flaws_of(&[one, again]);
+        let found = problems_of(&[one, again]);
         assert!(found[0].ends_with("both hold shard slice:1/2"), "{found:?}");
     }
 
     #[test]
-    fn shards_of_different_runs_are_told_apart() {
+    fn shards_of_different_runs_are_refused() {
         let folder = TempDir::new().unwrap();
         let one = shard(&folder, "one", &environment(1), &[]);
         let other = Environment { commit: "newer".to_owned(), ..environment(2) };
         let two = shard(&folder, "two", &other, &[]);
-        super::super::write_plan(&two, &plan()[..4]).unwrap();
-        let found = flaws_of(&[one, two.clone()]);
+        PlannedCase::write(&two, &plan()[..4]).unwrap();
+        let found = problems_of(&[one, two.clone()]);
         assert_eq!(found.len(), 2, "{found:?}");
         assert!(found[0].contains("two: its commit is 'newer'"), "{found:?}");
         assert!(found[1].contains("its plan.csv is not that of"), "{found:?}");
         fs::remove_file(two.join("plan.csv")).unwrap();
-        assert!(flaws_of(&[two])[0].ends_with("it has no plan.csv"));
+        assert!(problems_of(&[two])[0].ends_with("it has no plan.csv"));
         let whole = folder.path().join("whole");
         RunFolder::create(&whole, &Environment::default()).unwrap();
         assert!(matches!(Shards::open(&[whole]), Err(ReportError::NoShard { .. })));

@@ -1,4 +1,7 @@
-//! A CSV file that grows row by row and survives a crash: every row is one line, written at once.
+//! CSV files that grow row by row and survive a crash, and the plan of a shared run.
+//!
+//! Every row is written at once and ends with a line break, so a cut line can be told from a whole
+//! one.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -7,15 +10,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde::{Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::ReportError;
 use crate::measure::SCHEMA;
 
-/// A row type: its default value is only used to find out the names of its columns.
-pub(super) trait Row: Serialize + DeserializeOwned + Default {}
+/// A row of a CSV file. The default value is only used to find the names of the columns.
+pub trait CsvRow: Serialize + DeserializeOwned + Default {}
 
-impl<T: Serialize + DeserializeOwned + Default> Row for T {}
+impl<T: Serialize + DeserializeOwned + Default> CsvRow for T {}
 
 /// A CSV file with one header and rows of one type.
 #[derive(Debug)]
@@ -25,11 +28,11 @@ pub(super) struct RowFile<T> {
     row: PhantomData<fn(T)>,
 }
 
-impl<T: Row> RowFile<T> {
-    /// Makes the file anew, with its header and these rows. A crash leaves the old file or the new one, never half of
-    /// either.
+impl<T: CsvRow> RowFile<T> {
+    /// Writes the file anew, with its header and these rows. A crash leaves the old file or the new
+    /// one.
     pub(super) fn write(path: &Path, rows: &[T]) -> Result<RowFile<T>, ReportError> {
-        replace(path, &to_csv(rows)?)?;
+        save(path, &to_csv(rows)?)?;
         let file = OpenOptions::new().append(true).open(path).map_err(ReportError::io(path))?;
         Ok(RowFile { path: path.to_owned(), file, row: PhantomData })
     }
@@ -37,12 +40,13 @@ impl<T: Row> RowFile<T> {
     /// Adds a row.
     pub(super) fn append(&mut self, row: &T) -> Result<(), ReportError> {
         let line = lines(std::slice::from_ref(row), false)?;
-        self.file.write_all(&line).and_then(|()| self.file.flush()).map_err(ReportError::io(&self.path))
+        self.file.write_all(line.as_bytes()).and_then(|()| self.file.flush()).map_err(ReportError::io(&self.path))
     }
 }
 
-/// The rows of a file. A last line without its end was cut short by a crash and is left out; a missing file has no rows.
-pub(super) fn read<T: Row>(path: &Path) -> Result<Vec<T>, ReportError> {
+/// The rows of a file. A last line without a line break was cut by a crash and is ignored; a missing
+/// file has no rows.
+pub(super) fn read<T: CsvRow>(path: &Path) -> Result<Vec<T>, ReportError> {
     let bytes = match fs::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         read => read.map_err(ReportError::io(path))?,
@@ -51,7 +55,7 @@ pub(super) fn read<T: Row>(path: &Path) -> Result<Vec<T>, ReportError> {
     if whole.is_empty() {
         return Ok(Vec::new());
     }
-    if !whole.starts_with(&header::<T>()?) {
+    if !whole.starts_with(header::<T>()?.as_bytes()) {
         return Err(ReportError::OtherColumns { path: path.to_owned(), schema: SCHEMA });
     }
     csv::Reader::from_reader(whole)
@@ -66,8 +70,8 @@ pub(super) fn read<T: Row>(path: &Path) -> Result<Vec<T>, ReportError> {
         .collect()
 }
 
-/// Without what follows the end of the last row: an end of line inside of quotes belongs to a text, such as the words of an
-/// error that take several lines.
+/// The bytes up to the end of the last whole row. A line break in quotes belongs to a text, such as
+/// an error message of several lines.
 fn whole_rows(bytes: &[u8]) -> &[u8] {
     let (mut in_quotes, mut end) = (false, 0);
     for (place, byte) in bytes.iter().enumerate() {
@@ -80,9 +84,9 @@ fn whole_rows(bytes: &[u8]) -> &[u8] {
     &bytes[..end]
 }
 
-/// The rows of a file that another release may have written: columns that it did not know are left at their defaults, and
-/// those that are not known here are left out. Another schema gives them another meaning and is refused.
-pub(super) fn read_any_release<T: Row>(path: &Path) -> Result<Vec<T>, ReportError> {
+/// The rows of a file that another release may have written. Missing columns get their defaults and
+/// unknown ones are ignored. A file of another schema is refused: its columns mean something else.
+pub(super) fn read_any_release<T: CsvRow>(path: &Path) -> Result<Vec<T>, ReportError> {
     match read(path) {
         Err(ReportError::OtherColumns { .. }) => {}
         known => return known,
@@ -102,19 +106,46 @@ pub(super) fn read_any_release<T: Row>(path: &Path) -> Result<Vec<T>, ReportErro
     Ok(rows)
 }
 
-/// Writes a text to a file, whole or not at all.
+/// Header and rows.
+pub(super) fn to_csv<T: Serialize + Default>(rows: &[T]) -> Result<String, ReportError> {
+    Ok(header::<T>()? + &lines(rows, false)?)
+}
+
+/// Header and rows, with columns before those of the row type.
+pub(super) fn to_csv_with<'a, P: Serialize, T: Serialize + Default + 'a>(
+    columns: &[&str],
+    rows: impl Iterator<Item = (P, &'a T)>,
+) -> Result<String, ReportError> {
+    let header = format!("{},{}", columns.join(","), header::<T>()?);
+    Ok(header + &lines(rows, false)?)
+}
+
+fn header<T: Serialize + Default>() -> Result<String, ReportError> {
+    let mut text = lines([T::default()], true)?;
+    text.truncate(text.find('\n').map_or(0, |end| end + 1));
+    Ok(text)
+}
+
+fn lines(rows: impl IntoIterator<Item = impl Serialize>, has_headers: bool) -> Result<String, ReportError> {
+    let mut writer = csv::WriterBuilder::new().has_headers(has_headers).from_writer(Vec::new());
+    for row in rows {
+        writer.serialize(row)?;
+    }
+    written(writer)
+}
+
+/// What a CSV writer wrote.
+pub(super) fn written(writer: csv::Writer<Vec<u8>>) -> Result<String, ReportError> {
+    let bytes = writer.into_inner().map_err(|error| ReportError::Csv(error.into_error().into()))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Writes a text to a file, whole or not at all: readers see the old file or the new one.
 pub fn save(path: &Path, text: &str) -> Result<(), ReportError> {
     replace(path, text.as_bytes())
 }
 
-/// Header and rows as text.
-pub(super) fn to_csv<T: Row>(rows: &[T]) -> Result<Vec<u8>, ReportError> {
-    let mut text = header::<T>()?;
-    text.extend(lines(rows, false)?);
-    Ok(text)
-}
-
-/// Writes a file beside its place and moves it there: readers see the old one or the new one.
+/// Writes a file beside its place and moves it there.
 pub(super) fn replace(path: &Path, content: &[u8]) -> Result<(), ReportError> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".new");
@@ -123,45 +154,72 @@ pub(super) fn replace(path: &Path, content: &[u8]) -> Result<(), ReportError> {
     fs::rename(&beside, path).map_err(ReportError::io(path))
 }
 
-fn header<T: Row>() -> Result<Vec<u8>, ReportError> {
-    let mut text = lines(&[T::default()], true)?;
-    text.truncate(text.iter().position(|&byte| byte == b'\n').map_or(0, |end| end + 1));
-    Ok(text)
+/// A row of `plan.csv`, which lists every case of a shared run, in order, and the shard that runs
+/// it. The folder of every shard has the whole plan, so that merging needs no suite and no rule.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedCase {
+    /// The case.
+    pub case_id: String,
+    /// The shard that runs it, from 1.
+    pub shard: u32,
 }
 
-fn lines<T: Serialize>(rows: &[T], has_headers: bool) -> Result<Vec<u8>, ReportError> {
-    let mut writer = csv::WriterBuilder::new().has_headers(has_headers).from_writer(Vec::new());
-    for row in rows {
-        writer.serialize(row)?;
+impl PlannedCase {
+    /// Fails if a folder has another plan; a folder without one is accepted.
+    pub fn check(folder: &Path, plan: &[PlannedCase]) -> Result<(), ReportError> {
+        match PlannedCase::read(folder)? {
+            Some(there) if there != plan => Err(ReportError::OtherPlan { path: folder.to_owned() }),
+            _ => Ok(()),
+        }
     }
-    writer.into_inner().map_err(|error| ReportError::Csv(error.into_error().into()))
+
+    /// Writes the plan into a folder.
+    pub fn write(folder: &Path, plan: &[PlannedCase]) -> Result<(), ReportError> {
+        RowFile::write(&folder.join("plan.csv"), plan).map(drop)
+    }
+
+    /// The plan of a folder, if it has one.
+    pub(super) fn read(folder: &Path) -> Result<Option<Vec<PlannedCase>>, ReportError> {
+        let path = folder.join("plan.csv");
+        if path.is_file() { read(&path).map(Some) } else { Ok(None) }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde::Deserialize;
-
     use super::*;
 
     #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-    struct Told {
+    struct CaseReason {
         case: String,
         reason: String,
     }
 
     #[test]
-    fn a_row_whose_text_has_several_lines_is_whole_or_not_there() {
+    fn rows_with_several_lines_are_whole_or_missing() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("told.csv");
-        let told = |case: &str| Told { case: case.to_owned(), reason: "left: \"1\"\nright: 2\n".to_owned() };
-        let both = [told("a"), told("b")];
+        let path = folder.path().join("reasons.csv");
+        let row = |case: &str| CaseReason { case: case.to_owned(), reason: "left: \"1\"\nright: 2\n".to_owned() };
+        let both = [row("a"), row("b")];
         RowFile::write(&path, &both).unwrap();
         let whole = fs::read(&path).unwrap();
         let first_ends = to_csv(&both[..1]).unwrap().len();
         for cut in 0..=whole.len() {
             fs::write(&path, &whole[..cut]).unwrap();
             let kept = usize::from(cut >= first_ends) + usize::from(cut == whole.len());
-            assert_eq!(read::<Told>(&path).unwrap(), both[..kept], "cut at {cut}");
+            assert_eq!(read::<CaseReason>(&path).unwrap(), both[..kept], "cut at {cut}");
         }
+    }
+
+    #[test]
+    fn another_plan_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let case = |case_id: &str, shard| PlannedCase { case_id: case_id.to_owned(), shard };
+        let plan = [case("a,\"b\"\nc", 1), case("d", 2)];
+        PlannedCase::check(folder.path(), &plan).unwrap();
+        PlannedCase::write(folder.path(), &plan).unwrap();
+        PlannedCase::check(folder.path(), &plan).unwrap();
+        assert_eq!(PlannedCase::read(folder.path()).unwrap().unwrap(), plan);
+        assert!(matches!(PlannedCase::check(folder.path(), &plan[..1]), Err(ReportError::OtherPlan { .. })));
     }
 }

@@ -1,12 +1,14 @@
-//! Cases that may be compared: same work, same device, same limit, different strategies.
+//! Cases that may be compared: same workload, device and limit, different strategies. Writes
+//! `comparison.csv`.
 
+use super::{ReportError, render::distinct, rows};
 use crate::{
     base::Bytes,
     measure::{CaseRecord, Status},
 };
 
-/// Everything that must be equal before two strategies may be compared. Simulated and real devices have different
-/// names, so their clocks never meet.
+/// Everything that must be equal before two strategies may be compared. Simulated and real devices
+/// have different names, so times of different clocks are never compared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Scenario<'a> {
     pub(super) suite: &'a str,
@@ -31,34 +33,34 @@ impl<'a> Scenario<'a> {
 }
 
 /// The cases of one scenario.
-pub(super) struct Group<'a> {
+pub(super) struct CaseGroup<'a> {
     pub(super) scenario: Scenario<'a>,
     pub(super) records: Vec<&'a CaseRecord>,
 }
 
-impl Group<'_> {
-    /// The least that any strategy of the group took of the device and completed with. Only said where there was a choice.
+impl CaseGroup<'_> {
+    /// The lowest device memory use of the strategies that completed; `None` with fewer than two.
     pub(super) fn least_used(&self) -> Option<u64> {
         let contenders = || self.records.iter().filter(|record| is_contender(record));
         if contenders().count() < 2 { None } else { contenders().map(|record| record.peak_device_used_bytes).min() }
     }
 }
 
-/// Whether a case can be the one that needed least memory: it must have completed, and with memory from the device. A
-/// strategy that only pretends (`null`) has none to save.
+/// Whether a case takes part in rankings: it completed, with memory from the device. The strategy
+/// `null` takes none.
 pub(super) fn is_contender(record: &CaseRecord) -> bool {
     let memory_calls = record.driver_alloc_calls + record.driver_mapping_calls + record.driver_pool_calls;
     record.status == Status::Completed && memory_calls > 0
 }
 
 /// The records by scenario, both in order of first appearance.
-pub(super) fn groups(records: &[CaseRecord]) -> Vec<Group<'_>> {
-    let mut groups: Vec<Group<'_>> = Vec::new();
+pub(super) fn groups(records: &[CaseRecord]) -> Vec<CaseGroup<'_>> {
+    let mut groups: Vec<CaseGroup<'_>> = Vec::new();
     for record in records {
         let scenario = Scenario::of(record);
         match groups.iter_mut().find(|group| group.scenario == scenario) {
             Some(group) => group.records.push(record),
-            None => groups.push(Group { scenario, records: vec![record] }),
+            None => groups.push(CaseGroup { scenario, records: vec![record] }),
         }
     }
     groups
@@ -66,17 +68,11 @@ pub(super) fn groups(records: &[CaseRecord]) -> Vec<Group<'_>> {
 
 /// The strategies in order of first appearance.
 pub(super) fn strategies(records: &[CaseRecord]) -> Vec<&str> {
-    let mut names: Vec<&str> = Vec::new();
-    for record in records {
-        if !names.contains(&record.strategy.as_str()) {
-            names.push(&record.strategy);
-        }
-    }
-    names
+    distinct(records.iter().map(|record| record.strategy.as_str()))
 }
 
-/// The workload's name, and whatever else tells this scenario from the others on the page.
-pub(super) fn title(scenario: &Scenario<'_>, all: &[Group<'_>]) -> String {
+/// The workload's name and every property in which this scenario differs from others.
+pub(super) fn title(scenario: &Scenario<'_>, all: &[CaseGroup<'_>]) -> String {
     let differs =
         |differs: fn(&Scenario<'_>, &Scenario<'_>) -> bool| all.iter().any(|group| differs(&group.scenario, scenario));
     let mut title = scenario.workload.to_owned();
@@ -100,10 +96,94 @@ pub(super) fn title(scenario: &Scenario<'_>, all: &[Group<'_>]) -> String {
     title
 }
 
+/// A column of `runs.csv` that is compared.
+struct Metric {
+    name: &'static str,
+    of: fn(&CaseRecord) -> Option<f64>,
+}
+
+const METRICS: &[Metric] = &[
+    Metric { name: "ooms", of: |record| Some(record.ooms as f64) },
+    Metric { name: "peak_allocated_bytes", of: |record| Some(record.peak_allocated_bytes as f64) },
+    Metric { name: "peak_reserved_bytes", of: |record| Some(record.peak_reserved_bytes as f64) },
+    Metric { name: "peak_device_used_bytes", of: |record| record.known_device_used_bytes().map(|bytes| bytes as f64) },
+    Metric { name: "internal_fragmentation", of: |record| record.internal_fragmentation },
+    Metric { name: "external_fragmentation", of: |record| record.external_fragmentation },
+    Metric { name: "peak_gap_share", of: |record| record.peak_gap_share },
+    Metric { name: "peak_segments", of: |record| Some(record.peak_segments as f64) },
+    Metric { name: "retries", of: |record| Some(record.retries as f64) },
+    Metric { name: "driver_calls", of: |record| Some(record.driver_calls as f64) },
+    Metric { name: "driver_ns", of: |record| Some(record.driver_ns as f64) },
+];
+
+/// `comparison.csv`: one line per workload and metric, one column per strategy, and ratios to a base
+/// strategy. A cell is empty where the case did not run. A ratio is also empty where one of the two
+/// ran out of memory: figures of half a run cannot be compared.
+pub(super) fn comparison_csv(records: &[CaseRecord], base: &str) -> Result<String, ReportError> {
+    let strategies = strategies(records);
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    let identity = ["suite", "workload", "device", "limit_bytes", "seed", "repeat", "metric", "base"];
+    writer.write_record(
+        identity
+            .iter()
+            .map(|&name| name.to_owned())
+            .chain(strategies.iter().map(|&name| name.to_owned()))
+            .chain(strategies.iter().map(|name| format!("ratio_{name}"))),
+    )?;
+    for group in groups(records) {
+        let cases: Vec<Option<&CaseRecord>> = strategies.iter().map(|name| case(&group, name)).collect();
+        let base_case = case(&group, base);
+        let statuses = cases.iter().map(|case| case.map_or(String::new(), |case| case.status.name().to_owned()));
+        let no_ratios = strategies.iter().map(|_| String::new());
+        writer.write_record(line(&group, "status", base, statuses.chain(no_ratios)))?;
+        for metric in METRICS {
+            let value = |case: &CaseRecord| case.clock.and_then(|_| (metric.of)(case));
+            let values = cases.iter().map(|case| case.and_then(value).map_or(String::new(), |value| value.to_string()));
+            let ratios = cases.iter().map(|case| {
+                let ratio = case.zip(base_case).and_then(|(case, base)| ratio(case, base, metric));
+                ratio.map_or(String::new(), |ratio| format!("{ratio:.4}"))
+            });
+            writer.write_record(line(&group, metric.name, base, values.chain(ratios)))?;
+        }
+    }
+    rows::written(writer)
+}
+
+fn case<'a>(group: &CaseGroup<'a>, strategy: &str) -> Option<&'a CaseRecord> {
+    group.records.iter().find(|record| record.strategy == strategy).copied()
+}
+
+fn ratio(case: &CaseRecord, base: &CaseRecord, metric: &Metric) -> Option<f64> {
+    let comparable = |record: &CaseRecord| record.status == Status::Completed;
+    let (value, unit) = ((metric.of)(case)?, (metric.of)(base)?);
+    (comparable(case) && comparable(base) && case.clock == base.clock && unit != 0.0).then(|| value / unit)
+}
+
+fn line<'a>(
+    group: &'a CaseGroup<'_>,
+    metric: &'a str,
+    base: &'a str,
+    cells: impl Iterator<Item = String> + 'a,
+) -> impl Iterator<Item = String> + 'a {
+    let scenario = &group.scenario;
+    [
+        scenario.suite.to_owned(),
+        scenario.workload.to_owned(),
+        scenario.device.to_owned(),
+        scenario.limit_bytes.map_or(String::new(), |limit| limit.to_string()),
+        scenario.seed.to_string(),
+        scenario.repeat.to_string(),
+        metric.to_owned(),
+        base.to_owned(),
+    ]
+    .into_iter()
+    .chain(cells)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::CaseLabel;
+    use crate::{device::Clock, measure::CaseLabel};
 
     fn record(workload: &str, strategy: &str, reserved: u64) -> CaseRecord {
         let label = CaseLabel { workload: workload.to_owned(), strategy: strategy.to_owned(), ..CaseLabel::default() };
@@ -112,17 +192,17 @@ mod tests {
     }
 
     #[test]
-    fn the_least_is_only_said_among_completed_cases_that_used_memory() {
+    fn least_needs_completed_cases_with_memory() {
         let mut records = vec![record("w", "a", 10), record("w", "b", 8), record("w", "c", 3), record("w", "null", 1)];
         records[2].status = Status::Oom;
         records[3].driver_alloc_calls = 0;
         records[3].driver_event_calls = 7;
         assert_eq!(groups(&records)[0].least_used(), Some(8));
-        assert_eq!(groups(&records[1..])[0].least_used(), None, "one completed case has won against nobody");
+        assert_eq!(groups(&records[1..])[0].least_used(), None, "one case cannot be compared");
     }
 
     #[test]
-    fn a_title_says_no_more_than_what_tells_scenarios_apart() {
+    fn title_names_differences_only() {
         let mut records = vec![record("v", "a", 1), record("w", "a", 1)];
         let titles = |records: &[CaseRecord]| {
             let all = groups(records);
@@ -131,5 +211,40 @@ mod tests {
         assert_eq!(titles(&records), ["v", "w"]);
         records[1] = CaseRecord { limit_bytes: Some(1 << 30), seed: 4, ..record("v", "a", 1) };
         assert_eq!(titles(&records), ["v #0", "v <= 1.00 GiB #4"]);
+    }
+
+    fn compared(strategy: &str, status: Status, reserved: u64) -> CaseRecord {
+        let label = CaseLabel { workload: "w".to_owned(), strategy: strategy.to_owned(), ..CaseLabel::default() };
+        let record = CaseRecord::unmeasured(&label, status, "");
+        CaseRecord { peak_reserved_bytes: reserved, clock: Some(Clock::Virtual), ..record }
+    }
+
+    #[test]
+    fn ratios_need_completed_cases() {
+        let mut records = vec![
+            compared("caching", Status::Completed, 200),
+            compared("direct", Status::Completed, 150),
+            compared("slab", Status::Oom, 120),
+            compared("pools", Status::Skipped, 0),
+        ];
+        records[3].clock = None;
+        let text = comparison_csv(&records, "caching").unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines[0],
+            "suite,workload,device,limit_bytes,seed,repeat,metric,base,caching,direct,slab,pools,\
+             ratio_caching,ratio_direct,ratio_slab,ratio_pools"
+        );
+        assert_eq!(lines[1], ",w,,,0,1,status,caching,completed,completed,oom,skipped,,,,");
+        let reserved = lines.iter().find(|line| line.contains("peak_reserved_bytes")).unwrap();
+        assert_eq!(*reserved, ",w,,,0,1,peak_reserved_bytes,caching,200,150,120,,1.0000,0.7500,,");
+        assert_eq!(lines.len(), 2 + METRICS.len());
+    }
+
+    #[test]
+    fn unknown_base_has_no_ratios() {
+        let text = comparison_csv(&[compared("direct", Status::Completed, 150)], "caching").unwrap();
+        let reserved = text.lines().find(|line| line.contains("peak_reserved_bytes")).unwrap();
+        assert!(reserved.ends_with(",150,"), "{reserved}");
     }
 }

@@ -57,7 +57,7 @@ fn a_run_of_claims_leaves_a_folder_and_goes_on_from_it() {
     let place = place.to_str().unwrap();
     run(".", &["run", "claims", "--exact", "--filter", "copies", "--output", place], 0);
     let (_, err) = run(".", &["run", "claims", "--exact", "--filter", "copies", "--output", place], 2);
-    assert!(err.contains("holds a run already"), "{err}");
+    assert!(err.contains("already holds a run"), "{err}");
     let both = ["run", "claims", "--exact", "--filter", "copies", "--filter", "adoption", "--resume", place];
     let (out, _) = run(".", &both, 0);
     assert!(out.contains("2 claims: 1 confirmed, 0 depends, 0 refuted, 1 not measurable here."), "{out}");

@@ -142,7 +142,7 @@ fn the_command_tells_people_and_machines_and_ends_with_a_code_for_ci() {
     let (leak, steady) = (recorded("leak_outputs"), recorded("val_with_grad"));
     let (leak, steady) = (leak.to_str().unwrap(), steady.to_str().unwrap());
     let (out, _) = run(".", &["leaks", leak], 105);
-    for words in [": leak: ", "1.24 GiB a step", "who grows", "will run out in step"] {
+    for words in [": leak: ", "1.24 GiB of kept memory per step", "growing", "will run out in step"] {
         assert!(out.contains(words), "'{words}' is missing in\n{out}");
     }
     let (out, _) = run(".", &["leaks", "--each", leak, steady, "--format", "json", "--fail-on", "never"], 0);

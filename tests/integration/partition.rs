@@ -138,7 +138,7 @@ fn shards_of_techniques_that_are_not_one_whole_run_are_refused_by_name() {
     let (rest, last) = whole.trim_end().rsplit_once('\n').unwrap();
     fs::write(folder.path().join("2/techniques.csv"), format!("{rest}\n")).unwrap();
     let told = run(&folder, "report 1 2 --output merged", 107);
-    assert!(told.contains("2 is to go on with --resume: it lacks 1 case\n  training/zero1"), "{told}");
+    assert!(told.contains("missing: 2 lacks 1 case\n  training/zero1"), "{told}");
     assert!(!folder.path().join("merged").exists());
 
     run(&folder, &format!("{only} --partition slice:2/2 --resume 2"), 0);
@@ -161,7 +161,7 @@ fn shards_that_are_not_one_whole_run_are_refused_by_name() {
     assert!(told.contains("different: other: its seed is '9', that of 1 is '1'"), "{told}");
     assert!(told.contains("its plan.csv is not that of 1"), "{told}");
     let told = run(&folder, "report 1 2 1 --output merged", 107);
-    assert!(told.contains("double: 1 and 1 both hold shard slice:1/3"), "{told}");
+    assert!(told.contains("duplicate: 1 and 1 both hold shard slice:1/3"), "{told}");
     assert!(!folder.path().join("merged").exists());
 
     let told = run(&folder, "report 1 2 whole --output merged", 2);
@@ -352,7 +352,7 @@ fn a_case_whose_file_was_cut_on_the_way_is_run_again() {
     let cut = cases.map(|entry| entry.unwrap().path()).min().unwrap();
     fs::write(&cut, &fs::read(&cut).unwrap()[..100]).unwrap();
     let told = run(&folder, "report 1 2 --output merged", 107);
-    assert!(told.contains("damaged: 1 is to be copied again, or to go on with --resume"), "{told}");
+    assert!(told.contains("damaged: 1: the files in cases/ cannot be read for"), "{told}");
     run(&folder, "run ./suite.toml --partition slice:1/2 --resume 1", 0);
     run(&folder, "report 1 2 --output merged", 0);
     assert_eq!(read(&folder, "merged/runs.csv"), read(&folder, "alone/runs.csv"));

@@ -44,7 +44,7 @@ fn slices_add_up_in_the_state_file_and_throw_other_dice() {
     let slice =
         ["stress", "integrity", "-s", "caching", "-s", "null", "--stress-count", "500", "--state", "state.json"];
     let first = oomph(&slice, folder.path(), 0);
-    says(&first, "In one slice: ");
+    says(&first, "In 1 slice: ");
     says(&first, "its memory is imaginary");
     says(&oomph(&slice, folder.path(), 0), "In 2 slices: ");
     let state: Value = serde_json::from_slice(&fs::read(folder.path().join("state.json")).unwrap()).unwrap();

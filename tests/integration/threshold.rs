@@ -42,7 +42,7 @@ fn the_table_says_both_memories_who_caps_and_why_a_page_less_fails() {
     }
     let device = [&["threshold", "checkerboard", "--cap", "device", "--repeat", "1"], &SMALL[..]].concat();
     let (out, _) = run(&folder, &device, 0);
-    assert!(out.contains("the driver refuses; one round"), "{out}");
+    assert!(out.contains("the driver refuses; 1 round"), "{out}");
 }
 
 #[test]

@@ -18,7 +18,6 @@ use crate::{
         output, progress,
     },
     device::DeviceSpec,
-    report::{self, Medium},
     strategy::StrategySpec,
     stress::adversary::{AdversaryError, Assessment, Contender, Contest, EXHIBITS, MEMORY, assess},
     suite,
@@ -101,12 +100,7 @@ pub fn run(args: &Args) -> Outcome {
             }
         }
     }
-    output::say(&match args.format {
-        Format::Table => report::adversary(&rows, Medium::Terminal(output::terminal_width())),
-        Format::Markdown => report::adversary(&rows, Medium::Markdown),
-        Format::Json => report::adversary_json(&rows),
-        Format::Csv => report::adversary_csv(&rows)?,
-    })?;
+    args.format.print(&rows)?;
     Ok(exit_code(&rows, args.at_most, failed, &stop))
 }
 

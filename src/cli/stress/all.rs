@@ -9,7 +9,6 @@ use super::Common;
 use crate::{
     base::side_by_side,
     cli::{failure::Outcome, interrupt, progress},
-    report,
     stress::{KINDS, KindOfStress, Subject, TimeShare, Verdict},
 };
 
@@ -54,5 +53,5 @@ pub fn run(args: &Args) -> Outcome {
     bar.finish_and_clear();
     // Stable, so that strategies keep their order.
     verdicts.sort_by_key(|verdict| KINDS.iter().position(|kind| kind.name == verdict.kind));
-    args.common.conclude_with(&verdicts, &stop, report::verdict_matrix)
+    args.common.conclude_as_matrix(&verdicts, &stop)
 }

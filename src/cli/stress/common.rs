@@ -20,7 +20,7 @@ use crate::{
         progress::{self, Stages},
     },
     plugin,
-    report::{self, Medium},
+    report::VerdictMatrix,
     strategy::{STRATEGIES, StrategyEntry, StrategySpec},
     stress::{Subject, Verdict, VerdictRow},
     suite,
@@ -124,29 +124,24 @@ impl Common {
 
     /// Saves what broke, prints the verdicts, and says how the program ends.
     pub fn conclude(&self, verdicts: &[Verdict], stop: &AtomicBool) -> Outcome {
-        self.conclude_with(verdicts, stop, report::verdicts)
+        self.format.print(&self.rows(verdicts)?)?;
+        Ok(exit_code(verdicts, stop))
     }
 
-    /// The same with another table.
-    pub fn conclude_with(
-        &self,
-        verdicts: &[Verdict],
-        stop: &AtomicBool,
-        table: fn(&[VerdictRow], Medium) -> String,
-    ) -> Outcome {
+    /// Like `conclude`, as a matrix of strategies and kinds.
+    pub fn conclude_as_matrix(&self, verdicts: &[Verdict], stop: &AtomicBool) -> Outcome {
+        self.format.print(&VerdictMatrix(&self.rows(verdicts)?))?;
+        Ok(exit_code(verdicts, stop))
+    }
+
+    fn rows(&self, verdicts: &[Verdict]) -> Result<Vec<VerdictRow>, Failure> {
         let mut rows: Vec<VerdictRow> = Vec::new();
         for verdict in verdicts {
             let evidence: Result<Vec<_>, _> =
                 verdict.failures.iter().map(|failure| evidence::of(failure, self)).collect();
             rows.extend(verdict.rows(&evidence?));
         }
-        output::say(&match self.format {
-            Format::Table => table(&rows, Medium::Terminal(output::terminal_width())),
-            Format::Markdown => table(&rows, Medium::Markdown),
-            Format::Json => report::verdicts_json(&rows),
-            Format::Csv => report::verdicts_csv(&rows)?,
-        })?;
-        Ok(exit_code(verdicts, stop))
+        Ok(rows)
     }
 
     /// The same for a kind that has printed a table of its own: only what broke is still to be told.

@@ -15,11 +15,9 @@ use crate::{
     cli::{
         VERSION, exit,
         failure::{Failure, Outcome},
-        interrupt,
-        options::Format,
-        output, progress,
+        interrupt, progress,
     },
-    report::{self, Medium},
+    report::Endurance,
     stress::{Ledger, Outcome as Endured, Sizes, Slice, Subject, SubjectError, Tally, TimeShare, Until},
     suite::CaseTimeout,
 };
@@ -103,12 +101,7 @@ impl EnduranceOptions {
         ledger.slices.push(self.slice(common, &subjects, seed, begin.elapsed())?);
         self.save(&ledger)?;
         let rows = ledger.rows(&saved);
-        output::say(&match common.format {
-            Format::Table => report::endurance(&ledger, &rows, Medium::Terminal(output::terminal_width())),
-            Format::Markdown => report::endurance(&ledger, &rows, Medium::Markdown),
-            Format::Json => report::endurance_json(&ledger, &rows),
-            Format::Csv => report::endurance_csv(&rows)?,
-        })?;
+        common.format.print(&Endurance { ledger: &ledger, rows: &rows })?;
         Ok(match (failed, stop.load(Ordering::Relaxed)) {
             (true, _) => exit::STRESS_FAILED,
             (false, true) => exit::INTERRUPTED,

@@ -8,7 +8,7 @@ use std::{
 use super::Common;
 use crate::{
     base::{Bytes, MIB},
-    cli::shell::quoted,
+    report::command_line::quoted,
     stress::{Evidence, Failure},
     trace::{self, Trace, TraceError},
 };

@@ -10,10 +10,8 @@ use crate::{
     cli::{
         exit,
         failure::{Failure, Outcome},
-        options::Format,
         output,
     },
-    report::{self, Medium},
     stress::misuse::{self, MISUSES, Misuse, MisuseRow},
 };
 
@@ -61,12 +59,7 @@ pub fn run(args: &Args) -> Outcome {
     let mut rows = told.into_inner().unwrap_or_else(PoisonError::into_inner);
     let place = |row: &MisuseRow| verdicts.iter().position(|verdict| verdict.strategy == row.strategy);
     rows.sort_by_key(place);
-    output::say(&match args.common.format {
-        Format::Table => report::misuses(&rows, Medium::Terminal(output::terminal_width())),
-        Format::Markdown => report::misuses(&rows, Medium::Markdown),
-        Format::Json => report::misuses_json(&rows),
-        Format::Csv => report::misuses_csv(&rows)?,
-    })?;
+    args.common.format.print(&rows)?;
     args.common.complain_of(&verdicts, &stop)
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::super::scenario::{Group, is_contender};
+use super::super::scenario::{CaseGroup, is_contender};
 use crate::measure::{CaseRecord, Status};
 
 /// At most this many cases are drawn in full.
@@ -11,7 +11,7 @@ pub(super) const MOST_DRAWN: usize = 40;
 
 /// The ids of the cases to draw: those whose id contains one of `wanted`, then from every group in turn its best, those
 /// that ran out, its worst, and the rest, until there are enough.
-pub(super) fn drawn(groups: &[Group<'_>], wanted: &[String]) -> BTreeSet<String> {
+pub(super) fn drawn(groups: &[CaseGroup<'_>], wanted: &[String]) -> BTreeSet<String> {
     let mut chosen = BTreeSet::new();
     let all = groups.iter().flat_map(|group| &group.records);
     let is_wanted = |record: &CaseRecord| wanted.iter().any(|pattern| record.case_id.contains(pattern.as_str()));
@@ -30,7 +30,7 @@ pub(super) fn drawn(groups: &[Group<'_>], wanted: &[String]) -> BTreeSet<String>
 }
 
 /// The cases of a group that were measured, the most interesting last.
-fn by_interest<'a>(group: &Group<'a>) -> Vec<&'a CaseRecord> {
+fn by_interest<'a>(group: &CaseGroup<'a>) -> Vec<&'a CaseRecord> {
     let measured = || group.records.iter().copied().filter(|record| record.clock.is_some());
     let best = measured().filter(|record| is_contender(record)).min_by_key(|record| record.peak_device_used_bytes);
     let worst = measured().max_by_key(|record| record.peak_reserved_bytes);

@@ -1,7 +1,7 @@
 //! What the sections share: the cases in groups that may be compared, their titles, and a colour for every strategy.
 
 use super::{
-    super::scenario::{Group, groups, is_contender, strategies, title},
+    super::scenario::{CaseGroup, groups, is_contender, strategies, title},
     element::{Cell, breakable},
     gather::Gathered,
 };
@@ -13,7 +13,7 @@ const COLOURS: usize = 8;
 /// The cases of a page, ready to be told about.
 pub(super) struct Material<'a> {
     pub(super) gathered: &'a Gathered<'a>,
-    pub(super) groups: Vec<Group<'a>>,
+    pub(super) groups: Vec<CaseGroup<'a>>,
     /// A title for every group.
     pub(super) titles: Vec<String>,
     /// In the order of their colours.
@@ -34,7 +34,7 @@ impl<'a> Material<'a> {
     }
 
     /// Groups with their titles.
-    pub(super) fn titled(&self) -> impl Iterator<Item = (&Group<'a>, &str)> {
+    pub(super) fn titled(&self) -> impl Iterator<Item = (&CaseGroup<'a>, &str)> {
         self.groups.iter().zip(self.titles.iter().map(String::as_str))
     }
 
@@ -55,27 +55,27 @@ impl<'a> Material<'a> {
 }
 
 /// The case of a group that took least of the device, where there was a choice.
-pub(super) fn least<'a>(group: &Group<'a>) -> Option<&'a CaseRecord> {
+pub(super) fn least<'a>(group: &CaseGroup<'a>) -> Option<&'a CaseRecord> {
     group.least_used()?;
     contenders(group).min_by_key(|record| record.peak_device_used_bytes)
 }
 
 /// The case of a group that took most of the device.
-pub(super) fn most<'a>(group: &Group<'a>) -> Option<&'a CaseRecord> {
+pub(super) fn most<'a>(group: &CaseGroup<'a>) -> Option<&'a CaseRecord> {
     contenders(group).max_by_key(|record| record.peak_device_used_bytes)
 }
 
 /// The case of a group that spent least time in the driver, where there was a choice.
-pub(super) fn fastest<'a>(group: &Group<'a>) -> Option<&'a CaseRecord> {
+pub(super) fn fastest<'a>(group: &CaseGroup<'a>) -> Option<&'a CaseRecord> {
     if contenders(group).count() < 2 { None } else { contenders(group).min_by_key(|record| record.driver_ns) }
 }
 
-fn contenders<'a>(group: &Group<'a>) -> impl Iterator<Item = &'a CaseRecord> {
+fn contenders<'a>(group: &CaseGroup<'a>) -> impl Iterator<Item = &'a CaseRecord> {
     group.records.iter().copied().filter(|record| is_contender(record))
 }
 
 /// Cases in which memory ran out.
-pub(super) fn out_of_memory<'a>(group: &Group<'a>) -> impl Iterator<Item = &'a CaseRecord> {
+pub(super) fn out_of_memory<'a>(group: &CaseGroup<'a>) -> impl Iterator<Item = &'a CaseRecord> {
     group.records.iter().copied().filter(|record| record.status == Status::Oom)
 }
 

@@ -3,7 +3,7 @@
 use std::{borrow::Cow, collections::BTreeSet, fmt::Write as _};
 
 use super::{
-    super::scenario::{Group, is_contender},
+    super::scenario::{CaseGroup, is_contender},
     element::{Cell, Column, Section, Table, chart, code, escape},
     island::{self, CaseLines, SPARK_POINTS, TimelineChart},
     material::{Material, least, moment, most},
@@ -25,7 +25,7 @@ pub(super) struct Opened<'a> {
 /// The data of a group's chart, from those of its cases that are drawn; nothing where none has a timeline.
 pub(super) fn timeline(
     material: &Material<'_>,
-    group: &Group<'_>,
+    group: &CaseGroup<'_>,
     title: &str,
     opened: &[Opened<'_>],
     drawn: &BTreeSet<String>,
@@ -46,7 +46,7 @@ pub(super) fn timeline(
 }
 
 /// What a chart shows, in a sentence.
-fn sentence(group: &Group<'_>) -> String {
+fn sentence(group: &CaseGroup<'_>) -> String {
     match (least(group), most(group)) {
         (Some(low), Some(high)) if low.strategy != high.strategy => {
             let ratio = high.peak_device_used_bytes as f64 / low.peak_device_used_bytes.max(1) as f64;
@@ -100,7 +100,7 @@ pub(super) fn section(
 
 /// The workload on which strategies differ most.
 fn finding(material: &Material<'_>) -> String {
-    let spread = |group: &Group<'_>| -> Option<f64> {
+    let spread = |group: &CaseGroup<'_>| -> Option<f64> {
         let (low, high) = (least(group)?, most(group)?);
         Some(high.peak_device_used_bytes as f64 / low.peak_device_used_bytes.max(1) as f64)
     };
@@ -115,7 +115,7 @@ fn finding(material: &Material<'_>) -> String {
 }
 
 /// The numbers behind a chart.
-fn as_table(material: &Material<'_>, group: &Group<'_>, title: &str) -> Table {
+fn as_table(material: &Material<'_>, group: &CaseGroup<'_>, title: &str) -> Table {
     let mut table = Table::new(
         &format!("Memory over time: {title}"),
         vec![

@@ -1,6 +1,7 @@
 //! Where the numbers come from, and how to get them again.
 
 use super::{
+    super::command_line,
     element::{Cell, Column, Section, Table, counted, escape},
     gather::{Gathered, Run},
 };
@@ -52,27 +53,8 @@ pub(super) fn section(gathered: &Gathered<'_>) -> Section {
 
 /// The command line of a run, for a shell. Where it wrote to is left out: that place is taken.
 fn reproduce(run: &Run) -> String {
-    let mut words = run.environment.command.iter();
-    let mut kept = Vec::new();
-    while let Some(word) = words.next() {
-        match word.as_str() {
-            "--output" | "-o" => {
-                words.next();
-            }
-            other if other.starts_with("--output=") => {}
-            other => kept.push(quoted(other)),
-        }
-    }
-    kept.join(" ")
-}
-
-fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=:,./@%+".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', "'\\''"))
-    }
+    let kept = command_line::without(&run.environment.command, &["--output", "-o"]);
+    kept.into_iter().map(command_line::quoted).collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]

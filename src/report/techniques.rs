@@ -1,15 +1,15 @@
-//! The comparison table of memory-saving techniques; and the same rows as CSV and JSON.
-
-use comfy_table::Cell;
+//! Memory-saving techniques: the comparison table and `techniques.md`.
 
 use super::{
-    Medium, ReportError, rows,
-    threshold_table::{table, with_notes},
+    Medium, Render, ReportError,
+    folder::FolderRecord,
+    render::{TextTable, maybe_bytes},
+    rows,
 };
 use crate::{
-    answer::techniques::{Advice, TechniqueRecord},
+    answer::techniques::{Advice, TechniqueRecord, row_id},
     base::{Bytes, Nanos},
-    measure::{SCHEMA, Status},
+    measure::Status,
 };
 
 const HEADINGS: [&str; 10] = [
@@ -22,9 +22,9 @@ const HEADINGS: [&str; 10] = [
     "step",
     "time\nratio",
     "largest batch in\n8/12/16/24/80/141 GiB",
-    "a second\nin 24 GiB",
+    "samples/s\nin 24 GiB",
 ];
-const SHORT_HEADINGS: [&str; 7] = [
+const PAGE_HEADINGS: [&str; 7] = [
     "technique",
     "memory reduction",
     "published",
@@ -34,75 +34,98 @@ const SHORT_HEADINGS: [&str; 7] = [
     "best use",
 ];
 
-/// All that people compare, a model below the other.
-#[must_use]
-pub fn techniques(records: &[TechniqueRecord], medium: Medium) -> String {
-    let mut table = table(&HEADINGS, medium);
-    let mut model = "";
-    for record in records {
-        let heading = if record.model == model { String::new() } else { record.model.clone() };
-        model = &record.model;
-        table.add_row(row(heading, record));
-    }
-    with_notes(&table, &legend(records), notes(records), medium)
-}
+impl Render for [TechniqueRecord] {
+    type Row = TechniqueRecord;
 
-/// The table that articles print, with what they print beside what was measured: a page of markdown, a section a model.
-#[must_use]
-pub fn techniques_page(records: &[TechniqueRecord]) -> String {
-    let mut page = "# Memory-saving techniques, measured\n".to_owned();
-    for of_model in records.chunk_by(|a, b| a.model == b.model) {
-        let base = of_model.iter().find(|record| record.reduction_percent == Some(0.0) && record.is_measured());
-        let title = match base {
-            Some(base) => format!(
-                "{}: batch {}, {} allocated, {} a step",
-                base.model,
-                base.batch,
-                Bytes(base.peak_allocated_bytes.unwrap_or(0)),
-                base.step_ns.map_or_else(|| "no time for".to_owned(), |step| Nanos(step).to_string()),
-            ),
-            None => of_model[0].model.clone(),
-        };
-        let mut table = table(&SHORT_HEADINGS, Medium::Markdown);
-        for record in of_model {
-            table.add_row([
-                record.title.clone(),
-                reduction(record),
-                record.published_memory.clone(),
-                impact(record),
-                record.published_performance.clone(),
-                batches(record),
-                record.best_use.clone(),
-            ]);
+    fn rows(&self) -> &[TechniqueRecord] {
+        self
+    }
+
+    /// The columns of `techniques.csv`.
+    fn csv(&self) -> Result<String, ReportError> {
+        rows::to_csv(self)
+    }
+
+    fn text(&self, medium: Medium) -> String {
+        if medium == Medium::Markdown {
+            return TechniqueRecord::page(self);
         }
-        let notes = notes(of_model);
-        page.push_str(&format!("\n## {title}\n\n{}", with_notes(&table, &legend(of_model), notes, Medium::Markdown)));
+        let mut table = TextTable::new(&HEADINGS, medium);
+        let mut model = "";
+        for record in self {
+            table.row([
+                if record.model == model { String::new() } else { record.model.clone() },
+                record.technique.clone(),
+                maybe_bytes(record.peak_allocated_bytes),
+                reduction(record),
+                maybe_bytes(record.peak_reserved_bytes),
+                maybe_bytes(record.expandable_peak_reserved_bytes),
+                record.step_ns.map_or_else(|| absence(record).to_owned(), |step| Nanos(step).to_string()),
+                ratio(record),
+                batches(record),
+                record.per_second_24gib.map_or_else(String::new, |rate| format!("{rate:.1}")),
+            ]);
+            model = &record.model;
+        }
+        table.finish(&legend(self), notes(self))
     }
-    page
 }
 
-/// All columns, as in `techniques.csv`.
-pub fn techniques_csv(records: &[TechniqueRecord]) -> Result<String, ReportError> {
-    Ok(String::from_utf8_lossy(&rows::to_csv(records)?).into_owned())
+impl FolderRecord for TechniqueRecord {
+    const NAME: &'static str = "techniques";
+
+    fn id(&self) -> String {
+        row_id(&self.model, &self.technique)
+    }
+
+    fn is_final(&self) -> bool {
+        self.status.is_final()
+    }
+
+    /// One section per model, with published figures beside measured ones.
+    fn page(records: &[TechniqueRecord]) -> String {
+        let mut page = "# Memory-saving techniques, measured\n".to_owned();
+        for of_model in records.chunk_by(|a, b| a.model == b.model) {
+            let base = of_model.iter().find(|record| record.reduction_percent == Some(0.0) && record.is_measured());
+            let title = match base {
+                Some(base) => format!(
+                    "{}: batch {}, {} allocated, {} per step",
+                    base.model,
+                    base.batch,
+                    maybe_bytes(base.peak_allocated_bytes),
+                    base.step_ns.map_or_else(|| "unknown time".to_owned(), |step| Nanos(step).to_string()),
+                ),
+                None => of_model[0].model.clone(),
+            };
+            let mut table = TextTable::new(&PAGE_HEADINGS, Medium::Markdown);
+            for record in of_model {
+                table.row([
+                    record.title.clone(),
+                    reduction(record),
+                    record.published_memory.clone(),
+                    impact(record),
+                    record.published_performance.clone(),
+                    batches(record),
+                    record.best_use.clone(),
+                ]);
+            }
+            page.push_str(&format!("\n## {title}\n\n{}", table.finish(&legend(of_model), notes(of_model))));
+        }
+        page
+    }
 }
 
-/// `{"schema": 1, "rows": [...]}` with all columns in base units.
-#[must_use]
-pub fn techniques_json(records: &[TechniqueRecord]) -> String {
-    format!("{:#}\n", serde_json::json!({ "schema": SCHEMA, "rows": records }))
-}
-
-/// What to take for a card, in a sentence.
+/// Which technique to use on a card, in one sentence.
 #[must_use]
 pub fn technique_advice(advice: &Advice<'_>, memory_bytes: u64) -> String {
     let best = &advice.best.record;
-    let speed = |per_second: Option<f64>| per_second.map_or_else(String::new, |rate| format!(", {rate:.1} a second"));
+    let speed = |per_second: Option<f64>| per_second.map_or_else(String::new, |rate| format!(", {rate:.1} samples/s"));
     let base = match advice.base {
-        Some(base) => format!("without any technique batch {} fits{}", base.batch, speed(base.per_second)),
-        None => "without any technique not even one sequence fits".to_owned(),
+        Some(base) => format!("without any technique, batch {} fits{}", base.batch, speed(base.per_second)),
+        None => "without any technique, not even batch 1 fits".to_owned(),
     };
     format!(
-        "In {} take `{}` ({}): batch {} fits{}; {base}.",
+        "On a card of {}, use `{}` ({}): batch {} fits{}; {base}.",
         Bytes(memory_bytes),
         best.technique,
         best.title,
@@ -111,41 +134,24 @@ pub fn technique_advice(advice: &Advice<'_>, memory_bytes: u64) -> String {
     )
 }
 
-fn row(heading: String, record: &TechniqueRecord) -> Vec<Cell> {
-    let bytes = |value: Option<u64>| value.map_or_else(String::new, |bytes| Bytes(bytes).to_string());
-    let cells = [
-        heading,
-        record.technique.clone(),
-        bytes(record.peak_allocated_bytes),
-        reduction(record),
-        bytes(record.peak_reserved_bytes),
-        bytes(record.expandable_peak_reserved_bytes),
-        record.step_ns.map_or_else(|| absence(record).to_owned(), |step| Nanos(step).to_string()),
-        ratio(record),
-        batches(record),
-        record.per_second_24gib.map_or_else(String::new, |rate| format!("{rate:.1}")),
-    ];
-    cells.into_iter().map(Cell::new).collect()
-}
-
-/// What stands where no time does.
+/// What a cell without a figure says.
 fn absence(record: &TechniqueRecord) -> &'static str {
     match record.status {
         Status::Oom => "out of memory",
-        Status::Skipped => "not known here",
+        Status::Skipped => "not applicable",
         _ => "",
     }
 }
 
 fn reduction(record: &TechniqueRecord) -> String {
-    // A negative zero is a zero.
+    // Adding zero turns -0.0 into 0.0.
     record.reduction_percent.map_or_else(|| absence(record).to_owned(), |percent| format!("{:.1} %", percent + 0.0))
 }
 
 fn ratio(record: &TechniqueRecord) -> String {
     let Some(ratio) = record.step_ratio else { return String::new() };
     match (record.step_ratio_low, record.step_ratio_high) {
-        // On a virtual clock all steps are alike: there is no interval to speak of.
+        // On a virtual clock all steps take the same time, so there is no interval.
         (Some(low), Some(high)) if high - low >= 0.0005 => format!("{ratio:.3} ({low:.3}-{high:.3})"),
         _ => format!("{ratio:.3}"),
     }
@@ -160,7 +166,7 @@ fn impact(record: &TechniqueRecord) -> String {
     };
     match record.modelled_exchange_ns {
         0 => words,
-        exchange => format!("{words}, and {} of exchange", Nanos(exchange)),
+        exchange => format!("{words}, plus {} of communication", Nanos(exchange)),
     }
 }
 
@@ -186,14 +192,14 @@ fn batches(record: &TechniqueRecord) -> String {
 
 fn legend(records: &[TechniqueRecord]) -> String {
     let mut legend =
-        "Reduction of peak allocated memory, and steps timed, under `caching`, against the base; a batch is \
-                      whole sequences a step."
+        "Reduction: of peak allocated memory compared with the base. Steps are timed under `caching`. Batch: \
+                      whole sequences per step."
             .to_owned();
     if records.iter().any(|record| record.largest_batch_24gib.is_some()) {
-        legend.push_str(" What fits in a card, context and libraries included, and its speed are simulated.");
+        legend.push_str(" Largest batches (context and libraries included) and their samples/s are simulated.");
     }
     if records.iter().any(|record| record.exchanged_bytes_per_step > 0) {
-        legend.push_str(" Times leave out what ranks exchange: that is modelled at the rate of the link, and marked.");
+        legend.push_str(" Times exclude communication between ranks, which is modelled and shown separately.");
     }
     legend
 }
@@ -206,14 +212,14 @@ fn notes(records: &[TechniqueRecord]) -> impl Iterator<Item = String> + '_ {
     })
 }
 
-/// How the batch that was found for a card did on the device.
+/// How the batch found for a card ran on the device.
 fn confirmation(record: &TechniqueRecord) -> Option<String> {
     let (memory, batch) = (Bytes(record.confirmed_memory_bytes?), record.confirmed_batch?);
     Some(match (record.confirmed_per_second, record.confirmed_simulated_per_second) {
         (Some(seen), Some(simulated)) => {
-            format!("batch {batch} ran on the device in {memory}: {seen:.2} a second, {simulated:.2} simulated")
+            format!("batch {batch} ran on the device in {memory}: {seen:.2} samples/s, {simulated:.2} simulated")
         }
-        (Some(seen), None) => format!("batch {batch} ran on the device in {memory}: {seen:.2} a second"),
+        (Some(seen), None) => format!("batch {batch} ran on the device in {memory}: {seen:.2} samples/s"),
         (None, _) => format!("batch {batch} did not fit in {memory} on the device"),
     })
 }
@@ -240,11 +246,11 @@ mod tests {
     }
 
     #[test]
-    fn the_page_says_measured_and_published_side_by_side() {
+    fn page_shows_measured_and_published() {
         let mut amp = record("amp", 21.2, 0.2);
         amp.published_memory = "about 25-35 %".to_owned();
-        let page = techniques_page(&[record("base", 0.0, 1.0), amp, record("ckpt", 45.0, 1.2)]);
-        assert!(page.contains("## gpt: batch 8, 1.00 GiB allocated, 1.00 ms a step"), "{page}");
+        let page = TechniqueRecord::page(&[record("base", 0.0, 1.0), amp, record("ckpt", 45.0, 1.2)]);
+        assert!(page.contains("## gpt: batch 8, 1.00 GiB allocated, 1.00 ms per step"), "{page}");
         let row = page.lines().find(|line| line.starts_with("| amp")).unwrap();
         for cell in ["21.2 %", "about 25-35 %", "5.00x faster", "-/?/?/12/?/?"] {
             assert!(row.contains(cell), "{row}");
@@ -253,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_is_shown_where_times_vary() {
+    fn interval_is_shown_where_times_vary() {
         let mut varied = record("amp", 1.0, 0.5);
         (varied.step_ratio_low, varied.step_ratio_high) = (Some(0.49), Some(0.51));
         assert_eq!(ratio(&varied), "0.500 (0.490-0.510)");
@@ -262,22 +268,22 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_that_was_put_to_the_device_is_told_with_its_speed() {
+    fn confirmed_batch_shows_its_speed() {
         let mut confirmed = record("amp", 21.0, 0.2);
         (confirmed.confirmed_memory_bytes, confirmed.confirmed_batch) = (Some(24 << 30), Some(12));
         assert_eq!(confirmation(&confirmed).unwrap(), "batch 12 did not fit in 24.0 GiB on the device");
         (confirmed.confirmed_per_second, confirmed.confirmed_simulated_per_second) = (Some(100.0), Some(101.5));
-        let text = techniques(&[confirmed], Medium::Terminal(None));
-        assert!(text.contains("batch 12 ran on the device in 24.0 GiB: 100.00 a second, 101.50 simulated"), "{text}");
+        let text = [confirmed].text(Medium::PIPE);
+        assert!(text.contains("batch 12 ran on the device in 24.0 GiB: 100.00 samples/s, 101.50 simulated"), "{text}");
     }
 
     #[test]
-    fn what_did_not_fit_is_said_and_explained() {
+    fn out_of_memory_is_explained() {
         let mut large = record("base", 0.0, 1.0);
         large.status = Status::Oom;
         large.reason = "does not fit".to_owned();
         (large.step_ns, large.step_ratio, large.reduction_percent) = (None, None, None);
-        let text = techniques(&[large], Medium::Terminal(None));
+        let text = [large].text(Medium::PIPE);
         assert!(text.contains("out of memory") && text.contains("gpt, base: does not fit"), "{text}");
     }
 }

@@ -1,6 +1,10 @@
-//! Commands to type: words as a shell takes them.
+//! Command lines that can be pasted into a shell.
 
-/// A word, in quotes where a shell would read more into it.
+/// Options that belong to one process of a run; all of them take a value.
+pub const OPTIONS_OF_ONE_PROCESS: [&str; 4] = ["--output", "-o", "--resume", "--partition"];
+
+/// A word, in quotes where a shell would interpret it.
+#[must_use]
 pub fn quoted(word: &str) -> String {
     let harmless = |c: char| c.is_ascii_alphanumeric() || "_.-/:,=%+@".contains(c);
     if !word.is_empty() && word.chars().all(harmless) {
@@ -9,9 +13,10 @@ pub fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// The words of a command line without these options and their values, however those were attached.
+/// The words of a command line without these options and their values.
+#[must_use]
 pub fn without<'a>(words: &'a [String], options: &[&str]) -> Vec<&'a str> {
-    let is_one = |word: &str| options.contains(&word);
+    // The value may be attached: `--output=x`, `-ox`.
     let has_value = |word: &str| {
         options.iter().any(|option| {
             let value = word.strip_prefix(option).filter(|value| !value.is_empty());
@@ -21,7 +26,7 @@ pub fn without<'a>(words: &'a [String], options: &[&str]) -> Vec<&'a str> {
     let mut kept = Vec::new();
     let mut words = words.iter().map(String::as_str);
     while let Some(word) = words.next() {
-        if is_one(word) {
+        if options.contains(&word) {
             words.next();
         } else if !has_value(word) {
             kept.push(word);

@@ -1,14 +1,13 @@
-//! The table of agreement between a device and the simulated one; and the same rows as CSV and JSON.
-
-use comfy_table::Cell;
+//! The agreement between a device and the simulated one (`oomph verify --on`).
 
 use super::{
-    ReportError, rows,
-    table::{dress_for_terminal, headed},
+    Medium, Render, ReportError,
+    render::{TextTable, distinct},
+    rows,
 };
 use crate::{
     base::Bytes,
-    measure::{AgreementRecord, SCHEMA, agreement::Finding},
+    measure::{AgreementRecord, agreement::Finding},
 };
 
 const HEADINGS: [&str; 8] = [
@@ -22,40 +21,33 @@ const HEADINGS: [&str; 8] = [
     "used\ndiffers by",
 ];
 const LEGEND: &str = "\
-Same decisions: events at which a second run on the driver's logged answers did exactly the same.
-Free-running: simulated without those answers, where addresses and kernel times break ties; + is more than on the device.";
+Same decisions: events at which a second run, given the logged answers of the driver, decided the same.
+Free-running: simulated without those answers; addresses and kernel times may break ties differently. + = more than on \
+the device.";
 
-/// The comparison for a terminal of `width` columns, grouped by source in order of appearance, with what is to be said
-/// about single rows below it and a summary in the end.
-#[must_use]
-pub fn agreements(records: &[AgreementRecord], width: Option<u16>) -> String {
-    let mut table = headed(&HEADINGS);
-    dress_for_terminal(&mut table, width);
-    let mut group = String::new();
-    for record in records {
-        let title = title(record);
-        let heading = if title == group { String::new() } else { title.clone() };
-        group = title;
-        table.add_row(row(heading, record));
+impl Render for [AgreementRecord] {
+    type Row = AgreementRecord;
+
+    fn rows(&self) -> &[AgreementRecord] {
+        self
     }
-    let mut text = format!("{}\n{LEGEND}\n", table.trim_fmt());
-    let notes: Vec<String> = records.iter().filter_map(note).chain(unscripted(records)).collect();
-    if !notes.is_empty() {
-        text.push_str(&format!("\n{}\n", notes.join("\n")));
+
+    fn csv(&self) -> Result<String, ReportError> {
+        rows::to_csv(self)
     }
-    text.push_str(&format!("\n{}\n", summary(records)));
-    text
-}
 
-/// All columns.
-pub fn agreements_csv(records: &[AgreementRecord]) -> Result<String, ReportError> {
-    Ok(String::from_utf8_lossy(&rows::to_csv(records)?).into_owned())
-}
-
-/// `{"schema": 1, "rows": [...]}` with all columns in base units.
-#[must_use]
-pub fn agreements_json(records: &[AgreementRecord]) -> String {
-    format!("{:#}\n", serde_json::json!({ "schema": SCHEMA, "rows": records }))
+    /// Grouped by source in order of appearance, with notes on single rows and a summary.
+    fn text(&self, medium: Medium) -> String {
+        let mut table = TextTable::new(&HEADINGS, medium);
+        let mut group = String::new();
+        for record in self {
+            let title = title(record);
+            table.row(row(if title == group { String::new() } else { title.clone() }, record));
+            group = title;
+        }
+        let notes = self.iter().filter_map(note).chain(unscripted(self));
+        format!("{}\n{}\n", table.finish(LEGEND, notes), summary(self))
+    }
 }
 
 fn title(record: &AgreementRecord) -> String {
@@ -65,7 +57,7 @@ fn title(record: &AgreementRecord) -> String {
     }
 }
 
-fn row(heading: String, record: &AgreementRecord) -> Vec<Cell> {
+fn row(heading: String, record: &AgreementRecord) -> Vec<String> {
     let mut cells = vec![heading, record.strategy.clone()];
     let measured = [
         record.events.to_string(),
@@ -82,15 +74,15 @@ fn row(heading: String, record: &AgreementRecord) -> Vec<Cell> {
         Finding::Failed => cells.push("failed".to_owned()),
     }
     cells.resize(HEADINGS.len(), String::new());
-    cells.into_iter().map(Cell::new_owned).collect()
+    cells
 }
 
-/// A share of events: 100 % only where it is all of them.
+/// A share of events; 100 % means all of them.
 fn share(percent: f64) -> String {
     if percent < 100.0 { format!("{:.3} %", (percent * 1000.0).floor() / 1000.0) } else { "100 %".to_owned() }
 }
 
-/// A difference: plain 0 only where there is none.
+/// A difference; `0 %` means none.
 fn signed(percent: f64) -> String {
     match percent {
         0.0 => "0 %".to_owned(),
@@ -111,16 +103,10 @@ fn note(record: &AgreementRecord) -> Option<String> {
 
 /// Why some rows have no share of same decisions.
 fn unscripted(records: &[AgreementRecord]) -> Option<String> {
-    let mut strategies: Vec<&str> = Vec::new();
-    for record in records.iter().filter(|record| record.finding == Finding::Unscripted) {
-        if !strategies.contains(&record.strategy.as_str()) {
-            strategies.push(&record.strategy);
-        }
-    }
-    let names = strategies.join(", ");
-    (!strategies.is_empty()).then(|| {
-        format!("{names}: the driver's pool decides by itself, so there are no decisions to compare, only peaks.")
-    })
+    let unscripted = records.iter().filter(|record| record.finding == Finding::Unscripted);
+    let strategies = distinct(unscripted.map(|record| record.strategy.as_str()));
+    (!strategies.is_empty())
+        .then(|| format!("{}: the driver's pool decides, so only peaks can be compared.", strategies.join(", ")))
 }
 
 fn summary(records: &[AgreementRecord]) -> String {
@@ -193,8 +179,8 @@ mod tests {
     }
 
     #[test]
-    fn the_table_shows_shares_and_differences_and_says_why_there_are_none() {
-        insta::assert_snapshot!(agreements(&sample(), None), @"
+    fn table_shows_shares_and_differences() {
+        insta::assert_snapshot!(sample().text(Medium::PIPE), @"
         ───────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
          source     strategy                            events        same       peak     simulated,     reserved         used
                                                                  decisions   reserved   free-running   differs by   differs by
@@ -204,28 +190,28 @@ mod tests {
                     async                                 3000           -    100 MiB       97.0 MiB      -3.00 %    +0.0010 %
          streams    caching:expandable_segments:True   skipped
         ───────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
-        Same decisions: events at which a second run on the driver's logged answers did exactly the same.
-        Free-running: simulated without those answers, where addresses and kernel times break ties; + is more than on the device.
+        Same decisions: events at which a second run, given the logged answers of the driver, decided the same.
+        Free-running: simulated without those answers; addresses and kernel times may break ties differently. + = more than on the device.
 
         verify/training/caching@cuda#1 differs at event 17, free: this; that
         verify/streams/caching:expandable_segments:True@cuda#1: skipped: because
-        async: the driver's pool decides by itself, so there are no decisions to compare, only peaks.
+        async: the driver's pool decides, so only peaks can be compared.
 
         4 cases; 5999 of 6000 events decided the same (99.983 %); free-running peak reserved the same to the byte in 1 of 3, 1.67 % off on average, at most -3.00 % (verify/training/async@cuda#1); 1 differing; 1 skipped
         ");
     }
 
     #[test]
-    fn a_single_event_among_millions_is_not_rounded_away() {
+    fn single_event_is_not_rounded_away() {
         assert_eq!((share(100.0).as_str(), share(99.999_999).as_str()), ("100 %", "99.999 %"));
         assert_eq!((signed(0.0).as_str(), signed(-0.0004).as_str()), ("0 %", "-0.0004 %"));
     }
 
     #[test]
-    fn files_have_all_columns_in_base_units() {
-        let value: serde_json::Value = serde_json::from_str(&agreements_json(&sample())).unwrap();
+    fn csv_and_json_have_all_columns() {
+        let value = sample().json();
         assert_eq!((&value["schema"], &value["rows"][0]["peak_reserved_bytes"]), (&1.into(), &(100 * MIB).into()));
-        let text = agreements_csv(&sample()).unwrap();
+        let text = sample().csv().unwrap();
         let read: Vec<AgreementRecord> =
             csv::Reader::from_reader(text.as_bytes()).into_deserialize().map(Result::unwrap).collect();
         assert_eq!(read, sample());

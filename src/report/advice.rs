@@ -1,0 +1,515 @@
+//! The advice of `oomph advise`: the line to paste, what it saves, how sure that is, and everything
+//! that was tried.
+
+use std::fmt::Write as _;
+
+use super::{
+    Medium, Render, ReportError,
+    leaks::grower_name,
+    render::{TextTable, in_mebibytes, maybe_bytes},
+    rows,
+};
+use crate::{
+    answer::{
+        advise::{Advice, AdviceRow, Confidence, Reason},
+        threshold::ThresholdStatus,
+    },
+    base::{Bytes, Nanos},
+    measure::obstacles,
+    trace::torch::{DeadEnd, Holder, OwnLimit},
+};
+
+const HEADINGS: [&str; 7] =
+    ["settings", "memory\nneeded", "smallest\ndevice", "reserved,\nno limit", "driver\ntime", "fits", ""];
+
+/// The columns that a narrow terminal loses first, by place.
+const DISPENSABLE: [usize; 3] = [3, 4, 2];
+
+/// The advice for one source or several.
+pub struct AdviceReport {
+    /// One advice per source.
+    pub advices: Vec<Advice>,
+    /// How many of the settings tried are shown.
+    pub top: usize,
+}
+
+impl Render for AdviceReport {
+    type Row = Advice;
+
+    fn rows(&self) -> &[Advice] {
+        &self.advices
+    }
+
+    /// One line for everything that was tried.
+    fn csv(&self) -> Result<String, ReportError> {
+        let tried = self.advices.iter().flat_map(|advice| advice.tried.iter().map(move |row| ((&advice.source,), row)));
+        rows::to_csv_with(&["source"], tried)
+    }
+
+    fn text(&self, medium: Medium) -> String {
+        self.advices.iter().map(|advice| text(advice, self.top, medium)).collect::<Vec<_>>().join("\n")
+    }
+}
+
+fn text(advice: &Advice, top: usize, medium: Medium) -> String {
+    let mut out = match medium {
+        Medium::Terminal(_) => format!("{}: {}\n", advice.source, headline(advice)),
+        Medium::Markdown => format!("## {}\n\n{}\n\n", advice.source, headline(advice)),
+    };
+    if let Some(line) = &advice.export {
+        let _ = match medium {
+            Medium::Terminal(_) => writeln!(out, "\n    {line}\n"),
+            Medium::Markdown => writeln!(out, "```sh\n{line}\n```\n"),
+        };
+    }
+    for (label, value) in facts(advice) {
+        let _ = match medium {
+            Medium::Terminal(_) => writeln!(out, "  {label:<14} {value}"),
+            Medium::Markdown => writeln!(out, "- {label}: {value}"),
+        };
+    }
+    let _ = writeln!(out, "\n{}", tried(advice, top, medium));
+    out
+}
+
+/// What is said about the advice, each with a label.
+fn facts(advice: &Advice) -> Vec<(&'static str, String)> {
+    let mut facts = Vec::new();
+    if let Some(end) = &advice.dead_end {
+        facts.push(("OOM", failure(end)));
+        facts.extend(end.holders.iter().map(|holder| ("held by", held(holder))));
+    }
+    let until_there = if advice.dead_end.is_some() { ", up to the OOM" } else { "" };
+    facts.push(("memory needed", format!("{}{until_there}", memory(advice))));
+    facts.extend(available(advice).map(|words| ("available", words)));
+    if let Some(end) = &advice.dead_end {
+        facts.push(("after that", beyond(advice, end)));
+    }
+    if let Some(then) = advice.driver_ns {
+        facts.push(("driver time", cost(advice.driver_now_ns.filter(|_| advice.changes), then)));
+    }
+    facts.push(("how sure", confidence(advice)));
+    facts.extend(advice.reasons.iter().map(|reason| reason_fact(reason, advice.fits)));
+    if advice.changes && advice.recommended.contains("garbage_collection_threshold") {
+        facts.push(("note", GARBAGE_COLLECTION_NOTE.to_owned()));
+    }
+    facts
+}
+
+const GARBAGE_COLLECTION_NOTE: &str =
+    "PyTorch uses garbage_collection_threshold only after torch.cuda.set_per_process_memory_fraction was called";
+
+fn headline(advice: &Advice) -> &'static str {
+    if advice.dead_end.is_some() {
+        return dead_end_headline(advice);
+    }
+    match (advice.changes, advice.fits) {
+        (true, Some(true)) if advice.fits_now == Some(false) => {
+            "it runs out of memory now; another setting avoids this OOM. Paste this before you start the program:"
+        }
+        (true, Some(false)) => "no setting is enough; this one comes closest:",
+        (true, _) => "another setting needs less memory. Paste this before you start the program:",
+        (false, Some(false)) => "no setting helps",
+        (false, _) => "keep your current settings",
+    }
+}
+
+/// The headline for a recording that ends with an OOM.
+fn dead_end_headline(advice: &Advice) -> &'static str {
+    if advice.reasons.iter().any(|reason| matches!(reason, Reason::Leak { .. })) {
+        return match advice.changes {
+            true => "it ran out of memory because it leaks: fix the leak. This setting only delays the OOM:",
+            false => "it ran out of memory because it leaks: fix the leak. No setting helps",
+        };
+    }
+    match (advice.changes, advice.fits) {
+        (true, Some(true)) => {
+            "it ran out of memory; another setting avoids this OOM. Paste this before you start the program:"
+        }
+        (true, Some(false)) => "it ran out of memory, and no setting avoids this OOM; this one comes closest:",
+        (true, None) => {
+            "it ran out of memory; another setting needs less up to that point. Paste this before you start the program:"
+        }
+        (false, Some(true)) => {
+            "it ran out of memory when recorded; in this much memory the current settings avoid this OOM"
+        }
+        (false, _) => "it ran out of memory, and no setting helps",
+    }
+}
+
+/// How the recorded program failed.
+fn failure(end: &DeadEnd) -> String {
+    let site = end.site.as_ref().map(|site| format!(" at {site}")).unwrap_or_default();
+    let refused = match end.own_limit {
+        Some(OwnLimit { at_least_bytes: least, below_bytes: most }) => format!(
+            "; refused by the program's own memory fraction, which is between {} and {}: pass it with --limit",
+            in_mebibytes(Some(least)),
+            in_mebibytes(Some(most))
+        ),
+        None => format!(", {} free on the device", Bytes(end.device_free_bytes)),
+    };
+    format!(
+        "{} requested{site}; {} allocated, {} cached in pieces that are too small{refused}",
+        Bytes(end.requested_bytes),
+        Bytes(end.allocated_bytes),
+        Bytes(end.cached_bytes())
+    )
+}
+
+/// From this share of allocated memory on, settings cannot gain much.
+const FULL: f64 = 0.9;
+
+/// What can be said about the time after the OOM.
+fn beyond(advice: &Advice, end: &DeadEnd) -> String {
+    let mut words = "not in the recording".to_owned();
+    let Some(limit) = advice.limit_bytes else { return words };
+    if let (Some(true), Some(needed)) = (advice.fits, advice.needed_bytes) {
+        let left = limit.saturating_sub(needed);
+        let share = left as f64 / limit.max(1) as f64 * 100.0;
+        let _ = write!(words, "; {} ({share:.1} %) are left for it", in_mebibytes(Some(left)));
+    }
+    let used = end.allocated_bytes as f64 / limit.max(1) as f64;
+    if used >= FULL {
+        let _ = write!(
+            words,
+            ". {:.0} % of the memory was allocated: settings alone may not be enough (see `oomph techniques`, or use a \
+             smaller batch)",
+            used * 100.0
+        );
+    }
+    words
+}
+
+/// What one call site held.
+fn held(holder: &Holder) -> String {
+    let blocks = if holder.blocks == 1 { "block" } else { "blocks" };
+    format!("{} in {} {blocks}: {}", Bytes(holder.bytes), holder.blocks, holder.site)
+}
+
+fn memory(advice: &Advice) -> String {
+    let needed = in_mebibytes(advice.needed_bytes);
+    match (advice.needed_bytes, advice.needed_now_bytes) {
+        (None, _) => "more than the device has".to_owned(),
+        (Some(_), Some(now)) if advice.changes => format!(
+            "{needed} instead of {}: {} less ({:.1} %)",
+            in_mebibytes(Some(now)),
+            in_mebibytes(Some(advice.saved_bytes)),
+            advice.saved_bytes as f64 / now.max(1) as f64 * 100.0
+        ),
+        (Some(_), None) => format!("{needed}; the current settings need more than the device has"),
+        (Some(_), Some(_)) => {
+            format!("{needed}; peak live bytes: {}", in_mebibytes(Some(advice.live_peak_bytes)))
+        }
+    }
+}
+
+fn available(advice: &Advice) -> Option<String> {
+    let limit = advice.limit_bytes?;
+    let verdict = |fits: Option<bool>| if fits == Some(true) { "enough" } else { "too little" };
+    let words = match advice.changes {
+        true => {
+            format!("{} with this setting, {} with the current ones", verdict(advice.fits), verdict(advice.fits_now))
+        }
+        false => verdict(advice.fits).to_owned(),
+    };
+    Some(format!("{} for the allocator: {words}", in_mebibytes(Some(limit))))
+}
+
+fn cost(now: Option<u64>, then: u64) -> String {
+    let Some(now) = now else { return format!("{} in total", Nanos(then)) };
+    let difference = match then.checked_sub(now) {
+        Some(more) => format!("{} more", Nanos(more)),
+        None => format!("{} less", Nanos(now - then)),
+    };
+    format!("{} instead of {}: {difference} in total", Nanos(then), Nanos(now))
+}
+
+fn confidence(advice: &Advice) -> String {
+    let about_model = match &advice.confidence {
+        Confidence::Exact { entries, blocks_before: 0 } => {
+            format!("EXACT: the model matches PyTorch in all {entries} entries of this recording")
+        }
+        Confidence::Exact { entries, blocks_before } => format!(
+            "EXACT from the middle: the model matches PyTorch in all {entries} entries; the {blocks_before} blocks \
+             allocated before the recording are requested first, so the gaps between them are ignored"
+        ),
+        Confidence::Partial { reasons } => format!("PARTIAL: {}", reasons.join("; ")),
+        Confidence::Diverged { entries_agreed, difference } => {
+            format!("NOT EXACT: the model differs from PyTorch after {entries_agreed} entries: {difference}")
+        }
+        Confidence::Unverified => {
+            "unverified: not a PyTorch snapshot, so there is no recording to compare with".to_owned()
+        }
+    };
+    let settled = |row: &&AdviceRow| row.current || row.recommended;
+    match advice.tried.iter().filter(settled).any(|row| row.stable == Some(false)) {
+        true => format!("{about_model}; some limits above the memory needed fail, or some below it fit"),
+        false => about_model,
+    }
+}
+
+fn reason_fact(reason: &Reason, fits: Option<bool>) -> (&'static str, String) {
+    let label = if matches!(reason, Reason::Leak { .. }) { "but it leaks" } else { "why not less" };
+    let words = match reason {
+        Reason::Exhaustion { live_peak_bytes } => {
+            let verdict = if fits == Some(false) { "true exhaustion" } else { "nearly all of it is live" };
+            let live = in_mebibytes(Some(*live_peak_bytes));
+            format!("{verdict}: peak live bytes are {live}, and no allocator needs less (see `oomph techniques`)")
+        }
+        Reason::Leak { bytes_per_step, grower } => {
+            let by = grower.as_ref().map(|grower| format!(", most of it {}", grower_name(grower))).unwrap_or_default();
+            format!("{} per step{by}: settings only delay the OOM (see `oomph leaks`)", Bytes(*bytes_per_step as u64))
+        }
+        Reason::LargeRequest { requested_bytes, event, site } => {
+            let site = site.as_ref().map(|site| format!(" at {site}")).unwrap_or_default();
+            format!("one request is too large: {}{site} (event {event})", Bytes(*requested_bytes))
+        }
+        Reason::SideStream { stranded_bytes, requested_bytes } => format!(
+            "{} are cached for other streams when {} are requested",
+            Bytes(*stranded_bytes),
+            Bytes(*requested_bytes)
+        ),
+        Reason::Fragmentation { requested_bytes, kept_back } => format!(
+            "fragmentation that no setting avoids: {} requested, {}",
+            Bytes(*requested_bytes),
+            obstacles::in_words(kept_back)
+        ),
+    };
+    (label, words)
+}
+
+/// The table: the best rows, those that the answer mentions, and the best of the other allocators.
+fn tried(advice: &Advice, top: usize, medium: Medium) -> String {
+    let mut table = TextTable::new(&HEADINGS, medium);
+    let (settings, others): (Vec<_>, Vec<_>) = advice.tried.iter().partition(|row| row.settings.is_some());
+    let mut left_out = 0;
+    let mut add = |rows: &[&AdviceRow], most: usize| {
+        for (place, row) in rows.iter().enumerate() {
+            if place < most || row.current || row.recommended {
+                table.row(cells(row));
+            } else {
+                left_out += 1;
+            }
+        }
+    };
+    add(&settings, top);
+    add(&others, top.div_ceil(3));
+    let mut legend =
+        "Memory needed: the smallest limit in which everything completes. Smallest device: with context and \
+                      libraries. Other allocators cannot be selected through PYTORCH_CUDA_ALLOC_CONF."
+            .to_owned();
+    if left_out > 0 {
+        let _ = write!(legend, " Not shown: {left_out} (--top 99 shows all).");
+    }
+    legend.extend(table.fit(&DISPENSABLE).map(|hidden| format!("\n{hidden}")));
+    table.finish(&legend, [])
+}
+
+fn cells(row: &AdviceRow) -> [String; 7] {
+    let name = match row.settings.as_deref() {
+        Some("") => "(defaults)".to_owned(),
+        Some(settings) => settings.to_owned(),
+        None => format!("another allocator: {}", row.strategy),
+    };
+    let needed = match row.status {
+        ThresholdStatus::Found => in_mebibytes(row.needed_bytes),
+        ThresholdStatus::NeverFits => "never fits".to_owned(),
+        _ => "not tried".to_owned(),
+    };
+    let mark = match (row.recommended, row.current) {
+        (true, true) => "keep",
+        (true, false) => "recommended",
+        (false, true) => "now",
+        (false, false) => "",
+    };
+    [
+        name,
+        needed,
+        in_mebibytes(row.device_bytes),
+        maybe_bytes(row.uncapped_reserved_bytes),
+        row.driver_ns.map_or_else(String::new, |nanos| Nanos(nanos).to_string()),
+        row.fits.map_or("", |fits| if fits { "yes" } else { "NO" }).to_owned(),
+        mark.to_owned(),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        answer::leaks::{Grower, GrownBy},
+        base::MIB,
+    };
+
+    fn shown(advice: &Advice, top: usize, medium: Medium) -> String {
+        AdviceReport { advices: vec![advice.clone()], top }.text(medium)
+    }
+
+    fn row(settings: Option<&str>, needed_mib: u64) -> AdviceRow {
+        AdviceRow {
+            settings: settings.map(str::to_owned),
+            strategy: settings.map_or("bfc".to_owned(), |settings| format!("caching:{settings}")),
+            status: ThresholdStatus::Found,
+            needed_bytes: Some(needed_mib * MIB),
+            device_bytes: Some((needed_mib + 594) * MIB),
+            uncapped_reserved_bytes: Some(9000 * MIB),
+            driver_ns: Some(4_000_000),
+            ..AdviceRow::default()
+        }
+    }
+
+    fn sample() -> Advice {
+        let mut best = row(Some("expandable_segments:True"), 6184);
+        best.recommended = true;
+        let mut now = row(Some(""), 6820);
+        now.current = true;
+        Advice {
+            source: "run.pickle".to_owned(),
+            recommended: "expandable_segments:True".to_owned(),
+            changes: true,
+            export: Some("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".to_owned()),
+            needed_now_bytes: now.needed_bytes,
+            needed_bytes: best.needed_bytes,
+            saved_bytes: 636 * MIB,
+            live_peak_bytes: 6006 * MIB,
+            driver_now_ns: Some(4_000_000),
+            driver_ns: Some(4_500_000),
+            confidence: Confidence::Exact { entries: 55169, blocks_before: 0 },
+            tried: vec![best, row(None, 6400), now, row(Some("max_split_size_mb:32"), 7000)],
+            ..Advice::default()
+        }
+    }
+
+    #[test]
+    fn line_to_paste_comes_first() {
+        insta::assert_snapshot!(shown(&sample(), 1, Medium::PIPE), @"
+        run.pickle: another setting needs less memory. Paste this before you start the program:
+
+            export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+
+          memory needed  6,184 MiB instead of 6,820 MiB: 636 MiB less (9.3 %)
+          driver time    4.50 ms instead of 4.00 ms: 500 us more in total
+          how sure       EXACT: the model matches PyTorch in all 55169 entries of this recording
+
+        ─────────────────────────────────────────────────────────────────────────────────────────────
+         settings                   memory       smallest   reserved,    driver   fits
+                                    needed         device    no limit      time
+        ═════════════════════════════════════════════════════════════════════════════════════════════
+         expandable_segments:True   6,184 MiB   6,778 MiB    8.79 GiB   4.00 ms          recommended
+         (defaults)                 6,820 MiB   7,414 MiB    8.79 GiB   4.00 ms                  now
+         another allocator: bfc     6,400 MiB   6,994 MiB    8.79 GiB   4.00 ms
+        ─────────────────────────────────────────────────────────────────────────────────────────────
+        Memory needed: the smallest limit in which everything completes. Smallest device: with context and libraries. Other allocators cannot be selected through PYTORCH_CUDA_ALLOC_CONF. Not shown: 1 (--top 99 shows all).
+        ");
+    }
+
+    #[test]
+    fn reasons_are_explained() {
+        let mut nothing = sample();
+        let grower = Grower {
+            by: GrownBy::Size,
+            name: (48 * MIB).to_string(),
+            bytes_before: 0,
+            bytes_after: 480 * MIB,
+            blocks_before: 0,
+            blocks_after: 10,
+            bytes_per_step: 48.0 * MIB as f64,
+        };
+        (nothing.changes, nothing.export, nothing.fits) = (false, None, Some(false));
+        nothing.limit_bytes = Some(6000 * MIB);
+        nothing.reasons = vec![
+            Reason::Leak { bytes_per_step: 64.0 * MIB as f64, grower: Some(grower) },
+            Reason::Exhaustion { live_peak_bytes: 6006 * MIB },
+            Reason::LargeRequest { requested_bytes: 2048 * MIB, event: 7, site: None },
+            Reason::SideStream { stranded_bytes: 100 * MIB, requested_bytes: 80 * MIB },
+        ];
+        let text = shown(&nothing, 1, Medium::PIPE);
+        for words in [
+            "run.pickle: no setting helps",
+            "6,000 MiB for the allocator: too little",
+            "but it leaks   64.0 MiB per step, most of it blocks of 48.0 MiB",
+            "true exhaustion: peak live bytes are 6,006 MiB",
+            "one request is too large: 2.00 GiB (event 7)",
+            "100 MiB are cached for other streams when 80.0 MiB are requested",
+        ] {
+            assert!(text.contains(words), "{words}: {text}");
+        }
+    }
+
+    #[test]
+    fn csv_has_a_line_for_everything_tried() {
+        let report = AdviceReport { advices: vec![sample()], top: 1 };
+        let csv = report.csv().unwrap();
+        assert_eq!(csv.lines().count(), 5, "{csv}");
+        assert!(csv.lines().all(|line| line.split(',').count() == 14), "{csv}");
+        let json = report.json();
+        let answer = &json["rows"][0];
+        assert_eq!(
+            (answer["recommended"].as_str(), answer["saved_bytes"].as_u64()),
+            (Some("expandable_segments:True"), Some(636 * MIB))
+        );
+        assert_eq!(answer["confidence"]["verdict"], "exact");
+    }
+
+    #[test]
+    fn markdown_has_the_line_in_a_block() {
+        let text = shown(&sample(), 4, Medium::Markdown);
+        assert!(text.contains("```sh\nexport PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n```"), "{text}");
+        assert!(text.contains("| another allocator: bfc"), "{text}");
+    }
+
+    /// Advice to change the settings, as `advise` gives it.
+    fn advised() -> Advice {
+        Advice {
+            source: "run.pickle".to_owned(),
+            recommended: "expandable_segments:True".to_owned(),
+            changes: true,
+            export: Some("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".to_owned()),
+            needed_now_bytes: Some(6820 * MIB),
+            needed_bytes: Some(6184 * MIB),
+            saved_bytes: 636 * MIB,
+            ..Advice::default()
+        }
+    }
+
+    #[test]
+    fn recording_with_an_oom_says_how_it_failed() {
+        let end = DeadEnd {
+            requested_bytes: 700 * MIB,
+            site: Some("torch/nn/linear.py:7 forward from train.py:45 <module>".to_owned()),
+            allocated_bytes: 6300 * MIB,
+            reserved_bytes: 6600 * MIB,
+            device_free_bytes: 200 * MIB,
+            room_bytes: Some(6800 * MIB),
+            own_limit: None,
+            holders: vec![Holder { site: "model.py:3 f".to_owned(), blocks: 24, bytes: 2048 * MIB }],
+        };
+        let limit_bytes = end.room_bytes;
+        let died = Advice { dead_end: Some(end.clone()), limit_bytes, fits: Some(true), ..advised() };
+        let text = shown(&died, 1, Medium::PIPE);
+        let said: Vec<&str> = text.lines().take(9).map(str::trim_end).collect();
+        insta::assert_snapshot!(said.join("\n"), @"
+        run.pickle: it ran out of memory; another setting avoids this OOM. Paste this before you start the program:
+
+            export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+
+          OOM            700 MiB requested at torch/nn/linear.py:7 forward from train.py:45 <module>; 6.15 GiB allocated, 300 MiB cached in pieces that are too small, 200 MiB free on the device
+          held by        2.00 GiB in 24 blocks: model.py:3 f
+          memory needed  6,184 MiB instead of 6,820 MiB: 636 MiB less (9.3 %), up to the OOM
+          available      6,800 MiB for the allocator: enough with this setting, too little with the current ones
+          after that     not in the recording; 616 MiB (9.1 %) are left for it. 93 % of the memory was allocated: settings alone may not be enough (see `oomph techniques`, or use a smaller batch)
+        ");
+        let leak = Reason::Leak { bytes_per_step: 1e9, grower: None };
+        let leaky = shown(&Advice { reasons: vec![leak], ..died.clone() }, 1, Medium::PIPE);
+        assert!(leaky.starts_with("run.pickle: it ran out of memory because it leaks: fix the leak."), "{leaky}");
+        let kept = Advice { changes: false, export: None, ..died.clone() };
+        let headline = |fits| dead_end_headline(&Advice { fits, ..kept.clone() });
+        assert!(headline(Some(true)).contains("in this much memory the current settings avoid this OOM"));
+        assert!(headline(Some(false)).ends_with("no setting helps"));
+        let own_limit = Some(OwnLimit { at_least_bytes: 6600 * MIB, below_bytes: 7300 * MIB });
+        let own_limit = DeadEnd { device_free_bytes: 9000 * MIB, room_bytes: None, own_limit, ..end };
+        let text = shown(&Advice { dead_end: Some(own_limit), fits: None, ..died }, 1, Medium::PIPE);
+        assert!(text.contains("between 6,600 MiB and 7,300 MiB: pass it with --limit"), "{text}");
+        assert!(text.contains("another setting needs less up to that point"), "{text}");
+    }
+}

@@ -1,0 +1,454 @@
+//! The cases of a run: the table that people look at first, the steps from requested to reserved
+//! memory, wall-clock times, and `summary.md`.
+
+use super::{
+    Environment, Medium, Render, ReportError,
+    render::{TextTable, maybe_bytes},
+    rows,
+    scenario::{groups, is_contender, title},
+};
+use crate::{
+    base::{Bytes, Nanos},
+    measure::{CaseRecord, Status, TimingRecord},
+    replay::Cause,
+};
+
+const HEADINGS: [&str; 9] = [
+    "workload",
+    "strategy",
+    "peak\nallocated",
+    "peak\nreserved",
+    "device\nused",
+    "fragmen-\ntation",
+    "out of\nmemory",
+    "driver\ncalls",
+    "driver\ntime",
+];
+/// The columns that a narrow terminal loses first, by place.
+const DISPENSABLE: [usize; 4] = [7, 8, 2, 5];
+const LEGEND: &str = "Fragmentation = 1 - peak allocated / peak reserved.";
+const STAR_LEGEND: &str = "* = lowest device memory use (whole pages and context included). ";
+
+impl Render for [CaseRecord] {
+    type Row = CaseRecord;
+
+    fn rows(&self) -> &[CaseRecord] {
+        self
+    }
+
+    /// The columns of `runs.csv`.
+    fn csv(&self) -> Result<String, ReportError> {
+        rows::to_csv(self)
+    }
+
+    fn text(&self, medium: Medium) -> String {
+        let mut table = TextTable::new(&HEADINGS, medium);
+        let groups = groups(self);
+        for group in &groups {
+            let least = group.least_used();
+            let mut heading = title(&group.scenario, &groups);
+            for record in &group.records {
+                let best = is_contender(record) && least == Some(record.peak_device_used_bytes);
+                table.row(row(std::mem::take(&mut heading), record, best));
+            }
+        }
+        let hidden = table.fit(&DISPENSABLE).map_or_else(String::new, |hidden| format!(" {hidden}"));
+        let has_star = groups.iter().any(|group| group.least_used().is_some());
+        let legend = format!("{}{LEGEND}{hidden}", if has_star { STAR_LEGEND } else { "" });
+        // Errors are reported by the caller. In a document, explanations have a section of their own.
+        let explained = |record: &&CaseRecord| record.status != Status::Error && medium != Medium::Markdown;
+        table.finish(&legend, explanations(self.iter().filter(explained)))
+    }
+}
+
+fn row(heading: String, record: &CaseRecord, best: bool) -> Vec<String> {
+    let mut cells = vec![heading, record.strategy.clone()];
+    if record.clock.is_some() {
+        // The star has its own place, so that digits stay aligned.
+        let star = if best { "*" } else { " " };
+        cells.extend([
+            Bytes(record.peak_allocated_bytes).to_string(),
+            Bytes(record.peak_reserved_bytes).to_string(),
+            format!("{} {star}", maybe_bytes(record.known_device_used_bytes())),
+            record.peak_gap_share.map_or_else(String::new, |share| format!("{:.1} %", share * 100.0)),
+            verdict(record),
+            record.driver_calls.to_string(),
+            Nanos(record.driver_ns).to_string(),
+        ]);
+    } else {
+        cells.extend(["", "", "", "", &verdict(record), "", ""].map(str::to_owned));
+    }
+    cells
+}
+
+/// Whether memory ran out, and where.
+fn verdict(record: &CaseRecord) -> String {
+    match record.status {
+        Status::Completed => "no".to_owned(),
+        Status::Oom => match (record.oom_step, record.oom_event) {
+            (Some(step), _) => format!("step {step}"),
+            (None, Some(event)) => format!("event {event}"),
+            (None, None) => "yes".to_owned(),
+        },
+        Status::Skipped | Status::Interrupted | Status::Error => record.status.name().to_owned(),
+    }
+}
+
+const WATERFALL_LEGEND: &str = "Requested: peak live bytes, the lower bound for every allocator. Rounded: the same in \
+                                blocks of 512 B. Over bound: reserved compared with rounded.";
+const PACKED_LEGEND: &str = " Packed: the best layout found with full knowledge of lifetimes.";
+
+/// What each completed case reserved, beside what its trace needs at least; `None` without such a
+/// case.
+///
+/// Requested and rounded are bounds of the trace, packed is an offline layout, reserved and device
+/// used are peaks of the case. Each is a maximum over the whole trace, at its own moment.
+#[must_use]
+pub fn waterfall(records: &[CaseRecord], medium: Medium) -> Option<String> {
+    let packed = records.iter().any(|record| record.packed_bytes.is_some());
+    let mut headings = vec!["workload", "strategy", "requested", "rounded", "reserved", "device used", "over bound"];
+    if packed {
+        headings.insert(4, "packed");
+    }
+    let mut table = TextTable::new(&headings, medium);
+    let groups = groups(records);
+    for group in &groups {
+        let mut heading = title(&group.scenario, &groups);
+        for record in &group.records {
+            // A case that ended early held less than its trace needs.
+            let (Status::Completed, Some(requested), Some(rounded)) =
+                (record.status, record.bound_requested_bytes, record.bound_rounded_bytes)
+            else {
+                continue;
+            };
+            let mut cells = vec![
+                std::mem::take(&mut heading),
+                record.strategy.clone(),
+                Bytes(requested).to_string(),
+                Bytes(rounded).to_string(),
+                Bytes(record.peak_reserved_bytes).to_string(),
+                maybe_bytes(record.known_device_used_bytes()),
+                over_bound(record.peak_reserved_bytes, rounded),
+            ];
+            if packed {
+                cells.insert(4, maybe_bytes(record.packed_bytes));
+            }
+            table.row(cells);
+        }
+    }
+    let legend = format!("{WATERFALL_LEGEND}{}", if packed { PACKED_LEGEND } else { "" });
+    (!table.is_empty()).then(|| table.finish(&legend, []))
+}
+
+/// In percent; empty for a strategy that reserves nothing.
+fn over_bound(reserved: u64, bound: u64) -> String {
+    if reserved == 0 || bound == 0 {
+        return String::new();
+    }
+    format!("{:+.1} %", (reserved as f64 / bound as f64 - 1.0) * 100.0)
+}
+
+const TIMING_HEADINGS: [&str; 7] = [
+    "workload",
+    "strategy",
+    "threads",
+    "per event",
+    "events/s",
+    "alloc ns\np50 / p99 / p99.9",
+    "free ns\np50 / p99 / p99.9",
+];
+
+/// Wall-clock times, grouped by workload in order of first appearance.
+#[must_use]
+pub fn timings(records: &[TimingRecord], medium: Medium) -> String {
+    let mut table = TextTable::new(&TIMING_HEADINGS, medium);
+    let mut workload = "";
+    for record in records {
+        let heading = if record.workload == workload { "" } else { &record.workload };
+        workload = &record.workload;
+        table.row(timing_row(heading, record));
+    }
+    let timer = records.iter().map(|record| record.timer_ns).max().unwrap_or(0);
+    let sampled_one_in = records.first().map_or(0, |record| record.sampled_one_in);
+    let mut legend = format!(
+        "Wall-clock times. Per event: the median pass, without sampling. Percentiles: a second pass that times one \
+         operation in {sampled_one_in}; each value includes about {timer} ns for reading the clock."
+    );
+    if records.iter().any(|record| record.threads.is_some()) {
+        legend.push_str(
+            "\nThreads share the strategy under one lock, each with its own copy of the workload. Per event: the time \
+             of one thread, including waiting. events/s: all threads together.",
+        );
+    }
+    table.finish(&legend, [])
+}
+
+fn timing_row(heading: &str, record: &TimingRecord) -> [String; 7] {
+    let between_events = record.pass_median_ns as f64 / record.events.max(1) as f64;
+    let per_event = between_events * f64::from(record.threads.unwrap_or(1));
+    let percentiles = |times: [Option<u64>; 3]| {
+        times.map(|time| time.map_or_else(|| "-".to_owned(), |time| time.to_string())).join(" / ")
+    };
+    [
+        heading.to_owned(),
+        record.strategy.clone(),
+        record.threads.map_or_else(String::new, |threads| threads.to_string()),
+        format!("{per_event:.1} ns"),
+        format!("{:.1} M", 1e3 / between_events),
+        percentiles([record.alloc_p50_ns, record.alloc_p99_ns, record.alloc_p999_ns]),
+        percentiles([record.free_p50_ns, record.free_p99_ns, record.free_p999_ns]),
+    ]
+}
+
+/// `summary.md`: the environment, the tables, and why cases did not complete.
+pub(super) fn summary(environment: &Environment, records: &[CaseRecord]) -> String {
+    let driver = environment.driver.as_ref().map_or(String::new(), |driver| format!(", driver {driver}"));
+    let mut page = format!(
+        "# Run\n\n- command: `{}`\n- started: {}\n- program: {} ({})\n- device: {} ({}{driver})\n- machine: {}, {}, {} \
+         CPUs\n- seed: {}\n\n{}\n\n{}",
+        environment.command.join(" "),
+        environment.started,
+        environment.version,
+        environment.commit,
+        environment.device,
+        environment.device_name,
+        environment.machine,
+        environment.os,
+        environment.cpus,
+        environment.seed,
+        counts(records),
+        records.text(Medium::Markdown),
+    );
+    if let Some(table) = waterfall(records, Medium::Markdown) {
+        page.push_str(&format!("\n## From requested to reserved\n\n{table}"));
+    }
+    for (number, explanation) in explanations(records).enumerate() {
+        page.push_str(if number == 0 { "\n## Cases that did not complete\n\n" } else { "" });
+        page.push_str(&format!("- {explanation}\n"));
+    }
+    page
+}
+
+fn counts(records: &[CaseRecord]) -> String {
+    let parts: Vec<String> = [Status::Completed, Status::Oom, Status::Skipped, Status::Interrupted, Status::Error]
+        .into_iter()
+        .map(|status| (status, records.iter().filter(|record| record.status == status).count()))
+        .filter(|(_, count)| *count > 0)
+        .map(|(status, count)| format!("{count} {}", status.name()))
+        .collect();
+    format!("{} cases: {}.", records.len(), if parts.is_empty() { "none".to_owned() } else { parts.join(", ") })
+}
+
+/// One line for every case that did not complete.
+fn explanations<'a>(records: impl IntoIterator<Item = &'a CaseRecord>) -> impl Iterator<Item = String> {
+    records
+        .into_iter()
+        .filter(|record| record.status != Status::Completed)
+        .map(|record| format!("{}: {}", record.case_id, explanation(record)))
+}
+
+fn explanation(record: &CaseRecord) -> String {
+    let (Status::Oom, Some(requested)) = (record.status, record.oom_requested_bytes) else {
+        return format!("{}: {}", record.status.name(), record.reason);
+    };
+    let free = record.oom_free_bytes.map_or_else(String::new, |free| format!(", {} free in total", Bytes(free)));
+    let place = match (record.oom_step, &record.oom_phase) {
+        (Some(step), Some(phase)) => format!(" in step {step}, {phase}"),
+        (Some(step), None) => format!(" in step {step}"),
+        (None, Some(phase)) => format!(" in {phase}"),
+        (None, None) => String::new(),
+    };
+    let most = match (record.oom_obstacle, record.oom_obstacle_bytes) {
+        (Some(obstacle), Some(bytes)) => format!(", {} {}", Bytes(bytes), obstacle.words()),
+        _ => String::new(),
+    };
+    let remark = if record.reason.is_empty() { String::new() } else { format!("; {}", record.reason) };
+    format!(
+        "out of memory at event {}{place}: {} requested{free}{most} ({}){remark}",
+        record.oom_event.unwrap_or(0),
+        Bytes(requested),
+        record.oom_cause.unwrap_or(Cause::Exhaustion).name(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{base::MIB, device::Clock, measure::CaseLabel, report::Terminal};
+
+    fn record(workload: &str, strategy: &str, status: Status, reserved: u64) -> CaseRecord {
+        let label = CaseLabel { workload: workload.to_owned(), strategy: strategy.to_owned(), ..CaseLabel::default() };
+        let measured = status != Status::Skipped;
+        CaseRecord {
+            clock: measured.then_some(Clock::Virtual),
+            peak_allocated_bytes: 30 * MIB,
+            peak_reserved_bytes: reserved,
+            peak_device_used_bytes: reserved + MIB,
+            peak_gap_share: crate::measure::lost_share(30 * MIB, reserved),
+            oom_event: (status == Status::Oom).then_some(17),
+            oom_requested_bytes: (status == Status::Oom).then_some(8 * MIB),
+            oom_free_bytes: (status == Status::Oom).then_some(9 * MIB),
+            oom_cause: (status == Status::Oom).then_some(Cause::Fragmentation),
+            driver_calls: 4,
+            driver_alloc_calls: 2,
+            driver_ns: 1_234_000,
+            ..CaseRecord::unmeasured(&label, status, "because")
+        }
+    }
+
+    fn sample() -> Vec<CaseRecord> {
+        vec![
+            record("saw-tooth", "caching", Status::Completed, 40 * MIB),
+            record("saw-tooth", "direct", Status::Completed, 32 * MIB),
+            record("checkerboard", "caching", Status::Oom, 64 * MIB),
+            record("checkerboard", "pools", Status::Skipped, 0),
+        ]
+    }
+
+    #[test]
+    fn terminal_table_marks_the_least_memory() {
+        insta::assert_snapshot!(sample().text(Medium::PIPE), @"
+        ──────────────────────────────────────────────────────────────────────────────────────────────────────
+         workload       strategy        peak       peak       device   fragmen-     out of   driver    driver
+                                   allocated   reserved         used     tation     memory    calls      time
+        ══════════════════════════════════════════════════════════════════════════════════════════════════════
+         saw-tooth      caching     30.0 MiB   40.0 MiB   41.0 MiB       25.0 %         no        4   1.23 ms
+                        direct      30.0 MiB   32.0 MiB   33.0 MiB *      6.2 %         no        4   1.23 ms
+         checkerboard   caching     30.0 MiB   64.0 MiB   65.0 MiB       53.1 %   event 17        4   1.23 ms
+                        pools                                                      skipped
+        ──────────────────────────────────────────────────────────────────────────────────────────────────────
+        * = lowest device memory use (whole pages and context included). Fragmentation = 1 - peak allocated / peak reserved.
+
+        /checkerboard/caching@#0: out of memory at event 17: 8.00 MiB requested, 9.00 MiB free in total (fragmentation); because
+        /checkerboard/pools@#0: skipped: because
+        ");
+    }
+
+    #[test]
+    fn markdown_table_has_the_same_cells() {
+        insta::assert_snapshot!(sample().text(Medium::Markdown), @"
+        | workload     | strategy | peak allocated | peak reserved | device used | fragmentation | out of memory | driver calls | driver time |
+        |--------------|----------|----------------|---------------|-------------|---------------|---------------|--------------|-------------|
+        | saw-tooth    | caching  |       30.0 MiB |      40.0 MiB |  41.0 MiB   |        25.0 % |            no |            4 |     1.23 ms |
+        |              | direct   |       30.0 MiB |      32.0 MiB |  33.0 MiB * |         6.2 % |            no |            4 |     1.23 ms |
+        | checkerboard | caching  |       30.0 MiB |      64.0 MiB |  65.0 MiB   |        53.1 % |      event 17 |            4 |     1.23 ms |
+        |              | pools    |                |               |             |               |       skipped |              |             |
+
+        * = lowest device memory use (whole pages and context included). Fragmentation = 1 - peak allocated / peak reserved.
+        ");
+    }
+
+    #[test]
+    fn narrow_terminal_gets_a_narrow_table() {
+        let text = sample().text(Medium::Terminal(Terminal { width: Some(80), unicode: true }));
+        let table = text.lines().take_while(|line| !line.contains(LEGEND));
+        assert!(table.clone().count() > 4);
+        assert!(table.clone().all(|line| line.chars().count() <= 80), "{text}");
+        for whole in ["workload", "checkerboard", "40.0 MiB", "event 17"] {
+            assert!(text.contains(whole), "{whole} is not in one piece:\n{text}");
+        }
+        assert!(text.contains("terminal is narrow: peak allocated, driver calls, driver time."), "{text}");
+    }
+
+    #[test]
+    fn json_has_a_schema_and_base_units() {
+        let value = sample().json();
+        assert_eq!(value["schema"], 1);
+        assert_eq!(value["rows"][1]["peak_reserved_bytes"], 32 * MIB);
+        assert_eq!(value["rows"][3]["status"], "skipped");
+    }
+
+    #[test]
+    fn csv_can_be_read_back() {
+        let text = sample().csv().unwrap();
+        let read: Vec<CaseRecord> =
+            csv::Reader::from_reader(text.as_bytes()).into_deserialize().map(Result::unwrap).collect();
+        assert_eq!(read, sample());
+    }
+
+    fn bounded(strategy: &str, status: Status, reserved: u64) -> CaseRecord {
+        CaseRecord {
+            bound_requested_bytes: Some(39 * MIB),
+            bound_rounded_bytes: Some(40 * MIB),
+            peak_device_used_bytes: reserved + 500 * MIB,
+            ..record("w", strategy, status, reserved)
+        }
+    }
+
+    #[test]
+    fn waterfall_shows_the_steps_to_device_used() {
+        let mut records = vec![
+            bounded("caching", Status::Completed, 50 * MIB),
+            bounded("null", Status::Completed, 0),
+            bounded("direct", Status::Oom, 10 * MIB),
+        ];
+        let without = waterfall(&records, Medium::Markdown).unwrap();
+        assert!(!without.contains("packed") && !without.contains("Packed"), "{without}");
+        records[0].packed_bytes = Some(41 * MIB);
+        insta::assert_snapshot!(waterfall(&records, Medium::Markdown).unwrap(), @"
+        | workload | strategy | requested |  rounded |   packed | reserved | device used | over bound |
+        |----------|----------|-----------|----------|----------|----------|-------------|------------|
+        | w        | caching  |  39.0 MiB | 40.0 MiB | 41.0 MiB | 50.0 MiB |     550 MiB |    +25.0 % |
+        |          | null     |  39.0 MiB | 40.0 MiB |          |      0 B |     500 MiB |            |
+
+        Requested: peak live bytes, the lower bound for every allocator. Rounded: the same in blocks of 512 B. Over bound: reserved compared with rounded. Packed: the best layout found with full knowledge of lifetimes.
+        ");
+    }
+
+    #[test]
+    fn waterfall_needs_a_bound() {
+        let records = [CaseRecord { bound_rounded_bytes: None, ..bounded("caching", Status::Completed, MIB) }];
+        assert_eq!(waterfall(&records, Medium::PIPE), None);
+    }
+
+    #[test]
+    fn summary_says_what_ran_and_why_cases_failed() {
+        let label = CaseLabel { suite: "quick".to_owned(), workload: "w".to_owned(), ..CaseLabel::default() };
+        let oom = CaseRecord {
+            oom_event: Some(9),
+            oom_step: Some(2),
+            oom_requested_bytes: Some(20 * MIB),
+            oom_free_bytes: Some(30 * MIB),
+            oom_cause: Some(Cause::Fragmentation),
+            ..CaseRecord::unmeasured(&label, Status::Oom, "the device had less")
+        };
+        let skipped = CaseRecord::skipped(&label, "this device has no virtual memory");
+        let environment = Environment { command: vec!["oomph".to_owned(), "run".to_owned()], ..Environment::default() };
+        let page = summary(&environment, &[oom, skipped]);
+        for words in [
+            "- command: `oomph run`",
+            "2 cases: 1 oom, 1 skipped.",
+            "out of memory at event 9 in step 2: 20.0 MiB requested, 30.0 MiB free in total (fragmentation); the device had",
+            "skipped: this device has no virtual memory",
+        ] {
+            assert!(page.contains(words), "'{words}' is missing in\n{page}");
+        }
+    }
+
+    #[test]
+    fn times_are_per_event_and_grouped_by_workload() {
+        let record = TimingRecord {
+            workload: "hot".to_owned(),
+            strategy: "null".to_owned(),
+            events: 1000,
+            pass_median_ns: 5000,
+            sampled_one_in: 16,
+            timer_ns: 20,
+            alloc_p50_ns: Some(25),
+            ..TimingRecord::default()
+        };
+        let other = TimingRecord { strategy: "caching".to_owned(), ..record.clone() };
+        let text = timings(&[record, other], Medium::PIPE);
+        assert!(text.contains("5.0 ns") && text.contains("200.0 M") && text.contains("25 / - / -"), "{text}");
+        assert_eq!(text.matches("hot").count(), 1, "{text}");
+        assert!(text.contains("about 20 ns for reading the clock"), "{text}");
+        assert!(!text.contains("under one lock"), "{text}");
+    }
+
+    #[test]
+    fn time_per_event_of_a_thread_includes_waiting() {
+        let record = TimingRecord { events: 1000, pass_median_ns: 5000, threads: Some(8), ..TimingRecord::default() };
+        let text = timings(&[record], Medium::PIPE);
+        assert!(text.contains("40.0 ns") && text.contains("200.0 M") && text.contains("under one lock"), "{text}");
+    }
+}

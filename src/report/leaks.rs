@@ -1,0 +1,267 @@
+//! The findings of `oomph leaks`, and the memory of every step as CSV.
+
+use std::fmt::Write as _;
+
+use super::{
+    Medium, Render, ReportError,
+    plot::plot,
+    render::{TextTable, signed_bytes},
+    rows,
+};
+use crate::{
+    answer::leaks::{CourseKind, Finding, Grower, GrownBy, Quantity, RecoverableBy, StepUse, StepsFrom, Verdict},
+    base::Bytes,
+};
+
+/// Of more steps, only the last ones are listed.
+const MOST_STEPS_SHOWN: usize = 12;
+/// Longer call sites are cut.
+const LONGEST_NAME: usize = 100;
+
+const HEADINGS: [&str; 9] = [
+    "step",
+    "kept",
+    "needed\nabove it",
+    "reserved",
+    "stuck in\nthe cache",
+    "blocks\nrequested",
+    "of which\ntemporary",
+    "temporary\nbytes",
+    "collected",
+];
+
+/// The columns that a narrow terminal loses first, by place.
+const DISPENSABLE: [usize; 4] = [6, 7, 5, 4];
+
+/// The findings for one source or several.
+pub struct LeakReport {
+    /// One finding per source.
+    pub findings: Vec<Finding>,
+    /// How many growing call sites, tags or sizes are named.
+    pub top: usize,
+}
+
+impl Render for LeakReport {
+    type Row = Finding;
+
+    fn rows(&self) -> &[Finding] {
+        &self.findings
+    }
+
+    /// One line per step.
+    fn csv(&self) -> Result<String, ReportError> {
+        let steps = self.findings.iter().flat_map(|finding| {
+            finding.per_step.iter().map(move |step| ((&finding.source, finding.verdict.name()), step))
+        });
+        rows::to_csv_with(&["source", "verdict"], steps)
+    }
+
+    fn text(&self, medium: Medium) -> String {
+        self.findings.iter().map(|finding| text(finding, self.top, medium)).collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// The finding in words, the `top` that grow most, the last steps, and what all steps keep as a plot.
+fn text(finding: &Finding, top: usize, medium: Medium) -> String {
+    let mut out = format!("{}: {}\n", finding.source, verdict(finding));
+    let mut line = |label: &str, value: String| {
+        let _ = writeln!(out, "  {label:<12} {value}");
+    };
+    line("slope", slope(finding));
+    if let Some(accepted) = finding.baseline_bytes_per_step {
+        line("baseline", format!("{} per step", signed_bytes(accepted)));
+    }
+    line("judged", format!("steps {} to {}, {}", finding.first_step, finding.last_step, found_by(&finding.steps_from)));
+    line("kept", format!("{} on average", Bytes(finding.level_bytes)));
+    if finding.collected_bytes > 0 {
+        line("collected", format!("{} in blocks of several ages at once", Bytes(finding.collected_bytes)));
+    }
+    if let Some(advice) = advice(finding) {
+        line("recoverable", advice.to_owned());
+    }
+    if let Some(step) = finding.ran_out_at_step {
+        line("OOM", format!("in step {step}"));
+    }
+    if let (Some(step), Some(capacity)) = (finding.runs_out_at_step, finding.capacity_bytes) {
+        line("will run out", format!("in step {step}, with {} available", Bytes(capacity)));
+    }
+    for (place, grower) in finding.growers.iter().take(top).enumerate() {
+        line(if place == 0 { "growing" } else { "" }, growth(grower));
+    }
+    let unnamed = finding.growers.len().saturating_sub(top);
+    if unnamed > 0 {
+        line("", format!("and {unnamed} more; --top {} names them", finding.growers.len()));
+    }
+    out.push_str(&steps(&finding.per_step, medium));
+    if let Medium::Terminal(terminal) = medium
+        && finding.per_step.len() > 1
+    {
+        let kept: Vec<u64> = finding.per_step.iter().map(|step| step.kept_bytes).collect();
+        out.push_str(&plot("kept per step", &kept, terminal));
+    }
+    out
+}
+
+fn slope(finding: &Finding) -> String {
+    let quantity = match finding.quantity {
+        Quantity::KeptBytes => "kept memory",
+        Quantity::StuckBytes => "free memory that cannot be released",
+        Quantity::ReservedBytes => "reserved memory",
+    };
+    format!(
+        "{} of {quantity} per step (95 % interval {} to {}, p = {})",
+        signed_bytes(finding.bytes_per_step),
+        signed_bytes(finding.bytes_per_step_low),
+        signed_bytes(finding.bytes_per_step_high),
+        probability(finding.p_value),
+    )
+}
+
+fn growth(grower: &Grower) -> String {
+    format!(
+        "{:>10} per step, {} -> {} blocks: {}",
+        signed_bytes(grower.bytes_per_step),
+        grower.blocks_before,
+        grower.blocks_after,
+        shortened(&grower_name(grower)),
+    )
+}
+
+/// What a growing group of blocks is called.
+pub(super) fn grower_name(grower: &Grower) -> String {
+    match (grower.by, grower.name.parse()) {
+        (GrownBy::Size, Ok(size)) => format!("blocks of {}", Bytes(size)),
+        _ => grower.name.clone(),
+    }
+}
+
+fn verdict(finding: &Finding) -> &'static str {
+    match (finding.verdict, finding.course) {
+        (Verdict::Leak, _) => "leak: blocks pile up that are never freed",
+        (Verdict::GrowingCache, _) => "growing cache: whole free segments pile up",
+        (Verdict::Fragmentation, _) => "fragmentation: free memory piles up between live blocks",
+        (Verdict::Steady, _) if finding.saw_tooth => "steady: a saw-tooth that the garbage collector brings down",
+        (Verdict::Steady, CourseKind::Negligible) => "steady: the growth is too small to matter so far",
+        (Verdict::Steady, CourseKind::Saturated) => "steady: it grew and has stopped growing",
+        (Verdict::Steady, _) => "steady",
+    }
+}
+
+fn advice(finding: &Finding) -> Option<&'static str> {
+    match (finding.verdict, finding.recoverable_by) {
+        (Verdict::Steady, RecoverableBy::None) => None,
+        (_, RecoverableBy::Gc) => Some("by gc.collect(): blocks of several ages were freed at once"),
+        (_, RecoverableBy::EmptyCache) => {
+            Some("by torch.cuda.empty_cache(); PyTorch's allocator does the same before a request fails")
+        }
+        (Verdict::Leak, RecoverableBy::None) => {
+            Some("no: the garbage collector ran without freeing it, and empty_cache does not help")
+        }
+        (_, RecoverableBy::None) => Some("no: live blocks hold the segments; expandable segments avoid this"),
+        (_, RecoverableBy::Unknown) => {
+            Some("unknown: gc.collect() helps only if reference cycles hold it; empty_cache does not help")
+        }
+    }
+}
+
+fn found_by(steps: &StepsFrom) -> String {
+    match steps {
+        StepsFrom::Marks => "as marked".to_owned(),
+        StepsFrom::Phase(name) => format!("each beginning at '{name}'"),
+        StepsFrom::Period(requests) => format!("a repeating pattern of {requests} requests"),
+        StepsFrom::Windows => "parts of equal length: the source has no marks and no period".to_owned(),
+        StepsFrom::Snapshots => "one per snapshot".to_owned(),
+    }
+}
+
+fn probability(p_value: f64) -> String {
+    if p_value == 0.0 || p_value >= 0.001 { format!("{p_value:.3}") } else { format!("{p_value:.1e}") }
+}
+
+fn shortened(name: &str) -> String {
+    match name.char_indices().nth(LONGEST_NAME) {
+        Some((end, _)) => format!("{}...", &name[..end]),
+        None => name.to_owned(),
+    }
+}
+
+fn steps(steps: &[StepUse], medium: Medium) -> String {
+    let mut table = TextTable::new(&HEADINGS, medium).with_numbers(..);
+    let left_out = steps.len().saturating_sub(MOST_STEPS_SHOWN);
+    let bytes = |bytes: u64| if bytes == 0 { "-".to_owned() } else { Bytes(bytes).to_string() };
+    for step in &steps[left_out..] {
+        table.row([
+            step.step.to_string(),
+            bytes(step.kept_bytes),
+            bytes(step.transient_bytes),
+            bytes(step.reserved_bytes),
+            bytes(step.stuck_bytes),
+            step.born_blocks.to_string(),
+            step.passing_blocks.to_string(),
+            bytes(step.passing_bytes),
+            bytes(step.collected_bytes),
+        ]);
+    }
+    let hidden = table.fit(&DISPENSABLE);
+    let earlier = (left_out > 0).then(|| format!("{left_out} earlier steps are in --format csv."));
+    table.finish(&hidden.into_iter().chain(earlier).collect::<Vec<_>>().join("\n"), [])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        answer::leaks::{Bar, Observed, judge},
+        base::MIB,
+    };
+
+    fn report(growth: u64) -> LeakReport {
+        let mut observed = Observed::of_snapshots(&[]);
+        observed.name = "story".to_owned();
+        observed.steps = (0..20)
+            .map(|step| StepUse {
+                step,
+                kept_bytes: 100 * MIB + step as u64 * growth,
+                reserved_bytes: 900 * MIB,
+                ..StepUse::default()
+            })
+            .collect();
+        observed.end_judged = 20;
+        observed.capacity = Some(1000 * MIB);
+        LeakReport { findings: vec![judge(&observed, None, &Bar::default()).unwrap()], top: 10 }
+    }
+
+    #[test]
+    fn leak_shows_its_slope_and_its_end() {
+        let text = report(10 * MIB).text(Medium::PIPE);
+        for words in [
+            "story: leak: blocks pile up",
+            "10.0 MiB of kept memory per step (95 % interval 10.0 MiB to 10.0 MiB, p = 0.000)",
+            "will run out in step 91, with 1000 MiB available",
+            "unknown: gc.collect()",
+            "8 earlier steps",
+        ] {
+            assert!(text.contains(words), "'{words}' is missing in\n{text}");
+        }
+        let steady = report(0).text(Medium::PIPE);
+        assert!(steady.contains("story: steady\n") && !steady.contains("recoverable"), "{steady}");
+    }
+
+    #[test]
+    fn json_has_all_names_and_csv_a_line_per_step() {
+        let found = report(10 * MIB);
+        let json = found.json();
+        let row = &json["rows"][0];
+        assert_eq!((&row["verdict"], &row["recoverable_by"]), (&"leak".into(), &"unknown".into()));
+        assert_eq!(row["bytes_per_step"], 10.0 * MIB as f64);
+        for name in ["bytes_per_step_low", "bytes_per_step_high", "p_value", "runs_out_at_step", "steps_from"] {
+            assert!(!row[name].is_null(), "{name} is missing in {row}");
+        }
+        let csv = found.csv().unwrap();
+        let lines: Vec<&str> = csv.lines().collect();
+        assert_eq!(lines.len(), 21);
+        assert!(lines[0].starts_with("source,verdict,step,kept_bytes,"), "{}", lines[0]);
+        assert!(lines[2].starts_with("story,leak,1,115343360,"), "{}", lines[2]);
+        assert_eq!(lines[0].split(',').count(), lines[2].split(',').count());
+    }
+}

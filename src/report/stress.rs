@@ -1,0 +1,513 @@
+//! Results of `oomph stress`: verdicts, misuse, adversaries, and the endurance of `integrity` and
+//! `soak`.
+
+use serde_json::{Value, json};
+
+use super::{
+    Medium, Render, ReportError,
+    render::{TextTable, counted, distinct, maybe_bytes},
+    rows,
+};
+use crate::{
+    base::Bytes,
+    measure::SCHEMA,
+    stress::{
+        AccountRow, Ledger, VerdictRow,
+        adversary::{Assessment, Standing},
+        misuse::MisuseRow,
+    },
+};
+
+const VERDICT_HEADINGS: [&str; 8] =
+    ["kind", "strategy", "verdict", "trials", "events", "requests\nserved", "out of\nmemory", "driver\ncalls"];
+
+impl Render for [VerdictRow] {
+    type Row = VerdictRow;
+
+    fn rows(&self) -> &[VerdictRow] {
+        self
+    }
+
+    fn csv(&self) -> Result<String, ReportError> {
+        rows::to_csv(self)
+    }
+
+    /// One line per strategy and kind of stress. Failures, and how to repeat them, are below.
+    fn text(&self, medium: Medium) -> String {
+        let mut table = TextTable::new(&VERDICT_HEADINGS, medium);
+        let mut last = None;
+        for row in self {
+            let subject = Some((&row.kind, &row.strategy));
+            // The table shows the first failure of a strategy, the notes show all.
+            if subject == last {
+                continue;
+            }
+            last = subject;
+            let numbers = [row.trials, row.events, row.served, row.ooms, row.driver_calls].map(|n| n.to_string());
+            table.row([&row.kind, &row.strategy, &row.verdict].into_iter().cloned().chain(numbers));
+        }
+        table.finish(&failures(self), self.iter().filter_map(verdict_note))
+    }
+}
+
+/// The same verdicts as a matrix: one line per strategy, one column per kind of stress.
+pub struct VerdictMatrix<'a>(
+    /// The verdicts.
+    pub &'a [VerdictRow],
+);
+
+impl Render for VerdictMatrix<'_> {
+    type Row = VerdictRow;
+
+    fn rows(&self) -> &[VerdictRow] {
+        self.0
+    }
+
+    fn csv(&self) -> Result<String, ReportError> {
+        self.0.csv()
+    }
+
+    fn text(&self, medium: Medium) -> String {
+        let rows = self.0;
+        let kinds = distinct(rows.iter().map(|row| row.kind.as_str()));
+        let headings: Vec<&str> = std::iter::once("strategy").chain(kinds.iter().copied()).collect();
+        let mut table = TextTable::new(&headings, medium);
+        for strategy in distinct(rows.iter().map(|row| row.strategy.as_str())) {
+            let cells = kinds.iter().map(|kind| {
+                let row = rows.iter().find(|row| row.strategy == strategy && row.kind == *kind);
+                row.map_or_else(String::new, |row| format!("{} {}", row.verdict, row.trials))
+            });
+            table.row(std::iter::once(strategy.to_owned()).chain(cells));
+        }
+        let legend = format!("Numbers are trials in the given time. {}", failures(rows));
+        table.finish(&legend, rows.iter().filter_map(verdict_note))
+    }
+}
+
+fn failures(rows: &[VerdictRow]) -> String {
+    match rows.iter().filter(|row| row.verdict == "failed").count() {
+        0 => "No failures. Running out of memory is a result, not a failure.".to_owned(),
+        many => format!("{}:", counted(many, "failure", "failures")),
+    }
+}
+
+fn verdict_note(row: &VerdictRow) -> Option<String> {
+    let VerdictRow { kind, strategy, verdict, detail, trace, trace_events, repeat, .. } = row;
+    let note = format!("{verdict}: {strategy}: {kind}: {detail}");
+    (!detail.is_empty()).then(|| with_evidence(note, trace, *trace_events, repeat))
+}
+
+/// A note with the trace that shows the failure and the command that repeats it.
+fn with_evidence(mut note: String, trace: &str, events: u64, repeat: &str) -> String {
+    if !trace.is_empty() {
+        let events = counted(events as usize, "event", "events");
+        note.push_str(&format!("\n  trace: {trace} ({events})"));
+    }
+    if !repeat.is_empty() {
+        note.push_str(&format!("\n  repeat: {repeat}"));
+    }
+    note
+}
+
+const MISUSE_LEGEND: &str = "\
+d  detected: refused with an error or a result      h  harmless: accepted without damage
+X  corrupts: the strategy or others are damaged     -  not applicable
+Two letters: the block was named by its handle / by its address alone.";
+
+impl Render for [MisuseRow] {
+    type Row = MisuseRow;
+
+    fn rows(&self) -> &[MisuseRow] {
+        self
+    }
+
+    fn csv(&self) -> Result<String, ReportError> {
+        rows::to_csv(self)
+    }
+
+    /// One strategy in full, several as a matrix.
+    fn text(&self, medium: Medium) -> String {
+        match distinct(self.iter().map(|row| row.strategy.as_str())).as_slice() {
+            [strategy] => {
+                let mut table = TextTable::new(&["misuse", "by", "consequence", "detail"], medium);
+                for MisuseRow { misuse, door, consequence, detail, .. } in self {
+                    table.row([misuse, door, consequence, detail]);
+                }
+                table.finish(&format!("Strategy {strategy}."), [])
+            }
+            several => misuse_matrix(self, several, medium),
+        }
+    }
+}
+
+fn misuse_matrix(rows: &[MisuseRow], strategies: &[&str], medium: Medium) -> String {
+    let headings: Vec<&str> = std::iter::once("misuse").chain(strategies.iter().copied()).collect();
+    let mut table = TextTable::new(&headings, medium);
+    for misuse in distinct(rows.iter().map(|row| row.misuse.as_str())) {
+        let letters = strategies.iter().map(|&strategy| {
+            let own = rows.iter().filter(|row| row.misuse == misuse && row.strategy == strategy);
+            let mut letters: Vec<&str> = own.map(|row| letter(&row.consequence)).collect();
+            letters.dedup();
+            letters.join("/")
+        });
+        table.row(std::iter::once(misuse.to_owned()).chain(letters));
+    }
+    let damage = rows
+        .iter()
+        .filter(|row| row.consequence == "corrupts")
+        .map(|row| format!("corrupts: {}: {} by {}: {}", row.strategy, row.misuse, row.door, row.detail));
+    table.finish(MISUSE_LEGEND, damage)
+}
+
+fn letter(consequence: &str) -> &'static str {
+    match consequence {
+        "detected" => "d",
+        "harmless" => "h",
+        "corrupts" => "X",
+        _ => "-",
+    }
+}
+
+const ADVERSARY_HEADINGS: [&str; 7] = [
+    "strategy",
+    "result",
+    "reserved,\nno limit",
+    "up to its\nlast block",
+    "memory\nneeded",
+    "needed /\nlive",
+    "fragmented by\nblocks up to",
+];
+
+impl Render for [Assessment] {
+    type Row = Assessment;
+
+    fn rows(&self) -> &[Assessment] {
+        self
+    }
+
+    fn csv(&self) -> Result<String, ReportError> {
+        rows::to_csv(self)
+    }
+
+    /// One line per strategy, with the bound that applies to all of them below.
+    fn text(&self, medium: Medium) -> String {
+        let mut table = TextTable::new(&ADVERSARY_HEADINGS, medium);
+        for row in self {
+            table.row([
+                row.strategy.clone(),
+                row.standing.words().to_owned(),
+                maybe_bytes(row.peak_reserved_bytes),
+                maybe_bytes(row.extent_bytes),
+                maybe_bytes(row.needed_bytes),
+                row.needed_ratio.map_or(String::new(), |ratio| format!("{ratio:.3}")),
+                maybe_bytes(row.fragmenting_bytes),
+            ]);
+        }
+        table.finish(&self.first().map_or(String::new(), bound), self.iter().filter_map(assessment_note))
+    }
+}
+
+fn bound(row: &Assessment) -> String {
+    let ratio = row.bound_bytes as f64 / row.live_bytes as f64;
+    format!(
+        "At most {} live, in blocks of {} to {}. An allocator that never moves blocks needs {}, {ratio:.3} times the \
+         live bytes (Robson 1971).\nMemory needed: the smallest memory in which the strategy survives the adversary.",
+        Bytes(row.live_bytes),
+        Bytes(row.unit_bytes),
+        Bytes(row.largest_bytes),
+        Bytes(row.bound_bytes),
+    )
+}
+
+fn assessment_note(row: &Assessment) -> Option<String> {
+    let without_figures = matches!(row.standing, Standing::RunsOut | Standing::Refuses | Standing::Skipped);
+    without_figures.then(|| format!("{}: {}: {}", row.strategy, row.standing.words(), row.reason))
+}
+
+const INTEGRITY_HEADINGS: [&str; 9] = [
+    "strategy",
+    "verdict",
+    "blocks\nverified",
+    "bytes\nverified",
+    "damaged",
+    "on another\nstream",
+    "out of\nmemory",
+    "blocks/s",
+    "bytes/s",
+];
+
+const SOAK_HEADINGS: [&str; 10] = [
+    "strategy",
+    "verdict",
+    "blocks\nverified",
+    "damaged",
+    "violations",
+    "faults",
+    "out of\nmemory",
+    "least\nrequested",
+    "mean\nrequested",
+    "idle share\nof reserved",
+];
+
+/// What strategies endured under `stress integrity` and `stress soak`, all slices together.
+pub struct Endurance<'a> {
+    /// All slices.
+    pub ledger: &'a Ledger,
+    /// One row per strategy.
+    pub rows: &'a [AccountRow],
+}
+
+impl Render for Endurance<'_> {
+    type Row = AccountRow;
+
+    fn rows(&self) -> &[AccountRow] {
+        self.rows
+    }
+
+    fn csv(&self) -> Result<String, ReportError> {
+        rows::to_csv(self.rows)
+    }
+
+    /// `{"schema": 1, "rows": [...], "slices": [...], "total": {...}}`.
+    fn json(&self) -> Value {
+        json!({
+            "schema": SCHEMA, "rows": self.rows, "slices": self.ledger.slices, "total": self.ledger.total(),
+        })
+    }
+
+    fn text(&self, medium: Medium) -> String {
+        let is_soak = self.rows.iter().any(|row| row.samples > 0) && self.ledger.kind == "soak";
+        let mut table = TextTable::new(if is_soak { &SOAK_HEADINGS } else { &INTEGRITY_HEADINGS }, medium);
+        for row in self.rows {
+            table.row(if is_soak { soak_cells(row, self.ledger) } else { integrity_cells(row) });
+        }
+        let total = self.ledger.total();
+        let legend = format!(
+            "In {}: {} blocks and {} verified, {} damaged. Running out of memory is a result, not a failure.",
+            counted(self.ledger.slices.len(), "slice", "slices"),
+            total.blocks,
+            Bytes(total.compared_bytes),
+            total.damaged
+        );
+        table.finish(&legend, self.rows.iter().filter_map(account_note))
+    }
+}
+
+fn integrity_cells(row: &AccountRow) -> Vec<String> {
+    let per_second = |count: u64| if row.wall_ns == 0 { 0.0 } else { count as f64 * 1e9 / row.wall_ns as f64 };
+    vec![
+        row.strategy.clone(),
+        row.verdict.clone(),
+        row.blocks.to_string(),
+        Bytes(row.compared_bytes).to_string(),
+        row.damaged.to_string(),
+        row.crossings.to_string(),
+        row.ooms.to_string(),
+        format!("{:.0}", per_second(row.blocks)),
+        Bytes(per_second(row.compared_bytes) as u64).to_string(),
+    ]
+}
+
+fn soak_cells(row: &AccountRow, ledger: &Ledger) -> Vec<String> {
+    let memory = ledger.slices.last().map_or(0, |slice| slice.memory_bytes).max(1);
+    let of_memory = |bytes: u64| format!("{:.1} %", bytes as f64 * 100.0 / memory as f64);
+    vec![
+        row.strategy.clone(),
+        row.verdict.clone(),
+        row.blocks.to_string(),
+        row.damaged.to_string(),
+        row.violations.to_string(),
+        row.faults.to_string(),
+        row.ooms.to_string(),
+        of_memory(row.requested_min_bytes),
+        of_memory(row.requested_mean_bytes),
+        format!("{:.1} %", row.idle_mean_ppm as f64 / 1e4),
+    ]
+}
+
+fn account_note(row: &AccountRow) -> Option<String> {
+    let AccountRow { verdict, strategy, kind, detail, trace, trace_events, repeat, .. } = row;
+    let note = format!("{verdict}: {strategy}: {kind}: {detail}");
+    (!detail.is_empty() && verdict != "passed").then(|| with_evidence(note, trace, *trace_events, repeat))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        base::{GIB, MIB},
+        stress::{Account, Evidence, Levels, Slice, Tally},
+    };
+
+    fn verdicts() -> Vec<VerdictRow> {
+        let passed = VerdictRow {
+            kind: "properties".to_owned(),
+            strategy: "caching".to_owned(),
+            verdict: "passed".to_owned(),
+            trials: 100,
+            events: 9_000,
+            served: 4_000,
+            ooms: 12,
+            driver_calls: 5_000,
+            ..VerdictRow::default()
+        };
+        let failed = VerdictRow {
+            strategy: "broken".to_owned(),
+            verdict: "failed".to_owned(),
+            detail: "overlap: two blocks at once".to_owned(),
+            trace: "stress-failures/properties-broken.oomph".to_owned(),
+            trace_events: 3,
+            repeat: "oomph stress properties --trace stress-failures/properties-broken.oomph --strategy broken"
+                .to_owned(),
+            ..passed.clone()
+        };
+        vec![passed, failed.clone(), VerdictRow { detail: "books: one too many".to_owned(), ..failed }]
+    }
+
+    #[test]
+    fn strategy_has_one_line_and_each_failure_its_command() {
+        let text = verdicts().text(Medium::PIPE);
+        assert_eq!(text.lines().filter(|line| line.contains(" broken ")).count(), 1, "{text}");
+        assert_eq!(text.matches("repeat: oomph stress").count(), 2, "{text}");
+        assert!(text.contains("2 failures:") && text.contains("broken.oomph (3 events)"), "{text}");
+        assert!(verdicts()[..1].text(Medium::Markdown).contains("No failures."));
+    }
+
+    #[test]
+    fn matrix_has_a_line_per_strategy_and_a_column_per_kind() {
+        let mut rows = verdicts();
+        rows.push(VerdictRow { kind: "faults".to_owned(), trials: 7, ..rows[0].clone() });
+        let text = VerdictMatrix(&rows).text(Medium::Markdown);
+        assert!(text.contains("| strategy | properties |   faults |"), "{text}");
+        assert!(text.contains("| caching  | passed 100 | passed 7 |"), "{text}");
+        assert!(text.contains("| broken   | failed 100 |          |"), "{text}");
+    }
+
+    #[test]
+    fn verdict_csv_and_json_have_every_row() {
+        let text = verdicts().csv().unwrap();
+        let read: Vec<VerdictRow> =
+            csv::Reader::from_reader(text.as_bytes()).into_deserialize().map(Result::unwrap).collect();
+        assert_eq!(read, verdicts());
+        let value = verdicts().json();
+        assert_eq!((&value["schema"], &value["rows"][1]["verdict"]), (&1.into(), &"failed".into()));
+    }
+
+    fn misuse(strategy: &str, door: &str, consequence: &str) -> MisuseRow {
+        MisuseRow {
+            strategy: strategy.to_owned(),
+            misuse: "double-free".to_owned(),
+            door: door.to_owned(),
+            consequence: consequence.to_owned(),
+            detail: "in its own words".to_owned(),
+        }
+    }
+
+    #[test]
+    fn several_misused_strategies_are_a_matrix() {
+        let rows = [
+            misuse("good", "handle", "detected"),
+            misuse("good", "address", "detected"),
+            misuse("bad", "handle", "harmless"),
+            misuse("bad", "address", "corrupts"),
+        ];
+        let text = rows.text(Medium::PIPE);
+        let line = text.lines().find(|line| line.contains("double-free")).unwrap();
+        assert_eq!(line.split_whitespace().filter(|word| word.len() <= 3).collect::<Vec<_>>(), ["d", "h/X"], "{text}");
+        assert!(text.contains("corrupts: bad: double-free by address: in its own words"), "{text}");
+    }
+
+    #[test]
+    fn one_misused_strategy_is_shown_in_full() {
+        let text = [misuse("good", "handle", "detected")].text(Medium::Markdown);
+        assert!(text.contains("in its own words") && text.contains("Strategy good."), "{text}");
+    }
+
+    #[test]
+    fn misuse_csv_and_json_have_every_row() {
+        let rows = [misuse("good", "handle", "detected"), misuse("bad", "address", "corrupts")];
+        let text = rows.csv().unwrap();
+        let read: Vec<MisuseRow> =
+            csv::Reader::from_reader(text.as_bytes()).into_deserialize().map(Result::unwrap).collect();
+        assert_eq!(read, rows);
+        let value = rows.json();
+        assert_eq!((&value["schema"], &value["rows"][1]["consequence"]), (&1.into(), &"corrupts".into()));
+    }
+
+    fn assessments() -> Vec<Assessment> {
+        let pool = Assessment {
+            strategy: "pool:initial:{memory}".to_owned(),
+            device: "sim".to_owned(),
+            live_bytes: 4 * GIB,
+            largest_bytes: 512 * MIB,
+            unit_bytes: 2 * MIB,
+            bound_bytes: 20_940_062_720,
+            peak_reserved_bytes: Some(30 * GIB),
+            extent_bytes: Some(20_940_062_720),
+            needed_bytes: Some(20_940_062_720),
+            needed_ratio: Some(4.875),
+            standing: Standing::AtTheBound,
+            bouts: 16,
+            ..Assessment::default()
+        };
+        let fixed = Assessment {
+            strategy: "fixed".to_owned(),
+            needed_bytes: None,
+            standing: Standing::Refuses,
+            reason: "serves no requests of 2.00 MiB".to_owned(),
+            ..pool.clone()
+        };
+        vec![pool, fixed]
+    }
+
+    #[test]
+    fn adversary_table_names_the_bound() {
+        let text = assessments().text(Medium::PIPE);
+        assert!(text.contains("needs 19.5 GiB, 4.875 times the live bytes"), "{text}");
+        assert!(text.contains("at the bound") && text.contains("fixed: refuses: serves no requests"), "{text}");
+        let json = assessments().json();
+        assert_eq!(json["rows"][0]["needed_bytes"], 20_940_062_720_u64);
+        assert_eq!(json["rows"][1]["standing"], "refuses");
+        let csv = assessments().csv().unwrap();
+        assert!(csv.starts_with("strategy,device,live_bytes,") && csv.lines().count() == 3, "{csv}");
+    }
+
+    fn ledger(kind: &str) -> Ledger {
+        let mut ledger = Ledger::new(kind);
+        ledger.slices.push(Slice { memory_bytes: 1 << 30, ..Slice::default() });
+        let tally = Tally { blocks: 2_000, compared_bytes: 4 << 30, wall_ns: 2_000_000_000, ..Tally::default() };
+        let levels = Levels { samples: 1, requested_mean_bytes: 1 << 29, idle_mean_ppm: 80_000, ..Levels::default() };
+        let passed = Account { strategy: "caching".to_owned(), slices: 1, tally, levels, ..Account::default() };
+        let broken = Account {
+            strategy: "broken".to_owned(),
+            slices: 1,
+            failures: vec!["block 3 has lost its contents at byte 0".to_owned()],
+            ..Account::default()
+        };
+        ledger.strategies = vec![passed, broken];
+        ledger
+    }
+
+    #[test]
+    fn endurance_shows_rates_and_failures() {
+        let ledger = ledger("integrity");
+        let evidence = Evidence { trace: "a.oomph".to_owned(), trace_events: 4, repeat: "oomph stress".to_owned() };
+        let rows = ledger.rows(&[("broken".to_owned(), evidence)]);
+        let endurance = Endurance { ledger: &ledger, rows: &rows };
+        let text = endurance.text(Medium::PIPE);
+        assert!(text.contains("2000") && text.contains("1000") && text.contains("2.00 GiB"), "{text}");
+        assert!(text.contains("failed: broken: integrity: block 3"), "{text}");
+        assert!(text.contains("trace: a.oomph (4 events)\n  repeat: oomph stress"), "{text}");
+        assert!(text.contains("In 1 slice: 2000 blocks and 4.00 GiB verified"), "{text}");
+        let csv = endurance.csv().unwrap();
+        assert!(csv.starts_with("kind,strategy,verdict,slices,blocks,") && csv.lines().count() == 3, "{csv}");
+        assert_eq!(endurance.json()["rows"][0]["compared_bytes"], 4_u64 << 30);
+    }
+
+    #[test]
+    fn soak_shows_how_full_memory_was() {
+        let ledger = ledger("soak");
+        let text = Endurance { ledger: &ledger, rows: &ledger.rows(&[]) }.text(Medium::Markdown);
+        assert!(text.contains("50.0 %") && text.contains("8.0 %"), "{text}");
+    }
+}
