@@ -7,8 +7,8 @@ use crate::{
         Patterns, PinnedHost, StreamOrderedPools, VirtualMemory,
     },
     strategy::{
-        Attempt, Block, BlockState, BlockView, Caller, Context, Control, Freed, Layout, Outcome, Refusal, Request,
-        SegmentView, Shortage, Stats, Strategy, StrategyError, StrategyEvent,
+        Attempt, Block, BlockState, BlockView, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome,
+        Refusal, Request, SegmentView, Shortage, Stats, Strategy, StrategyError, StrategyEvent,
     },
 };
 
@@ -238,6 +238,10 @@ impl Strategy for Shelf {
 
     fn control(&mut self, _: &mut Context<'_>, _: &Control<'_>) -> Result<(), StrategyError> {
         Ok(())
+    }
+
+    fn resume_from(&mut self, _: &mut Context<'_>, _: &InitialLayout) -> Result<Option<Vec<Block>>, StrategyError> {
+        Ok(None)
     }
 
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {

@@ -2,11 +2,11 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{Cause, Live, Moment, Observer, OnOutOfMemory, OutOfMemory, TraceEvents, tenant::Tenant, verify};
+use super::{Cause, Live, Moment, Observer, OnOutOfMemory, OutOfMemory, TraceEvents, tenant::Tenant};
 use crate::{
     base::{Address, EventId, Nanos, StreamId, Work},
     device::{Device, DeviceError},
-    strategy::{Attempt, Caller, Context, Control, Request, Shortage, Strategy, StrategyError, wrap::Heir},
+    strategy::{Attempt, Caller, Context, Control, Request, Shortage, Strategy, StrategyError, wrap::ResumedStrategy},
     trace::{BlockSlot, Event, LabelId, MarkKind, NO_OPERAND, Op, Source, Tables, TraceError, TraceEventId},
 };
 
@@ -102,13 +102,12 @@ pub fn replay<O: Observer>(
     options: &Options<'_>,
     observer: &mut O,
 ) -> Result<Replayed, ReplayError> {
-    let begun_late = source.begun_late().filter(|_| options.resumes);
-    let Some(heritage) = begun_late.and_then(verify::heritage) else {
+    let Some(initial) = options.resumes.then(|| source.initial_layout()).flatten() else {
         return drive(source, strategy, device, options, observer);
     };
-    let mut heir = Heir::new(strategy, heritage);
-    let done = drive(source, &mut heir, device, options, observer)?;
-    Ok(Replayed { inherited: heir.given(), ..done })
+    let mut resumed = ResumedStrategy::new(strategy, initial);
+    let done = drive(source, &mut resumed, device, options, observer)?;
+    Ok(Replayed { inherited: resumed.given(), ..done })
 }
 
 /// All rounds, with a strategy that is not wrapped any further.

@@ -91,10 +91,10 @@ fn time(case: &Case, options: &replay::Options<'_>) -> Result<Vec<TimingRecord>,
     Ok(timings)
 }
 
-/// The source without what it costs to generate or parse it. A recording that began in the middle is in memory already,
-/// and a mere story of it would forget the memory that was there.
+/// The source in memory, so that timings exclude generating or parsing it. A recording that begins in the middle stays
+/// as it is: it is in memory, and a trace has no initial layout.
 fn in_memory(source: &Arc<dyn Source>) -> Result<Arc<dyn Source>, TraceError> {
-    Ok(if source.begun_late().is_some() { Arc::clone(source) } else { Arc::new(Trace::read(&**source)?) })
+    Ok(if source.initial_layout().is_some() { Arc::clone(source) } else { Arc::new(Trace::read(&**source)?) })
 }
 
 /// Measures on a device of its own, gone afterwards: what it keeps for itself must not be missing from the timed passes.
@@ -212,7 +212,7 @@ mod tests {
         let mut late = Snapshot::open(path, &NoProgress).unwrap();
         late.traces[0].drain(..1000);
         let late: Arc<dyn Source> = Arc::new(late.into_recording("late", None, &NoProgress).unwrap());
-        assert!(in_memory(&late).unwrap().begun_late().is_some());
+        assert!(in_memory(&late).unwrap().initial_layout().is_some());
         let generated = in_memory(&test_case("random", "direct").source).unwrap();
         assert!(generated.info().events.is_some_and(|events| events > 0), "it is a story in memory");
     }

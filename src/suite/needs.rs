@@ -66,7 +66,7 @@ mod tests {
     use super::*;
     use crate::{
         suite::{InProcess, test_case},
-        trace::{EventReader, Source, TraceError},
+        trace::{EventReader, InitialLayout, Source, TraceError},
     };
 
     /// Counts how often a source is read.
@@ -75,6 +75,10 @@ mod tests {
     impl Source for Counted {
         fn name(&self) -> &str {
             self.0.name()
+        }
+
+        fn initial_layout(&self) -> Option<InitialLayout> {
+            self.0.initial_layout()
         }
 
         fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {

@@ -95,7 +95,7 @@ impl SourceSpec {
             }
             None if !self.set.is_empty() => Err(SourceError::NothingToSet(self.name.clone())),
             None => Ok(match self.verified_recording(progress)? {
-                Some((recording, _)) if recording.begun_late().is_some() => Box::new(recording),
+                Some((recording, _)) if recording.initial_layout().is_some() => Box::new(recording),
                 Some((recording, _)) => Box::new(recording.trace),
                 None => trace::open(Path::new(&self.name), progress)?,
             }),

@@ -14,7 +14,7 @@ use super::{Group, SourceError, SourceSpec, SuiteError, SuiteFile, filter::glob}
 use crate::{
     base::NoProgress,
     models::Recipe,
-    trace::{EventReader, Source, SourceInfo, Trace, TraceError, torch::Recording},
+    trace::{EventReader, InitialLayout, Source, SourceInfo, Trace, TraceError},
 };
 
 /// A source with its identity.
@@ -83,10 +83,10 @@ impl TraceFile {
         content.as_ref().map(|source| &**source).map_err(String::as_str)
     }
 
-    /// A recording that began in the middle is in memory already, and knows more than its story.
+    /// A recording that begins in the middle stays as it is: a trace has no initial layout.
     fn read(&self) -> Result<Box<dyn Source>, SourceError> {
         let source = self.origin.open(&NoProgress)?;
-        Ok(if source.begun_late().is_some() { source } else { Box::new(Trace::read(&*source)?) })
+        Ok(if source.initial_layout().is_some() { source } else { Box::new(Trace::read(&*source)?) })
     }
 }
 
@@ -99,8 +99,8 @@ impl Source for TraceFile {
         self.content.get().and_then(|read| read.as_ref().ok()).map(|source| source.info()).unwrap_or_default()
     }
 
-    fn begun_late(&self) -> Option<&Recording> {
-        self.content().ok()?.begun_late()
+    fn initial_layout(&self) -> Option<InitialLayout> {
+        self.content().ok()?.initial_layout()
     }
 
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {

@@ -7,6 +7,7 @@
 mod bytes;
 mod ending;
 mod id;
+mod layout;
 mod near;
 pub mod packing;
 mod pipe;
@@ -19,6 +20,7 @@ mod work;
 pub use bytes::{Bytes, GIB, KIB, MIB, ParseBytesError};
 pub use ending::{ending, signal};
 pub use id::{Address, EventId, SiteId, StreamId, TagId, ThreadId};
+pub use layout::{BlockState, BlockView, Layout, SegmentView};
 pub use near::{did_you_mean, did_you_mean_among, nearest};
 pub use pipe::last_bytes;
 #[cfg(any(test, feature = "testing"))]

@@ -1,7 +1,7 @@
 //! A workload: a generator, its parameters and a seed, read like any other trace.
 
 use crate::{Generator, GeneratorEntry, GeneratorStart, SeededRandom};
-use oomph_trace::{CHUNK_EVENTS, Event, EventReader, Source, Tables, TraceBuilder, TraceError};
+use oomph_trace::{CHUNK_EVENTS, Event, EventReader, InitialLayout, Source, Tables, TraceBuilder, TraceError};
 
 /// A trace that is generated while it is read. Every opening gives the same events.
 #[derive(Clone)]
@@ -38,6 +38,10 @@ impl Workload {
 impl Source for Workload {
     fn name(&self) -> &str {
         &self.title
+    }
+
+    fn initial_layout(&self) -> Option<InitialLayout> {
+        None
     }
 
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {

@@ -15,7 +15,7 @@ mod recorded;
 mod settings;
 mod sizes;
 
-pub use recorded::{RecordedSettings, RecordedValue};
+pub use recorded::{InitialLayout, RecordedSettings, RecordedValue};
 pub use settings::{AllocatorSettings, AllocatorSettingsError, CONF_VARIABLE, UNLIMITED};
 pub use sizes::{
     LARGE_BUFFER, MIN_BLOCK_SIZE, MIN_LARGE_ALLOC, REQUEST_LIMIT, ROUND_LARGE, ROUNDUP_INTERVALS, SMALL_BUFFER,

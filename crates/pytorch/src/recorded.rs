@@ -3,7 +3,19 @@
 
 use std::sync::Arc;
 
+use oomph_base::Layout;
+
 use crate::{AllocatorSettings, AllocatorSettingsError, CONF_VARIABLE, ROUNDUP_INTERVALS, UNLIMITED};
+
+/// The memory that PyTorch's allocator held before the first event of a recording. A strategy can
+/// continue from it.
+#[derive(Clone, Debug)]
+pub struct InitialLayout {
+    /// The segments and blocks.
+    pub layout: Layout,
+    /// The settings that produced this layout.
+    pub settings: AllocatorSettings,
+}
 
 /// The allocator settings in a snapshot, with the names and in the order of the file.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -30,6 +30,8 @@ mod tables;
 pub mod torch;
 pub mod umpire;
 
+pub use oomph_pytorch::InitialLayout;
+
 pub use builder::TraceBuilder;
 pub use check::{Checker, Place, Resident, check};
 pub use error::TraceError;

@@ -5,7 +5,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use super::{Event, EventReader, Source, SourceInfo, Tables, TraceError, torch::Recording};
+use super::{Event, EventReader, InitialLayout, Source, SourceInfo, Tables, TraceError};
 use oomph_base::Progress;
 
 /// The progress total of one reading of a source: tenths of a percent.
@@ -53,8 +53,8 @@ where
         self.source.info()
     }
 
-    fn begun_late(&self) -> Option<&Recording> {
-        self.source.begun_late()
+    fn initial_layout(&self) -> Option<InitialLayout> {
+        self.source.initial_layout()
     }
 
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {

@@ -1,6 +1,6 @@
 //! Where events come from: anything that can be opened again and read in chunks.
 
-use super::{Event, Tables, TraceError, torch::Recording};
+use super::{Event, InitialLayout, Tables, TraceError};
 
 /// How many events a chunk holds at most: 128 KiB, so that it stays in the second-level cache.
 pub const CHUNK_EVENTS: usize = 4096;
@@ -17,10 +17,9 @@ pub trait Source: Send + Sync {
         SourceInfo::default()
     }
 
-    /// The recording that this is the story of, where it began in the middle: it knows what was there before.
-    fn begun_late(&self) -> Option<&Recording> {
-        None
-    }
+    /// The memory before the first event, where the trace begins in the middle of a program and the
+    /// memory is known. Such a trace first requests the blocks that are live in it, in its order.
+    fn initial_layout(&self) -> Option<InitialLayout>;
 
     /// Starts to read from the beginning.
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError>;
@@ -101,6 +100,10 @@ impl Source for Trace {
 
     fn info(&self) -> SourceInfo {
         SourceInfo { events: Some(self.events.len() as u64) }
+    }
+
+    fn initial_layout(&self) -> Option<InitialLayout> {
+        None
     }
 
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {

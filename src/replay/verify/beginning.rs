@@ -6,10 +6,10 @@ use crate::{
     base::Address,
     pytorch::{AllocatorSettings, MIN_BLOCK_SIZE, SMALL_BUFFER, SMALL_SIZE},
     strategy::{
-        BlockState, BlockView, Heritage, Layout, SegmentView, Strategy,
+        BlockState, BlockView, Layout, SegmentView, Strategy,
         caching::{Caching, SharedRange},
     },
-    trace::torch::{self, Action, Entry, Initial, Recording, SegmentKind},
+    trace::torch::{Action, Entry, Initial, Recording},
 };
 
 /// What was there when a recording began.
@@ -37,7 +37,7 @@ impl Start {
         let nothing_before = recording.initial.segments.is_empty() && recording.initial.astray.is_empty();
         let entry = if nothing_before { 0 } else { first_whole_call(&recording.witnessed) };
         let memory = if entry == 0 { recording.initial.clone() } else { recording.memory_before(entry) };
-        let layout = layout_of(&memory);
+        let layout = memory.layout();
         Start { entry, memory, layout }
     }
 
@@ -109,22 +109,6 @@ impl Start {
     }
 }
 
-/// The memory that was there before a recording, for an allocator that goes on with it; nothing where the settings are
-/// beyond the model or the requests that come first in its story are for other blocks than those.
-pub(in crate::replay) fn heritage(recording: &Recording) -> Option<Heritage> {
-    let told = |block: &torch::Block| block.requested_size > 0;
-    let memory = &recording.initial;
-    if !memory.astray.is_empty() || !memory.live().all(|(block, _)| told(block)) {
-        return None;
-    }
-    let settings = recording.settings.in_force().ok()?;
-    Some(Heritage { layout: layout_of(memory), settings })
-}
-
-fn layout_of(memory: &Initial) -> Layout {
-    Layout { segments: memory.segments.iter().map(segment_view).collect() }
-}
-
 /// A free is a call from its first entry on, and a request is over with its last.
 fn first_whole_call(entries: &[Entry]) -> usize {
     let mut numbered = entries.iter().enumerate();
@@ -148,30 +132,6 @@ fn room_at(address: Address, layout: &Layout) -> u64 {
         [put, rest, ..] if put.state == BlockState::Allocated && rest.state == BlockState::Free => put.size + rest.size,
         [here, ..] => here.size,
         [] => 0,
-    }
-}
-
-fn segment_view(segment: &torch::Segment) -> SegmentView {
-    let state = |state: torch::BlockState| match state {
-        torch::BlockState::Allocated => BlockState::Allocated,
-        torch::BlockState::PendingFree => BlockState::Pending,
-        torch::BlockState::Inactive => BlockState::Free,
-    };
-    let view = |block: &torch::Block| BlockView {
-        address: block.address,
-        size: block.size,
-        requested: block.requested_size,
-        state: state(block.state),
-    };
-    SegmentView {
-        address: segment.address,
-        bytes: segment.total_size,
-        stream: segment.stream,
-        pool: if segment.kind == SegmentKind::Large { "large" } else { "small" }.into(),
-        pool_id: segment.pool,
-        mapped: segment.expandable,
-        alias: false,
-        blocks: segment.blocks.iter().map(view).collect(),
     }
 }
 

@@ -19,7 +19,6 @@ mod stretch;
 mod walk;
 
 pub use beginning::Beginning;
-pub(super) use beginning::heritage;
 pub use companion::{Companion, CompanionError};
 pub use divergence::Divergence;
 pub use ending::Piece;

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     base::{Address, StreamId},
     device::{Capabilities, Device, wrap::InterceptedDevice},
-    strategy::{Attempt, Block, Caller, Context, Control, Freed, Layout, Request, Stats, Strategy, StrategyError},
+    strategy::{Attempt, Block, Caller, Context, Control, Freed, InitialLayout, Layout, Request, Stats, Strategy, StrategyError},
 };
 
 /// A strategy under an affliction.
@@ -121,6 +121,14 @@ impl Strategy for Afflicted {
 
     fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {
         self.call(cx, |inner, cx| inner.control(cx, command))
+    }
+
+    fn resume_from(
+        &mut self,
+        cx: &mut Context<'_>,
+        initial: &InitialLayout,
+    ) -> Result<Option<Vec<Block>>, StrategyError> {
+        self.call(cx, |inner, cx| inner.resume_from(cx, initial))
     }
 
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {

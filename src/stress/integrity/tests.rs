@@ -7,8 +7,8 @@ use crate::{
     base::{Address, KIB, MIB, StreamId},
     device::{Capabilities, PhysicalId, sim::SimDevice, wrap::LimitedDevice},
     strategy::{
-        Attempt, Block, Caller, Context, Control, Freed, Layout, Outcome as Found, Refusal, Request, STRATEGIES,
-        Shortage, Stats, StrategyError,
+        Attempt, Block, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome as Found, Refusal, Request,
+        STRATEGIES, Shortage, Stats, StrategyError,
     },
 };
 
@@ -135,6 +135,10 @@ impl Strategy for Shelves {
 
     fn control(&mut self, _: &mut Context<'_>, _: &Control<'_>) -> Result<(), StrategyError> {
         Ok(())
+    }
+
+    fn resume_from(&mut self, _: &mut Context<'_>, _: &InitialLayout) -> Result<Option<Vec<Block>>, StrategyError> {
+        Ok(None)
     }
 
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {

@@ -17,8 +17,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::{
-    Attempt, Block, Built, Caller, Context, Control, Freed, Layout, Outcome, Parameter, Refusal, Request, Setup,
-    Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent,
+    Attempt, Block, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome, Parameter, Refusal,
+    Request, Setup, Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent,
     deferred::{DeferredFrees, Patience},
     direct::GRANULE,
     parameters,
@@ -341,6 +341,10 @@ impl Strategy for AsyncPool {
             self.look(cx, pool.id)?;
         }
         Ok(())
+    }
+
+    fn resume_from(&mut self, _: &mut Context<'_>, _: &InitialLayout) -> Result<Option<Vec<Block>>, StrategyError> {
+        Ok(None)
     }
 
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {

@@ -5,8 +5,8 @@
 //! like. Decisions are those of the inner strategy.
 
 use super::{
-    Attempt, Block, Built, Caller, Context, Control, Freed, Parameter, Request, Setup, Strategy, StrategyEntry,
-    StrategyError, StrategySpec,
+    Attempt, Block, Built, Caller, Context, Control, Freed, InitialLayout, Parameter, Request, Setup, Strategy,
+    StrategyEntry, StrategyError, StrategySpec,
     wrap::{Addressed, Lock, views_of_inner},
 };
 use oomph_base::StreamId;
@@ -57,6 +57,15 @@ impl Strategy for ByAddress {
     fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {
         let _guard = self.lock.lock();
         self.inner.control(cx, command)
+    }
+
+    fn resume_from(
+        &mut self,
+        cx: &mut Context<'_>,
+        initial: &InitialLayout,
+    ) -> Result<Option<Vec<Block>>, StrategyError> {
+        let _guard = self.lock.lock();
+        self.inner.resume_from(cx, initial)
     }
 
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {

@@ -8,9 +8,9 @@
 //! The device holds at least that much: it counts whole pages, which small blocks share.
 
 use super::{
-    Attempt, Block, BlockState, BlockView, Built, Caller, Context, Control, Freed, Layout, Outcome, Refusal, Request,
-    SegmentView, Setup, Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent,
-    slots::Slots,
+    Attempt, Block, BlockState, BlockView, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome,
+    Refusal, Request, SegmentView, Setup, Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError,
+    StrategyEvent, slots::Slots,
 };
 use crate::device::Capabilities;
 use oomph_base::{StreamId, round_up};
@@ -99,6 +99,10 @@ impl Strategy for Direct {
 
     fn control(&mut self, _: &mut Context<'_>, _: &Control<'_>) -> Result<(), StrategyError> {
         Ok(())
+    }
+
+    fn resume_from(&mut self, _: &mut Context<'_>, _: &InitialLayout) -> Result<Option<Vec<Block>>, StrategyError> {
+        Ok(None)
     }
 
     fn trim(&mut self, _: &mut Context<'_>) -> Result<(), StrategyError> {

@@ -9,8 +9,8 @@ use std::sync::{
 };
 
 use super::{
-    Attempt, Block, BlockState, BlockView, Caller, Context, Control, Freed, Layout, Outcome, Refusal, Request,
-    SegmentView, Shortage, Stats, Strategy, StrategyError, StrategyEvent,
+    Attempt, Block, BlockState, BlockView, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome, Refusal,
+    Request, SegmentView, Shortage, Stats, Strategy, StrategyError, StrategyEvent,
 };
 use crate::device::Capabilities;
 use oomph_base::{Address, MIB, StreamId, round_up};
@@ -304,6 +304,10 @@ impl Strategy for Flawed {
 
     fn control(&mut self, _: &mut Context<'_>, _: &Control<'_>) -> Result<(), StrategyError> {
         Ok(())
+    }
+
+    fn resume_from(&mut self, _: &mut Context<'_>, _: &InitialLayout) -> Result<Option<Vec<Block>>, StrategyError> {
+        Ok(None)
     }
 
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {

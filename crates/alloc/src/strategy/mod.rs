@@ -37,8 +37,10 @@ mod test_device;
 mod tlsf;
 pub mod wrap;
 
+pub use oomph_base::{BlockState, BlockView, Layout, SegmentView};
+pub use oomph_pytorch::InitialLayout;
 pub use registry::{Built, Parameter, STRATEGIES, Setup, SpecError, StrategyEntry, StrategySpec};
-pub use stats::{BlockState, BlockView, Layout, OffBooks, SegmentView, Stats, Usage};
+pub use stats::{OffBooks, Stats, Usage};
 
 use crate::device::{Capabilities, Device, DeviceError};
 use oomph_base::{Address, SiteId, StreamId, ThreadId};
@@ -69,12 +71,14 @@ pub trait Strategy: Send {
     /// Something other than memory traffic: settings, pools, steps. Strategies ignore what does not concern them.
     fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError>;
 
-    /// Takes over memory that PyTorch's allocator left behind, if the strategy is that allocator under the same settings
-    /// and has no memory yet; gives the blocks that are not free in it, in its order. Everybody else declines, and the
-    /// strategy is then as it was.
-    fn adopt(&mut self, _: &mut Context<'_>, _: &Heritage) -> Result<Option<Vec<Block>>, StrategyError> {
-        Ok(None)
-    }
+    /// Optional ability: continues from a layout that another allocator left, and returns the blocks that are not free
+    /// in it, in its order. Called at most once, before any request. A strategy that lacks the ability, or that would
+    /// not have produced this layout, returns `None` and is unchanged. Wrappers forward the call.
+    fn resume_from(
+        &mut self,
+        cx: &mut Context<'_>,
+        initial: &InitialLayout,
+    ) -> Result<Option<Vec<Block>>, StrategyError>;
 
     /// Gives cached memory back to the device (PyTorch's `empty_cache`).
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError>;
@@ -122,15 +126,6 @@ impl Context<'_> {
     pub(crate) fn expect_stream(&self, stream: StreamId) -> Result<(), StrategyError> {
         if self.device.has_stream(stream) { Ok(()) } else { Err(StrategyError::UnknownStream(stream)) }
     }
-}
-
-/// Memory that PyTorch's allocator left behind.
-#[derive(Clone, Debug)]
-pub struct Heritage {
-    /// How it lay.
-    pub layout: Layout,
-    /// Under which settings it came to lie so.
-    pub settings: oomph_pytorch::AllocatorSettings,
 }
 
 /// One request for memory.

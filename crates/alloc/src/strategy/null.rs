@@ -8,8 +8,8 @@
 //! Addresses only ever count up, so live blocks cannot overlap and a block used on other streams needs no waiting.
 
 use super::{
-    ALIGNMENT, Attempt, Block, Built, Caller, Context, Control, Freed, Layout, Outcome, Refusal, Request, Setup,
-    Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, slots::Slots,
+    ALIGNMENT, Attempt, Block, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome, Refusal,
+    Request, Setup, Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, slots::Slots,
 };
 use crate::device::Capabilities;
 use oomph_base::{Address, StreamId, round_up};
@@ -81,6 +81,10 @@ impl Strategy for Null {
 
     fn control(&mut self, _: &mut Context<'_>, _: &Control<'_>) -> Result<(), StrategyError> {
         Ok(())
+    }
+
+    fn resume_from(&mut self, _: &mut Context<'_>, _: &InitialLayout) -> Result<Option<Vec<Block>>, StrategyError> {
+        Ok(None)
     }
 
     fn trim(&mut self, _: &mut Context<'_>) -> Result<(), StrategyError> {

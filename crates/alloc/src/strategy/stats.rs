@@ -1,10 +1,6 @@
-//! The books that every strategy keeps, and the view of its memory.
-
-use std::borrow::Cow;
+//! The counters that every strategy keeps.
 
 use serde::{Deserialize, Serialize};
-
-use oomph_base::{Address, StreamId};
 
 /// Bytes and blocks, in the four senses that people mean.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -111,72 +107,4 @@ pub(super) fn keep_highest(peak: &mut u64, value: u64) {
     if value > *peak {
         *peak = value;
     }
-}
-
-/// A strategy's memory at one moment.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Layout {
-    /// In address order.
-    pub segments: Vec<SegmentView>,
-}
-
-impl Layout {
-    /// Bytes in free blocks.
-    #[must_use]
-    pub fn free_bytes(&self) -> u64 {
-        self.blocks().filter(|block| block.state == BlockState::Free).map(|block| block.size).sum()
-    }
-
-    /// All blocks in address order.
-    pub fn blocks(&self) -> impl Iterator<Item = &BlockView> {
-        self.segments.iter().flat_map(|segment| &segment.blocks)
-    }
-}
-
-/// One piece of memory taken from the device; for mapped memory, one contiguous mapped run.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SegmentView {
-    /// Start.
-    pub address: Address,
-    /// Size.
-    pub bytes: u64,
-    /// Whose it is.
-    pub stream: StreamId,
-    /// The strategy's name for the part it belongs to (`small`, `large`, a size class ...).
-    pub pool: Cow<'static, str>,
-    /// PyTorch's number of the private pool; (0, 0) is the default.
-    pub pool_id: (u64, u64),
-    /// Mapped by virtual memory rather than allocated whole.
-    pub mapped: bool,
-    /// A second view of memory that other segments already count (stitched ranges).
-    pub alias: bool,
-    /// The blocks in it, in address order, without gaps.
-    pub blocks: Vec<BlockView>,
-}
-
-/// One block in a segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BlockView {
-    /// Start.
-    pub address: Address,
-    /// Size.
-    pub size: u64,
-    /// What its present or last owner asked for.
-    pub requested: u64,
-    /// Free or not.
-    pub state: BlockState,
-}
-
-/// Whether a block can be handed out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BlockState {
-    /// In a caller's hands.
-    Allocated,
-    /// Freed, but another stream may still use it.
-    Pending,
-    /// In use under other addresses: a block of an [alias](SegmentView::alias) segment stands for it.
-    Lent,
-    /// Can be handed out.
-    Free,
 }

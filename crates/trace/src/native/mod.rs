@@ -87,6 +87,10 @@ impl Source for NativeFile {
         &self.name
     }
 
+    fn initial_layout(&self) -> Option<crate::InitialLayout> {
+        None
+    }
+
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {
         Ok(Box::new(Reader::open(&self.path)?))
     }

@@ -11,7 +11,7 @@ use super::{
     rewind::{End, rewind},
     story::{Doubts, Material, tell},
 };
-use crate::{EventReader, Source, SourceInfo, TableFull, Trace, TraceError};
+use crate::{EventReader, InitialLayout, Source, SourceInfo, TableFull, Trace, TraceError};
 use oomph_base::{Address, NoProgress, Progress};
 
 /// What happened on one device.
@@ -215,8 +215,15 @@ impl Source for Recording {
         self.trace.info()
     }
 
-    fn begun_late(&self) -> Option<&Recording> {
-        Some(self).filter(|recording| !recording.initial.segments.is_empty())
+    fn initial_layout(&self) -> Option<InitialLayout> {
+        let memory = &self.initial;
+        // The trace first requests the live blocks. Where a block or a request size is unknown,
+        // these requests and the layout do not correspond.
+        let is_known = memory.astray.is_empty() && memory.live().all(|(block, _)| block.requested_size > 0);
+        if memory.segments.is_empty() || !is_known {
+            return None;
+        }
+        Some(InitialLayout { layout: memory.layout(), settings: self.settings.in_force().ok()? })
     }
 
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {

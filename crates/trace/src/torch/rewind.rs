@@ -10,7 +10,7 @@ use super::{
     block_sizes::{Unmeasured, measure},
     parse::kind_by_size,
 };
-use oomph_base::{Address, Progress, StreamId};
+use oomph_base::{Address, BlockView, Layout, Progress, SegmentView, StreamId};
 use oomph_pytorch::{AllocatorSettings, LARGE_BUFFER, SMALL_SIZE};
 
 /// The memory before the first entry of a recording.
@@ -31,6 +31,35 @@ impl Initial {
             self.segments.iter().flat_map(|segment| segment.blocks.iter().map(|block| (block, segment.stream)));
         let astray = self.astray.iter().map(|(block, stream)| (block, *stream));
         settled.filter(|(block, _)| block.state != BlockState::Inactive).chain(astray)
+    }
+
+    /// The segments and their blocks, as allocators show them.
+    #[must_use]
+    pub fn layout(&self) -> Layout {
+        Layout { segments: self.segments.iter().map(segment_view).collect() }
+    }
+}
+
+fn segment_view(segment: &Segment) -> SegmentView {
+    let view = |block: &Block| BlockView {
+        address: block.address,
+        size: block.size,
+        requested: block.requested_size,
+        state: match block.state {
+            BlockState::Allocated => oomph_base::BlockState::Allocated,
+            BlockState::PendingFree => oomph_base::BlockState::Pending,
+            BlockState::Inactive => oomph_base::BlockState::Free,
+        },
+    };
+    SegmentView {
+        address: segment.address,
+        bytes: segment.total_size,
+        stream: segment.stream,
+        pool: if segment.kind == SegmentKind::Large { "large" } else { "small" }.into(),
+        pool_id: segment.pool,
+        mapped: segment.expandable,
+        alias: false,
+        blocks: segment.blocks.iter().map(view).collect(),
     }
 }
 

@@ -15,8 +15,8 @@ use super::{
 };
 use crate::device::Capabilities;
 use crate::strategy::{
-    Attempt, Block, Caller, Context, Control, Freed, Layout, OffBooks, Outcome, Refusal, Request, Setup, Shortage,
-    Stats, Strategy, StrategyError, StrategyEvent,
+    Attempt, Block, Caller, Context, Control, Freed, InitialLayout, Layout, OffBooks, Outcome, Refusal, Request, Setup,
+    Shortage, Stats, Strategy, StrategyError, StrategyEvent,
     deferred::{DeferredFrees, Patience},
     slots::Slots,
 };
@@ -233,6 +233,10 @@ impl Strategy for Plugin {
 
     fn control(&mut self, _: &mut Context<'_>, _: &Control<'_>) -> Result<(), StrategyError> {
         Ok(())
+    }
+
+    fn resume_from(&mut self, _: &mut Context<'_>, _: &InitialLayout) -> Result<Option<Vec<Block>>, StrategyError> {
+        Ok(None)
     }
 
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {

@@ -35,8 +35,9 @@ use self::{
     statistics::Books,
 };
 use super::{
-    Attempt, Block, Caller, Context, Control, Freed, Heritage, Layout, Parameter, Refusal, Request, Setup, Shortage,
-    SpecError, Stats, Strategy, StrategyEntry, StrategyError, deferred::DeferredFrees, stream_uses::StreamUses,
+    Attempt, Block, Caller, Context, Control, Freed, InitialLayout, Layout, Parameter, Refusal, Request, Setup,
+    Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, deferred::DeferredFrees,
+    stream_uses::StreamUses,
 };
 use crate::device::Capabilities;
 use oomph_base::StreamId;
@@ -303,12 +304,16 @@ impl Strategy for Caching {
         }
     }
 
-    fn adopt(&mut self, cx: &mut Context<'_>, heritage: &Heritage) -> Result<Option<Vec<Block>>, StrategyError> {
-        // Under a limit memory would have come to lie otherwise.
-        if self.settings != heritage.settings || self.limit.is_some() {
+    fn resume_from(
+        &mut self,
+        cx: &mut Context<'_>,
+        initial: &InitialLayout,
+    ) -> Result<Option<Vec<Block>>, StrategyError> {
+        // Under a limit the allocator would have placed this memory differently.
+        if self.settings != initial.settings || self.limit.is_some() {
             return Ok(None);
         }
-        match self.take_over(cx, &heritage.layout) {
+        match self.take_over(cx, &initial.layout) {
             Ok(held) => Ok(Some(held)),
             Err(StrategyError::Device(error)) if !error.is_out_of_memory() => Err(error.into()),
             Err(_) => Ok(None),

@@ -145,7 +145,7 @@ mod tests {
     use crate::strategy::{
         STRATEGIES, Strategy,
         test_device::simulated,
-        wrap::{Addressed, Checked, Logged},
+        wrap::{Addressed, Checked},
     };
 
     #[test]
@@ -169,7 +169,7 @@ mod tests {
         let build = |props: &DeviceProps| {
             let spec = StrategySpec { name: "direct".to_owned(), parameters: String::new() };
             let direct = spec.build(&Setup { props, limit: None })?;
-            Ok(Box::new(Logged::new(Addressed::new(Checked::new(direct)))) as Box<dyn Strategy>)
+            Ok(Box::new(Addressed::new(Checked::new(direct))) as Box<dyn Strategy>)
         };
         assert_eq!(conform(&Subject { build: &build, device: &simulated }), Report::default());
     }

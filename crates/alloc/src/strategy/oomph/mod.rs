@@ -38,9 +38,9 @@ use self::{
     shelves::{QUANTUM, Shelves},
 };
 use super::{
-    Attempt, Block, Built, Caller, Context, Control, Freed, Layout, Outcome, Refusal, Request, Setup, Shortage,
-    SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent, deferred::DeferredFrees, parameters,
-    stream_uses::StreamUses,
+    Attempt, Block, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome, Refusal, Request, Setup,
+    Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent, deferred::DeferredFrees,
+    parameters, stream_uses::StreamUses,
 };
 use crate::device::Capabilities;
 use oomph_base::{Address, EventId, StreamId, round_up};
@@ -309,6 +309,10 @@ impl Strategy for Oomph {
 
     fn control(&mut self, _: &mut Context<'_>, _: &Control<'_>) -> Result<(), StrategyError> {
         Ok(())
+    }
+
+    fn resume_from(&mut self, _: &mut Context<'_>, _: &InitialLayout) -> Result<Option<Vec<Block>>, StrategyError> {
+        Ok(None)
     }
 
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {

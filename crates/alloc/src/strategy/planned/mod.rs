@@ -31,8 +31,8 @@ use self::{
     settings::Settings,
 };
 use super::{
-    Attempt, Block, Built, Caller, Context, Control, EventSink, Freed, Layout, Outcome, Refusal, Request, Setup, Stats,
-    Strategy, StrategyEntry, StrategyError, StrategyEvent, Usage,
+    Attempt, Block, Built, Caller, Context, Control, EventSink, Freed, InitialLayout, Layout, Outcome, Refusal,
+    Request, Setup, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent, Usage,
     caching::Caching,
     deferred::{DeferredFrees, Patience},
     slots::Slots,
@@ -405,6 +405,10 @@ impl Strategy for Planned {
             }
             _ => self.fallback.control(cx, command),
         }
+    }
+
+    fn resume_from(&mut self, _: &mut Context<'_>, _: &InitialLayout) -> Result<Option<Vec<Block>>, StrategyError> {
+        Ok(None)
     }
 
     /// Regions that stand empty go as well; the next step takes them anew.

@@ -20,8 +20,8 @@ pub(super) use handover::Handover;
 pub(super) use trial::Trial;
 
 use super::{
-    Attempt, Block, Caller, Context, Control, Freed, Layout, Outcome, Refusal, Request, Shortage, Stats, Strategy,
-    StrategyError, StrategyEvent,
+    Attempt, Block, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome, Refusal, Request, Shortage, Stats,
+    Strategy, StrategyError, StrategyEvent,
     deferred::{DeferredFrees, Patience},
     stream_uses::StreamUses,
 };
@@ -443,6 +443,10 @@ impl<P: Policy> Strategy for Pooled<P> {
 
     fn control(&mut self, _: &mut Context<'_>, _: &Control<'_>) -> Result<(), StrategyError> {
         Ok(())
+    }
+
+    fn resume_from(&mut self, _: &mut Context<'_>, _: &InitialLayout) -> Result<Option<Vec<Block>>, StrategyError> {
+        Ok(None)
     }
 
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {

@@ -29,8 +29,8 @@ use self::{
     tiles::{Tile, Tiles},
 };
 use super::{
-    Attempt, Block, Built, Caller, Context, Control, Freed, Layout, Request, Setup, Stats, Strategy, StrategyEntry,
-    StrategyError, StrategyEvent,
+    Attempt, Block, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Request, Setup, Stats, Strategy,
+    StrategyEntry, StrategyError, StrategyEvent,
     deferred::{DeferredFrees, Patience},
 };
 use crate::device::Capabilities;
@@ -248,6 +248,10 @@ impl Strategy for Stitch {
 
     fn control(&mut self, _: &mut Context<'_>, _: &Control<'_>) -> Result<(), StrategyError> {
         Ok(())
+    }
+
+    fn resume_from(&mut self, _: &mut Context<'_>, _: &InitialLayout) -> Result<Option<Vec<Block>>, StrategyError> {
+        Ok(None)
     }
 
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {

@@ -4,7 +4,9 @@
 //! looks blocks up in it under its lock, so a fair timing of its `free` includes one: this wrapper.
 
 use super::address_table::AddressTable;
-use crate::strategy::{Attempt, Block, Caller, Context, Control, Freed, Request, Strategy, StrategyError};
+use crate::strategy::{
+    Attempt, Block, Caller, Context, Control, Freed, InitialLayout, Request, Strategy, StrategyError,
+};
 use oomph_base::{Address, StreamId};
 
 /// A strategy whose blocks can be named by address.
@@ -127,6 +129,16 @@ impl<S: Strategy> Strategy for Addressed<S> {
 
     fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {
         self.inner.control(cx, command)
+    }
+
+    fn resume_from(
+        &mut self,
+        cx: &mut Context<'_>,
+        initial: &InitialLayout,
+    ) -> Result<Option<Vec<Block>>, StrategyError> {
+        let resumed = self.inner.resume_from(cx, initial)?;
+        resumed.iter().flatten().for_each(|block| self.live.insert(block));
+        Ok(resumed)
     }
 
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {

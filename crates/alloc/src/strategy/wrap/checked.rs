@@ -9,7 +9,8 @@ use std::fmt;
 use super::{audit, backing::Backing, shadow::Shadow};
 use crate::device::{Device, wrap::InterceptedDevice};
 use crate::strategy::{
-    Attempt, Block, Caller, Context, Control, EventSink, Freed, Request, Stats, Strategy, StrategyError, StrategyEvent,
+    Attempt, Block, BlockState, Caller, Context, Control, EventSink, Freed, InitialLayout, Request, Stats, Strategy,
+    StrategyError, StrategyEvent,
 };
 use oomph_base::{Address, StreamId};
 
@@ -164,6 +165,15 @@ impl<S: Strategy> Checked<S> {
         result
     }
 
+    /// A block was handed out for a request of `bytes`.
+    fn take_note(&mut self, block: Block, bytes: u64) {
+        self.shadow.served(block, bytes, &mut self.violations);
+        if let Some(other) = self.backing.occupy(&block) {
+            let detail = format!("physical memory of the block at {} is that of the one at {other}", block.address);
+            self.violations.add(Rule::Overlap, detail);
+        }
+    }
+
     /// After a call.
     fn compare(&mut self, device: &dyn Device, error: Option<&StrategyError>) {
         if matches!(error, Some(StrategyError::Device(_))) {
@@ -177,14 +187,7 @@ impl<S: Strategy> Strategy for Checked<S> {
     fn alloc(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
         let result = self.watch(cx, |inner, cx| inner.alloc(cx, request));
         match &result {
-            Ok(Attempt::Served(block, _)) => {
-                self.shadow.served(*block, request, &mut self.violations);
-                if let Some(other) = self.backing.occupy(block) {
-                    let detail =
-                        format!("physical memory of the block at {} is that of the one at {other}", block.address);
-                    self.violations.add(Rule::Overlap, detail);
-                }
-            }
+            Ok(Attempt::Served(block, _)) => self.take_note(*block, request.bytes),
             Ok(Attempt::OutOfMemory(shortage)) => self.shadow.ran_out(shortage.refused_by),
             Err(StrategyError::UnknownBlock { .. }) => {
                 self.violations.add(Rule::Handle, "an alloc answered that a block is unknown".to_owned());
@@ -226,6 +229,21 @@ impl<S: Strategy> Strategy for Checked<S> {
 
     fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {
         let result = self.watch(cx, |inner, cx| inner.control(cx, command));
+        self.compare(cx.device, result.as_ref().err());
+        result
+    }
+
+    fn resume_from(
+        &mut self,
+        cx: &mut Context<'_>,
+        initial: &InitialLayout,
+    ) -> Result<Option<Vec<Block>>, StrategyError> {
+        let result = self.watch(cx, |inner, cx| inner.resume_from(cx, initial));
+        let requested = initial.layout.blocks().filter(|block| block.state != BlockState::Free);
+        let resumed = result.iter().flatten().flatten().zip(requested.map(|block| block.requested));
+        for (block, bytes) in resumed {
+            self.take_note(*block, bytes);
+        }
         self.compare(cx.device, result.as_ref().err());
         result
     }

@@ -1,11 +1,10 @@
 //! Wrappers over any strategy: each adds one thing and passes every call on.
 //!
 //! - [`Checked`]: watches the contract and collects violations.
-//! - [`Logged`]: keeps a list of all calls and what came of them.
 //! - [`Addressed`]: blocks can be given back by their address alone.
 //! - [`Locked`]: one strategy and its device, shared by many threads; [`SharedStrategy`] and [`SharedDevice`] are what
 //!   each of the threads drives.
-//! - [`Heir`]: the first requests get blocks that were there before.
+//! - [`ResumedStrategy`]: continues from an initial layout; the first requests get the blocks that are live in it.
 //!
 //! Wrappers nest, `Locked<Addressed<Checked<_>>>`, and take a concrete strategy or a boxed one. They know the trait
 //! and no strategy in particular.
@@ -41,22 +40,20 @@ mod addressed;
 mod audit;
 mod backing;
 mod checked;
-mod heir;
 mod locked;
-mod logged;
+mod resumed;
 mod shadow;
 mod shared;
 
 pub use addressed::Addressed;
 pub use checked::{Checked, Rule, Violation};
-pub use heir::Heir;
 pub(super) use locked::Lock;
 pub use locked::Locked;
-pub use logged::{Call, Logged};
+pub use resumed::ResumedStrategy;
 pub use shared::{SharedDevice, SharedStrategy};
 
 use super::{
-    Attempt, Block, Caller, Context, Control, Freed, Heritage, Layout, Request, Stats, Strategy, StrategyError,
+    Attempt, Block, Caller, Context, Control, Freed, InitialLayout, Layout, Request, Stats, Strategy, StrategyError,
 };
 use crate::device::Capabilities;
 use oomph_base::StreamId;
@@ -79,8 +76,12 @@ impl<S: Strategy + ?Sized> Strategy for Box<S> {
         (**self).control(cx, command)
     }
 
-    fn adopt(&mut self, cx: &mut Context<'_>, heritage: &Heritage) -> Result<Option<Vec<Block>>, StrategyError> {
-        (**self).adopt(cx, heritage)
+    fn resume_from(
+        &mut self,
+        cx: &mut Context<'_>,
+        initial: &InitialLayout,
+    ) -> Result<Option<Vec<Block>>, StrategyError> {
+        (**self).resume_from(cx, initial)
     }
 
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {

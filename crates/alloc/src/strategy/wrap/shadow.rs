@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::checked::{Rule, Violations};
-use crate::strategy::{ALIGNMENT, Block, Freed, Refusal, Request, Stats, StrategyError, StrategyEvent, Usage};
+use crate::strategy::{ALIGNMENT, Block, Freed, Refusal, Stats, StrategyError, StrategyEvent, Usage};
 use oomph_base::Address;
 
 /// What a strategy's books should say.
@@ -44,11 +44,11 @@ impl Shadow {
     }
 
     /// A block was handed out.
-    pub(super) fn served(&mut self, block: Block, request: &Request, violations: &mut Violations) {
+    pub(super) fn served(&mut self, block: Block, requested: u64, violations: &mut Violations) {
         let Block { address, size, .. } = block;
-        violations.expect(request.bytes > 0, Rule::Size, || "a request for nothing was served".to_owned());
-        violations.expect(size >= request.bytes, Rule::Size, || {
-            format!("{size} bytes at {address} for a request of {}", request.bytes)
+        violations.expect(requested > 0, Rule::Size, || "a request for nothing was served".to_owned());
+        violations.expect(size >= requested, Rule::Size, || {
+            format!("{size} bytes at {address} for a request of {requested}")
         });
         violations.expect(address != Address::NULL && address.0 % ALIGNMENT == 0, Rule::Alignment, || {
             format!("a block at {address}")
@@ -63,10 +63,10 @@ impl Shadow {
                 ),
             );
         }
-        self.held.insert(address, Held { block, requested: request.bytes, pending: false });
+        self.held.insert(address, Held { block, requested, pending: false });
         self.allocs += 1;
         self.live_blocks += 1;
-        self.usage.requested = self.usage.requested.saturating_add(request.bytes);
+        self.usage.requested = self.usage.requested.saturating_add(requested);
         self.usage.allocated = self.usage.allocated.saturating_add(size);
         self.usage.active = self.usage.active.saturating_add(size);
     }

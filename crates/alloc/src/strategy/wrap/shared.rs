@@ -11,7 +11,8 @@ use crate::device::{
     PinnedHost, StreamOrderedPools, Verified, VirtualMemory,
 };
 use crate::strategy::{
-    Attempt, Block, Caller, Context, Control, EventSink, Freed, Layout, Request, Stats, Strategy, StrategyError,
+    Attempt, Block, Caller, Context, Control, EventSink, Freed, InitialLayout, Layout, Request, Stats, Strategy,
+    StrategyError,
 };
 use oomph_base::{Address, EventId, Nanos, StreamId, Work};
 
@@ -64,6 +65,14 @@ impl<S: Strategy, E: EventSink + Send> Strategy for SharedStrategy<'_, S, E> {
 
     fn control(&mut self, _: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {
         self.locked.control(command)
+    }
+
+    fn resume_from(
+        &mut self,
+        _: &mut Context<'_>,
+        initial: &InitialLayout,
+    ) -> Result<Option<Vec<Block>>, StrategyError> {
+        self.locked.with(|strategy, cx| strategy.resume_from(cx, initial))
     }
 
     fn trim(&mut self, _: &mut Context<'_>) -> Result<(), StrategyError> {
