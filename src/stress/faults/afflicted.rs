@@ -15,7 +15,9 @@ use super::{
 use crate::{
     base::{Address, StreamId},
     device::{Capabilities, Device, wrap::InterceptedDevice},
-    strategy::{Attempt, Block, Caller, Context, Control, Freed, InitialLayout, Layout, Request, Stats, Strategy, StrategyError},
+    strategy::{
+        Attempt, Block, Caller, Context, Control, Freed, InitialLayout, Layout, Request, Stats, Strategy, StrategyError,
+    },
 };
 
 /// A strategy under an affliction.
