@@ -14,8 +14,8 @@ use oomph::{
         sim::{Profile, SimDevice},
     },
     models::Recipe,
-    replay::{Observer, Options, replay},
-    strategy::{EventSink, Setup, StrategyEvent, StrategySpec},
+    replay::{Observer, ReplayOptions, replay},
+    strategy::{EventSink, Setup, StrategySpec},
     trace::Trace,
 };
 
@@ -25,9 +25,7 @@ const PASSES: usize = 41;
 
 struct Unwatched;
 
-impl EventSink for Unwatched {
-    fn event(&mut self, _: StrategyEvent) {}
-}
+impl EventSink for Unwatched {}
 
 impl Observer for Unwatched {}
 
@@ -50,6 +48,6 @@ fn pass(trace: &Trace) -> f64 {
     let spec = StrategySpec::from("null");
     let mut strategy = spec.build(&Setup { props: device.props(), limit: None }).expect("a registered strategy");
     let began = Instant::now();
-    replay(trace, &mut *strategy, &mut device, &Options::default(), &mut Unwatched).expect("a sound trace");
+    replay(trace, &mut *strategy, &mut device, &ReplayOptions::default(), &mut Unwatched).expect("a sound trace");
     began.elapsed().as_nanos() as f64
 }

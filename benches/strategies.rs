@@ -14,8 +14,8 @@ use oomph::{
         sim::{Profile, SimDevice},
     },
     models::Recipe,
-    replay::{Observer, Options, replay},
-    strategy::{EventSink, STRATEGIES, Setup, StrategyEvent, StrategySpec},
+    replay::{Observer, ReplayOptions, replay},
+    strategy::{EventSink, STRATEGIES, Setup, StrategySpec},
     trace::Trace,
 };
 use recipe::{Allocator, ByHandle, HOT, MIX, Mix};
@@ -23,9 +23,7 @@ use recipe::{Allocator, ByHandle, HOT, MIX, Mix};
 /// Watches nothing, as the untimed pass of a timed case does.
 struct Unwatched;
 
-impl EventSink for Unwatched {
-    fn event(&mut self, _: StrategyEvent) {}
-}
+impl EventSink for Unwatched {}
 
 impl Observer for Unwatched {}
 
@@ -61,7 +59,7 @@ fn strategies(criterion: &mut Criterion) {
 fn replayed(spec: &StrategySpec, trace: &Trace) -> u64 {
     let mut device = SimDevice::new(Profile::h200()).expect("the built-in profile is sound");
     let mut strategy = spec.build(&Setup { props: device.props(), limit: None }).expect("a registered strategy");
-    let options = Options::default();
+    let options = ReplayOptions::default();
     replay(trace, &mut *strategy, &mut device, &options, &mut Unwatched).expect("a sound trace").events
 }
 

@@ -9,8 +9,7 @@ use anyhow::anyhow;
 use clap::ValueEnum;
 
 use super::{
-    exit,
-    export::{self, Export},
+    exit, export,
     failure::{Failure, Outcome},
     options::DeviceOptions,
     output,
@@ -19,8 +18,7 @@ use super::{
 };
 use crate::{
     base::Progress,
-    replay,
-    strategy::StrategySpec,
+    replay::Replay,
     trace::{self, ProgressSource, Source, WriteError, minimalloc, rmm},
 };
 
@@ -122,7 +120,7 @@ impl Target {
     /// Writes a file, whole or not at all, and says what is in it.
     fn save(self, source: &dyn Source, path: &Path, progress: &dyn Progress) -> Result<String, Failure> {
         let (count, what) = match self {
-            Target::Torch => return export::save(&default_replay(source)?.witness()?, path, progress),
+            Target::Torch => return export::save(&export::witnessed(&default_replay(source)?)?, path, progress),
             Target::Oomph => (trace::write(source, path), "events"),
             Target::Rmm => (trace::save(path, |to| rmm::write(source, to)), "rows"),
             Target::MiniMalloc => (trace::save(path, |to| minimalloc::write(source, to)), "buffers"),
@@ -133,7 +131,7 @@ impl Target {
     fn write(self, source: &dyn Source, mut to: &mut dyn Write, progress: &dyn Progress) -> Result<(), Failure> {
         let written = match self {
             Target::Torch => {
-                default_replay(source)?.witness()?.snapshot.write(&mut to, progress).map_err(WriteError::Io)
+                export::witnessed(&default_replay(source)?)?.snapshot.write(&mut to, progress).map_err(WriteError::Io)
             }
             Target::Oomph => trace::write_to(source, to).map(drop),
             Target::Rmm => rmm::write(source, to).map(drop),
@@ -147,12 +145,6 @@ impl Target {
 }
 
 /// The replay that a conversion to a snapshot shows.
-fn default_replay(source: &dyn Source) -> Result<Export<'_>, Failure> {
-    Ok(Export {
-        source,
-        strategy: StrategySpec::from("caching"),
-        device: DeviceOptions::default().spec()?,
-        limit: None,
-        options: replay::Options::default(),
-    })
+fn default_replay(source: &dyn Source) -> Result<Replay<'_>, Failure> {
+    Ok(Replay::new(source).device(DeviceOptions::default().spec()?))
 }

@@ -8,37 +8,22 @@ use anyhow::anyhow;
 use super::{failure::Failure, output};
 use crate::{
     base::Progress,
-    device::{DeviceSpec, wrap::capped},
-    measure::witness::{Witnessed, witness},
-    plugin, replay,
-    strategy::{Context, Setup, Silent, StrategySpec},
-    trace::{self, Source},
+    measure::witness::{WitnessError, Witnessed, witness},
+    replay::{OnOutOfMemory, Replay, ReplayError},
+    trace,
 };
 
-/// A replay that is to be told as PyTorch would have recorded it.
-pub struct Export<'a> {
-    pub source: &'a dyn Source,
-    pub strategy: StrategySpec,
-    pub device: DeviceSpec,
-    pub limit: Option<u64>,
-    pub options: replay::Options<'a>,
-}
-
-impl Export<'_> {
-    /// Replays on a fresh device. Where memory runs out and the replay ends, that is said.
-    pub fn witness(&self) -> Result<Witnessed, Failure> {
-        let mut device = capped(self.device.open()?, plugin::cap(&self.strategy, self.limit));
-        let setup = Setup { props: device.props(), limit: self.limit };
-        let mut strategy = plugin::build(&self.strategy, &setup).map_err(Failure::usage)?;
-        let witnessed = witness(self.source, &self.strategy, &mut *strategy, &mut *device, &self.options)
-            .map_err(Failure::usage)?;
-        strategy.close(&mut Context { device: &mut *device, sink: &mut Silent })?;
-        if let (Some(oom), replay::OnOutOfMemory::Stop) = (witnessed.replayed.first_oom, self.options.on_out_of_memory)
-        {
-            output::complain(&format!("memory runs out at event {}: the snapshot ends there", oom.event));
-        }
-        Ok(witnessed)
+/// Replays on a fresh device, and returns the replay as PyTorch would have recorded it. If memory runs out and the
+/// replay ends there, a note says so.
+pub fn witnessed(replay: &Replay<'_>) -> Result<Witnessed, Failure> {
+    let witnessed = witness(replay).map_err(|error| match error {
+        WitnessError::Replay(ReplayError::DeviceSpec(error)) => error.into(),
+        error => Failure::usage(error),
+    })?;
+    if let (Some(oom), OnOutOfMemory::Stop) = (witnessed.replayed.first_oom, replay.options.on_out_of_memory) {
+        output::complain(&format!("memory runs out at event {}: the snapshot ends there", oom.event));
     }
+    Ok(witnessed)
 }
 
 /// Writes a snapshot, whole or not at all, and says so.

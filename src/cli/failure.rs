@@ -5,6 +5,7 @@ use std::{fmt, io, process::ExitCode};
 use anyhow::anyhow;
 
 use super::{exit, output};
+use crate::replay::ReplayError;
 
 /// What a subcommand returns: an exit code, or why there is none.
 pub type Outcome = Result<u8, Failure>;
@@ -25,6 +26,15 @@ impl Failure {
     /// The device is not there.
     pub fn device(error: impl Into<anyhow::Error>) -> Failure {
         Failure { code: exit::DEVICE_UNAVAILABLE, error: error.into() }
+    }
+
+    /// A replay that could not be run: a missing device and a wrong strategy have their own exit codes.
+    pub fn replay(error: ReplayError) -> Failure {
+        match error {
+            ReplayError::DeviceSpec(error) => Failure::device(error),
+            ReplayError::StrategySpec(error) => Failure::usage(error),
+            error => error.into(),
+        }
     }
 
     /// The filters leave nothing.

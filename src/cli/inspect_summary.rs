@@ -2,15 +2,11 @@
 
 use clap::ValueEnum;
 
-use super::{
-    failure::Failure,
-    options::DeviceOptions,
-    replay_place::{self, ReplayPlace},
-};
+use super::{failure::Failure, options::DeviceOptions, replay_place};
 use crate::{
     answer::summary::{At, By, MemorySummary, Operation, SummaryError, operations, summarize},
     base::Progress,
-    replay::Options,
+    replay::ReplayOptions,
     report::{self, Medium},
     strategy::StrategySpec,
     trace::{ProgressSource, Source},
@@ -107,9 +103,9 @@ impl SummaryOptions {
         // Where the moment has to be looked for, that is a reading of its own.
         let readings = 1 + u64::from(matches!(at, At::Step(_) | At::Phase(..)));
         let source = ProgressSource::stage(source, progress, "playing it", readings);
-        let ReplayPlace { mut strategy, mut device, .. } = ReplayPlace::open(&self.device, strategy)?;
-        let options = Options { resumes: true, ..Options::default() };
-        summarize(&source, &mut *strategy, &mut *device, at, &options).map_err(refused)
+        let options = ReplayOptions { resumes: true, ..ReplayOptions::default() };
+        let replay = replay_place::replay(&source, &self.device, strategy)?.options(options);
+        summarize(&replay, at).map_err(refused)
     }
 }
 
@@ -146,6 +142,7 @@ impl Told {
 fn refused(error: SummaryError) -> Failure {
     match error {
         SummaryError::Trace(_) | SummaryError::NoSuchMoment(_) | SummaryError::BadMoment(_) => Failure::usage(error),
-        SummaryError::Replay(_) | SummaryError::Strategy(_) => error.into(),
+        SummaryError::Replay(error) => Failure::replay(error),
+        SummaryError::Strategy(_) => error.into(),
     }
 }

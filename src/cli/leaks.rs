@@ -8,17 +8,16 @@ use super::{
     failure::{Failure, Outcome},
     options::{DeviceOptions, Format},
     progress::Stages,
-    ranks,
-    replay_place::{self, ReplayPlace},
+    ranks, replay_place,
     source::SourceOptions,
 };
 use crate::{
     answer::{
-        leaks::{Bar, Finding, LeakError, Observed, Place, Verdict, growers, judge, snapshots},
+        leaks::{Bar, Finding, LeakError, Observed, Verdict, growers, judge, snapshots},
         ranks::RankRow,
     },
     base::Progress,
-    replay::Options,
+    replay::ReplayOptions,
     report::LeakReport,
     suite::RankFile,
     trace::{ProgressSource, Source, torch::Recording},
@@ -185,13 +184,13 @@ impl Played {
             None => (options.resolve(progress)?, String::new()),
         };
         let spec = replay_place::strategy_or_recorded(args.strategy.as_deref(), &settings)?;
-        let ReplayPlace { mut strategy, mut device, limit } = ReplayPlace::open(&args.device, &spec)?;
-        let place = Place { strategy: &mut *strategy, device: &mut *device, limit };
-        let options = Options { resumes: true, ..Options::default() };
+        let options = ReplayOptions { resumes: true, ..ReplayOptions::default() };
         // Its steps are looked for first.
-        let watched = ProgressSource::stage(&*source, progress, "playing it step by step", 2);
-        let observed = Observed::of_source(&watched, place, args.step_at.as_deref(), &options).map_err(refused)?;
-        drop(watched);
+        let observed = {
+            let watched = ProgressSource::stage(&*source, progress, "playing it step by step", 2);
+            let replay = replay_place::replay(&watched, &args.device, &spec)?.options(options);
+            Observed::of_replay(&replay, args.step_at.as_deref()).map_err(refused)?
+        };
         Ok(Played { source, observed })
     }
 }
@@ -233,6 +232,7 @@ fn in_order(args: &Args, baseline: Option<&Observed>) -> Result<Finding, Failure
 fn refused(error: LeakError) -> Failure {
     match error {
         LeakError::Trace(_) | LeakError::NoSuchPhase { .. } | LeakError::TooShort { .. } => Failure::usage(error),
-        LeakError::Replay(_) | LeakError::Strategy(_) => error.into(),
+        LeakError::Replay(error) => Failure::replay(error),
+        LeakError::Strategy(_) => error.into(),
     }
 }

@@ -11,8 +11,7 @@ use std::{
 use anyhow::anyhow;
 
 use super::{
-    environment, exit,
-    export::{self, Export},
+    environment, exit, export,
     export_tables::ExportOptions,
     failure::{Failure, Outcome},
     interrupt,
@@ -26,7 +25,7 @@ use crate::{
     device::DeviceSpec,
     measure::{CaseDetail, CaseLabel, CaseRecord, Status, TimingRecord},
     plugin,
-    replay::{self, OnOutOfMemory, Pace},
+    replay::{OnOutOfMemory, Pace, Replay, ReplayOptions},
     report::{
         self,
         html::{Details, Run},
@@ -215,22 +214,20 @@ fn export(
     if !matches!(record.status, Status::Completed | Status::Oom) {
         return Ok(None);
     }
-    let options = replay::Options {
+    let options = ReplayOptions {
         on_out_of_memory: case.on_out_of_memory,
         pace: case.pace,
         repeat: 1,
         resumes: true,
         stop: Some(stop),
-        ..replay::Options::default()
+        ..ReplayOptions::default()
     };
-    let witnessed = Export {
-        source: &*case.source,
-        strategy: case.strategy.clone(),
-        device: case.device.clone(),
-        limit: case.label.limit,
-        options,
-    }
-    .witness()?;
+    let replay = Replay::new(&*case.source)
+        .strategy(case.strategy.clone())
+        .device(case.device.clone())
+        .limit(case.label.limit)
+        .options(options);
+    let witnessed = export::witnessed(&replay)?;
     if witnessed.replayed.interrupted {
         return Ok(None);
     }

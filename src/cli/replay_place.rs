@@ -1,31 +1,16 @@
 //! Where a command replays a source for its own ends: the strategy, over a device that may be limited.
 
 use super::{environment, failure::Failure, options::DeviceOptions, output};
-use crate::{
-    device::{Device, default_limit, wrap::capped},
-    plugin,
-    strategy::{Setup, Strategy, StrategySpec},
-};
+use crate::{plugin, replay::Replay, strategy::StrategySpec, trace::Source};
 
-/// A fresh strategy and a fresh device.
-pub struct ReplayPlace {
-    pub strategy: Box<dyn Strategy>,
-    pub device: Box<dyn Device>,
-    /// How much of the device may be held, where that is limited.
-    pub limit: Option<u64>,
-}
-
-impl ReplayPlace {
-    /// Opens the device and makes the strategy.
-    pub fn open(options: &DeviceOptions, strategy: &StrategySpec) -> Result<ReplayPlace, Failure> {
-        let device = options.spec()?.open().map_err(Failure::device)?;
-        let asked = options.limit.map(|limit| limit.0);
-        let limit = asked.or_else(|| plugin::cap(strategy, default_limit(&*device)));
-        let device = capped(device, plugin::cap(strategy, limit));
-        let setup = Setup { props: device.props(), limit: asked };
-        let strategy = plugin::build(strategy, &setup).map_err(Failure::usage)?;
-        Ok(ReplayPlace { strategy, device, limit })
-    }
+/// A replay of `source` under a strategy, with the device and the limit that the options name.
+pub fn replay<'a>(
+    source: &'a dyn Source,
+    options: &DeviceOptions,
+    strategy: &StrategySpec,
+) -> Result<Replay<'a>, Failure> {
+    let limit = options.limit.map(|limit| limit.0);
+    Ok(Replay::new(source).strategy(strategy.clone()).device(options.spec()?).limit(limit))
 }
 
 /// The strategy that was asked for; without one PyTorch's allocator, as the recorded program had set it.

@@ -7,9 +7,10 @@ use std::sync::{
 
 use super::{failure::Failure, output, progress};
 use crate::{
-    answer::threshold::{Cap, CaseSearch, PROBES_AROUND},
+    answer::threshold::{CaseSearch, PROBES_AROUND},
     base::NoProgress,
     device::DeviceSpec,
+    replay::LimitEnforcer,
     report::{RunFolder, ThresholdFiles},
     suite::{Case, CaseRunner},
     trace::Trace,
@@ -32,7 +33,7 @@ pub fn run(
     let search = CaseSearch {
         simulated: &simulated,
         runner,
-        cap: Cap::Allocator,
+        cap: LimitEnforcer::Allocator,
         around: PROBES_AROUND,
         jobs,
         stop,

@@ -30,7 +30,7 @@ use crate::{
     device::DeviceSpec,
     measure::CaseLabel,
     plugin,
-    replay::{OnOutOfMemory, Pace},
+    replay::{LimitEnforcer, OnOutOfMemory, Pace},
     strategy::StrategySpec,
     suite::{self, Case, RankFile},
     trace::{ProgressSource, Trace},
@@ -94,7 +94,7 @@ pub struct Args {
     format: Format,
 }
 
-/// See [`threshold::Cap`].
+/// See [`LimitEnforcer`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum CapOption {
     /// The allocator's own limit, as --limit sets it: PyTorch's memory fraction; the device where there is none.
@@ -104,11 +104,11 @@ enum CapOption {
     Device,
 }
 
-impl From<CapOption> for threshold::Cap {
-    fn from(cap: CapOption) -> threshold::Cap {
+impl From<CapOption> for LimitEnforcer {
+    fn from(cap: CapOption) -> LimitEnforcer {
         match cap {
-            CapOption::Allocator => threshold::Cap::Allocator,
-            CapOption::Device => threshold::Cap::Device,
+            CapOption::Allocator => LimitEnforcer::Allocator,
+            CapOption::Device => LimitEnforcer::Device,
         }
     }
 }

@@ -10,10 +10,10 @@ use super::{CaseLabel, SCHEMA};
 use crate::{
     device::Device,
     replay::{
-        Observer, Options, ReplayError,
+        ReplayError, ReplayOptions,
         agreement::{Performance, agree, perform},
     },
-    strategy::{EventSink, Strategy, StrategyEvent, async_pool},
+    strategy::{Silent, Strategy, async_pool},
     trace::Source,
 };
 
@@ -123,29 +123,22 @@ impl AgreementRecord {
         simulated_device: &str,
         source: &dyn Source,
         cast: Cast,
-        options: &Options<'_>,
+        options: &ReplayOptions<'_>,
     ) -> AgreementRecord {
         let mut record = AgreementRecord::unmeasured(label, simulated_device, Finding::Agrees, "");
-        let needs = cast.strategies[0].requires();
-        for (device, which) in [(&cast.device, "this device"), (&cast.simulated, "the simulated device")] {
-            if let Err(missing) = needs.check(device.props()) {
-                record.finding = Finding::Skipped;
-                record.reason = format!("{which} has no {}", missing.0);
-                return record;
-            }
-        }
         if let Err(error) = record.run(source, cast, options) {
-            record.finding = Finding::Failed;
+            let skipped = matches!(error, ReplayError::Incapable(_));
+            record.finding = if skipped { Finding::Skipped } else { Finding::Failed };
             record.reason = error.to_string();
         }
         record
     }
 
-    fn run(&mut self, source: &dyn Source, cast: Cast, options: &Options<'_>) -> Result<(), ReplayError> {
+    fn run(&mut self, source: &dyn Source, cast: Cast, options: &ReplayOptions<'_>) -> Result<(), ReplayError> {
         let Cast { mut device, mut simulated, strategies: [mut first, second, mut free] } = cast;
         let on_device = if first.requires().stream_ordered_pools {
             self.finding = Finding::Unscripted;
-            perform(source, &mut *first, &mut *device, options, &mut Unwatched)?
+            perform(source, &mut *first, &mut *device, options, &mut Silent)?
         } else {
             let agreement = agree(source, [first, second], &mut *device, options)?;
             let events = agreement.performance.replayed.events;
@@ -162,7 +155,7 @@ impl AgreementRecord {
         self.peak_reserved_bytes = on_device.stats.peak.reserved;
         self.peak_used_bytes = peak_used(&on_device);
 
-        let in_free_run = perform(source, &mut *free, &mut *simulated, options, &mut Unwatched)?;
+        let in_free_run = perform(source, &mut *free, &mut *simulated, options, &mut Silent)?;
         self.simulated_ooms = in_free_run.replayed.ooms;
         self.simulated_peak_reserved_bytes = in_free_run.stats.peak.reserved;
         self.simulated_peak_used_bytes = peak_used(&in_free_run);
@@ -189,14 +182,6 @@ fn percent(part: u64, whole: u64) -> Option<f64> {
 fn more(value: u64, base: u64) -> Option<f64> {
     Some(percent(value, base)? - 100.0)
 }
-
-struct Unwatched;
-
-impl EventSink for Unwatched {
-    fn event(&mut self, _: StrategyEvent) {}
-}
-
-impl Observer for Unwatched {}
 
 #[cfg(test)]
 mod tests {
@@ -235,7 +220,7 @@ mod tests {
 
     fn measure(cast: Cast) -> AgreementRecord {
         let label = CaseLabel { workload: "story".to_owned(), ..CaseLabel::default() };
-        AgreementRecord::measure(&label, "sim", &story(), cast, &Options::default())
+        AgreementRecord::measure(&label, "sim", &story(), cast, &ReplayOptions::default())
     }
 
     #[test]
@@ -287,7 +272,7 @@ mod tests {
     #[test]
     fn a_run_that_was_stopped_finds_nothing() {
         let stop = AtomicBool::new(true);
-        let options = Options { stop: Some(&stop), ..Options::default() };
+        let options = ReplayOptions { stop: Some(&stop), ..ReplayOptions::default() };
         let record = AgreementRecord::measure(&CaseLabel::default(), "sim", &story(), cast(["caching"; 3]), &options);
         assert_eq!(record.finding, Finding::Interrupted);
     }

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     base::Nanos,
     device::Device,
-    replay::{self, Live, Moment, Observer, OutOfMemory, ReplayError, Replayed, replay},
+    replay::{self, FailedRequest, LiveBlock, Observer, ReplayError, ReplayMoment, ReplayOutcome, replay},
     strategy::{Context, EventSink, Freed, Outcome, Silent, Strategy, StrategyEvent},
     trace::{Op, Source},
 };
@@ -21,15 +21,15 @@ pub fn measure(
     source: &dyn Source,
     strategy: &mut dyn Strategy,
     device: &mut dyn Device,
-    options: &replay::Options<'_>,
+    options: &replay::ReplayOptions<'_>,
 ) -> (CaseRecord, CaseDetail) {
-    if let Err(missing) = strategy.requires().check(device.props()) {
-        return (CaseRecord::skipped(label, &missing.to_string()), CaseDetail::unmeasured(label));
-    }
     let held_before = device.held_bytes();
     let began = device.now();
     let mut watch = Watch::new(began);
     let replayed = replay(source, strategy, device, options, &mut watch);
+    if let Err(incapable @ ReplayError::Incapable(_)) = &replayed {
+        return (CaseRecord::skipped(label, &incapable.to_string()), CaseDetail::unmeasured(label));
+    }
 
     let mut record = CaseRecord::unmeasured(label, Status::Completed, "");
     let mut detail = CaseDetail::unmeasured(label);
@@ -125,14 +125,14 @@ impl EventSink for Watch {
 }
 
 impl Observer for Watch {
-    fn before(&mut self, now: &Moment<'_>) {
+    fn before(&mut self, now: &ReplayMoment<'_>) {
         self.work += u64::from(matches!(now.event.op, Op::Work { .. }));
         self.peaks.before(now);
         self.album.before(now);
         self.latency.before(now);
     }
 
-    fn served(&mut self, now: &Moment<'_>, live: &Live, outcome: Outcome) {
+    fn served(&mut self, now: &ReplayMoment<'_>, live: &LiveBlock, outcome: Outcome) {
         self.latency.served(now, live, outcome);
         self.peaks.served(now, live, outcome);
         self.timeline.served(now, live, outcome);
@@ -140,25 +140,25 @@ impl Observer for Watch {
         self.album.served(now, live, outcome);
     }
 
-    fn free_requested(&mut self, now: &Moment<'_>, live: &Live) {
+    fn free_requested(&mut self, now: &ReplayMoment<'_>, live: &LiveBlock) {
         self.peaks.free_requested(now, live);
         self.timeline.free_requested(now, live);
         self.album.free_requested(now, live);
     }
 
-    fn freed(&mut self, now: &Moment<'_>, live: &Live, freed: Freed) {
+    fn freed(&mut self, now: &ReplayMoment<'_>, live: &LiveBlock, freed: Freed) {
         self.latency.freed(now, live, freed);
         self.categories.freed(now, live, freed);
     }
 
-    fn out_of_memory(&mut self, now: &Moment<'_>, report: &OutOfMemory) {
+    fn out_of_memory(&mut self, now: &ReplayMoment<'_>, report: &FailedRequest) {
         self.latency.out_of_memory(now, report);
         self.timeline.out_of_memory(now, report);
         self.ooms.out_of_memory(now, report);
         self.album.out_of_memory(now, report);
     }
 
-    fn after(&mut self, now: &Moment<'_>) {
+    fn after(&mut self, now: &ReplayMoment<'_>) {
         self.peaks.after(now);
         self.timeline.after(now);
         self.categories.after(now);
@@ -174,7 +174,7 @@ impl Observer for Watch {
 }
 
 /// How the replay ended.
-fn conclude(record: &mut CaseRecord, detail: &mut CaseDetail, replayed: Result<Replayed, ReplayError>) {
+fn conclude(record: &mut CaseRecord, detail: &mut CaseDetail, replayed: Result<ReplayOutcome, ReplayError>) {
     match replayed {
         Ok(replayed) => {
             record.events = replayed.events;
@@ -232,14 +232,14 @@ mod tests {
             layout_after,
             timeline::IncidentKind,
         },
-        replay::{Cause, OnOutOfMemory},
+        replay::{OnOutOfMemory, OomCause},
         strategy::Refusal,
         trace::{Category, MarkKind, Trace, TraceBuilder},
     };
 
     const STREAM: StreamId = StreamId::DEFAULT;
 
-    fn run(story: TraceBuilder, capacity: u64, options: &replay::Options<'_>) -> (CaseRecord, CaseDetail) {
+    fn run(story: TraceBuilder, capacity: u64, options: &replay::ReplayOptions<'_>) -> (CaseRecord, CaseDetail) {
         let mut device = TinyDevice::new(capacity);
         measure(&CaseLabel::default(), &story.finish("story"), &mut Shelf::default(), &mut device, options)
     }
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn a_run_by_hand_gives_the_figures_computed_by_hand() {
-        let (record, detail) = run(two_steps(), 64 * KIB, &replay::Options::default());
+        let (record, detail) = run(two_steps(), 64 * KIB, &replay::ReplayOptions::default());
         assert_eq!((record.status, record.reason.as_str()), (Status::Completed, ""));
         assert_eq!((record.events, record.allocs, record.frees, record.ooms), (16, 6, 5, 0));
         assert_eq!(record.clock, Some(Clock::Virtual));
@@ -313,7 +313,7 @@ mod tests {
 
     #[test]
     fn peaks_are_also_known_per_step_and_phase() {
-        let (_, detail) = run(two_steps(), 64 * KIB, &replay::Options::default());
+        let (_, detail) = run(two_steps(), 64 * KIB, &replay::ReplayOptions::default());
         let steps: Vec<_> = detail
             .steps
             .iter()
@@ -336,12 +336,12 @@ mod tests {
         story.alloc(3000, STREAM, TagId(0)); // 5: fits after the two were given back
         story.alloc(500, STREAM, TagId(0)); // 6: nothing left
         story.alloc(1, STREAM, TagId(0)); // 7: never reached
-        let (record, detail) = run(story, 4 * KIB, &replay::Options::default());
+        let (record, detail) = run(story, 4 * KIB, &replay::ReplayOptions::default());
         assert_eq!(record.status, Status::Oom);
         assert_eq!((record.events, record.ooms, record.oom_event), (7, 1, Some(6)));
         assert_eq!((record.oom_step, record.oom_phase.as_deref()), (Some(7), Some("backward")));
         assert_eq!((record.oom_requested_bytes, record.oom_free_bytes), (Some(500), Some(0)));
-        assert_eq!((record.oom_cause, record.oom_refused_by), (Some(Cause::Exhaustion), Some(Refusal::Device)));
+        assert_eq!((record.oom_cause, record.oom_refused_by), (Some(OomCause::Exhaustion), Some(Refusal::Device)));
         assert_eq!((record.retries, record.releases_and_retries), (2, 1));
         assert_eq!(record.release_and_retry_max_ns, Some(2 * ALLOC_NS + FREE_NS));
         assert_eq!(record.oom_max_ns, Some(2 * ALLOC_NS));
@@ -359,7 +359,8 @@ mod tests {
             let block = story.alloc(9000, STREAM, TagId(0));
             story.free(block);
         }
-        let options = replay::Options { on_out_of_memory: OnOutOfMemory::Skip, ..replay::Options::default() };
+        let options =
+            replay::ReplayOptions { on_out_of_memory: OnOutOfMemory::Skip, ..replay::ReplayOptions::default() };
         let (record, detail) = run(story, 4 * KIB, &options);
         assert_eq!((record.status, record.ooms, record.events), (Status::Oom, 3, 6));
         assert_eq!(detail.warnings, [Warning::NoSteps, Warning::EventsLeftOut { count: 3 }]);
@@ -372,7 +373,7 @@ mod tests {
         story.use_on(shared, StreamId(1));
         story.free(shared);
         story.alloc(512, STREAM, TagId(0));
-        let (record, detail) = run(story, 64 * KIB, &replay::Options::default());
+        let (record, detail) = run(story, 64 * KIB, &replay::ReplayOptions::default());
         assert_eq!((record.peak_allocated_bytes, record.peak_active_bytes), (512, 768));
         assert_eq!(record.internal_fragmentation, Some(0.0));
         assert_eq!(record.external_fragmentation, None, "nothing was free");
@@ -381,7 +382,7 @@ mod tests {
 
     #[test]
     fn survivors_of_a_round_are_gone_in_the_next() {
-        let options = replay::Options { repeat: 3, ..replay::Options::default() };
+        let options = replay::ReplayOptions { repeat: 3, ..replay::ReplayOptions::default() };
         let (record, detail) = run(two_steps(), 64 * KIB, &options);
         assert_eq!((record.status, record.events), (Status::Completed, 48));
         assert_eq!(detail.at_peak.iter().map(|part| part.bytes).sum::<u64>(), record.peak_allocated_bytes);
@@ -394,7 +395,7 @@ mod tests {
         let mut story = TraceBuilder::new();
         story.alloc(100, STREAM, TagId(0));
         story.device_sync();
-        let (record, _) = run(story, 64 * KIB, &replay::Options::default());
+        let (record, _) = run(story, 64 * KIB, &replay::ReplayOptions::default());
         assert_eq!((record.status, record.events, record.allocs), (Status::Error, 1, 1));
         assert_eq!(record.reason, "event 1: cuCtxSynchronize: CUDA_ERROR_TINY");
     }
@@ -405,7 +406,7 @@ mod tests {
         strategy.forgets = 1;
         let mut device = TinyDevice::new(64 * KIB);
         let source = two_steps().finish("story");
-        let options = replay::Options::default();
+        let options = replay::ReplayOptions::default();
         let (record, _) = measure(&CaseLabel::default(), &source, &mut strategy, &mut device, &options);
         assert_eq!(record.status, Status::Error);
         assert_eq!(record.reason, "the strategy was closed and 1024 bytes are still held on the device");
@@ -417,7 +418,7 @@ mod tests {
         let mut strategy = Shelf::default();
         strategy.requires.virtual_memory = true;
         let mut device = TinyDevice::new(64 * KIB);
-        let options = replay::Options::default();
+        let options = replay::ReplayOptions::default();
         let (record, _) = measure(&CaseLabel::default(), &Trace::default(), &mut strategy, &mut device, &options);
         assert_eq!((record.status, record.clock), (Status::Skipped, None));
         assert_eq!(record.reason, "this device has no virtual memory");
@@ -426,21 +427,21 @@ mod tests {
     #[test]
     fn a_run_stopped_from_outside_is_not_taken_for_complete() {
         let stop = AtomicBool::new(true);
-        let options = replay::Options { stop: Some(&stop), ..replay::Options::default() };
+        let options = replay::ReplayOptions { stop: Some(&stop), ..replay::ReplayOptions::default() };
         let (record, _) = run(two_steps(), 64 * KIB, &options);
         assert_eq!((record.status, record.events), (Status::Interrupted, 0));
     }
 
     #[test]
     fn the_layout_at_the_peak_is_found_by_a_second_pass() {
-        let (record, _) = run(two_steps(), 64 * KIB, &replay::Options::default());
+        let (record, _) = run(two_steps(), 64 * KIB, &replay::ReplayOptions::default());
         let (mut strategy, mut device) = (Shelf::default(), TinyDevice::new(64 * KIB));
         let layout = layout_after(
             record.peak_allocated_event.unwrap(),
             &two_steps().finish("story"),
             &mut strategy,
             &mut device,
-            &replay::Options::default(),
+            &replay::ReplayOptions::default(),
         );
         assert_eq!(layout.unwrap().unwrap().free_bytes(), 768 + 1536);
     }
@@ -465,7 +466,7 @@ mod tests {
                     story.mark(MarkKind::Step, "", place as u32);
                 }
             }
-            let options = replay::Options { on_out_of_memory: OnOutOfMemory::Skip, ..replay::Options::default() };
+            let options = replay::ReplayOptions { on_out_of_memory: OnOutOfMemory::Skip, ..replay::ReplayOptions::default() };
             let (record, detail) = run(story, capacity * KIB, &options);
             prop_assert!(record.status != Status::Error, "{}", record.reason);
             prop_assert_eq!(detail.at_peak.iter().map(|part| part.bytes).sum::<u64>(), record.peak_allocated_bytes);

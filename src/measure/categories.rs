@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::thin::{Join, Thinned};
 use crate::{
-    replay::{Live, Moment, Observer},
-    strategy::{EventSink, Freed, Outcome, Strategy, StrategyEvent},
+    replay::{LiveBlock, Observer, ReplayMoment},
+    strategy::{EventSink, Freed, Outcome, Strategy},
     trace::{Category, Tag},
 };
 
@@ -141,23 +141,21 @@ fn place(category: Category) -> usize {
     Category::ALL.iter().position(|&known| known == category).unwrap_or(Category::ALL.len() - 1)
 }
 
-impl EventSink for Categories {
-    fn event(&mut self, _: StrategyEvent) {}
-}
+impl EventSink for Categories {}
 
 impl Observer for Categories {
-    fn served(&mut self, now: &Moment<'_>, live: &Live, _: Outcome) {
+    fn served(&mut self, now: &ReplayMoment<'_>, live: &LiveBlock, _: Outcome) {
         if live.tag.index() >= self.live.len() {
             self.learn(now.tables.tags());
         }
         self.add(live.tag.index(), live.block.size);
     }
 
-    fn freed(&mut self, _: &Moment<'_>, live: &Live, _: Freed) {
+    fn freed(&mut self, _: &ReplayMoment<'_>, live: &LiveBlock, _: Freed) {
         self.remove(live.tag.index(), live.block.size);
     }
 
-    fn after(&mut self, now: &Moment<'_>) {
+    fn after(&mut self, now: &ReplayMoment<'_>) {
         self.over_time.push(Composition { event: now.index, bytes: self.by_category, total: self.total });
     }
 

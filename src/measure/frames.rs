@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     base::{Address, TagId},
-    replay::{Live, Moment, Observer, OutOfMemory},
-    strategy::{BlockState, EventSink, Layout, Outcome, Strategy, StrategyEvent},
+    replay::{FailedRequest, LiveBlock, Observer, ReplayMoment},
+    strategy::{BlockState, EventSink, Layout, Outcome, Strategy},
     trace::{Category, Op, Tag},
 };
 
@@ -296,18 +296,16 @@ fn joined(blocks: &[FrameBlock], smallest: u64) -> Vec<FrameBlock> {
     out
 }
 
-impl EventSink for Album {
-    fn event(&mut self, _: StrategyEvent) {}
-}
+impl EventSink for Album {}
 
 impl Observer for Album {
-    fn before(&mut self, now: &Moment<'_>) {
+    fn before(&mut self, now: &ReplayMoment<'_>) {
         if matches!(now.event.op, Op::EmptyCache) {
             self.see_peak(now.strategy);
         }
     }
 
-    fn served(&mut self, now: &Moment<'_>, live: &Live, _: Outcome) {
+    fn served(&mut self, now: &ReplayMoment<'_>, live: &LiveBlock, _: Outcome) {
         let Op::Alloc { slot, .. } = now.event.op else { return };
         let resident = Resident { address: live.block.address, born: live.born, tag: live.tag };
         let place = slot as usize;
@@ -325,17 +323,17 @@ impl Observer for Album {
         }
     }
 
-    fn free_requested(&mut self, now: &Moment<'_>, _: &Live) {
+    fn free_requested(&mut self, now: &ReplayMoment<'_>, _: &LiveBlock) {
         self.see_peak(now.strategy);
     }
 
-    fn out_of_memory(&mut self, now: &Moment<'_>, _: &OutOfMemory) {
+    fn out_of_memory(&mut self, now: &ReplayMoment<'_>, _: &FailedRequest) {
         if self.at_oom.is_none() {
             self.at_oom = self.picture(now.index, Occasion::OutOfMemory, now.strategy);
         }
     }
 
-    fn after(&mut self, now: &Moment<'_>) {
+    fn after(&mut self, now: &ReplayMoment<'_>) {
         self.last_event = now.index;
         self.credit += 1;
         if now.index >= self.next {
@@ -358,14 +356,20 @@ mod tests {
             fixture::{Shelf, TinyDevice},
             measure,
         },
-        replay::Options,
+        replay::ReplayOptions,
         trace::TraceBuilder,
     };
 
     fn detail(story: TraceBuilder, capacity: u64) -> CaseDetail {
         let mut device = TinyDevice::new(capacity);
-        measure(&CaseLabel::default(), &story.finish("story"), &mut Shelf::default(), &mut device, &Options::default())
-            .1
+        measure(
+            &CaseLabel::default(),
+            &story.finish("story"),
+            &mut Shelf::default(),
+            &mut device,
+            &ReplayOptions::default(),
+        )
+        .1
     }
 
     fn occasions(frames: &[Frame]) -> Vec<(u64, Occasion)> {

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     base::Nanos,
-    replay::{Live, Moment, Observer, OutOfMemory},
-    strategy::{EventSink, Freed, Outcome, StrategyEvent},
+    replay::{FailedRequest, LiveBlock, Observer, ReplayMoment},
+    strategy::{EventSink, Freed, Outcome},
     trace::Op,
 };
 
@@ -173,31 +173,29 @@ impl Latency {
     }
 
     #[inline]
-    fn note(&mut self, now: &Moment<'_>, operation: Operation) {
+    fn note(&mut self, now: &ReplayMoment<'_>, operation: Operation) {
         self.durations[operation as usize].note(now.device.calls().time.since(self.began));
     }
 }
 
-impl EventSink for Latency {
-    fn event(&mut self, _: StrategyEvent) {}
-}
+impl EventSink for Latency {}
 
 impl Observer for Latency {
-    fn before(&mut self, now: &Moment<'_>) {
+    fn before(&mut self, now: &ReplayMoment<'_>) {
         if matches!(now.event.op, Op::Alloc { .. } | Op::Free { .. }) {
             self.began = now.device.calls().time;
         }
     }
 
-    fn served(&mut self, now: &Moment<'_>, _: &Live, outcome: Outcome) {
+    fn served(&mut self, now: &ReplayMoment<'_>, _: &LiveBlock, outcome: Outcome) {
         self.note(now, outcome.into());
     }
 
-    fn freed(&mut self, now: &Moment<'_>, _: &Live, _: Freed) {
+    fn freed(&mut self, now: &ReplayMoment<'_>, _: &LiveBlock, _: Freed) {
         self.note(now, Operation::Free);
     }
 
-    fn out_of_memory(&mut self, now: &Moment<'_>, _: &OutOfMemory) {
+    fn out_of_memory(&mut self, now: &ReplayMoment<'_>, _: &FailedRequest) {
         self.note(now, Operation::Oom);
     }
 }

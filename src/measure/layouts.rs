@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use super::Warning;
 use crate::{
     device::Device,
-    replay::{self, Moment, Observer, ReplayError, replay},
-    strategy::{EventSink, Layout, Strategy, StrategyEvent},
+    replay::{self, Observer, ReplayError, ReplayMoment, replay},
+    strategy::{EventSink, Layout, Strategy},
     trace::Source,
 };
 
@@ -46,11 +46,11 @@ pub fn layout_after(
     source: &dyn Source,
     strategy: &mut dyn Strategy,
     device: &mut dyn Device,
-    options: &replay::Options<'_>,
+    options: &replay::ReplayOptions<'_>,
 ) -> Result<Option<Layout>, ReplayError> {
     let reached = AtomicBool::new(false);
     let mut camera = Camera { event, reached: &reached, layout: None };
-    let options = replay::Options { stop: Some(&reached), ..*options };
+    let options = replay::ReplayOptions { stop: Some(&reached), ..*options };
     replay(source, strategy, device, &options, &mut camera)?;
     Ok(camera.layout)
 }
@@ -62,12 +62,10 @@ struct Camera<'a> {
     layout: Option<Layout>,
 }
 
-impl EventSink for Camera<'_> {
-    fn event(&mut self, _: StrategyEvent) {}
-}
+impl EventSink for Camera<'_> {}
 
 impl Observer for Camera<'_> {
-    fn after(&mut self, now: &Moment<'_>) {
+    fn after(&mut self, now: &ReplayMoment<'_>) {
         if now.index == self.event {
             self.layout = now.strategy.layout();
             self.reached.store(true, Ordering::Relaxed);

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     device::Device,
-    replay::Moment,
+    replay::ReplayMoment,
     strategy::{OffBooks, Stats},
 };
 
@@ -51,8 +51,8 @@ impl Levels {
     }
 }
 
-impl From<&Moment<'_>> for Levels {
-    fn from(now: &Moment<'_>) -> Levels {
+impl From<&ReplayMoment<'_>> for Levels {
+    fn from(now: &ReplayMoment<'_>) -> Levels {
         Levels::new(&now.strategy.stats(), now.device)
     }
 }

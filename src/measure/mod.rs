@@ -66,5 +66,5 @@ pub use peaks::{PhasePeak, StepPeak};
 pub use record::{CaseRecord, SCHEMA, Status};
 pub use steps::{StepTimes, time_steps};
 pub use timeline::Timeline;
-pub use timing::{Fresh, TimingRecord, copies_for_threads, time, time_threads};
+pub use timing::{TimingRecord, copies_for_threads, time, time_threads};
 pub use warning::Warning;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     base::Bytes,
-    replay::OutOfMemory,
+    replay::FailedRequest,
     strategy::{BlockState, BlockView, Layout, Refusal, SegmentView},
 };
 
@@ -62,7 +62,7 @@ pub struct KeptBack {
 }
 
 /// Where the free memory lay when a request failed, most first. Empty where nothing at all was free.
-pub(super) fn obstacles(report: &OutOfMemory, layout: Option<&Layout>) -> Vec<KeptBack> {
+pub(super) fn obstacles(report: &FailedRequest, layout: Option<&Layout>) -> Vec<KeptBack> {
     let mut kept: Vec<KeptBack> = Vec::new();
     let mut add = |obstacle: Obstacle, bytes: u64| {
         if bytes == 0 {
@@ -92,7 +92,7 @@ pub(super) fn obstacles(report: &OutOfMemory, layout: Option<&Layout>) -> Vec<Ke
 }
 
 /// Why this block did not serve the request; the first reason that alone would do.
-fn why(report: &OutOfMemory, segment: &SegmentView, block: &BlockView) -> Obstacle {
+fn why(report: &FailedRequest, segment: &SegmentView, block: &BlockView) -> Obstacle {
     if block.state == BlockState::Pending {
         Obstacle::PendingEvents
     } else if segment.stream != report.request.stream {
@@ -145,7 +145,7 @@ mod tests {
         let setup = Setup { props: device.props(), limit: Some(limit) };
         let mut strategy = StrategySpec::from(strategy).build(&setup).unwrap();
         let mut ooms = Ooms::default();
-        replay(trace, &mut *strategy, &mut device, &replay::Options::default(), &mut ooms).unwrap();
+        replay(trace, &mut *strategy, &mut device, &replay::ReplayOptions::default(), &mut ooms).unwrap();
         let report = ooms.reports.first().expect("something fails");
         report.kept_back.iter().map(|part| (part.obstacle, part.bytes / MIB, part.largest_bytes / MIB)).collect()
     }
@@ -192,7 +192,7 @@ mod tests {
         story.free(shared);
         story.alloc(4000, StreamId::DEFAULT, TagId(0));
         let (mut strategy, mut device) = (Shelf::default(), TinyDevice::new(4 * KIB));
-        let options = replay::Options::default();
+        let options = replay::ReplayOptions::default();
         let mut ooms = Ooms::default();
         replay(&story.finish("pending"), &mut strategy, &mut device, &options, &mut ooms).unwrap();
         let kept: Vec<_> = ooms.reports[0].kept_back.iter().map(|part| (part.obstacle, part.bytes)).collect();

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use super::obstacles::{self, KeptBack};
 use crate::{
     base::{Bytes, round_up},
-    replay::{Cause, Moment, Observer, OutOfMemory},
-    strategy::{EventSink, Layout, Refusal, StrategyEvent},
+    replay::{FailedRequest, Observer, OomCause, ReplayMoment},
+    strategy::{EventSink, Layout, Refusal},
 };
 
 /// Reports beyond this are only counted.
@@ -43,14 +43,14 @@ pub struct OomReport {
     /// The largest piece of that, where the strategy knows.
     pub largest_free_bytes: Option<u64>,
     /// True exhaustion or fragmentation.
-    pub cause: Cause,
+    pub cause: OomCause,
     /// Where the free memory lay and why it did not serve, most first. Only known of the first failure.
     #[serde(default)]
     pub kept_back: Vec<KeptBack>,
 }
 
 impl OomReport {
-    fn new(now: &Moment<'_>, report: &OutOfMemory, kept_back: Vec<KeptBack>) -> OomReport {
+    fn new(now: &ReplayMoment<'_>, report: &FailedRequest, kept_back: Vec<KeptBack>) -> OomReport {
         let name = |names: &[String], number: usize| names.get(number).filter(|name| !name.is_empty()).cloned();
         OomReport {
             event: report.event,
@@ -120,12 +120,10 @@ pub struct Ooms {
     pub layout: Option<Layout>,
 }
 
-impl EventSink for Ooms {
-    fn event(&mut self, _: StrategyEvent) {}
-}
+impl EventSink for Ooms {}
 
 impl Observer for Ooms {
-    fn out_of_memory(&mut self, now: &Moment<'_>, report: &OutOfMemory) {
+    fn out_of_memory(&mut self, now: &ReplayMoment<'_>, report: &FailedRequest) {
         let mut kept_back = Vec::new();
         if self.reports.is_empty() {
             self.layout = now.strategy.layout();

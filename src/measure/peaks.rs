@@ -8,8 +8,8 @@ use super::{
 };
 use crate::{
     base::StreamId,
-    replay::{Live, Moment, Observer},
-    strategy::{EventSink, Outcome, Strategy, StrategyEvent, Usage},
+    replay::{LiveBlock, Observer, ReplayMoment},
+    strategy::{EventSink, Outcome, Strategy, Usage},
     trace::{LabelId, MarkKind, Op},
 };
 
@@ -158,7 +158,7 @@ impl Peaks {
         }
     }
 
-    fn begin(&mut self, now: &Moment<'_>, kind: MarkKind, label: LabelId, index: u32) {
+    fn begin(&mut self, now: &ReplayMoment<'_>, kind: MarkKind, label: LabelId, index: u32) {
         let peak = Levels::from(now);
         match kind {
             MarkKind::Step => self.steps.push(StepPeak {
@@ -183,12 +183,10 @@ impl Peaks {
     }
 }
 
-impl EventSink for Peaks {
-    fn event(&mut self, _: StrategyEvent) {}
-}
+impl EventSink for Peaks {}
 
 impl Observer for Peaks {
-    fn before(&mut self, now: &Moment<'_>) {
+    fn before(&mut self, now: &ReplayMoment<'_>) {
         match now.event.op {
             Op::EmptyCache => self.read_free_memory(now.strategy),
             Op::Mark { kind, label, index } => self.begin(now, kind, label, index),
@@ -196,7 +194,7 @@ impl Observer for Peaks {
         }
     }
 
-    fn served(&mut self, now: &Moment<'_>, live: &Live, _: Outcome) {
+    fn served(&mut self, now: &ReplayMoment<'_>, live: &LiveBlock, _: Outcome) {
         self.live_requested += live.request.bytes;
         let usage = now.strategy.stats().current;
         if self.allocated.is_none_or(|peak| usage.allocated > peak.usage.allocated) {
@@ -211,12 +209,12 @@ impl Observer for Peaks {
         }
     }
 
-    fn free_requested(&mut self, now: &Moment<'_>, live: &Live) {
+    fn free_requested(&mut self, now: &ReplayMoment<'_>, live: &LiveBlock) {
         self.read_free_memory(now.strategy);
         self.live_requested -= live.request.bytes;
     }
 
-    fn after(&mut self, now: &Moment<'_>) {
+    fn after(&mut self, now: &ReplayMoment<'_>) {
         let stats = now.strategy.stats();
         let mut levels = Levels::new(&stats, now.device);
         if stats.peak.reserved > self.books.reserved {

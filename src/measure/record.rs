@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{CaseLabel, Obstacle};
-use crate::{device::Clock, plan::Needs, replay::Cause, strategy::Refusal};
+use crate::{device::Clock, plan::Needs, replay::OomCause, strategy::Refusal};
 
 /// Goes up whenever a column changes its name or meaning.
 pub const SCHEMA: u32 = 1;
@@ -101,7 +101,7 @@ pub struct CaseRecord {
     /// The largest piece of the cache.
     pub oom_largest_free_bytes: Option<u64>,
     /// True exhaustion or fragmentation.
-    pub oom_cause: Option<Cause>,
+    pub oom_cause: Option<OomCause>,
     /// Who refused.
     pub oom_refused_by: Option<Refusal>,
     /// What kept the request from most of what was free.
@@ -348,7 +348,7 @@ mod tests {
         let mut record = CaseRecord::failed(&label, "two\nlines");
         record.oom_phase = Some("forward \"quoted\"".to_owned());
         record.clock = Some(Clock::Virtual);
-        record.oom_cause = Some(Cause::Fragmentation);
+        record.oom_cause = Some(OomCause::Fragmentation);
         record.internal_fragmentation = Some(1.0 / 3.0);
         let mut writer = csv::Writer::from_writer(Vec::new());
         writer.serialize(&record).unwrap();

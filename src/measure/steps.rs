@@ -3,8 +3,8 @@
 use crate::{
     base::Nanos,
     device::Device,
-    replay::{self, Moment, Observer, ReplayError, Replayed, replay},
-    strategy::{EventSink, Strategy, StrategyEvent},
+    replay::{self, Observer, ReplayError, ReplayMoment, ReplayOutcome, replay},
+    strategy::{EventSink, Strategy},
     trace::{MarkKind, Op, Source},
 };
 
@@ -40,10 +40,10 @@ pub fn time_steps(
     source: &dyn Source,
     strategy: &mut dyn Strategy,
     device: &mut dyn Device,
-    options: &replay::Options<'_>,
-) -> Result<(StepTimes, Replayed), ReplayError> {
+    options: &replay::ReplayOptions<'_>,
+) -> Result<(StepTimes, ReplayOutcome), ReplayError> {
     let mut clock = StepClock::default();
-    let options = replay::Options { await_steps: true, ..*options };
+    let options = replay::ReplayOptions { await_steps: true, ..*options };
     let replayed = replay(source, strategy, device, &options, &mut clock)?;
     clock.begun.push(device.now());
     let steps = clock.begun.windows(2).map(|pair| pair[1].since(pair[0])).collect();
@@ -57,16 +57,14 @@ struct StepClock {
 }
 
 impl Observer for StepClock {
-    fn after(&mut self, now: &Moment<'_>) {
+    fn after(&mut self, now: &ReplayMoment<'_>) {
         if matches!(now.event.op, Op::Mark { kind: MarkKind::Step, .. }) {
             self.begun.push(now.device.now());
         }
     }
 }
 
-impl EventSink for StepClock {
-    fn event(&mut self, _: StrategyEvent) {}
-}
+impl EventSink for StepClock {}
 
 #[cfg(test)]
 mod tests {
@@ -83,7 +81,7 @@ mod tests {
         let mut device = "sim".parse::<DeviceSpec>().unwrap().open().unwrap();
         let setup = Setup { props: device.props(), limit: None };
         let mut strategy = StrategySpec::from("caching").build(&setup).unwrap();
-        time_steps(&workload, &mut *strategy, &mut *device, &replay::Options::default()).unwrap().0
+        time_steps(&workload, &mut *strategy, &mut *device, &replay::ReplayOptions::default()).unwrap().0
     }
 
     #[test]

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     base::Nanos,
-    replay::{Live, Moment, Observer, OutOfMemory},
+    replay::{FailedRequest, LiveBlock, Observer, ReplayMoment},
     strategy::{EventSink, Outcome, Strategy, StrategyEvent},
 };
 
@@ -142,7 +142,7 @@ impl TimelineRecorder {
         }
     }
 
-    fn note(&mut self, now: &Moment<'_>, kind: IncidentKind) {
+    fn note(&mut self, now: &ReplayMoment<'_>, kind: IncidentKind) {
         if self.incidents.len() == MOST_INCIDENTS {
             self.incidents_left_out += 1;
             return;
@@ -151,7 +151,7 @@ impl TimelineRecorder {
         self.incidents.push(Incident { event: now.index, time_ns, kind });
     }
 
-    fn note_retry(&mut self, now: &Moment<'_>) {
+    fn note_retry(&mut self, now: &ReplayMoment<'_>) {
         if std::mem::take(&mut self.retried) {
             self.note(now, IncidentKind::Retry);
         }
@@ -165,21 +165,21 @@ impl EventSink for TimelineRecorder {
 }
 
 impl Observer for TimelineRecorder {
-    fn served(&mut self, now: &Moment<'_>, live: &Live, _: Outcome) {
+    fn served(&mut self, now: &ReplayMoment<'_>, live: &LiveBlock, _: Outcome) {
         self.live += live.request.bytes;
         self.note_retry(now);
     }
 
-    fn free_requested(&mut self, _: &Moment<'_>, live: &Live) {
+    fn free_requested(&mut self, _: &ReplayMoment<'_>, live: &LiveBlock) {
         self.live -= live.request.bytes;
     }
 
-    fn out_of_memory(&mut self, now: &Moment<'_>, _: &OutOfMemory) {
+    fn out_of_memory(&mut self, now: &ReplayMoment<'_>, _: &FailedRequest) {
         self.note_retry(now);
         self.note(now, IncidentKind::OutOfMemory);
     }
 
-    fn after(&mut self, now: &Moment<'_>) {
+    fn after(&mut self, now: &ReplayMoment<'_>) {
         let levels = Levels::from(now);
         self.points.push(Point {
             event: now.index,

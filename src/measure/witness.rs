@@ -9,12 +9,14 @@ use std::{collections::HashMap, sync::Arc};
 
 use crate::{
     base::{Address, SiteId, StreamId},
-    device::{Device, MissingCapabilities},
     pytorch::{AllocatorSettings, RecordedSettings},
-    replay::{self, Live, Moment, Observer, OutOfMemory, ReplayError, Replayed, replay},
-    strategy::{self, EventSink, Freed, Layout, Outcome, SegmentView, Strategy, StrategyEvent, StrategySpec},
+    replay::{
+        FailedRequest, LiveBlock, Observer, OpenedAllocator, Replay, ReplayError, ReplayMoment, ReplayOptions,
+        ReplayOutcome, replay as run,
+    },
+    strategy::{self, Context, EventSink, Freed, Layout, Outcome, SegmentView, Silent, StrategyEvent, StrategySpec},
     trace::{
-        MarkKind, Op, Source, Tables,
+        MarkKind, Op, Tables,
         torch::{
             Action, Annotation, Block, BlockState, Entry, Frame, Segment, SegmentKind, Snapshot, StackId, Stacks, Stage,
         },
@@ -27,15 +29,12 @@ pub struct Witnessed {
     /// What PyTorch would have recorded.
     pub snapshot: Snapshot,
     /// What was done.
-    pub replayed: Replayed,
+    pub replayed: ReplayOutcome,
 }
 
 /// Why a replay leaves no snapshot. Running out of memory is not among the reasons.
 #[derive(Debug, thiserror::Error)]
 pub enum WitnessError {
-    /// The device lacks what the strategy needs.
-    #[error(transparent)]
-    Incapable(#[from] MissingCapabilities),
     /// The replay could not go on.
     #[error(transparent)]
     Replay(#[from] ReplayError),
@@ -44,25 +43,22 @@ pub enum WitnessError {
     NoLayout(String),
 }
 
-/// Replays a source once on a fresh strategy and device, and tells it as PyTorch would have recorded it. `spec` is what
-/// the strategy was built from: PyTorch's settings if it is PyTorch's allocator, the name of another backend otherwise.
+/// Runs a replay once and returns it as PyTorch would have recorded it. The settings in the snapshot are PyTorch's if
+/// the strategy is PyTorch's allocator; another strategy is named as the backend.
 ///
-/// Of a recording that began in the middle and is gone on with, so does the snapshot.
-///
-/// The strategy is left as it is then, for the caller to close; `options.repeat` is not looked at.
-pub fn witness(
-    source: &dyn Source,
-    spec: &StrategySpec,
-    strategy: &mut dyn Strategy,
-    device: &mut dyn Device,
-    options: &replay::Options<'_>,
-) -> Result<Witnessed, WitnessError> {
-    strategy.requires().check(device.props())?;
+/// If the replay continues a recording that began in the middle, the snapshot begins in the middle too.
+pub fn witness(replay: &Replay<'_>) -> Result<Witnessed, WitnessError> {
+    let OpenedAllocator { mut strategy, mut device, .. } = replay.open()?;
+    let options = ReplayOptions { repeat: 1, ..replay.options };
     let mut witness = Witness::default();
-    let replayed = replay(source, strategy, device, &replay::Options { repeat: 1, ..*options }, &mut witness)?;
+    let replayed = run(replay.source, &mut *strategy, &mut *device, &options, &mut witness)?;
     witness.forget_inherited(replayed.inherited);
-    let layout = strategy.layout().ok_or_else(|| WitnessError::NoLayout(spec.to_string()))?;
-    Ok(Witnessed { snapshot: witness.testify(&layout, settings(spec)), replayed })
+    let layout = strategy.layout().ok_or_else(|| WitnessError::NoLayout(replay.strategy.to_string()))?;
+    let snapshot = witness.testify(&layout, settings(&replay.strategy));
+    strategy
+        .close(&mut Context { device: &mut *device, sink: &mut Silent })
+        .map_err(|source| ReplayError::Strategy { event: replayed.events, source })?;
+    Ok(Witnessed { snapshot, replayed })
 }
 
 /// PyTorch's microseconds count from 1970, and 0 means that nobody looked at a clock.
@@ -248,7 +244,7 @@ impl EventSink for Witness {
 }
 
 impl Observer for Witness {
-    fn before(&mut self, now: &Moment<'_>) {
+    fn before(&mut self, now: &ReplayMoment<'_>) {
         self.story_ns = self.story_ns.saturating_add(now.event.delta_ns.into());
         let elapsed_us = self.story_ns.max(now.device.now().0) / 1000;
         self.time_us = self.time_us.max(elapsed_us.saturating_add(FIRST_MICROSECOND));
@@ -265,18 +261,18 @@ impl Observer for Witness {
         }
     }
 
-    fn served(&mut self, _: &Moment<'_>, live: &Live, _: Outcome) {
+    fn served(&mut self, _: &ReplayMoment<'_>, live: &LiveBlock, _: Outcome) {
         self.owners.insert(live.block.address.0, self.caller);
         self.push(Action::Alloc, live.block.address, live.request.bytes, live.request.stream, self.caller);
     }
 
-    fn free_requested(&mut self, _: &Moment<'_>, live: &Live) {
+    fn free_requested(&mut self, _: &ReplayMoment<'_>, live: &LiveBlock) {
         let owner = self.owners.get(&live.block.address.0).copied().unwrap_or_default();
         self.free_requested_at = self.entries.len();
         self.push(Action::FreeRequested, live.block.address, live.request.bytes, live.request.stream, owner);
     }
 
-    fn freed(&mut self, _: &Moment<'_>, live: &Live, freed: Freed) {
+    fn freed(&mut self, _: &ReplayMoment<'_>, live: &LiveBlock, freed: Freed) {
         if freed == Freed::Now {
             self.owners.remove(&live.block.address.0);
             // It was done before anything else that the free caused.
@@ -286,7 +282,7 @@ impl Observer for Witness {
         }
     }
 
-    fn out_of_memory(&mut self, _: &Moment<'_>, report: &OutOfMemory) {
+    fn out_of_memory(&mut self, _: &ReplayMoment<'_>, report: &FailedRequest) {
         if let Some(place) = self.unmeasured.take() {
             self.entries[place].address = Address(report.device_free);
         }
@@ -317,7 +313,10 @@ mod tests {
     use super::*;
     use crate::{
         base::{MIB, NoProgress, TagId},
-        device::sim::{SimConfig, SimDevice},
+        device::{
+            Device,
+            sim::{SimConfig, SimDevice},
+        },
         replay::{
             OnOutOfMemory,
             verify::{Counters, Verdict, verify},
@@ -327,11 +326,9 @@ mod tests {
     };
 
     fn witnessed(story: TraceBuilder, strategy: &str, device: &str) -> Witnessed {
-        let mut device = SimDevice::new(device.parse::<SimConfig>().unwrap()).unwrap();
-        let spec = StrategySpec::from(strategy);
-        let mut strategy = spec.build(&Setup { props: &device.props().clone(), limit: None }).unwrap();
-        let options = replay::Options { on_out_of_memory: OnOutOfMemory::Skip, ..replay::Options::default() };
-        witness(&story.finish("story"), &spec, &mut *strategy, &mut device, &options).unwrap()
+        let options = ReplayOptions { on_out_of_memory: OnOutOfMemory::Skip, ..ReplayOptions::default() };
+        let (story, device) = (story.finish("story"), device.parse().unwrap());
+        witness(&Replay::new(&story).strategy(strategy).device(device).options(options)).unwrap()
     }
 
     fn actions(snapshot: &Snapshot) -> Vec<&'static str> {

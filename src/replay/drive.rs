@@ -1,124 +1,48 @@
-//! The loop.
+//! The replay loop: one pass over the events per round, the blocks by slot and the device's events.
+//!
+//! Allocs and frees are the hot path. The order of fields in [`SlotContent`] and the split between `carry_out` and
+//! `carry_out_rare` were chosen by measurement (`benches/replay_cost.rs`).
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
-use super::{Cause, Live, Moment, Observer, OnOutOfMemory, OutOfMemory, TraceEvents, tenant::Tenant};
+use super::{
+    FailedRequest, LiveBlock, Observer, OnOutOfMemory, OomCause, Pace, ReplayError, ReplayMoment, ReplayOptions,
+    ReplayOutcome,
+};
 use crate::{
-    base::{Address, EventId, Nanos, StreamId, Work},
+    base::{Address, EventId, Nanos, SiteId, StreamId, TagId, ThreadId, Work},
     device::{Device, DeviceError},
-    strategy::{Attempt, Caller, Context, Control, Request, Shortage, Strategy, StrategyError, wrap::ResumedStrategy},
-    trace::{BlockSlot, Event, LabelId, MarkKind, NO_OPERAND, Op, Source, Tables, TraceError, TraceEventId},
+    strategy::{Attempt, Block, Caller, Context, Control, Request, Shortage, Strategy, wrap::ResumedStrategy},
+    trace::{BlockSlot, Event, LabelId, MarkKind, NO_OPERAND, Op, Source, Tables, TraceEventId},
 };
 
-/// How to replay.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Options<'a> {
-    /// What to do when a request fails.
-    pub on_out_of_memory: OnOutOfMemory,
-    /// How fast the host goes.
-    pub pace: Pace,
-    /// How often to run the whole trace, back to back in one strategy; 0 counts as 1.
-    pub repeat: u32,
-    /// Whether the device is waited for at every step and at the end, as by a program that times its steps.
-    pub await_steps: bool,
-    /// Whether work is left out: memory is then asked for as ever, and streams stay idle.
-    pub without_work: bool,
-    /// Whether a recording that began in the middle goes on from the memory that was there, if the strategy can take it
-    /// over. Otherwise, and in every strategy that declines, its blocks are asked for first.
-    pub resumes: bool,
-    /// Set from outside to end the replay early.
-    pub stop: Option<&'a AtomicBool>,
-}
-
-/// How fast the host goes through the trace.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Pace {
-    /// As fast as it can: times between events are left out.
-    #[default]
-    Flat,
-    /// The times between events pass on the device's clock.
-    Recorded,
-}
-
-/// What a replay did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Replayed {
-    /// Events carried out or left out.
-    pub events: u64,
-    /// Events left out because their block was never served.
-    pub left_out: u64,
-    /// Requests at its beginning that got a block from before a recording: see [`Options::resumes`].
-    pub inherited: u64,
-    /// Requests that failed.
-    pub ooms: u64,
-    /// The first of them.
-    pub first_oom: Option<OutOfMemory>,
-    /// Whether it was stopped from outside.
-    pub interrupted: bool,
-}
-
-/// Why a replay could not go on. Running out of memory is not among the reasons.
-#[derive(Debug, thiserror::Error)]
-pub enum ReplayError {
-    /// The trace cannot be read.
-    #[error(transparent)]
-    Trace(#[from] TraceError),
-    /// The strategy gave up.
-    #[error("event {event}: {source}")]
-    Strategy {
-        /// At which event, from 0.
-        event: u64,
-        /// Why.
-        source: StrategyError,
-    },
-    /// The device gave up.
-    #[error("event {event}: {source}")]
-    Device {
-        /// At which event, from 0.
-        event: u64,
-        /// Why.
-        source: DeviceError,
-    },
-}
-
-impl ReplayError {
-    /// Whether the device is lost to this process: see [`DeviceError::loses_context`].
-    #[must_use]
-    pub fn loses_context(&self) -> bool {
-        match self {
-            ReplayError::Trace(_) => false,
-            ReplayError::Strategy { source, .. } => source.loses_context(),
-            ReplayError::Device { source, .. } => source.loses_context(),
-        }
-    }
-}
-
-/// Runs `source` through `strategy` on `device`. Blocks still alive at the end stay so: closing is the caller's.
+/// Runs `source` through `strategy` on `device`. Blocks that are alive at the end stay allocated; the caller closes the
+/// strategy.
 pub fn replay<O: Observer>(
     source: &dyn Source,
     strategy: &mut dyn Strategy,
     device: &mut dyn Device,
-    options: &Options<'_>,
+    options: &ReplayOptions<'_>,
     observer: &mut O,
-) -> Result<Replayed, ReplayError> {
+) -> Result<ReplayOutcome, ReplayError> {
+    strategy.requires().check(device.props())?;
     let Some(initial) = options.resumes.then(|| source.initial_layout()).flatten() else {
         return drive(source, strategy, device, options, observer);
     };
     let mut resumed = ResumedStrategy::new(strategy, initial);
     let done = drive(source, &mut resumed, device, options, observer)?;
-    Ok(Replayed { inherited: resumed.given(), ..done })
+    Ok(ReplayOutcome { inherited: resumed.given(), ..done })
 }
 
-/// All rounds, with a strategy that is not wrapped any further.
+/// Runs all rounds.
 fn drive<O: Observer>(
     source: &dyn Source,
     strategy: &mut dyn Strategy,
     device: &mut dyn Device,
-    options: &Options<'_>,
+    options: &ReplayOptions<'_>,
     observer: &mut O,
-) -> Result<Replayed, ReplayError> {
-    let mut driver = Driver {
+) -> Result<ReplayOutcome, ReplayError> {
+    let mut driver = TraceDriver {
         strategy,
         device,
         observer,
@@ -128,14 +52,14 @@ fn drive<O: Observer>(
         streams: 1,
         step: None,
         phase: None,
-        done: Replayed::default(),
+        done: ReplayOutcome::default(),
     };
     for round in 0..options.repeat.max(1) {
         if round > 0 {
             driver.observer.round_ends(&*driver.strategy);
             driver.free_survivors()?;
         }
-        if !driver.run(source)? {
+        if !driver.run_round(source)? {
             break;
         }
     }
@@ -146,23 +70,23 @@ fn drive<O: Observer>(
     Ok(driver.done)
 }
 
-struct Driver<'a, O> {
+struct TraceDriver<'a, O> {
     strategy: &'a mut dyn Strategy,
     device: &'a mut dyn Device,
     observer: &'a mut O,
-    options: Options<'a>,
-    blocks: Vec<Tenant>,
+    options: ReplayOptions<'a>,
+    blocks: Vec<SlotContent>,
     events: TraceEvents,
     /// How many streams of the trace exist on the device.
     streams: usize,
     step: Option<u32>,
     phase: Option<LabelId>,
-    done: Replayed,
+    done: ReplayOutcome,
 }
 
-impl<O: Observer> Driver<'_, O> {
+impl<O: Observer> TraceDriver<'_, O> {
     /// One pass over the trace. Returns false if the replay ends here.
-    fn run(&mut self, source: &dyn Source) -> Result<bool, ReplayError> {
+    fn run_round(&mut self, source: &dyn Source) -> Result<bool, ReplayError> {
         let mut reader = source.open()?;
         let mut chunk = Vec::new();
         loop {
@@ -198,13 +122,13 @@ impl<O: Observer> Driver<'_, O> {
                 let mut cx = Context { device: self.device, sink: self.observer };
                 match self.strategy.alloc(&mut cx, &request) {
                     Ok(Attempt::Served(block, outcome)) => {
-                        let live = Live { block, request, born: index, tag };
-                        self.settle(slot, Tenant::block(&live));
+                        let live = LiveBlock { block, request, born: index, tag };
+                        self.fill_slot(slot, SlotContent::block(&live));
                         let now = moment(index, event, tables, &*self.strategy, &*self.device);
                         self.observer.served(&now, &live, outcome);
                     }
                     Ok(Attempt::OutOfMemory(shortage)) => {
-                        self.settle(slot, Tenant::NOBODY);
+                        self.fill_slot(slot, SlotContent::EMPTY);
                         self.ran_out(event, tables, request, shortage);
                         if self.options.on_out_of_memory == OnOutOfMemory::Stop {
                             return Ok(false);
@@ -213,7 +137,7 @@ impl<O: Observer> Driver<'_, O> {
                     Err(source) => return Err(ReplayError::Strategy { event: index, source }),
                 }
             }
-            Op::Free { slot, stream } => match self.blocks.get_mut(slot as usize).and_then(Tenant::take_block) {
+            Op::Free { slot, stream } => match self.blocks.get_mut(slot as usize).and_then(SlotContent::take_block) {
                 Some(live) => {
                     let now = moment(index, event, tables, &*self.strategy, &*self.device);
                     self.observer.free_requested(&now, &live);
@@ -248,7 +172,7 @@ impl<O: Observer> Driver<'_, O> {
         Ok(true)
     }
 
-    /// Everything but allocs, frees and marks: kept out of the hot function.
+    /// Carries out everything but allocs, frees and marks. A separate function keeps the hot one small.
     #[inline(never)]
     fn carry_out_rare(&mut self, event: &Event, tables: &Tables) -> Result<(), ReplayError> {
         let index = self.done.events;
@@ -256,7 +180,7 @@ impl<O: Observer> Driver<'_, O> {
         let device_failed = |source| ReplayError::Device { event: index, source };
         match event.op {
             Op::Alloc { .. } | Op::Free { .. } | Op::Mark { .. } => {}
-            Op::Use { slot, stream } => match self.tenant(slot).as_block() {
+            Op::Use { slot, stream } => match self.content(slot).as_block() {
                 Some(live) => {
                     let mut cx = Context { device: self.device, sink: self.observer };
                     self.strategy.used_on(&mut cx, &live.block, stream).map_err(strategy_failed)?;
@@ -282,20 +206,20 @@ impl<O: Observer> Driver<'_, O> {
                 self.launch(&tables.shapes()[shape as usize], stream, operands).map_err(device_failed)?;
             }
             Op::HostAlloc { slot, bytes } => {
-                let tenant = match self.device.pinned_host() {
-                    Some(host) => Tenant::host_buffer(host.host_alloc(bytes).map_err(device_failed)?, bytes),
-                    None => Tenant::NOBODY,
+                let content = match self.device.pinned_host() {
+                    Some(host) => SlotContent::host_buffer(host.host_alloc(bytes).map_err(device_failed)?, bytes),
+                    None => SlotContent::EMPTY,
                 };
-                self.settle(slot, tenant);
+                self.fill_slot(slot, content);
             }
-            Op::HostFree { slot } => match (self.tenant(slot).as_host_buffer(), self.device.pinned_host()) {
+            Op::HostFree { slot } => match (self.content(slot).as_host_buffer(), self.device.pinned_host()) {
                 (Some(address), Some(host)) => {
                     host.host_free(address).map_err(device_failed)?;
-                    self.settle(slot, Tenant::NOBODY);
+                    self.fill_slot(slot, SlotContent::EMPTY);
                 }
                 _ => self.done.left_out += 1,
             },
-            // Other ranks are not there: a collective says how much would travel, and takes no time here.
+            // There are no other ranks: a collective only says how much would travel, and takes no time.
             Op::Collective { .. } => {}
             Op::Idle { nanos } => {
                 if self.options.pace == Pace::Recorded {
@@ -306,33 +230,33 @@ impl<O: Observer> Driver<'_, O> {
         Ok(())
     }
 
-    fn tenant(&self, slot: BlockSlot) -> Tenant {
-        self.blocks.get(slot as usize).copied().unwrap_or(Tenant::NOBODY)
+    fn content(&self, slot: BlockSlot) -> SlotContent {
+        self.blocks.get(slot as usize).copied().unwrap_or(SlotContent::EMPTY)
     }
 
     #[inline]
-    fn settle(&mut self, slot: BlockSlot, tenant: Tenant) {
+    fn fill_slot(&mut self, slot: BlockSlot, content: SlotContent) {
         let slot = slot as usize;
         if slot >= self.blocks.len() {
-            self.add_slots(slot + 1);
+            self.grow_slots(slot + 1);
         }
-        self.blocks[slot] = tenant;
+        self.blocks[slot] = content;
     }
 
-    /// It does not see the tenant, which so stays in registers on its way into the table.
+    /// Does not take the content, which therefore stays in registers on its way into the table.
     #[cold]
-    fn add_slots(&mut self, count: usize) {
-        self.blocks.resize(count, Tenant::NOBODY);
+    fn grow_slots(&mut self, count: usize) {
+        self.blocks.resize(count, SlotContent::EMPTY);
     }
 
     #[cold]
     fn ran_out(&mut self, event: &Event, tables: &Tables, request: Request, shortage: Shortage) {
         let index = self.done.events;
-        // From the strategy, or from the books: a diagnosis must not spend a driver call of its own.
+        // Taken from the strategy or from the device's books: a diagnosis must not cost a driver call.
         let device_free = shortage.device_free.unwrap_or_else(|| self.device.free_bytes());
         let usage = self.strategy.stats().current;
         let cached_free = usage.reserved.saturating_sub(usage.active);
-        let report = OutOfMemory {
+        let report = FailedRequest {
             event: index,
             step: self.step,
             phase: self.phase,
@@ -343,9 +267,9 @@ impl<O: Observer> Driver<'_, O> {
             cached_free,
             largest_free: self.strategy.largest_free(request.stream),
             cause: if device_free.saturating_add(cached_free) >= shortage.rounded {
-                Cause::Fragmentation
+                OomCause::Fragmentation
             } else {
-                Cause::Exhaustion
+                OomCause::Exhaustion
             },
         };
         self.done.ooms += 1;
@@ -369,12 +293,12 @@ impl<O: Observer> Driver<'_, O> {
         self.events.get_or_make(event, || self.device.event_create())
     }
 
-    /// Queues work; left out where the device has no compute or an operand was never served.
+    /// Queues work, unless the device has no compute or an operand was never served.
     fn launch(&mut self, work: &Work, stream: StreamId, slots: [BlockSlot; 4]) -> Result<(), DeviceError> {
         let mut operands = [(Address::NULL, 0); 4];
         let mut count = 0;
         for slot in slots.into_iter().filter(|&slot| slot != NO_OPERAND) {
-            let Some(memory) = self.tenant(slot).memory() else {
+            let Some(memory) = self.content(slot).memory() else {
                 self.done.left_out += 1;
                 return Ok(());
             };
@@ -387,17 +311,17 @@ impl<O: Observer> Driver<'_, O> {
         }
     }
 
-    /// Between two rounds: the program that left these blocks alive has ended.
+    /// Frees all blocks between two rounds: the program that left them alive has ended.
     fn free_survivors(&mut self) -> Result<(), ReplayError> {
         let event = self.done.events;
-        for tenant in std::mem::take(&mut self.blocks) {
-            if let Some(live) = tenant.as_block() {
+        for content in std::mem::take(&mut self.blocks) {
+            if let Some(live) = content.as_block() {
                 let caller = Caller { stream: live.request.stream, thread: live.request.thread };
                 let mut cx = Context { device: self.device, sink: self.observer };
                 self.strategy
                     .free(&mut cx, live.block, caller)
                     .map_err(|source| ReplayError::Strategy { event, source })?;
-            } else if let (Some(address), Some(host)) = (tenant.as_host_buffer(), self.device.pinned_host()) {
+            } else if let (Some(address), Some(host)) = (content.as_host_buffer(), self.device.pinned_host()) {
                 host.host_free(address).map_err(|source| ReplayError::Device { event, source })?;
             }
         }
@@ -412,6 +336,177 @@ fn moment<'a>(
     tables: &'a Tables,
     strategy: &'a dyn Strategy,
     device: &'a dyn Device,
-) -> Moment<'a> {
-    Moment { index, event, tables, strategy, device }
+) -> ReplayMoment<'a> {
+    ReplayMoment { index, event, tables, strategy, device }
+}
+
+/// The content of a slot of the trace, field by field: a block, a host buffer or nothing.
+///
+/// The order of the fields is chosen for speed. A strategy has just written the block that it hands out, field by
+/// field. If the same fields were neighbours here, the compiler would move several of them at once, and a wide load from
+/// several narrower stores waits until the processor has written all of them (store-to-load forwarding fails). In a
+/// profile these waits were a third of the cost of an event. So no two fields of a [`Block`] or of a [`Request`] are
+/// neighbours. Aligning contents to cache lines was slower.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct SlotContent {
+    address: Address,
+    requested: u64,
+    size: u64,
+    born: u64,
+    slot: u32,
+    site: SiteId,
+    generation: u32,
+    tag: TagId,
+    stream: StreamId,
+    kind: SlotKind,
+    thread: ThreadId,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SlotKind {
+    /// Nothing, or a block whose request failed.
+    Empty,
+    Device,
+    Host,
+}
+
+impl SlotContent {
+    const EMPTY: SlotContent = SlotContent {
+        address: Address::NULL,
+        requested: 0,
+        size: 0,
+        born: 0,
+        slot: 0,
+        site: SiteId(0),
+        generation: 0,
+        tag: TagId(0),
+        stream: StreamId::DEFAULT,
+        kind: SlotKind::Empty,
+        thread: ThreadId(0),
+    };
+
+    #[inline]
+    fn block(live: &LiveBlock) -> SlotContent {
+        SlotContent {
+            address: live.block.address,
+            requested: live.request.bytes,
+            size: live.block.size,
+            born: live.born,
+            slot: live.block.slot,
+            site: live.request.site,
+            generation: live.block.generation,
+            tag: live.tag,
+            stream: live.request.stream,
+            kind: SlotKind::Device,
+            thread: live.request.thread,
+        }
+    }
+
+    fn host_buffer(address: Address, bytes: u64) -> SlotContent {
+        SlotContent { address, size: bytes, kind: SlotKind::Host, ..SlotContent::EMPTY }
+    }
+
+    /// The block, if there is one.
+    #[inline]
+    fn as_block(&self) -> Option<LiveBlock> {
+        if self.kind != SlotKind::Device {
+            return None;
+        }
+        Some(LiveBlock {
+            block: Block { address: self.address, size: self.size, slot: self.slot, generation: self.generation },
+            request: Request { bytes: self.requested, stream: self.stream, thread: self.thread, site: self.site },
+            born: self.born,
+            tag: self.tag,
+        })
+    }
+
+    /// The host buffer, if there is one.
+    fn as_host_buffer(&self) -> Option<Address> {
+        (self.kind == SlotKind::Host).then_some(self.address)
+    }
+
+    /// Address and size, on the device or the host.
+    fn memory(&self) -> Option<(Address, u64)> {
+        (self.kind != SlotKind::Empty).then_some((self.address, self.size))
+    }
+
+    /// Takes the block out, if there is one. A host buffer stays.
+    #[inline]
+    fn take_block(&mut self) -> Option<LiveBlock> {
+        let live = self.as_block()?;
+        self.kind = SlotKind::Empty;
+        Some(live)
+    }
+}
+
+/// Maps events of a trace to events of the device. Each is created when it is first needed.
+#[derive(Debug, Default)]
+pub struct TraceEvents(Vec<Option<EventId>>);
+
+impl TraceEvents {
+    /// The device's event for `event`, created by `make` if there is none yet.
+    pub fn get_or_make<E>(
+        &mut self,
+        event: TraceEventId,
+        make: impl FnOnce() -> Result<EventId, E>,
+    ) -> Result<EventId, E> {
+        let place = event as usize;
+        if place >= self.0.len() {
+            self.0.resize(place + 1, None);
+        }
+        match self.0[place] {
+            Some(event) => Ok(event),
+            None => {
+                let made = make()?;
+                self.0[place] = Some(made);
+                Ok(made)
+            }
+        }
+    }
+
+    /// Takes out all events that were created.
+    pub fn take(&mut self) -> impl Iterator<Item = EventId> + use<> {
+        std::mem::take(&mut self.0).into_iter().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn block_is_returned_once() {
+        let block = Block { address: Address(512), size: 1024, slot: 3, generation: 4 };
+        let request = Request { bytes: 1000, stream: StreamId(5), thread: ThreadId(6), site: SiteId(7) };
+        let live = LiveBlock { block, request, born: 8, tag: TagId(9) };
+        let mut content = SlotContent::block(&live);
+        assert_eq!((content.as_block(), content.as_host_buffer()), (Some(live), None));
+        assert_eq!(content.memory(), Some((Address(512), 1024)));
+        assert_eq!(content.take_block(), Some(live));
+        assert_eq!((content.take_block(), content.memory()), (None, None));
+    }
+
+    #[test]
+    fn host_buffer_is_not_a_block() {
+        let mut content = SlotContent::host_buffer(Address(64), 10);
+        assert_eq!(content.take_block(), None);
+        assert_eq!((content.as_host_buffer(), content.memory()), (Some(Address(64)), Some((Address(64), 10))));
+    }
+
+    /// Replay touches a slot at nearly every event, so the size matters for speed.
+    #[test]
+    fn slot_content_takes_56_bytes() {
+        assert_eq!(size_of::<SlotContent>(), 56);
+    }
+
+    #[test]
+    fn failed_event_creation_is_retried() {
+        let mut events = TraceEvents::default();
+        assert_eq!(events.get_or_make(3, || Err("no")), Err("no"));
+        assert_eq!(events.get_or_make(3, || Ok::<_, &str>(EventId(7))), Ok(EventId(7)));
+        assert_eq!(events.get_or_make(3, || Err("made already")), Ok(EventId(7)));
+        assert_eq!(events.take().collect::<Vec<_>>(), [EventId(7)]);
+        assert_eq!(events.take().count(), 0);
+    }
 }

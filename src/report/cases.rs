@@ -10,7 +10,7 @@ use super::{
 use crate::{
     base::{Bytes, Nanos},
     measure::{CaseRecord, Status, TimingRecord},
-    replay::Cause,
+    replay::OomCause,
 };
 
 const HEADINGS: [&str; 9] = [
@@ -267,7 +267,7 @@ fn explanation(record: &CaseRecord) -> String {
         "out of memory at event {}{place}: {} requested{free}{most} ({}){remark}",
         record.oom_event.unwrap_or(0),
         Bytes(requested),
-        record.oom_cause.unwrap_or(Cause::Exhaustion).name(),
+        record.oom_cause.unwrap_or(OomCause::Exhaustion).name(),
     )
 }
 
@@ -288,7 +288,7 @@ mod tests {
             oom_event: (status == Status::Oom).then_some(17),
             oom_requested_bytes: (status == Status::Oom).then_some(8 * MIB),
             oom_free_bytes: (status == Status::Oom).then_some(9 * MIB),
-            oom_cause: (status == Status::Oom).then_some(Cause::Fragmentation),
+            oom_cause: (status == Status::Oom).then_some(OomCause::Fragmentation),
             driver_calls: 4,
             driver_alloc_calls: 2,
             driver_ns: 1_234_000,
@@ -409,7 +409,7 @@ mod tests {
             oom_step: Some(2),
             oom_requested_bytes: Some(20 * MIB),
             oom_free_bytes: Some(30 * MIB),
-            oom_cause: Some(Cause::Fragmentation),
+            oom_cause: Some(OomCause::Fragmentation),
             ..CaseRecord::unmeasured(&label, Status::Oom, "the device had less")
         };
         let skipped = CaseRecord::skipped(&label, "this device has no virtual memory");

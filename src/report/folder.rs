@@ -365,7 +365,7 @@ mod tests {
             fixture::{Shelf, TinyDevice},
             measure,
         },
-        replay::Options,
+        replay::ReplayOptions,
         trace::TraceBuilder,
     };
 
@@ -383,7 +383,7 @@ mod tests {
             }
         }
         let mut device = TinyDevice::new(64 * KIB);
-        measure(&label, &story.finish(workload), &mut Shelf::default(), &mut device, &Options::default())
+        measure(&label, &story.finish(workload), &mut Shelf::default(), &mut device, &ReplayOptions::default())
     }
 
     /// The ids of the cases of the runs made here, in order.

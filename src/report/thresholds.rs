@@ -16,9 +16,10 @@ use super::{
     rows,
 };
 use crate::{
-    answer::threshold::{Cap, LargestRecord, ThresholdDetail, ThresholdRecord, ThresholdStatus},
+    answer::threshold::{LargestRecord, ThresholdDetail, ThresholdRecord, ThresholdStatus},
     base::Bytes,
     measure::SCHEMA,
+    replay::LimitEnforcer,
 };
 
 const HEADINGS: [&str; 8] = [
@@ -159,13 +160,13 @@ impl Render for [LargestRecord] {
 }
 
 /// What enforces the limit, and how often every trace ran.
-fn cap_legend(mut settings: impl Iterator<Item = (Cap, u32)>) -> String {
+fn cap_legend(mut settings: impl Iterator<Item = (LimitEnforcer, u32)>) -> String {
     let Some((cap, repeat)) = settings.next() else { return String::new() };
     let capped = match cap {
-        Cap::Allocator => {
+        LimitEnforcer::Allocator => {
             "The limit is enforced by the allocator (PyTorch's memory fraction), or by the device if it has no limit"
         }
-        Cap::Device => "The limit is enforced by the device: the driver refuses",
+        LimitEnforcer::Device => "The limit is enforced by the device: the driver refuses",
     };
     match repeat {
         1 => format!("{capped}; 1 round."),

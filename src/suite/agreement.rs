@@ -5,17 +5,14 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
-use super::{
-    Case,
-    in_process::{Trouble, in_words},
-};
+use super::{Case, in_process::in_words};
 use crate::{
     device::{DeviceProps, DeviceSpec, default_limit, wrap::capped},
     measure::{
         AgreementRecord,
         agreement::{Cast, Finding},
     },
-    replay,
+    replay::{ReplayError, ReplayOptions},
     strategy::{Built, Setup},
 };
 
@@ -40,12 +37,12 @@ pub fn compare(case: &Case, simulated: &DeviceSpec, stop: &AtomicBool) -> Agreem
     // A panic is a bug of ours, but it must cost one case and not the run.
     catch_unwind(AssertUnwindSafe(|| {
         let cast = cast(case, simulated).map_err(|trouble| trouble.to_string())?;
-        let options = replay::Options {
+        let options = ReplayOptions {
             pace: case.pace,
             without_work: case.without_work,
             repeat: case.label.repeat,
             stop: Some(stop),
-            ..replay::Options::default()
+            ..ReplayOptions::default()
         };
         Ok(AgreementRecord::measure(&case.label, &simulated_device, &*case.source, cast, &options))
     }))
@@ -53,7 +50,7 @@ pub fn compare(case: &Case, simulated: &DeviceSpec, stop: &AtomicBool) -> Agreem
     .unwrap_or_else(|reason| failed(&reason))
 }
 
-fn cast(case: &Case, simulated: &DeviceSpec) -> Result<Cast, Trouble> {
+fn cast(case: &Case, simulated: &DeviceSpec) -> Result<Cast, ReplayError> {
     let (device, simulated) = (case.device.open()?, simulated.open()?);
     let limit = case.label.limit;
     let build = |props: &DeviceProps| -> Built { case.strategy.build(&Setup { props, limit }) };

@@ -8,11 +8,8 @@ use std::{
 
 use super::{Case, CaseOutcome, CaseRunner, SourceError};
 use crate::{
-    device::{Device, DeviceSpecError, default_limit, wrap::capped},
-    measure::{self, CaseDetail, CaseRecord, Fresh, Status, TimingRecord},
-    plugin,
-    replay::{self, ReplayError},
-    strategy::{Setup, SpecError, Strategy},
+    measure::{self, CaseDetail, CaseRecord, Status, TimingRecord},
+    replay::{OpenedAllocator, Replay, ReplayError, ReplayOptions},
     trace::{Source, Trace, TraceError},
 };
 
@@ -49,44 +46,51 @@ const TIMED_PASSES: u32 = 5;
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub(super) enum Trouble {
-    Device(#[from] DeviceSpecError),
     Source(#[from] SourceError),
-    Strategy(#[from] SpecError),
     Trace(#[from] TraceError),
     Replay(#[from] ReplayError),
 }
 
 fn try_run(case: &Case, stop: Option<&AtomicBool>) -> Result<CaseOutcome, Trouble> {
-    let options = replay::Options {
-        on_out_of_memory: case.on_out_of_memory,
-        pace: case.pace,
-        without_work: case.without_work,
-        repeat: case.label.repeat,
-        resumes: true,
-        stop,
-        ..replay::Options::default()
-    };
-    let (record, detail) = measure_once(case, &options)?;
+    let replay = replay_of(case, stop);
+    let (record, detail) = measure_once(case, &replay)?;
     let timings = if case.timed && matches!(record.status, Status::Completed | Status::Oom) {
-        time(case, &options)?
+        time(case, &replay)?
     } else {
         Vec::new()
     };
     Ok(CaseOutcome { record, detail, timings })
 }
 
+fn replay_of<'a>(case: &'a Case, stop: Option<&'a AtomicBool>) -> Replay<'a> {
+    let options = ReplayOptions {
+        on_out_of_memory: case.on_out_of_memory,
+        pace: case.pace,
+        without_work: case.without_work,
+        repeat: case.label.repeat,
+        resumes: true,
+        stop,
+        ..ReplayOptions::default()
+    };
+    Replay::new(&*case.source)
+        .strategy(case.strategy.clone())
+        .device(case.device.clone())
+        .limit(case.label.limit)
+        .options(options)
+}
+
 /// From memory, so that generating or parsing is not what is timed. Every thread has its own copy of the story: a
 /// workload's differ by their seeds, a trace file's do not. Copies share the strategy, and the memory that was there
 /// before a recording was there once: each asks for its blocks anew.
-fn time(case: &Case, options: &replay::Options<'_>) -> Result<Vec<TimingRecord>, Trouble> {
+fn time(case: &Case, replay: &Replay<'_>) -> Result<Vec<TimingRecord>, Trouble> {
     let source = in_memory(&case.source)?;
-    let mut timings = vec![measure::time(&case.label, &*source, || prepare(case), options, TIMED_PASSES)?];
+    let mut timings = vec![measure::time(&case.label, &*source, || replay.open(), &replay.options, TIMED_PASSES)?];
     let most = case.threads.iter().copied().max().unwrap_or(0);
     let copies = (0..most).map(|thread| case.origin.copy_for(thread)).collect::<Result<Vec<_>, _>>()?;
     let copies = measure::copies_for_threads(&copies)?;
     for &threads in &case.threads {
         let copies = &copies[..copies.len().min(threads.into())];
-        timings.push(measure::time_threads(&case.label, copies, || prepare(case), options, TIMED_PASSES)?);
+        timings.push(measure::time_threads(&case.label, copies, || replay.open(), &replay.options, TIMED_PASSES)?);
     }
     Ok(timings)
 }
@@ -97,23 +101,15 @@ fn in_memory(source: &Arc<dyn Source>) -> Result<Arc<dyn Source>, TraceError> {
     Ok(if source.initial_layout().is_some() { Arc::clone(source) } else { Arc::new(Trace::read(&**source)?) })
 }
 
-/// Measures on a device of its own, gone afterwards: what it keeps for itself must not be missing from the timed passes.
-fn measure_once(case: &Case, options: &replay::Options<'_>) -> Result<(CaseRecord, CaseDetail), Trouble> {
-    let device = case.device.open()?;
-    let limit = limit(case, &*device);
-    let (mut strategy, mut device) = under(limit, case, device)?;
-    Ok(measure_limited(case, &mut *strategy, &mut *device, limit, options))
+/// Measures on a device of its own, which is closed afterwards: what it holds must not be missing from the timed passes.
+fn measure_once(case: &Case, replay: &Replay<'_>) -> Result<(CaseRecord, CaseDetail), Trouble> {
+    Ok(measure_opened(case, replay.open()?, &replay.options))
 }
 
 /// Measures a case, and says so where the device had less to give than its limit allows.
-fn measure_limited(
-    case: &Case,
-    strategy: &mut dyn Strategy,
-    device: &mut dyn Device,
-    limit: Option<u64>,
-    options: &replay::Options<'_>,
-) -> (CaseRecord, CaseDetail) {
-    let (mut record, detail) = measure::measure(&case.label, &*case.source, strategy, device, options);
+fn measure_opened(case: &Case, opened: OpenedAllocator, options: &ReplayOptions<'_>) -> (CaseRecord, CaseDetail) {
+    let OpenedAllocator { mut strategy, mut device, limit } = opened;
+    let (mut record, detail) = measure::measure(&case.label, &*case.source, &mut *strategy, &mut *device, options);
     if let (Status::Oom, Some(limit), Some(first)) = (record.status, limit, detail.ooms.first())
         && let Some(words) = first.short_of_limit(limit, device.props().page_bytes)
     {
@@ -122,32 +118,13 @@ fn measure_limited(
     (record, detail)
 }
 
-/// A fresh strategy over a fresh device.
-fn prepare(case: &Case) -> Result<Fresh, Trouble> {
-    let device = case.device.open()?;
-    under(limit(case, &*device), case, device)
-}
-
-/// What the case may take of the device.
-fn limit(case: &Case, device: &dyn Device) -> Option<u64> {
-    plugin::cap(&case.strategy, case.label.limit.or_else(|| default_limit(device)))
-}
-
-/// The case's strategy over a device that hands out no more than `limit`.
-fn under(limit: Option<u64>, case: &Case, device: Box<dyn Device>) -> Result<Fresh, Trouble> {
-    let device = capped(device, limit);
-    let setup = Setup { props: device.props(), limit: case.label.limit };
-    let strategy = plugin::build(&case.strategy, &setup)?;
-    Ok((strategy, device))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{
         base::{GIB, NoProgress},
         device::{
-            CallKind,
+            CallKind, Device,
             wrap::{CallFailure, FaultPlan, FaultyDevice},
         },
         suite::test_case,
@@ -158,8 +135,8 @@ mod tests {
     fn run_with(plan: FaultPlan, strategy: &str, limit: u64) -> CaseRecord {
         let case = test_case("random", strategy);
         let device: Box<dyn Device> = Box::new(FaultyDevice::with(plan, case.device.open().unwrap()));
-        let (mut strategy, mut device) = under(Some(limit), &case, device).unwrap();
-        measure_limited(&case, &mut *strategy, &mut *device, Some(limit), &replay::Options::default()).0
+        let opened = replay_of(&case, None).limit(limit).open_on(device).unwrap();
+        measure_opened(&case, opened, &ReplayOptions::default()).0
     }
 
     #[test]

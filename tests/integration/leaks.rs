@@ -8,16 +8,10 @@ use std::{
 
 use crate::command::run;
 use oomph::{
-    answer::leaks::{Bar, Finding, Observed, Place, RecoverableBy, StepsFrom, Verdict, judge},
+    answer::leaks::{Bar, Finding, Observed, RecoverableBy, StepsFrom, Verdict, judge},
     base::{GIB, NoProgress, side_by_side},
-    device::{
-        Device,
-        sim::{SimConfig, SimDevice},
-        wrap::LimitedDevice,
-    },
     models::Recipe,
-    replay::Options,
-    strategy::{Setup, StrategySpec},
+    replay::Replay,
     suite::{SourceSpec, all_cores},
     trace::Source,
 };
@@ -27,14 +21,7 @@ fn recorded(name: &str) -> PathBuf {
 }
 
 fn finding(source: &dyn Source, limit: Option<u64>) -> Finding {
-    let device = SimDevice::new(SimConfig::default()).unwrap();
-    let mut device: Box<dyn Device> = match limit {
-        Some(limit) => Box::new(LimitedDevice::to(limit, Box::new(device))),
-        None => Box::new(device),
-    };
-    let mut strategy = StrategySpec::from("caching").build(&Setup { props: device.props(), limit }).unwrap();
-    let place = Place { strategy: &mut *strategy, device: &mut *device, limit };
-    let observed = Observed::of_source(source, place, None, &Options::default()).unwrap();
+    let observed = Observed::of_replay(&Replay::new(source).limit(limit), None).unwrap();
     let mut finding = judge(&observed, None, &Bar::default()).unwrap();
     finding.growers = observed.growers(source, finding.first_step).unwrap();
     finding

@@ -7,8 +7,8 @@ use oomph::{
         sim::{SimConfig, SimDevice},
     },
     models::Recipe,
-    replay::{Moment, Observer, Options, replay},
-    strategy::{EventSink, Setup, StrategyEvent, StrategySpec, Usage},
+    replay::{Observer, ReplayMoment, ReplayOptions, replay},
+    strategy::{EventSink, Setup, StrategySpec, Usage},
     trace::{MarkKind, Op},
 };
 
@@ -16,12 +16,10 @@ use oomph::{
 #[derive(Default)]
 struct Levels(Vec<Usage>);
 
-impl EventSink for Levels {
-    fn event(&mut self, _: StrategyEvent) {}
-}
+impl EventSink for Levels {}
 
 impl Observer for Levels {
-    fn before(&mut self, now: &Moment<'_>) {
+    fn before(&mut self, now: &ReplayMoment<'_>) {
         if matches!(now.event.op, Op::Mark { kind: MarkKind::Step | MarkKind::Phase, .. }) {
             self.0.push(now.strategy.stats().current);
         }
@@ -36,7 +34,8 @@ fn levels(recipe: &Recipe, settings: &str) -> (Vec<(u64, u64)>, u64) {
     let mut strategy = spec.build(&Setup { props: device.props(), limit: None }).unwrap();
     let mut levels = Levels::default();
     let replayed =
-        replay(&recipe.workload().unwrap(), &mut *strategy, &mut device, &Options::default(), &mut levels).unwrap();
+        replay(&recipe.workload().unwrap(), &mut *strategy, &mut device, &ReplayOptions::default(), &mut levels)
+            .unwrap();
     assert_eq!(replayed.ooms, 0);
     let in_mib = levels.0.iter().map(|usage| (usage.allocated / MIB, usage.reserved / MIB)).collect();
     (in_mib, strategy.stats().peak.reserved / MIB)

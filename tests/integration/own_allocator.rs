@@ -12,8 +12,8 @@ use oomph::{
         Device,
         sim::{Profile, SimDevice},
     },
-    replay::{Observer, Options, replay},
-    strategy::{EventSink, Setup, StrategyEvent, StrategySpec},
+    replay::{Observer, ReplayOptions, replay},
+    strategy::{EventSink, Setup, StrategySpec},
     suite::all_cores,
     trace::{self, Trace},
 };
@@ -30,9 +30,7 @@ const FAR_ABOVE_LIVE: [(&str, u64); 2] = [("train_ckpt_amp", 333), ("train_offlo
 
 struct Unwatched;
 
-impl EventSink for Unwatched {
-    fn event(&mut self, _: StrategyEvent) {}
-}
+impl EventSink for Unwatched {}
 
 impl Observer for Unwatched {}
 
@@ -47,7 +45,7 @@ struct Outcome {
 fn outcome(trace: &Trace, spec: &str) -> Outcome {
     let mut device = SimDevice::new(Profile::h200()).unwrap();
     let mut strategy = StrategySpec::from(spec).build(&Setup { props: device.props(), limit: None }).unwrap();
-    replay(trace, &mut *strategy, &mut device, &Options::default(), &mut Unwatched).unwrap();
+    replay(trace, &mut *strategy, &mut device, &ReplayOptions::default(), &mut Unwatched).unwrap();
     let peak = strategy.stats().peak;
     Outcome { peak_active: peak.active, peak_reserved: peak.reserved, driver_ns: device.calls().time.0 }
 }

@@ -11,8 +11,8 @@ use oomph::{
         sim::{SimConfig, SimDevice},
     },
     models::{Recipe, Workload},
-    replay::{Observer, Options, replay},
-    strategy::{EventSink, Setup, StrategyEvent, StrategySpec, Usage},
+    replay::{Observer, ReplayOptions, replay},
+    strategy::{EventSink, Setup, StrategySpec, Usage},
 };
 
 fn workload(settings: &[(&str, &str)]) -> Workload {
@@ -30,9 +30,7 @@ fn resnet_50_is_the_recorded_run_action_by_action() {
 
 struct Nothing;
 
-impl EventSink for Nothing {
-    fn event(&mut self, _: StrategyEvent) {}
-}
+impl EventSink for Nothing {}
 
 impl Observer for Nothing {}
 
@@ -40,7 +38,7 @@ impl Observer for Nothing {}
 fn levels(workload: &Workload) -> (Usage, Usage) {
     let mut device = SimDevice::new(SimConfig::default()).unwrap();
     let mut strategy = StrategySpec::from("caching").build(&Setup { props: device.props(), limit: None }).unwrap();
-    let replayed = replay(workload, &mut *strategy, &mut device, &Options::default(), &mut Nothing).unwrap();
+    let replayed = replay(workload, &mut *strategy, &mut device, &ReplayOptions::default(), &mut Nothing).unwrap();
     assert_eq!(replayed.ooms, 0);
     (strategy.stats().peak, strategy.stats().current)
 }

@@ -9,10 +9,9 @@ use oomph::{
         wrap::{CallFailure, FaultPlan, FaultyDevice},
     },
     models::{Recipe, Workload},
-    replay::{self, Live, Moment, Observer, OnOutOfMemory, OutOfMemory, replay},
+    replay::{self, FailedRequest, LiveBlock, Observer, OnOutOfMemory, ReplayMoment, replay},
     strategy::{
-        Context, EventSink, Outcome, Refusal, STRATEGIES, Setup, Silent, Strategy, StrategyEvent, StrategySpec,
-        wrap::Checked,
+        Context, EventSink, Outcome, Refusal, STRATEGIES, Setup, Silent, Strategy, StrategySpec, wrap::Checked,
     },
     suite::all_cores,
 };
@@ -50,16 +49,14 @@ struct Counter {
     out_of_memory: u64,
 }
 
-impl EventSink for Counter {
-    fn event(&mut self, _: StrategyEvent) {}
-}
+impl EventSink for Counter {}
 
 impl Observer for Counter {
-    fn served(&mut self, _: &Moment<'_>, _: &Live, _: Outcome) {
+    fn served(&mut self, _: &ReplayMoment<'_>, _: &LiveBlock, _: Outcome) {
         self.served += 1;
     }
 
-    fn out_of_memory(&mut self, _: &Moment<'_>, report: &OutOfMemory) {
+    fn out_of_memory(&mut self, _: &ReplayMoment<'_>, report: &FailedRequest) {
         match report.shortage.refused_by {
             Refusal::Size | Refusal::Limit => self.turned_away += 1,
             Refusal::Device => self.out_of_memory += 1,
@@ -78,7 +75,7 @@ fn watched(spec: &StrategySpec, pattern: &Workload, plan: FaultPlan) -> Vec<Stri
     let mut device = FaultyDevice::with(plan, device);
     let mut strategy = Checked::new(inner);
     let mut counter = Counter::default();
-    let options = replay::Options { on_out_of_memory: OnOutOfMemory::Skip, ..replay::Options::default() };
+    let options = replay::ReplayOptions { on_out_of_memory: OnOutOfMemory::Skip, ..replay::ReplayOptions::default() };
     let outcome = replay(pattern, &mut strategy, &mut device, &options, &mut counter);
     let mut found: Vec<String> = strategy.violations().iter().take(3).map(ToString::to_string).collect();
     match outcome {

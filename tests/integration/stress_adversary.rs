@@ -87,7 +87,7 @@ fn found_workloads_hurt_whom_they_were_made_for_and_not_the_other() {
         let mut device = "sim".parse::<DeviceSpec>().unwrap().open().unwrap();
         let setup = Setup { props: device.props(), limit: None };
         let mut strategy = StrategySpec::from(strategy).build(&setup).unwrap();
-        replay(&workload, &mut *strategy, &mut *device, &replay::Options::default(), &mut Silent).unwrap();
+        replay(&workload, &mut *strategy, &mut *device, &replay::ReplayOptions::default(), &mut Silent).unwrap();
         strategy.stats().peak.reserved / MIB
     };
     let expandable = "caching:expandable_segments:True";

@@ -9,7 +9,7 @@ use oomph::{
         sim::{Profile, SimDevice},
     },
     models::Recipe,
-    replay::{Observer, Options, replay},
+    replay::{Observer, ReplayOptions, replay},
     strategy::{EventSink, Setup, StrategyEvent, StrategySpec},
 };
 use tempfile::TempDir;
@@ -33,7 +33,7 @@ fn blocks_that_cross_streams_come_back_late_and_those_of_one_stream_do_not() {
         let mut strategy = StrategySpec::from("caching").build(&Setup { props: device.props(), limit: None }).unwrap();
         let mut deferred = Deferred::default();
         let workload = Recipe::named(name).unwrap().workload().unwrap();
-        replay(&workload, &mut *strategy, &mut device, &Options::default(), &mut deferred).unwrap();
+        replay(&workload, &mut *strategy, &mut device, &ReplayOptions::default(), &mut deferred).unwrap();
         assert!(device.ledger().of(CallKind::Launch).count >= 20_000, "{name}: kernels are in flight");
         // Asked more often than there are frees that wait: some answers were "not yet".
         let queries = device.ledger().of(CallKind::EventQuery).count;

@@ -16,7 +16,7 @@ use oomph::{
     },
     measure::witness::witness,
     replay::{
-        OnOutOfMemory, Options, replay,
+        OnOutOfMemory, Replay, ReplayOptions, replay,
         verify::{Companion, Counters, Verdict, Verification, verify},
     },
     strategy::{Setup, Silent, StrategySpec},
@@ -98,7 +98,8 @@ fn peak_reserved(recording: &Recording, resumes: bool) -> u64 {
     let mut device = SimDevice::new(SimConfig::default()).unwrap();
     let spec = StrategySpec { name: "caching".to_owned(), parameters: recording.settings.conf().to_owned() };
     let mut strategy = spec.build(&Setup { props: &device.props().clone(), limit: None }).unwrap();
-    replay(recording, &mut *strategy, &mut device, &Options { resumes, ..Options::default() }, &mut Silent).unwrap();
+    replay(recording, &mut *strategy, &mut device, &ReplayOptions { resumes, ..ReplayOptions::default() }, &mut Silent)
+        .unwrap();
     strategy.stats().peak.reserved
 }
 
@@ -250,12 +251,14 @@ fn story(steps: &[Step]) -> Trace {
     story.finish("made up")
 }
 
-/// What the program leaves behind in a snapshot, on a device that it sometimes fills.
-fn recorded(steps: &[Step], strategy: &str, device: &mut SimDevice) -> Snapshot {
-    let spec = StrategySpec::from(strategy);
-    let mut strategy = spec.build(&Setup { props: &device.props().clone(), limit: None }).unwrap();
-    let options = Options { on_out_of_memory: OnOutOfMemory::Skip, ..Options::default() };
-    witness(&story(steps), &spec, &mut *strategy, device, &options).unwrap().snapshot
+/// A device that the program sometimes fills.
+const SMALL_DEVICE: &str = "sim:3GiB";
+
+/// What the program leaves behind in a snapshot.
+fn recorded(steps: &[Step], strategy: &str) -> Snapshot {
+    let options = ReplayOptions { on_out_of_memory: OnOutOfMemory::Skip, ..ReplayOptions::default() };
+    let (story, device) = (story(steps), SMALL_DEVICE.parse().unwrap());
+    witness(&Replay::new(&story).strategy(strategy).device(device).options(options)).unwrap().snapshot
 }
 
 proptest! {
@@ -273,9 +276,9 @@ proptest! {
         ]),
         share in 0.0..1.0_f64,
     ) {
-        let mut device = SimDevice::new("sim:3GiB".parse::<SimConfig>().unwrap()).unwrap();
-        let snapshot = recorded(&steps, strategy, &mut device);
-        let setup = Setup { props: &device.props().clone(), limit: None };
+        let device = SimDevice::new(SMALL_DEVICE.parse::<SimConfig>().unwrap()).unwrap();
+        let snapshot = recorded(&steps, strategy);
+        let setup = Setup { props: device.props(), limit: None };
         let whole = verify(&snapshot.clone().into_recording("whole", None, &NoProgress).unwrap(), &setup, &Counters::default(), &NoProgress);
         prop_assume!(whole.verdict == Verdict::Exact);
         let count = (snapshot.traces[0].len() as f64 * share) as usize;

@@ -22,10 +22,10 @@ use oomph::{
         sim::{SimConfig, SimDevice},
     },
     replay::{
-        Observer, OnOutOfMemory, Options, replay,
+        Observer, OnOutOfMemory, ReplayOptions, replay,
         verify::{Companion, verify},
     },
-    strategy::{EventSink, Setup, StrategyEvent, StrategySpec},
+    strategy::{EventSink, Setup, StrategySpec},
     suite::all_cores,
     trace::{Trace, torch::Recording},
 };
@@ -84,9 +84,7 @@ impl Answer {
 
 struct Nobody;
 
-impl EventSink for Nobody {
-    fn event(&mut self, _: StrategyEvent) {}
-}
+impl EventSink for Nobody {}
 
 impl Observer for Nobody {}
 
@@ -112,7 +110,7 @@ fn answer(question: &Question, story: &Trace) -> Answer {
     let limit = fraction.map(|fraction| (fraction * device.props().total_bytes as f64) as u64);
     let spec = StrategySpec { name: "caching".to_owned(), parameters: settings.clone() };
     let mut strategy = spec.build(&Setup { props: device.props(), limit }).unwrap();
-    let options = Options { on_out_of_memory: OnOutOfMemory::Stop, ..Options::default() };
+    let options = ReplayOptions { on_out_of_memory: OnOutOfMemory::Stop, ..ReplayOptions::default() };
     let replayed = replay(story, &mut *strategy, &mut device, &options, &mut Nobody).unwrap();
     Answer {
         from,

@@ -22,11 +22,12 @@ use std::sync::atomic::AtomicBool;
 
 use serde::{Deserialize, Serialize};
 
-use super::threshold::{Cap, ThresholdError, ThresholdStatus, live_peak, overhead};
+use super::threshold::{ThresholdError, ThresholdStatus, live_peak, overhead};
 use crate::{
     base::{Bytes, NoProgress, Progress},
     device::DeviceSpec,
     measure::{OomReport, SCHEMA},
+    replay::LimitEnforcer,
     trace::{Trace, torch::DeadEnd},
 };
 
@@ -95,10 +96,10 @@ impl<'a> AdviceQuestion<'a> {
     }
 
     /// Who refuses more.
-    fn cap(&self) -> Cap {
+    fn enforcer(&self) -> LimitEnforcer {
         match self.room {
-            Some(Room::Card(_) | Room::OfCard(_)) => Cap::Device,
-            Some(Room::Limit(_)) | None => Cap::Allocator,
+            Some(Room::Card(_) | Room::OfCard(_)) => LimitEnforcer::Device,
+            Some(Room::Limit(_)) | None => LimitEnforcer::Allocator,
         }
     }
 }

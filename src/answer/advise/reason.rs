@@ -5,12 +5,11 @@ use serde::Serialize;
 use super::{Advice, AdviceQuestion, choice::least_gain};
 use crate::{
     answer::{
-        leaks::{self, Bar, Grower, LeakError, Observed, Place, StepsFrom},
+        leaks::{self, Bar, Grower, LeakError, Observed, StepsFrom},
         threshold::ThresholdError,
     },
     measure::{KeptBack, Obstacle, OomReport},
-    replay::{Cause, Options},
-    strategy::{Setup, StrategySpec},
+    replay::{OomCause, Replay, ReplayOptions},
     trace::ProgressSource,
 };
 
@@ -63,7 +62,7 @@ pub(super) fn obstacles(advice: &Advice, memory_bytes: u64, failure: Option<&Oom
     let mut reasons = Vec::new();
     let live_peak_bytes = advice.live_peak_bytes;
     let nothing_lost = live_peak_bytes.saturating_add(least_gain(memory_bytes)) >= memory_bytes;
-    let exhausted = failure.is_some_and(|failure| failure.cause == Cause::Exhaustion);
+    let exhausted = failure.is_some_and(|failure| failure.cause == OomCause::Exhaustion);
     if nothing_lost || exhausted {
         reasons.push(Reason::Exhaustion { live_peak_bytes });
     }
@@ -86,13 +85,11 @@ pub(super) fn obstacles(advice: &Advice, memory_bytes: u64, failure: Option<&Oom
 impl AdviceQuestion<'_> {
     /// The leak that the source shows under `strategy`, if it does. Too few steps show nothing.
     pub(super) fn leak(&self, strategy: &str) -> Result<Option<Reason>, ThresholdError> {
-        let mut device = self.device.open()?;
-        let mut strategy = StrategySpec::from(strategy).build(&Setup { props: device.props(), limit: None })?;
-        let place = Place { strategy: &mut *strategy, device: &mut *device, limit: None };
-        let options = Options { stop: self.stop, ..Options::default() };
+        let options = ReplayOptions { stop: self.stop, ..ReplayOptions::default() };
         // Its steps are looked for first.
         let watched = ProgressSource::stage(self.trace, self.progress, "looking for a leak", 2);
-        let found = Observed::of_source(&watched, place, None, &options).and_then(|observed| {
+        let replay = Replay::new(&watched).strategy(strategy).device(self.device.clone()).options(options);
+        let found = Observed::of_replay(&replay, None).and_then(|observed| {
             let finding = leaks::judge(&observed, None, &Bar::default())?;
             // Parts of equal length are no steps: the one forward pass of a program that then died grows over them too.
             if finding.verdict != leaks::Verdict::Leak || finding.steps_from == StepsFrom::Windows {
@@ -115,7 +112,7 @@ mod tests {
     use super::*;
     use crate::{base::MIB, strategy::Refusal};
 
-    fn failure(requested_mib: u64, cause: Cause, kept_back: &[(Obstacle, u64)]) -> OomReport {
+    fn failure(requested_mib: u64, cause: OomCause, kept_back: &[(Obstacle, u64)]) -> OomReport {
         OomReport {
             event: 7,
             step: None,
@@ -154,12 +151,12 @@ mod tests {
     fn more_alive_than_there_is_memory_is_exhaustion() {
         assert_eq!(kinds(9000, 8000, None), ["exhaustion"]);
         assert_eq!(kinds(7950, 8000, None), ["exhaustion"], "less than the least gain is left");
-        assert_eq!(kinds(4000, 8000, Some(&failure(10, Cause::Exhaustion, &[]))), ["exhaustion"]);
+        assert_eq!(kinds(4000, 8000, Some(&failure(10, OomCause::Exhaustion, &[]))), ["exhaustion"]);
     }
 
     #[test]
     fn one_request_for_a_quarter_of_all_memory_is_named() {
-        let large = failure(2000, Cause::Fragmentation, &[(Obstacle::SplitRemainder, 3000)]);
+        let large = failure(2000, OomCause::Fragmentation, &[(Obstacle::SplitRemainder, 3000)]);
         assert_eq!(kinds(4000, 8000, Some(&large)), ["large"]);
         assert_eq!(kinds(4000, 8001, Some(&large)), ["fragmentation"]);
     }
@@ -167,9 +164,9 @@ mod tests {
     #[test]
     fn memory_of_other_streams_counts_where_it_would_have_served() {
         let stranded =
-            failure(100, Cause::Fragmentation, &[(Obstacle::OtherStream, 60), (Obstacle::PendingEvents, 40)]);
+            failure(100, OomCause::Fragmentation, &[(Obstacle::OtherStream, 60), (Obstacle::PendingEvents, 40)]);
         assert_eq!(kinds(4000, 8000, Some(&stranded)), ["stream"]);
-        let little = failure(100, Cause::Fragmentation, &[(Obstacle::OtherStream, 99)]);
+        let little = failure(100, OomCause::Fragmentation, &[(Obstacle::OtherStream, 99)]);
         assert_eq!(kinds(4000, 8000, Some(&little)), ["fragmentation"]);
     }
 }

@@ -7,7 +7,7 @@ use crate::{
     },
     base::{NoProgress, Progress, side_by_side},
     measure::OomReport,
-    replay::Pace,
+    replay::{Replay, ReplayOptions},
     strategy::StrategySpec,
 };
 
@@ -80,24 +80,21 @@ impl AdviceQuestion<'_> {
 
     fn threshold_question<'a>(&'a self, strategy: &'a StrategySpec) -> ThresholdQuestion<'a> {
         ThresholdQuestion {
-            cap: self.cap(),
+            cap: self.enforcer(),
             repeat: self.repeat,
             stop: self.stop,
             ..ThresholdQuestion::new(self.trace, strategy, self.device)
         }
     }
 
-    fn rehearsal<'a>(&'a self, strategy: &'a StrategySpec, progress: &'a dyn Progress) -> Rehearsal<'a> {
-        Rehearsal {
-            source: self.trace,
-            strategy,
-            device: self.device,
-            cap: self.cap(),
-            repeat: self.repeat,
-            pace: Pace::default(),
-            stop: self.stop,
-            progress,
-        }
+    fn rehearsal<'a>(&'a self, strategy: &StrategySpec, progress: &'a dyn Progress) -> Rehearsal<'a> {
+        let options = ReplayOptions { repeat: self.repeat, stop: self.stop, ..ReplayOptions::default() };
+        let replay = Replay::new(self.trace)
+            .strategy(strategy.clone())
+            .device(self.device.clone())
+            .enforced_by(self.enforcer())
+            .options(options);
+        Rehearsal { replay, progress }
     }
 }
 

@@ -11,7 +11,7 @@ use super::{
         VARIABLE_LENGTH_RESERVED,
     },
 };
-use crate::{answer::leaks, base::GIB, measure::Status, models::Recipe, replay::Cause};
+use crate::{answer::leaks, base::GIB, measure::Status, models::Recipe, replay::OomCause};
 
 pub(super) const CLAIMS: &[Claim] = &[
     Claim {
@@ -35,8 +35,8 @@ pub(super) const CLAIMS: &[Claim] = &[
                 let (program, shorter) = just_fitting(bench, seed, room)?;
                 for (place, strategy) in STRATEGIES.into_iter().enumerate() {
                     match bench.replayed(&program, strategy, Some(limit))?.0.oom_cause {
-                        Some(Cause::Fragmentation) => torn[place] += 1,
-                        Some(Cause::Exhaustion) => exhausted[place] += 1,
+                        Some(OomCause::Fragmentation) => torn[place] += 1,
+                        Some(OomCause::Exhaustion) => exhausted[place] += 1,
                         None => {}
                     }
                 }

@@ -5,14 +5,14 @@ use std::{collections::BTreeMap, sync::atomic::AtomicBool};
 use super::ClaimError;
 use crate::{
     answer::{
-        leaks::{self, Bar, Observed, Place, judge},
+        leaks::{self, Bar, Observed, judge},
         threshold::{LargestQuestion, ThresholdError, ThresholdQuestion, largest, overhead, threshold},
     },
     base::Nanos,
     device::{Device, DeviceSpec, default_limit, wrap::capped},
     measure::{CaseDetail, CaseLabel, CaseRecord, Status, measure, time_steps},
     models::Recipe,
-    replay,
+    replay::{self, Replay},
     strategy::{Context, Setup, Silent, StrategySpec},
     trace::{Op, Source, Trace},
 };
@@ -110,7 +110,7 @@ impl Bench<'_> {
         let workload = recipe.clone().with("steps", steps).workload().map_err(Box::new)?;
         let mut device = device.open()?;
         let mut strategy = StrategySpec::from(CACHING).build(&Setup { props: device.props(), limit: None })?;
-        let options = replay::Options { stop: Some(self.stop), ..replay::Options::default() };
+        let options = replay::ReplayOptions { stop: Some(self.stop), ..replay::ReplayOptions::default() };
         let timed = time_steps(&workload, &mut *strategy, &mut *device, &options);
         strategy.close(&mut Context { device: &mut *device, sink: &mut Silent })?;
         let (times, replayed) = timed?;
@@ -133,10 +133,9 @@ impl Bench<'_> {
         limit: Option<u64>,
     ) -> ClaimResult<(Observed, leaks::Finding)> {
         let workload = recipe.workload().map_err(Box::new)?;
-        let mut device = limited(self.device.open()?, limit);
-        let mut strategy = StrategySpec::from(strategy).build(&Setup { props: device.props(), limit })?;
-        let place = Place { strategy: &mut *strategy, device: &mut *device, limit };
-        let observed = Observed::of_source(&workload, place, None, &self.options())?;
+        let replay =
+            Replay::new(&workload).strategy(strategy).device(self.device.clone()).limit(limit).options(self.options());
+        let observed = Observed::of_replay(&replay, None)?;
         let mut finding = judge(&observed, None, &Bar::default())?;
         finding.growers = observed.growers(&workload, finding.first_step)?;
         Ok((observed, finding))
@@ -179,8 +178,8 @@ impl Bench<'_> {
         Ok(card_bytes.saturating_sub(self.overhead()?))
     }
 
-    fn options(&self) -> replay::Options<'_> {
-        replay::Options { without_work: true, stop: Some(self.stop), ..replay::Options::default() }
+    fn options(&self) -> replay::ReplayOptions<'_> {
+        replay::ReplayOptions { without_work: true, stop: Some(self.stop), ..replay::ReplayOptions::default() }
     }
 }
 

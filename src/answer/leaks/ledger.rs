@@ -5,8 +5,8 @@ use serde::Serialize;
 use super::steps::Steps;
 use crate::{
     base::MIB,
-    replay::{Live, Moment, Observer},
-    strategy::{BlockState, EventSink, Freed, Layout, Outcome, Strategy, StrategyEvent},
+    replay::{LiveBlock, Observer, ReplayMoment},
+    strategy::{BlockState, EventSink, Freed, Layout, Outcome, Strategy},
 };
 
 /// Memory in one step.
@@ -138,25 +138,23 @@ impl<'a> StepLedger<'a> {
     }
 }
 
-impl EventSink for StepLedger<'_> {
-    fn event(&mut self, _: StrategyEvent) {}
-}
+impl EventSink for StepLedger<'_> {}
 
 impl Observer for StepLedger<'_> {
-    fn before(&mut self, now: &Moment<'_>) {
+    fn before(&mut self, now: &ReplayMoment<'_>) {
         let next = self.current.map_or(0, |current| current.step + 1);
         if self.steps.starts.get(next).is_some_and(|&start| start <= now.index) {
             self.begin_step(now.strategy);
         }
     }
 
-    fn served(&mut self, _: &Moment<'_>, _: &Live, _: Outcome) {
+    fn served(&mut self, _: &ReplayMoment<'_>, _: &LiveBlock, _: Outcome) {
         if let Some(step) = &mut self.current {
             step.born_blocks += 1;
         }
     }
 
-    fn freed(&mut self, _: &Moment<'_>, live: &Live, _: Freed) {
+    fn freed(&mut self, _: &ReplayMoment<'_>, live: &LiveBlock, _: Freed) {
         let Some(step) = &mut self.current else { return };
         // What was there before the first step belongs to it.
         let born = self.steps.step_of(live.born).unwrap_or(0);
@@ -169,7 +167,7 @@ impl Observer for StepLedger<'_> {
         }
     }
 
-    fn after(&mut self, now: &Moment<'_>) {
+    fn after(&mut self, now: &ReplayMoment<'_>) {
         if let Some(step) = &mut self.current {
             let allocated = now.strategy.stats().current.allocated;
             step.kept_bytes = step.kept_bytes.min(allocated);
@@ -188,7 +186,7 @@ mod tests {
             Device,
             sim::{SimConfig, SimDevice},
         },
-        replay::{Options, replay},
+        replay::{ReplayOptions, replay},
         strategy::{BlockView, SegmentView, Setup, StrategySpec},
         trace::{MarkKind, TraceBuilder},
     };
@@ -201,7 +199,7 @@ mod tests {
         let setup = Setup { props: device.props(), limit: None };
         let mut strategy = StrategySpec::from("caching").build(&setup).unwrap();
         let mut ledger = StepLedger::new(&steps);
-        replay(&story, &mut *strategy, &mut device, &Options::default(), &mut ledger).unwrap();
+        replay(&story, &mut *strategy, &mut device, &ReplayOptions::default(), &mut ledger).unwrap();
         ledger.finish(&*strategy)
     }
 

@@ -1,6 +1,6 @@
 //! Does memory grow from step to step, why, and who holds it.
 //!
-//! [`Observed::of_source`] replays a source and writes down how memory stood in every step; [`Observed::of_snapshots`]
+//! [`Observed::of_replay`] replays a source and writes down how memory stood in every step; [`Observed::of_snapshots`]
 //! takes that from snapshots in order. [`judge`] tests three series in turn, by the slope of a line and its Student-t
 //! interval ([`trend`]) and by the rules of [`growth`]:
 //!
@@ -28,7 +28,7 @@ pub use finding::{Finding, Quantity, RecoverableBy, Verdict, judge};
 pub use growers::{Grower, GrownBy};
 pub use growth::{Bar, CourseKind};
 pub use ledger::StepUse;
-pub use observed::{Observed, Place};
+pub use observed::Observed;
 pub use period::period;
 pub use steps::{FEWEST_STEPS, Steps, StepsFrom};
 pub use trend::Trend;

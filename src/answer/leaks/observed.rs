@@ -8,9 +8,8 @@ use super::{
     steps::{Steps, StepsFrom},
 };
 use crate::{
-    device::Device,
-    replay::{Options, OutOfMemory, replay},
-    strategy::{Context, Silent, Strategy},
+    replay::{FailedRequest, OpenedAllocator, Replay, replay as run},
+    strategy::{Context, Silent},
     trace::{Source, torch::Recording},
 };
 
@@ -35,33 +34,20 @@ pub struct Observed {
     starts: Vec<u64>,
 }
 
-/// Where a source is replayed.
-pub struct Place<'a> {
-    /// A fresh strategy.
-    pub strategy: &'a mut dyn Strategy,
-    /// A fresh device.
-    pub device: &'a mut dyn Device,
-    /// How much of it may be held, where that is limited.
-    pub limit: Option<u64>,
-}
-
 impl Observed {
-    /// Replays a source step by step. Steps begin at `phase`, where one is named.
-    pub fn of_source(
-        source: &dyn Source,
-        place: Place<'_>,
-        phase: Option<&str>,
-        options: &Options<'_>,
-    ) -> Result<Observed, LeakError> {
-        let Place { strategy, device, limit } = place;
+    /// Runs a replay step by step. Steps begin at `phase`, where one is named.
+    pub fn of_replay(replay: &Replay<'_>, phase: Option<&str>) -> Result<Observed, LeakError> {
+        let source = replay.source;
+        let OpenedAllocator { mut strategy, mut device, limit } = replay.open()?;
         let found = Steps::find(source, phase)?;
         let props = device.props();
-        let capacity = limit.unwrap_or_else(|| props.total_bytes.saturating_sub(props.context_bytes));
+        let all = props.total_bytes.saturating_sub(props.context_bytes);
+        let capacity = replay.limit.or(limit).unwrap_or(all);
         let mut ledger = StepLedger::new(&found);
-        let replayed = replay(source, strategy, device, options, &mut ledger)?;
-        let steps = ledger.finish(strategy);
-        strategy.close(&mut Context { device, sink: &mut Silent })?;
-        let ran_out_at = replayed.first_oom.map(|OutOfMemory { event, .. }| found.step_of(event).unwrap_or(0));
+        let replayed = run(source, &mut *strategy, &mut *device, &replay.options, &mut ledger)?;
+        let steps = ledger.finish(&*strategy);
+        strategy.close(&mut Context { device: &mut *device, sink: &mut Silent })?;
+        let ran_out_at = replayed.first_oom.map(|FailedRequest { event, .. }| found.step_of(event).unwrap_or(0));
         let mut starts = found.starts;
         starts.truncate(steps.len());
         starts.push(replayed.events);

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::{
-    replay::{Live, Moment, Observer},
+    replay::{LiveBlock, Observer, ReplayMoment},
     strategy::{BlockState, EventSink, Layout, Outcome, Stats, Strategy, StrategyEvent, Usage},
 };
 
@@ -159,18 +159,18 @@ impl EventSink for Books {
 }
 
 impl Observer for Books {
-    fn before(&mut self, now: &Moment<'_>) {
+    fn before(&mut self, now: &ReplayMoment<'_>) {
         self.read_peak(now.strategy);
         if self.until == Some(now.index) {
             self.kept = Some(self.summary(now.index, &now.strategy.stats(), now.strategy.layout().as_ref()));
         }
     }
 
-    fn served(&mut self, now: &Moment<'_>, _: &Live, _: Outcome) {
+    fn served(&mut self, now: &ReplayMoment<'_>, _: &LiveBlock, _: Outcome) {
         self.live_peak = self.live_peak.max(now.strategy.stats().live_blocks);
     }
 
-    fn after(&mut self, now: &Moment<'_>) {
+    fn after(&mut self, now: &ReplayMoment<'_>) {
         let stats = now.strategy.stats();
         let (last, usage) = (self.last, stats.current);
         for (before, after, came, went) in [
@@ -195,12 +195,7 @@ mod tests {
     use crate::{
         answer::summary::{At, MemorySummary, summarize},
         base::{MIB, StreamId, TagId},
-        device::{
-            Device,
-            sim::{SimConfig, SimDevice},
-        },
-        replay::Options,
-        strategy::{Setup, StrategySpec},
+        replay::Replay,
         trace::{MarkKind, Trace, TraceBuilder},
     };
 
@@ -218,11 +213,8 @@ mod tests {
     }
 
     fn at(moment: &str, strategy: &str) -> MemorySummary {
-        let mut device = SimDevice::new(SimConfig::default()).unwrap();
-        let setup = Setup { props: device.props(), limit: None };
-        let mut strategy = StrategySpec::from(strategy).build(&setup).unwrap();
         let at: At = moment.parse().unwrap();
-        summarize(&story(), &mut *strategy, &mut device, &at, &Options::default()).unwrap()
+        summarize(&Replay::new(&story()).strategy(strategy), &at).unwrap()
     }
 
     #[test]
@@ -248,11 +240,8 @@ mod tests {
         for (moment, words) in
             [("step:7", "no step 7"), ("phase:forward", "no phase 'forward' number 0"), ("event:99", "no event 99")]
         {
-            let mut device = SimDevice::new(SimConfig::default()).unwrap();
-            let setup = Setup { props: device.props(), limit: None };
-            let mut strategy = StrategySpec::from("caching").build(&setup).unwrap();
             let at: At = moment.parse().unwrap();
-            let error = summarize(&story(), &mut *strategy, &mut device, &at, &Options::default()).unwrap_err();
+            let error = summarize(&Replay::new(&story()), &at).unwrap_err();
             assert!(error.to_string().contains(words), "{error}");
         }
     }

@@ -12,9 +12,8 @@ pub use books::{Account, MemorySummary};
 pub use operations::{By, Operation, operations};
 
 use crate::{
-    device::Device,
-    replay::{Options, ReplayError, replay},
-    strategy::{Context, Silent, Strategy, StrategyError},
+    replay::{OpenedAllocator, Replay, ReplayError, replay as run},
+    strategy::{Context, Silent, StrategyError},
     trace::{MarkKind, Op, Source, TraceError},
 };
 
@@ -114,19 +113,14 @@ impl At {
     }
 }
 
-/// Replays a source through a fresh strategy on a fresh device, and tells how memory stood at the moment `at`. A story
-/// that runs out of memory before ends there.
-pub fn summarize(
-    source: &dyn Source,
-    strategy: &mut dyn Strategy,
-    device: &mut dyn Device,
-    at: &At,
-    options: &Options<'_>,
-) -> Result<MemorySummary, SummaryError> {
-    let mut books = books::Books::until(at.event(source)?, *at == At::Peak);
-    let replayed = replay(source, strategy, device, options, &mut books)?;
-    let summary = books.finish(strategy, replayed.events);
-    strategy.close(&mut Context { device, sink: &mut Silent })?;
+/// Runs a replay and returns the state of memory at the moment `at`. If memory runs out before that moment, the state at
+/// the end.
+pub fn summarize(replay: &Replay<'_>, at: &At) -> Result<MemorySummary, SummaryError> {
+    let OpenedAllocator { mut strategy, mut device, .. } = replay.open()?;
+    let mut books = books::Books::until(at.event(replay.source)?, *at == At::Peak);
+    let replayed = run(replay.source, &mut *strategy, &mut *device, &replay.options, &mut books)?;
+    let summary = books.finish(&*strategy, replayed.events);
+    strategy.close(&mut Context { device: &mut *device, sink: &mut Silent })?;
     match at {
         At::Event(event) if *event > replayed.events && replayed.ooms == 0 => {
             Err(SummaryError::NoSuchMoment(format!("event {event}")))

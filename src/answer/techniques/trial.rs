@@ -183,7 +183,8 @@ impl Stage<'_> {
         let mut built = spec.build(&Setup { props: device.props(), limit: None })?;
         let label =
             CaseLabel { workload: workload.name().to_owned(), strategy: spec.to_string(), ..CaseLabel::default() };
-        let options = replay::Options { without_work: true, stop: Some(self.stop), ..replay::Options::default() };
+        let options =
+            replay::ReplayOptions { without_work: true, stop: Some(self.stop), ..replay::ReplayOptions::default() };
         Ok(measure(&label, workload, &mut *built, &mut *device, &options).0)
     }
 
@@ -196,7 +197,7 @@ impl Stage<'_> {
         let limit = card_bytes.map(|bytes| bytes.saturating_sub(device.overhead_bytes()));
         let mut device = capped(device, limit);
         let mut strategy = StrategySpec::from(CACHING).build(&Setup { props: device.props(), limit: None })?;
-        let options = replay::Options { stop: Some(self.stop), ..replay::Options::default() };
+        let options = replay::ReplayOptions { stop: Some(self.stop), ..replay::ReplayOptions::default() };
         let timed = time_steps(&workload, &mut *strategy, &mut *device, &options);
         strategy.close(&mut Context { device: &mut *device, sink: &mut Silent })?;
         let (times, replayed) = timed?;

@@ -2,11 +2,12 @@
 
 use std::sync::atomic::AtomicBool;
 
-use super::{Cap, ThresholdDetail, ThresholdQuestion, confirm, threshold};
+use super::{ThresholdDetail, ThresholdQuestion, confirm, threshold};
 use crate::{
     base::Progress,
     device::DeviceSpec,
     measure::CaseLabel,
+    replay::LimitEnforcer,
     suite::{Case, CaseRunner},
     trace::Trace,
 };
@@ -18,7 +19,7 @@ pub struct CaseSearch<'a> {
     /// Runs what a real device has to confirm.
     pub runner: &'a dyn CaseRunner,
     /// Who refuses what goes beyond the cap.
-    pub cap: Cap,
+    pub cap: LimitEnforcer,
     /// How many caps around the threshold are tried.
     pub around: u32,
     /// How many replays run side by side.
@@ -85,7 +86,7 @@ mod tests {
         let search = CaseSearch {
             simulated: &"sim".parse().unwrap(),
             runner: &Understudy,
-            cap: Cap::Allocator,
+            cap: LimitEnforcer::Allocator,
             around: PROBES_AROUND,
             jobs: 1,
             stop: &AtomicBool::new(false),

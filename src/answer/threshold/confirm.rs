@@ -28,7 +28,7 @@ impl Confirmation {
 }
 
 /// Runs `case` on its own device with a page more than the threshold, which must complete, and with a page less, which
-/// must not. The cap is the strategy's limit ([`Cap::Allocator`](super::Cap::Allocator)).
+/// must not. The cap is the strategy's limit ([`LimitEnforcer::Allocator`](crate::replay::LimitEnforcer::Allocator)).
 pub fn confirm(case: &Case, threshold_bytes: u64, page_bytes: u64, runner: &dyn CaseRunner) -> Confirmation {
     let run = |limit: u64| {
         let label = CaseLabel { limit: Some(limit), ..case.label.clone() };

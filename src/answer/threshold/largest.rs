@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use super::{
-    Cap, LargestRecord, PROBES_AROUND, REPEATS, Stability, ThresholdError, ThresholdStatus,
+    LargestRecord, PROBES_AROUND, REPEATS, Stability, ThresholdError, ThresholdStatus,
     memory::{in_words, overhead},
     probe::{Probe, Rehearsal},
     search::Search,
@@ -13,7 +13,7 @@ use crate::{
     device::DeviceSpec,
     measure::SCHEMA,
     models::{Recipe, Values},
-    replay::Pace,
+    replay::{LimitEnforcer, Replay, ReplayOptions},
     strategy::StrategySpec,
     trace::Source,
 };
@@ -34,7 +34,7 @@ pub struct LargestQuestion<'a> {
     /// The simulated device, given that much memory where it has less.
     pub device: &'a DeviceSpec,
     /// Who refuses what goes beyond.
-    pub cap: Cap,
+    pub cap: LimitEnforcer,
     /// How often it must complete, back to back.
     pub repeat: u32,
     /// How many values around the largest are tried.
@@ -66,7 +66,7 @@ impl<'a> LargestQuestion<'a> {
             memory_bytes,
             strategy,
             device,
-            cap: Cap::default(),
+            cap: LimitEnforcer::default(),
             repeat: REPEATS,
             around: PROBES_AROUND,
             guess: None,
@@ -125,16 +125,13 @@ pub fn largest(question: &LargestQuestion<'_>) -> Result<LargestRecord, Threshol
         let value = value_at(place);
         let recipe = question.recipe.clone().with(question.parameter, &value.to_string());
         let workload = recipe.workload().map_err(Box::new)?;
-        let rehearsal = Rehearsal {
-            source: &workload,
-            strategy: question.strategy,
-            device: &device,
-            cap: question.cap,
-            repeat: question.repeat,
-            pace: Pace::default(),
-            stop: question.stop,
-            progress: question.progress,
-        };
+        let options = ReplayOptions { repeat: question.repeat, stop: question.stop, ..ReplayOptions::default() };
+        let replay = Replay::new(&workload)
+            .strategy(question.strategy.clone())
+            .device(device.clone())
+            .enforced_by(question.cap)
+            .options(options);
+        let rehearsal = Rehearsal { replay, progress: question.progress };
         Ok(Trial { value, probe: rehearsal.probe(limit_bytes)? })
     };
     let announce = |places: &[u64], before: usize| {

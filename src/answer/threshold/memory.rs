@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use super::{
-    Cap, PROBES_AROUND, Probe, REPEATS, Stability, ThresholdError,
+    PROBES_AROUND, Probe, REPEATS, Stability, ThresholdError,
     probe::{Rehearsal, Uncapped},
     search::Search,
 };
@@ -11,7 +11,7 @@ use crate::{
     base::{Bytes, NoProgress, Progress},
     device::DeviceSpec,
     measure::OomReport,
-    replay::Pace,
+    replay::{LimitEnforcer, Pace, Replay, ReplayOptions},
     strategy::StrategySpec,
     trace::{Op, Trace},
 };
@@ -26,7 +26,7 @@ pub struct ThresholdQuestion<'a> {
     /// On which simulated device; it says what pages, context and libraries take.
     pub device: &'a DeviceSpec,
     /// Who refuses what goes beyond the cap.
-    pub cap: Cap,
+    pub cap: LimitEnforcer,
     /// How often it must complete, back to back in one strategy: what is alive at the end of a round is freed before the
     /// next, what is cached stays.
     pub repeat: u32,
@@ -50,7 +50,7 @@ impl<'a> ThresholdQuestion<'a> {
             trace,
             strategy,
             device,
-            cap: Cap::default(),
+            cap: LimitEnforcer::default(),
             repeat: REPEATS,
             pace: Pace::default(),
             around: PROBES_AROUND,
@@ -127,16 +127,14 @@ impl Threshold {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn threshold(question: &ThresholdQuestion<'_>) -> Result<Threshold, ThresholdError> {
-    let rehearsal = Rehearsal {
-        source: question.trace,
-        strategy: question.strategy,
-        device: question.device,
-        cap: question.cap,
-        repeat: question.repeat,
-        pace: question.pace,
-        stop: question.stop,
-        progress: question.progress,
-    };
+    let options =
+        ReplayOptions { pace: question.pace, repeat: question.repeat, stop: question.stop, ..ReplayOptions::default() };
+    let replay = Replay::new(question.trace)
+        .strategy(question.strategy.clone())
+        .device(question.device.clone())
+        .enforced_by(question.cap)
+        .options(options);
+    let rehearsal = Rehearsal { replay, progress: question.progress };
     let parts = Rehearsal::parts(question.repeat);
     question.progress.begin_stage(&format!("{}: the whole device", question.strategy), parts);
     let Uncapped { oom, peak_held_bytes, peak_reserved_bytes, page_bytes, driver_ns } = rehearsal.uncapped()?;
@@ -244,26 +242,17 @@ mod tests {
     }
 
     /// What a cap of this many bytes does, replayed on its own.
-    fn completes(trace: &Trace, strategy: &str, cap: Cap, limit: u64) -> bool {
-        let (strategy, device) = (&StrategySpec::from(strategy), &"sim".parse().unwrap());
-        let rehearsal = Rehearsal {
-            source: trace,
-            strategy,
-            device,
-            cap,
-            repeat: REPEATS,
-            pace: Pace::Flat,
-            stop: None,
-            progress: &NoProgress,
-        };
-        rehearsal.probe(limit).unwrap().fits
+    fn completes(trace: &Trace, strategy: &str, cap: LimitEnforcer, limit: u64) -> bool {
+        let options = ReplayOptions { repeat: REPEATS, ..ReplayOptions::default() };
+        let replay = Replay::new(trace).strategy(strategy).enforced_by(cap).options(options);
+        Rehearsal { replay, progress: &NoProgress }.probe(limit).unwrap().fits
     }
 
     #[test]
     fn the_threshold_suffices_and_a_page_less_does_not_under_every_strategy_and_cap() {
         let trace = checkerboard();
         for strategy in ["direct", "async", "caching", "caching:expandable_segments:True", "address:caching"] {
-            for cap in [Cap::Allocator, Cap::Device] {
+            for cap in [LimitEnforcer::Allocator, LimitEnforcer::Device] {
                 let found = find(&trace, strategy, |question| question.cap = cap);
                 let bytes = found.threshold_bytes.unwrap();
                 assert!(bytes >= found.live_peak_bytes && bytes.is_multiple_of(2 * MIB), "{strategy}: {bytes}");

@@ -10,7 +10,7 @@
 //! A cap is on the physical bytes that the *strategy* holds, in whole pages: `threshold_bytes`. A card must hold the
 //! driver's context and the libraries that a program loads as well (`overhead_bytes`, those of the simulated GPU's
 //! profile): `device_bytes` is the sum, the size of the smallest card. Workspaces of libraries are blocks like any other
-//! where a source has them. [`Cap`] says who refuses what goes beyond.
+//! where a source has them. [`LimitEnforcer`](crate::replay::LimitEnforcer) says who refuses what goes beyond.
 
 mod case;
 mod confirm;
@@ -25,17 +25,16 @@ pub use confirm::{Confirmation, confirm};
 pub use largest::{LargestQuestion, largest};
 pub use memory::{Threshold, ThresholdQuestion, threshold};
 pub(in crate::answer) use memory::{live_peak, overhead};
+pub use probe::Probe;
 pub(in crate::answer) use probe::Rehearsal;
-pub use probe::{Cap, Probe};
 pub(in crate::answer) use record::status_of;
 pub use record::{LargestRecord, Stability, ThresholdDetail, ThresholdRecord, ThresholdStatus};
 
 use crate::{
     base::{Bytes, did_you_mean},
-    device::{DeviceSpecError, MissingCapabilities},
+    device::DeviceSpecError,
     models::WorkloadError,
     replay::ReplayError,
-    strategy::SpecError,
 };
 
 /// How often a source must get through back to back, unless somebody says otherwise: some fail only the third time.
@@ -50,18 +49,12 @@ pub enum ThresholdError {
     /// The device cannot be made.
     #[error(transparent)]
     Device(#[from] DeviceSpecError),
-    /// The strategy cannot be made.
-    #[error(transparent)]
-    Strategy(#[from] SpecError),
     /// A replay broke.
     #[error(transparent)]
     Replay(#[from] ReplayError),
     /// The workload cannot be made with some value; boxed, because it is several times the size of everything else here.
     #[error(transparent)]
     Workload(#[from] Box<WorkloadError>),
-    /// The device lacks what the strategy needs.
-    #[error(transparent)]
-    Unable(#[from] MissingCapabilities),
     /// No parameter of that name that counts something.
     #[error("generator '{generator}' has no whole-number parameter '{name}'{}", did_you_mean(suggestion.as_deref()))]
     NoSuchParameter {

@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Cap, Confirmation, Probe, Threshold, ThresholdError};
+use super::{Confirmation, Probe, Threshold, ThresholdError};
 use crate::{
     measure::{CaseLabel, Obstacle, OomReport, SCHEMA, Status, lost_share},
-    replay::Cause,
+    replay::{LimitEnforcer, OomCause, ReplayError},
     strategy::Refusal,
 };
 
@@ -73,7 +73,7 @@ pub struct ThresholdRecord {
     /// Rounds back to back.
     pub repeat: u32,
     /// Who refuses what goes beyond the cap.
-    pub cap: Cap,
+    pub cap: LimitEnforcer,
     /// How the search ended.
     pub status: ThresholdStatus,
     /// Why, where that is not plain.
@@ -116,7 +116,7 @@ pub struct ThresholdRecord {
     /// The largest free piece of the cache.
     pub oom_largest_free_bytes: Option<u64>,
     /// True exhaustion or fragmentation.
-    pub oom_cause: Option<Cause>,
+    pub oom_cause: Option<OomCause>,
     /// Who refused.
     pub oom_refused_by: Option<Refusal>,
     /// What kept the request from most of what was free.
@@ -137,7 +137,7 @@ pub struct ThresholdRecord {
 impl ThresholdRecord {
     /// The row of an answer, or of none.
     #[must_use]
-    pub fn new(label: &CaseLabel, cap: Cap, answer: &Result<Threshold, ThresholdError>) -> ThresholdRecord {
+    pub fn new(label: &CaseLabel, cap: LimitEnforcer, answer: &Result<Threshold, ThresholdError>) -> ThresholdRecord {
         let mut record = ThresholdRecord {
             schema: SCHEMA,
             case_id: label.case_id(),
@@ -220,7 +220,7 @@ pub struct ThresholdDetail {
 impl ThresholdDetail {
     /// Everything about an answer.
     #[must_use]
-    pub fn new(label: &CaseLabel, cap: Cap, answer: Result<Threshold, ThresholdError>) -> ThresholdDetail {
+    pub fn new(label: &CaseLabel, cap: LimitEnforcer, answer: Result<Threshold, ThresholdError>) -> ThresholdDetail {
         let record = ThresholdRecord::new(label, cap, &answer);
         let (tried, failure) = answer.map_or_else(|_| Default::default(), |found| (found.probes, found.failure));
         ThresholdDetail { record, tried, failure }
@@ -241,7 +241,7 @@ pub struct LargestRecord {
     /// Rounds back to back.
     pub repeat: u32,
     /// Who refuses what goes beyond.
-    pub cap: Cap,
+    pub cap: LimitEnforcer,
     /// Which parameter.
     pub parameter: String,
     /// The memory of the whole card.
@@ -274,7 +274,7 @@ pub struct LargestRecord {
 /// How a search ended that gave no answer.
 pub(in crate::answer) fn status_of(error: &ThresholdError) -> ThresholdStatus {
     match error {
-        ThresholdError::Unable { .. } => ThresholdStatus::Skipped,
+        ThresholdError::Replay(ReplayError::Incapable(_)) => ThresholdStatus::Skipped,
         ThresholdError::Interrupted => ThresholdStatus::Interrupted,
         _ => ThresholdStatus::Error,
     }

@@ -17,13 +17,13 @@ use serde::{Deserialize, Serialize};
 pub use sampler::SAMPLED_ONE_IN;
 pub use threads::{copies_for_threads, time_threads};
 
-use self::sampler::{Sampler, Unwatched};
+use self::sampler::Sampler;
 use super::{CaseLabel, SCHEMA, latency::Durations};
 use crate::{
     base::Nanos,
-    device::{Clock, Device},
-    replay::{self, Observer, ReplayError, replay},
-    strategy::{Context, Silent, Strategy},
+    device::Clock,
+    replay::{self, Observer, OpenedAllocator, ReplayError, replay},
+    strategy::{Context, Silent},
     trace::Source,
 };
 
@@ -103,21 +103,18 @@ pub struct TimingRecord {
     pub free_max_ns: Option<u64>,
 }
 
-/// A strategy and the device it runs on, neither of them used before.
-pub type Fresh = (Box<dyn Strategy>, Box<dyn Device>);
-
 /// Times a case: `passes` passes that nobody watches (at least one), then a sampled one, each on a fresh strategy and
 /// device from `make`. A source in memory keeps the cost of generating or parsing out of the figures.
-pub fn time<E: From<ReplayError>>(
+pub fn time(
     label: &CaseLabel,
     source: &dyn Source,
-    mut make: impl FnMut() -> Result<Fresh, E>,
-    options: &replay::Options<'_>,
+    mut make: impl FnMut() -> Result<OpenedAllocator, ReplayError>,
+    options: &replay::ReplayOptions<'_>,
     passes: u32,
-) -> Result<TimingRecord, E> {
+) -> Result<TimingRecord, ReplayError> {
     let mut unwatched = Vec::new();
     for _ in 0..passes.max(1) {
-        unwatched.push(pass(source, make()?, options, &mut Unwatched)?);
+        unwatched.push(pass(source, make()?, options, &mut Silent)?);
     }
     let mut sampler = Sampler::default();
     pass(source, make()?, options, &mut sampler)?;
@@ -186,8 +183,8 @@ struct Pass {
 
 fn pass<O: Observer>(
     source: &dyn Source,
-    (mut strategy, mut device): Fresh,
-    options: &replay::Options<'_>,
+    OpenedAllocator { mut strategy, mut device, .. }: OpenedAllocator,
+    options: &replay::ReplayOptions<'_>,
     observer: &mut O,
 ) -> Result<Pass, ReplayError> {
     let began = Instant::now();
@@ -224,8 +221,9 @@ mod tests {
         trace::TraceBuilder,
     };
 
-    fn fresh() -> Result<Fresh, ReplayError> {
-        Ok((Box::new(Shelf::default()), Box::new(TinyDevice::new(64 * KIB))))
+    fn fresh() -> Result<OpenedAllocator, ReplayError> {
+        let (strategy, device) = (Box::new(Shelf::default()), Box::new(TinyDevice::new(64 * KIB)));
+        Ok(OpenedAllocator { strategy, device, limit: None })
     }
 
     #[test]
@@ -241,7 +239,7 @@ mod tests {
             fresh()
         };
         let label = CaseLabel { workload: "w".to_owned(), ..CaseLabel::default() };
-        let record = time(&label, &story.finish("w"), make, &replay::Options::default(), 3).unwrap();
+        let record = time(&label, &story.finish("w"), make, &replay::ReplayOptions::default(), 3).unwrap();
         assert_eq!(made, 4, "three passes for throughput, one for percentiles");
         assert_eq!((record.events, record.operations, record.ooms), (1000, 1000, 0));
         assert!(record.pass_min_ns <= record.pass_median_ns && record.pass_median_ns <= record.pass_max_ns);
@@ -260,7 +258,7 @@ mod tests {
     fn what_breaks_in_a_pass_is_returned() {
         let mut story = TraceBuilder::new();
         story.device_sync();
-        let outcome = time(&CaseLabel::default(), &story.finish("w"), fresh, &replay::Options::default(), 1);
+        let outcome = time(&CaseLabel::default(), &story.finish("w"), fresh, &replay::ReplayOptions::default(), 1);
         assert!(matches!(outcome, Err(ReplayError::Device { event: 0, .. })), "{outcome:?}");
     }
 }

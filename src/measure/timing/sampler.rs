@@ -4,22 +4,13 @@ use std::time::Instant;
 
 use super::{super::latency::Durations, elapsed};
 use crate::{
-    replay::{Live, Moment, Observer, OutOfMemory},
-    strategy::{EventSink, Freed, Outcome, StrategyEvent},
+    replay::{FailedRequest, LiveBlock, Observer, ReplayMoment},
+    strategy::{EventSink, Freed, Outcome},
     trace::Op,
 };
 
 /// One operation in this many is timed, on average.
 pub const SAMPLED_ONE_IN: u32 = 16;
-
-/// Compiles to nothing.
-pub(super) struct Unwatched;
-
-impl EventSink for Unwatched {
-    fn event(&mut self, _: StrategyEvent) {}
-}
-
-impl Observer for Unwatched {}
 
 /// Times some operations. The gaps between them are irregular, so that a workload with a period of its own is not met
 /// at the same place every time.
@@ -51,12 +42,10 @@ impl Sampler {
     }
 }
 
-impl EventSink for Sampler {
-    fn event(&mut self, _: StrategyEvent) {}
-}
+impl EventSink for Sampler {}
 
 impl Observer for Sampler {
-    fn before(&mut self, now: &Moment<'_>) {
+    fn before(&mut self, now: &ReplayMoment<'_>) {
         if !matches!(now.event.op, Op::Alloc { .. } | Op::Free { .. }) {
             return;
         }
@@ -67,25 +56,25 @@ impl Observer for Sampler {
         self.gap -= 1;
     }
 
-    fn served(&mut self, _: &Moment<'_>, _: &Live, _: Outcome) {
+    fn served(&mut self, _: &ReplayMoment<'_>, _: &LiveBlock, _: Outcome) {
         if let Some(began) = self.began.take() {
             self.allocs.note(elapsed(began));
         }
     }
 
-    fn out_of_memory(&mut self, _: &Moment<'_>, _: &OutOfMemory) {
+    fn out_of_memory(&mut self, _: &ReplayMoment<'_>, _: &FailedRequest) {
         if let Some(began) = self.began.take() {
             self.allocs.note(elapsed(began));
         }
     }
 
-    fn freed(&mut self, _: &Moment<'_>, _: &Live, _: Freed) {
+    fn freed(&mut self, _: &ReplayMoment<'_>, _: &LiveBlock, _: Freed) {
         if let Some(began) = self.began.take() {
             self.frees.note(elapsed(began));
         }
     }
 
-    fn after(&mut self, _: &Moment<'_>) {
+    fn after(&mut self, _: &ReplayMoment<'_>) {
         // A free whose block was never served: nothing happened that could be timed.
         self.began = None;
     }

@@ -14,11 +14,11 @@ use std::{
     time::Instant,
 };
 
-use super::{Fresh, Pass, TimingRecord, elapsed_between, sampler::Sampler, sampler::Unwatched};
+use super::{Pass, TimingRecord, elapsed_between, sampler::Sampler};
 use crate::{
     base::ThreadId,
     measure::CaseLabel,
-    replay::{self, Observer, ReplayError, Replayed, replay},
+    replay::{self, Observer, OpenedAllocator, ReplayError, ReplayOutcome, replay},
     strategy::{Silent, Strategy, wrap::Locked},
     trace::{Source, Trace, TraceError},
 };
@@ -37,16 +37,16 @@ pub fn copies_for_threads(sources: &[Arc<dyn Source>]) -> Result<Vec<Trace>, Tra
 
 /// Times a case as [`time`](super::time) does, with a thread for each of the `copies`. A pass lasts from the moment at
 /// which the first thread begins until the last has ended.
-pub fn time_threads<E: From<ReplayError>>(
+pub fn time_threads(
     label: &CaseLabel,
     copies: &[Trace],
-    mut make: impl FnMut() -> Result<Fresh, E>,
-    options: &replay::Options<'_>,
+    mut make: impl FnMut() -> Result<OpenedAllocator, ReplayError>,
+    options: &replay::ReplayOptions<'_>,
     passes: u32,
-) -> Result<TimingRecord, E> {
+) -> Result<TimingRecord, ReplayError> {
     let mut unwatched = Vec::new();
     for _ in 0..passes.max(1) {
-        unwatched.push(shared_pass(copies, make()?, options, |_| Unwatched)?.0);
+        unwatched.push(shared_pass(copies, make()?, options, |_| Silent)?.0);
     }
     let (_, samplers) = shared_pass(copies, make()?, options, Sampler::numbered)?;
     let mut sampler = Sampler::default();
@@ -58,15 +58,15 @@ pub fn time_threads<E: From<ReplayError>>(
 struct Run<O> {
     began: Instant,
     ended: Instant,
-    replayed: Replayed,
+    replayed: ReplayOutcome,
     observer: O,
 }
 
 /// One pass of all threads, and those who watched it.
 fn shared_pass<O: Observer + Send>(
     copies: &[Trace],
-    (strategy, mut device): Fresh,
-    options: &replay::Options<'_>,
+    OpenedAllocator { strategy, mut device, .. }: OpenedAllocator,
+    options: &replay::ReplayOptions<'_>,
     observer: impl Fn(u64) -> O,
 ) -> Result<(Pass, Vec<O>), ReplayError> {
     // All threads use the same streams: they are made once, and before the clock starts.
@@ -95,7 +95,7 @@ fn run_all<S: Strategy, O: Observer + Send>(
     copies: &[Trace],
     locked: &Locked<S, Silent>,
     streams: u16,
-    options: &replay::Options<'_>,
+    options: &replay::ReplayOptions<'_>,
     observer: impl Fn(u64) -> O,
 ) -> Result<Vec<Run<O>>, ReplayError> {
     let (gate, waiting) = (RwLock::new(()), AtomicUsize::new(0));
@@ -132,13 +132,14 @@ mod tests {
     use crate::{
         base::{KIB, StreamId, TagId},
         measure::fixture::{Shelf, TinyDevice},
-        replay::Moment,
-        strategy::{EventSink, StrategyEvent},
+        replay::ReplayMoment,
+        strategy::EventSink,
         trace::TraceBuilder,
     };
 
-    fn fresh() -> Result<Fresh, ReplayError> {
-        Ok((Box::new(Shelf::default()), Box::new(TinyDevice::new(64 * KIB))))
+    fn fresh() -> Result<OpenedAllocator, ReplayError> {
+        let (strategy, device) = (Box::new(Shelf::default()), Box::new(TinyDevice::new(64 * KIB)));
+        Ok(OpenedAllocator { strategy, device, limit: None })
     }
 
     fn copies(threads: usize) -> Vec<Trace> {
@@ -161,7 +162,7 @@ mod tests {
         let label = CaseLabel { workload: "w".to_owned(), ..CaseLabel::default() };
         let copies = copies(4);
         assert!(copies[3].events.iter().all(|event| event.thread == ThreadId(3)));
-        let record = time_threads(&label, &copies, make, &replay::Options::default(), 3).unwrap();
+        let record = time_threads(&label, &copies, make, &replay::ReplayOptions::default(), 3).unwrap();
         assert_eq!(made, 4, "three passes for throughput, one for percentiles");
         assert_eq!((record.threads, record.passes), (Some(4), 3));
         assert_eq!((record.events, record.operations, record.ooms), (4000, 4000, 0));
@@ -179,7 +180,7 @@ mod tests {
         broken.device_sync();
         let mut copies = copies(2);
         copies.push(broken.finish("w"));
-        let outcome = time_threads(&CaseLabel::default(), &copies, fresh, &replay::Options::default(), 1);
+        let outcome = time_threads(&CaseLabel::default(), &copies, fresh, &replay::ReplayOptions::default(), 1);
         assert!(matches!(outcome, Err(ReplayError::Device { event: 0, .. })), "{outcome:?}");
     }
 
@@ -190,12 +191,10 @@ mod tests {
         by_all: &'a AtomicUsize,
     }
 
-    impl EventSink for Fuse<'_> {
-        fn event(&mut self, _: StrategyEvent) {}
-    }
+    impl EventSink for Fuse<'_> {}
 
     impl Observer for Fuse<'_> {
-        fn after(&mut self, _: &Moment<'_>) {
+        fn after(&mut self, _: &ReplayMoment<'_>) {
             self.seen += 1;
             self.by_all.fetch_add(1, Ordering::Relaxed);
             assert!(!self.lit || self.seen < 3, "a panic in one thread");
@@ -207,7 +206,7 @@ mod tests {
         let (copies, by_all) = (copies(3), AtomicUsize::new(0));
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let fuse = |number| Fuse { lit: number == 1, seen: 0, by_all: &by_all };
-            shared_pass(&copies, fresh().unwrap(), &replay::Options::default(), fuse).map(|(pass, _)| pass.events)
+            shared_pass(&copies, fresh().unwrap(), &replay::ReplayOptions::default(), fuse).map(|(pass, _)| pass.events)
         }));
         assert!(outcome.is_err(), "the panic is passed on");
         assert_eq!(by_all.into_inner(), 2 * 1000 + 3, "the others ran to their end");

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::{
     base::{Address, StreamId},
-    replay::Live,
+    replay::LiveBlock,
     strategy::{Freed, Outcome, Refusal, Shortage, StrategyEvent},
 };
 
@@ -29,7 +29,7 @@ pub enum Decision {
 }
 
 impl Decision {
-    pub(super) fn served(live: &Live, outcome: Outcome) -> Decision {
+    pub(super) fn served(live: &LiveBlock, outcome: Outcome) -> Decision {
         Decision::Served { address: live.block.address, size: live.block.size, outcome }
     }
 }

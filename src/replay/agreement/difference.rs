@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::Decision;
 use crate::{
-    replay::Moment,
+    replay::ReplayMoment,
     trace::{MarkKind, Op},
 };
 
@@ -34,7 +34,7 @@ pub struct Place {
 
 impl Place {
     /// Goes on to the next event.
-    pub(super) fn reach(&mut self, now: &Moment<'_>) {
+    pub(super) fn reach(&mut self, now: &ReplayMoment<'_>) {
         self.event = Some((now.index, now.event.op));
         match now.event.op {
             Op::Mark { kind: MarkKind::Step, index, .. } => self.step = Some(index),

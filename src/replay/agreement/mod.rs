@@ -20,7 +20,9 @@ use self::{
     proofreader::Proofreader,
     transcript::{Reader, Writer, transcript},
 };
-use super::{Live, Moment, Observer, OnOutOfMemory, Options, OutOfMemory, ReplayError, Replayed, replay};
+use super::{
+    FailedRequest, LiveBlock, Observer, OnOutOfMemory, ReplayError, ReplayMoment, ReplayOptions, ReplayOutcome, replay,
+};
 use crate::{
     device::{
         Device, DeviceProps,
@@ -45,7 +47,7 @@ pub struct Agreement {
 #[derive(Clone, Debug)]
 pub struct Performance {
     /// What was carried out.
-    pub replayed: Replayed,
+    pub replayed: ReplayOutcome,
     /// The books when the cache had been emptied.
     pub stats: Stats,
     /// The strategy's own counters at that moment.
@@ -60,7 +62,7 @@ pub struct Performance {
 ///
 /// ```
 /// use oomph::device::{Device, sim::{SimConfig, SimDevice}};
-/// use oomph::replay::{Options, agreement::agree};
+/// use oomph::replay::{ReplayOptions, agreement::agree};
 /// use oomph::strategy::{Setup, StrategySpec};
 /// use oomph::trace::TraceBuilder;
 /// use oomph::base::{StreamId, TagId};
@@ -78,7 +80,7 @@ pub fn agree(
     source: &dyn Source,
     pair: [Box<dyn Strategy>; 2],
     device: &mut dyn Device,
-    options: &Options<'_>,
+    options: &ReplayOptions<'_>,
 ) -> Result<Agreement, ReplayError> {
     let [mut first, mut second] = pair;
     let (writer, reader) = transcript();
@@ -106,10 +108,10 @@ pub fn perform<O: Observer>(
     source: &dyn Source,
     strategy: &mut dyn Strategy,
     device: &mut dyn Device,
-    options: &Options<'_>,
+    options: &ReplayOptions<'_>,
     observer: &mut O,
 ) -> Result<Performance, ReplayError> {
-    let options = Options { on_out_of_memory: OnOutOfMemory::Skip, ..*options };
+    let options = ReplayOptions { on_out_of_memory: OnOutOfMemory::Skip, ..*options };
     let replayed = replay(source, strategy, device, &options, observer)?;
     let failed = |source| ReplayError::Strategy { event: replayed.events, source };
     strategy.trim(&mut Context { device: &mut *device, sink: &mut *observer }).map_err(failed)?;
@@ -124,7 +126,7 @@ fn watch(
     strategy: &mut dyn Strategy,
     device: &mut dyn Device,
     writer: Writer,
-    options: &Options<'_>,
+    options: &ReplayOptions<'_>,
 ) -> Result<Performance, ReplayError> {
     let mut device = InterceptedDevice::new(device, writer.clone());
     perform(source, strategy, &mut device, options, &mut Clerk { writer })
@@ -142,19 +144,19 @@ impl EventSink for Clerk {
 }
 
 impl Observer for Clerk {
-    fn served(&mut self, _: &Moment<'_>, live: &Live, outcome: Outcome) {
+    fn served(&mut self, _: &ReplayMoment<'_>, live: &LiveBlock, outcome: Outcome) {
         self.writer.decision(Decision::served(live, outcome));
     }
 
-    fn freed(&mut self, _: &Moment<'_>, _: &Live, freed: Freed) {
+    fn freed(&mut self, _: &ReplayMoment<'_>, _: &LiveBlock, freed: Freed) {
         self.writer.decision(Decision::Freed(freed));
     }
 
-    fn out_of_memory(&mut self, _: &Moment<'_>, report: &OutOfMemory) {
+    fn out_of_memory(&mut self, _: &ReplayMoment<'_>, report: &FailedRequest) {
         self.writer.decision(Decision::Failed(report.shortage));
     }
 
-    fn after(&mut self, _: &Moment<'_>) {
+    fn after(&mut self, _: &ReplayMoment<'_>) {
         self.writer.event_ends();
     }
 }
@@ -173,12 +175,12 @@ fn compare(
     strategy: &mut dyn Strategy,
     props: DeviceProps,
     reader: Reader,
-    options: &Options<'_>,
+    options: &ReplayOptions<'_>,
 ) -> Comparison {
     let answers = reader.clone();
     let mut device = ScriptedDevice::following(props, move || answers.exchanges());
     let mut proofreader = Proofreader::new(reader);
-    let options = Options { stop: None, ..*options };
+    let options = ReplayOptions { stop: None, ..*options };
     let performance = perform(source, strategy, &mut device, &options, &mut proofreader);
     let complaint = match (&performance, device.mismatch()) {
         (_, Some(mismatch)) => Some(mismatch.to_string()),
@@ -216,7 +218,7 @@ mod tests {
 
     fn agree_on(source: &Trace, first: &str, second: &str, mut device: Box<dyn Device>) -> Agreement {
         let pair = [build(first, &*device), build(second, &*device)];
-        agree(source, pair, &mut *device, &Options::default()).unwrap()
+        agree(source, pair, &mut *device, &ReplayOptions::default()).unwrap()
     }
 
     /// Two streams, deferred frees, marks, and blocks that are cut from larger ones.
@@ -307,7 +309,7 @@ mod tests {
 
     #[test]
     fn a_single_answer_that_was_tampered_with_is_seen() {
-        let (source, options) = (story(), Options::default());
+        let (source, options) = (story(), ReplayOptions::default());
         for lie_at in [1, 5, 17] {
             let device = simulated();
             let [mut first, mut second] = [build("caching", &*device), build("caching", &*device)];
@@ -326,7 +328,7 @@ mod tests {
 
     #[test]
     fn a_call_that_is_left_out_at_the_end_is_seen() {
-        let (source, options) = (story(), Options::default());
+        let (source, options) = (story(), ReplayOptions::default());
         let device = simulated();
         let [mut first, mut second] = [build("caching", &*device), build("caching", &*device)];
         let props = device.props().clone();
@@ -357,7 +359,7 @@ mod tests {
             }
             let pair = [build(spec, &*device), build(spec, &*device)];
             // Pinned memory that is not there ends a replay; nothing is to be compared then.
-            if let Ok(agreement) = agree(&story, pair, &mut *device, &Options::default()) {
+            if let Ok(agreement) = agree(&story, pair, &mut *device, &ReplayOptions::default()) {
                 prop_assert_eq!(agreement.difference, None);
                 prop_assert_eq!(agreement.agreed, agreement.performance.replayed.events);
                 prop_assert_eq!(device.held_bytes(), 0);

@@ -2,7 +2,7 @@
 
 use super::{Decision, Difference, Place, transcript::Reader};
 use crate::{
-    replay::{Live, Moment, Observer, OutOfMemory},
+    replay::{FailedRequest, LiveBlock, Observer, ReplayMoment},
     strategy::{EventSink, Freed, Outcome, StrategyEvent},
 };
 
@@ -71,23 +71,23 @@ impl EventSink for Proofreader {
 }
 
 impl Observer for Proofreader {
-    fn before(&mut self, now: &Moment<'_>) {
+    fn before(&mut self, now: &ReplayMoment<'_>) {
         self.place.reach(now);
     }
 
-    fn served(&mut self, _: &Moment<'_>, live: &Live, outcome: Outcome) {
+    fn served(&mut self, _: &ReplayMoment<'_>, live: &LiveBlock, outcome: Outcome) {
         self.decisions.push(Decision::served(live, outcome));
     }
 
-    fn freed(&mut self, _: &Moment<'_>, _: &Live, freed: Freed) {
+    fn freed(&mut self, _: &ReplayMoment<'_>, _: &LiveBlock, freed: Freed) {
         self.decisions.push(Decision::Freed(freed));
     }
 
-    fn out_of_memory(&mut self, _: &Moment<'_>, report: &OutOfMemory) {
+    fn out_of_memory(&mut self, _: &ReplayMoment<'_>, report: &FailedRequest) {
         self.decisions.push(Decision::Failed(report.shortage));
     }
 
-    fn after(&mut self, _: &Moment<'_>) {
+    fn after(&mut self, _: &ReplayMoment<'_>) {
         self.compare_event();
     }
 }

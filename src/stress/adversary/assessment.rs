@@ -381,7 +381,7 @@ mod tests {
         let (seen, trace) = assess(&contest, &contender, &AtomicBool::new(false)).unwrap();
         let mut device = contender.device.open().unwrap();
         let mut strategy = contender.with_memory(None).build(device.props()).unwrap();
-        replay(&trace.unwrap(), &mut *strategy, &mut *device, &replay::Options::default(), &mut Silent).unwrap();
+        replay(&trace.unwrap(), &mut *strategy, &mut *device, &replay::ReplayOptions::default(), &mut Silent).unwrap();
         let peak = strategy.stats().peak;
         assert_eq!(Some(peak.reserved), seen.peak_reserved_bytes);
         assert_eq!(peak.requested, contest.live_bytes);

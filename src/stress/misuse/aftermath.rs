@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use super::stage::Stage;
 use crate::{
     base::{KIB, MIB, Nanos, StreamId, TagId, ThreadId, Work},
-    replay::{OnOutOfMemory, Options, replay},
+    replay::{OnOutOfMemory, ReplayOptions, replay},
     strategy::{Caller, Context, Silent},
     trace::{Trace, TraceBuilder},
 };
@@ -14,7 +14,7 @@ use crate::{
 pub(super) fn live_on(stage: &mut Stage) {
     for _ in 0..2 {
         let (strategy, device) = stage.parts();
-        let options = Options { on_out_of_memory: OnOutOfMemory::Skip, ..Options::default() };
+        let options = ReplayOptions { on_out_of_memory: OnOutOfMemory::Skip, ..ReplayOptions::default() };
         if let Err(error) = replay(&*PROGRAM, strategy, device, &options, &mut Silent) {
             stage.findings.push(format!("an ordinary program fails afterwards: {error}"));
         }

@@ -11,7 +11,7 @@ use oomph::{
         sim::{SimConfig, SimDevice},
     },
     models::Recipe,
-    replay::{Cause, Options, replay},
+    replay::{OomCause, ReplayOptions, replay},
     strategy::{Setup, StrategySpec},
 };
 
@@ -88,9 +88,9 @@ fn a_model_beyond_capacity_runs_out_of_memory_while_loading_and_its_twin_trains(
         let spec = StrategySpec { name: "caching".to_owned(), parameters: String::new() };
         let mut strategy = spec.build(&Setup { props: device.props(), limit: None }).unwrap();
         let workload = Recipe::named(name).unwrap().workload().unwrap();
-        replay(&workload, &mut *strategy, &mut device, &Options::default(), &mut Levels::default()).unwrap()
+        replay(&workload, &mut *strategy, &mut device, &ReplayOptions::default(), &mut Levels::default()).unwrap()
     };
     let refused = run("load-beyond-capacity").first_oom.unwrap();
-    assert_eq!((refused.step, refused.cause), (None, Cause::Exhaustion));
+    assert_eq!((refused.step, refused.cause), (None, OomCause::Exhaustion));
     assert_eq!(run("load-beyond-capacity-fixed").ooms, 0);
 }

@@ -16,8 +16,8 @@ use oomph::{
         sim::{SimConfig, SimDevice},
     },
     models::{Recipe, Workload},
-    replay::{Moment, Observer, Options, replay},
-    strategy::{EventSink, Setup, StrategyEvent, StrategySpec, Usage},
+    replay::{Observer, ReplayMoment, ReplayOptions, replay},
+    strategy::{EventSink, Setup, StrategySpec, Usage},
     trace::{MarkKind, Op},
 };
 
@@ -52,12 +52,10 @@ pub(crate) struct Levels {
     peak: Usage,
 }
 
-impl EventSink for Levels {
-    fn event(&mut self, _: StrategyEvent) {}
-}
+impl EventSink for Levels {}
 
 impl Observer for Levels {
-    fn before(&mut self, now: &Moment<'_>) {
+    fn before(&mut self, now: &ReplayMoment<'_>) {
         if let Op::Mark { kind: MarkKind::Step, index: 1.., .. } = now.event.op {
             self.after_steps.push(now.strategy.stats().current);
         }
@@ -74,7 +72,7 @@ pub(crate) fn levels(workload: &Workload, allocator_settings: &str) -> Levels {
     let spec = StrategySpec { name: "caching".to_owned(), parameters: allocator_settings.to_owned() };
     let mut strategy = spec.build(&Setup { props: device.props(), limit: None }).unwrap();
     let mut levels = Levels::default();
-    let replayed = replay(workload, &mut *strategy, &mut device, &Options::default(), &mut levels).unwrap();
+    let replayed = replay(workload, &mut *strategy, &mut device, &ReplayOptions::default(), &mut levels).unwrap();
     assert_eq!(replayed.ooms, 0);
     levels.after_steps.push(strategy.stats().current);
     levels.peak = strategy.stats().peak;

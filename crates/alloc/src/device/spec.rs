@@ -161,6 +161,13 @@ impl DeviceSpec {
     }
 }
 
+/// The simulated device with its default size: `sim`.
+impl Default for DeviceSpec {
+    fn default() -> DeviceSpec {
+        DeviceSpec { text: "sim".to_owned(), kind: Kind::Sim(Box::default()) }
+    }
+}
+
 impl FromStr for DeviceSpec {
     type Err = DeviceSpecError;
 

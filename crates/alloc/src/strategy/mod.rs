@@ -324,17 +324,15 @@ pub enum StrategyEvent {
 
 /// Who is told about [`StrategyEvent`]s.
 pub trait EventSink {
-    /// Called at the moment the event happens, in order.
-    fn event(&mut self, event: StrategyEvent);
+    /// Called at the moment the event happens, in order. By default the event is ignored.
+    fn event(&mut self, _event: StrategyEvent) {}
 }
 
 /// A sink that forgets.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Silent;
 
-impl EventSink for Silent {
-    fn event(&mut self, _: StrategyEvent) {}
-}
+impl EventSink for Silent {}
 
 /// A sink that keeps everything.
 impl EventSink for Vec<StrategyEvent> {
