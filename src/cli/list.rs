@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{exit, failure::Outcome, output};
 use crate::{
-    base::Shelved,
+    base::CatalogEntry,
     models::{GENERATORS, Recipe, all_recipes},
     plugin,
     strategy::STRATEGIES,
@@ -104,7 +104,7 @@ impl Item {
 
     /// What has a file: its summary and origin, or what is wrong with it. A broken file of the current folder must not
     /// hide everything else.
-    fn shelved(kind: What, from: Shelved, told: Result<(String, String), String>) -> Item {
+    fn shelved(kind: What, from: CatalogEntry, told: Result<(String, String), String>) -> Item {
         let replaces_built_in = from.replaces_built_in();
         let (summary, origin) = told.unwrap_or_else(|problem| {
             let first_line = problem.lines().next().unwrap_or_default();

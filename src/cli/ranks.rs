@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     answer::ranks::{RankRow, Ranks},
-    base::{Progress, side_by_side},
+    base::{Progress, parallel_map},
     report::{RankReport, Render},
     suite::{self, RankFile},
 };
@@ -35,7 +35,7 @@ pub fn ask<T: Send>(
     answer: impl Fn(&str, &dyn Progress) -> Result<T, Failure> + Sync,
 ) -> Vec<(RankFile, Result<T, String>)> {
     let bar = progress::of_ranks(files.len());
-    let answers = side_by_side(files, suite::read_at_once(files, suite::all_cores()), |file| {
+    let answers = parallel_map(files, suite::read_at_once(files, suite::all_cores()), |file| {
         let path = file.path.to_string_lossy();
         let answer = answer(&path, &OneOf::of(&path, &bar)).map_err(|failure| failure.to_string());
         bar.inc(1);

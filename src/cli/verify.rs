@@ -15,7 +15,7 @@ use super::{
     verify_on::{self, OnOptions},
 };
 use crate::{
-    base::{Bytes, Progress, side_by_side},
+    base::{Bytes, Progress, parallel_map},
     device::DeviceProps,
     replay::verify::{Beginning, Companion, Divergence, Verdict, Verification, verify},
     report::{Medium, Render, ReportError},
@@ -209,7 +209,7 @@ fn verify_all(args: &Args, props: &DeviceProps) -> Vec<Row> {
         return rows(path, &Stages::of(&path.to_string_lossy()));
     }
     let bar = progress::of_cases(args.sources.len(), 0);
-    let done = side_by_side(&args.sources, suite::all_cores(), |path| {
+    let done = parallel_map(&args.sources, suite::all_cores(), |path| {
         let rows = rows(path, &OneOf::of(&path.to_string_lossy(), &bar));
         bar.inc(1);
         rows

@@ -228,7 +228,7 @@ mod tests {
         device::Clock,
         measure::{
             categories::TagBytes,
-            fixture::{ALLOC_NS, FREE_NS, OVERHEAD, Shelf, TinyDevice},
+            fixture::{ALLOC_NS, FREE_NS, OVERHEAD, Catalog, TinyDevice},
             layout_after,
             timeline::IncidentKind,
         },
@@ -241,7 +241,7 @@ mod tests {
 
     fn run(story: TraceBuilder, capacity: u64, options: &replay::ReplayOptions<'_>) -> (CaseRecord, CaseDetail) {
         let mut device = TinyDevice::new(capacity);
-        measure(&CaseLabel::default(), &story.finish("story"), &mut Shelf::default(), &mut device, options)
+        measure(&CaseLabel::default(), &story.finish("story"), &mut Catalog::default(), &mut device, options)
     }
 
     /// Two steps; events are numbered in comments, sizes after `->` are blocks.
@@ -402,7 +402,7 @@ mod tests {
 
     #[test]
     fn memory_that_does_not_come_back_is_an_error() {
-        let mut strategy = Shelf::default();
+        let mut strategy = Catalog::default();
         strategy.forgets = 1;
         let mut device = TinyDevice::new(64 * KIB);
         let source = two_steps().finish("story");
@@ -415,7 +415,7 @@ mod tests {
 
     #[test]
     fn a_device_that_lacks_what_the_strategy_needs_skips_the_case() {
-        let mut strategy = Shelf::default();
+        let mut strategy = Catalog::default();
         strategy.requires.virtual_memory = true;
         let mut device = TinyDevice::new(64 * KIB);
         let options = replay::ReplayOptions::default();
@@ -435,7 +435,7 @@ mod tests {
     #[test]
     fn the_layout_at_the_peak_is_found_by_a_second_pass() {
         let (record, _) = run(two_steps(), 64 * KIB, &replay::ReplayOptions::default());
-        let (mut strategy, mut device) = (Shelf::default(), TinyDevice::new(64 * KIB));
+        let (mut strategy, mut device) = (Catalog::default(), TinyDevice::new(64 * KIB));
         let layout = layout_after(
             record.peak_allocated_event.unwrap(),
             &two_steps().finish("story"),

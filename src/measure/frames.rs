@@ -353,7 +353,7 @@ mod tests {
         base::{KIB, StreamId},
         measure::{
             CaseDetail, CaseLabel,
-            fixture::{Shelf, TinyDevice},
+            fixture::{Catalog, TinyDevice},
             measure,
         },
         replay::ReplayOptions,
@@ -365,7 +365,7 @@ mod tests {
         measure(
             &CaseLabel::default(),
             &story.finish("story"),
-            &mut Shelf::default(),
+            &mut Catalog::default(),
             &mut device,
             &ReplayOptions::default(),
         )

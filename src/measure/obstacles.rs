@@ -131,7 +131,7 @@ mod tests {
             wrap::LimitedDevice,
         },
         measure::{
-            fixture::{Shelf, TinyDevice},
+            fixture::{Catalog, TinyDevice},
             ooms::Ooms,
         },
         replay::{self, replay},
@@ -191,7 +191,7 @@ mod tests {
         story.use_on(shared, StreamId(1));
         story.free(shared);
         story.alloc(4000, StreamId::DEFAULT, TagId(0));
-        let (mut strategy, mut device) = (Shelf::default(), TinyDevice::new(4 * KIB));
+        let (mut strategy, mut device) = (Catalog::default(), TinyDevice::new(4 * KIB));
         let options = replay::ReplayOptions::default();
         let mut ooms = Ooms::default();
         replay(&story.finish("pending"), &mut strategy, &mut device, &options, &mut ooms).unwrap();

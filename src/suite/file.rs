@@ -11,10 +11,10 @@ use serde::{
 };
 
 use super::{CaseTimeout, SuiteError};
-use crate::base::{Bytes, Shelf, Shelved};
+use crate::base::{Bytes, Catalog, CatalogEntry};
 
 /// Where suites are found by name.
-const SHELF: Shelf = Shelf { folder: "suites", built_in: include!(concat!(env!("OUT_DIR"), "/suites.rs")) };
+const CATALOG: Catalog = Catalog { folder: "suites", built_in: include!(concat!(env!("OUT_DIR"), "/suites.rs")) };
 
 /// One suite: a question, and the groups of cases that answer it.
 #[derive(Clone, Debug, Deserialize)]
@@ -161,13 +161,13 @@ impl<'de> Deserialize<'de> for Selection {
 impl SuiteFile {
     /// The names of the suites that travel with the binary.
     pub fn embedded() -> impl Iterator<Item = &'static str> {
-        SHELF.built_in_names()
+        CATALOG.built_in_names()
     }
 
     /// Every suite that has a name here: the embedded ones, and those in the `suites/` of the current folder.
     #[must_use]
-    pub fn all_named() -> Vec<Shelved> {
-        SHELF.all()
+    pub fn all_named() -> Vec<CatalogEntry> {
+        CATALOG.all()
     }
 
     /// The suite of that name, or the file at that path (anything that ends in `.toml` or has a separator). Under a name
@@ -177,11 +177,11 @@ impl SuiteFile {
             return SuiteFile::from_file(Path::new(name_or_path));
         }
         let name = name_or_path;
-        if let Some(path) = SHELF.own_file(name) {
+        if let Some(path) = CATALOG.own_file(name) {
             return SuiteFile::from_file(&path);
         }
-        let Some(text) = SHELF.built_in_text(name) else {
-            let (suggestion, known) = SHELF.nearest_and_all(name);
+        let Some(text) = CATALOG.built_in_text(name) else {
+            let (suggestion, known) = CATALOG.nearest_and_all(name);
             return Err(SuiteError::UnknownSuite { name: name.to_owned(), suggestion, known });
         };
         let suite = SuiteFile::parse(name, &format!("suites/{name}.toml"), text)?;

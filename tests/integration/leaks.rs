@@ -9,7 +9,7 @@ use std::{
 use crate::command::run;
 use oomph::{
     answer::leaks::{Bar, Finding, Observed, RecoverableBy, StepsFrom, Verdict, judge},
-    base::{GIB, NoProgress, side_by_side},
+    base::{GIB, NoProgress, parallel_map},
     models::Recipe,
     replay::Replay,
     suite::{SourceSpec, all_cores},
@@ -57,7 +57,7 @@ const LEAKS: [&str; 6] = [
 fn every_recording_is_classified_as_its_measured_levels_show() {
     let levels: Vec<(String, Vec<f64>)> = per_step().into_iter().collect();
     assert_eq!(levels.len(), 24);
-    side_by_side(&levels, all_cores(), |(name, levels)| check(name, levels));
+    parallel_map(&levels, all_cores(), |(name, levels)| check(name, levels));
 }
 
 fn check(name: &str, levels: &[f64]) {

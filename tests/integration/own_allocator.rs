@@ -7,7 +7,7 @@ use std::{
 };
 
 use oomph::{
-    base::{MIB, NoProgress, side_by_side},
+    base::{MIB, NoProgress, parallel_map},
     device::{
         Device,
         sim::{Profile, SimDevice},
@@ -62,7 +62,7 @@ fn recordings() -> Vec<PathBuf> {
 fn complaints(check: impl Fn(&str, &Trace) -> Vec<String> + Sync) -> Vec<String> {
     let files = recordings();
     assert_eq!(files.len(), 72);
-    let found = side_by_side(&files, all_cores(), |path| {
+    let found = parallel_map(&files, all_cores(), |path| {
         let name = path.file_name().unwrap().to_str().unwrap().trim_end_matches(".pickle.xz");
         let trace = Trace::read(&*trace::open(path, &NoProgress).unwrap()).unwrap();
         check(name, &trace).into_iter().map(|what| format!("{name}: {what}")).collect::<Vec<_>>()

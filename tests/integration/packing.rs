@@ -7,7 +7,7 @@ use std::{
 
 use crate::command::run;
 use oomph::{
-    base::{NoProgress, side_by_side},
+    base::{NoProgress, parallel_map},
     plan::{GRAIN, Lifetimes, PackingBudget, pack},
     suite::{SourceSpec, all_cores},
 };
@@ -40,7 +40,7 @@ fn recording(name: &str) -> PathBuf {
 fn recorded_training_runs_are_packed_within_two_percent_of_the_bound() {
     // Without optimisation a packing takes half a minute: two of them then have to do.
     let recordings = if cfg!(debug_assertions) { &["train_sgd", "streams"][..] } else { &TRAINING };
-    side_by_side(recordings, all_cores(), |name| {
+    parallel_map(recordings, all_cores(), |name| {
         let path = recording(name).to_str().unwrap().to_owned();
         let source = SourceSpec { name: path, seed: 1, ..SourceSpec::default() }.open(&NoProgress).unwrap();
         let lifetimes = Lifetimes::read(&*source, GRAIN).unwrap();

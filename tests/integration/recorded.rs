@@ -7,7 +7,7 @@ use std::{
 };
 
 use oomph::{
-    base::{Address, NoProgress, side_by_side},
+    base::{Address, NoProgress, parallel_map},
     suite::all_cores,
     trace::{
         OpKind, check,
@@ -51,7 +51,7 @@ fn truths() -> Vec<Truth> {
 fn for_every_recording(check: impl Fn(&Truth, &Path) + Sync) {
     let truths = truths();
     assert_eq!(truths.len(), 72);
-    side_by_side(&truths, all_cores(), |truth| check(truth, &folder().join(format!("{}.pickle.xz", truth.name))));
+    parallel_map(&truths, all_cores(), |truth| check(truth, &folder().join(format!("{}.pickle.xz", truth.name))));
 }
 
 #[test]

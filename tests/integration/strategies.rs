@@ -3,7 +3,7 @@
 //! The conformance suite plays small scripts at every promise; here the promises must hold over whole workloads.
 
 use oomph::{
-    base::{GIB, side_by_side},
+    base::{GIB, parallel_map},
     device::{
         CallKind, Device, DeviceSpec,
         wrap::{CallFailure, FaultPlan, FaultyDevice},
@@ -109,7 +109,7 @@ fn everything(plan: &(dyn Fn() -> FaultPlan + Sync)) -> Vec<String> {
     let patterns = patterns();
     let cases: Vec<(StrategySpec, usize)> =
         specs().flat_map(|spec| (0..patterns.len()).map(move |pattern| (spec.clone(), pattern))).collect();
-    let findings = side_by_side(&cases, all_cores(), |(spec, pattern)| {
+    let findings = parallel_map(&cases, all_cores(), |(spec, pattern)| {
         let found = watched(spec, &patterns[*pattern], plan());
         let name = oomph::trace::Source::name(&patterns[*pattern]);
         found.into_iter().map(|what| format!("{spec} on {name}: {what}")).collect::<Vec<_>>()

@@ -4,7 +4,7 @@ use std::{path::Path, process::Command};
 
 use crate::recordings::{recordings, verify_as_recorded};
 use oomph::{
-    base::{Address, NoProgress, SiteId, StreamId, ThreadId, side_by_side},
+    base::{Address, NoProgress, SiteId, StreamId, ThreadId, parallel_map},
     device::{
         Device,
         sim::{SimConfig, SimDevice},
@@ -21,7 +21,7 @@ use oomph::{
 #[test]
 fn every_recording_is_exact() {
     let paths = recordings();
-    let verifications = side_by_side(&paths, all_cores(), |path| {
+    let verifications = parallel_map(&paths, all_cores(), |path| {
         let recording = Recording::open(path, None, &NoProgress).unwrap();
         let companion = Companion::beside(path).unwrap().unwrap();
         verify_as_recorded(&recording, &companion)

@@ -9,7 +9,7 @@ use std::{
 
 use crate::command::run;
 use oomph::{
-    base::{Nanos, NoProgress, StreamId, TagId, Work, side_by_side},
+    base::{Nanos, NoProgress, StreamId, TagId, Work, parallel_map},
     device::{
         Device,
         sim::{SimConfig, SimDevice},
@@ -44,7 +44,7 @@ const AGES_MATTER: [(&str, &str); 2] =
 
 #[test]
 fn every_recording_is_exact_from_the_middle_too() {
-    let found = side_by_side(&recordings(), all_cores(), |path| {
+    let found = parallel_map(&recordings(), all_cores(), |path| {
         let snapshot = Snapshot::open(path, &NoProgress).unwrap();
         let companion = Companion::beside(path).unwrap().unwrap();
         let all = snapshot.traces[0].len();

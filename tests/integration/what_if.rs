@@ -16,7 +16,7 @@ use std::{
 };
 
 use oomph::{
-    base::{NoProgress, side_by_side},
+    base::{NoProgress, parallel_map},
     device::{
         Device,
         sim::{SimConfig, SimDevice},
@@ -131,7 +131,7 @@ fn answers() -> Vec<Answer> {
     for question in &questions {
         stories.entry(question.from).or_insert_with(|| story(question.from));
     }
-    side_by_side(&questions, all_cores(), |question| answer(question, &stories[question.from]))
+    parallel_map(&questions, all_cores(), |question| answer(question, &stories[question.from]))
 }
 
 #[test]

@@ -1,40 +1,31 @@
-//! The vocabulary that every room shares: quantities, identities and kinds of work; what is known by
-//! name, one way to do things side by side, and one to say how far they have come.
+//! What all oomph crates share: quantities and identities, kinds of work, files that are found by name, work on several
+//! threads, progress reports, and the packing of blocks.
 //!
-//! Newtypes keep bytes, nanoseconds, addresses and indices apart at no cost. Nothing here knows about
-//! devices, strategies or traces.
+//! Newtypes keep bytes, nanoseconds, addresses and indices apart. This crate knows no devices, strategies or traces.
 
-mod bytes;
-mod ending;
-mod id;
+mod catalog;
 mod layout;
-mod near;
 pub mod packing;
-mod pipe;
+mod parallel;
+mod process;
 mod progress;
-mod shelf;
-mod side_by_side;
-mod time;
+mod units;
 mod work;
 
-pub use bytes::{Bytes, GIB, KIB, MIB, ParseBytesError};
-pub use ending::{ending, signal};
-pub use id::{Address, EventId, SiteId, StreamId, TagId, ThreadId};
+pub use catalog::{Catalog, CatalogEntry, did_you_mean, did_you_mean_among, nearest};
 pub use layout::{BlockState, BlockView, Layout, SegmentView};
-pub use near::{did_you_mean, did_you_mean_among, nearest};
-pub use pipe::last_bytes;
+pub use parallel::{parallel_for_each, parallel_map};
+pub use process::{exit_description, exit_signal, last_bytes};
 #[cfg(any(test, feature = "testing"))]
 pub use progress::ProgressLog;
 pub use progress::{NoProgress, PROGRESS_STRIDE, Progress};
-pub use shelf::{Shelf, Shelved};
-pub use side_by_side::{as_they_come, side_by_side};
-pub use time::Nanos;
+pub use units::{Address, Bytes, EventId, GIB, KIB, MIB, Nanos, ParseBytesError, SiteId, StreamId, TagId, ThreadId};
 pub use work::{Dtype, ProductRole, Work};
 
 /// Rounds `value` up to a multiple of `step`, which must not be zero.
 ///
-/// Saturates at the largest multiple that fits, so that absurd requests fail later as "too large" instead of
-/// wrapping around to a small one.
+/// Saturates at the largest multiple that fits, so that a huge request fails later as too large. It does not wrap around
+/// to a small one.
 ///
 /// ```
 /// assert_eq!(oomph_base::round_up(513, 512), 1024);

@@ -1,10 +1,10 @@
-//! What a stream can be kept busy with.
+//! Work that a stream can run, described by its shape.
 
 use serde::{Deserialize, Serialize};
 
 use super::Nanos;
 
-/// The number format that a matrix product or an attention runs in.
+/// The number format of a matrix product or an attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Dtype {
@@ -18,16 +18,16 @@ pub enum Dtype {
     F16,
 }
 
-/// What a product is in the life of a layer, which says how its factors lie in memory. The result always lies row by row.
+/// What a matrix product computes in a layer. This decides the memory layout of its factors; the result is row-major.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProductRole {
-    /// The layer's output: both factors lie along the dot products, in rows of length `k`.
+    /// The output of the layer: both factors are stored in rows of length `k`.
     #[default]
     Output,
-    /// The gradient of its input: the right factor, the weight, lies in rows of length `n`.
+    /// The gradient of its input: the right factor, the weight, is stored in rows of length `n`.
     InputGradient,
-    /// The gradient of its weight: both factors lie across the dot products, in rows of lengths `m` and `n`.
+    /// The gradient of its weight: the factors are stored in rows of lengths `m` and `n`.
     WeightGradient,
 }
 
@@ -35,7 +35,7 @@ impl ProductRole {
     /// Every role.
     pub const ALL: [ProductRole; 3] = [ProductRole::Output, ProductRole::InputGradient, ProductRole::WeightGradient];
 
-    /// How long the rows of the left and of the right factor are.
+    /// The row lengths of the left and of the right factor.
     #[must_use]
     pub const fn row_lengths<N: Copy>(self, m: N, n: N, k: N) -> [N; 2] {
         match self {
@@ -50,7 +50,7 @@ impl ProductRole {
     }
 }
 
-/// One piece of device work, by shape. A device with compute runs or times it; any other ignores it.
+/// One piece of device work, described by its shape. A device with compute runs or times it; other devices ignore it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Work {
@@ -71,16 +71,16 @@ pub enum Work {
         batch: u32,
         /// Number format.
         dtype: Dtype,
-        /// How the factors lie in memory.
+        /// The layout of the factors.
         #[serde(default, skip_serializing_if = "ProductRole::is_output")]
         role: ProductRole,
     },
-    /// Reads and writes `bytes` in all, with next to no arithmetic.
+    /// Reads and writes `bytes` in total, with little arithmetic.
     Elementwise {
         /// Traffic to and from memory.
         bytes: u64,
     },
-    /// Reads `bytes` and writes next to nothing.
+    /// Reads `bytes` and writes little.
     Reduction {
         /// Bytes read.
         bytes: u64,
@@ -99,9 +99,9 @@ pub enum Work {
         head_width: u32,
         /// Number format.
         dtype: Dtype,
-        /// The backward pass does about two and a half times the forward's work.
+        /// The backward pass, which takes about 2.5 times the work of the forward pass.
         backward: bool,
-        /// A token looks only at those before it, which halves the work.
+        /// A token attends only to those before it, which halves the work.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         causal: bool,
     },
@@ -122,7 +122,7 @@ pub enum Work {
 }
 
 impl Work {
-    /// Floating-point operations: what matrix products and attention are made of, and nothing else here is.
+    /// Floating-point operations of matrix products and attention; 0 for other work.
     #[must_use]
     pub fn flops(&self) -> f64 {
         match *self {
@@ -141,7 +141,7 @@ impl Work {
         }
     }
 
-    /// Bytes that travel: to and from device memory, or between it and the host.
+    /// Bytes moved to and from device memory, or between device and host.
     #[must_use]
     pub fn traffic_bytes(&self) -> f64 {
         match *self {
@@ -168,7 +168,7 @@ impl Dtype {
     /// Every number format.
     pub const ALL: [Dtype; 4] = [Dtype::F32, Dtype::Tf32, Dtype::Bf16, Dtype::F16];
 
-    /// What people call it: `fp32`, `tf32`, `bf16`, `fp16`.
+    /// The common name: `fp32`, `tf32`, `bf16`, `fp16`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attention_written_before_there_were_masks_is_read_and_written_as_it_was() {
+    fn attention_without_a_mask_keeps_its_old_form() {
         let text = r#"{"kind":"attention","batch":1,"heads":2,"queries":3,"keys":3,"head_width":4,"dtype":"f32","backward":false}"#;
         let attention: Work = serde_json::from_str(text).unwrap();
         assert!(matches!(attention, Work::Attention { causal: false, .. }));

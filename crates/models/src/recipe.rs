@@ -9,26 +9,26 @@ use serde::Deserialize;
 use toml::{Spanned, Value};
 
 use crate::{GENERATORS, GeneratorEntry, Given, Parameters, Place, Workload, WorkloadError};
-use oomph_base::{Shelf, Shelved, did_you_mean, nearest};
+use oomph_base::{Catalog, CatalogEntry, did_you_mean, nearest};
 
 /// Where recipes are found by name.
-const SHELF: Shelf = Shelf { folder: "workloads", built_in: include!(concat!(env!("OUT_DIR"), "/workloads.rs")) };
+const CATALOG: Catalog = Catalog { folder: "workloads", built_in: include!(concat!(env!("OUT_DIR"), "/workloads.rs")) };
 
 /// The names of all embedded recipes. What `"all"` workloads means: it must not depend on the current folder.
 pub fn recipe_names() -> impl Iterator<Item = &'static str> {
-    SHELF.built_in_names()
+    CATALOG.built_in_names()
 }
 
 /// Every recipe that has a name here: the embedded ones, and those in the `workloads/` of the current folder.
 #[must_use]
-pub fn all_recipes() -> Vec<Shelved> {
-    SHELF.all()
+pub fn all_recipes() -> Vec<CatalogEntry> {
+    CATALOG.all()
 }
 
 /// Whether there is a recipe of this name, in the current folder or in the binary.
 #[must_use]
 pub fn is_recipe_name(name: &str) -> bool {
-    SHELF.own_file(name).is_some() || SHELF.built_in_text(name).is_some()
+    CATALOG.own_file(name).is_some() || CATALOG.built_in_text(name).is_some()
 }
 
 /// A generator with its parameters, not yet checked against each other.
@@ -58,11 +58,11 @@ struct RecipeFile {
 impl Recipe {
     /// The recipe of this name: `workloads/NAME.toml` of the current folder, or else the embedded one.
     pub fn named(name: &str) -> Result<Recipe, WorkloadError> {
-        if let Some(path) = SHELF.own_file(name) {
+        if let Some(path) = CATALOG.own_file(name) {
             return Recipe::from_file(&path);
         }
-        let Some(text) = SHELF.built_in_text(name) else {
-            let (suggestion, known) = SHELF.nearest_and_all(name);
+        let Some(text) = CATALOG.built_in_text(name) else {
+            let (suggestion, known) = CATALOG.nearest_and_all(name);
             return Err(WorkloadError::UnknownWorkload { name: name.to_owned(), suggestion, known });
         };
         Recipe::parse(name, &format!("workloads/{name}.toml"), text)

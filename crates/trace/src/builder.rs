@@ -1,6 +1,6 @@
 //! Writes a trace event by event, handing out slots and keeping the story consistent.
 
-use super::{
+use crate::{
     BlockSlot, Category, CollectiveKind, Event, MarkKind, NO_OPERAND, Op, TableFull, Tables, Tag, Trace, TraceEventId,
 };
 use oomph_base::{Nanos, SiteId, StreamId, TagId, ThreadId, Work};
@@ -227,6 +227,36 @@ impl TraceBuilder {
         self.events.push(Event { op, delta_ns: self.delta_ns, thread: self.thread });
         self.delta_ns = 0;
     }
+}
+
+// How a trace carries a request that failed when it was recorded: as an alloc that is freed at once, at a call site
+// that says so.
+//
+// Whoever has room serves it for a moment, which is what the request tells about the program; whoever has not fails as
+// the recorded allocator did. The call site keeps the fact in every format. Readers of recordings write such requests,
+// writers of other formats recognise them.
+
+const FAILED: &str = "(failed when recorded)";
+
+/// Adds a request that failed.
+pub(crate) fn add_failed_request(story: &mut TraceBuilder, bytes: u64, stream: StreamId, site: Option<&str>) {
+    let site = match site {
+        Some(site) => story.site(&format!("{FAILED} {site}")),
+        None => story.site(FAILED),
+    };
+    let block = story.alloc_at(bytes, stream, TagId(0), site);
+    story.free(block);
+}
+
+/// Whether the requests of a call site failed when they were recorded.
+///
+/// ```
+/// assert!(oomph_trace::failed_when_recorded("(failed when recorded) train.py:12 forward"));
+/// assert!(!oomph_trace::failed_when_recorded("train.py:12 forward"));
+/// ```
+#[must_use]
+pub fn failed_when_recorded(site: &str) -> bool {
+    site.starts_with(FAILED)
 }
 
 #[cfg(test)]

@@ -11,36 +11,34 @@
 pub mod arbitrary;
 mod builder;
 mod check;
-mod compression;
-mod error;
 mod event;
-mod failed;
 mod file;
+mod formats;
+mod memory_budget;
 pub mod minimalloc;
 mod native;
-mod open;
 pub mod plan;
 mod pointer_log;
-mod progress;
 pub mod rmm;
 mod source;
 pub mod stalloc;
 mod summary;
-mod tables;
 pub mod torch;
 pub mod umpire;
 
 pub use oomph_pytorch::InitialLayout;
 
-pub use builder::TraceBuilder;
+pub use builder::{TraceBuilder, failed_when_recorded};
 pub use check::{Checker, Place, Resident, check};
-pub use error::TraceError;
-pub use event::{BlockSlot, CollectiveKind, Event, MarkKind, NO_OPERAND, Op, OpKind, TraceEventId};
-pub use failed::failed_when_recorded;
+pub use event::{
+    BlockSlot, Category, CollectiveKind, Event, LabelId, MarkKind, NO_OPERAND, Op, OpKind, ShapeId, TableFull, Tables,
+    Tag, TraceEventId,
+};
+pub use formats::{FORMATS, Format, open, recognise, save, write, write_to};
+pub use memory_budget::OutOfBudget;
 pub use native::NAME as NATIVE;
-pub use open::{FORMATS, Format, open, recognise, save, write, write_to};
 pub use pointer_log::{Imported, WriteError};
-pub use progress::{PROGRESS_PER_READING, ProgressSource};
-pub use source::{CHUNK_EVENTS, EventReader, Source, SourceInfo, Trace};
+pub use source::{
+    CHUNK_EVENTS, EventReader, PROGRESS_PER_READING, ProgressSource, Source, SourceInfo, Trace, TraceError,
+};
 pub use summary::{Bucket, Peak, Powers, Summary};
-pub use tables::{Category, LabelId, ShapeId, TableFull, Tables, Tag};

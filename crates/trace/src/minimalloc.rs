@@ -14,13 +14,13 @@ use std::{
 
 use super::{
     CHUNK_EVENTS, Format, Imported, Op, Source, TraceBuilder, TraceError, file,
+    memory_budget::{MemoryBudget, OutOfBudget},
     pointer_log::{Lines, WriteError, name_of},
-    torch::pickle::Budget,
 };
 use oomph_base::{Nanos, StreamId, TagId};
 
 /// How a list of buffers is recognised and opened.
-pub(super) const FORMAT: Format = Format {
+pub(crate) const FORMAT: Format = Format {
     name: "minimalloc",
     about: "MiniMalloc's CSV of buffers: id, lower, upper, size",
     recognises,
@@ -68,7 +68,7 @@ pub fn read(input: &mut dyn BufRead, path: &Path) -> Result<Imported, TraceError
     let header = lines.next()?.unwrap_or_default().to_owned();
     let missing = |column| lines.wrong(format!("no column `{column}`; id, lower, upper and size are needed"));
     let columns = Columns::of(&header).map_err(missing)?;
-    let mut budget = Budget::DEFAULT;
+    let mut budget = MemoryBudget::DEFAULT;
     let mut buffers: Vec<Buffer> = Vec::new();
     // Moment, whether the buffer is born, which buffer: sorted, a moment's frees come first.
     let mut moments: Vec<(u64, bool, u32)> = Vec::new();
@@ -87,7 +87,7 @@ pub fn read(input: &mut dyn BufRead, path: &Path) -> Result<Imported, TraceError
         if bytes == 0 {
             return Err(lines.wrong(format!("buffer `{id}` has no size")));
         }
-        let spent = |spent: super::torch::Spent| lines.wrong(spent.to_string());
+        let spent = |spent: OutOfBudget| lines.wrong(spent.to_string());
         let place = buffers.len() as u32;
         budget.charge(2 * id.len() + 128).map_err(spent)?;
         budget.push(&mut buffers, Buffer { id, bytes }).map_err(spent)?;

@@ -9,7 +9,10 @@ use std::{
     path::Path,
 };
 
-use super::{MarkKind, TableFull, Trace, TraceBuilder, TraceError, failed, file, torch::pickle::Budget};
+use super::{
+    MarkKind, TableFull, Trace, TraceBuilder, TraceError, builder::add_failed_request, file,
+    memory_budget::MemoryBudget,
+};
 use oomph_base::{Nanos, SiteId, StreamId, TagId, ThreadId};
 
 /// A trace from another tool's file, and what the file does not tell.
@@ -36,7 +39,7 @@ pub enum WriteError {
 const LONGEST_LINE: u64 = 1 << 20;
 
 /// The lines of a text file, with their numbers.
-pub(super) struct Lines<'a> {
+pub(crate) struct Lines<'a> {
     input: &'a mut dyn BufRead,
     path: &'a Path,
     number: u64,
@@ -44,12 +47,12 @@ pub(super) struct Lines<'a> {
 }
 
 impl<'a> Lines<'a> {
-    pub(super) fn new(input: &'a mut dyn BufRead, path: &'a Path) -> Lines<'a> {
+    pub(crate) fn new(input: &'a mut dyn BufRead, path: &'a Path) -> Lines<'a> {
         Lines { input, path, number: 0, line: Vec::new() }
     }
 
     /// The next line that is not blank, without the white space around it.
-    pub(super) fn next(&mut self) -> Result<Option<&str>, TraceError> {
+    pub(crate) fn next(&mut self) -> Result<Option<&str>, TraceError> {
         loop {
             self.line.clear();
             let mut limited = (&mut *self.input).take(LONGEST_LINE);
@@ -73,13 +76,13 @@ impl<'a> Lines<'a> {
     }
 
     /// An error at the line that was read last.
-    pub(super) fn wrong(&self, reason: impl Into<String>) -> TraceError {
+    pub(crate) fn wrong(&self, reason: impl Into<String>) -> TraceError {
         TraceError::Syntax { path: self.path.to_owned(), line: self.number, reason: reason.into() }
     }
 }
 
 /// A pointer or handle: `0x7f..`, `(nil)`, or decimal.
-pub(super) fn handle(text: &str) -> Option<u64> {
+pub(crate) fn handle(text: &str) -> Option<u64> {
     match text {
         "(nil)" | "nullptr" | "(null)" => Some(0),
         text => match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
@@ -91,7 +94,7 @@ pub(super) fn handle(text: &str) -> Option<u64> {
 
 /// One line of a log.
 #[derive(Clone, Copy)]
-pub(super) enum Step {
+pub(crate) enum Step {
     Alloc {
         pointer: u64,
         bytes: u64,
@@ -123,27 +126,27 @@ struct Timed {
 }
 
 /// A log as it is read.
-pub(super) struct PointerLog {
+pub(crate) struct PointerLog {
     steps: Vec<Timed>,
     labels: Vec<String>,
     label_numbers: HashMap<String, u32>,
     /// Gives numbers to streams, threads and call sites.
-    pub(super) story: TraceBuilder,
-    budget: Budget,
+    pub(crate) story: TraceBuilder,
+    budget: MemoryBudget,
 }
 
 impl PointerLog {
-    pub(super) fn new() -> PointerLog {
+    pub(crate) fn new() -> PointerLog {
         PointerLog {
             steps: Vec::new(),
             labels: Vec::new(),
             label_numbers: HashMap::new(),
             story: TraceBuilder::new(),
-            budget: Budget::DEFAULT,
+            budget: MemoryBudget::DEFAULT,
         }
     }
 
-    pub(super) fn push(
+    pub(crate) fn push(
         &mut self,
         elapsed: Nanos,
         thread: ThreadId,
@@ -153,7 +156,7 @@ impl PointerLog {
         self.budget.push(&mut self.steps, Timed { elapsed, thread, step }).map_err(|spent| at.wrong(spent.to_string()))
     }
 
-    pub(super) fn label(&mut self, label: &str, at: &Lines<'_>) -> Result<u32, TraceError> {
+    pub(crate) fn label(&mut self, label: &str, at: &Lines<'_>) -> Result<u32, TraceError> {
         if let Some(&known) = self.label_numbers.get(label) {
             return Ok(known);
         }
@@ -165,11 +168,11 @@ impl PointerLog {
     }
 
     /// Pays for keeping a text, here and in the tables.
-    pub(super) fn charge(&mut self, text: &str, at: &Lines<'_>) -> Result<(), TraceError> {
+    pub(crate) fn charge(&mut self, text: &str, at: &Lines<'_>) -> Result<(), TraceError> {
         self.budget.charge(4 * text.len() + 256).map_err(|spent| at.wrong(spent.to_string()))
     }
 
-    pub(super) fn tell(mut self, name: &str) -> Imported {
+    pub(crate) fn tell(mut self, name: &str) -> Imported {
         let mut gaps = Vec::new();
         let before = self.there_before();
         let mut live = HashMap::new();
@@ -203,7 +206,7 @@ impl PointerLog {
                     Some(slot) => self.story.free_on(slot, stream),
                     None => twice += 1,
                 },
-                Step::Failed { bytes, stream } => failed::tell(&mut self.story, bytes, stream, None),
+                Step::Failed { bytes, stream } => add_failed_request(&mut self.story, bytes, stream, None),
                 Step::Mark { kind, label, index } => self.story.mark(kind, &self.labels[label as usize], index),
             }
         }
@@ -238,11 +241,11 @@ impl PointerLog {
 }
 
 /// What to call a trace that a file of this name holds.
-pub(super) fn name_of(path: &Path) -> String {
+pub(crate) fn name_of(path: &Path) -> String {
     path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
 }
 
 /// What too many streams or threads mean for a line.
-pub(super) fn full<'a>(at: &'a Lines<'_>) -> impl Fn(TableFull) -> TraceError + 'a {
+pub(crate) fn full<'a>(at: &'a Lines<'_>) -> impl Fn(TableFull) -> TraceError + 'a {
     |full| at.wrong(full.to_string())
 }

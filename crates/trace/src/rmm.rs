@@ -30,7 +30,7 @@ const FREE: &str = "free";
 const MICROS_PER_DAY: u64 = 24 * 3600 * 1_000_000;
 
 /// How an RMM log is recognised and opened.
-pub(super) const FORMAT: Format = Format {
+pub(crate) const FORMAT: Format = Format {
     name: "rmm",
     about: "the CSV log of RMM's logging resource adaptor",
     recognises: |head| head.starts_with(HEADER.as_bytes()),

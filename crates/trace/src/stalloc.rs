@@ -15,7 +15,7 @@ const ITERATION: &str = "Iteration Index :";
 const MICRO_BATCH: &str = "micro-batch :";
 
 /// How an STAlloc trace is recognised and opened.
-pub(super) const FORMAT: Format = Format {
+pub(crate) const FORMAT: Format = Format {
     name: "stalloc",
     about: "STAlloc's text trace",
     recognises,

@@ -149,7 +149,7 @@ impl Serialize for Powers {
 
 /// A summary in the making.
 #[derive(Default)]
-pub(super) struct Tally {
+pub(crate) struct Tally {
     summary: Summary,
     kinds: [u64; OpKind::ALL.len()],
     device: Ledger,
@@ -163,7 +163,7 @@ pub(super) struct Tally {
 
 impl Tally {
     /// Counts an event that was checked, with the block that the checker found for it.
-    pub(super) fn count(&mut self, event: &Event, resident: Option<Resident>) {
+    pub(crate) fn count(&mut self, event: &Event, resident: Option<Resident>) {
         let index = self.summary.events;
         self.summary.events += 1;
         self.summary.span += event.delta();
@@ -213,7 +213,7 @@ impl Tally {
     }
 
     /// The summary of all events counted; `tables` must be those of the whole trace.
-    pub(super) fn finish(self, tables: &Tables) -> Summary {
+    pub(crate) fn finish(self, tables: &Tables) -> Summary {
         let by_kind = OpKind::ALL.into_iter().zip(self.kinds).filter(|(_, count)| *count > 0).collect();
         let phases = self.phases.iter().filter_map(|&label| tables.labels().get(label as usize).cloned());
         let phases = phases.filter(|name| !name.is_empty()).collect();

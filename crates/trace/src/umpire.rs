@@ -14,7 +14,7 @@ use super::{
 use oomph_base::{Nanos, SiteId, StreamId, ThreadId};
 
 /// How an Umpire log is recognised and opened.
-pub(super) const FORMAT: Format = Format {
+pub(crate) const FORMAT: Format = Format {
     name: "umpire",
     about: "Umpire's replay log: one JSON object a line",
     recognises,

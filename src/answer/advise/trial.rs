@@ -5,7 +5,7 @@ use crate::{
     answer::threshold::{
         PROBES_AROUND, Rehearsal, Threshold, ThresholdError, ThresholdQuestion, ThresholdStatus, status_of, threshold,
     },
-    base::{NoProgress, Progress, side_by_side},
+    base::{NoProgress, Progress, parallel_map},
     measure::OomReport,
     replay::{Replay, ReplayOptions},
     strategy::StrategySpec,
@@ -15,7 +15,7 @@ impl AdviceQuestion<'_> {
     /// The row of every candidate, in their order.
     pub(super) fn try_all(&self, candidates: &[Candidate]) -> Result<Vec<AdviceRow>, ThresholdError> {
         self.progress.begin_stage(&format!("trying {} settings", candidates.len()), candidates.len() as u64);
-        let rows = side_by_side(candidates, self.jobs, |candidate| {
+        let rows = parallel_map(candidates, self.jobs, |candidate| {
             let row = self.row(candidate);
             self.progress.advance(1);
             row

@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{leaks::LeakError, threshold::ThresholdError};
 use crate::{
-    base::as_they_come,
+    base::parallel_for_each,
     device::{DeviceSpec, DeviceSpecError},
     models::WorkloadError,
     replay::ReplayError,
@@ -167,7 +167,7 @@ pub struct ClaimsQuestion<'a> {
 pub fn claims(question: &ClaimsQuestion<'_>, mut listener: impl FnMut(usize, ClaimRecord)) -> Result<(), ClaimError> {
     let jobs = if question.device.is_simulated() { question.jobs } else { 1 };
     let work = |claim: &&Claim| question.tested(claim);
-    as_they_come(question.claims, jobs, question.stop, work, |place, tested| {
+    parallel_for_each(question.claims, jobs, question.stop, work, |place, tested| {
         match tested {
             Ok(record) => listener(place, record),
             Err(ClaimError::Interrupted) => {}

@@ -24,7 +24,7 @@ use trial::{Stage, Trial};
 
 use super::threshold::ThresholdError;
 use crate::{
-    base::{GIB, as_they_come},
+    base::{GIB, parallel_for_each},
     device::{DeviceSpec, DeviceSpecError},
     measure::Status,
     models::{Recipe, WorkloadError},
@@ -113,7 +113,7 @@ pub fn techniques(
         }
         let base = stage.measure(model, &TECHNIQUES[0])?;
         let work = |(_, technique): &(usize, &Technique)| row(&stage, model, technique, &base, question);
-        as_they_come(&wanted, jobs, question.stop, work, |number, row| {
+        parallel_for_each(&wanted, jobs, question.stop, work, |number, row| {
             // A row that was cut short is left for the next time.
             if !question.stop.load(Ordering::Relaxed) {
                 listener(wanted[number].0, row?);

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::base::side_by_side;
+use crate::base::parallel_map;
 
 /// Into how many parts each round of the search cuts what is left. Fixed, so that the places that are tried do not
 /// depend on the machine; three, because two trials at a time is what any machine can do.
@@ -116,7 +116,7 @@ impl<'a, T: Send, E: Send> Search<'a, T, E> {
         if !new.is_empty() {
             (self.announce)(&new, self.tried.len());
         }
-        let outcomes = side_by_side(&new, self.jobs, |&place| (self.trial)(place));
+        let outcomes = parallel_map(&new, self.jobs, |&place| (self.trial)(place));
         // In the order of places: which error is told must not depend on who was first.
         for (place, outcome) in new.into_iter().zip(outcomes) {
             self.tried.insert(place, outcome?);

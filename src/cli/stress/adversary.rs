@@ -9,7 +9,7 @@ use anyhow::anyhow;
 
 use super::{common::owners_of_memory, evidence};
 use crate::{
-    base::{Bytes, GIB, side_by_side},
+    base::{Bytes, GIB, parallel_map},
     cli::{
         exit,
         failure::{Failure, Outcome},
@@ -76,7 +76,7 @@ pub fn run(args: &Args) -> Outcome {
     let stop = interrupt::flag(interrupt::Running::Replay)?;
     let jobs = if contenders.iter().all(|contender| contender.device.is_simulated()) { suite::all_cores() } else { 1 };
     let bar = progress::of_cases(contenders.len(), 0);
-    let assessed = side_by_side(&contenders, jobs, |contender| {
+    let assessed = parallel_map(&contenders, jobs, |contender| {
         bar.set_message(contender.strategy.to_string());
         let assessed = assess(&contest, contender, &stop);
         bar.inc(1);

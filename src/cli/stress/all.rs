@@ -7,7 +7,7 @@ use std::{
 
 use super::Common;
 use crate::{
-    base::side_by_side,
+    base::parallel_map,
     cli::{failure::Outcome, interrupt, progress},
     stress::{KINDS, KindOfStress, Subject, TimeShare, Verdict},
 };
@@ -39,7 +39,7 @@ pub fn run(args: &Args) -> Outcome {
     let jobs = Common::jobs(&subjects);
     let time = TimeShare::new(Duration::from_secs(args.seconds), pieces.len(), jobs);
     let bar = progress::of_cases(pieces.len(), 0);
-    let mut verdicts: Vec<Verdict> = side_by_side(&pieces, jobs, |(subject, kind)| {
+    let mut verdicts: Vec<Verdict> = parallel_map(&pieces, jobs, |(subject, kind)| {
         bar.set_message(format!("{} {}", kind.name, subject.strategy));
         let end = time.next_end();
         let over = || stop.load(Ordering::Relaxed) || Instant::now() >= end;

@@ -10,7 +10,7 @@ use std::{
 
 use super::evidence;
 use crate::{
-    base::{Bytes, MIB, side_by_side},
+    base::{Bytes, MIB, parallel_map},
     cli::{
         environment, exit,
         failure::{Failure, Outcome},
@@ -106,7 +106,7 @@ impl Common {
         let subjects = self.subjects()?;
         let stop = interrupt::flag(interrupt::Running::Replay)?;
         let bar = progress::of_cases(subjects.len(), 0);
-        let verdicts = side_by_side(&subjects, Common::jobs(&subjects), |subject| {
+        let verdicts = parallel_map(&subjects, Common::jobs(&subjects), |subject| {
             bar.set_message(subject.strategy.to_string());
             let verdict = judge(subject, &stop);
             bar.inc(1);

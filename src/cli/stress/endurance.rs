@@ -11,7 +11,7 @@ use anyhow::{Context as _, anyhow};
 
 use super::{Common, evidence};
 use crate::{
-    base::{Bytes, GIB, side_by_side},
+    base::{Bytes, GIB, parallel_map},
     cli::{
         VERSION, exit,
         failure::{Failure, Outcome},
@@ -72,7 +72,7 @@ impl EnduranceOptions {
         let time = duration.map(|duration| TimeShare::new(duration, subjects.len(), jobs));
         let (begin, lost) = (Instant::now(), AtomicBool::new(false));
         let bar = progress::of_cases(subjects.len(), 0);
-        let outcomes = side_by_side(&subjects, jobs, |subject| {
+        let outcomes = parallel_map(&subjects, jobs, |subject| {
             let end = time.as_ref().map(TimeShare::next_end);
             let over = || stop.load(Ordering::Relaxed) || end.is_some_and(|end| Instant::now() >= end);
             let outcome = if lost.load(Ordering::Relaxed) {

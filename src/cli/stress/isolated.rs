@@ -5,7 +5,7 @@ use std::{env, process::Command};
 #[cfg(unix)]
 use crate::cli::plugin_host;
 use crate::{
-    base::ending,
+    base::exit_description,
     cli::{
         exit,
         failure::{Failure, Outcome},
@@ -43,7 +43,7 @@ pub fn run_again() -> Outcome {
     match status.code().and_then(|code| u8::try_from(code).ok()) {
         Some(code) => Ok(code),
         None => {
-            output::complain(&format!("failed: a plugin took its process down, which {}", ending(status)));
+            output::complain(&format!("failed: a plugin took its process down, which {}", exit_description(status)));
             Ok(exit::STRESS_FAILED)
         }
     }

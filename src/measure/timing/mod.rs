@@ -217,12 +217,12 @@ mod tests {
     use super::*;
     use crate::{
         base::{KIB, StreamId, TagId},
-        measure::fixture::{Shelf, TinyDevice},
+        measure::fixture::{Catalog, TinyDevice},
         trace::TraceBuilder,
     };
 
     fn fresh() -> Result<OpenedAllocator, ReplayError> {
-        let (strategy, device) = (Box::new(Shelf::default()), Box::new(TinyDevice::new(64 * KIB)));
+        let (strategy, device) = (Box::new(Catalog::default()), Box::new(TinyDevice::new(64 * KIB)));
         Ok(OpenedAllocator { strategy, device, limit: None })
     }
 

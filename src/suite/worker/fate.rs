@@ -3,7 +3,7 @@
 use std::{io, process::ExitStatus};
 
 use crate::{
-    base::{ending, signal},
+    base::{exit_description, exit_signal},
     measure::Status,
     suite::CaseTimeout,
 };
@@ -24,7 +24,7 @@ pub(super) enum Fate {
     #[error("plugin {0}")]
     Hung(String),
     /// It died, or gave up.
-    #[error("{}the worker process {}{}", blamed(.plugin_call), ending(*.status), quoted(.last_words))]
+    #[error("{}the worker process {}{}", blamed(.plugin_call), exit_description(*.status), quoted(.last_words))]
     Ended {
         /// How.
         status: ExitStatus,
@@ -55,7 +55,7 @@ impl Fate {
 
 /// Whether somebody asked the process to end: SIGHUP, SIGINT or SIGTERM.
 fn is_wish(status: ExitStatus) -> bool {
-    matches!(signal(status), Some(1 | 2 | 15))
+    matches!(exit_signal(status), Some(1 | 2 | 15))
 }
 
 fn blamed(plugin_call: &Option<String>) -> String {

@@ -20,7 +20,7 @@ use super::{
     order::Order,
 };
 use crate::{
-    base::{ending, last_bytes},
+    base::{exit_description, last_bytes},
     measure::Status,
     plugin,
     suite::{Case, CaseOutcome, CaseRunner, CaseTimeout},
@@ -68,7 +68,8 @@ impl WorkerProcess<'_> {
             // The figures are sound, and whatever brought it down afterwards must not pass unseen.
             (Ok(mut outcome), false) => {
                 outcome.record.status = Status::Error;
-                outcome.record.reason = format!("the case was done, and then the worker process {}", ending(status));
+                outcome.record.reason =
+                    format!("the case was done, and then the worker process {}", exit_description(status));
                 Ok(outcome)
             }
             (Err(_), false) => Err(complaints.fate(status)),

@@ -29,17 +29,14 @@
 //! A trace of five million events with tags, sites and times took 32 bytes a line, 11 compressed; an event in memory is
 //! 32 bytes too.
 
-mod blocks;
-mod lines;
+mod line;
 mod reader;
-mod story;
-mod words;
 mod writer;
 
 use std::path::{Path, PathBuf};
 
 use reader::Reader;
-pub(super) use writer::{TooLong, Writer};
+pub(crate) use writer::{TooLong, Writer};
 
 use super::{EventReader, Format, Source, TraceError};
 
@@ -47,7 +44,7 @@ use super::{EventReader, Format, Source, TraceError};
 pub const NAME: &str = "oomph";
 
 /// How a native trace is recognised and opened.
-pub(super) const FORMAT: Format = Format {
+pub(crate) const FORMAT: Format = Format {
     name: NAME,
     about: "the native format: text, one event a line",
     recognises: |head| {
@@ -61,7 +58,7 @@ const FIRST_WORD: &str = "oomph-trace";
 const VERSION: u64 = 1;
 
 /// How every native trace begins.
-pub(super) fn first_line() -> String {
+pub(crate) fn first_line() -> String {
     format!("{FIRST_WORD} {VERSION}")
 }
 

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::lines::LONGEST_LINE;
+use super::line::LONGEST_LINE;
 use crate::{Checker, Event, NO_OPERAND, Op, Resident, Tables, TraceError};
 use oomph_base::{StreamId, ThreadId};
 

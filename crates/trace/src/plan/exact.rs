@@ -8,11 +8,11 @@
 use oomph_base::packing::{BlockLifetime, PackingBudget, live_bytes_over_time};
 
 /// More blocks than this are not searched: the recursion is as deep.
-pub(super) const MOST_BLOCKS: usize = 1000;
+pub(crate) const MOST_BLOCKS: usize = 1000;
 
 /// What a search found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(crate) enum Found {
     /// A layout, by its offsets.
     Layout(Vec<u64>),
     /// There is none.
@@ -23,7 +23,7 @@ pub(super) enum Found {
 
 /// Searches for a layout that is not higher than the ceiling. Of blocks that rest equally low, those that come first in
 /// `order` are tried first.
-pub(super) fn search(blocks: &[BlockLifetime], order: &[u32], ceiling: u64, budget: &mut PackingBudget) -> Found {
+pub(crate) fn search(blocks: &[BlockLifetime], order: &[u32], ceiling: u64, budget: &mut PackingBudget) -> Found {
     let mut search = Search::new(blocks, order, ceiling);
     let all: Vec<u32> = (0..blocks.len() as u32).collect();
     match search.groups(&all, (0, None), budget) {

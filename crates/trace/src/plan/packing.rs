@@ -2,10 +2,17 @@
 
 use std::{collections::BTreeMap, fmt};
 
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
 
-use super::Lifetimes;
-use oomph_base::packing::PlacementOrder;
+use super::{
+    Lifetimes,
+    exact::{self, Found},
+};
+use oomph_base::packing::{
+    BlockLifetime, BlockPlacer, GapChoice, PackingBudget, PlacementOrder, PlacementOutcome, find_gap, peak_live_bytes,
+};
 
 /// How a layout was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -114,6 +121,358 @@ impl Packing {
     }
 }
 
+// Tries one method after the other, cheap ones first, until a layout is as low as it can be or the budget is spent.
+
+/// Lays the blocks of a trace out in one stretch of memory, as low as the budget allows. The same lifetimes and budget
+/// give the same layout everywhere.
+#[must_use]
+pub fn pack(lifetimes: &Lifetimes, mut budget: PackingBudget) -> Packing {
+    let blocks = lifetimes.blocks();
+    let bound_bytes = lifetimes.bound_bytes();
+    let (grounded, mut groups) = clear_ground(blocks);
+    let mut packing = Packing {
+        offsets: vec![0; blocks.len()],
+        height_bytes: 0,
+        bound_bytes,
+        proven_bytes: bound_bytes,
+        method: Method::FirstFit(PlacementOrder::Birth),
+    };
+    for (block, offset) in grounded {
+        packing.offsets[block as usize] = offset;
+        packing.height_bytes = packing.height_bytes.max(offset + blocks[block as usize].bytes);
+    }
+    let mut waiting: usize = groups.iter().map(|group| group.members.len()).sum();
+    // The group that decides the height comes first: once it is packed, the others need not be lower.
+    groups.sort_by_key(|group| std::cmp::Reverse(group.base + bound_bytes_of(group, blocks)));
+    for group in &groups {
+        let members: Vec<BlockLifetime> = group.members.iter().map(|&block| blocks[block as usize]).collect();
+        let enough = packing.proven_bytes.saturating_sub(group.base);
+        let share = budget.portion(members.len(), waiting);
+        waiting -= members.len();
+        let mut part = Part::of(&members, enough, share);
+        part.lower();
+        budget.spend(share.steps() - part.budget.steps());
+        for (&block, offset) in group.members.iter().zip(&part.offsets) {
+            packing.offsets[block as usize] = group.base + offset;
+        }
+        packing.proven_bytes = packing.proven_bytes.max(group.base + part.proven);
+        if group.base + part.height > packing.height_bytes {
+            packing.height_bytes = group.base + part.height;
+            packing.method = part.method;
+        }
+    }
+    debug_assert_eq!(packing.check(lifetimes), Ok(()), "blocks lie on one another");
+    packing
+}
+
+fn bound_bytes_of(group: &Group, blocks: &[BlockLifetime]) -> u64 {
+    let members: Vec<BlockLifetime> = group.members.iter().map(|&block| blocks[block as usize]).collect();
+    peak_live_bytes(&rebased(&members))
+}
+
+/// The same lifetimes, counted from the section in which the first begins.
+fn rebased(blocks: &[BlockLifetime]) -> Vec<BlockLifetime> {
+    let first = blocks.iter().map(|block| block.begin).min().unwrap_or(0);
+    blocks.iter().map(|block| BlockLifetime { begin: block.begin - first, end: block.end - first, ..*block }).collect()
+}
+
+/// Blocks that are packed together, and their lowest layout so far.
+struct Part {
+    blocks: Vec<BlockLifetime>,
+    offsets: Vec<u64>,
+    height: u64,
+    /// No layout is lower.
+    proven: u64,
+    /// A layout of this height need not be lowered.
+    enough: u64,
+    method: Method,
+    budget: PackingBudget,
+}
+
+impl Part {
+    /// The layout that costs next to nothing.
+    fn of(members: &[BlockLifetime], enough: u64, budget: PackingBudget) -> Part {
+        let blocks = rebased(members);
+        let proven = peak_live_bytes(&blocks);
+        let method = Method::FirstFit(PlacementOrder::Birth);
+        let mut part =
+            Part { offsets: Vec::new(), height: u64::MAX, proven, enough: enough.max(proven), method, budget, blocks };
+        part.take(place_online(&part.blocks, GapChoice::Lowest), method);
+        part
+    }
+
+    /// Keeps a layout if it is the lowest.
+    fn take(&mut self, offsets: Vec<u64>, method: Method) {
+        let tops = self.blocks.iter().zip(&offsets).map(|(block, offset)| offset + block.bytes);
+        let height = tops.max().unwrap_or(0);
+        if height < self.height {
+            (self.offsets, self.height, self.method) = (offsets, height, method);
+        }
+    }
+
+    fn is_low_enough(&self) -> bool {
+        self.height <= self.enough || self.budget.steps() == 0
+    }
+
+    fn lower(&mut self) {
+        if !self.is_low_enough() {
+            self.take(place_online(&self.blocks, GapChoice::Narrowest), Method::BestFit(PlacementOrder::Birth));
+        }
+        self.by_orders();
+        if self.blocks.len() <= exact::MOST_BLOCKS {
+            self.by_search();
+        }
+        self.by_changes();
+    }
+
+    fn by_orders(&mut self) {
+        if self.is_low_enough() {
+            return;
+        }
+        let blocks = std::mem::take(&mut self.blocks);
+        let mut placer = BlockPlacer::new(&blocks);
+        let mut layouts = Vec::new();
+        let mut lowest = self.height;
+        for order in PlacementOrder::OFFLINE {
+            let list = order.of(&blocks);
+            for (fit, method) in
+                [(GapChoice::Lowest, Method::FirstFit(order)), (GapChoice::Narrowest, Method::BestFit(order))]
+            {
+                placer.clear();
+                if lowest > self.enough
+                    && placer.place_all(&list, fit, lowest - 1, &mut self.budget) == PlacementOutcome::Done
+                {
+                    lowest = placer.height();
+                    layouts.push((placer.offsets().to_vec(), method));
+                }
+            }
+        }
+        self.blocks = blocks;
+        for (offsets, method) in layouts {
+            self.take(offsets, method);
+        }
+    }
+
+    /// Halves the distance between what is proven and what is reached, until they meet.
+    fn by_search(&mut self) {
+        let grain = self.blocks.iter().fold(0, |grain, block| greatest_common_divisor(grain, block.bytes)).max(1);
+        let mut ceiling = self.enough;
+        while !self.is_low_enough() {
+            let mut share = self.budget.portion(1, 2);
+            let before = share.steps();
+            let found = search_in_turns(&self.blocks, ceiling, &mut share);
+            self.budget.spend(before - share.steps());
+            match found {
+                Found::Layout(offsets) => self.take(offsets, Method::ExactSearch),
+                Found::Nothing => {
+                    self.proven = ceiling / grain * grain + grain;
+                    self.enough = self.enough.max(self.proven);
+                }
+                Found::Spent => break,
+            }
+            ceiling = self.proven + (self.height - self.proven) / 2 / grain * grain;
+        }
+    }
+
+    /// Starts from every order in turn, with more patience every time.
+    fn by_changes(&mut self) {
+        let starts: Vec<Vec<u32>> = PlacementOrder::OFFLINE.iter().map(|order| order.of(&self.blocks)).collect();
+        for part in (1..=4).rev() {
+            for start in &starts {
+                if self.is_low_enough() {
+                    return;
+                }
+                let mut share = self.budget.portion(1, part * starts.len());
+                let before = share.steps();
+                let lower = improve(&self.blocks, start, self.height, self.enough, &mut share);
+                self.budget.spend(before - share.steps());
+                if let Some((offsets, _)) = lower {
+                    self.take(offsets, Method::LocalSearch);
+                }
+            }
+        }
+    }
+}
+
+/// Searches with one order of candidates after the other: where one is lost for years another finds at once.
+fn search_in_turns(blocks: &[BlockLifetime], ceiling: u64, budget: &mut PackingBudget) -> Found {
+    const TURNS: [PlacementOrder; 4] =
+        [PlacementOrder::Area, PlacementOrder::Crowd, PlacementOrder::CrowdLifetime, PlacementOrder::Lifetime];
+    let mut patience = 1_000_000;
+    while budget.steps() > 0 {
+        for order in TURNS {
+            let mut share = PackingBudget::of_steps(budget.steps().min(patience));
+            let before = share.steps();
+            let found = exact::search(blocks, &order.of(blocks), ceiling, &mut share);
+            budget.spend(before - share.steps());
+            if found != Found::Spent {
+                return found;
+            }
+        }
+        patience *= 4;
+    }
+    Found::Spent
+}
+
+fn greatest_common_divisor(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+}
+
+// Takes apart what need not be packed together.
+//
+// A block that lives as long as everything around it can lie at the bottom: whatever was below it moves up by its size.
+// Without it the others may fall apart into groups that never meet, and each group starts over. Weights go that way, and
+// what is left of a training run is often one group a step.
+
+/// Deeper nests are left to the packing, which takes them well.
+const DEEPEST: u32 = 32;
+
+/// Blocks that have to be packed together, above what lies under them.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Group {
+    /// Their places in the list, in order of allocation.
+    pub(crate) members: Vec<u32>,
+    /// Where the ground is.
+    pub(crate) base: u64,
+}
+
+/// What lies on the ground, with its offset, and the groups above it, in order of time.
+pub(crate) fn clear_ground(blocks: &[BlockLifetime]) -> (Vec<(u32, u64)>, Vec<Group>) {
+    let mut grounded = Vec::new();
+    let mut groups = Vec::new();
+    let mut open: Vec<(Group, u32)> = Vec::new();
+    split((0..blocks.len() as u32).collect(), blocks, |members| open.push((Group { members, base: 0 }, 0)));
+    while let Some((group, depth)) = open.pop() {
+        let lives = || group.members.iter().map(|&block| &blocks[block as usize]);
+        let begin = lives().map(|life| life.begin).min().unwrap_or(0);
+        let end = lives().map(|life| life.end).max().unwrap_or(0);
+        let spans = |block: &u32| {
+            let life = &blocks[*block as usize];
+            (life.begin, life.end) == (begin, end)
+        };
+        let (lasting, others): (Vec<u32>, Vec<u32>) = group.members.iter().partition(|block| spans(block));
+        if lasting.is_empty() || depth == DEEPEST {
+            groups.push(group);
+            continue;
+        }
+        let mut base = group.base;
+        for block in lasting {
+            grounded.push((block, base));
+            base += blocks[block as usize].bytes;
+        }
+        split(others, blocks, |members| open.push((Group { members, base }, depth + 1)));
+    }
+    groups.sort_by_key(|group| group.members.first().copied());
+    (grounded, groups)
+}
+
+/// Cuts a list of blocks, in order of their beginnings, wherever nobody is alive.
+fn split(members: Vec<u32>, blocks: &[BlockLifetime], mut take: impl FnMut(Vec<u32>)) {
+    let mut group: Vec<u32> = Vec::new();
+    let mut end = 0;
+    for block in members {
+        let life = &blocks[block as usize];
+        if life.begin >= end && !group.is_empty() {
+            take(std::mem::take(&mut group));
+        }
+        end = end.max(life.end);
+        group.push(block);
+    }
+    if !group.is_empty() {
+        take(group);
+    }
+}
+
+// Local search: lays blocks out under a ceiling a little below the best layout so far, and moves whatever hits the
+// ceiling further to the front of the order until everything fits, or the budget is spent.
+//
+// Moving a block leaves the order before its new place as it was, so only what comes after is laid out again.
+
+/// The same for every trace: a plan is no matter of luck.
+const SEED: u64 = 7;
+/// About what taking a block down costs.
+const STEPS_OF_REMOVAL: u64 = 16;
+/// How many parts of the way down to the target each ceiling takes at once.
+const BITE: u64 = 8;
+
+/// A layout that is lower than `height`, if one is found. Stops at `target`, which is low enough.
+pub(crate) fn improve(
+    blocks: &[BlockLifetime],
+    start: &[u32],
+    height: u64,
+    target: u64,
+    budget: &mut PackingBudget,
+) -> Option<(Vec<u64>, u64)> {
+    let mut dice = ChaCha8Rng::seed_from_u64(SEED);
+    let mut order = start.to_vec();
+    let mut best: Option<(Vec<u64>, u64)> = None;
+    let mut placer = BlockPlacer::new(blocks);
+    let mut placed = 0;
+    let mut lowest = height;
+    while lowest > target {
+        let ceiling = lowest - (lowest - target).div_ceil(BITE);
+        match placer.place_all(&order[placed..], GapChoice::Lowest, ceiling, budget) {
+            PlacementOutcome::Done => {
+                lowest = placer.height();
+                best = Some((placer.offsets().to_vec(), lowest));
+                placer.clear();
+                placed = 0;
+            }
+            PlacementOutcome::Ceiling(place) => {
+                let from = placed + place;
+                let to = further_to_the_front(from, &mut dice)?;
+                for &block in &order[to..from] {
+                    placer.remove(block as usize);
+                }
+                order[to..=from].rotate_right(1);
+                placed = to;
+                budget.spend((from - to) as u64 * STEPS_OF_REMOVAL);
+            }
+            PlacementOutcome::Spent => break,
+        }
+    }
+    best
+}
+
+/// A place before `from`: near ones as likely as far ones at every scale. None where there is no place.
+fn further_to_the_front(from: usize, dice: &mut ChaCha8Rng) -> Option<usize> {
+    let scales = (from as u64).checked_ilog2()? + 1;
+    let scale = dice.next_u64() % u64::from(scales);
+    let reach = (2_u64 << scale).min(from as u64);
+    Some(from - 1 - (dice.next_u64() % reach) as usize)
+}
+
+// Places each block when it is allocated, without knowing what comes later: what an allocator with
+// a single unlimited segment would do.
+//
+// Only the live blocks are looked at, so that even the longest trace gets this layout.
+
+/// A live block.
+struct LiveBlock {
+    offset: u64,
+    top: u64,
+    end: u32,
+}
+
+/// The offsets of the blocks, which are in order of their beginnings.
+pub(crate) fn place_online(blocks: &[BlockLifetime], choice: GapChoice) -> Vec<u64> {
+    // By offset.
+    let mut live: Vec<LiveBlock> = Vec::new();
+    let mut section = 0;
+    let mut offsets = Vec::with_capacity(blocks.len());
+    for block in blocks {
+        if block.begin > section {
+            section = block.begin;
+            live.retain(|other| other.end > section);
+        }
+        let offset = find_gap(live.iter().map(|other| (other.offset, other.top)), block.bytes, choice);
+        let index = live.partition_point(|other| other.offset < offset);
+        live.insert(index, LiveBlock { offset, top: offset + block.bytes, end: block.end });
+        offsets.push(offset);
+    }
+    offsets
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,5 +517,102 @@ mod tests {
         assert_eq!(plan.iter().map(|block| block.bytes).collect::<Vec<_>>(), [512, 1024, 512]);
         assert_eq!(plan[0].offset, plan[2].offset);
         assert_eq!((packing.height_bytes, packing.over_bound(), packing.is_optimal()), (1536, 0.0, true));
+    }
+}
+
+#[cfg(test)]
+mod pack_tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::plan::puzzles::cut_rectangle;
+    use crate::{Trace, arbitrary::traces};
+
+    #[test]
+    fn small_puzzles_are_solved_and_the_solution_is_known_to_be_the_best() {
+        for seed in 100..103 {
+            let puzzle = cut_rectangle(seed, 40, 1 << 20);
+            let packing = pack(&puzzle, PackingBudget::QUICK);
+            packing.check(&puzzle).unwrap();
+            assert_eq!(
+                (packing.height_bytes, packing.is_optimal()),
+                (1 << 20, true),
+                "seed {seed}: {}",
+                packing.method
+            );
+        }
+    }
+
+    #[test]
+    fn whatever_the_budget_every_block_has_its_place() {
+        let puzzle = cut_rectangle(5, 300, 1 << 20);
+        let heights: Vec<u64> = [0, 100_000, 1_000_000, 10_000_000]
+            .into_iter()
+            .map(|steps| {
+                let packing = pack(&puzzle, PackingBudget::of_steps(steps));
+                packing.check(&puzzle).unwrap();
+                assert_eq!(
+                    packing,
+                    pack(&puzzle, PackingBudget::of_steps(steps)),
+                    "the same budget gives the same layout"
+                );
+                packing.height_bytes
+            })
+            .collect();
+        assert!(heights[3] < heights[0], "{heights:?}");
+        assert!(heights[3] >= 1 << 20);
+    }
+
+    #[test]
+    fn nothing_needs_nothing() {
+        let lifetimes = Lifetimes::read(&Trace::default(), 512).unwrap();
+        let packing = pack(&lifetimes, PackingBudget::QUICK);
+        assert_eq!((packing.height_bytes, packing.offsets.len(), packing.is_optimal()), (0, 0, true));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
+        #[test]
+        fn no_two_blocks_lie_on_one_another_and_no_proof_is_false(trace in traces(120), steps in 0..200_000_u64) {
+            if let Ok(lifetimes) = Lifetimes::read(&trace, 512) {
+                let packing = pack(&lifetimes, PackingBudget::of_steps(steps));
+                prop_assert_eq!(packing.check(&lifetimes), Ok(()));
+                let tops = lifetimes.blocks().iter().zip(&packing.offsets).map(|(life, offset)| life.bytes + offset);
+                prop_assert_eq!(packing.height_bytes, tops.max().unwrap_or(0));
+                prop_assert!(packing.bound_bytes <= packing.proven_bytes && packing.proven_bytes <= packing.height_bytes);
+                let better = pack(&lifetimes, PackingBudget::of_steps(steps * 4));
+                prop_assert!(packing.proven_bytes <= better.height_bytes, "a layout below what was proven");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod ground_tests {
+    use super::*;
+
+    fn life(begin: u32, end: u32, bytes: u64) -> BlockLifetime {
+        BlockLifetime { begin, end, bytes }
+    }
+
+    #[test]
+    fn weights_lie_at_the_bottom_and_every_step_starts_over() {
+        let step =
+            |at: u32| [life(at, at + 1, 1), life(at, at + 2, 2), life(at + 1, at + 3, 3), life(at + 2, at + 3, 4)];
+        let mut blocks = vec![life(0, 9, 100), life(0, 9, 10)];
+        blocks.extend([0, 3, 6].into_iter().flat_map(step));
+        let (grounded, groups) = clear_ground(&blocks);
+        assert_eq!(grounded, [(0, 0), (1, 100)]);
+        let told: Vec<_> = groups.iter().map(|group| (group.members.clone(), group.base)).collect();
+        assert_eq!(told, [(vec![2, 3, 4, 5], 110), (vec![6, 7, 8, 9], 110), (vec![10, 11, 12, 13], 110)]);
+    }
+
+    #[test]
+    fn a_nest_is_grounded_from_the_outside_in() {
+        let blocks = [life(0, 6, 1), life(0, 4, 2), life(1, 3, 4), life(4, 6, 8)];
+        let (mut grounded, groups) = clear_ground(&blocks);
+        grounded.sort_unstable();
+        assert_eq!((grounded, groups), (vec![(0, 0), (1, 1), (2, 3), (3, 1)], vec![]));
     }
 }

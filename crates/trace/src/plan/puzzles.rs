@@ -3,12 +3,12 @@
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::{Lifetimes, lifetimes::told_by};
+use super::{Lifetimes, told_by};
 use oomph_base::packing::BlockLifetime;
 
 /// A rectangle of time and memory, cut again and again until there are enough pieces: they fill it without a gap, so the
 /// best layout is as high as the bound. Cuts through all of a piece, either way.
-pub(super) fn cut_rectangle(seed: u64, pieces: usize, height: u64) -> Lifetimes {
+pub(crate) fn cut_rectangle(seed: u64, pieces: usize, height: u64) -> Lifetimes {
     let mut dice = ChaCha8Rng::seed_from_u64(seed);
     let mut below = |most: u64| dice.next_u64() % most;
     let mut cut = vec![BlockLifetime { begin: 0, end: 4 * pieces as u32, bytes: height }];

@@ -5,8 +5,7 @@ use std::collections::HashMap;
 use super::{
     keys::Word,
     pickle::{Collector, Fault, Heap, NodeId, TextId, Value},
-    snapshot::{Action, Entry},
-    stacks::StackId,
+    snapshot::{Action, Entry, StackId},
 };
 use oomph_base::{Address, StreamId};
 
@@ -24,20 +23,20 @@ const POOL_ID: u32 = Word::PoolId as u32;
 /// Entries in the order of the file. Until [`parse`](super::parse) has seen the whole file, the stack of an entry is
 /// the number of its list of frames plus one.
 #[derive(Default)]
-pub(super) struct Entries {
-    pub(super) entries: Vec<Entry>,
-    pub(super) streams: Numbering<u64>,
-    pub(super) pools: Numbering<(u64, u64)>,
-    pub(super) notes: Numbering<(TextId, TextId)>,
+pub(crate) struct Entries {
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) streams: Numbering<u64>,
+    pub(crate) pools: Numbering<(u64, u64)>,
+    pub(crate) notes: Numbering<(TextId, TextId)>,
     /// Actions that this program does not know, by the number of their name.
-    pub(super) unknown: HashMap<TextId, u64>,
+    pub(crate) unknown: HashMap<TextId, u64>,
     /// Entries without a time, and without a stream.
-    pub(super) timeless: u64,
-    pub(super) streamless: u64,
+    pub(crate) timeless: u64,
+    pub(crate) streamless: u64,
 }
 
 impl Entries {
-    pub(super) fn new() -> Entries {
+    pub(crate) fn new() -> Entries {
         let mut entries = Entries::default();
         entries.streams.add(0);
         entries.pools.add((0, 0));
@@ -48,8 +47,8 @@ impl Entries {
 
 /// Numbers given in order of appearance.
 #[derive(Debug)]
-pub(super) struct Numbering<T> {
-    pub(super) items: Vec<T>,
+pub(crate) struct Numbering<T> {
+    pub(crate) items: Vec<T>,
     numbers: HashMap<T, u32>,
     last: Option<(T, u32)>,
 }
@@ -62,7 +61,7 @@ impl<T> Default for Numbering<T> {
 
 impl<T: Copy + Eq + std::hash::Hash> Numbering<T> {
     /// Neighbouring entries mostly agree, so the last answer is tried first.
-    pub(super) fn add(&mut self, item: T) -> u32 {
+    pub(crate) fn add(&mut self, item: T) -> u32 {
         if let Some((last, number)) = self.last
             && last == item
         {
@@ -146,7 +145,7 @@ impl Entries {
         Ok(entry)
     }
 
-    pub(super) fn number_stream(&mut self, handle: u64) -> Result<StreamId, Fault> {
+    pub(crate) fn number_stream(&mut self, handle: u64) -> Result<StreamId, Fault> {
         let too_many = |_| Fault::Refused("more than 65,536 streams".to_owned());
         u16::try_from(self.streams.add(handle)).map(StreamId).map_err(too_many)
     }
@@ -158,7 +157,7 @@ impl Entries {
 }
 
 /// The number of a private pool, a pair.
-pub(super) fn pool_id(heap: &Heap, pair: NodeId) -> Option<(u64, u64)> {
+pub(crate) fn pool_id(heap: &Heap, pair: NodeId) -> Option<(u64, u64)> {
     let mut halves = heap.items(pair).map(Value::bits);
     Some((halves.next()??, halves.next()??))
 }

@@ -10,11 +10,11 @@ macro_rules! words {
         /// A word that snapshots use.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u32)]
-        pub(super) enum Word { $($name),* }
+        pub(crate) enum Word { $($name),* }
 
         impl Word {
             /// All of them, in the order of their numbers.
-            pub(super) const TEXTS: &'static [&'static str] = &[$($text),*];
+            pub(crate) const TEXTS: &'static [&'static str] = &[$($text),*];
         }
     };
 }
@@ -36,26 +36,26 @@ words! {
 }
 
 impl Word {
-    pub(super) const fn id(self) -> TextId {
+    pub(crate) const fn id(self) -> TextId {
         TextId(self as u32)
     }
 
-    pub(super) const fn text(self) -> &'static str {
+    pub(crate) const fn text(self) -> &'static str {
         Word::TEXTS[self as usize]
     }
 
-    pub(super) fn is(self, value: Value) -> bool {
+    pub(crate) fn is(self, value: Value) -> bool {
         value == Value::Text(self.id())
     }
 
     /// The action that a text names.
-    pub(super) fn action(text: TextId) -> Action {
+    pub(crate) fn action(text: TextId) -> Action {
         Action::ALL.into_iter().find(|action| action.word().is_some_and(|word| word.id() == text)).unwrap_or_default()
     }
 }
 
 impl Action {
-    pub(super) const fn word(self) -> Option<Word> {
+    pub(crate) const fn word(self) -> Option<Word> {
         Some(match self {
             Action::Alloc => Word::Alloc,
             Action::FreeRequested => Word::FreeRequested,

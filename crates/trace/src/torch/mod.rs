@@ -3,11 +3,9 @@
 //! [`Snapshot`] is the model of the file. [`Recording`] is what a replay needs of one device: the story, what was
 //! witnessed, the memory before and after, and an account of what the file cannot tell.
 
-mod block_sizes;
 mod collect;
-mod dead_end;
 mod keys;
-mod own_limit;
+mod oom;
 mod parse;
 #[cfg(test)]
 mod parse_tests;
@@ -15,20 +13,19 @@ pub(crate) mod pickle;
 mod recording;
 mod rewind;
 mod snapshot;
-mod stacks;
-mod story;
+mod to_trace;
 mod write;
 
 pub use oomph_pytorch::{RecordedSettings, RecordedValue};
 
-pub use dead_end::{DeadEnd, Holder};
-pub use own_limit::OwnLimit;
+pub use oom::{DeadEnd, Holder, OwnLimit};
 pub use parse::SnapshotError;
-pub use pickle::{Fault, PickleError, Spent};
+pub use pickle::{Fault, PickleError};
 pub use recording::{Gaps, Recording, RecordingError};
 pub use rewind::Initial;
-pub use snapshot::{Action, Annotation, Block, BlockState, Entry, Note, Segment, SegmentKind, Snapshot, Stage};
-pub use stacks::{Frame, StackId, Stacks};
+pub use snapshot::{
+    Action, Annotation, Block, BlockState, Entry, Frame, Note, Segment, SegmentKind, Snapshot, StackId, Stacks, Stage,
+};
 
 use std::path::Path;
 
@@ -39,7 +36,7 @@ use oomph_base::Progress;
 pub const NAME: &str = "torch";
 
 /// How a snapshot is recognised and opened. Of several devices the first is taken; [`Recording::open`] has the choice.
-pub(super) const FORMAT: Format = Format {
+pub(crate) const FORMAT: Format = Format {
     name: NAME,
     about: "PyTorch memory snapshot (torch.cuda.memory._dump_snapshot)",
     // PROTO and a protocol that exists.

@@ -7,8 +7,9 @@ use super::{
     StackId, Stacks, Stage,
     collect::{Entries, pool_id},
     keys::Word,
-    pickle::{self, Budget, Fault, Heap, NodeId, PickleError, Spent, TextId, Value},
+    pickle::{self, Fault, Heap, NodeId, PickleError, TextId, Value},
 };
+use crate::memory_budget::{MemoryBudget, OutOfBudget};
 use oomph_base::{Address, StreamId};
 use oomph_pytorch::SMALL_BUFFER;
 
@@ -23,7 +24,7 @@ pub enum SnapshotError {
     Shape(String),
     /// A small file that describes very much.
     #[error(transparent)]
-    Spent(#[from] Spent),
+    OutOfBudget(#[from] OutOfBudget),
 }
 
 impl Snapshot {
@@ -38,10 +39,10 @@ impl Snapshot {
     /// );
     /// ```
     pub fn read(reader: impl Read) -> Result<Snapshot, SnapshotError> {
-        Snapshot::read_within(reader, Budget::DEFAULT)
+        Snapshot::read_within(reader, MemoryBudget::DEFAULT)
     }
 
-    pub(crate) fn read_within(reader: impl Read, budget: Budget) -> Result<Snapshot, SnapshotError> {
+    pub(crate) fn read_within(reader: impl Read, budget: MemoryBudget) -> Result<Snapshot, SnapshotError> {
         let mut entries = Entries::new();
         let (heap, root) = pickle::load(reader, Word::TEXTS, budget, &mut entries)?;
         let parser = Parser {
@@ -74,7 +75,7 @@ impl Omissions {
 
 struct Parser<'a> {
     heap: &'a Heap,
-    budget: Budget,
+    budget: MemoryBudget,
     entries: Entries,
     stacks: Stacks,
     /// By what is in the list, see [`Heap::contents`].
@@ -428,7 +429,7 @@ impl Parser<'_> {
     }
 }
 
-pub(super) const fn kind_by_size(bytes: u64) -> SegmentKind {
+pub(crate) const fn kind_by_size(bytes: u64) -> SegmentKind {
     if bytes <= SMALL_BUFFER { SegmentKind::Small } else { SegmentKind::Large }
 }
 

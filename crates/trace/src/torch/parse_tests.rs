@@ -5,11 +5,10 @@ use proptest::prelude::*;
 use super::{
     Action, BlockState, SegmentKind, Snapshot, StackId, Stage,
     pickle::{
-        Budget,
         sample::Plain::{self, Bool, Dict, Float, Int, List, Pair, Text},
     },
 };
-use crate::{MarkKind, Op, check};
+use crate::{MarkKind, Op, check, memory_budget::MemoryBudget};
 use oomph_base::{Address, MIB, NoProgress};
 
 fn entry(action: &'static str, address: i128, size: i128) -> Plain {
@@ -249,7 +248,7 @@ proptest! {
         let intact = whole(vec![segment(0, 0x1000, 1024, blocks)], vec![trace]).pickle(4);
         let (mut file, length) = (intact.clone(), intact.len());
         file[place % length] = byte;
-        if let Ok(snapshot) = Snapshot::read_within(&file[..], Budget::of(16 << 20)) {
+        if let Ok(snapshot) = Snapshot::read_within(&file[..], MemoryBudget::of(16 << 20)) {
             let recording = snapshot.into_recording("damaged", None, &NoProgress).unwrap();
             check(&recording.trace).unwrap();
         }

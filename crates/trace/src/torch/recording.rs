@@ -9,7 +9,7 @@ use std::fmt;
 use super::{
     Action, Annotation, BlockState, Entry, Initial, RecordedSettings, Segment, Snapshot, Stacks,
     rewind::{End, rewind},
-    story::{Doubts, Material, tell},
+    to_trace::{Doubts, Material, tell},
 };
 use crate::{EventReader, InitialLayout, Source, SourceInfo, TableFull, Trace, TraceError};
 use oomph_base::{Address, NoProgress, Progress};
@@ -243,7 +243,7 @@ impl Gaps {
 
 impl Recording {
     /// Bytes that the allocator has from the driver at the end.
-    pub(super) fn reserved_at_end(&self) -> u64 {
+    pub(crate) fn reserved_at_end(&self) -> u64 {
         self.final_segments.iter().fold(0, |sum, segment| sum.saturating_add(segment.total_size))
     }
 

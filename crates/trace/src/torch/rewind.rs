@@ -5,11 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::{
-    Action, Block, BlockState, Entry, RecordedSettings, Segment, SegmentKind, StackId,
-    block_sizes::{Unmeasured, measure},
-    parse::kind_by_size,
-};
+use super::{Action, Block, BlockState, Entry, RecordedSettings, Segment, SegmentKind, StackId, parse::kind_by_size};
 use oomph_base::{Address, BlockView, Layout, Progress, SegmentView, StreamId};
 use oomph_pytorch::{AllocatorSettings, LARGE_BUFFER, SMALL_SIZE};
 
@@ -65,15 +61,15 @@ fn segment_view(segment: &Segment) -> SegmentView {
 
 /// What is known when a recording ends.
 #[derive(Clone, Copy)]
-pub(super) struct End<'a> {
-    pub(super) device: u32,
-    pub(super) segments: &'a [Segment],
-    pub(super) settings: &'a RecordedSettings,
-    pub(super) pools: &'a [(u64, u64)],
+pub(crate) struct End<'a> {
+    pub(crate) device: u32,
+    pub(crate) segments: &'a [Segment],
+    pub(crate) settings: &'a RecordedSettings,
+    pub(crate) pools: &'a [(u64, u64)],
 }
 
 /// The memory before, and how many entries do not fit what comes after them.
-pub(super) fn rewind(end: &End<'_>, entries: &[Entry], progress: &dyn Progress) -> (Initial, u64) {
+pub(crate) fn rewind(end: &End<'_>, entries: &[Entry], progress: &dyn Progress) -> (Initial, u64) {
     let mut memory = Memory::new(end);
     for entry in progress.each("going back to the beginning", entries).rev() {
         memory.undo(entry);
@@ -313,6 +309,103 @@ fn fill(segment: &mut Segment) {
     segment.blocks = filled;
 }
 
+// How large blocks were that were there before a recording and freed in it: of these only the request is recorded.
+//
+// PyTorch cuts a free block down to the rounded request. In ordinary large segments it leaves no rest of up to 1 MiB,
+// and cuts no block that is too large to be split; a block then has all of what it was given. Which of the two it was
+// follows from the free memory behind the block: there is never less than 1 MiB of it, and the first block that is
+// allocated there begins where it does. Only where nothing is allocated there while the block lives is its size an
+// estimate.
+
+/// A block of unknown size.
+pub(crate) struct Unmeasured<'a> {
+    pub(crate) address: u64,
+    pub(crate) requested: u64,
+    /// Where the next block that is not free begins, if any does.
+    pub(crate) neighbour: Option<u64>,
+    /// What it lies in, if that is known.
+    pub(crate) segment: Option<&'a Segment>,
+}
+
+/// The size of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Measured {
+    pub(crate) address: u64,
+    pub(crate) size: u64,
+    pub(crate) certain: bool,
+}
+
+/// Measures blocks, which come in address order.
+pub(crate) fn measure<'a>(
+    blocks: impl Iterator<Item = Unmeasured<'a>>,
+    entries: &[Entry],
+    settings: &AllocatorSettings,
+) -> Vec<Measured> {
+    let mut measured = Vec::new();
+    let mut rests: Vec<Rest> = Vec::new();
+    for block in blocks {
+        let address = block.address;
+        let neighbour = block.neighbour.unwrap_or(u64::MAX);
+        let space_end = block.segment.map_or(neighbour, |segment| segment.end().min(neighbour));
+        let space = space_end.saturating_sub(address);
+        let rounded = settings.round_size(block.requested);
+        let is_ordinary = |segment: &Segment| segment.kind == SegmentKind::Large && !segment.expandable;
+        let may_have_more = block.segment.is_some_and(is_ordinary);
+        let fills_segment = may_have_more && rounded >= settings.max_split_size;
+        let size = if fills_segment { space } else { rounded.min(space) };
+        if may_have_more && size < space {
+            rests.push(Rest { place: measured.len(), block: address, start: address + size, end: space_end });
+        }
+        measured.push(Measured { address, size, certain: true });
+    }
+    look_behind(&rests, entries, &mut measured);
+    measured
+}
+
+/// What may or may not belong to the block before it.
+struct Rest {
+    /// Which block that is.
+    place: usize,
+    block: u64,
+    start: u64,
+    end: u64,
+}
+
+/// Finds out by what is allocated in the rests while their blocks live.
+fn look_behind(rests: &[Rest], entries: &[Entry], measured: &mut [Measured]) {
+    let mut starts: Vec<Found> = vec![Found::Nothing; rests.len()];
+    for entry in entries {
+        let address = entry.address.0;
+        let place = rests.partition_point(|rest| rest.block <= address);
+        let Some(place) = place.checked_sub(1).filter(|&place| starts[place] == Found::Nothing) else { continue };
+        let rest = &rests[place];
+        match entry.action {
+            Action::FreeCompleted if rest.block == address => starts[place] = Found::BlockIsGone,
+            Action::Alloc if (rest.start..rest.end).contains(&address) => starts[place] = Found::Start(address),
+            _ => {}
+        }
+    }
+    for (rest, found) in rests.iter().zip(starts) {
+        let block = &mut measured[rest.place];
+        match found {
+            Found::Start(address) => block.size = address - rest.block,
+            _ if rest.end - rest.start <= SMALL_SIZE => block.size = rest.end - rest.block,
+            _ => block.certain = false,
+        }
+    }
+}
+
+/// What is found out about the memory behind a block.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Found {
+    /// Nothing yet.
+    Nothing,
+    /// Where it begins.
+    Start(u64),
+    /// The block was freed before.
+    BlockIsGone,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -385,5 +478,57 @@ mod tests {
         assert_eq!(contradictions, 0);
         let runs: Vec<_> = initial.segments.iter().map(|run| (run.address.0, run.total_size)).collect();
         assert_eq!(runs, [(granule, 3 * granule), (5 * granule, granule)]);
+    }
+}
+
+#[cfg(test)]
+mod block_sizes_tests {
+    use super::*;
+    use crate::torch::StackId;
+    use oomph_base::{Address, MIB, StreamId};
+
+    fn entry(action: Action, address: u64) -> Entry {
+        Entry { action, address: Address(address), size: 2 * MIB, ..Entry::default() }
+    }
+
+    /// What is found out about a block of 30 MiB and a bit at the start of a segment of 40 MiB.
+    fn measured(entries: &[Entry], neighbour: Option<u64>, max_split_size: u64) -> (u64, bool) {
+        let segment = Segment {
+            device: 0,
+            address: Address(MIB),
+            total_size: 40 * MIB,
+            stream: StreamId::DEFAULT,
+            kind: SegmentKind::Large,
+            pool: (0, 0),
+            expandable: false,
+            stack: StackId::NONE,
+            blocks: Vec::new(),
+        };
+        let block = Unmeasured { address: MIB, requested: 30 * MIB + 1, neighbour, segment: Some(&segment) };
+        let settings = AllocatorSettings { max_split_size, ..AllocatorSettings::default() };
+        let [found] = measure([block].into_iter(), entries, &settings)[..] else { panic!("one block") };
+        (found.size, found.certain)
+    }
+
+    const ROUNDED: u64 = 30 * MIB + 512;
+
+    #[test]
+    fn the_first_block_behind_tells_where_a_block_ends() {
+        use Action::{Alloc, FreeCompleted};
+        let (far, unlimited) = (Some(39 * MIB), u64::MAX);
+        assert_eq!(measured(&[], far, unlimited), (ROUNDED, false));
+        let half = MIB + ROUNDED + MIB / 2;
+        let entries = [entry(Alloc, half), entry(Alloc, half - 512), entry(FreeCompleted, MIB)];
+        assert_eq!(measured(&entries, far, unlimited), (ROUNDED + MIB / 2, true));
+        let too_late = [entry(FreeCompleted, MIB), entry(Alloc, half)];
+        assert_eq!(measured(&too_late, far, unlimited), (ROUNDED, false));
+    }
+
+    #[test]
+    fn what_is_too_little_to_be_cut_off_or_too_large_for_it_belongs_to_the_block() {
+        let near = Some(MIB + ROUNDED + MIB);
+        assert_eq!(measured(&[], near, u64::MAX), (ROUNDED + MIB, true));
+        assert_eq!(measured(&[], Some(MIB + ROUNDED), u64::MAX), (ROUNDED, true));
+        assert_eq!(measured(&[], None, 30 * MIB), (40 * MIB, true));
     }
 }

@@ -1,16 +1,19 @@
 //! The stack machine that a pickle is a program for, without the instructions that could do harm.
 
-use std::io::Read;
-
-use super::{
-    Budget, Collector, Fault, Heap, LONGEST_TEXT, PickleError, Spent, Value, input::Input, memo::Memo, opcode as op,
+use std::{
+    cmp::Ordering,
+    collections::HashMap,
+    io::{self, Read},
 };
 
+use super::{Collector, Fault, Heap, LONGEST_TEXT, NodeId, PickleError, TextId, Value, opcode as op};
+use crate::memory_budget::{MemoryBudget, OutOfBudget};
+
 /// Reads a pickle: all values, and the outermost one. `known` texts are numbered first, in order.
-pub(in crate::torch) fn load<R: Read, C: Collector>(
+pub(crate) fn load<R: Read, C: Collector>(
     reader: R,
     known: &[&str],
-    budget: Budget,
+    budget: MemoryBudget,
     collector: &mut C,
 ) -> Result<(Heap, Value), PickleError> {
     let heap = Heap::new(known, budget).map_err(|spent| PickleError { offset: 0, fault: spent.into() })?;
@@ -297,8 +300,8 @@ impl From<Fault> for Failure {
     }
 }
 
-impl From<Spent> for Failure {
-    fn from(spent: Spent) -> Failure {
+impl From<OutOfBudget> for Failure {
+    fn from(spent: OutOfBudget) -> Failure {
         Failure::Here(spent.into())
     }
 }
@@ -306,6 +309,153 @@ impl From<Spent> for Failure {
 impl From<PickleError> for Failure {
     fn from(error: PickleError) -> Failure {
         Failure::Input(error)
+    }
+}
+
+// What a pickle memorises, to refer to it again.
+
+/// What was memorised. Writers number densely; stray numbers go to the side, so that a huge one costs nothing.
+#[derive(Default)]
+pub(crate) struct Memo {
+    dense: Vec<Kept>,
+    stray: HashMap<u32, Kept>,
+    /// Numbers and the like, which no writer memorises.
+    odd: Vec<Value>,
+}
+
+/// A memorised value in 8 bytes: there are several per trace entry.
+#[derive(Clone, Copy)]
+enum Kept {
+    Text(TextId),
+    List(NodeId),
+    Tuple(NodeId),
+    Dict(NodeId),
+    Odd(u32),
+}
+
+impl Memo {
+    pub(crate) fn set(&mut self, index: u32, value: Value, budget: &mut MemoryBudget) -> Result<(), OutOfBudget> {
+        let kept = match value {
+            Value::Text(text) => Kept::Text(text),
+            Value::List(node) => Kept::List(node),
+            Value::Tuple(node) => Kept::Tuple(node),
+            Value::Dict(node) => Kept::Dict(node),
+            _ => {
+                budget.push(&mut self.odd, value)?;
+                Kept::Odd(self.odd.len() as u32 - 1)
+            }
+        };
+        match (index as usize).cmp(&self.dense.len()) {
+            Ordering::Less => self.dense[index as usize] = kept,
+            Ordering::Equal => budget.push(&mut self.dense, kept)?,
+            Ordering::Greater => {
+                budget.charge(64)?;
+                self.stray.insert(index, kept);
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn get(&self, index: u32) -> Option<Value> {
+        let kept = self.dense.get(index as usize).or_else(|| self.stray.get(&index))?;
+        Some(match *kept {
+            Kept::Text(text) => Value::Text(text),
+            Kept::List(node) => Value::List(node),
+            Kept::Tuple(node) => Value::Tuple(node),
+            Kept::Dict(node) => Value::Dict(node),
+            Kept::Odd(place) => self.odd[place as usize],
+        })
+    }
+
+    pub(crate) fn len(&self) -> u32 {
+        (self.dense.len() + self.stray.len()) as u32
+    }
+}
+
+// Bytes of a pickle with their offsets. Lengths that a file claims are believed only as far as bytes arrive.
+
+const BUFFER_BYTES: usize = 256 << 10;
+
+/// A reader that knows how far it is.
+pub(crate) struct Input<R> {
+    reader: R,
+    buffer: Box<[u8]>,
+    /// The bytes of the buffer that were not yet handed out.
+    at: usize,
+    end: usize,
+    /// How many bytes of the file lie before the buffer.
+    before: u64,
+}
+
+impl<R: Read> Input<R> {
+    pub(crate) fn new(reader: R) -> Input<R> {
+        Input { reader, buffer: vec![0; BUFFER_BYTES].into_boxed_slice(), at: 0, end: 0, before: 0 }
+    }
+
+    /// Where the next byte stands in the file.
+    pub(crate) fn offset(&self) -> u64 {
+        self.before + self.at as u64
+    }
+
+    #[inline]
+    pub(crate) fn byte(&mut self) -> Result<u8, PickleError> {
+        if self.at == self.end {
+            self.refill()?;
+        }
+        let byte = self.buffer[self.at];
+        self.at += 1;
+        Ok(byte)
+    }
+
+    #[inline]
+    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], PickleError> {
+        let mut array = [0; N];
+        if self.end - self.at >= N {
+            array.copy_from_slice(&self.buffer[self.at..self.at + N]);
+            self.at += N;
+        } else {
+            for byte in &mut array {
+                *byte = self.byte()?;
+            }
+        }
+        Ok(array)
+    }
+
+    /// Hands out `length` bytes, from the buffer where they lie in one piece.
+    pub(crate) fn bytes<'a>(&'a mut self, length: usize, spare: &'a mut Vec<u8>) -> Result<&'a [u8], PickleError> {
+        if self.end - self.at >= length {
+            let bytes = &self.buffer[self.at..self.at + length];
+            self.at += length;
+            return Ok(bytes);
+        }
+        spare.clear();
+        while spare.len() < length {
+            if self.at == self.end {
+                self.refill()?;
+            }
+            let take = (length - spare.len()).min(self.end - self.at);
+            spare.extend_from_slice(&self.buffer[self.at..self.at + take]);
+            self.at += take;
+        }
+        Ok(spare)
+    }
+
+    #[cold]
+    fn refill(&mut self) -> Result<(), PickleError> {
+        self.before += self.end as u64;
+        self.at = 0;
+        self.end = 0;
+        loop {
+            match self.reader.read(&mut self.buffer) {
+                Ok(0) => return Err(PickleError { offset: self.before, fault: Fault::Truncated }),
+                Ok(count) => {
+                    self.end = count;
+                    return Ok(());
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(PickleError { offset: self.before, fault: Fault::Io(error) }),
+            }
+        }
     }
 }
 
@@ -327,7 +477,7 @@ mod tests {
     }
 
     fn loaded(bytes: &[u8]) -> Result<(Heap, Value), PickleError> {
-        load(bytes, &[], Budget::of(1 << 20), &mut Nobody)
+        load(bytes, &[], MemoryBudget::of(1 << 20), &mut Nobody)
     }
 
     fn body(code: &[u8]) -> Result<(Heap, Value), PickleError> {
@@ -495,7 +645,7 @@ mod tests {
                 Ok((_, value)) => format!("{value:?}"),
                 Err(error) => error.to_string(),
             };
-            let in_pieces = load(Dribble(&bytes), &[], Budget::of(1 << 20), &mut Nobody);
+            let in_pieces = load(Dribble(&bytes), &[], MemoryBudget::of(1 << 20), &mut Nobody);
             prop_assert_eq!(shown(in_pieces), shown(loaded(&bytes)));
         }
     }

@@ -1,24 +1,20 @@
 //! Reads pickles without running them: the opcodes that plain data needs, every other refused by name.
 //!
 //! Knows nothing of memory snapshots. A [`Collector`] sees every dict when it is filled and may keep it in a form of its
-//! own, so that millions of trace entries never exist as dicts. Memory is bounded by a [`Budget`], whatever lengths,
+//! own, so that millions of trace entries never exist as dicts. Memory is bounded by a [`MemoryBudget`], whatever lengths,
 //! depths or references a file claims; nothing here recurses.
-
-mod budget;
-mod input;
-mod machine;
-mod memo;
-pub(in crate::torch) mod opcode;
-#[cfg(test)]
-pub(in crate::torch) mod sample;
-mod value;
 
 use std::io;
 
-pub(crate) use budget::Budget;
-pub use budget::Spent;
-pub(in crate::torch) use machine::load;
-pub(in crate::torch) use value::{Heap, NodeId, TextId, Value};
+use crate::memory_budget::OutOfBudget;
+
+mod machine;
+#[cfg(test)]
+pub(crate) mod sample;
+mod value;
+
+pub(crate) use machine::load;
+pub(crate) use value::{Heap, NodeId, TextId, Value};
 
 /// The longest text that is believed. A stack frame with a template name has a few kilobytes.
 const LONGEST_TEXT: u64 = 64 << 20;
@@ -76,14 +72,94 @@ pub enum Fault {
     Text(u64),
     /// The file is small but what it describes is not.
     #[error(transparent)]
-    Spent(#[from] Spent),
+    OutOfBudget(#[from] OutOfBudget),
     /// The collector did not like a dict.
     #[error("{0}")]
     Refused(String),
 }
 
 /// Looks at dicts as they are filled.
-pub(in crate::torch) trait Collector {
+pub(crate) trait Collector {
     /// `items` holds key, value, key, value. With a record number the dict is done with: it keeps only that number.
     fn collect(&mut self, items: &[Value], heap: &mut Heap) -> Result<Option<u32>, Fault>;
+}
+
+/// The opcodes of pickle: those that plain data needs, and the names of those that are refused.
+pub(crate) mod opcode {
+
+    pub(crate) const PROTO: u8 = 0x80;
+    pub(crate) const STOP: u8 = 0x2e;
+    pub(crate) const MARK: u8 = 0x28;
+    pub(crate) const POP: u8 = 0x30;
+    pub(crate) const POP_MARK: u8 = 0x31;
+    pub(crate) const BINGET: u8 = 0x68;
+    pub(crate) const LONG_BINGET: u8 = 0x6a;
+    pub(crate) const MEMOIZE: u8 = 0x94;
+    pub(crate) const BINPUT: u8 = 0x71;
+    pub(crate) const LONG_BINPUT: u8 = 0x72;
+    pub(crate) const EMPTY_DICT: u8 = 0x7d;
+    pub(crate) const EMPTY_LIST: u8 = 0x5d;
+    pub(crate) const EMPTY_TUPLE: u8 = 0x29;
+    pub(crate) const TUPLE: u8 = 0x74;
+    pub(crate) const TUPLE1: u8 = 0x85;
+    pub(crate) const TUPLE2: u8 = 0x86;
+    pub(crate) const TUPLE3: u8 = 0x87;
+    pub(crate) const SETITEM: u8 = 0x73;
+    pub(crate) const SETITEMS: u8 = 0x75;
+    pub(crate) const APPEND: u8 = 0x61;
+    pub(crate) const APPENDS: u8 = 0x65;
+    pub(crate) const SHORT_BINUNICODE: u8 = 0x8c;
+    pub(crate) const BINUNICODE: u8 = 0x58;
+    pub(crate) const BINUNICODE8: u8 = 0x8d;
+    pub(crate) const BININT1: u8 = 0x4b;
+    pub(crate) const BININT2: u8 = 0x4d;
+    pub(crate) const BININT: u8 = 0x4a;
+    pub(crate) const LONG1: u8 = 0x8a;
+    pub(crate) const LONG4: u8 = 0x8b;
+    pub(crate) const BINFLOAT: u8 = 0x47;
+    pub(crate) const NONE: u8 = 0x4e;
+    pub(crate) const NEWTRUE: u8 = 0x88;
+    pub(crate) const NEWFALSE: u8 = 0x89;
+    pub(crate) const FRAME: u8 = 0x95;
+
+    /// What Python's documentation calls an opcode that is not read here.
+    pub(crate) const fn name(code: u8) -> &'static str {
+        match code {
+            0x32 => "DUP",
+            0x42 => "BINBYTES",
+            0x43 => "SHORT_BINBYTES",
+            0x46 => "FLOAT",
+            0x49 => "INT",
+            0x4c => "LONG",
+            0x50 => "PERSID",
+            0x51 => "BINPERSID",
+            0x52 => "REDUCE",
+            0x53 => "STRING",
+            0x54 => "BINSTRING",
+            0x55 => "SHORT_BINSTRING",
+            0x56 => "UNICODE",
+            0x62 => "BUILD",
+            0x63 => "GLOBAL",
+            0x64 => "DICT",
+            0x67 => "GET",
+            0x69 => "INST",
+            0x6c => "LIST",
+            0x6f => "OBJ",
+            0x70 => "PUT",
+            0x81 => "NEWOBJ",
+            0x82 => "EXT1",
+            0x83 => "EXT2",
+            0x84 => "EXT4",
+            0x8e => "BINBYTES8",
+            0x8f => "EMPTY_SET",
+            0x90 => "ADDITEMS",
+            0x91 => "FROZENSET",
+            0x92 => "NEWOBJ_EX",
+            0x93 => "STACK_GLOBAL",
+            0x96 => "BYTEARRAY8",
+            0x97 => "NEXT_BUFFER",
+            0x98 => "READONLY_BUFFER",
+            _ => "unknown",
+        }
+    }
 }

@@ -4,7 +4,7 @@ use super::opcode as op;
 
 /// Plain data.
 #[derive(Clone, Debug)]
-pub(in crate::torch) enum Plain {
+pub(crate) enum Plain {
     Int(i128),
     Bool(bool),
     Float(f64),
@@ -15,7 +15,7 @@ pub(in crate::torch) enum Plain {
 }
 
 impl Plain {
-    pub(in crate::torch) fn pickle(&self, protocol: u8) -> Vec<u8> {
+    pub(crate) fn pickle(&self, protocol: u8) -> Vec<u8> {
         let mut bytes = vec![op::PROTO, protocol];
         self.write(protocol, &mut bytes);
         bytes.push(op::STOP);

@@ -6,19 +6,19 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use super::{Budget, Spent};
+use crate::memory_budget::{MemoryBudget, OutOfBudget};
 
 /// A number in [`Heap`]'s texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(in crate::torch) struct TextId(pub u32);
+pub(crate) struct TextId(pub u32);
 
 /// A number of a list, tuple or dict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(in crate::torch) struct NodeId(pub u32);
+pub(crate) struct NodeId(pub u32);
 
 /// A value. 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(in crate::torch) enum Value {
+pub(crate) enum Value {
     None,
     Bool(bool),
     Int(i64),
@@ -34,7 +34,7 @@ pub(in crate::torch) enum Value {
 
 impl Value {
     /// What Python calls its type.
-    pub(in crate::torch) const fn kind(self) -> &'static str {
+    pub(crate) const fn kind(self) -> &'static str {
         match self {
             Value::None => "None",
             Value::Bool(_) => "a bool",
@@ -48,7 +48,7 @@ impl Value {
     }
 
     /// The integer in 64 bits. Writers that know only signed integers show high addresses as negative numbers.
-    pub(in crate::torch) const fn bits(self) -> Option<u64> {
+    pub(crate) const fn bits(self) -> Option<u64> {
         match self {
             Value::Int(number) => Some(number as u64),
             Value::Unsigned(number) => Some(number),
@@ -57,7 +57,7 @@ impl Value {
     }
 
     /// An integer that is not negative.
-    pub(in crate::torch) const fn unsigned(self) -> Option<u64> {
+    pub(crate) const fn unsigned(self) -> Option<u64> {
         match self {
             Value::Int(number) if number >= 0 => Some(number as u64),
             Value::Unsigned(number) => Some(number),
@@ -87,7 +87,7 @@ struct Piece {
 
 /// Everything that a pickle holds.
 #[derive(Debug)]
-pub(in crate::torch) struct Heap {
+pub(crate) struct Heap {
     cells: Vec<Value>,
     pieces: Vec<Piece>,
     nodes: Vec<Node>,
@@ -95,12 +95,12 @@ pub(in crate::torch) struct Heap {
     numbers: HashMap<Arc<str>, TextId>,
     /// Where runs of containers begin, by their fingerprint.
     runs: HashMap<u64, u32>,
-    pub(in crate::torch) budget: Budget,
+    pub(crate) budget: MemoryBudget,
 }
 
 impl Heap {
     /// Texts known beforehand get the first numbers, in order.
-    pub(super) fn new(known: &[&str], budget: Budget) -> Result<Heap, Spent> {
+    pub(crate) fn new(known: &[&str], budget: MemoryBudget) -> Result<Heap, OutOfBudget> {
         let mut heap = Heap {
             cells: Vec::new(),
             pieces: Vec::new(),
@@ -116,7 +116,7 @@ impl Heap {
         Ok(heap)
     }
 
-    pub(super) fn intern(&mut self, text: &str) -> Result<TextId, Spent> {
+    pub(crate) fn intern(&mut self, text: &str) -> Result<TextId, OutOfBudget> {
         if let Some(&number) = self.numbers.get(text) {
             return Ok(number);
         }
@@ -129,18 +129,18 @@ impl Heap {
         Ok(number)
     }
 
-    pub(in crate::torch) fn text(&self, number: TextId) -> &Arc<str> {
+    pub(crate) fn text(&self, number: TextId) -> &Arc<str> {
         &self.texts[number.0 as usize]
     }
 
-    pub(super) fn new_node(&mut self) -> Result<NodeId, Spent> {
+    pub(crate) fn new_node(&mut self) -> Result<NodeId, OutOfBudget> {
         let number = NodeId(self.nodes.len() as u32);
         self.budget.push(&mut self.nodes, Node { head: NOWHERE, tail: NOWHERE })?;
         Ok(number)
     }
 
     /// Appends items to a container.
-    pub(super) fn append(&mut self, node: NodeId, items: &[Value]) -> Result<(), Spent> {
+    pub(crate) fn append(&mut self, node: NodeId, items: &[Value]) -> Result<(), OutOfBudget> {
         if items.is_empty() {
             return Ok(());
         }
@@ -172,7 +172,7 @@ impl Heap {
 
     /// Where the same items stand already, if all are containers; otherwise it is noted that they will come next. Cells
     /// never change, so whoever appends to a list that shares them goes on elsewhere.
-    fn known_run(&mut self, items: &[Value]) -> Result<Option<u32>, Spent> {
+    fn known_run(&mut self, items: &[Value]) -> Result<Option<u32>, OutOfBudget> {
         let mut fingerprint = items.len() as u64;
         for item in items {
             let Value::Dict(dict) = item else { return Ok(None) };
@@ -189,7 +189,7 @@ impl Heap {
     }
 
     /// A name for what a container holds: those with the same one hold the same, and those that share cells have the same.
-    pub(in crate::torch) fn contents(&self, node: NodeId) -> (u32, u32) {
+    pub(crate) fn contents(&self, node: NodeId) -> (u32, u32) {
         let place = self.nodes[node.0 as usize];
         match self.pieces.get(place.head as usize) {
             Some(piece) if place.head == place.tail => (piece.start, piece.length),
@@ -199,23 +199,23 @@ impl Heap {
         }
     }
 
-    pub(super) fn is_empty(&self, node: NodeId) -> bool {
+    pub(crate) fn is_empty(&self, node: NodeId) -> bool {
         self.nodes[node.0 as usize].head == NOWHERE
     }
 
     /// Makes an empty dict stand for a record that was kept elsewhere.
-    pub(super) fn set_record(&mut self, node: NodeId, record: u32) {
+    pub(crate) fn set_record(&mut self, node: NodeId, record: u32) {
         self.nodes[node.0 as usize] = Node { head: RECORD, tail: record };
     }
 
     /// The record that a dict became.
-    pub(in crate::torch) fn record(&self, node: NodeId) -> Option<u32> {
+    pub(crate) fn record(&self, node: NodeId) -> Option<u32> {
         let node = self.nodes[node.0 as usize];
         (node.head == RECORD).then_some(node.tail)
     }
 
     /// The values of a container; for a dict, keys and values in turn. Nothing for a record.
-    pub(in crate::torch) fn items(&self, node: NodeId) -> impl Iterator<Item = Value> + '_ {
+    pub(crate) fn items(&self, node: NodeId) -> impl Iterator<Item = Value> + '_ {
         let mut next = match self.nodes[node.0 as usize].head {
             RECORD => NOWHERE,
             head => head,
@@ -230,13 +230,13 @@ impl Heap {
     }
 
     /// Keys and values of a dict.
-    pub(in crate::torch) fn pairs(&self, node: NodeId) -> impl Iterator<Item = (Value, Value)> + '_ {
+    pub(crate) fn pairs(&self, node: NodeId) -> impl Iterator<Item = (Value, Value)> + '_ {
         let mut items = self.items(node);
         std::iter::from_fn(move || Some((items.next()?, items.next()?)))
     }
 
     /// The value under a key; the last one where a dict was given the key twice, as in Python.
-    pub(in crate::torch) fn get(&self, dict: NodeId, key: TextId) -> Option<Value> {
+    pub(crate) fn get(&self, dict: NodeId, key: TextId) -> Option<Value> {
         self.pairs(dict).filter(|(found, _)| *found == Value::Text(key)).last().map(|(_, value)| value)
     }
 }
@@ -251,7 +251,7 @@ mod tests {
 
     #[test]
     fn a_stack_that_is_written_again_and_again_costs_its_cells_once() {
-        let mut heap = Heap::new(&[], Budget::of(200 << 10)).unwrap();
+        let mut heap = Heap::new(&[], MemoryBudget::of(200 << 10)).unwrap();
         let frames: Vec<Value> = (0..30).map(|_| Value::Dict(heap.new_node().unwrap())).collect();
         let lists: Vec<NodeId> = (0..2000)
             .map(|_| {
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn a_list_that_goes_on_takes_no_other_with_it() {
-        let mut heap = Heap::new(&[], Budget::of(1 << 20)).unwrap();
+        let mut heap = Heap::new(&[], MemoryBudget::of(1 << 20)).unwrap();
         let frames: Vec<Value> = (0..3).map(|_| Value::Dict(heap.new_node().unwrap())).collect();
         let [one, other, more] = [(); 3].map(|()| heap.new_node().unwrap());
         heap.append(one, &frames).unwrap();

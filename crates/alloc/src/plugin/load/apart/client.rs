@@ -24,7 +24,7 @@ use crate::plugin::load::{
     watched::{CALL_MARK, hung},
     wish::Wish,
 };
-use oomph_base::{Address, ending, last_bytes};
+use oomph_base::{Address, exit_description, last_bytes};
 
 /// How long a process may take to be gone once it no longer answers.
 const LEAVING: Duration = Duration::from_secs(2);
@@ -131,8 +131,8 @@ impl Apart {
         let said = String::from_utf8_lossy(&said[said.len().saturating_sub(LAST_WORDS_BYTES)..]);
         let own_words = |line: &&str| !line.trim().is_empty() && !line.starts_with(CALL_MARK);
         match said.lines().rev().find(own_words) {
-            Some(words) => format!("{}; its last words: {}", ending(status), words.trim()),
-            None => ending(status),
+            Some(words) => format!("{}; its last words: {}", exit_description(status), words.trim()),
+            None => exit_description(status),
         }
     }
 }

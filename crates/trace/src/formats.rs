@@ -19,9 +19,9 @@ pub struct Format {
     /// One line for lists.
     pub about: &'static str,
     /// Whether a file is of this kind, from its first bytes after decompression.
-    pub(super) recognises: fn(head: &[u8]) -> bool,
+    pub(crate) recognises: fn(head: &[u8]) -> bool,
     /// Opens it, and reports progress where the whole file is read.
-    pub(super) open: fn(path: &Path, progress: &dyn Progress) -> Opened,
+    pub(crate) open: fn(path: &Path, progress: &dyn Progress) -> Opened,
 }
 
 /// A file that is ready to be read, or why it is not.

@@ -4,47 +4,49 @@
 
 use std::collections::HashMap;
 
-use super::{Action, Annotation, BlockState, Entry, Initial, StackId, Stacks, Stage, pickle::Budget};
-use crate::{BlockSlot, MarkKind, TableFull, Trace, TraceBuilder, failed};
+use super::{Action, Annotation, BlockState, Entry, Initial, StackId, Stacks, Stage};
+use crate::{
+    BlockSlot, MarkKind, TableFull, Trace, TraceBuilder, builder::add_failed_request, memory_budget::MemoryBudget,
+};
 use oomph_base::{Nanos, Progress, SiteId, StreamId, TagId};
 
 /// The longest call site that is kept whole. C++ templates know no measure.
 const LONGEST_SITE: usize = 4 << 10;
 /// What call sites may take in all, so that one long file name in a million frames stays one.
-const ALL_SITES: Budget = Budget::of(1 << 30);
+const ALL_SITES: MemoryBudget = MemoryBudget::of(1 << 30);
 
 /// Annotations nest a few levels deep; ends that never come must not pile up.
 const DEEPEST_NESTING: usize = 256;
 
 /// What a story is told from.
 #[derive(Clone, Copy)]
-pub(super) struct Material<'a> {
-    pub(super) entries: &'a [Entry],
-    pub(super) annotations: &'a [Annotation],
-    pub(super) stacks: &'a Stacks,
-    pub(super) streams: &'a [u64],
-    pub(super) initial: &'a Initial,
+pub(crate) struct Material<'a> {
+    pub(crate) entries: &'a [Entry],
+    pub(crate) annotations: &'a [Annotation],
+    pub(crate) stacks: &'a Stacks,
+    pub(crate) streams: &'a [u64],
+    pub(crate) initial: &'a Initial,
     /// Before which entries the program gave back its cache, ascending.
-    pub(super) empty_caches: &'a [usize],
+    pub(crate) empty_caches: &'a [usize],
 }
 
 /// What could be told only in part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Doubts {
+pub(crate) struct Doubts {
     /// Frees that had to wait for another stream.
-    pub(super) held_back: u64,
+    pub(crate) held_back: u64,
     /// Of these, how many could mean more than one stream, or one that the recording never shows.
-    pub(super) streams_guessed: u64,
+    pub(crate) streams_guessed: u64,
     /// Entries that cannot be: a request for nothing, two blocks in one place, a free of nothing.
-    pub(super) impossible: u64,
+    pub(crate) impossible: u64,
     /// Entries earlier than the one before.
-    pub(super) clock_steps_back: u64,
+    pub(crate) clock_steps_back: u64,
     /// Call sites left out because there are too many.
-    pub(super) sites_left_out: u64,
+    pub(crate) sites_left_out: u64,
 }
 
 /// Tells the story of a recording.
-pub(super) fn tell(material: &Material<'_>, name: &str, progress: &dyn Progress) -> Result<(Trace, Doubts), TableFull> {
+pub(crate) fn tell(material: &Material<'_>, name: &str, progress: &dyn Progress) -> Result<(Trace, Doubts), TableFull> {
     let mut teller = Teller::new(material)?;
     teller.tell_what_was_there();
     let mut empty_caches = material.empty_caches.iter().copied().peekable();
@@ -67,7 +69,7 @@ struct Teller<'a> {
     live: HashMap<u64, BlockSlot>,
     /// By stack; `None` where not yet known.
     sites: Vec<Option<SiteId>>,
-    sites_budget: Budget,
+    sites_budget: MemoryBudget,
     streams: Streams,
     steps: Steps,
     annotations: std::slice::Iter<'a, Annotation>,
@@ -156,7 +158,7 @@ impl<'a> Teller<'a> {
             }
             Action::OutOfMemory => {
                 let site = self.material.stacks.site(entry.stack).map(clipped);
-                failed::tell(&mut self.story, entry.size, entry.stream, site.as_deref());
+                add_failed_request(&mut self.story, entry.size, entry.stream, site.as_deref());
             }
             Action::FreeCompleted
             | Action::SegmentAlloc

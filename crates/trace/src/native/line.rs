@@ -1,16 +1,103 @@
-//! Takes one line of a native trace apart, as bytes: no text is copied unless something is wrong with it.
+//! Reads a file line by line in bounded memory, whatever is in it.
 
+use std::{
+    fs,
+    io::{BufRead, Read},
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use crate::{
+    TraceError,
+    file::{self, Input},
+};
 use oomph_base::{did_you_mean, nearest};
 
+/// No line of a trace is longer, so that a file without line ends cannot fill the memory.
+pub(crate) const LONGEST_LINE: usize = 1 << 20;
+
+/// The lines of a file, decompressed where needed.
+pub(crate) struct Lines {
+    path: PathBuf,
+    input: Input<'static>,
+    line: Vec<u8>,
+    number: u64,
+    /// Bytes taken from the disk, of so many.
+    bytes_read: Arc<AtomicU64>,
+    file_bytes: u64,
+}
+
+impl Lines {
+    /// Starts at the first line.
+    pub(crate) fn open(path: &Path) -> Result<Lines, TraceError> {
+        let bytes_read = Arc::<AtomicU64>::default();
+        let count = Arc::clone(&bytes_read);
+        let input = file::open_counted(path, move |bytes| {
+            count.fetch_add(bytes, Ordering::Relaxed);
+        })?;
+        // A file whose length is not known is read all the same.
+        let file_bytes = fs::metadata(path).map_or(0, |file| file.len());
+        Ok(Lines { path: path.to_owned(), input, line: Vec::new(), number: 0, bytes_read, file_bytes })
+    }
+
+    /// The next line without its end; none at the end of the file.
+    #[inline]
+    pub(crate) fn next(&mut self) -> Result<Option<&[u8]>, TraceError> {
+        self.line.clear();
+        (&mut self.input)
+            .take(LONGEST_LINE as u64 + 1)
+            .read_until(b'\n', &mut self.line)
+            .map_err(|error| file::read_failed(&self.path, error))?;
+        if self.line.is_empty() {
+            return Ok(None);
+        }
+        self.number += 1;
+        if self.line.last() == Some(&b'\n') {
+            self.line.pop();
+            if self.line.last() == Some(&b'\r') {
+                self.line.pop();
+            }
+        } else if self.line.len() > LONGEST_LINE {
+            return Err(self.complaint(format!("the line is longer than {LONGEST_LINE} bytes")));
+        }
+        Ok(Some(&self.line))
+    }
+
+    /// How much of the file was taken from the disk, from 0 to 1.
+    pub(crate) fn share_read(&self) -> f64 {
+        self.bytes_read.load(Ordering::Relaxed) as f64 / self.file_bytes.max(1) as f64
+    }
+
+    /// Something is wrong with the line read last.
+    #[cold]
+    pub(crate) fn complaint(&self, reason: String) -> TraceError {
+        let reason = match std::str::from_utf8(&self.line) {
+            Ok(_) => reason,
+            Err(error) => format!("not text at byte {} of the line", error.valid_up_to() + 1),
+        };
+        TraceError::Syntax { path: self.path.clone(), line: self.number, reason }
+    }
+
+    /// Something is wrong with the file as a whole.
+    pub(crate) fn refusal(&self, reason: String) -> TraceError {
+        TraceError::Format { path: self.path.clone(), reason }
+    }
+}
+
+// Takes one line of a native trace apart, as bytes: no text is copied unless something is wrong with it.
+
 /// What is left of a line. Words are separated by blanks; `#` at the start of a word ends the line.
-pub(super) struct Words<'a> {
+pub(crate) struct Words<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Words<'a> {
     /// The words of a line.
     #[inline]
-    pub(super) fn of(line: &'a [u8]) -> Words<'a> {
+    pub(crate) fn of(line: &'a [u8]) -> Words<'a> {
         let mut words = Words { rest: line };
         words.skip_blanks();
         words
@@ -18,7 +105,7 @@ impl<'a> Words<'a> {
 
     /// The next word; none at the end of the line.
     #[inline]
-    pub(super) fn next(&mut self) -> Option<&'a [u8]> {
+    pub(crate) fn next(&mut self) -> Option<&'a [u8]> {
         if self.rest.is_empty() {
             return None;
         }
@@ -31,19 +118,19 @@ impl<'a> Words<'a> {
 
     /// Whether the line ends here.
     #[inline]
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.rest.is_empty()
     }
 
     /// Whether the next word begins like a number.
     #[inline]
-    pub(super) fn number_follows(&self) -> bool {
+    pub(crate) fn number_follows(&self) -> bool {
         self.rest.first().is_some_and(u8::is_ascii_digit)
     }
 
     /// The next word as a number; `what` says what it means, for the complaint.
     #[inline]
-    pub(super) fn number<N: TryFrom<u64>>(&mut self, what: &str) -> Result<N, String> {
+    pub(crate) fn number<N: TryFrom<u64>>(&mut self, what: &str) -> Result<N, String> {
         match self.next() {
             Some(word) => number_in(word, what),
             None => Err(format!("{what} is missing")),
@@ -51,7 +138,7 @@ impl<'a> Words<'a> {
     }
 
     /// The next word as one of the known ones; `what` says what they are.
-    pub(super) fn choice<T: Copy>(&mut self, what: &str, all: &[T], name: fn(T) -> &'static str) -> Result<T, String> {
+    pub(crate) fn choice<T: Copy>(&mut self, what: &str, all: &[T], name: fn(T) -> &'static str) -> Result<T, String> {
         let Some(word) = self.next() else { return Err(format!("{what} is missing")) };
         all.iter()
             .copied()
@@ -60,7 +147,7 @@ impl<'a> Words<'a> {
     }
 
     /// The next thing as JSON, which may hold blanks.
-    pub(super) fn json<T: serde::de::DeserializeOwned>(&mut self, what: &str) -> Result<T, String> {
+    pub(crate) fn json<T: serde::de::DeserializeOwned>(&mut self, what: &str) -> Result<T, String> {
         let mut values = serde_json::Deserializer::from_slice(self.rest).into_iter::<T>();
         match values.next() {
             Some(Ok(value)) => {
@@ -75,7 +162,7 @@ impl<'a> Words<'a> {
 
     /// Nothing may be left.
     #[inline]
-    pub(super) fn end(&mut self) -> Result<(), String> {
+    pub(crate) fn end(&mut self) -> Result<(), String> {
         match self.next() {
             None => Ok(()),
             Some(word) => Err(format!("{} is too much here", shown(word))),
@@ -99,7 +186,7 @@ fn is_blank(byte: u8) -> bool {
 
 /// A decimal number, or a hexadecimal one after `0x`, that fits its type.
 #[inline]
-pub(super) fn number_in<N: TryFrom<u64>>(word: &[u8], what: &str) -> Result<N, String> {
+pub(crate) fn number_in<N: TryFrom<u64>>(word: &[u8], what: &str) -> Result<N, String> {
     let value = match word {
         [b'0', b'x', digits @ ..] => hexadecimal(digits),
         digits => decimal(digits),
@@ -146,13 +233,13 @@ fn hexadecimal(digits: &[u8]) -> Option<u64> {
 
 /// A word that is none of the known ones, and the nearest that is.
 #[cold]
-pub(super) fn unknown(word: &[u8], what: &str, known: impl IntoIterator<Item = &'static str>) -> String {
+pub(crate) fn unknown(word: &[u8], what: &str, known: impl IntoIterator<Item = &'static str>) -> String {
     let near = nearest(&String::from_utf8_lossy(word), known);
     format!("{} is not {what}{}", shown(word), did_you_mean(near.as_deref()))
 }
 
 /// A word as it may stand in a complaint: short, and without control characters.
-pub(super) fn shown(word: &[u8]) -> String {
+pub(crate) fn shown(word: &[u8]) -> String {
     const LONGEST: usize = 40;
     let text = String::from_utf8_lossy(&word[..word.len().min(4 * LONGEST)]);
     let mut shown: String = text.chars().take(LONGEST).flat_map(char::escape_debug).collect();
@@ -163,7 +250,7 @@ pub(super) fn shown(word: &[u8]) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+mod words_tests {
     use super::*;
 
     #[test]

@@ -4,7 +4,7 @@ use std::mem::size_of;
 
 /// Memory that may still be taken.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Budget {
+pub(crate) struct MemoryBudget {
     left: u64,
     whole: u64,
 }
@@ -12,30 +12,30 @@ pub(crate) struct Budget {
 /// More memory would be needed than is allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("what it describes needs more than {} of memory", oomph_base::Bytes(*.0))]
-pub struct Spent(pub u64);
+pub struct OutOfBudget(pub u64);
 
-impl Budget {
+impl MemoryBudget {
     /// Enough for some thirty million trace entries.
-    pub(crate) const DEFAULT: Budget = Budget::of(4 << 30);
+    pub(crate) const DEFAULT: MemoryBudget = MemoryBudget::of(4 << 30);
 
-    pub(crate) const fn of(bytes: u64) -> Budget {
-        Budget { left: bytes, whole: bytes }
+    pub(crate) const fn of(bytes: u64) -> MemoryBudget {
+        MemoryBudget { left: bytes, whole: bytes }
     }
 
     /// Takes `bytes` from what is left.
-    pub(crate) fn charge(&mut self, bytes: usize) -> Result<(), Spent> {
+    pub(crate) fn charge(&mut self, bytes: usize) -> Result<(), OutOfBudget> {
         match self.left.checked_sub(bytes as u64) {
             Some(left) => {
                 self.left = left;
                 Ok(())
             }
-            None => Err(Spent(self.whole)),
+            None => Err(OutOfBudget(self.whole)),
         }
     }
 
     /// Pushes, and pays when the vector grows.
     #[inline]
-    pub(crate) fn push<T>(&mut self, to: &mut Vec<T>, item: T) -> Result<(), Spent> {
+    pub(crate) fn push<T>(&mut self, to: &mut Vec<T>, item: T) -> Result<(), OutOfBudget> {
         if to.len() == to.capacity() {
             self.grow(to, 1)?;
         }
@@ -44,7 +44,7 @@ impl Budget {
     }
 
     /// Appends, and pays when the vector grows.
-    pub(crate) fn extend<T: Copy>(&mut self, to: &mut Vec<T>, items: &[T]) -> Result<(), Spent> {
+    pub(crate) fn extend<T: Copy>(&mut self, to: &mut Vec<T>, items: &[T]) -> Result<(), OutOfBudget> {
         if to.capacity() - to.len() < items.len() {
             self.grow(to, items.len())?;
         }
@@ -53,7 +53,7 @@ impl Budget {
     }
 
     #[cold]
-    fn grow<T>(&mut self, vector: &mut Vec<T>, least: usize) -> Result<(), Spent> {
+    fn grow<T>(&mut self, vector: &mut Vec<T>, least: usize) -> Result<(), OutOfBudget> {
         let more = vector.capacity().max(least).max(16);
         self.charge(more.saturating_mul(size_of::<T>()))?;
         vector.reserve_exact(vector.capacity() - vector.len() + more);
