@@ -243,7 +243,7 @@ where
         self.source.info()
     }
 
-    fn initial_layout(&self) -> Option<&InitialLayout> {
+    fn initial_layout(&self) -> Option<InitialLayout> {
         self.source.initial_layout()
     }
 

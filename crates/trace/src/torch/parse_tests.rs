@@ -4,9 +4,7 @@ use proptest::prelude::*;
 
 use super::{
     Action, BlockState, SegmentKind, Snapshot, StackId, Stage,
-    pickle::{
-        sample::Plain::{self, Bool, Dict, Float, Int, List, Pair, Text},
-    },
+    pickle::sample::Plain::{self, Bool, Dict, Float, Int, List, Pair, Text},
 };
 use crate::{MarkKind, Op, check, memory_budget::MemoryBudget};
 use oomph_base::{Address, MIB, NoProgress};
