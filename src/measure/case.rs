@@ -228,7 +228,7 @@ mod tests {
         device::Clock,
         measure::{
             categories::TagBytes,
-            fixture::{ALLOC_NS, FREE_NS, OVERHEAD, Catalog, TinyDevice},
+            fixture::{ALLOC_NS, Catalog, FREE_NS, OVERHEAD, TinyDevice},
             layout_after,
             timeline::IncidentKind,
         },
