@@ -1,17 +1,20 @@
-//! `buddy`: halves of halves, and back.
+//! `buddy`: the binary buddy allocator.
 //!
-//! Every block is a power of two. A region is one too, and so is every piece of it: a piece that is too large is halved
-//! until it is not, and a freed piece is joined with its buddy, the other half of what it was cut from, as long as that
-//! one is free and whole. Where the buddy lies follows from the offset in the region, exclusive-or the size; it is
-//! therefore always a neighbour. Cutting and joining take at most one step a power of two; the price is that a block is
-//! up to twice what was asked for.
+//! Blocks, regions and all pieces of regions are powers of two. A piece that is too large is halved
+//! until it fits. A freed piece is joined with its buddy, the other half of the piece that both were
+//! cut from, as long as the buddy is free and whole. The buddy's address is the piece's offset in the
+//! region, exclusive-or its size, so the buddy is always a neighbour. Cutting and joining take at most
+//! one step per power of two. The price is that a block is up to twice as large as the request.
 //!
-//! Each stream has lists and regions of its own. A request beyond the usual region gets a region of its size, which is cut
-//! like any other later.
+//! Each stream has its own lists and regions. A request above the region size gets a region of its own
+//! size, which is cut like any other later.
 
 use super::{
     Built, Outcome, Parameter, Setup, SpecError, Stats, StrategyEntry, parameters,
-    pooled::{ABSURD, Ground, Growth, NONE, Need, Policy, Pooled, Region},
+    pooled::{
+        DeviceRegion, FreeLists, PerStream, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, REQUEST_LIMIT,
+        RegionTable, SizeClasses,
+    },
 };
 use crate::device::{Device, DeviceError};
 use oomph_base::{MIB, StreamId};
@@ -25,7 +28,7 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
         name: REGION,
         values: "a power of two in bytes",
         default: "64MiB",
-        help: "what is taken from the device at least: the highest order",
+        help: "the least that is taken from the device: the highest order",
     }],
     variants: &["region:2MiB"],
     build,
@@ -35,8 +38,6 @@ const REGION: &str = "region";
 
 /// The smallest block.
 const QUANTUM: u64 = 512;
-/// Powers of two from [`QUANTUM`] to [`ABSURD`].
-const ORDERS: usize = (ABSURD.ilog2() - QUANTUM.ilog2()) as usize + 1;
 
 fn build(parameters: &str, _: &Setup<'_>) -> Built {
     let mut region = 64 * MIB;
@@ -44,155 +45,109 @@ fn build(parameters: &str, _: &Setup<'_>) -> Built {
         region = setting.bytes()?;
         Ok(())
     })?;
-    if !region.is_power_of_two() || !(QUANTUM..ABSURD).contains(&region) {
-        let reason = format!("'{REGION}': {region} bytes are no power of two from {QUANTUM} on");
+    if !region.is_power_of_two() || !(QUANTUM..REQUEST_LIMIT).contains(&region) {
+        let reason = format!("'{REGION}': {region} bytes are not a power of two of at least {QUANTUM}");
         return Err(SpecError::BadParameters { strategy: ENTRY.name, reason });
     }
-    Ok(Box::new(Pooled::new(Buddies { region, homes: Vec::new() })))
+    Ok(Box::new(PoolStrategy::new(BuddyPolicy { region, free: PerStream::default() })))
 }
 
-/// Free pieces by order, one set a stream.
+/// Free pieces by order, one set per stream.
 #[derive(Clone, Debug)]
-struct Buddies {
+struct BuddyPolicy {
     region: u64,
-    homes: Vec<Home>,
+    free: PerStream<FreeLists<BuddyOrders>>,
 }
 
-/// The free pieces of one stream.
+/// One class per power of two.
 #[derive(Clone, Debug)]
-struct Home {
-    /// Which orders have free pieces.
-    occupied: u64,
-    /// The first piece of each list.
-    heads: [u32; ORDERS],
-}
+struct BuddyOrders;
 
-/// The list of pieces of this size, which is a power of two.
-#[inline]
-fn order_of(size: u64) -> usize {
-    (size.trailing_zeros() - QUANTUM.trailing_zeros()) as usize
-}
-
-impl Home {
-    #[inline]
-    fn insert(&mut self, ground: &mut Ground, slot: u32) {
-        let order = order_of(ground[slot].size);
-        let head = std::mem::replace(&mut self.heads[order], slot);
-        ground[slot].links = [NONE, head];
-        if head != NONE {
-            ground[head].links[0] = slot;
-        }
-        self.occupied |= 1 << order;
-    }
+impl SizeClasses for BuddyOrders {
+    const COUNT: usize = (REQUEST_LIMIT.ilog2() - QUANTUM.ilog2()) as usize + 1;
 
     #[inline]
-    fn remove(&mut self, ground: &mut Ground, slot: u32) {
-        let piece = &ground[slot];
-        let (order, [before, after]) = (order_of(piece.size), piece.links);
-        if after != NONE {
-            ground[after].links[0] = before;
-        }
-        if before != NONE {
-            ground[before].links[1] = after;
-            return;
-        }
-        self.heads[order] = after;
-        if after == NONE {
-            self.occupied &= !(1 << order);
-        }
+    fn class_of(size: u64) -> usize {
+        (size.trailing_zeros() - QUANTUM.trailing_zeros()) as usize
     }
 }
 
-/// The other half of what a piece was cut from, if it is free and whole, and whether it is the upper one.
+/// The buddy of a piece, if it is free and whole, and whether it is the upper half.
 #[inline]
-fn free_buddy(ground: &Ground, slot: u32) -> Option<(u32, bool)> {
-    let piece = &ground[slot];
-    let region = ground.region(piece.region);
+fn free_buddy(table: &RegionTable, slot: u32) -> Option<(u32, bool)> {
+    let piece = &table[slot];
+    let region = table.region(piece.region);
     if piece.size == region.bytes {
         return None;
     }
     let offset = piece.address - region.address;
     let upper = offset ^ piece.size > offset;
     let buddy = if upper { piece.next } else { piece.previous };
-    ground.free_piece(buddy).filter(|other| other.size == piece.size).map(|_| (buddy, upper))
+    table.free_piece(buddy).filter(|other| other.size == piece.size).map(|_| (buddy, upper))
 }
 
-impl Policy for Buddies {
+impl PoolPolicy for BuddyPolicy {
     #[inline]
     fn block_size(&self, bytes: u64) -> Option<u64> {
-        (bytes < ABSURD).then(|| bytes.next_power_of_two().max(QUANTUM))
+        (bytes < REQUEST_LIMIT).then(|| bytes.next_power_of_two().max(QUANTUM))
     }
 
     #[inline]
     fn take(
         &mut self,
-        ground: &mut Ground,
+        table: &mut RegionTable,
         _: &mut dyn Device,
-        need: &Need,
+        request: &PoolRequest,
     ) -> Result<Option<(u32, Outcome)>, DeviceError> {
-        let Some(home) = self.homes.get_mut(need.stream.index()) else { return Ok(None) };
-        let suitable = home.occupied & (!0 << order_of(need.size));
-        if suitable == 0 {
-            return Ok(None);
-        }
-        let slot = home.heads[suitable.trailing_zeros() as usize];
-        home.remove(ground, slot);
-        let mut size = ground[slot].size;
-        if size == need.size {
+        let free = self.free.of(request.stream);
+        let fits = free.first_from(BuddyOrders::class_of(request.size));
+        let Some(slot) = fits.and_then(|order| free.head(order)) else { return Ok(None) };
+        free.remove(&mut table.pieces, slot);
+        let mut size = table[slot].size;
+        if size == request.size {
             return Ok(Some((slot, Outcome::Hit)));
         }
-        while size > need.size {
+        while size > request.size {
             size /= 2;
-            let upper_half = ground.cut(slot, size);
-            home.insert(ground, upper_half);
+            let upper_half = table.cut(slot, size);
+            free.insert(&mut table.pieces, upper_half);
         }
         Ok(Some((slot, Outcome::Split)))
     }
 
     #[inline]
-    fn keep(&mut self, ground: &mut Ground, slot: u32) {
-        let owner = ground.region(ground[slot].region).stream.index();
-        let home = &mut self.homes[owner];
-        let mut slot = slot;
-        while let Some((buddy, upper)) = free_buddy(ground, slot) {
-            home.remove(ground, buddy);
+    fn keep(&mut self, table: &mut RegionTable, mut slot: u32) {
+        let free = self.free.of(table.owner(slot));
+        while let Some((buddy, upper)) = free_buddy(table, slot) {
+            free.remove(&mut table.pieces, buddy);
             slot = if upper { slot } else { buddy };
-            ground.join_next(slot);
+            table.join_next(slot);
         }
-        home.insert(ground, slot);
+        free.insert(&mut table.pieces, slot);
     }
 
-    fn welcome(&mut self, ground: &mut Ground, slot: u32, need: &Need) {
-        if self.homes.len() <= need.stream.index() {
-            self.homes.resize_with(need.stream.index() + 1, || Home { occupied: 0, heads: [NONE; ORDERS] });
-        }
-        self.keep(ground, slot);
+    fn forget(&mut self, table: &mut RegionTable, slot: u32) {
+        self.free.of(table.owner(slot)).remove(&mut table.pieces, slot);
     }
 
-    fn forget(&mut self, ground: &mut Ground, slot: u32) {
-        let owner = ground.region(ground[slot].region).stream.index();
-        self.homes[owner].remove(ground, slot);
-    }
-
-    fn growth(&mut self, need: &Need, _: &Stats, attempt: u32) -> Growth {
+    fn growth(&mut self, request: &PoolRequest, _: &Stats, attempt: u32) -> PoolGrowth {
         match attempt {
-            0 => Growth::Ask(need.size.max(self.region)),
-            1 if need.size < self.region => Growth::Ask(need.size),
-            _ => Growth::End,
+            0 => PoolGrowth::Ask(request.size.max(self.region)),
+            1 if request.size < self.region => PoolGrowth::Ask(request.size),
+            _ => PoolGrowth::End,
         }
     }
 
-    fn largest_free(&self, _: &Ground, stream: StreamId) -> u64 {
-        let occupied = self.homes.get(stream.index()).map_or(0, |home| home.occupied);
-        occupied.checked_ilog2().map_or(0, |order| QUANTUM << order)
+    fn largest_free(&self, _: &RegionTable, stream: StreamId) -> u64 {
+        self.free.get(stream).and_then(FreeLists::last).map_or(0, |order| QUANTUM << order)
     }
 
-    fn pool_name(&self, _: &Region) -> &'static str {
+    fn pool_name(&self, _: &DeviceRegion) -> &'static str {
         "buddy"
     }
 
-    fn renewed(&self) -> Buddies {
-        Buddies { region: self.region, homes: Vec::new() }
+    fn renewed(&self) -> BuddyPolicy {
+        BuddyPolicy { region: self.region, free: PerStream::default() }
     }
 }
 

@@ -1,18 +1,23 @@
 //! `cub`: CUB's `CachingDeviceAllocator`, the small cache of CUDA's C++ libraries.
 //!
-//! Requests are rounded up to the next power of `bin_growth`, and freed blocks are kept by that power: nothing is cut,
-//! nothing joined, and every block is an allocation of the device's. What is larger than the largest bin is allocated
-//! exactly and never kept, nor is what would raise the cache above `max_cached_bytes`. When the device refuses, all that
-//! is cached goes back, and the request is tried once more.
+//! Requests are rounded up to the next power of `bin_growth`, and freed blocks are kept by that power.
+//! Nothing is cut or joined, and every block is one device allocation. A request above the largest bin
+//! is allocated exactly and never cached; neither is a block that would raise the cache above
+//! `max_cached_bytes`. When the device refuses, all cached blocks go back, and the request is tried
+//! once more.
 //!
-//! A block that is put aside has an event recorded on its stream. Its bin is searched from the block that lies there
-//! longest, and the first one serves that was used on the asking stream or whose event is done.
+//! An event is recorded on the stream of a block that is cached. A bin is searched from its oldest
+//! block on. The first block serves that was used on the requesting stream or whose event is done.
 //!
-//! The original makes an event with each block and destroys it with the block; here events are used again.
+//! The original creates an event with each block and destroys it with the block; here events are
+//! reused.
 
 use super::{
     Built, Outcome, Parameter, Setup, SpecError, Stats, StrategyEntry, parameters,
-    pooled::{ABSURD, Destination, Ground, Growth, NONE, Need, Policy, Pooled, Region},
+    pooled::{
+        DeviceRegion, FreeDestination, PieceQueue, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, REQUEST_LIMIT,
+        RegionTable,
+    },
 };
 use crate::device::{Device, DeviceError};
 use oomph_base::{EventId, StreamId};
@@ -34,13 +39,13 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
             name: MAX_BIN,
             values: "a power",
             default: "7",
-            help: "the largest bin, 2 MiB; what is larger is never kept",
+            help: "the largest bin, 2 MiB; larger blocks are never cached",
         },
         Parameter {
             name: MAX_CACHED_BYTES,
             values: "an amount of memory",
-            default: "three of the largest bin, less a byte",
-            help: "what the cache may hold",
+            default: "three blocks of the largest bin, less one byte",
+            help: "the most that the cache may hold",
         },
     ],
     variants: &["bin_growth:2,min_bin:9,max_bin:26,max_cached_bytes:64GiB", "max_cached_bytes:0"],
@@ -68,40 +73,39 @@ fn build(parameters: &str, _: &Setup<'_>) -> Built {
         }
         Ok(())
     })?;
-    let sizes = (min_bin..=max_bin).map(|power| growth.checked_pow(power).filter(|&size| size < ABSURD));
+    let sizes = (min_bin..=max_bin).map(|power| growth.checked_pow(power).filter(|&size| size < REQUEST_LIMIT));
     let sizes: Option<Vec<u64>> = sizes.collect();
     let Some((sizes, &largest)) = sizes.as_ref().and_then(|sizes| Some((sizes, sizes.last()?))) else {
         let reason = format!("no bins between {growth}^{min_bin} and {growth}^{max_bin} bytes");
         return Err(SpecError::BadParameters { strategy: ENTRY.name, reason });
     };
     let max_cached = max_cached.unwrap_or(3 * largest - 1);
-    Ok(Box::new(Pooled::new(Bins::new(sizes, max_cached))))
+    Ok(Box::new(PoolStrategy::new(CubPolicy::new(sizes, max_cached))))
 }
 
 /// Cached blocks by bin.
 #[derive(Clone, Debug)]
-struct Bins {
-    bins: Vec<Bin>,
+struct CubPolicy {
+    bins: Vec<CubBin>,
     max_cached: u64,
     cached: u64,
-    /// Events that no cached block has.
+    /// Events that belong to no cached block.
     idle_events: Vec<EventId>,
-    /// What the device has just given, for the request at hand.
+    /// The new region, for the request that it was taken for.
     fresh: Option<u32>,
 }
 
 /// Cached blocks of one size, in the order in which they came.
 #[derive(Clone, Copy, Debug)]
-struct Bin {
+struct CubBin {
     size: u64,
-    first: u32,
-    last: u32,
+    blocks: PieceQueue,
 }
 
-impl Bins {
-    fn new(sizes: &[u64], max_cached: u64) -> Bins {
-        let bins = sizes.iter().map(|&size| Bin { size, first: NONE, last: NONE }).collect();
-        Bins { bins, max_cached, cached: 0, idle_events: Vec::new(), fresh: None }
+impl CubPolicy {
+    fn new(sizes: &[u64], max_cached: u64) -> CubPolicy {
+        let bins = sizes.iter().map(|&size| CubBin { size, blocks: PieceQueue::default() }).collect();
+        CubPolicy { bins, max_cached, cached: 0, idle_events: Vec::new(), fresh: None }
     }
 
     /// The smallest bin that holds `bytes`, if one does.
@@ -112,66 +116,59 @@ impl Bins {
 
     /// The bin of blocks of exactly this size.
     #[inline]
-    fn home_of(&self, size: u64) -> Option<usize> {
+    fn exact_bin(&self, size: u64) -> Option<usize> {
         self.bin_of(size).filter(|&bin| self.bins[bin].size == size)
     }
 
-    fn unlink(&mut self, ground: &mut Ground, slot: u32) {
-        let piece = &ground[slot];
-        let (size, [before, after], event) = (piece.size, piece.links, EventId(piece.note));
-        let Some(bin) = self.home_of(size) else { return };
-        match before {
-            NONE => self.bins[bin].first = after,
-            before => ground[before].links[1] = after,
-        }
-        match after {
-            NONE => self.bins[bin].last = before,
-            after => ground[after].links[0] = before,
-        }
+    fn unlink(&mut self, table: &mut RegionTable, slot: u32) {
+        let (size, event) = (table[slot].size, EventId(table[slot].note));
+        let Some(bin) = self.exact_bin(size) else { return };
+        self.bins[bin].blocks.remove(table, slot);
         self.idle_events.push(event);
         self.cached -= size;
     }
 }
 
-impl Policy for Bins {
+impl PoolPolicy for CubPolicy {
     #[inline]
     fn block_size(&self, bytes: u64) -> Option<u64> {
-        (bytes < ABSURD).then(|| self.bin_of(bytes).map_or(bytes, |bin| self.bins[bin].size))
+        (bytes < REQUEST_LIMIT).then(|| self.bin_of(bytes).map_or(bytes, |bin| self.bins[bin].size))
     }
 
     #[inline]
     fn take(
         &mut self,
-        ground: &mut Ground,
+        table: &mut RegionTable,
         device: &mut dyn Device,
-        need: &Need,
+        request: &PoolRequest,
     ) -> Result<Option<(u32, Outcome)>, DeviceError> {
         if let Some(slot) = self.fresh.take() {
             return Ok(Some((slot, Outcome::NewSegment)));
         }
-        let Some(bin) = self.home_of(need.size) else { return Ok(None) };
-        let mut slot = self.bins[bin].first;
-        while slot != NONE {
-            let piece = &ground[slot];
-            if piece.stream == need.stream || device.event_query(EventId(piece.note))? {
-                self.unlink(ground, slot);
-                return Ok(Some((slot, Outcome::Hit)));
+        let Some(bin) = self.exact_bin(request.size) else { return Ok(None) };
+        let mut found = None;
+        for slot in self.bins[bin].blocks.iter(table) {
+            let piece = &table[slot];
+            if piece.stream == request.stream || device.event_query(EventId(piece.note))? {
+                found = Some(slot);
+                break;
             }
-            slot = piece.links[1];
         }
-        Ok(None)
+        let Some(slot) = found else { return Ok(None) };
+        self.unlink(table, slot);
+        Ok(Some((slot, Outcome::Hit)))
     }
 
     #[inline]
     fn destination(
         &mut self,
-        ground: &mut Ground,
+        table: &mut RegionTable,
         device: &mut dyn Device,
         slot: u32,
-    ) -> Result<Destination, DeviceError> {
-        let (size, stream) = (ground[slot].size, ground[slot].stream);
-        if self.home_of(size).is_none() || self.cached + size > self.max_cached {
-            return Ok(Destination::Device);
+    ) -> Result<FreeDestination, DeviceError> {
+        let (size, stream) = (table[slot].size, table[slot].stream);
+        if self.exact_bin(size).is_none() || self.cached + size > self.max_cached {
+            return Ok(FreeDestination::Device);
         }
         let event = match self.idle_events.last() {
             Some(&event) => event,
@@ -183,47 +180,38 @@ impl Policy for Bins {
         };
         device.event_record(event, stream)?;
         self.idle_events.pop();
-        ground[slot].note = event.0;
-        Ok(Destination::Pool)
+        table[slot].note = event.0;
+        Ok(FreeDestination::Pool)
     }
 
     #[inline]
-    fn keep(&mut self, ground: &mut Ground, slot: u32) {
-        let size = ground[slot].size;
-        let Some(bin) = self.home_of(size) else { return };
-        let last = std::mem::replace(&mut self.bins[bin].last, slot);
-        ground[slot].links = [last, NONE];
-        match last {
-            NONE => self.bins[bin].first = slot,
-            last => ground[last].links[1] = slot,
-        }
+    fn keep(&mut self, table: &mut RegionTable, slot: u32) {
+        let size = table[slot].size;
+        let Some(bin) = self.exact_bin(size) else { return };
+        self.bins[bin].blocks.push(table, slot);
         self.cached += size;
     }
 
-    fn welcome(&mut self, _: &mut Ground, slot: u32, _: &Need) {
+    fn add_region(&mut self, _: &mut RegionTable, slot: u32, _: &PoolRequest) {
         self.fresh = Some(slot);
     }
 
-    fn forget(&mut self, ground: &mut Ground, slot: u32) {
-        self.unlink(ground, slot);
+    fn forget(&mut self, table: &mut RegionTable, slot: u32) {
+        self.unlink(table, slot);
     }
 
-    fn growth(&mut self, need: &Need, _: &Stats, attempt: u32) -> Growth {
-        if attempt == 0 { Growth::Ask(need.size) } else { Growth::End }
+    fn growth(&mut self, request: &PoolRequest, _: &Stats, attempt: u32) -> PoolGrowth {
+        if attempt == 0 { PoolGrowth::Ask(request.size) } else { PoolGrowth::End }
     }
 
-    /// What other streams have used may be had or not: nothing is promised of it.
-    fn largest_free(&self, ground: &Ground, stream: StreamId) -> u64 {
-        let next = |&slot: &u32| Some(ground[slot].links[1]).filter(|&slot| slot != NONE);
-        let serves = |bin: &&Bin| {
-            let first = Some(bin.first).filter(|&slot| slot != NONE);
-            std::iter::successors(first, next).any(|slot| ground[slot].stream == stream)
-        };
+    /// Blocks of other streams are not counted: whether they can be had depends on their events.
+    fn largest_free(&self, table: &RegionTable, stream: StreamId) -> u64 {
+        let serves = |bin: &&CubBin| bin.blocks.iter(table).any(|slot| table[slot].stream == stream);
         self.bins.iter().rev().find(serves).map_or(0, |bin| bin.size)
     }
 
-    fn pool_name(&self, region: &Region) -> &'static str {
-        if self.home_of(region.bytes).is_some() { "binned" } else { "exact" }
+    fn pool_name(&self, region: &DeviceRegion) -> &'static str {
+        if self.exact_bin(region.bytes).is_some() { "binned" } else { "exact" }
     }
 
     fn details(&self) -> Vec<(&'static str, u64)> {
@@ -238,9 +226,9 @@ impl Policy for Bins {
         Ok(())
     }
 
-    fn renewed(&self) -> Bins {
+    fn renewed(&self) -> CubPolicy {
         let sizes: Vec<u64> = self.bins.iter().map(|bin| bin.size).collect();
-        Bins::new(&sizes, self.max_cached)
+        CubPolicy::new(&sizes, self.max_cached)
     }
 }
 

@@ -19,7 +19,7 @@ pub mod direct;
 #[cfg(any(test, feature = "testing"))]
 pub mod flawed;
 pub mod null;
-pub mod oomph;
+mod oomph;
 pub(crate) mod parameters;
 pub mod planned;
 mod pooled;
@@ -126,6 +126,23 @@ impl Context<'_> {
     pub(crate) fn expect_stream(&self, stream: StreamId) -> Result<(), StrategyError> {
         if self.device.has_stream(stream) { Ok(()) } else { Err(StrategyError::UnknownStream(stream)) }
     }
+
+    /// Counts and reports a request that failed for good.
+    pub(crate) fn out_of_memory(&mut self, stats: &mut Stats, stream: StreamId, shortage: Shortage) -> Attempt {
+        let Shortage { rounded, device_free, .. } = shortage;
+        self.sink.event(StrategyEvent::OutOfMemory { rounded, stream, device_free });
+        stats.ooms += 1;
+        Attempt::OutOfMemory(shortage)
+    }
+}
+
+/// A driver's answer, or `None` where memory ran out.
+pub(crate) fn unless_out_of_memory<T>(answer: Result<T, DeviceError>) -> Result<Option<T>, DeviceError> {
+    match answer {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.is_out_of_memory() => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// One request for memory.
@@ -197,6 +214,18 @@ pub struct Shortage {
     pub refused_by: Refusal,
     /// What the device said was free, if the strategy asked it (PyTorch's does).
     pub device_free: Option<u64>,
+}
+
+impl Shortage {
+    /// The device refused exactly what the request needs.
+    pub(crate) const fn of_device(rounded: u64) -> Shortage {
+        Shortage { rounded, asked: rounded, refused_by: Refusal::Device, device_free: None }
+    }
+
+    /// The strategy never serves requests of this size.
+    pub(crate) const fn of_size(bytes: u64) -> Shortage {
+        Shortage { refused_by: Refusal::Size, ..Shortage::of_device(bytes) }
+    }
 }
 
 /// What a strategy can be told beside allocs and frees.

@@ -1,17 +1,20 @@
-//! `slab`: slabs of equal blocks, one class a size, the classes binned like floating-point numbers.
+//! `slab`: slabs of equal blocks, with size classes like floating-point numbers.
 //!
-//! A class is a number of three binary digits after the leading one and an exponent: 8, 9 ... 15 sixteenths of a power of
-//! two, as in Aaltonen's OffsetAllocator. So a block is at most an eighth larger than what was asked for, at any size.
-//! Small classes share slabs: a slab is cut into blocks of one class as they are wanted, and a freed block waits for a
-//! request of its class. Nothing is searched, cut twice or joined, so that a pair takes a few instructions; the price is
-//! that a slab belongs to its class until all of it is free and memory runs out. A class of which fewer than eight would
-//! fit into a slab has blocks that are regions of their own.
+//! A class is a mantissa of three bits and an exponent: 8, 9 ... 15 sixteenths of a power of two, as in
+//! Aaltonen's OffsetAllocator. A block is therefore at most an eighth larger than the request, at any
+//! size. A slab is cut into blocks of one class when they are requested, and a freed block waits for a
+//! request of its class. Nothing is searched, cut twice or joined, so that an alloc and a free take a
+//! few instructions. The price is that a slab belongs to its class until all of it is free and memory
+//! runs out. Blocks of which fewer than eight fit into a slab are regions of their own.
 //!
-//! Each stream has slabs of its own.
+//! Each stream has its own slabs.
 
 use super::{
     Built, Outcome, Parameter, Setup, SpecError, Stats, StrategyEntry, parameters,
-    pooled::{ABSURD, Ground, Growth, NONE, Need, Policy, Pooled, Region},
+    pooled::{
+        DeviceRegion, FreeLists, MemoryPiece, NONE, PerStream, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy,
+        REQUEST_LIMIT, RegionTable, SizeClasses,
+    },
 };
 use crate::device::{Device, DeviceError};
 use oomph_base::{MIB, StreamId};
@@ -38,8 +41,6 @@ const QUANTUM_BITS: u32 = 8;
 /// Classes between two powers of two.
 const STEPS: u64 = 1 << STEP_BITS;
 const STEP_BITS: u32 = 3;
-/// All classes below [`ABSURD`], and one for what is rounded up to it.
-const CLASSES: usize = class_of(ABSURD) as usize + 1;
 
 fn build(parameters: &str, _: &Setup<'_>) -> Built {
     let mut slab = 2 * MIB;
@@ -47,30 +48,48 @@ fn build(parameters: &str, _: &Setup<'_>) -> Built {
         slab = setting.bytes()?;
         Ok(())
     })?;
-    if !(STEPS << QUANTUM_BITS..ABSURD).contains(&slab) {
-        let reason = format!("'{SLAB}': {slab} bytes hold no eight blocks");
+    if !(STEPS << QUANTUM_BITS..REQUEST_LIMIT).contains(&slab) {
+        let reason = format!("'{SLAB}': {slab} bytes are too few for eight blocks");
         return Err(SpecError::BadParameters { strategy: ENTRY.name, reason });
     }
-    Ok(Box::new(Pooled::new(Slabs { slab, homes: Vec::new() })))
+    Ok(Box::new(PoolStrategy::new(SlabPolicy { slab, free: PerStream::default() })))
 }
 
-/// Free blocks by class, one set a stream.
+/// Free blocks by class, one set per stream.
 #[derive(Clone, Debug)]
-struct Slabs {
+struct SlabPolicy {
     slab: u64,
-    homes: Vec<Home>,
+    free: PerStream<FreeBlocks>,
 }
 
 /// The free blocks of one stream.
 #[derive(Clone, Debug)]
-struct Home {
-    /// The first free block of each class.
-    heads: [u32; CLASSES],
-    /// What is not yet cut of each class's newest slab.
-    uncut: [u32; CLASSES],
+struct FreeBlocks {
+    lists: FreeLists<SlabClasses>,
+    /// What is not yet cut of each class's newest slab, or [`NONE`].
+    uncut: [u32; SlabClasses::COUNT],
 }
 
-/// The class of a size: the smallest whose blocks are as large. Up to eight quanta each is a class.
+impl Default for FreeBlocks {
+    fn default() -> Self {
+        FreeBlocks { lists: FreeLists::default(), uncut: [NONE; SlabClasses::COUNT] }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct SlabClasses;
+
+impl SizeClasses for SlabClasses {
+    /// All classes below [`REQUEST_LIMIT`], and one for what is rounded up to it.
+    const COUNT: usize = class_of(REQUEST_LIMIT) as usize + 1;
+
+    #[inline]
+    fn class_of(size: u64) -> usize {
+        class_of(size) as usize
+    }
+}
+
+/// The lowest class whose blocks are large enough. Up to eight quanta, each multiple is a class.
 #[inline]
 const fn class_of(bytes: u64) -> u32 {
     let last = (bytes - 1) >> QUANTUM_BITS;
@@ -92,123 +111,93 @@ const fn size_of_class(class: u32) -> u64 {
     (STEPS + (class as u64 & (STEPS - 1)) + 1) << (exponent + QUANTUM_BITS)
 }
 
-impl Home {
-    fn new() -> Home {
-        Home { heads: [NONE; CLASSES], uncut: [NONE; CLASSES] }
-    }
-
-    /// Adds a free block to its class. The link to the one before is not reset when the first leaves, so that taking a
-    /// block touches no other.
-    #[inline]
-    fn insert(&mut self, ground: &mut Ground, slot: u32) {
-        let class = ground[slot].note as usize;
-        let head = std::mem::replace(&mut self.heads[class], slot);
-        ground[slot].links[1] = head;
-        if head != NONE {
-            ground[head].links[0] = slot;
+impl FreeBlocks {
+    /// Removes a free block or an uncut rest.
+    fn remove(&mut self, table: &mut RegionTable, slot: u32) {
+        let MemoryPiece { note: class, size, .. } = table[slot];
+        if self.uncut[class as usize] == slot {
+            self.uncut[class as usize] = NONE;
+        } else if size == size_of_class(class) {
+            self.lists.remove(&mut table.pieces, slot);
         }
     }
 
-    /// Removes a free block or uncut rest.
-    fn remove(&mut self, ground: &mut Ground, slot: u32) {
-        let piece = &ground[slot];
-        let (class, [before, after]) = (piece.note as usize, piece.links);
-        if self.uncut[class] == slot {
-            self.uncut[class] = NONE;
-        } else if self.heads[class] == slot {
-            self.heads[class] = after;
-        } else if piece.size == size_of_class(piece.note) {
-            ground[before].links[1] = after;
-            if after != NONE {
-                ground[after].links[0] = before;
-            }
-        }
-    }
-
-    /// Cuts a block from what is left of the class's newest slab.
-    fn cut(&mut self, ground: &mut Ground, class: usize) -> Option<(u32, Outcome)> {
+    /// Cuts a block from the rest of the class's newest slab.
+    fn cut(&mut self, table: &mut RegionTable, class: usize) -> Option<(u32, Outcome)> {
         let slot = std::mem::replace(&mut self.uncut[class], NONE);
         if slot == NONE {
             return None;
         }
         let size = size_of_class(class as u32);
-        if ground[slot].size == size {
+        if table[slot].size == size {
             return Some((slot, Outcome::Hit));
         }
-        let rest = ground.cut(slot, size);
-        // Less than a block stays where it is until the slab goes back.
-        if ground[rest].size >= size {
+        let rest = table.cut(slot, size);
+        // A rest smaller than a block stays unused until the slab goes back.
+        if table[rest].size >= size {
             self.uncut[class] = rest;
         }
         Some((slot, Outcome::Split))
     }
 }
 
-impl Policy for Slabs {
+impl PoolPolicy for SlabPolicy {
     #[inline]
     fn block_size(&self, bytes: u64) -> Option<u64> {
-        (bytes < ABSURD).then(|| size_of_class(class_of(bytes)))
+        (bytes < REQUEST_LIMIT).then(|| size_of_class(class_of(bytes)))
     }
 
     #[inline]
     fn take(
         &mut self,
-        ground: &mut Ground,
+        table: &mut RegionTable,
         _: &mut dyn Device,
-        need: &Need,
+        request: &PoolRequest,
     ) -> Result<Option<(u32, Outcome)>, DeviceError> {
-        let Some(home) = self.homes.get_mut(need.stream.index()) else { return Ok(None) };
-        let class = class_of(need.size) as usize;
-        let slot = home.heads[class];
-        if slot == NONE {
-            return Ok(home.cut(ground, class));
-        }
-        home.heads[class] = ground[slot].links[1];
+        let free = self.free.of(request.stream);
+        let class = class_of(request.size) as usize;
+        let Some(slot) = free.lists.head(class) else { return Ok(free.cut(table, class)) };
+        free.lists.remove(&mut table.pieces, slot);
         Ok(Some((slot, Outcome::Hit)))
     }
 
     #[inline]
-    fn keep(&mut self, ground: &mut Ground, slot: u32) {
-        let owner = ground.region(ground[slot].region).stream.index();
-        self.homes[owner].insert(ground, slot);
+    fn keep(&mut self, table: &mut RegionTable, slot: u32) {
+        self.free.of(table.owner(slot)).lists.insert(&mut table.pieces, slot);
     }
 
-    fn welcome(&mut self, ground: &mut Ground, slot: u32, need: &Need) {
-        if self.homes.len() <= need.stream.index() {
-            self.homes.resize_with(need.stream.index() + 1, Home::new);
-        }
-        let class = class_of(need.size);
-        ground[slot].note = class;
-        self.homes[need.stream.index()].uncut[class as usize] = slot;
+    fn add_region(&mut self, table: &mut RegionTable, slot: u32, request: &PoolRequest) {
+        let class = class_of(request.size);
+        table[slot].note = class;
+        self.free.of(request.stream).uncut[class as usize] = slot;
     }
 
-    fn forget(&mut self, ground: &mut Ground, slot: u32) {
-        let owner = ground.region(ground[slot].region).stream.index();
-        self.homes[owner].remove(ground, slot);
+    fn forget(&mut self, table: &mut RegionTable, slot: u32) {
+        self.free.of(table.owner(slot)).remove(table, slot);
     }
 
-    fn growth(&mut self, need: &Need, _: &Stats, attempt: u32) -> Growth {
-        let shared = need.size <= self.slab / STEPS;
+    fn growth(&mut self, request: &PoolRequest, _: &Stats, attempt: u32) -> PoolGrowth {
+        let shared = request.size <= self.slab / STEPS;
         match attempt {
-            0 if shared => Growth::Ask(self.slab),
-            0 => Growth::Ask(need.size),
-            1 if shared => Growth::Ask(need.size),
-            _ => Growth::End,
+            0 if shared => PoolGrowth::Ask(self.slab),
+            0 => PoolGrowth::Ask(request.size),
+            1 if shared => PoolGrowth::Ask(request.size),
+            _ => PoolGrowth::End,
         }
     }
 
-    fn largest_free(&self, _: &Ground, stream: StreamId) -> u64 {
-        let Some(home) = self.homes.get(stream.index()) else { return 0 };
-        let free = |&class: &usize| home.heads[class] != NONE || home.uncut[class] != NONE;
-        (0..CLASSES).rev().find(free).map_or(0, |class| size_of_class(class as u32))
+    fn largest_free(&self, _: &RegionTable, stream: StreamId) -> u64 {
+        let Some(free) = self.free.get(stream) else { return 0 };
+        let serves = |&class: &usize| free.lists.head(class).is_some() || free.uncut[class] != NONE;
+        (0..SlabClasses::COUNT).rev().find(serves).map_or(0, |class| size_of_class(class as u32))
     }
 
-    fn pool_name(&self, region: &Region) -> &'static str {
+    fn pool_name(&self, region: &DeviceRegion) -> &'static str {
         if region.bytes == self.slab { "slab" } else { "single" }
     }
 
-    fn renewed(&self) -> Slabs {
-        Slabs { slab: self.slab, homes: Vec::new() }
+    fn renewed(&self) -> SlabPolicy {
+        SlabPolicy { slab: self.slab, free: PerStream::default() }
     }
 }
 
@@ -222,7 +211,7 @@ mod tests {
 
     #[test]
     fn classes_follow_each_other_without_a_gap() {
-        for class in 1..CLASSES as u32 {
+        for class in 1..SlabClasses::COUNT as u32 {
             let (below, size) = (size_of_class(class - 1), size_of_class(class));
             assert_eq!((class_of(below + 1), class_of(size)), (class, class));
         }
@@ -231,7 +220,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_block_is_at_most_an_eighth_or_a_quantum_too_large(bytes in 1..ABSURD) {
+        fn a_block_is_at_most_an_eighth_or_a_quantum_too_large(bytes in 1..REQUEST_LIMIT) {
             let size = size_of_class(class_of(bytes));
             prop_assert!(size >= bytes && size - bytes < (bytes / 8).max(256), "{bytes} in {size}");
         }

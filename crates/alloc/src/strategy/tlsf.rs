@@ -1,16 +1,20 @@
 //! `tlsf`: two-level segregated fit, the constant-time allocator of real-time systems.
 //!
-//! Free pieces hang in lists by size class: a power of two, divided linearly into [`STEPS`] steps. Two levels of bitmaps
-//! find the first list that is sure to fit in a few instructions, because a request is looked up at the next class
-//! boundary: what is found there always serves, and what lies in the request's own class is passed over. That costs at
-//! most one step in [`STEPS`], three percent. A piece is cut to size and joined with its free neighbours at once. The
-//! headers that the original keeps in front of each block are kept on the host, out of band.
+//! Free pieces are in lists by size class: a power of two, divided linearly into [`STEPS`] steps. A
+//! request is looked up at the next class boundary, where every piece fits, and two levels of bitmaps
+//! find the first list from there on in a few instructions. The pieces of the request's own class are
+//! skipped, which costs at most one step in [`STEPS`], three percent. A piece is cut to size and joined
+//! with its free neighbours at once. The original keeps a header in front of each block; here headers
+//! are on the host.
 //!
-//! Each stream has lists and regions of its own.
+//! Each stream has its own lists and regions.
 
 use super::{
     Built, Outcome, Parameter, Setup, Stats, StrategyEntry, parameters,
-    pooled::{ABSURD, Ground, Growth, NONE, Need, Policy, Pooled, Region},
+    pooled::{
+        DeviceRegion, FreeLists, MemoryPiece, PerStream, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy,
+        REQUEST_LIMIT, RegionTable, SizeClasses,
+    },
 };
 use crate::device::{Device, DeviceError};
 use oomph_base::{MIB, StreamId, round_up};
@@ -24,7 +28,7 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
         name: REGION,
         values: "an amount of memory",
         default: "20MiB",
-        help: "what is taken from the device at least",
+        help: "the least that is taken from the device",
     }],
     variants: &["region:2MiB"],
     build,
@@ -37,10 +41,8 @@ const QUANTUM: u64 = 512;
 /// Every power of two is divided into this many steps.
 const STEPS: usize = 1 << STEP_BITS;
 const STEP_BITS: u32 = 5;
-/// Sizes below this are classes of their own, one a [`QUANTUM`].
+/// Sizes below this have one class per [`QUANTUM`].
 const LINEAR: u64 = QUANTUM << STEP_BITS;
-/// The linear classes, and every power of two up to [`ABSURD`].
-const LEVELS: usize = (ABSURD.ilog2() - LINEAR.ilog2()) as usize + 1;
 
 fn build(parameters: &str, _: &Setup<'_>) -> Built {
     let mut region = 20 * MIB;
@@ -48,193 +50,113 @@ fn build(parameters: &str, _: &Setup<'_>) -> Built {
         region = setting.bytes()?;
         Ok(())
     })?;
-    Ok(Box::new(Pooled::new(TwoLevels { region, homes: Vec::new() })))
+    Ok(Box::new(PoolStrategy::new(TlsfPolicy { region, free: PerStream::default() })))
 }
 
-/// Free pieces by class, one set a stream.
+/// Free pieces by class, one set per stream.
 #[derive(Clone, Debug)]
-struct TwoLevels {
+struct TlsfPolicy {
     region: u64,
-    homes: Vec<Home>,
+    free: PerStream<FreeLists<TlsfClasses>>,
 }
 
-/// The free pieces of one stream.
+/// [`STEPS`] classes per power of two. Sizes below [`LINEAR`] have one class per [`QUANTUM`].
 #[derive(Clone, Debug)]
-struct Home {
-    /// Which levels have free pieces.
-    levels: u64,
-    /// Which steps of each level have.
-    steps: [u32; LEVELS],
-    /// The first piece of each list.
-    heads: Box<[[u32; STEPS]; LEVELS]>,
-}
+struct TlsfClasses;
 
-/// A list of free pieces.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Class {
-    level: usize,
-    step: usize,
-}
+impl SizeClasses for TlsfClasses {
+    const COUNT: usize = ((REQUEST_LIMIT.ilog2() - LINEAR.ilog2()) as usize + 1) * STEPS;
 
-impl Class {
-    /// Where a free piece of this size belongs.
     #[inline]
-    fn of(size: u64) -> Class {
+    fn class_of(size: u64) -> usize {
         if size < LINEAR {
-            return Class { level: 0, step: (size / QUANTUM) as usize };
+            return (size / QUANTUM) as usize;
         }
         let power = size.ilog2();
         let step = (size >> (power - STEP_BITS)) as usize & (STEPS - 1);
-        Class { level: (power - LINEAR.ilog2()) as usize + 1, step }
-    }
-
-    /// The smallest size that belongs here.
-    fn floor(self) -> u64 {
-        if self.level == 0 {
-            return self.step as u64 * QUANTUM;
-        }
-        ((STEPS + self.step) as u64 * QUANTUM) << (self.level - 1)
+        ((power - LINEAR.ilog2()) as usize + 1) * STEPS + step
     }
 }
 
-/// The size from which on every class fits the request.
+/// The smallest size of a class.
+fn class_floor(class: usize) -> u64 {
+    match (class / STEPS, class % STEPS) {
+        (0, step) => step as u64 * QUANTUM,
+        (level, step) => ((STEPS + step) as u64 * QUANTUM) << (level - 1),
+    }
+}
+
+/// The lowest class boundary at which every piece fits the request.
 #[inline]
 fn lookup_size(size: u64) -> u64 {
     if size < LINEAR { size } else { round_up(size, 1 << (size.ilog2() - STEP_BITS)) }
 }
 
-impl Home {
-    fn new() -> Home {
-        Home { levels: 0, steps: [0; LEVELS], heads: Box::new([[NONE; STEPS]; LEVELS]) }
-    }
-
-    /// The first list with a piece, from a class upwards.
-    #[inline]
-    fn first_from(&self, class: Class) -> Option<Class> {
-        let here = self.steps[class.level] & (!0 << class.step);
-        if here != 0 {
-            return Some(Class { level: class.level, step: here.trailing_zeros() as usize });
-        }
-        // Levels are fewer than bits, so that a shift by one more than the last is still one.
-        let above = self.levels & (!0 << (class.level + 1));
-        if above == 0 {
-            return None;
-        }
-        let level = above.trailing_zeros() as usize;
-        Some(Class { level, step: self.steps[level].trailing_zeros() as usize })
-    }
-
-    #[inline]
-    fn insert(&mut self, ground: &mut Ground, slot: u32) {
-        let Class { level, step } = Class::of(ground[slot].size);
-        let head = std::mem::replace(&mut self.heads[level][step], slot);
-        ground[slot].links = [NONE, head];
-        if head != NONE {
-            ground[head].links[0] = slot;
-        }
-        self.steps[level] |= 1 << step;
-        self.levels |= 1 << level;
-    }
-
-    #[inline]
-    fn remove(&mut self, ground: &mut Ground, slot: u32) {
-        let [before, after] = ground[slot].links;
-        if after != NONE {
-            ground[after].links[0] = before;
-        }
-        if before != NONE {
-            ground[before].links[1] = after;
-            return;
-        }
-        let Class { level, step } = Class::of(ground[slot].size);
-        self.heads[level][step] = after;
-        if after == NONE {
-            self.steps[level] &= !(1 << step);
-            if self.steps[level] == 0 {
-                self.levels &= !(1 << level);
-            }
-        }
-    }
-}
-
-impl Policy for TwoLevels {
+impl PoolPolicy for TlsfPolicy {
     #[inline]
     fn block_size(&self, bytes: u64) -> Option<u64> {
-        (bytes < ABSURD).then(|| round_up(bytes, QUANTUM))
+        (bytes < REQUEST_LIMIT).then(|| round_up(bytes, QUANTUM))
     }
 
     #[inline]
     fn take(
         &mut self,
-        ground: &mut Ground,
+        table: &mut RegionTable,
         _: &mut dyn Device,
-        need: &Need,
+        request: &PoolRequest,
     ) -> Result<Option<(u32, Outcome)>, DeviceError> {
-        let Some(home) = self.homes.get_mut(need.stream.index()) else { return Ok(None) };
-        let Some(Class { level, step }) = home.first_from(Class::of(lookup_size(need.size))) else { return Ok(None) };
-        let slot = home.heads[level][step];
-        home.remove(ground, slot);
-        if ground[slot].size == need.size {
+        let free = self.free.of(request.stream);
+        let fits = free.first_from(TlsfClasses::class_of(lookup_size(request.size)));
+        let Some(slot) = fits.and_then(|class| free.head(class)) else { return Ok(None) };
+        free.remove(&mut table.pieces, slot);
+        if table[slot].size == request.size {
             return Ok(Some((slot, Outcome::Hit)));
         }
-        let rest = ground.cut(slot, need.size);
-        home.insert(ground, rest);
+        let rest = table.cut(slot, request.size);
+        free.insert(&mut table.pieces, rest);
         Ok(Some((slot, Outcome::Split)))
     }
 
     #[inline]
-    fn keep(&mut self, ground: &mut Ground, slot: u32) {
-        let piece = &ground[slot];
-        let (mut slot, previous, next) = (slot, piece.previous, piece.next);
-        let owner = ground.region(piece.region).stream.index();
-        let home = &mut self.homes[owner];
-        if ground.free_piece(next).is_some() {
-            home.remove(ground, next);
-            ground.join_next(slot);
+    fn keep(&mut self, table: &mut RegionTable, mut slot: u32) {
+        let free = self.free.of(table.owner(slot));
+        let MemoryPiece { previous, next, .. } = table[slot];
+        if table.free_piece(next).is_some() {
+            free.remove(&mut table.pieces, next);
+            table.join_next(slot);
         }
-        if ground.free_piece(previous).is_some() {
-            home.remove(ground, previous);
-            ground.join_next(previous);
+        if table.free_piece(previous).is_some() {
+            free.remove(&mut table.pieces, previous);
+            table.join_next(previous);
             slot = previous;
         }
-        home.insert(ground, slot);
+        free.insert(&mut table.pieces, slot);
     }
 
-    fn welcome(&mut self, ground: &mut Ground, slot: u32, need: &Need) {
-        if self.homes.len() <= need.stream.index() {
-            self.homes.resize_with(need.stream.index() + 1, Home::new);
-        }
-        self.keep(ground, slot);
+    fn forget(&mut self, table: &mut RegionTable, slot: u32) {
+        self.free.of(table.owner(slot)).remove(&mut table.pieces, slot);
     }
 
-    fn forget(&mut self, ground: &mut Ground, slot: u32) {
-        let owner = ground.region(ground[slot].region).stream.index();
-        self.homes[owner].remove(ground, slot);
-    }
-
-    fn growth(&mut self, need: &Need, _: &Stats, attempt: u32) -> Growth {
-        // At a class boundary, so that the new piece is found by the same lookup.
-        let least = lookup_size(need.size);
+    fn growth(&mut self, request: &PoolRequest, _: &Stats, attempt: u32) -> PoolGrowth {
+        // A class boundary, so that the same lookup finds the new piece.
+        let least = lookup_size(request.size);
         match attempt {
-            0 => Growth::Ask(least.max(self.region)),
-            1 if least < self.region => Growth::Ask(least),
-            _ => Growth::End,
+            0 => PoolGrowth::Ask(least.max(self.region)),
+            1 if least < self.region => PoolGrowth::Ask(least),
+            _ => PoolGrowth::End,
         }
     }
 
-    fn largest_free(&self, _: &Ground, stream: StreamId) -> u64 {
-        let Some(home) = self.homes.get(stream.index()) else { return 0 };
-        let Some(level) = home.levels.checked_ilog2() else { return 0 };
-        let step = home.steps[level as usize].ilog2();
-        Class { level: level as usize, step: step as usize }.floor()
+    fn largest_free(&self, _: &RegionTable, stream: StreamId) -> u64 {
+        self.free.get(stream).and_then(FreeLists::last).map_or(0, class_floor)
     }
 
-    fn pool_name(&self, _: &Region) -> &'static str {
+    fn pool_name(&self, _: &DeviceRegion) -> &'static str {
         "tlsf"
     }
 
-    fn renewed(&self) -> TwoLevels {
-        TwoLevels { region: self.region, homes: Vec::new() }
+    fn renewed(&self) -> TlsfPolicy {
+        TlsfPolicy { region: self.region, free: PerStream::default() }
     }
 }
 
@@ -244,22 +166,23 @@ mod tests {
     use oomph_base::KIB;
 
     #[test]
-    fn classes_are_exact_below_and_of_one_step_above() {
-        assert_eq!(Class::of(512), Class { level: 0, step: 1 });
-        assert_eq!(Class::of(LINEAR - 512), Class { level: 0, step: 31 });
-        assert_eq!(Class::of(LINEAR), Class { level: 1, step: 0 });
-        assert_eq!(Class::of(LINEAR + 511), Class { level: 1, step: 0 });
-        assert_eq!(Class::of(2 * LINEAR - 512), Class { level: 1, step: 31 });
-        assert_eq!(Class::of(2 * LINEAR), Class { level: 2, step: 0 });
-        assert_eq!(Class::of(ABSURD - 1).level, LEVELS - 1);
+    fn classes_are_exact_below_and_one_step_wide_above() {
+        let level = |level: usize, step: usize| level * STEPS + step;
+        assert_eq!(TlsfClasses::class_of(512), 1);
+        assert_eq!(TlsfClasses::class_of(LINEAR - 512), 31);
+        assert_eq!(TlsfClasses::class_of(LINEAR), level(1, 0));
+        assert_eq!(TlsfClasses::class_of(LINEAR + 511), level(1, 0));
+        assert_eq!(TlsfClasses::class_of(2 * LINEAR - 512), level(1, 31));
+        assert_eq!(TlsfClasses::class_of(2 * LINEAR), level(2, 0));
+        assert_eq!(TlsfClasses::class_of(REQUEST_LIMIT - 1), TlsfClasses::COUNT - 1);
     }
 
     #[test]
-    fn what_is_found_at_the_lookup_size_always_fits() {
-        for size in (1..4000).map(|n| n * QUANTUM).chain([MIB + 512, 100 * MIB + 512, ABSURD - 512]) {
-            let class = Class::of(lookup_size(size));
-            assert!(class.floor() >= size, "{size}: {class:?} begins at {}", class.floor());
-            assert!(class.floor() - size <= size / STEPS as u64, "{size}: {class:?} begins at {}", class.floor());
+    fn every_piece_of_the_lookup_class_fits() {
+        for size in (1..4000).map(|n| n * QUANTUM).chain([MIB + 512, 100 * MIB + 512, REQUEST_LIMIT - 512]) {
+            let floor = class_floor(TlsfClasses::class_of(lookup_size(size)));
+            assert!(floor >= size, "{size}: the class begins at {floor}");
+            assert!(floor - size <= size / STEPS as u64, "{size}: the class begins at {floor}");
         }
         assert_eq!(lookup_size(16 * KIB + 512), 16 * KIB + 512);
         assert_eq!(lookup_size(32 * KIB + 512), 33 * KIB);

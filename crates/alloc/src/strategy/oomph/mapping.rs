@@ -1,32 +1,34 @@
-//! Which physical memory lies behind which addresses: the driver's side of the page heap.
+//! The physical memory that is mapped at each address: the driver's side of the page heap.
 //!
-//! Physical memory comes in chunks of whole pages, as large as the growth that made them, because a call costs the same
-//! whatever its size. A chunk is mapped and unmapped whole. One that is mapped nowhere is loose: it has just been made or
-//! taken from somewhere, and is mapped next; after a failing call it waits here for the next try.
+//! Physical memory comes in chunks of whole pages, as large as the growth that created them, because a
+//! call costs the same whatever its size. A chunk is mapped and unmapped whole. A chunk that is not
+//! mapped is loose: it was just created or unmapped, and is mapped next. After a failing call it stays
+//! loose until the next try.
 //!
-//! This module knows addresses and nothing about the blocks in them.
+//! This module knows addresses, not the blocks in them.
 
 use std::collections::BTreeMap;
 
 use crate::device::{Device, DeviceError, PhysicalId, VirtualMemory};
+use crate::strategy::unless_out_of_memory;
 use oomph_base::Address;
 
-/// A piece of physical memory.
+/// Physical memory that is mapped as one.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Chunk {
+pub(super) struct PhysicalChunk {
     physical: PhysicalId,
     pub(super) bytes: u64,
 }
 
-/// All addresses and chunks.
+/// All reserved addresses and chunks.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Mapping {
+pub(super) struct ChunkMapping {
     /// Reserved ranges: start and length.
     ranges: Vec<(u64, u64)>,
     /// What is mapped where, by address.
-    mapped: BTreeMap<u64, Chunk>,
-    loose: Vec<Chunk>,
-    /// Start and length of what a failing call left mapped although nobody may use it: the chunks are among the loose.
+    mapped: BTreeMap<u64, PhysicalChunk>,
+    loose: Vec<PhysicalChunk>,
+    /// Start and length of mappings that a failing call left behind. Their chunks are among the loose.
     half_mapped: Vec<(u64, u64)>,
 }
 
@@ -34,7 +36,7 @@ fn virtual_memory(device: &mut dyn Device) -> Result<&mut dyn VirtualMemory, Dev
     device.require_virtual_memory()
 }
 
-impl Mapping {
+impl ChunkMapping {
     /// Reserves a range of addresses.
     pub(super) fn reserve(&mut self, device: &mut dyn Device, bytes: u64) -> Result<u64, DeviceError> {
         let base = virtual_memory(device)?.reserve(bytes)?.0;
@@ -42,7 +44,7 @@ impl Mapping {
         Ok(base)
     }
 
-    /// Undoes what an earlier failing call left half done. Nothing else may be called before it has succeeded.
+    /// Undoes what an earlier failing call left behind. It must succeed before anything else is called.
     pub(super) fn mend(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         while let Some(&(start, bytes)) = self.half_mapped.last() {
             virtual_memory(device)?.unmap(Address(start), bytes)?;
@@ -61,20 +63,15 @@ impl Mapping {
         self.mapped.len() as u64
     }
 
-    /// Makes a loose chunk; says no where the device has no more.
+    /// Creates a loose chunk; returns false if the device has no more memory.
     pub(super) fn create(&mut self, device: &mut dyn Device, bytes: u64) -> Result<bool, DeviceError> {
-        match virtual_memory(device)?.create(bytes) {
-            Ok(physical) => {
-                self.loose.push(Chunk { physical, bytes });
-                Ok(true)
-            }
-            Err(error) if error.is_out_of_memory() => Ok(false),
-            Err(error) => Err(error),
-        }
+        let created = unless_out_of_memory(virtual_memory(device)?.create(bytes))?;
+        self.loose.extend(created.map(|physical| PhysicalChunk { physical, bytes }));
+        Ok(created.is_some())
     }
 
-    /// Maps all loose chunks one behind the other from `start` on. All or nothing: where a call fails they are loose
-    /// again.
+    /// Maps all loose chunks one after the other from `start` on and returns the end. If a call fails,
+    /// they are all loose again.
     pub(super) fn map_loose(&mut self, device: &mut dyn Device, start: u64) -> Result<u64, DeviceError> {
         let memory = virtual_memory(device)?;
         let mut end = start;
@@ -97,13 +94,18 @@ impl Mapping {
         Ok(end)
     }
 
-    /// The chunks that lie wholly in `start..end`, by address: they are neighbours, unless nothing is mapped between.
-    pub(super) fn chunks_within(&self, start: u64, end: u64) -> impl DoubleEndedIterator<Item = (u64, Chunk)> + '_ {
+    /// The chunks that lie wholly in `start..end`, by address.
+    pub(super) fn chunks_within(
+        &self,
+        start: u64,
+        end: u64,
+    ) -> impl DoubleEndedIterator<Item = (u64, PhysicalChunk)> + '_ {
         let inside = self.mapped.range(start..end).map(|(&address, &chunk)| (address, chunk));
         inside.filter(move |&(address, chunk)| address + chunk.bytes <= end)
     }
 
-    /// Makes the chunks in `start..end` loose, in one call. The range begins and ends with a chunk.
+    /// Unmaps the chunks in `start..end` in one call; they are loose then. The range begins and ends
+    /// with a chunk.
     pub(super) fn unmap(&mut self, device: &mut dyn Device, start: u64, end: u64) -> Result<(), DeviceError> {
         virtual_memory(device)?.unmap(Address(start), end - start)?;
         while let Some((&address, &chunk)) = self.mapped.range(start..end).next() {
@@ -127,7 +129,8 @@ impl Mapping {
         self.ranges.is_empty()
     }
 
-    /// Gives one range of addresses back, in which nothing is mapped; returns where it was, or `None` if none is left.
+    /// Gives back one range of addresses, in which nothing is mapped; returns its start, or `None` if
+    /// none is left.
     pub(super) fn release_range(&mut self, device: &mut dyn Device) -> Result<Option<u64>, DeviceError> {
         let Some(&(base, bytes)) = self.ranges.last() else { return Ok(None) };
         virtual_memory(device)?.address_free(Address(base), bytes)?;

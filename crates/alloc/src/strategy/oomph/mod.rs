@@ -1,82 +1,174 @@
-//! `oomph`: an allocator of our own, built from what the suite teaches about the others.
+//! `oomph`: this project's own allocator, built from what the suite measures about the others.
 //!
-//! - Blocks are cut from a page heap: long ranges of addresses, most of them empty, in which free neighbours merge. Where
-//!   free memory lies in the wrong places, whole chunks of it are unmapped there and mapped where they are needed (`room`,
-//!   `stretches`), so that reserved memory grows only when no free chunk is left.
-//! - Small requests are cut from slabs (`slabs`), which are blocks of the page heap and go back to it: small blocks that
-//!   live long do not get in the way of large ones, and both share all memory.
-//! - Free blocks are found in constant time (`shelves`), and a block is one cache line (`blocks`).
-//! - Memory freed on one stream serves another before anything grows: one event makes the second wait for the first, on
-//!   the device (`streams`).
-//! - Driver calls are few: physical memory is made in large chunks, and what is mapped or unmapped together is one call
-//!   (`mapping`).
+//! - Blocks are cut from a page heap (`page_heap`): long ranges of addresses, most of them unmapped, in
+//!   which free neighbours merge. Where free memory lies in the wrong places, free chunks are unmapped
+//!   there and mapped where they are needed, so that reserved memory grows only when no free chunk is
+//!   left.
+//! - Small requests are cut from slabs, which are blocks of the page heap and go back to it: small
+//!   blocks that live long do not obstruct large ones, and both share all memory.
+//! - Free blocks are found in constant time ([`FreeLists`]), and a block is one cache line.
+//! - Memory freed on one stream serves another before reserved memory grows: one event makes the
+//!   second stream wait for the first, on the device.
+//! - Driver calls are few: physical memory is created in large chunks, and neighbouring chunks are
+//!   mapped or unmapped in one call (`mapping`).
 //!
-//! How large a chunk is decides between memory and driver time: a chunk moves only while all of it is free, and each costs
-//! a call to make. Sizes and rounding are PyTorch's, multiples of 512 bytes.
+//! The chunk size trades memory against driver time: a chunk can move only while all of it is free, and
+//! each chunk costs a call to create. Sizes and rounding are PyTorch's, multiples of 512 bytes.
 
-mod blocks;
-mod heap;
 mod mapping;
-mod release;
-mod room;
-mod settings;
-mod shelves;
-mod slabs;
-mod streams;
-mod stretches;
+mod page_heap;
+mod size_classes;
 #[cfg(test)]
 mod tests;
-mod view;
 
 use std::collections::BTreeMap;
 
-pub use settings::Settings;
-
 use self::{
-    blocks::{Blocks, NONE, Record, State},
-    mapping::Mapping,
-    shelves::{QUANTUM, Shelves},
+    mapping::ChunkMapping,
+    size_classes::{PageClasses, QUANTUM},
 };
 use super::{
-    Attempt, Block, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome, Refusal, Request, Setup,
-    Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent, deferred::DeferredFrees,
-    parameters, stream_uses::StreamUses,
+    Attempt, Block, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome, Parameter, Request, SegmentView, Setup,
+    Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent,
+    deferred::{DeferredFrees, Patience},
+    parameters::{self, Setting},
+    pooled::{FreeLists, MemoryPiece, NONE, PerStream, PieceState, PieceTable, WaitEvent},
 };
 use crate::device::Capabilities;
-use oomph_base::{Address, EventId, StreamId, round_up};
+use oomph_base::{Address, GIB, KIB, MIB, StreamId, round_up};
 
 /// The registry's line.
 pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     name: "oomph",
     summary: "our own: a page heap that moves free chunks to where they are needed",
     origin: "written for this suite, from what it measures; needs virtual memory",
-    parameters: settings::PARAMETERS,
+    parameters: PARAMETERS,
     variants: &[THRIFTY],
     build,
 };
 
-/// Parameters with which reserved memory stays closest to what is live, at about twice the driver time of expandable segments.
+/// Reserved memory stays closest to live memory, at about twice the driver time of expandable segments.
 const THRIFTY: &str = "smallest_chunk:2MiB,largest_chunk:16MiB,growth_step:8MiB,slack_permille:0";
 
+const SMALL: &str = "small_limit";
+const SLAB: &str = "slab";
+const SMALLEST_CHUNK: &str = "smallest_chunk";
+const LARGEST_CHUNK: &str = "largest_chunk";
+const STEP: &str = "growth_step";
+const SLACK: &str = "slack_permille";
+const AN_AMOUNT: &str = "an amount of memory, up to 1TiB";
+/// The largest amount that a parameter may have.
+const LARGEST_AMOUNT: u64 = 1024 * GIB;
+
+const PARAMETERS: &[Parameter] = &[
+    Parameter { name: SMALL, values: AN_AMOUNT, default: "256KiB", help: "requests up to this are cut from slabs" },
+    Parameter { name: SLAB, values: AN_AMOUNT, default: "2MiB", help: "size of a slab" },
+    Parameter {
+        name: SMALLEST_CHUNK,
+        values: AN_AMOUNT,
+        default: "40MiB",
+        help: "smallest chunk of physical memory: small chunks save memory and cost driver calls",
+    },
+    Parameter { name: LARGEST_CHUNK, values: AN_AMOUNT, default: "40MiB", help: "largest chunk of physical memory" },
+    Parameter { name: STEP, values: AN_AMOUNT, default: "20MiB", help: "reserved memory grows by at least this" },
+    Parameter {
+        name: SLACK,
+        values: "0 to 1000000",
+        default: "10",
+        help: "how far reserved memory may exceed peak live memory, in thousandths, before chunks are moved",
+    },
+];
+
+/// How the allocator weighs memory against driver calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct OomphSettings {
+    /// Rounded requests up to this are cut from slabs.
+    small_limit: u64,
+    slab_bytes: u64,
+    /// Growth is made of chunks a sixteenth of its size, but not below this.
+    smallest_chunk: u64,
+    /// Nor above this.
+    largest_chunk: u64,
+    /// Reserved memory grows by at least this.
+    growth_step: u64,
+    /// While reserved memory exceeds peak live memory by at most this many thousandths, it grows rather
+    /// than moves chunks, because moving waits for the device.
+    slack_permille: u64,
+}
+
+impl Default for OomphSettings {
+    fn default() -> Self {
+        OomphSettings {
+            small_limit: 256 * KIB,
+            slab_bytes: 2 * MIB,
+            smallest_chunk: 40 * MIB,
+            largest_chunk: 40 * MIB,
+            growth_step: 20 * MIB,
+            slack_permille: 10,
+        }
+    }
+}
+
+impl OomphSettings {
+    fn apply(&mut self, setting: &Setting<'_>) -> Result<(), String> {
+        let amount = match setting.key {
+            SMALL => &mut self.small_limit,
+            SLAB => &mut self.slab_bytes,
+            SMALLEST_CHUNK => &mut self.smallest_chunk,
+            LARGEST_CHUNK => &mut self.largest_chunk,
+            STEP => &mut self.growth_step,
+            _ => {
+                let permille = setting.number()?;
+                if permille > 1_000_000 {
+                    return Err(setting.refused("more than 1000000"));
+                }
+                self.slack_permille = permille;
+                return Ok(());
+            }
+        };
+        *amount = setting.bytes()?;
+        if !(QUANTUM..=LARGEST_AMOUNT).contains(amount) || !amount.is_multiple_of(QUANTUM) {
+            return Err(setting.refused(&format!("not a multiple of {QUANTUM} bytes between that and 1TiB")));
+        }
+        Ok(())
+    }
+
+    /// Whether the settings are consistent.
+    fn check(&self) -> Result<(), String> {
+        if self.slab_bytes < self.small_limit {
+            return Err(format!("'{SLAB}' is less than '{SMALL}': a small block does not fit into a slab"));
+        }
+        if self.largest_chunk < self.smallest_chunk {
+            return Err(format!("'{LARGEST_CHUNK}' is less than '{SMALLEST_CHUNK}'"));
+        }
+        Ok(())
+    }
+
+    /// The size of the chunks of a growth, in whole pages.
+    fn chunk_for(&self, growth: u64, page: u64) -> u64 {
+        round_up((growth / 16).clamp(self.smallest_chunk, self.largest_chunk), page)
+    }
+}
+
 fn build(parameters: &str, setup: &Setup<'_>) -> Built {
-    let mut settings = Settings::default();
+    let mut settings = OomphSettings::default();
     parameters::read(&ENTRY, parameters, |setting| settings.apply(&setting))?;
     settings.check().map_err(|reason| SpecError::BadParameters { strategy: ENTRY.name, reason })?;
-    Ok(Box::new(Oomph::new(settings, setup)))
+    Ok(Box::new(OomphAllocator::new(settings, setup.props.total_bytes, setup.props.granularity_bytes)))
 }
 
 /// The free blocks of one stream.
 #[derive(Clone, Debug, Default)]
-struct Home {
+struct StreamFreeLists {
     /// Parts of slabs.
-    small: Shelves,
+    small: FreeLists<PageClasses>,
     /// Parts of the page heap.
-    pages: Shelves,
+    pages: FreeLists<PageClasses>,
 }
 
-/// What happened so far beside the common books.
+/// Counters beside the common statistics.
 #[derive(Clone, Copy, Debug, Default)]
-struct Counters {
+struct OomphCounters {
     chunks_created: u64,
     bytes_created: u64,
     chunks_moved: u64,
@@ -87,103 +179,80 @@ struct Counters {
     slabs_returned: u64,
 }
 
-/// Our own allocator, for one device.
+/// This project's own allocator, for one device.
+///
+/// The `note` of a block is the slot of the slab that a small block was cut from, or [`NONE`].
 #[derive(Clone, Debug)]
-pub struct Oomph {
-    settings: Settings,
-    /// What the device has, and the unit in which it can be mapped.
+struct OomphAllocator {
+    settings: OomphSettings,
+    /// The memory of the device, and the unit in which it can be mapped.
     device_bytes: u64,
     page: u64,
-    blocks: Blocks,
-    /// By stream.
-    homes: Vec<Home>,
-    /// Addresses without memory, by address.
+    blocks: PieceTable,
+    free: PerStream<StreamFreeLists>,
+    /// Unmapped addresses, by address.
     gaps: BTreeMap<u64, u32>,
-    mapping: Mapping,
-    uses: StreamUses,
+    mapping: ChunkMapping,
     /// Freed, waiting for events.
     deferred: DeferredFrees<u32>,
     /// Kept for its capacity.
     released: Vec<u32>,
-    /// By which one stream waits for another.
-    handover: Option<EventId>,
-    counters: Counters,
+    wait_event: WaitEvent,
+    counters: OomphCounters,
     stats: Stats,
 }
 
-impl Oomph {
-    /// An allocator that has reserved nothing yet.
-    #[must_use]
-    pub fn new(settings: Settings, setup: &Setup<'_>) -> Oomph {
-        Oomph::as_new(settings, setup.props.total_bytes, setup.props.granularity_bytes)
-    }
+#[inline]
+fn is_small(piece: &MemoryPiece) -> bool {
+    piece.note != NONE
+}
 
-    fn as_new(settings: Settings, device_bytes: u64, page: u64) -> Oomph {
-        Oomph {
+impl OomphAllocator {
+    fn new(settings: OomphSettings, device_bytes: u64, page: u64) -> OomphAllocator {
+        OomphAllocator {
             settings,
             device_bytes,
             page,
-            blocks: Blocks::default(),
-            homes: Vec::new(),
+            blocks: PieceTable::default(),
+            free: PerStream::default(),
             gaps: BTreeMap::new(),
-            mapping: Mapping::default(),
-            uses: StreamUses::default(),
+            mapping: ChunkMapping::default(),
             deferred: DeferredFrees::default(),
             released: Vec::new(),
-            handover: None,
-            counters: Counters::default(),
+            wait_event: WaitEvent::default(),
+            counters: OomphCounters::default(),
             stats: Stats::default(),
         }
     }
 
-    /// The live block that a handle stands for.
-    #[inline]
-    fn live(&self, block: &Block) -> Result<&Record, StrategyError> {
-        match self.blocks.get(block.slot) {
-            Some(record)
-                if record.generation == block.generation
-                    && record.state == State::Allocated
-                    && record.address == block.address.0 =>
-            {
-                Ok(record)
-            }
-            _ => Err(StrategyError::UnknownBlock { address: block.address, slot: block.slot }),
-        }
-    }
-
-    /// A cached block of the stream's own.
+    /// Takes a free block of the stream.
     #[inline(always)]
     fn find_cached(&mut self, stream: StreamId, rounded: u64) -> Option<u32> {
-        let home = self.homes.get_mut(stream.index())?;
+        let free = self.free.get_mut(stream)?;
         if rounded <= self.settings.small_limit {
-            let slot = home.small.find(&self.blocks, rounded)?;
-            home.small.remove(&mut self.blocks, slot);
+            let slot = free.small.find(&self.blocks, rounded)?;
+            free.small.remove(&mut self.blocks, slot);
             Some(slot)
         } else {
-            let slot = home.pages.find_best(&self.blocks, rounded)?;
-            home.pages.remove(&mut self.blocks, slot);
+            let slot = free.pages.find_best(&self.blocks, rounded)?;
+            free.pages.remove(&mut self.blocks, slot);
             Some(slot)
         }
     }
 
-    /// Makes a free block that is on no shelf the caller's, cutting off what it does not need.
+    /// Hands out a free block that is in no list, and cuts off what the request does not need.
     #[inline(always)]
     fn hand_out(&mut self, slot: u32, requested: u64, rounded: u64) -> (Block, bool) {
         let cut = self.blocks[slot].size > rounded;
         if cut {
-            let rest = self.blocks.split(slot, rounded);
-            self.shelve(rest);
+            let rest = self.blocks.cut(slot, rounded);
+            self.insert_free(rest);
         }
-        let record = &mut self.blocks[slot];
-        record.state = State::Allocated;
-        record.requested = requested;
-        record.generation = record.generation.wrapping_add(1);
-        let block = Block { address: Address(record.address), size: rounded, slot, generation: record.generation };
         self.stats.on_alloc(requested, rounded);
-        (block, cut)
+        (self.blocks.occupy(slot, requested), cut)
     }
 
-    /// Nothing cached fits.
+    /// Serves a request that no free block of its stream fits.
     #[cold]
     fn alloc_slowly(
         &mut self,
@@ -198,7 +267,7 @@ impl Oomph {
             cx.sink.event(StrategyEvent::Retry { rounded });
             self.stats.retries += 1;
             if !self.deferred.is_empty() {
-                self.await_frees(cx)?;
+                self.complete_frees(cx, Patience::Wait)?;
                 found = self.find_slowly(cx, stream, rounded)?;
             }
             if found.is_none() && self.would_suffice(cx, rounded) {
@@ -207,15 +276,8 @@ impl Oomph {
             }
         }
         let Some((slot, created)) = found else {
-            cx.sink.event(StrategyEvent::OutOfMemory { rounded, stream, device_free: None });
-            self.stats.ooms += 1;
-            let shortage = Shortage {
-                rounded,
-                asked: round_up(rounded, self.page),
-                refused_by: Refusal::Device,
-                device_free: None,
-            };
-            return Ok(Attempt::OutOfMemory(shortage));
+            let shortage = Shortage { asked: round_up(rounded, self.page), ..Shortage::of_device(rounded) };
+            return Ok(cx.out_of_memory(&mut self.stats, stream, shortage));
         };
         let (block, cut) = self.hand_out(slot, request.bytes, rounded);
         let outcome = match (created, retried, cut) {
@@ -227,23 +289,24 @@ impl Oomph {
         Ok(Attempt::Served(block, outcome))
     }
 
-    /// Whether what is free, here and on the device, would be enough if it lay right. Free chunks may fit nowhere together,
-    /// each being larger than the room that is left where they are needed; given back, they are memory for others.
+    /// Whether the free memory, here and on the device, is enough in sum. Free chunks may be too large
+    /// for the gaps where they are needed; given back, they become memory for other chunks.
     fn would_suffice(&self, cx: &Context<'_>, rounded: u64) -> bool {
         let cached = self.stats.current.reserved - self.stats.current.active;
         cached > 0 && cached.saturating_add(cx.device.free_bytes()) >= round_up(rounded, self.page)
     }
 
-    /// A free block for the stream, on no shelf, by all means but waiting; and whether new memory was needed.
+    /// A free block for the stream, in no list, by all means except waiting for deferred frees; and
+    /// whether new memory was needed.
     fn find_slowly(
         &mut self,
         cx: &mut Context<'_>,
         stream: StreamId,
         rounded: u64,
     ) -> Result<Option<(u32, bool)>, StrategyError> {
-        if self.homes.len() <= stream.index() {
+        if self.free.get(stream).is_none() {
             cx.expect_stream(stream)?;
-            self.homes.resize_with(stream.index() + 1, Home::default);
+            self.free.of(stream);
         }
         if rounded <= self.settings.small_limit {
             if let Some(slot) = self.take_cached(stream, rounded, true) {
@@ -255,21 +318,72 @@ impl Oomph {
         }
         self.find_in_pages(cx, stream, rounded)
     }
+
+    /// Completes the frees whose streams are done.
+    #[cold]
+    fn complete_frees(&mut self, cx: &mut Context<'_>, patience: Patience) -> Result<(), StrategyError> {
+        let mut released = std::mem::take(&mut self.released);
+        let result = self.deferred.release(cx.device, patience, &mut released);
+        for slot in released.drain(..) {
+            let MemoryPiece { address, size, requested, stream, .. } = self.blocks[slot];
+            cx.sink.event(StrategyEvent::FreeCompleted { address: Address(address), requested, stream });
+            self.free_block(slot);
+            self.stats.on_reusable(requested, size);
+        }
+        self.released = released;
+        Ok(result?)
+    }
+
+    /// Every contiguous mapped range, slabs as the small blocks in them. A range may hold blocks of
+    /// several streams; it is shown as that of its first.
+    fn segments(&self) -> Layout {
+        let heads = self.blocks.iter().filter(|(_, piece)| is_small(piece) && piece.previous == NONE);
+        let slabs: BTreeMap<u32, u32> = heads.map(|(slot, piece)| (piece.note, slot)).collect();
+        let starts = |piece: &MemoryPiece| {
+            !is_small(piece) && piece.state != PieceState::Unmapped && !self.is_mapped(piece.previous)
+        };
+        let heads = self.blocks.iter().filter(|(_, piece)| starts(piece));
+        let mut segments: Vec<SegmentView> = heads.map(|(slot, _)| self.segment(slot, &slabs)).collect();
+        segments.sort_unstable_by_key(|segment| segment.address);
+        Layout { segments }
+    }
+
+    fn is_mapped(&self, slot: u32) -> bool {
+        self.blocks.get(slot).is_some_and(|piece| piece.state != PieceState::Unmapped)
+    }
+
+    fn segment(&self, head: u32, slabs: &BTreeMap<u32, u32>) -> SegmentView {
+        let mut blocks = Vec::new();
+        for slot in self.blocks.chain(head).take_while(|&slot| self.is_mapped(slot)) {
+            match slabs.get(&slot) {
+                Some(&first) => blocks.extend(self.blocks.chain(first).map(|small| self.blocks[small].view())),
+                None => blocks.push(self.blocks[slot].view()),
+            }
+        }
+        SegmentView {
+            address: Address(self.blocks[head].address),
+            bytes: blocks.iter().map(|block| block.size).sum(),
+            stream: self.blocks[head].stream,
+            pool: "pages".into(),
+            pool_id: (0, 0),
+            mapped: true,
+            alias: false,
+            blocks,
+        }
+    }
 }
 
-impl Strategy for Oomph {
+impl Strategy for OomphAllocator {
     #[inline]
     fn alloc(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
         if request.bytes == 0 {
             return Err(StrategyError::ZeroBytes);
         }
         if request.bytes > self.device_bytes {
-            let bytes = request.bytes;
-            let shortage = Shortage { rounded: bytes, asked: bytes, refused_by: Refusal::Size, device_free: None };
-            return Ok(Attempt::OutOfMemory(shortage));
+            return Ok(Attempt::OutOfMemory(Shortage::of_size(request.bytes)));
         }
         if !self.deferred.is_empty() {
-            self.poll_frees(cx)?;
+            self.complete_frees(cx, Patience::Poll)?;
         }
         let rounded = round_up(request.bytes, QUANTUM);
         match self.find_cached(request.stream, rounded) {
@@ -283,10 +397,11 @@ impl Strategy for Oomph {
 
     #[inline]
     fn free(&mut self, cx: &mut Context<'_>, block: Block, _: Caller) -> Result<Freed, StrategyError> {
-        let record = self.live(&block)?;
-        let (size, requested) = (record.size, record.requested);
-        if record.uses != NONE {
-            self.free_later(cx, block.slot)?;
+        let piece = self.blocks.live(&block)?;
+        let (size, requested) = (piece.size, piece.requested);
+        if piece.is_shared() {
+            self.blocks.free_later(cx, &mut self.deferred, block.slot)?;
+            self.stats.on_free(size);
             return Ok(Freed::Later);
         }
         self.free_block(block.slot);
@@ -296,15 +411,7 @@ impl Strategy for Oomph {
     }
 
     fn used_on(&mut self, _: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
-        let record = self.live(block)?;
-        if record.stream == stream {
-            return Ok(());
-        }
-        if record.uses == NONE {
-            self.blocks[block.slot].uses = self.uses.add();
-        }
-        self.uses.note(self.blocks[block.slot].uses, stream, false);
-        Ok(())
+        self.blocks.note_use(block, stream)
     }
 
     fn control(&mut self, _: &mut Context<'_>, _: &Control<'_>) -> Result<(), StrategyError> {
@@ -316,13 +423,13 @@ impl Strategy for Oomph {
     }
 
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
-        self.await_frees(cx)?;
+        self.complete_frees(cx, Patience::Wait)?;
         self.release_cached(cx)
     }
 
     fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         self.release_everything(cx)?;
-        *self = Oomph::as_new(self.settings, self.device_bytes, self.page);
+        *self = OomphAllocator::new(self.settings, self.device_bytes, self.page);
         Ok(())
     }
 
@@ -330,8 +437,17 @@ impl Strategy for Oomph {
         self.stats
     }
 
+    /// The largest request that a free block serves where it lies, on whatever stream it was freed.
     fn largest_free(&self, stream: StreamId) -> Option<u64> {
-        Some(self.largest_cached(stream))
+        let small = |free: &StreamFreeLists| free.small.largest(&self.blocks);
+        let in_pages = self.free.iter().map(|free| free.pages.largest(&self.blocks)).max().unwrap_or(0);
+        let in_slabs = self.free.iter().map(small).max().unwrap_or(0);
+        // An empty slab goes back to the page heap when memory is needed there.
+        let in_pages = if in_slabs == self.settings.slab_bytes { in_pages.max(in_slabs) } else { in_pages };
+        if in_pages > self.settings.small_limit {
+            return Some(in_pages);
+        }
+        Some(self.free.get(stream).map_or(0, small).min(self.settings.small_limit))
     }
 
     fn layout(&self) -> Option<Layout> {

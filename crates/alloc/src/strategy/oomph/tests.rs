@@ -1,4 +1,4 @@
-//! Stories about the allocator as a whole, on a simulated device.
+//! Tests of the whole allocator on a simulated device.
 
 use super::{super::test_device::simulated, *};
 use crate::device::{CallKind, Device};
@@ -6,17 +6,18 @@ use crate::strategy::Silent;
 use oomph_base::{MIB, SiteId, ThreadId};
 
 /// An allocator with its device.
-struct Stage {
-    strategy: Oomph,
+struct OomphBench {
+    strategy: OomphAllocator,
     device: Box<dyn Device>,
 }
 
-impl Stage {
-    fn new(settings: Settings) -> Stage {
+impl OomphBench {
+    fn new(settings: OomphSettings) -> OomphBench {
         let mut device = simulated(1024 * MIB);
         device.stream_create(1).unwrap();
-        let strategy = Oomph::new(settings, &Setup { props: device.props(), limit: None });
-        Stage { strategy, device }
+        let props = device.props();
+        let strategy = OomphAllocator::new(settings, props.total_bytes, props.granularity_bytes);
+        OomphBench { strategy, device }
     }
 
     fn attempt(&mut self, bytes: u64, stream: u16) -> Attempt {
@@ -46,68 +47,69 @@ impl Stage {
 }
 
 /// Every chunk is a page, and no byte is reserved that could be moved.
-fn by_pages() -> Settings {
+fn by_pages() -> OomphSettings {
     in_chunks_of(2 * MIB)
 }
 
-fn in_chunks_of(bytes: u64) -> Settings {
-    let settings = Settings { smallest_chunk: bytes, largest_chunk: bytes, growth_step: bytes, ..Settings::default() };
-    Settings { slack_permille: 0, ..settings }
+fn in_chunks_of(bytes: u64) -> OomphSettings {
+    let settings =
+        OomphSettings { smallest_chunk: bytes, largest_chunk: bytes, growth_step: bytes, ..OomphSettings::default() };
+    OomphSettings { slack_permille: 0, ..settings }
 }
 
 #[test]
-fn free_pages_in_many_places_serve_one_large_request_without_growth() {
-    let mut stage = Stage::new(by_pages());
-    let blocks: Vec<Block> = (0..20).map(|_| stage.alloc(4 * MIB, 0)).collect();
+fn scattered_free_pages_serve_one_large_request() {
+    let mut bench = OomphBench::new(by_pages());
+    let blocks: Vec<Block> = (0..20).map(|_| bench.alloc(4 * MIB, 0)).collect();
     for block in blocks.iter().step_by(2) {
-        stage.free(*block);
+        bench.free(*block);
     }
-    let before = stage.reserved();
+    let before = bench.reserved();
     assert_eq!(before, 80 * MIB);
-    let large = stage.alloc(40 * MIB, 0);
-    assert_eq!((large.size, stage.reserved()), (40 * MIB, before));
-    assert_eq!(stage.strategy.counters.chunks_moved, 20);
-    assert_eq!(stage.calls(CallKind::MemUnmap), 10, "one call for each place");
-    assert_eq!(stage.calls(CallKind::MemCreate), 40, "and no new memory");
+    let large = bench.alloc(40 * MIB, 0);
+    assert_eq!((large.size, bench.reserved()), (40 * MIB, before));
+    assert_eq!(bench.strategy.counters.chunks_moved, 20);
+    assert_eq!(bench.calls(CallKind::MemUnmap), 10, "one call for each place");
+    assert_eq!(bench.calls(CallKind::MemCreate), 40, "and no new memory");
 }
 
 #[test]
 fn only_what_is_missing_is_new() {
-    let mut stage = Stage::new(by_pages());
-    let first = stage.alloc(6 * MIB, 0);
-    let wall = stage.alloc(2 * MIB, 0);
-    stage.free(first);
-    stage.alloc(10 * MIB, 0);
-    assert_eq!(stage.reserved(), 12 * MIB);
+    let mut bench = OomphBench::new(by_pages());
+    let first = bench.alloc(6 * MIB, 0);
+    let wall = bench.alloc(2 * MIB, 0);
+    bench.free(first);
+    bench.alloc(10 * MIB, 0);
+    assert_eq!(bench.reserved(), 12 * MIB);
     assert_eq!(wall.size, 2 * MIB);
 }
 
 #[test]
 fn chunks_in_use_stay_where_they_are() {
-    let mut stage = Stage::new(in_chunks_of(8 * MIB));
-    stage.alloc(8 * MIB, 0);
+    let mut bench = OomphBench::new(in_chunks_of(8 * MIB));
+    bench.alloc(8 * MIB, 0);
     // Two blocks share a chunk: with one of them free, it cannot be moved.
-    let blocks: Vec<Block> = (0..4).map(|_| stage.alloc(4 * MIB, 0)).collect();
-    stage.free(blocks[0]);
-    stage.free(blocks[2]);
-    stage.alloc(8 * MIB, 0);
-    assert_eq!((stage.strategy.counters.moves, stage.reserved()), (0, 32 * MIB));
+    let blocks: Vec<Block> = (0..4).map(|_| bench.alloc(4 * MIB, 0)).collect();
+    bench.free(blocks[0]);
+    bench.free(blocks[2]);
+    bench.alloc(8 * MIB, 0);
+    assert_eq!((bench.strategy.counters.moves, bench.reserved()), (0, 32 * MIB));
     // With both free it can, and only the rest is new.
-    stage.free(blocks[1]);
-    stage.alloc(16 * MIB, 0);
-    assert_eq!((stage.strategy.counters.chunks_moved, stage.reserved()), (1, 40 * MIB));
+    bench.free(blocks[1]);
+    bench.alloc(16 * MIB, 0);
+    assert_eq!((bench.strategy.counters.chunks_moved, bench.reserved()), (1, 40 * MIB));
 }
 
 #[test]
-fn within_the_slack_memory_grows_rather_than_waits() {
+fn memory_grows_within_the_slack() {
     let grown_to = |slack_permille: u64| {
-        let mut stage = Stage::new(Settings { slack_permille, ..by_pages() });
-        stage.alloc(200 * MIB, 0);
-        let blocks: Vec<Block> = (0..4).map(|_| stage.alloc(2 * MIB, 0)).collect();
-        stage.free(blocks[0]);
-        stage.free(blocks[2]);
-        stage.alloc(4 * MIB, 0);
-        (stage.reserved() / MIB, stage.strategy.counters.moves)
+        let mut bench = OomphBench::new(OomphSettings { slack_permille, ..by_pages() });
+        bench.alloc(200 * MIB, 0);
+        let blocks: Vec<Block> = (0..4).map(|_| bench.alloc(2 * MIB, 0)).collect();
+        bench.free(blocks[0]);
+        bench.free(blocks[2]);
+        bench.alloc(4 * MIB, 0);
+        (bench.reserved() / MIB, bench.strategy.counters.moves)
     };
     assert_eq!(grown_to(0), (208, 1));
     assert_eq!(grown_to(50), (212, 0));
@@ -115,57 +117,85 @@ fn within_the_slack_memory_grows_rather_than_waits() {
 
 #[test]
 fn memory_of_one_stream_serves_another_with_one_event() {
-    let mut stage = Stage::new(Settings::default());
-    let block = stage.alloc(30 * MIB, 0);
-    stage.free(block);
-    let before = stage.reserved();
-    let other = stage.alloc(30 * MIB, 1);
-    assert_eq!((other.address, stage.reserved()), (block.address, before));
-    let events = [CallKind::EventRecord, CallKind::StreamWaitEvent].map(|kind| stage.calls(kind));
+    let mut bench = OomphBench::new(OomphSettings::default());
+    let block = bench.alloc(30 * MIB, 0);
+    bench.free(block);
+    let before = bench.reserved();
+    let other = bench.alloc(30 * MIB, 1);
+    assert_eq!((other.address, bench.reserved()), (block.address, before));
+    let events = [CallKind::EventRecord, CallKind::StreamWaitEvent].map(|kind| bench.calls(kind));
     assert_eq!(events, [1, 1]);
-    assert_eq!(stage.calls(CallKind::StreamSynchronize), 0, "the host does not wait");
-    assert_eq!(stage.strategy.counters.blocks_taken_over, 1);
+    assert_eq!(bench.calls(CallKind::StreamSynchronize), 0, "the host does not wait");
+    assert_eq!(bench.strategy.counters.blocks_taken_over, 1);
 }
 
 #[test]
 fn neighbours_of_several_streams_are_joined() {
-    let mut stage = Stage::new(by_pages());
-    let blocks = [0, 1, 0].map(|stream| stage.alloc(4 * MIB, stream));
+    let mut bench = OomphBench::new(by_pages());
+    let blocks = [0, 1, 0].map(|stream| bench.alloc(4 * MIB, stream));
     for block in blocks {
-        stage.free(block);
+        bench.free(block);
     }
-    let joined = stage.alloc(12 * MIB, 1);
-    assert_eq!((joined.address, stage.reserved()), (blocks[0].address, 12 * MIB));
+    let joined = bench.alloc(12 * MIB, 1);
+    assert_eq!((joined.address, bench.reserved()), (blocks[0].address, 12 * MIB));
 }
 
 #[test]
 fn an_empty_slab_serves_large_requests_again() {
-    let mut stage = Stage::new(Settings::default());
-    let small: Vec<Block> = (0..100).map(|_| stage.alloc(20_000, 0)).collect();
-    let before = stage.reserved();
+    let mut bench = OomphBench::new(OomphSettings::default());
+    let small: Vec<Block> = (0..100).map(|_| bench.alloc(20_000, 0)).collect();
+    let before = bench.reserved();
     for block in small {
-        stage.free(block);
+        bench.free(block);
     }
-    stage.alloc(2 * MIB, 0);
-    assert_eq!(stage.reserved(), before);
-    assert_eq!(stage.strategy.counters.slabs_returned, 1);
+    bench.alloc(2 * MIB, 0);
+    assert_eq!(bench.reserved(), before);
+    assert_eq!(bench.strategy.counters.slabs_returned, 1);
 }
 
 #[test]
-fn a_program_that_needs_little_gets_little() {
-    let mut stage = Stage::new(Settings::default());
-    stage.alloc(512, 0);
-    assert_eq!(stage.reserved(), 2 * MIB);
-    stage.alloc(64 * MIB, 0);
-    assert_eq!(stage.reserved(), 66 * MIB);
+fn small_programs_reserve_little() {
+    let mut bench = OomphBench::new(OomphSettings::default());
+    bench.alloc(512, 0);
+    assert_eq!(bench.reserved(), 2 * MIB);
+    bench.alloc(64 * MIB, 0);
+    assert_eq!(bench.reserved(), 66 * MIB);
 }
 
 #[test]
-fn in_need_small_requests_are_served_from_what_is_left() {
-    let mut stage = Stage::new(by_pages());
-    stage.alloc(1023 * MIB, 0);
+fn small_requests_use_the_last_page() {
+    let mut bench = OomphBench::new(by_pages());
+    bench.alloc(1023 * MIB, 0);
     // There is one MiB in the last page, too little for a slab.
-    let Attempt::Served(block, outcome) = stage.attempt(512, 0) else { panic!("half a page is free") };
+    let Attempt::Served(block, outcome) = bench.attempt(512, 0) else { panic!("half a page is free") };
     assert_eq!((block.size, outcome), (512, Outcome::Split));
-    assert!(matches!(stage.attempt(2 * MIB, 0), Attempt::OutOfMemory(_)));
+    assert!(matches!(bench.attempt(2 * MIB, 0), Attempt::OutOfMemory(_)));
+}
+
+#[test]
+fn bad_settings_are_explained() {
+    let refused = |parameters: &str| {
+        let spec = crate::strategy::StrategySpec { name: "oomph".to_owned(), parameters: parameters.to_owned() };
+        spec.check().map_err(|error| error.to_string()).unwrap_err()
+    };
+    for (text, reason) in [
+        ("slab", "not of the form key:value"),
+        ("grow_step:2MiB", "did you mean 'growth_step'"),
+        ("growth_step:two", "not an amount of memory"),
+        ("growth_step:0", "not a multiple of 512"),
+        ("smallest_chunk:1000", "not a multiple of 512"),
+        ("slack_permille:2000000", "more than 1000000"),
+        ("slab:100KiB", "does not fit into a slab"),
+        ("largest_chunk:2MiB", "less than 'smallest_chunk'"),
+    ] {
+        let refusal = refused(text);
+        assert!(refusal.contains(reason), "{refusal}");
+    }
+}
+
+#[test]
+fn chunks_follow_the_growth_within_their_limits() {
+    let settings = OomphSettings { smallest_chunk: 2 * MIB, largest_chunk: 16 * MIB, ..OomphSettings::default() };
+    let chunk = |mib: u64| settings.chunk_for(mib * MIB, 2 * MIB) / MIB;
+    assert_eq!([1, 33, 100, 1000].map(chunk), [2, 4, 8, 16]);
 }

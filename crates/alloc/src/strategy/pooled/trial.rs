@@ -9,22 +9,22 @@ use crate::strategy::{
 use oomph_base::{SiteId, StreamId, ThreadId};
 
 /// A strategy, its device, and what it told.
-pub(in crate::strategy) struct Trial {
-    pub(in crate::strategy) strategy: Box<dyn Strategy>,
-    pub(in crate::strategy) device: StandIn,
+pub(crate) struct Trial {
+    pub(crate) strategy: Box<dyn Strategy>,
+    pub(crate) device: StandIn,
     events: Vec<StrategyEvent>,
 }
 
 impl Trial {
     /// A new strategy on a device of `bytes`.
-    pub(in crate::strategy) fn new(spec: &str, bytes: u64) -> Trial {
+    pub(crate) fn new(spec: &str, bytes: u64) -> Trial {
         let device = StandIn::new(bytes, bytes, false);
         let strategy = StrategySpec::from(spec).build(&Setup { props: device.props(), limit: None }).unwrap();
         Trial { strategy, device, events: Vec::new() }
     }
 
     /// What a request on a stream comes to.
-    pub(in crate::strategy) fn ask(&mut self, bytes: u64, stream: u16) -> Result<(Block, Outcome), Shortage> {
+    pub(crate) fn ask(&mut self, bytes: u64, stream: u16) -> Result<(Block, Outcome), Shortage> {
         let request = Request { bytes, stream: StreamId(stream), thread: ThreadId(0), site: SiteId(0) };
         let mut cx = Context { device: &mut self.device, sink: &mut self.events };
         match self.strategy.alloc(&mut cx, &request).unwrap() {
@@ -34,23 +34,23 @@ impl Trial {
     }
 
     /// A block on the default stream.
-    pub(in crate::strategy) fn alloc(&mut self, bytes: u64) -> Block {
+    pub(crate) fn alloc(&mut self, bytes: u64) -> Block {
         self.ask(bytes, 0).unwrap().0
     }
 
     /// Gives a block back.
-    pub(in crate::strategy) fn free(&mut self, block: Block) {
+    pub(crate) fn free(&mut self, block: Block) {
         let mut cx = Context { device: &mut self.device, sink: &mut self.events };
         self.strategy.free(&mut cx, block, Caller::default()).unwrap();
     }
 
     /// How far into the device's row of addresses a block lies, and how large it is.
-    pub(in crate::strategy) fn place(block: Block) -> (u64, u64) {
+    pub(crate) fn place(block: Block) -> (u64, u64) {
         (block.address.0 - FIRST_SEGMENT, block.size)
     }
 
     /// The sizes of all regions that were taken since the last time, in order, those given back negative.
-    pub(in crate::strategy) fn regions(&mut self) -> Vec<i64> {
+    pub(crate) fn regions(&mut self) -> Vec<i64> {
         let sizes = self.events.drain(..).filter_map(|event| match event {
             StrategyEvent::SegmentAlloc { bytes, .. } => Some(bytes as i64),
             StrategyEvent::SegmentFree { bytes, .. } => Some(-(bytes as i64)),
@@ -60,7 +60,7 @@ impl Trial {
     }
 
     /// How often a driver call was made.
-    pub(in crate::strategy) fn calls(&self, kind: CallKind) -> u64 {
+    pub(crate) fn calls(&self, kind: CallKind) -> u64 {
         self.device.ledger().of(kind).count
     }
 }

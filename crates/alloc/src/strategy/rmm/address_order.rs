@@ -1,8 +1,8 @@
-//! Free blocks in address order, of which the first that is large enough is found fast.
+//! Free blocks in address order, with a fast search for the first that is large enough.
 //!
-//! Blocks lie in leaves of up to [`LEAF`], in address order throughout. What the largest block of each leaf is stands in
-//! one row, so that a search walks that row to the first leaf with a block that fits, and then that leaf. Rows are
-//! compared many at a time. With ten thousand free blocks both walks together are a few hundred numbers, where RMM
+//! Blocks are in leaves of up to [`LEAF`], in address order throughout. One row has the size of the
+//! largest block of each leaf. A search reads that row up to the first leaf with a block that fits, and
+//! then that leaf. With ten thousand free blocks both together are a few hundred numbers, where RMM
 //! visits every block of a tree.
 
 use super::QUANTUM;
@@ -20,34 +20,36 @@ pub(super) const LARGEST: u64 = u32::MAX as u64 * QUANTUM;
 /// Free blocks in address order.
 #[derive(Clone, Debug, Default)]
 pub(super) struct AddressOrder {
-    /// Below which address no block of a leaf lies, and above which none of the one before.
+    /// The lower limit of each leaf: its blocks lie there or above, those of earlier leaves below.
     starts: Vec<u64>,
     /// The size of the largest block of each leaf, in quanta.
     largest: Vec<u32>,
-    #[expect(clippy::vec_box, reason = "a leaf is 1 KiB, and those behind a new one move")]
-    leaves: Vec<Box<Leaf>>,
+    leaves: Vec<Vec<AddressedBlock>>,
 }
 
-#[derive(Clone, Debug)]
-struct Leaf {
-    blocks: usize,
-    addresses: [u64; LEAF],
-    quanta: [u32; LEAF],
-    slots: [u32; LEAF],
-}
-
-/// Where a block is, or would be.
 #[derive(Clone, Copy, Debug)]
-struct Place {
-    leaf: usize,
-    position: usize,
+struct AddressedBlock {
+    address: u64,
+    quanta: u32,
+    slot: u32,
+}
+
+impl AddressedBlock {
+    fn new(address: u64, bytes: u64, slot: u32) -> AddressedBlock {
+        AddressedBlock { address, quanta: in_quanta(bytes), slot }
+    }
+}
+
+#[inline]
+fn in_quanta(bytes: u64) -> u32 {
+    (bytes / QUANTUM) as u32
 }
 
 /// The first number that is at least `quanta`.
 #[inline]
 fn first_at_least(numbers: &[u32], quanta: u32) -> Option<usize> {
     for (stride, numbers) in numbers.chunks(STRIDE).enumerate() {
-        // To the end of the stride whatever is found: that makes a few wide comparisons of it.
+        // To the end of the stride in any case: that compiles to a few wide comparisons.
         if numbers.iter().fold(false, |any, &number| any | (number >= quanta)) {
             return numbers.iter().position(|&number| number >= quanta).map(|position| stride * STRIDE + position);
         }
@@ -56,65 +58,17 @@ fn first_at_least(numbers: &[u32], quanta: u32) -> Option<usize> {
 }
 
 #[inline]
-fn in_quanta(bytes: u64) -> u32 {
-    (bytes / QUANTUM) as u32
-}
-
-impl Leaf {
-    fn new() -> Box<Leaf> {
-        Box::new(Leaf { blocks: 0, addresses: [0; LEAF], quanta: [0; LEAF], slots: [0; LEAF] })
-    }
-
-    #[inline]
-    fn largest(&self) -> u32 {
-        self.quanta[..self.blocks].iter().copied().fold(0, u32::max)
-    }
-
-    #[inline]
-    fn insert(&mut self, position: usize, address: u64, quanta: u32, slot: u32) {
-        let end = self.blocks;
-        self.addresses.copy_within(position..end, position + 1);
-        self.quanta.copy_within(position..end, position + 1);
-        self.slots.copy_within(position..end, position + 1);
-        self.set(position, address, quanta, slot);
-        self.blocks += 1;
-    }
-
-    #[inline]
-    fn set(&mut self, position: usize, address: u64, quanta: u32, slot: u32) {
-        self.addresses[position] = address;
-        self.quanta[position] = quanta;
-        self.slots[position] = slot;
-    }
-
-    #[inline]
-    fn remove(&mut self, position: usize) {
-        let end = self.blocks;
-        self.addresses.copy_within(position + 1..end, position);
-        self.quanta.copy_within(position + 1..end, position);
-        self.slots.copy_within(position + 1..end, position);
-        self.blocks -= 1;
-    }
-
-    /// Moves the blocks from a position on to the end of another leaf.
-    fn move_to(&mut self, from: usize, other: &mut Leaf) {
-        let (end, moved) = (self.blocks, self.blocks - from);
-        let there = other.blocks..other.blocks + moved;
-        other.addresses[there.clone()].copy_from_slice(&self.addresses[from..end]);
-        other.quanta[there.clone()].copy_from_slice(&self.quanta[from..end]);
-        other.slots[there].copy_from_slice(&self.slots[from..end]);
-        other.blocks += moved;
-        self.blocks = from;
-    }
+fn largest(leaf: &[AddressedBlock]) -> u32 {
+    leaf.iter().map(|block| block.quanta).max().unwrap_or(0)
 }
 
 impl AddressOrder {
-    /// The slot of the first block of at least so many bytes.
+    /// The slot of the first block of at least `bytes`.
     #[inline]
     pub(super) fn first_fit(&self, bytes: u64) -> Option<u32> {
         let quanta = in_quanta(bytes);
         let leaf = &self.leaves[first_at_least(&self.largest, quanta)?];
-        first_at_least(&leaf.quanta[..leaf.blocks], quanta).map(|position| leaf.slots[position])
+        leaf.iter().find(|block| block.quanta >= quanta).map(|block| block.slot)
     }
 
     /// The size of the largest block.
@@ -125,17 +79,17 @@ impl AddressOrder {
     /// Adds a block.
     #[inline]
     pub(super) fn insert(&mut self, address: u64, bytes: u64, slot: u32) {
-        let Place { leaf, position } = self.place(address);
+        let (leaf, position) = self.place(address);
         match self.leaves.get_mut(leaf) {
-            Some(found) if found.blocks < LEAF => {
-                found.insert(position, address, in_quanta(bytes), slot);
+            Some(found) if found.len() < LEAF => {
+                found.insert(position, AddressedBlock::new(address, bytes, slot));
                 self.largest[leaf] = self.largest[leaf].max(in_quanta(bytes));
                 self.starts[leaf] = self.starts[leaf].min(address);
             }
             found => {
                 match found {
                     Some(_) => self.divide(leaf),
-                    None => self.add_leaf(leaf, address, Leaf::new()),
+                    None => self.add_leaf(leaf, address, Vec::with_capacity(LEAF)),
                 }
                 self.insert(address, bytes, slot);
             }
@@ -145,85 +99,80 @@ impl AddressOrder {
     /// Removes the block at an address.
     #[inline]
     pub(super) fn remove(&mut self, address: u64) {
-        let Place { leaf, position } = self.place(address);
+        let (leaf, position) = self.place(address);
         let found = &mut self.leaves[leaf];
-        let quanta = found.quanta[position];
-        found.remove(position);
-        if quanta == self.largest[leaf] {
-            self.largest[leaf] = found.largest();
+        let removed = found.remove(position);
+        if removed.quanta == self.largest[leaf] {
+            self.largest[leaf] = largest(found);
         }
-        if found.blocks <= SPARSE / 2 {
+        if found.len() <= SPARSE / 2 {
             self.thin_out(leaf);
         }
     }
 
-    /// The block at an address has another beginning, size or slot from now on; its neighbours in the order are the
-    /// same.
+    /// Gives the block at an address another start, size and slot. Its neighbours in the order must
+    /// stay the same.
     #[inline]
     pub(super) fn replace(&mut self, address: u64, new_address: u64, bytes: u64, slot: u32) {
-        let Place { leaf, position } = self.place(address);
-        let (found, quanta) = (&mut self.leaves[leaf], in_quanta(bytes));
-        let former = found.quanta[position];
-        found.set(position, new_address, quanta, slot);
-        self.starts[leaf] = self.starts[leaf].min(new_address);
-        // The next leaf may have begun lower once than its first block does now.
-        if self.starts.get(leaf + 1).is_some_and(|&start| start <= new_address) {
-            self.starts[leaf + 1] = self.leaves[leaf + 1].addresses[0];
+        let (leaf, position) = self.place(address);
+        let found = &mut self.leaves[leaf];
+        let former = std::mem::replace(&mut found[position], AddressedBlock::new(new_address, bytes, slot));
+        if in_quanta(bytes) >= self.largest[leaf] {
+            self.largest[leaf] = in_quanta(bytes);
+        } else if former.quanta == self.largest[leaf] {
+            self.largest[leaf] = largest(found);
         }
-        if quanta >= self.largest[leaf] {
-            self.largest[leaf] = quanta;
-        } else if former == self.largest[leaf] {
-            self.largest[leaf] = self.leaves[leaf].largest();
+        self.starts[leaf] = self.starts[leaf].min(new_address);
+        // The limit of the next leaf may be below its first block, from blocks that have gone.
+        if self.starts.get(leaf + 1).is_some_and(|&start| start <= new_address) {
+            self.starts[leaf + 1] = self.leaves[leaf + 1][0].address;
         }
     }
 
+    /// The leaf of an address and the position in it.
     #[inline]
-    fn place(&self, address: u64) -> Place {
+    fn place(&self, address: u64) -> (usize, usize) {
         let leaf = self.starts.partition_point(|&start| start <= address).saturating_sub(1);
-        let position = self
-            .leaves
-            .get(leaf)
-            .map_or(0, |found| found.addresses[..found.blocks].partition_point(|&other| other < address));
-        Place { leaf, position }
+        let before = |found: &Vec<AddressedBlock>| found.partition_point(|other| other.address < address);
+        (leaf, self.leaves.get(leaf).map_or(0, before))
     }
 
     #[cold]
     fn divide(&mut self, leaf: usize) {
-        let mut upper = Leaf::new();
-        let lower = &mut self.leaves[leaf];
-        lower.move_to(LEAF / 2, &mut upper);
-        self.largest[leaf] = lower.largest();
-        self.add_leaf(leaf + 1, upper.addresses[0], upper);
+        let upper = self.leaves[leaf].split_off(LEAF / 2);
+        self.largest[leaf] = largest(&self.leaves[leaf]);
+        self.add_leaf(leaf + 1, upper[0].address, upper);
     }
 
-    fn add_leaf(&mut self, place: usize, start: u64, leaf: Box<Leaf>) {
-        self.starts.insert(place, start);
-        self.largest.insert(place, leaf.largest());
-        self.leaves.insert(place, leaf);
+    fn add_leaf(&mut self, index: usize, start: u64, leaf: Vec<AddressedBlock>) {
+        self.starts.insert(index, start);
+        self.largest.insert(index, largest(&leaf));
+        self.leaves.insert(index, leaf);
     }
 
-    /// Drops a leaf without blocks, and joins one with few with a neighbour where both fit into half a leaf. The last
-    /// leaf stays: a block that comes and goes should not make it anew each time.
+    /// Drops a leaf without blocks, and joins a leaf with few blocks with a neighbour where both fit
+    /// into half a leaf. The last leaf stays: a block that comes and goes should not create it each
+    /// time.
     #[cold]
     fn thin_out(&mut self, leaf: usize) {
         if self.leaves.len() == 1 {
             return;
         }
-        if self.leaves[leaf].blocks == 0 {
+        if self.leaves[leaf].is_empty() {
             self.drop_leaf(leaf);
             return;
         }
-        let sparse = |pair: &[Box<Leaf>]| pair[0].blocks + pair[1].blocks <= SPARSE;
+        let sparse = |pair: &[Vec<AddressedBlock>]| pair[0].len() + pair[1].len() <= SPARSE;
         let lower = leaf.saturating_sub(1);
         if let Some(pair) = self.leaves[lower..].windows(2).take(leaf + 1 - lower).position(sparse) {
             let lower = lower + pair;
             let mut upper = self.drop_leaf(lower + 1);
-            upper.move_to(0, &mut self.leaves[lower]);
-            self.largest[lower] = self.leaves[lower].largest();
+            self.leaves[lower].append(&mut upper);
+            self.largest[lower] = largest(&self.leaves[lower]);
         }
     }
 
-    fn drop_leaf(&mut self, leaf: usize) -> Box<Leaf> {
+    fn drop_leaf(&mut self, leaf: usize) -> Vec<AddressedBlock> {
         self.starts.remove(leaf);
         self.largest.remove(leaf);
         self.leaves.remove(leaf)
@@ -240,7 +189,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_order_agrees_with_a_map_that_is_searched_from_end_to_end(
+        fn the_order_agrees_with_a_map(
             steps in prop::collection::vec((0..5u8, 0..900u64, 1..200u64), 1..1500),
         ) {
             let (mut order, mut model) = (AddressOrder::default(), BTreeMap::new());
@@ -253,7 +202,7 @@ mod tests {
                         model.insert(address, (bytes, number));
                     }
                     (3, Some(near)) => {
-                        // As far as over many places where others have left.
+                        // Far enough to pass the addresses of many blocks that have gone.
                         let distance = 7 * bytes;
                         let moved = if quanta % 2 == 0 { near + distance } else { near - distance };
                         let between = (near.min(moved), near.max(moved));
@@ -279,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn leaves_that_empty_are_dropped_and_sparse_ones_joined() {
+    fn empty_leaves_are_dropped_and_sparse_ones_joined() {
         let mut order = AddressOrder::default();
         for block in 0..1000 {
             order.insert(block * 1000 * QUANTUM, QUANTUM, block as u32);

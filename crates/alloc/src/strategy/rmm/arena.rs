@@ -13,27 +13,28 @@
 //! is tried once more.
 
 use super::{
+    RmmAmount,
     address_order::{AddressOrder, LARGEST},
-    amount::Amount,
     rounded,
-    superblocks::{Owner, Superblocks},
 };
 use crate::device::{Device, DeviceError};
 use crate::strategy::{
     Built, Caller, Outcome, Parameter, Refusal, Setup, SpecError, Stats, StrategyEntry, parameters,
-    pooled::{Ground, Growth, Need, Piece, Policy, Pooled, Region},
+    pooled::{
+        DeviceRegion, MemoryPiece, NONE, PieceState, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, RegionTable,
+    },
 };
 use oomph_base::{MIB, StreamId, ThreadId};
 
 /// The registry's line.
-pub(in crate::strategy) const ENTRY: StrategyEntry = StrategyEntry {
+pub(crate) const ENTRY: StrategyEntry = StrategyEntry {
     name: "arena",
     summary: "RMM's arenas: first fit in superblocks, one arena per stream or thread",
     origin: "RMM 26.10, arena_memory_resource; Spark on RAPIDS",
     parameters: &[
         Parameter {
             name: SIZE,
-            values: Amount::VALUES,
+            values: RmmAmount::VALUES,
             default: "50%",
             help: "taken at the first request; there is no growth",
         },
@@ -55,44 +56,44 @@ const PER_THREAD: &str = "per_thread";
 const SUPERBLOCK: u64 = MIB;
 
 fn build(parameters: &str, _: &Setup<'_>) -> Built {
-    let mut settings = Settings { size: Amount::PercentOfFree(50), per_thread: false };
+    let mut settings = ArenaSettings { size: RmmAmount::PercentOfFree(50), per_thread: false };
     parameters::read(&ENTRY, parameters, |setting| {
         match setting.key {
-            SIZE => settings.size = Amount::read(&setting)?,
+            SIZE => settings.size = RmmAmount::read(&setting)?,
             _ => settings.per_thread = setting.truth()?,
         }
         Ok(())
     })?;
-    if matches!(settings.size, Amount::Bytes(bytes) if bytes < SUPERBLOCK) {
+    if matches!(settings.size, RmmAmount::Bytes(bytes) if bytes < SUPERBLOCK) {
         let reason = format!("'{SIZE}' is below a superblock of {SUPERBLOCK} bytes");
         return Err(SpecError::BadParameters { strategy: ENTRY.name, reason });
     }
-    Ok(Box::new(Pooled::new(Arenas::new(settings))))
+    Ok(Box::new(PoolStrategy::new(ArenaPolicy::new(settings))))
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Settings {
-    size: Amount,
+struct ArenaSettings {
+    size: RmmAmount,
     per_thread: bool,
 }
 
 /// The global arena, and those of streams and threads.
 #[derive(Clone, Debug)]
-struct Arenas {
-    settings: Settings,
+struct ArenaPolicy {
+    settings: ArenaSettings,
     /// What is asked of the device.
     bytes: u64,
     superblocks: Superblocks,
     /// The free blocks of every owner.
     free: Vec<AddressOrder>,
-    of_streams: Vec<Option<Owner>>,
-    of_threads: Vec<Option<Owner>>,
+    of_streams: Vec<Option<ArenaId>>,
+    of_threads: Vec<Option<ArenaId>>,
     gathered: u64,
 }
 
-impl Arenas {
-    fn new(settings: Settings) -> Arenas {
-        Arenas {
+impl ArenaPolicy {
+    fn new(settings: ArenaSettings) -> ArenaPolicy {
+        ArenaPolicy {
             settings,
             bytes: 0,
             superblocks: Superblocks::default(),
@@ -105,7 +106,7 @@ impl Arenas {
 
     /// Whose a stream and thread are.
     #[inline]
-    fn arena_of(&self, stream: StreamId, thread: ThreadId) -> Option<Owner> {
+    fn arena_of(&self, stream: StreamId, thread: ThreadId) -> Option<ArenaId> {
         let owner = if self.settings.per_thread && stream == StreamId::DEFAULT {
             self.of_threads.get(thread.index())
         } else {
@@ -115,8 +116,8 @@ impl Arenas {
     }
 
     #[cold]
-    fn make_arena(&mut self, stream: StreamId, thread: ThreadId) -> Owner {
-        let owner = Owner::arena(self.free.len() - 1);
+    fn make_arena(&mut self, stream: StreamId, thread: ThreadId) -> ArenaId {
+        let owner = ArenaId::arena(self.free.len() - 1);
         self.free.push(AddressOrder::default());
         let (owners, place) = if self.settings.per_thread && stream == StreamId::DEFAULT {
             (&mut self.of_threads, thread.index())
@@ -132,37 +133,37 @@ impl Arenas {
 
     /// Takes the front of a free block of this owner.
     #[inline]
-    fn cut(&mut self, ground: &mut Ground, owner: Owner, slot: u32, size: u64) -> (u32, Outcome) {
-        let Piece { address, size: whole, .. } = ground[slot];
+    fn cut(&mut self, table: &mut RegionTable, owner: ArenaId, slot: u32, size: u64) -> (u32, Outcome) {
+        let MemoryPiece { address, size: whole, .. } = table[slot];
         let free = &mut self.free[owner.index()];
         if whole == size {
             free.remove(address);
             return (slot, Outcome::Hit);
         }
-        let rest = ground.cut(slot, size);
+        let rest = table.cut(slot, size);
         free.replace(address, address + size, whole - size, rest);
         (slot, Outcome::Split)
     }
 
     /// The lowest block of the global arena that fits, in a superblock that was cut to size if it was empty and large.
-    fn first_fit_in_global(&mut self, ground: &mut Ground, size: u64) -> Option<u32> {
-        let slot = self.free[Owner::GLOBAL.index()].first_fit(size)?;
-        let (number, least) = (ground[slot].note, size.max(SUPERBLOCK));
-        if self.superblocks.bytes(number) >= least + SUPERBLOCK && self.superblocks.empty(ground, number).is_some() {
-            let rest = self.superblocks.split(ground, number, least);
-            let Piece { address, size, .. } = ground[rest];
-            let global = &mut self.free[Owner::GLOBAL.index()];
-            global.replace(ground[slot].address, address, size, rest);
-            global.insert(ground[slot].address, least, slot);
+    fn first_fit_in_global(&mut self, table: &mut RegionTable, size: u64) -> Option<u32> {
+        let slot = self.free[ArenaId::GLOBAL.index()].first_fit(size)?;
+        let (number, least) = (table[slot].note, size.max(SUPERBLOCK));
+        if self.superblocks.bytes(number) >= least + SUPERBLOCK && self.superblocks.empty(table, number).is_some() {
+            let rest = self.superblocks.split(table, number, least);
+            let MemoryPiece { address, size, .. } = table[rest];
+            let global = &mut self.free[ArenaId::GLOBAL.index()];
+            global.replace(table[slot].address, address, size, rest);
+            global.insert(table[slot].address, least, slot);
         }
         Some(slot)
     }
 
     /// Hands a superblock with all its free blocks to another owner.
-    fn hand_over(&mut self, ground: &Ground, number: u32, to: Owner) {
+    fn hand_over(&mut self, table: &RegionTable, number: u32, to: ArenaId) {
         let from = self.superblocks.owner(number);
-        for slot in self.superblocks.free_pieces(ground, number) {
-            let Piece { address, size, .. } = ground[slot];
+        for slot in self.superblocks.free_pieces(table, number) {
+            let MemoryPiece { address, size, .. } = table[slot];
             self.free[from.index()].remove(address);
             self.free[to.index()].insert(address, size, slot);
         }
@@ -170,30 +171,30 @@ impl Arenas {
     }
 
     /// Joins an empty superblock of the global arena, given by its only piece, with its empty neighbours.
-    fn join_superblocks(&mut self, ground: &mut Ground, slot: u32) {
+    fn join_superblocks(&mut self, table: &mut RegionTable, slot: u32) {
         let mut slot = slot;
-        let Piece { previous, next, .. } = ground[slot];
-        if self.superblocks.empty_around(ground, next).is_some() {
-            self.absorb_next(ground, slot);
+        let MemoryPiece { previous, next, .. } = table[slot];
+        if self.superblocks.empty_around(table, next).is_some() {
+            self.absorb_next(table, slot);
         }
-        if self.superblocks.empty_around(ground, previous).is_some() {
+        if self.superblocks.empty_around(table, previous).is_some() {
             slot = previous;
-            self.absorb_next(ground, slot);
+            self.absorb_next(table, slot);
         }
-        debug_assert!(self.superblocks.empty_around(ground, slot).is_some());
+        debug_assert!(self.superblocks.empty_around(table, slot).is_some());
     }
 
-    fn absorb_next(&mut self, ground: &mut Ground, slot: u32) {
-        let next = ground[ground[slot].next].address;
-        self.superblocks.join_next(ground, slot);
-        let Piece { address, size, .. } = ground[slot];
-        let global = &mut self.free[Owner::GLOBAL.index()];
+    fn absorb_next(&mut self, table: &mut RegionTable, slot: u32) {
+        let next = table[table[slot].next].address;
+        self.superblocks.join_next(table, slot);
+        let MemoryPiece { address, size, .. } = table[slot];
+        let global = &mut self.free[ArenaId::GLOBAL.index()];
         global.remove(next);
         global.replace(address, address, size, slot);
     }
 }
 
-impl Policy for Arenas {
+impl PoolPolicy for ArenaPolicy {
     #[inline]
     fn block_size(&self, bytes: u64) -> Option<u64> {
         rounded(bytes).filter(|&size| size <= LARGEST)
@@ -208,54 +209,54 @@ impl Policy for Arenas {
     #[inline]
     fn take(
         &mut self,
-        ground: &mut Ground,
+        table: &mut RegionTable,
         _: &mut dyn Device,
-        need: &Need,
+        request: &PoolRequest,
     ) -> Result<Option<(u32, Outcome)>, DeviceError> {
-        let mut owner = Owner::GLOBAL;
-        if need.size <= SUPERBLOCK {
-            owner = match self.arena_of(need.stream, need.thread) {
+        let mut owner = ArenaId::GLOBAL;
+        if request.size <= SUPERBLOCK {
+            owner = match self.arena_of(request.stream, request.thread) {
                 Some(owner) => owner,
-                None => self.make_arena(need.stream, need.thread),
+                None => self.make_arena(request.stream, request.thread),
             };
-            if let Some(slot) = self.free[owner.index()].first_fit(need.size) {
-                return Ok(Some(self.cut(ground, owner, slot, need.size)));
+            if let Some(slot) = self.free[owner.index()].first_fit(request.size) {
+                return Ok(Some(self.cut(table, owner, slot, request.size)));
             }
         }
-        let Some(slot) = self.first_fit_in_global(ground, need.size) else { return Ok(None) };
-        if owner != Owner::GLOBAL {
-            self.hand_over(ground, ground[slot].note, owner);
+        let Some(slot) = self.first_fit_in_global(table, request.size) else { return Ok(None) };
+        if owner != ArenaId::GLOBAL {
+            self.hand_over(table, table[slot].note, owner);
         }
-        Ok(Some(self.cut(ground, owner, slot, need.size)))
+        Ok(Some(self.cut(table, owner, slot, request.size)))
     }
 
     #[inline]
-    fn freeing(
+    fn before_free(
         &mut self,
-        ground: &Ground,
+        table: &RegionTable,
         device: &mut dyn Device,
         slot: u32,
         caller: Caller,
     ) -> Result<(), DeviceError> {
-        let Piece { size, note, .. } = ground[slot];
+        let MemoryPiece { size, note, .. } = table[slot];
         let in_own_arena = self.arena_of(caller.stream, caller.thread) == Some(self.superblocks.owner(note));
         if size <= SUPERBLOCK && in_own_arena { Ok(()) } else { device.stream_synchronize(caller.stream) }
     }
 
     #[inline]
-    fn keep(&mut self, ground: &mut Ground, slot: u32) {
-        let Piece { address, size, previous, next, note, .. } = ground[slot];
+    fn keep(&mut self, table: &mut RegionTable, slot: u32) {
+        let MemoryPiece { address, size, previous, next, note, .. } = table[slot];
         let owner = self.superblocks.owner(note);
         let free = &mut self.free[owner.index()];
-        let joins = |piece: &&Piece| piece.note == note;
-        let before = ground.free_piece(previous).filter(joins).map(|piece| (piece.address, piece.size));
-        let after = ground.free_piece(next).filter(joins).map(|piece| (piece.address, piece.size));
+        let joins = |piece: &&MemoryPiece| piece.note == note;
+        let before = table.free_piece(previous).filter(joins).map(|piece| (piece.address, piece.size));
+        let after = table.free_piece(next).filter(joins).map(|piece| (piece.address, piece.size));
         let mut slot = slot;
         if after.is_some() {
-            ground.join_next(slot);
+            table.join_next(slot);
         }
         if before.is_some() {
-            ground.join_next(previous);
+            table.join_next(previous);
             slot = previous;
         }
         match (before, after) {
@@ -267,28 +268,28 @@ impl Policy for Arenas {
                 free.replace(address, address, before + size + after, slot);
             }
         }
-        if owner == Owner::GLOBAL && self.superblocks.empty(ground, note).is_some() {
-            self.join_superblocks(ground, slot);
+        if owner == ArenaId::GLOBAL && self.superblocks.empty(table, note).is_some() {
+            self.join_superblocks(table, slot);
         }
     }
 
-    fn welcome(&mut self, ground: &mut Ground, slot: u32, _: &Need) {
-        self.superblocks.add(ground, slot);
-        let Piece { address, size, .. } = ground[slot];
-        self.free[Owner::GLOBAL.index()].insert(address, size, slot);
+    fn add_region(&mut self, table: &mut RegionTable, slot: u32, _: &PoolRequest) {
+        self.superblocks.add(table, slot);
+        let MemoryPiece { address, size, .. } = table[slot];
+        self.free[ArenaId::GLOBAL.index()].insert(address, size, slot);
     }
 
-    fn forget(&mut self, ground: &mut Ground, slot: u32) {
-        let Piece { address, note, .. } = ground[slot];
+    fn forget(&mut self, table: &mut RegionTable, slot: u32) {
+        let MemoryPiece { address, note, .. } = table[slot];
         self.free[self.superblocks.owner(note).index()].remove(address);
     }
 
-    fn gather(&mut self, ground: &mut Ground, device: &mut dyn Device) -> Result<(), DeviceError> {
+    fn consolidate(&mut self, table: &mut RegionTable, device: &mut dyn Device) -> Result<(), DeviceError> {
         device.synchronize()?;
         for number in self.superblocks.handed_out() {
-            self.hand_over(ground, number, Owner::GLOBAL);
-            if let Some(first) = self.superblocks.empty(ground, number) {
-                self.join_superblocks(ground, first);
+            self.hand_over(table, number, ArenaId::GLOBAL);
+            if let Some(first) = self.superblocks.empty(table, number) {
+                self.join_superblocks(table, first);
             }
         }
         self.gathered += 1;
@@ -296,25 +297,25 @@ impl Policy for Arenas {
     }
 
     /// What the one allocation has no room for, giving it back would not make room for.
-    fn has_room(&self, _: &Need, _: &Stats, refused_by: Refusal) -> bool {
+    fn has_released_enough(&self, _: &PoolRequest, _: &Stats, refused_by: Refusal) -> bool {
         refused_by == Refusal::Limit
     }
 
-    fn growth(&mut self, _: &Need, stats: &Stats, attempt: u32) -> Growth {
+    fn growth(&mut self, _: &PoolRequest, stats: &Stats, attempt: u32) -> PoolGrowth {
         match (stats.segments, attempt) {
-            (0, 0) => Growth::Ask(self.bytes),
-            (0, _) => Growth::End,
-            _ => Growth::BeyondLimit,
+            (0, 0) => PoolGrowth::Ask(self.bytes),
+            (0, _) => PoolGrowth::End,
+            _ => PoolGrowth::BeyondLimit,
         }
     }
 
-    fn largest_free(&self, _: &Ground, stream: StreamId) -> u64 {
-        let global = self.free[Owner::GLOBAL.index()].largest();
+    fn largest_free(&self, _: &RegionTable, stream: StreamId) -> u64 {
+        let global = self.free[ArenaId::GLOBAL.index()].largest();
         let own = self.arena_of(stream, ThreadId(0)).map_or(0, |owner| self.free[owner.index()].largest());
         global.max(own.min(SUPERBLOCK))
     }
 
-    fn pool_name(&self, _: &Region) -> &'static str {
+    fn pool_name(&self, _: &DeviceRegion) -> &'static str {
         "arena"
     }
 
@@ -322,8 +323,126 @@ impl Policy for Arenas {
         vec![("superblocks", self.superblocks.count() as u64), ("gathered", self.gathered)]
     }
 
-    fn renewed(&self) -> Arenas {
-        Arenas::new(self.settings)
+    fn renewed(&self) -> ArenaPolicy {
+        ArenaPolicy::new(self.settings)
+    }
+}
+
+/// Whom a superblock belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ArenaId(u32);
+
+impl ArenaId {
+    /// The arena from which the others take.
+    const GLOBAL: ArenaId = ArenaId(0);
+
+    /// The arena of a stream or thread, by number.
+    fn arena(number: usize) -> ArenaId {
+        ArenaId(number as u32 + 1)
+    }
+
+    /// The position in a table of all owners.
+    #[inline]
+    fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Superblock {
+    /// Its first piece, or [`NONE`] if it is no more.
+    first: u32,
+    bytes: u64,
+    owner: ArenaId,
+}
+
+/// All superblocks by number.
+#[derive(Clone, Debug, Default)]
+struct Superblocks {
+    superblocks: Vec<Superblock>,
+    vacant: Vec<u32>,
+}
+
+impl Superblocks {
+    /// How many there are.
+    fn count(&self) -> usize {
+        self.superblocks.len() - self.vacant.len()
+    }
+
+    /// Makes a free piece a superblock of the global arena.
+    fn add(&mut self, table: &mut RegionTable, first: u32) {
+        let superblock = Superblock { first, bytes: table[first].size, owner: ArenaId::GLOBAL };
+        let number = match self.vacant.pop() {
+            Some(number) => {
+                self.superblocks[number as usize] = superblock;
+                number
+            }
+            None => {
+                self.superblocks.push(superblock);
+                (self.superblocks.len() - 1) as u32
+            }
+        };
+        table[first].note = number;
+    }
+
+    #[inline]
+    fn owner(&self, number: u32) -> ArenaId {
+        self.superblocks[number as usize].owner
+    }
+
+    fn give_to(&mut self, number: u32, owner: ArenaId) {
+        self.superblocks[number as usize].owner = owner;
+    }
+
+    #[inline]
+    fn bytes(&self, number: u32) -> u64 {
+        self.superblocks[number as usize].bytes
+    }
+
+    /// Its first piece, if nothing of it is in use: then that is all of it.
+    #[inline]
+    fn empty(&self, table: &RegionTable, number: u32) -> Option<u32> {
+        let Superblock { first, bytes, .. } = self.superblocks[number as usize];
+        table.free_piece(first).filter(|piece| piece.size == bytes).map(|_| first)
+    }
+
+    /// The first piece of an empty superblock of the global arena that holds this piece.
+    fn empty_around(&self, table: &RegionTable, slot: u32) -> Option<u32> {
+        let number = table.free_piece(slot)?.note;
+        if self.owner(number) == ArenaId::GLOBAL { self.empty(table, number) } else { None }
+    }
+
+    /// Cuts an empty superblock. The rest, a superblock of the global arena, is returned by its only piece.
+    fn split(&mut self, table: &mut RegionTable, number: u32, bytes: u64) -> u32 {
+        let superblock = &mut self.superblocks[number as usize];
+        superblock.bytes = bytes;
+        let rest = table.cut(superblock.first, bytes);
+        self.add(table, rest);
+        rest
+    }
+
+    /// Adds the superblock of the next piece to that of this one; both are empty.
+    fn join_next(&mut self, table: &mut RegionTable, slot: u32) {
+        let (number, next) = (table[slot].note, table[table[slot].next].note);
+        let gone = &mut self.superblocks[next as usize];
+        gone.first = NONE;
+        let bytes = gone.bytes;
+        self.superblocks[number as usize].bytes += bytes;
+        self.vacant.push(next);
+        table.join_next(slot);
+    }
+
+    /// The superblocks that belong to streams and threads.
+    fn handed_out(&self) -> Vec<u32> {
+        let out = |superblock: &Superblock| superblock.first != NONE && superblock.owner != ArenaId::GLOBAL;
+        (0u32..).zip(&self.superblocks).filter(|(_, superblock)| out(superblock)).map(|(number, _)| number).collect()
+    }
+
+    /// The free pieces of a superblock.
+    fn free_pieces(&self, table: &RegionTable, number: u32) -> Vec<u32> {
+        let first = Some(self.superblocks[number as usize].first);
+        let next = |&slot: &u32| Some(table[slot].next).filter(|&next| next != NONE && table[next].note == number);
+        std::iter::successors(first, next).filter(|&slot| table[slot].state == PieceState::Free).collect()
     }
 }
 

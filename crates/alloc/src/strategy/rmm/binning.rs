@@ -1,25 +1,26 @@
-//! `binning`: RMM's binning resource over its pool: blocks of fixed sizes for small requests, a pool for the rest.
+//! `binning`: RMM's binning resource over its pool: blocks of fixed sizes for small requests, a pool for
+//! the rest.
 //!
-//! A request takes a block of the smallest bin that holds it; what no bin holds is the pool's. Bins take memory from the
-//! pool, many blocks at a time, and keep it. RMM fills every bin when the resource is made (992 MiB with the bins of
-//! its benchmarks); here a bin is filled when it is first asked, so that bins which nobody uses take nothing.
+//! A request takes a block of the smallest bin that is large enough, or else memory of the pool. Bins
+//! take memory from the pool, many blocks at a time, and keep it. RMM fills every bin when the resource
+//! is created (992 MiB with the bins of its benchmarks). Here a bin is filled at its first request, so
+//! that unused bins take nothing.
 
 use super::{
     QUANTUM,
-    amount::multiple_of_quantum,
-    equal_blocks::EqualBlocks,
-    fixed::{BLOCKS, BLOCKS_PARAMETER, DEFAULT_BLOCKS, chunk_bytes},
-    pool::{INITIAL_PARAMETER, MAXIMUM_PARAMETER, Pool, Settings},
+    fixed::{BLOCKS, BLOCKS_PARAMETER, DEFAULT_BLOCKS, EqualBlocks, chunk_bytes},
+    multiple_of_quantum,
+    pool::{INITIAL_PARAMETER, MAXIMUM_PARAMETER, RmmPool, RmmPoolSettings},
 };
 use crate::device::{Device, DeviceError};
 use crate::strategy::{
     Built, Outcome, Parameter, Refusal, Setup, SpecError, Stats, StrategyEntry, parameters,
-    pooled::{Ground, Growth, Need, Policy, Pooled, Region},
+    pooled::{DeviceRegion, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, RegionTable},
 };
 use oomph_base::{KIB, MIB, StreamId};
 
 /// The registry's line.
-pub(in crate::strategy) const ENTRY: StrategyEntry = StrategyEntry {
+pub(crate) const ENTRY: StrategyEntry = StrategyEntry {
     name: "binning",
     summary: "RMM's bins: fixed sizes for small requests, a pool for the rest",
     origin: "RMM 26.10, binning_memory_resource over pool_memory_resource",
@@ -44,7 +45,7 @@ const LARGEST: &str = "largest_bin";
 
 fn build(parameters: &str, _: &Setup<'_>) -> Built {
     let (mut smallest, mut largest, mut blocks) = (256 * KIB, 4 * MIB, DEFAULT_BLOCKS);
-    let mut pool = Settings::default();
+    let mut pool = RmmPoolSettings::default();
     parameters::read(&ENTRY, parameters, |setting| {
         match setting.key {
             SMALLEST => smallest = multiple_of_quantum(&setting)?,
@@ -58,41 +59,46 @@ fn build(parameters: &str, _: &Setup<'_>) -> Built {
     pool.check().map_err(refused)?;
     let powers = smallest.is_power_of_two() && largest.is_power_of_two();
     if !powers || smallest < QUANTUM || smallest > largest {
-        let reason = format!("no powers of two from '{SMALLEST}' {smallest} to '{LARGEST}' {largest}");
+        let reason =
+            format!("'{SMALLEST}' {smallest} and '{LARGEST}' {largest} are not powers of two in ascending order");
         return Err(refused(reason));
     }
     chunk_bytes(largest, blocks).map_err(refused)?;
     let sizes = (smallest.ilog2()..=largest.ilog2()).map(|power| 1 << power);
-    Ok(Box::new(Pooled::new(Binning { bins: sizes.map(EqualBlocks::new).collect(), blocks, pool: Pool::new(pool) })))
+    Ok(Box::new(PoolStrategy::new(BinningPolicy {
+        bins: sizes.map(EqualBlocks::new).collect(),
+        blocks,
+        pool: RmmPool::new(pool),
+    })))
 }
 
 /// Bins over a pool.
 #[derive(Clone, Debug)]
-struct Binning {
-    /// From the smallest to the largest. Blocks of a bin note its number, counted from one.
+struct BinningPolicy {
+    /// From the smallest to the largest. A block notes the number of its bin, counted from one.
     bins: Vec<EqualBlocks>,
-    /// Blocks that a bin takes at a time.
+    /// How many blocks a bin takes at a time.
     blocks: u64,
-    pool: Pool,
+    pool: RmmPool,
 }
 
-impl Binning {
-    /// The bin whose blocks are of this size, as [`block_size`](Policy::block_size) gave it; `None` for the pool's.
+impl BinningPolicy {
+    /// The bin for a block size of [`block_size`](PoolPolicy::block_size); `None` for the pool.
     #[inline]
     fn bin_of(&self, size: u64) -> Option<usize> {
         let (smallest, largest) = (self.bins.first()?.size, self.bins.last()?.size);
         (size <= largest).then(|| (size.ilog2() - smallest.ilog2()) as usize)
     }
 
-    /// What a request wants of the pool.
-    fn of_pool(&self, need: &Need) -> Need {
-        let size = if self.bin_of(need.size).is_some() { need.size * self.blocks } else { need.size };
-        Need { size, ..*need }
+    /// What a request takes from the pool: a chunk for its bin, or the block itself.
+    fn of_pool(&self, request: &PoolRequest) -> PoolRequest {
+        let size = if self.bin_of(request.size).is_some() { request.size * self.blocks } else { request.size };
+        PoolRequest { size, ..*request }
     }
 }
 
-impl Policy for Binning {
-    const GOES_TO_ITS_FREER: bool = true;
+impl PoolPolicy for BinningPolicy {
+    const GOES_TO_FREEING_STREAM: bool = true;
 
     #[inline]
     fn block_size(&self, bytes: u64) -> Option<u64> {
@@ -109,50 +115,50 @@ impl Policy for Binning {
     #[inline]
     fn take(
         &mut self,
-        ground: &mut Ground,
+        table: &mut RegionTable,
         device: &mut dyn Device,
-        need: &Need,
+        request: &PoolRequest,
     ) -> Result<Option<(u32, Outcome)>, DeviceError> {
-        let Some(number) = self.bin_of(need.size) else { return self.pool.take(ground, device, need) };
-        if let Some(slot) = self.bins[number].take(ground, device, need.stream)? {
+        let Some(number) = self.bin_of(request.size) else { return self.pool.take(table, device, request) };
+        if let Some(slot) = self.bins[number].take(table, device, request.stream)? {
             return Ok(Some((slot, Outcome::Hit)));
         }
-        let chunk = self.of_pool(need);
-        let Some((slot, _)) = self.pool.take(ground, device, &chunk)? else { return Ok(None) };
+        let chunk = self.of_pool(request);
+        let Some((slot, _)) = self.pool.take(table, device, &chunk)? else { return Ok(None) };
         let bin = &mut self.bins[number];
-        bin.adopt(ground, slot, need.stream, number as u32 + 1, false);
-        Ok(bin.take(ground, device, need.stream)?.map(|slot| (slot, Outcome::Split)))
+        bin.cut_into_blocks(table, slot, request.stream, number as u32 + 1, false);
+        Ok(bin.take(table, device, request.stream)?.map(|slot| (slot, Outcome::Split)))
     }
 
     #[inline]
-    fn keep(&mut self, ground: &mut Ground, slot: u32) {
-        match ground[slot].note {
-            0 => self.pool.keep(ground, slot),
-            number => self.bins[number as usize - 1].keep(ground, slot),
+    fn keep(&mut self, table: &mut RegionTable, slot: u32) {
+        match table[slot].note {
+            0 => self.pool.keep(table, slot),
+            number => self.bins[number as usize - 1].keep(table, slot),
         }
     }
 
-    fn welcome(&mut self, ground: &mut Ground, slot: u32, need: &Need) {
-        self.pool.welcome(ground, slot, need);
+    fn add_region(&mut self, table: &mut RegionTable, slot: u32, request: &PoolRequest) {
+        self.pool.add_region(table, slot, request);
     }
 
-    fn forget(&mut self, ground: &mut Ground, slot: u32) {
-        match ground[slot].note {
-            0 => self.pool.forget(ground, slot),
-            number => self.bins[number as usize - 1].forget(ground, slot),
+    fn forget(&mut self, table: &mut RegionTable, slot: u32) {
+        match table[slot].note {
+            0 => self.pool.forget(table, slot),
+            number => self.bins[number as usize - 1].forget(table, slot),
         }
     }
 
-    fn has_room(&self, need: &Need, stats: &Stats, refused_by: Refusal) -> bool {
-        self.pool.has_room(&self.of_pool(need), stats, refused_by)
+    fn has_released_enough(&self, request: &PoolRequest, stats: &Stats, refused_by: Refusal) -> bool {
+        self.pool.has_released_enough(&self.of_pool(request), stats, refused_by)
     }
 
-    fn growth(&mut self, need: &Need, stats: &Stats, attempt: u32) -> Growth {
-        self.pool.growth(&self.of_pool(need), stats, attempt)
+    fn growth(&mut self, request: &PoolRequest, stats: &Stats, attempt: u32) -> PoolGrowth {
+        self.pool.growth(&self.of_pool(request), stats, attempt)
     }
 
-    fn largest_free(&self, ground: &Ground, stream: StreamId) -> u64 {
-        let in_pool = self.pool.largest_free(ground, stream);
+    fn largest_free(&self, table: &RegionTable, stream: StreamId) -> u64 {
+        let in_pool = self.pool.largest_free(table, stream);
         if self.bins.last().is_some_and(|largest| in_pool > largest.size) {
             return in_pool;
         }
@@ -160,7 +166,7 @@ impl Policy for Binning {
         self.bins.iter().rev().find(served).map_or(0, |bin| bin.size)
     }
 
-    fn pool_name(&self, _: &Region) -> &'static str {
+    fn pool_name(&self, _: &DeviceRegion) -> &'static str {
         "binning"
     }
 
@@ -173,9 +179,9 @@ impl Policy for Binning {
         self.pool.close(device)
     }
 
-    fn renewed(&self) -> Binning {
+    fn renewed(&self) -> BinningPolicy {
         let bins = self.bins.iter().map(|bin| EqualBlocks::new(bin.size)).collect();
-        Binning { bins, blocks: self.blocks, pool: self.pool.renewed() }
+        BinningPolicy { bins, blocks: self.blocks, pool: self.pool.renewed() }
     }
 }
 

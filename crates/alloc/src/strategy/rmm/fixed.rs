@@ -1,19 +1,19 @@
 //! `fixed`: RMM's fixed-size resource: blocks of one size, and no request above it.
 //!
-//! Memory is taken from the device many blocks at a time; nothing is cut or joined afterwards. The first such chunk is
-//! the default stream's, as RMM takes it before any stream is known. What a request does not use of its block is lost,
-//! which the books show as allocated beyond requested.
+//! Memory is taken from the device many blocks at a time; nothing is cut or joined afterwards. The
+//! first such chunk belongs to the default stream, because RMM takes it before it knows any stream. The
+//! part of a block that a request does not use is lost: it counts as allocated, not as requested.
 
-use super::{amount::multiple_of_quantum, equal_blocks::EqualBlocks};
+use super::{StreamLists, multiple_of_quantum};
 use crate::device::{Device, DeviceError};
 use crate::strategy::{
     Built, Outcome, Parameter, Setup, SpecError, Stats, StrategyEntry, parameters,
-    pooled::{Ground, Growth, Need, Policy, Pooled, Region},
+    pooled::{DeviceRegion, PieceQueue, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, REQUEST_LIMIT, RegionTable},
 };
 use oomph_base::{MIB, StreamId};
 
 /// The registry's line.
-pub(in crate::strategy) const ENTRY: StrategyEntry = StrategyEntry {
+pub(crate) const ENTRY: StrategyEntry = StrategyEntry {
     name: "fixed",
     summary: "RMM's fixed-size blocks: constant time, and nothing above the block size",
     origin: "RMM 26.10, fixed_size_memory_resource",
@@ -48,33 +48,33 @@ fn build(parameters: &str, _: &Setup<'_>) -> Built {
     })?;
     let chunk =
         chunk_bytes(block, blocks).map_err(|reason| SpecError::BadParameters { strategy: ENTRY.name, reason })?;
-    Ok(Box::new(Pooled::new(Fixed::new(block, chunk))))
+    Ok(Box::new(PoolStrategy::new(FixedPolicy::new(block, chunk))))
 }
 
-/// How much memory so many blocks are.
+/// The size of a chunk of `blocks` blocks.
 pub(super) fn chunk_bytes(block: u64, blocks: u64) -> Result<u64, String> {
-    let bytes = block.checked_mul(blocks).filter(|&bytes| bytes > 0 && bytes < super::ABSURD);
+    let bytes = block.checked_mul(blocks).filter(|&bytes| bytes > 0 && bytes < REQUEST_LIMIT);
     bytes.ok_or_else(|| format!("{blocks} blocks of {block} bytes cannot be taken at a time"))
 }
 
 /// Blocks of one size.
 #[derive(Clone, Debug)]
-struct Fixed {
+struct FixedPolicy {
     blocks: EqualBlocks,
-    /// What is taken from the device at a time.
+    /// The size of each device allocation.
     chunk: u64,
-    /// Whether nothing is held yet.
+    /// Whether no chunk was taken yet.
     first: bool,
 }
 
-impl Fixed {
-    fn new(block: u64, chunk: u64) -> Fixed {
-        Fixed { blocks: EqualBlocks::new(block), chunk, first: true }
+impl FixedPolicy {
+    fn new(block: u64, chunk: u64) -> FixedPolicy {
+        FixedPolicy { blocks: EqualBlocks::new(block), chunk, first: true }
     }
 }
 
-impl Policy for Fixed {
-    const GOES_TO_ITS_FREER: bool = true;
+impl PoolPolicy for FixedPolicy {
+    const GOES_TO_FREEING_STREAM: bool = true;
 
     #[inline]
     fn block_size(&self, bytes: u64) -> Option<u64> {
@@ -89,37 +89,37 @@ impl Policy for Fixed {
     #[inline]
     fn take(
         &mut self,
-        ground: &mut Ground,
+        table: &mut RegionTable,
         device: &mut dyn Device,
-        need: &Need,
+        request: &PoolRequest,
     ) -> Result<Option<(u32, Outcome)>, DeviceError> {
-        Ok(self.blocks.take(ground, device, need.stream)?.map(|slot| (slot, Outcome::Hit)))
+        Ok(self.blocks.take(table, device, request.stream)?.map(|slot| (slot, Outcome::Hit)))
     }
 
     #[inline]
-    fn keep(&mut self, ground: &mut Ground, slot: u32) {
-        self.blocks.keep(ground, slot);
+    fn keep(&mut self, table: &mut RegionTable, slot: u32) {
+        self.blocks.keep(table, slot);
     }
 
-    fn welcome(&mut self, ground: &mut Ground, slot: u32, need: &Need) {
+    fn add_region(&mut self, table: &mut RegionTable, slot: u32, request: &PoolRequest) {
         let first = std::mem::replace(&mut self.first, false);
-        let stream = if first { StreamId::DEFAULT } else { need.stream };
-        self.blocks.adopt(ground, slot, stream, 0, true);
+        let stream = if first { StreamId::DEFAULT } else { request.stream };
+        self.blocks.cut_into_blocks(table, slot, stream, 0, true);
     }
 
-    fn forget(&mut self, ground: &mut Ground, slot: u32) {
-        self.blocks.forget(ground, slot);
+    fn forget(&mut self, table: &mut RegionTable, slot: u32) {
+        self.blocks.forget(table, slot);
     }
 
-    fn growth(&mut self, _: &Need, _: &Stats, attempt: u32) -> Growth {
-        if attempt == 0 { Growth::Ask(self.chunk) } else { Growth::End }
+    fn growth(&mut self, _: &PoolRequest, _: &Stats, attempt: u32) -> PoolGrowth {
+        if attempt == 0 { PoolGrowth::Ask(self.chunk) } else { PoolGrowth::End }
     }
 
-    fn largest_free(&self, _: &Ground, _: StreamId) -> u64 {
+    fn largest_free(&self, _: &RegionTable, _: StreamId) -> u64 {
         if self.blocks.is_empty() { 0 } else { self.blocks.size }
     }
 
-    fn pool_name(&self, _: &Region) -> &'static str {
+    fn pool_name(&self, _: &DeviceRegion) -> &'static str {
         "fixed"
     }
 
@@ -127,8 +127,108 @@ impl Policy for Fixed {
         self.blocks.close(device)
     }
 
-    fn renewed(&self) -> Fixed {
-        Fixed::new(self.blocks.size, self.chunk)
+    fn renewed(&self) -> FixedPolicy {
+        FixedPolicy::new(self.blocks.size, self.chunk)
+    }
+}
+
+/// The free blocks of one size: a queue per stream, the oldest block first. The fixed-size resource has
+/// one, the binning resource one per bin.
+///
+/// A request takes from its own stream's queue, else from the first other queue that has a block, after
+/// a wait for that stream. RMM also waits for the streams of empty queues before it asks for more
+/// memory. That is left out, because nothing is taken from them.
+#[derive(Clone, Debug)]
+pub(super) struct EqualBlocks {
+    pub(super) size: u64,
+    queues: StreamLists<PieceQueue>,
+}
+
+impl EqualBlocks {
+    pub(super) fn new(size: u64) -> EqualBlocks {
+        EqualBlocks { size, queues: StreamLists::default() }
+    }
+
+    /// Takes a block for a stream.
+    #[inline]
+    pub(super) fn take(
+        &mut self,
+        table: &mut RegionTable,
+        device: &mut dyn Device,
+        stream: StreamId,
+    ) -> Result<Option<u32>, DeviceError> {
+        if let Some(own) = self.queues.get(stream)
+            && let Some(slot) = own.first()
+        {
+            own.remove(table, slot);
+            return Ok(Some(slot));
+        }
+        self.take_from_another(table, device, stream)
+    }
+
+    #[cold]
+    fn take_from_another(
+        &mut self,
+        table: &mut RegionTable,
+        device: &mut dyn Device,
+        stream: StreamId,
+    ) -> Result<Option<u32>, DeviceError> {
+        self.queues.get_or_make(stream);
+        for owner in self.queues.others(stream) {
+            if let Some(first) = self.queues.get_or_make(owner).first() {
+                self.queues.wait_for(device, stream, owner)?;
+                self.queues.get_or_make(owner).remove(table, first);
+                return Ok(Some(first));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Cuts a piece into blocks that a stream may have without a wait. Other streams need not wait if
+    /// the memory is new.
+    pub(super) fn cut_into_blocks(
+        &mut self,
+        table: &mut RegionTable,
+        slot: u32,
+        stream: StreamId,
+        note: u32,
+        new: bool,
+    ) {
+        let queue = if new { self.queues.get_or_make(stream) } else { self.queues.freed_by(stream) };
+        let mut block = slot;
+        loop {
+            table[block].stream = stream;
+            table[block].note = note;
+            let rest = (table[block].size > self.size).then(|| table.cut(block, self.size));
+            queue.push(table, block);
+            match rest {
+                Some(rest) => block = rest,
+                None => break,
+            }
+        }
+    }
+
+    /// Keeps a block for the stream that freed it, which the piece names.
+    #[inline]
+    pub(super) fn keep(&mut self, table: &mut RegionTable, slot: u32) {
+        let stream = table[slot].stream;
+        self.queues.freed_by(stream).push(table, slot);
+    }
+
+    /// Forgets a free block.
+    pub(super) fn forget(&mut self, table: &mut RegionTable, slot: u32) {
+        let stream = table[slot].stream;
+        self.queues.get_or_make(stream).remove(table, slot);
+    }
+
+    /// Whether no stream has a free block.
+    pub(super) fn is_empty(&self) -> bool {
+        self.queues.iter().all(|queue| queue.first().is_none())
+    }
+
+    /// Gives the events back.
+    pub(super) fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        self.queues.close(device)
     }
 }
 

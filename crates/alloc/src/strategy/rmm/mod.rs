@@ -1,4 +1,4 @@
-//! RMM's family: the memory resources of RAPIDS (RMM 26.10) as strategies, one file each.
+//! The memory resources of RMM (RAPIDS Memory Manager, 26.10) as strategies.
 //!
 //! | strategy | RMM's resource |
 //! |---|---|
@@ -7,33 +7,35 @@
 //! | [`fixed`] | `fixed_size_memory_resource`: blocks of one size |
 //! | [`binning`] | `binning_memory_resource`: fixed sizes for small requests, a pool for the rest |
 //!
-//! Which block serves a request, when the pool grows and by how much, and which stream waits for which are RMM's.
-//! How the block is found is not: RMM walks lists, and everything here has an index. Three things follow from the suite:
+//! RMM's rules decide which block serves a request, when and by how much the pool grows, and which
+//! stream waits for which. The search is different: RMM walks lists, here everything has an index.
+//! Three more differences follow from the suite:
 //!
-//! - RMM takes its first memory when a resource is made. A strategy is made without a device, so here it is taken
-//!   at the first request, and again where a trim gave everything back.
-//! - RMM keeps its memory until the end. The shell ([`pooled`](super::pooled)) gives free regions back when the
-//!   device refuses, and on a trim.
-//! - RMM knows no `record_stream`. The shell holds such blocks back until the other streams are through.
+//! - RMM takes its first memory when a resource is created. A strategy is created without a device, so
+//!   the memory is taken at the first request, and again after a trim that gave everything back.
+//! - RMM keeps its memory until the end. [`PoolStrategy`](super::pooled::PoolStrategy) gives free
+//!   regions back when the device refuses, and on a trim.
+//! - RMM has no `record_stream`. `PoolStrategy` holds such blocks back until the other streams are
+//!   done.
 //!
-//! Its users: cuDF, cuML, Dask and Spark on RAPIDS, PyTorch and CuPy through their plugins.
+//! Users: cuDF, cuML, Dask and Spark on RAPIDS, PyTorch and CuPy through their plugins.
 
 mod address_order;
-mod amount;
 pub(super) mod arena;
 pub(super) mod binning;
-mod equal_blocks;
 #[cfg(test)]
 mod faithful;
 pub(super) mod fixed;
 pub(super) mod pool;
-mod stream_lists;
-mod superblocks;
 #[cfg(test)]
 mod worked;
 
-use super::pooled::ABSURD;
-use oomph_base::round_up;
+use super::{
+    parameters::Setting,
+    pooled::{REQUEST_LIMIT, WaitEvent},
+};
+use crate::device::{Device, DeviceError};
+use oomph_base::{StreamId, round_up};
 
 /// Sizes are multiples of this.
 const QUANTUM: u64 = 256;
@@ -41,5 +43,221 @@ const QUANTUM: u64 = 256;
 /// A request as RMM rounds it.
 #[inline]
 fn rounded(bytes: u64) -> Option<u64> {
-    (bytes < ABSURD).then(|| round_up(bytes, QUANTUM))
+    (bytes < REQUEST_LIMIT).then(|| round_up(bytes, QUANTUM))
+}
+
+/// An amount of memory as RMM's users give it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RmmAmount {
+    Bytes(u64),
+    /// Of what is free on the device when the memory is taken.
+    PercentOfFree(u64),
+}
+
+impl RmmAmount {
+    /// How users write it.
+    const VALUES: &str = "an amount of memory, or a share of what is free (50%)";
+
+    /// Reads a parameter.
+    fn read(setting: &Setting<'_>) -> Result<RmmAmount, String> {
+        let Some(percent) = setting.value.strip_suffix('%') else {
+            return multiple_of_quantum(setting).map(RmmAmount::Bytes);
+        };
+        match percent.trim().parse() {
+            Ok(percent @ 1..=100) => Ok(RmmAmount::PercentOfFree(percent)),
+            _ => Err(setting.refused(&format!("'{}' is not between 1% and 100%", setting.value))),
+        }
+    }
+
+    /// In bytes, a multiple of [`QUANTUM`].
+    fn resolve(self, device: &mut dyn Device) -> Result<u64, DeviceError> {
+        match self {
+            RmmAmount::Bytes(bytes) => Ok(bytes),
+            RmmAmount::PercentOfFree(percent) => {
+                let free = u128::from(device.memory_info()?.free);
+                Ok((free * u128::from(percent) / 100) as u64 / QUANTUM * QUANTUM)
+            }
+        }
+    }
+}
+
+/// A parameter in bytes, as RMM wants it.
+fn multiple_of_quantum(setting: &Setting<'_>) -> Result<u64, String> {
+    match setting.bytes()? {
+        bytes if bytes % QUANTUM == 0 => Ok(bytes),
+        _ => Err(setting.refused(&format!("'{}' is not a multiple of {QUANTUM} bytes", setting.value))),
+    }
+}
+
+/// A free list per stream, and which stream must wait for which.
+///
+/// RMM records an event at every free, and a stream that takes from another's list waits for that
+/// event. Here the event is recorded when it is needed: the same streams wait at the same requests, and
+/// a free costs no driver call. The wait may cover work that was queued after the last free, never
+/// less. A list into which nothing was freed holds memory that was never used: RMM waits for an event
+/// that was never recorded, which is no wait, and here the driver is not called.
+///
+/// RMM visits the lists of other streams in the order of its events' addresses. Here it is the order in
+/// which the streams were first seen, which is the order in which RMM creates those events.
+#[derive(Clone, Debug)]
+struct StreamLists<L> {
+    /// By stream.
+    lists: Vec<StreamList<L>>,
+    /// Streams in the order in which they were first seen.
+    seen: Vec<StreamId>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct StreamList<L> {
+    blocks: L,
+    /// Whether RMM's map has this list. It may be empty.
+    present: bool,
+    seen: bool,
+    /// Whether there is work of this stream that others must wait for.
+    freed: bool,
+    event: WaitEvent,
+}
+
+impl<L> Default for StreamLists<L> {
+    fn default() -> Self {
+        StreamLists { lists: Vec::new(), seen: Vec::new() }
+    }
+}
+
+impl<L: Default> StreamLists<L> {
+    /// The list of a stream, if it exists.
+    #[inline]
+    fn get(&mut self, stream: StreamId) -> Option<&mut L> {
+        self.lists.get_mut(stream.index()).filter(|list| list.present).map(|list| &mut list.blocks)
+    }
+
+    /// The list of a stream, made if it does not exist.
+    #[inline]
+    fn get_or_make(&mut self, stream: StreamId) -> &mut L {
+        &mut self.list(stream).blocks
+    }
+
+    /// The list into which this stream frees.
+    #[inline]
+    fn freed_by(&mut self, stream: StreamId) -> &mut L {
+        let list = self.list(stream);
+        list.freed = true;
+        &mut list.blocks
+    }
+
+    /// All streams with lists except one.
+    fn others(&self, stream: StreamId) -> Vec<StreamId> {
+        let present = |other: &StreamId| self.lists[other.index()].present;
+        self.seen.iter().copied().filter(|&other| other != stream).filter(present).collect()
+    }
+
+    /// Every stream's list.
+    fn iter(&self) -> impl Iterator<Item = &L> {
+        self.lists.iter().map(|list| &list.blocks)
+    }
+
+    /// Makes later work of `stream` wait until `owner` is done with what it has freed.
+    fn wait_for(&mut self, device: &mut dyn Device, stream: StreamId, owner: StreamId) -> Result<(), DeviceError> {
+        let Some(list) = self.lists.get_mut(owner.index()).filter(|list| list.freed) else { return Ok(()) };
+        list.event.wait(device, stream, owner)
+    }
+
+    /// Takes a list away, to be added to another's.
+    fn remove(&mut self, stream: StreamId) -> L {
+        let list = self.list(stream);
+        list.present = false;
+        std::mem::take(&mut list.blocks)
+    }
+
+    /// Gives the events back.
+    fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        self.lists.iter_mut().try_for_each(|list| list.event.destroy(device))
+    }
+
+    #[inline]
+    fn list(&mut self, stream: StreamId) -> &mut StreamList<L> {
+        if !self.lists.get(stream.index()).is_some_and(|list| list.present) {
+            self.make(stream);
+        }
+        &mut self.lists[stream.index()]
+    }
+
+    #[cold]
+    fn make(&mut self, stream: StreamId) {
+        if self.lists.len() <= stream.index() {
+            self.lists.resize_with(stream.index() + 1, StreamList::default);
+        }
+        let list = &mut self.lists[stream.index()];
+        list.present = true;
+        if !std::mem::replace(&mut list.seen, true) {
+            self.seen.push(stream);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::CallKind;
+    use crate::strategy::{caching::stand_in::StandIn, test_device::simulated};
+    use oomph_base::MIB;
+
+    fn read(value: &str) -> Result<RmmAmount, String> {
+        RmmAmount::read(&Setting { key: "initial", value })
+    }
+
+    #[test]
+    fn amounts_are_bytes_or_shares() {
+        assert_eq!(read("2MiB"), Ok(RmmAmount::Bytes(2 * MIB)));
+        assert_eq!(read("50%"), Ok(RmmAmount::PercentOfFree(50)));
+        for wrong in ["0%", "101%", "-1%", "%", "100", "1e3", ""] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_share_is_of_what_is_free_and_rounded_down() {
+        let mut device = simulated(96 * MIB);
+        assert_eq!(RmmAmount::PercentOfFree(50).resolve(&mut *device), Ok(48 * MIB));
+        let third = RmmAmount::PercentOfFree(33).resolve(&mut *device).unwrap();
+        assert!(third.is_multiple_of(QUANTUM) && third <= 96 * MIB / 3, "{third}");
+        assert_eq!(RmmAmount::Bytes(512).resolve(&mut *device), Ok(512));
+    }
+
+    const FIRST: StreamId = StreamId(2);
+    const SECOND: StreamId = StreamId(0);
+
+    fn waits(device: &StandIn) -> (u64, u64) {
+        (device.ledger().of(CallKind::EventRecord).count, device.ledger().of(CallKind::StreamWaitEvent).count)
+    }
+
+    #[test]
+    fn lists_come_in_the_order_in_which_streams_were_seen() {
+        let mut lists = StreamLists::<Vec<u32>>::default();
+        lists.get_or_make(FIRST).push(1);
+        lists.freed_by(SECOND).push(2);
+        assert_eq!(lists.others(StreamId(7)), [FIRST, SECOND]);
+        assert_eq!(lists.others(FIRST), [SECOND]);
+        assert_eq!(lists.remove(FIRST), [1]);
+        assert_eq!(lists.get(FIRST), None);
+        assert_eq!(lists.others(SECOND), []);
+        lists.freed_by(FIRST);
+        assert_eq!(lists.others(StreamId(7)), [FIRST, SECOND]);
+    }
+
+    #[test]
+    fn only_what_was_freed_is_waited_for() {
+        let (mut lists, mut device) = (StreamLists::<Vec<u32>>::default(), StandIn::new(1 << 30, 1 << 30, false));
+        lists.get_or_make(FIRST);
+        lists.wait_for(&mut device, SECOND, FIRST).unwrap();
+        assert_eq!(waits(&device), (0, 0));
+        lists.freed_by(FIRST);
+        for _ in 0..2 {
+            lists.wait_for(&mut device, SECOND, FIRST).unwrap();
+        }
+        assert_eq!(waits(&device), (2, 2));
+        assert_eq!(device.ledger().of(CallKind::EventCreate).count, 1);
+        lists.close(&mut device).unwrap();
+        assert_eq!(device.leftovers(), 0);
+    }
 }

@@ -13,26 +13,24 @@
 //! across two allocations from the device. Under a maximum, where the request does not fit below it, allocations that are
 //! free as a whole go back first, in address order, until it does.
 //!
-//! RMM searches its lists from end to end; here each is an index by size and address. Growth is kept to multiples of 256
+//! RMM searches its lists from end to end; here each is an index by size and address. PoolGrowth is kept to multiples of 256
 //! bytes, which RMM's halving is not.
 
-use super::{
-    ABSURD, QUANTUM,
-    amount::{Amount, multiple_of_quantum},
-    rounded,
-    stream_lists::StreamLists,
-};
+use super::{QUANTUM, RmmAmount, StreamLists, multiple_of_quantum, rounded};
 use crate::device::{Device, DeviceError};
 use crate::strategy::{
     Built, Outcome, Parameter, Refusal, Setup, SpecError, Stats, StrategyEntry,
     caching::free_index::{Entry, FreeIndex},
     parameters::{self, Setting},
-    pooled::{Ground, Growth, Need, Piece, Policy, Pooled, Region, State},
+    pooled::{
+        DeviceRegion, MemoryPiece, PieceState, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, REQUEST_LIMIT,
+        RegionTable,
+    },
 };
 use oomph_base::StreamId;
 
 /// The registry's line.
-pub(in crate::strategy) const ENTRY: StrategyEntry = StrategyEntry {
+pub(crate) const ENTRY: StrategyEntry = StrategyEntry {
     name: "pool",
     summary: "RMM's pool: coalescing best fit, a free list per stream, grows by doubling",
     origin: "RMM 26.10, pool_memory_resource; cuDF, cuML and Dask on RAPIDS",
@@ -46,7 +44,7 @@ const MAXIMUM: &str = "maximum";
 
 pub(super) const INITIAL_PARAMETER: Parameter = Parameter {
     name: INITIAL,
-    values: Amount::VALUES,
+    values: RmmAmount::VALUES,
     default: "0",
     help: "taken at the first request, for the default stream; RMM for Python takes 50%",
 };
@@ -58,29 +56,29 @@ pub(super) const MAXIMUM_PARAMETER: Parameter = Parameter {
 };
 
 fn build(parameters: &str, _: &Setup<'_>) -> Built {
-    let mut settings = Settings::default();
+    let mut settings = RmmPoolSettings::default();
     parameters::read(&ENTRY, parameters, |setting| settings.apply(&setting))?;
     settings.check().map_err(|reason| SpecError::BadParameters { strategy: ENTRY.name, reason })?;
-    Ok(Box::new(Pooled::new(Pool::new(settings))))
+    Ok(Box::new(PoolStrategy::new(RmmPool::new(settings))))
 }
 
 /// How a pool begins and ends.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Settings {
-    initial: Amount,
+pub(super) struct RmmPoolSettings {
+    initial: RmmAmount,
     maximum: Option<u64>,
 }
 
-impl Default for Settings {
+impl Default for RmmPoolSettings {
     fn default() -> Self {
-        Settings { initial: Amount::Bytes(0), maximum: None }
+        RmmPoolSettings { initial: RmmAmount::Bytes(0), maximum: None }
     }
 }
 
-impl Settings {
+impl RmmPoolSettings {
     pub(super) fn apply(&mut self, setting: &Setting<'_>) -> Result<(), String> {
         match setting.key {
-            INITIAL => self.initial = Amount::read(setting)?,
+            INITIAL => self.initial = RmmAmount::read(setting)?,
             _ => self.maximum = Some(multiple_of_quantum(setting)?),
         }
         Ok(())
@@ -88,7 +86,7 @@ impl Settings {
 
     pub(super) fn check(&self) -> Result<(), String> {
         match (self.initial, self.maximum) {
-            (Amount::Bytes(initial), Some(maximum)) if initial > maximum => {
+            (RmmAmount::Bytes(initial), Some(maximum)) if initial > maximum => {
                 Err(format!("'{INITIAL}' of {initial} bytes is above '{MAXIMUM}' of {maximum}"))
             }
             _ => Ok(()),
@@ -98,8 +96,8 @@ impl Settings {
 
 /// The pool.
 #[derive(Clone, Debug)]
-pub(super) struct Pool {
-    settings: Settings,
+pub(super) struct RmmPool {
+    settings: RmmPoolSettings,
     /// The first region, from when its size is known until it has come.
     initial: Option<u64>,
     lists: StreamLists<FreeIndex>,
@@ -109,93 +107,93 @@ pub(super) struct Pool {
 
 /// A free piece as the index knows it. The index counts in 512 bytes and RMM in 256, so sizes go in doubled.
 #[inline]
-fn entry(ground: &Ground, slot: u32) -> Entry {
-    let Piece { size, address, .. } = ground[slot];
+fn entry(table: &RegionTable, slot: u32) -> Entry {
+    let MemoryPiece { size, address, .. } = table[slot];
     Entry { size: 2 * size, address, slot }
 }
 
 /// Takes a piece out of its list, and puts what is more than `size` back. What is cut off has no neighbour in the list:
 /// it would have been joined with it.
 #[inline]
-fn cut_from(list: &mut FreeIndex, ground: &mut Ground, found: Entry, size: u64) -> (u32, Outcome) {
+fn cut_from(list: &mut FreeIndex, table: &mut RegionTable, found: Entry, size: u64) -> (u32, Outcome) {
     list.remove(found);
     if found.size == 2 * size {
         return (found.slot, Outcome::Hit);
     }
-    let rest = ground.cut(found.slot, size);
-    list.insert(entry(ground, rest));
+    let rest = table.cut(found.slot, size);
+    list.insert(entry(table, rest));
     (found.slot, Outcome::Split)
 }
 
 /// Puts a piece into its stream's list, joined with its neighbours there.
 #[inline]
-fn join_into(list: &mut FreeIndex, ground: &mut Ground, slot: u32) {
-    let Piece { previous, next, stream, note, .. } = ground[slot];
-    let joins = |piece: &Piece| piece.stream == stream && piece.note == note;
-    if ground.free_piece(next).is_some_and(joins) {
-        list.remove(entry(ground, next));
-        ground.join_next(slot);
+fn join_into(list: &mut FreeIndex, table: &mut RegionTable, slot: u32) {
+    let MemoryPiece { previous, next, stream, note, .. } = table[slot];
+    let joins = |piece: &MemoryPiece| piece.stream == stream && piece.note == note;
+    if table.free_piece(next).is_some_and(joins) {
+        list.remove(entry(table, next));
+        table.join_next(slot);
     }
-    if ground.free_piece(previous).is_some_and(joins) {
-        list.remove(entry(ground, previous));
-        ground.join_next(previous);
-        return list.insert(entry(ground, previous));
+    if table.free_piece(previous).is_some_and(joins) {
+        list.remove(entry(table, previous));
+        table.join_next(previous);
+        return list.insert(entry(table, previous));
     }
-    list.insert(entry(ground, slot));
+    list.insert(entry(table, slot));
 }
 
-impl Pool {
-    pub(super) fn new(settings: Settings) -> Pool {
-        Pool { settings, initial: None, lists: StreamLists::default(), taken_from_others: 0, merged: 0 }
+impl RmmPool {
+    pub(super) fn new(settings: RmmPoolSettings) -> RmmPool {
+        RmmPool { settings, initial: None, lists: StreamLists::default(), taken_from_others: 0, merged: 0 }
     }
 
     /// The request does not fit in its own stream's list.
     #[cold]
     fn take_elsewhere(
         &mut self,
-        ground: &mut Ground,
+        table: &mut RegionTable,
         device: &mut dyn Device,
-        need: &Need,
+        request: &PoolRequest,
     ) -> Result<Option<(u32, Outcome)>, DeviceError> {
-        self.lists.get_or_make(need.stream);
-        let others = self.lists.others(need.stream);
+        self.lists.get_or_make(request.stream);
+        let others = self.lists.others(request.stream);
         for &owner in &others {
-            let fits = |list: &mut FreeIndex| list.first_at_least(2 * need.size);
+            let fits = |list: &mut FreeIndex| list.first_at_least(2 * request.size);
             if let Some(found) = self.lists.get(owner).and_then(fits) {
-                self.lists.wait_for(device, need.stream, owner)?;
+                self.lists.wait_for(device, request.stream, owner)?;
                 self.taken_from_others += 1;
-                return Ok(Some(cut_from(self.lists.get_or_make(owner), ground, found, need.size)));
+                return Ok(Some(cut_from(self.lists.get_or_make(owner), table, found, request.size)));
             }
         }
         for &owner in &others {
-            self.lists.wait_for(device, need.stream, owner)?;
-            self.merge(ground, need.stream, owner);
-            let own = self.lists.get_or_make(need.stream);
-            if let Some(found) = own.first_at_least(2 * need.size) {
-                return Ok(Some(cut_from(own, ground, found, need.size)));
+            self.lists.wait_for(device, request.stream, owner)?;
+            self.merge(table, request.stream, owner);
+            let own = self.lists.get_or_make(request.stream);
+            if let Some(found) = own.first_at_least(2 * request.size) {
+                return Ok(Some(cut_from(own, table, found, request.size)));
             }
         }
         Ok(None)
     }
 
     /// Adds a whole list to another. Whoever takes from that one waits for its owner, who waits for this one's.
-    fn merge(&mut self, ground: &mut Ground, stream: StreamId, owner: StreamId) {
+    fn merge(&mut self, table: &mut RegionTable, stream: StreamId, owner: StreamId) {
         let moved = self.lists.remove(owner);
         let own = self.lists.freed_by(stream);
         for Entry { slot, .. } in moved.ascending(0, 0) {
-            ground[slot].stream = stream;
-            join_into(own, ground, slot);
+            table[slot].stream = stream;
+            join_into(own, table, slot);
         }
         self.merged += 1;
     }
 }
 
-impl Policy for Pool {
-    const GOES_TO_ITS_FREER: bool = true;
+impl PoolPolicy for RmmPool {
+    const GOES_TO_FREEING_STREAM: bool = true;
 
     #[inline]
     fn block_size(&self, bytes: u64) -> Option<u64> {
-        rounded(bytes).filter(|&size| size <= self.settings.maximum.unwrap_or(ABSURD))
+        rounded(bytes).filter(|&size| size <= self.settings.maximum.unwrap_or(REQUEST_LIMIT))
     }
 
     fn begin(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
@@ -207,73 +205,73 @@ impl Policy for Pool {
     #[inline]
     fn take(
         &mut self,
-        ground: &mut Ground,
+        table: &mut RegionTable,
         device: &mut dyn Device,
-        need: &Need,
+        request: &PoolRequest,
     ) -> Result<Option<(u32, Outcome)>, DeviceError> {
-        if let Some(own) = self.lists.get(need.stream)
-            && let Some(found) = own.first_at_least(2 * need.size)
+        if let Some(own) = self.lists.get(request.stream)
+            && let Some(found) = own.first_at_least(2 * request.size)
         {
-            return Ok(Some(cut_from(own, ground, found, need.size)));
+            return Ok(Some(cut_from(own, table, found, request.size)));
         }
-        self.take_elsewhere(ground, device, need)
+        self.take_elsewhere(table, device, request)
     }
 
     #[inline]
-    fn keep(&mut self, ground: &mut Ground, slot: u32) {
-        let stream = ground[slot].stream;
-        join_into(self.lists.freed_by(stream), ground, slot);
+    fn keep(&mut self, table: &mut RegionTable, slot: u32) {
+        let stream = table[slot].stream;
+        join_into(self.lists.freed_by(stream), table, slot);
     }
 
-    fn welcome(&mut self, ground: &mut Ground, slot: u32, need: &Need) {
-        let stream = if self.initial.take().is_some() { StreamId::DEFAULT } else { need.stream };
-        ground[slot].stream = stream;
-        self.lists.get_or_make(stream).insert(entry(ground, slot));
+    fn add_region(&mut self, table: &mut RegionTable, slot: u32, request: &PoolRequest) {
+        let stream = if self.initial.take().is_some() { StreamId::DEFAULT } else { request.stream };
+        table[slot].stream = stream;
+        self.lists.get_or_make(stream).insert(entry(table, slot));
     }
 
-    fn forget(&mut self, ground: &mut Ground, slot: u32) {
-        let stream = ground[slot].stream;
-        self.lists.get_or_make(stream).remove(entry(ground, slot));
+    fn forget(&mut self, table: &mut RegionTable, slot: u32) {
+        let stream = table[slot].stream;
+        self.lists.get_or_make(stream).remove(entry(table, slot));
     }
 
-    fn has_room(&self, need: &Need, stats: &Stats, refused_by: Refusal) -> bool {
+    fn has_released_enough(&self, request: &PoolRequest, stats: &Stats, refused_by: Refusal) -> bool {
         let room = self.settings.maximum.map(|maximum| maximum.saturating_sub(stats.current.reserved));
-        refused_by == Refusal::Limit && room.is_none_or(|room| room >= need.size)
+        refused_by == Refusal::Limit && room.is_none_or(|room| room >= request.size)
     }
 
-    fn growth(&mut self, need: &Need, stats: &Stats, attempt: u32) -> Growth {
+    fn growth(&mut self, request: &PoolRequest, stats: &Stats, attempt: u32) -> PoolGrowth {
         let reserved = stats.current.reserved;
         let mut ask = match (self.initial, self.settings.maximum) {
             (Some(initial), _) => initial,
             (None, Some(maximum)) => match maximum.saturating_sub(reserved) {
-                room if room < need.size => return Growth::BeyondLimit,
-                room => need.size.max(room / 2 / QUANTUM * QUANTUM),
+                room if room < request.size => return PoolGrowth::BeyondLimit,
+                room => request.size.max(room / 2 / QUANTUM * QUANTUM),
             },
-            (None, None) => need.size.max(reserved),
+            (None, None) => request.size.max(reserved),
         };
         for _ in 0..attempt {
-            if ask <= need.size {
-                return Growth::End;
+            if ask <= request.size {
+                return PoolGrowth::End;
             }
-            ask = need.size.max(ask / 2 / QUANTUM * QUANTUM);
+            ask = request.size.max(ask / 2 / QUANTUM * QUANTUM);
         }
-        Growth::Ask(ask)
+        PoolGrowth::Ask(ask)
     }
 
     /// The longest run of free pieces, whoever's they are: lists are merged before the pool grows.
-    fn largest_free(&self, ground: &Ground, _: StreamId) -> u64 {
+    fn largest_free(&self, table: &RegionTable, _: StreamId) -> u64 {
         let longest = |region| {
             let (mut run, mut longest) = (0, 0);
-            for piece in ground.pieces_of(region).map(|slot| &ground[slot]) {
-                run = if piece.state == State::Free && piece.note == 0 { run + piece.size } else { 0 };
+            for piece in table.pieces_of(region).map(|slot| &table[slot]) {
+                run = if piece.state == PieceState::Free && piece.note == 0 { run + piece.size } else { 0 };
                 longest = run.max(longest);
             }
             longest
         };
-        ground.regions().map(longest).max().unwrap_or(0)
+        table.regions().into_iter().map(longest).max().unwrap_or(0)
     }
 
-    fn pool_name(&self, _: &Region) -> &'static str {
+    fn pool_name(&self, _: &DeviceRegion) -> &'static str {
         "pool"
     }
 
@@ -285,8 +283,8 @@ impl Policy for Pool {
         self.lists.close(device)
     }
 
-    fn renewed(&self) -> Pool {
-        Pool::new(self.settings)
+    fn renewed(&self) -> RmmPool {
+        RmmPool::new(self.settings)
     }
 }
 

@@ -1,25 +1,25 @@
-//! `bfc`: TensorFlow's and XLA's "best fit with coalescing", Doug Lea's malloc in short.
+//! `bfc`: "best fit with coalescing" of TensorFlow and XLA, a simplified form of Doug Lea's malloc.
 //!
-//! Free chunks lie in 21 bins by power of two, from 256 B to 256 MiB and above, each in the order (size, address). A
-//! request takes the first chunk that is large enough, beginning with its own bin: the best fit. A chunk of twice the
-//! request, or with more than the tolerated waste, is cut; any other is handed out whole. Freed chunks are joined with
-//! free neighbours at once. Regions start at 2 MiB and double; when the device refuses, nine tenths are asked for, until
-//! that is less than the request. Then regions that are wholly free go back to the device (garbage collection), if
-//! together with what the limit leaves they could hold the request, and the region is asked for anew.
+//! Free chunks are in the order (size, address), which the original divides into 21 bins by power of
+//! two. A request takes the first chunk that is large enough: the best fit. A chunk of at least twice the request, or with more than the tolerated waste, is cut;
+//! any other is handed out whole. Freed chunks are joined with free neighbours at once. Regions start
+//! at 2 MiB and double. When the device refuses, nine tenths are asked for, until that is less than the
+//! request. Then wholly free regions go back to the device (garbage collection), if together with the
+//! rest of the limit they could hold the request, and the region is asked for again.
 //!
-//! The original serves one compute stream and leaves it to the framework that others wait. So there is one pool for all
-//! streams here, and who takes memory that another stream used is made to wait for that stream's work.
+//! The original serves one compute stream; the framework synchronizes others. So there is one pool for
+//! all streams here, and a stream that takes memory of another one waits for that stream's work.
 //!
-//! Left out: timestamped frees (`used_on` does that), sleeping until another thread frees, and joining regions that
-//! happen to be neighbours, which needs a device that maps pages.
+//! Left out: timestamped frees (`used_on` does that), sleeping until another thread frees, and joining
+//! regions that happen to be neighbours, which needs a device that maps pages.
 
-mod bins;
-
-use bins::Bins;
+use std::collections::BTreeSet;
 
 use super::{
     Built, Outcome, Parameter, Setup, Stats, StrategyEntry, parameters,
-    pooled::{ABSURD, Ground, Growth, Handover, Need, Policy, Pooled, Region},
+    pooled::{
+        DeviceRegion, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, REQUEST_LIMIT, RegionTable, StreamHandover,
+    },
 };
 use crate::device::{Device, DeviceError};
 use oomph_base::{MIB, StreamId, round_up};
@@ -34,7 +34,7 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
             name: MEMORY_LIMIT,
             values: "an amount of memory",
             default: "the limit, or else all of the device",
-            help: "what all regions together may hold",
+            help: "the most that all regions together may hold",
         },
         Parameter {
             name: ALLOW_GROWTH,
@@ -52,7 +52,7 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
             name: FRAGMENTATION_FRACTION,
             values: "a number from 0 to 1",
             default: "0, which means 128 MiB",
-            help: "the share of the limit from which on waste inside a chunk is cut off",
+            help: "the share of the limit at which waste inside a chunk is cut off",
         },
     ],
     variants: &["allow_growth:False", "fragmentation_fraction:0.0001"],
@@ -68,23 +68,23 @@ const FRAGMENTATION_FRACTION: &str = "fragmentation_fraction";
 const QUANTUM: u64 = 256;
 /// The first region where growth is allowed.
 const FIRST_REGION: u64 = 2 * MIB;
-/// Waste inside a chunk that is never tolerated, where nobody has said how much is.
+/// Waste inside a chunk that is cut off, unless `fragmentation_fraction` is set.
 const INTOLERABLE_WASTE: u64 = 128 * MIB;
-/// What is asked for after a refusal, of what was asked for before. The original computes with this precision.
+/// The factor after each refusal. `f32` as in the original, so that the sizes are equal.
 const BACK_OFF: f32 = 0.9;
 
-/// How it was set up.
+/// The parameters.
 #[derive(Clone, Copy, Debug)]
-struct Settings {
+struct BfcSettings {
     memory_limit: u64,
     allow_growth: bool,
     garbage_collection: bool,
-    /// From here on waste inside a chunk is cut off.
+    /// Waste of this size and above is cut off.
     intolerable_waste: u64,
 }
 
 fn build(parameters: &str, setup: &Setup<'_>) -> Built {
-    let mut settings = Settings {
+    let mut settings = BfcSettings {
         memory_limit: setup.limit.unwrap_or(setup.props.total_bytes),
         allow_growth: true,
         garbage_collection: true,
@@ -108,129 +108,132 @@ fn build(parameters: &str, setup: &Setup<'_>) -> Built {
     if fraction > 0.0 {
         settings.intolerable_waste = (fraction * settings.memory_limit as f64) as u64;
     }
-    Ok(Box::new(Pooled::new(BestFit::new(settings))))
+    Ok(Box::new(PoolStrategy::new(BfcPolicy::new(settings))))
+}
+
+/// A free piece as the set orders it.
+#[inline]
+fn key(table: &RegionTable, slot: u32) -> (u64, u64, u32) {
+    (table[slot].size, table[slot].address, slot)
 }
 
 /// Free chunks of all streams.
 #[derive(Clone, Debug)]
-struct BestFit {
-    settings: Settings,
-    bins: Bins,
-    handover: Handover,
-    /// How large the next region is to be.
+struct BfcPolicy {
+    settings: BfcSettings,
+    /// By size, address and slot.
+    free: BTreeSet<(u64, u64, u32)>,
+    handover: StreamHandover,
+    /// The size of the next region.
     next_region: u64,
-    /// Whether that had to be raised for the request at hand.
+    /// Whether it was raised for the present request.
     raised: bool,
 }
 
-impl BestFit {
-    fn new(settings: Settings) -> BestFit {
+impl BfcPolicy {
+    fn new(settings: BfcSettings) -> BfcPolicy {
         let first = if settings.allow_growth { FIRST_REGION.min(settings.memory_limit) } else { settings.memory_limit };
-        BestFit {
+        BfcPolicy {
             settings,
-            bins: Bins::default(),
-            handover: Handover::default(),
+            free: BTreeSet::new(),
+            handover: StreamHandover::default(),
             next_region: round_up(first, QUANTUM).max(QUANTUM),
             raised: false,
         }
     }
 
-    /// What the limit leaves.
+    /// What the limit leaves, in whole quanta.
     fn available(&self, stats: &Stats) -> u64 {
         let left = self.settings.memory_limit.saturating_sub(stats.current.reserved);
         left / QUANTUM * QUANTUM
     }
 }
 
-impl Policy for BestFit {
+impl PoolPolicy for BfcPolicy {
     #[inline]
     fn block_size(&self, bytes: u64) -> Option<u64> {
-        (bytes < ABSURD).then(|| round_up(bytes, QUANTUM))
+        (bytes < REQUEST_LIMIT).then(|| round_up(bytes, QUANTUM))
     }
 
     #[inline]
     fn take(
         &mut self,
-        ground: &mut Ground,
+        table: &mut RegionTable,
         device: &mut dyn Device,
-        need: &Need,
+        request: &PoolRequest,
     ) -> Result<Option<(u32, Outcome)>, DeviceError> {
-        let Some(slot) = self.bins.first_at_least(need.size) else { return Ok(None) };
-        let piece = &ground[slot];
-        let (size, address) = (piece.size, piece.address);
-        self.handover.make_safe(device, piece.note, need.stream)?;
-        self.bins.remove(size, address, slot);
-        if size < 2 * need.size && size - need.size < self.settings.intolerable_waste {
+        let Some(&found) = self.free.range((request.size, 0, 0)..).next() else { return Ok(None) };
+        let (size, _, slot) = found;
+        self.handover.make_safe(device, table[slot].note, request.stream)?;
+        self.free.remove(&found);
+        if size < 2 * request.size && size - request.size < self.settings.intolerable_waste {
             return Ok(Some((slot, Outcome::Hit)));
         }
-        let rest = ground.cut(slot, need.size);
-        self.bins.insert(ground, rest);
+        let rest = table.cut(slot, request.size);
+        self.free.insert(key(table, rest));
         Ok(Some((slot, Outcome::Split)))
     }
 
     #[inline]
-    fn keep(&mut self, ground: &mut Ground, slot: u32) {
-        self.handover.note_user(ground, slot);
-        let (mut slot, previous, next) = (slot, ground[slot].previous, ground[slot].next);
-        if let Some(&piece) = ground.free_piece(next) {
-            self.bins.remove(piece.size, piece.address, next);
-            Handover::join_next(ground, slot);
-            ground.join_next(slot);
+    fn keep(&mut self, table: &mut RegionTable, slot: u32) {
+        self.handover.note_user(table, slot);
+        let (mut slot, previous, next) = (slot, table[slot].previous, table[slot].next);
+        if table.free_piece(next).is_some() {
+            self.free.remove(&key(table, next));
+            StreamHandover::join_next(table, slot);
         }
-        if let Some(&piece) = ground.free_piece(previous) {
-            self.bins.remove(piece.size, piece.address, previous);
-            Handover::join_next(ground, previous);
-            ground.join_next(previous);
+        if table.free_piece(previous).is_some() {
+            self.free.remove(&key(table, previous));
+            StreamHandover::join_next(table, previous);
             slot = previous;
         }
-        self.bins.insert(ground, slot);
+        self.free.insert(key(table, slot));
     }
 
-    fn welcome(&mut self, ground: &mut Ground, slot: u32, _: &Need) {
+    fn add_region(&mut self, table: &mut RegionTable, slot: u32, _: &PoolRequest) {
         if !self.raised {
             self.next_region = self.next_region.saturating_mul(2);
         }
-        ground[slot].note = 0;
-        self.bins.insert(ground, slot);
+        table[slot].note = 0;
+        self.free.insert(key(table, slot));
     }
 
-    fn forget(&mut self, ground: &mut Ground, slot: u32) {
-        let piece = &ground[slot];
-        self.bins.remove(piece.size, piece.address, slot);
+    fn forget(&mut self, table: &mut RegionTable, slot: u32) {
+        self.free.remove(&key(table, slot));
     }
 
-    fn growth(&mut self, need: &Need, stats: &Stats, attempt: u32) -> Growth {
+    fn growth(&mut self, request: &PoolRequest, stats: &Stats, attempt: u32) -> PoolGrowth {
         let available = self.available(stats);
-        if need.size > available {
-            return Growth::BeyondLimit;
+        if request.size > available {
+            return PoolGrowth::BeyondLimit;
         }
         if attempt == 0 {
-            self.raised = need.size > self.next_region;
-            while need.size > self.next_region {
+            self.raised = request.size > self.next_region;
+            while request.size > self.next_region {
                 self.next_region *= 2;
             }
         }
         let mut bytes = self.next_region.min(available);
         for _ in 0..attempt {
             let less = round_up((bytes as f32 * BACK_OFF) as u64, QUANTUM);
-            // The original would ask for ever where rounding up undoes the step.
-            if less < need.size || less >= bytes {
-                return Growth::End;
+            // Where rounding up undoes the step, the original would never end.
+            if less < request.size || less >= bytes {
+                return PoolGrowth::End;
             }
             bytes = less;
         }
-        Growth::Ask(bytes)
+        PoolGrowth::Ask(bytes)
     }
 
-    fn gives_back(&self, need: &Need, stats: &Stats, idle: u64) -> bool {
-        self.settings.garbage_collection && need.size <= self.available(stats) + idle
+    fn releases_regions(&self, request: &PoolRequest, stats: &Stats, idle: u64) -> bool {
+        self.settings.garbage_collection && request.size <= self.available(stats) + idle
     }
 
-    fn largest_free(&self, _: &Ground, _: StreamId) -> u64 {
-        self.bins.largest()
+    fn largest_free(&self, _: &RegionTable, _: StreamId) -> u64 {
+        self.free.last().map_or(0, |&(size, ..)| size)
     }
 
-    fn pool_name(&self, _: &Region) -> &'static str {
+    fn pool_name(&self, _: &DeviceRegion) -> &'static str {
         "bfc"
     }
 
@@ -238,8 +241,8 @@ impl Policy for BestFit {
         self.handover.close(device)
     }
 
-    fn renewed(&self) -> BestFit {
-        BestFit::new(self.settings)
+    fn renewed(&self) -> BfcPolicy {
+        BfcPolicy::new(self.settings)
     }
 }
 
