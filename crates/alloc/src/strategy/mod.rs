@@ -28,7 +28,7 @@ mod properties;
 mod registry;
 mod rmm;
 mod slab;
-pub(crate) mod slots;
+pub mod slots;
 mod stats;
 pub mod stitch;
 mod stream_uses;

@@ -11,7 +11,7 @@ const NO_SLOT: u32 = u32::MAX;
 
 /// A table of live blocks, each with a note of its owner's.
 #[derive(Clone, Debug)]
-pub(crate) struct Slots<N> {
+pub struct Slots<N> {
     slots: Vec<Slot<N>>,
     /// The vacant slot to use next; each names the one after it.
     vacant: u32,
@@ -43,7 +43,7 @@ impl<N> Default for Slots<N> {
 impl<N: Copy> Slots<N> {
     /// Takes a block in and makes the handle for it. `address` is not null.
     #[inline]
-    pub(crate) fn insert(&mut self, address: Address, size: u64, note: N) -> Block {
+    pub fn insert(&mut self, address: Address, size: u64, note: N) -> Block {
         if self.vacant as usize >= self.slots.len() {
             self.add_vacant(note);
         }
@@ -66,7 +66,7 @@ impl<N: Copy> Slots<N> {
 
     /// Size and note of a live block; an error if the handle is stale or foreign.
     #[inline]
-    pub(crate) fn get(&self, block: &Block) -> Result<(u64, N), StrategyError> {
+    pub fn get(&self, block: &Block) -> Result<(u64, N), StrategyError> {
         match self.slots.get(block.slot as usize) {
             Some(slot) if slot.is_home_of(block) => Ok((slot.size, slot.note)),
             _ => Err(StrategyError::UnknownBlock { address: block.address, slot: block.slot }),
@@ -75,7 +75,7 @@ impl<N: Copy> Slots<N> {
 
     /// Takes a live block out; an error, and nothing changed, if the handle is stale or foreign.
     #[inline]
-    pub(crate) fn remove(&mut self, block: &Block) -> Result<(u64, N), StrategyError> {
+    pub fn remove(&mut self, block: &Block) -> Result<(u64, N), StrategyError> {
         match self.slots.get_mut(block.slot as usize) {
             Some(slot) if slot.is_home_of(block) => {
                 slot.address = Address::NULL;
@@ -89,7 +89,7 @@ impl<N: Copy> Slots<N> {
     }
 
     /// The live blocks and their notes, by slot.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (Block, N)> + '_ {
+    pub fn iter(&self) -> impl Iterator<Item = (Block, N)> + '_ {
         (0..).zip(&self.slots).filter(|(_, slot)| slot.address != Address::NULL).map(|(number, slot)| {
             let block = Block { address: slot.address, size: slot.size, slot: number, generation: slot.generation };
             (block, slot.note)
