@@ -12,8 +12,8 @@ use crate::{
     base::Bytes,
     measure::SCHEMA,
     stress::{
-        AccountRow, Ledger, VerdictRow,
-        adversary::{Assessment, Standing},
+        StressState, TotalsRow, VerdictRow,
+        adversary::{AdversaryRow, BoundStanding},
         misuse::MisuseRow,
     },
 };
@@ -178,10 +178,10 @@ const ADVERSARY_HEADINGS: [&str; 7] = [
     "fragmented by\nblocks up to",
 ];
 
-impl Render for [Assessment] {
-    type Row = Assessment;
+impl Render for [AdversaryRow] {
+    type Row = AdversaryRow;
 
-    fn rows(&self) -> &[Assessment] {
+    fn rows(&self) -> &[AdversaryRow] {
         self
     }
 
@@ -207,7 +207,7 @@ impl Render for [Assessment] {
     }
 }
 
-fn bound(row: &Assessment) -> String {
+fn bound(row: &AdversaryRow) -> String {
     let ratio = row.bound_bytes as f64 / row.live_bytes as f64;
     format!(
         "At most {} live, in blocks of {} to {}. An allocator that never moves blocks needs {}, {ratio:.3} times the \
@@ -219,8 +219,9 @@ fn bound(row: &Assessment) -> String {
     )
 }
 
-fn assessment_note(row: &Assessment) -> Option<String> {
-    let without_figures = matches!(row.standing, Standing::RunsOut | Standing::Refuses | Standing::Skipped);
+fn assessment_note(row: &AdversaryRow) -> Option<String> {
+    let without_figures =
+        matches!(row.standing, BoundStanding::RunsOut | BoundStanding::Refuses | BoundStanding::Skipped);
     without_figures.then(|| format!("{}: {}: {}", row.strategy, row.standing.words(), row.reason))
 }
 
@@ -252,15 +253,15 @@ const SOAK_HEADINGS: [&str; 10] = [
 /// What strategies endured under `stress integrity` and `stress soak`, all slices together.
 pub struct Endurance<'a> {
     /// All slices.
-    pub ledger: &'a Ledger,
+    pub state: &'a StressState,
     /// One row per strategy.
-    pub rows: &'a [AccountRow],
+    pub rows: &'a [TotalsRow],
 }
 
 impl Render for Endurance<'_> {
-    type Row = AccountRow;
+    type Row = TotalsRow;
 
-    fn rows(&self) -> &[AccountRow] {
+    fn rows(&self) -> &[TotalsRow] {
         self.rows
     }
 
@@ -271,20 +272,20 @@ impl Render for Endurance<'_> {
     /// `{"schema": 1, "rows": [...], "slices": [...], "total": {...}}`.
     fn json(&self) -> Value {
         json!({
-            "schema": SCHEMA, "rows": self.rows, "slices": self.ledger.slices, "total": self.ledger.total(),
+            "schema": SCHEMA, "rows": self.rows, "slices": self.state.slices, "total": self.state.total(),
         })
     }
 
     fn text(&self, medium: Medium) -> String {
-        let is_soak = self.rows.iter().any(|row| row.samples > 0) && self.ledger.kind == "soak";
+        let is_soak = self.rows.iter().any(|row| row.samples > 0) && self.state.kind == "soak";
         let mut table = TextTable::new(if is_soak { &SOAK_HEADINGS } else { &INTEGRITY_HEADINGS }, medium);
         for row in self.rows {
-            table.row(if is_soak { soak_cells(row, self.ledger) } else { integrity_cells(row) });
+            table.row(if is_soak { soak_cells(row, self.state) } else { integrity_cells(row) });
         }
-        let total = self.ledger.total();
+        let total = self.state.total();
         let legend = format!(
             "In {}: {} blocks and {} verified, {} damaged. Running out of memory is a result, not a failure.",
-            counted(self.ledger.slices.len(), "slice", "slices"),
+            counted(self.state.slices.len(), "slice", "slices"),
             total.blocks,
             Bytes(total.compared_bytes),
             total.damaged
@@ -293,7 +294,7 @@ impl Render for Endurance<'_> {
     }
 }
 
-fn integrity_cells(row: &AccountRow) -> Vec<String> {
+fn integrity_cells(row: &TotalsRow) -> Vec<String> {
     let per_second = |count: u64| if row.wall_ns == 0 { 0.0 } else { count as f64 * 1e9 / row.wall_ns as f64 };
     vec![
         row.strategy.clone(),
@@ -308,8 +309,8 @@ fn integrity_cells(row: &AccountRow) -> Vec<String> {
     ]
 }
 
-fn soak_cells(row: &AccountRow, ledger: &Ledger) -> Vec<String> {
-    let memory = ledger.slices.last().map_or(0, |slice| slice.memory_bytes).max(1);
+fn soak_cells(row: &TotalsRow, state: &StressState) -> Vec<String> {
+    let memory = state.slices.last().map_or(0, |slice| slice.memory_bytes).max(1);
     let of_memory = |bytes: u64| format!("{:.1} %", bytes as f64 * 100.0 / memory as f64);
     vec![
         row.strategy.clone(),
@@ -325,8 +326,8 @@ fn soak_cells(row: &AccountRow, ledger: &Ledger) -> Vec<String> {
     ]
 }
 
-fn account_note(row: &AccountRow) -> Option<String> {
-    let AccountRow { verdict, strategy, kind, detail, trace, trace_events, repeat, .. } = row;
+fn account_note(row: &TotalsRow) -> Option<String> {
+    let TotalsRow { verdict, strategy, kind, detail, trace, trace_events, repeat, .. } = row;
     let note = format!("{verdict}: {strategy}: {kind}: {detail}");
     (!detail.is_empty() && verdict != "passed").then(|| with_evidence(note, trace, *trace_events, repeat))
 }
@@ -336,7 +337,7 @@ mod tests {
     use super::*;
     use crate::{
         base::{GIB, MIB},
-        stress::{Account, Evidence, Levels, Slice, Tally},
+        stress::{FailureEvidence, IntegrityCounts, MemoryLevels, StrategyTotals, StressSlice},
     };
 
     fn verdicts() -> Vec<VerdictRow> {
@@ -434,8 +435,8 @@ mod tests {
         assert_eq!((&value["schema"], &value["rows"][1]["consequence"]), (&1.into(), &"corrupts".into()));
     }
 
-    fn assessments() -> Vec<Assessment> {
-        let pool = Assessment {
+    fn assessments() -> Vec<AdversaryRow> {
+        let pool = AdversaryRow {
             strategy: "pool:initial:{memory}".to_owned(),
             device: "sim".to_owned(),
             live_bytes: 4 * GIB,
@@ -446,14 +447,14 @@ mod tests {
             extent_bytes: Some(20_940_062_720),
             needed_bytes: Some(20_940_062_720),
             needed_ratio: Some(4.875),
-            standing: Standing::AtTheBound,
+            standing: BoundStanding::AtTheBound,
             bouts: 16,
-            ..Assessment::default()
+            ..AdversaryRow::default()
         };
-        let fixed = Assessment {
+        let fixed = AdversaryRow {
             strategy: "fixed".to_owned(),
             needed_bytes: None,
-            standing: Standing::Refuses,
+            standing: BoundStanding::Refuses,
             reason: "serves no requests of 2.00 MiB".to_owned(),
             ..pool.clone()
         };
@@ -472,28 +473,40 @@ mod tests {
         assert!(csv.starts_with("strategy,device,live_bytes,") && csv.lines().count() == 3, "{csv}");
     }
 
-    fn ledger(kind: &str) -> Ledger {
-        let mut ledger = Ledger::new(kind);
-        ledger.slices.push(Slice { memory_bytes: 1 << 30, ..Slice::default() });
-        let tally = Tally { blocks: 2_000, compared_bytes: 4 << 30, wall_ns: 2_000_000_000, ..Tally::default() };
-        let levels = Levels { samples: 1, requested_mean_bytes: 1 << 29, idle_mean_ppm: 80_000, ..Levels::default() };
-        let passed = Account { strategy: "caching".to_owned(), slices: 1, tally, levels, ..Account::default() };
-        let broken = Account {
+    fn state(kind: &str) -> StressState {
+        let mut state = StressState::new(kind);
+        state.slices.push(StressSlice { memory_bytes: 1 << 30, ..StressSlice::default() });
+        let counts = IntegrityCounts {
+            blocks: 2_000,
+            compared_bytes: 4 << 30,
+            wall_ns: 2_000_000_000,
+            ..IntegrityCounts::default()
+        };
+        let levels = MemoryLevels {
+            samples: 1,
+            requested_mean_bytes: 1 << 29,
+            idle_mean_ppm: 80_000,
+            ..MemoryLevels::default()
+        };
+        let passed =
+            StrategyTotals { strategy: "caching".to_owned(), slices: 1, counts, levels, ..StrategyTotals::default() };
+        let broken = StrategyTotals {
             strategy: "broken".to_owned(),
             slices: 1,
             failures: vec!["block 3 has lost its contents at byte 0".to_owned()],
-            ..Account::default()
+            ..StrategyTotals::default()
         };
-        ledger.strategies = vec![passed, broken];
-        ledger
+        state.strategies = vec![passed, broken];
+        state
     }
 
     #[test]
     fn endurance_shows_rates_and_failures() {
-        let ledger = ledger("integrity");
-        let evidence = Evidence { trace: "a.oomph".to_owned(), trace_events: 4, repeat: "oomph stress".to_owned() };
-        let rows = ledger.rows(&[("broken".to_owned(), evidence)]);
-        let endurance = Endurance { ledger: &ledger, rows: &rows };
+        let state = state("integrity");
+        let evidence =
+            FailureEvidence { trace: "a.oomph".to_owned(), trace_events: 4, repeat: "oomph stress".to_owned() };
+        let rows = state.rows(&[("broken".to_owned(), evidence)]);
+        let endurance = Endurance { state: &state, rows: &rows };
         let text = endurance.text(Medium::PIPE);
         assert!(text.contains("2000") && text.contains("1000") && text.contains("2.00 GiB"), "{text}");
         assert!(text.contains("failed: broken: integrity: block 3"), "{text}");
@@ -506,8 +519,8 @@ mod tests {
 
     #[test]
     fn soak_shows_how_full_memory_was() {
-        let ledger = ledger("soak");
-        let text = Endurance { ledger: &ledger, rows: &ledger.rows(&[]) }.text(Medium::Markdown);
+        let state = state("soak");
+        let text = Endurance { state: &state, rows: &state.rows(&[]) }.text(Medium::Markdown);
         assert!(text.contains("50.0 %") && text.contains("8.0 %"), "{text}");
     }
 }

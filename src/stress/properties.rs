@@ -1,66 +1,69 @@
-//! Random programs against any strategy: what it promises is watched at every call, and a third of the programs are played
-//! again on a driver that fails now and then.
+//! `stress properties`: random programs against a strategy, with every promise checked at every call. A third of the
+//! programs are played again on a driver that fails now and then.
 //!
-//! The first program that breaks a promise is shrunk, its faults as well, and reported. Called by the command line for
-//! strategies by name, on any device; programs come from `program`.
+//! The first program that breaks a promise is shrunk together with its faults, and reported. A program has one style
+//! (sizes of blocks, share of the memory that it fills, number of streams and threads, how busy they are), so that
+//! programs reach every corner of an allocator and not only the average case. The same seed and number give the same
+//! program.
 
-use super::{
-    Conditions, Failure, KindOfStress, PlannedFault, Subject, Trial, TrialError, Verdict, player::HANG,
-    program::random_program, shrink,
-};
+use super::{CheckedRun, StressFailure, StressKind, StressTarget, StressVerdict, TargetError, shrink};
 use crate::{
-    base::MIB,
-    device::{CallKind, CallLedger},
+    base::{KIB, MIB, Nanos, StreamId, TagId, ThreadId, Work},
+    device::{
+        CallKind, CallLedger,
+        wrap::{CallFailure, FaultPlan, FaultSpec},
+    },
     models::SeededRandom,
-    trace::Trace,
+    stress::checked_run::HANG,
+    trace::{BlockSlot, MarkKind, Trace, TraceBuilder, TraceEventId},
 };
 
-/// What this kind of stress is called.
-pub const KIND: &str = "properties";
+/// The name of this kind of stress.
+const KIND: &str = "properties";
 
-/// Its part in `all`: programs until time is up.
-pub(super) const UNTIL_STOPPED: KindOfStress = KindOfStress {
+/// Its part in `stress all`: programs until the time is up.
+pub(super) const STRESS: StressKind = StressKind {
     name: KIND,
-    judge: |subject, seed, stop| properties(subject, &Programs { first: 0, count: u64::MAX, seed }, stop),
+    judge: |target, seed, stop| properties(target, &ProgramRange { first: 0, count: u64::MAX, seed }, stop),
 };
 
-/// Of so many programs one is played again with faults.
+/// One program in this many is played again with faults.
 const ONE_WITH_FAULTS_IN: u64 = 3;
-/// Faults a program: fewer than the tries that a call gets.
+/// The most faults per program: fewer than the tries that a call gets.
 const MOST_FAULTS: u64 = 3;
-/// Memory where the subject does not say: little, so that it runs out.
+/// Memory unless the target sets it: little, so that it runs out.
 const MEMORY_BYTES: u64 = 256 * MIB;
-/// How many smaller traces are tried after a failure: a trial is quick on a simulated device and not on a real one.
+/// How many smaller traces are tried after a failure, on a simulated and on a real device, which is slower.
 const SHRINKS: (usize, usize) = (5_000, 300);
-/// How many earlier turns are tried for a fault.
-const MOST_TURNS: usize = 32;
+/// How many earlier calls are tried for a fault.
+const MOST_EARLIER_CALLS: usize = 32;
 
-/// How many programs, and which.
+/// Which programs are played.
 #[derive(Clone, Copy, Debug)]
-pub struct Programs {
-    /// The first of them.
+pub struct ProgramRange {
+    /// The number of the first one.
     pub first: u64,
     /// How many.
     pub count: u64,
-    /// Where their numbers come from.
+    /// The seed of all of them.
     pub seed: u64,
 }
 
-/// Plays programs until one breaks a promise, all are played, or `stop` says so.
+/// Plays programs until one breaks a promise, all are played, or `stop` returns true.
 #[must_use]
-pub fn properties(subject: &Subject, programs: &Programs, stop: &dyn Fn() -> bool) -> Verdict {
-    let mut verdict = Verdict::new(KIND, &subject.strategy);
-    let memory = subject.memory_bytes.unwrap_or(MEMORY_BYTES);
+pub fn properties(target: &StressTarget, programs: &ProgramRange, stop: &dyn Fn() -> bool) -> StressVerdict {
+    let mut verdict = StressVerdict::new(KIND, &target.strategy);
+    let memory = target.memory_bytes.unwrap_or(MEMORY_BYTES);
     for number in programs.first..programs.first.saturating_add(programs.count) {
         if stop() {
             break;
         }
         let program = random_program(programs.seed, number, memory);
-        let Some(trial) = put_on_trial(subject, &program, &[], &mut verdict) else { break };
+        let Some(run) = play_and_count(target, &program, &[], &mut verdict) else { break };
         if number % ONE_WITH_FAULTS_IN == ONE_WITH_FAULTS_IN - 1 {
             let mut dice = SeededRandom::new(programs.seed, &format!("properties faults {number}"));
-            let faults = faults_among(&trial.calls, &mut dice);
-            if put_on_trial(subject, &program, &faults, &mut verdict).is_none() {
+            let faults = faults_among(&run.calls, &mut dice);
+            if play_and_count(target, &program, &faults, &mut verdict).is_none() {
                 break;
             }
         }
@@ -70,19 +73,24 @@ pub fn properties(subject: &Subject, programs: &Programs, stop: &dyn Fn() -> boo
 
 /// Plays one trace.
 #[must_use]
-pub fn play(subject: &Subject, trace: &Trace, faults: &[PlannedFault]) -> Verdict {
-    let mut verdict = Verdict::new(KIND, &subject.strategy);
-    put_on_trial(subject, trace, faults, &mut verdict);
+pub fn play(target: &StressTarget, trace: &Trace, faults: &[FaultSpec]) -> StressVerdict {
+    let mut verdict = StressVerdict::new(KIND, &target.strategy);
+    play_and_count(target, trace, faults, &mut verdict);
     verdict
 }
 
-/// Plays a trace and notes what came of it; `None` where there is nothing more to be tried.
-fn put_on_trial(subject: &Subject, trace: &Trace, faults: &[PlannedFault], verdict: &mut Verdict) -> Option<Trial> {
-    match on_trial(subject, trace, faults) {
-        Ok(trial) => {
-            verdict.count(&trial);
-            let Some(broke) = trial.broke() else { return Some(trial) };
-            verdict.failures.push(smallest(subject, trace, faults, broke));
+/// Plays a trace and adds the result to the verdict; `None` if nothing more is to be tried.
+fn play_and_count(
+    target: &StressTarget,
+    trace: &Trace,
+    faults: &[FaultSpec],
+    verdict: &mut StressVerdict,
+) -> Option<CheckedRun> {
+    match run(target, trace, faults) {
+        Ok(run) => {
+            verdict.count(&run);
+            let Some(broke) = run.broke() else { return Some(run) };
+            verdict.failures.push(smallest(target, trace, faults, broke));
             None
         }
         Err(error) => {
@@ -92,39 +100,33 @@ fn put_on_trial(subject: &Subject, trace: &Trace, faults: &[PlannedFault], verdi
     }
 }
 
-fn on_trial(subject: &Subject, trace: &Trace, faults: &[PlannedFault]) -> Result<Trial, TrialError> {
-    Trial::of(subject, trace, &Conditions { faults: PlannedFault::plan(faults), ..Conditions::default() })
+fn run(target: &StressTarget, trace: &Trace, faults: &[FaultSpec]) -> Result<CheckedRun, TargetError> {
+    CheckedRun::of(target, trace, faults.iter().fold(FaultPlan::none(), |plan, fault| plan.with(*fault)))
 }
 
 /// The smallest trace, with the fewest faults, that breaks the same promise.
-fn smallest(subject: &Subject, trace: &Trace, faults: &[PlannedFault], broke: &'static str) -> Failure {
-    // A trace that hangs is shrunk by many that hang.
-    let tried = if broke == HANG { subject.hurried() } else { subject.clone() };
+fn smallest(target: &StressTarget, trace: &Trace, faults: &[FaultSpec], broke: &'static str) -> StressFailure {
+    // Shrinking a trace that hangs tries many that hang.
+    let tried = if broke == HANG { target.hurried() } else { target.clone() };
     let (small, fewer) = shrunk(&tried, trace, faults, broke);
-    let failure = |trace: Trace, faults: &[PlannedFault], detail: Option<String>| Failure {
+    let failure = |trace: Trace, faults: &[FaultSpec], detail: Option<String>| StressFailure {
         found_by: KIND,
-        strategy: subject.strategy.to_string(),
+        strategy: target.strategy.to_string(),
         detail: detail.unwrap_or_else(|| broke.to_owned()),
         trace: Some(trace),
-        conditions: PlannedFault::options(faults),
+        conditions: faults.iter().map(|fault| format!("--fail {fault}")).collect(),
     };
-    match detail(subject, &small, &fewer) {
-        // In a hurry, slow may have looked like broken: with all the time that it has, this one is fine.
-        None => failure(trace.clone(), faults, detail(subject, trace, faults)),
-        told => failure(small, &fewer, told),
+    match detail(target, &small, &fewer) {
+        // With the shorter time-out a slow trace may have looked like one that hangs.
+        None => failure(trace.clone(), faults, detail(target, trace, faults)),
+        detail => failure(small, &fewer, detail),
     }
 }
 
 /// Makes a trace and its faults smaller as long as the same promise is broken.
-fn shrunk(
-    subject: &Subject,
-    trace: &Trace,
-    faults: &[PlannedFault],
-    broke: &'static str,
-) -> (Trace, Vec<PlannedFault>) {
-    let breaks = |trace: &Trace, faults: &[PlannedFault]| {
-        on_trial(subject, trace, faults).is_ok_and(|trial| trial.broke() == Some(broke))
-    };
+fn shrunk(target: &StressTarget, trace: &Trace, faults: &[FaultSpec], broke: &'static str) -> (Trace, Vec<FaultSpec>) {
+    let breaks =
+        |trace: &Trace, faults: &[FaultSpec]| run(target, trace, faults).is_ok_and(|run| run.broke() == Some(broke));
     let mut faults = faults.to_vec();
     for place in (0..faults.len()).rev() {
         let mut fewer = faults.clone();
@@ -133,71 +135,298 @@ fn shrunk(
             faults = fewer;
         }
     }
-    let most_tries = if subject.device.is_simulated() { SHRINKS.0 } else { SHRINKS.1 };
+    let most_tries = if target.device.is_simulated() { SHRINKS.0 } else { SHRINKS.1 };
     let mut small = shrink(trace, &mut |trace| breaks(trace, &faults), most_tries);
-    // The sooner a call fails, the less has to come before it.
+    // The earlier a call fails, the fewer events have to come before it.
     for place in 0..faults.len() {
-        let sooner = (1..faults[place].turn).take(MOST_TURNS).map(|turn| {
-            let mut sooner = faults.clone();
-            sooner[place].turn = turn;
-            sooner
+        let earlier = (1..faults[place].first()).take(MOST_EARLIER_CALLS).map(|first| {
+            let mut earlier = faults.clone();
+            earlier[place] = faults[place].moved_to(first);
+            earlier
         });
-        if let Some(sooner) = sooner.into_iter().find(|sooner| breaks(&small, sooner)) {
-            faults = sooner;
+        if let Some(earlier) = earlier.into_iter().find(|earlier| breaks(&small, earlier)) {
+            faults = earlier;
             small = shrink(&small, &mut |trace| breaks(trace, &faults), most_tries);
         }
     }
     (small, faults)
 }
 
-/// What the smallest trace breaks, in words.
-fn detail(subject: &Subject, trace: &Trace, faults: &[PlannedFault]) -> Option<String> {
-    let trial = on_trial(subject, trace, faults).ok()?;
-    let finding = trial.findings.first()?;
-    Some(match trial.at_event {
+/// What a trace breaks, as a sentence.
+fn detail(target: &StressTarget, trace: &Trace, faults: &[FaultSpec]) -> Option<String> {
+    let run = run(target, trace, faults).ok()?;
+    let finding = run.findings.first()?;
+    Some(match run.at_event {
         Some(event) => format!("event {event}: {}", finding.detail),
         None => finding.detail.clone(),
     })
 }
 
-/// Some of the calls that were made fail, the next time.
-fn faults_among(calls: &CallLedger, dice: &mut SeededRandom) -> Vec<PlannedFault> {
+/// Chooses some of the calls that were made to fail in the next run.
+fn faults_among(calls: &CallLedger, dice: &mut SeededRandom) -> Vec<FaultSpec> {
     let made: Vec<(CallKind, u64)> = calls.iter().map(|(call, tally)| (call, tally.count)).collect();
     if made.is_empty() {
         return Vec::new();
     }
-    let mut faults: Vec<PlannedFault> = (0..dice.between(1, MOST_FAULTS))
+    let mut faults: Vec<(CallKind, u64, bool)> = (0..dice.between(1, MOST_FAULTS))
         .map(|_| {
             let (call, count) = made[dice.index(made.len())];
             let takes_memory = matches!(call, CallKind::MemAlloc | CallKind::MemCreate | CallKind::MemAllocAsync);
-            PlannedFault { call, turn: dice.between(1, count), out_of_memory: takes_memory && dice.chance(0.5) }
+            (call, dice.between(1, count), takes_memory && dice.chance(0.5))
         })
         .collect();
     faults.sort_unstable();
     faults.dedup();
-    faults
+    let fault = |(call, n, out_of_memory)| {
+        FaultSpec::once(call, n, if out_of_memory { CallFailure::OutOfMemory } else { CallFailure::UNKNOWN })
+    };
+    faults.into_iter().map(fault).collect()
+}
+
+/// Sizes at which allocators often change their behaviour. One style requests only sizes around them.
+const BORDERS: [u64; 9] = [256, 512, 4 * KIB, 64 * KIB, MIB, 2 * MIB, 10 * MIB, 20 * MIB, 32 * MIB];
+
+/// The sizes of a program's blocks.
+#[derive(Clone, Debug)]
+enum SizeStyle {
+    /// Up to a few KiB.
+    Small,
+    /// Every order of magnitude equally likely.
+    Magnitudes,
+    /// At [`BORDERS`], and one byte below and above.
+    Borders,
+    /// 1 MiB and more.
+    Large,
+    /// A few sizes repeated, as in training.
+    Few(Vec<u64>),
+}
+
+impl SizeStyle {
+    fn random(dice: &mut SeededRandom, most: u64) -> SizeStyle {
+        match dice.between(0, 4) {
+            0 => SizeStyle::Small,
+            1 => SizeStyle::Magnitudes,
+            2 => SizeStyle::Borders,
+            3 => SizeStyle::Large,
+            _ => SizeStyle::Few((0..dice.between(2, 5)).map(|_| SizeStyle::Magnitudes.draw(dice, most)).collect()),
+        }
+    }
+
+    fn draw(&self, dice: &mut SeededRandom, most: u64) -> u64 {
+        let bytes = match self {
+            SizeStyle::Small => dice.between(1, 8 * KIB),
+            SizeStyle::Magnitudes => {
+                let low = 1 << dice.between(0, u64::from(most.ilog2()));
+                dice.between(low, 2 * low - 1)
+            }
+            SizeStyle::Borders => BORDERS[dice.index(BORDERS.len())] + dice.between(0, 2) - 1,
+            SizeStyle::Large => dice.between(MIB, (most).max(2 * MIB)),
+            SizeStyle::Few(sizes) => sizes[dice.index(sizes.len())],
+        };
+        bytes.clamp(1, most)
+    }
+}
+
+/// The program of this seed and number for this much memory.
+fn random_program(seed: u64, number: u64, memory_bytes: u64) -> Trace {
+    let mut dice = SeededRandom::new(seed, &format!("properties {number}"));
+    let mut writer = ProgramWriter::new(&mut dice, memory_bytes.max(MIB));
+    for _ in 0..dice.between(10, 160) {
+        writer.next(&mut dice);
+    }
+    if dice.chance(0.5) {
+        writer.wind_down(&mut dice);
+    }
+    writer.trace.finish(&format!("properties seed {seed} program {number}"))
+}
+
+/// Writes a program of one style.
+struct ProgramWriter {
+    trace: TraceBuilder,
+    sizes: SizeStyle,
+    /// The largest request.
+    most: u64,
+    /// How many bytes are to be live.
+    fill: u64,
+    streams: Vec<StreamId>,
+    threads: u16,
+    /// Percent of the events that keep a stream busy or use blocks on it.
+    busy: u64,
+    /// Percent of the events that trim, begin steps or synchronise.
+    breaks: u64,
+    live: Vec<(BlockSlot, u64, StreamId)>,
+    live_bytes: u64,
+    host: Vec<BlockSlot>,
+    recorded: Vec<TraceEventId>,
+    steps: u32,
+}
+
+impl ProgramWriter {
+    fn new(dice: &mut SeededRandom, memory: u64) -> ProgramWriter {
+        let most = memory / [2, 4, 8, 16][dice.index(4)];
+        let mut trace = TraceBuilder::new();
+        let mut streams = vec![StreamId::DEFAULT];
+        for _ in 0..[0, 0, 1, 2, 3][dice.index(5)] {
+            streams.extend(trace.new_stream());
+        }
+        ProgramWriter {
+            trace,
+            sizes: SizeStyle::random(dice, most),
+            most,
+            // From a small part of the memory to more than all of it.
+            fill: memory / 100 * [5, 30, 70, 95, 110][dice.index(5)],
+            streams,
+            threads: [1, 1, 1, 2, 4][dice.index(5)],
+            busy: [0, 10, 30][dice.index(3)],
+            breaks: [0, 4, 12][dice.index(3)],
+            live: Vec::new(),
+            live_bytes: 0,
+            host: Vec::new(),
+            recorded: Vec::new(),
+            steps: 0,
+        }
+    }
+
+    fn next(&mut self, dice: &mut SeededRandom) {
+        self.trace.set_thread(ThreadId(dice.between(0, u64::from(self.threads) - 1) as u16));
+        if dice.chance(0.2) {
+            self.trace.elapse(Nanos(dice.between(1, 200_000)));
+        }
+        let kind = dice.between(0, 99);
+        if kind < self.busy {
+            self.work(dice);
+        } else if kind < self.busy + self.breaks {
+            self.pause(dice);
+        } else if self.live_bytes < self.fill && (self.live.is_empty() || dice.chance(0.6)) {
+            self.alloc(dice);
+        } else if dice.chance(0.8) {
+            self.free(dice);
+        } else {
+            // Sometimes beyond the target, so that memory runs out.
+            self.alloc(dice);
+        }
+    }
+
+    fn alloc(&mut self, dice: &mut SeededRandom) {
+        let bytes = self.sizes.draw(dice, self.most);
+        let stream = self.stream(dice);
+        let slot = self.trace.alloc(bytes, stream, TagId(0));
+        self.live.push((slot, bytes, stream));
+        self.live_bytes += bytes;
+    }
+
+    fn free(&mut self, dice: &mut SeededRandom) {
+        if self.live.is_empty() {
+            return;
+        }
+        // The newest block in half of the cases, because stacks are common.
+        let place = if dice.chance(0.5) { self.live.len() - 1 } else { dice.index(self.live.len()) };
+        let (slot, bytes, home) = self.live.remove(place);
+        self.live_bytes -= bytes;
+        let elsewhere = self.stream(dice);
+        if elsewhere != home && dice.chance(0.2) {
+            // The program must order a free on another stream.
+            let event = self.event(dice);
+            self.trace.event_record(event, home);
+            self.trace.event_wait(event, elsewhere);
+            self.trace.free_on(slot, elsewhere);
+        } else {
+            self.trace.free(slot);
+        }
+    }
+
+    /// Keeps a stream busy, often with a block of another stream.
+    fn work(&mut self, dice: &mut SeededRandom) {
+        let stream = self.stream(dice);
+        if !self.live.is_empty() && dice.chance(0.7) {
+            let (slot, _, home) = self.live[dice.index(self.live.len())];
+            if stream != home {
+                self.trace.use_on(slot, stream);
+            }
+        }
+        let most = if dice.chance(0.1) { 100_000_000 } else { 2_000_000 };
+        let spin = Work::Spin { nanos: Nanos(dice.between(1_000, most)) };
+        self.trace.work(spin, stream, &[]);
+        if dice.chance(0.1) {
+            let (event, waiting) = (self.event(dice), self.stream(dice));
+            self.trace.event_record(event, stream);
+            self.trace.event_wait(event, waiting);
+        }
+    }
+
+    fn pause(&mut self, dice: &mut SeededRandom) {
+        match dice.between(0, 9) {
+            0..=2 => self.trace.empty_cache(),
+            3..=4 => {
+                self.trace.mark(MarkKind::Step, "", self.steps);
+                self.steps += 1;
+            }
+            5..=6 => {
+                let stream = self.stream(dice);
+                self.trace.stream_sync(stream);
+            }
+            7 => self.trace.device_sync(),
+            8 => self.host.push(self.trace.host_alloc(dice.between(1, MIB))),
+            _ => {
+                if let Some(slot) = self.host.pop() {
+                    self.trace.host_free(slot);
+                }
+            }
+        }
+    }
+
+    /// Frees all blocks in random order, and then the cache.
+    fn wind_down(&mut self, dice: &mut SeededRandom) {
+        while !self.live.is_empty() {
+            let (slot, ..) = self.live.swap_remove(dice.index(self.live.len()));
+            self.trace.free(slot);
+        }
+        if dice.chance(0.5) {
+            self.trace.device_sync();
+        }
+        self.trace.empty_cache();
+        if dice.chance(0.5) {
+            let bytes = self.sizes.draw(dice, self.most);
+            self.trace.alloc(bytes, StreamId::DEFAULT, TagId(0));
+        }
+    }
+
+    fn stream(&self, dice: &mut SeededRandom) -> StreamId {
+        self.streams[dice.index(self.streams.len())]
+    }
+
+    fn event(&mut self, dice: &mut SeededRandom) -> TraceEventId {
+        if self.recorded.len() < 4 {
+            self.recorded.push(self.trace.new_event());
+        }
+        self.recorded[dice.index(self.recorded.len())]
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
-    use crate::strategy::{StrategySpec, flawed::Flaw};
+    use crate::{
+        strategy::flawed::Flaw,
+        trace::{Op, check},
+    };
 
-    fn subject(strategy: &str) -> Subject {
-        let device = "sim".parse().unwrap();
-        Subject { strategy: StrategySpec::from(strategy), device, memory_bytes: Some(MEMORY_BYTES) }
+    fn target(strategy: &str) -> StressTarget {
+        StressTarget::simulated(strategy, MEMORY_BYTES)
     }
 
-    fn judged(strategy: &str, count: u64) -> Verdict {
-        properties(&subject(strategy), &Programs { first: 0, count, seed: 1 }, &|| false)
+    fn judged(strategy: &str, count: u64) -> StressVerdict {
+        properties(&target(strategy), &ProgramRange { first: 0, count, seed: 1 }, &|| false)
     }
 
-    /// What each flaw breaks, and how many events its smallest trace has at most. The others are not seen by programs
-    /// that use an allocator as it is meant to be used: handles made up, requests for nothing, copies.
+    /// What each flaw breaks, and the most events of its smallest trace. Programs that use an allocator correctly do not
+    /// find the other flaws: forged handles, requests for 0 bytes, copies.
     const SEEDED: [(Flaw, &str, usize); 18] = [
         (Flaw::OverlappingSplit, "layout", 1),
         (Flaw::Misaligned, "alignment", 1),
-        // Every seventh free.
+        // It shows at every seventh free.
         (Flaw::LostAccounting, "books", 14),
         (Flaw::EarlyReuse, "was handed to stream", 5),
         (Flaw::StreamsMixed, "was handed to stream", 4),
@@ -217,50 +446,88 @@ mod tests {
     ];
 
     #[test]
-    fn every_seeded_bug_is_caught_within_sixty_programs_and_shrunk_to_a_handful_of_events() {
+    fn every_flaw_is_found_and_shrunk() {
         for (flaw, says, most_events) in SEEDED {
             let verdict = judged(&format!("flawed:{flaw:?}"), 60);
             let [failure] = &verdict.failures[..] else { panic!("{flaw:?}: {verdict:?}") };
             let events = &failure.trace.as_ref().unwrap().events;
-            println!("{flaw:?}: trial {}, {} events: {failure} {:?}", verdict.trials, events.len(), failure.conditions);
+            println!("{flaw:?}: run {}, {} events: {failure} {:?}", verdict.trials, events.len(), failure.conditions);
             assert!(failure.detail.contains(says), "{flaw:?}: {failure}");
             assert!(events.len() <= most_events, "{flaw:?}: {failure}: {events:?}");
         }
     }
 
-    /// Free chunks that together fitted into no gap were once held back until memory "ran out".
+    /// Free chunks that fitted into no gap were once held back until memory "ran out".
     #[test]
-    fn what_was_found_once_stays_mended() {
-        let once = Programs { first: 360, count: 1, seed: 1 };
-        assert_eq!(properties(&subject("oomph"), &once, &|| false).word(), "passed");
+    fn regression_held_back_chunks() {
+        let once = ProgramRange { first: 360, count: 1, seed: 1 };
+        assert_eq!(properties(&target("oomph"), &once, &|| false).word(), "passed");
     }
 
     #[test]
-    fn the_same_allocator_without_a_flaw_passes() {
+    fn flawless_allocator_passes() {
         let verdict = judged("flawed:None", 60);
         assert_eq!((verdict.word(), verdict.trials), ("passed", 80), "{:?}", verdict.failures);
     }
 
     #[test]
-    fn a_saved_failure_shows_again() {
+    fn saved_failure_is_reproduced() {
         let failure = judged("flawed:ForgetsOnFailure", 60).failures.remove(0);
-        let faults: Vec<PlannedFault> =
+        let faults: Vec<FaultSpec> =
             failure.conditions.iter().map(|option| option.strip_prefix("--fail ").unwrap().parse().unwrap()).collect();
-        let again = play(&subject("flawed:ForgetsOnFailure"), failure.trace.as_ref().unwrap(), &faults);
+        let again = play(&target("flawed:ForgetsOnFailure"), failure.trace.as_ref().unwrap(), &faults);
         assert_eq!(again.failures[0].detail, failure.detail);
     }
 
     #[test]
-    fn the_same_seed_gives_the_same_verdict() {
-        let numbers = |verdict: Verdict| (verdict.trials, verdict.events, verdict.ooms, verdict.driver_calls);
+    fn same_seed_gives_the_same_verdict() {
+        let numbers = |verdict: StressVerdict| (verdict.trials, verdict.events, verdict.ooms, verdict.driver_calls);
         assert_eq!(numbers(judged("caching", 12)), numbers(judged("caching", 12)));
     }
 
     #[test]
-    fn who_is_told_to_stop_stops_and_who_cannot_run_is_skipped() {
-        let programs = Programs { first: 0, count: 10, seed: 1 };
-        assert_eq!(properties(&subject("caching"), &programs, &|| true).trials, 0);
+    fn stop_and_unknown_strategy() {
+        let programs = ProgramRange { first: 0, count: 10, seed: 1 };
+        assert_eq!(properties(&target("caching"), &programs, &|| true).trials, 0);
         let verdict = judged("no such strategy", 10);
         assert!(verdict.skipped.is_some_and(|reason| reason.contains("unknown strategy")));
+    }
+
+    #[test]
+    fn programs_are_valid_and_request_at_most_half() {
+        for number in 0..300 {
+            for memory in [1, 20 * MIB, MEMORY_BYTES] {
+                let program = random_program(7, number, memory);
+                check(&program).unwrap();
+                let most = program.events.iter().filter_map(|event| match event.op {
+                    Op::Alloc { bytes, .. } => Some(bytes),
+                    _ => None,
+                });
+                assert!(most.max() <= Some(memory.max(MIB) / 2), "{number}");
+            }
+        }
+    }
+
+    #[test]
+    fn program_is_determined_by_seed_and_number() {
+        assert_eq!(random_program(1, 2, MEMORY_BYTES).events, random_program(1, 2, MEMORY_BYTES).events);
+        let different: BTreeSet<usize> =
+            (0..20).map(|number| random_program(1, number, MEMORY_BYTES).events.len()).collect();
+        assert!(different.len() > 10);
+        assert_ne!(random_program(1, 2, MEMORY_BYTES).events, random_program(2, 2, MEMORY_BYTES).events);
+    }
+
+    #[test]
+    fn programs_cover_all_operations() {
+        let mut kinds = BTreeSet::new();
+        let (mut streams, mut threads) = (0, 0);
+        for number in 0..100 {
+            let program = random_program(1, number, MEMORY_BYTES);
+            kinds.extend(program.events.iter().map(|event| event.op.kind()));
+            streams = streams.max(program.tables.streams().len());
+            threads = threads.max(program.tables.threads().len());
+        }
+        // Collectives and idle time do not concern an allocator.
+        assert_eq!((kinds.len(), streams, threads), (12, 4, 4), "{kinds:?}");
     }
 }

@@ -1,65 +1,69 @@
-//! Makes a failing trace as small as it gets.
+//! Shrinks a failing trace.
 //!
-//! Delta debugging on whole blocks first (request, uses and free at once), then on single events; blocks that matter
-//! only together become one; then what is left is made plain: one thread, few streams, small round sizes, nothing in the tables that no event names. Every trace that
-//! is tried holds together, so that what fails is the strategy and not the program. This file knows nothing of
-//! strategies: whether a trace still fails is for the caller to say.
+//! Delta debugging: first whole blocks (request, uses and free together), then single events; blocks that matter only by
+//! their total size are joined; then the rest is simplified: one thread, few streams, small round sizes, no unused table
+//! entries. Every candidate is a valid trace, so that a failure is the strategy's and not the program's. This file does
+//! not know strategies: the caller decides whether a trace still fails.
 
-use super::draft::Draft;
-use crate::{
-    base::{KIB, MIB, round_up},
-    trace::{Trace, check},
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
 };
 
-/// The smallest trace that was found, beginning with `trace`, for which `still_fails` holds; `trace` itself where
-/// nothing smaller fails. At most `most_tries` traces are put to the question.
+use crate::{
+    base::{KIB, MIB, SiteId, StreamId, TagId, ThreadId, Work, round_up},
+    trace::{BlockSlot, Event, NO_OPERAND, Op, Tables, Trace, check},
+};
+
+/// Returns the smallest trace found for which `still_fails` holds, or `trace` itself if nothing smaller fails. Tries at
+/// most `most_tries` traces.
 ///
-/// With tries enough, no block and no event can be left out of the result any more.
+/// With enough tries, no block and no event of the result can be removed.
 pub fn shrink(trace: &Trace, still_fails: &mut dyn FnMut(&Trace) -> bool, most_tries: usize) -> Trace {
-    let mut search = Search { best: Draft::of(trace), smallest: trace.clone(), still_fails, tries_left: most_tries };
-    search.cut_the_end();
+    let mut search =
+        ShrinkSearch { best: EditableTrace::of(trace), smallest: trace.clone(), still_fails, tries_left: most_tries };
+    search.cut_end();
     loop {
         let before = search.best.clone();
         search.drop_blocks();
         search.drop_events();
-        search.lump_blocks();
-        search.make_plain();
+        search.join_blocks();
+        search.simplify();
         if search.best == before || search.tries_left == 0 {
             return search.smallest;
         }
     }
 }
 
-struct Search<'a> {
-    best: Draft,
-    /// `best` as a trace, as it was put to the question.
+struct ShrinkSearch<'a> {
+    best: EditableTrace,
+    /// `best` as a trace, as it was tried.
     smallest: Trace,
     still_fails: &'a mut dyn FnMut(&Trace) -> bool,
     tries_left: usize,
 }
 
-impl Search<'_> {
-    /// Puts a draft to the question; it is the best from now on if it still fails.
-    fn accept(&mut self, draft: Draft) -> bool {
-        if self.tries_left == 0 || draft == self.best {
+impl ShrinkSearch<'_> {
+    /// Tries a candidate, which becomes the best if it still fails.
+    fn accept(&mut self, candidate: EditableTrace) -> bool {
+        if self.tries_left == 0 || candidate == self.best {
             return false;
         }
-        let trace = draft.to_trace(&self.smallest.name);
+        let trace = candidate.to_trace(&self.smallest.name);
         if check(&trace).is_err() {
             return false;
         }
         self.tries_left -= 1;
         let fails = (self.still_fails)(&trace);
         if fails {
-            self.best = draft;
+            self.best = candidate;
             self.smallest = trace;
         }
         fails
     }
 
-    /// What comes after the failure has nothing to do with it: halves until the failing part is no longer in the first.
-    /// Who fails without a single event needs no search.
-    fn cut_the_end(&mut self) {
+    /// Removes the events after the failure by bisection. A strategy that fails without any event needs no search.
+    fn cut_end(&mut self) {
         if self.accept(self.best.first(0)) {
             return;
         }
@@ -74,24 +78,24 @@ impl Search<'_> {
         }
     }
 
-    /// Leaves blocks out: halves of all, then quarters, and single ones until none can go.
+    /// Removes blocks: halves of all, then quarters, and single ones until none can be removed.
     fn drop_blocks(&mut self) {
         let blocks = self.best.blocks();
-        self.drop_pieces(blocks, |draft, blocks| draft.without_blocks(blocks));
+        self.drop_pieces(blocks, |trace, blocks| trace.without_blocks(blocks));
     }
 
-    /// The same with single events.
+    /// Removes events in the same way.
     fn drop_events(&mut self) {
         let events = self.best.events();
-        self.drop_pieces(events, |draft, events| draft.without_events(events));
+        self.drop_pieces(events, |trace, events| trace.without_events(events));
     }
 
-    /// Where many blocks matter only by what they take together, a few large ones do.
-    fn lump_blocks(&mut self) {
+    /// Joins blocks: where only the total size matters, a few large blocks suffice.
+    fn join_blocks(&mut self) {
         let mut blocks = self.best.blocks();
         while let Some(block) = blocks.pop() {
             if let Some(&into) = blocks.last() {
-                // Pages are what runs out: each of the two may have filled its last one only in part.
+                // Memory runs out by pages, and each of the two may have filled its last page only in part.
                 let pages = |block| round_up(self.best.size_of(block), 2 * MIB);
                 let together = pages(into).saturating_add(pages(block));
                 self.accept(self.best.with_size(into, together).without_blocks(&[block]));
@@ -99,7 +103,7 @@ impl Search<'_> {
         }
     }
 
-    fn drop_pieces(&mut self, mut pieces: Vec<u32>, without: impl Fn(&Draft, &[u32]) -> Draft) {
+    fn drop_pieces(&mut self, mut pieces: Vec<u32>, without: impl Fn(&EditableTrace, &[u32]) -> EditableTrace) {
         let mut size = pieces.len().div_ceil(2).max(1);
         loop {
             let mut dropped = false;
@@ -107,7 +111,7 @@ impl Search<'_> {
             while at < pieces.len() && self.tries_left > 0 {
                 let end = (at + size).min(pieces.len());
                 let smaller = without(&self.best, &pieces[at..end]);
-                // Gone already, with something else.
+                // Removed already, together with something else.
                 let gone = smaller == self.best;
                 if gone || self.accept(smaller) {
                     pieces.drain(at..end);
@@ -119,12 +123,13 @@ impl Search<'_> {
             if self.tries_left == 0 || (size == 1 && !dropped) {
                 return;
             }
-            // Single pieces again and again: what could not go before may go now.
+            // Single pieces are tried repeatedly: one that was needed before may not be needed any more.
             size = (size / 2).max(1);
         }
     }
 
-    fn make_plain(&mut self) {
+    /// Removes names, pauses, threads, streams and odd sizes.
+    fn simplify(&mut self) {
         self.accept(self.best.without_names());
         self.accept(self.best.without_pauses());
         let threads = self.best.threads();
@@ -135,7 +140,6 @@ impl Search<'_> {
         }
         let streams = self.best.streams();
         for &stream in streams.iter().rev() {
-            // The lowest that will do.
             for &onto in streams.iter().take_while(|&&onto| onto < stream) {
                 if self.accept(self.best.merging_stream(stream, onto)) {
                     break;
@@ -145,7 +149,7 @@ impl Search<'_> {
         self.shrink_sizes();
     }
 
-    /// Every size becomes the smallest round one that will do.
+    /// Replaces every size by the smallest round one that still fails.
     fn shrink_sizes(&mut self) {
         for bytes in [512, KIB, MIB, 2 * MIB] {
             if self.accept(self.best.with_sizes_up_to(bytes)) {
@@ -162,12 +166,302 @@ impl Search<'_> {
     }
 }
 
-/// Smaller and rounder sizes, the smallest first: powers of two from 512 on and a byte more than those, then the size cut
-/// to whole MiB, KiB and half KiB.
+/// Smaller and rounder sizes, the smallest first: powers of two from 512 on and one byte more than those, then the size
+/// rounded down to whole MiB, KiB and 512 bytes.
 fn rounder_than(bytes: u64) -> impl Iterator<Item = u64> {
     let powers = (9..63).flat_map(|power| [1 << power, (1 << power) + 1]).take_while(move |&power| power < bytes);
     let cut = [MIB, KIB, 512].map(|unit| bytes / unit * unit);
     powers.chain(cut.into_iter().filter(move |&cut| cut > 0 && cut < bytes && !cut.is_power_of_two()))
+}
+
+/// A trace from which parts can be removed. Blocks have unique numbers here instead of recycled slots. After every edit
+/// the rest becomes a valid trace again: slots are dense, nothing is used that does not exist, and the tables hold only
+/// what events name.
+#[derive(Clone, Debug)]
+struct EditableTrace {
+    parts: Vec<EditableEvent>,
+    /// The tables of the original trace, which edits do not change.
+    tables: Arc<Tables>,
+}
+
+/// One event. Slots in its operation hold the unique number of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct EditableEvent {
+    number: u32,
+    event: Event,
+}
+
+impl PartialEq for EditableTrace {
+    fn eq(&self, other: &EditableTrace) -> bool {
+        self.parts == other.parts
+    }
+}
+
+impl EditableTrace {
+    fn of(trace: &Trace) -> EditableTrace {
+        let mut blocks = 0;
+        let mut blocks_by_slot: BTreeMap<BlockSlot, u32> = BTreeMap::new();
+        let mut parts = Vec::with_capacity(trace.events.len());
+        for (number, event) in (0..).zip(&trace.events) {
+            if let Op::Alloc { slot, .. } | Op::HostAlloc { slot, .. } = event.op {
+                blocks_by_slot.insert(slot, blocks);
+                blocks += 1;
+            }
+            let mut event = *event;
+            for slot in slots_of(&mut event.op) {
+                // A slot that was never allocated gets a number that no block has, and is left out below.
+                *slot = blocks_by_slot.get(slot).copied().unwrap_or(NO_OPERAND - 1);
+            }
+            parts.push(EditableEvent { number, event });
+        }
+        EditableTrace { parts, tables: Arc::new(trace.tables.clone()) }
+    }
+
+    fn to_trace(&self, name: &str) -> Trace {
+        let mut rebuilder = TraceRebuilder::new(self);
+        let events = self.parts.iter().map(|part| rebuilder.rebuild(part.event)).collect();
+        Trace { name: name.to_owned(), events, tables: rebuilder.tables }
+    }
+
+    fn len(&self) -> usize {
+        self.parts.len()
+    }
+
+    fn blocks(&self) -> Vec<u32> {
+        self.parts.iter().filter_map(|part| requested(&part.event.op)).map(|(block, _)| block).collect()
+    }
+
+    fn events(&self) -> Vec<u32> {
+        self.parts.iter().map(|part| part.number).collect()
+    }
+
+    fn size_of(&self, block: u32) -> u64 {
+        let mut requests = self.parts.iter().filter_map(|part| requested(&part.event.op));
+        requests.find(|&(of, _)| of == block).map_or(0, |(_, bytes)| bytes)
+    }
+
+    /// The streams in use, in order; always includes the default one.
+    fn streams(&self) -> Vec<StreamId> {
+        let mut streams = BTreeSet::from([StreamId::DEFAULT]);
+        for part in &self.parts {
+            streams.extend(stream_of(&mut part.event.op.clone()).copied());
+        }
+        streams.into_iter().collect()
+    }
+
+    /// The threads in use, in order; always includes the first one.
+    fn threads(&self) -> Vec<ThreadId> {
+        let used = self.parts.iter().map(|part| part.event.thread);
+        used.chain([ThreadId(0)]).collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
+    fn first(&self, count: usize) -> EditableTrace {
+        self.keep_valid(self.parts[..count.min(self.parts.len())].to_vec())
+    }
+
+    /// Removes blocks and everything that is done with them.
+    fn without_blocks(&self, blocks: &[u32]) -> EditableTrace {
+        let blocks: BTreeSet<u32> = blocks.iter().copied().collect();
+        let goes = |part: &EditableEvent| requested(&part.event.op).is_some_and(|(block, _)| blocks.contains(&block));
+        self.keep_valid(self.parts.iter().copied().filter(|part| !goes(part)).collect())
+    }
+
+    /// Removes events. A removed request removes its block.
+    fn without_events(&self, numbers: &[u32]) -> EditableTrace {
+        let numbers: BTreeSet<u32> = numbers.iter().copied().collect();
+        self.keep_valid(self.parts.iter().copied().filter(|part| !numbers.contains(&part.number)).collect())
+    }
+
+    /// Removes tags, call sites and phase names.
+    fn without_names(&self) -> EditableTrace {
+        self.with_each(|event| match &mut event.op {
+            Op::Alloc { tag, site, .. } => (*tag, *site) = (TagId(0), SiteId(0)),
+            Op::Mark { label, .. } => *label = 0,
+            _ => {}
+        })
+    }
+
+    /// Removes the times between events.
+    fn without_pauses(&self) -> EditableTrace {
+        self.with_each(|event| event.delta_ns = 0)
+    }
+
+    /// Moves the events of these threads to the first one.
+    fn merging_threads(&self, threads: &[ThreadId]) -> EditableTrace {
+        self.with_each(|event| {
+            if threads.contains(&event.thread) {
+                event.thread = ThreadId(0);
+            }
+        })
+    }
+
+    /// Moves the events of one stream to another.
+    fn merging_stream(&self, stream: StreamId, onto: StreamId) -> EditableTrace {
+        self.with_each(|event| {
+            if let Some(of) = stream_of(&mut event.op).filter(|of| **of == stream) {
+                *of = onto;
+            }
+        })
+    }
+
+    /// Changes the size of a block.
+    fn with_size(&self, block: u32, size: u64) -> EditableTrace {
+        self.with_each(|event| match &mut event.op {
+            Op::Alloc { slot, bytes, .. } | Op::HostAlloc { slot, bytes } if *slot == block => *bytes = size,
+            _ => {}
+        })
+    }
+
+    /// Limits the size of all blocks.
+    fn with_sizes_up_to(&self, most: u64) -> EditableTrace {
+        self.with_each(|event| {
+            if let Op::Alloc { bytes, .. } | Op::HostAlloc { bytes, .. } = &mut event.op {
+                *bytes = (*bytes).min(most);
+            }
+        })
+    }
+
+    fn with_each(&self, change: impl Fn(&mut Event)) -> EditableTrace {
+        let mut parts = self.parts.clone();
+        parts.iter_mut().for_each(|part| change(&mut part.event));
+        EditableTrace { parts, tables: Arc::clone(&self.tables) }
+    }
+
+    /// Removes uses of blocks that are no longer allocated and waits for events that are no longer recorded.
+    fn keep_valid(&self, mut parts: Vec<EditableEvent>) -> EditableTrace {
+        let (mut blocks, mut recorded) = (BTreeSet::new(), BTreeSet::new());
+        parts.retain_mut(|part| match &mut part.event.op {
+            Op::Alloc { slot, .. } | Op::HostAlloc { slot, .. } => {
+                blocks.insert(*slot);
+                true
+            }
+            Op::Free { slot, .. } | Op::Use { slot, .. } | Op::HostFree { slot } => blocks.contains(slot),
+            Op::EventRecord { event, .. } => {
+                recorded.insert(*event);
+                true
+            }
+            Op::EventWait { event, .. } => recorded.contains(event),
+            Op::Work { shape, operands, .. } => {
+                let gone = |slot: &BlockSlot| *slot != NO_OPERAND && !blocks.contains(slot);
+                if !operands.iter().any(gone) {
+                    return true;
+                }
+                // A spin needs no memory; other work would change without its operands.
+                *operands = [NO_OPERAND; 4];
+                matches!(self.tables.shapes().get(*shape as usize), Some(Work::Spin { .. }))
+            }
+            _ => true,
+        });
+        EditableTrace { parts, tables: Arc::clone(&self.tables) }
+    }
+}
+
+/// The block that an operation requests, and its size.
+fn requested(op: &Op) -> Option<(u32, u64)> {
+    match *op {
+        Op::Alloc { slot, bytes, .. } | Op::HostAlloc { slot, bytes } => Some((slot, bytes)),
+        _ => None,
+    }
+}
+
+/// The slots that an operation names.
+fn slots_of(op: &mut Op) -> Vec<&mut BlockSlot> {
+    match op {
+        Op::Alloc { slot, .. }
+        | Op::Free { slot, .. }
+        | Op::Use { slot, .. }
+        | Op::HostAlloc { slot, .. }
+        | Op::HostFree { slot } => vec![slot],
+        Op::Work { operands, .. } => operands.iter_mut().filter(|slot| **slot != NO_OPERAND).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// The stream that an operation is about.
+fn stream_of(op: &mut Op) -> Option<&mut StreamId> {
+    match op {
+        Op::Alloc { stream, .. }
+        | Op::Free { stream, .. }
+        | Op::Use { stream, .. }
+        | Op::EventRecord { stream, .. }
+        | Op::EventWait { stream, .. }
+        | Op::StreamSync { stream }
+        | Op::Work { stream, .. }
+        | Op::Collective { stream, .. } => Some(stream),
+        _ => None,
+    }
+}
+
+/// Assigns slots and builds tables of what events name.
+struct TraceRebuilder<'a> {
+    old: &'a Tables,
+    tables: Tables,
+    streams: BTreeMap<StreamId, StreamId>,
+    threads: BTreeMap<ThreadId, ThreadId>,
+    slots: BTreeMap<u32, BlockSlot>,
+    vacant: Vec<BlockSlot>,
+    given: BlockSlot,
+}
+
+impl<'a> TraceRebuilder<'a> {
+    fn new(trace: &'a EditableTrace) -> TraceRebuilder<'a> {
+        let (old, mut tables) = (&*trace.tables, Tables::default());
+        // Streams and threads keep their order and their handles, which strategies may depend on.
+        let mut streams = BTreeMap::new();
+        for stream in trace.streams() {
+            let handle = old.streams().get(stream.index()).copied().unwrap_or(0);
+            streams.insert(stream, tables.intern_stream(handle).unwrap_or_default());
+        }
+        let mut threads = BTreeMap::new();
+        for thread in trace.threads() {
+            let handle = old.threads().get(thread.index()).copied().unwrap_or(0);
+            threads.insert(thread, tables.intern_thread(handle).unwrap_or_default());
+        }
+        TraceRebuilder { old, tables, streams, threads, slots: BTreeMap::new(), vacant: Vec::new(), given: 0 }
+    }
+
+    fn rebuild(&mut self, mut event: Event) -> Event {
+        event.thread = self.threads.get(&event.thread).copied().unwrap_or_default();
+        if let Some(stream) = stream_of(&mut event.op) {
+            *stream = self.streams.get(stream).copied().unwrap_or_default();
+        }
+        match &mut event.op {
+            Op::Alloc { tag, site, .. } => {
+                *tag = self.old.tags().get(tag.index()).map_or(TagId(0), |tag| self.tables.intern_tag(*tag));
+                *site = self.old.sites().get(site.index()).map_or(SiteId(0), |site| self.tables.intern_site(site));
+            }
+            Op::Mark { label, .. } => {
+                *label = self.old.labels().get(*label as usize).map_or(0, |label| self.tables.intern_label(label));
+            }
+            Op::Work { shape, .. } => {
+                if let Some(work) = self.old.shapes().get(*shape as usize) {
+                    *shape = self.tables.intern_shape(*work);
+                }
+            }
+            _ => {}
+        }
+        let (allocated, freed) = (
+            requested(&event.op).map(|(block, _)| block),
+            match event.op {
+                Op::Free { slot, .. } | Op::HostFree { slot } => Some(slot),
+                _ => None,
+            },
+        );
+        if let Some(block) = allocated {
+            let slot = self.vacant.pop().unwrap_or_else(|| {
+                self.given += 1;
+                self.given - 1
+            });
+            self.slots.insert(block, slot);
+        }
+        for slot in slots_of(&mut event.op) {
+            *slot = self.slots.get(slot).copied().unwrap_or(NO_OPERAND - 1);
+        }
+        if let Some(slot) = freed.and_then(|block| self.slots.remove(&block)) {
+            self.vacant.push(slot);
+        }
+        event
+    }
 }
 
 #[cfg(test)]
@@ -199,8 +493,8 @@ mod tests {
         live.into_values().collect()
     }
 
-    /// Failures of several sorts: of blocks, of their order, of other events, of streams.
-    fn complaints() -> Vec<fn(&Trace) -> bool> {
+    /// Failures of several kinds: blocks, their order, other events, streams.
+    fn predicates() -> Vec<fn(&Trace) -> bool> {
         vec![
             |trace| kept(trace).len() >= 2,
             |trace| kept(trace).iter().any(|&bytes| bytes > 100_000),
@@ -218,8 +512,25 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn what_comes_out_holds_together_still_fails_and_is_never_longer(trace in traces(60), tries in 0..400_usize) {
-            for fails in complaints().into_iter().filter(|fails| fails(&trace)) {
+        fn edited_trace_is_valid(trace in traces(60), removed in proptest::collection::vec(0..60_u32, 0..20)) {
+            let whole = EditableTrace::of(&trace);
+            prop_assert_eq!(whole.to_trace("same").events.len(), trace.events.len());
+            for smaller in [whole.without_events(&removed), whole.without_blocks(&removed), whole.first(removed.len())] {
+                let error = check(&smaller.to_trace("smaller")).err();
+                prop_assert!(error.is_none(), "{error:?}");
+            }
+        }
+
+        #[test]
+        fn rebuilt_trace_is_the_same(trace in traces(40)) {
+            let (before, after) = (check(&trace).unwrap(), check(&EditableTrace::of(&trace).to_trace(&trace.name)).unwrap());
+            prop_assert_eq!(before.peak, after.peak);
+            prop_assert_eq!(EditableTrace::of(&EditableTrace::of(&trace).to_trace("again")).to_trace("again").events, EditableTrace::of(&trace).to_trace("again").events);
+        }
+
+        #[test]
+        fn result_is_valid_fails_and_is_not_longer(trace in traces(60), tries in 0..400_usize) {
+            for fails in predicates().into_iter().filter(|fails| fails(&trace)) {
                 let small = shrink(&trace, &mut |trace| fails(trace), tries);
                 prop_assert!(check(&small).is_ok() && fails(&small));
                 prop_assert!(small.events.len() <= trace.events.len());
@@ -227,19 +538,19 @@ mod tests {
         }
 
         #[test]
-        fn with_tries_enough_no_block_can_be_left_out(trace in traces(60)) {
-            for fails in complaints().into_iter().filter(|fails| fails(&trace)) {
+        fn no_block_can_be_removed(trace in traces(60)) {
+            for fails in predicates().into_iter().filter(|fails| fails(&trace)) {
                 let small = shrink(&trace, &mut |trace| fails(trace), ENOUGH);
-                let draft = Draft::of(&small);
-                for block in draft.blocks() {
-                    let smaller = draft.without_blocks(&[block]).to_trace("smaller");
+                let whole = EditableTrace::of(&small);
+                for block in whole.blocks() {
+                    let smaller = whole.without_blocks(&[block]).to_trace("smaller");
                     prop_assert!(check(&smaller).is_err() || !fails(&smaller), "block {block} of {small:?}");
                 }
             }
         }
 
         #[test]
-        fn no_more_is_asked_than_allowed(trace in traces(40), tries in 0..50_usize) {
+        fn number_of_tries_is_limited(trace in traces(40), tries in 0..50_usize) {
             let mut asked = 0;
             shrink(&trace, &mut |_| { asked += 1; true }, tries);
             prop_assert!(asked <= tries);
@@ -247,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn two_blocks_that_matter_are_found_among_hundreds() {
+    fn two_of_hundreds_of_blocks_remain() {
         let mut story = TraceBuilder::new();
         let stream = story.new_stream().unwrap();
         for number in 0..300 {
@@ -264,7 +575,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_only_fill_memory_become_few() {
+    fn blocks_are_joined() {
         let mut story = TraceBuilder::new();
         for _ in 0..40 {
             story.alloc(7 * MIB, StreamId::DEFAULT, TagId(0));
@@ -274,9 +585,9 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_tried_from_the_smallest_round_one_on() {
+    fn sizes_are_tried_in_ascending_order() {
         assert_eq!(rounder_than(3000).collect::<Vec<_>>(), [512, 513, 1024, 1025, 2048, 2049, 2560]);
-        assert_eq!(rounder_than(513).collect::<Vec<_>>(), [512], "and not itself");
+        assert_eq!(rounder_than(513).collect::<Vec<_>>(), [512]);
         assert_eq!(rounder_than(512).count(), 0);
         assert_eq!(rounder_than(1).count(), 0);
     }

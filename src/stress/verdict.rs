@@ -1,44 +1,76 @@
-//! What one kind of stress has to say about one strategy, and the rows that become of it.
+//! Results of stress: failures, verdicts on strategies, and the rows of tables and files.
+
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Failure, Trial};
+use super::{CheckedRun, StressTarget};
+use crate::trace::Trace;
 
-/// What one kind of stress has to say about one strategy.
-#[derive(Clone, Debug, Default)]
-pub struct Verdict {
-    /// Which kind: `integrity`, `properties`, `faults` ...
-    pub kind: &'static str,
-    /// The strategy, as users type it.
+/// A broken promise of a strategy, with what is needed to reproduce it.
+#[derive(Clone, Debug)]
+pub struct StressFailure {
+    /// The kind of stress that found it: `integrity`, `properties`, `faults` ...
+    pub found_by: &'static str,
+    /// The strategy as users type it.
     pub strategy: String,
-    /// Why it could not be put under stress, if so.
+    /// What happened.
+    pub detail: String,
+    /// The program that shows it, shrunk as far as possible.
+    pub trace: Option<Trace>,
+    /// Further options of `oomph stress KIND --trace FILE --strategy S` that reproduce it.
+    pub conditions: Vec<String>,
+}
+
+impl fmt::Display for StressFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}: {}", self.strategy, self.found_by, self.detail)
+    }
+}
+
+/// A kind of stress as `stress all` runs it.
+pub struct StressKind {
+    /// The name that users type.
+    pub name: &'static str,
+    /// Tests a target with a seed until nothing is left to try or the callback returns true.
+    pub judge: fn(&StressTarget, u64, &dyn Fn() -> bool) -> StressVerdict,
+}
+
+/// The result of one kind of stress for one strategy.
+#[derive(Clone, Debug, Default)]
+pub struct StressVerdict {
+    /// The kind: `integrity`, `properties`, `faults` ...
+    pub kind: &'static str,
+    /// The strategy as users type it.
+    pub strategy: String,
+    /// Why it was not tested, if so.
     pub skipped: Option<String>,
-    /// How often a program was played.
+    /// The number of programs played.
     pub trials: u64,
     /// Events of those programs.
     pub events: u64,
     /// Requests that were served.
     pub served: u64,
-    /// Requests that failed, which is no failure.
+    /// Requests that ran out of memory, which is not a failure.
     pub ooms: u64,
-    /// Driver calls, failed ones included.
+    /// Driver calls, including failed ones.
     pub driver_calls: u64,
-    /// Promises that were broken.
-    pub failures: Vec<Failure>,
+    /// Broken promises.
+    pub failures: Vec<StressFailure>,
 }
 
-/// Where a failure can be seen.
+/// Where a failure is saved and how to reproduce it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Evidence {
-    /// The file with its trace; empty where there is none.
+pub struct FailureEvidence {
+    /// The file with its trace; empty if there is none.
     pub trace: String,
-    /// How many events that has.
+    /// The number of events in that file.
     pub trace_events: u64,
-    /// The command that shows it again; empty where there is none.
+    /// The command that reproduces it.
     pub repeat: String,
 }
 
-/// A verdict as a row of a table or file; of several failures each has its own.
+/// A verdict as a row of a table or file; each failure has its own row.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the columns are the fields of the verdict and its evidence")]
 pub struct VerdictRow {
@@ -58,23 +90,23 @@ pub struct VerdictRow {
     pub repeat: String,
 }
 
-impl Verdict {
-    /// Nothing was tried yet.
+impl StressVerdict {
+    /// A verdict before the first program.
     #[must_use]
-    pub fn new(kind: &'static str, strategy: impl ToString) -> Verdict {
-        Verdict { kind, strategy: strategy.to_string(), ..Verdict::default() }
+    pub fn new(kind: &'static str, strategy: impl ToString) -> StressVerdict {
+        StressVerdict { kind, strategy: strategy.to_string(), ..StressVerdict::default() }
     }
 
-    /// Counts a trial.
-    pub fn count(&mut self, trial: &Trial) {
+    /// Counts a run.
+    pub(super) fn count(&mut self, run: &CheckedRun) {
         self.trials += 1;
-        self.events += trial.events;
-        self.served += trial.served;
-        self.ooms += trial.ooms;
-        self.driver_calls += trial.calls.total().count;
+        self.events += run.events;
+        self.served += run.served;
+        self.ooms += run.ooms;
+        self.driver_calls += run.calls.total().count;
     }
 
-    /// The verdict in a word.
+    /// The verdict in one word.
     #[must_use]
     pub fn word(&self) -> &'static str {
         match (&self.skipped, self.failures.is_empty()) {
@@ -84,9 +116,9 @@ impl Verdict {
         }
     }
 
-    /// As rows: one, or one a failure.
+    /// One row per failure, or a single row if there is none.
     #[must_use]
-    pub fn rows(&self, evidence: &[Evidence]) -> Vec<VerdictRow> {
+    pub fn rows(&self, evidence: &[FailureEvidence]) -> Vec<VerdictRow> {
         let row = VerdictRow {
             kind: self.kind.to_owned(),
             strategy: self.strategy.clone(),
@@ -102,10 +134,11 @@ impl Verdict {
         if self.failures.is_empty() {
             return vec![row];
         }
-        let shown = evidence.iter().cloned().chain(std::iter::repeat_with(Evidence::default));
-        let failed = self.failures.iter().zip(shown).map(|(failure, Evidence { trace, trace_events, repeat })| {
-            VerdictRow { detail: failure.detail.clone(), trace, trace_events, repeat, ..row.clone() }
-        });
+        let shown = evidence.iter().cloned().chain(std::iter::repeat_with(FailureEvidence::default));
+        let failed =
+            self.failures.iter().zip(shown).map(|(failure, FailureEvidence { trace, trace_events, repeat })| {
+                VerdictRow { detail: failure.detail.clone(), trace, trace_events, repeat, ..row.clone() }
+            });
         failed.collect()
     }
 }
@@ -115,13 +148,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_failure_has_a_row_and_what_passed_or_was_skipped_has_one() {
-        let mut verdict = Verdict::new("properties", "caching");
-        verdict.count(&Trial { events: 7, served: 3, ..Trial::default() });
+    fn one_row_per_failure() {
+        let mut verdict = StressVerdict::new("properties", "caching");
+        verdict.count(&CheckedRun { events: 7, served: 3, ..CheckedRun::default() });
         assert_eq!((verdict.word(), verdict.rows(&[]).len()), ("passed", 1));
         verdict.skipped = Some("no GPU".to_owned());
         assert_eq!((verdict.word(), verdict.rows(&[])[0].detail.as_str()), ("skipped", "no GPU"));
-        let failure = |detail: &str| Failure {
+        let failure = |detail: &str| StressFailure {
             found_by: "properties",
             strategy: "caching".to_owned(),
             detail: detail.to_owned(),
@@ -129,8 +162,8 @@ mod tests {
             conditions: Vec::new(),
         };
         verdict.failures = vec![failure("first"), failure("second")];
-        let rows = verdict.rows(&[Evidence { trace: "a.oomph".to_owned(), ..Evidence::default() }]);
-        let told: Vec<_> = rows.iter().map(|row| (row.detail.as_str(), row.trace.as_str(), row.events)).collect();
-        assert_eq!((verdict.word(), told), ("failed", vec![("first", "a.oomph", 7), ("second", "", 7)]));
+        let rows = verdict.rows(&[FailureEvidence { trace: "a.oomph".to_owned(), ..FailureEvidence::default() }]);
+        let seen: Vec<_> = rows.iter().map(|row| (row.detail.as_str(), row.trace.as_str(), row.events)).collect();
+        assert_eq!((verdict.word(), seen), ("failed", vec![("first", "a.oomph", 7), ("second", "", 7)]));
     }
 }

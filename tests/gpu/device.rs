@@ -24,7 +24,7 @@ use oomph::{
         Attempt, Block, Caller, Context, Control, Request, STRATEGIES, Setup, Silent, Strategy, StrategySpec,
         conformance::{Step, conform_spec, mixed_script},
     },
-    stress::{Integrity, Sizes, Subject, Until},
+    stress::{BlockSizes, Integrity, StopCondition, StressTarget},
     suite::{CaseSettings, SuiteFile, compare},
 };
 
@@ -312,21 +312,21 @@ fn every_strategy_keeps_contents_from_many_threads_on_many_streams() {
     drop(device);
     for entry in STRATEGIES.iter().filter(|entry| entry.name != "null") {
         let strategy = StrategySpec { name: entry.name.to_owned(), parameters: String::new() };
-        let subject = Subject { strategy, device: "cuda".parse().unwrap(), memory_bytes: Some(8 * GIB) };
-        let integrity = Integrity { subject, threads: 16, streams: 8, sizes: Sizes::MIXED, seed: 1 };
+        let target = StressTarget { strategy, device: "cuda".parse().unwrap(), memory_bytes: Some(8 * GIB) };
+        let integrity = Integrity { target, threads: 16, streams: 8, sizes: BlockSizes::MIXED, seed: 1 };
         let begin = Instant::now();
         let over = || begin.elapsed() > Duration::from_millis(500);
-        let outcome = integrity.run(&Until { blocks: None, over: &over }, &mut |_| {}).unwrap();
-        let tally = &outcome.tally;
+        let outcome = integrity.run(&StopCondition { blocks: None, over: &over }, &mut |_| {}).unwrap();
+        let counts = &outcome.counts;
         println!(
             "{}: {:.0} blocks a second, {:.0} GB/s compared, {} out of memory",
             entry.name,
-            tally.each_second(tally.blocks),
-            tally.each_second(tally.compared_bytes) / 1e9,
-            tally.ooms,
+            counts.per_second(counts.blocks),
+            counts.per_second(counts.compared_bytes) / 1e9,
+            counts.ooms,
         );
         assert!(outcome.failures.is_empty(), "{}", outcome.failures[0]);
-        assert!(tally.blocks > 0 && tally.damaged == 0, "{}: {:?} {tally:?}", entry.name, outcome.skipped);
+        assert!(counts.blocks > 0 && counts.damaged == 0, "{}: {:?} {counts:?}", entry.name, outcome.skipped);
     }
 }
 

@@ -72,8 +72,8 @@ fn what_cannot_be_played_is_refused() {
         let (_, err) = run(&folder, arguments, 2);
         assert!(err.contains(words), "'{words}' is missing in {err}");
     };
-    refused(&["stress", "adversary", "--unit", "100"], "no multiple of 256");
-    refused(&["stress", "adversary", "--largest", "3MiB", "--unit", "2MiB"], "no power of two times the unit");
+    refused(&["stress", "adversary", "--unit", "100"], "not a multiple of 256");
+    refused(&["stress", "adversary", "--largest", "3MiB", "--unit", "2MiB"], "not a power of two times the unit");
     refused(&["stress", "adversary", "--live", "512MiB"], "cannot hold two blocks");
     refused(&["stress", "adversary", "--strategy", "pol"], "did you mean 'pool'");
     run(&folder, &["stress", "adversary", "--device", "cuda:4000"], 103);

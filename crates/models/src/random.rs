@@ -20,6 +20,12 @@ impl SeededRandom {
         SeededRandom(ChaCha8Rng::from_seed(key))
     }
 
+    /// The generator itself, for code that draws in its own way.
+    #[must_use]
+    pub fn into_rng(self) -> ChaCha8Rng {
+        self.0
+    }
+
     /// A whole number from `least` to `most`, both included, all equally likely.
     pub fn between(&mut self, least: u64, most: u64) -> u64 {
         let span = u128::from(most.saturating_sub(least)) + 1;

@@ -1,14 +1,14 @@
-//! What all kinds of stress have in common: their options, and what becomes of their verdicts.
+//! What all kinds of stress share: options, running targets, saving failures, printing verdicts, exit codes.
 
 use std::{
-    path::PathBuf,
+    fs,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
 };
 
-use super::evidence;
 use crate::{
     base::{Bytes, MIB, parallel_map},
     cli::{
@@ -20,95 +20,93 @@ use crate::{
         progress::{self, Stages},
     },
     plugin,
-    report::VerdictMatrix,
+    report::{VerdictMatrix, command_line::quoted},
     strategy::{STRATEGIES, StrategyEntry, StrategySpec},
-    stress::{Subject, Verdict, VerdictRow},
+    stress::{FailureEvidence, StressFailure, StressTarget, StressVerdict, VerdictRow},
     suite,
-    trace::{self, ProgressSource, Trace},
+    trace::{self, ProgressSource, Trace, TraceError},
 };
 
-/// Strategies that own no memory, or only stand for another.
-const LEFT_OUT: [&str; 2] = ["null", "address"];
+/// Strategies without memory of their own.
+const WITHOUT_MEMORY: [&str; 2] = ["null", "address"];
 
-/// Every strategy that can be put under stress.
-pub fn owners_of_memory() -> impl Iterator<Item = &'static StrategyEntry> {
-    STRATEGIES.iter().filter(|entry| !LEFT_OUT.contains(&entry.name))
+/// Every strategy that can be tested.
+pub fn strategies_with_memory() -> impl Iterator<Item = &'static StrategyEntry> {
+    STRATEGIES.iter().filter(|entry| !WITHOUT_MEMORY.contains(&entry.name))
 }
 
-/// Who is put under stress, where, and what becomes of failures.
+/// The strategies, the device, and where failures are saved.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Common {
-    /// A strategy with its parameters, such as caching:expandable_segments:True, or an allocator of your own by its file,
+pub struct StressOptions {
+    /// A strategy with its parameters, such as caching:expandable_segments:True, or your own allocator by its file,
     /// plugin:./my_allocator.so; may be repeated [default: every strategy that owns memory].
     #[arg(long, short, value_name = "NAME[:PARAMETERS]")]
     pub strategy: Vec<String>,
-    /// Also every parameter set worth testing of the strategies that run by default.
+    /// Also test further parameter sets of the default strategies.
     #[arg(long, conflicts_with = "strategy")]
     pub all_variants: bool,
     /// Where to run: `sim` (an H200), `sim:SIZE`, `sim:PROFILE`, `cuda[:N]` or `auto`.
-    #[arg(long, value_name = "DEVICE", default_value = Common::DEVICE)]
+    #[arg(long, value_name = "DEVICE", default_value = StressOptions::DEVICE)]
     pub device: String,
-    /// Seed of everything random: the same seed, the same programs.
+    /// The seed of the random programs.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
     /// Physical memory that a strategy may hold.
-    #[arg(long, value_name = "SIZE", default_value_t = Common::MEMORY)]
+    #[arg(long, value_name = "SIZE", default_value_t = StressOptions::MEMORY)]
     pub memory: Bytes,
-    /// Play this trace instead of made-up programs.
+    /// Play this trace instead of generated programs.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// Where failing traces go.
-    #[arg(long, value_name = "DIR", default_value = Common::SAVE)]
+    /// The folder for failing traces.
+    #[arg(long, value_name = "DIR", default_value = StressOptions::SAVE)]
     pub save: PathBuf,
-    /// How the verdicts are printed.
+    /// The output format.
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
 }
 
-impl Common {
-    /// Where it runs if nobody says.
+impl StressOptions {
+    /// The default device.
     pub const DEVICE: &'static str = "sim";
-    /// How much memory there is if nobody says: little, so that it runs out.
+    /// The default memory: little, so that it runs out.
     pub const MEMORY: Bytes = Bytes(256 * MIB);
-    /// Where failing traces go if nobody says.
+    /// The default folder for failing traces.
     pub const SAVE: &'static str = "stress-failures";
 
-    /// Everybody who is to be put under stress.
-    pub fn subjects(&self) -> Result<Vec<Subject>, Failure> {
+    /// All targets to test.
+    pub fn targets(&self) -> Result<Vec<StressTarget>, Failure> {
         let device = DeviceOptions { device: self.device.clone(), limit: None }.spec()?;
-        let subject = |strategy| Subject { strategy, device: device.clone(), memory_bytes: Some(self.memory.0) };
-        Ok(self.strategies()?.into_iter().map(subject).collect())
+        let target = |strategy| StressTarget { strategy, device: device.clone(), memory_bytes: Some(self.memory.0) };
+        Ok(self.strategies()?.into_iter().map(target).collect())
     }
 
-    /// The trace to be played, if there is one.
+    /// The trace to play, if one was named.
     pub fn trace(&self) -> Result<Option<Trace>, Failure> {
         let Some(path) = &self.trace else { return Ok(None) };
         let stages = Stages::of(&path.to_string_lossy());
-        let progress = &stages;
-        let source = trace::open(path, progress).map_err(Failure::usage)?;
-        let trace = Trace::read(&ProgressSource::stage(source, progress, "reading it", 1)).map_err(Failure::usage)?;
-        trace::check(&ProgressSource::stage(&trace, progress, "looking through it", 1)).map_err(Failure::usage)?;
+        let source = trace::open(path, &stages).map_err(Failure::usage)?;
+        let trace = Trace::read(&ProgressSource::stage(source, &stages, "reading it", 1)).map_err(Failure::usage)?;
+        trace::check(&ProgressSource::stage(&trace, &stages, "checking it", 1)).map_err(Failure::usage)?;
         Ok(Some(trace))
     }
 
-    /// Judges every subject and concludes.
-    pub fn judge(&self, judge: impl Fn(&Subject, &AtomicBool) -> Verdict + Sync) -> Outcome {
+    /// Tests every target and concludes.
+    pub fn judge(&self, judge: impl Fn(&StressTarget, &AtomicBool) -> StressVerdict + Sync) -> Outcome {
         let (verdicts, stop) = self.verdicts(judge)?;
         self.conclude(&verdicts, &stop)
     }
 
-    /// Judges every subject, side by side where the device is of our making. `judge` should come to an end soon after the
-    /// flag that it is given is set.
+    /// Tests every target, in parallel on simulated devices. `judge` should end soon after its flag is set.
     pub fn verdicts(
         &self,
-        judge: impl Fn(&Subject, &AtomicBool) -> Verdict + Sync,
-    ) -> Result<(Vec<Verdict>, Arc<AtomicBool>), Failure> {
-        let subjects = self.subjects()?;
+        judge: impl Fn(&StressTarget, &AtomicBool) -> StressVerdict + Sync,
+    ) -> Result<(Vec<StressVerdict>, Arc<AtomicBool>), Failure> {
+        let targets = self.targets()?;
         let stop = interrupt::flag(interrupt::Running::Replay)?;
-        let bar = progress::of_cases(subjects.len(), 0);
-        let verdicts = parallel_map(&subjects, Common::jobs(&subjects), |subject| {
-            bar.set_message(subject.strategy.to_string());
-            let verdict = judge(subject, &stop);
+        let bar = progress::of_cases(targets.len(), 0);
+        let verdicts = parallel_map(&targets, StressOptions::jobs(&targets), |target| {
+            bar.set_message(target.strategy.to_string());
+            let verdict = judge(target, &stop);
             bar.inc(1);
             verdict
         });
@@ -116,45 +114,45 @@ impl Common {
         Ok((verdicts, stop))
     }
 
-    /// How many subjects can run at once: a real device has only one of everything.
-    pub fn jobs(subjects: &[Subject]) -> usize {
-        let simulated = subjects.iter().all(|subject| subject.device.is_simulated());
+    /// How many targets are tested at once: only one on a real device.
+    pub fn jobs(targets: &[StressTarget]) -> usize {
+        let simulated = targets.iter().all(|target| target.device.is_simulated());
         if simulated { suite::all_cores() } else { 1 }
     }
 
-    /// Saves what broke, prints the verdicts, and says how the program ends.
-    pub fn conclude(&self, verdicts: &[Verdict], stop: &AtomicBool) -> Outcome {
+    /// Saves failures, prints the verdicts and returns the exit code.
+    pub fn conclude(&self, verdicts: &[StressVerdict], stop: &AtomicBool) -> Outcome {
         self.format.print(&self.rows(verdicts)?)?;
-        Ok(exit_code(verdicts, stop))
+        Ok(exit_code_of(verdicts, stop))
     }
 
     /// Like `conclude`, as a matrix of strategies and kinds.
-    pub fn conclude_as_matrix(&self, verdicts: &[Verdict], stop: &AtomicBool) -> Outcome {
+    pub fn conclude_as_matrix(&self, verdicts: &[StressVerdict], stop: &AtomicBool) -> Outcome {
         self.format.print(&VerdictMatrix(&self.rows(verdicts)?))?;
-        Ok(exit_code(verdicts, stop))
+        Ok(exit_code_of(verdicts, stop))
     }
 
-    fn rows(&self, verdicts: &[Verdict]) -> Result<Vec<VerdictRow>, Failure> {
-        let mut rows: Vec<VerdictRow> = Vec::new();
+    fn rows(&self, verdicts: &[StressVerdict]) -> Result<Vec<VerdictRow>, Failure> {
+        let mut rows = Vec::new();
         for verdict in verdicts {
             let evidence: Result<Vec<_>, _> =
-                verdict.failures.iter().map(|failure| evidence::of(failure, self)).collect();
+                verdict.failures.iter().map(|failure| save_failure(failure, self)).collect();
             rows.extend(verdict.rows(&evidence?));
         }
         Ok(rows)
     }
 
-    /// The same for a kind that has printed a table of its own: only what broke is still to be told.
-    pub fn complain_of(&self, verdicts: &[Verdict], stop: &AtomicBool) -> Outcome {
+    /// Like `conclude`, for a kind that has printed its own table: prints only the failures.
+    pub fn report_failures(&self, verdicts: &[StressVerdict], stop: &AtomicBool) -> Outcome {
         for failure in verdicts.iter().flat_map(|verdict| &verdict.failures) {
-            output::complain(&format!("failed: {failure}\n  again: {}", evidence::of(failure, self)?.repeat));
+            output::complain(&format!("failed: {failure}\n  again: {}", save_failure(failure, self)?.repeat));
         }
-        Ok(exit_code(verdicts, stop))
+        Ok(exit_code_of(verdicts, stop))
     }
 
     fn strategies(&self) -> Result<Vec<StrategySpec>, Failure> {
         if self.strategy.is_empty() {
-            let entries = owners_of_memory();
+            let entries = strategies_with_memory();
             let how_many = if self.all_variants { usize::MAX } else { 1 };
             return Ok(entries.flat_map(|entry| entry.specs().take(how_many)).collect());
         }
@@ -171,8 +169,12 @@ impl Common {
     }
 }
 
-fn exit_code(verdicts: &[Verdict], stop: &AtomicBool) -> u8 {
-    let failed = verdicts.iter().any(|verdict| !verdict.failures.is_empty());
+fn exit_code_of(verdicts: &[StressVerdict], stop: &AtomicBool) -> u8 {
+    exit_code(verdicts.iter().any(|verdict| !verdict.failures.is_empty()), stop)
+}
+
+/// The exit code after failures, an interruption or neither.
+pub fn exit_code(failed: bool, stop: &AtomicBool) -> u8 {
     match (failed, stop.load(Ordering::Relaxed)) {
         (true, _) => exit::STRESS_FAILED,
         (false, true) => exit::INTERRUPTED,
@@ -180,57 +182,142 @@ fn exit_code(verdicts: &[Verdict], stop: &AtomicBool) -> u8 {
     }
 }
 
-impl Default for Common {
-    fn default() -> Common {
-        Common {
+impl Default for StressOptions {
+    fn default() -> StressOptions {
+        StressOptions {
             strategy: Vec::new(),
             all_variants: false,
-            device: Common::DEVICE.to_owned(),
+            device: StressOptions::DEVICE.to_owned(),
             seed: 1,
-            memory: Common::MEMORY,
+            memory: StressOptions::MEMORY,
             trace: None,
-            save: Common::SAVE.into(),
+            save: StressOptions::SAVE.into(),
             format: Format::default(),
         }
     }
 }
 
+/// Saves the failure's trace and returns the command that reproduces it.
+pub fn save_failure(failure: &StressFailure, options: &StressOptions) -> Result<FailureEvidence, TraceError> {
+    let Some(found) = &failure.trace else {
+        return Ok(FailureEvidence { repeat: command(failure, options, None), ..FailureEvidence::default() });
+    };
+    let path = save_trace(found, &options.save, failure.found_by, &failure.strategy)?;
+    let repeat = command(failure, options, Some(&path));
+    Ok(FailureEvidence { trace: path.display().to_string(), trace_events: found.events.len() as u64, repeat })
+}
+
+/// Writes a trace to the folder, named after the kind of stress and the strategy, without overwriting files.
+pub fn save_trace(found: &Trace, folder: &Path, found_by: &str, strategy: &str) -> Result<PathBuf, TraceError> {
+    fs::create_dir_all(folder).map_err(|source| TraceError::Io { path: folder.to_owned(), source })?;
+    let path = unused_path(folder, &format!("{found_by}-{}", file_name_part(strategy)));
+    trace::write(found, &path)?;
+    Ok(path)
+}
+
+fn command(failure: &StressFailure, options: &StressOptions, trace: Option<&Path>) -> String {
+    let mut words = vec!["oomph".to_owned(), "stress".to_owned(), failure.found_by.to_owned()];
+    let mut add = |option: &str, value: &str| words.extend([option.to_owned(), quoted(value)]);
+    match trace {
+        Some(path) => add("--trace", &path.to_string_lossy()),
+        None => add("--seed", &options.seed.to_string()),
+    }
+    add("--strategy", &failure.strategy);
+    if options.device != StressOptions::DEVICE {
+        add("--device", &options.device);
+    }
+    if options.memory != StressOptions::MEMORY {
+        // The exact size, because a rounded one would change the run.
+        let Bytes(bytes) = options.memory;
+        add("--memory", &if bytes.is_multiple_of(MIB) { format!("{}MiB", bytes / MIB) } else { bytes.to_string() });
+    }
+    words.extend(failure.conditions.iter().cloned());
+    words.join(" ")
+}
+
+/// The first numbered name that does not exist yet.
+fn unused_path(folder: &Path, stem: &str) -> PathBuf {
+    let named = |number: u32| match number {
+        1 => folder.join(format!("{stem}.oomph")),
+        _ => folder.join(format!("{stem}-{number}.oomph")),
+    };
+    (1..).map(named).find(|path| !path.exists()).unwrap_or_else(|| named(1))
+}
+
+/// A strategy's name as part of a file name.
+fn file_name_part(name: &str) -> String {
+    name.chars().map(|c| if c.is_ascii_alphanumeric() || "_.-".contains(c) { c } else { '_' }).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stress::properties::{Programs, properties};
+    use crate::{
+        base::{GIB, NoProgress, StreamId, TagId},
+        stress::properties::{ProgramRange, properties},
+        trace::TraceBuilder,
+    };
 
     #[test]
-    fn by_default_all_strategies_that_own_memory_are_put_under_stress() {
-        let subjects = Common::default().subjects().unwrap();
-        assert_eq!(subjects.len(), STRATEGIES.len() - LEFT_OUT.len());
-        let all = Common { all_variants: true, ..Common::default() }.subjects().unwrap();
-        assert!(all.len() > subjects.len());
-        assert!(all.iter().all(|subject| subject.memory_bytes == Some(256 * MIB)));
+    fn all_strategies_with_memory_by_default() {
+        let targets = StressOptions::default().targets().unwrap();
+        assert_eq!(targets.len(), STRATEGIES.len() - WITHOUT_MEMORY.len());
+        let all = StressOptions { all_variants: true, ..StressOptions::default() }.targets().unwrap();
+        assert!(all.len() > targets.len());
+        assert!(all.iter().all(|target| target.memory_bytes == Some(256 * MIB)));
     }
 
     #[test]
-    fn what_broke_is_saved_and_ends_with_its_own_exit_code() {
+    fn failures_are_saved_with_exit_code() {
         let folder = tempfile::tempdir().unwrap();
-        let common = Common { save: folder.path().to_owned(), format: Format::Csv, ..Common::default() };
-        let subject = Subject {
-            strategy: StrategySpec::from("flawed:RoundsDown"),
-            device: "sim".parse().unwrap(),
-            memory_bytes: Some(common.memory.0),
-        };
-        let verdict = properties(&subject, &Programs { first: 0, count: 9, seed: 1 }, &|| false);
+        let options = StressOptions { save: folder.path().to_owned(), format: Format::Csv, ..StressOptions::default() };
+        let target = StressTarget::simulated("flawed:RoundsDown", options.memory.0);
+        let verdict = properties(&target, &ProgramRange { first: 0, count: 9, seed: 1 }, &|| false);
         let stop = AtomicBool::new(false);
-        assert_eq!(common.conclude(&[verdict], &stop).unwrap(), exit::STRESS_FAILED);
+        assert_eq!(options.conclude(&[verdict], &stop).unwrap(), exit::STRESS_FAILED);
         assert!(folder.path().join("properties-flawed_RoundsDown.oomph").exists());
-        let fine = Verdict::new("properties", "caching");
-        assert_eq!(common.conclude(std::slice::from_ref(&fine), &stop).unwrap(), exit::OK);
+        let fine = StressVerdict::new("properties", "caching");
+        assert_eq!(options.conclude(std::slice::from_ref(&fine), &stop).unwrap(), exit::OK);
         stop.store(true, Ordering::Relaxed);
-        assert_eq!(common.conclude(&[fine], &stop).unwrap(), exit::INTERRUPTED);
+        assert_eq!(options.conclude(&[fine], &stop).unwrap(), exit::INTERRUPTED);
     }
 
     #[test]
-    fn a_strategy_that_is_none_is_refused() {
-        let common = Common { strategy: vec!["cachin".to_owned()], ..Common::default() };
-        assert!(common.subjects().unwrap_err().to_string().contains("did you mean 'caching'"));
+    fn unknown_strategy_is_refused() {
+        let options = StressOptions { strategy: vec!["cachin".to_owned()], ..StressOptions::default() };
+        assert!(options.targets().unwrap_err().to_string().contains("did you mean 'caching'"));
+    }
+
+    fn failure(strategy: &str) -> StressFailure {
+        let mut trace = TraceBuilder::new();
+        trace.alloc(512, StreamId::DEFAULT, TagId(0));
+        StressFailure {
+            found_by: "properties",
+            strategy: strategy.to_owned(),
+            detail: "overlap".to_owned(),
+            trace: Some(trace.finish("found")),
+            conditions: vec!["--fail cuMemAlloc:2".to_owned()],
+        }
+    }
+
+    #[test]
+    fn failures_do_not_overwrite_each_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let save = folder.path().join("new folder");
+        let options = StressOptions { save: save.clone(), memory: Bytes(GIB), ..StressOptions::default() };
+        let failure = failure("caching:roundup_power2_divisions:[256:1,>:4]");
+        let evidence = save_failure(&failure, &options).unwrap();
+        let file = save.join("properties-caching_roundup_power2_divisions__256_1___4_.oomph");
+        assert_eq!((evidence.trace.as_str(), evidence.trace_events), (&*file.to_string_lossy(), 1));
+        assert_eq!(Trace::read(&*trace::open(&file, &NoProgress).unwrap()).unwrap().events.len(), 1);
+        assert_eq!(
+            evidence.repeat,
+            format!(
+                "oomph stress properties --trace '{}' --strategy 'caching:roundup_power2_divisions:[256:1,>:4]' \
+                 --memory 1024MiB --fail cuMemAlloc:2",
+                file.display()
+            )
+        );
+        assert_ne!(save_failure(&failure, &options).unwrap().trace, evidence.trace);
     }
 }

@@ -1,4 +1,4 @@
-//! What `integrity` and `soak` have in common: how long they go on, the file that adds up over slices, and the table.
+//! `oomph stress integrity` and `oomph stress soak`: their duration, the state file in which runs add up, and the table.
 
 use std::{
     fs, io,
@@ -9,32 +9,109 @@ use std::{
 
 use anyhow::{Context as _, anyhow};
 
-use super::{Common, evidence};
+use super::{
+    StressOptions,
+    common::{exit_code, save_failure},
+};
 use crate::{
     base::{Bytes, GIB, parallel_map},
     cli::{
-        VERSION, exit,
+        VERSION,
         failure::{Failure, Outcome},
         interrupt, progress,
     },
     report::Endurance,
-    stress::{Ledger, Outcome as Endured, Sizes, Slice, Subject, SubjectError, Tally, TimeShare, Until},
+    stress::{
+        BlockSizes, EnduranceOutcome, Integrity, IntegrityCounts, Soak, StopCondition, StressSlice, StressState,
+        StressTarget, TargetError, TimeShare,
+    },
     suite::CaseTimeout,
 };
 
-/// Memory on a real device if nobody says.
+/// The default memory on a real device.
 const REAL_MEMORY: Bytes = Bytes(8 * GIB);
 
-/// How many, how long, and what is added to.
+/// Fills every block with its own pattern on its stream and compares it before the block is freed, on other streams that use
+/// it, and after cached memory was released. This finds memory that overlaps, that is reused before all streams are done
+/// with it, or that is lost when it is mapped elsewhere, independently of what a strategy reports.
+///
+/// On the simulated device the seed decides the order of the threads, and a failing program is shrunk to a minimal trace. On a
+/// real device threads are real and share the strategy under one lock, and one launch checks many blocks.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  oomph stress integrity                                       every strategy, 30 seconds in all
+  oomph stress integrity --strategy caching --stress-count 1000000
+  oomph stress integrity --device cuda --threads 16 --streams 8 --stress-duration 8m --state integrity.json
+                                                               a slice on a GPU; repeat it for the next
+  oomph stress integrity --device cuda --sizes small --memory 32GiB --stress-duration 60s
+  oomph stress integrity --strategy bfc --trace failing.oomph  one trace")]
+pub struct IntegrityArgs {
+    #[command(flatten)]
+    pub(super) options: StressOptions,
+    #[command(flatten)]
+    endurance: EnduranceOptions,
+}
+
+/// Runs one program after another in memory that is nearly full, on a driver whose calls fail now and then. Contents are
+/// checked as by `stress integrity`, and the strategy's other promises too. The table says how full memory was, how much of
+/// it was idle, and how many calls were made to fail.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  oomph stress soak                                            every strategy, 30 seconds in all
+  oomph stress soak --strategy oomph --stress-duration 1h --state soak.json
+  oomph stress soak --device cuda --streams 8 --stress-duration 5m --state soak.json
+  oomph stress soak --fault-one-in 0                           on a driver that never fails")]
+pub struct SoakArgs {
+    #[command(flatten)]
+    pub(super) options: StressOptions,
+    #[command(flatten)]
+    endurance: EnduranceOptions,
+    /// One driver call in this many is made to fail; 0 for none.
+    #[arg(long, value_name = "N", default_value_t = 500)]
+    fault_one_in: u64,
+}
+
+impl IntegrityArgs {
+    pub(super) fn run(&self) -> Outcome {
+        let EnduranceOptions { threads, streams, sizes, .. } = self.endurance;
+        let trace = self.options.trace()?;
+        self.endurance.run("integrity", &self.options, |target, seed, until, progress| {
+            let integrity = Integrity { target: target.clone(), threads, streams, sizes, seed };
+            match &trace {
+                Some(trace) => integrity.play(trace, until),
+                None => integrity.run(until, progress),
+            }
+        })
+    }
+}
+
+impl SoakArgs {
+    pub(super) fn run(&self) -> Outcome {
+        if self.options.trace.is_some() {
+            return Err(Failure::usage(anyhow!(
+                "a soak plays its own programs; use `oomph stress integrity --trace FILE` for one trace"
+            )));
+        }
+        let EnduranceOptions { threads, streams, sizes, .. } = self.endurance;
+        let fault_one_in = self.fault_one_in;
+        self.endurance.run("soak", &self.options, |target, seed, until, progress| {
+            Soak { target: target.clone(), threads, streams, sizes, seed, fault_one_in }.run(until, progress)
+        })
+    }
+}
+
+/// Duration, size and state file of a test.
 #[derive(Clone, Debug, clap::Args)]
 pub struct EnduranceOptions {
-    /// End after so many blocks of each strategy.
+    /// End after this many blocks of each strategy.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub stress_count: Option<u64>,
-    /// End after so much time in all, such as 60s or 1h, which strategies share evenly [default: 30s without a count].
+    /// End after this time in all, such as 60s or 1h, shared evenly among strategies [default: 30s without a count].
     #[arg(long, value_name = "TIME")]
     pub stress_duration: Option<CaseTimeout>,
-    /// Host threads. On the simulated device they take turns by the seed; on a real one they are real.
+    /// Host threads. On the simulated device the seed decides their order; on a real device they are real.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
     /// Streams, the default one among them.
@@ -42,44 +119,50 @@ pub struct EnduranceOptions {
     pub streams: u16,
     /// Sizes of blocks: `small` (many blocks), `mixed`, `large` (many bytes), or a range such as 512..2MiB.
     #[arg(long, value_name = "SIZES", default_value = "mixed")]
-    pub sizes: Sizes,
-    /// A JSON file to which this slice is added. Every slice throws other dice; the table is of all slices together.
+    pub sizes: BlockSizes,
+    /// A JSON file to which this run is added as a slice. Every slice has another seed; the table is of all slices.
     #[arg(long, value_name = "FILE")]
     pub state: Option<PathBuf>,
 }
 
-/// How long it goes on without a count or a duration.
+/// The duration without a count.
 const DEFAULT_DURATION: Duration = Duration::from_secs(30);
 
 impl EnduranceOptions {
-    /// Lets every subject endure `stress` with a seed, adds it up, and concludes.
-    pub fn endure(
+    /// Runs `stress` with a seed on every target, adds the results to the state, and concludes.
+    fn run(
         &self,
         kind: &'static str,
-        common: &Common,
-        stress: impl Fn(&Subject, u64, &Until<'_>, &mut dyn FnMut(&Tally)) -> Result<Endured, SubjectError> + Sync,
+        options: &StressOptions,
+        stress: impl Fn(
+            &StressTarget,
+            u64,
+            &StopCondition<'_>,
+            &mut dyn FnMut(&IntegrityCounts),
+        ) -> Result<EnduranceOutcome, TargetError>
+        + Sync,
     ) -> Outcome {
-        let common = &self.with_memory(common)?;
-        let subjects = common.subjects()?;
-        let mut ledger = self.ledger(kind)?;
-        let seed = ledger.next_seed(common.seed);
+        let options = &self.with_memory(options)?;
+        let targets = options.targets()?;
+        let mut state = self.load_state(kind)?;
+        let seed = state.next_seed(options.seed);
         let stop = interrupt::flag(interrupt::Running::Replay)?;
-        let jobs = Common::jobs(&subjects);
+        let jobs = StressOptions::jobs(&targets);
         let duration = match (self.stress_count, self.stress_duration) {
             (Some(_), None) => None,
             (_, given) => Some(given.map_or(DEFAULT_DURATION, CaseTimeout::duration)),
         };
-        let time = duration.map(|duration| TimeShare::new(duration, subjects.len(), jobs));
+        let time = duration.map(|duration| TimeShare::new(duration, targets.len(), jobs));
         let (begin, lost) = (Instant::now(), AtomicBool::new(false));
-        let bar = progress::of_cases(subjects.len(), 0);
-        let outcomes = parallel_map(&subjects, jobs, |subject| {
+        let bar = progress::of_cases(targets.len(), 0);
+        let outcomes = parallel_map(&targets, jobs, |target| {
             let end = time.as_ref().map(TimeShare::next_end);
             let over = || stop.load(Ordering::Relaxed) || end.is_some_and(|end| Instant::now() >= end);
             let outcome = if lost.load(Ordering::Relaxed) {
-                Ok(Endured { skipped: Some("the GPU is lost to this process".to_owned()), ..Endured::default() })
+                Ok(EnduranceOutcome::skipped("this process can no longer use the GPU"))
             } else {
-                let until = Until { blocks: self.stress_count, over: &over };
-                stress(subject, seed, &until, &mut |tally| bar.set_message(told(subject, tally)))
+                let until = StopCondition { blocks: self.stress_count, over: &over };
+                stress(target, seed, &until, &mut |counts| bar.set_message(progress_text(target, counts)))
             };
             if outcome.as_ref().is_ok_and(|outcome| outcome.lost_context) {
                 lost.store(true, Ordering::Relaxed);
@@ -90,82 +173,84 @@ impl EnduranceOptions {
         bar.finish_and_clear();
         let mut saved = Vec::new();
         let mut failed = false;
-        for (subject, outcome) in subjects.iter().zip(outcomes) {
-            let (outcome, strategy) = (outcome.map_err(Failure::usage)?, subject.strategy.to_string());
-            ledger.add(&strategy, &outcome);
+        for (target, outcome) in targets.iter().zip(outcomes) {
+            let (outcome, strategy) = (outcome.map_err(Failure::usage)?, target.strategy.to_string());
+            state.add(&strategy, &outcome);
             failed |= !outcome.failures.is_empty();
             if let Some(failure) = outcome.failures.first() {
-                saved.push((strategy, evidence::of(failure, common)?));
+                saved.push((strategy, save_failure(failure, options)?));
             }
         }
-        ledger.slices.push(self.slice(common, &subjects, seed, begin.elapsed())?);
-        self.save(&ledger)?;
-        let rows = ledger.rows(&saved);
-        common.format.print(&Endurance { ledger: &ledger, rows: &rows })?;
-        Ok(match (failed, stop.load(Ordering::Relaxed)) {
-            (true, _) => exit::STRESS_FAILED,
-            (false, true) => exit::INTERRUPTED,
-            (false, false) => exit::OK,
-        })
+        state.slices.push(self.slice(options, &targets, seed, begin.elapsed())?);
+        self.save_state(&state)?;
+        let rows = state.rows(&saved);
+        options.format.print(&Endurance { state: &state, rows: &rows })?;
+        Ok(exit_code(failed, &stop))
     }
 
-    /// A real device has room for more than the simulated one needs.
-    fn with_memory(&self, common: &Common) -> Result<Common, Failure> {
-        let simulated = common.subjects()?.iter().all(|subject| subject.device.is_simulated());
-        let memory = if simulated || common.memory != Common::MEMORY { common.memory } else { REAL_MEMORY };
-        Ok(Common { memory, ..common.clone() })
+    /// Uses more memory by default on a real device.
+    fn with_memory(&self, options: &StressOptions) -> Result<StressOptions, Failure> {
+        let simulated = options.targets()?.iter().all(|target| target.device.is_simulated());
+        let memory = if simulated || options.memory != StressOptions::MEMORY { options.memory } else { REAL_MEMORY };
+        Ok(StressOptions { memory, ..options.clone() })
     }
 
-    /// What earlier slices came to.
-    fn ledger(&self, kind: &str) -> Result<Ledger, Failure> {
-        let Some(path) = &self.state else { return Ok(Ledger::new(kind)) };
+    /// The state with all earlier slices.
+    fn load_state(&self, kind: &str) -> Result<StressState, Failure> {
+        let Some(path) = &self.state else { return Ok(StressState::new(kind)) };
         let text = match fs::read_to_string(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Ledger::new(kind)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(StressState::new(kind)),
             read => read.with_context(|| format!("{} cannot be read", path.display())).map_err(Failure::usage)?,
         };
         let refused = |reason: String| Failure::usage(anyhow!("{} cannot be added to: {reason}", path.display()));
-        let ledger: Ledger = serde_json::from_str(&text).map_err(|error| refused(error.to_string()))?;
-        ledger.check(kind).map_err(refused)?;
-        Ok(ledger)
+        let state: StressState = serde_json::from_str(&text).map_err(|error| refused(error.to_string()))?;
+        state.check(kind).map_err(refused)?;
+        Ok(state)
     }
 
-    fn slice(&self, common: &Common, subjects: &[Subject], seed: u64, wall: Duration) -> Result<Slice, Failure> {
-        let device = match subjects.first() {
-            Some(subject) => subject.device.device_name().map_err(Failure::device)?,
+    fn slice(
+        &self,
+        options: &StressOptions,
+        targets: &[StressTarget],
+        seed: u64,
+        wall: Duration,
+    ) -> Result<StressSlice, Failure> {
+        let device = match targets.first() {
+            Some(target) => target.device.device_name().map_err(Failure::device)?,
             None => String::new(),
         };
-        Ok(Slice {
+        Ok(StressSlice {
             device,
             version: VERSION.to_owned(),
             seed,
             threads: self.threads,
             streams: self.streams,
             sizes: self.sizes.to_string(),
-            memory_bytes: common.memory.0,
+            memory_bytes: options.memory.0,
             wall_ns: wall.as_nanos() as u64,
         })
     }
 
-    /// Written beside and put in place: an end in the middle must not cost earlier slices.
-    fn save(&self, ledger: &Ledger) -> Result<(), Failure> {
+    /// Writes a new file and renames it, so that an interruption cannot lose earlier slices.
+    fn save_state(&self, state: &StressState) -> Result<(), Failure> {
         let Some(path) = &self.state else { return Ok(()) };
         let beside = path.with_extension("json.new");
         let write = |beside: &Path| -> io::Result<()> {
-            fs::write(beside, format!("{}\n", serde_json::to_string_pretty(ledger)?))?;
+            fs::write(beside, format!("{}\n", serde_json::to_string_pretty(state)?))?;
             fs::rename(beside, path)
         };
         Ok(write(&beside).with_context(|| format!("{} cannot be written", path.display()))?)
     }
 }
 
-/// How far a strategy has got.
-fn told(subject: &Subject, tally: &Tally) -> String {
-    let Tally { blocks, compared_bytes, damaged, .. } = *tally;
-    let rate = Bytes(tally.each_second(compared_bytes) as u64);
+/// The message of the progress bar.
+fn progress_text(target: &StressTarget, counts: &IntegrityCounts) -> String {
+    let IntegrityCounts { blocks, compared_bytes, damaged, .. } = *counts;
+    let rate = Bytes(counts.per_second(compared_bytes) as u64);
     format!(
         "{}: {blocks} blocks ({:.0}/s), {} verified ({rate}/s), {damaged} damaged",
-        subject.strategy,
-        tally.each_second(blocks),
+        target.strategy,
+        counts.per_second(blocks),
         Bytes(compared_bytes),
     )
 }

@@ -1,31 +1,31 @@
-//! `oomph stress`: one file a kind.
+//! `oomph stress`: the kinds of stress, and running them in a process that a plugin may take down.
 //!
-//! A kind turns its arguments into what the stress room works with and hands the verdicts to [`Common::conclude`], which
-//! saves what broke, prints the table and decides the exit code.
+//! A kind turns its arguments into what `crate::stress` works with and passes the verdicts to [`StressOptions::conclude`],
+//! which saves failures, prints the table and decides the exit code.
 
 mod adversary;
-mod all;
+mod checks;
 mod common;
 mod endurance;
-mod evidence;
-mod faults;
-mod integrity;
-mod isolated;
-mod misuse;
-mod properties;
-mod soak;
 
-pub use common::Common;
+pub use common::StressOptions;
 
-use std::panic;
+use std::{env, panic, process::Command};
 
-use super::failure::Outcome;
-use crate::stress::is_on_trial;
+#[cfg(unix)]
+use super::plugin_host;
+use super::{
+    exit,
+    failure::{Failure, Outcome},
+    options::DeviceOptions,
+    output,
+};
+use crate::{base::exit_description, plugin, strategy::StrategySpec, stress::is_under_test};
 
-/// Tries to break allocators: is this one correct?
+/// Tests whether allocators are correct.
 ///
-/// Every kind plays programs through strategies and watches what they promise. What breaks one is shrunk to a minimal
-/// trace, saved, and printed with the command that shows it again. Exit code 106 if anything was found.
+/// Every kind plays programs through strategies and checks what they promise. A failing program is shrunk to a minimal
+/// trace, saved, and printed with the command that reproduces it. Exit code 106 if there is a failure.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -35,87 +35,108 @@ Examples:
   oomph stress properties --strategy caching --cases 10000    one strategy, for longer
   oomph stress properties --strategy plugin:./my_allocator.so an allocator of your own
   oomph stress properties --strategy bfc --trace failing.oomph --fail cuMemFree:2
-  oomph stress faults --strategy bfc                          every driver call of its fails once
-  oomph stress misuse                                         what becomes of double frees and the like
-  oomph stress adversary                                      how much memory each wastes at worst
-  oomph stress soak --stress-duration 1h --state soak.json    for hours, in slices that add up")]
+  oomph stress faults --strategy bfc                          every driver call fails once
+  oomph stress misuse                                         double frees and other misuse
+  oomph stress adversary                                      the most memory that each needs
+  oomph stress soak --stress-duration 1h --state soak.json    for hours, in runs that add up")]
 pub struct Args {
     #[command(subcommand)]
     kind: Kind,
-    /// This is the process of its own in which plugins are put under stress.
-    #[arg(long = isolated::OPTION, hide = true, global = true)]
+    /// Set in the second process in which plugins are tested.
+    #[arg(long = SECOND_PROCESS, hide = true, global = true)]
     in_this_process: bool,
 }
 
 #[derive(Debug, clap::Subcommand)]
 enum Kind {
-    /// Every kind below that needs no question of its own, in the time given.
-    All(all::Args),
-    /// Known contents: every block is filled and verified, from many threads and streams.
-    Integrity(integrity::Args),
-    /// Random programs, some on a driver that fails now and then; all that a strategy promises is watched.
-    Properties(properties::Args),
-    /// A driver that fails at every call in turn, memory that others take, events that never complete.
-    Faults(faults::Args),
-    /// Programs that break the rules: double frees, foreign pointers, absurd sizes; what becomes of each.
-    Misuse(misuse::Args),
-    /// Requests made up to hurt, within a budget of live memory: how much each takes at worst, and what theory says.
-    Adversary(adversary::Args),
+    /// All kinds that need no further arguments, within a given time.
+    All(checks::AllArgs),
+    /// Contents of blocks: every block is filled and compared, from many threads and streams.
+    Integrity(endurance::IntegrityArgs),
+    /// Random programs, some on a driver that fails now and then; all promises of a strategy are checked.
+    Properties(checks::PropertiesArgs),
+    /// Every driver call fails in turn, another process takes memory, events never complete.
+    Faults(checks::FaultsArgs),
+    /// Programs that break the rules: double frees, foreign pointers, absurd sizes.
+    Misuse(checks::MisuseArgs),
+    /// The worst case within a budget of live memory: how much memory each strategy needs, beside the theoretical bound.
+    Adversary(adversary::AdversaryArgs),
     /// A long program in memory that is nearly full, on a driver that fails now and then.
-    Soak(soak::Args),
+    Soak(endurance::SoakArgs),
 }
 
 impl Kind {
-    /// The strategies that were named.
-    fn strategies(&self) -> &[String] {
-        match self {
-            Kind::All(args) => &args.common.strategy,
-            Kind::Integrity(args) => &args.common.strategy,
-            Kind::Properties(args) => &args.common.strategy,
-            Kind::Faults(args) => &args.common.strategy,
-            Kind::Misuse(args) => &args.common.strategy,
-            Kind::Adversary(args) => &args.strategy,
-            Kind::Soak(args) => &args.common.strategy,
-        }
-    }
-
-    /// The device that was named.
-    fn device(&self) -> &str {
-        match self {
-            Kind::All(args) => &args.common.device,
-            Kind::Integrity(args) => &args.common.device,
-            Kind::Properties(args) => &args.common.device,
-            Kind::Faults(args) => &args.common.device,
-            Kind::Misuse(args) => &args.common.device,
-            Kind::Adversary(args) => &args.device,
-            Kind::Soak(args) => &args.common.device,
-        }
+    /// The strategies and the device that were named.
+    fn target(&self) -> (&[String], &str) {
+        let options = match self {
+            Kind::All(args) => &args.options,
+            Kind::Integrity(args) => &args.options,
+            Kind::Properties(args) => &args.options,
+            Kind::Faults(args) => &args.options,
+            Kind::Misuse(args) => &args.options,
+            Kind::Soak(args) => &args.options,
+            Kind::Adversary(args) => return (&args.strategy, &args.device),
+        };
+        (&options.strategy, &options.device)
     }
 }
 
 pub fn run(args: Args) -> Outcome {
-    if !args.in_this_process && isolated::is_needed(args.kind.strategies(), args.kind.device())? {
-        return isolated::run_again();
+    let (strategies, device) = args.kind.target();
+    if !args.in_this_process && needs_second_process(strategies, device)? {
+        return run_in_second_process();
     }
-    keep_quiet_about_trials();
+    silence_panics_under_test();
     match args.kind {
-        Kind::All(args) => all::run(&args),
-        Kind::Integrity(args) => integrity::run(&args),
-        Kind::Properties(args) => properties::run(&args),
-        Kind::Faults(args) => faults::run(&args),
-        Kind::Misuse(args) => misuse::run(&args),
-        Kind::Adversary(args) => adversary::run(&args),
-        Kind::Soak(args) => soak::run(&args),
+        Kind::All(args) => args.run(),
+        Kind::Integrity(args) => args.run(),
+        Kind::Properties(args) => args.run(),
+        Kind::Faults(args) => args.run(),
+        Kind::Misuse(args) => args.run(),
+        Kind::Adversary(args) => args.run(),
+        Kind::Soak(args) => args.run(),
     }
 }
 
-/// A strategy that panics on trial is found out, thousands of times while its trace is shrunk; any other panic is told as
-/// ever.
-fn keep_quiet_about_trials() {
-    let tell = panic::take_hook();
-    panic::set_hook(Box::new(move |told| {
-        if !is_on_trial() {
-            tell(told);
+/// A strategy that panics under test is a finding, thousands of times while its trace shrinks. Other panics are printed.
+fn silence_panics_under_test() {
+    let print = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        if !is_under_test() {
+            print(info);
         }
     }));
+}
+
+/// The option that marks the second process.
+const SECOND_PROCESS: &str = "in-this-process";
+
+/// Whether one of the strategies might end this process. On the simulated device plugins are served by other processes; on a
+/// real one they cannot be.
+fn needs_second_process(strategies: &[String], device: &str) -> Result<bool, Failure> {
+    if !strategies.iter().any(|strategy| plugin::is_meant(&StrategySpec::from(strategy.as_str()))) {
+        return Ok(false);
+    }
+    let device = DeviceOptions { device: device.to_owned(), limit: None }.spec()?;
+    #[cfg(unix)]
+    if device.is_simulated() {
+        plugin_host::offer()?;
+        return Ok(false);
+    }
+    Ok(true)
+}
+
+/// Runs the same command in a second process and returns its exit code. If it dies, that is a failure of the plugin.
+fn run_in_second_process() -> Outcome {
+    // Ctrl-C reaches both processes. The second one ends in order, and this one must return its exit code.
+    ctrlc::set_handler(|| {})?;
+    let program = env::current_exe().map_err(Failure::usage)?;
+    let status = Command::new(program).args(env::args_os().skip(1)).arg(format!("--{SECOND_PROCESS}")).status()?;
+    match status.code().and_then(|code| u8::try_from(code).ok()) {
+        Some(code) => Ok(code),
+        None => {
+            output::complain(&format!("failed: a plugin ended its process, which {}", exit_description(status)));
+            Ok(exit::STRESS_FAILED)
+        }
+    }
 }

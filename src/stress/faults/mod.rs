@@ -1,225 +1,281 @@
-//! Drivers that fail: every driver call that a strategy makes fails once, and then some.
+//! `stress faults`: every driver call that a strategy makes fails once, and more.
 //!
-//! A few stories lead a strategy through all that it asks of a device. A clean run counts its driver calls by kind; then
-//! each of them fails once, or is the first of several, or says that memory has run out; another process takes the memory
-//! that is free; events never complete. After each: nothing leaked, no block lost, and the same story gives the same result
-//! as on a new strategy. What breaks is shrunk together with the place of the fault.
+//! A few programs lead a strategy through all that it asks of a device. A run without faults counts its driver calls by
+//! kind; then each of them fails once, or is the first of several that fail, or reports out of memory. In further runs
+//! another process takes the free memory, or events never complete. After each run: nothing leaked, no block is lost, and
+//! the same program gives the same result as on a new strategy. A failing program is shrunk together with the place of the
+//! fault.
 //!
-//! [`Affliction`] says what befalls a run, `hindrance` and `afflicted` let it happen between a strategy and its device,
-//! `sweep` chooses, `run` plays and judges.
+//! Only calls of the strategy are counted and fail, so `cuMemCreate:3` means the same whatever the program does.
 
-mod afflicted;
-mod affliction;
-mod hindrance;
+mod programs;
 mod run;
-mod stories;
-mod sweep;
 
-pub use affliction::{Affliction, AfflictionError, Manner};
-pub use hindrance::Tallies;
-pub use stories::stories;
+pub use programs::programs;
 
-use std::sync::Arc;
+use std::{num::NonZeroU64, sync::Arc};
 
-use self::{run::Run, sweep::Sweep};
+use rand::seq::index;
+use rand_chacha::{ChaCha8Rng, rand_core::SeedableRng};
+
+use self::run::FaultRun;
 use super::{
-    Failure, KindOfStress, Subject, SubjectError, Verdict,
-    patience::{patience_for, within},
+    StressFailure, StressKind, StressTarget, StressVerdict,
+    checked_run::{run_within, time_limit},
     shrink,
 };
 use crate::{
-    device::Device,
-    strategy::{Stats, Strategy, conformance::Finding},
+    device::{
+        CallKind, CallLedger,
+        wrap::{CallFailure, FaultSpec},
+    },
+    strategy::{Stats, conformance::Finding},
     trace::Trace,
 };
 
-/// What this kind of stress is called.
-pub const KIND: &str = "faults";
+/// The name of this kind of stress.
+const KIND: &str = "faults";
 
-/// Its part in `all`.
-pub(super) const EVERYTHING: KindOfStress = KindOfStress {
+/// Its part in `stress all`.
+pub(super) const STRESS: StressKind = StressKind {
     name: KIND,
-    judge: |subject, seed, stop| faults(subject, &Faults { seed, ..Faults::default() }, stop).verdict,
+    judge: |target, seed, stop| faults(target, &FaultOptions { seed, ..FaultOptions::default() }, stop).verdict,
 };
 
-/// How many traces are tried to make a failing story smaller, on a simulated device and on a real one; each is played at
-/// several places of the fault.
+/// How many traces are tried to shrink a failing program, on a simulated and on a real device. Each is played with the fault
+/// at several places.
 const SHRINKING_TRIES: (usize, usize) = (400, 40);
-/// At how many places before its own a fault is tried again while its story shrinks.
+/// At how many earlier places a fault is tried while its program shrinks.
 const PLACES: u64 = 24;
 
 /// What to try.
 #[derive(Clone, Debug, Default)]
-pub struct Faults {
-    /// The stories; those of this room where there are none.
-    pub stories: Vec<Trace>,
-    /// The afflictions; all that a story leaves room for where there are none.
-    pub afflictions: Vec<Affliction>,
-    /// For the sample where a story makes too many driver calls to let each fail.
+pub struct FaultOptions {
+    /// The programs; if empty, those of [`programs`].
+    pub programs: Vec<Trace>,
+    /// The faults; if empty, all that a program leaves room for.
+    pub faults: Vec<FaultSpec>,
+    /// The seed of the sample where a program makes too many driver calls to let each fail.
     pub seed: u64,
 }
 
-/// What came of it.
+/// The result for one strategy.
 #[derive(Clone, Debug, Default)]
-pub struct Faulted {
+pub struct FaultReport {
     /// The verdict on the strategy.
-    pub verdict: Verdict,
-    /// Driver calls of the clean runs, by kind.
-    pub calls: Tallies,
-    /// Turns of driver calls that no run let fail, because there are too many.
+    pub verdict: StressVerdict,
+    /// Driver calls of the runs without faults.
+    pub calls: CallLedger,
+    /// The number of calls that were not made to fail, because there are too many.
     pub left_out: u64,
 }
 
-/// Makes a strategy and the device it runs on, in the thread that will use them.
-type Opener = Arc<dyn Fn() -> Result<(Box<dyn Strategy>, Box<dyn Device>), SubjectError> + Send + Sync>;
-
-/// Lets the driver fail the subject in every way that was asked for; `stop` ends it early.
+/// Plays the target's programs under every fault until `stop` returns true.
 #[must_use]
-pub fn faults(subject: &Subject, what: &Faults, stop: &dyn Fn() -> bool) -> Faulted {
-    let owned = subject.clone();
-    let open: Opener = Arc::new(move || {
-        let device = owned.open_device()?;
-        let strategy = owned.build(device.props())?;
-        Ok((strategy, device))
-    });
-    let tries = if subject.device.is_simulated() { SHRINKING_TRIES.0 } else { SHRINKING_TRIES.1 };
-    Examiner { name: subject.strategy.to_string(), open, tries }.examine(what, stop)
-}
-
-/// Whoever has a strategy to look at.
-struct Examiner {
-    name: String,
-    open: Opener,
-    /// How many traces may be tried to make a failing story smaller.
-    tries: usize,
-}
-
-impl Examiner {
-    fn examine(&self, what: &Faults, stop: &dyn Fn() -> bool) -> Faulted {
-        let mut faulted = Faulted { verdict: Verdict::new(KIND, &self.name), ..Faulted::default() };
-        let stories = match self.stories(what) {
-            Ok(stories) => stories,
-            Err(reason) => {
-                faulted.verdict.skipped = Some(reason);
-                return faulted;
+pub fn faults(target: &StressTarget, options: &FaultOptions, stop: &dyn Fn() -> bool) -> FaultReport {
+    let verdict = StressVerdict::new(KIND, &target.strategy);
+    let mut tester = FaultTester { target, report: FaultReport { verdict, ..FaultReport::default() } };
+    match target.open() {
+        Err(error) => tester.report.verdict.skipped = Some(error.to_string()),
+        Ok((strategy, device)) => {
+            let programs = match options.programs.as_slice() {
+                [] => programs(device.free_bytes(), device.props().page_bytes),
+                given => given.to_vec(),
+            };
+            drop((strategy, device));
+            for program in programs.into_iter().map(Arc::new) {
+                if stop() {
+                    break;
+                }
+                tester.test(&program, options, stop);
             }
-        };
-        for story in stories.into_iter().map(Arc::new) {
-            if stop() {
-                break;
-            }
-            self.tell(&story, what, stop, &mut faulted);
         }
-        faulted
     }
+    tester.report
+}
 
-    /// What is to be played, or why nothing can be.
-    fn stories(&self, what: &Faults) -> Result<Vec<Trace>, String> {
-        let (strategy, device) = (self.open)().map_err(|error| error.to_string())?;
-        strategy.requires().check(device.props()).map_err(|missing| missing.to_string())?;
-        Ok(match what.stories.as_slice() {
-            [] => stories(device.free_bytes(), device.props().page_bytes),
-            given => given.to_vec(),
-        })
-    }
+/// Tests one target.
+struct FaultTester<'a> {
+    target: &'a StressTarget,
+    report: FaultReport,
+}
 
-    /// One story under every affliction. Of the runs that break the same promise only the first is shrunk and kept.
-    fn tell(&self, story: &Arc<Trace>, what: &Faults, stop: &dyn Fn() -> bool, faulted: &mut Faulted) {
-        let verdict = &mut faulted.verdict;
-        let clean = match self.run(story, None, None) {
+impl FaultTester<'_> {
+    /// Plays one program under every fault. Of the runs that break the same promise only the first is shrunk and kept.
+    fn test(&mut self, program: &Arc<Trace>, options: &FaultOptions, stop: &dyn Fn() -> bool) {
+        let clean = match self.run(program, None, None) {
             Ok(run) => run,
-            Err(ended) => return verdict.failures.push(self.failure(story, None, ended)),
+            Err(reason) => return self.fail(program, None, reason),
         };
-        count(verdict, &clean);
+        self.count(&clean);
         if let Some(finding) = clean.findings.first() {
-            return verdict.failures.push(self.failure(story, None, finding.to_string()));
+            return self.fail(program, None, finding.to_string());
         }
-        let sweep = match what.afflictions.as_slice() {
-            [] => Sweep::of(&clean.asked, clean.moments, what.seed),
-            given => Sweep { afflictions: given.to_vec(), left_out: 0 },
+        let sweep = match options.faults.as_slice() {
+            [] => FaultSweep::of(&clean.calls, clean.strategy_calls, options.seed),
+            given => FaultSweep { faults: given.to_vec(), left_out: 0 },
         };
-        faulted.calls.absorb(&clean.asked);
-        faulted.left_out += sweep.left_out;
+        self.report.calls.absorb(&clean.calls);
+        self.report.left_out += sweep.left_out;
         let mut broken: Vec<&'static str> = Vec::new();
-        for affliction in sweep.afflictions {
+        for fault in sweep.faults {
             if stop() {
                 return;
             }
-            match self.run(story, Some(affliction), Some(&clean.books)) {
+            match self.run(program, Some(fault), Some(&clean.stats)) {
                 Ok(run) => {
-                    count(verdict, &run);
+                    self.count(&run);
                     if let Some(finding) = run.findings.first()
                         && !broken.contains(&finding.part)
                     {
                         broken.push(finding.part);
-                        verdict.failures.push(self.shrunk(story, affliction, finding));
+                        self.shrink(program, fault, finding);
                     }
                 }
-                // What panics or hangs may do so again: the story ends here.
-                Err(ended) => return verdict.failures.push(self.failure(story, Some(affliction), ended)),
+                // A strategy that panics or hangs may do so again, so the program ends here.
+                Err(reason) => return self.fail(program, Some(fault), reason),
             }
         }
     }
 
-    /// One run in a thread of its own; in words where it panicked or did not come back.
-    fn run(&self, story: &Arc<Trace>, affliction: Option<Affliction>, expected: Option<&Stats>) -> Result<Run, String> {
-        let (open, story, expected) = (Arc::clone(&self.open), Arc::clone(story), expected.copied());
-        let patience = patience_for(story.events.len());
-        let trial = move || {
-            let (strategy, device) = open().map_err(|error| error.to_string())?;
-            Ok(Run::of(&story, strategy, device, affliction, expected.as_ref()))
+    /// One run in its own thread; the reason if it panicked or did not return.
+    fn run(
+        &self,
+        program: &Arc<Trace>,
+        fault: Option<FaultSpec>,
+        expected: Option<&Stats>,
+    ) -> Result<FaultRun, String> {
+        let (target, program, expected) = (self.target.clone(), Arc::clone(program), expected.copied());
+        let run = move |program: &Trace| {
+            let opened = target.open().map_err(|error| error.to_string())?;
+            Ok(FaultRun::of(program, opened, fault, expected.as_ref()))
         };
-        within(patience, trial).unwrap_or_else(|ended| Err(ended.to_string()))
+        run_within(time_limit(program.events.len()), move || run(&program))
+            .unwrap_or_else(|aborted| Err(aborted.to_string()))
     }
 
-    /// The failure with as small a story as shows it. While the story shrinks the fault moves: fewer driver calls lead up
-    /// to it.
-    fn shrunk(&self, story: &Trace, affliction: Affliction, finding: &Finding) -> Failure {
-        let (mut place, mut words) = (affliction, finding.to_string());
+    /// Adds the failure with the smallest program that shows it. While the program shrinks the fault moves, because fewer
+    /// driver calls come before it.
+    fn shrink(&mut self, program: &Trace, fault: FaultSpec, finding: &Finding) {
+        let (mut place, mut detail) = (fault, finding.to_string());
         let mut still_fails = |candidate: &Trace| match self.breaks(candidate, place, finding.part) {
             Some(found) => {
-                (place, words) = found;
+                (place, detail) = found;
                 true
             }
             None => false,
         };
-        let small = shrink(story, &mut still_fails, self.tries);
-        self.failure(&small, Some(place), words)
+        let tries = if self.target.device.is_simulated() { SHRINKING_TRIES.0 } else { SHRINKING_TRIES.1 };
+        let small = shrink(program, &mut still_fails, tries);
+        self.fail(&small, Some(place), detail);
     }
 
-    /// Where an affliction of the same sort, no later than this one, breaks the same promise; and how.
-    fn breaks(&self, story: &Trace, affliction: Affliction, part: &str) -> Option<(Affliction, String)> {
-        let story = Arc::new(story.clone());
-        let clean = self.run(&story, None, None).ok().filter(|run| run.findings.is_empty())?;
-        let last = affliction.first();
+    /// A fault of the same kind, no later than this one, that breaks the same promise; and how.
+    fn breaks(&self, program: &Trace, fault: FaultSpec, part: &str) -> Option<(FaultSpec, String)> {
+        let program = Arc::new(program.clone());
+        let clean = self.run(&program, None, None).ok().filter(|run| run.findings.is_empty())?;
+        let last = fault.first();
         let places =
             (last.saturating_sub(PLACES).max(1)..=last).rev().chain(1..=PLACES.min(last.saturating_sub(PLACES)));
-        places.map(|place| affliction.moved_to(place)).find_map(|affliction| {
-            let run = self.run(&story, Some(affliction), Some(&clean.books)).ok()?;
+        places.map(|place| fault.moved_to(place)).find_map(|fault| {
+            let run = self.run(&program, Some(fault), Some(&clean.stats)).ok()?;
             let finding = run.findings.first().filter(|finding| finding.part == part)?;
-            Some((affliction, finding.to_string()))
+            Some((fault, finding.to_string()))
         })
     }
 
-    fn failure(&self, story: &Trace, affliction: Option<Affliction>, detail: String) -> Failure {
-        let fault = affliction.map(|affliction| format!("--fault {affliction}"));
-        let under = affliction.map(|affliction| format!("under {affliction}: ")).unwrap_or_default();
-        Failure {
+    fn fail(&mut self, program: &Trace, fault: Option<FaultSpec>, detail: String) {
+        let under = fault.map(|fault| format!("under {fault}: ")).unwrap_or_default();
+        self.report.verdict.failures.push(StressFailure {
             found_by: KIND,
-            strategy: self.name.clone(),
-            detail: format!("{}: {under}{detail}", story.name),
-            trace: Some(story.clone()),
-            conditions: fault.into_iter().collect(),
-        }
+            strategy: self.target.strategy.to_string(),
+            detail: format!("{}: {under}{detail}", program.name),
+            trace: Some(program.clone()),
+            conditions: fault.map(|fault| format!("--fault {fault}")).into_iter().collect(),
+        });
+    }
+
+    fn count(&mut self, run: &FaultRun) {
+        let verdict = &mut self.report.verdict;
+        verdict.trials += 1;
+        verdict.events += run.events;
+        verdict.served += run.served;
+        verdict.ooms += run.ooms;
+        verdict.driver_calls += run.calls.total().count;
     }
 }
 
-fn count(verdict: &mut Verdict, run: &Run) {
-    verdict.trials += 1;
-    verdict.events += run.events;
-    verdict.served += run.served;
-    verdict.ooms += run.ooms;
-    verdict.driver_calls += run.asked.total();
+/// A program with at most this many driver calls is played under every fault.
+const FEW_CALLS: u64 = 300;
+/// With more calls, all calls up to this number fail ...
+const FIRST_CALLS: u64 = 100;
+/// ... and this many of the later ones.
+const SAMPLED_CALLS: usize = 50;
+/// How many calls fail in a row: a call, what undoes it, and what is tried next. One less than the tries that a program
+/// gives a call.
+const IN_A_ROW: NonZeroU64 = NonZeroU64::MIN.saturating_add(2);
+/// At how many moments of a program its memory is taken and its events get stuck.
+const MOMENTS: u64 = 8;
+
+/// The faults that a program is played under, and how many were left out.
+#[derive(Clone, Debug, Default)]
+struct FaultSweep {
+    faults: Vec<FaultSpec>,
+    left_out: u64,
+}
+
+impl FaultSweep {
+    /// All faults, or a sample, for a run that made these driver calls in this many calls of the strategy.
+    fn of(calls: &CallLedger, strategy_calls: u64, seed: u64) -> FaultSweep {
+        let mut sweep = FaultSweep::default();
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let total = calls.total().count;
+        let all = total <= FEW_CALLS;
+        let failure = CallFailure::UNKNOWN;
+        for (kind, tally) in calls.iter() {
+            let chosen = chosen_calls(tally.count, all, &mut random);
+            sweep.add(&chosen, tally.count, |n| FaultSpec::once(kind, n, failure));
+            sweep.add(&chosen, tally.count, |first| FaultSpec::Calls {
+                kind: Some(kind),
+                first,
+                count: IN_A_ROW,
+                failure,
+            });
+            if may_run_out(kind) {
+                sweep.add(&chosen, tally.count, |n| FaultSpec::once(kind, n, CallFailure::OutOfMemory));
+            }
+        }
+        let chosen = chosen_calls(total, all, &mut random);
+        sweep.add(&chosen, total, |first| FaultSpec::Calls { kind: None, first, count: IN_A_ROW, failure });
+        let step = strategy_calls.div_ceil(MOMENTS).max(1);
+        let count = NonZeroU64::new(strategy_calls / 4).unwrap_or(NonZeroU64::MIN);
+        for first in (1..=strategy_calls).step_by(step as usize) {
+            sweep.faults.push(FaultSpec::MemoryTaken { first, count });
+            sweep.faults.push(FaultSpec::Stuck { first });
+        }
+        sweep
+    }
+
+    fn add(&mut self, chosen: &[u64], of: u64, fault: impl Fn(u64) -> FaultSpec) {
+        self.faults.extend(chosen.iter().map(|&n| fault(n)));
+        self.left_out += of - chosen.len() as u64;
+    }
+}
+
+/// The numbers of the calls that fail, in ascending order.
+fn chosen_calls(count: u64, all: bool, random: &mut ChaCha8Rng) -> Vec<u64> {
+    if all || count <= FIRST_CALLS {
+        return (1..=count).collect();
+    }
+    let later = (count - FIRST_CALLS) as usize;
+    let mut sampled = index::sample(random, later, SAMPLED_CALLS.min(later)).into_vec();
+    sampled.sort_unstable();
+    (1..=FIRST_CALLS).chain(sampled.into_iter().map(|place| FIRST_CALLS + 1 + place as u64)).collect()
+}
+
+/// Whether a call of this kind may report that memory or address space has run out.
+const fn may_run_out(kind: CallKind) -> bool {
+    matches!(kind, CallKind::MemAlloc | CallKind::MemCreate | CallKind::MemAllocAsync | CallKind::AddressReserve)
 }
 
 #[cfg(test)]
@@ -227,46 +283,44 @@ mod tests {
     use super::*;
     use crate::{
         base::MIB,
-        device::CallKind,
-        strategy::{STRATEGIES, StrategySpec, flawed::Flaw},
+        strategy::{STRATEGIES, flawed::Flaw},
     };
 
-    fn subject(strategy: &str) -> Subject {
-        let device = "sim".parse().unwrap();
-        Subject { strategy: StrategySpec::from(strategy), device, memory_bytes: Some(96 * MIB) }
+    fn target(strategy: &str) -> StressTarget {
+        StressTarget::simulated(strategy, 96 * MIB)
     }
 
-    fn everything(strategy: &str) -> Faulted {
-        faults(&subject(strategy), &Faults::default(), &|| false)
+    fn everything(strategy: &str) -> FaultReport {
+        faults(&target(strategy), &FaultOptions::default(), &|| false)
     }
 
     #[test]
-    fn no_failing_driver_call_breaks_a_strategy_of_ours() {
-        // The two that map memory page by page make most of the calls, and are looked at by the command itself.
+    fn no_driver_fault_breaks_a_strategy() {
+        // The two that map memory page by page make most of the calls, and are tested by the command itself.
         let quick = STRATEGIES.iter().filter(|entry| !["null", "address", "stitch", "planned"].contains(&entry.name));
         for entry in quick {
-            let faulted = everything(entry.name);
-            assert_eq!(faulted.verdict.word(), "passed", "{:?}", faulted.verdict.failures);
-            assert_eq!(faulted.left_out, 0, "{}: stories are short enough for every call", entry.name);
-            assert!(faulted.verdict.trials > 3 * faulted.calls.total(), "{}: {:?}", entry.name, faulted.verdict);
+            let report = everything(entry.name);
+            assert_eq!(report.verdict.word(), "passed", "{:?}", report.verdict.failures);
+            assert_eq!(report.left_out, 0, "{}: programs are short enough for every call", entry.name);
+            assert!(report.verdict.trials > 3 * report.calls.total().count, "{}: {:?}", entry.name, report.verdict);
         }
     }
 
     #[test]
-    fn stories_lead_strategies_to_every_call_they_can_make() {
-        let mut seen = Tallies::default();
+    fn programs_reach_every_driver_call() {
+        let mut seen = CallLedger::default();
         for strategy in ["caching:expandable_segments:True", "async", "cub", "pool"] {
-            let what = Faults { afflictions: vec![Affliction::Stuck { first: 1 }], ..Faults::default() };
-            seen.absorb(&faults(&subject(strategy), &what, &|| false).calls);
+            let what = FaultOptions { faults: vec![FaultSpec::Stuck { first: 1 }], ..FaultOptions::default() };
+            seen.absorb(&faults(&target(strategy), &what, &|| false).calls);
         }
         let of_the_program =
             ["cuStreamCreate", "cuCtxSynchronize", "cuMemHostAlloc", "cuMemFreeHost", "cuLaunchKernel"];
         let expected = CallKind::ALL.iter().filter(|kind| !of_the_program.contains(&kind.name()));
-        let missing: Vec<&CallKind> = expected.filter(|&&kind| seen.of(kind) == 0).collect();
+        let missing: Vec<&CallKind> = expected.filter(|&&kind| seen.of(kind).count == 0).collect();
         assert!(missing.is_empty(), "{missing:?}");
     }
 
-    /// What each flaw breaks, and how many events its smallest story has at most.
+    /// What each flaw breaks, and the most events of its smallest program.
     const SEEDED: [(Flaw, &str, usize); 8] = [
         (Flaw::ForgetsOnFailure, "", 4),
         (Flaw::LosesSegmentOnFailure, "", 3),
@@ -279,34 +333,53 @@ mod tests {
     ];
 
     #[test]
-    fn every_seeded_bug_is_caught_shrunk_and_shows_again() {
+    fn every_flaw_is_found_shrunk_and_reproduced() {
         for (flaw, says, most_events) in SEEDED {
             let name = format!("flawed:{flaw:?}");
-            let faulted = everything(&name);
-            let found = faulted.verdict.failures.iter().find(|failure| failure.detail.contains(says));
-            let failure = found.unwrap_or_else(|| panic!("{flaw:?}: {:?}", faulted.verdict.failures));
-            let story = failure.trace.clone().unwrap();
-            assert!(story.events.len() <= most_events, "{failure}: {:?}", story.events);
-            let afflictions = failure
+            let report = everything(&name);
+            let found = report.verdict.failures.iter().find(|failure| failure.detail.contains(says));
+            let failure = found.unwrap_or_else(|| panic!("{flaw:?}: {:?}", report.verdict.failures));
+            let program = failure.trace.clone().unwrap();
+            assert!(program.events.len() <= most_events, "{failure}: {:?}", program.events);
+            let faults_found = failure
                 .conditions
                 .iter()
-                .map(|condition| condition.strip_prefix("--fault ").unwrap().parse::<Affliction>().unwrap());
-            let again = Faults { stories: vec![story], afflictions: afflictions.collect(), seed: 0 };
-            let again = faults(&subject(&name), &again, &|| false).verdict;
+                .map(|condition| condition.strip_prefix("--fault ").unwrap().parse::<FaultSpec>().unwrap());
+            let again = FaultOptions { programs: vec![program], faults: faults_found.collect(), seed: 0 };
+            let again = faults(&target(&name), &again, &|| false).verdict;
             assert_eq!(again.word(), "failed", "{failure} {:?}", failure.conditions);
         }
     }
 
     #[test]
-    fn the_same_allocator_without_a_flaw_passes() {
+    fn flawless_allocator_passes() {
         let verdict = everything("flawed:None").verdict;
         assert_eq!(verdict.word(), "passed", "{:?}", verdict.failures);
     }
 
     #[test]
-    fn who_is_told_to_stop_stops_and_who_cannot_run_is_skipped() {
-        assert_eq!(faults(&subject("caching"), &Faults::default(), &|| true).verdict.trials, 0);
+    fn stop_and_unknown_strategy() {
+        assert_eq!(faults(&target("caching"), &FaultOptions::default(), &|| true).verdict.trials, 0);
         let skipped = everything("no such strategy").verdict.skipped;
         assert!(skipped.is_some_and(|reason| reason.contains("unknown strategy")));
+    }
+
+    #[test]
+    fn many_calls_are_sampled() {
+        let mut random = ChaCha8Rng::seed_from_u64(7);
+        assert!(chosen_calls(200, true, &mut random).into_iter().eq(1..=200));
+        assert!(chosen_calls(90, false, &mut random).into_iter().eq(1..=90));
+        let many = chosen_calls(1_000, false, &mut random);
+        assert!(many.iter().copied().take(100).eq(1..=100));
+        assert_eq!(many.len(), 150);
+        assert!(many.is_sorted() && many.iter().all(|&n| n <= 1_000));
+        assert_eq!(
+            many,
+            chosen_calls(1_000, false, &mut {
+                let mut same = ChaCha8Rng::seed_from_u64(7);
+                chosen_calls(200, true, &mut same);
+                same
+            })
+        );
     }
 }

@@ -1,103 +1,121 @@
-//! One story under one affliction, and what is expected of the strategy afterwards: nothing leaked, nothing lost, as good
-//! as new.
+//! One program under one fault, and what must hold afterwards: nothing leaked, nothing lost, and the strategy works as a
+//! new one.
 
-use super::{
-    afflicted::{Afflicted, Chart},
-    affliction::Affliction,
-    hindrance::Tallies,
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
 };
+
 use crate::{
-    device::Device,
+    base::{Address, StreamId},
+    device::{
+        CallLedger, Capabilities,
+        wrap::{FaultInjector, FaultPlan, FaultSpec, InterceptedDevice},
+    },
     strategy::{
-        Stats, Strategy, StrategyError,
+        Attempt, Block, Caller, Context, Control, Freed, InitialLayout, Layout, Request, Stats, Strategy,
+        StrategyError,
         conformance::{Finding, Watch},
     },
-    stress::player::Player,
+    stress::{checked_run::CheckedPlayer, target::OpenedTarget},
     trace::Trace,
 };
 
-/// After so many events layout and books are compared at the most often: stories are played many times.
+/// Layout and statistics are compared at most once in this many events, because programs are played many times.
 const AUDIT_EVERY: u64 = 4;
-/// However long a story, about this often: that is slow.
+/// They are compared about this often in a long program.
 const AUDITS: u64 = 128;
 
-/// What a run came to.
+/// The result of one program under one fault.
 #[derive(Clone, Debug)]
-pub(super) struct Run {
+pub(super) struct FaultRun {
     pub(super) findings: Vec<Finding>,
     /// Driver calls that the strategy made until it was closed for the first time.
-    pub(super) asked: Tallies,
-    /// How often the strategy was called until then.
-    pub(super) moments: u64,
-    /// Events that were played, both times.
+    pub(super) calls: CallLedger,
+    /// Calls of the strategy until then.
+    pub(super) strategy_calls: u64,
+    /// Events played, both times.
     pub(super) events: u64,
     pub(super) served: u64,
     pub(super) ooms: u64,
-    /// The books at the end of the second, untroubled time.
-    pub(super) books: Stats,
+    /// The statistics at the end of the second time, without faults.
+    pub(super) stats: Stats,
 }
 
-impl Run {
-    /// Plays the story under the affliction, gives everything back, and plays it once more in peace, which must end as
-    /// `expected`.
+impl FaultRun {
+    /// Plays the program under the fault, frees everything, and plays it again without faults. The second time must end
+    /// with the statistics `expected`.
     pub(super) fn of(
-        story: &Trace,
-        strategy: Box<dyn Strategy>,
-        device: Box<dyn Device>,
-        affliction: Option<Affliction>,
+        program: &Trace,
+        (strategy, device): OpenedTarget,
+        fault: Option<FaultSpec>,
         expected: Option<&Stats>,
-    ) -> Run {
-        let (afflicted, chart) = Afflicted::new(strategy, affliction);
-        let streams = story.tables.streams().get(1..).unwrap_or_default();
-        let mut player = Player::new(Watch::new(Box::new(afflicted), device, streams), true);
-        player.held_by_others = chart.taken_bytes();
-        let mut patient = Patient { player, chart, story };
-        patient.suffer(affliction);
-        let (asked, moments) = (patient.chart.asked(), patient.chart.moments());
-        patient.recover();
-        let books = patient.live_on(expected);
-        let trial = patient.player.so_far();
-        Run {
-            findings: patient.player.watch.findings(),
-            asked,
-            moments,
-            events: trial.events,
-            served: trial.served,
-            ooms: trial.ooms,
-            books,
+    ) -> FaultRun {
+        let plan = fault.into_iter().fold(FaultPlan::none(), FaultPlan::with);
+        let monitor = FaultMonitor::default();
+        monitor.state().injector = FaultInjector::new(plan);
+        let strategy = FaultedStrategy { inner: strategy, monitor: monitor.clone() };
+        let streams = program.tables.streams().get(1..).unwrap_or_default();
+        let mut player = CheckedPlayer::new(Watch::new(Box::new(strategy), device, streams), true);
+        player.held_by_others = monitor.state().injector.taken_bytes();
+        let mut test = FaultTest { player, monitor, program };
+        test.play_with_fault(fault);
+        let (calls, strategy_calls) = {
+            let state = test.monitor.state();
+            (state.injector.calls().clone(), state.injector.strategy_calls())
+        };
+        test.recover();
+        let stats = test.play_again(expected);
+        let run = test.player.so_far();
+        FaultRun {
+            findings: test.player.watch.findings(),
+            calls,
+            strategy_calls,
+            events: run.events,
+            served: run.served,
+            ooms: run.ooms,
+            stats,
         }
     }
 }
 
 /// A strategy, the program that uses it, and what is known of it from outside.
-struct Patient<'a> {
-    player: Player,
-    chart: Chart,
-    story: &'a Trace,
+struct FaultTest<'a> {
+    player: CheckedPlayer,
+    monitor: FaultMonitor,
+    program: &'a Trace,
 }
 
-impl Patient<'_> {
-    /// The story, and everything given back, while driver calls fail.
-    fn suffer(&mut self, affliction: Option<Affliction>) {
-        self.player.tell(self.story, self.audit_every());
-        self.player.give_back_own();
-        // Errors are no findings yet: the one call that fails may be any of these.
+impl FaultTest<'_> {
+    /// Plays the program and frees everything while driver calls fail.
+    fn play_with_fault(&mut self, fault: Option<FaultSpec>) {
+        self.player.carry_out(self.program, self.audit_every());
+        self.player.free_own();
+        // Errors are not findings yet, because any of these calls may be the one that fails.
         let _ = self.free_all();
         let _ = self.player.watch.on_device(|device| device.synchronize());
         let _ = self.player.watch.call(|strategy, cx| strategy.trim(cx));
         self.player.watch.strategy.audit();
-        // Of a close that failed nobody can say which blocks are still live. What hangs for good is therefore closed only
-        // every other time: the other times every block must still be there.
-        let closes = !matches!(affliction, Some(Affliction::Stuck { first }) if first % 2 == 0);
+        // After a failed close it is unknown which blocks are live. With events that never complete the strategy is
+        // therefore closed only every other time; the other times every block must still exist.
+        let closes = !matches!(fault, Some(FaultSpec::Stuck { first }) if first % 2 == 0);
         if closes {
             let _ = self.player.watch.call(|strategy, cx| strategy.close(cx));
         }
-        self.weigh_errors(affliction);
+        let (injected, spins) = {
+            let state = self.monitor.state();
+            (state.injector.injected().load(Ordering::Relaxed), state.injector.spins())
+        };
+        self.player.judge_errors(injected);
+        if spins {
+            let under = fault.map(|fault| format!(" under {fault}")).unwrap_or_default();
+            self.player.watch.find("spinning", format!("one call queried events thousands of times{under}"));
+        }
     }
 
-    /// With the affliction gone, all that is left can be given back.
+    /// Ends the fault. Everything that is left must now be freed.
     fn recover(&mut self) {
-        self.chart.lift(&mut *self.player.watch.device);
+        self.monitor.state().injector.lift(&mut *self.player.watch.device);
         if self.player.watch.strategy.is_sound()
             && let Err(error) = self.free_all()
         {
@@ -106,31 +124,32 @@ impl Patient<'_> {
         self.player.watch.close();
     }
 
-    /// The story once more, as for a new strategy; the books at its end.
-    fn live_on(&mut self, expected: Option<&Stats>) -> Stats {
+    /// Plays the program again and returns the statistics at its end, which must be those of a new strategy.
+    fn play_again(&mut self, expected: Option<&Stats>) -> Stats {
         if self.player.watch.has_findings() {
             return Stats::default();
         }
         self.player.expect_no_faults();
-        self.player.tell(self.story, self.audit_every());
-        let books = self.player.watch.strategy.stats();
-        if let Some(expected) = expected.filter(|&expected| *expected != books) {
-            let detail = format!("played again in peace the story ends with {books:?}, should be {expected:?}");
+        self.player.carry_out(self.program, self.audit_every());
+        let stats = self.player.watch.strategy.stats();
+        if let Some(expected) = expected.filter(|&expected| *expected != stats) {
+            let detail = format!("played again without faults the program ends with {stats:?}, not {expected:?}");
             self.player.watch.find("not as new", detail);
         }
-        self.player.give_back_own();
+        self.player.free_own();
         self.player.watch.close();
-        books
+        stats
     }
 
     fn audit_every(&self) -> u64 {
-        (self.story.events.len() as u64 / AUDITS).max(AUDIT_EVERY)
+        (self.program.events.len() as u64 / AUDITS).max(AUDIT_EVERY)
     }
 
-    /// Gives every live block back; the first error.
+    /// Frees every live block; returns the first error.
     fn free_all(&mut self) -> Result<(), StrategyError> {
         let mut outcome = Ok(());
-        for (block, caller) in self.chart.live() {
+        let live: Vec<(Block, Caller)> = self.monitor.state().live.values().copied().collect();
+        for (block, caller) in live {
             let freed = self.player.watch.call(|strategy, cx| strategy.free(cx, block, caller));
             if let (Ok(()), Err(error)) = (&outcome, freed) {
                 outcome = Err(error);
@@ -138,13 +157,112 @@ impl Patient<'_> {
         }
         outcome
     }
+}
 
-    /// Every error must be one that was put there, and nobody asks for ever.
-    fn weigh_errors(&mut self, affliction: Option<Affliction>) {
-        self.player.weigh_errors(self.chart.injected());
-        if self.chart.spins() {
-            let what = affliction.map(|affliction| format!(" under {affliction}")).unwrap_or_default();
-            self.player.watch.find("spinning", format!("one call asked for events thousands of times{what}"));
+/// Shared access to the state of a [`FaultedStrategy`].
+#[derive(Clone, Default)]
+struct FaultMonitor {
+    shared: Arc<Mutex<FaultState>>,
+}
+
+#[derive(Default)]
+struct FaultState {
+    injector: FaultInjector,
+    /// Live blocks of the program, and how to free them.
+    live: BTreeMap<Address, (Block, Caller)>,
+}
+
+impl FaultMonitor {
+    /// A panic of the strategy cannot leave this state half changed.
+    fn state(&self) -> MutexGuard<'_, FaultState> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A strategy whose own driver calls fail. As a strategy itself it can be checked like any other, and calls of the program
+/// cannot fail.
+struct FaultedStrategy {
+    inner: Box<dyn Strategy>,
+    monitor: FaultMonitor,
+}
+
+impl FaultedStrategy {
+    fn call<R>(
+        &mut self,
+        cx: &mut Context<'_>,
+        call: impl FnOnce(&mut dyn Strategy, &mut Context<'_>) -> Result<R, StrategyError>,
+    ) -> Result<R, StrategyError> {
+        let mut state = self.monitor.state();
+        state.injector.begin_strategy_call(cx.device);
+        let mut device = InterceptedDevice::new(&mut *cx.device, &mut state.injector);
+        call(&mut *self.inner, &mut Context { device: &mut device, sink: cx.sink })
+    }
+}
+
+impl Strategy for FaultedStrategy {
+    fn alloc(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
+        let attempt = self.call(cx, |inner, cx| inner.alloc(cx, request))?;
+        if let Attempt::Served(block, _) = attempt {
+            let caller = Caller { stream: request.stream, thread: request.thread };
+            self.monitor.state().live.insert(block.address, (block, caller));
         }
+        Ok(attempt)
+    }
+
+    fn free(&mut self, cx: &mut Context<'_>, block: Block, caller: Caller) -> Result<Freed, StrategyError> {
+        let freed = self.call(cx, |inner, cx| inner.free(cx, block, caller))?;
+        self.monitor.state().live.remove(&block.address);
+        Ok(freed)
+    }
+
+    fn used_on(&mut self, cx: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
+        self.call(cx, |inner, cx| inner.used_on(cx, block, stream))
+    }
+
+    fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {
+        self.call(cx, |inner, cx| inner.control(cx, command))
+    }
+
+    fn resume_from(
+        &mut self,
+        cx: &mut Context<'_>,
+        initial: &InitialLayout,
+    ) -> Result<Option<Vec<Block>>, StrategyError> {
+        self.call(cx, |inner, cx| inner.resume_from(cx, initial))
+    }
+
+    fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
+        self.call(cx, |inner, cx| inner.trim(cx))
+    }
+
+    fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
+        self.call(cx, |inner, cx| inner.close(cx))?;
+        self.monitor.state().live.clear();
+        Ok(())
+    }
+
+    fn stats(&self) -> Stats {
+        self.inner.stats()
+    }
+
+    fn largest_free(&self, stream: StreamId) -> Option<u64> {
+        self.inner.largest_free(stream)
+    }
+
+    fn layout(&self) -> Option<Layout> {
+        self.inner.layout()
+    }
+
+    fn details(&self) -> Vec<(&'static str, u64)> {
+        self.inner.details()
+    }
+
+    fn requires(&self) -> Capabilities {
+        self.inner.requires()
+    }
+
+    /// Faults do not affect the fork.
+    fn fork(&self) -> Option<Box<dyn Strategy>> {
+        self.inner.fork()
     }
 }

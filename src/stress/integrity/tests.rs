@@ -1,14 +1,14 @@
-//! Every strategy keeps contents, and deliberately broken ones are caught by contents alone.
+//! Every strategy keeps contents, and flawed ones are found by contents alone.
 
 use std::collections::BTreeMap;
 
 use super::*;
 use crate::{
     base::{Address, KIB, MIB, StreamId},
-    device::{Capabilities, PhysicalId, sim::SimDevice, wrap::LimitedDevice},
+    device::{Capabilities, Device, PhysicalId, sim::SimDevice, wrap::LimitedDevice},
     strategy::{
         Attempt, Block, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome as Found, Refusal, Request,
-        STRATEGIES, Shortage, Stats, StrategyError,
+        STRATEGIES, Shortage, Stats, Strategy, StrategyError,
     },
 };
 
@@ -16,19 +16,19 @@ const MEMORY: u64 = 64 * MIB;
 const PAGE: u64 = 2 * MIB;
 
 /// Blocks that fit in a page, of many pages.
-fn mixture() -> Mixture {
-    Mixture {
+fn mix() -> ProgramMix {
+    ProgramMix {
         threads: 4,
         streams: 3,
-        sizes: Sizes::MIXED.up_to(512 * KIB),
+        sizes: BlockSizes::MIXED.up_to(512 * KIB),
         live_bytes: MEMORY / 4,
-        lasting_bytes: MEMORY / 8,
+        long_lived_bytes: MEMORY / 8,
         replaced_one_in: 3,
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Flaw {
+enum ContentsFlaw {
     None,
     /// Requests just above a size get a block of that size.
     Overlap,
@@ -43,8 +43,8 @@ enum Flaw {
 }
 
 /// Blocks of powers of two, kept by stream and size, in pages that are mapped one by one; a trim maps all pages anew.
-struct Shelves {
-    flaw: Flaw,
+struct PagedAllocator {
+    flaw: ContentsFlaw,
     pages: Vec<(Address, PhysicalId)>,
     /// What is left of the last page.
     rest: Option<(Address, u64)>,
@@ -53,21 +53,21 @@ struct Shelves {
     trims: u32,
 }
 
-impl Shelves {
-    fn boxed(flaw: Flaw) -> Box<dyn Strategy> {
+impl PagedAllocator {
+    fn boxed(flaw: ContentsFlaw) -> Box<dyn Strategy> {
         let (pages, free, live) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
-        Box::new(Shelves { flaw, pages, rest: None, free, live, trims: 0 })
+        Box::new(PagedAllocator { flaw, pages, rest: None, free, live, trims: 0 })
     }
 
-    fn shelf(&self, stream: StreamId, size: u64) -> (Option<StreamId>, u64) {
-        (Some(stream).filter(|_| self.flaw != Flaw::StreamsMixed), size)
+    fn free_list(&self, stream: StreamId, size: u64) -> (Option<StreamId>, u64) {
+        (Some(stream).filter(|_| self.flaw != ContentsFlaw::StreamsMixed), size)
     }
 
     /// Another page; `None` where there is no memory.
     fn grow(&mut self, cx: &mut Context<'_>) -> Result<Option<Address>, StrategyError> {
         let Some(memory) = cx.device.virtual_memory() else { return Ok(None) };
         let shown_before = self.pages.last().map(|&(_, physical)| physical);
-        let physical = match shown_before.filter(|_| self.flaw == Flaw::Aliases && self.pages.len() % 2 == 1) {
+        let physical = match shown_before.filter(|_| self.flaw == ContentsFlaw::Aliases && self.pages.len() % 2 == 1) {
             Some(physical) => physical,
             None => match memory.create(PAGE) {
                 Err(error) if error.is_out_of_memory() => return Ok(None),
@@ -82,18 +82,18 @@ impl Shelves {
     }
 }
 
-impl Strategy for Shelves {
+impl Strategy for PagedAllocator {
     fn alloc(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
         let mut size = request.bytes.next_power_of_two().max(256);
-        if self.flaw == Flaw::Overlap && request.bytes > 256 && request.bytes < size / 2 + size / 8 {
+        if self.flaw == ContentsFlaw::Overlap && request.bytes > 256 && request.bytes < size / 2 + size / 8 {
             size /= 2;
         }
-        // Shrinking lumps blocks together: what is larger than a page is nobody's flaw.
+        // Shrinking joins blocks; the flaws concern blocks up to a page.
         if size > PAGE {
             let shortage = Shortage { rounded: size, asked: size, refused_by: Refusal::Size, device_free: None };
             return Ok(Attempt::OutOfMemory(shortage));
         }
-        let reused = self.free.get_mut(&self.shelf(request.stream, size)).and_then(Vec::pop);
+        let reused = self.free.get_mut(&self.free_list(request.stream, size)).and_then(Vec::pop);
         let address = match (reused, self.rest) {
             (Some(address), _) => address,
             (None, Some((address, left))) if left >= size => {
@@ -119,10 +119,10 @@ impl Strategy for Shelves {
     fn free(&mut self, cx: &mut Context<'_>, block: Block, _: Caller) -> Result<Freed, StrategyError> {
         let unknown = StrategyError::UnknownBlock { address: block.address, slot: block.slot };
         let (size, stream, uses) = self.live.remove(&block.address).ok_or(unknown)?;
-        for user in uses.into_iter().filter(|_| self.flaw != Flaw::IgnoresUses) {
+        for user in uses.into_iter().filter(|_| self.flaw != ContentsFlaw::IgnoresUses) {
             cx.device.stream_synchronize(user)?;
         }
-        self.free.entry(self.shelf(stream, size)).or_default().push(block.address);
+        self.free.entry(self.free_list(stream, size)).or_default().push(block.address);
         Ok(Freed::Now)
     }
 
@@ -148,7 +148,7 @@ impl Strategy for Shelves {
         let unlucky = self.trims as usize % self.pages.len().max(1);
         for (place, (address, physical)) in self.pages.iter_mut().enumerate() {
             memory.unmap(*address, PAGE)?;
-            if self.flaw == Flaw::LosesPage && place == unlucky {
+            if self.flaw == ContentsFlaw::LosesPage && place == unlucky {
                 memory.release(*physical)?;
                 *physical = memory.create(PAGE)?;
             }
@@ -201,76 +201,82 @@ fn device() -> Box<dyn Device> {
     Box::new(LimitedDevice::to(MEMORY, Box::new(sim)))
 }
 
-fn keep_flawed(flaw: Flaw, trace: &Trace) -> Kept {
-    keep((Shelves::boxed(flaw), device()), trace, &|| false)
+fn play_flawed(flaw: ContentsFlaw, trace: &Trace) -> IntegrityRun {
+    play((PagedAllocator::boxed(flaw), device()), trace, &|| false)
 }
 
 #[test]
-fn an_allocator_without_a_flaw_keeps_all_contents() {
+fn flawless_allocator_keeps_contents() {
     for seed in 0..5 {
-        let kept = keep_flawed(Flaw::None, &story(&mixture(), seed, 1_000));
-        assert_eq!(kept.broken, None);
-        assert!(kept.tally.blocks >= 1_000 && kept.tally.crossings > 100 && kept.tally.trims > 0, "{:?}", kept.tally);
-        assert!(kept.tally.comparisons > kept.tally.blocks + kept.tally.crossings, "{:?}", kept.tally);
+        let run = play_flawed(ContentsFlaw::None, &integrity_program(&mix(), seed, 1_000));
+        assert_eq!(run.broken, None);
+        assert!(run.counts.blocks >= 1_000 && run.counts.crossings > 100 && run.counts.trims > 0, "{:?}", run.counts);
+        assert!(run.counts.comparisons > run.counts.blocks + run.counts.crossings, "{:?}", run.counts);
     }
 }
 
 #[test]
-fn every_flaw_is_seen_in_the_contents_and_shrinks_to_a_few_events() {
-    for flaw in [Flaw::Overlap, Flaw::StreamsMixed, Flaw::IgnoresUses, Flaw::LosesPage, Flaw::Aliases] {
-        let found = (0..5).map(|seed| story(&mixture(), seed, 1_000)).find_map(|trace| {
-            let broken = keep_flawed(flaw, &trace).broken?;
+fn every_flaw_is_found_by_contents() {
+    for flaw in [
+        ContentsFlaw::Overlap,
+        ContentsFlaw::StreamsMixed,
+        ContentsFlaw::IgnoresUses,
+        ContentsFlaw::LosesPage,
+        ContentsFlaw::Aliases,
+    ] {
+        let found = (0..5).map(|seed| integrity_program(&mix(), seed, 1_000)).find_map(|trace| {
+            let broken = play_flawed(flaw, &trace).broken?;
             Some((trace, broken))
         });
         let (trace, broken) = found.unwrap_or_else(|| panic!("{flaw:?} is not seen"));
         assert_eq!(broken.0, "contents", "{flaw:?}: {}", broken.1);
-        let (smallest, (_, told)) = smallest(&trace, broken, &mut || Some((Shelves::boxed(flaw), device())));
-        // To see one page twice takes more than one page.
-        let most = if flaw == Flaw::Aliases { 80 } else { 8 };
-        assert!(smallest.events.len() <= most, "{flaw:?}: {told}: {:#?}", smallest.events);
-        assert!(told.contains("has lost its contents at byte"), "{told}");
-        assert_eq!(keep_flawed(Flaw::None, &smallest).broken, None, "{flaw:?}: the program is to blame");
+        let (smallest, (_, detail)) = smallest(&trace, broken, &mut || Some((PagedAllocator::boxed(flaw), device())));
+        // Two mappings of one page need more than one page.
+        let most = if flaw == ContentsFlaw::Aliases { 80 } else { 8 };
+        assert!(smallest.events.len() <= most, "{flaw:?}: {detail}: {:#?}", smallest.events);
+        assert!(detail.contains("has lost its contents at byte"), "{detail}");
+        assert_eq!(play_flawed(ContentsFlaw::None, &smallest).broken, None, "{flaw:?}: the program is to blame");
     }
 }
 
 #[test]
-fn threads_that_share_a_flawed_allocator_see_it_too() {
-    let until = Until { blocks: Some(200_000), over: &|| false };
-    for flaw in [Flaw::Overlap, Flaw::StreamsMixed, Flaw::Aliases] {
-        let shift = crew::work(Shelves::boxed(flaw), device(), &mixture(), 1, &until, &mut |_| {});
-        assert!(!shift.damaged.is_empty() && shift.tally.damaged > 0, "{flaw:?}: {:?}", shift.tally);
+fn threads_find_flaws_too() {
+    let until = StopCondition { blocks: Some(200_000), over: &|| false };
+    for flaw in [ContentsFlaw::Overlap, ContentsFlaw::StreamsMixed, ContentsFlaw::Aliases] {
+        let run = threads::run_threads(PagedAllocator::boxed(flaw), device(), &mix(), 1, &until, &mut |_| {});
+        assert!(!run.damaged.is_empty() && run.counts.damaged > 0, "{flaw:?}: {:?}", run.counts);
     }
 }
 
 #[test]
-fn every_strategy_keeps_its_contents_in_simulation_and_under_threads() {
+fn every_strategy_keeps_contents() {
     for spec in STRATEGIES.iter().flat_map(|entry| entry.specs()) {
-        let subject =
-            Subject { strategy: spec.clone(), device: "sim".parse().unwrap(), memory_bytes: Some(4 * MEMORY) };
-        let integrity = Integrity { subject, threads: 4, streams: 3, sizes: Sizes::MIXED, seed: 1 };
-        let until = Until { blocks: Some(1_000), over: &|| false };
+        let target =
+            StressTarget { strategy: spec.clone(), device: "sim".parse().unwrap(), memory_bytes: Some(4 * MEMORY) };
+        let integrity = Integrity { target, threads: 4, streams: 3, sizes: BlockSizes::MIXED, seed: 1 };
+        let until = StopCondition { blocks: Some(1_000), over: &|| false };
         let outcome = integrity.run(&until, &mut |_| {}).unwrap();
         if spec.name == "null" {
             assert_eq!(outcome.skipped.as_deref(), Some("its memory is imaginary"));
             continue;
         }
         assert!(outcome.failures.is_empty(), "{}", outcome.failures[0]);
-        assert!(outcome.tally.blocks >= 1_000, "{spec}: {:?} {:?}", outcome.skipped, outcome.tally);
-        let pair = open(&integrity.subject).unwrap().unwrap();
-        let outcome = integrity.with_threads(pair.0, pair.1, &until, &mut |_| {});
+        assert!(outcome.counts.blocks >= 1_000, "{spec}: {:?} {:?}", outcome.skipped, outcome.counts);
+        let opened = integrity.target.open_with_contents().unwrap();
+        let outcome = integrity.with_threads(opened, &until, &mut |_| {});
         assert!(outcome.failures.is_empty(), "{}", outcome.failures[0]);
-        assert!(outcome.tally.blocks >= 1_000 && outcome.tally.damaged == 0, "{spec}: {:?}", outcome.tally);
+        assert!(outcome.counts.blocks >= 1_000 && outcome.counts.damaged == 0, "{spec}: {:?}", outcome.counts);
     }
 }
 
 #[test]
-fn a_seed_gives_the_same_numbers_again() {
+fn same_seed_gives_the_same_counts() {
     let run = |seed| {
-        let subject =
-            Subject { strategy: "caching".into(), device: "sim".parse().unwrap(), memory_bytes: Some(MEMORY) };
-        let integrity = Integrity { subject, threads: 2, streams: 4, sizes: Sizes::MIXED, seed };
-        let until = Until { blocks: Some(1), over: &|| false };
-        Tally { wall_ns: 0, ..integrity.run(&until, &mut |_| {}).unwrap().tally }
+        let target =
+            StressTarget { strategy: "caching".into(), device: "sim".parse().unwrap(), memory_bytes: Some(MEMORY) };
+        let integrity = Integrity { target, threads: 2, streams: 4, sizes: BlockSizes::MIXED, seed };
+        let until = StopCondition { blocks: Some(1), over: &|| false };
+        IntegrityCounts { wall_ns: 0, ..integrity.run(&until, &mut |_| {}).unwrap().counts }
     };
     assert_eq!(run(3), run(3));
     assert_ne!(run(3), run(4));

@@ -1,109 +1,128 @@
-//! Callers that break the rules: what does a strategy make of a pointer freed twice, or of a request for 2^64 - 1 bytes?
+//! `stress misuse`: what does a strategy do with a pointer that is freed twice, or a request for 2^64 - 1 bytes?
 //!
-//! Every [`Misuse`] is a small scenario, played on a fresh strategy under the eyes of
-//! [`Checked`](crate::strategy::wrap::Checked). Afterwards an ordinary program runs, everything is given back, and both
-//! once more: only then a [`Consequence`] is spoken. A strategy may refuse misuse or shrug it off; it must not be damaged.
+//! Every [`Misuse`] is a small scenario, played on a fresh strategy under [`Checked`](crate::strategy::wrap::Checked).
+//! Then an ordinary program runs, everything is freed, and both are repeated before the [`MisuseConsequence`] is decided. A
+//! strategy may refuse misuse or ignore it, but must not be damaged.
 
-mod aftermath;
-mod catalogue;
-mod handles;
-mod requests;
-mod stage;
+mod scenarios;
+mod session;
 
-pub use catalogue::MISUSES;
+pub use scenarios::MISUSES;
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::LazyLock, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use self::stage::{Stage, Unplayable};
+use self::session::{MisuseSession, ScenarioError};
 use super::{
-    Failure, KindOfStress, Subject, SubjectError, Verdict,
-    patience::{Ended, PATIENCE, within},
+    StressFailure, StressKind, StressTarget, StressVerdict, TargetError,
+    checked_run::{RunAborted, TIME_LIMIT, run_within},
+    target::OpenedTarget,
 };
-use crate::{device::Device, strategy::Strategy};
+use crate::{
+    base::{KIB, MIB, Nanos, StreamId, TagId, ThreadId, Work},
+    replay::{OnOutOfMemory, ReplayOptions, replay},
+    strategy::{Caller, Context, Silent},
+    trace::{Trace, TraceBuilder},
+};
 
-/// What this kind of stress is called.
-pub const KIND: &str = "misuse";
+/// The name of this kind of stress.
+const KIND: &str = "misuse";
 
-/// Its part in `all`.
-pub(super) const EVERYTHING: KindOfStress = KindOfStress {
+/// Its part in `stress all`.
+pub(super) const STRESS: StressKind = StressKind {
     name: KIND,
-    judge: |subject, _, stop| misuses(subject, &MISUSES.iter().collect::<Vec<_>>(), stop).verdict,
+    judge: |target, _, stop| misuses(target, &MISUSES.iter().collect::<Vec<_>>(), stop).verdict,
 };
 
 /// How a caller names a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Door {
-    /// By the handle that it was given.
+pub enum AccessPath {
+    /// By its handle.
     Handle,
-    /// By its address alone, as callers of PyTorch's pluggable allocators do. Whoever is called like that keeps a table of
-    /// live addresses ([`Addressed`](crate::strategy::wrap::Addressed)).
+    /// By its address alone, as callers of PyTorch's pluggable allocators do. This needs a table of live addresses
+    /// ([`Addressed`](crate::strategy::wrap::Addressed)).
     Address,
 }
 
-impl fmt::Display for Door {
+impl fmt::Display for AccessPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Door::Handle => "handle",
-            Door::Address => "address",
+            AccessPath::Handle => "handle",
+            AccessPath::Address => "address",
         })
     }
 }
 
 /// Something that callers must not do.
 pub struct Misuse {
-    /// What users type.
+    /// The name that users type.
     pub name: &'static str,
     /// What is done, in one line.
     pub summary: &'static str,
-    /// In which ways the block can be named; where there is none to name, the handle's door is the only one.
-    pub doors: &'static [Door],
-    play: fn(&mut Stage) -> Result<(), Unplayable>,
+    /// The ways in which the block is named; only by handle if no block is named.
+    pub access: &'static [AccessPath],
+    play: Scenario,
 }
 
-/// What became of it.
+type Scenario = fn(&mut MisuseSession) -> Result<(), ScenarioError>;
+
+impl Misuse {
+    /// Misuse of a block that is named by its handle and by its address.
+    const fn by_handle_and_address(name: &'static str, summary: &'static str, play: Scenario) -> Misuse {
+        Misuse { name, summary, access: &[AccessPath::Handle, AccessPath::Address], play }
+    }
+
+    /// Misuse that names no block, or only by its handle.
+    const fn by_handle(name: &'static str, summary: &'static str, play: Scenario) -> Misuse {
+        Misuse { name, summary, access: &[AccessPath::Handle], play }
+    }
+}
+
+/// The result of a misuse.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Consequence {
-    /// It was refused with an error or a result, in these words, and nothing came of it.
+pub enum MisuseConsequence {
+    /// It was refused with this message, without damage.
     Detected(String),
-    /// It was accepted, and nothing came of it.
+    /// It was accepted, without damage.
     Harmless,
-    /// The strategy, or the memory of others, was damaged.
+    /// The strategy, or memory of another owner, was damaged.
     Corrupts(String),
-    /// It cannot be tried here, for this reason.
+    /// It cannot be tried, for this reason.
     NotApplicable(String),
 }
 
-impl Consequence {
-    /// Its name in tables and files.
+impl MisuseConsequence {
+    /// The name in tables and files.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
-            Consequence::Detected(_) => "detected",
-            Consequence::Harmless => "harmless",
-            Consequence::Corrupts(_) => "corrupts",
-            Consequence::NotApplicable(_) => "not applicable",
+            MisuseConsequence::Detected(_) => "detected",
+            MisuseConsequence::Harmless => "harmless",
+            MisuseConsequence::Corrupts(_) => "corrupts",
+            MisuseConsequence::NotApplicable(_) => "not applicable",
         }
     }
 
-    /// What there is to say beside the name.
+    /// The message, or an empty text.
     #[must_use]
     pub fn detail(&self) -> &str {
         match self {
-            Consequence::Detected(words) | Consequence::Corrupts(words) | Consequence::NotApplicable(words) => words,
-            Consequence::Harmless => "",
+            MisuseConsequence::Detected(text)
+            | MisuseConsequence::Corrupts(text)
+            | MisuseConsequence::NotApplicable(text) => text,
+            MisuseConsequence::Harmless => "",
         }
     }
 
     /// Whether a promise was broken.
     #[must_use]
     pub const fn is_damage(&self) -> bool {
-        matches!(self, Consequence::Corrupts(_))
+        matches!(self, MisuseConsequence::Corrupts(_))
     }
 }
 
-/// What became of one misuse, as a row of a table or file.
+/// The result of one misuse as a row of a table or file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the columns are the parts of a misuse and its consequence")]
 pub struct MisuseRow {
@@ -116,127 +135,190 @@ pub struct MisuseRow {
     pub detail: String,
 }
 
-/// What became of all misuses of one strategy.
+/// The results of all misuses of one strategy.
 #[derive(Clone, Debug, Default)]
-pub struct Misused {
+pub struct MisuseReport {
     /// The verdict on the strategy.
-    pub verdict: Verdict,
-    /// One row a misuse and door.
+    pub verdict: StressVerdict,
+    /// One row per misuse and way of naming the block.
     pub rows: Vec<MisuseRow>,
 }
 
-/// Misuses the subject in all these ways, through all doors; `stop` ends it early.
+/// Misuses the target in all these ways until `stop` returns true.
 #[must_use]
-pub fn misuses(subject: &Subject, misuses: &[&'static Misuse], stop: &dyn Fn() -> bool) -> Misused {
-    let strategy = subject.strategy.to_string();
-    let mut misused = Misused { verdict: Verdict::new(KIND, &strategy), rows: Vec::new() };
-    for (entry, door) in misuses.iter().flat_map(|entry| entry.doors.iter().map(move |&door| (*entry, door))) {
+pub fn misuses(target: &StressTarget, misuses: &[&'static Misuse], stop: &dyn Fn() -> bool) -> MisuseReport {
+    let strategy = target.strategy.to_string();
+    let mut report = MisuseReport { verdict: StressVerdict::new(KIND, &strategy), rows: Vec::new() };
+    for (entry, access) in misuses.iter().flat_map(|entry| entry.access.iter().map(move |&access| (*entry, access))) {
         if stop() {
             break;
         }
-        let consequence = match misuse(subject, entry, door) {
+        let consequence = match misuse(target, entry, access) {
             Ok(consequence) => consequence,
             Err(error) => {
-                misused.verdict.skipped = Some(error.to_string());
+                report.verdict.skipped = Some(error.to_string());
                 break;
             }
         };
-        misused.verdict.trials += 1;
+        report.verdict.trials += 1;
         if consequence.is_damage() {
-            misused.verdict.failures.push(Failure {
+            report.verdict.failures.push(StressFailure {
                 found_by: KIND,
                 strategy: strategy.clone(),
-                detail: format!("{} by {door}: {}", entry.name, consequence.detail()),
+                detail: format!("{} by {access}: {}", entry.name, consequence.detail()),
                 trace: None,
                 conditions: vec![format!("--misuse {}", entry.name)],
             });
         }
-        misused.rows.push(MisuseRow {
+        report.rows.push(MisuseRow {
             strategy: strategy.clone(),
             misuse: entry.name.to_owned(),
-            door: door.to_string(),
+            door: access.to_string(),
             consequence: consequence.name().to_owned(),
             detail: consequence.detail().to_owned(),
         });
     }
-    misused
+    report
 }
 
-/// Misuses a fresh strategy of the subject's and says what became of it.
-pub fn misuse(subject: &Subject, misuse: &'static Misuse, door: Door) -> Result<Consequence, SubjectError> {
-    let owned = subject.clone();
-    let ready = move || {
-        let device = owned.open_device()?;
-        let strategy = owned.build(device.props())?;
-        Ok((strategy, device))
-    };
-    judge(misuse, door, PATIENCE, ready)
+/// Misuses a fresh strategy of the target.
+pub fn misuse(
+    target: &StressTarget,
+    misuse: &'static Misuse,
+    access: AccessPath,
+) -> Result<MisuseConsequence, TargetError> {
+    let target = target.clone();
+    judge(misuse, access, TIME_LIMIT, move || target.open())
 }
 
-/// The same for any strategy and device. They are made in the thread that uses them, as contexts of a GPU demand.
+/// The same for any strategy and device. They are created in the thread that uses them, as GPU contexts require.
 fn judge(
     misuse: &'static Misuse,
-    door: Door,
-    patience: Duration,
-    ready: impl FnOnce() -> Result<(Box<dyn Strategy>, Box<dyn Device>), SubjectError> + Send + 'static,
-) -> Result<Consequence, SubjectError> {
-    let trial = move || ready().map(|(strategy, device)| play(misuse, door, strategy, device));
-    match within(patience, trial) {
+    access: AccessPath,
+    limit: Duration,
+    open: impl FnOnce() -> Result<OpenedTarget, TargetError> + Send + 'static,
+) -> Result<MisuseConsequence, TargetError> {
+    match run_within(limit, move || open().map(|opened| play(misuse, access, opened))) {
+        Ok(Err(missing @ TargetError::Missing(_))) => Ok(MisuseConsequence::NotApplicable(missing.to_string())),
         Ok(consequence) => consequence,
-        Err(Ended::NotStarted(error)) => Ok(Consequence::NotApplicable(format!("no thread to try it in: {error}"))),
-        Err(ended) => Ok(Consequence::Corrupts(ended.to_string())),
+        Err(aborted @ RunAborted::NotStarted(_)) => Ok(MisuseConsequence::NotApplicable(aborted.to_string())),
+        Err(aborted) => Ok(MisuseConsequence::Corrupts(aborted.to_string())),
     }
 }
 
-fn play(misuse: &Misuse, door: Door, strategy: Box<dyn Strategy>, device: Box<dyn Device>) -> Consequence {
-    if let Err(missing) = strategy.requires().check(device.props()) {
-        return Consequence::NotApplicable(missing.to_string());
-    }
-    let mut stage = match Stage::new(strategy, device, door) {
-        Ok(stage) => stage,
-        Err(error) => return Consequence::NotApplicable(error.to_string()),
+fn play(misuse: &Misuse, access: AccessPath, (strategy, device): OpenedTarget) -> MisuseConsequence {
+    let mut session = match MisuseSession::new(strategy, device, access) {
+        Ok(session) => session,
+        Err(error) => return MisuseConsequence::NotApplicable(error.to_string()),
     };
-    let played = (misuse.play)(&mut stage);
-    stage.look();
-    aftermath::live_on(&mut stage);
-    match (stage.findings.split_first(), played) {
-        (None, Err(Unplayable::NotApplicable(reason))) => Consequence::NotApplicable(reason.to_owned()),
-        (None, Err(error)) => Consequence::Corrupts(format!("a rightful call was refused: {error}")),
-        (Some((first, [])), _) => Consequence::Corrupts(first.clone()),
-        (Some((first, more)), _) => Consequence::Corrupts(format!("{first} (and {} more)", more.len())),
-        (None, Ok(())) => match stage.refusals.into_iter().next() {
-            Some(words) => Consequence::Detected(words),
-            None => Consequence::Harmless,
+    let played = (misuse.play)(&mut session);
+    session.collect_violations();
+    check_afterwards(&mut session);
+    match (session.findings.split_first(), played) {
+        (None, Err(ScenarioError::NotApplicable(reason))) => MisuseConsequence::NotApplicable(reason.to_owned()),
+        (None, Err(error)) => MisuseConsequence::Corrupts(format!("a valid call was refused: {error}")),
+        (Some((first, [])), _) => MisuseConsequence::Corrupts(first.clone()),
+        (Some((first, more)), _) => MisuseConsequence::Corrupts(format!("{first} (and {} more)", more.len())),
+        (None, Ok(())) => match session.refusals.into_iter().next() {
+            Some(message) => MisuseConsequence::Detected(message),
+            None => MisuseConsequence::Harmless,
         },
     }
 }
 
+/// Runs an ordinary program and frees everything, twice; what goes wrong is added to the findings.
+fn check_afterwards(session: &mut MisuseSession) {
+    for _ in 0..2 {
+        let (strategy, device) = session.parts();
+        let options = ReplayOptions { on_out_of_memory: OnOutOfMemory::Skip, ..ReplayOptions::default() };
+        if let Err(error) = replay(&*PROGRAM, strategy, device, &options, &mut Silent) {
+            session.findings.push(format!("an ordinary program fails afterwards: {error}"));
+        }
+        session.strategy.inner_mut().audit();
+        free_everything(session);
+        session.collect_violations();
+    }
+}
+
+fn free_everything(session: &mut MisuseSession) {
+    for (block, stream) in std::mem::take(&mut session.live) {
+        let (strategy, device) = session.parts();
+        let mut cx = Context { device, sink: &mut Silent };
+        if let Err(error) = strategy.free(&mut cx, block, Caller { stream, thread: ThreadId(0) }) {
+            session.findings.push(format!("a live block cannot be freed afterwards: {error}"));
+        }
+    }
+    let _ = session.device.synchronize();
+    if let Err(error) = session.trim() {
+        session.findings.push(format!("a trim fails afterwards: {error}"));
+    }
+    session.strategy.inner_mut().audit();
+    if let Err(error) = session.close() {
+        session.findings.push(format!("a close fails afterwards: {error}"));
+    }
+    if let Some(foreign) = session.foreign.take()
+        && let Err(error) = session.device.free(foreign)
+    {
+        session.findings.push(format!("memory of another owner is gone: {error}"));
+    }
+    let held = session.device.held_bytes();
+    if held > 0 {
+        session.findings.push(format!("after a close the device still holds {held} bytes"));
+    }
+}
+
+/// Small and large blocks on three streams, some of them used on another stream while that is busy.
+static PROGRAM: LazyLock<Trace> = LazyLock::new(|| {
+    let mut trace = TraceBuilder::new();
+    let streams: Vec<StreamId> =
+        [Some(StreamId::DEFAULT), trace.new_stream().ok(), trace.new_stream().ok()].into_iter().flatten().collect();
+    for round in 0..3u64 {
+        let mut blocks = Vec::new();
+        for (number, &stream) in (0u64..).zip(&streams) {
+            for bytes in [700, 4 * KIB, MIB, 3 * MIB + round, 12 * MIB] {
+                blocks.push(trace.alloc(bytes + number, stream, TagId(0)));
+            }
+            trace.work(Work::Spin { nanos: Nanos(50_000) }, stream, &[]);
+        }
+        for (number, &block) in blocks.iter().enumerate() {
+            if number % 4 == 1 {
+                trace.use_on(block, streams[number % streams.len()]);
+            }
+        }
+        let (even, odd): (Vec<_>, Vec<_>) = blocks.iter().partition(|&&block| block % 2 == 0);
+        even.into_iter().chain(odd).for_each(|block| trace.free(block));
+        trace.alloc(2 * MIB, streams[0], TagId(0));
+        match round {
+            0 => trace.empty_cache(),
+            1 => trace.device_sync(),
+            _ => {}
+        }
+    }
+    trace.finish("after misuse")
+});
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::strategy::{STRATEGIES, StrategySpec};
+    use crate::strategy::STRATEGIES;
 
-    fn subject(strategy: &str) -> Subject {
-        Subject {
-            strategy: StrategySpec::from(strategy),
-            device: "sim".parse().unwrap(),
-            memory_bytes: Some(256 << 20),
-        }
+    fn target(strategy: &str) -> StressTarget {
+        StressTarget::simulated(strategy, 256 << 20)
     }
 
-    fn all() -> impl Iterator<Item = (&'static Misuse, Door)> {
-        MISUSES.iter().flat_map(|misuse| misuse.doors.iter().map(move |&door| (misuse, door)))
+    fn all() -> impl Iterator<Item = (&'static Misuse, AccessPath)> {
+        MISUSES.iter().flat_map(|misuse| misuse.access.iter().map(move |&access| (misuse, access)))
     }
 
     #[test]
-    fn no_misuse_damages_a_strategy_of_ours() {
+    fn no_misuse_damages_a_strategy() {
         let mut damage = Vec::new();
         for spec in STRATEGIES.iter().flat_map(|entry| entry.specs()) {
-            let subject = subject(&spec.to_string());
-            for (entry, door) in all() {
-                let consequence = misuse(&subject, entry, door).unwrap();
+            let target = target(&spec.to_string());
+            for (entry, access) in all() {
+                let consequence = misuse(&target, entry, access).unwrap();
                 if consequence.is_damage() {
-                    damage.push(format!("{spec}: {} by {door}: {}", entry.name, consequence.detail()));
+                    damage.push(format!("{spec}: {} by {access}: {}", entry.name, consequence.detail()));
                 }
             }
         }
@@ -244,10 +326,10 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_seen_and_told_from_what_is_harmless() {
+    fn damage_is_detected() {
         let consequence = |strategy: &str, name: &str| {
             let entry = MISUSES.iter().find(|entry| entry.name == name).unwrap();
-            misuse(&subject(strategy), entry, Door::Handle).unwrap()
+            misuse(&target(strategy), entry, AccessPath::Handle).unwrap()
         };
         for (strategy, name) in [
             ("flawed:TrustsHandles", "double-free-reused"),
@@ -259,31 +341,29 @@ mod tests {
             let consequence = consequence(strategy, name);
             assert!(consequence.is_damage(), "{strategy}: {name}: {consequence:?}");
         }
-        assert_eq!(consequence("flawed:ServesNothing", "zero-bytes"), Consequence::Harmless);
-        assert_eq!(consequence("flawed:None", "wrong-size"), Consequence::Harmless);
-        assert!(matches!(consequence("flawed:None", "double-free"), Consequence::Detected(_)));
-        assert!(matches!(consequence("flawed:None", "double-free-waiting"), Consequence::NotApplicable(_)));
+        assert_eq!(consequence("flawed:ServesNothing", "zero-bytes"), MisuseConsequence::Harmless);
+        assert_eq!(consequence("flawed:None", "wrong-size"), MisuseConsequence::Harmless);
+        assert!(matches!(consequence("flawed:None", "double-free"), MisuseConsequence::Detected(_)));
+        assert!(matches!(consequence("flawed:None", "double-free-waiting"), MisuseConsequence::NotApplicable(_)));
     }
 
     #[test]
-    fn the_same_allocator_without_a_flaw_is_not_damaged() {
+    fn flawless_allocator_is_not_damaged() {
         let chosen: Vec<&Misuse> = MISUSES.iter().collect();
-        let misused = misuses(&subject("flawed:None"), &chosen, &|| false);
-        assert_eq!(misused.verdict.word(), "passed", "{:?}", misused.verdict.failures);
-        assert_eq!(misused.rows.len(), all().count());
-        assert_eq!(misuses(&subject("flawed:None"), &chosen, &|| true).rows, []);
+        let report = misuses(&target("flawed:None"), &chosen, &|| false);
+        assert_eq!(report.verdict.word(), "passed", "{:?}", report.verdict.failures);
+        assert_eq!(report.rows.len(), all().count());
+        assert_eq!(misuses(&target("flawed:None"), &chosen, &|| true).rows, []);
     }
 
     #[test]
-    fn who_hangs_is_not_waited_for() {
+    fn hanging_scenario_is_abandoned() {
         let slow = || {
             std::thread::sleep(Duration::from_secs(2));
-            let subject = subject("direct");
-            let device = subject.open_device()?;
-            Ok((subject.build(device.props())?, device))
+            target("direct").open()
         };
-        let consequence = judge(&MISUSES[0], Door::Handle, Duration::from_millis(30), slow).unwrap();
-        assert!(consequence.is_damage() && consequence.detail().contains("did not come back"), "{consequence:?}");
+        let consequence = judge(&MISUSES[0], AccessPath::Handle, Duration::from_millis(30), slow).unwrap();
+        assert!(consequence.is_damage() && consequence.detail().contains("did not return"), "{consequence:?}");
     }
 
     #[test]

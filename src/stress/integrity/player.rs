@@ -1,89 +1,86 @@
-//! Plays a trace and keeps an eye on what is in its blocks.
+//! Plays a trace and checks the contents of its blocks, and nothing else.
 //!
-//! A block is filled on its own stream as soon as it is there, compared on every other stream that it is used on, behind
-//! the fill, and on its own before it is given back; after a trim all that live are compared. Nobody waits for any of
-//! this, and nothing is looked at but contents: whether a strategy's books are right, or its blocks apart by their
-//! addresses, is for others to see. The trace may be any: where a block is used, the order between streams that the fill
-//! needs is made here.
+//! A block is filled on its own stream after the request, compared on every other stream that uses it, and compared on its
+//! own stream before the free; after a trim all live blocks are compared. All of this is queued and not waited for. Any
+//! trace can be played: where a block is used on another stream, the order that the fill needs is established here.
 
-use super::{super::Levels, Tally};
 use crate::{
     base::{EventId, Nanos, StreamId, ThreadId},
     device::{Clock, Damage, Device, DeviceError, LONGEST_PATTERN_BYTES, Patterned, Patterns},
     replay::TraceEvents,
     strategy::{Attempt, Block, Caller, Context, Control, Request, Silent, Strategy, StrategyError},
+    stress::state::{IntegrityCounts, MemoryLevels},
     trace::{BlockSlot, Event, MarkKind, Op, Tables, Trace, TraceEventId},
 };
 
-/// On a real device findings are asked for once in so many events.
-const EVENTS_BETWEEN_LOOKS: u64 = 64;
+/// How often results of comparisons are fetched from a real device, in events.
+const EVENTS_BETWEEN_RESULTS: u64 = 64;
 
-/// A strategy and its device, and what should be in its blocks.
-pub(in crate::stress) struct Keeper<S> {
+/// A strategy, its device, and the expected contents of its blocks.
+pub(in crate::stress) struct PatternPlayer<S> {
     pub(in crate::stress) strategy: S,
     pub(in crate::stress) device: Box<dyn Device>,
-    /// How often a call is made that a driver error ends.
+    /// How often a call is tried that fails with a driver error.
     tries: u32,
-    tenants: Vec<Option<Tenant>>,
+    blocks: Vec<Option<PatternedBlock>>,
     events: TraceEvents,
-    /// Streams that exist on the device.
+    /// The number of streams on the device.
     streams: usize,
-    /// Orders one stream behind another.
+    /// The event that orders one stream behind another.
     order: Option<EventId>,
     last_key: u32,
     played: u64,
     in_steps: bool,
-    /// How full memory was, looked at when steps ask for more.
-    pub(in crate::stress) levels: Levels,
-    pub(in crate::stress) tally: Tally,
+    pub(in crate::stress) levels: MemoryLevels,
+    pub(in crate::stress) counts: IntegrityCounts,
     pub(in crate::stress) damaged: Vec<Damage>,
 }
 
-/// A block that lives.
+/// A live block.
 #[derive(Clone, Copy, Debug)]
-struct Tenant {
+struct PatternedBlock {
     block: Block,
     stream: StreamId,
     thread: ThreadId,
     contents: Patterned,
 }
 
-impl<S: Strategy> Keeper<S> {
-    /// Calls that a driver error ends are made up to `tries` times.
-    pub(in crate::stress) fn new(strategy: S, device: Box<dyn Device>, tries: u32) -> Keeper<S> {
-        Keeper {
+impl<S: Strategy> PatternPlayer<S> {
+    /// Calls that fail with a driver error are made up to `tries` times.
+    pub(in crate::stress) fn new(strategy: S, device: Box<dyn Device>, tries: u32) -> PatternPlayer<S> {
+        PatternPlayer {
             strategy,
             device,
             tries,
-            tenants: Vec::new(),
+            blocks: Vec::new(),
             events: TraceEvents::default(),
             streams: 1,
             order: None,
             last_key: 0,
             played: 0,
             in_steps: false,
-            levels: Levels::default(),
-            tally: Tally::default(),
+            levels: MemoryLevels::default(),
+            counts: IntegrityCounts::default(),
             damaged: Vec::new(),
         }
     }
 
-    /// Plays a trace until its end, until damage is seen or until it is told to stop. Blocks that it leaves alive stay.
+    /// Plays a trace until its end, until damage is found or until `over` returns true. Live blocks are not freed.
     pub(in crate::stress) fn play(&mut self, trace: &Trace, over: &dyn Fn() -> bool) -> Result<(), StrategyError> {
         while let Some(&known_as) = trace.tables.streams().get(self.streams) {
             self.on_device(|device| device.stream_create(known_as))?;
             self.streams += 1;
         }
         self.in_steps = false;
-        let looks_always = self.device.props().clock == Clock::Virtual;
+        let fetches_always = self.device.props().clock == Clock::Virtual;
         for event in &trace.events {
             if over() {
                 break;
             }
             self.event(event, &trace.tables)?;
             self.played += 1;
-            if looks_always || self.played.is_multiple_of(EVENTS_BETWEEN_LOOKS) {
-                self.look()?;
+            if fetches_always || self.played.is_multiple_of(EVENTS_BETWEEN_RESULTS) {
+                self.fetch_results()?;
                 if !self.damaged.is_empty() {
                     break;
                 }
@@ -92,22 +89,22 @@ impl<S: Strategy> Keeper<S> {
         Ok(())
     }
 
-    /// Compares and frees what lives, and waits until everything has been looked at.
-    pub(in crate::stress) fn clear(&mut self) -> Result<(), StrategyError> {
-        for slot in 0..self.tenants.len() {
-            let Some(tenant) = self.tenants[slot] else { continue };
-            self.free(slot as BlockSlot, Caller { stream: tenant.stream, thread: tenant.thread })?;
+    /// Compares and frees all live blocks, and waits for all comparisons.
+    pub(in crate::stress) fn free_all(&mut self) -> Result<(), StrategyError> {
+        for slot in 0..self.blocks.len() {
+            let Some(live) = self.blocks[slot] else { continue };
+            self.free(slot as BlockSlot, Caller { stream: live.stream, thread: live.thread })?;
         }
         self.on_device(|device| device.synchronize())?;
-        self.look()
+        self.fetch_results()
     }
 
-    /// Gives everything back: the program's own events, and the strategy's memory.
+    /// Destroys the program's own events and closes the strategy.
     pub(in crate::stress) fn close(&mut self) -> Result<(), StrategyError> {
         for event in self.events.take().chain(self.order.take()) {
             self.on_device(|device| device.event_destroy(event))?;
         }
-        self.insist(|strategy, cx| strategy.close(cx))
+        self.with_retries(|strategy, cx| strategy.close(cx))
     }
 
     fn event(&mut self, event: &Event, tables: &Tables) -> Result<(), StrategyError> {
@@ -121,7 +118,7 @@ impl<S: Strategy> Keeper<S> {
             Op::EmptyCache => self.trim(),
             Op::Mark { kind: MarkKind::Step, index, .. } => {
                 self.in_steps = true;
-                self.insist(|strategy, cx| strategy.control(cx, &Control::StepBegins(index)))
+                self.with_retries(|strategy, cx| strategy.control(cx, &Control::StepBegins(index)))
             }
             Op::EventRecord { event, stream } => {
                 let event = self.device_event(event)?;
@@ -133,7 +130,7 @@ impl<S: Strategy> Keeper<S> {
             }
             Op::StreamSync { stream } => self.on_device(|device| device.stream_synchronize(stream)),
             Op::DeviceSync => self.on_device(|device| device.synchronize()),
-            // Without operands: what it would write is not known.
+            // Without operands, because it would overwrite the pattern.
             Op::Work { shape, stream, .. } => match tables.shapes().get(shape as usize) {
                 Some(work) => self.on_device(|device| match device.compute() {
                     Some(compute) => compute.launch(stream, work, &[]),
@@ -154,91 +151,90 @@ impl<S: Strategy> Keeper<S> {
     }
 
     fn alloc(&mut self, slot: BlockSlot, request: &Request) -> Result<(), StrategyError> {
-        let place = slot as usize;
-        if place >= self.tenants.len() {
-            self.tenants.resize(place + 1, None);
+        let slot = slot as usize;
+        if slot >= self.blocks.len() {
+            self.blocks.resize(slot + 1, None);
         }
-        self.tenants[place] = None;
+        self.blocks[slot] = None;
         if self.in_steps {
-            self.levels.look_at(&self.strategy.stats().current);
+            self.levels.sample(&self.strategy.stats().current);
         }
-        let block = match self.insist(|strategy, cx| strategy.alloc(cx, request)) {
+        let block = match self.with_retries(|strategy, cx| strategy.alloc(cx, request)) {
             Ok(Attempt::Served(block, _)) => block,
             Ok(Attempt::OutOfMemory(_)) => {
-                self.tally.ooms += 1;
+                self.counts.ooms += 1;
                 return Ok(());
             }
-            // Whoever lets calls fail on purpose gets no block.
+            // With injected faults a request may fail for good.
             Err(StrategyError::Device(error)) if self.tries > 1 && !error.loses_context() => return Ok(()),
             Err(error) => return Err(error),
         };
-        // Zero is the key of no block.
+        // 0 is not a valid key.
         self.last_key = self.last_key.checked_add(1).unwrap_or(1);
         let bytes = request.bytes.min(LONGEST_PATTERN_BYTES);
         let contents = Patterned { address: block.address, bytes, key: self.last_key };
-        let tenant = Tenant { block, stream: request.stream, thread: request.thread, contents };
-        self.tenants[place] = Some(tenant);
-        self.with_patterns(|patterns| patterns.fill_blocks(tenant.stream, &[contents]))
+        self.blocks[slot] = Some(PatternedBlock { block, stream: request.stream, thread: request.thread, contents });
+        self.with_patterns(|patterns| patterns.fill_blocks(request.stream, &[contents]))
     }
 
     fn free(&mut self, slot: BlockSlot, caller: Caller) -> Result<(), StrategyError> {
-        let Some(tenant) = self.tenants.get(slot as usize).copied().flatten() else { return Ok(()) };
-        self.with_patterns(|patterns| patterns.verify_blocks(tenant.stream, &[tenant.contents]))?;
-        // Freed on another stream, it is the program that makes that one wait for the block's own.
-        self.order_behind(tenant.stream, caller.stream)?;
-        self.insist(|strategy, cx| strategy.free(cx, tenant.block, caller))?;
-        self.tenants[slot as usize] = None;
-        self.tally.blocks += 1;
-        self.tally.handovers += u64::from(tenant.thread != caller.thread);
+        let Some(live) = self.blocks.get(slot as usize).copied().flatten() else { return Ok(()) };
+        self.with_patterns(|patterns| patterns.verify_blocks(live.stream, &[live.contents]))?;
+        // The program must order a free on another stream behind the block's own stream.
+        self.order_behind(live.stream, caller.stream)?;
+        self.with_retries(|strategy, cx| strategy.free(cx, live.block, caller))?;
+        self.blocks[slot as usize] = None;
+        self.counts.blocks += 1;
+        self.counts.handovers += u64::from(live.thread != caller.thread);
         Ok(())
     }
 
     fn use_on(&mut self, slot: BlockSlot, stream: StreamId) -> Result<(), StrategyError> {
-        let Some(tenant) = self.tenants.get(slot as usize).copied().flatten() else { return Ok(()) };
-        self.insist(|strategy, cx| strategy.used_on(cx, &tenant.block, stream))?;
-        self.order_behind(tenant.stream, stream)?;
-        self.with_patterns(|patterns| patterns.verify_blocks(stream, &[tenant.contents]))?;
-        self.tally.crossings += 1;
+        let Some(live) = self.blocks.get(slot as usize).copied().flatten() else { return Ok(()) };
+        self.with_retries(|strategy, cx| strategy.used_on(cx, &live.block, stream))?;
+        self.order_behind(live.stream, stream)?;
+        self.with_patterns(|patterns| patterns.verify_blocks(stream, &[live.contents]))?;
+        self.counts.crossings += 1;
         Ok(())
     }
 
     fn trim(&mut self) -> Result<(), StrategyError> {
-        self.insist(|strategy, cx| strategy.trim(cx))?;
-        self.tally.trims += 1;
+        self.with_retries(|strategy, cx| strategy.trim(cx))?;
+        self.counts.trims += 1;
         for stream in (0..self.streams).map(|number| StreamId(number as u16)) {
-            let living = self.tenants.iter().flatten().filter(|tenant| tenant.stream == stream);
-            let living: Vec<Patterned> = living.map(|tenant| tenant.contents).collect();
-            if !living.is_empty() {
-                self.with_patterns(|patterns| patterns.verify_blocks(stream, &living))?;
+            let live = self.blocks.iter().flatten().filter(|live| live.stream == stream);
+            let live: Vec<Patterned> = live.map(|live| live.contents).collect();
+            if !live.is_empty() {
+                self.with_patterns(|patterns| patterns.verify_blocks(stream, &live))?;
             }
         }
         Ok(())
     }
 
-    /// Later work of `stream` comes after what is queued on `before` by now.
+    /// Makes later work of `stream` wait for what is queued on `before` now.
     fn order_behind(&mut self, before: StreamId, stream: StreamId) -> Result<(), StrategyError> {
         if before == stream {
             return Ok(());
         }
         let event = match self.order {
             Some(event) => event,
-            None => *self.order.insert(insist(self.tries, || self.device.event_create())?),
+            None => *self.order.insert(retried(self.tries, || self.device.event_create())?),
         };
         self.on_device(|device| device.event_record(event, before))?;
         self.on_device(|device| device.stream_wait_event(stream, event))
     }
 
     fn device_event(&mut self, event: TraceEventId) -> Result<EventId, StrategyError> {
-        Ok(self.events.get_or_make(event, || insist(self.tries, || self.device.event_create()))?)
+        Ok(self.events.get_or_make(event, || retried(self.tries, || self.device.event_create()))?)
     }
 
-    /// Takes over what comparisons have come to.
-    fn look(&mut self) -> Result<(), StrategyError> {
+    /// Fetches the results of comparisons.
+    fn fetch_results(&mut self) -> Result<(), StrategyError> {
         let Some(patterns) = self.device.patterns() else { return Ok(()) };
         let verified = patterns.verified()?;
-        self.tally.comparisons += verified.blocks;
-        self.tally.compared_bytes += verified.bytes;
-        self.tally.damaged += verified.damaged.len() as u64;
+        self.counts.comparisons += verified.blocks;
+        self.counts.compared_bytes += verified.bytes;
+        self.counts.damaged += verified.damaged.len() as u64;
         self.damaged.extend(verified.damaged);
         Ok(())
     }
@@ -254,10 +250,10 @@ impl<S: Strategy> Keeper<S> {
         &mut self,
         mut call: impl FnMut(&mut dyn Device) -> Result<R, DeviceError>,
     ) -> Result<R, StrategyError> {
-        Ok(insist(self.tries, || call(&mut *self.device))?)
+        Ok(retried(self.tries, || call(&mut *self.device))?)
     }
 
-    fn insist<R>(
+    fn with_retries<R>(
         &mut self,
         mut call: impl FnMut(&mut S, &mut Context<'_>) -> Result<R, StrategyError>,
     ) -> Result<R, StrategyError> {
@@ -272,7 +268,7 @@ impl<S: Strategy> Keeper<S> {
     }
 }
 
-fn insist<R>(tries: u32, mut call: impl FnMut() -> Result<R, DeviceError>) -> Result<R, DeviceError> {
+fn retried<R>(tries: u32, mut call: impl FnMut() -> Result<R, DeviceError>) -> Result<R, DeviceError> {
     for _ in 1..tries {
         match call() {
             Err(error) if !error.loses_context() => {}

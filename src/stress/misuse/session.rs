@@ -1,6 +1,6 @@
-//! A strategy under watch, its device, and a program that does not behave.
+//! A checked strategy, its device, and a program that breaks the rules.
 
-use super::Door;
+use super::AccessPath;
 use crate::{
     base::{Address, Nanos, SiteId, StreamId, ThreadId, Work},
     device::{Device, DeviceError},
@@ -10,56 +10,55 @@ use crate::{
     },
 };
 
-/// How many streams the program makes beside the default one.
+/// How many streams the program creates beside the default one.
 pub(super) const STREAMS: u16 = 2;
-/// A stream that nobody made.
+/// A stream that does not exist.
 pub(super) const NO_STREAM: StreamId = StreamId(4_000);
 
-/// The strategy and all that the program knows of it.
-pub(super) struct Stage {
+/// The strategy and what the program knows about it.
+pub(super) struct MisuseSession {
     pub(super) strategy: Addressed<Checked<Box<dyn Strategy>>>,
     pub(super) device: Box<dyn Device>,
-    door: Door,
-    /// Blocks that the program holds, with their streams.
+    access: AccessPath,
+    /// Live blocks of the program, with their streams.
     pub(super) live: Vec<(Block, StreamId)>,
-    /// Memory that somebody else holds on the same device.
+    /// Memory on the same device that does not belong to the strategy.
     pub(super) foreign: Option<Address>,
-    /// The words with which misuse was refused.
+    /// The messages with which misuse was refused.
     pub(super) refusals: Vec<String>,
-    /// What misuse did that it must not do.
+    /// Damage that misuse did.
     pub(super) findings: Vec<String>,
-    /// Violations that were looked at already.
+    /// The number of violations that were judged already.
     judged: usize,
 }
 
-/// Why a misuse cannot be tried.
+/// Why a scenario cannot be played.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Unplayable {
-    /// It makes no sense here.
+pub(super) enum ScenarioError {
+    /// It does not apply here.
     #[error("{0}")]
     NotApplicable(&'static str),
-    /// The strategy refuses what is right.
+    /// The strategy refuses a valid call.
     #[error(transparent)]
     Strategy(#[from] StrategyError),
-    /// The device refuses what is right.
+    /// The device refuses a valid call.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
 
-impl Stage {
-    /// A program that knows its blocks in one of two ways.
+impl MisuseSession {
     pub(super) fn new(
         strategy: Box<dyn Strategy>,
         mut device: Box<dyn Device>,
-        door: Door,
-    ) -> Result<Stage, DeviceError> {
+        access: AccessPath,
+    ) -> Result<MisuseSession, DeviceError> {
         for stream in 1..=STREAMS {
             device.stream_create(u64::from(stream))?;
         }
-        Ok(Stage {
+        Ok(MisuseSession {
             strategy: Addressed::new(Checked::new(strategy)),
             device,
-            door,
+            access,
             live: Vec::new(),
             foreign: None,
             refusals: Vec::new(),
@@ -68,117 +67,120 @@ impl Stage {
         })
     }
 
-    /// Whether blocks are known by their address alone.
+    /// Whether blocks are named by their address alone.
     pub(super) fn knows_only_addresses(&self) -> bool {
-        self.door == Door::Address
+        self.access == AccessPath::Address
     }
 
-    /// Asks for memory as one should.
-    pub(super) fn alloc(&mut self, bytes: u64, stream: StreamId) -> Result<Block, Unplayable> {
+    /// A valid request.
+    pub(super) fn alloc(&mut self, bytes: u64, stream: StreamId) -> Result<Block, ScenarioError> {
         match self.request(bytes, stream)? {
             Attempt::Served(block, _) => {
                 self.live.push((block, stream));
                 Ok(block)
             }
             Attempt::OutOfMemory(shortage) if shortage.refused_by == Refusal::Size => {
-                Err(Unplayable::NotApplicable("it serves no request of such a size"))
+                Err(ScenarioError::NotApplicable("it serves no requests of this size"))
             }
-            Attempt::OutOfMemory(_) => Err(Unplayable::NotApplicable("the device is too small")),
+            Attempt::OutOfMemory(_) => Err(ScenarioError::NotApplicable("the device is too small")),
         }
     }
 
-    /// Gives a block back as one should.
-    pub(super) fn free(&mut self, block: Block) -> Result<Freed, Unplayable> {
+    /// A valid free.
+    pub(super) fn free(&mut self, block: Block) -> Result<Freed, ScenarioError> {
         let stream = self.stream_of(&block);
-        let freed = self.give_back(block, Caller { stream, thread: ThreadId(0) })?;
+        let freed = self.free_block(block, Caller { stream, thread: ThreadId(0) })?;
         self.forget(&block);
         Ok(freed)
     }
 
-    /// Uses a block on another stream as one should.
-    pub(super) fn used_on(&mut self, block: &Block, stream: StreamId) -> Result<(), Unplayable> {
+    /// A valid use on another stream.
+    pub(super) fn used_on(&mut self, block: &Block, stream: StreamId) -> Result<(), ScenarioError> {
         Ok(self.note_use(block, stream)?)
     }
 
-    /// Keeps a stream busy; false where the device cannot.
-    pub(super) fn keep_busy(&mut self, stream: StreamId, nanos: Nanos) -> Result<bool, Unplayable> {
+    /// Keeps a stream busy; false if the device cannot.
+    pub(super) fn keep_busy(&mut self, stream: StreamId, nanos: Nanos) -> Result<bool, ScenarioError> {
         match self.device.compute() {
             Some(compute) => compute.launch(stream, &Work::Spin { nanos }, &[]).map(|()| true).map_err(Into::into),
             None => Ok(false),
         }
     }
 
-    pub(super) fn trim(&mut self) -> Result<(), Unplayable> {
+    pub(super) fn trim(&mut self) -> Result<(), ScenarioError> {
         Ok(self.call(|strategy, cx| strategy.trim(cx))?)
     }
 
-    /// Closes the strategy; no block outlives it.
-    pub(super) fn close(&mut self) -> Result<(), Unplayable> {
+    /// Closes the strategy, which ends all blocks.
+    pub(super) fn close(&mut self) -> Result<(), ScenarioError> {
         self.call(|strategy, cx| strategy.close(cx))?;
         self.live.clear();
         Ok(())
     }
 
-    /// Frees what must not be freed, or as it must not be freed. A live block that is taken is gone.
+    /// An invalid free. If it is accepted, a live block is gone.
     pub(super) fn wrongly_free(&mut self, block: Block, caller: Caller) {
-        if self.commit(Rule::Handle, |stage| stage.give_back(block, caller)).is_some() {
+        if self.commit(Rule::Handle, |session| session.free_block(block, caller)).is_some() {
             self.forget(&block);
         }
     }
 
-    /// Uses what must not be used, or where it must not be used.
+    /// An invalid use.
     pub(super) fn wrongly_use(&mut self, block: &Block, stream: StreamId) {
-        self.commit(Rule::Handle, |stage| stage.note_use(block, stream));
+        self.commit(Rule::Handle, |session| session.note_use(block, stream));
     }
 
-    /// Asks for what cannot be had. Memory that the device has not got must not be handed out.
+    /// A request that cannot be served. Memory that the device does not have must not be handed out.
     pub(super) fn wrongly_request(&mut self, bytes: u64, stream: StreamId) {
-        let pardoned = if bytes == 0 { Rule::Size } else { Rule::Handle };
-        match self.commit(pardoned, |stage| stage.request(bytes, stream)) {
+        let accepted = if bytes == 0 { Rule::Size } else { Rule::Handle };
+        match self.commit(accepted, |session| session.request(bytes, stream)) {
             Some(Attempt::Served(block, _)) => {
                 self.live.push((block, stream));
                 let held = self.device.held_bytes();
-                // Imaginary memory may go this far; memory of the device does not.
+                // A strategy without segments hands out imaginary memory.
                 if bytes > held && self.strategy.stats().segments > 0 {
                     self.findings.push(format!("{bytes} bytes were served from the {held} that the device gave"));
                 }
             }
             Some(Attempt::OutOfMemory(shortage)) => {
-                self.refusals.push(format!("out of memory, {} bytes wanted", shortage.rounded));
+                self.refusals.push(format!("out of memory, {} bytes requested", shortage.rounded));
             }
             None => {}
         }
     }
 
-    /// Says what means nothing.
-    pub(super) fn wrongly_tell(&mut self, command: &Control<'_>) {
-        self.commit(Rule::Handle, |stage| stage.call(|strategy, cx| strategy.control(cx, command)));
+    /// An invalid command.
+    pub(super) fn wrongly_control(&mut self, command: &Control<'_>) {
+        self.commit(Rule::Handle, |session| session.call(|strategy, cx| strategy.control(cx, command)));
     }
 
-    /// The violations since the last look, all of them findings.
-    pub(super) fn look(&mut self) {
+    /// Makes findings of all violations since the last call.
+    pub(super) fn collect_violations(&mut self) {
         let violations = self.strategy.inner().violations();
         self.findings.extend(violations[self.judged..].iter().map(ToString::to_string));
         self.judged = violations.len();
     }
 
-    /// The strategy, through the door by which the program came.
+    /// The strategy in the way the program uses it, and the device.
     pub(super) fn parts(&mut self) -> (&mut dyn Strategy, &mut dyn Device) {
-        let strategy: &mut dyn Strategy = match self.door {
-            Door::Handle => self.strategy.inner_mut(),
-            Door::Address => &mut self.strategy,
+        let strategy: &mut dyn Strategy = match self.access {
+            AccessPath::Handle => self.strategy.inner_mut(),
+            AccessPath::Address => &mut self.strategy,
         };
         (strategy, &mut *self.device)
     }
 
-    /// Commits a misuse. That it is accepted is no finding yet: what `Checked` has to say about that (`pardoned`) does not
-    /// count. All else does.
-    fn commit<R>(&mut self, pardoned: Rule, misuse: impl FnOnce(&mut Stage) -> Result<R, StrategyError>) -> Option<R> {
-        self.look();
+    /// Commits a misuse. To accept it is not damage yet, so violations of the rule `accepted` do not count; all others do.
+    fn commit<R>(
+        &mut self,
+        accepted: Rule,
+        misuse: impl FnOnce(&mut MisuseSession) -> Result<R, StrategyError>,
+    ) -> Option<R> {
+        self.collect_violations();
         let answer = misuse(self);
         self.strategy.inner_mut().audit();
         let violations = self.strategy.inner().violations();
-        let new = violations[self.judged..].iter().filter(|violation| violation.rule != pardoned);
+        let new = violations[self.judged..].iter().filter(|violation| violation.rule != accepted);
         self.findings.extend(new.map(ToString::to_string));
         self.judged = violations.len();
         answer.map_err(|error| self.refusals.push(error.to_string())).ok()
@@ -189,19 +191,19 @@ impl Stage {
         self.call(|strategy, cx| strategy.alloc(cx, &request))
     }
 
-    fn give_back(&mut self, block: Block, caller: Caller) -> Result<Freed, StrategyError> {
+    fn free_block(&mut self, block: Block, caller: Caller) -> Result<Freed, StrategyError> {
         let mut cx = Context { device: &mut *self.device, sink: &mut Silent };
-        match self.door {
-            Door::Handle => self.strategy.inner_mut().free(&mut cx, block, caller),
-            Door::Address => self.strategy.free_by_address(&mut cx, block.address, caller),
+        match self.access {
+            AccessPath::Handle => self.strategy.inner_mut().free(&mut cx, block, caller),
+            AccessPath::Address => self.strategy.free_by_address(&mut cx, block.address, caller),
         }
     }
 
     fn note_use(&mut self, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
         let mut cx = Context { device: &mut *self.device, sink: &mut Silent };
-        match self.door {
-            Door::Handle => self.strategy.inner_mut().used_on(&mut cx, block, stream),
-            Door::Address => self.strategy.used_on_by_address(&mut cx, block.address, stream),
+        match self.access {
+            AccessPath::Handle => self.strategy.inner_mut().used_on(&mut cx, block, stream),
+            AccessPath::Address => self.strategy.used_on_by_address(&mut cx, block.address, stream),
         }
     }
 
@@ -222,7 +224,7 @@ impl Stage {
     }
 }
 
-/// Whether two handles are of one block. The size is no part of its name.
+/// Whether two handles name the same block. The size is not part of a handle.
 fn is_same(one: &Block, other: &Block) -> bool {
     (one.address, one.slot, one.generation) == (other.address, other.slot, other.generation)
 }

@@ -1,0 +1,232 @@
+//! `oomph stress all`, `properties`, `faults` and `misuse`.
+
+use std::{
+    sync::{Mutex, PoisonError, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use anyhow::anyhow;
+
+use super::StressOptions;
+use crate::{
+    base::{did_you_mean_among, nearest, parallel_map},
+    cli::{
+        exit,
+        failure::{Failure, Outcome},
+        interrupt, output, progress,
+    },
+    device::wrap::FaultSpec,
+    stress::{
+        KINDS, StressKind, StressTarget, StressVerdict, TimeShare,
+        faults::{self, FaultOptions},
+        misuse::{self, MISUSES, Misuse, MisuseRow},
+        properties::{self, ProgramRange},
+    },
+};
+
+/// Tests every strategy with every kind of stress that needs no further arguments, within the given time, and prints one
+/// table of verdicts.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  oomph stress all                        every strategy, a minute in all: made for CI
+  oomph stress all --seconds 600 --all-variants
+  oomph stress all --strategy caching --format json
+
+Time is shared among strategies and kinds; unused time goes to the others. How many programs are played depends on the
+machine, but the programs do not: a failure has a trace and a command that reproduce it everywhere.")]
+pub struct AllArgs {
+    #[command(flatten)]
+    pub(super) options: StressOptions,
+    /// The time for all tests together, in seconds.
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+    seconds: u64,
+}
+
+impl AllArgs {
+    pub(super) fn run(&self) -> Outcome {
+        let targets = self.options.targets()?;
+        let stop = interrupt::flag(interrupt::Running::Replay)?;
+        let jobs: Vec<(&StressTarget, &StressKind)> =
+            KINDS.iter().rev().flat_map(|kind| targets.iter().map(move |target| (target, kind))).collect();
+        let parallel = StressOptions::jobs(&targets);
+        let time = TimeShare::new(Duration::from_secs(self.seconds), jobs.len(), parallel);
+        let bar = progress::of_cases(jobs.len(), 0);
+        let mut verdicts: Vec<StressVerdict> = parallel_map(&jobs, parallel, |(target, kind)| {
+            bar.set_message(format!("{} {}", kind.name, target.strategy));
+            let end = time.next_end();
+            let over = || stop.load(Ordering::Relaxed) || Instant::now() >= end;
+            let mut verdict = (kind.judge)(target, self.options.seed, &over);
+            if verdict.trials == 0 && verdict.failures.is_empty() {
+                verdict.skipped.get_or_insert_with(|| "no time was left for it".to_owned());
+            }
+            bar.inc(1);
+            verdict
+        });
+        bar.finish_and_clear();
+        // The sort is stable, so strategies keep their order.
+        verdicts.sort_by_key(|verdict| KINDS.iter().position(|kind| kind.name == verdict.kind));
+        self.options.conclude_as_matrix(&verdicts, &stop)
+    }
+}
+
+/// Plays random programs through strategies and checks all that they promise: blocks do not overlap and are large enough,
+/// by address and by physical memory; no reuse while another stream works on a block; statistics, layout and events
+/// agree; nothing is left on the device after a close. A third of the programs are played again on a driver that fails now
+/// and then.
+///
+/// The first program that breaks a promise is shrunk and saved. The same seed gives the same programs.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  oomph stress properties                                      every strategy, 200 programs each
+  oomph stress properties --strategy caching --cases 20000 --seed 7
+  oomph stress properties --all-variants --memory 64MiB        further parameter sets, in less memory
+  oomph stress properties --strategy caching --device cuda     on a real GPU
+  oomph stress properties --strategy bfc --trace failing.oomph --fail cuMemFree:2
+                                                               one trace, with a driver call that fails")]
+pub struct PropertiesArgs {
+    #[command(flatten)]
+    pub(super) options: StressOptions,
+    /// The number of programs per strategy.
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    cases: u64,
+    /// The number of the first program.
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "trace")]
+    first_case: u64,
+    /// With --trace: this driver call fails, such as cuMemFree:2 (the second) or cuMemAlloc:3:oom (out of memory); may be
+    /// repeated.
+    #[arg(long, value_name = "CALL:N[:oom]", requires = "trace")]
+    fail: Vec<FaultSpec>,
+}
+
+impl PropertiesArgs {
+    pub(super) fn run(&self) -> Outcome {
+        if self.cases == 0 {
+            return Err(Failure::usage(anyhow!("--cases must be greater than 0")));
+        }
+        let programs = ProgramRange { first: self.first_case, count: self.cases, seed: self.options.seed };
+        let trace = self.options.trace()?;
+        self.options.judge(|target, stop| match &trace {
+            Some(trace) => properties::play(target, trace, &self.fail),
+            None => properties::properties(target, &programs, &|| stop.load(Ordering::Relaxed)),
+        })
+    }
+}
+
+/// Makes every driver call of a strategy fail: short programs lead it through growth, reuse, release and retry, mapping,
+/// events and trims, and for every driver call there is one run in which it fails, one in which it is the first of three
+/// that fail, and one in which it reports out of memory. In further runs another process takes the free memory for a while,
+/// events never complete, and requests reach the last page of the device.
+///
+/// After each run: nothing has leaked, every live block can still be freed, and the same program ends as on a new
+/// strategy. If a program makes more than 300 driver calls, the first 100 of each kind and 50 others fail.
+///
+/// A failing program is shrunk, saved, and printed with its fault.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  oomph stress faults                                        every strategy, every call
+  oomph stress faults --strategy caching:expandable_segments:True
+  oomph stress faults --strategy bfc --trace failing.oomph --fault cuMemFree:2
+  oomph stress faults --strategy oomph --device cuda --memory 96MiB
+
+Faults:
+  cuMemCreate:3       the strategy's third call of this kind fails
+  cuMemCreate:3:oom   it reports out of memory
+  cuMemMap:3+4        four calls of this kind fail, from the third on
+  any:17+3            three calls of any kind fail, from the 17th on
+  taken:12+20         another process holds all free memory during 20 calls of the strategy, from the 12th on
+  stuck:5             from the fifth call of the strategy on no event completes, and waiting times out")]
+pub struct FaultsArgs {
+    #[command(flatten)]
+    pub(super) options: StressOptions,
+    /// Only this fault, such as cuMemCreate:3; may be repeated.
+    #[arg(long, value_name = "FAULT")]
+    fault: Vec<FaultSpec>,
+}
+
+impl FaultsArgs {
+    pub(super) fn run(&self) -> Outcome {
+        let options = FaultOptions {
+            programs: self.options.trace()?.into_iter().collect(),
+            faults: self.fault.clone(),
+            seed: self.options.seed,
+        };
+        let left_out = Mutex::new(0);
+        let outcome = self.options.judge(|target, stop| {
+            let report = faults::faults(target, &options, &|| stop.load(Ordering::Relaxed));
+            *left_out.lock().unwrap_or_else(PoisonError::into_inner) += report.left_out;
+            report.verdict
+        })?;
+        match left_out.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            0 => {}
+            calls => output::complain(&format!("note: {calls} calls of long programs were not made to fail")),
+        }
+        Ok(outcome)
+    }
+}
+
+/// Misuses strategies as faulty programs do: blocks are freed twice, pointers belong to others, streams do not exist, sizes
+/// overflow. Each misuse meets a fresh strategy; then an ordinary program runs and everything is freed.
+///
+/// detected: refused with an error. harmless: accepted without damage. corrupts: statistics, blocks or memory of others are
+/// damaged, or the strategy panics or hangs. Blocks are named by their handle, and again by their address alone, as callers
+/// of a pluggable allocator name them.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  oomph stress misuse                                 every strategy, one letter per misuse
+  oomph stress misuse --strategy caching              one strategy, with its messages
+  oomph stress misuse --strategy bfc --misuse double-free --misuse size-overflow
+  oomph stress misuse --list                          the misuses
+  oomph stress misuse --all-variants --format csv     further parameter sets")]
+pub struct MisuseArgs {
+    #[command(flatten)]
+    pub(super) options: StressOptions,
+    /// Only this misuse; may be repeated.
+    #[arg(long, value_name = "NAME")]
+    misuse: Vec<String>,
+    /// Print the misuses and exit.
+    #[arg(long)]
+    list: bool,
+}
+
+impl MisuseArgs {
+    pub(super) fn run(&self) -> Outcome {
+        let chosen = chosen_misuses(&self.misuse)?;
+        if self.list {
+            let width = chosen.iter().map(|misuse| misuse.name.len()).max().unwrap_or(0);
+            let line = |misuse: &&Misuse| format!("{:width$}  {}", misuse.name, misuse.summary);
+            output::say(&chosen.iter().map(line).collect::<Vec<_>>().join("\n"))?;
+            return Ok(exit::OK);
+        }
+        if self.options.trace.is_some() {
+            return Err(Failure::usage(anyhow!("misuse plays its own scenarios and takes no --trace")));
+        }
+        // Targets finish in any order; the table has the order of the verdicts.
+        let rows: Mutex<Vec<MisuseRow>> = Mutex::default();
+        let (verdicts, stop) = self.options.verdicts(|target, stop| {
+            let report = misuse::misuses(target, &chosen, &|| stop.load(Ordering::Relaxed));
+            rows.lock().unwrap_or_else(PoisonError::into_inner).extend(report.rows);
+            report.verdict
+        })?;
+        let mut rows = rows.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let place = |row: &MisuseRow| verdicts.iter().position(|verdict| verdict.strategy == row.strategy);
+        rows.sort_by_key(place);
+        self.options.format.print(&rows)?;
+        self.options.report_failures(&verdicts, &stop)
+    }
+}
+
+fn chosen_misuses(names: &[String]) -> Result<Vec<&'static Misuse>, Failure> {
+    let all = || MISUSES.iter().map(|misuse| misuse.name);
+    if let Some(unknown) = names.iter().find(|name| all().all(|known| known != name.as_str())) {
+        let near = nearest(unknown, all());
+        return Err(Failure::usage(anyhow!(
+            "unknown misuse '{unknown}'{}",
+            did_you_mean_among(near.as_deref(), all())
+        )));
+    }
+    Ok(MISUSES.iter().filter(|misuse| names.is_empty() || names.iter().any(|name| name == misuse.name)).collect())
+}

@@ -1,0 +1,59 @@
+//! The kinds of stress that `stress all` runs, and how they share its time.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
+
+use super::{StressKind, faults, integrity, misuse, properties};
+
+/// Every kind that runs without further arguments, in the order of tables. The last two end by themselves and are
+/// played first, so that their unused time goes to the others.
+pub const KINDS: &[StressKind] = &[integrity::STRESS, properties::STRESS, faults::STRESS, misuse::STRESS];
+
+/// Time that several jobs share, some of them in parallel. Each job gets its part of the remaining time, so that unused
+/// time goes to later jobs.
+#[derive(Debug)]
+pub struct TimeShare {
+    end: Instant,
+    parallel: u32,
+    left: AtomicU64,
+}
+
+impl TimeShare {
+    /// Shares `time`, from now on, among `jobs` of which `parallel` run at once.
+    #[must_use]
+    pub fn new(time: Duration, jobs: usize, parallel: usize) -> TimeShare {
+        TimeShare { end: Instant::now() + time, parallel: parallel.max(1) as u32, left: AtomicU64::new(jobs as u64) }
+    }
+
+    /// When the job that begins now must end.
+    #[must_use]
+    pub fn next_end(&self) -> Instant {
+        let left = self.left.fetch_sub(1, Ordering::Relaxed).max(1);
+        let now = Instant::now();
+        let share = self.end.saturating_duration_since(now) * self.parallel.min(left as u32) / left as u32;
+        (now + share).min(self.end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unused_time_goes_to_the_others() {
+        let time = TimeShare::new(Duration::from_secs(90), 3, 1);
+        let begun = Instant::now();
+        let shares = [(); 3].map(|()| (time.next_end() - begun).as_secs_f64().round());
+        assert_eq!(shares, [30.0, 45.0, 90.0]);
+    }
+
+    #[test]
+    fn parallel_jobs_get_a_larger_share() {
+        let time = TimeShare::new(Duration::from_secs(60), 4, 2);
+        let begun = Instant::now();
+        let shares = [(); 5].map(|()| (time.next_end() - begun).as_secs_f64().round());
+        assert_eq!(shares, [30.0, 40.0, 60.0, 60.0, 60.0]);
+    }
+}
