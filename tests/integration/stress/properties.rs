@@ -65,7 +65,7 @@ fn what_is_typed_wrong_is_explained() {
     std::fs::write(folder.path().join("no.trace"), "certainly not").unwrap();
     for (arguments, expected, says) in [
         ("stress properties --strategy cachin", 2, "did you mean 'caching'"),
-        ("stress properties --cases 0", 2, "nothing to play"),
+        ("stress properties --cases 0", 2, "greater than 0"),
         ("stress properties --fail cuMemAlloc:2", 2, "--trace"),
         ("stress properties --trace no.trace --fail cuMemAloc:2", 2, "did you mean 'cuMemAlloc'"),
         ("stress properties --trace no.trace", 2, "not a trace in a known format"),
