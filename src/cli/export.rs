@@ -8,7 +8,7 @@ use anyhow::anyhow;
 use super::{failure::Failure, output};
 use crate::{
     base::Progress,
-    measure::witness::{WitnessError, Witnessed, witness},
+    measure::torch_snapshot::{WitnessError, Witnessed, witness},
     replay::{OnOutOfMemory, Replay, ReplayError},
     trace,
 };

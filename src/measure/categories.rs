@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::thin::{Join, Thinned};
+use super::timeline::{Join, Thinned};
 use crate::{
     replay::{LiveBlock, Observer, ReplayMoment},
     strategy::{EventSink, Freed, Outcome, Strategy},
@@ -20,9 +20,6 @@ pub struct TagBytes {
     pub bytes: u64,
 }
 
-/// A series of categories has at most this many points.
-pub const MOST_COMPOSITIONS: usize = 512;
-
 /// What blocks in callers' hands were for, at the fullest moment of a stretch of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Composition {
@@ -35,6 +32,8 @@ pub struct Composition {
 }
 
 impl Join for Composition {
+    const MOST: usize = 512;
+
     fn join(&mut self, next: &Composition) {
         if next.total > self.total {
             *self = Composition { event: self.event, ..*next };
@@ -46,7 +45,7 @@ impl Join for Composition {
 ///
 /// The copy is taken lazily, when memory first falls after a new peak: a ramp-up of a million allocations then costs
 /// one copy and not a million.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Categories {
     tags: Vec<Tag>,
     /// The place of each tag's category in [`Category::ALL`].
@@ -62,26 +61,10 @@ pub struct Categories {
     uncopied: bool,
 }
 
-impl Default for Categories {
-    fn default() -> Categories {
-        Categories {
-            tags: Vec::new(),
-            places: Vec::new(),
-            by_category: [0; Category::ALL.len()],
-            over_time: Thinned::new(MOST_COMPOSITIONS),
-            live: Vec::new(),
-            total: 0,
-            peak: 0,
-            at_peak: Vec::new(),
-            uncopied: false,
-        }
-    }
-}
-
 impl Categories {
     /// Bytes by category over time.
     pub fn take_over_time(&mut self) -> Vec<Composition> {
-        std::mem::replace(&mut self.over_time, Thinned::new(MOST_COMPOSITIONS)).into_stretches()
+        std::mem::take(&mut self.over_time).into_stretches()
     }
 
     /// Bytes by tag at the allocated peak, without the tags that had none, in the order in which reports show

@@ -151,7 +151,7 @@ impl Device for TinyDevice {
 /// One block a segment, both as large as the request rounded up to 256 bytes. Freed segments are kept and handed out
 /// whole to the next request that fits; a block used on another stream is never reusable before the end.
 #[derive(Clone, Default)]
-pub(crate) struct Catalog {
+pub(crate) struct TinyStrategy {
     segments: Vec<Segment>,
     stats: Stats,
     /// Set by tests: `close` keeps this many segments, as a broken strategy would.
@@ -168,7 +168,7 @@ struct Segment {
     shared: bool,
 }
 
-impl Catalog {
+impl TinyStrategy {
     fn release_free(&mut self, cx: &mut Context<'_>) -> Result<(), DeviceError> {
         for segment in self.segments.extract_if(.., |segment| segment.block.state == BlockState::Free) {
             cx.device.free(segment.address)?;
@@ -183,7 +183,7 @@ impl Catalog {
     }
 }
 
-impl Strategy for Catalog {
+impl Strategy for TinyStrategy {
     fn alloc(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
         let size = round_up(request.bytes, 256);
         let fits = |segment: &Segment| segment.block.state == BlockState::Free && segment.bytes >= size;

@@ -129,13 +129,15 @@ struct Resident {
 }
 
 /// Takes the pictures of a run.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Album {
     /// By slot. Whoever is freed stays: a later resident at the same address has a later birth.
     residents: Vec<Resident>,
     tags: Vec<Tag>,
     regular: Vec<Frame>,
-    distance: u64,
+    /// How many times the distance between regular pictures was doubled.
+    doublings: u32,
+    /// The event of the next regular picture, but for the first.
     next: u64,
     peak: Option<(u64, Frame)>,
     /// `allocated` has a new peak, reached by this event and not yet pictured.
@@ -147,25 +149,6 @@ pub struct Album {
     last_event: u64,
     /// The strategy shows nothing.
     blind: bool,
-}
-
-impl Default for Album {
-    fn default() -> Album {
-        Album {
-            residents: Vec::new(),
-            tags: Vec::new(),
-            regular: Vec::new(),
-            distance: FIRST_DISTANCE,
-            next: FIRST_DISTANCE,
-            peak: None,
-            unseen_peak: None,
-            highest: 0,
-            at_oom: None,
-            credit: 0,
-            last_event: 0,
-            blind: false,
-        }
-    }
 }
 
 impl Album {
@@ -259,7 +242,7 @@ impl Album {
 
     #[cold]
     fn take_regular(&mut self, event: u64, strategy: &dyn Strategy) {
-        self.next = event + self.distance;
+        self.next = event + (FIRST_DISTANCE << self.doublings);
         let Some(frame) = self.picture(event, Occasion::Regular, strategy) else { return };
         self.regular.push(frame);
         if self.regular.len() > MOST_REGULAR {
@@ -268,8 +251,8 @@ impl Album {
                 place += 1;
                 place % 2 == 0
             });
-            self.distance *= 2;
-            self.next = event + self.distance;
+            self.doublings += 1;
+            self.next = event + (FIRST_DISTANCE << self.doublings);
         }
     }
 }
@@ -336,7 +319,7 @@ impl Observer for Album {
     fn after(&mut self, now: &ReplayMoment<'_>) {
         self.last_event = now.index;
         self.credit += 1;
-        if now.index >= self.next {
+        if now.index >= self.next.max(FIRST_DISTANCE) {
             self.take_regular(now.index, now.strategy);
         }
     }
@@ -353,7 +336,7 @@ mod tests {
         base::{KIB, StreamId},
         measure::{
             CaseDetail, CaseLabel,
-            fixture::{Catalog, TinyDevice},
+            fixture::{TinyDevice, TinyStrategy},
             measure,
         },
         replay::ReplayOptions,
@@ -365,7 +348,7 @@ mod tests {
         measure(
             &CaseLabel::default(),
             &story.finish("story"),
-            &mut Catalog::default(),
+            &mut TinyStrategy::default(),
             &mut device,
             &ReplayOptions::default(),
         )

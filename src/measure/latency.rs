@@ -1,10 +1,11 @@
-//! What an operation costs in driver time, by how it ended.
+//! Driver time: of each operation by how it ended, and of all driver calls by kind.
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     base::Nanos,
+    device::{CallKind, CallLedger, CallTally},
     replay::{FailedRequest, LiveBlock, Observer, ReplayMoment},
     strategy::{EventSink, Freed, Outcome},
     trace::Op,
@@ -200,8 +201,98 @@ impl Observer for Latency {
     }
 }
 
+/// One kind of driver call over a whole run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriverCalls {
+    /// Which call.
+    pub call: CallKind,
+    /// How often, failed ones included.
+    pub count: u64,
+    /// How often it failed.
+    pub failures: u64,
+    /// Time inside it.
+    pub time_ns: u64,
+}
+
+/// The kinds that were called at all.
+#[must_use]
+pub(super) fn calls_by_kind(ledger: &CallLedger) -> Vec<DriverCalls> {
+    ledger
+        .iter()
+        .map(|(call, CallTally { count, failures, time })| DriverCalls { call, count, failures, time_ns: time.0 })
+        .collect()
+}
+
+/// The parts of the driver that have columns of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DriverPart {
+    /// `cuMemAlloc`.
+    Alloc,
+    /// `cuMemFree`.
+    Free,
+    /// Waiting for streams, events or the device.
+    Synchronize,
+    /// Making, recording, querying and destroying events.
+    Event,
+    /// Reserving, creating, mapping and their opposites.
+    Mapping,
+    /// The driver's own stream-ordered pools.
+    Pool,
+    /// Everything else: streams, memory info, host memory, launches.
+    Other,
+}
+
+impl DriverPart {
+    /// The part that a call belongs to.
+    #[must_use]
+    pub const fn of(call: CallKind) -> DriverPart {
+        match call {
+            CallKind::MemAlloc => DriverPart::Alloc,
+            CallKind::MemFree => DriverPart::Free,
+            CallKind::StreamSynchronize | CallKind::CtxSynchronize | CallKind::EventSynchronize => {
+                DriverPart::Synchronize
+            }
+            CallKind::EventCreate | CallKind::EventRecord | CallKind::EventQuery | CallKind::EventDestroy => {
+                DriverPart::Event
+            }
+            CallKind::AddressReserve
+            | CallKind::AddressFree
+            | CallKind::MemCreate
+            | CallKind::MemRelease
+            | CallKind::MemMap
+            | CallKind::MemSetAccess
+            | CallKind::MemUnmap => DriverPart::Mapping,
+            CallKind::PoolCreate
+            | CallKind::PoolDestroy
+            | CallKind::PoolSetAttribute
+            | CallKind::PoolGetAttribute
+            | CallKind::PoolTrim
+            | CallKind::MemAllocAsync
+            | CallKind::MemFreeAsync => DriverPart::Pool,
+            CallKind::MemGetInfo
+            | CallKind::StreamCreate
+            | CallKind::StreamWaitEvent
+            | CallKind::HostAlloc
+            | CallKind::HostFree
+            | CallKind::Launch => DriverPart::Other,
+        }
+    }
+
+    /// All calls of this part.
+    #[must_use]
+    pub fn tally(self, ledger: &CallLedger) -> CallTally {
+        ledger.iter().filter(|(call, _)| DriverPart::of(*call) == self).fold(CallTally::default(), |sum, (_, tally)| {
+            CallTally {
+                count: sum.count + tally.count,
+                failures: sum.failures + tally.failures,
+                time: sum.time + tally.time,
+            }
+        })
+    }
+}
+
 #[cfg(test)]
-mod tests {
+mod latency_tests {
     use super::*;
 
     #[test]
@@ -235,5 +326,32 @@ mod tests {
         assert_eq!(durations.quantile(0.5), Some(Nanos::ZERO));
         assert_eq!(durations.max(), Some(Nanos(2 * LONGEST_NS)));
         assert_eq!(durations.buckets().iter().map(|bucket| bucket.1).sum::<u64>(), 2);
+    }
+}
+
+#[cfg(test)]
+mod driver_tests {
+    use super::*;
+    use crate::base::Nanos;
+
+    #[test]
+    fn the_parts_sum_to_the_whole() {
+        let mut ledger = CallLedger::default();
+        for (place, &call) in CallKind::ALL.iter().enumerate() {
+            ledger.note(call, Nanos(1 << place), place % 2 == 0);
+        }
+        let parts = [
+            DriverPart::Alloc,
+            DriverPart::Free,
+            DriverPart::Synchronize,
+            DriverPart::Event,
+            DriverPart::Mapping,
+            DriverPart::Pool,
+            DriverPart::Other,
+        ];
+        let tallies = parts.map(|part| part.tally(&ledger));
+        assert_eq!(tallies.iter().map(|tally| tally.time).sum::<Nanos>(), ledger.total().time);
+        assert_eq!(tallies.iter().map(|tally| tally.count).sum::<u64>(), CallKind::ALL.len() as u64);
+        assert_eq!(by_kind(&ledger).len(), CallKind::ALL.len());
     }
 }

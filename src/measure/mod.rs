@@ -1,9 +1,9 @@
 //! Observers of a replay, the numbers they give, and the record that a case leaves behind.
 //!
 //! [`measure`] runs one case and returns its row ([`CaseRecord`]) and everything that does not fit in a row
-//! ([`CaseDetail`]). One file holds one subject: [`peaks`], [`timeline`], [`categories`], [`driver`], [`latency`],
-//! [`ooms`], [`obstacles`], [`layouts`], [`frames`]; [`timing`] reads the wall clock, [`witness`] tells a replay as PyTorch would and [`agreement`]
-//! compares devices, apart from all the others. This room writes no files and prints nothing: that is for the rooms above.
+//! ([`CaseDetail`]). Each observer has a file: [`peaks`], [`timeline`], [`categories`], [`latency`], [`ooms`], [`frames`].
+//! [`timing`] reads the wall clock, [`torch_snapshot`] records a replay as PyTorch would, and [`agreement`] compares
+//! devices. This module writes no files and prints nothing.
 //!
 //! # What the numbers mean
 //!
@@ -26,45 +26,28 @@
 //! Shares lie between 0 and 1; a share of nothing is left empty. On a virtual clock all of these are deterministic.
 
 pub mod agreement;
+mod case;
 pub mod categories;
-pub mod driver;
+#[cfg(test)]
+pub(crate) mod fixture;
 pub mod frames;
 pub mod latency;
-pub mod layouts;
-pub mod obstacles;
 pub mod ooms;
 pub mod peaks;
+mod record;
 pub mod steps;
 pub mod timeline;
 pub mod timing;
-pub mod witness;
-
-mod case;
-mod columns;
-mod detail;
-#[cfg(test)]
-pub(crate) mod fixture;
-mod label;
-mod levels;
-mod record;
-mod thin;
-mod warning;
+pub mod torch_snapshot;
 
 pub use agreement::AgreementRecord;
-pub use case::measure;
+pub use case::{CaseDetail, Layouts, Warning, measure};
 pub use categories::{Composition, TagBytes};
-pub use detail::CaseDetail;
-pub use driver::DriverCalls;
 pub use frames::{Frame, FrameBlock, FrameSegment, Occasion};
-pub use label::{CaseLabel, file_stem, fnv1a};
-pub use latency::LatencyHistogram;
-pub use layouts::{Layouts, layout_after};
-pub use levels::{Levels, device_used, lost_share};
-pub use obstacles::{KeptBack, Obstacle};
-pub use ooms::OomReport;
-pub use peaks::{PhasePeak, StepPeak};
-pub use record::{CaseRecord, SCHEMA, Status};
+pub use latency::{DriverCalls, LatencyHistogram};
+pub use ooms::{KeptBack, Obstacle, OomReport};
+pub use peaks::{Levels, PhasePeak, StepPeak, device_used, lost_share};
+pub use record::{CaseLabel, CaseRecord, SCHEMA, Status, file_stem, fnv1a};
 pub use steps::{StepTimes, time_steps};
 pub use timeline::Timeline;
 pub use timing::{TimingRecord, copies_for_threads, time, time_threads};
-pub use warning::Warning;

@@ -1,12 +1,14 @@
-//! Requests that failed, with names in place of numbers and the memory as it lay at the first of them.
+//! Requests that failed: where the free memory was, and why it did not serve them.
+//!
+//! The obstacles follow from the layout of the strategy and from what it says was missing. For a strategy that shows no
+//! layout, only the memory left on the device or under the limit is known.
 
 use serde::{Deserialize, Serialize};
 
-use super::obstacles::{self, KeptBack};
 use crate::{
     base::{Bytes, round_up},
     replay::{FailedRequest, Observer, OomCause, ReplayMoment},
-    strategy::{EventSink, Layout, Refusal},
+    strategy::{BlockState, BlockView, EventSink, Layout, Refusal, SegmentView},
 };
 
 /// Reports beyond this are only counted.
@@ -88,7 +90,7 @@ impl OomReport {
             Bytes(self.requested_bytes),
             Bytes(free),
             self.cause.name(),
-            obstacles::in_words(&self.kept_back),
+            in_words(&self.kept_back),
         )
     }
 
@@ -127,12 +129,211 @@ impl Observer for Ooms {
         let mut kept_back = Vec::new();
         if self.reports.is_empty() {
             self.layout = now.strategy.layout();
-            kept_back = obstacles::obstacles(report, self.layout.as_ref());
+            kept_back = obstacles(report, self.layout.as_ref());
         }
         if self.reports.len() == MOST_REPORTS {
             self.left_out += 1;
         } else {
             self.reports.push(OomReport::new(now, report, kept_back));
         }
+    }
+}
+
+/// Why a free byte did not serve a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Obstacle {
+    /// Freed by its owner, but another stream may still use it: its events are pending.
+    PendingEvents,
+    /// In a segment of another stream.
+    OtherStream,
+    /// In a private pool, or large enough and yet in a pool or of a size that does not serve such requests.
+    OtherPool,
+    /// Too small, and in one segment with blocks in use, so that it cannot go back to the device either.
+    SplitRemainder,
+    /// Too small, a segment of its own.
+    SmallSegment,
+    /// On the device, within a limit that leaves less than was asked of it.
+    Limit,
+    /// On the device, which has less than was asked of it, or not in one piece.
+    Device,
+    /// The request is of a size that the strategy serves to nobody.
+    Size,
+}
+
+impl Obstacle {
+    /// In words, after an amount of memory.
+    #[must_use]
+    pub const fn words(self) -> &'static str {
+        match self {
+            Obstacle::PendingEvents => "freed but waiting for other streams",
+            Obstacle::OtherStream => "cached for other streams",
+            Obstacle::OtherPool => "cached in a pool that does not serve it",
+            Obstacle::SplitRemainder => "in remainders between blocks in use",
+            Obstacle::SmallSegment => "in cached segments that are too small",
+            Obstacle::Limit => "left under the limit",
+            Obstacle::Device => "left on the device",
+            Obstacle::Size => "free, but no request of that size is served",
+        }
+    }
+}
+
+/// Free memory that one obstacle kept from a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptBack {
+    /// Why.
+    pub obstacle: Obstacle,
+    /// How much in all.
+    pub bytes: u64,
+    /// The largest piece of it.
+    pub largest_bytes: u64,
+}
+
+/// Where the free memory lay when a request failed, most first. Empty where nothing at all was free.
+fn obstacles(report: &FailedRequest, layout: Option<&Layout>) -> Vec<KeptBack> {
+    let mut kept: Vec<KeptBack> = Vec::new();
+    let mut add = |obstacle: Obstacle, bytes: u64| {
+        if bytes == 0 {
+            return;
+        }
+        match kept.iter_mut().find(|known| known.obstacle == obstacle) {
+            Some(known) => {
+                known.bytes = known.bytes.saturating_add(bytes);
+                known.largest_bytes = known.largest_bytes.max(bytes);
+            }
+            None => kept.push(KeptBack { obstacle, bytes, largest_bytes: bytes }),
+        }
+    };
+    let refused_by = match report.shortage.refused_by {
+        Refusal::Limit => Obstacle::Limit,
+        Refusal::Device => Obstacle::Device,
+        Refusal::Size => Obstacle::Size,
+    };
+    add(refused_by, report.device_free);
+    for segment in layout.iter().flat_map(|layout| &layout.segments).filter(|segment| !segment.alias) {
+        for block in segment.blocks.iter().filter(|block| block.state != BlockState::Allocated) {
+            add(why(report, segment, block), block.size);
+        }
+    }
+    kept.sort_by_key(|part| (std::cmp::Reverse(part.bytes), part.obstacle));
+    kept
+}
+
+/// Why this block did not serve the request; the first reason that alone would do.
+fn why(report: &FailedRequest, segment: &SegmentView, block: &BlockView) -> Obstacle {
+    if block.state == BlockState::Pending {
+        Obstacle::PendingEvents
+    } else if segment.stream != report.request.stream {
+        Obstacle::OtherStream
+    } else if segment.pool_id != (0, 0) || block.size >= report.shortage.rounded {
+        Obstacle::OtherPool
+    } else if block.size < segment.bytes {
+        Obstacle::SplitRemainder
+    } else {
+        Obstacle::SmallSegment
+    }
+}
+
+/// The obstacles in one phrase: `1.20 GiB in remainders between blocks in use (largest 96.0 MiB), 20.0 MiB left under the
+/// limit`.
+#[must_use]
+pub fn in_words(kept: &[KeptBack]) -> String {
+    let part = |part: &KeptBack| {
+        let largest = match part.largest_bytes < part.bytes {
+            true => format!(" (largest {})", Bytes(part.largest_bytes)),
+            false => String::new(),
+        };
+        format!("{} {}{largest}", Bytes(part.bytes), part.obstacle.words())
+    };
+    if kept.is_empty() { "nothing free".to_owned() } else { kept.iter().map(part).collect::<Vec<_>>().join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{
+        base::{KIB, MIB, StreamId, TagId},
+        device::{
+            Device,
+            sim::{SimConfig, SimDevice},
+            wrap::LimitedDevice,
+        },
+        measure::{
+            fixture::{TinyDevice, TinyStrategy},
+            ooms::Ooms,
+        },
+        replay::{self, replay},
+        strategy::{Setup, StrategySpec},
+        trace::{Trace, TraceBuilder},
+    };
+
+    /// The obstacles of the first request that fails.
+    fn first_failure(trace: &Trace, strategy: &str, limit: u64) -> Vec<(Obstacle, u64, u64)> {
+        let mut device = LimitedDevice::to(limit, Box::new(SimDevice::new(SimConfig::default()).unwrap()));
+        let setup = Setup { props: device.props(), limit: Some(limit) };
+        let mut strategy = StrategySpec::from(strategy).build(&setup).unwrap();
+        let mut ooms = Ooms::default();
+        replay(trace, &mut *strategy, &mut device, &replay::ReplayOptions::default(), &mut ooms).unwrap();
+        let report = ooms.reports.first().expect("something fails");
+        report.kept_back.iter().map(|part| (part.obstacle, part.bytes / MIB, part.largest_bytes / MIB)).collect()
+    }
+
+    #[test]
+    fn what_is_left_of_a_segment_that_is_in_use_is_a_remainder() {
+        let mut story = TraceBuilder::new();
+        let large = story.alloc(64 * MIB, StreamId::DEFAULT, TagId(0));
+        story.free(large);
+        story.alloc(40 * MIB, StreamId::DEFAULT, TagId(0)); // leaves 24 MiB of the 64
+        story.alloc(30 * MIB, StreamId::DEFAULT, TagId(0));
+        let kept = first_failure(&story.finish("remainder"), "caching", 80 * MIB);
+        assert_eq!(kept, [(Obstacle::SplitRemainder, 24, 24), (Obstacle::Limit, 16, 16)]);
+    }
+
+    #[test]
+    fn memory_of_another_stream_serves_nobody_else() {
+        let mut story = TraceBuilder::new();
+        let side = story.new_stream().unwrap();
+        let large = story.alloc(64 * MIB, side, TagId(0));
+        story.free(large);
+        story.alloc(20 * MIB, side, TagId(0));
+        story.alloc(30 * MIB, StreamId::DEFAULT, TagId(0));
+        let kept = first_failure(&story.finish("stream"), "caching", 64 * MIB);
+        assert_eq!(kept, [(Obstacle::OtherStream, 44, 44)]);
+    }
+
+    #[test]
+    fn a_small_request_gets_nothing_of_a_large_segment() {
+        let mut story = TraceBuilder::new();
+        let large = story.alloc(64 * MIB, StreamId::DEFAULT, TagId(0));
+        story.free(large);
+        story.alloc(40 * MIB, StreamId::DEFAULT, TagId(0));
+        story.alloc(1000, StreamId::DEFAULT, TagId(0));
+        let kept = first_failure(&story.finish("pool"), "caching", 64 * MIB);
+        assert_eq!(kept, [(Obstacle::OtherPool, 24, 24)]);
+    }
+
+    #[test]
+    fn blocks_that_wait_for_a_stream_are_told_apart() {
+        let mut story = TraceBuilder::new();
+        let shared = story.alloc(1000, StreamId::DEFAULT, TagId(0));
+        story.use_on(shared, StreamId(1));
+        story.free(shared);
+        story.alloc(4000, StreamId::DEFAULT, TagId(0));
+        let (mut strategy, mut device) = (TinyStrategy::default(), TinyDevice::new(4 * KIB));
+        let options = replay::ReplayOptions::default();
+        let mut ooms = Ooms::default();
+        replay(&story.finish("pending"), &mut strategy, &mut device, &options, &mut ooms).unwrap();
+        let kept: Vec<_> = ooms.reports[0].kept_back.iter().map(|part| (part.obstacle, part.bytes)).collect();
+        assert_eq!(kept, [(Obstacle::Device, 3 * KIB), (Obstacle::PendingEvents, KIB)]);
+    }
+
+    #[test]
+    fn words_name_the_amounts() {
+        let kept = [
+            KeptBack { obstacle: Obstacle::SplitRemainder, bytes: 24 * MIB, largest_bytes: 10 * MIB },
+            KeptBack { obstacle: Obstacle::Limit, bytes: 16 * MIB, largest_bytes: 16 * MIB },
+        ];
+        let words = "24.0 MiB in remainders between blocks in use (largest 10.0 MiB), 16.0 MiB left under the limit";
+        assert_eq!(in_words(&kept), words);
+        assert_eq!(in_words(&[]), "nothing free");
     }
 }

@@ -1,20 +1,83 @@
-//! The highest levels: over the whole run, per step and per phase, and what was lost at the peaks.
+//! Memory levels at one moment, and the highest levels of a run, per step and per phase.
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    Levels, lost_share,
-    thin::{Join, Thinned},
-};
+use super::timeline::{Join, Thinned};
 use crate::{
     base::StreamId,
+    device::Device,
     replay::{LiveBlock, Observer, ReplayMoment},
-    strategy::{EventSink, Outcome, Strategy, Usage},
+    strategy::{EventSink, OffBooks, Outcome, Stats, Strategy, Usage},
     trace::{LabelId, MarkKind, Op},
 };
 
-/// More steps than this are kept joined in pairs.
-const MOST_STEPS: usize = 4096;
+/// How much memory is in use, in the five senses that people mean; see [`measure`](super).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Levels {
+    /// What callers asked for, in blocks not yet reusable.
+    pub requested_bytes: u64,
+    /// Blocks in callers' hands.
+    pub allocated_bytes: u64,
+    /// These, and blocks that wait for a stream.
+    pub active_bytes: u64,
+    /// Taken from the device.
+    pub reserved_bytes: u64,
+    /// What `nvidia-smi` would show. Unknown for a plugin on a simulated device that does not report it.
+    #[serde(default)]
+    pub device_used_bytes: Option<u64>,
+}
+
+impl Levels {
+    /// The books of a strategy and of its device.
+    #[must_use]
+    pub fn new(stats: &Stats, device: &dyn Device) -> Levels {
+        let usage = &stats.current;
+        Levels {
+            requested_bytes: usage.requested,
+            allocated_bytes: usage.allocated,
+            active_bytes: usage.active,
+            reserved_bytes: usage.reserved,
+            device_used_bytes: match stats.off_books {
+                OffBooks::Nothing => Some(device_used(device)),
+                OffBooks::AllReserved => Some(device_used(device).saturating_add(usage.reserved)),
+                OffBooks::Unknown => None,
+            },
+        }
+    }
+
+    /// Each level's maximum on its own.
+    pub fn raise(&mut self, other: &Levels) {
+        self.requested_bytes = self.requested_bytes.max(other.requested_bytes);
+        self.allocated_bytes = self.allocated_bytes.max(other.allocated_bytes);
+        self.active_bytes = self.active_bytes.max(other.active_bytes);
+        self.reserved_bytes = self.reserved_bytes.max(other.reserved_bytes);
+        self.device_used_bytes = self.device_used_bytes.max(other.device_used_bytes);
+    }
+}
+
+impl From<&ReplayMoment<'_>> for Levels {
+    fn from(now: &ReplayMoment<'_>) -> Levels {
+        Levels::new(&now.strategy.stats(), now.device)
+    }
+}
+
+/// What `nvidia-smi` would show for this process, as far as the device knows.
+#[must_use]
+pub fn device_used(device: &dyn Device) -> u64 {
+    device.overhead_bytes().saturating_add(device.held_bytes())
+}
+
+/// `1 - useful / whole`: the share of `whole` that is lost. Nothing is lost of nothing: `None`.
+///
+/// ```
+/// use oomph::measure::lost_share;
+/// assert_eq!(lost_share(3, 4), Some(0.25));
+/// assert_eq!(lost_share(0, 0), None);
+/// ```
+#[must_use]
+pub fn lost_share(useful: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| 1.0 - useful as f64 / whole as f64)
+}
 
 /// The highest levels of one step, or of several in a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +95,8 @@ pub struct StepPeak {
 }
 
 impl Join for StepPeak {
+    const MOST: usize = 4096;
+
     fn join(&mut self, next: &StepPeak) {
         self.last_step = next.last_step;
         self.peak.raise(&next.peak);
@@ -69,7 +134,7 @@ struct AllocatedPeak {
 ///
 /// Levels are read after every event. A level that rises and falls within one event is seen where it is the
 /// highest so far, because strategies keep such peaks in their own books; `device_used` has no such books.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Peaks {
     highest: Levels,
     /// The strategy's own peaks, as last seen.
@@ -83,22 +148,6 @@ pub struct Peaks {
     steps: Thinned<StepPeak>,
     phases: Vec<(LabelId, PhasePeak)>,
     phase: Option<usize>,
-}
-
-impl Default for Peaks {
-    fn default() -> Peaks {
-        Peaks {
-            highest: Levels::default(),
-            books: Usage::default(),
-            live_requested: 0,
-            allocated: None,
-            unread: false,
-            reserved: None,
-            steps: Thinned::new(MOST_STEPS),
-            phases: Vec::new(),
-            phase: None,
-        }
-    }
 }
 
 /// What [`Peaks`] saw.

@@ -1,12 +1,25 @@
-//! The row that a case leaves in `runs.csv`.
+//! The identity of a case, its row in `runs.csv`, and which number goes into which column.
 //!
-//! One flat struct, because a row is flat: the order of its fields is the order of the columns. On a virtual clock
-//! every column is deterministic. What the numbers mean is said in [`measure`](super).
+//! A row is one flat struct: the order of its fields is the order of the columns. On a virtual clock every column is
+//! deterministic. The terms are defined in [`measure`](super).
 
 use serde::{Deserialize, Serialize};
 
-use super::{CaseLabel, Obstacle};
-use crate::{device::Clock, plan::Needs, replay::OomCause, strategy::Refusal};
+use super::{
+    Levels, Obstacle, TagBytes,
+    latency::{DriverPart, Durations, Latency, Operation},
+    lost_share,
+    ooms::Ooms,
+    peaks::PeakSummary,
+};
+use crate::{
+    base::{GIB, KIB, MIB},
+    device::{CallLedger, Clock, Device},
+    plan::Needs,
+    replay::OomCause,
+    strategy::{Refusal, Strategy},
+    trace::Category,
+};
 
 /// Goes up whenever a column changes its name or meaning.
 pub const SCHEMA: u32 = 1;
@@ -123,9 +136,8 @@ pub struct CaseRecord {
     pub peak_active_bytes: u64,
     /// Most bytes taken from the device at one time.
     pub peak_reserved_bytes: u64,
-    /// Most bytes that `nvidia-smi` would have shown. 0, and empty in files, where nobody can know: see [`Levels`](super::Levels).
-    #[serde(with = "unknown_is_zero")]
-    pub peak_device_used_bytes: u64,
+    /// Most bytes that `nvidia-smi` would have shown, where that is known: see [`Levels`](super::Levels).
+    pub peak_device_used_bytes: Option<u64>,
     /// Number of the event that brought `allocated` to its peak.
     pub peak_allocated_event: Option<u64>,
     /// Number of the event that brought `reserved` to its peak.
@@ -138,9 +150,8 @@ pub struct CaseRecord {
     pub final_active_bytes: u64,
     /// At the end, before the strategy was closed.
     pub final_reserved_bytes: u64,
-    /// At the end, before the strategy was closed; 0, and empty in files, where nobody can know.
-    #[serde(with = "unknown_is_zero")]
-    pub final_device_used_bytes: u64,
+    /// At the end, before the strategy was closed, where that is known.
+    pub final_device_used_bytes: Option<u64>,
 
     /// Internal fragmentation at the allocated peak.
     pub internal_fragmentation: Option<f64>,
@@ -291,12 +302,6 @@ impl CaseRecord {
         CaseRecord::unmeasured(label, Status::Error, reason)
     }
 
-    /// Most bytes that `nvidia-smi` would have shown, where anybody can know.
-    #[must_use]
-    pub fn known_device_used_bytes(&self) -> Option<u64> {
-        Some(self.peak_device_used_bytes).filter(|&bytes| bytes != 0)
-    }
-
     /// The identity that the row was made from.
     #[must_use]
     pub fn label(&self) -> CaseLabel {
@@ -324,22 +329,209 @@ impl CaseRecord {
     }
 }
 
-/// A figure of which 0 says that nobody knows it, and which is left out of files then.
-mod unknown_is_zero {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+/// What was run, where, and from which seed. Two cases with the same label give the same deterministic columns.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct CaseLabel {
+    /// The suite that asked for it, or the command where there was none.
+    pub suite: String,
+    /// The workload with the parameters that were set, or the name of a recording.
+    pub workload: String,
+    /// The strategy as users type it.
+    pub strategy: String,
+    /// The device as users type it.
+    pub device: String,
+    /// `--limit`: cap on physical bytes.
+    pub limit: Option<u64>,
+    /// What the workload's random choices start from.
+    pub seed: u64,
+    /// How often the whole trace runs back to back; 0 counts as 1.
+    pub repeat: u32,
+}
 
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands out references")]
-    pub(super) fn serialize<S: Serializer>(figure: &u64, serializer: S) -> Result<S::Ok, S::Error> {
-        (*figure != 0).then_some(*figure).serialize(serializer)
+/// File systems take names of 255 bytes; the hash and the ending need room too.
+const LONGEST_READABLE_PART: usize = 160;
+
+impl CaseLabel {
+    /// The case in one line: `suite/workload/strategy@device<=limit#seed`, followed by `x` and the number of rounds
+    /// where there is more than one.
+    ///
+    /// ```
+    /// use oomph::measure::CaseLabel;
+    /// let label = CaseLabel {
+    ///     suite: "quick".into(),
+    ///     workload: "checkerboard".into(),
+    ///     strategy: "caching".into(),
+    ///     device: "sim".into(),
+    ///     limit: Some(8 << 30),
+    ///     seed: 7,
+    ///     repeat: 1,
+    /// };
+    /// assert_eq!(label.case_id(), "quick/checkerboard/caching@sim<=8GiB#7");
+    /// ```
+    #[must_use]
+    pub fn case_id(&self) -> String {
+        let mut id = format!("{}/{}/{}@{}", self.suite, self.workload, self.strategy, self.device);
+        if let Some(limit) = self.limit {
+            id.push_str("<=");
+            id.push_str(&exact_bytes(limit));
+        }
+        id.push_str(&format!("#{}", self.seed));
+        if self.repeat > 1 {
+            id.push_str(&format!("x{}", self.repeat));
+        }
+        id
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
-        Option::deserialize(deserializer).map(Option::unwrap_or_default)
+    /// The case as the stem of a file name: letters, digits and a few signs that every file system and shell leaves
+    /// alone, and a hash that keeps apart what the replacement would throw together.
+    #[must_use]
+    pub fn file_stem(&self) -> String {
+        file_stem(&self.case_id())
+    }
+}
+
+/// [`CaseLabel::file_stem`] for an id that was read from a file.
+#[must_use]
+pub fn file_stem(case_id: &str) -> String {
+    let readable: String = case_id
+        .chars()
+        .take(LONGEST_READABLE_PART)
+        .map(|c| if c.is_ascii_alphanumeric() || "._-=+".contains(c) { c } else { '_' })
+        .collect();
+    format!("{readable}-{:016x}", fnv1a(case_id.as_bytes()))
+}
+
+/// The amount in the largest unit that divides it, so that nothing is rounded away.
+fn exact_bytes(bytes: u64) -> String {
+    [(GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")]
+        .into_iter()
+        .find(|(unit, _)| bytes != 0 && bytes.is_multiple_of(*unit))
+        .map_or_else(|| format!("{bytes}B"), |(unit, name)| format!("{}{name}", bytes / unit))
+}
+
+/// The 64-bit FNV-1a hash: file names and shards must stay the same from release to release, which the standard
+/// library's hasher does not promise.
+#[must_use]
+pub fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// Which number goes into which column.
+impl CaseRecord {
+    pub(super) fn note_books(&mut self, strategy: &dyn Strategy, device: &dyn Device) {
+        let stats = strategy.stats();
+        let last = Levels::new(&stats, device);
+        self.final_requested_bytes = last.requested_bytes;
+        self.final_allocated_bytes = last.allocated_bytes;
+        self.final_active_bytes = last.active_bytes;
+        self.final_reserved_bytes = last.reserved_bytes;
+        self.final_device_used_bytes = last.device_used_bytes;
+        self.peak_device_used_bytes = last.device_used_bytes;
+        self.peak_requested_bytes = stats.peak.requested;
+        self.peak_allocated_bytes = stats.peak.allocated;
+        self.peak_active_bytes = stats.peak.active;
+        self.peak_reserved_bytes = stats.peak.reserved;
+        self.peak_gap_share = lost_share(stats.peak.allocated, stats.peak.reserved);
+        self.allocs = stats.allocs;
+        self.frees = stats.frees;
+        self.segments = stats.segments;
+        self.peak_segments = stats.peak_segments;
+        self.retries = stats.retries;
+    }
+
+    pub(super) fn note_ledger(&mut self, ledger: &CallLedger) {
+        let total = ledger.total();
+        (self.driver_calls, self.driver_failures, self.driver_ns) = (total.count, total.failures, total.time.0);
+        for (part, calls, ns) in [
+            (DriverPart::Alloc, &mut self.driver_alloc_calls, &mut self.driver_alloc_ns),
+            (DriverPart::Free, &mut self.driver_free_calls, &mut self.driver_free_ns),
+            (DriverPart::Synchronize, &mut self.driver_synchronize_calls, &mut self.driver_synchronize_ns),
+            (DriverPart::Event, &mut self.driver_event_calls, &mut self.driver_event_ns),
+            (DriverPart::Mapping, &mut self.driver_mapping_calls, &mut self.driver_mapping_ns),
+            (DriverPart::Pool, &mut self.driver_pool_calls, &mut self.driver_pool_ns),
+        ] {
+            let tally = part.tally(ledger);
+            (*calls, *ns) = (tally.count, tally.time.0);
+        }
+    }
+
+    pub(super) fn note_peaks(&mut self, seen: &PeakSummary) {
+        self.peak_device_used_bytes = self.peak_device_used_bytes.max(seen.highest.device_used_bytes);
+        self.peak_allocated_event = seen.allocated_event;
+        self.peak_reserved_event = seen.reserved_event;
+        self.internal_fragmentation = seen.internal_fragmentation;
+        self.external_fragmentation = seen.external_fragmentation;
+        self.idle_share_at_allocated_peak = seen.idle_share_at_allocated_peak;
+        self.idle_share_at_reserved_peak = seen.idle_share_at_reserved_peak;
+    }
+
+    pub(super) fn note_latency(&mut self, latency: &Latency) {
+        self.hits = latency.of(Operation::Hit).count();
+        self.splits = latency.of(Operation::Split).count();
+        self.new_segments = latency.of(Operation::NewSegment).count();
+        self.releases_and_retries = latency.of(Operation::ReleaseAndRetry).count();
+        for (operation, p50, p99, max) in [
+            (Operation::Hit, &mut self.hit_p50_ns, &mut self.hit_p99_ns, &mut self.hit_max_ns),
+            (Operation::Split, &mut self.split_p50_ns, &mut self.split_p99_ns, &mut self.split_max_ns),
+            (
+                Operation::NewSegment,
+                &mut self.new_segment_p50_ns,
+                &mut self.new_segment_p99_ns,
+                &mut self.new_segment_max_ns,
+            ),
+            (
+                Operation::ReleaseAndRetry,
+                &mut self.release_and_retry_p50_ns,
+                &mut self.release_and_retry_p99_ns,
+                &mut self.release_and_retry_max_ns,
+            ),
+            (Operation::Oom, &mut self.oom_p50_ns, &mut self.oom_p99_ns, &mut self.oom_max_ns),
+            (Operation::Free, &mut self.free_p50_ns, &mut self.free_p99_ns, &mut self.free_max_ns),
+        ] {
+            let durations: &Durations = latency.of(operation);
+            *p50 = durations.quantile(0.50).map(|time| time.0);
+            *p99 = durations.quantile(0.99).map(|time| time.0);
+            *max = durations.max().map(|time| time.0);
+        }
+    }
+
+    pub(super) fn note_ooms(&mut self, ooms: &Ooms) {
+        let Some(first) = ooms.reports.first() else { return };
+        self.oom_event = Some(first.event);
+        self.oom_step = first.step;
+        self.oom_phase.clone_from(&first.phase);
+        self.oom_requested_bytes = Some(first.requested_bytes);
+        self.oom_free_bytes = Some(first.device_free_bytes.saturating_add(first.cached_free_bytes));
+        self.oom_cached_free_bytes = Some(first.cached_free_bytes);
+        self.oom_largest_free_bytes = first.largest_free_bytes;
+        self.oom_cause = Some(first.cause);
+        self.oom_refused_by = Some(first.refused_by);
+        self.oom_obstacle = first.kept_back.first().map(|most| most.obstacle);
+        self.oom_obstacle_bytes = first.kept_back.first().map(|most| most.bytes);
+        self.oom_external_fragmentation =
+            first.largest_free_bytes.and_then(|largest| lost_share(largest, first.cached_free_bytes));
+        self.ooms = ooms.reports.len() as u64 + ooms.left_out;
+    }
+
+    pub(super) fn note_categories(&mut self, parts: &[TagBytes]) {
+        for part in parts {
+            let column = match part.category {
+                Category::Parameter => &mut self.at_peak_parameter_bytes,
+                Category::Gradient => &mut self.at_peak_gradient_bytes,
+                Category::Optimizer => &mut self.at_peak_optimizer_bytes,
+                Category::Activation => &mut self.at_peak_activation_bytes,
+                Category::Temporary => &mut self.at_peak_temporary_bytes,
+                Category::Workspace => &mut self.at_peak_workspace_bytes,
+                Category::Input => &mut self.at_peak_input_bytes,
+                Category::Unknown => &mut self.at_peak_unknown_bytes,
+            };
+            *column += part.bytes;
+        }
     }
 }
 
 #[cfg(test)]
-mod tests {
+mod record_tests {
     use super::*;
 
     #[test]
@@ -376,5 +568,45 @@ mod tests {
     fn only_cases_that_would_end_the_same_way_again_are_final() {
         let statuses = [Status::Completed, Status::Oom, Status::Skipped, Status::Interrupted, Status::Error];
         assert_eq!(statuses.map(Status::is_final), [true, true, true, false, false]);
+    }
+}
+
+#[cfg(test)]
+mod label_tests {
+    use super::*;
+
+    fn label() -> CaseLabel {
+        CaseLabel {
+            suite: "quick".to_owned(),
+            workload: "varlen".to_owned(),
+            strategy: "caching:max_split_size_mb:128".to_owned(),
+            device: "sim:80GiB".to_owned(),
+            limit: None,
+            seed: 0,
+            repeat: 0,
+        }
+    }
+
+    #[test]
+    fn the_id_reads_from_left_to_right_and_leaves_out_what_was_not_asked_for() {
+        assert_eq!(label().case_id(), "quick/varlen/caching:max_split_size_mb:128@sim:80GiB#0");
+        let limited = CaseLabel { limit: Some(3 * MIB), repeat: 3, ..label() };
+        assert_eq!(limited.case_id(), "quick/varlen/caching:max_split_size_mb:128@sim:80GiB<=3MiB#0x3");
+    }
+
+    #[test]
+    fn limits_are_never_rounded_in_an_id() {
+        assert_eq!(exact_bytes(GIB + 1), "1073741825B");
+        assert_eq!(exact_bytes(1536 * MIB), "1536MiB");
+        assert_eq!(exact_bytes(0), "0B");
+    }
+
+    #[test]
+    fn file_names_are_safe_short_and_different_for_different_cases() {
+        let stem = label().file_stem();
+        assert!(stem.chars().all(|c| c.is_ascii_alphanumeric() || "._-=+".contains(c)), "{stem}");
+        let long = CaseLabel { workload: "w/".repeat(400), ..label() };
+        assert!(long.file_stem().len() < 200);
+        assert_ne!(file_stem("a/b"), file_stem("a:b"));
     }
 }

@@ -1,19 +1,90 @@
-//! Memory over time, in bounded memory, without losing an extreme.
+//! Memory over time in bounded space: long series are thinned by joining neighbours, and extremes are kept.
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    Levels,
-    thin::{Join, Thinned},
-};
+use super::Levels;
 use crate::{
     base::Nanos,
     replay::{FailedRequest, LiveBlock, Observer, ReplayMoment},
     strategy::{EventSink, Outcome, Strategy, StrategyEvent},
 };
 
-/// A timeline has at most this many points.
-pub const MOST_POINTS: usize = 2048;
+/// A stretch of a series that can be joined with the one that follows it.
+pub trait Join {
+    /// How many stretches a series has at most.
+    const MOST: usize;
+
+    /// Takes in what came right after.
+    fn join(&mut self, next: &Self);
+}
+
+/// Keeps at most a fixed number of stretches. Whenever they would be too many, neighbours are joined in pairs, so that
+/// every stretch but the last covers the same number of items: one at first, then two, four, and so on.
+#[derive(Clone, Debug)]
+pub struct Thinned<T> {
+    stretches: Vec<T>,
+    most: usize,
+    /// Items that a full stretch covers.
+    stride: u64,
+    /// Items that the last stretch covers.
+    filled: u64,
+}
+
+impl<T: Join> Default for Thinned<T> {
+    fn default() -> Thinned<T> {
+        Thinned::new(T::MOST)
+    }
+}
+
+impl<T: Join> Thinned<T> {
+    /// An empty series of at most `most` stretches (at least two).
+    #[must_use]
+    pub fn new(most: usize) -> Thinned<T> {
+        Thinned { stretches: Vec::new(), most: (most.max(2)).next_multiple_of(2), stride: 1, filled: 0 }
+    }
+
+    /// Adds an item at the end.
+    #[inline]
+    pub fn push(&mut self, item: T) {
+        if self.filled < self.stride
+            && let Some(last) = self.stretches.last_mut()
+        {
+            last.join(&item);
+            self.filled += 1;
+            return;
+        }
+        if self.stretches.len() == self.most {
+            self.halve();
+        }
+        self.stretches.push(item);
+        self.filled = 1;
+    }
+
+    /// The last stretch, to be brought up to date while it is still open.
+    pub fn last_mut(&mut self) -> Option<&mut T> {
+        self.stretches.last_mut()
+    }
+
+    /// The stretches in order.
+    #[must_use]
+    pub fn into_stretches(self) -> Vec<T> {
+        self.stretches
+    }
+
+    /// Happens once for every doubling of the series.
+    #[cold]
+    fn halve(&mut self) {
+        let mut stretches = std::mem::take(&mut self.stretches).into_iter();
+        while let Some(mut first) = stretches.next() {
+            if let Some(second) = stretches.next() {
+                first.join(&second);
+            }
+            self.stretches.push(first);
+        }
+        self.stride *= 2;
+    }
+}
+
 /// Retries and failed requests beyond this are only counted.
 const MOST_INCIDENTS: usize = 1000;
 
@@ -52,7 +123,9 @@ pub struct Point {
     /// Bytes taken from the device.
     pub reserved_bytes: Span,
     /// What `nvidia-smi` would show.
-    pub device_used_bytes: Span,
+    /// Nothing where that is unknown.
+    #[serde(default)]
+    pub device_used_bytes: Option<Span>,
 }
 
 impl Point {
@@ -65,11 +138,16 @@ impl Point {
 }
 
 impl Join for Point {
+    const MOST: usize = 2048;
+
     fn join(&mut self, next: &Point) {
         self.live_bytes.widen(next.live_bytes);
         self.allocated_bytes.widen(next.allocated_bytes);
         self.reserved_bytes.widen(next.reserved_bytes);
-        self.device_used_bytes.widen(next.device_used_bytes);
+        match (&mut self.device_used_bytes, next.device_used_bytes) {
+            (Some(used), Some(next)) => used.widen(next),
+            (used, next) => *used = used.or(next),
+        }
     }
 }
 
@@ -97,7 +175,7 @@ pub enum IncidentKind {
 /// Memory over time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timeline {
-    /// At most [`MOST_POINTS`], in order.
+    /// At most 2,048 points, in order.
     pub points: Vec<Point>,
     /// Retries and failed requests, in order; a long list is cut.
     pub incidents: Vec<Incident>,
@@ -106,7 +184,7 @@ pub struct Timeline {
 }
 
 /// Watches memory over time.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct TimelineRecorder {
     began: Nanos,
     points: Thinned<Point>,
@@ -122,14 +200,7 @@ impl TimelineRecorder {
     /// A recorder for a run that begins at `began` on the device's clock.
     #[must_use]
     pub fn new(began: Nanos) -> TimelineRecorder {
-        TimelineRecorder {
-            began,
-            points: Thinned::new(MOST_POINTS),
-            incidents: Vec::new(),
-            incidents_left_out: 0,
-            live: 0,
-            retried: false,
-        }
+        TimelineRecorder { began, ..TimelineRecorder::default() }
     }
 
     /// The result.
@@ -187,7 +258,7 @@ impl Observer for TimelineRecorder {
             live_bytes: Span::of(self.live),
             allocated_bytes: Span::of(levels.allocated_bytes),
             reserved_bytes: Span::of(levels.reserved_bytes),
-            device_used_bytes: Span::of(levels.device_used_bytes),
+            device_used_bytes: levels.device_used_bytes.map(Span::of),
         });
     }
 
@@ -197,7 +268,40 @@ impl Observer for TimelineRecorder {
 }
 
 #[cfg(test)]
-mod tests {
+mod thin_tests {
+    use super::*;
+
+    #[derive(Clone, Debug, PartialEq)]
+    struct Run(u64, u64);
+
+    impl Join for Run {
+        const MOST: usize = 8;
+
+        fn join(&mut self, next: &Run) {
+            assert_eq!(self.1 + 1, next.0, "only neighbours are joined");
+            self.1 = next.1;
+        }
+    }
+
+    #[test]
+    fn stretches_cover_everything_once_in_equal_parts() {
+        for count in [0, 1, 7, 8, 9, 1_000, 4_096] {
+            let mut series = Thinned::default();
+            (0..count).for_each(|item| series.push(Run(item, item)));
+            let runs = series.into_stretches();
+            assert!(runs.len() <= 8);
+            assert_eq!(runs.iter().map(|run| run.1 - run.0 + 1).sum::<u64>(), count);
+            let lengths: Vec<u64> = runs.iter().map(|run| run.1 - run.0 + 1).collect();
+            if let Some((last, full)) = lengths.split_last() {
+                assert!(full.iter().all(|length| length.is_power_of_two() && length >= last), "{lengths:?}");
+                assert!(full.windows(2).all(|pair| pair[0] == pair[1]), "{lengths:?}");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod timeline_tests {
     use proptest::prelude::*;
 
     use super::*;
@@ -209,7 +313,7 @@ mod tests {
             live_bytes: Span::of(allocated / 2),
             allocated_bytes: Span::of(allocated),
             reserved_bytes: Span::of(reserved),
-            device_used_bytes: Span::of(reserved + 7),
+            device_used_bytes: Some(Span::of(reserved + 7)),
         }
     }
 
@@ -231,7 +335,7 @@ mod tests {
                 prop_assert_eq!(point.allocated_bytes.min, stretch.iter().map(|level| level.0).min().unwrap());
                 prop_assert_eq!(point.allocated_bytes.max, stretch.iter().map(|level| level.0).max().unwrap());
                 prop_assert_eq!(point.reserved_bytes.max, stretch.iter().map(|level| level.1).max().unwrap());
-                prop_assert_eq!(point.device_used_bytes.max, point.reserved_bytes.max + 7);
+                prop_assert_eq!(point.device_used_bytes.unwrap().max, point.reserved_bytes.max + 7);
                 prop_assert_eq!(point.time_ns, point.event * 10);
             }
         }

@@ -15,7 +15,7 @@ use crate::{
         threshold::ThresholdStatus,
     },
     base::{Bytes, Nanos},
-    measure::obstacles,
+    measure::ooms,
     trace::torch::{DeadEnd, Holder, OwnLimit},
 };
 
@@ -272,7 +272,7 @@ fn reason_fact(reason: &Reason, fits: Option<bool>) -> (&'static str, String) {
         Reason::Fragmentation { requested_bytes, kept_back } => format!(
             "fragmentation that no setting avoids: {} requested, {}",
             Bytes(*requested_bytes),
-            obstacles::in_words(kept_back)
+            ooms::in_words(kept_back)
         ),
     };
     (label, words)

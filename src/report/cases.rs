@@ -48,7 +48,7 @@ impl Render for [CaseRecord] {
             let least = group.least_used();
             let mut heading = title(&group.scenario, &groups);
             for record in &group.records {
-                let best = is_contender(record) && least == Some(record.peak_device_used_bytes);
+                let best = is_contender(record) && least.is_some() && least == record.peak_device_used_bytes;
                 table.row(row(std::mem::take(&mut heading), record, best));
             }
         }
@@ -69,7 +69,7 @@ fn row(heading: String, record: &CaseRecord, best: bool) -> Vec<String> {
         cells.extend([
             Bytes(record.peak_allocated_bytes).to_string(),
             Bytes(record.peak_reserved_bytes).to_string(),
-            format!("{} {star}", maybe_bytes(record.known_device_used_bytes())),
+            format!("{} {star}", maybe_bytes(record.peak_device_used_bytes)),
             record.peak_gap_share.map_or_else(String::new, |share| format!("{:.1} %", share * 100.0)),
             verdict(record),
             record.driver_calls.to_string(),
@@ -127,7 +127,7 @@ pub fn waterfall(records: &[CaseRecord], medium: Medium) -> Option<String> {
                 Bytes(requested).to_string(),
                 Bytes(rounded).to_string(),
                 Bytes(record.peak_reserved_bytes).to_string(),
-                maybe_bytes(record.known_device_used_bytes()),
+                maybe_bytes(record.peak_device_used_bytes),
                 over_bound(record.peak_reserved_bytes, rounded),
             ];
             if packed {
@@ -283,7 +283,7 @@ mod tests {
             clock: measured.then_some(Clock::Virtual),
             peak_allocated_bytes: 30 * MIB,
             peak_reserved_bytes: reserved,
-            peak_device_used_bytes: reserved + MIB,
+            peak_device_used_bytes: Some(reserved + MIB),
             peak_gap_share: crate::measure::lost_share(30 * MIB, reserved),
             oom_event: (status == Status::Oom).then_some(17),
             oom_requested_bytes: (status == Status::Oom).then_some(8 * MIB),
@@ -370,7 +370,7 @@ mod tests {
         CaseRecord {
             bound_requested_bytes: Some(39 * MIB),
             bound_rounded_bytes: Some(40 * MIB),
-            peak_device_used_bytes: reserved + 500 * MIB,
+            peak_device_used_bytes: Some(reserved + 500 * MIB),
             ..record("w", strategy, status, reserved)
         }
     }

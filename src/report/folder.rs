@@ -362,7 +362,7 @@ mod tests {
         base::{KIB, StreamId, TagId},
         measure::{
             CaseLabel, Status,
-            fixture::{Catalog, TinyDevice},
+            fixture::{TinyDevice, TinyStrategy},
             measure,
         },
         replay::ReplayOptions,
@@ -383,7 +383,7 @@ mod tests {
             }
         }
         let mut device = TinyDevice::new(64 * KIB);
-        measure(&label, &story.finish(workload), &mut Catalog::default(), &mut device, &ReplayOptions::default())
+        measure(&label, &story.finish(workload), &mut TinyStrategy::default(), &mut device, &ReplayOptions::default())
     }
 
     /// The ids of the cases of the runs made here, in order.

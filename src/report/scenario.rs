@@ -42,7 +42,8 @@ impl CaseGroup<'_> {
     /// The lowest device memory use of the strategies that completed; `None` with fewer than two.
     pub(super) fn least_used(&self) -> Option<u64> {
         let contenders = || self.records.iter().filter(|record| is_contender(record));
-        if contenders().count() < 2 { None } else { contenders().map(|record| record.peak_device_used_bytes).min() }
+        let known = || contenders().filter_map(|record| record.peak_device_used_bytes);
+        if known().count() < 2 { None } else { known().min() }
     }
 }
 
@@ -106,7 +107,7 @@ const METRICS: &[Metric] = &[
     Metric { name: "ooms", of: |record| Some(record.ooms as f64) },
     Metric { name: "peak_allocated_bytes", of: |record| Some(record.peak_allocated_bytes as f64) },
     Metric { name: "peak_reserved_bytes", of: |record| Some(record.peak_reserved_bytes as f64) },
-    Metric { name: "peak_device_used_bytes", of: |record| record.known_device_used_bytes().map(|bytes| bytes as f64) },
+    Metric { name: "peak_device_used_bytes", of: |record| record.peak_device_used_bytes.map(|bytes| bytes as f64) },
     Metric { name: "internal_fragmentation", of: |record| record.internal_fragmentation },
     Metric { name: "external_fragmentation", of: |record| record.external_fragmentation },
     Metric { name: "peak_gap_share", of: |record| record.peak_gap_share },
@@ -188,7 +189,7 @@ mod tests {
     fn record(workload: &str, strategy: &str, reserved: u64) -> CaseRecord {
         let label = CaseLabel { workload: workload.to_owned(), strategy: strategy.to_owned(), ..CaseLabel::default() };
         let record = CaseRecord::unmeasured(&label, Status::Completed, "");
-        CaseRecord { peak_device_used_bytes: reserved, driver_alloc_calls: 1, ..record }
+        CaseRecord { peak_device_used_bytes: Some(reserved), driver_alloc_calls: 1, ..record }
     }
 
     #[test]

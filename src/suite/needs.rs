@@ -102,7 +102,7 @@ mod tests {
                 record.bound_rounded_bytes.unwrap(),
                 record.packed_bytes.unwrap(),
                 record.peak_reserved_bytes,
-                record.peak_device_used_bytes,
+                record.peak_device_used_bytes.unwrap(),
             ];
             assert!(steps.is_sorted(), "{steps:?}");
             assert_eq!(record.bound_requested_bytes, Some(record.peak_requested_bytes));

@@ -14,7 +14,7 @@ use oomph::{
         Device,
         sim::{SimConfig, SimDevice},
     },
-    measure::witness::witness,
+    measure::torch_snapshot::witness,
     replay::{
         OnOutOfMemory, Replay, ReplayOptions, replay,
         verify::{Companion, Counters, Verdict, Verification, verify},

@@ -211,13 +211,10 @@ pub(super) const CLAIMS: &[Claim] = &[
             ] {
                 let detail = bench.replayed(&recipe(name, &[])?, strategy, None)?.1;
                 let points = &detail.timeline.points;
+                let used = || points.iter().filter_map(|point| Some((point.device_used_bytes?, point.allocated_bytes)));
                 // Within a stretch the extremes may lie apart: only what is certain counts.
-                let below =
-                    points.iter().filter(|point| point.device_used_bytes.max < point.allocated_bytes.min).count();
-                let least = points
-                    .iter()
-                    .map(|point| point.device_used_bytes.min.saturating_sub(point.allocated_bytes.min))
-                    .min();
+                let below = used().filter(|(used, allocated)| used.max < allocated.min).count();
+                let least = used().map(|(used, allocated)| used.min.saturating_sub(allocated.min)).min();
                 finding.figure(format!("{name} under {strategy}, least difference"), Amount::Size(least.unwrap_or(0)));
                 finding.check(format!("{name} under {strategy} shows less at some time"), below > 0);
             }

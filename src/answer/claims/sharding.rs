@@ -83,7 +83,9 @@ pub(super) const CLAIMS: &[Claim] = &[
             let (plain, staged) = ("bf16_model,ckpt", "bf16_model,ckpt,offload_params");
             let used = |techniques: &str| {
                 let program = model("gpt-13b", techniques)?;
-                ClaimResult::Ok(bench.replayed_on(&roomy, &program, "caching", None)?.0.peak_device_used_bytes)
+                ClaimResult::Ok(
+                    bench.replayed_on(&roomy, &program, "caching", None)?.0.peak_device_used_bytes.unwrap_or(0),
+                )
             };
             let step = |techniques: &str| bench.step_on(&roomy, &model("gpt-13b", techniques)?);
             let (used_plain, used_staged) = (used(plain)?, used(staged)?);

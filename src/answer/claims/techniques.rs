@@ -105,7 +105,7 @@ pub(super) const CLAIMS: &[Claim] = &[
             for name in ["gpt-124m", "resnet-50", "variable-length"] {
                 for strategy in [CACHING, EXPANDABLE, "async"] {
                     let record = bench.replayed(&recipe(name, &[])?, strategy, None)?.0;
-                    let used = record.peak_device_used_bytes;
+                    let used = record.peak_device_used_bytes.unwrap_or(0);
                     let lost = 100.0 * lost_share(record.peak_allocated_bytes, used).unwrap_or(0.0);
                     finding.figure(format!("{name}, {strategy}"), Amount::Percent(lost));
                     finding

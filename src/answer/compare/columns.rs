@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn what_nobody_knew_of_the_device_got_neither_better_nor_worse() {
-        let known = CaseRecord { peak_device_used_bytes: 7, ..record() };
+        let known = CaseRecord { peak_device_used_bytes: Some(7), ..record() };
         for (old, new) in [(record(), known.clone()), (known, record())] {
             let [change] = changes(&old, &new).try_into().unwrap();
             assert_eq!((change.direction, change.ratio()), (Direction::Different, None), "{change:?}");

@@ -84,9 +84,9 @@ impl Stage<'_> {
             let expandable = self.memory(&workload, EXPANDABLE, self.device)?;
             let pool = self.memory(&workload, ASYNC, self.device)?;
             record.expandable_peak_reserved_bytes = Some(expandable.peak_reserved_bytes);
-            record.expandable_peak_device_used_bytes = Some(expandable.peak_device_used_bytes);
+            record.expandable_peak_device_used_bytes = expandable.peak_device_used_bytes;
             record.async_peak_reserved_bytes = Some(pool.peak_reserved_bytes);
-            record.async_peak_device_used_bytes = Some(pool.peak_device_used_bytes);
+            record.async_peak_device_used_bytes = pool.peak_device_used_bytes;
             times = self.times(&recipe, self.device, None)?;
             record.step_ns = times.median().map(|step| step.0);
         } else if caching.status == Status::Oom {
@@ -220,7 +220,7 @@ fn per_second_of(batch: u64, Nanos(step): Nanos, exchange_ns: u64) -> f64 {
 fn note_memory(record: &mut TechniqueRecord, caching: &CaseRecord) {
     record.peak_allocated_bytes = Some(caching.peak_allocated_bytes);
     record.peak_reserved_bytes = Some(caching.peak_reserved_bytes);
-    record.peak_device_used_bytes = Some(caching.peak_device_used_bytes);
+    record.peak_device_used_bytes = caching.peak_device_used_bytes;
     record.at_peak_parameter_bytes = caching.at_peak_parameter_bytes;
     record.at_peak_gradient_bytes = caching.at_peak_gradient_bytes;
     record.at_peak_optimizer_bytes = caching.at_peak_optimizer_bytes;

@@ -32,7 +32,9 @@ pub(super) fn drawn(groups: &[CaseGroup<'_>], wanted: &[String]) -> BTreeSet<Str
 /// The cases of a group that were measured, the most interesting last.
 fn by_interest<'a>(group: &CaseGroup<'a>) -> Vec<&'a CaseRecord> {
     let measured = || group.records.iter().copied().filter(|record| record.clock.is_some());
-    let best = measured().filter(|record| is_contender(record)).min_by_key(|record| record.peak_device_used_bytes);
+    let best = measured()
+        .filter(|record| is_contender(record) && record.peak_device_used_bytes.is_some())
+        .min_by_key(|record| record.peak_device_used_bytes);
     let worst = measured().max_by_key(|record| record.peak_reserved_bytes);
     let is = |one: Option<&CaseRecord>, record: &CaseRecord| one.is_some_and(|one| std::ptr::eq(one, record));
     let mut records: Vec<&CaseRecord> = measured().collect();
@@ -65,7 +67,7 @@ mod tests {
                     clock: Some(Clock::Virtual),
                     driver_alloc_calls: 1,
                     peak_reserved_bytes: 100 + strategy as u64,
-                    peak_device_used_bytes: 200 - strategy as u64,
+                    peak_device_used_bytes: Some(200 - strategy as u64),
                     ..CaseRecord::unmeasured(&label, Status::Completed, "")
                 }
             })

@@ -126,8 +126,10 @@ impl CaseLines {
             time: points.iter().map(|point| point.time_ns / 1000).collect(),
             allocated: Band::of(&points, |point| point.allocated_bytes),
             reserved: Band::of(&points, |point| point.reserved_bytes),
-            device: Some(Band::of(&points, |point| point.device_used_bytes))
-                .filter(|_| points.iter().any(|point| point.device_used_bytes.max > 0)),
+            device: points
+                .iter()
+                .any(|point| point.device_used_bytes.is_some())
+                .then(|| Band::of(&points, |point| point.device_used_bytes.unwrap_or_default())),
             incidents: marks
                 .iter()
                 .map(|mark| (mark.event, mark.time_ns / 1000, if is_oom(mark.kind) { "oom" } else { "retry" }))
@@ -272,7 +274,7 @@ mod tests {
                     live_bytes: span,
                     allocated_bytes: span,
                     reserved_bytes: span,
-                    device_used_bytes: span,
+                    device_used_bytes: Some(span),
                 }
             })
             .collect();
@@ -301,7 +303,7 @@ mod tests {
         let mut detail = detail(&[1 << 20, 3 << 20]);
         assert!(CaseLines::of(0, &detail).device.is_some());
         for point in &mut detail.timeline.points {
-            point.device_used_bytes = Span { min: 0, max: 0 };
+            point.device_used_bytes = None;
         }
         let lines = serde_json::to_value(CaseLines::of(0, &detail)).unwrap();
         assert!(lines.get("device").is_none() && lines.get("reserved").is_some(), "{lines}");

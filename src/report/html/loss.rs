@@ -34,7 +34,7 @@ fn parts(record: &CaseRecord) -> [Part; 4] {
     let live = record.bound_requested_bytes.unwrap_or(0);
     let allocated = record.peak_allocated_bytes.max(live);
     let reserved = record.peak_reserved_bytes.max(allocated);
-    let used = record.peak_device_used_bytes.max(reserved);
+    let used = record.peak_device_used_bytes.unwrap_or(0).max(reserved);
     [
         Part { class: "live", bytes: live, meaning: "live" },
         Part { class: "rounding", bytes: allocated - live, meaning: "rounding" },
@@ -64,7 +64,7 @@ fn waterfall(material: &Material<'_>) -> Option<Table> {
         let whole = group.records.iter().map(length).max().unwrap_or(0);
         for record in group.records.iter().filter(|record| is_contender(record)) {
             let Some(live) = record.bound_requested_bytes else { continue };
-            let used = record.known_device_used_bytes();
+            let used = record.peak_device_used_bytes;
             let over = record.peak_reserved_bytes as f64 / live.max(1) as f64 - 1.0;
             let mut cells = vec![
                 Cell::name(title),
@@ -172,7 +172,7 @@ mod tests {
             bound_requested_bytes: Some(70),
             peak_allocated_bytes: 80,
             peak_reserved_bytes: 100,
-            peak_device_used_bytes: 130,
+            peak_device_used_bytes: Some(130),
             ..CaseRecord::default()
         };
         assert_eq!(parts(&record).map(|part| part.bytes), [70, 10, 20, 30]);

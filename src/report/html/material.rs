@@ -57,12 +57,17 @@ impl<'a> Material<'a> {
 /// The case of a group that took least of the device, where there was a choice.
 pub(super) fn least<'a>(group: &CaseGroup<'a>) -> Option<&'a CaseRecord> {
     group.least_used()?;
-    contenders(group).min_by_key(|record| record.peak_device_used_bytes)
+    known_use(group).min_by_key(|record| record.peak_device_used_bytes)
 }
 
 /// The case of a group that took most of the device.
 pub(super) fn most<'a>(group: &CaseGroup<'a>) -> Option<&'a CaseRecord> {
-    contenders(group).max_by_key(|record| record.peak_device_used_bytes)
+    known_use(group).max_by_key(|record| record.peak_device_used_bytes)
+}
+
+/// The contenders of a group whose device memory use is known.
+fn known_use<'a>(group: &CaseGroup<'a>) -> impl Iterator<Item = &'a CaseRecord> {
+    contenders(group).filter(|record| record.peak_device_used_bytes.is_some())
 }
 
 /// The case of a group that spent least time in the driver, where there was a choice.

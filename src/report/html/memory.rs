@@ -45,13 +45,18 @@ pub(super) fn timeline(
     })
 }
 
+/// Device memory use of a case for which it is known.
+fn used(record: &CaseRecord) -> u64 {
+    record.peak_device_used_bytes.unwrap_or(0)
+}
+
 /// What a chart shows, in a sentence.
 fn sentence(group: &CaseGroup<'_>) -> String {
     match (least(group), most(group)) {
         (Some(low), Some(high)) if low.strategy != high.strategy => {
-            let ratio = high.peak_device_used_bytes as f64 / low.peak_device_used_bytes.max(1) as f64;
+            let ratio = used(high) as f64 / used(low).max(1) as f64;
             if ratio < ABOUT_THE_SAME {
-                return format!("All need about the same, {}.", Bytes(low.peak_device_used_bytes));
+                return format!("All need about the same, {}.", Bytes(used(low)));
             }
             let how_much = if ratio >= 1.995 {
                 format!("{ratio:.1} times as much")
@@ -61,9 +66,9 @@ fn sentence(group: &CaseGroup<'_>) -> String {
             format!(
                 "{} needs least, {}; {} needs {how_much}, {}.",
                 code(&low.strategy),
-                Bytes(low.peak_device_used_bytes),
+                Bytes(used(low)),
                 code(&high.strategy),
-                Bytes(high.peak_device_used_bytes)
+                Bytes(used(high))
             )
         }
         _ => String::new(),
@@ -102,7 +107,7 @@ pub(super) fn section(
 fn finding(material: &Material<'_>) -> String {
     let spread = |group: &CaseGroup<'_>| -> Option<f64> {
         let (low, high) = (least(group)?, most(group)?);
-        Some(high.peak_device_used_bytes as f64 / low.peak_device_used_bytes.max(1) as f64)
+        Some(used(high) as f64 / used(low).max(1) as f64)
     };
     let widest = material.titled().filter_map(|(group, title)| Some((spread(group)?, title)));
     match widest.max_by(|a, b| a.0.total_cmp(&b.0)) {
@@ -176,11 +181,11 @@ fn results(material: &Material<'_>, sparks: &[(String, Vec<u64>)]) -> Table {
         for record in &group.records {
             let mut cells = vec![Cell::name(title), material.strategy(&record.strategy), outcome(record)];
             if record.clock.is_some() {
-                let best = is_contender(record) && least == Some(record.peak_device_used_bytes);
+                let best = is_contender(record) && least.is_some() && least == record.peak_device_used_bytes;
                 cells.extend([
                     Cell::bytes(record.peak_allocated_bytes),
                     Cell::bytes(record.peak_reserved_bytes),
-                    Cell::maybe_bytes(record.known_device_used_bytes()).with_class(if best {
+                    Cell::maybe_bytes(record.peak_device_used_bytes).with_class(if best {
                         "number best"
                     } else {
                         "number"

@@ -207,7 +207,7 @@ fn winners(material: &Material<'_>) -> Table {
         let bound = group.records.iter().find_map(|record| record.bound_requested_bytes);
         let nobody = || Cell::html("<span class=\"none\">nobody to compare with</span>".to_owned(), "");
         let device =
-            |record: Option<&CaseRecord>| Cell::maybe_bytes(record.and_then(CaseRecord::known_device_used_bytes));
+            |record: Option<&CaseRecord>| Cell::maybe_bytes(record.and_then(|record| record.peak_device_used_bytes));
         let named = |record: Option<&CaseRecord>| match record {
             Some(record) => material.strategy(&record.strategy),
             None => nobody(),

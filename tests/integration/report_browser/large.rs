@@ -38,7 +38,7 @@ pub fn run() -> Run {
                 bound_rounded_bytes: Some(20 << 30),
                 peak_allocated_bytes: 21 << 30,
                 peak_reserved_bytes: reserved,
-                peak_device_used_bytes: reserved + (1 << 30),
+                peak_device_used_bytes: Some(reserved + (1 << 30)),
                 peak_gap_share: Some(0.25),
                 internal_fragmentation: Some(0.0123456789),
                 ..CaseRecord::unmeasured(&label, Status::Completed, "")
@@ -62,7 +62,7 @@ fn detail(label: &CaseLabel, reserved: u64) -> CaseDetail {
                 live_bytes: span(4),
                 allocated_bytes: span(3),
                 reserved_bytes: span(2),
-                device_used_bytes: span(1),
+                device_used_bytes: Some(span(1)),
             }
         })
         .collect();
