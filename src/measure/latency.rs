@@ -352,6 +352,6 @@ mod driver_tests {
         let tallies = parts.map(|part| part.tally(&ledger));
         assert_eq!(tallies.iter().map(|tally| tally.time).sum::<Nanos>(), ledger.total().time);
         assert_eq!(tallies.iter().map(|tally| tally.count).sum::<u64>(), CallKind::ALL.len() as u64);
-        assert_eq!(by_kind(&ledger).len(), CallKind::ALL.len());
+        assert_eq!(calls_by_kind(&ledger).len(), CallKind::ALL.len());
     }
 }

@@ -250,6 +250,7 @@ pub fn in_words(kept: &[KeptBack]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::{
         base::{KIB, MIB, StreamId, TagId},
         device::{

@@ -85,6 +85,8 @@ impl<T: Join> Thinned<T> {
     }
 }
 
+/// A timeline has at most this many points.
+pub const MOST_POINTS: usize = 2048;
 /// Retries and failed requests beyond this are only counted.
 const MOST_INCIDENTS: usize = 1000;
 
@@ -138,7 +140,7 @@ impl Point {
 }
 
 impl Join for Point {
-    const MOST: usize = 2048;
+    const MOST: usize = MOST_POINTS;
 
     fn join(&mut self, next: &Point) {
         self.live_bytes.widen(next.live_bytes);
@@ -175,7 +177,7 @@ pub enum IncidentKind {
 /// Memory over time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timeline {
-    /// At most 2,048 points, in order.
+    /// At most [`MOST_POINTS`], in order.
     pub points: Vec<Point>,
     /// Retries and failed requests, in order; a long list is cut.
     pub incidents: Vec<Incident>,
