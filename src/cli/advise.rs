@@ -5,14 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::anyhow;
 
 use super::{
-    exit,
-    failure::{Failure, Outcome},
-    interrupt,
+    exit::{self, Failure, Outcome, StopPolicy},
     options::{DeviceOptions, Format},
-    output,
     progress::Stages,
     ranks,
-    source::SourceOptions,
+    source::{SourceSettings, supported_settings},
 };
 use crate::{
     answer::{
@@ -27,78 +24,71 @@ use crate::{
     trace::{ProgressSource, Trace, torch::DeadEnd},
 };
 
-/// Says which allocator settings a program should run with: one line to paste, the memory needed with it and without,
-/// what it costs, how sure that is, and why nothing helps where nothing does.
+/// Recommends allocator settings for a program: one line to paste, the memory needed with and without it, what it costs,
+/// how sure that is, or why no setting helps.
 ///
-/// A recording is replayed on the simulated GPU under more than thirty settings of PyTorch's allocator and under the
-/// other allocators there are; for each the smallest memory in which it completes is searched.
+/// The recording is replayed on the simulated GPU under more than thirty settings of PyTorch's allocator and under other
+/// allocators. For each, the smallest memory in which it completes is searched.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   oomph advise snapshot.pickle
-  oomph advise snapshot.pickle --memory 24GiB             my card: what fits in it?
-  oomph advise snapshot.pickle --limit 6GiB               what set_per_process_memory_fraction leaves
+  oomph advise snapshot.pickle --memory 24GiB             my card: what fits on it?
+  oomph advise snapshot.pickle --limit 6GiB               as with set_per_process_memory_fraction
   oomph advise variable-length --set batch=8              a workload by name
   oomph advise *.pickle --format json                     each on its own
   oomph advise snapshots/                                 all ranks of a distributed program
 
-From an OOM to the line to paste: record the program on a card where it runs, or up to where it dies (`oomph record`
-prints the lines of Python), and ask. A recording that ends because memory ran out says how much there was, so neither
---memory nor --limit is needed; what the program would have done next is not in it.
+From an OOM to the line to paste: record the program on a card where it runs, or up to the OOM (`oomph record` prints the
+Python lines), and run `oomph advise` on the file. A recording that ends with an OOM shows how much memory there was, so
+neither --memory nor --limit is needed. What the program would have done next is not in it.
 
-Of the settings that need about the least (64 MiB or 1 % more) the simplest is recommended: what the program has now, then
-the fewest settings, then the least memory. A smaller gain than that is no reason to change anything. A request that failed
-when it was recorded must be served as well.
+Among the settings that need about the least memory (up to 64 MiB or 1 % more), the simplest is recommended: the current
+ones, then the fewest settings, then the least memory. A smaller gain is not worth a change. Requests that failed in the
+recording must succeed too.
 
-`Memory needed` is the allocator's own, to be compared with torch.cuda.max_memory_reserved; `Smallest device` adds what
-the driver's context and the libraries take. With --memory the driver refuses what goes beyond, as a card of that size
-does; otherwise the allocator's own limit does, as in `oomph threshold`. `Driver time` is the simulated time of all driver
-calls of the whole recording: with --memory or --limit in that memory, otherwise with the whole device.
+`Memory needed` is what the allocator reserves; compare it with torch.cuda.max_memory_reserved. `Smallest device` adds the
+driver's context and the libraries. With --memory the driver refuses more, as a card of that size does; otherwise the
+allocator's own limit does, as in `oomph threshold`. `Driver time` is the simulated time of all driver calls of the
+recording: in that memory with --memory or --limit, otherwise on the whole device.
 
-A folder, or a pattern in quotes ('run-*.pickle'), is one recording a rank. Ranks are read side by side; the answer is that
-of the rank that needs most in full, then a line a rank, the spread, and the ranks that stand out (further from the median
-than 3.5 times the usual distance, and than 1 %).
+A folder, or a pattern in quotes ('run-*.pickle'), is one recording per rank. The answer shows the rank that needs most in
+full, then one line per rank, the spread, and the outliers (further from the median than 3.5 times the usual distance, and
+than 1 %).
 
-JSON has one row a source: `recommended`, `saved_bytes`, `confidence`, `reasons`, and `tried` with everything.")]
+JSON has one row per source: `recommended`, `saved_bytes`, `confidence`, `reasons`, and `tried` with everything.")]
 pub struct Args {
-    /// PyTorch memory snapshots; or workloads, recipes and traces in any known format; or a folder with one a rank.
+    /// PyTorch memory snapshots; workloads, workload TOMLs and traces in any known format; or a folder with one per rank.
     #[arg(value_name = "SNAPSHOT", required = true)]
     sources: Vec<String>,
-    /// The memory of my card, context and libraries included.
+    /// The memory of the card, context and libraries included.
     #[arg(long, value_name = "SIZE", conflicts_with = "limit")]
     memory: Option<Bytes>,
-    /// What the program may reserve: PyTorch's memory fraction, in bytes.
+    /// What the program may reserve: PyTorch's memory fraction as a size.
     #[arg(long, value_name = "SIZE")]
     limit: Option<Bytes>,
-    /// The settings that the program has now, as in PYTORCH_CUDA_ALLOC_CONF [default: those of the recording].
+    /// The current settings of the program, as in PYTORCH_CUDA_ALLOC_CONF [default: those of the recording].
     #[arg(long, value_name = "SETTINGS")]
     current: Option<String>,
     /// The simulated GPU: `sim` (an H200), `sim:SIZE` or `sim:PROFILE`.
     #[arg(long, value_name = "DEVICE", default_value = "sim")]
     device: String,
-    /// How often each must complete, back to back in one allocator.
+    /// How many times each must complete, back to back in one allocator.
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
-    /// Override a parameter of the workload, such as `--set batch=4`; may be repeated.
-    #[arg(long, value_name = "KEY=VALUE")]
-    set: Vec<String>,
-    /// Seed of the workload's random numbers.
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Which GPU of a PyTorch snapshot that has several; without it the first that something is known about.
-    #[arg(long, value_name = "N")]
-    device_index: Option<u32>,
-    /// How many of the settings that were tried are shown.
+    #[command(flatten)]
+    settings: SourceSettings,
+    /// How many of the settings tried are shown.
     #[arg(long, value_name = "N", default_value_t = 8)]
     top: usize,
-    /// How it is printed.
+    /// Output format.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
 
 pub fn run(args: Args) -> Outcome {
     let device = device(&args)?;
-    let stop = interrupt::flag(interrupt::Running::Replay)?;
+    let stop = exit::stop_flag(StopPolicy::AtOnce)?;
     if let Some(files) = ranks::files(&args.sources)? {
         return for_ranks(&args, &files, &device, &stop);
     }
@@ -114,7 +104,7 @@ pub fn run(args: Args) -> Outcome {
     Ok(exit::OK)
 }
 
-/// The advice for one source; `None` if somebody stopped it.
+/// The advice for one source; `None` if it was interrupted.
 fn answer(
     args: &Args,
     name: &str,
@@ -123,10 +113,10 @@ fn answer(
     stop: &AtomicBool,
     progress: &dyn Progress,
 ) -> Result<Option<Advice>, Failure> {
-    let Known { trace, current, confidence, dead_end } = Known::open(args, name, progress)?;
+    let AdvisedProgram { trace, current, confidence, dead_end } = AdvisedProgram::open(args, name, progress)?;
     let seen = dead_end.as_ref().and_then(|end| end.room_bytes).map(Room::OfCard);
     let room = room(args).or(seen);
-    // A recording that died has shown that its device is too small: what it needs is more than that.
+    // A recording that ends with an OOM needs more than its device had.
     let device = &match room {
         Some(Room::OfCard(bytes)) => device.with_room_for(bytes.saturating_mul(2)),
         _ => device.clone(),
@@ -148,7 +138,7 @@ fn answer(
     }
 }
 
-/// One answer for all ranks: settings are the same for all of them, and the one that needs most decides.
+/// One answer for all ranks: they share their settings, and the one that needs most decides.
 fn for_ranks(args: &Args, files: &[RankFile], device: &DeviceSpec, stop: &AtomicBool) -> Outcome {
     let jobs = ranks::jobs_of_each(files);
     let answers = ranks::ask(files, |name, progress| {
@@ -175,25 +165,21 @@ fn for_ranks(args: &Args, files: &[RankFile], device: &DeviceSpec, stop: &Atomic
     })
 }
 
-/// A source, and what is known about the program behind it.
-struct Known {
+/// A source, and what is known about its program.
+struct AdvisedProgram {
     trace: Trace,
     current: String,
     confidence: Confidence,
     dead_end: Option<DeadEnd>,
 }
 
-impl Known {
-    fn open(args: &Args, name: &str, progress: &dyn Progress) -> Result<Known, Failure> {
-        let options = SourceOptions {
-            source: name.to_owned(),
-            set: args.set.clone(),
-            seed: args.seed,
-            device_index: args.device_index,
-        };
-        let spec = options.spec()?;
+impl AdvisedProgram {
+    fn open(args: &Args, name: &str, progress: &dyn Progress) -> Result<AdvisedProgram, Failure> {
+        let spec = args.settings.of(name).spec()?;
         let (trace, recorded, confidence, dead_end) = match spec.verified_recording(progress).map_err(Failure::usage)? {
-            Some(_) if !args.set.is_empty() => return Err(Failure::usage(anyhow!("'{name}' has nothing to --set"))),
+            Some(_) if !args.settings.set.is_empty() => {
+                return Err(Failure::usage(anyhow!("'{name}' is a recording: it has no parameters for --set")));
+            }
             Some((recording, verification)) => {
                 let settings = recording.settings.conf().trim().to_owned();
                 let dead_end = recording.dead_end();
@@ -201,7 +187,7 @@ impl Known {
             }
             None => {
                 let source = spec.open(progress).map_err(Failure::usage)?;
-                let source = ProgressSource::stage(source, progress, "reading it", 1);
+                let source = ProgressSource::stage(source, progress, "reading", 1);
                 (Trace::read(&source).map_err(Failure::usage)?, String::new(), Confidence::Unverified, None)
             }
         };
@@ -210,20 +196,9 @@ impl Known {
                 Candidate::with_settings(settings.trim()).strategy.check().map_err(Failure::usage)?;
                 settings.trim().to_owned()
             }
-            None => recorded_settings(recorded),
+            None => supported_settings(recorded),
         };
-        Ok(Known { trace, current, confidence, dead_end })
-    }
-}
-
-/// The settings of a recording, or PyTorch's defaults where they are beyond the model.
-fn recorded_settings(recorded: String) -> String {
-    match Candidate::with_settings(&recorded).strategy.check() {
-        Ok(()) => recorded,
-        Err(error) => {
-            output::complain(&format!("note: PyTorch's default settings are used instead of the recording's: {error}"));
-            String::new()
-        }
+        Ok(AdvisedProgram { trace, current, confidence, dead_end })
     }
 }
 
@@ -232,11 +207,11 @@ fn room(args: &Args) -> Option<Room> {
     card.or(args.limit.map(|limit| Room::Limit(limit.0)))
 }
 
-/// Where it is replayed: with as much memory as the card has, at least.
+/// The simulated device, with at least the memory of the card.
 fn device(args: &Args) -> Result<DeviceSpec, Failure> {
     let spec = DeviceOptions { device: args.device.clone(), limit: None }.spec()?;
     if !spec.is_simulated() {
-        return Err(Failure::usage(anyhow!("settings are tried on a simulated device; leave out --device {spec}")));
+        return Err(Failure::usage(anyhow!("settings are tried on the simulated device; leave out --device {spec}")));
     }
     Ok(args.memory.map_or_else(|| spec.clone(), |memory| spec.with_room_for(memory.0)))
 }

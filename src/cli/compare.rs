@@ -1,4 +1,4 @@
-//! `oomph compare`, and what `run --baseline` does after a run.
+//! `oomph compare`, and the comparison of `run --baseline`.
 
 use std::path::{Path, PathBuf};
 
@@ -6,8 +6,7 @@ use anyhow::anyhow;
 use clap::ValueEnum;
 
 use super::{
-    exit,
-    failure::{Failure, Outcome},
+    exit::{self, Failure, Outcome},
     options::Format,
     output,
 };
@@ -18,9 +17,9 @@ use crate::{
 
 /// Compares two runs of the same cases.
 ///
-/// Columns that do not depend on a real clock must be equal to the byte; wall-clock times (cases marked `timed`) are
-/// compared by a Mann-Whitney U test over their passes, and count if they are also further apart than the noise threshold.
-/// Simulated and real clocks, and different schemas, are never mixed.
+/// Columns that do not depend on a real clock must be equal to the byte. Wall-clock times (cases marked `timed`) are
+/// compared by a Mann-Whitney U test over their passes, and must also differ by more than the noise threshold.
+/// Simulated and real clocks are never compared, nor are different schemas.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -32,7 +31,7 @@ pub struct Args {
     new: String,
     #[command(flatten)]
     tolerance: ToleranceOptions,
-    /// How it is printed.
+    /// Output format.
     #[arg(long, default_value = "table", value_parser = Format::among(&[Format::Table, Format::Json]))]
     format: Format,
 }
@@ -44,16 +43,16 @@ Examples:
   oomph run quick --baseline main                   run, and compare with it
   oomph compare main results/local/today --fail-on change --format json";
 
-/// When a difference counts.
+/// Which differences count.
 #[derive(Debug, clap::Args)]
 pub struct ToleranceOptions {
     /// Times must differ by more than this share to count.
     #[arg(long, value_name = "SHARE", default_value_t = Tolerance::default().noise_threshold)]
     noise_threshold: f64,
-    /// And chance must give such a difference less often than this.
+    /// And the p-value must be below this.
     #[arg(long, value_name = "P", default_value_t = Tolerance::default().significance)]
     significance: f64,
-    /// What ends with exit code 102.
+    /// Which differences end with exit code 102.
     #[arg(long, value_enum, default_value_t)]
     fail_on: FailOn,
 }
@@ -72,7 +71,7 @@ enum FailOn {
     Regression,
     /// Anything that must be equal is not, or a time changed.
     Change,
-    /// Nothing does.
+    /// None.
     Never,
 }
 
@@ -93,7 +92,7 @@ pub fn run(args: Args) -> Outcome {
     Ok(args.tolerance.code(&comparison))
 }
 
-/// Says on standard error, where it disturbs no JSON, how a run compares with a baseline; the code is that of `compare`.
+/// Compares a run with a baseline. Prints to standard error, so that JSON output stays valid.
 pub fn with_baseline(baseline: &str, run: &Path, tolerance: &ToleranceOptions) -> Outcome {
     let comparison = of_folders(&folder(baseline)?, run, tolerance)?;
     output::complain(&format!("compared with {baseline}:"));
@@ -101,16 +100,16 @@ pub fn with_baseline(baseline: &str, run: &Path, tolerance: &ToleranceOptions) -
     Ok(tolerance.code(&comparison))
 }
 
-/// Where a baseline of this name is kept.
+/// The folder of a baseline.
 pub fn baseline_folder(name: &str) -> Result<PathBuf, Failure> {
     let is_name = !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\']);
     if !is_name {
-        return Err(Failure::usage(anyhow!("'{name}' is no name for a baseline: leave out slashes and leading dots")));
+        return Err(Failure::usage(anyhow!("'{name}' is not a valid baseline name: no slashes, no leading dot")));
     }
     Ok(Path::new("results/local/baselines").join(name))
 }
 
-/// A run's folder by path, or a baseline by name.
+/// The folder of a run, by path or by the name of a baseline.
 pub fn folder(text: &str) -> Result<PathBuf, Failure> {
     let path = PathBuf::from(text);
     if path.is_dir() {
@@ -118,16 +117,14 @@ pub fn folder(text: &str) -> Result<PathBuf, Failure> {
     }
     match baseline_folder(text) {
         Ok(saved) if saved.is_dir() => Ok(saved),
-        _ => Err(Failure::usage(anyhow!("'{text}' is neither the folder of a run nor a baseline that was saved here"))),
+        _ => Err(Failure::usage(anyhow!("'{text}' is neither the folder of a run nor a saved baseline"))),
     }
 }
 
 fn of_folders(old: &Path, new: &Path, tolerance: &ToleranceOptions) -> Result<Comparison, Failure> {
     let ToleranceOptions { noise_threshold, significance, .. } = *tolerance;
     if !(0.0..=1.0).contains(&significance) || noise_threshold.is_nan() || noise_threshold < 0.0 {
-        return Err(Failure::usage(anyhow!(
-            "--significance is a probability and --noise-threshold a share: 0.01, 0.05"
-        )));
+        return Err(Failure::usage(anyhow!("--significance must be from 0 to 1 and --noise-threshold at least 0")));
     }
     let (old, new) = (read(old)?, read(new)?);
     compare(&old, &new, &Tolerance { significance, noise_threshold }).map_err(|error| match error {
@@ -138,12 +135,12 @@ fn of_folders(old: &Path, new: &Path, tolerance: &ToleranceOptions) -> Result<Co
 
 fn read(folder: &Path) -> Result<Run, Failure> {
     let environment = report::read_environment(folder).map_err(Failure::usage)?;
-    // Whoever times on another processor, or on as many fewer of them, times something else.
+    // Times of different processors, or different numbers of them, cannot be compared.
     let machine = format!("{}, {} CPUs, {}", environment.machine, environment.cpus, environment.device_name);
     let name = folder.display().to_string();
     let schema = environment.schema;
     if schema != crate::measure::SCHEMA {
-        // The rows would not be understood: the schemas alone say why.
+        // The rows cannot be read; the schema is enough for the error message.
         return Ok(Run { name, schema, machine, ..Run::default() });
     }
     let records = report::read_records(folder).map_err(Failure::usage)?;

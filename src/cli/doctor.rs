@@ -8,7 +8,11 @@ use std::{
 
 use anyhow::Context;
 
-use super::{exit, failure::Outcome, options::DeviceOptions, output};
+use super::{
+    exit::{self, Outcome},
+    options::DeviceOptions,
+    output,
+};
 use crate::{
     base::{Bytes, Dtype, Work},
     device::{
@@ -21,41 +25,41 @@ use crate::{
     suite::SuiteFile,
 };
 
-/// Checks the set-up line by line: what is there, what is missing, and what follows from that.
+/// Checks the set-up: what is available, what is missing, and what that means.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Measure a device instead (every driver call by size, matrix products, memory, copies, launches) and write a
-    /// profile to this file, which `--device sim:FILE` then simulates. Takes a minute, and wants the device for itself.
+    /// Measure a device instead (driver calls by size, matrix products, memory, copies, launches) and write its profile to
+    /// this file, for `--device sim:FILE`. Takes a minute; nothing else should use the device.
     #[arg(long, value_name = "FILE")]
     calibrate: Option<PathBuf>,
-    /// Which device is measured.
+    /// The device to measure.
     #[arg(long, value_name = "DEVICE", default_value = "cuda", requires = "calibrate")]
     device: String,
 }
 
-/// How one check came out.
-enum Finding {
+/// The result of one check.
+enum SetupCheck {
     Ok(String),
     Missing(String),
     Broken(String),
 }
 
-impl From<cuda::Finding> for Finding {
-    fn from(finding: cuda::Finding) -> Finding {
+impl From<cuda::Finding> for SetupCheck {
+    fn from(finding: cuda::Finding) -> SetupCheck {
         match finding.verdict {
-            Verdict::Ok => Finding::Ok(finding.words),
-            Verdict::Missing => Finding::Missing(finding.words),
-            Verdict::Broken => Finding::Broken(finding.words),
+            Verdict::Ok => SetupCheck::Ok(finding.words),
+            Verdict::Missing => SetupCheck::Missing(finding.words),
+            Verdict::Broken => SetupCheck::Broken(finding.words),
         }
     }
 }
 
-impl fmt::Display for Finding {
+impl fmt::Display for SetupCheck {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Finding::Ok(words) => write!(f, "ok       {words}"),
-            Finding::Missing(words) => write!(f, "missing  {words}"),
-            Finding::Broken(words) => write!(f, "broken   {words}"),
+            SetupCheck::Ok(words) => write!(f, "ok       {words}"),
+            SetupCheck::Missing(words) => write!(f, "missing  {words}"),
+            SetupCheck::Broken(words) => write!(f, "broken   {words}"),
         }
     }
 }
@@ -83,11 +87,11 @@ fn measure(device: String, path: &Path) -> Outcome {
     let name = path.file_stem().map_or_else(|| "calibrated".into(), |stem| stem.to_string_lossy());
     let profile = calibration.into_profile(&name, spec.driver(), spec.footprint(), &*device);
     fs::write(path, profile.to_toml()?).with_context(|| format!("{} cannot be written", path.display()))?;
-    for line in in_short(&profile, products) {
+    for line in main_figures(&profile, products) {
         output::say(&line)?;
     }
     output::say(&format!(
-        "{} costs of calls and {} times of work written; simulate it with --device sim:{}",
+        "wrote {} call costs and {} work times; simulate the device with --device sim:{}",
         profile.cost.len(),
         profile.work.len(),
         path.display()
@@ -95,8 +99,8 @@ fn measure(device: String, path: &Path) -> Outcome {
     Ok(exit::OK)
 }
 
-/// What was measured, in a few lines.
-fn in_short(profile: &ProfileFile, products: Products) -> Vec<String> {
+/// The main figures.
+fn main_figures(profile: &ProfileFile, products: Products) -> Vec<String> {
     let rates = profile.rates;
     let mut lines = Vec::new();
     if products == Products::Real {
@@ -118,8 +122,8 @@ fn in_short(profile: &ProfileFile, products: Products) -> Vec<String> {
         ),
         format!("kernels        at least {} each when many are queued", rates.kernel_floor),
         format!(
-            "taken          {} by the context, {} of it by our kernels; {} by libraries with the first product, and {} to \
-             work in",
+            "overhead       {} context, including {} for our kernels; {} libraries after the first product, and {} \
+             workspace",
             Bytes(profile.context_bytes),
             Bytes(profile.kernel_bytes.unwrap_or(0)),
             Bytes(profile.library_bytes),
@@ -129,13 +133,13 @@ fn in_short(profile: &ProfileFile, products: Products) -> Vec<String> {
     lines
 }
 
-/// Looks at the set-up and says what was found.
+/// Runs all checks and prints them.
 fn examine() -> Outcome {
     let named = |name: &str, finding| (name.to_owned(), finding);
     let mut findings = vec![
-        named("oomph", Finding::Ok(super::VERSION.to_owned())),
+        named("oomph", SetupCheck::Ok(super::VERSION.to_owned())),
         named("embedded", embedded()),
-        named("cores", Finding::Ok(thread::available_parallelism().map_or(1, usize::from).to_string())),
+        named("cores", SetupCheck::Ok(thread::available_parallelism().map_or(1, usize::from).to_string())),
         named("simulated", simulated()),
     ];
     findings.extend(cuda::survey().into_iter().map(|finding| (finding.subject.clone(), finding.into())));
@@ -146,8 +150,8 @@ fn examine() -> Outcome {
     Ok(exit::OK)
 }
 
-fn embedded() -> Finding {
-    Finding::Ok(format!(
+fn embedded() -> SetupCheck {
+    SetupCheck::Ok(format!(
         "{} strategies, {} workloads, {} suites",
         STRATEGIES.len(),
         recipe_names().count(),
@@ -155,30 +159,30 @@ fn embedded() -> Finding {
     ))
 }
 
-fn simulated() -> Finding {
+fn simulated() -> SetupCheck {
     let profile = Profile::h200();
     match SimDevice::new(profile) {
         Ok(device) => {
             let props = device.props();
-            Finding::Ok(format!(
-                "{}, {} of which {} for the context; can: {}",
+            SetupCheck::Ok(format!(
+                "{}, {} with {} for the context; supports: {}",
                 props.name,
                 Bytes(props.total_bytes),
                 Bytes(props.context_bytes),
                 props.capabilities
             ))
         }
-        Err(error) => Finding::Missing(error.to_string()),
+        Err(error) => SetupCheck::Missing(error.to_string()),
     }
 }
 
-/// Whether the folder for results can be written, tried at the nearest ancestor that exists.
-fn results_folder(folder: &Path) -> Finding {
+/// Whether the folder for results can be written, judged by its nearest existing ancestor.
+fn results_folder(folder: &Path) -> SetupCheck {
     let existing = folder.ancestors().find(|ancestor| ancestor.is_dir()).unwrap_or(Path::new("."));
     let writable = fs::metadata(existing).is_ok_and(|metadata| !metadata.permissions().readonly());
     if writable {
-        Finding::Ok(format!("{} can be written", folder.display()))
+        SetupCheck::Ok(format!("{} can be written", folder.display()))
     } else {
-        Finding::Missing(format!("{} cannot be written; use --output", folder.display()))
+        SetupCheck::Missing(format!("{} cannot be written; use --output", folder.display()))
     }
 }

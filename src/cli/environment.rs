@@ -1,4 +1,4 @@
-//! What a result must say about where it came from; and what strategies may be told from the environment.
+//! What the program reads from its surroundings: machine, time, variables, installed CUDA toolkits.
 
 use std::{
     env, fs,
@@ -17,8 +17,7 @@ use crate::{
 /// The variables that PyTorch 2.11 reads its allocator settings from; the first that is set wins.
 const PYTORCH_SETTINGS: [&str; 2] = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
 
-/// A folder of its own for a run: time first, so that folders sort by it, then the suites and which part of them it is.
-/// Two runs in one second get two folders.
+/// A new folder for a run, named by time, suites and shard. Two runs in one second get two folders.
 pub fn new_run_folder(suites: &[String], part: Option<&str>) -> PathBuf {
     let stamp = humantime::format_rfc3339_seconds(SystemTime::now()).to_string().replace(':', "").replace('T', "-");
     let names: Vec<String> = suites
@@ -30,7 +29,7 @@ pub fn new_run_folder(suites: &[String], part: Option<&str>) -> PathBuf {
     vacant(&PathBuf::from("results/local").join(name))
 }
 
-/// The path, or the first of its numbered siblings where nothing is yet.
+/// The path, or the first numbered variant of it that does not exist.
 fn vacant(path: &Path) -> PathBuf {
     let numbered = |number: u32| {
         let mut name = path.as_os_str().to_owned();
@@ -43,17 +42,17 @@ fn vacant(path: &Path) -> PathBuf {
         .unwrap_or_else(|| path.to_owned())
 }
 
-/// The words after the program's name. A file's name may be anything; what is no text is shown as well as it can be.
+/// The words after the program's name. Names that are not UTF-8 are shown with replacements.
 pub fn arguments() -> impl Iterator<Item = String> {
     env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned())
 }
 
-/// Where and how a run is made.
+/// The environment of a run.
 pub fn describe(device: &DeviceSpec, seed: u64) -> Result<Environment, DeviceSpecError> {
     Ok(Environment {
         schema: SCHEMA,
         started: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
-        // Where the binary lies is the machine's business: a published run must not name its folders.
+        // Without the path of the program: published runs must not name local folders.
         command: std::iter::once("oomph".to_owned()).chain(arguments()).collect(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         commit: env!("OOMPH_COMMIT").to_owned(),
@@ -70,15 +69,15 @@ pub fn describe(device: &DeviceSpec, seed: u64) -> Result<Environment, DeviceSpe
     })
 }
 
-/// What Linux calls the processor.
+/// The name of the processor on Linux.
 fn processor_name() -> Option<String> {
     let text = fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = text.lines().find(|line| line.starts_with("model name"))?;
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
-/// `caching:env` with the settings that PyTorch would read here; everything else as it is. The second part is a note
-/// on what was read.
+/// For `caching:env`, the settings that PyTorch would read here and a note on them; other strategies
+/// stay as they are.
 pub fn resolve_settings(spec: StrategySpec) -> (StrategySpec, Option<String>) {
     if spec.name != "caching" || spec.parameters != "env" {
         return (spec, None);
@@ -96,12 +95,75 @@ pub fn resolve_settings(spec: StrategySpec) -> (StrategySpec, Option<String>) {
     }
 }
 
+/// Variables that name a toolkit.
+const TOOLKITS: [&str; 2] = ["CUDA_HOME", "CUDA_PATH"];
+/// Variables that name a Python environment.
+const PYTHONS: [&str; 2] = ["VIRTUAL_ENV", "CONDA_PREFIX"];
+/// The library folders of a toolkit.
+const INSIDE_TOOLKIT: [&str; 4] = ["lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"];
+
+/// All folders that may hold a library of the CUDA toolkit, besides those that the loader searches:
+/// named toolkits first, then Python environments (`pip install nvidia-cublas`), then installed ones.
+pub fn toolkit_folders() -> Vec<PathBuf> {
+    let named = TOOLKITS.iter().filter_map(env::var_os).map(PathBuf::from);
+    let prefixes = PYTHONS.iter().filter_map(env::var_os).map(PathBuf::from);
+    let on_path = env::var_os("PATH").unwrap_or_default();
+    let beside_programs = env::split_paths(&on_path).filter_map(|folder| folder.parent().map(Path::to_owned));
+    let own = env::var_os("HOME").map(|home| Path::new(&home).join(".local"));
+    let python_path = env::var_os("PYTHONPATH").unwrap_or_default();
+    let packages = env::split_paths(&python_path)
+        .chain(prefixes.chain(beside_programs).chain(own).flat_map(|prefix| python_packages(&prefix)));
+    let installed = matching(Path::new("/usr/local"), "cuda").chain([PathBuf::from("/opt/cuda")]);
+    let mut folders: Vec<PathBuf> = Vec::new();
+    let candidates = named
+        .flat_map(|root| inside_toolkit(&root))
+        .chain(packages.flat_map(|packages| inside_packages(&packages)))
+        .chain(installed.flat_map(|root| inside_toolkit(&root)));
+    for folder in candidates {
+        if folder.is_dir() && !folders.contains(&folder) {
+            folders.push(folder);
+        }
+    }
+    folders
+}
+
+fn inside_toolkit(root: &Path) -> Vec<PathBuf> {
+    INSIDE_TOOLKIT.iter().map(|inside| root.join(inside)).collect()
+}
+
+/// The package folders of every Python under a prefix.
+fn python_packages(prefix: &Path) -> Vec<PathBuf> {
+    matching(&prefix.join("lib"), "python3")
+        .flat_map(|python| [python.join("site-packages"), python.join("dist-packages")])
+        .collect()
+}
+
+/// The library folders of NVIDIA packages: `nvidia/cublas/lib` with CUDA 12, `nvidia/cu13/lib` with
+/// CUDA 13.
+fn inside_packages(packages: &Path) -> Vec<PathBuf> {
+    matching(&packages.join("nvidia"), "").map(|package| package.join("lib")).collect()
+}
+
+/// Entries of a folder whose names begin like this, newest version first.
+fn matching(folder: &Path, beginning: &str) -> impl Iterator<Item = PathBuf> {
+    let mut found: Vec<PathBuf> = fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(beginning))
+        .map(|entry| entry.path())
+        .collect();
+    found.sort();
+    found.reverse();
+    found.into_iter()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_second_run_in_the_same_second_gets_a_folder_of_its_own() {
+    fn second_run_in_one_second_gets_its_own_folder() {
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path().join("12-quick");
         assert_eq!(vacant(&run), run);
@@ -109,5 +171,35 @@ mod tests {
         assert_eq!(vacant(&run), folder.path().join("12-quick-2"));
         fs::create_dir(folder.path().join("12-quick-2")).unwrap();
         assert_eq!(vacant(&run), folder.path().join("12-quick-3"));
+    }
+
+    #[test]
+    fn packages_of_every_python_are_found() {
+        let prefix = tempfile::tempdir().unwrap();
+        let package = prefix.path().join("lib/python3.12/site-packages/nvidia/cublas/lib");
+        fs::create_dir_all(&package).unwrap();
+        let found: Vec<PathBuf> =
+            python_packages(prefix.path()).iter().flat_map(|packages| inside_packages(packages)).collect();
+        assert_eq!(found, [package]);
+    }
+
+    #[test]
+    fn newer_versions_come_first() {
+        let root = tempfile::tempdir().unwrap();
+        for name in ["cuda-12.9", "cuda-13.0", "other"] {
+            fs::create_dir(root.path().join(name)).unwrap();
+        }
+        let found: Vec<PathBuf> = matching(root.path(), "cuda").collect();
+        assert_eq!(found, ["cuda-13.0", "cuda-12.9"].map(|name| root.path().join(name)));
+    }
+
+    #[test]
+    fn toolkit_folders_exist_and_are_unique() {
+        let folders = toolkit_folders();
+        assert!(folders.iter().all(|folder| folder.is_dir()));
+        let mut unique = folders.clone();
+        unique.sort();
+        unique.dedup();
+        assert_eq!(unique.len(), folders.len());
     }
 }

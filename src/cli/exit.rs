@@ -1,43 +1,147 @@
-//! Exit codes: a contract with scripts. 101 is left free, because it is what a panic gives.
+//! How the program ends: exit codes, errors that carry one, and signals.
 
-/// Everything went well.
+use std::{
+    fmt, io,
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use anyhow::anyhow;
+
+use super::output;
+use crate::replay::ReplayError;
+
+// Exit codes are a contract with scripts. 101 stays free: it is the code of a panic.
+
+/// Success.
 pub const OK: u8 = 0;
-/// Something unexpected went wrong.
+/// An unexpected error.
 pub const FAILURE: u8 = 1;
 /// The command line, a suite, a workload or a trace is wrong.
 pub const USAGE: u8 = 2;
 /// The filters leave no case to run.
 pub const NOTHING_SELECTED: u8 = 4;
-/// `verify`: some recording is not re-lived exactly, or some decision is not the same on the same answers. A GPU does not
-/// confirm a threshold.
+/// `verify`: a recording is not reproduced exactly, or a device decides differently. `threshold`: a
+/// GPU does not confirm the answer.
 pub const NOT_EXACT: u8 = 100;
 /// `compare`, `run --baseline`: something got worse.
 pub const REGRESSION: u8 = 102;
-/// The device that was asked for is not there.
+/// The requested device is not available.
 pub const DEVICE_UNAVAILABLE: u8 = 103;
 /// Some cases could not be run; the others are in the results.
 pub const CASES_FAILED: u8 = 104;
 /// `leaks`: memory grows in a way that `--fail-on` names.
 pub const MEMORY_GROWS: u8 = 105;
-/// `stress`: a promise was broken.
+/// `stress`: a strategy failed.
 pub const STRESS_FAILED: u8 = 106;
-/// `report`: the shards are not one whole run.
+/// `report`: the shards do not form one complete run.
 pub const NOT_WHOLE: u8 = 107;
-/// Ctrl-C or SIGTERM: what was finished is in the results.
+/// Ctrl-C or SIGTERM: finished cases are in the results.
 pub const INTERRUPTED: u8 = 130;
 
-/// The table under `--help`.
+/// The table below `--help`.
 pub const HELP: &str = "\
 Exit codes:
-    0  ok (running out of memory is a result, not a failure)
+    0  success (running out of memory is a result, not a failure)
     1  unexpected error
-    2  bad usage, suite, workload or trace
+    2  invalid usage, suite, workload or trace
     4  nothing selected
-  100  verify: some recording is not exact; verify, threshold: a device disagrees
+  100  verify: a recording is not reproduced exactly; verify, threshold: a device disagrees
   102  compare, run --baseline: something got worse
   103  the requested device is not available
   104  some cases failed to run
   105  leaks: memory grows
-  106  stress: a promise was broken
-  107  report: the shards are not one whole run
+  106  stress: a strategy failed
+  107  report: the shards do not form one complete run
   130  interrupted (Ctrl-C, SIGTERM); finished cases are kept";
+
+/// What a command returns: its exit code, or an error that has one.
+pub type Outcome = Result<u8, Failure>;
+
+/// An error and its exit code.
+#[derive(Debug)]
+pub struct Failure {
+    code: u8,
+    error: anyhow::Error,
+}
+
+impl Failure {
+    /// The user's input is wrong.
+    pub fn usage(error: impl Into<anyhow::Error>) -> Failure {
+        Failure { code: USAGE, error: error.into() }
+    }
+
+    /// The device is not available.
+    pub fn device(error: impl Into<anyhow::Error>) -> Failure {
+        Failure { code: DEVICE_UNAVAILABLE, error: error.into() }
+    }
+
+    /// A replay that could not be run: a missing device and a wrong strategy have their own exit codes.
+    pub fn replay(error: ReplayError) -> Failure {
+        match error {
+            ReplayError::DeviceSpec(error) => Failure::device(error),
+            ReplayError::StrategySpec(error) => Failure::usage(error),
+            error => error.into(),
+        }
+    }
+
+    /// The filters leave nothing.
+    pub fn nothing_selected(error: impl Into<anyhow::Error>) -> Failure {
+        Failure { code: NOTHING_SELECTED, error: error.into() }
+    }
+
+    /// The same error, with its subject named first.
+    pub fn context(self, subject: &str) -> Failure {
+        Failure { error: anyhow!("{subject}: {}", self.error), ..self }
+    }
+
+    /// Prints the error, whose message includes its causes, and returns the exit code. A reader that
+    /// closes the pipe is not an error.
+    pub fn report(self) -> ExitCode {
+        let is_broken_pipe = |cause: &io::Error| cause.kind() == io::ErrorKind::BrokenPipe;
+        if self.error.chain().any(|cause| cause.downcast_ref().is_some_and(is_broken_pipe)) {
+            return ExitCode::SUCCESS;
+        }
+        output::complain(&format!("error: {}", self.error));
+        ExitCode::from(self.code)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Failure {
+    fn from(error: E) -> Failure {
+        Failure { code: FAILURE, error: error.into() }
+    }
+}
+
+/// What the first Ctrl-C or SIGTERM does. The second one always ends the program at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopPolicy {
+    /// Running cases are finished, because their results are kept.
+    AfterRunningCases,
+    /// The replay, which may take long, ends where it is.
+    AtOnce,
+}
+
+/// A flag that the first signal sets.
+pub fn stop_flag(policy: StopPolicy) -> Result<Arc<AtomicBool>, ctrlc::Error> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&stop);
+    ctrlc::set_handler(move || {
+        if seen.swap(true, Ordering::Relaxed) {
+            std::process::exit(i32::from(INTERRUPTED));
+        }
+        if policy == StopPolicy::AfterRunningCases {
+            output::complain("\nstopping after the cases that are running; press Ctrl-C again to stop at once");
+        }
+    })?;
+    Ok(stop)
+}

@@ -1,16 +1,25 @@
-//! Help that is as wide as the terminal, and what is said to who names a file where a command belongs.
-//!
-//! Called by `main` when help was asked for; the manual pages are made from the same texts.
+//! Help as wide as the terminal, manual pages and completion scripts, all made from the same texts.
 
-use std::path::Path;
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
+use anyhow::{Context, anyhow};
 use clap::{
     Command, Error,
     error::{ContextKind, ContextValue},
 };
+use clap_complete::{Shell, generate};
+use clap_mangen::Man;
 
-/// The command with its paragraphs in one line each, so that they are broken where the terminal ends and not where our
-/// editor did; examples and tables, which are indented, stay as they are.
+use super::{
+    exit::{self, Failure, Outcome},
+    output,
+};
+
+/// The command with its paragraphs in one line each, so that clap wraps them at the terminal's width.
+/// Examples and tables, which are indented, stay as they are.
 pub fn flowing(command: Command) -> Command {
     let text = command.get_after_help().map(|text| flow(&text.to_string()));
     let command = match text {
@@ -34,7 +43,7 @@ fn flow(text: &str) -> String {
     flowing
 }
 
-/// Whoever has a recording and no command yet is told which there are for it; whoever names several, how ranks are named.
+/// A hint for a file in place of a command, and for one file too many.
 pub fn tip(error: &Error) -> Option<String> {
     let named = |kind| match error.get(kind) {
         Some(ContextValue::String(name)) if Path::new(name).exists() => Some(name),
@@ -42,15 +51,85 @@ pub fn tip(error: &Error) -> Option<String> {
     };
     if let Some(name) = named(ContextKind::InvalidSubcommand) {
         return Some(format!(
-            "\n  tip: '{name}' is a file; which settings help it: `oomph advise {name}`, whether it leaks: \
-             `oomph leaks {name}`, what is in it: `oomph inspect {name}`"
+            "\n  tip: '{name}' is a file; find better settings with `oomph advise {name}`, look for leaks with \
+             `oomph leaks {name}`, see its contents with `oomph inspect {name}`"
         ));
     }
     let name = named(ContextKind::InvalidArg)?;
     Some(format!(
-        "\n  tip: '{name}' is one file more than this takes; the recordings of several ranks are named by their folder, or \
-         by a pattern in quotes such as 'run-*.pickle', for advise, leaks, inspect and threshold"
+        "\n  tip: '{name}' is one file too many; advise, leaks, inspect and threshold take the recordings of several ranks as \
+         a folder, or as a pattern in quotes such as 'run-*.pickle'"
     ))
+}
+
+/// Prints the manual page of the program or of one of its commands, in the format of `man`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  oomph man | man -l -                                   read it
+  oomph man stress misuse | man -l -                     the page of one command
+  oomph man --output ~/.local/share/man/man1             install all of them: then `man oomph-advise`")]
+pub struct ManArgs {
+    /// A command, such as `advise` or `stress misuse` [default: the program itself].
+    #[arg(value_name = "COMMAND")]
+    command: Vec<String>,
+    /// Write the pages of all commands into this folder.
+    #[arg(long, short, value_name = "DIR", conflicts_with = "command")]
+    output: Option<PathBuf>,
+}
+
+pub fn man(args: &ManArgs, mut program: Command) -> Outcome {
+    // Pages are named after the full path of a command, which clap knows after this.
+    program.build();
+    if let Some(folder) = &args.output {
+        fs::create_dir_all(folder).with_context(|| folder.display().to_string()).map_err(Failure::usage)?;
+        let written = write_all(&program, folder)?;
+        output::complain(&format!("wrote {written} pages to {}", folder.display()));
+        return Ok(exit::OK);
+    }
+    let mut command = &program;
+    for name in &args.command {
+        let found = command.find_subcommand(name);
+        command = found.ok_or_else(|| {
+            Failure::usage(anyhow!("there is no command '{name}' in `{}`", command.get_bin_name().unwrap_or("oomph")))
+        })?;
+    }
+    output::say(&page(command)?)?;
+    Ok(exit::OK)
+}
+
+/// Writes the pages of a command and of all its subcommands; returns their number.
+fn write_all(command: &Command, folder: &Path) -> Result<usize, Failure> {
+    let path = folder.join(format!("{}.1", page_name(command)));
+    fs::write(&path, page(command)?).with_context(|| path.display().to_string())?;
+    let seen = command.get_subcommands().filter(|under| !under.is_hide_set() && under.get_name() != "help");
+    seen.map(|under| write_all(under, folder)).try_fold(1, |sum, written| Ok(sum + written?))
+}
+
+/// The name of the page: `oomph-stress-misuse`.
+fn page_name(command: &Command) -> String {
+    command.get_bin_name().unwrap_or_else(|| command.get_name()).replace(' ', "-")
+}
+
+fn page(command: &Command) -> io::Result<String> {
+    let mut text = Vec::new();
+    let source = concat!("oomph ", env!("CARGO_PKG_VERSION"));
+    Man::new(command.clone().display_name(page_name(command))).source(source).render(&mut text)?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+/// Prints a completion script. For bash: `oomph completions bash > ~/.local/share/bash-completion/completions/oomph`.
+#[derive(Debug, clap::Args)]
+pub struct CompletionsArgs {
+    /// The shell.
+    shell: Shell,
+}
+
+pub fn completions(args: &CompletionsArgs, command: &mut clap::Command) -> Outcome {
+    let mut script = Vec::new();
+    generate(args.shell, command, "oomph", &mut script);
+    output::say(&String::from_utf8_lossy(&script))?;
+    Ok(exit::OK)
 }
 
 #[cfg(test)]

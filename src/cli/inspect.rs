@@ -1,60 +1,67 @@
 //! `oomph inspect`.
 
-use std::fmt::Write as _;
+use std::{collections::BTreeMap, fmt::Write as _, time::Instant};
 
+use clap::ValueEnum;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    exit,
-    failure::{Failure, Outcome},
-    inspect_needs::{self, Needed},
-    inspect_recording::{self, About},
-    inspect_summary::{SummaryOptions, Told},
-    options::Format,
+    exit::{self, Failure, Outcome},
+    options::{DeviceOptions, Format},
     progress::Stages,
     ranks,
-    source::SourceOptions,
+    source::{self, SourceOptions},
 };
 use crate::{
-    answer::ranks::RankRow,
-    base::{Bytes, Progress},
-    report::{Medium, Render, plot},
+    answer::{
+        ranks::RankRow,
+        summary::{At, By, MemorySummary, Operation, SummaryError, operations, summarize},
+    },
+    base::{Bytes, Nanos, Progress},
+    plan::{Bound, GRAIN, Lifetimes, PackingBudget, pack},
+    replay::ReplayOptions,
+    report::{self, Medium, Render, plot},
+    strategy::StrategySpec,
     suite::RankFile,
-    trace::{self, Powers, ProgressSource, Source, Summary},
+    trace::{
+        self, Powers, ProgressSource, Source, Summary,
+        torch::{BlockState, OwnLimit, Recording, SegmentKind},
+    },
 };
 
-/// Says what is in a workload or trace: how many events of which kind, sizes, lifetimes, peak, steps and phases.
-/// Reading it also checks it: a double free or an unknown stream is an error with the event's number. Of a PyTorch
-/// snapshot it also tells the settings, the memory at the end, and what the file leaves open.
+/// Shows what is in a workload or trace: events by kind, sizes, lifetimes, peak, steps and phases. Reading also checks it:
+/// a double free or an unknown stream is an error with the number of the event. For a PyTorch snapshot, also shows the
+/// settings, the memory at the end, and what the file does not contain.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
     source: SourceOptions,
-    /// Lay all blocks out with foresight, as low as a few seconds allow, and say how low that is.
+    /// Compute an offline layout of all blocks with full knowledge of lifetimes; takes a few seconds.
     #[arg(long)]
     pack: bool,
     #[command(flatten)]
-    moment: SummaryOptions,
-    /// How it is printed.
+    moment: MomentOptions,
+    /// Output format.
     #[arg(long, default_value = "table", value_parser = Format::among(&[Format::Table, Format::Json]))]
     format: Format,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  oomph inspect run.pickle                          what is in it
-  oomph inspect run.pickle --summary --at peak      torch.cuda.memory_summary() at the fullest moment
+  oomph inspect run.pickle                          contents of a recording
+  oomph inspect run.pickle --summary --at peak      torch.cuda.memory_summary() at the peak
   oomph inspect run.pickle --summary --strategy caching:expandable_segments:True
-  oomph inspect run.pickle --by site --top 20       who asked for memory
+  oomph inspect run.pickle --by site --top 20       call sites that request memory
   oomph inspect gpt-124m --by tag --at step:1 --format json
-  oomph inspect training --set batch=16 --pack      how little memory would do, with foresight
+  oomph inspect training --set batch=16 --pack      the least memory, with full knowledge of lifetimes
   oomph inspect snapshots/                          all ranks of a distributed program: a folder, or 'run-*.pickle'
 
-The bound is the most that is alive at one time: no allocator can do with less. --pack looks for a layout of all blocks
-in one stretch of memory, knowing when each comes and goes; what a strategy reserves beyond that is lost by its policy.";
+The bound is the peak of live bytes: no allocator needs less. --pack computes a layout of all blocks in one address range,
+with full knowledge of lifetimes. What a strategy reserves beyond that is lost to its policy.";
 
-/// How wide the longest bar of a histogram is.
+/// The longest bar of a histogram.
 const BAR_WIDTH: u64 = 40;
 
 pub fn run(args: Args) -> Outcome {
@@ -68,10 +75,10 @@ pub fn run(args: Args) -> Outcome {
     Ok(exit::OK)
 }
 
-/// One answer for all ranks: the one with the most alive at one time.
+/// One answer for all ranks: the one with the highest peak of live bytes.
 fn for_ranks(args: &Args, files: &[RankFile]) -> Outcome {
-    let answers = ranks::ask(files, |name, progress| inspect(args, &args.source.at(name), progress));
-    ranks::tell("bound", &answers, args.format, |inspected: &Inspected| RankRow {
+    let answers = ranks::ask(files, |name, progress| inspect(args, &args.source.settings.of(name), progress));
+    ranks::tell("bound", &answers, args.format, |inspected: &InspectedSource| RankRow {
         peak_bytes: Some(inspected.summary.peak.bytes),
         figure_bytes: Some(inspected.needed.bound_bytes()),
         verdict: format!(
@@ -83,36 +90,37 @@ fn for_ranks(args: &Args, files: &[RankFile]) -> Outcome {
     })
 }
 
-/// What is told of one source.
-struct Inspected {
+/// What is known about one source.
+struct InspectedSource {
     name: String,
     summary: Summary,
-    needed: Needed,
-    about: Option<About>,
-    told: Option<Told>,
+    needed: TraceNeeds,
+    about: Option<RecordingFacts>,
+    moment: Option<MomentFacts>,
     /// Everything above as JSON.
     row: Value,
 }
 
-fn inspect(args: &Args, options: &SourceOptions, progress: &dyn Progress) -> Result<Inspected, Failure> {
-    let (source, about, settings): (Box<dyn Source>, Option<About>, String) = match options.recording(progress)? {
-        Some(recording) => {
-            let (about, settings) = (About::of(&recording), recording.settings.conf().to_owned());
-            (Box::new(recording), Some(about), settings)
-        }
-        None => (options.resolve(progress)?, None, String::new()),
-    };
+fn inspect(args: &Args, options: &SourceOptions, progress: &dyn Progress) -> Result<InspectedSource, Failure> {
+    let (source, about, settings): (Box<dyn Source>, Option<RecordingFacts>, String) =
+        match options.recording(progress)? {
+            Some(recording) => {
+                let (about, settings) = (RecordingFacts::of(&recording), recording.settings.conf().to_owned());
+                (Box::new(recording), Some(about), settings)
+            }
+            None => (options.open(progress)?, None, String::new()),
+        };
     let once = |stage: &str| ProgressSource::stage(&*source, progress, stage, 1);
-    let summary = trace::check(&once("looking through it")).map_err(Failure::usage)?;
-    let needed = Needed::of(&*source, args.pack, progress)?;
-    let told = if args.moment.is_asked() { Some(args.moment.tell(&*source, &settings, progress)?) } else { None };
+    let summary = trace::check(&once("checking")).map_err(Failure::usage)?;
+    let needed = TraceNeeds::of(&*source, args.pack, progress)?;
+    let moment = if args.moment.is_asked() { Some(args.moment.facts(&*source, &settings, progress)?) } else { None };
     let name = source.name().to_owned();
-    let mut inspected = Inspected { name, summary, needed, about, told, row: Value::Null };
+    let mut inspected = InspectedSource { name, summary, needed, about, moment, row: Value::Null };
     inspected.row = inspected.row()?;
     Ok(inspected)
 }
 
-impl Render for Inspected {
+impl Render for InspectedSource {
     type Row = Value;
 
     fn rows(&self) -> &[Value] {
@@ -127,11 +135,11 @@ impl Render for Inspected {
             facts.push_str(&plot::plot("\nlive memory over events", &self.summary.live_over_time, terminal));
         }
         // A question about one moment needs no histograms.
-        facts + &self.told.as_ref().map_or_else(|| histograms(&self.summary), |told| told.text(medium))
+        facts + &self.moment.as_ref().map_or_else(|| histograms(&self.summary), |moment| moment.text(medium))
     }
 }
 
-impl Inspected {
+impl InspectedSource {
     fn row(&self) -> Result<Value, Failure> {
         let mut row = serde_json::to_value(&self.summary)?;
         if let Some(fields) = row.as_object_mut() {
@@ -140,42 +148,43 @@ impl Inspected {
             if let Some(about) = &self.about {
                 fields.insert("recording".to_owned(), json!(about));
             }
-            fields.extend(self.told.iter().flat_map(Told::fields));
+            fields.extend(self.moment.iter().flat_map(MomentFacts::fields));
         }
         Ok(row)
     }
 }
 
-fn facts(name: &str, summary: &Summary, needed: &Needed, about: Option<&About>) -> String {
-    let mut out = String::new();
-    let mut line = |label: &str, value: String| {
-        let _ = writeln!(out, "{label:<12} {value}");
-    };
+fn facts(name: &str, summary: &Summary, needed: &TraceNeeds, about: Option<&RecordingFacts>) -> String {
     let kinds: Vec<String> = summary.by_kind.iter().map(|(kind, count)| format!("{count} {}", kind.name())).collect();
-    line("source", name.to_owned());
-    line("events", format!("{}: {}", summary.events, kinds.join(", ")));
-    line("streams", format!("{}, threads {}", summary.streams, summary.threads));
-    line("requested", format!("{} in all, largest {}", Bytes(summary.requested_bytes), Bytes(summary.largest_request)));
-    line(
-        "peak live",
-        format!("{} in {} blocks, at event {}", Bytes(summary.peak.bytes), summary.peak.blocks, summary.peak.event),
-    );
+    let (requested, largest) = (Bytes(summary.requested_bytes), Bytes(summary.largest_request));
+    let peak = &summary.peak;
+    let mut out = line("source", name)
+        + &line("events", &format!("{}: {}", summary.events, kinds.join(", ")))
+        + &line("streams", &format!("{}, threads {}", summary.streams, summary.threads))
+        + &line("requested", &format!("{requested} in total, largest {largest}"))
+        + &line("peak live", &format!("{} in {} blocks, at event {}", Bytes(peak.bytes), peak.blocks, peak.event));
     if summary.host_peak.bytes > 0 {
-        line("peak pinned", format!("{} in {} buffers", Bytes(summary.host_peak.bytes), summary.host_peak.blocks));
+        let host = &summary.host_peak;
+        out += &line("peak pinned", &format!("{} in {} buffers", Bytes(host.bytes), host.blocks));
     }
-    line("at the end", format!("{} blocks alive, {}", summary.live_blocks, Bytes(summary.live_bytes)));
+    out += &line("at the end", &format!("{} live blocks, {}", summary.live_blocks, Bytes(summary.live_bytes)));
     if summary.steps > 0 {
-        line("steps", summary.steps.to_string());
+        out += &line("steps", &summary.steps.to_string());
     }
     if !summary.phases.is_empty() {
-        line("phases", summary.phases.join(", "));
+        out += &line("phases", &summary.phases.join(", "));
     }
     if summary.span.0 > 0 {
-        line("time span", summary.span.to_string());
+        out += &line("time span", &summary.span.to_string());
     }
-    out.push_str(&inspect_needs::text(needed));
-    out.extend(about.map(inspect_recording::text));
+    out.push_str(&needs_text(needed));
+    out.extend(about.map(recording_text));
     out
+}
+
+/// A label and a value.
+fn line(label: &str, value: &str) -> String {
+    format!("{label:<12} {value}\n")
 }
 
 fn histograms(summary: &Summary) -> String {
@@ -184,15 +193,340 @@ fn histograms(summary: &Summary) -> String {
     out
 }
 
-/// One bar a power of two.
+/// One bar per power of two.
 fn histogram(title: &str, powers: &Powers, show: impl Fn(u64) -> String) -> String {
     let mut out = format!("{title}\n");
     let most = powers.buckets().map(|bucket| bucket.count).max().unwrap_or(0);
     for bucket in powers.buckets() {
-        // Even a single block among millions is seen.
+        // A single block among millions is still visible.
         let width = (bucket.count * BAR_WIDTH).div_ceil(most.max(1));
         let bar = "#".repeat(usize::try_from(width).unwrap_or(0));
         let _ = writeln!(out, "  {:>9} .. {:<9} {:>9}  {bar}", show(bucket.from), show(bucket.to), bucket.count);
     }
     out
+}
+
+/// What every allocator needs for a source.
+#[derive(Debug, Serialize)]
+struct TraceNeeds {
+    bound: Bound,
+    packing: Option<PackedLayout>,
+}
+
+/// A layout computed with full knowledge of lifetimes.
+#[derive(Debug, Serialize)]
+struct PackedLayout {
+    packed_bytes: u64,
+    over_bound_percent: f64,
+    /// No layout is lower than this.
+    proven_bytes: u64,
+    is_optimal: bool,
+    method: String,
+    blocks: usize,
+    /// Wall-clock time of this machine.
+    wall_ns: u64,
+}
+
+impl TraceNeeds {
+    /// The lower bound for allocators that round to whole grains.
+    fn bound_bytes(&self) -> u64 {
+        self.bound.rounded_bytes
+    }
+
+    /// Reads the source once, and once more for a layout.
+    fn of(source: &dyn Source, with_packing: bool, progress: &dyn Progress) -> Result<TraceNeeds, Failure> {
+        let once = |stage: &str| ProgressSource::stage(source, progress, stage, 1);
+        let bound = Bound::of(&once("computing the bound"), GRAIN).map_err(Failure::usage)?;
+        let packing = if with_packing { Some(packed(&once("collecting blocks"), progress)?) } else { None };
+        Ok(TraceNeeds { bound, packing })
+    }
+}
+
+fn packed(source: &dyn Source, progress: &dyn Progress) -> Result<PackedLayout, Failure> {
+    let lifetimes = Lifetimes::read(source, GRAIN).map_err(Failure::usage)?;
+    progress.begin_stage("packing blocks", 0);
+    let began = Instant::now();
+    let packing = pack(&lifetimes, PackingBudget::THOROUGH);
+    let wall_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    Ok(PackedLayout {
+        packed_bytes: packing.height_bytes,
+        over_bound_percent: packing.over_bound() * 100.0,
+        proven_bytes: packing.proven_bytes,
+        is_optimal: packing.is_optimal(),
+        method: packing.method.to_string(),
+        blocks: lifetimes.blocks().len(),
+        wall_ns,
+    })
+}
+
+fn needs_text(needed: &TraceNeeds) -> String {
+    let Bound { requested_bytes, rounded_bytes } = needed.bound;
+    let (requested, rounded) = (Bytes(requested_bytes), Bytes(rounded_bytes));
+    let mut out = line("bound", &format!("{requested}: no allocator needs less; {rounded} in blocks of {GRAIN} B"));
+    if let Some(packing) = &needed.packing {
+        let verdict = if packing.is_optimal {
+            "no layout is lower".to_owned()
+        } else {
+            format!("no layout can be below {}", Bytes(packing.proven_bytes))
+        };
+        let PackedLayout { packed_bytes, over_bound_percent, method, blocks, wall_ns, .. } = packing;
+        let (packed, time) = (Bytes(*packed_bytes), Nanos(*wall_ns));
+        out += &line(
+            "packed",
+            &format!(
+                "{packed}, {over_bound_percent:.2} % over the bound, by {method} of {blocks} blocks in {time}; {verdict}"
+            ),
+        );
+    }
+    out
+}
+
+/// What only a recording has.
+#[derive(Debug, Serialize)]
+struct RecordingFacts {
+    device_index: u32,
+    devices: Vec<u32>,
+    settings: String,
+    entries: BTreeMap<&'static str, u64>,
+    segments: Vec<KindTally>,
+    blocks: Vec<KindTally>,
+    largest_free_bytes: u64,
+    annotations: BTreeMap<String, u64>,
+    empty_caches: usize,
+    /// The memory limit that the program set itself.
+    own_limit: Option<OwnLimit>,
+    /// What the file does not contain, one sentence each.
+    missing: Vec<String>,
+}
+
+/// The number and bytes of one kind.
+#[derive(Debug, Serialize)]
+struct KindTally {
+    kind: &'static str,
+    count: u64,
+    bytes: u64,
+}
+
+fn tally(kind: &'static str, sizes: impl Iterator<Item = u64>) -> KindTally {
+    let (count, bytes) = sizes.fold((0, 0), |(count, sum): (u64, u64), size| (count + 1, sum.saturating_add(size)));
+    KindTally { kind, count, bytes }
+}
+
+impl RecordingFacts {
+    fn of(recording: &Recording) -> RecordingFacts {
+        let mut entries = BTreeMap::new();
+        for entry in &recording.witnessed {
+            *entries.entry(entry.action.name()).or_default() += 1;
+        }
+        let mut annotations = BTreeMap::new();
+        for annotation in &recording.annotations {
+            *annotations.entry(annotation.name.to_string()).or_default() += 1;
+        }
+        let segments = &recording.final_segments;
+        let of_kind = |name, kind, expandable| {
+            let chosen =
+                segments.iter().filter(move |segment| segment.kind == kind && segment.expandable == expandable);
+            tally(name, chosen.map(|segment| segment.total_size))
+        };
+        let all = || segments.iter().flat_map(|segment| &segment.blocks);
+        let in_state =
+            |name, state| tally(name, all().filter(move |block| block.state == state).map(|block| block.size));
+        let free = all().filter(|block| block.state == BlockState::Inactive).map(|block| block.size);
+        RecordingFacts {
+            device_index: recording.device,
+            devices: recording.devices.clone(),
+            settings: recording.settings.conf().to_owned(),
+            entries,
+            segments: vec![
+                of_kind("small", SegmentKind::Small, false),
+                of_kind("large", SegmentKind::Large, false),
+                of_kind("small expandable", SegmentKind::Small, true),
+                of_kind("large expandable", SegmentKind::Large, true),
+            ],
+            blocks: vec![
+                in_state("allocated", BlockState::Allocated),
+                in_state("waiting", BlockState::PendingFree),
+                in_state("free", BlockState::Inactive),
+            ],
+            largest_free_bytes: free.max().unwrap_or(0),
+            annotations,
+            empty_caches: recording.empty_caches.len(),
+            own_limit: recording.own_limit(),
+            missing: recording.gaps.sentences(),
+        }
+    }
+}
+
+/// More annotations are counted, not named.
+const NAMES_SHOWN: usize = 8;
+
+fn recording_text(about: &RecordingFacts) -> String {
+    let mut out = String::new();
+    if about.devices.len() > 1 {
+        let devices: Vec<String> = about.devices.iter().map(u32::to_string).collect();
+        out += &line("device", &format!("{} of {}; --device-index chooses", about.device_index, devices.join(", ")));
+    }
+    out += &line("settings", if about.settings.is_empty() { "PyTorch's defaults" } else { &about.settings });
+    let entries: Vec<String> = about.entries.iter().map(|(name, count)| format!("{count} {name}")).collect();
+    out += &line("recorded", &entries.join(", "));
+    let listed = |tallies: &[KindTally]| {
+        let shown = tallies.iter().filter(|tally| tally.count > 0);
+        let texts: Vec<String> =
+            shown.map(|tally| format!("{} {} ({})", tally.count, tally.kind, Bytes(tally.bytes))).collect();
+        if texts.is_empty() { "none".to_owned() } else { texts.join(", ") }
+    };
+    out += &line("segments", &format!("at the end: {}", listed(&about.segments)));
+    let largest = Bytes(about.largest_free_bytes);
+    out += &line("blocks", &format!("at the end: {}; largest free {largest}", listed(&about.blocks)));
+    if let Some(OwnLimit { at_least_bytes, below_bytes }) = about.own_limit {
+        let (at_least, below) = (Bytes(at_least_bytes), Bytes(below_bytes));
+        let reason = "requests failed while the GPU had free memory";
+        out += &line("own limit", &format!("at least {at_least}, below {below}: {reason}"));
+    }
+    if about.empty_caches > 0 {
+        out += &line("empty_cache", &format!("called {} times, as far as can be inferred", about.empty_caches));
+    }
+    if !about.annotations.is_empty() {
+        let names: Vec<&str> = about.annotations.keys().take(NAMES_SHOWN).map(String::as_str).collect();
+        let more = about.annotations.len().saturating_sub(NAMES_SHOWN);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        out += &line("annotations", &format!("{}{more}", names.join(", ")));
+    }
+    for (place, sentence) in about.missing.iter().enumerate() {
+        out += &line(if place == 0 { "unknown" } else { "" }, sentence);
+    }
+    out
+}
+
+/// What to show of one moment.
+#[derive(Debug, clap::Args)]
+struct MomentOptions {
+    /// Replay and show PyTorch's memory summary.
+    #[arg(long)]
+    summary: bool,
+    /// Show which requests hold memory, grouped by this.
+    #[arg(long, value_enum, value_name = "WHAT")]
+    by: Option<ByOption>,
+    /// How many lines of it.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    top: usize,
+    /// The moment: end, peak, step:N, phase:NAME[:N] (its beginning) or event:N.
+    #[arg(long, value_name = "MOMENT", default_value = "end")]
+    at: String,
+    /// The allocator [default: PyTorch's, with the settings of the recording].
+    #[arg(long, short, value_name = "STRATEGY")]
+    strategy: Option<String>,
+    #[command(flatten)]
+    device: DeviceOptions,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ByOption {
+    /// Category and layer.
+    Tag,
+    /// Call site.
+    Site,
+    /// Requested bytes.
+    Size,
+}
+
+impl From<ByOption> for By {
+    fn from(by: ByOption) -> By {
+        match by {
+            ByOption::Tag => By::Tag,
+            ByOption::Site => By::Site,
+            ByOption::Size => By::Size,
+        }
+    }
+}
+
+/// Memory at one moment.
+struct MomentFacts {
+    memory: Option<MemorySummary>,
+    operations: Option<(By, Vec<Operation>)>,
+    strategy: StrategySpec,
+    top: usize,
+}
+
+impl MomentOptions {
+    fn is_asked(&self) -> bool {
+        self.summary || self.by.is_some()
+    }
+
+    /// `recorded` are the settings of a recording.
+    fn facts(&self, source: &dyn Source, recorded: &str, progress: &dyn Progress) -> Result<MomentFacts, Failure> {
+        let at: At = self.at.parse().map_err(summary_failure)?;
+        let strategy = source::strategy_or_recorded(self.strategy.as_deref(), recorded)?;
+        // The peak depends on the allocator: blocks are larger than requests.
+        let needs_replay = self.summary || at == At::Peak;
+        let memory = if needs_replay { Some(self.memory(source, &strategy, &at, progress)?) } else { None };
+        let until = match (&memory, &at) {
+            (Some(memory), _) => Some(memory.event),
+            (None, at) => {
+                at.event(&ProgressSource::stage(source, progress, "finding the moment", 1)).map_err(summary_failure)?
+            }
+        };
+        let operations_by = |by: ByOption| {
+            let source = ProgressSource::stage(source, progress, "grouping requests", 1);
+            Ok::<_, Failure>((by.into(), operations(&source, by.into(), until)?))
+        };
+        Ok(MomentFacts {
+            memory: memory.filter(|_| self.summary),
+            operations: self.by.map(operations_by).transpose()?,
+            strategy,
+            top: self.top,
+        })
+    }
+
+    fn memory(
+        &self,
+        source: &dyn Source,
+        strategy: &StrategySpec,
+        at: &At,
+        progress: &dyn Progress,
+    ) -> Result<MemorySummary, Failure> {
+        // Steps and phases are found in a reading of their own.
+        let readings = 1 + u64::from(matches!(at, At::Step(_) | At::Phase(..)));
+        let source = ProgressSource::stage(source, progress, "replaying", readings);
+        let options = ReplayOptions { resumes: true, ..ReplayOptions::default() };
+        let replay = source::replay(&source, &self.device, strategy)?.options(options);
+        summarize(&replay, at).map_err(summary_failure)
+    }
+}
+
+impl MomentFacts {
+    fn text(&self, medium: Medium) -> String {
+        let mut out = String::new();
+        if let Some(memory) = &self.memory {
+            out.push_str(&format!("\nmemory under {}\n", self.strategy));
+            out.push_str(&report::memory_summary(memory, medium));
+        }
+        if let Some((by, operations)) = &self.operations {
+            out.push_str("\nrequested memory by requester\n");
+            out.push_str(&report::operations(operations, *by, self.top, medium));
+        }
+        out
+    }
+
+    /// The fields for the JSON row of a source.
+    fn fields(&self) -> Vec<(String, serde_json::Value)> {
+        let mut fields = Vec::new();
+        if let Some(memory) = &self.memory {
+            fields.push(("strategy".to_owned(), self.strategy.to_string().into()));
+            fields.push(("memory_summary".to_owned(), serde_json::json!(memory)));
+        }
+        if let Some((_, operations)) = &self.operations {
+            let top = &operations[..operations.len().min(self.top)];
+            fields.push(("operations".to_owned(), serde_json::json!(top)));
+        }
+        fields
+    }
+}
+
+fn summary_failure(error: SummaryError) -> Failure {
+    match error {
+        SummaryError::Trace(_) | SummaryError::NoSuchMoment(_) | SummaryError::BadMoment(_) => Failure::usage(error),
+        SummaryError::Replay(error) => Failure::replay(error),
+        SummaryError::Strategy(_) => error.into(),
+    }
 }

@@ -4,12 +4,11 @@ use anyhow::anyhow;
 use clap::ValueEnum;
 
 use super::{
-    exit,
-    failure::{Failure, Outcome},
+    exit::{self, Failure, Outcome},
     options::{DeviceOptions, Format},
     progress::Stages,
-    ranks, replay_place,
-    source::SourceOptions,
+    ranks,
+    source::{self, SourceSettings},
 };
 use crate::{
     answer::{
@@ -23,26 +22,26 @@ use crate::{
     trace::{ProgressSource, Source, torch::Recording},
 };
 
-/// Says whether memory leaks, the cache grows, it fragments or all is steady, and who grows.
+/// Detects leaks, a growing cache and fragmentation, and names the call sites that grow.
 ///
-/// One source is replayed and judged step by step; its steps are those it marks, the annotated phase that repeats most
-/// regularly, or the period of the sizes that it asks for. Several PyTorch snapshots, in order, are judged as one series.
-/// The test is the slope of a straight line through what every step keeps, with a Student-t interval that knows how
-/// much neighbouring steps resemble each other. Saw-teeth, start-up and growth that has ended are not growth.
+/// One source is replayed and judged step by step. Its steps are its marks, the annotated phase that repeats most
+/// regularly, or the period of its request sizes. Several PyTorch snapshots, in order, are judged as one series.
+/// The test is the slope of a straight line through what every step keeps, with a Student-t interval that accounts for
+/// correlation between neighbouring steps. Saw-teeth, start-up and growth that has ended do not count as growth.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// A workload, a recipe or a trace file; or several PyTorch snapshots of one program in the order they were taken; or
-    /// a folder, or a pattern in quotes, with one recording a rank.
+    /// A workload, a workload TOML or a trace file; several PyTorch snapshots of one program in the order they were taken;
+    /// or a folder, or a pattern in quotes, with one recording per rank.
     #[arg(value_name = "SOURCE", required = true)]
     sources: Vec<String>,
     /// Judge every source on its own, instead of several snapshots as one series.
     #[arg(long)]
     each: bool,
-    /// Growth that this source shows as well is accepted; growth beyond it counts.
+    /// Accept the growth of this source; only more than that counts.
     #[arg(long, value_name = "SOURCE")]
     baseline: Option<String>,
-    /// A step begins with the annotated phase of this name.
+    /// Steps begin at the annotated phase of this name.
     #[arg(long, value_name = "PHASE")]
     step_at: Option<String>,
     /// The allocator [default: PyTorch's, with the settings of the recording].
@@ -50,28 +49,21 @@ pub struct Args {
     strategy: Option<String>,
     #[command(flatten)]
     device: DeviceOptions,
-    /// Override a parameter of the workload, such as `--set steps=50`; may be repeated.
-    #[arg(long, value_name = "KEY=VALUE")]
-    set: Vec<String>,
-    /// Seed of the workload's random numbers.
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Which GPU of a PyTorch snapshot that has several; without it the first that something is known about.
-    #[arg(long, value_name = "N")]
-    device_index: Option<u32>,
-    /// How many names that grow are shown.
+    #[command(flatten)]
+    settings: SourceSettings,
+    /// How many growing call sites, tags or sizes are shown.
     #[arg(long, value_name = "N", default_value_t = 10)]
     top: usize,
-    /// A slope counts if chance gives such a one less often than this.
+    /// A slope counts if its p-value is below this.
     #[arg(long, value_name = "P", default_value_t = Bar::default().significance)]
     significance: f64,
-    /// Growth over all steps counts from this share of the level on, and from 2 MiB on.
+    /// Growth over all steps counts if it is at least this share of the level, and at least 2 MiB.
     #[arg(long, value_name = "SHARE", default_value_t = Bar::default().least_share)]
     least_share: f64,
     /// Which verdicts end with exit code 105.
     #[arg(long, value_enum, default_value_t)]
     fail_on: FailOn,
-    /// How it is printed.
+    /// Output format.
     #[arg(long, default_value = "table", value_parser = Format::among(&[Format::Table, Format::Json, Format::Csv]))]
     format: Format,
 }
@@ -80,9 +72,9 @@ const EXAMPLES: &str = "\
 Examples:
   oomph leaks run.pickle                            one recording with several steps
   oomph leaks epoch1.pickle epoch2.pickle epoch3.pickle   snapshots in order
-  oomph leaks snapshots/                            all ranks of a distributed program: which of them leaks?
+  oomph leaks snapshots/                            all ranks of a distributed program: which one leaks?
   oomph leaks run.pickle --baseline yesterday.pickle      only what is worse than before
-  oomph leaks leak-outputs --limit 24GiB            a workload by name: when will it run out?
+  oomph leaks leak-outputs --limit 24GiB            a workload by name: when will memory run out?
   oomph leaks run.pickle --step-at 'Optimizer.step#AdamW.step'
   oomph leaks --each *.pickle --format json --fail-on growth";
 
@@ -99,19 +91,20 @@ enum FailOn {
 
 pub fn run(args: Args) -> Outcome {
     if !(0.0..=1.0).contains(&args.significance) || args.least_share.is_nan() || args.least_share < 0.0 {
-        return Err(Failure::usage(anyhow!("--significance is a probability and --least-share a share: 0.005, 0.01")));
+        return Err(Failure::usage(anyhow!("--significance must be from 0 to 1 and --least-share at least 0")));
     }
-    let baseline = args.baseline.as_deref().map(|name| Played::open(&args, name, &Stages::of(name))).transpose()?;
+    let baseline =
+        args.baseline.as_deref().map(|name| ReplayedSource::open(&args, name, &Stages::of(name))).transpose()?;
     let baseline = baseline.as_ref().map(|played| &played.observed);
     if let Some(files) = ranks::files(&args.sources)? {
         return for_ranks(&args, &files, baseline);
     }
     let findings = if args.sources.len() > 1 && !args.each {
-        vec![in_order(&args, baseline)?]
+        vec![judge_series(&args, baseline)?]
     } else {
         args.sources
             .iter()
-            .map(|name| on_its_own(&args, name, baseline, &Stages::of(name)))
+            .map(|name| judge_source(&args, name, baseline, &Stages::of(name)))
             .collect::<Result<_, _>>()?
     };
     let code = if findings.iter().any(|finding| args.fails(finding)) { exit::MEMORY_GROWS } else { exit::OK };
@@ -119,10 +112,10 @@ pub fn run(args: Args) -> Outcome {
     Ok(code)
 }
 
-/// One answer for all ranks: a leak before growth of any other kind, and of those the steepest.
+/// One answer for all ranks: leaks first, then other growth, the steepest first.
 fn for_ranks(args: &Args, files: &[RankFile], baseline: Option<&Observed>) -> Outcome {
     let answers = ranks::ask(files, |name, progress| {
-        Ok(LeakReport { findings: vec![on_its_own(args, name, baseline, progress)?], top: args.top })
+        Ok(LeakReport { findings: vec![judge_source(args, name, baseline, progress)?], top: args.top })
     });
     let code = ranks::tell("growth per step", &answers, args.format, |report| {
         let finding = &report.findings[0];
@@ -160,65 +153,60 @@ impl Args {
     fn bar(&self) -> Bar {
         Bar { significance: self.significance, least_share: self.least_share, ..Bar::default() }
     }
-
-    fn options(&self, name: &str) -> SourceOptions {
-        let (set, seed, device_index) = (self.set.clone(), self.seed, self.device_index);
-        SourceOptions { source: name.to_owned(), set, seed, device_index }
-    }
 }
 
-/// A source that was replayed step by step.
-struct Played {
+/// A source and its replay, step by step.
+struct ReplayedSource {
     source: Box<dyn Source>,
     observed: Observed,
 }
 
-impl Played {
-    fn open(args: &Args, name: &str, progress: &dyn Progress) -> Result<Played, Failure> {
-        let options = args.options(name);
+impl ReplayedSource {
+    fn open(args: &Args, name: &str, progress: &dyn Progress) -> Result<ReplayedSource, Failure> {
+        let options = args.settings.of(name);
         let (source, settings): (Box<dyn Source>, _) = match options.recording(progress)? {
             Some(recording) => {
                 let settings = recording.settings.conf().to_owned();
                 (Box::new(recording), settings)
             }
-            None => (options.resolve(progress)?, String::new()),
+            None => (options.open(progress)?, String::new()),
         };
-        let spec = replay_place::strategy_or_recorded(args.strategy.as_deref(), &settings)?;
+        let spec = source::strategy_or_recorded(args.strategy.as_deref(), &settings)?;
         let options = ReplayOptions { resumes: true, ..ReplayOptions::default() };
-        // Its steps are looked for first.
+        // Two readings: the first one looks for the steps.
         let observed = {
-            let watched = ProgressSource::stage(&*source, progress, "playing it step by step", 2);
-            let replay = replay_place::replay(&watched, &args.device, &spec)?.options(options);
-            Observed::of_replay(&replay, args.step_at.as_deref()).map_err(refused)?
+            let reading = ProgressSource::stage(&*source, progress, "replaying step by step", 2);
+            let replay = source::replay(&reading, &args.device, &spec)?.options(options);
+            Observed::of_replay(&replay, args.step_at.as_deref()).map_err(leak_failure)?
         };
-        Ok(Played { source, observed })
+        Ok(ReplayedSource { source, observed })
     }
 }
 
-fn on_its_own(
+fn judge_source(
     args: &Args,
     name: &str,
     baseline: Option<&Observed>,
     progress: &dyn Progress,
 ) -> Result<Finding, Failure> {
-    let Played { source, observed } = Played::open(args, name, progress)?;
-    let mut finding = judge(&observed, baseline, &args.bar()).map_err(refused)?;
+    let ReplayedSource { source, observed } = ReplayedSource::open(args, name, progress)?;
+    let mut finding = judge(&observed, baseline, &args.bar()).map_err(leak_failure)?;
     if finding.verdict == Verdict::Leak {
-        let source = ProgressSource::stage(&*source, progress, "seeing who grows", 1);
-        finding.growers = observed.growers(&source, finding.first_step).map_err(refused)?;
+        let source = ProgressSource::stage(&*source, progress, "finding what grows", 1);
+        finding.growers = observed.growers(&source, finding.first_step).map_err(leak_failure)?;
     }
     Ok(finding)
 }
 
-fn in_order(args: &Args, baseline: Option<&Observed>) -> Result<Finding, Failure> {
+fn judge_series(args: &Args, baseline: Option<&Observed>) -> Result<Finding, Failure> {
     let mut recordings: Vec<Recording> = Vec::new();
     for name in &args.sources {
-        let recording = args.options(name).recording(&Stages::of(name))?;
+        let recording = args.settings.of(name).recording(&Stages::of(name))?;
         recordings.push(recording.ok_or_else(|| {
-            Failure::usage(anyhow!("'{name}' is no PyTorch snapshot; --each judges every source on its own"))
+            Failure::usage(anyhow!("'{name}' is not a PyTorch snapshot; --each judges every source on its own"))
         })?);
     }
-    let mut finding = judge(&Observed::of_snapshots(&recordings), baseline, &args.bar()).map_err(refused)?;
+    let mut finding = judge(&Observed::of_snapshots(&recordings), baseline, &args.bar()).map_err(leak_failure)?;
     if finding.verdict == Verdict::Leak {
         let inventories = snapshots::inventories(&recordings);
         if let (Some(before), Some(after)) = (inventories.get(finding.first_step), inventories.last()) {
@@ -228,8 +216,8 @@ fn in_order(args: &Args, baseline: Option<&Observed>) -> Result<Finding, Failure
     Ok(finding)
 }
 
-/// What cannot be judged is the user's to change; a replay that breaks is not.
-fn refused(error: LeakError) -> Failure {
+/// A source that cannot be judged is a usage error; a failed replay is not.
+fn leak_failure(error: LeakError) -> Failure {
     match error {
         LeakError::Trace(_) | LeakError::NoSuchPhase { .. } | LeakError::TooShort { .. } => Failure::usage(error),
         LeakError::Replay(error) => Failure::replay(error),

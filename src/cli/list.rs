@@ -5,7 +5,10 @@ use std::{fmt::Write as _, path::PathBuf};
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::{exit, failure::Outcome, output};
+use super::{
+    exit::{self, Outcome},
+    output,
+};
 use crate::{
     base::CatalogEntry,
     models::{GENERATORS, Recipe, all_recipes},
@@ -14,16 +17,16 @@ use crate::{
     suite::SuiteFile,
 };
 
-/// Lists what there is, with a line on each.
+/// Lists strategies, workloads, generators and suites, one per line.
 ///
-/// Workloads and suites are those that are built in and those of the current folder (`workloads/NAME.toml`,
-/// `suites/NAME.toml`), which are marked with their file.
+/// Workloads and suites are those built in and those of the current folder (`workloads/NAME.toml`, `suites/NAME.toml`),
+/// which are marked with their file.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// What to list; without it, everything.
+    /// ListedKind to list [default: everything].
     #[arg(value_enum)]
-    what: Option<What>,
-    /// Parameters and origins too.
+    what: Option<ListedKind>,
+    /// Also show parameters and origins.
     #[arg(long, short)]
     long: bool,
     /// Print JSON instead of text.
@@ -33,38 +36,38 @@ pub struct Args {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
-enum What {
-    /// Allocation policies.
+enum ListedKind {
+    /// Allocators.
     Strategies,
-    /// Patterns with their parameters set.
+    /// Allocation patterns with fixed parameters.
     Workloads,
-    /// What workloads are made from.
+    /// Programs that generate workloads.
     Generators,
     /// Sets of cases.
     Suites,
 }
 
-/// One thing in the list.
+/// One line of the list.
 #[derive(Debug, Serialize)]
-struct Item {
-    kind: What,
+struct ListedItem {
+    kind: ListedKind,
     name: String,
     summary: String,
-    /// The file of the current folder that it is from.
+    /// Its file in the current folder.
     #[serde(skip_serializing_if = "Option::is_none")]
     file: Option<PathBuf>,
-    /// Whether that file is taken in place of something built in.
+    /// Whether that file replaces a built-in one.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     replaces_built_in: bool,
     #[serde(skip_serializing_if = "String::is_empty")]
     origin: String,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    parameters: Vec<Parameter>,
+    parameters: Vec<ListedParameter>,
 }
 
 /// One parameter of a strategy or generator.
 #[derive(Debug, Serialize)]
-struct Parameter {
+struct ListedParameter {
     name: &'static str,
     values: String,
     default: &'static str,
@@ -74,7 +77,7 @@ struct Parameter {
 pub fn run(args: Args) -> Outcome {
     let kinds = match args.what {
         Some(what) => vec![what],
-        None => What::value_variants().to_vec(),
+        None => ListedKind::value_variants().to_vec(),
     };
     let mut items = Vec::new();
     for kind in &kinds {
@@ -89,9 +92,9 @@ pub fn run(args: Args) -> Outcome {
     Ok(exit::OK)
 }
 
-impl Item {
-    fn new(kind: What, name: &str, summary: &str) -> Item {
-        Item {
+impl ListedItem {
+    fn new(kind: ListedKind, name: &str, summary: &str) -> ListedItem {
+        ListedItem {
             kind,
             name: name.to_owned(),
             summary: summary.to_owned(),
@@ -102,70 +105,70 @@ impl Item {
         }
     }
 
-    /// What has a file: its summary and origin, or what is wrong with it. A broken file of the current folder must not
-    /// hide everything else.
-    fn shelved(kind: What, from: CatalogEntry, told: Result<(String, String), String>) -> Item {
+    /// An item with a file: its summary and origin, or what is wrong with the file. A broken file must not
+    /// hide the rest of the list.
+    fn from_catalog(kind: ListedKind, from: CatalogEntry, described: Result<(String, String), String>) -> ListedItem {
         let replaces_built_in = from.replaces_built_in();
-        let (summary, origin) = told.unwrap_or_else(|problem| {
+        let (summary, origin) = described.unwrap_or_else(|problem| {
             let first_line = problem.lines().next().unwrap_or_default();
-            (format!("cannot be used: {first_line}"), String::new())
+            (format!("invalid: {first_line}"), String::new())
         });
-        Item { file: from.file, replaces_built_in, origin, ..Item::new(kind, &from.name, &summary) }
+        ListedItem { file: from.file, replaces_built_in, origin, ..ListedItem::new(kind, &from.name, &summary) }
     }
 }
 
-fn items_of(kind: What) -> Vec<Item> {
+fn items_of(kind: ListedKind) -> Vec<ListedItem> {
     match kind {
-        What::Strategies => STRATEGIES
+        ListedKind::Strategies => STRATEGIES
             .iter()
             .chain([&plugin::ENTRY])
-            .map(|entry| Item {
+            .map(|entry| ListedItem {
                 origin: entry.origin.to_owned(),
                 parameters: entry
                     .parameters
                     .iter()
                     .map(|p| parameter(p.name, p.values.to_string(), p.default, p.help))
                     .collect(),
-                ..Item::new(kind, entry.name, entry.summary)
+                ..ListedItem::new(kind, entry.name, entry.summary)
             })
             .collect(),
-        What::Generators => GENERATORS
+        ListedKind::Generators => GENERATORS
             .iter()
-            .map(|entry| Item {
+            .map(|entry| ListedItem {
                 parameters: entry
                     .parameters
                     .iter()
                     .map(|p| parameter(p.name, p.values.to_string(), p.default, p.help))
                     .collect(),
-                ..Item::new(kind, entry.name, entry.summary)
+                ..ListedItem::new(kind, entry.name, entry.summary)
             })
             .collect(),
-        What::Workloads => all_recipes()
+        ListedKind::Workloads => all_recipes()
             .into_iter()
             .map(|from| {
-                let told = Recipe::named(&from.name)
+                let described = Recipe::named(&from.name)
                     .map(|recipe| (recipe.purpose().to_owned(), recipe.origin().to_owned()))
                     .map_err(|error| error.to_string());
-                Item::shelved(kind, from, told)
+                ListedItem::from_catalog(kind, from, described)
             })
             .collect(),
-        What::Suites => SuiteFile::all_named()
+        ListedKind::Suites => SuiteFile::all_named()
             .into_iter()
             .map(|from| {
-                let told = SuiteFile::load(&from.name)
+                let described = SuiteFile::load(&from.name)
                     .map(|suite| (suite.question, String::new()))
                     .map_err(|error| error.to_string());
-                Item::shelved(kind, from, told)
+                ListedItem::from_catalog(kind, from, described)
             })
             .collect(),
     }
 }
 
-fn parameter(name: &'static str, values: String, default: &'static str, help: &'static str) -> Parameter {
-    Parameter { name, values, default, help }
+fn parameter(name: &'static str, values: String, default: &'static str, help: &'static str) -> ListedParameter {
+    ListedParameter { name, values, default, help }
 }
 
-fn text(kinds: &[What], items: &[Item], long: bool) -> String {
+fn text(kinds: &[ListedKind], items: &[ListedItem], long: bool) -> String {
     let mut out = String::new();
     let width = items.iter().map(|item| item.name.len()).max().unwrap_or(0);
     for kind in kinds {
@@ -180,7 +183,7 @@ fn text(kinds: &[What], items: &[Item], long: bool) -> String {
                 if !item.origin.is_empty() {
                     let _ = writeln!(out, "  {:width$}    origin: {}", "", item.origin);
                 }
-                for Parameter { name, values, default, help } in &item.parameters {
+                for ListedParameter { name, values, default, help } in &item.parameters {
                     let default = if default.is_empty() { "none" } else { default };
                     let _ = writeln!(out, "  {:width$}    {name}: {help} ({values}; default {default})", "");
                 }
@@ -190,8 +193,8 @@ fn text(kinds: &[What], items: &[Item], long: bool) -> String {
     out
 }
 
-/// Where it comes from, if not from the binary.
-fn mark(item: &Item) -> String {
-    let instead = if item.replaces_built_in { ", instead of the built-in one" } else { "" };
+/// The file of an item that is not built in.
+fn mark(item: &ListedItem) -> String {
+    let instead = if item.replaces_built_in { ", replaces the built-in one" } else { "" };
     item.file.as_ref().map(|file| format!(" [{}{instead}]", file.display())).unwrap_or_default()
 }

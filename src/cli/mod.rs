@@ -1,47 +1,32 @@
-//! The command line: one file a subcommand. The only room that prints, reads the environment or decides exit codes.
+//! The command line: one file or folder per command. The only module that prints, reads the
+//! environment and decides exit codes.
 //!
-//! clap's types stop here: every subcommand turns its arguments into what the library works with.
+//! clap's types stay here: every command turns its arguments into types of the library.
 
 mod advise;
 mod claims;
 mod compare;
-mod completions;
 mod convert;
 mod doctor;
 mod environment;
 pub mod exit;
 mod export;
-mod export_tables;
-mod failure;
 mod help;
 mod inspect;
-mod inspect_needs;
-mod inspect_recording;
-mod inspect_summary;
-mod interrupt;
 mod leaks;
 mod list;
-mod man;
 mod options;
 mod output;
-#[cfg(unix)]
-mod plugin_host;
 mod progress;
 mod ranks;
 mod record;
 mod replay;
-mod replay_place;
 mod report;
 mod run;
-mod run_claims;
-mod run_partition;
-mod run_techniques;
-mod run_thresholds;
 mod source;
 mod stress;
 mod techniques;
 mod threshold;
-mod toolkit_folders;
 mod verify;
 mod verify_on;
 mod worker;
@@ -52,10 +37,10 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, error::ErrorKind}
 
 use crate::device::cuda;
 
-/// Replays GPU allocation patterns against allocator strategies, on a simulated GPU or a real one, and tells when
-/// memory runs out, how much is lost to fragmentation and what it costs.
+/// Replays GPU allocation patterns under different allocators, on a simulated or a real GPU, and shows when memory runs
+/// out, how much is lost to fragmentation and what it costs.
 ///
-/// Without a subcommand the quick suite runs on the simulated GPU.
+/// Without a command, the quick suite runs on the simulated GPU.
 #[derive(Debug, Parser)]
 #[command(name = "oomph", version = VERSION, after_help = exit::HELP, max_term_width = 120)]
 struct Cli {
@@ -66,37 +51,37 @@ struct Cli {
 /// Version and the commit it was built from.
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("OOMPH_COMMIT"), ")");
 
-/// The subcommand that a process is started with to run one case.
+/// The command of a process that runs one case.
 const WORKER: &str = "worker";
-/// The subcommand that a process is started with to have a plugin in it.
+/// The command of a process that holds a plugin.
 #[cfg(unix)]
 const PLUGIN_HOST: &str = "plugin-host";
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run benchmark suites: cases, progress, one table, and a folder of CSVs.
+    /// Run benchmark suites: one table and a folder of CSVs.
     Run(run::Args),
-    /// Run one pattern through some strategies and compare what happens.
+    /// Run one workload or trace under several strategies and compare them.
     Replay(replay::Args),
-    /// Find the smallest memory that suffices, or the largest workload that fits.
+    /// Find the smallest memory that is enough, or the largest workload that fits.
     Threshold(threshold::Args),
-    /// Say which allocator settings to use, what they save, and why none helps.
+    /// Recommend allocator settings: what they save, how sure that is, or why no setting helps.
     Advise(advise::Args),
-    /// Say what is in a workload or trace: events, sizes, lifetimes, peak, the bound and a packing.
+    /// Show what is in a workload or trace: events, sizes, lifetimes, peak, lower bound and packing.
     Inspect(inspect::Args),
-    /// Say whether memory leaks, the cache grows, it fragments or all is steady; and who grows.
+    /// Detect leaks, a growing cache and fragmentation, and name the call sites that grow.
     Leaks(leaks::Args),
-    /// Re-live PyTorch memory snapshots and compare the model with them, entry by entry; or a GPU with the simulated one.
+    /// Check that the model reproduces PyTorch memory snapshots exactly, or that a GPU agrees with the simulated one.
     Verify(verify::Args),
     /// Compare two runs of the same cases: what changed, what got worse, what is noise.
     Compare(compare::Args),
-    /// Make one page of pictures and tables from the folders of runs, and one run of shards.
+    /// Make one page with charts and tables from the folders of runs; merge shards into one run.
     Report(report::Args),
-    /// Compare memory-saving techniques: what each saves, what it costs, what fits in your card.
+    /// Compare memory-saving techniques: what each saves, what it costs, what fits on your card.
     Techniques(techniques::Args),
-    /// Put what is published about GPU memory to the test, claim by claim.
+    /// Test published claims about GPU memory.
     Claims(claims::Args),
-    /// Try to break allocators: random programs, failing drivers, misuse; what breaks one is shrunk and saved.
+    /// Try to break allocators with random programs, driver failures and misuse; failures are shrunk and saved.
     Stress(stress::Args),
     /// Write a workload or trace as a trace file.
     Convert(convert::Args),
@@ -104,26 +89,26 @@ enum Command {
     Record(record::Args),
     /// List strategies, workloads, generators and suites.
     List(list::Args),
-    /// Check the set-up, line by line.
+    /// Check the set-up.
     Doctor(doctor::Args),
     /// Print a completion script for a shell.
-    Completions(completions::Args),
+    Completions(help::CompletionsArgs),
     /// Print a manual page, or write all of them.
-    Man(man::Args),
+    Man(help::ManArgs),
     /// Run the case on standard input; started by `run` and `replay`.
     #[command(name = WORKER, hide = true)]
     Worker,
-    /// Answer for a plugin on the socket that is standard input; started by `stress`.
+    /// Serve a plugin on the socket that is standard input; started by `stress`.
     #[cfg(unix)]
     #[command(name = PLUGIN_HOST, hide = true)]
-    PluginHost(plugin_host::Args),
+    PluginHost(worker::plugin_host::Args),
 }
 
-/// Parses, dispatches, and turns the outcome into an exit code.
+/// Parses the command line, runs the command and returns its exit code.
 #[must_use]
 pub fn main() -> ExitCode {
     let parse = |command: clap::Command| command.try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
-    // Only help shows the texts that flow, and every case of a worker is a start of this program.
+    // Flowing texts cost time and only help needs them; every case of a worker starts this program.
     let parsed = parse(Cli::command()).or_else(|error| match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             parse(help::flowing(Cli::command()))
@@ -133,7 +118,7 @@ pub fn main() -> ExitCode {
     let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version come this way too.
+            // Help and version are errors for clap too.
             let _ = error.print();
             if let Some(tip) = help::tip(&error) {
                 output::complain(&tip);
@@ -141,7 +126,7 @@ pub fn main() -> ExitCode {
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(exit::USAGE));
         }
     };
-    cuda::look_for_toolkit_in(toolkit_folders::toolkit_folders);
+    cuda::look_for_toolkit_in(environment::toolkit_folders);
     let outcome = match cli.command.unwrap_or_else(|| Command::Run(run::Args::default())) {
         Command::Run(args) => run::run(args),
         Command::Replay(args) => replay::run(args),
@@ -159,11 +144,11 @@ pub fn main() -> ExitCode {
         Command::Record(args) => record::run(&args),
         Command::List(args) => list::run(args),
         Command::Doctor(args) => doctor::run(args),
-        Command::Completions(args) => completions::run(&args, &mut help::flowing(Cli::command())),
-        Command::Man(args) => man::run(&args, help::flowing(Cli::command())),
+        Command::Completions(args) => help::completions(&args, &mut help::flowing(Cli::command())),
+        Command::Man(args) => help::man(&args, help::flowing(Cli::command())),
         Command::Worker => worker::run(),
         #[cfg(unix)]
-        Command::PluginHost(args) => plugin_host::run(&args),
+        Command::PluginHost(args) => worker::plugin_host::run(&args),
     };
     match outcome {
         Ok(code) => ExitCode::from(code),
@@ -176,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn command_line_is_consistent() {
         Cli::command().debug_assert();
     }
 }

@@ -1,4 +1,4 @@
-//! Options that several subcommands share.
+//! Options that several commands share.
 
 use std::{env, sync::atomic::AtomicBool};
 
@@ -8,7 +8,7 @@ use clap::{
     builder::{PossibleValuesParser, TypedValueParser},
 };
 
-use super::{failure::Failure, output};
+use super::{exit::Failure, output};
 use crate::{
     base::Bytes,
     device::{DeviceSpec, DeviceSpecError, Fleet},
@@ -18,36 +18,36 @@ use crate::{
     suite::{Case, CaseTimeout, InProcess, Isolating, Isolation, WorkerProcess},
 };
 
-/// Which device, and how much of it.
+/// The device and its memory limit.
 #[derive(Debug, Args)]
 pub struct DeviceOptions {
     /// Where to run: `sim` (an H200), `sim:SIZE` such as sim:80GiB, `sim:PROFILE` by name or file, `cuda[:N]` or `auto`.
-    /// `run` shares its cases among all GPUs with `cuda:all`, and among simulated ones with 4xsim.
+    /// `run` also takes `cuda:all` and 4xsim, which share the cases among several devices.
     #[arg(long, value_name = "DEVICE", default_value = "sim")]
     pub device: String,
-    /// Cap on the physical memory that may be held, such as 24GiB. PyTorch's allocator sees it as its memory fraction.
-    /// Without it a simulated device is used whole, and nine tenths of what is free on a real one.
+    /// Limit for reserved memory, such as 24GiB; for PyTorch's allocator, its memory fraction.
+    /// [default: all of a simulated device, 90 % of the free memory of a real one]
     #[arg(long, value_name = "SIZE")]
     pub limit: Option<Bytes>,
 }
 
 impl DeviceOptions {
-    /// What `--device` names; a device that is not there is an error before anything runs.
+    /// The device. An unavailable one is an error before anything runs.
     pub fn spec(&self) -> Result<DeviceSpec, Failure> {
-        let spec: DeviceSpec = self.device.parse().map_err(refused)?;
-        spec.check().map_err(refused)?;
+        let spec: DeviceSpec = self.device.parse().map_err(device_failure)?;
+        spec.check().map_err(device_failure)?;
         Ok(spec)
     }
 
-    /// What `--device` names, where several devices may share the cases.
+    /// The devices that share the cases.
     pub fn fleet(&self) -> Result<Fleet, Failure> {
-        let fleet: Fleet = self.device.parse().map_err(refused)?;
-        fleet.check().map_err(refused)?;
+        let fleet: Fleet = self.device.parse().map_err(device_failure)?;
+        fleet.check().map_err(device_failure)?;
         Ok(fleet)
     }
 }
 
-fn refused(error: DeviceSpecError) -> Failure {
+fn device_failure(error: DeviceSpecError) -> Failure {
     match error {
         DeviceSpecError::Unavailable { .. } => Failure::device(error),
         _ => Failure::usage(error),
@@ -63,11 +63,11 @@ impl Default for DeviceOptions {
 /// Which cases run in processes of their own, and for how long.
 #[derive(Debug, Default, Args)]
 pub struct WorkerOptions {
-    /// Which cases run in a process of their own, so that a crash or a lost GPU context costs one case: on real devices,
-    /// with a plugin and with a time-out (auto), all or none.
+    /// Run cases in processes of their own, so that a crash or a lost GPU context affects one case only. `auto`: on real
+    /// devices, with plugins and with a time-out.
     #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
     pub isolate: Isolate,
-    /// End cases that take longer, such as 5m; they count as failed. Cases with a plugin get 10m where nothing is said.
+    /// Stop cases that take longer than this, such as 5m; they count as failed [default for plugins: 10m].
     #[arg(long, value_name = "TIME")]
     pub case_timeout: Option<CaseTimeout>,
 }
@@ -75,7 +75,7 @@ pub struct WorkerOptions {
 /// See [`Isolation`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Isolate {
-    /// Cases on a real device, with a plugin, and those with a time-out.
+    /// Cases on a real device, with a plugin or with a time-out.
     #[default]
     Auto,
     /// All cases.
@@ -85,53 +85,53 @@ pub enum Isolate {
 }
 
 impl WorkerOptions {
-    /// Runs every case where it belongs. `stop` ends cases that run, where they are not worth waiting for.
+    /// Runs each case here or in a process of its own. `stop` also ends running cases.
     pub fn runner<'a>(&self, cases: &[Case], stop: Option<&'a AtomicBool>) -> Result<Isolating<'a>, Failure> {
         if self.isolate == Isolate::Never && self.case_timeout.is_some() {
-            let conflict = "--case-timeout ends a process, and --isolate never leaves none to end";
+            let conflict = "--case-timeout needs a process per case: leave out --isolate never";
             return Err(Failure::usage(anyhow!(conflict)));
         }
         if self.isolate == Isolate::Never && cases.iter().any(|case| case.timeout.is_some()) {
-            output::complain("note: --isolate never: the suite's time-outs are not kept");
+            output::complain("note: --isolate never: the time-outs of the suite do not apply");
         }
         let isolation = match self.isolate {
             Isolate::Auto => Isolation::Auto,
             Isolate::Always => Isolation::Always,
             Isolate::Never => Isolation::Never,
         };
-        // Where the system does not tell, the name must do.
+        // If the system does not know the path, the name is searched in PATH.
         let program = env::current_exe().unwrap_or_else(|_| env!("CARGO_PKG_NAME").into());
         let worker = WorkerProcess { program, arguments: vec![super::WORKER.into()], stop };
         Ok(Isolating { isolation, here: InProcess { stop }, worker })
     }
 }
 
-/// What the traces need, beside what strategies take.
+/// What the traces need, besides what strategies reserve.
 #[derive(Debug, Default, Args)]
 pub struct NeedsOptions {
-    /// Also lay each trace out with foresight and write the height of that layout beside the cases (`packed_bytes`).
-    /// The bound is always there; packing takes up to half a second a trace, and is the same on every machine.
+    /// Also compute an offline layout of each trace, with full knowledge of lifetimes (`packed_bytes`). Takes up to half a
+    /// second per trace; the result is the same on every machine.
     #[arg(long)]
     pub pack: bool,
-    /// Show how requested becomes reserved, step by step, after the table.
+    /// After the table, show the steps from requested to reserved memory.
     #[arg(long)]
     pub waterfall: bool,
 }
 
 impl NeedsOptions {
-    /// The budget of each packing, if there are any.
+    /// The budget of each layout, if they are wanted.
     pub fn pack_within(&self) -> Option<PackingBudget> {
         self.pack.then_some(PackingBudget::QUICK)
     }
 
-    /// The table of the steps, where it was asked for and may be printed after the first one.
+    /// The table of the steps, if it is wanted and the format allows a second table.
     pub fn waterfall(&self, records: &[CaseRecord], format: Format) -> Option<String> {
         let wanted = self.waterfall && format == Format::Table;
         wanted.then(|| report::waterfall(records, output::medium())).flatten()
     }
 }
 
-/// How tables are printed. JSON and CSV use base units: bytes and nanoseconds.
+/// Output format. JSON and CSV are in bytes and nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// For people.
@@ -141,7 +141,7 @@ pub enum Format {
     Json,
     /// Comma-separated values with a header.
     Csv,
-    /// A table for a document.
+    /// Markdown tables.
     Markdown,
 }
 

@@ -1,4 +1,4 @@
-//! Where text goes.
+//! Writing to standard output and standard error.
 
 use std::{
     env,
@@ -11,7 +11,7 @@ use crate::{
     report::{Medium, Terminal},
 };
 
-/// Writes to standard output; colour codes are dropped where they are not wanted.
+/// Writes to standard output, without colour codes where they are not wanted.
 pub fn say(text: &str) -> io::Result<()> {
     let mut out = anstream::stdout().lock();
     out.write_all(text.as_bytes())?;
@@ -36,7 +36,7 @@ pub fn medium() -> Medium {
     Medium::Terminal(terminal())
 }
 
-/// Names the cases that could not be run, and gives the exit code that follows.
+/// Names the cases that could not be run, and returns the exit code.
 pub fn complain_of_failures(records: &[CaseRecord]) -> u8 {
     let mut failed = records.iter().filter(|record| record.status == Status::Error).peekable();
     let code = if failed.peek().is_some() { exit::CASES_FAILED } else { exit::OK };
@@ -46,7 +46,7 @@ pub fn complain_of_failures(records: &[CaseRecord]) -> u8 {
     code
 }
 
-/// Writes a line to standard error. If even that fails there is nobody left to tell.
+/// Writes a line to standard error. A failure of that cannot be reported and is ignored.
 pub fn complain(line: &str) {
     let _ = writeln!(anstream::stderr().lock(), "{line}");
 }

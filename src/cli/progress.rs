@@ -1,7 +1,7 @@
-//! Progress on standard error; it hides itself when nobody watches.
+//! Progress bars on standard error, hidden where that is not a terminal.
 //!
-//! The rooms that work tell a [`Progress`] how far they are. Here that is a bar ([`Stages`]), or a word beside one that
-//! counts something larger ([`OneOf`]).
+//! Long-running code reports to a [`Progress`]: the bar of one source ([`Stages`]), or a message beside
+//! a bar that counts sources ([`OneOf`]).
 
 use std::{
     path::Path,
@@ -15,19 +15,23 @@ use crate::base::Progress;
 
 /// A bar that counts cases.
 pub fn of_cases(total: usize, done: usize) -> ProgressBar {
-    let bar = ProgressBar::new(total as u64)
-        .with_style(style("{bar:24} {pos}/{len} cases  {elapsed} (left: {eta})  {wide_msg}"));
-    bar.set_position(done as u64);
-    bar
+    counting("cases", total, done)
 }
 
 /// A bar that counts the ranks of a program.
 pub fn of_ranks(total: usize) -> ProgressBar {
-    ProgressBar::new(total as u64).with_style(style("{bar:24} {pos}/{len} ranks  {elapsed} (left: {eta})  {wide_msg}"))
+    counting("ranks", total, 0)
 }
 
-/// The bar of one source, from the first byte of its file to the answer: what is done with it now, how far that is, and
-/// how long that will take. It is gone when the last copy of it is.
+fn counting(what: &str, total: usize, done: usize) -> ProgressBar {
+    let template = format!("{{bar:24}} {{pos}}/{{len}} {what}  {{elapsed}} (left: {{eta}})  {{wide_msg}}");
+    let bar = ProgressBar::new(total as u64).with_style(style(&template));
+    bar.set_position(done as u64);
+    bar
+}
+
+/// The bar of one source: its current stage, how far it is, and the time left. It disappears with its
+/// last clone.
 #[derive(Clone)]
 pub struct Stages {
     bar: ProgressBar,
@@ -35,18 +39,18 @@ pub struct Stages {
 }
 
 impl Stages {
-    /// Of a source by this name; nothing is shown before the first stage.
+    /// For a source of this name; hidden until the first stage.
     pub fn of(source: &str) -> Stages {
         let bar = ProgressBar::new(1).with_finish(ProgressFinish::AndClear);
         Stages { bar, source: short(source) }
     }
 
-    /// Says what the stage is about just now.
+    /// Changes the message of the current stage.
     pub fn note(&self, what: &str) {
         self.bar.set_message(format!("{}: {what}", self.source));
     }
 
-    /// Takes the bar away, before something is printed.
+    /// Removes the bar, before something is printed.
     pub fn finish(&self) {
         self.bar.finish_and_clear();
     }
@@ -59,7 +63,7 @@ impl Progress for Stages {
         } else {
             "{spinner}  {elapsed}  {wide_msg}"
         }));
-        // Each may draw, and what is seen in between must not be the new stage at the end of the old one.
+        // Each call may draw: reset first, so that the new stage is never shown at the old position.
         self.bar.reset();
         self.note(stage);
         self.bar.set_length(total);
@@ -73,32 +77,32 @@ impl Progress for Stages {
     }
 }
 
-/// Time goes on to be seen while a stage has nothing to say.
+/// The elapsed time is drawn this often while a stage reports nothing.
 const TICK: Duration = Duration::from_millis(200);
 
-/// One of several sources that are worked on side by side: what is done with it stands beside the bar that counts them.
+/// One of several sources processed in parallel: its stage is the message of the bar that counts them.
 pub struct OneOf<'a> {
     bar: &'a ProgressBar,
     source: String,
-    stage: Mutex<Stage>,
+    stage: Mutex<StageProgress>,
 }
 
 /// How far a stage is.
 #[derive(Default)]
-struct Stage {
+struct StageProgress {
     name: String,
     total: u64,
     done: u64,
 }
 
 impl<'a> OneOf<'a> {
-    /// Of a source by this name.
+    /// For a source of this name.
     pub fn of(source: &str, bar: &'a ProgressBar) -> OneOf<'a> {
         OneOf { bar, source: short(source), stage: Mutex::default() }
     }
 
-    /// Does something to the stage and shows it.
-    fn show(&self, change: impl FnOnce(&mut Stage)) {
+    /// Changes the stage and shows it.
+    fn show(&self, change: impl FnOnce(&mut StageProgress)) {
         let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut stage);
         let percent = (u128::from(stage.done) * 100).checked_div(stage.total.into()).unwrap_or(0).min(100);
@@ -108,7 +112,7 @@ impl<'a> OneOf<'a> {
 
 impl Progress for OneOf<'_> {
     fn begin_stage(&self, stage: &str, total: u64) {
-        self.show(|now| *now = Stage { name: stage.to_owned(), total, done: 0 });
+        self.show(|now| *now = StageProgress { name: stage.to_owned(), total, done: 0 });
     }
 
     fn advance(&self, count: u64) {
@@ -116,12 +120,12 @@ impl Progress for OneOf<'_> {
     }
 }
 
-/// The name of a file without its folder: there is little room beside a bar.
+/// The name of a file without its folder: there is little space beside a bar.
 fn short(source: &str) -> String {
     Path::new(source).file_name().map_or_else(|| source.to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
-/// The templates are constants of this file, so the fallback is never seen.
+/// The templates are constants of this file, so the fallback is never used.
 fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
@@ -131,27 +135,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_stage_begins_a_bar_of_its_own() {
+    fn every_stage_restarts_the_bar() {
         let stages = Stages::of("runs/big.pickle");
         stages.begin_stage("reading the file", 300);
         stages.advance(100);
         stages.clone().advance(50);
         assert_eq!((stages.bar.position(), stages.bar.length()), (150, Some(300)));
         assert_eq!(stages.bar.message(), "big.pickle: reading the file");
-        stages.begin_stage("re-living it", 7);
+        stages.begin_stage("verifying it", 7);
         assert_eq!((stages.bar.position(), stages.bar.length()), (0, Some(7)));
-        assert_eq!(stages.bar.message(), "big.pickle: re-living it");
+        assert_eq!(stages.bar.message(), "big.pickle: verifying it");
     }
 
     #[test]
-    fn one_of_several_says_how_far_it_is_and_leaves_the_count_alone() {
+    fn one_of_several_changes_the_message_only() {
         let bar = of_ranks(8);
         let one = OneOf::of("runs/rank-3.pickle", &bar);
         one.begin_stage("reading the file", 400);
         one.advance(100);
         assert_eq!(bar.message(), "rank-3.pickle: reading the file 25 %");
         one.advance(1000);
-        assert_eq!(bar.message(), "rank-3.pickle: reading the file 100 %", "a file that grew meanwhile");
+        assert_eq!(bar.message(), "rank-3.pickle: reading the file 100 %", "a file that grew");
         one.begin_stage("packing", 0);
         assert_eq!((bar.message().as_str(), bar.position()), ("rank-3.pickle: packing 0 %", 0));
     }

@@ -1,10 +1,10 @@
-//! A folder or a pattern as SOURCE: one recording a rank, one answer for all.
+//! A folder or a pattern as SOURCE: one recording per rank, one answer for all of them.
 //!
-//! `advise`, `leaks`, `inspect` and `threshold` ask; each says how to answer for one rank and what to compare.
+//! Used by `advise`, `leaks`, `inspect` and `threshold`, which answer for one rank and say what to
+//! compare.
 
 use super::{
-    exit,
-    failure::{Failure, Outcome},
+    exit::{self, Failure, Outcome},
     options::Format,
     output,
     progress::{self, OneOf},
@@ -16,7 +16,7 @@ use crate::{
     suite::{self, RankFile},
 };
 
-/// The files of all ranks, if the only source is a folder or a pattern.
+/// The files of all ranks, if the source is a folder or a pattern.
 pub fn files(sources: &[String]) -> Result<Option<Vec<RankFile>>, Failure> {
     match sources {
         [source] => suite::rank_files(source).map_err(Failure::usage),
@@ -24,12 +24,12 @@ pub fn files(sources: &[String]) -> Result<Option<Vec<RankFile>>, Failure> {
     }
 }
 
-/// How many threads each rank has for itself.
+/// The number of threads per rank.
 pub fn jobs_of_each(files: &[RankFile]) -> usize {
     (suite::all_cores() / suite::read_at_once(files, suite::all_cores())).max(1)
 }
 
-/// Answers for every rank, and shows how many are done.
+/// Answers for every rank in parallel, with a progress bar.
 pub fn ask<T: Send>(
     files: &[RankFile],
     answer: impl Fn(&str, &dyn Progress) -> Result<T, Failure> + Sync,

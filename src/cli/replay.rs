@@ -11,32 +11,29 @@ use std::{
 use anyhow::anyhow;
 
 use super::{
-    environment, exit, export,
-    export_tables::ExportOptions,
-    failure::{Failure, Outcome},
-    interrupt,
+    environment,
+    exit::{self, Failure, Outcome, StopPolicy},
+    export::{self, ExportOptions},
     options::{DeviceOptions, Format, NeedsOptions, WorkerOptions},
     output,
     progress::Stages,
-    source::SourceOptions,
+    source::{SourceOptions, strategy},
 };
 use crate::{
     base::Progress,
     device::DeviceSpec,
     measure::{CaseDetail, CaseLabel, CaseRecord, Status, TimingRecord},
-    plugin,
     replay::{OnOutOfMemory, Pace, Replay, ReplayOptions},
     report::{
         self,
         html::{Details, Run},
         plot,
     },
-    strategy::StrategySpec,
     suite::{self, Case, CaseProgress, SourceSpec, WithNeeds},
     trace::{PROGRESS_PER_READING, ProgressSource, Source},
 };
 
-/// Runs one pattern through each strategy on a fresh device and compares what happens.
+/// Runs one workload or trace under each strategy, on a fresh device, and compares the results.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -51,7 +48,7 @@ Examples:
   oomph replay gpt-124m --strategy caching --strategy plugin:./my_allocator.so,alloc:my_alloc,free:my_free
   PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True oomph replay training --strategy caching:env
 
-A PyTorch snapshot is replayed without the memory limit that its program had, if any: say --limit to set one.")]
+A PyTorch snapshot is replayed without the memory limit that its program had. Pass it with --limit.")]
 pub struct Args {
     #[command(flatten)]
     source: SourceOptions,
@@ -67,38 +64,38 @@ pub struct Args {
     needs: NeedsOptions,
     #[command(flatten)]
     exports: ExportOptions,
-    /// Run the whole pattern this often, back to back: some fail only the third time.
+    /// Run the whole pattern this many times, back to back: some fail only in the third round.
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
-    /// When memory runs out, leave the request out and go on instead of stopping.
+    /// When memory runs out, skip the request and continue instead of stopping.
     #[arg(long)]
     skip_oom: bool,
-    /// Let the recorded times between events pass on the device's clock.
+    /// Keep the recorded times between events on the device's clock.
     #[arg(long)]
     paced: bool,
-    /// Time it as well: alone, and with so many threads that share the strategy under one lock, each with its own copy
-    /// of the pattern. Such as 1,4,16; the times are wall-clock times and follow the table.
+    /// Also measure wall-clock times, alone and with these numbers of threads, such as 1,4,16. Threads share the strategy
+    /// under one lock, each with its own copy of the pattern.
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
-    /// How the table is printed.
+    /// Output format.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
-    /// Write the replay as a PyTorch memory snapshot, for pytorch.org/memory_viz; with one --strategy, whichever.
+    /// Write the replay as a PyTorch memory snapshot, for pytorch.org/memory_viz; needs exactly one --strategy.
     #[arg(long, value_name = "FILE.pickle")]
     export_snapshot: Option<PathBuf>,
-    /// Overwrite the file of --export-snapshot if there is one.
+    /// Overwrite the file of --export-snapshot.
     #[arg(long, requires = "export_snapshot")]
     force: bool,
 }
 
-/// What a person wants to see beside each other first.
+/// The strategies that are compared by default.
 const DEFAULT_STRATEGIES: [&str; 3] = ["direct", "caching", "caching:expandable_segments:True"];
 
 pub fn run(args: Args) -> Outcome {
     check_export(&args)?;
     if !args.threads.is_empty() && args.format != Format::Table {
         return Err(Failure::usage(anyhow!(
-            "--threads shows times in a table; `oomph run` writes them to timings.csv"
+            "--threads prints its times as a table only; `oomph run` writes them to timings.csv"
         )));
     }
     let passes = args.strategy.len() as u64 * u64::from(args.repeat) + u64::from(args.export_snapshot.is_some());
@@ -106,18 +103,18 @@ pub fn run(args: Args) -> Outcome {
     let origin = args.source.spec()?;
     let stages = Stages::of(&args.source.source);
     let source = origin.open(&stages).map_err(Failure::usage)?;
-    let source = ProgressSource::stage(source, stages.clone(), "playing it", passes + readings_for_needs);
+    let source = ProgressSource::stage(source, stages.clone(), "replaying", passes + readings_for_needs);
     let cases = cases(&args, Arc::new(source), &origin)?;
-    let stop = interrupt::flag(interrupt::Running::Replay)?;
+    let stop = exit::stop_flag(StopPolicy::AtOnce)?;
     let runner = args.workers.runner(&cases, Some(&stop))?;
     let mut records: Vec<Option<CaseRecord>> = vec![None; cases.len()];
     let mut details: Vec<Option<CaseDetail>> = vec![None; cases.len()];
     let mut timings = Vec::new();
     let with_needs = WithNeeds::new(&runner, args.needs.pack_within());
     suite::run(&cases, &with_needs, suite::all_cores(), &stop, |progress| match progress {
-        CaseProgress::Started(case) => stages.note(&format!("playing it under {}", case.label.strategy)),
+        CaseProgress::Started(case) => stages.note(&format!("replaying under {}", case.label.strategy)),
         CaseProgress::Finished(case, outcome) => {
-            // What a worker reads is not seen here before it is done.
+            // The progress of a worker process is known when it has finished.
             if runner.isolation.isolates(case) {
                 stages.advance(u64::from(args.repeat) * PROGRESS_PER_READING);
             }
@@ -131,7 +128,7 @@ pub fn run(args: Args) -> Outcome {
     let records: Vec<CaseRecord> = records.into_iter().flatten().collect();
     let exported = export(&args, &cases, &records, &stop, &stages);
     stages.finish();
-    // What cannot be read fails the same way under every strategy: once is enough, and there is no table to show.
+    // An unreadable source fails in the same way under every strategy: one error, no table.
     if let [first, rest @ ..] = &records[..]
         && first.status == Status::Error
         && rest.iter().all(|record| (record.status, &record.reason) == (first.status, &first.reason))
@@ -157,7 +154,7 @@ pub fn run(args: Args) -> Outcome {
     Ok(if stop.load(Ordering::Relaxed) { exit::INTERRUPTED } else { output::complain_of_failures(&records) })
 }
 
-/// Reserved memory over time, a line a strategy.
+/// Reserved memory over time, one line per strategy.
 fn over_time(details: &[CaseDetail]) -> String {
     let levels = |detail: &CaseDetail| detail.timeline.points.iter().map(|point| point.reserved_bytes.max).collect();
     let drawn: Vec<(String, Vec<u64>)> = details
@@ -171,7 +168,7 @@ fn over_time(details: &[CaseDetail]) -> String {
     format!("\nreserved over events\n{}", plot::lines(&drawn, output::terminal()))
 }
 
-/// This replay as the run that a page is made of.
+/// This replay as a run, for the page.
 fn page_data(
     args: &Args,
     device: &DeviceSpec,
@@ -181,7 +178,7 @@ fn page_data(
 ) -> Result<Run, Failure> {
     Ok(Run {
         name: records.first().map_or_else(String::new, |record| record.workload.clone()),
-        environment: environment::describe(device, args.source.seed)?,
+        environment: environment::describe(device, args.source.settings.seed)?,
         records: records.to_vec(),
         timings,
         details: Details::Held(details.into_iter().map(|detail| (detail.case_id.clone(), detail)).collect()),
@@ -194,15 +191,15 @@ fn check_export(args: &Args) -> Result<(), Failure> {
     let Some(path) = &args.export_snapshot else { return Ok(()) };
     if args.strategy.len() != 1 {
         let count = args.strategy.len();
-        return Err(Failure::usage(anyhow!("--export-snapshot shows one strategy, not {count}: say --strategy once")));
+        return Err(Failure::usage(anyhow!("--export-snapshot needs exactly one --strategy, not {count}")));
     }
     if args.repeat > 1 {
-        return Err(Failure::usage(anyhow!("--export-snapshot shows one run: leave out --repeat")));
+        return Err(Failure::usage(anyhow!("--export-snapshot shows one round: leave out --repeat")));
     }
     export::check_overwriting(path, args.force)
 }
 
-/// Replays the case once more, watched, if that was asked for and it can be run at all.
+/// Replays the case once more and writes its snapshot, if that is wanted and the case can run.
 fn export(
     args: &Args,
     cases: &[Case],
@@ -234,16 +231,12 @@ fn export(
     export::save(&witnessed, path, progress).map(Some)
 }
 
-/// One case a strategy.
+/// One case per strategy.
 fn cases(args: &Args, source: Arc<dyn Source>, origin: &SourceSpec) -> Result<Vec<Case>, Failure> {
     let device = args.device.spec()?;
     let mut cases = Vec::new();
     for text in &args.strategy {
-        let (strategy, note) = environment::resolve_settings(StrategySpec::from(text.as_str()));
-        plugin::check(&strategy).map_err(Failure::usage)?;
-        if let Some(note) = note {
-            output::complain(&note);
-        }
+        let strategy = strategy(text)?;
         cases.push(Case {
             label: CaseLabel {
                 suite: "replay".to_owned(),
@@ -251,7 +244,7 @@ fn cases(args: &Args, source: Arc<dyn Source>, origin: &SourceSpec) -> Result<Ve
                 strategy: strategy.to_string(),
                 device: device.to_string(),
                 limit: args.device.limit.map(|limit| limit.0),
-                seed: args.source.seed,
+                seed: args.source.settings.seed,
                 repeat: args.repeat,
             },
             source: Arc::clone(&source),

@@ -5,27 +5,26 @@ use std::path::{Path, PathBuf};
 use anyhow::anyhow;
 
 use super::{
-    exit,
-    failure::{Failure, Outcome},
+    exit::{self, Failure, Outcome},
     output,
 };
 use crate::report::{Environment, Shards, html, read_environment};
 
-/// Makes one page of the folders of runs: pictures and tables, offline, in one file. Shards become one run again.
+/// Makes one page from the folders of runs: charts and tables in one file that loads nothing. Merges shards into one run.
 ///
-/// Everything comes from the files in the folders, so that it can be done on another machine. Several folders (shards,
-/// devices, other suites) become one page; cases that two of them tell differently are kept apart.
+/// Only the files in the folders are used, so this works on any machine. Several folders (shards, devices, suites) become
+/// one page; cases with different results in two folders are shown separately.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Folders that `oomph run` wrote.
     #[arg(value_name = "RESULTS", required = true)]
     folders: Vec<PathBuf>,
-    /// Where the page goes [default: report.html in the folder; of several folders, in the current one]. Of shards also a
-    /// new folder: for the files that one process would have written, the page among them.
+    /// The page [default: report.html in the folder, or in the current folder for several]. For shards also a new folder:
+    /// the merged run and its page.
     #[arg(long, short, value_name = "FILE.html|DIR")]
     output: Option<PathBuf>,
-    /// Draw cases whose id contains this in full, even where there are more than forty; may be repeated.
+    /// Draw cases whose id contains this, even if there are more than 40 cases; may be repeated.
     #[arg(long, value_name = "PATTERN")]
     show: Vec<String>,
 }
@@ -33,13 +32,14 @@ pub struct Args {
 const EXAMPLES: &str = "\
 Examples:
   oomph report results/local/2026-11-15-101112-quick
-  oomph report shard-1 shard-2 shard-3 --output whole        the run that the shards are parts of: its CSVs and its page
-  oomph report shard-1 shard-2 shard-3 --output all.html     its page only, even where cases are missing
+  oomph report shard-1 shard-2 shard-3 --output whole        merge: the CSVs and the page of the run
+  oomph report shard-1 shard-2 shard-3 --output all.html     the page only, even if cases are missing
   oomph report results/2026-11-15-h200/{quick,leaks} -o h200.html
-  oomph report big-run --show training/caching               this case in full, whatever else is drawn
+  oomph report big-run --show training/caching               always draw this case
 
-Shards (`oomph run --partition`) are checked: every case must be there exactly once, and all must be of one schema, commit,
-device and settings. What is missing, double or different is named, with exit code 107, and no folder is written. Cases that failed in their shard are named once more, with exit code 104.";
+Shards (`oomph run --partition`) are checked: every case must be there exactly once, and all shards must have the same
+schema, commit, device and settings. Otherwise the problems are listed, the exit code is 107 and no folder is written.
+Cases that failed in their shard are listed again, with exit code 104.";
 
 pub fn run(args: Args) -> Outcome {
     let environments = args
@@ -48,7 +48,7 @@ pub fn run(args: Args) -> Outcome {
         .map(|folder| read_environment(folder))
         .collect::<Result<Vec<_>, _>>()
         .map_err(Failure::usage)?;
-    // The page of one shard is a page like any other.
+    // One shard alone is shown like any run.
     let is_one_page = args.folders.len() == 1 && args.output.as_deref().is_none_or(is_page);
     if !is_one_page && args.output.as_deref().is_some_and(|place| !is_page(place)) {
         refuse_mixture(&args.folders, &environments)?;
@@ -81,14 +81,14 @@ pub fn run(args: Args) -> Outcome {
     Ok(exit::NOT_WHOLE)
 }
 
-/// Shards beside whole runs can be shown on a page, but they are not one run.
+/// Shards and whole runs can share a page, but cannot be merged.
 fn refuse_mixture(folders: &[PathBuf], environments: &[Environment]) -> Result<(), Failure> {
     let whole = folders.iter().zip(environments).find(|(_, environment)| environment.shard.is_none());
     let is_mixed = environments.iter().any(|environment| environment.shard.is_some());
     match whole.filter(|_| is_mixed) {
         None => Ok(()),
         Some((folder, _)) => Err(Failure::usage(anyhow!(
-            "{} is no shard, but a run of its own: leave it out to merge the others, or name a page such as all.html",
+            "{} is a complete run, not a shard: leave it out to merge the others, or name a page such as all.html",
             folder.display()
         ))),
     }

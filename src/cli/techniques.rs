@@ -1,20 +1,16 @@
-//! `oomph techniques`.
+//! `oomph techniques`, and the suite `techniques`.
 
-use std::{
-    collections::BTreeSet,
-    path::PathBuf,
-    sync::atomic::{AtomicBool, Ordering},
-};
+use std::path::PathBuf;
 
 use anyhow::anyhow;
 
 use super::{
-    environment, exit,
-    failure::{Failure, Outcome},
-    interrupt,
+    environment,
+    exit::{self, Failure, Outcome},
     options::{DeviceOptions, Format},
-    output, progress,
-    run::write_page,
+    output,
+    run::shared::{self, RecordCollector, ResultFolder, RunShare},
+    source::key_and_value,
 };
 use crate::{
     answer::techniques::{
@@ -24,23 +20,23 @@ use crate::{
     base::{Bytes, did_you_mean, nearest},
     device::DeviceSpec,
     models::Recipe,
-    report::{self, RecordFolder, ReportError},
-    suite::{self, Filter},
+    report::{self, RecordFolder, RunSettings},
+    suite::{self, SuiteFile},
 };
 
 /// Compares memory-saving techniques on a model: how much memory each saves, what it costs in time, and which batch fits
-/// in which card.
+/// on which card.
 ///
-/// Memory and step times are measured on the device; what fits in a card is worked out on the simulated one.
+/// Memory and step times are measured on the device. What fits on a card is simulated.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   oomph techniques --model gpt-355m
-  oomph techniques --model gpt-355m --memory 24GiB         which combination to take on a 24 GiB card
+  oomph techniques --model gpt-355m --memory 24GiB         the best combination for a card of 24 GiB
   oomph techniques --model gpt-124m --set context=2048 --technique amp --technique ckpt
-  oomph techniques --output results/local/techniques       all models, as CSV and markdown
-  oomph techniques --device cuda --output DIR              memory and times of the real GPU; --resume DIR goes on
-  oomph techniques --device cuda --model gpt-355m --confirm 24GiB   the batch for 24 GiB, run with 24 GiB
+  oomph techniques --output results/local/techniques       all models, as CSV and Markdown
+  oomph techniques --device cuda --output DIR              memory and times of the real GPU; --resume DIR continues
+  oomph techniques --device cuda --model gpt-355m --confirm 24GiB   run the batch for 24 GiB with 24 GiB
 
 `oomph run techniques` is the same as `oomph techniques` with a folder for the results.")]
 pub struct Args {
@@ -50,60 +46,43 @@ pub struct Args {
     /// Override a parameter of the models, such as `--set batch=4`; may be repeated.
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
-    /// Only this technique, by its name in the table; may be repeated. The base is always there.
+    /// Only this technique and the base, by the name in the table; may be repeated.
     #[arg(long, short, value_name = "NAME")]
     technique: Vec<String>,
-    /// The memory of your card, such as 24GiB: says what to take.
+    /// The memory of your card, such as 24GiB: recommends a technique for it.
     #[arg(long, value_name = "SIZE")]
     memory: Option<Bytes>,
     /// Where memory and times are measured: `sim` (an H200), `sim:PROFILE`, `cuda[:N]` or `auto`.
     #[arg(long, value_name = "DEVICE", default_value = "sim")]
     device: String,
-    /// What a rank can send in a second, for techniques of several ranks.
+    /// Bytes that a rank can send per second, for techniques with several ranks.
     #[arg(long, value_name = "SIZE", default_value_t = Bytes(LINK_BYTES_PER_SECOND))]
     link: Bytes,
-    /// Run the largest batch for a card of this memory on the device too, with no more memory than that card has.
+    /// Also run the largest batch for a card of this memory on the device, with no more memory than that.
     #[arg(long, value_name = "SIZE", conflicts_with = "no_cards")]
     confirm: Option<Bytes>,
-    /// Do not work out what fits in which card.
+    /// Do not search the largest batch for each card.
     #[arg(long, conflicts_with = "memory")]
     no_cards: bool,
-    /// How many techniques are tried side by side [default: all cores].
+    /// How many techniques are tried in parallel [default: all cores].
     #[arg(long, short, value_name = "N")]
     jobs: Option<usize>,
     /// Write techniques.csv, techniques.md and env.json into this new folder.
     #[arg(long, short, value_name = "DIR", conflicts_with = "resume")]
     output: Option<PathBuf>,
-    /// Go on with the folder of an interrupted comparison.
+    /// Continue the folder of an interrupted comparison.
     #[arg(long, value_name = "DIR")]
     resume: Option<PathBuf>,
-    /// How the table is printed.
+    /// Output format.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
 
-/// The models that are compared where nobody names others.
+/// The models that are compared by default.
 const MODELS: [&str; 5] = ["gpt-124m", "gpt-355m", "gpt-1.3b", "gpt-13b", "resnet-50"];
 
-/// Models and where their results go: what the suite and the command have in common.
-pub struct Comparison {
-    pub models: Vec<Recipe>,
-    pub techniques: Vec<&'static Technique>,
-    pub device: DeviceSpec,
-    pub cards: Vec<u64>,
-    /// The card whose largest batch is run on the device too.
-    pub confirm: Option<u64>,
-    pub link: u64,
-    pub jobs: usize,
-    /// Which rows are wanted, by [`row_id`].
-    pub filter: Filter,
-    /// Which of those are dealt to this process, where several share them.
-    pub own: Option<BTreeSet<String>>,
-}
-
 pub fn run(args: Args) -> Outcome {
-    let device = DeviceOptions { device: args.device.clone(), limit: None }.spec()?;
-    let comparison = Comparison {
+    let test = TechniqueTest {
         models: models(&args.model, &args.set)?,
         techniques: chosen(&args.technique)?,
         cards: match (args.memory, args.confirm) {
@@ -115,53 +94,85 @@ pub fn run(args: Args) -> Outcome {
         confirm: args.confirm.map(|card| card.0),
         link: args.link.0,
         jobs: args.jobs.unwrap_or_else(suite::all_cores),
-        filter: Filter::default(),
-        own: None,
-        device,
+        device: DeviceOptions { device: args.device.clone(), limit: None }.spec()?,
+        advise_for: args.memory.map(|memory| memory.0),
+        format: args.format,
     };
-    let environment = environment::describe(&comparison.device, 0)?;
-    let place = args.resume.as_ref().or(args.output.as_ref());
-    let files = place.map(|place| RecordFolder::open(place, &environment, args.resume.is_some()));
-    let files = files.transpose().map_err(Failure::usage)?;
-    let again = place.map(|place| format!("oomph techniques --resume {}", place.display()));
-    let rows = comparison.run(files, again.as_deref())?;
-    let records: Vec<TechniqueRecord> = rows.rows.iter().map(|row| row.record.clone()).collect();
-    args.format.print(&records)?;
-    if let (Some(Bytes(memory)), Format::Table) = (args.memory, args.format) {
-        for of_model in rows.rows.chunk_by(|a, b| a.record.model == b.record.model) {
-            let model = &of_model[0].record.model;
-            let words = match advise(of_model, memory) {
-                Some(advice) => report::technique_advice(&advice, memory),
-                None => format!("Nothing here makes it fit in {}.", Bytes(memory)),
-            };
-            output::say(&format!("\n{model}: {words}"))?;
-        }
-    }
-    if let Some(place) = place {
-        let page = write_page(place)?;
-        if args.format == Format::Table {
-            output::say(&format!("\nresults: {}\nreport:  {}", place.display(), page.display()))?;
-        }
-    }
-    Ok(rows.code)
+    let ids = test.ids();
+    let Some(place) = args.resume.as_ref().or(args.output.as_ref()) else { return test.run(ids, None) };
+    let environment = environment::describe(&test.device, 0)?;
+    let records = RecordFolder::open(place, &environment, args.resume.is_some()).map_err(Failure::usage)?;
+    let resume_command = format!("oomph techniques --resume {}", place.display());
+    test.run(ids, Some(ResultFolder { place: place.clone(), records, resume_command }))
 }
 
-/// The rows of a comparison, and the exit code that follows from how it went.
-pub struct Compared {
-    pub rows: Vec<TechniqueRow>,
-    pub code: u8,
+/// Tries the techniques on the workloads of a suite, where they pass the filters of a run.
+pub fn run_suite(args: &shared::Args, suite: &SuiteFile) -> Outcome {
+    let test = TechniqueTest {
+        models: suite.models().map_err(Failure::usage)?,
+        techniques: TECHNIQUES.iter().collect(),
+        device: args.one_device(suite)?,
+        cards: CARDS.to_vec(),
+        confirm: None,
+        link: LINK_BYTES_PER_SECOND,
+        jobs: args.jobs(),
+        advise_for: None,
+        format: args.format,
+    };
+    let filter = args.filter();
+    let ids: Vec<String> = test.ids().into_iter().filter(|id| filter.takes(id)).collect();
+    if ids.is_empty() {
+        return Err(Failure::nothing_selected(anyhow!(
+            "none of the rows passes the filters; `oomph run {} --list` shows their ids",
+            suite.name
+        )));
+    }
+    let share = RunShare::new(args, &ids)?;
+    let ids = share.of(ids);
+    if args.list {
+        output::say(&ids.join("\n"))?;
+        return Ok(exit::OK);
+    }
+    let contents = args.partition.is_some().then(|| suite::contents_of_models(&test.models));
+    let settings = RunSettings { contents, ..args.settings(std::slice::from_ref(suite)) };
+    let environment = share.in_environment(environment::describe(&test.device, 0)?, settings);
+    let place = share.place(args);
+    let records = share.open(args, &place, || RecordFolder::open(&place, &environment, args.resume.is_some()))?;
+    let resume_command = share.resume_command(&place);
+    test.run(ids, Some(ResultFolder { place, records, resume_command }))
 }
 
-impl Comparison {
-    /// Tries everything that the files do not hold yet. `again` is the command that would go on.
-    pub fn run(
-        &self,
-        mut files: Option<RecordFolder<TechniqueRecord>>,
-        again: Option<&str>,
-    ) -> Result<Compared, Failure> {
-        let stop = interrupt::flag(interrupt::Running::Cases)?;
-        let total = self.pairs().count();
+/// Models and techniques to compare, for the command and for the suite.
+struct TechniqueTest {
+    models: Vec<Recipe>,
+    techniques: Vec<&'static Technique>,
+    device: DeviceSpec,
+    cards: Vec<u64>,
+    /// The card whose largest batch is also run on the device.
+    confirm: Option<u64>,
+    link: u64,
+    jobs: usize,
+    /// The card that a technique is recommended for.
+    advise_for: Option<u64>,
+    format: Format,
+}
+
+impl TechniqueTest {
+    /// The ids of all rows, in the order of the table.
+    fn ids(&self) -> Vec<String> {
+        let of_model = |model: &Recipe| {
+            let name = model.name().to_owned();
+            self.techniques.iter().map(move |technique| row_id(&name, technique.id))
+        };
+        self.models.iter().flat_map(of_model).collect()
+    }
+
+    /// Tries the rows `ids` that the folder does not hold yet.
+    fn run(&self, ids: Vec<String>, folder: Option<ResultFolder<TechniqueRecord>>) -> Outcome {
+        let mut collector = RecordCollector::new(ids, folder)?;
+        let wanted = collector.wanted();
         let simulated: DeviceSpec = if self.device.is_simulated() { self.device.clone() } else { "sim".parse()? };
+        let stop = collector.stop();
         let question = TechniquesQuestion {
             models: &self.models,
             techniques: &self.techniques,
@@ -173,100 +184,66 @@ impl Comparison {
             jobs: self.jobs,
             stop: &stop,
         };
-        let known: Vec<(String, String)> = match &files {
-            Some(files) => self.pairs().filter(|(model, technique)| files.has(&row_id(model, technique))).collect(),
-            None => Vec::new(),
+        let mut rows: Vec<TechniqueRow> = Vec::new();
+        techniques(
+            &question,
+            |model, technique| wanted.contains(&row_id(model, technique)),
+            |_, row| {
+                collector.add(&row.record);
+                rows.push(row);
+            },
+        )?;
+        let records = rows.iter().map(|row| row.record.clone()).collect();
+        let print = |records: &[TechniqueRecord]| {
+            self.format.print(records)?;
+            self.print_advice(records, &rows)
         };
-        let bar = progress::of_cases(total, known.len());
-        let mut rows: Vec<(usize, TechniqueRow)> = Vec::new();
-        let mut trouble: Result<(), ReportError> = Ok(());
-        let is_wanted = |model: &str, technique: &str| {
-            self.wants(model, technique) && !known.iter().any(|(m, t)| m == model && t == technique)
-        };
-        techniques(&question, is_wanted, |place, row| {
-            bar.set_message(format!("{} {}", row.record.model, row.record.technique));
-            bar.inc(1);
-            if let (Some(files), Ok(())) = (&mut files, &trouble) {
-                trouble = files.append(&row.record);
-                if trouble.is_err() {
-                    stop.store(true, Ordering::Relaxed);
-                }
-            }
-            rows.push((place, row));
-        })?;
-        bar.finish_and_clear();
-        trouble?;
-        rows.sort_by_key(|(place, _)| *place);
-        let mut rows: Vec<TechniqueRow> = rows.into_iter().map(|(_, row)| row).collect();
-        if let Some(files) = files {
-            let order: Vec<String> = self.pairs().map(|(model, technique)| row_id(&model, &technique)).collect();
-            // What an earlier part of the run found has no fits beyond its columns.
-            let records = files.finish(&order)?;
-            rows = records
-                .into_iter()
-                .map(|record| {
-                    let found = rows.iter().find(|row| row.record == record);
-                    found.cloned().unwrap_or(TechniqueRow { record, fits: Vec::new() })
-                })
-                .collect();
+        collector.finish(records, self.format, print)
+    }
+
+    /// One recommendation per model.
+    fn print_advice(&self, records: &[TechniqueRecord], rows: &[TechniqueRow]) -> Result<(), Failure> {
+        let (Some(memory), Format::Table) = (self.advise_for, self.format) else { return Ok(()) };
+        for of_model in records.chunk_by(|a, b| a.model == b.model) {
+            // Rows of an earlier part of the test only have the fits in their columns.
+            let with_fits = |record: &TechniqueRecord| {
+                let found = rows.iter().find(|row| row.record == *record);
+                found.cloned().unwrap_or(TechniqueRow { record: record.clone(), fits: Vec::new() })
+            };
+            let of_model: Vec<TechniqueRow> = of_model.iter().map(with_fits).collect();
+            let words = match advise(&of_model, memory) {
+                Some(advice) => report::technique_advice(&advice, memory),
+                None => format!("No technique makes it fit on a card of {}.", Bytes(memory)),
+            };
+            output::say(&format!("\n{}: {words}", of_model[0].record.model))?;
         }
-        Ok(Compared { code: self.conclude(rows.len(), total, again, &stop), rows })
-    }
-
-    fn conclude(&self, ended: usize, total: usize, again: Option<&str>, stop: &AtomicBool) -> u8 {
-        if ended >= total || !stop.load(Ordering::Relaxed) {
-            return exit::OK;
-        }
-        let how = again.map_or_else(String::new, |command| format!("; go on with: {command}"));
-        output::complain(&format!("interrupted after {ended} of {total} techniques{how}"));
-        exit::INTERRUPTED
-    }
-
-    /// Model and technique of every row, in the order of the table.
-    pub fn pairs(&self) -> impl Iterator<Item = (String, String)> + '_ {
-        let all = self.models.iter().flat_map(|model| {
-            self.techniques.iter().map(|technique| (model.name().to_owned(), technique.id.to_owned()))
-        });
-        all.filter(|(model, technique)| self.wants(model, technique))
-    }
-
-    fn wants(&self, model: &str, technique: &str) -> bool {
-        let id = row_id(model, technique);
-        self.filter.takes(&id) && self.own.as_ref().is_none_or(|own| own.contains(&id))
+        Ok(())
     }
 }
 
 fn models(names: &[String], set: &[String]) -> Result<Vec<Recipe>, Failure> {
-    names
-        .iter()
-        .map(|name| {
-            let is_file = name.ends_with(".toml") || name.contains('/');
-            let found = if is_file { Recipe::from_file(name.as_ref()) } else { Recipe::named(name) };
-            let mut recipe = found.map_err(Failure::usage)?;
-            for assignment in set {
-                let (key, value) = assignment
-                    .split_once('=')
-                    .ok_or_else(|| Failure::usage(anyhow!("--set {assignment}: write KEY=VALUE")))?;
-                recipe = recipe.with(key, value);
-            }
-            // A slip is told at once, and not as a row for every technique.
-            recipe.workload().map_err(Failure::usage)?;
-            Ok(recipe)
-        })
-        .collect()
+    let set = set.iter().map(|text| key_and_value(text)).collect::<Result<Vec<_>, _>>()?;
+    let model = |name: &String| {
+        let is_file = name.ends_with(".toml") || name.contains('/');
+        let found = if is_file { Recipe::from_file(name.as_ref()) } else { Recipe::named(name) };
+        let recipe = found.map_err(Failure::usage)?;
+        let recipe = set.iter().fold(recipe, |recipe, (key, value)| recipe.with(key, value));
+        // A wrong parameter is one error, not one failed row per technique.
+        recipe.workload().map_err(Failure::usage)?;
+        Ok(recipe)
+    };
+    names.iter().map(model).collect()
 }
 
 fn chosen(names: &[String]) -> Result<Vec<&'static Technique>, Failure> {
-    for name in names {
-        if TECHNIQUES.iter().all(|technique| technique.id != name) {
-            let near = nearest(name, TECHNIQUES.iter().map(|technique| technique.id));
-            let known: Vec<&str> = TECHNIQUES.iter().map(|technique| technique.id).collect();
-            return Err(Failure::usage(anyhow!(
-                "unknown technique '{name}'{}; there are {}",
-                did_you_mean(near.as_deref()),
-                known.join(", ")
-            )));
-        }
+    let known: Vec<&str> = TECHNIQUES.iter().map(|technique| technique.id).collect();
+    if let Some(unknown) = names.iter().find(|name| !known.contains(&name.as_str())) {
+        let near = nearest(unknown, known.iter().copied());
+        return Err(Failure::usage(anyhow!(
+            "unknown technique '{unknown}'{}; known are {}",
+            did_you_mean(near.as_deref()),
+            known.join(", ")
+        )));
     }
     let is_chosen = |technique: &Technique| {
         names.is_empty() || technique.is_base() || names.iter().any(|name| name == technique.id)

@@ -1,4 +1,4 @@
-//! `oomph threshold`.
+//! `oomph threshold`, and the cases of `oomph run` that ask for a threshold.
 
 use std::sync::{
     Arc,
@@ -9,14 +9,12 @@ use anyhow::anyhow;
 use clap::ValueEnum;
 
 use super::{
-    environment, exit,
-    failure::{Failure, Outcome},
-    interrupt,
+    exit::{self, Failure, Outcome, StopPolicy},
     options::{DeviceOptions, Format, WorkerOptions},
     output,
-    progress::Stages,
+    progress::{self, Stages},
     ranks,
-    source::SourceOptions,
+    source::{SourceOptions, strategies_without_plugins},
 };
 use crate::{
     answer::{
@@ -26,18 +24,18 @@ use crate::{
             ThresholdStatus,
         },
     },
-    base::{Bytes, Progress},
+    base::{Bytes, NoProgress, Progress},
     device::DeviceSpec,
     measure::CaseLabel,
-    plugin,
     replay::{LimitEnforcer, OnOutOfMemory, Pace},
+    report::{RunFolder, ThresholdFiles},
     strategy::StrategySpec,
-    suite::{self, Case, RankFile},
+    suite::{self, Case, CaseRunner, RankFile},
     trace::{ProgressSource, Trace},
 };
 
-/// Finds the smallest memory with which a pattern completes, per strategy and to 2 MiB, by replaying it on the simulated
-/// GPU; or the largest batch, sequence length or layer count that fits in a memory.
+/// Finds the smallest memory in which a workload or trace completes, per strategy and to 2 MiB, by replaying it on the
+/// simulated GPU; or the largest batch, sequence length or layer count that fits in a memory.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -50,15 +48,15 @@ Examples:
   oomph threshold gpt-124m --largest width --step 96 --memory 24GiB
   oomph threshold training --strategy caching --device cuda
 
-An answer must hold for several rounds back to back (--repeat), because some patterns fail only the third time, and
-amounts around it are tried (--probes), because some fit in less and fail in more: `stable` says that none did. From the
-memory needed on, everything that was tried fits.
+An answer must hold for several rounds back to back (--repeat), because some patterns fail only in the third round.
+Limits around it are tried too (--probes), because some patterns fit in less memory and fail in more: `stable` means that
+none of them does. From the memory needed on, every limit that was tried fits.
 
-`Memory needed` is what the strategy itself holds, to be compared with torch.cuda.max_memory_reserved. `Smallest device`
-adds what the driver's context and the libraries take: compare that with the card. A recording's own limit is left out.
+`Memory needed` is what the strategy itself reserves; compare it with torch.cuda.max_memory_reserved. `Smallest device`
+adds the driver's context and the libraries; compare it with the card. A recording's own memory limit is ignored.
 
-With --device cuda the search is simulated all the same; the real GPU then runs the pattern with 2 MiB more, which must
-complete, and with 2 MiB less, which must not. Exit code 100 if it disagrees.")]
+With --device cuda the search is still simulated. The GPU then runs the pattern with 2 MiB more, which must complete, and
+with 2 MiB less, which must not. Exit code 100 if it disagrees.")]
 pub struct Args {
     #[command(flatten)]
     source: SourceOptions,
@@ -66,30 +64,30 @@ pub struct Args {
     #[arg(long, short, value_name = "NAME[:PARAMETERS]", default_values = DEFAULT_STRATEGIES)]
     strategy: Vec<String>,
     /// The simulated GPU to search on: `sim` (an H200), `sim:SIZE` or `sim:PROFILE`; or `cuda[:N]`, to search on `sim` and
-    /// confirm the answer there.
+    /// confirm the answer on that GPU.
     #[arg(long, value_name = "DEVICE", default_value = "sim")]
     device: String,
-    /// Who refuses more than the memory given.
+    /// What enforces the limit.
     #[arg(long, value_enum, default_value_t)]
     cap: CapOption,
-    /// How often the pattern must complete, back to back in one allocator.
+    /// How many times the pattern must complete, back to back in one allocator.
     #[arg(long, value_name = "K", default_value_t = REPEATS, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
-    /// How many amounts around the answer are tried.
+    /// How many limits around the answer are tried.
     #[arg(long, value_name = "N", default_value_t = PROBES_AROUND, value_parser = clap::value_parser!(u32).range(..=4096))]
     probes: u32,
-    /// Find the largest value of this parameter of the workload that fits in --memory, such as batch, context or layers.
+    /// Find the largest value of this workload parameter that fits in --memory, such as batch, context or layers.
     #[arg(long, value_name = "PARAMETER", requires = "memory")]
     largest: Option<String>,
-    /// The memory of the whole card, context and libraries included; a list, such as 8GiB,24GiB.
+    /// The memory of the whole card, context and libraries included; one or more, such as 8GiB,24GiB.
     #[arg(long, value_name = "SIZE,..", value_delimiter = ',', requires = "largest")]
     memory: Vec<Bytes>,
-    /// Try multiples of this only, for parameters that others must divide.
+    /// Try multiples of this only.
     #[arg(long, value_name = "N", default_value_t = 1, requires = "largest", value_parser = clap::value_parser!(u32).range(1..))]
     step: u32,
     #[command(flatten)]
     workers: WorkerOptions,
-    /// How the table is printed.
+    /// Output format.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
@@ -97,10 +95,10 @@ pub struct Args {
 /// See [`LimitEnforcer`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum CapOption {
-    /// The allocator's own limit, as --limit sets it: PyTorch's memory fraction; the device where there is none.
+    /// The allocator, as with --limit: PyTorch's memory fraction. The device, if the allocator has no limit.
     #[default]
     Allocator,
-    /// The device: the driver refuses, as on a card of that size.
+    /// The driver, as on a card of that size.
     Device,
 }
 
@@ -113,20 +111,21 @@ impl From<CapOption> for LimitEnforcer {
     }
 }
 
-/// Both ways in which PyTorch reserves memory, and what no allocator can do better than page by page.
+/// Both ways in which PyTorch reserves memory, and the one without a cache.
 const DEFAULT_STRATEGIES: [&str; 3] = ["direct", "caching", "caching:expandable_segments:True"];
 
 pub fn run(args: Args) -> Outcome {
     let device = device(&args)?;
-    let strategies = strategies(&args.strategy)?;
-    let stop = interrupt::flag(interrupt::Running::Replay)?;
+    let reason = "a plugin calls the driver itself, so its memory cannot be limited";
+    let strategies = strategies_without_plugins(&args.strategy, reason)?;
+    let stop = exit::stop_flag(StopPolicy::AtOnce)?;
     match &args.largest {
         Some(parameter) => largest(&args, parameter, &device, &strategies, &stop),
         None => smallest(&args, &device, &strategies, &stop),
     }
 }
 
-/// Where it is searched, or confirmed.
+/// The device of the search, or the one that confirms it.
 fn device(args: &Args) -> Result<DeviceSpec, Failure> {
     let spec = DeviceOptions { device: args.device.clone(), limit: None }.spec()?;
     if !spec.is_simulated() && args.largest.is_some() {
@@ -134,28 +133,10 @@ fn device(args: &Args) -> Result<DeviceSpec, Failure> {
     }
     if !spec.is_simulated() && args.cap == CapOption::Device {
         return Err(Failure::usage(anyhow!(
-            "a real device is capped by the allocator's limit; leave out --cap device"
+            "on a real device the allocator enforces the limit; leave out --cap device"
         )));
     }
     Ok(spec)
-}
-
-fn strategies(typed: &[String]) -> Result<Vec<StrategySpec>, Failure> {
-    let mut strategies = Vec::new();
-    for text in typed {
-        let (strategy, note) = environment::resolve_settings(StrategySpec::from(text.as_str()));
-        if plugin::is_meant(&strategy) {
-            return Err(Failure::usage(anyhow!(
-                "no cap can be put on a plugin, which calls the driver itself; `oomph replay` runs it"
-            )));
-        }
-        strategy.check().map_err(Failure::usage)?;
-        if let Some(note) = note {
-            output::complain(&note);
-        }
-        strategies.push(strategy);
-    }
-    Ok(strategies)
 }
 
 fn smallest(args: &Args, device: &DeviceSpec, strategies: &[StrategySpec], stop: &AtomicBool) -> Outcome {
@@ -169,7 +150,7 @@ fn smallest(args: &Args, device: &DeviceSpec, strategies: &[StrategySpec], stop:
     Ok(if stop.load(Ordering::Relaxed) { exit::INTERRUPTED } else { exit_code(&details) })
 }
 
-/// One answer for all ranks: every rank has a card of its own, and the one that needs most decides.
+/// One answer for all ranks: every rank has its own card, and the one that needs most decides.
 fn for_ranks(
     args: &Args,
     files: &[RankFile],
@@ -178,11 +159,11 @@ fn for_ranks(
     stop: &AtomicBool,
 ) -> Outcome {
     if !device.is_simulated() {
-        return Err(Failure::usage(anyhow!("ranks are searched on the simulated device; leave out --device {device}")));
+        return Err(Failure::usage(anyhow!("the search for ranks is simulated; leave out --device {device}")));
     }
     let jobs = ranks::jobs_of_each(files);
     let answers = ranks::ask(files, |name, progress| {
-        details(args, &args.source.at(name), device, strategies, jobs, stop, progress)
+        details(args, &args.source.settings.of(name), device, strategies, jobs, stop, progress)
     });
     if stop.load(Ordering::Relaxed) {
         return Ok(exit::INTERRUPTED);
@@ -190,7 +171,7 @@ fn for_ranks(
     let code = ranks::tell("memory needed", &answers, args.format, |details: &Vec<ThresholdDetail>| {
         let peak_bytes = details.iter().filter_map(|detail| detail.record.live_peak_bytes).max();
         let needed = details.iter().filter_map(|detail| detail.record.threshold_bytes).max();
-        let told = details.iter().map(|detail| {
+        let answers = details.iter().map(|detail| {
             let answer = match (detail.record.threshold_bytes, detail.record.status) {
                 (Some(bytes), _) => Bytes(bytes).to_string(),
                 (None, ThresholdStatus::Skipped) => "skipped".to_owned(),
@@ -203,7 +184,7 @@ fn for_ranks(
             peak_bytes,
             figure_bytes: needed.or(peak_bytes),
             severity: details.iter().any(|detail| detail.record.status != ThresholdStatus::Found).into(),
-            verdict: told.collect::<Vec<_>>().join(", "),
+            verdict: answers.collect::<Vec<_>>().join(", "),
             ..RankRow::default()
         }
     })?;
@@ -223,7 +204,7 @@ fn details(
 ) -> Result<Vec<ThresholdDetail>, Failure> {
     let origin = source.spec()?;
     let opened = origin.open(progress).map_err(Failure::usage)?;
-    let trace = Trace::read(&ProgressSource::stage(opened, progress, "reading it", 1)).map_err(Failure::usage)?;
+    let trace = Trace::read(&ProgressSource::stage(opened, progress, "reading", 1)).map_err(Failure::usage)?;
     let trace = Arc::new(trace);
     let simulated: DeviceSpec = "sim".parse().map_err(Failure::usage)?;
     let mut details = Vec::new();
@@ -234,7 +215,7 @@ fn details(
             strategy: strategy.to_string(),
             device: device.to_string(),
             limit: None,
-            seed: args.source.seed,
+            seed: args.source.settings.seed,
             repeat: args.repeat,
         };
         let case = Case {
@@ -265,7 +246,7 @@ fn details(
     Ok(details)
 }
 
-/// What answers mean for the exit code.
+/// The exit code of some answers.
 pub fn exit_code(details: &[ThresholdDetail]) -> u8 {
     let any = |is: fn(&ThresholdDetail) -> bool| details.iter().any(is);
     if any(|detail| detail.record.status == ThresholdStatus::Error) {
@@ -319,4 +300,50 @@ fn largest(
     stages.finish();
     args.format.print(&records)?;
     Ok(exit::OK)
+}
+
+/// Searches the thresholds that the folder does not hold yet, one case after the other with all cores,
+/// and writes every answer at once.
+pub fn run_cases(
+    cases: &[Case],
+    folder: &RunFolder,
+    runner: &dyn CaseRunner,
+    jobs: usize,
+    stop: &AtomicBool,
+) -> Result<ThresholdFiles, Failure> {
+    let mut files = ThresholdFiles::open(folder.path())?;
+    let done = files.completed_cases();
+    let remaining: Vec<&Case> = cases.iter().filter(|case| !done.contains(&case.label.case_id())).collect();
+    let bar = progress::of_cases(cases.len(), cases.len() - remaining.len());
+    let simulated: DeviceSpec = "sim".parse()?;
+    let search = CaseSearch {
+        simulated: &simulated,
+        runner,
+        cap: LimitEnforcer::Allocator,
+        around: PROBES_AROUND,
+        jobs,
+        stop,
+        progress: &NoProgress,
+    };
+    // Cases of one workload follow each other, so it is read once.
+    let mut last: Option<(&Case, Arc<Trace>)> = None;
+    for case in remaining {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        bar.set_message(case.label.case_id());
+        let trace = match &last {
+            Some((other, trace)) if other.origin == case.origin => Arc::clone(trace),
+            _ => Arc::new(Trace::read(&*case.source)?),
+        };
+        let detail = search.answer(case, &trace);
+        if !detail.record.reason.is_empty() {
+            output::complain(&format!("{}: {}", detail.record.case_id, detail.record.reason));
+        }
+        files.append(detail)?;
+        last = Some((case, trace));
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(files)
 }

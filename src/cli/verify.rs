@@ -8,8 +8,7 @@ use std::{
 use serde::Serialize;
 
 use super::{
-    exit,
-    failure::{Failure, Outcome},
+    exit::{self, Failure, Outcome},
     options::{DeviceOptions, Format},
     progress::{self, OneOf, Stages},
     verify_on::{self, OnOptions},
@@ -24,36 +23,35 @@ use crate::{
     trace::torch::{OwnLimit, Recording, Snapshot},
 };
 
-/// Re-lives PyTorch memory snapshots: drives the model of PyTorch's allocator with the program's own actions, under the
-/// settings of the recording and with the driver's answers taken from it, and compares every entry, the memory at the
-/// end and PyTorch's counters.
+/// Checks that the model reproduces PyTorch memory snapshots exactly. The model of PyTorch's allocator runs the actions of
+/// the program, with the settings and the driver's answers of the recording; every entry, the memory at the end and
+/// PyTorch's counters are compared.
 ///
-/// A line a recording: EXACT; PARTIAL where the recording does not tell enough to say; DIVERGED with the first
-/// difference in both views; FAILED where it cannot be read.
+/// One line per recording: EXACT; PARTIAL if the recording does not contain enough to decide; DIVERGED with the first
+/// difference; FAILED if it cannot be read.
 ///
-/// With --on it is the device that is compared: does this GPU agree with the simulated one, decision by decision?
+/// With --on, a device is compared instead: does this GPU agree with the simulated one, decision by decision?
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-A snapshot does not say how much memory the program was allowed to use. If it was limited, give the share with
---fraction, or put a table snapshots.csv beside it with the columns snapshot (the file's name without .pickle) and
-memory_fraction. The same table may hold PyTorch's counters: peak_allocated, peak_reserved, final_segments,
-final_inactive_split, alloc_retries, ooms; they are compared too. Calls of empty_cache are not recorded, nor is a
-driver that has no more memory: both are inferred, and counted.
+A snapshot does not contain the memory limit of the program. If there was one, pass the share with --fraction, or put a
+table snapshots.csv beside it with the columns snapshot (the file name without .pickle) and memory_fraction. The same
+table may have PyTorch's counters, which are then compared: peak_allocated, peak_reserved, final_segments,
+final_inactive_split, alloc_retries, ooms. Calls of empty_cache and driver OOMs are not recorded; they are inferred and
+counted.
 
-A recording that began in the middle, because its history was switched on late or kept the last entries only, is
-re-lived too: the memory at the end and the entries tell how memory was when it began. Of that only the ages of cached
-blocks, which garbage collection goes by, cannot be known, and sometimes the size of blocks that were there already: if
-the model then does something else, the recording is PARTIAL and says so. Peaks and counts over the whole run are not
-compared.
+A recording that begins in the middle, because its history was enabled late or kept the last entries only, is verified
+too: the memory at the end and the entries determine the memory at the beginning. Unknown are only the ages of cached
+blocks, which matter for garbage collection, and sometimes the sizes of blocks that existed before. If the model then
+differs, the recording is PARTIAL. Peaks and counts over the whole run are not compared.
 
-With --on, each SOURCE runs under each --strategy on that device, and every answer of the driver is logged: where memory
-lies, whether events are done, what fails. A second run is given these answers and must decide the same at every event:
-block and size, how it was found, segments taken, mapped and given back, retries, failures, frees completed. A third runs
-freely on the simulated device of --device; its peaks are compared in percent. A recording keeps its own memory limit, as
-above; requests that fail are left out and the run goes on. Memory does not grow with the length of a trace.
+With --on, each SOURCE runs under each --strategy on that device, and every answer of the driver is logged: addresses,
+finished events, failures. A second run is given these answers and must decide the same at every event: block and size,
+how it was found, segments reserved, mapped and released, retries, failures, frees. A third run is simulated without the
+answers, on --device; its peaks are compared in percent. A recording keeps its own memory limit, as above; requests that
+fail are skipped. Memory use does not grow with the length of a trace.
 
 Exit code 0 if every recording is exact or every decision the same, 100 if not, 2 if one cannot be read; with --on 104
-if a case could not be run, 130 after Ctrl-C, which shows the cases that were done.
+if a case could not be run, 130 after Ctrl-C, which shows the finished cases.
 
 Examples:
   oomph verify snapshot.pickle
@@ -63,21 +61,21 @@ Examples:
   oomph verify --on cuda --suite quick --strategy caching --format csv
   oomph verify --on cuda --strategy async runs/*.pickle.xz")]
 pub struct Args {
-    /// What torch.cuda.memory._dump_snapshot wrote; .gz, .xz and .zst are read as they are. With --on, any SOURCE: a
-    /// workload, a workload TOML, or a trace file in any known format.
+    /// Files of torch.cuda.memory._dump_snapshot, also as .gz, .xz or .zst. With --on, any SOURCE: a workload, a workload
+    /// TOML, or a trace file in any known format.
     #[arg(value_name = "SNAPSHOT", required_unless_present = "suite")]
     pub(super) sources: Vec<PathBuf>,
     #[command(flatten)]
     pub(super) on: OnOptions,
-    /// Share of the device's memory that the program was allowed to use, from 0 to 1; 1 is no limit.
+    /// The memory fraction of the program, from 0 to 1; 1 means no limit.
     #[arg(long, value_name = "F", value_parser = share)]
     fraction: Option<f64>,
-    /// Only this device of each snapshot; without it every device that something is known about.
+    /// Only this device of each snapshot [default: every device with data].
     #[arg(long, value_name = "N")]
     pub(super) device_index: Option<u32>,
     #[command(flatten)]
     pub(super) device: DeviceOptions,
-    /// How it is printed.
+    /// Output format.
     #[arg(long, default_value = "table", value_parser = Format::among(&[Format::Table, Format::Json, Format::Csv]))]
     pub(super) format: Format,
 }
@@ -94,28 +92,28 @@ pub fn run(args: Args) -> Outcome {
     let props = args.device.spec()?.open().map_err(Failure::usage)?.props().clone();
     let rows = verify_all(&args, &props);
     args.format.print(&rows)?;
-    let any = |result: Finding| rows.iter().any(|row| row.result == result);
-    Ok(if any(Finding::Failed) {
+    let any = |result: VerifyResult| rows.iter().any(|row| row.result == result);
+    Ok(if any(VerifyResult::Failed) {
         exit::USAGE
-    } else if any(Finding::Diverged) || any(Finding::Partial) {
+    } else if any(VerifyResult::Diverged) || any(VerifyResult::Partial) {
         exit::NOT_EXACT
     } else {
         exit::OK
     })
 }
 
-/// What became of one device of one snapshot.
+/// The result for one device of one snapshot.
 #[derive(Debug, Serialize)]
-struct Row {
+struct VerifyRow {
     file: String,
     device: Option<u32>,
-    result: Finding,
+    result: VerifyResult,
     /// Why it is not exact.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     reasons: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     divergence: Option<Divergence>,
-    /// What was there before, if it began in the middle.
+    /// The memory at the beginning, if the recording begins in the middle.
     #[serde(skip_serializing_if = "Option::is_none")]
     beginning: Option<Beginning>,
     entries: usize,
@@ -127,36 +125,36 @@ struct Row {
     peak_allocated_bytes: u64,
     peak_reserved_bytes: u64,
     limit_bytes: Option<u64>,
-    /// The limit that the program had set itself and nobody told us, as far as its failures enclose it.
+    /// The range of the limit that the program set itself, inferred from its failures.
     own_limit: Option<OwnLimit>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Finding {
+enum VerifyResult {
     Exact,
     Partial,
     Diverged,
     Failed,
 }
 
-impl Finding {
+impl VerifyResult {
     fn word(self) -> &'static str {
         match self {
-            Finding::Exact => "EXACT",
-            Finding::Partial => "PARTIAL",
-            Finding::Diverged => "DIVERGED",
-            Finding::Failed => "FAILED",
+            VerifyResult::Exact => "EXACT",
+            VerifyResult::Partial => "PARTIAL",
+            VerifyResult::Diverged => "DIVERGED",
+            VerifyResult::Failed => "FAILED",
         }
     }
 }
 
-impl Row {
-    fn failed(path: &Path, reason: String) -> Row {
-        Row {
+impl VerifyRow {
+    fn failed(path: &Path, reason: String) -> VerifyRow {
+        VerifyRow {
             file: path.display().to_string(),
             device: None,
-            result: Finding::Failed,
+            result: VerifyResult::Failed,
             reasons: vec![reason],
             divergence: None,
             beginning: None,
@@ -173,13 +171,13 @@ impl Row {
         }
     }
 
-    fn of(path: &Path, recording: &Recording, limit_bytes: Option<u64>, verification: Verification) -> Row {
+    fn of(path: &Path, recording: &Recording, limit_bytes: Option<u64>, verification: Verification) -> VerifyRow {
         let (result, reasons, divergence) = match verification.verdict {
-            Verdict::Exact => (Finding::Exact, Vec::new(), None),
-            Verdict::Partial { reasons, divergence } => (Finding::Partial, reasons, divergence),
-            Verdict::Diverged(divergence) => (Finding::Diverged, Vec::new(), Some(divergence)),
+            Verdict::Exact => (VerifyResult::Exact, Vec::new(), None),
+            Verdict::Partial { reasons, divergence } => (VerifyResult::Partial, reasons, divergence),
+            Verdict::Diverged(divergence) => (VerifyResult::Diverged, Vec::new(), Some(divergence)),
         };
-        Row {
+        VerifyRow {
             file: path.display().to_string(),
             device: Some(recording.device),
             result,
@@ -201,9 +199,9 @@ impl Row {
 }
 
 /// Verifies all snapshots on all cores; the rows are in the order of the arguments.
-fn verify_all(args: &Args, props: &DeviceProps) -> Vec<Row> {
+fn verify_all(args: &Args, props: &DeviceProps) -> Vec<VerifyRow> {
     let rows = |path: &PathBuf, progress: &dyn Progress| {
-        verify_file(path, args, props, progress).unwrap_or_else(|reason| vec![Row::failed(path, reason)])
+        verify_file(path, args, props, progress).unwrap_or_else(|reason| vec![VerifyRow::failed(path, reason)])
     };
     if let [path] = &args.sources[..] {
         return rows(path, &Stages::of(&path.to_string_lossy()));
@@ -218,9 +216,14 @@ fn verify_all(args: &Args, props: &DeviceProps) -> Vec<Row> {
     done.into_iter().flatten().collect()
 }
 
-/// Every device of a snapshot, or the reason why there is none.
-fn verify_file(path: &Path, args: &Args, props: &DeviceProps, progress: &dyn Progress) -> Result<Vec<Row>, String> {
-    // Whatever the reason, the line it goes on begins with the path.
+/// The results for every device of a snapshot, or why it cannot be read.
+fn verify_file(
+    path: &Path,
+    args: &Args,
+    props: &DeviceProps,
+    progress: &dyn Progress,
+) -> Result<Vec<VerifyRow>, String> {
+    // The line of output already begins with the path.
     let in_words = |error: String| error.trim_start_matches(&format!("{}: ", path.display())).to_owned();
     let snapshot = Snapshot::open(path, progress).map_err(|error| in_words(error.to_string()))?;
     let companion = Companion::beside(path).map_err(|error| error.to_string())?.unwrap_or_default();
@@ -235,29 +238,29 @@ fn verify_file(path: &Path, args: &Args, props: &DeviceProps, progress: &dyn Pro
     for (place, &device) in devices.iter().enumerate() {
         let last = place + 1 == devices.len();
         let Some(part) = (if last { snapshot.take() } else { snapshot.clone() }) else { break };
-        // A snapshot of nothing has no device at all, but can still be told of.
+        // An empty snapshot has no device, but still gets a row.
         let device = Some(device).filter(|_| args.device_index.is_some() || !part.devices().is_empty());
         let recording = part.into_recording("", device, progress).map_err(|error| error.to_string())?;
         let verification = verify(&recording, &Setup { props, limit }, &companion.counters, progress);
-        rows.push(Row::of(path, &recording, limit, verification));
+        rows.push(VerifyRow::of(path, &recording, limit, verification));
     }
     Ok(rows)
 }
 
 impl Args {
-    /// How much the program might reserve: as the arguments say, otherwise as the table beside the snapshot does.
+    /// The memory limit of the program: from the arguments, otherwise from the table beside the snapshot.
     pub(super) fn limit(&self, companion: &Companion, props: &DeviceProps) -> Option<u64> {
         let fraction = self.fraction.or(if self.device.limit.is_some() { None } else { companion.memory_fraction });
-        // As PyTorch computes it: the whole is no limit at all.
+        // As PyTorch computes it; a fraction of 1 is no limit.
         let share = fraction.filter(|fraction| *fraction < 1.0).map(|share| (share * props.total_bytes as f64) as u64);
         [share, self.device.limit.map(|limit| limit.0)].into_iter().flatten().min()
     }
 }
 
-impl Render for [Row] {
-    type Row = Row;
+impl Render for [VerifyRow] {
+    type Row = VerifyRow;
 
-    fn rows(&self) -> &[Row] {
+    fn rows(&self) -> &[VerifyRow] {
         self
     }
 
@@ -307,22 +310,22 @@ const COLUMNS: [&str; 16] = [
 
 fn from_the_middle(before: Beginning) -> String {
     let Beginning { blocks, segments, entries_passed_over } = before;
-    let mut text = format!("from the middle: {blocks} blocks in {segments} segments were there before it");
+    let mut text = format!("from the middle: {blocks} blocks in {segments} segments existed before");
     if entries_passed_over > 0 {
-        let _ = write!(text, " ({entries_passed_over} entries of a call under way are passed over)");
+        let _ = write!(text, " ({entries_passed_over} entries of an unfinished call are skipped)");
     }
     text
 }
 
-fn text(rows: &[Row]) -> String {
+fn text(rows: &[VerifyRow]) -> String {
     let mut out = String::new();
     let several = |file: &str| rows.iter().filter(|row| row.file == file).count() > 1;
-    let count = |result: Finding| rows.iter().filter(|row| row.result == result).count();
+    let count = |result: VerifyResult| rows.iter().filter(|row| row.result == result).count();
     for row in rows {
         let device = row.device.filter(|_| several(&row.file)).map(|device| format!(" (device {device})"));
         let _ = write!(out, "{:<9} {}{}: ", row.result.word(), row.file, device.unwrap_or_default());
         let mut says: Vec<String> = row.reasons.clone();
-        if row.result == Finding::Exact {
+        if row.result == VerifyResult::Exact {
             says.push(format!("{} entries", row.entries_agreed));
             says.extend(row.beginning.map(from_the_middle));
             let refusals = if row.own_limit.is_some() { 0 } else { row.driver_refusals as u64 };
@@ -334,22 +337,22 @@ fn text(rows: &[Row]) -> String {
             ] {
                 says.extend((number > 0).then(|| format!("{number} {what}")));
             }
-        } else if row.result != Finding::Failed {
+        } else if row.result != VerifyResult::Failed {
             let passed_over = row.beginning.map_or(0, |before| before.entries_passed_over);
             says.push(format!("{} of {} entries agree", row.entries_agreed, row.entries - passed_over));
             says.extend(row.beginning.map(from_the_middle));
         }
         says.extend(row.own_limit.map(|limit| {
             let (at_least, below) = (Bytes(limit.at_least_bytes), Bytes(limit.below_bytes));
-            format!("under a limit of its own of {at_least} or more, less than {below} (--limit tells which)")
+            format!("own limit between {at_least} and {below} (pass it with --limit)")
         }));
         says.extend(row.divergence.as_ref().map(Divergence::to_string));
         let _ = writeln!(out, "{}", says.join(", "));
     }
     let total: usize = rows.iter().map(|row| row.entries_agreed).sum();
     let recordings = if rows.len() == 1 { "recording" } else { "recordings" };
-    let _ = write!(out, "{} {recordings}, {total} entries agree: {} exact", rows.len(), count(Finding::Exact));
-    for result in [Finding::Partial, Finding::Diverged, Finding::Failed] {
+    let _ = write!(out, "{} {recordings}, {total} entries agree: {} exact", rows.len(), count(VerifyResult::Exact));
+    for result in [VerifyResult::Partial, VerifyResult::Diverged, VerifyResult::Failed] {
         if count(result) > 0 {
             let _ = write!(out, ", {} {}", count(result), result.word().to_lowercase());
         }
@@ -362,13 +365,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_that_are_passed_over_are_not_among_those_that_could_agree() {
-        let row = Row {
-            result: Finding::Partial,
+    fn skipped_entries_are_not_counted() {
+        let row = VerifyRow {
+            result: VerifyResult::Partial,
             entries: 5994,
             entries_agreed: 5993,
             beginning: Some(Beginning { blocks: 258, segments: 24, entries_passed_over: 1 }),
-            ..Row::failed(Path::new("late.pickle"), "it uses private pools".to_owned())
+            ..VerifyRow::failed(Path::new("late.pickle"), "it uses private pools".to_owned())
         };
         let text = text(&[row]);
         assert!(

@@ -15,19 +15,18 @@ use clap::Args;
 use indicatif::ProgressBar;
 
 use super::{
-    environment, exit,
-    failure::{Failure, Outcome},
-    interrupt,
+    exit::{self, Failure, Outcome, StopPolicy},
     options::DeviceOptions,
     output,
     progress::{self, OneOf},
-    run, verify,
+    run::note_absent_files,
+    source::strategies_without_plugins,
+    verify,
 };
 use crate::{
     base::NoProgress,
     device::{DeviceProps, DeviceSpec},
     measure::{AgreementRecord, CaseLabel, agreement::Finding},
-    plugin,
     replay::{OnOutOfMemory, Pace, verify::Companion},
     strategy::StrategySpec,
     suite::{self, Case, CaseSettings, Filter, SourceSpec, SuiteFile},
@@ -36,48 +35,48 @@ use crate::{
 
 const HEADING: &str = "Comparing devices";
 
-/// What `--on` brings along.
+/// The options of `--on`.
 #[derive(Debug, Args)]
 pub struct OnOptions {
-    /// Compare this device with the simulated one: `cuda[:N]`, or `sim`, which agrees with itself.
+    /// Compare this device with the simulated one: `cuda[:N]`, or `sim` for a self-test.
     #[arg(long = "on", id = "on", value_name = "DEVICE", help_heading = HEADING)]
     pub device: Option<String>,
-    /// A strategy with its parameters; may be repeated. Of `async` only peaks can be compared: the driver decides
+    /// A strategy with its parameters; may be repeated. For `async`, only peaks can be compared
     /// [default: direct, caching and caching:expandable_segments:True].
     #[arg(long, short, value_name = "NAME[:PARAMETERS]", requires = "on", help_heading = HEADING)]
     pub strategy: Vec<String>,
-    /// Every workload of this suite with its limits and seeds; may be repeated, `all` is every suite there is.
+    /// Every workload of this suite with its limits and seeds; may be repeated; `all` is every suite.
     #[arg(long, value_name = "SUITE", requires = "on", help_heading = HEADING)]
     pub suite: Vec<String>,
-    /// Run only cases whose id contains this, or matches it as a whole where it has a `*`; may be repeated.
+    /// Run only cases whose id contains this; with a `*`, the pattern must match the whole id. May be repeated.
     #[arg(long, short, value_name = "PATTERN", requires = "on", help_heading = HEADING)]
     pub filter: Vec<String>,
 }
 
-/// What the project promises agreement for.
+/// The strategies that must agree.
 const DEFAULT_STRATEGIES: [&str; 3] = ["direct", "caching", "caching:expandable_segments:True"];
 
-/// One source, not yet read, and the cases that it is for.
-struct Subject {
-    source: Unread,
+/// One source, not yet read, and its cases.
+struct ComparedSource {
+    source: UnreadSource,
     cases: Vec<(CaseLabel, StrategySpec)>,
 }
 
-enum Unread {
-    /// Generated while it is read.
+enum UnreadSource {
+    /// Generated while it is replayed.
     Workload(Arc<dyn Source>),
-    /// Read into memory when its turn comes: recordings are re-lived first, which takes a while.
+    /// Read into memory when its turn comes: recordings are verified first, which takes a while.
     File(SourceSpec),
 }
 
 /// The devices that are compared.
-struct Devices {
+struct ComparedDevices {
     real: DeviceSpec,
     simulated: DeviceSpec,
 }
 
-/// A row, and how long it took.
-struct Compared {
+/// A row and its duration.
+struct ComparedCase {
     place: (usize, usize),
     record: AgreementRecord,
     readable: bool,
@@ -89,12 +88,12 @@ pub fn run(args: &verify::Args) -> Outcome {
     let devices = devices(args)?;
     let subjects = subjects(args, &devices)?;
     let total = subjects.iter().map(|subject| subject.cases.len()).sum();
-    let stop = interrupt::flag(interrupt::Running::Replay)?;
+    let stop = exit::stop_flag(StopPolicy::AtOnce)?;
     let mut done = compare_all(&subjects, &devices, total, &stop);
     done.sort_by_key(|compared| compared.place);
     let records: Vec<AgreementRecord> = done.iter().map(|compared| compared.record.clone()).collect();
     args.format.print(&records)?;
-    tell_times(&done, began.elapsed());
+    report_times(&done, began.elapsed());
     if records.len() < total {
         output::complain(&format!("interrupted after {} of {total} cases", records.len()));
         return Ok(exit::INTERRUPTED);
@@ -102,7 +101,7 @@ pub fn run(args: &verify::Args) -> Outcome {
     Ok(exit_code(&done))
 }
 
-fn exit_code(done: &[Compared]) -> u8 {
+fn exit_code(done: &[ComparedCase]) -> u8 {
     let any = |finding| done.iter().any(|compared| compared.record.finding == finding);
     if any(Finding::Differs) {
         exit::NOT_EXACT
@@ -115,8 +114,8 @@ fn exit_code(done: &[Compared]) -> u8 {
     }
 }
 
-/// Long runs are split by hand, for which one must know what takes long.
-fn tell_times(done: &[Compared], wall: Duration) {
+/// The longest case, for splitting long runs by hand.
+fn report_times(done: &[ComparedCase], wall: Duration) {
     let in_seconds = |time: Duration| format!("{:.1} s", time.as_secs_f64());
     if let Some(longest) = done.iter().max_by_key(|compared| compared.wall) {
         output::complain(&format!(
@@ -129,7 +128,7 @@ fn tell_times(done: &[Compared], wall: Duration) {
     }
 }
 
-fn devices(args: &verify::Args) -> Result<Devices, Failure> {
+fn devices(args: &verify::Args) -> Result<ComparedDevices, Failure> {
     let Some(name) = &args.on.device else { return Err(Failure::usage(anyhow!("--on DEVICE is missing"))) };
     let simulated: DeviceSpec = args.device.device.parse().map_err(Failure::usage)?;
     if !simulated.is_simulated() {
@@ -139,21 +138,21 @@ fn devices(args: &verify::Args) -> Result<Devices, Failure> {
     }
     let simulated = args.device.spec()?;
     let real = DeviceOptions { device: name.clone(), limit: args.device.limit }.spec()?;
-    // A simulated device is compared with itself unless somebody says otherwise.
+    // By default a simulated device is compared with itself.
     let is_default = args.device.device == DeviceOptions::default().device;
     let simulated = if real.is_simulated() && is_default { real.clone() } else { simulated };
-    Ok(Devices { real, simulated })
+    Ok(ComparedDevices { real, simulated })
 }
 
-/// What to run, without what the filters leave out.
-fn subjects(args: &verify::Args, devices: &Devices) -> Result<Vec<Subject>, Failure> {
+/// The cases that pass the filters.
+fn subjects(args: &verify::Args, devices: &ComparedDevices) -> Result<Vec<ComparedSource>, Failure> {
     let props = devices.real.open()?.props().clone();
     let strategies = strategies(args)?;
     let mut subjects = Vec::new();
-    let mut add = |source: Unread, label: CaseLabel| {
+    let mut add = |source: UnreadSource, label: CaseLabel| {
         let labelled = |strategy: &StrategySpec| CaseLabel { strategy: strategy.to_string(), ..label.clone() };
         let cases = strategies.iter().map(|strategy| (labelled(strategy), strategy.clone())).collect();
-        subjects.push(Subject { source, cases });
+        subjects.push(ComparedSource { source, cases });
     };
     for path in &args.sources {
         let (source, label) = named(args, path, devices, &props)?;
@@ -174,34 +173,20 @@ fn subjects(args: &verify::Args, devices: &Devices) -> Result<Vec<Subject>, Fail
 }
 
 fn strategies(args: &verify::Args) -> Result<Vec<StrategySpec>, Failure> {
-    let typed: Vec<&str> = match &args.on.strategy[..] {
-        [] => DEFAULT_STRATEGIES.to_vec(),
-        typed => typed.iter().map(String::as_str).collect(),
-    };
-    let mut strategies = Vec::new();
-    for text in typed {
-        let (strategy, note) = environment::resolve_settings(StrategySpec::from(text));
-        if plugin::is_meant(&strategy) {
-            return Err(Failure::usage(anyhow!(
-                "a plugin calls the driver itself, so its calls cannot be compared; `oomph replay` runs it"
-            )));
-        }
-        strategy.check().map_err(Failure::usage)?;
-        if let Some(note) = note {
-            output::complain(&note);
-        }
-        strategies.push(strategy);
+    let reason = "a plugin calls the driver itself, so its calls cannot be compared";
+    match &args.on.strategy[..] {
+        [] => strategies_without_plugins(&DEFAULT_STRATEGIES, reason),
+        typed => strategies_without_plugins(typed, reason),
     }
-    Ok(strategies)
 }
 
-/// A source that was typed. What is no source is an error before anything runs.
+/// A source as typed. A wrong name is an error before anything runs.
 fn named(
     args: &verify::Args,
     path: &Path,
-    devices: &Devices,
+    devices: &ComparedDevices,
     props: &DeviceProps,
-) -> Result<(Unread, CaseLabel), Failure> {
+) -> Result<(UnreadSource, CaseLabel), Failure> {
     let spec = SourceSpec {
         name: path.to_string_lossy().into_owned(),
         set: Vec::new(),
@@ -212,12 +197,12 @@ fn named(
         Some(_) => {
             let source: Arc<dyn Source> = spec.open(&NoProgress).map_err(Failure::usage)?.into();
             let workload = source.name().to_owned();
-            (Unread::Workload(source), workload, Companion::default())
+            (UnreadSource::Workload(source), workload, Companion::default())
         }
         None => {
             let workload = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let companion = Companion::beside(path).map_err(Failure::usage)?.unwrap_or_default();
-            (Unread::File(spec), workload, companion)
+            (UnreadSource::File(spec), workload, companion)
         }
     };
     let label = CaseLabel {
@@ -232,30 +217,39 @@ fn named(
     Ok((source, label))
 }
 
-/// The workloads of the suites, each once with every limit and seed that it has there.
-fn of_suites(args: &verify::Args, devices: &Devices, props: &DeviceProps) -> Result<Vec<(Unread, CaseLabel)>, Failure> {
+/// The workloads of the suites, once per limit and seed.
+fn of_suites(
+    args: &verify::Args,
+    devices: &ComparedDevices,
+    props: &DeviceProps,
+) -> Result<Vec<(UnreadSource, CaseLabel)>, Failure> {
     let every_suite = || SuiteFile::embedded().map(str::to_owned).collect();
     let names: Vec<String> =
         if args.on.suite.iter().any(|name| name == "all") { every_suite() } else { args.on.suite.clone() };
     let limit = args.limit(&Companion::default(), props);
     let settings = CaseSettings { device: devices.real.clone(), limit, seed: None, timeout: None };
-    let mut found: Vec<(Unread, CaseLabel)> = Vec::new();
+    let mut found: Vec<(UnreadSource, CaseLabel)> = Vec::new();
     for name in &names {
         let suite = SuiteFile::load(name).map_err(Failure::usage)?;
-        run::note_absent_files(&suite);
+        note_absent_files(&suite);
         for case in suite.cases(&settings).map_err(Failure::usage)? {
             let key = |label: &CaseLabel| (label.workload.clone(), label.limit, label.seed, label.repeat);
             if found.iter().all(|(_, known)| key(known) != key(&case.label)) {
-                found.push((Unread::Workload(case.source), case.label));
+                found.push((UnreadSource::Workload(case.source), case.label));
             }
         }
     }
     Ok(found)
 }
 
-/// Runs everything: on all cores where the device is simulated. On a real one cases take turns, while the next sources
-/// are being read.
-fn compare_all(subjects: &[Subject], devices: &Devices, total: usize, stop: &AtomicBool) -> Vec<Compared> {
+/// Runs all cases: in parallel on a simulated device; one at a time on a real one, while the next sources
+/// are read.
+fn compare_all(
+    subjects: &[ComparedSource],
+    devices: &ComparedDevices,
+    total: usize,
+    stop: &AtomicBool,
+) -> Vec<ComparedCase> {
     let bar = progress::of_cases(total, 0);
     let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let turn = Mutex::new(());
@@ -280,8 +274,12 @@ fn compare_all(subjects: &[Subject], devices: &Devices, total: usize, stop: &Ato
                 };
                 bar.inc(1);
                 if record.finding != Finding::Interrupted {
-                    let compared =
-                        Compared { place: (number, place), record, readable: source.is_ok(), wall: began.elapsed() };
+                    let compared = ComparedCase {
+                        place: (number, place),
+                        record,
+                        readable: source.is_ok(),
+                        wall: began.elapsed(),
+                    };
                     done.lock().unwrap_or_else(PoisonError::into_inner).push(compared);
                 }
             }
@@ -296,12 +294,12 @@ fn compare_all(subjects: &[Subject], devices: &Devices, total: usize, stop: &Ato
     done.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Unread {
-    /// What is read stands beside the bar.
+impl UnreadSource {
+    /// Reads the source; the bar shows its progress.
     fn read(&self, bar: &ProgressBar) -> Result<Arc<dyn Source>, Failure> {
         match self {
-            Unread::Workload(source) => Ok(Arc::clone(source)),
-            Unread::File(spec) => {
+            UnreadSource::Workload(source) => Ok(Arc::clone(source)),
+            UnreadSource::File(spec) => {
                 let watcher = OneOf::of(&spec.name, bar);
                 spec.open(&watcher).map(Arc::from).map_err(Failure::usage)
             }
@@ -309,11 +307,11 @@ impl Unread {
     }
 }
 
-fn case(label: &CaseLabel, strategy: &StrategySpec, source: &Arc<dyn Source>, devices: &Devices) -> Case {
+fn case(label: &CaseLabel, strategy: &StrategySpec, source: &Arc<dyn Source>, devices: &ComparedDevices) -> Case {
     Case {
         label: label.clone(),
         source: Arc::clone(source),
-        // Two devices are compared in one process: nobody opens the source anew.
+        // Both devices are in this process, so the source is never opened again.
         origin: SourceSpec::default(),
         strategy: strategy.clone(),
         device: devices.real.clone(),

@@ -1,4 +1,5 @@
-//! `oomph worker`: the process in which one case runs. Started by `run` and `replay`, never by hand.
+//! Helper processes, never started by hand: `oomph worker` runs one case for `run` and `replay`;
+//! `oomph plugin-host` holds a plugin for `stress`.
 
 use std::{
     io::{self, BufRead},
@@ -12,30 +13,30 @@ use std::{
 };
 
 use super::{
-    exit,
-    failure::{Failure, Outcome},
+    exit::{self, Failure, Outcome},
     output,
 };
 use crate::suite::worker::{Order, STOP};
 
-/// How long ending in an orderly way may take. A driver that hangs does so at the exit of a process too.
-const ORDERLY_END: Duration = Duration::from_secs(2);
+/// How long an orderly exit may take. A driver or a plugin that hangs also hangs at the exit.
+const EXIT_TIME: Duration = Duration::from_secs(2);
 
 pub fn run() -> Outcome {
-    // Ctrl-C in a terminal reaches every process in it, and batch systems signal all of them: whether the case is worth
-    // finishing is for the process that waits to decide, and it says so on standard input.
+    // Ctrl-C reaches every process of a terminal, and batch systems signal all of them. The parent
+    // decides whether the case is worth finishing, and says so on standard input.
     ctrlc::set_handler(|| {})?;
     let mut line = String::new();
     io::stdin().lock().read_line(&mut line)?;
     let order = Order::read(&line).map_err(Failure::usage)?;
     let stop = Arc::new(AtomicBool::new(false));
-    let told = Arc::clone(&stop);
-    thread::spawn(move || listen(&told));
+    let seen = Arc::clone(&stop);
+    thread::spawn(move || listen(&seen));
     output::say(&order.carry_out(&stop)?)?;
     Ok(exit::OK)
 }
 
-/// Waits for the word to stop, and for the end: with nobody left to tell, a GPU must not stay occupied.
+/// Waits for the order to stop. Exits when standard input ends: without a parent, the GPU must not
+/// stay occupied.
 fn listen(stop: &AtomicBool) {
     let mut line = String::new();
     while let Ok(1..) = io::stdin().lock().read_line(&mut line) {
@@ -44,9 +45,52 @@ fn listen(stop: &AtomicBool) {
         }
         line.clear();
     }
+    abort_if_exit_hangs();
+    process::exit(i32::from(exit::INTERRUPTED));
+}
+
+fn abort_if_exit_hangs() {
     thread::spawn(|| {
-        thread::sleep(ORDERLY_END);
+        thread::sleep(EXIT_TIME);
         process::abort();
     });
-    process::exit(i32::from(exit::INTERRUPTED));
+}
+
+#[cfg(unix)]
+pub mod plugin_host {
+    //! The process that a plugin is loaded into.
+
+    use std::{
+        env, io,
+        os::{fd::AsFd, unix::net::UnixStream},
+    };
+
+    use super::{Failure, Outcome, abort_if_exit_hangs, exit};
+    use crate::{
+        cli::PLUGIN_HOST,
+        plugin::{self, HostProgram},
+    };
+
+    /// Which plugin.
+    #[derive(Debug, clap::Args)]
+    pub struct Args {
+        /// What follows `plugin:`.
+        #[arg(value_name = "FILE[,PARAMETERS]")]
+        parameters: String,
+    }
+
+    /// From now on, plugins under stress run in processes of this program.
+    pub fn offer() -> Result<(), Failure> {
+        let program = env::current_exe()?;
+        plugin::host_with(HostProgram { program, arguments: vec![PLUGIN_HOST.into()] });
+        Ok(())
+    }
+
+    pub fn run(args: &Args) -> Outcome {
+        let connection = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+        let hosted = plugin::host(&args.parameters, connection);
+        abort_if_exit_hangs();
+        hosted?;
+        Ok(exit::OK)
+    }
 }

@@ -225,8 +225,8 @@ fn a_shard_goes_on_only_as_itself() {
     let before = read(&folder, "one/runs.csv");
     for (part, words) in [
         ("--partition slice:2/3", "its shard is 'slice:1/3', this run's is 'slice:2/3'"),
-        ("--partition slice:1/4", "its plan.csv deals out other cases"),
-        ("--filter random --partition slice:1/3", "its plan.csv deals out other cases"),
+        ("--partition slice:1/4", "its plan.csv has other cases"),
+        ("--filter random --partition slice:1/3", "its plan.csv has other cases"),
         ("--pack --partition slice:1/3", "its --pack is 'false', this run's is 'true'"),
     ] {
         let told = run(&folder, &format!("run ./suite.toml {part} --resume one"), 2);

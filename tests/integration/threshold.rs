@@ -35,9 +35,14 @@ fn a_replay_with_the_threshold_as_limit_completes_and_with_a_page_less_does_not(
 fn the_table_says_both_memories_who_caps_and_why_a_page_less_fails() {
     let folder = TempDir::new().unwrap();
     let (out, _) = run(&folder, &[&["threshold", "checkerboard"], &SMALL[..]].concat(), 0);
-    for words in
-        ["smallest", "context and libraries", "allocator's own limit", "3 rounds", "a page less fails", "exhaustion"]
-    {
+    for words in [
+        "smallest",
+        "context and libraries",
+        "enforced by the allocator",
+        "3 rounds",
+        "one page less fails",
+        "exhaustion",
+    ] {
         assert!(out.contains(words), "'{words}' is missing in {out}");
     }
     let device = [&["threshold", "checkerboard", "--cap", "device", "--repeat", "1"], &SMALL[..]].concat();

@@ -8,9 +8,7 @@ use super::common::{exit_code, save_trace, strategies_with_memory};
 use crate::{
     base::{Bytes, GIB, parallel_map},
     cli::{
-        exit,
-        failure::{Failure, Outcome},
-        interrupt,
+        exit::{self, Failure, Outcome, StopPolicy},
         options::{DeviceOptions, Format},
         output, progress,
     },
@@ -72,7 +70,7 @@ impl AdversaryArgs {
     pub(super) fn run(&self) -> Outcome {
         let parameters = RobsonParameters::new(self.live.0, self.largest.0, self.unit.0).map_err(Failure::usage)?;
         let targets = self.targets()?;
-        let stop = interrupt::flag(interrupt::Running::Replay)?;
+        let stop = exit::stop_flag(StopPolicy::AtOnce)?;
         let jobs = if targets.iter().all(|target| target.device.is_simulated()) { suite::all_cores() } else { 1 };
         let bar = progress::of_cases(targets.len(), 0);
         let results = parallel_map(&targets, jobs, |target| {

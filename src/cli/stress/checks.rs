@@ -11,9 +11,8 @@ use super::StressOptions;
 use crate::{
     base::{did_you_mean_among, nearest, parallel_map},
     cli::{
-        exit,
-        failure::{Failure, Outcome},
-        interrupt, output, progress,
+        exit::{self, Failure, Outcome, StopPolicy},
+        output, progress,
     },
     device::wrap::FaultSpec,
     stress::{
@@ -46,7 +45,7 @@ pub struct AllArgs {
 impl AllArgs {
     pub(super) fn run(&self) -> Outcome {
         let targets = self.options.targets()?;
-        let stop = interrupt::flag(interrupt::Running::Replay)?;
+        let stop = exit::stop_flag(StopPolicy::AtOnce)?;
         let jobs: Vec<(&StressTarget, &StressKind)> =
             KINDS.iter().rev().flat_map(|kind| targets.iter().map(move |target| (target, kind))).collect();
         let parallel = StressOptions::jobs(&targets);

@@ -12,9 +12,8 @@ use std::{
 use crate::{
     base::{Bytes, MIB, parallel_map},
     cli::{
-        environment, exit,
-        failure::{Failure, Outcome},
-        interrupt,
+        environment,
+        exit::{self, Failure, Outcome, StopPolicy},
         options::{DeviceOptions, Format},
         output,
         progress::{self, Stages},
@@ -102,7 +101,7 @@ impl StressOptions {
         judge: impl Fn(&StressTarget, &AtomicBool) -> StressVerdict + Sync,
     ) -> Result<(Vec<StressVerdict>, Arc<AtomicBool>), Failure> {
         let targets = self.targets()?;
-        let stop = interrupt::flag(interrupt::Running::Replay)?;
+        let stop = exit::stop_flag(StopPolicy::AtOnce)?;
         let bar = progress::of_cases(targets.len(), 0);
         let verdicts = parallel_map(&targets, StressOptions::jobs(&targets), |target| {
             bar.set_message(target.strategy.to_string());

@@ -17,8 +17,8 @@ use crate::{
     base::{Bytes, GIB, parallel_map},
     cli::{
         VERSION,
-        failure::{Failure, Outcome},
-        interrupt, progress,
+        exit::{self, Failure, Outcome, StopPolicy},
+        progress,
     },
     report::Endurance,
     stress::{
@@ -146,7 +146,7 @@ impl EnduranceOptions {
         let targets = options.targets()?;
         let mut state = self.load_state(kind)?;
         let seed = state.next_seed(options.seed);
-        let stop = interrupt::flag(interrupt::Running::Replay)?;
+        let stop = exit::stop_flag(StopPolicy::AtOnce)?;
         let jobs = StressOptions::jobs(&targets);
         let duration = match (self.stress_count, self.stress_duration) {
             (Some(_), None) => None,

@@ -13,10 +13,9 @@ pub use common::StressOptions;
 use std::{env, panic, process::Command};
 
 #[cfg(unix)]
-use super::plugin_host;
+use super::worker::plugin_host;
 use super::{
-    exit,
-    failure::{Failure, Outcome},
+    exit::{self, Failure, Outcome},
     options::DeviceOptions,
     output,
 };

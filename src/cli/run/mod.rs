@@ -1,0 +1,261 @@
+//! `oomph run`.
+
+pub mod shared;
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use anyhow::anyhow;
+pub use shared::Args;
+use shared::{RunShare, print_place, write_page};
+
+use super::{
+    claims, compare, environment,
+    exit::{self, Failure, Outcome, StopPolicy},
+    options::Format,
+    output, progress, techniques, threshold,
+};
+use crate::{
+    answer::threshold::{ThresholdDetail, ThresholdStatus},
+    device::{DeviceSpec, Fleet},
+    measure::{CaseRecord, Status},
+    models::Recipe,
+    report::{self, ReportError, RunFolder, RunSettings, html},
+    suite::{self, Case, CaseOutcome, CaseProgress, CaseRunner, CaseSettings, SuiteFile, SuiteKind, WithNeeds},
+    trace,
+};
+
+/// A run with its cases selected and its folder open.
+struct PreparedRun {
+    fleet: Fleet,
+    cases: Vec<Case>,
+    /// The ids of the cases, in order.
+    ids: Vec<String>,
+    share: RunShare,
+    folder: RunFolder,
+    /// Where the run is kept as a baseline.
+    kept: Option<PathBuf>,
+}
+
+pub fn run(args: Args) -> Outcome {
+    let suites: Vec<SuiteFile> = args.suite_names().iter().map(|name| load(name)).collect::<Result<_, _>>()?;
+    if let Some(own) = suites.iter().find(|suite| suite.kind.has_own_table()) {
+        return run_own_table(&args, own, suites.len());
+    }
+    // First, because a batch system may stop the job while cases are being generated.
+    let stop = exit::stop_flag(StopPolicy::AfterRunningCases)?;
+    let Some(mut run) = prepare(&args, &suites)? else { return Ok(exit::OK) };
+    let runner = args.workers.runner(&run.cases, None)?;
+    let asks_for_threshold =
+        |case: &Case| suites.iter().any(|suite| suite.name == case.label.suite && suite.kind == SuiteKind::Threshold);
+    let (searched, measured) = std::mem::take(&mut run.cases).into_iter().partition(asks_for_threshold);
+    let with_needs = WithNeeds::new(&runner, args.needs.pack_within());
+    run_cases(&args, &run, measured, &with_needs, &stop)?;
+    let thresholds = match searched {
+        none if none.is_empty() => None,
+        searched => Some(threshold::run_cases(&searched, &run.folder, &runner, args.jobs(), &stop)?),
+    };
+    let records = run.folder.finish(&run.ids, &suites[0].base)?;
+    let details = thresholds.map(|files| files.finish(&run.ids)).transpose()?.unwrap_or_default();
+    print(&args, &run.folder, &records, &details)?;
+    conclude(&args, &run, &records, &details)
+}
+
+/// A suite. The error for the name of a workload or a recording says what to do with it.
+fn load(name: &str) -> Result<SuiteFile, Failure> {
+    SuiteFile::load(name).map_err(|error| {
+        let path = Path::new(name);
+        let is_recipe = path.extension().is_some_and(|ending| ending == "toml") && Recipe::from_file(path).is_ok();
+        match is_recipe || Recipe::named(name).is_ok() || trace::recognise(path).is_ok() {
+            true => Failure::usage(anyhow!(
+                "'{name}' is a workload or trace, not a suite; run it with `oomph replay {name}`"
+            )),
+            false => Failure::usage(error),
+        }
+    })
+}
+
+/// Selects the cases and opens the folder; `None` if the cases were only listed.
+fn prepare(args: &Args, suites: &[SuiteFile]) -> Result<Option<PreparedRun>, Failure> {
+    // A wrong name must not cost a run.
+    args.baseline.as_deref().map(compare::folder).transpose()?;
+    let kept = args.save_baseline.as_deref().map(compare::baseline_folder).transpose()?;
+    let fleet = match suites.iter().find(|suite| suite.kind == SuiteKind::Threshold) {
+        Some(suite) => args.one_device(suite)?.into(),
+        None => args.device.fleet()?,
+    };
+    let device = fleet.any();
+    let mut cases = select(args, suites, &device)?;
+    let contents = args.partition.is_some().then(|| suite::contents(&cases));
+    let all_ids: Vec<String> = cases.iter().map(|case| case.label.case_id()).collect();
+    let share = RunShare::new(args, &all_ids)?;
+    cases.retain(|case| share.has(&case.label.case_id()));
+    let ids = share.of(all_ids);
+    if args.list {
+        output::say(&ids.join("\n"))?;
+        return Ok(None);
+    }
+    let environment = environment::describe(&device, args.seed.unwrap_or(suites[0].seeds[0]))?;
+    let environment = share.in_environment(environment, RunSettings { contents, ..args.settings(suites) });
+    let place = share.place(args);
+    let folder = share.open(args, &place, || match args.resume {
+        Some(_) => RunFolder::resume(&place, &environment, &ids),
+        None => RunFolder::create(&place, &environment),
+    })?;
+    Ok(Some(PreparedRun { fleet, cases, ids, share, folder, kept }))
+}
+
+/// The cases of all suites that pass the filters.
+fn select(args: &Args, suites: &[SuiteFile], device: &DeviceSpec) -> Result<Vec<Case>, Failure> {
+    let settings = CaseSettings {
+        device: device.clone(),
+        limit: args.device.limit.map(|limit| limit.0),
+        seed: args.seed,
+        timeout: args.workers.case_timeout,
+    };
+    let filter = args.filter();
+    let mut cases = Vec::new();
+    for suite in suites {
+        cases.extend(suite.cases(&settings).map_err(Failure::usage)?);
+        note_absent_files(suite);
+    }
+    let all = cases.len();
+    cases.retain(|case| filter.takes(&case.label.case_id()));
+    if cases.is_empty() {
+        return Err(Failure::nothing_selected(anyhow!(
+            "none of the {all} cases passes the filters; `oomph run --list` shows their ids"
+        )));
+    }
+    Ok(cases)
+}
+
+/// Names the files of a suite that are not here.
+pub(super) fn note_absent_files(suite: &SuiteFile) {
+    for pattern in suite.absent_files() {
+        output::complain(&format!(
+            "note: suite '{}' runs without '{pattern}', which does not exist here; recordings are in the repository, not \
+             in the binary",
+            suite.name
+        ));
+    }
+}
+
+/// A suite with a table of its own also has a folder of its own.
+fn run_own_table(args: &Args, suite: &SuiteFile, suites: usize) -> Outcome {
+    let alone = format!("suite '{}' has a table of its own", suite.name);
+    if suites > 1 {
+        return Err(Failure::usage(anyhow!("{alone}: run it by itself")));
+    }
+    if args.device.limit.is_some() || args.seed.is_some() {
+        return Err(Failure::usage(anyhow!("{alone} and chooses limits and seeds itself: no --limit, no --seed")));
+    }
+    if args.exports.is_asked() {
+        return Err(Failure::usage(anyhow!("{alone}; its files are in its folder: no --export-...")));
+    }
+    match suite.kind {
+        SuiteKind::Claims => claims::run_suite(args, suite),
+        _ => techniques::run_suite(args, suite),
+    }
+}
+
+/// Runs the cases that the folder does not hold yet, and writes every case when it is done.
+fn run_cases(
+    args: &Args,
+    run: &PreparedRun,
+    cases: Vec<Case>,
+    runner: &dyn CaseRunner,
+    stop: &AtomicBool,
+) -> Result<(), Failure> {
+    let (total, done) = (cases.len(), run.folder.completed_cases());
+    let remaining: Vec<Case> = cases.into_iter().filter(|case| !done.contains(&case.label.case_id())).collect();
+    let bar = progress::of_cases(total, total - remaining.len());
+    let mut written = Ok(());
+    let listener = |progress: CaseProgress<'_>| match progress {
+        CaseProgress::Started(case) => bar.set_message(case.label.case_id()),
+        CaseProgress::Finished(_, outcome) => {
+            bar.inc(1);
+            if written.is_ok() {
+                written = write_case(&run.folder, &outcome);
+                // Results that cannot be written are not worth waiting for.
+                if written.is_err() {
+                    stop.store(true, Ordering::Relaxed);
+                }
+            }
+        }
+    };
+    match run.fleet.is_shared() {
+        true => suite::run_on(run.fleet.members(), &remaining, runner, stop, listener),
+        false => suite::run(&remaining, runner, args.jobs(), stop, listener),
+    }
+    bar.finish_and_clear();
+    Ok(written?)
+}
+
+fn write_case(folder: &RunFolder, outcome: &CaseOutcome) -> Result<(), ReportError> {
+    for timing in &outcome.timings {
+        folder.append_timing(timing)?;
+    }
+    folder.append(&outcome.record, &outcome.detail)
+}
+
+fn print(
+    args: &Args,
+    folder: &RunFolder,
+    records: &[CaseRecord],
+    details: &Vec<ThresholdDetail>,
+) -> Result<(), Failure> {
+    let page = write_page(folder.path())?;
+    args.exports.write(records, || Ok(html::Run::of_folder(folder.path())?))?;
+    if details.is_empty() || !records.is_empty() {
+        args.format.print(records)?;
+    }
+    if let Some(waterfall) = args.needs.waterfall(records, args.format) {
+        output::say(&waterfall)?;
+    }
+    if !details.is_empty() {
+        args.format.print(details)?;
+    }
+    if args.format == Format::Table {
+        let timings = report::read_timings(folder.path())?;
+        if !timings.is_empty() {
+            output::say(&format!("\n{}", report::timings(&timings, output::medium())))?;
+        }
+    }
+    print_place(folder.path(), &page, args.format)
+}
+
+/// Reports interruptions, failures and regressions, keeps the baseline, and returns the exit code.
+fn conclude(args: &Args, run: &PreparedRun, records: &[CaseRecord], details: &[ThresholdDetail]) -> Outcome {
+    let answered = details.iter().map(|detail| &detail.record);
+    let answered =
+        answered.filter(|record| record.status != ThresholdStatus::Interrupted).map(|record| &record.case_id);
+    let measured = records.iter().filter(|record| record.status != Status::Interrupted).map(|record| &record.case_id);
+    // A folder may also hold cases of earlier filters.
+    let held: BTreeSet<&String> = measured.chain(answered).collect();
+    let ended = run.ids.iter().filter(|id| held.contains(id)).count();
+    let folder = run.folder.path();
+    if ended < run.ids.len() {
+        output::complain(&format!(
+            "interrupted after {ended} of {} cases; continue with: {}",
+            run.ids.len(),
+            run.share.resume_command(folder)
+        ));
+        return Ok(exit::INTERRUPTED);
+    }
+    let failures = match output::complain_of_failures(records) {
+        exit::OK => threshold::exit_code(details),
+        failed => failed,
+    };
+    let regressions = match &args.baseline {
+        Some(baseline) => compare::with_baseline(baseline, folder, &args.tolerance)?,
+        None => exit::OK,
+    };
+    if let Some(place) = &run.kept {
+        report::copy_run(folder, place).map_err(Failure::usage)?;
+        output::complain(&format!("kept as baseline: {}", place.display()));
+    }
+    Ok(if failures == exit::OK { regressions } else { failures })
+}

@@ -1,0 +1,360 @@
+//! What `run`, `claims` and `techniques` share: the options of a run, the part of it that this process
+//! takes, and collecting rows in a folder.
+
+use std::{
+    collections::BTreeSet,
+    env,
+    path::{Path, PathBuf},
+    str::FromStr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use indicatif::ProgressBar;
+
+use crate::{
+    cli::{
+        compare::ToleranceOptions,
+        environment,
+        exit::{self, Failure, StopPolicy},
+        export::ExportOptions,
+        options::{DeviceOptions, Format, NeedsOptions, WorkerOptions},
+        output, progress,
+    },
+    device::DeviceSpec,
+    report::{
+        Environment, FolderRecord, PlannedCase, RecordFolder, ReportError, RunSettings, Shard,
+        command_line::{self, OPTIONS_OF_ONE_PROCESS},
+        html,
+    },
+    suite::{self, Filter, Partition, PartitionError, SuiteFile},
+};
+
+/// Runs suites case by case: progress while it works, one table at the end, and a folder with the
+/// CSVs. Every row is written when its case is done. Ctrl-C finishes the running cases; `--resume`
+/// continues.
+#[derive(Debug, Default, clap::Args)]
+pub struct Args {
+    /// Suites by name (see `oomph list suites`) or path [default: quick].
+    #[arg(value_name = "SUITE")]
+    pub suites: Vec<String>,
+    /// Run only cases whose id contains this; with a `*`, the pattern must match the whole id. May be repeated.
+    #[arg(long, short, value_name = "PATTERN")]
+    filter: Vec<String>,
+    /// Leave out cases whose id contains or matches this; may be repeated.
+    #[arg(long, value_name = "PATTERN")]
+    skip: Vec<String>,
+    /// Patterns must equal the whole id.
+    #[arg(long)]
+    exact: bool,
+    /// Print the cases that would run, without running them.
+    #[arg(long)]
+    pub list: bool,
+    #[command(flatten)]
+    pub device: DeviceOptions,
+    /// One seed for all cases, instead of those in the suite.
+    #[arg(long)]
+    pub seed: Option<u64>,
+    #[command(flatten)]
+    pub workers: WorkerOptions,
+    #[command(flatten)]
+    pub needs: NeedsOptions,
+    #[command(flatten)]
+    pub exports: ExportOptions,
+    /// How many simulated cases run in parallel [default: all cores].
+    #[arg(long, short, value_name = "N")]
+    jobs: Option<usize>,
+    /// The folder for the results [default: results/local/TIME-SUITE].
+    #[arg(long, short, value_name = "DIR", conflicts_with = "resume")]
+    output: Option<PathBuf>,
+    /// Continue an interrupted run: cases in its folder are not run again.
+    #[arg(long, value_name = "DIR")]
+    pub resume: Option<PathBuf>,
+    /// Run one part of the cases, to share a run among machines: `slice:2/4` takes every fourth case starting with the
+    /// second, `hash:2/4` distributes by case id, `slurm` takes the part of this task of a job array. `oomph report`
+    /// merges the folders.
+    #[arg(long, value_name = "PART", conflicts_with_all = ["save_baseline", "baseline"])]
+    pub partition: Option<PartitionOption>,
+    /// Keep this run under a name, to compare others with.
+    #[arg(long, value_name = "NAME")]
+    pub save_baseline: Option<String>,
+    /// Compare with a kept run or with the folder of a run: exit code 102 if something got worse.
+    #[arg(long, value_name = "NAME")]
+    pub baseline: Option<String>,
+    #[command(flatten)]
+    pub tolerance: ToleranceOptions,
+    /// Output format.
+    #[arg(long, value_enum, default_value_t)]
+    pub format: Format,
+}
+
+impl Args {
+    pub fn suite_names(&self) -> Vec<String> {
+        if self.suites.is_empty() { vec!["quick".to_owned()] } else { self.suites.clone() }
+    }
+
+    pub fn jobs(&self) -> usize {
+        self.jobs.unwrap_or_else(suite::all_cores)
+    }
+
+    pub fn filter(&self) -> Filter {
+        Filter { only: self.filter.clone(), skip: self.skip.clone(), exact: self.exact }
+    }
+
+    /// What `env.json` says about the options.
+    pub fn settings(&self, suites: &[SuiteFile]) -> RunSettings {
+        RunSettings {
+            suites: suites.iter().map(|suite| suite.name.clone()).collect(),
+            only: self.filter.clone(),
+            skip: self.skip.clone(),
+            exact: self.exact,
+            limit_bytes: self.device.limit.map(|limit| limit.0),
+            seed: self.seed,
+            case_timeout: self.workers.case_timeout.map(|timeout| timeout.to_string()),
+            pack: self.needs.pack,
+            base: suites.first().map_or_else(String::new, |suite| suite.base.clone()),
+            contents: None,
+        }
+    }
+
+    /// The device of a suite that cannot be shared among several.
+    pub fn one_device(&self, suite: &SuiteFile) -> Result<DeviceSpec, Failure> {
+        self.device.spec().map_err(|failure| failure.context(&format!("suite '{}'", suite.name)))
+    }
+}
+
+/// The value of `--partition`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PartitionOption {
+    /// As typed.
+    Named(Partition),
+    /// From the environment of a Slurm job array.
+    Slurm,
+}
+
+impl FromStr for PartitionOption {
+    type Err = PartitionError;
+
+    fn from_str(text: &str) -> Result<PartitionOption, PartitionError> {
+        if text == "slurm" { Ok(PartitionOption::Slurm) } else { text.parse().map(PartitionOption::Named) }
+    }
+}
+
+impl PartitionOption {
+    fn resolve(self) -> Result<Partition, Failure> {
+        match self {
+            PartitionOption::Named(partition) => Ok(partition),
+            PartitionOption::Slurm => Partition::of_array_task(|name| env::var(name).ok()).map_err(Failure::usage),
+        }
+    }
+}
+
+/// The cases of a run that this process takes: all, or those of its shard.
+pub struct RunShare {
+    shard: Option<PlannedShard>,
+}
+
+/// A shard, its cases, and the plan for all shards.
+struct PlannedShard {
+    partition: Partition,
+    plan: Vec<PlannedCase>,
+    own: BTreeSet<String>,
+}
+
+impl RunShare {
+    /// Distributes the cases of the whole run.
+    pub fn new(args: &Args, case_ids: &[String]) -> Result<RunShare, Failure> {
+        let Some(partition) = args.partition.map(PartitionOption::resolve).transpose()? else {
+            return Ok(RunShare { shard: None });
+        };
+        let dealt = partition.deal(case_ids.iter().map(String::as_str));
+        let own = dealt.iter().filter(|(_, shard)| *shard == partition.shard()).map(|(id, _)| (*id).to_owned());
+        let planned = |&(id, shard): &(&str, u32)| PlannedCase { case_id: id.to_owned(), shard };
+        let shard = PlannedShard { partition, own: own.collect(), plan: dealt.iter().map(planned).collect() };
+        Ok(RunShare { shard: Some(shard) })
+    }
+
+    /// Whether the case runs here.
+    pub fn has(&self, case_id: &str) -> bool {
+        self.shard.as_ref().is_none_or(|shard| shard.own.contains(case_id))
+    }
+
+    /// The cases that run here.
+    pub fn of(&self, case_ids: Vec<String>) -> Vec<String> {
+        case_ids.into_iter().filter(|id| self.has(id)).collect()
+    }
+
+    /// The environment with the shard and the settings.
+    pub fn in_environment(&self, environment: Environment, settings: RunSettings) -> Environment {
+        let shard = self.shard.as_ref().map(|PlannedShard { partition, .. }| Shard {
+            rule: partition.rule().to_owned(),
+            shard: partition.shard(),
+            shards: partition.shards(),
+        });
+        Environment { shard, settings: Some(settings), ..environment }
+    }
+
+    /// The folder that the command line names, or a new one whose name has the shard.
+    pub fn place(&self, args: &Args) -> PathBuf {
+        let part = self.shard.as_ref().map(|PlannedShard { partition, .. }| {
+            let digits = partition.shards().to_string().len();
+            format!("{:0digits$}-of-{}", partition.shard(), partition.shards())
+        });
+        let new = || environment::new_run_folder(&args.suite_names(), part.as_deref());
+        args.resume.clone().or_else(|| args.output.clone()).unwrap_or_else(new)
+    }
+
+    /// Creates or resumes the folder of this run, and writes the plan into it. A shard with another plan
+    /// is refused.
+    pub fn open<T>(
+        &self,
+        args: &Args,
+        place: &Path,
+        open: impl FnOnce() -> Result<T, ReportError>,
+    ) -> Result<T, Failure> {
+        let with_plan = || {
+            let Some(shard) = &self.shard else { return open() };
+            if args.resume.is_some() {
+                PlannedCase::check(place, &shard.plan)?;
+            }
+            let opened = open()?;
+            PlannedCase::write(place, &shard.plan)?;
+            Ok(opened)
+        };
+        with_plan().map_err(Failure::usage)
+    }
+
+    /// The command that continues this run in a folder.
+    pub fn resume_command(&self, place: &Path) -> String {
+        let words: Vec<String> = environment::arguments().collect();
+        continued(&words, self.shard.as_ref().map(|shard| &shard.partition), place)
+    }
+}
+
+/// The command line of a run, resuming a folder. A shard is named by its number: `slurm` means another
+/// one elsewhere.
+fn continued(words: &[String], part: Option<&Partition>, place: &Path) -> String {
+    let mut command = vec!["oomph".to_owned()];
+    if words.is_empty() {
+        command.push("run".to_owned());
+    }
+    let kept = command_line::without(words, &OPTIONS_OF_ONE_PROCESS);
+    command.extend(kept.into_iter().map(command_line::quoted));
+    command.extend(part.into_iter().flat_map(|part| ["--partition".to_owned(), part.to_string()]));
+    command.extend(["--resume".to_owned(), command_line::quoted(&place.to_string_lossy())]);
+    command.join(" ")
+}
+
+/// A folder of records and the command that resumes it.
+pub struct ResultFolder<T> {
+    pub place: PathBuf,
+    pub records: RecordFolder<T>,
+    pub resume_command: String,
+}
+
+/// Collects the records of a test that may take hours: shows progress, writes every record to the
+/// folder, and stops when that fails.
+pub struct RecordCollector<T> {
+    /// The ids of all records, in order.
+    ids: Vec<String>,
+    folder: Option<ResultFolder<T>>,
+    bar: ProgressBar,
+    stop: Arc<AtomicBool>,
+    written: Result<(), ReportError>,
+}
+
+impl<T: FolderRecord> RecordCollector<T> {
+    pub fn new(ids: Vec<String>, folder: Option<ResultFolder<T>>) -> Result<RecordCollector<T>, Failure> {
+        let stop = exit::stop_flag(StopPolicy::AfterRunningCases)?;
+        let known = |id: &&String| folder.as_ref().is_some_and(|folder| folder.records.has(id));
+        let bar = progress::of_cases(ids.len(), ids.iter().filter(known).count());
+        Ok(RecordCollector { ids, folder, bar, stop, written: Ok(()) })
+    }
+
+    /// The flag that ends the test.
+    pub fn stop(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.stop)
+    }
+
+    /// The ids of records that are not yet in the folder.
+    pub fn wanted(&self) -> BTreeSet<String> {
+        let is_known = |id: &str| self.folder.as_ref().is_some_and(|folder| folder.records.has(id));
+        self.ids.iter().filter(|id| !is_known(id)).cloned().collect()
+    }
+
+    pub fn add(&mut self, record: &T) {
+        self.bar.set_message(record.id());
+        self.bar.inc(1);
+        if let (Some(folder), Ok(())) = (&mut self.folder, &self.written) {
+            self.written = folder.records.append(record);
+            // Results that cannot be written are not worth waiting for.
+            if self.written.is_err() {
+                self.stop.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// All records in order, those of earlier parts of the test included, and the exit code. `print` is
+    /// called before the place of the results is printed.
+    pub fn finish(
+        self,
+        mut records: Vec<T>,
+        format: Format,
+        print: impl FnOnce(&[T]) -> Result<(), Failure>,
+    ) -> Result<u8, Failure> {
+        self.bar.finish_and_clear();
+        self.written?;
+        records.sort_by_key(|record| self.ids.iter().position(|id| *id == record.id()));
+        let mut hint = String::new();
+        let mut place = None;
+        if let Some(folder) = self.folder {
+            records = folder.records.finish(&self.ids)?;
+            hint = format!("; continue with: {}", folder.resume_command);
+            place = Some(folder.place);
+        }
+        print(&records)?;
+        if let Some(place) = place {
+            let page = write_page(&place)?;
+            print_place(&place, &page, format)?;
+        }
+        if records.len() >= self.ids.len() || !self.stop.load(Ordering::Relaxed) {
+            return Ok(exit::OK);
+        }
+        output::complain(&format!("interrupted after {} of {} rows{hint}", records.len(), self.ids.len()));
+        Ok(exit::INTERRUPTED)
+    }
+}
+
+/// Writes the page of a run into its folder.
+pub fn write_page(folder: &Path) -> Result<PathBuf, Failure> {
+    let place = folder.join("report.html");
+    html::write_page(&[folder.to_owned()], &[], &place)?;
+    Ok(place)
+}
+
+/// Says where results and page are, below a table.
+pub fn print_place(place: &Path, page: &Path, format: Format) -> Result<(), Failure> {
+    if format == Format::Table {
+        output::say(&format!("\nresults: {}\nreport:  {}", place.display(), page.display()))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resumed_run_keeps_its_options() {
+        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let part: Partition = "slice:2/4".parse().unwrap();
+        let asked = words("run quick --filter a* --partition slurm --device sim:8GiB -o out");
+        assert_eq!(
+            continued(&asked, Some(&part), Path::new("out")),
+            "oomph run quick --filter 'a*' --device sim:8GiB --partition slice:2/4 --resume out"
+        );
+        assert_eq!(continued(&[], None, Path::new("new run")), "oomph run --resume 'new run'");
+    }
+}
