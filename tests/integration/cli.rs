@@ -309,10 +309,10 @@ fn list_shows_what_the_current_folder_adds_and_what_it_replaces() {
     let (out, _) = run(&folder, &["list"], 0);
     let line = |name: &str| out.lines().find(|line| line.trim_start().starts_with(&format!("{name} "))).unwrap();
     for (name, rest) in [
-        ("quick", "what of mine? [suites/quick.toml, instead of the built-in one]"),
+        ("quick", "what of mine? [suites/quick.toml, replaces the built-in one]"),
         ("harbour", "what of mine? [suites/harbour.toml]"),
         ("tidal", "ebb and flood [workloads/tidal.toml]"),
-        ("broken", "cannot be used: workloads/broken.toml:1:13: unknown generator 'randm'"),
+        ("broken", "invalid: workloads/broken.toml:1:13: unknown generator 'randm'"),
     ] {
         assert!(line(name).contains(rest), "{}", line(name));
     }

@@ -67,7 +67,7 @@ fn runs_that_mean_different_things_are_refused() {
     let (_, err) = run(&folder, &["compare", "old", "new"], 2);
     assert!(err.contains("new has schema 7"), "{err}");
     let (_, err) = run(&folder, &["compare", "old", "nowhere"], 2);
-    assert!(err.contains("'nowhere' is neither the folder of a run nor a baseline"), "{err}");
+    assert!(err.contains("'nowhere' is neither the folder of a run nor a saved baseline"), "{err}");
     run(&folder, &["run", "quick", "--filter", "quick/random/direct", "--output", "other"], 0);
     run(&folder, &["compare", "old", "other"], 4);
 }
@@ -78,7 +78,7 @@ fn a_baseline_is_kept_by_name_and_compared_with() {
     let (_, err) = run_cases(&folder, &["--baseline", "main"], 2);
     assert!(err.contains("'main' is neither"), "{err}");
     let (_, err) = run_cases(&folder, &["--save-baseline", "../main"], 2);
-    assert!(err.contains("is no name for a baseline"), "{err}");
+    assert!(err.contains("is not a valid baseline name"), "{err}");
     let (_, err) = run_cases(&folder, &["--output", "first", "--save-baseline", "main"], 0);
     assert!(err.contains("kept as baseline"), "{err}");
     let (_, err) = run_cases(&folder, &["--output", "second", "--baseline", "main", "--save-baseline", "main"], 0);

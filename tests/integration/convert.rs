@@ -234,7 +234,7 @@ fn a_replay_that_runs_out_of_memory_is_exported_to_there() {
     let folder = empty();
     let limited = ["replay", "checkerboard", "-s", "caching", "--limit", "16MiB", "--export-snapshot", "oom.pickle"];
     let (_, err) = run(&folder, &limited, 0);
-    assert!(err.contains("memory runs out at event"), "{err}");
+    assert!(err.contains("out of memory at event"), "{err}");
     let snapshot = Snapshot::open(folder.path().join("oom.pickle"), &NoProgress).unwrap();
     assert_eq!(snapshot.traces[0].last().map(|entry| entry.action), Some(Action::OutOfMemory));
 }

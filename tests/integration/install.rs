@@ -30,7 +30,7 @@ fn every_suite_lists_its_cases_or_says_what_is_missing() {
             assert_eq!(told.status.code(), Some(0), "{suite}: {words}");
             assert!(!told.stdout.is_empty(), "{suite}");
         }
-        let goes_without = words.contains("note: suite 'strategies' goes without 'workloads/recorded/*.pickle.xz'");
+        let goes_without = words.contains("note: suite 'strategies' runs without 'workloads/recorded/*.pickle.xz'");
         assert_eq!(goes_without, suite == "strategies", "{suite}: {words}");
     }
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "a list leaves nothing behind");

@@ -153,7 +153,7 @@ fn snapshots_in_order_are_one_series() {
     let (_, err) = run(".", &["leaks", &names[0], &names[1]], 2);
     assert!(err.contains("2 snapshots are too few"), "{err}");
     let (_, err) = run(".", &["leaks", &names[0], "training"], 2);
-    assert!(err.contains("'training' is no PyTorch snapshot"), "{err}");
+    assert!(err.contains("'training' is not a PyTorch snapshot"), "{err}");
     let (_, err) = run(".", &["leaks", &names[0], "--step-at", "nonsense"], 2);
     assert!(err.contains("Optimizer.step#AdamW.step"), "{err}");
 }

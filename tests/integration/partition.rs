@@ -165,7 +165,7 @@ fn shards_that_are_not_one_whole_run_are_refused_by_name() {
     assert!(!folder.path().join("merged").exists());
 
     let told = run(&folder, "report 1 2 whole --output merged", 2);
-    assert!(told.contains("whole is no shard, but a run of its own"), "{told}");
+    assert!(told.contains("whole is a complete run, not a shard"), "{told}");
     assert!(!folder.path().join("merged").exists());
 
     let told = run(&folder, "report 1 2 --output half.html", 107);
@@ -284,7 +284,7 @@ fn sigterm_finishes_the_case_and_the_requeued_shard_ends_like_one_that_was_left_
     let part = "run ./suite.toml --filter power-law --limit 64GiB --partition hash:1/2";
     let (code, complaint) = terminated(&folder, part, "requeued", 3);
     assert_eq!(code, Some(130), "{complaint}");
-    let (_, again) = complaint.trim_end().rsplit_once("go on with: oomph ").unwrap();
+    let (_, again) = complaint.trim_end().rsplit_once("continue with: oomph ").unwrap();
     assert!(again.ends_with("--partition hash:1/2 --resume requeued"), "{complaint}");
     let kept = read(&folder, "requeued/runs.csv");
     assert!(!kept.contains("interrupted"), "the case that ran was finished");

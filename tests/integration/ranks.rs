@@ -131,5 +131,5 @@ fn several_files_where_one_belongs_are_answered_with_how_ranks_are_named() {
     }
     let refused = oomph(&["threshold", &paths[0], &paths[1]]);
     assert_eq!(refused.status.code(), Some(2));
-    assert!(text(&refused).contains("by a pattern in quotes such as 'run-*.pickle'"), "{}", text(&refused));
+    assert!(text(&refused).contains("as a pattern in quotes such as 'run-*.pickle'"), "{}", text(&refused));
 }

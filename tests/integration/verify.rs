@@ -279,7 +279,7 @@ fn the_command_says_under_which_limit_a_recording_ran_out_that_brings_no_table()
     std::fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join(OOM_BASE), &copy).unwrap();
     let (code, text) = oomph(&["verify", &copy]);
     assert_eq!(code, 0, "{text}");
-    let limit = "under a limit of its own of 7.24 GiB or more, less than 8.77 GiB";
+    let limit = "own limit between 7.24 GiB and 8.77 GiB";
     assert!(text.starts_with("EXACT") && text.contains(limit) && !text.contains("by the driver"), "{text}");
     assert!(text.contains("1 recording, 510 entries agree: 1 exact"), "{text}");
     let (_, text) = oomph(&["verify", "--format", "json", &copy]);
@@ -315,7 +315,7 @@ fn the_command_speaks_json() {
 fn a_snapshot_is_inspected_and_replayed_like_any_source() {
     let (code, text) = oomph(&["inspect", OOM_BASE]);
     assert_eq!(code, 0, "{text}");
-    let limit = "own limit    7.24 GiB or more, less than 8.77 GiB";
+    let limit = "own limit    at least 7.24 GiB, below 8.77 GiB";
     for words in ["PyTorch's defaults", "80", "allocated", "largest free", "1 oom", limit] {
         assert!(text.contains(words), "{words}: {text}");
     }

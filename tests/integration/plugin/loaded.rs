@@ -175,7 +175,7 @@ fn commands_that_cap_or_compare_the_driver_refuse_a_plugin() {
     let Some(workshop) = Workshop::open() else { return };
     let library = plugin(&workshop.allocator("WELL_BEHAVED"));
     let output = workshop.oomph(&["threshold", "checkerboard", "--strategy", &library]);
-    assert!(String::from_utf8_lossy(&output.stderr).contains("no cap can be put on a plugin"), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("its memory cannot be limited"), "{output:?}");
 }
 
 /// `liboomph.so`, which `cargo test` builds for the tests of `oomph-torch-allocator`.
