@@ -99,15 +99,9 @@ fn a_terminal_sees_a_bar_with_percent_and_time_left_and_then_only_the_answer() {
     for (command, stage, answer) in [
         (format!("verify {RECORDED}"), "train_base.pickle.xz: reading the file", "EXACT"),
         (format!("replay {RECORDED} --strategy caching"), "train_base.pickle.xz: reading the file", "strategy"),
-<<<<<<< HEAD
-        ("replay random --strategy direct".to_owned(), "random: playing it", "strategy"),
-        ("inspect random".to_owned(), "random: checking", "events"),
-        ("leaks training".to_owned(), "training: playing it step by step", "teady"),
-=======
         ("replay random --strategy direct".to_owned(), "random: replaying", "strategy"),
         ("inspect random".to_owned(), "random: looking through it", "events"),
         ("leaks training".to_owned(), "training: replaying step by step", "teady"),
->>>>>>> 4f20b0f (Integration tests follow the messages)
         ("threshold checkerboard --strategy caching".to_owned(), "checkerboard: caching: try ", "caching"),
     ] {
         let Some(shown) = on_a_terminal(&command) else { return };
