@@ -59,7 +59,9 @@ fn the_summary_at_a_step_is_what_was_measured_after_the_one_before() {
 fn people_get_tables_and_other_allocators_other_numbers() {
     let (out, _) =
         run(".", &["inspect", "training", "--summary", "--at", "peak", "--strategy", "direct", "--by", "tag"], 0);
-    for words in ["memory under direct", "GPU reserved memory", "CUDA OOMs: 0", "requested memory by requester", "parameter"] {
+    for words in
+        ["memory under direct", "GPU reserved memory", "CUDA OOMs: 0", "requested memory by requester", "parameter"]
+    {
         assert!(out.contains(words), "'{words}' is missing in\n{out}");
     }
     let of = |strategy| row(&["inspect", "training", "--summary", "--strategy", strategy])["memory_summary"].clone();
