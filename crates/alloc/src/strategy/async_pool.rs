@@ -23,6 +23,7 @@ use super::{
     direct::GRANULE,
     parameters,
     slots::Slots,
+    stream_uses::insert_sorted,
 };
 use crate::device::{Capabilities, Device, DeviceError, PoolId, PoolSettings, PoolUsage, StreamOrderedPools};
 use oomph_base::{Address, StreamId, round_up};
@@ -328,10 +329,7 @@ impl Strategy for AsyncPool {
     fn used_on(&mut self, _: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
         let (_, owner) = self.blocks.get(block)?;
         if stream != owner.stream {
-            let users = self.uses.entry(block.slot).or_default();
-            if let Err(place) = users.binary_search(&stream) {
-                users.insert(place, stream);
-            }
+            insert_sorted(self.uses.entry(block.slot).or_default(), stream);
         }
         Ok(())
     }

@@ -21,7 +21,7 @@ pub mod flawed;
 pub mod null;
 mod oomph;
 pub(crate) mod parameters;
-pub mod planned;
+mod planned;
 mod pooled;
 #[cfg(test)]
 mod properties;
@@ -30,7 +30,7 @@ mod rmm;
 mod slab;
 pub mod slots;
 mod stats;
-pub mod stitch;
+mod stitch;
 mod stream_uses;
 #[cfg(test)]
 mod test_device;

@@ -1,23 +1,21 @@
 //! `planned`: a plan made from one step of the program says where the blocks of later steps go.
 //!
-//! Training steps repeat: the same sizes in the same order with the same lifetimes. So one step is profiled while its
-//! requests are served by a fallback, the [`caching`] strategy; its blocks are packed into
-//! one region a stream; and once a step has gone by the plan, each request of the next ones gets the place that the plan
-//! has for it. Whatever is not planned goes to the fallback: small requests, blocks that stay, requests that the
-//! profiled step did not make, and those whose place is still taken, because a block lives longer than it did. A plan
-//! that the program leaves gives its memory back, and another is made from what the program does now.
+//! Training steps repeat: the same sizes in the same order with the same lifetimes. One step is
+//! profiled while the fallback, the [`caching`](super::caching) strategy, serves its requests. Its
+//! blocks are packed into one region per stream. Once a step has followed the plan, each request of
+//! later steps gets its planned offset. The fallback serves everything else: small requests, blocks
+//! that stay, requests that the profiled step did not make, and requests whose offset is still taken
+//! because a block lives longer than it did. A plan that the program no longer follows gives its memory
+//! back, and another is made from the program's present behaviour.
 //!
-//! Steps are known by [`Control::StepBegins`] alone. A source that marks none, or fewer than
-//! three from the profiled one on, gets the fallback and nothing else.
+//! Steps are known only by [`Control::StepBegins`]. A source without step marks, or with fewer than
+//! three from the profiled step on, gets only the fallback.
 //!
-//! STAlloc, the model, profiles a run of its own and plans before the next; here the profiled step and the plan belong
-//! to the same run, so its peak is that of both. `peak_reserved_since_plan_bytes` among the details says what the
-//! planned steps alone need.
+//! STAlloc, the model, profiles a separate run and plans before the next. Here the profiled step and
+//! the plan belong to the same run, so the peak includes both. `peak_reserved_since_plan_bytes` among
+//! the details is what the planned steps alone need.
 
 mod plan;
-mod profile;
-mod region;
-mod settings;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -25,17 +23,17 @@ mod tests;
 use std::collections::BTreeMap;
 
 use self::{
-    plan::Plan,
-    profile::{Birth, Profile, Shape},
-    region::Region,
-    settings::Settings,
+    plan::{BlockBirth, RequestShape, StepPlan, StepProfile},
+    step::{PlanProgress, PlannedRegion},
 };
 use super::{
-    Attempt, Block, Built, Caller, Context, Control, EventSink, Freed, InitialLayout, Layout, Outcome, Refusal,
-    Request, Setup, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent, Usage,
+    Attempt, Block, Built, Caller, Context, Control, EventSink, Freed, InitialLayout, Layout, Outcome, Parameter,
+    Refusal, Request, Setup, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent, Usage,
     caching::Caching,
     deferred::{DeferredFrees, Patience},
+    parameters,
     slots::Slots,
+    stream_uses::insert_sorted,
 };
 use crate::device::Capabilities;
 use oomph_base::{Address, MIB, StreamId, round_up};
@@ -43,28 +41,92 @@ use oomph_pytorch::AllocatorSettings;
 
 /// Planned blocks are multiples of this.
 const QUANTUM: u64 = 512;
-/// What the fallback maps at once.
+/// The segment size of the fallback.
 const PAGE: u64 = 2 * MIB;
-/// In a handle's slot: the block is planned and not the fallback's.
+/// Set in the slot of a handle of a planned block.
 const PLANNED: u32 = 1 << 31;
 
 /// The registry's line.
 pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     name: "planned",
-    summary: "STAlloc: steps follow a plan made from a profiled one; without step marks, just its fallback",
+    summary: "STAlloc: steps follow a plan made from a profiled step; without step marks, only its fallback",
     origin: "STAlloc (arXiv 2507.16274): a static plan for what repeats, a caching allocator for what does not",
-    parameters: settings::PARAMETERS,
+    parameters: PARAMETERS,
     variants: &["expandable_segments:False", "profile_step:0,minimum_size:512,replan:0"],
     build,
 };
 
-fn build(parameters: &str, setup: &Setup<'_>) -> Built {
-    let settings = Settings::read(parameters)?;
-    Ok(Box::new(Planned::new(settings, Caching::new(fallback_settings(&settings), setup))))
+const PARAMETERS: &[Parameter] = &[
+    Parameter {
+        name: "profile_step",
+        values: "a count",
+        default: "1",
+        help: "the step that the plan is made from, counted from 0; the first step often differs from the others",
+    },
+    Parameter {
+        name: "minimum_size",
+        values: "an amount of memory",
+        default: "1MiB",
+        help: "smaller requests go to the fallback",
+    },
+    Parameter {
+        name: "replan",
+        values: "between 0 and 1, or off",
+        default: "0.1",
+        help: "a plan is given up when a step deviates from more than this share of it",
+    },
+    Parameter {
+        name: "expandable_segments",
+        values: "True, False",
+        default: "True",
+        help: "whether the fallback uses expandable segments, so that it can give back more memory",
+    },
+];
+
+/// The parameters as read.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct PlannedSettings {
+    profile_step: u32,
+    minimum_size: u64,
+    /// `None`: the first plan is never given up.
+    replan_above: Option<f64>,
+    expandable_segments: bool,
 }
 
-/// Mapped in the smallest pieces, next to nothing of what is free stays behind when blocks that stay lie between.
-fn fallback_settings(settings: &Settings) -> AllocatorSettings {
+impl Default for PlannedSettings {
+    fn default() -> Self {
+        PlannedSettings { profile_step: 1, minimum_size: MIB, replan_above: Some(0.1), expandable_segments: true }
+    }
+}
+
+impl PlannedSettings {
+    fn read(text: &str) -> Result<PlannedSettings, SpecError> {
+        let mut settings = PlannedSettings::default();
+        parameters::read(&ENTRY, text, |setting| {
+            match setting.key {
+                "profile_step" => settings.profile_step = setting.number()?,
+                "minimum_size" => settings.minimum_size = setting.bytes()?,
+                "replan" if setting.value == "off" => settings.replan_above = None,
+                "replan" => match setting.number()? {
+                    share @ 0.0..=1.0 => settings.replan_above = Some(share),
+                    other => return Err(setting.refused(&format!("{other} is not between 0 and 1"))),
+                },
+                _ => settings.expandable_segments = setting.truth()?,
+            }
+            Ok(())
+        })?;
+        Ok(settings)
+    }
+}
+
+fn build(parameters: &str, setup: &Setup<'_>) -> Built {
+    let settings = PlannedSettings::read(parameters)?;
+    Ok(Box::new(PlannedStrategy::new(settings, Caching::new(fallback_settings(&settings), setup))))
+}
+
+/// The fallback maps the smallest possible segments, so that blocks that stay keep little free memory
+/// reserved between them.
+fn fallback_settings(settings: &PlannedSettings) -> AllocatorSettings {
     let defaults = AllocatorSettings::default();
     if settings.expandable_segments {
         AllocatorSettings { expandable_segments: true, large_segment_size: PAGE, ..defaults }
@@ -75,78 +137,78 @@ fn fallback_settings(settings: &Settings) -> AllocatorSettings {
 
 /// The strategy that follows a plan.
 #[derive(Clone, Debug)]
-pub struct Planned {
-    settings: Settings,
+pub struct PlannedStrategy {
+    settings: PlannedSettings,
     fallback: Caching,
-    /// What the fallback's blocks are to the profile, by slot.
-    notes: Vec<Note>,
+    /// The profile's notes on blocks of the fallback, by slot.
+    notes: Vec<ProfileNote>,
     /// From the first step on.
-    profile: Option<Profile>,
-    plan: Option<Plan>,
-    /// All there are; those that the plan no longer uses go when they are empty.
-    regions: Vec<Option<Region>>,
-    /// Which region serves a stream.
+    profile: Option<StepProfile>,
+    plan: Option<StepPlan>,
+    /// All regions. Those that the plan no longer uses go back when they are empty.
+    regions: Vec<Option<PlannedRegion>>,
+    /// The region of each stream.
     serving: Vec<(StreamId, u32)>,
-    blocks: Slots<Tenant>,
+    blocks: Slots<PlannedPlacement>,
     /// The streams that use a planned block beside its own, by slot.
     uses: BTreeMap<u32, Vec<StreamId>>,
-    deferred: DeferredFrees<Departing>,
-    /// Private pools that take requests at the moment: theirs are not planned.
+    deferred: DeferredFrees<PendingBlock>,
+    /// Open private pools: while there are any, requests are not planned.
     open_pools: u32,
-    progress: step::Progress,
-    counts: Counts,
-    /// Of planned blocks and regions.
+    progress: PlanProgress,
+    counts: PlannedCounts,
+    /// Statistics of planned blocks and regions.
     own: Stats,
-    /// Of everything together.
+    /// Peaks of planned and fallback memory together.
     peak: Usage,
     peak_segments: u64,
 }
 
-/// What a block is to the profile.
+/// What the profile knows about a block.
 #[derive(Clone, Copy, Debug)]
-struct Note {
-    birth: Birth,
-    shape: Shape,
+struct ProfileNote {
+    birth: BlockBirth,
+    shape: RequestShape,
 }
 
-const NO_NOTE: Note = Note { birth: Birth::UNKNOWN, shape: (StreamId::DEFAULT, 0) };
+const UNPROFILED: ProfileNote = ProfileNote { birth: BlockBirth::UNKNOWN, shape: (StreamId::DEFAULT, 0) };
 
-/// Where a planned block lies, and for whom.
+/// Where a planned block lies.
 #[derive(Clone, Copy, Debug)]
-struct Tenant {
+struct PlannedPlacement {
     region: u32,
     offset: u64,
     requested: u64,
-    note: Note,
+    note: ProfileNote,
 }
 
 /// A planned block that waits for streams.
 #[derive(Clone, Copy, Debug)]
-struct Departing {
+struct PendingBlock {
     address: Address,
     size: u64,
-    tenant: Tenant,
+    placement: PlannedPlacement,
 }
 
-/// What only this strategy does.
+/// Counters beside the common statistics.
 #[derive(Clone, Copy, Debug, Default)]
-struct Counts {
+struct PlannedCounts {
     plans: u64,
     /// Requests served by the plan.
     as_planned: u64,
-    /// Requests that no plan foresaw.
+    /// Requests that are not in the plan.
     unforeseen: u64,
-    /// Requests whose place was still taken.
+    /// Requests whose offset was still taken.
     place_taken: u64,
     /// Regions that the device refused.
     regions_refused: u64,
     peak_reserved_since_plan: u64,
 }
 
-/// Passes on all but failures: the fallback's may not be the end.
-struct WithoutFailures<'a>(&'a mut dyn EventSink);
+/// Passes on all events except failures: after a failure of the fallback there is a retry.
+struct WithoutOutOfMemory<'a>(&'a mut dyn EventSink);
 
-impl EventSink for WithoutFailures<'_> {
+impl EventSink for WithoutOutOfMemory<'_> {
     fn event(&mut self, event: StrategyEvent) {
         if !matches!(event, StrategyEvent::OutOfMemory { .. }) {
             self.0.event(event);
@@ -154,9 +216,9 @@ impl EventSink for WithoutFailures<'_> {
     }
 }
 
-impl Planned {
-    fn new(settings: Settings, fallback: Caching) -> Planned {
-        Planned {
+impl PlannedStrategy {
+    fn new(settings: PlannedSettings, fallback: Caching) -> PlannedStrategy {
+        PlannedStrategy {
             settings,
             fallback,
             notes: Vec::new(),
@@ -168,20 +230,20 @@ impl Planned {
             uses: BTreeMap::new(),
             deferred: DeferredFrees::default(),
             open_pools: 0,
-            progress: step::Progress::default(),
-            counts: Counts::default(),
+            progress: PlanProgress::default(),
+            counts: PlannedCounts::default(),
             own: Stats::default(),
             peak: Usage::default(),
             peak_segments: 0,
         }
     }
 
-    /// Serves a request at its place, if that is vacant.
-    fn alloc_as_planned(&mut self, request: &Request, shape: Shape, offset: u64) -> Option<Block> {
+    /// Serves a request at its planned offset, if that is free.
+    fn alloc_as_planned(&mut self, request: &Request, shape: RequestShape, offset: u64) -> Option<Block> {
         let (stream, size) = shape;
         let &(_, number) = self.serving.iter().find(|(served, _)| *served == stream)?;
         let region = self.regions.get_mut(number as usize)?.as_mut()?;
-        if !region.is_vacant(offset, size) {
+        if !region.is_free(offset, size) {
             self.counts.place_taken += 1;
             self.progress.deviate();
             return None;
@@ -189,21 +251,21 @@ impl Planned {
         region.occupy(offset, size, request.bytes);
         let address = region.address.offset(offset);
         let note = self.note(shape);
-        let tenant = Tenant { region: number, offset, requested: request.bytes, note };
-        let block = self.blocks.insert(address, size, tenant);
+        let placement = PlannedPlacement { region: number, offset, requested: request.bytes, note };
+        let block = self.blocks.insert(address, size, placement);
         self.own.on_alloc(request.bytes, size);
         self.counts.as_planned += 1;
         Some(Block { slot: block.slot | PLANNED, ..block })
     }
 
-    fn note(&mut self, shape: Shape) -> Note {
+    fn note(&mut self, shape: RequestShape) -> ProfileNote {
         match &mut self.profile {
-            Some(profile) => Note { birth: profile.born(shape), shape },
-            None => NO_NOTE,
+            Some(profile) => ProfileNote { birth: profile.record_alloc(shape), shape },
+            None => UNPROFILED,
         }
     }
 
-    /// Serves a request from the fallback; regions that stand empty go first if that is what it takes.
+    /// Serves a request from the fallback; if it fails, after empty regions were given back.
     fn alloc_from_fallback(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
         self.retire_regions(cx)?;
         let mut attempt = self.try_fallback(cx, request)?;
@@ -221,38 +283,36 @@ impl Planned {
         if let Attempt::OutOfMemory(shortage) = attempt
             && shortage.refused_by != Refusal::Size
         {
-            let (rounded, device_free) = (shortage.rounded, shortage.device_free);
-            cx.sink.event(StrategyEvent::OutOfMemory { rounded, stream: request.stream, device_free });
-            self.own.ooms += 1;
+            return Ok(cx.out_of_memory(&mut self.own, request.stream, shortage));
         }
         Ok(attempt)
     }
 
     fn try_fallback(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
-        let mut sink = WithoutFailures(cx.sink);
+        let mut sink = WithoutOutOfMemory(cx.sink);
         self.fallback.alloc(&mut Context { device: cx.device, sink: &mut sink }, request)
     }
 
-    /// Remembers what a block of the fallback is to the profile.
-    fn write_note(&mut self, slot: u32, note: Note) {
+    /// Keeps the profile's note on a block of the fallback.
+    fn write_note(&mut self, slot: u32, note: ProfileNote) {
         let slot = slot as usize;
         if slot >= self.notes.len() {
-            self.notes.resize(slot + 1, NO_NOTE);
+            self.notes.resize(slot + 1, UNPROFILED);
         }
         self.notes[slot] = note;
     }
 
-    fn note_death(&mut self, note: Note) {
+    fn record_free(&mut self, note: ProfileNote) {
         if let Some(profile) = &mut self.profile {
-            profile.died(note.birth, note.shape);
+            profile.record_free(note.birth, note.shape);
         }
     }
 
     fn free_planned(&mut self, cx: &mut Context<'_>, block: Block) -> Result<Freed, StrategyError> {
-        let (size, tenant) = self.blocks.get(&block)?;
+        let (size, placement) = self.blocks.get(&block)?;
         let freed = match self.uses.get(&block.slot) {
             Some(users) => {
-                self.deferred.hold(cx.device, Departing { address: block.address, size, tenant }, users)?;
+                self.deferred.hold(cx.device, PendingBlock { address: block.address, size, placement }, users)?;
                 self.uses.remove(&block.slot);
                 Freed::Later
             }
@@ -260,34 +320,34 @@ impl Planned {
         };
         self.blocks.remove(&block)?;
         self.own.on_free(size);
-        self.note_death(tenant.note);
-        if let Some(region) = self.region(tenant.region) {
+        self.record_free(placement.note);
+        if let Some(region) = self.region(placement.region) {
             match freed {
-                Freed::Later => region.set_pending(tenant.offset),
-                Freed::Now => region.vacate(tenant.offset),
+                Freed::Later => region.set_pending(placement.offset),
+                Freed::Now => region.vacate(placement.offset),
             }
         }
         if freed == Freed::Now {
-            self.own.on_reusable(tenant.requested, size);
+            self.own.on_reusable(placement.requested, size);
         }
         Ok(freed)
     }
 
-    fn region(&mut self, number: u32) -> Option<&mut Region> {
+    fn region(&mut self, number: u32) -> Option<&mut PlannedRegion> {
         self.regions.get_mut(number as usize)?.as_mut()
     }
 
-    /// Takes up frees that streams have got past.
+    /// Completes the frees whose streams are done.
     fn complete_frees(&mut self, cx: &mut Context<'_>, patience: Patience) -> Result<(), StrategyError> {
         if self.deferred.is_empty() {
             return Ok(());
         }
-        let mut departed = Vec::new();
-        let result = self.deferred.release(cx.device, patience, &mut departed);
-        for Departing { address, size, tenant } in departed {
-            if let Some(region) = self.region(tenant.region) {
-                region.vacate(tenant.offset);
-                let (requested, stream) = (tenant.requested, region.stream);
+        let mut completed = Vec::new();
+        let result = self.deferred.release(cx.device, patience, &mut completed);
+        for PendingBlock { address, size, placement } in completed {
+            if let Some(region) = self.region(placement.region) {
+                region.vacate(placement.offset);
+                let (requested, stream) = (placement.requested, region.stream);
                 cx.sink.event(StrategyEvent::FreeCompleted { address, requested, stream });
                 self.own.on_reusable(requested, size);
             }
@@ -295,7 +355,7 @@ impl Planned {
         Ok(result?)
     }
 
-    /// What is in use now, the fallback's and the plan's.
+    /// The memory of the fallback and of the plan.
     fn usage(&self) -> Usage {
         let (theirs, ours) = (self.fallback.stats().current, self.own.current);
         Usage {
@@ -326,7 +386,7 @@ fn highest(one: Usage, other: Usage) -> Usage {
     }
 }
 
-impl Strategy for Planned {
+impl Strategy for PlannedStrategy {
     fn alloc(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
         if request.bytes == 0 {
             return Err(StrategyError::ZeroBytes);
@@ -343,7 +403,7 @@ impl Strategy for Planned {
             None => self.alloc_from_fallback(cx, request)?,
         };
         if let (Attempt::Served(block, _), None) = (attempt, served) {
-            let note = if plannable { self.note(shape) } else { NO_NOTE };
+            let note = if plannable { self.note(shape) } else { UNPROFILED };
             self.write_note(block.slot, note);
         }
         match (&mut self.plan, planned) {
@@ -364,8 +424,8 @@ impl Strategy for Planned {
         }
         let freed = self.fallback.free(cx, block, caller)?;
         if let Some(note) = self.notes.get_mut(block.slot as usize) {
-            let note = std::mem::replace(note, NO_NOTE);
-            self.note_death(note);
+            let note = std::mem::replace(note, UNPROFILED);
+            self.record_free(note);
         }
         Ok(freed)
     }
@@ -375,12 +435,9 @@ impl Strategy for Planned {
             return self.fallback.used_on(cx, block, stream);
         }
         let block = Block { slot: block.slot & !PLANNED, ..*block };
-        let (_, tenant) = self.blocks.get(&block)?;
-        if tenant.note.shape.0 != stream {
-            let users = self.uses.entry(block.slot).or_default();
-            if let Err(place) = users.binary_search(&stream) {
-                users.insert(place, stream);
-            }
+        let (_, placement) = self.blocks.get(&block)?;
+        if placement.note.shape.0 != stream {
+            insert_sorted(self.uses.entry(block.slot).or_default(), stream);
         }
         Ok(())
     }
@@ -411,12 +468,12 @@ impl Strategy for Planned {
         Ok(None)
     }
 
-    /// Regions that stand empty go as well; the next step takes them anew.
+    /// Empty regions go back too; the next step takes them again.
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         self.complete_frees(cx, Patience::Wait)?;
         self.give_back_regions(cx, false)?;
         self.fallback.trim(cx)?;
-        // Giving mapped memory back can leave it in more pieces than before.
+        // Unmapping can divide memory into more segments than before.
         self.keep_peaks();
         Ok(())
     }
@@ -427,14 +484,14 @@ impl Strategy for Planned {
         self.vacate_regions()?;
         self.give_back_regions(cx, false)?;
         self.fallback.close(cx)?;
-        *self = Planned::new(self.settings, self.fallback.clone());
+        *self = PlannedStrategy::new(self.settings, self.fallback.clone());
         Ok(())
     }
 
     fn stats(&self) -> Stats {
         let (theirs, ours, current) = (self.fallback.stats(), &self.own, self.usage());
         let segments = theirs.segments + ours.segments;
-        // After a call that failed half-way the present may be a peak that nobody has noted yet.
+        // After a call that failed half-way, the present may be a peak that is not noted yet.
         Stats {
             current,
             peak: highest(self.peak, current),
@@ -444,20 +501,20 @@ impl Strategy for Planned {
             allocs: theirs.allocs + ours.allocs,
             frees: theirs.frees + ours.frees,
             retries: theirs.retries + ours.retries,
-            // A failure of the fallback that regions could cure is none.
+            // A failure of the fallback counts only if the retry failed too.
             ooms: ours.ooms,
             off_books: theirs.off_books,
         }
     }
 
-    /// What the plan keeps free is for the plan.
+    /// Without the regions: their free memory is reserved for the plan.
     fn largest_free(&self, stream: StreamId) -> Option<u64> {
         self.fallback.largest_free(stream)
     }
 
     fn layout(&self) -> Option<Layout> {
         let mut layout = self.fallback.layout()?;
-        layout.segments.extend(self.regions.iter().flatten().map(Region::view));
+        layout.segments.extend(self.regions.iter().flatten().map(PlannedRegion::view));
         layout.segments.sort_unstable_by_key(|segment| segment.address);
         Some(layout)
     }

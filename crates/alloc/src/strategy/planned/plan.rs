@@ -1,22 +1,116 @@
-//! A plan: which request of a step goes where.
+//! Profiles of steps, and the plan that is made from one: which request of a step goes where.
 //!
-//! The n-th request of a stream for so many bytes gets the offset of the n-th such request of the profiled step. While
-//! steps repeat exactly that is the request planned next, and found at once; a request more or less of another size
-//! does not put the rest out of step. Every stream has offsets of its own, since memory of one may not be handed to
-//! another without waiting.
+//! A profile has the requests of one step, their order and their lifetimes. A block that outlives its
+//! step ends in the next one, which has not happened yet when the plan is made. If steps repeat, the
+//! same block of the previous step ended in the profiled step, at the same point of the period. The two
+//! are matched by size and stream, in the order of allocation. A block without such a predecessor is
+//! assumed to stay.
+//!
+//! The n-th request of a stream for a size gets the offset of the n-th such request of the profiled
+//! step. While steps repeat exactly, that is the next entry of the plan, and found at once; an extra or
+//! a missing request of another size does not disturb the others. Every stream has its own offsets,
+//! because memory of one stream may not serve another without waiting.
 
-use super::profile::{Lifetime, Shape};
+use std::collections::{BTreeMap, VecDeque};
+
 use oomph_base::{
     StreamId,
     packing::{BlockLifetime, BlockPlacer, GapChoice, PackingBudget, PlacementOrder, PlacementOutcome},
 };
 
+/// Steps are profiled up to this many requests; later ones are not planned.
+const MOST_REQUESTS: usize = 1 << 14;
+
+/// The stream and the rounded size of a request: all that a plan knows about it.
+pub(super) type RequestShape = (StreamId, u64);
+
+/// The step that allocated a block, and the number of the request in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct BlockBirth {
+    step: u32,
+    number: u32,
+}
+
+impl BlockBirth {
+    /// For blocks that were not profiled.
+    pub(super) const UNKNOWN: BlockBirth = BlockBirth { step: u32::MAX, number: u32::MAX };
+}
+
+/// One request of a profiled step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ProfiledRequest {
+    pub(super) shape: RequestShape,
+    pub(super) begin: u32,
+    /// After the period if the block outlives the step; `None` if it stays.
+    pub(super) end: Option<u32>,
+}
+
+/// The profile of the present step. Time is counted in requests and frees.
+#[derive(Clone, Debug, Default)]
+pub(super) struct StepProfile {
+    step: u32,
+    clock: u32,
+    lifetimes: Vec<ProfiledRequest>,
+    /// Blocks of the previous step that were freed in this one: shape, number and time.
+    late: Vec<(RequestShape, u32, u32)>,
+}
+
+impl StepProfile {
+    /// A request was served.
+    pub(super) fn record_alloc(&mut self, shape: RequestShape) -> BlockBirth {
+        if self.lifetimes.len() == MOST_REQUESTS {
+            return BlockBirth::UNKNOWN;
+        }
+        let number = self.lifetimes.len() as u32;
+        self.lifetimes.push(ProfiledRequest { shape, begin: self.clock, end: None });
+        self.clock += 1;
+        BlockBirth { step: self.step, number }
+    }
+
+    /// A block was freed.
+    pub(super) fn record_free(&mut self, birth: BlockBirth, shape: RequestShape) {
+        if birth == BlockBirth::UNKNOWN {
+            return;
+        }
+        if birth.step == self.step {
+            self.lifetimes[birth.number as usize].end = Some(self.clock);
+        } else if birth.step.wrapping_add(1) == self.step && self.late.len() < MOST_REQUESTS {
+            self.late.push((shape, birth.number, self.clock));
+        } else {
+            return;
+        }
+        self.clock += 1;
+    }
+
+    /// Ends the step and begins the next; returns the requests of the step and its length.
+    pub(super) fn finish(&mut self) -> (Vec<ProfiledRequest>, u32) {
+        let period = self.clock.max(1);
+        let mut lifetimes = std::mem::take(&mut self.lifetimes);
+        let mut late = std::mem::take(&mut self.late);
+        late.sort_unstable();
+        let mut ends: BTreeMap<RequestShape, VecDeque<u32>> = BTreeMap::new();
+        for (shape, _, end) in late {
+            ends.entry(shape).or_default().push_back(end);
+        }
+        for lifetime in lifetimes.iter_mut().filter(|lifetime| lifetime.end.is_none()) {
+            // A block that lives longer than a period would overlap itself.
+            lifetime.end = ends
+                .get_mut(&lifetime.shape)
+                .and_then(VecDeque::pop_front)
+                .filter(|&end| end <= lifetime.begin)
+                .map(|end| end + period);
+        }
+        *self = StepProfile { step: self.step.wrapping_add(1), ..StepProfile::default() };
+        (lifetimes, period)
+    }
+}
+
 /// No entry.
 const NONE: u32 = u32::MAX;
 
-/// What is planned for one step, and how far the present one has got.
+/// The plan for one step, and the position of the present step in it.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Plan {
+pub(super) struct StepPlan {
     /// In the order of the profiled step.
     entries: Vec<Entry>,
     /// By shape.
@@ -32,13 +126,13 @@ struct Entry {
     group: u32,
     /// The next entry of the same shape.
     following: u32,
-    /// `None` for a block that stays: it is not the plan's.
+    /// `None` for a block that stays: it is not planned.
     offset: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Group {
-    shape: Shape,
+    shape: RequestShape,
     first: u32,
     /// The next to be used in this step.
     next: u32,
@@ -46,16 +140,16 @@ struct Group {
 
 /// The entry for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Planned {
+pub(super) struct PlannedRequest {
     entry: u32,
-    /// Where its block should go, if the plan has a place for it.
+    /// Where its block goes, if it is planned.
     pub(super) offset: Option<u64>,
 }
 
-impl Plan {
+impl StepPlan {
     /// A plan for steps like this one.
-    pub(super) fn new(lifetimes: &[Lifetime], period: u32) -> Plan {
-        let mut shapes: Vec<Shape> = lifetimes.iter().map(|lifetime| lifetime.shape).collect();
+    pub(super) fn new(lifetimes: &[ProfiledRequest], period: u32) -> StepPlan {
+        let mut shapes: Vec<RequestShape> = lifetimes.iter().map(|lifetime| lifetime.shape).collect();
         shapes.sort_unstable();
         shapes.dedup();
         let mut groups: Vec<Group> = shapes.into_iter().map(|shape| Group { shape, first: NONE, next: NONE }).collect();
@@ -66,13 +160,13 @@ impl Plan {
             groups[group].first = place as u32;
         }
         entries.reverse();
-        let mut plan = Plan { entries, groups, cursor: 0, needs: Vec::new() };
+        let mut plan = StepPlan { entries, groups, cursor: 0, needs: Vec::new() };
         plan.pack_streams(lifetimes, period);
         plan.begin_step();
         plan
     }
 
-    fn pack_streams(&mut self, lifetimes: &[Lifetime], period: u32) {
+    fn pack_streams(&mut self, lifetimes: &[ProfiledRequest], period: u32) {
         let mut streams: Vec<StreamId> = lifetimes.iter().map(|lifetime| lifetime.shape.0).collect();
         streams.sort_unstable();
         streams.dedup();
@@ -81,7 +175,7 @@ impl Plan {
                 .iter()
                 .enumerate()
                 .filter(|(_, lifetime)| lifetime.shape.0 == stream)
-                .filter_map(|(place, &Lifetime { shape: (_, bytes), begin, end })| {
+                .filter_map(|(place, &ProfiledRequest { shape: (_, bytes), begin, end })| {
                     Some((place, BlockLifetime { bytes, begin, end: end? }))
                 })
                 .unzip();
@@ -95,7 +189,7 @@ impl Plan {
         }
     }
 
-    /// Starts again from the first request; how many of the last step's entries were not used.
+    /// Starts again from the first request; returns how many entries the last step did not use.
     pub(super) fn begin_step(&mut self) -> u64 {
         let mut unused = 0;
         for group in &mut self.groups {
@@ -109,25 +203,25 @@ impl Plan {
         unused
     }
 
-    /// How many requests have a place.
+    /// How many requests have an offset.
     pub(super) fn places(&self) -> u64 {
         self.entries.iter().filter(|entry| entry.offset.is_some()).count() as u64
     }
 
-    /// The entry for the next request of this shape; `None` where there are no more.
+    /// The entry for the next request of this shape; `None` if there are no more.
     #[inline]
-    pub(super) fn look_up(&self, shape: Shape) -> Option<Planned> {
+    pub(super) fn look_up(&self, shape: RequestShape) -> Option<PlannedRequest> {
         let expected = self.entries.get(self.cursor as usize).map(|entry| &self.groups[entry.group as usize]);
         let entry = match expected {
             Some(group) if group.shape == shape && group.next == self.cursor => self.cursor,
             _ => self.groups[self.groups.binary_search_by_key(&shape, |group| group.shape).ok()?].next,
         };
-        Some(Planned { entry, offset: self.entries.get(entry as usize)?.offset })
+        Some(PlannedRequest { entry, offset: self.entries.get(entry as usize)?.offset })
     }
 
-    /// The request was served, as planned or not.
+    /// Moves on past a request that was served, as planned or not.
     #[inline]
-    pub(super) fn advance(&mut self, planned: Planned) {
+    pub(super) fn advance(&mut self, planned: PlannedRequest) {
         let Entry { group, following, .. } = self.entries[planned.entry as usize];
         self.groups[group as usize].next = following;
         self.cursor = planned.entry + 1;
@@ -159,11 +253,47 @@ mod tests {
 
     use super::*;
 
-    fn lifetime(stream: u16, bytes: u64, begin: u32, end: Option<u32>) -> Lifetime {
-        Lifetime { shape: (StreamId(stream), bytes), begin, end }
+    const ACTIVATION: RequestShape = (StreamId(0), 100);
+    const GRADIENT: RequestShape = (StreamId(0), 70);
+
+    #[test]
+    fn a_block_that_outlives_its_step_ends_like_its_predecessor() {
+        let mut profile = StepProfile::default();
+        let mut gradient = None;
+        let mut seen = Vec::new();
+        for _ in 0..3 {
+            let activation = profile.record_alloc(ACTIVATION);
+            if let Some(old) = gradient {
+                profile.record_free(old, GRADIENT);
+            }
+            gradient = Some(profile.record_alloc(GRADIENT));
+            profile.record_free(activation, ACTIVATION);
+            seen.push(profile.finish());
+        }
+        let (lifetimes, period) = &seen[1];
+        assert_eq!(*period, 4);
+        let of = |shape, begin, end| ProfiledRequest { shape, begin, end };
+        assert_eq!(*lifetimes, [of(ACTIVATION, 0, Some(3)), of(GRADIENT, 2, Some(5))]);
+        assert_eq!(seen[0].0[1].end, None, "nothing like it had ended yet");
+        assert_eq!(seen[2], seen[1]);
     }
 
-    fn step(plan: &mut Plan, shapes: &[(u16, u64)]) -> Vec<Option<u64>> {
+    #[test]
+    fn blocks_that_stay_have_no_end() {
+        let mut profile = StepProfile::default();
+        let stays = profile.record_alloc(ACTIVATION);
+        assert_eq!(profile.finish().0[0].end, None);
+        profile.finish();
+        profile.record_free(stays, ACTIVATION);
+        profile.record_free(BlockBirth::UNKNOWN, ACTIVATION);
+        assert_eq!(profile.finish(), (Vec::new(), 1));
+    }
+
+    fn lifetime(stream: u16, bytes: u64, begin: u32, end: Option<u32>) -> ProfiledRequest {
+        ProfiledRequest { shape: (StreamId(stream), bytes), begin, end }
+    }
+
+    fn step(plan: &mut StepPlan, shapes: &[(u16, u64)]) -> Vec<Option<u64>> {
         let serve = |&(stream, bytes): &(u16, u64)| {
             let planned = plan.look_up((StreamId(stream), bytes))?;
             plan.advance(planned);
@@ -172,7 +302,7 @@ mod tests {
         shapes.iter().map(serve).collect()
     }
 
-    fn example() -> Plan {
+    fn example() -> StepPlan {
         let lifetimes = [
             lifetime(0, 30, 0, Some(3)),
             lifetime(0, 20, 1, Some(2)),
@@ -180,11 +310,11 @@ mod tests {
             lifetime(0, 20, 3, Some(5)),
             lifetime(0, 40, 4, None),
         ];
-        Plan::new(&lifetimes, 6)
+        StepPlan::new(&lifetimes, 6)
     }
 
     #[test]
-    fn a_step_like_the_profiled_one_gets_its_offsets_and_streams_are_apart() {
+    fn equal_steps_get_equal_offsets() {
         let mut plan = example();
         assert_eq!(plan.needs, [(StreamId(0), 50), (StreamId(1), 20)]);
         for _ in 0..2 {
@@ -195,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_more_or_less_do_not_put_the_rest_out_of_step() {
+    fn extra_and_missing_requests_do_not_disturb_others() {
         let mut plan = example();
         let offsets = step(&mut plan, &[(0, 20), (0, 99), (0, 20), (0, 20), (1, 20)]);
         assert_eq!(offsets, [Some(30), None, Some(0), None, Some(0)]);

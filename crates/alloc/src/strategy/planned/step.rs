@@ -1,70 +1,156 @@
-//! Between two steps: whether a plan is made, and the memory that it needs.
+//! The regions that a plan uses, and what happens between two steps: whether a plan is made, kept or
+//! given up, and the memory that it needs.
+
+use std::collections::BTreeMap;
 
 use super::{
-    Planned,
-    plan::Plan,
-    profile::{Lifetime, Profile},
-    region::Region,
+    PlannedStrategy,
+    plan::{ProfiledRequest, StepPlan, StepProfile},
 };
-use crate::strategy::{Block, Context, Strategy as _, StrategyError, StrategyEvent};
-use oomph_base::{MIB, round_up};
+use crate::strategy::{
+    Block, BlockState, BlockView, Context, SegmentView, Strategy as _, StrategyError, StrategyEvent,
+    unless_out_of_memory,
+};
+use oomph_base::{Address, MIB, StreamId, round_up};
 
-/// What the device hands out at once anyway.
+/// One device allocation of a plan, for one stream.
+#[derive(Clone, Debug)]
+pub(super) struct PlannedRegion {
+    pub(super) address: Address,
+    pub(super) bytes: u64,
+    pub(super) stream: StreamId,
+    /// Blocks by offset, pending ones included.
+    blocks: BTreeMap<u64, RegionBlock>,
+}
+
+/// A block in a region.
+#[derive(Clone, Copy, Debug)]
+struct RegionBlock {
+    size: u64,
+    requested: u64,
+    pending: bool,
+}
+
+impl PlannedRegion {
+    pub(super) fn new(address: Address, bytes: u64, stream: StreamId) -> PlannedRegion {
+        PlannedRegion { address, bytes, stream, blocks: BTreeMap::new() }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// Whether a range of the region is free. It may be taken by a block that lives longer than it did
+    /// in the profiled step.
+    pub(super) fn is_free(&self, offset: u64, size: u64) -> bool {
+        let end = offset + size;
+        let before = self.blocks.range(..end).next_back();
+        end <= self.bytes && before.is_none_or(|(&start, block)| start + block.size <= offset)
+    }
+
+    pub(super) fn occupy(&mut self, offset: u64, size: u64, requested: u64) {
+        self.blocks.insert(offset, RegionBlock { size, requested, pending: false });
+    }
+
+    pub(super) fn set_pending(&mut self, offset: u64) {
+        if let Some(block) = self.blocks.get_mut(&offset) {
+            block.pending = true;
+        }
+    }
+
+    pub(super) fn vacate(&mut self, offset: u64) {
+        self.blocks.remove(&offset);
+    }
+
+    pub(super) fn view(&self) -> SegmentView {
+        let mut blocks = Vec::new();
+        let mut end = 0;
+        let gap = |from: u64, to: u64| BlockView {
+            address: self.address.offset(from),
+            size: to - from,
+            requested: 0,
+            state: BlockState::Free,
+        };
+        for (&offset, &RegionBlock { size, requested, pending }) in &self.blocks {
+            if offset > end {
+                blocks.push(gap(end, offset));
+            }
+            let state = if pending { BlockState::Pending } else { BlockState::Allocated };
+            blocks.push(BlockView { address: self.address.offset(offset), size, requested, state });
+            end = offset + size;
+        }
+        if end < self.bytes {
+            blocks.push(gap(end, self.bytes));
+        }
+        SegmentView {
+            address: self.address,
+            bytes: self.bytes,
+            stream: self.stream,
+            pool: "planned".into(),
+            pool_id: (0, 0),
+            mapped: false,
+            alias: false,
+            blocks,
+        }
+    }
+}
+
+/// Regions are multiples of the device's page.
 const REGION_STEP: u64 = 2 * MIB;
-/// Steps at whose beginning the fallback's cache is given back, once a plan is followed: at the first the blocks of the
-/// last step without regions are free, at the second those that had outlived it.
+/// Once a plan is followed, the fallback's cache is given back at the beginning of this many steps: at
+/// the first the blocks of the last unplanned step are free, at the second those that outlived it.
 const RELEASES: u32 = 2;
-/// How rarely plans are made at last where none ever holds.
-const MOST_PATIENT: u32 = 64;
+/// The most steps between two plans, for programs that follow none.
+const LONGEST_PATIENCE: u32 = 64;
 
-/// How far the program has got, and how well the plan does.
+/// The progress of the program, and how well it follows the plan.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Progress {
-    /// Steps that are over.
+pub(super) struct PlanProgress {
+    /// Steps that have ended.
     finished: u32,
-    /// The step whose beginning is not yet dealt with.
+    /// The step whose beginning is not yet handled.
     unsettled: Option<u32>,
-    /// How often the cache of the fallback is still to be given back.
+    /// How often the cache of the fallback must still be given back.
     releases: u32,
-    /// The last step went by the plan: only then is it worth memory.
+    /// Whether the last step followed the plan: only then does the plan get memory.
     trusts_plan: bool,
-    /// Requests of this step that did not go as planned.
+    /// Requests of this step that deviated from the plan.
     deviations: u64,
-    /// How many may be before the plan is given up.
+    /// The plan is given up above this many deviations.
     allowed: u64,
-    /// Steps in a row that deviated too much.
+    /// Consecutive steps that deviated too much.
     strikes: u32,
-    /// How many more plans were made than the first: each makes the next one rarer.
+    /// How many plans were made after the first: each doubles the wait for the next.
     plans_remade: u32,
 }
 
-impl Progress {
-    /// A request did not go as planned. Where there are too many, the plan is given up in the middle of the step: its
-    /// memory is wanted elsewhere.
+impl PlanProgress {
+    /// Counts a deviation. With too many, the plan is given up within the step, because its memory is
+    /// needed elsewhere.
     pub(super) fn deviate(&mut self) {
         self.deviations += 1;
         self.trusts_plan &= self.deviations <= self.allowed;
     }
 
-    /// Whether requests get the places of the plan.
+    /// Whether requests get the offsets of the plan.
     pub(super) fn trusts_plan(&self) -> bool {
         self.trusts_plan
     }
 
-    /// Whether all memory of the time before has gone back, too.
+    /// Whether also all memory from before the plan has gone back.
     pub(super) fn follows_plan(&self) -> bool {
         self.trusts_plan && self.releases == 0 && self.unsettled.is_none()
     }
 }
 
-impl Planned {
-    /// A step is over and the next one begins. A call that is made again because it failed is not another step.
+impl PlannedStrategy {
+    /// Ends the present step and begins the next. A repeated call after a failure is not another step.
     pub(super) fn begin_step(&mut self, number: u32) {
         if self.progress.unsettled.replace(number) == Some(number) {
             return;
         }
         let Some(profile) = &mut self.profile else {
-            self.profile = Some(Profile::default());
+            self.profile = Some(StepProfile::default());
             return;
         };
         let (lifetimes, period) = profile.finish();
@@ -78,11 +164,11 @@ impl Planned {
             }
         };
         if wanted {
-            self.adopt(&lifetimes, period);
+            self.make_plan(&lifetimes, period);
         }
     }
 
-    /// The last step went by the plan, or not. Says whether it is time for another.
+    /// Judges the plan by the last step. Returns whether to make another plan.
     fn judge_plan(&mut self, fits: bool) -> bool {
         let progress = &mut self.progress;
         if fits {
@@ -96,15 +182,15 @@ impl Planned {
         }
         progress.trusts_plan = false;
         progress.strikes += 1;
-        let patience = 1u32.checked_shl(progress.plans_remade).unwrap_or(MOST_PATIENT).min(MOST_PATIENT);
+        let patience = 1u32.checked_shl(progress.plans_remade).unwrap_or(LONGEST_PATIENCE).min(LONGEST_PATIENCE);
         let lost = progress.strikes >= patience;
         progress.plans_remade += u32::from(lost);
         lost
     }
 
     /// Makes a plan from a step, if anything in it can be planned.
-    fn adopt(&mut self, lifetimes: &[Lifetime], period: u32) {
-        let plan = Plan::new(lifetimes, period);
+    fn make_plan(&mut self, lifetimes: &[ProfiledRequest], period: u32) {
+        let plan = StepPlan::new(lifetimes, period);
         if plan.places() == 0 {
             return;
         }
@@ -115,7 +201,7 @@ impl Planned {
         self.progress.strikes = 0;
     }
 
-    /// What the beginning of a step asks of the device. Where a call fails, the next one goes on from there.
+    /// The device calls at the beginning of a step. After a failure the next call continues.
     pub(super) fn settle(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         if self.progress.unsettled.is_none() {
             return Ok(());
@@ -132,7 +218,7 @@ impl Planned {
         Ok(())
     }
 
-    /// Gives back the regions of plans that were given up, as soon as nothing lies in them.
+    /// Gives back the empty regions of plans that were given up.
     pub(super) fn retire_regions(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         if self.own.segments > 0 {
             if !self.progress.trusts_plan {
@@ -143,7 +229,7 @@ impl Planned {
         Ok(())
     }
 
-    /// Takes the regions that the plan needs and does not have.
+    /// Takes the regions that the plan lacks.
     fn take_regions(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         let Some(plan) = &self.plan else { return Ok(()) };
         for &(stream, needed) in &plan.needs {
@@ -151,29 +237,22 @@ impl Planned {
                 continue;
             }
             let bytes = round_up(needed, REGION_STEP);
-            let address = match cx.device.alloc(bytes) {
-                Ok(address) => address,
-                Err(error) if error.is_out_of_memory() => {
-                    self.counts.regions_refused += 1;
-                    continue;
-                }
-                Err(error) => return Err(error.into()),
+            let Some(address) = unless_out_of_memory(cx.device.alloc(bytes))? else {
+                self.counts.regions_refused += 1;
+                continue;
             };
             cx.sink.event(StrategyEvent::SegmentAlloc { address, bytes, stream });
             self.own.on_reserve(bytes, 1);
             let number = self.regions.iter().position(Option::is_none).unwrap_or(self.regions.len());
-            let region = Some(Region::new(address, bytes, stream));
-            match self.regions.get_mut(number) {
-                Some(place) => *place = region,
-                None => self.regions.push(region),
-            }
+            self.regions.resize_with(self.regions.len().max(number + 1), || None);
+            self.regions[number] = Some(PlannedRegion::new(address, bytes, stream));
             self.serving.push((stream, number as u32));
         }
         Ok(())
     }
 
-    /// Gives back the regions in which nothing lies: all, or only those that the plan no longer uses. Says whether there
-    /// were any.
+    /// Gives back the empty regions: all, or only those that the plan no longer uses. Returns whether
+    /// there were any.
     pub(super) fn give_back_regions(
         &mut self,
         cx: &mut Context<'_>,
@@ -187,7 +266,7 @@ impl Planned {
                 continue;
             }
             cx.device.free(region.address)?;
-            let &mut Region { address, bytes, stream, .. } = region;
+            let &mut PlannedRegion { address, bytes, stream, .. } = region;
             cx.sink.event(StrategyEvent::SegmentFree { address, bytes, stream });
             self.own.on_release(bytes, 1);
             self.serving.retain(|&(_, serving)| serving != number);
@@ -197,18 +276,36 @@ impl Planned {
         Ok(any)
     }
 
-    /// Forgets all planned blocks, so that what a failing call leaves behind is an empty region.
+    /// Forgets all planned blocks, so that a failing call leaves only empty regions.
     pub(super) fn vacate_regions(&mut self) -> Result<(), StrategyError> {
         let held: Vec<Block> = self.blocks.iter().map(|(block, _)| block).collect();
         for block in held {
-            let (size, tenant) = self.blocks.remove(&block)?;
+            let (size, placement) = self.blocks.remove(&block)?;
             self.own.on_free(size);
-            self.own.on_reusable(tenant.requested, size);
-            if let Some(region) = self.region(tenant.region) {
-                region.vacate(tenant.offset);
+            self.own.on_reusable(placement.requested, size);
+            if let Some(region) = self.region(placement.region) {
+                region.vacate(placement.offset);
             }
         }
         self.uses.clear();
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_free_if_no_block_overlaps_it() {
+        let mut region = PlannedRegion::new(Address(4096), 100, StreamId(0));
+        region.occupy(20, 30, 25);
+        let ranges = [(0, 20), (0, 21), (49, 5), (50, 50), (50, 51), (0, 100), (10, 5)];
+        let answers = ranges.map(|(offset, size)| region.is_free(offset, size));
+        assert_eq!(answers, [true, false, false, true, false, false, true]);
+        let sizes: Vec<u64> = region.view().blocks.iter().map(|block| block.size).collect();
+        assert_eq!(sizes, [20, 30, 50]);
+        region.vacate(20);
+        assert!(region.is_empty() && region.is_free(0, 100));
     }
 }

@@ -1,8 +1,8 @@
-//! Programs whose steps repeat, and programs whose steps do not quite.
+//! Programs whose steps repeat exactly, and programs whose steps do not.
 
 use proptest::prelude::*;
 
-use super::{Planned, Settings};
+use super::{PlannedSettings, PlannedStrategy};
 use crate::device::{
     CallKind, Device,
     wrap::{CallFailure, FaultPlan, FaultyDevice},
@@ -19,20 +19,20 @@ use oomph_pytorch::AllocatorSettings;
 
 const STREAM: StreamId = StreamId::DEFAULT;
 
-/// A strategy under watch and its device.
-struct Desk {
-    planned: Checked<Planned>,
+/// A checked strategy and its device.
+struct PlannedBench {
+    planned: Checked<PlannedStrategy>,
     device: Box<dyn Device>,
     steps: u32,
 }
 
-impl Desk {
-    fn new(parameters: &str) -> Desk {
-        let settings = Settings::read(parameters).unwrap();
+impl PlannedBench {
+    fn new(parameters: &str) -> PlannedBench {
+        let settings = PlannedSettings::read(parameters).unwrap();
         let device = simulated(1024 * MIB);
         let setup = Setup { props: device.props(), limit: None };
-        let planned = Checked::new(Planned::new(settings, Caching::new(AllocatorSettings::default(), &setup)));
-        Desk { planned, device, steps: 0 }
+        let planned = Checked::new(PlannedStrategy::new(settings, Caching::new(AllocatorSettings::default(), &setup)));
+        PlannedBench { planned, device, steps: 0 }
     }
 
     fn next_step(&mut self) {
@@ -83,75 +83,75 @@ impl Desk {
 }
 
 #[test]
-fn steps_that_repeat_are_served_from_a_region_as_large_as_what_is_live() {
-    let (mut desk, mut gradient) = (Desk::new(""), None);
-    desk.alloc(100);
+fn repeated_steps_need_a_region_of_their_live_bytes() {
+    let (mut bench, mut gradient) = (PlannedBench::new(""), None);
+    bench.alloc(100);
     let plans = [0; 3].map(|_| {
-        desk.train(&mut gradient);
-        (desk.count("plans"), desk.count("region_bytes"))
+        bench.train(&mut gradient);
+        (bench.count("plans"), bench.count("region_bytes"))
     });
     assert_eq!(plans, [(0, 0), (0, 0), (1, 0)], "a plan must prove itself before it gets memory");
-    let places = desk.train(&mut gradient);
-    assert_eq!((desk.count("plans"), desk.count("served_as_planned")), (1, 4));
-    assert_eq!(desk.count("region_bytes"), 90 * MIB, "20, 30 and 40 are live at once");
+    let places = bench.train(&mut gradient);
+    assert_eq!((bench.count("plans"), bench.count("served_as_planned")), (1, 4));
+    assert_eq!(bench.count("region_bytes"), 90 * MIB, "20, 30 and 40 are live at once");
     for _ in 0..3 {
-        assert_eq!(desk.train(&mut gradient), places);
+        assert_eq!(bench.train(&mut gradient), places);
     }
-    assert_eq!(desk.count("served_as_planned"), 16);
-    assert_eq!((desk.count("unforeseen_requests"), desk.count("places_still_taken")), (0, 0));
-    assert_eq!(desk.planned.stats().current.reserved, 190 * MIB, "the block that stays, and the region");
-    assert_eq!(desk.count("peak_reserved_since_plan_bytes"), 190 * MIB);
+    assert_eq!(bench.count("served_as_planned"), 16);
+    assert_eq!((bench.count("unforeseen_requests"), bench.count("places_still_taken")), (0, 0));
+    assert_eq!(bench.planned.stats().current.reserved, 190 * MIB, "the block that stays, and the region");
+    assert_eq!(bench.count("peak_reserved_since_plan_bytes"), 190 * MIB);
 }
 
 #[test]
-fn a_block_that_lives_longer_keeps_its_place() {
-    let (mut desk, mut gradient) = (Desk::new("replan:off"), None);
+fn a_block_that_lives_longer_keeps_its_offset() {
+    let (mut bench, mut gradient) = (PlannedBench::new("replan:off"), None);
     for _ in 0..4 {
-        desk.train(&mut gradient);
+        bench.train(&mut gradient);
     }
     let kept = gradient.take().unwrap();
-    desk.train(&mut gradient);
-    let taken = desk.count("places_still_taken");
+    bench.train(&mut gradient);
+    let taken = bench.count("places_still_taken");
     assert!(taken > 0, "its own place at least, and whatever else is planned there");
     assert_ne!(gradient.unwrap().address, kept.address);
-    desk.free(kept);
-    desk.train(&mut gradient);
-    assert_eq!((desk.count("places_still_taken"), desk.count("plans")), (taken, 1));
+    bench.free(kept);
+    bench.train(&mut gradient);
+    assert_eq!((bench.count("places_still_taken"), bench.count("plans")), (taken, 1));
 }
 
 #[test]
-fn a_program_without_a_pattern_gets_new_plans_more_and_more_rarely_and_no_memory_for_them() {
-    let mut desk = Desk::new("");
+fn without_a_pattern_plans_become_rare() {
+    let mut bench = PlannedBench::new("");
     let mut plans = Vec::new();
     for step in 0..24u64 {
-        desk.next_step();
-        let block = desk.alloc(20 + 2 * step);
-        desk.free(block);
-        plans.push(desk.count("plans"));
-        assert_eq!(desk.count("region_bytes"), 0);
+        bench.next_step();
+        let block = bench.alloc(20 + 2 * step);
+        bench.free(block);
+        plans.push(bench.count("plans"));
+        assert_eq!(bench.count("region_bytes"), 0);
     }
     // Profiled in step 1; no step is like the one before: new plans after 1, 2, 4, 8 steps.
     assert_eq!(plans[..4], [0, 0, 1, 2]);
     assert_eq!((plans[5], plans[9], plans[17]), (3, 4, 5));
-    assert!(desk.count("served_as_planned") == 0 && desk.count("unforeseen_requests") > 0);
+    assert!(bench.count("served_as_planned") == 0 && bench.count("unforeseen_requests") > 0);
 }
 
 #[test]
-fn a_program_that_changes_gives_the_memory_of_its_plan_back_and_gets_another() {
-    let (mut desk, mut gradient) = (Desk::new(""), None);
+fn a_changed_program_gets_a_new_plan() {
+    let (mut bench, mut gradient) = (PlannedBench::new(""), None);
     for _ in 0..5 {
-        desk.train(&mut gradient);
+        bench.train(&mut gradient);
     }
-    desk.free(gradient.take().unwrap());
+    bench.free(gradient.take().unwrap());
     let mut regions = Vec::new();
     for _ in 0..5 {
-        desk.next_step();
-        let blocks = [50, 60].map(|mib| desk.alloc(mib));
-        regions.push(desk.count("region_bytes") / MIB);
-        blocks.into_iter().for_each(|block| desk.free(block));
+        bench.next_step();
+        let blocks = [50, 60].map(|mib| bench.alloc(mib));
+        regions.push(bench.count("region_bytes") / MIB);
+        blocks.into_iter().for_each(|block| bench.free(block));
     }
     // The first request of another size is one too many; the second step is the dry run of a new plan.
-    assert_eq!((regions, desk.count("plans")), (vec![0, 0, 110, 110, 110], 2));
+    assert_eq!((regions, bench.count("plans")), (vec![0, 0, 110, 110, 110], 2));
 }
 
 #[test]
@@ -205,7 +205,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
-    fn plans_and_what_goes_against_them_keep_every_promise(
+    fn deviating_programs_keep_every_promise(
         steps in nearly_periodic(),
         room in prop::sample::select(vec![96u64, 256, 2048]),
         (kind, turn) in (prop::sample::select(CallKind::ALL), 1..20u64),
@@ -222,4 +222,14 @@ proptest! {
             prop_assert_eq!(bench.finish(), [""; 0]);
         }
     }
+}
+
+#[test]
+fn settings_are_read_and_mistakes_explained() {
+    let read = PlannedSettings::read("profile_step:3,minimum_size:64KiB,replan:off,expandable_segments:False").unwrap();
+    let expected =
+        PlannedSettings { profile_step: 3, minimum_size: 64 << 10, replan_above: None, expandable_segments: false };
+    assert_eq!(read, expected);
+    assert!(PlannedSettings::read("replan:2").unwrap_err().to_string().contains("not between 0 and 1"));
+    assert!(PlannedSettings::read("profile:1").unwrap_err().to_string().contains("did you mean 'profile_step'?"));
 }

@@ -1,30 +1,28 @@
-//! The steps of an allocation, in GMLake's order, and stitching itself.
+//! The steps of an allocation in GMLake's order, stitching itself, and giving memory back.
 
 use super::{
-    OWN_SEGMENT, RANGE, SHARED_SEGMENT, SMALL_SEGMENT, Stitch,
-    fused::{self, Run},
-    tiles::{self, Pool},
+    HeldBlock, OWN_SEGMENT, RANGE, SHARED_SEGMENT, SMALL_SEGMENT, Stitch,
+    ranges::{RangeState, SegmentSpan},
+    segments::SegmentPool,
 };
-use crate::device::{DeviceError, PhysicalId};
+use crate::device::PhysicalId;
 use crate::strategy::{
-    Attempt, Block, Context, Outcome, Refusal, Request, Shortage, StrategyError, StrategyEvent, deferred::Patience,
+    Attempt, Block, Context, Outcome, Request, Shortage, StrategyError, StrategyEvent, deferred::Patience,
+    pooled::PieceState, unless_out_of_memory,
 };
 use oomph_base::{Address, StreamId, round_up};
 
-/// New memory for a request, as a free tile, or who refused it.
-type Grown = Result<u32, Refusal>;
-
-/// How often a range is tried to be mapped once more, after unused ranges were given back.
+/// How often a range is mapped again, after unused ranges were given back.
 const MAPPING_RETRIES: u32 = 3;
 
-/// When stitching is tried: the higher the more is at stake, and `defragLevel` says from where on.
+/// When stitching is tried. `defragLevel` is the lowest pressure at which it happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Pressure {
+pub(super) enum StitchPressure {
     /// Before new memory is taken.
     None,
     /// The device has no more.
     DeviceFull,
-    /// Nor had it after everything cached was given back.
+    /// It had no more even after everything cached was given back.
     LastResort,
 }
 
@@ -35,19 +33,19 @@ impl Stitch {
         request: &Request,
         size: u64,
     ) -> Result<Attempt, StrategyError> {
-        if let Some(slot) = self.tiles.best_fit(Pool::Small, request.stream, size) {
+        if let Some(slot) = self.tiles.best_fit(SegmentPool::Small, request.stream, size) {
             return Ok(self.hand_out_cached(slot, request, size));
         }
         let mut outcome = Outcome::NewSegment;
         let mut grown = self.grow_small(cx, request.stream)?;
-        if grown.is_err() {
+        if grown.is_none() {
             outcome = Outcome::ReleaseAndRetry;
             self.make_room(cx, size)?;
             grown = self.grow_small(cx, request.stream)?;
         }
         match grown {
-            Ok(slot) => Ok(Attempt::Served(self.hand_out(slot, request, size).0, outcome)),
-            Err(refused_by) => self.run_out(cx, request, size, SMALL_SEGMENT, refused_by),
+            Some(slot) => Ok(Attempt::Served(self.hand_out(slot, request, size).0, outcome)),
+            None => self.run_out(cx, request, size, SMALL_SEGMENT),
         }
     }
 
@@ -58,41 +56,38 @@ impl Stitch {
         size: u64,
     ) -> Result<Attempt, StrategyError> {
         let stream = request.stream;
-        if let Some(slot) = self.tiles.best_fit(Pool::Large, stream, size) {
+        if let Some(slot) = self.tiles.best_fit(SegmentPool::Large, stream, size) {
             return Ok(self.hand_out_cached(slot, request, size));
         }
         let largest = size.saturating_mul(self.settings.reuse_limit);
-        if let Some(range) = self.fused.best_fit(stream, size, largest) {
+        if let Some(range) = self.ranges.best_fit(stream, size, largest) {
             self.counts.reused += 1;
             return Ok(Attempt::Served(self.hand_out_range(range, request), Outcome::Hit));
         }
-        if let Some(range) = self.stitch(cx, stream, size, Pressure::None)? {
+        if let Some(range) = self.stitch(cx, stream, size, StitchPressure::None)? {
             return Ok(Attempt::Served(self.hand_out_range(range, request), Outcome::Split));
         }
         if let Some(range) = self.take_shortfall(cx, stream, size)? {
             return Ok(Attempt::Served(self.hand_out_range(range, request), Outcome::NewSegment));
         }
         let asked = if size < OWN_SEGMENT { round_up(SHARED_SEGMENT, self.chunk) } else { size };
-        if let Ok(slot) = self.grow_large(cx, stream, asked)? {
+        if let Some(slot) = self.grow_large(cx, stream, asked)? {
             return Ok(Attempt::Served(self.hand_out(slot, request, size).0, Outcome::NewSegment));
         }
-        if let Some(range) = self.stitch(cx, stream, size, Pressure::DeviceFull)? {
+        if let Some(range) = self.stitch(cx, stream, size, StitchPressure::DeviceFull)? {
             return Ok(Attempt::Served(self.hand_out_range(range, request), Outcome::Split));
         }
         self.make_room(cx, size)?;
-        let refused_by = match self.grow_large(cx, stream, asked)? {
-            Ok(slot) => {
-                return Ok(Attempt::Served(self.hand_out(slot, request, size).0, Outcome::ReleaseAndRetry));
-            }
-            Err(refused_by) => refused_by,
-        };
-        if let Some(range) = self.stitch(cx, stream, size, Pressure::LastResort)? {
+        if let Some(slot) = self.grow_large(cx, stream, asked)? {
+            return Ok(Attempt::Served(self.hand_out(slot, request, size).0, Outcome::ReleaseAndRetry));
+        }
+        if let Some(range) = self.stitch(cx, stream, size, StitchPressure::LastResort)? {
             return Ok(Attempt::Served(self.hand_out_range(range, request), Outcome::ReleaseAndRetry));
         }
-        self.run_out(cx, request, size, asked, refused_by)
+        self.run_out(cx, request, size, asked)
     }
 
-    /// Gives back all that is cached, for a request that the device refused.
+    /// Gives everything cached back, for a request that the device refused.
     fn make_room(&mut self, cx: &mut Context<'_>, rounded: u64) -> Result<(), StrategyError> {
         self.release_cached(cx)?;
         self.stats.retries += 1;
@@ -106,12 +101,10 @@ impl Stitch {
         request: &Request,
         rounded: u64,
         asked: u64,
-        refused_by: Refusal,
     ) -> Result<Attempt, StrategyError> {
         let device_free = Some(cx.device.memory_info()?.free);
-        cx.sink.event(StrategyEvent::OutOfMemory { rounded, stream: request.stream, device_free });
-        self.stats.ooms += 1;
-        Ok(Attempt::OutOfMemory(Shortage { rounded, asked, refused_by, device_free }))
+        let shortage = Shortage { asked, device_free, ..Shortage::of_device(rounded) };
+        Ok(cx.out_of_memory(&mut self.stats, request.stream, shortage))
     }
 
     fn hand_out_cached(&mut self, slot: u32, request: &Request, size: u64) -> Attempt {
@@ -119,112 +112,109 @@ impl Stitch {
         Attempt::Served(block, if cut { Outcome::Split } else { Outcome::Hit })
     }
 
-    /// Makes the front of a free tile the caller's; says whether anything was left of it.
+    /// Hands out the front of a free tile; returns whether anything was cut off.
     fn hand_out(&mut self, slot: u32, request: &Request, size: u64) -> (Block, bool) {
         let cut = self.tiles.take_front(slot, size);
-        self.memory_taken(slot, tiles::State::Allocated);
-        let tile = &mut self.tiles[slot];
-        tile.requested = request.bytes;
-        tile.generation = tile.generation.wrapping_add(1);
-        self.stats.on_alloc(request.bytes, tile.size);
-        let (address, generation) = (Address(tile.address), tile.generation);
-        (Block { address, size: tile.size, slot, generation }, cut)
+        let block = self.tiles.table.occupy(slot, request.bytes);
+        self.memory_taken(slot);
+        self.stats.on_alloc(request.bytes, block.size);
+        (block, cut)
     }
 
-    /// Makes a range the caller's; all of its memory is free.
+    /// Hands out a range whose memory is all free.
     fn hand_out_range(&mut self, slot: u32, request: &Request) -> Block {
-        for place in 0..self.fused[slot].runs.len() {
-            let Run { segment, address, bytes } = self.fused[slot].runs[place];
+        for index in 0..self.ranges[slot].spans.len() {
+            let SegmentSpan { segment, address, bytes } = self.ranges[slot].spans[index];
             if let Some(tile) = self.tiles.take_range(segment, address, bytes) {
-                self.memory_taken(tile, tiles::State::Lent);
-                self.fused[slot].tiles.push(tile);
+                self.tiles[tile].state = PieceState::Lent;
+                self.memory_taken(tile);
+                self.ranges[slot].tiles.push(tile);
             }
         }
-        let range = &mut self.fused[slot];
-        range.state = fused::State::Allocated;
+        let range = &mut self.ranges[slot];
+        range.state = RangeState::Allocated;
         range.requested = request.bytes;
         range.generation = range.generation.wrapping_add(1);
         self.stats.on_alloc(request.bytes, range.bytes);
         Block { address: range.address, size: range.bytes, slot: slot | RANGE, generation: range.generation }
     }
 
-    /// A tile that was free is in use: every range that shows its memory learns it.
-    fn memory_taken(&mut self, slot: u32, state: tiles::State) {
-        self.tiles[slot].state = state;
-        let tile = &self.tiles[slot];
-        if let Some(segment) = self.tiles.segment(tile.segment) {
-            let run = Run { segment: tile.segment, address: tile.address, bytes: tile.size };
-            self.fused.memory_taken(&segment.shown_in, &run);
+    /// A free tile is in use now: counts that in every range that shows its memory.
+    fn memory_taken(&mut self, slot: u32) {
+        let span = SegmentSpan::of(&self.tiles[slot]);
+        if let Some(segment) = self.tiles.segment(span.segment) {
+            self.ranges.memory_taken(&segment.shown_in, &span);
         }
     }
 
-    fn grow_small(&mut self, cx: &mut Context<'_>, stream: StreamId) -> Result<Grown, StrategyError> {
+    /// A segment for small requests, as a free tile; `None` if the device has no more.
+    fn grow_small(&mut self, cx: &mut Context<'_>, stream: StreamId) -> Result<Option<u32>, StrategyError> {
         cx.expect_stream(stream)?;
         let bytes = SMALL_SEGMENT;
-        let Some(address) = unless_out_of_memory(cx.device.alloc(bytes))? else { return Ok(Err(Refusal::Device)) };
+        let Some(address) = unless_out_of_memory(cx.device.alloc(bytes))? else { return Ok(None) };
         cx.sink.event(StrategyEvent::SegmentAlloc { address, bytes, stream });
         self.stats.on_reserve(bytes, 1);
-        Ok(Ok(self.tiles.add_segment((address.0, bytes), (Pool::Small, stream), Vec::new())))
+        Ok(Some(self.tiles.add_segment((address.0, bytes), (SegmentPool::Small, stream), Vec::new())))
     }
 
-    /// A segment of physical chunks.
-    fn grow_large(&mut self, cx: &mut Context<'_>, stream: StreamId, bytes: u64) -> Result<Grown, StrategyError> {
+    /// A segment of physical chunks, as a free tile; `None` if the device has no more.
+    fn grow_large(&mut self, cx: &mut Context<'_>, stream: StreamId, bytes: u64) -> Result<Option<u32>, StrategyError> {
         cx.expect_stream(stream)?;
         self.leftovers.clear(cx.device)?;
         if bytes > self.device_bytes {
-            return Ok(Err(Refusal::Device));
+            return Ok(None);
         }
         let created = self.leftovers.create(cx.device, bytes / self.chunk, self.chunk);
-        let Some(chunks) = unless_out_of_memory(created)? else { return Ok(Err(Refusal::Device)) };
+        let Some(chunks) = unless_out_of_memory(created)? else { return Ok(None) };
         let mapped = self.leftovers.map(cx.device, chunks.iter().copied(), self.chunk);
         if mapped.is_err() {
             self.leftovers.give_back(cx.device, chunks);
-            return unless_out_of_memory(mapped.map(|_| 0)).map(|_| Err(Refusal::Device));
+            return Ok(unless_out_of_memory(mapped)?.and(None));
         }
         let address = mapped?;
         cx.sink.event(StrategyEvent::SegmentMap { address, bytes, stream });
         self.stats.on_reserve(bytes, 1);
-        Ok(Ok(self.tiles.add_segment((address.0, bytes), (Pool::Large, stream), chunks)))
+        Ok(Some(self.tiles.add_segment((address.0, bytes), (SegmentPool::Large, stream), chunks)))
     }
 
-    /// With `reAlloc`: takes what is missing beside the free memory of the stream, and stitches the two.
+    /// With `reAlloc`: takes only the memory that the stream's free memory lacks, and stitches both.
     fn take_shortfall(
         &mut self,
         cx: &mut Context<'_>,
         stream: StreamId,
         size: u64,
     ) -> Result<Option<u32>, StrategyError> {
-        if !self.settings.takes_shortfall || !self.may_stitch(size, Pressure::LastResort) {
+        if !self.settings.takes_shortfall || !self.may_stitch(size, StitchPressure::LastResort) {
             return Ok(None);
         }
-        let free: u64 = self.tiles.descending(Pool::Large, stream).map(|slot| self.tiles[slot].size).sum();
-        if free == 0 || free >= size || self.grow_large(cx, stream, size - free)?.is_err() {
+        let free: u64 = self.tiles.descending(SegmentPool::Large, stream).map(|slot| self.tiles[slot].size).sum();
+        if free == 0 || free >= size || self.grow_large(cx, stream, size - free)?.is_none() {
             return Ok(None);
         }
-        self.stitch(cx, stream, size, Pressure::LastResort)
+        self.stitch(cx, stream, size, StitchPressure::LastResort)
     }
 
-    /// Whether the thresholds allow it.
-    pub(super) fn may_stitch(&self, size: u64, pressure: Pressure) -> bool {
+    /// Whether the settings allow stitching.
+    pub(super) fn may_stitch(&self, size: u64, pressure: StitchPressure) -> bool {
         let settings = &self.settings;
         settings.defragments && pressure as u32 >= settings.level && size >= settings.fragment_limit
     }
 
-    /// Makes a range for a request from free tiles, if there are enough; all of its memory is still free.
+    /// Makes a range for a request from free tiles, if there are enough. Its memory is not taken yet.
     fn stitch(
         &mut self,
         cx: &mut Context<'_>,
         stream: StreamId,
         size: u64,
-        pressure: Pressure,
+        pressure: StitchPressure,
     ) -> Result<Option<u32>, StrategyError> {
         if !self.may_stitch(size, pressure) {
             return Ok(None);
         }
-        let Some(runs) = self.choose_runs(stream, size) else { return Ok(None) };
-        let Some(address) = self.map_runs(cx, &runs, size)? else { return Ok(None) };
-        let segments: Vec<u32> = runs.iter().map(|run| run.segment).collect();
-        let slot = self.fused.add(address, stream, runs);
+        let Some(spans) = self.choose_runs(stream, size) else { return Ok(None) };
+        let Some(address) = self.map_runs(cx, &spans, size)? else { return Ok(None) };
+        let segments: Vec<u32> = spans.iter().map(|span| span.segment).collect();
+        let slot = self.ranges.add(address, stream, spans);
         for number in segments {
             if let Some(segment) = self.tiles.segment_mut(number)
                 && !segment.shown_in.contains(&slot)
@@ -233,33 +223,39 @@ impl Stitch {
             }
         }
         self.counts.stitched += 1;
-        self.counts.peak_range_bytes = self.counts.peak_range_bytes.max(self.fused.bytes);
-        if self.fused.bytes > self.settings.collect_above {
+        self.counts.peak_range_bytes = self.counts.peak_range_bytes.max(self.ranges.bytes);
+        if self.ranges.bytes > self.settings.collect_above {
             self.collect(cx, u64::MAX, &[false, true], Some(slot))?;
         }
         Ok(Some(slot))
     }
 
     /// Free tiles from the largest down, the last one only as far as it is needed.
-    fn choose_runs(&self, stream: StreamId, size: u64) -> Option<Vec<Run>> {
-        let (mut runs, mut missing) = (Vec::new(), size);
-        for slot in self.tiles.descending(Pool::Large, stream) {
-            let tile = &self.tiles[slot];
-            let bytes = tile.size.min(missing);
-            runs.push(Run { segment: tile.segment, address: tile.address, bytes });
+    fn choose_runs(&self, stream: StreamId, size: u64) -> Option<Vec<SegmentSpan>> {
+        let (mut spans, mut missing) = (Vec::new(), size);
+        for slot in self.tiles.descending(SegmentPool::Large, stream) {
+            let span = SegmentSpan::of(&self.tiles[slot]);
+            let bytes = span.bytes.min(missing);
+            spans.push(SegmentSpan { bytes, ..span });
             missing -= bytes;
             if missing == 0 {
-                return Some(runs);
+                return Some(spans);
             }
         }
         None
     }
 
-    /// Maps the chunks under the runs into a fresh range. Where there is no room for it, unused ranges are given back:
-    /// first those whose memory is partly in use, then also those least recently used, then all.
-    fn map_runs(&mut self, cx: &mut Context<'_>, runs: &[Run], size: u64) -> Result<Option<Address>, StrategyError> {
+    /// Maps the chunks of the spans into a new range. If that fails for lack of memory, unused ranges
+    /// are given back: first those whose memory is partly in use, then also the least recently used,
+    /// then all.
+    fn map_runs(
+        &mut self,
+        cx: &mut Context<'_>,
+        spans: &[SegmentSpan],
+        size: u64,
+    ) -> Result<Option<Address>, StrategyError> {
         self.leftovers.clear(cx.device)?;
-        let chunks: Vec<PhysicalId> = runs.iter().flat_map(|run| self.chunks_of(run)).copied().collect();
+        let chunks: Vec<PhysicalId> = spans.iter().flat_map(|span| self.chunks_of(span)).copied().collect();
         for round in 0..=MAPPING_RETRIES {
             let mapped = self.leftovers.map(cx.device, chunks.iter().copied(), self.chunk);
             if let Some(address) = unless_out_of_memory(mapped)? {
@@ -275,25 +271,105 @@ impl Stitch {
         Ok(None)
     }
 
-    fn chunks_of(&self, run: &Run) -> &[PhysicalId] {
-        self.tiles.segment(run.segment).map_or(&[], |segment| {
-            let first = ((run.address - segment.address) / self.chunk) as usize;
-            &segment.chunks[first..first + (run.bytes / self.chunk) as usize]
+    fn chunks_of(&self, span: &SegmentSpan) -> &[PhysicalId] {
+        self.tiles.segment(span.segment).map_or(&[], |segment| {
+            let first = ((span.address - segment.address) / self.chunk) as usize;
+            &segment.chunks[first..first + (span.bytes / self.chunk) as usize]
         })
     }
 
-    /// Frees that wait are waited for, then everything unused goes back to the device.
+    /// Waits for deferred frees, then gives everything unused back to the device.
     pub(super) fn release_cached(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         self.complete_frees(cx, Patience::Wait)?;
         self.release_unused(cx)
     }
 }
 
-/// Nothing where memory has run out.
-fn unless_out_of_memory<T>(answer: Result<T, DeviceError>) -> Result<Option<T>, StrategyError> {
-    match answer {
-        Ok(value) => Ok(Some(value)),
-        Err(error) if error.is_out_of_memory() => Ok(None),
-        Err(error) => Err(error.into()),
+/// Giving memory and addresses back.
+impl Stitch {
+    /// Gives unused ranges back, least recently used first, until they have `limit` bytes of addresses.
+    /// `wholly_free` says which kinds: those whose memory is all free (`true`) or not.
+    pub(super) fn collect(
+        &mut self,
+        cx: &mut Context<'_>,
+        limit: u64,
+        wholly_free: &[bool],
+        spared: Option<u32>,
+    ) -> Result<(), StrategyError> {
+        let mut collected = 0;
+        for slot in wholly_free.iter().flat_map(|&kind| self.ranges.idle(kind)).collect::<Vec<u32>>() {
+            if collected >= limit {
+                break;
+            }
+            if spared != Some(slot) {
+                collected += self.ranges[slot].bytes;
+                self.drop_range(cx, slot)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the addresses of an idle range back.
+    fn drop_range(&mut self, cx: &mut Context<'_>, slot: u32) -> Result<(), StrategyError> {
+        let range = &self.ranges[slot];
+        cx.device.stream_synchronize(range.stream)?;
+        self.leftovers.dismantle(cx.device, (range.address, range.bytes), Vec::new())?;
+        for index in 0..self.ranges[slot].spans.len() {
+            if let Some(segment) = self.tiles.segment_mut(self.ranges[slot].spans[index].segment) {
+                segment.shown_in.retain(|&shown| shown != slot);
+            }
+        }
+        self.ranges.remove(slot);
+        self.counts.collected += 1;
+        Ok(self.leftovers.clear(cx.device)?)
+    }
+
+    /// Gives back all unused ranges, and all segments of which nothing is in use.
+    pub(super) fn release_unused(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
+        self.leftovers.clear(cx.device)?;
+        self.collect(cx, u64::MAX, &[false, true], None)?;
+        for number in self.tiles.free_segments() {
+            self.release_segment(cx, number)?;
+        }
+        Ok(())
+    }
+
+    /// Gives back a segment that no range shows and of which nothing is in use.
+    fn release_segment(&mut self, cx: &mut Context<'_>, number: u32) -> Result<(), StrategyError> {
+        let Some(segment) = self.tiles.segment(number) else { return Ok(()) };
+        let (address, bytes, stream) = (Address(segment.address), segment.bytes, segment.stream);
+        match segment.pool {
+            SegmentPool::Small => {
+                cx.device.free(address)?;
+                cx.sink.event(StrategyEvent::SegmentFree { address, bytes, stream });
+            }
+            SegmentPool::Large => {
+                cx.device.stream_synchronize(stream)?;
+                self.leftovers.dismantle(cx.device, (address, bytes), segment.chunks.clone())?;
+                cx.sink.event(StrategyEvent::SegmentUnmap { address, bytes, stream });
+            }
+        }
+        self.tiles.remove_segment(number);
+        self.stats.on_release(bytes, 1);
+        Ok(self.leftovers.clear(cx.device)?)
+    }
+
+    /// Gives everything back, live blocks included.
+    pub(super) fn release_everything(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
+        self.complete_frees(cx, Patience::Wait)?;
+        self.deferred.destroy_idle_events(cx.device)?;
+        cx.device.synchronize()?;
+        // Blocks are freed first, so that a failing call leaves an ordinary cache.
+        self.uses.clear();
+        let tiles = self.tiles.table.iter().map(|(slot, _)| slot);
+        let slots: Vec<u32> = tiles.chain(self.ranges.iter().map(|(slot, _)| slot | RANGE)).collect();
+        for slot in slots {
+            if let Some(HeldBlock { size, requested, .. }) = self.held_block(slot) {
+                self.stats.on_free(size);
+                self.stats.on_reusable(requested, size);
+                self.set_free(slot);
+            }
+        }
+        self.release_unused(cx)
     }
 }

@@ -1,19 +1,19 @@
-//! Chunks of physical memory and the ranges they are mapped into, with what failing driver calls leave behind.
+//! Chunks of physical memory and the ranges they are mapped into.
 //!
-//! Every function here either does its work or undoes it; what cannot be undone is kept and given back later, so that
-//! a failing call loses neither memory nor addresses.
+//! Every function here either succeeds or undoes what it did. What cannot be undone is kept and given
+//! back later, so that a failing driver call loses neither memory nor addresses.
 
 use crate::device::{Device, DeviceError, PhysicalId, VirtualMemory};
 use oomph_base::Address;
 
-/// What is still to be given back to the device.
+/// Memory and addresses that must still be given back to the device.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Leftovers {
-    pieces: Vec<Piece>,
+pub(super) struct MappingLeftovers {
+    items: Vec<Leftover>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Piece {
+enum Leftover {
     /// A reserved range and how many of its bytes are mapped.
     Range {
         address: Address,
@@ -23,31 +23,31 @@ enum Piece {
     Physical(PhysicalId),
 }
 
-/// The device's virtual memory; a strategy that requires it runs on no device without.
+/// The device's virtual memory; a strategy that requires it spans on no device without.
 pub(super) fn virtual_memory(device: &mut dyn Device) -> Result<&mut dyn VirtualMemory, DeviceError> {
     device.require_virtual_memory()
 }
 
-impl Leftovers {
-    /// Gives back what there is; where a call fails, the rest is kept.
+impl MappingLeftovers {
+    /// Gives everything back; if a call fails, the rest is kept.
     pub(super) fn clear(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        while let Some(piece) = self.pieces.last_mut() {
+        while let Some(item) = self.items.last_mut() {
             let memory = virtual_memory(device)?;
-            match piece {
-                Piece::Range { address, mapped, .. } if *mapped > 0 => {
+            match item {
+                Leftover::Range { address, mapped, .. } if *mapped > 0 => {
                     memory.unmap(*address, *mapped)?;
                     *mapped = 0;
                     continue;
                 }
-                Piece::Range { address, bytes, .. } => memory.address_free(*address, *bytes)?,
-                Piece::Physical(physical) => memory.release(*physical)?,
+                Leftover::Range { address, bytes, .. } => memory.address_free(*address, *bytes)?,
+                Leftover::Physical(physical) => memory.release(*physical)?,
             }
-            self.pieces.pop();
+            self.items.pop();
         }
         Ok(())
     }
 
-    /// Takes physical memory, chunk by chunk; all or nothing.
+    /// Creates `count` chunks of physical memory, or none.
     pub(super) fn create(
         &mut self,
         device: &mut dyn Device,
@@ -67,7 +67,7 @@ impl Leftovers {
         Ok(chunks)
     }
 
-    /// Maps chunks behind each other into a fresh range.
+    /// Maps chunks one after the other into a new range.
     pub(super) fn map(
         &mut self,
         device: &mut dyn Device,
@@ -80,20 +80,20 @@ impl Leftovers {
         let mut mapped = 0;
         for physical in chunks {
             if let Err(error) = memory.map(address.offset(mapped), chunk, physical) {
-                self.give_up(device, Some(Piece::Range { address, bytes, mapped }), Vec::new());
+                self.give_up(device, Some(Leftover::Range { address, bytes, mapped }), Vec::new());
                 return Err(error);
             }
             mapped += chunk;
         }
         if let Err(error) = memory.set_access(address, bytes) {
-            self.give_up(device, Some(Piece::Range { address, bytes, mapped }), Vec::new());
+            self.give_up(device, Some(Leftover::Range { address, bytes, mapped }), Vec::new());
             return Err(error);
         }
         Ok(address)
     }
 
-    /// Unmaps a range and gives its addresses back, and the chunks that are its own. Only a failing unmap leaves it as
-    /// it was; what fails later is a leftover.
+    /// Unmaps a range; its addresses and its own chunks become leftovers. If the unmap fails, nothing
+    /// has changed.
     pub(super) fn dismantle(
         &mut self,
         device: &mut dyn Device,
@@ -101,20 +101,20 @@ impl Leftovers {
         chunks: Vec<PhysicalId>,
     ) -> Result<(), DeviceError> {
         virtual_memory(device)?.unmap(address, bytes)?;
-        self.pieces.extend(chunks.into_iter().map(Piece::Physical));
-        self.pieces.push(Piece::Range { address, bytes, mapped: 0 });
+        self.items.extend(chunks.into_iter().map(Leftover::Physical));
+        self.items.push(Leftover::Range { address, bytes, mapped: 0 });
         Ok(())
     }
 
-    /// Gives chunks back that belong to no range.
+    /// Gives back chunks that are not mapped.
     pub(super) fn give_back(&mut self, device: &mut dyn Device, chunks: Vec<PhysicalId>) {
         self.give_up(device, None, chunks);
     }
 
-    /// Undoes what was begun. An error on the way is not the one to tell of: what is left is tried again later.
-    fn give_up(&mut self, device: &mut dyn Device, range: Option<Piece>, chunks: Vec<PhysicalId>) {
-        self.pieces.extend(chunks.into_iter().map(Piece::Physical));
-        self.pieces.extend(range);
+    /// Undoes an operation that failed. Errors are ignored here: what is left is tried again later.
+    fn give_up(&mut self, device: &mut dyn Device, range: Option<Leftover>, chunks: Vec<PhysicalId>) {
+        self.items.extend(chunks.into_iter().map(Leftover::Physical));
+        self.items.extend(range);
         let _ = self.clear(device);
     }
 }

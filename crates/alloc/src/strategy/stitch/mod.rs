@@ -1,40 +1,41 @@
-//! `stitch`: GMLake's answer to fragmentation, free memory in several places shown once more as one range.
+//! `stitch`: GMLake's answer to fragmentation: scattered free memory is mapped once more as one range.
 //!
-//! Large segments are made of physical chunks. Where no free tile is large enough for a large request, chunks of several
-//! are mapped a second time, behind each other, into a range of fresh addresses, and the tiles under it are lent to it.
-//! The range is kept when it is freed: it serves again while all of its memory is free. Small requests are served as
-//! PyTorch serves them.
+//! Large segments are made of physical chunks. When no free tile is large enough for a large request,
+//! the chunks of several tiles are mapped a second time, one after the other, into a range of new
+//! addresses, and those tiles are lent to the range. A freed range is kept: it serves again while all
+//! of its memory is free. Small requests are served as PyTorch serves them.
 //!
-//! The order of steps is GMLake's (see `alloc`): a free tile, a free range, a new range, new memory, and what can be
-//! given back to get it. Two settings of the PyTorch that GMLake patched are not modelled, since both are off by
-//! default: `max_split_size_mb`, on which its release of just enough cached blocks depends, and
-//! `garbage_collection_threshold`. Before memory is unmapped its stream is waited for, as the driver does not.
+//! The order of steps is GMLake's (see `alloc`): a free tile, a free range, a new range, new memory,
+//! and memory that is given back to get it. Two settings of the PyTorch that GMLake patched are not
+//! modelled, because both are off by default: `max_split_size_mb`, on which its release of just enough
+//! cached blocks depends, and `garbage_collection_threshold`. Before memory is unmapped its stream is
+//! synchronized, because the driver does not wait.
 
 mod alloc;
 mod chunks;
+mod ranges;
+mod segments;
 #[cfg(test)]
-mod examples;
-mod fused;
-mod release;
-mod settings;
-mod tiles;
-mod view;
+mod tests;
 
 use std::collections::BTreeMap;
 
 use self::{
-    chunks::Leftovers,
-    fused::{Fused, Range, Run},
-    settings::Settings,
-    tiles::{Tile, Tiles},
+    alloc::StitchPressure,
+    chunks::MappingLeftovers,
+    ranges::{RangeState, SegmentSpan, StitchedRange, StitchedRanges},
+    segments::{SegmentPool, SegmentTiles, StitchSegment},
 };
 use super::{
-    Attempt, Block, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Request, Setup, Stats, Strategy,
-    StrategyEntry, StrategyError, StrategyEvent,
+    Attempt, Block, BlockState, BlockView, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Parameter,
+    Request, SegmentView, Setup, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent,
     deferred::{DeferredFrees, Patience},
+    parameters,
+    pooled::{MemoryPiece, PieceState},
+    stream_uses::insert_sorted,
 };
 use crate::device::Capabilities;
-use oomph_base::{Address, MIB, StreamId, round_up};
+use oomph_base::{Address, GIB, MIB, StreamId, round_up};
 
 /// Small blocks are multiples of this.
 const QUANTUM: u64 = 512;
@@ -42,13 +43,13 @@ const QUANTUM: u64 = 512;
 const SMALL_SIZE: u64 = MIB;
 /// Segments of small requests.
 const SMALL_SEGMENT: u64 = 2 * MIB;
-/// Physical memory comes in chunks of this, or of the device's granularity where that is coarser.
+/// Physical memory comes in chunks of this, or of the device's granularity if that is larger.
 const CHUNK: u64 = 2 * MIB;
 /// Large blocks below this share segments.
 const OWN_SEGMENT: u64 = 10 * MIB;
 /// Those segments.
 const SHARED_SEGMENT: u64 = 20 * MIB;
-/// In a handle's slot: it names a stitched range and not a tile.
+/// Set in the slot of a handle that names a stitched range instead of a tile.
 const RANGE: u32 = 1 << 31;
 
 /// The registry's line.
@@ -56,48 +57,130 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     name: "stitch",
     summary: "GMLake: free memory in several places is mapped once more as one range",
     origin: "GMLake (ASPLOS 2024), its allocator for PyTorch 2.0, with its thresholds",
-    parameters: settings::PARAMETERS,
+    parameters: PARAMETERS,
     variants: &["fragLimit:4MiB", "fragLimit:2MiB,defragLevel:1,reuseLimit:2", "fragLimit:2MiB,reAlloc:1,autoGC:0"],
     build,
 };
 
+const PARAMETERS: &[Parameter] = &[
+    Parameter { name: "vmmDefragment", values: "0, 1", default: "1", help: "whether to stitch" },
+    Parameter {
+        name: "fragLimit",
+        values: "an amount of memory",
+        default: "512MiB",
+        help: "smaller requests are not served by stitching",
+    },
+    Parameter {
+        name: "reuseLimit",
+        values: "a count",
+        default: "10",
+        help: "how many times larger than the request a stitched range may be that serves it",
+    },
+    Parameter {
+        name: "defragLevel",
+        values: "0, 1, 2",
+        default: "0",
+        help: "stitch before new memory is taken (0), when the device has no more (1), or as a last resort (2)",
+    },
+    Parameter {
+        name: "autoGC",
+        values: "GiB",
+        default: "1000",
+        help: "unused stitched ranges are given back when all ranges have more addresses than this",
+    },
+    Parameter {
+        name: "reAlloc",
+        values: "0, 1",
+        default: "0",
+        help: "take only the memory that the free memory lacks, and stitch both",
+    },
+];
+
+/// The parameters, with GMLake's defaults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct StitchSettings {
+    defragments: bool,
+    fragment_limit: u64,
+    reuse_limit: u64,
+    level: u32,
+    /// In bytes.
+    collect_above: u64,
+    takes_shortfall: bool,
+}
+
+impl Default for StitchSettings {
+    fn default() -> Self {
+        StitchSettings {
+            defragments: true,
+            fragment_limit: 512 * MIB,
+            reuse_limit: 10,
+            level: 0,
+            collect_above: 1000 * GIB,
+            takes_shortfall: false,
+        }
+    }
+}
+
+impl StitchSettings {
+    fn read(text: &str) -> Result<StitchSettings, SpecError> {
+        let mut settings = StitchSettings::default();
+        parameters::read(&ENTRY, text, |setting| {
+            let switch = || match setting.number()? {
+                0 => Ok(false),
+                1 => Ok(true),
+                other => Err(setting.refused(&format!("{other} is not 0 or 1"))),
+            };
+            match setting.key {
+                "vmmDefragment" => settings.defragments = switch()?,
+                "fragLimit" => settings.fragment_limit = setting.bytes()?,
+                "reuseLimit" => settings.reuse_limit = setting.number()?,
+                "defragLevel" => settings.level = setting.number()?,
+                "autoGC" => settings.collect_above = setting.number::<u64>()?.saturating_mul(GIB),
+                _ => settings.takes_shortfall = switch()?,
+            }
+            Ok(())
+        })?;
+        Ok(settings)
+    }
+}
+
 fn build(parameters: &str, setup: &Setup<'_>) -> Built {
-    Ok(Box::new(Stitch::new(Settings::read(parameters)?, setup)))
+    Ok(Box::new(Stitch::new(StitchSettings::read(parameters)?, setup)))
 }
 
 /// GMLake's allocator for one device.
 #[derive(Clone, Debug)]
 pub struct Stitch {
-    settings: Settings,
+    settings: StitchSettings,
     chunk: u64,
     device_bytes: u64,
-    tiles: Tiles,
-    fused: Fused,
-    leftovers: Leftovers,
+    tiles: SegmentTiles,
+    ranges: StitchedRanges,
+    leftovers: MappingLeftovers,
     /// The streams that use a block beside its own, by the slot of its handle.
     uses: BTreeMap<u32, Vec<StreamId>>,
     /// Freed, waiting for events; by the slot of the handle.
     deferred: DeferredFrees<u32>,
-    counts: Counts,
+    counts: StitchCounts,
     stats: Stats,
 }
 
-/// What only this strategy does.
+/// Counters beside the common statistics.
 #[derive(Clone, Copy, Debug, Default)]
-struct Counts {
+struct StitchCounts {
     /// Ranges made.
     stitched: u64,
-    /// Requests served by a range that was there.
+    /// Requests served by an existing range.
     reused: u64,
     /// Unused ranges given back.
     collected: u64,
-    /// Addresses of all ranges at most.
+    /// The most addresses that all ranges had.
     peak_range_bytes: u64,
 }
 
-/// A block that a caller holds, or that waits for streams.
+/// A block that a caller holds or that waits for streams.
 #[derive(Clone, Copy, Debug)]
-struct Occupant {
+struct HeldBlock {
     address: Address,
     size: u64,
     requested: u64,
@@ -107,89 +190,87 @@ struct Occupant {
 }
 
 impl Stitch {
-    fn new(settings: Settings, setup: &Setup<'_>) -> Stitch {
+    fn new(settings: StitchSettings, setup: &Setup<'_>) -> Stitch {
         let chunk = round_up(CHUNK, setup.props.granularity_bytes.max(1));
         Stitch::as_new(settings, chunk, setup.props.total_bytes)
     }
 
-    fn as_new(settings: Settings, chunk: u64, device_bytes: u64) -> Stitch {
+    fn as_new(settings: StitchSettings, chunk: u64, device_bytes: u64) -> Stitch {
         Stitch {
             settings,
             chunk,
             device_bytes,
-            tiles: Tiles::default(),
-            fused: Fused::default(),
-            leftovers: Leftovers::default(),
+            tiles: SegmentTiles::default(),
+            ranges: StitchedRanges::default(),
+            leftovers: MappingLeftovers::default(),
             uses: BTreeMap::new(),
             deferred: DeferredFrees::default(),
-            counts: Counts::default(),
+            counts: StitchCounts::default(),
             stats: Stats::default(),
         }
     }
 
-    /// Who is in the slot of a handle.
-    fn occupant(&self, slot: u32) -> Option<Occupant> {
+    /// The block that the slot of a handle names, if it is held or pending.
+    fn held_block(&self, slot: u32) -> Option<HeldBlock> {
         if slot & RANGE == 0 {
-            let tile = self.tiles.get(slot)?;
-            let pending = match tile.state {
-                tiles::State::Allocated => false,
-                tiles::State::Pending => true,
-                tiles::State::Vacant | tiles::State::Free | tiles::State::Lent => return None,
+            let &MemoryPiece { address, size, requested, stream, generation, state, .. } =
+                self.tiles.table.get(slot)?;
+            let pending = match state {
+                PieceState::Allocated => false,
+                PieceState::Pending => true,
+                _ => return None,
             };
-            let stream = self.tiles.segment(tile.segment)?.stream;
-            let &Tile { address, size, requested, generation, .. } = tile;
-            Some(Occupant { address: Address(address), size, requested, stream, generation, pending })
+            Some(HeldBlock { address: Address(address), size, requested, stream, generation, pending })
         } else {
-            let range = self.fused.get(slot & !RANGE)?;
+            let range = self.ranges.get(slot & !RANGE)?;
             let pending = match range.state {
-                fused::State::Allocated => false,
-                fused::State::Pending => true,
-                fused::State::Vacant | fused::State::Idle => return None,
+                RangeState::Allocated => false,
+                RangeState::Pending => true,
+                RangeState::Vacant | RangeState::Idle => return None,
             };
-            let &Range { address, bytes: size, requested, stream, generation, .. } = range;
-            Some(Occupant { address, size, requested, stream, generation, pending })
+            let &StitchedRange { address, bytes: size, requested, stream, generation, .. } = range;
+            Some(HeldBlock { address, size, requested, stream, generation, pending })
         }
     }
 
     /// The live block that a handle stands for.
-    fn live(&self, block: &Block) -> Result<Occupant, StrategyError> {
-        self.occupant(block.slot)
+    fn live(&self, block: &Block) -> Result<HeldBlock, StrategyError> {
+        self.held_block(block.slot)
             .filter(|found| !found.pending && found.generation == block.generation && found.address == block.address)
             .ok_or(StrategyError::UnknownBlock { address: block.address, slot: block.slot })
     }
 
-    /// A block leaves its caller and waits for streams.
+    /// Marks a freed block that waits for streams.
     fn set_pending(&mut self, slot: u32) {
         if slot & RANGE == 0 {
-            self.tiles[slot].state = tiles::State::Pending;
+            self.tiles[slot].state = PieceState::Pending;
         } else {
-            self.fused[slot & !RANGE].state = fused::State::Pending;
+            self.ranges[slot & !RANGE].state = RangeState::Pending;
         }
     }
 
-    /// The memory of a block is free again.
+    /// Makes the memory of a block free.
     fn set_free(&mut self, slot: u32) {
         if slot & RANGE == 0 {
             self.release_tile(slot);
             return;
         }
         let slot = slot & !RANGE;
-        self.fused.note_freed(slot);
-        for tile in std::mem::take(&mut self.fused[slot].tiles) {
+        self.ranges.note_freed(slot);
+        for tile in std::mem::take(&mut self.ranges[slot].tiles) {
             self.release_tile(tile);
         }
     }
 
     fn release_tile(&mut self, slot: u32) {
-        let tile = &self.tiles[slot];
-        let run = Run { segment: tile.segment, address: tile.address, bytes: tile.size };
-        if let Some(segment) = self.tiles.segment(run.segment) {
-            self.fused.memory_freed(&segment.shown_in, &run);
+        let span = SegmentSpan::of(&self.tiles[slot]);
+        if let Some(segment) = self.tiles.segment(span.segment) {
+            self.ranges.memory_freed(&segment.shown_in, &span);
         }
         self.tiles.release(slot);
     }
 
-    /// Takes up frees that streams have got past.
+    /// Completes the frees whose streams are done.
     fn complete_frees(&mut self, cx: &mut Context<'_>, patience: Patience) -> Result<(), StrategyError> {
         if self.deferred.is_empty() {
             return Ok(());
@@ -197,7 +278,7 @@ impl Stitch {
         let mut released = Vec::new();
         let result = self.deferred.release(cx.device, patience, &mut released);
         for slot in released {
-            if let Some(Occupant { address, size, requested, stream, .. }) = self.occupant(slot) {
+            if let Some(HeldBlock { address, size, requested, stream, .. }) = self.held_block(slot) {
                 cx.sink.event(StrategyEvent::FreeCompleted { address, requested, stream });
                 self.stats.on_reusable(requested, size);
                 self.set_free(slot);
@@ -205,6 +286,62 @@ impl Stitch {
         }
         Ok(result?)
     }
+}
+
+/// The view from outside.
+impl Stitch {
+    /// Segments and the ranges in use, in address order. An idle range has no memory of its own.
+    fn segments(&self) -> Layout {
+        let mut segments: Vec<SegmentView> = self.tiles.segments().map(|(_, segment)| self.segment(segment)).collect();
+        segments.extend(self.ranges.iter().filter_map(|(_, range)| range_in_use(range)));
+        segments.sort_unstable_by_key(|segment| segment.address);
+        Layout { segments }
+    }
+
+    fn segment(&self, segment: &StitchSegment) -> SegmentView {
+        SegmentView {
+            address: Address(segment.address),
+            bytes: segment.bytes,
+            stream: segment.stream,
+            pool: if segment.pool == SegmentPool::Large { "large" } else { "small" }.into(),
+            pool_id: (0, 0),
+            mapped: segment.pool == SegmentPool::Large,
+            alias: false,
+            blocks: self.tiles.of(segment).map(MemoryPiece::view).collect(),
+        }
+    }
+
+    /// The largest request of this stream that needs no new memory.
+    fn largest_cached(&self, stream: StreamId) -> u64 {
+        let sizes = |pool| self.tiles.descending(pool, stream).map(|slot| self.tiles[slot].size);
+        let tile = sizes(SegmentPool::Large).next().unwrap_or(0);
+        let range = self.ranges.largest_free(stream).filter(|_| self.settings.reuse_limit > 0).unwrap_or(0);
+        let together: u64 = sizes(SegmentPool::Large).sum();
+        let stitched = if self.may_stitch(together, StitchPressure::None) { together } else { 0 };
+        match tile.max(range).max(stitched) {
+            0 => sizes(SegmentPool::Small).next().unwrap_or(0).min(SMALL_SIZE),
+            large => large,
+        }
+    }
+}
+
+fn range_in_use(range: &StitchedRange) -> Option<SegmentView> {
+    let state = match range.state {
+        RangeState::Vacant | RangeState::Idle => return None,
+        RangeState::Allocated => BlockState::Allocated,
+        RangeState::Pending => BlockState::Pending,
+    };
+    let &StitchedRange { address, bytes, stream, requested, .. } = range;
+    Some(SegmentView {
+        address,
+        bytes,
+        stream,
+        pool: "stitched".into(),
+        pool_id: (0, 0),
+        mapped: true,
+        alias: true,
+        blocks: vec![BlockView { address, size: bytes, requested, state }],
+    })
 }
 
 impl Strategy for Stitch {
@@ -238,10 +375,7 @@ impl Strategy for Stitch {
 
     fn used_on(&mut self, _: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
         if self.live(block)?.stream != stream {
-            let users = self.uses.entry(block.slot).or_default();
-            if let Err(place) = users.binary_search(&stream) {
-                users.insert(place, stream);
-            }
+            insert_sorted(self.uses.entry(block.slot).or_default(), stream);
         }
         Ok(())
     }
@@ -281,7 +415,7 @@ impl Strategy for Stitch {
             ("ranges_stitched", self.counts.stitched),
             ("ranges_reused", self.counts.reused),
             ("ranges_collected", self.counts.collected),
-            ("range_bytes", self.fused.bytes),
+            ("range_bytes", self.ranges.bytes),
             ("peak_range_bytes", self.counts.peak_range_bytes),
         ]
     }

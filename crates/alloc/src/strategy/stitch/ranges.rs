@@ -1,21 +1,22 @@
 //! Stitched ranges (GMLake's sBlocks): second addresses for memory that tiles already hold.
 //!
-//! A range is worth something only while all of its memory is free, so each counts how much of its memory is in use,
-//! by whomever. Which memory it shows is written as runs of addresses of the segments, which stay when tiles are cut
-//! and joined. This file knows no device.
+//! A range can serve only while all of its memory is free, so each counts how much of its memory is in
+//! use under any address. Its memory is given as spans of segment addresses, which do not change when
+//! tiles are cut and joined. This file does not know the device.
 
 use std::{
     collections::BTreeSet,
     ops::{Index, IndexMut},
 };
 
+use crate::strategy::pooled::MemoryPiece;
 use oomph_base::{Address, StreamId};
 
-/// What a range is.
+/// The state of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum RangeState {
     Vacant,
-    /// In nobody's hands; all or part of its memory may be in use under other addresses.
+    /// Held by no caller; all or part of its memory may be in use under other addresses.
     Idle,
     Allocated,
     /// Freed, and waiting for streams.
@@ -24,14 +25,19 @@ pub(super) enum State {
 
 /// Memory of one segment, by the segment's own addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Run {
+pub(super) struct SegmentSpan {
     pub(super) segment: u32,
     pub(super) address: u64,
     pub(super) bytes: u64,
 }
 
-impl Run {
-    fn overlap(&self, other: &Run) -> u64 {
+impl SegmentSpan {
+    /// The memory of a tile.
+    pub(super) fn of(tile: &MemoryPiece) -> SegmentSpan {
+        SegmentSpan { segment: tile.region, address: tile.address, bytes: tile.size }
+    }
+
+    fn overlap(&self, other: &SegmentSpan) -> u64 {
         if self.segment != other.segment {
             return 0;
         }
@@ -42,12 +48,12 @@ impl Run {
 
 /// A stitched range.
 #[derive(Clone, Debug)]
-pub(super) struct Range {
+pub(super) struct StitchedRange {
     pub(super) address: Address,
     pub(super) bytes: u64,
     pub(super) stream: StreamId,
-    pub(super) runs: Vec<Run>,
-    pub(super) state: State,
+    pub(super) spans: Vec<SegmentSpan>,
+    pub(super) state: RangeState,
     pub(super) requested: u64,
     pub(super) generation: u32,
     /// While in use: the tiles under it.
@@ -60,8 +66,8 @@ pub(super) struct Range {
 
 /// All stitched ranges.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Fused {
-    ranges: Vec<Range>,
+pub(super) struct StitchedRanges {
+    ranges: Vec<StitchedRange>,
     vacant: Vec<u32>,
     /// Idle ranges whose memory is free, for best fit.
     free: BTreeSet<(StreamId, u64, Address, u32)>,
@@ -70,32 +76,33 @@ pub(super) struct Fused {
     pub(super) bytes: u64,
 }
 
-impl Index<u32> for Fused {
-    type Output = Range;
-    fn index(&self, slot: u32) -> &Range {
+impl Index<u32> for StitchedRanges {
+    type Output = StitchedRange;
+    fn index(&self, slot: u32) -> &StitchedRange {
         &self.ranges[slot as usize]
     }
 }
 
-impl IndexMut<u32> for Fused {
-    fn index_mut(&mut self, slot: u32) -> &mut Range {
+impl IndexMut<u32> for StitchedRanges {
+    fn index_mut(&mut self, slot: u32) -> &mut StitchedRange {
         &mut self.ranges[slot as usize]
     }
 }
 
-impl Fused {
-    pub(super) fn get(&self, slot: u32) -> Option<&Range> {
+impl StitchedRanges {
+    pub(super) fn get(&self, slot: u32) -> Option<&StitchedRange> {
         self.ranges.get(slot as usize)
     }
 
     /// A new range over memory that is still free.
-    pub(super) fn add(&mut self, address: Address, stream: StreamId, runs: Vec<Run>) -> u32 {
-        let bytes = runs.iter().map(|run| run.bytes).sum();
+    pub(super) fn add(&mut self, address: Address, stream: StreamId, spans: Vec<SegmentSpan>) -> u32 {
+        let bytes = spans.iter().map(|span| span.bytes).sum();
         let slot = self.vacant.pop().unwrap_or(self.ranges.len() as u32);
         let generation = self.get(slot).map_or(0, |range| range.generation);
-        let (state, freed_at) = (State::Idle, self.clock);
+        let (state, freed_at) = (RangeState::Idle, self.clock);
         let tiles = Vec::new();
-        let range = Range { address, bytes, stream, runs, state, requested: 0, generation, tiles, busy: 0, freed_at };
+        let range =
+            StitchedRange { address, bytes, stream, spans, state, requested: 0, generation, tiles, busy: 0, freed_at };
         match self.ranges.get_mut(slot as usize) {
             Some(place) => *place = range,
             None => self.ranges.push(range),
@@ -107,15 +114,15 @@ impl Fused {
 
     /// Forgets an idle range.
     pub(super) fn remove(&mut self, slot: u32) {
-        let Range { address, bytes, stream, .. } = self[slot];
+        let StitchedRange { address, bytes, stream, .. } = self[slot];
         self.free.remove(&(stream, bytes, address, slot));
-        self[slot].state = State::Vacant;
-        self[slot].runs.clear();
+        self[slot].state = RangeState::Vacant;
+        self[slot].spans.clear();
         self.bytes -= bytes;
         self.vacant.push(slot);
     }
 
-    /// The smallest range of wholly free memory that is large enough and not too large.
+    /// The smallest range of wholly free memory between `size` and `largest`.
     pub(super) fn best_fit(&self, stream: StreamId, size: u64, largest: u64) -> Option<u32> {
         let &(owner, bytes, _, slot) = self.free.range((stream, size, Address::NULL, 0)..).next()?;
         (owner == stream && bytes <= largest).then_some(slot)
@@ -127,11 +134,11 @@ impl Fused {
         self.free.range(from..=to).next_back().map(|&(_, bytes, ..)| bytes)
     }
 
-    /// Ranges of `shown_in` learn that this memory is in use from now on.
-    pub(super) fn memory_taken(&mut self, shown_in: &[u32], taken: &Run) {
+    /// Counts memory as in use in the ranges that show it.
+    pub(super) fn memory_taken(&mut self, shown_in: &[u32], taken: &SegmentSpan) {
         for &slot in shown_in {
             let range = &mut self.ranges[slot as usize];
-            let overlap: u64 = range.runs.iter().map(|run| run.overlap(taken)).sum();
+            let overlap: u64 = range.spans.iter().map(|span| span.overlap(taken)).sum();
             if overlap > 0 && range.busy == 0 {
                 self.free.remove(&(range.stream, range.bytes, range.address, slot));
             }
@@ -139,11 +146,11 @@ impl Fused {
         }
     }
 
-    /// Ranges of `shown_in` learn that this memory is free again.
-    pub(super) fn memory_freed(&mut self, shown_in: &[u32], freed: &Run) {
+    /// Counts memory as free again in the ranges that show it.
+    pub(super) fn memory_freed(&mut self, shown_in: &[u32], freed: &SegmentSpan) {
         for &slot in shown_in {
             let range = &mut self.ranges[slot as usize];
-            let overlap: u64 = range.runs.iter().map(|run| run.overlap(freed)).sum();
+            let overlap: u64 = range.spans.iter().map(|span| span.overlap(freed)).sum();
             range.busy -= overlap;
             if overlap > 0 && range.busy == 0 {
                 self.free.insert((range.stream, range.bytes, range.address, slot));
@@ -151,22 +158,22 @@ impl Fused {
         }
     }
 
-    /// A range is about to come back from its user: its place among the least recently used.
+    /// A range was freed: notes when, for the order of least recent use.
     pub(super) fn note_freed(&mut self, slot: u32) {
         self.clock += 1;
         let clock = self.clock;
         self[slot].freed_at = clock;
-        self[slot].state = State::Idle;
+        self[slot].state = RangeState::Idle;
     }
 
-    /// Ranges with their slots, vacant ones left out.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Range)> {
-        (0..).zip(&self.ranges).filter(|(_, range)| range.state != State::Vacant)
+    /// All ranges with their slots.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &StitchedRange)> {
+        (0..).zip(&self.ranges).filter(|(_, range)| range.state != RangeState::Vacant)
     }
 
     /// Idle ranges whose memory is wholly free, or all others that are idle; the least recently used first.
     pub(super) fn idle(&self, wholly_free: bool) -> Vec<u32> {
-        let wanted = |range: &Range| range.state == State::Idle && (range.busy == 0) == wholly_free;
+        let wanted = |range: &StitchedRange| range.state == RangeState::Idle && (range.busy == 0) == wholly_free;
         let mut slots: Vec<u32> = self.iter().filter(|(_, range)| wanted(range)).map(|(slot, _)| slot).collect();
         slots.sort_by_key(|&slot| (self[slot].freed_at, slot));
         slots
@@ -179,24 +186,24 @@ mod tests {
 
     const STREAM: StreamId = StreamId(0);
 
-    fn run(address: u64, bytes: u64) -> Run {
-        Run { segment: 0, address, bytes }
+    fn span(address: u64, bytes: u64) -> SegmentSpan {
+        SegmentSpan { segment: 0, address, bytes }
     }
 
     #[test]
     fn a_range_serves_only_while_all_of_its_memory_is_free() {
-        let mut fused = Fused::default();
-        let wide = fused.add(Address(1 << 40), STREAM, vec![run(100, 50), run(200, 50)]);
-        let narrow = fused.add(Address(2 << 40), STREAM, vec![run(120, 10), run(300, 60)]);
-        assert_eq!((fused.best_fit(STREAM, 60, 1000), fused.bytes), (Some(narrow), 170));
-        fused.memory_taken(&[wide, narrow], &run(110, 15));
-        assert_eq!(fused.best_fit(STREAM, 60, 1000), None);
-        fused.memory_taken(&[wide, narrow], &run(240, 10));
-        fused.memory_freed(&[wide, narrow], &run(110, 15));
-        assert_eq!(fused.best_fit(STREAM, 60, 1000), Some(narrow));
-        assert_eq!(fused.idle(false), [wide]);
-        fused.memory_freed(&[wide, narrow], &run(240, 10));
-        assert_eq!((fused.best_fit(STREAM, 80, 1000), fused.best_fit(STREAM, 10, 60)), (Some(wide), None));
-        assert_eq!((fused.largest_free(STREAM), fused.largest_free(StreamId(1))), (Some(100), None));
+        let mut ranges = StitchedRanges::default();
+        let wide = ranges.add(Address(1 << 40), STREAM, vec![span(100, 50), span(200, 50)]);
+        let narrow = ranges.add(Address(2 << 40), STREAM, vec![span(120, 10), span(300, 60)]);
+        assert_eq!((ranges.best_fit(STREAM, 60, 1000), ranges.bytes), (Some(narrow), 170));
+        ranges.memory_taken(&[wide, narrow], &span(110, 15));
+        assert_eq!(ranges.best_fit(STREAM, 60, 1000), None);
+        ranges.memory_taken(&[wide, narrow], &span(240, 10));
+        ranges.memory_freed(&[wide, narrow], &span(110, 15));
+        assert_eq!(ranges.best_fit(STREAM, 60, 1000), Some(narrow));
+        assert_eq!(ranges.idle(false), [wide]);
+        ranges.memory_freed(&[wide, narrow], &span(240, 10));
+        assert_eq!((ranges.best_fit(STREAM, 80, 1000), ranges.best_fit(STREAM, 10, 60)), (Some(wide), None));
+        assert_eq!((ranges.largest_free(STREAM), ranges.largest_free(StreamId(1))), (Some(100), None));
     }
 }
