@@ -1,145 +1,224 @@
-//! What forward leaves for backward: nodes in the order in which they were recorded, and what they saved.
+//! The recorded graph of a forward pass: its nodes in order, and the tensors that they saved for backward.
+//!
+//! Types only. They know neither the machine nor any layer.
 
-use super::{machine::Tensor, precision::Number, weights::WeightId};
+use super::{layers::convolution_kernels::ConvolutionShape, techniques::NumberFormat};
 use oomph_trace::BlockSlot;
 
-/// Where the gradient of a value is gathered until the node that made the value runs.
-pub(super) type GradientPlace = u32;
+/// The memory of a tensor. Views are further references to the same memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tensor(pub(crate) BlockSlot);
+
+/// The place of a weight in the model's list.
+pub(crate) type WeightId = u32;
+
+/// Where the gradient of a variable is accumulated until the node that made the variable runs.
+pub(crate) type GradientPlace = u32;
 
 /// A tensor as the program sees it: memory, number format, and where its gradient goes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Value {
-    pub(super) tensor: Tensor,
-    pub(super) number: Number,
-    pub(super) origin: Origin,
+pub(crate) struct Variable {
+    pub(crate) tensor: Tensor,
+    pub(crate) number: NumberFormat,
+    pub(crate) origin: VariableOrigin,
 }
 
-/// What made a value, as far as its gradient is concerned.
+/// What made a variable, as far as its gradient is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Origin {
+pub(crate) enum VariableOrigin {
     /// It needs no gradient.
     Constant,
     /// A node of the graph.
     Recorded(GradientPlace),
-    /// An operator that runs again for a checkpoint: it needs a gradient, and its node exists already.
+    /// An operator that a checkpoint runs again: it needs a gradient, and its node exists already.
     Recomputed,
 }
 
-impl Origin {
-    /// Whether operators on it must save what its gradient takes.
-    pub(super) fn needs_gradient(self) -> bool {
-        self != Origin::Constant
+impl Variable {
+    /// A variable that needs no gradient.
+    pub(crate) fn constant(tensor: Tensor, number: NumberFormat) -> Variable {
+        Variable { tensor, number, origin: VariableOrigin::Constant }
     }
 
-    /// Where a gradient of it goes.
-    pub(super) fn edge(self) -> Edge {
-        match self {
-            Origin::Recorded(place) => Edge::Value(place),
-            Origin::Constant | Origin::Recomputed => Edge::Nowhere,
+    /// Whether operators on it must save what its gradient needs.
+    pub(crate) fn needs_gradient(&self) -> bool {
+        self.origin != VariableOrigin::Constant
+    }
+
+    /// Where its gradient goes.
+    pub(crate) fn edge(&self) -> GradientEdge {
+        match self.origin {
+            VariableOrigin::Recorded(place) => GradientEdge::Variable(place),
+            VariableOrigin::Constant | VariableOrigin::Recomputed => GradientEdge::None,
         }
     }
 }
 
 /// Where a gradient goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Edge {
-    Nowhere,
-    Value(GradientPlace),
+pub(crate) enum GradientEdge {
+    /// No gradient is needed.
+    None,
+    Variable(GradientPlace),
     Weight(WeightId),
 }
 
-/// The operators that have a backward, with what their shapes alone do not say.
+impl GradientEdge {
+    /// Whether a gradient is needed.
+    pub(crate) fn is_needed(self) -> bool {
+        self != GradientEdge::None
+    }
+}
+
+/// How a matrix product is split between the ranks of a tensor-parallel group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TensorSplit {
+    Whole,
+    /// Every rank has some outputs: gradients of the input are summed over ranks.
+    Outputs,
+    /// Every rank has some inputs: results are summed over ranks.
+    Inputs,
+}
+
+/// A product with a weight, for its backward.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Operation {
-    Embedding(super::embedding::Embedding),
-    Add(super::elementwise::Add),
-    Cast(super::autocast::Cast),
-    Relu,
-    ReluInPlace,
-    Norm(super::norm::Norm),
-    Product(super::linear::Product),
-    Attention(Number),
-    Split,
-    LogSoftmax,
+pub(crate) struct LinearShape {
+    pub(crate) inputs: u32,
+    pub(crate) outputs: u32,
+    pub(crate) number: NumberFormat,
+    pub(crate) is_biased: bool,
+    pub(crate) split: TensorSplit,
+}
+
+/// The operators that have a backward, with what the sizes of their tensors do not say.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum GraphOperation {
+    Embedding {
+        /// Rows that were looked up.
+        indices: u64,
+    },
+    Add {
+        /// Where the second operand is narrower: the bytes of its gradient.
+        narrowed: Option<u64>,
+        /// Where the second operand is the same for every sequence: the number of sequences.
+        broadcast_over: Option<u32>,
+    },
+    Cast {
+        /// Bytes before the cast.
+        bytes: u64,
+    },
+    /// One pass over the incoming gradient and the saved result: ReLU, log-softmax.
+    Pointwise,
+    /// ReLU that wrote in place into a view.
+    ReluIntoView,
+    Scale,
+    LayerNorm,
+    Linear(LinearShape),
+    Attention(NumberFormat),
+    /// Queries, keys and values as views of one tensor.
+    SplitThree,
     NegativeLogLikelihood,
     FusedLoss,
-    Scale,
-    ToHost,
-    Route(super::experts::Routed),
-    Gather(super::experts::Gathered),
-    Weigh(super::experts::Routed),
-    Scatter(super::experts::Gathered),
-    Convolution(super::residual::Convolved),
+    /// Rows of a table on the host: their gradient is copied there.
+    HostEmbedding,
+    /// The choice of experts. All four carry the bytes of the gradient that they make.
+    Route(u64),
+    Gather(u64),
+    Weigh(u64),
+    ScatterAdd(u64),
+    Convolution(ConvolutionShape, NumberFormat),
     BatchNorm,
     MaxPool,
-    MeanPool(super::residual::Pooled),
+    MeanPool {
+        /// Pixels per mean.
+        pixels: u64,
+    },
 }
 
 /// The most inputs or outputs that carry a gradient: queries, keys and values; scale, shift and input.
-pub(super) const MOST_EDGES: usize = 3;
+pub(crate) const MOST_EDGES: usize = 3;
+
+/// The gradients that a node makes, in the order of its edges.
+pub(crate) type Gradients = [Option<Tensor>; MOST_EDGES];
 
 /// One recorded operator.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Node {
-    pub(super) operation: Operation,
-    /// Where the gradients of its outputs are gathered.
-    pub(super) first_gradient: GradientPlace,
-    pub(super) outputs: u8,
+pub(crate) struct GraphNode {
+    pub(crate) operation: GraphOperation,
+    /// Where the gradients of its outputs are accumulated.
+    pub(crate) first_gradient: GradientPlace,
+    pub(crate) outputs: u8,
     /// The place of what it saved in [`Graph::saved`].
-    pub(super) first_saved: u32,
-    pub(super) saved_count: u8,
-    pub(super) edges: [Edge; MOST_EDGES],
-    pub(super) layer: Option<u16>,
+    pub(crate) first_saved: u32,
+    pub(crate) saved_count: u8,
+    pub(crate) edges: [GradientEdge; MOST_EDGES],
+    pub(crate) layer: Option<u16>,
 }
 
 /// What a node keeps of one tensor.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Saved {
-    /// The tensor itself.
+pub(crate) enum SavedTensor {
     Kept(Tensor),
-    /// A weight, which lives anyway.
+    /// A weight, which is live anyway.
     Weight(WeightId),
     /// A copy in pinned host memory.
-    OnHost { buffer: BlockSlot, bytes: u64 },
-    /// Nothing: the block is run again when it is needed, and this is the place among what that saves.
-    Again { checkpoint: u32, place: u32 },
-    /// Released.
-    Nothing,
+    OnHost {
+        buffer: BlockSlot,
+        bytes: u64,
+    },
+    /// Dropped: the checkpoint runs its block again, and this is the place among what that saves.
+    Recomputed {
+        checkpoint: u32,
+        place: u32,
+    },
+    Released,
 }
 
-/// A part of the model that is run again in backward.
+/// A block that is run again in backward.
 #[derive(Clone, Debug)]
-pub(super) struct Checkpoint {
-    pub(super) layer: u32,
-    /// The input that the part is run again from.
-    pub(super) input: Value,
-    /// What keeps that input.
-    pub(super) kept_input: Saved,
-    /// How many nodes' savings still refer to it; the last one lets the input go.
-    pub(super) unreleased: u32,
-    /// What running it again saved, until it is taken.
-    pub(super) recomputed: Vec<Option<Tensor>>,
-    pub(super) is_recomputed: bool,
+pub(crate) struct Checkpoint {
+    pub(crate) layer: u32,
+    pub(crate) input: Variable,
+    pub(crate) kept_input: SavedTensor,
+    /// Saved tensors that refer to this checkpoint; the last one releases the input.
+    pub(crate) unreleased: u32,
+    /// What running the block again saved, until it is taken.
+    pub(crate) recomputed: Vec<Option<Tensor>>,
+    pub(crate) is_recomputed: bool,
 }
 
-/// Everything that one forward pass recorded. Belongs to whoever holds its result.
+/// What saving a tensor for backward means at the moment (PyTorch's saved-tensor hooks).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SavingMode {
+    /// Nothing is recorded (`no_grad`).
+    Off,
+    Keep,
+    /// Tensors are copied to the host (`save_on_cpu`).
+    ToHost,
+    /// Tensors are dropped: this checkpoint recomputes them.
+    Drop(u32),
+    /// This checkpoint is being run again and collects what is saved.
+    Collect(u32),
+}
+
+/// Everything that one forward pass recorded.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Graph {
-    pub(super) nodes: Vec<Node>,
-    pub(super) saved: Vec<Saved>,
-    pub(super) gradients: Vec<Option<Tensor>>,
-    pub(super) checkpoints: Vec<Checkpoint>,
-    /// The sequence length of this pass.
-    pub(super) length: u32,
-    /// The sequences of this pass.
-    pub(super) sequences: u32,
-    /// Tokens of every expert of every layer in this pass, where blocks have several.
-    pub(super) expert_tokens: Vec<u32>,
+pub(crate) struct Graph {
+    pub(crate) nodes: Vec<GraphNode>,
+    pub(crate) saved: Vec<SavedTensor>,
+    pub(crate) gradients: Vec<Option<Tensor>>,
+    pub(crate) checkpoints: Vec<Checkpoint>,
+    /// Tokens per sequence in this pass.
+    pub(crate) length: u32,
+    /// Sequences, or images, of this pass.
+    pub(crate) sequences: u32,
+    /// Tokens of every expert of every layer in this pass, for a mixture of experts.
+    pub(crate) expert_tokens: Vec<u32>,
 }
 
 impl Graph {
-    /// Forgets everything and keeps the room.
-    pub(super) fn clear(&mut self) {
+    /// Forgets everything and keeps the allocated capacity.
+    pub(crate) fn clear(&mut self) {
         self.nodes.clear();
         self.saved.clear();
         self.gradients.clear();

@@ -1,10 +1,9 @@
-//! The optimizer's step: its state, and what it takes on the way.
+//! The optimizer's step: its state, and its temporary memory.
 
 use super::{
-    machine::{Machine, Tensor},
-    precision::{Number, Precision},
-    technique::Optimizer,
-    weights::WeightId,
+    graph::{Tensor, WeightId},
+    machine::TensorMachine,
+    techniques::{NumberFormat, Optimizer, Precision},
 };
 use oomph_base::{StreamId, Work};
 use oomph_trace::Category;
@@ -13,9 +12,9 @@ use oomph_trace::Category;
 const NUMBERS_PER_SCALE: u64 = 256;
 const FEWEST_IN_8_BITS: u64 = 4096;
 
-impl Machine {
+impl TensorMachine {
     /// Updates every weight that has a gradient.
-    pub(super) fn optimizer_step(&mut self) {
+    pub(crate) fn optimizer_step(&mut self) {
         let updated: Vec<WeightId> = (0..self.weights.len() as WeightId)
             .filter(|&id| self.weights[id as usize].resident_gradient().is_some())
             .collect();
@@ -33,11 +32,12 @@ impl Machine {
         self.layer = None;
     }
 
-    /// AdamW over the whole list of weights at once, so the temporary of every weight lives until the last is done.
+    /// AdamW over the list of all weights at once (`_multi_tensor_adamw`): the temporary of every weight is live until the
+    /// last weight is updated.
     fn update_with_adam(&mut self, updated: &[WeightId]) {
         let has_master = self.plan.precision == Precision::HalfModel { master_weights: true };
-        let number = if has_master { Number::Single } else { self.plan.precision.of_weights() };
-        let bytes_of = |machine: &Machine, id: WeightId| machine.shard_elements(id) * number.bytes();
+        let number = if has_master { NumberFormat::Single } else { self.plan.precision.of_weights() };
+        let bytes_of = |machine: &TensorMachine, id: WeightId| machine.shard_elements(id) * number.bytes();
         let mut is_first = false;
         for &id in updated {
             if self.weights[id as usize].state.is_empty() {
@@ -83,7 +83,7 @@ impl Machine {
     fn temporary_for_each(
         &mut self,
         weights: &[WeightId],
-        bytes_of: impl Fn(&Machine, WeightId) -> u64,
+        bytes_of: impl Fn(&TensorMachine, WeightId) -> u64,
     ) -> Vec<Tensor> {
         let allocate = |&id: &WeightId| {
             self.layer = self.weights[id as usize].layer;
@@ -102,17 +102,17 @@ impl Machine {
         }
     }
 
-    /// One kernel a tensor, which needs no temporary: two bytes of state a number, and a scale for every block of it.
+    /// One kernel per tensor, without temporaries: two bytes of state per number, and a scale for every block of numbers.
     fn update_in_8_bits(&mut self, updated: &[WeightId]) {
         for &id in updated {
             let elements = self.shard_elements(id);
             if self.weights[id as usize].state.is_empty() {
                 self.layer = self.weights[id as usize].layer;
                 let is_small = elements < FEWEST_IN_8_BITS;
-                let bytes = if is_small { elements * Number::Single.bytes() } else { elements };
+                let bytes = if is_small { elements * NumberFormat::Single.bytes() } else { elements };
                 let mut state = vec![self.alloc(bytes, Category::Optimizer), self.alloc(bytes, Category::Optimizer)];
                 if !is_small {
-                    let scales = elements.div_ceil(NUMBERS_PER_SCALE) * Number::Single.bytes();
+                    let scales = elements.div_ceil(NUMBERS_PER_SCALE) * NumberFormat::Single.bytes();
                     state.extend([(); 2].map(|()| self.alloc(scales, Category::Optimizer)));
                 }
                 self.weights[id as usize].state = state;
@@ -127,12 +127,12 @@ impl Machine {
         }
     }
 
-    /// The host keeps the state and does the arithmetic: gradients go out, weights come in.
+    /// The host keeps the state and updates the weights: gradients are copied out, weights are copied in.
     fn update_on_host(&mut self, updated: &[WeightId]) {
         for &id in updated {
             if !std::mem::replace(&mut self.weights[id as usize].has_host_state, true) {
                 // Two means and a single-precision copy of the weight.
-                let bytes = self.shard_elements(id) * Number::Single.bytes();
+                let bytes = self.shard_elements(id) * NumberFormat::Single.bytes();
                 for _ in 0..3 {
                     self.trace.host_alloc(bytes);
                 }
@@ -147,8 +147,8 @@ impl Machine {
         self.trace.stream_sync(StreamId::DEFAULT);
     }
 
-    /// Forgets the gradients, or fills them with zeros.
-    pub(super) fn zero_gradients(&mut self) {
+    /// Drops the gradients, or fills them with zeros.
+    pub(crate) fn zero_gradients(&mut self) {
         for id in 0..self.weights.len() {
             let Some(gradient) = self.weights[id].resident_gradient() else { continue };
             if self.plan.techniques.zero_fill {

@@ -1,12 +1,18 @@
-//! The model in a program that no recipe tells, held against the recording of that program.
+//! The model in a program that is not a recipe, compared with the recording of that program.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 
-use super::{embedding::INDEX, machine::Machine, model::Ending, plan::Plan, saving::Saving};
+use super::{
+    graph::SavingMode,
+    layers::INDEX,
+    machine::{ForwardResult, ModelArchitecture, TensorMachine, TrainingBatch},
+    models::transformer::Transformer,
+    plan::TrainingPlan,
+};
 use crate::{GENERATORS, Given, Parameters};
 use oomph_trace::{self, Category, Op, Source, Trace, TraceBuilder};
 
-/// A block and its size, asked for or given back; blocks are numbered as they come.
+/// A block and its size, allocated or freed; blocks are numbered in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Action {
     Alloc(u64),
@@ -28,10 +34,10 @@ fn actions(source: &dyn Source) -> Vec<Action> {
 }
 
 /// The reference model with this many sequences in a batch.
-fn reference_model(batch: &str) -> Plan {
+fn reference_model(batch: &str) -> TrainingPlan {
     let entry = GENERATORS.iter().find(|entry| entry.name == "transformer").unwrap();
     let given = BTreeMap::from([("batch".to_owned(), Given::typed("batch", batch))]);
-    Plan::read(&Parameters::new("reference", entry, &given).unwrap()).unwrap()
+    TrainingPlan::read(&Parameters::new("reference", entry, &given).unwrap()).unwrap()
 }
 
 fn assert_same_actions(name: &str, trace: TraceBuilder) {
@@ -51,12 +57,14 @@ fn assert_same_actions(name: &str, trace: TraceBuilder) {
     );
 }
 
-/// Passes without a graph over 4 x 64 tokens, beside a list of caches: each of another size, and of more than twelve one
-/// from the middle goes.
+/// Passes without a graph over 4 x 64 tokens, beside a list of caches of various sizes. When there are more than twelve,
+/// one from the middle is freed.
 #[test]
-fn inference_beside_growing_caches_is_the_recorded_one() {
-    let mut machine = Machine::new(reference_model("4"));
-    machine.saving = Saving::Nothing;
+fn inference_beside_growing_caches_is_as_recorded() {
+    let plan = reference_model("4");
+    let model = Arc::new(Transformer::new(&plan));
+    let mut machine = TensorMachine::new(plan, model.clone());
+    machine.saving = SavingMode::Off;
     machine.load();
     let (mut caches, mut last_batch) = (Vec::new(), None);
     for pass in 0..96 {
@@ -65,7 +73,7 @@ fn inference_beside_growing_caches_is_the_recorded_one() {
         if let Some(before) = last_batch.replace(batch) {
             machine.release(before);
         }
-        let logits = machine.forward(batch, Ending::Logits);
+        let logits = model.forward(&mut machine, TrainingBatch { input: batch, targets: None }, ForwardResult::Logits);
         caches.push(machine.alloc((pass % 7 + 1) * 2 * 768 * 1024, Category::Activation));
         if caches.len() > 12 {
             let gone = caches.remove((pass * 5 % 7) as usize);

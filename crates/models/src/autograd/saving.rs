@@ -1,72 +1,65 @@
-//! Saved-tensor hooks: what happens when an operator saves a tensor for backward, and when backward wants it again.
+//! Saved tensors: what happens when an operator saves a tensor for backward, and when backward needs it.
 //!
-//! Kept where nothing else is said; copied to pinned host memory under `offload`; dropped inside a checkpoint, whose
-//! block runs again at the first tensor that is wanted.
+//! Tensors are kept by default, copied to pinned host memory under `offload`, and dropped inside a checkpoint, which
+//! keeps its input and runs its block again when backward needs the first dropped tensor.
 
 use super::{
-    graph::{Edge, GradientPlace, MOST_EDGES, Node, Operation, Origin, Saved},
-    machine::{Machine, Tensor},
-    weights::WeightId,
+    graph::{
+        Checkpoint, GradientEdge, GradientPlace, GraphNode, GraphOperation, MOST_EDGES, SavedTensor, SavingMode,
+        Tensor, Variable, VariableOrigin, WeightId,
+    },
+    machine::TensorMachine,
+    techniques::NumberFormat,
 };
 use oomph_trace::{BlockSlot, Category};
 
-/// What saving means at the moment.
+/// How a saved tensor lies in memory: only a contiguous one is copied to the host as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Saving {
-    /// Nothing is recorded (`no_grad`).
-    Nothing,
-    /// Tensors are kept.
-    Keep,
-    /// Tensors are copied to the host.
-    ToHost,
-    /// Tensors are dropped: this checkpoint can bring them back.
-    Drop(u32),
-    /// This checkpoint is being run again, and collects what is saved.
-    Collect(u32),
-}
-
-/// How the numbers of a saved tensor lie: only a dense one is copied to the host as it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
-    Dense,
-    /// A transposed or sliced view, of this many bytes itself.
+enum TensorLayout {
+    Contiguous,
+    /// A transposed or sliced view of this many bytes.
     Strided(u64),
 }
 
 /// The most tensors that one node saves.
 const MOST_SAVED: usize = 7;
 
-/// What a node gets back of what it saved, for the time of its backward.
-pub(super) struct Unpacked {
+/// The tensors that a node saved, during its backward.
+#[derive(Default)]
+pub(crate) struct UnpackedTensors {
     tensors: [Option<Tensor>; MOST_SAVED],
-    /// Which of them were made for this time and go with it.
-    own: [bool; MOST_SAVED],
+    /// Which of them were made for this backward and are released after it.
+    is_copy: [bool; MOST_SAVED],
 }
 
-impl Machine {
-    /// Whether an operator on these values records a node.
-    pub(super) fn records(&self, needs_gradient: bool) -> bool {
-        needs_gradient && self.saving != Saving::Nothing
+impl TensorMachine {
+    /// Whether an operator records a node.
+    pub(crate) fn records(&self, needs_gradient: bool) -> bool {
+        needs_gradient && self.saving != SavingMode::Off
     }
 
-    /// Where the savings of the next node begin.
-    pub(super) fn begin_saving(&self) -> u32 {
-        self.graph.saved.len() as u32
+    /// Saves a contiguous tensor for backward.
+    pub(crate) fn save(&mut self, tensor: Tensor) {
+        self.save_as(tensor, TensorLayout::Contiguous);
     }
 
-    /// Saves a tensor for backward.
-    pub(super) fn save(&mut self, tensor: Tensor, form: Form) {
+    /// Saves a transposed or sliced view of this many bytes for backward.
+    pub(crate) fn save_view(&mut self, tensor: Tensor, bytes: u64) {
+        self.save_as(tensor, TensorLayout::Strided(bytes));
+    }
+
+    fn save_as(&mut self, tensor: Tensor, layout: TensorLayout) {
         let saved = match self.saving {
-            Saving::Nothing => return,
-            Saving::Keep => Saved::Kept(self.retain(tensor)),
-            Saving::ToHost => self.pack(tensor, form),
-            Saving::Drop(checkpoint) => {
+            SavingMode::Off => return,
+            SavingMode::Keep => SavedTensor::Kept(self.retain(tensor)),
+            SavingMode::ToHost => self.pack(tensor, layout),
+            SavingMode::Drop(checkpoint) => {
                 let checkpoint_state = &mut self.graph.checkpoints[checkpoint as usize];
                 let place = checkpoint_state.unreleased;
                 checkpoint_state.unreleased += 1;
-                Saved::Again { checkpoint, place }
+                SavedTensor::Recomputed { checkpoint, place }
             }
-            Saving::Collect(checkpoint) => {
+            SavingMode::Collect(checkpoint) => {
                 let held = self.retain(tensor);
                 self.graph.checkpoints[checkpoint as usize].recomputed.push(Some(held));
                 return;
@@ -75,120 +68,212 @@ impl Machine {
         self.graph.saved.push(saved);
     }
 
-    /// Saves a weight for backward: it lives anyway, and only offloading copies it.
-    pub(super) fn save_weight(&mut self, weight: WeightId, is_transposed: bool) {
+    /// Saves a weight for backward: it is live anyway, and only offloading copies it.
+    pub(crate) fn save_weight(&mut self, weight: WeightId, is_transposed: bool) {
         let saved = match (self.saving, self.weights[weight as usize].tensor) {
-            (Saving::Nothing | Saving::Collect(_), _) => return,
-            (Saving::ToHost, Some(tensor)) => {
-                let form = if is_transposed { Form::Strided(self.bytes(tensor)) } else { Form::Dense };
-                self.pack(tensor, form)
+            (SavingMode::Off | SavingMode::Collect(_), _) => return,
+            (SavingMode::ToHost, Some(tensor)) => {
+                let bytes = self.bytes(tensor);
+                self.pack(tensor, if is_transposed { TensorLayout::Strided(bytes) } else { TensorLayout::Contiguous })
             }
-            (Saving::Keep | Saving::Drop(_) | Saving::ToHost, _) => Saved::Weight(weight),
+            (SavingMode::Keep | SavingMode::Drop(_) | SavingMode::ToHost, _) => SavedTensor::Weight(weight),
         };
         self.graph.saved.push(saved);
     }
 
-    /// Records a node with one output; what was saved since `first_saved` is its own.
-    pub(super) fn record(&mut self, operation: Operation, first_saved: u32, edges: [Edge; MOST_EDGES]) -> Origin {
-        match self.record_many(operation, first_saved, edges, 1) {
-            Some(place) => Origin::Recorded(place),
-            None => Origin::Recomputed,
-        }
+    /// The result of an operator. Where it `records`, a node joins the graph, with the tensors that were saved since the
+    /// last node.
+    pub(crate) fn output(
+        &mut self,
+        tensor: Tensor,
+        number: NumberFormat,
+        records: bool,
+        operation: GraphOperation,
+        edges: &[GradientEdge],
+    ) -> Variable {
+        let origin = match records.then(|| self.record(operation, edges, 1)) {
+            None => VariableOrigin::Constant,
+            Some(Some(place)) => VariableOrigin::Recorded(place),
+            Some(None) => VariableOrigin::Recomputed,
+        };
+        Variable { tensor, number, origin }
     }
 
-    /// Records a node with several outputs; nothing while a checkpoint runs again, whose nodes exist already.
-    pub(super) fn record_many(
+    /// Adds a node to the graph. Nothing while a checkpoint runs again: its nodes exist already.
+    pub(crate) fn record(
         &mut self,
-        operation: Operation,
-        first_saved: u32,
-        edges: [Edge; MOST_EDGES],
+        operation: GraphOperation,
+        edges: &[GradientEdge],
         outputs: u8,
     ) -> Option<GradientPlace> {
-        if matches!(self.saving, Saving::Collect(_)) {
+        if matches!(self.saving, SavingMode::Collect(_)) {
             return None;
         }
-        let first_gradient = self.graph.gradients.len() as GradientPlace;
-        self.graph.gradients.resize(first_gradient as usize + usize::from(outputs), None);
-        let saved_count = (self.graph.saved.len() - first_saved as usize) as u8;
-        let layer = self.layer;
-        self.graph.nodes.push(Node { operation, first_gradient, outputs, first_saved, saved_count, edges, layer });
+        let graph = &mut self.graph;
+        let first_gradient = graph.gradients.len() as GradientPlace;
+        graph.gradients.resize(first_gradient as usize + usize::from(outputs), None);
+        let first_saved = graph.nodes.last().map_or(0, |node| node.first_saved + u32::from(node.saved_count));
+        let saved_count = (graph.saved.len() - first_saved as usize) as u8;
+        let mut all_edges = [GradientEdge::None; MOST_EDGES];
+        all_edges[..edges.len()].copy_from_slice(edges);
+        graph.nodes.push(GraphNode {
+            operation,
+            first_gradient,
+            outputs,
+            first_saved,
+            saved_count,
+            edges: all_edges,
+            layer: self.layer,
+        });
         Some(first_gradient)
     }
 
-    /// Brings back what a node saved.
-    pub(super) fn unpack(&mut self, node: &Node) -> Unpacked {
-        let mut unpacked = Unpacked { tensors: [None; MOST_SAVED], own: [false; MOST_SAVED] };
+    /// Restores the tensors that a node saved.
+    pub(crate) fn unpack(&mut self, node: &GraphNode) -> UnpackedTensors {
+        let mut unpacked = UnpackedTensors::default();
         for place in 0..usize::from(node.saved_count) {
             let saved = self.graph.saved[node.first_saved as usize + place];
-            let (tensor, is_own) = match saved {
-                Saved::Kept(tensor) => (Some(tensor), false),
-                Saved::Weight(weight) => (self.weights[weight as usize].tensor, false),
-                Saved::OnHost { buffer, bytes } => (Some(self.bring_back(buffer, bytes)), true),
-                Saved::Again { checkpoint, place } => (self.take_recomputed(checkpoint, place), true),
-                Saved::Nothing => (None, false),
+            let (tensor, is_copy) = match saved {
+                SavedTensor::Kept(tensor) => (Some(tensor), false),
+                SavedTensor::Weight(weight) => (self.weights[weight as usize].tensor, false),
+                SavedTensor::OnHost { buffer, bytes } => (Some(self.restore_from_host(buffer, bytes)), true),
+                SavedTensor::Recomputed { checkpoint, place } => (self.take_recomputed(checkpoint, place), true),
+                SavedTensor::Released => (None, false),
             };
-            unpacked.tensors[place] = tensor;
-            unpacked.own[place] = is_own && tensor.is_some();
+            (unpacked.tensors[place], unpacked.is_copy[place]) = (tensor, is_copy);
         }
         unpacked
     }
 
-    /// Lets go of what was brought back, the last first.
-    pub(super) fn drop_unpacked(&mut self, unpacked: &Unpacked) {
+    /// Releases restored tensors, the last first. A second call does nothing.
+    pub(crate) fn release_unpacked(&mut self, unpacked: &mut UnpackedTensors) {
         for place in (0..MOST_SAVED).rev() {
-            if let (true, Some(tensor)) = (unpacked.own[place], unpacked.tensors[place]) {
+            if std::mem::take(&mut unpacked.is_copy[place])
+                && let Some(tensor) = unpacked.tensors[place]
+            {
                 self.release(tensor);
             }
         }
     }
 
-    /// Lets go of what a node saved, the first first.
-    pub(super) fn release_saved(&mut self, node: &Node) {
+    /// Releases what a node saved, in order.
+    pub(crate) fn release_saved(&mut self, node: &GraphNode) {
         for place in node.first_saved..node.first_saved + u32::from(node.saved_count) {
-            let saved = std::mem::replace(&mut self.graph.saved[place as usize], Saved::Nothing);
-            self.forget(saved);
+            let saved = std::mem::replace(&mut self.graph.saved[place as usize], SavedTensor::Released);
+            self.release_saved_tensor(saved);
         }
     }
 
-    /// Lets go of one thing that was saved.
-    pub(super) fn forget(&mut self, saved: Saved) {
+    fn release_saved_tensor(&mut self, saved: SavedTensor) {
         match saved {
-            Saved::Kept(tensor) => self.release(tensor),
-            Saved::OnHost { buffer, bytes } => self.return_host_buffer(buffer, bytes),
-            Saved::Again { checkpoint, .. } => self.leave_checkpoint(checkpoint),
-            Saved::Weight(_) | Saved::Nothing => {}
+            SavedTensor::Kept(tensor) => self.release(tensor),
+            SavedTensor::OnHost { buffer, bytes } => self.return_host_buffer(buffer, bytes),
+            SavedTensor::Recomputed { checkpoint, .. } => self.leave_checkpoint(checkpoint),
+            SavedTensor::Weight(_) | SavedTensor::Released => {}
         }
     }
 
-    /// A copy on the device of what was packed to the host.
-    pub(super) fn bring_back(&mut self, buffer: BlockSlot, bytes: u64) -> Tensor {
+    fn restore_from_host(&mut self, buffer: BlockSlot, bytes: u64) -> Tensor {
         let tensor = self.alloc(bytes, Category::Activation);
         self.copy_from_host(buffer, tensor);
         tensor
     }
 
-    /// Copies a tensor to the host; one that is not dense is made so first.
-    pub(super) fn pack(&mut self, tensor: Tensor, form: Form) -> Saved {
-        let bytes = match form {
-            Form::Dense => self.bytes(tensor),
-            Form::Strided(bytes) => bytes,
+    /// Copies a tensor to the host; a view is made contiguous first.
+    fn pack(&mut self, tensor: Tensor, layout: TensorLayout) -> SavedTensor {
+        let bytes = match layout {
+            TensorLayout::Contiguous => self.bytes(tensor),
+            TensorLayout::Strided(bytes) => bytes,
         };
         let buffer = self.take_host_buffer(bytes);
-        if form == Form::Dense {
+        if layout == TensorLayout::Contiguous {
             self.copy_to_host(tensor, buffer);
         } else {
-            let dense = self.temporary(bytes);
-            self.elementwise(2 * bytes, [tensor, dense]);
-            self.copy_to_host(dense, buffer);
-            self.release(dense);
+            let contiguous = self.temporary(bytes);
+            self.elementwise(2 * bytes, [tensor, contiguous]);
+            self.copy_to_host(contiguous, buffer);
+            self.release(contiguous);
         }
-        Saved::OnHost { buffer, bytes }
+        SavedTensor::OnHost { buffer, bytes }
+    }
+
+    /// Opens a checkpoint over a block. Until [`TensorMachine::end_checkpoint`] only the input is saved, in the mode that
+    /// applies outside.
+    pub(crate) fn begin_checkpoint(&mut self, layer: u32, input: Variable) -> SavingMode {
+        let kept_input = if self.saving == SavingMode::ToHost {
+            self.pack(input.tensor, TensorLayout::Contiguous)
+        } else {
+            SavedTensor::Kept(self.retain(input.tensor))
+        };
+        let checkpoint = self.graph.checkpoints.len() as u32;
+        self.graph.checkpoints.push(Checkpoint {
+            layer,
+            input,
+            kept_input,
+            unreleased: 0,
+            recomputed: Vec::new(),
+            is_recomputed: false,
+        });
+        std::mem::replace(&mut self.saving, SavingMode::Drop(checkpoint))
+    }
+
+    /// Returns to the saving mode from before the checkpoint.
+    pub(crate) fn end_checkpoint(&mut self, outer: SavingMode) {
+        self.saving = outer;
+        if let Some(&Checkpoint { unreleased: 0, kept_input, .. }) = self.graph.checkpoints.last() {
+            self.release_saved_tensor(kept_input);
+        }
+    }
+
+    /// What running the block again saved at this place; the first call runs it.
+    fn take_recomputed(&mut self, checkpoint: u32, place: u32) -> Option<Tensor> {
+        if !std::mem::replace(&mut self.graph.checkpoints[checkpoint as usize].is_recomputed, true) {
+            self.recompute(checkpoint);
+        }
+        let recomputed = &mut self.graph.checkpoints[checkpoint as usize].recomputed;
+        recomputed.get_mut(place as usize).and_then(Option::take)
+    }
+
+    /// Releases one saved tensor of the checkpoint; the last one releases the input.
+    fn leave_checkpoint(&mut self, checkpoint: u32) {
+        let checkpoint = &mut self.graph.checkpoints[checkpoint as usize];
+        checkpoint.unreleased -= 1;
+        if checkpoint.unreleased == 0 {
+            let kept_input = checkpoint.kept_input;
+            self.release_saved_tensor(kept_input);
+        }
+    }
+
+    /// Releases recomputed tensors that were not used. The next backward pass runs the blocks again.
+    pub(crate) fn release_recomputed(&mut self) {
+        for checkpoint in 0..self.graph.checkpoints.len() {
+            self.graph.checkpoints[checkpoint].is_recomputed = false;
+            while let Some(unused) = self.graph.checkpoints[checkpoint].recomputed.pop() {
+                if let Some(tensor) = unused {
+                    self.release(tensor);
+                }
+            }
+        }
+    }
+
+    fn recompute(&mut self, checkpoint: u32) {
+        let &Checkpoint { layer, input, kept_input, .. } = &self.graph.checkpoints[checkpoint as usize];
+        let tensor = match kept_input {
+            SavedTensor::OnHost { buffer, bytes } => self.restore_from_host(buffer, bytes),
+            _ => self.retain(input.tensor),
+        };
+        let origin = if input.needs_gradient() { VariableOrigin::Recomputed } else { VariableOrigin::Constant };
+        let outer = std::mem::replace(&mut self.saving, SavingMode::Collect(checkpoint));
+        let model = self.model.clone();
+        model.recompute_block(self, layer, Variable { tensor, origin, ..input });
+        self.saving = outer;
+        self.release(tensor);
     }
 }
 
-impl Unpacked {
-    /// The tensor saved at this place, to name it among the operands of work.
-    pub(super) fn operand(&self, place: usize, otherwise: Tensor) -> Tensor {
+impl UnpackedTensors {
+    /// The tensor saved at this place, as an operand of work.
+    pub(crate) fn operand(&self, place: usize, otherwise: Tensor) -> Tensor {
         self.tensors[place].unwrap_or(otherwise)
     }
 }

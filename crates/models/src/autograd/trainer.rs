@@ -1,83 +1,74 @@
-//! A model in training, one call for each thing a training program does.
+//! A model in training: one call for each thing that a training program does, and the generator of plain training.
 //!
-//! The plain loop is [`Trainer::step`]; programs with faults call the parts by themselves and keep what they should
-//! have let go of.
+//! [`Trainer::step`] is the plain loop. Programs with faults call the parts and keep what they should have released.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 
 use super::{
-    backward::Retain,
-    embedding::INDEX,
-    graph::{Graph, Value},
-    machine::{Machine, Tensor},
-    model::Ending,
-    plan::Plan,
-    precision::Number,
-    saving::Saving,
-    technique::EmptyCache,
+    backward::RetainGraph,
+    graph::{Graph, SavingMode, Tensor, Variable},
+    machine::{ForwardResult, ModelArchitecture, TensorMachine, TrainingBatch},
+    plan::{SequenceLengths, TrainingPlan},
+    techniques::{EmptyCache, NumberFormat},
 };
-use crate::SeededRandom;
+use crate::{Generator, SeededRandom, generator::to_u32};
 use oomph_trace::{Category, MarkKind, TraceBuilder};
 
 /// Whether a forward pass records what backward needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Recording {
+pub(crate) enum GradientMode {
     /// As in training.
-    On,
+    Enabled,
     /// As under `no_grad`.
-    Off,
+    Disabled,
 }
 
-/// What a forward pass gave, with its graph. Give it to [`Trainer::backward`], [`Trainer::drop_output`], or keep it.
-#[must_use = "an output that is neither run backward nor dropped lives for ever"]
-pub(super) struct Output {
-    pub(super) value: Value,
-    pub(super) graph: Graph,
+/// The result of a forward pass, with its graph. Pass it to [`Trainer::backward`] or [`Trainer::drop_output`].
+#[must_use = "an output that is neither run backward nor dropped is never freed"]
+pub(crate) struct ForwardOutput {
+    pub(crate) value: Variable,
+    pub(crate) graph: Graph,
 }
 
 /// See the [module](self).
-pub(super) struct Trainer {
-    pub(super) machine: Machine,
-    /// The batch that the program's variable holds: the old one goes when the new one is there.
-    batch: Option<Tensor>,
+pub(crate) struct Trainer {
+    pub(crate) machine: TensorMachine,
+    /// The batch that the program's variable holds: it is released when the next batch is there.
+    batch: Option<TrainingBatch>,
     /// The loss that the program's variable holds.
     loss: Option<Tensor>,
-    /// The loss scale and how long it has been good, in single precision.
+    /// The loss scale and its growth counter, in single precision.
     loss_scale: Option<[Tensor; 2]>,
 }
 
 impl Trainer {
-    /// A program that has done nothing yet.
-    pub(super) fn new(plan: Plan) -> Trainer {
-        Trainer { machine: Machine::new(plan), batch: None, loss: None, loss_scale: None }
+    /// A program that has not begun.
+    pub(crate) fn new(plan: TrainingPlan, model: Arc<dyn ModelArchitecture>, random: SeededRandom) -> Trainer {
+        let mut machine = TensorMachine::new(plan, model);
+        machine.random = random;
+        Trainer { machine, batch: None, loss: None, loss_scale: None }
     }
 
-    /// Lets what in a pass is chance be decided by these random.
-    pub(super) fn with_random(mut self, random: SeededRandom) -> Trainer {
-        self.machine.random = random;
-        self
-    }
-
-    /// Writes what `part` does into `trace`.
-    pub(super) fn write<T>(&mut self, trace: &mut TraceBuilder, part: impl FnOnce(&mut Trainer) -> T) -> T {
+    /// Runs a part of the program and writes its events into `trace`.
+    pub(crate) fn write<T>(&mut self, trace: &mut TraceBuilder, part: impl FnOnce(&mut Trainer) -> T) -> T {
         std::mem::swap(&mut self.machine.trace, trace);
         let result = part(self);
         std::mem::swap(&mut self.machine.trace, trace);
         result
     }
 
-    /// What is trained, how.
-    pub(super) fn plan(&self) -> &Plan {
+    /// What is trained, and how.
+    pub(crate) fn plan(&self) -> &TrainingPlan {
         &self.machine.plan
     }
 
-    /// Brings the model to the device.
-    pub(super) fn load(&mut self) {
+    /// Loads the model onto the device.
+    pub(crate) fn load(&mut self) {
         self.machine.load();
     }
 
-    /// One whole training step over sequences of this length.
-    pub(super) fn step(&mut self, step: u32, length: u32) {
+    /// One training step over sequences of this length.
+    pub(crate) fn step(&mut self, step: u32, length: u32) {
         self.mark(MarkKind::Step, "step", step);
         let micro_batches = self.plan().techniques.micro_batches;
         let in_flight = self.plan().techniques.pipeline_stages.min(micro_batches);
@@ -93,7 +84,7 @@ impl Trainer {
             while waiting.len() >= in_flight as usize || (is_last && !waiting.is_empty()) {
                 let Some(output) = waiting.pop_front() else { break };
                 self.machine.is_last_micro_batch = is_last && waiting.is_empty();
-                self.run_backward(step, output, Retain::Nothing);
+                self.run_backward(step, output, RetainGraph::No);
             }
         }
         self.update(step);
@@ -101,11 +92,11 @@ impl Trainer {
         self.end_step(step);
     }
 
-    /// The forward phase: fetches a batch, binds the program's `loss`, and gives both.
-    pub(super) fn run_forward(&mut self, step: u32, length: u32) -> (Tensor, Output) {
+    /// The forward phase: fetches a batch and binds the program's `loss`. Returns both.
+    pub(crate) fn run_forward(&mut self, step: u32, length: u32) -> (TrainingBatch, ForwardOutput) {
         self.mark(MarkKind::Phase, "forward", step);
         let batch = self.fetch_batch(length);
-        let output = self.forward(batch, Recording::On, Ending::Loss);
+        let output = self.forward(batch, GradientMode::Enabled, ForwardResult::Loss);
         let loss = self.bind_loss(output);
         if self.empties_cache_after(EmptyCache::AfterForward) {
             self.empty_cache();
@@ -113,8 +104,13 @@ impl Trainer {
         (batch, loss)
     }
 
-    /// The backward phase. Where the graph is retained, the loss comes back.
-    pub(super) fn run_backward(&mut self, step: u32, loss: Output, retain: Retain) -> Option<Output> {
+    /// The backward phase. Returns the loss where the graph is retained.
+    pub(crate) fn run_backward(
+        &mut self,
+        step: u32,
+        loss: ForwardOutput,
+        retain: RetainGraph,
+    ) -> Option<ForwardOutput> {
         self.mark(MarkKind::Phase, "backward", step);
         let retained = self.backward(loss, retain);
         if self.empties_cache_after(EmptyCache::AfterBackward) {
@@ -124,76 +120,97 @@ impl Trainer {
     }
 
     /// The optimizer's phase.
-    pub(super) fn update(&mut self, step: u32) {
+    pub(crate) fn update(&mut self, step: u32) {
         self.mark(MarkKind::Phase, "optimizer", step);
         self.optimizer_step();
     }
 
-    /// A pass over another batch that records nothing and leaves nothing.
-    pub(super) fn validate(&mut self, pass: u32, length: u32) {
+    /// A forward pass over another batch, without a graph.
+    pub(crate) fn validate(&mut self, pass: u32, length: u32) {
         self.mark(MarkKind::Phase, "validate", pass);
         let batch = self.new_batch(length);
-        let output = self.forward(batch, Recording::Off, Ending::Loss);
-        self.machine.forget_casts();
+        let output = self.forward(batch, GradientMode::Disabled, ForwardResult::Loss);
+        self.machine.end_autocast();
         self.drop_output(output);
-        self.release(batch);
+        self.release_batch(batch);
     }
 
-    /// Brings a batch of token numbers to the device and binds the program's variable to it; the one before goes.
-    pub(super) fn fetch_batch(&mut self, length: u32) -> Tensor {
-        let batch = self.new_batch(length);
-        if let Some(before) = self.batch.replace(batch) {
-            self.machine.release(before);
-        }
+    /// Copies a batch to the device and binds the program's variable to it. The batch before is released.
+    pub(crate) fn fetch_batch(&mut self, length: u32) -> TrainingBatch {
+        let before = self.batch.take();
+        let batch = self.replace_batch(length, before);
+        self.batch = Some(batch);
         batch
     }
 
-    /// Brings a batch of token numbers to the device, for the caller to release.
-    pub(super) fn new_batch(&mut self, length: u32) -> Tensor {
-        let sequences = self.plan().micro_batch();
-        (self.machine.graph.sequences, self.machine.graph.length) = (sequences, length);
-        let bytes = INDEX * self.machine.tokens();
-        self.machine.copy_in(bytes, Category::Input)
+    /// Copies a batch to the device, for the caller to release.
+    pub(crate) fn new_batch(&mut self, length: u32) -> TrainingBatch {
+        self.replace_batch(length, None)
+    }
+
+    /// Releases a batch that the caller held.
+    pub(crate) fn release_batch(&mut self, batch: TrainingBatch) {
+        for tensor in [Some(batch.input), batch.targets].into_iter().flatten() {
+            self.machine.release(tensor);
+        }
+    }
+
+    /// Each tensor of the old batch is released when its successor is there.
+    fn replace_batch(&mut self, length: u32, before: Option<TrainingBatch>) -> TrainingBatch {
+        (self.machine.graph.sequences, self.machine.graph.length) = (self.plan().micro_batch(), length);
+        let (of_input, of_targets) = self.machine.model.batch_bytes(&self.machine);
+        let mut replace = |bytes, before: Option<Tensor>| {
+            let tensor = self.machine.copy_in(bytes, Category::Input);
+            if let Some(before) = before {
+                self.machine.release(before);
+            }
+            tensor
+        };
+        TrainingBatch {
+            input: replace(of_input, before.map(|batch| batch.input)),
+            targets: of_targets.map(|bytes| replace(bytes, before.and_then(|batch| batch.targets))),
+        }
     }
 
     /// A forward pass over the latest batch.
-    pub(super) fn forward(&mut self, batch: Tensor, recording: Recording, ending: Ending) -> Output {
+    pub(crate) fn forward(&mut self, batch: TrainingBatch, mode: GradientMode, result: ForwardResult) -> ForwardOutput {
         let machine = &mut self.machine;
-        machine.saving = match recording {
-            Recording::Off => Saving::Nothing,
-            Recording::On if machine.plan.techniques.offload_activations => Saving::ToHost,
-            Recording::On => Saving::Keep,
+        machine.saving = match mode {
+            GradientMode::Disabled => SavingMode::Off,
+            GradientMode::Enabled if machine.plan.techniques.offload_activations => SavingMode::ToHost,
+            GradientMode::Enabled => SavingMode::Keep,
         };
         machine.enter_pass();
-        let value = machine.forward(batch, ending);
+        let model = machine.model.clone();
+        let value = model.forward(machine, batch, result);
         let (sequences, length) = (machine.graph.sequences, machine.graph.length);
         let next = machine.fresh_graph(sequences, length);
         let graph = std::mem::replace(&mut machine.graph, next);
-        Output { value, graph }
+        ForwardOutput { value, graph }
     }
 
-    /// Binds the program's `loss` to an output: the old one goes, then autocast ends.
-    pub(super) fn bind_loss(&mut self, mut output: Output) -> Output {
+    /// Binds the program's `loss` to an output: the old loss is released, then autocast ends.
+    pub(crate) fn bind_loss(&mut self, mut output: ForwardOutput) -> ForwardOutput {
         if self.plan().precision.scales_loss() {
             output = self.scale_loss(output);
         }
-        // What a stage of a pipeline hands on is no loss, and nobody's variable.
-        if self.plan().has_ending() {
+        // The output of a stage of a pipeline is not a loss, and no variable holds it.
+        if self.plan().has_head() {
             let held = self.machine.retain(output.value.tensor);
             if let Some(before) = self.loss.replace(held) {
                 self.machine.release(before);
             }
         }
-        self.machine.forget_casts();
+        self.machine.end_autocast();
         output
     }
 
-    /// A backward pass. Where the graph is retained, the output comes back.
-    pub(super) fn backward(&mut self, output: Output, retain: Retain) -> Option<Output> {
-        let Output { value, graph } = output;
+    /// A backward pass. Returns the output where the graph is retained.
+    pub(crate) fn backward(&mut self, output: ForwardOutput, retain: RetainGraph) -> Option<ForwardOutput> {
+        let ForwardOutput { value, graph } = output;
         let graph = self.machine.backward(value, graph, retain);
         match graph {
-            Some(graph) => Some(Output { value, graph }),
+            Some(graph) => Some(ForwardOutput { value, graph }),
             None => {
                 self.machine.release(value.tensor);
                 None
@@ -201,19 +218,19 @@ impl Trainer {
         }
     }
 
-    /// Lets a tensor go that the caller held.
-    pub(super) fn release(&mut self, tensor: Tensor) {
+    /// Releases a tensor that the caller held.
+    pub(crate) fn release(&mut self, tensor: Tensor) {
         self.machine.release(tensor);
     }
 
-    /// Lets an output and its graph go.
-    pub(super) fn drop_output(&mut self, output: Output) {
+    /// Releases an output and its graph.
+    pub(crate) fn drop_output(&mut self, output: ForwardOutput) {
         self.machine.drop_graph(output.graph);
         self.machine.release(output.value.tensor);
     }
 
     /// Updates the weights.
-    pub(super) fn optimizer_step(&mut self) {
+    pub(crate) fn optimizer_step(&mut self) {
         if self.plan().precision.scales_loss() {
             self.unscale_gradients();
         }
@@ -223,18 +240,18 @@ impl Trainer {
         }
     }
 
-    /// Forgets the gradients, or fills them with zeros.
-    pub(super) fn zero_grad(&mut self) {
+    /// Drops the gradients, or fills them with zeros.
+    pub(crate) fn zero_grad(&mut self) {
         self.machine.zero_gradients();
     }
 
-    /// Gives cached memory back.
-    pub(super) fn empty_cache(&mut self) {
+    /// Returns cached memory.
+    pub(crate) fn empty_cache(&mut self) {
         self.machine.trace.empty_cache();
     }
 
-    /// What comes after a step: cleaning up.
-    pub(super) fn end_step(&mut self, step: u32) {
+    /// Cleans up after a step.
+    pub(crate) fn end_step(&mut self, step: u32) {
         let techniques = &self.plan().techniques;
         let (empty_cache, garbage) = (techniques.empty_cache, techniques.collect_garbage_every);
         if garbage.is_some_and(|every| (step + 1).is_multiple_of(every)) {
@@ -245,14 +262,14 @@ impl Trainer {
         }
     }
 
-    /// Frees what only circular references hold: in a plain loop, nothing.
-    pub(super) fn collect_garbage(&mut self, step: u32) {
+    /// Frees tensors that only circular references hold; a plain loop has none.
+    pub(crate) fn collect_garbage(&mut self, step: u32) {
         self.mark(MarkKind::Phase, "gc", step);
         self.machine.collect_garbage();
     }
 
     /// Marks a place in the trace.
-    pub(super) fn mark(&mut self, kind: MarkKind, label: &str, index: u32) {
+    pub(crate) fn mark(&mut self, kind: MarkKind, label: &str, index: u32) {
         self.machine.trace.mark(kind, label, index);
     }
 
@@ -261,21 +278,21 @@ impl Trainer {
         chosen == phase || chosen == EmptyCache::AfterPhases
     }
 
-    /// fp16 has little range: the loss is scaled up, the gradients down again.
-    fn scale_loss(&mut self, output: Output) -> Output {
+    /// fp16 has a small range: the loss is scaled up, and the gradients are scaled down again.
+    fn scale_loss(&mut self, output: ForwardOutput) -> ForwardOutput {
         if self.loss_scale.is_none() {
-            let scalar = |machine: &mut Machine| machine.alloc(Number::Single.bytes(), Category::Optimizer);
+            let scalar = |machine: &mut TensorMachine| machine.alloc(NumberFormat::Single.bytes(), Category::Optimizer);
             self.loss_scale = Some([(); 2].map(|()| scalar(&mut self.machine)));
         }
-        let Output { value, graph } = output;
+        let ForwardOutput { value, graph } = output;
         let next = std::mem::replace(&mut self.machine.graph, graph);
         let scaled = self.machine.scale(value);
         self.machine.release(value.tensor);
-        Output { value: scaled, graph: std::mem::replace(&mut self.machine.graph, next) }
+        ForwardOutput { value: scaled, graph: std::mem::replace(&mut self.machine.graph, next) }
     }
 
     fn unscale_gradients(&mut self) {
-        let bytes = Number::Single.bytes();
+        let bytes = NumberFormat::Single.bytes();
         let [is_infinite, inverse] = [(); 2].map(|()| self.machine.temporary(bytes));
         for id in 0..self.machine.weights.len() {
             if let Some(gradient) = self.machine.weights[id].resident_gradient() {
@@ -284,5 +301,70 @@ impl Trainer {
             }
         }
         self.machine.release_all([inverse, is_infinite]);
+    }
+}
+
+/// Passes without a graph between training steps.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Validation {
+    pub(crate) every: u32,
+    pub(crate) passes: u32,
+    /// As in training where it is not set.
+    pub(crate) length: Option<u32>,
+}
+
+/// The generator of plain training: the same step again and again.
+pub(crate) struct Training {
+    pub(crate) trainer: Trainer,
+    random: SeededRandom,
+    lengths: SequenceLengths,
+    validation: Option<Validation>,
+    steps: u32,
+}
+
+impl Training {
+    pub(crate) fn new(
+        plan: TrainingPlan,
+        model: Arc<dyn ModelArchitecture>,
+        lengths: SequenceLengths,
+        steps: u32,
+        random: SeededRandom,
+    ) -> Training {
+        let trainer = Trainer::new(plan, model, random.clone());
+        Training { trainer, random, lengths, validation: None, steps }
+    }
+
+    pub(crate) fn with_validation(self, validation: Option<Validation>) -> Training {
+        Training { validation, ..self }
+    }
+
+    /// Validates where it is due; never after the last step, so that training goes on behind it.
+    fn validate(&mut self, steps_done: u32, trace: &mut TraceBuilder) {
+        let Some(Validation { every, passes, length }) = self.validation else { return };
+        if steps_done == self.steps || !steps_done.is_multiple_of(every) {
+            return;
+        }
+        for pass in 0..passes {
+            let length = length.unwrap_or_else(|| self.lengths.of_step(steps_done, &mut self.random));
+            self.trainer.write(trace, |trainer| trainer.validate(pass, length));
+        }
+    }
+}
+
+impl Generator for Training {
+    fn parts_left(&self, written: u64) -> u64 {
+        u64::from(self.steps) - written
+    }
+
+    fn write_part(&mut self, step: u64, trace: &mut TraceBuilder) {
+        let step = to_u32(step);
+        let length = self.lengths.of_step(step, &mut self.random);
+        self.trainer.write(trace, |trainer| {
+            if step == 0 {
+                trainer.load();
+            }
+            trainer.step(step, length);
+        });
+        self.validate(step + 1, trace);
     }
 }

@@ -1,238 +1,327 @@
-//! The weights: which there are, in the order in which the model declares them, and what belongs to each.
+//! The weights: how they are declared, loaded, staged in for their layer, and shared between ranks.
+//!
+//! Most are loaded once and stay. Weights that the host keeps, or of which this rank keeps a part, are staged in before
+//! their layer's forward and backward and released after it. Ranks that train on different data sum or scatter their
+//! gradients; the trace shows one of them.
 
-use super::{graph::Value, machine::Tensor, plan::Plan};
-use oomph_trace::BlockSlot;
+use super::{
+    graph::{GradientEdge, GraphNode, Tensor, Variable, WeightId},
+    machine::TensorMachine,
+    techniques::DataParallel,
+};
+use oomph_base::MIB;
+use oomph_trace::{BlockSlot, Category, CollectiveKind, MarkKind};
 
-/// The place of a weight in the model's list.
-pub(super) type WeightId = u32;
+/// DistributedDataParallel sums gradients in buckets of this size; the first one is small so that it starts early.
+const BUCKET: u64 = 25 * MIB;
+const FIRST_BUCKET: u64 = MIB;
 
-/// One weight and what belongs to it.
-#[derive(Clone, Debug)]
-pub(super) struct Weight {
-    /// Where it lives on the device; nowhere while it is on the host.
-    pub(super) tensor: Option<Tensor>,
-    /// Where it lives on the host, if its home is there.
-    pub(super) home: Option<BlockSlot>,
-    /// This rank's part, if the whole is gathered only while it is used.
-    pub(super) shard: Option<Tensor>,
-    pub(super) elements: u64,
-    pub(super) layer: Option<u16>,
-    /// Frozen weights have no gradient and no optimizer state.
-    pub(super) trainable: bool,
-    pub(super) gradient: Option<Tensor>,
-    /// This rank's part of the gradient, where the whole is scattered as soon as it is there.
-    pub(super) gradient_shard: Option<Tensor>,
-    /// The optimizer's state, from the first step on.
-    pub(super) state: Vec<Tensor>,
-    /// Whether the host keeps state for it.
-    pub(super) has_host_state: bool,
-    /// Its 16-bit copy, cast once for as long as autocast lasts.
-    pub(super) cast: Option<Value>,
+/// A weight as the model declares it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeclaredWeight {
+    pub(crate) elements: u64,
+    pub(crate) layer: Option<u16>,
+    pub(crate) trainable: bool,
+    /// Whether it is looked up row by row, and can therefore stay on the host.
+    pub(crate) is_embedding: bool,
 }
 
-impl Weight {
-    /// What the optimizer updates on this rank.
-    pub(super) fn resident(&self) -> Option<Tensor> {
+/// The weights that a model has declared so far.
+#[derive(Debug, Default)]
+pub(crate) struct WeightList {
+    pub(crate) declared: Vec<DeclaredWeight>,
+    /// The layer that the next weights belong to.
+    pub(crate) layer: Option<u16>,
+}
+
+impl WeightList {
+    /// Declares the next weight.
+    pub(crate) fn declare(&mut self, elements: u64, trainable: bool) -> WeightId {
+        self.declared.push(DeclaredWeight { elements, layer: self.layer, trainable, is_embedding: false });
+        (self.declared.len() - 1) as WeightId
+    }
+}
+
+/// A loaded weight and what belongs to it.
+#[derive(Clone, Debug)]
+pub(crate) struct WeightState {
+    /// Its memory on the device, unless it is on the host only.
+    pub(crate) tensor: Option<Tensor>,
+    /// Its memory on the host, where it is kept there.
+    pub(crate) home: Option<BlockSlot>,
+    /// This rank's part, where the whole is gathered only while it is used.
+    pub(crate) shard: Option<Tensor>,
+    pub(crate) elements: u64,
+    pub(crate) layer: Option<u16>,
+    /// Frozen weights have no gradient and no optimizer state.
+    pub(crate) trainable: bool,
+    pub(crate) gradient: Option<Tensor>,
+    /// This rank's part of the gradient, where the whole is scattered as soon as it is complete.
+    pub(crate) gradient_shard: Option<Tensor>,
+    /// The optimizer's state, from the first step on.
+    pub(crate) state: Vec<Tensor>,
+    /// Whether the host has optimizer state for it.
+    pub(crate) has_host_state: bool,
+    /// Its 16-bit copy, until autocast ends.
+    pub(crate) cast: Option<Variable>,
+}
+
+impl WeightState {
+    /// The tensor that the optimizer updates on this rank.
+    pub(crate) fn resident(&self) -> Option<Tensor> {
         self.tensor.or(self.shard)
     }
 
-    /// What the optimizer reads on this rank.
-    pub(super) fn resident_gradient(&self) -> Option<Tensor> {
+    /// The gradient that the optimizer reads on this rank.
+    pub(crate) fn resident_gradient(&self) -> Option<Tensor> {
         self.gradient.or(self.gradient_shard)
     }
 }
 
-/// What a weight is made of.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Declared {
-    pub(super) elements: u64,
-    pub(super) layer: Option<u16>,
-    pub(super) trainable: bool,
-    /// Whether it is looked up row by row, and may therefore stay on the host.
-    pub(super) is_embedding: bool,
-}
-
-/// Scale and shift of a layer norm.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct NormWeights {
-    pub(super) scale: WeightId,
-    pub(super) shift: WeightId,
-}
-
-/// A product with a weight.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Linear {
-    pub(super) weight: WeightId,
-    pub(super) bias: Option<WeightId>,
-    pub(super) inputs: u32,
-    pub(super) outputs: u32,
-    pub(super) split: Split,
-    /// Two thin trainable weights beside a frozen one.
-    pub(super) adapter: Option<Adapter>,
-}
-
-/// How a product is shared between the ranks of a tensor-parallel group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Split {
-    /// Not at all.
-    Whole,
-    /// Every rank has some outputs: gradients of the input are summed over ranks.
-    Outputs,
-    /// Every rank has some inputs: results are summed over ranks.
-    Inputs,
-}
-
-/// Low-rank adaptation: the product goes through a narrow waist.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Adapter {
-    pub(super) down: WeightId,
-    pub(super) up: WeightId,
-    pub(super) rank: u32,
-}
-
-/// The weights of one block.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct BlockWeights {
-    pub(super) norm_1: NormWeights,
-    pub(super) query_key_value: Linear,
-    pub(super) projection: Linear,
-    pub(super) norm_2: NormWeights,
-    /// Scores every expert for every token; nothing where there is one MLP only.
-    pub(super) router: Option<Linear>,
-    /// Of the MLP, or of the first expert.
-    pub(super) up: Linear,
-    pub(super) down: Linear,
-    /// How many weights further the next expert's are.
-    pub(super) weights_per_expert: WeightId,
-}
-
-impl Linear {
-    /// The same product with weights that come so many places later.
-    pub(super) fn later(self, places: WeightId) -> Linear {
-        let adapter = self.adapter.map(|adapter| Adapter {
-            down: adapter.down + places,
-            up: adapter.up + places,
-            rank: adapter.rank,
-        });
-        Linear { weight: self.weight + places, bias: self.bias.map(|bias| bias + places), adapter, ..self }
-    }
-}
-
-/// Where in the list each layer's weights are. Models that are no transformers have a list only.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Layout {
-    pub(super) declared: Vec<Declared>,
-    pub(super) tokens: WeightId,
-    pub(super) positions: WeightId,
-    pub(super) blocks: Vec<BlockWeights>,
-    /// The last norm and the output head; the first stage of a pipeline has neither.
-    pub(super) ending: Option<(NormWeights, Linear)>,
-}
-
-impl Layout {
-    /// The weights of this rank.
-    pub(super) fn of(plan: &Plan) -> Layout {
-        let mut list = Declaring { plan, declared: Vec::new(), layer: None };
-        let (width, context) = (plan.shape.width, plan.shape.context);
-        let vocabulary = plan.local_vocabulary();
-        let tokens = list.embedding(vocabulary, width);
-        let positions = list.embedding(context, width);
-        let blocks = (0..plan.local_layers())
-            .map(|layer| {
-                list.layer = u16::try_from(layer).ok();
-                list.block()
-            })
-            .collect();
-        list.layer = None;
-        let ending = plan.has_ending().then(|| {
-            let norm = list.norm(width);
-            let split = if vocabulary == plan.shape.vocabulary { Split::Whole } else { Split::Outputs };
-            let weight = list.declare(u64::from(vocabulary) * u64::from(width));
-            (norm, Linear { weight, bias: None, inputs: width, outputs: vocabulary, split, adapter: None })
-        });
-        Layout { declared: list.declared, tokens, positions, blocks, ending }
-    }
-}
-
-impl Layout {
-    /// The places of a layer's weights in the list; those outside of the blocks come before the first and after the
-    /// last.
-    pub(super) fn weights_of(&self, layer: Option<u16>) -> impl Iterator<Item = usize> + use<> {
-        let before = self.positions as usize + 1;
-        let after = match self.ending {
-            Some((norm, _)) => norm.scale as usize,
-            None => self.declared.len(),
-        };
-        let per_block = (after - before) / self.blocks.len().max(1);
-        let (first, second) = match layer {
-            Some(layer) => {
-                let start = before + usize::from(layer) * per_block;
-                (start..start + per_block, 0..0)
-            }
-            None => (0..before, after..self.declared.len()),
-        };
-        first.chain(second)
-    }
-}
-
-struct Declaring<'a> {
-    plan: &'a Plan,
-    declared: Vec<Declared>,
-    layer: Option<u16>,
-}
-
-impl Declaring<'_> {
-    fn block(&mut self) -> BlockWeights {
-        let width = self.plan.shape.width;
-        let ranks = self.plan.techniques.tensor_ranks;
-        let (narrow, wide) = (width / ranks, 4 * width / ranks);
-        let split = |split| if ranks == 1 { Split::Whole } else { split };
-        let norm_1 = self.norm(width);
-        let query_key_value = self.linear(width, 3 * narrow, split(Split::Outputs));
-        let projection = self.linear(narrow, width, split(Split::Inputs));
-        let norm_2 = self.norm(width);
-        let router = self.plan.shape.mixture.map(|mixture| {
-            let weight = self.declare(u64::from(width) * u64::from(mixture.experts));
-            Linear { weight, bias: None, inputs: width, outputs: mixture.experts, split: Split::Whole, adapter: None }
-        });
-        let first = self.declared.len();
-        let up = self.linear(width, wide, split(Split::Outputs));
-        let down = self.linear(wide, width, split(Split::Inputs));
-        let weights_per_expert = (self.declared.len() - first) as WeightId;
-        for _ in 1..self.plan.shape.mixture.map_or(1, |mixture| mixture.experts) {
-            self.linear(width, wide, split(Split::Outputs));
-            self.linear(wide, width, split(Split::Inputs));
+impl TensorMachine {
+    /// Loads the weights onto the device, or to where they are kept.
+    pub(crate) fn load(&mut self) {
+        self.trace.mark(MarkKind::Phase, "load", 0);
+        let number = self.plan.precision.of_weights();
+        let model = self.model.clone();
+        for declared in model.weights() {
+            self.layer = declared.layer;
+            let bytes = self.part_of_weight(declared.elements) * number.bytes();
+            let techniques = &self.plan.techniques;
+            let is_on_host = (techniques.offload_weights && declared.layer.is_some())
+                || (techniques.offload_embeddings && declared.is_embedding);
+            let (tensor, home) = if is_on_host {
+                (None, Some(self.trace.host_alloc(bytes)))
+            } else {
+                (Some(self.copy_in(bytes, Category::Parameter)), None)
+            };
+            let is_sharded = self.gathers_weights();
+            self.weights.push(WeightState {
+                tensor: tensor.filter(|_| !is_sharded),
+                home,
+                shard: tensor.filter(|_| is_sharded),
+                elements: declared.elements,
+                layer: declared.layer,
+                trainable: declared.trainable,
+                gradient: None,
+                gradient_shard: None,
+                state: Vec::new(),
+                has_host_state: false,
+                cast: None,
+            });
         }
-        BlockWeights { norm_1, query_key_value, projection, norm_2, router, up, down, weights_per_expert }
+        self.layer = None;
+        self.allocate_buckets();
     }
 
-    fn norm(&mut self, width: u32) -> NormWeights {
-        NormWeights { scale: self.declare(width.into()), shift: self.declare(width.into()) }
+    /// Called before a block's forward: makes its weights available.
+    pub(crate) fn enter_layer(&mut self, layer: u32) {
+        self.layer = u16::try_from(layer).ok();
+        self.stage_in(self.layer);
     }
 
-    fn linear(&mut self, inputs: u32, outputs: u32, split: Split) -> Linear {
-        let weight = self.declare(u64::from(inputs) * u64::from(outputs));
-        let bias = Some(self.declare(outputs.into()));
-        let adapter = self.plan.techniques.lora_rank.map(|rank| Adapter {
-            down: self.declare_as(u64::from(inputs) * u64::from(rank), true),
-            up: self.declare_as(u64::from(rank) * u64::from(outputs), true),
-            rank,
-        });
-        Linear { weight, bias, inputs, outputs, split, adapter }
+    /// Called after a block's forward: releases weights that are kept elsewhere.
+    pub(crate) fn leave_layer(&mut self, layer: u32) {
+        self.stage_out(u16::try_from(layer).ok());
     }
 
-    fn embedding(&mut self, rows: u32, width: u32) -> WeightId {
-        let id = self.declare(u64::from(rows) * u64::from(width));
-        self.declared[id as usize].is_embedding = true;
-        id
+    /// Called before a pass: makes the weights outside of the blocks available.
+    pub(crate) fn enter_pass(&mut self) {
+        self.layer = None;
+        self.stage_in(None);
     }
 
-    fn declare(&mut self, elements: u64) -> WeightId {
-        self.declare_as(elements, self.plan.techniques.lora_rank.is_none())
+    /// Called before a node's backward: makes the weights of its layer available and releases those of the last layer.
+    pub(crate) fn stage_for_backward(&mut self, node: &GraphNode) {
+        if !self.stages_weights() || self.staged_layer == node.layer {
+            return;
+        }
+        if self.staged_layer.is_some() {
+            self.stage_out(self.staged_layer);
+        }
+        self.staged_layer = node.layer;
+        self.layer = node.layer;
+        self.stage_in(node.layer);
     }
 
-    fn declare_as(&mut self, elements: u64, trainable: bool) -> WeightId {
-        self.declared.push(Declared { elements, layer: self.layer, trainable, is_embedding: false });
-        (self.declared.len() - 1) as WeightId
+    /// Called after a backward pass: releases all staged weights.
+    pub(crate) fn leave_pass(&mut self) {
+        if self.stages_weights() {
+            let staged = self.staged_layer.take();
+            self.stage_out(staged);
+            self.stage_out(None);
+        }
+    }
+
+    fn stages_weights(&self) -> bool {
+        self.gathers_weights() || self.plan.techniques.offload_weights
+    }
+
+    /// The number of elements of a weight that this rank keeps.
+    fn part_of_weight(&self, elements: u64) -> u64 {
+        match self.plan.techniques.data_parallel {
+            DataParallel::Sharded { stage: 3, ranks } => elements.div_ceil(ranks.into()),
+            _ => elements,
+        }
+    }
+
+    fn stage_in(&mut self, layer: Option<u16>) {
+        if !self.stages_weights() {
+            return;
+        }
+        for id in self.weights_of(layer) {
+            // The host looks up the rows of embeddings that it keeps.
+            if self.weights[id].shard.is_some() || layer.is_some() {
+                self.weight_on_device(id as WeightId);
+            }
+        }
+    }
+
+    /// The tensor of a weight; one that is kept elsewhere is fetched.
+    pub(crate) fn weight_on_device(&mut self, id: WeightId) -> Tensor {
+        let weight = &self.weights[id as usize];
+        if let Some(tensor) = weight.tensor {
+            return tensor;
+        }
+        let (home, bytes) = (weight.home, weight.elements * self.plan.precision.of_weights().bytes());
+        let tensor = self.alloc(bytes, Category::Parameter);
+        if let Some(home) = home {
+            self.copy_from_host(home, tensor);
+        } else if let DataParallel::Sharded { ranks, .. } = self.plan.techniques.data_parallel {
+            self.collective(CollectiveKind::AllGather, bytes.div_ceil(ranks.into()), ranks);
+        }
+        self.weights[id as usize].tensor = Some(tensor);
+        tensor
+    }
+
+    fn stage_out(&mut self, layer: Option<u16>) {
+        if !self.stages_weights() {
+            return;
+        }
+        for id in self.weights_of(layer) {
+            let weight = &mut self.weights[id];
+            let is_kept_elsewhere = weight.shard.is_some() || weight.home.is_some();
+            if is_kept_elsewhere && let Some(tensor) = weight.tensor.take() {
+                self.release(tensor);
+            }
+        }
+    }
+
+    /// The weights of a layer, or those outside of all layers.
+    fn weights_of(&self, layer: Option<u16>) -> Vec<usize> {
+        (0..self.weights.len()).filter(|&id| self.weights[id].layer == layer).collect()
+    }
+
+    /// The elements of the weight that a gradient goes to.
+    pub(crate) fn elements_along(&self, edge: GradientEdge) -> u64 {
+        match edge {
+            GradientEdge::Weight(weight) => self.weights[weight as usize].elements,
+            GradientEdge::Variable(_) | GradientEdge::None => 0,
+        }
+    }
+
+    /// The number of elements of a weight that this rank's optimizer updates.
+    pub(crate) fn shard_elements(&self, id: WeightId) -> u64 {
+        let elements = self.weights[id as usize].elements;
+        match self.plan.techniques.data_parallel {
+            DataParallel::Sharded { ranks, .. } => elements.div_ceil(ranks.into()),
+            DataParallel::Alone | DataParallel::Replicated { .. } => elements,
+        }
+    }
+
+    /// Called after a backward pass: sends the last bucket.
+    pub(crate) fn send_last_bucket(&mut self) {
+        if self.is_last_micro_batch
+            && let DataParallel::Replicated { ranks } = self.plan.techniques.data_parallel
+        {
+            let bytes = std::mem::take(&mut self.unsent_gradients);
+            self.send_bucket(bytes, ranks);
+            self.has_sent_bucket = false;
+        }
+    }
+
+    /// Called when a weight's gradient of this pass is complete: shares it with the other ranks or the host.
+    pub(crate) fn gradient_is_complete(&mut self, id: WeightId) {
+        let Some(gradient) = self.weights[id as usize].gradient else { return };
+        match self.plan.techniques.data_parallel {
+            DataParallel::Sharded { stage, ranks } if stage >= 2 => self.scatter_gradient(id, gradient, ranks),
+            DataParallel::Sharded { ranks, .. } if self.is_last_micro_batch => {
+                let bytes = self.bytes(gradient);
+                self.collective(CollectiveKind::ReduceScatter, bytes, ranks);
+            }
+            DataParallel::Replicated { ranks } if self.is_last_micro_batch => {
+                self.unsent_gradients += self.bytes(gradient);
+                let limit = if self.has_sent_bucket { BUCKET } else { FIRST_BUCKET };
+                if self.unsent_gradients >= limit {
+                    let bytes = std::mem::take(&mut self.unsent_gradients);
+                    self.send_bucket(bytes, ranks);
+                }
+            }
+            _ => {}
+        }
+        if let Some(home) = self.weights[id as usize].home {
+            // The host keeps the weight and adds the gradient up.
+            self.copy_to_host(gradient, home);
+            self.weights[id as usize].gradient = None;
+            self.release(gradient);
+        }
+    }
+
+    /// Called after the optimizer: every rank gets what the others updated.
+    pub(crate) fn gather_updated_weights(&mut self, updated: &[WeightId]) {
+        let DataParallel::Sharded { stage, ranks } = self.plan.techniques.data_parallel else { return };
+        if stage == 3 {
+            return;
+        }
+        for &id in updated {
+            if let Some(tensor) = self.weights[id as usize].tensor {
+                let part = self.bytes(tensor).div_ceil(ranks.into());
+                self.collective(CollectiveKind::AllGather, part, ranks);
+            }
+        }
+    }
+
+    /// Each rank keeps its part of a gradient and adds those of further micro-batches to it.
+    fn scatter_gradient(&mut self, id: WeightId, whole: Tensor, ranks: u32) {
+        let bytes = self.shard_elements(id) * self.plan.precision.of_weights().bytes();
+        let shard = self.alloc(bytes, Category::Gradient);
+        let whole_bytes = self.bytes(whole);
+        self.collective(CollectiveKind::ReduceScatter, whole_bytes, ranks);
+        self.weights[id as usize].gradient = None;
+        self.release(whole);
+        match self.weights[id as usize].gradient_shard {
+            None => self.weights[id as usize].gradient_shard = Some(shard),
+            Some(sum) => self.accumulate(shard, sum),
+        }
+    }
+
+    /// Allocates the buffers in which gradients are exchanged.
+    fn allocate_buckets(&mut self) {
+        if !matches!(self.plan.techniques.data_parallel, DataParallel::Replicated { .. }) {
+            return;
+        }
+        let number = self.plan.precision.of_weights();
+        let (mut bytes, mut limit) = (0, FIRST_BUCKET);
+        for id in (0..self.weights.len()).rev() {
+            if self.weights[id].trainable {
+                bytes += self.weights[id].elements * number.bytes();
+            }
+            if bytes >= limit || (id == 0 && bytes > 0) {
+                self.alloc(bytes, Category::Gradient);
+                (bytes, limit) = (0, BUCKET);
+            }
+        }
+    }
+
+    fn send_bucket(&mut self, bytes: u64, ranks: u32) {
+        if bytes > 0 {
+            self.has_sent_bucket = true;
+            self.collective(CollectiveKind::AllReduce, bytes, ranks);
+        }
+    }
+
+    /// Whether weights are complete only while their layer runs.
+    fn gathers_weights(&self) -> bool {
+        matches!(self.plan.techniques.data_parallel, DataParallel::Sharded { stage: 3, .. })
     }
 }

@@ -43,7 +43,7 @@ pub(crate) const SCRIPT: GeneratorEntry = GeneratorEntry {
         .filter(|part| !part.actions.is_empty())
         .collect();
         let live = vec![VecDeque::new(); names.len()];
-        Ok(start(move |_| Script { parts: parts.clone(), streams: Vec::new(), live: live.clone() }))
+        Ok(start(move |_| ScriptedPattern { parts: parts.clone(), streams: Vec::new(), live: live.clone() }))
     },
 };
 
@@ -186,7 +186,7 @@ struct ScriptPart {
     cycles: u32,
 }
 
-struct Script {
+struct ScriptedPattern {
     parts: Arc<[ScriptPart]>,
     /// Streams opened so far, the default stream first.
     streams: Vec<StreamId>,
@@ -194,7 +194,7 @@ struct Script {
     live: Vec<VecDeque<BlockSlot>>,
 }
 
-impl Script {
+impl ScriptedPattern {
     fn run(&mut self, action: ScriptAction, cycle: u32, trace: &mut TraceBuilder) {
         match action {
             ScriptAction::Alloc { name, bytes, growth, stream } => {
@@ -213,7 +213,7 @@ impl Script {
     }
 }
 
-impl Generator for Script {
+impl Generator for ScriptedPattern {
     fn parts_left(&self, written: u64) -> u64 {
         self.parts.iter().map(|part| u64::from(part.cycles)).sum::<u64>() - written
     }

@@ -1,77 +1,73 @@
-//! Fused attention over queries, keys and values that form side by side in one tensor.
+//! Fused attention over queries, keys and values that lie in one tensor.
 //!
-//! Which kernel PyTorch takes follows from the number format: memory-efficient attention for single precision, cuDNN's
-//! for 16 bits on a GPU of Hopper's kind.
+//! The number format decides which kernel PyTorch takes: memory-efficient attention for single precision, cuDNN's for 16
+//! bits on a Hopper GPU.
 
-use super::{
-    graph::{Edge, MOST_EDGES, Node, Operation, Origin, Value},
-    machine::{Machine, Tensor},
-    precision::Number,
-    saving::Form,
-    scratch,
+use super::scratch;
+use crate::autograd::{
+    graph::{GradientEdge, Gradients, GraphOperation, MOST_EDGES, Tensor, Variable},
+    machine::TensorMachine,
+    saving::UnpackedTensors,
+    techniques::NumberFormat,
 };
 use oomph_base::{Work, round_up};
 use oomph_trace::Category;
 
 /// Memory-efficient attention pads its row sums to this many rows.
 const ROW_SUM_PADDING: u64 = 32;
-/// Bytes of a seed, and of an offset into its random numbers, which cuDNN's kernel keeps even where nothing is random.
+/// Bytes of a seed, and of an offset into its random numbers, which cuDNN's kernel keeps even without dropout.
 const SEED: u64 = 8;
 
-/// The places of what is saved: keys, queries and values first.
+/// The places of the saved tensors: queries, keys and values come first.
 const SAVED_INPUTS: usize = 0;
 const SAVED_ROW_SUMS: usize = 3;
 
-impl Machine {
+impl TensorMachine {
     /// Attention of every token to those before it.
-    pub(super) fn attention(&mut self, query_key_value: Value) -> Value {
+    pub(crate) fn attention(&mut self, query_key_value: Variable) -> Variable {
         let number = query_key_value.number;
         let width = self.plan.local_width();
         let bytes = self.rows(width, number);
-        let records = self.records(query_key_value.origin.needs_gradient());
-        let inputs = if records { self.split(query_key_value) } else { [Edge::Nowhere; MOST_EDGES] };
-        let first_saved = self.begin_saving();
+        let records = self.records(query_key_value.needs_gradient());
+        let inputs = if records { self.split(query_key_value) } else { [GradientEdge::None; MOST_EDGES] };
         if records {
             for _ in 0..MOST_EDGES {
-                self.save(query_key_value.tensor, Form::Strided(bytes));
+                self.save_view(query_key_value.tensor, bytes);
             }
         }
         let seeds = match number {
-            Number::Half => Some([(); 2].map(|()| self.alloc(SEED, Category::Activation))),
-            Number::Single => None,
+            NumberFormat::Half => Some([(); 2].map(|()| self.alloc(SEED, Category::Activation))),
+            NumberFormat::Single => None,
         };
         let output = self.alloc(bytes, Category::Activation);
         // Only backward needs the sums of rows.
         let row_sums = records.then(|| self.alloc(self.row_sum_bytes(number), Category::Activation));
-        if number == Number::Half {
+        if number == NumberFormat::Half {
             self.scratch(scratch::CUDNN_FORWARD, output);
         }
         self.work(self.attention_work(number, false), [query_key_value.tensor, output]);
         if let Some(row_sums) = row_sums {
-            self.save(row_sums, Form::Dense);
-            self.save(output, Form::Strided(bytes));
+            self.save(row_sums);
+            self.save_view(output, bytes);
             if let Some([seed, offset]) = seeds {
-                self.save(offset, Form::Dense);
-                self.save(seed, Form::Dense);
+                self.save(offset);
+                self.save(seed);
             }
             self.release(row_sums);
         }
         for seed in seeds.into_iter().flatten() {
             self.release(seed);
         }
-        let origin =
-            if records { self.record(Operation::Attention(number), first_saved, inputs) } else { Origin::Constant };
-        Value { tensor: output, number, origin }
+        self.output(output, number, records, GraphOperation::Attention(number), &inputs)
     }
 
     /// The gradients of queries, keys and values.
-    pub(super) fn attention_backward(
+    pub(crate) fn attention_backward(
         &mut self,
-        node: &Node,
-        number: Number,
+        saved: &UnpackedTensors,
+        number: NumberFormat,
         incoming: Tensor,
-    ) -> [Option<Tensor>; MOST_EDGES] {
-        let saved = self.unpack(node);
+    ) -> Gradients {
         let bytes = self.bytes(incoming);
         let gradients = [(); MOST_EDGES].map(|()| self.temporary(bytes));
         let shape = self.plan.shape;
@@ -79,17 +75,17 @@ impl Machine {
         let (sequences_by_heads, length, head_width) =
             (u64::from(self.graph.sequences) * heads, u64::from(self.graph.length), u64::from(shape.head_width()));
         let (row_products, workspace) = match number {
-            Number::Single => {
+            NumberFormat::Single => {
                 // The row sums of gradient times output, made by plain operators.
                 let product = self.temporary(bytes);
-                let of_rows = sequences_by_heads * length * Number::Single.bytes();
+                let of_rows = sequences_by_heads * length * NumberFormat::Single.bytes();
                 let [sums, sums_by_head] = [(); 2].map(|()| self.temporary(of_rows));
                 self.elementwise(3 * bytes, [incoming, product]);
                 self.work(Work::Reduction { bytes }, [product, sums]);
                 self.release_all([sums, product]);
                 (Some(sums_by_head), scratch::memory_efficient_backward(sequences_by_heads, length, head_width))
             }
-            Number::Half => (None, scratch::cudnn_backward(sequences_by_heads, length, head_width)),
+            NumberFormat::Half => (None, scratch::cudnn_backward(sequences_by_heads, length, head_width)),
         };
         let workspace = self.alloc(workspace, Category::Workspace);
         let inputs = saved.operand(SAVED_INPUTS, incoming);
@@ -99,35 +95,34 @@ impl Machine {
             self.release(sums);
         }
         self.release(workspace);
-        self.drop_unpacked(&saved);
         gradients.map(Some)
     }
 
-    /// Queries, keys and values as views of one tensor; their gradients come back side by side.
-    fn split(&mut self, query_key_value: Value) -> [Edge; MOST_EDGES] {
-        let first_saved = self.begin_saving();
-        let edges = [query_key_value.origin.edge(), Edge::Nowhere, Edge::Nowhere];
-        match self.record_many(Operation::Split, first_saved, edges, MOST_EDGES as u8) {
-            Some(place) => [Edge::Value(place), Edge::Value(place + 1), Edge::Value(place + 2)],
-            None => [Edge::Nowhere; MOST_EDGES],
+    /// Queries, keys and values as views of one tensor; their gradients are joined again.
+    fn split(&mut self, query_key_value: Variable) -> [GradientEdge; MOST_EDGES] {
+        match self.record(GraphOperation::SplitThree, &[query_key_value.edge()], MOST_EDGES as u8) {
+            Some(place) => {
+                [GradientEdge::Variable(place), GradientEdge::Variable(place + 1), GradientEdge::Variable(place + 2)]
+            }
+            None => [GradientEdge::None; MOST_EDGES],
         }
     }
 
     /// One tensor of three gradients.
-    pub(super) fn split_backward(&mut self, parts: [Tensor; MOST_EDGES]) -> Tensor {
+    pub(crate) fn split_backward(&mut self, parts: [Tensor; MOST_EDGES]) -> Tensor {
         let bytes = MOST_EDGES as u64 * self.bytes(parts[0]);
         let joined = self.temporary(bytes);
         self.elementwise(2 * bytes, [parts[0], parts[1], parts[2], joined]);
         joined
     }
 
-    fn row_sum_bytes(&self, number: Number) -> u64 {
+    fn row_sum_bytes(&self, number: NumberFormat) -> u64 {
         let length = u64::from(self.graph.length);
-        let length = if number == Number::Single { round_up(length, ROW_SUM_PADDING) } else { length };
-        u64::from(self.graph.sequences) * u64::from(self.plan.local_heads()) * length * Number::Single.bytes()
+        let length = if number == NumberFormat::Single { round_up(length, ROW_SUM_PADDING) } else { length };
+        u64::from(self.graph.sequences) * u64::from(self.plan.local_heads()) * length * NumberFormat::Single.bytes()
     }
 
-    fn attention_work(&self, number: Number, backward: bool) -> Work {
+    fn attention_work(&self, number: NumberFormat, backward: bool) -> Work {
         Work::Attention {
             batch: self.graph.sequences,
             heads: self.plan.local_heads(),

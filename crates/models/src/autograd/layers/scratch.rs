@@ -1,7 +1,7 @@
-//! The memory that kernels take for the time of one call, by shape, on a GPU of Hopper's kind with PyTorch 2.11.
+//! The scratch memory of kernels during one call, by shape, on a Hopper GPU with PyTorch 2.11.
 //!
-//! These are the rules by which PyTorch and its libraries size their buffers, checked against recordings where the
-//! recordings reach; nothing here allocates.
+//! These are the rules by which PyTorch and its libraries size their buffers, checked against recordings. Nothing here
+//! allocates.
 
 use oomph_base::round_up;
 
@@ -11,16 +11,16 @@ const THREADS_PER_MULTIPROCESSOR: u64 = 2048;
 
 /// Buffers of a reduction that is split over thread blocks: partial sums, and a counter for each column of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ReductionScratch {
-    pub(super) partial_sums: u64,
-    pub(super) counters: u64,
+pub(crate) struct ReductionScratch {
+    pub(crate) partial_sums: u64,
+    pub(crate) counters: u64,
 }
 
-/// What the sum over the rows of a matrix takes, if it takes anything.
+/// The buffers of a sum over the rows of a matrix, if it needs any (`setReduceConfig` in Reduce.cuh).
 ///
 /// PyTorch gives a thread block 32 columns wide all rows, and splits the rows over blocks only where a thread would add
 /// more than 256 numbers and the columns alone cannot fill the GPU.
-pub(super) fn sum_over_rows(rows: u64, columns: u64) -> Option<ReductionScratch> {
+pub(crate) fn sum_over_rows(rows: u64, columns: u64) -> Option<ReductionScratch> {
     const THREADS: u64 = 512;
     const FEWEST_PER_THREAD: u64 = 16;
     const MOST_PER_THREAD: u64 = 256;
@@ -46,29 +46,30 @@ pub(super) fn sum_over_rows(rows: u64, columns: u64) -> Option<ReductionScratch>
     (split > 1).then_some(ReductionScratch { partial_sums: 4 * columns * split * width * vector, counters: 4 * blocks })
 }
 
-/// What memory-efficient attention's backward takes for the gradient of the queries: a lock and a tile of sums for each
-/// block of queries.
-pub(super) fn memory_efficient_backward(sequences_by_heads: u64, length: u64, head_width: u64) -> u64 {
+/// The buffer of memory-efficient attention's backward for the gradient of the queries: a lock and a tile of sums for
+/// each block of queries.
+pub(crate) fn memory_efficient_backward(sequences_by_heads: u64, length: u64, head_width: u64) -> u64 {
     const COLUMNS: u64 = 64;
     const LOCK: u64 = 16;
     let rows = if head_width <= 64 { 64 } else { 128 };
     sequences_by_heads * length.div_ceil(rows) * head_width.div_ceil(COLUMNS) * (LOCK + rows * COLUMNS * 4)
 }
 
-/// What cuDNN's attention takes in forward.
-pub(super) const CUDNN_FORWARD: u64 = 256;
+/// The workspace of cuDNN's attention in forward.
+pub(crate) const CUDNN_FORWARD: u64 = 256;
 
-/// What cuDNN's attention takes in backward: single-precision sums of the gradient of the queries, and one number a row.
-pub(super) fn cudnn_backward(sequences_by_heads: u64, length: u64, head_width: u64) -> u64 {
+/// The workspace of cuDNN's attention in backward: single-precision sums of the gradient of the queries, and one number
+/// per row.
+pub(crate) fn cudnn_backward(sequences_by_heads: u64, length: u64, head_width: u64) -> u64 {
     sequences_by_heads * length * (head_width + 1) * 4 + CUDNN_FORWARD
 }
 
 /// Up to this many indices the gradient of an embedding is added up without sorting them.
-pub(super) const UNSORTED_INDICES: u64 = 3072;
+pub(crate) const UNSORTED_INDICES: u64 = 3072;
 
-/// What the radix sort of 64-bit keys with 64-bit values takes: both once more, a histogram of each of eight passes, and
-/// for each tile a state of each digit; every part is a multiple of 256.
-pub(super) fn sort_pairs(items: u64) -> u64 {
+/// The buffers of the radix sort of 64-bit keys with 64-bit values: a second copy of both, a histogram for each of eight
+/// passes, and for each tile a state of each digit. Every part is a multiple of 256 bytes.
+pub(crate) fn sort_pairs(items: u64) -> u64 {
     const ALIGNMENT: u64 = 256;
     const TILE: u64 = 4608;
     const HISTOGRAMS: u64 = 8 * 256 * 8;
@@ -77,22 +78,22 @@ pub(super) fn sort_pairs(items: u64) -> u64 {
     ALIGNMENT - 1 + 2 * round_up(8 * items, ALIGNMENT) + HISTOGRAMS + PASS_COUNTERS + items.div_ceil(TILE) * TILE_STATES
 }
 
-/// What finding the distinct ones among sorted indices takes: a state for each tile and 32 to look back over.
-pub(super) fn scan(items: u64) -> u64 {
+/// The buffer of the scan that finds the distinct sorted indices: a state for each tile and 32 to look back over.
+pub(crate) fn scan(items: u64) -> u64 {
     const ALIGNMENT: u64 = 256;
     const TILE: u64 = 2048;
     ALIGNMENT - 1 + ALIGNMENT + round_up((items.div_ceil(TILE) + 32) * 16, ALIGNMENT)
 }
 
 /// How many partial sums the gradient of an embedding is split into: at most ten indices each.
-pub(super) fn embedding_segments(indices: u64, table_rows: u64) -> u64 {
+pub(crate) fn embedding_segments(indices: u64, table_rows: u64) -> u64 {
     const INDICES_PER_THREAD: u64 = 10;
     indices / INDICES_PER_THREAD + indices.min(table_rows)
 }
 
 /// How many rows of partial sums a layer norm's scale and shift gradients are split into, if they are: where there are
 /// many tokens and too few columns to fill the GPU.
-pub(super) fn norm_partial_rows(tokens: u64, width: u64) -> Option<u64> {
+pub(crate) fn norm_partial_rows(tokens: u64, width: u64) -> Option<u64> {
     const COLUMNS_PER_BLOCK: u64 = 32;
     const ROWS_PER_BLOCK: u64 = 32;
     const MOST_BLOCKS: u64 = 32 * 1024;
@@ -106,7 +107,7 @@ mod tests {
 
     /// Sizes from recordings of PyTorch 2.11 on an H200: gradients of biases of 768, 2304 and 3072 numbers.
     #[test]
-    fn a_split_reduction_takes_what_was_recorded() {
+    fn split_reduction_as_recorded() {
         let scratch = |rows, columns| sum_over_rows(rows, columns).map(|s| (s.partial_sums, s.counters));
         assert_eq!(scratch(8192, 768), Some((50_331_648, 24)));
         assert_eq!(scratch(8192, 3072), Some((138_412_032, 96)));
@@ -116,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn sorting_indices_takes_what_was_recorded() {
+    fn index_sort_as_recorded() {
         for (items, bytes) in [(3152, 68_607), (3724, 77_823), (4164, 84_991), (4830, 96_255), (8192, 150_015)] {
             assert_eq!(sort_pairs(items), bytes, "{items}");
             assert_eq!(scan(items), 1279, "{items}");
@@ -125,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn attention_takes_what_was_recorded() {
+    fn attention_as_recorded() {
         assert_eq!(memory_efficient_backward(96, 1024, 64), 25_190_400);
         assert_eq!(memory_efficient_backward(48, 446, 64), 48 * 114_800);
         assert_eq!(cudnn_backward(96, 1024, 64), 25_559_296);

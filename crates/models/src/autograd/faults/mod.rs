@@ -1,53 +1,51 @@
 //! Training programs that hold on to memory, each beside the program that does not.
 //!
-//! A [`Fault`] is a mistake that people make, with the remedies that people try: some of them help, some do not, and
-//! some faults turn out to be none. The programs are written with the parts of [`Trainer`](super::trainer::Trainer), so
-//! what a fault costs follows from what it holds. Thirteen recordings of PyTorch 2.11 hold them to that, action by
-//! action (`tests/transformer_truth/faults.rs`).
-//!
-//! One file is one family of faults; a new fault is one line in [`FAULTS`].
+//! A [`TrainingFault`] is a common mistake, with the remedies that people try: some help, some do not, and some faults
+//! turn out to be harmless. The programs call the parts of the [`Trainer`], so the cost of a fault follows from what it
+//! holds. Thirteen recordings of PyTorch 2.11 confirm them, action by action
+//! (`tests/integration/transformer_truth/faults.rs`). A new fault is one constant and one line in [`FAULTS`].
 
-mod cache;
-mod churn;
-mod criterion;
-mod cycle;
-mod dangling;
-mod gradients;
-mod loader;
-mod loading;
-mod loss;
-mod outputs;
-mod parts;
-mod retained;
-mod validation;
+mod cycles;
+mod graphs;
+mod inputs;
 
-use super::{lengths::Lengths, plan::Plan, shape, technique, trainer::Trainer};
+use std::sync::Arc;
+
+use super::{
+    backward::RetainGraph,
+    graph::Tensor,
+    machine::{ForwardResult, TrainingBatch},
+    models::transformer::Transformer,
+    plan::{self, SequenceLengths, TrainingPlan},
+    techniques,
+    trainer::{ForwardOutput, GradientMode, Trainer},
+};
 use crate::{
     Generator, GeneratorEntry, Parameter, Parameters, SeededRandom, WorkloadError,
     generator::{start, to_u32},
 };
-use oomph_base::GIB;
-use oomph_trace::{MarkKind, TraceBuilder};
+use oomph_base::{GIB, Work};
+use oomph_trace::{Category, MarkKind, TraceBuilder};
 
 /// Every fault, in the order in which `list` shows them.
-const FAULTS: &[Fault] = &[
-    outputs::OUTPUTS,
-    loss::LOSS_GRAPH,
-    criterion::INTERMEDIATES,
-    retained::RETAIN_GRAPH,
-    retained::RETAIN_TWICE,
-    gradients::NO_ZERO_GRAD,
-    cycle::CYCLE,
-    validation::VALIDATION_GRAPH,
-    validation::VALIDATION_OUTPUTS,
-    cache::CACHE,
-    cache::SLOW_LEAK,
-    loader::PINNED_LOADER,
-    loader::PREFETCHED_BATCHES,
-    loader::DUPLICATED_BATCHES,
-    churn::CHURN,
-    dangling::DANGLING,
-    loading::LOADED_TWICE,
+const FAULTS: &[TrainingFault] = &[
+    graphs::OUTPUTS,
+    graphs::LOSS_GRAPH,
+    graphs::INTERMEDIATES,
+    graphs::RETAIN_GRAPH,
+    graphs::RETAIN_TWICE,
+    graphs::NO_ZERO_GRAD,
+    cycles::CYCLE,
+    graphs::VALIDATION_GRAPH,
+    graphs::VALIDATION_OUTPUTS,
+    inputs::CACHE,
+    inputs::SLOW_LEAK,
+    inputs::PINNED_LOADER,
+    inputs::PREFETCHED_BATCHES,
+    inputs::DUPLICATED_BATCHES,
+    inputs::CHURN,
+    cycles::DANGLING,
+    inputs::LOADED_TWICE,
 ];
 
 const FAULT: Parameter = Parameter::choice("fault", &NAMES, "outputs", "what the program does wrong");
@@ -83,31 +81,32 @@ const REMEDY: Parameter = Parameter::choice(
         "del_gc_empty_cache",
     ],
     "none",
-    "what is done about it; each fault has its own remedies",
+    "the remedy; each fault has its own",
 );
 const KEPT_BYTES: Parameter = Parameter::size(
     "kept_bytes",
     1..=64 * GIB,
     "64MiB",
-    "what a cycle, an entry of a cache or a leak of preprocessing holds",
+    "bytes of a cycle, of an entry of a cache, or of a leak of preprocessing",
 );
 const ENTRIES: Parameter = Parameter::count("entries", 1..=1 << 20, "4", "entries of a cache that is bounded");
-const EPOCH_STEPS: Parameter = Parameter::count("epoch_steps", 1..=1 << 20, "1", "steps of an epoch, for slow_leak");
+const EPOCH_STEPS: Parameter = Parameter::count("epoch_steps", 1..=1 << 20, "1", "steps per epoch, for slow_leak");
 const WORKERS: Parameter = Parameter::count("workers", 0..=16, "4", "processes that load batches");
 const INPUT_BYTES: Parameter =
-    Parameter::size("input_bytes", 1..=64 * GIB, "64MiB", "what a batch holds beside its tokens, such as images");
+    Parameter::size("input_bytes", 1..=64 * GIB, "64MiB", "bytes of a batch beside its tokens, such as images");
 const BATCHES: Parameter =
     Parameter::count("batches", 1..=1 << 10, "4", "batches that are prefetched, or copies that are made of one");
-const TENSORS: Parameter = Parameter::count("tensors", 1..=1 << 20, "2000", "small tensors of a step, for churn");
+const TENSORS: Parameter = Parameter::count("tensors", 1..=1 << 20, "2000", "small tensors per step, for churn");
 
-pub(crate) const ENTRY: GeneratorEntry = GeneratorEntry {
+/// The registry entry of training with faults.
+pub(crate) const FAULTY_TRAINING: GeneratorEntry = GeneratorEntry {
     name: "faulty_training",
-    summary: "training programs that hold on to memory, and what people do about it",
+    summary: "training programs that hold on to memory, with and without a remedy",
     seeded: true,
     parameters: &[
         FAULT,
         REMEDY,
-        shape::STEPS,
+        plan::STEPS,
         KEPT_BYTES,
         ENTRIES,
         EPOCH_STEPS,
@@ -115,66 +114,86 @@ pub(crate) const ENTRY: GeneratorEntry = GeneratorEntry {
         INPUT_BYTES,
         BATCHES,
         TENSORS,
-        shape::LAYERS,
-        shape::WIDTH,
-        shape::HEADS,
-        shape::VOCABULARY,
-        shape::CONTEXT,
-        shape::BATCH,
-        shape::MIN_LENGTH,
-        shape::LENGTHS,
-        shape::EXPERTS,
-        shape::CHOSEN_EXPERTS,
-        shape::IMBALANCE,
-        technique::PRECISION,
-        technique::OPTIMIZER,
-        technique::TECHNIQUES,
+        plan::LAYERS,
+        plan::WIDTH,
+        plan::HEADS,
+        plan::VOCABULARY,
+        plan::CONTEXT,
+        plan::BATCH,
+        plan::MIN_LENGTH,
+        plan::LENGTHS,
+        plan::EXPERTS,
+        plan::CHOSEN_EXPERTS,
+        plan::IMBALANCE,
+        techniques::PRECISION,
+        techniques::OPTIMIZER,
+        techniques::TECHNIQUES,
     ],
     build: |parameters| {
-        let (plan, steps) = (Plan::read(parameters)?, parameters.count(shape::STEPS.name)?);
+        let (plan, steps) = (TrainingPlan::read(parameters)?, parameters.count(plan::STEPS.name)?);
         if plan.techniques.micro_batches > 1 || plan.techniques.pipeline_stages > 1 {
-            return Err(parameters.refuse("a program with a fault takes each batch whole: no accum, no pipeline"));
+            let reason = "a program with a fault does not divide its batches: accum and pipeline do not apply";
+            return Err(parameters.refuse(reason));
         }
-        let lengths = Lengths::read(plan.shape, parameters)?;
-        let settings = Settings::read(parameters)?;
-        let build = chosen(parameters)?;
-        Ok(start(move |random| {
-            let (trainer, lengths) = (Trainer::new(plan.clone()).with_random(random.clone()), lengths.clone());
-            Running { random, trainer, lengths, program: build(&settings), steps }
+        let lengths = SequenceLengths::read(plan.shape, parameters)?;
+        let settings = FaultSettings::read(parameters)?;
+        let build = chosen_program(parameters)?;
+        let model = Arc::new(Transformer::new(&plan));
+        Ok(start(move |random| FaultyTraining {
+            trainer: Trainer::new(plan.clone(), model.clone(), random.clone()),
+            random,
+            lengths: lengths.clone(),
+            program: build(&settings),
+            steps,
         }))
     },
 };
 
-/// A mistake and what can be done about it.
-struct Fault {
+/// A mistake and its remedies.
+struct TrainingFault {
     name: &'static str,
     /// The program under each remedy; `none` is the mistake itself.
-    programs: &'static [(&'static str, Build)],
+    programs: &'static [(&'static str, BuildProgram)],
 }
 
-type Build = fn(&Settings) -> Box<dyn Program>;
+type BuildProgram = fn(&FaultSettings) -> FaultProgram;
 
-/// One turn of a program's loop after the other.
-trait Program: Send {
-    /// The step is marked, and its end is cared for.
-    fn turn(&mut self, trainer: &mut Trainer, turn: &mut Turn<'_>);
+/// A program's loop.
+struct FaultProgram {
+    /// Called before the first step.
+    load: fn(&mut Trainer),
+    /// Called in every step, after its mark and before [`Trainer::end_step`].
+    step: Box<dyn FnMut(&mut Trainer, &mut FaultStep<'_>) + Send>,
+}
 
-    /// Before the first turn.
-    fn load(&mut self, trainer: &mut Trainer) {
-        trainer.load();
+impl FaultProgram {
+    /// A program that loads the model and then repeats this step.
+    fn new(step: impl FnMut(&mut Trainer, &mut FaultStep<'_>) + Send + 'static) -> FaultProgram {
+        FaultProgram { load: Trainer::load, step: Box::new(step) }
+    }
+
+    /// Plain training.
+    fn plain() -> FaultProgram {
+        FaultProgram::new(|trainer, step| trainer.train(step, |_, _| {}))
+    }
+
+    /// Plain training with `between` after every forward phase.
+    fn training(mut between: impl FnMut(&mut Trainer, &FaultStep<'_>, TrainingBatch) + Send + 'static) -> FaultProgram {
+        FaultProgram::new(move |trainer, step| trainer.train(step, |trainer, batch| between(trainer, step, batch)))
     }
 }
 
-/// Which turn it is.
-struct Turn<'a> {
+/// One step of a program's loop.
+struct FaultStep<'a> {
     step: u32,
+    /// Tokens per sequence.
     length: u32,
     random: &'a mut SeededRandom,
 }
 
 /// What programs read besides the model.
 #[derive(Clone, Copy, Debug)]
-struct Settings {
+struct FaultSettings {
     kept_bytes: u64,
     entries: u32,
     epoch_steps: u32,
@@ -184,9 +203,9 @@ struct Settings {
     tensors: u32,
 }
 
-impl Settings {
-    fn read(parameters: &Parameters<'_>) -> Result<Settings, WorkloadError> {
-        Ok(Settings {
+impl FaultSettings {
+    fn read(parameters: &Parameters<'_>) -> Result<FaultSettings, WorkloadError> {
+        Ok(FaultSettings {
             kept_bytes: parameters.size(KEPT_BYTES.name)?,
             entries: parameters.count(ENTRIES.name)?,
             epoch_steps: parameters.count(EPOCH_STEPS.name)?,
@@ -208,24 +227,24 @@ const NAMES: [&str; FAULTS.len()] = {
     names
 };
 
-fn chosen(parameters: &Parameters<'_>) -> Result<Build, WorkloadError> {
+fn chosen_program(parameters: &Parameters<'_>) -> Result<BuildProgram, WorkloadError> {
     let (name, remedy) = (parameters.choice(FAULT.name)?, parameters.choice(REMEDY.name)?);
     let programs = FAULTS.iter().find(|fault| fault.name == name).map_or(&[][..], |fault| fault.programs);
     programs.iter().find(|(word, _)| *word == remedy).map(|(_, build)| *build).ok_or_else(|| {
         let words: Vec<&str> = programs.iter().map(|(word, _)| *word).collect();
-        parameters.refuse(format!("fault '{name}' has no remedy '{remedy}'; there are: {}", words.join(", ")))
+        parameters.refuse(format!("fault '{name}' has no remedy '{remedy}'; its remedies are {}", words.join(", ")))
     })
 }
 
-struct Running {
+struct FaultyTraining {
     random: SeededRandom,
     trainer: Trainer,
-    lengths: Lengths,
-    program: Box<dyn Program>,
+    lengths: SequenceLengths,
+    program: FaultProgram,
     steps: u32,
 }
 
-impl Generator for Running {
+impl Generator for FaultyTraining {
     fn parts_left(&self, written: u64) -> u64 {
         u64::from(self.steps) - written
     }
@@ -235,12 +254,79 @@ impl Generator for Running {
         let length = self.lengths.of_step(step, random);
         self.trainer.write(trace, |trainer| {
             if step == 0 {
-                program.load(trainer);
+                (program.load)(trainer);
             }
             trainer.mark(MarkKind::Step, "step", step);
-            program.turn(trainer, &mut Turn { step, length, random });
+            (program.step)(trainer, &mut FaultStep { step, length, random });
             trainer.end_step(step);
         });
+    }
+}
+
+/// The program holds this until it ends: it is never released.
+fn keep_forever<T>(_held: T) {}
+
+/// What these programs do beside plain training.
+impl Trainer {
+    /// A plain training step, with `between` after its forward phase.
+    fn train(&mut self, step: &FaultStep<'_>, between: impl FnOnce(&mut Trainer, TrainingBatch)) {
+        let (batch, loss) = self.run_forward(step.step, step.length);
+        between(self, batch);
+        self.run_backward(step.step, loss, RetainGraph::No);
+        self.update_and_zero(step);
+    }
+
+    /// The optimizer's phase and `zero_grad`.
+    fn update_and_zero(&mut self, step: &FaultStep<'_>) {
+        self.update(step.step);
+        self.zero_grad();
+    }
+
+    /// The logits of a batch.
+    fn evaluate(&mut self, step: &FaultStep<'_>, batch: TrainingBatch, mode: GradientMode) -> ForwardOutput {
+        self.mark(MarkKind::Phase, "evaluate", step.step);
+        let output = self.forward(batch, mode, ForwardResult::Logits);
+        self.machine.end_autocast();
+        output
+    }
+
+    /// Copies the most likely token of every row to the host and releases the logits.
+    fn consume(&mut self, output: ForwardOutput) {
+        let rows = u64::from(output.graph.sequences) * u64::from(output.graph.length);
+        let tokens = self.machine.temporary(8 * rows);
+        let bytes = self.machine.bytes(output.value.tensor);
+        self.machine.work(Work::Reduction { bytes }, [output.value.tensor, tokens]);
+        self.drop_output(output);
+        self.move_to_host(tokens);
+    }
+
+    /// Copies a tensor to pageable host memory and releases it.
+    fn move_to_host(&mut self, tensor: Tensor) {
+        let bytes = self.machine.bytes(tensor);
+        self.machine.work(Work::CopyOut { bytes, pinned: false }, [tensor]);
+        self.release(tensor);
+    }
+
+    /// A tensor that is computed from another one.
+    fn derive(&mut self, source: Tensor, bytes: u64, category: Category) -> Tensor {
+        let derived = self.machine.alloc(bytes, category);
+        let traffic = bytes + self.machine.bytes(source).min(bytes);
+        self.machine.elementwise(traffic, [source, derived]);
+        derived
+    }
+
+    /// Binds a program's variable: the tensor that it held before is released.
+    fn rebind(&mut self, variable: &mut Option<Tensor>, tensor: Tensor) {
+        if let Some(before) = variable.replace(tensor) {
+            self.release(before);
+        }
+    }
+
+    /// The same for an output with its graph.
+    fn rebind_output(&mut self, variable: &mut Option<ForwardOutput>, output: Option<ForwardOutput>) {
+        if let Some(before) = std::mem::replace(variable, output) {
+            self.drop_output(before);
+        }
     }
 }
 
@@ -293,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn every_fixed_workload_is_level_after_warm_up() {
+    fn fixed_workloads_are_level() {
         let fixed: Vec<&str> = recipe_names().filter(|name| name.ends_with("-fixed")).collect();
         assert!(fixed.len() >= 20, "{fixed:?}");
         for name in fixed {
@@ -302,12 +388,12 @@ mod tests {
             assert!(warm.iter().all(|level| *level == warm[0]), "{name}: {levels:?}");
             let faulty = name.trim_end_matches("-fixed").trim_end_matches("-broken").trim_end_matches("-collected");
             let faulty = faulty.trim_end_matches("-cpu");
-            assert!(recipe_names().any(|other| other == faulty), "{name} is nobody's twin");
+            assert!(recipe_names().any(|other| other == faulty), "{name} has no faulty twin");
         }
     }
 
     #[test]
-    fn faults_grow_by_what_they_hold_and_others_do_not() {
+    fn faults_grow_by_what_they_hold() {
         for (name, bytes) in [
             ("leak-outputs-detached", LOGITS),
             ("leak-intermediates", LOGITS),
@@ -334,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slow_leak_adds_15_to_20_percent_in_100_epochs() {
+    fn slow_leak_adds_15_to_20_percent() {
         let levels = levels(&recipe("leak-slow"));
         assert_eq!(levels.len(), 100);
         let grown = levels[99] as f64 / levels[0] as f64 - 1.0;
@@ -342,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn cycles_pile_up_and_are_collected_again_and_again() {
+    fn cycles_pile_up_and_are_collected() {
         let piled = levels(&recipe("leak-cycle"));
         let base = piled.iter().min().unwrap();
         let above: Vec<u64> = piled.iter().map(|level| (level - base) / (64 * MIB)).collect();
@@ -353,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn only_names_and_cycles_hold_what_dangles() {
+    fn names_and_cycles_hold_dangling_tensors() {
         let last = |name| *levels(&recipe(name)).last().unwrap();
         let base = last("dangling-fixed");
         // Twelve reports; in between the collector came by itself.
@@ -375,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_take_pinned_memory_and_none_of_the_device() {
+    fn workers_take_pinned_memory_only() {
         let of = |workers: &str| check(&recipe("loader-pinned").with("workers", workers).workload().unwrap()).unwrap();
         for (workers, buffers) in [("0", 1), ("1", 2), ("4", 8), ("16", 32)] {
             assert_eq!(of(workers).count(OpKind::HostAlloc), buffers);
@@ -392,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dictionary_on_the_device_holds_the_weights_once_more() {
+    fn loaded_dictionary_holds_the_weights_twice() {
         let last = |name| *levels(&recipe(name)).last().unwrap();
         let weights = last("load-twice") - last("load-twice-fixed");
         let deleted = *levels(&recipe("load-twice").with("remedy", "del")).last().unwrap();
@@ -402,15 +488,15 @@ mod tests {
     }
 
     #[test]
-    fn churn_makes_many_blocks_that_die_within_their_step() {
+    fn churn_is_freed_within_its_step() {
         let (faulty, fixed) = (summary("churn"), summary("churn-fixed"));
         assert_eq!(faulty.count(OpKind::Alloc) - fixed.count(OpKind::Alloc), 12 * 1499);
         assert_eq!(faulty.live_bytes, fixed.live_bytes);
     }
 
     #[test]
-    fn every_block_of_every_fault_says_what_it_is_for() {
-        for name in recipe_names().filter(|name| recipe(name).generator().name == ENTRY.name) {
+    fn every_block_has_a_category() {
+        for name in recipe_names().filter(|name| recipe(name).generator().name == FAULTY_TRAINING.name) {
             let trace = Trace::read(&recipe(name).with("steps", "2").workload().unwrap()).unwrap();
             let categories: BTreeSet<Category> = trace.tables.tags().iter().map(|tag| tag.category).collect();
             let unknown = trace.events.iter().filter(|event| {
@@ -422,20 +508,20 @@ mod tests {
     }
 
     #[test]
-    fn a_remedy_of_another_fault_is_refused_with_those_that_there_are() {
+    fn remedy_of_another_fault_is_refused() {
         let error = |recipe: Recipe| recipe.workload().err().unwrap().to_string();
         assert_eq!(
             error(recipe("leak-outputs").with("remedy", "no_grad")),
-            "workload 'leak-outputs': fault 'outputs' has no remedy 'no_grad'; there are: none, detach, cpu, consume"
+            "workload 'leak-outputs': fault 'outputs' has no remedy 'no_grad'; its remedies are none, detach, cpu, consume"
         );
         assert_eq!(
             error(recipe("leak-outputs").with("techniques", "accum2")),
-            "workload 'leak-outputs': a program with a fault takes each batch whole: no accum, no pipeline"
+            "workload 'leak-outputs': a program with a fault does not divide its batches: accum and pipeline do not apply"
         );
     }
 
     #[test]
-    fn every_remedy_is_declared_and_every_declared_one_is_some_faults() {
+    fn remedies_are_declared() {
         let Values::Choice(declared) = REMEDY.values else { panic!("a choice") };
         let used: BTreeSet<&str> = FAULTS.iter().flat_map(|fault| fault.programs).map(|(word, _)| *word).collect();
         assert_eq!(declared.iter().copied().collect::<BTreeSet<_>>(), used);
@@ -445,9 +531,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
-        /// Whatever is done wrong with whatever technique, tensors are freed once and never used after.
+        /// With any fault and technique, tensors are freed once and not used after.
         #[test]
-        fn any_fault_goes_with_any_technique(
+        fn any_fault_works_with_any_technique(
             (fault, remedy) in prop::sample::select(FAULTS.iter().flat_map(|fault| {
                 fault.programs.iter().map(|(remedy, _)| (fault.name, *remedy))
             }).collect::<Vec<_>>()),

@@ -1,12 +1,12 @@
-//! Memory-saving techniques, by the words that name them, freely combined.
+//! Number formats and memory-saving techniques, by the words that name them.
 //!
-//! A word sets a part of [`Techniques`]; layers, optimizer and training loop ask it. Words that contradict each other
-//! are refused, unknown ones are answered with the nearest right one.
+//! A word sets a part of [`Techniques`], which layers, optimizer and training loop read. Words combine freely. Words that
+//! contradict each other and unknown words are errors.
 
-use super::precision::{HalfFormat, Precision};
 use crate::{Parameter, Parameters, WorkloadError};
+use oomph_base::Dtype;
 
-pub(super) const TECHNIQUES: Parameter = Parameter::words(
+pub(crate) const TECHNIQUES: Parameter = Parameter::words(
     "techniques",
     "amp,ckpt",
     "",
@@ -15,12 +15,12 @@ pub(super) const TECHNIQUES: Parameter = Parameter::words(
      step|phase], gc[:n], sgd, adam8bit, chunked_loss[:n], lora[:rank], ddp[:n], zero1:n, zero2:n, zero3:n, \
      tensor_parallel:n, pipeline:n",
 );
-pub(super) const PRECISION: Parameter =
+pub(crate) const PRECISION: Parameter =
     Parameter::choice("precision", &["fp32", "tf32", "amp", "fp16", "bf16_model"], "fp32", "number formats");
-pub(super) const OPTIMIZER: Parameter =
-    Parameter::choice("optimizer", &["adamw", "sgd", "adam8bit"], "adamw", "what updates the weights");
+pub(crate) const OPTIMIZER: Parameter =
+    Parameter::choice("optimizer", &["adamw", "sgd", "adam8bit"], "adamw", "optimizer");
 
-/// Every word; `accum` and `ckpt` take any number.
+/// Every word; `accum` and `ckpt` can be followed by any number.
 const WORDS: &[&str] = &[
     "amp",
     "fp16",
@@ -52,20 +52,102 @@ const WORDS: &[&str] = &[
     "pipeline",
 ];
 
-/// What updates the weights.
+/// The width of a number in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum NumberFormat {
+    /// 16 bits, bf16 or fp16.
+    Half,
+    /// 32 bits.
+    Single,
+}
+
+impl NumberFormat {
+    /// Bytes of one number.
+    pub(crate) const fn bytes(self) -> u64 {
+        match self {
+            NumberFormat::Half => 2,
+            NumberFormat::Single => 4,
+        }
+    }
+}
+
+/// Which 16-bit format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Optimizer {
+pub(crate) enum HalfFormat {
+    Brain,
+    /// Needs a loss scale, because its range is small.
+    Ieee,
+}
+
+/// The number formats of a training program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Precision {
+    /// Single precision throughout.
+    Single {
+        /// Whether products are rounded to tf32 inside; memory is the same.
+        tf32: bool,
+    },
+    /// Weights in single precision, cast for every product (`torch.autocast`).
+    Autocast(HalfFormat),
+    /// Weights and everything else in 16 bits.
+    HalfModel {
+        /// Whether the optimizer keeps single-precision weights and means beside them.
+        master_weights: bool,
+    },
+}
+
+impl Precision {
+    /// The format of weights and their gradients.
+    pub(crate) fn of_weights(self) -> NumberFormat {
+        match self {
+            Precision::HalfModel { .. } => NumberFormat::Half,
+            Precision::Single { .. } | Precision::Autocast(_) => NumberFormat::Single,
+        }
+    }
+
+    /// Whether products cast their operands first.
+    pub(crate) fn is_autocast(self) -> bool {
+        matches!(self, Precision::Autocast(_))
+    }
+
+    /// Whether the loss is scaled before backward.
+    pub(crate) fn scales_loss(self) -> bool {
+        self == Precision::Autocast(HalfFormat::Ieee)
+    }
+
+    /// The format that attention runs in: its kernels for single precision do not use tf32.
+    pub(crate) fn of_attention(self, number: NumberFormat) -> Dtype {
+        match number {
+            NumberFormat::Single => Dtype::F32,
+            NumberFormat::Half => self.of_products(number),
+        }
+    }
+
+    /// The format that a product runs in.
+    pub(crate) fn of_products(self, number: NumberFormat) -> Dtype {
+        match (number, self) {
+            (NumberFormat::Single, Precision::Single { tf32: true }) => Dtype::Tf32,
+            (NumberFormat::Single, _) => Dtype::F32,
+            (NumberFormat::Half, Precision::Autocast(HalfFormat::Ieee)) => Dtype::F16,
+            (NumberFormat::Half, _) => Dtype::Bf16,
+        }
+    }
+}
+
+/// The optimizer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Optimizer {
     /// Two running means, over lists of tensors.
     AdamW,
-    /// Nothing but the gradient.
+    /// No state.
     Sgd,
     /// Two running means in 8 bits, tensor by tensor.
     Adam8Bit,
 }
 
-/// How ranks that train on different data share the work.
+/// How ranks that train on different data divide the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum DataParallel {
+pub(crate) enum DataParallel {
     /// One rank.
     Alone,
     /// Every rank has everything; gradients are summed in buckets.
@@ -74,11 +156,11 @@ pub(super) enum DataParallel {
     Sharded { stage: u8, ranks: u32 },
 }
 
-/// When cached memory is given back.
+/// When the program returns cached memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum EmptyCache {
+pub(crate) enum EmptyCache {
     Never,
-    /// After every so many steps.
+    /// After every n-th step.
     AfterSteps(u32),
     AfterForward,
     AfterBackward,
@@ -88,26 +170,26 @@ pub(super) enum EmptyCache {
 
 /// See the [module](self).
 #[derive(Clone, Debug)]
-pub(super) struct Techniques {
-    /// Every how many blocks one is run again in backward instead of kept.
-    pub(super) checkpoint_every: Option<u32>,
-    pub(super) micro_batches: u32,
-    pub(super) offload_activations: bool,
-    pub(super) offload_optimizer: bool,
-    pub(super) offload_weights: bool,
-    pub(super) offload_embeddings: bool,
-    pub(super) in_place: bool,
+pub(crate) struct Techniques {
+    /// Every n-th block is run again in backward instead of kept.
+    pub(crate) checkpoint_every: Option<u32>,
+    pub(crate) micro_batches: u32,
+    pub(crate) offload_activations: bool,
+    pub(crate) offload_optimizer: bool,
+    pub(crate) offload_weights: bool,
+    pub(crate) offload_embeddings: bool,
+    pub(crate) in_place: bool,
     /// Gradients are zeroed instead of dropped.
-    pub(super) zero_fill: bool,
-    pub(super) empty_cache: EmptyCache,
-    /// Every how many steps Python's garbage is collected.
-    pub(super) collect_garbage_every: Option<u32>,
-    pub(super) optimizer: Optimizer,
-    pub(super) loss_chunks: Option<u32>,
-    pub(super) lora_rank: Option<u32>,
-    pub(super) data_parallel: DataParallel,
-    pub(super) tensor_ranks: u32,
-    pub(super) pipeline_stages: u32,
+    pub(crate) zero_fill: bool,
+    pub(crate) empty_cache: EmptyCache,
+    /// Every n-th step calls Python's garbage collector.
+    pub(crate) collect_garbage_every: Option<u32>,
+    pub(crate) optimizer: Optimizer,
+    pub(crate) loss_chunks: Option<u32>,
+    pub(crate) lora_rank: Option<u32>,
+    pub(crate) data_parallel: DataParallel,
+    pub(crate) tensor_ranks: u32,
+    pub(crate) pipeline_stages: u32,
 }
 
 impl Default for Techniques {
@@ -135,8 +217,8 @@ impl Default for Techniques {
 
 impl Techniques {
     /// Reads precision, optimizer and the list of words.
-    pub(super) fn read(parameters: &Parameters<'_>) -> Result<(Precision, Techniques), WorkloadError> {
-        let mut reading = Reading::default();
+    pub(crate) fn read(parameters: &Parameters<'_>) -> Result<(Precision, Techniques), WorkloadError> {
+        let mut reading = TechniqueParser::default();
         for name in [parameters.choice(PRECISION.name)?, parameters.choice(OPTIMIZER.name)?] {
             if !["fp32", "adamw"].contains(&name) {
                 reading.word(name).map_err(|reason| parameters.refuse(reason))?;
@@ -157,11 +239,11 @@ impl Techniques {
     }
 }
 
-/// What was read so far, to find contradictions.
+/// The techniques read so far, and the words that set them.
 #[derive(Default)]
-struct Reading {
+struct TechniqueParser {
     techniques: Techniques,
-    /// The word that set each thing that can be set once.
+    /// The words of the settings that only one word can set.
     formats: Option<&'static str>,
     optimizer: Option<&'static str>,
     data_parallel: Option<&'static str>,
@@ -170,7 +252,7 @@ struct Reading {
     seen: Vec<String>,
 }
 
-impl Reading {
+impl TechniqueParser {
     fn word(&mut self, word: &str) -> Result<(), String> {
         let (name, argument) = word.split_once(':').map_or((word, None), |(name, argument)| (name, Some(argument)));
         let stem = ["accum", "ckpt"].into_iter().find(|stem| name.starts_with(stem)).unwrap_or(name);
@@ -232,7 +314,7 @@ impl Reading {
         Ok(())
     }
 
-    /// The number formats, where nothing contradicts anything.
+    /// The number formats, if no words contradict each other.
     fn precision(&self) -> Result<Precision, String> {
         let techniques = &self.techniques;
         let clash = |first: &str, second: &str, why: &str| Err(format!("'{first}' and '{second}' contradict: {why}"));
@@ -261,7 +343,7 @@ impl Reading {
 
 fn set_once(place: &mut Option<&'static str>, name: &'static str) -> Result<(), String> {
     match place.replace(name) {
-        Some(earlier) => Err(format!("'{earlier}' and '{name}' contradict: only one of them can be")),
+        Some(earlier) => Err(format!("'{earlier}' and '{name}' contradict: only one of them can be set")),
         None => Ok(()),
     }
 }
@@ -306,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn every_word_is_understood_alone_with_and_without_its_argument() {
+    fn every_word_is_known() {
         for word in super::WORDS {
             let needs_ranks = ["zero1", "zero2", "zero3", "tensor_parallel", "pipeline"].contains(word);
             let word = if needs_ranks { format!("{word}:4") } else { (*word).to_owned() };
@@ -322,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_word_is_answered_with_the_nearest_right_one() {
+    fn unknown_word_names_the_nearest() {
         assert_eq!(
             refusal("amp,chkpt"),
             "parameter techniques=amp,chkpt: 'techniques' has no 'chkpt'; did you mean 'ckpt'?"
@@ -331,11 +413,11 @@ mod tests {
     }
 
     #[test]
-    fn contradictions_are_refused_with_the_reason() {
+    fn contradictions_are_refused() {
         for (techniques, reason) in [
-            ("sgd,adam8bit", "'sgd' and 'adam8bit' contradict: only one of them can be"),
-            ("amp,bf16_model", "'amp' and 'bf16_model' contradict: only one of them can be"),
-            ("ddp,zero2:4", "'ddp' and 'zero2' contradict: only one of them can be"),
+            ("sgd,adam8bit", "'sgd' and 'adam8bit' contradict: only one of them can be set"),
+            ("amp,bf16_model", "'amp' and 'bf16_model' contradict: only one of them can be set"),
+            ("ddp,zero2:4", "'ddp' and 'zero2' contradict: only one of them can be set"),
             ("sgd,offload_optimizer", "'sgd' and 'offload_optimizer' contradict: plain SGD has no state to offload"),
             ("ckpt,ckpt2", "technique 'ckpt' is given twice"),
             ("master_weights", "'master_weights' belong to 'bf16_model': other weights are single precision"),
@@ -355,14 +437,14 @@ mod tests {
     }
 
     #[test]
-    fn precision_and_optimizer_are_parameters_too_and_contradict_words() {
+    fn precision_and_optimizer_parameters_count_as_words() {
         let with = |key, value, techniques| {
             Recipe::named("gpt-124m").unwrap().with(key, value).with("techniques", techniques).workload()
         };
         assert!(with("precision", "amp", "ckpt").is_ok());
         assert!(with("optimizer", "sgd", "").is_ok());
         let error = with("optimizer", "sgd", "adam8bit").err().unwrap().to_string();
-        assert_eq!(error, "workload 'gpt-124m': 'sgd' and 'adam8bit' contradict: only one of them can be");
+        assert_eq!(error, "workload 'gpt-124m': 'sgd' and 'adam8bit' contradict: only one of them can be set");
         let error = with("precision", "fp8", "").err().unwrap().to_string();
         assert_eq!(
             error,
@@ -371,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_can_be_written_as_a_text_or_as_a_list() {
+    fn list_is_a_text_or_an_array() {
         let gpt = || Recipe::named("gpt-124m").unwrap();
         assert!(gpt().with("techniques", "[\"amp\", \"ckpt\"]").workload().is_ok());
         assert!(gpt().with("techniques", " amp , ckpt ").workload().is_ok());

@@ -1,0 +1,265 @@
+//! Products with a weight, as `torch.nn.Linear` makes them, with low-rank adapters (LoRA) beside frozen weights.
+
+use super::scratch;
+use crate::autograd::{
+    graph::{GradientEdge, Gradients, GraphNode, GraphOperation, LinearShape, Tensor, TensorSplit, Variable, WeightId},
+    machine::TensorMachine,
+    saving::UnpackedTensors,
+    techniques::NumberFormat,
+};
+use oomph_base::{ProductRole, Work};
+use oomph_trace::{Category, CollectiveKind};
+
+/// The weights of a product.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LinearWeights {
+    pub(crate) weight: WeightId,
+    pub(crate) bias: Option<WeightId>,
+    pub(crate) inputs: u32,
+    pub(crate) outputs: u32,
+    pub(crate) split: TensorSplit,
+    /// Two thin trainable weights beside a frozen one.
+    pub(crate) adapter: Option<LoraAdapter>,
+}
+
+/// Low-rank adaptation: a product through `rank` numbers per row.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LoraAdapter {
+    pub(crate) down: WeightId,
+    pub(crate) up: WeightId,
+    pub(crate) rank: u32,
+}
+
+impl LinearWeights {
+    /// A product without bias and adapter.
+    pub(crate) fn plain(weight: WeightId, inputs: u32, outputs: u32, split: TensorSplit) -> LinearWeights {
+        LinearWeights { weight, bias: None, inputs, outputs, split, adapter: None }
+    }
+
+    /// The same product with weights that are this many places further in the list.
+    pub(crate) fn offset_by(self, places: WeightId) -> LinearWeights {
+        let offset = |adapter: LoraAdapter| LoraAdapter {
+            down: adapter.down + places,
+            up: adapter.up + places,
+            rank: adapter.rank,
+        };
+        LinearWeights {
+            weight: self.weight + places,
+            bias: self.bias.map(|bias| bias + places),
+            adapter: self.adapter.map(offset),
+            ..self
+        }
+    }
+}
+
+/// What a product is made of, after autocast.
+struct LinearOperands {
+    input: Variable,
+    weight: Variable,
+    bias: Option<Variable>,
+    /// Copies that were cast for this product alone.
+    copies: [Option<Tensor>; 3],
+}
+
+impl TensorMachine {
+    /// The product of every row with a weight.
+    pub(crate) fn linear(&mut self, input: Variable, linear: LinearWeights, category: Category) -> Variable {
+        let operands = self.linear_operands(input, &linear);
+        let records = self.save_linear_operands(&operands, &linear);
+        let number = operands.input.number;
+        let rows = self.rows_in(operands.input.tensor, linear.inputs, number);
+        let output = self.alloc(rows * u64::from(linear.outputs) * number.bytes(), category);
+        match linear.bias {
+            Some(_) => self.ensure_fused_matrix_workspace(),
+            None => self.ensure_matrix_workspace(),
+        }
+        let product = self.matrix_product(ProductRole::Output, rows, linear.outputs.into(), linear.inputs, number);
+        self.work(product, [operands.input.tensor, operands.weight.tensor, output]);
+        if linear.split == TensorSplit::Inputs {
+            self.sum_over_tensor_ranks(output);
+        }
+        let shape = LinearShape {
+            inputs: linear.inputs,
+            outputs: linear.outputs,
+            number,
+            is_biased: linear.bias.is_some(),
+            split: linear.split,
+        };
+        let edges = self.linear_edges(&linear, &operands);
+        let output = self.output(output, number, records, GraphOperation::Linear(shape), &edges);
+        self.release_copies(&operands);
+        match linear.adapter {
+            Some(adapter) => self.add_adapter(input, &linear, adapter, output),
+            None => output,
+        }
+    }
+
+    /// Adds `input` through the adapter, scaled, to the output of the frozen weight.
+    fn add_adapter(
+        &mut self,
+        input: Variable,
+        linear: &LinearWeights,
+        adapter: LoraAdapter,
+        output: Variable,
+    ) -> Variable {
+        let (down_split, up_split) = match linear.split {
+            TensorSplit::Inputs => (TensorSplit::Inputs, TensorSplit::Whole),
+            TensorSplit::Outputs | TensorSplit::Whole => (TensorSplit::Whole, linear.split),
+        };
+        let down = LinearWeights::plain(adapter.down, linear.inputs, adapter.rank, down_split);
+        let up = LinearWeights::plain(adapter.up, adapter.rank, linear.outputs, up_split);
+        let lowered = self.linear(input, down, Category::Activation);
+        let raised = self.linear(lowered, up, Category::Temporary);
+        self.release(lowered.tensor);
+        let scaled = self.scale(raised);
+        self.release(raised.tensor);
+        let sum = self.add(output, scaled, Category::Activation);
+        self.release_all([output.tensor, scaled.tensor]);
+        sum
+    }
+
+    /// Only saves the operands of a product: a checkpoint needs no more of the last product of its block.
+    pub(crate) fn save_linear(&mut self, input: Variable, linear: LinearWeights) {
+        let operands = self.linear_operands(input, &linear);
+        self.save_linear_operands(&operands, &linear);
+        self.release_copies(&operands);
+    }
+
+    /// The gradients of bias, input and weight. With a bias PyTorch makes the input's gradient before the weight's
+    /// (`AddmmBackward`), without one after it (`MmBackward`).
+    pub(crate) fn linear_backward(
+        &mut self,
+        node: &GraphNode,
+        saved: &mut UnpackedTensors,
+        shape: LinearShape,
+        incoming: Tensor,
+    ) -> Gradients {
+        let [to_bias, to_input, to_weight] = node.edges;
+        let (saves_input, saves_weight) = (to_weight.is_needed(), to_input.is_needed());
+        let (of_input, of_weight);
+        if shape.is_biased {
+            let (input, weight) = (saved.operand(0, incoming), saved.operand(usize::from(saves_input), incoming));
+            of_input = saves_weight.then(|| self.input_gradient(&shape, incoming, weight));
+            of_weight = saves_input.then(|| self.weight_gradient(to_weight, &shape, incoming, input));
+        } else {
+            let (weight, input) = (saved.operand(0, incoming), saved.operand(usize::from(saves_weight), incoming));
+            of_weight = saves_input.then(|| self.weight_gradient(to_weight, &shape, incoming, input));
+            of_input = saves_weight.then(|| self.input_gradient(&shape, incoming, weight));
+        }
+        self.release_unpacked(saved);
+        let of_bias = to_bias.is_needed().then(|| self.bias_gradient(to_bias, &shape, incoming));
+        [of_bias, of_input, of_weight]
+    }
+
+    fn input_gradient(&mut self, shape: &LinearShape, incoming: Tensor, weight: Tensor) -> Tensor {
+        let LinearShape { inputs, outputs, number, .. } = *shape;
+        let rows = self.rows_in(incoming, outputs, number);
+        let gradient = self.temporary(rows * u64::from(inputs) * number.bytes());
+        self.ensure_matrix_workspace();
+        let work = self.matrix_product(ProductRole::InputGradient, rows, inputs.into(), outputs, number);
+        self.work(work, [incoming, weight, gradient]);
+        if shape.split == TensorSplit::Outputs {
+            self.sum_over_tensor_ranks(gradient);
+        }
+        gradient
+    }
+
+    fn weight_gradient(&mut self, to: GradientEdge, shape: &LinearShape, incoming: Tensor, input: Tensor) -> Tensor {
+        let LinearShape { inputs, outputs, number, .. } = *shape;
+        let gradient = self.gradient_along(to, u64::from(inputs) * u64::from(outputs) * number.bytes());
+        self.ensure_matrix_workspace();
+        let rows = self.rows_in(incoming, outputs, number) as u32;
+        let work = self.matrix_product(ProductRole::WeightGradient, outputs.into(), inputs.into(), rows, number);
+        self.work(work, [incoming, input, gradient]);
+        gradient
+    }
+
+    /// The operands in the format of the product. Autocast casts the last argument first.
+    fn linear_operands(&mut self, input: Variable, linear: &LinearWeights) -> LinearOperands {
+        let bias = linear.bias.map(|bias| self.product_weight(bias));
+        let weight = self.product_weight(linear.weight);
+        let cast_input = self.cast_for_product(input);
+        let copy = |variable: Variable, is_copy: bool| is_copy.then_some(variable.tensor);
+        LinearOperands {
+            copies: [
+                copy(cast_input, cast_input.tensor != input.tensor),
+                copy(weight.0, weight.1),
+                bias.and_then(|(bias, is_copy)| copy(bias, is_copy)),
+            ],
+            input: cast_input,
+            weight: weight.0,
+            bias: bias.map(|(bias, _)| bias),
+        }
+    }
+
+    /// The input is saved for the weight's gradient, the weight for the input's.
+    fn save_linear_operands(&mut self, operands: &LinearOperands, linear: &LinearWeights) -> bool {
+        let (for_input, for_weight) = (operands.input.needs_gradient(), self.weights[linear.weight as usize].trainable);
+        let records = self.records(for_input || for_weight);
+        if records && for_weight && linear.bias.is_some() {
+            self.save(operands.input.tensor);
+        }
+        if records && for_input {
+            if Some(operands.weight.tensor) == self.weights[linear.weight as usize].tensor {
+                self.save_weight(linear.weight, true);
+            } else {
+                self.save_view(operands.weight.tensor, self.bytes(operands.weight.tensor));
+            }
+        }
+        if records && for_weight && linear.bias.is_none() {
+            self.save(operands.input.tensor);
+        }
+        records
+    }
+
+    fn linear_edges(&self, linear: &LinearWeights, operands: &LinearOperands) -> [GradientEdge; 3] {
+        let trainable = self.weights[linear.weight as usize].trainable;
+        let to = |variable: Variable, weight: WeightId| match variable.edge() {
+            GradientEdge::None if trainable => GradientEdge::Weight(weight),
+            edge => edge,
+        };
+        [
+            linear.bias.zip(operands.bias).map_or(GradientEdge::None, |(id, bias)| to(bias, id)),
+            operands.input.edge(),
+            to(operands.weight, linear.weight),
+        ]
+    }
+
+    fn bias_gradient(&mut self, edge: GradientEdge, shape: &LinearShape, incoming: Tensor) -> Tensor {
+        let gradient = self.gradient_along(edge, u64::from(shape.outputs) * shape.number.bytes());
+        let bytes = self.bytes(incoming);
+        let rows = self.rows_in(incoming, shape.outputs, shape.number);
+        self.sum_rows(rows, shape.outputs.into());
+        self.work(Work::Reduction { bytes }, [incoming, gradient]);
+        gradient
+    }
+
+    /// The rows of a tensor that has `columns` numbers per row.
+    fn rows_in(&self, tensor: Tensor, columns: u32, number: NumberFormat) -> u64 {
+        self.bytes(tensor) / (u64::from(columns) * number.bytes())
+    }
+
+    /// Allocates and frees the buffers of a sum over rows.
+    pub(crate) fn sum_rows(&mut self, rows: u64, columns: u64) {
+        if let Some(scratch) = scratch::sum_over_rows(rows, columns) {
+            let partial_sums = self.alloc(scratch.partial_sums, Category::Workspace);
+            let counters = self.alloc(scratch.counters, Category::Workspace);
+            self.release_all([counters, partial_sums]);
+        }
+    }
+
+    fn release_copies(&mut self, operands: &LinearOperands) {
+        for tensor in operands.copies.into_iter().flatten() {
+            self.release(tensor);
+        }
+    }
+
+    /// A sum over the ranks of the tensor-parallel group, in place.
+    pub(crate) fn sum_over_tensor_ranks(&mut self, tensor: Tensor) {
+        self.collective(CollectiveKind::AllReduce, self.bytes(tensor), self.plan.techniques.tensor_ranks);
+    }
+
+    pub(crate) fn matrix_product(&self, role: ProductRole, m: u64, n: u64, k: u32, number: NumberFormat) -> Work {
+        Work::Gemm { m: m as u32, n: n as u32, k, batch: 1, dtype: self.plan.precision.of_products(number), role }
+    }
+}

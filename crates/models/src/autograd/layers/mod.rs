@@ -1,0 +1,226 @@
+//! The layers: operators with their forward and backward, as methods of the machine.
+//!
+//! This file has the elementwise operators: sums, ReLU, scaling, and casts between number formats.
+
+mod attention;
+pub(crate) mod convolution;
+pub(crate) mod convolution_kernels;
+mod embedding;
+pub(crate) mod experts;
+pub(crate) mod linear;
+mod loss;
+pub(crate) mod norm;
+mod scratch;
+
+use super::{
+    graph::{GradientEdge, Gradients, GraphNode, GraphOperation, MOST_EDGES, Tensor, Variable, WeightId},
+    machine::TensorMachine,
+    techniques::NumberFormat,
+};
+use oomph_base::Work;
+use oomph_trace::Category;
+
+/// Bytes of an index: a token, a position, a class, the place of a maximum.
+pub(crate) const INDEX: u64 = 8;
+
+/// Where ReLU writes its result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReluOutput {
+    NewTensor,
+    InPlace,
+    /// In place, into a view of a larger tensor: backward then has more to do.
+    InPlaceIntoView,
+}
+
+impl TensorMachine {
+    /// The sum of two variables, as wide as the wider one.
+    pub(crate) fn add(&mut self, left: Variable, right: Variable, category: Category) -> Variable {
+        self.sum(left, right, None, category)
+    }
+
+    /// The sum of the rows of every sequence with rows that are the same for all.
+    pub(crate) fn add_to_every_sequence(&mut self, rows: Variable, shared: Variable) -> Variable {
+        self.sum(rows, shared, Some(self.graph.sequences), Category::Activation)
+    }
+
+    /// The sum of two variables of one format, written over the first.
+    pub(crate) fn add_in_place(&mut self, left: Variable, right: Variable) -> Variable {
+        let bytes = self.bytes(left.tensor);
+        self.elementwise(3 * bytes, [right.tensor, left.tensor]);
+        let records = self.records(left.needs_gradient() || right.needs_gradient());
+        let operation = GraphOperation::Add { narrowed: None, broadcast_over: None };
+        self.output(left.tensor, left.number, records, operation, &[left.edge(), right.edge()])
+    }
+
+    fn sum(&mut self, left: Variable, right: Variable, broadcast_over: Option<u32>, category: Category) -> Variable {
+        let number = left.number.max(right.number);
+        let (of_left, of_right) = (self.bytes(left.tensor), self.bytes(right.tensor));
+        let bytes = of_left / left.number.bytes() * number.bytes();
+        let sum = self.alloc(bytes, category);
+        self.elementwise(bytes + of_left + of_right, [left.tensor, right.tensor, sum]);
+        let records = self.records(left.needs_gradient() || right.needs_gradient());
+        let narrowed = (right.number < number).then_some(of_right);
+        let operation = GraphOperation::Add { narrowed, broadcast_over };
+        self.output(sum, number, records, operation, &[left.edge(), right.edge()])
+    }
+
+    /// Both operands get the gradient as it is, unless the second is narrower or was the same for all sequences.
+    pub(crate) fn add_backward(
+        &mut self,
+        node: &GraphNode,
+        narrowed: Option<u64>,
+        broadcast_over: Option<u32>,
+        incoming: Tensor,
+    ) -> Gradients {
+        let [to_left, to_right, _] = node.edges;
+        let mut gradients = [None; MOST_EDGES];
+        if to_left.is_needed() {
+            gradients[0] = Some(self.retain(incoming));
+        }
+        if !to_right.is_needed() {
+            return gradients;
+        }
+        let bytes = self.bytes(incoming);
+        gradients[1] = Some(if let Some(sequences) = broadcast_over {
+            let sum = self.temporary(bytes / u64::from(sequences));
+            self.sum_rows(sequences.into(), u64::from(self.graph.length) * u64::from(self.plan.shape.width));
+            self.work(Work::Reduction { bytes }, [incoming, sum]);
+            sum
+        } else if let Some(narrow) = narrowed {
+            let cast = self.temporary(narrow);
+            self.elementwise(bytes + narrow, [incoming, cast]);
+            cast
+        } else {
+            self.retain(incoming)
+        });
+        gradients
+    }
+
+    /// The activation. Takes the variable and releases it where the result is a new tensor.
+    pub(crate) fn relu(&mut self, input: Variable, output: ReluOutput) -> Variable {
+        let bytes = self.bytes(input.tensor);
+        let is_new = output == ReluOutput::NewTensor;
+        let result = if is_new { self.alloc(bytes, Category::Activation) } else { input.tensor };
+        self.elementwise(2 * bytes, [input.tensor, result]);
+        let records = self.records(input.needs_gradient());
+        if records {
+            self.save(result);
+        }
+        let operation = match output {
+            ReluOutput::InPlaceIntoView => GraphOperation::ReluIntoView,
+            ReluOutput::NewTensor | ReluOutput::InPlace => GraphOperation::Pointwise,
+        };
+        let result = self.output(result, input.number, records, operation, &[input.edge()]);
+        if is_new {
+            self.release(input.tensor);
+        }
+        result
+    }
+
+    /// The activation of an MLP, which calls it on a view.
+    pub(crate) fn mlp_relu(&mut self, input: Variable) -> Variable {
+        let in_place = self.plan.techniques.in_place;
+        self.relu(input, if in_place { ReluOutput::InPlaceIntoView } else { ReluOutput::NewTensor })
+    }
+
+    /// PyTorch rebuilds the gradient of the whole tensor: the view's gradient in its own memory, a copy to change, the
+    /// view's part of it, and the gradient of the activation. Releases `incoming`.
+    pub(crate) fn relu_into_view_backward(&mut self, node: &GraphNode, incoming: Tensor) -> Tensor {
+        let bytes = self.bytes(incoming);
+        let view = self.temporary(bytes);
+        self.elementwise(2 * bytes, [incoming, view]);
+        self.release(incoming);
+        let whole = self.temporary(bytes);
+        self.elementwise(2 * bytes, [view, whole]);
+        let part = self.temporary(bytes);
+        self.elementwise(2 * bytes, [whole, part]);
+        let mut saved = self.unpack(node);
+        let gradient = self.temporary(bytes);
+        self.elementwise(3 * bytes, [part, saved.operand(0, part), gradient]);
+        self.release_unpacked(&mut saved);
+        self.release(part);
+        self.elementwise(2 * bytes, [gradient, whole]);
+        self.release_all([gradient, view]);
+        whole
+    }
+
+    /// A variable times a constant.
+    pub(crate) fn scale(&mut self, input: Variable) -> Variable {
+        let scaled = self.scale_backward(input.tensor);
+        let records = self.records(input.needs_gradient());
+        self.output(scaled, input.number, records, GraphOperation::Scale, &[input.edge()])
+    }
+
+    /// The gradient times the same constant.
+    pub(crate) fn scale_backward(&mut self, incoming: Tensor) -> Tensor {
+        let bytes = self.bytes(incoming);
+        let gradient = self.temporary(bytes);
+        self.elementwise(2 * bytes, [incoming, gradient]);
+        gradient
+    }
+
+    /// A weight as products take it, and whether it was cast for this product alone. Autocast keeps the copies of
+    /// trainable weights until it ends and casts frozen weights again for every product.
+    pub(crate) fn product_weight(&mut self, weight: WeightId) -> (Variable, bool) {
+        let tensor = self.weight_on_device(weight);
+        let plain = Variable::constant(tensor, self.plan.precision.of_weights());
+        if !self.plan.precision.is_autocast() {
+            return (plain, false);
+        }
+        if let Some(cast) = self.weights[weight as usize].cast {
+            return (cast, false);
+        }
+        let trainable = self.weights[weight as usize].trainable;
+        let to = if trainable { GradientEdge::Weight(weight) } else { GradientEdge::None };
+        let cast = self.cast(plain, NumberFormat::Half, to, Category::Parameter);
+        if trainable {
+            self.weights[weight as usize].cast = Some(cast);
+            self.cast_weights.push(weight);
+        }
+        (cast, !trainable)
+    }
+
+    /// A variable as products take it: cast under autocast, otherwise unchanged.
+    pub(crate) fn cast_for_product(&mut self, input: Variable) -> Variable {
+        if self.plan.precision.is_autocast() && input.number == NumberFormat::Single {
+            self.cast(input, NumberFormat::Half, input.edge(), Category::Activation)
+        } else {
+            input
+        }
+    }
+
+    /// A variable in another format. `to` is where its gradient goes.
+    pub(crate) fn cast(
+        &mut self,
+        input: Variable,
+        number: NumberFormat,
+        to: GradientEdge,
+        category: Category,
+    ) -> Variable {
+        let bytes = self.bytes(input.tensor);
+        let to_bytes = bytes / input.number.bytes() * number.bytes();
+        let cast = self.alloc(to_bytes, category);
+        self.elementwise(bytes + to_bytes, [input.tensor, cast]);
+        let records = self.records(input.needs_gradient() || to.is_needed());
+        self.output(cast, number, records, GraphOperation::Cast { bytes }, &[to])
+    }
+
+    /// The gradient in the format before the cast.
+    pub(crate) fn cast_backward(&mut self, to: GradientEdge, bytes: u64, incoming: Tensor) -> Tensor {
+        let gradient = self.gradient_along(to, bytes);
+        let traffic = self.bytes(incoming) + bytes;
+        self.elementwise(traffic, [incoming, gradient]);
+        gradient
+    }
+
+    /// Ends autocast: copies of weights that the graph did not save are freed.
+    pub(crate) fn end_autocast(&mut self) {
+        for place in 0..self.cast_weights.len() {
+            let weight = self.cast_weights[place];
+            if let Some(cast) = self.weights[weight as usize].cast.take() {
+                self.release(cast.tensor);
+            }
+        }
+        self.cast_weights.clear();
+    }
+}

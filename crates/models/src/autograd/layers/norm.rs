@@ -1,0 +1,129 @@
+//! Layer norm over the numbers of a token, and batch norm over all images.
+
+use super::scratch;
+use crate::autograd::{
+    graph::{GradientEdge, Gradients, GraphNode, GraphOperation, MOST_EDGES, Tensor, Variable, WeightId},
+    machine::TensorMachine,
+    saving::UnpackedTensors,
+    techniques::NumberFormat,
+};
+use oomph_base::Work;
+use oomph_trace::Category;
+
+/// Scale and shift of a norm.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NormWeights {
+    pub(crate) scale: WeightId,
+    pub(crate) shift: WeightId,
+}
+
+/// TrainingBatch norm: scale and shift, and the running statistics, which have no gradient.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BatchNorm {
+    pub(crate) weights: NormWeights,
+    pub(crate) running: [WeightId; 2],
+    pub(crate) channels: u32,
+}
+
+/// The place of the input among what layer norm saves, in PyTorch's order.
+const SAVED_INPUT: usize = 1;
+
+impl TensorMachine {
+    /// Normalises every row. Saves its input, and the mean and deviation of each row.
+    pub(crate) fn layer_norm(&mut self, input: Variable, weights: NormWeights) -> Variable {
+        let trainable = self.weights[weights.scale as usize].trainable;
+        let records = self.records(trainable || input.needs_gradient());
+        if records {
+            self.save_weight(weights.shift, false);
+            self.save(input.tensor);
+            self.save_weight(weights.scale, false);
+        }
+        let bytes = self.bytes(input.tensor);
+        let output = self.alloc(bytes, Category::Activation);
+        // Statistics are in single precision, whatever the rows are in.
+        let of_rows = self.tokens() * NumberFormat::Single.bytes();
+        let [mean, deviation] = [(); 2].map(|()| self.alloc(of_rows, Category::Activation));
+        self.elementwise(2 * bytes, [input.tensor, output]);
+        self.save_statistics(records, mean, deviation);
+        let to = |weight| if trainable { GradientEdge::Weight(weight) } else { GradientEdge::None };
+        let edges = [input.edge(), to(weights.scale), to(weights.shift)];
+        self.output(output, input.number, records, GraphOperation::LayerNorm, &edges)
+    }
+
+    fn save_statistics(&mut self, records: bool, mean: Tensor, deviation: Tensor) {
+        if records {
+            self.save(mean);
+            self.save(deviation);
+        }
+        self.release_all([mean, deviation]);
+    }
+
+    /// The gradients of input, scale and shift.
+    pub(crate) fn layer_norm_backward(
+        &mut self,
+        node: &GraphNode,
+        saved: &UnpackedTensors,
+        incoming: Tensor,
+    ) -> Gradients {
+        let bytes = self.bytes(incoming);
+        let input = saved.operand(SAVED_INPUT, incoming);
+        let [to_input, to_scale, to_shift] = node.edges;
+        let mut gradients = [None; MOST_EDGES];
+        if to_input.is_needed() {
+            let of_input = self.temporary(bytes);
+            self.elementwise(3 * bytes, [incoming, input, of_input]);
+            gradients[0] = Some(of_input);
+        }
+        if to_scale.is_needed() {
+            let width = u64::from(self.plan.shape.width);
+            let of_weight = self.elements_along(to_scale) * self.plan.precision.of_weights().bytes();
+            let [of_scale, of_shift] = [to_scale, to_shift].map(|edge| self.gradient_along(edge, of_weight));
+            self.work(Work::Reduction { bytes: 2 * bytes }, [incoming, input, of_scale]);
+            if let Some(rows) = scratch::norm_partial_rows(self.tokens(), width) {
+                let [scale_rows, shift_rows] = [(); 2].map(|()| self.temporary(rows * of_weight));
+                self.release_all([shift_rows, scale_rows]);
+            }
+            (gradients[1], gradients[2]) = (Some(of_scale), Some(of_shift));
+        }
+        gradients
+    }
+
+    /// Normalises every channel over all images.
+    pub(crate) fn batch_norm(&mut self, input: Variable, norm: BatchNorm) -> Variable {
+        let records = self.records(true);
+        if records {
+            self.save(input.tensor);
+            for weight in [norm.weights.scale, norm.running[0], norm.running[1]] {
+                self.save_weight(weight, false);
+            }
+        }
+        let bytes = self.bytes(input.tensor);
+        let output = self.alloc(bytes, Category::Activation);
+        let of_channels = u64::from(norm.channels) * NumberFormat::Single.bytes();
+        let [mean, deviation] = [(); 2].map(|()| self.alloc(of_channels, Category::Activation));
+        self.work(Work::Reduction { bytes }, [input.tensor, mean, deviation]);
+        self.elementwise(2 * bytes, [input.tensor, output]);
+        self.save_statistics(records, mean, deviation);
+        let [scale, shift] = [norm.weights.scale, norm.weights.shift].map(GradientEdge::Weight);
+        self.output(output, input.number, records, GraphOperation::BatchNorm, &[input.edge(), scale, shift])
+    }
+
+    /// The gradients of input, scale and shift.
+    pub(crate) fn batch_norm_backward(
+        &mut self,
+        node: &GraphNode,
+        saved: &UnpackedTensors,
+        incoming: Tensor,
+    ) -> Gradients {
+        let input = saved.operand(0, incoming);
+        let bytes = self.bytes(incoming);
+        let of_input = self.temporary(bytes);
+        let [of_scale, of_shift] = [node.edges[1], node.edges[2]].map(|edge| {
+            let of_weight = self.elements_along(edge) * NumberFormat::Single.bytes();
+            self.gradient_along(edge, of_weight)
+        });
+        self.work(Work::Reduction { bytes: 2 * bytes }, [incoming, input, of_scale, of_shift]);
+        self.elementwise(3 * bytes, [incoming, input, of_input]);
+        [Some(of_input), Some(of_scale), Some(of_shift)]
+    }
+}
