@@ -1,154 +1,204 @@
-//! Our strategies behind PyTorch's pluggable-allocator interface: what `liboomph.so` is to the program that loads it.
+//! `liboomph.so`: our strategies behind PyTorch's pluggable-allocator interface.
 //!
 //! ```python
 //! allocator = torch.cuda.memory.CUDAPluggableAllocator("liboomph.so", "oomph_alloc", "oomph_free")
 //! torch.cuda.memory.change_current_allocator(allocator)
 //! ```
 //!
-//! `entry` has the exported functions, over one [`Service`] for the process; that has a `Desk` for each GPU, where calls
-//! from any thread and on any stream are served one at a time. The environment says which strategy ([`Settings`]); this is
-//! the one place beside the command line that reads it, because nobody else can speak to a library that PyTorch loads.
+//! `exports` has the exported functions, over one [`AllocatorService`] per process, which has a `GpuService` per GPU. Calls
+//! come from any thread and on any stream; each GPU serves one at a time. The environment selects the strategy
+//! ([`ServiceSettings`]): a library that PyTorch loads has no command line.
 
-mod desk;
-mod entry;
-mod exception;
+mod exports;
+mod gpu_service;
 mod settings;
-mod statistics;
 
-pub use entry::{oomph_alloc, oomph_free, oomph_memory_fraction, oomph_record_stream, oomph_reserved, oomph_reset};
-pub use settings::{OutOfMemory, Settings, SettingsError};
-pub use statistics::{DeskStatistics, Statistics};
+pub use exports::{oomph_alloc, oomph_free, oomph_memory_fraction, oomph_record_stream, oomph_reserved, oomph_reset};
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
-use self::desk::Desk;
+use serde::Serialize;
+
+use self::{
+    gpu_service::GpuService,
+    settings::{OutOfMemorySignal, ServiceSettings},
+};
 use oomph_alloc::device::{DeviceSpecError, MissingCapabilities};
-use oomph_alloc::strategy::{SpecError, StrategyError};
-use oomph_base::Address;
+use oomph_alloc::strategy::{SpecError, Stats, StrategyError};
+use oomph_base::{Address, Bytes};
 
-/// Why a call from the program could not be served. Running out of memory is not among the reasons.
+/// Why a call cannot be served. Out of memory is not an error.
 #[derive(Debug, thiserror::Error)]
-pub enum ServeError {
-    /// A variable of the environment makes no sense.
-    #[error(transparent)]
-    Settings(#[from] SettingsError),
-    /// There is no such GPU.
+enum ServiceError {
+    /// The GPU cannot be opened.
     #[error(transparent)]
     Device(#[from] DeviceSpecError),
-    /// The strategy does not take its parameters on this GPU.
+    /// The strategy refuses its parameters on this GPU.
     #[error(transparent)]
     Strategy(#[from] SpecError),
-    /// The strategy needs what this GPU has not got.
+    /// The strategy needs an ability that this GPU lacks.
     #[error("{0}, which the strategy needs")]
     Unable(#[from] MissingCapabilities),
     /// The strategy failed.
     #[error(transparent)]
     Call(#[from] StrategyError),
-    /// The program gave back, or used on another stream, what it was never given.
-    #[error("{0} was never handed out, or was given back already")]
+    /// The program freed, or used on another stream, an address that is not a live block.
+    #[error("{0} was never allocated, or was freed already")]
     Unknown(Address),
-    /// The program counts its GPUs differently.
+    /// The device number is out of range.
     #[error("there is no device {0}")]
     NoDevice(i32),
 }
 
-/// The allocator of a whole program: every thread, stream and GPU.
+/// The allocator of a program, for all threads, streams and GPUs.
 #[derive(Debug)]
-pub struct Service {
-    settings: Settings,
-    /// By device number. A desk stays once it was opened.
-    desks: Mutex<Vec<Option<Arc<Mutex<Desk>>>>>,
+struct AllocatorService {
+    settings: ServiceSettings,
+    /// By device number. A GPU stays open once it was opened.
+    gpus: Mutex<Vec<Option<Arc<Mutex<GpuService>>>>>,
 }
 
 /// More GPUs than a machine has.
 const MOST_DEVICES: usize = 1024;
 
-impl Service {
+impl AllocatorService {
     /// Opens nothing yet: a GPU is opened by the first request for its memory.
-    #[must_use]
-    pub fn new(settings: Settings) -> Service {
-        Service { settings, desks: Mutex::default() }
+    fn new(settings: ServiceSettings) -> AllocatorService {
+        AllocatorService { settings, gpus: Mutex::default() }
     }
 
-    /// What the environment said.
-    #[must_use]
-    pub fn settings(&self) -> &Settings {
+    /// The settings from the environment.
+    fn settings(&self) -> &ServiceSettings {
         &self.settings
     }
 
-    /// A block of at least so many bytes, ordered on the stream with this handle; none where memory has run out.
-    pub fn alloc(&self, bytes: u64, device: i32, stream: u64) -> Result<Option<Address>, ServeError> {
-        let desk = self.desk(device)?;
-        attend(&desk).alloc(bytes, stream)
+    /// A block of at least this size, ordered on the stream with this handle; `None` where memory has run out.
+    fn alloc(&self, bytes: u64, device: i32, stream: u64) -> Result<Option<Address>, ServiceError> {
+        let gpu = self.gpu(device)?;
+        lock(&gpu).alloc(bytes, stream)
     }
 
-    /// Takes a block back.
-    pub fn free(&self, address: Address, device: i32, stream: u64) -> Result<(), ServeError> {
-        let desk = self.opened(device).ok_or(ServeError::Unknown(address))?;
-        attend(&desk).free(address, stream)
+    /// Frees a block.
+    fn free(&self, address: Address, device: i32, stream: u64) -> Result<(), ServiceError> {
+        let gpu = self.opened(device).ok_or(ServiceError::Unknown(address))?;
+        lock(&gpu).free(address, stream)
     }
 
-    /// A block is also used on the stream with this handle. Which GPU it is on nobody says.
-    pub fn record_stream(&self, address: Address, stream: u64) -> Result<(), ServeError> {
-        for desk in self.all() {
-            if attend(&desk).record_stream(address, stream)? {
+    /// Notes that a block is also used on the stream with this handle. PyTorch's interface does not name the GPU.
+    fn record_stream(&self, address: Address, stream: u64) -> Result<(), ServiceError> {
+        for gpu in self.all() {
+            if lock(&gpu).record_stream(address, stream)? {
                 return Ok(());
             }
         }
-        Err(ServeError::Unknown(address))
+        Err(ServiceError::Unknown(address))
     }
 
-    /// Gives cached memory back, on every GPU.
-    pub fn reset(&self) -> Result<(), ServeError> {
-        self.all().iter().try_for_each(|desk| attend(desk).trim())
+    /// Gives cached memory back, on all GPUs.
+    fn reset(&self) -> Result<(), ServiceError> {
+        self.all().iter().try_for_each(|gpu| lock(gpu).trim())
     }
 
     /// PyTorch's `set_per_process_memory_fraction`.
-    pub fn memory_fraction(&self, fraction: f64, device: i32) -> Result<(), ServeError> {
-        let desk = self.desk(device)?;
-        attend(&desk).memory_fraction(fraction)
+    fn memory_fraction(&self, fraction: f64, device: i32) -> Result<(), ServiceError> {
+        let gpu = self.gpu(device)?;
+        lock(&gpu).memory_fraction(fraction)
     }
 
-    /// Bytes held of a GPU now; nothing of one that nobody asked for memory.
-    #[must_use]
-    pub fn reserved(&self, device: i32) -> u64 {
-        self.opened(device).map_or(0, |desk| attend(&desk).reserved())
+    /// Bytes held on a GPU now; 0 for one that was not used yet.
+    fn reserved(&self, device: i32) -> u64 {
+        self.opened(device).map_or(0, |gpu| lock(&gpu).reserved())
     }
 
-    /// The books of every GPU. A desk where a call hangs is left out: this is asked when the program ends.
-    #[must_use]
-    pub fn statistics(&self) -> Statistics {
-        let devices = self.all().iter().filter_map(|desk| Some(desk.try_lock().ok()?.statistics())).collect();
-        Statistics::of(&self.settings, devices)
+    /// The statistics of every GPU. A GPU where a call hangs is left out, because this is called when the program ends.
+    fn statistics(&self) -> ServiceStatistics {
+        let devices = self.all().iter().filter_map(|gpu| Some(gpu.try_lock().ok()?.statistics())).collect();
+        ServiceStatistics::of(&self.settings, devices)
     }
 
-    fn desk(&self, device: i32) -> Result<Arc<Mutex<Desk>>, ServeError> {
-        let place = usize::try_from(device).ok().filter(|&n| n < MOST_DEVICES).ok_or(ServeError::NoDevice(device))?;
-        let mut desks = self.desks.lock().unwrap_or_else(PoisonError::into_inner);
-        if desks.len() <= place {
-            desks.resize(place + 1, None);
+    fn gpu(&self, device: i32) -> Result<Arc<Mutex<GpuService>>, ServiceError> {
+        let place = usize::try_from(device).ok().filter(|&n| n < MOST_DEVICES).ok_or(ServiceError::NoDevice(device))?;
+        let mut gpus = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);
+        if gpus.len() <= place {
+            gpus.resize(place + 1, None);
         }
-        if let Some(desk) = &desks[place] {
-            return Ok(Arc::clone(desk));
+        if let Some(gpu) = &gpus[place] {
+            return Ok(Arc::clone(gpu));
         }
-        let desk = Arc::new(Mutex::new(Desk::open(device, &self.settings)?));
-        desks[place] = Some(Arc::clone(&desk));
-        Ok(desk)
+        let gpu = Arc::new(Mutex::new(GpuService::open(device, &self.settings)?));
+        gpus[place] = Some(Arc::clone(&gpu));
+        Ok(gpu)
     }
 
-    fn opened(&self, device: i32) -> Option<Arc<Mutex<Desk>>> {
-        let desks = self.desks.lock().unwrap_or_else(PoisonError::into_inner);
-        desks.get(usize::try_from(device).ok()?)?.clone()
+    fn opened(&self, device: i32) -> Option<Arc<Mutex<GpuService>>> {
+        let gpus = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);
+        gpus.get(usize::try_from(device).ok()?)?.clone()
     }
 
-    fn all(&self) -> Vec<Arc<Mutex<Desk>>> {
-        self.desks.lock().unwrap_or_else(PoisonError::into_inner).iter().flatten().cloned().collect()
+    fn all(&self) -> Vec<Arc<Mutex<GpuService>>> {
+        self.gpus.lock().unwrap_or_else(PoisonError::into_inner).iter().flatten().cloned().collect()
     }
 }
 
-/// A panic under the lock leaves it usable: a strategy keeps its state sound through every error.
-fn attend(desk: &Mutex<Desk>) -> std::sync::MutexGuard<'_, Desk> {
-    desk.lock().unwrap_or_else(PoisonError::into_inner)
+/// Locks a GPU. After a panic it stays usable, because a strategy keeps its state consistent through every error.
+fn lock(gpu: &Mutex<GpuService>) -> MutexGuard<'_, GpuService> {
+    gpu.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Statistics of all GPUs, written when the program ends.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct ServiceStatistics {
+    /// The version of this format.
+    schema: u32,
+    /// The strategy.
+    strategy: String,
+    /// The limit per GPU.
+    limit_bytes: Option<u64>,
+    /// In the order of their numbers.
+    devices: Vec<GpuStatistics>,
+}
+
+/// Statistics of one GPU.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct GpuStatistics {
+    /// Its device number.
+    device: i32,
+    /// Its name.
+    name: String,
+    /// The number of streams of the program.
+    streams: u64,
+    /// Driver calls.
+    driver_calls: u64,
+    /// The strategy's statistics.
+    stats: Stats,
+    /// The strategy's own counters.
+    details: BTreeMap<String, u64>,
+}
+
+impl ServiceStatistics {
+    fn of(settings: &ServiceSettings, devices: Vec<GpuStatistics>) -> ServiceStatistics {
+        ServiceStatistics { schema: 1, strategy: settings.strategy.to_string(), limit_bytes: settings.limit, devices }
+    }
+}
+
+impl fmt::Display for ServiceStatistics {
+    /// One line per GPU.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for GpuStatistics { device, name, stats, .. } in &self.devices {
+            let [reserved, allocated] = [stats.peak.reserved, stats.peak.allocated].map(Bytes);
+            writeln!(
+                f,
+                "oomph: {} on device {device} ({name}): peak reserved {reserved}, peak allocated {allocated}, \
+                 {} allocs, {} frees, {} live, {} retries, {} out of memory",
+                self.strategy, stats.allocs, stats.frees, stats.live_blocks, stats.retries, stats.ooms
+            )?;
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -162,7 +212,7 @@ mod tests {
             "OOMPH_DEVICE" => Some("sim".to_owned()),
             _ => None,
         };
-        let service = Service::new(Settings::read(variables).unwrap());
+        let service = AllocatorService::new(ServiceSettings::read(variables).unwrap());
         let block = service.alloc(1 << 20, 0, 0).unwrap().unwrap();
         assert_eq!(service.reserved(0), 2 << 20);
         service.free(block, 0, 0).unwrap();

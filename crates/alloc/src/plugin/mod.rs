@@ -1,4 +1,4 @@
-//! PyTorch's pluggable-allocator interface: [`load`] puts any allocator's `.so` behind
+//! `plugin:FILE`: any allocator's shared library with PyTorch's pluggable interface, as a
 //! [`Strategy`](crate::strategy::Strategy). The other direction is the crate `oomph-torch-allocator`.
 //!
 //! ```c
@@ -6,13 +6,164 @@
 //! void  free (void *address, size_t bytes, int device, cudaStream_t stream);
 //! ```
 //!
-//! The registry cannot know a strategy that is a file: whoever takes `plugin:FILE` from users asks [`build`] and
-//! [`check`] here, which pass everything else on to the registry. This room knows strategies and devices; it knows no
-//! trace, and prints nothing unless it is loaded into another program.
+//! The registry cannot know a strategy that is a file: code that takes strategies from users calls [`build`] and [`check`]
+//! here, which pass everything else on to the registry. A plugin may crash its process, so cases with one run in a process
+//! of their own, and [`check`] reads the file without running its code. This module does not know traces.
 
-pub mod cpp_library;
-pub mod load;
-
-pub use load::{CALL_MARK, ENTRY, HANG_MARK, build, build_apart, cap, check, hurried, is_meant};
+mod adapter;
+mod library;
+mod options;
 #[cfg(unix)]
-pub use load::{HostProgram, host, host_with};
+mod process;
+mod symbols;
+mod watchdog;
+
+pub use library::cpp_function;
+#[cfg(unix)]
+pub use process::{HostProgram, host, host_with};
+pub use watchdog::{CALL_MARK, HANG_MARK};
+
+use std::time::Duration;
+
+use self::{
+    adapter::PluginStrategy,
+    library::PluginLibrary,
+    options::PluginOptions,
+    symbols::{AllocatorSymbols, PluginError},
+};
+use crate::strategy::{Built, Parameter, Setup, SpecError, StrategyEntry, StrategySpec};
+
+/// The entry for `list` and `--help`. It is not in the registry, because a plugin needs a file.
+pub const ENTRY: StrategyEntry = StrategyEntry {
+    name: "plugin",
+    summary: "any allocator's .so with PyTorch's pluggable interface: plugin:FILE[,alloc:SYMBOL,free:SYMBOL]",
+    origin: "torch.cuda.memory.CUDAPluggableAllocator",
+    parameters: &[
+        Parameter {
+            name: "alloc",
+            values: "a symbol",
+            default: "the first pair found of my_malloc/my_free, allocate/deallocate, alloc/free, oomph_alloc/oomph_free",
+            help: "void *alloc(size_t bytes, int device, cudaStream_t stream)",
+        },
+        Parameter {
+            name: "free",
+            values: "a symbol",
+            default: "the partner of alloc",
+            help: "void free(void *address, size_t bytes, int device, cudaStream_t stream)",
+        },
+        Parameter {
+            name: "record_stream",
+            values: "a symbol",
+            default: "oomph_record_stream, if there is one; otherwise frees wait for the other streams here",
+            help: "void record_stream(void *address, cudaStream_t stream)",
+        },
+        Parameter {
+            name: "reset",
+            values: "a symbol",
+            default: "oomph_reset, if there is one",
+            help: "void reset(void): gives cached memory back, as empty_cache asks",
+        },
+        Parameter {
+            name: "reserved",
+            values: "a symbol",
+            default: "oomph_reserved, if there is one; otherwise the difference in free memory on a real device, and unknown on a simulated one",
+            help: "size_t reserved(int device): bytes that it holds now; called after every call",
+        },
+        Parameter {
+            name: "limit",
+            values: "a symbol",
+            default: "oomph_limit, if there is one; otherwise requests that exceed it fail where the reserved bytes are known",
+            help: "void limit(int device, size_t bytes): what it may hold at most; called before the first request",
+        },
+        Parameter {
+            name: "timeout",
+            values: "a time",
+            default: "30s",
+            help: "a call that takes longer counts as a hang: its process is ended and the call reported",
+        },
+    ],
+    variants: &[],
+    build: load,
+};
+
+/// A short time-out, still thousands of times longer than a call takes.
+const SHORT_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Whether a strategy is a plugin.
+#[must_use]
+pub fn is_meant(spec: &StrategySpec) -> bool {
+    spec.name == ENTRY.name
+}
+
+/// The cap on the device under a strategy with this limit. A plugin takes nothing from that device, keeps its limit
+/// itself, and reads the free memory of a real device from it, which must not be capped.
+///
+/// ```
+/// use oomph_alloc::{plugin, strategy::StrategySpec};
+/// assert_eq!(plugin::cap(&StrategySpec::from("caching"), Some(1 << 30)), Some(1 << 30));
+/// assert_eq!(plugin::cap(&StrategySpec::from("plugin:my.so"), Some(1 << 30)), None);
+/// ```
+#[must_use]
+pub fn cap(spec: &StrategySpec, limit: Option<u64>) -> Option<u64> {
+    limit.filter(|_| !is_meant(spec))
+}
+
+/// Builds a strategy: a plugin, or one of the registry.
+///
+/// ```
+/// use oomph_alloc::{plugin, strategy::{Setup, StrategySpec}};
+/// let device = "sim".parse::<oomph_alloc::device::DeviceSpec>()?.open()?;
+/// let setup = Setup { props: device.props(), limit: None };
+/// assert!(plugin::build(&StrategySpec::from("caching"), &setup).is_ok());
+/// let missing = plugin::build(&StrategySpec::from("plugin:nowhere.so"), &setup).err().unwrap();
+/// assert!(missing.to_string().starts_with("strategy 'plugin': nowhere.so: "));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn build(spec: &StrategySpec, setup: &Setup<'_>) -> Built {
+    if is_meant(spec) { load(&spec.parameters, setup) } else { spec.build(setup) }
+}
+
+/// Like [`build`], with a plugin in another process where [`host_with`] has named one: a crash is then the error of a call.
+/// For devices whose addresses and streams are plain numbers.
+pub fn build_apart(spec: &StrategySpec, setup: &Setup<'_>) -> Built {
+    #[cfg(unix)]
+    if let (true, Some(program)) = (is_meant(spec), process::host_program()) {
+        let options = PluginOptions::parse(&spec.parameters)?;
+        let symbols = AllocatorSymbols::find(&options).map_err(refuse)?;
+        let plugin = process::PluginProcess::start(program, &spec.parameters, &options).map_err(refuse)?;
+        return Ok(Box::new(PluginStrategy::new(Box::new(plugin), &symbols, setup)));
+    }
+    build(spec, setup)
+}
+
+/// The same strategy; a plugin gets a short time-out.
+#[must_use]
+pub fn hurried(spec: &StrategySpec) -> StrategySpec {
+    match PluginOptions::parse(&spec.parameters) {
+        Ok(options) if is_meant(spec) && options.timeout > SHORT_TIMEOUT => {
+            let parameters = format!("{},timeout:{}", spec.parameters, humantime::format_duration(SHORT_TIMEOUT));
+            StrategySpec { parameters, ..spec.clone() }
+        }
+        _ => spec.clone(),
+    }
+}
+
+/// [`StrategySpec::check`] for plugins too: the file must be there and have the symbols. None of its code runs.
+pub fn check(spec: &StrategySpec) -> Result<(), SpecError> {
+    if !is_meant(spec) {
+        return spec.check();
+    }
+    let options = PluginOptions::parse(&spec.parameters)?;
+    AllocatorSymbols::find(&options).map(drop).map_err(refuse)
+}
+
+fn load(parameters: &str, setup: &Setup<'_>) -> Built {
+    let options = PluginOptions::parse(parameters)?;
+    let symbols = AllocatorSymbols::find(&options).map_err(refuse)?;
+    let library = PluginLibrary::open(options.file, &symbols, options.timeout).map_err(refuse)?;
+    Ok(Box::new(PluginStrategy::new(Box::new(library), &symbols, setup)))
+}
+
+fn refuse(error: PluginError) -> SpecError {
+    SpecError::BadParameters { strategy: ENTRY.name, reason: error.to_string() }
+}

@@ -1,7 +1,7 @@
-//! The functions that a program finds in `liboomph.so`.
+//! The functions that `liboomph.so` exports.
 //!
-//! No panic of ours leaves them: a call that fails says so on standard error and hands out nothing.
-#![expect(unsafe_code, reason = "exported functions have the names that others look for")]
+//! No panic leaves them: a call that fails prints the reason on standard error and returns nothing.
+#![expect(unsafe_code, reason = "exported functions have fixed names, and an exception is thrown by the C++ library")]
 
 use std::{
     env,
@@ -13,13 +13,14 @@ use std::{
     sync::OnceLock,
 };
 
-use super::{OutOfMemory, ServeError, Service, Settings, exception};
+use super::{AllocatorService, OutOfMemorySignal, ServiceError, ServiceSettings};
+use oomph_alloc::plugin::cpp_function;
 use oomph_base::Address;
 
-/// The one of this process; none where the environment makes no sense.
-static SERVICE: OnceLock<Option<Service>> = OnceLock::new();
+/// The service of this process; `None` where the environment is invalid.
+static SERVICE: OnceLock<Option<AllocatorService>> = OnceLock::new();
 
-/// PyTorch's `alloc_fn`. Null, or an exception where `OOMPH_OUT_OF_MEMORY=throw`, when memory has run out or the call
+/// PyTorch's `alloc_fn`. Null, or an exception with `OOMPH_OUT_OF_MEMORY=throw`, when memory has run out or the call
 /// fails; null for zero bytes.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn oomph_alloc(bytes: usize, device: c_int, stream: *mut c_void) -> *mut c_void {
@@ -30,8 +31,9 @@ pub extern "C-unwind" fn oomph_alloc(bytes: usize, device: c_int, stream: *mut c
     if let Some(address) = served.flatten() {
         return ptr::with_exposed_provenance_mut(address.0 as usize);
     }
-    if SERVICE.get().and_then(Option::as_ref).is_some_and(|it| it.settings().out_of_memory == OutOfMemory::Throw) {
-        exception::throw_bad_alloc();
+    if SERVICE.get().and_then(Option::as_ref).is_some_and(|it| it.settings().out_of_memory == OutOfMemorySignal::Throw)
+    {
+        throw_bad_alloc();
     }
     ptr::null_mut()
 }
@@ -55,7 +57,7 @@ pub extern "C" fn oomph_record_stream(address: *mut c_void, stream: *mut c_void)
 /// For PyTorch's `set_reset_fn`: `torch.cuda.empty_cache()`.
 #[unsafe(no_mangle)]
 pub extern "C" fn oomph_reset() {
-    serve(Service::reset);
+    serve(AllocatorService::reset);
 }
 
 /// For PyTorch's `set_memory_fraction_fn`.
@@ -64,48 +66,43 @@ pub extern "C" fn oomph_memory_fraction(fraction: f64, device: c_int) {
     serve(|service| service.memory_fraction(fraction, device));
 }
 
-/// Bytes held of a GPU now.
+/// Bytes held on a GPU now.
 #[unsafe(no_mangle)]
 pub extern "C" fn oomph_reserved(device: c_int) -> usize {
     serve(|service| Ok(service.reserved(device))).unwrap_or(0) as usize
 }
 
-/// Does a call; says why where that fails.
-fn serve<T>(call: impl FnOnce(&Service) -> Result<T, ServeError>) -> Option<T> {
+/// Serves a call; prints the reason if it fails.
+fn serve<T>(call: impl FnOnce(&AllocatorService) -> Result<T, ServiceError>) -> Option<T> {
     let attempt = catch_unwind(AssertUnwindSafe(|| SERVICE.get_or_init(open).as_ref().map(call)));
     match attempt {
         Ok(Some(Ok(answer))) => Some(answer),
         Ok(Some(Err(error))) => {
-            complain(&error.to_string());
+            report(&error.to_string());
             None
         }
-        // The panic, or what is wrong with the environment, was told already.
+        // The panic or the error in the environment was printed already.
         Ok(None) | Err(_) => None,
     }
 }
 
-fn open() -> Option<Service> {
-    match Settings::read(|name| env::var(name).ok()) {
+fn open() -> Option<AllocatorService> {
+    match ServiceSettings::read(|name| env::var(name).ok()) {
         Ok(settings) => {
-            // SAFETY: the function is there until the process ends: a library with handlers for its end is not unloaded
-            // before they have run.
-            unsafe { atexit(tell_statistics) };
-            Some(Service::new(settings))
+            // SAFETY: the function lives until the process ends: a library is not unloaded before its exit handlers have
+            // run.
+            unsafe { libc::atexit(write_statistics) };
+            Some(AllocatorService::new(settings))
         }
         Err(error) => {
-            complain(&error.to_string());
+            report(&error.to_string());
             None
         }
     }
 }
 
-unsafe extern "C" {
-    /// Of the C library, which is linked in any case.
-    fn atexit(handler: extern "C" fn()) -> c_int;
-}
-
-/// Told from the books alone: the driver may be gone by now.
-extern "C" fn tell_statistics() {
+/// Reads counters only: the driver may have shut down already.
+extern "C" fn write_statistics() {
     let _ = catch_unwind(|| {
         let Some(service) = SERVICE.get().and_then(Option::as_ref) else { return };
         let statistics = service.statistics();
@@ -116,16 +113,32 @@ extern "C" fn tell_statistics() {
         let written =
             serde_json::to_vec_pretty(&statistics).map_err(io::Error::from).and_then(|text| fs::write(file, text));
         if let Err(error) = written {
-            complain(&format!("{}: {error}", file.display()));
+            report(&format!("{}: {error}", file.display()));
         }
     });
 }
 
-fn complain(text: &str) {
-    // Where even standard error is gone there is nobody to tell.
+fn report(text: &str) {
+    // A failure to write to standard error cannot be reported.
     let _ = writeln!(io::stderr(), "oomph: {text}");
 }
 
 fn handle(pointer: *mut c_void) -> u64 {
     pointer.expose_provenance() as u64
+}
+
+/// `std::__throw_bad_alloc()`.
+type ThrowBadAlloc = unsafe extern "C-unwind" fn() -> !;
+
+/// Throws `std::bad_alloc` out of the calling function, which must not own anything. Returns if the program has no C++
+/// library.
+///
+/// PyTorch treats any pointer from a plugin that replaces its whole allocator as memory, null included. Only an exception
+/// stops it.
+fn throw_bad_alloc() {
+    // SAFETY: the function has always had this type.
+    if let Some(throw) = unsafe { cpp_function::<ThrowBadAlloc>(b"_ZSt17__throw_bad_allocv") } {
+        // SAFETY: it takes no arguments and unwinds, as its type says; every caller up to the exported function allows that.
+        unsafe { throw() }
+    }
 }
