@@ -17,7 +17,7 @@ use crate::{
     base::{Bytes, Dtype, Work},
     device::{
         Device, Products, calibrate,
-        cuda::{self, Verdict},
+        cuda::{self, CheckStatus, CudaCheck},
         sim::{Profile, ProfileFile, SimDevice, WorkTime},
     },
     models::recipe_names,
@@ -44,12 +44,12 @@ enum SetupCheck {
     Broken(String),
 }
 
-impl From<cuda::Finding> for SetupCheck {
-    fn from(finding: cuda::Finding) -> SetupCheck {
-        match finding.verdict {
-            Verdict::Ok => SetupCheck::Ok(finding.words),
-            Verdict::Missing => SetupCheck::Missing(finding.words),
-            Verdict::Broken => SetupCheck::Broken(finding.words),
+impl From<CudaCheck> for SetupCheck {
+    fn from(check: CudaCheck) -> SetupCheck {
+        match check.status {
+            CheckStatus::Ok => SetupCheck::Ok(check.details),
+            CheckStatus::Missing => SetupCheck::Missing(check.details),
+            CheckStatus::Broken => SetupCheck::Broken(check.details),
         }
     }
 }

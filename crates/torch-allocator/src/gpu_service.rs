@@ -23,7 +23,7 @@ pub(crate) struct GpuService {
 impl GpuService {
     pub(crate) fn open(number: i32, settings: &ServiceSettings) -> Result<GpuService, ServiceError> {
         let is_real = settings.memory == MemorySource::Cuda;
-        let _visit = is_real.then(cuda::visit);
+        let _guard = is_real.then(cuda::keep_context);
         let device = capped(settings.memory.numbered(number)?.open_as_guest()?, settings.limit);
         let strategy = settings.strategy.build(&Setup { props: device.props(), limit: settings.limit })?;
         strategy.requires().check(device.props())?;
@@ -32,7 +32,7 @@ impl GpuService {
     }
 
     pub(crate) fn alloc(&mut self, bytes: u64, stream: u64) -> Result<Option<Address>, ServiceError> {
-        let _visit = self.visit();
+        let _guard = self.keep_context();
         let request = Request { bytes, stream: self.stream(stream)?, thread: ThreadId(0), site: SiteId(0) };
         let attempt = self.strategy.alloc(&mut Context { device: &mut *self.device, sink: &mut Silent }, &request)?;
         Ok(match attempt {
@@ -42,7 +42,7 @@ impl GpuService {
     }
 
     pub(crate) fn free(&mut self, address: Address, stream: u64) -> Result<(), ServiceError> {
-        let _visit = self.visit();
+        let _guard = self.keep_context();
         let caller = Caller { stream: self.stream(stream)?, thread: ThreadId(0) };
         let mut cx = Context { device: &mut *self.device, sink: &mut Silent };
         match self.strategy.free_by_address(&mut cx, address, caller) {
@@ -54,7 +54,7 @@ impl GpuService {
 
     /// Whether the block is on this GPU.
     pub(crate) fn record_stream(&mut self, address: Address, stream: u64) -> Result<bool, ServiceError> {
-        let _visit = self.visit();
+        let _guard = self.keep_context();
         let stream = self.stream(stream)?;
         let mut cx = Context { device: &mut *self.device, sink: &mut Silent };
         match self.strategy.used_on_by_address(&mut cx, address, stream) {
@@ -65,12 +65,12 @@ impl GpuService {
     }
 
     pub(crate) fn trim(&mut self) -> Result<(), ServiceError> {
-        let _visit = self.visit();
+        let _guard = self.keep_context();
         Ok(self.strategy.trim(&mut Context { device: &mut *self.device, sink: &mut Silent })?)
     }
 
     pub(crate) fn memory_fraction(&mut self, fraction: f64) -> Result<(), ServiceError> {
-        let _visit = self.visit();
+        let _guard = self.keep_context();
         let mut cx = Context { device: &mut *self.device, sink: &mut Silent };
         Ok(self.strategy.control(&mut cx, &Control::Fraction(fraction))?)
     }
@@ -90,8 +90,8 @@ impl GpuService {
         }
     }
 
-    fn visit(&self) -> Option<cuda::Visit> {
-        self.is_real.then(cuda::visit)
+    fn keep_context(&self) -> Option<cuda::ContextGuard> {
+        self.is_real.then(cuda::keep_context)
     }
 
     /// Our number of a stream. A program has few streams: a linear search is faster than hashing.

@@ -13,6 +13,7 @@ mod capability;
 pub mod cuda;
 mod error;
 mod fleet;
+mod mapping;
 mod pattern;
 pub mod sim;
 mod spec;

@@ -1,68 +1,55 @@
-//! What this room answers in a build without the feature `cuda`.
+//! The functions of this module in a build without the feature `cuda`: there is no GPU.
 
 use std::path::PathBuf;
 
-use super::{Finding, Footprint, Unavailable, Verdict};
+use super::{CheckStatus, CudaCheck, Footprint, Unavailable};
 use crate::device::Device;
 
 const REASON: &str = "this oomph was built without the feature 'cuda'";
 
-/// There is no GPU to open.
-pub fn open(_ordinal: u32) -> Result<Box<dyn Device>, Unavailable> {
-    Err(Unavailable(REASON.to_owned()))
+/// Functions that fail because there is no GPU.
+macro_rules! unavailable {
+    ($($name:ident($($argument:ident: $type:ty)?) -> $value:ty;)*) => {
+        $(
+            /// There is no GPU.
+            pub fn $name($($argument: $type)?) -> Result<$value, Unavailable> {
+                Err(Unavailable(REASON.to_owned()))
+            }
+        )*
+    };
 }
 
-/// There is no GPU to open.
-pub fn open_as_guest(_ordinal: u32) -> Result<Box<dyn Device>, Unavailable> {
-    Err(Unavailable(REASON.to_owned()))
+unavailable! {
+    open(_ordinal: u32) -> Box<dyn Device>;
+    open_as_guest(_ordinal: u32) -> Box<dyn Device>;
+    probe(_ordinal: u32) -> ();
+    count() -> u32;
+    name(_ordinal: u32) -> String;
+    matrix_library() -> String;
+    footprint(_ordinal: u32) -> Footprint;
 }
 
-/// There is no context to come back to.
-#[must_use]
-pub fn visit() -> Visit {
-    Visit
-}
-
-/// A call from another program.
+/// There is no context to restore.
 #[derive(Debug)]
-pub struct Visit;
+pub struct ContextGuard;
 
-/// There is no GPU to look at.
-pub fn probe(_ordinal: u32) -> Result<(), Unavailable> {
-    Err(Unavailable(REASON.to_owned()))
+/// There is no context to restore.
+#[must_use]
+pub fn keep_context() -> ContextGuard {
+    ContextGuard
 }
 
-/// There are no GPUs to count.
-pub fn count() -> Result<u32, Unavailable> {
-    Err(Unavailable(REASON.to_owned()))
-}
-
-/// There is no GPU to name.
-pub fn name(_ordinal: u32) -> Result<String, Unavailable> {
-    Err(Unavailable(REASON.to_owned()))
-}
-
-/// There is no driver to ask.
+/// There is no driver.
 #[must_use]
 pub fn driver_version() -> Option<String> {
     None
 }
 
-/// There is nothing to look at.
+/// There is nothing to check.
 #[must_use]
-pub fn survey() -> Vec<Finding> {
-    vec![Finding::of("cuda", Err((Verdict::Missing, REASON.to_owned())))]
+pub fn survey() -> Vec<CudaCheck> {
+    vec![CudaCheck::of("cuda", Err((CheckStatus::Missing, REASON.to_owned())))]
 }
 
-/// There is nothing to look for.
+/// There is nothing to search for.
 pub fn look_for_toolkit_in(_folders: fn() -> Vec<PathBuf>) {}
-
-/// There are no matrix products.
-pub fn matrix_library() -> Result<String, Unavailable> {
-    Err(Unavailable(REASON.to_owned()))
-}
-
-/// There is no GPU that anything was taken of.
-pub fn footprint(_ordinal: u32) -> Result<Footprint, Unavailable> {
-    Err(Unavailable(REASON.to_owned()))
-}

@@ -1,13 +1,10 @@
-//! A real NVIDIA GPU, over the driver's library alone: no toolkit, and nothing linked.
+//! A real NVIDIA GPU, through the driver's library alone: no toolkit is needed, and nothing is linked.
 //!
-//! The library is looked for at run time, so one binary runs with and without a GPU; where there is none, [`open`]
-//! says why. Built without the feature `cuda`, the same functions answer that, and the rest of the crate does not
-//! notice. Only [`DeviceSpec`](super::DeviceSpec) and `doctor` come here; strategies meet the GPU as a
-//! [`Device`](super::Device), and know nothing of this room.
+//! The library is loaded at run time, so one binary runs with and without a GPU; where there is none, [`open`] returns the
+//! reason. Built without the feature `cuda`, all functions return that reason. Only [`DeviceSpec`](super::DeviceSpec) and
+//! `doctor` use this module; strategies see a [`Device`](super::Device).
 //!
 //! All `unsafe` code of the devices is in here.
-
-mod survey;
 
 #[cfg(not(feature = "cuda"))]
 mod disabled;
@@ -16,29 +13,60 @@ mod enabled;
 
 #[cfg(not(feature = "cuda"))]
 pub use disabled::{
-    Visit, count, driver_version, footprint, look_for_toolkit_in, matrix_library, name, open, open_as_guest, probe,
-    survey, visit,
+    ContextGuard, count, driver_version, footprint, keep_context, look_for_toolkit_in, matrix_library, name, open,
+    open_as_guest, probe, survey,
 };
 #[cfg(feature = "cuda")]
 pub use enabled::{
-    CudaDevice, Visit, count, driver_version, footprint, look_for_toolkit_in, matrix_library, name, open,
-    open_as_guest, probe, survey, visit,
+    ContextGuard, CudaDevice, count, driver_version, footprint, keep_context, look_for_toolkit_in, matrix_library,
+    name, open, open_as_guest, probe, survey,
 };
 
-pub use survey::{Finding, Verdict};
-
-/// Why there is no such GPU, in a sentence.
+/// Why a GPU cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Unavailable(pub String);
 
-/// What a program takes of a GPU beside its context and its own allocations.
+/// What a program takes of a GPU besides its context and its own allocations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Footprint {
     /// Loaded kernels.
     pub kernel_bytes: u64,
     /// cuBLAS with its handle and the kernels of the first product; 0 before that.
     pub library_bytes: u64,
-    /// What cuBLAS is given to work in, for each stream.
+    /// The workspace of cuBLAS, per stream.
     pub workspace_bytes: u64,
+}
+
+/// The result of a check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckStatus {
+    /// It works.
+    Ok,
+    /// It is missing.
+    Missing,
+    /// It does not work.
+    Broken,
+}
+
+/// A check of the machine's CUDA, for `doctor`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CudaCheck {
+    /// What was checked.
+    pub subject: String,
+    /// The result.
+    pub status: CheckStatus,
+    /// What was found, or why the check failed.
+    pub details: String,
+}
+
+impl CudaCheck {
+    /// A check that succeeds with a description or fails with a reason.
+    pub(super) fn of(subject: impl Into<String>, outcome: Result<String, (CheckStatus, String)>) -> CudaCheck {
+        let subject = subject.into();
+        match outcome {
+            Ok(details) => CudaCheck { subject, status: CheckStatus::Ok, details },
+            Err((status, details)) => CudaCheck { subject, status, details },
+        }
+    }
 }

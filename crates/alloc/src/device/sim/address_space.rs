@@ -1,20 +1,21 @@
-//! Where `cuMemAlloc` puts things.
+//! Where `cuMemAlloc` and `cuMemHostAlloc` place memory.
 //!
-//! The rule was read off recordings of the real driver on an H200: address space is taken in ranges of whole 32 MiB,
-//! aligned to 32 MiB, at the highest free place, so downwards. An allocation goes into the newest range that still has
-//! room, at its lowest free offset; only otherwise a new range is made. A range goes back with its last allocation.
-//! Allocators break ties by address, so this decides which block they reuse.
+//! The rule of `cuMemAlloc` was derived from recordings of the driver on an H200: address space is taken in ranges of whole
+//! 32 MiB, aligned to 32 MiB, at the highest free place, so downwards. An allocation goes into the newest range with room, at
+//! its lowest free offset; otherwise a new range is made. A range is given back with its last allocation. Allocators break
+//! ties by address, so this decides which block they reuse.
 //!
-//! Allocations below one page share pages, in units of 512 bytes. Nothing was recorded about their order; they follow
-//! the same rule one level down, with pages in the role of ranges.
+//! Allocations below one page share pages, in units of 512 bytes. Their order was not recorded; they follow the same rule
+//! one level down, with pages in the role of ranges.
 
 use std::collections::HashMap;
 
 use super::{
-    extents::{Extents, Place},
-    holes::Holes,
+    SimDevice,
+    placement::{ExtentPlace, FilledExtents, FreeRanges},
 };
-use oomph_base::{Address, GIB, MIB};
+use crate::device::{CallKind, DeviceError, PinnedHost};
+use oomph_base::{Address, GIB, KIB, MIB};
 
 /// Address space is taken in multiples of this.
 pub(super) const RANGE_BYTES: u64 = 32 * MIB;
@@ -30,43 +31,43 @@ const END: u64 = 127 * 1024 * GIB;
 pub(super) struct AddressSpace {
     page_bytes: u64,
     /// In units of [`RANGE_BYTES`].
-    unused: Holes,
+    unused: FreeRanges,
     /// In units of pages.
-    ranges: Extents<u64>,
+    ranges: FilledExtents<u64>,
     /// In units of [`SHARE_BYTES`].
-    shared_pages: Extents<PageOrigin>,
-    live: HashMap<Address, Allocation>,
+    shared_pages: FilledExtents<PageOrigin>,
+    live: HashMap<Address, PlacedAllocation>,
 }
 
 /// Where a shared page lies.
 #[derive(Clone, Copy, Debug)]
 struct PageOrigin {
     address: u64,
-    place: Place,
+    place: ExtentPlace,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Allocation {
+struct PlacedAllocation {
     bytes: u64,
-    place: Place,
-    footing: Footing,
+    place: ExtentPlace,
+    page_use: PageUse,
 }
 
-/// What an allocation stands on.
+/// Which pages an allocation uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Footing {
+enum PageUse {
     /// Part of a page, in [`SHARE_BYTES`].
     Shared(u64),
     /// Pages of its own.
     Pages(u64),
 }
 
-/// What freeing an allocation brings.
+/// What freeing an allocation gives back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Vacated {
-    /// How large the allocation was.
+pub(super) struct FreedAllocation {
+    /// The size of the allocation.
     pub(super) bytes: u64,
-    /// Pages that nobody uses any more.
+    /// Pages that are no longer used.
     pub(super) pages: u64,
 }
 
@@ -74,61 +75,61 @@ impl AddressSpace {
     pub(super) fn new(page_bytes: u64) -> AddressSpace {
         AddressSpace {
             page_bytes,
-            unused: Holes::new(LOWEST / RANGE_BYTES, (END - LOWEST) / RANGE_BYTES),
-            ranges: Extents::default(),
-            shared_pages: Extents::default(),
+            unused: FreeRanges::new(LOWEST / RANGE_BYTES, (END - LOWEST) / RANGE_BYTES),
+            ranges: FilledExtents::default(),
+            shared_pages: FilledExtents::default(),
             live: HashMap::new(),
         }
     }
 
     /// How many pages an allocation of this size would add.
     pub(super) fn growth_pages(&self, bytes: u64) -> u64 {
-        match self.footing(bytes) {
-            Footing::Shared(units) => u64::from(!self.shared_pages.has_room(units)),
-            Footing::Pages(pages) => pages,
+        match self.page_use(bytes) {
+            PageUse::Shared(units) => u64::from(!self.shared_pages.has_room(units)),
+            PageUse::Pages(pages) => pages,
         }
     }
 
-    /// Finds an address, or `None` where the address space is full. Physical memory is the caller's business.
+    /// Finds an address, or `None` where the address space is full. The caller counts physical memory.
     pub(super) fn allocate(&mut self, bytes: u64) -> Option<Address> {
-        let footing = self.footing(bytes);
-        let (place, address) = match footing {
-            Footing::Shared(units) => self.place_in_shared_page(units)?,
-            Footing::Pages(pages) => self.place_pages(pages)?,
+        let page_use = self.page_use(bytes);
+        let (place, address) = match page_use {
+            PageUse::Shared(units) => self.place_in_shared_page(units)?,
+            PageUse::Pages(pages) => self.place_pages(pages)?,
         };
         let address = Address(address);
-        self.live.insert(address, Allocation { bytes, place, footing });
+        self.live.insert(address, PlacedAllocation { bytes, place, page_use });
         Some(address)
     }
 
-    /// Takes an allocation back, or `None` where there is none at that address.
-    pub(super) fn free(&mut self, address: Address) -> Option<Vacated> {
-        let Allocation { bytes, place, footing } = self.live.remove(&address)?;
-        let pages = match footing {
-            Footing::Shared(units) => match self.shared_pages.give_back(place, units) {
+    /// Frees an allocation; `None` where none starts at that address.
+    pub(super) fn free(&mut self, address: Address) -> Option<FreedAllocation> {
+        let PlacedAllocation { bytes, place, page_use } = self.live.remove(&address)?;
+        let pages = match page_use {
+            PageUse::Shared(units) => match self.shared_pages.give_back(place, units) {
                 Some((page, _)) => {
                     self.give_pages_back(page.place, 1);
                     1
                 }
                 None => 0,
             },
-            Footing::Pages(pages) => {
+            PageUse::Pages(pages) => {
                 self.give_pages_back(place, pages);
                 pages
             }
         };
-        Some(Vacated { bytes, pages })
+        Some(FreedAllocation { bytes, pages })
     }
 
-    fn footing(&self, bytes: u64) -> Footing {
+    fn page_use(&self, bytes: u64) -> PageUse {
         if bytes < self.page_bytes {
-            Footing::Shared(bytes.div_ceil(SHARE_BYTES))
+            PageUse::Shared(bytes.div_ceil(SHARE_BYTES))
         } else {
-            Footing::Pages(bytes.div_ceil(self.page_bytes))
+            PageUse::Pages(bytes.div_ceil(self.page_bytes))
         }
     }
 
-    fn place_in_shared_page(&mut self, units: u64) -> Option<(Place, u64)> {
+    fn place_in_shared_page(&mut self, units: u64) -> Option<(ExtentPlace, u64)> {
         let (place, page) = match self.shared_pages.place(units) {
             Some(found) => found,
             None => {
@@ -140,7 +141,7 @@ impl AddressSpace {
         Some((place, page.address + place.offset * SHARE_BYTES))
     }
 
-    fn place_pages(&mut self, pages: u64) -> Option<(Place, u64)> {
+    fn place_pages(&mut self, pages: u64) -> Option<(ExtentPlace, u64)> {
         let (place, first_range) = match self.ranges.place(pages) {
             Some(found) => found,
             None => {
@@ -152,9 +153,61 @@ impl AddressSpace {
         Some((place, first_range * RANGE_BYTES + place.offset * self.page_bytes))
     }
 
-    fn give_pages_back(&mut self, place: Place, pages: u64) {
+    fn give_pages_back(&mut self, place: ExtentPlace, pages: u64) {
         if let Some((first_range, length)) = self.ranges.give_back(place, pages) {
             self.unused.give_back(first_range, length * self.page_bytes / RANGE_BYTES);
+        }
+    }
+}
+
+/// Host memory is locked in pages of this size.
+const HOST_PAGE_BYTES: u64 = 4 * KIB;
+/// Pinned addresses lie between these two, apart from all device addresses.
+const FIRST_PINNED: u64 = 64 * 1024 * GIB;
+const END_PINNED: u64 = 96 * 1024 * GIB;
+
+/// The addresses of page-locked host memory. It takes addresses and time, but no memory of the device.
+#[derive(Clone, Debug)]
+pub(super) struct PinnedSpace {
+    /// In units of [`HOST_PAGE_BYTES`].
+    unused: FreeRanges,
+    /// Length by address.
+    live: HashMap<Address, u64>,
+}
+
+impl PinnedSpace {
+    pub(super) fn new() -> PinnedSpace {
+        PinnedSpace {
+            unused: FreeRanges::new(FIRST_PINNED / HOST_PAGE_BYTES, (END_PINNED - FIRST_PINNED) / HOST_PAGE_BYTES),
+            live: HashMap::new(),
+        }
+    }
+
+    fn allocate(&mut self, bytes: u64) -> Option<Address> {
+        let address = Address(self.unused.take_lowest(bytes.div_ceil(HOST_PAGE_BYTES))? * HOST_PAGE_BYTES);
+        self.live.insert(address, bytes);
+        Some(address)
+    }
+
+    fn free(&mut self, address: Address) -> Option<u64> {
+        let bytes = self.live.remove(&address)?;
+        self.unused.give_back(address.0 / HOST_PAGE_BYTES, bytes.div_ceil(HOST_PAGE_BYTES));
+        Some(bytes)
+    }
+}
+
+impl PinnedHost for SimDevice {
+    fn host_alloc(&mut self, bytes: u64) -> Result<Address, DeviceError> {
+        let call = CallKind::HostAlloc;
+        let answer = if bytes == 0 { Err("the size is zero") } else { Ok(self.pinned.allocate(bytes)) };
+        self.conclude_allocation(call, bytes, answer)
+    }
+
+    fn host_free(&mut self, address: Address) -> Result<(), DeviceError> {
+        let call = CallKind::HostFree;
+        match self.pinned.free(address) {
+            Some(bytes) => self.conclude_after(self.clocks.all_ready(), call, bytes, Ok(())),
+            None => self.conclude_checked(call, 0, Err(format!("no pinned memory starts at {address}"))),
         }
     }
 }
@@ -162,6 +215,7 @@ impl AddressSpace {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::{Device, sim::SimConfig};
 
     const TOP: u64 = END - RANGE_BYTES;
 
@@ -170,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_grow_downwards_and_a_small_segment_sits_in_the_tail_of_the_last() {
+    fn ranges_grow_downwards_and_small_segments_fill_their_tails() {
         let mut space = space();
         assert_eq!(space.allocate(20 * MIB), Some(Address(TOP)));
         assert_eq!(space.allocate(20 * MIB), Some(Address(TOP - RANGE_BYTES)));
@@ -181,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recorded_program_gets_the_addresses_that_the_driver_gave_it() {
+    fn recorded_addresses_are_reproduced() {
         // The first segments of a random program on an H200: size, number of the 32 MiB range and offset, in MiB.
         let recorded = [
             (16, 0x65, 6),
@@ -220,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_goes_back_with_its_last_segment_and_the_highest_hole_is_used_again() {
+    fn empty_ranges_are_given_back_and_reused() {
         let mut space = space();
         let blocks: Vec<Address> = (0..3).filter_map(|_| space.allocate(32 * MIB)).collect();
         assert!(space.free(blocks[0]).is_some() && space.free(blocks[1]).is_some());
@@ -230,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn small_allocations_share_a_page_and_large_ones_take_whole_pages() {
+    fn small_allocations_share_a_page() {
         let mut space = space();
         assert_eq!(space.growth_pages(3 * MIB), 2);
         assert_eq!(space.growth_pages(20 * MIB + 512), 11);
@@ -250,8 +304,22 @@ mod tests {
     fn a_shared_page_goes_back_with_its_last_allocation() {
         let mut space = space();
         let [Some(first), Some(second)] = [space.allocate(MIB), space.allocate(MIB)] else { panic!("there is room") };
-        assert_eq!(space.free(first), Some(Vacated { bytes: MIB, pages: 0 }));
-        assert_eq!(space.free(second), Some(Vacated { bytes: MIB, pages: 1 }));
+        assert_eq!(space.free(first), Some(FreedAllocation { bytes: MIB, pages: 0 }));
+        assert_eq!(space.free(second), Some(FreedAllocation { bytes: MIB, pages: 1 }));
         assert_eq!(space.free(second), None);
+    }
+
+    #[test]
+    fn pinned_memory_takes_nothing_from_the_device() {
+        let mut device = SimDevice::new(SimConfig::default()).unwrap();
+        let free = device.free_bytes();
+        let [first, second] = [device.host_alloc(MIB + 1).unwrap(), device.host_alloc(1).unwrap()];
+        assert_eq!(second, first.offset(MIB + HOST_PAGE_BYTES));
+        assert_eq!((device.free_bytes(), device.held_bytes()), (free, 0));
+        device.host_free(first).unwrap();
+        assert!(device.host_free(first).is_err(), "it was freed already");
+        assert!(device.host_alloc(0).is_err());
+        assert!(device.host_alloc(1 << 60).unwrap_err().is_out_of_memory());
+        assert_eq!(device.host_alloc(MIB).unwrap(), first);
     }
 }

@@ -1,41 +1,41 @@
 //! Streams and events on a virtual clock.
 //!
-//! The host has a present; every stream has a time at which the work queued on it so far is done. Queuing work moves
-//! only the stream, waiting moves only the host. Streams do not wait for each other unless an event says so: the
-//! default stream is like the others, as it is for programs whose side streams are non-blocking.
+//! The host has a current time; every stream has a time at which its queued work is done. Queuing work moves only the
+//! stream, waiting moves only the host. Streams wait for each other only through events: the default stream is like the
+//! others, as it is for programs whose side streams are non-blocking.
 
 use oomph_base::{EventId, Nanos, StreamId};
 
-/// Stream handles that the device makes up start here, a fixed step apart.
+/// Made-up stream handles start here, a fixed step apart.
 const FIRST_HANDLE: u64 = 0x1000_0000;
 const HANDLE_STEP: u64 = 0x100;
 
-/// The host's present, the streams and the events.
+/// The host's current time, the streams and the events.
 #[derive(Clone, Debug)]
 pub(super) struct StreamClocks {
     now: Nanos,
-    streams: Vec<Stream>,
-    events: Vec<Event>,
+    streams: Vec<StreamClock>,
+    events: Vec<SimEvent>,
     destroyed: Vec<EventId>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Stream {
+struct StreamClock {
     handle: u64,
     /// When all work queued so far is done.
     ready: Nanos,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Event {
+enum SimEvent {
     Destroyed,
-    /// Done at that time; an event that was never recorded is done from the start.
+    /// Done at that time; an event that was never recorded is done at time 0.
     Live(Nanos),
 }
 
 /// There is no such stream or event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Unknown {
+pub(super) enum UnknownHandle {
     #[error("there is no stream {0}")]
     Stream(StreamId),
     #[error("there is no event {0}")]
@@ -44,7 +44,7 @@ pub(super) enum Unknown {
 
 impl StreamClocks {
     pub(super) fn new() -> StreamClocks {
-        let default_stream = Stream { handle: 0, ready: Nanos::ZERO };
+        let default_stream = StreamClock { handle: 0, ready: Nanos::ZERO };
         StreamClocks { now: Nanos::ZERO, streams: vec![default_stream], events: Vec::new(), destroyed: Vec::new() }
     }
 
@@ -69,15 +69,15 @@ impl StreamClocks {
     }
 
     /// When the work of one stream is done.
-    pub(super) fn stream_ready(&self, stream: StreamId) -> Result<Nanos, Unknown> {
-        self.streams.get(stream.index()).map(|stream| stream.ready).ok_or(Unknown::Stream(stream))
+    pub(super) fn stream_ready(&self, stream: StreamId) -> Result<Nanos, UnknownHandle> {
+        self.streams.get(stream.index()).map(|stream| stream.ready).ok_or(UnknownHandle::Stream(stream))
     }
 
-    /// A new stream, or `None` when the numbers are used up. Without a handle of its own it gets a made-up one.
+    /// A new stream, or `None` when the numbers are used up. It gets a made-up handle if `known_as` is 0.
     pub(super) fn create_stream(&mut self, known_as: u64) -> Option<StreamId> {
         let number = u16::try_from(self.streams.len()).ok()?;
         let handle = if known_as == 0 { FIRST_HANDLE + u64::from(number) * HANDLE_STEP } else { known_as };
-        self.streams.push(Stream { handle, ready: Nanos::ZERO });
+        self.streams.push(StreamClock { handle, ready: Nanos::ZERO });
         Some(StreamId(number))
     }
 
@@ -87,7 +87,7 @@ impl StreamClocks {
     }
 
     /// Queues work that takes `time`.
-    pub(super) fn run(&mut self, stream: StreamId, time: Nanos) -> Result<(), Unknown> {
+    pub(super) fn run(&mut self, stream: StreamId, time: Nanos) -> Result<(), UnknownHandle> {
         let now = self.now;
         let stream = self.stream_mut(stream)?;
         stream.ready = stream.ready.max(now) + time;
@@ -95,7 +95,7 @@ impl StreamClocks {
     }
 
     /// Later work of `stream` waits for `event`.
-    pub(super) fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), Unknown> {
+    pub(super) fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), UnknownHandle> {
         let done = self.event_done(event)?;
         let stream = self.stream_mut(stream)?;
         stream.ready = stream.ready.max(done);
@@ -112,40 +112,40 @@ impl StreamClocks {
     pub(super) fn create_event(&mut self) -> EventId {
         match self.destroyed.pop() {
             Some(event) => {
-                self.events[event.index()] = Event::Live(Nanos::ZERO);
+                self.events[event.index()] = SimEvent::Live(Nanos::ZERO);
                 event
             }
             None => {
-                self.events.push(Event::Live(Nanos::ZERO));
+                self.events.push(SimEvent::Live(Nanos::ZERO));
                 EventId((self.events.len() - 1) as u32)
             }
         }
     }
 
     /// Puts the event behind the work queued on `stream` so far.
-    pub(super) fn record(&mut self, event: EventId, stream: StreamId) -> Result<(), Unknown> {
+    pub(super) fn record(&mut self, event: EventId, stream: StreamId) -> Result<(), UnknownHandle> {
         self.event_done(event)?;
-        self.events[event.index()] = Event::Live(self.stream_ready(stream)?);
+        self.events[event.index()] = SimEvent::Live(self.stream_ready(stream)?);
         Ok(())
     }
 
     /// When the work in front of the event is done.
-    pub(super) fn event_done(&self, event: EventId) -> Result<Nanos, Unknown> {
+    pub(super) fn event_done(&self, event: EventId) -> Result<Nanos, UnknownHandle> {
         match self.events.get(event.index()) {
-            Some(&Event::Live(done)) => Ok(done),
-            Some(Event::Destroyed) | None => Err(Unknown::Event(event)),
+            Some(&SimEvent::Live(done)) => Ok(done),
+            Some(SimEvent::Destroyed) | None => Err(UnknownHandle::Event(event)),
         }
     }
 
-    pub(super) fn destroy_event(&mut self, event: EventId) -> Result<(), Unknown> {
+    pub(super) fn destroy_event(&mut self, event: EventId) -> Result<(), UnknownHandle> {
         self.event_done(event)?;
-        self.events[event.index()] = Event::Destroyed;
+        self.events[event.index()] = SimEvent::Destroyed;
         self.destroyed.push(event);
         Ok(())
     }
 
-    fn stream_mut(&mut self, stream: StreamId) -> Result<&mut Stream, Unknown> {
-        self.streams.get_mut(stream.index()).ok_or(Unknown::Stream(stream))
+    fn stream_mut(&mut self, stream: StreamId) -> Result<&mut StreamClock, UnknownHandle> {
+        self.streams.get_mut(stream.index()).ok_or(UnknownHandle::Stream(stream))
     }
 }
 
@@ -192,8 +192,8 @@ mod tests {
         let mut clocks = StreamClocks::new();
         let event = clocks.create_event();
         clocks.destroy_event(event).unwrap();
-        assert_eq!(clocks.event_done(event), Err(Unknown::Event(event)));
-        assert_eq!(clocks.destroy_event(event), Err(Unknown::Event(event)));
+        assert_eq!(clocks.event_done(event), Err(UnknownHandle::Event(event)));
+        assert_eq!(clocks.destroy_event(event), Err(UnknownHandle::Event(event)));
         assert_eq!(clocks.create_event(), event);
     }
 }

@@ -1,4 +1,4 @@
-//! What driver calls cost: measured medians by size, interpolated; nominal figures where nothing was measured.
+//! Costs of driver calls: measured medians by size, interpolated; nominal costs where nothing was measured.
 
 use crate::device::CallKind;
 use oomph_base::Nanos;
@@ -10,22 +10,22 @@ use oomph_base::Nanos;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CostTable {
     /// By [`CallKind`], ascending in size.
-    curves: Vec<Vec<Point>>,
+    curves: Vec<Vec<CostPoint>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Point {
+struct CostPoint {
     bytes: u64,
     cost: Nanos,
 }
 
-/// Why there is no such table of driver-call costs.
+/// Why a table of driver-call costs is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum CostTableError {
-    /// A call that nobody knows.
+    /// An unknown call.
     #[error("the table of driver-call costs names an unknown call '{0}'")]
     UnknownCall(String),
-    /// A cost that no call can have.
+    /// An impossible cost.
     #[error("the table of driver-call costs gives {median_us} us for '{call}'")]
     ImpossibleCost {
         /// Which call.
@@ -35,8 +35,8 @@ pub enum CostTableError {
     },
 }
 
-/// Nominal costs, for calls whose cost was not measured: the order of magnitude that such calls have on a machine of
-/// this class. Page-locking is the one that grows with the size.
+/// Nominal costs for calls that were not measured: their order of magnitude on a machine of this class. Only page-locking
+/// grows with the size.
 const NOMINAL: &[(CallKind, &[(u64, u64)])] = &[
     (CallKind::MemGetInfo, &[(0, 20_000)]),
     (CallKind::StreamCreate, &[(0, 10_000)]),
@@ -59,22 +59,22 @@ const NOMINAL: &[(CallKind, &[(u64, u64)])] = &[
     (CallKind::Launch, &[(0, 2_000)]),
 ];
 
-/// What one call of one size costs.
+/// The cost of one call of one size.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Cost {
-    /// The driver's name of the call; words after the name say how it was measured.
+    /// The driver's name of the call; words after it say how it was measured.
     pub call: String,
-    /// How much it asked for or gave back; 0 where there is no size.
+    /// How much it requested or gave back; 0 for calls without a size.
     pub bytes: u64,
     /// The median in microseconds.
     pub median_us: f64,
-    /// The 99th percentile in microseconds, for people to see.
+    /// The 99th percentile in microseconds, for information.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p99_us: Option<f64>,
 }
 
 impl CostTable {
-    /// A table of these costs, nominal ones for calls that are not among them.
+    /// A table of these costs, with nominal costs for other calls.
     ///
     /// ```
     /// use oomph_alloc::device::{CallKind, sim::{Cost, CostTable}};
@@ -90,12 +90,12 @@ impl CostTable {
             if !(median_us >= 0.0 && median_us.is_finite()) {
                 return Err(CostTableError::ImpossibleCost { call, median_us });
             }
-            curves[kind as usize].push(Point { bytes, cost: Nanos((median_us * 1e3).round() as u64) });
+            curves[kind as usize].push(CostPoint { bytes, cost: Nanos((median_us * 1e3).round() as u64) });
         }
         for &(kind, points) in NOMINAL {
-            let curve: &mut Vec<Point> = &mut curves[kind as usize];
+            let curve: &mut Vec<CostPoint> = &mut curves[kind as usize];
             if curve.is_empty() {
-                curve.extend(points.iter().map(|&(bytes, nanos)| Point { bytes, cost: Nanos(nanos) }));
+                curve.extend(points.iter().map(|&(bytes, nanos)| CostPoint { bytes, cost: Nanos(nanos) }));
             }
         }
         for curve in &mut curves {
@@ -105,7 +105,7 @@ impl CostTable {
         Ok(CostTable { curves })
     }
 
-    /// What one call costs. Zero for a kind that has neither a measured nor a nominal figure.
+    /// The cost of a call. Zero for a kind without a measured or nominal cost.
     #[must_use]
     pub fn cost(&self, kind: CallKind, bytes: u64) -> Nanos {
         let curve = self.curves[kind as usize].as_slice();
@@ -127,12 +127,12 @@ impl CostTable {
     }
 }
 
-/// The kind that a row of the table speaks of. Allocations from a stream-ordered pool were measured through the
-/// call that uses the default pool, which does the same.
+/// The kind that a row of the table is about. Allocations from a stream-ordered pool were measured with the call that uses
+/// the default pool, which costs the same.
 fn kind_named(call: &str) -> Option<CallKind> {
     match call.split_once(' ').map_or(call, |(name, _)| name) {
         "cuMemAllocAsync" => Some(CallKind::MemAllocAsync),
-        name => CallKind::ALL.iter().copied().find(|kind| kind.name() == name),
+        name => CallKind::named(name),
     }
 }
 
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn costs_lie_between_their_neighbours_and_go_on_beyond_the_last() {
+    fn costs_are_interpolated_and_extrapolated() {
         let rows = [(512, 40.0), (20 * MIB, 50.0), (256 * MIB, 180.0), (8 * GIB, 4_800.0)];
         let table = CostTable::of(rows.map(|(bytes, median_us)| row("cuMemFree", bytes, median_us))).unwrap();
         let cost = |bytes| table.cost(CallKind::MemFree, bytes).0;
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_table_is_refused_in_words() {
+    fn invalid_tables_are_refused() {
         let refused = |call, median_us| CostTable::of([row(call, 1, median_us)]).unwrap_err().to_string();
         assert!(refused("cuMemAlok", 1.0).contains("unknown call 'cuMemAlok'"));
         assert!(refused("cuMemAlloc", -1.0).contains("-1 us for 'cuMemAlloc'"));

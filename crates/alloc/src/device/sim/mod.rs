@@ -1,39 +1,33 @@
-//! The simulated GPU: exact books, addresses as the real driver gives them, measured costs on a virtual clock.
+//! The simulated GPU: exact memory accounting, addresses as the real driver gives them, measured costs on a virtual clock.
 //!
-//! Deterministic and cloneable: the same calls give the same answers, the same times included. Strategies meet it
-//! only as [`Device`]; it knows none of them.
+//! Deterministic and cloneable: the same calls give the same answers and times. It knows no strategy.
 //!
-//! One file a subject: `address_space` (where `cuMemAlloc` puts things), `physical` (how much is taken),
-//! `virtual_memory`, `pools`, `pinned`, `clock` (streams and events), `compute` and `work_times` (how long work takes),
-//! `costs` (what calls cost), `contents` (who wrote what where), `profile` and `profile_file` (which GPU). `holes`, `extents` and `newest_fit` find places.
+//! One file per subject: `address_space` (where `cuMemAlloc` places memory), `virtual_memory`, `pools`, `clock` (streams and
+//! events), `costs` (of driver calls), `work_times` (of kernels and copies), `contents` (patterns in memory), `profile`
+//! (which GPU), `placement` (free ranges).
 
 mod address_space;
 mod clock;
-mod compute;
 mod contents;
 mod costs;
-mod extents;
-mod holes;
-mod newest_fit;
-mod physical;
-mod pinned;
+mod placement;
 mod pools;
 mod profile;
-mod profile_file;
 mod virtual_memory;
 mod work_times;
 
 use std::sync::Arc;
 
-pub use compute::Rates;
 pub use costs::{Cost, CostTable, CostTableError};
-pub use profile::{Profile, SimConfig, SimConfigError};
-pub use profile_file::ProfileFile;
-pub use work_times::{ImpossibleTime, WorkTable, WorkTime};
+pub use profile::{Profile, ProfileFile, SimConfig, SimConfigError};
+pub use work_times::{ImpossibleTime, Rates, WorkTable, WorkTime};
 
 use self::{
-    address_space::AddressSpace, clock::StreamClocks, contents::Contents, physical::PhysicalMemory,
-    pinned::PinnedSpace, pools::PoolSpace, virtual_memory::VirtualSpace,
+    address_space::{AddressSpace, PinnedSpace},
+    clock::StreamClocks,
+    contents::Contents,
+    pools::PoolSpace,
+    virtual_memory::SimVirtualSpace,
 };
 use super::{
     CallKind, CallLedger, CallTally, Capabilities, Clock, Compute, Device, DeviceError, DeviceProps, MemoryInfo,
@@ -61,17 +55,40 @@ pub struct SimDevice {
     work: Arc<WorkTable>,
     clocks: StreamClocks,
     ledger: CallLedger,
-    physical: PhysicalMemory,
+    memory: PhysicalMemory,
     address_space: AddressSpace,
-    virtual_space: VirtualSpace,
+    virtual_space: SimVirtualSpace,
     pools: PoolSpace,
     pinned: PinnedSpace,
     contents: Contents,
     libraries_loaded: bool,
 }
 
+/// Counts physical memory. Which page is which never matters.
+#[derive(Clone, Debug)]
+struct PhysicalMemory {
+    total: u64,
+    /// Taken by the context and loaded libraries.
+    overhead: u64,
+    /// Taken by allocations.
+    held: u64,
+}
+
+impl PhysicalMemory {
+    fn free(&self) -> u64 {
+        self.total.saturating_sub(self.overhead).saturating_sub(self.held)
+    }
+
+    /// Takes memory for an allocation; false, and nothing taken, where there is not enough.
+    fn take(&mut self, bytes: u64) -> bool {
+        let fits = bytes <= self.free();
+        self.held += if fits { bytes } else { 0 };
+        fits
+    }
+}
+
 impl SimDevice {
-    /// A fresh device with its context made.
+    /// A fresh device with its context.
     pub fn new(config: impl Into<SimConfig>) -> Result<SimDevice, SimConfigError> {
         let config = config.into();
         config.check()?;
@@ -100,9 +117,9 @@ impl SimDevice {
             work: profile.work,
             clocks: StreamClocks::new(),
             ledger: CallLedger::default(),
-            physical: PhysicalMemory::new(total_bytes, profile.context_bytes),
+            memory: PhysicalMemory { total: total_bytes, overhead: profile.context_bytes, held: 0 },
             address_space: AddressSpace::new(profile.page_bytes),
-            virtual_space: VirtualSpace::new(profile.granularity_bytes),
+            virtual_space: SimVirtualSpace::new(profile.granularity_bytes),
             pools: PoolSpace::new(),
             pinned: PinnedSpace::new(),
             contents: Contents::default(),
@@ -110,12 +127,12 @@ impl SimDevice {
         })
     }
 
-    /// Notes a call and lets its cost pass. A failed call costs what the smallest one does.
+    /// Notes a call and advances the clock by its cost. A failed call costs as much as the smallest one.
     fn conclude<T>(&mut self, call: CallKind, bytes: u64, answer: Result<T, DeviceError>) -> Result<T, DeviceError> {
         self.conclude_after(Nanos::ZERO, call, bytes, answer)
     }
 
-    /// The same for a call that first waits until some time. The waiting is time inside the call.
+    /// Like [`conclude`](SimDevice::conclude), for a call that first waits until some time. The wait counts as time in the call.
     fn conclude_after<T>(
         &mut self,
         until: Nanos,
@@ -130,7 +147,7 @@ impl SimDevice {
         answer
     }
 
-    /// The same for a call that can only fail by breaking a rule.
+    /// Like [`conclude`](SimDevice::conclude), for a call that can only fail by breaking a rule.
     fn conclude_checked<T>(
         &mut self,
         call: CallKind,
@@ -141,8 +158,26 @@ impl SimDevice {
         self.conclude(call, bytes, answer)
     }
 
+    /// Concludes a call that returns an address or handle; `None` means that memory or addresses have run out.
+    fn conclude_allocation<T>(
+        &mut self,
+        call: CallKind,
+        bytes: u64,
+        answer: Result<Option<T>, impl ToString>,
+    ) -> Result<T, DeviceError> {
+        let answer = match answer {
+            Ok(found) => found.ok_or(DeviceError::OutOfMemory { call, requested: bytes }),
+            Err(reason) => Err(DeviceError::InvalidValue { call, reason: reason.to_string() }),
+        };
+        self.conclude(call, bytes, answer)
+    }
+
     /// Waits until a time that may be unknown.
-    fn conclude_waiting(&mut self, call: CallKind, until: Result<Nanos, clock::Unknown>) -> Result<(), DeviceError> {
+    fn conclude_waiting(
+        &mut self,
+        call: CallKind,
+        until: Result<Nanos, clock::UnknownHandle>,
+    ) -> Result<(), DeviceError> {
         match until {
             Ok(until) => {
                 self.conclude_after(until, call, 0, Ok(()))?;
@@ -165,40 +200,37 @@ impl Device for SimDevice {
             return self.conclude_checked(call, 0, Err("the size is zero"));
         }
         let growth = self.growth_bytes(bytes);
-        let exhausted = DeviceError::OutOfMemory { call, requested: bytes };
-        if !self.physical.take(growth) {
-            return self.conclude(call, bytes, Err(exhausted));
+        if !self.memory.take(growth) {
+            return self.conclude_allocation(call, bytes, Ok::<_, String>(None));
         }
         let place = self.address_space.allocate(bytes);
-        if place.is_none() {
-            self.physical.give_back(growth);
+        match place {
+            Some(address) => self.forget_contents(address, bytes),
+            None => self.memory.held -= growth,
         }
-        if let Some(address) = place {
-            self.forget_contents(address, bytes);
-        }
-        self.conclude(call, bytes, place.ok_or(exhausted))
+        self.conclude_allocation(call, bytes, Ok::<_, String>(place))
     }
 
     fn free(&mut self, address: Address) -> Result<(), DeviceError> {
         let call = CallKind::MemFree;
         match self.address_space.free(address) {
-            Some(vacated) => {
+            Some(freed) => {
                 self.settle_contents(self.clocks.all_ready());
-                self.forget_contents(address, vacated.bytes);
-                self.physical.give_back(vacated.pages * self.props.page_bytes);
-                self.conclude_after(self.clocks.all_ready(), call, vacated.bytes, Ok(()))
+                self.forget_contents(address, freed.bytes);
+                self.memory.held -= freed.pages * self.props.page_bytes;
+                self.conclude_after(self.clocks.all_ready(), call, freed.bytes, Ok(()))
             }
             None => self.conclude_checked(call, 0, Err(format!("no allocation starts at {address}"))),
         }
     }
 
     fn memory_info(&mut self) -> Result<MemoryInfo, DeviceError> {
-        let info = MemoryInfo { free: self.physical.free(), total: self.physical.total() };
+        let info = MemoryInfo { free: self.memory.free(), total: self.memory.total };
         self.conclude(CallKind::MemGetInfo, 0, Ok(info))
     }
 
     fn held_bytes(&self) -> u64 {
-        self.physical.held()
+        self.memory.held
     }
 
     fn growth_bytes(&self, bytes: u64) -> u64 {
@@ -206,11 +238,11 @@ impl Device for SimDevice {
     }
 
     fn free_bytes(&self) -> u64 {
-        self.physical.free()
+        self.memory.free()
     }
 
     fn overhead_bytes(&self) -> u64 {
-        self.physical.overhead()
+        self.memory.overhead
     }
 
     fn stream_create(&mut self, known_as: u64) -> Result<StreamId, DeviceError> {
@@ -326,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_runs_out_exactly_at_the_last_page_and_a_failure_changes_nothing() {
+    fn memory_runs_out_exactly_at_the_last_page() {
         let config =
             SimConfig { capacity_bytes: Some(Profile::h200().context_bytes + 4 * MIB), ..SimConfig::default() };
         let mut device = SimDevice::new(config).unwrap();
@@ -350,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn misuse_is_refused_in_words() {
+    fn misuse_is_refused() {
         let mut device = device();
         let address = device.alloc(512).unwrap();
         for answer in [
@@ -431,7 +463,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn books_are_kept_and_live_allocations_never_overlap(
+        fn held_bytes_are_exact_and_allocations_never_overlap(
             steps in prop::collection::vec((any::<bool>(), sizes(), any::<prop::sample::Index>()), 1..200)
         ) {
             let mut device = SimDevice::new("sim:2GiB".parse::<SimConfig>().unwrap()).unwrap();

@@ -1,29 +1,31 @@
-//! Which GPU is simulated, and how the command line names it.
+//! Which GPU is simulated ([`Profile`], [`SimConfig`]), and profiles as files: what `doctor --calibrate` writes and
+//! `--device sim:PATH` reads.
 
 use std::{
     borrow::Cow,
+    fs,
     path::Path,
     str::FromStr,
     sync::{Arc, LazyLock},
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::{
-    ProfileFile,
     address_space::{RANGE_BYTES, SHARE_BYTES},
-    compute::Rates,
-    costs::CostTable,
-    work_times::WorkTable,
+    costs::{Cost, CostTable},
+    work_times::{Rates, WorkTable, WorkTime},
 };
 use oomph_base::{Bytes, ParseBytesError, did_you_mean, nearest};
 
 /// Everything that makes one GPU differ from another.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
-    /// What to call it on the command line.
+    /// Its name on the command line.
     pub name: Cow<'static, str>,
-    /// What the vendor calls it.
+    /// The vendor's name.
     pub vendor_name: Cow<'static, str>,
-    /// Memory in all.
+    /// Total memory.
     pub total_bytes: u64,
     /// Taken by the context before the first allocation.
     pub context_bytes: u64,
@@ -45,8 +47,8 @@ impl Profile {
     /// The names of all profiles.
     pub const NAMES: &'static [&'static str] = &["h200"];
 
-    /// An NVIDIA H200, driver CUDA 13.0, as `h200.toml` tells. The real one refuses a single allocation of the last
-    /// 4 MiB; this one does not.
+    /// An NVIDIA H200 with driver CUDA 13.0, from `h200.toml`. The real one refuses an allocation of the last 4 MiB; this one
+    /// does not.
     #[must_use]
     pub fn h200() -> Profile {
         #[expect(clippy::expect_used, reason = "the profile is part of this crate, and every test reads it")]
@@ -66,20 +68,34 @@ impl Profile {
     }
 }
 
-/// A GPU to simulate: a profile, perhaps with another amount of memory.
+/// A GPU to simulate: a profile, possibly with another amount of memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimConfig {
     /// Which GPU.
     pub profile: Profile,
-    /// Memory in all, where it is not the profile's.
+    /// Total memory, if it is not the profile's.
     pub capacity_bytes: Option<u64>,
 }
 
 impl SimConfig {
-    /// Memory in all.
+    /// Total memory.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         self.capacity_bytes.unwrap_or(self.profile.total_bytes)
+    }
+
+    /// Checks that such a device is possible.
+    pub(super) fn check(&self) -> Result<(), SimConfigError> {
+        let Profile { context_bytes, page_bytes, granularity_bytes, .. } = self.profile;
+        let capacity_bytes = self.total_bytes();
+        if capacity_bytes == 0 || capacity_bytes < context_bytes {
+            return Err(SimConfigError::TooSmall { capacity_bytes, context_bytes });
+        }
+        let steps = [SHARE_BYTES, page_bytes, granularity_bytes, RANGE_BYTES];
+        if steps.windows(2).any(|pair| pair[0] == 0 || !pair[1].is_multiple_of(pair[0])) {
+            return Err(SimConfigError::OddPages { page_bytes, granularity_bytes });
+        }
+        Ok(())
     }
 }
 
@@ -95,7 +111,7 @@ impl Default for SimConfig {
     }
 }
 
-/// Why there is no such simulated device.
+/// Why a simulated device cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SimConfigError {
     /// Not enough memory for the driver itself.
@@ -104,12 +120,12 @@ pub enum SimConfigError {
         Bytes(*.capacity_bytes), Bytes(*.context_bytes)
     )]
     TooSmall {
-        /// Memory in all.
+        /// Total memory.
         capacity_bytes: u64,
         /// What the context takes.
         context_bytes: u64,
     },
-    /// Pages that do not fit together.
+    /// Page sizes that do not divide each other.
     #[error(
         "pages of {page_bytes} bytes and a granularity of {granularity_bytes} bytes: \
          both must divide 32 MiB, and 512 bytes the page, and the page the granularity"
@@ -123,7 +139,7 @@ pub enum SimConfigError {
     /// The text names another kind of device.
     #[error("'{0}' is not a simulated device; write sim, sim:80GiB or sim:h200")]
     NotSimulated(String),
-    /// The text after `sim:` starts like a size and is none.
+    /// The text after `sim:` starts like a size but is not one.
     #[error("in 'sim:': {0}")]
     Size(#[from] ParseBytesError),
     /// The text after `sim:` is neither a size nor a profile.
@@ -177,26 +193,82 @@ impl FromStr for SimConfig {
     }
 }
 
-impl SimConfig {
-    /// Whether such a device can be.
-    pub(super) fn check(&self) -> Result<(), SimConfigError> {
-        let Profile { context_bytes, page_bytes, granularity_bytes, .. } = self.profile;
-        let capacity_bytes = self.total_bytes();
-        if capacity_bytes == 0 || capacity_bytes < context_bytes {
-            return Err(SimConfigError::TooSmall { capacity_bytes, context_bytes });
-        }
-        let steps = [SHARE_BYTES, page_bytes, granularity_bytes, RANGE_BYTES];
-        if steps.windows(2).any(|pair| pair[0] == 0 || !pair[1].is_multiple_of(pair[0])) {
-            return Err(SimConfigError::OddPages { page_bytes, granularity_bytes });
-        }
-        Ok(())
+/// A profile in TOML. Costs are by call and size, as they were measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProfileFile {
+    /// Its name.
+    pub name: String,
+    /// The vendor's name.
+    pub vendor_name: String,
+    /// The driver under which it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<String>,
+    /// Total memory.
+    pub total_bytes: u64,
+    /// Taken by the context before the first allocation.
+    pub context_bytes: u64,
+    /// Taken by the libraries that the first matrix product loads, their workspace left out.
+    pub library_bytes: u64,
+    /// What the library works in beside that, per stream, for information.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workspace_bytes: Option<u64>,
+    /// The part of the context that is the kernels of this program, for information.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernel_bytes: Option<u64>,
+    /// Physical memory is handed out in pages of this size.
+    pub page_bytes: u64,
+    /// What sizes and addresses of virtual memory must be multiples of.
+    pub granularity_bytes: u64,
+    /// How many allocations of 512 bytes were seen to share a page, for information.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub small_allocations_per_page: Option<u64>,
+    /// How fast work is in general.
+    pub rates: Rates,
+    /// How long work took.
+    #[serde(default)]
+    pub work: Vec<WorkTime>,
+    /// What driver calls cost.
+    pub cost: Vec<Cost>,
+}
+
+impl ProfileFile {
+    /// Reads a profile.
+    pub fn load(path: &Path) -> Result<Profile, SimConfigError> {
+        let bad = |reason: String| SimConfigError::BadProfile { path: path.display().to_string(), reason };
+        let text = fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;
+        ProfileFile::parse(&text).map_err(bad)
+    }
+
+    /// The file's text.
+    pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
+        toml::to_string_pretty(self)
+    }
+
+    /// Parses a profile's text; the error is the reason.
+    pub(in crate::device) fn parse(text: &str) -> Result<Profile, String> {
+        let file: ProfileFile = toml::from_str(text).map_err(|error| error.to_string())?;
+        let rates = file.rates.checked().ok_or("a rate is not a positive number")?;
+        Ok(Profile {
+            name: file.name.into(),
+            vendor_name: file.vendor_name.into(),
+            total_bytes: file.total_bytes,
+            context_bytes: file.context_bytes,
+            library_bytes: file.library_bytes,
+            page_bytes: file.page_bytes,
+            granularity_bytes: file.granularity_bytes,
+            costs: Arc::new(CostTable::of(file.cost).map_err(|error| error.to_string())?),
+            rates,
+            work: Arc::new(WorkTable::of(file.work).map_err(|error| error.to_string())?),
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use oomph_base::{GIB, MIB};
+    use crate::device::CallKind;
+    use oomph_base::{Dtype, GIB, MIB, Nanos, ProductRole, Work};
 
     fn refusal(text: &str) -> String {
         text.parse::<SimConfig>().unwrap_err().to_string()
@@ -227,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_simulated_is_refused_in_words() {
+    fn impossible_devices_are_refused() {
         let context = Bytes(Profile::h200().context_bytes);
         assert_eq!(
             refusal("sim:0"),
@@ -243,5 +315,83 @@ mod tests {
         assert!(refusal("sim:").contains("there is no profile ''"));
         assert!(refusal("cuda:0").contains("not a simulated device"));
         assert!(refusal("simple").contains("not a simulated device"));
+    }
+
+    const PRODUCT: Work =
+        Work::Gemm { m: 512, n: 512, k: 512, batch: 1, dtype: Dtype::Bf16, role: ProductRole::Output };
+
+    fn file() -> ProfileFile {
+        ProfileFile {
+            name: "small".to_owned(),
+            vendor_name: "A small GPU".to_owned(),
+            driver: Some("CUDA 13.0".to_owned()),
+            total_bytes: 1 << 33,
+            context_bytes: 300 * MIB,
+            library_bytes: 0,
+            page_bytes: 2 * MIB,
+            granularity_bytes: 2 * MIB,
+            workspace_bytes: Some(32 * MIB),
+            kernel_bytes: Some(0),
+            small_allocations_per_page: Some(4096),
+            rates: Profile::h200().rates,
+            work: vec![WorkTime { median_us: 80.0, p99_us: Some(90.0), work: PRODUCT }],
+            cost: vec![Cost { call: "cuMemAlloc".to_owned(), bytes: 512, median_us: 3.5, p99_us: Some(9.0) }],
+        }
+    }
+
+    #[test]
+    fn a_written_profile_is_read_back() {
+        let profile = ProfileFile::parse(&file().to_toml().unwrap()).unwrap();
+        assert_eq!((profile.name.as_ref(), profile.total_bytes), ("small", 1 << 33));
+        assert_eq!(profile.rates, Profile::h200().rates);
+        assert_eq!(profile.duration(&PRODUCT), Nanos(80_000));
+        assert_eq!(profile.costs.cost(CallKind::MemAlloc, 512), Nanos(3_500));
+    }
+
+    #[test]
+    fn older_profiles_are_read() {
+        let text = r#"
+            name = "old"
+            vendor_name = "An old GPU"
+            total_bytes = 8589934592
+            context_bytes = 314572800
+            library_bytes = 0
+            page_bytes = 2097152
+            granularity_bytes = 2097152
+
+            [rates]
+            f32_flops_per_ns = 67000.0
+            tf32_flops_per_ns = 494500.0
+            half_flops_per_ns = 989000.0
+            memory_bytes_per_ns = 3900.0
+            pinned_copy_bytes_per_ns = 55.0
+            pageable_copy_in_bytes_per_ns = 11.0
+            pageable_copy_out_bytes_per_ns = 15.0
+            kernel_floor_ns = 3826
+
+            [[cost]]
+            call = "cuMemAlloc"
+            bytes = 512
+            median_us = 30.666
+        "#;
+        let profile = ProfileFile::parse(text).unwrap();
+        assert_eq!(profile.rates.pinned_copy_in_bytes_per_ns, 55.0);
+        assert_eq!(profile.rates.pinned_copy_out_bytes_per_ns, 55.0);
+        assert_eq!(profile.duration(&PRODUCT), profile.rates.duration(&PRODUCT));
+    }
+
+    #[test]
+    fn invalid_profiles_are_refused() {
+        let refused = |change: fn(&mut ProfileFile)| {
+            let mut bad = file();
+            change(&mut bad);
+            ProfileFile::parse(&bad.to_toml().unwrap()).unwrap_err()
+        };
+        assert!(refused(|file| file.cost[0].call = "cuMemAlok".to_owned()).contains("unknown call 'cuMemAlok'"));
+        assert!(refused(|file| file.work[0].median_us = -1.0).contains("-1 us for Gemm"));
+        assert!(refused(|file| file.rates.memory_bytes_per_ns = 0.0).contains("not a positive number"));
+        assert!(ProfileFile::parse("name = 3").unwrap_err().contains("line 1"));
+        let missing = ProfileFile::load(Path::new("no/such/profile.toml")).unwrap_err().to_string();
+        assert!(missing.starts_with("the profile no/such/profile.toml cannot be used"), "{missing}");
     }
 }

@@ -1,12 +1,10 @@
-//! Address space and physical memory handled apart, with the driver's rules checked.
+//! Virtual memory of the simulated device: where ranges are reserved, and the calls over [`MappingTable`].
 //!
-//! Reserved ranges start at the address that the real driver gives first, and each follows the one before it in steps
-//! of 32 MiB. Addresses given back are used again, the lowest fitting place first.
+//! Reserved ranges start at the address that the real driver gives first, and each follows the one before it in steps of
+//! 32 MiB. Addresses that were given back are used again, the lowest fitting place first.
 
-use std::collections::BTreeMap;
-
-use super::{SimDevice, address_space::RANGE_BYTES, contents::Ground, holes::Holes};
-use crate::device::{CallKind, DeviceError, PhysicalId, VirtualMemory};
+use super::{SimDevice, address_space::RANGE_BYTES, contents::PhysicalRegion, placement::FreeRanges};
+use crate::device::{CallKind, DeviceError, PhysicalId, VirtualMemory, mapping::MappingTable};
 use oomph_base::{Address, GIB};
 
 /// The first reserved range starts here.
@@ -14,50 +12,23 @@ const FIRST: u64 = 0x3_0200_0000;
 /// Reserved ranges end here.
 const END: u64 = 64 * 1024 * GIB;
 
-/// Reserved ranges, pieces of physical memory, and what is mapped where.
+/// Addresses for reserved ranges, and what is reserved and mapped.
 #[derive(Clone, Debug)]
-pub(super) struct VirtualSpace {
+pub(super) struct SimVirtualSpace {
     granularity: u64,
     /// In units of [`RANGE_BYTES`].
-    unused: Holes,
-    /// Length by address.
-    reserved: BTreeMap<u64, u64>,
-    mapped: BTreeMap<u64, Mapping>,
-    /// Until released and unmapped everywhere. Numbers are never used again.
-    pieces: BTreeMap<PhysicalId, Piece>,
-    next_piece: u64,
+    unused: FreeRanges,
+    pub(super) table: MappingTable<()>,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Mapping {
-    bytes: u64,
-    physical: PhysicalId,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Piece {
-    bytes: u64,
-    released: bool,
-    mappings: u32,
-}
-
-/// Why a call is refused, in words.
-type Broken = String;
-
-impl VirtualSpace {
-    pub(super) fn new(granularity: u64) -> VirtualSpace {
-        VirtualSpace {
-            granularity,
-            unused: Holes::new(FIRST / RANGE_BYTES, (END - FIRST) / RANGE_BYTES),
-            reserved: BTreeMap::new(),
-            mapped: BTreeMap::new(),
-            pieces: BTreeMap::new(),
-            next_piece: 1,
-        }
+impl SimVirtualSpace {
+    pub(super) fn new(granularity: u64) -> SimVirtualSpace {
+        let unused = FreeRanges::new(FIRST / RANGE_BYTES, (END - FIRST) / RANGE_BYTES);
+        SimVirtualSpace { granularity, unused, table: MappingTable::default() }
     }
 
-    /// Whether every one of these is a multiple of the granularity, and the first, a length, is not zero.
-    fn check_multiples(&self, bytes: u64, address: u64) -> Result<(), Broken> {
+    /// Checks that a length is not zero, and that it and the address are multiples of the granularity.
+    fn check_multiples(&self, bytes: u64, address: u64) -> Result<(), String> {
         if bytes == 0 {
             return Err("the size is zero".to_owned());
         }
@@ -66,34 +37,22 @@ impl VirtualSpace {
                 return Err(format!("the {what} {value:#x} is not a multiple of {:#x}", self.granularity));
             }
         }
-        match address.checked_add(bytes) {
-            Some(_) => Ok(()),
-            None => Err("the range ends beyond the address space".to_owned()),
-        }
+        Ok(())
     }
 
     /// The address, or `None` where the address space is used up.
-    fn reserve(&mut self, bytes: u64) -> Result<Option<Address>, Broken> {
+    fn reserve(&mut self, bytes: u64) -> Result<Option<Address>, String> {
         self.check_multiples(bytes, 0)?;
-        let start = self.take_range(bytes);
+        let start = self.take_range(bytes).map(Address);
         if let Some(start) = start {
-            self.reserved.insert(start, bytes);
+            self.table.reserve(start, bytes);
         }
-        Ok(start.map(Address))
+        Ok(start)
     }
 
-    fn address_free(&mut self, address: Address, bytes: u64) -> Result<(), Broken> {
-        match self.reserved.get(&address.0) {
-            None => return Err(format!("no reserved range starts at {address}")),
-            Some(&reserved) if reserved != bytes => {
-                return Err(format!("the range at {address} has {reserved} bytes, not {bytes}"));
-            }
-            Some(_) => {}
-        }
-        if let Some((&mapped, _)) = self.mapped.range(address.0..address.0 + bytes).next() {
-            return Err(format!("memory is still mapped at {}", Address(mapped)));
-        }
-        self.reserved.remove(&address.0);
+    fn address_free(&mut self, address: Address, bytes: u64) -> Result<(), String> {
+        self.table.check_address_free(address, bytes)?;
+        self.table.address_free(address);
         self.give_back_range(address.0, bytes);
         Ok(())
     }
@@ -103,148 +62,70 @@ impl VirtualSpace {
         self.unused.take_lowest(bytes.div_ceil(RANGE_BYTES)).map(|range| range * RANGE_BYTES)
     }
 
-    /// Gives back what [`take_range`](VirtualSpace::take_range) took.
+    /// Gives back what [`take_range`](SimVirtualSpace::take_range) took.
     pub(super) fn give_back_range(&mut self, start: u64, bytes: u64) {
         self.unused.give_back(start / RANGE_BYTES, bytes.div_ceil(RANGE_BYTES));
     }
 
-    fn create(&mut self, bytes: u64) -> PhysicalId {
-        let physical = PhysicalId(self.next_piece);
-        self.next_piece += 1;
-        self.pieces.insert(physical, Piece { bytes, released: false, mappings: 0 });
-        physical
+    /// The size of the memory whose handle was released.
+    fn release(&mut self, physical: PhysicalId) -> Result<u64, String> {
+        let ((), bytes) = self.table.unreleased(physical)?;
+        self.table.release(physical);
+        Ok(bytes)
     }
 
-    /// Size of the piece, and the bytes that are free again.
-    fn release(&mut self, physical: PhysicalId) -> Result<(u64, u64), Broken> {
-        let piece = self.piece(physical)?;
-        piece.released = true;
-        let bytes = piece.bytes;
-        Ok((bytes, self.drop_if_unused(physical)))
-    }
-
-    fn map(&mut self, address: Address, bytes: u64, physical: PhysicalId) -> Result<(), Broken> {
+    fn map(&mut self, address: Address, bytes: u64, physical: PhysicalId) -> Result<(), String> {
         self.check_multiples(bytes, address.0)?;
-        let size = self.piece(physical)?.bytes;
-        if size != bytes {
-            return Err(format!("the physical memory has {size} bytes, and it is mapped whole, not {bytes} of them"));
-        }
-        let end = address.0 + bytes;
-        if self.reserved.range(..=address.0).next_back().is_none_or(|(&start, &length)| end > start + length) {
-            return Err(format!("{address} to {} does not lie in one reserved range", Address(end)));
-        }
-        if let Some((&other, mapping)) = self.mapped.range(..end).next_back()
-            && other + mapping.bytes > address.0
-        {
-            return Err(format!("memory is already mapped at {}", Address(other)));
-        }
-        self.mapped.insert(address.0, Mapping { bytes, physical });
-        self.piece(physical)?.mappings += 1;
+        self.table.check_map(address, bytes, physical)?;
+        self.table.map(address, bytes, physical);
         Ok(())
     }
 
-    fn set_access(&self, address: Address, bytes: u64) -> Result<(), Broken> {
+    fn set_access(&self, address: Address, bytes: u64) -> Result<(), String> {
         self.check_multiples(bytes, address.0)?;
-        let end = address.0 + bytes;
-        let mut covered = address.0;
-        let first = self.mapped.range(..=address.0).next_back().map_or(address.0, |(&start, _)| start);
-        for (&start, mapping) in self.mapped.range(first..end) {
-            if start > covered {
-                break;
-            }
-            covered = covered.max(start + mapping.bytes);
-        }
-        if covered < end { Err(format!("nothing is mapped at {}", Address(covered))) } else { Ok(()) }
+        self.table.check_mapped(address, bytes)
     }
 
-    /// The bytes that are free again.
-    fn unmap(&mut self, address: Address, bytes: u64) -> Result<u64, Broken> {
+    fn unmap(&mut self, address: Address, bytes: u64) -> Result<(), String> {
         self.check_multiples(bytes, address.0)?;
-        let end = address.0 + bytes;
-        let cut_in_two = |at: u64| Err(format!("the mapping at {} lies only partly in the range", Address(at)));
-        if let Some((&start, mapping)) = self.mapped.range(..address.0).next_back()
-            && start + mapping.bytes > address.0
-        {
-            return cut_in_two(start);
-        }
-        let inside: Vec<(u64, Mapping)> =
-            self.mapped.range(address.0..end).map(|(&at, &mapping)| (at, mapping)).collect();
-        match inside.last() {
-            None => return Err(format!("nothing is mapped at {address}")),
-            Some(&(start, mapping)) if start + mapping.bytes > end => return cut_in_two(start),
-            Some(_) => {}
-        }
-        let mut freed = 0;
-        for (start, mapping) in inside {
-            self.mapped.remove(&start);
-            if let Some(piece) = self.pieces.get_mut(&mapping.physical) {
-                piece.mappings -= 1;
-            }
-            freed += self.drop_if_unused(mapping.physical);
-        }
-        Ok(freed)
-    }
-
-    /// The physical memory at an address, where in it that is, and how many bytes of it follow there.
-    pub(super) fn physical_at(&self, address: u64) -> Option<(PhysicalId, u64, u64)> {
-        let (start, mapping) = self.mapped.range(..=address).next_back()?;
-        let left = (start + mapping.bytes).checked_sub(address).filter(|&left| left > 0)?;
-        Some((mapping.physical, address - start, left))
+        self.table.check_unmap(address, bytes)?;
+        self.table.unmap(address, bytes);
+        Ok(())
     }
 
     /// How many bytes from an address on lie before the next one that could be mapped.
     pub(super) fn unmapped_bytes_at(&self, address: u64) -> u64 {
         self.granularity - address % self.granularity
     }
-
-    /// The pieces that are mapped in a range.
-    fn pieces_in(&self, address: Address, bytes: u64) -> Vec<PhysicalId> {
-        let end = address.0.saturating_add(bytes);
-        self.mapped.range(address.0..end.max(address.0)).map(|(_, mapping)| mapping.physical).collect()
-    }
-
-    /// A piece whose handle is still held.
-    fn piece(&mut self, physical: PhysicalId) -> Result<&mut Piece, Broken> {
-        match self.pieces.get_mut(&physical) {
-            Some(piece) if !piece.released => Ok(piece),
-            Some(_) => Err(format!("the handle of physical memory {} was released", physical.0)),
-            None => Err(format!("there is no physical memory {}", physical.0)),
-        }
-    }
-
-    fn drop_if_unused(&mut self, physical: PhysicalId) -> u64 {
-        match self.pieces.get(&physical) {
-            Some(piece) if piece.released && piece.mappings == 0 => {
-                let bytes = piece.bytes;
-                self.pieces.remove(&physical);
-                bytes
-            }
-            _ => 0,
-        }
-    }
 }
 
 impl SimDevice {
-    /// What was in those of some pieces that are gone is gone too.
+    /// Forgets the contents of those pieces that no longer exist.
     fn forget_dropped(&mut self, pieces: &[PhysicalId]) {
         if self.contents.are_unknown() {
             return;
         }
-        for physical in pieces.iter().filter(|physical| !self.virtual_space.pieces.contains_key(physical)) {
-            self.contents.forget(Ground::Physical(*physical), 0, u64::MAX);
+        for physical in pieces.iter().filter(|physical| !self.virtual_space.table.exists(**physical)) {
+            self.contents.forget(PhysicalRegion::Created(*physical), 0, u64::MAX);
         }
+    }
+
+    /// Makes a change to the mappings, and gives the physical memory back that it leaves unused.
+    fn change_mappings<T>(
+        &mut self,
+        change: impl FnOnce(&mut SimVirtualSpace) -> Result<T, String>,
+    ) -> Result<T, String> {
+        let before = self.virtual_space.table.held();
+        let answer = change(&mut self.virtual_space);
+        self.memory.held -= before - self.virtual_space.table.held();
+        answer
     }
 }
 
 impl VirtualMemory for SimDevice {
     fn reserve(&mut self, bytes: u64) -> Result<Address, DeviceError> {
-        let call = CallKind::AddressReserve;
-        let answer = match self.virtual_space.reserve(bytes) {
-            Ok(Some(address)) => Ok(address),
-            Ok(None) => Err(DeviceError::OutOfMemory { call, requested: bytes }),
-            Err(reason) => Err(DeviceError::InvalidValue { call, reason }),
-        };
-        self.conclude(call, bytes, answer)
+        let answer = self.virtual_space.reserve(bytes);
+        self.conclude_allocation(CallKind::AddressReserve, bytes, answer)
     }
 
     fn address_free(&mut self, address: Address, bytes: u64) -> Result<(), DeviceError> {
@@ -253,22 +134,19 @@ impl VirtualMemory for SimDevice {
     }
 
     fn create(&mut self, bytes: u64) -> Result<PhysicalId, DeviceError> {
-        let call = CallKind::MemCreate;
-        let answer = match self.virtual_space.check_multiples(bytes, 0) {
-            Err(reason) => Err(DeviceError::InvalidValue { call, reason }),
-            Ok(()) if !self.physical.take(bytes) => Err(DeviceError::OutOfMemory { call, requested: bytes }),
-            Ok(()) => Ok(self.virtual_space.create(bytes)),
-        };
-        self.conclude(call, bytes, answer)
+        let answer = self
+            .virtual_space
+            .check_multiples(bytes, 0)
+            .map(|()| self.memory.take(bytes).then(|| self.virtual_space.table.create((), bytes)));
+        self.conclude_allocation(CallKind::MemCreate, bytes, answer)
     }
 
     fn release(&mut self, physical: PhysicalId) -> Result<(), DeviceError> {
         self.settle_contents(self.clocks.now());
-        let answer = self.virtual_space.release(physical);
+        let answer = self.change_mappings(|space| space.release(physical));
         self.forget_dropped(&[physical]);
-        let bytes = answer.as_ref().map_or(0, |&(bytes, _)| bytes);
-        let answer = answer.map(|(_, freed)| self.physical.give_back(freed));
-        self.conclude_checked(CallKind::MemRelease, bytes, answer)
+        let bytes = *answer.as_ref().unwrap_or(&0);
+        self.conclude_checked(CallKind::MemRelease, bytes, answer.map(drop))
     }
 
     fn map(&mut self, address: Address, bytes: u64, physical: PhysicalId) -> Result<(), DeviceError> {
@@ -284,9 +162,11 @@ impl VirtualMemory for SimDevice {
 
     fn unmap(&mut self, address: Address, bytes: u64) -> Result<(), DeviceError> {
         self.settle_contents(self.clocks.now());
-        let unmapped =
-            if self.contents.are_unknown() { Vec::new() } else { self.virtual_space.pieces_in(address, bytes) };
-        let answer = self.virtual_space.unmap(address, bytes).map(|freed| self.physical.give_back(freed));
+        let unmapped = match self.contents.are_unknown() {
+            true => Vec::new(),
+            false => self.virtual_space.table.physical_in(address, bytes),
+        };
+        let answer = self.change_mappings(|space| space.unmap(address, bytes));
         self.forget_dropped(&unmapped);
         self.conclude_checked(CallKind::MemUnmap, bytes, answer)
     }
@@ -305,7 +185,7 @@ mod tests {
     fn refusal<T: std::fmt::Debug>(answer: Result<T, DeviceError>) -> String {
         match answer.unwrap_err() {
             DeviceError::InvalidValue { reason, .. } => reason,
-            other => panic!("{other} is no broken rule"),
+            other => panic!("{other} is not a broken rule"),
         }
     }
 

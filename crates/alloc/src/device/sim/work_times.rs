@@ -1,8 +1,11 @@
-//! How long work was measured to take, by kind and size, and what follows for sizes between.
+//! How long work takes: as measured, interpolated by kind and size; from general rates (a roofline) where its kind was not
+//! measured.
 
 use serde::{Deserialize, Serialize};
 
-use oomph_base::{Dtype, Nanos, ProductRole, Work};
+use super::{Profile, SimDevice};
+use crate::device::{CallKind, Compute, DeviceError};
+use oomph_base::{Address, Dtype, Nanos, ProductRole, StreamId, Work};
 
 /// One piece of work and how long it took.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -10,7 +13,7 @@ use oomph_base::{Dtype, Nanos, ProductRole, Work};
 pub struct WorkTime {
     /// The median in microseconds.
     pub median_us: f64,
-    /// The 99th percentile in microseconds, for people to see.
+    /// The 99th percentile in microseconds, for information.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p99_us: Option<f64>,
     /// What was run.
@@ -19,17 +22,17 @@ pub struct WorkTime {
 }
 
 impl WorkTime {
-    /// Floating-point operations per nanosecond, or bytes where there is no arithmetic: thousands of the one are
-    /// TFLOP/s, and the other is GB/s.
+    /// Floating-point operations per nanosecond (a thousand are one TFLOP/s), or bytes per nanosecond (GB/s) where there is no
+    /// arithmetic.
     #[must_use]
     pub fn per_ns(&self) -> f64 {
         size(&self.work) / (self.median_us * 1e3)
     }
 }
 
-/// A time that no work can take.
+/// A measured time that is not a positive number.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("{median_us} us for {work:?} is no time that work can take")]
+#[error("{median_us} us for {work:?} is not a valid time")]
 pub struct ImpossibleTime {
     median_us: f64,
     work: Work,
@@ -37,20 +40,20 @@ pub struct ImpossibleTime {
 
 /// Measured times by kind of work.
 ///
-/// Between two measured sizes the speed goes from the one's to the other's, in step with the logarithm of the size. The
-/// smallest measured work takes as long as any smaller, and the largest runs at the speed of any larger.
+/// Between two measured sizes the speed is interpolated over the logarithm of the size. Smaller work takes as long as the
+/// smallest measured, and larger work runs at the speed of the largest measured.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WorkTable {
-    curves: Vec<(Kind, Vec<Point>)>,
+    curves: Vec<(WorkKind, Vec<SpeedPoint>)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Point {
+struct SpeedPoint {
     size: f64,
     per_ns: f64,
 }
 
-impl Point {
+impl SpeedPoint {
     fn nanos(&self) -> f64 {
         self.size / self.per_ns
     }
@@ -58,9 +61,9 @@ impl Point {
 
 /// Work that is compared by its size alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    /// Products whose rows start on the boundaries that fast kernels want are told from those whose rows do not: a
-    /// vocabulary of 50257 is the usual offender. How slow those are depends on which rows it is.
+enum WorkKind {
+    /// Products whose rows are aligned as fast kernels want, and the others: a vocabulary of 50257 is the usual case. How
+    /// slow the others are depends on which rows are unaligned.
     Product {
         dtype: Dtype,
         ragged: Option<ProductRole>,
@@ -79,28 +82,28 @@ enum Kind {
     },
 }
 
-impl Kind {
-    fn of(work: &Work) -> Option<Kind> {
+impl WorkKind {
+    fn of(work: &Work) -> Option<WorkKind> {
         Some(match *work {
             Work::Spin { .. } => return None,
             Work::Gemm { m, n, k, dtype, role, .. } => {
                 let [left, right] = role.row_lengths(m, n, k);
                 let aligned = [left, right, n].iter().all(|row| row.is_multiple_of(8));
-                Kind::Product { dtype, ragged: (!aligned).then_some(role) }
+                WorkKind::Product { dtype, ragged: (!aligned).then_some(role) }
             }
-            Work::Attention { dtype, backward, .. } => Kind::Attention { dtype, backward },
-            Work::Elementwise { .. } => Kind::Elementwise,
-            Work::Reduction { .. } => Kind::Reduction,
-            Work::CopyIn { pinned, .. } => Kind::CopyIn { pinned },
-            Work::CopyOut { pinned, .. } => Kind::CopyOut { pinned },
+            Work::Attention { dtype, backward, .. } => WorkKind::Attention { dtype, backward },
+            Work::Elementwise { .. } => WorkKind::Elementwise,
+            Work::Reduction { .. } => WorkKind::Reduction,
+            Work::CopyIn { pinned, .. } => WorkKind::CopyIn { pinned },
+            Work::CopyOut { pinned, .. } => WorkKind::CopyOut { pinned },
         })
     }
 
-    /// The kind whose times will do where this one was not measured.
-    fn stand_in(self) -> Option<Kind> {
+    /// The kind whose times are used where this one was not measured.
+    fn stand_in(self) -> Option<WorkKind> {
         match self {
-            Kind::Product { dtype, ragged: Some(_) } => Some(Kind::Product { dtype, ragged: None }),
-            Kind::Reduction => Some(Kind::Elementwise),
+            WorkKind::Product { dtype, ragged: Some(_) } => Some(WorkKind::Product { dtype, ragged: None }),
+            WorkKind::Reduction => Some(WorkKind::Elementwise),
             _ => None,
         }
     }
@@ -115,7 +118,7 @@ fn size(work: &Work) -> f64 {
 }
 
 impl WorkTable {
-    /// A table of these times. Where a size was measured more than once, in several shapes, their mean speed counts.
+    /// A table of these times. Where a size was measured in several shapes, their mean speed counts.
     pub fn of(times: impl IntoIterator<Item = WorkTime>) -> Result<WorkTable, ImpossibleTime> {
         let mut table = WorkTable::default();
         for time in times {
@@ -123,8 +126,8 @@ impl WorkTable {
             if !(median_us > 0.0 && median_us.is_finite()) {
                 return Err(ImpossibleTime { median_us, work });
             }
-            let Some(kind) = Kind::of(&work) else { continue };
-            let point = Point { size: size(&work), per_ns: time.per_ns() };
+            let Some(kind) = WorkKind::of(&work) else { continue };
+            let point = SpeedPoint { size: size(&work), per_ns: time.per_ns() };
             if point.size < 1.0 {
                 continue;
             }
@@ -143,28 +146,28 @@ impl WorkTable {
     /// How long a piece of work takes; `None` where nothing of its kind was measured.
     #[must_use]
     pub fn duration(&self, work: &Work) -> Option<Nanos> {
-        let kind = Kind::of(work)?;
+        let kind = WorkKind::of(work)?;
         let (own, stand_in) = (self.curve(kind), kind.stand_in().and_then(|kind| self.curve(kind)));
         let size = size(work);
         let nanos = match (own, stand_in) {
-            // Only large work of this kind was measured: smaller work is as many times slower than its likes as that was.
-            (Some(own), Some(likes)) if size < own.first()?.size => {
+            // Only large work of this kind was measured: assume that smaller work is slower than similar work by the same factor.
+            (Some(own), Some(similar)) if size < own.first()?.size => {
                 let smallest = own.first()?;
-                let times_slower = smallest.nanos() / time_on(likes, smallest.size)?;
-                time_on(likes, size)? * times_slower
+                let times_slower = smallest.nanos() / time_on(similar, smallest.size)?;
+                time_on(similar, size)? * times_slower
             }
-            (own, likes) => time_on(own.or(likes)?, size)?,
+            (own, similar) => time_on(own.or(similar)?, size)?,
         };
         Some(Nanos(nanos.round() as u64))
     }
 
-    fn curve(&self, kind: Kind) -> Option<&[Point]> {
+    fn curve(&self, kind: WorkKind) -> Option<&[SpeedPoint]> {
         self.curves.iter().find(|(known, _)| *known == kind).map(|(_, curve)| curve.as_slice())
     }
 }
 
 /// Nanoseconds for work of a size, by the points of its kind.
-fn time_on(curve: &[Point], size: f64) -> Option<f64> {
+fn time_on(curve: &[SpeedPoint], size: f64) -> Option<f64> {
     let (first, last) = (curve.first()?, curve.last()?);
     Some(if size <= first.size {
         first.nanos()
@@ -179,9 +182,142 @@ fn time_on(curve: &[Point], size: f64) -> Option<f64> {
 }
 
 /// Points of one size as one.
-fn mean(points: &[Point]) -> Point {
+fn mean(points: &[SpeedPoint]) -> SpeedPoint {
     let per_ns = points.iter().map(|point| point.per_ns).sum::<f64>() / points.len() as f64;
-    Point { size: points[0].size, per_ns }
+    SpeedPoint { size: points[0].size, per_ns }
+}
+
+/// How fast a device is in general.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rates {
+    /// Floating-point operations per nanosecond in single precision.
+    pub f32_flops_per_ns: f64,
+    /// The same with TF32 tensor cores.
+    pub tf32_flops_per_ns: f64,
+    /// The same in 16-bit formats.
+    pub half_flops_per_ns: f64,
+    /// Bytes per nanosecond to and from device memory.
+    pub memory_bytes_per_ns: f64,
+    /// Bytes per nanosecond from pinned host memory.
+    #[serde(alias = "pinned_copy_bytes_per_ns")]
+    pub pinned_copy_in_bytes_per_ns: f64,
+    /// Bytes per nanosecond to pinned host memory. Older profiles have one rate for both directions.
+    #[serde(default = "unknown_rate")]
+    pub pinned_copy_out_bytes_per_ns: f64,
+    /// Bytes per nanosecond from pageable host memory.
+    pub pageable_copy_in_bytes_per_ns: f64,
+    /// Bytes per nanosecond to pageable host memory.
+    pub pageable_copy_out_bytes_per_ns: f64,
+    /// The duration of the smallest kernel.
+    #[serde(rename = "kernel_floor_ns")]
+    pub kernel_floor: Nanos,
+}
+
+fn unknown_rate() -> f64 {
+    f64::NAN
+}
+
+impl Rates {
+    /// Fills in what older profiles lack; `None` where a rate is not a positive number.
+    pub(super) fn checked(mut self) -> Option<Rates> {
+        if self.pinned_copy_out_bytes_per_ns.is_nan() {
+            self.pinned_copy_out_bytes_per_ns = self.pinned_copy_in_bytes_per_ns;
+        }
+        [
+            self.f32_flops_per_ns,
+            self.tf32_flops_per_ns,
+            self.half_flops_per_ns,
+            self.memory_bytes_per_ns,
+            self.pinned_copy_in_bytes_per_ns,
+            self.pinned_copy_out_bytes_per_ns,
+            self.pageable_copy_in_bytes_per_ns,
+            self.pageable_copy_out_bytes_per_ns,
+        ]
+        .iter()
+        .all(|rate| *rate > 0.0 && rate.is_finite())
+        .then_some(self)
+    }
+
+    /// How long a piece of work keeps its stream busy.
+    #[must_use]
+    pub fn duration(&self, work: &Work) -> Nanos {
+        let bytes = work.traffic_bytes();
+        match *work {
+            Work::Spin { nanos } => nanos,
+            Work::Gemm { dtype, .. } | Work::Attention { dtype, .. } => {
+                at_rate(work.flops(), self.flops_per_ns(dtype)).max(self.moving(work))
+            }
+            Work::Elementwise { .. } | Work::Reduction { .. } => self.moving(work),
+            Work::CopyIn { pinned: true, .. } => at_rate(bytes, self.pinned_copy_in_bytes_per_ns),
+            Work::CopyOut { pinned: true, .. } => at_rate(bytes, self.pinned_copy_out_bytes_per_ns),
+            Work::CopyIn { pinned: false, .. } => at_rate(bytes, self.pageable_copy_in_bytes_per_ns),
+            Work::CopyOut { pinned: false, .. } => at_rate(bytes, self.pageable_copy_out_bytes_per_ns),
+        }
+    }
+
+    /// How long a kernel takes that only moves its operands.
+    fn moving(&self, work: &Work) -> Nanos {
+        at_rate(work.traffic_bytes(), self.memory_bytes_per_ns).max(self.kernel_floor)
+    }
+
+    fn flops_per_ns(&self, dtype: Dtype) -> f64 {
+        match dtype {
+            Dtype::F32 => self.f32_flops_per_ns,
+            Dtype::Tf32 => self.tf32_flops_per_ns,
+            Dtype::Bf16 | Dtype::F16 => self.half_flops_per_ns,
+        }
+    }
+}
+
+fn at_rate(amount: f64, per_ns: f64) -> Nanos {
+    Nanos((amount / per_ns).ceil() as u64)
+}
+
+/// How long a piece of work keeps its stream busy: as long as similar work was measured to take. A product takes at least as
+/// long as moving its operands, because a long thin product is not like a square one.
+fn duration(rates: &Rates, times: &WorkTable, work: &Work) -> Nanos {
+    match (times.duration(work), work) {
+        (Some(measured), Work::Gemm { .. }) => measured.max(rates.moving(work)),
+        (Some(measured), _) => measured,
+        (None, _) => rates.duration(work),
+    }
+}
+
+impl Profile {
+    /// How long a piece of work keeps a stream of this GPU busy.
+    #[must_use]
+    pub fn duration(&self, work: &Work) -> Nanos {
+        duration(&self.rates, &self.work, work)
+    }
+}
+
+impl SimDevice {
+    /// How long a piece of work keeps a stream of this device busy.
+    pub(super) fn duration(&self, work: &Work) -> Nanos {
+        duration(&self.rates, &self.work, work)
+    }
+}
+
+impl Compute for SimDevice {
+    /// Operands are ignored: addresses need not be valid.
+    fn launch(&mut self, stream: StreamId, work: &Work, _operands: &[(Address, u64)]) -> Result<(), DeviceError> {
+        let call = CallKind::Launch;
+        if let Err(unknown) = self.clocks.stream_ready(stream) {
+            return self.conclude_checked(call, 0, Err(unknown));
+        }
+        if matches!(work, Work::Gemm { .. }) && !self.libraries_loaded {
+            let requested = self.library_bytes;
+            if requested > self.memory.free() {
+                return self.conclude(call, 0, Err(DeviceError::OutOfMemory { call, requested }));
+            }
+            self.memory.overhead += requested;
+            self.libraries_loaded = true;
+        }
+        let launched = self.conclude(call, 0, Ok(()));
+        let queued = self.clocks.run(stream, self.duration(work));
+        launched.and(queued.map_err(|unknown| DeviceError::InvalidValue { call, reason: unknown.to_string() }))
+    }
 }
 
 #[cfg(test)]
@@ -189,6 +325,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::device::{Device, sim::SimConfig};
+    use oomph_base::MIB;
 
     fn product(m: u32, dtype: Dtype) -> Work {
         Work::Gemm { m, n: 1024, k: 1024, batch: 1, dtype, role: ProductRole::Output }
@@ -214,13 +352,13 @@ mod tests {
     }
 
     #[test]
-    fn beyond_what_was_measured_small_work_takes_as_long_and_large_work_runs_as_fast() {
+    fn work_beyond_the_measured_sizes() {
         assert_eq!(table().duration(&product(8, Dtype::Bf16)), Some(Nanos(10_000)));
         assert_eq!(table().duration(&product(81_920, Dtype::Bf16)), Some(Nanos(400_000)));
     }
 
     #[test]
-    fn small_work_of_which_only_large_was_measured_is_slower_than_its_likes_by_as_much() {
+    fn small_work_is_slower_than_similar_work_by_the_same_factor() {
         let ragged = |m| Work::Gemm { m, n: 1024, k: 1025, batch: 1, dtype: Dtype::Bf16, role: ProductRole::Output };
         let measured = [took(product(8200, Dtype::Bf16), 40.0), took(product(1024, Dtype::Bf16), 10.0)];
         // 8192 x 1025 and 8200 x 1024 are the same arithmetic, within a thousandth.
@@ -230,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_taken_from_its_likes_or_not_known() {
+    fn unmeasured_work_uses_similar_work_or_is_unknown() {
         assert_eq!(table().duration(&product(8192, Dtype::F32)), None);
         assert_eq!(table().duration(&Work::Reduction { bytes: 1_000_000 }), Some(Nanos(2_000)));
         let ragged = Work::Gemm { m: 1024, n: 1023, k: 1024, batch: 1, dtype: Dtype::Bf16, role: ProductRole::Output };
@@ -239,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn ragged_products_have_times_of_their_own_where_they_were_measured() {
+    fn ragged_products_have_their_own_times() {
         let ragged =
             Work::Gemm { m: 1024, n: 50_257, k: 1024, batch: 1, dtype: Dtype::Bf16, role: ProductRole::Output };
         let table = WorkTable::of([took(product(1024, Dtype::Bf16), 10.0), took(ragged, 900.0)]).unwrap();
@@ -262,19 +400,116 @@ mod tests {
     }
 
     #[test]
-    fn impossible_times_are_refused_in_words() {
+    fn impossible_times_are_refused() {
         let refused = WorkTable::of([took(product(8, Dtype::F32), 0.0)]).unwrap_err().to_string();
         assert!(refused.starts_with("0 us for Gemm"), "{refused}");
     }
 
     proptest! {
         #[test]
-        fn more_work_of_a_kind_never_runs_faster_than_the_fastest_measured(bytes in 1u64..1 << 40) {
+        fn no_work_is_faster_than_the_fastest_measured(bytes in 1u64..1 << 40) {
             let measured = [(1_000, 2.0), (1_000_000, 3.0), (1_000_000_000, 300.0)]
                 .map(|(bytes, median_us)| took(Work::Elementwise { bytes }, median_us));
             let fastest = measured.iter().map(WorkTime::per_ns).fold(0.0, f64::max);
             let took = WorkTable::of(measured).unwrap().duration(&Work::Elementwise { bytes }).unwrap();
             prop_assert!(took.0 as f64 + 1.0 >= bytes as f64 / fastest && took >= Nanos(2_000));
         }
+    }
+
+    const PRODUCT: Work =
+        Work::Gemm { m: 4096, n: 4096, k: 4096, batch: 1, dtype: Dtype::Bf16, role: ProductRole::Output };
+
+    const RATES: Rates = Rates {
+        f32_flops_per_ns: 50_000.0,
+        tf32_flops_per_ns: 400_000.0,
+        half_flops_per_ns: 800_000.0,
+        memory_bytes_per_ns: 4_000.0,
+        pinned_copy_in_bytes_per_ns: 50.0,
+        pinned_copy_out_bytes_per_ns: 40.0,
+        pageable_copy_in_bytes_per_ns: 10.0,
+        pageable_copy_out_bytes_per_ns: 5.0,
+        kernel_floor: Nanos(2_000),
+    };
+
+    #[test]
+    fn products_are_bound_by_arithmetic_and_passes_by_memory() {
+        let flops = 2.0 * 4096f64.powi(3);
+        assert_eq!(RATES.duration(&PRODUCT), Nanos((flops / 800_000.0).ceil() as u64));
+        assert_eq!(RATES.duration(&Work::Elementwise { bytes: 40_000_000 }), Nanos(10_000));
+        assert_eq!(RATES.duration(&Work::Elementwise { bytes: 4 }), RATES.kernel_floor);
+        assert_eq!(RATES.duration(&Work::Spin { nanos: Nanos(3) }), Nanos(3));
+    }
+
+    #[test]
+    fn thin_products_are_bound_by_memory() {
+        let thin = Work::Gemm { m: 1 << 20, n: 8, k: 512, batch: 1, dtype: Dtype::Bf16, role: ProductRole::Output };
+        assert_eq!(RATES.duration(&thin), at_rate(thin.traffic_bytes(), 4_000.0));
+        assert!(RATES.duration(&thin) > at_rate(thin.flops(), 800_000.0));
+    }
+
+    #[test]
+    fn copies_run_at_the_rate_of_their_way_and_memory() {
+        let took = |work| RATES.duration(&work).0;
+        let bytes = 1_000_000;
+        assert_eq!(took(Work::CopyIn { bytes, pinned: true }), 20_000);
+        assert_eq!(took(Work::CopyOut { bytes, pinned: true }), 25_000);
+        assert_eq!(took(Work::CopyIn { bytes, pinned: false }), 100_000);
+        assert_eq!(took(Work::CopyOut { bytes, pinned: false }), 200_000);
+    }
+
+    #[test]
+    fn causal_and_backward_attention() {
+        let attention = |backward, causal| {
+            let shape = |dtype| Work::Attention {
+                batch: 8,
+                heads: 16,
+                queries: 4096,
+                keys: 4096,
+                head_width: 64,
+                dtype,
+                backward,
+                causal,
+            };
+            RATES.duration(&shape(Dtype::F32)).0 as f64
+        };
+        assert!((attention(false, false) / attention(false, true) - 2.0).abs() < 0.01);
+        assert!((attention(true, false) / attention(false, false) - 2.5).abs() < 0.01);
+    }
+
+    #[test]
+    fn measured_times_precede_rates_but_not_traffic() {
+        let times = WorkTable::of([WorkTime { median_us: 1_000.0, p99_us: None, work: PRODUCT }]).unwrap();
+        assert_eq!(duration(&RATES, &times, &PRODUCT), Nanos(1_000_000));
+        // As much arithmetic, but 137 GB of operands.
+        let thin = Work::Gemm { m: 1 << 30, n: 8, k: 8, batch: 1, dtype: Dtype::Bf16, role: ProductRole::Output };
+        assert_eq!(thin.flops(), PRODUCT.flops());
+        assert_eq!(duration(&RATES, &times, &thin), at_rate(thin.traffic_bytes(), 4_000.0));
+        let other = Work::Gemm { m: 64, n: 64, k: 64, batch: 1, dtype: Dtype::F32, role: ProductRole::Output };
+        assert_eq!(duration(&RATES, &times, &other), RATES.duration(&other));
+    }
+
+    #[test]
+    fn the_first_product_loads_the_library() {
+        let mut device = SimDevice::new(SimConfig::default()).unwrap();
+        let library_bytes = SimConfig::default().profile.library_bytes;
+        let before = (device.overhead_bytes(), device.free_bytes());
+        device.launch(StreamId(0), &Work::Elementwise { bytes: 512 }, &[]).unwrap();
+        assert_eq!(device.overhead_bytes(), before.0);
+        for _ in 0..2 {
+            device.launch(StreamId(0), &PRODUCT, &[]).unwrap();
+            let after = (device.overhead_bytes(), device.free_bytes());
+            assert_eq!(after, (before.0 + library_bytes, before.1 - library_bytes));
+        }
+        assert!(library_bytes > 0);
+        assert_eq!(device.held_bytes(), 0);
+    }
+
+    #[test]
+    fn a_library_that_does_not_fit_is_out_of_memory() {
+        let Profile { context_bytes, .. } = SimConfig::default().profile;
+        let config = SimConfig { capacity_bytes: Some(context_bytes + 10 * MIB), ..SimConfig::default() };
+        let mut device = SimDevice::new(config).unwrap();
+        assert!(device.launch(StreamId(0), &PRODUCT, &[]).unwrap_err().is_out_of_memory());
+        assert_eq!(device.overhead_bytes(), context_bytes);
     }
 }

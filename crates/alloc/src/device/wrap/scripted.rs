@@ -12,6 +12,7 @@ use super::driver_call::{
 use crate::device::{
     CallKind, CallLedger, CallTally, Compute, Device, DeviceError, DeviceProps, MemoryInfo, Patterned, Patterns,
     PhysicalId, PinnedHost, PoolId, PoolSettings, PoolUsage, StreamOrderedPools, Verified, VirtualMemory,
+    mapping::MappingTable,
 };
 use oomph_base::{Address, EventId, Nanos, StreamId, Work, round_up};
 
@@ -188,7 +189,7 @@ impl ScriptedDevice {
             script: DeviceScript::new(order),
             supply: None,
             mismatch: None,
-            granted: GrantedMemory::new(props.page_bytes.max(1)),
+            granted: GrantedMemory { page_bytes: props.page_bytes.max(1), ..GrantedMemory::default() },
             streams: vec![0],
             busy: Vec::new(),
             events: Vec::new(),
@@ -330,7 +331,7 @@ impl ScriptedDevice {
             DriverCall::Create { bytes } if bytes > self.free_bytes() => {
                 return Some(Err(DeviceError::OutOfMemory { call: call.kind(), requested: bytes }));
             }
-            DriverCall::Create { .. } => DriverReply::Physical(self.granted.next_physical()),
+            DriverCall::Create { .. } => DriverReply::Physical(self.granted.table.next_physical()),
             DriverCall::PoolCreate { .. } => DriverReply::Pool(PoolId(self.pools + 1)),
             DriverCall::PoolUsage { .. } => DriverReply::PoolUsage(PoolUsage::default()),
             _ => DriverReply::Done,
@@ -368,13 +369,13 @@ with_driver_calls! { device_from_responses! {
             &self.props
         }
         fn held_bytes(&self) -> u64 {
-            self.granted.held
+            self.granted.held()
         }
         fn growth_bytes(&self, bytes: u64) -> u64 {
             self.granted.growth(bytes)
         }
         fn free_bytes(&self) -> u64 {
-            self.props.total_bytes.saturating_sub(self.props.context_bytes).saturating_sub(self.granted.held)
+            self.props.total_bytes.saturating_sub(self.props.context_bytes).saturating_sub(self.granted.held())
         }
         fn overhead_bytes(&self) -> u64 {
             self.props.context_bytes
@@ -405,83 +406,39 @@ with_driver_calls! { device_from_responses! {
 
 /// The memory that a script has granted, in whole pages; small allocations do not share pages. It checks no rules: whoever
 /// wrote the script has accepted the calls in it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct GrantedMemory {
     page_bytes: u64,
-    held: u64,
     allocations: BTreeMap<Address, u64>,
-    pieces: BTreeMap<PhysicalId, GrantedPhysical>,
-    mapped: BTreeMap<Address, PhysicalId>,
-    last_physical: u64,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct GrantedPhysical {
-    bytes: u64,
-    /// The handle until it is released, and every mapping.
-    references: u32,
+    allocated: u64,
+    table: MappingTable<()>,
 }
 
 impl GrantedMemory {
-    fn new(page_bytes: u64) -> GrantedMemory {
-        GrantedMemory {
-            page_bytes,
-            held: 0,
-            allocations: BTreeMap::new(),
-            pieces: BTreeMap::new(),
-            mapped: BTreeMap::new(),
-            last_physical: 0,
-        }
+    fn held(&self) -> u64 {
+        self.allocated + self.table.held()
     }
 
     fn growth(&self, bytes: u64) -> u64 {
         round_up(bytes, self.page_bytes)
     }
 
-    /// A handle that was not used yet.
-    fn next_physical(&self) -> PhysicalId {
-        PhysicalId(self.last_physical + 1)
-    }
-
-    /// Updates the books for a call that was answered.
+    /// Updates the memory for a call that was answered.
     fn note(&mut self, call: &DriverCall, answer: &DriverAnswer) {
         match (call, answer) {
             (&DriverCall::Alloc { bytes }, &Ok(DriverReply::Address(address))) => {
                 let growth = self.growth(bytes);
-                self.held += growth;
+                self.allocated += growth;
                 self.allocations.insert(address, growth);
             }
-            (DriverCall::Free { address }, Ok(_)) => self.held -= self.allocations.remove(address).unwrap_or(0),
+            (DriverCall::Free { address }, Ok(_)) => self.allocated -= self.allocations.remove(address).unwrap_or(0),
             (&DriverCall::Create { bytes }, &Ok(DriverReply::Physical(physical))) => {
-                self.held += bytes;
-                self.last_physical = self.last_physical.max(physical.0);
-                self.pieces.insert(physical, GrantedPhysical { bytes, references: 1 });
+                self.table.create_as(physical, (), bytes);
             }
-            (&DriverCall::Release { physical }, Ok(_)) => self.drop_reference(physical),
-            (&DriverCall::Map { address, physical, .. }, Ok(_)) => {
-                if let Some(piece) = self.pieces.get_mut(&physical) {
-                    piece.references += 1;
-                    self.mapped.insert(address, physical);
-                }
-            }
-            (&DriverCall::Unmap { address, bytes }, Ok(_)) => {
-                let end = Address(address.0.saturating_add(bytes));
-                while let Some((&start, &physical)) = self.mapped.range(address..end).next() {
-                    self.mapped.remove(&start);
-                    self.drop_reference(physical);
-                }
-            }
+            (&DriverCall::Release { physical }, Ok(_)) => self.table.release(physical),
+            (&DriverCall::Map { address, bytes, physical }, Ok(_)) => self.table.map(address, bytes, physical),
+            (&DriverCall::Unmap { address, bytes }, Ok(_)) => self.table.unmap(address, bytes),
             _ => {}
-        }
-    }
-
-    fn drop_reference(&mut self, physical: PhysicalId) {
-        if let Some(piece) = self.pieces.get_mut(&physical) {
-            piece.references -= 1;
-            if piece.references == 0 {
-                self.held -= piece.bytes;
-                self.pieces.remove(&physical);
-            }
         }
     }
 }

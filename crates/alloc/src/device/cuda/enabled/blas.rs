@@ -1,7 +1,7 @@
-//! cuBLAS: the few calls that matrix products need, by hand, so that any version from 11 on will do.
+//! cuBLAS: the few functions that matrix products need, declared here so that any version since 11 works.
 //!
-//! The library is loaded once for the process, a handle made once for each GPU, like its context, and both stay. What
-//! is multiplied is `products`' business.
+//! The library is loaded once per process and a handle made once per GPU, like its context; both stay. What is multiplied is
+//! decided in `products`.
 
 use std::{
     ffi::{c_int, c_longlong, c_void},
@@ -11,18 +11,18 @@ use std::{
 
 use cudarc::driver::sys;
 
-use super::{library, toolkit};
+use super::library;
 use oomph_base::{Dtype, ProductRole};
 
 /// The call that makes a handle.
 const CREATE: &str = "cublasCreate";
 
-type Status = c_int;
+type BlasStatus = c_int;
 type RawHandle = *mut c_void;
 
-const SUCCESS: Status = 0;
-const NOT_INITIALIZED: Status = 1;
-const ALLOC_FAILED: Status = 3;
+const SUCCESS: BlasStatus = 0;
+const NOT_INITIALIZED: BlasStatus = 1;
+const ALLOC_FAILED: BlasStatus = 3;
 
 /// Values of `cublasOperation_t`, `cudaDataType_t`, `cublasComputeType_t` and `cublasGemmAlgo_t`.
 const AS_IT_IS: c_int = 0;
@@ -34,10 +34,10 @@ const COMPUTE_32: c_int = 68;
 const COMPUTE_32_FAST_TF32: c_int = 77;
 const DEFAULT_ALGORITHM: c_int = -1;
 
-type Create = unsafe extern "C" fn(*mut RawHandle) -> Status;
-type GetProperty = unsafe extern "C" fn(c_int, *mut c_int) -> Status;
-type SetStream = unsafe extern "C" fn(RawHandle, sys::CUstream) -> Status;
-type SetWorkspace = unsafe extern "C" fn(RawHandle, *mut c_void, usize) -> Status;
+type Create = unsafe extern "C" fn(*mut RawHandle) -> BlasStatus;
+type GetProperty = unsafe extern "C" fn(c_int, *mut c_int) -> BlasStatus;
+type SetStream = unsafe extern "C" fn(RawHandle, sys::CUstream) -> BlasStatus;
+type SetWorkspace = unsafe extern "C" fn(RawHandle, *mut c_void, usize) -> BlasStatus;
 type Gemm = unsafe extern "C" fn(
     RawHandle,
     c_int,
@@ -58,7 +58,7 @@ type Gemm = unsafe extern "C" fn(
     c_int,
     c_int,
     c_int,
-) -> Status;
+) -> BlasStatus;
 type GemmStridedBatched = unsafe extern "C" fn(
     RawHandle,
     c_int,
@@ -83,11 +83,11 @@ type GemmStridedBatched = unsafe extern "C" fn(
     c_int,
     c_int,
     c_int,
-) -> Status;
+) -> BlasStatus;
 
 /// The loaded library.
 #[derive(Debug)]
-pub(super) struct Blas {
+pub(super) struct BlasLibrary {
     create: Create,
     set_stream: SetStream,
     set_workspace: SetWorkspace,
@@ -99,16 +99,16 @@ pub(super) struct Blas {
     pub(super) place: String,
 }
 
-/// The library, loaded at the first call; why there is none, in a sentence.
-pub(super) fn blas() -> Result<&'static Blas, String> {
-    static BLAS: OnceLock<Result<Blas, String>> = OnceLock::new();
-    BLAS.get_or_init(|| Blas::load(library::version().map(|(major, _)| major))).as_ref().map_err(String::clone)
+/// The library, loaded at the first call; the error is the reason.
+pub(super) fn blas() -> Result<&'static BlasLibrary, String> {
+    static BLAS: OnceLock<Result<BlasLibrary, String>> = OnceLock::new();
+    BLAS.get_or_init(|| BlasLibrary::load(library::version().map(|(major, _)| major))).as_ref().map_err(String::clone)
 }
 
-impl Blas {
-    fn load(newest_major: Option<u32>) -> Result<Blas, String> {
-        let toolkit::Found { library, place } = toolkit::load("cublas", newest_major)?;
-        // It stays for the life of the process, so that the functions do.
+impl BlasLibrary {
+    fn load(newest_major: Option<u32>) -> Result<BlasLibrary, String> {
+        let library::ToolkitLibrary { library, place } = library::load_toolkit("cublas", newest_major)?;
+        // It stays loaded for the life of the process, because the functions are used until then.
         let library: &'static libloading::Library = Box::leak(Box::new(library));
         let lacks = |symbol: &str| format!("{place} has no {symbol}: it is too old");
         macro_rules! function {
@@ -119,7 +119,7 @@ impl Blas {
             }};
         }
         let property: GetProperty = function!(GetProperty, "cublasGetProperty");
-        Ok(Blas {
+        Ok(BlasLibrary {
             create: function!(Create, "cublasCreate_v2"),
             set_stream: function!(SetStream, "cublasSetStream_v2"),
             set_workspace: function!(SetWorkspace, "cublasSetWorkspace_v2"),
@@ -154,7 +154,7 @@ fn version(property: GetProperty) -> String {
 /// cuBLAS in one context.
 #[derive(Debug)]
 pub(super) struct BlasHandle {
-    blas: &'static Blas,
+    blas: &'static BlasLibrary,
     raw: RawHandle,
 }
 
@@ -171,7 +171,7 @@ pub(super) struct Matrix {
 /// `batch` products of an `m x k` matrix with the transposed of an `n x k` matrix, all of them row by row in memory: the
 /// layout that a linear layer has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Product {
+pub(super) struct BlasProduct {
     pub(super) m: i32,
     pub(super) n: i32,
     pub(super) k: i32,
@@ -183,11 +183,11 @@ pub(super) struct Product {
     pub(super) result: Matrix,
 }
 
-/// What cuBLAS answered.
+/// An error of cuBLAS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BlasError {
     call: &'static str,
-    status: Status,
+    status: BlasStatus,
 }
 
 impl BlasError {
@@ -199,8 +199,8 @@ impl BlasError {
         self.status == ALLOC_FAILED
     }
 
-    /// Whether it was the handle that could not be made.
-    pub(super) fn is_about_the_handle(self) -> bool {
+    /// Whether the handle could not be made.
+    pub(super) fn concerns_the_handle(self) -> bool {
         self.call == CREATE
     }
 }
@@ -215,14 +215,14 @@ impl std::fmt::Display for BlasError {
 }
 
 impl BlasHandle {
-    /// Queues a product on a stream of the handle's context, which is current. The workspace is that stream's alone.
+    /// Queues a product on a stream of the handle's context, which is current. The workspace belongs to that stream.
     pub(super) fn multiply(
         &self,
         stream: sys::CUstream,
         workspace: (u64, u64),
-        product: &Product,
+        product: &BlasProduct,
     ) -> Result<(), BlasError> {
-        let Product { m, n, k, batch, dtype, role, left, right, result } = *product;
+        let BlasProduct { m, n, k, batch, dtype, role, left, right, result } = *product;
         let (numbers, arithmetic) = match dtype {
             Dtype::F32 => (REAL_32, COMPUTE_32),
             Dtype::Tf32 => (REAL_32, COMPUTE_32_FAST_TF32),
@@ -255,7 +255,7 @@ impl BlasHandle {
             ProductRole::WeightGradient => [TRANSPOSED, AS_IT_IS],
         };
         if batch == 1 {
-            // SAFETY: all three matrices are live and as long as their shapes say: the caller has looked. The scales are
+            // SAFETY: all three matrices are live and as long as their shapes say: the caller ensures that. The scales are
             // read before the call returns.
             check("cublasGemmEx", unsafe {
                 (self.blas.gemm)(
@@ -313,12 +313,12 @@ impl BlasHandle {
     }
 }
 
-fn check(call: &'static str, status: Status) -> Result<(), BlasError> {
+fn check(call: &'static str, status: BlasStatus) -> Result<(), BlasError> {
     if status == SUCCESS { Ok(()) } else { Err(BlasError { call, status }) }
 }
 
 /// The library's name for a status, without asking it.
-fn name(status: Status) -> Option<&'static str> {
+fn name(status: BlasStatus) -> Option<&'static str> {
     Some(match status {
         NOT_INITIALIZED => "NOT_INITIALIZED",
         ALLOC_FAILED => "ALLOC_FAILED",
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn the_library_is_loaded_with_its_version_or_told_missing_with_the_reason() {
+    fn the_library_is_loaded_or_the_reason_is_given() {
         match blas() {
             Ok(found) => assert_eq!(found.version.split('.').count(), 3, "{found:?}"),
             Err(reason) => assert!(reason.contains("libcublas"), "{reason}"),

@@ -1,9 +1,8 @@
-//! The primary context of a GPU and the kernels in it.
+//! The primary context of a GPU with its kernels, and the driver's result codes as errors.
 //!
-//! Making a context takes a good part of a second and some hundred megabytes, so there is one for each GPU for the
-//! whole life of the process, shared by all devices that are opened on it. The driver takes it down with the process.
-//! A process that only wants to know whether a GPU works must not hold that memory while others measure: a context that
-//! was made for a look is given back at once.
+//! Making a context takes a good part of a second and some hundred megabytes. So there is one per GPU for the life of the
+//! process, shared by all devices that are opened on it. A process that only checks whether a GPU works must not hold that
+//! memory while others measure: such a context is given back at once.
 
 use std::{
     cell::Cell,
@@ -18,66 +17,67 @@ use std::{
 use cudarc::driver::sys::{self, CUdevice_attribute, CUresult};
 
 use super::{
-    blas::{self, BlasError, BlasHandle, Product},
+    blas::{self, BlasError, BlasHandle, BlasProduct},
     kernels::Kernels,
     library,
-    scratch::Piece,
+    scratch::ScratchPiece,
 };
+use crate::device::{CallKind, DeviceError};
 
 /// A GPU with its context.
 #[derive(Debug)]
-pub(super) struct Context {
+pub(super) struct GpuContext {
     pub(super) ordinal: u32,
     pub(super) device: sys::CUdevice,
-    primary: Primary,
+    primary: PrimaryContext,
     pub(super) name: String,
     pub(super) total_bytes: u64,
-    /// Not free right after the context was made: its own memory, and that of other processes.
+    /// Bytes that were not free right after the context was made: its own memory, and that of other processes.
     pub(super) taken_bytes: u64,
     /// Smallest piece of physical memory, where the GPU has virtual memory.
     pub(super) granularity_bytes: Option<u64>,
     pub(super) has_pools: bool,
     pub(super) kernels: Kernels,
-    /// What loading the kernels took.
+    /// Bytes taken by the kernels.
     pub(super) kernel_bytes: u64,
-    products: Mutex<Option<Products>>,
-    /// What the libraries took that the first product brought in.
+    products: Mutex<Option<LoadedBlas>>,
+    /// Bytes taken by the libraries that the first product loads.
     library_bytes: AtomicU64,
 }
 
 /// cuBLAS in this context.
 #[derive(Debug)]
-struct Products {
+struct LoadedBlas {
     handle: BlasHandle,
     /// Free memory before the handle was made, until the first product has run.
     free_before: Option<u64>,
 }
 
-/// A hold on the primary context of a GPU; without any the driver takes the context down, with all that is in it.
+/// A reference to the primary context of a GPU; without one the driver destroys the context.
 #[derive(Debug)]
-struct Primary {
+struct PrimaryContext {
     device: sys::CUdevice,
     handle: sys::CUcontext,
 }
 
-impl Primary {
-    fn retain(device: sys::CUdevice) -> Result<Primary, CUresult> {
+impl PrimaryContext {
+    fn retain(device: sys::CUdevice) -> Result<PrimaryContext, CUresult> {
         let mut handle = ptr::null_mut();
         // SAFETY: the pointer is to a live handle, the device is one that the driver named.
         succeed(unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut handle, device) })?;
-        Ok(Primary { device, handle })
+        Ok(PrimaryContext { device, handle })
     }
 }
 
-impl Drop for Primary {
-    /// Where an old driver cannot, the context stays until the process ends.
+impl Drop for PrimaryContext {
+    /// An old driver cannot release it: then the context stays until the process ends.
     fn drop(&mut self) {
-        if !library::has_context_release() {
+        if !library::has(library::CONTEXT_RELEASE) {
             return;
         }
         CURRENT.set(ptr::null_mut());
-        // SAFETY: the calls are there; the context was retained once, and only a look at the GPU or a failed opening drops it: nothing was
-        // allocated in it. What fails cannot be helped.
+        // SAFETY: the calls exist; the context was retained once, and only a probe or a failed opening drops it: nothing was
+        // allocated in it. Failures are ignored.
         unsafe {
             sys::cuCtxSetCurrent(ptr::null_mut());
             sys::cuDevicePrimaryCtxRelease_v2(self.device);
@@ -85,50 +85,50 @@ impl Drop for Primary {
     }
 }
 
-// SAFETY: the driver's handles may be used from any thread on which the context is current, which `enter` sees to;
-// nothing in here changes after it was made but what lies behind a lock.
-unsafe impl Send for Context {}
+// SAFETY: the driver's handles may be used from any thread on which the context is current, which `enter` ensures;
+// nothing in here changes after it was made except behind a lock.
+unsafe impl Send for GpuContext {}
 // SAFETY: as above.
-unsafe impl Sync for Context {}
+unsafe impl Sync for GpuContext {}
 
-/// What a GPU without a name is called.
+/// The name of a GPU that reports none.
 const UNNAMED: &str = "unnamed GPU";
 
 /// The contexts of this process.
-static CONTEXTS: Mutex<Vec<&'static Context>> = Mutex::new(Vec::new());
+static CONTEXTS: Mutex<Vec<&'static GpuContext>> = Mutex::new(Vec::new());
 
 thread_local! {
-    /// The context that this room last made current on this thread.
+    /// The context that this module last made current on this thread.
     static CURRENT: Cell<sys::CUcontext> = const { Cell::new(ptr::null_mut()) };
 }
 
-impl Context {
-    /// The context of a GPU, made at the first call; why there is none, in a sentence.
-    pub(super) fn of(ordinal: u32) -> Result<&'static Context, String> {
+impl GpuContext {
+    /// The context of a GPU, made at the first call; the error is the reason.
+    pub(super) fn of(ordinal: u32) -> Result<&'static GpuContext, String> {
         must_be_there(ordinal)?;
         let mut contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(context) = contexts.iter().find(|context| context.ordinal == ordinal) {
             return Ok(context);
         }
-        let context: &'static Context = Box::leak(Box::new(Context::make(ordinal)?));
+        let context: &'static GpuContext = Box::leak(Box::new(GpuContext::make(ordinal)?));
         contexts.push(context);
         Ok(context)
     }
 
-    /// Makes sure that a GPU can be used, and gives the context back that this takes, unless the process has it anyway.
+    /// Checks that a GPU can be used, and gives back the context that this takes, unless the process has it anyway.
     pub(super) fn probe(ordinal: u32) -> Result<(), String> {
         must_be_there(ordinal)?;
         let contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
         if contexts.iter().any(|context| context.ordinal == ordinal) {
             return Ok(());
         }
-        Context::make(ordinal).map(drop)
+        GpuContext::make(ordinal).map(drop)
     }
 
-    fn make(ordinal: u32) -> Result<Context, String> {
+    fn make(ordinal: u32) -> Result<GpuContext, String> {
         let explain = |call: &str, code: CUresult| format!("GPU {ordinal} cannot be used: {call} says {code:?}");
         let device = device(ordinal).map_err(|code| explain("cuDeviceGet", code))?;
-        let primary = Primary::retain(device).map_err(|code| explain("cuDevicePrimaryCtxRetain", code))?;
+        let primary = PrimaryContext::retain(device).map_err(|code| explain("cuDevicePrimaryCtxRetain", code))?;
         make_current(primary.handle).map_err(|code| explain("cuCtxSetCurrent", code))?;
         let multiprocessors =
             attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).unwrap_or(1);
@@ -136,9 +136,9 @@ impl Context {
         let kernels = Kernels::load(multiprocessors).map_err(|(call, code)| explain(call, code))?;
         let (free, total) = memory_info().map_err(|code| explain("cuMemGetInfo", code))?;
         let has = |which| attribute(device, which) == Some(1);
-        let has_virtual_memory = library::has_virtual_memory()
+        let has_virtual_memory = library::has(library::VIRTUAL_MEMORY)
             && has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
-        Ok(Context {
+        Ok(GpuContext {
             ordinal,
             device,
             primary,
@@ -146,7 +146,8 @@ impl Context {
             total_bytes: total_memory(device).unwrap_or(total),
             taken_bytes: total.saturating_sub(free),
             granularity_bytes: if has_virtual_memory { granularity(device) } else { None },
-            has_pools: library::has_pools() && has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED),
+            has_pools: library::has(library::POOLS)
+                && has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED),
             kernels,
             kernel_bytes: free_before.saturating_sub(free),
             products: Mutex::new(None),
@@ -161,46 +162,45 @@ impl Context {
     }
 }
 
-/// A call from another program, whose threads have contexts of their own current. What was current is current again
-/// afterwards.
+/// Restores, when it is dropped, the context that was current on this thread: for calls from another program, whose threads
+/// have their own contexts.
 #[derive(Debug)]
-pub struct Visit {
+pub struct ContextGuard {
     before: Option<sys::CUcontext>,
 }
 
-impl Visit {
-    /// Learns what is current on this thread; without a driver there is nothing to learn.
-    pub(super) fn begin() -> Visit {
+impl ContextGuard {
+    /// Remembers what is current on this thread, if there is a driver.
+    pub(super) fn begin() -> ContextGuard {
         let mut before = ptr::null_mut();
         let known = library::initialise().is_ok()
             // SAFETY: the library is there, the pointer is to a live handle.
             && succeed(unsafe { sys::cuCtxGetCurrent(&raw mut before) }).is_ok();
         CURRENT.set(before);
-        Visit { before: known.then_some(before) }
+        ContextGuard { before: known.then_some(before) }
     }
 }
 
-impl Drop for Visit {
+impl Drop for ContextGuard {
     fn drop(&mut self) {
         if let Some(before) = self.before
             && CURRENT.get() != before
         {
-            // SAFETY: the context was current on this thread when the visit began, or it is none. What fails cannot be
-            // helped.
+            // SAFETY: the context was current on this thread when the guard was made, or it is null. Failures are ignored.
             unsafe { sys::cuCtxSetCurrent(before) };
             CURRENT.set(before);
         }
     }
 }
 
-/// What a GPU is called. Needs no context.
+/// The name of a GPU. Needs no context.
 pub(super) fn name_of(ordinal: u32) -> Result<String, String> {
     must_be_there(ordinal)?;
     let device = device(ordinal).map_err(|code| format!("GPU {ordinal} cannot be used: cuDeviceGet says {code:?}"))?;
     Ok(name(device).unwrap_or_else(|| UNNAMED.to_owned()))
 }
 
-/// Whether the driver shows this process a GPU of that number; otherwise what it shows, in a sentence.
+/// Checks that the driver shows this process a GPU of that number; the error says what it shows.
 fn must_be_there(ordinal: u32) -> Result<(), String> {
     match library::device_count()? {
         count if ordinal < count => Ok(()),
@@ -210,19 +210,24 @@ fn must_be_there(ordinal: u32) -> Result<(), String> {
     }
 }
 
-impl Context {
+impl GpuContext {
     /// Makes the handle of cuBLAS, if there is none yet. The context is current.
     pub(super) fn make_handle(&self) -> Result<(), BlasError> {
         let mut products = self.products.lock().unwrap_or_else(PoisonError::into_inner);
         if products.is_none() {
             let free_before = memory_info().ok().map(|(free, _)| free);
-            *products = Some(Products { handle: blas::handle()?, free_before });
+            *products = Some(LoadedBlas { handle: blas::handle()?, free_before });
         }
         Ok(())
     }
 
-    /// Hands a product to cuBLAS, whose handle was made. The context is current.
-    pub(super) fn multiply(&self, stream: sys::CUstream, workspace: Piece, product: &Product) -> Result<(), BlasError> {
+    /// Queues a product with cuBLAS, whose handle was made. The context is current.
+    pub(super) fn multiply(
+        &self,
+        stream: sys::CUstream,
+        workspace: ScratchPiece,
+        product: &BlasProduct,
+    ) -> Result<(), BlasError> {
         let mut products = self.products.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(products) = &mut *products else { return Err(BlasError::NO_HANDLE) };
         products.handle.multiply(stream, workspace, product)?;
@@ -233,7 +238,7 @@ impl Context {
         Ok(())
     }
 
-    /// What the libraries took that the first product brought in.
+    /// Bytes taken by the libraries that the first product loads.
     pub(super) fn library_bytes(&self) -> u64 {
         self.library_bytes.load(Ordering::Relaxed)
     }
@@ -280,8 +285,7 @@ pub(super) fn succeed(code: CUresult) -> Result<(), CUresult> {
 }
 
 fn make_current(handle: sys::CUcontext) -> Result<(), CUresult> {
-    // SAFETY: the context is retained, for the life of the process or until `Primary` sees to it that it is current
-    // no longer.
+    // SAFETY: the context is retained, for the life of the process or until `PrimaryContext` makes it no longer current.
     succeed(unsafe { sys::cuCtxSetCurrent(handle) })?;
     CURRENT.set(handle);
     Ok(())
@@ -324,4 +328,32 @@ fn granularity(device: sys::CUdevice) -> Option<u64> {
     // SAFETY: both pointers are to live values.
     succeed(unsafe { sys::cuMemGetAllocationGranularity(&raw mut bytes, &raw const properties, least) }).ok()?;
     Some(bytes as u64).filter(|&bytes| bytes > 0)
+}
+
+/// The error that a code means; `requested` is how much memory the call asked for. Converted at once, because the binding's
+/// own error type asks the driver for its text when it is printed.
+pub(super) fn device_error(call: CallKind, requested: u64, code: CUresult) -> DeviceError {
+    match code {
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => DeviceError::OutOfMemory { call, requested },
+        CUresult::CUDA_ERROR_INVALID_VALUE => {
+            DeviceError::InvalidValue { call, reason: "CUDA_ERROR_INVALID_VALUE".to_owned() }
+        }
+        code => DeviceError::Driver { call, name: format!("{code:?}") },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_become_errors_without_asking_the_driver() {
+        let error = |code| device_error(CallKind::MemAlloc, 512, code);
+        assert!(error(CUresult::CUDA_ERROR_OUT_OF_MEMORY).is_out_of_memory());
+        let sticky = error(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+        assert_eq!(sticky.to_string(), "cuMemAlloc: CUDA_ERROR_ILLEGAL_ADDRESS: the context is lost");
+        let lasting = error(CUresult::CUDA_ERROR_MISALIGNED_ADDRESS);
+        let passing = error(CUresult::CUDA_ERROR_NOT_PERMITTED);
+        assert!(sticky.loses_context() && lasting.loses_context() && !passing.loses_context());
+    }
 }

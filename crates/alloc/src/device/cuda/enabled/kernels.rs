@@ -1,4 +1,4 @@
-//! The kernels in `kernels.ptx`: loaded once a context, launched by name.
+//! The kernels in `kernels.ptx`, loaded once per context.
 
 use std::{
     ffi::{CStr, c_void},
@@ -9,13 +9,13 @@ use cudarc::driver::sys::{self, CUresult};
 
 use super::context::succeed;
 
-/// The text as the driver wants it, closed by a zero.
+/// The text, closed by a zero as the driver requires.
 const PTX: &str = concat!(include_str!("kernels.ptx"), "\0");
 
-/// The oldest driver and GPU that take [`PTX`], which is of version 6.0 for sm_50.
+/// The oldest drivers and GPUs that accept [`PTX`], which has version 6.0 for sm_50.
 pub(super) const OLDEST: &str = "drivers from CUDA 9.0 (R384) on, GPUs from Maxwell (sm_50) on";
 
-/// Work takes memory in units of this many bytes, from one of their boundaries on.
+/// Work processes memory in aligned units of this many bytes.
 pub(super) const UNIT_BYTES: u64 = 16;
 
 /// Threads that work on one tile.
@@ -24,7 +24,7 @@ const WARP: u64 = 32;
 const THREADS: u32 = 256;
 /// Blocks for each multiprocessor: as many as can run at a time with this many threads.
 const BLOCKS_EACH: u32 = 8;
-/// The same for the kernel that needs more registers.
+/// The same for the kernel with more registers.
 const BLOCKS_EACH_OF_COMBINE: u32 = 6;
 
 /// Every parameter of every kernel is 64 bits wide, and no kernel has more of them.
@@ -43,7 +43,7 @@ pub(super) struct Kernels {
     multiprocessors: u32,
 }
 
-/// A kernel with its arguments. Addresses are the caller's to answer for.
+/// A kernel with its arguments. The caller ensures that the addresses are valid.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kernel {
     Spin { nanos: u64 },
@@ -52,7 +52,7 @@ pub(super) enum Kernel {
     FillTiles { list: u64, tiles: u64 },
     VerifyTiles { list: u64, tiles: u64, findings: u64, room: u64 },
     Touch { block: Units, total: u64 },
-    Combine { inputs: [Pass; 3], result: Pass },
+    Combine { inputs: [MemoryPass; 3], result: MemoryPass },
 }
 
 /// A block in units of sixteen bytes, of which there is at least one.
@@ -70,41 +70,41 @@ impl Units {
         (count > 0).then_some(Units { address: start, count })
     }
 
-    /// A whole pass over so many units of the block, round and round.
-    pub(super) fn pass(self, total: u64) -> Pass {
-        Pass { block: self, total }
+    /// A pass over that many units of the block, starting over at its end.
+    pub(super) fn pass(self, total: u64) -> MemoryPass {
+        MemoryPass { block: self, total }
     }
 }
 
 /// How many units of a block are read or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Pass {
+pub(super) struct MemoryPass {
     pub(super) block: Units,
     pub(super) total: u64,
 }
 
-impl Pass {
-    /// No block: nothing of it is touched.
-    pub(super) const NOTHING: Pass = Pass { block: Units { address: 0, count: 1 }, total: 0 };
+impl MemoryPass {
+    /// No block.
+    pub(super) const NOTHING: MemoryPass = MemoryPass { block: Units { address: 0, count: 1 }, total: 0 };
 }
 
 impl Kernel {
     /// Fills a piece of device memory with [`plausible_numbers`].
     pub(super) fn numbers(address: u64, bytes: u64) -> Kernel {
-        let result = Units::inside(address, bytes).map_or(Pass::NOTHING, |block| block.pass(block.count));
-        Kernel::Combine { inputs: [Pass::NOTHING; 3], result }
+        let result = Units::inside(address, bytes).map_or(MemoryPass::NOTHING, |block| block.pass(block.count));
+        Kernel::Combine { inputs: [MemoryPass::NOTHING; 3], result }
     }
 }
 
-/// Eight bytes that are numbers of a size between 0.5 and 2 in every format, of either sign: what memory is given that
-/// products are made of, because products of zeros take less power and time than real ones.
+/// Eight bytes that are numbers between 0.5 and 2 in every format, of either sign. Operands of products are filled with them,
+/// because products of zeros take less power and time than real ones.
 pub(super) fn plausible_numbers(index: u64) -> u64 {
     let mixed = index.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (mixed ^ (mixed >> 29)) & 0x80FF_80FF_80FF_80FF | 0x3F00_3F00_3F00_3F00
 }
 
 impl Kernels {
-    /// Loads the module into the current context, where it stays. The call that failed, otherwise, and how.
+    /// Loads the module into the current context, where it stays. The error is the call that failed and its code.
     pub(super) fn load(multiprocessors: u32) -> Result<Kernels, (&'static str, CUresult)> {
         let mut module = ptr::null_mut();
         // SAFETY: the text is closed by a zero and outlives the call.
@@ -159,7 +159,7 @@ impl Kernels {
         // The driver reads as many as the kernel has.
         let mut parameters = arguments.each_mut().map(|argument| ptr::from_mut(argument).cast::<c_void>());
         // SAFETY: the function is of a module that stays loaded, its parameters are as above, and the memory that it
-        // touches is live: the caller has looked.
+        // touches is live: the caller ensures that.
         unsafe {
             sys::cuLaunchKernel(
                 function,

@@ -1,25 +1,32 @@
-//! The books of plain allocations: what is live, and on which pages it lies.
+//! `cuMemAlloc` allocations by page, and page-locked host memory.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs, ptr,
+};
 
-use oomph_base::Address;
+use cudarc::driver::sys;
 
-/// Live `cuMemAlloc` allocations. The driver lets small ones share a page, so pages are counted by who lies on them.
+use super::CudaDevice;
+use crate::device::{CallKind, DeviceError, PinnedHost};
+use oomph_base::{Address, GIB};
+
+/// Live `cuMemAlloc` allocations. Small ones may share a page, so allocations are counted per page.
 #[derive(Debug)]
 pub(super) struct PlainMemory {
     page_bytes: u64,
     live: BTreeMap<Address, u64>,
-    /// How many allocations begin or end on a page. The pages between belong to one alone.
-    tenants: HashMap<u64, u32>,
+    /// The number of allocations that begin or end on a page. The pages between belong to one allocation.
+    users: HashMap<u64, u32>,
     pages: u64,
 }
 
 impl PlainMemory {
     pub(super) fn new(page_bytes: u64) -> PlainMemory {
-        PlainMemory { page_bytes, live: BTreeMap::new(), tenants: HashMap::new(), pages: 0 }
+        PlainMemory { page_bytes, live: BTreeMap::new(), users: HashMap::new(), pages: 0 }
     }
 
-    /// Bytes of all pages on which something lies.
+    /// Bytes of all pages in use.
     pub(super) fn held(&self) -> u64 {
         self.pages * self.page_bytes
     }
@@ -44,9 +51,9 @@ impl PlainMemory {
         let (first, last) = self.edges(address, bytes);
         self.pages += (last - first).saturating_sub(1);
         for &page in &[first, last][..1 + usize::from(first != last)] {
-            let tenants = self.tenants.entry(page).or_default();
-            *tenants += 1;
-            self.pages += u64::from(*tenants == 1);
+            let users = self.users.entry(page).or_default();
+            *users += 1;
+            self.pages += u64::from(*users == 1);
         }
     }
 
@@ -55,10 +62,10 @@ impl PlainMemory {
         let (first, last) = self.edges(address, bytes);
         self.pages -= (last - first).saturating_sub(1);
         for &page in &[first, last][..1 + usize::from(first != last)] {
-            if let Some(tenants) = self.tenants.get_mut(&page) {
-                *tenants -= 1;
-                if *tenants == 0 {
-                    self.tenants.remove(&page);
+            if let Some(users) = self.users.get_mut(&page) {
+                *users -= 1;
+                if *users == 0 {
+                    self.users.remove(&page);
                     self.pages -= 1;
                 }
             }
@@ -74,6 +81,74 @@ impl PlainMemory {
 pub(super) fn covered(pieces: &BTreeMap<Address, u64>, address: Address, bytes: u64) -> bool {
     let Some(end) = address.0.checked_add(bytes) else { return false };
     pieces.range(..=address).next_back().is_some_and(|(start, length)| end <= start.0 + length)
+}
+
+/// Left to the host: page-locked memory cannot be swapped, and a machine without other memory kills programs.
+const LEFT_TO_THE_HOST: u64 = 4 * GIB;
+
+/// Live page-locked memory: size by address.
+#[derive(Debug, Default)]
+pub(super) struct PinnedMemory {
+    live: BTreeMap<Address, u64>,
+}
+
+impl PinnedMemory {
+    /// Whether all of a range is page-locked memory that this device has handed out.
+    pub(super) fn covers(&self, address: Address, bytes: u64) -> bool {
+        bytes > 0 && covered(&self.live, address, bytes)
+    }
+
+    /// Gives everything back. The context is current and idle; failures are ignored.
+    pub(super) fn free_all(&mut self) {
+        for (address, _) in std::mem::take(&mut self.live) {
+            // SAFETY: the memory is live and of `cuMemHostAlloc`.
+            unsafe { sys::cuMemFreeHost(ptr::with_exposed_provenance_mut(address.0 as usize)) };
+        }
+    }
+}
+
+impl PinnedHost for CudaDevice {
+    fn host_alloc(&mut self, bytes: u64) -> Result<Address, DeviceError> {
+        // Locking more pages than there are does not fail: the system ends the process.
+        if available_bytes().is_some_and(|available| bytes.saturating_add(LEFT_TO_THE_HOST) > available) {
+            return Err(DeviceError::OutOfMemory { call: CallKind::HostAlloc, requested: bytes });
+        }
+        let mut start = ptr::null_mut();
+        // SAFETY: the pointer is to a live pointer; the driver checks the size.
+        self.drive(CallKind::HostAlloc, bytes, || unsafe {
+            sys::cuMemHostAlloc(&raw mut start, bytes as usize, sys::CU_MEMHOSTALLOC_PORTABLE)
+        })?;
+        let address = Address(start.expose_provenance() as u64);
+        self.pinned.live.insert(address, bytes);
+        Ok(address)
+    }
+
+    fn host_free(&mut self, address: Address) -> Result<(), DeviceError> {
+        let call = CallKind::HostFree;
+        if !self.pinned.live.contains_key(&address) {
+            return self.refuse_because(call, format!("no page-locked memory starts at {address}"));
+        }
+        // SAFETY: the memory is live and of `cuMemHostAlloc`; the driver waits for the work that uses it.
+        self.drive(call, 0, || unsafe { sys::cuMemFreeHost(ptr::with_exposed_provenance_mut(address.0 as usize)) })?;
+        self.pinned.live.remove(&address);
+        Ok(())
+    }
+}
+
+/// What the host, or the control group of this process, can still give; `None` where the system does not say.
+fn available_bytes() -> Option<u64> {
+    let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let of_machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| mem_available(&text));
+    let of_group = number("/sys/fs/cgroup/memory.max")
+        .zip(number("/sys/fs/cgroup/memory.current"))
+        .map(|(most, current)| most.saturating_sub(current));
+    of_machine.into_iter().chain(of_group).min()
+}
+
+/// The line `MemAvailable: 12345 kB`.
+fn mem_available(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 #[cfg(test)]
@@ -114,5 +189,11 @@ mod tests {
         assert!(memory.covers(Address(PAGE), 1024) && memory.covers(Address(PAGE + 512), 512));
         assert!(!memory.covers(Address(PAGE + 512), 1024));
         assert!(!memory.covers(Address(512), 8) && !memory.covers(Address(u64::MAX), 8));
+    }
+
+    #[test]
+    fn available_memory_is_read_from_the_systems_own_words() {
+        assert_eq!(mem_available("MemTotal:  8 kB\nMemAvailable:    12345 kB\n"), Some(12345 * 1024));
+        assert_eq!(mem_available("MemTotal:  8 kB\n"), None);
     }
 }

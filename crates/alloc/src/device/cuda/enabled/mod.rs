@@ -1,19 +1,15 @@
-//! The GPU itself: a [`Device`] over the driver's calls, with its own books.
+//! The real GPU: a [`Device`] over the driver's calls, with tables of all live handles and addresses.
 //!
-//! One file a subject: `library` (is the driver there), `context` (one a GPU and process), `memory`, `streams`, `vmm`,
-//! `pools`, `host`; `work` and `products` for what runs on streams, over `kernels`, `blas`, `scratch` and `staging`;
-//! `patterns` for known contents, over `batches`; `toolkit` finds libraries; `answer` turns the driver's codes into words. Every call is measured by the
-//! wall clock around the driver's part of it alone; the books are kept outside.
+//! One file per subject: `library` (loading the driver and cuBLAS), `context` (one per GPU and process), `memory`, `streams`,
+//! `vmm` (virtual memory), `pools`; `work` and `products` for what runs on streams, over `kernels`, `blas` and `scratch`;
+//! `patterns` for known contents; `survey` for `doctor`. The wall clock measures each driver call alone, without our tables.
 //!
-//! The books are what makes the handles safe to use: a number or address that is not in them is refused before the
-//! driver is asked. They are also what is given back when a device is dropped, on every way out.
+//! The tables make handles safe to use: an unknown number or address is refused before the driver is asked. They also list
+//! what is given back when a device is dropped.
 #![expect(unsafe_code, reason = "the driver is a C library")]
 
-mod answer;
-mod batches;
 mod blas;
 mod context;
-mod host;
 mod kernels;
 mod library;
 mod memory;
@@ -21,10 +17,8 @@ mod patterns;
 mod pools;
 mod products;
 mod scratch;
-mod staging;
 mod streams;
 mod survey;
-mod toolkit;
 mod vmm;
 mod work;
 
@@ -32,25 +26,22 @@ use std::{ptr, time::Instant};
 
 use cudarc::driver::sys::{self, CUresult};
 
-pub use context::Visit;
+pub use context::ContextGuard;
+pub use library::look_for_toolkit_in;
 pub use survey::survey;
-pub use toolkit::look_for_toolkit_in;
 
 use self::{
-    batches::Batches,
-    context::Context,
-    host::PinnedMemory,
-    memory::PlainMemory,
-    pools::Pools,
-    scratch::Scratch,
-    staging::Staging,
-    streams::{StreamOwner, Streams},
-    vmm::VirtualSpace,
+    context::{GpuContext, device_error, succeed},
+    memory::{PinnedMemory, PlainMemory},
+    patterns::PatternBatches,
+    pools::DriverPools,
+    scratch::{ScratchMemory, StagingBuffers},
+    streams::{StreamOwner, StreamTable},
 };
 use super::{Footprint, Unavailable};
 use crate::device::{
     CallKind, CallLedger, CallTally, Capabilities, Clock, Compute, Device, DeviceError, DeviceProps, MemoryInfo,
-    Patterns, PinnedHost, StreamOrderedPools, VirtualMemory,
+    Patterns, PinnedHost, StreamOrderedPools, VirtualMemory, mapping::MappingTable,
 };
 use oomph_base::{Address, EventId, MIB, Nanos, StreamId, round_up};
 
@@ -62,23 +53,23 @@ pub fn open(ordinal: u32) -> Result<Box<dyn Device>, Unavailable> {
     Ok(Box::new(CudaDevice::open(ordinal)?))
 }
 
-/// Opens a GPU for a guest in a program that has streams of its own: [`Device::stream_create`] takes over the handle that
-/// it is given, and every call needs a [`visit`] around it.
+/// Opens a GPU for a guest in a program with its own streams: [`Device::stream_create`] takes over the handle that it is
+/// given, and every call needs a guard from [`keep_context`].
 pub fn open_as_guest(ordinal: u32) -> Result<Box<dyn Device>, Unavailable> {
     Ok(Box::new(CudaDevice::with_streams_of(StreamOwner::Program, ordinal)?))
 }
 
-/// Leaves, when it is dropped, the context current that was current before on this thread.
-pub fn visit() -> Visit {
-    Visit::begin()
+/// A guard that restores the context that is current on this thread now.
+pub fn keep_context() -> ContextGuard {
+    ContextGuard::begin()
 }
 
-/// Makes sure that a GPU can be used, and leaves nothing on it: the process may then start others that use it.
+/// Checks that a GPU can be used, and leaves nothing on it: the process may then start others that use it.
 pub fn probe(ordinal: u32) -> Result<(), Unavailable> {
-    Context::probe(ordinal).map_err(Unavailable)
+    GpuContext::probe(ordinal).map_err(Unavailable)
 }
 
-/// How many GPUs the driver shows this process: at least one.
+/// The number of GPUs that the driver shows this process; at least one.
 pub fn count() -> Result<u32, Unavailable> {
     match library::device_count() {
         Ok(0) => Err(Unavailable("the driver sees no GPU".to_owned())),
@@ -86,7 +77,7 @@ pub fn count() -> Result<u32, Unavailable> {
     }
 }
 
-/// What a GPU is called.
+/// The name of a GPU.
 pub fn name(ordinal: u32) -> Result<String, Unavailable> {
     context::name_of(ordinal).map_err(Unavailable)
 }
@@ -97,15 +88,15 @@ pub fn driver_version() -> Option<String> {
     library::version().map(|(major, minor)| format!("{major}.{minor}"))
 }
 
-/// Whether matrix products run for real here: the library's version and file, or why not. Without it their streams are
-/// kept busy for as long as an H200 would be, and times of steps mean nothing.
+/// The version and file of the library that runs matrix products, or why there is none. Without it their streams are kept
+/// busy for as long as an H200 would be, and times of steps mean nothing.
 pub fn matrix_library() -> Result<String, Unavailable> {
     blas::blas().map(|blas| format!("cuBLAS {}, {}", blas.version, blas.place)).map_err(Unavailable)
 }
 
-/// What this program and its libraries have taken of a GPU so far beside the context.
+/// What this program and its libraries have taken of a GPU so far, besides the context.
 pub fn footprint(ordinal: u32) -> Result<Footprint, Unavailable> {
-    let context = Context::of(ordinal).map_err(Unavailable)?;
+    let context = GpuContext::of(ordinal).map_err(Unavailable)?;
     let library_bytes = context.library_bytes();
     Ok(Footprint {
         kernel_bytes: context.kernel_bytes,
@@ -118,23 +109,23 @@ pub fn footprint(ordinal: u32) -> Result<Footprint, Unavailable> {
 #[derive(Debug)]
 pub struct CudaDevice {
     props: DeviceProps,
-    context: &'static Context,
+    context: &'static GpuContext,
     opened: Instant,
     ledger: CallLedger,
-    /// As of the last time the driver was asked.
+    /// As of the last driver query.
     free_bytes: u64,
     memory: PlainMemory,
-    streams: Streams,
-    virtual_space: VirtualSpace,
-    pools: Pools,
+    streams: StreamTable,
+    virtual_space: MappingTable<sys::CUmemGenericAllocationHandle>,
+    pools: DriverPools,
     pinned: PinnedMemory,
-    scratch: Scratch,
-    staging: Staging,
-    batches: Batches,
+    scratch: ScratchMemory,
+    staging: StagingBuffers,
+    batches: PatternBatches,
 }
 
-// SAFETY: the driver's handles may be used from any thread on which the context is current, and every call sees to
-// that; the device itself is used by one thread at a time.
+// SAFETY: the driver's handles may be used from any thread on which the context is current, which every call ensures; the
+// device itself is used by one thread at a time.
 unsafe impl Send for CudaDevice {}
 
 impl CudaDevice {
@@ -144,7 +135,7 @@ impl CudaDevice {
     }
 
     fn with_streams_of(owner: StreamOwner, ordinal: u32) -> Result<CudaDevice, Unavailable> {
-        let context = Context::of(ordinal).map_err(Unavailable)?;
+        let context = GpuContext::of(ordinal).map_err(Unavailable)?;
         let page_bytes = context.granularity_bytes.unwrap_or(USUAL_PAGE_BYTES);
         let free = context.enter().and_then(|()| context::memory_info());
         let (free_bytes, _) = free.map_err(|code| {
@@ -172,13 +163,13 @@ impl CudaDevice {
             ledger: CallLedger::default(),
             free_bytes,
             memory: PlainMemory::new(page_bytes),
-            streams: Streams::new(owner),
-            virtual_space: VirtualSpace::default(),
-            pools: Pools::default(),
+            streams: StreamTable::new(owner),
+            virtual_space: MappingTable::default(),
+            pools: DriverPools::default(),
             pinned: PinnedMemory::default(),
-            scratch: Scratch::default(),
-            staging: Staging::default(),
-            batches: Batches::default(),
+            scratch: ScratchMemory::default(),
+            staging: StagingBuffers::default(),
+            batches: PatternBatches::default(),
         })
     }
 
@@ -191,21 +182,21 @@ impl CudaDevice {
         let time = Nanos(begin.elapsed().as_nanos() as u64);
         self.ledger.note(call, time, code != CUresult::CUDA_SUCCESS);
         if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-            self.look_at_free_memory();
+            self.update_free_bytes();
         }
-        answer::result(call, requested, code)
+        succeed(code).map_err(|code| device_error(call, requested, code))
     }
 
-    /// Brings the books up to date when the driver had no more: other processes may have taken what was free at the last
-    /// look. Not a call of the caller's, so it does not count as one.
+    /// Updates the free memory when the driver had no more: other processes may have taken what was free at the last query.
+    /// This is not a call of the caller, so it is not counted.
     #[cold]
-    fn look_at_free_memory(&mut self) {
+    fn update_free_bytes(&mut self) {
         if let Ok((free, _)) = context::memory_info() {
             self.free_bytes = free;
         }
     }
 
-    /// Answers a call that is not worth asking the driver.
+    /// Refuses a call without asking the driver.
     fn refuse<T>(&mut self, error: DeviceError) -> Result<T, DeviceError> {
         let (DeviceError::OutOfMemory { call, .. }
         | DeviceError::InvalidValue { call, .. }
@@ -217,27 +208,34 @@ impl CudaDevice {
         Err(error)
     }
 
-    /// Answers a call that breaks a rule.
+    /// Refuses a call that breaks a rule.
     fn refuse_because<T>(&mut self, call: CallKind, reason: impl Into<String>) -> Result<T, DeviceError> {
-        self.refuse(answer::invalid(call, reason))
+        self.refuse(DeviceError::InvalidValue { call, reason: reason.into() })
+    }
+
+    /// Refuses a call if a rule is broken.
+    #[inline]
+    fn refuse_broken<T>(&mut self, call: CallKind, checked: Result<T, String>) -> Result<T, DeviceError> {
+        checked.or_else(|reason| self.refuse_because(call, reason))
+    }
+
+    /// Makes this device's context current for work outside of [`drive`](CudaDevice::drive).
+    fn enter(&self, call: CallKind) -> Result<(), DeviceError> {
+        self.context.enter().map_err(|code| device_error(call, 0, code))
     }
 
     /// The driver's handle of a stream.
     #[inline]
     fn stream(&mut self, call: CallKind, stream: StreamId) -> Result<sys::CUstream, DeviceError> {
-        match self.streams.stream(stream) {
-            Ok(handle) => Ok(handle),
-            Err(reason) => self.refuse_because(call, reason),
-        }
+        let found = self.streams.stream(stream);
+        self.refuse_broken(call, found)
     }
 
     /// The driver's handle of an event.
     #[inline]
     fn event(&mut self, call: CallKind, event: EventId) -> Result<sys::CUevent, DeviceError> {
-        match self.streams.event(event) {
-            Ok(handle) => Ok(handle),
-            Err(reason) => self.refuse_because(call, reason),
-        }
+        let found = self.streams.event(event);
+        self.refuse_broken(call, found)
     }
 }
 
@@ -286,7 +284,7 @@ impl Device for CudaDevice {
         self.memory.held() + self.virtual_space.held() + self.pools.held()
     }
 
-    /// As if nothing shared a page: which small allocations do is the driver's to decide.
+    /// An upper bound: the driver decides which small allocations share a page.
     fn growth_bytes(&self, bytes: u64) -> u64 {
         round_up(bytes, self.props.page_bytes)
     }
@@ -295,8 +293,8 @@ impl Device for CudaDevice {
         self.free_bytes
     }
 
-    /// What was not free when the context was made, memory of other processes included, because the driver tells no
-    /// more; what cuBLAS has taken; and scratch memory.
+    /// What was not free when the context was made (the driver does not separate the memory of other processes), what cuBLAS
+    /// has taken, and scratch memory.
     fn overhead_bytes(&self) -> u64 {
         self.props.context_bytes + self.context.library_bytes() + self.scratch.bytes() + self.batches.bytes()
     }
@@ -421,8 +419,8 @@ impl Device for CudaDevice {
 }
 
 impl Drop for CudaDevice {
-    /// Gives everything back that was taken through this device, a panic's way out included. The context stays. Where it
-    /// is lost, so is everything in it, and the calls below are refused.
+    /// Gives everything back that was taken through this device, also during a panic. The context stays. If it is lost, so is
+    /// everything in it, and the calls below are refused.
     fn drop(&mut self) {
         if self.context.enter().is_err() {
             return;
@@ -430,7 +428,7 @@ impl Drop for CudaDevice {
         // SAFETY: the context is current. Nothing below may be in use by work that is still queued.
         unsafe { sys::cuCtxSynchronize() };
         self.pools.destroy_all();
-        self.virtual_space.release_all();
+        self.release_virtual_memory();
         for address in self.memory.addresses() {
             // SAFETY: the allocation is live, and no work is left that could touch it.
             unsafe { sys::cuMemFree_v2(address.0) };

@@ -4,37 +4,42 @@ use std::{collections::BTreeMap, ptr};
 
 use cudarc::driver::sys::{self, CUmemPool_attribute, CUresult};
 
-use super::{CudaDevice, context, library, memory::covered};
+use super::{
+    CudaDevice,
+    context::{self, device_error, succeed},
+    library,
+    memory::covered,
+};
 use crate::device::{CallKind, DeviceError, PoolId, PoolSettings, PoolUsage, StreamOrderedPools};
 use oomph_base::{Address, StreamId};
 
-/// The first driver that knows a pool's maximum size; earlier ones want zeros in its place.
+/// The first driver with a maximum size for pools; earlier ones require zeros there.
 const KNOWS_MAXIMUM: (u32, u32) = (12, 2);
 
-/// Pools and what was allocated from them.
+/// DriverPools and what was allocated from them.
 #[derive(Debug, Default)]
-pub(super) struct Pools {
-    /// By [`PoolId`], the default pool first; it is there once it was asked for.
-    pools: Vec<Option<Pool>>,
+pub(super) struct DriverPools {
+    /// By [`PoolId`], the default pool first; it is entered when it is first used.
+    pools: Vec<Option<DriverPool>>,
     /// Size by address.
     live: BTreeMap<Address, u64>,
     /// Which pool a live allocation is from.
-    homes: BTreeMap<Address, PoolId>,
+    pool_of: BTreeMap<Address, PoolId>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Pool {
+struct DriverPool {
     handle: sys::CUmemoryPool,
     /// What the pool may hold.
     maximum: u64,
-    /// What is handed out.
+    /// What is allocated from it.
     used: u64,
-    /// What the pool held when it was last asked.
+    /// What the pool held at the last query.
     reserved: u64,
 }
 
-impl Pools {
-    /// Physical bytes in all pools, as of the last look at each.
+impl DriverPools {
+    /// Physical bytes in all pools, as of the last query of each.
     pub(super) fn held(&self) -> u64 {
         self.pools.iter().flatten().map(|pool| pool.reserved).sum()
     }
@@ -44,7 +49,7 @@ impl Pools {
         covered(&self.live, address, bytes)
     }
 
-    /// Gives everything back. The context is current and idle, and what fails cannot be helped.
+    /// Gives everything back. The context is current and idle; failures are ignored.
     pub(super) fn destroy_all(&mut self) {
         for (address, _) in std::mem::take(&mut self.live) {
             // SAFETY: the allocation is live, and no work is left that could touch it.
@@ -54,47 +59,45 @@ impl Pools {
         unsafe { sys::cuCtxSynchronize() };
         for (number, pool) in self.pools.drain(..).enumerate() {
             match pool {
-                // The default pool outlives this device, and what it keeps would be missing from the next.
-                Some(Pool { handle, .. }) if number == 0 => restore_default(handle),
-                // SAFETY: the pool was made by us and is destroyed only here.
-                Some(Pool { handle, .. }) => drop(unsafe { sys::cuMemPoolDestroy(handle) }),
+                // The default pool outlives this device, and the memory it keeps would be missing from the next.
+                Some(DriverPool { handle, .. }) if number == 0 => restore_default(handle),
+                // SAFETY: the pool was made here and is destroyed only here.
+                Some(DriverPool { handle, .. }) => drop(unsafe { sys::cuMemPoolDestroy(handle) }),
                 None => {}
             }
         }
-        *self = Pools::default();
+        *self = DriverPools::default();
     }
 
-    fn get(&self, pool: PoolId) -> Result<Pool, String> {
+    fn get(&self, pool: PoolId) -> Result<DriverPool, String> {
         self.pools.get(pool.0 as usize).copied().flatten().ok_or_else(|| format!("there is no pool {}", pool.0))
     }
 
-    fn get_mut(&mut self, pool: PoolId) -> Option<&mut Pool> {
+    fn get_mut(&mut self, pool: PoolId) -> Option<&mut DriverPool> {
         self.pools.get_mut(pool.0 as usize)?.as_mut()
     }
 }
 
 impl CudaDevice {
-    /// The pool of that number; the default pool is looked up when it is first asked for.
-    fn pool(&mut self, call: CallKind, pool: PoolId) -> Result<Pool, DeviceError> {
+    /// The pool of that number; the default pool is looked up when it is first used.
+    fn pool(&mut self, call: CallKind, pool: PoolId) -> Result<DriverPool, DeviceError> {
         if pool.0 == 0 && self.pools.get(pool).is_err() {
             let mut handle = ptr::null_mut();
             // SAFETY: the pointer is to a live handle.
             let code = unsafe { sys::cuDeviceGetDefaultMemPool(&raw mut handle, self.context.device) };
-            super::answer::result(call, 0, code)?;
+            succeed(code).map_err(|code| device_error(call, 0, code))?;
             if self.pools.pools.is_empty() {
                 self.pools.pools.push(None);
             }
-            self.pools.pools[0] = Some(Pool { handle, maximum: u64::MAX, used: 0, reserved: 0 });
+            self.pools.pools[0] = Some(DriverPool { handle, maximum: u64::MAX, used: 0, reserved: 0 });
         }
-        match self.pools.get(pool) {
-            Ok(pool) => Ok(pool),
-            Err(reason) => self.refuse_because(call, reason),
-        }
+        let found = self.pools.get(pool);
+        self.refuse_broken(call, found)
     }
 
-    /// Brings the books of a pool up to date without counting a call of the caller's.
-    fn look_at(&mut self, pool: PoolId) {
-        if let Ok(Pool { handle, .. }) = self.pools.get(pool)
+    /// Updates the reserved bytes of a pool without counting a call of the caller's.
+    fn update_reserved(&mut self, pool: PoolId) {
+        if let Ok(DriverPool { handle, .. }) = self.pools.get(pool)
             && let Ok(reserved) = read(handle, CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
             && let Some(pool) = self.pools.get_mut(pool)
         {
@@ -126,17 +129,17 @@ impl StreamOrderedPools for CudaDevice {
         if self.pools.pools.is_empty() {
             self.pools.pools.push(None);
         }
-        self.pools.pools.push(Some(Pool { handle, maximum, used: 0, reserved: 0 }));
+        self.pools.pools.push(Some(DriverPool { handle, maximum, used: 0, reserved: 0 }));
         Ok(PoolId((self.pools.pools.len() - 1) as u32))
     }
 
     fn pool_destroy(&mut self, pool: PoolId) -> Result<(), DeviceError> {
         let call = CallKind::PoolDestroy;
-        let Pool { handle, used, .. } = self.pool(call, pool)?;
+        let DriverPool { handle, used, .. } = self.pool(call, pool)?;
         if pool.0 == 0 || used > 0 {
             return self.refuse_because(call, format!("pool {} is the default pool or still in use", pool.0));
         }
-        // SAFETY: the pool was made by us, and nothing is allocated from it.
+        // SAFETY: the pool was made here, and nothing is allocated from it.
         self.drive(call, 0, || unsafe { sys::cuMemPoolDestroy(handle) })?;
         self.pools.pools[pool.0 as usize] = None;
         Ok(())
@@ -145,7 +148,7 @@ impl StreamOrderedPools for CudaDevice {
     fn pool_configure(&mut self, pool: PoolId, settings: PoolSettings) -> Result<(), DeviceError> {
         use CUmemPool_attribute as Attribute;
         let call = CallKind::PoolSetAttribute;
-        let Pool { handle, .. } = self.pool(call, pool)?;
+        let DriverPool { handle, .. } = self.pool(call, pool)?;
         let rules = [
             (Attribute::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, settings.follow_event_dependencies),
             (Attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, settings.allow_opportunistic),
@@ -169,17 +172,17 @@ impl StreamOrderedPools for CudaDevice {
 
     fn pool_trim(&mut self, pool: PoolId, keep_bytes: u64) -> Result<(), DeviceError> {
         let call = CallKind::PoolTrim;
-        let Pool { handle, .. } = self.pool(call, pool)?;
+        let DriverPool { handle, .. } = self.pool(call, pool)?;
         // SAFETY: the pool is live.
         self.drive(call, 0, || unsafe { sys::cuMemPoolTrimTo(handle, keep_bytes as usize) })?;
-        self.look_at(pool);
+        self.update_reserved(pool);
         Ok(())
     }
 
     fn pool_usage(&mut self, pool: PoolId) -> Result<PoolUsage, DeviceError> {
         use CUmemPool_attribute as Attribute;
         let call = CallKind::PoolGetAttribute;
-        let Pool { handle, .. } = self.pool(call, pool)?;
+        let DriverPool { handle, .. } = self.pool(call, pool)?;
         let mut usage = PoolUsage::default();
         self.drive(call, 0, || {
             for (attribute, value) in [
@@ -203,7 +206,7 @@ impl StreamOrderedPools for CudaDevice {
 
     fn alloc_async(&mut self, pool: PoolId, bytes: u64, stream: StreamId) -> Result<Address, DeviceError> {
         let call = CallKind::MemAllocAsync;
-        let Pool { handle, maximum, used, .. } = self.pool(call, pool)?;
+        let DriverPool { handle, maximum, used, .. } = self.pool(call, pool)?;
         let on_stream = self.stream(call, stream)?;
         if bytes > maximum.min(self.props.total_bytes).saturating_sub(used) {
             return self.refuse(DeviceError::OutOfMemory { call, requested: bytes });
@@ -215,7 +218,7 @@ impl StreamOrderedPools for CudaDevice {
         })?;
         let address = Address(address);
         self.pools.live.insert(address, bytes);
-        self.pools.homes.insert(address, pool);
+        self.pools.pool_of.insert(address, pool);
         if let Some(pool) = self.pools.get_mut(pool) {
             pool.used += bytes;
         }
@@ -228,11 +231,11 @@ impl StreamOrderedPools for CudaDevice {
         if !self.pools.live.contains_key(&address) {
             return self.refuse_because(call, format!("no allocation from a pool starts at {address}"));
         }
-        // SAFETY: the allocation is live, and ordering its uses before this point of the stream is the caller's part.
+        // SAFETY: the allocation is live, and the caller orders its uses before this point of the stream.
         self.drive(call, 0, || unsafe { sys::cuMemFreeAsync(address.0, on_stream) })?;
         let bytes = self.pools.live.remove(&address).unwrap_or(0);
-        if let Some(home) = self.pools.homes.remove(&address)
-            && let Some(pool) = self.pools.get_mut(home)
+        if let Some(pool) = self.pools.pool_of.remove(&address)
+            && let Some(pool) = self.pools.get_mut(pool)
         {
             pool.used -= bytes;
         }
@@ -240,7 +243,7 @@ impl StreamOrderedPools for CudaDevice {
     }
 }
 
-/// Empties a pool and lets it keep nothing, as a default pool is at first. What fails cannot be helped.
+/// Empties a pool and sets its threshold to 0, the initial state of a default pool. Failures are ignored.
 fn restore_default(pool: sys::CUmemoryPool) {
     let mut keep_nothing = 0u64;
     let threshold = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
@@ -254,6 +257,6 @@ fn restore_default(pool: sys::CUmemoryPool) {
 fn read(pool: sys::CUmemoryPool, attribute: CUmemPool_attribute) -> Result<u64, CUresult> {
     let mut bytes = 0u64;
     // SAFETY: the pool is live, and the attributes read here are 64 bits wide.
-    context::succeed(unsafe { sys::cuMemPoolGetAttribute(pool, attribute, (&raw mut bytes).cast()) })?;
+    succeed(unsafe { sys::cuMemPoolGetAttribute(pool, attribute, (&raw mut bytes).cast()) })?;
     Ok(bytes)
 }

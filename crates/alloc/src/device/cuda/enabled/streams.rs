@@ -1,9 +1,9 @@
-//! Streams and events: the driver's handles by our numbers.
+//! StreamTable and events: the driver's handles by our numbers.
 //!
 //! Stream 0 is the legacy default stream; all others are made non-blocking, as PyTorch's are, so that streams wait for
-//! each other only where an event says so. Events carry no times, which makes them cheap.
+//! each other only through events. Events carry no times, which makes them cheap.
 //!
-//! A guest in another program makes no streams: it is told the handles of those that there are.
+//! A guest in another program makes no streams: it takes over the handles of the program's streams.
 
 use std::ptr;
 
@@ -13,14 +13,14 @@ use oomph_base::{EventId, StreamId};
 
 /// The streams and events of one device.
 #[derive(Debug)]
-pub(super) struct Streams {
+pub(super) struct StreamTable {
     streams: Vec<sys::CUstream>,
     events: Vec<Option<sys::CUevent>>,
     destroyed: Vec<EventId>,
     owner: StreamOwner,
 }
 
-/// Who makes the streams, and destroys them.
+/// Who makes and destroys the streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StreamOwner {
     /// This device.
@@ -34,9 +34,9 @@ pub(super) const NON_BLOCKING: u32 = sys::CUstream_flags::CU_STREAM_NON_BLOCKING
 /// Flags of `cuEventCreate`.
 pub(super) const WITHOUT_TIMES: u32 = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
 
-impl Streams {
-    pub(super) fn new(owner: StreamOwner) -> Streams {
-        Streams { streams: vec![ptr::null_mut()], events: Vec::new(), destroyed: Vec::new(), owner }
+impl StreamTable {
+    pub(super) fn new(owner: StreamOwner) -> StreamTable {
+        StreamTable { streams: vec![ptr::null_mut()], events: Vec::new(), destroyed: Vec::new(), owner }
     }
 
     /// Who makes the streams.
@@ -61,7 +61,7 @@ impl Streams {
         self.streams.len() <= usize::from(u16::MAX)
     }
 
-    /// Numbers a new stream; [`has_room`](Streams::has_room) holds.
+    /// Numbers a new stream; [`has_room`](StreamTable::has_room) holds.
     pub(super) fn add_stream(&mut self, handle: sys::CUstream) -> StreamId {
         self.streams.push(handle);
         StreamId((self.streams.len() - 1) as u16)
@@ -83,7 +83,7 @@ impl Streams {
         self.destroyed.push(event);
     }
 
-    /// Gives everything back. The context is current, and what fails cannot be helped.
+    /// Gives everything back. The context is current; failures are ignored.
     pub(super) fn destroy_all(&mut self) {
         for event in self.events.drain(..).flatten() {
             // SAFETY: the event was made in this context and is destroyed only here.

@@ -1,71 +1,74 @@
-//! A look at the machine's CUDA, step by step, for `doctor`.
+//! Checks of the machine's CUDA, step by step, for `doctor`.
 
 use super::{
-    super::{Finding, Verdict},
-    CudaDevice, blas, kernels, library, toolkit,
+    super::{CheckStatus, CudaCheck},
+    CudaDevice, blas, kernels, library,
 };
 use crate::device::{Compute, Device, DeviceError};
 use oomph_base::{Address, Bytes, Dtype, MIB, ProductRole, StreamId, Work};
 
 const STREAM: StreamId = StreamId::DEFAULT;
 
-/// Looks at the library, the driver, every GPU, whether the kernels run and products come out right there, and at the
-/// libraries of the toolkit.
+/// Checks the library, the driver, every GPU with its kernels and products, and the libraries of the toolkit.
 #[must_use]
-pub fn survey() -> Vec<Finding> {
-    let mut findings = driver_and_devices();
+pub fn survey() -> Vec<CudaCheck> {
+    let mut checks = driver_and_devices();
     let cublas = blas::blas().map(|blas| format!("{}, {}", blas.version, blas.place));
-    findings.push(Finding::of(
+    checks.push(CudaCheck::of(
         "cublas",
         cublas.map_err(|reason| {
-            (Verdict::Missing, format!("{reason}; without it matrix products are stood in for, and all else works"))
+            (
+                CheckStatus::Missing,
+                format!("{reason}; without it matrix products are replaced by waiting; everything else works"),
+            )
         }),
     ));
-    let nvrtc = nvrtc().map_err(|reason| (Verdict::Missing, format!("{reason}; nothing here needs it")));
-    findings.push(Finding::of("nvrtc", nvrtc));
-    findings
+    let nvrtc = nvrtc().map_err(|reason| (CheckStatus::Missing, format!("{reason}; oomph does not need it")));
+    checks.push(CudaCheck::of("nvrtc", nvrtc));
+    checks
 }
 
-/// Ends with the first step that the later ones need and that fails.
-fn driver_and_devices() -> Vec<Finding> {
-    let mut findings = Vec::new();
+/// Stops at the first failing step that later ones need.
+fn driver_and_devices() -> Vec<CudaCheck> {
+    let mut checks = Vec::new();
     let library = if library::is_present() {
         Ok("the driver's library was found".to_owned())
     } else {
-        Err((Verdict::Missing, "libcuda.so.1 was not found: no NVIDIA driver on this machine".to_owned()))
+        Err((CheckStatus::Missing, "libcuda.so.1 was not found: no NVIDIA driver on this machine".to_owned()))
     };
     let present = library.is_ok();
-    findings.push(Finding::of("cuda library", library));
+    checks.push(CudaCheck::of("cuda library", library));
     if !present {
-        let words = format!("no driver to load them; they want {}", kernels::OLDEST);
-        findings.push(Finding::of("cuda kernels", Err((Verdict::Missing, words))));
-        return findings;
+        let words = format!("no driver to load them; they need {}", kernels::OLDEST);
+        checks.push(CudaCheck::of("cuda kernels", Err((CheckStatus::Missing, words))));
+        return checks;
     }
-    let driver = library::initialise().map_err(|reason| (Verdict::Broken, reason)).map(|()| match library::version() {
-        Some((major, minor)) => format!("supports CUDA up to {major}.{minor}"),
-        None => "does not tell its version".to_owned(),
-    });
+    let driver =
+        library::initialise().map_err(|reason| (CheckStatus::Broken, reason)).map(|()| match library::version() {
+            Some((major, minor)) => format!("supports CUDA up to {major}.{minor}"),
+            None => "does not report its version".to_owned(),
+        });
     let starts = driver.is_ok();
-    findings.push(Finding::of("cuda driver", driver));
+    checks.push(CudaCheck::of("cuda driver", driver));
     if !starts {
-        return findings;
+        return checks;
     }
     match library::device_count() {
         Ok(0) => {
-            findings.push(Finding::of("cuda devices", Err((Verdict::Missing, "the driver sees no GPU".to_owned()))))
+            checks.push(CudaCheck::of("cuda devices", Err((CheckStatus::Missing, "the driver sees no GPU".to_owned()))))
         }
-        Ok(count) => findings.extend((0..count).flat_map(look_at)),
-        Err(reason) => findings.push(Finding::of("cuda devices", Err((Verdict::Broken, reason)))),
+        Ok(count) => checks.extend((0..count).flat_map(check_gpu)),
+        Err(reason) => checks.push(CudaCheck::of("cuda devices", Err((CheckStatus::Broken, reason)))),
     }
-    findings
+    checks
 }
 
 /// One GPU and its kernels.
-fn look_at(ordinal: u32) -> Vec<Finding> {
+fn check_gpu(ordinal: u32) -> Vec<CudaCheck> {
     let subject = format!("cuda:{ordinal}");
     let mut device = match CudaDevice::open(ordinal) {
         Ok(device) => device,
-        Err(reason) => return vec![Finding::of(subject, Err((Verdict::Broken, reason.to_string())))],
+        Err(reason) => return vec![CudaCheck::of(subject, Err((CheckStatus::Broken, reason.to_string())))],
     };
     let props = device.props();
     let words = format!(
@@ -77,19 +80,19 @@ fn look_at(ordinal: u32) -> Vec<Finding> {
         props.capabilities
     );
     let kernels = match round_trip(&mut device) {
-        Ok(0) => Ok(format!("load and run: a pattern was written and found again; they want {}", kernels::OLDEST)),
-        Ok(words) => Err((Verdict::Broken, format!("{words} words of a pattern were lost"))),
-        Err(error) => Err((Verdict::Broken, error.to_string())),
+        Ok(0) => Ok(format!("load and run: a pattern was written and found again; they need {}", kernels::OLDEST)),
+        Ok(words) => Err((CheckStatus::Broken, format!("{words} words of a pattern were lost"))),
+        Err(error) => Err((CheckStatus::Broken, error.to_string())),
     };
-    let mut findings =
-        vec![Finding::of(subject.clone(), Ok(words)), Finding::of(format!("{subject} kernels"), kernels)];
+    let mut checks =
+        vec![CudaCheck::of(subject.clone(), Ok(words)), CudaCheck::of(format!("{subject} kernels"), kernels)];
     if blas::blas().is_ok() {
-        findings.push(Finding::of(format!("{subject} products"), products(&mut device)));
+        checks.push(CudaCheck::of(format!("{subject} products"), products(&mut device)));
     }
-    findings
+    checks
 }
 
-/// Writes a pattern and counts the words that are not found again; another pattern must not be found.
+/// Writes a pattern and counts the words that are lost; another pattern must not be found.
 fn round_trip(device: &mut CudaDevice) -> Result<u64, DeviceError> {
     const BYTES: u64 = MIB;
     let address = device.alloc(BYTES)?;
@@ -100,19 +103,19 @@ fn round_trip(device: &mut CudaDevice) -> Result<u64, DeviceError> {
     Ok(lost + seen_wrongly)
 }
 
-/// Whether products come out right in every format.
-fn products(device: &mut CudaDevice) -> Result<String, (Verdict, String)> {
+/// Checks that products are correct in every format.
+fn products(device: &mut CudaDevice) -> Result<String, (CheckStatus, String)> {
     for dtype in Dtype::ALL {
         match ones_times_ones(device, dtype) {
             Ok((expected, seen)) if expected == seen => {}
             Ok((expected, seen)) => {
-                let words = format!("{}: ones times ones came out as {seen} and not {expected}", dtype.name());
-                return Err((Verdict::Broken, words));
+                let words = format!("{}: ones times ones is {seen}, not {expected}", dtype.name());
+                return Err((CheckStatus::Broken, words));
             }
-            Err(error) => return Err((Verdict::Broken, format!("{}: {error}", dtype.name()))),
+            Err(error) => return Err((CheckStatus::Broken, format!("{}: {error}", dtype.name()))),
         }
     }
-    Ok(format!("{} come out right", Dtype::ALL.map(Dtype::name).join(", ")))
+    Ok(format!("{} are correct", Dtype::ALL.map(Dtype::name).join(", ")))
 }
 
 /// The product of two matrices of ones: what every number of it must be, and what the last one is.
@@ -141,7 +144,7 @@ fn ones_times_ones(device: &mut CudaDevice, dtype: Dtype) -> Result<(f32, f32), 
     Ok((SIDE as f32, wrong.map_or(SIDE as f32, |found| value(dtype, found))))
 }
 
-/// A number as it lies in memory. Only powers of two are asked for, which every format has.
+/// A number as it is stored. Only powers of two are used, which every format has.
 fn number(dtype: Dtype, value: f32) -> Vec<u8> {
     let single = value.to_bits();
     match dtype {
@@ -168,7 +171,7 @@ fn value(dtype: Dtype, bytes: &[u8]) -> f32 {
 /// The version and file of NVRTC.
 fn nvrtc() -> Result<String, String> {
     type Version = unsafe extern "C" fn(*mut i32, *mut i32) -> i32;
-    let toolkit::Found { library, place } = toolkit::load("nvrtc", None)?;
+    let library::ToolkitLibrary { library, place } = library::load_toolkit("nvrtc", None)?;
     let (mut major, mut minor) = (0, 0);
     // SAFETY: the function has had this shape in every version, and writes two integers that are live.
     let status = unsafe {
@@ -180,7 +183,7 @@ fn nvrtc() -> Result<String, String> {
     if status == 0 {
         Ok(format!("{major}.{minor}, {place}"))
     } else {
-        Err(format!("{place} does not tell its version"))
+        Err(format!("{place} does not report its version"))
     }
 }
 
@@ -202,12 +205,10 @@ mod tests {
     }
 
     #[test]
-    fn a_survey_tells_of_kernels_and_of_both_libraries_wherever_it_is_made() {
-        let findings = survey();
-        let subjects: Vec<&str> = findings.iter().map(|finding| finding.subject.as_str()).collect();
+    fn a_survey_covers_kernels_and_both_libraries() {
+        let checks = survey();
+        let subjects: Vec<&str> = checks.iter().map(|check| check.subject.as_str()).collect();
         assert!(subjects.ends_with(&["cublas", "nvrtc"]), "{subjects:?}");
-        assert!(
-            findings.iter().any(|finding| finding.words.contains("CUDA 9.0")) || subjects.contains(&"cuda devices")
-        );
+        assert!(checks.iter().any(|check| check.details.contains("CUDA 9.0")) || subjects.contains(&"cuda devices"));
     }
 }

@@ -1,50 +1,50 @@
-//! Work on streams, run for real over the step's own blocks.
+//! Work on streams, run over the blocks of the step.
 //!
-//! A spin spins. Elementwise work reads its operands and writes the last one; with a single operand, that one is read
-//! and written back as it is. Reductions read. Copies go to and from the pinned memory that the program names, or a
-//! staging buffer of the device's own. Matrix products and attention are in `products`.
+//! A spin keeps the stream busy. Elementwise work reads its operands and writes the last one; a single operand is read and
+//! written back unchanged. Reductions read. Copies go to and from the pinned memory that the program names, or a staging
+//! buffer. Matrix products and attention are in `products`.
 //!
-//! An operand that is not this device's memory is left alone, because some strategies hand out imaginary addresses:
-//! scratch memory takes its place, so that work always takes its time.
+//! Some strategies return made-up addresses. An operand that is not memory of this device is not touched: scratch memory
+//! replaces it, so that the work takes its time.
 
 use cudarc::driver::sys::{self, CUresult};
 
 use super::{
-    CudaDevice, answer,
-    kernels::{Kernel, Pass, UNIT_BYTES, Units},
+    CudaDevice,
+    context::device_error,
+    kernels::{Kernel, MemoryPass, UNIT_BYTES, Units},
     products::Operand,
-    scratch::MOST_STAND_IN_BYTES,
-    staging::STAGING_BYTES,
+    scratch::{MOST_STAND_IN_BYTES, STAGING_BYTES},
 };
 use crate::device::{CallKind, Compute, DeviceError};
 use oomph_base::{Address, MIB, StreamId, Work};
 
-/// How much scratch memory stands in for an operand of work that streams through it: more than any cache holds.
+/// How much scratch memory replaces a streamed operand: more than any cache holds.
 const STREAMED_BYTES: u64 = 128 * MIB;
 const _: () = assert!(STREAMED_BYTES <= MOST_STAND_IN_BYTES);
 
 /// An event has at most four operands: three that are read and one that is written.
 const MOST_INPUTS: usize = 3;
 
-/// Which way a copy goes.
+/// The direction of a copy.
 #[derive(Clone, Copy)]
-enum Direction {
+enum CopyDirection {
     In,
     Out,
 }
 
-/// Shares the traffic of elementwise work out among its operands: half of it may be writing, into no more than the
-/// result is long, and the inputs are read in proportion to their lengths.
-fn share_out(bytes: u64, inputs: &[Units], result: Option<Units>) -> Kernel {
+/// Divides the traffic of elementwise work among its operands: at most half of it writes the result, once, and the inputs are
+/// read in proportion to their lengths.
+fn divide_traffic(bytes: u64, inputs: &[Units], result: Option<Units>) -> Kernel {
     let total = bytes / UNIT_BYTES;
     let written = result.map_or(0, |block| block.count.min(total / 2));
     let length: u64 = inputs.iter().map(|block| block.count).sum();
-    let mut passes = [Pass::NOTHING; MOST_INPUTS];
+    let mut passes = [MemoryPass::NOTHING; MOST_INPUTS];
     for (pass, block) in passes.iter_mut().zip(inputs) {
         let share = u128::from(total - written) * u128::from(block.count) / u128::from(length.max(1));
         *pass = block.pass(share as u64);
     }
-    Kernel::Combine { inputs: passes, result: result.map_or(Pass::NOTHING, |block| block.pass(written)) }
+    Kernel::Combine { inputs: passes, result: result.map_or(MemoryPass::NOTHING, |block| block.pass(written)) }
 }
 
 impl CudaDevice {
@@ -72,30 +72,30 @@ impl CudaDevice {
         }
         let kernel = match (*work, &blocks[..count]) {
             (Work::Elementwise { bytes }, &[block]) => Kernel::Touch { block, total: bytes / (2 * UNIT_BYTES) },
-            (Work::Elementwise { bytes }, [inputs @ .., result]) => share_out(bytes, inputs, Some(*result)),
-            (Work::Reduction { bytes }, [block]) => share_out(bytes, &[*block], None),
-            (Work::Reduction { bytes }, [inputs @ .., _]) => share_out(bytes, inputs, None),
+            (Work::Elementwise { bytes }, [inputs @ .., result]) => divide_traffic(bytes, inputs, Some(*result)),
+            (Work::Reduction { bytes }, [block]) => divide_traffic(bytes, &[*block], None),
+            (Work::Reduction { bytes }, [inputs @ .., _]) => divide_traffic(bytes, inputs, None),
             _ => return Ok(()),
         };
         self.queue(stream, kernel)
     }
 
-    /// Copies between host memory and an operand, the shorter of the two again and again.
+    /// Copies between host memory and an operand; the shorter of the two is used repeatedly.
     fn copy(
         &mut self,
         stream: StreamId,
-        direction: Direction,
+        direction: CopyDirection,
         bytes: u64,
         pinned: bool,
         operands: &[Operand],
     ) -> Result<(), DeviceError> {
         let call = CallKind::Launch;
         let on_stream = self.stream(call, stream)?;
-        self.context.enter().or_else(|code| answer::result(call, 0, code))?;
+        self.enter(call)?;
         let mut owned = operands.iter().filter(|operand| self.owns(operand.0, operand.1));
         let operand = match direction {
-            Direction::In => owned.next_back(),
-            Direction::Out => owned.next(),
+            CopyDirection::In => owned.next_back(),
+            CopyDirection::Out => owned.next(),
         };
         let (Address(on_device), device_bytes) = match operand {
             Some(&operand) => operand,
@@ -104,10 +104,10 @@ impl CudaDevice {
         let named = operands.iter().find(|operand| self.pinned.covers(operand.0, operand.1));
         let (host, host_bytes) = match named {
             Some(&(Address(address), bytes)) => (std::ptr::with_exposed_provenance_mut::<u8>(address as usize), bytes),
-            None => match self.staging.buffer(pinned) {
-                Ok(host) => (host, STAGING_BYTES),
-                Err(code) => return answer::result(call, STAGING_BYTES, code),
-            },
+            None => {
+                let host = self.staging.buffer(pinned).map_err(|code| device_error(call, STAGING_BYTES, code))?;
+                (host, STAGING_BYTES)
+            }
         };
         self.drive(call, 0, || {
             let mut left = bytes;
@@ -117,10 +117,12 @@ impl CudaDevice {
                 // waited for, and pinned memory waits for the work that uses it.
                 let code = unsafe {
                     match direction {
-                        Direction::In => {
+                        CopyDirection::In => {
                             sys::cuMemcpyHtoDAsync_v2(on_device, host.cast_const().cast(), piece as usize, on_stream)
                         }
-                        Direction::Out => sys::cuMemcpyDtoHAsync_v2(host.cast(), on_device, piece as usize, on_stream),
+                        CopyDirection::Out => {
+                            sys::cuMemcpyDtoHAsync_v2(host.cast(), on_device, piece as usize, on_stream)
+                        }
                     }
                 };
                 if code != CUresult::CUDA_SUCCESS {
@@ -132,12 +134,12 @@ impl CudaDevice {
         })
     }
 
-    /// Whether all of a range is memory that this device has handed out.
+    /// Whether all of a range is memory of this device.
     pub(super) fn owns(&self, address: Address, bytes: u64) -> bool {
         bytes > 0
             && (self.memory.covers(address, bytes)
                 || self.pools.covers(address, bytes)
-                || self.virtual_space.covers(address, bytes))
+                || self.virtual_space.is_accessible(address, bytes))
     }
 }
 
@@ -145,8 +147,8 @@ impl Compute for CudaDevice {
     fn launch(&mut self, stream: StreamId, work: &Work, operands: &[(Address, u64)]) -> Result<(), DeviceError> {
         match *work {
             Work::Spin { nanos } => return self.queue(stream, Kernel::Spin { nanos: nanos.0 }),
-            Work::CopyIn { bytes, pinned } => return self.copy(stream, Direction::In, bytes, pinned, operands),
-            Work::CopyOut { bytes, pinned } => return self.copy(stream, Direction::Out, bytes, pinned, operands),
+            Work::CopyIn { bytes, pinned } => return self.copy(stream, CopyDirection::In, bytes, pinned, operands),
+            Work::CopyOut { bytes, pinned } => return self.copy(stream, CopyDirection::Out, bytes, pinned, operands),
             _ => {}
         }
         let mut usable = [(Address::NULL, 0); MOST_INPUTS + 1];
@@ -170,30 +172,30 @@ mod tests {
     const BLOCK: Units = Units { address: 0x1000, count: 100 };
 
     #[test]
-    fn traffic_is_shared_out_among_the_operands() {
+    fn traffic_is_divided_among_the_operands() {
         // An addition: two blocks are read, and a third is written.
         let other = Units { address: 0x9000, ..BLOCK };
-        let Kernel::Combine { inputs, result } = share_out(300 * UNIT_BYTES, &[BLOCK, other], Some(BLOCK)) else {
+        let Kernel::Combine { inputs, result } = divide_traffic(300 * UNIT_BYTES, &[BLOCK, other], Some(BLOCK)) else {
             panic!("not a combination");
         };
-        assert_eq!(inputs, [BLOCK.pass(100), other.pass(100), Pass::NOTHING]);
+        assert_eq!(inputs, [BLOCK.pass(100), other.pass(100), MemoryPass::NOTHING]);
         assert_eq!(result, BLOCK.pass(100));
     }
 
     #[test]
-    fn a_short_result_is_written_once_and_the_rest_is_reading() {
+    fn a_short_result_is_written_once() {
         let short = Units { address: 0x9000, count: 1 };
-        let Kernel::Combine { inputs, result } = share_out(100 * UNIT_BYTES, &[BLOCK], Some(short)) else {
+        let Kernel::Combine { inputs, result } = divide_traffic(100 * UNIT_BYTES, &[BLOCK], Some(short)) else {
             panic!("not a combination");
         };
         assert_eq!((inputs[0], result), (BLOCK.pass(99), short.pass(1)));
     }
 
     #[test]
-    fn more_traffic_than_there_are_bytes_goes_round() {
-        let Kernel::Combine { inputs, result } = share_out(u64::MAX, &[BLOCK], None) else {
+    fn more_traffic_than_bytes_starts_over() {
+        let Kernel::Combine { inputs, result } = divide_traffic(u64::MAX, &[BLOCK], None) else {
             panic!("not a combination");
         };
-        assert_eq!((inputs[0].total, result), (u64::MAX / UNIT_BYTES, Pass::NOTHING));
+        assert_eq!((inputs[0].total, result), (u64::MAX / UNIT_BYTES, MemoryPass::NOTHING));
     }
 }
