@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     answer::{
-        advise::{self, Advice, AdviceQuestion, Confidence, Room, grid::Candidate},
+        advise::{self, Advice, AdviceQuestion, Candidate, Confidence, Room},
         ranks::RankRow,
         threshold::ThresholdError,
     },

@@ -15,8 +15,9 @@ use super::{
 };
 use crate::{
     answer::{
+        holders::{GroupBy, RequesterUsage, requesters},
         ranks::RankRow,
-        summary::{At, By, MemorySummary, Operation, SummaryError, operations, summarize},
+        summary::{At, MemorySummary, SummaryError, summarize},
     },
     base::{Bytes, Nanos, Progress},
     plan::{Bound, GRAIN, Lifetimes, PackingBudget, pack},
@@ -430,12 +431,12 @@ enum ByOption {
     Size,
 }
 
-impl From<ByOption> for By {
-    fn from(by: ByOption) -> By {
+impl From<ByOption> for GroupBy {
+    fn from(by: ByOption) -> GroupBy {
         match by {
-            ByOption::Tag => By::Tag,
-            ByOption::Site => By::Site,
-            ByOption::Size => By::Size,
+            ByOption::Tag => GroupBy::Tag,
+            ByOption::Site => GroupBy::Site,
+            ByOption::Size => GroupBy::Size,
         }
     }
 }
@@ -443,7 +444,7 @@ impl From<ByOption> for By {
 /// Memory at one moment.
 struct MomentFacts {
     memory: Option<MemorySummary>,
-    operations: Option<(By, Vec<Operation>)>,
+    operations: Option<(GroupBy, Vec<RequesterUsage>)>,
     strategy: StrategySpec,
     top: usize,
 }
@@ -468,7 +469,7 @@ impl MomentOptions {
         };
         let operations_by = |by: ByOption| {
             let source = ProgressSource::stage(source, progress, "grouping requests", 1);
-            Ok::<_, Failure>((by.into(), operations(&source, by.into(), until)?))
+            Ok::<_, Failure>((by.into(), requesters(&source, by.into(), until)?))
         };
         Ok(MomentFacts {
             memory: memory.filter(|_| self.summary),

@@ -12,7 +12,8 @@ use super::{
 };
 use crate::{
     answer::{
-        leaks::{Bar, Finding, LeakError, Observed, Verdict, growers, judge, snapshots},
+        holders::LiveInventory,
+        leaks::{Bar, Finding, LeakError, Observed, Verdict, judge},
         ranks::RankRow,
     },
     base::Progress,
@@ -208,9 +209,9 @@ fn judge_series(args: &Args, baseline: Option<&Observed>) -> Result<Finding, Fai
     }
     let mut finding = judge(&Observed::of_snapshots(&recordings), baseline, &args.bar()).map_err(leak_failure)?;
     if finding.verdict == Verdict::Leak {
-        let inventories = snapshots::inventories(&recordings);
+        let inventories = LiveInventory::of_snapshots(&recordings);
         if let (Some(before), Some(after)) = (inventories.get(finding.first_step), inventories.last()) {
-            finding.growers = growers::growers(before, after, inventories.len() - 1 - finding.first_step);
+            finding.growers = before.growers(after, inventories.len() - 1 - finding.first_step);
         }
     }
     Ok(finding)

@@ -337,7 +337,7 @@ fn cells(row: &AdviceRow) -> [String; 7] {
 mod tests {
     use super::*;
     use crate::{
-        answer::leaks::{Grower, GrownBy},
+        answer::holders::{GroupBy, Grower},
         base::MIB,
     };
 
@@ -407,7 +407,7 @@ mod tests {
     fn reasons_are_explained() {
         let mut nothing = sample();
         let grower = Grower {
-            by: GrownBy::Size,
+            by: GroupBy::Size,
             name: (48 * MIB).to_string(),
             bytes_before: 0,
             bytes_after: 480 * MIB,

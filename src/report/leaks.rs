@@ -9,7 +9,10 @@ use super::{
     rows,
 };
 use crate::{
-    answer::leaks::{CourseKind, Finding, Grower, GrownBy, Quantity, RecoverableBy, StepUse, StepsFrom, Verdict},
+    answer::{
+        holders::{GroupBy, Grower},
+        leaks::{CourseKind, Finding, Quantity, RecoverableBy, StepUse, StepsFrom, Verdict},
+    },
     base::Bytes,
 };
 
@@ -130,7 +133,7 @@ fn growth(grower: &Grower) -> String {
 /// What a growing group of blocks is called.
 pub(super) fn grower_name(grower: &Grower) -> String {
     match (grower.by, grower.name.parse()) {
-        (GrownBy::Size, Ok(size)) => format!("blocks of {}", Bytes(size)),
+        (GroupBy::Size, Ok(size)) => format!("blocks of {}", Bytes(size)),
         _ => grower.name.clone(),
     }
 }

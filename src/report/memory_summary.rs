@@ -2,7 +2,10 @@
 
 use super::{Medium, render::TextTable};
 use crate::{
-    answer::summary::{Account, By, MemorySummary, Operation},
+    answer::{
+        holders::{GroupBy, RequesterUsage},
+        summary::{Account, MemorySummary},
+    },
     base::Bytes,
 };
 
@@ -38,18 +41,20 @@ pub fn memory_summary(summary: &MemorySummary, medium: Medium) -> String {
 
 /// The `top` requesters of memory.
 #[must_use]
-pub fn operations(operations: &[Operation], by: By, top: usize, medium: Medium) -> String {
+pub fn operations(operations: &[RequesterUsage], by: GroupBy, top: usize, medium: Medium) -> String {
     let heading = match by {
-        By::Tag => "tag",
-        By::Site => "call site",
-        By::Size => "size",
+        GroupBy::Tag => "tag",
+        GroupBy::Site => "call site",
+        GroupBy::Size => "size",
     };
     let headings = [heading, "requests", "peak self", "live", "requested in total"];
     let mut table = TextTable::new(&headings, medium).with_numbers(1..);
     for operation in operations.iter().take(top) {
         let name = match by {
-            By::Size => operation.name.parse().map_or_else(|_| operation.name.clone(), |size| Bytes(size).to_string()),
-            By::Tag | By::Site => operation.name.chars().take(LONGEST_NAME).collect(),
+            GroupBy::Size => {
+                operation.name.parse().map_or_else(|_| operation.name.clone(), |size| Bytes(size).to_string())
+            }
+            GroupBy::Tag | GroupBy::Site => operation.name.chars().take(LONGEST_NAME).collect(),
         };
         table.row([
             name,
@@ -84,8 +89,9 @@ mod tests {
 
     #[test]
     fn only_the_top_is_shown() {
-        let one = |size: u64| Operation { name: size.to_string(), peak_live_bytes: size, ..Operation::default() };
-        let text = operations(&[one(2 * MIB), one(MIB), one(512)], By::Size, 2, Medium::PIPE);
+        let one =
+            |size: u64| RequesterUsage { name: size.to_string(), peak_live_bytes: size, ..RequesterUsage::default() };
+        let text = operations(&[one(2 * MIB), one(MIB), one(512)], GroupBy::Size, 2, Medium::PIPE);
         assert!(text.contains("1.00 MiB") && !text.contains("512 B") && text.contains("and 1 more"), "{text}");
     }
 }

@@ -1,33 +1,36 @@
-//! Which settings of PyTorch's allocator a program should run with, and what they save.
+//! Which settings of PyTorch's allocator a program should use, and what they save.
 //!
-//! [`advise`] replays a story under every setting of a [grid](grid::SETTINGS) and under the other allocators there are,
-//! searches for each the smallest memory in which it completes, and [chooses](choice) the simplest line that needs about
-//! the least. Where no line helps it says [why](Reason). `oomph advise` asks and `report` shows the answer; this room
-//! neither knows files nor prints.
+//! [`advise`] replays a trace under every setting of a [grid](SETTINGS) and under the other allocators, searches the
+//! smallest memory in which each completes, and [chooses](choice) the simplest settings that need about the least. If no
+//! setting helps, it says [why](Reason). This module knows no files and prints nothing.
 //!
-//! What is needed is found as by [`threshold`](super::threshold). `cudaMalloc` of a program that was told to use a share
-//! of the device ([`Room::Limit`]) is refused by the allocator itself; on a card that is just too small ([`Room::Card`])
-//! by the driver, and then `garbage_collection_threshold` does nothing, as in PyTorch.
+//! The memory is found as by [`threshold`](super::threshold). If the program may use a share of the device
+//! ([`Room::Limit`]), the allocator itself refuses more; on a card that is too small ([`Room::Card`]) the driver does, and
+//! then `garbage_collection_threshold` has no effect, as in PyTorch.
 
 pub mod choice;
-mod confidence;
-pub mod grid;
 mod reason;
-mod trial;
 
-pub use confidence::Confidence;
+pub use choice::{Candidate, SETTINGS, candidates};
 pub use reason::Reason;
 
 use std::sync::atomic::AtomicBool;
 
 use serde::{Deserialize, Serialize};
 
-use super::threshold::{ThresholdError, ThresholdStatus, live_peak, overhead};
 use crate::{
-    base::{Bytes, NoProgress, Progress},
+    answer::threshold::{
+        PROBES_AROUND, Rehearsal, Threshold, ThresholdError, ThresholdQuestion, ThresholdStatus, live_peak, overhead,
+        status_of, threshold,
+    },
+    base::{Bytes, NoProgress, Progress, parallel_map},
     device::DeviceSpec,
     measure::{OomReport, SCHEMA},
-    replay::LimitEnforcer,
+    replay::{
+        LimitEnforcer, Replay, ReplayOptions,
+        verify::{Verdict, Verification},
+    },
+    strategy::StrategySpec,
     trace::{Trace, torch::DeadEnd},
 };
 
@@ -137,7 +140,7 @@ pub struct AdviceRow {
 }
 
 /// The answer.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Advice {
     /// [`SCHEMA`].
     pub schema: u32,
@@ -183,34 +186,6 @@ pub struct Advice {
     pub tried: Vec<AdviceRow>,
 }
 
-impl Default for Advice {
-    fn default() -> Advice {
-        Advice {
-            schema: SCHEMA,
-            source: String::new(),
-            current: String::new(),
-            recommended: String::new(),
-            changes: false,
-            export: None,
-            needed_now_bytes: None,
-            needed_bytes: None,
-            saved_bytes: 0,
-            overhead_bytes: 0,
-            live_peak_bytes: 0,
-            dead_end: None,
-            limit_bytes: None,
-            fits_now: None,
-            fits: None,
-            driver_now_ns: None,
-            driver_ns: None,
-            confidence: Confidence::Unverified,
-            reasons: Vec::new(),
-            failure: None,
-            tried: Vec::new(),
-        }
-    }
-}
-
 /// Tries everything and recommends.
 ///
 /// ```
@@ -228,7 +203,7 @@ impl Default for Advice {
 pub fn advise(question: &AdviceQuestion<'_>) -> Result<Advice, ThresholdError> {
     // A card without room for anything must not cost a search.
     question.limit_bytes()?;
-    let mut rows = question.try_all(&grid::candidates(question.current))?;
+    let mut rows = question.try_all(&candidates(question.current))?;
     let is_current = |row: &AdviceRow| row.settings.as_deref() == Some(question.current);
     let current = rows.iter().position(is_current).unwrap_or_default();
     let chosen = choice::choose(&rows, current);
@@ -242,6 +217,7 @@ pub fn advise(question: &AdviceQuestion<'_>) -> Result<Advice, ThresholdError> {
     let (now, then) = (rows[current].clone(), rows[chosen].clone());
     let recommended = then.settings.clone().unwrap_or_default();
     let mut advice = Advice {
+        schema: SCHEMA,
         source: question.trace.name.clone(),
         current: question.current.to_owned(),
         changes: chosen != current,
@@ -287,6 +263,156 @@ fn explain(question: &AdviceQuestion<'_>, then: &AdviceRow, advice: &mut Advice)
 /// As a shell takes it.
 fn quoted(settings: &str) -> String {
     if settings.contains(['[', '>', ']']) { format!("'{settings}'") } else { settings.to_owned() }
+}
+
+impl AdviceQuestion<'_> {
+    /// The row of every candidate, in their order.
+    fn try_all(&self, candidates: &[Candidate]) -> Result<Vec<AdviceRow>, ThresholdError> {
+        self.progress.begin_stage(&format!("trying {} settings", candidates.len()), candidates.len() as u64);
+        let rows = parallel_map(candidates, self.jobs, |candidate| {
+            let row = self.row(candidate);
+            self.progress.advance(1);
+            row
+        });
+        rows.into_iter().collect()
+    }
+
+    /// What one candidate needs; that it cannot be tried is an answer, that somebody stopped us is not.
+    fn row(&self, candidate: &Candidate) -> Result<AdviceRow, ThresholdError> {
+        let mut row = AdviceRow {
+            settings: candidate.settings.clone(),
+            strategy: candidate.strategy.to_string(),
+            ..AdviceRow::default()
+        };
+        let tried =
+            threshold(&ThresholdQuestion { jobs: 1, around: 0, ..self.threshold_question(&candidate.strategy) })
+                .and_then(|found| Ok((found, self.under_limit(&candidate.strategy)?)));
+        match tried {
+            Ok((found, limited)) => {
+                row.note(&found);
+                if let Some((fits, driver_ns)) = limited {
+                    (row.fits, row.driver_ns) = (Some(fits), fits.then_some(driver_ns));
+                }
+            }
+            Err(ThresholdError::Interrupted) => return Err(ThresholdError::Interrupted),
+            Err(error) => {
+                row.status = status_of(&error);
+                row.reason = error.to_string();
+            }
+        }
+        Ok(row)
+    }
+
+    /// Searches the need of a row again with amounts around it, on all threads, and writes it down.
+    fn settle(&self, row: &mut AdviceRow) -> Result<(), ThresholdError> {
+        let strategy = StrategySpec::from(row.strategy.as_str());
+        let found = threshold(&ThresholdQuestion {
+            jobs: self.jobs,
+            around: PROBES_AROUND,
+            progress: self.progress,
+            ..self.threshold_question(&strategy)
+        })?;
+        let driver_ns = row.driver_ns;
+        row.note(&found);
+        row.driver_ns = driver_ns;
+        row.stable = Some(found.stability().stable);
+        Ok(())
+    }
+
+    /// The first request that fails with `limit` bytes.
+    fn failure(&self, row: &AdviceRow, limit: u64) -> Result<Option<OomReport>, ThresholdError> {
+        self.progress.begin_stage("seeing what fails", Rehearsal::parts(self.repeat));
+        self.rehearsal(&StrategySpec::from(row.strategy.as_str()), self.progress).explain(limit)
+    }
+
+    /// Whether it completes with the memory there is, and what it then spends in the driver.
+    fn under_limit(&self, strategy: &StrategySpec) -> Result<Option<(bool, u64)>, ThresholdError> {
+        let Some(limit) = self.limit_bytes()? else { return Ok(None) };
+        let probe = self.rehearsal(strategy, &NoProgress).probe(limit)?;
+        Ok(Some((probe.fits, probe.driver_ns)))
+    }
+
+    fn threshold_question<'a>(&'a self, strategy: &'a StrategySpec) -> ThresholdQuestion<'a> {
+        ThresholdQuestion {
+            cap: self.enforcer(),
+            repeat: self.repeat,
+            stop: self.stop,
+            ..ThresholdQuestion::new(self.trace, strategy, self.device)
+        }
+    }
+
+    fn rehearsal<'a>(&'a self, strategy: &StrategySpec, progress: &'a dyn Progress) -> Rehearsal<'a> {
+        let options = ReplayOptions { repeat: self.repeat, stop: self.stop, ..ReplayOptions::default() };
+        let replay = Replay::new(self.trace)
+            .strategy(strategy.clone())
+            .device(self.device.clone())
+            .enforced_by(self.enforcer())
+            .options(options);
+        Rehearsal { replay, progress }
+    }
+}
+
+impl AdviceRow {
+    fn note(&mut self, found: &Threshold) {
+        self.status = match found.threshold_bytes {
+            Some(_) => ThresholdStatus::Found,
+            None => ThresholdStatus::NeverFits,
+        };
+        self.needed_bytes = found.threshold_bytes;
+        self.device_bytes = found.device_bytes();
+        self.uncapped_reserved_bytes = Some(found.uncapped_reserved_bytes);
+        self.driver_ns = Some(found.uncapped_driver_ns);
+        self.retries_at_need = found.at_threshold().map(|probe| probe.retries);
+    }
+}
+
+/// How sure an answer is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(tag = "verdict", rename_all = "snake_case")]
+pub enum Confidence {
+    /// Under the settings of the recording the model does what PyTorch did, entry by entry.
+    Exact {
+        /// How many entries were compared.
+        entries: usize,
+        /// Blocks that were there before the recording. Where there are any, thresholds are searched with them asked for
+        /// first, in address order: how they and the free memory between them really lay depends on what came before.
+        blocks_before: usize,
+    },
+    /// The recording does not tell enough to say.
+    Partial {
+        /// What it does not tell.
+        reasons: Vec<String>,
+    },
+    /// The model does something else than PyTorch did.
+    Diverged {
+        /// How many entries agree before that.
+        entries_agreed: usize,
+        /// The first difference.
+        difference: String,
+    },
+    /// There is no recording to compare with: a workload, or a trace that says what was asked for and not what was
+    /// answered.
+    #[default]
+    Unverified,
+}
+
+impl Confidence {
+    /// What re-living the recording gives.
+    #[must_use]
+    pub fn of(verification: &Verification) -> Confidence {
+        match &verification.verdict {
+            Verdict::Exact => Confidence::Exact {
+                entries: verification.agreed,
+                blocks_before: verification.beginning.map_or(0, |beginning| beginning.blocks),
+            },
+            Verdict::Partial { reasons, divergence } => Confidence::Partial {
+                reasons: reasons.iter().cloned().chain(divergence.as_ref().map(ToString::to_string)).collect(),
+            },
+            Verdict::Diverged(divergence) => {
+                Confidence::Diverged { entries_agreed: verification.agreed, difference: divergence.to_string() }
+            }
+        }
+    }
 }
 
 #[cfg(test)]

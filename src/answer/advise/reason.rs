@@ -5,7 +5,8 @@ use serde::Serialize;
 use super::{Advice, AdviceQuestion, choice::least_gain};
 use crate::{
     answer::{
-        leaks::{self, Bar, Grower, LeakError, Observed, StepsFrom},
+        holders::Grower,
+        leaks::{self, Bar, LeakError, Observed, StepsFrom},
         threshold::ThresholdError,
     },
     measure::{KeptBack, Obstacle, OomReport},

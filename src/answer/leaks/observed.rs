@@ -1,15 +1,16 @@
-//! How memory stood step by step, from wherever that is known.
+//! Memory in every step, from a replay or from snapshots taken one after the other.
+
+use serde::Serialize;
 
 use super::{
     LeakError,
-    growers::{self, Grower},
-    ledger::{StepLedger, StepUse},
-    snapshots,
     steps::{Steps, StepsFrom},
 };
 use crate::{
-    replay::{FailedRequest, OpenedAllocator, Replay, replay as run},
-    strategy::{Context, Silent},
+    answer::holders::{Grower, LiveInventory},
+    base::MIB,
+    replay::{FailedRequest, LiveBlock, Observer, OpenedAllocator, Replay, ReplayMoment, replay as run},
+    strategy::{BlockState, Context, EventSink, Freed, Layout, Outcome, Silent, Strategy},
     trace::{Source, torch::Recording},
 };
 
@@ -67,7 +68,7 @@ impl Observed {
     #[must_use]
     pub fn of_snapshots(recordings: &[Recording]) -> Observed {
         let steps: Vec<StepUse> =
-            recordings.iter().zip(0..).map(|(recording, number)| snapshots::level(recording, number)).collect();
+            recordings.iter().zip(0..).map(|(recording, number)| level(recording, number)).collect();
         let names: Vec<&str> = recordings.iter().map(|recording| recording.trace.name.as_str()).collect();
         Observed {
             name: match names.as_slice() {
@@ -95,7 +96,282 @@ impl Observed {
         let (Some(&before), Some(&after)) = (self.starts.get(first), self.starts.get(self.end_judged)) else {
             return Ok(Vec::new());
         };
-        let (before, after) = growers::inventories(source, before, after)?;
-        Ok(growers::growers(&before, &after, self.end_judged - first))
+        let [before, after] = LiveInventory::at_events(source, before, after)?;
+        Ok(before.growers(&after, self.end_judged - first))
+    }
+}
+
+/// Memory at the end of a recording, as the snapshot itself says.
+fn level(recording: &Recording, number: usize) -> StepUse {
+    let segments = &recording.final_segments;
+    let sum = |sizes: &mut dyn Iterator<Item = u64>| sizes.fold(0_u64, u64::saturating_add);
+    let allocated = sum(&mut segments.iter().map(|segment| segment.allocated_size()));
+    let reserved = sum(&mut segments.iter().map(|segment| segment.total_size));
+    let free = sum(&mut segments.iter().map(|segment| segment.total_size.saturating_sub(segment.active_size())));
+    let whole = segments.iter().filter(|segment| segment.active_size() == 0);
+    let releasable = sum(&mut whole.map(|segment| segment.total_size));
+    StepUse {
+        step: number,
+        kept_bytes: allocated,
+        allocated_bytes: allocated,
+        peak_allocated_bytes: allocated,
+        reserved_bytes: reserved,
+        releasable_bytes: releasable,
+        stuck_bytes: free.saturating_sub(releasable),
+        ..StepUse::default()
+    }
+}
+
+/// Memory in one step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct StepUse {
+    /// Its number, from 0.
+    pub step: usize,
+    /// The lowest that `allocated` went: what the step holds for longer than itself.
+    pub kept_bytes: u64,
+    /// `allocated` when the step ended.
+    pub allocated_bytes: u64,
+    /// The highest that `allocated` went.
+    pub peak_allocated_bytes: u64,
+    /// What the step needed above what it kept.
+    pub transient_bytes: u64,
+    /// `reserved` when the step ended.
+    pub reserved_bytes: u64,
+    /// Cached memory that no `empty_cache` gives back, because live blocks share its segments; when the step ended.
+    pub stuck_bytes: u64,
+    /// Cached memory that `empty_cache` would give back; when the step ended.
+    pub releasable_bytes: u64,
+    /// Blocks asked for.
+    pub born_blocks: u64,
+    /// Blocks asked for and given back within the step.
+    pub passing_blocks: u64,
+    /// Their bytes, as asked for.
+    pub passing_bytes: u64,
+    /// Given back after they had outlived at least one whole step, together with blocks of another age: what a garbage
+    /// collector does.
+    pub collected_bytes: u64,
+}
+
+/// How much of a cache `empty_cache` would give back, and how much not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cached {
+    /// Whole free segments, and whole free pages of mapped ones.
+    pub releasable: u64,
+    /// Free blocks beside live ones.
+    pub stuck: u64,
+}
+
+/// The unit in which mapped memory is given back.
+const PAGE: u64 = 2 * MIB;
+
+impl Cached {
+    /// Of a strategy's memory at one moment.
+    #[must_use]
+    pub fn of(layout: &Layout) -> Cached {
+        let mut cached = Cached::default();
+        for segment in layout.segments.iter().filter(|segment| !segment.alias) {
+            let free = || segment.blocks.iter().filter(|block| block.state == BlockState::Free);
+            let all: u64 = free().map(|block| block.size).sum();
+            let releasable = if segment.mapped {
+                free().map(|block| whole_pages(block.address.0, block.size)).sum()
+            } else if all == segment.bytes {
+                all
+            } else {
+                0
+            };
+            cached.releasable += releasable;
+            cached.stuck += all - releasable;
+        }
+        cached
+    }
+}
+
+fn whole_pages(address: u64, size: u64) -> u64 {
+    let (first, end) = (address.div_ceil(PAGE), address.saturating_add(size) / PAGE);
+    end.saturating_sub(first) * PAGE
+}
+
+/// More steps than this, and only some of them look at the layout, which is slow; the others say what the one before said.
+const MOST_LAYOUTS: usize = 1024;
+
+/// Watches a replay step by step.
+#[derive(Debug)]
+pub struct StepLedger<'a> {
+    steps: &'a Steps,
+    /// One layout in so many steps.
+    layout_every: usize,
+    done: Vec<StepUse>,
+    /// The step that runs, once one has begun.
+    current: Option<StepUse>,
+    /// Birth steps of what outlived a step and was given back in this one: the earliest, the latest and the bytes.
+    aged: Option<(usize, usize, u64)>,
+}
+
+impl<'a> StepLedger<'a> {
+    /// Nothing seen yet.
+    #[must_use]
+    pub fn new(steps: &'a Steps) -> StepLedger<'a> {
+        let layout_every = steps.starts.len().div_ceil(MOST_LAYOUTS);
+        StepLedger { steps, layout_every, done: Vec::new(), current: None, aged: None }
+    }
+
+    /// Every step. `strategy` is the one that was watched, in its last state.
+    #[must_use]
+    pub fn finish(mut self, strategy: &dyn Strategy) -> Vec<StepUse> {
+        self.end_step(strategy);
+        self.done
+    }
+
+    fn begin_step(&mut self, strategy: &dyn Strategy) {
+        let step = self.current.map_or(0, |current| current.step + 1);
+        self.end_step(strategy);
+        let allocated = strategy.stats().current.allocated;
+        let (kept_bytes, peak_allocated_bytes) = (allocated, allocated);
+        self.current = Some(StepUse { step, kept_bytes, peak_allocated_bytes, ..StepUse::default() });
+    }
+
+    fn end_step(&mut self, strategy: &dyn Strategy) {
+        let Some(mut step) = self.current else { return };
+        let usage = strategy.stats().current;
+        let before = self
+            .done
+            .last()
+            .map_or(Cached::default(), |last| Cached { releasable: last.releasable_bytes, stuck: last.stuck_bytes });
+        let looks = step.step % self.layout_every == 0;
+        let cached = if looks { strategy.layout().as_ref().map(Cached::of).unwrap_or_default() } else { before };
+        step.allocated_bytes = usage.allocated;
+        step.transient_bytes = step.peak_allocated_bytes - step.kept_bytes;
+        step.reserved_bytes = usage.reserved;
+        (step.releasable_bytes, step.stuck_bytes) = (cached.releasable, cached.stuck);
+        step.collected_bytes = match self.aged.take() {
+            Some((earliest, latest, bytes)) if earliest != latest => bytes,
+            _ => 0,
+        };
+        self.done.push(step);
+    }
+}
+
+impl EventSink for StepLedger<'_> {}
+
+impl Observer for StepLedger<'_> {
+    fn before(&mut self, now: &ReplayMoment<'_>) {
+        let next = self.current.map_or(0, |current| current.step + 1);
+        if self.steps.starts.get(next).is_some_and(|&start| start <= now.index) {
+            self.begin_step(now.strategy);
+        }
+    }
+
+    fn served(&mut self, _: &ReplayMoment<'_>, _: &LiveBlock, _: Outcome) {
+        if let Some(step) = &mut self.current {
+            step.born_blocks += 1;
+        }
+    }
+
+    fn freed(&mut self, _: &ReplayMoment<'_>, live: &LiveBlock, _: Freed) {
+        let Some(step) = &mut self.current else { return };
+        // What was there before the first step belongs to it.
+        let born = self.steps.step_of(live.born).unwrap_or(0);
+        if born == step.step {
+            step.passing_blocks += 1;
+            step.passing_bytes += live.request.bytes;
+        } else if born + 1 < step.step {
+            let (earliest, latest, bytes) = self.aged.unwrap_or((born, born, 0));
+            self.aged = Some((earliest.min(born), latest.max(born), bytes + live.block.size));
+        }
+    }
+
+    fn after(&mut self, now: &ReplayMoment<'_>) {
+        if let Some(step) = &mut self.current {
+            let allocated = now.strategy.stats().current.allocated;
+            step.kept_bytes = step.kept_bytes.min(allocated);
+            step.peak_allocated_bytes = step.peak_allocated_bytes.max(allocated);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        answer::leaks::steps::StepsFrom,
+        base::{Address, StreamId, TagId},
+        device::{
+            Device,
+            sim::{SimConfig, SimDevice},
+        },
+        replay::{ReplayOptions, replay},
+        strategy::{BlockView, SegmentView, Setup, StrategySpec},
+        trace::{MarkKind, TraceBuilder},
+    };
+
+    fn ledger(story: TraceBuilder) -> Vec<StepUse> {
+        let story = story.finish("story");
+        let steps = Steps::find(&story, None).unwrap();
+        assert_eq!(steps.from, StepsFrom::Marks);
+        let mut device = SimDevice::new(SimConfig::default()).unwrap();
+        let setup = Setup { props: device.props(), limit: None };
+        let mut strategy = StrategySpec::from("caching").build(&setup).unwrap();
+        let mut ledger = StepLedger::new(&steps);
+        replay(&story, &mut *strategy, &mut device, &ReplayOptions::default(), &mut ledger).unwrap();
+        ledger.finish(&*strategy)
+    }
+
+    #[test]
+    fn a_step_tells_what_it_kept_what_passed_and_what_was_collected() {
+        let mut story = TraceBuilder::new();
+        let mut garbage = Vec::new();
+        for step in 0..6 {
+            story.mark(MarkKind::Step, "", step);
+            let passing = story.alloc(20 * MIB, StreamId::DEFAULT, TagId(0));
+            garbage.push(story.alloc(32 * MIB, StreamId::DEFAULT, TagId(0)));
+            story.free(passing);
+            if step == 4 {
+                garbage.drain(..).for_each(|block| story.free(block));
+            }
+        }
+        let steps = ledger(story);
+        assert_eq!(steps.iter().map(|step| step.kept_bytes / MIB).collect::<Vec<_>>(), [0, 32, 64, 96, 0, 0]);
+        assert_eq!(steps.iter().map(|step| step.allocated_bytes / MIB).collect::<Vec<_>>(), [32, 64, 96, 128, 0, 32]);
+        assert_eq!(steps[1].transient_bytes, 52 * MIB);
+        assert_eq!((steps[1].born_blocks, steps[1].passing_blocks, steps[1].passing_bytes), (2, 1, 20 * MIB));
+        let collected: Vec<u64> = steps.iter().map(|step| step.collected_bytes / MIB).collect();
+        assert_eq!(collected, [0, 0, 0, 0, 96, 0], "the blocks of steps 0, 1 and 2 go together");
+    }
+
+    #[test]
+    fn blocks_of_one_age_that_go_together_are_no_collection() {
+        let mut story = TraceBuilder::new();
+        let mut queue = std::collections::VecDeque::new();
+        for step in 0..8 {
+            story.mark(MarkKind::Step, "", step);
+            queue.push_back(story.alloc(32 * MIB, StreamId::DEFAULT, TagId(0)));
+            if queue.len() > 3 {
+                story.free(queue.pop_front().unwrap());
+            }
+        }
+        assert!(ledger(story).iter().all(|step| step.collected_bytes == 0), "a window of three batches");
+    }
+
+    #[test]
+    fn only_whole_segments_and_whole_mapped_pages_can_be_given_back() {
+        let block = |at: u64, size, state| BlockView { address: Address(at), size, requested: size, state };
+        let segment = |mapped, blocks: Vec<BlockView>| SegmentView {
+            address: blocks[0].address,
+            bytes: blocks.iter().map(|block| block.size).sum(),
+            stream: StreamId::DEFAULT,
+            pool: "large".into(),
+            pool_id: (0, 0),
+            mapped,
+            alias: false,
+            blocks,
+        };
+        let layout = Layout {
+            segments: vec![
+                segment(false, vec![block(0, 20 * MIB, BlockState::Free)]),
+                segment(false, vec![block(0, MIB, BlockState::Allocated), block(MIB, 9 * MIB, BlockState::Free)]),
+                segment(true, vec![block(0, MIB, BlockState::Allocated), block(MIB, 5 * MIB, BlockState::Free)]),
+            ],
+        };
+        assert_eq!(Cached::of(&layout), Cached { releasable: 24 * MIB, stuck: 10 * MIB });
     }
 }

@@ -1,11 +1,14 @@
-//! Where the steps of a story begin: as it marks them, as its annotations repeat, or as its sizes do.
+//! Where the steps of a trace begin: at its step marks, at a phase that repeats, or where the requested sizes repeat.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::ControlFlow};
 
 use serde::Serialize;
 
-use super::{LeakError, period::period};
-use crate::trace::{LabelId, MarkKind, Op, Source, TraceError};
+use super::LeakError;
+use crate::{
+    answer::scan,
+    trace::{LabelId, MarkKind, Op, Source, TraceError},
+};
 
 /// Fewer steps than this, the first of which is start-up, say nothing.
 pub const FEWEST_STEPS: usize = 4;
@@ -103,22 +106,19 @@ impl Steps {
 
 fn signs(source: &dyn Source) -> Result<(Signs, Vec<String>), TraceError> {
     let mut signs = Signs::default();
-    let mut reader = source.open()?;
-    let mut chunk = Vec::new();
-    while let (events @ [_, ..], _) = reader.lend(&mut chunk)? {
-        for event in events {
-            match event.op {
-                Op::Mark { kind: MarkKind::Step, .. } => signs.marks.push(signs.events),
-                Op::Mark { kind: MarkKind::Phase, label, .. } => {
-                    signs.phases.entry(label).or_default().push((signs.events, signs.requests));
-                }
-                Op::Alloc { .. } => signs.requests += 1,
-                _ => {}
+    let (_, tables) = scan(source, |index, op, _| {
+        match *op {
+            Op::Mark { kind: MarkKind::Step, .. } => signs.marks.push(index),
+            Op::Mark { kind: MarkKind::Phase, label, .. } => {
+                signs.phases.entry(label).or_default().push((index, signs.requests));
             }
-            signs.events += 1;
+            Op::Alloc { .. } => signs.requests += 1,
+            _ => {}
         }
-    }
-    Ok((signs, reader.tables().labels().to_vec()))
+        signs.events = index + 1;
+        ControlFlow::<()>::Continue(())
+    })?;
+    Ok((signs, tables.labels().to_vec()))
 }
 
 /// How much the number of requests from one beginning to the next varies, against its mean.
@@ -135,17 +135,13 @@ fn irregularity(places: &[(u64, u64)]) -> f64 {
 /// Steps of one period each, counted back from the end, so that the last is whole. The first is whatever is left over.
 fn by_period(source: &dyn Source) -> Result<Option<Steps>, TraceError> {
     let (mut sizes, mut places) = (Vec::new(), Vec::new());
-    let mut reader = source.open()?;
-    let (mut chunk, mut index) = (Vec::new(), 0);
-    while let (events @ [_, ..], _) = reader.lend(&mut chunk)? {
-        for event in events {
-            if let Op::Alloc { bytes, .. } = event.op {
-                sizes.push(bytes);
-                places.push(index);
-            }
-            index += 1;
+    scan(source, |index, op, _| {
+        if let Op::Alloc { bytes, .. } = *op {
+            sizes.push(bytes);
+            places.push(index);
         }
-    }
+        ControlFlow::<()>::Continue(())
+    })?;
     let Some(period) = period(&sizes) else { return Ok(None) };
     let first = places.len() % period;
     let mut starts: Vec<u64> = places[first..].iter().copied().step_by(period).collect();
@@ -156,8 +152,44 @@ fn by_period(source: &dyn Source) -> Result<Option<Steps>, TraceError> {
     Ok(enough.then_some(Steps { from: StepsFrom::Period(period), starts }))
 }
 
+/// At least so many requests make a step worth the name.
+const SHORTEST: usize = 4;
+/// So many equal turns must have been seen, at the end of the story.
+const LEAST_TURNS: usize = 3;
+/// This share of requests must equal the request one period earlier.
+const LEAST_MATCHING: f64 = 0.98;
+/// A period is looked at closely only if so many places of the story, evenly spread, match.
+const PROBES: usize = 64;
+
+/// After how many requests the sizes repeat, if they do: the shortest period that holds for the second half of the story
+/// (start-up is not periodic) and for at least three turns.
+///
+/// ```
+/// use oomph::answer::leaks::period;
+/// let start_up = [7, 9, 11];
+/// let turns = [1, 2, 1, 2, 3].repeat(6);
+/// assert_eq!(period(&[&start_up[..], &turns].concat()), Some(5));
+/// ```
+#[must_use]
+pub fn period(sizes: &[u64]) -> Option<usize> {
+    (SHORTEST..=sizes.len() / LEAST_TURNS).find(|&lag| repeats(sizes, lag))
+}
+
+fn repeats(sizes: &[u64], lag: usize) -> bool {
+    let from = (sizes.len() / 2).min(sizes.len() - (LEAST_TURNS - 1) * lag).max(lag);
+    let compared = sizes.len() - from;
+    let matches = |at: usize| sizes[at] == sizes[at - lag];
+    let mut misses = (0..PROBES).filter(|probe| !matches(from + probe * compared / PROBES));
+    // Twice as many misses as allowed among the probes: chance does not explain it.
+    if misses.nth((PROBES as f64 * (1.0 - LEAST_MATCHING) * 2.0) as usize).is_some() {
+        return false;
+    }
+    let matching = (from..sizes.len()).filter(|&at| matches(at)).count();
+    matching as f64 >= LEAST_MATCHING * compared as f64
+}
+
 #[cfg(test)]
-mod tests {
+mod steps_tests {
     use super::*;
     use crate::{
         base::{StreamId, TagId},
@@ -235,5 +267,42 @@ mod tests {
         (300..400).for_each(|bytes| turn(&mut story, &[bytes]));
         let found = Steps::find(&story.finish("died in its second step"), None);
         assert!(matches!(found, Err(LeakError::TooShort { what: "steps", found: 2, .. })), "{found:?}");
+    }
+}
+
+#[cfg(test)]
+mod period_tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn equal_layers_within_a_step_are_not_its_period() {
+        let layers = [3, 5, 4, 8, 3, 6].repeat(12);
+        let step = [&[100, 50][..], &layers, &[200, 51, 50]].concat();
+        assert_eq!(period(&step.repeat(5)), Some(step.len()));
+    }
+
+    #[test]
+    fn what_never_repeats_has_no_period() {
+        let sizes: Vec<u64> = (0..500).map(|at: u64| at.wrapping_mul(2_654_435_761) % 977).collect();
+        assert_eq!(period(&sizes), None);
+        assert_eq!(period(&[]), None);
+        assert_eq!(period(&[1; 11]), None, "two turns are no habit");
+    }
+
+    proptest! {
+        #[test]
+        fn a_repeated_step_is_found_behind_any_start(
+            start in proptest::collection::vec(1000_u64..2000, 0..40),
+            mut step in proptest::collection::vec(1_u64..6, 4..80),
+            turns in 5_usize..9,
+        ) {
+            step.push(10);
+            let sizes = [start, step.repeat(turns)].concat();
+            // The second half is compared with what came a period before it.
+            prop_assume!(sizes.len() / 2 >= sizes.len() - (turns - 1) * step.len());
+            prop_assert_eq!(period(&sizes), Some(step.len()));
+        }
     }
 }

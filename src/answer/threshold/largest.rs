@@ -3,10 +3,8 @@
 use std::sync::atomic::AtomicBool;
 
 use super::{
-    LargestRecord, PROBES_AROUND, REPEATS, Stability, ThresholdError, ThresholdStatus,
-    memory::{in_words, overhead},
-    probe::{Probe, Rehearsal},
-    search::Search,
+    LargestRecord, PROBES_AROUND, Probe, REPEATS, Rehearsal, Stability, ThresholdError, ThresholdStatus,
+    memory::{Search, in_words, overhead},
 };
 use crate::{
     base::{NoProgress, Progress, nearest},

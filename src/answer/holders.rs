@@ -1,0 +1,331 @@
+//! Who requested memory and who holds it: by category and layer, by call site or by size. Everything is read from the
+//! trace, without a replay.
+
+use std::{collections::BTreeMap, ops::ControlFlow};
+
+use serde::Serialize;
+
+use crate::{
+    base::{SiteId, TagId},
+    trace::{
+        Op, Source, Tables, TraceError,
+        torch::{BlockState, Recording, StackId},
+    },
+};
+
+/// What blocks are grouped by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GroupBy {
+    /// Category and layer.
+    Tag,
+    /// Call site.
+    Site,
+    /// Requested bytes.
+    Size,
+}
+
+impl GroupBy {
+    /// The most telling property that a source knows.
+    fn most_telling(tables: &Tables) -> GroupBy {
+        if tables.sites().len() > 1 {
+            GroupBy::Site
+        } else if tables.tags().len() > 1 {
+            GroupBy::Tag
+        } else {
+            GroupBy::Size
+        }
+    }
+
+    fn key(self, bytes: u64, tag: TagId, site: SiteId) -> u64 {
+        match self {
+            GroupBy::Tag => tag.0.into(),
+            GroupBy::Site => site.0.into(),
+            GroupBy::Size => bytes,
+        }
+    }
+
+    fn name(self, tables: &Tables, key: u64) -> String {
+        let place = usize::try_from(key).unwrap_or(usize::MAX);
+        match self {
+            GroupBy::Size => key.to_string(),
+            GroupBy::Site => match tables.sites().get(place).map(String::as_str) {
+                None | Some("") => UNKNOWN_SITE.to_owned(),
+                Some(site) => site.to_owned(),
+            },
+            GroupBy::Tag => match tables.tags().get(place) {
+                None => "unknown".to_owned(),
+                Some(tag) => match tag.layer {
+                    Some(layer) => format!("{} of layer {layer}", tag.category.name()),
+                    None => tag.category.name().to_owned(),
+                },
+            },
+        }
+    }
+}
+
+const UNKNOWN_SITE: &str = "unknown site";
+
+/// The blocks that are alive, by slot of the trace.
+#[derive(Clone)]
+struct LiveSlots<T>(Vec<Option<T>>);
+
+impl<T: Clone> LiveSlots<T> {
+    fn insert(&mut self, slot: u32, block: T) {
+        let slot = slot as usize;
+        if slot >= self.0.len() {
+            self.0.resize(slot + 1, None);
+        }
+        self.0[slot] = Some(block);
+    }
+
+    fn remove(&mut self, slot: u32) -> Option<T> {
+        self.0.get_mut(slot as usize).and_then(Option::take)
+    }
+}
+
+/// What one tag, call site or size has requested. Bytes are as requested, not as rounded by an allocator.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct RequesterUsage {
+    /// The tag, the call site, or the size in bytes.
+    pub name: String,
+    /// Requests.
+    pub requests: u64,
+    /// All requested bytes.
+    pub requested_bytes: u64,
+    /// Of which were freed.
+    pub freed_bytes: u64,
+    /// Of which are alive at the moment.
+    pub live_bytes: u64,
+    /// Most bytes alive at one time.
+    pub peak_live_bytes: u64,
+}
+
+impl RequesterUsage {
+    fn request(&mut self, bytes: u64) {
+        self.requests += 1;
+        self.requested_bytes = self.requested_bytes.saturating_add(bytes);
+        self.live_bytes = self.live_bytes.saturating_add(bytes);
+        self.peak_live_bytes = self.peak_live_bytes.max(self.live_bytes);
+    }
+}
+
+/// All requesters before an event (before the end without one). Those that held most at one time come first.
+pub fn requesters(source: &dyn Source, by: GroupBy, until: Option<u64>) -> Result<Vec<RequesterUsage>, TraceError> {
+    let mut found: BTreeMap<u64, RequesterUsage> = BTreeMap::new();
+    let mut live = LiveSlots(Vec::new());
+    let (_, tables) = super::scan(source, |index, op, _| {
+        match *op {
+            _ if until.is_some_and(|until| index >= until) => return ControlFlow::Break(()),
+            Op::Alloc { slot, bytes, tag, site, .. } => {
+                let key = by.key(bytes, tag, site);
+                live.insert(slot, (key, bytes));
+                found.entry(key).or_default().request(bytes);
+            }
+            Op::Free { slot, .. } => {
+                if let Some((key, bytes)) = live.remove(slot)
+                    && let Some(usage) = found.get_mut(&key)
+                {
+                    usage.freed_bytes += bytes;
+                    usage.live_bytes -= bytes;
+                }
+            }
+            _ => {}
+        }
+        ControlFlow::Continue(())
+    })?;
+    let mut usages: Vec<RequesterUsage> =
+        found.into_iter().map(|(key, usage)| RequesterUsage { name: by.name(&tables, key), ..usage }).collect();
+    usages.sort_by(|one, other| {
+        let weight = |usage: &RequesterUsage| (usage.peak_live_bytes, usage.requested_bytes);
+        weight(other).cmp(&weight(one)).then_with(|| one.name.cmp(&other.name))
+    });
+    Ok(usages)
+}
+
+/// A group of blocks whose live bytes grew.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Grower {
+    /// What `name` is.
+    pub by: GroupBy,
+    /// The call site, the tag, or the size in bytes.
+    pub name: String,
+    /// Live bytes, as requested, when the judged steps began.
+    pub bytes_before: u64,
+    /// And when they ended.
+    pub bytes_after: u64,
+    /// Live blocks when the judged steps began.
+    pub blocks_before: u64,
+    /// And when they ended.
+    pub blocks_after: u64,
+    /// What a step adds.
+    pub bytes_per_step: f64,
+}
+
+/// What is alive at one moment, by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveInventory {
+    /// What the names are.
+    by: GroupBy,
+    /// Live bytes, as requested, and live blocks.
+    totals: BTreeMap<String, (u64, u64)>,
+}
+
+impl LiveInventory {
+    fn new(by: GroupBy, blocks: impl Iterator<Item = (String, u64)>) -> LiveInventory {
+        let mut totals: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+        for (name, requested) in blocks {
+            let (bytes, count) = totals.entry(name).or_default();
+            (*bytes, *count) = (bytes.saturating_add(requested), *count + 1);
+        }
+        LiveInventory { by, totals }
+    }
+
+    /// What is alive just before each of two events of a source. The number of events means the end.
+    pub fn at_events(source: &dyn Source, before: u64, after: u64) -> Result<[LiveInventory; 2], TraceError> {
+        let mut live = LiveSlots(Vec::new());
+        let mut early = None;
+        let (_, tables) = super::scan(source, |index, op, _| {
+            if index == before {
+                early = Some(live.clone());
+            }
+            match *op {
+                _ if index == after => return ControlFlow::Break(()),
+                Op::Alloc { slot, bytes, tag, site, .. } => live.insert(slot, (bytes, tag, site)),
+                Op::Free { slot, .. } => drop(live.remove(slot)),
+                _ => {}
+            }
+            ControlFlow::Continue(())
+        })?;
+        let by = GroupBy::most_telling(&tables);
+        let inventory = |live: &LiveSlots<(u64, TagId, SiteId)>| {
+            let named = |&(bytes, tag, site): &_| (by.name(&tables, by.key(bytes, tag, site)), bytes);
+            LiveInventory::new(by, live.0.iter().flatten().map(named))
+        };
+        Ok([inventory(early.as_ref().unwrap_or(&live)), inventory(&live)])
+    }
+
+    /// What is alive at the end of each recording: by call site where all of them have stacks, otherwise by size.
+    #[must_use]
+    pub fn of_snapshots(recordings: &[Recording]) -> Vec<LiveInventory> {
+        let has_stacks = |recording: &Recording| held_blocks(recording).any(|(_, stack)| stack != StackId::NONE);
+        let by = if recordings.iter().all(has_stacks) { GroupBy::Site } else { GroupBy::Size };
+        let named = |recording: &Recording, (bytes, stack): (u64, StackId)| match by {
+            GroupBy::Site => recording.stacks.site(stack).unwrap_or_else(|| UNKNOWN_SITE.to_owned()),
+            GroupBy::Tag | GroupBy::Size => bytes.to_string(),
+        };
+        let inventory = |recording: &Recording| {
+            LiveInventory::new(by, held_blocks(recording).map(|block| (named(recording, block), block.0)))
+        };
+        recordings.iter().map(inventory).collect()
+    }
+
+    /// The names whose live bytes grew from here to `after`, those that grew most first. `steps` lie between.
+    #[must_use]
+    pub fn growers(&self, after: &LiveInventory, steps: usize) -> Vec<Grower> {
+        let grown = after.totals.iter().map(|(name, &(bytes_after, blocks_after))| {
+            let (bytes_before, blocks_before) = self.totals.get(name).copied().unwrap_or_default();
+            Grower {
+                by: after.by,
+                name: name.clone(),
+                bytes_before,
+                bytes_after,
+                blocks_before,
+                blocks_after,
+                bytes_per_step: (bytes_after as f64 - bytes_before as f64) / steps.max(1) as f64,
+            }
+        });
+        let mut grown: Vec<Grower> = grown.filter(|grower| grower.bytes_after > grower.bytes_before).collect();
+        let total: f64 = grown.iter().map(|grower| grower.bytes_per_step).sum();
+        grown.retain(|grower| grower.bytes_per_step >= LEAST_SHARE * total);
+        grown.sort_by(|one, other| other.bytes_per_step.total_cmp(&one.bytes_per_step).then(one.name.cmp(&other.name)));
+        grown
+    }
+}
+
+/// Groups that grew by less than this share of all growth are left out.
+const LEAST_SHARE: f64 = 0.01;
+
+/// Requested size and stack of every block that the program holds at the end of a recording.
+fn held_blocks(recording: &Recording) -> impl Iterator<Item = (u64, StackId)> {
+    recording
+        .final_segments
+        .iter()
+        .flat_map(|segment| &segment.blocks)
+        .filter(|block| block.state == BlockState::Allocated)
+        .map(|block| (block.requested_size, block.stack))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        base::StreamId,
+        trace::{Category, TraceBuilder},
+    };
+
+    #[test]
+    fn requesters_by_tag_site_and_size() {
+        let mut story = TraceBuilder::new();
+        let (weight, input) = (story.tag(Category::Parameter, Some(1)), story.tag(Category::Input, None));
+        let site = story.site("train.py:3 step");
+        story.alloc_at(100, StreamId::DEFAULT, weight, site);
+        for _ in 0..3 {
+            let block = story.alloc(70, StreamId::DEFAULT, input);
+            story.free(block);
+        }
+        let story = story.finish("story");
+        let found = |by, until| {
+            let found = requesters(&story, by, until).unwrap();
+            found
+                .iter()
+                .map(|one| (one.name.clone(), one.requests, one.peak_live_bytes, one.live_bytes))
+                .collect::<Vec<_>>()
+        };
+        let both = |one: &str, other: &str| vec![(one.to_owned(), 1, 100, 100), (other.to_owned(), 3, 70, 0)];
+        assert_eq!(found(GroupBy::Tag, None), both("parameter of layer 1", "input"));
+        assert_eq!(found(GroupBy::Site, None), both("train.py:3 step", "unknown site"));
+        assert_eq!(found(GroupBy::Size, None), both("100", "70"));
+        assert_eq!(found(GroupBy::Size, Some(2)), [("100".to_owned(), 1, 100, 100), ("70".to_owned(), 1, 70, 70)]);
+        assert_eq!(found(GroupBy::Size, Some(0)), []);
+        assert_eq!(requesters(&story, GroupBy::Size, None).unwrap()[1].freed_bytes, 210);
+    }
+
+    #[test]
+    fn growers_are_grouped_by_the_most_telling_property() {
+        let grow = |with_tag: bool, with_site: bool| {
+            let mut story = TraceBuilder::new();
+            let tag = if with_tag { story.tag(Category::Activation, Some(3)) } else { TagId(0) };
+            let site = if with_site { story.site("train.py:7 forward") } else { Default::default() };
+            for _ in 0..4 {
+                story.alloc_at(1000, StreamId::DEFAULT, tag, site);
+                let passing = story.alloc(5, StreamId::DEFAULT, TagId(0));
+                story.free(passing);
+            }
+            let [before, after] = LiveInventory::at_events(&story.finish("grows"), 3, 12).unwrap();
+            before.growers(&after, 3)
+        };
+        for ((with_tag, with_site), (by, name)) in [
+            ((false, false), (GroupBy::Size, "1000")),
+            ((true, false), (GroupBy::Tag, "activation of layer 3")),
+            ((true, true), (GroupBy::Site, "train.py:7 forward")),
+        ] {
+            let found = grow(with_tag, with_site);
+            assert_eq!(found.len(), 1, "{found:?}");
+            assert_eq!((found[0].by, found[0].name.as_str()), (by, name));
+            assert_eq!((found[0].blocks_before, found[0].blocks_after, found[0].bytes_per_step), (1, 4, 1000.0));
+        }
+    }
+
+    #[test]
+    fn small_growth_is_left_out() {
+        let inventory = |totals: &[(&str, u64)]| LiveInventory {
+            by: GroupBy::Site,
+            totals: totals.iter().map(|&(name, bytes)| (name.to_owned(), (bytes, 1))).collect(),
+        };
+        let before = inventory(&[("a", 100), ("b", 100), ("c", 100)]);
+        let after = inventory(&[("a", 100_000), ("b", 50), ("c", 101), ("new", 50_000)]);
+        let names: Vec<String> = before.growers(&after, 1).into_iter().map(|grower| grower.name).collect();
+        assert_eq!(names, ["a", "new"]);
+    }
+}
