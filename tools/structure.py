@@ -17,6 +17,7 @@ What is counted, in all crates of the workspace:
 """
 import argparse
 import collections
+import functools
 import pathlib
 import re
 import sys
@@ -25,47 +26,32 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIMITS = {"lines": 56_000, "files": 400, "shared_percent": 10.0, "cycle": 8, "function": 100}
 
 
+TOKEN = re.compile(
+    r"""//[^\n]*|(?P<block>/\*)|\b(?:b|c)?r(?P<hashes>#*)"|"(?:[^"\\]|\\.)*"|'(?:[^'\\\n]|\\(?:[^u\n]|u\{[^}]*\}|x[0-9a-fA-F]{2}))'""",
+    re.S,
+)
+
+
 def blank_out(text):
     """The text with comments, strings and character literals replaced by spaces; line breaks stay."""
-    out, i, n = [], 0, len(text)
-
-    def skip(to):
-        nonlocal i
-        out.append("".join(c if c == "\n" else " " for c in text[i:to]))
-        i = to
-
-    while i < n:
-        two = text[i : i + 2]
-        if two == "//":
-            end = text.find("\n", i)
-            skip(n if end < 0 else end)
-        elif two == "/*":
-            depth, j = 1, i + 2
-            while j < n and depth:
-                if text[j : j + 2] == "/*":
-                    depth, j = depth + 1, j + 2
-                elif text[j : j + 2] == "*/":
-                    depth, j = depth - 1, j + 2
-                else:
-                    j += 1
-            skip(j)
-        elif match := re.compile(r'\b(?:b|c)?r(#*)"').match(text, i):
-            end = text.find('"' + match.group(1), match.end())
-            skip(n if end < 0 else end + 1 + len(match.group(1)))
-            out[-1] = "S" + out[-1][1:]
-        elif text[i] == '"':
-            j = i + 1
-            while j < n and text[j] != '"':
-                j += 2 if text[j] == "\\" else 1
-            skip(min(j + 1, n))
-            out[-1] = "S" + out[-1][1:]
-        elif match := re.compile(r"'(?:[^'\\\n]|\\(?:[^u\n]|u\{[^}]*\}|x[0-9a-fA-F]{2}))'").match(text, i):
-            skip(match.end())
-            out[-1] = "C" + out[-1][1:]
-        else:
-            out.append(text[i])
-            i += 1
-    return "".join(out)
+    out, at = [], 0
+    while match := TOKEN.search(text, at):
+        start, end = match.span()
+        if match.group("block"):
+            depth = 1
+            while depth and (inner := re.compile(r"/\*|\*/").search(text, end)):
+                depth, end = depth + (1 if inner.group() == "/*" else -1), inner.end()
+        elif match.group("hashes") is not None:
+            closing = '"' + match.group("hashes")
+            found = text.find(closing, end)
+            end = len(text) if found < 0 else found + len(closing)
+        blank = re.sub(r"[^\n]", " ", text[start:end])
+        if not match.group().startswith("/"):
+            # A literal still makes a line of code.
+            blank = "S" + blank[1:]
+        out += [text[at:start], blank]
+        at = end
+    return "".join(out) + text[at:]
 
 
 def item_end(code, at):
@@ -127,6 +113,7 @@ class SourceFile:
         return [line for line in self.code.splitlines() if line.strip()]
 
 
+@functools.cache
 def crate_roots():
     roots = {ROOT / "src": "oomph"}
     for manifest in sorted((ROOT / "crates").glob("*/Cargo.toml")):
@@ -153,18 +140,19 @@ def production_files():
     return {p: f for p, f in files.items() if p not in excluded and f.lines()}
 
 
-DEFINITION = re.compile(r"^(\s*)(?:pub(?:\([^)]*\))?\s+)?(?:unsafe\s+)?(struct|enum|union|trait|type)\s+([A-Z]\w*)", re.M)
+DEFINITION = re.compile(r"^([ \t]*)(?:pub(?:\([^)]*\))?\s+)?(?:unsafe\s+)?(struct|enum|union|trait|type)\s+([A-Z]\w*)", re.M)
 
 
 def definitions(files):
     found = []
     for path, file in files.items():
         for match in DEFINITION.finditer(file.code):
-            indent, kind, name = match.group(1).split("\n")[-1], match.group(2), match.group(3)
+            indent, kind, name = match.groups()
             if kind == "type" and indent:
                 continue  # an associated type
-            before = file.code[: match.start(2)]
-            attributes = re.search(r"((?:#\[[^\]]*\]\s*)*)(?:pub(?:\([^)]*\))?\s+)?(?:unsafe\s+)?$", before).group(1)
+            # Attributes stand between the end of the item before and this definition.
+            start = match.start(2)
+            attributes = file.code[max(file.code.rfind("}", 0, start), file.code.rfind(";", 0, start)) + 1 : start]
             if re.search(r"\b(Args|Parser|Subcommand|ValueEnum)\b", attributes):
                 continue
             found.append((name, path, file.code.count("\n", 0, match.start(2)) + 1))
@@ -207,7 +195,7 @@ def imports(files):
     # What a module re-exports by name belongs to the file that defines it.
     defined = collections.defaultdict(set)
     for path, file in files.items():
-        pattern = r"^\s*(?:pub(?:\([^)]*\))?\s+)?(?:const\s+|unsafe\s+|async\s+|extern\s+S\s*)*(?:fn|struct|enum|union|trait|type|const|static)\s+(\w+)"
+        pattern = r"^[ \t]*(?:pub(?:\([^)]*\))?\s+)?(?:const\s+|unsafe\s+|async\s+|extern\s+S\s*)*(?:fn|struct|enum|union|trait|type|const|static)\s+(\w+)"
         for match in re.finditer(pattern, file.code, re.M):
             defined[module_of[path]].add(match.group(1))
     reexports = collections.defaultdict(dict)
