@@ -14,7 +14,7 @@ use crate::{
     replay::{OnOutOfMemory, Replay, ReplayError},
     report::{
         self, Medium, Render,
-        html::{self, Run},
+        html::{self, PageRun},
     },
     trace,
 };
@@ -83,7 +83,7 @@ impl ExportOptions {
     }
 
     /// Writes the wanted files; the page is made from `run`.
-    pub fn write(&self, records: &[CaseRecord], run: impl FnOnce() -> Result<Run, Failure>) -> Result<(), Failure> {
+    pub fn write(&self, records: &[CaseRecord], run: impl FnOnce() -> Result<PageRun, Failure>) -> Result<(), Failure> {
         let save = |path: &PathBuf, text: &str| -> Result<(), Failure> {
             report::save(path, text).map_err(Failure::usage)?;
             output::complain(&format!("wrote {}", path.display()));

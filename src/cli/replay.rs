@@ -26,7 +26,7 @@ use crate::{
     replay::{OnOutOfMemory, Pace, Replay, ReplayOptions},
     report::{
         self,
-        html::{Details, Run},
+        html::{DetailStore, PageRun},
         plot,
     },
     suite::{self, Case, CaseProgress, SourceSpec, WithNeeds},
@@ -175,14 +175,14 @@ fn page_data(
     records: &[CaseRecord],
     timings: Vec<TimingRecord>,
     details: Vec<CaseDetail>,
-) -> Result<Run, Failure> {
-    Ok(Run {
+) -> Result<PageRun, Failure> {
+    Ok(PageRun {
         name: records.first().map_or_else(String::new, |record| record.workload.clone()),
         environment: environment::describe(device, args.source.settings.seed)?,
         records: records.to_vec(),
         timings,
-        details: Details::Held(details.into_iter().map(|detail| (detail.case_id.clone(), detail)).collect()),
-        ..Run::default()
+        details: DetailStore::Held(details.into_iter().map(|detail| (detail.case_id.clone(), detail)).collect()),
+        ..PageRun::default()
     })
 }
 

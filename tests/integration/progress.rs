@@ -100,7 +100,7 @@ fn a_terminal_sees_a_bar_with_percent_and_time_left_and_then_only_the_answer() {
         (format!("verify {RECORDED}"), "train_base.pickle.xz: reading the file", "EXACT"),
         (format!("replay {RECORDED} --strategy caching"), "train_base.pickle.xz: reading the file", "strategy"),
         ("replay random --strategy direct".to_owned(), "random: replaying", "strategy"),
-        ("inspect random".to_owned(), "random: looking through it", "events"),
+        ("inspect random".to_owned(), "random: checking", "events"),
         ("leaks training".to_owned(), "training: replaying step by step", "teady"),
         ("threshold checkerboard --strategy caching".to_owned(), "checkerboard: caching: try ", "caching"),
     ] {

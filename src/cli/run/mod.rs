@@ -208,7 +208,7 @@ fn print(
     details: &Vec<ThresholdDetail>,
 ) -> Result<(), Failure> {
     let page = write_page(folder.path())?;
-    args.exports.write(records, || Ok(html::Run::of_folder(folder.path())?))?;
+    args.exports.write(records, || Ok(html::PageRun::of_folder(folder.path())?))?;
     if details.is_empty() || !records.is_empty() {
         args.format.print(records)?;
     }

@@ -1,80 +1,49 @@
-//! The sections for what runs of other kinds answer: thresholds, techniques and claims.
+//! The sections of thresholds, techniques and claims.
 
 use std::fmt::Write as _;
 
 use super::{
-    element::{Cell, Column, Part, Section, Table, code, counted, escape, stacked},
-    material::Material,
+    super::{render::counted, thresholds::status_words},
+    element::{BarPart, Cell, HtmlTable, PageSection, code, escape, no_case, stacked},
+    material::PageContext,
 };
-use crate::{
-    answer::{
-        claims::Verdict,
-        techniques::TechniqueRecord,
-        threshold::{ThresholdRecord, ThresholdStatus},
-    },
-    base::Nanos,
+use crate::answer::{
+    claims::{ClaimRecord, Verdict},
+    techniques::TechniqueRecord,
+    threshold::ThresholdRecord,
 };
 
-/// The smallest memory that suffices, by strategy.
-pub(super) fn thresholds(material: &Material<'_>) -> Option<Section> {
-    let rows = material.gathered.thresholds();
+/// The smallest memory that is enough, by strategy.
+pub(super) fn thresholds(context: &PageContext<'_>) -> Option<PageSection> {
+    let rows = context.gathered.all(|run| &run.thresholds);
     if rows.is_empty() {
         return None;
     }
-    let mut table = Table::new(
-        "The smallest memory that suffices",
-        vec![
-            Column::words("workload", "workload"),
-            Column::words("strategy", "strategy"),
-            Column::words("needed, and what is live", "bar"),
-            Column::numbers("memory needed", "threshold_bytes"),
-            Column::numbers("smallest device", "device_bytes"),
-            Column::numbers("live", "live_peak_bytes"),
-            Column::numbers("lost", "lost_share"),
-            Column::words("stable", "stable"),
-            Column::words("outcome", "status"),
-        ],
-    );
-    for of_workload in rows.chunk_by(|a, b| a.workload == b.workload) {
-        let whole = of_workload.iter().filter_map(|row| row.threshold_bytes).max().unwrap_or(0);
-        for row in of_workload {
-            let stable = match row.stable {
-                Some(true) => "yes",
-                Some(false) => "no",
-                None => "",
-            };
-            table.row_of(
-                &row.case_id,
-                vec![
-                    Cell::name(&row.workload),
-                    material.strategy(&row.strategy),
-                    Cell::html(threshold_bar(row, whole), row.threshold_bytes.unwrap_or(0)).with_class("wide"),
-                    Cell::maybe_bytes(row.threshold_bytes),
-                    Cell::maybe_bytes(row.device_bytes),
-                    Cell::maybe_bytes(row.live_peak_bytes),
-                    Cell::share(row.lost_share),
-                    Cell::text(stable),
-                    Cell::text(outcome(row.status)),
-                ],
-            );
-        }
-    }
+    // Bars are scaled to the largest of the workload.
+    let whole = |row: &ThresholdRecord| {
+        let of_workload = rows.iter().filter(|other| other.workload == row.workload);
+        of_workload.filter_map(|row| row.threshold_bytes).max().unwrap_or(0)
+    };
+    let bar = |row: &ThresholdRecord| {
+        Cell::html(threshold_bar(row, whole(row)), row.threshold_bytes.unwrap_or(0)).with_class("wide")
+    };
+    let stable = |row: &ThresholdRecord| row.stable.map_or("", |stable| if stable { "yes" } else { "no" });
+    let table = HtmlTable::of(&rows)
+        .words("workload", "workload", |row| Cell::name(&row.workload))
+        .words("strategy", "strategy", |row| context.strategy(&row.strategy))
+        .words("memory needed, live part in grey", "bar", |row| bar(row))
+        .numbers("memory needed", "threshold_bytes", |row| Cell::bytes(row.threshold_bytes))
+        .numbers("smallest device", "device_bytes", |row| Cell::bytes(row.device_bytes))
+        .numbers("live", "live_peak_bytes", |row| Cell::bytes(row.live_peak_bytes))
+        .numbers("lost", "lost_share", |row| Cell::share(row.lost_share))
+        .words("stable", "stable", |row| Cell::text(stable(row)))
+        .words("outcome", "status", |row| Cell::text(status_words(row.status)));
+    let table = table.html("The smallest memory that is enough", |row| Some(&row.case_id));
     let body = format!(
-        "{}<p class=\"note\">Memory needed is the strategy's own, in whole pages; the smallest device has room for the \
-         context and libraries too. Grey is what is live at most, the rest of a bar is lost.</p>\n",
-        table.html()
+        "{table}<p class=\"note\">Memory needed: what the strategy itself reserves, in whole pages. Smallest device: \
+         with context and libraries. Grey: peak of live bytes; the rest of a bar is lost.</p>\n"
     );
-    Some(Section { id: "thresholds", subject: "Memory needed", finding: threshold_finding(&rows), body })
-}
-
-const fn outcome(status: ThresholdStatus) -> &'static str {
-    match status {
-        ThresholdStatus::Found => "found",
-        ThresholdStatus::NeverFits => "never fits",
-        ThresholdStatus::Skipped => "skipped",
-        ThresholdStatus::Interrupted => "interrupted",
-        ThresholdStatus::Error => "error",
-    }
+    Some(PageSection { id: "thresholds", subject: "Memory needed", finding: threshold_finding(&rows), body })
 }
 
 fn threshold_finding(rows: &[&ThresholdRecord]) -> String {
@@ -90,7 +59,7 @@ fn threshold_finding(rows: &[&ThresholdRecord]) -> String {
         }
     }
     match wins.iter().max_by_key(|(_, count)| *count) {
-        Some((name, count)) => format!("{} gets by with least on {count} of {workloads} workloads", code(name)),
+        Some((name, count)) => format!("{} needs the least memory on {count} of {workloads} workloads", code(name)),
         None => "No memory was enough".to_owned(),
     }
 }
@@ -99,73 +68,66 @@ fn threshold_bar(row: &ThresholdRecord, whole: u64) -> String {
     let Some(needed) = row.threshold_bytes else { return String::new() };
     let live = row.live_peak_bytes.unwrap_or(0).min(needed);
     let parts = [
-        Part { class: "live", bytes: live, meaning: "live" },
-        Part { class: "cached", bytes: needed - live, meaning: "lost" },
+        BarPart { class: "live", bytes: live, meaning: "live" },
+        BarPart { class: "cached", bytes: needed - live, meaning: "lost" },
     ];
     stacked(&parts, whole)
 }
 
-/// What techniques save, beside what is published.
-pub(super) fn techniques(material: &Material<'_>) -> Option<Section> {
-    let rows = material.gathered.techniques();
+/// What techniques save, beside published figures.
+pub(super) fn techniques(context: &PageContext<'_>) -> Option<PageSection> {
+    let rows = context.gathered.all(|run| &run.techniques);
     if rows.is_empty() {
         return None;
     }
-    let mut table = Table::new(
-        "Memory-saving techniques",
-        vec![
-            Column::words("model", "model"),
-            Column::words("technique", "technique"),
-            Column::words("saved: published range, measured dot", "range"),
-            Column::numbers("saved", "reduction_percent"),
-            Column::words("published", "published_memory"),
-            Column::numbers("peak allocated", "peak_allocated_bytes"),
-            Column::numbers("peak reserved", "peak_reserved_bytes"),
-            Column::numbers("a step", "step_ns"),
-            Column::numbers("times the base", "step_ratio"),
-            Column::words("published", "published_performance"),
-            Column::words("best use", "best_use"),
-        ],
-    );
-    let mut judged = [0, 0];
-    for row in &rows {
-        let range = published_range(&row.published_memory);
-        if let (Some((low, high)), Some(saved)) = (range, row.reduction_percent) {
-            judged[usize::from((low..=high).contains(&saved))] += 1;
-        }
-        table.row(vec![
-            Cell::name(&row.model),
-            Cell::html(format!("<span title=\"{0}\">{0}</span>", escape(&row.title)), &row.technique)
-                .with_class("prose"),
-            Cell::html(range_bar(range, row.reduction_percent), row.reduction_percent.unwrap_or(-100.0))
-                .with_class("wide"),
-            row.reduction_percent.map_or_else(Cell::empty, |saved| Cell::number(format!("{saved:.1} %"), saved)),
-            Cell::text(&row.published_memory),
-            Cell::maybe_bytes(row.peak_allocated_bytes),
-            Cell::maybe_bytes(row.peak_reserved_bytes),
-            row.step_ns.map_or_else(Cell::empty, |step| Cell::number(Nanos(step).to_string(), step)),
-            row.step_ratio.map_or_else(Cell::empty, |ratio| Cell::number(format!("{ratio:.2}"), ratio)),
-            Cell::text(&row.published_performance),
-            Cell::text(&row.best_use).with_class("prose"),
-        ]);
-    }
+    let title = |row: &TechniqueRecord| {
+        let html = format!("<span title=\"{0}\">{0}</span>", escape(&row.title));
+        Cell::html(html, &row.technique).with_class("prose")
+    };
+    let range = |row: &TechniqueRecord| {
+        let bar = range_bar(published_range(&row.published_memory), row.reduction_percent);
+        Cell::html(bar, row.reduction_percent.unwrap_or(-100.0)).with_class("wide")
+    };
+    let saved = |row: &TechniqueRecord| {
+        row.reduction_percent.map_or_else(Cell::empty, |saved| Cell::number(format!("{saved:.1} %"), saved))
+    };
+    let table = HtmlTable::of(&rows)
+        .words("model", "model", |row| Cell::name(&row.model))
+        .words("technique", "technique", |row| title(row))
+        .words("saved: published range, measured dot", "range", |row| range(row))
+        .numbers("saved", "reduction_percent", |row| saved(row))
+        .words("published", "published_memory", |row| Cell::text(&row.published_memory))
+        .numbers("peak allocated", "peak_allocated_bytes", |row| Cell::bytes(row.peak_allocated_bytes))
+        .numbers("peak reserved", "peak_reserved_bytes", |row| Cell::bytes(row.peak_reserved_bytes))
+        .numbers("time per step", "step_ns", |row| Cell::nanos(row.step_ns))
+        .numbers("time ratio to the base", "step_ratio", |row| Cell::decimal(row.step_ratio, 2))
+        .words("published", "published_performance", |row| Cell::text(&row.published_performance))
+        .words("best use", "best_use", |row| Cell::text(&row.best_use).with_class("prose"));
     let body = format!(
         "<ul class=\"legend\" aria-label=\"Parts of the bars\"><li><i class=\"published\"></i>published range</li><li><i \
-         class=\"dot\"></i>measured here</li></ul>\n{}<p class=\"note\">The axis reaches from -20 % to 100 % of the base's \
-         allocated peak. Published figures are those of articles.</p>\n",
-        table.html()
+         class=\"dot\"></i>measured here</li></ul>\n{}<p class=\"note\">The axis goes from -20 % to 100 % of the base's \
+         peak allocated memory. Published figures are from articles.</p>\n",
+        table.html("Memory-saving techniques", no_case)
     );
-    Some(Section { id: "techniques", subject: "Techniques", finding: technique_finding(&rows, judged), body })
+    Some(PageSection { id: "techniques", subject: "Techniques", finding: technique_finding(&rows), body })
 }
 
-fn technique_finding(rows: &[&TechniqueRecord], [outside, inside]: [usize; 2]) -> String {
+fn technique_finding(rows: &[&TechniqueRecord]) -> String {
     let best = rows.iter().filter_map(|row| Some((row.reduction_percent?, row))).max_by(|a, b| a.0.total_cmp(&b.0));
     let lead = best.map_or_else(String::new, |(saved, row)| {
         format!("{} saves {saved:.0} % on {}", escape(&row.title), escape(&row.model))
     });
-    match inside + outside {
+    let judged: Vec<bool> = rows
+        .iter()
+        .filter_map(|row| {
+            let (low, high) = published_range(&row.published_memory)?;
+            Some((low..=high).contains(&row.reduction_percent?))
+        })
+        .collect();
+    let inside = judged.iter().filter(|inside| **inside).count();
+    match judged.len() {
         0 => lead,
-        all => format!("{lead}; {inside} of {all} savings lie in the range that is published"),
+        all => format!("{lead}; {inside} of {all} savings are in the published range"),
     }
 }
 
@@ -178,7 +140,7 @@ fn published_range(text: &str) -> Option<(f64, f64)> {
     Some((low.parse().ok()?, high.parse().ok()?))
 }
 
-/// A band for what is published and a dot for what was measured, from -20 % to 100 %.
+/// A band for the published range and a dot for the measured value, from -20 % to 100 %.
 fn range_bar(range: Option<(f64, f64)>, measured: Option<f64>) -> String {
     let place = |percent: f64| ((percent + 20.0) / 1.2).clamp(0.0, 100.0);
     let mut bar = format!("<span class=\"range\"><u style=\"left:{:.1}%\"></u>", place(0.0));
@@ -196,50 +158,38 @@ fn range_bar(range: Option<(f64, f64)>, measured: Option<f64>) -> String {
     bar + "</span>"
 }
 
-/// What became of published claims.
-pub(super) fn claims(material: &Material<'_>) -> Option<Section> {
-    let rows = material.gathered.claims();
+/// The verdicts on published claims.
+pub(super) fn claims(context: &PageContext<'_>) -> Option<PageSection> {
+    let rows = context.gathered.all(|run| &run.claims);
     if rows.is_empty() {
         return None;
     }
-    let mut table = Table::new(
-        "Claims and verdicts",
-        vec![
-            Column::words("claim", "id"),
-            Column::words("verdict", "verdict"),
-            Column::words("what is said", "claim"),
-            Column::words("what happens", "lesson"),
-            Column::words("published", "published"),
-            Column::words("simulated", "simulated"),
-            Column::words("on the GPU", "on_device"),
-            Column::words("PyTorch", "pytorch"),
-            Column::words("see for yourself", "command"),
-        ],
-    );
-    for row in &rows {
+    let verdict = |row: &ClaimRecord| {
         let class = match row.verdict {
             Verdict::Confirmed => "confirmed",
             Verdict::Depends => "depends",
             Verdict::Refuted => "refuted",
             Verdict::NotMeasurable => "unknown",
         };
-        let verdict = row.verdict.name();
-        table.row(vec![
-            Cell::name(&row.id),
-            Cell::html(format!("<span class=\"verdict {class}\">{verdict}</span>"), verdict),
-            Cell::text(&row.claim).with_class("prose"),
-            Cell::text(&row.lesson).with_class("prose"),
-            Cell::text(&row.published),
-            Cell::text(&row.simulated).with_class("prose"),
-            Cell::text(&row.on_device).with_class("prose"),
-            Cell::text(&row.pytorch).with_class("prose"),
-            Cell::html(code(&row.command), &row.command),
-        ]);
-    }
-    let refuted = rows.iter().filter(|row| row.verdict == Verdict::Refuted).count();
-    let confirmed = rows.iter().filter(|row| row.verdict == Verdict::Confirmed).count();
-    let finding = format!("Of {}, {confirmed} hold and {refuted} do not", counted(rows.len(), "claim", "claims"));
-    Some(Section { id: "claims", subject: "Claims", finding, body: table.html() })
+        let name = row.verdict.name();
+        Cell::html(format!("<span class=\"verdict {class}\">{name}</span>"), name)
+    };
+    let table = HtmlTable::of(&rows)
+        .words("claim", "id", |row| Cell::name(&row.id))
+        .words("verdict", "verdict", |row| verdict(row))
+        .words("statement", "claim", |row| Cell::text(&row.claim).with_class("prose"))
+        .words("what happens", "lesson", |row| Cell::text(&row.lesson).with_class("prose"))
+        .words("published", "published", |row| Cell::text(&row.published))
+        .words("simulated", "simulated", |row| Cell::text(&row.simulated).with_class("prose"))
+        .words("on the GPU", "on_device", |row| Cell::text(&row.on_device).with_class("prose"))
+        .words("PyTorch", "pytorch", |row| Cell::text(&row.pytorch).with_class("prose"))
+        .words("command", "command", |row| Cell::html(code(&row.command), &row.command));
+    let count = |verdict| rows.iter().filter(|row| row.verdict == verdict).count();
+    let (confirmed, refuted) = (count(Verdict::Confirmed), count(Verdict::Refuted));
+    let all = counted(rows.len(), "claim", "claims");
+    let finding = format!("Of {all}, {confirmed} are confirmed and {refuted} refuted");
+    let body = table.html("Claims and verdicts", no_case);
+    Some(PageSection { id: "claims", subject: "Claims", finding, body })
 }
 
 #[cfg(test)]
@@ -247,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn published_ranges_are_found_in_their_sentences() {
+    fn published_ranges_are_found() {
         assert_eq!(published_range("10-40 %, scales with the reduction"), Some((10.0, 40.0)));
         assert_eq!(published_range("up to 30-50 % per device"), Some((30.0, 50.0)));
         assert_eq!(published_range("about 25-35 %"), Some((25.0, 35.0)));
@@ -257,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dot_beyond_the_axis_stays_on_it() {
+    fn dot_stays_on_the_axis() {
         let bar = range_bar(Some((0.0, 15.0)), Some(-300.0));
         assert!(bar.contains("<b style=\"left:0.0%\"") && bar.contains("left:16.7%;width:12.5%"), "{bar}");
     }

@@ -1,39 +1,39 @@
-//! Does memory grow from step to step: what steps keep, with the line through it.
+//! Growth of memory from step to step: what steps keep, with the fitted line.
 //!
-//! The judgement is that of `oomph leaks`, made from the steps that a case left behind. Growth of the cache and
-//! fragmentation need a replay: for those the command is named.
+//! The test is that of `oomph leaks`, on the steps of a case. A growing cache and fragmentation need a
+//! replay, so the command is named.
 
 use super::{
-    element::{Cell, Column, Section, Table, chart, code, counted, escape},
+    super::render::{counted, signed_bytes},
+    element::{Cell, HtmlTable, PageSection, chart, code, escape, no_case},
     island::{LeakChart, kib},
-    material::Material,
-    memory::Opened,
+    material::PageContext,
+    memory::OpenCase,
 };
 use crate::{
     answer::leaks::{
         Bar, CourseKind,
         growth::{Course, course},
     },
-    base::Bytes,
     measure::{CaseRecord, Status, StepPeak},
 };
 
-/// Fewer steps than this, the first left out, are not judged.
+/// Fewer steps, without the first one, are not judged.
 const FEWEST_STEPS: usize = 8;
-/// More charts than this nobody compares.
+/// More charts are not drawn.
 const MOST_CHARTS: usize = 12;
 
-/// What became of a workload's steps.
-pub(super) struct Judged<'a> {
+/// The steps of a workload and their course.
+pub(super) struct JudgedWorkload<'a> {
     title: String,
     record: &'a CaseRecord,
     steps: Vec<StepPeak>,
     course: Course,
 }
 
-impl<'a> Judged<'a> {
-    /// Judges the case of a group that came furthest; none where it has too few steps.
-    pub(super) fn of(title: &str, opened: &[Opened<'a>]) -> Option<Judged<'a>> {
+impl<'a> JudgedWorkload<'a> {
+    /// Judges the case of a group that came furthest; `None` with too few steps.
+    pub(super) fn of(title: &str, opened: &[OpenCase<'a>]) -> Option<JudgedWorkload<'a>> {
         let furthest = opened.iter().max_by_key(|case| (case.detail.steps.len(), case.record.events))?;
         let mut steps = furthest.detail.steps.clone();
         if furthest.record.status == Status::Oom {
@@ -47,7 +47,7 @@ impl<'a> Judged<'a> {
         let kept: Vec<f64> = judged.iter().map(|step| step.lowest_allocated_bytes as f64).collect();
         let level = kept.iter().sum::<f64>() / kept.len() as f64;
         let course = course(&kept, level, &Bar::default())?;
-        Some(Judged { title: title.to_owned(), record: furthest.record, steps, course })
+        Some(JudgedWorkload { title: title.to_owned(), record: furthest.record, steps, course })
     }
 
     fn grows(&self) -> bool {
@@ -68,12 +68,15 @@ impl<'a> Judged<'a> {
     }
 }
 
-/// The section and its charts; none where no workload has enough steps.
-pub(super) fn section(material: &Material<'_>, judged: &[Judged<'_>]) -> Option<(Section, Vec<LeakChart>)> {
+/// The section and its charts; `None` if no workload has enough steps.
+pub(super) fn section(
+    context: &PageContext<'_>,
+    judged: &[JudgedWorkload<'_>],
+) -> Option<(PageSection, Vec<LeakChart>)> {
     if judged.is_empty() {
         return None;
     }
-    let mut steepest: Vec<&Judged<'_>> = judged.iter().filter(|workload| workload.grows()).collect();
+    let mut steepest: Vec<&JudgedWorkload<'_>> = judged.iter().filter(|workload| workload.grows()).collect();
     steepest.sort_by(|a, b| b.course.trend.slope.total_cmp(&a.course.trend.slope));
     let growing = steepest.len();
     steepest.truncate(MOST_CHARTS);
@@ -81,61 +84,46 @@ pub(super) fn section(material: &Material<'_>, judged: &[Judged<'_>]) -> Option<
     for (index, workload) in steepest.iter().enumerate() {
         let trend = &workload.course.trend;
         let words = format!(
-            "Every step keeps {} more (95 % interval {} to {}), under {}.",
-            amount(trend.slope),
-            amount(trend.low),
-            amount(trend.high),
+            "Every step keeps {} more (95 % interval {} to {}) under {}.",
+            signed_bytes(trend.slope),
+            signed_bytes(trend.low),
+            signed_bytes(trend.high),
             code(&workload.record.strategy)
         );
         let label = format!("What steps keep: {}", workload.title);
         body.push_str(&chart("leak", index, &escape(&workload.title), &words, &label));
     }
-    body.push_str(&table(material, judged).html());
+    body.push_str(&as_table(context, judged));
     body.push_str(
-        "<p class=\"note\">Kept is the lowest that allocated memory goes in a step. The first step is start-up and is not \
-         judged. <code>oomph leaks</code> also tells a growing cache from fragmentation, and names who grows.</p>\n",
+        "<p class=\"note\">Kept: the lowest allocated memory during a step. The first step is start-up and is not judged. \
+         <code>oomph leaks</code> also detects a growing cache and fragmentation, and names the call sites that \
+         grow.</p>\n",
     );
     let finding = match growing {
-        0 => format!("Nothing grows from step to step in {}", counted(judged.len(), "workload", "workloads")),
+        0 => format!("Memory does not grow from step to step in {}", counted(judged.len(), "workload", "workloads")),
         some => {
             format!("Memory grows from step to step in {some} of {}", counted(judged.len(), "workload", "workloads"))
         }
     };
-    let charts = steepest.iter().map(|workload| workload.chart(material.place(&workload.record.strategy))).collect();
-    Some((Section { id: "growth", subject: "Growth", finding, body }, charts))
+    let charts = steepest.iter().map(|workload| workload.chart(context.place(&workload.record.strategy))).collect();
+    Some((PageSection { id: "growth", subject: "Growth", finding, body }, charts))
 }
 
-fn table(material: &Material<'_>, judged: &[Judged<'_>]) -> Table {
-    let mut table = Table::new(
-        "What steps keep",
-        vec![
-            Column::words("workload", "workload"),
-            Column::words("under", "strategy"),
-            Column::words("verdict", "verdict"),
-            Column::numbers("kept a step", "bytes_per_step"),
-            Column::numbers("at least", "bytes_per_step_low"),
-            Column::numbers("at most", "bytes_per_step_high"),
-            Column::numbers("p", "p_value"),
-            Column::numbers("steps", "steps"),
-            Column::numbers("kept at the end", "kept_bytes"),
-        ],
-    );
-    for workload in judged {
-        let trend = &workload.course.trend;
-        let number = |bytes: f64| Cell::number(amount(bytes), bytes.round());
-        table.row(vec![
-            Cell::name(&workload.title),
-            material.strategy(&workload.record.strategy),
-            Cell::text(verdict(workload.course.kind)),
-            number(trend.slope),
-            number(trend.low),
-            number(trend.high),
-            Cell::number(format!("{:.3}", trend.p_value), trend.p_value),
-            Cell::count(workload.steps.len() as u64),
-            Cell::maybe_bytes(workload.steps.last().map(|step| step.lowest_allocated_bytes)),
-        ]);
-    }
-    table
+fn as_table(context: &PageContext<'_>, judged: &[JudgedWorkload<'_>]) -> String {
+    type Row<'a> = JudgedWorkload<'a>;
+    let number = |bytes: f64| Cell::number(signed_bytes(bytes), bytes.round());
+    let kept = |row: &Row<'_>| row.steps.last().map(|step| step.lowest_allocated_bytes);
+    let table = HtmlTable::of(judged)
+        .words("workload", "workload", |row| Cell::name(&row.title))
+        .words("strategy", "strategy", |row| context.strategy(&row.record.strategy))
+        .words("verdict", "verdict", |row| Cell::text(verdict(row.course.kind)))
+        .numbers("kept per step", "bytes_per_step", |row| number(row.course.trend.slope))
+        .numbers("at least", "bytes_per_step_low", |row| number(row.course.trend.low))
+        .numbers("at most", "bytes_per_step_high", |row| number(row.course.trend.high))
+        .numbers("p", "p_value", |row| Cell::decimal(Some(row.course.trend.p_value), 3))
+        .numbers("steps", "steps", |row| Cell::count(row.steps.len() as u64))
+        .numbers("kept at the end", "kept_bytes", |row| Cell::bytes(kept(row)));
+    table.html("What steps keep", no_case)
 }
 
 const fn verdict(kind: CourseKind) -> &'static str {
@@ -143,15 +131,10 @@ const fn verdict(kind: CourseKind) -> &'static str {
         CourseKind::Growing => "grows",
         CourseKind::Level => "steady",
         CourseKind::Falling => "falls",
-        CourseKind::Negligible => "steady: too little to matter",
-        CourseKind::Saturated => "steady: has ended growing",
+        CourseKind::Negligible => "steady: negligible growth",
+        CourseKind::Saturated => "steady: has stopped growing",
         CourseKind::SawTooth => "steady: a saw-tooth",
     }
-}
-
-fn amount(bytes: f64) -> String {
-    let sign = if bytes < -0.5 { "-" } else { "" };
-    format!("{sign}{}", Bytes(bytes.abs().round() as u64))
 }
 
 #[cfg(test)]
@@ -164,7 +147,7 @@ mod tests {
         measure::{CaseDetail, CaseLabel, Levels},
     };
 
-    fn opened(record: &CaseRecord, growth: u64) -> Opened<'_> {
+    fn opened(record: &CaseRecord, growth: u64) -> OpenCase<'_> {
         let steps = (0..20)
             .map(|step| StepPeak {
                 first_step: step,
@@ -174,17 +157,17 @@ mod tests {
                 lowest_allocated_bytes: 100 * MIB + u64::from(step) * growth,
             })
             .collect();
-        Opened { record, detail: Cow::Owned(CaseDetail { steps, ..CaseDetail::default() }) }
+        OpenCase { record, detail: Cow::Owned(CaseDetail { steps, ..CaseDetail::default() }) }
     }
 
     #[test]
-    fn a_leak_is_a_line_with_its_slope_and_steady_memory_is_none() {
+    fn leak_has_a_slope_and_steady_memory_none() {
         let record = CaseRecord::unmeasured(&CaseLabel::default(), Status::Completed, "");
-        let leak = Judged::of("leak", &[opened(&record, 10 * MIB)]).unwrap();
+        let leak = JudgedWorkload::of("leak", &[opened(&record, 10 * MIB)]).unwrap();
         assert!(leak.grows());
         let chart = leak.chart(0);
         assert_eq!(chart.fit, (1, 110.0 * 1024.0, 10.0 * 1024.0));
-        assert!(!Judged::of("steady", &[opened(&record, 0)]).unwrap().grows());
-        assert!(Judged::of("nothing", &[]).is_none());
+        assert!(!JudgedWorkload::of("steady", &[opened(&record, 0)]).unwrap().grows());
+        assert!(JudgedWorkload::of("nothing", &[]).is_none());
     }
 }

@@ -1,6 +1,6 @@
-//! The data that the script draws from: one JSON text in the page, in few characters.
+//! The data of the charts: one JSON text in the page.
 //!
-//! Pictures need no single bytes, so amounts are in KiB here. Exact numbers are in the tables.
+//! Amounts are in KiB, which is exact enough for charts and short. Exact numbers are in the tables.
 
 use serde::Serialize;
 
@@ -16,11 +16,11 @@ use crate::{
 pub(super) const MOST_POINTS: usize = 1000;
 /// A stack of categories has at most this many.
 const MOST_COMPOSITIONS: usize = 256;
-/// More marks of steps than this are not told from each other.
+/// More marks of steps cannot be told apart.
 const MOST_STEPS: usize = 200;
-/// Marks of retries beyond this lie on each other.
+/// More marks of retries overlap.
 const MOST_INCIDENTS: usize = 200;
-/// A small line has so many points.
+/// The points of a small line.
 pub(super) const SPARK_POINTS: usize = 60;
 
 /// Everything that is drawn.
@@ -44,7 +44,7 @@ impl Island {
         }
     }
 
-    /// As text that may stand in a script element.
+    /// As text for a script element.
     pub(super) fn json(&self) -> Result<String, serde_json::Error> {
         Ok(serde_json::to_string(self)?.replace('<', "\\u003c"))
     }
@@ -54,13 +54,13 @@ impl Island {
 #[derive(Debug, Serialize)]
 pub(super) struct TimelineChart {
     pub(super) title: String,
-    /// What no allocator can do without.
+    /// The lower bound for every allocator.
     pub(super) bound: Option<u64>,
     /// The cap.
     pub(super) limit: Option<u64>,
     /// Event and number of the steps' beginnings.
     pub(super) steps: Vec<(u64, u32)>,
-    /// What the program holds, from the case that came furthest.
+    /// Live bytes, from the case that came furthest.
     pub(super) live: Option<Series>,
     pub(super) cases: Vec<CaseLines>,
 }
@@ -75,7 +75,7 @@ pub(super) struct CaseLines {
     pub(super) time: Vec<u64>,
     pub(super) allocated: Band,
     pub(super) reserved: Band,
-    /// Left out where nobody knows it.
+    /// Device memory use; left out if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) device: Option<Band>,
     /// Event, microsecond, and whether a request failed or cached memory was given back.
@@ -92,7 +92,7 @@ pub(super) struct Series {
     pub(super) band: Band,
 }
 
-/// The highest and the lowest of every stretch; the lowest are left out where they are the highest.
+/// The maximum and minimum of every section; minima are left out if they equal the maxima.
 #[derive(Debug, Serialize)]
 pub(super) struct Band {
     pub(super) max: Vec<u64>,
@@ -112,7 +112,7 @@ impl CaseLines {
     pub(super) fn of(strategy: usize, detail: &CaseDetail) -> CaseLines {
         let points = thinned(&detail.timeline.points, MOST_POINTS);
         let incidents = &detail.timeline.incidents;
-        // Failures are what people look for: retries make room for them.
+        // Failures matter most: retries get the remaining marks.
         let is_oom = |kind| kind == IncidentKind::OutOfMemory;
         let mut marks: Vec<_> =
             incidents.iter().filter(|incident| is_oom(incident.kind)).take(MOST_INCIDENTS).collect();
@@ -139,24 +139,24 @@ impl CaseLines {
     }
 }
 
-/// What the program holds.
+/// Live bytes over events.
 pub(super) fn live(detail: &CaseDetail) -> Series {
     let points = thinned(&detail.timeline.points, MOST_POINTS);
     Series { events: points.iter().map(|p| p.event).collect(), band: Band::of(&points, |point| point.live_bytes) }
 }
 
-/// Where steps begin; of very many the first of each stretch.
+/// Where steps begin; of many steps, every n-th.
 pub(super) fn steps(steps: &[StepPeak]) -> Vec<(u64, u32)> {
     let stride = steps.len().div_ceil(MOST_STEPS).max(1);
     steps.iter().step_by(stride).map(|step| (step.event, step.first_step)).collect()
 }
 
-/// The highest `reserved` of [`SPARK_POINTS`] stretches.
+/// The highest `reserved` of [`SPARK_POINTS`] sections.
 pub(super) fn spark(detail: &CaseDetail) -> Vec<u64> {
     thinned(&detail.timeline.points, SPARK_POINTS).iter().map(|point| point.reserved_bytes.max).collect()
 }
 
-/// Nothing is stacked where there is only one kind of memory.
+/// Empty if there is only one category.
 fn compositions(all: &[Composition]) -> Vec<Vec<u64>> {
     let kinds = (0..Category::ALL.len()).filter(|&place| all.iter().any(|point| point.bytes[place] > 0)).count();
     if kinds < 2 {
@@ -164,18 +164,18 @@ fn compositions(all: &[Composition]) -> Vec<Vec<u64>> {
     }
     let stride = all.len().div_ceil(MOST_COMPOSITIONS).max(1);
     all.chunks(stride)
-        .filter_map(|stretch| {
-            let fullest = stretch.iter().max_by_key(|point| point.total)?;
-            Some(std::iter::once(stretch[0].event).chain(fullest.bytes.map(kib)).collect())
+        .filter_map(|section| {
+            let fullest = section.iter().max_by_key(|point| point.total)?;
+            Some(std::iter::once(section[0].event).chain(fullest.bytes.map(kib)).collect())
         })
         .collect()
 }
 
-/// Neighbours joined until there are at most `most`; no minimum and no maximum is lost.
+/// Neighbours joined into at most `most` points; no minimum or maximum is lost.
 fn thinned(points: &[Point], most: usize) -> Vec<Point> {
     points
         .chunks(points.len().div_ceil(most).max(1))
-        .map(|stretch| stretch[1..].iter().fold(stretch[0], |joined, next| joined.joined_with(next)))
+        .map(|section| section[1..].iter().fold(section[0], |joined, next| joined.joined_with(next)))
         .collect()
 }
 
@@ -192,7 +192,7 @@ pub(super) struct MemoryMap {
 pub(super) struct MapFrame {
     event: u64,
     occasion: crate::measure::Occasion,
-    /// Pieces, stream, pool and, four numbers a block: KiB, state, category, the event that asked or -1.
+    /// Pieces, stream, pool and four numbers per block: KiB, state, category, and the requesting event or -1.
     segments: Vec<(u32, u16, String, Vec<i64>)>,
 }
 
@@ -217,7 +217,7 @@ impl MapFrame {
     }
 }
 
-/// At most so many frames: those with an occasion, and regular ones as far as there is room.
+/// At most `most` frames: those with an occasion, then regular ones.
 pub(super) fn chosen_frames(frames: &[Frame], most: usize) -> impl Iterator<Item = &Frame> {
     use crate::measure::Occasion::Regular;
     let special = frames.iter().filter(|frame| frame.occasion != Regular).count();
@@ -234,7 +234,7 @@ pub(super) fn chosen_frames(frames: &[Frame], most: usize) -> impl Iterator<Item
     })
 }
 
-/// What steps keep, with a line through it.
+/// What steps keep, with the fitted line.
 #[derive(Debug, Serialize)]
 pub(super) struct LeakChart {
     pub(super) title: String,
@@ -242,7 +242,7 @@ pub(super) struct LeakChart {
     pub(super) steps: Vec<u32>,
     pub(super) kept: Vec<u64>,
     pub(super) reserved: Vec<u64>,
-    /// The step at which the line begins, its height there in KiB, and what a step adds.
+    /// The first step of the line, its height there and its slope, in KiB.
     pub(super) fit: (u32, f64, f64),
     pub(super) limit: Option<u64>,
 }
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_series_keeps_its_highest_and_its_lowest() {
+    fn long_series_keeps_its_extremes() {
         let mut levels = vec![50 << 20; 5000];
         (levels[1234], levels[4321]) = (1 << 30, 0);
         let lines = CaseLines::of(0, &detail(&levels));
@@ -292,14 +292,14 @@ mod tests {
     }
 
     #[test]
-    fn a_short_series_is_kept_as_it_is_without_a_second_copy() {
+    fn short_series_has_no_minima() {
         let lines = CaseLines::of(0, &detail(&[1 << 20, 3 << 20]));
         assert_eq!((lines.reserved.max, lines.reserved.min), (vec![1024, 3072], None));
         assert_eq!(lines.time, [0, 2]);
     }
 
     #[test]
-    fn what_the_device_shows_is_no_line_where_nobody_knows_it() {
+    fn unknown_device_use_is_left_out() {
         let mut detail = detail(&[1 << 20, 3 << 20]);
         assert!(CaseLines::of(0, &detail).device.is_some());
         for point in &mut detail.timeline.points {
@@ -310,13 +310,13 @@ mod tests {
     }
 
     #[test]
-    fn the_json_ends_no_script_element() {
+    fn json_cannot_end_a_script_element() {
         let island = Island::new(&["</script><script>alert(1)"]);
         assert!(!island.json().unwrap().contains('<'));
     }
 
     #[test]
-    fn frames_with_an_occasion_come_before_regular_ones() {
+    fn frames_with_an_occasion_come_first() {
         let block = FrameBlock::from((4096, 0, 0, Some(3)));
         let frame = |event, occasion| Frame {
             event,

@@ -1,41 +1,186 @@
-//! What the sections share: the cases in groups that may be compared, their titles, and a colour for every strategy.
+//! What a page is made from: the files of runs, their cases in comparable groups, and the choice of
+//! cases to draw.
+
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+};
 
 use super::{
-    super::scenario::{CaseGroup, groups, is_contender, strategies, title},
-    element::{Cell, breakable},
-    gather::Gathered,
+    super::{
+        Environment, ReportError, folder, rows,
+        scenario::{CaseGroup, groups, is_contender, strategies, title},
+    },
+    element::{Cell, HtmlTable, breakable},
 };
-use crate::measure::{CaseRecord, Status};
+use crate::{
+    answer::{claims::ClaimRecord, techniques::TechniqueRecord, threshold::ThresholdRecord},
+    measure::{CaseDetail, CaseRecord, Status, TimingRecord},
+};
 
-/// There are so many colours; beyond them they repeat, with another dash.
+/// A run for the page, from its folder or from memory.
+#[derive(Debug, Default)]
+pub struct PageRun {
+    /// The name of its folder.
+    pub name: String,
+    /// Its environment.
+    pub environment: Environment,
+    /// The rows of `runs.csv`.
+    pub records: Vec<CaseRecord>,
+    /// The rows of `timings.csv`.
+    pub timings: Vec<TimingRecord>,
+    /// The rows of `thresholds.csv`.
+    pub thresholds: Vec<ThresholdRecord>,
+    /// The rows of `techniques.csv`.
+    pub techniques: Vec<TechniqueRecord>,
+    /// The rows of `claims.csv`.
+    pub claims: Vec<ClaimRecord>,
+    /// The details of its cases.
+    pub details: DetailStore,
+}
+
+/// The details of cases.
+#[derive(Debug)]
+pub enum DetailStore {
+    /// In the folder of the run; a published folder has none.
+    Folder(PathBuf),
+    /// In memory, by case.
+    Held(BTreeMap<String, CaseDetail>),
+}
+
+impl Default for DetailStore {
+    fn default() -> DetailStore {
+        DetailStore::Held(BTreeMap::new())
+    }
+}
+
+impl PageRun {
+    /// Reads the folder of a run. The details of cases are read later, one by one.
+    pub fn of_folder(path: &Path) -> Result<PageRun, ReportError> {
+        let environment = folder::read_environment(path)?;
+        let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        Ok(PageRun {
+            name: whole.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
+            environment,
+            records: rows::read_any_release(&path.join("runs.csv"))?,
+            timings: rows::read_any_release(&path.join("timings.csv"))?,
+            thresholds: rows::read_any_release(&path.join("thresholds.csv"))?,
+            techniques: rows::read_any_release(&path.join("techniques.csv"))?,
+            claims: rows::read_any_release(&path.join("claims.csv"))?,
+            details: DetailStore::Folder(path.to_owned()),
+        })
+    }
+
+    /// The detail of a case, if it has one.
+    fn detail(&self, case_id: &str) -> Result<Option<Cow<'_, CaseDetail>>, ReportError> {
+        match &self.details {
+            DetailStore::Held(held) => Ok(held.get(case_id).map(Cow::Borrowed)),
+            DetailStore::Folder(path) if folder::has_detail(path, case_id) => {
+                folder::read_detail(path, case_id).map(|detail| Some(Cow::Owned(detail)))
+            }
+            DetailStore::Folder(_) => Ok(None),
+        }
+    }
+}
+
+/// Several runs as one.
+pub(super) struct CollectedRuns<'a> {
+    pub(super) runs: &'a [PageRun],
+    /// The rows of all runs, each case once. A case with different results in two runs is named after its
+    /// run.
+    pub(super) records: Vec<CaseRecord>,
+    /// By case: its run, and its id there.
+    origins: BTreeMap<String, (usize, String)>,
+}
+
+impl<'a> CollectedRuns<'a> {
+    pub(super) fn new(runs: &'a [PageRun]) -> CollectedRuns<'a> {
+        let mut gathered = CollectedRuns { runs, records: Vec::new(), origins: BTreeMap::new() };
+        for (number, run) in runs.iter().enumerate() {
+            for record in &run.records {
+                gathered.add(number, record);
+            }
+        }
+        gathered
+    }
+
+    fn add(&mut self, run: usize, record: &CaseRecord) {
+        let known = self.records.iter().find(|known| known.case_id == record.case_id);
+        let mut own = record.clone();
+        match known {
+            Some(known) if known == record => return,
+            Some(_) => {
+                let name = &self.runs[run].name;
+                own.suite = format!("{} ({name})", record.suite);
+                own.case_id = format!("{} ({name})", record.case_id);
+            }
+            None => {}
+        }
+        self.origins.insert(own.case_id.clone(), (run, record.case_id.clone()));
+        self.records.push(own);
+    }
+
+    /// The detail of a case.
+    pub(super) fn detail(&self, case_id: &str) -> Result<Option<Cow<'a, CaseDetail>>, ReportError> {
+        match self.origins.get(case_id) {
+            Some((run, id)) => self.runs[*run].detail(id),
+            None => Ok(None),
+        }
+    }
+
+    /// Rows of one kind, of all runs.
+    pub(super) fn all<T>(&self, rows: impl Fn(&'a PageRun) -> &'a Vec<T>) -> Vec<&'a T> {
+        self.runs.iter().flat_map(rows).collect()
+    }
+}
+
+/// The number of colours; further strategies repeat them with another dash.
 const COLOURS: usize = 8;
 
-/// The cases of a page, ready to be told about.
-pub(super) struct Material<'a> {
-    pub(super) gathered: &'a Gathered<'a>,
+/// What the sections share: the cases in comparable groups, their titles, and the colours of strategies.
+pub(super) struct PageContext<'a> {
+    pub(super) gathered: &'a CollectedRuns<'a>,
     pub(super) groups: Vec<CaseGroup<'a>>,
-    /// A title for every group.
+    /// One title per group.
     pub(super) titles: Vec<String>,
     /// In the order of their colours.
     pub(super) strategies: Vec<&'a str>,
 }
 
-impl<'a> Material<'a> {
-    pub(super) fn new(gathered: &'a Gathered<'a>) -> Material<'a> {
+impl<'a> PageContext<'a> {
+    pub(super) fn new(gathered: &'a CollectedRuns<'a>) -> PageContext<'a> {
         let groups = groups(&gathered.records);
         let titles = groups.iter().map(|group| title(&group.scenario, &groups)).collect();
         let mut names = strategies(&gathered.records);
-        for threshold in gathered.thresholds() {
+        for threshold in gathered.all(|run| &run.thresholds) {
             if !names.contains(&threshold.strategy.as_str()) {
                 names.push(&threshold.strategy);
             }
         }
-        Material { gathered, groups, titles, strategies: names }
+        PageContext { gathered, groups, titles, strategies: names }
     }
 
-    /// Groups with their titles.
+    /// The groups with their titles.
     pub(super) fn titled(&self) -> impl Iterator<Item = (&CaseGroup<'a>, &str)> {
         self.groups.iter().zip(self.titles.iter().map(String::as_str))
+    }
+
+    /// All cases with the titles of their groups.
+    pub(super) fn rows(&self) -> impl Iterator<Item = CaseRow<'a>> + use<'a, '_> {
+        self.groups
+            .iter()
+            .zip(&self.titles)
+            .flat_map(|(group, title)| group.records.iter().map(move |record| CaseRow { title: title.clone(), record }))
+    }
+
+    /// A table of cases, with the columns that all of them begin with.
+    pub(super) fn case_table<'t>(&'t self, rows: &'t [CaseRow<'a>]) -> HtmlTable<'t, CaseRow<'a>> {
+        HtmlTable::of(rows).words("workload", "workload", |row| Cell::name(&row.title)).words(
+            "strategy",
+            "strategy",
+            |row| self.strategy(&row.record.strategy),
+        )
     }
 
     /// The place of a strategy in the list.
@@ -43,7 +188,7 @@ impl<'a> Material<'a> {
         self.strategies.iter().position(|&known| known == strategy).unwrap_or(0)
     }
 
-    /// The name of a strategy with its colour before it.
+    /// The name of a strategy after its colour.
     pub(super) fn marked(&self, strategy: &str) -> String {
         format!("<span class=\"swatch c{}\"></span>{}", self.place(strategy) % COLOURS, breakable(strategy))
     }
@@ -54,13 +199,25 @@ impl<'a> Material<'a> {
     }
 }
 
-/// The case of a group that took least of the device, where there was a choice.
+/// A case and the title of its group: a row of most tables.
+pub(super) struct CaseRow<'a> {
+    pub(super) title: String,
+    pub(super) record: &'a CaseRecord,
+}
+
+impl CaseRow<'_> {
+    pub(super) fn id(&self) -> Option<&str> {
+        Some(&self.record.case_id)
+    }
+}
+
+/// The case with the lowest device memory use, among at least two.
 pub(super) fn least<'a>(group: &CaseGroup<'a>) -> Option<&'a CaseRecord> {
     group.least_used()?;
     known_use(group).min_by_key(|record| record.peak_device_used_bytes)
 }
 
-/// The case of a group that took most of the device.
+/// The case with the highest device memory use.
 pub(super) fn most<'a>(group: &CaseGroup<'a>) -> Option<&'a CaseRecord> {
     known_use(group).max_by_key(|record| record.peak_device_used_bytes)
 }
@@ -70,7 +227,7 @@ fn known_use<'a>(group: &CaseGroup<'a>) -> impl Iterator<Item = &'a CaseRecord> 
     contenders(group).filter(|record| record.peak_device_used_bytes.is_some())
 }
 
-/// The case of a group that spent least time in the driver, where there was a choice.
+/// The case with the least driver time, among at least two.
 pub(super) fn fastest<'a>(group: &CaseGroup<'a>) -> Option<&'a CaseRecord> {
     if contenders(group).count() < 2 { None } else { contenders(group).min_by_key(|record| record.driver_ns) }
 }
@@ -79,7 +236,7 @@ fn contenders<'a>(group: &CaseGroup<'a>) -> impl Iterator<Item = &'a CaseRecord>
     group.records.iter().copied().filter(|record| is_contender(record))
 }
 
-/// Cases in which memory ran out.
+/// The cases that ran out of memory.
 pub(super) fn out_of_memory<'a>(group: &CaseGroup<'a>) -> impl Iterator<Item = &'a CaseRecord> {
     group.records.iter().copied().filter(|record| record.status == Status::Oom)
 }
@@ -92,5 +249,113 @@ pub(super) fn moment(record: &CaseRecord) -> String {
         (None, Some(phase), Some(event)) => format!("{phase}, event {event}"),
         (None, _, Some(event)) => format!("event {event}"),
         (None, _, None) => String::new(),
+    }
+}
+
+/// At most this many cases are drawn. A page of 500 timelines opens slowly; the other cases get a small
+/// line beside their row.
+const MOST_DRAWN: usize = 40;
+
+/// The ids of the cases to draw: those whose id contains one of `wanted`, then from each group in turn
+/// the best, those that ran out of memory, the worst, and the rest.
+pub(super) fn drawn(groups: &[CaseGroup<'_>], wanted: &[String]) -> BTreeSet<String> {
+    let mut chosen = BTreeSet::new();
+    let all = groups.iter().flat_map(|group| &group.records);
+    let is_wanted = |record: &CaseRecord| wanted.iter().any(|pattern| record.case_id.contains(pattern.as_str()));
+    chosen.extend(all.filter(|record| is_wanted(record)).take(MOST_DRAWN).map(|record| record.case_id.clone()));
+    let mut queues: Vec<Vec<&CaseRecord>> = groups.iter().map(by_interest).collect();
+    while chosen.len() < MOST_DRAWN && queues.iter().any(|queue| !queue.is_empty()) {
+        for queue in &mut queues {
+            if chosen.len() < MOST_DRAWN
+                && let Some(record) = queue.pop()
+            {
+                chosen.insert(record.case_id.clone());
+            }
+        }
+    }
+    chosen
+}
+
+/// The measured cases of a group, the most interesting last.
+fn by_interest<'a>(group: &CaseGroup<'a>) -> Vec<&'a CaseRecord> {
+    let measured = || group.records.iter().copied().filter(|record| record.clock.is_some());
+    let best = measured()
+        .filter(|record| is_contender(record) && record.peak_device_used_bytes.is_some())
+        .min_by_key(|record| record.peak_device_used_bytes);
+    let worst = measured().max_by_key(|record| record.peak_reserved_bytes);
+    let is = |one: Option<&CaseRecord>, record: &CaseRecord| one.is_some_and(|one| std::ptr::eq(one, record));
+    let mut records: Vec<&CaseRecord> = measured().collect();
+    // The sort is stable and the list is read from the back, so the first of equals must come last.
+    records.reverse();
+    records.sort_by_key(|record| match record.status {
+        _ if is(best, record) => 3,
+        Status::Oom => 2,
+        _ if is(worst, record) => 1,
+        _ => 0,
+    });
+    records
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{device::Clock, measure::CaseLabel};
+
+    fn run(name: &str, rows: &[(&str, u64)]) -> PageRun {
+        let record = |&(workload, reserved): &(&str, u64)| {
+            let label = CaseLabel { workload: workload.to_owned(), ..CaseLabel::default() };
+            CaseRecord { peak_reserved_bytes: reserved, ..CaseRecord::unmeasured(&label, Status::Completed, "") }
+        };
+        PageRun { name: name.to_owned(), records: rows.iter().map(record).collect(), ..PageRun::default() }
+    }
+
+    #[test]
+    fn different_results_of_a_case_are_kept_apart() {
+        let runs = [run("one", &[("a", 1), ("b", 2)]), run("two", &[("b", 2), ("c", 3)]), run("three", &[("a", 9)])];
+        let gathered = CollectedRuns::new(&runs);
+        let rows: Vec<_> = gathered.records.iter().map(|row| (row.workload.as_str(), row.suite.as_str())).collect();
+        assert_eq!(rows, [("a", ""), ("b", ""), ("c", ""), ("a", " (three)")]);
+    }
+
+    fn records(workloads: usize, strategies: usize) -> Vec<CaseRecord> {
+        let pairs = (0..workloads).flat_map(|workload| (0..strategies).map(move |strategy| (workload, strategy)));
+        pairs
+            .map(|(workload, strategy)| {
+                let label = CaseLabel {
+                    workload: format!("w{workload:02}"),
+                    strategy: format!("s{strategy:02}"),
+                    ..CaseLabel::default()
+                };
+                CaseRecord {
+                    clock: Some(Clock::Virtual),
+                    driver_alloc_calls: 1,
+                    peak_reserved_bytes: 100 + strategy as u64,
+                    peak_device_used_bytes: Some(200 - strategy as u64),
+                    ..CaseRecord::unmeasured(&label, Status::Completed, "")
+                }
+            })
+            .collect()
+    }
+
+    #[test]
+    fn best_case_of_every_workload_is_drawn() {
+        let few = records(6, 3);
+        assert_eq!(drawn(&groups(&few), &[]).len(), 18);
+        let many = records(35, 15);
+        let chosen = drawn(&groups(&many), &["w34/s07".to_owned()]);
+        assert_eq!(chosen.len(), MOST_DRAWN);
+        assert!(chosen.iter().any(|id| id.contains("w34/s07")), "wanted cases are drawn");
+        for workload in 0..35 {
+            assert!(chosen.iter().any(|id| id.contains(&format!("w{workload:02}/s14"))), "the best of {workload}");
+        }
+    }
+
+    #[test]
+    fn out_of_memory_comes_before_the_worst() {
+        let mut group = records(1, 4);
+        group[1].status = Status::Oom;
+        let order: Vec<&str> =
+            by_interest(&groups(&group)[0]).iter().rev().map(|record| record.strategy.as_str()).collect();
+        assert_eq!(order, ["s03", "s01", "s00", "s02"], "best (and worst), out of memory, then in order");
     }
 }

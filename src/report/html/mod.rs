@@ -1,19 +1,16 @@
-//! `report.html`: one page with everything that a run, or several, found out.
+//! `report.html`: one page about a run, or about several.
 //!
-//! [`page`] is made from the files of runs alone ([`Run::of_folder`]), on any machine. Tables are HTML, written here and
-//! readable without JavaScript; what is drawn over time or block by block is drawn by `script/` from one JSON text in the
-//! page (`island`). The page loads nothing from elsewhere. `run` writes one at its end, `oomph report` from folders.
+//! [`page`] uses the files of runs only, so it works on any machine. Tables are HTML and readable
+//! without JavaScript; charts and memory maps are drawn by `script/` from one JSON text in the page
+//! (`island`). The page loads nothing.
 
 mod answers;
-mod choice;
 mod element;
-mod gather;
 mod growth;
 mod island;
 mod loss;
 mod material;
 mod memory;
-mod origin;
 mod overview;
 mod shortage;
 mod speed;
@@ -24,16 +21,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-pub use gather::{Details, Run};
+pub use material::{DetailStore, PageRun};
 
 use self::{
-    element::{Section, escape},
-    gather::Gathered,
-    growth::Judged,
+    element::{PageSection, escape},
+    growth::JudgedWorkload,
     island::{Island, TimelineChart},
-    material::Material,
-    memory::Opened,
-    shortage::Pictured,
+    material::{CollectedRuns, PageContext},
+    memory::OpenCase,
+    shortage::MappedCase,
 };
 use super::{ReportError, rows};
 use crate::measure::Status;
@@ -53,101 +49,101 @@ const SCRIPT: &str = concat!(
     "})();\n"
 );
 
-/// Cases have all of their pictures of memory as long as no more than so many blocks are drawn; from then on those of the
-/// peak, the failure and the end.
+/// Up to this many blocks, cases have all of their memory maps; further cases only those of the peak,
+/// the failure and the end.
 const MOST_BLOCKS: usize = 240_000;
-/// Frames of a case that is shown in full.
+/// Frames of a case with all memory maps.
 const MOST_FRAMES: usize = 20;
-/// Frames of the others.
+/// Frames of the other cases.
 const FEW_FRAMES: usize = 3;
 
-/// The page about these runs, as text. Cases whose id contains one of `wanted` are drawn in full whatever else is.
-pub fn page(runs: &[Run], wanted: &[String]) -> Result<String, ReportError> {
-    let gathered = Gathered::new(runs);
-    let material = Material::new(&gathered);
-    let drawn = choice::drawn(&material.groups, wanted);
-    let mut island = Island::new(&material.strategies);
+/// The page about these runs. Cases whose id contains one of `wanted` are always drawn.
+pub fn page(runs: &[PageRun], wanted: &[String]) -> Result<String, ReportError> {
+    let gathered = CollectedRuns::new(runs);
+    let context = PageContext::new(&gathered);
+    let drawn = material::drawn(&context.groups, wanted);
+    let mut island = Island::new(&context.strategies);
     let mut pictures = Pictures::default();
-    for place in 0..material.groups.len() {
-        pictures.add(&material, place, &drawn)?;
+    for place in 0..context.groups.len() {
+        pictures.add(&context, place, &drawn)?;
     }
-    let mut sections = vec![overview::overview(&material)];
-    if !material.groups.is_empty() {
+    let mut sections = vec![overview::overview(&context)];
+    if !context.groups.is_empty() {
         let charts: Vec<(usize, &TimelineChart)> = pictures.timelines.iter().map(|(at, chart)| (*at, chart)).collect();
-        sections.push(memory::section(&material, &charts, &pictures.sparks));
-        sections.extend(loss::section(&material));
-        sections.extend(shortage::section(&material));
+        sections.push(memory::section(&context, &charts, &pictures.sparks));
+        sections.extend(loss::section(&context));
+        sections.extend(shortage::section(&context));
     }
     island.timelines = pictures.timelines.into_iter().map(|(_, chart)| chart).collect();
-    if let Some((section, maps)) = shortage::map_section(pictures.pictured) {
+    if let Some((section, maps)) = shortage::map_section(&context, pictures.mapped) {
         sections.push(section);
         island.maps = maps;
     }
-    sections.extend(answers::thresholds(&material));
-    if let Some((section, charts)) = growth::section(&material, &pictures.judged) {
+    sections.extend(answers::thresholds(&context));
+    if let Some((section, charts)) = growth::section(&context, &pictures.judged) {
         sections.push(section);
         island.leaks = charts;
     }
-    sections.extend(answers::techniques(&material));
-    sections.extend(speed::section(&material));
-    sections.extend(answers::claims(&material));
-    sections.push(origin::section(&gathered));
+    sections.extend(answers::techniques(&context));
+    sections.extend(speed::section(&context));
+    sections.extend(answers::claims(&context));
+    sections.push(overview::environment(&gathered));
     assemble(runs, &sections, &island)
 }
 
 /// Writes the page about the runs in `folders` to `path`, whole or not at all.
 pub fn write_page(folders: &[PathBuf], wanted: &[String], path: &Path) -> Result<(), ReportError> {
-    let runs = folders.iter().map(|folder| Run::of_folder(folder)).collect::<Result<Vec<_>, _>>()?;
+    let runs = folders.iter().map(|folder| PageRun::of_folder(folder)).collect::<Result<Vec<_>, _>>()?;
     rows::replace(path, page(&runs, wanted)?.as_bytes())
 }
 
-/// What is drawn, gathered group by group so that only one group's details are in memory.
+/// What is drawn, collected group by group: only the details of one group are in memory.
 #[derive(Default)]
 struct Pictures<'a> {
     /// With the place of the group.
     timelines: Vec<(usize, TimelineChart)>,
     sparks: Vec<(String, Vec<u64>)>,
-    pictured: Vec<Pictured>,
-    /// In the cases that have all of their pictures.
+    mapped: Vec<MappedCase>,
+    /// In the cases with all memory maps.
     blocks: usize,
-    judged: Vec<Judged<'a>>,
+    judged: Vec<JudgedWorkload<'a>>,
 }
 
 impl<'a> Pictures<'a> {
-    fn add(&mut self, material: &Material<'a>, place: usize, drawn: &BTreeSet<String>) -> Result<(), ReportError> {
-        let (group, title) = (&material.groups[place], &material.titles[place]);
-        let mut opened: Vec<Opened<'a>> = Vec::new();
+    fn add(&mut self, context: &PageContext<'a>, place: usize, drawn: &BTreeSet<String>) -> Result<(), ReportError> {
+        let (group, title) = (&context.groups[place], &context.titles[place]);
+        let mut opened: Vec<OpenCase<'a>> = Vec::new();
         for &record in &group.records {
-            if let Some(detail) = material.gathered.detail(&record.case_id)? {
-                opened.push(Opened { record, detail });
+            if let Some(detail) = context.gathered.detail(&record.case_id)? {
+                opened.push(OpenCase { record, detail });
             }
         }
         for case in opened.iter().filter(|case| !case.detail.timeline.points.is_empty()) {
             self.sparks.push((case.record.case_id.clone(), island::spark(&case.detail)));
         }
-        self.timelines.extend(memory::timeline(material, group, title, &opened, drawn).map(|chart| (place, chart)));
-        self.judged.extend(Judged::of(title, &opened));
-        let mut shown: Vec<&Opened<'_>> = opened.iter().filter(|case| drawn.contains(&case.record.case_id)).collect();
-        // Whoever ran out is looked at first.
+        self.timelines.extend(memory::timeline(context, group, title, &opened, drawn).map(|chart| (place, chart)));
+        self.judged.extend(JudgedWorkload::of(title, &opened));
+        let mut shown: Vec<&OpenCase<'_>> = opened.iter().filter(|case| drawn.contains(&case.record.case_id)).collect();
+        // OOMs come first.
         shown.sort_by_key(|case| case.record.status != Status::Oom);
         for case in shown {
             let blocks = case.detail.frames.iter().flat_map(|frame| frame.blocks()).count();
             let most = if self.blocks + blocks <= MOST_BLOCKS { MOST_FRAMES } else { FEW_FRAMES };
             self.blocks += if most == MOST_FRAMES { blocks } else { 0 };
-            self.pictured.extend(Pictured::of(material, case.record, title, &case.detail, most));
+            self.mapped.extend(MappedCase::of(context, case.record, title, &case.detail, most));
         }
         Ok(())
     }
 }
 
-fn assemble(runs: &[Run], sections: &[Section], island: &Island) -> Result<String, ReportError> {
+fn assemble(runs: &[PageRun], sections: &[PageSection], island: &Island) -> Result<String, ReportError> {
     let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
     let title = escape(&names.join(" + ")).into_owned();
     let mut navigation = String::new();
     for section in sections {
         let _ = writeln!(navigation, "<li><a href=\"#{}\">{}</a></li>", section.id, section.subject);
     }
-    let body: String = sections.iter().map(Section::html).collect();
+    let body: String = sections.iter().map(PageSection::html).collect();
     let devices: BTreeSet<String> = runs
         .iter()
         .map(|run| match run.environment.device_name.as_str() {
@@ -180,7 +176,7 @@ fn assemble(runs: &[Run], sections: &[Section], island: &Island) -> Result<Strin
     ))
 }
 
-/// The skeleton with `{{name}}` replaced, in one pass: what is put in is not looked through again.
+/// The skeleton with `{{name}}` replaced in one pass, so that inserted text is not searched again.
 fn filled(skeleton: &str, parts: &[(&str, &str)]) -> String {
     let mut out = String::new();
     let mut pieces = skeleton.split("{{");

@@ -1,64 +1,64 @@
-//! The first thing that is read: who needs least memory where, where memory was lost, when it ran out, who is fastest.
+//! The first section: the least memory, losses, OOMs and speed; and the last one: the environment.
 
 use std::fmt::Write as _;
 
 use super::{
-    element::{Cell, Column, Section, Table, code, counted, escape, listed},
-    material::{Material, fastest, least, moment, most, out_of_memory},
+    super::{command_line, render::counted},
+    element::{Cell, HtmlTable, PageSection, code, escape, listed, no_case},
+    material::{CollectedRuns, PageContext, PageRun, fastest, least, moment, most, out_of_memory},
 };
 use crate::{
     answer::claims::Verdict,
     base::{Bytes, Nanos},
     measure::CaseRecord,
+    report::scenario::CaseGroup,
 };
 
-/// More failures than this are counted and not told one by one.
+/// More names are counted, not listed.
 const MOST_TOLD: usize = 4;
-/// Somebody who is slower by this is told to be slow.
+/// From this factor on, the slowness of a strategy is mentioned.
 const MUCH_SLOWER: f64 = 3.0;
 
-/// The section, for whatever the runs hold.
-pub(super) fn overview(material: &Material<'_>) -> Section {
+/// The section, for the data that the runs have.
+pub(super) fn overview(context: &PageContext<'_>) -> PageSection {
     let mut cards = Vec::new();
-    if !material.groups.is_empty() {
-        cards.extend([least_memory(material), lost(material), ran_out(material), fast(material)].into_iter().flatten());
+    if !context.groups.is_empty() {
+        cards.extend([least_memory(context), lost(context), ran_out(context), fast(context)].into_iter().flatten());
     }
-    cards.extend([thresholds(material), techniques(material), claims(material)].into_iter().flatten());
+    cards.extend([thresholds(context), techniques(context), claims(context)].into_iter().flatten());
     let mut body = "<div class=\"cards\">\n".to_owned();
     for (question, answer) in &cards {
         let _ = writeln!(body, "<div class=\"card\"><h3>{question}</h3>{answer}</div>");
     }
     body.push_str("</div>\n");
-    let table = winners(material);
-    if !table.is_empty() {
-        body.push_str(&table.html());
+    if !context.groups.is_empty() {
+        body.push_str(&winners(context));
         body.push_str(
-            "<p class=\"note\">Device used is what <code>nvidia-smi</code> would show: whole pages, the driver's context \
-             and libraries included. Live is the most that the program held at one time: no allocator can do with \
-             less.</p>\n",
+            "<p class=\"note\">Device used: as shown by <code>nvidia-smi</code>, with whole pages, the driver's context and \
+             libraries. Live: the peak of live bytes, the lower bound for every allocator.</p>\n",
         );
     }
-    Section { id: "overview", subject: "Overview", finding: headline(material), body }
+    PageSection { id: "overview", subject: "Overview", finding: headline(context), body }
 }
 
-/// The page in a sentence.
-fn headline(material: &Material<'_>) -> String {
-    let cases = material.gathered.records.len();
+/// The page in one sentence.
+fn headline(context: &PageContext<'_>) -> String {
+    let cases = context.gathered.records.len();
     if cases == 0 {
-        return "What was found".to_owned();
+        return "Results".to_owned();
     }
-    let failed = material.groups.iter().flat_map(|group| out_of_memory(group)).count();
+    let failed = context.groups.iter().flat_map(|group| out_of_memory(group)).count();
     let ran = counted(cases, "case", "cases");
-    let workloads = counted(material.groups.len(), "workload", "workloads");
+    let workloads = counted(context.groups.len(), "workload", "workloads");
     match failed {
-        0 => format!("{ran} on {workloads}: memory never ran out"),
-        failed => format!("{ran} on {workloads}: memory ran out in {failed}"),
+        0 => format!("{ran} on {workloads}, no OOM"),
+        failed => format!("{ran} on {workloads}, {}", counted(failed, "OOM", "OOMs")),
     }
 }
 
 type Card = (&'static str, String);
 
-/// How often each strategy is the first, most often first.
+/// How often each strategy is the best, sorted.
 fn tally<'a>(winners: impl Iterator<Item = &'a CaseRecord>) -> Vec<(&'a str, usize)> {
     let mut counts: Vec<(&str, usize)> = Vec::new();
     for winner in winners {
@@ -84,13 +84,13 @@ fn in_words(counts: &[(&str, usize)], of: usize, what: &str) -> String {
     format!("<p>{what} {}.</p>", listed(&told))
 }
 
-fn least_memory(material: &Material<'_>) -> Option<Card> {
-    let counts = tally(material.groups.iter().filter_map(least));
+fn least_memory(context: &PageContext<'_>) -> Option<Card> {
+    let counts = tally(context.groups.iter().filter_map(least));
     let (first, _) = counts.first()?;
     let of = counts.iter().map(|(_, count)| count).sum();
-    let mut answer = in_words(&counts, of, "Least is needed by");
-    // Whoever gives everything back at once needs little and waits long: both belong together.
-    let times: Vec<(u64, u64)> = material
+    let mut answer = in_words(&counts, of, "The least memory:");
+    // A strategy that releases everything at once needs little memory and much time.
+    let times: Vec<(u64, u64)> = context
         .groups
         .iter()
         .filter(|group| least(group).is_some_and(|record| record.strategy == *first))
@@ -99,21 +99,20 @@ fn least_memory(material: &Material<'_>) -> Option<Card> {
     let (own, best) = times.iter().fold((0, 0), |sum, time| (sum.0 + time.0, sum.1 + time.1));
     let ratio = own as f64 / best.max(1) as f64;
     if ratio >= MUCH_SLOWER {
-        let _ =
-            write!(answer, "<p>{} pays for it with {ratio:.0} times the driver time of the fastest.</p>", code(first));
+        let _ = write!(answer, "<p>{} needs {ratio:.0} times the driver time of the fastest.</p>", code(first));
     }
-    Some(("Who needs least memory?", answer))
+    Some(("Which strategy needs the least memory?", answer))
 }
 
-fn lost(material: &Material<'_>) -> Option<Card> {
+fn lost(context: &PageContext<'_>) -> Option<Card> {
     let unused = |record: &CaseRecord| record.peak_reserved_bytes.saturating_sub(record.peak_allocated_bytes);
-    let cases = material.titled().flat_map(|(group, title)| group.records.iter().map(move |record| (*record, title)));
-    let (worst, title) = cases.max_by_key(|(record, _)| unused(record)).filter(|(record, _)| unused(record) > 0)?;
+    let worst = context.rows().max_by_key(|row| unused(row.record)).filter(|row| unused(row.record) > 0)?;
+    let (worst, title) = (worst.record, worst.title);
     let share = worst.peak_gap_share.unwrap_or(0.0) * 100.0;
     let answer = format!(
-        "<p>Most under {} on {}: {} reserved for {} in use.</p><p>{} ({share:.0} %) lay idle in its cache.</p>",
+        "<p>Most by {} on {}: {} reserved for {} allocated.</p><p>{} ({share:.0} %) were idle in its cache.</p>",
         code(&worst.strategy),
-        escape(title),
+        escape(&title),
         Bytes(worst.peak_reserved_bytes),
         Bytes(worst.peak_allocated_bytes),
         Bytes(unused(worst)),
@@ -121,12 +120,12 @@ fn lost(material: &Material<'_>) -> Option<Card> {
     Some(("Where was memory lost?", answer))
 }
 
-fn ran_out(material: &Material<'_>) -> Option<Card> {
+fn ran_out(context: &PageContext<'_>) -> Option<Card> {
     let failed: Vec<(&CaseRecord, &str)> =
-        material.titled().flat_map(|(group, title)| out_of_memory(group).map(move |record| (record, title))).collect();
-    let question = "When did it run out?";
+        context.titled().flat_map(|(group, title)| out_of_memory(group).map(move |record| (record, title))).collect();
+    let question = "When did memory run out?";
     if failed.is_empty() {
-        return Some((question, "<p>Never: every request was served.</p>".to_owned()));
+        return Some((question, "<p>Never: every request succeeded.</p>".to_owned()));
     }
     let mut answer = "<ul>".to_owned();
     for (record, title) in failed.iter().take(MOST_TOLD) {
@@ -139,19 +138,19 @@ fn ran_out(material: &Material<'_>) -> Option<Card> {
     Some((question, answer))
 }
 
-fn fast(material: &Material<'_>) -> Option<Card> {
-    let counts = tally(material.groups.iter().filter_map(fastest));
+fn fast(context: &PageContext<'_>) -> Option<Card> {
+    let counts = tally(context.groups.iter().filter_map(fastest));
     counts.first()?;
     let of = counts.iter().map(|(_, count)| count).sum();
-    Some(("Who is fastest?", in_words(&counts, of, "Least time in driver calls:")))
+    Some(("Which strategy is fastest?", in_words(&counts, of, "The least time in driver calls:")))
 }
 
-fn thresholds(material: &Material<'_>) -> Option<Card> {
-    let rows = material.gathered.thresholds();
+fn thresholds(context: &PageContext<'_>) -> Option<Card> {
+    let rows = context.gathered.all(|run| &run.thresholds);
     let found = rows.iter().filter_map(|row| Some((row.threshold_bytes?, row)));
     let (_, row) = found.min_by(|a, b| lost_share(a.1).total_cmp(&lost_share(b.1)))?;
     let answer = format!(
-        "<p>{} comes closest to what the program holds: {} on {} with {} of live memory.</p>",
+        "<p>{} comes closest to the live bytes: {} on {} with {} live.</p>",
         code(&row.strategy),
         Bytes(row.threshold_bytes.unwrap_or(0)),
         escape(&row.workload),
@@ -164,77 +163,122 @@ fn lost_share(row: &crate::answer::threshold::ThresholdRecord) -> f64 {
     row.lost_share.unwrap_or(1.0)
 }
 
-fn techniques(material: &Material<'_>) -> Option<Card> {
-    let rows = material.gathered.techniques();
+fn techniques(context: &PageContext<'_>) -> Option<Card> {
+    let rows = context.gathered.all(|run| &run.techniques);
     let saved = rows.iter().filter_map(|row| Some((row.reduction_percent?, row)));
     let (percent, row) = saved.max_by(|a, b| a.0.total_cmp(&b.0))?;
-    let time = row.step_ratio.map_or_else(String::new, |ratio| format!(", a step takes {ratio:.2} times as long"));
-    let answer = format!("<p>{} saves most: {percent:.0} % on {}{time}.</p>", escape(&row.title), escape(&row.model));
-    Some(("Which technique saves most?", answer))
+    let time = row.step_ratio.map_or_else(String::new, |ratio| format!(" and a step takes {ratio:.2} times as long"));
+    let answer =
+        format!("<p>{} saves the most: {percent:.0} % on {}{time}.</p>", escape(&row.title), escape(&row.model));
+    Some(("Which technique saves the most?", answer))
 }
 
-fn claims(material: &Material<'_>) -> Option<Card> {
-    let rows = material.gathered.claims();
+fn claims(context: &PageContext<'_>) -> Option<Card> {
+    let rows = context.gathered.all(|run| &run.claims);
     if rows.is_empty() {
         return None;
     }
-    let verdicts = [Verdict::Confirmed, Verdict::Depends, Verdict::Refuted, Verdict::NotMeasurable];
-    let counted: Vec<String> = verdicts
+    let all = [Verdict::Confirmed, Verdict::Depends, Verdict::Refuted, Verdict::NotMeasurable];
+    let verdicts: Vec<String> = all
         .iter()
         .map(|&verdict| (verdict, rows.iter().filter(|row| row.verdict == verdict).count()))
         .filter(|(_, count)| *count > 0)
         .map(|(verdict, count)| format!("{count} {}", verdict.name()))
         .collect();
-    Some(("Is it true what they say?", format!("<p>{} claims: {}.</p>", rows.len(), listed(&counted))))
+    Some(("Are published claims true?", format!("<p>{} claims: {}.</p>", rows.len(), listed(&verdicts))))
 }
 
-/// One row a workload.
-fn winners(material: &Material<'_>) -> Table {
-    let mut table = Table::new(
-        "Who needs least memory, by workload",
-        vec![
-            Column::words("workload", "workload"),
-            Column::numbers("live", "bound_requested_bytes"),
-            Column::words("needs least", "strategy"),
-            Column::numbers("device used", "peak_device_used_bytes"),
-            Column::words("needs most", "most"),
-            Column::numbers("device used", "most_device_used_bytes"),
-            Column::words("fastest in the driver", "fastest"),
-            Column::words("ran out of memory", "status"),
-        ],
-    );
-    for (group, title) in material.titled() {
-        let bound = group.records.iter().find_map(|record| record.bound_requested_bytes);
-        let nobody = || Cell::html("<span class=\"none\">nobody to compare with</span>".to_owned(), "");
-        let device =
-            |record: Option<&CaseRecord>| Cell::maybe_bytes(record.and_then(|record| record.peak_device_used_bytes));
-        let named = |record: Option<&CaseRecord>| match record {
-            Some(record) => material.strategy(&record.strategy),
-            None => nobody(),
-        };
-        let (low, high) = (least(group), most(group));
-        let failed: Vec<String> = out_of_memory(group)
-            .map(|record| format!("{} in {}", material.marked(&record.strategy), escape(&moment(record))))
-            .collect();
-        let fate = match failed.as_slice() {
+/// One row per workload.
+fn winners(context: &PageContext<'_>) -> String {
+    let named = |record: Option<&CaseRecord>| match record {
+        Some(record) => context.strategy(&record.strategy),
+        None => Cell::html("<span class=\"none\">no comparison</span>".to_owned(), ""),
+    };
+    let used = |record: Option<&CaseRecord>| Cell::bytes(record.and_then(|record| record.peak_device_used_bytes));
+    let highest = |group: &CaseGroup<'_>| {
+        let low = least(group)?.strategy.clone();
+        most(group).filter(|high| high.strategy != low).map(|high| high.strategy.clone())
+    };
+    let quickest = |group: &CaseGroup<'_>| {
+        fastest(group).map_or_else(Cell::empty, |record| {
+            let html = format!("{} <small>{}</small>", context.marked(&record.strategy), Nanos(record.driver_ns));
+            Cell::html(html, &record.strategy).with_class("strategy")
+        })
+    };
+    let failed = |group: &CaseGroup<'_>| {
+        let text = |record: &CaseRecord| format!("{} in {}", context.marked(&record.strategy), escape(&moment(record)));
+        let failed: Vec<String> = out_of_memory(group).map(text).collect();
+        match failed.as_slice() {
             [] => Cell::html("no".to_owned(), ""),
             some => Cell::html(format!("<span class=\"oom\">{}</span>", some.join("<br>")), some.len()),
-        };
-        let quick = fastest(group).map_or_else(Cell::empty, |record| {
-            let time = Nanos(record.driver_ns);
-            Cell::html(format!("{} <small>{time}</small>", material.marked(&record.strategy)), &record.strategy)
-                .with_class("strategy")
-        });
-        table.row(vec![
-            Cell::name(title),
-            Cell::maybe_bytes(bound),
-            named(low),
-            device(low),
-            named(high.filter(|high| low.is_some_and(|low| low.strategy != high.strategy))),
-            device(high.filter(|_| low.is_some())),
-            quick,
-            fate,
-        ]);
+        }
+    };
+    let bound = |group: &CaseGroup<'_>| group.records.iter().find_map(|record| record.bound_requested_bytes);
+    let no_comparison = || named(None);
+    let rows: Vec<(&CaseGroup<'_>, &str)> = context.titled().collect();
+    let table = HtmlTable::of(&rows)
+        .words("workload", "workload", |(_, title)| Cell::name(title))
+        .numbers("live", "bound_requested_bytes", |(group, _)| Cell::bytes(bound(group)))
+        .words("needs the least", "strategy", |(group, _)| named(least(group)))
+        .numbers("device used", "peak_device_used_bytes", |(group, _)| used(least(group)))
+        .words("needs the most", "most", |(group, _)| {
+            highest(group).map_or_else(no_comparison, |strategy| context.strategy(&strategy))
+        })
+        .numbers("device used", "most_device_used_bytes", |(group, _)| {
+            used(most(group).filter(|_| least(group).is_some()))
+        })
+        .words("least driver time", "fastest", |(group, _)| quickest(group))
+        .words("out of memory", "status", |(group, _)| failed(group));
+    table.html("The least memory, by workload", no_case)
+}
+
+/// The last section: one row per run, and the commands that repeat them.
+pub(super) fn environment(runs: &CollectedRuns<'_>) -> PageSection {
+    let device = |run: &PageRun| match run.environment.device_name.as_str() {
+        "" => run.environment.device.clone(),
+        name => format!("{} ({name})", run.environment.device),
+    };
+    let machine = |run: &PageRun| {
+        let environment = &run.environment;
+        format!("{}, {} CPUs, {}", environment.machine, environment.cpus, environment.os)
+    };
+    let driver = |run: &PageRun| run.environment.driver.clone().unwrap_or_else(|| "none".to_owned());
+    let table = HtmlTable::of(runs.runs)
+        .words("run", "run", |run| Cell::name(&run.name))
+        .words("started", "started", |run| Cell::text(&run.environment.started))
+        .words("device", "device", |run| Cell::text(&device(run)))
+        .words("driver", "driver", |run| Cell::text(&driver(run)))
+        .words("machine", "machine", |run| Cell::text(&machine(run)))
+        .words("version", "version", |run| Cell::text(&run.environment.version))
+        .words("commit", "commit", |run| Cell::text(&run.environment.commit))
+        .numbers("seed", "seed", |run| Cell::count(run.environment.seed));
+    let commands: String = runs.runs.iter().map(|run| format!("{}\n", escape(&reproduce(run)))).collect();
+    let body = format!(
+        "{}<h3>Commands to repeat these runs</h3>\n<pre class=\"commands\">{commands}</pre>\n<p class=\"note\">On the \
+         simulated device, the same commit and seed give the same rows to the byte. This page loads nothing from other \
+         places.</p>\n",
+        table.html("Environment", no_case)
+    );
+    let finding = format!("Made from {}", counted(runs.runs.len(), "run", "runs"));
+    PageSection { id: "origin", subject: "Environment", finding, body }
+}
+
+/// The command line of a run, for a shell, without its output folder, which already exists.
+fn reproduce(run: &PageRun) -> String {
+    let kept = command_line::without(&run.environment.command, &["--output", "-o"]);
+    kept.into_iter().map(command_line::quoted).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Environment;
+
+    #[test]
+    fn command_can_be_pasted_into_a_shell() {
+        let command = ["oomph", "run", "my suite", "--output", "somewhere", "--limit", "24GiB", "it's"];
+        let environment = Environment { command: command.map(str::to_owned).to_vec(), ..Environment::default() };
+        let run = PageRun { environment, ..PageRun::default() };
+        assert_eq!(reproduce(&run), r"oomph run 'my suite' --limit 24GiB 'it'\''s'");
     }
-    table
 }

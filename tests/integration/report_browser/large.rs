@@ -9,7 +9,7 @@ use oomph::{
         StepPeak,
         timeline::{MOST_POINTS, Point, Span},
     },
-    report::html::{Details, Run},
+    report::html::{DetailStore, PageRun},
 };
 
 const WORKLOADS: u64 = 25;
@@ -17,7 +17,7 @@ const STRATEGIES: u64 = 20;
 const EVENTS: u64 = 1_000_000;
 
 /// The run, with every list as long as a case can make it.
-pub fn run() -> Run {
+pub fn run() -> PageRun {
     let mut records = Vec::new();
     let mut details = BTreeMap::new();
     for workload in 0..WORKLOADS {
@@ -46,7 +46,7 @@ pub fn run() -> Run {
             details.insert(label.case_id(), detail(&label, reserved));
         }
     }
-    Run { name: "large".to_owned(), records, details: Details::Held(details), ..Run::default() }
+    PageRun { name: "large".to_owned(), records, details: DetailStore::Held(details), ..PageRun::default() }
 }
 
 fn detail(label: &CaseLabel, reserved: u64) -> CaseDetail {
