@@ -27,7 +27,7 @@ use oomph::{
     base::Address,
     strategy::{
         Caller, Context, Silent, Strategy, StrategySpec,
-        wrap::{Addressed, Locked},
+        wrap::{AddressedStrategy, LockedStrategy},
     },
 };
 use recipe::{Allocator, ByHandle, HOT, MIX, MIX_PAIRS, Mix, fresh, request, served, steps};
@@ -136,12 +136,12 @@ fn time_peer(peer: &Peer, settings: &str, times: &mut Times) {
 }
 
 /// A strategy called as PyTorch's allocator is: under a lock, and blocks go back by their pointer alone.
-struct ByPointer(Locked<Addressed<Box<dyn Strategy>>, Silent>);
+struct ByPointer(LockedStrategy<AddressedStrategy<Box<dyn Strategy>>, Silent>);
 
 impl ByPointer {
     fn new(spec: &StrategySpec) -> ByPointer {
         let (strategy, device) = fresh(spec);
-        ByPointer(Locked::new(Addressed::new(strategy), device, Silent))
+        ByPointer(LockedStrategy::new(AddressedStrategy::new(strategy), device, Silent))
     }
 }
 
@@ -157,7 +157,7 @@ impl Allocator for ByPointer {
 
     #[inline]
     fn free(&mut self, pointer: NonZeroU64) {
-        let free = |strategy: &mut Addressed<_>, cx: &mut Context<'_>| {
+        let free = |strategy: &mut AddressedStrategy<_>, cx: &mut Context<'_>| {
             strategy.free_by_address(cx, Address(pointer.get()), Caller::default())
         };
         self.0.with(free).expect("a live block");
@@ -200,22 +200,22 @@ fn time_threads(settings: &str, address: &mut Times, handle: &mut Times) {
     let caller = Caller::default();
     for (threads, case) in THREADS {
         let (strategy, device) = fresh(&spec);
-        let shared = Locked::new(Addressed::new(strategy), device, Silent);
-        let alloc = |bytes| served(shared.alloc(&request(bytes))).address;
+        let shared = LockedStrategy::new(AddressedStrategy::new(strategy), device, Silent);
+        let alloc = |bytes| served(shared.with(|strategy, cx| strategy.alloc(cx, &request(bytes)))).address;
         let free = |block: Address| {
             shared.with(|strategy, cx| strategy.free_by_address(cx, block, caller)).expect("a live block");
         };
         address.entry(case.to_owned()).or_default().push(mix_in_threads(threads, alloc, free));
-        shared.close().expect("the device takes its memory back");
+        shared.with(|strategy, cx| strategy.close(cx)).expect("the device takes its memory back");
 
         let (strategy, device) = fresh(&spec);
-        let shared = Locked::new(strategy, device, Silent);
-        let alloc = |bytes| served(shared.alloc(&request(bytes)));
+        let shared = LockedStrategy::new(strategy, device, Silent);
+        let alloc = |bytes| served(shared.with(|strategy, cx| strategy.alloc(cx, &request(bytes))));
         let free = |block| {
-            shared.free(block, caller).expect("a live block");
+            shared.with(|strategy, cx| strategy.free(cx, block, caller)).expect("a live block");
         };
         handle.entry(case.to_owned()).or_default().push(mix_in_threads(threads, alloc, free));
-        shared.close().expect("the device takes its memory back");
+        shared.with(|strategy, cx| strategy.close(cx)).expect("the device takes its memory back");
     }
 }
 

@@ -22,7 +22,7 @@ use oomph::{
     measure::agreement::Finding,
     strategy::{
         Attempt, Block, Caller, Context, Control, Request, STRATEGIES, Setup, Silent, Strategy, StrategySpec,
-        conformance::{Step, conform_spec, mixed_script},
+        conformance::{ProgramStep, conform_spec, mixed_script},
     },
     stress::{BlockSizes, Integrity, StopCondition, StressTarget},
     suite::{CaseSettings, SuiteFile, compare},
@@ -346,7 +346,7 @@ fn every_registered_strategy_conforms() {
 }
 
 /// Plays a program and tells every decision: blocks, outcomes, events inside, books.
-fn decisions(strategy: &mut dyn Strategy, device: &mut dyn Device, steps: &[Step]) -> Vec<String> {
+fn decisions(strategy: &mut dyn Strategy, device: &mut dyn Device, steps: &[ProgramStep]) -> Vec<String> {
     let mut told = Vec::new();
     let mut live: Vec<(Block, StreamId)> = Vec::new();
     for _ in 1..3 {
@@ -357,32 +357,32 @@ fn decisions(strategy: &mut dyn Strategy, device: &mut dyn Device, steps: &[Step
         let mut cx = Context { device: &mut *device, sink: &mut events };
         let place = |nth: usize| nth.checked_rem(live.len());
         let outcome = match *step {
-            Step::Alloc { bytes, stream } => {
+            ProgramStep::Alloc { bytes, stream } => {
                 let attempt = strategy.alloc(&mut cx, &request(bytes, stream));
                 if let Ok(Attempt::Served(block, _)) = attempt {
                     live.push((block, stream));
                 }
                 format!("{attempt:?}")
             }
-            Step::Free { nth } => match place(nth) {
+            ProgramStep::Free { nth } => match place(nth) {
                 Some(place) => {
                     let (block, stream) = live.remove(place);
                     format!("{:?}", strategy.free(&mut cx, block, Caller { stream, thread: ThreadId(0) }))
                 }
                 None => String::new(),
             },
-            Step::UsedOn { nth, stream } => match place(nth) {
+            ProgramStep::UsedOn { nth, stream } => match place(nth) {
                 Some(place) => format!("{:?}", strategy.used_on(&mut cx, &live[place].0, stream)),
                 None => String::new(),
             },
-            Step::Work { stream, nanos } => {
+            ProgramStep::Work { stream, nanos } => {
                 let compute = cx.device.compute().unwrap();
                 format!("{:?}", compute.launch(stream, &Work::Spin { nanos }, &[]))
             }
-            Step::StreamSync { stream } => format!("{:?}", cx.device.stream_synchronize(stream)),
-            Step::DeviceSync => format!("{:?}", cx.device.synchronize()),
-            Step::Trim => format!("{:?}", strategy.trim(&mut cx)),
-            Step::NextStep => format!("{:?}", strategy.control(&mut cx, &Control::StepBegins(0))),
+            ProgramStep::StreamSync { stream } => format!("{:?}", cx.device.stream_synchronize(stream)),
+            ProgramStep::DeviceSync => format!("{:?}", cx.device.synchronize()),
+            ProgramStep::Trim => format!("{:?}", strategy.trim(&mut cx)),
+            ProgramStep::NextStep => format!("{:?}", strategy.control(&mut cx, &Control::StepBegins(0))),
         };
         told.push(format!("{step:?}: {outcome} {events:?} {:?}", strategy.stats()));
     }

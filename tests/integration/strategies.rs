@@ -11,7 +11,7 @@ use oomph::{
     models::{Recipe, Workload},
     replay::{self, FailedRequest, LiveBlock, Observer, OnOutOfMemory, ReplayMoment, replay},
     strategy::{
-        Context, EventSink, Outcome, Refusal, STRATEGIES, Setup, Silent, Strategy, StrategySpec, wrap::Checked,
+        Context, EventSink, Outcome, Refusal, STRATEGIES, Setup, Silent, Strategy, StrategySpec, wrap::CheckedStrategy,
     },
     suite::all_cores,
 };
@@ -73,7 +73,7 @@ fn watched(spec: &StrategySpec, pattern: &Workload, plan: FaultPlan) -> Vec<Stri
         return Vec::new();
     }
     let mut device = FaultyDevice::with(plan, device);
-    let mut strategy = Checked::new(inner);
+    let mut strategy = CheckedStrategy::new(inner);
     let mut counter = Counter::default();
     let options = replay::ReplayOptions { on_out_of_memory: OnOutOfMemory::Skip, ..replay::ReplayOptions::default() };
     let outcome = replay(pattern, &mut strategy, &mut device, &options, &mut counter);

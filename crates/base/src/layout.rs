@@ -68,7 +68,8 @@ pub enum BlockState {
     Allocated,
     /// Freed, while another stream may still use it.
     Pending,
-    /// In use under other addresses: a block of an [alias](SegmentView::alias) segment stands for it.
+    /// In use under other addresses: a block of an [alias](SegmentView::alias) segment stands for
+    /// it.
     Lent,
     /// Can be handed out.
     Free,

@@ -1,9 +1,9 @@
 //! The settings of the allocator and the syntax of `PYTORCH_CUDA_ALLOC_CONF`.
 //!
 //! Follows `ConfigTokenizer`, `AcceleratorAllocatorConfig::parseArgs` (`c10/core/AllocatorConfig`)
-//! and `CUDAAllocatorConfig::parseArgs` (`c10/cuda/CUDAAllocatorConfig`). Texts that PyTorch accepts
-//! by accident (a wrong separator, `40abc` for 40) are accepted too. Texts that it refuses are
-//! refused with a message that names the setting.
+//! and `CUDAAllocatorConfig::parseArgs` (`c10/cuda/CUDAAllocatorConfig`). Texts that PyTorch
+//! accepts by accident (a wrong separator, `40abc` for 40) are accepted too. Texts that it refuses
+//! are refused with a message that names the setting.
 
 use crate::{LARGE_BUFFER, MIN_LARGE_ALLOC, ROUNDUP_INTERVALS};
 use oomph_base::{MIB, did_you_mean, nearest};

@@ -5,14 +5,14 @@ use std::fmt;
 use super::{GpuStatistics, ServiceError, ServiceSettings, settings::MemorySource};
 use oomph_alloc::device::{Device, cuda, wrap::capped};
 use oomph_alloc::strategy::{
-    Attempt, Caller, Context, Control, Request, Setup, Silent, Strategy, StrategyError, wrap::Addressed,
+    Attempt, Caller, Context, Control, Request, Setup, Silent, Strategy, StrategyError, wrap::AddressedStrategy,
 };
 use oomph_base::{Address, SiteId, StreamId, ThreadId};
 
 /// A strategy over one GPU, for callers that pass pointers and stream handles.
 pub(crate) struct GpuService {
     number: i32,
-    strategy: Addressed<Box<dyn Strategy>>,
+    strategy: AddressedStrategy<Box<dyn Strategy>>,
     device: Box<dyn Device>,
     /// The driver handles of the program's streams, by our stream number.
     streams: Vec<u64>,
@@ -28,7 +28,7 @@ impl GpuService {
         let strategy = settings.strategy.build(&Setup { props: device.props(), limit: settings.limit })?;
         strategy.requires().check(device.props())?;
         let streams = vec![device.stream_handle(StreamId::DEFAULT)];
-        Ok(GpuService { number, strategy: Addressed::new(strategy), device, streams, is_real })
+        Ok(GpuService { number, strategy: AddressedStrategy::new(strategy), device, streams, is_real })
     }
 
     pub(crate) fn alloc(&mut self, bytes: u64, stream: u64) -> Result<Option<Address>, ServiceError> {

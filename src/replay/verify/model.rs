@@ -70,7 +70,7 @@ impl Model {
         }
         let mut nothing: Vec<StrategyEvent> = Vec::new();
         let mut cx = Context { device: &mut self.device, sink: &mut nothing };
-        self.caching.take_over(&mut cx, layout)
+        self.caching.load_layout(&mut cx, layout)
     }
 
     /// Writes down where the driver puts what a stretch takes. `next_range` is where the next range of addresses begins

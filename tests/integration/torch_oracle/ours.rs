@@ -8,7 +8,7 @@ use oomph::{
     pytorch::AllocatorSettings,
     strategy::{
         Attempt, Block, BlockState, Caller, Context, Control, Freed, Request, Setup, Strategy, StrategyEvent,
-        caching::{Caching, stand_in::StandIn},
+        caching::{Caching, stand_in::StandInDevice},
     },
 };
 
@@ -35,7 +35,7 @@ fn stream_handle(stream: StreamId) -> u64 {
 
 /// Runs a program.
 pub fn run(program: &Program) -> Run {
-    let mut device = StandIn::new(program.total, program.capacity, program.downwards);
+    let mut device = StandInDevice::new(program.total, program.capacity, program.downwards);
     for &handle in &STREAMS[1..] {
         device.stream_create(handle).unwrap();
     }

@@ -1,35 +1,35 @@
-//! Waiting for streams: blocks that were freed while other streams may still use them.
+//! Blocks that other streams use: which streams those are, and waiting for them after a free.
 //!
-//! A strategy hands in what was freed and the streams that used it; one event is recorded on each. There is one queue
-//! a stream, first in first out, and queues are looked at in ascending [`StreamId`]: a block comes back when the last
-//! of its events is done. This module knows nothing about blocks: it carries the strategy's own tokens.
+//! Knows nothing about blocks: it carries the strategy's own tokens and 32-bit entries.
 
 use std::collections::VecDeque;
 
 use crate::device::{Device, DeviceError};
 use oomph_base::{EventId, StreamId};
 
-/// Whether unfinished events are left in their queue or waited for.
+/// What to do with unfinished events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
-    /// A queue is left at its first unfinished event.
+    /// Stop at the first unfinished event of each queue.
     Poll,
-    /// Every event is waited for.
+    /// Wait for every event.
     Wait,
 }
 
-/// What was freed and waits for streams.
+/// Freed blocks that wait for events on streams. There is one queue per stream, first in first out;
+/// queues are processed in ascending [`StreamId`]. A block is released when the last of its events
+/// has finished. `T` is the strategy's own name for a block.
 #[derive(Clone, Debug)]
 pub struct DeferredFrees<T> {
     queues: Vec<VecDeque<(EventId, u32)>>,
-    tickets: Vec<Ticket<T>>,
+    tickets: Vec<HeldToken<T>>,
     vacant: Vec<u32>,
     idle_events: Vec<EventId>,
     waiting: usize,
 }
 
 #[derive(Clone, Debug)]
-struct Ticket<T> {
+struct HeldToken<T> {
     token: T,
     unfinished: u32,
 }
@@ -47,21 +47,21 @@ impl<T> Default for DeferredFrees<T> {
 }
 
 impl<T: Copy> DeferredFrees<T> {
-    /// Whether nothing waits.
+    /// Whether no block waits.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.waiting == 0
     }
 
-    /// How many tokens wait.
+    /// How many blocks wait.
     #[must_use]
     pub fn len(&self) -> usize {
         self.waiting
     }
 
-    /// Holds `token` back until each of `streams` has got past this point. All or nothing: where an event cannot be
-    /// made or recorded, the token was not taken.
+    /// Holds `token` until each of `streams` has passed this point. If an event cannot be created
+    /// or recorded, the token is not held.
     pub fn hold(&mut self, device: &mut dyn Device, token: T, streams: &[StreamId]) -> Result<(), DeviceError> {
         let mut events = Vec::with_capacity(streams.len());
         for &stream in streams {
@@ -86,8 +86,8 @@ impl<T: Copy> DeferredFrees<T> {
         Ok(())
     }
 
-    /// Looks at the queues and appends to `released` what no longer waits, in the order in which it came free. Where a
-    /// driver call fails, what was released before it stands, and the rest stays queued.
+    /// Processes the queues and appends the tokens that no longer wait to `released`, in order. If
+    /// a driver call fails, earlier tokens are released and the rest stays queued.
     pub fn release(
         &mut self,
         device: &mut dyn Device,
@@ -115,7 +115,7 @@ impl<T: Copy> DeferredFrees<T> {
         Ok(())
     }
 
-    /// Gives every idle event back to the device. Events that still wait are kept.
+    /// Destroys the idle events. Events that still wait are kept.
     pub fn destroy_idle_events(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         while let Some(&event) = self.idle_events.last() {
             device.event_destroy(event)?;
@@ -129,7 +129,7 @@ impl<T: Copy> DeferredFrees<T> {
     }
 
     fn issue(&mut self, token: T, unfinished: u32) -> u32 {
-        let ticket = Ticket { token, unfinished };
+        let ticket = HeldToken { token, unfinished };
         match self.vacant.pop() {
             Some(place) => {
                 self.tickets[place as usize] = ticket;
@@ -143,26 +143,90 @@ impl<T: Copy> DeferredFrees<T> {
     }
 }
 
+/// The streams that use one block, except its own.
+#[derive(Clone, Debug, Default)]
+pub(super) struct BlockUses {
+    /// In ascending order.
+    pub(super) streams: Vec<StreamId>,
+    /// Those recorded during a stream capture: a block freed in the capture does not wait for them.
+    /// PyTorch does not clear this record when the block is freed outside, so that a later `Block`
+    /// object at the same host address inherits it; that is not modelled.
+    captured: Vec<StreamId>,
+}
+
+/// The stream uses of all blocks that have any: what `record_stream` leaves until the block is
+/// freed.
+#[derive(Clone, Debug, Default)]
+pub(super) struct StreamUses {
+    entries: Vec<BlockUses>,
+    vacant: Vec<u32>,
+}
+
+impl StreamUses {
+    /// An empty entry.
+    pub(super) fn add(&mut self) -> u32 {
+        self.vacant.pop().unwrap_or_else(|| {
+            self.entries.push(BlockUses::default());
+            (self.entries.len() - 1) as u32
+        })
+    }
+
+    /// Removes an entry.
+    pub(super) fn remove(&mut self, entry: u32) {
+        self.entries[entry as usize].streams.clear();
+        self.entries[entry as usize].captured.clear();
+        self.vacant.push(entry);
+    }
+
+    /// Records a use.
+    pub(super) fn record(&mut self, entry: u32, stream: StreamId, capturing: bool) {
+        let uses = &mut self.entries[entry as usize];
+        insert_sorted(&mut uses.streams, stream);
+        if capturing {
+            insert_sorted(&mut uses.captured, stream);
+        }
+    }
+
+    /// The streams in an entry.
+    pub(super) fn streams(&self, entry: u32) -> &[StreamId] {
+        self.entries.get(entry as usize).map_or(&[], |uses| &uses.streams)
+    }
+
+    /// Drops the streams that were recorded in a capture, when it is over.
+    pub(super) fn end_capture(&mut self, entry: u32) {
+        let uses = &mut self.entries[entry as usize];
+        let captured = std::mem::take(&mut uses.captured);
+        uses.streams.retain(|stream| !captured.contains(stream));
+    }
+}
+
+/// Adds a stream to a sorted list, once.
+pub(super) fn insert_sorted(streams: &mut Vec<StreamId>, stream: StreamId) {
+    if let Err(place) = streams.binary_search(&stream) {
+        streams.insert(place, stream);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::strategy::caching::stand_in::StandIn;
+    use crate::strategy::caching::stand_in::StandInDevice;
 
     const LEFT: StreamId = StreamId(1);
     const RIGHT: StreamId = StreamId(2);
 
-    fn device() -> StandIn {
-        StandIn::new(1 << 30, 1 << 30, false)
+    fn device() -> StandInDevice {
+        StandInDevice::new(1 << 30, 1 << 30, false)
     }
 
-    fn released(frees: &mut DeferredFrees<char>, device: &mut StandIn, patience: Patience) -> String {
+    fn released(frees: &mut DeferredFrees<char>, device: &mut StandInDevice, patience: Patience) -> String {
         let mut released = Vec::new();
         frees.release(device, patience, &mut released).unwrap();
         released.into_iter().collect()
     }
 
     #[test]
-    fn a_free_waits_for_every_stream_and_for_those_before_it() {
+    fn free_waits_for_every_stream_in_order() {
         let (mut device, mut frees) = (device(), DeferredFrees::default());
         device.set_busy(LEFT, true);
         frees.hold(&mut device, 'a', &[LEFT, RIGHT]).unwrap();
@@ -176,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_releases_what_polling_does_not() {
+    fn waiting_releases_busy_streams() {
         let (mut device, mut frees) = (device(), DeferredFrees::default());
         device.set_busy(LEFT, true);
         frees.hold(&mut device, 'a', &[LEFT]).unwrap();
@@ -185,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_used_again_and_given_back() {
+    fn events_are_reused_and_destroyed() {
         use crate::device::{CallKind, Device};
         let (mut device, mut frees) = (device(), DeferredFrees::default());
         for _ in 0..3 {
@@ -198,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failing_call_takes_nothing_and_drops_nothing() {
+    fn failing_call_keeps_the_queues_sound() {
         for call in 0..4 {
             let (mut device, mut frees) = (device(), DeferredFrees::default());
             device.fails_at = Some(call);

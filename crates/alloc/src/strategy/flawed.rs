@@ -1,7 +1,8 @@
-//! A small first-fit allocator that conforms, and the same with one flaw at a time: proof that tests can fail.
+//! A small first-fit allocator that conforms, and the same with one flaw at a time: proof that
+//! tests can fail.
 //!
-//! The conformance suite and the stress room must find every flaw that is theirs to find. Compiled into tests only, and
-//! registered nowhere: only [`Flawed::named`] gives one.
+//! The conformance suite and the stress room must find every flaw that is theirs to find. Compiled
+//! into tests only, and registered nowhere: only [`Flawed::named`] gives one.
 
 use std::sync::{
     Arc,

@@ -1,16 +1,15 @@
-//! Allocation policies over a device: the trait, the registry, one file a strategy.
+//! Allocation policies over a device: the trait, the registry, one file or folder per strategy.
 //!
-//! A strategy sees requests one at a time and never a trace, so it cannot look ahead. It holds no device: device
-//! and event sink come with every call ([`Context`]), which makes its state cloneable and lets one policy run on
-//! the simulated and on the real device alike.
+//! A strategy sees requests one at a time and never a trace, so it cannot look ahead. It holds no
+//! device: device and event sink come with every call ([`Context`]). Its state can therefore be
+//! cloned, and one policy runs on the simulated and on the real device.
 //!
-//! Adding a strategy is one file and one line in [`STRATEGIES`]: it then appears in `list` and `--help`, inherits
-//! the conformance and property tests, and runs in every suite that says `strategies = "all"`.
+//! A new strategy is one file and one line in [`STRATEGIES`]. It then appears in `list` and `--help`,
+//! inherits the conformance and property tests, and runs in every suite with `strategies = "all"`.
 
 pub mod async_pool;
 mod bfc;
 mod buddy;
-pub mod by_address;
 pub mod caching;
 pub mod conformance;
 mod cub;
@@ -31,7 +30,6 @@ mod slab;
 pub mod slots;
 mod stats;
 mod stitch;
-mod stream_uses;
 #[cfg(test)]
 mod test_device;
 mod tlsf;
@@ -39,7 +37,8 @@ pub mod wrap;
 
 pub use oomph_base::{BlockState, BlockView, Layout, SegmentView};
 pub use oomph_pytorch::InitialLayout;
-pub use registry::{Built, Parameter, STRATEGIES, Setup, SpecError, StrategyEntry, StrategySpec};
+pub use parameters::{Built, Parameter, Setup, SpecError, StrategyEntry, StrategySpec};
+pub use registry::STRATEGIES;
 pub use stats::{OffBooks, Stats, Usage};
 
 use crate::device::{Capabilities, Device, DeviceError};
@@ -47,87 +46,90 @@ use oomph_base::{Address, SiteId, StreamId, ThreadId};
 
 /// An allocation policy.
 ///
-/// The rules that every strategy keeps, and that the conformance suite checks:
-/// - live blocks never overlap, are at least as large as the request and aligned to [`ALIGNMENT`];
-/// - `allocated <= reserved <= ` what the device holds, and blocks sum to segments;
-/// - a failing driver call loses nothing and leaves the strategy usable: an alloc that fails hands out nothing, the
-///   block of a failed free is still live, and any call may be made again;
-/// - [`used_on`](Strategy::used_on) delays reuse until that stream has got past the free, however it is done: the
-///   strategy owns the waiting, replay never delays a free. One queue a stream, first in first out; queues are polled
-///   in ascending [`StreamId`], and only at the start of an alloc, or when memory is released;
-/// - after [`close`](Strategy::close) the device holds nothing on the strategy's behalf;
-/// - same calls, same device answers, same decisions.
+/// Every strategy keeps these rules, which the conformance suite checks:
+/// - Live blocks never overlap, are at least as large as the request and aligned to [`ALIGNMENT`].
+/// - `allocated <= reserved <= ` what the device holds, and blocks sum to segments.
+/// - A failing driver call loses nothing and leaves the strategy usable: a failed alloc hands out
+///   nothing, the block of a failed free is still live, and any call may be repeated.
+/// - [`used_on`](Strategy::used_on) delays reuse until that stream has passed the free. The strategy
+///   does the waiting; replay never delays a free. There is one queue per stream, first in first
+///   out. Queues are polled in ascending [`StreamId`], at the start of an alloc or when memory is
+///   released.
+/// - After [`close`](Strategy::close) the device holds nothing for the strategy.
+/// - The same calls and device answers lead to the same decisions.
 pub trait Strategy: Send {
-    /// Serves a request, or says that memory has run out. A zero-byte request is refused as misuse.
+    /// Serves a request, or reports that memory has run out. A request of zero bytes is an error.
     fn alloc(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError>;
 
-    /// Takes a block back. It is known by address, slot and generation: whoever was given only a pointer cannot say how
-    /// large the block is. The caller's stream and thread matter to stream-ordered strategies only.
+    /// Frees a block, which is identified by address, slot and generation; the size in the handle is
+    /// ignored, because callers by pointer do not know it. Only stream-ordered strategies use the
+    /// caller's stream and thread.
     fn free(&mut self, cx: &mut Context<'_>, block: Block, caller: Caller) -> Result<Freed, StrategyError>;
 
     /// The block is also used on `stream` (PyTorch's `record_stream`).
     fn used_on(&mut self, cx: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError>;
 
-    /// Something other than memory traffic: settings, pools, steps. Strategies ignore what does not concern them.
+    /// Settings, pools and steps. Strategies ignore commands that do not concern them.
     fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError>;
 
-    /// Optional ability: continues from a layout that another allocator left, and returns the blocks that are not free
-    /// in it, in its order. Called at most once, before any request. A strategy that lacks the ability, or that would
-    /// not have produced this layout, returns `None` and is unchanged. Wrappers forward the call.
+    /// Optional ability: continues from a layout that another allocator left, and returns the
+    /// blocks that are not free in it, in its order. Called at most once, before any request. A
+    /// strategy that lacks the ability, or that would not have produced this layout, returns `None`
+    /// and is unchanged. Wrappers forward the call.
     fn resume_from(
         &mut self,
         cx: &mut Context<'_>,
         initial: &InitialLayout,
     ) -> Result<Option<Vec<Block>>, StrategyError>;
 
-    /// Gives cached memory back to the device (PyTorch's `empty_cache`).
+    /// Releases cached memory to the device (PyTorch's `empty_cache`).
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError>;
 
-    /// Gives everything back, live and waiting blocks included. Afterwards the strategy is as new, its books too: read
-    /// them first.
+    /// Releases everything, including live and pending blocks. Afterwards the strategy is as new. The
+    /// counters are reset too, so read them before.
     fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError>;
 
-    /// The books, kept up to date at all times: reading them is constant time.
+    /// The counters. They are always up to date; reading them takes constant time.
     fn stats(&self) -> Stats;
 
-    /// The largest request, rounded as the strategy rounds blocks, that could be served from reserved memory alone,
-    /// for this stream; `None` where the strategy cannot know.
+    /// The largest rounded request of this stream that reserved memory can serve; `None` if the
+    /// strategy cannot know.
     fn largest_free(&self, stream: StreamId) -> Option<u64>;
 
-    /// Every segment with its blocks, in address order; `None` where the strategy cannot know. Slow: for peaks, OOMs
-    /// and tests.
+    /// Every segment with its blocks, in address order; `None` if the strategy cannot know. Slow: for
+    /// peaks, OOMs and tests.
     fn layout(&self) -> Option<Layout>;
 
-    /// Counters of the strategy's own, by name.
+    /// Counters of this strategy, by name.
     fn details(&self) -> Vec<(&'static str, u64)>;
 
-    /// What the device must be able to do.
+    /// The abilities that the device must have.
     fn requires(&self) -> Capabilities;
 
-    /// A copy of the whole state, so that a step can be tried and rolled back; `None` where part of the state is out
-    /// of reach (in a driver, in a plugin).
+    /// A copy of the state, so that a step can be tried and rolled back; `None` if a part of the state
+    /// cannot be copied (in a driver, in a plugin).
     fn fork(&self) -> Option<Box<dyn Strategy>>;
 }
 
-/// Every block starts at a multiple of this: what CUDA promises for `cuMemAlloc`.
+/// Every block starts at a multiple of this, as CUDA guarantees for `cuMemAlloc`.
 pub const ALIGNMENT: u64 = 256;
 
-/// What a strategy works with during one call.
+/// The device and the event sink of one call.
 pub struct Context<'a> {
-    /// Where memory comes from.
+    /// The device that memory comes from.
     pub device: &'a mut dyn Device,
-    /// Who is told about what happens inside.
+    /// Receives the strategy's events.
     pub sink: &'a mut dyn EventSink,
 }
 
 impl Context<'_> {
-    /// Refuses a stream that the device has not got: memory set aside for it could never be waited for, and would be in
-    /// the way of everybody else's. For slow paths, where a stream is seen for the first time.
+    /// Refuses a stream that the device does not have: memory of such a stream could never be waited
+    /// for. For slow paths, where a stream is seen for the first time.
     pub(crate) fn expect_stream(&self, stream: StreamId) -> Result<(), StrategyError> {
         if self.device.has_stream(stream) { Ok(()) } else { Err(StrategyError::UnknownStream(stream)) }
     }
 
-    /// Counts and reports a request that failed for good.
+    /// Counts and reports a failed request.
     pub(crate) fn out_of_memory(&mut self, stats: &mut Stats, stream: StreamId, shortage: Shortage) -> Attempt {
         let Shortage { rounded, device_free, .. } = shortage;
         self.sink.event(StrategyEvent::OutOfMemory { rounded, stream, device_free });
@@ -148,17 +150,17 @@ pub(crate) fn unless_out_of_memory<T>(answer: Result<T, DeviceError>) -> Result<
 /// One request for memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// How much; never zero.
+    /// The size; never zero.
     pub bytes: u64,
-    /// On which stream it will be used.
+    /// The stream that will use the block.
     pub stream: StreamId,
-    /// Which host thread asks.
+    /// The host thread.
     pub thread: ThreadId,
-    /// From where in the program.
+    /// The call site.
     pub site: SiteId,
 }
 
-/// Who gives a block back.
+/// The caller of a free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Caller {
     /// The stream on which the free is ordered.
@@ -167,16 +169,16 @@ pub struct Caller {
     pub thread: ThreadId,
 }
 
-/// A block handed out, and the handle with which it is given back.
+/// A block that was handed out: the handle with which it is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Where it starts.
+    /// The start.
     pub address: Address,
-    /// How large it is: the request, rounded as the strategy does.
+    /// The size: the request, rounded by the strategy.
     pub size: u64,
-    /// The strategy's own index of the block.
+    /// The strategy's index of the block.
     pub slot: u32,
-    /// Tells this tenant of the slot from earlier ones, so that a stale handle is caught.
+    /// Tells this block from earlier ones in the slot, so that stale handles are detected.
     pub generation: u32,
 }
 
@@ -195,24 +197,24 @@ pub enum Attempt {
 pub enum Outcome {
     /// A cached block, whole.
     Hit,
-    /// Cut from a larger cached block, or pieced together from several.
+    /// Split from a larger cached block, or combined from several.
     Split,
     /// New memory from the device.
     NewSegment,
-    /// New memory, after cached memory was given back to make room.
+    /// New memory, after cached memory was released.
     ReleaseAndRetry,
 }
 
-/// What was missing when memory ran out.
+/// Why a request ran out of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shortage {
-    /// The request, rounded as the strategy rounds blocks.
+    /// The request, rounded by the strategy.
     pub rounded: u64,
-    /// What the strategy last asked of the device (or of its limit) for this request.
+    /// The size that the strategy last requested from the device, or compared with its limit.
     pub asked: u64,
     /// Who refused.
     pub refused_by: Refusal,
-    /// What the device said was free, if the strategy asked it (PyTorch's does).
+    /// Free memory of the device, if the strategy asked for it (PyTorch's does).
     pub device_free: Option<u64>,
 }
 
@@ -228,7 +230,7 @@ impl Shortage {
     }
 }
 
-/// What a strategy can be told beside allocs and frees.
+/// A command to a strategy other than alloc and free.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Control<'a> {
@@ -240,26 +242,26 @@ pub enum Control<'a> {
     Fraction(f64),
     /// Requests of this stream, or of all streams, go to a private pool from now on.
     PoolBegin {
-        /// Which pool.
+        /// The pool.
         pool: (u64, u64),
-        /// Whose requests; `None` for all.
+        /// The stream; `None` for all streams.
         stream: Option<StreamId>,
     },
-    /// They no longer do.
+    /// Ends the routing to the pool.
     PoolEnd {
-        /// Which pool.
+        /// The pool.
         pool: (u64, u64),
     },
-    /// Makes a pool, or adds a user to it.
+    /// Creates a pool, or adds a user to it.
     PoolRetain {
-        /// Which pool.
+        /// The pool.
         pool: (u64, u64),
         /// Whether requests of the default pool may use its cached blocks before they fail.
         use_on_oom: bool,
     },
-    /// Takes a user from a pool; without users its memory may go back to the device.
+    /// Removes a user from a pool. Without users, its memory may be released.
     PoolRelease {
-        /// Which pool.
+        /// The pool.
         pool: (u64, u64),
     },
 }
@@ -272,22 +274,22 @@ pub enum Refusal {
     Device,
     /// The strategy's own limit (PyTorch's memory fraction, a pool's maximum).
     Limit,
-    /// The strategy cannot serve a request of this size at all. It is turned away at the door: not counted among the
-    /// [`ooms`](Stats::ooms), and no event tells of it.
+    /// The strategy cannot serve a request of this size. It is not counted among the
+    /// [`ooms`](Stats::ooms) and causes no event.
     Size,
 }
 
-/// What became of a freed block. A free that is done at once counts as done before anything else that happens during
-/// the call, and sends no event.
+/// The result of a free. A free that completes at once completes before anything else that happens
+/// during the call, and causes no event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Freed {
-    /// It can be reused at once.
+    /// The block can be reused at once.
     Now,
-    /// It waits for other streams; [`StrategyEvent::FreeCompleted`] will tell.
+    /// The block waits for other streams; [`StrategyEvent::FreeCompleted`] follows.
     Later,
 }
 
-/// What happens inside a strategy on its slow paths.
+/// An event on a slow path of a strategy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StrategyEvent {
     /// Memory was taken from the device.
@@ -296,16 +298,16 @@ pub enum StrategyEvent {
         address: Address,
         /// Size.
         bytes: u64,
-        /// Whose it is.
+        /// The stream that it belongs to.
         stream: StreamId,
     },
-    /// Memory is about to go back to the device.
+    /// Memory is about to be released to the device.
     SegmentFree {
         /// Start.
         address: Address,
         /// Size.
         bytes: u64,
-        /// Whose it was.
+        /// The stream that it belonged to.
         stream: StreamId,
     },
     /// Physical memory was mapped into a range.
@@ -314,7 +316,7 @@ pub enum StrategyEvent {
         address: Address,
         /// Size.
         bytes: u64,
-        /// Whose it is.
+        /// The stream that it belongs to.
         stream: StreamId,
     },
     /// Physical memory was unmapped from a range.
@@ -323,10 +325,10 @@ pub enum StrategyEvent {
         address: Address,
         /// Size.
         bytes: u64,
-        /// Whose it was.
+        /// The stream that it belonged to.
         stream: StreamId,
     },
-    /// A free that had to wait ([`Freed::Later`]) is done.
+    /// A delayed free ([`Freed::Later`]) has completed.
     FreeCompleted {
         /// Start of the block.
         address: Address,
@@ -335,68 +337,69 @@ pub enum StrategyEvent {
         /// The block's stream.
         stream: StreamId,
     },
-    /// Cached memory was given back and the request is tried again.
+    /// Cached memory was released and the request is retried.
     Retry {
         /// The rounded request.
         rounded: u64,
     },
-    /// The request failed for good.
+    /// The request failed.
     OutOfMemory {
         /// The rounded request.
         rounded: u64,
-        /// On which stream.
+        /// The stream.
         stream: StreamId,
-        /// What the device said was free, if the strategy asked it.
+        /// Free memory of the device, if the strategy asked for it.
         device_free: Option<u64>,
     },
 }
 
-/// Who is told about [`StrategyEvent`]s.
+/// Receives [`StrategyEvent`]s.
 pub trait EventSink {
     /// Called at the moment the event happens, in order. By default the event is ignored.
     fn event(&mut self, _event: StrategyEvent) {}
 }
 
-/// A sink that forgets.
+/// A sink that drops all events.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Silent;
 
 impl EventSink for Silent {}
 
-/// A sink that keeps everything.
+/// A sink that keeps all events.
 impl EventSink for Vec<StrategyEvent> {
     fn event(&mut self, event: StrategyEvent) {
         self.push(event);
     }
 }
 
-/// Why a call could not be carried out. Out of memory is not among the reasons.
+/// Why a call failed. Out of memory is a result, not an error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StrategyError {
-    /// A driver call failed for another reason than memory. The strategy's state is still sound.
+    /// A driver call failed for another reason than memory. The strategy is still usable.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// The handle belongs to no live block: freed twice, or never handed out.
     #[error("no live block {address} (slot {slot}): freed twice, or never handed out")]
     UnknownBlock {
-        /// What the caller took for a block.
+        /// The address in the handle.
         address: Address,
-        /// Its slot.
+        /// The slot in the handle.
         slot: u32,
     },
     /// The device has no such stream.
     #[error("there is no stream {0}")]
     UnknownStream(StreamId),
-    /// A request for nothing.
+    /// A request of zero bytes.
     #[error("a request for zero bytes")]
     ZeroBytes,
-    /// A command that the strategy understands and refuses.
+    /// A command that the strategy refuses.
     #[error("{0}")]
     Refused(String),
-    /// The allocator runs in a process of its own, and that has died. Every later call says the same.
+    /// The process in which the allocator runs has died. Every later call returns this error.
     #[error("{0}")]
     Died(String),
-    /// The allocator did not return from a call, and its process was ended. Every later call says the same.
+    /// The allocator did not return from a call, and its process was ended. Every later call returns
+    /// this error.
     #[error("{0}")]
     Hung(String),
 }

@@ -1,11 +1,12 @@
-//! `null`: hands out addresses that no memory is behind, and never calls the device.
+//! `null`: hands out addresses without memory and never calls the device.
 //!
-//! It is the baseline for speed: what a replay costs under it is replay's own cost. Its books are those of a perfect
-//! allocator with endless memory: a block is exactly as large as its request, reserved is what is allocated, and
-//! there are no segments, because nothing was taken from the device. The peak of its `allocated` is therefore the
-//! least that any allocator needs for the same calls.
+//! It is the baseline for speed: a replay with it costs only the replay itself. Its counters are
+//! those of a perfect allocator with unlimited memory: a block is as large as its request, reserved
+//! equals allocated, and there are no segments. Its peak of `allocated` is the least memory that
+//! any allocator needs for the same calls.
 //!
-//! Addresses only ever count up, so live blocks cannot overlap and a block used on other streams needs no waiting.
+//! Addresses only increase, so live blocks cannot overlap, and a block used on other streams need
+//! not wait.
 
 use super::{
     ALIGNMENT, Attempt, Block, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome, Refusal,
@@ -24,7 +25,7 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     build,
 };
 
-/// Where addresses begin: far from null, and round.
+/// The first address.
 const FIRST_ADDRESS: u64 = 1 << 32;
 
 fn build(parameters: &str, _: &Setup<'_>) -> Built {
@@ -32,7 +33,7 @@ fn build(parameters: &str, _: &Setup<'_>) -> Built {
     Ok(Box::new(Null::default()))
 }
 
-/// The strategy without memory.
+/// A strategy without memory.
 #[derive(Clone, Debug)]
 pub struct Null {
     blocks: Slots<()>,
@@ -52,9 +53,8 @@ impl Strategy for Null {
         if request.bytes == 0 {
             return Err(StrategyError::ZeroBytes);
         }
-        // Rounding saturates below the request only at the very top of the address space, where the sum is refused.
+        // Rounding saturates only at the top of the address space, where the sum overflows.
         let Some(next_address) = self.next_address.checked_add(round_up(request.bytes, ALIGNMENT)) else {
-            // Not even the address space is endless.
             let (rounded, asked) = (request.bytes, request.bytes);
             let shortage = Shortage { rounded, asked, refused_by: Refusal::Size, device_free: None };
             return Ok(Attempt::OutOfMemory(shortage));
@@ -91,7 +91,7 @@ impl Strategy for Null {
         Ok(())
     }
 
-    /// Addresses count on: work on the old ones may still be under way, as nothing here waits for it.
+    /// Addresses continue to increase: work on the old ones may still be running.
     fn close(&mut self, _: &mut Context<'_>) -> Result<(), StrategyError> {
         *self = Null { next_address: self.next_address, ..Null::default() };
         Ok(())

@@ -1,16 +1,128 @@
-//! Reading `key:value,key:value`, the way strategies take their parameters.
+//! How strategies are described and built: registry lines, `NAME[:PARAMETERS]` texts and their
+//! errors. Knows no strategy.
 
-use super::{Parameter, SpecError, StrategyEntry};
+use std::fmt;
+
+use super::Strategy;
+use crate::device::DeviceProps;
 use oomph_base::{Bytes, did_you_mean, nearest};
 
-/// One `key:value`; the key is one that the strategy's entry names.
+/// A line of the registry.
+pub struct StrategyEntry {
+    /// The name that users type.
+    pub name: &'static str,
+    /// One line for `list`.
+    pub summary: &'static str,
+    /// What it models, with the source.
+    pub origin: &'static str,
+    /// Its parameters.
+    pub parameters: &'static [Parameter],
+    /// Parameter texts to test besides the default.
+    pub variants: &'static [&'static str],
+    /// Builds the strategy.
+    pub build: fn(parameters: &str, setup: &Setup<'_>) -> Built,
+}
+
+impl StrategyEntry {
+    /// The default and every variant: what `strategies = "all"` selects.
+    pub fn specs(&self) -> impl Iterator<Item = StrategySpec> + '_ {
+        std::iter::once("")
+            .chain(self.variants.iter().copied())
+            .map(|parameters| StrategySpec { name: self.name.to_owned(), parameters: parameters.to_owned() })
+    }
+}
+
+/// A new strategy, or why it cannot be built.
+pub type Built = Result<Box<dyn Strategy>, SpecError>;
+
+/// One parameter of a strategy.
+pub struct Parameter {
+    /// The name before the colon.
+    pub name: &'static str,
+    /// The values that it accepts, in words.
+    pub values: &'static str,
+    /// The default.
+    pub default: &'static str,
+    /// What it does.
+    pub help: &'static str,
+}
+
+/// What a strategy knows when it is built.
+pub struct Setup<'a> {
+    /// The device it will run on.
+    pub props: &'a DeviceProps,
+    /// `--limit`: physical bytes it may hold. The device enforces it; PyTorch's allocator also
+    /// computes with it.
+    pub limit: Option<u64>,
+}
+
+/// A strategy by name and parameters, as users type it: `caching:max_split_size_mb:128`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StrategySpec {
+    /// The part before the first colon.
+    pub name: String,
+    /// The part after it, in the strategy's own syntax.
+    pub parameters: String,
+}
+
+/// A strategy text that is not valid.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    /// The name is unknown.
+    #[error("unknown strategy '{name}'{hint}")]
+    UnknownStrategy {
+        /// The name in the text.
+        name: String,
+        /// The most similar names, as the end of the message.
+        hint: String,
+    },
+    /// The strategy does not accept its parameters.
+    #[error("strategy '{strategy}': {reason}")]
+    BadParameters {
+        /// The strategy.
+        strategy: &'static str,
+        /// Why.
+        reason: String,
+    },
+}
+
+impl SpecError {
+    /// Refuses parameters for a strategy that has none.
+    pub(super) fn unless_empty(strategy: &'static str, parameters: &str) -> Result<(), SpecError> {
+        match parameters {
+            "" => Ok(()),
+            _ => Err(SpecError::BadParameters { strategy, reason: format!("takes no parameters, got '{parameters}'") }),
+        }
+    }
+}
+
+/// Splits the text; [`StrategySpec::entry`] checks the name.
+impl From<&str> for StrategySpec {
+    fn from(text: &str) -> StrategySpec {
+        let (name, parameters) = text.split_once(':').unwrap_or((text, ""));
+        StrategySpec { name: name.trim().to_owned(), parameters: parameters.trim().to_owned() }
+    }
+}
+
+impl fmt::Display for StrategySpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)?;
+        if !self.parameters.is_empty() {
+            write!(f, ":{}", self.parameters)?;
+        }
+        Ok(())
+    }
+}
+
+/// One `key:value`; the strategy's entry names the key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setting<'a> {
     pub(crate) key: &'a str,
     pub(crate) value: &'a str,
 }
 
-/// Hands every setting in `text` to `apply`; a key that the entry does not list is refused with the nearest that it does.
+/// Passes every `key:value` of `text` to `apply`. An unknown key is refused with the most similar
+/// known one.
 pub(crate) fn read<'a>(
     entry: &StrategyEntry,
     text: &'a str,
@@ -48,12 +160,12 @@ impl Setting<'_> {
         self.value.parse::<Bytes>().map(|bytes| bytes.0).map_err(|error| self.refused(&error.to_string()))
     }
 
-    /// Any number that Rust can parse.
+    /// A number.
     pub(super) fn number<N: std::str::FromStr>(&self) -> Result<N, String> {
-        self.value.parse().map_err(|_| self.refused(&format!("'{}' is not a number it takes", self.value)))
+        self.value.parse().map_err(|_| self.refused(&format!("'{}' is not a valid number", self.value)))
     }
 
-    /// Why the value will not do, with the parameter's name in front.
+    /// An error message that begins with the parameter's name.
     pub(super) fn refused(&self, reason: &str) -> String {
         format!("'{}': {reason}", self.key)
     }

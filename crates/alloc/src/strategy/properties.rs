@@ -1,8 +1,8 @@
 //! Random programs against a naive oracle, for every registered strategy and variant.
 //!
-//! The oracle is a plain list of the blocks that the program holds; after every step all that must be true of it is
-//! worked out from scratch. Programs shrink, so a failure is reported as the shortest one that still fails.
-//! `PROPTEST_CASES` says how many programs each strategy gets.
+//! The oracle is a plain list of the blocks that the program holds; after every step all that must
+//! be true of it is worked out from scratch. Programs shrink, so a failure is reported as the
+//! shortest one that still fails. `PROPTEST_CASES` says how many programs each strategy gets.
 
 use proptest::{
     prelude::*,
@@ -12,7 +12,7 @@ use proptest_state_machine::{ReferenceStateMachine, StateMachineTest};
 
 use super::{
     ALIGNMENT, Block, BlockState, STRATEGIES, Setup, Strategy as _, StrategySpec,
-    conformance::{Bench, Echo, Step, Subject},
+    conformance::{ConformanceProgram, ConformanceSubject, ProgramStep, StepOutcome},
     test_device::simulated,
 };
 use crate::device::{
@@ -24,7 +24,8 @@ use oomph_base::{KIB, MIB, Nanos, StreamId};
 /// Programs per strategy and variant where `PROPTEST_CASES` does not say.
 const CASES: u32 = 64;
 
-/// What the program knows without asking: how it runs, and how many blocks it has asked for and not given back.
+/// What the program knows without asking: how it runs, and how many blocks it has asked for and not
+/// given back.
 #[derive(Clone, Debug)]
 struct Program {
     spec: StrategySpec,
@@ -36,7 +37,7 @@ struct Program {
 
 impl ReferenceStateMachine for Program {
     type State = Program;
-    type Transition = Step;
+    type Transition = ProgramStep;
 
     fn init_state() -> BoxedStrategy<Program> {
         let nobody = StrategySpec { name: String::new(), parameters: String::new() };
@@ -49,37 +50,37 @@ impl ReferenceStateMachine for Program {
             .boxed()
     }
 
-    fn transitions(program: &Program) -> BoxedStrategy<Step> {
-        let stream = (0..Bench::STREAMS).prop_map(StreamId);
+    fn transitions(program: &Program) -> BoxedStrategy<ProgramStep> {
+        let stream = (0..ConformanceProgram::STREAMS).prop_map(StreamId);
         let bytes = prop_oneof![1..4 * KIB, 1..MIB + 1, MIB..12 * MIB, 8 * MIB..40 * MIB];
-        let alloc = (bytes, stream.clone()).prop_map(|(bytes, stream)| Step::Alloc { bytes, stream });
+        let alloc = (bytes, stream.clone()).prop_map(|(bytes, stream)| ProgramStep::Alloc { bytes, stream });
         let nth = 0..program.outstanding.max(1);
         let nanos = (1_000..3_000_000u64).prop_map(Nanos);
         let with_block = u32::from(program.outstanding > 0);
         prop_oneof![
             10 => alloc,
-            8 * with_block => nth.clone().prop_map(|nth| Step::Free { nth }),
-            3 * with_block => (nth, stream.clone()).prop_map(|(nth, stream)| Step::UsedOn { nth, stream }),
-            3 => (stream.clone(), nanos).prop_map(|(stream, nanos)| Step::Work { stream, nanos }),
-            1 => stream.prop_map(|stream| Step::StreamSync { stream }),
-            1 => Just(Step::DeviceSync),
-            1 => Just(Step::Trim),
-            2 => Just(Step::NextStep),
+            8 * with_block => nth.clone().prop_map(|nth| ProgramStep::Free { nth }),
+            3 * with_block => (nth, stream.clone()).prop_map(|(nth, stream)| ProgramStep::UsedOn { nth, stream }),
+            3 => (stream.clone(), nanos).prop_map(|(stream, nanos)| ProgramStep::Work { stream, nanos }),
+            1 => stream.prop_map(|stream| ProgramStep::StreamSync { stream }),
+            1 => Just(ProgramStep::DeviceSync),
+            1 => Just(ProgramStep::Trim),
+            2 => Just(ProgramStep::NextStep),
         ]
         .boxed()
     }
 
-    fn preconditions(program: &Program, step: &Step) -> bool {
+    fn preconditions(program: &Program, step: &ProgramStep) -> bool {
         match *step {
-            Step::Free { nth } | Step::UsedOn { nth, .. } => nth < program.outstanding,
+            ProgramStep::Free { nth } | ProgramStep::UsedOn { nth, .. } => nth < program.outstanding,
             _ => true,
         }
     }
 
-    fn apply(mut program: Program, step: &Step) -> Program {
+    fn apply(mut program: Program, step: &ProgramStep) -> Program {
         match step {
-            Step::Alloc { .. } => program.outstanding += 1,
-            Step::Free { .. } => program.outstanding -= 1,
+            ProgramStep::Alloc { .. } => program.outstanding += 1,
+            ProgramStep::Free { .. } => program.outstanding -= 1,
             _ => {}
         }
         program
@@ -88,9 +89,9 @@ impl ReferenceStateMachine for Program {
 
 /// A strategy at work, and the oracle.
 struct Witness {
-    bench: Bench,
-    /// What the program holds: blocks and how much it had asked for. Requests that failed leave a gap in the
-    /// program's count, so places are taken round and round, as the bench does.
+    bench: ConformanceProgram,
+    /// What the program holds: blocks and how much it had asked for. Requests that failed leave a
+    /// gap in the program's count, so places are taken round and round, as the bench does.
     held: Vec<(Block, u64)>,
 }
 
@@ -106,19 +107,20 @@ impl StateMachineTest for Witness {
                 .fold(FaultPlan::none(), |plan, &(kind, turn)| plan.fail_nth(Some(kind), turn, CallFailure::UNKNOWN));
             Box::new(FaultyDevice::with(plan, simulated(bytes)))
         };
-        let subject = Subject { build: &|props| program.spec.build(&Setup { props, limit: None }), device: &faulty };
-        Witness { bench: Bench::new(&subject, program.capacity).unwrap(), held: Vec::new() }
+        let subject =
+            ConformanceSubject { build: &|props| program.spec.build(&Setup { props, limit: None }), device: &faulty };
+        Witness { bench: ConformanceProgram::new(&subject, program.capacity).unwrap(), held: Vec::new() }
     }
 
-    fn apply(mut witness: Witness, _: &Program, step: Step) -> Witness {
+    fn apply(mut witness: Witness, _: &Program, step: ProgramStep) -> Witness {
         let echo = witness.bench.step(&step);
         match (step, echo) {
-            (Step::Alloc { bytes, .. }, Echo::Served(block, _)) => witness.held.push((block, bytes)),
-            (Step::Free { nth }, Echo::Freed(_)) => {
+            (ProgramStep::Alloc { bytes, .. }, StepOutcome::Served(block, _)) => witness.held.push((block, bytes)),
+            (ProgramStep::Free { nth }, StepOutcome::Freed(_)) => {
                 let place = nth % witness.held.len();
                 witness.held.remove(place);
             }
-            (step, Echo::Failed(error)) => panic!("{step:?}: {error}"),
+            (step, StepOutcome::Failed(error)) => panic!("{step:?}: {error}"),
             _ => {}
         }
         witness
@@ -162,7 +164,8 @@ impl StateMachineTest for Witness {
 
 #[test]
 fn no_random_program_breaks_a_promise() {
-    // The default configuration reads PROPTEST_CASES; its own default would take too long for every variant.
+    // The default configuration reads PROPTEST_CASES; its own default would take too long for every
+    // variant.
     let configured = Config::default();
     let chosen = std::env::var_os("PROPTEST_CASES").is_some();
     let cases = if chosen { configured.cases } else { CASES };

@@ -1,24 +1,25 @@
-//! Live blocks by slot, for strategies whose blocks are independent of each other.
+//! Live blocks by slot, for strategies whose blocks are independent: [`null`](super::null),
+//! [`direct`](super::direct), plugins.
 //!
-//! A slot is reused as soon as its block is gone; its generation then counts on, so that a handle from before is
-//! told apart from the present tenant's. [`null`](super::null), [`direct`](super::direct) and plugins keep their blocks here.
+//! A slot is reused when its block is freed. Its generation then counts up, so that stale handles
+//! are detected.
 
 use super::{Block, StrategyError};
 use oomph_base::Address;
 
-/// Ends the chain of vacant slots.
+/// The end of the list of vacant slots.
 const NO_SLOT: u32 = u32::MAX;
 
-/// A table of live blocks, each with a note of its owner's.
+/// A table of live blocks, each with a note of the strategy.
 #[derive(Clone, Debug)]
 pub struct Slots<N> {
-    slots: Vec<Slot<N>>,
-    /// The vacant slot to use next; each names the one after it.
+    slots: Vec<SlotEntry<N>>,
+    /// The vacant slot to use next; vacant slots form a list.
     vacant: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Slot<N> {
+struct SlotEntry<N> {
     /// [`Address::NULL`] while the slot is vacant.
     address: Address,
     size: u64,
@@ -27,9 +28,9 @@ struct Slot<N> {
     note: N,
 }
 
-impl<N> Slot<N> {
+impl<N> SlotEntry<N> {
     #[inline]
-    fn is_home_of(&self, block: &Block) -> bool {
+    fn holds(&self, block: &Block) -> bool {
         self.generation == block.generation && self.address == block.address && block.address != Address::NULL
     }
 }
@@ -41,7 +42,7 @@ impl<N> Default for Slots<N> {
 }
 
 impl<N: Copy> Slots<N> {
-    /// Takes a block in and makes the handle for it. `address` is not null.
+    /// Adds a block and returns its handle. `address` is not null.
     #[inline]
     pub fn insert(&mut self, address: Address, size: u64, note: N) -> Block {
         if self.vacant as usize >= self.slots.len() {
@@ -56,28 +57,28 @@ impl<N: Copy> Slots<N> {
         Block { address, size, slot: number, generation: slot.generation }
     }
 
-    /// One more slot, to be used next. It returns nothing, so that the handle that `insert` makes stays in registers.
+    /// Adds a vacant slot. Returns nothing, so that the handle in `insert` stays in registers.
     #[cold]
     fn add_vacant(&mut self, note: N) {
-        // Host memory ends long before four billion live blocks.
+        // Host memory is exhausted long before four billion live blocks.
         self.vacant = self.slots.len() as u32;
-        self.slots.push(Slot { address: Address::NULL, size: 0, generation: 0, next_vacant: NO_SLOT, note });
+        self.slots.push(SlotEntry { address: Address::NULL, size: 0, generation: 0, next_vacant: NO_SLOT, note });
     }
 
     /// Size and note of a live block; an error if the handle is stale or foreign.
     #[inline]
     pub fn get(&self, block: &Block) -> Result<(u64, N), StrategyError> {
         match self.slots.get(block.slot as usize) {
-            Some(slot) if slot.is_home_of(block) => Ok((slot.size, slot.note)),
+            Some(slot) if slot.holds(block) => Ok((slot.size, slot.note)),
             _ => Err(StrategyError::UnknownBlock { address: block.address, slot: block.slot }),
         }
     }
 
-    /// Takes a live block out; an error, and nothing changed, if the handle is stale or foreign.
+    /// Removes a live block; an error without any change if the handle is stale or foreign.
     #[inline]
     pub fn remove(&mut self, block: &Block) -> Result<(u64, N), StrategyError> {
         match self.slots.get_mut(block.slot as usize) {
-            Some(slot) if slot.is_home_of(block) => {
+            Some(slot) if slot.holds(block) => {
                 slot.address = Address::NULL;
                 slot.generation = slot.generation.wrapping_add(1);
                 slot.next_vacant = self.vacant;
@@ -102,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stale_handle_is_told_from_the_present_tenant() {
+    fn stale_handle_is_refused() {
         let mut slots = Slots::default();
         let first = slots.insert(Address(256), 1, 'a');
         assert_eq!(slots.remove(&first), Ok((1, 'a')));
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_that_was_never_handed_out_is_refused() {
+    fn foreign_handle_is_refused() {
         let mut slots = Slots::default();
         let block = slots.insert(Address(256), 1, ());
         assert!(slots.get(&Block { address: Address(512), ..block }).is_err());

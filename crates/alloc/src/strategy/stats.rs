@@ -2,46 +2,48 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Bytes and blocks, in the four senses that people mean.
+/// Memory in use, by the four common definitions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
-    /// What callers asked for, in blocks not yet reusable.
+    /// Requested bytes of blocks that are not yet reusable.
     pub requested: u64,
-    /// Blocks handed out and not freed: `torch.cuda.memory_allocated`.
+    /// Bytes of blocks that are not freed: `torch.cuda.memory_allocated`.
     pub allocated: u64,
-    /// Allocated, or freed and still waiting for a stream.
+    /// Allocated bytes, and bytes that are freed and wait for a stream.
     pub active: u64,
-    /// Taken from the device: `torch.cuda.memory_reserved`.
+    /// Bytes taken from the device: `torch.cuda.memory_reserved`.
     pub reserved: u64,
 }
 
-/// The books of a strategy.
+/// The counters of a strategy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stats {
-    /// Now.
+    /// Current values.
     pub current: Usage,
-    /// At most so far, each on its own.
+    /// The peak of each value on its own.
     pub peak: Usage,
     /// Blocks handed out and not freed.
     pub live_blocks: u64,
-    /// Separate pieces of memory taken from the device.
+    /// Segments held.
     pub segments: u64,
-    /// At most so far.
+    /// The peak of `segments`.
     pub peak_segments: u64,
     /// Allocations served.
     pub allocs: u64,
-    /// Frees taken.
+    /// Frees accepted.
     pub frees: u64,
-    /// Requests that needed cached memory to be given back first.
+    /// Requests before which cached memory was released.
     pub retries: u64,
-    /// Requests that failed, those of an impossible size ([`Refusal::Size`](super::Refusal::Size)) left out.
+    /// Failed requests, except those of an impossible size
+    /// ([`Refusal::Size`](super::Refusal::Size)).
     pub ooms: u64,
-    /// Memory that it holds and the device's books do not have.
+    /// Memory that the device does not account for.
     pub off_books: OffBooks,
 }
 
-/// Memory that a strategy has from somebody else than the device that it is called with: a plugin calls the driver itself.
-/// One byte, because books are copied at every event, and with 128 bytes no call is needed for that.
+/// Memory that a strategy did not take through its [`Context`](super::Context): a plugin calls the
+/// driver itself. One byte, because counters are copied at every event, and up to 128 bytes are
+/// copied without a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OffBooks {
     /// There is none.
@@ -49,11 +51,11 @@ pub enum OffBooks {
     Nothing,
     /// All that it has reserved.
     AllReserved,
-    /// Nobody can tell how much.
+    /// The amount is unknown.
     Unknown,
 }
 
-const _: () = assert!(size_of::<Stats>() <= 128, "larger books are copied by a call, at every event");
+const _: () = assert!(size_of::<Stats>() <= 128, "larger counters are copied by a call, at every event");
 
 impl Stats {
     /// A block of `size` bytes was handed out for a request of `requested`.
@@ -69,7 +71,7 @@ impl Stats {
         keep_highest(&mut self.peak.active, self.current.active);
     }
 
-    /// The caller gave a block back.
+    /// A block was freed.
     #[inline]
     pub fn on_free(&mut self, size: u64) {
         self.frees += 1;
@@ -84,7 +86,7 @@ impl Stats {
         self.current.active -= size;
     }
 
-    /// Memory was taken from the device. `segments` is how many separate pieces it adds.
+    /// Memory was taken from the device, as `segments` new segments.
     #[inline]
     pub fn on_reserve(&mut self, bytes: u64, segments: u64) {
         self.current.reserved += bytes;
@@ -93,7 +95,7 @@ impl Stats {
         keep_highest(&mut self.peak_segments, self.segments);
     }
 
-    /// Memory went back to the device.
+    /// Memory was released to the device.
     #[inline]
     pub fn on_release(&mut self, bytes: u64, segments: u64) {
         self.current.reserved -= bytes;
@@ -101,7 +103,8 @@ impl Stats {
     }
 }
 
-/// Raises a peak to a value above it. A branch rather than a maximum: new peaks are rare, and then nothing is written.
+/// Raises a peak. A branch instead of a maximum: new peaks are rare, and without one nothing is
+/// written.
 #[inline]
 pub(super) fn keep_highest(peak: &mut u64, value: u64) {
     if value > *peak {

@@ -1,40 +1,46 @@
-//! The steps of an allocation: search, cut, and what is done when nothing cached fits.
+//! The steps of an allocation and of a free.
 
 use super::{
-    Caching, Grown, Wish,
-    blocks::{Blocks, NONE, Record, State},
-    free_index::{Entry, FreeIndex},
-    pools::{Arena, DEFAULT_POOL},
-    statistics::Books,
+    Caching, NewBlock, RoundedRequest,
+    blocks::{BlockRecord, BlockTable, NONE, SlotState},
+    free_index::{FreeBlock, FreeIndex},
+    pools::{DEFAULT_POOL, PoolArena},
+    statistics::CachingStatistics,
 };
-use crate::strategy::{Attempt, Block, Context, Outcome, Refusal, Shortage, StrategyError, StrategyEvent};
+use crate::strategy::{
+    Attempt, Block, Context, Outcome, Refusal, Shortage, StrategyError, StrategyEvent, deferred::Patience,
+};
 use oomph_base::{Address, StreamId};
 use oomph_pytorch::{AllocatorSettings, MIN_BLOCK_SIZE, SMALL_SIZE};
 
 impl Caching {
-    /// Serves a request from the free blocks of an arena, if one fits.
+    /// Serves a request from the free blocks of an arena, if one fits (`get_free_block`, then
+    /// `alloc_found_block`).
     #[inline(always)]
-    pub(super) fn alloc_cached(&mut self, arena: u32, wish: Wish) -> Option<(Block, Outcome)> {
+    pub(super) fn alloc_cached(&mut self, arena: u32, request: RoundedRequest) -> Option<(Block, Outcome)> {
         if self.rare.collects_garbage {
             self.pools.tick(arena);
         }
         let owner = &mut self.pools.arenas[arena as usize];
-        let found = best_fit(owner, &self.blocks, &self.settings, &wish)?;
+        let found = best_fit(owner, &self.blocks, &self.settings, &request)?;
         owner.free.remove(found);
-        let (block, cut) = hand_out(found, &wish, owner, &mut self.blocks, &mut self.books, &self.settings);
+        let (block, cut) = hand_out(found, &request, owner, &mut self.blocks, &mut self.statistics, &self.settings);
         Some((block, if cut { Outcome::Split } else { Outcome::Hit }))
     }
 
-    /// No cached block fits: new memory, and what may be done to get it.
+    /// Serves a request that no cached block fits. The order of attempts is that of
+    /// `DeviceCachingAllocator::malloc`: `garbage_collect_cached_blocks`, `alloc_block`,
+    /// `try_mempool_fallback`, `release_available_cached_blocks`, `release_cached_blocks`. There is
+    /// no second search after memory was released.
     #[cold]
     pub(super) fn alloc_from_device(
         &mut self,
         cx: &mut Context<'_>,
         stream: StreamId,
-        wish: Wish,
+        request: RoundedRequest,
         arena: u32,
     ) -> Result<Attempt, StrategyError> {
-        let rounded = wish.rounded;
+        let rounded = request.rounded;
         let asked = self.settings.allocation_size(rounded);
         if let Some(limit) = self.limit.filter(|_| self.rare.collects_garbage) {
             self.collect_garbage(cx, limit)?;
@@ -43,7 +49,7 @@ impl Caching {
         let mut grown = self.grow(cx, arena, rounded, asked)?;
         if grown.is_err()
             && self.pools.arenas[arena as usize].pool() == DEFAULT_POOL
-            && let Some((block, outcome)) = self.alloc_from_fallback_pools(stream, wish)
+            && let Some((block, outcome)) = self.alloc_from_fallback_pools(stream, request)
         {
             return Ok(Attempt::Served(block, outcome));
         }
@@ -53,7 +59,7 @@ impl Caching {
         }
         if grown.is_err() && !self.pools.is_capturing() {
             self.release_cached(cx)?;
-            self.books.retries += 1;
+            self.statistics.retries += 1;
             cx.sink.event(StrategyEvent::Retry { rounded });
             outcome = Outcome::ReleaseAndRetry;
             grown = self.grow(cx, arena, rounded, asked)?;
@@ -62,20 +68,22 @@ impl Caching {
             Ok(slot) => {
                 let grown = self.blocks[slot].entry(slot);
                 let owner = &mut self.pools.arenas[arena as usize];
-                let (block, _) = hand_out(grown, &wish, owner, &mut self.blocks, &mut self.books, &self.settings);
+                let (block, _) =
+                    hand_out(grown, &request, owner, &mut self.blocks, &mut self.statistics, &self.settings);
                 Ok(Attempt::Served(block, outcome))
             }
             Err(refused_by) => {
                 let device_free = Some(cx.device.memory_info()?.free);
                 cx.sink.event(StrategyEvent::OutOfMemory { rounded, stream, device_free });
-                self.books.ooms += 1;
+                self.statistics.ooms += 1;
                 Ok(Attempt::OutOfMemory(Shortage { rounded, asked, refused_by, device_free }))
             }
         }
     }
 
-    /// Takes new memory within the limit. The limit is tested on the size of a segment, whatever will be mapped.
-    fn grow(&mut self, cx: &mut Context<'_>, arena: u32, rounded: u64, asked: u64) -> Result<Grown, StrategyError> {
+    /// Takes new memory from the device (`alloc_block`). The limit is compared with the size of a
+    /// segment, even where less is mapped.
+    fn grow(&mut self, cx: &mut Context<'_>, arena: u32, rounded: u64, asked: u64) -> Result<NewBlock, StrategyError> {
         if self.limit.is_some_and(|limit| self.reserved.saturating_add(asked) > limit) {
             return Ok(Err(Refusal::Limit));
         }
@@ -87,65 +95,195 @@ impl Caching {
             Err(error) if error.is_out_of_memory() => return Ok(Err(Refusal::Device)),
             Err(error) => return Err(error.into()),
         };
-        Ok(Ok(self.book_segment(cx, arena, address, asked)))
+        Ok(Ok(self.record_segment(cx, arena, address, asked)))
     }
 
-    /// Enters a segment that the device has granted into the books, as one block that is not among the free ones.
-    pub(super) fn book_segment(&mut self, cx: &mut Context<'_>, arena: u32, address: Address, bytes: u64) -> u32 {
+    /// Records a new segment as one block that is not among the free ones.
+    pub(super) fn record_segment(&mut self, cx: &mut Context<'_>, arena: u32, address: Address, bytes: u64) -> u32 {
         let owner = &self.pools.arenas[arena as usize];
         self.reserved += bytes;
-        self.books.on_segment_alloc(owner.is_large(), bytes);
+        self.statistics.on_segment_alloc(owner.is_large(), bytes);
         if bytes >= self.settings.max_split_size {
-            self.books.oversize_segments.raise();
+            self.statistics.oversize_segments.raise();
         }
         self.pools.pools[owner.pool() as usize].segments += 1;
         cx.sink.event(StrategyEvent::SegmentAlloc { address, bytes, stream: owner.stream });
-        self.blocks.insert(Record::lone(address.0, bytes, arena, NONE, State::Free))
+        self.blocks.insert(BlockRecord::lone(address.0, bytes, arena, NONE, SlotState::Free))
     }
 
-    /// A cached block of a private pool that was offered for times of need. It never grows for that.
-    fn alloc_from_fallback_pools(&mut self, stream: StreamId, wish: Wish) -> Option<(Block, Outcome)> {
+    /// A cached block of a private pool that was created with `use_on_oom`
+    /// (`try_mempool_fallback`). Such a pool does not grow for it.
+    fn alloc_from_fallback_pools(&mut self, stream: StreamId, request: RoundedRequest) -> Option<(Block, Outcome)> {
         self.pools.fallbacks().into_iter().find_map(|pool| {
-            let arena = self.pools.arena(pool * 2 + u32::from(wish.rounded > SMALL_SIZE), stream);
-            self.alloc_cached(arena, Wish { expandable: false, ..wish })
+            let arena = self.pools.arena(pool * 2 + u32::from(request.rounded > SMALL_SIZE), stream);
+            self.alloc_cached(arena, RoundedRequest { expandable: false, ..request })
         })
     }
 }
 
-/// Best fit among the free blocks of an arena. Only one candidate is looked at: if the rules for oversize blocks refuse
-/// it, larger ones are not tried.
+impl Caching {
+    /// Adds a freed block to the free ones, merged with its free neighbours (`free_block`,
+    /// `try_merge_blocks`). Returns whether its arena is a large one.
+    #[inline(always)]
+    pub(super) fn free_block(&mut self, slot: u32) -> bool {
+        let block = &self.blocks[slot];
+        let (size, tracked) = (block.size, !block.is_expandable());
+        let owner = &mut self.pools.arenas[block.arena as usize];
+        let merged = self.blocks.merge(slot, SlotState::Free, owner.clock, |gone| owner.free.remove(gone));
+        owner.free.insert(merged.entry);
+        let large = owner.is_large();
+        if tracked {
+            if !merged.is_split {
+                self.statistics.lower_inactive_split(large, merged.neighbours, merged.entry.size - size);
+            } else if merged.neighbours < 2 {
+                self.statistics.raise_inactive_split(large, 1 - merged.neighbours, size);
+            } else {
+                self.statistics.raise_inactive_split(large, 0, size);
+                self.statistics.lower_inactive_split(large, 1, 0);
+            }
+        }
+        large
+    }
+
+    /// Frees a block that other streams use: it waits for events on them (`insert_events`), and
+    /// during a capture for its end first (`insert_events_deferred_until_no_capture`).
+    #[cold]
+    pub(super) fn free_later(&mut self, cx: &mut Context<'_>, slot: u32) -> Result<(), StrategyError> {
+        let block = &self.blocks[slot];
+        let (size, large) = (block.size, self.pools.arenas[block.arena as usize].is_large());
+        if self.pools.is_capturing() {
+            self.postponed.push_back(slot);
+        } else {
+            self.deferred.hold(cx.device, slot, self.uses.streams(block.uses))?;
+            self.forget_uses(slot);
+        }
+        self.blocks[slot].state = SlotState::Pending;
+        self.statistics.on_free_later(large, size);
+        self.count_oversize_freed(size);
+        Ok(())
+    }
+
+    /// Counts the free of a block that is too large to be split.
+    #[inline]
+    pub(super) fn count_oversize_freed(&mut self, size: u64) {
+        if size >= self.settings.max_split_size {
+            self.statistics.oversize_allocations.lower();
+        }
+    }
+
+    /// Completes the frees whose events have finished (`process_events`).
+    #[cold]
+    pub(super) fn poll_frees(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
+        self.send_postponed(cx)?;
+        self.complete_frees(cx, Patience::Poll)
+    }
+
+    /// Waits for all events and completes all frees (`synchronize_and_free_events`).
+    pub(super) fn await_frees(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
+        self.statistics.syncs += 1;
+        self.send_postponed(cx)?;
+        self.complete_frees(cx, Patience::Wait)
+    }
+
+    fn complete_frees(&mut self, cx: &mut Context<'_>, patience: Patience) -> Result<(), StrategyError> {
+        let mut released = std::mem::take(&mut self.released);
+        let result = self.deferred.release(cx.device, patience, &mut released);
+        for slot in released.drain(..) {
+            self.complete_free(cx, slot);
+        }
+        self.released = released;
+        Ok(result?)
+    }
+
+    /// Makes blocks that were freed during a capture wait for the streams that were recorded before
+    /// it.
+    fn send_postponed(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
+        while let Some(&slot) = self.postponed.front() {
+            let uses = self.blocks[slot].uses;
+            self.uses.end_capture(uses);
+            let streams = self.uses.streams(uses);
+            let waits = !streams.is_empty();
+            if waits {
+                self.deferred.hold(cx.device, slot, streams)?;
+            }
+            self.forget_uses(slot);
+            self.postponed.pop_front();
+            if !waits {
+                self.complete_free(cx, slot);
+            }
+        }
+        Ok(())
+    }
+
+    fn complete_free(&mut self, cx: &mut Context<'_>, slot: u32) {
+        let block = &self.blocks[slot];
+        cx.sink.event(StrategyEvent::FreeCompleted {
+            address: Address(block.address),
+            requested: block.requested,
+            stream: self.pools.arenas[block.arena as usize].stream,
+        });
+        self.free_pending(slot);
+    }
+
+    /// Frees a block that has waited for streams.
+    pub(super) fn free_pending(&mut self, slot: u32) {
+        let (requested, size) = (self.blocks[slot].requested, self.blocks[slot].size);
+        let large = self.free_block(slot);
+        self.statistics.on_free_completed(large, requested, size);
+    }
+
+    /// Whether a freed block waits for streams or for the end of a capture.
+    #[inline]
+    pub(super) fn has_waiting_frees(&self) -> bool {
+        !(self.deferred.is_empty() && self.postponed.is_empty())
+    }
+}
+
+/// Best fit among the free blocks of an arena (`get_free_block`). Only one candidate is tested: if
+/// the rules for oversize blocks reject it, larger ones are not tried.
 #[inline(always)]
-fn best_fit(owner: &Arena, blocks: &Blocks, settings: &AllocatorSettings, wish: &Wish) -> Option<Entry> {
-    let mut found = owner.free.first_at_least(wish.rounded)?;
-    let walks = if wish.expandable {
+fn best_fit(
+    owner: &PoolArena,
+    blocks: &BlockTable,
+    settings: &AllocatorSettings,
+    request: &RoundedRequest,
+) -> Option<FreeBlock> {
+    let mut found = owner.free.first_at_least(request.rounded)?;
+    let walks = if request.expandable {
         owner.unmapped.may_start_at(found.address + found.size) && blocks.can_extend(found.slot)
     } else {
         blocks[found.slot].is_expandable()
     };
     if walks {
-        let slot = prefer_short_extension(blocks, &owner.free, found, wish.expandable)?;
+        let slot = prefer_short_extension(blocks, &owner.free, found, request.expandable)?;
         found = blocks[slot].entry(slot);
     }
     let oversize = settings.max_split_size;
-    let refused = if wish.rounded < oversize {
+    let refused = if request.rounded < oversize {
         found.size >= oversize
     } else {
-        found.size >= wish.rounded.saturating_add(settings.max_non_split_rounding)
+        found.size >= request.rounded.saturating_add(settings.max_non_split_rounding)
     };
     (!refused).then_some(found)
 }
 
-/// Walks up from an expandable block: to one that can extend less far while expandable segments are on (a block in
-/// front of unmapped addresses counts with those), to the first ordinary block while they are off.
+/// Searches upwards from an expandable block, as `get_free_block` does. While expandable segments
+/// are on, a block in front of unmapped addresses counts with those, and the search goes on while
+/// that size shrinks. While they are off, it goes on to the first ordinary block.
 #[inline(never)]
-fn prefer_short_extension(blocks: &Blocks, free: &FreeIndex, mut found: Entry, expandable: bool) -> Option<u32> {
+fn prefer_short_extension(
+    blocks: &BlockTable,
+    free: &FreeIndex,
+    mut found: FreeBlock,
+    expandable: bool,
+) -> Option<u32> {
     if !expandable {
         let mut candidates = free.ascending(found.size, found.address);
         let ordinary = candidates.find(|candidate| !blocks[candidate.slot].is_expandable());
         return ordinary.map(|candidate| candidate.slot);
     }
-    // Blocks come in ascending size: none can reach less far than one that cannot extend at all.
-    let reach_of = |entry: Entry| entry.size + blocks.extension(&blocks[entry.slot]);
+    // Sizes ascend, so no later block is smaller than one that cannot extend at all.
+    let reach_of = |entry: FreeBlock| entry.size + blocks.extension(&blocks[entry.slot]);
     let mut reach = reach_of(found);
     while reach > found.size
         && blocks[found.slot].is_expandable()
@@ -158,48 +296,49 @@ fn prefer_short_extension(blocks: &Blocks, free: &FreeIndex, mut found: Entry, e
     Some(found.slot)
 }
 
-/// Makes a block that is not among the free ones the caller's, and cuts off what it does not need; says whether it did.
+/// Hands out a block that is not among the free ones, and splits off the remainder where
+/// `should_split` allows it (`alloc_found_block`). Returns whether it was split.
 #[inline(always)]
 fn hand_out(
-    found: Entry,
-    wish: &Wish,
-    owner: &mut Arena,
-    blocks: &mut Blocks,
-    books: &mut Books,
+    found: FreeBlock,
+    request: &RoundedRequest,
+    owner: &mut PoolArena,
+    blocks: &mut BlockTable,
+    statistics: &mut CachingStatistics,
     settings: &AllocatorSettings,
 ) -> (Block, bool) {
     let block = &mut blocks[found.slot];
     let (was_split, tracked) = (block.is_split(), !block.is_expandable());
     let large = owner.is_large();
-    let remainder = found.size - wish.rounded;
-    let cut = if large && !wish.expandable {
-        wish.rounded < settings.max_split_size && remainder > SMALL_SIZE
+    let remainder = found.size - request.rounded;
+    let cut = if large && !request.expandable {
+        request.rounded < settings.max_split_size && remainder > SMALL_SIZE
     } else {
         remainder >= MIN_BLOCK_SIZE
     };
     let (slot, size, block) = if cut {
-        let rest = Entry { size: remainder, address: found.address + wish.rounded, slot: found.slot };
+        let rest = FreeBlock { size: remainder, address: found.address + request.rounded, slot: found.slot };
         owner.free.insert(rest);
-        let (slot, block) = blocks.cut_front(found.slot, wish.rounded, owner.clock);
-        (slot, wish.rounded, block)
+        let (slot, block) = blocks.cut_front(found.slot, request.rounded, owner.clock);
+        (slot, request.rounded, block)
     } else {
         (found.slot, found.size, block)
     };
-    block.state = State::Allocated;
-    block.requested = wish.requested;
+    block.state = SlotState::Allocated;
+    block.requested = request.requested;
     block.generation = block.generation.wrapping_add(1);
     let handle = Block { address: Address(found.address), size, slot, generation: block.generation };
     if tracked {
         match (cut, was_split) {
-            (true, true) => books.lower_inactive_split(large, 0, size),
-            (true, false) => books.raise_inactive_split(large, 1, remainder),
-            (false, true) => books.lower_inactive_split(large, 1, size),
+            (true, true) => statistics.lower_inactive_split(large, 0, size),
+            (true, false) => statistics.raise_inactive_split(large, 1, remainder),
+            (false, true) => statistics.lower_inactive_split(large, 1, size),
             (false, false) => {}
         }
     }
-    books.on_alloc(large, wish.requested, size);
+    statistics.on_alloc(large, request.requested, size);
     if size >= settings.max_split_size {
-        books.oversize_allocations.raise();
+        statistics.oversize_allocations.raise();
     }
     (handle, cut)
 }

@@ -1,63 +1,65 @@
-//! The blocks of all segments, in one slab: neighbours are linked by 32-bit slots, and a block fills one cache line.
+//! The blocks of all segments in one table. Neighbours are linked by 32-bit slots; a record fills
+//! one cache line.
 //!
-//! A slot keeps its identity through splits and merges as a PyTorch block object does, because the requested size that
-//! a free block shows is the last one of the object that survived.
+//! A slot keeps its identity through splits and merges as a PyTorch `Block` object does, because
+//! the requested size that a snapshot shows for a free block is the last one of the object that
+//! survived.
 
 use std::ops::{Index, IndexMut};
 
-use super::free_index::Entry;
+use super::free_index::FreeBlock;
 
 /// No slot, no range, no stream uses.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// What a slot holds.
+/// What a slot of the block table holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
-    /// Nothing: the slot waits for a new tenant.
+pub(super) enum SlotState {
+    /// Nothing: the slot can be reused.
     Vacant,
     /// Addresses of an expandable segment without memory behind them.
     Unmapped,
     /// Memory that can be handed out.
     Free,
-    /// In a caller's hands.
+    /// Held by a caller.
     Allocated,
     /// Freed, and waiting for streams.
     Pending,
 }
 
-/// One block, or one unmapped range of addresses. Aligned, as a vector alone would lay every record across two cache
-/// lines.
+/// One block, or one unmapped range of addresses. Aligned, because a plain vector would lay every
+/// record across two cache lines.
 #[derive(Clone, Debug)]
 #[repr(align(64))]
-pub(super) struct Record {
+pub(super) struct BlockRecord {
     pub(super) address: u64,
     pub(super) size: u64,
-    /// What the present or last owner asked for.
+    /// The size of the request that it serves, or served last.
     pub(super) requested: u64,
-    /// The pool's clock when the block was last put among the free ones.
-    pub(super) shelved_at: u64,
+    /// The clock of its arena when the block was last added to the free ones (`gc_count_base`).
+    pub(super) freed_at: u64,
     /// Neighbours in the segment, by address.
     pub(super) previous: u32,
     /// In a vacant slot: the next vacant one.
     pub(super) next: u32,
-    /// Which pool and stream it belongs to.
+    /// The arena (pool, side and stream) it belongs to.
     pub(super) arena: u32,
     /// Its expandable segment, or [`NONE`].
     pub(super) range: u32,
     /// Its entry among the stream uses, or [`NONE`].
     pub(super) uses: u32,
     pub(super) generation: u32,
-    pub(super) state: State,
+    pub(super) state: SlotState,
 }
 
-impl Record {
-    /// A free or unmapped piece without neighbours.
-    pub(super) fn lone(address: u64, size: u64, arena: u32, range: u32, state: State) -> Record {
-        Record {
+impl BlockRecord {
+    /// A record without neighbours.
+    pub(super) fn lone(address: u64, size: u64, arena: u32, range: u32, state: SlotState) -> BlockRecord {
+        BlockRecord {
             address,
             size,
             requested: 0,
-            shelved_at: 0,
+            freed_at: 0,
             previous: NONE,
             next: NONE,
             arena,
@@ -71,7 +73,7 @@ impl Record {
     /// Whether other blocks share its segment.
     #[inline]
     pub(super) fn is_split(&self) -> bool {
-        // Both are all ones only if their conjunction is.
+        // `NONE` has all bits set: both are `NONE` only if their conjunction is.
         self.previous & self.next != NONE
     }
 
@@ -80,10 +82,10 @@ impl Record {
         self.range != NONE
     }
 
-    /// How it stands among the free blocks of its arena.
+    /// Its key among the free blocks of its arena.
     #[inline]
-    pub(super) fn entry(&self, slot: u32) -> Entry {
-        Entry { size: self.size, address: self.address, slot }
+    pub(super) fn entry(&self, slot: u32) -> FreeBlock {
+        FreeBlock { size: self.size, address: self.address, slot }
     }
 
     pub(super) fn end(&self) -> u64 {
@@ -93,61 +95,61 @@ impl Record {
     /// Becomes the first of the vacant slots.
     #[inline]
     fn vacate(&mut self, vacant: &mut u32, slot: u32) {
-        self.state = State::Vacant;
+        self.state = SlotState::Vacant;
         self.next = std::mem::replace(vacant, slot);
     }
 }
 
-/// What became of a block and its neighbours.
-pub(super) struct Merged {
-    /// The block as it is now.
-    pub(super) entry: Entry,
-    /// How many neighbours it swallowed.
+/// The result of a merge.
+pub(super) struct MergedBlock {
+    /// The merged block.
+    pub(super) entry: FreeBlock,
+    /// How many neighbours were merged into it.
     pub(super) neighbours: u64,
     /// Whether other blocks share its segment.
     pub(super) is_split: bool,
 }
 
-/// All blocks.
+/// The blocks of all segments.
 #[derive(Clone, Debug)]
-pub(super) struct Blocks {
-    records: Vec<Record>,
-    /// The vacant slot to use next, or [`NONE`]; each names the one after it.
+pub(super) struct BlockTable {
+    records: Vec<BlockRecord>,
+    /// The vacant slot to use next, or [`NONE`]; vacant slots form a list.
     vacant: u32,
 }
 
-impl Default for Blocks {
+impl Default for BlockTable {
     fn default() -> Self {
-        Blocks { records: Vec::new(), vacant: NONE }
+        BlockTable { records: Vec::new(), vacant: NONE }
     }
 }
 
-impl Index<u32> for Blocks {
-    type Output = Record;
+impl Index<u32> for BlockTable {
+    type Output = BlockRecord;
     #[inline]
-    fn index(&self, slot: u32) -> &Record {
+    fn index(&self, slot: u32) -> &BlockRecord {
         &self.records[slot as usize]
     }
 }
 
-impl IndexMut<u32> for Blocks {
+impl IndexMut<u32> for BlockTable {
     #[inline]
-    fn index_mut(&mut self, slot: u32) -> &mut Record {
+    fn index_mut(&mut self, slot: u32) -> &mut BlockRecord {
         &mut self.records[slot as usize]
     }
 }
 
-impl Blocks {
+impl BlockTable {
     /// The record in a slot, if there is such a slot.
     #[inline]
-    pub(super) fn get(&self, slot: u32) -> Option<&Record> {
+    pub(super) fn get(&self, slot: u32) -> Option<&BlockRecord> {
         self.records.get(slot as usize)
     }
 
     /// By how many unmapped bytes behind it a block could be extended.
     #[inline]
-    pub(super) fn extension(&self, block: &Record) -> u64 {
-        let next = self.get(block.next).filter(|next| next.state == State::Unmapped);
+    pub(super) fn extension(&self, block: &BlockRecord) -> u64 {
+        let next = self.get(block.next).filter(|next| next.state == SlotState::Unmapped);
         next.map_or(0, |next| next.size)
     }
 
@@ -158,20 +160,20 @@ impl Blocks {
     }
 
     /// Every slot in use, in slot order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Record)> {
-        (0u32..).zip(&self.records).filter(|(_, record)| record.state != State::Vacant)
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &BlockRecord)> {
+        (0u32..).zip(&self.records).filter(|(_, record)| record.state != SlotState::Vacant)
     }
 
-    /// Gives a record a slot. Generations count on over all tenants of a slot.
-    pub(super) fn insert(&mut self, mut record: Record) -> u32 {
-        let slot = self.settle();
+    /// Gives a record a slot. Generations count on over all blocks of a slot.
+    pub(super) fn insert(&mut self, mut record: BlockRecord) -> u32 {
+        let slot = self.take_vacant();
         record.generation = self[slot].generation;
         self[slot] = record;
         slot
     }
 
-    /// Finds a slot for a new tenant, whose predecessor's record is still in it.
-    fn settle(&mut self) -> u32 {
+    /// Takes a vacant slot; the record of the previous block is still in it.
+    fn take_vacant(&mut self) -> u32 {
         if self.vacant == NONE {
             self.add_vacant();
         }
@@ -183,7 +185,7 @@ impl Blocks {
     #[cold]
     fn add_vacant(&mut self) {
         self.vacant = self.records.len() as u32;
-        self.records.push(Record::lone(0, 0, NONE, NONE, State::Vacant));
+        self.records.push(BlockRecord::lone(0, 0, NONE, NONE, SlotState::Vacant));
     }
 
     /// Vacates a slot; its neighbours must no longer point to it.
@@ -191,11 +193,11 @@ impl Blocks {
         self.records[slot as usize].vacate(&mut self.vacant, slot);
     }
 
-    /// Cuts the first `bytes` off a block; they become an allocated block of their own, which is returned with its
-    /// slot. The rest is free since `now`. Written field by field: moving a whole record that was just put together
-    /// would stall the processor.
+    /// Cuts the first `bytes` off a block; they become a block of their own, which is returned with
+    /// its slot. The rest is free since `now`. Written field by field: copying a record that was
+    /// just assembled would stall on its stores.
     #[inline(always)]
-    pub(super) fn cut_front(&mut self, slot: u32, bytes: u64, now: u64) -> (u32, &mut Record) {
+    pub(super) fn cut_front(&mut self, slot: u32, bytes: u64, now: u64) -> (u32, &mut BlockRecord) {
         if self.vacant == NONE {
             self.add_vacant();
         }
@@ -206,8 +208,8 @@ impl Blocks {
         rest.address += bytes;
         rest.size -= bytes;
         rest.previous = front;
-        rest.shelved_at = now;
-        rest.state = State::Free;
+        rest.freed_at = now;
+        rest.state = SlotState::Free;
         if let Some(previous) = records.get_mut(previous as usize) {
             previous.next = front;
         }
@@ -223,7 +225,7 @@ impl Blocks {
     }
 
     /// Puts `record` in front of `slot`, in the same segment.
-    pub(super) fn insert_before(&mut self, slot: u32, mut record: Record) -> u32 {
+    pub(super) fn insert_before(&mut self, slot: u32, mut record: BlockRecord) -> u32 {
         let previous = self[slot].previous;
         record.previous = previous;
         record.next = slot;
@@ -236,7 +238,7 @@ impl Blocks {
     }
 
     /// Puts `record` behind `slot`, in the same segment.
-    pub(super) fn insert_after(&mut self, slot: u32, mut record: Record) -> u32 {
+    pub(super) fn insert_after(&mut self, slot: u32, mut record: BlockRecord) -> u32 {
         let next = self[slot].next;
         record.previous = slot;
         record.next = next;
@@ -248,10 +250,17 @@ impl Blocks {
         inserted
     }
 
-    /// Lets a block swallow those of its neighbours that are of a kind; `take_out` is told which. From `now` on the block
-    /// is of that kind itself. Its record is read once and written once, whatever it swallows.
+    /// Merges a block with those of its neighbours that are in state `kind`, after calling
+    /// `take_out` for each (`try_merge_blocks`). The block is in that state since `now`. Its record
+    /// is read once and written once.
     #[inline(always)]
-    pub(super) fn merge(&mut self, slot: u32, kind: State, now: u64, mut take_out: impl FnMut(Entry)) -> Merged {
+    pub(super) fn merge(
+        &mut self,
+        slot: u32,
+        kind: SlotState,
+        now: u64,
+        mut take_out: impl FnMut(FreeBlock),
+    ) -> MergedBlock {
         let records = self.records.as_mut_slice();
         let block = &records[slot as usize];
         let (mut address, mut size, mut previous, mut next) = (block.address, block.size, block.previous, block.next);
@@ -288,9 +297,9 @@ impl Blocks {
         block.size = size;
         block.previous = previous;
         block.next = next;
-        block.shelved_at = now;
+        block.freed_at = now;
         block.state = kind;
-        Merged { entry: Entry { size, address, slot }, neighbours, is_split: block.is_split() }
+        MergedBlock { entry: FreeBlock { size, address, slot }, neighbours, is_split: block.is_split() }
     }
 }
 
@@ -299,30 +308,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_fills_one_cache_line() {
-        assert_eq!((size_of::<Record>(), align_of::<Record>()), (64, 64));
+    fn record_fills_one_cache_line() {
+        assert_eq!((size_of::<BlockRecord>(), align_of::<BlockRecord>()), (64, 64));
     }
 
     #[test]
-    fn neighbours_split_and_merge_without_losing_a_byte() {
-        let mut blocks = Blocks::default();
-        let high = blocks.insert(Record::lone(1024, 4096, 0, NONE, State::Free));
-        let low = blocks.insert_before(high, Record::lone(0, 1024, 0, NONE, State::Allocated));
-        let tail = blocks.insert_after(high, Record::lone(5120, 512, 0, NONE, State::Free));
+    fn neighbours_split_and_merge() {
+        let mut blocks = BlockTable::default();
+        let high = blocks.insert(BlockRecord::lone(1024, 4096, 0, NONE, SlotState::Free));
+        let low = blocks.insert_before(high, BlockRecord::lone(0, 1024, 0, NONE, SlotState::Allocated));
+        let tail = blocks.insert_after(high, BlockRecord::lone(5120, 512, 0, NONE, SlotState::Free));
         assert_eq!((blocks[low].next, blocks[high].previous, blocks[high].next), (high, low, tail));
         let (front, _) = blocks.cut_front(high, 512, 7);
         assert_eq!((blocks[low].next, blocks[front].next, blocks[high].previous), (front, high, front));
         assert_eq!((blocks[front].address, blocks[high].address, blocks[high].size), (1024, 1536, 3584));
-        assert_eq!((blocks[high].state, blocks[high].shelved_at), (State::Free, 7));
-        blocks[front].state = State::Free;
+        assert_eq!((blocks[high].state, blocks[high].freed_at), (SlotState::Free, 7));
+        blocks[front].state = SlotState::Free;
         let mut gone = Vec::new();
-        let merged = blocks.merge(front, State::Free, 8, |entry| gone.push(entry.slot));
+        let merged = blocks.merge(front, SlotState::Free, 8, |entry| gone.push(entry.slot));
         assert_eq!((merged.neighbours, merged.is_split, merged.entry.size, &gone[..]), (1, true, 4096, &[high][..]));
-        blocks[low].state = State::Free;
-        let merged = blocks.merge(front, State::Free, 9, |entry| gone.push(entry.slot));
+        blocks[low].state = SlotState::Free;
+        let merged = blocks.merge(front, SlotState::Free, 9, |entry| gone.push(entry.slot));
         assert_eq!((merged.neighbours, merged.is_split, merged.entry.size), (2, false, 5632));
         assert_eq!(gone, [high, low, tail]);
-        assert_eq!((blocks[front].address, blocks[front].size, blocks[front].shelved_at), (0, 5632, 9));
+        assert_eq!((blocks[front].address, blocks[front].size, blocks[front].freed_at), (0, 5632, 9));
         assert_eq!(blocks.iter().count(), 1);
     }
 }

@@ -1,30 +1,32 @@
-//! Expandable segments: long ranges of addresses into which memory is mapped piece by piece.
+//! Expandable segments: long ranges of addresses into which physical memory is mapped in granules.
 //!
-//! A range belongs to one arena. It starts as one unmapped block and is cut and merged like any segment; physical
-//! memory comes and goes in whole granules.
+//! A range belongs to one arena. It starts as one unmapped block and is split and merged like any
+//! segment.
+
+use std::collections::BTreeMap;
 
 use super::{
-    Caching, Grown,
-    blocks::{NONE, Record, State},
-    free_index::Entry,
+    Caching, NewBlock,
+    blocks::{BlockRecord, NONE, SlotState},
+    free_index::FreeBlock,
 };
 use crate::device::{DeviceError, PhysicalId, VirtualMemory};
 use crate::strategy::{Context, Refusal, StrategyError, StrategyEvent};
 use oomph_base::{Address, StreamId, round_up};
 use oomph_pytorch::SMALL_BUFFER;
 
-/// One reserved range of addresses.
+/// One reserved range of addresses (`ExpandableSegment`).
 #[derive(Clone, Debug)]
-struct Range {
+struct ExpandableRange {
     base: u64,
     bytes: u64,
     granule: u64,
     stream: StreamId,
-    /// What is mapped in each granule.
+    /// The physical memory behind each granule.
     physical: Vec<Option<PhysicalId>>,
 }
 
-impl Range {
+impl ExpandableRange {
     fn is_mapped(&self, granule: Option<usize>) -> bool {
         granule.and_then(|granule| self.physical.get(granule)).is_some_and(Option::is_some)
     }
@@ -39,36 +41,36 @@ impl Range {
     }
 }
 
-/// All ranges, and what a failing driver call left behind.
+/// All ranges, and memory that a failed driver call left behind.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Ranges {
-    ranges: Vec<Option<Range>>,
-    stranded: Vec<Stranded>,
+pub(super) struct RangeTable {
+    ranges: Vec<Option<ExpandableRange>>,
+    stranded: Vec<StrandedMemory>,
 }
 
-/// Physical memory that belongs to no range, because the call that should have given it back failed.
+/// Physical memory that belongs to no range, because the call that should have released it failed.
 #[derive(Clone, Copy, Debug)]
-struct Stranded {
+struct StrandedMemory {
     physical: PhysicalId,
     mapped_at: Option<(Address, u64)>,
 }
 
-impl Stranded {
-    /// Tries to give it back; returns what is left to be done.
-    fn give_back(self, memory: &mut dyn VirtualMemory) -> Result<(), (Stranded, DeviceError)> {
+impl StrandedMemory {
+    /// Tries to release it; returns what is left to be done.
+    fn release(self, memory: &mut dyn VirtualMemory) -> Result<(), (StrandedMemory, DeviceError)> {
         if let Some((address, bytes)) = self.mapped_at {
             memory.unmap(address, bytes).map_err(|error| (self, error))?;
         }
-        memory.release(self.physical).map_err(|error| (Stranded { mapped_at: None, ..self }, error))
+        memory.release(self.physical).map_err(|error| (StrandedMemory { mapped_at: None, ..self }, error))
     }
 }
 
-impl Ranges {
+impl RangeTable {
     pub(super) fn is_empty(&self) -> bool {
         self.ranges.iter().all(Option::is_none)
     }
 
-    fn add(&mut self, range: Range) -> u32 {
+    fn add(&mut self, range: ExpandableRange) -> u32 {
         match self.ranges.iter().position(Option::is_none) {
             Some(place) => {
                 self.ranges[place] = Some(range);
@@ -81,10 +83,10 @@ impl Ranges {
         }
     }
 
-    /// Gives back what an earlier failure left behind.
+    /// Releases what an earlier failure left behind.
     fn release_stranded(&mut self, memory: &mut dyn VirtualMemory) -> Result<(), DeviceError> {
         while let Some(piece) = self.stranded.pop() {
-            if let Err((rest, error)) = piece.give_back(memory) {
+            if let Err((rest, error)) = piece.release(memory) {
                 self.stranded.push(rest);
                 return Err(error);
             }
@@ -92,7 +94,8 @@ impl Ranges {
         Ok(())
     }
 
-    /// Puts physical memory behind the granules `first..end`; says no where the device has no more.
+    /// Maps physical memory into the granules `first..end` (`ExpandableSegment::map`). Returns
+    /// `false` if the device has no more.
     fn map(
         &mut self,
         memory: &mut dyn VirtualMemory,
@@ -102,10 +105,10 @@ impl Ranges {
     ) -> Result<bool, DeviceError> {
         self.release_stranded(memory)?;
         let Some(Some(range)) = self.ranges.get_mut(number as usize) else { return Ok(false) };
-        let mut pieces: Vec<Stranded> = Vec::with_capacity(end - first);
+        let mut pieces: Vec<StrandedMemory> = Vec::with_capacity(end - first);
         let backed = (first..end)
             .try_for_each(|_| {
-                pieces.push(Stranded { physical: memory.create(range.granule)?, mapped_at: None });
+                pieces.push(StrandedMemory { physical: memory.create(range.granule)?, mapped_at: None });
                 Ok(())
             })
             .map_err(|error: DeviceError| (error.is_out_of_memory(), error))
@@ -121,7 +124,7 @@ impl Ranges {
             });
         if let Err((exhausted, error)) = backed {
             for piece in pieces {
-                if let Err((rest, _)) = piece.give_back(memory) {
+                if let Err((rest, _)) = piece.release(memory) {
                     self.stranded.push(rest);
                 }
             }
@@ -136,7 +139,8 @@ impl Ranges {
         Ok(true)
     }
 
-    /// Takes the memory from the granules `first..end`. Returns where it got to, and the error that stopped it.
+    /// Unmaps the granules `first..end` (`ExpandableSegment::unmap`). Returns how far it got, and
+    /// the error that stopped it.
     fn unmap(
         &mut self,
         memory: &mut dyn VirtualMemory,
@@ -152,7 +156,7 @@ impl Ranges {
             }
             range.physical[granule] = None;
             if let Err(error) = memory.release(physical) {
-                self.stranded.push(Stranded { physical, mapped_at: None });
+                self.stranded.push(StrandedMemory { physical, mapped_at: None });
                 return (granule + 1, Err(error));
             }
         }
@@ -165,18 +169,19 @@ fn virtual_memory<'a>(cx: &'a mut Context<'_>) -> Result<&'a mut dyn VirtualMemo
 }
 
 impl Caching {
-    /// Finds or maps room for a request in the arena's ranges. What was mapped before the device ran out stays.
+    /// Finds or maps space for a request in the arena's ranges (`try_allocate_expandable_block`).
+    /// What was mapped before the device ran out stays mapped.
     pub(super) fn grow_expandable(
         &mut self,
         cx: &mut Context<'_>,
         arena: u32,
         rounded: u64,
-    ) -> Result<Grown, StrategyError> {
-        let mut slot = match self.find_room(arena, rounded) {
+    ) -> Result<NewBlock, StrategyError> {
+        let mut slot = match self.find_space(arena, rounded) {
             Some(slot) => slot,
             None => self.reserve_range(cx, arena)?,
         };
-        if self.blocks[slot].state == State::Unmapped {
+        if self.blocks[slot].state == SlotState::Unmapped {
             let bytes = rounded.min(self.blocks[slot].size);
             if !self.map_block(cx, slot, bytes)? {
                 return Ok(Err(Refusal::Device));
@@ -201,9 +206,10 @@ impl Caching {
         Ok(Ok(slot))
     }
 
-    /// The lowest place where free and unmapped blocks in a row suffice.
-    fn find_room(&self, arena: u32, rounded: u64) -> Option<u32> {
-        let usable = |slot: u32| slot != NONE && matches!(self.blocks[slot].state, State::Free | State::Unmapped);
+    /// The lowest place where adjacent free and unmapped blocks suffice (`find_expandable_block`).
+    fn find_space(&self, arena: u32, rounded: u64) -> Option<u32> {
+        let usable =
+            |slot: u32| slot != NONE && matches!(self.blocks[slot].state, SlotState::Free | SlotState::Unmapped);
         self.pools.arenas[arena as usize].unmapped.slots().find_map(|slot| {
             let previous = self.blocks[slot].previous;
             let start = if usable(previous) { previous } else { slot };
@@ -216,26 +222,29 @@ impl Caching {
         })
     }
 
-    /// Reserves a range for an arena: nine eighths of the device's memory, all of it unmapped.
+    /// Reserves a range for an arena: nine eighths of the device's memory, all of it unmapped (the
+    /// constructor of `ExpandableSegment`).
     pub(super) fn reserve_range(&mut self, cx: &mut Context<'_>, arena: u32) -> Result<u32, StrategyError> {
         let owner = &self.pools.arenas[arena as usize];
         cx.expect_stream(owner.stream)?;
         let (bytes, granule) = self.range_size(owner.is_large());
         let base = virtual_memory(cx)?.reserve(bytes)?.0;
-        let range = self.ranges.add(Range { base, bytes, granule, stream: owner.stream, physical: Vec::new() });
-        let slot = self.blocks.insert(Record::lone(base, bytes, arena, range, State::Unmapped));
+        let range =
+            self.ranges.add(ExpandableRange { base, bytes, granule, stream: owner.stream, physical: Vec::new() });
+        let slot = self.blocks.insert(BlockRecord::lone(base, bytes, arena, range, SlotState::Unmapped));
         self.pools.arenas[arena as usize].unmapped.insert(base, slot);
         Ok(slot)
     }
 
-    /// The length of a range and the steps in which it grows.
+    /// The size of a range and of its granules.
     pub(super) fn range_size(&self, large: bool) -> (u64, u64) {
         let granule = if large { self.settings.large_segment_size } else { SMALL_BUFFER };
         let total = self.device_bytes;
         (round_up(total + total / 8, granule), granule)
     }
 
-    /// Maps the start of an unmapped block, in whole granules. Says no where the device has no more.
+    /// Maps the start of an unmapped block, in whole granules (`map_block`). Returns `false` if the
+    /// device has no more.
     pub(super) fn map_block(&mut self, cx: &mut Context<'_>, slot: u32, bytes: u64) -> Result<bool, StrategyError> {
         let block = &self.blocks[slot];
         let (address, number, arena, whole) = (block.address, block.range, block.arena, block.size);
@@ -249,23 +258,23 @@ impl Caching {
         }
         self.pools.arenas[arena as usize].unmapped.remove(address);
         if mapped < whole {
-            let rest = Record::lone(address + mapped, whole - mapped, arena, number, State::Unmapped);
+            let rest = BlockRecord::lone(address + mapped, whole - mapped, arena, number, SlotState::Unmapped);
             let rest = self.blocks.insert_after(slot, rest);
             self.pools.arenas[arena as usize].unmapped.insert(address + mapped, rest);
             self.blocks[slot].size = mapped;
         }
         let owner = &mut self.pools.arenas[arena as usize];
-        let merged = self.blocks.merge(slot, State::Free, owner.clock, |gone| owner.free.remove(gone));
+        let merged = self.blocks.merge(slot, SlotState::Free, owner.clock, |gone| owner.free.remove(gone));
         owner.free.insert(merged.entry);
         self.reserved += mapped;
-        self.books.on_map(owner.is_large(), mapped, neighbours);
+        self.statistics.on_map(owner.is_large(), mapped, neighbours);
         let stream = owner.stream;
         cx.sink.event(StrategyEvent::SegmentMap { address: Address(address), bytes: mapped, stream });
         Ok(true)
     }
 
-    /// Unmaps the whole granules of a free block and, where its range is then unmapped from end to end, gives the
-    /// addresses back too.
+    /// Unmaps the whole granules of a free block (`unmap_block`). If its range is then unmapped
+    /// from end to end, the addresses are released too (`release_expandable_segment`).
     pub(super) fn unmap_block(&mut self, cx: &mut Context<'_>, slot: u32) -> Result<(), StrategyError> {
         let block = &self.blocks[slot];
         let (address, end, number) = (block.address, block.end(), block.range);
@@ -279,55 +288,58 @@ impl Caching {
             if first < reached {
                 let low = base + first as u64 * granule;
                 let high = base + reached as u64 * granule;
-                self.turn_unmapped(cx, slot, low, high);
+                self.record_unmapped(cx, slot, low, high);
             }
             result?;
         }
-        if self.blocks[slot].state == State::Unmapped && !self.blocks[slot].is_split() {
+        if self.blocks[slot].state == SlotState::Unmapped && !self.blocks[slot].is_split() {
             self.release_range(cx, slot)?;
         }
         Ok(())
     }
 
-    /// Books a free block's part `low..high` as unmapped; what is left on either side stays free.
-    fn turn_unmapped(&mut self, cx: &mut Context<'_>, slot: u32, low: u64, high: u64) {
+    /// Records the part `low..high` of a free block as unmapped; what is left on either side stays
+    /// free.
+    fn record_unmapped(&mut self, cx: &mut Context<'_>, slot: u32, low: u64, high: u64) {
         let block = &self.blocks[slot];
         let (address, end, number, arena) = (block.address, block.end(), block.range, block.arena);
         self.pools.arenas[arena as usize].free.remove(block.entry(slot));
         if address < low {
-            let head =
-                self.blocks.insert_before(slot, Record::lone(address, low - address, arena, number, State::Free));
-            self.shelve(head);
+            let head = self
+                .blocks
+                .insert_before(slot, BlockRecord::lone(address, low - address, arena, number, SlotState::Free));
+            self.add_free(head);
         }
         if high < end {
-            let tail = self.blocks.insert_after(slot, Record::lone(high, end - high, arena, number, State::Free));
-            self.shelve(tail);
+            let tail =
+                self.blocks.insert_after(slot, BlockRecord::lone(high, end - high, arena, number, SlotState::Free));
+            self.add_free(tail);
         }
         let block = &mut self.blocks[slot];
         (block.address, block.size) = (low, high - low);
         let owner = &mut self.pools.arenas[arena as usize];
-        let take_out = |gone: Entry| owner.unmapped.remove(gone.address);
-        let merged = self.blocks.merge(slot, State::Unmapped, owner.clock, take_out);
+        let take_out = |gone: FreeBlock| owner.unmapped.remove(gone.address);
+        let merged = self.blocks.merge(slot, SlotState::Unmapped, owner.clock, take_out);
         owner.unmapped.insert(merged.entry.address, slot);
         let (large, stream, pool) = (owner.is_large(), owner.stream, owner.pool());
         self.reserved -= high - low;
         self.count_segment_gone(pool);
         if let Some(Some(range)) = self.ranges.ranges.get(number as usize) {
             let granule = |address: u64| ((address - range.base) / range.granule) as usize;
-            self.books.on_unmap(large, high - low, range.mapped_neighbours(granule(low), granule(high)));
+            self.statistics.on_unmap(large, high - low, range.mapped_neighbours(granule(low), granule(high)));
         }
         cx.sink.event(StrategyEvent::SegmentUnmap { address: Address(low), bytes: high - low, stream });
     }
 
     /// Adds a free block to its arena.
-    fn shelve(&mut self, slot: u32) {
+    fn add_free(&mut self, slot: u32) {
         let block = &mut self.blocks[slot];
         let owner = &mut self.pools.arenas[block.arena as usize];
-        block.shelved_at = owner.clock;
+        block.freed_at = owner.clock;
         owner.free.insert(block.entry(slot));
     }
 
-    /// Gives back the addresses of a range that consists of one unmapped block.
+    /// Releases the addresses of a range that consists of one unmapped block.
     pub(super) fn release_range(&mut self, cx: &mut Context<'_>, slot: u32) -> Result<(), StrategyError> {
         let block = &self.blocks[slot];
         let (number, arena, address) = (block.range, block.arena, block.address);
@@ -343,11 +355,73 @@ impl Caching {
         Ok(())
     }
 
-    /// Gives back what an earlier failing call left behind.
+    /// Releases what an earlier failed call left behind.
     pub(super) fn release_stranded(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         if !self.ranges.stranded.is_empty() {
             self.ranges.release_stranded(virtual_memory(cx)?)?;
         }
         Ok(())
+    }
+}
+
+/// The unmapped parts of an arena's ranges, by start, with their slots.
+///
+/// The search for a free block must know whether unmapped addresses follow it. Until memory is
+/// released, an arena has a single unmapped part, the end of its range. Its start is kept at hand:
+/// one comparison avoids loading the records of the block and its neighbour.
+#[derive(Clone, Debug, Default)]
+pub(super) struct UnmappedParts {
+    /// The start of the first part, or zero, where no block ends.
+    first: u64,
+    /// Whether there are several parts.
+    several: bool,
+    parts: BTreeMap<u64, u32>,
+}
+
+impl UnmappedParts {
+    /// Whether a part may start here; `false` is certain.
+    #[inline]
+    pub(super) fn may_start_at(&self, address: u64) -> bool {
+        (self.first == address) | self.several
+    }
+
+    pub(super) fn insert(&mut self, start: u64, slot: u32) {
+        self.parts.insert(start, slot);
+        self.update();
+    }
+
+    pub(super) fn remove(&mut self, start: u64) {
+        self.parts.remove(&start);
+        self.update();
+    }
+
+    /// The slots of all parts, by ascending address.
+    pub(super) fn slots(&self) -> impl Iterator<Item = u32> + '_ {
+        self.parts.values().copied()
+    }
+
+    fn update(&mut self) {
+        self.first = self.parts.first_key_value().map_or(0, |(&start, _)| start);
+        self.several = self.parts.len() > 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn single_unmapped_part_is_known_exactly() {
+        let mut unmapped = UnmappedParts::default();
+        assert!(!unmapped.may_start_at(4096));
+        unmapped.insert(4096, 1);
+        assert!(unmapped.may_start_at(4096) && !unmapped.may_start_at(8192));
+        unmapped.insert(8192, 2);
+        assert!(unmapped.may_start_at(4096) && unmapped.may_start_at(8192));
+        assert_eq!(unmapped.slots().collect::<Vec<_>>(), [1, 2]);
+        unmapped.remove(4096);
+        assert!(unmapped.may_start_at(8192) && !unmapped.may_start_at(4096));
+        unmapped.remove(8192);
+        assert!(!unmapped.may_start_at(8192));
     }
 }

@@ -1,46 +1,40 @@
 //! `caching`: the decisions of PyTorch 2.11's CUDACachingAllocator, made several times faster.
 //!
-//! Here is the order of steps of an allocation and of a free; each step has its file. The rules are PyTorch's to the
-//! letter, its oddities included (no second search after cached memory was given back, a limit tested on the size of
-//! the segment and not of the request); its data structures are not. The real allocator is the judge: see
-//! `tools/torch-oracle` and `tests/torch_oracle.rs`.
+//! Every rule follows a function of `c10/cuda/CUDACachingAllocator.cpp` and names it. The rules
+//! include PyTorch's oddities (no second search after cached memory was released; a limit that is
+//! compared with the size of the segment); the data structures are different. `tools/torch-oracle`
+//! runs the real allocator for comparison.
 
-mod adopt;
 mod alloc;
 mod blocks;
-mod crowd;
 mod expandable;
-mod free;
 pub(super) mod free_index;
 mod pools;
 mod release;
-mod size_bins;
-
+mod resume;
 #[cfg(any(test, feature = "testing"))]
 pub mod stand_in;
 mod statistics;
-mod unmapped;
 #[cfg(test)]
 mod vectors;
-mod view;
 
 use std::collections::VecDeque;
 
-pub use adopt::SharedRange;
+pub use resume::SharedRange;
 
 use self::{
-    blocks::{Blocks, NONE, Record, State},
-    expandable::Ranges,
-    pools::Pools,
-    statistics::Books,
+    blocks::{BlockRecord, BlockTable, NONE, SlotState},
+    expandable::RangeTable,
+    pools::PoolTable,
+    statistics::CachingStatistics,
 };
 use super::{
-    Attempt, Block, Caller, Context, Control, Freed, InitialLayout, Layout, Parameter, Refusal, Request, Setup,
-    Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, deferred::DeferredFrees,
-    stream_uses::StreamUses,
+    Attempt, Block, BlockState, BlockView, Caller, Context, Control, Freed, InitialLayout, Layout, Parameter, Refusal,
+    Request, SegmentView, Setup, Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError,
+    deferred::{DeferredFrees, StreamUses},
 };
 use crate::device::Capabilities;
-use oomph_base::StreamId;
+use oomph_base::{Address, StreamId};
 use oomph_pytorch::{AllocatorSettings, AllocatorSettingsError, MIN_BLOCK_SIZE, REQUEST_LIMIT, SMALL_SIZE};
 
 /// The registry's line.
@@ -69,7 +63,7 @@ const PARAMETERS: &[Parameter] = &[
         name: "max_split_size_mb",
         values: "20 or more",
         default: "unlimited",
-        help: "larger blocks are not split, and are given back first",
+        help: "larger blocks are not split, and are released first",
     },
     Parameter {
         name: "max_non_split_rounding_mb",
@@ -81,13 +75,13 @@ const PARAMETERS: &[Parameter] = &[
         name: "garbage_collection_threshold",
         values: "between 0 and 1",
         default: "off",
-        help: "share of the limit above which old cached blocks are given back",
+        help: "share of the limit above which old cached blocks are released",
     },
     Parameter {
         name: "roundup_power2_divisions",
         values: "a power of two, or a list [MIB:DIVISIONS,...,>:DIVISIONS]",
         default: "off",
-        help: "round requests to so many steps between powers of two",
+        help: "number of steps between powers of two to which requests are rounded",
     },
     Parameter {
         name: "large_segment_size_mb",
@@ -110,39 +104,40 @@ fn build(parameters: &str, setup: &Setup<'_>) -> Result<Box<dyn Strategy>, SpecE
     Ok(Box::new(Caching::new(settings, setup)))
 }
 
-/// New memory for a request, not among the free blocks, or who refused it.
-type Grown = Result<u32, Refusal>;
+/// The slot of a new block that is not among the free ones, or who refused the memory.
+type NewBlock = Result<u32, Refusal>;
 
 /// PyTorch's caching allocator for one device.
 #[derive(Clone, Debug)]
 pub struct Caching {
     settings: AllocatorSettings,
-    /// Bytes that may be reserved, if there is such a limit.
+    /// Bytes that may be reserved (`allowed_memory_maximum`).
     limit: Option<u64>,
     rare: RareRules,
     device_bytes: u64,
-    /// Bytes of all segments and mapped granules.
+    /// Bytes of all segments and mapped granules (`total_allocated_memory`).
     reserved: u64,
-    blocks: Blocks,
-    pools: Pools,
-    ranges: Ranges,
+    blocks: BlockTable,
+    pools: PoolTable,
+    ranges: RangeTable,
     uses: StreamUses,
-    /// Freed, waiting for events.
+    /// Freed blocks that wait for events (`cuda_events`).
     deferred: DeferredFrees<u32>,
-    /// Freed during a capture, waiting for its end.
+    /// Blocks freed during a capture, which wait for its end
+    /// (`needs_events_deferred_until_no_capture`).
     postponed: VecDeque<u32>,
-    /// Kept for its capacity.
+    /// Scratch space, kept for its capacity.
     released: Vec<u32>,
-    books: Books,
-    /// As it was made: settings and limit.
+    statistics: CachingStatistics,
+    /// The initial settings and limit.
     initial: (AllocatorSettings, Option<u64>),
 }
 
-/// Which of the rules that few programs switch on are in force. Every request asks, so it is worked out when settings or
-/// limit change.
+/// Which of the rules that few programs use are in force. Every request needs this, so it is
+/// computed when settings or limit change.
 #[derive(Clone, Copy, Debug)]
 struct RareRules {
-    /// Searches are counted, and old cached blocks are given back.
+    /// Searches are counted, and old cached blocks are released.
     collects_garbage: bool,
     /// Requests are rounded to parts of powers of two.
     divides_powers: bool,
@@ -157,9 +152,9 @@ impl RareRules {
     }
 }
 
-/// A request as the search sees it.
+/// A request with its rounded size.
 #[derive(Clone, Copy, Debug)]
-struct Wish {
+struct RoundedRequest {
     requested: u64,
     rounded: u64,
     /// Whether the rules of expandable segments hold.
@@ -183,14 +178,14 @@ impl Caching {
             limit: initial.1,
             device_bytes,
             reserved: 0,
-            blocks: Blocks::default(),
-            pools: Pools::default(),
-            ranges: Ranges::default(),
+            blocks: BlockTable::default(),
+            pools: PoolTable::default(),
+            ranges: RangeTable::default(),
             uses: StreamUses::default(),
             deferred: DeferredFrees::default(),
             postponed: VecDeque::new(),
             released: Vec::new(),
-            books: Books::default(),
+            statistics: CachingStatistics::default(),
             initial,
         }
     }
@@ -201,13 +196,13 @@ impl Caching {
         &self.settings
     }
 
-    /// The live block that a handle stands for.
+    /// The live block of a handle.
     #[inline]
-    fn live(&self, block: &Block) -> Result<&Record, StrategyError> {
+    fn live(&self, block: &Block) -> Result<&BlockRecord, StrategyError> {
         match self.blocks.get(block.slot) {
             Some(record)
                 if record.generation == block.generation
-                    && record.state == State::Allocated
+                    && record.state == SlotState::Allocated
                     && record.address == block.address.0 =>
             {
                 Ok(record)
@@ -216,7 +211,7 @@ impl Caching {
         }
     }
 
-    /// Turns away what no memory could serve.
+    /// Refuses a request of an impossible size.
     #[cold]
     fn refuse(bytes: u64) -> Result<Attempt, StrategyError> {
         if bytes == 0 {
@@ -241,11 +236,11 @@ impl Strategy for Caching {
         } else {
             (request.bytes + MIN_BLOCK_SIZE - 1) & !(MIN_BLOCK_SIZE - 1)
         };
-        let wish = Wish { requested: request.bytes, rounded, expandable: self.settings.expandable_segments };
+        let sized = RoundedRequest { requested: request.bytes, rounded, expandable: self.settings.expandable_segments };
         let arena = self.pools.arena_for(request.stream, rounded > SMALL_SIZE);
-        match self.alloc_cached(arena, wish) {
+        match self.alloc_cached(arena, sized) {
             Some((block, outcome)) => Ok(Attempt::Served(block, outcome)),
-            None => self.alloc_from_device(cx, request.stream, wish, arena),
+            None => self.alloc_from_device(cx, request.stream, sized, arena),
         }
     }
 
@@ -258,7 +253,7 @@ impl Strategy for Caching {
             return Ok(Freed::Later);
         }
         let large = self.free_block(block.slot);
-        self.books.on_free(large, requested, size);
+        self.statistics.on_free(large, requested, size);
         self.count_oversize_freed(size);
         Ok(Freed::Now)
     }
@@ -271,7 +266,7 @@ impl Strategy for Caching {
         if record.uses == NONE {
             self.blocks[block.slot].uses = self.uses.add();
         }
-        self.uses.note(self.blocks[block.slot].uses, stream, self.pools.is_capturing());
+        self.uses.record(self.blocks[block.slot].uses, stream, self.pools.is_capturing());
         Ok(())
     }
 
@@ -313,7 +308,7 @@ impl Strategy for Caching {
         if self.settings != initial.settings || self.limit.is_some() {
             return Ok(None);
         }
-        match self.take_over(cx, &initial.layout) {
+        match self.load_layout(cx, &initial.layout) {
             Ok(held) => Ok(Some(held)),
             Err(StrategyError::Device(error)) if !error.is_out_of_memory() => Err(error.into()),
             Err(_) => Ok(None),
@@ -332,7 +327,7 @@ impl Strategy for Caching {
     }
 
     fn stats(&self) -> Stats {
-        self.books.stats()
+        self.statistics.stats()
     }
 
     fn largest_free(&self, stream: StreamId) -> Option<u64> {
@@ -344,7 +339,7 @@ impl Strategy for Caching {
     }
 
     fn details(&self) -> Vec<(&'static str, u64)> {
-        let mut details = self.books.details();
+        let mut details = self.statistics.details();
         details.push(("settings_without_effect", self.settings.ignored.len() as u64));
         details
     }
@@ -358,7 +353,71 @@ impl Strategy for Caching {
     }
 }
 
-/// A fraction of the whole is no limit at all.
+impl Caching {
+    /// All segments in address order; of expandable ones, each contiguous mapped run.
+    fn segments(&self) -> Layout {
+        let starts_segment = |slot: u32| slot == NONE || self.blocks[slot].state == SlotState::Unmapped;
+        let heads = self
+            .blocks
+            .iter()
+            .filter(|(_, block)| block.state != SlotState::Unmapped && starts_segment(block.previous));
+        let mut segments: Vec<SegmentView> = heads.map(|(slot, _)| self.segment(slot)).collect();
+        segments.sort_unstable_by_key(|segment| segment.address);
+        Layout { segments }
+    }
+
+    fn segment(&self, head: u32) -> SegmentView {
+        let arena = &self.pools.arenas[self.blocks[head].arena as usize];
+        let mut blocks = Vec::new();
+        let mut slot = head;
+        while slot != NONE {
+            let block = &self.blocks[slot];
+            let state = match block.state {
+                SlotState::Unmapped | SlotState::Vacant => break,
+                SlotState::Free => BlockState::Free,
+                SlotState::Allocated => BlockState::Allocated,
+                SlotState::Pending => BlockState::Pending,
+            };
+            blocks.push(BlockView {
+                address: Address(block.address),
+                size: block.size,
+                requested: block.requested,
+                state,
+            });
+            slot = block.next;
+        }
+        SegmentView {
+            address: Address(self.blocks[head].address),
+            bytes: blocks.iter().map(|block| block.size).sum(),
+            stream: arena.stream,
+            pool: if arena.is_large() { "large" } else { "small" }.into(),
+            pool_id: self.pools.pools[arena.pool() as usize].key,
+            mapped: self.blocks[head].is_expandable(),
+            alias: false,
+            blocks,
+        }
+    }
+
+    /// The largest request of this stream that a cached block could serve.
+    fn largest_cached(&self, stream: StreamId) -> u64 {
+        let largest = |large: bool| {
+            let side = self.pools.side_for(stream, large);
+            let arena = *self.pools.sides[side as usize].arenas.get(stream.index()).filter(|&&arena| arena != NONE)?;
+            let free = &self.pools.arenas[arena as usize].free;
+            let mut found = free.last()?;
+            // Mapped memory is skipped while expandable segments are off.
+            while self.blocks[found.slot].is_expandable() && !self.settings.expandable_segments {
+                found = free.before(found.size, found.address)?;
+            }
+            Some(found.size)
+        };
+        // Small requests never get large blocks, and large requests never get small ones.
+        let large = largest(true).filter(|&size| size > SMALL_SIZE);
+        large.or_else(|| largest(false).map(|size| size.min(SMALL_SIZE))).unwrap_or(0)
+    }
+}
+
+/// The limit for a memory fraction (`setMemoryFraction`); a fraction of 1 sets no limit.
 fn limit_of_fraction(fraction: f64, device_bytes: u64) -> Option<u64> {
     (fraction < 1.0).then_some((fraction * device_bytes as f64) as u64)
 }

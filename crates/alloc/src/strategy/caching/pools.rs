@@ -1,53 +1,56 @@
-//! Pools: the default one and private ones (CUDA graphs, `torch.cuda.MemPool`), and which of them a request goes to.
+//! Pools: the default pool and private ones (CUDA graphs, `torch.cuda.MemPool`), and which pool
+//! serves a request.
 //!
-//! A pool has two sides, for small and for large requests, and on each side one arena a stream: blocks never change
-//! pool, side or stream.
+//! A pool has two sides, for small and for large requests, and each side one arena per stream.
+//! Blocks never change pool, side or stream.
 
-use super::{Caching, blocks::NONE, free_index::FreeIndex, unmapped::Unmapped};
+use super::{Caching, blocks::NONE, expandable::UnmappedParts, free_index::FreeIndex};
 use crate::strategy::{Context, StrategyError};
 use oomph_base::StreamId;
 
-/// PyTorch's number of a pool.
+/// PyTorch's number of a pool (`MempoolId_t`).
 pub(super) type PoolKey = (u64, u64);
 
-/// The pool that is always there, by its place.
+/// The index of the default pool, which always exists.
 pub(super) const DEFAULT_POOL: u32 = 0;
 
-/// A pool.
+/// A pool (`PrivatePool`).
 #[derive(Clone, Debug)]
-pub(super) struct Pool {
+pub(super) struct CachingPool {
     pub(super) key: PoolKey,
-    /// Captures and owners that keep it; without any its memory may be released.
+    /// Captures and owners that use it (`use_count`); its memory may be released when there are
+    /// none.
     users: u32,
     /// PyTorch's count of the segments in it, which decides when an unused pool is dropped.
     pub(super) segments: u64,
-    /// Dropped: its place waits for a new pool.
+    /// The pool was dropped; a new pool may take its index.
     vacant: bool,
 }
 
 /// The small or the large side of a pool.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Side {
-    /// Searches so far while garbage collection was on: what the age of free blocks is measured by.
+pub(super) struct PoolSide {
+    /// Searches so far while garbage collection was on (`get_free_blocks_call_count`): the clock by
+    /// which free blocks age.
     pub(super) clock: u64,
     /// Arenas by stream number, [`NONE`] where there is none yet.
     pub(super) arenas: Vec<u32>,
 }
 
-/// The memory of one pool, side and stream that can be handed out.
+/// The free memory of one pool, side and stream.
 #[derive(Clone, Debug)]
-pub(super) struct Arena {
+pub(super) struct PoolArena {
     pub(super) side: u32,
     pub(super) stream: StreamId,
-    /// The clock of its side, here as well because every free reads it.
+    /// A copy of the clock of its side, because every free reads it.
     pub(super) clock: u64,
     /// Free blocks.
     pub(super) free: FreeIndex,
-    /// Where its expandable segments have no memory.
-    pub(super) unmapped: Unmapped,
+    /// The parts of its expandable segments without memory.
+    pub(super) unmapped: UnmappedParts,
 }
 
-impl Arena {
+impl PoolArena {
     #[inline]
     pub(super) fn is_large(&self) -> bool {
         self.side & 1 == 1
@@ -61,25 +64,28 @@ impl Arena {
 
 /// All pools.
 #[derive(Clone, Debug)]
-pub(super) struct Pools {
-    pub(super) pools: Vec<Pool>,
+pub(super) struct PoolTable {
+    pub(super) pools: Vec<CachingPool>,
     /// Two for each pool: small, large.
-    pub(super) sides: Vec<Side>,
-    pub(super) arenas: Vec<Arena>,
+    pub(super) sides: Vec<PoolSide>,
+    pub(super) arenas: Vec<PoolArena>,
     vacant_arenas: Vec<u32>,
-    /// Pools that requests go to now, with the stream they are limited to; the latest that matches wins.
+    /// Pools that requests go to now, each with the stream it is limited to (`captures_underway`).
+    /// The latest match wins.
     routes: Vec<(u32, Option<StreamId>)>,
-    /// Pools whose cached blocks serve the default pool in need.
+    /// Pools whose cached blocks may serve the default pool before it runs out of memory
+    /// (`use_on_oom_pools`).
     fallbacks: Vec<PoolKey>,
-    /// The arenas of the default pool that were asked for last, small and large: most often the next ones too.
+    /// The arenas of the default pool that were used last, small and large. The next request most
+    /// often uses them too.
     recent: [(StreamId, u32); 2],
 }
 
-impl Default for Pools {
+impl Default for PoolTable {
     fn default() -> Self {
-        Pools {
-            pools: vec![Pool { key: (0, 0), users: 1, segments: 0, vacant: false }],
-            sides: vec![Side::default(), Side::default()],
+        PoolTable {
+            pools: vec![CachingPool { key: (0, 0), users: 1, segments: 0, vacant: false }],
+            sides: vec![PoolSide::default(), PoolSide::default()],
             arenas: Vec::new(),
             vacant_arenas: Vec::new(),
             routes: Vec::new(),
@@ -89,8 +95,9 @@ impl Default for Pools {
     }
 }
 
-impl Pools {
-    /// Whether any request is routed to a private pool: PyTorch then takes it that a stream is being captured.
+impl PoolTable {
+    /// Whether any request is routed to a private pool. PyTorch then assumes that a stream is being
+    /// captured.
     #[inline]
     pub(super) fn is_capturing(&self) -> bool {
         !self.routes.is_empty()
@@ -128,7 +135,7 @@ impl Pools {
         arena
     }
 
-    /// The arena of a side and stream, made where there is none.
+    /// The arena of a side and stream, created if needed.
     pub(super) fn arena(&mut self, side: u32, stream: StreamId) -> u32 {
         match self.sides[side as usize].arenas.get(stream.index()) {
             Some(&arena) if arena != NONE => arena,
@@ -139,7 +146,7 @@ impl Pools {
     #[cold]
     fn add_arena(&mut self, side: u32, stream: StreamId) -> u32 {
         let clock = self.sides[side as usize].clock;
-        let arena = Arena { side, stream, clock, free: FreeIndex::default(), unmapped: Unmapped::default() };
+        let arena = PoolArena { side, stream, clock, free: FreeIndex::default(), unmapped: UnmappedParts::default() };
         let place = match self.vacant_arenas.pop() {
             Some(place) => {
                 self.arenas[place as usize] = arena;
@@ -168,7 +175,7 @@ impl Pools {
         }
     }
 
-    /// The arenas of a side, ordered by what the driver calls their streams.
+    /// The arenas of a side, ordered by stream handle.
     pub(super) fn arenas_in_order(&self, cx: &Context<'_>, side: u32) -> Vec<u32> {
         let arenas = self.sides[side as usize].arenas.iter().copied().filter(|&arena| arena != NONE);
         let mut arenas: Vec<u32> = arenas.collect();
@@ -184,13 +191,13 @@ impl Pools {
         unused.into_iter().map(|(_, place)| place).collect()
     }
 
-    /// Pools in use that may serve the default pool in need.
+    /// Pools in use whose cached blocks may serve the default pool.
     pub(super) fn fallbacks(&self) -> Vec<u32> {
         let places = self.fallbacks.iter().filter_map(|&key| self.find(key));
         places.filter(|&place| self.pools[place as usize].users > 0).collect()
     }
 
-    /// Forgets an unused pool. Its arenas must be empty.
+    /// Drops an unused pool. Its arenas must be empty.
     pub(super) fn drop_pool(&mut self, pool: u32) {
         self.pools[pool as usize].vacant = true;
         for side in [pool * 2, pool * 2 + 1] {
@@ -203,7 +210,7 @@ impl Pools {
         (0u32..).zip(&self.pools).find(|(_, pool)| pool.key == key && !pool.vacant).map(|(place, _)| place)
     }
 
-    /// The pool with this number, made with one user where there is none.
+    /// The pool with this number, created with one user if needed.
     pub(super) fn find_or_retain(&mut self, key: PoolKey) -> Result<u32, StrategyError> {
         match self.find(key) {
             Some(place) => Ok(place),
@@ -211,7 +218,7 @@ impl Pools {
         }
     }
 
-    /// Adds a user to a pool, made where there is none.
+    /// Adds a user to a pool, created if needed (`create_or_incref_pool`).
     fn retain(&mut self, key: PoolKey) -> Result<u32, StrategyError> {
         if key == (0, 0) {
             return Err(StrategyError::Refused("pool (0, 0) is the default pool".to_owned()));
@@ -225,7 +232,7 @@ impl Pools {
             pool.users += 1;
             return Ok(place);
         }
-        let pool = Pool { key, users: 1, segments: 0, vacant: false };
+        let pool = CachingPool { key, users: 1, segments: 0, vacant: false };
         Ok(match self.pools.iter().position(|pool| pool.vacant) {
             Some(place) => {
                 self.pools[place] = pool;
@@ -233,7 +240,7 @@ impl Pools {
             }
             None => {
                 self.pools.push(pool);
-                self.sides.extend([Side::default(), Side::default()]);
+                self.sides.extend([PoolSide::default(), PoolSide::default()]);
                 (self.pools.len() - 1) as u32
             }
         })
@@ -241,7 +248,7 @@ impl Pools {
 }
 
 impl Caching {
-    /// Requests of `stream`, or all, go to the pool from now on.
+    /// Routes the requests of `stream`, or of all streams, to the pool (`beginAllocateToPool`).
     pub(super) fn pool_begin(&mut self, key: PoolKey, stream: Option<StreamId>) -> Result<(), StrategyError> {
         if self.pools.routes.iter().any(|&(pool, _)| self.pools.pools[pool as usize].key == key) {
             return Err(StrategyError::Refused(format!("requests already go to pool {key:?}")));
@@ -251,7 +258,7 @@ impl Caching {
         Ok(())
     }
 
-    /// Requests no longer go to the pool.
+    /// Ends the routing to the pool (`endAllocateToPool`).
     pub(super) fn pool_end(&mut self, key: PoolKey) -> Result<(), StrategyError> {
         let routes = &mut self.pools.routes;
         let place = routes.iter().position(|&(pool, _)| self.pools.pools[pool as usize].key == key);
@@ -264,7 +271,7 @@ impl Caching {
         }
     }
 
-    /// Adds a user to the pool.
+    /// Adds a user to the pool (`createOrIncrefPool`, `setUseOnOOM`).
     pub(super) fn pool_retain(&mut self, key: PoolKey, use_on_oom: bool) -> Result<(), StrategyError> {
         self.pools.retain(key)?;
         if use_on_oom && let Err(place) = self.pools.fallbacks.binary_search(&key) {
@@ -273,7 +280,8 @@ impl Caching {
         Ok(())
     }
 
-    /// Takes a user from the pool. Its memory goes back at the next release of cached memory after the last user.
+    /// Removes a user from the pool (`releasePool`). After the last user, its memory is released
+    /// with the next release of cached memory.
     pub(super) fn pool_release(&mut self, key: PoolKey) -> Result<(), StrategyError> {
         let pool = self.pools.find(key).map(|place| &mut self.pools.pools[place as usize]);
         match pool.filter(|pool| pool.users > 0 && key != (0, 0)) {

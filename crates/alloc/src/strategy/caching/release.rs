@@ -1,8 +1,9 @@
-//! Giving cached memory back to the device: garbage collection, making room for one request, emptying the cache.
+//! Releasing cached memory to the device: garbage collection, releasing for one request, emptying
+//! the cache.
 
 use super::{
     Caching,
-    blocks::{NONE, State},
+    blocks::{NONE, SlotState},
     pools::DEFAULT_POOL,
 };
 use crate::strategy::{Context, StrategyError, StrategyEvent};
@@ -10,7 +11,7 @@ use oomph_base::Address;
 use oomph_pytorch::UNLIMITED;
 
 impl Caching {
-    /// Frees the segment that a free block fills.
+    /// Frees the segment that a free block fills (`release_block`).
     pub(super) fn release_block(&mut self, cx: &mut Context<'_>, slot: u32) -> Result<(), StrategyError> {
         let block = &self.blocks[slot];
         let (address, size, arena) = (block.address, block.size, block.arena);
@@ -20,9 +21,9 @@ impl Caching {
         let (stream, large, pool) = (owner.stream, owner.is_large(), owner.pool());
         cx.sink.event(StrategyEvent::SegmentFree { address: Address(address), bytes: size, stream });
         self.reserved -= size;
-        self.books.on_segment_free(large, size);
+        self.statistics.on_segment_free(large, size);
         if size >= self.settings.max_split_size {
-            self.books.oversize_segments.lower();
+            self.statistics.oversize_segments.lower();
         }
         self.count_segment_gone(pool);
         self.forget_uses(slot);
@@ -30,7 +31,8 @@ impl Caching {
         Ok(())
     }
 
-    /// Frees large cached segments of at least average age, pass by pass, until reserved memory is below the threshold.
+    /// Frees large cached segments of at least average age, pass by pass, until reserved memory is
+    /// below the threshold (`garbage_collect_cached_blocks`).
     pub(super) fn collect_garbage(&mut self, cx: &mut Context<'_>, limit: u64) -> Result<(), StrategyError> {
         let threshold = (self.settings.garbage_collection_threshold * limit as f64) as u64;
         if self.reserved <= threshold {
@@ -42,14 +44,14 @@ impl Caching {
         let mut candidates = self.free_blocks(cx, side);
         candidates.retain(|&slot| !self.blocks[slot].is_split());
         let mut count = candidates.len() as u64;
-        let mut total_age: u64 = candidates.iter().map(|&slot| clock - self.blocks[slot].shelved_at).sum();
+        let mut total_age: u64 = candidates.iter().map(|&slot| clock - self.blocks[slot].freed_at).sum();
         candidates.retain(|&slot| !self.blocks[slot].is_expandable());
         let mut reclaimed = 0;
         while reclaimed < target && count > 0 {
             let average = total_age as f64 / count as f64;
             let mut younger = Vec::new();
             for &slot in &candidates {
-                let age = clock - self.blocks[slot].shelved_at;
+                let age = clock - self.blocks[slot].freed_at;
                 if (age as f64) < average {
                     younger.push(slot);
                     continue;
@@ -67,11 +69,13 @@ impl Caching {
         Ok(())
     }
 
-    /// Frees oversize cached blocks of the request's own arena: the smallest that suffices, otherwise several, the
-    /// largest first. Says whether they make room enough.
+    /// Frees oversize cached blocks of the request's own arena: the smallest that suffices,
+    /// otherwise several, the largest first. Returns whether they suffice
+    /// (`release_available_cached_blocks`).
     ///
-    /// PyTorch does not look whether such a block shares its segment with a live one (possible after expandable
-    /// segments were switched on), and then frees memory that is in use. Here such a block is kept, and counted.
+    /// PyTorch does not check whether such a block shares its segment with a live one, which is
+    /// possible after expandable segments were switched on, and then frees memory that is in use.
+    /// Here such a block is kept, and counted.
     pub(super) fn release_available(
         &mut self,
         cx: &mut Context<'_>,
@@ -103,11 +107,11 @@ impl Caching {
         Ok(released >= wanted)
     }
 
-    /// Frees a block's segment if the block fills it; says how many bytes that gave.
+    /// Frees a block's segment if the block fills it. Returns the bytes freed.
     fn release_whole(&mut self, cx: &mut Context<'_>, slot: u32) -> Result<u64, StrategyError> {
         let block = &self.blocks[slot];
         if block.is_split() {
-            self.books.defects_avoided += 1;
+            self.statistics.defects_avoided += 1;
             return Ok(0);
         }
         let size = block.size;
@@ -115,7 +119,7 @@ impl Caching {
         Ok(size)
     }
 
-    /// Gives back all that can be given back (`empty_cache`).
+    /// Releases all cached memory (`release_cached_blocks`, called by `emptyCache`).
     pub(super) fn release_cached(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         if !self.pools.is_capturing() {
             self.await_frees(cx)?;
@@ -130,7 +134,8 @@ impl Caching {
         Ok(())
     }
 
-    /// Lowers PyTorch's count of the segments in a private pool, on which the real one fails where it is too low already.
+    /// Lowers PyTorch's count of the segments in a private pool. PyTorch fails an assertion where
+    /// the count is zero already.
     pub(super) fn count_segment_gone(&mut self, pool: u32) {
         if pool == DEFAULT_POOL {
             return;
@@ -138,20 +143,21 @@ impl Caching {
         let pool = &mut self.pools.pools[pool as usize];
         match pool.segments.checked_sub(1) {
             Some(segments) => pool.segments = segments,
-            None => self.books.defects_avoided += 1,
+            None => self.statistics.defects_avoided += 1,
         }
     }
 
-    /// Forgets an unused pool that holds no memory, with the addresses that its failed allocations may have reserved.
+    /// Drops an unused pool that holds no memory, with the addresses that its failed allocations
+    /// may have reserved.
     fn drop_if_empty(&mut self, cx: &mut Context<'_>, pool: u32) -> Result<(), StrategyError> {
         let of_pool = self.blocks.iter().filter(|(_, block)| self.pools.arenas[block.arena as usize].pool() == pool);
-        let (ranges, states): (Vec<u32>, Vec<State>) = of_pool.map(|(slot, block)| (slot, block.state)).unzip();
+        let (ranges, states): (Vec<u32>, Vec<SlotState>) = of_pool.map(|(slot, block)| (slot, block.state)).unzip();
         if self.pools.pools[pool as usize].segments > 0 {
             return Ok(());
         }
-        if states.iter().any(|&state| state != State::Unmapped) {
+        if states.iter().any(|&state| state != SlotState::Unmapped) {
             // PyTorch's count of mapped segments is not exact: it would drop a pool that is in use.
-            self.books.defects_avoided += 1;
+            self.statistics.defects_avoided += 1;
             return Ok(());
         }
         ranges.into_iter().try_for_each(|slot| self.release_range(cx, slot))?;
@@ -159,7 +165,8 @@ impl Caching {
         Ok(())
     }
 
-    /// Frees every segment of a side that is free as a whole, then unmaps what is free of expandable ones.
+    /// Frees every segment of a side that is free as a whole, then unmaps the free parts of
+    /// expandable ones (`release_blocks`).
     fn release_side(&mut self, cx: &mut Context<'_>, side: u32) -> Result<(), StrategyError> {
         let free = self.free_blocks(cx, side).into_iter();
         let (mapped, allocated): (Vec<u32>, Vec<u32>) = free.partition(|&slot| self.blocks[slot].is_expandable());
@@ -171,7 +178,7 @@ impl Caching {
         mapped.into_iter().try_for_each(|slot| self.unmap_block(cx, slot))
     }
 
-    /// The free blocks of a side, by (what the driver calls the stream, size, address).
+    /// The free blocks of a side, by (stream handle, size, address).
     fn free_blocks(&self, cx: &Context<'_>, side: u32) -> Vec<u32> {
         let arenas = self.pools.arenas_in_order(cx, side).into_iter();
         arenas
@@ -180,25 +187,25 @@ impl Caching {
             .collect()
     }
 
-    /// Gives everything back, whoever holds it.
+    /// Releases everything, live blocks included.
     pub(super) fn release_everything(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         self.await_frees(cx)?;
         self.deferred.destroy_idle_events(cx.device)?;
         if !self.ranges.is_empty() {
             cx.device.synchronize()?;
         }
-        // Blocks come free first, so that what a failing call leaves behind is an ordinary cache.
+        // Blocks are freed first, so that a failing call leaves an ordinary cache behind.
         let held: Vec<u32> = self.blocks.iter().map(|(slot, _)| slot).collect();
         for slot in held {
             let (state, requested, size) = {
                 let block = &self.blocks[slot];
                 (block.state, block.requested, block.size)
             };
-            if state == State::Allocated {
+            if state == SlotState::Allocated {
                 self.forget_uses(slot);
                 let large = self.free_block(slot);
-                self.books.on_free(large, requested, size);
-            } else if state == State::Pending {
+                self.statistics.on_free(large, requested, size);
+            } else if state == SlotState::Pending {
                 self.forget_uses(slot);
                 self.free_pending(slot);
             }
@@ -206,15 +213,19 @@ impl Caching {
         for side in 0..self.pools.sides.len() as u32 {
             self.release_side(cx, side)?;
         }
-        let untouched: Vec<u32> =
-            self.blocks.iter().filter(|(_, b)| b.state == State::Unmapped && !b.is_split()).map(|(s, _)| s).collect();
+        let untouched: Vec<u32> = self
+            .blocks
+            .iter()
+            .filter(|(_, b)| b.state == SlotState::Unmapped && !b.is_split())
+            .map(|(s, _)| s)
+            .collect();
         for slot in untouched {
             self.release_range(cx, slot)?;
         }
         self.release_stranded(cx)
     }
 
-    /// Drops what is known about a block's use on other streams.
+    /// Drops the record of a block's use on other streams.
     pub(super) fn forget_uses(&mut self, slot: u32) {
         let uses = std::mem::replace(&mut self.blocks[slot].uses, NONE);
         if uses != NONE {

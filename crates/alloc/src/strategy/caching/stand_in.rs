@@ -1,5 +1,6 @@
-//! A device for tests that answers as the stand-in CUDA runtime of `tools/torch-oracle` does: addresses are handed out
-//! in a row, streams are busy when they are told to be, and any call can be made to fail. It checks the driver's rules.
+//! A device for tests that answers as the stand-in CUDA runtime of `tools/torch-oracle` does:
+//! addresses are handed out in a row, streams are busy when they are told to be, and any call can
+//! be made to fail. It checks the driver's rules.
 //!
 //! The integration test `tests/torch_oracle.rs` uses this file too.
 
@@ -17,7 +18,7 @@ pub const FIRST_SEGMENT: u64 = 0x7f00_0000_0000;
 pub const FIRST_RANGE: u64 = 0x6000_0000_0000;
 
 /// The device.
-pub struct StandIn {
+pub struct StandInDevice {
     props: DeviceProps,
     capacity: u64,
     downwards: bool,
@@ -38,10 +39,10 @@ pub struct StandIn {
     pub fails_at: Option<u64>,
 }
 
-impl StandIn {
+impl StandInDevice {
     /// A device of `total` bytes that hands out at most `capacity`.
-    pub fn new(total: u64, capacity: u64, downwards: bool) -> StandIn {
-        StandIn {
+    pub fn new(total: u64, capacity: u64, downwards: bool) -> StandInDevice {
+        StandInDevice {
             props: DeviceProps {
                 name: "stand-in".to_owned(),
                 ordinal: 0,
@@ -104,7 +105,7 @@ fn broken_rule(call: CallKind, reason: &str) -> DeviceError {
     DeviceError::InvalidValue { call, reason: reason.to_owned() }
 }
 
-impl Device for StandIn {
+impl Device for StandInDevice {
     fn props(&self) -> &DeviceProps {
         &self.props
     }
@@ -237,7 +238,7 @@ impl Device for StandIn {
     }
 }
 
-impl VirtualMemory for StandIn {
+impl VirtualMemory for StandInDevice {
     fn reserve(&mut self, bytes: u64) -> Result<Address, DeviceError> {
         self.call(CallKind::AddressReserve)?;
         let address = self.next_range;

@@ -1,20 +1,20 @@
 //! The counters of `torch.cuda.memory_stats()`.
 //!
-//! PyTorch keeps each statistic in three flavours (all, small pool, large pool) with its present value, its peak, and
-//! the sums of all rises and falls. Here only what cannot be derived is kept: the flavour `all` is the sum of the two
-//! pools but for its peak, and falls are rises minus the present value. So are the books that every strategy shows
-//! ([`Stats`]): they are put together when somebody asks.
+//! PyTorch keeps each statistic for `all`, `small_pool` and `large_pool` (`DeviceStats`), each with
+//! its current value, its peak, and the sums of increases and decreases. Here only what cannot be
+//! derived is kept: `all` is the sum of the two pools except for its peak, and decreases are
+//! increases minus the current value. [`Stats`] is derived on request.
 
 use crate::strategy::{OffBooks, Stats, Usage, stats::keep_highest};
 
 /// A value and the highest it has been.
 #[derive(Clone, Copy, Debug, Default)]
-struct Level {
+struct PeakLevel {
     current: u64,
     peak: u64,
 }
 
-impl Level {
+impl PeakLevel {
     #[inline]
     fn raise(&mut self, amount: u64) {
         self.current += amount;
@@ -22,14 +22,14 @@ impl Level {
     }
 }
 
-/// A level that also adds up its rises.
+/// A value with its peak and the sum of its increases.
 #[derive(Clone, Copy, Debug, Default)]
-struct Gauge {
-    level: Level,
+struct Counter {
+    level: PeakLevel,
     rises: u64,
 }
 
-impl Gauge {
+impl Counter {
     #[inline]
     fn raise(&mut self, amount: u64) {
         self.level.raise(amount);
@@ -42,16 +42,16 @@ impl Gauge {
     }
 }
 
-/// A count that settings changed on the way can drive below zero, as in PyTorch.
+/// A count that can fall below zero when settings change, as in PyTorch.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct SignedGauge {
+pub(super) struct SignedCounter {
     current: i64,
     peak: i64,
     rises: u64,
     falls: u64,
 }
 
-impl SignedGauge {
+impl SignedCounter {
     pub(super) fn raise(&mut self) {
         self.current += 1;
         self.peak = self.peak.max(self.current);
@@ -66,41 +66,41 @@ impl SignedGauge {
 
 /// The statistics of all small or all large pools.
 #[derive(Clone, Copy, Debug, Default)]
-struct PoolBooks {
-    allocation: Gauge,
-    allocated_bytes: Gauge,
-    requested_bytes: Gauge,
-    /// Blocks that were freed and wait for streams.
+struct PoolStatistics {
+    allocation: Counter,
+    allocated_bytes: Counter,
+    requested_bytes: Counter,
+    /// Freed blocks that wait for streams.
     pending: u64,
     pending_bytes: u64,
-    /// Peaks of what is active (allocated or pending), noted only while anything is pending.
+    /// Peaks of active (allocated or pending) blocks, updated only while blocks are pending.
     peak_active: u64,
     peak_active_bytes: u64,
-    segment: Gauge,
-    reserved_bytes: Gauge,
-    inactive_split: Gauge,
-    inactive_split_bytes: Gauge,
+    segment: Counter,
+    reserved_bytes: Counter,
+    inactive_split: Counter,
+    inactive_split_bytes: Counter,
 }
 
-impl PoolBooks {
-    /// While nothing is pending, the active blocks are the allocated ones, and so are their peaks.
-    fn active(&self) -> Gauge {
-        let Gauge { level, rises } = self.allocation;
+impl PoolStatistics {
+    /// While no block is pending, the active blocks are the allocated ones, and so are their peaks.
+    fn active(&self) -> Counter {
+        let Counter { level, rises } = self.allocation;
         let (current, peak) = (level.current + self.pending, self.peak_active.max(level.peak));
-        Gauge { level: Level { current, peak }, rises }
+        Counter { level: PeakLevel { current, peak }, rises }
     }
 
-    fn active_bytes(&self) -> Gauge {
-        let Gauge { level, rises } = self.allocated_bytes;
+    fn active_bytes(&self) -> Counter {
+        let Counter { level, rises } = self.allocated_bytes;
         let (current, peak) = (level.current + self.pending_bytes, self.peak_active_bytes.max(level.peak));
-        Gauge { level: Level { current, peak }, rises }
+        Counter { level: PeakLevel { current, peak }, rises }
     }
 }
 
 /// Every counter of the strategy.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Books {
-    pools: [PoolBooks; 2],
+pub(super) struct CachingStatistics {
+    pools: [PoolStatistics; 2],
     /// Peaks of the flavour `all`.
     peak_allocation: u64,
     peak_allocated_bytes: u64,
@@ -112,21 +112,21 @@ pub(super) struct Books {
     reserved: Stats,
     pub(super) retries: u64,
     pub(super) ooms: u64,
-    /// Bytes of all pools that were freed and wait for streams.
+    /// Bytes of freed blocks that wait for streams, in all pools.
     pending_bytes: u64,
     peak_segment: u64,
     peak_inactive_split: u64,
     peak_inactive_split_bytes: u64,
-    pub(super) oversize_allocations: SignedGauge,
-    pub(super) oversize_segments: SignedGauge,
+    pub(super) oversize_allocations: SignedCounter,
+    pub(super) oversize_segments: SignedCounter,
     pub(super) syncs: u64,
     pub(super) device_allocs: u64,
     pub(super) device_frees: u64,
-    /// How often PyTorch would have freed or forgotten memory that is in use.
+    /// How often PyTorch would have freed or lost memory that is in use.
     pub(super) defects_avoided: u64,
 }
 
-impl Books {
+impl CachingStatistics {
     /// A block was handed out.
     #[inline]
     pub(super) fn on_alloc(&mut self, large: bool, requested: u64, size: u64) {
@@ -144,7 +144,7 @@ impl Books {
         }
     }
 
-    /// Notes how much is active while something is pending.
+    /// Updates the peaks of active blocks while some are pending.
     #[cold]
     fn note_active(&mut self, large: bool) {
         let pool = &mut self.pools[usize::from(large)];
@@ -154,7 +154,7 @@ impl Books {
         self.peak_active_bytes = self.peak_active_bytes.max(self.all(|pool| pool.active_bytes()));
     }
 
-    /// A block was given back by its owner and can be used again.
+    /// A block was freed and can be reused.
     #[inline]
     pub(super) fn on_free(&mut self, large: bool, requested: u64, size: u64) {
         let pool = &mut self.pools[usize::from(large)];
@@ -163,7 +163,7 @@ impl Books {
         pool.requested_bytes.lower(requested);
     }
 
-    /// A block was given back by its owner and is pending.
+    /// A block was freed and is pending.
     pub(super) fn on_free_later(&mut self, large: bool, size: u64) {
         let pool = &mut self.pools[usize::from(large)];
         pool.allocation.lower(1);
@@ -173,7 +173,7 @@ impl Books {
         self.pending_bytes += size;
     }
 
-    /// A pending block can be used again.
+    /// A pending block can be reused.
     pub(super) fn on_free_completed(&mut self, large: bool, requested: u64, size: u64) {
         let pool = &mut self.pools[usize::from(large)];
         pool.pending -= 1;
@@ -182,7 +182,7 @@ impl Books {
         pool.requested_bytes.lower(requested);
     }
 
-    /// The books that every strategy shows.
+    /// The counters that every strategy has.
     pub(super) fn stats(&self) -> Stats {
         let allocated = self.all(|pool| pool.allocated_bytes);
         let allocs = self.pools.iter().map(|pool| pool.allocation.rises).sum();
@@ -196,7 +196,7 @@ impl Books {
         let peak = Usage {
             requested: self.peak_requested_bytes,
             allocated: self.peak_allocated_bytes,
-            // While nothing is pending, what is active is what is allocated.
+            // While no block is pending, active equals allocated.
             active: self.peak_active_bytes.max(self.peak_allocated_bytes),
             reserved: self.reserved.peak.reserved,
         };
@@ -217,7 +217,7 @@ impl Books {
         }
     }
 
-    /// Free blocks that share their segment became more, or larger.
+    /// Free blocks that share their segment increased in number or size.
     #[inline]
     pub(super) fn raise_inactive_split(&mut self, large: bool, blocks: u64, bytes: u64) {
         let pool = &mut self.pools[usize::from(large)];
@@ -229,7 +229,7 @@ impl Books {
         keep_highest(&mut self.peak_inactive_split_bytes, bytes);
     }
 
-    /// Free blocks that share their segment became fewer, or smaller.
+    /// Free blocks that share their segment decreased in number or size.
     #[inline]
     pub(super) fn lower_inactive_split(&mut self, large: bool, blocks: u64, bytes: u64) {
         let pool = &mut self.pools[usize::from(large)];
@@ -237,9 +237,9 @@ impl Books {
         pool.inactive_split_bytes.lower(bytes);
     }
 
-    /// The present value of the flavour `all`.
+    /// The current value for `all`.
     #[inline]
-    fn all(&self, gauge: impl Fn(&PoolBooks) -> Gauge) -> u64 {
+    fn all(&self, gauge: impl Fn(&PoolStatistics) -> Counter) -> u64 {
         self.pools.iter().map(|pool| gauge(pool).level.current).sum()
     }
 
@@ -258,15 +258,15 @@ impl Books {
         self.pools[usize::from(large)].segment.lower(1);
     }
 
-    /// Memory was mapped between `mapped_neighbours` mapped stretches (0 to 2). PyTorch does not count mapped memory
-    /// as segments; our own books count each contiguous stretch.
+    /// Memory was mapped next to `mapped_neighbours` mapped runs (0 to 2). PyTorch does not count
+    /// mapped memory as segments; [`Stats`] counts each contiguous run.
     pub(super) fn on_map(&mut self, large: bool, bytes: u64, mapped_neighbours: u64) {
         self.reserved.on_reserve(bytes, 1);
         self.reserved.on_release(0, mapped_neighbours);
         self.raise_reserved(large, bytes);
     }
 
-    /// Memory was unmapped between `mapped_neighbours` mapped stretches (0 to 2).
+    /// Memory was unmapped next to `mapped_neighbours` mapped runs (0 to 2).
     pub(super) fn on_unmap(&mut self, large: bool, bytes: u64, mapped_neighbours: u64) {
         self.reserved.on_reserve(0, mapped_neighbours);
         self.reserved.on_release(bytes, 1);
@@ -284,45 +284,48 @@ impl Books {
     }
 }
 
-/// Names and values of one statistic in one flavour.
+/// Names and values of one statistic of one pool.
 macro_rules! figures {
-    ($list:ident, $name:literal, $flavour:literal, $gauge:expr) => {{
-        let Gauge { level, rises } = $gauge;
+    ($list:ident, $name:literal, $pool:literal, $gauge:expr) => {{
+        let Counter { level, rises } = $gauge;
         $list.extend([
-            (concat!($name, $flavour, ".current"), level.current),
-            (concat!($name, $flavour, ".peak"), level.peak),
-            (concat!($name, $flavour, ".allocated"), rises),
-            (concat!($name, $flavour, ".freed"), rises - level.current),
+            (concat!($name, $pool, ".current"), level.current),
+            (concat!($name, $pool, ".peak"), level.peak),
+            (concat!($name, $pool, ".allocated"), rises),
+            (concat!($name, $pool, ".freed"), rises - level.current),
         ]);
     }};
 }
 
-/// Names and values of one statistic in its three flavours. The peak of `all` is kept on its own.
-macro_rules! flavours {
-    ($list:ident, $name:literal, $books:ident, $peak:expr, $gauge:expr) => {{
-        let [small, large]: [Gauge; 2] = $books.pools.each_ref().map($gauge);
-        let level = Level { current: small.level.current + large.level.current, peak: $peak };
-        figures!($list, $name, ".all", Gauge { level, rises: small.rises + large.rises });
+/// Names and values of one statistic for `all`, `small_pool` and `large_pool`. The peak of `all` is
+/// kept separately.
+macro_rules! three_pools {
+    ($list:ident, $name:literal, $statistics:ident, $peak:expr, $gauge:expr) => {{
+        let [small, large]: [Counter; 2] = $statistics.pools.each_ref().map($gauge);
+        let level = PeakLevel { current: small.level.current + large.level.current, peak: $peak };
+        figures!($list, $name, ".all", Counter { level, rises: small.rises + large.rises });
         figures!($list, $name, ".small_pool", small);
         figures!($list, $name, ".large_pool", large);
     }};
 }
 
-impl Books {
-    /// Every counter under the name that `torch.cuda.memory_stats()` gives it, and one that PyTorch has not.
+impl CachingStatistics {
+    /// Every counter under its name in `torch.cuda.memory_stats()`, and one that PyTorch does not
+    /// have.
     pub(super) fn details(&self) -> Vec<(&'static str, u64)> {
         let mut list = Vec::with_capacity(128);
         let peak = self.stats().peak;
         let peak_active = self.peak_active.max(self.peak_allocation);
-        flavours!(list, "allocation", self, self.peak_allocation, |pool| pool.allocation);
-        flavours!(list, "segment", self, self.peak_segment, |pool| pool.segment);
-        flavours!(list, "active", self, peak_active, |pool| pool.active());
-        flavours!(list, "inactive_split", self, self.peak_inactive_split, |pool| pool.inactive_split);
-        flavours!(list, "allocated_bytes", self, peak.allocated, |pool| pool.allocated_bytes);
-        flavours!(list, "reserved_bytes", self, peak.reserved, |pool| pool.reserved_bytes);
-        flavours!(list, "active_bytes", self, peak.active, |pool| pool.active_bytes());
-        flavours!(list, "inactive_split_bytes", self, self.peak_inactive_split_bytes, |pool| pool.inactive_split_bytes);
-        flavours!(list, "requested_bytes", self, peak.requested, |pool| pool.requested_bytes);
+        three_pools!(list, "allocation", self, self.peak_allocation, |pool| pool.allocation);
+        three_pools!(list, "segment", self, self.peak_segment, |pool| pool.segment);
+        three_pools!(list, "active", self, peak_active, |pool| pool.active());
+        three_pools!(list, "inactive_split", self, self.peak_inactive_split, |pool| pool.inactive_split);
+        three_pools!(list, "allocated_bytes", self, peak.allocated, |pool| pool.allocated_bytes);
+        three_pools!(list, "reserved_bytes", self, peak.reserved, |pool| pool.reserved_bytes);
+        three_pools!(list, "active_bytes", self, peak.active, |pool| pool.active_bytes());
+        three_pools!(list, "inactive_split_bytes", self, self.peak_inactive_split_bytes, |pool| pool
+            .inactive_split_bytes);
+        three_pools!(list, "requested_bytes", self, peak.requested, |pool| pool.requested_bytes);
         for (names, gauge) in
             [(OVERSIZE_ALLOCATIONS, self.oversize_allocations), (OVERSIZE_SEGMENTS, self.oversize_segments)]
         {

@@ -1,8 +1,9 @@
-//! Worked examples: short programs whose every event and end state were seen on the real PyTorch 2.11 allocator.
+//! Worked examples: short programs whose every event and end state were seen on the real PyTorch
+//! 2.11 allocator.
 
 use super::{
     Caching,
-    stand_in::{FIRST_RANGE, FIRST_SEGMENT, StandIn},
+    stand_in::{FIRST_RANGE, FIRST_SEGMENT, StandInDevice},
 };
 use crate::strategy::{
     Attempt, Block, BlockState, Caller, Context, Control, Freed, Outcome, Refusal, Request, Setup, Shortage, Strategy,
@@ -13,10 +14,11 @@ use oomph_pytorch::AllocatorSettings;
 
 const DEVICE: u64 = 80 * GIB;
 
-/// An allocator on its device. Everything that happens is written down in a short form: `segment@0+20` is a segment of
-/// 20 MiB at the start of the segments, `map@E40+20` a mapping 40 MiB into the first range.
+/// An allocator on its device. Everything that happens is written down in a short form:
+/// `segment@0+20` is a segment of 20 MiB at the start of the segments, `map@E40+20` a mapping 40
+/// MiB into the first range.
 struct Bench {
-    device: StandIn,
+    device: StandInDevice,
     caching: Caching,
     log: Vec<String>,
 }
@@ -36,10 +38,10 @@ fn mebibytes(bytes: u64) -> String {
 
 impl Bench {
     fn new(settings: &str, limit_mib: Option<u64>) -> Bench {
-        Bench::on(StandIn::new(DEVICE, DEVICE, false), settings, limit_mib)
+        Bench::on(StandInDevice::new(DEVICE, DEVICE, false), settings, limit_mib)
     }
 
-    fn on(device: StandIn, settings: &str, limit_mib: Option<u64>) -> Bench {
+    fn on(device: StandInDevice, settings: &str, limit_mib: Option<u64>) -> Bench {
         use crate::device::Device;
         let setup = Setup { props: device.props(), limit: limit_mib.map(|limit| limit * MIB) };
         let caching = Caching::new(AllocatorSettings::default().updated(settings).unwrap(), &setup);
@@ -308,7 +310,7 @@ fn v15_streams_never_share_blocks() {
 
 #[test]
 fn v17_there_is_no_second_search_after_waiting_for_streams() {
-    let mut bench = Bench::on(StandIn::new(DEVICE, 100 * MIB, false), "", None);
+    let mut bench = Bench::on(StandInDevice::new(DEVICE, 100 * MIB, false), "", None);
     bench.device.set_busy(StreamId(7), true);
     let whole = bench.alloc(100 * MIB);
     bench.free(whole);
@@ -326,7 +328,7 @@ fn v17_there_is_no_second_search_after_waiting_for_streams() {
 
 #[test]
 fn v18_what_was_mapped_before_a_failure_stays_mapped() {
-    let mut bench = Bench::on(StandIn::new(DEVICE, 50 * MIB, false), "expandable_segments:True", None);
+    let mut bench = Bench::on(StandInDevice::new(DEVICE, 50 * MIB, false), "expandable_segments:True", None);
     let (first, second) = (bench.alloc(20 * MIB), bench.alloc(20 * MIB));
     bench.free(first);
     bench.empty_cache();
@@ -401,7 +403,7 @@ fn v24_the_lowest_address_wins_among_equal_sizes() {
 fn a_block_that_shares_its_segment_is_not_released_as_pytorch_would() {
     // The recipe in which PyTorch frees a segment with a live block in it.
     let settings = "max_split_size_mb:64";
-    let mut bench = Bench::on(StandIn::new(DEVICE, 100 * MIB, false), settings, None);
+    let mut bench = Bench::on(StandInDevice::new(DEVICE, 100 * MIB, false), settings, None);
     let block = bench.alloc(84 * MIB);
     bench.free(block);
     bench.control(Control::Configure("max_split_size_mb:64,expandable_segments:True"));
@@ -464,7 +466,7 @@ fn stale_handles_zero_bytes_and_absurd_requests_are_told_apart() {
 
 /// A mixed program in which any single call may fail; afterwards everything must still add up.
 fn survives_a_failure_of_call(number: u64, settings: &str) -> bool {
-    let mut bench = Bench::on(StandIn::new(DEVICE, 150 * MIB, false), settings, None);
+    let mut bench = Bench::on(StandInDevice::new(DEVICE, 150 * MIB, false), settings, None);
     bench.device.fails_at = Some(number);
     let mut live = Vec::new();
     let mut failed = false;

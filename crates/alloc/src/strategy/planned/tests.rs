@@ -10,9 +10,9 @@ use crate::device::{
 use crate::strategy::{
     Attempt, Block, Caller, Context, Control, Request, STRATEGIES, Setup, Silent, Strategy as _, StrategySpec,
     caching::Caching,
-    conformance::{Bench, Step, Subject},
+    conformance::{ConformanceProgram, ConformanceSubject, ProgramStep},
     test_device::simulated,
-    wrap::Checked,
+    wrap::CheckedStrategy,
 };
 use oomph_base::{Address, MIB, SiteId, StreamId, ThreadId};
 use oomph_pytorch::AllocatorSettings;
@@ -21,7 +21,7 @@ const STREAM: StreamId = StreamId::DEFAULT;
 
 /// A checked strategy and its device.
 struct PlannedBench {
-    planned: Checked<PlannedStrategy>,
+    planned: CheckedStrategy<PlannedStrategy>,
     device: Box<dyn Device>,
     steps: u32,
 }
@@ -31,7 +31,7 @@ impl PlannedBench {
         let settings = PlannedSettings::read(parameters).unwrap();
         let device = simulated(1024 * MIB);
         let setup = Setup { props: device.props(), limit: None };
-        let planned = Checked::new(PlannedStrategy::new(settings, Caching::new(AllocatorSettings::default(), &setup)));
+        let planned = CheckedStrategy::new(PlannedStrategy::new(settings, Caching::new(AllocatorSettings::default(), &setup)));
         PlannedBench { planned, device, steps: 0 }
     }
 
@@ -157,11 +157,12 @@ fn a_changed_program_gets_a_new_plan() {
 #[test]
 fn without_step_marks_it_is_its_fallback() {
     let script = crate::strategy::conformance::mixed_script(7, 400, 30 * MIB, true);
-    let script: Vec<Step> = script.into_iter().filter(|step| *step != Step::NextStep).collect();
+    let script: Vec<ProgramStep> = script.into_iter().filter(|step| *step != ProgramStep::NextStep).collect();
     let play = |name: &str, parameters: &str| {
         let spec = StrategySpec { name: name.to_owned(), parameters: parameters.to_owned() };
         let build = |props: &crate::device::DeviceProps| spec.build(&Setup { props, limit: None });
-        let mut bench = Bench::new(&Subject { build: &build, device: &simulated }, 256 * MIB).unwrap();
+        let mut bench =
+            ConformanceProgram::new(&ConformanceSubject { build: &build, device: &simulated }, 256 * MIB).unwrap();
         let echoes: Vec<_> = bench.play(&script).into_iter().map(|(echo, stats)| (echo, stats.current)).collect();
         assert_eq!(bench.finish(), [""; 0]);
         echoes
@@ -170,26 +171,26 @@ fn without_step_marks_it_is_its_fallback() {
 }
 
 /// A program of steps that are alike but for what a few random changes do to them.
-fn nearly_periodic() -> impl Strategy<Value = Vec<Step>> {
+fn nearly_periodic() -> impl Strategy<Value = Vec<ProgramStep>> {
     let request = (1..24u64, 0..2u16, 0..4usize);
     let change = (
         0..400usize,
         prop_oneof![
-            Just(Step::Trim),
-            Just(Step::Free { nth: 1 }),
-            Just(Step::UsedOn { nth: 0, stream: StreamId(2) }),
-            (1..30u64).prop_map(|mib| Step::Alloc { bytes: mib * MIB, stream: StreamId(0) }),
-            Just(Step::Work { stream: StreamId(2), nanos: oomph_base::Nanos(1_000_000) }),
+            Just(ProgramStep::Trim),
+            Just(ProgramStep::Free { nth: 1 }),
+            Just(ProgramStep::UsedOn { nth: 0, stream: StreamId(2) }),
+            (1..30u64).prop_map(|mib| ProgramStep::Alloc { bytes: mib * MIB, stream: StreamId(0) }),
+            Just(ProgramStep::Work { stream: StreamId(2), nanos: oomph_base::Nanos(1_000_000) }),
         ],
     );
     (prop::collection::vec(request, 1..12), prop::collection::vec(change, 0..12)).prop_map(|(requests, changes)| {
         let mut steps = Vec::new();
         for _ in 0..8 {
-            steps.push(Step::NextStep);
+            steps.push(ProgramStep::NextStep);
             for &(mib, stream, nth) in &requests {
-                steps.push(Step::Alloc { bytes: mib * MIB, stream: StreamId(stream) });
+                steps.push(ProgramStep::Alloc { bytes: mib * MIB, stream: StreamId(stream) });
                 if nth < 3 {
-                    steps.push(Step::Free { nth });
+                    steps.push(ProgramStep::Free { nth });
                 }
             }
         }
@@ -217,7 +218,7 @@ proptest! {
                 let plan = FaultPlan::none().fail_nth(Some(kind), turn, CallFailure::UNKNOWN);
                 Box::new(FaultyDevice::with(plan, simulated(bytes)))
             };
-            let mut bench = Bench::new(&Subject { build: &build, device: &faulty }, room * MIB).unwrap();
+            let mut bench = ConformanceProgram::new(&ConformanceSubject { build: &build, device: &faulty }, room * MIB).unwrap();
             bench.play(&steps);
             prop_assert_eq!(bench.finish(), [""; 0]);
         }

@@ -9,7 +9,7 @@ use std::ops::{Index, IndexMut};
 
 use crate::strategy::{
     Block, BlockState, BlockView, Context, Layout, SegmentView, StrategyError, deferred::DeferredFrees,
-    stream_uses::StreamUses,
+    deferred::StreamUses,
 };
 use oomph_base::{Address, StreamId};
 
@@ -248,7 +248,7 @@ impl PieceTable {
         if piece.uses == NONE {
             self[block.slot].uses = self.uses.add();
         }
-        self.uses.note(self[block.slot].uses, stream, false);
+        self.uses.record(self[block.slot].uses, stream, false);
         Ok(())
     }
 

@@ -103,12 +103,12 @@ impl StreamHandover {
 mod tests {
     use super::*;
     use crate::device::CallKind;
-    use crate::strategy::caching::stand_in::StandIn;
+    use crate::strategy::caching::stand_in::StandInDevice;
     use oomph_base::Address;
 
     fn waits(users: &[u16], stream: u16) -> u64 {
         let (mut handover, mut table) = (StreamHandover::default(), RegionTable::default());
-        let mut device = StandIn::new(1 << 30, 1 << 30, false);
+        let mut device = StandInDevice::new(1 << 30, 1 << 30, false);
         let mut note = 0;
         for &user in users {
             let slot = table.add_region(Address(4096), 512, StreamId(user));

@@ -4,21 +4,21 @@
 use crate::device::{CallKind, Device};
 use crate::strategy::{
     Attempt, Block, Caller, Context, Outcome, Request, Setup, Shortage, Strategy, StrategyEvent, StrategySpec,
-    caching::stand_in::{FIRST_SEGMENT, StandIn},
+    caching::stand_in::{FIRST_SEGMENT, StandInDevice},
 };
 use oomph_base::{SiteId, StreamId, ThreadId};
 
 /// A strategy, its device, and what it told.
 pub(crate) struct Trial {
     pub(crate) strategy: Box<dyn Strategy>,
-    pub(crate) device: StandIn,
+    pub(crate) device: StandInDevice,
     events: Vec<StrategyEvent>,
 }
 
 impl Trial {
     /// A new strategy on a device of `bytes`.
     pub(crate) fn new(spec: &str, bytes: u64) -> Trial {
-        let device = StandIn::new(bytes, bytes, false);
+        let device = StandInDevice::new(bytes, bytes, false);
         let strategy = StrategySpec::from(spec).build(&Setup { props: device.props(), limit: None }).unwrap();
         Trial { strategy, device, events: Vec::new() }
     }

@@ -199,7 +199,7 @@ impl<L: Default> StreamLists<L> {
 mod tests {
     use super::*;
     use crate::device::CallKind;
-    use crate::strategy::{caching::stand_in::StandIn, test_device::simulated};
+    use crate::strategy::{caching::stand_in::StandInDevice, test_device::simulated};
     use oomph_base::MIB;
 
     fn read(value: &str) -> Result<RmmAmount, String> {
@@ -227,7 +227,7 @@ mod tests {
     const FIRST: StreamId = StreamId(2);
     const SECOND: StreamId = StreamId(0);
 
-    fn waits(device: &StandIn) -> (u64, u64) {
+    fn waits(device: &StandInDevice) -> (u64, u64) {
         (device.ledger().of(CallKind::EventRecord).count, device.ledger().of(CallKind::StreamWaitEvent).count)
     }
 
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn only_what_was_freed_is_waited_for() {
-        let (mut lists, mut device) = (StreamLists::<Vec<u32>>::default(), StandIn::new(1 << 30, 1 << 30, false));
+        let (mut lists, mut device) = (StreamLists::<Vec<u32>>::default(), StandInDevice::new(1 << 30, 1 << 30, false));
         lists.get_or_make(FIRST);
         lists.wait_for(&mut device, SECOND, FIRST).unwrap();
         assert_eq!(waits(&device), (0, 0));

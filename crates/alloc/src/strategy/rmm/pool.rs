@@ -20,7 +20,7 @@ use super::{QUANTUM, RmmAmount, StreamLists, multiple_of_quantum, rounded};
 use crate::device::{Device, DeviceError};
 use crate::strategy::{
     Built, Outcome, Parameter, Refusal, Setup, SpecError, Stats, StrategyEntry,
-    caching::free_index::{Entry, FreeIndex},
+    caching::free_index::{FreeBlock, FreeIndex},
     parameters::{self, Setting},
     pooled::{
         DeviceRegion, MemoryPiece, PieceState, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, REQUEST_LIMIT,
@@ -107,15 +107,15 @@ pub(super) struct RmmPool {
 
 /// A free piece as the index knows it. The index counts in 512 bytes and RMM in 256, so sizes go in doubled.
 #[inline]
-fn entry(table: &RegionTable, slot: u32) -> Entry {
+fn entry(table: &RegionTable, slot: u32) -> FreeBlock {
     let MemoryPiece { size, address, .. } = table[slot];
-    Entry { size: 2 * size, address, slot }
+    FreeBlock { size: 2 * size, address, slot }
 }
 
 /// Takes a piece out of its list, and puts what is more than `size` back. What is cut off has no neighbour in the list:
 /// it would have been joined with it.
 #[inline]
-fn cut_from(list: &mut FreeIndex, table: &mut RegionTable, found: Entry, size: u64) -> (u32, Outcome) {
+fn cut_from(list: &mut FreeIndex, table: &mut RegionTable, found: FreeBlock, size: u64) -> (u32, Outcome) {
     list.remove(found);
     if found.size == 2 * size {
         return (found.slot, Outcome::Hit);
@@ -180,7 +180,7 @@ impl RmmPool {
     fn merge(&mut self, table: &mut RegionTable, stream: StreamId, owner: StreamId) {
         let moved = self.lists.remove(owner);
         let own = self.lists.freed_by(stream);
-        for Entry { slot, .. } in moved.ascending(0, 0) {
+        for FreeBlock { slot, .. } in moved.ascending(0, 0) {
             table[slot].stream = stream;
             join_into(own, table, slot);
         }

@@ -4,14 +4,14 @@
 use crate::device::{CallKind, Device};
 use crate::strategy::{
     Attempt, Block, Caller, Context, Outcome, Refusal, Request, Setup, Strategy, StrategyEvent, StrategySpec,
-    caching::stand_in::{FIRST_SEGMENT, StandIn},
+    caching::stand_in::{FIRST_SEGMENT, StandInDevice},
 };
 use oomph_base::{SiteId, StreamId, ThreadId};
 
 /// A strategy at work.
 pub(super) struct Worked {
     pub(super) strategy: Box<dyn Strategy>,
-    pub(super) device: StandIn,
+    pub(super) device: StandInDevice,
     events: Vec<StrategyEvent>,
     live: Vec<Block>,
     /// Who asks and frees.
@@ -21,7 +21,7 @@ pub(super) struct Worked {
 impl Worked {
     /// The strategy of this name on a device of so many bytes.
     pub(super) fn new(spec: &str, capacity: u64) -> Worked {
-        let device = StandIn::new(capacity, capacity, false);
+        let device = StandInDevice::new(capacity, capacity, false);
         let strategy = StrategySpec::from(spec).build(&Setup { props: device.props(), limit: None }).unwrap();
         Worked { strategy, device, events: Vec::new(), live: Vec::new(), thread: ThreadId(0) }
     }

@@ -1,151 +1,158 @@
-//! Watches whether a strategy keeps its contract.
+//! Checks whether a strategy keeps its contract.
 //!
-//! The wrapper keeps books of its own ([`Shadow`]) from nothing but requests, results and events, and compares them
-//! with the strategy's after every call. What does not agree is collected as a value; the strategy's answers are
-//! passed on unchanged, so that a run under watch goes the same way as one without.
+//! The wrapper keeps its own counters ([`ExpectedState`]) from requests, results and events alone, and
+//! compares them with the strategy's after every call. ViolationLog are collected. The strategy's
+//! answers are passed on unchanged, so that a checked run makes the same decisions as an unchecked
+//! one.
 
 use std::fmt;
 
-use super::{audit, backing::Backing, shadow::Shadow};
+use super::shadow::{ExpectedState, PhysicalBacking};
 use crate::device::{Device, wrap::InterceptedDevice};
 use crate::strategy::{
-    Attempt, Block, BlockState, Caller, Context, Control, EventSink, Freed, InitialLayout, Request, Stats, Strategy,
-    StrategyError, StrategyEvent,
+    Attempt, Block, BlockState, BlockView, Caller, Context, Control, EventSink, Freed, InitialLayout, Layout, Request,
+    SegmentView, Stats, Strategy, StrategyError, StrategyEvent,
 };
 use oomph_base::{Address, StreamId};
 
-/// After this many, violations are only counted: one broken book would otherwise be reported at every call.
+/// Further violations are only counted: one wrong counter would otherwise be reported at every
+/// call.
 const MOST_KEPT: usize = 64;
 
-/// A strategy under watch.
+/// A strategy whose contract is checked.
 #[derive(Clone, Debug)]
-pub struct Checked<S> {
+pub struct CheckedStrategy<S> {
     inner: S,
-    shadow: Shadow,
-    backing: Backing,
-    violations: Violations,
+    shadow: ExpectedState,
+    backing: PhysicalBacking,
+    violations: ViolationLog,
 }
 
-/// A part of the contract that was broken.
+/// A rule of the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Rule {
-    /// Live blocks never overlap, nor do they overlap blocks that still wait for a stream: not by their addresses, and
-    /// not by the physical memory behind them.
+pub enum ContractRule {
+    /// Live blocks and blocks that wait for a stream do not overlap, neither by address nor by
+    /// physical memory.
     Overlap,
     /// Every block starts at a multiple of [`ALIGNMENT`](crate::strategy::ALIGNMENT).
     Alignment,
-    /// A block is at least as large as its request, and a request for nothing is refused.
+    /// A block is at least as large as its request, and a request of zero bytes is refused.
     Size,
     /// Live blocks can be freed and used; all other handles are refused.
     Handle,
-    /// The strategy's books agree with what it did.
+    /// The strategy's counters agree with what it did.
     Books,
-    /// Segments and blocks tile memory and sum to the books.
+    /// Segments and blocks tile memory and sum to the counters.
     Layout,
-    /// Events tell what happens: segments come and go, delayed frees complete once, failures are announced.
+    /// Events report segments taken and released, delayed frees once each, and failures.
     Events,
     /// After a close the strategy is as new.
     Close,
 }
 
-impl Rule {
+impl ContractRule {
     /// Its name in findings.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
-            Rule::Overlap => "overlap",
-            Rule::Alignment => "alignment",
-            Rule::Size => "size",
-            Rule::Handle => "handle",
-            Rule::Books => "books",
-            Rule::Layout => "layout",
-            Rule::Events => "events",
-            Rule::Close => "close",
+            ContractRule::Overlap => "overlap",
+            ContractRule::Alignment => "alignment",
+            ContractRule::Size => "size",
+            ContractRule::Handle => "handle",
+            ContractRule::Books => "books",
+            ContractRule::Layout => "layout",
+            ContractRule::Events => "events",
+            ContractRule::Close => "close",
         }
     }
 }
 
-impl fmt::Display for Rule {
+impl fmt::Display for ContractRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
 }
 
-/// One breach of the contract.
+/// One violation of the contract.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Violation {
+pub struct ContractViolation {
     /// During which call to the strategy, from 1.
     pub call: u64,
-    /// What was broken.
-    pub rule: Rule,
-    /// How.
+    /// The rule.
+    pub rule: ContractRule,
+    /// What happened.
     pub detail: String,
 }
 
-impl fmt::Display for Violation {
+impl fmt::Display for ContractViolation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "call {}: {}: {}", self.call, self.rule, self.detail)
     }
 }
 
-/// What was found so far, and during which call we are.
+/// The violations so far, and the number of the current call.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Violations {
+pub(super) struct ViolationLog {
     call: u64,
-    kept: Vec<Violation>,
+    kept: Vec<ContractViolation>,
     count: u64,
 }
 
-impl Violations {
-    /// Notes a breach.
+impl ViolationLog {
+    /// Records a violation.
     #[cold]
-    pub(super) fn add(&mut self, rule: Rule, detail: String) {
+    pub(super) fn add(&mut self, rule: ContractRule, detail: String) {
         self.count += 1;
         if self.kept.len() < MOST_KEPT {
-            self.kept.push(Violation { call: self.call, rule, detail });
+            self.kept.push(ContractViolation { call: self.call, rule, detail });
         }
     }
 
-    /// Notes a breach unless `holds`.
-    pub(super) fn expect(&mut self, holds: bool, rule: Rule, detail: impl FnOnce() -> String) {
+    /// Records a violation unless `holds`.
+    pub(super) fn expect(&mut self, holds: bool, rule: ContractRule, detail: impl FnOnce() -> String) {
         if !holds {
             self.add(rule, detail());
         }
     }
 }
 
-impl<S: Strategy> Checked<S> {
-    /// Watches `inner`, which has no live blocks yet.
+impl<S: Strategy> CheckedStrategy<S> {
+    /// Checks `inner`, which has no live blocks yet.
     pub fn new(inner: S) -> Self {
-        Checked { inner, shadow: Shadow::default(), backing: Backing::default(), violations: Violations::default() }
+        CheckedStrategy {
+            inner,
+            shadow: ExpectedState::default(),
+            backing: PhysicalBacking::default(),
+            violations: ViolationLog::default(),
+        }
     }
 
     /// The first violations, oldest first.
-    pub fn violations(&self) -> &[Violation] {
+    pub fn violations(&self) -> &[ContractViolation] {
         &self.violations.kept
     }
 
-    /// How many violations there were, those not kept included.
+    /// The number of violations, including those that were not kept.
     pub fn violation_count(&self) -> u64 {
         self.violations.count
     }
 
-    /// Whether it is known which blocks are live: not after a close that failed half-way.
+    /// Whether the live blocks are known. They are not after a close that failed half-way.
     pub fn is_sound(&self) -> bool {
         self.shadow.is_known()
     }
 
-    /// Compares the strategy's layout with the books, block by block. Slow; after a call that matters, and in tests.
+    /// Compares the strategy's layout with the counters, block by block. Slow.
     pub fn audit(&mut self) {
         if self.shadow.is_known() {
-            audit::layout(&self.inner, &self.shadow, &mut self.violations);
+            audit_layout(&self.inner, &self.shadow, &mut self.violations);
         }
     }
 
-    /// A copy of the strategy under the same watch, as [`Strategy::fork`] makes it.
-    pub fn fork_checked(&self) -> Option<Checked<Box<dyn Strategy>>> {
+    /// [`Strategy::fork`] with a concrete type.
+    pub fn fork_checked(&self) -> Option<CheckedStrategy<Box<dyn Strategy>>> {
         let (shadow, backing) = (self.shadow.clone(), self.backing.clone());
-        Some(Checked { inner: self.inner.fork()?, shadow, backing, violations: self.violations.clone() })
+        Some(CheckedStrategy { inner: self.inner.fork()?, shadow, backing, violations: self.violations.clone() })
     }
 
     /// The strategy inside.
@@ -153,12 +160,16 @@ impl<S: Strategy> Checked<S> {
         self.inner
     }
 
-    /// Makes one call with a listener in front of the event sink, and one in front of the device.
-    fn watch<R>(&mut self, cx: &mut Context<'_>, call: impl FnOnce(&mut S, &mut Context<'_>) -> R) -> R {
+    /// Makes one call with a listener in front of the event sink and one in front of the device.
+    fn observe<R>(&mut self, cx: &mut Context<'_>, call: impl FnOnce(&mut S, &mut Context<'_>) -> R) -> R {
         self.violations.call += 1;
         let mut freed = Vec::new();
-        let mut listener =
-            Listener { shadow: &mut self.shadow, freed: &mut freed, violations: &mut self.violations, outer: cx.sink };
+        let mut listener = CheckedSink {
+            shadow: &mut self.shadow,
+            freed: &mut freed,
+            violations: &mut self.violations,
+            outer: cx.sink,
+        };
         let mut device = InterceptedDevice::new(&mut *cx.device, &mut self.backing);
         let result = call(&mut self.inner, &mut Context { device: &mut device, sink: &mut listener });
         freed.into_iter().for_each(|block| self.backing.vacate(block));
@@ -166,15 +177,15 @@ impl<S: Strategy> Checked<S> {
     }
 
     /// A block was handed out for a request of `bytes`.
-    fn take_note(&mut self, block: Block, bytes: u64) {
+    fn on_served(&mut self, block: Block, bytes: u64) {
         self.shadow.served(block, bytes, &mut self.violations);
         if let Some(other) = self.backing.occupy(&block) {
             let detail = format!("physical memory of the block at {} is that of the one at {other}", block.address);
-            self.violations.add(Rule::Overlap, detail);
+            self.violations.add(ContractRule::Overlap, detail);
         }
     }
 
-    /// After a call.
+    /// Compares the counters after a call.
     fn compare(&mut self, device: &dyn Device, error: Option<&StrategyError>) {
         if matches!(error, Some(StrategyError::Device(_))) {
             self.shadow.accept_reserved(&self.inner.stats());
@@ -183,18 +194,18 @@ impl<S: Strategy> Checked<S> {
     }
 }
 
-impl<S: Strategy> Strategy for Checked<S> {
+impl<S: Strategy> Strategy for CheckedStrategy<S> {
     fn alloc(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
-        let result = self.watch(cx, |inner, cx| inner.alloc(cx, request));
+        let result = self.observe(cx, |inner, cx| inner.alloc(cx, request));
         match &result {
-            Ok(Attempt::Served(block, _)) => self.take_note(*block, request.bytes),
+            Ok(Attempt::Served(block, _)) => self.on_served(*block, request.bytes),
             Ok(Attempt::OutOfMemory(shortage)) => self.shadow.ran_out(shortage.refused_by),
             Err(StrategyError::UnknownBlock { .. }) => {
-                self.violations.add(Rule::Handle, "an alloc answered that a block is unknown".to_owned());
+                self.violations.add(ContractRule::Handle, "an alloc answered that a block is unknown".to_owned());
             }
             Err(error) => {
                 let refused = *error == StrategyError::ZeroBytes;
-                self.violations.expect(refused == (request.bytes == 0), Rule::Size, || {
+                self.violations.expect(refused == (request.bytes == 0), ContractRule::Size, || {
                     format!("a request for {} bytes answered '{error}'", request.bytes)
                 });
             }
@@ -205,8 +216,8 @@ impl<S: Strategy> Strategy for Checked<S> {
 
     fn free(&mut self, cx: &mut Context<'_>, block: Block, caller: Caller) -> Result<Freed, StrategyError> {
         let was_live = self.shadow.is_live(&block);
-        let result = self.watch(cx, |inner, cx| inner.free(cx, block, caller));
-        self.shadow.answered(&block, was_live, result.as_ref().err(), &mut self.violations);
+        let result = self.observe(cx, |inner, cx| inner.free(cx, block, caller));
+        self.shadow.check_handle(&block, was_live, result.as_ref().err(), &mut self.violations);
         if let Ok(freed) = result
             && was_live
         {
@@ -221,14 +232,14 @@ impl<S: Strategy> Strategy for Checked<S> {
 
     fn used_on(&mut self, cx: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
         let is_live = self.shadow.is_live(block);
-        let result = self.watch(cx, |inner, cx| inner.used_on(cx, block, stream));
-        self.shadow.answered(block, is_live, result.as_ref().err(), &mut self.violations);
+        let result = self.observe(cx, |inner, cx| inner.used_on(cx, block, stream));
+        self.shadow.check_handle(block, is_live, result.as_ref().err(), &mut self.violations);
         self.compare(cx.device, result.as_ref().err());
         result
     }
 
     fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {
-        let result = self.watch(cx, |inner, cx| inner.control(cx, command));
+        let result = self.observe(cx, |inner, cx| inner.control(cx, command));
         self.compare(cx.device, result.as_ref().err());
         result
     }
@@ -238,60 +249,155 @@ impl<S: Strategy> Strategy for Checked<S> {
         cx: &mut Context<'_>,
         initial: &InitialLayout,
     ) -> Result<Option<Vec<Block>>, StrategyError> {
-        let result = self.watch(cx, |inner, cx| inner.resume_from(cx, initial));
+        let result = self.observe(cx, |inner, cx| inner.resume_from(cx, initial));
         let requested = initial.layout.blocks().filter(|block| block.state != BlockState::Free);
         let resumed = result.iter().flatten().flatten().zip(requested.map(|block| block.requested));
         for (block, bytes) in resumed {
-            self.take_note(*block, bytes);
+            self.on_served(*block, bytes);
         }
         self.compare(cx.device, result.as_ref().err());
         result
     }
 
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
-        let result = self.watch(cx, |inner, cx| inner.trim(cx));
+        let result = self.observe(cx, |inner, cx| inner.trim(cx));
         self.compare(cx.device, result.as_ref().err());
         result
     }
 
-    /// After a close that failed half-way nobody can say which blocks are still live: the watch rests until a close
-    /// succeeds.
+    /// After a close that failed half-way the live blocks are unknown: nothing is checked until a
+    /// close succeeds.
     fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         self.shadow.begin_close();
-        let result = self.watch(cx, |inner, cx| inner.close(cx));
+        let result = self.observe(cx, |inner, cx| inner.close(cx));
         if result.is_ok() {
-            self.shadow = Shadow::default();
+            self.shadow = ExpectedState::default();
             self.backing.vacate_all();
             let stats = self.inner.stats();
-            self.violations
-                .expect(stats == Stats::default(), Rule::Close, || format!("after a close the books say {stats:?}"));
+            self.violations.expect(stats == Stats::default(), ContractRule::Close, || {
+                format!("after a close the counters are {stats:?}")
+            });
         }
         result
     }
 
     views_of_inner!();
 
-    /// The copy is under watch as well; what was found so far goes along.
+    /// The copy is checked as well and keeps the violations so far.
     fn fork(&self) -> Option<Box<dyn Strategy>> {
         Some(Box::new(self.fork_checked()?))
     }
 }
 
-/// Hears events before the sink that they are for.
-struct Listener<'a> {
-    shadow: &'a mut Shadow,
-    /// Blocks whose delayed free is done.
+/// Observes events before they reach the sink.
+struct CheckedSink<'a> {
+    shadow: &'a mut ExpectedState,
+    /// Blocks whose delayed free has completed.
     freed: &'a mut Vec<Address>,
-    violations: &'a mut Violations,
+    violations: &'a mut ViolationLog,
     outer: &'a mut dyn EventSink,
 }
 
-impl EventSink for Listener<'_> {
+impl EventSink for CheckedSink<'_> {
     fn event(&mut self, event: StrategyEvent) {
-        self.shadow.heard(event, self.violations);
+        self.shadow.on_event(event, self.violations);
         if let StrategyEvent::FreeCompleted { address, .. } = event {
             self.freed.push(address);
         }
         self.outer.event(event);
     }
+}
+
+/// Compares a strategy's layout with its counters and with what callers hold. A strategy without a
+/// layout is not checked.
+fn audit_layout(strategy: &dyn Strategy, shadow: &ExpectedState, violations: &mut ViolationLog) {
+    let Some(layout) = strategy.layout() else { return };
+    check_tiling(&layout, violations);
+    check_sums(strategy, &layout, violations);
+    check_holdings(&layout, shadow, violations);
+}
+
+/// Segments are in order and do not overlap; the blocks of each fill it without gaps.
+fn check_tiling(layout: &Layout, violations: &mut ViolationLog) {
+    let real: Vec<&SegmentView> = layout.segments.iter().filter(|segment| !segment.alias).collect();
+    for pair in real.windows(2) {
+        let end = pair[0].address.offset(pair[0].bytes);
+        violations.expect(end <= pair[1].address, ContractRule::Layout, || {
+            format!("the segment at {} ends at {end}, the next begins at {}", pair[0].address, pair[1].address)
+        });
+    }
+    for segment in &layout.segments {
+        let mut at = segment.address;
+        for block in &segment.blocks {
+            violations.expect(block.address == at && block.size > 0, ContractRule::Layout, || {
+                format!(
+                    "in the segment at {}: {} bytes at {}, expected at {at}",
+                    segment.address, block.size, block.address
+                )
+            });
+            at = block.address.offset(block.size);
+        }
+        let end = segment.address.offset(segment.bytes);
+        violations.expect(at == end, ContractRule::Layout, || {
+            format!("the blocks of the segment at {} end at {at}, it ends at {end}", segment.address)
+        });
+    }
+}
+
+/// Segments sum to reserved, blocks to allocated and active.
+fn check_sums(strategy: &dyn Strategy, layout: &Layout, violations: &mut ViolationLog) {
+    let stats = strategy.stats();
+    let real = || layout.segments.iter().filter(|segment| !segment.alias);
+    let in_state = |state| layout.blocks().filter(|block| block.state == state).map(|block| block.size).sum::<u64>();
+    let allocated = in_state(BlockState::Allocated);
+    let mut agree = |name: &str, layout: u64, books: u64| {
+        violations.expect(layout == books, ContractRule::Layout, || {
+            format!("{name}: {layout} in the layout, {books} in the counters")
+        });
+    };
+    agree("reserved", real().map(|segment| segment.bytes).sum(), stats.current.reserved);
+    agree("allocated", allocated, stats.current.allocated);
+    agree("active", allocated + in_state(BlockState::Pending), stats.current.active);
+    // Strategies may count mapped memory as they like.
+    if real().all(|segment| !segment.mapped) {
+        agree("segments", real().count() as u64, stats.segments);
+    }
+    let in_aliases = layout.segments.iter().filter(|segment| segment.alias).flat_map(|segment| &segment.blocks);
+    let shown: u64 = in_aliases.filter(|block| is_in_use(block)).map(|block| block.size).sum();
+    let lent = in_state(BlockState::Lent);
+    violations.expect(lent == shown, ContractRule::Layout, || {
+        format!("{lent} bytes are lent, {shown} are in use under other addresses")
+    });
+    let free = in_state(BlockState::Free);
+    for stream in layout.segments.iter().map(|segment| segment.stream).chain([StreamId::DEFAULT]) {
+        let largest = strategy.largest_free(stream).unwrap_or(0);
+        violations.expect(largest <= free, ContractRule::Layout, || {
+            format!("{largest} bytes should be free in one piece for stream {stream}, {free} are free in all")
+        });
+    }
+}
+
+/// The blocks in use in the layout are those that callers hold.
+fn check_holdings(layout: &Layout, shadow: &ExpectedState, violations: &mut ViolationLog) {
+    let mut in_use: Vec<&BlockView> = layout.blocks().filter(|block| is_in_use(block)).collect();
+    in_use.sort_unstable_by_key(|block| block.address);
+    let mut theirs = in_use.iter().copied().map(|block| (block.address, block.size, block.requested, block.state));
+    let mut ours = shadow.held().map(|held| {
+        let state = if held.pending { BlockState::Pending } else { BlockState::Allocated };
+        (held.block.address, held.block.size, held.requested, state)
+    });
+    loop {
+        let (their, our) = (theirs.next(), ours.next());
+        if their != our {
+            violations.add(ContractRule::Layout, format!("the layout has {their:?} where callers hold {our:?}"));
+            return;
+        }
+        if our.is_none() {
+            return;
+        }
+    }
+}
+
+fn is_in_use(block: &BlockView) -> bool {
+    matches!(block.state, BlockState::Allocated | BlockState::Pending)
 }

@@ -1,141 +1,397 @@
 //! One strategy and its device behind one lock, shared by many threads.
 //!
-//! PyTorch's allocator does the same: one mutex a device, held for the whole of every call, driver calls included. Calls
-//! are short, so whoever finds the lock taken offers its core to others and tries again: being put to sleep and woken up
-//! would take longer than most waits.
+//! PyTorch's allocator does the same: one mutex per device, held during every call, driver calls
+//! included. Each thread drives a view of the strategy and of the device. The thread's own device
+//! calls (launches, events) take the same lock, because a device does not support concurrent
+//! callers.
 
 use spin::{Yield, mutex::SpinMutex};
 
-use crate::device::{Capabilities, Device};
-use crate::strategy::{
-    Attempt, Block, Caller, Context, Control, EventSink, Freed, Layout, Request, Stats, Strategy, StrategyError,
+use crate::device::{
+    CallLedger, CallTally, Capabilities, Compute, Device, DeviceError, DeviceProps, MemoryInfo, Patterned, Patterns,
+    PinnedHost, StreamOrderedPools, Verified, VirtualMemory,
 };
-use oomph_base::StreamId;
+use crate::strategy::{
+    Attempt, Block, Caller, Context, Control, EventSink, Freed, InitialLayout, Layout, Request, Stats, Strategy,
+    StrategyError,
+};
+use oomph_base::{Address, EventId, Nanos, StreamId, Work};
 
-/// The lock that callers of a strategy share. A panic under it leaves it open: a strategy keeps its state sound through
-/// every error, and an event sink's panic must not take memory away from all other threads.
+/// The lock that callers of a strategy share. It yields instead of sleeping, because most calls are
+/// shorter than a wake-up. A panic does not poison it: a strategy keeps its state sound through
+/// every error, and a panic of an event sink must not take memory away from all other threads.
 pub(in crate::strategy) type Lock<T> = SpinMutex<T, Yield>;
 
-/// A strategy that any number of threads may call. It has the methods of [`Strategy`], on a shared reference and
-/// without a context, which lies behind the lock as well.
-pub struct Locked<S, E> {
-    inside: Lock<Inside<S, E>>,
+/// A strategy, its device and its event sink behind one lock, for any number of threads.
+pub struct LockedStrategy<S, E> {
+    inside: Lock<LockedParts<S, E>>,
 }
 
-struct Inside<S, E> {
+struct LockedParts<S, E> {
     strategy: S,
     device: Box<dyn Device>,
     sink: E,
 }
 
-impl<S: Strategy, E: EventSink> Locked<S, E> {
-    /// Locks the three up together.
+impl<S: Strategy, E: EventSink> LockedStrategy<S, E> {
+    /// Puts the three behind one lock.
     pub fn new(strategy: S, device: Box<dyn Device>, sink: E) -> Self {
-        Locked { inside: Lock::new(Inside { strategy, device, sink }) }
+        LockedStrategy { inside: Lock::new(LockedParts { strategy, device, sink }) }
     }
 
-    /// What was locked up.
+    /// The three parts.
     pub fn into_parts(self) -> (S, Box<dyn Device>, E) {
-        let Inside { strategy, device, sink } = self.inside.into_inner();
+        let LockedParts { strategy, device, sink } = self.inside.into_inner();
         (strategy, device, sink)
     }
 
-    /// Several calls under one lock, or one that the strategy has beyond the trait.
+    /// Makes calls under the lock.
     #[inline]
     pub fn with<R>(&self, call: impl FnOnce(&mut S, &mut Context<'_>) -> R) -> R {
-        let Inside { strategy, device, sink } = &mut *self.inside.lock();
+        let LockedParts { strategy, device, sink } = &mut *self.inside.lock();
         call(strategy, &mut Context { device: &mut **device, sink })
     }
+}
 
-    /// [`Strategy::alloc`].
+/// One thread's view of a [`LockedStrategy`] strategy. The context of a call is ignored: device and event
+/// sink are behind the lock.
+pub struct SharedStrategy<'a, S, E> {
+    locked: &'a LockedStrategy<S, E>,
+    /// The counters after the last failed request, which is when the driver reads them.
+    stats: Stats,
+}
+
+/// One thread's view of the device of a [`LockedStrategy`] strategy.
+pub struct SharedDevice<'a, S, E> {
+    locked: &'a LockedStrategy<S, E>,
+    props: DeviceProps,
+    /// Streams that all threads share, except the default one.
+    common_streams: u16,
+    /// How many of them this thread has created.
+    known_streams: u16,
+}
+
+impl<S: Strategy, E: EventSink> LockedStrategy<S, E> {
+    /// A view for one more thread. The first `common_streams` streams that a thread creates are the
+    /// same for all threads and exist already; further ones belong to the thread.
+    pub fn share(&self, common_streams: u16) -> (SharedStrategy<'_, S, E>, SharedDevice<'_, S, E>) {
+        let (stats, props) = self.with(|strategy, cx| (strategy.stats(), cx.device.props().clone()));
+        (SharedStrategy { locked: self, stats }, SharedDevice { locked: self, props, common_streams, known_streams: 0 })
+    }
+}
+
+impl<S: Strategy, E: EventSink + Send> Strategy for SharedStrategy<'_, S, E> {
     #[inline]
-    pub fn alloc(&self, request: &Request) -> Result<Attempt, StrategyError> {
-        self.with(|strategy, cx| strategy.alloc(cx, request))
+    fn alloc(&mut self, _: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
+        let (attempt, stats) = self.locked.with(|strategy, cx| {
+            let attempt = strategy.alloc(cx, request);
+            let failed = matches!(attempt, Ok(Attempt::OutOfMemory(_)));
+            (attempt, failed.then(|| strategy.stats()))
+        });
+        if let Some(stats) = stats {
+            self.stats = stats;
+        }
+        attempt
     }
 
-    /// [`Strategy::free`].
     #[inline]
-    pub fn free(&self, block: Block, caller: Caller) -> Result<Freed, StrategyError> {
-        self.with(|strategy, cx| strategy.free(cx, block, caller))
+    fn free(&mut self, _: &mut Context<'_>, block: Block, caller: Caller) -> Result<Freed, StrategyError> {
+        self.locked.with(|strategy, cx| strategy.free(cx, block, caller))
     }
 
-    /// [`Strategy::used_on`].
-    pub fn used_on(&self, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
-        self.with(|strategy, cx| strategy.used_on(cx, block, stream))
+    fn used_on(&mut self, _: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
+        self.locked.with(|strategy, cx| strategy.used_on(cx, block, stream))
     }
 
-    /// [`Strategy::control`].
-    pub fn control(&self, command: &Control<'_>) -> Result<(), StrategyError> {
-        self.with(|strategy, cx| strategy.control(cx, command))
+    fn control(&mut self, _: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {
+        self.locked.with(|strategy, cx| strategy.control(cx, command))
     }
 
-    /// [`Strategy::trim`].
-    pub fn trim(&self) -> Result<(), StrategyError> {
-        self.with(|strategy, cx| strategy.trim(cx))
+    fn resume_from(
+        &mut self,
+        _: &mut Context<'_>,
+        initial: &InitialLayout,
+    ) -> Result<Option<Vec<Block>>, StrategyError> {
+        self.locked.with(|strategy, cx| strategy.resume_from(cx, initial))
     }
 
-    /// [`Strategy::close`].
-    pub fn close(&self) -> Result<(), StrategyError> {
-        self.with(|strategy, cx| strategy.close(cx))
+    fn trim(&mut self, _: &mut Context<'_>) -> Result<(), StrategyError> {
+        self.locked.with(|strategy, cx| strategy.trim(cx))
     }
 
-    /// [`Strategy::stats`].
-    pub fn stats(&self) -> Stats {
-        self.inside.lock().strategy.stats()
+    /// Closes it for all threads.
+    fn close(&mut self, _: &mut Context<'_>) -> Result<(), StrategyError> {
+        self.locked.with(|strategy, cx| strategy.close(cx))
     }
 
-    /// [`Strategy::largest_free`].
-    pub fn largest_free(&self, stream: StreamId) -> Option<u64> {
-        self.inside.lock().strategy.largest_free(stream)
+    fn stats(&self) -> Stats {
+        self.stats
     }
 
-    /// [`Strategy::layout`].
-    pub fn layout(&self) -> Option<Layout> {
-        self.inside.lock().strategy.layout()
+    fn largest_free(&self, stream: StreamId) -> Option<u64> {
+        self.locked.with(|strategy, _| strategy.largest_free(stream))
     }
 
-    /// [`Strategy::details`].
-    pub fn details(&self) -> Vec<(&'static str, u64)> {
-        self.inside.lock().strategy.details()
+    fn layout(&self) -> Option<Layout> {
+        self.locked.with(|strategy, _| strategy.layout())
     }
 
-    /// [`Strategy::requires`].
-    pub fn requires(&self) -> Capabilities {
-        self.inside.lock().strategy.requires()
+    fn details(&self) -> Vec<(&'static str, u64)> {
+        self.locked.with(|strategy, _| strategy.details())
     }
 
-    /// [`Strategy::fork`].
-    pub fn fork(&self) -> Option<Box<dyn Strategy>> {
-        self.inside.lock().strategy.fork()
+    fn requires(&self) -> Capabilities {
+        self.locked.with(|strategy, _| strategy.requires())
+    }
+
+    fn fork(&self) -> Option<Box<dyn Strategy>> {
+        self.locked.with(|strategy, _| strategy.fork())
+    }
+}
+
+impl<S: Strategy, E: EventSink> SharedDevice<'_, S, E> {
+    fn with<R>(&self, call: impl FnOnce(&mut dyn Device) -> R) -> R {
+        self.locked.with(|_, cx| call(&mut *cx.device))
+    }
+}
+
+impl<S: Strategy, E: EventSink + Send> Device for SharedDevice<'_, S, E> {
+    fn props(&self) -> &DeviceProps {
+        &self.props
+    }
+
+    fn alloc(&mut self, bytes: u64) -> Result<Address, DeviceError> {
+        self.with(|device| device.alloc(bytes))
+    }
+
+    fn free(&mut self, address: Address) -> Result<(), DeviceError> {
+        self.with(|device| device.free(address))
+    }
+
+    fn memory_info(&mut self) -> Result<MemoryInfo, DeviceError> {
+        self.with(|device| device.memory_info())
+    }
+
+    fn held_bytes(&self) -> u64 {
+        self.with(|device| device.held_bytes())
+    }
+
+    fn growth_bytes(&self, bytes: u64) -> u64 {
+        self.with(|device| device.growth_bytes(bytes))
+    }
+
+    fn free_bytes(&self) -> u64 {
+        self.with(|device| device.free_bytes())
+    }
+
+    fn overhead_bytes(&self) -> u64 {
+        self.with(|device| device.overhead_bytes())
+    }
+
+    fn stream_create(&mut self, known_as: u64) -> Result<StreamId, DeviceError> {
+        if self.known_streams < self.common_streams {
+            self.known_streams += 1;
+            return Ok(StreamId(self.known_streams));
+        }
+        self.with(|device| device.stream_create(known_as))
+    }
+
+    fn stream_handle(&self, stream: StreamId) -> u64 {
+        self.with(|device| device.stream_handle(stream))
+    }
+
+    fn stream_synchronize(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        self.with(|device| device.stream_synchronize(stream))
+    }
+
+    fn stream_wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError> {
+        self.with(|device| device.stream_wait_event(stream, event))
+    }
+
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        self.with(|device| device.synchronize())
+    }
+
+    fn event_create(&mut self) -> Result<EventId, DeviceError> {
+        self.with(|device| device.event_create())
+    }
+
+    fn event_record(&mut self, event: EventId, stream: StreamId) -> Result<(), DeviceError> {
+        self.with(|device| device.event_record(event, stream))
+    }
+
+    fn event_query(&mut self, event: EventId) -> Result<bool, DeviceError> {
+        self.with(|device| device.event_query(event))
+    }
+
+    fn event_synchronize(&mut self, event: EventId) -> Result<(), DeviceError> {
+        self.with(|device| device.event_synchronize(event))
+    }
+
+    fn event_destroy(&mut self, event: EventId) -> Result<(), DeviceError> {
+        self.with(|device| device.event_destroy(event))
+    }
+
+    fn now(&self) -> Nanos {
+        self.with(|device| device.now())
+    }
+
+    fn elapse(&mut self, time: Nanos) {
+        self.with(|device| device.elapse(time));
+    }
+
+    fn ledger(&self) -> CallLedger {
+        self.with(|device| device.ledger())
+    }
+
+    fn calls(&self) -> CallTally {
+        self.with(|device| device.calls())
+    }
+
+    /// Strategies use the device behind the lock, so this view need not offer it.
+    fn virtual_memory(&mut self) -> Option<&mut dyn VirtualMemory> {
+        None
+    }
+
+    /// As for virtual memory.
+    fn stream_ordered_pools(&mut self) -> Option<&mut dyn StreamOrderedPools> {
+        None
+    }
+
+    fn pinned_host(&mut self) -> Option<&mut dyn PinnedHost> {
+        if self.props.capabilities.pinned_host { Some(self) } else { None }
+    }
+
+    fn compute(&mut self) -> Option<&mut dyn Compute> {
+        if self.props.capabilities.compute { Some(self) } else { None }
+    }
+
+    fn patterns(&mut self) -> Option<&mut dyn Patterns> {
+        if self.props.capabilities.patterns { Some(self) } else { None }
+    }
+}
+
+impl<S: Strategy, E: EventSink + Send> PinnedHost for SharedDevice<'_, S, E> {
+    fn host_alloc(&mut self, bytes: u64) -> Result<Address, DeviceError> {
+        self.with(|device| device.require_pinned_host()?.host_alloc(bytes))
+    }
+
+    fn host_free(&mut self, address: Address) -> Result<(), DeviceError> {
+        self.with(|device| device.require_pinned_host()?.host_free(address))
+    }
+}
+
+impl<S: Strategy, E: EventSink + Send> Compute for SharedDevice<'_, S, E> {
+    fn launch(&mut self, stream: StreamId, work: &Work, operands: &[(Address, u64)]) -> Result<(), DeviceError> {
+        self.with(|device| device.require_compute()?.launch(stream, work, operands))
+    }
+}
+
+impl<S: Strategy, E: EventSink + Send> Patterns for SharedDevice<'_, S, E> {
+    fn fill_blocks(&mut self, stream: StreamId, blocks: &[Patterned]) -> Result<(), DeviceError> {
+        self.with(|device| device.require_patterns()?.fill_blocks(stream, blocks))
+    }
+
+    fn verify_blocks(&mut self, stream: StreamId, blocks: &[Patterned]) -> Result<(), DeviceError> {
+        self.with(|device| device.require_patterns()?.verify_blocks(stream, blocks))
+    }
+
+    /// Returns the results for the blocks of all threads.
+    fn verified(&mut self) -> Result<Verified, DeviceError> {
+        self.with(|device| device.require_patterns()?.verified())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::CallKind;
     use crate::strategy::{
-        STRATEGIES, Setup, StrategySpec,
+        STRATEGIES, Setup, Silent, StrategySpec,
         test_device::simulated,
-        wrap::{Addressed, Checked},
+        wrap::{AddressedStrategy, CheckedStrategy},
     };
-    use oomph_base::{GIB, SiteId, ThreadId};
+    use oomph_base::{GIB, KIB, MIB, SiteId, ThreadId};
+
+    fn locked(bytes: u64) -> LockedStrategy<CheckedStrategy<Box<dyn Strategy>>, Silent> {
+        let device = simulated(bytes);
+        let strategy = StrategySpec::from("caching").build(&Setup { props: device.props(), limit: None }).unwrap();
+        LockedStrategy::new(CheckedStrategy::new(strategy), device, Silent)
+    }
+
+    fn request(bytes: u64, thread: u16) -> Request {
+        Request { bytes, stream: StreamId::DEFAULT, thread: ThreadId(thread), site: SiteId(0) }
+    }
 
     #[test]
-    fn many_threads_share_every_strategy_and_free_by_address() {
+    fn threads_share_one_strategy() {
+        let locked = locked(4 * GIB);
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (mut strategy, mut device) = locked.share(0);
+                scope.spawn(move || {
+                    let mut cx = Context { device: &mut device, sink: &mut Silent };
+                    for round in 1..=200 {
+                        let Ok(Attempt::Served(block, _)) = strategy.alloc(&mut cx, &request(round * KIB, thread))
+                        else {
+                            panic!("not served")
+                        };
+                        if let Some(compute) = cx.device.compute() {
+                            compute.launch(StreamId::DEFAULT, &Work::Spin { nanos: Nanos(1) }, &[]).unwrap();
+                        }
+                        strategy.free(&mut cx, block, Caller::default()).unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(locked.with(|strategy, _| strategy.stats()).allocs, 800);
+        locked.with(|strategy, cx| strategy.close(cx)).unwrap();
+        let (strategy, device, _) = locked.into_parts();
+        assert_eq!(strategy.violations(), []);
+        assert_eq!(device.held_bytes(), 0);
+        assert_eq!(device.ledger().of(CallKind::Launch).count, 800);
+    }
+
+    #[test]
+    fn threads_share_the_first_streams() {
+        let mut device = simulated(GIB);
+        assert_eq!(device.stream_create(0), Ok(StreamId(1)));
+        let strategy = StrategySpec::from("direct").build(&Setup { props: device.props(), limit: None }).unwrap();
+        let locked = LockedStrategy::new(strategy, device, Silent);
+        let ((_, mut first), (_, mut second)) = (locked.share(1), locked.share(1));
+        assert_eq!((first.stream_create(0), second.stream_create(0)), (Ok(StreamId(1)), Ok(StreamId(1))));
+        assert_eq!((first.stream_create(0), second.stream_create(0)), (Ok(StreamId(2)), Ok(StreamId(3))));
+    }
+
+    #[test]
+    fn counters_after_a_failed_request_cover_all_threads() {
+        let locked = locked(1024 * MIB);
+        let (mut first, mut device) = locked.share(0);
+        let (mut second, _) = locked.share(0);
+        let mut cx = Context { device: &mut device, sink: &mut Silent };
+        first.alloc(&mut cx, &request(100 * MIB, 0)).unwrap();
+        assert_eq!(second.stats().current.allocated, 0, "not asked since");
+        assert!(matches!(second.alloc(&mut cx, &request(4 * GIB, 1)), Ok(Attempt::OutOfMemory(_))));
+        assert_eq!(second.stats().current.allocated, 100 * MIB);
+    }
+
+    #[test]
+    fn threads_share_every_strategy_and_free_by_address() {
         for entry in STRATEGIES {
             let device = simulated(4 * GIB);
             let spec = StrategySpec { name: entry.name.to_owned(), parameters: String::new() };
             let strategy = spec.build(&Setup { props: device.props(), limit: None }).unwrap();
-            let shared = Locked::new(Addressed::new(Checked::new(strategy)), device, Vec::new());
+            let shared =
+                LockedStrategy::new(AddressedStrategy::new(CheckedStrategy::new(strategy)), device, Vec::new());
             std::thread::scope(|scope| {
                 for thread in 0..4 {
                     let shared = &shared;
                     scope.spawn(move || churn(shared, ThreadId(thread)));
                 }
             });
-            let stats = shared.stats();
+            let stats = shared.with(|strategy, _| strategy.stats());
             assert_eq!((stats.allocs, stats.frees, stats.current.allocated), (800, 800, 0), "{}", entry.name);
-            shared.close().unwrap();
+            shared.with(|strategy, cx| strategy.close(cx)).unwrap();
             let (strategy, device, _) = shared.into_parts();
             assert_eq!(strategy.into_inner().violations(), [], "{}", entry.name);
             assert_eq!(device.held_bytes(), 0, "{}", entry.name);
@@ -143,12 +399,14 @@ mod tests {
     }
 
     /// Holds a few blocks at any time, and gives the oldest back by its address alone.
-    fn churn<S: Strategy, E: EventSink>(shared: &Locked<Addressed<S>, E>, thread: ThreadId) {
+    fn churn<S: Strategy, E: EventSink>(shared: &LockedStrategy<AddressedStrategy<S>, E>, thread: ThreadId) {
         let mut held = std::collections::VecDeque::new();
         for round in 0..200 {
             let bytes = 1 + (u64::from(thread.0) * 7919 + round * 104_729) % 300_000;
             let request = Request { bytes, stream: StreamId::DEFAULT, thread, site: SiteId(0) };
-            let Attempt::Served(block, _) = shared.alloc(&request).unwrap() else { panic!("out of memory") };
+            let Attempt::Served(block, _) = shared.with(|strategy, cx| strategy.alloc(cx, &request)).unwrap() else {
+                panic!("out of memory")
+            };
             held.push_back(block.address);
             if held.len() > 5 {
                 let address = held.pop_front().unwrap();

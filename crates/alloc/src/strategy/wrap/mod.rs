@@ -1,15 +1,16 @@
-//! Wrappers over any strategy: each adds one thing and passes every call on.
+//! Wrappers over any strategy. Each adds one thing and forwards every call.
 //!
-//! - [`Checked`]: watches the contract and collects violations.
-//! - [`Addressed`]: blocks can be given back by their address alone.
-//! - [`Locked`]: one strategy and its device, shared by many threads; [`SharedStrategy`] and [`SharedDevice`] are what
-//!   each of the threads drives.
-//! - [`ResumedStrategy`]: continues from an initial layout; the first requests get the blocks that are live in it.
+//! - [`CheckedStrategy`]: checks the contract and collects violations.
+//! - [`AddressedStrategy`]: blocks can be freed by their address alone.
+//! - [`LockedStrategy`]: one strategy and its device, shared by many threads; each thread drives a
+//!   [`SharedStrategy`] and a [`SharedDevice`].
+//! - [`ResumedStrategy`]: continues from an initial layout; the first requests get the blocks that
+//!   are live in it.
 //!
-//! Wrappers nest, `Locked<Addressed<Checked<_>>>`, and take a concrete strategy or a boxed one. They know the trait
-//! and no strategy in particular.
+//! Wrappers nest, as in `LockedStrategy<AddressedStrategy<CheckedStrategy<_>>>`, and accept a concrete strategy or a boxed
+//! one. They know only the trait.
 
-/// The methods of [`Strategy`] that only look, passed on to the field `inner`: no wrapper has anything to add to them.
+/// The read-only methods of [`Strategy`], forwarded to the field `inner`.
 macro_rules! views_of_inner {
     () => {
         fn stats(&self) -> $crate::strategy::Stats {
@@ -33,24 +34,18 @@ macro_rules! views_of_inner {
         }
     };
 }
-pub(super) use views_of_inner;
 
-mod address_table;
-mod addressed;
-mod audit;
-mod backing;
+pub(super) mod addressed;
 mod checked;
 mod locked;
 mod resumed;
 mod shadow;
-mod shared;
 
-pub use addressed::Addressed;
-pub use checked::{Checked, Rule, Violation};
-pub(super) use locked::Lock;
-pub use locked::Locked;
+pub use addressed::AddressedStrategy;
+pub use checked::{CheckedStrategy, ContractRule, ContractViolation};
+use locked::Lock;
+pub use locked::{LockedStrategy, SharedDevice, SharedStrategy};
 pub use resumed::ResumedStrategy;
-pub use shared::{SharedDevice, SharedStrategy};
 
 use super::{
     Attempt, Block, Caller, Context, Control, Freed, InitialLayout, Layout, Request, Stats, Strategy, StrategyError,
@@ -58,7 +53,7 @@ use super::{
 use crate::device::Capabilities;
 use oomph_base::StreamId;
 
-/// What the registry builds is a strategy too, so that it can be wrapped.
+/// The registry builds boxed strategies, which can be wrapped like any other.
 impl<S: Strategy + ?Sized> Strategy for Box<S> {
     fn alloc(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
         (**self).alloc(cx, request)

@@ -1,7 +1,8 @@
 //! Continues a strategy from the memory that a recording began with.
 //!
-//! `replay` puts it over a strategy when a trace has an initial layout. Such a trace first requests the blocks that are
-//! live in the layout. A strategy that declines the layout serves these requests like any others.
+//! `replay` puts it over a strategy when a trace has an initial layout. Such a trace first requests
+//! the blocks that are live in the layout. A strategy that declines the layout serves these
+//! requests like any others.
 
 use std::collections::VecDeque;
 
@@ -91,7 +92,7 @@ mod tests {
         Device,
         sim::{SimConfig, SimDevice},
     };
-    use crate::strategy::{BlockState, Setup, Silent, StrategySpec, wrap::Checked};
+    use crate::strategy::{BlockState, Setup, Silent, StrategySpec, wrap::CheckedStrategy};
     use oomph_base::{MIB, SiteId, ThreadId};
     use oomph_pytorch::AllocatorSettings;
 
@@ -126,7 +127,7 @@ mod tests {
         let initial = initial(&mut sim());
         for spec in ["caching", "address:caching"] {
             let mut device = sim();
-            let mut strategy = Checked::new(build(spec, &device));
+            let mut strategy = CheckedStrategy::new(build(spec, &device));
             let mut resumed = ResumedStrategy::new(&mut strategy, initial.clone());
             let mut cx = Context { device: &mut device, sink: &mut Silent };
             let mut blocks = Vec::new();

@@ -1,69 +1,74 @@
-//! The books of [`Checked`](super::Checked), kept from requests, results and events alone.
+//! What [`CheckedStrategy`](super::CheckedStrategy) expects of a strategy, from requests, results, events and
+//! device calls alone.
 
 use std::collections::BTreeMap;
 
-use super::checked::{Rule, Violations};
+use super::checked::{ContractRule, ViolationLog};
+use crate::device::{
+    Device, DeviceError, PhysicalId,
+    wrap::{DriverAnswer, DriverCall, Interceptor},
+};
 use crate::strategy::{ALIGNMENT, Block, Freed, Refusal, Stats, StrategyError, StrategyEvent, Usage};
 use oomph_base::Address;
 
-/// What a strategy's books should say.
+/// The counters and blocks that a strategy should have.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Shadow {
-    /// Blocks that nobody else may have, by address.
-    held: BTreeMap<Address, Held>,
+pub(super) struct ExpectedState {
+    /// Live blocks and blocks that wait for a stream, by address.
+    held: BTreeMap<Address, ExpectedBlock>,
     usage: Usage,
     live_blocks: u64,
     allocs: u64,
     frees: u64,
     ooms: u64,
-    /// Failures that events announced.
-    ooms_heard: u64,
-    /// Whether the strategy ever said that it took memory.
+    /// Failures reported by events.
+    ooms_reported: u64,
+    /// Whether an event reported that memory was taken.
     takes_memory: bool,
-    /// A close failed half-way.
+    /// Whether a close failed half-way.
     unknown: bool,
 }
 
 /// A block that is live, or freed and waiting for a stream.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Held {
+pub(super) struct ExpectedBlock {
     pub(super) block: Block,
     pub(super) requested: u64,
     pub(super) pending: bool,
 }
 
-impl Shadow {
-    /// Whether the books mean anything.
+impl ExpectedState {
+    /// Whether the live blocks are known.
     pub(super) fn is_known(&self) -> bool {
         !self.unknown
     }
 
     /// Live and waiting blocks, in address order.
-    pub(super) fn held(&self) -> impl Iterator<Item = &Held> {
+    pub(super) fn held(&self) -> impl Iterator<Item = &ExpectedBlock> {
         self.held.values()
     }
 
-    /// A block was handed out.
-    pub(super) fn served(&mut self, block: Block, requested: u64, violations: &mut Violations) {
+    /// A block was handed out for a request of `requested` bytes.
+    pub(super) fn served(&mut self, block: Block, requested: u64, violations: &mut ViolationLog) {
         let Block { address, size, .. } = block;
-        violations.expect(requested > 0, Rule::Size, || "a request for nothing was served".to_owned());
-        violations.expect(size >= requested, Rule::Size, || {
+        violations.expect(requested > 0, ContractRule::Size, || "a request for zero bytes was served".to_owned());
+        violations.expect(size >= requested, ContractRule::Size, || {
             format!("{size} bytes at {address} for a request of {requested}")
         });
-        violations.expect(address != Address::NULL && address.0 % ALIGNMENT == 0, Rule::Alignment, || {
+        violations.expect(address != Address::NULL && address.0 % ALIGNMENT == 0, ContractRule::Alignment, || {
             format!("a block at {address}")
         });
         if let Some(other) = self.overlapping(address, size) {
             let state = if other.pending { "waits for a stream" } else { "is live" };
             violations.add(
-                Rule::Overlap,
+                ContractRule::Overlap,
                 format!(
                     "{size} bytes at {address} overlap {} bytes at {}, which {state}",
                     other.block.size, other.block.address
                 ),
             );
         }
-        self.held.insert(address, Held { block, requested, pending: false });
+        self.held.insert(address, ExpectedBlock { block, requested, pending: false });
         self.allocs += 1;
         self.live_blocks += 1;
         self.usage.requested = self.usage.requested.saturating_add(requested);
@@ -76,7 +81,7 @@ impl Shadow {
         self.ooms += u64::from(refused_by != Refusal::Size);
     }
 
-    /// A live block was given back.
+    /// A live block was freed.
     pub(super) fn freed(&mut self, block: &Block, freed: Freed) {
         self.frees += 1;
         self.live_blocks -= 1;
@@ -89,32 +94,34 @@ impl Shadow {
         }
     }
 
-    /// A call with a handle was answered; `was_live` is how things stood before it.
-    pub(super) fn answered(
+    /// Checks the answer to a call with a handle; `was_live` is the state before the call.
+    pub(super) fn check_handle(
         &self,
         block: &Block,
         was_live: bool,
         error: Option<&StrategyError>,
-        violations: &mut Violations,
+        violations: &mut ViolationLog,
     ) {
         if self.unknown {
             return;
         }
         let refused = matches!(error, Some(StrategyError::UnknownBlock { .. }));
         let address = block.address;
-        violations.expect(!(was_live && refused), Rule::Handle, || format!("the live block at {address} was refused"));
-        violations.expect(was_live || refused, Rule::Handle, || {
+        violations.expect(!(was_live && refused), ContractRule::Handle, || {
+            format!("the live block at {address} was refused")
+        });
+        violations.expect(was_live || refused, ContractRule::Handle, || {
             format!("a stale or foreign handle for {address} was not refused")
         });
     }
 
-    /// Everything is about to go back.
+    /// A close begins.
     pub(super) fn begin_close(&mut self) {
         self.unknown = true;
     }
 
     /// An event arrived.
-    pub(super) fn heard(&mut self, event: StrategyEvent, violations: &mut Violations) {
+    pub(super) fn on_event(&mut self, event: StrategyEvent, violations: &mut ViolationLog) {
         match event {
             StrategyEvent::SegmentAlloc { bytes, .. } | StrategyEvent::SegmentMap { bytes, .. } => {
                 self.takes_memory = true;
@@ -125,31 +132,32 @@ impl Shadow {
             }
             StrategyEvent::FreeCompleted { address, requested, .. } => {
                 let known = self.held.get(&address).is_some_and(|held| held.pending && held.requested == requested);
-                violations.expect(known || self.unknown, Rule::Events, || {
-                    format!("a free of {requested} bytes at {address} completed that nobody waited for")
+                violations.expect(known || self.unknown, ContractRule::Events, || {
+                    format!("a free of {requested} bytes at {address} completed without a pending free")
                 });
                 if known {
                     self.reusable(address);
                 }
             }
-            StrategyEvent::OutOfMemory { .. } => self.ooms_heard += 1,
+            StrategyEvent::OutOfMemory { .. } => self.ooms_reported += 1,
             StrategyEvent::Retry { .. } => {}
         }
     }
 
-    /// A driver call failed: an announced release may not have happened, so what the strategy says is taken over.
+    /// A driver call failed: an announced release may not have happened, so the strategy's value is
+    /// accepted.
     pub(super) fn accept_reserved(&mut self, stats: &Stats) {
         self.usage.reserved = stats.current.reserved;
     }
 
-    /// Compares with the strategy's own books.
-    pub(super) fn compare(&self, stats: &Stats, device_held: u64, violations: &mut Violations) {
+    /// Compares with the strategy's counters.
+    pub(super) fn compare(&self, stats: &Stats, device_held: u64, violations: &mut ViolationLog) {
         if self.unknown {
             return;
         }
         let Usage { requested, allocated, active, reserved } = stats.current;
         let mut agree = |name: &str, theirs: u64, ours: u64| {
-            violations.expect(theirs == ours, Rule::Books, || format!("{name} is {theirs}, should be {ours}"));
+            violations.expect(theirs == ours, ContractRule::Books, || format!("{name} is {theirs}, should be {ours}"));
         };
         agree("requested", requested, self.usage.requested);
         agree("allocated", allocated, self.usage.allocated);
@@ -158,10 +166,10 @@ impl Shadow {
         agree("allocs", stats.allocs, self.allocs);
         agree("frees", stats.frees, self.frees);
         agree("ooms", stats.ooms, self.ooms);
-        violations.expect(self.ooms_heard == self.ooms, Rule::Events, || {
-            format!("{} failures were announced, {} happened", self.ooms_heard, self.ooms)
+        violations.expect(self.ooms_reported == self.ooms, ContractRule::Events, || {
+            format!("{} failures were reported, {} happened", self.ooms_reported, self.ooms)
         });
-        violations.expect(allocated <= active && active <= reserved, Rule::Books, || {
+        violations.expect(allocated <= active && active <= reserved, ContractRule::Books, || {
             format!("allocated {allocated} <= active {active} <= reserved {reserved} does not hold")
         });
         let peaks = [
@@ -171,21 +179,21 @@ impl Shadow {
             (stats.peak.reserved, reserved),
             (stats.peak_segments, stats.segments),
         ];
-        violations.expect(peaks.iter().all(|(peak, now)| peak >= now), Rule::Books, || {
-            format!("a peak is below the present: {stats:?}")
+        violations.expect(peaks.iter().all(|(peak, now)| peak >= now), ContractRule::Books, || {
+            format!("a peak is below the current value: {stats:?}")
         });
-        // A strategy that neither announces nor counts a segment says that it takes no memory (`null`).
+        // A strategy that neither reports nor counts a segment takes no memory (`null`).
         if self.takes_memory || stats.segments > 0 {
-            violations.expect(reserved == self.usage.reserved, Rule::Events, || {
+            violations.expect(reserved == self.usage.reserved, ContractRule::Events, || {
                 format!("reserved is {reserved}, events sum to {}", self.usage.reserved)
             });
-            violations.expect(reserved <= device_held, Rule::Books, || {
+            violations.expect(reserved <= device_held, ContractRule::Books, || {
                 format!("reserved is {reserved}, the device holds {device_held}")
             });
         }
     }
 
-    /// Whether the handle is that of a live block.
+    /// Whether the handle belongs to a live block.
     pub(super) fn is_live(&self, block: &Block) -> bool {
         self.held.get(&block.address).is_some_and(|held| {
             !held.pending && held.block.slot == block.slot && held.block.generation == block.generation
@@ -199,10 +207,133 @@ impl Shadow {
         }
     }
 
-    fn overlapping(&self, address: Address, size: u64) -> Option<Held> {
+    fn overlapping(&self, address: Address, size: u64) -> Option<ExpectedBlock> {
         let end = address.0.saturating_add(size);
         let (_, last) = self.held.range(..Address(end)).next_back()?;
         let last_end = last.block.address.0.saturating_add(last.block.size);
         (last_end > address.0).then_some(*last)
+    }
+}
+
+/// Mappings, and the physical memory of each block.
+///
+/// Two addresses may map the same physical memory, so blocks with disjoint addresses can still
+/// overlap. Mappings are learned from the device calls, not from the strategy. Memory that was
+/// allocated whole has one address and is ignored.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PhysicalBacking {
+    mapped: BTreeMap<Address, (u64, PhysicalId)>,
+    /// By physical memory and offset in it.
+    held: BTreeMap<(PhysicalId, u64), HeldExtent>,
+    /// The keys in `held` of each block.
+    extents: BTreeMap<Address, Vec<(PhysicalId, u64)>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct HeldExtent {
+    end: u64,
+    block: Address,
+}
+
+impl PhysicalBacking {
+    /// A block was handed out. Returns the address of another block that holds part of its physical
+    /// memory.
+    pub(super) fn occupy(&mut self, block: &Block) -> Option<Address> {
+        let end = block.address.0.saturating_add(block.size);
+        let from = self.mapped.range(..=block.address).next_back().map_or(block.address, |(&start, _)| start);
+        let mut other = None;
+        let mut extents = Vec::new();
+        for (&Address(start), &(bytes, physical)) in self.mapped.range(from..Address(end)) {
+            let (low, high) = (block.address.0.max(start), end.min(start + bytes));
+            if low >= high {
+                continue;
+            }
+            let (offset, end) = (low - start, high - start);
+            let before = self.held.range(..(physical, end)).next_back();
+            other = before
+                .filter(|((of, _), held)| *of == physical && held.end > offset)
+                .map(|(_, held)| held.block)
+                .or(other);
+            self.held.insert((physical, offset), HeldExtent { end, block: block.address });
+            extents.push((physical, offset));
+        }
+        if !extents.is_empty() {
+            self.extents.insert(block.address, extents);
+        }
+        other
+    }
+
+    /// A block was freed.
+    pub(super) fn vacate(&mut self, block: Address) {
+        for extent in self.extents.remove(&block).unwrap_or_default() {
+            if self.held.get(&extent).is_some_and(|held| held.block == block) {
+                self.held.remove(&extent);
+            }
+        }
+    }
+
+    /// All blocks were freed; mappings stay.
+    pub(super) fn vacate_all(&mut self) {
+        self.held.clear();
+        self.extents.clear();
+    }
+}
+
+impl Interceptor for &mut PhysicalBacking {
+    fn before<D: Device + ?Sized>(&mut self, _: &DriverCall, _: &D) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn after<D: Device + ?Sized>(&mut self, call: &DriverCall, answer: &mut DriverAnswer, _: &D) {
+        match *call {
+            DriverCall::Map { address, bytes, physical } if answer.is_ok() => {
+                self.mapped.insert(address, (bytes, physical));
+            }
+            DriverCall::Unmap { address, bytes } if answer.is_ok() => {
+                let end = address.offset(bytes);
+                while let Some((&start, _)) = self.mapped.range(address..end).next() {
+                    self.mapped.remove(&start);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::wrap::InterceptedDevice;
+    use crate::strategy::test_device::simulated;
+    use oomph_base::MIB;
+
+    fn block(address: Address, size: u64) -> Block {
+        Block { address, size, slot: 0, generation: 0 }
+    }
+
+    #[test]
+    fn blocks_that_share_a_chunk_overlap() {
+        let mut backing = PhysicalBacking::default();
+        let mut sim = simulated(64 * MIB);
+        let mut device = InterceptedDevice::new(&mut *sim, &mut backing);
+        let memory = device.virtual_memory().unwrap();
+        let chunks = [0, 1].map(|_| memory.create(2 * MIB).unwrap());
+        let (first, second) = (memory.reserve(4 * MIB).unwrap(), memory.reserve(2 * MIB).unwrap());
+        memory.map(first, 2 * MIB, chunks[0]).unwrap();
+        memory.map(first.offset(2 * MIB), 2 * MIB, chunks[1]).unwrap();
+        memory.map(second, 2 * MIB, chunks[1]).unwrap();
+
+        let low = block(first.offset(MIB), 2 * MIB);
+        assert_eq!(backing.occupy(&low), None);
+        assert_eq!(backing.occupy(&block(second.offset(MIB), MIB)), None, "the other half of the chunk");
+        backing.vacate(second.offset(MIB));
+        assert_eq!(backing.occupy(&block(second.offset(MIB / 2), MIB)), Some(low.address));
+        backing.vacate(second.offset(MIB / 2));
+        backing.vacate(low.address);
+        assert_eq!(backing.occupy(&block(second, 2 * MIB)), None);
+
+        let mut device = InterceptedDevice::new(&mut *sim, &mut backing);
+        device.virtual_memory().unwrap().unmap(first, 4 * MIB).unwrap();
+        assert_eq!(backing.occupy(&block(first, 4 * MIB)), None, "nothing is mapped there");
     }
 }

@@ -1,50 +1,51 @@
-//! A strategy under watch on a device of its own: calls are tried again when a driver error ends them, memory that comes
-//! back too early is seen, and after a close the device must hold nothing.
+//! A strategy under observation, on its own device. Calls that fail with a driver error are
+//! retried, early reuse is detected, and after a close the device must hold nothing.
 //!
-//! It knows blocks and streams and no program: a [`Bench`](super::Bench) plays scripts on it, and the stress room traces.
+//! It knows blocks and streams but no program: a [`ConformanceProgram`](super::ConformanceProgram) runs scripts on it,
+//! `stress` runs traces.
 
-use super::Finding;
+use super::ConformanceFinding;
 use crate::device::{CallKind, Clock, Device, DeviceError};
 use crate::strategy::{
     Attempt, Block, Caller, Context, Freed, Request, Silent, Strategy, StrategyError,
-    wrap::{Checked, Rule},
+    wrap::{CheckedStrategy, ContractRule},
 };
 use oomph_base::{Address, Nanos, StreamId, Work};
 
-/// How often a call that a driver error ends is tried: a failed call must be as if it had not been made, so that
-/// sooner or later one succeeds.
+/// How often a call that fails with a driver error is tried. A failed call must have no effect, so
+/// a retry succeeds.
 const TRIES: usize = 4;
 
-/// The part of a [`Finding`] about memory that was handed out while a stream still worked on it.
+/// The part of a [`ConformanceFinding`] about memory that was handed out while a stream still worked on it.
 pub const EARLY_REUSE: &str = "early reuse";
 
-/// A strategy under watch, and its device.
-pub struct Watch {
+/// A strategy under observation, and its device.
+pub struct ObservedStrategy {
     /// The strategy.
-    pub strategy: Checked<Box<dyn Strategy>>,
+    pub strategy: CheckedStrategy<Box<dyn Strategy>>,
     /// The device.
     pub device: Box<dyn Device>,
-    /// Until when each stream is busy at least.
+    /// The earliest time at which each stream can be idle.
     busy_until: Vec<Nanos>,
-    quarantine: Vec<Quarantined>,
-    /// Driver errors that came through.
+    quarantine: Vec<QuarantinedRange>,
+    /// Driver errors that the strategy returned.
     errors: Vec<StrategyError>,
-    findings: Vec<Finding>,
+    findings: Vec<ConformanceFinding>,
 }
 
 /// A freed range on which streams may still work.
 #[derive(Clone, Debug)]
-struct Quarantined {
+struct QuarantinedRange {
     address: Address,
     end: Address,
     users: Vec<(StreamId, Nanos)>,
 }
 
-impl Watch {
-    /// Watches a new strategy on a new device. Beside the default stream there is one for every handle.
-    pub fn new(strategy: Box<dyn Strategy>, device: Box<dyn Device>, streams: &[u64]) -> Watch {
-        let mut watch = Watch {
-            strategy: Checked::new(strategy),
+impl ObservedStrategy {
+    /// Observes a new strategy on a new device, with the default stream and one stream per handle.
+    pub fn new(strategy: Box<dyn Strategy>, device: Box<dyn Device>, streams: &[u64]) -> ObservedStrategy {
+        let mut watch = ObservedStrategy {
+            strategy: CheckedStrategy::new(strategy),
             device,
             busy_until: vec![Nanos::ZERO; streams.len() + 1],
             quarantine: Vec::new(),
@@ -53,16 +54,17 @@ impl Watch {
         };
         for &known_as in streams {
             if let Err(error) = watch.on_device(|device| device.stream_create(known_as)) {
-                watch.find("streams", format!("a stream cannot be made: {error}"));
+                watch.find("streams", format!("a stream cannot be created: {error}"));
             }
         }
         watch
     }
 
-    /// A copy of the strategy on a device that has gone through the same; `None` where the strategy cannot be copied.
+    /// A copy of the strategy on a device in the same state; `None` if the strategy cannot be
+    /// copied.
     #[must_use]
-    pub fn fork(&self, device: Box<dyn Device>) -> Option<Watch> {
-        Some(Watch {
+    pub fn fork(&self, device: Box<dyn Device>) -> Option<ObservedStrategy> {
+        Some(ObservedStrategy {
             strategy: self.strategy.fork_checked()?,
             device,
             busy_until: self.busy_until.clone(),
@@ -72,26 +74,26 @@ impl Watch {
         })
     }
 
-    /// Asks for memory.
+    /// Requests memory.
     pub fn alloc(&mut self, request: &Request) -> Result<Attempt, StrategyError> {
         let attempt = self.call(|strategy, cx| strategy.alloc(cx, request))?;
         if let Attempt::Served(block, _) = &attempt {
-            self.look_for_early_reuse(block, request.stream);
+            self.check_early_reuse(block, request.stream);
         }
         Ok(attempt)
     }
 
-    /// Gives a block back that `users` have worked with: until they have done what is queued on them by now, nobody
-    /// else may have it.
+    /// Frees a block that `users` have used. It must not be reused before they have finished the
+    /// work queued so far.
     pub fn free(&mut self, block: Block, caller: Caller, users: &[StreamId]) -> Result<Freed, StrategyError> {
         let users: Vec<(StreamId, Nanos)> = users.iter().map(|&user| (user, self.busy_until[user.index()])).collect();
         let freed = self.call(|strategy, cx| strategy.free(cx, block, caller))?;
         let end = Address(block.address.0.saturating_add(block.size));
-        self.quarantine.push(Quarantined { address: block.address, end, users });
+        self.quarantine.push(QuarantinedRange { address: block.address, end, users });
         Ok(freed)
     }
 
-    /// Queues work; `None` where the device cannot. Only of [`Work::Spin`] it is known for sure how long it takes.
+    /// Queues work; `None` if the device cannot. Only the duration of [`Work::Spin`] is known.
     pub fn launch(
         &mut self,
         stream: StreamId,
@@ -105,59 +107,60 @@ impl Watch {
             None => Ok(()),
         });
         if let (Ok(()), Work::Spin { nanos }) = (&launched, work) {
-            self.busy_until[stream.index()] = Nanos(begin.0.saturating_add(self.surely(*nanos).0));
+            self.busy_until[stream.index()] = Nanos(begin.0.saturating_add(self.least_duration(*nanos).0));
         }
         Some(launched)
     }
 
-    /// Closes the strategy, live blocks or not, and looks at what the device still holds.
+    /// Closes the strategy and checks what the device still holds.
     pub fn close(&mut self) {
         if let Err(error) = self.call(|strategy, cx| strategy.close(cx)) {
-            self.find(Rule::Close.name(), format!("close failed: {error}"));
+            self.find(ContractRule::Close.name(), format!("close failed: {error}"));
         }
         self.strategy.audit();
         let held = self.device.held_bytes();
         if held != 0 {
-            self.find(Rule::Close.name(), format!("after a close the device still holds {held} bytes"));
+            self.find(ContractRule::Close.name(), format!("after a close the device still holds {held} bytes"));
         }
         let ledger = self.device.ledger();
         for (take, give) in CallKind::ALL.iter().filter_map(|&take| Some((take, take.given_back_by()?))) {
             let done = |kind| ledger.of(kind).count - ledger.of(kind).failures;
             if done(take) != done(give) {
                 let detail = format!("after a close there were {} {take} and {} {give}", done(take), done(give));
-                self.find(Rule::Close.name(), detail);
+                self.find(ContractRule::Close.name(), detail);
             }
         }
     }
 
-    /// Notes a broken promise.
-    pub fn find(&mut self, part: &'static str, detail: String) {
-        self.findings.push(Finding { part, detail });
+    /// Records a finding.
+    pub fn find(&mut self, check: &'static str, detail: String) {
+        self.findings.push(ConformanceFinding { check, detail });
     }
 
-    /// Whether anything was found so far.
+    /// Whether there are findings.
     #[must_use]
     pub fn has_findings(&self) -> bool {
         !self.findings.is_empty() || self.strategy.violation_count() > 0
     }
 
-    /// All that was found so far: what was noted, then what the strategy did to its contract.
+    /// The findings so far, then the violations of the contract.
     #[must_use]
-    pub fn findings(&self) -> Vec<Finding> {
+    pub fn findings(&self) -> Vec<ConformanceFinding> {
         let violations = self.strategy.violations().iter();
-        let violated = violations.map(|breach| Finding { part: breach.rule.name(), detail: breach.to_string() });
+        let violated =
+            violations.map(|breach| ConformanceFinding { check: breach.rule.name(), detail: breach.to_string() });
         self.findings.iter().cloned().chain(violated).collect()
     }
 
-    /// Driver errors so far, those that a second try cured included.
+    /// Driver errors so far, including those after which a retry succeeded.
     pub fn errors(&self) -> &[StrategyError] {
         &self.errors
     }
 
-    /// Makes a call, and again if a driver error ended it.
+    /// Makes a call, and retries it after a driver error.
     pub fn call<R>(
         &mut self,
-        mut call: impl FnMut(&mut Checked<Box<dyn Strategy>>, &mut Context<'_>) -> Result<R, StrategyError>,
+        mut call: impl FnMut(&mut CheckedStrategy<Box<dyn Strategy>>, &mut Context<'_>) -> Result<R, StrategyError>,
     ) -> Result<R, StrategyError> {
         let mut result = Err(StrategyError::ZeroBytes);
         for _ in 0..TRIES {
@@ -170,7 +173,7 @@ impl Watch {
         result
     }
 
-    /// The same for a call of the program's own to the device.
+    /// The same for a device call of the program.
     pub fn on_device<R>(
         &mut self,
         mut call: impl FnMut(&mut dyn Device) -> Result<R, DeviceError>,
@@ -178,19 +181,21 @@ impl Watch {
         self.call(|_, cx| Ok(call(cx.device)?))
     }
 
-    /// How long work of that length takes at least by the host's clock. A real device has a clock of its own, and the
-    /// two drift apart by some millionths.
-    fn surely(&self, nanos: Nanos) -> Nanos {
+    /// The least time that work takes by the host's clock. The clock of a real device drifts by
+    /// some millionths.
+    fn least_duration(&self, nanos: Nanos) -> Nanos {
         match self.device.props().clock {
             Clock::Virtual => nanos,
             Clock::Wall => Nanos(nanos.0 - nanos.0 / 1_000),
         }
     }
 
-    /// Whether work that begins on `stream` now would meet work of another stream on the same memory.
+    /// Checks whether work that begins on `stream` now could overlap work of another stream on the
+    /// same memory.
     ///
-    /// The strategy may have waited, or have made the stream wait: what counts is when the stream gets to work.
-    fn look_for_early_reuse(&mut self, block: &Block, stream: StreamId) {
+    /// The strategy may have waited, or have made the stream wait, so the time at which the stream
+    /// can start counts.
+    fn check_early_reuse(&mut self, block: &Block, stream: StreamId) {
         let now = self.device.now();
         self.quarantine.retain(|range| range.users.iter().any(|&(_, until)| until > now));
         let end = Address(block.address.0.saturating_add(block.size));
@@ -211,7 +216,7 @@ impl Watch {
         }
     }
 
-    /// When `stream` has done all that is queued on it, waits included; the end of time where that cannot be known.
+    /// When `stream` has finished the queued work and waits; `u64::MAX` if that is unknown.
     fn when_idle(&mut self, stream: StreamId) -> Nanos {
         let Ok(event) = self.on_device(|device| device.event_create()) else { return Nanos(u64::MAX) };
         let recorded = self.on_device(|device| device.event_record(event, stream));

@@ -1,59 +1,64 @@
-//! Taking over memory as another allocator of this kind left it: a recording that begins in the middle goes on from there.
+//! Continuing from an initial layout: the memory that PyTorch's allocator held when a recording
+//! began.
 //!
-//! Segments and ranges are taken from the device anew and filled with the blocks that are said to lie in them. Where the
-//! device puts them elsewhere, everything keeps its place within its segment, and segments of one size keep their order,
-//! because of two free blocks that fit as well the lower is taken. Segments of different sizes keep theirs as far as the
-//! driver hands out addresses downwards, which it does but for what shares 32 MiB.
+//! Segments and ranges are allocated anew and filled with the blocks of the layout. Where the
+//! device puts them elsewhere, blocks keep their offsets in their segment, and segments of one size
+//! keep their order, because of two free blocks that fit equally well the lower one is taken.
+//! Segments of different sizes keep their order as far as the driver hands out descending
+//! addresses, which it does except within 32 MiB.
 
 use std::collections::BTreeMap;
 
 use super::{
     Caching, MIN_BLOCK_SIZE,
-    blocks::{NONE, Record, State},
+    blocks::{BlockRecord, NONE, SlotState},
     pools::DEFAULT_POOL,
 };
 use crate::strategy::{Block, BlockState, Context, Layout, SegmentView, Strategy, StrategyError};
 use oomph_base::Address;
 
-/// Runs of mapped memory that share a range of addresses.
+/// Mapped runs of a layout that lie in one range of addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedRange {
-    /// Places of the runs among the segments, in address order; there is at least one.
+    /// Indices of the runs among the segments, in address order; there is at least one.
     pub runs: Vec<usize>,
-    /// How many addresses it has.
+    /// The size of the range.
     pub bytes: u64,
-    /// In what steps it grows.
+    /// The step in which it grows.
     pub granule: u64,
 }
 
 impl Caching {
-    /// Takes over `layout`; afterwards the caller holds the blocks that are not free in it, in its order. Those that
-    /// wait for streams are among them: what they wait for is no matter of layout, so the caller frees them anew.
+    /// Allocates and fills `layout`. Returns the blocks that are not free in it, in its order; the
+    /// caller then holds them. They include pending blocks: the layout does not say which streams
+    /// those wait for, so the caller frees them again.
     ///
-    /// Refused where the allocator has memory already, where the layout cannot be one of this allocator's, and where the
-    /// device has not enough memory; the allocator then is as new.
-    pub fn take_over(&mut self, cx: &mut Context<'_>, layout: &Layout) -> Result<Vec<Block>, StrategyError> {
+    /// Fails if the allocator already has memory, if PyTorch's allocator cannot have produced the
+    /// layout, or if the device has too little memory. The allocator is then as new.
+    pub fn load_layout(&mut self, cx: &mut Context<'_>, layout: &Layout) -> Result<Vec<Block>, StrategyError> {
         if self.blocks.iter().next().is_some() {
-            return Err(StrategyError::Refused("memory can only be taken over by an allocator without any".to_owned()));
+            return Err(StrategyError::Refused(
+                "only an allocator without memory can continue from a layout".to_owned(),
+            ));
         }
         layout.segments.iter().try_for_each(check)?;
-        let adopted = self.adopt_segments(cx, layout);
-        if adopted.is_err() {
+        let loaded = self.load_segments(cx, layout);
+        if loaded.is_err() {
             self.close(cx)?;
         }
-        adopted
+        loaded
     }
 
-    fn adopt_segments(&mut self, cx: &mut Context<'_>, layout: &Layout) -> Result<Vec<Block>, StrategyError> {
+    fn load_segments(&mut self, cx: &mut Context<'_>, layout: &Layout) -> Result<Vec<Block>, StrategyError> {
         let segments = &layout.segments;
         let mut heads = vec![NONE; segments.len()];
         for range in self.shared_ranges(layout) {
-            self.adopt_range(cx, segments, &range, &mut heads)?;
+            self.load_range(cx, segments, &range, &mut heads)?;
         }
         for (segment, head) in segments.iter().zip(&mut heads).filter(|(segment, _)| !segment.mapped).rev() {
-            *head = self.adopt_whole(cx, segment)?;
+            *head = self.load_segment(cx, segment)?;
         }
-        self.exchange_alike(segments, &mut heads);
+        self.sort_equal_segments(segments, &mut heads);
         let mut held = Vec::new();
         for (segment, head) in segments.iter().zip(heads) {
             self.fill(segment, head, &mut held);
@@ -61,8 +66,8 @@ impl Caching {
         Ok(held)
     }
 
-    /// Which mapped runs lie in one range: those of one arena that are near enough, in the order in which
-    /// [`take_over`](Caching::take_over) reserves ranges.
+    /// The mapped runs by range: runs of one arena that are close enough share one. The order is
+    /// that in which [`load_layout`](Caching::load_layout) reserves ranges.
     pub fn shared_ranges(&self, layout: &Layout) -> Vec<SharedRange> {
         let segments = &layout.segments;
         let mut ranges: Vec<SharedRange> = Vec::new();
@@ -81,8 +86,8 @@ impl Caching {
         ranges
     }
 
-    /// Reserves a range and maps its runs. They stay where they were if the device gives the addresses for it.
-    fn adopt_range(
+    /// Reserves a range and maps its runs, at their old addresses if those lie in it.
+    fn load_range(
         &mut self,
         cx: &mut Context<'_>,
         segments: &[SegmentView],
@@ -90,7 +95,7 @@ impl Caching {
         heads: &mut [u32],
     ) -> Result<(), StrategyError> {
         let first = &segments[range.runs[0]];
-        let arena = self.adopt_arena(first)?;
+        let arena = self.layout_arena(first)?;
         let mut rest = self.reserve_range(cx, arena)?;
         let (base, all) = (self.blocks[rest].address, self.blocks[rest].end());
         let fits = |run: &SegmentView| {
@@ -100,11 +105,12 @@ impl Caching {
         for &place in &range.runs {
             let run = &segments[place];
             let address = if stays { run.address.0 } else { base + (run.address.0 - first.address.0) };
-            // What is left of the range begins behind the run before, which no other run touches.
+            // The unmapped rest of the range begins at the end of the previous run; two runs never
+            // touch.
             let left = if rest == NONE { all } else { self.blocks[rest].address };
             let touches = address < left || address == left && place > range.runs[0];
             if touches || address.checked_add(run.bytes).is_none_or(|end| end > all) {
-                let reason = format!("the mapped run at {} does not fit into a range with the others", run.address);
+                let reason = format!("the mapped run at {} does not fit in one range with the others", run.address);
                 return Err(StrategyError::Refused(reason));
             }
             let offset = address - left;
@@ -118,7 +124,7 @@ impl Caching {
                 self.split_unmapped(rest, offset);
             }
             if !self.map_block(cx, rest, run.bytes)? {
-                return Err(StrategyError::Refused("the device has not enough memory for what was there".to_owned()));
+                return Err(StrategyError::Refused("the device has too little memory for the layout".to_owned()));
             }
             let pool = self.pools.arenas[arena as usize].pool();
             self.pools.pools[pool as usize].segments += 1;
@@ -128,29 +134,30 @@ impl Caching {
         Ok(())
     }
 
-    /// Cuts the first `bytes` off unmapped addresses; they become a stretch of their own.
+    /// Splits the first `bytes` off an unmapped block.
     fn split_unmapped(&mut self, slot: u32, bytes: u64) {
         let block = &mut self.blocks[slot];
         let (address, arena, range) = (block.address, block.arena, block.range);
         (block.address, block.size) = (address + bytes, block.size - bytes);
-        let front = self.blocks.insert_before(slot, Record::lone(address, bytes, arena, range, State::Unmapped));
+        let front =
+            self.blocks.insert_before(slot, BlockRecord::lone(address, bytes, arena, range, SlotState::Unmapped));
         let unmapped = &mut self.pools.arenas[arena as usize].unmapped;
         unmapped.insert(address, front);
         unmapped.insert(address + bytes, slot);
     }
 
-    /// Takes an ordinary segment from the device.
-    fn adopt_whole(&mut self, cx: &mut Context<'_>, segment: &SegmentView) -> Result<u32, StrategyError> {
+    /// Allocates an ordinary segment.
+    fn load_segment(&mut self, cx: &mut Context<'_>, segment: &SegmentView) -> Result<u32, StrategyError> {
         cx.expect_stream(segment.stream)?;
-        let arena = self.adopt_arena(segment)?;
+        let arena = self.layout_arena(segment)?;
         let address = cx.device.alloc(segment.bytes)?;
-        let slot = self.book_segment(cx, arena, address, segment.bytes);
+        let slot = self.record_segment(cx, arena, address, segment.bytes);
         self.pools.arenas[arena as usize].free.insert(self.blocks[slot].entry(slot));
         Ok(slot)
     }
 
-    /// Puts ordinary segments that differ only in where they lie into the order of those they stand for.
-    fn exchange_alike(&self, segments: &[SegmentView], heads: &mut [u32]) {
+    /// Assigns new segments of one arena and size to the segments of the layout in address order.
+    fn sort_equal_segments(&self, segments: &[SegmentView], heads: &mut [u32]) {
         let mut alike: BTreeMap<(u32, u64), Vec<usize>> = BTreeMap::new();
         for (place, segment) in segments.iter().enumerate().filter(|(_, segment)| !segment.mapped) {
             alike.entry((self.blocks[heads[place]].arena, segment.bytes)).or_default().push(place);
@@ -164,7 +171,7 @@ impl Caching {
         }
     }
 
-    fn adopt_arena(&mut self, segment: &SegmentView) -> Result<u32, StrategyError> {
+    fn layout_arena(&mut self, segment: &SegmentView) -> Result<u32, StrategyError> {
         let pool = match segment.pool_id {
             (0, 0) => DEFAULT_POOL,
             key => self.pools.find_or_retain(key)?,
@@ -172,7 +179,7 @@ impl Caching {
         Ok(self.pools.arena(pool * 2 + u32::from(is_large(segment)), segment.stream))
     }
 
-    /// Cuts a segment, so far one free block, into its blocks.
+    /// Splits a segment, which is one free block so far, into its blocks.
     fn fill(&mut self, segment: &SegmentView, head: u32, held: &mut Vec<Block>) {
         let arena = self.blocks[head].arena;
         let owner = &mut self.pools.arenas[arena as usize];
@@ -182,22 +189,22 @@ impl Caching {
         for (place, view) in segment.blocks.iter().enumerate() {
             let slot = if place < last { self.blocks.cut_front(head, view.size, now).0 } else { head };
             let block = &mut self.blocks[slot];
-            (block.requested, block.shelved_at) = (view.requested, now);
+            (block.requested, block.freed_at) = (view.requested, now);
             if view.state == BlockState::Free {
-                block.state = State::Free;
+                block.state = SlotState::Free;
                 owner.free.insert(block.entry(slot));
                 if last > 0 && !segment.mapped {
-                    self.books.raise_inactive_split(large, 1, view.size);
+                    self.statistics.raise_inactive_split(large, 1, view.size);
                 }
                 continue;
             }
-            block.state = State::Allocated;
+            block.state = SlotState::Allocated;
             block.generation = block.generation.wrapping_add(1);
             let (address, generation) = (Address(block.address), block.generation);
             held.push(Block { address, size: view.size, slot, generation });
-            self.books.on_alloc(large, view.requested, view.size);
+            self.statistics.on_alloc(large, view.requested, view.size);
             if view.size >= self.settings.max_split_size {
-                self.books.oversize_allocations.raise();
+                self.statistics.oversize_allocations.raise();
             }
         }
     }
@@ -211,7 +218,8 @@ fn end(segment: &SegmentView) -> u64 {
     segment.address.0.saturating_add(segment.bytes)
 }
 
-/// Refuses what no allocator of this kind leaves: gaps, free blocks side by side, sizes that are not rounded.
+/// Refuses what PyTorch's allocator never leaves: gaps, adjacent free blocks, sizes that are not
+/// rounded.
 fn check(segment: &SegmentView) -> Result<(), StrategyError> {
     let mut at = segment.address.0;
     let mut after_free = false;
@@ -324,62 +332,62 @@ mod tests {
             let (mut caching, mut device) = after_a_while(settings);
             let layout = caching.layout().unwrap();
             let mut other = self::device();
-            let mut heir = self::caching(settings, &other);
-            let held = heir.take_over(&mut Context { device: &mut other, sink: &mut Silent }, &layout).unwrap();
+            let mut resumed = self::caching(settings, &other);
+            let held = resumed.load_layout(&mut Context { device: &mut other, sink: &mut Silent }, &layout).unwrap();
             assert_eq!(held.len() as u64, caching.stats().live_blocks, "{settings}");
-            assert_eq!(in_order(&heir.layout().unwrap()), in_order(&layout), "{settings}");
-            assert_eq!(heir.stats().current, caching.stats().current, "{settings}");
+            assert_eq!(in_order(&resumed.layout().unwrap()), in_order(&layout), "{settings}");
+            assert_eq!(resumed.stats().current, caching.stats().current, "{settings}");
             for name in ["segment.all.current", "inactive_split.all.current", "inactive_split_bytes.small_pool.current"]
             {
                 let figure = |caching: &Caching| caching.details().into_iter().find(|(known, _)| *known == name);
-                assert_eq!(figure(&heir), figure(&caching), "{settings}: {name}");
+                assert_eq!(figure(&resumed), figure(&caching), "{settings}: {name}");
             }
             for step in 0..100_u64 {
                 let (bytes, stream) = (1 + step * 2_919_991 % (30 * MIB), (step % 2) as u16);
                 let one = alloc(&mut caching, &mut device, bytes, stream);
-                let two = alloc(&mut heir, &mut other, bytes, stream);
+                let two = alloc(&mut resumed, &mut other, bytes, stream);
                 assert_eq!(one.size, two.size, "{settings}: {step}");
                 if step % 3 == 0 {
                     free(&mut caching, &mut device, one);
-                    free(&mut heir, &mut other, two);
+                    free(&mut resumed, &mut other, two);
                 }
             }
-            assert_eq!(shape(heir.layout().unwrap()), shape(caching.layout().unwrap()), "{settings}");
+            assert_eq!(shape(resumed.layout().unwrap()), shape(caching.layout().unwrap()), "{settings}");
             let mut cx = Context { device: &mut other, sink: &mut Silent };
             for block in held {
-                heir.free(&mut cx, block, Caller::default()).unwrap();
+                resumed.free(&mut cx, block, Caller::default()).unwrap();
             }
-            heir.close(&mut cx).unwrap();
+            resumed.close(&mut cx).unwrap();
             assert_eq!(other.held_bytes(), 0, "{settings}");
         }
     }
 
     #[test]
-    fn an_heir_that_gets_not_all_keeps_nothing() {
+    fn failed_load_keeps_nothing() {
         for (settings, call) in [("", CallKind::MemAlloc), ("expandable_segments:True", CallKind::MemCreate)] {
             let (caching, _) = after_a_while(settings);
             let layout = caching.layout().unwrap();
             let mut sim = device();
-            let mut heir = self::caching(settings, &sim);
+            let mut resumed = self::caching(settings, &sim);
             let plan = FaultPlan::none().fail_nth(Some(call), 5, CallFailure::OutOfMemory);
             let mut device = FaultyDevice::with(plan, &mut sim as &mut dyn Device);
             let mut cx = Context { device: &mut device, sink: &mut Silent };
-            heir.take_over(&mut cx, &layout).unwrap_err();
-            assert_eq!((device.held_bytes(), heir.stats().current.reserved), (0, 0), "{settings}");
+            resumed.load_layout(&mut cx, &layout).unwrap_err();
+            assert_eq!((device.held_bytes(), resumed.stats().current.reserved), (0, 0), "{settings}");
         }
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn impossible_layouts_are_refused() {
         let (caching, _) = after_a_while("");
         let sound = caching.layout().unwrap();
         let refused = |spoil: &dyn Fn(&mut Layout)| {
             let mut layout = sound.clone();
             spoil(&mut layout);
             let mut device = device();
-            let mut heir = self::caching("", &device);
+            let mut resumed = self::caching("", &device);
             let mut cx = Context { device: &mut device, sink: &mut Silent };
-            matches!(heir.take_over(&mut cx, &layout), Err(StrategyError::Refused(_)))
+            matches!(resumed.load_layout(&mut cx, &layout), Err(StrategyError::Refused(_)))
         };
         assert!(!refused(&|_| {}));
         assert!(refused(&|layout| layout.segments[0].bytes += 512));
@@ -395,20 +403,20 @@ mod tests {
             "it ends behind the last address"
         );
         let mut device = device();
-        let mut heir = self::caching("", &device);
-        alloc(&mut heir, &mut device, 1, 0);
-        assert!(heir.take_over(&mut Context { device: &mut device, sink: &mut Silent }, &sound).is_err());
+        let mut resumed = self::caching("", &device);
+        alloc(&mut resumed, &mut device, 1, 0);
+        assert!(resumed.load_layout(&mut Context { device: &mut device, sink: &mut Silent }, &sound).is_err());
     }
 
     #[test]
-    fn mapped_runs_that_touch_or_break_the_step_are_refused() {
+    fn touching_or_misaligned_runs_are_refused() {
         let (caching, _) = after_a_while("expandable_segments:True");
         let runs = caching.layout().unwrap().segments;
         let refused = |segments: Vec<SegmentView>| {
             let mut device = device();
-            let mut heir = self::caching("expandable_segments:True", &device);
+            let mut resumed = self::caching("expandable_segments:True", &device);
             let mut cx = Context { device: &mut device, sink: &mut Silent };
-            heir.take_over(&mut cx, &Layout { segments }).is_err()
+            resumed.load_layout(&mut cx, &Layout { segments }).is_err()
         };
         let free = |address: u64, bytes: u64| {
             let mut run = runs[0].clone();
