@@ -151,7 +151,7 @@ impl Allocator for ByPointer {
 
     #[inline]
     fn alloc(&mut self, bytes: u64) -> NonZeroU64 {
-        let block = served(self.0.alloc(&request(bytes)));
+        let block = served(self.0.with(|strategy, cx| strategy.alloc(cx, &request(bytes))));
         NonZeroU64::new(block.address.0).expect("no block is at null")
     }
 
@@ -166,7 +166,7 @@ impl Allocator for ByPointer {
 
 impl Drop for ByPointer {
     fn drop(&mut self) {
-        self.0.close().expect("the device takes its memory back");
+        self.0.with(|strategy, cx| strategy.close(cx)).expect("the device takes its memory back");
     }
 }
 

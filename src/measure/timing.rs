@@ -7,7 +7,7 @@
 //!
 //! In [`time`] one thread uses the strategy alone. In [`time_threads`] several threads, each with a copy of the trace,
 //! share one strategy and its device under one lock, as in PyTorch. Every thread runs the same loop on its own view
-//! ([`Locked::share`]). What a thread measures stays on its own stack until all have ended, so that threads meet only at
+//! ([`LockedStrategy::share`]). What a thread measures stays on its own stack until all have ended, so that threads meet only at
 //! the lock.
 
 use std::{
@@ -29,7 +29,7 @@ use crate::{
     replay::{
         self, FailedRequest, LiveBlock, Observer, OpenedAllocator, ReplayError, ReplayMoment, ReplayOutcome, replay,
     },
-    strategy::{Context, EventSink, Freed, Outcome, Silent, Strategy, wrap::Locked},
+    strategy::{Context, EventSink, Freed, Outcome, Silent, Strategy, wrap::LockedStrategy},
     trace::{Op, Source, Trace, TraceError},
 };
 
@@ -341,25 +341,27 @@ fn shared_pass<O: Observer + Send>(
     for &handle in known_as {
         device.stream_create(handle).map_err(|source| ReplayError::Device { event: 0, source })?;
     }
-    let locked = Locked::new(strategy, device, Silent);
+    let locked = LockedStrategy::new(strategy, device, Silent);
     let runs = run_all(copies, &locked, known_as.len() as u16, options, observer)?;
 
     let (first, last) = (runs.iter().map(|run| run.began).min(), runs.iter().map(|run| run.ended).max());
-    let stats = locked.stats();
+    let stats = locked.with(|strategy, _| strategy.stats());
     let pass = Pass {
         wall: first.zip(last).map(|(first, last)| elapsed_between(first, last)).unwrap_or_default(),
         events: runs.iter().map(|run| run.replayed.events).sum(),
         ooms: runs.iter().map(|run| run.replayed.ooms).sum(),
         operations: stats.allocs + stats.frees,
     };
-    locked.close().map_err(|source| ReplayError::Strategy { event: pass.events, source })?;
+    locked
+        .with(|strategy, cx| strategy.close(cx))
+        .map_err(|source| ReplayError::Strategy { event: pass.events, source })?;
     Ok((pass, runs.into_iter().map(|run| run.observer).collect()))
 }
 
 /// Starts a thread for each copy, lets all go at once and waits for the last.
 fn run_all<S: Strategy, O: Observer + Send>(
     copies: &[Trace],
-    locked: &Locked<S, Silent>,
+    locked: &LockedStrategy<S, Silent>,
     streams: u16,
     options: &replay::ReplayOptions<'_>,
     observer: impl Fn(u64) -> O,

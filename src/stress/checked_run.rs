@@ -1,6 +1,6 @@
 //! Plays one trace through one strategy and checks everything that a strategy promises.
 //!
-//! The strategy runs under [`Watch`]: blocks, handles, statistics, events, physical memory and early reuse are checked at
+//! The strategy runs under [`ObservedStrategy`]: blocks, handles, statistics, events, physical memory and early reuse are checked at
 //! every call, layout and statistics every few events. After the trace the strategy is closed, with or without live
 //! blocks, and the device must hold nothing. Running out of memory is not a finding; a panic is. Driver calls that fail
 //! for good are left out together with everything that depends on them, and their errors are judged at the end.
@@ -29,7 +29,7 @@ use crate::{
     replay::TraceEvents,
     strategy::{
         Attempt, Block, Caller, Control, Refusal, Request, Strategy, StrategyError,
-        conformance::{Finding, Watch},
+        conformance::{ConformanceFinding, ObservedStrategy},
     },
     trace::{BlockSlot, Event, MarkKind, NO_OPERAND, Op, Tables, Trace, TraceEventId},
 };
@@ -50,7 +50,7 @@ const TIME_PER_EVENT: Duration = Duration::from_millis(20);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CheckedRun {
     /// Broken promises in order. The trace ends after the first one.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<ConformanceFinding>,
     /// The event after which the first finding was made; `None` before the first event and at the close.
     pub at_event: Option<u64>,
     /// Events played.
@@ -71,7 +71,7 @@ impl CheckedRun {
         let (strategy, device) = target.open()?;
         let with_faults = faults != FaultPlan::none();
         let device: Box<dyn Device> = Box::new(FaultyDevice::with(faults, device));
-        let watch = Watch::new(strategy, device, trace.tables.streams().get(1..).unwrap_or_default());
+        let watch = ObservedStrategy::new(strategy, device, trace.tables.streams().get(1..).unwrap_or_default());
         let audit_every = (trace.events.len() as u64).div_ceil(AUDITS).max(1);
         Ok(CheckedPlayer::new(watch, with_faults).play(trace, audit_every))
     }
@@ -79,13 +79,13 @@ impl CheckedRun {
     /// The promise that was broken first, in one word. A trace must not shrink to one that breaks another promise.
     #[must_use]
     pub fn broke(&self) -> Option<&'static str> {
-        self.findings.first().map(|finding| finding.part)
+        self.findings.first().map(|finding| finding.check)
     }
 }
 
 /// Carries out the events of a trace on a strategy under watch.
 pub(super) struct CheckedPlayer {
-    pub(super) watch: Watch,
+    pub(super) watch: ObservedStrategy,
     /// Whether driver errors are injected.
     faults: bool,
     /// The most that can be allocated in all.
@@ -104,7 +104,7 @@ enum SlotContents {
 }
 
 impl CheckedPlayer {
-    pub(super) fn new(watch: Watch, faults: bool) -> CheckedPlayer {
+    pub(super) fn new(watch: ObservedStrategy, faults: bool) -> CheckedPlayer {
         let capacity = watch.device.free_bytes();
         CheckedPlayer {
             watch,

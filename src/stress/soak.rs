@@ -19,7 +19,7 @@ use crate::{
         wrap::{FaultPlan, FaultyDevice},
     },
     models::SeededRandom,
-    strategy::{StrategyError, wrap::Checked},
+    strategy::{StrategyError, wrap::CheckedStrategy},
 };
 
 /// The name of this kind of stress.
@@ -70,9 +70,9 @@ impl Soak {
         let injected = device.interceptor().injected();
         let device: Box<dyn Device> = Box::new(device);
         let mut player =
-            PatternPlayer::new(Checked::new(strategy), device, if self.fault_one_in == 0 { 1 } else { TRIES });
+            PatternPlayer::new(CheckedStrategy::new(strategy), device, if self.fault_one_in == 0 { 1 } else { TRIES });
         let mut count = |player: &mut PatternPlayer<_>| {
-            let checked: &Checked<_> = &player.strategy;
+            let checked: &CheckedStrategy<_> = &player.strategy;
             player.counts.violations = checked.violation_count();
             player.counts.faults = injected.load(Ordering::Relaxed);
             player.counts.wall_ns = begin.elapsed().as_nanos() as u64;

@@ -29,7 +29,7 @@ use crate::{
         CallKind, CallLedger,
         wrap::{CallFailure, FaultSpec},
     },
-    strategy::{Stats, conformance::Finding},
+    strategy::{Stats, conformance::ConformanceFinding},
     trace::Trace,
 };
 
@@ -126,9 +126,9 @@ impl FaultTester<'_> {
                 Ok(run) => {
                     self.count(&run);
                     if let Some(finding) = run.findings.first()
-                        && !broken.contains(&finding.part)
+                        && !broken.contains(&finding.check)
                     {
-                        broken.push(finding.part);
+                        broken.push(finding.check);
                         self.shrink(program, fault, finding);
                     }
                 }
@@ -156,9 +156,9 @@ impl FaultTester<'_> {
 
     /// Adds the failure with the smallest program that shows it. While the program shrinks the fault moves, because fewer
     /// driver calls come before it.
-    fn shrink(&mut self, program: &Trace, fault: FaultSpec, finding: &Finding) {
+    fn shrink(&mut self, program: &Trace, fault: FaultSpec, finding: &ConformanceFinding) {
         let (mut place, mut detail) = (fault, finding.to_string());
-        let mut still_fails = |candidate: &Trace| match self.breaks(candidate, place, finding.part) {
+        let mut still_fails = |candidate: &Trace| match self.breaks(candidate, place, finding.check) {
             Some(found) => {
                 (place, detail) = found;
                 true
@@ -179,7 +179,7 @@ impl FaultTester<'_> {
             (last.saturating_sub(PLACES).max(1)..=last).rev().chain(1..=PLACES.min(last.saturating_sub(PLACES)));
         places.map(|place| fault.moved_to(place)).find_map(|fault| {
             let run = self.run(&program, Some(fault), Some(&clean.stats)).ok()?;
-            let finding = run.findings.first().filter(|finding| finding.part == part)?;
+            let finding = run.findings.first().filter(|finding| finding.check == part)?;
             Some((fault, finding.to_string()))
         })
     }

@@ -15,7 +15,7 @@ use crate::{
     strategy::{
         Attempt, Block, Caller, Context, Control, Freed, InitialLayout, Layout, Request, Stats, Strategy,
         StrategyError,
-        conformance::{Finding, Watch},
+        conformance::{ConformanceFinding, ObservedStrategy},
     },
     stress::{checked_run::CheckedPlayer, target::OpenedTarget},
     trace::Trace,
@@ -29,7 +29,7 @@ const AUDITS: u64 = 128;
 /// The result of one program under one fault.
 #[derive(Clone, Debug)]
 pub(super) struct FaultRun {
-    pub(super) findings: Vec<Finding>,
+    pub(super) findings: Vec<ConformanceFinding>,
     /// Driver calls that the strategy made until it was closed for the first time.
     pub(super) calls: CallLedger,
     /// Calls of the strategy until then.
@@ -56,7 +56,7 @@ impl FaultRun {
         monitor.state().injector = FaultInjector::new(plan);
         let strategy = FaultedStrategy { inner: strategy, monitor: monitor.clone() };
         let streams = program.tables.streams().get(1..).unwrap_or_default();
-        let mut player = CheckedPlayer::new(Watch::new(Box::new(strategy), device, streams), true);
+        let mut player = CheckedPlayer::new(ObservedStrategy::new(Box::new(strategy), device, streams), true);
         player.held_by_others = monitor.state().injector.taken_bytes();
         let mut test = FaultTest { player, monitor, program };
         test.play_with_fault(fault);

@@ -21,7 +21,7 @@ use crate::{
     base::{EventId, Nanos, SiteId, StreamId, ThreadId, Work},
     device::{Damage, Device, DeviceError, Patterned, Patterns},
     models::SeededRandom,
-    strategy::{Attempt, Block, Caller, Control, Request, Silent, Strategy, StrategyError, wrap::Locked},
+    strategy::{Attempt, Block, Caller, Control, Request, Silent, Strategy, StrategyError, wrap::LockedStrategy},
     stress::state::IntegrityCounts,
 };
 
@@ -64,7 +64,7 @@ pub(super) fn run_threads(
         }
     }
     let team = ThreadTeam {
-        locked: Locked::new(strategy, device, Silent),
+        locked: LockedStrategy::new(strategy, device, Silent),
         mix,
         inboxes: (0..mix.threads).map(|_| Mutex::default()).collect(),
         last_key: AtomicU32::new(0),
@@ -94,7 +94,7 @@ type BlockHandover = (HeldBlock, StreamId);
 
 /// What all threads share.
 struct ThreadTeam<'a> {
-    locked: Locked<Box<dyn Strategy>, Silent>,
+    locked: LockedStrategy<Box<dyn Strategy>, Silent>,
     mix: &'a ProgramMix,
     /// By thread.
     inboxes: Vec<Mutex<Vec<BlockHandover>>>,
@@ -149,11 +149,11 @@ impl ThreadTeam<'_> {
         }
         self.locked.with(|_, cx| cx.device.synchronize())?;
         self.fetch_results(run)?;
-        self.locked.close()
+        self.locked.with(|strategy, cx| strategy.close(cx))
     }
 
     fn free_block(&self, (held, stream): BlockHandover, thread: ThreadId) -> Result<(), StrategyError> {
-        self.locked.free(held.block, Caller { stream, thread }).map(|_| ())
+        self.locked.with(|strategy, cx| strategy.free(cx, held.block, Caller { stream, thread })).map(|_| ())
     }
 
     fn fetch_results(&self, run: &mut ThreadedRun) -> Result<(), StrategyError> {
@@ -233,10 +233,10 @@ impl<'a> TeamThread<'a> {
             self.round(order)?;
             if self.thread == ThreadId(0) && self.dice.chance(0.05) {
                 step += 1;
-                self.team.locked.control(&Control::StepBegins(step))?;
+                self.team.locked.with(|strategy, cx| strategy.control(cx, &Control::StepBegins(step)))?;
             }
             if self.dice.chance(0.002) {
-                self.team.locked.trim()?;
+                self.team.locked.with(|strategy, cx| strategy.trim(cx))?;
                 self.counts.trims += 1;
                 self.compare_all()?;
             }
@@ -282,7 +282,7 @@ impl<'a> TeamThread<'a> {
         for &bytes in wanted {
             let stream = StreamId(stream as u16);
             let request = Request { bytes, stream, thread: self.thread, site: SiteId(0) };
-            match self.team.locked.alloc(&request)? {
+            match self.team.locked.with(|strategy, cx| strategy.alloc(cx, &request))? {
                 Attempt::Served(block, _) => {
                     let contents = Patterned { address: block.address, bytes, key: self.team.next_key() };
                     served.push(HeldBlock { block, contents });
@@ -341,7 +341,7 @@ impl<'a> TeamThread<'a> {
         let other = (home.index() + 1 + self.dice.index(self.held.len() - 1)) % self.held.len();
         let other = StreamId(other as u16);
         for held in blocks {
-            self.team.locked.used_on(&held.block, other)?;
+            self.team.locked.with(|strategy, cx| strategy.used_on(cx, &held.block, other))?;
         }
         let contents: Vec<Patterned> = blocks.iter().map(|held| held.contents).collect();
         let keeps_busy = self.dice.chance(0.25);

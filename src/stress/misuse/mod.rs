@@ -1,6 +1,6 @@
 //! `stress misuse`: what does a strategy do with a pointer that is freed twice, or a request for 2^64 - 1 bytes?
 //!
-//! Every [`Misuse`] is a small scenario, played on a fresh strategy under [`Checked`](crate::strategy::wrap::Checked).
+//! Every [`Misuse`] is a small scenario, played on a fresh strategy under [`CheckedStrategy`](crate::strategy::wrap::CheckedStrategy).
 //! Then an ordinary program runs, everything is freed, and both are repeated before the [`MisuseConsequence`] is decided. A
 //! strategy may refuse misuse or ignore it, but must not be damaged.
 
@@ -41,7 +41,7 @@ pub enum AccessPath {
     /// By its handle.
     Handle,
     /// By its address alone, as callers of PyTorch's pluggable allocators do. This needs a table of live addresses
-    /// ([`Addressed`](crate::strategy::wrap::Addressed)).
+    /// ([`AddressedStrategy`](crate::strategy::wrap::AddressedStrategy)).
     Address,
 }
 

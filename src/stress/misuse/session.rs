@@ -6,7 +6,7 @@ use crate::{
     device::{Device, DeviceError},
     strategy::{
         Attempt, Block, Caller, Context, Control, Freed, Refusal, Request, Silent, Strategy, StrategyError,
-        wrap::{Addressed, Checked, Rule},
+        wrap::{AddressedStrategy, CheckedStrategy, ContractRule},
     },
 };
 
@@ -17,7 +17,7 @@ pub(super) const NO_STREAM: StreamId = StreamId(4_000);
 
 /// The strategy and what the program knows about it.
 pub(super) struct MisuseSession {
-    pub(super) strategy: Addressed<Checked<Box<dyn Strategy>>>,
+    pub(super) strategy: AddressedStrategy<CheckedStrategy<Box<dyn Strategy>>>,
     pub(super) device: Box<dyn Device>,
     access: AccessPath,
     /// Live blocks of the program, with their streams.
@@ -56,7 +56,7 @@ impl MisuseSession {
             device.stream_create(u64::from(stream))?;
         }
         Ok(MisuseSession {
-            strategy: Addressed::new(Checked::new(strategy)),
+            strategy: AddressedStrategy::new(CheckedStrategy::new(strategy)),
             device,
             access,
             live: Vec::new(),
@@ -120,19 +120,19 @@ impl MisuseSession {
 
     /// An invalid free. If it is accepted, a live block is gone.
     pub(super) fn wrongly_free(&mut self, block: Block, caller: Caller) {
-        if self.commit(Rule::Handle, |session| session.free_block(block, caller)).is_some() {
+        if self.commit(ContractRule::Handle, |session| session.free_block(block, caller)).is_some() {
             self.forget(&block);
         }
     }
 
     /// An invalid use.
     pub(super) fn wrongly_use(&mut self, block: &Block, stream: StreamId) {
-        self.commit(Rule::Handle, |session| session.note_use(block, stream));
+        self.commit(ContractRule::Handle, |session| session.note_use(block, stream));
     }
 
     /// A request that cannot be served. Memory that the device does not have must not be handed out.
     pub(super) fn wrongly_request(&mut self, bytes: u64, stream: StreamId) {
-        let accepted = if bytes == 0 { Rule::Size } else { Rule::Handle };
+        let accepted = if bytes == 0 { ContractRule::Size } else { ContractRule::Handle };
         match self.commit(accepted, |session| session.request(bytes, stream)) {
             Some(Attempt::Served(block, _)) => {
                 self.live.push((block, stream));
@@ -151,7 +151,7 @@ impl MisuseSession {
 
     /// An invalid command.
     pub(super) fn wrongly_control(&mut self, command: &Control<'_>) {
-        self.commit(Rule::Handle, |session| session.call(|strategy, cx| strategy.control(cx, command)));
+        self.commit(ContractRule::Handle, |session| session.call(|strategy, cx| strategy.control(cx, command)));
     }
 
     /// Makes findings of all violations since the last call.
@@ -173,7 +173,7 @@ impl MisuseSession {
     /// Commits a misuse. To accept it is not damage yet, so violations of the rule `accepted` do not count; all others do.
     fn commit<R>(
         &mut self,
-        accepted: Rule,
+        accepted: ContractRule,
         misuse: impl FnOnce(&mut MisuseSession) -> Result<R, StrategyError>,
     ) -> Option<R> {
         self.collect_violations();
