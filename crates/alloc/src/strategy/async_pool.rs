@@ -19,11 +19,11 @@ use std::collections::{BTreeMap, VecDeque};
 use super::{
     Attempt, Block, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome, Parameter, Refusal,
     Request, Setup, Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent,
+    deferred::insert_sorted,
     deferred::{DeferredFrees, Patience},
     direct::GRANULE,
     parameters,
     slots::Slots,
-    stream_uses::insert_sorted,
 };
 use crate::device::{Capabilities, Device, DeviceError, PoolId, PoolSettings, PoolUsage, StreamOrderedPools};
 use oomph_base::{Address, StreamId, round_up};

@@ -30,10 +30,10 @@ use super::{
     Attempt, Block, Built, Caller, Context, Control, EventSink, Freed, InitialLayout, Layout, Outcome, Parameter,
     Refusal, Request, Setup, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent, Usage,
     caching::Caching,
+    deferred::insert_sorted,
     deferred::{DeferredFrees, Patience},
     parameters,
     slots::Slots,
-    stream_uses::insert_sorted,
 };
 use crate::device::Capabilities;
 use oomph_base::{Address, MIB, StreamId, round_up};

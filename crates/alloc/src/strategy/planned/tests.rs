@@ -31,7 +31,8 @@ impl PlannedBench {
         let settings = PlannedSettings::read(parameters).unwrap();
         let device = simulated(1024 * MIB);
         let setup = Setup { props: device.props(), limit: None };
-        let planned = CheckedStrategy::new(PlannedStrategy::new(settings, Caching::new(AllocatorSettings::default(), &setup)));
+        let planned =
+            CheckedStrategy::new(PlannedStrategy::new(settings, Caching::new(AllocatorSettings::default(), &setup)));
         PlannedBench { planned, device, steps: 0 }
     }
 

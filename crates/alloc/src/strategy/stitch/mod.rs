@@ -29,10 +29,10 @@ use self::{
 use super::{
     Attempt, Block, BlockState, BlockView, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Parameter,
     Request, SegmentView, Setup, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent,
+    deferred::insert_sorted,
     deferred::{DeferredFrees, Patience},
     parameters,
     pooled::{MemoryPiece, PieceState},
-    stream_uses::insert_sorted,
 };
 use crate::device::Capabilities;
 use oomph_base::{Address, GIB, MIB, StreamId, round_up};

@@ -9,7 +9,7 @@ use crate::device::{
 };
 use crate::strategy::{
     Attempt, Block, Caller, Context, Outcome, Request, Setup, Strategy, StrategyEvent, test_device::simulated,
-    wrap::Checked,
+    wrap::CheckedStrategy,
 };
 use oomph_base::{Address, GIB, KIB, MIB, SiteId, StreamId, ThreadId};
 
@@ -19,7 +19,7 @@ const FIRST: u64 = 0x3_0200_0000;
 
 /// A checked strategy, its device and its events.
 struct StitchBench {
-    stitch: Checked<Stitch>,
+    stitch: CheckedStrategy<Stitch>,
     device: Box<dyn Device>,
     events: Vec<StrategyEvent>,
 }
@@ -31,7 +31,7 @@ impl StitchBench {
 
     fn on(device: Box<dyn Device>, parameters: &str) -> StitchBench {
         let settings = StitchSettings::read(parameters).unwrap();
-        let stitch = Checked::new(Stitch::new(settings, &Setup { props: device.props(), limit: None }));
+        let stitch = CheckedStrategy::new(Stitch::new(settings, &Setup { props: device.props(), limit: None }));
         StitchBench { stitch, device, events: Vec::new() }
     }
 
