@@ -16,7 +16,7 @@ use oomph::{
     strategy::{
         Attempt, Block, BlockState, BlockView, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome,
         Refusal, Request, SegmentView, Shortage, Stats, Strategy, StrategyError, StrategyEvent,
-        conformance::{Subject, conform},
+        conformance::{ConformanceSubject, conform},
         slots::Slots,
     },
 };
@@ -141,7 +141,7 @@ fn device(bytes: u64) -> Box<dyn Device> {
 }
 
 fn main() {
-    let report = conform(&Subject { build: &|_| Ok(Box::new(WholePages::default())), device: &device });
+    let report = conform(&ConformanceSubject { build: &|_| Ok(Box::new(WholePages::default())), device: &device });
     for finding in &report.findings {
         println!("broken: {finding}");
     }
