@@ -15,7 +15,7 @@ use crate::{
     measure::CaseRecord,
     plan::PackingBudget,
     report::{self, Medium, Render, ReportError},
-    suite::{Case, CaseTimeout, InProcess, Isolating, Isolation, WorkerProcess},
+    suite::{Case, CaseTimeout, InProcess, IsolatingRunner, Isolation, WorkerProcess},
 };
 
 /// The device and its memory limit.
@@ -86,7 +86,7 @@ pub enum Isolate {
 
 impl WorkerOptions {
     /// Runs each case here or in a process of its own. `stop` also ends running cases.
-    pub fn runner<'a>(&self, cases: &[Case], stop: Option<&'a AtomicBool>) -> Result<Isolating<'a>, Failure> {
+    pub fn runner<'a>(&self, cases: &[Case], stop: Option<&'a AtomicBool>) -> Result<IsolatingRunner<'a>, Failure> {
         if self.isolate == Isolate::Never && self.case_timeout.is_some() {
             let conflict = "--case-timeout needs a process per case: leave out --isolate never";
             return Err(Failure::usage(anyhow!(conflict)));
@@ -102,7 +102,7 @@ impl WorkerOptions {
         // If the system does not know the path, the name is searched in PATH.
         let program = env::current_exe().unwrap_or_else(|_| env!("CARGO_PKG_NAME").into());
         let worker = WorkerProcess { program, arguments: vec![super::WORKER.into()], stop };
-        Ok(Isolating { isolation, here: InProcess { stop }, worker })
+        Ok(IsolatingRunner { isolation, here: InProcess { stop }, worker })
     }
 }
 

@@ -29,7 +29,7 @@ use crate::{
     measure::{AgreementRecord, CaseLabel, agreement::Finding},
     replay::{OnOutOfMemory, Pace, verify::Companion},
     strategy::StrategySpec,
-    suite::{self, Case, CaseSettings, Filter, SourceSpec, SuiteFile},
+    suite::{self, Case, CaseFilter, CaseSettings, SourceSpec, SuiteFile},
     trace::Source,
 };
 
@@ -161,7 +161,7 @@ fn subjects(args: &verify::Args, devices: &ComparedDevices) -> Result<Vec<Compar
     for (source, label) in of_suites(args, devices, &props)? {
         add(source, label);
     }
-    let filter = Filter { only: args.on.filter.clone(), ..Filter::default() };
+    let filter = CaseFilter { only: args.on.filter.clone(), ..CaseFilter::default() };
     for subject in &mut subjects {
         subject.cases.retain(|(label, _)| filter.takes(&label.case_id()));
     }

@@ -16,7 +16,7 @@ use super::{
     exit::{self, Failure, Outcome},
     output,
 };
-use crate::suite::worker::{Order, STOP};
+use crate::suite::worker::{CaseOrder, STOP};
 
 /// How long an orderly exit may take. A driver or a plugin that hangs also hangs at the exit.
 const EXIT_TIME: Duration = Duration::from_secs(2);
@@ -27,7 +27,7 @@ pub fn run() -> Outcome {
     ctrlc::set_handler(|| {})?;
     let mut line = String::new();
     io::stdin().lock().read_line(&mut line)?;
-    let order = Order::read(&line).map_err(Failure::usage)?;
+    let order = CaseOrder::read(&line).map_err(Failure::usage)?;
     let stop = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&stop);
     thread::spawn(move || listen(&seen));

@@ -1,15 +1,16 @@
-//! One case: a workload, a strategy, a device, and everything else that decides what will be measured.
+//! A case: a workload, a strategy, a device, and everything else that decides what is measured. How a suite unfolds into
+//! cases, how cases are chosen, and how a list of cases is identified.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, fs, sync::Arc};
 
 use super::{
-    CaseTimeout, Group, OnOom, Selection, SourceSpec, SuiteError, SuiteFile,
-    filter::glob,
-    story::{self, Story},
+    CaseTimeout, NameSelection, SourceSpec, SuiteError, SuiteFile, SuiteGroup,
+    source::{CaseSource, files_of_pattern, is_path, no_trace_file},
+    worker::CaseOrder,
 };
 use crate::{
     device::DeviceSpec,
-    measure::CaseLabel,
+    measure::{CaseLabel, fnv1a},
     models::{Recipe, WorkloadError, recipe_names},
     plugin,
     replay::{OnOutOfMemory, Pace},
@@ -20,45 +21,45 @@ use crate::{
 /// One case, ready to run.
 #[derive(Clone)]
 pub struct Case {
-    /// Its identity.
+    /// The identity of the case.
     pub label: CaseLabel,
-    /// What happens.
+    /// The events.
     pub source: Arc<dyn Source>,
-    /// How to find that again in another process.
+    /// How another process finds the source.
     pub origin: SourceSpec,
-    /// Who serves the requests.
+    /// The strategy.
     pub strategy: StrategySpec,
-    /// Where memory comes from.
+    /// The device.
     pub device: DeviceSpec,
     /// What to do when a request fails.
     pub on_out_of_memory: OnOutOfMemory,
-    /// How fast the host goes.
+    /// The times between events.
     pub pace: Pace,
-    /// Whether work is left out, so that only requests for memory are carried out.
+    /// Whether only memory requests are carried out, without work.
     pub without_work: bool,
-    /// Whether wall-clock times are taken as well.
+    /// Whether wall-clock times are measured too.
     pub timed: bool,
-    /// With how many threads that share the strategy it is timed, beside the one that has it for itself.
+    /// The numbers of threads that share the strategy in further timings.
     pub threads: Vec<u16>,
-    /// How long it may take, where it runs in a process of its own.
+    /// The time-out, which needs its own process.
     pub timeout: Option<CaseTimeout>,
 }
 
-/// What the command line says about all cases of a suite.
+/// Settings from the command line for all cases of a suite.
 #[derive(Clone, Debug)]
 pub struct CaseSettings {
-    /// Where to run.
+    /// The device.
     pub device: DeviceSpec,
-    /// A cap for every case, instead of the suite's own.
+    /// A limit for every case instead of the suite's.
     pub limit: Option<u64>,
-    /// One seed for every case, instead of the suite's own.
+    /// A seed for every case instead of the suite's.
     pub seed: Option<u64>,
-    /// A time-out for every case, instead of the suite's own.
+    /// A time-out for every case instead of the suite's.
     pub timeout: Option<CaseTimeout>,
 }
 
 impl SuiteFile {
-    /// Unfolds the suite into its cases, in a fixed order: groups, then workloads and trace files, strategies, limits and seeds.
+    /// All cases of the suite in a fixed order: groups, then workloads and trace files, strategies, limits and seeds.
     pub fn cases(&self, settings: &CaseSettings) -> Result<Vec<Case>, SuiteError> {
         let mut cases = Vec::new();
         for group in &self.group {
@@ -72,32 +73,32 @@ impl SuiteFile {
                 Some(seed) => vec![seed],
                 None => group.seeds.clone().unwrap_or_else(|| self.seeds.clone()),
             };
-            for told in self.stories(group, &seeds)? {
+            for sources in self.sources(group, &seeds)? {
                 for strategy in &strategies {
                     for &limit in &limits {
-                        cases.extend(told.iter().map(|story| self.case(group, story, strategy, limit, settings)));
+                        cases.extend(sources.iter().map(|source| self.case(group, source, strategy, limit, settings)));
                     }
                 }
             }
         }
         match self.absent_files().first() {
-            Some(pattern) if cases.is_empty() => Err(story::nowhere(&self.name, pattern)),
+            Some(pattern) if cases.is_empty() => Err(no_trace_file(&self.name, pattern)),
             _ => Ok(cases),
         }
     }
 
-    /// The trace files that the suite names and that are not to be seen from the current folder. What came with the binary
-    /// goes without their cases, as long as there are others; for any other suite they are an error.
+    /// Trace files of the suite that do not exist in the current folder. A built-in suite skips their cases if it has others;
+    /// for other suites they are an error.
     #[must_use]
     pub fn absent_files(&self) -> Vec<&str> {
         let names = self.group.iter().flat_map(|group| self.names(group));
-        names.filter(|name| story::is_path(name) && story::files(&self.name, name).is_err()).collect()
+        names.filter(|name| is_path(name) && files_of_pattern(&self.name, name).is_err()).collect()
     }
 
     fn case(
         &self,
-        group: &Group,
-        story: &Story,
+        group: &SuiteGroup,
+        source: &CaseSource,
         strategy: &StrategySpec,
         limit: Option<u64>,
         settings: &CaseSettings,
@@ -105,21 +106,18 @@ impl SuiteFile {
         Case {
             label: CaseLabel {
                 suite: self.name.clone(),
-                workload: story.source.name().to_owned(),
+                workload: source.source.name().to_owned(),
                 strategy: strategy.to_string(),
                 device: settings.device.to_string(),
                 limit,
-                seed: story.origin.seed,
+                seed: source.origin.seed,
                 repeat: group.repeat,
             },
-            origin: story.origin.clone(),
-            source: Arc::clone(&story.source),
+            origin: source.origin.clone(),
+            source: Arc::clone(&source.source),
             strategy: strategy.clone(),
             device: settings.device.clone(),
-            on_out_of_memory: match group.on_oom {
-                OnOom::Stop => OnOutOfMemory::Stop,
-                OnOom::Skip => OnOutOfMemory::Skip,
-            },
+            on_out_of_memory: group.on_oom,
             pace: Pace::Flat,
             without_work: !group.work,
             timed: group.timed,
@@ -128,35 +126,35 @@ impl SuiteFile {
         }
     }
 
-    /// What the cases of a group tell: for every workload and trace file, once for every seed that makes a difference.
-    fn stories(&self, group: &Group, seeds: &[u64]) -> Result<Vec<Vec<Story>>, SuiteError> {
-        let mut stories = Vec::new();
+    /// The sources of a group: every workload with every seed, and every trace file once.
+    fn sources(&self, group: &SuiteGroup, seeds: &[u64]) -> Result<Vec<Vec<CaseSource>>, SuiteError> {
+        let mut sources = Vec::new();
         for name in self.names(group) {
-            if story::is_path(name) {
+            if is_path(name) {
                 if !group.set.is_empty() {
                     return Err(SuiteError::NothingToSet { suite: self.name.clone(), path: name.to_owned() });
                 }
                 let seed = seeds.first().copied().unwrap_or_default();
-                let files = match story::files(&self.name, name) {
+                let files = match files_of_pattern(&self.name, name) {
                     Err(_) if self.is_embedded => Vec::new(),
                     found => found?,
                 };
-                stories.extend(files.iter().map(|path| vec![Story::of_file(path, seed)]));
+                sources.extend(files.iter().map(|path| vec![CaseSource::of_file(path, seed)]));
             } else {
                 let recipe = self.recipe(group, name)?;
-                let with_seed = |&seed: &u64| Story::of_recipe(self, group, &recipe, seed);
-                stories.push(seeds.iter().map(with_seed).collect::<Result<_, _>>()?);
+                let with_seed = |&seed: &u64| CaseSource::of_recipe(self, group, &recipe, seed);
+                sources.push(seeds.iter().map(with_seed).collect::<Result<_, _>>()?);
             }
         }
-        Ok(stories)
+        Ok(sources)
     }
 
-    fn strategies(&self, group: &Group) -> Result<Vec<StrategySpec>, SuiteError> {
+    fn strategies(&self, group: &SuiteGroup) -> Result<Vec<StrategySpec>, SuiteError> {
         let specs: Vec<StrategySpec> = match &group.strategies {
-            Selection::All => STRATEGIES.iter().flat_map(|entry| entry.specs()).collect(),
-            Selection::Names(names) => names.iter().map(|name| StrategySpec::from(name.as_str())).collect(),
+            NameSelection::All => STRATEGIES.iter().flat_map(|entry| entry.specs()).collect(),
+            NameSelection::Names(names) => names.iter().map(|name| StrategySpec::from(name.as_str())).collect(),
         };
-        // Against a base that does not exist nothing would be compared.
+        // The base is checked too, because the comparison needs it.
         let base = StrategySpec::from(self.base.as_str());
         for spec in specs.iter().chain([&base]) {
             plugin::check(spec).map_err(|source| SuiteError::Strategy { suite: self.name.clone(), source })?;
@@ -164,30 +162,173 @@ impl SuiteFile {
         Ok(specs)
     }
 
-    /// The workloads of all groups, with what each group sets.
+    /// The workloads of all groups with their parameters.
     pub fn models(&self) -> Result<Vec<Recipe>, SuiteError> {
         let groups: Vec<Vec<Recipe>> = self.group.iter().map(|group| self.recipes(group)).collect::<Result<_, _>>()?;
         Ok(groups.into_iter().flatten().collect())
     }
 
-    fn recipes(&self, group: &Group) -> Result<Vec<Recipe>, SuiteError> {
+    fn recipes(&self, group: &SuiteGroup) -> Result<Vec<Recipe>, SuiteError> {
         self.names(group).map(|name| self.recipe(group, name)).collect()
     }
 
-    fn names<'a>(&self, group: &'a Group) -> impl Iterator<Item = &'a str> {
+    fn names<'a>(&self, group: &'a SuiteGroup) -> impl Iterator<Item = &'a str> {
         let names: Vec<&str> = match &group.workloads {
-            Selection::All => recipe_names().collect(),
-            Selection::Names(names) => names.iter().map(String::as_str).collect(),
+            NameSelection::All => recipe_names().collect(),
+            NameSelection::Names(names) => names.iter().map(String::as_str).collect(),
         };
         names.into_iter().filter(|name| !group.except.iter().any(|pattern| glob(pattern, name)))
     }
 
-    fn recipe(&self, group: &Group, name: &str) -> Result<Recipe, SuiteError> {
+    fn recipe(&self, group: &SuiteGroup, name: &str) -> Result<Recipe, SuiteError> {
         let recipe = Recipe::named(name).map_err(|source| self.refuse(source))?;
         Ok(group.set.iter().fold(recipe, |recipe, (key, value)| recipe.with_value(key, value.clone())))
     }
 
     pub(super) fn refuse(&self, source: WorkloadError) -> SuiteError {
         SuiteError::Workload { suite: self.name.clone(), source: Box::new(source) }
+    }
+}
+
+/// A fingerprint of the settings of cases, the text of their recipes and the length of their trace files. An id names a case
+/// but does not determine it: another machine may have another recipe or recording of the same name. Shards with different
+/// fingerprints do not form one run. The bytes of trace files are not read, because a recording may have gigabytes.
+#[must_use]
+pub fn contents(cases: &[Case]) -> String {
+    let mut sources: BTreeMap<&str, String> = BTreeMap::new();
+    let mut text = String::new();
+    for case in cases {
+        sources.entry(&case.origin.name).or_insert_with(|| source_fingerprint(case));
+        text.push_str(&format!("{:?}", CaseOrder::of(case)));
+        text.push_str(&case.timeout.map(|timeout| timeout.to_string()).unwrap_or_default());
+        text.push('\n');
+    }
+    for (name, source) in sources {
+        text.push_str(&format!("{name}: {source}\n"));
+    }
+    format!("{:016x}", fnv1a(text.as_bytes()))
+}
+
+/// The fingerprint of a suite whose cases are models.
+#[must_use]
+pub fn contents_of_models(models: &[Recipe]) -> String {
+    let text: String = models.iter().map(|model| model.words() + "\n").collect();
+    format!("{:016x}", fnv1a(text.as_bytes()))
+}
+
+/// The content of a case's source. Empty if it cannot be opened; the case itself reports the error.
+fn source_fingerprint(case: &Case) -> String {
+    match case.origin.recipe() {
+        Ok(Some(recipe)) => recipe.words(),
+        _ => fs::metadata(&case.origin.name).map(|file| format!("{} bytes", file.len())).unwrap_or_default(),
+    }
+}
+
+/// Chooses cases by their id.
+///
+/// A pattern is a part of the id, or a glob over the whole id if it contains `*`. A case is chosen if any `only` pattern
+/// matches, or there is none, and no `skip` pattern does.
+#[derive(Clone, Debug, Default)]
+pub struct CaseFilter {
+    /// Only these.
+    pub only: Vec<String>,
+    /// Without these.
+    pub skip: Vec<String>,
+    /// Patterns must equal the whole id.
+    pub exact: bool,
+}
+
+impl CaseFilter {
+    /// Whether the case is chosen.
+    #[must_use]
+    pub fn takes(&self, case_id: &str) -> bool {
+        let matches = |pattern: &String| self.matches(pattern, case_id);
+        (self.only.is_empty() || self.only.iter().any(matches)) && !self.skip.iter().any(matches)
+    }
+
+    fn matches(&self, pattern: &str, case_id: &str) -> bool {
+        if self.exact {
+            pattern == case_id
+        } else if pattern.contains('*') {
+            glob(pattern, case_id)
+        } else {
+            case_id.contains(pattern)
+        }
+    }
+}
+
+/// Whether `text` matches `pattern`, in which `*` stands for any characters.
+pub(super) fn glob(pattern: &str, text: &str) -> bool {
+    let mut pieces = pattern.split('*');
+    let first = pieces.next().unwrap_or_default();
+    let Some(mut rest) = text.strip_prefix(first) else { return false };
+    let pieces: Vec<&str> = pieces.collect();
+    let Some((last, middle)) = pieces.split_last() else { return rest.is_empty() };
+    for piece in middle {
+        match rest.find(piece) {
+            Some(at) => rest = &rest[at + piece.len()..],
+            None => return false,
+        }
+    }
+    rest.ends_with(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::suite::test_case;
+
+    #[test]
+    fn fingerprint_depends_on_settings() {
+        let case = || test_case("checkerboard", "caching");
+        let known = contents(&[case()]);
+        assert_eq!(contents(&[case()]), known);
+        let skipping = Case { on_out_of_memory: OnOutOfMemory::Skip, ..case() };
+        let hurried = Case { timeout: Some("1s".parse().unwrap()), ..case() };
+        for others in
+            [vec![], vec![skipping], vec![hurried], vec![case(), case()], vec![test_case("random", "caching")]]
+        {
+            assert_ne!(contents(&others), known);
+        }
+    }
+
+    #[test]
+    fn fingerprint_depends_on_sources() {
+        let folder = tempfile::tempdir().unwrap();
+        let with = |file: &str, text: &str| {
+            let path = folder.path().join(file);
+            fs::write(&path, text).unwrap();
+            let origin = SourceSpec { name: path.display().to_string(), ..SourceSpec::default() };
+            contents(&[Case { origin, ..test_case("random", "caching") }])
+        };
+        let recipe = |rest: &str| format!("generator = 'checkerboard'\npurpose = 'Mine.'\norigin = 'here'\n{rest}");
+        let plain = with("mine.toml", &recipe(""));
+        assert_ne!(with("mine.toml", &recipe("set = { rounds = 2 }\n")), plain);
+        assert_eq!(with("mine.toml", &recipe("# a note\n")), plain);
+        assert_ne!(with("mine.oomph", "oomph-trace 1\n"), with("mine.oomph", "oomph-trace 1\n\n"));
+    }
+
+    fn takes(only: &[&str], skip: &[&str], exact: bool, id: &str) -> bool {
+        let own = |list: &[&str]| list.iter().map(|&s| s.to_owned()).collect();
+        CaseFilter { only: own(only), skip: own(skip), exact }.takes(id)
+    }
+
+    #[test]
+    fn words_globs_and_exact_ids() {
+        let id = "quick/random/caching@sim:h200#1";
+        assert!(takes(&[], &[], false, id));
+        assert!(takes(&["random"], &[], false, id));
+        assert!(takes(&["quick/*/caching*"], &[], false, id));
+        assert!(!takes(&["*/direct*"], &[], false, id));
+        assert!(!takes(&["quick/*/caching"], &[], false, id), "a glob covers the whole id");
+        assert!(!takes(&["random"], &["caching"], false, id));
+        assert!(takes(&[id], &[], true, id));
+        assert!(!takes(&["random"], &[], true, id));
+    }
+
+    #[test]
+    fn glob_uses_a_character_once() {
+        assert!(!glob("ab*ba", "aba"));
+        assert!(glob("ab*ba", "abba"));
     }
 }

@@ -1,66 +1,69 @@
-//! A suite as it is written: one TOML file.
+//! The TOML file of a suite.
 //!
-//! Those in `suites/` are part of the binary, so that it works wherever it is installed. A file of that name in the
-//! `suites/` of the current folder is taken instead.
+//! Suites in `suites/` are built into the binary. A file of the same name in `suites/` of the current folder takes
+//! precedence.
 
-use std::{fmt, fs, path::Path};
+use std::{fmt, fs, path::Path, str::FromStr, time::Duration};
 
 use serde::{
     Deserialize, Deserializer,
     de::{self, SeqAccess, Visitor},
 };
 
-use super::{CaseTimeout, SuiteError};
-use crate::base::{Bytes, Catalog, CatalogEntry};
+use super::SuiteError;
+use crate::{
+    base::{Bytes, Catalog, CatalogEntry},
+    replay::OnOutOfMemory,
+};
 
-/// Where suites are found by name.
+/// The built-in suites and those of the current folder.
 const CATALOG: Catalog = Catalog { folder: "suites", built_in: include!(concat!(env!("OUT_DIR"), "/suites.rs")) };
 
-/// One suite: a question, and the groups of cases that answer it.
+/// A suite: a question, and the groups of cases that answer it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SuiteFile {
-    /// What to call it; the name of the file.
+    /// The name of the file.
     #[serde(skip)]
     pub name: String,
-    /// Whether it came with the binary, which may be far from the trace files that the suite names.
+    /// Whether it is built in; its trace files may then be missing.
     #[serde(skip)]
     pub is_embedded: bool,
-    /// What the suite answers, in one line.
+    /// The question that the suite answers, in one line.
     pub question: String,
-    /// What is asked of every case.
+    /// What is measured of every case.
     #[serde(default)]
     pub kind: SuiteKind,
-    /// The strategy that the comparison gives ratios to.
+    /// The strategy that ratios in the comparison refer to.
     #[serde(default = "default_base")]
     pub base: String,
-    /// Seeds that every group runs with, unless it has its own.
+    /// The seeds of groups that have none.
     #[serde(default = "default_seeds")]
     pub seeds: Vec<u64>,
-    /// How long each case may take, unless its group says otherwise; without it, as long as it likes.
+    /// The time-out of cases whose group has none.
     pub timeout: Option<CaseTimeout>,
-    /// The groups; each is a matrix. A suite of claims has none: its cases are the claims.
+    /// The groups; each is a matrix. A suite of claims has none, because its cases are the claims.
     #[serde(default)]
-    pub group: Vec<Group>,
+    pub group: Vec<SuiteGroup>,
 }
 
-/// What is asked of the cases of a suite.
+/// What is measured of the cases of a suite.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SuiteKind {
-    /// What happens: each is run and measured.
+    /// Each case is run and measured.
     #[default]
     Run,
-    /// How much memory suffices: each is run under many limits.
+    /// How much memory suffices: each case is run under many limits.
     Threshold,
-    /// What memory-saving techniques save and cost: its workloads are the models that each is tried on.
+    /// What memory-saving techniques save and cost on the suite's models.
     Techniques,
-    /// Whether what is published is true.
+    /// Whether published claims are true.
     Claims,
 }
 
 impl SuiteKind {
-    /// Whether it has no cases of workload and strategy, but a table of its own.
+    /// Whether it has its own table instead of cases of workload and strategy.
     #[must_use]
     pub const fn has_own_table(self) -> bool {
         matches!(self, SuiteKind::Techniques | SuiteKind::Claims)
@@ -70,88 +73,77 @@ impl SuiteKind {
 /// A matrix of cases: every workload with every strategy, limit and seed.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Group {
-    /// Names of workloads, paths of trace files with `*` in the last part if need be, or `"all"` workloads.
-    pub workloads: Selection,
-    /// Workloads to leave out of `"all"`, `*` standing for any run of characters.
+pub struct SuiteGroup {
+    /// Names of workloads, paths of trace files (`*` is allowed in the last part), or `"all"` workloads.
+    pub workloads: NameSelection,
+    /// Workloads to leave out of `"all"`; `*` stands for any characters.
     #[serde(default)]
     pub except: Vec<String>,
-    /// Strategies with parameters, or `"all"`; none in a suite of techniques, which chooses them itself.
+    /// Strategies with parameters, or `"all"`; none in a suite of techniques.
     #[serde(default)]
-    pub strategies: Selection,
-    /// Caps on physical memory; without any, the whole device.
+    pub strategies: NameSelection,
+    /// Limits of physical memory; the whole device if empty.
     #[serde(default)]
     pub limits: Vec<Bytes>,
     /// Seeds of this group.
     pub seeds: Option<Vec<u64>>,
-    /// Overrides of the workloads' parameters.
+    /// Parameters of the workloads.
     #[serde(default)]
     pub set: toml::Table,
-    /// How often each trace runs, back to back.
+    /// How often each trace runs in succession.
     #[serde(default = "one")]
     pub repeat: u32,
     /// What to do when a request fails.
     #[serde(default)]
-    pub on_oom: OnOom,
-    /// Whether the workloads' work is run; without it only requests for memory are carried out, and streams stay idle.
+    pub on_oom: OnOutOfMemory,
+    /// Whether work is carried out; otherwise only memory requests are, and streams stay idle.
     #[serde(default = "yes")]
     pub work: bool,
-    /// Whether wall-clock times are taken as well; such cases run alone.
+    /// Whether wall-clock times are measured too; such cases run alone.
     #[serde(default)]
     pub timed: bool,
-    /// How many threads share the strategy, for further timings of the same cases; only where they are timed.
+    /// Numbers of threads that share the strategy in further timings of timed cases.
     #[serde(default)]
     pub threads: Vec<u16>,
-    /// How long each case of this group may take.
+    /// The time-out of each case of this group.
     pub timeout: Option<CaseTimeout>,
 }
 
-/// What to do when a request fails.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum OnOom {
-    /// The case ends there.
-    #[default]
-    Stop,
-    /// The request is left out.
-    Skip,
-}
-
-/// Names, or everything there is.
+/// A list of names, or all.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Selection {
-    /// Everything that is registered.
+pub enum NameSelection {
+    /// All registered ones.
     All,
-    /// These.
+    /// Those with these names.
     Names(Vec<String>),
 }
 
-impl Default for Selection {
+impl Default for NameSelection {
     fn default() -> Self {
-        Selection::Names(Vec::new())
+        NameSelection::Names(Vec::new())
     }
 }
 
-impl<'de> Deserialize<'de> for Selection {
+impl<'de> Deserialize<'de> for NameSelection {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct NamesOrAll;
         impl<'de> Visitor<'de> for NamesOrAll {
-            type Value = Selection;
+            type Value = NameSelection;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("\"all\" or a list of names")
             }
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Selection, E> {
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<NameSelection, E> {
                 match text {
-                    "all" => Ok(Selection::All),
+                    "all" => Ok(NameSelection::All),
                     other => Err(E::custom(format!("'{other}' is neither \"all\" nor a list; write [\"{other}\"]"))),
                 }
             }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut names: A) -> Result<Selection, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut names: A) -> Result<NameSelection, A::Error> {
                 let mut list = Vec::new();
                 while let Some(name) = names.next_element()? {
                     list.push(name);
                 }
-                Ok(Selection::Names(list))
+                Ok(NameSelection::Names(list))
             }
         }
         deserializer.deserialize_any(NamesOrAll)
@@ -159,19 +151,19 @@ impl<'de> Deserialize<'de> for Selection {
 }
 
 impl SuiteFile {
-    /// The names of the suites that travel with the binary.
+    /// The names of the built-in suites.
     pub fn embedded() -> impl Iterator<Item = &'static str> {
         CATALOG.built_in_names()
     }
 
-    /// Every suite that has a name here: the embedded ones, and those in the `suites/` of the current folder.
+    /// The built-in suites and those in `suites/` of the current folder.
     #[must_use]
     pub fn all_named() -> Vec<CatalogEntry> {
         CATALOG.all()
     }
 
-    /// The suite of that name, or the file at that path (anything that ends in `.toml` or has a separator). Under a name
-    /// `suites/NAME.toml` is looked for first, then what came with the binary.
+    /// The suite of that name, or the file at that path (a text that ends in `.toml` or has a separator). For a name
+    /// `suites/NAME.toml` takes precedence over the built-in suite.
     pub fn load(name_or_path: &str) -> Result<SuiteFile, SuiteError> {
         if name_or_path.ends_with(".toml") || name_or_path.contains('/') {
             return SuiteFile::from_file(Path::new(name_or_path));
@@ -194,7 +186,7 @@ impl SuiteFile {
         SuiteFile::parse(&name, &path.display().to_string(), &text)
     }
 
-    /// Reads a suite. `shown_as` is what errors call the file.
+    /// Parses a suite. Errors name the file `shown_as`.
     pub fn parse(name: &str, shown_as: &str, text: &str) -> Result<SuiteFile, SuiteError> {
         let refused = |reason: String| SuiteError::Syntax { file: shown_as.to_owned(), reason };
         let mut suite: SuiteFile = toml::from_str(text).map_err(|error| refused(error.to_string()))?;
@@ -206,11 +198,11 @@ impl SuiteFile {
             return Err(refused(format!("a suite needs at least one {what}")));
         }
         if is_of_claims && !suite.group.is_empty() {
-            return Err(refused("a suite of claims brings its own cases: no [[group]]".to_owned()));
+            return Err(refused("a suite of claims has its own cases and no [[group]]".to_owned()));
         }
-        let names_strategies = |group: &Group| group.strategies != Selection::default();
+        let names_strategies = |group: &SuiteGroup| group.strategies != NameSelection::default();
         if suite.kind.has_own_table() && suite.group.iter().any(names_strategies) {
-            return Err(refused("a suite of techniques chooses its strategies itself".to_owned()));
+            return Err(refused("a suite of techniques chooses its strategies itself; remove `strategies`".to_owned()));
         }
         if !suite.kind.has_own_table() && !suite.group.iter().all(names_strategies) {
             return Err(refused("every [[group]] needs strategies: a list of names, or \"all\"".to_owned()));
@@ -220,7 +212,9 @@ impl SuiteFile {
         }
         let searches = suite.kind == SuiteKind::Threshold;
         if searches && suite.group.iter().any(|group| group.timed || !group.limits.is_empty()) {
-            return Err(refused("a suite of thresholds finds the limits itself: no limits, nothing timed".to_owned()));
+            return Err(refused(
+                "a suite of thresholds finds the limits itself; remove `limits` and `timed`".to_owned(),
+            ));
         }
         suite.name = name.to_owned();
         Ok(suite)
@@ -243,12 +237,69 @@ fn yes() -> bool {
     true
 }
 
+/// The longest wall time of a case, written `90s` or `5m`. A longer case is ended from outside, so it runs in its own
+/// process.
+///
+/// ```
+/// use oomph::suite::CaseTimeout;
+/// let timeout: CaseTimeout = "1m 30s".parse()?;
+/// assert_eq!((timeout.duration().as_secs(), timeout.to_string()), (90, "1m 30s".to_owned()));
+/// assert!("0s".parse::<CaseTimeout>().is_err());
+/// # Ok::<(), oomph::suite::CaseTimeoutError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CaseTimeout(Duration);
+
+/// A text that is not a time-out.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{text}' is not a time-out: {reason}; write it like 90s or 5m")]
+pub struct CaseTimeoutError {
+    text: String,
+    reason: String,
+}
+
+impl CaseTimeout {
+    /// The default for cases with a plugin, which may hang.
+    pub const OF_PLUGINS: CaseTimeout = CaseTimeout(Duration::from_secs(600));
+
+    /// The time.
+    #[must_use]
+    pub fn duration(self) -> Duration {
+        self.0
+    }
+}
+
+impl FromStr for CaseTimeout {
+    type Err = CaseTimeoutError;
+
+    fn from_str(text: &str) -> Result<CaseTimeout, CaseTimeoutError> {
+        let refused = |reason: String| CaseTimeoutError { text: text.to_owned(), reason };
+        match humantime::parse_duration(text) {
+            Ok(Duration::ZERO) => Err(refused("the time-out must be greater than zero".to_owned())),
+            Ok(duration) => Ok(CaseTimeout(duration)),
+            Err(error) => Err(refused(error.to_string())),
+        }
+    }
+}
+
+impl fmt::Display for CaseTimeout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        humantime::format_duration(self.0).fmt(f)
+    }
+}
+
+impl<'de> Deserialize<'de> for CaseTimeout {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<CaseTimeout, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn every_embedded_suite_can_be_read_and_asks_a_question() {
+    fn built_in_suites_are_valid() {
         assert!(SuiteFile::embedded().any(|name| name == "quick"));
         for name in SuiteFile::embedded() {
             let suite = SuiteFile::load(name).unwrap();
@@ -258,28 +309,28 @@ mod tests {
     }
 
     #[test]
-    fn a_misspelt_key_is_refused_with_its_line() {
+    fn misspelt_key_is_refused_with_its_line() {
         let text = "question = 'why?'\n[[group]]\nworkloads = 'all'\nstrategys = ['caching']\n";
         let message = SuiteFile::parse("x", "x.toml", text).unwrap_err().to_string();
         assert!(message.contains("x.toml") && message.contains("line 4") && message.contains("strategys"), "{message}");
     }
 
     #[test]
-    fn a_time_out_that_is_none_is_refused() {
+    fn invalid_timeout_is_refused() {
         let text = "question = 'why?'\ntimeout = 'soon'\n[[group]]\nworkloads = 'all'\nstrategies = 'all'\n";
         let message = SuiteFile::parse("x", "x.toml", text).unwrap_err().to_string();
-        assert!(message.contains("line 2") && message.contains("'soon' is no time"), "{message}");
+        assert!(message.contains("line 2") && message.contains("'soon' is not a time-out"), "{message}");
     }
 
     #[test]
-    fn a_bare_word_for_a_list_is_explained() {
+    fn bare_word_for_a_list_is_explained() {
         let text = "question = 'why?'\n[[group]]\nworkloads = 'random'\nstrategies = 'all'\n";
         let message = SuiteFile::parse("x", "x.toml", text).unwrap_err().to_string();
         assert!(message.contains("write [\"random\"]"), "{message}");
     }
 
     #[test]
-    fn a_suite_without_cases_or_seeds_is_refused() {
+    fn suite_needs_groups_and_seeds() {
         for (text, word) in [
             ("question = 'why?'\ngroup = []\n", "[[group]]"),
             ("question = 'why?'\nseeds = []\n[[group]]\nworkloads = 'all'\nstrategies = 'all'\n", "seed"),
@@ -290,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_are_refused_where_nothing_is_timed_and_where_there_are_none() {
+    fn threads_need_timed_cases() {
         let parse = |more: &str| {
             let text = format!("question = 'why?'\n[[group]]\nworkloads = ['random']\nstrategies = 'all'\n{more}\n");
             SuiteFile::parse("x", "x.toml", &text)
@@ -303,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_suite_of_thresholds_has_no_limits_of_its_own() {
+    fn threshold_suite_has_no_limits() {
         let parse = |more: &str| {
             let text = format!(
                 "question = 'how much?'\nkind = 'threshold'\n[[group]]\nworkloads = ['random']\nstrategies = 'all'\n{more}\n"
@@ -317,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn strategies_are_named_where_they_are_a_choice_and_nowhere_else() {
+    fn strategies_depend_on_the_kind() {
         let parse = |kind: &str, more: &str| {
             let text = format!("question = 'why?'\nkind = '{kind}'\n[[group]]\nworkloads = ['random']\n{more}\n");
             SuiteFile::parse("x", "x.toml", &text).map(|suite| suite.kind).map_err(|error| error.to_string())
@@ -325,12 +376,12 @@ mod tests {
         assert_eq!(parse("techniques", ""), Ok(SuiteKind::Techniques));
         assert!(parse("techniques", "strategies = 'all'").unwrap_err().contains("chooses its strategies itself"));
         assert!(parse("run", "").unwrap_err().contains("needs strategies"));
-        assert!(parse("claims", "").unwrap_err().contains("brings its own cases"));
+        assert!(parse("claims", "").unwrap_err().contains("has its own cases"));
         assert_eq!(SuiteFile::parse("x", "x.toml", "question = 'why?'\nkind = 'claims'\n").unwrap().group.len(), 0);
     }
 
     #[test]
-    fn the_nearest_suite_is_named() {
+    fn nearest_suite_is_suggested() {
         let message = SuiteFile::load("quik").unwrap_err().to_string();
         assert!(message.contains("did you mean 'quick'?"), "{message}");
     }

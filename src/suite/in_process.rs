@@ -1,4 +1,4 @@
-//! Runs a case in this process, which is a worker's whole business too.
+//! Runs a case in this process, or compares its device with a simulated one.
 
 use std::{
     any::Any,
@@ -8,50 +8,54 @@ use std::{
 
 use super::{Case, CaseOutcome, CaseRunner, SourceError};
 use crate::{
-    measure::{self, CaseDetail, CaseRecord, Status, TimingRecord},
+    device::{DeviceProps, DeviceSpec, default_limit, wrap::capped},
+    measure::{
+        self, AgreementRecord, CaseDetail, CaseRecord, Status, TimingRecord,
+        agreement::{Cast, Finding},
+    },
     replay::{OpenedAllocator, Replay, ReplayError, ReplayOptions},
+    strategy::{Built, Setup},
     trace::{Source, Trace, TraceError},
 };
+
+/// How often a timed case runs without observers; the median counts.
+const TIMED_PASSES: u32 = 5;
 
 /// Runs a case in this process.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct InProcess<'a> {
-    /// Set from outside to end the running case itself, for runs whose cases are not worth waiting for.
+    /// Set from outside to end the running case early.
     pub stop: Option<&'a AtomicBool>,
 }
 
 impl CaseRunner for InProcess<'_> {
     fn run(&self, case: &Case) -> CaseOutcome {
-        // A panic is a bug of ours, but it must cost one case and not the run. On its way here it drops the device, which
-        // gives everything back.
+        // A panic is a bug in oomph, but it must fail only one case. Unwinding drops the device, which frees everything.
         let attempt = catch_unwind(AssertUnwindSafe(|| try_run(case, self.stop)));
         match attempt {
             Ok(Ok(outcome)) => outcome,
-            Ok(Err(trouble)) => CaseOutcome::failed(&case.label, &trouble.to_string()),
-            Err(panic) => CaseOutcome::failed(&case.label, &in_words(&*panic)),
+            Ok(Err(error)) => CaseOutcome::failed(&case.label, &error.to_string()),
+            Err(panic) => CaseOutcome::failed(&case.label, &panic_reason(&*panic)),
         }
     }
 }
 
-/// What a panic said.
-pub(super) fn in_words(panic: &(dyn Any + Send)) -> String {
+/// The message of a panic.
+fn panic_reason(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     format!("internal error: {}", text.unwrap_or("unknown panic"))
 }
 
-/// How often a timed case runs unwatched; the median counts.
-const TIMED_PASSES: u32 = 5;
-
-/// Why a case could not be run at all.
+/// Why a case could not run.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
-pub(super) enum Trouble {
+enum CaseError {
     Source(#[from] SourceError),
     Trace(#[from] TraceError),
     Replay(#[from] ReplayError),
 }
 
-fn try_run(case: &Case, stop: Option<&AtomicBool>) -> Result<CaseOutcome, Trouble> {
+fn try_run(case: &Case, stop: Option<&AtomicBool>) -> Result<CaseOutcome, CaseError> {
     let replay = replay_of(case, stop);
     let (record, detail) = measure_once(case, &replay)?;
     let timings = if case.timed && matches!(record.status, Status::Completed | Status::Oom) {
@@ -79,10 +83,9 @@ fn replay_of<'a>(case: &'a Case, stop: Option<&'a AtomicBool>) -> Replay<'a> {
         .options(options)
 }
 
-/// From memory, so that generating or parsing is not what is timed. Every thread has its own copy of the story: a
-/// workload's differ by their seeds, a trace file's do not. Copies share the strategy, and the memory that was there
-/// before a recording was there once: each asks for its blocks anew.
-fn time(case: &Case, replay: &Replay<'_>) -> Result<Vec<TimingRecord>, Trouble> {
+/// Times the case with the source in memory. Every thread plays its own copy: those of a workload differ by their seeds,
+/// those of a trace file do not. Copies share the strategy, and each requests the blocks of an initial layout itself.
+fn time(case: &Case, replay: &Replay<'_>) -> Result<Vec<TimingRecord>, CaseError> {
     let source = in_memory(&case.source)?;
     let mut timings = vec![measure::time(&case.label, &*source, || replay.open(), &replay.options, TIMED_PASSES)?];
     let most = case.threads.iter().copied().max().unwrap_or(0);
@@ -101,21 +104,65 @@ fn in_memory(source: &Arc<dyn Source>) -> Result<Arc<dyn Source>, TraceError> {
     Ok(if source.initial_layout().is_some() { Arc::clone(source) } else { Arc::new(Trace::read(&**source)?) })
 }
 
-/// Measures on a device of its own, which is closed afterwards: what it holds must not be missing from the timed passes.
-fn measure_once(case: &Case, replay: &Replay<'_>) -> Result<(CaseRecord, CaseDetail), Trouble> {
+/// Measures on its own device, which is closed afterwards, so that its memory is available to the timed passes.
+fn measure_once(case: &Case, replay: &Replay<'_>) -> Result<(CaseRecord, CaseDetail), CaseError> {
     Ok(measure_opened(case, replay.open()?, &replay.options))
 }
 
-/// Measures a case, and says so where the device had less to give than its limit allows.
+/// Measures a case. If the device had less memory than the limit allows, the reason says so.
 fn measure_opened(case: &Case, opened: OpenedAllocator, options: &ReplayOptions<'_>) -> (CaseRecord, CaseDetail) {
     let OpenedAllocator { mut strategy, mut device, limit } = opened;
     let (mut record, detail) = measure::measure(&case.label, &*case.source, &mut *strategy, &mut *device, options);
     if let (Status::Oom, Some(limit), Some(first)) = (record.status, limit, detail.ooms.first())
-        && let Some(words) = first.short_of_limit(limit, device.props().page_bytes)
+        && let Some(reason) = first.short_of_limit(limit, device.props().page_bytes)
     {
-        record.reason = words;
+        record.reason = reason;
     }
     (record, detail)
+}
+
+/// Compares a case's device with a simulated one under the same limit: on its device, on that device's recorded answers, and
+/// on the simulated device. Errors are part of the record. The case's settings for failing requests and for timing are not
+/// used.
+///
+/// ```
+/// use std::sync::atomic::AtomicBool;
+/// use oomph::measure::agreement::Finding;
+/// use oomph::suite::{CaseSettings, SuiteFile, compare};
+/// let device: oomph::device::DeviceSpec = "sim:80GiB".parse()?;
+/// let settings = CaseSettings { device: device.clone(), limit: None, seed: None, timeout: None };
+/// let cases = SuiteFile::load("quick")?.cases(&settings)?;
+/// let record = compare(&cases[0], &device, &AtomicBool::new(false));
+/// assert_eq!((record.finding, record.agreement_percent), (Finding::Agrees, Some(100.0)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use]
+pub fn compare(case: &Case, simulated: &DeviceSpec, stop: &AtomicBool) -> AgreementRecord {
+    let simulated_device = simulated.to_string();
+    let failed = |reason: &str| AgreementRecord::unmeasured(&case.label, &simulated_device, Finding::Failed, reason);
+    // A panic is a bug in oomph, but it must fail only one case.
+    catch_unwind(AssertUnwindSafe(|| {
+        let cast = cast(case, simulated).map_err(|error| error.to_string())?;
+        let options = ReplayOptions {
+            pace: case.pace,
+            without_work: case.without_work,
+            repeat: case.label.repeat,
+            stop: Some(stop),
+            ..ReplayOptions::default()
+        };
+        Ok(AgreementRecord::measure(&case.label, &simulated_device, &*case.source, cast, &options))
+    }))
+    .unwrap_or_else(|panic| Err(panic_reason(&*panic)))
+    .unwrap_or_else(|reason| failed(&reason))
+}
+
+fn cast(case: &Case, simulated: &DeviceSpec) -> Result<Cast, ReplayError> {
+    let (device, simulated) = (case.device.open()?, simulated.open()?);
+    let limit = case.label.limit;
+    let build = |props: &DeviceProps| -> Built { case.strategy.build(&Setup { props, limit }) };
+    let strategies = [build(device.props())?, build(device.props())?, build(simulated.props())?];
+    let cap = limit.or_else(|| default_limit(&*device));
+    Ok(Cast { device: capped(device, cap), simulated: capped(simulated, cap), strategies })
 }
 
 #[cfg(test)]
@@ -140,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_others_take_mid_run_is_an_oom_that_says_so() {
+    fn less_memory_than_the_limit_is_reported() {
         for (strategy, kind) in [
             ("direct", CallKind::MemAlloc),
             ("caching", CallKind::MemAlloc),
@@ -156,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_that_is_reached_needs_no_remark() {
+    fn reached_limit_has_no_reason() {
         for strategy in ["direct", "caching", "caching:expandable_segments:True"] {
             let record = run_with(FaultPlan::none(), strategy, GIB);
             assert_eq!((record.status, record.reason.as_str()), (Status::Oom, ""), "{strategy}");
@@ -164,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_error_of_a_lost_context_is_the_one_that_is_told() {
+    fn first_error_of_a_lost_context_is_reported() {
         for strategy in ["direct", "caching", "caching:expandable_segments:True", "async"] {
             let lost = CallFailure::Driver("CUDA_ERROR_ILLEGAL_ADDRESS");
             let record = run_with(FaultPlan::none().fail_from(None, 50, lost), strategy, 60 * GIB);
@@ -177,20 +224,20 @@ mod tests {
     }
 
     #[test]
-    fn an_error_that_passes_is_told_with_what_closing_says() {
+    fn close_error_is_reported_too() {
         let passing = CallFailure::Driver("CUDA_ERROR_NOT_PERMITTED");
         let record = run_with(FaultPlan::none().fail_from(None, 50, passing), "direct", 60 * GIB);
         assert!(record.reason.contains("; closing the strategy failed: "), "{}", record.reason);
     }
 
     #[test]
-    fn what_is_timed_begins_where_what_is_measured_does() {
+    fn timed_source_keeps_its_initial_layout() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/workloads/recorded/varlen.exp.pickle.xz");
         let mut late = Snapshot::open(path, &NoProgress).unwrap();
         late.traces[0].drain(..1000);
         let late: Arc<dyn Source> = Arc::new(late.into_recording("late", None, &NoProgress).unwrap());
         assert!(in_memory(&late).unwrap().initial_layout().is_some());
         let generated = in_memory(&test_case("random", "direct").source).unwrap();
-        assert!(generated.info().events.is_some_and(|events| events > 0), "it is a story in memory");
+        assert!(generated.info().events.is_some_and(|events| events > 0), "it is a trace in memory");
     }
 }

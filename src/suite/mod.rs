@@ -1,38 +1,25 @@
 //! Which cases to run, and running them.
 //!
-//! A suite is a TOML file ([`SuiteFile`]) that unfolds into [`Case`]s; a [`CaseRunner`] turns a case into its record:
-//! [`InProcess`], or a [`WorkerProcess`] for what might take the process down; [`Isolation`] says which. The room tells what happens through one stream of [`CaseProgress`] and neither prints nor writes files: that is for
-//! whoever listens.
+//! A suite is a TOML file ([`SuiteFile`]) that unfolds into [`Case`]s. A [`CaseRunner`] runs a case: [`InProcess`], or a
+//! [`WorkerProcess`] for cases that might end the process; [`Isolation`] decides. The module reports [`CaseProgress`]; it
+//! neither prints nor writes files.
 
-mod agreement;
 mod case;
-mod contents;
 mod file;
-mod filter;
 mod in_process;
-mod isolation;
-mod needs;
 mod partition;
 mod rank_files;
 mod run;
 mod source;
-mod story;
-mod timeout;
 pub mod worker;
 
-pub use agreement::compare;
-pub use case::{Case, CaseSettings};
-pub use contents::{contents, contents_of_models};
-pub use file::{Group, OnOom, Selection, SuiteFile, SuiteKind};
-pub use filter::Filter;
-pub use in_process::InProcess;
-pub use isolation::{Isolating, Isolation};
-pub use needs::WithNeeds;
+pub use case::{Case, CaseFilter, CaseSettings, contents, contents_of_models};
+pub use file::{CaseTimeout, CaseTimeoutError, NameSelection, SuiteFile, SuiteGroup, SuiteKind};
+pub use in_process::{InProcess, compare};
 pub use partition::{Partition, PartitionError};
 pub use rank_files::{RankFile, rank_files, read_at_once};
-pub use run::{CaseOutcome, CaseProgress, CaseRunner, all_cores, run, run_on};
+pub use run::{CaseOutcome, CaseProgress, CaseRunner, IsolatingRunner, Isolation, WithNeeds, all_cores, run, run_on};
 pub use source::{SourceError, SourceSpec};
-pub use timeout::{CaseTimeout, TimeoutError};
 pub use worker::WorkerProcess;
 
 use std::{io, path::PathBuf};
@@ -42,65 +29,65 @@ use crate::{base::did_you_mean_among, models::WorkloadError, strategy::SpecError
 /// A suite that cannot be run.
 #[derive(Debug, thiserror::Error)]
 pub enum SuiteError {
-    /// The file system said no.
+    /// The file cannot be read.
     #[error("{path}: {source}", path = path.display())]
     Io {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What it said.
+        /// The error.
         source: io::Error,
     },
-    /// The file is not a suite.
+    /// The file is not a valid suite.
     #[error("{file}: {reason}")]
     Syntax {
-        /// Which file.
+        /// The file.
         file: String,
-        /// Why, with line and column.
+        /// The reason, with line and column.
         reason: String,
     },
-    /// No suite of that name.
+    /// There is no suite of that name.
     #[error("unknown suite '{name}'{}", did_you_mean_among(suggestion.as_deref(), known.iter().map(String::as_str)))]
     UnknownSuite {
-        /// What was asked for.
+        /// The name.
         name: String,
-        /// The nearest right name.
+        /// The nearest name.
         suggestion: Option<String>,
-        /// All there are.
+        /// All names.
         known: Vec<String>,
     },
-    /// A trace file that the suite names is not there.
+    /// A trace file of the suite is missing.
     #[error(
-        "suite '{suite}': no file matches '{pattern}', seen from the current folder; run it where the files are (recordings \
-         are in the repository and not in the binary)"
+        "suite '{suite}': no file matches '{pattern}' in the current folder; run it where the files are (recordings are in \
+         the repository, not in the binary)"
     )]
     NoTraceFile {
-        /// Which suite.
+        /// The suite.
         suite: String,
-        /// What was looked for.
+        /// The path or pattern.
         pattern: String,
     },
-    /// Parameters for a trace file, which has none.
-    #[error("suite '{suite}': '{path}' is a trace file, which has nothing to set")]
+    /// Parameters for a trace file.
+    #[error("suite '{suite}': '{path}' is a trace file and has no parameters to set")]
     NothingToSet {
-        /// Which suite.
+        /// The suite.
         suite: String,
-        /// Which file.
+        /// The file.
         path: String,
     },
-    /// A strategy that the suite names is wrong.
+    /// A strategy of the suite is invalid.
     #[error("suite '{suite}': {source}")]
     Strategy {
-        /// Which suite.
+        /// The suite.
         suite: String,
-        /// What is wrong.
+        /// The error.
         source: SpecError,
     },
-    /// A workload that the suite names is wrong.
+    /// A workload of the suite is invalid.
     #[error("suite '{suite}': {source}")]
     Workload {
-        /// Which suite.
+        /// The suite.
         suite: String,
-        /// What is wrong; boxed, because it is several times the size of everything else here.
+        /// The error; boxed, because it is much larger than the other variants.
         source: Box<WorkloadError>,
     },
 }

@@ -1,8 +1,7 @@
-//! Which of a run's cases one shard of it runs, so that several machines can share a run.
+//! Which cases of a run belong to one shard, so that several machines can share a run.
 //!
-//! A rule over the place and the id of a case, and nothing else: every shard works it out for itself, and each case is in
-//! exactly one of them. `run --partition` asks; what was dealt to whom is written down beside the results, so that
-//! whoever merges them need not know the rule.
+//! The rule depends only on the position and the id of a case, so every shard can compute it, and each case is in exactly
+//! one shard. The assignment is saved beside the results, so that merging them does not need the rule.
 
 use std::{collections::BTreeSet, fmt, str::FromStr};
 
@@ -20,68 +19,68 @@ use crate::measure::fnv1a;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Partition {
-    dealing: Dealing,
+    rule: PartitionRule,
     /// From 1.
     shard: u32,
     shards: u32,
 }
 
-/// How cases are dealt out.
+/// How cases are assigned to shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Dealing {
-    /// In turn: shards of the same size, give or take one case.
+enum PartitionRule {
+    /// In turn, so that sizes differ by at most one case.
     Slice,
-    /// By a hash of the case's id: a case stays in its shard, whatever else is in the run.
+    /// By a hash of the id, so that a case stays in its shard whatever else is in the run.
     Hash,
 }
 
-/// A text or an environment that names no shard.
+/// A text or an environment that does not name a shard.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PartitionError {
-    /// The text is no partition.
-    #[error("'{text}' is no partition: {reason}; write slice:2/4, hash:2/4 or, in a Slurm array, slurm")]
+    /// The text is not a partition.
+    #[error("'{text}' is not a partition: {reason}; write slice:2/4, hash:2/4 or, in a Slurm array, slurm")]
     Syntax {
         /// What was typed.
         text: String,
         /// What is wrong with it.
         reason: &'static str,
     },
-    /// Slurm says nothing about an array.
+    /// A variable of Slurm's job arrays is not set.
     #[error(
-        "--partition slurm: {variable} is not set, so this is no task of a job array; submit with sbatch --array=1-4, \
+        "--partition slurm: {variable} is not set, so this is not a task of a job array; submit with sbatch --array=1-4, \
          or name the shard: --partition slice:1/4"
     )]
     NoArray {
-        /// What was looked for.
+        /// The variable.
         variable: &'static str,
     },
-    /// What Slurm says is no number.
-    #[error("--partition slurm: {variable} is '{value}', which is no number")]
+    /// A variable of Slurm is not a number.
+    #[error("--partition slurm: {variable} is '{value}', which is not a number")]
     NoNumber {
-        /// Which variable.
+        /// The variable.
         variable: &'static str,
-        /// What it holds.
+        /// Its value.
         value: String,
     },
-    /// The tasks of the array cannot be counted through.
+    /// The numbers of the array's tasks have gaps.
     #[error(
-        "--partition slurm: task {task} is none of {count} tasks from {first} on in steps of {step}; number the array \
+        "--partition slurm: task {task} is not one of {count} tasks from {first} in steps of {step}; number the array \
          without gaps, such as sbatch --array=1-{count}, or name the shard: --partition slice:1/{count}"
     )]
     Gaps {
-        /// This task's number.
+        /// The number of this task.
         task: u64,
-        /// How many tasks the array has.
+        /// The number of tasks in the array.
         count: u64,
-        /// The first one's number.
+        /// The number of the first task.
         first: u64,
-        /// From one to the next.
+        /// The step from one task to the next.
         step: u64,
     },
 }
 
 impl Partition {
-    /// The shard of a task in a Slurm job array: as many shards as tasks, dealt out in turn. `variable` reads the
+    /// The shard of a task in a Slurm job array: one shard per task, cases assigned in turn. `variable` reads the
     /// environment.
     pub fn of_array_task(variable: impl Fn(&str) -> Option<String>) -> Result<Partition, PartitionError> {
         let number = |name: &'static str| match variable(name) {
@@ -107,44 +106,44 @@ impl Partition {
             return Err(gaps);
         }
         match (u32::try_from(offset / step + 1), u32::try_from(count)) {
-            (Ok(shard), Ok(shards)) => Ok(Partition { dealing: Dealing::Slice, shard, shards }),
+            (Ok(shard), Ok(shards)) => Ok(Partition { rule: PartitionRule::Slice, shard, shards }),
             _ => Err(gaps),
         }
     }
 
-    /// Which shard this is, from 1.
+    /// The number of this shard, from 1.
     #[must_use]
     pub fn shard(&self) -> u32 {
         self.shard
     }
 
-    /// How many shards make the run.
+    /// The number of shards of the run.
     #[must_use]
     pub fn shards(&self) -> u32 {
         self.shards
     }
 
-    /// The rule's name.
+    /// The name of the rule.
     #[must_use]
     pub fn rule(&self) -> &'static str {
-        match self.dealing {
-            Dealing::Slice => "slice",
-            Dealing::Hash => "hash",
+        match self.rule {
+            PartitionRule::Slice => "slice",
+            PartitionRule::Hash => "hash",
         }
     }
 
-    /// Which shard runs the case: `place` is where it stands among all cases that the filters leave, from 0.
+    /// The shard of a case; `place` is its position among all filtered cases, from 0.
     #[must_use]
     pub fn shard_of(&self, place: usize, case_id: &str) -> u32 {
-        let number = match self.dealing {
-            Dealing::Slice => place as u64,
-            Dealing::Hash => fnv1a(case_id.as_bytes()),
+        let number = match self.rule {
+            PartitionRule::Slice => place as u64,
+            PartitionRule::Hash => fnv1a(case_id.as_bytes()),
         };
         // Less than `shards`, so it fits.
         (number % u64::from(self.shards)) as u32 + 1
     }
 
-    /// Every case once, in the order of the run, with the shard that runs it.
+    /// Every case once, in the order of the run, with its shard.
     #[must_use]
     pub fn deal<'a>(&self, case_ids: impl IntoIterator<Item = &'a str>) -> Vec<(&'a str, u32)> {
         let mut seen = BTreeSet::new();
@@ -164,10 +163,10 @@ impl FromStr for Partition {
 
     fn from_str(text: &str) -> Result<Partition, PartitionError> {
         let refused = |reason| PartitionError::Syntax { text: text.to_owned(), reason };
-        let (rule, part) = text.split_once(':').ok_or_else(|| refused("there is no rule before a colon"))?;
-        let dealing = match rule {
-            "slice" => Dealing::Slice,
-            "hash" => Dealing::Hash,
+        let (name, part) = text.split_once(':').ok_or_else(|| refused("there is no rule before a colon"))?;
+        let rule = match name {
+            "slice" => PartitionRule::Slice,
+            "hash" => PartitionRule::Hash,
             _ => return Err(refused("the rule is neither slice nor hash")),
         };
         let (shard, shards) = part.split_once('/').ok_or_else(|| refused("there is no '/' between two numbers"))?;
@@ -177,7 +176,7 @@ impl FromStr for Partition {
         if shard < 1 || shard > shards {
             return Err(refused("shards are counted from 1 to their number"));
         }
-        Ok(Partition { dealing, shard, shards })
+        Ok(Partition { rule, shard, shards })
     }
 }
 
@@ -226,13 +225,13 @@ mod tests {
         }
 
         #[test]
-        fn a_hashed_case_stays_in_its_shard_wherever_it_stands(id in ".{0,40}", place in 0_usize..1000) {
+        fn hash_ignores_the_position(id in ".{0,40}", place in 0_usize..1000) {
             let partition: Partition = "hash:1/7".parse().unwrap();
             prop_assert_eq!(partition.shard_of(place, &id), partition.shard_of(0, &id));
         }
 
         #[test]
-        fn a_text_that_is_read_is_written_the_same(text in "(slice|hash):[1-9]/[1-9]") {
+        fn parsed_partition_is_printed_unchanged(text in "(slice|hash):[1-9]/[1-9]") {
             if let Ok(partition) = text.parse::<Partition>() {
                 prop_assert_eq!(partition.to_string(), text);
             }
@@ -240,13 +239,13 @@ mod tests {
     }
 
     #[test]
-    fn a_case_that_is_asked_for_twice_is_dealt_once() {
+    fn repeated_case_is_assigned_once() {
         let partition: Partition = "slice:1/2".parse().unwrap();
         assert_eq!(partition.deal(["a", "b", "a", "c"]), [("a", 1), ("b", 2), ("c", 1)]);
     }
 
     #[test]
-    fn the_hash_deals_the_same_in_every_release() {
+    fn hash_is_stable_across_releases() {
         let partition: Partition = "hash:1/5".parse().unwrap();
         let dealt = ["", "a", "quick/checkerboard/caching@sim#1", "strategies/random/direct@sim<=8GiB#7"]
             .map(|id| partition.shard_of(0, id));
@@ -256,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_partition_is_refused_with_the_way_to_write_it() {
+    fn invalid_partitions_are_refused() {
         for (text, reason) in [
             ("2/4", "no rule"),
             ("third:2/4", "neither slice nor hash"),
@@ -273,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn tasks_of_an_array_are_shards_wherever_its_numbers_begin() {
+    fn array_tasks_are_shards() {
         for (id, count, first, more, expected) in [
             ("1", "4", "1", vec![], "slice:1/4"),
             ("3", "4", "0", vec![("SLURM_ARRAY_TASK_MAX", "3"), ("SLURM_ARRAY_TASK_STEP", "1")], "slice:4/4"),
@@ -284,11 +283,11 @@ mod tests {
     }
 
     #[test]
-    fn an_environment_that_names_no_shard_is_explained() {
+    fn invalid_array_variables_are_explained() {
         let message = task("", "4", "1", &[]).unwrap_err().to_string();
         assert!(message.contains("SLURM_ARRAY_TASK_ID is not set") && message.contains("--array=1-4"), "{message}");
         assert!(task("1", "", "1", &[]).unwrap_err().to_string().contains("SLURM_ARRAY_TASK_COUNT is not set"));
-        assert!(task("1", "many", "1", &[]).unwrap_err().to_string().contains("'many', which is no number"));
+        assert!(task("1", "many", "1", &[]).unwrap_err().to_string().contains("'many', which is not a number"));
         for (id, count, first, more) in [
             ("5", "4", "1", vec![]),
             ("0", "4", "1", vec![]),

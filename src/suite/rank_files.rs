@@ -1,6 +1,4 @@
-//! The recordings of one distributed program: a file for every rank, in a folder or behind a pattern.
-//!
-//! The commands that answer for all ranks ask; what is in the files is read elsewhere.
+//! The recordings of one distributed program: one file per rank, in a folder or by a pattern. Does not read the files.
 
 use std::{
     cmp::Ordering,
@@ -9,32 +7,32 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{SourceError, filter::glob};
+use super::{SourceError, case::glob};
 use crate::base::GIB;
 
-/// Endings of the files that are taken from a folder; a pattern says itself what it means.
+/// Extensions of recordings in a folder; a pattern may match any file.
 const ENDINGS: [&str; 3] = ["pickle", "pkl", "oomph"];
-/// What may come after an ending.
+/// Extensions of compressed files.
 const COMPRESSED: [&str; 3] = ["gz", "xz", "zst"];
 
-/// What the files that are read at the same time may take in memory together, unless one of them takes more by itself.
+/// The most memory for files that are read at the same time, unless a single one takes more.
 const MOST_MEMORY_BYTES: u64 = 4 * GIB;
-/// How much of its length a recording takes while it is read (seen with 10 million events: 797 MiB of 390), and how much
-/// longer than its file it is where that is compressed (seen: 20 to 57 times).
+/// Memory per byte of a recording while it is read (measured with 10 million events: 797 MiB for 390 MiB), and its length
+/// per byte of a compressed file (measured: 20 to 57).
 const MEMORY_OF_LENGTH: u64 = 2;
 const LENGTH_OF_COMPRESSED: u64 = 60;
 
-/// One rank's file.
+/// The file of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankFile {
-    /// What to call the rank: its number where the files tell it, and the file's name where not.
+    /// The number of the rank if the file names contain one, otherwise the file name.
     pub rank: String,
-    /// Where its recording is.
+    /// The recording.
     pub path: PathBuf,
 }
 
-/// The files of all ranks, `2` before `10`; `None` if `name` is neither a folder nor a pattern with `*`, which may stand for
-/// parts of files' and of folders' names. In a folder all recordings count, those of folders in it do not.
+/// The files of all ranks, `2` before `10`; `None` if `name` is neither a folder nor a pattern. `*` may stand for parts of file
+/// and folder names. Subfolders of a folder are not searched.
 ///
 /// ```no_run
 /// let ranks = oomph::suite::rank_files("snapshots/")?.unwrap_or_default();
@@ -51,7 +49,7 @@ pub fn rank_files(name: &str) -> Result<Option<Vec<RankFile>>, SourceError> {
     } else {
         return Ok(None);
     };
-    // A link that leads nowhere is a rank whose recording is missing, and not one rank less.
+    // A broken link is a rank whose recording is missing, so it is kept.
     found.retain(|(_, path)| !path.is_dir() && (path.is_file() || path.is_symlink()));
     if found.is_empty() {
         return Err(SourceError::NoRankFiles(name.to_owned()));
@@ -61,14 +59,14 @@ pub fn rank_files(name: &str) -> Result<Option<Vec<RankFile>>, SourceError> {
     Ok(Some(ranks.into_iter().zip(found).map(|(rank, (_, path))| RankFile { rank, path }).collect()))
 }
 
-/// What is in a folder, but for what its owner's system hides.
+/// The files of a folder without hidden ones.
 fn entries(folder: &Path) -> Vec<OsString> {
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     let names = fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.file_name()));
     names.filter(|name| !name.as_encoded_bytes().starts_with(b".")).collect()
 }
 
-/// What a pattern means, with `*` in any of its parts: paths, and what they are called from the first such part on.
+/// The paths that match a pattern with `*` in any of its parts, and their names from the first such part on.
 fn matching(pattern: &Path) -> Vec<(String, PathBuf)> {
     let mut found = vec![(String::new(), PathBuf::new())];
     for part in pattern {
@@ -94,8 +92,7 @@ fn matching(pattern: &Path) -> Vec<(String, PathBuf)> {
     found
 }
 
-/// How many of the files may be read side by side on so many cores, so that a folder of long recordings does not take
-/// the memory of all of them at once.
+/// How many of the files may be read in parallel, so that long recordings do not exceed the memory.
 #[must_use]
 pub fn read_at_once(files: &[RankFile], cores: usize) -> usize {
     let memory = |file: &RankFile| {
@@ -114,7 +111,7 @@ fn is_recording(file: &str) -> bool {
     ENDINGS.contains(&ending)
 }
 
-/// Runs of digits and what is between them.
+/// Splits a text into numbers and the texts between them.
 fn pieces(text: &str) -> Vec<&str> {
     text.as_bytes()
         .chunk_by(|one, next| one.is_ascii_digit() == next.is_ascii_digit())
@@ -129,7 +126,7 @@ fn is_number(piece: &str) -> bool {
     piece.starts_with(|c: char| c.is_ascii_digit())
 }
 
-/// Numbers by their value, everything else by its letters. What is the same to people (`1`, `01`) is told apart at last.
+/// Compares numbers by value and texts by letters; `1` and `01` are ordered last.
 fn natural_order(one: &str, other: &str) -> Ordering {
     let (left, right) = (pieces(one), pieces(other));
     let by_piece = left.iter().zip(&right).map(|(a, b)| match (is_number(a), is_number(b)) {
@@ -143,7 +140,7 @@ fn natural_order(one: &str, other: &str) -> Ordering {
     by_pieces.then_with(|| one.cmp(other))
 }
 
-/// The one number in which files of the same pattern differ, or their names.
+/// The only number in which the file names differ, or the names.
 fn rank_names(files: &[&str]) -> Vec<String> {
     let names = || files.iter().map(|&file| file.to_owned()).collect();
     let pieces: Vec<Vec<&str>> = files.iter().map(|file| pieces(file)).collect();
@@ -176,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_of_a_folder_are_in_the_order_of_their_numbers() {
+    fn ranks_are_ordered_by_number() {
         let folder = folder_with(&["run-10.pickle", "run-9.pickle", "run-2.pickle", "run-2.json", "notes.md"]);
         assert_eq!(ranks(&folder.path().display().to_string()), ["2", "9", "10"]);
         let compressed = folder_with(&["a1b1.pickle.xz", "a1b0.pickle.xz", "a1b0.csv.xz"]);
@@ -185,7 +182,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_name_that_is_no_text_is_a_rank_like_others() {
+    fn non_utf8_name_is_a_rank() {
         use std::os::unix::ffi::OsStringExt;
         let folder = folder_with(&["run-1.pickle"]);
         fs::write(folder.path().join(OsString::from_vec(b"run-2\xfe.pickle".to_vec())), "").unwrap();
@@ -196,13 +193,13 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_takes_what_it_names() {
+    fn pattern_selects_files() {
         let folder = folder_with(&["x-1.log", "x-11.log", "y-1.log", "x-3.pickle"]);
         assert_eq!(ranks(&folder.path().join("x-*.log").display().to_string()), ["1", "11"]);
     }
 
     #[test]
-    fn files_that_do_not_tell_a_number_keep_their_names() {
+    fn files_without_numbers_keep_their_names() {
         let folder = folder_with(&["left.pickle", "right.pickle", "node1-gpu2.oomph"]);
         let found = ranks(&folder.path().display().to_string());
         assert_eq!(found, ["left.pickle", "node1-gpu2.oomph", "right.pickle"]);
@@ -211,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_no_folder_and_an_empty_folder_is_an_error() {
+    fn empty_folder_is_an_error() {
         assert_eq!(rank_files("training").unwrap(), None);
         let folder = folder_with(&["notes.md"]);
         let message = rank_files(&folder.path().display().to_string()).unwrap_err().to_string();
@@ -220,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_may_stand_for_folders() {
+    fn pattern_matches_folders() {
         let folder = folder_with(&["rank.pickle"]);
         for rank in [2, 10, 9] {
             let own = folder.path().join(format!("rank{rank}"));
@@ -236,7 +233,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_link_that_leads_nowhere_is_a_rank_and_a_hidden_file_or_a_folder_is_none() {
+    fn broken_links_are_ranks() {
         let folder = folder_with(&["run-0.pickle", "._run-0.pickle", ".run-1.pickle"]);
         std::os::unix::fs::symlink("nowhere", folder.path().join("run-1.pickle")).unwrap();
         std::os::unix::fs::symlink("run-0.pickle", folder.path().join("run-2.pickle")).unwrap();
@@ -247,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn long_recordings_are_read_one_after_the_other() {
+    fn long_recordings_are_read_in_sequence() {
         let folder = tempfile::tempdir().unwrap();
         let at_once = |name: &str, bytes: u64, count: usize| {
             let path = folder.path().join(name);
@@ -264,7 +261,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn the_order_is_one(mut names in proptest::collection::vec("[a-c0-2]{0,6}", 0..8)) {
+        fn order_is_total(mut names in proptest::collection::vec("[a-c0-2]{0,6}", 0..8)) {
             names.sort_by(|a, b| natural_order(a, b));
             for (place, one) in names.iter().enumerate() {
                 for other in &names[place..] {

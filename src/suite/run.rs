@@ -1,7 +1,9 @@
-//! Runs cases: side by side where only simulated time counts, alone where the wall clock does.
+//! Runs cases: in parallel where only simulated time counts, alone where wall-clock time is measured. Chooses the process
+//! of each case, and adds the bound of its source.
 
 use std::{
     sync::{
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc,
     },
@@ -10,31 +12,33 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::Case;
+use super::{Case, InProcess, SourceSpec, WorkerProcess};
 use crate::{
     device::DeviceSpec,
-    measure::{CaseDetail, CaseLabel, CaseRecord, TimingRecord},
+    measure::{CaseDetail, CaseLabel, CaseRecord, Status, TimingRecord},
+    plan::{Needs, PackingBudget},
+    plugin,
 };
 
-/// As many jobs as the machine has cores.
+/// The number of cores of this machine.
 #[must_use]
 pub fn all_cores() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// What a case leaves behind.
+/// The result of a case.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CaseOutcome {
-    /// Its row.
+    /// The row of the case.
     pub record: CaseRecord,
-    /// What is too large for a row.
+    /// Data that is too large for a row.
     pub detail: CaseDetail,
-    /// Wall-clock times, if the case is a timed one: of one thread, then of each number of threads asked for.
+    /// Wall-clock times of a timed case: of one thread, then of each requested number of threads.
     pub timings: Vec<TimingRecord>,
 }
 
 impl CaseOutcome {
-    /// Of a case that broke before anything could be measured.
+    /// The outcome of a case that failed before anything was measured.
     pub(super) fn failed(label: &CaseLabel, reason: &str) -> CaseOutcome {
         CaseOutcome {
             record: CaseRecord::failed(label, reason),
@@ -44,22 +48,22 @@ impl CaseOutcome {
     }
 }
 
-/// Turns a case into its outcome: in this process, or whole in a worker process.
+/// Runs a case, in this process or in a worker process.
 pub trait CaseRunner: Sync {
-    /// Runs one case to its end. Whatever goes wrong is in the record.
+    /// Runs one case to its end. Errors are part of the record.
     fn run(&self, case: &Case) -> CaseOutcome;
 }
 
-/// What happens while cases run.
+/// Events while cases run.
 pub enum CaseProgress<'a> {
-    /// A case begins.
+    /// A case has started.
     Started(&'a Case),
     /// A case has ended.
     Finished(&'a Case, Box<CaseOutcome>),
 }
 
-/// Runs `cases` on `jobs` threads; the timed ones, and those on a real device, afterwards and alone. Once `stop` is set
-/// no further case begins; those that run are finished. The listener is called on this thread, in order of completion.
+/// Runs `cases` on `jobs` threads; timed cases and those on a real device run afterwards, one at a time. Once `stop` is set
+/// no further case starts, and running ones are finished. The listener is called on this thread, in order of completion.
 pub fn run(
     cases: &[Case],
     runner: &dyn CaseRunner,
@@ -74,8 +78,8 @@ pub fn run(
     run_in_lanes(&alone, runner, &[None], stop, &mut listener);
 }
 
-/// Runs `cases` on all of `devices`, each of which has one case at a time. Cases timed on a simulated device share the
-/// cores of this machine, and so run afterwards and alone.
+/// Runs `cases` on all of `devices`, one case per device at a time. Cases timed on a simulated device need the cores of this
+/// machine, so they run afterwards, one at a time.
 pub fn run_on(
     devices: &[DeviceSpec],
     cases: &[Case],
@@ -90,7 +94,7 @@ pub fn run_on(
     run_in_lanes(&alone, runner, &lanes[..lanes.len().min(1)], stop, &mut listener);
 }
 
-/// Each lane takes the next case when it has done one, on the case's own device or on that of the lane.
+/// Every lane takes the next case as soon as it is free, and runs it on the lane's device or on the case's own.
 fn run_in_lanes(
     cases: &[&Case],
     runner: &dyn CaseRunner,
@@ -106,11 +110,11 @@ fn run_in_lanes(
             scope.spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
                     let Some(&case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
-                    // The listener outlives the workers, so a send cannot fail.
+                    // The receiver outlives the lanes, so a send cannot fail.
                     let _ = sender.send((case, None));
                     let outcome = match device {
                         None => runner.run(case),
-                        Some(device) => run_there(case, runner, device),
+                        Some(device) => run_on_device(case, runner, device),
                     };
                     let _ = sender.send((case, Some(outcome)));
                 }
@@ -126,33 +130,127 @@ fn run_in_lanes(
     });
 }
 
-/// The case on one of several like devices. Which one is told beside the row, because the row must not depend on it;
-/// simulated ones cannot be told apart.
-fn run_there(case: &Case, runner: &dyn CaseRunner, device: &DeviceSpec) -> CaseOutcome {
+/// Runs the case on one of several equal devices. The device is noted beside the row, because the row must not depend on it.
+/// Simulated devices are all the same.
+fn run_on_device(case: &Case, runner: &dyn CaseRunner, device: &DeviceSpec) -> CaseOutcome {
     let mut outcome = runner.run(&Case { device: device.clone(), ..case.clone() });
     outcome.detail.ran_on = (!device.is_simulated()).then(|| device.to_string());
     outcome
 }
 
+/// Which cases run in their own process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Isolation {
+    /// Cases on a real device, because some errors make it unusable for the process; cases with a plugin, which may do
+    /// anything; and cases with a time-out, because only a process can be ended from outside.
+    #[default]
+    Auto,
+    /// All cases.
+    Always,
+    /// No case, not even with a time-out.
+    Never,
+}
+
+impl Isolation {
+    /// Whether the case runs in its own process.
+    #[must_use]
+    pub fn isolates(self, case: &Case) -> bool {
+        match self {
+            Isolation::Auto => {
+                !case.device.is_simulated() || plugin::is_meant(&case.strategy) || case.timeout.is_some()
+            }
+            Isolation::Always => true,
+            Isolation::Never => false,
+        }
+    }
+}
+
+/// Runs every case in the process that [`Isolation`] chooses.
+#[derive(Clone, Debug)]
+pub struct IsolatingRunner<'a> {
+    /// The choice.
+    pub isolation: Isolation,
+    /// Runs cases in this process.
+    pub here: InProcess<'a>,
+    /// Runs the others.
+    pub worker: WorkerProcess<'a>,
+}
+
+impl CaseRunner for IsolatingRunner<'_> {
+    fn run(&self, case: &Case) -> CaseOutcome {
+        if self.isolation.isolates(case) { self.worker.run(case) } else { self.here.run(case) }
+    }
+}
+
+/// Runs cases with another runner and adds the bound of the source, and the packing if requested, to the rows of measured
+/// cases. Both are the same under every strategy, limit and device, so they are computed once per source.
+pub struct WithNeeds<'a> {
+    runner: &'a dyn CaseRunner,
+    pack_within: Option<PackingBudget>,
+    known: Mutex<Vec<(SourceSpec, SharedNeeds)>>,
+}
+
+/// Computed by the first case, while others wait. `None` for a source that cannot be read.
+type SharedNeeds = Arc<OnceLock<Option<Needs>>>;
+
+impl<'a> WithNeeds<'a> {
+    /// Packs every source too if a budget is given.
+    #[must_use]
+    pub fn new(runner: &'a dyn CaseRunner, pack_within: Option<PackingBudget>) -> WithNeeds<'a> {
+        WithNeeds { runner, pack_within, known: Mutex::default() }
+    }
+
+    /// The needs of a case's source. For a source that cannot be read the case itself reports the error.
+    fn needs(&self, case: &Case) -> Option<Needs> {
+        let entry = {
+            let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            match known.iter().find(|(origin, _)| *origin == case.origin) {
+                Some((_, entry)) => Arc::clone(entry),
+                None => {
+                    let entry = SharedNeeds::default();
+                    known.push((case.origin.clone(), Arc::clone(&entry)));
+                    entry
+                }
+            }
+        };
+        *entry.get_or_init(|| Needs::of(&*case.source, self.pack_within).ok())
+    }
+}
+
+impl CaseRunner for WithNeeds<'_> {
+    fn run(&self, case: &Case) -> CaseOutcome {
+        let mut outcome = self.runner.run(case);
+        // After an interruption the source is not read again.
+        if outcome.record.clock.is_some()
+            && outcome.record.status != Status::Interrupted
+            && let Some(needs) = self.needs(case)
+        {
+            outcome.record.set_needs(&needs);
+        }
+        outcome
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, sync::Mutex, time::Duration};
+    use std::{collections::BTreeMap, time::Duration};
 
     use super::*;
     use crate::{
         device::Fleet,
-        suite::{InProcess, test_case},
+        suite::test_case,
+        trace::{EventReader, InitialLayout, Source, TraceError},
     };
 
     /// Notes which device each case was given, and how many cases a device had at once.
     #[derive(Default)]
-    struct Watching {
+    struct RecordingRunner {
         busy: Mutex<BTreeMap<String, u32>>,
         all: Mutex<Vec<String>>,
         most_at_once: Mutex<u32>,
     }
 
-    impl CaseRunner for Watching {
+    impl CaseRunner for RecordingRunner {
         fn run(&self, case: &Case) -> CaseOutcome {
             let device = case.device.to_string();
             let at_once = {
@@ -176,10 +274,10 @@ mod tests {
     }
 
     #[test]
-    fn every_device_takes_cases_and_has_one_at_a_time() {
+    fn each_device_runs_one_case_at_a_time() {
         let devices: Vec<DeviceSpec> = (0..4).map(|number| format!("cuda:{number}").parse().unwrap()).collect();
         let cases: Vec<Case> = (0..40).map(|number| real_case("checkerboard", number % 2 == 0)).collect();
-        let (watching, mut told) = (Watching::default(), Vec::new());
+        let (watching, mut told) = (RecordingRunner::default(), Vec::new());
         run_on(&devices, &cases, &watching, &AtomicBool::new(false), |progress| {
             if let CaseProgress::Finished(_, outcome) = progress {
                 told.push(outcome.detail.ran_on.unwrap());
@@ -189,22 +287,22 @@ mod tests {
         assert_eq!(all.len(), 40);
         all.sort();
         told.sort();
-        assert_eq!(told, all, "where a case ran is told");
+        assert_eq!(told, all, "the device of every case is noted");
         all.dedup();
         assert_eq!(all, ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]);
     }
 
     #[test]
-    fn cases_timed_on_simulated_devices_do_not_share_the_cores() {
+    fn simulated_timed_cases_run_alone() {
         let fleet: Fleet = "4xsim".parse().unwrap();
         let cases = vec![Case { timed: true, ..test_case("checkerboard", "null") }; 6];
-        let watching = Watching::default();
+        let watching = RecordingRunner::default();
         run_on(fleet.members(), &cases, &watching, &AtomicBool::new(false), |_| {});
         assert_eq!(watching.most_at_once.into_inner().unwrap(), 1);
     }
 
     #[test]
-    fn several_devices_give_the_rows_of_one() {
+    fn several_devices_give_the_same_rows() {
         let cases: Vec<Case> = ["checkerboard", "random", "variable-length"]
             .iter()
             .flat_map(|workload| ["direct", "caching"].map(|strategy| test_case(workload, strategy)))
@@ -224,10 +322,86 @@ mod tests {
     }
 
     #[test]
-    fn no_case_begins_once_it_is_stopped() {
+    fn no_case_starts_after_a_stop() {
         let fleet: Fleet = "2xsim".parse().unwrap();
-        let watching = Watching::default();
+        let watching = RecordingRunner::default();
         run_on(fleet.members(), &[test_case("checkerboard", "null")], &watching, &AtomicBool::new(true), |_| {});
         assert!(watching.all.into_inner().unwrap().is_empty());
+    }
+
+    #[test]
+    fn isolation_depends_on_device_plugin_and_timeout() {
+        let plain = test_case("checkerboard", "null");
+        let mut impatient = plain.clone();
+        impatient.timeout = Some("1s".parse().unwrap());
+        let mut real = plain.clone();
+        real.device = "cuda".parse().unwrap();
+        let foreign = Case { strategy: "plugin:./any.so".into(), ..plain.clone() };
+        let isolated =
+            |isolation: Isolation| [&plain, &impatient, &real, &foreign].map(|case| isolation.isolates(case));
+        assert_eq!(isolated(Isolation::Auto), [false, true, true, true]);
+        assert_eq!(isolated(Isolation::Always), [true; 4]);
+        assert_eq!(isolated(Isolation::Never), [false; 4]);
+    }
+
+    /// Counts how often a source is read.
+    struct Counted(Arc<dyn Source>, AtomicUsize);
+
+    impl Source for Counted {
+        fn name(&self) -> &str {
+            self.0.name()
+        }
+
+        fn initial_layout(&self) -> Option<InitialLayout> {
+            self.0.initial_layout()
+        }
+
+        fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {
+            self.1.fetch_add(1, Ordering::Relaxed);
+            self.0.open()
+        }
+    }
+
+    #[test]
+    fn needs_are_computed_once_per_source() {
+        let mut first = test_case("training", "caching");
+        let source = Arc::new(Counted(first.source, AtomicUsize::new(0)));
+        first.source = source.clone();
+        let second = Case { strategy: "direct".into(), ..first.clone() };
+        let here = InProcess::default();
+        let runner = WithNeeds::new(&here, Some(PackingBudget::QUICK));
+        for case in [&first, &second, &first] {
+            let record = runner.run(case).record;
+            let steps = [
+                record.bound_requested_bytes.unwrap(),
+                record.bound_rounded_bytes.unwrap(),
+                record.packed_bytes.unwrap(),
+                record.peak_reserved_bytes,
+                record.peak_device_used_bytes.unwrap(),
+            ];
+            assert!(steps.is_sorted(), "{steps:?}");
+            assert_eq!(record.bound_requested_bytes, Some(record.peak_requested_bytes));
+        }
+        assert_eq!(source.1.load(Ordering::Relaxed), 3 + 2, "three runs, one bound, one packing");
+    }
+
+    #[test]
+    fn interrupted_case_is_not_read_again() {
+        let stop = AtomicBool::new(true);
+        let mut case = test_case("checkerboard", "caching");
+        let source = Arc::new(Counted(case.source, AtomicUsize::new(0)));
+        case.source = source.clone();
+        let here = InProcess { stop: Some(&stop) };
+        let record = WithNeeds::new(&here, None).run(&case).record;
+        assert_eq!((record.status, record.bound_requested_bytes), (Status::Interrupted, None));
+        assert_eq!(source.1.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn no_packing_without_a_budget() {
+        let here = InProcess::default();
+        let record = WithNeeds::new(&here, None).run(&test_case("checkerboard", "caching")).record;
+        assert!(record.bound_rounded_bytes.is_some());
+        assert_eq!(record.packed_bytes, None);
     }
 }

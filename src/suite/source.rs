@@ -1,12 +1,16 @@
-//! What users name as SOURCE: a workload, a workload TOML, or a trace file, and how to find it again.
+//! What users name as SOURCE, and the sources of a suite's cases: a workload, a workload TOML, or a trace file.
 //!
-//! A PyTorch snapshot is more than a trace: it is re-lived first, so that the story has the calls of `empty_cache` that
-//! the file itself does not record.
+//! A PyTorch snapshot is verified first, which finds the calls of `empty_cache` that the file itself does not record.
 
-use std::{fs, path::Path, sync::Arc};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::{Arc, OnceLock},
+};
 
 use serde::{Deserialize, Serialize};
 
+use super::{SuiteError, SuiteFile, SuiteGroup, case::glob};
 use crate::{
     base::{NoProgress, Progress, did_you_mean},
     device::{
@@ -17,29 +21,28 @@ use crate::{
     replay::verify::{Companion, CompanionError, Verdict, Verification, verify},
     strategy::Setup,
     trace::{
-        self, Source, TableFull, TraceError,
+        self, EventReader, InitialLayout, Source, SourceInfo, TableFull, Trace, TraceError,
         torch::{self, Recording},
     },
 };
 
-/// A source by name, with everything that decides what is in it: whoever opens it, in whichever process, reads the same
-/// events.
+/// A source by name, with everything that determines its events, so that every process reads the same.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceSpec {
     /// The name of a workload, or the path of a recipe or trace file.
     pub name: String,
-    /// Parameters of the workload that are set beyond its recipe: key and value, as people type them.
+    /// Parameters of the workload beyond its recipe: key and value as users type them.
     pub set: Vec<(String, String)>,
-    /// Where the workload's random numbers start from.
+    /// The seed of the workload.
     pub seed: u64,
-    /// Which GPU of a PyTorch snapshot; without it the first that something is known about.
+    /// The GPU of a PyTorch snapshot; by default the first one with data.
     pub device_index: Option<u32>,
 }
 
 /// A source that cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
-    /// The recipe or its parameters are wrong; boxed, because it is several times the size of everything else here.
+    /// The recipe or its parameters are wrong; boxed, because it is much larger than the other variants.
     #[error(transparent)]
     Workload(Box<WorkloadError>),
     /// The trace file cannot be read.
@@ -51,27 +54,27 @@ pub enum SourceError {
     /// The table beside a recording cannot be read.
     #[error(transparent)]
     Companion(#[from] CompanionError),
-    /// There is no simulated device to re-live a recording on.
+    /// The simulated device cannot be created.
     #[error(transparent)]
     Device(#[from] SimConfigError),
-    /// Looks like a path, and leads nowhere.
+    /// It looks like a path, and no file is there.
     #[error("{name}: no such file{}", did_you_mean(suggestion.as_deref()))]
     NoSuchFile {
-        /// What was asked for.
+        /// The name.
         name: String,
-        /// The file in that folder whose name is nearest.
+        /// The file in that folder with the nearest name.
         suggestion: Option<String>,
     },
-    /// A folder.
+    /// It is a folder.
     #[error("{0}: is a directory; a trace file was expected")]
     Directory(String),
-    /// A folder or a pattern without any.
+    /// A folder or pattern without recordings.
     #[error("{0}: no recording there; a folder is searched for .pickle, .pkl and .oomph files, compressed or not")]
     NoRankFiles(String),
-    /// Parameters for something that has none.
+    /// Parameters for a trace file.
     #[error("--set changes workloads; '{0}' is a trace file")]
     NothingToSet(String),
-    /// A choice among GPUs where there is none.
+    /// A choice of the GPU for something else than a snapshot.
     #[error("--device-index chooses among the GPUs of a PyTorch snapshot")]
     NotASnapshot,
 }
@@ -83,9 +86,7 @@ impl From<WorkloadError> for SourceError {
 }
 
 impl SourceSpec {
-    /// Finds and prepares the source.
-    ///
-    /// Reports progress while it reads a recording; a workload opens at once.
+    /// Opens the source. Reports progress while it reads a recording.
     pub fn open(&self, progress: &dyn Progress) -> Result<Box<dyn Source>, SourceError> {
         match self.recipe()? {
             Some(_) if self.device_index.is_some() => Err(SourceError::NotASnapshot),
@@ -102,19 +103,19 @@ impl SourceSpec {
         }
     }
 
-    /// The source as another thread does it at the same time: a workload with another seed.
+    /// The source for another thread: a workload with another seed.
     pub(super) fn copy_for(&self, thread: u16) -> Result<Arc<dyn Source>, SourceError> {
         let spec = SourceSpec { seed: self.seed.wrapping_add(thread.into()), ..self.clone() };
         Ok(Arc::from(spec.open(&NoProgress)?))
     }
 
-    /// The source as a recording, if it is a PyTorch snapshot. The snapshot's own limit is used to understand it, and
-    /// nowhere else: a replay is limited by its own arguments only.
+    /// The source as a recording, if it is a PyTorch snapshot. The limit of the recorded program is used only to verify it; a
+    /// replay has its own limit.
     pub fn recording(&self, progress: &dyn Progress) -> Result<Option<Recording>, SourceError> {
         Ok(self.verified_recording(progress)?.map(|(recording, _)| recording))
     }
 
-    /// The same, and how well the model re-lives it.
+    /// Like `recording`, with the result of verifying it.
     pub fn verified_recording(
         &self,
         progress: &dyn Progress,
@@ -139,7 +140,7 @@ impl SourceSpec {
         Ok(Some((recording, verification)))
     }
 
-    /// The recipe, or `None` if the source is a trace file. Opens no trace.
+    /// The recipe, or `None` if the source is a trace file. Does not open a trace.
     pub fn recipe(&self) -> Result<Option<Recipe>, SourceError> {
         let path = Path::new(&self.name);
         if path.extension().is_some_and(|extension| extension == "toml") {
@@ -158,18 +159,188 @@ impl SourceSpec {
         Ok(Some(Recipe::named(&self.name)?))
     }
 }
-/// So many slips of the finger make another name.
-const SLIPS_AT_MOST: usize = 2;
 
-/// The file whose name is nearest to one that is not there. Endings are alike anyway, so slips are counted.
+/// Names that differ by more than this many letters are not suggested.
+const MOST_TYPOS: usize = 2;
+
+/// The file with the nearest name. Extensions are alike anyway, so differing letters are counted.
 fn nearest_file(missing: &Path) -> Option<String> {
     let folder = missing.parent().filter(|folder| *folder != Path::new(""));
     let files = fs::read_dir(folder.unwrap_or(Path::new("."))).ok()?;
     let typed = missing.file_name()?.to_string_lossy();
     let names = files.flatten().map(|file| file.file_name().to_string_lossy().into_owned());
-    let (slips, name) = names.map(|name| (strsim::levenshtein(&typed, &name), name)).min()?;
-    if slips > SLIPS_AT_MOST {
+    let (typos, name) = names.map(|name| (strsim::levenshtein(&typed, &name), name)).min()?;
+    if typos > MOST_TYPOS {
         return None;
     }
     Some(folder.map_or_else(|| name.clone(), |folder| folder.join(&name).display().to_string()))
+}
+
+/// The source of a case, and how to find it again.
+pub(super) struct CaseSource {
+    pub(super) source: Arc<dyn Source>,
+    pub(super) origin: SourceSpec,
+}
+
+/// Whether a name in a suite is a file: names of workloads have no separator.
+pub(super) fn is_path(name: &str) -> bool {
+    name.contains('/')
+}
+
+impl CaseSource {
+    /// A workload with a seed. A deterministic workload has a fixed one.
+    pub(super) fn of_recipe(
+        suite: &SuiteFile,
+        group: &SuiteGroup,
+        recipe: &Recipe,
+        seed: u64,
+    ) -> Result<CaseSource, SuiteError> {
+        let workload = recipe.clone().seed(seed).workload().map_err(|source| suite.refuse(source))?;
+        let origin = SourceSpec {
+            name: recipe.name().to_owned(),
+            set: group.set.iter().map(|(key, value)| (key.clone(), value.to_string())).collect(),
+            seed: workload.seed(),
+            device_index: None,
+        };
+        Ok(CaseSource { source: Arc::new(workload), origin })
+    }
+
+    /// A trace file, for which the seed does not matter.
+    pub(super) fn of_file(path: &Path, seed: u64) -> CaseSource {
+        let origin = SourceSpec { name: path.to_string_lossy().into_owned(), seed, ..SourceSpec::default() };
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        CaseSource {
+            source: Arc::new(LazyTraceFile { name, origin: origin.clone(), content: OnceLock::new() }),
+            origin,
+        }
+    }
+}
+
+/// The error for a pattern without files.
+pub(super) fn no_trace_file(suite: &str, pattern: &str) -> SuiteError {
+    SuiteError::NoTraceFile { suite: suite.to_owned(), pattern: pattern.to_owned() }
+}
+
+/// The files of a path in order; `*` in its last part stands for any characters.
+pub(super) fn files_of_pattern(suite: &str, pattern: &str) -> Result<Vec<PathBuf>, SuiteError> {
+    let missing = || no_trace_file(suite, pattern);
+    let path = Path::new(pattern);
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
+        return Err(missing());
+    };
+    let entries = fs::read_dir(folder).map_err(|_| missing())?;
+    let mut found: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.is_file() && path.file_name().is_some_and(|file| glob(name, &file.to_string_lossy())))
+        .collect();
+    found.sort();
+    if found.is_empty() { Err(missing()) } else { Ok(found) }
+}
+
+/// A trace file that is read once, at its first use, so that listing cases costs nothing.
+struct LazyTraceFile {
+    name: String,
+    origin: SourceSpec,
+    content: OnceLock<Result<Box<dyn Source>, String>>,
+}
+
+impl LazyTraceFile {
+    fn content(&self) -> Result<&dyn Source, &str> {
+        let content = self.content.get_or_init(|| self.read().map_err(|error| error.to_string()));
+        content.as_ref().map(|source| &**source).map_err(String::as_str)
+    }
+
+    /// A recording that begins in the middle stays as it is: a trace has no initial layout.
+    fn read(&self) -> Result<Box<dyn Source>, SourceError> {
+        let source = self.origin.open(&NoProgress)?;
+        Ok(if source.initial_layout().is_some() { source } else { Box::new(Trace::read(&*source)?) })
+    }
+}
+
+impl Source for LazyTraceFile {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn info(&self) -> SourceInfo {
+        self.content.get().and_then(|read| read.as_ref().ok()).map(|source| source.info()).unwrap_or_default()
+    }
+
+    fn initial_layout(&self) -> Option<InitialLayout> {
+        self.content().ok()?.initial_layout()
+    }
+
+    fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {
+        match self.content() {
+            Ok(source) => source.open(),
+            Err(reason) => Err(TraceError::Format { path: self.origin.name.clone().into(), reason: reason.to_owned() }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        base::{MIB, StreamId, TagId},
+        measure::Status,
+        suite::{CaseRunner, CaseSettings, InProcess},
+        trace::TraceBuilder,
+    };
+
+    fn settings() -> CaseSettings {
+        CaseSettings { device: "sim".parse().unwrap(), limit: None, seed: None, timeout: None }
+    }
+
+    fn suite(workloads: &str, more: &str) -> SuiteFile {
+        let text = format!(
+            "question = 'what?'\nseeds = [3, 4]\n[[group]]\nworkloads = [{workloads}]\nstrategies = ['direct']\n{more}\n"
+        );
+        SuiteFile::parse("mine", "mine.toml", &text).unwrap()
+    }
+
+    #[test]
+    fn pattern_files_are_read_when_they_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for (name, mebibytes) in [("b.oomph", 4), ("a.oomph", 2)] {
+            let mut story = TraceBuilder::new();
+            story.alloc(mebibytes * MIB, StreamId::DEFAULT, TagId(0));
+            crate::trace::write(&story.finish(name), at(name)).unwrap();
+        }
+        fs::write(at("c.oomph"), "not a trace").unwrap();
+        fs::write(at("other.txt"), "").unwrap();
+        let pattern = format!("'{}', 'random'", at("*.oomph").display());
+        let cases = suite(&pattern, "").cases(&settings()).unwrap();
+        let seen: Vec<(&str, u64)> = cases.iter().map(|case| (&*case.label.workload, case.label.seed)).collect();
+        assert_eq!(seen, [("a.oomph", 3), ("b.oomph", 3), ("c.oomph", 3), ("random", 3), ("random", 4)]);
+        let records: Vec<_> = cases[..3].iter().map(|case| InProcess::default().run(case).record).collect();
+        assert_eq!((records[0].peak_reserved_bytes, records[1].peak_reserved_bytes), (2 * MIB, 4 * MIB));
+        assert_eq!(records[2].status, Status::Error, "an invalid file fails only its case");
+        assert!(records[2].reason.contains("c.oomph"), "{}", records[2].reason);
+    }
+
+    #[test]
+    fn pattern_without_files_is_an_error() {
+        for pattern in ["nowhere/*.pickle", "workloads/*.none"] {
+            let error = suite(&format!("'{pattern}'"), "").cases(&settings()).err().unwrap().to_string();
+            assert!(error.contains(pattern) && error.contains("current folder"), "{error}");
+        }
+    }
+
+    #[test]
+    fn built_in_suite_skips_missing_files() {
+        let embedded = |workloads| SuiteFile { is_embedded: true, ..suite(workloads, "") };
+        let partly = embedded("'random', 'nowhere/*.pickle'");
+        assert_eq!(partly.absent_files(), ["nowhere/*.pickle"]);
+        assert_eq!(partly.cases(&settings()).unwrap().len(), 2, "random with two seeds");
+        let nothing = embedded("'nowhere/*.pickle'").cases(&settings()).err().unwrap().to_string();
+        assert!(nothing.contains("nowhere/*.pickle"), "{nothing}");
+    }
+
+    #[test]
+    fn file_has_no_parameters() {
+        let error = suite("'./Cargo.*'", "set = { batch = 2 }").cases(&settings()).err().unwrap();
+        assert!(error.to_string().contains("Cargo.*"), "{error}");
+    }
 }

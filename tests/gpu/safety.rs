@@ -20,7 +20,9 @@ use oomph::{
     base::{MIB, NoProgress, StreamId},
     device::{Device, DeviceSpec, PoolId, PoolSettings, cuda::CudaDevice},
     measure::{CaseLabel, Status},
-    suite::{self, Case, CaseOutcome, CaseProgress, CaseRunner, Isolation, SourceSpec, WorkerProcess, worker::Order},
+    suite::{
+        self, Case, CaseOutcome, CaseProgress, CaseRunner, Isolation, SourceSpec, WorkerProcess, worker::CaseOrder,
+    },
 };
 use tempfile::TempDir;
 
@@ -116,7 +118,7 @@ fn a_sticky_error_costs_one_case_by_its_name_and_the_suite_goes_on() {
 fn a_worker_that_ruins_its_context() {
     let mut line = String::new();
     io::stdin().read_line(&mut line).unwrap();
-    let order = Order::read(&line).unwrap();
+    let order = CaseOrder::read(&line).unwrap();
     // Half a second into the case, a kernel of the same context stores words of eight bytes at an odd address.
     thread::spawn(|| {
         let mut device = CudaDevice::open(0).unwrap();

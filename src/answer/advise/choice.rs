@@ -148,7 +148,7 @@ pub fn choose(rows: &[AdviceRow], current: usize) -> usize {
 #[cfg(test)]
 mod grid_tests {
     use super::*;
-    use crate::suite::{Selection, SuiteFile};
+    use crate::suite::{NameSelection, SuiteFile};
 
     #[test]
     fn there_are_at_least_thirty_settings_and_each_is_understood_and_written_once() {
@@ -165,7 +165,7 @@ mod grid_tests {
     #[test]
     fn the_suite_of_settings_runs_the_same_grid() {
         let suite = SuiteFile::load("settings").unwrap();
-        let Selection::Names(names) = &suite.group[0].strategies else { panic!("a list") };
+        let NameSelection::Names(names) = &suite.group[0].strategies else { panic!("a list") };
         let specs: Vec<StrategySpec> = names.iter().map(|name| StrategySpec::from(name.as_str())).collect();
         let tried: Vec<StrategySpec> =
             SETTINGS.iter().map(|settings| Candidate::with_settings(settings).strategy).collect();

@@ -29,7 +29,7 @@ use crate::{
         command_line::{self, OPTIONS_OF_ONE_PROCESS},
         html,
     },
-    suite::{self, Filter, Partition, PartitionError, SuiteFile},
+    suite::{self, CaseFilter, Partition, PartitionError, SuiteFile},
 };
 
 /// Runs suites case by case: progress while it works, one table at the end, and a folder with the
@@ -99,8 +99,8 @@ impl Args {
         self.jobs.unwrap_or_else(suite::all_cores)
     }
 
-    pub fn filter(&self) -> Filter {
-        Filter { only: self.filter.clone(), skip: self.skip.clone(), exact: self.exact }
+    pub fn filter(&self) -> CaseFilter {
+        CaseFilter { only: self.filter.clone(), skip: self.skip.clone(), exact: self.exact }
     }
 
     /// What `env.json` says about the options.

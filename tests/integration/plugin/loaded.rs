@@ -86,7 +86,7 @@ fn a_plugin_that_aborts_costs_its_case_and_leaves_its_last_words() {
     assert_eq!(row["status"], "error", "{row}");
     let reason = row["reason"].as_str().unwrap();
     assert!(reason.starts_with("plugin ") && reason.contains("aborting.so: alloc of "), "{reason}");
-    let words = " bytes: the worker process was ended by SIGABRT, an abort; its last words: my pool is corrupt";
+    let words = " bytes: the worker process was ended by SIGABRT, an abort; last output: my pool is corrupt";
     assert!(reason.ends_with(words), "{reason}");
 }
 
