@@ -52,7 +52,7 @@ fn a_recording_is_told_stage_by_stage_and_each_to_its_end() {
     let spec = SourceSpec { name: RECORDED.to_owned(), ..SourceSpec::default() };
     let watched = Trace::read(&*spec.open(&log).unwrap()).unwrap();
     let stages =
-        ["reading the file", "going back to the beginning", "telling the story", "re-living it", "telling the story"];
+        ["reading the file", "rewinding to the beginning", "making the trace", "re-living it", "making the trace"];
     assert_eq!(log.names(), stages);
     assert_eq!(
         watched.events,

@@ -1,95 +1,59 @@
-//! Random valid traces for property tests, in this room and in others.
+//! Random valid traces for property tests, in this crate and in others.
 //!
-//! A trace is made from wishes ("free the third live block") that a builder makes come true as far as they make
-//! sense. So every trace is valid, and proptest shrinks it by dropping wishes.
+//! A trace is made of steps such as "free the third live block". A step that does not apply becomes another one, so every
+//! trace is valid, and proptest shrinks it by removing steps.
 
 use proptest::{collection::vec, option, prelude::*, sample::Index};
 
-use super::{BlockSlot, Category, CollectiveKind, MarkKind, Trace, TraceBuilder};
+use super::{BlockSlot, Category, CollectiveKind, MarkKind, OpKind, Trace, TraceBuilder};
 use oomph_base::{Dtype, Nanos, ProductRole, StreamId, ThreadId, Work};
 
-/// A valid trace of up to `most` events, a few streams and threads, and odd texts.
+/// A valid trace of up to `most` events, a few streams and threads, and unusual texts.
 pub fn traces(most: usize) -> impl Strategy<Value = Trace> {
-    (".{0,8}", 0..4u16, vec(step(), 0..=most)).prop_map(|(name, extra_streams, steps)| {
-        let mut author = Author::new(extra_streams);
+    (".{0,8}", 0..4u16, vec(steps(), 0..=most)).prop_map(|(name, extra_streams, steps)| {
+        let mut author = TraceAuthor::new(extra_streams);
         for step in steps {
-            author.fulfil(step);
+            author.take(&step);
         }
-        author.story.finish(&name)
+        author.builder.finish(&name)
     })
 }
 
-/// A wish, the time before it, and the thread that has it.
+/// One event, with values for every kind of event.
 #[derive(Clone, Debug)]
-struct Step {
-    wish: Wish,
+struct RandomStep {
+    kind: OpKind,
+    bytes: u64,
+    /// Blocks, streams and table entries.
+    choices: [Index; 4],
+    /// How many blocks the work uses.
+    operands: usize,
+    other_stream: bool,
+    layer: Option<u16>,
+    text: String,
+    number: u32,
+    work: Work,
     elapsed: u64,
     thread: u16,
 }
 
-#[derive(Clone, Debug)]
-enum Wish {
-    Alloc { bytes: u64, stream: Index, category: Category, layer: Option<u16>, site: String },
-    HostAlloc { bytes: u64 },
-    Free { block: Index, elsewhere: Option<Index> },
-    Use { block: Index, stream: Index },
-    Work { work: Work, stream: Index, operands: Vec<Index> },
-    Record { event: u8, stream: Index },
-    Wait { event: Index, stream: Index },
-    StreamSync { stream: Index },
-    DeviceSync,
-    EmptyCache,
-    Mark { kind: MarkKind, label: String, index: u32 },
-    Collective { kind: CollectiveKind, bytes: u64, ranks: u16, stream: Index },
-}
-
-fn step() -> impl Strategy<Value = Step> {
+fn steps() -> impl Strategy<Value = RandomStep> {
+    let kinds = prop_oneof![
+        8 => Just(OpKind::Alloc),
+        6 => Just(OpKind::Free),
+        10 => proptest::sample::select(&OpKind::ALL[2..]),
+    ];
+    let bytes = prop_oneof![9 => 1..1u64 << 30, 1 => 1..=u64::MAX];
+    let text = prop_oneof![4 => "[a-c]{0,2}", 1 => any::<String>(), 1 => Just("\"quoted\"\n# two\\lines".to_owned())];
     let elapsed =
         prop_oneof![4 => Just(0), 4 => 0..100_000u64, 1 => any::<u32>().prop_map(u64::from), 1 => any::<u64>()];
-    (wish(), elapsed, prop_oneof![3 => Just(0), 1 => 0..4u16]).prop_map(|(wish, elapsed, thread)| Step {
-        wish,
-        elapsed,
-        thread,
+    let numbers = (bytes, any::<u32>(), elapsed, prop_oneof![3 => Just(0), 1 => 0..4u16]);
+    let rest = (0..=4usize, proptest::bool::weighted(0.1), option::of(any::<u16>()), text, work());
+    (kinds, any::<[Index; 4]>(), numbers, rest).prop_map(|(kind, choices, numbers, rest)| {
+        let (bytes, number, elapsed, thread) = numbers;
+        let (operands, other_stream, layer, text, work) = rest;
+        RandomStep { kind, bytes, choices, operands, other_stream, layer, text, number, work, elapsed, thread }
     })
-}
-
-fn wish() -> impl Strategy<Value = Wish> {
-    let (index, bytes) = (any::<Index>, || prop_oneof![9 => 1..1u64 << 30, 1 => 1..=u64::MAX]);
-    let alloc = (bytes(), index(), category(), option::of(any::<u16>()), text())
-        .prop_map(|(bytes, stream, category, layer, site)| Wish::Alloc { bytes, stream, category, layer, site });
-    let free = (index(), option::weighted(0.1, index())).prop_map(|(block, elsewhere)| Wish::Free { block, elsewhere });
-    let work = (work(), index(), vec(index(), 0..=4)).prop_map(|(work, stream, operands)| Wish::Work {
-        work,
-        stream,
-        operands,
-    });
-    let mark = (proptest::sample::select(&MarkKind::ALL[..]), text(), any::<u32>())
-        .prop_map(|(kind, label, index)| Wish::Mark { kind, label, index });
-    let collective = (proptest::sample::select(&CollectiveKind::ALL[..]), any::<u64>(), any::<u16>(), index())
-        .prop_map(|(kind, bytes, ranks, stream)| Wish::Collective { kind, bytes, ranks, stream });
-    prop_oneof![
-        8 => alloc,
-        6 => free,
-        1 => bytes().prop_map(|bytes| Wish::HostAlloc { bytes }),
-        1 => (index(), index()).prop_map(|(block, stream)| Wish::Use { block, stream }),
-        1 => work,
-        1 => (0..4u8, index()).prop_map(|(event, stream)| Wish::Record { event, stream }),
-        1 => (index(), index()).prop_map(|(event, stream)| Wish::Wait { event, stream }),
-        1 => mark,
-        1 => collective,
-        1 => index().prop_map(|stream| Wish::StreamSync { stream }),
-        1 => Just(Wish::DeviceSync),
-        1 => Just(Wish::EmptyCache),
-    ]
-}
-
-fn category() -> impl Strategy<Value = Category> {
-    proptest::sample::select(&Category::ALL[..])
-}
-
-/// Mostly plain, sometimes anything that is text.
-fn text() -> impl Strategy<Value = String> {
-    prop_oneof![4 => "[a-c]{0,2}", 1 => any::<String>(), 1 => Just("\"quoted\"\n# two\\lines".to_owned())]
 }
 
 fn work() -> impl Strategy<Value = Work> {
@@ -108,75 +72,70 @@ fn work() -> impl Strategy<Value = Work> {
     ]
 }
 
-/// Makes wishes come true.
-struct Author {
-    story: TraceBuilder,
+/// Turns steps into events.
+struct TraceAuthor {
+    builder: TraceBuilder,
     streams: Vec<StreamId>,
     device: Vec<BlockSlot>,
     host: Vec<BlockSlot>,
-    recorded: Vec<u8>,
+    recorded: Vec<u32>,
 }
 
-impl Author {
-    fn new(extra_streams: u16) -> Author {
-        let mut story = TraceBuilder::new();
+impl TraceAuthor {
+    fn new(extra_streams: u16) -> TraceAuthor {
+        let mut builder = TraceBuilder::new();
         let mut streams = vec![StreamId::DEFAULT];
-        streams.extend((0..extra_streams).filter_map(|_| story.new_stream().ok()));
-        Author { story, streams, device: Vec::new(), host: Vec::new(), recorded: Vec::new() }
+        streams.extend((0..extra_streams).filter_map(|_| builder.new_stream().ok()));
+        TraceAuthor { builder, streams, device: Vec::new(), host: Vec::new(), recorded: Vec::new() }
     }
 
-    fn fulfil(&mut self, step: Step) {
-        self.story.set_thread(ThreadId(step.thread));
-        self.story.elapse(Nanos(step.elapsed));
-        match step.wish {
-            Wish::Alloc { bytes, stream, category, layer, site } => {
-                let (tag, site) = (self.story.tag(category, layer), self.story.site(&site));
-                let slot = self.story.alloc_at(bytes, *stream.get(&self.streams), tag, site);
-                self.device.push(slot);
+    fn take(&mut self, step: &RandomStep) {
+        let [first, second, ..] = step.choices;
+        let stream = *first.get(&self.streams);
+        let builder = &mut self.builder;
+        builder.set_thread(ThreadId(step.thread));
+        builder.elapse(Nanos(step.elapsed));
+        match step.kind {
+            OpKind::Alloc => {
+                let tag = builder.tag(*second.get(&Category::ALL), step.layer);
+                let site = builder.site(&step.text);
+                self.device.push(builder.alloc_at(step.bytes, stream, tag, site));
             }
-            Wish::HostAlloc { bytes } => self.host.push(self.story.host_alloc(bytes)),
-            Wish::Free { block, elsewhere } => self.free(block, elsewhere),
-            Wish::Use { block, stream } if !self.device.is_empty() => {
-                self.story.use_on(*block.get(&self.device), *stream.get(&self.streams));
+            OpKind::Free if !self.device.is_empty() => {
+                let slot = self.device.swap_remove(second.index(self.device.len()));
+                match step.other_stream {
+                    true => builder.free_on(slot, stream),
+                    false => builder.free(slot),
+                }
             }
-            Wish::Work { work, stream, operands } => {
+            OpKind::HostAlloc => self.host.push(builder.host_alloc(step.bytes)),
+            OpKind::HostFree if !self.host.is_empty() => {
+                builder.host_free(self.host.swap_remove(second.index(self.host.len())));
+            }
+            OpKind::Use if !self.device.is_empty() => builder.use_on(*second.get(&self.device), stream),
+            OpKind::Work => {
                 let live: Vec<_> = self.device.iter().chain(&self.host).copied().collect();
-                let operands: Vec<_> =
-                    operands.iter().filter(|_| !live.is_empty()).map(|operand| *operand.get(&live)).collect();
-                self.story.work(work, *stream.get(&self.streams), &operands);
+                let count = if live.is_empty() { 0 } else { step.operands };
+                let operands: Vec<_> = step.choices[..count].iter().map(|choice| *choice.get(&live)).collect();
+                builder.work(step.work, stream, &operands);
             }
-            Wish::Record { event, stream } => {
-                self.recorded.push(event);
-                self.story.event_record(event.into(), *stream.get(&self.streams));
+            OpKind::EventRecord => {
+                self.recorded.push(step.number % 4);
+                builder.event_record(step.number % 4, stream);
             }
-            Wish::Wait { event, stream } if !self.recorded.is_empty() => {
-                self.story.event_wait((*event.get(&self.recorded)).into(), *stream.get(&self.streams));
+            OpKind::EventWait if !self.recorded.is_empty() => {
+                builder.event_wait(*second.get(&self.recorded), stream);
             }
-            Wish::Use { .. } | Wish::Wait { .. } | Wish::DeviceSync => self.story.device_sync(),
-            Wish::StreamSync { stream } => self.story.stream_sync(*stream.get(&self.streams)),
-            Wish::EmptyCache => self.story.empty_cache(),
-            Wish::Mark { kind, label, index } => self.story.mark(kind, &label, index),
-            Wish::Collective { kind, bytes, ranks, stream } => {
-                self.story.collective(kind, bytes, ranks, *stream.get(&self.streams));
+            OpKind::StreamSync => builder.stream_sync(stream),
+            OpKind::EmptyCache => builder.empty_cache(),
+            OpKind::Mark => builder.mark(*second.get(&MarkKind::ALL), &step.text, step.number),
+            OpKind::Collective => {
+                builder.collective(*second.get(&CollectiveKind::ALL), step.bytes, step.number as u16, stream);
             }
-        }
-    }
-
-    fn free(&mut self, block: Index, elsewhere: Option<Index>) {
-        let live = self.device.len() + self.host.len();
-        if live == 0 {
-            return;
-        }
-        let place = block.index(live);
-        if place >= self.device.len() {
-            let slot = self.host.swap_remove(place - self.device.len());
-            self.story.host_free(slot);
-            return;
-        }
-        let slot = self.device.swap_remove(place);
-        match elsewhere {
-            Some(stream) => self.story.free_on(slot, *stream.get(&self.streams)),
-            None => self.story.free(slot),
+            // Steps that do not apply.
+            OpKind::Free | OpKind::HostFree | OpKind::Use | OpKind::EventWait | OpKind::DeviceSync | OpKind::Idle => {
+                builder.device_sync()
+            }
         }
     }
 }

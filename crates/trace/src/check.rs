@@ -1,19 +1,19 @@
-//! Does a trace hold together? Follows the events one by one and refuses the first that contradicts those before it.
+//! Checks a trace: follows its live blocks event by event and rejects the first event that contradicts earlier ones.
 //!
-//! The writer checks what it writes, `inspect` shows the summary, and tests check what generators make. Memory follows
-//! the live blocks, not the length of the trace.
+//! Every pass over the live blocks of a source goes through [`for_each_checked_event`].
 
 use std::collections::HashSet;
 
 use super::{
-    BlockSlot, CHUNK_EVENTS, Event, NO_OPERAND, Op, Source, Summary, Tables, TraceError, TraceEventId, summary::Tally,
+    BlockSlot, Event, NO_OPERAND, Op, Source, Summary, Tables, TraceError, TraceEventId, for_each_event,
+    summary::SummaryCounter,
 };
 use oomph_base::StreamId;
 
-/// How far a new slot may lie beyond those seen. Slots are dense, but a trace from which events were taken out has gaps.
+/// How far a new slot may be beyond the known ones. Slots are dense, but a trace from which events were removed has gaps.
 const WIDEST_GAP: usize = 1 << 16;
 
-/// Reads a whole source, and says what is in it or what is wrong with it.
+/// Reads a whole source and returns its summary, or the first contradiction in it.
 ///
 /// ```
 /// use oomph_trace::{TraceBuilder, check};
@@ -26,98 +26,103 @@ const WIDEST_GAP: usize = 1 << 16;
 /// assert_eq!(complaint.to_string(), "event 2: double free: the block in slot 0 was freed already, at event 1");
 /// ```
 pub fn check(source: &dyn Source) -> Result<Summary, TraceError> {
-    let mut reader = source.open()?;
+    let mut counter = SummaryCounter::default();
+    for_each_checked_event(source, |event, block, tables| {
+        counter.count(event, block, tables);
+        Ok::<(), TraceError>(())
+    })?;
+    Ok(counter.finish())
+}
+
+/// Reads a source from beginning to end and checks it. `visit` gets every event with the block that it requests, frees or
+/// uses. Memory use follows the live blocks, not the length of the trace.
+pub fn for_each_checked_event<E: From<TraceError>>(
+    source: &dyn Source,
+    mut visit: impl FnMut(&Event, Option<TracedBlock>, &Tables) -> Result<(), E>,
+) -> Result<(), E> {
     let mut checker = Checker::new();
-    let mut tally = Tally::default();
-    let mut chunk = Vec::with_capacity(CHUNK_EVENTS);
-    loop {
-        reader.read(&mut chunk)?;
-        if chunk.is_empty() {
-            return Ok(tally.finish(reader.tables()));
-        }
-        for event in &chunk {
-            let resident = checker.check(event, reader.tables())?;
-            tally.count(event, resident);
-        }
-    }
+    for_each_event(source, |event, tables| {
+        let block = checker.check(event, tables)?;
+        visit(event, block, tables)
+    })
 }
 
-/// A live block, as far as the trace tells.
+/// A live block of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Resident {
-    /// The how manieth block of the trace it is, from 1. Unlike a slot, it is never given again.
+pub struct TracedBlock {
+    /// The number of the block in the trace, from 1. Unlike a slot, it is not reused.
     pub number: u64,
-    /// The event that asked for it, from 0.
+    /// The event that requested it, from 0.
     pub born: u64,
-    /// Bytes asked for.
+    /// Requested bytes.
     pub bytes: u64,
-    /// The stream it was asked for on; the default stream for host memory.
+    /// The stream of the request; the default stream for host memory.
     pub stream: StreamId,
-    /// Where it lives.
-    pub place: Place,
+    /// The kind of memory.
+    pub memory: MemoryKind,
 }
 
-/// Where a block lives.
+/// The memory that a block is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// In device memory.
+pub enum MemoryKind {
+    /// Device memory.
     Device,
-    /// In pinned host memory.
+    /// Pinned host memory.
     Host,
 }
 
-impl Place {
-    /// As in "a block of ...".
+impl MemoryKind {
+    /// The name in messages.
     const fn name(self) -> &'static str {
         match self {
-            Place::Device => "device memory",
-            Place::Host => "pinned host memory",
+            MemoryKind::Device => "device memory",
+            MemoryKind::Host => "pinned host memory",
         }
     }
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Slot {
-    Untouched,
+enum SlotState {
+    NeverUsed,
     Freed { at: u64 },
-    Live(Resident),
+    Live(TracedBlock),
 }
 
-/// Follows a trace event by event.
+/// Follows the live blocks of a trace.
 #[derive(Clone, Debug, Default)]
 pub struct Checker {
-    /// Events checked so far, and so the number of the next one.
+    /// Number of the next event.
     index: u64,
     blocks: u64,
-    slots: Vec<Slot>,
+    slots: Vec<SlotState>,
     recorded: HashSet<TraceEventId>,
 }
 
 impl Checker {
-    /// Nothing has happened yet.
+    /// A checker before the first event.
     #[must_use]
     pub fn new() -> Checker {
         Checker::default()
     }
 
-    /// Checks the next event. Gives the block that it allocates, frees or uses.
-    pub fn check(&mut self, event: &Event, tables: &Tables) -> Result<Option<Resident>, TraceError> {
-        let resident =
-            self.judge(event, tables).map_err(|reason| TraceError::Contradiction { index: self.index, reason })?;
+    /// Checks the next event. Returns the block that it requests, frees or uses.
+    pub fn check(&mut self, event: &Event, tables: &Tables) -> Result<Option<TracedBlock>, TraceError> {
+        let block =
+            self.accept(event, tables).map_err(|reason| TraceError::Contradiction { index: self.index, reason })?;
         self.index += 1;
-        Ok(resident)
+        Ok(block)
     }
 
     /// The live block in a slot.
     #[must_use]
-    pub fn resident(&self, slot: BlockSlot) -> Option<Resident> {
+    pub fn block(&self, slot: BlockSlot) -> Option<TracedBlock> {
         match self.slots.get(slot as usize) {
-            Some(Slot::Live(resident)) => Some(*resident),
+            Some(SlotState::Live(block)) => Some(*block),
             _ => None,
         }
     }
 
-    fn judge(&mut self, event: &Event, tables: &Tables) -> Result<Option<Resident>, String> {
+    fn accept(&mut self, event: &Event, tables: &Tables) -> Result<Option<TracedBlock>, String> {
         known("thread", event.thread.index(), tables.threads().len())?;
         let stream_known = |stream: StreamId| known("stream", stream.index(), tables.streams().len());
         match event.op {
@@ -125,26 +130,26 @@ impl Checker {
                 stream_known(stream)?;
                 known("tag", tag.index(), tables.tags().len())?;
                 known("site", site.index(), tables.sites().len())?;
-                self.settle(slot, bytes, stream, Place::Device).map(Some)
+                self.add(slot, bytes, stream, MemoryKind::Device).map(Some)
             }
             Op::Free { slot, stream } => {
                 stream_known(stream)?;
-                self.evict(slot, Place::Device).map(Some)
+                self.remove(slot, MemoryKind::Device).map(Some)
             }
-            Op::HostAlloc { slot, bytes } => self.settle(slot, bytes, StreamId::DEFAULT, Place::Host).map(Some),
-            Op::HostFree { slot } => self.evict(slot, Place::Host).map(Some),
+            Op::HostAlloc { slot, bytes } => self.add(slot, bytes, StreamId::DEFAULT, MemoryKind::Host).map(Some),
+            Op::HostFree { slot } => self.remove(slot, MemoryKind::Host).map(Some),
             Op::Use { slot, stream } => {
                 stream_known(stream)?;
-                let resident = self.find(slot, "use")?;
-                match resident.place {
-                    Place::Device => Ok(Some(resident)),
-                    Place::Host => Err(format!("use of slot {slot}, which holds {}", Place::Host.name())),
+                let block = self.find(slot, "use")?;
+                match block.memory {
+                    MemoryKind::Device => Ok(Some(block)),
+                    MemoryKind::Host => Err(format!("use of slot {slot}, which holds {}", MemoryKind::Host.name())),
                 }
             }
             Op::Work { shape, stream, operands } => {
                 stream_known(stream)?;
                 known("shape", shape as usize, tables.shapes().len())?;
-                self.judge_operands(operands)?;
+                self.check_operands(operands)?;
                 Ok(None)
             }
             Op::EventRecord { event, stream } => {
@@ -166,7 +171,7 @@ impl Checker {
         }
     }
 
-    fn judge_operands(&self, operands: [BlockSlot; 4]) -> Result<(), String> {
+    fn check_operands(&self, operands: [BlockSlot; 4]) -> Result<(), String> {
         let count = operands.iter().position(|&slot| slot == NO_OPERAND).unwrap_or(operands.len());
         let (present, absent) = operands.split_at(count);
         if absent.iter().any(|&slot| slot != NO_OPERAND) {
@@ -176,52 +181,60 @@ impl Checker {
     }
 
     #[inline]
-    fn settle(&mut self, slot: BlockSlot, bytes: u64, stream: StreamId, place: Place) -> Result<Resident, String> {
+    fn add(
+        &mut self,
+        slot: BlockSlot,
+        bytes: u64,
+        stream: StreamId,
+        memory: MemoryKind,
+    ) -> Result<TracedBlock, String> {
         if bytes == 0 {
             return Err(format!("a request for zero bytes, into slot {slot}"));
         }
         let position = slot as usize;
         if position >= self.slots.len() {
             if position - self.slots.len() > WIDEST_GAP {
-                return Err(format!("slot {slot} after {} slots: slots are dense", self.slots.len()));
+                return Err(format!("slot {slot} after {} slots: slots must be dense", self.slots.len()));
             }
-            self.slots.resize(position + 1, Slot::Untouched);
+            self.slots.resize(position + 1, SlotState::NeverUsed);
         }
-        if let Slot::Live(tenant) = self.slots[position] {
+        if let SlotState::Live(tenant) = self.slots[position] {
             return Err(format!("a request into slot {slot}, where the block of event {} still lives", tenant.born));
         }
         self.blocks += 1;
-        let resident = Resident { number: self.blocks, born: self.index, bytes, stream, place };
-        self.slots[position] = Slot::Live(resident);
-        Ok(resident)
+        let block = TracedBlock { number: self.blocks, born: self.index, bytes, stream, memory };
+        self.slots[position] = SlotState::Live(block);
+        Ok(block)
     }
 
     #[inline]
-    fn evict(&mut self, slot: BlockSlot, place: Place) -> Result<Resident, String> {
-        let resident = match self.slots.get(slot as usize) {
-            Some(Slot::Freed { at }) => {
+    fn remove(&mut self, slot: BlockSlot, memory: MemoryKind) -> Result<TracedBlock, String> {
+        let block = match self.slots.get(slot as usize) {
+            Some(SlotState::Freed { at }) => {
                 return Err(format!("double free: the block in slot {slot} was freed already, at event {at}"));
             }
             _ => self.find(slot, "free")?,
         };
-        if resident.place != place {
+        if block.memory != memory {
             return Err(format!(
                 "frees slot {slot} as {}, but event {} asked for {}",
-                place.name(),
-                resident.born,
-                resident.place.name()
+                memory.name(),
+                block.born,
+                block.memory.name()
             ));
         }
-        self.slots[slot as usize] = Slot::Freed { at: self.index };
-        Ok(resident)
+        self.slots[slot as usize] = SlotState::Freed { at: self.index };
+        Ok(block)
     }
 
     #[inline]
-    fn find(&self, slot: BlockSlot, what: &str) -> Result<Resident, String> {
+    fn find(&self, slot: BlockSlot, what: &str) -> Result<TracedBlock, String> {
         match self.slots.get(slot as usize) {
-            Some(Slot::Live(resident)) => Ok(*resident),
-            Some(Slot::Freed { at }) => Err(format!("{what} of slot {slot}, whose block was freed at event {at}")),
-            Some(Slot::Untouched) | None => Err(format!("{what} of slot {slot} before any block was allocated there")),
+            Some(SlotState::Live(block)) => Ok(*block),
+            Some(SlotState::Freed { at }) => Err(format!("{what} of slot {slot}, whose block was freed at event {at}")),
+            Some(SlotState::NeverUsed) | None => {
+                Err(format!("{what} of slot {slot} before any block was allocated there"))
+            }
         }
     }
 }
@@ -278,12 +291,12 @@ mod tests {
     }
 
     #[test]
-    fn a_sound_story_passes() {
+    fn a_valid_trace_passes() {
         assert_eq!(check(&story()).unwrap().events, 8);
     }
 
     #[test]
-    fn requests_that_cannot_be_are_refused() {
+    fn impossible_requests_are_rejected() {
         assert_eq!(complaint_about(alloc(0)), "a request into slot 0, where the block of event 0 still lives");
         assert_eq!(complaint_about(Op::HostAlloc { slot: 2, bytes: 0 }), "a request for zero bytes, into slot 2");
         assert!(complaint_about(alloc(4_000_000_000)).contains("dense"));
@@ -291,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_freed_once_and_as_what_it_is() {
+    fn wrong_frees_are_rejected() {
         let stream = StreamId(0);
         assert_eq!(
             complaint_about(Op::Free { slot: 7, stream }),
@@ -311,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn dead_blocks_are_not_used() {
+    fn uses_of_freed_blocks_are_rejected() {
         let (stream, shape) = (StreamId(0), 0);
         assert!(complaint_about(Op::Use { slot: 1, stream }).contains("host memory"));
         let mut events = story().events;
@@ -324,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_tables_do_not_know_is_refused() {
+    fn numbers_outside_the_tables_are_rejected() {
         let (stream, tag, site) = (StreamId(0), TagId(0), SiteId(0));
         let strange = [
             (Op::StreamSync { stream: StreamId(2) }, "stream 2 is not in the tables, which know 2"),
@@ -345,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_counts_what_happened() {
+    fn the_summary_counts_events() {
         let summary = check(&story()).unwrap();
         assert_eq!((summary.peak.bytes, summary.peak.blocks, summary.peak.event), (512, 1, 0));
         assert_eq!((summary.host_peak.bytes, summary.host_peak.event), (64, 1));
@@ -358,7 +371,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_the_builder_builds_passes(trace in traces(200)) {
+        fn built_traces_pass(trace in traces(200)) {
             let summary = check(&trace).unwrap();
             prop_assert_eq!(summary.events, trace.events.len() as u64);
             prop_assert_eq!(summary.sizes.total(), summary.count(OpKind::Alloc));
@@ -367,7 +380,7 @@ mod tests {
         }
 
         #[test]
-        fn an_event_said_twice_is_noticed(mut trace in traces(100), which in any::<Index>()) {
+        fn a_repeated_event_is_rejected(mut trace in traces(100), which in any::<Index>()) {
             let owning = |event: &Event| {
                 matches!(event.op.kind(), OpKind::Alloc | OpKind::Free | OpKind::HostAlloc | OpKind::HostFree)
             };

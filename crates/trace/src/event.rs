@@ -1,14 +1,33 @@
-//! One event of a trace.
-
-use std::collections::HashMap;
+//! The events of a trace, and the tables that they refer to by number: tags, call sites, shapes of work, labels, streams
+//! and threads.
 
 use serde::{Deserialize, Serialize};
 
+use crate::interner::Interner;
 use oomph_base::{Nanos, SiteId, StreamId, TagId, ThreadId, Work};
 
-/// A dense, recycled number of a live block. On disk ids are unique; in memory a slot is free again after the free,
-/// so that tables follow the number of live blocks and not the length of the trace. Slots hold only in the trace's total
-/// order: whoever interleaves threads anew must do so before slots are given.
+/// Gives an enum its list of values, in the order that reports show, and their names in files.
+macro_rules! names {
+    ($type:ident { $($variant:ident = $name:literal,)* }) => {
+        impl $type {
+            /// Every value, in the order that reports show.
+            pub const ALL: [$type; [$($name),*].len()] = [$($type::$variant),*];
+
+            /// The name in files and tables.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $($type::$variant => $name,)*
+                }
+            }
+        }
+    };
+}
+
+/// The number of a live block. Numbers are dense and reused after a free, so that tables are as long as the number of live
+/// blocks, not as the trace. Block ids in files are unique.
+///
+/// Slots depend on the order of events: code that interleaves threads must do so before it assigns slots.
 pub type BlockSlot = u32;
 
 /// A dense number of a recorded event inside a trace.
@@ -17,25 +36,25 @@ pub type TraceEventId = u32;
 /// Fills the unused places of [`Op::Work`]'s operands.
 pub const NO_OPERAND: BlockSlot = BlockSlot::MAX;
 
-/// What happened, who did it, and how long after the event before it. 32 bytes.
+/// What happened, on which thread, and how long after the previous event. 32 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     /// What happened.
     pub op: Op,
-    /// Nanoseconds since the event before; longer pauses than 4.29 s are [`Op::Idle`].
+    /// Nanoseconds since the previous event. A pause of more than 4.29 s is an [`Op::Idle`].
     pub delta_ns: u32,
-    /// Which host thread did it.
+    /// The host thread.
     pub thread: ThreadId,
 }
 
 impl Event {
-    /// An event of the first thread, right after the one before.
+    /// An event of the main thread, immediately after the previous one.
     #[must_use]
     pub const fn of(op: Op) -> Event {
         Event { op, delta_ns: 0, thread: ThreadId(0) }
     }
 
-    /// Time since the event before.
+    /// Time since the previous event.
     #[must_use]
     pub const fn delta(&self) -> Nanos {
         Nanos(self.delta_ns as u64)
@@ -45,24 +64,24 @@ impl Event {
 /// The kinds of event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Device memory is asked for.
+    /// A request for device memory.
     Alloc {
-        /// The slot that the block lives in until it is freed.
+        /// The slot of the block until it is freed.
         slot: BlockSlot,
-        /// Bytes asked for; never zero.
+        /// Requested bytes; never zero.
         bytes: u64,
-        /// On which stream it will be used.
+        /// The stream that will use it.
         stream: StreamId,
         /// Category and layer.
         tag: TagId,
         /// Call site.
         site: SiteId,
     },
-    /// Device memory is given back.
+    /// A free of device memory.
     Free {
         /// Which block.
         slot: BlockSlot,
-        /// On which stream the free is ordered; PyTorch always uses the block's own.
+        /// The stream in whose order the free happens; PyTorch always uses the block's own.
         stream: StreamId,
     },
     /// A block is also used on another stream (PyTorch's `record_stream`).
@@ -72,14 +91,14 @@ pub enum Op {
         /// The other stream.
         stream: StreamId,
     },
-    /// An event is put behind the work queued on a stream so far.
+    /// A stream event is recorded behind the work queued so far (`cudaEventRecord`).
     EventRecord {
         /// Which event; recording it again replaces the earlier recording.
         event: TraceEventId,
         /// Which stream.
         stream: StreamId,
     },
-    /// Later work of a stream waits for an event.
+    /// Later work of a stream waits for a stream event (`cudaStreamWaitEvent`).
     EventWait {
         /// Which event.
         event: TraceEventId,
@@ -93,9 +112,9 @@ pub enum Op {
     },
     /// The host waits for all streams.
     DeviceSync,
-    /// Cached memory is given back (PyTorch's `empty_cache`).
+    /// The allocator returns cached memory to the driver (PyTorch's `empty_cache`).
     EmptyCache,
-    /// A place in the story.
+    /// A named place in the program.
     Mark {
         /// What begins here.
         kind: MarkKind,
@@ -113,14 +132,14 @@ pub enum Op {
         /// Blocks read and written, the result last, then [`NO_OPERAND`].
         operands: [BlockSlot; 4],
     },
-    /// Pinned host memory is asked for. Shares the slots of device blocks.
+    /// A request for pinned host memory. Its slots are shared with device blocks.
     HostAlloc {
-        /// The slot that the buffer lives in until it is freed.
+        /// The slot of the buffer until it is freed.
         slot: BlockSlot,
-        /// Bytes asked for; never zero.
+        /// Requested bytes; never zero.
         bytes: u64,
     },
-    /// Pinned host memory is given back.
+    /// A free of pinned host memory.
     HostFree {
         /// Which buffer.
         slot: BlockSlot,
@@ -144,7 +163,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// Its kind, for counting and naming.
+    /// The kind of this operation.
     #[must_use]
     pub const fn kind(&self) -> OpKind {
         match self {
@@ -169,7 +188,7 @@ impl Op {
 /// An [`Op`] without its operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[expect(missing_docs, reason = "each is explained at the variant of Op that bears its name")]
+#[expect(missing_docs, reason = "documented at the variant of Op with the same name")]
 pub enum OpKind {
     Alloc,
     Free,
@@ -187,44 +206,22 @@ pub enum OpKind {
     Collective,
 }
 
-impl OpKind {
-    /// Every kind, in the order of [`Op`].
-    pub const ALL: [OpKind; 14] = [
-        OpKind::Alloc,
-        OpKind::Free,
-        OpKind::Use,
-        OpKind::EventRecord,
-        OpKind::EventWait,
-        OpKind::StreamSync,
-        OpKind::DeviceSync,
-        OpKind::EmptyCache,
-        OpKind::Mark,
-        OpKind::Work,
-        OpKind::HostAlloc,
-        OpKind::HostFree,
-        OpKind::Idle,
-        OpKind::Collective,
-    ];
-
-    /// Its name in files and tables.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            OpKind::Alloc => "alloc",
-            OpKind::Free => "free",
-            OpKind::Use => "use",
-            OpKind::EventRecord => "event_record",
-            OpKind::EventWait => "event_wait",
-            OpKind::StreamSync => "stream_sync",
-            OpKind::DeviceSync => "device_sync",
-            OpKind::EmptyCache => "empty_cache",
-            OpKind::Mark => "mark",
-            OpKind::Work => "work",
-            OpKind::HostAlloc => "host_alloc",
-            OpKind::HostFree => "host_free",
-            OpKind::Idle => "idle",
-            OpKind::Collective => "collective",
-        }
+names! {
+    OpKind {
+        Alloc = "alloc",
+        Free = "free",
+        Use = "use",
+        EventRecord = "event_record",
+        EventWait = "event_wait",
+        StreamSync = "stream_sync",
+        DeviceSync = "device_sync",
+        EmptyCache = "empty_cache",
+        Mark = "mark",
+        Work = "work",
+        HostAlloc = "host_alloc",
+        HostFree = "host_free",
+        Idle = "idle",
+        Collective = "collective",
     }
 }
 
@@ -234,63 +231,42 @@ impl OpKind {
 pub enum MarkKind {
     /// A named part of the run, such as `train` or `forward`.
     Phase,
-    /// A training step, or one turn of whatever the workload repeats.
+    /// A training step, or one repetition of the workload's cycle.
     Step,
     /// A micro-batch within a step.
     MicroBatch,
 }
 
-impl MarkKind {
-    /// Every kind of mark.
-    pub const ALL: [MarkKind; 3] = [MarkKind::Phase, MarkKind::Step, MarkKind::MicroBatch];
-
-    /// Its name in files.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            MarkKind::Phase => "phase",
-            MarkKind::Step => "step",
-            MarkKind::MicroBatch => "micro_batch",
-        }
+names! {
+    MarkKind {
+        Phase = "phase",
+        Step = "step",
+        MicroBatch = "micro_batch",
     }
 }
 
-/// How ranks exchange data.
+/// A collective operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CollectiveKind {
-    /// Sum over ranks, result everywhere.
+    /// The sum over all ranks; every rank gets the result.
     AllReduce,
-    /// Everyone gets everyone's part.
+    /// Every rank gets the parts of all ranks.
     AllGather,
-    /// Sum over ranks, each keeps its part.
+    /// The sum over all ranks; every rank keeps its part.
     ReduceScatter,
-    /// One sends, all receive.
+    /// One rank sends to all.
     Broadcast,
 }
 
-impl CollectiveKind {
-    /// Every kind of exchange.
-    pub const ALL: [CollectiveKind; 4] = [
-        CollectiveKind::AllReduce,
-        CollectiveKind::AllGather,
-        CollectiveKind::ReduceScatter,
-        CollectiveKind::Broadcast,
-    ];
-
-    /// Its name in files.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            CollectiveKind::AllReduce => "all_reduce",
-            CollectiveKind::AllGather => "all_gather",
-            CollectiveKind::ReduceScatter => "reduce_scatter",
-            CollectiveKind::Broadcast => "broadcast",
-        }
+names! {
+    CollectiveKind {
+        AllReduce = "all_reduce",
+        AllGather = "all_gather",
+        ReduceScatter = "reduce_scatter",
+        Broadcast = "broadcast",
     }
 }
-
-// What events refer to by number: tags, call sites, shapes of work, labels, stream handles.
 
 /// A number in [`Tables::shapes`].
 pub type ShapeId = u32;
@@ -312,7 +288,7 @@ pub enum Category {
     Optimizer,
     /// Saved for the backward pass.
     Activation,
-    /// Gone by the end of the operation, or soon after.
+    /// Freed at the end of the operation, or soon after.
     Temporary,
     /// Scratch memory of a library.
     Workspace,
@@ -320,32 +296,16 @@ pub enum Category {
     Input,
 }
 
-impl Category {
-    /// Every category, in the order in which reports show them.
-    pub const ALL: [Category; 8] = [
-        Category::Parameter,
-        Category::Gradient,
-        Category::Optimizer,
-        Category::Activation,
-        Category::Temporary,
-        Category::Workspace,
-        Category::Input,
-        Category::Unknown,
-    ];
-
-    /// Its name in files.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Category::Unknown => "unknown",
-            Category::Parameter => "parameter",
-            Category::Gradient => "gradient",
-            Category::Optimizer => "optimizer",
-            Category::Activation => "activation",
-            Category::Temporary => "temporary",
-            Category::Workspace => "workspace",
-            Category::Input => "input",
-        }
+names! {
+    Category {
+        Parameter = "parameter",
+        Gradient = "gradient",
+        Optimizer = "optimizer",
+        Activation = "activation",
+        Temporary = "temporary",
+        Workspace = "workspace",
+        Input = "input",
+        Unknown = "unknown",
     }
 }
 
@@ -358,104 +318,98 @@ pub struct Tag {
     pub layer: Option<u16>,
 }
 
-/// The side tables of a trace. Entry 0 of tags, sites and labels is "none"; entry 0 of streams is
-/// the default stream, entry 0 of threads the main thread.
+/// The tables of a trace. Entry 0 of tags, sites and labels is "none"; entry 0 of streams is the default stream; entry 0 of
+/// threads is the main thread.
 ///
-/// Tables only grow: a reader may add entries while it reads, and numbers already given stay valid.
+/// Tables only grow: a reader may add entries while it reads, and numbers stay valid.
 #[derive(Clone, Debug)]
 pub struct Tables {
-    tags: Interned<Tag>,
-    sites: Interned<String>,
-    labels: Interned<String>,
-    shapes: Interned<Work>,
-    streams: Interned<u64>,
-    threads: Interned<u64>,
+    tags: Interner<Tag>,
+    sites: Interner<String>,
+    labels: Interner<String>,
+    shapes: Interner<Work>,
+    streams: Interner<u64>,
+    threads: Interner<u64>,
 }
 
 impl Default for Tables {
     fn default() -> Self {
-        let mut tables = Tables {
-            tags: Interned::default(),
-            sites: Interned::default(),
-            labels: Interned::default(),
-            shapes: Interned::default(),
-            streams: Interned::default(),
-            threads: Interned::default(),
-        };
-        tables.tags.intern(Tag::default());
-        tables.sites.intern(String::new());
-        tables.labels.intern(String::new());
-        tables.streams.intern(0);
-        tables.threads.intern(0);
-        tables
+        Tables {
+            tags: Interner::starting_with(Tag::default()),
+            sites: Interner::starting_with(String::new()),
+            labels: Interner::starting_with(String::new()),
+            shapes: Interner::default(),
+            streams: Interner::starting_with(0),
+            threads: Interner::starting_with(0),
+        }
     }
 }
 
 impl Tables {
     /// The number of a tag.
     pub fn intern_tag(&mut self, tag: Tag) -> TagId {
-        TagId(self.tags.intern(tag))
+        TagId(self.tags.intern(&tag))
     }
 
     /// The number of a call site.
     pub fn intern_site(&mut self, site: &str) -> SiteId {
-        SiteId(self.sites.intern_str(site))
+        SiteId(self.sites.intern(site))
     }
 
     /// The number of a label.
     pub fn intern_label(&mut self, label: &str) -> LabelId {
-        self.labels.intern_str(label)
+        self.labels.intern(label)
     }
 
     /// The number of a shape of work.
     pub fn intern_shape(&mut self, shape: Work) -> ShapeId {
-        self.shapes.intern(shape)
+        self.shapes.intern(&shape)
     }
 
-    /// The number of the stream that its program knew by this handle.
+    /// The number of the stream with this handle in the traced program.
     pub fn intern_stream(&mut self, handle: u64) -> Result<StreamId, TableFull> {
-        u16::try_from(self.streams.intern(handle)).map(StreamId).map_err(|_| TableFull("streams"))
+        u16::try_from(self.streams.intern(&handle)).map(StreamId).map_err(|_| TableFull("streams"))
     }
 
-    /// The number of the thread that its program knew by this handle.
+    /// The number of the thread with this handle in the traced program.
     pub fn intern_thread(&mut self, handle: u64) -> Result<ThreadId, TableFull> {
-        u16::try_from(self.threads.intern(handle)).map(ThreadId).map_err(|_| TableFull("threads"))
+        u16::try_from(self.threads.intern(&handle)).map(ThreadId).map_err(|_| TableFull("threads"))
     }
 
     /// Tags by number.
     #[must_use]
     pub fn tags(&self) -> &[Tag] {
-        &self.tags.items
+        self.tags.items()
     }
 
     /// Call sites by number.
     #[must_use]
     pub fn sites(&self) -> &[String] {
-        &self.sites.items
+        self.sites.items()
     }
 
     /// Labels by number.
     #[must_use]
     pub fn labels(&self) -> &[String] {
-        &self.labels.items
+        self.labels.items()
     }
 
     /// Shapes of work by number.
     #[must_use]
     pub fn shapes(&self) -> &[Work] {
-        &self.shapes.items
+        self.shapes.items()
     }
 
-    /// The handles that the traced program knew its streams by, by number.
+    /// Stream handles of the traced program, by number.
     #[must_use]
     pub fn streams(&self) -> &[u64] {
-        &self.streams.items
+        self.streams.items()
     }
 
-    /// The handles that the traced program knew its threads by, by number.
+    /// Thread handles of the traced program, by number.
     #[must_use]
     pub fn threads(&self) -> &[u64] {
-        &self.threads.items
+        self.threads.items()
     }
 }
 
@@ -464,45 +418,11 @@ impl Tables {
 #[error("more than 65,536 {0} in one trace")]
 pub struct TableFull(pub &'static str);
 
-#[derive(Clone, Debug)]
-struct Interned<T> {
-    items: Vec<T>,
-    numbers: HashMap<T, u32>,
-}
-
-impl<T> Default for Interned<T> {
-    fn default() -> Self {
-        Interned { items: Vec::new(), numbers: HashMap::new() }
-    }
-}
-
-impl<T: Clone + Eq + std::hash::Hash> Interned<T> {
-    fn intern(&mut self, item: T) -> u32 {
-        if let Some(&number) = self.numbers.get(&item) {
-            return number;
-        }
-        let number = self.items.len() as u32;
-        self.items.push(item.clone());
-        self.numbers.insert(item, number);
-        number
-    }
-}
-
-impl Interned<String> {
-    /// Like `intern`, without making a `String` for a text that is known already.
-    fn intern_str(&mut self, text: &str) -> u32 {
-        match self.numbers.get(text) {
-            Some(&number) => number,
-            None => self.intern(text.to_owned()),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Replay reads events by the million: their size is a promise.
+    // Replays read millions of events, so their size matters.
     #[test]
     fn an_event_takes_32_bytes() {
         assert_eq!(size_of::<Event>(), 32);

@@ -1,4 +1,4 @@
-//! Files as bytes: decompressed on reading, whole or not at all on writing. Knows nothing of what they say.
+//! Files as bytes and lines: decompressed while reading, complete or absent after writing. Knows no trace format.
 
 use std::{
     ffi::OsString,
@@ -19,7 +19,7 @@ use ruzstd::decoding::{
 use crate::TraceError;
 use oomph_base::Progress;
 
-/// The bytes of a file after decompression.
+/// The content of a file, decompressed.
 pub(crate) type Input<'a> = Box<dyn BufRead + Send + 'a>;
 
 const BUFFER_BYTES: usize = 256 << 10;
@@ -45,17 +45,17 @@ pub(crate) fn open_counted<'a>(path: &Path, on_read: impl FnMut(u64) + Send + 'a
     if !kind.is_file() {
         return Err(refusal(path, "a trace is read more than once, so it must be a plain file, not a pipe or device"));
     }
-    let file = Counted { file: File::open(path).map_err(failed)?, on_read };
+    let file = CountedFile { file: File::open(path).map_err(failed)?, on_read };
     decompressed(BufReader::with_capacity(BUFFER_BYTES, file)).map_err(failed)
 }
 
-/// A file that says how much of it was read.
-struct Counted<F> {
+/// A file that reports every read.
+struct CountedFile<F> {
     file: File,
     on_read: F,
 }
 
-impl<F: FnMut(u64)> Read for Counted<F> {
+impl<F: FnMut(u64)> Read for CountedFile<F> {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
         let count = self.file.read(to)?;
         (self.on_read)(count as u64);
@@ -63,11 +63,11 @@ impl<F: FnMut(u64)> Read for Counted<F> {
     }
 }
 
-/// What a failure while reading means.
+/// The error for a failed read.
 #[cold]
 pub(crate) fn read_failed(path: &Path, source: io::Error) -> TraceError {
     match source.kind() {
-        io::ErrorKind::UnexpectedEof => refusal(path, "the compressed data stop in the middle: the file was cut short"),
+        io::ErrorKind::UnexpectedEof => refusal(path, "the compressed data end too early: the file is truncated"),
         io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => {
             refusal(path, &format!("the compressed data are damaged: {source}"))
         }
@@ -79,11 +79,11 @@ fn refusal(path: &Path, reason: &str) -> TraceError {
     TraceError::Format { path: path.to_owned(), reason: reason.to_owned() }
 }
 
-/// A file in the making. Nothing is seen under its name before [`finish`](Output::finish); without it, nothing stays.
-pub(crate) struct Output {
+/// A file that appears under its name when [`finish`](OutputFile::finish) is called. Without it, nothing remains.
+pub(crate) struct OutputFile {
     encoder: Encoder,
-    /// The unfinished file, and the name it gets at the end; none where the target is a pipe or a device.
-    unfinished: Option<Unfinished>,
+    /// The file under its temporary name. `None` where the target is a pipe or a device.
+    unfinished: Option<UnfinishedFile>,
 }
 
 enum Encoder {
@@ -91,24 +91,24 @@ enum Encoder {
     Gzip(GzEncoder<BufWriter<File>>),
 }
 
-impl Output {
-    /// Begins a file; it is compressed where the name ends in `.gz`.
-    pub(crate) fn create(path: &Path) -> io::Result<Output> {
+impl OutputFile {
+    /// Creates a file. It is compressed if the name ends in `.gz`.
+    pub(crate) fn create(path: &Path) -> io::Result<OutputFile> {
         let (file, unfinished) = match fs::metadata(path) {
             Ok(target) if target.is_dir() => return Err(io::Error::from(io::ErrorKind::IsADirectory)),
-            // A pipe or a device must not be replaced by a file of its name.
+            // A file must not replace a pipe or a device.
             Ok(target) if !target.is_file() => (OpenOptions::new().write(true).open(path)?, None),
-            Ok(_) => Unfinished::beside(&fs::canonicalize(path)?).map(|(file, name)| (file, Some(name)))?,
-            Err(_) => Unfinished::beside(path).map(|(file, name)| (file, Some(name)))?,
+            Ok(_) => UnfinishedFile::beside(&fs::canonicalize(path)?).map(|(file, name)| (file, Some(name)))?,
+            Err(_) => UnfinishedFile::beside(path).map(|(file, name)| (file, Some(name)))?,
         };
         let buffered = BufWriter::with_capacity(BUFFER_BYTES, file);
         let compressed = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gz"));
         let encoder =
             if compressed { Encoder::Gzip(GzEncoder::new(buffered, COMPRESSION)) } else { Encoder::Plain(buffered) };
-        Ok(Output { encoder, unfinished })
+        Ok(OutputFile { encoder, unfinished })
     }
 
-    /// The file is complete: it appears under its name, replacing what was there.
+    /// Completes the file: it appears under its name and replaces the file that was there.
     pub(crate) fn finish(self) -> io::Result<()> {
         match self.encoder {
             Encoder::Plain(mut output) => output.flush()?,
@@ -121,7 +121,7 @@ impl Output {
     }
 }
 
-impl Write for Output {
+impl Write for OutputFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut self.encoder {
             Encoder::Plain(output) => output.write(bytes),
@@ -132,27 +132,27 @@ impl Write for Output {
     fn flush(&mut self) -> io::Result<()> {
         match &mut self.encoder {
             Encoder::Plain(output) => output.flush(),
-            // Flushing what is compressed would cost space, and nobody reads it before it is finished.
+            // Flushing compressed data costs space, and the file is not read before it is complete.
             Encoder::Gzip(_) => Ok(()),
         }
     }
 }
 
-/// A file that goes away unless it is renamed.
-struct Unfinished {
+/// A file that is deleted on drop unless it was renamed.
+struct UnfinishedFile {
     path: PathBuf,
     target: PathBuf,
     renamed: bool,
 }
 
-impl Unfinished {
-    fn beside(target: &Path) -> io::Result<(File, Unfinished)> {
+impl UnfinishedFile {
+    fn beside(target: &Path) -> io::Result<(File, UnfinishedFile)> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let mut name = target.file_name().map_or_else(OsString::new, OsString::from);
         name.push(format!(".{}-{}.partial", process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
         let path = target.with_file_name(name);
         let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
-        Ok((file, Unfinished { path, target: target.to_owned(), renamed: false }))
+        Ok((file, UnfinishedFile { path, target: target.to_owned(), renamed: false }))
     }
 
     fn rename(mut self) -> io::Result<()> {
@@ -162,26 +162,88 @@ impl Unfinished {
     }
 }
 
-impl Drop for Unfinished {
+impl Drop for UnfinishedFile {
     fn drop(&mut self) {
         if !self.renamed {
-            // Nobody could act on a failure here; the name says what the file is.
+            // A failure cannot be handled here. The name of the file tells what it is.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-// Compressed files: gzip, xz and zstd are recognised by content, whatever a file is called, and decompressed on the way.
-//
-// Called by `file`; knows nothing of traces. Memory is bounded by the dictionaries that are accepted.
-
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 const XZ: [u8; 6] = [0xfd, b'7', b'z', b'X', b'Z', 0];
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
-/// Enough for the largest preset of `xz` (64 MiB) and for `zstd --long` (128 MiB).
+/// The largest preset of `xz` needs 64 MiB, `zstd --long` 128 MiB.
 const LARGEST_DICTIONARY_KIB: u32 = 160 << 10;
 
-/// The content of a file, decompressed if need be.
+/// No line may be longer, so that a file without line ends cannot fill the memory.
+pub(crate) const LONGEST_LINE: usize = 1 << 20;
+
+/// The lines of a file, with their numbers, in bounded memory.
+pub(crate) struct LineReader<'a> {
+    path: PathBuf,
+    input: Input<'a>,
+    line: Vec<u8>,
+    number: u64,
+}
+
+impl<'a> LineReader<'a> {
+    /// Starts at the first line. `path` is for errors.
+    pub(crate) fn new(input: Input<'a>, path: &Path) -> LineReader<'a> {
+        LineReader { path: path.to_owned(), input, line: Vec::new(), number: 0 }
+    }
+
+    /// The next line without its line end; `None` at the end of the file.
+    #[inline]
+    pub(crate) fn next(&mut self) -> Result<Option<&[u8]>, TraceError> {
+        self.line.clear();
+        (&mut self.input)
+            .take(LONGEST_LINE as u64 + 1)
+            .read_until(b'\n', &mut self.line)
+            .map_err(|error| read_failed(&self.path, error))?;
+        if self.line.is_empty() {
+            return Ok(None);
+        }
+        self.number += 1;
+        if self.line.last() == Some(&b'\n') {
+            self.line.pop();
+            if self.line.last() == Some(&b'\r') {
+                self.line.pop();
+            }
+        } else if self.line.len() > LONGEST_LINE {
+            return Err(self.syntax_error(format!("the line is longer than {LONGEST_LINE} bytes")));
+        }
+        Ok(Some(&self.line))
+    }
+
+    /// The next line that is not blank, without white space around it.
+    pub(crate) fn next_text(&mut self) -> Result<Option<&str>, TraceError> {
+        while self.next()?.is_some_and(|line| line.trim_ascii().is_empty()) {}
+        match std::str::from_utf8(self.line.trim_ascii()) {
+            Ok("") => Ok(None),
+            Ok(line) => Ok(Some(line)),
+            Err(_) => Err(self.syntax_error("")),
+        }
+    }
+
+    /// An error in the current line.
+    #[cold]
+    pub(crate) fn syntax_error(&self, reason: impl Into<String>) -> TraceError {
+        let reason = match std::str::from_utf8(&self.line) {
+            Ok(_) => reason.into(),
+            Err(error) => format!("not text at byte {} of the line", error.valid_up_to() + 1),
+        };
+        TraceError::Syntax { path: self.path.clone(), line: self.number, reason }
+    }
+
+    /// An error in the file as a whole.
+    pub(crate) fn format_error(&self, reason: impl Into<String>) -> TraceError {
+        TraceError::Format { path: self.path.clone(), reason: reason.into() }
+    }
+}
+
+/// The content of a file. Gzip, xz and zstd are recognised by content.
 pub(crate) fn decompressed<'a>(mut file: impl BufRead + Send + 'a) -> io::Result<Box<dyn BufRead + Send + 'a>> {
     let head = file.fill_buf()?;
     let decoder: Box<dyn Read + Send + 'a> = if head.starts_with(&GZIP) {
@@ -196,7 +258,7 @@ pub(crate) fn decompressed<'a>(mut file: impl BufRead + Send + 'a) -> io::Result
     Ok(Box::new(BufReader::with_capacity(BUFFER_BYTES, decoder)))
 }
 
-/// Reads one zstd frame after the other, which is what `zstd` and `pzstd` write.
+/// Reads all zstd frames of a file: `zstd` and `pzstd` may write several.
 struct ZstdReader<R> {
     file: R,
     frame: FrameDecoder,
@@ -248,7 +310,7 @@ impl<R: BufRead> ZstdReader<R> {
         }
     }
 
-    /// The decoder does not say whether its input gave out or makes no sense.
+    /// The decoder does not tell a truncated input from a damaged one.
     #[cold]
     fn damage(&mut self, error: &FrameDecoderError) -> io::Error {
         match self.file.fill_buf() {
@@ -270,16 +332,16 @@ mod tests {
     }
 
     #[test]
-    fn a_file_appears_when_it_is_finished_and_not_before() {
+    fn a_file_appears_when_it_is_finished() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.oomph");
-        let mut output = Output::create(&path).unwrap();
+        let mut output = OutputFile::create(&path).unwrap();
         output.write_all(b"half").unwrap();
         assert!(!path.exists());
         drop(output);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 
-        let mut output = Output::create(&path).unwrap();
+        let mut output = OutputFile::create(&path).unwrap();
         output.write_all(b"whole").unwrap();
         output.finish().unwrap();
         assert_eq!(content(&path), b"whole");
@@ -290,7 +352,7 @@ mod tests {
     fn gzip_is_chosen_by_name_and_recognised_by_content() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.oomph.gz");
-        let mut output = Output::create(&path).unwrap();
+        let mut output = OutputFile::create(&path).unwrap();
         output.write_all(&[b'x'; 100_000]).unwrap();
         output.finish().unwrap();
         assert!(fs::metadata(&path).unwrap().len() < 1_000);
@@ -300,10 +362,10 @@ mod tests {
     }
 
     #[test]
-    fn reading_is_a_stage_as_long_as_the_file_on_disk() {
+    fn progress_counts_bytes_on_disk() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.oomph.gz");
-        let mut output = Output::create(&path).unwrap();
+        let mut output = OutputFile::create(&path).unwrap();
         let text: Vec<u8> =
             (0..1_000_000u32).flat_map(|number| number.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
         output.write_all(&text).unwrap();
@@ -322,10 +384,10 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_device_is_written_to_and_not_replaced() {
+    fn a_device_is_not_replaced() {
         use std::os::unix::fs::FileTypeExt;
         let null = Path::new("/dev/null");
-        let mut output = Output::create(null).unwrap();
+        let mut output = OutputFile::create(null).unwrap();
         output.write_all(b"gone").unwrap();
         output.finish().unwrap();
         assert!(fs::metadata(null).unwrap().file_type().is_char_device());
@@ -399,7 +461,7 @@ mod compression_tests {
 
     proptest! {
         #[test]
-        fn garbage_after_a_magic_number_is_an_error_or_text_but_never_a_panic(
+        fn garbage_after_a_magic_number_does_not_panic(
             magic in prop::sample::select(vec![&GZIP[..], &XZ[..], &ZSTD[..]]),
             garbage in prop::collection::vec(any::<u8>(), 0..200),
         ) {

@@ -14,6 +14,7 @@ mod check;
 mod event;
 mod file;
 mod formats;
+mod interner;
 mod memory_budget;
 pub mod minimalloc;
 mod native;
@@ -29,16 +30,16 @@ pub mod umpire;
 pub use oomph_pytorch::InitialLayout;
 
 pub use builder::{TraceBuilder, failed_when_recorded};
-pub use check::{Checker, Place, Resident, check};
+pub use check::{Checker, MemoryKind, TracedBlock, check, for_each_checked_event};
 pub use event::{
     BlockSlot, Category, CollectiveKind, Event, LabelId, MarkKind, NO_OPERAND, Op, OpKind, ShapeId, TableFull, Tables,
     Tag, TraceEventId,
 };
-pub use formats::{FORMATS, Format, open, recognise, save, write, write_to};
+pub use formats::{FORMATS, open, recognise, save, write, write_to};
 pub use memory_budget::OutOfBudget;
 pub use native::NAME as NATIVE;
-pub use pointer_log::{Imported, WriteError};
 pub use source::{
     CHUNK_EVENTS, EventReader, PROGRESS_PER_READING, ProgressSource, Source, SourceInfo, Trace, TraceError,
+    TraceFormat, WriteError, for_each_event,
 };
 pub use summary::{Bucket, Peak, Powers, Summary};

@@ -7,19 +7,21 @@
 //! 4243,10:15:33:000200,free,0x7f0000000000,1024,0x2
 //! ```
 //!
-//! Threads, streams and times are kept. A failed request becomes an alloc that is freed at once, at a call site that
-//! says so ([`failed_when_recorded`]); writing turns it into an `allocate failure` row again. Times have no date: a
-//! step back of more than twelve hours is midnight.
+//! Threads, streams and times are kept. A failed request becomes a request that is freed at once, with a call site that
+//! marks the failure ([`failed_when_recorded`]). Writing turns it into an `allocate failure` row again. Times have no
+//! date: a step back of more than twelve hours is midnight.
 
 use std::{
     collections::HashMap,
-    io::{self, BufRead, Write},
+    io::{self, Write},
     path::Path,
 };
 
 use super::{
-    CHUNK_EVENTS, Event, Format, Imported, Op, Source, TraceError, failed_when_recorded, file,
-    pointer_log::{Lines, PointerLog, Step, WriteError, full, handle, name_of},
+    Event, Op, Source, Tables, Trace, TraceError, TraceFormat, WriteError, failed_when_recorded,
+    file::{self, Input, LineReader},
+    for_each_event,
+    pointer_log::{LogStep, PointerLog, name_of, parse_handle, table_full},
 };
 use oomph_base::{Nanos, SiteId};
 
@@ -29,62 +31,51 @@ const FAILURE: &str = "allocate failure";
 const FREE: &str = "free";
 const MICROS_PER_DAY: u64 = 24 * 3600 * 1_000_000;
 
-/// How an RMM log is recognised and opened.
-pub(crate) const FORMAT: Format = Format {
+/// The RMM log format.
+pub(crate) const FORMAT: TraceFormat = TraceFormat {
     name: "rmm",
-    about: "the CSV log of RMM's logging resource adaptor",
+    about: "CSV log of RMM's logging resource adaptor",
     recognises: |head| head.starts_with(HEADER.as_bytes()),
-    open: |path, progress| Ok(Box::new(read(&mut file::open(path, progress)?, path)?.trace)),
+    open: |path, progress| Ok(Box::new(read(file::open(path, progress)?, path)?)),
 };
 
 /// Reads an RMM log. `path` names it in errors and in the trace.
-pub fn read(input: &mut dyn BufRead, path: &Path) -> Result<Imported, TraceError> {
-    let mut lines = Lines::new(input, path);
-    if lines.next()? != Some(HEADER) {
-        return Err(lines.wrong(format!("an RMM log begins with `{HEADER}`")));
+pub(crate) fn read(input: Input<'_>, path: &Path) -> Result<Trace, TraceError> {
+    let mut lines = LineReader::new(input, path);
+    if lines.next_text()? != Some(HEADER) {
+        return Err(lines.syntax_error(format!("an RMM log begins with `{HEADER}`")));
     }
     let mut log = PointerLog::new();
-    let mut clock = Clock::default();
-    while let Some(line) = lines.next()? {
+    let mut clock = LogClock::default();
+    while let Some(line) = lines.next_text()? {
         let mut fields = line.split(',').map(str::trim);
         let mut field = || fields.next().unwrap_or("");
         let (thread, time, action, pointer, size, stream) = (field(), field(), field(), field(), field(), field());
-        let row = Row {
-            thread: handle(thread).ok_or("Thread"),
-            micros: time_of_day(time).ok_or("Time"),
-            pointer: hexadecimal(pointer).ok_or("Pointer"),
-            bytes: size.parse().map_err(|_| "Size"),
-            stream: handle(stream).ok_or("Stream"),
-        };
         let action = action.to_owned();
-        let not_a = |column: &str| lines.wrong(format!("`{column}` cannot be read; columns are {HEADER}"));
-        let (pointer, bytes) = (row.pointer.map_err(not_a), row.bytes.map_err(not_a)?);
-        let thread = log.story.thread_known_as(row.thread.map_err(not_a)?).map_err(full(&lines))?;
-        let stream = log.story.stream_known_as(row.stream.map_err(not_a)?).map_err(full(&lines))?;
-        let elapsed = clock.advance(row.micros.map_err(not_a)?);
+        let thread = parse_handle(thread).ok_or("Thread");
+        let micros = time_of_day(time).ok_or("Time");
+        let pointer = parse_hexadecimal(pointer).ok_or("Pointer");
+        let bytes = size.parse::<u64>().map_err(|_| "Size");
+        let stream = parse_handle(stream).ok_or("Stream");
+        let not_a = |column: &str| lines.syntax_error(format!("`{column}` cannot be read; the columns are {HEADER}"));
+        let (pointer, bytes) = (pointer.map_err(not_a), bytes.map_err(not_a)?);
+        let thread = log.builder.thread_known_as(thread.map_err(not_a)?).map_err(table_full(&lines))?;
+        let stream = log.builder.stream_known_as(stream.map_err(not_a)?).map_err(table_full(&lines))?;
+        let elapsed = clock.advance(micros.map_err(not_a)?);
         let step = match action.as_str() {
-            ALLOCATE => Step::Alloc { pointer: pointer?, bytes, stream, site: SiteId(0) },
-            FREE => Step::Free { pointer: pointer?, bytes, stream },
-            FAILURE => Step::Failed { bytes, stream },
-            other => return Err(lines.wrong(format!("unknown action `{other}`"))),
+            ALLOCATE => LogStep::Alloc { pointer: pointer?, bytes, stream, site: SiteId(0) },
+            FREE => LogStep::Free { pointer: pointer?, bytes, stream },
+            FAILURE => LogStep::Failed { bytes, stream },
+            other => return Err(lines.syntax_error(format!("unknown action `{other}`"))),
         };
         log.push(elapsed, thread, step, &lines)?;
     }
-    Ok(log.tell(&name_of(path)))
-}
-
-/// One row; what cannot be read names its column.
-struct Row {
-    thread: Result<u64, &'static str>,
-    micros: Result<u64, &'static str>,
-    pointer: Result<u64, &'static str>,
-    bytes: Result<u64, &'static str>,
-    stream: Result<u64, &'static str>,
+    Ok(log.into_trace(&name_of(path)))
 }
 
 /// Pointers are hexadecimal with or without `0x`.
-fn hexadecimal(text: &str) -> Option<u64> {
-    handle(text)
+fn parse_hexadecimal(text: &str) -> Option<u64> {
+    parse_handle(text)
         .filter(|_| text.starts_with('0') || text.starts_with('('))
         .or_else(|| u64::from_str_radix(text, 16).ok())
 }
@@ -105,12 +96,12 @@ fn time_of_day(text: &str) -> Option<u64> {
 }
 
 #[derive(Default)]
-struct Clock {
+struct LogClock {
     last: Option<u64>,
 }
 
-impl Clock {
-    /// Time since the row before; rows of different threads may be a little out of order.
+impl LogClock {
+    /// Time since the previous row. Rows of different threads may be slightly out of order.
     fn advance(&mut self, micros: u64) -> Nanos {
         let last = self.last.unwrap_or(micros);
         let passed = match micros.checked_sub(last) {
@@ -123,40 +114,31 @@ impl Clock {
     }
 }
 
-/// Writes a trace as an RMM log. Pointers are made up; marks, work and host memory have no place in one.
+/// Writes a trace as an RMM log and returns the number of rows. Pointers are invented. Marks, work and host memory are left
+/// out, because RMM logs do not have them.
 pub fn write(source: &dyn Source, to: &mut dyn Write) -> Result<u64, WriteError> {
-    let mut reader = source.open()?;
     writeln!(to, "{HEADER}")?;
-    let mut writer = Writer { to, pointers: HashMap::new(), next: FIRST_POINTER, nanos: 0, rows: 0, failed: None };
-    let mut chunk = Vec::with_capacity(CHUNK_EVENTS);
-    loop {
-        reader.read(&mut chunk)?;
-        if chunk.is_empty() {
-            break;
-        }
-        for event in &chunk {
-            writer.event(event, reader.tables())?;
-        }
-    }
+    let mut writer = LogWriter { to, pointers: HashMap::new(), next: FIRST_POINTER, nanos: 0, rows: 0, failed: None };
+    for_each_event(source, |event, tables| Ok::<(), WriteError>(writer.event(event, tables)?))?;
     writer.to.flush()?;
     Ok(writer.rows)
 }
 
 const FIRST_POINTER: u64 = 0x7f00_0000_0000;
 
-struct Writer<'a> {
+struct LogWriter<'a> {
     to: &'a mut dyn Write,
     /// Pointer and size of the block in each slot.
     pointers: HashMap<u32, (u64, u64)>,
     next: u64,
     nanos: u64,
     rows: u64,
-    /// The slot of a request that failed when it was recorded: its free is part of the failure.
+    /// The slot of a request that failed when it was recorded. Its free is not written.
     failed: Option<u32>,
 }
 
-impl Writer<'_> {
-    fn event(&mut self, event: &Event, tables: &super::Tables) -> io::Result<()> {
+impl LogWriter<'_> {
+    fn event(&mut self, event: &Event, tables: &Tables) -> io::Result<()> {
         self.nanos = self.nanos.saturating_add(event.delta_ns.into());
         let thread = tables.threads().get(event.thread.index()).copied().unwrap_or(0);
         let handle = |stream: oomph_base::StreamId| tables.streams().get(stream.index()).copied().unwrap_or(0);
@@ -206,22 +188,21 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Trace, arbitrary::traces, check};
+    use crate::{arbitrary::traces, check};
 
-    fn imported(log: &str) -> Result<Imported, TraceError> {
-        read(&mut log.as_bytes(), Path::new("log.csv"))
+    fn imported(log: &str) -> Result<Trace, TraceError> {
+        read(Box::new(log.as_bytes()), Path::new("log.csv"))
     }
 
-    fn log(rows: &str) -> Imported {
+    fn log(rows: &str) -> Trace {
         imported(&format!("{HEADER}\n{rows}")).unwrap()
     }
 
     #[test]
     fn threads_streams_times_and_failures_are_kept() {
-        let Imported { trace, gaps } = log("7,10:00:00:000001,allocate,0x100,1024,0x0\n\
+        let trace = log("7,10:00:00:000001,allocate,0x100,1024,0x0\n\
              8,10:00:00:000003,allocate failure,(nil),4096,0x2\n\
              8,10:00:00.5,free,0x100,1024,0x2\n");
-        assert_eq!(gaps, [""; 0]);
         check(&trace).unwrap();
         let kinds: Vec<_> = trace.events.iter().map(|event| event.op.kind().name()).collect();
         assert_eq!(kinds, ["alloc", "alloc", "free", "free"]);
@@ -235,25 +216,18 @@ mod tests {
 
     #[test]
     fn midnight_passes() {
-        let trace = log("1,23:59:59:999999,allocate,0x1,8,0x0\n1,00:00:00:000001,free,0x1,8,0x0\n").trace;
+        let trace = log("1,23:59:59:999999,allocate,0x1,8,0x0\n1,00:00:00:000001,free,0x1,8,0x0\n");
         assert_eq!(trace.events[1].delta_ns, 2_000);
     }
 
     #[test]
-    fn what_does_not_fit_is_counted_and_said() {
+    fn calls_without_effect_are_left_out() {
         let rows = "1,00:00:00,free,0x100,64,0x0\n1,00:00:00,free,0x100,64,0x0\n\
              1,00:00:00,allocate,0x200,0,0x0\n1,00:00:00,allocate,0x300,8,0x0\n1,00:00:00,allocate,0x300,8,0x0\n";
-        let Imported { trace, gaps } = log(rows);
+        let trace = log(rows);
         check(&trace).unwrap();
-        assert_eq!(
-            gaps,
-            [
-                "1 blocks are freed that were there before the log began",
-                "1 calls for nothing (zero bytes or a null pointer) are left out",
-                "1 frees of blocks that nobody holds are left out",
-                "1 allocs return a pointer that is still in use: the block before counts as never freed",
-            ]
-        );
+        let kinds: Vec<_> = trace.events.iter().map(|event| event.op.kind().name()).collect();
+        assert_eq!(kinds, ["mark", "alloc", "mark", "free", "alloc", "alloc"]);
     }
 
     #[test]
@@ -261,7 +235,7 @@ mod tests {
         let complaint = |row: &str| imported(&format!("{HEADER}\n{row}")).unwrap_err().to_string();
         assert_eq!(
             complaint("1,00:00:00,allocate,0x1,many,0x0"),
-            format!("log.csv:2: `Size` cannot be read; columns are {HEADER}")
+            format!("log.csv:2: `Size` cannot be read; the columns are {HEADER}")
         );
         assert!(complaint("1,25:00:00,allocate,0x1,1,0x0").contains("`Time`"));
         assert!(complaint("1,00:00:00,allocate,pointer,1,0x0").contains("`Pointer`"));
@@ -294,18 +268,17 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn a_written_log_reads_as_it_was(trace in traces(60)) {
+        fn a_written_log_reads_the_same(trace in traces(60)) {
             let mut log = Vec::new();
             write(&trace, &mut log).unwrap();
-            let again = read(&mut &log[..], Path::new("log.csv")).unwrap();
-            prop_assert_eq!(again.gaps, Vec::<String>::new());
-            prop_assert_eq!(essence(&again.trace), essence(&trace));
+            let again = read(Box::new(&log[..]), Path::new("log.csv")).unwrap();
+            prop_assert_eq!(essence(&again), essence(&trace));
         }
 
         #[test]
         fn no_text_makes_the_reader_panic(rows in "([0-9]{1,3},[0-9:.]{0,16},(allocate|free|allocate failure|x),(0x)?[0-9a-f]{0,17},[0-9]{0,21},[0-9a-fx]{0,4}\n|.{0,40}\n){0,8}") {
             if let Ok(log) = imported(&format!("{HEADER}\n{rows}")) {
-                check(&log.trace).unwrap();
+                check(&log).unwrap();
             }
         }
     }
@@ -315,7 +288,7 @@ mod tests {
         let rows =
             "1,00:00:00:000000,allocate failure,(nil),4096,0x2\n1,00:00:01:000000,allocate,0x7f0000000000,8,0x0\n";
         let mut written = Vec::new();
-        assert_eq!(write(&log(rows).trace, &mut written).unwrap(), 2);
+        assert_eq!(write(&log(rows), &mut written).unwrap(), 2);
         assert_eq!(String::from_utf8(written).unwrap(), format!("{HEADER}\n{rows}"));
     }
 }

@@ -1,9 +1,9 @@
-//! Where events come from: anything that can be opened again and read in chunks.
+//! Sources of events: anything that can be opened again and read in chunks, with or without progress reports.
 
 use std::{
     io,
     ops::Deref,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering},
 };
 
@@ -13,14 +13,12 @@ use oomph_base::Progress;
 /// How many events a chunk holds at most: 128 KiB, so that it stays in the second-level cache.
 pub const CHUNK_EVENTS: usize = 4096;
 
-/// A trace that can be read any number of times: a file, a generator, a recording.
-///
-/// Bisection, repeats and streaming are the same thing: open it again. Every opening gives the same events.
+/// A trace that can be read any number of times: a file, a generator, a recording. Every reading gives the same events.
 pub trait Source: Send + Sync {
-    /// What to call it in tables.
+    /// The name in tables.
     fn name(&self) -> &str;
 
-    /// What is known before reading.
+    /// What is known without reading.
     fn info(&self) -> SourceInfo {
         SourceInfo::default()
     }
@@ -29,14 +27,14 @@ pub trait Source: Send + Sync {
     /// memory is known. Such a trace first requests the blocks that are live in it, in its order.
     fn initial_layout(&self) -> Option<InitialLayout>;
 
-    /// Starts to read from the beginning.
+    /// Opens a reader at the first event.
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError>;
 }
 
-/// What is known about a source before reading it; used for progress and for sizing tables, never for truth.
+/// What is known about a source before reading it. It serves progress reports and table sizes only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SourceInfo {
-    /// How many events there are.
+    /// The number of events.
     pub events: Option<u64>,
 }
 
@@ -45,36 +43,49 @@ pub trait EventReader: Send {
     /// Replaces the content of `chunk` by the next events, at most [`CHUNK_EVENTS`]; leaves it empty at the end.
     fn read(&mut self, chunk: &mut Vec<Event>) -> Result<(), TraceError>;
 
-    /// The side tables, complete for all events read so far.
+    /// The tables, complete for all events read so far.
     fn tables(&self) -> &Tables;
 
-    /// How much of the source has been read, from 0 to 1, where that can be known before the end; for progress, never for
-    /// truth.
+    /// The share of the source that has been read, from 0 to 1, where it is known. For progress reports only.
     fn share_read(&self) -> Option<f64> {
         None
     }
 
-    /// The next events and the side tables, for those who only look: a reader that has the events in memory lends them
-    /// where they lie, any other puts them into `chunk`. Empty at the end.
+    /// The next events and the tables, without a copy where the reader has the events in memory; other readers put them
+    /// into `chunk`. Empty at the end.
     fn lend<'a>(&'a mut self, chunk: &'a mut Vec<Event>) -> Result<(&'a [Event], &'a Tables), TraceError> {
         self.read(chunk)?;
         Ok((chunk, self.tables()))
     }
 }
 
+/// Reads a source from beginning to end and calls `visit` with every event and the tables.
+pub fn for_each_event<E: From<TraceError>>(
+    source: &dyn Source,
+    mut visit: impl FnMut(&Event, &Tables) -> Result<(), E>,
+) -> Result<(), E> {
+    let (mut reader, mut chunk) = (source.open()?, Vec::new());
+    while let (events @ [_, ..], tables) = reader.lend(&mut chunk)? {
+        for event in events {
+            visit(event, tables)?;
+        }
+    }
+    Ok(())
+}
+
 /// A whole trace in memory.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
-    /// What to call it.
+    /// The name in tables.
     pub name: String,
-    /// What happened.
+    /// The events, oldest first.
     pub events: Vec<Event>,
-    /// What the events refer to.
+    /// The tables that the events refer to.
     pub tables: Tables,
 }
 
 impl Trace {
-    /// Reads a whole source into memory: 32 bytes an event.
+    /// Reads a whole source into memory: 32 bytes per event.
     ///
     /// ```
     /// use oomph_trace::{Trace, TraceBuilder};
@@ -87,15 +98,9 @@ impl Trace {
     /// # Ok::<(), oomph_trace::TraceError>(())
     /// ```
     pub fn read(source: &dyn Source) -> Result<Trace, TraceError> {
-        let mut reader = source.open()?;
-        let mut events = Vec::new();
-        let mut chunk = Vec::with_capacity(CHUNK_EVENTS);
-        loop {
-            reader.read(&mut chunk)?;
-            if chunk.is_empty() {
-                break;
-            }
-            events.extend_from_slice(&chunk);
+        let (mut reader, mut events, mut chunk) = (source.open()?, Vec::new(), Vec::new());
+        while let (some @ [_, ..], _) = reader.lend(&mut chunk)? {
+            events.extend_from_slice(some);
         }
         Ok(Trace { name: source.name().to_owned(), events, tables: reader.tables().clone() })
     }
@@ -122,7 +127,7 @@ impl Source for Trace {
 /// A position in a trace in memory.
 struct TraceReader<'a> {
     unread: &'a [Event],
-    /// How many there are, read or not.
+    /// The number of all events.
     events: usize,
     tables: &'a Tables,
 }
@@ -155,33 +160,31 @@ impl EventReader for TraceReader<'_> {
     }
 }
 
-// What can be wrong with a trace.
-
-/// A trace that cannot be read, written or believed.
+/// A trace that cannot be read or written, or that contradicts itself.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The file system said no.
+    /// The file system reported an error.
     #[error("{path}: {source}")]
     Io {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What it said.
+        /// The error.
         source: io::Error,
     },
-    /// A line that cannot be understood.
+    /// A line that cannot be parsed.
     #[error("{path}:{line}: {reason}")]
     Syntax {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Which line, from 1.
+        /// The line, from 1.
         line: u64,
         /// Why.
         reason: String,
     },
-    /// A file of a kind or version that this program does not know.
+    /// A file in an unknown format or version.
     #[error("{path}: {reason}")]
     Format {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// Why.
         reason: String,
@@ -189,17 +192,40 @@ pub enum TraceError {
     /// An event that contradicts those before it.
     #[error("event {index}: {reason}")]
     Contradiction {
-        /// Which event, from 0.
+        /// The event, from 0.
         index: u64,
         /// What is wrong with it.
         reason: String,
     },
 }
 
-// A source that reports how far its readers are, once per chunk, so that loops over events need not.
-
 /// The progress total of one reading of a source: tenths of a percent.
 pub const PROGRESS_PER_READING: u64 = 1000;
+
+/// A trace that could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// The trace cannot be read.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// The file system reported an error.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+type OpenedSource = Result<Box<dyn Source>, TraceError>;
+
+/// A format of trace files.
+pub struct TraceFormat {
+    /// Its name.
+    pub name: &'static str,
+    /// One line for lists.
+    pub about: &'static str,
+    /// Whether a file has this format, by its first bytes after decompression.
+    pub(crate) recognises: fn(head: &[u8]) -> bool,
+    /// Opens a file, and reports progress where the whole file is read.
+    pub(crate) open: fn(path: &Path, progress: &dyn Progress) -> OpenedSource,
+}
 
 /// A source that is read a known number of times. Every reading counts the same.
 ///
@@ -250,7 +276,7 @@ where
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {
         let reader = self.source.open()?;
         let one_less = |readings: u64| readings.checked_sub(1);
-        // A reading more than was announced is not part of the stage.
+        // A reading beyond the announced ones is not part of the stage.
         let counts = self.readings.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok();
         Ok(Box::new(ProgressReader {
             reader,
@@ -312,7 +338,7 @@ mod tests {
     use crate::Op;
 
     #[test]
-    fn a_trace_in_memory_is_read_in_chunks_as_often_as_one_likes() {
+    fn a_trace_is_read_in_chunks_repeatedly() {
         let events = (0..2 * CHUNK_EVENTS as u64 + 1).map(|nanos| Event::of(Op::Idle { nanos })).collect();
         let trace = Trace { name: "long".to_owned(), events, tables: Tables::default() };
         for _ in 0..2 {
@@ -332,7 +358,7 @@ mod tests {
             while let (events @ [_, ..], _) = reader.lend(&mut chunk).unwrap() {
                 lent.extend_from_slice(events);
             }
-            assert_eq!(lent, trace.events, "what is lent is what would be read");
+            assert_eq!(lent, trace.events, "lend and read must agree");
         }
         assert_eq!(Trace::read(&trace).unwrap().events, trace.events);
         assert_eq!(trace.info().events, Some(trace.events.len() as u64));
@@ -355,32 +381,32 @@ mod progress_tests {
     }
 
     #[test]
-    fn a_reading_is_told_as_far_as_it_has_come() {
+    fn progress_follows_the_reader() {
         let log = ProgressLog::default();
         let source = ProgressSource::stage(long(), &log, "playing", 2);
         assert_eq!(log.stages(), [("playing".to_owned(), 2000, 0)]);
         let (mut reader, mut chunk) = (source.open().unwrap(), Vec::new());
         for number in 0..5 {
-            assert_eq!(done(&log), number.max(1) * 100 - 100, "what is read is not yet done with");
+            assert_eq!(done(&log), number.max(1) * 100 - 100, "a chunk counts when the next one is read");
             reader.lend(&mut chunk).unwrap();
         }
         drop(reader);
-        assert_eq!(done(&log), 1000, "one that ends early counts as a whole one");
+        assert_eq!(done(&log), 1000, "a reading that ends early counts in full");
         assert_eq!(Trace::read(&source).unwrap().events.len(), 10 * CHUNK_EVENTS);
         assert_eq!(done(&log), 2000);
         Trace::read(&source).unwrap();
-        assert_eq!(done(&log), 2000, "nobody expected a third");
+        assert_eq!(done(&log), 2000, "a third reading was not announced");
     }
 
     #[test]
-    fn readings_that_never_come_count_in_the_end() {
+    fn missing_readings_count_on_drop() {
         let log = ProgressLog::default();
         drop(ProgressSource::stage(long(), &log, "playing", 3));
         assert_eq!(done(&log), 3000);
     }
 
     #[test]
-    fn what_is_watched_reads_the_same() {
+    fn progress_changes_no_events() {
         let watched = ProgressSource::within(long(), &NoProgress, 1);
         assert_eq!(Trace::read(&watched).unwrap().events, Trace::read(&*long()).unwrap().events);
         assert_eq!((watched.name(), watched.info()), ("long", long().info()));

@@ -1,75 +1,77 @@
-//! STAlloc's text traces, read: `1 pointer size stream` for an alloc, `0 pointer size stream` for a free, and markers.
+//! Reads STAlloc's text traces: `1 pointer size stream` is an allocation, `0 pointer size stream` a free; other lines are
+//! markers.
 //!
 //! `Iteration Index : 3` begins a step, `micro-batch : F` a micro-batch (forward, backward, weights), and any other line
 //! with ` : ` a phase, such as `12->mlp Layer : F-start`.
 
-use std::{io::BufRead, path::Path};
+use std::path::Path;
 
 use super::{
-    Format, Imported, MarkKind, TraceError, file,
-    pointer_log::{Lines, PointerLog, Step, full, handle, name_of},
+    MarkKind, Trace, TraceError, TraceFormat,
+    file::{self, Input, LineReader},
+    pointer_log::{LogStep, PointerLog, name_of, parse_handle, table_full},
 };
 use oomph_base::{Nanos, SiteId, ThreadId};
 
 const ITERATION: &str = "Iteration Index :";
 const MICRO_BATCH: &str = "micro-batch :";
 
-/// How an STAlloc trace is recognised and opened.
-pub(crate) const FORMAT: Format = Format {
+/// The STAlloc trace format.
+pub(crate) const FORMAT: TraceFormat = TraceFormat {
     name: "stalloc",
     about: "STAlloc's text trace",
     recognises,
-    open: |path, progress| Ok(Box::new(read(&mut file::open(path, progress)?, path)?.trace)),
+    open: |path, progress| Ok(Box::new(read(file::open(path, progress)?, path)?)),
 };
 
 /// The first line is a marker or four numbers, of which the first is 0 or 1.
 fn recognises(head: &[u8]) -> bool {
     let line = head.trim_ascii_start().split(|&byte| byte == b'\n').next().unwrap_or_default();
     let Ok(line) = std::str::from_utf8(line) else { return false };
-    line.starts_with(ITERATION) || line.starts_with(MICRO_BATCH) || call(line).is_some()
+    line.starts_with(ITERATION) || line.starts_with(MICRO_BATCH) || parse_call(line).is_some()
 }
 
-/// Whether a line is an alloc, and its pointer, size and stream.
-fn call(line: &str) -> Option<(bool, u64, u64, u64)> {
+/// Whether a line is an allocation, and its pointer, size and stream.
+fn parse_call(line: &str) -> Option<(bool, u64, u64, u64)> {
     let mut words = line.split_whitespace();
     let is_alloc = match words.next()? {
         "1" => true,
         "0" => false,
         _ => return None,
     };
-    let numbers = (handle(words.next()?)?, words.next()?.parse().ok()?, handle(words.next()?)?);
+    let numbers = (parse_handle(words.next()?)?, words.next()?.parse().ok()?, parse_handle(words.next()?)?);
     words.next().is_none().then_some((is_alloc, numbers.0, numbers.1, numbers.2))
 }
 
 /// Reads an STAlloc trace. `path` names it in errors and in the trace.
-pub fn read(input: &mut dyn BufRead, path: &Path) -> Result<Imported, TraceError> {
-    let mut lines = Lines::new(input, path);
+pub(crate) fn read(input: Input<'_>, path: &Path) -> Result<Trace, TraceError> {
+    let mut lines = LineReader::new(input, path);
     let mut log = PointerLog::new();
     let mut micro_batches = 0;
-    while let Some(line) = lines.next()? {
-        let step = if let Some((is_alloc, pointer, bytes, stream)) = call(line) {
-            let stream = log.story.stream_known_as(stream).map_err(full(&lines))?;
+    while let Some(line) = lines.next_text()? {
+        let step = if let Some((is_alloc, pointer, bytes, stream)) = parse_call(line) {
+            let stream = log.builder.stream_known_as(stream).map_err(table_full(&lines))?;
             match is_alloc {
-                true => Step::Alloc { pointer, bytes, stream, site: SiteId(0) },
-                false => Step::Free { pointer, bytes, stream },
+                true => LogStep::Alloc { pointer, bytes, stream, site: SiteId(0) },
+                false => LogStep::Free { pointer, bytes, stream },
             }
         } else if let Some(index) = line.strip_prefix(ITERATION) {
             let index = index.trim().parse();
-            let index = index.map_err(|_| lines.wrong("the number of an iteration cannot be read"))?;
-            Step::Mark { kind: MarkKind::Step, label: log.label("", &lines)?, index }
+            let index = index.map_err(|_| lines.syntax_error("the iteration number cannot be read"))?;
+            LogStep::Mark { kind: MarkKind::Step, label: log.label("", &lines)?, index }
         } else if let Some(kind) = line.strip_prefix(MICRO_BATCH) {
             let kind = kind.trim().to_owned();
             micro_batches += 1;
-            Step::Mark { kind: MarkKind::MicroBatch, label: log.label(&kind, &lines)?, index: micro_batches - 1 }
+            LogStep::Mark { kind: MarkKind::MicroBatch, label: log.label(&kind, &lines)?, index: micro_batches - 1 }
         } else if line.contains(" : ") {
             let label = line.to_owned();
-            Step::Mark { kind: MarkKind::Phase, label: log.label(&label, &lines)?, index: 0 }
+            LogStep::Mark { kind: MarkKind::Phase, label: log.label(&label, &lines)?, index: 0 }
         } else {
-            return Err(lines.wrong("neither `1|0 pointer size stream` nor a marker"));
+            return Err(lines.syntax_error("neither `1|0 pointer size stream` nor a marker"));
         };
         log.push(Nanos::ZERO, ThreadId(0), step, &lines)?;
     }
-    Ok(log.tell(&name_of(path)))
+    Ok(log.into_trace(&name_of(path)))
 }
 
 #[cfg(test)]
@@ -79,16 +81,15 @@ mod tests {
     use super::*;
     use crate::{Op, check};
 
-    fn imported(text: &str) -> Result<Imported, TraceError> {
-        read(&mut text.as_bytes(), Path::new("a.txt"))
+    fn imported(text: &str) -> Result<Trace, TraceError> {
+        read(Box::new(text.as_bytes()), Path::new("a.txt"))
     }
 
     #[test]
-    fn calls_and_markers_are_told() {
+    fn calls_and_markers_are_read() {
         let text = "Iteration Index : 2\nmicro-batch : F\n3->mlp Layer : F-start\n1 0x100 512 0\n0 0x100 512 16\n";
         assert!(recognises(text.as_bytes()));
-        let Imported { trace, gaps } = imported(text).unwrap();
-        assert_eq!(gaps, [""; 0]);
+        let trace = imported(text).unwrap();
         check(&trace).unwrap();
         let marks: Vec<_> = trace
             .events
@@ -104,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_neither_is_refused() {
+    fn other_lines_are_rejected() {
         let complaint = imported("1 0x100 512 0\nhello\n").unwrap_err().to_string();
         assert_eq!(complaint, "a.txt:2: neither `1|0 pointer size stream` nor a marker");
         assert!(!recognises(b"hello\n") && !recognises(b"1 2\n") && !recognises(b"\xff\xfe"));
@@ -114,7 +115,7 @@ mod tests {
         #[test]
         fn no_text_makes_the_reader_panic(text in "([01] (0x)?[0-9a-f]{1,3} [0-9]{1,20} [0-9]\n|.{0,30} : .{0,5}\n|.{0,20}){0,9}") {
             if let Ok(log) = imported(&text) {
-                check(&log.trace).unwrap();
+                check(&log).unwrap();
             }
         }
     }

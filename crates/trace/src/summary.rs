@@ -1,43 +1,43 @@
-//! What is in a trace, in numbers: what `inspect` shows first.
+//! The summary of a trace, which `inspect` shows first.
 
 use serde::{Serialize, Serializer};
 
-use super::{Event, MarkKind, Op, OpKind, Resident, Tables};
+use super::{Event, MarkKind, Op, OpKind, Tables, TracedBlock};
 use oomph_base::Nanos;
 
-/// A summary tells memory over time in at most this many levels.
-pub const MOST_LEVELS: usize = 256;
+/// The most values of memory over time in a summary.
+const MOST_LEVELS: usize = 256;
 
-/// What is in a trace. Bytes are requested bytes: what an allocator makes of them is for replay to tell.
+/// The numbers of a trace. Bytes are requested bytes: an allocator needs more, which a replay shows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Summary {
     /// Events of all kinds.
     pub events: u64,
     /// Events by kind, in the order of [`OpKind::ALL`]; kinds that do not occur are left out.
     pub by_kind: Vec<(OpKind, u64)>,
-    /// Device bytes asked for, all requests together.
+    /// Sum of all requests for device memory.
     pub requested_bytes: u64,
     /// The largest request for device memory.
     pub largest_request: u64,
-    /// Device memory at its fullest.
+    /// The peak of live device memory.
     pub peak: Peak,
-    /// Most live device bytes of equal stretches of events, at most `MOST_LEVELS` of them; the last may be shorter.
+    /// The peak of live device bytes in each of up to 256 equal ranges of events; the last range may be shorter.
     pub live_over_time: Vec<u64>,
-    /// Pinned host memory at its fullest.
+    /// The peak of live pinned host memory.
     pub host_peak: Peak,
-    /// Requests for device memory, by size.
+    /// Requests for device memory by size.
     pub sizes: Powers,
-    /// Freed device blocks, by the number of events between request and free.
+    /// Freed device blocks by the number of events between request and free.
     pub lifetimes: Powers,
-    /// Steps marked.
+    /// Marked steps.
     pub steps: u64,
-    /// Micro-batches marked.
+    /// Marked micro-batches.
     pub micro_batches: u64,
     /// Names of the phases, in order of first appearance.
     pub phases: Vec<String>,
-    /// Host threads that did something.
+    /// Host threads with events.
     pub threads: usize,
-    /// Streams that something happened on.
+    /// Streams with events.
     pub streams: usize,
     /// Device blocks alive at the end.
     pub live_blocks: u64,
@@ -47,24 +47,24 @@ pub struct Summary {
     pub host_live_blocks: u64,
     /// Their bytes.
     pub host_live_bytes: u64,
-    /// From the first event to the last.
+    /// Time from the first event to the last.
     pub span: Nanos,
 }
 
 impl Summary {
-    /// How many events of a kind there are.
+    /// The number of events of a kind.
     #[must_use]
     pub fn count(&self, kind: OpKind) -> u64 {
         self.by_kind.iter().find(|(counted, _)| *counted == kind).map_or(0, |&(_, count)| count)
     }
 }
 
-/// Memory at its fullest.
+/// The largest amount of live memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Peak {
     /// Live bytes.
     pub bytes: u64,
-    /// Live blocks at that moment.
+    /// Live blocks at that event.
     pub blocks: u64,
     /// The event that first reached it, from 0.
     pub event: u64,
@@ -73,7 +73,7 @@ pub struct Peak {
 /// A histogram by power of two.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Powers {
-    /// Place 0 counts zeros, place `p` the values from 2^(p-1) to 2^p - 1.
+    /// Index 0 counts zeros, index `p` the values from 2^(p-1) to 2^p - 1.
     counts: [u64; 65],
 }
 
@@ -86,11 +86,11 @@ impl Default for Powers {
 /// The values from one power of two to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Bucket {
-    /// The smallest value that belongs here.
+    /// The smallest value of the bucket.
     pub from: u64,
-    /// The largest value that belongs here.
+    /// The largest value of the bucket.
     pub to: u64,
-    /// How many there were.
+    /// The number of values.
     pub count: u64,
 }
 
@@ -100,13 +100,13 @@ impl Powers {
         self.counts[(u64::BITS - value.leading_zeros()) as usize] += 1;
     }
 
-    /// How many values were counted.
+    /// The number of all values.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// The buckets that hold something, smallest values first.
+    /// The buckets that are not empty, in ascending order.
     pub fn buckets(&self) -> impl Iterator<Item = Bucket> + '_ {
         self.counts
             .iter()
@@ -115,7 +115,7 @@ impl Powers {
             .map(|(place, &count)| Self::bucket(place, count))
     }
 
-    /// The bucket that holds the value which the given share of all values does not exceed: 0.5 for the median.
+    /// The bucket of a quantile: 0.5 for the median.
     ///
     /// ```
     /// let mut sizes = oomph_trace::Powers::default();
@@ -147,31 +147,30 @@ impl Serialize for Powers {
     }
 }
 
-/// A summary in the making.
+/// Counts events for a summary.
 #[derive(Default)]
-pub(crate) struct Tally {
+pub(crate) struct SummaryCounter {
     summary: Summary,
     kinds: [u64; OpKind::ALL.len()],
-    device: Ledger,
-    host: Ledger,
-    levels: Levels,
-    threads_seen: Seen,
-    streams_seen: Seen,
-    labels_seen: Seen,
-    phases: Vec<u32>,
+    device: LiveMemory,
+    host: LiveMemory,
+    levels: RangeMaxima,
+    threads_seen: NumberSet,
+    streams_seen: NumberSet,
+    labels_seen: NumberSet,
 }
 
-impl Tally {
-    /// Counts an event that was checked, with the block that the checker found for it.
-    pub(crate) fn count(&mut self, event: &Event, resident: Option<Resident>) {
+impl SummaryCounter {
+    /// Counts a checked event, with the block that the checker found.
+    pub(crate) fn count(&mut self, event: &Event, block: Option<TracedBlock>, tables: &Tables) {
         let index = self.summary.events;
         self.summary.events += 1;
         self.summary.span += event.delta();
         self.kinds[event.op.kind() as usize] += 1;
-        self.threads_seen.note(event.thread.index());
+        self.threads_seen.insert(event.thread.index());
         match event.op {
             Op::Alloc { bytes, stream, .. } => {
-                self.streams_seen.note(stream.index());
+                self.streams_seen.insert(stream.index());
                 self.device.add(bytes, index);
                 let summary = &mut self.summary;
                 summary.requested_bytes = summary.requested_bytes.saturating_add(bytes);
@@ -180,14 +179,14 @@ impl Tally {
             }
             Op::HostAlloc { bytes, .. } => self.host.add(bytes, index),
             Op::Free { stream, .. } => {
-                self.streams_seen.note(stream.index());
-                if let Some(resident) = resident {
-                    self.device.remove(resident.bytes);
-                    self.summary.lifetimes.record(index - resident.born);
+                self.streams_seen.insert(stream.index());
+                if let Some(block) = block {
+                    self.device.remove(block.bytes);
+                    self.summary.lifetimes.record(index - block.born);
                 }
             }
             Op::HostFree { .. } => {
-                if let Some(Resident { bytes, .. }) = resident {
+                if let Some(TracedBlock { bytes, .. }) = block {
                     self.host.remove(bytes);
                 }
             }
@@ -197,11 +196,12 @@ impl Tally {
             | Op::StreamSync { stream }
             | Op::Work { stream, .. }
             | Op::Collective { stream, .. } => {
-                self.streams_seen.note(stream.index());
+                self.streams_seen.insert(stream.index());
             }
             Op::Mark { kind: MarkKind::Phase, label, .. } => {
-                if self.labels_seen.note(label as usize) {
-                    self.phases.push(label);
+                let name = &tables.labels()[label as usize];
+                if self.labels_seen.insert(label as usize) && !name.is_empty() {
+                    self.summary.phases.push(name.clone());
                 }
             }
             Op::Mark { kind: MarkKind::Step, .. } => self.summary.steps += 1,
@@ -212,14 +212,11 @@ impl Tally {
         self.levels.push(clamped(self.device.bytes));
     }
 
-    /// The summary of all events counted; `tables` must be those of the whole trace.
-    pub(crate) fn finish(self, tables: &Tables) -> Summary {
+    /// The summary of all events counted.
+    pub(crate) fn finish(self) -> Summary {
         let by_kind = OpKind::ALL.into_iter().zip(self.kinds).filter(|(_, count)| *count > 0).collect();
-        let phases = self.phases.iter().filter_map(|&label| tables.labels().get(label as usize).cloned());
-        let phases = phases.filter(|name| !name.is_empty()).collect();
         Summary {
             by_kind,
-            phases,
             peak: self.device.peak,
             live_over_time: self.levels.highest,
             host_peak: self.host.peak,
@@ -234,16 +231,16 @@ impl Tally {
     }
 }
 
-/// Live memory of one place.
+/// Live memory of one kind, with its peak.
 #[derive(Default)]
-struct Ledger {
-    /// Wider than any request, so that absurd sizes cannot wrap the sum.
+struct LiveMemory {
+    /// Wider than any request, so that huge sizes cannot wrap the sum.
     bytes: u128,
     blocks: u64,
     peak: Peak,
 }
 
-impl Ledger {
+impl LiveMemory {
     fn add(&mut self, bytes: u64, event: u64) {
         self.bytes += u128::from(bytes);
         self.blocks += 1;
@@ -259,17 +256,17 @@ impl Ledger {
     }
 }
 
-/// The highest of equal stretches, which double in length whenever there are too many.
+/// The highest value of equal ranges. Ranges double in length when there are too many of them.
 #[derive(Default)]
-struct Levels {
+struct RangeMaxima {
     highest: Vec<u64>,
-    /// Items of a full stretch; before the first one, none.
+    /// Items of a full range; 0 before the first item.
     length: u64,
-    /// Items of the last stretch.
+    /// Items of the last range.
     filled: u64,
 }
 
-impl Levels {
+impl RangeMaxima {
     fn push(&mut self, level: u64) {
         match self.highest.last_mut() {
             Some(last) if self.filled < self.length => *last = level.max(*last),
@@ -287,16 +284,16 @@ impl Levels {
     }
 }
 
-/// Which numbers occurred.
+/// The numbers that occurred.
 #[derive(Default)]
-struct Seen {
+struct NumberSet {
     flags: Vec<bool>,
     count: usize,
 }
 
-impl Seen {
-    /// Whether the number is new.
-    fn note(&mut self, number: usize) -> bool {
+impl NumberSet {
+    /// Adds a number, and returns whether it is new.
+    fn insert(&mut self, number: usize) -> bool {
         if number >= self.flags.len() {
             self.flags.resize(number + 1, false);
         }
@@ -315,8 +312,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn levels_over_time_are_bounded_and_keep_the_highest() {
-        let mut levels = Levels::default();
+    fn range_maxima_are_bounded() {
+        let mut levels = RangeMaxima::default();
         for level in 0..10_000 {
             levels.push(if level == 4_321 { 9 } else { level % 7 });
         }
@@ -326,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn every_value_falls_into_the_bucket_that_spans_it() {
+    fn every_value_is_in_its_bucket() {
         for value in [0, 1, 2, 3, 4, 511, 512, 1 << 40, u64::MAX] {
             let mut powers = Powers::default();
             powers.record(value);
@@ -337,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_of_nothing_are_nothing() {
+    fn quantiles_of_an_empty_histogram_are_none() {
         assert_eq!(Powers::default().quantile(0.5), None);
         let mut powers = Powers::default();
         (0..10).for_each(|_| powers.record(1));
@@ -348,8 +345,8 @@ mod tests {
     }
 
     #[test]
-    fn absurd_sizes_saturate() {
-        let mut ledger = Ledger::default();
+    fn huge_sizes_saturate() {
+        let mut ledger = LiveMemory::default();
         ledger.add(u64::MAX, 0);
         ledger.add(u64::MAX, 1);
         ledger.remove(u64::MAX);

@@ -1,24 +1,25 @@
-//! Umpire's replay log (`UMPIRE_REPLAY=On`), read: one JSON object a line.
+//! Reads Umpire's replay log (`UMPIRE_REPLAY=On`): one JSON object per line.
 //!
-//! Allocs and frees are kept, with the name of the allocator as the call site. An alloc is logged before and after the
-//! call; only the line with the result tells the pointer. Operations on data and allocators are left out.
+//! Allocations and frees are kept, with the name of the allocator as the call site. Umpire logs an allocation before and
+//! after the call; only the second line has the pointer. Operations on data and allocators are left out.
 
-use std::{collections::HashMap, io::BufRead, path::Path};
+use std::{collections::HashMap, path::Path};
 
 use serde::Deserialize;
 
 use super::{
-    Format, Imported, TraceError, file,
-    pointer_log::{Lines, PointerLog, Step, handle, name_of},
+    Trace, TraceError, TraceFormat,
+    file::{self, Input, LineReader},
+    pointer_log::{LogStep, PointerLog, name_of, parse_handle},
 };
 use oomph_base::{Nanos, SiteId, StreamId, ThreadId};
 
-/// How an Umpire log is recognised and opened.
-pub(crate) const FORMAT: Format = Format {
+/// The Umpire log format.
+pub(crate) const FORMAT: TraceFormat = TraceFormat {
     name: "umpire",
-    about: "Umpire's replay log: one JSON object a line",
+    about: "Umpire's replay log: one JSON object per line",
     recognises,
-    open: |path, progress| Ok(Box::new(read(&mut file::open(path, progress)?, path)?.trace)),
+    open: |path, progress| Ok(Box::new(read(file::open(path, progress)?, path)?)),
 };
 
 fn recognises(head: &[u8]) -> bool {
@@ -31,19 +32,18 @@ fn contains(text: &[u8], part: &[u8]) -> bool {
 }
 
 #[derive(Deserialize)]
-struct Line<'a> {
-    #[serde(borrow)]
-    event: Option<std::borrow::Cow<'a, str>>,
+struct LogLine {
+    event: Option<String>,
     timestamp: Option<u64>,
     #[serde(default)]
-    payload: Payload,
+    payload: LogPayload,
     #[serde(default)]
-    result: Outcome,
+    result: LogResult,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Payload {
+struct LogPayload {
     allocator_ref: Option<String>,
     allocator_name: Option<String>,
     name: Option<String>,
@@ -53,26 +53,20 @@ struct Payload {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Outcome {
+struct LogResult {
     allocator_ref: Option<String>,
     memory_ptr: Option<String>,
 }
 
 /// Reads an Umpire log. `path` names it in errors and in the trace.
-pub fn read(input: &mut dyn BufRead, path: &Path) -> Result<Imported, TraceError> {
-    let mut lines = Lines::new(input, path);
+pub(crate) fn read(input: Input<'_>, path: &Path) -> Result<Trace, TraceError> {
+    let mut lines = LineReader::new(input, path);
     let mut log = PointerLog::new();
     let mut allocators: HashMap<String, SiteId> = HashMap::new();
     let mut last: Option<u64> = None;
-    while let Some(text) = lines.next()? {
-        let parsed = serde_json::from_str::<Line<'_>>(text).map_err(|error| error.to_string());
-        let line = match parsed {
-            Ok(Line { event, timestamp, payload, result }) => {
-                (event.map(|event| event.into_owned()), timestamp, payload, result)
-            }
-            Err(reason) => return Err(lines.wrong(reason)),
-        };
-        let (event, timestamp, payload, result) = line;
+    while let Some(text) = lines.next_text()? {
+        let parsed = serde_json::from_str(text).map_err(|error| error.to_string());
+        let LogLine { event, timestamp, payload, result } = parsed.map_err(|reason| lines.syntax_error(reason))?;
         let elapsed = Nanos(timestamp.map_or(0, |now| now.saturating_sub(last.unwrap_or(now))));
         last = timestamp.max(last);
         let step = match event.as_deref() {
@@ -81,28 +75,30 @@ pub fn read(input: &mut dyn BufRead, path: &Path) -> Result<Imported, TraceError
                 if let (Some(name), Some(reference)) = (name, result.allocator_ref) {
                     log.charge(&name, &lines)?;
                     log.charge(&reference, &lines)?;
-                    let site = log.story.site(&name);
+                    let site = log.builder.site(&name);
                     allocators.insert(reference, site);
                 }
                 continue;
             }
             Some("allocate") => {
                 let Some(pointer) = result.memory_ptr else { continue };
-                let pointer = handle(&pointer).ok_or_else(|| lines.wrong("`memory_ptr` is no pointer"))?;
-                let bytes = payload.size.ok_or_else(|| lines.wrong("an alloc without `size`"))?;
+                let pointer =
+                    parse_handle(&pointer).ok_or_else(|| lines.syntax_error("`memory_ptr` is not a pointer"))?;
+                let bytes = payload.size.ok_or_else(|| lines.syntax_error("an alloc without `size`"))?;
                 let site = payload.allocator_ref.and_then(|reference| allocators.get(&reference).copied());
-                Step::Alloc { pointer, bytes, stream: StreamId::DEFAULT, site: site.unwrap_or_default() }
+                LogStep::Alloc { pointer, bytes, stream: StreamId::DEFAULT, site: site.unwrap_or_default() }
             }
             Some("deallocate") => {
-                let pointer = payload.memory_ptr.ok_or_else(|| lines.wrong("a free without `memory_ptr`"))?;
-                let pointer = handle(&pointer).ok_or_else(|| lines.wrong("`memory_ptr` is no pointer"))?;
-                Step::Free { pointer, bytes: 0, stream: StreamId::DEFAULT }
+                let pointer = payload.memory_ptr.ok_or_else(|| lines.syntax_error("a free without `memory_ptr`"))?;
+                let pointer =
+                    parse_handle(&pointer).ok_or_else(|| lines.syntax_error("`memory_ptr` is not a pointer"))?;
+                LogStep::Free { pointer, bytes: 0, stream: StreamId::DEFAULT }
             }
             _ => continue,
         };
         log.push(elapsed, ThreadId(0), step, &lines)?;
     }
-    Ok(log.tell(&name_of(path)))
+    Ok(log.into_trace(&name_of(path)))
 }
 
 #[cfg(test)]
@@ -112,8 +108,8 @@ mod tests {
     use super::*;
     use crate::{Op, check};
 
-    fn imported(text: &str) -> Result<Imported, TraceError> {
-        read(&mut text.as_bytes(), Path::new("a.replay"))
+    fn imported(text: &str) -> Result<Trace, TraceError> {
+        read(Box::new(text.as_bytes()), Path::new("a.replay"))
     }
 
     const LOG: &str = r#"{ "kind":"replay", "uid":1, "timestamp":100, "event": "version", "payload": { "major":6 } }
@@ -125,22 +121,15 @@ mod tests {
 "#;
 
     #[test]
-    fn allocs_with_a_result_and_frees_are_told() {
+    fn allocations_with_a_result_and_frees_are_read() {
         assert!(recognises(LOG.as_bytes()));
-        let Imported { trace, gaps } = imported(LOG).unwrap();
+        let trace = imported(LOG).unwrap();
         check(&trace).unwrap();
         let told: Vec<_> = trace.events.iter().filter(|event| !matches!(event.op, Op::Mark { .. })).collect();
         assert_eq!(told.len(), 2);
         let Op::Alloc { bytes: 64, site, .. } = told[0].op else { panic!("{told:?}") };
         assert_eq!(trace.tables.sites()[site.index()], "pool");
         assert_eq!(told[1].delta_ns, 15);
-        assert_eq!(
-            gaps,
-            [
-                "1 blocks are freed that were there before the log began",
-                "1 of them have no known size and are left out"
-            ]
-        );
     }
 
     #[test]
@@ -156,8 +145,8 @@ mod tests {
             let mut log = LOG.as_bytes().to_vec();
             let length = log.len();
             log[cut % length] = byte;
-            if let Ok(log) = read(&mut &log[..], Path::new("a")) {
-                check(&log.trace).unwrap();
+            if let Ok(log) = read(Box::new(&log[..]), Path::new("a")) {
+                check(&log).unwrap();
             }
             let _ = imported(&garbage);
         }

@@ -1,4 +1,4 @@
-//! The native file format, `.oomph`: text, one event a line.
+//! The native file format, `.oomph`: text, one event per line.
 //!
 //! ```text
 //! oomph-trace 1 "two layers"                      # version, and the trace's name
@@ -8,26 +8,25 @@
 //! label 1 "forward"
 //! shape 0 {"kind":"elementwise","bytes":4096}
 //! mark phase 0 label=1
-//! alloc 1 1048576 stream=1 tag=1 site=1 +1200     # block 1, one MiB, 1.2 us after the event before
+//! alloc 1 1048576 stream=1 tag=1 site=1 +1200     # block 1, 1 MiB, 1.2 us after the previous event
 //! work 0 1 stream=1                               # shape 0 on block 1
 //! free 1 thread=0
 //! end 4
 //! ```
 //!
-//! - A line begins with the kind of event ([`OpKind::name`](crate::OpKind::name)), then come its numbers, then
-//!   named fields in any order. `#` begins a comment. A line has at most 1 MiB.
-//! - What is left out is 0, with two exceptions: a `free` is on the stream of its block, and `thread` is that of the
-//!   event before. `+` is the time since the event before, in nanoseconds.
+//! - A line is the kind of event ([`OpKind::name`](crate::OpKind::name)), its numbers, and named fields in any order. `#`
+//!   begins a comment. A line has at most 1 MiB.
+//! - A missing field is 0, with two exceptions: a `free` is on the stream of its block, and `thread` is that of the
+//!   previous event. `+` is the time since the previous event, in nanoseconds.
 //! - Stream 0 is the default stream, thread 0 the main thread; tag, site and label 0 mean "none".
-//! - Ids of blocks ascend and are never given twice; reading turns them into dense recycled slots. Events that are
-//!   recorded are numbered anew in the order of their first recording.
-//! - The last line is `end`, so that a file that was cut short is noticed; the count after it is optional.
+//! - Block ids ascend and are unique; the reader turns them into dense slots. Stream events are renumbered in the order
+//!   of their first recording.
+//! - The last line is `end`, so that a truncated file is noticed; the count after it is optional.
 //! - Texts are JSON strings. Gzip is recognised by content.
 //!
-//! Both ways memory follows the live blocks, the tables and the distinct recorded events, never the length of the file.
+//! Memory use of reader and writer follows the live blocks, the tables and the distinct stream events, not the file.
 //!
-//! A trace of five million events with tags, sites and times took 32 bytes a line, 11 compressed; an event in memory is
-//! 32 bytes too.
+//! A trace of five million events with tags, sites and times took 32 bytes per line, 11 compressed.
 
 mod line;
 mod reader;
@@ -35,18 +34,18 @@ mod writer;
 
 use std::path::{Path, PathBuf};
 
-use reader::Reader;
-pub(crate) use writer::{TooLong, Writer};
+use reader::NativeReader;
+pub(crate) use writer::{NativeWriter, TooLong};
 
-use super::{EventReader, Format, Source, TraceError};
+use super::{EventReader, Source, TraceError, TraceFormat};
 
-/// What the format is called.
+/// The name of the format.
 pub const NAME: &str = "oomph";
 
-/// How a native trace is recognised and opened.
-pub(crate) const FORMAT: Format = Format {
+/// The native format.
+pub(crate) const FORMAT: TraceFormat = TraceFormat {
     name: NAME,
-    about: "the native format: text, one event a line",
+    about: "the native format: text, one event per line",
     recognises: |head| {
         head.strip_prefix(FIRST_WORD.as_bytes())
             .is_some_and(|rest| rest.first().is_none_or(|byte| byte.is_ascii_whitespace()))
@@ -57,7 +56,7 @@ pub(crate) const FORMAT: Format = Format {
 const FIRST_WORD: &str = "oomph-trace";
 const VERSION: u64 = 1;
 
-/// How every native trace begins.
+/// The beginning of every native trace.
 pub(crate) fn first_line() -> String {
     format!("{FIRST_WORD} {VERSION}")
 }
@@ -69,9 +68,9 @@ struct NativeFile {
 }
 
 impl NativeFile {
-    /// Reads no more than the first line.
+    /// Reads only the first line.
     fn new(path: &Path) -> Result<NativeFile, TraceError> {
-        let name = match Reader::open(path)?.name() {
+        let name = match NativeReader::open(path)?.name() {
             "" => plain_name(path),
             name => name.to_owned(),
         };
@@ -89,11 +88,11 @@ impl Source for NativeFile {
     }
 
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {
-        Ok(Box::new(Reader::open(&self.path)?))
+        Ok(Box::new(NativeReader::open(&self.path)?))
     }
 }
 
-/// The file's name without its endings.
+/// The file name without its extensions.
 fn plain_name(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let name = name.strip_suffix(".gz").unwrap_or(&name);
@@ -183,7 +182,7 @@ end 5"#;
     }
 
     #[test]
-    fn a_file_written_by_hand_is_read() {
+    fn an_example_is_read() {
         let trace = read(EXAMPLE).unwrap();
         assert_eq!(trace.name, "two layers");
         assert_eq!(trace.events.len(), 5);
@@ -196,7 +195,7 @@ end 5"#;
     }
 
     #[test]
-    fn a_trace_written_down_looks_like_this() {
+    fn an_example_is_written() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("b.oomph");
         crate::write(&read(EXAMPLE).unwrap(), &path).unwrap();
@@ -218,13 +217,13 @@ end 5"#;
     }
 
     #[test]
-    fn a_file_without_a_name_is_called_like_the_file() {
+    fn a_trace_without_a_name_is_named_after_its_file() {
         assert_eq!(read("oomph-trace 1\nend").unwrap().name, "a");
         assert_eq!(plain_name(Path::new("runs/gpt2.oomph.gz")), "gpt2");
     }
 
     #[test]
-    fn slots_are_recycled_so_that_memory_follows_live_blocks() {
+    fn slots_are_reused() {
         let mut text = "oomph-trace 1\n".to_owned();
         for id in 0..3 * CHUNK_EVENTS {
             text += &format!("alloc {id} 8\nfree {id}\n");
@@ -237,7 +236,7 @@ end 5"#;
     }
 
     #[test]
-    fn misspelt_words_are_answered_with_the_nearest() {
+    fn errors_suggest_the_nearest_word() {
         assert_eq!(complaint("aloc 5 8"), "'aloc' is not a word that a line can begin with; did you mean 'alloc'?");
         assert_eq!(complaint("alloc 5 8 steam=1"), "'steam' is not a field of this event; did you mean 'stream'?");
         assert_eq!(complaint("mark stepp 1"), "'stepp' is not a kind of mark; did you mean 'step'?");
@@ -246,13 +245,13 @@ end 5"#;
     }
 
     #[test]
-    fn lines_that_contradict_those_above_are_refused() {
+    fn contradictory_lines_are_rejected() {
         for (line, reason) in [
             ("alloc 5 0", "a request for zero bytes"),
-            ("alloc 4 8", "block 4 was given already; every block has its own id"),
+            ("alloc 4 8", "block 4 exists already; ids must be unique"),
             ("alloc 2 8", "block 2 after block 4: ids must ascend"),
             ("free 9", "block 9 was never allocated before this line"),
-            ("free 2", "block 2 is not alive: it was freed already or never allocated"),
+            ("free 2", "block 2 is not live: it was freed already or never allocated"),
             ("free 4", "block 4 is pinned host memory: free it with host_free"),
             ("host_free 3", "block 3 is device memory: free it with free"),
             ("use 4", "`use` is for device memory, and this block is pinned host memory"),
@@ -262,27 +261,27 @@ end 5"#;
             ("free 3 thread=1", "thread 1 is not defined above this line"),
             ("mark step 1 label=1", "label 1 is not defined above this line"),
             ("work 1", "shape 1 is not defined above this line"),
-            ("work 0 3 3 3 3 3", "work has four operands at most"),
+            ("work 0 3 3 3 3 3", "work has at most four operands"),
             ("event_wait 1", "event 1 was never recorded before this line"),
             ("site 2 \"x\"", "site 2 is out of order: the next one is site 1"),
             ("stream 2 16", "stream 2 is the same as stream 1"),
-            ("end 3", "the file had 3 events when it was written, and has 2 now"),
-            ("end\nidle 1", "a:7: nothing may follow the line `end`"),
+            ("end 3", "the file should have 3 events, and has 2"),
+            ("end\nidle 1", "a:7: no line may follow `end`"),
         ] {
             assert_eq!(complaint(line), reason, "{line}");
         }
     }
 
     #[test]
-    fn lines_that_make_no_sense_are_refused() {
+    fn malformed_lines_are_rejected() {
         for (line, reason) in [
             ("alloc", "the block's id is missing"),
             ("alloc five 8", "the block's id must be a number, not 'five'"),
-            ("alloc 5 8 8", "'8' is too much here"),
+            ("alloc 5 8 8", "'8' is unexpected here"),
             ("alloc 5 8 stream=1 stream=1", "stream is given twice"),
             ("alloc 5 8 stream=70000", "'70000' is too large for stream"),
-            ("idle 1 +5000000000", "'5000000000' is too large for the time since the event before, in ns"),
-            ("end 2 2", "'2' is too much here"),
+            ("idle 1 +5000000000", "'5000000000' is too large for the time since the previous event, in ns"),
+            ("end 2 2", "'2' is unexpected here"),
             ("tag 1 input layer=x", "the layer must be a number, not 'x'"),
         ] {
             assert_eq!(complaint(line), reason, "{line}");
@@ -294,14 +293,14 @@ end 5"#;
     }
 
     #[test]
-    fn files_that_are_no_native_traces_are_refused() {
+    fn other_files_are_rejected() {
         let known = crate::FORMATS.iter().map(|format| format.name).collect::<Vec<_>>().join(", ");
         let unknown =
             format!("a: not a trace in a known format (known: {known}); a native one begins with `oomph-trace 1`");
         assert_eq!(read("").unwrap_err(), "a: the file is empty");
         assert_eq!(read("hello").unwrap_err(), unknown);
         assert_eq!(read("oomph-tracer 1").unwrap_err(), unknown);
-        let binary = format!("a: binary data in no known trace format (known: {known})");
+        let binary = format!("a: binary data in an unknown format (known: {known})");
         assert_eq!(read(b"\x7fELF\x00\xff").unwrap_err(), binary);
         assert_eq!(
             read("oomph-trace 7").unwrap_err(),
@@ -310,7 +309,7 @@ end 5"#;
         assert_eq!(read("oomph-trace").unwrap_err(), "a:1: the version is missing");
         assert_eq!(
             read("oomph-trace 1\nidle 3\n").unwrap_err(),
-            "a: the file stops without the line `end`: it was cut short, or `end` was forgotten"
+            "a: the line `end` is missing: the file is truncated"
         );
     }
 
@@ -325,13 +324,13 @@ end 5"#;
     }
 
     #[test]
-    fn a_compressed_file_that_was_cut_or_damaged_is_refused() {
+    fn truncated_and_damaged_files_are_rejected() {
         let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         encoder.write_all(EXAMPLE.as_bytes()).unwrap();
         let whole = encoder.finish().unwrap();
         assert_eq!(read(&whole).unwrap().events.len(), 5);
         for length in [3, 12, whole.len() / 2, whole.len() - 1] {
-            assert!(read(&whole[..length]).unwrap_err().ends_with("the file was cut short"), "{length}");
+            assert!(read(&whole[..length]).unwrap_err().ends_with("the file is truncated"), "{length}");
         }
         let mut damaged = whole;
         let checksum = damaged.len() - 6;
@@ -340,7 +339,7 @@ end 5"#;
     }
 
     #[test]
-    fn a_trace_that_contradicts_itself_is_not_written() {
+    fn an_invalid_trace_is_not_written() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("bad.oomph");
         let events = vec![Event::of(Op::HostFree { slot: 0 })];
@@ -355,7 +354,7 @@ end 5"#;
 
     proptest! {
         #[test]
-        fn write_then_read_gives_the_same_trace(trace in traces(120), compressed in any::<bool>()) {
+        fn a_written_trace_reads_the_same(trace in traces(120), compressed in any::<bool>()) {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join(if compressed { "a.oomph.gz" } else { "a.oomph" });
             prop_assert_eq!(crate::write(&trace, &path).unwrap(), trace.events.len() as u64);
@@ -366,7 +365,7 @@ end 5"#;
         }
 
         #[test]
-        fn arbitrary_bytes_are_refused_politely(bytes in any::<Vec<u8>>()) {
+        fn arbitrary_bytes_do_not_panic(bytes in any::<Vec<u8>>()) {
             read(&bytes).unwrap_err();
             // Whether this one is a trace is up to chance; it must not panic.
             let _ = read([b"oomph-trace 1\n", &bytes[..], b"\nend"].concat());
@@ -374,7 +373,7 @@ end 5"#;
         }
 
         #[test]
-        fn a_file_with_a_slip_is_refused_or_still_holds_together(
+        fn a_changed_file_is_rejected_or_valid(
             trace in traces(30), place in any::<prop::sample::Index>(), slip in any::<u8>()
         ) {
             let folder = tempfile::tempdir().unwrap();

@@ -1,108 +1,123 @@
-//! Reads a native trace. A file that is read to its end without an error holds together: [`check`](crate::check)
-//! finds nothing more.
+//! Reads a native trace. A file that is read to its end without an error is valid: [`check`](crate::check) finds nothing
+//! more.
 
 use std::{
     collections::HashMap,
+    fs,
     hash::{BuildHasherDefault, Hasher},
     path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use super::{
     FIRST_WORD, VERSION,
-    line::{Lines, Words, number_in, shown, unknown},
+    line::{Words, number_in, shown, unknown},
 };
 use crate::{
-    BlockSlot, CHUNK_EVENTS, Category, CollectiveKind, Event, EventReader, MarkKind, NO_OPERAND, Op, OpKind, Place,
-    ShapeId, Tables, Tag, TraceError, TraceEventId,
+    BlockSlot, CHUNK_EVENTS, Category, CollectiveKind, Event, EventReader, MarkKind, MemoryKind, NO_OPERAND, Op,
+    OpKind, ShapeId, Tables, Tag, TraceError, TraceEventId,
+    file::{self, LineReader},
+    interner::Interner,
 };
 use oomph_base::{SiteId, StreamId, TagId, ThreadId, Work};
 
 /// A position in a native file.
-pub(crate) struct Reader {
-    lines: Lines,
-    story: Story,
+pub(crate) struct NativeReader {
+    lines: LineReader<'static>,
+    parser: LineParser,
     name: String,
+    /// Bytes read from disk, and the length of the file.
+    bytes_read: Arc<AtomicU64>,
+    file_bytes: u64,
 }
 
-impl Reader {
-    /// Reads the first line.
-    pub(crate) fn open(path: &Path) -> Result<Reader, TraceError> {
-        let mut lines = Lines::open(path)?;
-        let Some(line) = lines.next()? else { return Err(lines.refusal("the file is empty".to_owned())) };
+impl NativeReader {
+    /// Opens a file and reads its first line.
+    pub(crate) fn open(path: &Path) -> Result<NativeReader, TraceError> {
+        let bytes_read = Arc::<AtomicU64>::default();
+        let count = Arc::clone(&bytes_read);
+        let input = file::open_counted(path, move |bytes| {
+            count.fetch_add(bytes, Ordering::Relaxed);
+        })?;
+        // A file of unknown length can be read, without progress.
+        let file_bytes = fs::metadata(path).map_or(0, |file| file.len());
+        let mut lines = LineReader::new(input, path);
+        let Some(line) = lines.next()? else { return Err(lines.format_error("the file is empty")) };
         let mut words = Words::of(line);
         if words.next() != Some(FIRST_WORD.as_bytes()) {
-            return Err(lines.refusal(format!("not a native trace, which begins with `{}`", super::first_line())));
+            return Err(lines.format_error(format!("not a native trace, which begins with `{}`", super::first_line())));
         }
         let header = words.number::<u64>("the version").and_then(|version| {
             let name = if words.is_empty() { String::new() } else { words.json("the name")? };
             words.end().map(|()| (version, name))
         });
         match header {
-            Ok((VERSION, name)) => Ok(Reader { lines, story: Story::default(), name }),
-            Ok((version, _)) => Err(lines.refusal(format!(
+            Ok((VERSION, name)) => {
+                Ok(NativeReader { lines, parser: LineParser::default(), name, bytes_read, file_bytes })
+            }
+            Ok((version, _)) => Err(lines.format_error(format!(
                 "written in version {version} of the trace format; this program reads version {VERSION}"
             ))),
-            Err(reason) => Err(lines.complaint(reason)),
+            Err(reason) => Err(lines.syntax_error(reason)),
         }
     }
 
-    /// What the file calls itself; empty where it does not.
+    /// The name in the first line, which may be empty.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 }
 
-impl EventReader for Reader {
+impl EventReader for NativeReader {
     fn read(&mut self, chunk: &mut Vec<Event>) -> Result<(), TraceError> {
         chunk.clear();
         while chunk.len() < CHUNK_EVENTS {
             let Some(line) = self.lines.next()? else {
-                return if self.story.has_ended() {
-                    Ok(())
-                } else {
-                    Err(self.lines.refusal(
-                        "the file stops without the line `end`: it was cut short, or `end` was forgotten".to_owned(),
-                    ))
+                return match self.parser.ended {
+                    true => Ok(()),
+                    false => Err(self.lines.format_error("the line `end` is missing: the file is truncated")),
                 };
             };
-            match self.story.understand(line) {
+            match self.parser.parse(line) {
                 Ok(Some(event)) => chunk.push(event),
                 Ok(None) => {}
-                Err(reason) => return Err(self.lines.complaint(reason)),
+                Err(reason) => return Err(self.lines.syntax_error(reason)),
             }
         }
         Ok(())
     }
 
     fn tables(&self) -> &Tables {
-        self.story.tables()
+        &self.parser.tables
     }
 
     fn share_read(&self) -> Option<f64> {
-        Some(self.lines.share_read())
+        Some(self.bytes_read.load(Ordering::Relaxed) as f64 / self.file_bytes.max(1) as f64)
     }
 }
 
-// What the lines of a native trace say, one after the other.
-
-/// The words that a line can begin with, besides the kinds of event.
+/// The words that can begin a line, besides the kinds of event.
 const DEFINITIONS: [&str; 7] = ["stream", "thread", "tag", "site", "label", "shape", "end"];
 
 const BLOCK: &str = "the block's id";
 const EVENT: &str = "the event's number";
 
-/// What the lines so far said.
+/// Parses lines, with the state of all lines so far.
 #[derive(Default)]
-pub(crate) struct Story {
+pub(crate) struct LineParser {
     tables: Tables,
-    blocks: LiveBlocks,
-    recorded: RecordedEvents,
+    blocks: OpenBlocks,
+    /// Ids of the stream events that were recorded.
+    recorded: Interner<u64>,
     thread: ThreadId,
     events: u64,
     ended: bool,
 }
 
-/// The named fields of an event line. What is not written is zero, except where the event says otherwise.
+/// The named fields of an event line. A missing field is zero, unless the event has another default.
 #[derive(Default)]
 struct Fields {
     stream: Option<StreamId>,
@@ -119,43 +134,20 @@ impl Fields {
     }
 }
 
-/// Which fields an event takes besides `thread` and `+`.
-#[derive(Clone, Copy)]
-enum Takes {
-    Nothing,
-    Stream,
-    StreamTagSite,
-    Label,
-}
+/// The fields that an event can have besides `+`.
+type FieldNames = &'static [&'static str];
+const NO_FIELDS: FieldNames = &["thread"];
+const STREAM_FIELDS: FieldNames = &["thread", "stream"];
+const ALLOC_FIELDS: FieldNames = &["thread", "stream", "tag", "site"];
+const MARK_FIELDS: FieldNames = &["thread", "label"];
 
-impl Takes {
-    const fn names(self) -> &'static [&'static str] {
-        match self {
-            Takes::Nothing => &["thread"],
-            Takes::Stream => &["thread", "stream"],
-            Takes::StreamTagSite => &["thread", "stream", "tag", "site"],
-            Takes::Label => &["thread", "label"],
-        }
-    }
-}
-
-impl Story {
-    /// The side tables so far.
-    pub(crate) fn tables(&self) -> &Tables {
-        &self.tables
-    }
-
-    /// Whether the last line of the story was read.
-    pub(crate) fn has_ended(&self) -> bool {
-        self.ended
-    }
-
-    /// What a line says: an event, or something to remember.
-    pub(crate) fn understand(&mut self, line: &[u8]) -> Result<Option<Event>, String> {
+impl LineParser {
+    /// Parses a line: an event, or `None` for a definition, a comment or a blank line.
+    pub(crate) fn parse(&mut self, line: &[u8]) -> Result<Option<Event>, String> {
         let mut words = Words::of(line);
         let Some(first) = words.next() else { return Ok(None) };
         if self.ended {
-            return Err("nothing may follow the line `end`".to_owned());
+            return Err("no line may follow `end`".to_owned());
         }
         let Some(kind) = OpKind::ALL.into_iter().find(|kind| kind.name().as_bytes() == first) else {
             return self.define(first, &mut words).map(|()| None);
@@ -167,27 +159,27 @@ impl Story {
             OpKind::Work => self.work(&mut words)?,
             OpKind::HostAlloc => self.host_alloc(&mut words)?,
             OpKind::HostFree => {
-                let slot = self.blocks.evict(words.number(BLOCK)?, Place::Host)?.slot;
-                (Op::HostFree { slot }, self.fields(&mut words, Takes::Nothing)?)
+                let slot = self.blocks.remove(words.number(BLOCK)?, MemoryKind::Host)?.slot;
+                (Op::HostFree { slot }, self.parse_fields(&mut words, NO_FIELDS)?)
             }
             OpKind::EventRecord => {
-                let event = self.recorded.record(words.number(EVENT)?)?;
-                let fields = self.fields(&mut words, Takes::Stream)?;
+                let event = self.recorded.intern(&words.number(EVENT)?);
+                let fields = self.parse_fields(&mut words, STREAM_FIELDS)?;
                 (Op::EventRecord { event, stream: fields.stream() }, fields)
             }
             OpKind::EventWait => {
-                let event = self.recorded.find(words.number(EVENT)?)?;
-                let fields = self.fields(&mut words, Takes::Stream)?;
+                let event = self.find_recorded(words.number(EVENT)?)?;
+                let fields = self.parse_fields(&mut words, STREAM_FIELDS)?;
                 (Op::EventWait { event, stream: fields.stream() }, fields)
             }
             OpKind::StreamSync => {
-                let fields = self.fields(&mut words, Takes::Stream)?;
+                let fields = self.parse_fields(&mut words, STREAM_FIELDS)?;
                 (Op::StreamSync { stream: fields.stream() }, fields)
             }
-            OpKind::DeviceSync => (Op::DeviceSync, self.fields(&mut words, Takes::Nothing)?),
-            OpKind::EmptyCache => (Op::EmptyCache, self.fields(&mut words, Takes::Nothing)?),
+            OpKind::DeviceSync => (Op::DeviceSync, self.parse_fields(&mut words, NO_FIELDS)?),
+            OpKind::EmptyCache => (Op::EmptyCache, self.parse_fields(&mut words, NO_FIELDS)?),
             OpKind::Idle => {
-                (Op::Idle { nanos: words.number("the time in ns")? }, self.fields(&mut words, Takes::Nothing)?)
+                (Op::Idle { nanos: words.number("the time in ns")? }, self.parse_fields(&mut words, NO_FIELDS)?)
             }
             OpKind::Mark => self.mark(&mut words)?,
             OpKind::Collective => self.collective(&mut words)?,
@@ -197,19 +189,23 @@ impl Story {
         Ok(Some(Event { op, delta_ns: fields.delta_ns.unwrap_or(0), thread: self.thread }))
     }
 
+    fn find_recorded(&self, id: u64) -> Result<TraceEventId, String> {
+        self.recorded.number(&id).ok_or_else(|| format!("event {id} was never recorded before this line"))
+    }
+
     fn alloc(&mut self, words: &mut Words<'_>) -> Result<(Op, Fields), String> {
         let id = words.number(BLOCK)?;
         let bytes = size(words)?;
-        let fields = self.fields(words, Takes::StreamTagSite)?;
+        let fields = self.parse_fields(words, ALLOC_FIELDS)?;
         let stream = fields.stream();
-        let slot = self.blocks.admit(id, stream, Place::Device)?;
+        let slot = self.blocks.add(id, stream, MemoryKind::Device)?;
         let (tag, site) = (TagId(fields.tag.unwrap_or(0)), SiteId(fields.site.unwrap_or(0)));
         Ok((Op::Alloc { slot, bytes, stream, tag, site }, fields))
     }
 
     fn free(&mut self, words: &mut Words<'_>) -> Result<(Op, Fields), String> {
-        let block = self.blocks.evict(words.number(BLOCK)?, Place::Device)?;
-        let fields = self.fields(words, Takes::Stream)?;
+        let block = self.blocks.remove(words.number(BLOCK)?, MemoryKind::Device)?;
+        let fields = self.parse_fields(words, STREAM_FIELDS)?;
         Ok((Op::Free { slot: block.slot, stream: fields.stream.unwrap_or(block.stream) }, fields))
     }
 
@@ -224,32 +220,32 @@ impl Story {
             *place = self.blocks.find(words.number(BLOCK)?)?.slot;
         }
         if words.number_follows() {
-            return Err("work has four operands at most".to_owned());
+            return Err("work has at most four operands".to_owned());
         }
-        let fields = self.fields(words, Takes::Stream)?;
+        let fields = self.parse_fields(words, STREAM_FIELDS)?;
         Ok((Op::Work { shape, stream: fields.stream(), operands }, fields))
     }
 
     fn use_on(&mut self, words: &mut Words<'_>) -> Result<(Op, Fields), String> {
         let block = self.blocks.find(words.number(BLOCK)?)?;
-        if block.place == Place::Host {
+        if block.memory == MemoryKind::Host {
             return Err("`use` is for device memory, and this block is pinned host memory".to_owned());
         }
-        let fields = self.fields(words, Takes::Stream)?;
+        let fields = self.parse_fields(words, STREAM_FIELDS)?;
         Ok((Op::Use { slot: block.slot, stream: fields.stream() }, fields))
     }
 
     fn host_alloc(&mut self, words: &mut Words<'_>) -> Result<(Op, Fields), String> {
         let id = words.number(BLOCK)?;
         let bytes = size(words)?;
-        let slot = self.blocks.admit(id, StreamId::DEFAULT, Place::Host)?;
-        Ok((Op::HostAlloc { slot, bytes }, self.fields(words, Takes::Nothing)?))
+        let slot = self.blocks.add(id, StreamId::DEFAULT, MemoryKind::Host)?;
+        Ok((Op::HostAlloc { slot, bytes }, self.parse_fields(words, NO_FIELDS)?))
     }
 
     fn mark(&mut self, words: &mut Words<'_>) -> Result<(Op, Fields), String> {
         let kind = words.choice("a kind of mark", &MarkKind::ALL, MarkKind::name)?;
         let index = words.number("the mark's number")?;
-        let fields = self.fields(words, Takes::Label)?;
+        let fields = self.parse_fields(words, MARK_FIELDS)?;
         Ok((Op::Mark { kind, label: fields.label.unwrap_or(0), index }, fields))
     }
 
@@ -257,48 +253,44 @@ impl Story {
         let kind = words.choice("a kind of collective", &CollectiveKind::ALL, CollectiveKind::name)?;
         let bytes = words.number("the size in bytes")?;
         let ranks = words.number("the count of ranks")?;
-        let fields = self.fields(words, Takes::Stream)?;
+        let fields = self.parse_fields(words, STREAM_FIELDS)?;
         Ok((Op::Collective { kind, bytes, ranks, stream: fields.stream() }, fields))
     }
 
     /// The rest of an event line: `name=number` and `+nanoseconds`, in any order.
     #[inline]
-    fn fields(&self, words: &mut Words<'_>, takes: Takes) -> Result<Fields, String> {
+    fn parse_fields(&self, words: &mut Words<'_>, names: FieldNames) -> Result<Fields, String> {
         let mut fields = Fields::default();
         while let Some(word) = words.next() {
             if let [b'+', nanos @ ..] = word {
-                set(&mut fields.delta_ns, number_in(nanos, "the time since the event before, in ns")?, "the time")?;
+                set(&mut fields.delta_ns, number_in(nanos, "the time since the previous event, in ns")?, "the time")?;
                 continue;
             }
             let Some(equals) = word.iter().position(|&byte| byte == b'=') else {
-                return Err(format!("{} is too much here", shown(word)));
+                return Err(format!("{} is unexpected here", shown(word)));
             };
             let (name, value) = (&word[..equals], &word[equals + 1..]);
-            match (name, takes) {
-                (b"stream", Takes::Stream | Takes::StreamTagSite) => {
+            if !names.iter().any(|known| known.as_bytes() == name) {
+                return Err(unknown(name, "a field of this event", names.iter().copied()));
+            }
+            match name {
+                b"stream" => {
                     let number = entry("stream", value, self.tables.streams().len())?;
                     set(&mut fields.stream, StreamId(number), "stream")?;
                 }
-                (b"tag", Takes::StreamTagSite) => {
-                    set(&mut fields.tag, entry("tag", value, self.tables.tags().len())?, "tag")?;
-                }
-                (b"site", Takes::StreamTagSite) => {
-                    set(&mut fields.site, entry("site", value, self.tables.sites().len())?, "site")?;
-                }
-                (b"label", Takes::Label) => {
-                    set(&mut fields.label, entry("label", value, self.tables.labels().len())?, "label")?;
-                }
-                (b"thread", _) => {
+                b"tag" => set(&mut fields.tag, entry("tag", value, self.tables.tags().len())?, "tag")?,
+                b"site" => set(&mut fields.site, entry("site", value, self.tables.sites().len())?, "site")?,
+                b"label" => set(&mut fields.label, entry("label", value, self.tables.labels().len())?, "label")?,
+                _ => {
                     let number = entry("thread", value, self.tables.threads().len())?;
                     set(&mut fields.thread, ThreadId(number), "thread")?;
                 }
-                _ => return Err(unknown(name, "a field of this event", takes.names().iter().copied())),
             }
         }
         Ok(fields)
     }
 
-    /// A line that defines an entry of a table, or ends the story.
+    /// A line that defines a table entry, or the last line.
     #[cold]
     fn define(&mut self, first: &[u8], words: &mut Words<'_>) -> Result<(), String> {
         let tables = &mut self.tables;
@@ -345,7 +337,7 @@ impl Story {
         if words.number_follows() {
             let counted: u64 = words.number("the count of events")?;
             if counted != self.events {
-                return Err(format!("the file had {counted} events when it was written, and has {} now", self.events));
+                return Err(format!("the file should have {counted} events, and has {}", self.events));
             }
         }
         self.ended = true;
@@ -353,7 +345,7 @@ impl Story {
     }
 }
 
-/// Tables are filled in order, so that no file can ask for a table larger than itself.
+/// Tables are filled in order, so that a file cannot request a table larger than itself.
 fn next_number(table: &str, words: &mut Words<'_>, next: usize) -> Result<usize, String> {
     match words.number::<u64>(&format!("the {table}'s number"))? {
         number if number == next as u64 => Ok(next),
@@ -379,7 +371,7 @@ fn size(words: &mut Words<'_>) -> Result<u64, String> {
     }
 }
 
-/// The number of an entry that was defined further up.
+/// The number of an entry that was defined above.
 #[inline]
 fn entry<N: TryFrom<u64> + Copy + Into<u64>>(table: &str, word: &[u8], count: usize) -> Result<N, String> {
     let number: N = number_in(word, table)?;
@@ -400,32 +392,30 @@ fn set<T>(field: &mut Option<T>, value: T, name: &str) -> Result<(), String> {
     }
 }
 
-// From the ids of a file, which are never given twice, to dense slots that are recycled.
-
-/// A block that is alive at this line of the file.
+/// A block that is live at this line.
 #[derive(Clone, Copy)]
-pub(crate) struct LiveBlock {
+pub(crate) struct OpenBlock {
     pub(crate) slot: BlockSlot,
     pub(crate) stream: StreamId,
-    pub(crate) place: Place,
+    pub(crate) memory: MemoryKind,
 }
 
-/// The blocks that are alive. Ids ascend in a file, so that one number is enough to know which were given before.
+/// The live blocks: from the unique ids of a file to reused slots. Ids ascend, so that the last one tells which were used.
 #[derive(Default)]
-pub(crate) struct LiveBlocks {
-    live: HashMap<u64, LiveBlock, BuildHasherDefault<IdHasher>>,
-    /// Slots to give again, the latest freed first: a warm table entry, and what the builder does too.
+pub(crate) struct OpenBlocks {
+    live: HashMap<u64, OpenBlock, BuildHasherDefault<IdHasher>>,
+    /// Free slots. The slot freed last is reused first, as in `TraceBuilder`.
     vacant: Vec<BlockSlot>,
     slots: BlockSlot,
     last_id: Option<u64>,
 }
 
-impl LiveBlocks {
-    /// A new block takes a slot.
-    pub(crate) fn admit(&mut self, id: u64, stream: StreamId, place: Place) -> Result<BlockSlot, String> {
+impl OpenBlocks {
+    /// Gives a new block a slot.
+    pub(crate) fn add(&mut self, id: u64, stream: StreamId, memory: MemoryKind) -> Result<BlockSlot, String> {
         match self.last_id {
             Some(last) if id == last => {
-                return Err(format!("block {id} was given already; every block has its own id"));
+                return Err(format!("block {id} exists already; ids must be unique"));
             }
             Some(last) if id < last => {
                 return Err(format!("block {id} after block {last}: ids must ascend"));
@@ -440,53 +430,36 @@ impl LiveBlocks {
                 self.slots - 1
             }
         };
-        self.live.insert(id, LiveBlock { slot, stream, place });
+        self.live.insert(id, OpenBlock { slot, stream, memory });
         Ok(slot)
     }
 
-    /// A live block.
-    pub(crate) fn find(&self, id: u64) -> Result<LiveBlock, String> {
+    /// Finds a live block.
+    pub(crate) fn find(&self, id: u64) -> Result<OpenBlock, String> {
         self.live.get(&id).copied().ok_or_else(|| self.missing(id))
     }
 
-    /// A block gives its slot back.
-    pub(crate) fn evict(&mut self, id: u64, place: Place) -> Result<LiveBlock, String> {
+    /// Removes a live block and frees its slot.
+    pub(crate) fn remove(&mut self, id: u64, memory: MemoryKind) -> Result<OpenBlock, String> {
         let Some(block) = self.live.remove(&id) else { return Err(self.missing(id)) };
         self.vacant.push(block.slot);
-        match (block.place == place, place) {
+        match (block.memory == memory, memory) {
             (true, _) => Ok(block),
-            (false, Place::Device) => Err(format!("block {id} is pinned host memory: free it with host_free")),
-            (false, Place::Host) => Err(format!("block {id} is device memory: free it with free")),
+            (false, MemoryKind::Device) => Err(format!("block {id} is pinned host memory: free it with host_free")),
+            (false, MemoryKind::Host) => Err(format!("block {id} is device memory: free it with free")),
         }
     }
 
     #[cold]
     fn missing(&self, id: u64) -> String {
         match self.last_id {
-            Some(last) if id <= last => format!("block {id} is not alive: it was freed already or never allocated"),
+            Some(last) if id <= last => format!("block {id} is not live: it was freed already or never allocated"),
             _ => format!("block {id} was never allocated before this line"),
         }
     }
 }
 
-/// The events that were recorded, numbered densely in the order of their first recording.
-#[derive(Default)]
-pub(crate) struct RecordedEvents {
-    numbers: HashMap<u64, TraceEventId, BuildHasherDefault<IdHasher>>,
-}
-
-impl RecordedEvents {
-    pub(crate) fn record(&mut self, id: u64) -> Result<TraceEventId, String> {
-        let next = TraceEventId::try_from(self.numbers.len()).map_err(|_| "too many events recorded".to_owned())?;
-        Ok(*self.numbers.entry(id).or_insert(next))
-    }
-
-    pub(crate) fn find(&self, id: u64) -> Result<TraceEventId, String> {
-        self.numbers.get(&id).copied().ok_or_else(|| format!("event {id} was never recorded before this line"))
-    }
-}
-
-/// One multiplication: ids are looked up for every event, and they come nearly in sequence.
+/// A hash of one multiplication: ids are looked up for every event, and they are almost consecutive.
 #[derive(Default)]
 struct IdHasher(u64);
 

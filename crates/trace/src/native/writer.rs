@@ -2,22 +2,21 @@
 
 use serde::Serialize;
 
-use super::line::LONGEST_LINE;
-use crate::{Checker, Event, NO_OPERAND, Op, Resident, Tables, TraceError};
+use crate::{Checker, Event, NO_OPERAND, Op, Tables, TraceError, TracedBlock, file::LONGEST_LINE};
 use oomph_base::{StreamId, ThreadId};
 
-/// Turns events into lines. Whoever holds the file takes [`lines`](Writer::lines) away from time to time.
-pub(crate) struct Writer {
-    /// Refuses what no reader would accept, and knows the number of every live block: its id on disk.
+/// Turns events into lines. The caller writes [`lines`](NativeWriter::lines) to the file from time to time.
+pub(crate) struct NativeWriter {
+    /// Rejects invalid events, and has the number of every live block: its id in the file.
     checker: Checker,
     lines: Vec<u8>,
     thread: ThreadId,
     events: u64,
-    defined: Defined,
+    defined: DefinedCounts,
 }
 
-/// How many entries of each table stand in the file.
-struct Defined {
+/// The number of entries of each table that were written.
+struct DefinedCounts {
     tags: usize,
     sites: usize,
     labels: usize,
@@ -26,16 +25,16 @@ struct Defined {
     threads: usize,
 }
 
-impl Writer {
+impl NativeWriter {
     /// Begins a file.
-    pub(crate) fn new(name: &str) -> Result<Writer, TooLong> {
-        let mut writer = Writer {
+    pub(crate) fn new(name: &str) -> Result<NativeWriter, TooLong> {
+        let mut writer = NativeWriter {
             checker: Checker::new(),
             lines: Vec::new(),
             thread: ThreadId(0),
             events: 0,
-            // Entry 0 is the same in every trace, except that no shape is.
-            defined: Defined { tags: 1, sites: 1, labels: 1, shapes: 0, streams: 1, threads: 1 },
+            // Entry 0 is the same in every trace, except for shapes.
+            defined: DefinedCounts { tags: 1, sites: 1, labels: 1, shapes: 0, streams: 1, threads: 1 },
         };
         writer.word("oomph-trace");
         writer.number(super::VERSION);
@@ -46,17 +45,17 @@ impl Writer {
         Ok(writer)
     }
 
-    /// What was written since the last call of [`clear`](Writer::clear).
+    /// What was written since the last call of [`clear`](NativeWriter::clear).
     pub(crate) fn lines(&self) -> &[u8] {
         &self.lines
     }
 
-    /// The lines so far are where they belong.
+    /// Forgets the lines so far.
     pub(crate) fn clear(&mut self) {
         self.lines.clear();
     }
 
-    /// Defines what the tables gained. To be called before the events that refer to it.
+    /// Writes the new table entries. Must be called before the events that refer to them.
     pub(crate) fn define(&mut self, tables: &Tables) -> Result<(), TooLong> {
         for (number, &handle) in tables.streams().iter().enumerate().skip(self.defined.streams) {
             self.define_handle("stream", number, handle);
@@ -83,7 +82,7 @@ impl Writer {
         for (number, shape) in tables.shapes().iter().enumerate().skip(self.defined.shapes) {
             self.define_json("shape", number, shape)?;
         }
-        self.defined = Defined {
+        self.defined = DefinedCounts {
             tags: tables.tags().len(),
             sites: tables.sites().len(),
             labels: tables.labels().len(),
@@ -94,14 +93,14 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes an event; refuses one that contradicts those before it.
+    /// Writes an event, or rejects one that contradicts earlier events.
     pub(crate) fn event(&mut self, event: &Event, tables: &Tables) -> Result<(), TraceError> {
-        let resident = self.checker.check(event, tables)?;
+        let block = self.checker.check(event, tables)?;
         self.word(event.op.kind().name());
-        if let Some(resident) = resident {
-            self.number(resident.number);
+        if let Some(block) = block {
+            self.number(block.number);
         }
-        self.operands(event.op, resident);
+        self.operands(event.op, block);
         if event.thread != self.thread {
             self.thread = event.thread;
             self.field(" thread=", event.thread.0.into());
@@ -112,7 +111,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes the last line and tells how many events there were.
+    /// Writes the last line and returns the number of events.
     pub(crate) fn finish(&mut self) -> u64 {
         self.word("end");
         self.number(self.events);
@@ -120,7 +119,7 @@ impl Writer {
         self.events
     }
 
-    fn operands(&mut self, op: Op, resident: Option<Resident>) {
+    fn operands(&mut self, op: Op, block: Option<TracedBlock>) {
         match op {
             Op::Alloc { bytes, stream, tag, site, .. } => {
                 self.number(bytes);
@@ -129,7 +128,7 @@ impl Writer {
                 self.field_unless_zero(" site=", site.0.into());
             }
             Op::Free { stream, .. } => {
-                if resident.is_none_or(|block| block.stream != stream) {
+                if block.is_none_or(|block| block.stream != stream) {
                     self.field(" stream=", stream.0.into());
                 }
             }
@@ -148,7 +147,7 @@ impl Writer {
             Op::Work { shape, stream, operands } => {
                 self.number(shape.into());
                 for slot in operands.into_iter().take_while(|&slot| slot != NO_OPERAND) {
-                    if let Some(block) = self.checker.resident(slot) {
+                    if let Some(block) = self.checker.block(slot) {
                         self.number(block.number);
                     }
                 }
@@ -183,7 +182,7 @@ impl Writer {
 
     fn json(&mut self, what: &'static str, value: &impl Serialize) -> Result<(), TooLong> {
         let json = serde_json::to_string(value).map_err(|_| TooLong(what))?;
-        // Leaves room for what else stands on the line.
+        // Leaves space for the rest of the line.
         if json.len() + 64 > LONGEST_LINE {
             return Err(TooLong(what));
         }
@@ -201,7 +200,7 @@ impl Writer {
         self.digits(value);
     }
 
-    /// A field that a reader takes for zero where it is left out.
+    /// A field that is zero if it is missing.
     fn field_unless_zero(&mut self, name: &str, value: u64) {
         if value != 0 {
             self.field(name, value);
@@ -213,18 +212,8 @@ impl Writer {
         self.digits(value);
     }
 
-    fn digits(&mut self, mut value: u64) {
-        let mut digits = [0; 20];
-        let mut start = digits.len();
-        loop {
-            start -= 1;
-            digits[start] = b'0' + (value % 10) as u8;
-            value /= 10;
-            if value == 0 {
-                break;
-            }
-        }
-        self.lines.extend_from_slice(&digits[start..]);
+    fn digits(&mut self, value: u64) {
+        self.word(&value.to_string());
     }
 
     fn word(&mut self, word: &str) {
@@ -236,7 +225,7 @@ impl Writer {
     }
 }
 
-/// A text that does not fit a line.
+/// A text that is too long for a line.
 #[derive(Debug, thiserror::Error)]
 #[error("{0} is longer than a line can be")]
 pub(crate) struct TooLong(&'static str);

@@ -25,7 +25,7 @@
 
 use serde::Serialize;
 
-use crate::{CHUNK_EVENTS, Checker, Op, Place, Source, TraceError};
+use crate::{Op, Source, TraceError, for_each_checked_event};
 use oomph_base::{packing::peak_live_bytes, round_up};
 
 mod exact;
@@ -34,7 +34,7 @@ mod packing;
 mod puzzles;
 
 pub use oomph_base::packing::{BlockLifetime, PackingBudget, PlacementOrder};
-pub use packing::{Method, Overlap, Packing, PlannedBlock, pack};
+pub use packing::{Method, Overlap, Packing, pack};
 
 /// What requests are rounded up to where nobody says otherwise: the smallest unit of PyTorch's allocator.
 pub const GRAIN: u64 = 512;
@@ -66,33 +66,25 @@ impl Bound {
     /// # Ok::<(), oomph_trace::plan::PlanError>(())
     /// ```
     pub fn of(source: &dyn Source, grain: u64) -> Result<Bound, PlanError> {
-        let mut reader = source.open()?;
-        let mut checker = Checker::new();
-        let mut chunk = Vec::with_capacity(CHUNK_EVENTS);
         let (mut requested, mut rounded) = (0_u64, 0_u64);
         let mut bound = Bound::default();
-        loop {
-            let (events, tables) = reader.lend(&mut chunk)?;
-            if events.is_empty() {
-                return Ok(bound);
-            }
-            for event in events {
-                let resident = checker.check(event, tables)?;
-                match (event.op, resident) {
-                    (Op::Alloc { bytes, .. }, _) => {
-                        requested = requested.saturating_add(bytes);
-                        rounded = rounded.saturating_add(round_up(bytes, grain));
-                        bound.requested_bytes = bound.requested_bytes.max(requested);
-                        bound.rounded_bytes = bound.rounded_bytes.max(rounded);
-                    }
-                    (Op::Free { .. }, Some(block)) => {
-                        requested = requested.saturating_sub(block.bytes);
-                        rounded = rounded.saturating_sub(round_up(block.bytes, grain));
-                    }
-                    _ => {}
+        for_each_checked_event(source, |event, block, _| {
+            match (event.op, block) {
+                (Op::Alloc { bytes, .. }, _) => {
+                    requested = requested.saturating_add(bytes);
+                    rounded = rounded.saturating_add(round_up(bytes, grain));
+                    bound.requested_bytes = bound.requested_bytes.max(requested);
+                    bound.rounded_bytes = bound.rounded_bytes.max(rounded);
                 }
+                (Op::Free { .. }, Some(block)) => {
+                    requested = requested.saturating_sub(block.bytes);
+                    rounded = rounded.saturating_sub(round_up(block.bytes, grain));
+                }
+                _ => {}
             }
-        }
+            Ok::<(), PlanError>(())
+        })?;
+        Ok(bound)
     }
 }
 
@@ -113,24 +105,16 @@ pub struct Lifetimes {
 impl Lifetimes {
     /// Reads a source, with sizes rounded up to whole grains. Blocks that are never freed live to the end.
     pub fn read(source: &dyn Source, grain: u64) -> Result<Lifetimes, PlanError> {
-        let mut reader = source.open()?;
-        let mut checker = Checker::new();
-        let mut chunk = Vec::with_capacity(CHUNK_EVENTS);
-        let mut story = Reading::default();
-        loop {
-            let (events, tables) = reader.lend(&mut chunk)?;
-            if events.is_empty() {
-                return Ok(story.finish());
+        let mut counter = LifetimeCounter::default();
+        for_each_checked_event(source, |event, _, _| match event.op {
+            Op::Alloc { slot, bytes, .. } => counter.alloc(slot as usize, round_up(bytes, grain)),
+            Op::Free { slot, .. } => {
+                counter.free(slot as usize);
+                Ok(())
             }
-            for event in events {
-                let resident = checker.check(event, tables)?;
-                match (event.op, resident) {
-                    (Op::Alloc { slot, bytes, .. }, _) => story.alloc(slot as usize, round_up(bytes, grain))?,
-                    (Op::Free { slot, .. }, Some(block)) if block.place == Place::Device => story.free(slot as usize),
-                    _ => {}
-                }
-            }
-        }
+            _ => Ok(()),
+        })?;
+        Ok(counter.finish())
     }
 
     /// The blocks, in order of allocation.
@@ -154,7 +138,7 @@ impl Lifetimes {
 
 /// Lifetimes in the making.
 #[derive(Default)]
-struct Reading {
+struct LifetimeCounter {
     blocks: Vec<BlockLifetime>,
     /// Which block lives in each slot of the trace.
     tenants: Vec<u32>,
@@ -163,7 +147,7 @@ struct Reading {
     total: u64,
 }
 
-impl Reading {
+impl LifetimeCounter {
     fn alloc(&mut self, slot: usize, bytes: u64) -> Result<(), PlanError> {
         if self.frees_began {
             self.section += 1;

@@ -7,6 +7,7 @@ use super::{
     pickle::{Collector, Fault, Heap, NodeId, TextId, Value},
     snapshot::{Action, Entry, StackId},
 };
+use crate::interner::Interner;
 use oomph_base::{Address, StreamId};
 
 const ACTION: u32 = Word::Action as u32;
@@ -22,12 +23,11 @@ const POOL_ID: u32 = Word::PoolId as u32;
 
 /// Entries in the order of the file. Until [`parse`](super::parse) has seen the whole file, the stack of an entry is
 /// the number of its list of frames plus one.
-#[derive(Default)]
 pub(crate) struct Entries {
     pub(crate) entries: Vec<Entry>,
-    pub(crate) streams: Numbering<u64>,
-    pub(crate) pools: Numbering<(u64, u64)>,
-    pub(crate) notes: Numbering<(TextId, TextId)>,
+    pub(crate) streams: Interner<u64>,
+    pub(crate) pools: Interner<(u64, u64)>,
+    pub(crate) notes: Interner<(TextId, TextId)>,
     /// Actions that this program does not know, by the number of their name.
     pub(crate) unknown: HashMap<TextId, u64>,
     /// Entries without a time, and without a stream.
@@ -37,43 +37,15 @@ pub(crate) struct Entries {
 
 impl Entries {
     pub(crate) fn new() -> Entries {
-        let mut entries = Entries::default();
-        entries.streams.add(0);
-        entries.pools.add((0, 0));
-        entries.notes.add((Word::NotApplicable.id(), Word::Nothing.id()));
-        entries
-    }
-}
-
-/// Numbers given in order of appearance.
-#[derive(Debug)]
-pub(crate) struct Numbering<T> {
-    pub(crate) items: Vec<T>,
-    numbers: HashMap<T, u32>,
-    last: Option<(T, u32)>,
-}
-
-impl<T> Default for Numbering<T> {
-    fn default() -> Self {
-        Numbering { items: Vec::new(), numbers: HashMap::new(), last: None }
-    }
-}
-
-impl<T: Copy + Eq + std::hash::Hash> Numbering<T> {
-    /// Neighbouring entries mostly agree, so the last answer is tried first.
-    pub(crate) fn add(&mut self, item: T) -> u32 {
-        if let Some((last, number)) = self.last
-            && last == item
-        {
-            return number;
+        Entries {
+            entries: Vec::new(),
+            streams: Interner::starting_with(0),
+            pools: Interner::starting_with((0, 0)),
+            notes: Interner::starting_with((Word::NotApplicable.id(), Word::Nothing.id())),
+            unknown: HashMap::new(),
+            timeless: 0,
+            streamless: 0,
         }
-        let next = self.items.len() as u32;
-        let number = *self.numbers.entry(item).or_insert(next);
-        if number == next {
-            self.items.push(item);
-        }
-        self.last = Some((item, number));
-        number
     }
 }
 
@@ -137,8 +109,8 @@ impl Entries {
         self.streamless += u64::from(stream.is_none());
         entry.time_us = time_us.unwrap_or(0);
         entry.stream = self.number_stream(stream.unwrap_or(0))?;
-        let note = self.notes.add((context, remark));
-        if note as usize + 1 == self.notes.items.len() {
+        let note = self.notes.intern(&(context, remark));
+        if note as usize + 1 == self.notes.items().len() {
             heap.budget.charge(32)?;
         }
         entry.note = note;
@@ -147,12 +119,12 @@ impl Entries {
 
     pub(crate) fn number_stream(&mut self, handle: u64) -> Result<StreamId, Fault> {
         let too_many = |_| Fault::Refused("more than 65,536 streams".to_owned());
-        u16::try_from(self.streams.add(handle)).map(StreamId).map_err(too_many)
+        u16::try_from(self.streams.intern(&handle)).map(StreamId).map_err(too_many)
     }
 
     fn number_pool(&mut self, pool: NodeId, heap: &Heap) -> Result<u16, Fault> {
         let pool = pool_id(heap, pool).ok_or_else(|| Fault::Refused("`pool_id` is not a pair of ints".to_owned()))?;
-        u16::try_from(self.pools.add(pool)).map_err(|_| Fault::Refused("more than 65,536 pools".to_owned()))
+        u16::try_from(self.pools.intern(&pool)).map_err(|_| Fault::Refused("more than 65,536 pools".to_owned()))
     }
 }
 

@@ -48,35 +48,33 @@ impl Word {
         value == Value::Text(self.id())
     }
 
-    /// The action that a text names.
+    /// The action with this name.
     pub(crate) fn action(text: TextId) -> Action {
-        Action::ALL.into_iter().find(|action| action.word().is_some_and(|word| word.id() == text)).unwrap_or_default()
+        ACTIONS.iter().find(|(_, word)| word.id() == text).map_or(Action::Unknown, |&(action, _)| action)
     }
 }
 
+pub(crate) const ACTIONS: [(Action, Word); 10] = [
+    (Action::Alloc, Word::Alloc),
+    (Action::FreeRequested, Word::FreeRequested),
+    (Action::FreeCompleted, Word::FreeCompleted),
+    (Action::SegmentAlloc, Word::SegmentAlloc),
+    (Action::SegmentFree, Word::SegmentFree),
+    (Action::SegmentMap, Word::SegmentMap),
+    (Action::SegmentUnmap, Word::SegmentUnmap),
+    (Action::OutOfMemory, Word::Oom),
+    (Action::Snapshot, Word::Snapshot),
+    (Action::Annotate, Word::Annotate),
+];
+
 impl Action {
-    pub(crate) const fn word(self) -> Option<Word> {
-        Some(match self {
-            Action::Alloc => Word::Alloc,
-            Action::FreeRequested => Word::FreeRequested,
-            Action::FreeCompleted => Word::FreeCompleted,
-            Action::SegmentAlloc => Word::SegmentAlloc,
-            Action::SegmentFree => Word::SegmentFree,
-            Action::SegmentMap => Word::SegmentMap,
-            Action::SegmentUnmap => Word::SegmentUnmap,
-            Action::OutOfMemory => Word::Oom,
-            Action::Snapshot => Word::Snapshot,
-            Action::Annotate => Word::Annotate,
-            Action::Unknown => return None,
-        })
+    pub(crate) fn word(self) -> Option<Word> {
+        ACTIONS.iter().find(|(action, _)| *action == self).map(|&(_, word)| word)
     }
 
-    /// What PyTorch calls it.
+    /// PyTorch's name of the action.
     #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self.word() {
-            Some(word) => word.text(),
-            None => "unknown",
-        }
+    pub fn name(self) -> &'static str {
+        self.word().map_or("unknown", Word::text)
     }
 }

@@ -21,7 +21,7 @@ pub use oomph_pytorch::{RecordedSettings, RecordedValue};
 pub use oom::{DeadEnd, Holder, OwnLimit};
 pub use parse::SnapshotError;
 pub use pickle::{Fault, PickleError};
-pub use recording::{Gaps, Recording, RecordingError};
+pub use recording::{Recording, RecordingError, RecordingGaps};
 pub use rewind::Initial;
 pub use snapshot::{
     Action, Annotation, Block, BlockState, Entry, Frame, Note, Segment, SegmentKind, Snapshot, StackId, Stacks, Stage,
@@ -29,14 +29,14 @@ pub use snapshot::{
 
 use std::path::Path;
 
-use super::{Format, TraceError, file, pointer_log::name_of};
+use super::{TraceError, TraceFormat, file, pointer_log::name_of};
 use oomph_base::Progress;
 
 /// What the format is called.
 pub const NAME: &str = "torch";
 
 /// How a snapshot is recognised and opened. Of several devices the first is taken; [`Recording::open`] has the choice.
-pub(crate) const FORMAT: Format = Format {
+pub(crate) const FORMAT: TraceFormat = TraceFormat {
     name: NAME,
     about: "PyTorch memory snapshot (torch.cuda.memory._dump_snapshot)",
     // PROTO and a protocol that exists.

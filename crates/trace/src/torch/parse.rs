@@ -102,11 +102,11 @@ impl Parser<'_> {
         }
         self.say_what_is_missing(&mut snapshot);
         snapshot.stacks = self.stacks;
-        snapshot.streams = self.entries.streams.items;
-        snapshot.pools = self.entries.pools.items;
+        snapshot.streams = self.entries.streams.into_items();
+        snapshot.pools = self.entries.pools.into_items();
         let text = |text: TextId| Arc::clone(self.heap.text(text));
         let note = |&(context, remark)| Note { compile_context: text(context), user_metadata: text(remark) };
-        snapshot.notes = self.entries.notes.items.iter().map(note).collect();
+        snapshot.notes = self.entries.notes.items().iter().map(note).collect();
         Ok(snapshot)
     }
 

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::{
     Action, BlockState, SegmentKind, Snapshot, StackId, Stage,
+    keys::ACTIONS,
     pickle::sample::Plain::{self, Bool, Dict, Float, Int, List, Pair, Text},
 };
 use crate::{MarkKind, Op, check, memory_budget::MemoryBudget};
@@ -260,7 +261,7 @@ proptest! {
         entries in prop::collection::vec((0..10_usize, 0..6_u64, 0..4_u64, 0..3_u16), 0..60),
     ) {
         let tell = |(action, place, size, stream): (usize, u64, u64, u16)| super::Entry {
-            action: Action::ALL[action],
+            action: ACTIONS.get(action).map_or(Action::Unknown, |known| known.0),
             address: Address(place * MIB),
             size: size * MIB,
             stream: oomph_base::StreamId(stream),

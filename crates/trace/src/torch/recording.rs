@@ -9,7 +9,7 @@ use std::fmt;
 use super::{
     Action, Annotation, BlockState, Entry, Initial, RecordedSettings, Segment, Snapshot, Stacks,
     rewind::{End, rewind},
-    to_trace::{Doubts, Material, tell},
+    to_trace::to_trace,
 };
 use crate::{EventReader, InitialLayout, Source, SourceInfo, TableFull, Trace, TraceError};
 use oomph_base::{Address, NoProgress, Progress};
@@ -43,12 +43,12 @@ pub struct Recording {
     /// those that nothing else explains are found without an allocator at hand.
     pub empty_caches: Vec<usize>,
     /// What is not known, and how often.
-    pub gaps: Gaps,
+    pub gaps: RecordingGaps,
 }
 
-/// What a recording leaves open. Everything here is also said in words by [`sentences`](Gaps::sentences).
+/// What a recording leaves open. Everything here is also said in words by [`sentences`](RecordingGaps::sentences).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Gaps {
+pub struct RecordingGaps {
     /// Blocks alive before the recording began.
     pub alive_before: u64,
     /// Their bytes, as far as known.
@@ -71,7 +71,7 @@ pub struct Gaps {
     pub missing: Vec<String>,
 }
 
-impl Gaps {
+impl RecordingGaps {
     /// Whether the recording began before the first allocation and nothing in it is contradictory, so that every entry
     /// can be held against a model. (Streams of held-back frees and the cause of releases do not stand in the way.)
     #[must_use]
@@ -169,27 +169,17 @@ impl Snapshot {
         let end = End { device, segments: &self.segments, settings: &self.settings, pools: &self.pools };
         let (initial, contradictions) = rewind(&end, &witnessed, progress);
         let (empty_caches, unclear_releases) = certain_empty_caches(&witnessed);
-        let material = Material {
-            entries: &witnessed,
-            annotations: &self.annotations,
-            stacks: &self.stacks,
-            streams: &self.streams,
-            initial: &initial,
-            empty_caches: &empty_caches,
-        };
-        let (trace, doubts) = tell(&material, name, progress)?;
-        let mut gaps = Gaps {
+        let gaps = RecordingGaps {
             alive_before: initial.live().count() as u64,
             alive_before_bytes: initial.live().fold(0, |sum: u64, (block, _)| sum.saturating_add(block.size)),
             sizes_estimated: initial.estimated.len() as u64,
             contradictions,
             unclear_releases,
             missing: self.missing,
-            ..Gaps::default()
+            ..RecordingGaps::default()
         };
-        gaps.note(doubts);
-        Ok(Recording {
-            trace,
+        let mut recording = Recording {
+            trace: Trace::default(),
             device,
             devices: there,
             witnessed,
@@ -202,7 +192,16 @@ impl Snapshot {
             pools: self.pools,
             empty_caches,
             gaps,
-        })
+        };
+        let (trace, found) = to_trace(&recording, name, progress)?;
+        recording.trace = trace;
+        let gaps = &mut recording.gaps;
+        gaps.contradictions += found.contradictions;
+        gaps.held_back_frees = found.held_back_frees;
+        gaps.streams_guessed = found.streams_guessed;
+        gaps.clock_steps_back = found.clock_steps_back;
+        gaps.sites_left_out = found.sites_left_out;
+        Ok(recording)
     }
 }
 
@@ -228,16 +227,6 @@ impl Source for Recording {
 
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {
         self.trace.open()
-    }
-}
-
-impl Gaps {
-    fn note(&mut self, doubts: Doubts) {
-        self.contradictions += doubts.impossible;
-        self.held_back_frees = doubts.held_back;
-        self.streams_guessed = doubts.streams_guessed;
-        self.clock_steps_back = doubts.clock_steps_back;
-        self.sites_left_out = doubts.sites_left_out;
     }
 }
 
@@ -282,16 +271,8 @@ impl Recording {
         before_entries: Vec<usize>,
         progress: &dyn Progress,
     ) -> Result<Recording, TableFull> {
-        let material = Material {
-            entries: &self.witnessed,
-            annotations: &self.annotations,
-            stacks: &self.stacks,
-            streams: &self.streams,
-            initial: &self.initial,
-            empty_caches: &before_entries,
-        };
-        (self.trace, _) = tell(&material, &self.trace.name, progress)?;
         self.empty_caches = before_entries;
+        (self.trace, _) = to_trace(&self, &self.trace.name, progress)?;
         self.gaps.unclear_releases = 0;
         Ok(self)
     }

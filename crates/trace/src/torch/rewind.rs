@@ -71,7 +71,7 @@ pub(crate) struct End<'a> {
 /// The memory before, and how many entries do not fit what comes after them.
 pub(crate) fn rewind(end: &End<'_>, entries: &[Entry], progress: &dyn Progress) -> (Initial, u64) {
     let mut memory = Memory::new(end);
-    for entry in progress.each("going back to the beginning", entries).rev() {
+    for entry in progress.each("rewinding to the beginning", entries).rev() {
         memory.undo(entry);
     }
     memory.measure_blocks(entries, end.settings);

@@ -2,8 +2,9 @@
 //!
 //! Read by `parse`, written by `write`, made into a trace by `recording`. Knows neither pickles nor traces.
 
-use std::{collections::HashMap, fmt, sync::Arc};
+use std::{fmt, sync::Arc};
 
+use crate::interner::Interner;
 use oomph_base::{Address, StreamId};
 use oomph_pytorch::RecordedSettings;
 
@@ -85,23 +86,6 @@ pub enum Action {
     /// An action that did not exist when this was written.
     #[default]
     Unknown,
-}
-
-impl Action {
-    /// Every action.
-    pub const ALL: [Action; 11] = [
-        Action::Alloc,
-        Action::FreeRequested,
-        Action::FreeCompleted,
-        Action::SegmentAlloc,
-        Action::SegmentFree,
-        Action::SegmentMap,
-        Action::SegmentUnmap,
-        Action::OutOfMemory,
-        Action::Snapshot,
-        Action::Annotate,
-        Action::Unknown,
-    ];
 }
 
 /// What an entry carries beside numbers.
@@ -267,73 +251,52 @@ impl fmt::Display for Frame {
     }
 }
 
-/// Every distinct stack of a snapshot.
+/// Every distinct call stack of a snapshot, and every distinct frame.
 #[derive(Clone, Debug)]
 pub struct Stacks {
-    frames: Vec<Frame>,
-    frame_numbers: HashMap<Frame, u32>,
-    /// Innermost frame first.
-    stacks: Vec<Arc<[u32]>>,
-    stack_numbers: HashMap<Arc<[u32]>, StackId>,
+    frames: Interner<Frame>,
+    /// The numbers of the frames, innermost first. Number 0 is the empty stack.
+    stacks: Interner<Vec<u32>>,
 }
 
 impl Default for Stacks {
     fn default() -> Self {
-        let nothing: Arc<[u32]> = Arc::new([]);
-        Stacks {
-            frames: Vec::new(),
-            frame_numbers: HashMap::new(),
-            stacks: vec![Arc::clone(&nothing)],
-            stack_numbers: HashMap::from([(nothing, StackId::NONE)]),
-        }
+        Stacks { frames: Interner::default(), stacks: Interner::starting_with(Vec::new()) }
     }
 }
 
 impl Stacks {
     /// The number of a frame.
     pub fn intern_frame(&mut self, frame: Frame) -> u32 {
-        if let Some(&number) = self.frame_numbers.get(&frame) {
-            return number;
-        }
-        let number = self.frames.len() as u32;
-        self.frames.push(frame.clone());
-        self.frame_numbers.insert(frame, number);
-        number
+        self.frames.intern(&frame)
     }
 
     /// The number of a stack, given by the numbers of its frames, innermost first.
     pub fn intern(&mut self, frames: &[u32]) -> StackId {
-        if let Some(&number) = self.stack_numbers.get(frames) {
-            return number;
-        }
-        let number = StackId(self.stacks.len() as u32);
-        let frames: Arc<[u32]> = frames.into();
-        self.stacks.push(Arc::clone(&frames));
-        self.stack_numbers.insert(frames, number);
-        number
+        StackId(self.stacks.intern(frames))
     }
 
     /// How many there are, "not recorded" included.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.stacks.len()
+        self.stacks.items().len()
     }
 
     /// The numbers of the frames of a stack, innermost first.
     #[must_use]
     pub fn members(&self, stack: StackId) -> &[u32] {
-        self.stacks.get(stack.0 as usize).map_or(&[], |frames| frames)
+        self.stacks.items().get(stack.0 as usize).map_or(&[], |frames| frames)
     }
 
     /// Every distinct frame, by number.
     #[must_use]
     pub fn all_frames(&self) -> &[Frame] {
-        &self.frames
+        self.frames.items()
     }
 
     /// The frames of a stack, innermost first.
     pub fn frames(&self, stack: StackId) -> impl Iterator<Item = &Frame> {
-        self.members(stack).iter().map(|&frame| &self.frames[frame as usize])
+        self.members(stack).iter().map(|&frame| &self.frames.items()[frame as usize])
     }
 
     /// The call site in a few words, as `file:line function`: the innermost Python frame, or the innermost of all. Of an

@@ -1,4 +1,4 @@
-//! The stack machine that a pickle is a program for, without the instructions that could do harm.
+//! The stack machine that runs a pickle. It has no instructions that call code.
 
 use std::{
     cmp::Ordering,
@@ -6,10 +6,10 @@ use std::{
     io::{self, Read},
 };
 
-use super::{Collector, Fault, Heap, LONGEST_TEXT, NodeId, PickleError, TextId, Value, opcode as op};
+use super::{Collector, Fault, Heap, LONGEST_TEXT, PickleError, Value, opcode as op};
 use crate::memory_budget::{MemoryBudget, OutOfBudget};
 
-/// Reads a pickle: all values, and the outermost one. `known` texts are numbered first, in order.
+/// Reads a pickle: all values, and the outermost one. The texts in `known` get the first numbers, in order.
 pub(crate) fn load<R: Read, C: Collector>(
     reader: R,
     known: &[&str],
@@ -17,8 +17,8 @@ pub(crate) fn load<R: Read, C: Collector>(
     collector: &mut C,
 ) -> Result<(Heap, Value), PickleError> {
     let heap = Heap::new(known, budget).map_err(|spent| PickleError { offset: 0, fault: spent.into() })?;
-    let mut machine = Machine {
-        input: Input::new(reader),
+    let mut machine = PickleMachine {
+        input: PickleInput::new(reader),
         heap,
         stack: Vec::new(),
         marks: Vec::new(),
@@ -30,45 +30,50 @@ pub(crate) fn load<R: Read, C: Collector>(
     Ok((machine.heap, root))
 }
 
-struct Machine<'a, R, C> {
-    input: Input<R>,
+struct PickleMachine<'a, R, C> {
+    input: PickleInput<R>,
     heap: Heap,
     stack: Vec<Value>,
-    /// Where on the stack the open marks stand.
+    /// The stack heights of the open marks.
     marks: Vec<usize>,
     memo: Memo,
     spare: Vec<u8>,
     collector: &'a mut C,
 }
 
-impl<R: Read, C: Collector> Machine<'_, R, C> {
+impl<R: Read, C: Collector> PickleMachine<'_, R, C> {
     fn run(&mut self) -> Result<Value, PickleError> {
+        let mut offset = 0;
+        self.run_from(&mut offset).map_err(|fault| match fault {
+            // The input failed behind the opcode.
+            Fault::Io(_) | Fault::Truncated => PickleError { offset: self.input.offset(), fault },
+            _ => PickleError { offset, fault },
+        })
+    }
+
+    /// Runs to the end. `offset` is that of the current opcode.
+    fn run_from(&mut self, offset: &mut u64) -> Result<Value, Fault> {
         match self.input.byte()? {
             op::PROTO => {}
-            other => return Err(PickleError { offset: 0, fault: Fault::NoPickle(other) }),
+            other => return Err(Fault::NoPickle(other)),
         }
+        *offset = 1;
         let protocol = self.input.byte()?;
         if !(2..=5).contains(&protocol) {
-            return Err(PickleError { offset: 1, fault: Fault::Protocol(protocol) });
+            return Err(Fault::Protocol(protocol));
         }
         loop {
-            let offset = self.input.offset();
+            *offset = self.input.offset();
             let code = self.input.byte()?;
             if code == op::STOP {
-                let at_stop = Fault::Stack { opcode: "STOP", what: "a value" };
-                return self.stack.pop().ok_or(PickleError { offset, fault: at_stop });
+                return self.stack.pop().ok_or(Fault::Stack { opcode: "STOP", what: "a value" });
             }
-            if let Err(failure) = self.step(code) {
-                return Err(match failure {
-                    Failure::Here(fault) => PickleError { offset, fault },
-                    Failure::Input(error) => error,
-                });
-            }
+            self.step(code)?;
         }
     }
 
     #[inline]
-    fn step(&mut self, code: u8) -> Result<(), Failure> {
+    fn step(&mut self, code: u8) -> Result<(), Fault> {
         match code {
             op::BINGET => {
                 let index = self.input.byte()?;
@@ -78,14 +83,14 @@ impl<R: Read, C: Collector> Machine<'_, R, C> {
                 let index = u32::from_le_bytes(self.input.array()?);
                 self.recall(index)?;
             }
-            op::MEMOIZE => self.memorise(self.memo.len())?,
+            op::MEMOIZE => self.memoize(self.memo.len())?,
             op::BINPUT => {
                 let index = self.input.byte()?;
-                self.memorise(u32::from(index))?;
+                self.memoize(u32::from(index))?;
             }
             op::LONG_BINPUT => {
                 let index = u32::from_le_bytes(self.input.array()?);
-                self.memorise(index)?;
+                self.memoize(index)?;
             }
             op::MARK => self.heap.budget.push(&mut self.marks, self.stack.len())?,
             op::EMPTY_DICT => {
@@ -153,7 +158,7 @@ impl<R: Read, C: Collector> Machine<'_, R, C> {
             op::NONE => self.push(Value::None)?,
             op::NEWTRUE => self.push(Value::Bool(true))?,
             op::NEWFALSE => self.push(Value::Bool(false))?,
-            // The length of a frame is a hint for readers that fetch ahead.
+            // The length of a frame is a hint for prefetching.
             op::FRAME => drop(self.input.array::<8>()?),
             op::POP => {
                 let start = self.place_of("POP", 1)?;
@@ -164,73 +169,73 @@ impl<R: Read, C: Collector> Machine<'_, R, C> {
                 self.stack.truncate(start);
             }
             op::PROTO => drop(self.input.byte()?),
-            code => return Err(Fault::Opcode { code, name: op::name(code) }.into()),
+            code => return Err(Fault::Opcode { code, name: op::name(code) }),
         }
         Ok(())
     }
 
     #[inline]
-    fn push(&mut self, value: Value) -> Result<(), Failure> {
+    fn push(&mut self, value: Value) -> Result<(), Fault> {
         Ok(self.heap.budget.push(&mut self.stack, value)?)
     }
 
     #[inline]
-    fn recall(&mut self, index: u32) -> Result<(), Failure> {
+    fn recall(&mut self, index: u32) -> Result<(), Fault> {
         let value = self.memo.get(index).ok_or_else(|| Fault::Memo(u64::from(index)))?;
         self.push(value)
     }
 
-    fn memorise(&mut self, index: u32) -> Result<(), Failure> {
+    fn memoize(&mut self, index: u32) -> Result<(), Fault> {
         let Some(&value) = self.stack.last() else {
-            return Err(Fault::Stack { opcode: "a memo opcode", what: "a value" }.into());
+            return Err(Fault::Stack { opcode: "a memo opcode", what: "a value" });
         };
         Ok(self.memo.set(index, value, &mut self.heap.budget)?)
     }
 
-    /// Where the topmost `count` values begin; they must stand above the last mark.
-    fn place_of(&self, opcode: &'static str, count: usize) -> Result<usize, Failure> {
+    /// The start of the topmost `count` values, which must be above the last mark.
+    fn place_of(&self, opcode: &'static str, count: usize) -> Result<usize, Fault> {
         let floor = self.marks.last().copied().unwrap_or(0);
         match self.stack.len().checked_sub(count) {
             Some(start) if start >= floor => Ok(start),
-            _ => Err(Fault::Stack { opcode, what: "more values" }.into()),
+            _ => Err(Fault::Stack { opcode, what: "more values" }),
         }
     }
 
-    fn pop_mark(&mut self, opcode: &'static str) -> Result<usize, Failure> {
+    fn pop_mark(&mut self, opcode: &'static str) -> Result<usize, Fault> {
         match self.marks.pop() {
             Some(start) => Ok(start),
-            None => Err(Fault::Stack { opcode, what: "a mark" }.into()),
+            None => Err(Fault::Stack { opcode, what: "a mark" }),
         }
     }
 
-    fn make_tuple(&mut self, start: usize) -> Result<(), Failure> {
+    fn make_tuple(&mut self, start: usize) -> Result<(), Fault> {
         let node = self.heap.new_node()?;
         self.heap.append(node, &self.stack[start..])?;
         self.stack.truncate(start);
         self.push(Value::Tuple(node))
     }
 
-    fn append(&mut self, opcode: &'static str, start: usize) -> Result<(), Failure> {
+    fn append(&mut self, opcode: &'static str, start: usize) -> Result<(), Fault> {
         match self.below(start) {
             Some(Value::List(node)) => {
                 self.heap.append(node, &self.stack[start..])?;
                 self.stack.truncate(start);
                 Ok(())
             }
-            _ => Err(Fault::Stack { opcode, what: "a list" }.into()),
+            _ => Err(Fault::Stack { opcode, what: "a list" }),
         }
     }
 
-    fn set_items(&mut self, opcode: &'static str, start: usize) -> Result<(), Failure> {
+    fn set_items(&mut self, opcode: &'static str, start: usize) -> Result<(), Fault> {
         let Some(Value::Dict(node)) = self.below(start) else {
-            return Err(Fault::Stack { opcode, what: "a dict" }.into());
+            return Err(Fault::Stack { opcode, what: "a dict" });
         };
         let items = &self.stack[start..];
         if !items.len().is_multiple_of(2) {
-            return Err(Fault::Stack { opcode, what: "as many keys as values" }.into());
+            return Err(Fault::Stack { opcode, what: "as many keys as values" });
         }
         if self.heap.record(node).is_some() {
-            return Err(Fault::Refused("a trace entry is filled twice".to_owned()).into());
+            return Err(Fault::Refused("a trace entry is filled twice".to_owned()));
         }
         let taken = match self.heap.is_empty(node) {
             true => self.collector.collect(items, &mut self.heap)?,
@@ -244,32 +249,32 @@ impl<R: Read, C: Collector> Machine<'_, R, C> {
         Ok(())
     }
 
-    /// The container under the values from `start` on; a mark between them hides it.
+    /// The container below the values from `start` on, unless a mark is between them.
     fn below(&self, start: usize) -> Option<Value> {
         let floor = self.marks.last().copied().unwrap_or(0);
         (start > floor).then(|| self.stack[start - 1])
     }
 
-    fn text(&mut self, length: u64) -> Result<(), Failure> {
+    fn text(&mut self, length: u64) -> Result<(), Fault> {
         if length > LONGEST_TEXT {
-            return Err(Fault::Text(length).into());
+            return Err(Fault::Text(length));
         }
         let bytes = self.input.bytes(length as usize, &mut self.spare)?;
-        // Python writes file names that are not Unicode in a way that UTF-8 does not know; they stay readable.
+        // Python writes file names that are not Unicode as invalid UTF-8. They stay readable.
         let text = String::from_utf8_lossy(bytes);
         let text = self.heap.intern(&text)?;
         self.push(Value::Text(text))
     }
 
     /// Little-endian, in two's complement.
-    fn integer(&mut self, length: u64) -> Result<(), Failure> {
+    fn integer(&mut self, length: u64) -> Result<(), Fault> {
         let (low, high) = match length {
             0..=8 => (self.input.bytes(length as usize, &mut self.spare)?, None),
             9 => match self.input.bytes(9, &mut self.spare)?.split_last() {
                 Some((high, low)) => (low, Some(*high)),
                 None => (&[][..], None),
             },
-            _ => return Err(Fault::Integer(length).into()),
+            _ => return Err(Fault::Integer(length)),
         };
         let mut word = [0; 8];
         word[..low.len()].copy_from_slice(low);
@@ -282,123 +287,66 @@ impl<R: Read, C: Collector> Machine<'_, R, C> {
             (Some(0), number) if number < 0 => Value::Unsigned(number as u64),
             (Some(0), number) => Value::Int(number),
             (Some(0xff), number) if number < 0 => Value::Int(number),
-            _ => return Err(Fault::Integer(length).into()),
+            _ => return Err(Fault::Integer(length)),
         };
         self.push(value)
     }
 }
 
-/// Why a step failed: the opcode is at fault, or the bytes gave out further on.
-enum Failure {
-    Here(Fault),
-    Input(PickleError),
-}
-
-impl From<Fault> for Failure {
-    fn from(fault: Fault) -> Failure {
-        Failure::Here(fault)
-    }
-}
-
-impl From<OutOfBudget> for Failure {
-    fn from(spent: OutOfBudget) -> Failure {
-        Failure::Here(spent.into())
-    }
-}
-
-impl From<PickleError> for Failure {
-    fn from(error: PickleError) -> Failure {
-        Failure::Input(error)
-    }
-}
-
-// What a pickle memorises, to refer to it again.
-
-/// What was memorised. Writers number densely; stray numbers go to the side, so that a huge one costs nothing.
+/// The memoized values. Writers number densely; other numbers are kept apart, so that a huge one costs no memory.
 #[derive(Default)]
-pub(crate) struct Memo {
-    dense: Vec<Kept>,
-    stray: HashMap<u32, Kept>,
-    /// Numbers and the like, which no writer memorises.
-    odd: Vec<Value>,
-}
-
-/// A memorised value in 8 bytes: there are several per trace entry.
-#[derive(Clone, Copy)]
-enum Kept {
-    Text(TextId),
-    List(NodeId),
-    Tuple(NodeId),
-    Dict(NodeId),
-    Odd(u32),
+struct Memo {
+    dense: Vec<Value>,
+    sparse: HashMap<u32, Value>,
 }
 
 impl Memo {
-    pub(crate) fn set(&mut self, index: u32, value: Value, budget: &mut MemoryBudget) -> Result<(), OutOfBudget> {
-        let kept = match value {
-            Value::Text(text) => Kept::Text(text),
-            Value::List(node) => Kept::List(node),
-            Value::Tuple(node) => Kept::Tuple(node),
-            Value::Dict(node) => Kept::Dict(node),
-            _ => {
-                budget.push(&mut self.odd, value)?;
-                Kept::Odd(self.odd.len() as u32 - 1)
-            }
-        };
+    fn set(&mut self, index: u32, value: Value, budget: &mut MemoryBudget) -> Result<(), OutOfBudget> {
         match (index as usize).cmp(&self.dense.len()) {
-            Ordering::Less => self.dense[index as usize] = kept,
-            Ordering::Equal => budget.push(&mut self.dense, kept)?,
+            Ordering::Less => self.dense[index as usize] = value,
+            Ordering::Equal => budget.push(&mut self.dense, value)?,
             Ordering::Greater => {
                 budget.charge(64)?;
-                self.stray.insert(index, kept);
+                self.sparse.insert(index, value);
             }
         }
         Ok(())
     }
 
-    pub(crate) fn get(&self, index: u32) -> Option<Value> {
-        let kept = self.dense.get(index as usize).or_else(|| self.stray.get(&index))?;
-        Some(match *kept {
-            Kept::Text(text) => Value::Text(text),
-            Kept::List(node) => Value::List(node),
-            Kept::Tuple(node) => Value::Tuple(node),
-            Kept::Dict(node) => Value::Dict(node),
-            Kept::Odd(place) => self.odd[place as usize],
-        })
+    fn get(&self, index: u32) -> Option<Value> {
+        self.dense.get(index as usize).or_else(|| self.sparse.get(&index)).copied()
     }
 
-    pub(crate) fn len(&self) -> u32 {
-        (self.dense.len() + self.stray.len()) as u32
+    fn len(&self) -> u32 {
+        (self.dense.len() + self.sparse.len()) as u32
     }
 }
-
-// Bytes of a pickle with their offsets. Lengths that a file claims are believed only as far as bytes arrive.
 
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// A reader that knows how far it is.
-pub(crate) struct Input<R> {
+/// A buffered reader that knows its offset. Memory for a length in the file is taken only as its bytes arrive.
+struct PickleInput<R> {
     reader: R,
     buffer: Box<[u8]>,
-    /// The bytes of the buffer that were not yet handed out.
+    /// The range of unread bytes in the buffer.
     at: usize,
     end: usize,
-    /// How many bytes of the file lie before the buffer.
+    /// The offset of the buffer in the file.
     before: u64,
 }
 
-impl<R: Read> Input<R> {
-    pub(crate) fn new(reader: R) -> Input<R> {
-        Input { reader, buffer: vec![0; BUFFER_BYTES].into_boxed_slice(), at: 0, end: 0, before: 0 }
+impl<R: Read> PickleInput<R> {
+    fn new(reader: R) -> PickleInput<R> {
+        PickleInput { reader, buffer: vec![0; BUFFER_BYTES].into_boxed_slice(), at: 0, end: 0, before: 0 }
     }
 
-    /// Where the next byte stands in the file.
-    pub(crate) fn offset(&self) -> u64 {
+    /// The offset of the next byte.
+    fn offset(&self) -> u64 {
         self.before + self.at as u64
     }
 
     #[inline]
-    pub(crate) fn byte(&mut self) -> Result<u8, PickleError> {
+    fn byte(&mut self) -> Result<u8, Fault> {
         if self.at == self.end {
             self.refill()?;
         }
@@ -408,7 +356,7 @@ impl<R: Read> Input<R> {
     }
 
     #[inline]
-    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], PickleError> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Fault> {
         let mut array = [0; N];
         if self.end - self.at >= N {
             array.copy_from_slice(&self.buffer[self.at..self.at + N]);
@@ -421,8 +369,8 @@ impl<R: Read> Input<R> {
         Ok(array)
     }
 
-    /// Hands out `length` bytes, from the buffer where they lie in one piece.
-    pub(crate) fn bytes<'a>(&'a mut self, length: usize, spare: &'a mut Vec<u8>) -> Result<&'a [u8], PickleError> {
+    /// The next `length` bytes, without a copy if all are in the buffer.
+    fn bytes<'a>(&'a mut self, length: usize, spare: &'a mut Vec<u8>) -> Result<&'a [u8], Fault> {
         if self.end - self.at >= length {
             let bytes = &self.buffer[self.at..self.at + length];
             self.at += length;
@@ -441,19 +389,19 @@ impl<R: Read> Input<R> {
     }
 
     #[cold]
-    fn refill(&mut self) -> Result<(), PickleError> {
+    fn refill(&mut self) -> Result<(), Fault> {
         self.before += self.end as u64;
         self.at = 0;
         self.end = 0;
         loop {
             match self.reader.read(&mut self.buffer) {
-                Ok(0) => return Err(PickleError { offset: self.before, fault: Fault::Truncated }),
+                Ok(0) => return Err(Fault::Truncated),
                 Ok(count) => {
                     self.end = count;
                     return Ok(());
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(PickleError { offset: self.before, fault: Fault::Io(error) }),
+                Err(error) => return Err(Fault::Io(error)),
             }
         }
     }
@@ -467,17 +415,16 @@ mod tests {
 
     use super::*;
 
-    /// Takes nothing.
-    struct Nobody;
+    struct CollectNothing;
 
-    impl Collector for Nobody {
+    impl Collector for CollectNothing {
         fn collect(&mut self, _: &[Value], _: &mut Heap) -> Result<Option<u32>, Fault> {
             Ok(None)
         }
     }
 
     fn loaded(bytes: &[u8]) -> Result<(Heap, Value), PickleError> {
-        load(bytes, &[], MemoryBudget::of(1 << 20), &mut Nobody)
+        load(bytes, &[], MemoryBudget::of(1 << 20), &mut CollectNothing)
     }
 
     fn body(code: &[u8]) -> Result<(Heap, Value), PickleError> {
@@ -489,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_have_up_to_64_bits_and_a_sign() {
+    fn integers_have_64_bits_and_a_sign() {
         let number = |code: &[u8]| body(&[code, &[op::STOP]].concat()).unwrap().1;
         assert_eq!(number(&[op::BININT1, 255]), Value::Int(255));
         assert_eq!(number(&[op::BININT2, 0, 1]), Value::Int(256));
@@ -521,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_holds_itself_is_read_and_not_followed() {
+    fn a_list_that_contains_itself_is_read() {
         let code = [op::EMPTY_LIST, op::MEMOIZE, op::BINGET, 0, op::APPEND, op::STOP];
         let (heap, root) = body(&code).unwrap();
         let Value::List(node) = root else { panic!("{root:?}") };
@@ -529,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_could_run_code_is_refused_by_name() {
+    fn opcodes_that_run_code_are_refused() {
         for (code, name) in [
             (b'c', "GLOBAL"),
             (b'R', "REDUCE"),
@@ -551,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pickle_is_said_in_words() {
+    fn other_files_are_refused() {
         let refusal = |bytes: &[u8]| loaded(bytes).map(|(_, value)| value).unwrap_err().to_string();
         assert_eq!(refusal(b"PK\x03\x04"), "byte 0: a pickle begins with byte 0x80, this file with 0x50");
         assert_eq!(refusal(&[op::PROTO, 6, op::NONE, op::STOP]), "byte 1: pickle protocol 6; 2 to 5 can be read");
@@ -563,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn a_huge_length_is_not_believed() {
+    fn a_huge_length_takes_no_memory() {
         let claim = [&[op::BINUNICODE8][..], &u64::MAX.to_le_bytes()].concat();
         assert!(complaint(&claim).contains("a text of 18446744073709551615 bytes"));
         let claim = [&[op::BINUNICODE][..], &50_000_000_u32.to_le_bytes(), b"short"].concat();
@@ -571,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bomb_runs_out_of_budget() {
+    fn a_bomb_exceeds_the_budget() {
         for code in [op::EMPTY_LIST, op::MARK, op::EMPTY_DICT, op::NONE, op::EMPTY_TUPLE] {
             let refusal = complaint(&vec![code; 1 << 20]);
             assert!(refusal.ends_with("what it describes needs more than 1.00 MiB of memory"), "{refusal}");
@@ -583,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stray_memo_number_costs_nothing() {
+    fn a_huge_memo_number_costs_nothing() {
         let far =
             [&[op::NONE, op::LONG_BINPUT][..], &u32::MAX.to_le_bytes(), &[op::LONG_BINGET], &u32::MAX.to_le_bytes()];
         assert_eq!(body(&[&far.concat()[..], &[op::STOP]].concat()).unwrap().1, Value::None);
@@ -624,13 +571,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_the_reader_panic(code in opcodes(), garbage in prop::collection::vec(any::<u8>(), 0..100)) {
+        fn no_input_panics(code in opcodes(), garbage in prop::collection::vec(any::<u8>(), 0..100)) {
             let _ = body(&code);
             let _ = loaded(&garbage);
         }
 
         #[test]
-        fn input_may_arrive_in_any_pieces(code in opcodes()) {
+        fn input_may_arrive_byte_by_byte(code in opcodes()) {
             struct Dribble<'a>(&'a [u8]);
             impl Read for Dribble<'_> {
                 fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
@@ -645,7 +592,7 @@ mod tests {
                 Ok((_, value)) => format!("{value:?}"),
                 Err(error) => error.to_string(),
             };
-            let in_pieces = load(Dribble(&bytes), &[], MemoryBudget::of(1 << 20), &mut Nobody);
+            let in_pieces = load(Dribble(&bytes), &[], MemoryBudget::of(1 << 20), &mut CollectNothing);
             prop_assert_eq!(shown(in_pieces), shown(loaded(&bytes)));
         }
     }
