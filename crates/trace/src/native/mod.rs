@@ -307,10 +307,7 @@ end 5"#;
             "a: written in version 7 of the trace format; this program reads version 1"
         );
         assert_eq!(read("oomph-trace").unwrap_err(), "a:1: the version is missing");
-        assert_eq!(
-            read("oomph-trace 1\nidle 3\n").unwrap_err(),
-            "a: the line `end` is missing: the file is truncated"
-        );
+        assert_eq!(read("oomph-trace 1\nidle 3\n").unwrap_err(), "a: the line `end` is missing: the file is truncated");
     }
 
     #[test]
