@@ -11,7 +11,7 @@ use crate::{
     device::Device,
     replay::{
         ReplayError, ReplayOptions,
-        agreement::{Performance, agree, perform},
+        agreement::{CompletedRun, agree, perform},
     },
     strategy::{Silent, Strategy, async_pool},
     trace::Source,
@@ -169,7 +169,7 @@ impl AgreementRecord {
 }
 
 /// The driver's own figure where a pool of the driver's serves the blocks: it rounds as it likes.
-fn peak_used(performance: &Performance) -> u64 {
+fn peak_used(performance: &CompletedRun) -> u64 {
     let of_pool = performance.details.iter().find(|(name, _)| *name == async_pool::USED_HIGH);
     of_pool.map_or(performance.stats.peak.active, |&(_, bytes)| bytes)
 }

@@ -13,7 +13,7 @@ pub mod verify;
 
 pub use drive::{TraceEvents, replay};
 
-use std::sync::atomic::AtomicBool;
+use std::{fmt::Display, sync::atomic::AtomicBool};
 
 use crate::{
     base::TagId,
@@ -365,6 +365,16 @@ pub trait Observer: EventSink {
 }
 
 impl Observer for Silent {}
+
+/// The first `most` items, the number of the others, or `nothing`.
+fn list_of(items: &[impl Display], most: usize, separator: &str, nothing: &str) -> String {
+    let shown: Vec<String> = items.iter().take(most).map(ToString::to_string).collect();
+    match items.len().saturating_sub(most) {
+        _ if items.is_empty() => nothing.to_owned(),
+        0 => shown.join(separator),
+        more => format!("{} and {more} more", shown.join(separator)),
+    }
+}
 
 /// A live block and its origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

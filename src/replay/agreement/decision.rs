@@ -1,11 +1,12 @@
-//! What a strategy decided, in a form in which two runs can be held against each other.
+//! The decisions of a strategy in a form that can be compared, and the first difference between two runs.
 
 use std::fmt;
 
 use crate::{
-    base::{Address, StreamId},
-    replay::LiveBlock,
+    base::Address,
+    replay::{ReplayMoment, list_of, verify::ObservedAction},
     strategy::{Freed, Outcome, Refusal, Shortage, StrategyEvent},
+    trace::{MarkKind, Op},
 };
 
 /// One decision of a strategy. Everything in it follows from the calls and from what the driver answered.
@@ -26,12 +27,6 @@ pub enum Decision {
     Freed(Freed),
     /// What happened inside.
     Inside(StrategyEvent),
-}
-
-impl Decision {
-    pub(super) fn served(live: &LiveBlock, outcome: Outcome) -> Decision {
-        Decision::Served { address: live.block.address, size: live.block.size, outcome }
-    }
 }
 
 impl fmt::Display for Decision {
@@ -57,26 +52,95 @@ impl fmt::Display for Decision {
             }
             Decision::Freed(Freed::Now) => f.write_str("frees the block at once"),
             Decision::Freed(Freed::Later) => f.write_str("frees the block later"),
-            Decision::Inside(event) => inside(f, event),
+            Decision::Inside(StrategyEvent::Retry { rounded }) => write!(f, "tries again for {rounded} bytes"),
+            Decision::Inside(event) => ObservedAction::of_event(event).iter().try_for_each(|action| action.fmt(f)),
         }
     }
 }
 
-fn inside(f: &mut fmt::Formatter<'_>, event: &StrategyEvent) -> fmt::Result {
-    let mut at = |verb: &str, address: Address, bytes: u64, stream: StreamId| {
-        write!(f, "{verb} {bytes} bytes at {address} for stream {stream}")
-    };
-    match *event {
-        StrategyEvent::SegmentAlloc { address, bytes, stream } => at("takes a segment of", address, bytes, stream),
-        StrategyEvent::SegmentFree { address, bytes, stream } => at("gives back a segment of", address, bytes, stream),
-        StrategyEvent::SegmentMap { address, bytes, stream } => at("maps", address, bytes, stream),
-        StrategyEvent::SegmentUnmap { address, bytes, stream } => at("unmaps", address, bytes, stream),
-        StrategyEvent::FreeCompleted { address, requested, stream } => {
-            at("completes a free of", address, requested, stream)
+/// The first thing in which a run on scripted answers differs from the run that the answers come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunDifference {
+    /// Where in the trace.
+    pub place: TracePlace,
+    /// What was decided on the device from there to the end of the event.
+    pub on_device: Vec<Decision>,
+    /// What was decided on the same answers instead.
+    pub on_script: Vec<Decision>,
+    /// What else there is to say: a call of the driver that was not made before.
+    pub complaint: Option<String>,
+}
+
+/// A place in a trace, as people look for it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TracePlace {
+    /// The event and its number, from 0; nothing after the last one, when memory is given back.
+    pub event: Option<(u64, Op)>,
+    /// The step, if the trace marks steps.
+    pub step: Option<u32>,
+    /// The phase, if the trace marks phases.
+    pub phase: Option<String>,
+}
+
+impl TracePlace {
+    /// Goes on to the next event.
+    pub(super) fn reach(&mut self, now: &ReplayMoment<'_>) {
+        self.event = Some((now.index, now.event.op));
+        match now.event.op {
+            Op::Mark { kind: MarkKind::Step, index, .. } => self.step = Some(index),
+            Op::Mark { kind: MarkKind::Phase, label, .. } => {
+                self.phase = now.tables.labels().get(label as usize).cloned();
+            }
+            _ => {}
         }
-        StrategyEvent::Retry { rounded } => write!(f, "tries again for {rounded} bytes"),
-        StrategyEvent::OutOfMemory { rounded, stream, .. } => {
-            write!(f, "runs out of memory for {rounded} bytes on stream {stream}")
+    }
+}
+
+impl fmt::Display for TracePlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some((number, op)) = self.event else { return f.write_str("after the last event") };
+        write!(f, "event {number}, {}", op.kind().name())?;
+        match op {
+            Op::Alloc { bytes, stream, .. } => write!(f, " of {bytes} bytes on stream {stream}")?,
+            Op::Free { stream, .. } | Op::Use { stream, .. } | Op::Work { stream, .. } => {
+                write!(f, " on stream {stream}")?;
+            }
+            _ => {}
         }
+        self.step.iter().try_for_each(|step| write!(f, " in step {step}"))?;
+        match &self.phase {
+            Some(phase) if !phase.is_empty() => write!(f, ", {phase}"),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn listed(decisions: &[Decision]) -> String {
+    list_of(decisions, 3, ", ", "does nothing more")
+}
+
+impl RunDifference {
+    /// Two views of one event, without what they begin with in common.
+    pub(super) fn new(
+        place: TracePlace,
+        on_device: &[Decision],
+        on_script: &[Decision],
+        complaint: Option<String>,
+    ) -> RunDifference {
+        let in_common = on_device.iter().zip(on_script).take_while(|(device, script)| device == script).count();
+        RunDifference {
+            place,
+            on_device: on_device[in_common..].to_vec(),
+            on_script: on_script[in_common..].to_vec(),
+            complaint,
+        }
+    }
+}
+
+impl fmt::Display for RunDifference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let RunDifference { place, on_device, on_script, complaint } = self;
+        write!(f, "{place}: the device's run {}; on the same answers {}", listed(on_device), listed(on_script))?;
+        complaint.iter().try_for_each(|complaint| write!(f, " ({complaint})"))
     }
 }

@@ -1,25 +1,18 @@
-//! Runs a case on a device, and once more on the answers that the device's driver gave: the decisions must be the same,
-//! event by event.
+//! Runs a case on a device, and at the same time on the answers that the device's driver gave. All decisions must be
+//! the same, event by event.
 //!
-//! If they are, the strategy is all there is to a run: what happens on a real GPU follows from the strategy's code and
-//! the driver's answers (where memory lies, whether events are done, what fails), and a simulated run differs only where
-//! its driver answers otherwise. `oomph verify --on` calls this through the rooms above. It prints nothing, and says
-//! nothing about how good a simulated driver is: that takes a [free run](perform) on one.
+//! If they are, a run follows from the strategy's code and the driver's answers alone (addresses, whether events are
+//! done, what fails), and a simulated run can differ only where its driver answers differently. `oomph verify --on`
+//! uses this. It says nothing about how good a simulated driver is: that takes a [free run](perform) on one.
 
 mod decision;
-mod difference;
-mod proofreader;
 mod transcript;
+
+pub use decision::{Decision, RunDifference, TracePlace};
 
 use std::{panic::resume_unwind, thread};
 
-pub use decision::Decision;
-pub use difference::{Difference, Place};
-
-use self::{
-    proofreader::Proofreader,
-    transcript::{Reader, Writer, transcript},
-};
+use self::transcript::{TranscriptReader, TranscriptWriter, transcript};
 use super::{
     FailedRequest, LiveBlock, Observer, OnOutOfMemory, ReplayError, ReplayMoment, ReplayOptions, ReplayOutcome, replay,
 };
@@ -36,16 +29,16 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Agreement {
     /// The run on the device.
-    pub performance: Performance,
+    pub performance: CompletedRun,
     /// Events at which both runs decided the same.
     pub agreed: u64,
     /// The first difference, be it at an event or afterwards, when memory is given back.
-    pub difference: Option<Difference>,
+    pub difference: Option<RunDifference>,
 }
 
 /// What a run left behind.
 #[derive(Clone, Debug)]
-pub struct Performance {
+pub struct CompletedRun {
     /// What was carried out.
     pub replayed: ReplayOutcome,
     /// The books when the cache had been emptied.
@@ -91,11 +84,11 @@ pub fn agree(
         (performance, comparison.join().unwrap_or_else(|panic| resume_unwind(panic)))
     });
     let performance = performance?;
-    let Comparison { agreed, difference, stats } = comparison;
+    let ScriptedRun { agreed, difference, stats } = comparison;
     let difference = difference.or_else(|| {
         let stats = stats.filter(|stats| *stats != performance.stats)?;
         let complaint = format!("the books at the end are {:?}, then {stats:?}", performance.stats);
-        Some(Difference::new(Place::default(), &[], &[], Some(complaint)))
+        Some(RunDifference::new(TracePlace::default(), &[], &[], Some(complaint)))
     });
     Ok(Agreement { performance, agreed, difference })
 }
@@ -110,12 +103,12 @@ pub fn perform<O: Observer>(
     device: &mut dyn Device,
     options: &ReplayOptions<'_>,
     observer: &mut O,
-) -> Result<Performance, ReplayError> {
+) -> Result<CompletedRun, ReplayError> {
     let options = ReplayOptions { on_out_of_memory: OnOutOfMemory::Skip, ..*options };
     let replayed = replay(source, strategy, device, &options, observer)?;
     let failed = |source| ReplayError::Strategy { event: replayed.events, source };
     strategy.trim(&mut Context { device: &mut *device, sink: &mut *observer }).map_err(failed)?;
-    let performance = Performance { replayed, stats: strategy.stats(), details: strategy.details() };
+    let performance = CompletedRun { replayed, stats: strategy.stats(), details: strategy.details() };
     strategy.close(&mut Context { device, sink: observer }).map_err(failed)?;
     Ok(performance)
 }
@@ -125,46 +118,55 @@ fn watch(
     source: &dyn Source,
     strategy: &mut dyn Strategy,
     device: &mut dyn Device,
-    writer: Writer,
+    writer: TranscriptWriter,
     options: &ReplayOptions<'_>,
-) -> Result<Performance, ReplayError> {
+) -> Result<CompletedRun, ReplayError> {
     let mut device = InterceptedDevice::new(device, writer.clone());
-    perform(source, strategy, &mut device, options, &mut Clerk { writer })
+    perform(source, strategy, &mut device, options, &mut DecisionObserver(writer))
 }
 
-/// Writes every decision down.
-struct Clerk {
-    writer: Writer,
+/// Receives the decisions of a run, event by event.
+trait DecisionSink {
+    fn event_begins(&mut self, _now: &ReplayMoment<'_>) {}
+    fn decision(&mut self, decision: Decision);
+    fn event_ends(&mut self);
 }
 
-impl EventSink for Clerk {
+/// Passes the decisions of a replay to a [`DecisionSink`].
+struct DecisionObserver<S>(S);
+
+impl<S: DecisionSink> EventSink for DecisionObserver<S> {
     fn event(&mut self, event: StrategyEvent) {
-        self.writer.decision(Decision::Inside(event));
+        self.0.decision(Decision::Inside(event));
     }
 }
 
-impl Observer for Clerk {
+impl<S: DecisionSink> Observer for DecisionObserver<S> {
+    fn before(&mut self, now: &ReplayMoment<'_>) {
+        self.0.event_begins(now);
+    }
+
     fn served(&mut self, _: &ReplayMoment<'_>, live: &LiveBlock, outcome: Outcome) {
-        self.writer.decision(Decision::served(live, outcome));
+        self.0.decision(Decision::Served { address: live.block.address, size: live.block.size, outcome });
     }
 
     fn freed(&mut self, _: &ReplayMoment<'_>, _: &LiveBlock, freed: Freed) {
-        self.writer.decision(Decision::Freed(freed));
+        self.0.decision(Decision::Freed(freed));
     }
 
     fn out_of_memory(&mut self, _: &ReplayMoment<'_>, report: &FailedRequest) {
-        self.writer.decision(Decision::Failed(report.shortage));
+        self.0.decision(Decision::Failed(report.shortage));
     }
 
     fn after(&mut self, _: &ReplayMoment<'_>) {
-        self.writer.event_ends();
+        self.0.event_ends();
     }
 }
 
 /// What the run on the transcript's answers found.
-struct Comparison {
+struct ScriptedRun {
     agreed: u64,
-    difference: Option<Difference>,
+    difference: Option<RunDifference>,
     /// The books, if it came to its end.
     stats: Option<Stats>,
 }
@@ -174,22 +176,90 @@ fn compare(
     source: &dyn Source,
     strategy: &mut dyn Strategy,
     props: DeviceProps,
-    reader: Reader,
+    reader: TranscriptReader,
     options: &ReplayOptions<'_>,
-) -> Comparison {
+) -> ScriptedRun {
     let answers = reader.clone();
     let mut device = ScriptedDevice::following(props, move || answers.exchanges());
-    let mut proofreader = Proofreader::new(reader);
+    let mut observer = DecisionObserver(DecisionChecker::new(reader));
     let options = ReplayOptions { stop: None, ..*options };
-    let performance = perform(source, strategy, &mut device, &options, &mut proofreader);
+    let performance = perform(source, strategy, &mut device, &options, &mut observer);
     let complaint = match (&performance, device.mismatch()) {
         (_, Some(mismatch)) => Some(mismatch.to_string()),
         (Err(error), None) => Some(error.to_string()),
         (Ok(_), None) => device.next_expected().map(|call: &DriverCall| format!("nothing calls for {call:?}")),
     };
-    proofreader.conclude(performance.is_ok(), complaint);
-    let Proofreader { agreed, difference, .. } = proofreader;
-    Comparison { agreed, difference, stats: performance.ok().map(|performance| performance.stats) }
+    let mut checker = observer.0;
+    checker.conclude(performance.is_ok(), complaint);
+    let DecisionChecker { agreed, difference, .. } = checker;
+    ScriptedRun { agreed, difference, stats: performance.ok().map(|performance| performance.stats) }
+}
+
+/// Compares every decision with the transcript.
+struct DecisionChecker {
+    reader: TranscriptReader,
+    place: TracePlace,
+    /// Of the present event.
+    decisions: Vec<Decision>,
+    /// What the transcript says of it.
+    expected: Vec<Decision>,
+    /// Events at which the two runs decided the same.
+    agreed: u64,
+    /// The first difference.
+    difference: Option<RunDifference>,
+}
+
+impl DecisionChecker {
+    fn new(reader: TranscriptReader) -> DecisionChecker {
+        DecisionChecker {
+            reader,
+            place: TracePlace::default(),
+            decisions: Vec::new(),
+            expected: Vec::new(),
+            agreed: 0,
+            difference: None,
+        }
+    }
+
+    /// After the last event, or in the middle of the one that could not be carried out.
+    fn conclude(&mut self, finished: bool, complaint: Option<String>) {
+        let goes_on = self.reader.next_event(&mut self.expected);
+        if finished || !goes_on {
+            self.place = TracePlace::default();
+        }
+        let complaint = complaint.or((finished && goes_on).then(|| "the device's run had more events".to_owned()));
+        if complaint.is_some() || self.decisions != self.expected {
+            self.note_difference(complaint);
+        }
+    }
+
+    fn note_difference(&mut self, complaint: Option<String>) {
+        if self.difference.is_none() {
+            let place = self.place.clone();
+            self.difference = Some(RunDifference::new(place, &self.expected, &self.decisions, complaint));
+        }
+    }
+}
+
+impl DecisionSink for DecisionChecker {
+    fn event_begins(&mut self, now: &ReplayMoment<'_>) {
+        self.place.reach(now);
+    }
+
+    fn decision(&mut self, decision: Decision) {
+        self.decisions.push(decision);
+    }
+
+    fn event_ends(&mut self) {
+        let told = self.reader.next_event(&mut self.expected);
+        if told && self.decisions == self.expected {
+            self.agreed += 1;
+        } else {
+            let complaint = (!told).then(|| "the device's run had already ended".to_owned());
+            self.note_difference(complaint);
+        }
+        self.decisions.clear();
+    }
 }
 
 #[cfg(test)]
@@ -317,7 +387,7 @@ mod tests {
             let (writer, reader) = transcript();
             let honest = InterceptedDevice::new(device, writer.clone());
             let mut device = InterceptedDevice::new(Box::new(honest), Liar { answers: 0, lie_at });
-            perform(&source, &mut *first, &mut device, &options, &mut Clerk { writer }).unwrap();
+            perform(&source, &mut *first, &mut device, &options, &mut DecisionObserver(writer)).unwrap();
             assert!(device.interceptor().answers >= lie_at, "so many questions are asked");
             drop(device);
             let comparison = compare(&source, &mut *second, props, reader, &options);
@@ -334,7 +404,7 @@ mod tests {
         let props = device.props().clone();
         let (writer, reader) = transcript();
         let mut device = InterceptedDevice::new(device, writer.clone());
-        perform(&source, &mut *first, &mut device, &options, &mut Clerk { writer }).unwrap();
+        perform(&source, &mut *first, &mut device, &options, &mut DecisionObserver(writer)).unwrap();
         device.synchronize().unwrap();
         drop(device);
         let comparison = compare(&source, &mut *second, props, reader, &options);

@@ -13,7 +13,7 @@ use std::{
     },
 };
 
-use super::Decision;
+use super::{Decision, DecisionSink};
 use crate::device::{
     Device, DeviceError,
     wrap::{DriverAnswer, DriverCall, DriverExchange, Interceptor},
@@ -26,21 +26,21 @@ const CHUNK: usize = 4096;
 const CHUNKS_UNDER_WAY: usize = 64;
 
 /// Opens the way.
-pub(super) fn transcript() -> (Writer, Reader) {
+pub(super) fn transcript() -> (TranscriptWriter, TranscriptReader) {
     let (sender, receiver) = sync_channel(CHUNKS_UNDER_WAY);
-    let draft = Draft { chunk: Chunk::default(), sender: Some(sender) };
-    let received = Received { receiver, exchanges: Vec::new(), tellings: VecDeque::new() };
-    (Writer(Arc::new(Mutex::new(draft))), Reader(Arc::new(Mutex::new(received))))
+    let draft = UnsentChunk { chunk: TranscriptChunk::default(), sender: Some(sender) };
+    let received = ReceivedChunks { receiver, exchanges: Vec::new(), tellings: VecDeque::new() };
+    (TranscriptWriter(Arc::new(Mutex::new(draft))), TranscriptReader(Arc::new(Mutex::new(received))))
 }
 
 #[derive(Debug, Default)]
-struct Chunk {
+struct TranscriptChunk {
     exchanges: Vec<DriverExchange>,
-    tellings: Vec<Telling>,
+    tellings: Vec<TranscriptItem>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Telling {
+enum TranscriptItem {
     Decision(Decision),
     /// Everything so far belongs to one event.
     EventEnds,
@@ -48,25 +48,27 @@ enum Telling {
 
 /// The end that the watched run writes to; copies write to the same transcript. It is complete once all are gone.
 #[derive(Clone, Debug)]
-pub(super) struct Writer(Arc<Mutex<Draft>>);
+pub(super) struct TranscriptWriter(Arc<Mutex<UnsentChunk>>);
 
 #[derive(Debug)]
-struct Draft {
-    chunk: Chunk,
+struct UnsentChunk {
+    chunk: TranscriptChunk,
     /// Nothing once nobody reads any more.
-    sender: Option<SyncSender<Chunk>>,
+    sender: Option<SyncSender<TranscriptChunk>>,
 }
 
-impl Writer {
-    pub(super) fn decision(&self, decision: Decision) {
-        self.write(|chunk| chunk.tellings.push(Telling::Decision(decision)));
+impl DecisionSink for TranscriptWriter {
+    fn decision(&mut self, decision: Decision) {
+        self.write(|chunk| chunk.tellings.push(TranscriptItem::Decision(decision)));
     }
 
-    pub(super) fn event_ends(&self) {
-        self.write(|chunk| chunk.tellings.push(Telling::EventEnds));
+    fn event_ends(&mut self) {
+        self.write(|chunk| chunk.tellings.push(TranscriptItem::EventEnds));
     }
+}
 
-    fn write(&self, add: impl FnOnce(&mut Chunk)) {
+impl TranscriptWriter {
+    fn write(&self, add: impl FnOnce(&mut TranscriptChunk)) {
         let mut draft = lock(&self.0);
         if draft.sender.is_none() {
             return;
@@ -78,7 +80,7 @@ impl Writer {
     }
 }
 
-impl Draft {
+impl UnsentChunk {
     fn send(&mut self) {
         let chunk = mem::take(&mut self.chunk);
         if self.sender.as_ref().is_some_and(|sender| sender.send(chunk).is_err()) {
@@ -87,13 +89,13 @@ impl Draft {
     }
 }
 
-impl Drop for Draft {
+impl Drop for UnsentChunk {
     fn drop(&mut self) {
         self.send();
     }
 }
 
-impl Interceptor for Writer {
+impl Interceptor for TranscriptWriter {
     fn before<D: Device + ?Sized>(&mut self, _call: &DriverCall, _device: &D) -> Result<(), DeviceError> {
         Ok(())
     }
@@ -105,16 +107,16 @@ impl Interceptor for Writer {
 
 /// The end that the second run reads from; copies read the same transcript.
 #[derive(Clone, Debug)]
-pub(super) struct Reader(Arc<Mutex<Received>>);
+pub(super) struct TranscriptReader(Arc<Mutex<ReceivedChunks>>);
 
 #[derive(Debug)]
-struct Received {
-    receiver: Receiver<Chunk>,
+struct ReceivedChunks {
+    receiver: Receiver<TranscriptChunk>,
     exchanges: Vec<DriverExchange>,
-    tellings: VecDeque<Telling>,
+    tellings: VecDeque<TranscriptItem>,
 }
 
-impl Reader {
+impl TranscriptReader {
     /// What the driver was asked and answered since the last time; nothing at the end. Waits for the writer.
     pub(super) fn exchanges(&self) -> Vec<DriverExchange> {
         let mut received = lock(&self.0);
@@ -129,8 +131,8 @@ impl Reader {
         let mut received = lock(&self.0);
         loop {
             match received.tellings.pop_front() {
-                Some(Telling::Decision(decision)) => decisions.push(decision),
-                Some(Telling::EventEnds) => return true,
+                Some(TranscriptItem::Decision(decision)) => decisions.push(decision),
+                Some(TranscriptItem::EventEnds) => return true,
                 None if received.receive() => {}
                 None => return false,
             }
@@ -138,7 +140,7 @@ impl Reader {
     }
 }
 
-impl Received {
+impl ReceivedChunks {
     /// Takes the next chunk in; false where there is none.
     fn receive(&mut self) -> bool {
         let Ok(chunk) = self.receiver.recv() else { return false };
@@ -168,7 +170,7 @@ mod tests {
 
     #[test]
     fn more_than_fits_between_the_runs_gets_through_in_order() {
-        let (writer, reader) = transcript();
+        let (mut writer, reader) = transcript();
         let events = CHUNK * (CHUNKS_UNDER_WAY + 3) + 17;
         thread::scope(|scope| {
             scope.spawn(move || {
@@ -199,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_writer_whom_nobody_reads_goes_on() {
-        let (writer, reader) = transcript();
+        let (mut writer, reader) = transcript();
         drop(reader);
         for _ in 0..CHUNK * (CHUNKS_UNDER_WAY + 2) {
             writer.event_ends();

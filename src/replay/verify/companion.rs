@@ -1,11 +1,13 @@
 //! `snapshots.csv` beside recordings: what PyTorch knew and a snapshot does not say.
 //!
-//! One row a recording, by file name without extensions. Columns that are missing or empty are unknown.
+//! One row per recording, found by file name without extensions. Columns that are missing or empty are unknown.
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
 };
+
+use serde::Deserialize;
 
 use super::Counters;
 
@@ -32,7 +34,7 @@ pub enum CompanionError {
         /// Why.
         source: io::Error,
     },
-    /// Not a table, or a field that is no number.
+    /// Not a table, or a field is not a number.
     #[error("{}: {reason}", path.display())]
     Format {
         /// Which file.
@@ -57,38 +59,28 @@ impl Companion {
 }
 
 fn row(text: &[u8], file_name: &str) -> Result<Option<Companion>, String> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Row {
+        snapshot: String,
+        memory_fraction: String,
+    }
+    let words = |error: csv::Error| error.to_string();
     let mut table = csv::Reader::from_reader(text);
-    let headers = table.headers().map_err(|error| error.to_string())?.clone();
+    let headers = table.headers().map_err(words)?.clone();
     for record in table.records() {
-        let record = record.map_err(|error| error.to_string())?;
-        let field = |name: &str| {
-            let place = headers.iter().position(|header| header == name);
-            place.and_then(|place| record.get(place)).filter(|text| !text.is_empty())
-        };
-        let is_this = field("snapshot").is_some_and(|name| {
-            let rest = file_name.strip_prefix(name);
-            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(".pickle") || rest.starts_with(".pkl"))
-        });
-        if !is_this {
+        let record = record.map_err(words)?;
+        let Row { snapshot, memory_fraction } = record.deserialize(Some(&headers)).map_err(words)?;
+        let ending = file_name.strip_prefix(&snapshot);
+        if !ending.is_some_and(|end| end.is_empty() || end.starts_with(".pickle") || end.starts_with(".pkl")) {
             continue;
         }
-        let bad = |name: &str, text: &str| format!("'{text}' is no value for {name}");
-        let count = |name: &str| field(name).map(|text| text.parse::<u64>().map_err(|_| bad(name, text))).transpose();
-        let fraction = field("memory_fraction").map(|text| {
-            let fraction = text.parse().ok().filter(|fraction: &f64| (0.0..=1.0).contains(fraction));
-            fraction.ok_or_else(|| bad("memory_fraction", text))
-        });
-        return Ok(Some(Companion {
-            memory_fraction: fraction.transpose()?,
-            counters: Counters {
-                peak_allocated: count("peak_allocated")?,
-                peak_reserved: count("peak_reserved")?,
-                final_segments: count("final_segments")?,
-                final_inactive_split: count("final_inactive_split")?,
-                alloc_retries: count("alloc_retries")?,
-                ooms: count("ooms")?,
-            },
-        }));
+        let memory_fraction = match memory_fraction.parse().ok().filter(|fraction: &f64| (0.0..=1.0).contains(fraction))
+        {
+            None if !memory_fraction.is_empty() => return Err(format!("'{memory_fraction}' is not a memory_fraction")),
+            fraction => fraction,
+        };
+        return Ok(Some(Companion { memory_fraction, counters: record.deserialize(Some(&headers)).map_err(words)? }));
     }
     Ok(None)
 }
@@ -100,7 +92,7 @@ mod tests {
     const TABLE: &[u8] = b"snapshot,memory_fraction,ooms\nrun,,3\nrun.exp,0.25,\nodd,lots,\n";
 
     #[test]
-    fn a_recording_finds_its_own_row_and_no_other() {
+    fn row_is_found_by_file_name() {
         let found = row(TABLE, "run.pickle.xz").unwrap().unwrap();
         assert_eq!((found.memory_fraction, found.counters.ooms), (None, Some(3)));
         let found = row(TABLE, "run.exp.pickle").unwrap().unwrap();
@@ -109,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_is_no_number_is_named() {
-        assert_eq!(row(TABLE, "odd.pickle"), Err("'lots' is no value for memory_fraction".to_owned()));
+    fn wrong_number_is_an_error() {
+        assert_eq!(row(TABLE, "odd.pickle"), Err("'lots' is not a memory_fraction".to_owned()));
     }
 }

@@ -8,23 +8,21 @@
 //!
 //! `oomph verify` calls this, and whoever replays a recording and wants its calls of `empty_cache`. It prints nothing.
 
-mod beginning;
+mod call;
 mod companion;
-mod divergence;
-mod ending;
-mod held_back;
-mod model;
-mod sighting;
-mod stretch;
+mod compare;
+mod pending_frees;
+mod start;
 mod walk;
 
-pub use beginning::Beginning;
 pub use companion::{Companion, CompanionError};
-pub use divergence::Divergence;
-pub use ending::Piece;
-pub use sighting::Sighting;
+pub use compare::{Divergence, LayoutPiece, ObservedAction};
+pub use start::Beginning;
 
-use self::{beginning::Start, model::Model, walk::Walk};
+use self::{
+    start::StartState,
+    walk::{AllocatorModel, RecordingWalk},
+};
 use crate::{
     base::{Address, Progress},
     strategy::{Setup, Stats, Strategy},
@@ -32,7 +30,8 @@ use crate::{
 };
 
 /// What PyTorch itself counted, as far as somebody wrote it down: no snapshot says it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(default)]
 pub struct Counters {
     /// `allocated_bytes.all.peak`.
     pub peak_allocated: Option<u64>,
@@ -128,7 +127,7 @@ pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters, pro
     if recording.witnessed.is_empty() {
         return unknowable("it has no entries: the history was off".to_owned());
     }
-    let mut start = Start::of(recording);
+    let mut start = StartState::of(recording);
     if !start.memory.astray.is_empty() {
         let count = start.memory.astray.len();
         return unknowable(format!("it began in the middle: {count} blocks were there before it in no known segment"));
@@ -141,9 +140,10 @@ pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters, pro
     let doubts = start.doubts(&settings, setup.limit);
     let mut rounds_left = rounds_of_mending(recording.witnessed.len());
     let (walk, result) = loop {
-        let model = Model::new(settings.clone(), setup, &recording.streams);
+        let model = AllocatorModel::new(settings.clone(), setup, &recording.streams);
         let streams = recording.streams.len();
-        let walk = model.and_then(|model| Walk::new(&recording.witnessed, model, streams, &start, own_limit.is_some()));
+        let walk = model
+            .and_then(|model| RecordingWalk::new(&recording.witnessed, model, streams, &start, own_limit.is_some()));
         let mut walk = match walk {
             Ok(walk) => walk,
             Err(error) if start.told().is_some() => return unknowable(format!("it began in the middle: {error}")),
@@ -155,7 +155,7 @@ pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters, pro
             _ => break (walk, result),
         }
     };
-    let result = result.and_then(|()| ending::compare(&walk.model.caching, recording, &start, counters));
+    let result = result.and_then(|()| compare::compare(&walk.model.caching, recording, &start, counters));
     let mut reasons = reasons_for_doubt(recording);
     if result.is_err() {
         reasons.extend(doubts);

@@ -1,73 +1,82 @@
-//! Walks through a recording with the model at its side, until the two part or the recording ends.
+//! Walks through a recording and drives the model with the same calls, until the two differ or the recording ends.
+//!
+//! The model is PyTorch's allocator over a driver whose answers come from the recording.
 
 use std::collections::HashMap;
 
 use super::{
-    Divergence, Sighting,
-    beginning::Start,
-    held_back::{HeldBack, Lanes},
-    model::{Deeds, Model},
-    stretch::{Reading, Stretch},
+    Divergence, ObservedAction,
+    call::{CallEntries, CallReading},
+    pending_frees::{PendingFrees, WaitStreams},
+    start::{StartState, range_start},
 };
 use crate::{
-    base::{Address, PROGRESS_STRIDE, Progress, StreamId},
-    strategy::{Block, Freed, StrategyError},
+    base::{Address, PROGRESS_STRIDE, Progress, SiteId, StreamId, ThreadId},
+    device::{
+        CallKind, Device, DeviceProps,
+        wrap::{CallFailure, DriverCall, DriverReply, FaultPlan, FaultyDevice, ScriptOrder, ScriptedDevice},
+    },
+    pytorch::AllocatorSettings,
+    strategy::{
+        Attempt, Block, Caller, Context, Freed, Layout, Request, Setup, Strategy, StrategyError, StrategyEvent,
+        caching::Caching,
+    },
     trace::torch::{Action, BlockState, Entry},
 };
 
-/// Where the walk is.
-pub(super) struct Walk<'a> {
+/// The state of the walk.
+pub(super) struct RecordingWalk<'a> {
     entries: &'a [Entry],
-    pub(super) model: Model,
-    /// What the program holds, by address.
-    live: HashMap<u64, Tenant>,
-    held_back: HeldBack,
-    lanes: Lanes,
-    stretch: Stretch,
-    deeds: Deeds,
+    pub(super) model: AllocatorModel,
+    /// The program's blocks, by address.
+    live: HashMap<u64, ProgramBlock>,
+    pending: PendingFrees,
+    lanes: WaitStreams,
+    call_entries: CallEntries,
+    actions: ModelActions,
     /// The next entry; all between the start and here agree.
     pub(super) at: usize,
     /// Before which entries `empty_cache` must have been called.
     pub(super) empty_caches: Vec<usize>,
     /// How often memory must have been refused from outside.
     pub(super) refusals: usize,
-    /// The program had a limit that we do not know.
+    /// The program had a limit of unknown size.
     by_unknown_limit: bool,
 }
 
 const TOO_FEW_LANES: &str = "more frees wait for streams than there are streams";
 
 #[derive(Clone, Copy)]
-struct Tenant {
+struct ProgramBlock {
     block: Block,
     requested: u64,
     stream: StreamId,
 }
 
-impl Tenant {
-    fn sighting(&self, action: Action) -> Sighting {
-        Sighting { action, address: self.block.address, bytes: self.requested, stream: self.stream }
+impl ProgramBlock {
+    fn sighting(&self, action: Action) -> ObservedAction {
+        ObservedAction { action, address: self.block.address, bytes: self.requested, stream: self.stream }
     }
 }
 
-impl<'a> Walk<'a> {
-    /// Sets out with the memory that was there at the start. Refused where the model cannot have such memory.
+impl<'a> RecordingWalk<'a> {
+    /// Starts with the memory that was there. An error if the model cannot have such memory.
     pub(super) fn new(
         entries: &'a [Entry],
-        mut model: Model,
+        mut model: AllocatorModel,
         streams: usize,
-        start: &Start,
+        start: &StartState,
         by_unknown_limit: bool,
-    ) -> Result<Walk<'a>, StrategyError> {
+    ) -> Result<RecordingWalk<'a>, StrategyError> {
         let adopted = model.adopt(&start.layout, &entries[start.entry..])?;
-        let mut walk = Walk {
+        let mut walk = RecordingWalk {
             entries,
             model,
             live: HashMap::new(),
-            held_back: HeldBack::in_entries(entries, start.entry, start.waiting()),
-            lanes: Lanes::above(streams),
-            stretch: Stretch::default(),
-            deeds: Deeds::default(),
+            pending: PendingFrees::in_entries(entries, start.entry, start.waiting()),
+            lanes: WaitStreams::above(streams),
+            call_entries: CallEntries::default(),
+            actions: ModelActions::default(),
             at: start.entry,
             empty_caches: Vec::new(),
             refusals: 0,
@@ -77,22 +86,22 @@ impl<'a> Walk<'a> {
             if was.state == BlockState::PendingFree {
                 walk.wait_from_the_start(block, stream)?;
             } else {
-                walk.live.insert(block.address.0, Tenant { block, requested: was.requested_size, stream });
+                walk.live.insert(block.address.0, ProgramBlock { block, requested: was.requested_size, stream });
             }
         }
         Ok(walk)
     }
 
     fn wait_from_the_start(&mut self, block: Block, stream: StreamId) -> Result<(), StrategyError> {
-        let turn = self.held_back.turn(self.at);
-        let lane = turn.and_then(|turn| self.lanes.lane(turn, &self.held_back));
+        let turn = self.pending.turn(self.at);
+        let lane = turn.and_then(|turn| self.lanes.lane(turn, &self.pending));
         let lane = lane.ok_or_else(|| StrategyError::Refused(TOO_FEW_LANES.to_owned()))?;
         self.model.free(block, stream, Some(lane)).map(drop)
     }
 
-    /// Goes on to the end.
+    /// Walks to the end.
     pub(super) fn finish(&mut self, progress: &dyn Progress) -> Result<(), Divergence> {
-        progress.begin_stage("re-living it", (self.entries.len() - self.at) as u64);
+        progress.begin_stage("verifying", (self.entries.len() - self.at) as u64);
         while self.at < self.entries.len() {
             let begun = self.at;
             self.go_until(begun.saturating_add(PROGRESS_STRIDE))?;
@@ -101,7 +110,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Goes on to the end of the call that reaches `place`.
+    /// Walks to the end of the call that reaches `place`.
     fn go_until(&mut self, place: usize) -> Result<(), Divergence> {
         while self.at < place
             && let Some(entry) = self.entries.get(self.at)
@@ -115,16 +124,16 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// The program frees a block. Says where the next call starts.
+    /// The program frees a block. Returns where the next call starts.
     fn free(&mut self, entry: &Entry) -> Result<usize, Divergence> {
         let at = self.at;
         let Some(tenant) = self.live.remove(&entry.address.0) else {
-            return Err(self.free_diverges(at, 1, None, Some("no block of the program's is there".to_owned())));
+            return Err(self.free_diverges(at, 1, None, Some("the program has no block there".to_owned())));
         };
-        let turn = self.held_back.turn(at);
+        let turn = self.pending.turn(at);
         let lane = match turn {
             None => None,
-            Some(turn) => match self.lanes.lane(turn, &self.held_back) {
+            Some(turn) => match self.lanes.lane(turn, &self.pending) {
                 Some(lane) => Some(lane),
                 None => {
                     let complaint = TOO_FEW_LANES.to_owned();
@@ -134,14 +143,16 @@ impl<'a> Walk<'a> {
         };
         let entries = if turn.is_some() { 1 } else { 2 };
         let expected = [Action::FreeRequested, Action::FreeCompleted].map(|action| tenant.sighting(action));
-        let recorded = self.entries[at..].iter().take(entries).map(Sighting::of);
+        let recorded = self.entries[at..].iter().take(entries).map(ObservedAction::of);
         if !recorded.eq(expected[..entries].iter().copied()) {
             return Err(self.free_diverges(at, entries, Some(tenant), None));
         }
         let freed = if lane.is_some() { Freed::Later } else { Freed::Now };
         match self.model.free(tenant.block, entry.stream, lane) {
             Ok(answer) if answer == freed => Ok(at + entries),
-            Ok(_) => Err(self.free_diverges(at, entries, Some(tenant), Some("the block is kept waiting".to_owned()))),
+            Ok(_) => {
+                Err(self.free_diverges(at, entries, Some(tenant), Some("the block waits for a stream".to_owned())))
+            }
             Err(error) => Err(self.free_diverges(at, entries, Some(tenant), Some(error.to_string()))),
         }
     }
@@ -151,64 +162,64 @@ impl<'a> Walk<'a> {
         &self,
         at: usize,
         entries: usize,
-        tenant: Option<Tenant>,
+        tenant: Option<ProgramBlock>,
         complaint: Option<String>,
     ) -> Divergence {
-        let recorded: Vec<Sighting> = self.entries[at..].iter().take(entries).map(Sighting::of).collect();
+        let recorded: Vec<ObservedAction> = self.entries[at..].iter().take(entries).map(ObservedAction::of).collect();
         let model =
             tenant.map(|tenant| [Action::FreeRequested, Action::FreeCompleted].map(|action| tenant.sighting(action)));
         let model = model.into_iter().flatten().take(entries).collect();
         Divergence::entries(at, recorded, model, complaint)
     }
 
-    /// A request, with what it made the allocator do, or a call of `empty_cache`. Says where the next call starts.
+    /// A request with the actions that it caused, or a call of `empty_cache`. Returns where the next call starts.
     fn call(&mut self) -> Result<usize, Divergence> {
-        let next = self.stretch.read(self.entries, self.at);
-        match self.stretch.request {
+        let next = self.call_entries.read(self.entries, self.at);
+        match self.call_entries.request {
             None => self.empty_cache()?,
-            Some(_) if self.stretch.is_plain() => self.plain_request()?,
+            Some(_) if self.call_entries.is_plain() => self.plain_request()?,
             Some(_) => self.request()?,
         }
-        if self.stretch.seen.iter().any(|seen| seen.action == Action::FreeCompleted) {
+        if self.call_entries.seen.iter().any(|seen| seen.action == Action::FreeCompleted) {
             self.lanes.next_group().for_each(|lane| self.model.set_idle(lane));
             self.lanes.vacate_next_group();
         }
         Ok(next)
     }
 
-    /// Only one call explains what happened.
+    /// Only a call of `empty_cache` explains the actions.
     fn empty_cache(&mut self) -> Result<(), Divergence> {
-        self.model.empty_cache(&mut self.deeds);
-        if self.deeds.seen != self.stretch.seen {
-            return Err(self.diverges(Reading { empty_cache: true, polled: 0, refusals: 0 }));
+        self.model.empty_cache(&mut self.actions);
+        if self.actions.seen != self.call_entries.seen {
+            return Err(self.diverges(CallReading { empty_cache: true, polled: 0, refusals: 0 }));
         }
         self.empty_caches.push(self.at);
         Ok(())
     }
 
-    /// Only one reading explains what happened, so the model need not be kept for another try.
+    /// Only one reading is possible, so no copy of the model is needed.
     fn plain_request(&mut self) -> Result<(), Divergence> {
-        if self.stretch.seen.len() > 1 {
-            self.model.script(&self.stretch, None);
+        if self.call_entries.seen.len() > 1 {
+            self.model.script(&self.call_entries, None);
         }
-        let reading = Reading::plain(self.stretch.completed_first);
-        let block = self.model.request(&self.stretch, reading, self.lanes.next_group(), &mut self.deeds);
-        if self.deeds.seen != self.stretch.seen {
+        let reading = CallReading::plain(self.call_entries.completed_first);
+        let block = self.model.request(&self.call_entries, reading, self.lanes.next_group(), &mut self.actions);
+        if self.actions.seen != self.call_entries.seen {
             return Err(self.diverges(reading));
         }
         self.settle(block);
         Ok(())
     }
 
-    /// Tries every reading, each on a copy of the model, and takes the first that gives what was recorded.
+    /// Tries every reading on a copy of the model, and takes the first that gives what was recorded.
     fn request(&mut self) -> Result<(), Divergence> {
-        let next_range = if self.stretch.runs_out() { self.next_range() } else { None };
-        self.model.script(&self.stretch, next_range);
+        let next_range = if self.call_entries.runs_out() { self.next_range() } else { None };
+        self.model.script(&self.call_entries, next_range);
         let mut nearest: Option<(usize, Divergence)> = None;
-        for reading in self.stretch.readings(self.by_unknown_limit) {
+        for reading in self.call_entries.readings(self.by_unknown_limit) {
             let mut trial = self.model.clone();
-            let block = trial.request(&self.stretch, reading, self.lanes.next_group(), &mut self.deeds);
-            if self.deeds.seen == self.stretch.seen {
+            let block = trial.request(&self.call_entries, reading, self.lanes.next_group(), &mut self.actions);
+            if self.actions.seen == self.call_entries.seen {
                 self.model = trial;
                 self.refusals += reading.refusals;
                 if reading.empty_cache {
@@ -217,7 +228,7 @@ impl<'a> Walk<'a> {
                 self.settle(block);
                 return Ok(());
             }
-            let in_common = self.deeds.seen.iter().zip(&self.stretch.seen).take_while(|(a, b)| a == b).count();
+            let in_common = self.actions.seen.iter().zip(&self.call_entries.seen).take_while(|(a, b)| a == b).count();
             if nearest.as_ref().is_none_or(|(most, _)| in_common > *most) {
                 nearest = Some((in_common, self.diverges(reading)));
             }
@@ -226,25 +237,189 @@ impl<'a> Walk<'a> {
     }
 
     fn settle(&mut self, block: Option<Block>) {
-        if let (Some(block), Some(last)) = (block, self.stretch.seen.last()) {
-            self.live.insert(block.address.0, Tenant { block, requested: last.bytes, stream: last.stream });
+        if let (Some(block), Some(last)) = (block, self.call_entries.seen.last()) {
+            self.live.insert(block.address.0, ProgramBlock { block, requested: last.bytes, stream: last.stream });
         }
     }
 
-    /// Where a range begins that a failing request reserves: where the stream's next mapping is.
+    /// Where a failing request reserves a range: at the stream's next mapping.
     fn next_range(&self) -> Option<Address> {
-        let stream = self.stretch.seen.last()?.stream;
+        let stream = self.call_entries.seen.last()?.stream;
         let later = self.entries[self.at..].iter();
         let mut maps = later.filter(|entry| entry.action == Action::SegmentMap && entry.stream == stream);
         maps.next().map(|entry| entry.address)
     }
 
     #[cold]
-    fn diverges(&self, reading: Reading) -> Divergence {
-        let mut complaint = self.deeds.complaint.clone();
-        if reading.empty_cache && complaint.is_none() && self.stretch.request.is_none() {
+    fn diverges(&self, reading: CallReading) -> Divergence {
+        let mut complaint = self.actions.complaint.clone();
+        if reading.empty_cache && complaint.is_none() && self.call_entries.request.is_none() {
             complaint = Some("read as empty_cache".to_owned());
         }
-        Divergence::entries(self.at, self.stretch.seen.clone(), self.deeds.seen.clone(), complaint)
+        Divergence::entries(self.at, self.call_entries.seen.clone(), self.actions.seen.clone(), complaint)
+    }
+}
+
+/// Allocator and driver. A copy can be tried and thrown away.
+#[derive(Clone, Debug)]
+pub(super) struct AllocatorModel {
+    pub(super) caching: Caching,
+    device: ScriptedDevice,
+}
+
+/// The model's actions in one call.
+#[derive(Debug, Default)]
+pub(super) struct ModelActions {
+    events: Vec<StrategyEvent>,
+    /// In the order in which PyTorch would have recorded them.
+    pub(super) seen: Vec<ObservedAction>,
+    /// The error that stopped it.
+    pub(super) complaint: Option<String>,
+}
+
+impl ModelActions {
+    fn clear(&mut self) {
+        self.events.clear();
+        self.seen.clear();
+        self.complaint = None;
+    }
+
+    fn take_events(&mut self) {
+        self.seen.extend(self.events.drain(..).filter_map(|event| ObservedAction::of_event(&event)));
+    }
+}
+
+impl AllocatorModel {
+    pub(super) fn new(
+        settings: AllocatorSettings,
+        setup: &Setup<'_>,
+        streams: &[u64],
+    ) -> Result<AllocatorModel, StrategyError> {
+        let props: DeviceProps = setup.props.clone();
+        let mut device = ScriptedDevice::new(props, ScriptOrder::Loose);
+        for &handle in streams.iter().skip(1) {
+            device.stream_create(handle)?;
+        }
+        Ok(AllocatorModel { caching: Caching::new(settings, setup), device })
+    }
+
+    /// Takes over the memory from before a recording, at the same addresses. Returns the blocks that are not free, in
+    /// order. The allocator requests ordinary segments from the highest address down.
+    pub(super) fn adopt(&mut self, layout: &Layout, entries: &[Entry]) -> Result<Vec<Block>, StrategyError> {
+        for range in self.caching.shared_ranges(layout) {
+            let start = range_start(&range, &layout.segments, entries);
+            self.device.expect_any(CallKind::AddressReserve, Ok(DriverReply::Address(start)));
+        }
+        for segment in layout.segments.iter().rev().filter(|segment| !segment.mapped) {
+            self.device.expect(DriverCall::Alloc { bytes: segment.bytes }, Ok(DriverReply::Address(segment.address)));
+        }
+        let mut nothing: Vec<StrategyEvent> = Vec::new();
+        let mut cx = Context { device: &mut self.device, sink: &mut nothing };
+        self.caching.load_layout(&mut cx, layout)
+    }
+
+    /// Prepares the driver's answers for the memory that a call takes. `next_range` is where the next range of addresses
+    /// begins if the call does not say.
+    pub(super) fn script(&mut self, call: &CallEntries, next_range: Option<Address>) {
+        self.device.clear_script();
+        for seen in call.seen.iter().filter(|seen| seen.action == Action::SegmentAlloc) {
+            self.device.expect(DriverCall::Alloc { bytes: seen.bytes }, Ok(DriverReply::Address(seen.address)));
+        }
+        let first_map = call.seen.iter().find(|seen| seen.action == Action::SegmentMap);
+        if let Some(base) = first_map.map(|seen| seen.address).or(next_range) {
+            self.device.expect_any(CallKind::AddressReserve, Ok(DriverReply::Address(base)));
+        }
+    }
+
+    /// Carries out a call that ends in a request, read in one way. `waiting`: the streams of the frees that it completes.
+    pub(super) fn request(
+        &mut self,
+        call: &CallEntries,
+        reading: CallReading,
+        waiting: impl Iterator<Item = StreamId>,
+        actions: &mut ModelActions,
+    ) -> Option<Block> {
+        actions.clear();
+        if reading.empty_cache && !self.empty_cache_into(actions) {
+            return None;
+        }
+        for stream in waiting.take(reading.polled) {
+            self.device.set_busy(stream, false);
+        }
+        let last = call.seen.last()?;
+        let request = Request { bytes: last.bytes, stream: last.stream, thread: ThreadId(0), site: SiteId(0) };
+        let attempt = match reading.refusals {
+            0 => {
+                let mut cx = Context { device: &mut self.device, sink: &mut actions.events };
+                self.caching.alloc(&mut cx, &request)
+            }
+            refusals => {
+                let expandable = self.caching.settings().expandable_segments;
+                let granule = self.caching.settings().large_segment_size;
+                let kind = if expandable { CallKind::MemCreate } else { CallKind::MemAlloc };
+                let refused = call.refused_calls(refusals, granule).into_iter();
+                let plan = refused
+                    .fold(FaultPlan::none(), |plan, call| plan.fail_nth(Some(kind), call, CallFailure::OutOfMemory));
+                let mut device = FaultyDevice::with(plan, &mut self.device);
+                let mut cx = Context { device: &mut device, sink: &mut actions.events };
+                self.caching.alloc(&mut cx, &request)
+            }
+        };
+        actions.take_events();
+        match attempt {
+            Ok(Attempt::Served(block, _)) => {
+                let action = Action::Alloc;
+                actions.seen.push(ObservedAction {
+                    action,
+                    address: block.address,
+                    bytes: last.bytes,
+                    stream: last.stream,
+                });
+                Some(block)
+            }
+            Ok(Attempt::OutOfMemory(_)) => None,
+            Err(error) => {
+                actions.complaint = Some(error.to_string());
+                None
+            }
+        }
+    }
+
+    /// The program calls `empty_cache`.
+    pub(super) fn empty_cache(&mut self, actions: &mut ModelActions) {
+        actions.clear();
+        self.empty_cache_into(actions);
+    }
+
+    fn empty_cache_into(&mut self, actions: &mut ModelActions) -> bool {
+        let mut cx = Context { device: &mut self.device, sink: &mut actions.events };
+        let result = self.caching.trim(&mut cx);
+        actions.take_events();
+        actions.complaint = result.err().map(|error| error.to_string());
+        actions.complaint.is_none()
+    }
+
+    /// The program frees a block. With a stream, the block waits until that stream is idle.
+    pub(super) fn free(
+        &mut self,
+        block: Block,
+        stream: StreamId,
+        waits_for: Option<StreamId>,
+    ) -> Result<Freed, StrategyError> {
+        let mut nothing: Vec<StrategyEvent> = Vec::new();
+        let mut cx = Context { device: &mut self.device, sink: &mut nothing };
+        if let Some(lane) = waits_for {
+            self.caching.used_on(&mut cx, &block, lane)?;
+        }
+        let freed = self.caching.free(&mut cx, block, Caller { stream, thread: ThreadId(0) })?;
+        if let Some(lane) = waits_for {
+            self.device.set_busy(lane, true);
+        }
+        Ok(freed)
+    }
+
+    /// Marks a stream as idle.
+    pub(super) fn set_idle(&mut self, stream: StreamId) {
+        self.device.set_busy(stream, false);
     }
 }

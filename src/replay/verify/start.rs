@@ -24,21 +24,21 @@ pub struct Beginning {
 }
 
 /// The memory from which a recording is re-lived.
-pub(super) struct Start {
+pub(super) struct StartState {
     /// The first entry that is compared.
     pub(super) entry: usize,
     pub(super) memory: Initial,
     pub(super) layout: Layout,
 }
 
-impl Start {
+impl StartState {
     /// Of any recording: one that has it all starts with nothing, at its first entry.
-    pub(super) fn of(recording: &Recording) -> Start {
+    pub(super) fn of(recording: &Recording) -> StartState {
         let nothing_before = recording.initial.segments.is_empty() && recording.initial.astray.is_empty();
         let entry = if nothing_before { 0 } else { first_whole_call(&recording.witnessed) };
         let memory = if entry == 0 { recording.initial.clone() } else { recording.memory_before(entry) };
         let layout = memory.layout();
-        Start { entry, memory, layout }
+        StartState { entry, memory, layout }
     }
 
     /// What there is to say about it, if the recording began in the middle.

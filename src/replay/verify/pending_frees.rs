@@ -1,8 +1,8 @@
-//! Frees that had to wait for another stream: when they were completed, and how the model is made to do the same.
+//! Frees that had to wait for another stream: when they completed, and how the model is made to do the same.
 //!
-//! A recording shows when a free was completed, but not which stream it had waited for. Any stream will do that is busy
-//! until then, so each waiting block gets a made-up one for itself. Those that come back together must do so in the
-//! recorded order; the model looks at streams in ascending order, so the numbers within such a group ascend.
+//! A recording shows when a free completed, but not which stream it waited for. Any stream that is busy until then will
+//! do, so each waiting block gets an invented stream of its own. Blocks that complete together must do so in the recorded
+//! order. The model looks at streams in ascending order, so the numbers within such a group ascend.
 
 use std::{collections::HashMap, ops::Range};
 
@@ -11,37 +11,37 @@ use crate::{
     trace::torch::{Action, Entry},
 };
 
-/// When a held-back free is completed.
+/// When a pending free completes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Turn {
+pub(super) struct CompletionTurn {
     /// Which entry requests the free.
     requested_at: usize,
-    /// Those of one group come back in the same stretch of entries.
+    /// The frees of one group complete in the same call.
     group: usize,
     /// The place within the group.
     rank: usize,
 }
 
-/// All held-back frees of a recording, known beforehand.
+/// All pending frees of a recording, known beforehand.
 #[derive(Debug, Default)]
-pub(super) struct HeldBack {
+pub(super) struct PendingFrees {
     /// By entry.
-    turns: Vec<Turn>,
+    turns: Vec<CompletionTurn>,
     next: usize,
-    /// How many belong to each group. The first is of those that never come back.
+    /// The size of each group. The first group never completes.
     sizes: Vec<usize>,
 }
 
-/// Those that are still waiting when the recording ends.
+/// The group of frees that are still pending when the recording ends.
 const NEVER: usize = 0;
 
-impl HeldBack {
-    /// Looks through the entries of a recording from `start` on. What was `waiting` by then counts as requested there,
+impl PendingFrees {
+    /// Reads the entries of a recording from `start` on. Blocks that were `waiting` by then count as requested there,
     /// before everything else.
-    pub(super) fn in_entries(entries: &[Entry], start: usize, waiting: impl Iterator<Item = Address>) -> HeldBack {
-        let before = |_| Turn { requested_at: start, group: NEVER, rank: 0 };
+    pub(super) fn in_entries(entries: &[Entry], start: usize, waiting: impl Iterator<Item = Address>) -> PendingFrees {
+        let before = |_| CompletionTurn { requested_at: start, group: NEVER, rank: 0 };
         let mut waiting: HashMap<u64, usize> = waiting.enumerate().map(|(turn, block)| (block.0, turn)).collect();
-        let mut turns: Vec<Turn> = (0..waiting.len()).map(before).collect();
+        let mut turns: Vec<CompletionTurn> = (0..waiting.len()).map(before).collect();
         let mut sizes = vec![0];
         let mut group_is_open = false;
         for (index, entry) in entries.iter().enumerate().skip(start) {
@@ -50,7 +50,7 @@ impl HeldBack {
                     group_is_open = false;
                     if !completes_at_once(entries, index) {
                         waiting.insert(entry.address.0, turns.len());
-                        turns.push(Turn { requested_at: index, group: NEVER, rank: 0 });
+                        turns.push(CompletionTurn { requested_at: index, group: NEVER, rank: 0 });
                     }
                 }
                 Action::FreeCompleted => {
@@ -71,11 +71,11 @@ impl HeldBack {
             turn.rank = sizes[NEVER];
             sizes[NEVER] += 1;
         }
-        HeldBack { turns, next: 0, sizes }
+        PendingFrees { turns, next: 0, sizes }
     }
 
-    /// The turn of the free that an entry requests, if it is held back. Entries must be asked for in order.
-    pub(super) fn turn(&mut self, requested_at: usize) -> Option<Turn> {
+    /// The turn of the free that an entry requests, if it is pending. Must be called in the order of entries.
+    pub(super) fn turn(&mut self, requested_at: usize) -> Option<CompletionTurn> {
         let turn = *self.turns.get(self.next).filter(|turn| turn.requested_at == requested_at)?;
         self.next += 1;
         Some(turn)
@@ -88,22 +88,22 @@ fn completes_at_once(entries: &[Entry], index: usize) -> bool {
     next.is_some_and(|next| next.action == Action::FreeCompleted && next.address == entries[index].address)
 }
 
-/// Made-up streams, one for each waiting block.
+/// Invented streams, one for each waiting block.
 #[derive(Clone, Debug)]
-pub(super) struct Lanes {
+pub(super) struct WaitStreams {
     /// Numbers below are streams of the recording.
     first: usize,
     /// The numbers of the groups that are waiting, ascending.
     taken: Vec<(Range<usize>, usize)>,
 }
 
-impl Lanes {
-    pub(super) fn above(streams: usize) -> Lanes {
-        Lanes { first: streams.max(1), taken: Vec::new() }
+impl WaitStreams {
+    pub(super) fn above(streams: usize) -> WaitStreams {
+        WaitStreams { first: streams.max(1), taken: Vec::new() }
     }
 
     /// The stream for a turn, or `None` where there are no numbers left.
-    pub(super) fn lane(&mut self, turn: Turn, all: &HeldBack) -> Option<StreamId> {
+    pub(super) fn lane(&mut self, turn: CompletionTurn, all: &PendingFrees) -> Option<StreamId> {
         let start = match self.taken.iter().find(|(_, group)| *group == turn.group) {
             Some((lanes, _)) => lanes.start,
             None => {
@@ -121,15 +121,14 @@ impl Lanes {
         u16::try_from(start + turn.rank).ok().map(StreamId)
     }
 
-    /// The streams of the group that comes back next, in order, if any is waiting. Groups come back in the order in
-    /// which they are numbered.
+    /// The streams of the group that completes next, in order. Groups complete in the order of their numbers.
     pub(super) fn next_group(&self) -> impl Iterator<Item = StreamId> + use<> {
         let next = self.taken.iter().filter(|(_, group)| *group != NEVER).min_by_key(|(_, group)| *group);
         let lanes = next.map_or(0..0, |(lanes, _)| lanes.clone());
         lanes.filter_map(|lane| u16::try_from(lane).ok().map(StreamId))
     }
 
-    /// The next group has come back.
+    /// Removes the next group, which has completed.
     pub(super) fn vacate_next_group(&mut self) {
         let next = self.taken.iter().filter(|(_, group)| *group != NEVER).map(|(_, group)| *group).min();
         self.taken.retain(|(_, group)| Some(*group) != next);
@@ -158,8 +157,8 @@ mod tests {
             entry(Completed, 1),
             entry(Alloc, 1),
         ];
-        let mut held = HeldBack::in_entries(&entries, 0, std::iter::empty());
-        let mut lanes = Lanes::above(3);
+        let mut held = PendingFrees::in_entries(&entries, 0, std::iter::empty());
+        let mut lanes = WaitStreams::above(3);
         let mut lane = |index: usize| held.turn(index).and_then(|turn| lanes.lane(turn, &held));
         let seen = [lane(0), lane(1), lane(2), lane(4)];
         assert_eq!(seen, [Some(StreamId(4)), Some(StreamId(3)), None, Some(StreamId(5))]);
@@ -177,8 +176,8 @@ mod tests {
             entries.extend([entry(Completed, address), entry(Alloc, 7)]);
         }
         entries.extend([entry(Completed, 1), entry(Alloc, 7)]);
-        let mut held = HeldBack::in_entries(&entries, 0, std::iter::empty());
-        let mut lanes = Lanes::above(1);
+        let mut held = PendingFrees::in_entries(&entries, 0, std::iter::empty());
+        let mut lanes = WaitStreams::above(1);
         let first = held.turn(0).unwrap();
         assert_eq!(lanes.lane(first, &held), Some(StreamId(1)));
         for place in 0..98 {

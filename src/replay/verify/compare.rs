@@ -1,0 +1,276 @@
+//! What a recording and the model can be compared by: single actions, and the memory and counters at the end.
+
+use std::fmt;
+
+use super::{Counters, start::StartState};
+use crate::{
+    base::{Address, StreamId},
+    replay::list_of,
+    strategy::{BlockState, Layout, Strategy, StrategyEvent},
+    trace::torch::{Action, Entry, Initial, Recording, Segment},
+};
+
+/// One action: everything of a recorded entry that a model can foretell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct ObservedAction {
+    /// What happened.
+    #[serde(serialize_with = "name_of")]
+    pub action: Action,
+    /// Where; zero for a request that failed.
+    pub address: Address,
+    /// How many bytes: the request, rounded where it failed, or whole segments.
+    pub bytes: u64,
+    /// On which stream.
+    pub stream: StreamId,
+}
+
+fn name_of<S: serde::Serializer>(action: &Action, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(action.name())
+}
+
+impl ObservedAction {
+    /// What an entry tells. What the driver says is free when a request fails is its own affair, and left out.
+    pub(super) fn of(entry: &Entry) -> ObservedAction {
+        let address = if entry.action == Action::OutOfMemory { Address::NULL } else { entry.address };
+        ObservedAction { action: entry.action, address, bytes: entry.size, stream: entry.stream }
+    }
+
+    /// What an event tells; nothing where PyTorch would record nothing.
+    pub(crate) fn of_event(event: &StrategyEvent) -> Option<ObservedAction> {
+        let (action, address, bytes, stream) = match *event {
+            StrategyEvent::SegmentAlloc { address, bytes, stream } => (Action::SegmentAlloc, address, bytes, stream),
+            StrategyEvent::SegmentFree { address, bytes, stream } => (Action::SegmentFree, address, bytes, stream),
+            StrategyEvent::SegmentMap { address, bytes, stream } => (Action::SegmentMap, address, bytes, stream),
+            StrategyEvent::SegmentUnmap { address, bytes, stream } => (Action::SegmentUnmap, address, bytes, stream),
+            StrategyEvent::FreeCompleted { address, requested, stream } => {
+                (Action::FreeCompleted, address, requested, stream)
+            }
+            StrategyEvent::OutOfMemory { rounded, stream, .. } => (Action::OutOfMemory, Address::NULL, rounded, stream),
+            StrategyEvent::Retry { .. } => return None,
+        };
+        Some(ObservedAction { action, address, bytes, stream })
+    }
+}
+
+impl fmt::Display for ObservedAction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} bytes", self.action.name(), self.bytes)?;
+        if self.address != Address::NULL {
+            write!(f, " at {}", self.address)?;
+        }
+        write!(f, " on stream {}", self.stream)
+    }
+}
+
+/// The first thing that the two do not agree on.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(tag = "in", rename_all = "snake_case")]
+pub enum Divergence {
+    /// What happened in one call of the program.
+    Entries {
+        /// The first entry that differs, from 0.
+        entry: usize,
+        /// What was recorded from there to the end of the call.
+        recorded: Vec<ObservedAction>,
+        /// What the model did instead.
+        modelled: Vec<ObservedAction>,
+        /// What else the model has to say.
+        complaint: Option<String>,
+    },
+    /// The memory at the end.
+    Memory {
+        /// What was recorded; nothing where there was no more.
+        recorded: Option<LayoutPiece>,
+        /// What the model has instead.
+        modelled: Option<LayoutPiece>,
+    },
+    /// A figure.
+    Figure {
+        /// Which.
+        what: &'static str,
+        /// PyTorch's.
+        recorded: u64,
+        /// The model's.
+        modelled: u64,
+    },
+}
+
+fn listed(actions: &[ObservedAction]) -> String {
+    list_of(actions, 4, ", then ", "nothing")
+}
+
+fn piece(piece: &Option<LayoutPiece>) -> String {
+    piece.as_ref().map_or_else(|| "nothing".to_owned(), ToString::to_string)
+}
+
+impl Divergence {
+    /// Two views of one call that starts at an entry, without what they have in common.
+    pub(super) fn entries(
+        start: usize,
+        mut recorded: Vec<ObservedAction>,
+        mut modelled: Vec<ObservedAction>,
+        complaint: Option<String>,
+    ) -> Divergence {
+        let in_common = recorded.iter().zip(&modelled).take_while(|(a, b)| a == b).count();
+        recorded.drain(..in_common);
+        modelled.drain(..in_common);
+        Divergence::Entries { entry: start + in_common, recorded, modelled, complaint }
+    }
+}
+
+impl fmt::Display for Divergence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Divergence::Entries { entry, recorded, modelled, complaint } => {
+                write!(f, "entry {entry}: recorded {}; model {}", listed(recorded), listed(modelled))?;
+                complaint.iter().try_for_each(|complaint| write!(f, " ({complaint})"))
+            }
+            Divergence::Memory { recorded, modelled } => {
+                write!(f, "memory at the end: recorded {}; model {}", piece(recorded), piece(modelled))
+            }
+            Divergence::Figure { what, recorded, modelled } => {
+                write!(f, "{what}: recorded {recorded}; model {modelled}")
+            }
+        }
+    }
+}
+
+/// A segment or block as both sides can describe it.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum LayoutPiece {
+    /// Memory from the driver, or one mapped run.
+    Segment {
+        /// StartState.
+        address: Address,
+        /// Size.
+        bytes: u64,
+        /// Whose it is.
+        stream: StreamId,
+        /// Whether it serves large requests.
+        large: bool,
+        /// Its private pool.
+        pool: (u64, u64),
+        /// Whether it is mapped piece by piece.
+        expandable: bool,
+    },
+    /// A part of it.
+    Block {
+        /// StartState.
+        address: Address,
+        /// Size.
+        bytes: u64,
+        /// What its present or last owner asked for.
+        requested: u64,
+        /// Whether it can be handed out.
+        state: BlockState,
+    },
+}
+
+impl LayoutPiece {
+    /// Whether the two are one free block, of whose last owner the model knows nothing.
+    fn is_free_since_before(&self, modelled: &LayoutPiece) -> bool {
+        match (self, modelled) {
+            (
+                LayoutPiece::Block { address, bytes, state: BlockState::Free, .. },
+                LayoutPiece::Block { requested: 0, .. },
+            ) => {
+                let (address, bytes) = (*address, *bytes);
+                *modelled == LayoutPiece::Block { address, bytes, requested: 0, state: BlockState::Free }
+            }
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for LayoutPiece {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LayoutPiece::Segment { address, bytes, stream, large, pool, expandable } => {
+                let size = if *large { "large" } else { "small" };
+                let expandable = if *expandable { " expandable" } else { "" };
+                write!(f, "{size}{expandable} segment of {bytes} bytes at {address} on stream {stream}")?;
+                if *pool == (0, 0) { Ok(()) } else { write!(f, " in pool {pool:?}") }
+            }
+            LayoutPiece::Block { address, bytes, requested, state } => {
+                let state = match state {
+                    BlockState::Allocated => "allocated",
+                    BlockState::Pending => "waiting",
+                    BlockState::Lent => "lent",
+                    BlockState::Free => "free",
+                };
+                write!(f, "{state} block of {bytes} bytes ({requested} requested) at {address}")
+            }
+        }
+    }
+}
+
+/// The segments of a layout, each followed by its blocks.
+fn pieces(layout: &Layout) -> Vec<LayoutPiece> {
+    let mut pieces = Vec::new();
+    for segment in &layout.segments {
+        pieces.push(LayoutPiece::Segment {
+            address: segment.address,
+            bytes: segment.bytes,
+            stream: segment.stream,
+            large: segment.pool == "large",
+            pool: segment.pool_id,
+            expandable: segment.mapped,
+        });
+        pieces.extend(segment.blocks.iter().map(|block| LayoutPiece::Block {
+            address: block.address,
+            bytes: block.size,
+            requested: block.requested,
+            state: block.state,
+        }));
+    }
+    pieces
+}
+
+/// Compares what there is at the end, and PyTorch's counters where they are known. Of a recording that began in the middle
+/// the counters over its whole time are not: peaks, retries and failures may lie before it.
+pub(super) fn compare(
+    model: &dyn Strategy,
+    recording: &Recording,
+    start: &StartState,
+    counters: &Counters,
+) -> Result<(), Divergence> {
+    let segments = &recording.final_segments;
+    let began_late = start.told().is_some();
+    let mut at_end = Initial { segments: segments.clone(), ..Initial::default() };
+    at_end.segments.sort_by_key(|segment| segment.address);
+    let recorded = pieces(&at_end.layout());
+    let modelled = pieces(&model.layout().unwrap_or_default());
+    let same = |(recorded, modelled): &(&LayoutPiece, &LayoutPiece)| {
+        recorded == modelled || began_late && recorded.is_free_since_before(modelled)
+    };
+    let place = recorded.iter().zip(&modelled).take_while(same).count();
+    if place < recorded.len().max(modelled.len()) {
+        let (recorded, modelled) = (recorded.get(place).cloned(), modelled.get(place).cloned());
+        return Err(Divergence::Memory { recorded, modelled });
+    }
+    let entries = recording.witnessed[start.entry..].iter();
+    let recorded_ooms = entries.filter(|entry| entry.action == Action::OutOfMemory).count() as u64;
+    let over_time = |counter: Option<u64>| counter.filter(|_| !began_late);
+    let stats = model.stats();
+    let details = model.details();
+    let detail = |name: &str| details.iter().find(|(known, _)| *known == name).map_or(0, |(_, value)| *value);
+    let sum = |of: fn(&Segment) -> u64| Some(segments.iter().map(of).sum());
+    let figures = [
+        ("allocated at the end", sum(Segment::allocated_size), stats.current.allocated),
+        ("reserved at the end", sum(|segment| segment.total_size), stats.current.reserved),
+        ("out of memory", Some(recorded_ooms), stats.ooms),
+        ("peak allocated", over_time(counters.peak_allocated), stats.peak.allocated),
+        ("peak reserved", over_time(counters.peak_reserved), stats.peak.reserved),
+        ("num_alloc_retries", over_time(counters.alloc_retries), stats.retries),
+        ("num_ooms", over_time(counters.ooms), stats.ooms),
+        ("segments at the end", counters.final_segments, detail("segment.all.current")),
+        ("inactive split bytes at the end", counters.final_inactive_split, detail("inactive_split_bytes.all.current")),
+    ];
+    for (what, recorded, modelled) in figures {
+        if let Some(recorded) = recorded.filter(|&recorded| recorded != modelled) {
+            return Err(Divergence::Figure { what, recorded, modelled });
+        }
+    }
+    Ok(())
+}
