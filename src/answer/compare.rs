@@ -16,7 +16,7 @@ use statrs::stats_tests::{
 };
 
 use crate::{
-    device::Clock,
+    device::DeviceClock,
     measure::{CaseRecord, TimingRecord},
 };
 
@@ -146,7 +146,7 @@ fn refuse_strangers(old: &Run, new: &Run) -> Result<(), CompareError> {
     }
     let runs_on = |run: &Run, clock| run.records.iter().any(|record| record.clock == Some(clock));
     for (simulated, real) in [(old, new), (new, old)] {
-        if runs_on(simulated, Clock::Virtual) && runs_on(real, Clock::Wall) {
+        if runs_on(simulated, DeviceClock::Virtual) && runs_on(real, DeviceClock::Wall) {
             return Err(CompareError::Clocks { simulated: simulated.name.clone(), real: real.name.clone() });
         }
     }
@@ -212,7 +212,7 @@ const ENDINGS: [&str; 3] = ["completed", "oom", "error"];
 
 /// The columns that differ. On a real clock times differ from run to run, and so are not among them.
 fn column_changes(old: &CaseRecord, new: &CaseRecord) -> Vec<Change> {
-    let timed = new.clock == Some(Clock::Wall);
+    let timed = new.clock == Some(DeviceClock::Wall);
     let is_compared = |column: &str| column != "reason" && !(timed && column.ends_with("_ns"));
     cells(old)
         .into_iter()
@@ -380,7 +380,7 @@ mod tests {
     fn run(name: &str, workloads: &[&str]) -> Run {
         let record = |workload: &&str| {
             let label = CaseLabel { workload: (*workload).to_owned(), ..CaseLabel::default() };
-            CaseRecord { clock: Some(Clock::Virtual), ..CaseRecord::unmeasured(&label, Status::Completed, "") }
+            CaseRecord { clock: Some(DeviceClock::Virtual), ..CaseRecord::unmeasured(&label, Status::Completed, "") }
         };
         Run { name: name.to_owned(), schema: 1, records: workloads.iter().map(record).collect(), ..Run::default() }
     }
@@ -392,7 +392,7 @@ mod tests {
         new.schema = 2;
         assert!(matches!(compare(&old, &new, &Tolerance::default()), Err(CompareError::Schemas { .. })));
         new.schema = 1;
-        new.records[0].clock = Some(Clock::Wall);
+        new.records[0].clock = Some(DeviceClock::Wall);
         let error = compare(&old, &new, &Tolerance::default()).unwrap_err();
         assert_eq!(error, CompareError::Clocks { simulated: "old".to_owned(), real: "new".to_owned() });
         assert_eq!(compare(&new, &old, &Tolerance::default()).unwrap_err(), error, "in whichever order");
@@ -415,7 +415,7 @@ mod columns_tests {
     use crate::measure::Status;
 
     fn record() -> CaseRecord {
-        CaseRecord { clock: Some(Clock::Virtual), status: Status::Completed, driver_ns: 100, ..CaseRecord::default() }
+        CaseRecord { clock: Some(DeviceClock::Virtual), status: Status::Completed, driver_ns: 100, ..CaseRecord::default() }
     }
 
     #[test]
@@ -437,7 +437,7 @@ mod columns_tests {
 
     #[test]
     fn on_a_real_clock_times_are_left_to_the_statistics() {
-        let old = CaseRecord { clock: Some(Clock::Wall), ..record() };
+        let old = CaseRecord { clock: Some(DeviceClock::Wall), ..record() };
         let new = CaseRecord { driver_ns: 7, peak_allocated_bytes: 7, ..old.clone() };
         let found = column_changes(&old, &new);
         assert_eq!(found.iter().map(|change| change.column.as_str()).collect::<Vec<_>>(), ["peak_allocated_bytes"]);

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     base::{Bytes, Dtype, Work},
     device::{
-        Device, Products, calibrate,
+        Device, ProductSupport, calibrate,
         cuda::{self, CheckStatus, CudaCheck},
         sim::{Profile, ProfileFile, SimDevice, WorkTime},
     },
@@ -77,10 +77,10 @@ fn measure(device: String, path: &Path) -> Outcome {
     let mut device = spec.open()?;
     output::complain(&format!("measuring {} ...", device.props().name));
     let products = match spec.lacks_products() {
-        None => Products::Real,
+        None => ProductSupport::Real,
         Some(reason) => {
             output::complain(&format!("matrix products cannot be measured: {reason}"));
-            Products::StoodInFor
+            ProductSupport::Replaced
         }
     };
     let calibration = calibrate(&mut *device, products)?;
@@ -100,10 +100,10 @@ fn measure(device: String, path: &Path) -> Outcome {
 }
 
 /// The main figures.
-fn main_figures(profile: &ProfileFile, products: Products) -> Vec<String> {
+fn main_figures(profile: &ProfileFile, products: ProductSupport) -> Vec<String> {
     let rates = profile.rates;
     let mut lines = Vec::new();
-    if products == Products::Real {
+    if products == ProductSupport::Real {
         for dtype in Dtype::ALL {
             let is_it = |time: &&WorkTime| matches!(time.work, Work::Gemm { dtype: of, .. } if of == dtype);
             let speeds = profile.work.iter().filter(is_it).map(WorkTime::per_ns);

@@ -11,7 +11,7 @@ use clap::{
 use super::{exit::Failure, output};
 use crate::{
     base::Bytes,
-    device::{DeviceSpec, DeviceSpecError, Fleet},
+    device::{DeviceFleet, DeviceSpec, DeviceSpecError},
     measure::CaseRecord,
     plan::PackingBudget,
     report::{self, Medium, Render, ReportError},
@@ -40,8 +40,8 @@ impl DeviceOptions {
     }
 
     /// The devices that share the cases.
-    pub fn fleet(&self) -> Result<Fleet, Failure> {
-        let fleet: Fleet = self.device.parse().map_err(device_failure)?;
+    pub fn fleet(&self) -> Result<DeviceFleet, Failure> {
+        let fleet: DeviceFleet = self.device.parse().map_err(device_failure)?;
         fleet.check().map_err(device_failure)?;
         Ok(fleet)
     }

@@ -367,7 +367,7 @@ mod tests {
     use super::*;
     use crate::{
         base::{KIB, StreamId, TagId},
-        device::Clock,
+        device::DeviceClock,
         measure::{
             categories::TagBytes,
             fixture::{ALLOC_NS, FREE_NS, OVERHEAD, TinyDevice, TinyStrategy},
@@ -415,7 +415,7 @@ mod tests {
         let (record, detail) = run(two_steps(), 64 * KIB, &replay::ReplayOptions::default());
         assert_eq!((record.status, record.reason.as_str()), (Status::Completed, ""));
         assert_eq!((record.events, record.allocs, record.frees, record.ooms), (16, 6, 5, 0));
-        assert_eq!(record.clock, Some(Clock::Virtual));
+        assert_eq!(record.clock, Some(DeviceClock::Virtual));
 
         assert_eq!(record.peak_requested_bytes, 1000 + 2600 + 200);
         assert_eq!(record.peak_allocated_bytes, 1024 + 2816 + 512);

@@ -3,8 +3,8 @@
 use crate::{
     base::{Address, EventId, KIB, Nanos, StreamId, round_up},
     device::{
-        CallKind, CallLedger, CallTally, Capabilities, Clock, Compute, Device, DeviceError, DeviceProps, MemoryInfo,
-        Patterns, PinnedHost, StreamOrderedPools, VirtualMemory,
+        CallKind, CallLedger, CallTally, Capabilities, Compute, Device, DeviceClock, DeviceError, DeviceProps,
+        MemoryInfo, Patterns, PinnedHost, StreamOrderedPools, VirtualMemory,
     },
     strategy::{
         Attempt, Block, BlockState, BlockView, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome,
@@ -39,7 +39,7 @@ impl TinyDevice {
                 granularity_bytes: KIB,
                 context_bytes: OVERHEAD,
                 capabilities: Capabilities::NONE,
-                clock: Clock::Virtual,
+                clock: DeviceClock::Virtual,
             },
             held: Vec::new(),
             next_address: KIB,

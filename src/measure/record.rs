@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     base::{GIB, KIB, MIB},
-    device::{CallLedger, Clock, Device},
+    device::{CallLedger, Device, DeviceClock},
     plan::Needs,
     replay::OomCause,
     strategy::{Refusal, Strategy},
@@ -84,7 +84,7 @@ pub struct CaseRecord {
     /// Rounds back to back.
     pub repeat: u32,
     /// Which clock all `_ns` columns were read from; empty where nothing ran.
-    pub clock: Option<Clock>,
+    pub clock: Option<DeviceClock>,
     /// How it ended.
     pub status: Status,
     /// Why, where that is not plain: the missing ability, the error.
@@ -539,7 +539,7 @@ mod record_tests {
         let label = CaseLabel { suite: "s, with comma".to_owned(), limit: Some(5), repeat: 2, ..CaseLabel::default() };
         let mut record = CaseRecord::failed(&label, "two\nlines");
         record.oom_phase = Some("forward \"quoted\"".to_owned());
-        record.clock = Some(Clock::Virtual);
+        record.clock = Some(DeviceClock::Virtual);
         record.oom_cause = Some(OomCause::Fragmentation);
         record.internal_fragmentation = Some(1.0 / 3.0);
         let mut writer = csv::Writer::from_writer(Vec::new());

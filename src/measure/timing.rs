@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use super::{CaseLabel, SCHEMA, latency::Durations};
 use crate::{
     base::{Nanos, ThreadId},
-    device::Clock,
+    device::DeviceClock,
     replay::{
         self, FailedRequest, LiveBlock, Observer, OpenedAllocator, ReplayError, ReplayMoment, ReplayOutcome, replay,
     },
@@ -56,7 +56,7 @@ pub struct TimingRecord {
     /// for itself, without that lock.
     pub threads: Option<u16>,
     /// Always the wall clock.
-    pub clock: Option<Clock>,
+    pub clock: Option<DeviceClock>,
     /// Passes that nobody watched.
     pub passes: u32,
     /// Events of one pass, those of all threads together.
@@ -149,7 +149,7 @@ impl TimingRecord {
             strategy: label.strategy.clone(),
             device: label.device.clone(),
             threads,
-            clock: Some(Clock::Wall),
+            clock: Some(DeviceClock::Wall),
             passes: unwatched.len() as u32,
             events: median.events,
             operations: median.operations,
@@ -427,7 +427,7 @@ mod tests {
         let expected = 1000 / u64::from(SAMPLED_ONE_IN);
         assert!((expected / 2..=expected * 2).contains(&samples), "{samples}");
         assert!(record.alloc_p50_ns <= record.alloc_p99_ns && record.alloc_p99_ns <= record.alloc_max_ns);
-        assert_eq!(record.clock, Some(Clock::Wall));
+        assert_eq!(record.clock, Some(DeviceClock::Wall));
         let mut passes = record.passes_ns();
         passes.sort_unstable();
         assert_eq!(passes.len(), 3);

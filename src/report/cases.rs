@@ -274,13 +274,13 @@ fn explanation(record: &CaseRecord) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{base::MIB, device::Clock, measure::CaseLabel, report::Terminal};
+    use crate::{base::MIB, device::DeviceClock, measure::CaseLabel, report::Terminal};
 
     fn record(workload: &str, strategy: &str, status: Status, reserved: u64) -> CaseRecord {
         let label = CaseLabel { workload: workload.to_owned(), strategy: strategy.to_owned(), ..CaseLabel::default() };
         let measured = status != Status::Skipped;
         CaseRecord {
-            clock: measured.then_some(Clock::Virtual),
+            clock: measured.then_some(DeviceClock::Virtual),
             peak_allocated_bytes: 30 * MIB,
             peak_reserved_bytes: reserved,
             peak_device_used_bytes: Some(reserved + MIB),

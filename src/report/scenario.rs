@@ -184,7 +184,7 @@ fn line<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{device::Clock, measure::CaseLabel};
+    use crate::{device::DeviceClock, measure::CaseLabel};
 
     fn record(workload: &str, strategy: &str, reserved: u64) -> CaseRecord {
         let label = CaseLabel { workload: workload.to_owned(), strategy: strategy.to_owned(), ..CaseLabel::default() };
@@ -217,7 +217,7 @@ mod tests {
     fn compared(strategy: &str, status: Status, reserved: u64) -> CaseRecord {
         let label = CaseLabel { workload: "w".to_owned(), strategy: strategy.to_owned(), ..CaseLabel::default() };
         let record = CaseRecord::unmeasured(&label, status, "");
-        CaseRecord { peak_reserved_bytes: reserved, clock: Some(Clock::Virtual), ..record }
+        CaseRecord { peak_reserved_bytes: reserved, clock: Some(DeviceClock::Virtual), ..record }
     }
 
     #[test]

@@ -237,7 +237,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        device::Fleet,
+        device::DeviceFleet,
         suite::test_case,
         trace::{EventReader, InitialLayout, Source, TraceError},
     };
@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn simulated_timed_cases_run_alone() {
-        let fleet: Fleet = "4xsim".parse().unwrap();
+        let fleet: DeviceFleet = "4xsim".parse().unwrap();
         let cases = vec![Case { timed: true, ..test_case("checkerboard", "null") }; 6];
         let watching = RecordingRunner::default();
         run_on(fleet.members(), &cases, &watching, &AtomicBool::new(false), |_| {});
@@ -317,13 +317,13 @@ mod tests {
             rows.sort_by(|one, other| one.0.cmp(&other.0));
             rows
         };
-        let four: Fleet = "4xsim".parse().unwrap();
+        let four: DeviceFleet = "4xsim".parse().unwrap();
         assert!(rows_of(four.members()) == rows_of(&four.members()[..1]));
     }
 
     #[test]
     fn no_case_starts_after_a_stop() {
-        let fleet: Fleet = "2xsim".parse().unwrap();
+        let fleet: DeviceFleet = "2xsim".parse().unwrap();
         let watching = RecordingRunner::default();
         run_on(fleet.members(), &[test_case("checkerboard", "null")], &watching, &AtomicBool::new(true), |_| {});
         assert!(watching.all.into_inner().unwrap().is_empty());

@@ -14,7 +14,7 @@ use crate::one_gpu::gpu;
 use oomph::{
     base::{GIB, KIB, MIB, Nanos, SiteId, StreamId, ThreadId, Work},
     device::{
-        CallKind, Clock, Compute, Damage, Device, Patterned, Patterns, PinnedHost, VirtualMemory, Written,
+        CallKind, Compute, Damage, Device, DeviceClock, PatternPlace, Patterned, Patterns, PinnedHost, VirtualMemory,
         cuda::CudaDevice,
         default_limit,
         wrap::{InterceptedDevice, LimitedDevice, ScriptedDevice},
@@ -93,7 +93,7 @@ fn many_blocks_are_filled_and_compared_by_one_launch_and_damage_names_the_intrud
     let last_byte = (small.bytes - 1) / 16 * 16..small.bytes;
     assert_eq!(damaged.len(), 3, "{damaged:?}");
     assert!(damaged[0].key == small.key && last_byte.contains(&damaged[0].offset), "{damaged:?}");
-    let written = |key, offset| Some(Written { key, offset });
+    let written = |key, offset| Some(PatternPlace { key, offset });
     assert_eq!(damaged[1], Damage { key: large.key, offset: 20 * MIB, found: written(77_777, 0) });
     assert_eq!(damaged[2], Damage { key: 88_888, offset: 0, found: written(blocks[500].key, 0) });
 
@@ -246,7 +246,7 @@ fn nothing_stays_behind_when_a_device_is_dropped_not_even_by_a_panic() {
 #[test]
 fn memory_runs_out_as_a_result_and_the_default_limit_leaves_some() {
     let Some((mut device, _guard)) = gpu() else { return };
-    assert_eq!(device.props().clock, Clock::Wall);
+    assert_eq!(device.props().clock, DeviceClock::Wall);
     let free = device.memory_info().unwrap().free;
     assert!(default_limit(&device).is_some_and(|limit| limit > free / 10 * 8 && limit < free));
     assert!(device.alloc(free + GIB).unwrap_err().is_out_of_memory());

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{device::Clock, measure::Status};
+use crate::{device::DeviceClock, measure::Status};
 
 /// What the row of a model and a technique is called.
 #[must_use]
@@ -25,7 +25,7 @@ pub struct TechniqueRecord {
     /// Where memory and times were measured.
     pub device: String,
     /// Which clock times were read from.
-    pub clock: Option<Clock>,
+    pub clock: Option<DeviceClock>,
     /// How it ended under `caching`.
     pub status: Status,
     /// Why, where that is not plain.

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     answer::threshold::{ThresholdDetail, ThresholdStatus},
-    device::{DeviceSpec, Fleet},
+    device::{DeviceFleet, DeviceSpec},
     measure::{CaseRecord, Status},
     models::Recipe,
     report::{self, ReportError, RunFolder, RunSettings, html},
@@ -30,7 +30,7 @@ use crate::{
 
 /// A run with its cases selected and its folder open.
 struct PreparedRun {
-    fleet: Fleet,
+    fleet: DeviceFleet,
     cases: Vec<Case>,
     /// The ids of the cases, in order.
     ids: Vec<String>,

@@ -118,13 +118,13 @@ mod tests {
         super::material::{CollectedRuns, PageRun},
         *,
     };
-    use crate::{device::Clock, measure::Status};
+    use crate::{device::DeviceClock, measure::Status};
 
     #[test]
     fn unknown_device_use_is_an_empty_cell() {
         let record = CaseRecord {
             status: Status::Completed,
-            clock: Some(Clock::Virtual),
+            clock: Some(DeviceClock::Virtual),
             driver_alloc_calls: 1,
             bound_requested_bytes: Some(1 << 20),
             peak_allocated_bytes: 1 << 20,

@@ -299,7 +299,7 @@ fn by_interest<'a>(group: &CaseGroup<'a>) -> Vec<&'a CaseRecord> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{device::Clock, measure::CaseLabel};
+    use crate::{device::DeviceClock, measure::CaseLabel};
 
     fn run(name: &str, rows: &[(&str, u64)]) -> PageRun {
         let record = |&(workload, reserved): &(&str, u64)| {
@@ -327,7 +327,7 @@ mod tests {
                     ..CaseLabel::default()
                 };
                 CaseRecord {
-                    clock: Some(Clock::Virtual),
+                    clock: Some(DeviceClock::Virtual),
                     driver_alloc_calls: 1,
                     peak_reserved_bytes: 100 + strategy as u64,
                     peak_device_used_bytes: Some(200 - strategy as u64),

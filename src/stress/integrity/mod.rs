@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     base::{Bytes, MIB},
-    device::{Clock, Damage},
+    device::{Damage, DeviceClock},
     trace::Trace,
 };
 
@@ -105,7 +105,7 @@ impl Integrity {
             Err(error) if error.is_skip() => return Ok(EnduranceOutcome::skipped(error)),
             opened => opened?,
         };
-        if opened.1.props().clock == Clock::Wall {
+        if opened.1.props().clock == DeviceClock::Wall {
             return Ok(self.with_threads(opened, until, progress));
         }
         drop(opened);

@@ -6,7 +6,7 @@
 
 use crate::{
     base::{EventId, Nanos, StreamId, ThreadId},
-    device::{Clock, Damage, Device, DeviceError, LONGEST_PATTERN_BYTES, Patterned, Patterns},
+    device::{Damage, Device, DeviceClock, DeviceError, LONGEST_PATTERN_BYTES, Patterned, Patterns},
     replay::TraceEvents,
     strategy::{Attempt, Block, Caller, Context, Control, Request, Silent, Strategy, StrategyError},
     stress::state::{IntegrityCounts, MemoryLevels},
@@ -72,7 +72,7 @@ impl<S: Strategy> PatternPlayer<S> {
             self.streams += 1;
         }
         self.in_steps = false;
-        let fetches_always = self.device.props().clock == Clock::Virtual;
+        let fetches_always = self.device.props().clock == DeviceClock::Virtual;
         for event in &trace.events {
             if over() {
                 break;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use oomph::{
-    device::Clock,
+    device::DeviceClock,
     measure::{
         CaseDetail, CaseLabel, CaseRecord, Composition, Frame, FrameBlock, FrameSegment, Levels, Occasion, Status,
         StepPeak,
@@ -31,7 +31,7 @@ pub fn run() -> PageRun {
             };
             let reserved = (20 + workload + strategy) << 30;
             records.push(CaseRecord {
-                clock: Some(Clock::Virtual),
+                clock: Some(DeviceClock::Virtual),
                 events: EVENTS,
                 driver_alloc_calls: 9,
                 bound_requested_bytes: Some(20 << 30),

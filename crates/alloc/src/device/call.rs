@@ -1,4 +1,4 @@
-//! Driver calls by kind: their names, and how many there were.
+//! Driver calls by kind: their names, how many were made, and why they fail.
 
 use std::{fmt, ops::Add};
 
@@ -65,7 +65,7 @@ impl CallKind {
         CallKind::ALL.iter().copied().find(|kind| kind.name() == name)
     }
 
-    /// The call that gives back what this one takes, where it takes something.
+    /// The call that gives back what this one takes, if it takes something.
     #[must_use]
     pub const fn given_back_by(self) -> Option<CallKind> {
         match self {
@@ -87,7 +87,7 @@ impl fmt::Display for CallKind {
     }
 }
 
-/// How often one kind of call was made, and what it cost.
+/// The number of calls and their cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallTally {
     /// Calls, failed ones included.
@@ -123,7 +123,7 @@ impl Default for CallLedger {
 }
 
 impl CallLedger {
-    /// Notes one call.
+    /// Adds a call.
     pub fn note(&mut self, kind: CallKind, time: Nanos, failed: bool) {
         for tally in [&mut self.tallies[kind as usize], &mut self.total] {
             tally.count += 1;
@@ -152,10 +152,94 @@ impl CallLedger {
         self.total
     }
 
-    /// The kinds that were called at all.
+    /// The kinds with at least one call.
     pub fn iter(&self) -> impl Iterator<Item = (CallKind, CallTally)> + '_ {
         CallKind::ALL.iter().map(|&kind| (kind, self.of(kind))).filter(|(_, tally)| tally.count > 0)
     }
+}
+
+/// Why a driver call failed. Out of memory is a variant of its own because strategies act on it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// The device has not enough memory left.
+    #[error("{call}: out of memory, {requested} bytes requested")]
+    OutOfMemory {
+        /// Which call.
+        call: CallKind,
+        /// How much it requested.
+        requested: u64,
+    },
+    /// The call broke one of the driver's rules.
+    #[error("{call}: invalid value: {reason}")]
+    InvalidValue {
+        /// Which call.
+        call: CallKind,
+        /// Which rule.
+        reason: String,
+    },
+    /// The device lacks an ability.
+    #[error("this device has no {capability}")]
+    Unsupported {
+        /// The missing ability.
+        capability: &'static str,
+    },
+    /// Any other driver error.
+    #[error("{call}: {name}{}", if is_sticky(name) { ": the context is lost" } else { "" })]
+    Driver {
+        /// Which call.
+        call: CallKind,
+        /// The driver's name for the error.
+        name: String,
+    },
+}
+
+impl DeviceError {
+    /// Whether a smaller request, or the same one after a release, could succeed.
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, DeviceError::OutOfMemory { .. })
+    }
+
+    /// Whether the context is lost, with all memory, streams and events in it: every later call of this process on this device
+    /// returns the same error, and only a new process can use the device again.
+    ///
+    /// ```
+    /// use oomph_alloc::device::{CallKind, DeviceError};
+    /// let error = |name: &str| DeviceError::Driver { call: CallKind::MemFree, name: name.to_owned() };
+    /// let lost = error("CUDA_ERROR_ILLEGAL_ADDRESS");
+    /// assert!(lost.loses_context() && !error("CUDA_ERROR_NOT_SUPPORTED").loses_context());
+    /// assert_eq!(lost.to_string(), "cuMemFree: CUDA_ERROR_ILLEGAL_ADDRESS: the context is lost");
+    /// ```
+    #[must_use]
+    pub fn loses_context(&self) -> bool {
+        matches!(self, DeviceError::Driver { name, .. } if is_sticky(name))
+    }
+}
+
+/// The errors after which, according to the driver's manual, the process must be restarted to use CUDA, and those that report
+/// a lost context or driver. Kernels raise most of them, so they appear at a later, unrelated call.
+const STICKY: [&str; 17] = [
+    "CUDA_ERROR_DEINITIALIZED",
+    "CUDA_ERROR_ECC_UNCORRECTABLE",
+    "CUDA_ERROR_NVLINK_UNCORRECTABLE",
+    "CUDA_ERROR_CONTAINED",
+    "CUDA_ERROR_ILLEGAL_ADDRESS",
+    "CUDA_ERROR_LAUNCH_TIMEOUT",
+    "CUDA_ERROR_CONTEXT_IS_DESTROYED",
+    "CUDA_ERROR_ASSERT",
+    "CUDA_ERROR_HARDWARE_STACK_ERROR",
+    "CUDA_ERROR_ILLEGAL_INSTRUCTION",
+    "CUDA_ERROR_MISALIGNED_ADDRESS",
+    "CUDA_ERROR_INVALID_ADDRESS_SPACE",
+    "CUDA_ERROR_INVALID_PC",
+    "CUDA_ERROR_LAUNCH_FAILED",
+    "CUDA_ERROR_TENSOR_MEMORY_LEAK",
+    "CUDA_ERROR_MPS_CLIENT_TERMINATED",
+    "CUDA_ERROR_EXTERNAL_DEVICE",
+];
+
+fn is_sticky(name: &str) -> bool {
+    STICKY.contains(&name)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The abilities that a device may or may not have.
+//! The optional abilities of a device.
 
 use std::fmt;
 
@@ -74,16 +74,16 @@ impl fmt::Display for Capabilities {
     }
 }
 
-/// A piece of physical memory made by [`VirtualMemory::create`].
+/// Physical memory from [`VirtualMemory::create`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PhysicalId(pub u64);
 
-/// Address space and physical memory handled apart (`cuMemAddressReserve`, `cuMemCreate`, `cuMemMap` ...).
+/// Address space and physical memory handled separately (`cuMemAddressReserve`, `cuMemCreate`, `cuMemMap` ...).
 ///
 /// The driver's rules hold: addresses, sizes and offsets are multiples of
-/// [`granularity_bytes`](super::DeviceProps::granularity_bytes); a range is mapped only
-/// where it is reserved and not yet mapped; it is unmapped whole, as it was mapped; a range is freed only when
-/// nothing is mapped in it; physical memory lives until it is released *and* unmapped everywhere.
+/// [`granularity_bytes`](super::DeviceProps::granularity_bytes); a range is mapped only where it is reserved and not yet
+/// mapped; it is unmapped whole, as it was mapped; a range is freed only when nothing is mapped in it; physical memory lives
+/// until it is released *and* unmapped everywhere.
 pub trait VirtualMemory {
     /// Reserves a range of addresses.
     fn reserve(&mut self, bytes: u64) -> Result<Address, DeviceError>;
@@ -91,7 +91,7 @@ pub trait VirtualMemory {
     fn address_free(&mut self, address: Address, bytes: u64) -> Result<(), DeviceError>;
     /// Takes physical memory.
     fn create(&mut self, bytes: u64) -> Result<PhysicalId, DeviceError>;
-    /// Gives up the handle.
+    /// Releases the handle.
     fn release(&mut self, physical: PhysicalId) -> Result<(), DeviceError>;
     /// Maps the whole of `physical` at `address`.
     fn map(&mut self, address: Address, bytes: u64, physical: PhysicalId) -> Result<(), DeviceError>;
@@ -108,7 +108,7 @@ pub struct PoolId(pub u32);
 /// The attributes of a stream-ordered pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolSettings {
-    /// Memory above this goes back to the device at the next synchronisation.
+    /// Free memory above this is given back to the device at the next synchronisation.
     pub release_threshold: u64,
     /// Reuse what another stream freed if an event orders the two.
     pub follow_event_dependencies: bool,
@@ -125,9 +125,9 @@ pub struct PoolUsage {
     pub reserved: u64,
     /// Physical bytes at most so far.
     pub reserved_high: u64,
-    /// Bytes handed out now.
+    /// Bytes allocated now.
     pub used: u64,
-    /// Bytes handed out at most so far.
+    /// Bytes allocated at most so far.
     pub used_high: u64,
 }
 
@@ -163,13 +163,13 @@ pub trait Compute {
     fn launch(&mut self, stream: StreamId, work: &Work, operands: &[(Address, u64)]) -> Result<(), DeviceError>;
 }
 
-/// Known contents. Many blocks are filled or looked at by one launch, behind the work that is queued on a stream, and
-/// nobody waits: what was found is asked for later.
+/// Known contents. One launch fills or compares many blocks, behind the work that is queued on a stream. Nothing waits: the
+/// results are fetched later.
 pub trait Patterns {
     /// Queues the writing of every block's pattern.
     fn fill_blocks(&mut self, stream: StreamId, blocks: &[Patterned]) -> Result<(), DeviceError>;
     /// Queues the comparison of every block with its pattern.
     fn verify_blocks(&mut self, stream: StreamId, blocks: &[Patterned]) -> Result<(), DeviceError>;
-    /// What comparisons have come to since this was last asked, those alone that are done by now.
+    /// The results of the comparisons that were completed since the last call.
     fn verified(&mut self) -> Result<Verified, DeviceError>;
 }

@@ -1,41 +1,36 @@
-//! The raw memory of one GPU: a small trait, optional capabilities, and what can be asked of both.
+//! The raw memory of one GPU: the trait [`Device`], its optional abilities, and its implementations.
 //!
-//! Strategies are written once against [`Device`]; whether the simulated GPU ([`sim`]) or a real one ([`cuda`]) answers is
-//! none of their business. Cross-cutting behaviour (a cap on memory, injected faults, logged or scripted answers)
-//! sits in [`wrap`], over any device. This room knows no strategy and no trace.
+//! Strategies are written once against [`Device`], for the simulated GPU ([`sim`]) and a real one ([`cuda`]). A cap on memory,
+//! injected faults and scripted answers are wrappers over any device ([`wrap`]). This module knows no strategy and no trace.
 //!
-//! An optional ability is an object: a device that has it returns `Some` from the accessor. A strategy names what
-//! it needs in [`requires`](crate::strategy::Strategy::requires), and a case whose device lacks it is skipped.
+//! An optional ability is an object: a device that has it returns `Some` from the accessor. A strategy names what it needs in
+//! [`requires`](crate::strategy::Strategy::requires); a case whose device lacks it is skipped ([`Capabilities::check`]).
 
 mod calibrate;
 mod call;
 mod capability;
 pub mod cuda;
-mod error;
-mod fleet;
 mod mapping;
 mod pattern;
 pub mod sim;
 mod spec;
 pub mod wrap;
 
-pub use calibrate::{Calibration, Products, calibrate};
-pub use call::{CallKind, CallLedger, CallTally};
+pub use calibrate::{Calibration, ProductSupport, calibrate};
+pub use call::{CallKind, CallLedger, CallTally, DeviceError};
 pub use capability::{
     Capabilities, Compute, MissingCapabilities, Patterns, PhysicalId, PinnedHost, PoolId, PoolSettings, PoolUsage,
     StreamOrderedPools, VirtualMemory,
 };
-pub use error::DeviceError;
-pub use fleet::Fleet;
-pub use pattern::{Damage, LONGEST_PATTERN_BYTES, Patterned, Verified, WORD_BYTES, Written};
-pub use spec::{DeviceSpec, DeviceSpecError};
+pub use pattern::{Damage, LONGEST_PATTERN_BYTES, PatternPlace, Patterned, Verified, WORD_BYTES};
+pub use spec::{DeviceFleet, DeviceSpec, DeviceSpecError};
 
 use oomph_base::{Address, EventId, Nanos, StreamId};
 
-/// What a device says about itself. Fixed for its lifetime.
+/// The properties of a device. Fixed for its lifetime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceProps {
-    /// As the vendor names it.
+    /// The vendor's name.
     pub name: String,
     /// Its number among the GPUs that the driver shows this process; 0 for a simulated one.
     pub ordinal: u32,
@@ -47,16 +42,16 @@ pub struct DeviceProps {
     pub granularity_bytes: u64,
     /// Taken by the driver's context before the first allocation.
     pub context_bytes: u64,
-    /// Which optional abilities there are.
+    /// The optional abilities.
     pub capabilities: Capabilities,
-    /// Which clock [`Device::now`] reads.
-    pub clock: Clock,
+    /// The clock that [`Device::now`] reads.
+    pub clock: DeviceClock,
 }
 
-/// Where times come from. The two are never mixed in one comparison.
+/// The clock of a device. The two are never mixed in one comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Clock {
+pub enum DeviceClock {
     /// Calibrated costs on a simulated clock: deterministic.
     Virtual,
     /// A real clock.
@@ -66,9 +61,9 @@ pub enum Clock {
 /// Free and total memory as the driver reports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryInfo {
-    /// Bytes that nobody holds.
+    /// Free bytes.
     pub free: u64,
-    /// All bytes of the device.
+    /// Total bytes.
     pub total: u64,
 }
 
@@ -77,7 +72,7 @@ pub struct MemoryInfo {
 /// Every call may fail, because any driver call may. A failed call changes nothing. No ability has a default, so that a
 /// wrapper cannot forget to pass it on.
 pub trait Device: Send {
-    /// What the device says about itself.
+    /// The properties of the device.
     fn props(&self) -> &DeviceProps;
 
     /// `cuMemAlloc`.
@@ -86,23 +81,23 @@ pub trait Device: Send {
     fn free(&mut self, address: Address) -> Result<(), DeviceError>;
     /// `cuMemGetInfo`.
     fn memory_info(&mut self) -> Result<MemoryInfo, DeviceError>;
-    /// Physical bytes held through this handle in whole pages, the context and loaded libraries left out.
-    /// Comes from the device's own books: no driver call, no cost.
+    /// Physical bytes held through this handle in whole pages, without the context and loaded libraries. Read from counters:
+    /// no driver call, no cost.
     fn held_bytes(&self) -> u64;
-    /// Physical bytes that an `alloc` of this size would add to `held_bytes`, from the books.
+    /// Physical bytes that an `alloc` of this size would add to `held_bytes`, from counters.
     fn growth_bytes(&self, bytes: u64) -> u64;
-    /// Free memory from the books: exact on a simulated device, as of the last
-    /// [`memory_info`](Device::memory_info) on a real one.
+    /// Free memory from counters: exact on a simulated device, as of the last [`memory_info`](Device::memory_info) on a real
+    /// one.
     fn free_bytes(&self) -> u64;
     /// Bytes of the context and of the libraries loaded so far: what `nvidia-smi` shows beyond `held_bytes`.
     fn overhead_bytes(&self) -> u64;
 
-    /// Makes a stream and returns its number; stream 0 always exists. Numbers are handed out in order. A simulated
-    /// device takes over `known_as`, the handle by which a traced program knew its stream; a real one cannot, unless it is
-    /// a guest in the very program ([`cuda::open_as_guest`]).
+    /// Makes a stream and returns its number; stream 0 always exists. Numbers are given in order. A simulated device uses
+    /// `known_as`, the handle of the stream in a traced program; a real one does so only as a guest in that program
+    /// ([`cuda::open_as_guest`]).
     fn stream_create(&mut self, known_as: u64) -> Result<StreamId, DeviceError>;
-    /// The driver's own name for a stream, constant for the stream's life. PyTorch orders streams by it, so its
-    /// model must too. 0 for the default stream, and for one that does not exist.
+    /// The driver's handle of a stream, constant for its life. PyTorch orders streams by it, so its model must too. 0 for the
+    /// default stream, and for one that does not exist.
     fn stream_handle(&self, stream: StreamId) -> u64;
     /// Waits for all work of one stream.
     fn stream_synchronize(&mut self, stream: StreamId) -> Result<(), DeviceError>;
@@ -122,24 +117,24 @@ pub trait Device: Send {
     /// Gives the event back.
     fn event_destroy(&mut self, event: EventId) -> Result<(), DeviceError>;
 
-    /// The host's present on this device's clock.
+    /// The current time on this device's clock.
     fn now(&self) -> Nanos;
-    /// The host does something else for a while. A virtual clock moves on; a real one has already done so.
+    /// The host does something else for a while. A virtual clock advances; a real one has already done so.
     fn elapse(&mut self, time: Nanos);
     /// Driver calls so far, by kind.
     fn ledger(&self) -> CallLedger;
-    /// Driver calls so far, in all: cheap enough to be read around every operation.
+    /// All driver calls so far: cheap enough to be read around every operation.
     fn calls(&self) -> CallTally;
 
-    /// Address space and physical memory handled apart, if the device can.
+    /// Address space and physical memory handled separately, if the device can.
     fn virtual_memory(&mut self) -> Option<&mut dyn VirtualMemory>;
     /// The driver's own stream-ordered pools, if the device has them.
     fn stream_ordered_pools(&mut self) -> Option<&mut dyn StreamOrderedPools>;
     /// Page-locked host memory, if the device can.
     fn pinned_host(&mut self) -> Option<&mut dyn PinnedHost>;
-    /// Work on streams, run for real or timed, if the device can.
+    /// Work on streams, run or simulated, if the device can.
     fn compute(&mut self) -> Option<&mut dyn Compute>;
-    /// Contents that are written and looked for on streams, if the device can.
+    /// Contents that are written and compared on streams, if the device can.
     fn patterns(&mut self) -> Option<&mut dyn Patterns>;
 
     /// [`virtual_memory`](Device::virtual_memory), or the error that the device lacks it. Not to be overridden, like the
@@ -165,20 +160,43 @@ pub trait Device: Send {
     }
 }
 
+/// The accessors of the optional abilities, for a device that implements all of their traits and says in its properties
+/// which of them it has.
+macro_rules! abilities_by_props {
+    () => {
+        fn virtual_memory(&mut self) -> Option<&mut dyn VirtualMemory> {
+            if self.props().capabilities.virtual_memory { Some(self) } else { None }
+        }
+        fn stream_ordered_pools(&mut self) -> Option<&mut dyn StreamOrderedPools> {
+            if self.props().capabilities.stream_ordered_pools { Some(self) } else { None }
+        }
+        fn pinned_host(&mut self) -> Option<&mut dyn PinnedHost> {
+            if self.props().capabilities.pinned_host { Some(self) } else { None }
+        }
+        fn compute(&mut self) -> Option<&mut dyn Compute> {
+            if self.props().capabilities.compute { Some(self) } else { None }
+        }
+        fn patterns(&mut self) -> Option<&mut dyn Patterns> {
+            if self.props().capabilities.patterns { Some(self) } else { None }
+        }
+    };
+}
+use abilities_by_props;
+
 impl dyn Device + '_ {
-    /// Whether there is such a stream, from the books.
+    /// Whether the stream exists.
     #[must_use]
     pub fn has_stream(&self, stream: StreamId) -> bool {
         stream == StreamId::DEFAULT || self.stream_handle(stream) != 0
     }
 }
 
-/// The cap on physical memory where nobody asked for one: nine tenths of what is free on a real device, whose last bytes
-/// belong to the driver and to others; none on a simulated one.
+/// The default cap on physical memory: nine tenths of what is free on a real device, whose last bytes belong to the driver
+/// and to other programs; none on a simulated one.
 #[must_use]
 pub fn default_limit(device: &dyn Device) -> Option<u64> {
     match device.props().clock {
-        Clock::Virtual => None,
-        Clock::Wall => Some(device.free_bytes() / 10 * 9),
+        DeviceClock::Virtual => None,
+        DeviceClock::Wall => Some(device.free_bytes() / 10 * 9),
     }
 }

@@ -1,22 +1,22 @@
-//! Known contents: which bytes a block of a key holds, and what it means to find others.
+//! Known contents: the pattern of a key, and what other contents in its place mean.
 //!
-//! Word `i` of the pattern of a key is made of both by a function that can be turned round. Whoever finds a wrong word in
-//! a block can therefore tell which other block was written there, and which part of it. The kernels of the CUDA device
-//! compute the same words; the simulated device only remembers who wrote where.
+//! Word `i` of a pattern is an invertible function of the key and `i`. So a wrong word in a block shows which other block was
+//! written there, and which part of it. The kernels of the CUDA device compute the same words; the simulated device only
+//! records what was written where.
 
 use std::fmt;
 
 use oomph_base::Address;
 
-/// Patterns are made of words of this many bytes. A last word that does not fit is cut.
+/// Patterns consist of words of this many bytes. The last word may be cut.
 pub const WORD_BYTES: u64 = 8;
 
-/// The longest block that a pattern is made for: its words are numbered with 32 bits.
+/// The longest block with a pattern: its words are numbered with 32 bits.
 pub const LONGEST_PATTERN_BYTES: u64 = WORD_BYTES << 32;
 
 /// Odd, so that multiplying by it can be undone.
 const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
-/// What undoes it: the product of the two is 1.
+/// Its inverse: the product of the two is 1.
 const GATHER: u64 = inverse_of(SPREAD);
 /// More than a third of a word, so that the shift is undone in two steps.
 const FOLD: u32 = 29;
@@ -28,15 +28,14 @@ pub struct Patterned {
     pub address: Address,
     /// How many bytes of it hold the pattern; at most [`LONGEST_PATTERN_BYTES`].
     pub bytes: u64,
-    /// Tells its contents from those of all others. Zero is the key of no block: memory that nobody wrote to is full
-    /// of it.
+    /// Distinguishes its contents from all others. Zero is not used: it is the key that unwritten memory shows.
     pub key: u32,
 }
 
 /// A place in the pattern of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Written {
-    /// Whose pattern.
+pub struct PatternPlace {
+    /// The key of the pattern.
     pub key: u32,
     /// How many bytes from its start.
     pub offset: u64,
@@ -45,38 +44,38 @@ pub struct Written {
 /// A block whose contents were not those of its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Damage {
-    /// The block that was looked at.
+    /// The block that was compared.
     pub key: u32,
     /// Its first wrong byte on a simulated device, the word that it lies in on a real one.
     pub offset: u64,
-    /// What was there instead. On a real device any word looks like a pattern: whether a block of that key was ever
-    /// filled is for the caller to know. `None` where no pattern was, or not even memory.
-    pub found: Option<Written>,
+    /// What was there instead. On a real device any word looks like a pattern: only the caller knows whether a block of that
+    /// key was ever filled. `None` where there was no pattern, or no memory.
+    pub found: Option<PatternPlace>,
 }
 
 impl fmt::Display for Damage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "block {} has lost its contents at byte {}", self.key, self.offset)?;
         match self.found {
-            Some(Written { key, offset }) => write!(f, ", where byte {offset} of block {key} is"),
+            Some(PatternPlace { key, offset }) => write!(f, ", where byte {offset} of block {key} is"),
             None => f.write_str(", where nothing was written"),
         }
     }
 }
 
-/// What verifications have come to.
+/// The result of comparisons.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verified {
-    /// Blocks looked at.
+    /// Blocks compared.
     pub blocks: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Which were not as they should be, the first wrong place of each.
+    /// Blocks with wrong contents, and the first wrong place of each.
     pub damaged: Vec<Damage>,
 }
 
 impl Verified {
-    /// Adds what others came to.
+    /// Adds the result of others.
     pub fn absorb(&mut self, other: Verified) {
         self.blocks += other.blocks;
         self.bytes += other.bytes;
@@ -84,13 +83,13 @@ impl Verified {
     }
 }
 
-impl Written {
+impl PatternPlace {
     /// The word of the pattern at this place.
     ///
     /// ```
-    /// use oomph_alloc::device::Written;
-    /// let place = Written { key: 7, offset: 4096 };
-    /// assert_eq!(Written::in_word(place.word()), place);
+    /// use oomph_alloc::device::PatternPlace;
+    /// let place = PatternPlace { key: 7, offset: 4096 };
+    /// assert_eq!(PatternPlace::in_word(place.word()), place);
     /// ```
     #[must_use]
     pub const fn word(self) -> u64 {
@@ -101,10 +100,10 @@ impl Written {
 
     /// The place that a word belongs to.
     #[must_use]
-    pub const fn in_word(word: u64) -> Written {
+    pub const fn in_word(word: u64) -> PatternPlace {
         let spread = word ^ (word >> FOLD) ^ (word >> (2 * FOLD));
         let place = spread.wrapping_mul(GATHER);
-        Written { key: (place >> 32) as u32, offset: (place & 0xffff_ffff) * WORD_BYTES }
+        PatternPlace { key: (place >> 32) as u32, offset: (place & 0xffff_ffff) * WORD_BYTES }
     }
 }
 
@@ -127,26 +126,26 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_word_tells_its_key_and_its_place(key: u32, index: u32) {
-            let place = Written { key, offset: u64::from(index) * WORD_BYTES };
-            prop_assert_eq!(Written::in_word(place.word()), place);
+        fn words_are_invertible(key: u32, index: u32) {
+            let place = PatternPlace { key, offset: u64::from(index) * WORD_BYTES };
+            prop_assert_eq!(PatternPlace::in_word(place.word()), place);
         }
 
         #[test]
-        fn every_word_belongs_to_some_place(word: u64) {
-            prop_assert_eq!(Written::in_word(word).word(), word);
+        fn every_word_has_a_place(word: u64) {
+            prop_assert_eq!(PatternPlace::in_word(word).word(), word);
         }
     }
 
     #[test]
-    fn memory_that_nobody_wrote_to_has_the_key_of_no_block() {
-        assert_eq!(Written::in_word(0).key, 0);
+    fn unwritten_memory_has_key_zero() {
+        assert_eq!(PatternPlace::in_word(0).key, 0);
         assert_eq!(SPREAD.wrapping_mul(GATHER), 1);
     }
 
     #[test]
     fn damage_names_the_intruder() {
-        let found = Some(Written { key: 9, offset: 64 });
+        let found = Some(PatternPlace { key: 9, offset: 64 });
         let damage = Damage { key: 3, offset: 512, found };
         assert_eq!(damage.to_string(), "block 3 has lost its contents at byte 512, where byte 64 of block 9 is");
     }

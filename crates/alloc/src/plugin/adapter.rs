@@ -14,7 +14,7 @@ use super::{
     library::{PluginCall, PluginFunctions, PluginGone},
     symbols::AllocatorSymbols,
 };
-use crate::device::{Capabilities, Clock, Device, DeviceError, DeviceProps};
+use crate::device::{Capabilities, Device, DeviceClock, DeviceError, DeviceProps};
 use crate::strategy::{
     Attempt, Block, Caller, Context, Control, Freed, InitialLayout, Layout, OffBooks, Outcome, Refusal, Request, Setup,
     Shortage, Stats, Strategy, StrategyError, StrategyEvent,
@@ -330,8 +330,8 @@ impl ReservedFigure {
     fn of(reports: bool, props: &DeviceProps) -> ReservedFigure {
         match (reports, props.clock) {
             (true, _) => ReservedFigure::Told,
-            (false, Clock::Virtual) => ReservedFigure::Unknown,
-            (false, Clock::Wall) => ReservedFigure::Lost(DeviceLoss {
+            (false, DeviceClock::Virtual) => ReservedFigure::Unknown,
+            (false, DeviceClock::Wall) => ReservedFigure::Lost(DeviceLoss {
                 free_at_first: None,
                 page_bytes: props.page_bytes,
                 seen_pages: HashSet::new(),

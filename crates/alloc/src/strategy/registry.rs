@@ -4,7 +4,7 @@ use super::{
     Built, Setup, SpecError, StrategyEntry, StrategySpec, async_pool, bfc, buddy, caching, cub, direct, null, oomph,
     planned, rmm, slab, stitch, tlsf, wrap,
 };
-use crate::device::{Capabilities, Clock, DeviceProps};
+use crate::device::{Capabilities, DeviceClock, DeviceProps};
 use oomph_base::{GIB, MIB, did_you_mean_among, nearest};
 
 /// Every strategy, in the order in which `list` shows them. Adding one is one line here.
@@ -49,7 +49,7 @@ impl StrategySpec {
             granularity_bytes: 2 * MIB,
             context_bytes: 0,
             capabilities: Capabilities::NONE,
-            clock: Clock::Virtual,
+            clock: DeviceClock::Virtual,
         };
         self.build(&Setup { props: &props, limit: None }).map(|_| ())
     }

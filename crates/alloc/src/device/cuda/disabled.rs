@@ -31,12 +31,12 @@ unavailable! {
 
 /// There is no context to restore.
 #[derive(Debug)]
-pub struct ContextGuard;
+pub struct NoContext;
 
 /// There is no context to restore.
 #[must_use]
-pub fn keep_context() -> ContextGuard {
-    ContextGuard
+pub fn keep_context() -> NoContext {
+    NoContext
 }
 
 /// There is no driver.

@@ -13,8 +13,8 @@ mod enabled;
 
 #[cfg(not(feature = "cuda"))]
 pub use disabled::{
-    ContextGuard, count, driver_version, footprint, keep_context, look_for_toolkit_in, matrix_library, name, open,
-    open_as_guest, probe, survey,
+    NoContext as ContextGuard, count, driver_version, footprint, keep_context, look_for_toolkit_in, matrix_library,
+    name, open, open_as_guest, probe, survey,
 };
 #[cfg(feature = "cuda")]
 pub use enabled::{

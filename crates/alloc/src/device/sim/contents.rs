@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use super::{SimDevice, address_space::LOWEST, pools::PoolSpace, virtual_memory::SimVirtualSpace};
 use crate::device::{
-    CallKind, Damage, DeviceError, LONGEST_PATTERN_BYTES, Patterned, Patterns, PhysicalId, Verified, Written,
+    CallKind, Damage, DeviceError, LONGEST_PATTERN_BYTES, PatternPlace, Patterned, Patterns, PhysicalId, Verified,
 };
 use oomph_base::{Address, Nanos, StreamId, Work};
 
@@ -27,13 +27,13 @@ pub(super) enum PhysicalRegion {
 struct PatternExtent {
     end: u64,
     /// The place of its first byte in the pattern.
-    first: Written,
+    first: PatternPlace,
 }
 
 impl PatternExtent {
     /// The part from a later address on.
     fn from(self, start: u64, later: u64) -> PatternExtent {
-        let first = Written { offset: self.first.offset + (later - start), ..self.first };
+        let first = PatternPlace { offset: self.first.offset + (later - start), ..self.first };
         PatternExtent { first, ..self }
     }
 }
@@ -45,7 +45,7 @@ enum ContentsAction {
     Fill,
 }
 
-/// Written and queued patterns.
+/// PatternPlace and queued patterns.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Contents {
     /// By their start.
@@ -98,7 +98,7 @@ impl Contents {
             match span.region {
                 Some((region, start)) => {
                     self.forget(region, start, span.bytes);
-                    let first = Written { key: block.key, offset };
+                    let first = PatternPlace { key: block.key, offset };
                     self.extents.insert((region, start), PatternExtent { end: start + span.bytes, first });
                 }
                 None => {
@@ -119,7 +119,7 @@ impl Contents {
             let Some((region, start)) = span.region else {
                 return Some(Damage { key: block.key, offset, found: None });
             };
-            let expected = Written { key: block.key, offset };
+            let expected = PatternPlace { key: block.key, offset };
             if let Some((wrong, found)) = self.first_wrong(region, start, span.bytes, expected) {
                 return Some(Damage { key: block.key, offset: offset + wrong, found });
             }
@@ -134,8 +134,8 @@ impl Contents {
         region: PhysicalRegion,
         start: u64,
         bytes: u64,
-        expected: Written,
-    ) -> Option<(u64, Option<Written>)> {
+        expected: PatternPlace,
+    ) -> Option<(u64, Option<PatternPlace>)> {
         let end = start + bytes;
         let mut at = start;
         while at < end {
@@ -144,7 +144,7 @@ impl Contents {
                 return Some((at - start, None));
             };
             let found = extent.from(from, at).first;
-            if found != (Written { offset: expected.offset + (at - start), ..expected }) {
+            if found != (PatternPlace { offset: expected.offset + (at - start), ..expected }) {
                 return Some((at - start, Some(found)));
             }
             at = extent.end;
@@ -325,17 +325,17 @@ mod tests {
         let (first, second) = (block(address, 4096, 1), block(address.offset(4080), 4096, 2));
         device.fill_blocks(MAIN, &[first, second]).unwrap();
         device.verify_blocks(MAIN, &[first, second]).unwrap();
-        let found = Some(Written { key: 2, offset: 0 });
+        let found = Some(PatternPlace { key: 2, offset: 0 });
         assert_eq!(damaged(&mut device), [Damage { key: 1, offset: 4080, found }]);
         // The other way round, what remains of the second is cut in two by a third.
         let third = block(address.offset(5008), 16, 3);
         device.fill_blocks(MAIN, &[third]).unwrap();
         device.verify_blocks(MAIN, &[block(address, 4080, 1), second, third]).unwrap();
-        let found = Some(Written { key: 3, offset: 0 });
+        let found = Some(PatternPlace { key: 3, offset: 0 });
         assert_eq!(damaged(&mut device), [Damage { key: 2, offset: 928, found }]);
         device.verify_blocks(MAIN, &[block(address.offset(5024), 16, 2)]).unwrap();
         let rest = damaged(&mut device);
-        assert_eq!(rest[0].found, Some(Written { key: 2, offset: 944 }), "the rest knows which part it is");
+        assert_eq!(rest[0].found, Some(PatternPlace { key: 2, offset: 944 }), "the rest knows which part it is");
     }
 
     #[test]
@@ -351,7 +351,7 @@ mod tests {
         assert_eq!(device.verified().unwrap().damaged, [], "the other stream is not there yet");
         device.stream_synchronize(SIDE).unwrap();
         device.verify_blocks(MAIN, &[early]).unwrap();
-        assert_eq!(damaged(&mut device)[0].found, Some(Written { key: 2, offset: 0 }));
+        assert_eq!(damaged(&mut device)[0].found, Some(PatternPlace { key: 2, offset: 0 }));
     }
 
     #[test]
@@ -395,7 +395,7 @@ mod tests {
         assert_eq!(damaged(&mut device), []);
         device.fill_blocks(MAIN, &[block(second.offset(512), 512, 2)]).unwrap();
         device.verify_blocks(MAIN, &[across]).unwrap();
-        let found = Some(Written { key: 2, offset: 0 });
+        let found = Some(PatternPlace { key: 2, offset: 0 });
         assert_eq!(damaged(&mut device), [Damage { key: 1, offset: MIB + 512, found }]);
 
         // Mapped elsewhere, each piece brings its contents along.

@@ -30,8 +30,8 @@ use self::{
     virtual_memory::SimVirtualSpace,
 };
 use super::{
-    CallKind, CallLedger, CallTally, Capabilities, Clock, Compute, Device, DeviceError, DeviceProps, MemoryInfo,
-    Patterns, PinnedHost, StreamOrderedPools, VirtualMemory,
+    CallKind, CallLedger, CallTally, Capabilities, Compute, Device, DeviceClock, DeviceError, DeviceProps, MemoryInfo,
+    Patterns, PinnedHost, StreamOrderedPools, VirtualMemory, abilities_by_props,
 };
 use oomph_base::{Address, EventId, Nanos, StreamId};
 
@@ -109,7 +109,7 @@ impl SimDevice {
                     compute: true,
                     patterns: true,
                 },
-                clock: Clock::Virtual,
+                clock: DeviceClock::Virtual,
             },
             library_bytes: profile.library_bytes,
             costs: profile.costs,
@@ -309,25 +309,7 @@ impl Device for SimDevice {
         self.ledger.total()
     }
 
-    fn virtual_memory(&mut self) -> Option<&mut dyn VirtualMemory> {
-        Some(self)
-    }
-
-    fn stream_ordered_pools(&mut self) -> Option<&mut dyn StreamOrderedPools> {
-        Some(self)
-    }
-
-    fn pinned_host(&mut self) -> Option<&mut dyn PinnedHost> {
-        Some(self)
-    }
-
-    fn compute(&mut self) -> Option<&mut dyn Compute> {
-        Some(self)
-    }
-
-    fn patterns(&mut self) -> Option<&mut dyn Patterns> {
-        Some(self)
-    }
+    abilities_by_props!();
 }
 
 #[cfg(test)]

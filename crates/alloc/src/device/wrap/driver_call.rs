@@ -216,21 +216,7 @@ macro_rules! device_from_responses {
                 let answer = self.respond(DriverCall::StreamCreate { known_as });
                 value_of::<(StreamId, u64)>(CallKind::StreamCreate, answer).map(|(stream, _)| stream)
             }
-            fn virtual_memory(&mut self) -> Option<&mut dyn VirtualMemory> {
-                if self.props().capabilities.virtual_memory { Some(self) } else { None }
-            }
-            fn stream_ordered_pools(&mut self) -> Option<&mut dyn StreamOrderedPools> {
-                if self.props().capabilities.stream_ordered_pools { Some(self) } else { None }
-            }
-            fn pinned_host(&mut self) -> Option<&mut dyn PinnedHost> {
-                if self.props().capabilities.pinned_host { Some(self) } else { None }
-            }
-            fn compute(&mut self) -> Option<&mut dyn Compute> {
-                if self.props().capabilities.compute { Some(self) } else { None }
-            }
-            fn patterns(&mut self) -> Option<&mut dyn Patterns> {
-                if self.props().capabilities.patterns { Some(self) } else { None }
-            }
+            crate::device::abilities_by_props!();
         }}
         $(device_from_responses! { @impl $generics $ability for $device, $bounds, $more, {} })*
         device_from_responses! { @impl $generics Compute for $device, $bounds, [], {

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::device::{
-    CallKind, CallLedger, CallTally, Capabilities, Clock, Compute, Device, DeviceError, DeviceProps, MemoryInfo,
+    CallKind, CallLedger, CallTally, Capabilities, Compute, Device, DeviceClock, DeviceError, DeviceProps, MemoryInfo,
     Patterns, PhysicalId, PinnedHost, StreamOrderedPools, VirtualMemory,
 };
 use oomph_base::{Address, EventId, GIB, Nanos, StreamId};
@@ -51,7 +51,7 @@ impl StandInDevice {
                 granularity_bytes: 512,
                 context_bytes: 0,
                 capabilities: Capabilities { virtual_memory: true, ..Capabilities::NONE },
-                clock: Clock::Virtual,
+                clock: DeviceClock::Virtual,
             },
             capacity,
             downwards,

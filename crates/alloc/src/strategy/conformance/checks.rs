@@ -4,7 +4,7 @@ use super::{
     CheckSkipped, ConformanceProgram, ConformanceSubject, MissingCapabilities, ProgramStep, StepOutcome, mixed_script,
 };
 use crate::device::{
-    CallKind, Capabilities, Clock, Device,
+    CallKind, Capabilities, DeviceClock, Device,
     wrap::{CallFailure, FaultPlan, FaultyDevice},
 };
 use crate::strategy::{Block, BlockState, Caller, Context, Outcome, Silent, Strategy};
@@ -218,8 +218,8 @@ pub(super) fn random_calls(subject: &ConformanceSubject<'_>, found: &mut Vec<Str
 /// A real device gives other addresses and times in every run.
 fn require_deterministic(device: &dyn Device) -> Result<(), CheckSkipped> {
     match device.props().clock {
-        Clock::Virtual => Ok(()),
-        Clock::Wall => Err(CheckSkipped::NotOffered("a real device does not give the same answers twice")),
+        DeviceClock::Virtual => Ok(()),
+        DeviceClock::Wall => Err(CheckSkipped::NotOffered("a real device does not give the same answers twice")),
     }
 }
 
@@ -335,8 +335,8 @@ fn busy_program(
 ) -> Result<ConformanceProgram, CheckSkipped> {
     let mut bench = ConformanceProgram::new(subject, capacity)?;
     let long = match bench.watch.device.props().clock {
-        Clock::Virtual => LONG,
-        Clock::Wall => LONG_ENOUGH,
+        DeviceClock::Virtual => LONG,
+        DeviceClock::Wall => LONG_ENOUGH,
     };
     match bench.work(stream, long) {
         StepOutcome::LeftOut => Err(MissingCapabilities(Capabilities { compute: true, ..Capabilities::NONE }).into()),
@@ -373,8 +373,8 @@ pub(super) fn driver_failures(subject: &ConformanceSubject<'_>, found: &mut Vec<
     rehearsal.wind_down();
     for (kind, tally) in rehearsal.watch.device.ledger().iter() {
         let step = match rehearsal.watch.device.props().clock {
-            Clock::Virtual => 1,
-            Clock::Wall => tally.count.div_ceil(FAILURES_ON_A_REAL_DEVICE).max(1),
+            DeviceClock::Virtual => 1,
+            DeviceClock::Wall => tally.count.div_ceil(FAILURES_ON_A_REAL_DEVICE).max(1),
         };
         for turn in (1..=tally.count).step_by(step as usize) {
             for fault in faults_of(kind) {

@@ -5,7 +5,7 @@
 //! `stress` runs traces.
 
 use super::ConformanceFinding;
-use crate::device::{CallKind, Clock, Device, DeviceError};
+use crate::device::{CallKind, DeviceClock, Device, DeviceError};
 use crate::strategy::{
     Attempt, Block, Caller, Context, Freed, Request, Silent, Strategy, StrategyError,
     wrap::{CheckedStrategy, ContractRule},
@@ -185,8 +185,8 @@ impl ObservedStrategy {
     /// some millionths.
     fn least_duration(&self, nanos: Nanos) -> Nanos {
         match self.device.props().clock {
-            Clock::Virtual => nanos,
-            Clock::Wall => Nanos(nanos.0 - nanos.0 / 1_000),
+            DeviceClock::Virtual => nanos,
+            DeviceClock::Wall => Nanos(nanos.0 - nanos.0 / 1_000),
         }
     }
 

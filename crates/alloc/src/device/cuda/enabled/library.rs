@@ -1,7 +1,7 @@
-//! Shared libraries that are loaded at run time: the driver, and cuBLAS and NVRTC of the CUDA toolkit.
+//! Shared libraries that are loaded at run time: the driver, and cuBLAS of the CUDA toolkit.
 //!
 //! The driver's bindings panic at the first call of a symbol that the library lacks. So every symbol is looked up here before
-//! a device is opened. The toolkit's libraries may be of any version; only matrix products need one. The loader is asked
+//! a device is opened. cuBLAS may be of any version; only matrix products need it. The loader is asked
 //! first (`LD_LIBRARY_PATH`, the system's folders), then the folders that the program names, because only the program may
 //! read the environment.
 

@@ -1,7 +1,7 @@
 //! The real GPU: a [`Device`] over the driver's calls, with tables of all live handles and addresses.
 //!
-//! One file per subject: `library` (loading the driver and cuBLAS), `context` (one per GPU and process), `memory`, `streams`,
-//! `vmm` (virtual memory), `pools`; `work` and `products` for what runs on streams, over `kernels`, `blas` and `scratch`;
+//! One file per subject: `library` (loading the driver and cuBLAS), `context` (one per GPU and process; streams and events),
+//! `memory` (plain, pinned, virtual), `pools`; `work` and `products` for what runs on streams, over `kernels` and `blas`;
 //! `patterns` for known contents; `survey` for `doctor`. The wall clock measures each driver call alone, without our tables.
 //!
 //! The tables make handles safe to use: an unknown number or address is refused before the driver is asked. They also list
@@ -16,10 +16,7 @@ mod memory;
 mod patterns;
 mod pools;
 mod products;
-mod scratch;
-mod streams;
 mod survey;
-mod vmm;
 mod work;
 
 use std::{ptr, time::Instant};
@@ -31,17 +28,16 @@ pub use library::look_for_toolkit_in;
 pub use survey::survey;
 
 use self::{
-    context::{GpuContext, device_error, succeed},
+    context::{GpuContext, StreamOwner, StreamTable, device_error, succeed},
     memory::{PinnedMemory, PlainMemory},
     patterns::PatternBatches,
     pools::DriverPools,
-    scratch::{ScratchMemory, StagingBuffers},
-    streams::{StreamOwner, StreamTable},
+    work::{ScratchMemory, StagingBuffers},
 };
 use super::{Footprint, Unavailable};
 use crate::device::{
-    CallKind, CallLedger, CallTally, Capabilities, Clock, Compute, Device, DeviceError, DeviceProps, MemoryInfo,
-    Patterns, PinnedHost, StreamOrderedPools, VirtualMemory, mapping::MappingTable,
+    CallKind, CallLedger, CallTally, Capabilities, Compute, Device, DeviceClock, DeviceError, DeviceProps, MemoryInfo,
+    Patterns, PinnedHost, StreamOrderedPools, VirtualMemory, abilities_by_props, mapping::MappingTable,
 };
 use oomph_base::{Address, EventId, MIB, Nanos, StreamId, round_up};
 
@@ -101,7 +97,7 @@ pub fn footprint(ordinal: u32) -> Result<Footprint, Unavailable> {
     Ok(Footprint {
         kernel_bytes: context.kernel_bytes,
         library_bytes,
-        workspace_bytes: if library_bytes > 0 { scratch::WORKSPACE_BYTES } else { 0 },
+        workspace_bytes: if library_bytes > 0 { work::WORKSPACE_BYTES } else { 0 },
     })
 }
 
@@ -156,7 +152,7 @@ impl CudaDevice {
                     compute: true,
                     patterns: true,
                 },
-                clock: Clock::Wall,
+                clock: DeviceClock::Wall,
             },
             context,
             opened: Instant::now(),
@@ -309,7 +305,7 @@ impl Device for CudaDevice {
         }
         let mut handle = ptr::null_mut();
         // SAFETY: the pointer is to a live handle.
-        self.drive(call, 0, || unsafe { sys::cuStreamCreate(&raw mut handle, streams::NON_BLOCKING) })?;
+        self.drive(call, 0, || unsafe { sys::cuStreamCreate(&raw mut handle, context::NON_BLOCKING) })?;
         Ok(self.streams.add_stream(handle))
     }
 
@@ -340,7 +336,7 @@ impl Device for CudaDevice {
         let mut handle = ptr::null_mut();
         // SAFETY: the pointer is to a live handle.
         self.drive(CallKind::EventCreate, 0, || unsafe {
-            sys::cuEventCreate(&raw mut handle, streams::WITHOUT_TIMES)
+            sys::cuEventCreate(&raw mut handle, context::WITHOUT_TIMES)
         })?;
         Ok(self.streams.add_event(handle))
     }
@@ -397,25 +393,7 @@ impl Device for CudaDevice {
         self.ledger.total()
     }
 
-    fn virtual_memory(&mut self) -> Option<&mut dyn VirtualMemory> {
-        if self.props.capabilities.virtual_memory { Some(self) } else { None }
-    }
-
-    fn stream_ordered_pools(&mut self) -> Option<&mut dyn StreamOrderedPools> {
-        if self.props.capabilities.stream_ordered_pools { Some(self) } else { None }
-    }
-
-    fn pinned_host(&mut self) -> Option<&mut dyn PinnedHost> {
-        Some(self)
-    }
-
-    fn compute(&mut self) -> Option<&mut dyn Compute> {
-        Some(self)
-    }
-
-    fn patterns(&mut self) -> Option<&mut dyn Patterns> {
-        Some(self)
-    }
+    abilities_by_props!();
 }
 
 impl Drop for CudaDevice {

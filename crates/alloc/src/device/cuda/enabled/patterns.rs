@@ -8,12 +8,11 @@ use cudarc::driver::sys::{self, CUresult};
 
 use super::{
     CudaDevice,
-    context::{device_error, succeed},
+    context::{WITHOUT_TIMES, device_error, succeed},
     kernels::{Kernel, UNIT_BYTES},
-    streams::WITHOUT_TIMES,
 };
 use crate::device::{
-    CallKind, Damage, DeviceError, LONGEST_PATTERN_BYTES, Patterned, Patterns, Verified, WORD_BYTES, Written,
+    CallKind, Damage, DeviceError, LONGEST_PATTERN_BYTES, PatternPlace, Patterned, Patterns, Verified, WORD_BYTES,
 };
 use oomph_base::{Address, KIB, StreamId};
 
@@ -399,7 +398,7 @@ fn first_of_each(reports: &[MismatchReport]) -> impl Iterator<Item = Damage> {
     for report in reports {
         let key = (report.first >> 32) as u32;
         let offset = (report.first & 0xffff_ffff) * WORD_BYTES + report.offset;
-        let found = Some(Written::in_word(report.found)).filter(|found| report.is_word == 1 && found.key != 0);
+        let found = Some(PatternPlace::in_word(report.found)).filter(|found| report.is_word == 1 && found.key != 0);
         let damage = Damage { key, offset, found };
         let first = first_by_key.entry(key).or_insert(damage);
         if offset < first.offset {
@@ -463,14 +462,14 @@ mod tests {
 
     #[test]
     fn the_first_mismatch_of_a_block_is_reported() {
-        let wrong = |key: u64, tile_word: u64, offset, found: Written| MismatchReport {
+        let wrong = |key: u64, tile_word: u64, offset, found: PatternPlace| MismatchReport {
             first: key << 32 | tile_word,
             offset,
             found: found.word(),
             is_word: 1,
         };
-        let intruder = Written { key: 9, offset: 80 };
-        let later = Written { key: 9, offset: 800 };
+        let intruder = PatternPlace { key: 9, offset: 80 };
+        let later = PatternPlace { key: 9, offset: 800 };
         let reports = [
             wrong(4, 2048, 16, later),
             wrong(4, 0, 64, intruder),

@@ -14,7 +14,7 @@ use super::{
     blas::{self, BlasError, BlasProduct, Matrix},
     context::{self, device_error},
     kernels::Kernel,
-    scratch::{MOST_STAND_IN_BYTES, WORKSPACE_BYTES},
+    work::{MOST_STAND_IN_BYTES, WORKSPACE_BYTES},
 };
 use crate::device::{CallKind, DeviceError, sim::Profile};
 use oomph_base::{Address, Dtype, MIB, ProductRole, StreamId, Work};

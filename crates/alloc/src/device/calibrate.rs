@@ -1,0 +1,542 @@
+//! Measures a device: the cost of every driver call by size, the duration of work by kind and size, and the memory that is
+//! taken before a program allocates anything.
+//!
+//! `doctor --calibrate` calls this; the result is a profile of the simulated device. Everything goes through [`Device`], so a
+//! simulated device can be measured too and must yield its own profile.
+
+use super::{
+    CallKind, Device, DeviceError, PoolSettings,
+    cuda::Footprint,
+    sim::{Cost, Profile, ProfileFile, Rates, WorkTime},
+};
+use oomph_base::{Address, Dtype, EventId, GIB, KIB, MIB, Nanos, ProductRole, StreamId, Work, round_up};
+
+/// More small allocations than any page holds.
+const MOST_SMALL: u64 = 8192;
+
+/// What was measured on a device.
+#[derive(Clone, Debug)]
+pub struct Calibration {
+    costs: Vec<Cost>,
+    work: Vec<WorkTime>,
+    rates: Rates,
+    small_allocations_per_page: Option<u64>,
+}
+
+/// Whether matrix products run on a device, or are replaced by waiting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProductSupport {
+    /// They run, and are measured.
+    Real,
+    /// They do not run; the rates of a built-in profile are used.
+    Replaced,
+}
+
+/// Measures a device that is otherwise idle. Everything is given back except a few streams.
+pub fn calibrate(device: &mut dyn Device, products: ProductSupport) -> Result<Calibration, DeviceError> {
+    let room = device.memory_info()?.free / 4;
+    let costs = measure_calls(device, room)?;
+    let work = measure_work(device, room, products)?;
+    let rates = rates(device, &work)?;
+    let small_allocations_per_page = small_allocations_per_page(device)?;
+    Ok(Calibration { costs, work, rates, small_allocations_per_page })
+}
+
+impl Calibration {
+    /// The profile of the measured device. Where products did not run, their rates are those of a built-in profile.
+    #[must_use]
+    pub fn into_profile(
+        self,
+        name: &str,
+        driver: Option<String>,
+        footprint: Footprint,
+        device: &dyn Device,
+    ) -> ProfileFile {
+        let props = device.props();
+        ProfileFile {
+            name: name.to_owned(),
+            vendor_name: props.name.clone(),
+            driver,
+            total_bytes: props.total_bytes,
+            context_bytes: props.context_bytes,
+            library_bytes: footprint.library_bytes,
+            workspace_bytes: Some(footprint.workspace_bytes),
+            kernel_bytes: Some(footprint.kernel_bytes),
+            page_bytes: props.page_bytes,
+            granularity_bytes: props.granularity_bytes,
+            small_allocations_per_page: self.small_allocations_per_page,
+            rates: self.rates,
+            work: self.work,
+            cost: self.costs,
+        }
+    }
+}
+
+/// How many allocations of 512 bytes the driver puts on one page; `None` if free memory does not show it.
+fn small_allocations_per_page(device: &mut dyn Device) -> Result<Option<u64>, DeviceError> {
+    let mut taken = Vec::new();
+    let mut free = device.memory_info()?.free;
+    let mut at_last_drop = None;
+    let mut seen = None;
+    for number in 0..MOST_SMALL {
+        taken.push(device.alloc(512)?);
+        let now = device.memory_info()?.free;
+        if now < free {
+            free = now;
+            seen = at_last_drop.map(|last| number - last);
+            at_last_drop = Some(number);
+            if seen.is_some() {
+                break;
+            }
+        }
+    }
+    for address in taken {
+        device.free(address)?;
+    }
+    Ok(seen)
+}
+
+const STREAM: StreamId = StreamId::DEFAULT;
+/// Sizes at which calls about memory are measured.
+const SIZES: [u64; 8] = [512, 64 * KIB, MIB, 2 * MIB, 20 * MIB, 256 * MIB, GIB, 8 * GIB];
+/// Page-locked memory is slow to make, and host memory is shared with other programs.
+const MOST_HOST_BYTES: u64 = 256 * MIB;
+/// How often a call is measured; the largest sizes less often.
+const CALL_SAMPLES: usize = 101;
+const SAMPLES_OF_LARGE: usize = 11;
+/// How often a pool is trimmed, which is slow for large ones.
+const TRIMS: usize = 5;
+/// Streams live as long as the device, so only a few are made.
+const STREAMS: usize = 8;
+
+/// Measures every call at every size up to `room`. Everything is given back except a few streams.
+fn measure_calls(device: &mut dyn Device, room: u64) -> Result<Vec<Cost>, DeviceError> {
+    let sizes: Vec<u64> = SIZES.into_iter().filter(|&bytes| bytes <= room).collect();
+    let mut meter = CallMeter { device, samples: Vec::new() };
+    meter.plain_memory(&sizes)?;
+    meter.virtual_memory(&sizes)?;
+    meter.pools(&sizes)?;
+    meter.pinned_host(&sizes)?;
+    meter.streams_and_events()?;
+    Ok(meter.costs())
+}
+
+/// Makes calls and records their costs from the device's ledger.
+struct CallMeter<'a> {
+    device: &'a mut dyn Device,
+    samples: Vec<(CallKind, u64, Nanos)>,
+}
+
+impl CallMeter<'_> {
+    fn time<T>(
+        &mut self,
+        call: CallKind,
+        bytes: u64,
+        make: impl FnOnce(&mut dyn Device) -> Result<T, DeviceError>,
+    ) -> Result<T, DeviceError> {
+        let before = self.device.ledger().of(call).time;
+        let answer = make(&mut *self.device)?;
+        self.samples.push((call, bytes, self.device.ledger().of(call).time.since(before)));
+        Ok(answer)
+    }
+
+    fn plain_memory(&mut self, sizes: &[u64]) -> Result<(), DeviceError> {
+        for &bytes in sizes {
+            for _ in 0..rounds(bytes) {
+                let address = self.time(CallKind::MemAlloc, bytes, |device| device.alloc(bytes))?;
+                self.time(CallKind::MemFree, bytes, |device| device.free(address))?;
+            }
+        }
+        for _ in 0..CALL_SAMPLES {
+            self.time(CallKind::MemGetInfo, 0, |device| device.memory_info())?;
+        }
+        Ok(())
+    }
+
+    fn virtual_memory(&mut self, sizes: &[u64]) -> Result<(), DeviceError> {
+        let granularity = self.device.props().granularity_bytes;
+        for &bytes in sizes.iter().filter(|bytes| bytes.is_multiple_of(granularity)) {
+            for _ in 0..rounds(bytes) {
+                if self.device.virtual_memory().is_none() {
+                    return Ok(());
+                }
+                self.map_and_unmap(bytes)?;
+            }
+        }
+        // What an expandable segment reserves: total memory plus an eighth.
+        let total = self.device.props().total_bytes;
+        let whole = round_up(total.saturating_add(total / 8), granularity.max(1));
+        for _ in 0..SAMPLES_OF_LARGE {
+            if self.device.virtual_memory().is_none() {
+                return Ok(());
+            }
+            let base =
+                self.time(CallKind::AddressReserve, whole, |device| device.require_virtual_memory()?.reserve(whole))?;
+            self.time(CallKind::AddressFree, whole, |device| {
+                device.require_virtual_memory()?.address_free(base, whole)
+            })?;
+        }
+        Ok(())
+    }
+
+    fn map_and_unmap(&mut self, bytes: u64) -> Result<(), DeviceError> {
+        let base =
+            self.time(CallKind::AddressReserve, bytes, |device| device.require_virtual_memory()?.reserve(bytes))?;
+        let piece = self.time(CallKind::MemCreate, bytes, |device| device.require_virtual_memory()?.create(bytes))?;
+        self.time(CallKind::MemMap, bytes, |device| device.require_virtual_memory()?.map(base, bytes, piece))?;
+        self.time(CallKind::MemSetAccess, bytes, |device| device.require_virtual_memory()?.set_access(base, bytes))?;
+        self.time(CallKind::MemUnmap, bytes, |device| device.require_virtual_memory()?.unmap(base, bytes))?;
+        self.time(CallKind::MemRelease, bytes, |device| device.require_virtual_memory()?.release(piece))?;
+        self.time(CallKind::AddressFree, bytes, |device| device.require_virtual_memory()?.address_free(base, bytes))
+    }
+
+    /// Allocations from a pool that already has the memory, as in the middle of a run.
+    fn pools(&mut self, sizes: &[u64]) -> Result<(), DeviceError> {
+        if self.device.stream_ordered_pools().is_none() {
+            return Ok(());
+        }
+        let settings = PoolSettings {
+            release_threshold: u64::MAX,
+            follow_event_dependencies: true,
+            allow_opportunistic: true,
+            allow_internal_dependencies: true,
+        };
+        for &bytes in sizes {
+            let pool =
+                self.time(CallKind::PoolCreate, 0, |device| device.require_stream_ordered_pools()?.pool_create(None))?;
+            self.time(CallKind::PoolSetAttribute, 0, |device| {
+                device.require_stream_ordered_pools()?.pool_configure(pool, settings)
+            })?;
+            let first = self.device.require_stream_ordered_pools()?.alloc_async(pool, bytes, STREAM)?;
+            self.device.require_stream_ordered_pools()?.free_async(first, STREAM)?;
+            for _ in 0..CALL_SAMPLES {
+                let taken = self.time(CallKind::MemAllocAsync, bytes, |device| {
+                    device.require_stream_ordered_pools()?.alloc_async(pool, bytes, STREAM)
+                })?;
+                self.time(CallKind::MemFreeAsync, bytes, |device| {
+                    device.require_stream_ordered_pools()?.free_async(taken, STREAM)
+                })?;
+                self.time(CallKind::PoolGetAttribute, 0, |device| {
+                    device.require_stream_ordered_pools()?.pool_usage(pool)
+                })?;
+            }
+            for _ in 0..TRIMS {
+                self.device.synchronize()?;
+                // A pool takes more than was requested, and gives that back.
+                let held = self.device.require_stream_ordered_pools()?.pool_usage(pool)?.reserved;
+                self.time(CallKind::PoolTrim, held, |device| {
+                    device.require_stream_ordered_pools()?.pool_trim(pool, 0)
+                })?;
+                let again = self.device.require_stream_ordered_pools()?.alloc_async(pool, bytes, STREAM)?;
+                self.device.require_stream_ordered_pools()?.free_async(again, STREAM)?;
+            }
+            self.device.synchronize()?;
+            self.time(CallKind::PoolDestroy, 0, |device| device.require_stream_ordered_pools()?.pool_destroy(pool))?;
+        }
+        Ok(())
+    }
+
+    fn pinned_host(&mut self, sizes: &[u64]) -> Result<(), DeviceError> {
+        for &bytes in sizes.iter().filter(|&&bytes| bytes <= MOST_HOST_BYTES) {
+            for _ in 0..SAMPLES_OF_LARGE {
+                let Some(host) = self.device.pinned_host() else { return Ok(()) };
+                // The first use of a size is not measured.
+                let first = host.host_alloc(bytes)?;
+                host.host_free(first)?;
+                let address =
+                    self.time(CallKind::HostAlloc, bytes, |device| device.require_pinned_host()?.host_alloc(bytes))?;
+                self.time(CallKind::HostFree, bytes, |device| device.require_pinned_host()?.host_free(address))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn streams_and_events(&mut self) -> Result<(), DeviceError> {
+        for _ in 0..STREAMS {
+            self.time(CallKind::StreamCreate, 0, |device| device.stream_create(0))?;
+        }
+        for _ in 0..CALL_SAMPLES {
+            let event: EventId = self.time(CallKind::EventCreate, 0, |device| device.event_create())?;
+            self.time(CallKind::EventRecord, 0, |device| device.event_record(event, STREAM))?;
+            self.time(CallKind::StreamWaitEvent, 0, |device| device.stream_wait_event(StreamId(1), event))?;
+            self.device.synchronize()?;
+            self.time(CallKind::EventQuery, 0, |device| device.event_query(event))?;
+            self.time(CallKind::EventSynchronize, 0, |device| device.event_synchronize(event))?;
+            self.time(CallKind::StreamSynchronize, 0, |device| device.stream_synchronize(STREAM))?;
+            self.time(CallKind::CtxSynchronize, 0, |device| device.synchronize())?;
+            self.time(CallKind::EventDestroy, 0, |device| device.event_destroy(event))?;
+            if self.device.compute().is_some() {
+                let nothing = Work::Spin { nanos: Nanos::ZERO };
+                self.time(CallKind::Launch, 0, |device| device.require_compute()?.launch(STREAM, &nothing, &[]))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Median and 99th percentile of every call and size.
+    fn costs(&mut self) -> Vec<Cost> {
+        self.samples.sort_unstable();
+        let groups = self.samples.chunk_by(|a, b| (a.0, a.1) == (b.0, b.1));
+        let microseconds = |sample: &(CallKind, u64, Nanos)| sample.2.0 as f64 / 1e3;
+        groups
+            .map(|group| Cost {
+                call: group[0].0.name().to_owned(),
+                bytes: group[0].1,
+                median_us: microseconds(&group[group.len() / 2]),
+                p99_us: Some(microseconds(&group[(group.len() * 99 / 100).min(group.len() - 1)])),
+            })
+            .collect()
+    }
+}
+
+fn rounds(bytes: u64) -> usize {
+    if bytes < GIB { CALL_SAMPLES } else { SAMPLES_OF_LARGE }
+}
+
+/// Sides of square products.
+const SQUARES: [u32; 6] = [256, 512, 1024, 2048, 4096, 8192];
+/// `m x n x k` of a transformer's layers, forward and backward.
+const LAYERS: [(u32, u32, u32); 5] =
+    [(8192, 1024, 1024), (8192, 4096, 1024), (8192, 1024, 4096), (1024, 4096, 8192), (2048, 3072, 1024)];
+/// The same for a vocabulary with unaligned rows, in every role.
+const RAGGED: [(ProductRole, u32, u32, u32); 6] = [
+    (ProductRole::Output, 2048, 50_257, 1024),
+    (ProductRole::Output, 8192, 50_257, 1024),
+    (ProductRole::InputGradient, 2048, 1024, 50_257),
+    (ProductRole::InputGradient, 8192, 1024, 50_257),
+    (ProductRole::WeightGradient, 50_257, 1024, 2048),
+    (ProductRole::WeightGradient, 50_257, 1024, 8192),
+];
+/// Batch, heads, tokens and width of a head.
+const ATTENTIONS: [(u32, u32, u32, u32); 4] =
+    [(2, 16, 1024, 64), (8, 16, 1024, 64), (2, 16, 4096, 64), (4, 32, 2048, 128)];
+/// Traffic of passes over memory.
+const PASSES: [u64; 6] = [64 * KIB, MIB, 16 * MIB, 96 * MIB, GIB, 3 * GIB];
+/// Sizes of copies.
+const COPIES: [u64; 3] = [MIB, 16 * MIB, 256 * MIB];
+
+/// One sample repeats a piece of work for about this long, and at most this often.
+const SAMPLE: Nanos = Nanos(2_000_000);
+const MOST_ROUNDS: u64 = 100;
+/// The number of samples; fewer for long work.
+const WORK_SAMPLES: usize = 21;
+const SAMPLES_OF_LONG: usize = 7;
+const LONG: Nanos = Nanos(10_000_000);
+/// The number of small kernels that are queued to measure one.
+const KERNELS: u32 = 200;
+
+/// Measures all work whose operands fit into `room`. Everything is given back.
+fn measure_work(device: &mut dyn Device, room: u64, products: ProductSupport) -> Result<Vec<WorkTime>, DeviceError> {
+    let mut times = Vec::new();
+    if device.compute().is_none() {
+        return Ok(times);
+    }
+    let multiplied = match products {
+        ProductSupport::Real => multiplications(),
+        ProductSupport::Replaced => Vec::new(),
+    };
+    for work in multiplied.into_iter().chain(movements()) {
+        let sizes = operand_bytes(&work);
+        if sizes.iter().sum::<u64>() > room {
+            continue;
+        }
+        let operands: Vec<(Address, u64)> =
+            sizes.into_iter().map(|bytes| Ok((device.alloc(bytes)?, bytes))).collect::<Result<_, DeviceError>>()?;
+        // Fresh memory is often all zeros, which are multiplied faster than other numbers.
+        for operand in &operands {
+            launch(device, &Work::CopyIn { bytes: operand.1, pinned: true }, &[*operand])?;
+        }
+        times.push(time(device, work, &operands)?);
+        for (address, _) in operands {
+            device.free(address)?;
+        }
+    }
+    Ok(times)
+}
+
+/// ProductSupport and attention in every format.
+fn multiplications() -> Vec<Work> {
+    let squares = SQUARES.map(|side| (side, side, side));
+    let shapes = || {
+        let aligned = squares.iter().chain(&LAYERS).map(|&(m, n, k)| (ProductRole::Output, m, n, k));
+        aligned.chain(RAGGED)
+    };
+    let products = Dtype::ALL
+        .into_iter()
+        .flat_map(|dtype| shapes().map(move |(role, m, n, k)| Work::Gemm { m, n, k, batch: 1, dtype, role }));
+    let attentions = Dtype::ALL.into_iter().flat_map(|dtype| {
+        let ways = ATTENTIONS.into_iter().flat_map(|shape| [(shape, false), (shape, true)]);
+        ways.map(move |((batch, heads, tokens, head_width), backward)| Work::Attention {
+            batch,
+            heads,
+            queries: tokens,
+            keys: tokens,
+            head_width,
+            dtype,
+            backward,
+            causal: true,
+        })
+    });
+    products.chain(attentions).collect()
+}
+
+/// Passes over memory and copies.
+fn movements() -> Vec<Work> {
+    let passes = PASSES.into_iter().flat_map(|bytes| [Work::Elementwise { bytes }, Work::Reduction { bytes }]);
+    let copies = COPIES.into_iter().flat_map(|bytes| {
+        [true, false]
+            .into_iter()
+            .flat_map(move |pinned| [Work::CopyIn { bytes, pinned }, Work::CopyOut { bytes, pinned }])
+    });
+    passes.chain(copies).collect()
+}
+
+/// The sizes of the blocks that a piece of work reads and writes, the result last.
+fn operand_bytes(work: &Work) -> Vec<u64> {
+    match *work {
+        Work::Gemm { m, n, k, batch, dtype, .. } => {
+            let [m, n, k, batch] = [m, n, k, batch].map(u64::from);
+            [m * k, n * k, m * n].map(|numbers| numbers * batch * dtype.bytes()).to_vec()
+        }
+        Work::Attention { batch, heads, queries, head_width, dtype, .. } => {
+            let rows = [batch, heads, queries, head_width].map(u64::from).iter().product::<u64>() * dtype.bytes();
+            vec![3 * rows, 3 * rows]
+        }
+        // Like an addition: two blocks are read and one is written.
+        Work::Elementwise { bytes } => vec![bytes / 3; 3],
+        Work::Reduction { bytes } => vec![bytes, 512],
+        Work::CopyIn { bytes, .. } | Work::CopyOut { bytes, .. } => vec![bytes],
+        Work::Spin { .. } => Vec::new(),
+    }
+}
+
+fn launch(device: &mut dyn Device, work: &Work, operands: &[(Address, u64)]) -> Result<(), DeviceError> {
+    device.require_compute()?.launch(STREAM, work, operands)
+}
+
+/// How long a piece of work takes when it is repeated.
+fn time(device: &mut dyn Device, work: Work, operands: &[(Address, u64)]) -> Result<WorkTime, DeviceError> {
+    // The first run warms up: libraries load their kernels, staging memory is made.
+    repeat(device, &work, operands, 1)?;
+    let once = repeat(device, &work, operands, 1)?;
+    let rounds = (SAMPLE.0 / once.0.max(1)).clamp(1, MOST_ROUNDS);
+    let count = if once > LONG { SAMPLES_OF_LONG } else { WORK_SAMPLES };
+    let mut samples = (0..count).map(|_| repeat(device, &work, operands, rounds)).collect::<Result<Vec<Nanos>, _>>()?;
+    samples.sort_unstable();
+    let microseconds = |place: usize| samples[place].0 as f64 / rounds as f64 / 1e3;
+    Ok(WorkTime {
+        median_us: microseconds(count / 2),
+        p99_us: Some(microseconds((count * 99 / 100).min(count - 1))),
+        work,
+    })
+}
+
+/// How long that many rounds take, from an idle device to an idle device.
+fn repeat(
+    device: &mut dyn Device,
+    work: &Work,
+    operands: &[(Address, u64)],
+    rounds: u64,
+) -> Result<Nanos, DeviceError> {
+    device.synchronize()?;
+    let begin = device.now();
+    for _ in 0..rounds {
+        launch(device, work, operands)?;
+    }
+    device.synchronize()?;
+    Ok(device.now().since(begin))
+}
+
+/// The general speed of the device: the fastest of each kind. What was not measured is taken from an H200.
+fn rates(device: &mut dyn Device, times: &[WorkTime]) -> Result<Rates, DeviceError> {
+    let known = Profile::h200().rates;
+    let fastest = |otherwise: f64, is_it: &dyn Fn(&Work) -> bool| {
+        times.iter().filter(|time| is_it(&time.work)).map(WorkTime::per_ns).reduce(f64::max).unwrap_or(otherwise)
+    };
+    let product = |otherwise, wanted: Dtype| {
+        fastest(otherwise, &|work| matches!(work, Work::Gemm { dtype, .. } if *dtype == wanted))
+    };
+    // The longest pass, because shorter ones stay in the cache.
+    let longest = times.iter().rfind(|time| matches!(time.work, Work::Elementwise { .. }));
+    let copied_in = |otherwise, wanted: bool| {
+        fastest(otherwise, &|work| matches!(work, Work::CopyIn { pinned, .. } if *pinned == wanted))
+    };
+    let copied_out = |otherwise, wanted: bool| {
+        fastest(otherwise, &|work| matches!(work, Work::CopyOut { pinned, .. } if *pinned == wanted))
+    };
+    Ok(Rates {
+        f32_flops_per_ns: product(known.f32_flops_per_ns, Dtype::F32),
+        tf32_flops_per_ns: product(known.tf32_flops_per_ns, Dtype::Tf32),
+        half_flops_per_ns: product(known.half_flops_per_ns, Dtype::Bf16),
+        memory_bytes_per_ns: longest.map_or(known.memory_bytes_per_ns, WorkTime::per_ns),
+        pinned_copy_in_bytes_per_ns: copied_in(known.pinned_copy_in_bytes_per_ns, true),
+        pinned_copy_out_bytes_per_ns: copied_out(known.pinned_copy_out_bytes_per_ns, true),
+        pageable_copy_in_bytes_per_ns: copied_in(known.pageable_copy_in_bytes_per_ns, false),
+        pageable_copy_out_bytes_per_ns: copied_out(known.pageable_copy_out_bytes_per_ns, false),
+        kernel_floor: kernel_floor(device)?.unwrap_or(known.kernel_floor),
+    })
+}
+
+/// What the smallest kernel takes when many are queued.
+fn kernel_floor(device: &mut dyn Device) -> Result<Option<Nanos>, DeviceError> {
+    if device.compute().is_none() {
+        return Ok(None);
+    }
+    let operand = [(device.alloc(512)?, 512)];
+    let time = repeat(device, &Work::Elementwise { bytes: 512 }, &operand, KERNELS.into())?;
+    device.free(operand[0].0)?;
+    Ok(Some(Nanos(time.0 / u64::from(KERNELS))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::sim::SimDevice;
+
+    fn calibrated(profile: Profile, products: ProductSupport) -> Calibration {
+        let mut device = SimDevice::new(profile).unwrap();
+        let calibration = calibrate(&mut device, products).unwrap();
+        assert_eq!(device.held_bytes(), 0, "everything is given back");
+        calibration
+    }
+
+    #[test]
+    fn a_simulated_device_is_measured_as_it_was_made() {
+        let made = Profile::h200();
+        let calibration = calibrated(made.clone(), ProductSupport::Real);
+        assert_eq!(calibration.small_allocations_per_page, Some(4096));
+        for cost in &calibration.costs {
+            let kind = CallKind::ALL.iter().copied().find(|kind| kind.name() == cost.call).unwrap();
+            let nanos = (cost.median_us * 1e3).round() as u64;
+            assert_eq!(nanos, made.costs.cost(kind, cost.bytes).0, "{cost:?}");
+        }
+        let launch_us = made.costs.cost(CallKind::Launch, 0).0 as f64 / 1e3;
+        for time in &calibration.work {
+            // Many small kernels are queued no faster than they can be launched.
+            let expected = (made.duration(&time.work).0 as f64 / 1e3).max(launch_us);
+            assert!((time.median_us / expected - 1.0).abs() < 0.05, "{time:?}, made to take {expected} us");
+        }
+    }
+
+    #[test]
+    fn a_profile_that_was_measured_predicts_what_was_measured() {
+        let made = Profile::h200();
+        let calibration = calibrated(made.clone(), ProductSupport::Real);
+        let device = SimDevice::new(made).unwrap();
+        let file = calibration.clone().into_profile("again", None, Footprint::default(), &device);
+        let again = ProfileFile::parse(&file.to_toml().unwrap()).unwrap();
+        for time in &calibration.work {
+            let predicted = again.duration(&time.work).0 as f64 / 1e3;
+            assert!((predicted / time.median_us - 1.0).abs() < 0.1, "{time:?}, predicted {predicted}");
+        }
+    }
+
+    #[test]
+    fn products_that_do_not_run_are_not_measured() {
+        let made = Profile::h200();
+        let calibration = calibrated(made.clone(), ProductSupport::Replaced);
+        assert!(calibration.work.iter().all(|time| time.work.flops() == 0.0));
+        assert!(!calibration.work.is_empty());
+        assert_eq!(calibration.rates.half_flops_per_ns, made.rates.half_flops_per_ns);
+    }
+}
