@@ -415,7 +415,12 @@ mod columns_tests {
     use crate::measure::Status;
 
     fn record() -> CaseRecord {
-        CaseRecord { clock: Some(DeviceClock::Virtual), status: Status::Completed, driver_ns: 100, ..CaseRecord::default() }
+        CaseRecord {
+            clock: Some(DeviceClock::Virtual),
+            status: Status::Completed,
+            driver_ns: 100,
+            ..CaseRecord::default()
+        }
     }
 
     #[test]

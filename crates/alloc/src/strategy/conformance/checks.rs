@@ -4,7 +4,7 @@ use super::{
     CheckSkipped, ConformanceProgram, ConformanceSubject, MissingCapabilities, ProgramStep, StepOutcome, mixed_script,
 };
 use crate::device::{
-    CallKind, Capabilities, DeviceClock, Device,
+    CallKind, Capabilities, Device, DeviceClock,
     wrap::{CallFailure, FaultPlan, FaultyDevice},
 };
 use crate::strategy::{Block, BlockState, Caller, Context, Outcome, Silent, Strategy};

@@ -5,7 +5,7 @@
 //! `stress` runs traces.
 
 use super::ConformanceFinding;
-use crate::device::{CallKind, DeviceClock, Device, DeviceError};
+use crate::device::{CallKind, Device, DeviceClock, DeviceError};
 use crate::strategy::{
     Attempt, Block, Caller, Context, Freed, Request, Silent, Strategy, StrategyError,
     wrap::{CheckedStrategy, ContractRule},
