@@ -10,7 +10,7 @@ use super::{
     output,
 };
 use crate::{
-    base::CatalogEntry,
+    base::{CatalogEntry, Parameter},
     models::{GENERATORS, Recipe, all_recipes},
     plugin,
     strategy::STRATEGIES,
@@ -124,22 +124,14 @@ fn items_of(kind: ListedKind) -> Vec<ListedItem> {
             .chain([&plugin::ENTRY])
             .map(|entry| ListedItem {
                 origin: entry.origin.to_owned(),
-                parameters: entry
-                    .parameters
-                    .iter()
-                    .map(|p| parameter(p.name, p.values.to_string(), p.default, p.help))
-                    .collect(),
+                parameters: entry.parameters.iter().map(listed).collect(),
                 ..ListedItem::new(kind, entry.name, entry.summary)
             })
             .collect(),
         ListedKind::Generators => GENERATORS
             .iter()
             .map(|entry| ListedItem {
-                parameters: entry
-                    .parameters
-                    .iter()
-                    .map(|p| parameter(p.name, p.values.to_string(), p.default, p.help))
-                    .collect(),
+                parameters: entry.parameters.iter().map(listed).collect(),
                 ..ListedItem::new(kind, entry.name, entry.summary)
             })
             .collect(),
@@ -164,8 +156,8 @@ fn items_of(kind: ListedKind) -> Vec<ListedItem> {
     }
 }
 
-fn parameter(name: &'static str, values: String, default: &'static str, help: &'static str) -> ListedParameter {
-    ListedParameter { name, values, default, help }
+fn listed(&Parameter { name, values, default, help }: &Parameter) -> ListedParameter {
+    ListedParameter { name, values: values.to_string(), default, help }
 }
 
 fn text(kinds: &[ListedKind], items: &[ListedItem], long: bool) -> String {

@@ -7,6 +7,7 @@ mod catalog;
 mod layout;
 pub mod packing;
 mod parallel;
+mod parameter;
 mod process;
 mod progress;
 mod units;
@@ -15,6 +16,7 @@ mod work;
 pub use catalog::{Catalog, CatalogEntry, did_you_mean, did_you_mean_among, nearest};
 pub use layout::{BlockState, BlockView, Layout, SegmentView};
 pub use parallel::{parallel_for_each, parallel_map};
+pub use parameter::{Parameter, ParameterValues};
 pub use process::{exit_description, exit_signal, last_bytes};
 #[cfg(any(test, feature = "testing"))]
 pub use progress::ProgressLog;

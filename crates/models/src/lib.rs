@@ -23,7 +23,7 @@ mod workload;
 
 pub use error::{Place, Problem, WorkloadError};
 pub use generator::{GENERATORS, Generator, GeneratorEntry, GeneratorStart};
-pub use parameter::{Given, Parameter, Parameters, Values};
+pub use parameter::{Given, Parameter, ParameterValues, Parameters};
 pub use random::{PowerLaw, SeededRandom};
 pub use recipe::{Recipe, all_recipes, is_recipe_name, recipe_names};
 pub use workload::Workload;

@@ -1,130 +1,16 @@
 //! The parameters of generators: declared once, read by type, refused with the reason.
 //!
 //! What `list` shows, what a recipe may set and what a generator reads all come from the same [`Parameter`], defaults
-//! included. Values from recipes and from `key=value` texts take the same path.
+//! included. ParameterValues from recipes and from `key=value` texts take the same path.
 
-use std::{collections::BTreeMap, fmt, ops::RangeInclusive};
+use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use toml::Value;
 
 use super::{GeneratorEntry, Place, Problem, WorkloadError};
 use oomph_base::{Bytes, nearest};
-
-/// One parameter of a generator.
-#[derive(Clone, Copy, Debug)]
-pub struct Parameter {
-    /// What recipes and users set.
-    pub name: &'static str,
-    /// Which values it takes.
-    pub values: Values,
-    /// What holds where it is not set, as a user would type it.
-    pub default: &'static str,
-    /// What it does.
-    pub help: &'static str,
-}
-
-/// Which values a parameter takes; least and most are included.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Values {
-    /// A whole number.
-    Count {
-        /// The smallest.
-        least: u32,
-        /// The largest.
-        most: u32,
-    },
-    /// An amount of memory.
-    Size {
-        /// The smallest.
-        least: u64,
-        /// The largest.
-        most: u64,
-    },
-    /// Any number.
-    Number {
-        /// The smallest.
-        least: f64,
-        /// The largest.
-        most: f64,
-    },
-    /// One of these words.
-    Choice(&'static [&'static str]),
-    /// A list of words, as `first,second` or as a TOML list.
-    Words {
-        /// What such a list looks like.
-        example: &'static str,
-    },
-}
-
-impl Parameter {
-    /// A parameter that takes a whole number.
-    #[must_use]
-    pub const fn count(
-        name: &'static str,
-        range: RangeInclusive<u32>,
-        default: &'static str,
-        help: &'static str,
-    ) -> Parameter {
-        Parameter { name, values: Values::Count { least: *range.start(), most: *range.end() }, default, help }
-    }
-
-    /// A parameter that takes an amount of memory.
-    #[must_use]
-    pub const fn size(
-        name: &'static str,
-        range: RangeInclusive<u64>,
-        default: &'static str,
-        help: &'static str,
-    ) -> Parameter {
-        Parameter { name, values: Values::Size { least: *range.start(), most: *range.end() }, default, help }
-    }
-
-    /// A parameter that takes any number.
-    #[must_use]
-    pub const fn number(
-        name: &'static str,
-        range: RangeInclusive<f64>,
-        default: &'static str,
-        help: &'static str,
-    ) -> Parameter {
-        Parameter { name, values: Values::Number { least: *range.start(), most: *range.end() }, default, help }
-    }
-
-    /// A parameter that takes one of some words.
-    #[must_use]
-    pub const fn choice(
-        name: &'static str,
-        words: &'static [&'static str],
-        default: &'static str,
-        help: &'static str,
-    ) -> Parameter {
-        Parameter { name, values: Values::Choice(words), default, help }
-    }
-
-    /// A parameter that takes a list of words; which ones, its generator knows.
-    #[must_use]
-    pub const fn words(
-        name: &'static str,
-        example: &'static str,
-        default: &'static str,
-        help: &'static str,
-    ) -> Parameter {
-        Parameter { name, values: Values::Words { example }, default, help }
-    }
-}
-
-impl fmt::Display for Values {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Values::Count { least, most } => write!(f, "a whole number from {least} to {most}"),
-            Values::Size { least, most } => write!(f, "a size from {} to {}", Bytes(least), Bytes(most)),
-            Values::Number { least, most } => write!(f, "a number from {least} to {most}"),
-            Values::Choice(words) => write!(f, "one of {}", words.join(", ")),
-            Values::Words { example } => write!(f, "a list of words such as {example}"),
-        }
-    }
-}
+pub use oomph_base::{Parameter, ParameterValues};
 
 /// A value and where it was set.
 #[derive(Clone, Debug)]
@@ -225,7 +111,7 @@ impl<'a> Parameters<'a> {
         let word = self.read(name, |value| value.as_str().map(|word| Word(word.to_owned())))?;
         let declared = self.generator.parameters.iter().find(|parameter| parameter.name == name);
         match declared.map(|parameter| parameter.values) {
-            Some(Values::Choice(words)) => {
+            Some(ParameterValues::Choice(words)) => {
                 Ok(words.iter().find(|known| **known == word.0).copied().unwrap_or_default())
             }
             _ => Err(self.refuse(format!("generator '{}' declares no choice '{name}'", self.generator.name))),
@@ -295,24 +181,27 @@ impl<'a> Parameters<'a> {
     }
 }
 
-/// Values that can be held against a declaration. A declaration of another type holds nothing.
+/// ParameterValues that can be held against a declaration. A declaration of another type holds nothing.
 trait InRange {
-    fn is_in(&self, values: Values) -> bool;
+    fn is_in(&self, values: ParameterValues) -> bool;
 }
 
 impl InRange for u64 {
-    fn is_in(&self, values: Values) -> bool {
-        matches!(values, Values::Size { least, most } if (least..=most).contains(self))
+    fn is_in(&self, values: ParameterValues) -> bool {
+        matches!(values, ParameterValues::Size { least, most } if (least..=most).contains(self))
     }
 }
 
 /// Whole numbers come as doubles too: those that a double cannot hold are out of every range.
 impl InRange for f64 {
-    fn is_in(&self, values: Values) -> bool {
+    fn is_in(&self, values: ParameterValues) -> bool {
         match values {
-            Values::Count { least, most } => (f64::from(least)..=f64::from(most)).contains(self),
-            Values::Number { least, most } => (least..=most).contains(self),
-            Values::Size { .. } | Values::Choice(_) | Values::Words { .. } => false,
+            ParameterValues::Count { least, most } => (f64::from(least)..=f64::from(most)).contains(self),
+            ParameterValues::Number { least, most } => (least..=most).contains(self),
+            ParameterValues::Size { .. }
+            | ParameterValues::Choice(_)
+            | ParameterValues::Words { .. }
+            | ParameterValues::Text(_) => false,
         }
     }
 }
@@ -330,8 +219,8 @@ fn as_word(item: &Value) -> Option<String> {
 struct Word(String);
 
 impl InRange for Word {
-    fn is_in(&self, values: Values) -> bool {
-        matches!(values, Values::Choice(words) if words.contains(&self.0.as_str()))
+    fn is_in(&self, values: ParameterValues) -> bool {
+        matches!(values, ParameterValues::Choice(words) if words.contains(&self.0.as_str()))
     }
 }
 
@@ -339,8 +228,8 @@ impl InRange for Word {
 struct WordList(Vec<String>);
 
 impl InRange for WordList {
-    fn is_in(&self, values: Values) -> bool {
-        matches!(values, Values::Words { .. })
+    fn is_in(&self, values: ParameterValues) -> bool {
+        matches!(values, ParameterValues::Words { .. })
     }
 }
 

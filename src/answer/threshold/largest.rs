@@ -10,7 +10,7 @@ use crate::{
     base::{NoProgress, Progress, nearest},
     device::DeviceSpec,
     measure::SCHEMA,
-    models::{Recipe, Values},
+    models::{ParameterValues, Recipe},
     replay::{LimitEnforcer, Replay, ReplayOptions},
     strategy::StrategySpec,
     trace::Source,
@@ -77,9 +77,9 @@ impl<'a> LargestQuestion<'a> {
     /// What the parameter may be.
     fn values(&self) -> Result<(u64, u64), ThresholdError> {
         let entry = self.recipe.generator();
-        let counts = || entry.parameters.iter().filter(|known| matches!(known.values, Values::Count { .. }));
+        let counts = || entry.parameters.iter().filter(|known| matches!(known.values, ParameterValues::Count { .. }));
         let found = counts().find(|known| known.name == self.parameter).map(|known| known.values);
-        let Some(Values::Count { least, most }) = found else {
+        let Some(ParameterValues::Count { least, most }) = found else {
             return Err(ThresholdError::NoSuchParameter {
                 generator: entry.name,
                 name: self.parameter.to_owned(),

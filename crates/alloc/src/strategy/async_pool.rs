@@ -34,30 +34,30 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     summary: "the driver's stream-ordered pool (cudaMallocAsync)",
     origin: "CUDA's cuMemAllocFromPoolAsync; PyTorch's backend:cudaMallocAsync, RMM's cuda_async_memory_resource",
     parameters: &[
-        Parameter {
-            name: RELEASE_THRESHOLD,
-            values: "an amount of memory, or max",
-            default: "max",
-            help: "free memory above this goes back to the device whenever something is waited for",
-        },
-        Parameter {
-            name: FOLLOW_EVENTS,
-            values: "True or False",
-            default: "True",
-            help: "reuse what another stream freed where an event orders the two",
-        },
-        Parameter {
-            name: OPPORTUNISTIC,
-            values: "True or False",
-            default: "True",
-            help: "reuse what another stream freed once that has happened on the device",
-        },
-        Parameter {
-            name: INTERNAL_DEPENDENCIES,
-            values: "True or False",
-            default: "True",
-            help: "let a stream wait for another to reuse what that one freed",
-        },
+        Parameter::text(
+            RELEASE_THRESHOLD,
+            "an amount of memory, or max",
+            "max",
+            "free memory above this goes back to the device whenever something is waited for",
+        ),
+        Parameter::text(
+            FOLLOW_EVENTS,
+            "True or False",
+            "True",
+            "reuse what another stream freed where an event orders the two",
+        ),
+        Parameter::text(
+            OPPORTUNISTIC,
+            "True or False",
+            "True",
+            "reuse what another stream freed once that has happened on the device",
+        ),
+        Parameter::text(
+            INTERNAL_DEPENDENCIES,
+            "True or False",
+            "True",
+            "let a stream wait for another to reuse what that one freed",
+        ),
     ],
     variants: &[
         "reuse_allow_internal_dependencies:False",

@@ -24,12 +24,12 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     name: "buddy",
     summary: "binary buddies: blocks are powers of two, halved and joined again",
     origin: "Knowlton: A fast storage allocator (1965); kernels, and GPU pools of many engines",
-    parameters: &[Parameter {
-        name: REGION,
-        values: "a power of two in bytes",
-        default: "64MiB",
-        help: "the least that is taken from the device: the highest order",
-    }],
+    parameters: &[Parameter::text(
+        REGION,
+        "a power of two in bytes",
+        "64MiB",
+        "the least that is taken from the device: the highest order",
+    )],
     variants: &["region:2MiB"],
     build,
 };

@@ -35,9 +35,9 @@ mod test_device;
 mod tlsf;
 pub mod wrap;
 
-pub use oomph_base::{BlockState, BlockView, Layout, SegmentView};
+pub use oomph_base::{BlockState, BlockView, Layout, Parameter, SegmentView};
 pub use oomph_pytorch::InitialLayout;
-pub use parameters::{Built, Parameter, Setup, SpecError, StrategyEntry, StrategySpec};
+pub use parameters::{Built, Setup, SpecError, StrategyEntry, StrategySpec};
 pub use registry::STRATEGIES;
 pub use stats::{OffBooks, Stats, Usage};
 

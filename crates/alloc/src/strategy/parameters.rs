@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::Strategy;
 use crate::device::DeviceProps;
-use oomph_base::{Bytes, did_you_mean, nearest};
+use oomph_base::{Bytes, Parameter, did_you_mean, nearest};
 
 /// A line of the registry.
 pub struct StrategyEntry {
@@ -34,18 +34,6 @@ impl StrategyEntry {
 
 /// A new strategy, or why it cannot be built.
 pub type Built = Result<Box<dyn Strategy>, SpecError>;
-
-/// One parameter of a strategy.
-pub struct Parameter {
-    /// The name before the colon.
-    pub name: &'static str,
-    /// The values that it accepts, in words.
-    pub values: &'static str,
-    /// The default.
-    pub default: &'static str,
-    /// What it does.
-    pub help: &'static str,
-}
 
 /// What a strategy knows when it is built.
 pub struct Setup<'a> {

@@ -24,12 +24,12 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     name: "slab",
     summary: "slabs of equal blocks in float-binned size classes: nothing searched, nothing joined",
     origin: "Bonwick: The slab allocator (1994), with the classes of Aaltonen's OffsetAllocator (2023)",
-    parameters: &[Parameter {
-        name: SLAB,
-        values: "an amount of memory from 2 KiB on",
-        default: "2MiB",
-        help: "how large a slab is; blocks of up to an eighth of it share slabs",
-    }],
+    parameters: &[Parameter::text(
+        SLAB,
+        "an amount of memory from 2 KiB on",
+        "2MiB",
+        "how large a slab is; blocks of up to an eighth of it share slabs",
+    )],
     variants: &["slab:16MiB"],
     build,
 };

@@ -24,12 +24,7 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     name: "tlsf",
     summary: "two-level segregated fit: good fit in constant time, headers on the host",
     origin: "Masmano, Ripoll, Crespo, Real: TLSF (2004); used by game engines and real-time systems",
-    parameters: &[Parameter {
-        name: REGION,
-        values: "an amount of memory",
-        default: "20MiB",
-        help: "the least that is taken from the device",
-    }],
+    parameters: &[Parameter::text(REGION, "an amount of memory", "20MiB", "the least that is taken from the device")],
     variants: &["region:2MiB"],
     build,
 };

@@ -53,48 +53,43 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
 };
 
 const PARAMETERS: &[Parameter] = &[
-    Parameter {
-        name: "expandable_segments",
-        values: "True, False",
-        default: "False",
-        help: "map memory into ranges that grow, instead of allocating segments",
-    },
-    Parameter {
-        name: "max_split_size_mb",
-        values: "20 or more",
-        default: "unlimited",
-        help: "larger blocks are not split, and are released first",
-    },
-    Parameter {
-        name: "max_non_split_rounding_mb",
-        values: "20 or more",
-        default: "20",
-        help: "how much larger than the request an unsplit block may be",
-    },
-    Parameter {
-        name: "garbage_collection_threshold",
-        values: "between 0 and 1",
-        default: "off",
-        help: "share of the limit above which old cached blocks are released",
-    },
-    Parameter {
-        name: "roundup_power2_divisions",
-        values: "a power of two, or a list [MIB:DIVISIONS,...,>:DIVISIONS]",
-        default: "off",
-        help: "number of steps between powers of two to which requests are rounded",
-    },
-    Parameter {
-        name: "large_segment_size_mb",
-        values: "11 or more",
-        default: "20",
-        help: "segment for requests between 1 and 10 MiB, and step of expandable segments",
-    },
-    Parameter {
-        name: "per_process_memory_fraction",
-        values: "0 to 1",
-        default: "1",
-        help: "share of the device that may be reserved",
-    },
+    Parameter::text(
+        "expandable_segments",
+        "True, False",
+        "False",
+        "map memory into ranges that grow, instead of allocating segments",
+    ),
+    Parameter::text(
+        "max_split_size_mb",
+        "20 or more",
+        "unlimited",
+        "larger blocks are not split, and are released first",
+    ),
+    Parameter::text(
+        "max_non_split_rounding_mb",
+        "20 or more",
+        "20",
+        "how much larger than the request an unsplit block may be",
+    ),
+    Parameter::text(
+        "garbage_collection_threshold",
+        "between 0 and 1",
+        "off",
+        "share of the limit above which old cached blocks are released",
+    ),
+    Parameter::text(
+        "roundup_power2_divisions",
+        "a power of two, or a list [MIB:DIVISIONS,...,>:DIVISIONS]",
+        "off",
+        "number of steps between powers of two to which requests are rounded",
+    ),
+    Parameter::text(
+        "large_segment_size_mb",
+        "11 or more",
+        "20",
+        "segment for requests between 1 and 10 MiB, and step of expandable segments",
+    ),
+    Parameter::text("per_process_memory_fraction", "0 to 1", "1", "share of the device that may be reserved"),
 ];
 
 fn build(parameters: &str, setup: &Setup<'_>) -> Result<Box<dyn Strategy>, SpecError> {

@@ -61,22 +61,22 @@ const AN_AMOUNT: &str = "an amount of memory, up to 1TiB";
 const LARGEST_AMOUNT: u64 = 1024 * GIB;
 
 const PARAMETERS: &[Parameter] = &[
-    Parameter { name: SMALL, values: AN_AMOUNT, default: "256KiB", help: "requests up to this are cut from slabs" },
-    Parameter { name: SLAB, values: AN_AMOUNT, default: "2MiB", help: "size of a slab" },
-    Parameter {
-        name: SMALLEST_CHUNK,
-        values: AN_AMOUNT,
-        default: "40MiB",
-        help: "smallest chunk of physical memory: small chunks save memory and cost driver calls",
-    },
-    Parameter { name: LARGEST_CHUNK, values: AN_AMOUNT, default: "40MiB", help: "largest chunk of physical memory" },
-    Parameter { name: STEP, values: AN_AMOUNT, default: "20MiB", help: "reserved memory grows by at least this" },
-    Parameter {
-        name: SLACK,
-        values: "0 to 1000000",
-        default: "10",
-        help: "how far reserved memory may exceed peak live memory, in thousandths, before chunks are moved",
-    },
+    Parameter::text(SMALL, AN_AMOUNT, "256KiB", "requests up to this are cut from slabs"),
+    Parameter::text(SLAB, AN_AMOUNT, "2MiB", "size of a slab"),
+    Parameter::text(
+        SMALLEST_CHUNK,
+        AN_AMOUNT,
+        "40MiB",
+        "smallest chunk of physical memory: small chunks save memory and cost driver calls",
+    ),
+    Parameter::text(LARGEST_CHUNK, AN_AMOUNT, "40MiB", "largest chunk of physical memory"),
+    Parameter::text(STEP, AN_AMOUNT, "20MiB", "reserved memory grows by at least this"),
+    Parameter::text(
+        SLACK,
+        "0 to 1000000",
+        "10",
+        "how far reserved memory may exceed peak live memory, in thousandths, before chunks are moved",
+    ),
 ];
 
 /// How the allocator weighs memory against driver calls.

@@ -57,30 +57,25 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
 };
 
 const PARAMETERS: &[Parameter] = &[
-    Parameter {
-        name: "profile_step",
-        values: "a count",
-        default: "1",
-        help: "the step that the plan is made from, counted from 0; the first step often differs from the others",
-    },
-    Parameter {
-        name: "minimum_size",
-        values: "an amount of memory",
-        default: "1MiB",
-        help: "smaller requests go to the fallback",
-    },
-    Parameter {
-        name: "replan",
-        values: "between 0 and 1, or off",
-        default: "0.1",
-        help: "a plan is given up when a step deviates from more than this share of it",
-    },
-    Parameter {
-        name: "expandable_segments",
-        values: "True, False",
-        default: "True",
-        help: "whether the fallback uses expandable segments, so that it can give back more memory",
-    },
+    Parameter::text(
+        "profile_step",
+        "a count",
+        "1",
+        "the step that the plan is made from, counted from 0; the first step often differs from the others",
+    ),
+    Parameter::text("minimum_size", "an amount of memory", "1MiB", "smaller requests go to the fallback"),
+    Parameter::text(
+        "replan",
+        "between 0 and 1, or off",
+        "0.1",
+        "a plan is given up when a step deviates from more than this share of it",
+    ),
+    Parameter::text(
+        "expandable_segments",
+        "True, False",
+        "True",
+        "whether the fallback uses expandable segments, so that it can give back more memory",
+    ),
 ];
 
 /// The parameters as read.

@@ -32,18 +32,13 @@ pub(crate) const ENTRY: StrategyEntry = StrategyEntry {
     summary: "RMM's arenas: first fit in superblocks, one arena per stream or thread",
     origin: "RMM 26.10, arena_memory_resource; Spark on RAPIDS",
     parameters: &[
-        Parameter {
-            name: SIZE,
-            values: RmmAmount::VALUES,
-            default: "50%",
-            help: "taken at the first request; there is no growth",
-        },
-        Parameter {
-            name: PER_THREAD,
-            values: "True or False",
-            default: "False",
-            help: "whether threads have a default stream each, and with it an arena",
-        },
+        Parameter::text(SIZE, RmmAmount::VALUES, "50%", "taken at the first request; there is no growth"),
+        Parameter::text(
+            PER_THREAD,
+            "True or False",
+            "False",
+            "whether threads have a default stream each, and with it an arena",
+        ),
     ],
     variants: &["size:75%", "per_thread:True"],
     build,

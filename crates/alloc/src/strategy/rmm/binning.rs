@@ -25,13 +25,13 @@ pub(crate) const ENTRY: StrategyEntry = StrategyEntry {
     summary: "RMM's bins: fixed sizes for small requests, a pool for the rest",
     origin: "RMM 26.10, binning_memory_resource over pool_memory_resource",
     parameters: &[
-        Parameter {
-            name: SMALLEST,
-            values: "a power of two, 256 or more",
-            default: "256KiB",
-            help: "the size of the first bin; there is one for every power of two up to the last",
-        },
-        Parameter { name: LARGEST, values: "a power of two", default: "4MiB", help: "the size of the last bin" },
+        Parameter::text(
+            SMALLEST,
+            "a power of two, 256 or more",
+            "256KiB",
+            "the size of the first bin; there is one for every power of two up to the last",
+        ),
+        Parameter::text(LARGEST, "a power of two", "4MiB", "the size of the last bin"),
         BLOCKS_PARAMETER,
         INITIAL_PARAMETER,
         MAXIMUM_PARAMETER,

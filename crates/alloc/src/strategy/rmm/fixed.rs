@@ -17,10 +17,7 @@ pub(crate) const ENTRY: StrategyEntry = StrategyEntry {
     name: "fixed",
     summary: "RMM's fixed-size blocks: constant time, and nothing above the block size",
     origin: "RMM 26.10, fixed_size_memory_resource",
-    parameters: &[
-        Parameter { name: BLOCK, values: "an amount of memory", default: "1MiB", help: "the size of every block" },
-        BLOCKS_PARAMETER,
-    ],
+    parameters: &[Parameter::text(BLOCK, "an amount of memory", "1MiB", "the size of every block"), BLOCKS_PARAMETER],
     variants: &["block:48MiB,blocks:1", "block:256KiB,blocks:32"],
     build,
 };
@@ -30,12 +27,8 @@ pub(super) const BLOCKS: &str = "blocks";
 /// RMM's `blocks_to_preallocate`.
 pub(super) const DEFAULT_BLOCKS: u64 = 128;
 
-pub(super) const BLOCKS_PARAMETER: Parameter = Parameter {
-    name: BLOCKS,
-    values: "a number",
-    default: "128",
-    help: "how many blocks are taken from the device at a time",
-};
+pub(super) const BLOCKS_PARAMETER: Parameter =
+    Parameter::text(BLOCKS, "a number", "128", "how many blocks are taken from the device at a time");
 
 fn build(parameters: &str, _: &Setup<'_>) -> Built {
     let (mut block, mut blocks) = (MIB, DEFAULT_BLOCKS);

@@ -42,18 +42,18 @@ pub(crate) const ENTRY: StrategyEntry = StrategyEntry {
 const INITIAL: &str = "initial";
 const MAXIMUM: &str = "maximum";
 
-pub(super) const INITIAL_PARAMETER: Parameter = Parameter {
-    name: INITIAL,
-    values: RmmAmount::VALUES,
-    default: "0",
-    help: "taken at the first request, for the default stream; RMM for Python takes 50%",
-};
-pub(super) const MAXIMUM_PARAMETER: Parameter = Parameter {
-    name: MAXIMUM,
-    values: "an amount of memory",
-    default: "none",
-    help: "the pool never holds more, and grows by half of what remains up to it",
-};
+pub(super) const INITIAL_PARAMETER: Parameter = Parameter::text(
+    INITIAL,
+    RmmAmount::VALUES,
+    "0",
+    "taken at the first request, for the default stream; RMM for Python takes 50%",
+);
+pub(super) const MAXIMUM_PARAMETER: Parameter = Parameter::text(
+    MAXIMUM,
+    "an amount of memory",
+    "none",
+    "the pool never holds more, and grows by half of what remains up to it",
+);
 
 fn build(parameters: &str, _: &Setup<'_>) -> Built {
     let mut settings = RmmPoolSettings::default();

@@ -63,37 +63,27 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
 };
 
 const PARAMETERS: &[Parameter] = &[
-    Parameter { name: "vmmDefragment", values: "0, 1", default: "1", help: "whether to stitch" },
-    Parameter {
-        name: "fragLimit",
-        values: "an amount of memory",
-        default: "512MiB",
-        help: "smaller requests are not served by stitching",
-    },
-    Parameter {
-        name: "reuseLimit",
-        values: "a count",
-        default: "10",
-        help: "how many times larger than the request a stitched range may be that serves it",
-    },
-    Parameter {
-        name: "defragLevel",
-        values: "0, 1, 2",
-        default: "0",
-        help: "stitch before new memory is taken (0), when the device has no more (1), or as a last resort (2)",
-    },
-    Parameter {
-        name: "autoGC",
-        values: "GiB",
-        default: "1000",
-        help: "unused stitched ranges are given back when all ranges have more addresses than this",
-    },
-    Parameter {
-        name: "reAlloc",
-        values: "0, 1",
-        default: "0",
-        help: "take only the memory that the free memory lacks, and stitch both",
-    },
+    Parameter::text("vmmDefragment", "0, 1", "1", "whether to stitch"),
+    Parameter::text("fragLimit", "an amount of memory", "512MiB", "smaller requests are not served by stitching"),
+    Parameter::text(
+        "reuseLimit",
+        "a count",
+        "10",
+        "how many times larger than the request a stitched range may be that serves it",
+    ),
+    Parameter::text(
+        "defragLevel",
+        "0, 1, 2",
+        "0",
+        "stitch before new memory is taken (0), when the device has no more (1), or as a last resort (2)",
+    ),
+    Parameter::text(
+        "autoGC",
+        "GiB",
+        "1000",
+        "unused stitched ranges are given back when all ranges have more addresses than this",
+    ),
+    Parameter::text("reAlloc", "0, 1", "0", "take only the memory that the free memory lacks, and stitch both"),
 ];
 
 /// The parameters, with GMLake's defaults.

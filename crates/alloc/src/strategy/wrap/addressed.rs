@@ -18,12 +18,12 @@ pub(in crate::strategy) const ENTRY: StrategyEntry = StrategyEntry {
     name: "address",
     summary: "another strategy, called by address and under a lock as PyTorch's allocator is",
     origin: "the calling convention of PyTorch's raw_alloc and raw_delete",
-    parameters: &[Parameter {
-        name: "INNER",
-        values: "any strategy with its parameters",
-        default: "caching",
-        help: "which strategy serves the requests",
-    }],
+    parameters: &[Parameter::text(
+        "INNER",
+        "any strategy with its parameters",
+        "caching",
+        "which strategy serves the requests",
+    )],
     variants: &[],
     build,
 };
@@ -80,7 +80,7 @@ impl Strategy for ByAddress {
         self.inner.close(cx)
     }
 
-    views_of_inner!();
+    forward!(self => self.inner; views);
 
     fn fork(&self) -> Option<Box<dyn Strategy>> {
         Some(Box::new(ByAddress { lock: Lock::new(()), inner: self.inner.fork_addressed()? }))
@@ -202,14 +202,6 @@ impl<S: Strategy> Strategy for AddressedStrategy<S> {
         })
     }
 
-    fn used_on(&mut self, cx: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
-        self.inner.used_on(cx, block, stream)
-    }
-
-    fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {
-        self.inner.control(cx, command)
-    }
-
     fn resume_from(
         &mut self,
         cx: &mut Context<'_>,
@@ -220,17 +212,13 @@ impl<S: Strategy> Strategy for AddressedStrategy<S> {
         Ok(resumed)
     }
 
-    fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
-        self.inner.trim(cx)
-    }
-
     fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         self.inner.close(cx)?;
         self.live = AddressTable::default();
         Ok(())
     }
 
-    views_of_inner!();
+    forward!(self => self.inner; used_on control trim views);
 
     fn fork(&self) -> Option<Box<dyn Strategy>> {
         Some(Box::new(self.fork_addressed()?))

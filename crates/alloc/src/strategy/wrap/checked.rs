@@ -1,9 +1,9 @@
 //! Checks whether a strategy keeps its contract.
 //!
-//! The wrapper keeps its own counters ([`ExpectedState`]) from requests, results and events alone, and
-//! compares them with the strategy's after every call. ViolationLog are collected. The strategy's
-//! answers are passed on unchanged, so that a checked run makes the same decisions as an unchecked
-//! one.
+//! The wrapper keeps its own counters ([`ExpectedState`]) from requests, results and events alone,
+//! and compares them with the strategy's after every call. ViolationLog are collected. The
+//! strategy's answers are passed on unchanged, so that a checked run makes the same decisions as an
+//! unchecked one.
 
 use std::fmt;
 
@@ -281,7 +281,7 @@ impl<S: Strategy> Strategy for CheckedStrategy<S> {
         result
     }
 
-    views_of_inner!();
+    forward!(self => self.inner; views);
 
     /// The copy is checked as well and keeps the violations so far.
     fn fork(&self) -> Option<Box<dyn Strategy>> {

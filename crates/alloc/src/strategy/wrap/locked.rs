@@ -53,8 +53,8 @@ impl<S: Strategy, E: EventSink> LockedStrategy<S, E> {
     }
 }
 
-/// One thread's view of a [`LockedStrategy`] strategy. The context of a call is ignored: device and event
-/// sink are behind the lock.
+/// One thread's view of a [`LockedStrategy`] strategy. The context of a call is ignored: device and
+/// event sink are behind the lock.
 pub struct SharedStrategy<'a, S, E> {
     locked: &'a LockedStrategy<S, E>,
     /// The counters after the last failed request, which is when the driver reads them.
@@ -155,37 +155,49 @@ impl<S: Strategy, E: EventSink> SharedDevice<'_, S, E> {
     }
 }
 
+/// Methods of [`Device`] that take the lock and call the device behind it.
+macro_rules! under_lock {
+    (&mut self: $(fn $name:ident($($argument:ident: $type:ty),*) -> $output:ty;)*) => {$(
+        fn $name(&mut self, $($argument: $type),*) -> $output {
+            self.with(|device| device.$name($($argument),*))
+        }
+    )*};
+    (&self: $(fn $name:ident($($argument:ident: $type:ty),*) -> $output:ty;)*) => {$(
+        fn $name(&self, $($argument: $type),*) -> $output {
+            self.with(|device| device.$name($($argument),*))
+        }
+    )*};
+}
+
 impl<S: Strategy, E: EventSink + Send> Device for SharedDevice<'_, S, E> {
+    under_lock! { &mut self:
+        fn alloc(bytes: u64) -> Result<Address, DeviceError>;
+        fn free(address: Address) -> Result<(), DeviceError>;
+        fn memory_info() -> Result<MemoryInfo, DeviceError>;
+        fn stream_synchronize(stream: StreamId) -> Result<(), DeviceError>;
+        fn stream_wait_event(stream: StreamId, event: EventId) -> Result<(), DeviceError>;
+        fn synchronize() -> Result<(), DeviceError>;
+        fn event_create() -> Result<EventId, DeviceError>;
+        fn event_record(event: EventId, stream: StreamId) -> Result<(), DeviceError>;
+        fn event_query(event: EventId) -> Result<bool, DeviceError>;
+        fn event_synchronize(event: EventId) -> Result<(), DeviceError>;
+        fn event_destroy(event: EventId) -> Result<(), DeviceError>;
+        fn elapse(time: Nanos) -> ();
+    }
+
+    under_lock! { &self:
+        fn held_bytes() -> u64;
+        fn growth_bytes(bytes: u64) -> u64;
+        fn free_bytes() -> u64;
+        fn overhead_bytes() -> u64;
+        fn stream_handle(stream: StreamId) -> u64;
+        fn now() -> Nanos;
+        fn ledger() -> CallLedger;
+        fn calls() -> CallTally;
+    }
+
     fn props(&self) -> &DeviceProps {
         &self.props
-    }
-
-    fn alloc(&mut self, bytes: u64) -> Result<Address, DeviceError> {
-        self.with(|device| device.alloc(bytes))
-    }
-
-    fn free(&mut self, address: Address) -> Result<(), DeviceError> {
-        self.with(|device| device.free(address))
-    }
-
-    fn memory_info(&mut self) -> Result<MemoryInfo, DeviceError> {
-        self.with(|device| device.memory_info())
-    }
-
-    fn held_bytes(&self) -> u64 {
-        self.with(|device| device.held_bytes())
-    }
-
-    fn growth_bytes(&self, bytes: u64) -> u64 {
-        self.with(|device| device.growth_bytes(bytes))
-    }
-
-    fn free_bytes(&self) -> u64 {
-        self.with(|device| device.free_bytes())
-    }
-
-    fn overhead_bytes(&self) -> u64 {
-        self.with(|device| device.overhead_bytes())
     }
 
     fn stream_create(&mut self, known_as: u64) -> Result<StreamId, DeviceError> {
@@ -194,58 +206,6 @@ impl<S: Strategy, E: EventSink + Send> Device for SharedDevice<'_, S, E> {
             return Ok(StreamId(self.known_streams));
         }
         self.with(|device| device.stream_create(known_as))
-    }
-
-    fn stream_handle(&self, stream: StreamId) -> u64 {
-        self.with(|device| device.stream_handle(stream))
-    }
-
-    fn stream_synchronize(&mut self, stream: StreamId) -> Result<(), DeviceError> {
-        self.with(|device| device.stream_synchronize(stream))
-    }
-
-    fn stream_wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError> {
-        self.with(|device| device.stream_wait_event(stream, event))
-    }
-
-    fn synchronize(&mut self) -> Result<(), DeviceError> {
-        self.with(|device| device.synchronize())
-    }
-
-    fn event_create(&mut self) -> Result<EventId, DeviceError> {
-        self.with(|device| device.event_create())
-    }
-
-    fn event_record(&mut self, event: EventId, stream: StreamId) -> Result<(), DeviceError> {
-        self.with(|device| device.event_record(event, stream))
-    }
-
-    fn event_query(&mut self, event: EventId) -> Result<bool, DeviceError> {
-        self.with(|device| device.event_query(event))
-    }
-
-    fn event_synchronize(&mut self, event: EventId) -> Result<(), DeviceError> {
-        self.with(|device| device.event_synchronize(event))
-    }
-
-    fn event_destroy(&mut self, event: EventId) -> Result<(), DeviceError> {
-        self.with(|device| device.event_destroy(event))
-    }
-
-    fn now(&self) -> Nanos {
-        self.with(|device| device.now())
-    }
-
-    fn elapse(&mut self, time: Nanos) {
-        self.with(|device| device.elapse(time));
-    }
-
-    fn ledger(&self) -> CallLedger {
-        self.with(|device| device.ledger())
-    }
-
-    fn calls(&self) -> CallTally {
-        self.with(|device| device.calls())
     }
 
     /// Strategies use the device behind the lock, so this view need not offer it.

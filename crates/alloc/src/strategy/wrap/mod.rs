@@ -7,30 +7,75 @@
 //! - [`ResumedStrategy`]: continues from an initial layout; the first requests get the blocks that
 //!   are live in it.
 //!
-//! Wrappers nest, as in `LockedStrategy<AddressedStrategy<CheckedStrategy<_>>>`, and accept a concrete strategy or a boxed
-//! one. They know only the trait.
+//! Wrappers nest, as in `LockedStrategy<AddressedStrategy<CheckedStrategy<_>>>`, and accept a
+//! concrete strategy or a boxed one. They know only the trait.
 
-/// The read-only methods of [`Strategy`], forwarded to the field `inner`.
-macro_rules! views_of_inner {
-    () => {
-        fn stats(&self) -> $crate::strategy::Stats {
-            self.inner.stats()
+/// Forwards methods of [`Strategy`] to an inner strategy: `forward!(self => self.inner; trim
+/// stats)`.
+macro_rules! forward {
+    ($self:ident => $inner:expr; $($method:ident)*) => { $(forward_one!($method $self $inner);)* };
+}
+
+/// One method of [`forward`].
+macro_rules! forward_one {
+    (alloc $self:ident $inner:expr) => {
+        fn alloc(&mut $self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
+            $inner.alloc(cx, request)
+        }
+    };
+    (free $self:ident $inner:expr) => {
+        fn free(&mut $self, cx: &mut Context<'_>, block: Block, caller: Caller) -> Result<Freed, StrategyError> {
+            $inner.free(cx, block, caller)
+        }
+    };
+    (used_on $self:ident $inner:expr) => {
+        fn used_on(&mut $self, cx: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
+            $inner.used_on(cx, block, stream)
+        }
+    };
+    (control $self:ident $inner:expr) => {
+        fn control(&mut $self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {
+            $inner.control(cx, command)
+        }
+    };
+    (resume_from $self:ident $inner:expr) => {
+        fn resume_from(
+            &mut $self,
+            cx: &mut Context<'_>,
+            initial: &InitialLayout,
+        ) -> Result<Option<Vec<Block>>, StrategyError> {
+            $inner.resume_from(cx, initial)
+        }
+    };
+    (fork $self:ident $inner:expr) => {
+        fn fork(&$self) -> Option<Box<dyn Strategy>> {
+            $inner.fork()
+        }
+    };
+    (views $self:ident $inner:expr) => {
+        fn largest_free(&$self, stream: StreamId) -> Option<u64> {
+            $inner.largest_free(stream)
         }
 
-        fn largest_free(&self, stream: oomph_base::StreamId) -> Option<u64> {
-            self.inner.largest_free(stream)
+        fn stats(&$self) -> $crate::strategy::Stats {
+            $inner.stats()
         }
 
-        fn layout(&self) -> Option<$crate::strategy::Layout> {
-            self.inner.layout()
+        fn layout(&$self) -> Option<$crate::strategy::Layout> {
+            $inner.layout()
         }
 
-        fn details(&self) -> Vec<(&'static str, u64)> {
-            self.inner.details()
+        fn details(&$self) -> Vec<(&'static str, u64)> {
+            $inner.details()
         }
 
-        fn requires(&self) -> $crate::device::Capabilities {
-            self.inner.requires()
+        fn requires(&$self) -> $crate::device::Capabilities {
+            $inner.requires()
+        }
+    };
+    ($method:ident $self:ident $inner:expr) => {
+        fn $method(&mut $self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
+            $inner.$method(cx)
         }
     };
 }
@@ -47,67 +92,10 @@ use locked::Lock;
 pub use locked::{LockedStrategy, SharedDevice, SharedStrategy};
 pub use resumed::ResumedStrategy;
 
-use super::{
-    Attempt, Block, Caller, Context, Control, Freed, InitialLayout, Layout, Request, Stats, Strategy, StrategyError,
-};
-use crate::device::Capabilities;
+use super::{Attempt, Block, Caller, Context, Control, Freed, InitialLayout, Request, Strategy, StrategyError};
 use oomph_base::StreamId;
 
 /// The registry builds boxed strategies, which can be wrapped like any other.
 impl<S: Strategy + ?Sized> Strategy for Box<S> {
-    fn alloc(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
-        (**self).alloc(cx, request)
-    }
-
-    fn free(&mut self, cx: &mut Context<'_>, block: Block, caller: Caller) -> Result<Freed, StrategyError> {
-        (**self).free(cx, block, caller)
-    }
-
-    fn used_on(&mut self, cx: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
-        (**self).used_on(cx, block, stream)
-    }
-
-    fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {
-        (**self).control(cx, command)
-    }
-
-    fn resume_from(
-        &mut self,
-        cx: &mut Context<'_>,
-        initial: &InitialLayout,
-    ) -> Result<Option<Vec<Block>>, StrategyError> {
-        (**self).resume_from(cx, initial)
-    }
-
-    fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
-        (**self).trim(cx)
-    }
-
-    fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
-        (**self).close(cx)
-    }
-
-    fn stats(&self) -> Stats {
-        (**self).stats()
-    }
-
-    fn largest_free(&self, stream: StreamId) -> Option<u64> {
-        (**self).largest_free(stream)
-    }
-
-    fn layout(&self) -> Option<Layout> {
-        (**self).layout()
-    }
-
-    fn details(&self) -> Vec<(&'static str, u64)> {
-        (**self).details()
-    }
-
-    fn requires(&self) -> Capabilities {
-        (**self).requires()
-    }
-
-    fn fork(&self) -> Option<Box<dyn Strategy>> {
-        (**self).fork()
-    }
+    forward!(self => (**self); alloc free used_on control resume_from trim close views fork);
 }

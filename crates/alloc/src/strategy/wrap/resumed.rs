@@ -49,36 +49,12 @@ impl Strategy for ResumedStrategy<'_> {
         }
     }
 
-    fn free(&mut self, cx: &mut Context<'_>, block: Block, caller: Caller) -> Result<Freed, StrategyError> {
-        self.inner.free(cx, block, caller)
-    }
-
-    fn used_on(&mut self, cx: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
-        self.inner.used_on(cx, block, stream)
-    }
-
-    fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {
-        self.inner.control(cx, command)
-    }
-
-    fn resume_from(
-        &mut self,
-        cx: &mut Context<'_>,
-        initial: &InitialLayout,
-    ) -> Result<Option<Vec<Block>>, StrategyError> {
-        self.inner.resume_from(cx, initial)
-    }
-
-    fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
-        self.inner.trim(cx)
-    }
+    forward!(self => self.inner; free used_on control resume_from trim views);
 
     fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         self.blocks.clear();
         self.inner.close(cx)
     }
-
-    views_of_inner!();
 
     fn fork(&self) -> Option<Box<dyn Strategy>> {
         None

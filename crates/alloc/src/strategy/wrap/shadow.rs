@@ -1,5 +1,5 @@
-//! What [`CheckedStrategy`](super::CheckedStrategy) expects of a strategy, from requests, results, events and
-//! device calls alone.
+//! What [`CheckedStrategy`](super::CheckedStrategy) expects of a strategy, from requests, results,
+//! events and device calls alone.
 
 use std::collections::BTreeMap;
 

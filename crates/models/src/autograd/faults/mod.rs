@@ -337,7 +337,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Recipe, parameter::Values, recipe_names};
+    use crate::{ParameterValues, Recipe, recipe_names};
     use oomph_base::MIB;
     use oomph_trace::{Category, Op, OpKind, Summary, Trace, check};
 
@@ -522,7 +522,7 @@ mod tests {
 
     #[test]
     fn remedies_are_declared() {
-        let Values::Choice(declared) = REMEDY.values else { panic!("a choice") };
+        let ParameterValues::Choice(declared) = REMEDY.values else { panic!("a choice") };
         let used: BTreeSet<&str> = FAULTS.iter().flat_map(|fault| fault.programs).map(|(word, _)| *word).collect();
         assert_eq!(declared.iter().copied().collect::<BTreeSet<_>>(), used);
         assert!(FAULTS.iter().all(|fault| fault.programs[0].0 == "none"));
