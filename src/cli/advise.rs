@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::anyhow;
 
 use super::{
-    exit::{self, Failure, Outcome, StopPolicy},
+    exit::{self, CommandError, CommandResult, StopPolicy},
     options::{DeviceOptions, Format},
     progress::Stages,
     ranks,
@@ -86,7 +86,7 @@ pub struct Args {
     format: Format,
 }
 
-pub fn run(args: Args) -> Outcome {
+pub fn run(args: Args) -> CommandResult {
     let device = device(&args)?;
     let stop = exit::stop_flag(StopPolicy::AtOnce)?;
     if let Some(files) = ranks::files(&args.sources)? {
@@ -112,7 +112,7 @@ fn answer(
     jobs: usize,
     stop: &AtomicBool,
     progress: &dyn Progress,
-) -> Result<Option<Advice>, Failure> {
+) -> Result<Option<Advice>, CommandError> {
     let AdvisedProgram { trace, current, confidence, dead_end } = AdvisedProgram::open(args, name, progress)?;
     let seen = dead_end.as_ref().and_then(|end| end.room_bytes).map(Room::OfCard);
     let room = room(args).or(seen);
@@ -133,17 +133,17 @@ fn answer(
     match advise::advise(&question) {
         Ok(advice) => Ok(Some(Advice { confidence, ..advice })),
         Err(ThresholdError::Interrupted) => Ok(None),
-        Err(error @ ThresholdError::NoRoom { .. }) => Err(Failure::usage(error)),
+        Err(error @ ThresholdError::NoRoom { .. }) => Err(CommandError::usage(error)),
         Err(error) => Err(error.into()),
     }
 }
 
 /// One answer for all ranks: they share their settings, and the one that needs most decides.
-fn for_ranks(args: &Args, files: &[RankFile], device: &DeviceSpec, stop: &AtomicBool) -> Outcome {
+fn for_ranks(args: &Args, files: &[RankFile], device: &DeviceSpec, stop: &AtomicBool) -> CommandResult {
     let jobs = ranks::jobs_of_each(files);
     let answers = ranks::ask(files, |name, progress| {
         let advice = answer(args, name, device, jobs, stop, progress)?;
-        let advice = advice.ok_or_else(|| Failure::usage(anyhow!("interrupted")))?;
+        let advice = advice.ok_or_else(|| CommandError::usage(anyhow!("interrupted")))?;
         Ok(AdviceReport { advices: vec![advice], top: args.top })
     });
     if stop.load(Ordering::Relaxed) {
@@ -174,11 +174,14 @@ struct AdvisedProgram {
 }
 
 impl AdvisedProgram {
-    fn open(args: &Args, name: &str, progress: &dyn Progress) -> Result<AdvisedProgram, Failure> {
+    fn open(args: &Args, name: &str, progress: &dyn Progress) -> Result<AdvisedProgram, CommandError> {
         let spec = args.settings.of(name).spec()?;
-        let (trace, recorded, confidence, dead_end) = match spec.verified_recording(progress).map_err(Failure::usage)? {
+        let (trace, recorded, confidence, dead_end) = match spec
+            .verified_recording(progress)
+            .map_err(CommandError::usage)?
+        {
             Some(_) if !args.settings.set.is_empty() => {
-                return Err(Failure::usage(anyhow!("'{name}' is a recording: it has no parameters for --set")));
+                return Err(CommandError::usage(anyhow!("'{name}' is a recording: it has no parameters for --set")));
             }
             Some((recording, verification)) => {
                 let settings = recording.settings.conf().trim().to_owned();
@@ -186,14 +189,14 @@ impl AdvisedProgram {
                 (recording.trace, settings, Confidence::of(&verification), dead_end)
             }
             None => {
-                let source = spec.open(progress).map_err(Failure::usage)?;
+                let source = spec.open(progress).map_err(CommandError::usage)?;
                 let source = ProgressSource::stage(source, progress, "reading", 1);
-                (Trace::read(&source).map_err(Failure::usage)?, String::new(), Confidence::Unverified, None)
+                (Trace::read(&source).map_err(CommandError::usage)?, String::new(), Confidence::Unverified, None)
             }
         };
         let current = match &args.current {
             Some(settings) => {
-                Candidate::with_settings(settings.trim()).strategy.check().map_err(Failure::usage)?;
+                Candidate::with_settings(settings.trim()).strategy.check().map_err(CommandError::usage)?;
                 settings.trim().to_owned()
             }
             None => supported_settings(recorded),
@@ -208,10 +211,12 @@ fn room(args: &Args) -> Option<Room> {
 }
 
 /// The simulated device, with at least the memory of the card.
-fn device(args: &Args) -> Result<DeviceSpec, Failure> {
+fn device(args: &Args) -> Result<DeviceSpec, CommandError> {
     let spec = DeviceOptions { device: args.device.clone(), limit: None }.spec()?;
     if !spec.is_simulated() {
-        return Err(Failure::usage(anyhow!("settings are tried on the simulated device; leave out --device {spec}")));
+        return Err(CommandError::usage(anyhow!(
+            "settings are tried on the simulated device; leave out --device {spec}"
+        )));
     }
     Ok(args.memory.map_or_else(|| spec.clone(), |memory| spec.with_room_for(memory.0)))
 }

@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use anyhow::anyhow;
 
 use super::{
-    environment,
-    exit::{self, Failure, Outcome},
+    exit::{self, CommandError, CommandResult},
     options::{DeviceOptions, Format},
     output,
     run::shared::{self, RecordCollector, ResultFolder, RunShare},
@@ -15,7 +14,7 @@ use crate::{
     answer::claims::{Claim, ClaimRecord, ClaimsQuestion, all_claims, claims},
     base::{did_you_mean, nearest},
     device::DeviceSpec,
-    report::{ClaimReport, RecordFolder},
+    report::ClaimReport,
     suite::{self, SuiteFile},
 };
 
@@ -57,7 +56,7 @@ pub struct Args {
     format: Format,
 }
 
-pub fn run(args: Args) -> Outcome {
+pub fn run(args: Args) -> CommandResult {
     let test = ClaimTest {
         claims: chosen(&args.names)?,
         device: DeviceOptions { device: args.device.clone(), limit: None }.spec()?,
@@ -69,19 +68,17 @@ pub fn run(args: Args) -> Outcome {
         output::say(&list(&test.claims))?;
         return Ok(exit::OK);
     }
-    let Some(place) = args.resume.as_ref().or(args.output.as_ref()) else { return test.run(None) };
-    let environment = environment::describe(&test.device, 0)?;
-    let records = RecordFolder::open(place, &environment, args.resume.is_some()).map_err(Failure::usage)?;
-    let resume_command = format!("oomph claims --resume {}", place.display());
-    test.run(Some(ResultFolder { place: place.clone(), records, resume_command }))
+    let place = args.resume.as_ref().or(args.output.as_ref());
+    let folder = |place: &PathBuf| ResultFolder::of_command("claims", place, &test.device, args.resume.is_some());
+    test.run(place.map(folder).transpose()?)
 }
 
 /// Tests the claims that pass the filters of a run.
-pub fn run_suite(args: &shared::Args, suite: &SuiteFile) -> Outcome {
+pub fn run_suite(args: &shared::Args, suite: &SuiteFile) -> CommandResult {
     let filter = args.filter();
     let claims: Vec<&Claim> = all_claims().filter(|claim| filter.takes(claim.id)).collect();
     if claims.is_empty() {
-        return Err(Failure::nothing_selected(anyhow!(
+        return Err(CommandError::nothing_selected(anyhow!(
             "none of the claims passes the filters; `oomph claims --list` shows their names"
         )));
     }
@@ -99,11 +96,7 @@ pub fn run_suite(args: &shared::Args, suite: &SuiteFile) -> Outcome {
         format: args.format,
     };
     let settings = args.settings(std::slice::from_ref(suite));
-    let environment = share.in_environment(environment::describe(&test.device, 0)?, settings);
-    let place = share.place(args);
-    let records = share.open(args, &place, || RecordFolder::open(&place, &environment, args.resume.is_some()))?;
-    let resume_command = share.resume_command(&place);
-    test.run(Some(ResultFolder { place, records, resume_command }))
+    test.run(Some(share.result_folder(args, &test.device, settings)?))
 }
 
 /// Claims to test, for the command and for the suite.
@@ -117,7 +110,7 @@ struct ClaimTest {
 
 impl ClaimTest {
     /// Tests the claims that the folder does not hold yet.
-    fn run(&self, folder: Option<ResultFolder<ClaimRecord>>) -> Outcome {
+    fn run(&self, folder: Option<ResultFolder<ClaimRecord>>) -> CommandResult {
         let ids: Vec<String> = self.claims.iter().map(|claim| claim.id.to_owned()).collect();
         let mut collector = RecordCollector::new(ids, folder)?;
         let wanted = collector.wanted();
@@ -148,10 +141,10 @@ fn list(claims: &[&Claim]) -> String {
     claims.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-fn chosen(names: &[String]) -> Result<Vec<&'static Claim>, Failure> {
+fn chosen(names: &[String]) -> Result<Vec<&'static Claim>, CommandError> {
     if let Some(unknown) = names.iter().find(|name| all_claims().all(|claim| claim.id != **name)) {
         let near = nearest(unknown, all_claims().map(|claim| claim.id));
-        return Err(Failure::usage(anyhow!(
+        return Err(CommandError::usage(anyhow!(
             "unknown claim '{unknown}'{}; `oomph claims --list` shows all",
             did_you_mean(near.as_deref())
         )));

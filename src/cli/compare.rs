@@ -6,7 +6,7 @@ use anyhow::anyhow;
 use clap::ValueEnum;
 
 use super::{
-    exit::{self, Failure, Outcome},
+    exit::{self, CommandError, CommandResult},
     options::Format,
     output,
 };
@@ -86,14 +86,14 @@ impl ToleranceOptions {
     }
 }
 
-pub fn run(args: Args) -> Outcome {
+pub fn run(args: Args) -> CommandResult {
     let comparison = of_folders(&folder(&args.old)?, &folder(&args.new)?, &args.tolerance)?;
     args.format.print(&comparison)?;
     Ok(args.tolerance.code(&comparison))
 }
 
 /// Compares a run with a baseline. Prints to standard error, so that JSON output stays valid.
-pub fn with_baseline(baseline: &str, run: &Path, tolerance: &ToleranceOptions) -> Outcome {
+pub fn with_baseline(baseline: &str, run: &Path, tolerance: &ToleranceOptions) -> CommandResult {
     let comparison = of_folders(&folder(baseline)?, run, tolerance)?;
     output::complain(&format!("compared with {baseline}:"));
     output::complain(comparison.text(output::medium()).trim_end());
@@ -101,40 +101,42 @@ pub fn with_baseline(baseline: &str, run: &Path, tolerance: &ToleranceOptions) -
 }
 
 /// The folder of a baseline.
-pub fn baseline_folder(name: &str) -> Result<PathBuf, Failure> {
+pub fn baseline_folder(name: &str) -> Result<PathBuf, CommandError> {
     let is_name = !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\']);
     if !is_name {
-        return Err(Failure::usage(anyhow!("'{name}' is not a valid baseline name: no slashes, no leading dot")));
+        return Err(CommandError::usage(anyhow!("'{name}' is not a valid baseline name: no slashes, no leading dot")));
     }
     Ok(Path::new("results/local/baselines").join(name))
 }
 
 /// The folder of a run, by path or by the name of a baseline.
-pub fn folder(text: &str) -> Result<PathBuf, Failure> {
+pub fn folder(text: &str) -> Result<PathBuf, CommandError> {
     let path = PathBuf::from(text);
     if path.is_dir() {
         return Ok(path);
     }
     match baseline_folder(text) {
         Ok(saved) if saved.is_dir() => Ok(saved),
-        _ => Err(Failure::usage(anyhow!("'{text}' is neither the folder of a run nor a saved baseline"))),
+        _ => Err(CommandError::usage(anyhow!("'{text}' is neither the folder of a run nor a saved baseline"))),
     }
 }
 
-fn of_folders(old: &Path, new: &Path, tolerance: &ToleranceOptions) -> Result<Comparison, Failure> {
+fn of_folders(old: &Path, new: &Path, tolerance: &ToleranceOptions) -> Result<Comparison, CommandError> {
     let ToleranceOptions { noise_threshold, significance, .. } = *tolerance;
     if !(0.0..=1.0).contains(&significance) || noise_threshold.is_nan() || noise_threshold < 0.0 {
-        return Err(Failure::usage(anyhow!("--significance must be from 0 to 1 and --noise-threshold at least 0")));
+        return Err(CommandError::usage(anyhow!(
+            "--significance must be from 0 to 1 and --noise-threshold at least 0"
+        )));
     }
     let (old, new) = (read(old)?, read(new)?);
     compare(&old, &new, &Tolerance { significance, noise_threshold }).map_err(|error| match error {
-        CompareError::NothingInCommon { .. } => Failure::nothing_selected(error),
-        CompareError::Schemas { .. } | CompareError::Clocks { .. } => Failure::usage(error),
+        CompareError::NothingInCommon { .. } => CommandError::nothing_selected(error),
+        CompareError::Schemas { .. } | CompareError::Clocks { .. } => CommandError::usage(error),
     })
 }
 
-fn read(folder: &Path) -> Result<Run, Failure> {
-    let environment = report::read_environment(folder).map_err(Failure::usage)?;
+fn read(folder: &Path) -> Result<Run, CommandError> {
+    let environment = report::read_environment(folder).map_err(CommandError::usage)?;
     // Times of different processors, or different numbers of them, cannot be compared.
     let machine = format!("{}, {} CPUs, {}", environment.machine, environment.cpus, environment.device_name);
     let name = folder.display().to_string();
@@ -143,7 +145,7 @@ fn read(folder: &Path) -> Result<Run, Failure> {
         // The rows cannot be read; the schema is enough for the error message.
         return Ok(Run { name, schema, machine, ..Run::default() });
     }
-    let records = report::read_records(folder).map_err(Failure::usage)?;
-    let timings = report::read_timings(folder).map_err(Failure::usage)?;
+    let records = report::read_records(folder).map_err(CommandError::usage)?;
+    let timings = report::read_timings(folder).map_err(CommandError::usage)?;
     Ok(Run { name, schema, machine, records, timings })
 }

@@ -9,7 +9,7 @@ use anyhow::anyhow;
 use clap::ValueEnum;
 
 use super::{
-    exit::{self, Failure, Outcome},
+    exit::{self, CommandError, CommandResult},
     export,
     options::DeviceOptions,
     output,
@@ -67,7 +67,7 @@ enum TraceFormat {
 /// The name that stands for standard output.
 const STANDARD_OUTPUT: &str = "-";
 
-pub fn run(args: Args) -> Outcome {
+pub fn run(args: Args) -> CommandResult {
     let to_standard_output = args.out.as_os_str() == STANDARD_OUTPUT;
     let target = match args.to {
         Some(target) => target,
@@ -94,7 +94,7 @@ pub fn run(args: Args) -> Outcome {
 
 impl TraceFormat {
     /// The format of a file name.
-    fn of_name(path: &Path) -> Result<TraceFormat, Failure> {
+    fn of_name(path: &Path) -> Result<TraceFormat, CommandError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
         let name = name.strip_suffix(".gz").unwrap_or(&name);
         let path = path.display();
@@ -102,9 +102,9 @@ impl TraceFormat {
             Some("oomph") => Ok(TraceFormat::Oomph),
             Some("pickle" | "pkl") => Ok(TraceFormat::Torch),
             Some("csv") => {
-                Err(Failure::usage(anyhow!("{path}: two formats are CSV; choose --to rmm or --to minimalloc")))
+                Err(CommandError::usage(anyhow!("{path}: two formats are CSV; choose --to rmm or --to minimalloc")))
             }
-            _ => Err(Failure::usage(anyhow!(
+            _ => Err(CommandError::usage(anyhow!(
                 "{path}: unknown ending; use .oomph, .pickle or .pkl, each with or without .gz, or .csv with --to rmm or \
                  --to minimalloc"
             ))),
@@ -120,17 +120,17 @@ impl TraceFormat {
     }
 
     /// Writes a file, whole or not at all, and returns a message.
-    fn save(self, source: &dyn Source, path: &Path, progress: &dyn Progress) -> Result<String, Failure> {
+    fn save(self, source: &dyn Source, path: &Path, progress: &dyn Progress) -> Result<String, CommandError> {
         let (count, what) = match self {
             TraceFormat::Torch => return export::save(&export::witnessed(&default_replay(source)?)?, path, progress),
             TraceFormat::Oomph => (trace::write(source, path), "events"),
             TraceFormat::Rmm => (trace::save(path, |to| rmm::write(source, to)), "rows"),
             TraceFormat::MiniMalloc => (trace::save(path, |to| minimalloc::write(source, to)), "buffers"),
         };
-        Ok(format!("{} {what} written to {}", count.map_err(Failure::usage)?, path.display()))
+        Ok(format!("{} {what} written to {}", count.map_err(CommandError::usage)?, path.display()))
     }
 
-    fn write(self, source: &dyn Source, mut to: &mut dyn Write, progress: &dyn Progress) -> Result<(), Failure> {
+    fn write(self, source: &dyn Source, mut to: &mut dyn Write, progress: &dyn Progress) -> Result<(), CommandError> {
         let written = match self {
             TraceFormat::Torch => {
                 export::witnessed(&default_replay(source)?)?.snapshot.write(&mut to, progress).map_err(WriteError::Io)
@@ -140,13 +140,13 @@ impl TraceFormat {
             TraceFormat::MiniMalloc => minimalloc::write(source, to).map(drop),
         };
         written.map_err(|error| match error {
-            WriteError::Trace(error) => Failure::usage(error),
-            WriteError::Io(error) => Failure::from(error),
+            WriteError::Trace(error) => CommandError::usage(error),
+            WriteError::Io(error) => CommandError::from(error),
         })
     }
 }
 
 /// The replay that a snapshot shows.
-fn default_replay(source: &dyn Source) -> Result<Replay<'_>, Failure> {
+fn default_replay(source: &dyn Source) -> Result<Replay<'_>, CommandError> {
     Ok(Replay::new(source).device(DeviceOptions::default().spec()?))
 }

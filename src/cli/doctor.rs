@@ -1,7 +1,7 @@
 //! `oomph doctor`.
 
 use std::{
-    fmt, fs,
+    fs,
     path::{Path, PathBuf},
     thread,
 };
@@ -9,7 +9,7 @@ use std::{
 use anyhow::Context;
 
 use super::{
-    exit::{self, Outcome},
+    exit::{self, CommandResult},
     options::DeviceOptions,
     output,
 };
@@ -37,34 +37,7 @@ pub struct Args {
     device: String,
 }
 
-/// The result of one check.
-enum SetupCheck {
-    Ok(String),
-    Missing(String),
-    Broken(String),
-}
-
-impl From<CudaCheck> for SetupCheck {
-    fn from(check: CudaCheck) -> SetupCheck {
-        match check.status {
-            CheckStatus::Ok => SetupCheck::Ok(check.details),
-            CheckStatus::Missing => SetupCheck::Missing(check.details),
-            CheckStatus::Broken => SetupCheck::Broken(check.details),
-        }
-    }
-}
-
-impl fmt::Display for SetupCheck {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            SetupCheck::Ok(words) => write!(f, "ok       {words}"),
-            SetupCheck::Missing(words) => write!(f, "missing  {words}"),
-            SetupCheck::Broken(words) => write!(f, "broken   {words}"),
-        }
-    }
-}
-
-pub fn run(args: Args) -> Outcome {
+pub fn run(args: Args) -> CommandResult {
     match args.calibrate {
         Some(path) => measure(args.device, &path),
         None => examine(),
@@ -72,7 +45,7 @@ pub fn run(args: Args) -> Outcome {
 }
 
 /// Measures a device and writes its profile.
-fn measure(device: String, path: &Path) -> Outcome {
+fn measure(device: String, path: &Path) -> CommandResult {
     let spec = DeviceOptions { device, limit: None }.spec()?;
     let mut device = spec.open()?;
     output::complain(&format!("measuring {} ...", device.props().name));
@@ -134,55 +107,66 @@ fn main_figures(profile: &ProfileFile, products: ProductSupport) -> Vec<String> 
 }
 
 /// Runs all checks and prints them.
-fn examine() -> Outcome {
-    let named = |name: &str, finding| (name.to_owned(), finding);
-    let mut findings = vec![
-        named("oomph", SetupCheck::Ok(super::VERSION.to_owned())),
-        named("embedded", embedded()),
-        named("cores", SetupCheck::Ok(thread::available_parallelism().map_or(1, usize::from).to_string())),
-        named("simulated", simulated()),
+fn examine() -> CommandResult {
+    let cores = thread::available_parallelism().map_or(1, usize::from).to_string();
+    let mut checks = vec![
+        check("oomph", CheckStatus::Ok, super::VERSION.to_owned()),
+        embedded(),
+        check("cores", CheckStatus::Ok, cores),
+        simulated(),
     ];
-    findings.extend(cuda::survey().into_iter().map(|finding| (finding.subject.clone(), finding.into())));
-    findings.push(named("results", results_folder(Path::new("results/local"))));
-    for (name, finding) in findings {
-        output::say(&format!("{name:<14} {finding}"))?;
+    checks.extend(cuda::survey());
+    checks.push(results_folder(Path::new("results/local")));
+    for CudaCheck { subject, status, details } in checks {
+        let status = match status {
+            CheckStatus::Ok => "ok",
+            CheckStatus::Missing => "missing",
+            CheckStatus::Broken => "broken",
+        };
+        output::say(&format!("{subject:<14} {status:<8} {details}"))?;
     }
     Ok(exit::OK)
 }
 
-fn embedded() -> SetupCheck {
-    SetupCheck::Ok(format!(
+fn check(subject: &str, status: CheckStatus, details: String) -> CudaCheck {
+    CudaCheck { subject: subject.to_owned(), status, details }
+}
+
+fn embedded() -> CudaCheck {
+    let details = format!(
         "{} strategies, {} workloads, {} suites",
         STRATEGIES.len(),
         recipe_names().count(),
         SuiteFile::embedded().count()
-    ))
+    );
+    check("embedded", CheckStatus::Ok, details)
 }
 
-fn simulated() -> SetupCheck {
+fn simulated() -> CudaCheck {
     let profile = Profile::h200();
     match SimDevice::new(profile) {
         Ok(device) => {
             let props = device.props();
-            SetupCheck::Ok(format!(
+            let details = format!(
                 "{}, {} with {} for the context; supports: {}",
                 props.name,
                 Bytes(props.total_bytes),
                 Bytes(props.context_bytes),
                 props.capabilities
-            ))
+            );
+            check("simulated", CheckStatus::Ok, details)
         }
-        Err(error) => SetupCheck::Missing(error.to_string()),
+        Err(error) => check("simulated", CheckStatus::Missing, error.to_string()),
     }
 }
 
 /// Whether the folder for results can be written, judged by its nearest existing ancestor.
-fn results_folder(folder: &Path) -> SetupCheck {
+fn results_folder(folder: &Path) -> CudaCheck {
     let existing = folder.ancestors().find(|ancestor| ancestor.is_dir()).unwrap_or(Path::new("."));
     let writable = fs::metadata(existing).is_ok_and(|metadata| !metadata.permissions().readonly());
     if writable {
-        SetupCheck::Ok(format!("{} can be written", folder.display()))
+        check("results", CheckStatus::Ok, format!("{} can be written", folder.display()))
     } else {
-        SetupCheck::Missing(format!("{} cannot be written; use --output", folder.display()))
+        check("results", CheckStatus::Missing, format!("{} cannot be written; use --output", folder.display()))
     }
 }

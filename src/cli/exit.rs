@@ -59,43 +59,43 @@ Exit codes:
   130  interrupted (Ctrl-C, SIGTERM); finished cases are kept";
 
 /// What a command returns: its exit code, or an error that has one.
-pub type Outcome = Result<u8, Failure>;
+pub type CommandResult = Result<u8, CommandError>;
 
 /// An error and its exit code.
 #[derive(Debug)]
-pub struct Failure {
+pub struct CommandError {
     code: u8,
     error: anyhow::Error,
 }
 
-impl Failure {
+impl CommandError {
     /// The user's input is wrong.
-    pub fn usage(error: impl Into<anyhow::Error>) -> Failure {
-        Failure { code: USAGE, error: error.into() }
+    pub fn usage(error: impl Into<anyhow::Error>) -> CommandError {
+        CommandError { code: USAGE, error: error.into() }
     }
 
     /// The device is not available.
-    pub fn device(error: impl Into<anyhow::Error>) -> Failure {
-        Failure { code: DEVICE_UNAVAILABLE, error: error.into() }
+    pub fn device(error: impl Into<anyhow::Error>) -> CommandError {
+        CommandError { code: DEVICE_UNAVAILABLE, error: error.into() }
     }
 
     /// A replay that could not be run: a missing device and a wrong strategy have their own exit codes.
-    pub fn replay(error: ReplayError) -> Failure {
+    pub fn replay(error: ReplayError) -> CommandError {
         match error {
-            ReplayError::DeviceSpec(error) => Failure::device(error),
-            ReplayError::StrategySpec(error) => Failure::usage(error),
+            ReplayError::DeviceSpec(error) => CommandError::device(error),
+            ReplayError::StrategySpec(error) => CommandError::usage(error),
             error => error.into(),
         }
     }
 
     /// The filters leave nothing.
-    pub fn nothing_selected(error: impl Into<anyhow::Error>) -> Failure {
-        Failure { code: NOTHING_SELECTED, error: error.into() }
+    pub fn nothing_selected(error: impl Into<anyhow::Error>) -> CommandError {
+        CommandError { code: NOTHING_SELECTED, error: error.into() }
     }
 
     /// The same error, with its subject named first.
-    pub fn context(self, subject: &str) -> Failure {
-        Failure { error: anyhow!("{subject}: {}", self.error), ..self }
+    pub fn context(self, subject: &str) -> CommandError {
+        CommandError { error: anyhow!("{subject}: {}", self.error), ..self }
     }
 
     /// Prints the error, whose message includes its causes, and returns the exit code. A reader that
@@ -110,15 +110,15 @@ impl Failure {
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for CommandError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error.fmt(f)
     }
 }
 
-impl<E: Into<anyhow::Error>> From<E> for Failure {
-    fn from(error: E) -> Failure {
-        Failure { code: FAILURE, error: error.into() }
+impl<E: Into<anyhow::Error>> From<E> for CommandError {
+    fn from(error: E) -> CommandError {
+        CommandError { code: FAILURE, error: error.into() }
     }
 }
 

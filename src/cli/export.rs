@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
 
-use super::{exit::Failure, output};
+use super::{exit::CommandError, output};
 use crate::{
     base::Progress,
     measure::{
@@ -21,10 +21,10 @@ use crate::{
 
 /// Replays on a fresh device, and returns the replay as PyTorch would have recorded it. An OOM that
 /// ends the replay is reported.
-pub fn witnessed(replay: &Replay<'_>) -> Result<Witnessed, Failure> {
+pub fn witnessed(replay: &Replay<'_>) -> Result<Witnessed, CommandError> {
     let witnessed = witness(replay).map_err(|error| match error {
         WitnessError::Replay(ReplayError::DeviceSpec(error)) => error.into(),
-        error => Failure::usage(error),
+        error => CommandError::usage(error),
     })?;
     if let (Some(oom), OnOutOfMemory::Stop) = (witnessed.replayed.first_oom, replay.options.on_out_of_memory) {
         output::complain(&format!("out of memory at event {}: the snapshot ends there", oom.event));
@@ -33,15 +33,15 @@ pub fn witnessed(replay: &Replay<'_>) -> Result<Witnessed, Failure> {
 }
 
 /// Writes a snapshot, whole or not at all, and returns a message.
-pub fn save(witnessed: &Witnessed, path: &Path, progress: &dyn Progress) -> Result<String, Failure> {
-    trace::save(path, |to| Ok(witnessed.snapshot.write(to, progress)?)).map_err(Failure::usage)?;
+pub fn save(witnessed: &Witnessed, path: &Path, progress: &dyn Progress) -> Result<String, CommandError> {
+    trace::save(path, |to| Ok(witnessed.snapshot.write(to, progress)?)).map_err(CommandError::usage)?;
     let entries: usize = witnessed.snapshot.traces.iter().map(Vec::len).sum();
     Ok(format!("{entries} entries written to {}", path.display()))
 }
 
 /// Refuses to overwrite anything but a trace in oomph's own format, unless forced: another file may
 /// be a recording of a program that ran for days.
-pub fn check_overwriting(path: &Path, force: bool) -> Result<(), Failure> {
+pub fn check_overwriting(path: &Path, force: bool) -> Result<(), CommandError> {
     if force || !path.is_file() {
         return Ok(());
     }
@@ -51,7 +51,7 @@ pub fn check_overwriting(path: &Path, force: bool) -> Result<(), Failure> {
         Err(_) => "is not a trace".to_owned(),
     };
     let path = path.display();
-    Err(Failure::usage(anyhow!("{path} already exists and {what}; --force overwrites it")))
+    Err(CommandError::usage(anyhow!("{path} already exists and {what}; --force overwrites it")))
 }
 
 /// Set for each option: a heading for the next options would apply to all that follow.
@@ -83,9 +83,13 @@ impl ExportOptions {
     }
 
     /// Writes the wanted files; the page is made from `run`.
-    pub fn write(&self, records: &[CaseRecord], run: impl FnOnce() -> Result<PageRun, Failure>) -> Result<(), Failure> {
-        let save = |path: &PathBuf, text: &str| -> Result<(), Failure> {
-            report::save(path, text).map_err(Failure::usage)?;
+    pub fn write(
+        &self,
+        records: &[CaseRecord],
+        run: impl FnOnce() -> Result<PageRun, CommandError>,
+    ) -> Result<(), CommandError> {
+        let save = |path: &PathBuf, text: &str| -> Result<(), CommandError> {
+            report::save(path, text).map_err(CommandError::usage)?;
             output::complain(&format!("wrote {}", path.display()));
             Ok(())
         };

@@ -14,7 +14,7 @@ use clap_complete::{Shell, generate};
 use clap_mangen::Man;
 
 use super::{
-    exit::{self, Failure, Outcome},
+    exit::{self, CommandError, CommandResult},
     output,
 };
 
@@ -78,11 +78,11 @@ pub struct ManArgs {
     output: Option<PathBuf>,
 }
 
-pub fn man(args: &ManArgs, mut program: Command) -> Outcome {
+pub fn man(args: &ManArgs, mut program: Command) -> CommandResult {
     // Pages are named after the full path of a command, which clap knows after this.
     program.build();
     if let Some(folder) = &args.output {
-        fs::create_dir_all(folder).with_context(|| folder.display().to_string()).map_err(Failure::usage)?;
+        fs::create_dir_all(folder).with_context(|| folder.display().to_string()).map_err(CommandError::usage)?;
         let written = write_all(&program, folder)?;
         output::complain(&format!("wrote {written} pages to {}", folder.display()));
         return Ok(exit::OK);
@@ -91,7 +91,10 @@ pub fn man(args: &ManArgs, mut program: Command) -> Outcome {
     for name in &args.command {
         let found = command.find_subcommand(name);
         command = found.ok_or_else(|| {
-            Failure::usage(anyhow!("there is no command '{name}' in `{}`", command.get_bin_name().unwrap_or("oomph")))
+            CommandError::usage(anyhow!(
+                "there is no command '{name}' in `{}`",
+                command.get_bin_name().unwrap_or("oomph")
+            ))
         })?;
     }
     output::say(&page(command)?)?;
@@ -99,7 +102,7 @@ pub fn man(args: &ManArgs, mut program: Command) -> Outcome {
 }
 
 /// Writes the pages of a command and of all its subcommands; returns their number.
-fn write_all(command: &Command, folder: &Path) -> Result<usize, Failure> {
+fn write_all(command: &Command, folder: &Path) -> Result<usize, CommandError> {
     let path = folder.join(format!("{}.1", page_name(command)));
     fs::write(&path, page(command)?).with_context(|| path.display().to_string())?;
     let seen = command.get_subcommands().filter(|under| !under.is_hide_set() && under.get_name() != "help");
@@ -125,7 +128,7 @@ pub struct CompletionsArgs {
     shell: Shell,
 }
 
-pub fn completions(args: &CompletionsArgs, command: &mut clap::Command) -> Outcome {
+pub fn completions(args: &CompletionsArgs, command: &mut clap::Command) -> CommandResult {
     let mut script = Vec::new();
     generate(args.shell, command, "oomph", &mut script);
     output::say(&String::from_utf8_lossy(&script))?;

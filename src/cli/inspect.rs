@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    exit::{self, Failure, Outcome},
+    exit::{self, CommandError, CommandResult},
     options::{DeviceOptions, Format},
     progress::Stages,
     ranks,
@@ -65,7 +65,7 @@ with full knowledge of lifetimes. What a strategy reserves beyond that is lost t
 /// The longest bar of a histogram.
 const BAR_WIDTH: u64 = 40;
 
-pub fn run(args: Args) -> Outcome {
+pub fn run(args: Args) -> CommandResult {
     if let Some(files) = ranks::files(std::slice::from_ref(&args.source.source))? {
         return for_ranks(&args, &files);
     }
@@ -77,7 +77,7 @@ pub fn run(args: Args) -> Outcome {
 }
 
 /// One answer for all ranks: the one with the highest peak of live bytes.
-fn for_ranks(args: &Args, files: &[RankFile]) -> Outcome {
+fn for_ranks(args: &Args, files: &[RankFile]) -> CommandResult {
     let answers = ranks::ask(files, |name, progress| inspect(args, &args.source.settings.of(name), progress));
     ranks::tell("bound", &answers, args.format, |inspected: &InspectedSource| RankRow {
         peak_bytes: Some(inspected.summary.peak.bytes),
@@ -102,7 +102,7 @@ struct InspectedSource {
     row: Value,
 }
 
-fn inspect(args: &Args, options: &SourceOptions, progress: &dyn Progress) -> Result<InspectedSource, Failure> {
+fn inspect(args: &Args, options: &SourceOptions, progress: &dyn Progress) -> Result<InspectedSource, CommandError> {
     let (source, about, settings): (Box<dyn Source>, Option<RecordingFacts>, String) =
         match options.recording(progress)? {
             Some(recording) => {
@@ -112,7 +112,7 @@ fn inspect(args: &Args, options: &SourceOptions, progress: &dyn Progress) -> Res
             None => (options.open(progress)?, None, String::new()),
         };
     let once = |stage: &str| ProgressSource::stage(&*source, progress, stage, 1);
-    let summary = trace::check(&once("checking")).map_err(Failure::usage)?;
+    let summary = trace::check(&once("checking")).map_err(CommandError::usage)?;
     let needed = TraceNeeds::of(&*source, args.pack, progress)?;
     let moment = if args.moment.is_asked() { Some(args.moment.facts(&*source, &settings, progress)?) } else { None };
     let name = source.name().to_owned();
@@ -141,7 +141,7 @@ impl Render for InspectedSource {
 }
 
 impl InspectedSource {
-    fn row(&self) -> Result<Value, Failure> {
+    fn row(&self) -> Result<Value, CommandError> {
         let mut row = serde_json::to_value(&self.summary)?;
         if let Some(fields) = row.as_object_mut() {
             fields.insert("source".to_owned(), self.name.as_str().into());
@@ -235,16 +235,16 @@ impl TraceNeeds {
     }
 
     /// Reads the source once, and once more for a layout.
-    fn of(source: &dyn Source, with_packing: bool, progress: &dyn Progress) -> Result<TraceNeeds, Failure> {
+    fn of(source: &dyn Source, with_packing: bool, progress: &dyn Progress) -> Result<TraceNeeds, CommandError> {
         let once = |stage: &str| ProgressSource::stage(source, progress, stage, 1);
-        let bound = Bound::of(&once("computing the bound"), GRAIN).map_err(Failure::usage)?;
+        let bound = Bound::of(&once("computing the bound"), GRAIN).map_err(CommandError::usage)?;
         let packing = if with_packing { Some(packed(&once("collecting blocks"), progress)?) } else { None };
         Ok(TraceNeeds { bound, packing })
     }
 }
 
-fn packed(source: &dyn Source, progress: &dyn Progress) -> Result<PackedLayout, Failure> {
-    let lifetimes = Lifetimes::read(source, GRAIN).map_err(Failure::usage)?;
+fn packed(source: &dyn Source, progress: &dyn Progress) -> Result<PackedLayout, CommandError> {
+    let lifetimes = Lifetimes::read(source, GRAIN).map_err(CommandError::usage)?;
     progress.begin_stage("packing blocks", 0);
     let began = Instant::now();
     let packing = pack(&lifetimes, PackingBudget::THOROUGH);
@@ -455,7 +455,7 @@ impl MomentOptions {
     }
 
     /// `recorded` are the settings of a recording.
-    fn facts(&self, source: &dyn Source, recorded: &str, progress: &dyn Progress) -> Result<MomentFacts, Failure> {
+    fn facts(&self, source: &dyn Source, recorded: &str, progress: &dyn Progress) -> Result<MomentFacts, CommandError> {
         let at: At = self.at.parse().map_err(summary_failure)?;
         let strategy = source::strategy_or_recorded(self.strategy.as_deref(), recorded)?;
         // The peak depends on the allocator: blocks are larger than requests.
@@ -469,7 +469,7 @@ impl MomentOptions {
         };
         let operations_by = |by: ByOption| {
             let source = ProgressSource::stage(source, progress, "grouping requests", 1);
-            Ok::<_, Failure>((by.into(), requesters(&source, by.into(), until)?))
+            Ok::<_, CommandError>((by.into(), requesters(&source, by.into(), until)?))
         };
         Ok(MomentFacts {
             memory: memory.filter(|_| self.summary),
@@ -485,7 +485,7 @@ impl MomentOptions {
         strategy: &StrategySpec,
         at: &At,
         progress: &dyn Progress,
-    ) -> Result<MemorySummary, Failure> {
+    ) -> Result<MemorySummary, CommandError> {
         // Steps and phases are found in a reading of their own.
         let readings = 1 + u64::from(matches!(at, At::Step(_) | At::Phase(..)));
         let source = ProgressSource::stage(source, progress, "replaying", readings);
@@ -524,10 +524,12 @@ impl MomentFacts {
     }
 }
 
-fn summary_failure(error: SummaryError) -> Failure {
+fn summary_failure(error: SummaryError) -> CommandError {
     match error {
-        SummaryError::Trace(_) | SummaryError::NoSuchMoment(_) | SummaryError::BadMoment(_) => Failure::usage(error),
-        SummaryError::Replay(error) => Failure::replay(error),
+        SummaryError::Trace(_) | SummaryError::NoSuchMoment(_) | SummaryError::BadMoment(_) => {
+            CommandError::usage(error)
+        }
+        SummaryError::Replay(error) => CommandError::replay(error),
         SummaryError::Strategy(_) => error.into(),
     }
 }

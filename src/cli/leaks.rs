@@ -4,7 +4,7 @@ use anyhow::anyhow;
 use clap::ValueEnum;
 
 use super::{
-    exit::{self, Failure, Outcome},
+    exit::{self, CommandError, CommandResult},
     options::{DeviceOptions, Format},
     progress::Stages,
     ranks,
@@ -90,9 +90,9 @@ enum FailOn {
     Never,
 }
 
-pub fn run(args: Args) -> Outcome {
+pub fn run(args: Args) -> CommandResult {
     if !(0.0..=1.0).contains(&args.significance) || args.least_share.is_nan() || args.least_share < 0.0 {
-        return Err(Failure::usage(anyhow!("--significance must be from 0 to 1 and --least-share at least 0")));
+        return Err(CommandError::usage(anyhow!("--significance must be from 0 to 1 and --least-share at least 0")));
     }
     let baseline =
         args.baseline.as_deref().map(|name| ReplayedSource::open(&args, name, &Stages::of(name))).transpose()?;
@@ -114,7 +114,7 @@ pub fn run(args: Args) -> Outcome {
 }
 
 /// One answer for all ranks: leaks first, then other growth, the steepest first.
-fn for_ranks(args: &Args, files: &[RankFile], baseline: Option<&Observed>) -> Outcome {
+fn for_ranks(args: &Args, files: &[RankFile], baseline: Option<&Observed>) -> CommandResult {
     let answers = ranks::ask(files, |name, progress| {
         Ok(LeakReport { findings: vec![judge_source(args, name, baseline, progress)?], top: args.top })
     });
@@ -163,7 +163,7 @@ struct ReplayedSource {
 }
 
 impl ReplayedSource {
-    fn open(args: &Args, name: &str, progress: &dyn Progress) -> Result<ReplayedSource, Failure> {
+    fn open(args: &Args, name: &str, progress: &dyn Progress) -> Result<ReplayedSource, CommandError> {
         let options = args.settings.of(name);
         let (source, settings): (Box<dyn Source>, _) = match options.recording(progress)? {
             Some(recording) => {
@@ -189,7 +189,7 @@ fn judge_source(
     name: &str,
     baseline: Option<&Observed>,
     progress: &dyn Progress,
-) -> Result<Finding, Failure> {
+) -> Result<Finding, CommandError> {
     let ReplayedSource { source, observed } = ReplayedSource::open(args, name, progress)?;
     let mut finding = judge(&observed, baseline, &args.bar()).map_err(leak_failure)?;
     if finding.verdict == Verdict::Leak {
@@ -199,12 +199,12 @@ fn judge_source(
     Ok(finding)
 }
 
-fn judge_series(args: &Args, baseline: Option<&Observed>) -> Result<Finding, Failure> {
+fn judge_series(args: &Args, baseline: Option<&Observed>) -> Result<Finding, CommandError> {
     let mut recordings: Vec<Recording> = Vec::new();
     for name in &args.sources {
         let recording = args.settings.of(name).recording(&Stages::of(name))?;
         recordings.push(recording.ok_or_else(|| {
-            Failure::usage(anyhow!("'{name}' is not a PyTorch snapshot; --each judges every source on its own"))
+            CommandError::usage(anyhow!("'{name}' is not a PyTorch snapshot; --each judges every source on its own"))
         })?);
     }
     let mut finding = judge(&Observed::of_snapshots(&recordings), baseline, &args.bar()).map_err(leak_failure)?;
@@ -218,10 +218,10 @@ fn judge_series(args: &Args, baseline: Option<&Observed>) -> Result<Finding, Fai
 }
 
 /// A source that cannot be judged is a usage error; a failed replay is not.
-fn leak_failure(error: LeakError) -> Failure {
+fn leak_failure(error: LeakError) -> CommandError {
     match error {
-        LeakError::Trace(_) | LeakError::NoSuchPhase { .. } | LeakError::TooShort { .. } => Failure::usage(error),
-        LeakError::Replay(error) => Failure::replay(error),
+        LeakError::Trace(_) | LeakError::NoSuchPhase { .. } | LeakError::TooShort { .. } => CommandError::usage(error),
+        LeakError::Replay(error) => CommandError::replay(error),
         LeakError::Strategy(_) => error.into(),
     }
 }

@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::{
-    exit::{self, Outcome},
+    exit::{self, CommandResult},
     output,
 };
 use crate::{
@@ -74,7 +74,7 @@ struct ListedParameter {
     help: &'static str,
 }
 
-pub fn run(args: Args) -> Outcome {
+pub fn run(args: Args) -> CommandResult {
     let kinds = match args.what {
         Some(what) => vec![what],
         None => ListedKind::value_variants().to_vec(),

@@ -8,7 +8,7 @@ use clap::{
     builder::{PossibleValuesParser, TypedValueParser},
 };
 
-use super::{exit::Failure, output};
+use super::{exit::CommandError, output};
 use crate::{
     base::Bytes,
     device::{DeviceFleet, DeviceSpec, DeviceSpecError},
@@ -33,24 +33,24 @@ pub struct DeviceOptions {
 
 impl DeviceOptions {
     /// The device. An unavailable one is an error before anything runs.
-    pub fn spec(&self) -> Result<DeviceSpec, Failure> {
+    pub fn spec(&self) -> Result<DeviceSpec, CommandError> {
         let spec: DeviceSpec = self.device.parse().map_err(device_failure)?;
         spec.check().map_err(device_failure)?;
         Ok(spec)
     }
 
     /// The devices that share the cases.
-    pub fn fleet(&self) -> Result<DeviceFleet, Failure> {
+    pub fn fleet(&self) -> Result<DeviceFleet, CommandError> {
         let fleet: DeviceFleet = self.device.parse().map_err(device_failure)?;
         fleet.check().map_err(device_failure)?;
         Ok(fleet)
     }
 }
 
-fn device_failure(error: DeviceSpecError) -> Failure {
+fn device_failure(error: DeviceSpecError) -> CommandError {
     match error {
-        DeviceSpecError::Unavailable { .. } => Failure::device(error),
-        _ => Failure::usage(error),
+        DeviceSpecError::Unavailable { .. } => CommandError::device(error),
+        _ => CommandError::usage(error),
     }
 }
 
@@ -86,10 +86,10 @@ pub enum Isolate {
 
 impl WorkerOptions {
     /// Runs each case here or in a process of its own. `stop` also ends running cases.
-    pub fn runner<'a>(&self, cases: &[Case], stop: Option<&'a AtomicBool>) -> Result<IsolatingRunner<'a>, Failure> {
+    pub fn runner<'a>(&self, cases: &[Case], stop: Option<&'a AtomicBool>) -> Result<IsolatingRunner<'a>, CommandError> {
         if self.isolate == Isolate::Never && self.case_timeout.is_some() {
             let conflict = "--case-timeout needs a process per case: leave out --isolate never";
-            return Err(Failure::usage(anyhow!(conflict)));
+            return Err(CommandError::usage(anyhow!(conflict)));
         }
         if self.isolate == Isolate::Never && cases.iter().any(|case| case.timeout.is_some()) {
             output::complain("note: --isolate never: the time-outs of the suite do not apply");
@@ -163,7 +163,7 @@ impl Format {
     }
 
     /// Prints a result in this format.
-    pub fn print<R: Render + ?Sized>(self, result: &R) -> Result<(), Failure> {
+    pub fn print<R: Render + ?Sized>(self, result: &R) -> Result<(), CommandError> {
         Ok(output::say(&self.render(result)?)?)
     }
 }

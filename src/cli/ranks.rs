@@ -4,7 +4,7 @@
 //! compare.
 
 use super::{
-    exit::{self, Failure, Outcome},
+    exit::{self, CommandError, CommandResult},
     options::Format,
     output,
     progress::{self, OneOf},
@@ -17,9 +17,9 @@ use crate::{
 };
 
 /// The files of all ranks, if the source is a folder or a pattern.
-pub fn files(sources: &[String]) -> Result<Option<Vec<RankFile>>, Failure> {
+pub fn files(sources: &[String]) -> Result<Option<Vec<RankFile>>, CommandError> {
     match sources {
-        [source] => suite::rank_files(source).map_err(Failure::usage),
+        [source] => suite::rank_files(source).map_err(CommandError::usage),
         _ => Ok(None),
     }
 }
@@ -32,7 +32,7 @@ pub fn jobs_of_each(files: &[RankFile]) -> usize {
 /// Answers for every rank in parallel, with a progress bar.
 pub fn ask<T: Send>(
     files: &[RankFile],
-    answer: impl Fn(&str, &dyn Progress) -> Result<T, Failure> + Sync,
+    answer: impl Fn(&str, &dyn Progress) -> Result<T, CommandError> + Sync,
 ) -> Vec<(RankFile, Result<T, String>)> {
     let bar = progress::of_ranks(files.len());
     let answers = parallel_map(files, suite::read_at_once(files, suite::all_cores()), |file| {
@@ -51,7 +51,7 @@ pub fn tell<T: Render>(
     answers: &[(RankFile, Result<T, String>)],
     format: Format,
     row: impl Fn(&T) -> RankRow,
-) -> Outcome {
+) -> CommandResult {
     let of_rank = |(file, answer): &(RankFile, Result<T, String>)| RankRow {
         rank: file.rank.clone(),
         ..answer.as_ref().map_or_else(|reason| RankRow::unanswered(reason), &row)

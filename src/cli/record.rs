@@ -7,7 +7,7 @@ use anyhow::anyhow;
 use clap::ValueEnum;
 
 use super::{
-    exit::{self, Failure, Outcome},
+    exit::{self, CommandError, CommandResult},
     output,
 };
 
@@ -56,7 +56,7 @@ enum RecordTrigger {
     Oom,
 }
 
-pub fn run(args: &Args) -> Outcome {
+pub fn run(args: &Args) -> CommandResult {
     output::say(&script(args)?)?;
     Ok(exit::OK)
 }
@@ -71,26 +71,29 @@ enum HistoryApi {
 }
 
 impl HistoryApi {
-    fn of(version: &str) -> Result<HistoryApi, Failure> {
+    fn of(version: &str) -> Result<HistoryApi, CommandError> {
         let mut parts = version.trim_start_matches('v').split(['.', '+']);
         let mut number = || parts.next().and_then(|part| part.parse::<u32>().ok());
         match (number(), number()) {
             (Some(2), Some(0)) => Ok(HistoryApi::First),
             (Some(2), Some(_)) | (Some(3..), _) => Ok(HistoryApi::Current),
-            (Some(..2), _) => Err(Failure::usage(anyhow!(
+            (Some(..2), _) => Err(CommandError::usage(anyhow!(
                 "--torch {version}: PyTorch before 2.0 cannot record a history; `oomph list workloads` has similar programs"
             ))),
-            _ => Err(Failure::usage(anyhow!("--torch {version}: write a version such as 2.11"))),
+            _ => Err(CommandError::usage(anyhow!("--torch {version}: write a version such as 2.11"))),
         }
     }
 }
 
-fn script(args: &Args) -> Result<String, Failure> {
+fn script(args: &Args) -> Result<String, CommandError> {
     if args.name.contains(['"', '\\', '\n', '{', '}']) {
-        return Err(Failure::usage(anyhow!("--name {}: quotes, braces and backslashes are not allowed", args.name)));
+        return Err(CommandError::usage(anyhow!(
+            "--name {}: quotes, braces and backslashes are not allowed",
+            args.name
+        )));
     }
     if args.last == Some(0) {
-        return Err(Failure::usage(anyhow!("--last 0 would record nothing")));
+        return Err(CommandError::usage(anyhow!("--last 0 would record nothing")));
     }
     let api = HistoryApi::of(&args.torch)?;
     let kept = match args.last {

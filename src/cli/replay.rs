@@ -12,7 +12,7 @@ use anyhow::anyhow;
 
 use super::{
     environment,
-    exit::{self, Failure, Outcome, StopPolicy},
+    exit::{self, CommandError, CommandResult, StopPolicy},
     export::{self, ExportOptions},
     options::{DeviceOptions, Format, NeedsOptions, WorkerOptions},
     output,
@@ -91,10 +91,10 @@ pub struct Args {
 /// The strategies that are compared by default.
 const DEFAULT_STRATEGIES: [&str; 3] = ["direct", "caching", "caching:expandable_segments:True"];
 
-pub fn run(args: Args) -> Outcome {
+pub fn run(args: Args) -> CommandResult {
     check_export(&args)?;
     if !args.threads.is_empty() && args.format != Format::Table {
-        return Err(Failure::usage(anyhow!(
+        return Err(CommandError::usage(anyhow!(
             "--threads prints its times as a table only; `oomph run` writes them to timings.csv"
         )));
     }
@@ -102,7 +102,7 @@ pub fn run(args: Args) -> Outcome {
     let readings_for_needs = 1 + u64::from(args.needs.pack);
     let origin = args.source.spec()?;
     let stages = Stages::of(&args.source.source);
-    let source = origin.open(&stages).map_err(Failure::usage)?;
+    let source = origin.open(&stages).map_err(CommandError::usage)?;
     let source = ProgressSource::stage(source, stages.clone(), "replaying", passes + readings_for_needs);
     let cases = cases(&args, Arc::new(source), &origin)?;
     let stop = exit::stop_flag(StopPolicy::AtOnce)?;
@@ -133,7 +133,7 @@ pub fn run(args: Args) -> Outcome {
         && first.status == Status::Error
         && rest.iter().all(|record| (record.status, &record.reason) == (first.status, &first.reason))
     {
-        return Err(Failure::usage(anyhow!("{}", first.reason)));
+        return Err(CommandError::usage(anyhow!("{}", first.reason)));
     }
     args.format.print(&records)?;
     let details: Vec<CaseDetail> = details.into_iter().flatten().collect();
@@ -175,7 +175,7 @@ fn page_data(
     records: &[CaseRecord],
     timings: Vec<TimingRecord>,
     details: Vec<CaseDetail>,
-) -> Result<PageRun, Failure> {
+) -> Result<PageRun, CommandError> {
     Ok(PageRun {
         name: records.first().map_or_else(String::new, |record| record.workload.clone()),
         environment: environment::describe(device, args.source.settings.seed)?,
@@ -187,14 +187,14 @@ fn page_data(
 }
 
 /// A snapshot shows one run of one strategy.
-fn check_export(args: &Args) -> Result<(), Failure> {
+fn check_export(args: &Args) -> Result<(), CommandError> {
     let Some(path) = &args.export_snapshot else { return Ok(()) };
     if args.strategy.len() != 1 {
         let count = args.strategy.len();
-        return Err(Failure::usage(anyhow!("--export-snapshot needs exactly one --strategy, not {count}")));
+        return Err(CommandError::usage(anyhow!("--export-snapshot needs exactly one --strategy, not {count}")));
     }
     if args.repeat > 1 {
-        return Err(Failure::usage(anyhow!("--export-snapshot shows one round: leave out --repeat")));
+        return Err(CommandError::usage(anyhow!("--export-snapshot shows one round: leave out --repeat")));
     }
     export::check_overwriting(path, args.force)
 }
@@ -206,7 +206,7 @@ fn export(
     records: &[CaseRecord],
     stop: &AtomicBool,
     progress: &dyn Progress,
-) -> Result<Option<String>, Failure> {
+) -> Result<Option<String>, CommandError> {
     let (Some(path), [case], [record]) = (&args.export_snapshot, cases, records) else { return Ok(None) };
     if !matches!(record.status, Status::Completed | Status::Oom) {
         return Ok(None);
@@ -232,32 +232,28 @@ fn export(
 }
 
 /// One case per strategy.
-fn cases(args: &Args, source: Arc<dyn Source>, origin: &SourceSpec) -> Result<Vec<Case>, Failure> {
+fn cases(args: &Args, source: Arc<dyn Source>, origin: &SourceSpec) -> Result<Vec<Case>, CommandError> {
     let device = args.device.spec()?;
-    let mut cases = Vec::new();
-    for text in &args.strategy {
+    let case = |text: &String| {
         let strategy = strategy(text)?;
-        cases.push(Case {
-            label: CaseLabel {
-                suite: "replay".to_owned(),
-                workload: source.name().to_owned(),
-                strategy: strategy.to_string(),
-                device: device.to_string(),
-                limit: args.device.limit.map(|limit| limit.0),
-                seed: args.source.settings.seed,
-                repeat: args.repeat,
-            },
-            source: Arc::clone(&source),
+        let label = CaseLabel {
+            suite: "replay".to_owned(),
+            workload: source.name().to_owned(),
+            strategy: strategy.to_string(),
+            device: device.to_string(),
+            limit: args.device.limit.map(|limit| limit.0),
+            seed: args.source.settings.seed,
+            repeat: args.repeat,
+        };
+        Ok(Case {
             origin: origin.clone(),
-            strategy,
-            device: device.clone(),
             on_out_of_memory: if args.skip_oom { OnOutOfMemory::Skip } else { OnOutOfMemory::Stop },
             pace: if args.paced { Pace::Recorded } else { Pace::Flat },
-            without_work: false,
             timed: !args.threads.is_empty(),
             threads: args.threads.clone(),
             timeout: args.workers.case_timeout,
-        });
-    }
-    Ok(cases)
+            ..Case::new(label, Arc::clone(&source), strategy, device.clone())
+        })
+    };
+    args.strategy.iter().map(case).collect()
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::anyhow;
 
 use super::{
-    exit::{self, Failure, Outcome},
+    exit::{self, CommandError, CommandResult},
     output,
 };
 use crate::report::{Environment, Shards, html, read_environment};
@@ -41,20 +41,20 @@ Shards (`oomph run --partition`) are checked: every case must be there exactly o
 schema, commit, device and settings. Otherwise the problems are listed, the exit code is 107 and no folder is written.
 Cases that failed in their shard are listed again, with exit code 104.";
 
-pub fn run(args: Args) -> Outcome {
+pub fn run(args: Args) -> CommandResult {
     let environments = args
         .folders
         .iter()
         .map(|folder| read_environment(folder))
         .collect::<Result<Vec<_>, _>>()
-        .map_err(Failure::usage)?;
+        .map_err(CommandError::usage)?;
     // One shard alone is shown like any run.
     let is_one_page = args.folders.len() == 1 && args.output.as_deref().is_none_or(is_page);
     if !is_one_page && args.output.as_deref().is_some_and(|place| !is_page(place)) {
         refuse_mixture(&args.folders, &environments)?;
     }
     let shards = match !is_one_page && environments.iter().all(|environment| environment.shard.is_some()) {
-        true => Some(Shards::open(&args.folders).map_err(Failure::usage)?),
+        true => Some(Shards::open(&args.folders).map_err(CommandError::usage)?),
         false => None,
     };
     let problems = shards.as_ref().map_or(&[][..], Shards::problems);
@@ -70,7 +70,10 @@ pub fn run(args: Args) -> Outcome {
             }
         }
         (Some(place), None) if place.is_dir() => {
-            return Err(Failure::usage(anyhow!("{} is a folder: name a file, such as report.html", place.display())));
+            return Err(CommandError::usage(anyhow!(
+                "{} is a folder: name a file, such as report.html",
+                place.display()
+            )));
         }
         _ => write_page(&args.folders, &args.show, &page_place(&args))?,
     }
@@ -82,12 +85,12 @@ pub fn run(args: Args) -> Outcome {
 }
 
 /// Shards and whole runs can share a page, but cannot be merged.
-fn refuse_mixture(folders: &[PathBuf], environments: &[Environment]) -> Result<(), Failure> {
+fn refuse_mixture(folders: &[PathBuf], environments: &[Environment]) -> Result<(), CommandError> {
     let whole = folders.iter().zip(environments).find(|(_, environment)| environment.shard.is_none());
     let is_mixed = environments.iter().any(|environment| environment.shard.is_some());
     match whole.filter(|_| is_mixed) {
         None => Ok(()),
-        Some((folder, _)) => Err(Failure::usage(anyhow!(
+        Some((folder, _)) => Err(CommandError::usage(anyhow!(
             "{} is a complete run, not a shard: leave it out to merge the others, or name a page such as all.html",
             folder.display()
         ))),
@@ -106,13 +109,13 @@ fn page_place(args: &Args) -> PathBuf {
     }
 }
 
-fn merge(args: &Args, shards: &Shards, place: &Path) -> Result<(), Failure> {
-    let merged = shards.merge(place).map_err(Failure::usage)?;
+fn merge(args: &Args, shards: &Shards, place: &Path) -> Result<(), CommandError> {
+    let merged = shards.merge(place).map_err(CommandError::usage)?;
     output::say(&format!("merged: {} ({} cases from {} shards)", place.display(), merged.cases, merged.shards))?;
     write_page(&[place.to_owned()], &args.show, &place.join("report.html"))
 }
 
-fn write_page(folders: &[PathBuf], show: &[String], place: &Path) -> Result<(), Failure> {
-    html::write_page(folders, show, place).map_err(Failure::usage)?;
+fn write_page(folders: &[PathBuf], show: &[String], place: &Path) -> Result<(), CommandError> {
+    html::write_page(folders, show, place).map_err(CommandError::usage)?;
     Ok(output::say(&format!("report: {}", place.display()))?)
 }

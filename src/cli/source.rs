@@ -3,7 +3,7 @@
 use anyhow::{Context, anyhow};
 use clap::Args;
 
-use super::{environment, exit::Failure, options::DeviceOptions, output};
+use super::{environment, exit::CommandError, options::DeviceOptions, output};
 use crate::{
     base::Progress,
     plugin,
@@ -45,51 +45,51 @@ impl SourceSettings {
 }
 
 impl SourceOptions {
-    pub fn spec(&self) -> Result<SourceSpec, Failure> {
+    pub fn spec(&self) -> Result<SourceSpec, CommandError> {
         let SourceSettings { set, seed, device_index } = &self.settings;
         let set = set.iter().map(|text| key_and_value(text)).collect::<Result<_, _>>()?;
         Ok(SourceSpec { name: self.source.clone(), set, seed: *seed, device_index: *device_index })
     }
 
     /// Opens the source.
-    pub fn open(&self, progress: &dyn Progress) -> Result<Box<dyn Source>, Failure> {
-        self.spec()?.open(progress).map_err(Failure::usage)
+    pub fn open(&self, progress: &dyn Progress) -> Result<Box<dyn Source>, CommandError> {
+        self.spec()?.open(progress).map_err(CommandError::usage)
     }
 
     /// The source as a recording, if it is a PyTorch snapshot.
-    pub fn recording(&self, progress: &dyn Progress) -> Result<Option<Recording>, Failure> {
-        self.spec()?.recording(progress).map_err(Failure::usage)
+    pub fn recording(&self, progress: &dyn Progress) -> Result<Option<Recording>, CommandError> {
+        self.spec()?.recording(progress).map_err(CommandError::usage)
     }
 }
 
 /// Splits KEY=VALUE.
-pub fn key_and_value(text: &str) -> Result<(String, String), Failure> {
+pub fn key_and_value(text: &str) -> Result<(String, String), CommandError> {
     let (key, value) = text
         .split_once('=')
         .with_context(|| format!("'{text}' is not KEY=VALUE; write it like --set batch=4"))
-        .map_err(Failure::usage)?;
+        .map_err(CommandError::usage)?;
     Ok((key.trim().to_owned(), value.trim().to_owned()))
 }
 
 /// A strategy as typed. For `caching:env`, the settings found are reported.
-pub fn strategy(text: &str) -> Result<StrategySpec, Failure> {
+pub fn strategy(text: &str) -> Result<StrategySpec, CommandError> {
     let (spec, note) = environment::resolve_settings(StrategySpec::from(text));
-    plugin::check(&spec).map_err(Failure::usage)?;
+    plugin::check(&spec).map_err(CommandError::usage)?;
     note.iter().for_each(|note| output::complain(note));
     Ok(spec)
 }
 
 /// Strategies as typed, without plugins; `reason` says why they are refused.
-pub fn strategies_without_plugins(texts: &[impl AsRef<str>], reason: &str) -> Result<Vec<StrategySpec>, Failure> {
+pub fn strategies_without_plugins(texts: &[impl AsRef<str>], reason: &str) -> Result<Vec<StrategySpec>, CommandError> {
     let checked = |text: &str| match plugin::is_meant(&StrategySpec::from(text)) {
-        true => Err(Failure::usage(anyhow!("{reason}; `oomph replay` runs plugins"))),
+        true => Err(CommandError::usage(anyhow!("{reason}; `oomph replay` runs plugins"))),
         false => strategy(text),
     };
     texts.iter().map(|text| checked(text.as_ref())).collect()
 }
 
 /// The strategy as typed, or PyTorch's allocator with the recorded settings.
-pub fn strategy_or_recorded(typed: Option<&str>, recorded: &str) -> Result<StrategySpec, Failure> {
+pub fn strategy_or_recorded(typed: Option<&str>, recorded: &str) -> Result<StrategySpec, CommandError> {
     if let Some(text) = typed {
         return strategy(text);
     }
@@ -113,7 +113,7 @@ pub fn replay<'a>(
     source: &'a dyn Source,
     options: &DeviceOptions,
     strategy: &StrategySpec,
-) -> Result<Replay<'a>, Failure> {
+) -> Result<Replay<'a>, CommandError> {
     let limit = options.limit.map(|limit| limit.0);
     Ok(Replay::new(source).strategy(strategy.clone()).device(options.spec()?).limit(limit))
 }

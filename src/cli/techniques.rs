@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use anyhow::anyhow;
 
 use super::{
-    environment,
-    exit::{self, Failure, Outcome},
+    exit::{self, CommandError, CommandResult},
     options::{DeviceOptions, Format},
     output,
     run::shared::{self, RecordCollector, ResultFolder, RunShare},
@@ -20,7 +19,7 @@ use crate::{
     base::{Bytes, did_you_mean, nearest},
     device::DeviceSpec,
     models::Recipe,
-    report::{self, RecordFolder, RunSettings},
+    report::{self, RunSettings},
     suite::{self, SuiteFile},
 };
 
@@ -81,7 +80,7 @@ pub struct Args {
 /// The models that are compared by default.
 const MODELS: [&str; 5] = ["gpt-124m", "gpt-355m", "gpt-1.3b", "gpt-13b", "resnet-50"];
 
-pub fn run(args: Args) -> Outcome {
+pub fn run(args: Args) -> CommandResult {
     let test = TechniqueTest {
         models: models(&args.model, &args.set)?,
         techniques: chosen(&args.technique)?,
@@ -99,17 +98,15 @@ pub fn run(args: Args) -> Outcome {
         format: args.format,
     };
     let ids = test.ids();
-    let Some(place) = args.resume.as_ref().or(args.output.as_ref()) else { return test.run(ids, None) };
-    let environment = environment::describe(&test.device, 0)?;
-    let records = RecordFolder::open(place, &environment, args.resume.is_some()).map_err(Failure::usage)?;
-    let resume_command = format!("oomph techniques --resume {}", place.display());
-    test.run(ids, Some(ResultFolder { place: place.clone(), records, resume_command }))
+    let place = args.resume.as_ref().or(args.output.as_ref());
+    let folder = |place: &PathBuf| ResultFolder::of_command("techniques", place, &test.device, args.resume.is_some());
+    test.run(ids, place.map(folder).transpose()?)
 }
 
 /// Tries the techniques on the workloads of a suite, where they pass the filters of a run.
-pub fn run_suite(args: &shared::Args, suite: &SuiteFile) -> Outcome {
+pub fn run_suite(args: &shared::Args, suite: &SuiteFile) -> CommandResult {
     let test = TechniqueTest {
-        models: suite.models().map_err(Failure::usage)?,
+        models: suite.models().map_err(CommandError::usage)?,
         techniques: TECHNIQUES.iter().collect(),
         device: args.one_device(suite)?,
         cards: CARDS.to_vec(),
@@ -122,7 +119,7 @@ pub fn run_suite(args: &shared::Args, suite: &SuiteFile) -> Outcome {
     let filter = args.filter();
     let ids: Vec<String> = test.ids().into_iter().filter(|id| filter.takes(id)).collect();
     if ids.is_empty() {
-        return Err(Failure::nothing_selected(anyhow!(
+        return Err(CommandError::nothing_selected(anyhow!(
             "none of the rows passes the filters; `oomph run {} --list` shows their ids",
             suite.name
         )));
@@ -135,11 +132,8 @@ pub fn run_suite(args: &shared::Args, suite: &SuiteFile) -> Outcome {
     }
     let contents = args.partition.is_some().then(|| suite::contents_of_models(&test.models));
     let settings = RunSettings { contents, ..args.settings(std::slice::from_ref(suite)) };
-    let environment = share.in_environment(environment::describe(&test.device, 0)?, settings);
-    let place = share.place(args);
-    let records = share.open(args, &place, || RecordFolder::open(&place, &environment, args.resume.is_some()))?;
-    let resume_command = share.resume_command(&place);
-    test.run(ids, Some(ResultFolder { place, records, resume_command }))
+    let folder = share.result_folder(args, &test.device, settings)?;
+    test.run(ids, Some(folder))
 }
 
 /// Models and techniques to compare, for the command and for the suite.
@@ -168,7 +162,7 @@ impl TechniqueTest {
     }
 
     /// Tries the rows `ids` that the folder does not hold yet.
-    fn run(&self, ids: Vec<String>, folder: Option<ResultFolder<TechniqueRecord>>) -> Outcome {
+    fn run(&self, ids: Vec<String>, folder: Option<ResultFolder<TechniqueRecord>>) -> CommandResult {
         let mut collector = RecordCollector::new(ids, folder)?;
         let wanted = collector.wanted();
         let simulated: DeviceSpec = if self.device.is_simulated() { self.device.clone() } else { "sim".parse()? };
@@ -202,7 +196,7 @@ impl TechniqueTest {
     }
 
     /// One recommendation per model.
-    fn print_advice(&self, records: &[TechniqueRecord], rows: &[TechniqueRow]) -> Result<(), Failure> {
+    fn print_advice(&self, records: &[TechniqueRecord], rows: &[TechniqueRow]) -> Result<(), CommandError> {
         let (Some(memory), Format::Table) = (self.advise_for, self.format) else { return Ok(()) };
         for of_model in records.chunk_by(|a, b| a.model == b.model) {
             // Rows of an earlier part of the test only have the fits in their columns.
@@ -221,25 +215,25 @@ impl TechniqueTest {
     }
 }
 
-fn models(names: &[String], set: &[String]) -> Result<Vec<Recipe>, Failure> {
+fn models(names: &[String], set: &[String]) -> Result<Vec<Recipe>, CommandError> {
     let set = set.iter().map(|text| key_and_value(text)).collect::<Result<Vec<_>, _>>()?;
     let model = |name: &String| {
         let is_file = name.ends_with(".toml") || name.contains('/');
         let found = if is_file { Recipe::from_file(name.as_ref()) } else { Recipe::named(name) };
-        let recipe = found.map_err(Failure::usage)?;
+        let recipe = found.map_err(CommandError::usage)?;
         let recipe = set.iter().fold(recipe, |recipe, (key, value)| recipe.with(key, value));
         // A wrong parameter is one error, not one failed row per technique.
-        recipe.workload().map_err(Failure::usage)?;
+        recipe.workload().map_err(CommandError::usage)?;
         Ok(recipe)
     };
     names.iter().map(model).collect()
 }
 
-fn chosen(names: &[String]) -> Result<Vec<&'static Technique>, Failure> {
+fn chosen(names: &[String]) -> Result<Vec<&'static Technique>, CommandError> {
     let known: Vec<&str> = TECHNIQUES.iter().map(|technique| technique.id).collect();
     if let Some(unknown) = names.iter().find(|name| !known.contains(&name.as_str())) {
         let near = nearest(unknown, known.iter().copied());
-        return Err(Failure::usage(anyhow!(
+        return Err(CommandError::usage(anyhow!(
             "unknown technique '{unknown}'{}; known are {}",
             did_you_mean(near.as_deref()),
             known.join(", ")

@@ -9,7 +9,7 @@ use anyhow::anyhow;
 use clap::ValueEnum;
 
 use super::{
-    exit::{self, Failure, Outcome, StopPolicy},
+    exit::{self, CommandError, CommandResult, StopPolicy},
     options::{DeviceOptions, Format, WorkerOptions},
     output,
     progress::{self, Stages},
@@ -27,7 +27,7 @@ use crate::{
     base::{Bytes, NoProgress, Progress},
     device::DeviceSpec,
     measure::CaseLabel,
-    replay::{LimitEnforcer, OnOutOfMemory, Pace},
+    replay::LimitEnforcer,
     report::{RunFolder, ThresholdFiles},
     strategy::StrategySpec,
     suite::{self, Case, CaseRunner, RankFile},
@@ -114,7 +114,7 @@ impl From<CapOption> for LimitEnforcer {
 /// Both ways in which PyTorch reserves memory, and the one without a cache.
 const DEFAULT_STRATEGIES: [&str; 3] = ["direct", "caching", "caching:expandable_segments:True"];
 
-pub fn run(args: Args) -> Outcome {
+pub fn run(args: Args) -> CommandResult {
     let device = device(&args)?;
     let reason = "a plugin calls the driver itself, so its memory cannot be limited";
     let strategies = strategies_without_plugins(&args.strategy, reason)?;
@@ -126,20 +126,22 @@ pub fn run(args: Args) -> Outcome {
 }
 
 /// The device of the search, or the one that confirms it.
-fn device(args: &Args) -> Result<DeviceSpec, Failure> {
+fn device(args: &Args) -> Result<DeviceSpec, CommandError> {
     let spec = DeviceOptions { device: args.device.clone(), limit: None }.spec()?;
     if !spec.is_simulated() && args.largest.is_some() {
-        return Err(Failure::usage(anyhow!("--largest searches on a simulated device; leave out --device {spec}")));
+        return Err(CommandError::usage(anyhow!(
+            "--largest searches on a simulated device; leave out --device {spec}"
+        )));
     }
     if !spec.is_simulated() && args.cap == CapOption::Device {
-        return Err(Failure::usage(anyhow!(
+        return Err(CommandError::usage(anyhow!(
             "on a real device the allocator enforces the limit; leave out --cap device"
         )));
     }
     Ok(spec)
 }
 
-fn smallest(args: &Args, device: &DeviceSpec, strategies: &[StrategySpec], stop: &AtomicBool) -> Outcome {
+fn smallest(args: &Args, device: &DeviceSpec, strategies: &[StrategySpec], stop: &AtomicBool) -> CommandResult {
     if let Some(files) = ranks::files(std::slice::from_ref(&args.source.source))? {
         return for_ranks(args, &files, device, strategies, stop);
     }
@@ -157,9 +159,9 @@ fn for_ranks(
     device: &DeviceSpec,
     strategies: &[StrategySpec],
     stop: &AtomicBool,
-) -> Outcome {
+) -> CommandResult {
     if !device.is_simulated() {
-        return Err(Failure::usage(anyhow!("the search for ranks is simulated; leave out --device {device}")));
+        return Err(CommandError::usage(anyhow!("the search for ranks is simulated; leave out --device {device}")));
     }
     let jobs = ranks::jobs_of_each(files);
     let answers = ranks::ask(files, |name, progress| {
@@ -201,12 +203,12 @@ fn details(
     jobs: usize,
     stop: &AtomicBool,
     progress: &dyn Progress,
-) -> Result<Vec<ThresholdDetail>, Failure> {
+) -> Result<Vec<ThresholdDetail>, CommandError> {
     let origin = source.spec()?;
-    let opened = origin.open(progress).map_err(Failure::usage)?;
-    let trace = Trace::read(&ProgressSource::stage(opened, progress, "reading", 1)).map_err(Failure::usage)?;
+    let opened = origin.open(progress).map_err(CommandError::usage)?;
+    let trace = Trace::read(&ProgressSource::stage(opened, progress, "reading", 1)).map_err(CommandError::usage)?;
     let trace = Arc::new(trace);
-    let simulated: DeviceSpec = "sim".parse().map_err(Failure::usage)?;
+    let simulated: DeviceSpec = "sim".parse().map_err(CommandError::usage)?;
     let mut details = Vec::new();
     for strategy in strategies {
         let label = CaseLabel {
@@ -218,19 +220,8 @@ fn details(
             seed: args.source.settings.seed,
             repeat: args.repeat,
         };
-        let case = Case {
-            label,
-            source: trace.clone(),
-            origin: origin.clone(),
-            strategy: strategy.clone(),
-            device: device.clone(),
-            on_out_of_memory: OnOutOfMemory::Stop,
-            pace: Pace::Flat,
-            without_work: false,
-            timed: false,
-            threads: Vec::new(),
-            timeout: args.workers.case_timeout,
-        };
+        let case = Case::new(label, trace.clone(), strategy.clone(), device.clone());
+        let case = Case { origin: origin.clone(), timeout: args.workers.case_timeout, ..case };
         let runner = args.workers.runner(std::slice::from_ref(&case), Some(stop))?;
         let search = CaseSearch {
             simulated: &simulated,
@@ -264,10 +255,10 @@ fn largest(
     device: &DeviceSpec,
     strategies: &[StrategySpec],
     stop: &AtomicBool,
-) -> Outcome {
+) -> CommandResult {
     let origin = args.source.spec()?;
-    let Some(recipe) = origin.recipe().map_err(Failure::usage)? else {
-        return Err(Failure::usage(anyhow!(
+    let Some(recipe) = origin.recipe().map_err(CommandError::usage)? else {
+        return Err(CommandError::usage(anyhow!(
             "--largest changes a parameter of a workload; '{}' is a trace file",
             origin.name
         )));
@@ -291,7 +282,7 @@ fn largest(
                 Ok(record) => records.push(record),
                 Err(ThresholdError::Interrupted) => return Ok(exit::INTERRUPTED),
                 Err(error @ (ThresholdError::NoSuchParameter { .. } | ThresholdError::Workload(_))) => {
-                    return Err(Failure::usage(error));
+                    return Err(CommandError::usage(error));
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -310,7 +301,7 @@ pub fn run_cases(
     runner: &dyn CaseRunner,
     jobs: usize,
     stop: &AtomicBool,
-) -> Result<ThresholdFiles, Failure> {
+) -> Result<ThresholdFiles, CommandError> {
     let mut files = ThresholdFiles::open(folder.path())?;
     let done = files.completed_cases();
     let remaining: Vec<&Case> = cases.iter().filter(|case| !done.contains(&case.label.case_id())).collect();

@@ -8,7 +8,7 @@ use std::{
 use serde::Serialize;
 
 use super::{
-    exit::{self, Failure, Outcome},
+    exit::{self, CommandError, CommandResult},
     options::{DeviceOptions, Format},
     progress::{self, OneOf, Stages},
     verify_on::{self, OnOptions},
@@ -85,11 +85,11 @@ fn share(text: &str) -> Result<f64, String> {
     share.ok_or_else(|| format!("'{text}' is not a number from 0 to 1"))
 }
 
-pub fn run(args: Args) -> Outcome {
+pub fn run(args: Args) -> CommandResult {
     if args.on.device.is_some() {
         return verify_on::run(&args);
     }
-    let props = args.device.spec()?.open().map_err(Failure::usage)?.props().clone();
+    let props = args.device.spec()?.open().map_err(CommandError::usage)?.props().clone();
     let rows = verify_all(&args, &props);
     args.format.print(&rows)?;
     let any = |result: VerifyResult| rows.iter().any(|row| row.result == result);
@@ -103,7 +103,7 @@ pub fn run(args: Args) -> Outcome {
 }
 
 /// The result for one device of one snapshot.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct VerifyRow {
     file: String,
     device: Option<u32>,
@@ -129,12 +129,13 @@ struct VerifyRow {
     own_limit: Option<OwnLimit>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum VerifyResult {
     Exact,
     Partial,
     Diverged,
+    #[default]
     Failed,
 }
 
@@ -151,24 +152,7 @@ impl VerifyResult {
 
 impl VerifyRow {
     fn failed(path: &Path, reason: String) -> VerifyRow {
-        VerifyRow {
-            file: path.display().to_string(),
-            device: None,
-            result: VerifyResult::Failed,
-            reasons: vec![reason],
-            divergence: None,
-            beginning: None,
-            entries: 0,
-            entries_agreed: 0,
-            empty_caches: 0,
-            driver_refusals: 0,
-            retries: 0,
-            ooms: 0,
-            peak_allocated_bytes: 0,
-            peak_reserved_bytes: 0,
-            limit_bytes: None,
-            own_limit: None,
-        }
+        VerifyRow { file: path.display().to_string(), reasons: vec![reason], ..VerifyRow::default() }
     }
 
     fn of(path: &Path, recording: &Recording, limit_bytes: Option<u64>, verification: Verification) -> VerifyRow {

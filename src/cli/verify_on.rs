@@ -3,10 +3,9 @@
 use std::{
     path::Path,
     sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
     },
-    thread,
     time::{Duration, Instant},
 };
 
@@ -15,7 +14,7 @@ use clap::Args;
 use indicatif::ProgressBar;
 
 use super::{
-    exit::{self, Failure, Outcome, StopPolicy},
+    exit::{self, CommandError, CommandResult, StopPolicy},
     options::DeviceOptions,
     output,
     progress::{self, OneOf},
@@ -24,10 +23,10 @@ use super::{
     verify,
 };
 use crate::{
-    base::NoProgress,
+    base::{NoProgress, parallel_map},
     device::{DeviceProps, DeviceSpec},
     measure::{AgreementRecord, CaseLabel, agreement::Finding},
-    replay::{OnOutOfMemory, Pace, verify::Companion},
+    replay::{OnOutOfMemory, verify::Companion},
     strategy::StrategySpec,
     suite::{self, Case, CaseFilter, CaseSettings, SourceSpec, SuiteFile},
     trace::Source,
@@ -77,20 +76,18 @@ struct ComparedDevices {
 
 /// A row and its duration.
 struct ComparedCase {
-    place: (usize, usize),
     record: AgreementRecord,
     readable: bool,
     wall: Duration,
 }
 
-pub fn run(args: &verify::Args) -> Outcome {
+pub fn run(args: &verify::Args) -> CommandResult {
     let began = Instant::now();
     let devices = devices(args)?;
     let subjects = subjects(args, &devices)?;
     let total = subjects.iter().map(|subject| subject.cases.len()).sum();
     let stop = exit::stop_flag(StopPolicy::AtOnce)?;
-    let mut done = compare_all(&subjects, &devices, total, &stop);
-    done.sort_by_key(|compared| compared.place);
+    let done = compare_all(&subjects, &devices, total, &stop);
     let records: Vec<AgreementRecord> = done.iter().map(|compared| compared.record.clone()).collect();
     args.format.print(&records)?;
     report_times(&done, began.elapsed());
@@ -128,11 +125,11 @@ fn report_times(done: &[ComparedCase], wall: Duration) {
     }
 }
 
-fn devices(args: &verify::Args) -> Result<ComparedDevices, Failure> {
-    let Some(name) = &args.on.device else { return Err(Failure::usage(anyhow!("--on DEVICE is missing"))) };
-    let simulated: DeviceSpec = args.device.device.parse().map_err(Failure::usage)?;
+fn devices(args: &verify::Args) -> Result<ComparedDevices, CommandError> {
+    let Some(name) = &args.on.device else { return Err(CommandError::usage(anyhow!("--on DEVICE is missing"))) };
+    let simulated: DeviceSpec = args.device.device.parse().map_err(CommandError::usage)?;
     if !simulated.is_simulated() {
-        return Err(Failure::usage(anyhow!(
+        return Err(CommandError::usage(anyhow!(
             "--device {simulated}: with --on it names the simulated side of the comparison"
         )));
     }
@@ -145,7 +142,7 @@ fn devices(args: &verify::Args) -> Result<ComparedDevices, Failure> {
 }
 
 /// The cases that pass the filters.
-fn subjects(args: &verify::Args, devices: &ComparedDevices) -> Result<Vec<ComparedSource>, Failure> {
+fn subjects(args: &verify::Args, devices: &ComparedDevices) -> Result<Vec<ComparedSource>, CommandError> {
     let props = devices.real.open()?.props().clone();
     let strategies = strategies(args)?;
     let mut subjects = Vec::new();
@@ -167,12 +164,12 @@ fn subjects(args: &verify::Args, devices: &ComparedDevices) -> Result<Vec<Compar
     }
     subjects.retain(|subject| !subject.cases.is_empty());
     if subjects.is_empty() {
-        return Err(Failure::nothing_selected(anyhow!("no case passes the filters")));
+        return Err(CommandError::nothing_selected(anyhow!("no case passes the filters")));
     }
     Ok(subjects)
 }
 
-fn strategies(args: &verify::Args) -> Result<Vec<StrategySpec>, Failure> {
+fn strategies(args: &verify::Args) -> Result<Vec<StrategySpec>, CommandError> {
     let reason = "a plugin calls the driver itself, so its calls cannot be compared";
     match &args.on.strategy[..] {
         [] => strategies_without_plugins(&DEFAULT_STRATEGIES, reason),
@@ -186,22 +183,22 @@ fn named(
     path: &Path,
     devices: &ComparedDevices,
     props: &DeviceProps,
-) -> Result<(UnreadSource, CaseLabel), Failure> {
+) -> Result<(UnreadSource, CaseLabel), CommandError> {
     let spec = SourceSpec {
         name: path.to_string_lossy().into_owned(),
         set: Vec::new(),
         seed: 1,
         device_index: args.device_index,
     };
-    let (source, workload, companion) = match spec.recipe().map_err(Failure::usage)? {
+    let (source, workload, companion) = match spec.recipe().map_err(CommandError::usage)? {
         Some(_) => {
-            let source: Arc<dyn Source> = spec.open(&NoProgress).map_err(Failure::usage)?.into();
+            let source: Arc<dyn Source> = spec.open(&NoProgress).map_err(CommandError::usage)?.into();
             let workload = source.name().to_owned();
             (UnreadSource::Workload(source), workload, Companion::default())
         }
         None => {
             let workload = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let companion = Companion::beside(path).map_err(Failure::usage)?.unwrap_or_default();
+            let companion = Companion::beside(path).map_err(CommandError::usage)?.unwrap_or_default();
             (UnreadSource::File(spec), workload, companion)
         }
     };
@@ -222,7 +219,7 @@ fn of_suites(
     args: &verify::Args,
     devices: &ComparedDevices,
     props: &DeviceProps,
-) -> Result<Vec<(UnreadSource, CaseLabel)>, Failure> {
+) -> Result<Vec<(UnreadSource, CaseLabel)>, CommandError> {
     let every_suite = || SuiteFile::embedded().map(str::to_owned).collect();
     let names: Vec<String> =
         if args.on.suite.iter().any(|name| name == "all") { every_suite() } else { args.on.suite.clone() };
@@ -230,9 +227,9 @@ fn of_suites(
     let settings = CaseSettings { device: devices.real.clone(), limit, seed: None, timeout: None };
     let mut found: Vec<(UnreadSource, CaseLabel)> = Vec::new();
     for name in &names {
-        let suite = SuiteFile::load(name).map_err(Failure::usage)?;
+        let suite = SuiteFile::load(name).map_err(CommandError::usage)?;
         note_absent_files(&suite);
-        for case in suite.cases(&settings).map_err(Failure::usage)? {
+        for case in suite.cases(&settings).map_err(CommandError::usage)? {
             let key = |label: &CaseLabel| (label.workload.clone(), label.limit, label.seed, label.repeat);
             if found.iter().all(|(_, known)| key(known) != key(&case.label)) {
                 found.push((UnreadSource::Workload(case.source), case.label));
@@ -251,75 +248,49 @@ fn compare_all(
     stop: &AtomicBool,
 ) -> Vec<ComparedCase> {
     let bar = progress::of_cases(total, 0);
-    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let turn = Mutex::new(());
-    let work = || {
-        while !stop.load(Ordering::Relaxed) {
-            let number = next.fetch_add(1, Ordering::Relaxed);
-            let Some(subject) = subjects.get(number) else { break };
-            let source = subject.source.read(&bar);
-            for (place, (label, strategy)) in subject.cases.iter().enumerate() {
-                let _turn = (!devices.real.is_simulated()).then(|| turn.lock());
-                if stop.load(Ordering::Relaxed) {
-                    break;
-                }
-                bar.set_message(label.case_id());
-                let began = Instant::now();
-                let record = match &source {
-                    Ok(source) => suite::compare(&case(label, strategy, source, devices), &devices.simulated, stop),
-                    Err(failure) => {
-                        let simulated = devices.simulated.to_string();
-                        AgreementRecord::unmeasured(label, &simulated, Finding::Failed, &failure.to_string())
-                    }
-                };
-                bar.inc(1);
-                if record.finding != Finding::Interrupted {
-                    let compared = ComparedCase {
-                        place: (number, place),
-                        record,
-                        readable: source.is_ok(),
-                        wall: began.elapsed(),
-                    };
-                    done.lock().unwrap_or_else(PoisonError::into_inner).push(compared);
-                }
+    let compare = |source: &Result<Arc<dyn Source>, CommandError>, (label, strategy): &(CaseLabel, StrategySpec)| {
+        let _turn = (!devices.real.is_simulated()).then(|| turn.lock());
+        if stop.load(Ordering::Relaxed) {
+            return None;
+        }
+        bar.set_message(label.case_id());
+        let began = Instant::now();
+        let record = match source {
+            Ok(source) => {
+                let case = Case::new(label.clone(), Arc::clone(source), strategy.clone(), devices.real.clone());
+                let case = Case { on_out_of_memory: OnOutOfMemory::Skip, ..case };
+                suite::compare(&case, &devices.simulated, stop)
             }
-        }
+            Err(failure) => {
+                let simulated = devices.simulated.to_string();
+                AgreementRecord::unmeasured(label, &simulated, Finding::Failed, &failure.to_string())
+            }
+        };
+        bar.inc(1);
+        let is_done = record.finding != Finding::Interrupted;
+        is_done.then(|| ComparedCase { record, readable: source.is_ok(), wall: began.elapsed() })
     };
-    thread::scope(|scope| {
-        for _ in 0..suite::all_cores().min(subjects.len()) {
-            scope.spawn(work);
+    let done = parallel_map(subjects, suite::all_cores(), |subject| {
+        if stop.load(Ordering::Relaxed) {
+            return Vec::new();
         }
+        let source = subject.source.read(&bar);
+        subject.cases.iter().filter_map(|case| compare(&source, case)).collect()
     });
     bar.finish_and_clear();
-    done.into_inner().unwrap_or_else(PoisonError::into_inner)
+    done.into_iter().flatten().collect()
 }
 
 impl UnreadSource {
     /// Reads the source; the bar shows its progress.
-    fn read(&self, bar: &ProgressBar) -> Result<Arc<dyn Source>, Failure> {
+    fn read(&self, bar: &ProgressBar) -> Result<Arc<dyn Source>, CommandError> {
         match self {
             UnreadSource::Workload(source) => Ok(Arc::clone(source)),
             UnreadSource::File(spec) => {
                 let watcher = OneOf::of(&spec.name, bar);
-                spec.open(&watcher).map(Arc::from).map_err(Failure::usage)
+                spec.open(&watcher).map(Arc::from).map_err(CommandError::usage)
             }
         }
-    }
-}
-
-fn case(label: &CaseLabel, strategy: &StrategySpec, source: &Arc<dyn Source>, devices: &ComparedDevices) -> Case {
-    Case {
-        label: label.clone(),
-        source: Arc::clone(source),
-        // Both devices are in this process, so the source is never opened again.
-        origin: SourceSpec::default(),
-        strategy: strategy.clone(),
-        device: devices.real.clone(),
-        on_out_of_memory: OnOutOfMemory::Skip,
-        pace: Pace::Flat,
-        without_work: false,
-        timed: false,
-        threads: Vec::new(),
-        timeout: None,
     }
 }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use super::{
-    exit::{self, Failure, Outcome},
+    exit::{self, CommandError, CommandResult},
     output,
 };
 use crate::suite::worker::{CaseOrder, STOP};
@@ -21,13 +21,13 @@ use crate::suite::worker::{CaseOrder, STOP};
 /// How long an orderly exit may take. A driver or a plugin that hangs also hangs at the exit.
 const EXIT_TIME: Duration = Duration::from_secs(2);
 
-pub fn run() -> Outcome {
+pub fn run() -> CommandResult {
     // Ctrl-C reaches every process of a terminal, and batch systems signal all of them. The parent
     // decides whether the case is worth finishing, and says so on standard input.
     ctrlc::set_handler(|| {})?;
     let mut line = String::new();
     io::stdin().lock().read_line(&mut line)?;
-    let order = CaseOrder::read(&line).map_err(Failure::usage)?;
+    let order = CaseOrder::read(&line).map_err(CommandError::usage)?;
     let stop = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&stop);
     thread::spawn(move || listen(&seen));
@@ -65,7 +65,7 @@ pub mod plugin_host {
         os::{fd::AsFd, unix::net::UnixStream},
     };
 
-    use super::{Failure, Outcome, abort_if_exit_hangs, exit};
+    use super::{CommandError, CommandResult, abort_if_exit_hangs, exit};
     use crate::{
         cli::PLUGIN_HOST,
         plugin::{self, HostProgram},
@@ -80,13 +80,13 @@ pub mod plugin_host {
     }
 
     /// From now on, plugins under stress run in processes of this program.
-    pub fn offer() -> Result<(), Failure> {
+    pub fn offer() -> Result<(), CommandError> {
         let program = env::current_exe()?;
         plugin::host_with(HostProgram { program, arguments: vec![PLUGIN_HOST.into()] });
         Ok(())
     }
 
-    pub fn run(args: &Args) -> Outcome {
+    pub fn run(args: &Args) -> CommandResult {
         let connection = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
         let hosted = plugin::host(&args.parameters, connection);
         abort_if_exit_hangs();

@@ -1,9 +1,8 @@
 //! The agreement between a device and the simulated one (`oomph verify --on`).
 
 use super::{
-    Medium, Render, ReportError,
-    render::{TextTable, distinct},
-    rows,
+    Medium,
+    render::{RenderRow, TextTable, distinct},
 };
 use crate::{
     base::Bytes,
@@ -25,28 +24,18 @@ Same decisions: events at which a second run, given the logged answers of the dr
 Free-running: simulated without those answers; addresses and kernel times may break ties differently. + = more than on \
 the device.";
 
-impl Render for [AgreementRecord] {
-    type Row = AgreementRecord;
-
-    fn rows(&self) -> &[AgreementRecord] {
-        self
-    }
-
-    fn csv(&self) -> Result<String, ReportError> {
-        rows::to_csv(self)
-    }
-
+impl RenderRow for AgreementRecord {
     /// Grouped by source in order of appearance, with notes on single rows and a summary.
-    fn text(&self, medium: Medium) -> String {
+    fn text(rows: &[AgreementRecord], medium: Medium) -> String {
         let mut table = TextTable::new(&HEADINGS, medium);
         let mut group = String::new();
-        for record in self {
+        for record in rows {
             let title = title(record);
             table.row(row(if title == group { String::new() } else { title.clone() }, record));
             group = title;
         }
-        let notes = self.iter().filter_map(note).chain(unscripted(self));
-        format!("{}\n{}\n", table.finish(LEGEND, notes), summary(self))
+        let notes = rows.iter().filter_map(note).chain(unscripted(rows));
+        format!("{}\n{}\n", table.finish(LEGEND, notes), summary(rows))
     }
 }
 
@@ -141,7 +130,7 @@ fn summary(records: &[AgreementRecord]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::Render, *};
     use crate::{base::MIB, measure::CaseLabel};
 
     fn record(source: &str, strategy: &str, finding: Finding, agreed: Option<u64>, simulated: u64) -> AgreementRecord {

@@ -2,9 +2,8 @@
 //! memory, wall-clock times, and `summary.md`.
 
 use super::{
-    Environment, Medium, Render, ReportError,
-    render::{TextTable, maybe_bytes},
-    rows,
+    Environment, Medium, Render,
+    render::{RenderRow, TextTable, maybe_bytes},
     scenario::{groups, is_contender, title},
 };
 use crate::{
@@ -29,21 +28,10 @@ const DISPENSABLE: [usize; 4] = [7, 8, 2, 5];
 const LEGEND: &str = "Fragmentation = 1 - peak allocated / peak reserved.";
 const STAR_LEGEND: &str = "* = lowest device memory use (whole pages and context included). ";
 
-impl Render for [CaseRecord] {
-    type Row = CaseRecord;
-
-    fn rows(&self) -> &[CaseRecord] {
-        self
-    }
-
-    /// The columns of `runs.csv`.
-    fn csv(&self) -> Result<String, ReportError> {
-        rows::to_csv(self)
-    }
-
-    fn text(&self, medium: Medium) -> String {
+impl RenderRow for CaseRecord {
+    fn text(rows: &[CaseRecord], medium: Medium) -> String {
         let mut table = TextTable::new(&HEADINGS, medium);
-        let groups = groups(self);
+        let groups = groups(rows);
         for group in &groups {
             let least = group.least_used();
             let mut heading = title(&group.scenario, &groups);
@@ -57,7 +45,7 @@ impl Render for [CaseRecord] {
         let legend = format!("{}{LEGEND}{hidden}", if has_star { STAR_LEGEND } else { "" });
         // Errors are reported by the caller. In a document, explanations have a section of their own.
         let explained = |record: &&CaseRecord| record.status != Status::Error && medium != Medium::Markdown;
-        table.finish(&legend, explanations(self.iter().filter(explained)))
+        table.finish(&legend, explanations(rows.iter().filter(explained)))
     }
 }
 

@@ -7,7 +7,7 @@ use comfy_table::{Cell, CellAlignment, ColumnConstraint, ContentArrangement, Tab
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::ReportError;
+use super::{ReportError, rows};
 use crate::{base::Bytes, measure::SCHEMA};
 
 /// A result that can be printed in every format.
@@ -29,6 +29,28 @@ pub trait Render {
     /// `{"schema": 1, "rows": [...]}` in bytes and nanoseconds.
     fn json(&self) -> Value {
         json!({ "schema": SCHEMA, "rows": self.rows() })
+    }
+}
+
+/// A row type whose rows are printed as one table, with all fields as CSV columns.
+pub trait RenderRow: Serialize + Default {
+    /// For people: the table, and notes below it.
+    fn text(rows: &[Self], medium: Medium) -> String;
+}
+
+impl<T: RenderRow> Render for [T] {
+    type Row = T;
+
+    fn rows(&self) -> &[T] {
+        self
+    }
+
+    fn text(&self, medium: Medium) -> String {
+        T::text(self, medium)
+    }
+
+    fn csv(&self) -> Result<String, ReportError> {
+        rows::to_csv(self)
     }
 }
 

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{
     Medium, Render, ReportError,
-    render::{TextTable, counted, distinct, maybe_bytes},
+    render::{RenderRow, TextTable, counted, distinct, maybe_bytes},
     rows,
 };
 use crate::{
@@ -21,22 +21,12 @@ use crate::{
 const VERDICT_HEADINGS: [&str; 8] =
     ["kind", "strategy", "verdict", "trials", "events", "requests\nserved", "out of\nmemory", "driver\ncalls"];
 
-impl Render for [VerdictRow] {
-    type Row = VerdictRow;
-
-    fn rows(&self) -> &[VerdictRow] {
-        self
-    }
-
-    fn csv(&self) -> Result<String, ReportError> {
-        rows::to_csv(self)
-    }
-
+impl RenderRow for VerdictRow {
     /// One line per strategy and kind of stress. Failures, and how to repeat them, are below.
-    fn text(&self, medium: Medium) -> String {
+    fn text(rows: &[VerdictRow], medium: Medium) -> String {
         let mut table = TextTable::new(&VERDICT_HEADINGS, medium);
         let mut last = None;
-        for row in self {
+        for row in rows {
             let subject = Some((&row.kind, &row.strategy));
             // The table shows the first failure of a strategy, the notes show all.
             if subject == last {
@@ -46,7 +36,7 @@ impl Render for [VerdictRow] {
             let numbers = [row.trials, row.events, row.served, row.ooms, row.driver_calls].map(|n| n.to_string());
             table.row([&row.kind, &row.strategy, &row.verdict].into_iter().cloned().chain(numbers));
         }
-        table.finish(&failures(self), self.iter().filter_map(verdict_note))
+        table.finish(&failures(rows), rows.iter().filter_map(verdict_note))
     }
 }
 
@@ -114,28 +104,18 @@ d  detected: refused with an error or a result      h  harmless: accepted withou
 X  corrupts: the strategy or others are damaged     -  not applicable
 Two letters: the block was named by its handle / by its address alone.";
 
-impl Render for [MisuseRow] {
-    type Row = MisuseRow;
-
-    fn rows(&self) -> &[MisuseRow] {
-        self
-    }
-
-    fn csv(&self) -> Result<String, ReportError> {
-        rows::to_csv(self)
-    }
-
+impl RenderRow for MisuseRow {
     /// One strategy in full, several as a matrix.
-    fn text(&self, medium: Medium) -> String {
-        match distinct(self.iter().map(|row| row.strategy.as_str())).as_slice() {
+    fn text(rows: &[MisuseRow], medium: Medium) -> String {
+        match distinct(rows.iter().map(|row| row.strategy.as_str())).as_slice() {
             [strategy] => {
                 let mut table = TextTable::new(&["misuse", "by", "consequence", "detail"], medium);
-                for MisuseRow { misuse, door, consequence, detail, .. } in self {
+                for MisuseRow { misuse, door, consequence, detail, .. } in rows {
                     table.row([misuse, door, consequence, detail]);
                 }
                 table.finish(&format!("Strategy {strategy}."), [])
             }
-            several => misuse_matrix(self, several, medium),
+            several => misuse_matrix(rows, several, medium),
         }
     }
 }
@@ -178,21 +158,11 @@ const ADVERSARY_HEADINGS: [&str; 7] = [
     "fragmented by\nblocks up to",
 ];
 
-impl Render for [AdversaryRow] {
-    type Row = AdversaryRow;
-
-    fn rows(&self) -> &[AdversaryRow] {
-        self
-    }
-
-    fn csv(&self) -> Result<String, ReportError> {
-        rows::to_csv(self)
-    }
-
+impl RenderRow for AdversaryRow {
     /// One line per strategy, with the bound that applies to all of them below.
-    fn text(&self, medium: Medium) -> String {
+    fn text(rows: &[AdversaryRow], medium: Medium) -> String {
         let mut table = TextTable::new(&ADVERSARY_HEADINGS, medium);
-        for row in self {
+        for row in rows {
             table.row([
                 row.strategy.clone(),
                 row.standing.words().to_owned(),
@@ -203,7 +173,7 @@ impl Render for [AdversaryRow] {
                 maybe_bytes(row.fragmenting_bytes),
             ]);
         }
-        table.finish(&self.first().map_or(String::new(), bound), self.iter().filter_map(assessment_note))
+        table.finish(&rows.first().map_or(String::new(), bound), rows.iter().filter_map(assessment_note))
     }
 }
 

@@ -1,10 +1,9 @@
 //! Memory-saving techniques: the comparison table and `techniques.md`.
 
 use super::{
-    Medium, Render, ReportError,
+    Medium,
     folder::FolderRecord,
-    render::{TextTable, maybe_bytes},
-    rows,
+    render::{RenderRow, TextTable, maybe_bytes},
 };
 use crate::{
     answer::techniques::{Advice, TechniqueRecord, row_id},
@@ -34,25 +33,14 @@ const PAGE_HEADINGS: [&str; 7] = [
     "best use",
 ];
 
-impl Render for [TechniqueRecord] {
-    type Row = TechniqueRecord;
-
-    fn rows(&self) -> &[TechniqueRecord] {
-        self
-    }
-
-    /// The columns of `techniques.csv`.
-    fn csv(&self) -> Result<String, ReportError> {
-        rows::to_csv(self)
-    }
-
-    fn text(&self, medium: Medium) -> String {
+impl RenderRow for TechniqueRecord {
+    fn text(rows: &[TechniqueRecord], medium: Medium) -> String {
         if medium == Medium::Markdown {
-            return TechniqueRecord::page(self);
+            return TechniqueRecord::page(rows);
         }
         let mut table = TextTable::new(&HEADINGS, medium);
         let mut model = "";
-        for record in self {
+        for record in rows {
             table.row([
                 if record.model == model { String::new() } else { record.model.clone() },
                 record.technique.clone(),
@@ -67,7 +55,7 @@ impl Render for [TechniqueRecord] {
             ]);
             model = &record.model;
         }
-        table.finish(&legend(self), notes(self))
+        table.finish(&legend(rows), notes(rows))
     }
 }
 
@@ -226,7 +214,7 @@ fn confirmation(record: &TechniqueRecord) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::Render, *};
 
     fn record(technique: &str, percent: f64, ratio: f64) -> TechniqueRecord {
         TechniqueRecord {

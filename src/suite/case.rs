@@ -45,6 +45,26 @@ pub struct Case {
     pub timeout: Option<CaseTimeout>,
 }
 
+impl Case {
+    /// A case without options: it stops at the first OOM and takes no times.
+    #[must_use]
+    pub fn new(label: CaseLabel, source: Arc<dyn Source>, strategy: StrategySpec, device: DeviceSpec) -> Case {
+        Case {
+            label,
+            source,
+            origin: SourceSpec::default(),
+            strategy,
+            device,
+            on_out_of_memory: OnOutOfMemory::Stop,
+            pace: Pace::Flat,
+            without_work: false,
+            timed: false,
+            threads: Vec::new(),
+            timeout: None,
+        }
+    }
+}
+
 /// Settings from the command line for all cases of a suite.
 #[derive(Clone, Debug)]
 pub struct CaseSettings {

@@ -14,7 +14,7 @@ use shared::{RunShare, print_place, write_page};
 
 use super::{
     claims, compare, environment,
-    exit::{self, Failure, Outcome, StopPolicy},
+    exit::{self, CommandError, CommandResult, StopPolicy},
     options::Format,
     output, progress, techniques, threshold,
 };
@@ -40,7 +40,7 @@ struct PreparedRun {
     kept: Option<PathBuf>,
 }
 
-pub fn run(args: Args) -> Outcome {
+pub fn run(args: Args) -> CommandResult {
     let suites: Vec<SuiteFile> = args.suite_names().iter().map(|name| load(name)).collect::<Result<_, _>>()?;
     if let Some(own) = suites.iter().find(|suite| suite.kind.has_own_table()) {
         return run_own_table(&args, own, suites.len());
@@ -65,21 +65,21 @@ pub fn run(args: Args) -> Outcome {
 }
 
 /// A suite. The error for the name of a workload or a recording says what to do with it.
-fn load(name: &str) -> Result<SuiteFile, Failure> {
+fn load(name: &str) -> Result<SuiteFile, CommandError> {
     SuiteFile::load(name).map_err(|error| {
         let path = Path::new(name);
         let is_recipe = path.extension().is_some_and(|ending| ending == "toml") && Recipe::from_file(path).is_ok();
         match is_recipe || Recipe::named(name).is_ok() || trace::recognise(path).is_ok() {
-            true => Failure::usage(anyhow!(
+            true => CommandError::usage(anyhow!(
                 "'{name}' is a workload or trace, not a suite; run it with `oomph replay {name}`"
             )),
-            false => Failure::usage(error),
+            false => CommandError::usage(error),
         }
     })
 }
 
 /// Selects the cases and opens the folder; `None` if the cases were only listed.
-fn prepare(args: &Args, suites: &[SuiteFile]) -> Result<Option<PreparedRun>, Failure> {
+fn prepare(args: &Args, suites: &[SuiteFile]) -> Result<Option<PreparedRun>, CommandError> {
     // A wrong name must not cost a run.
     args.baseline.as_deref().map(compare::folder).transpose()?;
     let kept = args.save_baseline.as_deref().map(compare::baseline_folder).transpose()?;
@@ -109,7 +109,7 @@ fn prepare(args: &Args, suites: &[SuiteFile]) -> Result<Option<PreparedRun>, Fai
 }
 
 /// The cases of all suites that pass the filters.
-fn select(args: &Args, suites: &[SuiteFile], device: &DeviceSpec) -> Result<Vec<Case>, Failure> {
+fn select(args: &Args, suites: &[SuiteFile], device: &DeviceSpec) -> Result<Vec<Case>, CommandError> {
     let settings = CaseSettings {
         device: device.clone(),
         limit: args.device.limit.map(|limit| limit.0),
@@ -119,13 +119,13 @@ fn select(args: &Args, suites: &[SuiteFile], device: &DeviceSpec) -> Result<Vec<
     let filter = args.filter();
     let mut cases = Vec::new();
     for suite in suites {
-        cases.extend(suite.cases(&settings).map_err(Failure::usage)?);
+        cases.extend(suite.cases(&settings).map_err(CommandError::usage)?);
         note_absent_files(suite);
     }
     let all = cases.len();
     cases.retain(|case| filter.takes(&case.label.case_id()));
     if cases.is_empty() {
-        return Err(Failure::nothing_selected(anyhow!(
+        return Err(CommandError::nothing_selected(anyhow!(
             "none of the {all} cases passes the filters; `oomph run --list` shows their ids"
         )));
     }
@@ -144,16 +144,16 @@ pub(super) fn note_absent_files(suite: &SuiteFile) {
 }
 
 /// A suite with a table of its own also has a folder of its own.
-fn run_own_table(args: &Args, suite: &SuiteFile, suites: usize) -> Outcome {
+fn run_own_table(args: &Args, suite: &SuiteFile, suites: usize) -> CommandResult {
     let alone = format!("suite '{}' has a table of its own", suite.name);
     if suites > 1 {
-        return Err(Failure::usage(anyhow!("{alone}: run it by itself")));
+        return Err(CommandError::usage(anyhow!("{alone}: run it by itself")));
     }
     if args.device.limit.is_some() || args.seed.is_some() {
-        return Err(Failure::usage(anyhow!("{alone} and chooses limits and seeds itself: no --limit, no --seed")));
+        return Err(CommandError::usage(anyhow!("{alone} and chooses limits and seeds itself: no --limit, no --seed")));
     }
     if args.exports.is_asked() {
-        return Err(Failure::usage(anyhow!("{alone}; its files are in its folder: no --export-...")));
+        return Err(CommandError::usage(anyhow!("{alone}; its files are in its folder: no --export-...")));
     }
     match suite.kind {
         SuiteKind::Claims => claims::run_suite(args, suite),
@@ -168,7 +168,7 @@ fn run_cases(
     cases: Vec<Case>,
     runner: &dyn CaseRunner,
     stop: &AtomicBool,
-) -> Result<(), Failure> {
+) -> Result<(), CommandError> {
     let (total, done) = (cases.len(), run.folder.completed_cases());
     let remaining: Vec<Case> = cases.into_iter().filter(|case| !done.contains(&case.label.case_id())).collect();
     let bar = progress::of_cases(total, total - remaining.len());
@@ -206,7 +206,7 @@ fn print(
     folder: &RunFolder,
     records: &[CaseRecord],
     details: &Vec<ThresholdDetail>,
-) -> Result<(), Failure> {
+) -> Result<(), CommandError> {
     let page = write_page(folder.path())?;
     args.exports.write(records, || Ok(html::PageRun::of_folder(folder.path())?))?;
     if details.is_empty() || !records.is_empty() {
@@ -228,7 +228,7 @@ fn print(
 }
 
 /// Reports interruptions, failures and regressions, keeps the baseline, and returns the exit code.
-fn conclude(args: &Args, run: &PreparedRun, records: &[CaseRecord], details: &[ThresholdDetail]) -> Outcome {
+fn conclude(args: &Args, run: &PreparedRun, records: &[CaseRecord], details: &[ThresholdDetail]) -> CommandResult {
     let answered = details.iter().map(|detail| &detail.record);
     let answered =
         answered.filter(|record| record.status != ThresholdStatus::Interrupted).map(|record| &record.case_id);
@@ -254,7 +254,7 @@ fn conclude(args: &Args, run: &PreparedRun, records: &[CaseRecord], details: &[T
         None => exit::OK,
     };
     if let Some(place) = &run.kept {
-        report::copy_run(folder, place).map_err(Failure::usage)?;
+        report::copy_run(folder, place).map_err(CommandError::usage)?;
         output::complain(&format!("kept as baseline: {}", place.display()));
     }
     Ok(if failures == exit::OK { regressions } else { failures })

@@ -18,7 +18,7 @@ use crate::{
     cli::{
         compare::ToleranceOptions,
         environment,
-        exit::{self, Failure, StopPolicy},
+        exit::{self, CommandError, StopPolicy},
         export::ExportOptions,
         options::{DeviceOptions, Format, NeedsOptions, WorkerOptions},
         output, progress,
@@ -120,7 +120,7 @@ impl Args {
     }
 
     /// The device of a suite that cannot be shared among several.
-    pub fn one_device(&self, suite: &SuiteFile) -> Result<DeviceSpec, Failure> {
+    pub fn one_device(&self, suite: &SuiteFile) -> Result<DeviceSpec, CommandError> {
         self.device.spec().map_err(|failure| failure.context(&format!("suite '{}'", suite.name)))
     }
 }
@@ -143,10 +143,10 @@ impl FromStr for PartitionOption {
 }
 
 impl PartitionOption {
-    fn resolve(self) -> Result<Partition, Failure> {
+    fn resolve(self) -> Result<Partition, CommandError> {
         match self {
             PartitionOption::Named(partition) => Ok(partition),
-            PartitionOption::Slurm => Partition::of_array_task(|name| env::var(name).ok()).map_err(Failure::usage),
+            PartitionOption::Slurm => Partition::of_array_task(|name| env::var(name).ok()).map_err(CommandError::usage),
         }
     }
 }
@@ -165,7 +165,7 @@ struct PlannedShard {
 
 impl RunShare {
     /// Distributes the cases of the whole run.
-    pub fn new(args: &Args, case_ids: &[String]) -> Result<RunShare, Failure> {
+    pub fn new(args: &Args, case_ids: &[String]) -> Result<RunShare, CommandError> {
         let Some(partition) = args.partition.map(PartitionOption::resolve).transpose()? else {
             return Ok(RunShare { shard: None });
         };
@@ -213,7 +213,7 @@ impl RunShare {
         args: &Args,
         place: &Path,
         open: impl FnOnce() -> Result<T, ReportError>,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, CommandError> {
         let with_plan = || {
             let Some(shard) = &self.shard else { return open() };
             if args.resume.is_some() {
@@ -223,7 +223,21 @@ impl RunShare {
             PlannedCase::write(place, &shard.plan)?;
             Ok(opened)
         };
-        with_plan().map_err(Failure::usage)
+        with_plan().map_err(CommandError::usage)
+    }
+
+    /// The folder for the records of a suite with its own table.
+    pub fn result_folder<T: FolderRecord>(
+        &self,
+        args: &Args,
+        device: &DeviceSpec,
+        settings: RunSettings,
+    ) -> Result<ResultFolder<T>, CommandError> {
+        let environment = self.in_environment(environment::describe(device, 0)?, settings);
+        let place = self.place(args);
+        let records = self.open(args, &place, || RecordFolder::open(&place, &environment, args.resume.is_some()))?;
+        let resume_command = self.resume_command(&place);
+        Ok(ResultFolder { place, records, resume_command })
     }
 
     /// The command that continues this run in a folder.
@@ -249,9 +263,19 @@ fn continued(words: &[String], part: Option<&Partition>, place: &Path) -> String
 
 /// A folder of records and the command that resumes it.
 pub struct ResultFolder<T> {
-    pub place: PathBuf,
-    pub records: RecordFolder<T>,
-    pub resume_command: String,
+    place: PathBuf,
+    records: RecordFolder<T>,
+    resume_command: String,
+}
+
+impl<T: FolderRecord> ResultFolder<T> {
+    /// The folder of `oomph COMMAND --output DIR` or `--resume DIR`.
+    pub fn of_command(command: &str, place: &Path, device: &DeviceSpec, resumes: bool) -> Result<Self, CommandError> {
+        let environment = environment::describe(device, 0)?;
+        let records = RecordFolder::open(place, &environment, resumes).map_err(CommandError::usage)?;
+        let resume_command = format!("oomph {command} --resume {}", place.display());
+        Ok(ResultFolder { place: place.to_owned(), records, resume_command })
+    }
 }
 
 /// Collects the records of a test that may take hours: shows progress, writes every record to the
@@ -266,7 +290,7 @@ pub struct RecordCollector<T> {
 }
 
 impl<T: FolderRecord> RecordCollector<T> {
-    pub fn new(ids: Vec<String>, folder: Option<ResultFolder<T>>) -> Result<RecordCollector<T>, Failure> {
+    pub fn new(ids: Vec<String>, folder: Option<ResultFolder<T>>) -> Result<RecordCollector<T>, CommandError> {
         let stop = exit::stop_flag(StopPolicy::AfterRunningCases)?;
         let known = |id: &&String| folder.as_ref().is_some_and(|folder| folder.records.has(id));
         let bar = progress::of_cases(ids.len(), ids.iter().filter(known).count());
@@ -302,8 +326,8 @@ impl<T: FolderRecord> RecordCollector<T> {
         self,
         mut records: Vec<T>,
         format: Format,
-        print: impl FnOnce(&[T]) -> Result<(), Failure>,
-    ) -> Result<u8, Failure> {
+        print: impl FnOnce(&[T]) -> Result<(), CommandError>,
+    ) -> Result<u8, CommandError> {
         self.bar.finish_and_clear();
         self.written?;
         records.sort_by_key(|record| self.ids.iter().position(|id| *id == record.id()));
@@ -328,14 +352,14 @@ impl<T: FolderRecord> RecordCollector<T> {
 }
 
 /// Writes the page of a run into its folder.
-pub fn write_page(folder: &Path) -> Result<PathBuf, Failure> {
+pub fn write_page(folder: &Path) -> Result<PathBuf, CommandError> {
     let place = folder.join("report.html");
     html::write_page(&[folder.to_owned()], &[], &place)?;
     Ok(place)
 }
 
 /// Says where results and page are, below a table.
-pub fn print_place(place: &Path, page: &Path, format: Format) -> Result<(), Failure> {
+pub fn print_place(place: &Path, page: &Path, format: Format) -> Result<(), CommandError> {
     if format == Format::Table {
         output::say(&format!("\nresults: {}\nreport:  {}", place.display(), page.display()))?;
     }

@@ -8,7 +8,7 @@ use super::common::{exit_code, save_trace, strategies_with_memory};
 use crate::{
     base::{Bytes, GIB, parallel_map},
     cli::{
-        exit::{self, Failure, Outcome, StopPolicy},
+        exit::{self, CommandError, CommandResult, StopPolicy},
         options::{DeviceOptions, Format},
         output, progress,
     },
@@ -67,8 +67,9 @@ pub struct AdversaryArgs {
 }
 
 impl AdversaryArgs {
-    pub(super) fn run(&self) -> Outcome {
-        let parameters = RobsonParameters::new(self.live.0, self.largest.0, self.unit.0).map_err(Failure::usage)?;
+    pub(super) fn run(&self) -> CommandResult {
+        let parameters =
+            RobsonParameters::new(self.live.0, self.largest.0, self.unit.0).map_err(CommandError::usage)?;
         let targets = self.targets()?;
         let stop = exit::stop_flag(StopPolicy::AtOnce)?;
         let jobs = if targets.iter().all(|target| target.device.is_simulated()) { suite::all_cores() } else { 1 };
@@ -103,7 +104,7 @@ impl AdversaryArgs {
         Ok(if errors && !too_much { exit::CASES_FAILED } else { exit_code(too_much, &stop) })
     }
 
-    fn targets(&self) -> Result<Vec<AdversaryTarget>, Failure> {
+    fn targets(&self) -> Result<Vec<AdversaryTarget>, CommandError> {
         let device = DeviceOptions { device: self.device.clone(), limit: None }.spec()?;
         let texts: Vec<String> = if self.strategy.is_empty() {
             strategies_with_memory().map(|entry| entry.name).chain(EXTRA_STRATEGIES).map(str::to_owned).collect()
@@ -118,8 +119,9 @@ impl AdversaryArgs {
                 let target = AdversaryTarget { strategy, device: device.clone(), memory_bytes };
                 // Checked with some amount in place of the placeholder; the other parameters do not depend on it.
                 let checked = target.with_memory(Some(self.live.0)).strategy.check();
-                checked
-                    .map_err(|error| Failure::usage(anyhow!("{error} ({MEMORY_PLACEHOLDER} stands for the memory)")))?;
+                checked.map_err(|error| {
+                    CommandError::usage(anyhow!("{error} ({MEMORY_PLACEHOLDER} stands for the memory)"))
+                })?;
                 Ok(target)
             })
             .collect()

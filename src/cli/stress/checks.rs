@@ -11,7 +11,7 @@ use super::StressOptions;
 use crate::{
     base::{did_you_mean_among, nearest, parallel_map},
     cli::{
-        exit::{self, Failure, Outcome, StopPolicy},
+        exit::{self, CommandError, CommandResult, StopPolicy},
         output, progress,
     },
     device::wrap::FaultSpec,
@@ -43,7 +43,7 @@ pub struct AllArgs {
 }
 
 impl AllArgs {
-    pub(super) fn run(&self) -> Outcome {
+    pub(super) fn run(&self) -> CommandResult {
         let targets = self.options.targets()?;
         let stop = exit::stop_flag(StopPolicy::AtOnce)?;
         let jobs: Vec<(&StressTarget, &StressKind)> =
@@ -100,9 +100,9 @@ pub struct PropertiesArgs {
 }
 
 impl PropertiesArgs {
-    pub(super) fn run(&self) -> Outcome {
+    pub(super) fn run(&self) -> CommandResult {
         if self.cases == 0 {
-            return Err(Failure::usage(anyhow!("--cases must be greater than 0")));
+            return Err(CommandError::usage(anyhow!("--cases must be greater than 0")));
         }
         let programs = ProgramRange { first: self.first_case, count: self.cases, seed: self.options.seed };
         let trace = self.options.trace()?;
@@ -146,7 +146,7 @@ pub struct FaultsArgs {
 }
 
 impl FaultsArgs {
-    pub(super) fn run(&self) -> Outcome {
+    pub(super) fn run(&self) -> CommandResult {
         let options = FaultOptions {
             programs: self.options.trace()?.into_iter().collect(),
             faults: self.fault.clone(),
@@ -192,7 +192,7 @@ pub struct MisuseArgs {
 }
 
 impl MisuseArgs {
-    pub(super) fn run(&self) -> Outcome {
+    pub(super) fn run(&self) -> CommandResult {
         let chosen = chosen_misuses(&self.misuse)?;
         if self.list {
             let width = chosen.iter().map(|misuse| misuse.name.len()).max().unwrap_or(0);
@@ -201,7 +201,7 @@ impl MisuseArgs {
             return Ok(exit::OK);
         }
         if self.options.trace.is_some() {
-            return Err(Failure::usage(anyhow!("misuse plays its own scenarios and takes no --trace")));
+            return Err(CommandError::usage(anyhow!("misuse plays its own scenarios and takes no --trace")));
         }
         // Targets finish in any order; the table has the order of the verdicts.
         let rows: Mutex<Vec<MisuseRow>> = Mutex::default();
@@ -218,11 +218,11 @@ impl MisuseArgs {
     }
 }
 
-fn chosen_misuses(names: &[String]) -> Result<Vec<&'static Misuse>, Failure> {
+fn chosen_misuses(names: &[String]) -> Result<Vec<&'static Misuse>, CommandError> {
     let all = || MISUSES.iter().map(|misuse| misuse.name);
     if let Some(unknown) = names.iter().find(|name| all().all(|known| known != name.as_str())) {
         let near = nearest(unknown, all());
-        return Err(Failure::usage(anyhow!(
+        return Err(CommandError::usage(anyhow!(
             "unknown misuse '{unknown}'{}",
             did_you_mean_among(near.as_deref(), all())
         )));

@@ -13,7 +13,7 @@ use crate::{
     base::{Bytes, MIB, parallel_map},
     cli::{
         environment,
-        exit::{self, Failure, Outcome, StopPolicy},
+        exit::{self, CommandError, CommandResult, StopPolicy},
         options::{DeviceOptions, Format},
         output,
         progress::{self, Stages},
@@ -73,24 +73,25 @@ impl StressOptions {
     pub const SAVE: &'static str = "stress-failures";
 
     /// All targets to test.
-    pub fn targets(&self) -> Result<Vec<StressTarget>, Failure> {
+    pub fn targets(&self) -> Result<Vec<StressTarget>, CommandError> {
         let device = DeviceOptions { device: self.device.clone(), limit: None }.spec()?;
         let target = |strategy| StressTarget { strategy, device: device.clone(), memory_bytes: Some(self.memory.0) };
         Ok(self.strategies()?.into_iter().map(target).collect())
     }
 
     /// The trace to play, if one was named.
-    pub fn trace(&self) -> Result<Option<Trace>, Failure> {
+    pub fn trace(&self) -> Result<Option<Trace>, CommandError> {
         let Some(path) = &self.trace else { return Ok(None) };
         let stages = Stages::of(&path.to_string_lossy());
-        let source = trace::open(path, &stages).map_err(Failure::usage)?;
-        let trace = Trace::read(&ProgressSource::stage(source, &stages, "reading it", 1)).map_err(Failure::usage)?;
-        trace::check(&ProgressSource::stage(&trace, &stages, "checking it", 1)).map_err(Failure::usage)?;
+        let source = trace::open(path, &stages).map_err(CommandError::usage)?;
+        let trace =
+            Trace::read(&ProgressSource::stage(source, &stages, "reading it", 1)).map_err(CommandError::usage)?;
+        trace::check(&ProgressSource::stage(&trace, &stages, "checking it", 1)).map_err(CommandError::usage)?;
         Ok(Some(trace))
     }
 
     /// Tests every target and concludes.
-    pub fn judge(&self, judge: impl Fn(&StressTarget, &AtomicBool) -> StressVerdict + Sync) -> Outcome {
+    pub fn judge(&self, judge: impl Fn(&StressTarget, &AtomicBool) -> StressVerdict + Sync) -> CommandResult {
         let (verdicts, stop) = self.verdicts(judge)?;
         self.conclude(&verdicts, &stop)
     }
@@ -99,7 +100,7 @@ impl StressOptions {
     pub fn verdicts(
         &self,
         judge: impl Fn(&StressTarget, &AtomicBool) -> StressVerdict + Sync,
-    ) -> Result<(Vec<StressVerdict>, Arc<AtomicBool>), Failure> {
+    ) -> Result<(Vec<StressVerdict>, Arc<AtomicBool>), CommandError> {
         let targets = self.targets()?;
         let stop = exit::stop_flag(StopPolicy::AtOnce)?;
         let bar = progress::of_cases(targets.len(), 0);
@@ -120,18 +121,18 @@ impl StressOptions {
     }
 
     /// Saves failures, prints the verdicts and returns the exit code.
-    pub fn conclude(&self, verdicts: &[StressVerdict], stop: &AtomicBool) -> Outcome {
+    pub fn conclude(&self, verdicts: &[StressVerdict], stop: &AtomicBool) -> CommandResult {
         self.format.print(&self.rows(verdicts)?)?;
         Ok(exit_code_of(verdicts, stop))
     }
 
     /// Like `conclude`, as a matrix of strategies and kinds.
-    pub fn conclude_as_matrix(&self, verdicts: &[StressVerdict], stop: &AtomicBool) -> Outcome {
+    pub fn conclude_as_matrix(&self, verdicts: &[StressVerdict], stop: &AtomicBool) -> CommandResult {
         self.format.print(&VerdictMatrix(&self.rows(verdicts)?))?;
         Ok(exit_code_of(verdicts, stop))
     }
 
-    fn rows(&self, verdicts: &[StressVerdict]) -> Result<Vec<VerdictRow>, Failure> {
+    fn rows(&self, verdicts: &[StressVerdict]) -> Result<Vec<VerdictRow>, CommandError> {
         let mut rows = Vec::new();
         for verdict in verdicts {
             let evidence: Result<Vec<_>, _> =
@@ -142,14 +143,14 @@ impl StressOptions {
     }
 
     /// Like `conclude`, for a kind that has printed its own table: prints only the failures.
-    pub fn report_failures(&self, verdicts: &[StressVerdict], stop: &AtomicBool) -> Outcome {
+    pub fn report_failures(&self, verdicts: &[StressVerdict], stop: &AtomicBool) -> CommandResult {
         for failure in verdicts.iter().flat_map(|verdict| &verdict.failures) {
             output::complain(&format!("failed: {failure}\n  again: {}", save_failure(failure, self)?.repeat));
         }
         Ok(exit_code_of(verdicts, stop))
     }
 
-    fn strategies(&self) -> Result<Vec<StrategySpec>, Failure> {
+    fn strategies(&self) -> Result<Vec<StrategySpec>, CommandError> {
         if self.strategy.is_empty() {
             let entries = strategies_with_memory();
             let how_many = if self.all_variants { usize::MAX } else { 1 };
@@ -158,7 +159,7 @@ impl StressOptions {
         let mut strategies = Vec::new();
         for text in &self.strategy {
             let (strategy, note) = environment::resolve_settings(StrategySpec::from(text.as_str()));
-            plugin::check(&strategy).map_err(Failure::usage)?;
+            plugin::check(&strategy).map_err(CommandError::usage)?;
             if let Some(note) = note {
                 output::complain(&note);
             }

@@ -17,7 +17,7 @@ use crate::{
     base::{Bytes, GIB, parallel_map},
     cli::{
         VERSION,
-        exit::{self, Failure, Outcome, StopPolicy},
+        exit::{self, CommandError, CommandResult, StopPolicy},
         progress,
     },
     report::Endurance,
@@ -74,7 +74,7 @@ pub struct SoakArgs {
 }
 
 impl IntegrityArgs {
-    pub(super) fn run(&self) -> Outcome {
+    pub(super) fn run(&self) -> CommandResult {
         let EnduranceOptions { threads, streams, sizes, .. } = self.endurance;
         let trace = self.options.trace()?;
         self.endurance.run("integrity", &self.options, |target, seed, until, progress| {
@@ -88,9 +88,9 @@ impl IntegrityArgs {
 }
 
 impl SoakArgs {
-    pub(super) fn run(&self) -> Outcome {
+    pub(super) fn run(&self) -> CommandResult {
         if self.options.trace.is_some() {
-            return Err(Failure::usage(anyhow!(
+            return Err(CommandError::usage(anyhow!(
                 "a soak plays its own programs; use `oomph stress integrity --trace FILE` for one trace"
             )));
         }
@@ -141,7 +141,7 @@ impl EnduranceOptions {
             &mut dyn FnMut(&IntegrityCounts),
         ) -> Result<EnduranceOutcome, TargetError>
         + Sync,
-    ) -> Outcome {
+    ) -> CommandResult {
         let options = &self.with_memory(options)?;
         let targets = options.targets()?;
         let mut state = self.load_state(kind)?;
@@ -174,7 +174,7 @@ impl EnduranceOptions {
         let mut saved = Vec::new();
         let mut failed = false;
         for (target, outcome) in targets.iter().zip(outcomes) {
-            let (outcome, strategy) = (outcome.map_err(Failure::usage)?, target.strategy.to_string());
+            let (outcome, strategy) = (outcome.map_err(CommandError::usage)?, target.strategy.to_string());
             state.add(&strategy, &outcome);
             failed |= !outcome.failures.is_empty();
             if let Some(failure) = outcome.failures.first() {
@@ -189,20 +189,20 @@ impl EnduranceOptions {
     }
 
     /// Uses more memory by default on a real device.
-    fn with_memory(&self, options: &StressOptions) -> Result<StressOptions, Failure> {
+    fn with_memory(&self, options: &StressOptions) -> Result<StressOptions, CommandError> {
         let simulated = options.targets()?.iter().all(|target| target.device.is_simulated());
         let memory = if simulated || options.memory != StressOptions::MEMORY { options.memory } else { REAL_MEMORY };
         Ok(StressOptions { memory, ..options.clone() })
     }
 
     /// The state with all earlier slices.
-    fn load_state(&self, kind: &str) -> Result<StressState, Failure> {
+    fn load_state(&self, kind: &str) -> Result<StressState, CommandError> {
         let Some(path) = &self.state else { return Ok(StressState::new(kind)) };
         let text = match fs::read_to_string(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(StressState::new(kind)),
-            read => read.with_context(|| format!("{} cannot be read", path.display())).map_err(Failure::usage)?,
+            read => read.with_context(|| format!("{} cannot be read", path.display())).map_err(CommandError::usage)?,
         };
-        let refused = |reason: String| Failure::usage(anyhow!("{} cannot be added to: {reason}", path.display()));
+        let refused = |reason: String| CommandError::usage(anyhow!("{} cannot be added to: {reason}", path.display()));
         let state: StressState = serde_json::from_str(&text).map_err(|error| refused(error.to_string()))?;
         state.check(kind).map_err(refused)?;
         Ok(state)
@@ -214,9 +214,9 @@ impl EnduranceOptions {
         targets: &[StressTarget],
         seed: u64,
         wall: Duration,
-    ) -> Result<StressSlice, Failure> {
+    ) -> Result<StressSlice, CommandError> {
         let device = match targets.first() {
-            Some(target) => target.device.device_name().map_err(Failure::device)?,
+            Some(target) => target.device.device_name().map_err(CommandError::device)?,
             None => String::new(),
         };
         Ok(StressSlice {
@@ -232,7 +232,7 @@ impl EnduranceOptions {
     }
 
     /// Writes a new file and renames it, so that an interruption cannot lose earlier slices.
-    fn save_state(&self, state: &StressState) -> Result<(), Failure> {
+    fn save_state(&self, state: &StressState) -> Result<(), CommandError> {
         let Some(path) = &self.state else { return Ok(()) };
         let beside = path.with_extension("json.new");
         let write = |beside: &Path| -> io::Result<()> {

@@ -15,7 +15,7 @@ use std::{env, panic, process::Command};
 #[cfg(unix)]
 use super::worker::plugin_host;
 use super::{
-    exit::{self, Failure, Outcome},
+    exit::{self, CommandError, CommandResult},
     options::DeviceOptions,
     output,
 };
@@ -80,7 +80,7 @@ impl Kind {
     }
 }
 
-pub fn run(args: Args) -> Outcome {
+pub fn run(args: Args) -> CommandResult {
     let (strategies, device) = args.kind.target();
     if !args.in_this_process && needs_second_process(strategies, device)? {
         return run_in_second_process();
@@ -112,7 +112,7 @@ const SECOND_PROCESS: &str = "in-this-process";
 
 /// Whether one of the strategies might end this process. On the simulated device plugins are served by other processes; on a
 /// real one they cannot be.
-fn needs_second_process(strategies: &[String], device: &str) -> Result<bool, Failure> {
+fn needs_second_process(strategies: &[String], device: &str) -> Result<bool, CommandError> {
     if !strategies.iter().any(|strategy| plugin::is_meant(&StrategySpec::from(strategy.as_str()))) {
         return Ok(false);
     }
@@ -126,10 +126,10 @@ fn needs_second_process(strategies: &[String], device: &str) -> Result<bool, Fai
 }
 
 /// Runs the same command in a second process and returns its exit code. If it dies, that is a failure of the plugin.
-fn run_in_second_process() -> Outcome {
+fn run_in_second_process() -> CommandResult {
     // Ctrl-C reaches both processes. The second one ends in order, and this one must return its exit code.
     ctrlc::set_handler(|| {})?;
-    let program = env::current_exe().map_err(Failure::usage)?;
+    let program = env::current_exe().map_err(CommandError::usage)?;
     let status = Command::new(program).args(env::args_os().skip(1)).arg(format!("--{SECOND_PROCESS}")).status()?;
     match status.code().and_then(|code| u8::try_from(code).ok()) {
         Some(code) => Ok(code),
