@@ -86,7 +86,11 @@ pub enum Isolate {
 
 impl WorkerOptions {
     /// Runs each case here or in a process of its own. `stop` also ends running cases.
-    pub fn runner<'a>(&self, cases: &[Case], stop: Option<&'a AtomicBool>) -> Result<IsolatingRunner<'a>, CommandError> {
+    pub fn runner<'a>(
+        &self,
+        cases: &[Case],
+        stop: Option<&'a AtomicBool>,
+    ) -> Result<IsolatingRunner<'a>, CommandError> {
         if self.isolate == Isolate::Never && self.case_timeout.is_some() {
             let conflict = "--case-timeout needs a process per case: leave out --isolate never";
             return Err(CommandError::usage(anyhow!(conflict)));
