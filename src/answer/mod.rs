@@ -15,6 +15,9 @@ pub mod ranks;
 pub mod summary;
 pub mod techniques;
 pub mod threshold;
+mod trial;
+
+pub use trial::TrialError;
 
 use std::ops::ControlFlow;
 

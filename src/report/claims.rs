@@ -8,7 +8,7 @@ use super::{
     render::{TextTable, counted},
     rows,
 };
-use crate::answer::claims::{ClaimRecord, Verdict};
+use crate::answer::claims::{ClaimRecord, ClaimVerdict};
 
 const HEADINGS: [&str; 5] = ["id", "claim", "published", "verdict", "what really happens"];
 const PAGE_HEADINGS: [&str; 7] =
@@ -89,7 +89,7 @@ impl FolderRecord for ClaimRecord {
 
 fn tally(records: &[ClaimRecord]) -> String {
     let count = |verdict| records.iter().filter(|record| record.verdict == verdict).count();
-    let verdicts = [Verdict::Confirmed, Verdict::Depends, Verdict::Refuted, Verdict::NotMeasurable]
+    let verdicts = [ClaimVerdict::Confirmed, ClaimVerdict::Depends, ClaimVerdict::Refuted, ClaimVerdict::NotMeasurable]
         .map(|verdict| format!("{} {}", count(verdict), verdict.name()));
     format!("{}: {}.", counted(records.len(), "claim", "claims"), verdicts.join(", "))
 }
@@ -130,7 +130,7 @@ fn cell(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn record(id: &str, verdict: Verdict) -> ClaimRecord {
+    fn record(id: &str, verdict: ClaimVerdict) -> ClaimRecord {
         ClaimRecord {
             id: id.to_owned(),
             claim: "It | leaks".to_owned(),
@@ -146,14 +146,18 @@ mod tests {
 
     #[test]
     fn table_counts_verdicts() {
-        let records = [record("a", Verdict::Refuted), record("b", Verdict::Refuted), record("c", Verdict::Confirmed)];
+        let records = [
+            record("a", ClaimVerdict::Refuted),
+            record("b", ClaimVerdict::Refuted),
+            record("c", ClaimVerdict::Confirmed),
+        ];
         let text = ClaimReport { records: &records, in_full: false }.text(Medium::PIPE);
         assert!(text.contains("3 claims: 1 confirmed, 0 depends, 2 refuted, 0 not measurable here."), "{text}");
     }
 
     #[test]
     fn full_claim_leaves_out_empty_fields() {
-        let records = [record("a", Verdict::Refuted)];
+        let records = [record("a", ClaimVerdict::Refuted)];
         let text = ClaimReport { records: &records, in_full: true }.text(Medium::PIPE);
         for words in ["a: It | leaks", "verdict:    refuted", "PyTorch:    growth: 4 MiB", "does not:   it grows"] {
             assert!(text.contains(words), "'{words}' is missing in\n{text}");
@@ -163,7 +167,7 @@ mod tests {
 
     #[test]
     fn page_keeps_its_columns_whatever_a_claim_says() {
-        let page = ClaimRecord::page(&[record("a", Verdict::Refuted)]);
+        let page = ClaimRecord::page(&[record("a", ClaimVerdict::Refuted)]);
         let row = page.lines().find(|line| line.starts_with("| **a**")).unwrap();
         assert_eq!(row.replace("\\|", "").matches('|').count(), PAGE_HEADINGS.len() + 1, "{row}");
         assert!(page.contains("- **a**: It does not. Does not hold: it grows."), "{page}");

@@ -356,7 +356,7 @@ mod tests {
     use super::*;
     use crate::{
         answer::{
-            claims::{ClaimRecord, Verdict},
+            claims::{ClaimRecord, ClaimVerdict},
             techniques::{TechniqueRecord, row_id},
         },
         base::{KIB, StreamId, TagId},
@@ -544,7 +544,7 @@ mod tests {
         let path = folder.path().join("run");
         let row = |id: &str| ClaimRecord {
             id: id.to_owned(),
-            verdict: Verdict::Depends,
+            verdict: ClaimVerdict::Depends,
             lesson: "Sometimes.".to_owned(),
             ..ClaimRecord::default()
         };

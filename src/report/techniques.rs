@@ -6,7 +6,7 @@ use super::{
     render::{RenderRow, TextTable, maybe_bytes},
 };
 use crate::{
-    answer::techniques::{Advice, TechniqueRecord, row_id},
+    answer::techniques::{TechniqueAdvice, TechniqueRecord, row_id},
     base::{Bytes, Nanos},
     measure::Status,
 };
@@ -105,7 +105,7 @@ impl FolderRecord for TechniqueRecord {
 
 /// Which technique to use on a card, in one sentence.
 #[must_use]
-pub fn technique_advice(advice: &Advice<'_>, memory_bytes: u64) -> String {
+pub fn technique_advice(advice: &TechniqueAdvice<'_>, memory_bytes: u64) -> String {
     let best = &advice.best.record;
     let speed = |per_second: Option<f64>| per_second.map_or_else(String::new, |rate| format!(", {rate:.1} samples/s"));
     let base = match advice.base {

@@ -1,32 +1,32 @@
-//! Claims about allocators, fragmentation, and what the counters mean.
+//! Claims about allocators: fragmentation, counters, `del`, `gc.collect()` and `empty_cache()`.
 
 use std::ops::RangeInclusive;
 
 use super::{
-    Claim, Group,
-    bench::{Bench, CACHING, ClaimResult, EXPANDABLE, recipe},
-    finding::{Amount, Finding},
+    Claim,
+    bench::{CACHING, ClaimBench, ClaimResult, EXPANDABLE, model, recipe},
+    finding::{ClaimAmount, ratio, reduction},
     pytorch::{
-        CACHED_PAIR_NS, DIES_WITH_MORE_THAN_ITS_BLOCKS, DRIVER_PAIR_NS, VARIABLE_LENGTH_ALLOCATED,
-        VARIABLE_LENGTH_RESERVED,
+        CACHED_PAIR_NS, DEL_LEAVES_IT_ALLOCATED, DIES_WITH_MORE_THAN_ITS_BLOCKS, DRIVER_PAIR_NS,
+        VARIABLE_LENGTH_ALLOCATED, VARIABLE_LENGTH_RESERVED, gpt_355m,
     },
 };
 use crate::{answer::leaks, base::GIB, measure::Status, models::Recipe, replay::OomCause};
 
+const MODEL: &str = "gpt-355m";
+
 pub(super) const CLAIMS: &[Claim] = &[
     Claim {
         id: "frag-oom",
-        group: Group::Allocator,
         statement: "A model that should fit in 11.8 GB fails on a 12 GB device, because no contiguous block is left",
         published: "OOM with free memory present",
         lesson: "It happens where shapes change from step to step and next to nothing is to spare: then to most allocators, those \
                  that map pages among them. With a tenth to spare it is a matter of luck.",
         command: "oomph replay variable-length --set batch=8 --set context=1144 --limit 11.37GB --strategy caching --strategy caching:expandable_segments:True",
         on_gpu: true,
-        test: |bench| {
-            let mut finding = Finding::default();
+        test: |bench, finding| {
             let (should_fit, card) = (11_800_000_000, 12_000_000_000);
-            let (room, limit) = (bench.room_in(should_fit)?, bench.room_in(card)?);
+            let (room, limit) = (bench.available_on(should_fit)?, bench.available_on(card)?);
             // One draw of lengths proves nothing: which of them tear memory is chance.
             let mut torn = [0; STRATEGIES.len()];
             let mut exhausted = [0; STRATEGIES.len()];
@@ -45,81 +45,81 @@ pub(super) const CLAIMS: &[Claim] = &[
             let of_seeds = format!("of {} draws", SEEDS.end());
             for (place, strategy) in STRATEGIES.into_iter().enumerate() {
                 let name = format!("{strategy}, {of_seeds} fail with enough free");
-                finding.figure(name, Amount::Count(torn[place]));
+                finding.figure(name, ClaimAmount::Count(torn[place]));
                 if exhausted[place] > 0 {
-                    finding.figure(format!("{strategy}, fail with too little free"), Amount::Count(exhausted[place]));
+                    finding
+                        .figure(format!("{strategy}, fail with too little free"), ClaimAmount::Count(exhausted[place]));
                 }
             }
             finding.figure(
                 format!("caching with sequences of 1024 tokens at most, {of_seeds} fail"),
-                Amount::Count(roomy),
+                ClaimAmount::Count(roomy),
             );
             let by_caching = STRATEGIES.into_iter().position(|name| name == CACHING).map_or(0, |place| torn[place]);
             let most = 2 * by_caching > *SEEDS.end();
             finding.check_beside("caching fails in most draws with enough free", most, DIES_WITH_MORE_THAN_ITS_BLOCKS);
-            Ok(finding)
+            Ok(())
         },
     },
     Claim {
         id: "pool-overhead",
-        group: Group::Allocator,
         statement: "A pool of one's own cuts the overhead of small requests",
         published: "less time per small allocation",
         lesson: "The driver takes tens of microseconds for a pair where it has to map a page, two where one is there already; a cache asks it once.",
         command: "oomph replay hot-512 --set pairs=2000 --strategy direct --strategy caching --strategy async",
         on_gpu: true,
-        test: |bench| {
-            let mut finding = Finding::default();
+        test: |bench, finding| {
             let pairs = 2000;
             let program = recipe("hot-512", &[("pairs", "2000")])?;
             let time = |strategy: &str| ClaimResult::Ok(bench.replayed(&program, strategy, None)?.0.driver_ns / pairs);
             let (direct, caching, pool) = (time("direct")?, time(CACHING)?, time("async")?);
-            let (of_driver, of_cache) = (Amount::Time(DRIVER_PAIR_NS), Amount::Time(CACHED_PAIR_NS));
-            finding.beside("driver time of a pair, direct", Amount::Time(direct), of_driver);
-            finding.beside("caching (PyTorch: its own time included)", Amount::Time(caching), of_cache);
-            finding.figure("async, the driver's own pool", Amount::Time(pool));
+            let (of_driver, of_cache) = (ClaimAmount::Time(DRIVER_PAIR_NS), ClaimAmount::Time(CACHED_PAIR_NS));
+            finding.beside("driver time of a pair, direct", ClaimAmount::Time(direct), of_driver);
+            finding.beside("caching (PyTorch: its own time included)", ClaimAmount::Time(caching), of_cache);
+            finding.figure("async, the driver's own pool", ClaimAmount::Time(pool));
             finding.check("caching takes less time than direct", caching < direct);
-            Ok(finding)
+            Ok(())
         },
     },
     Claim {
         id: "track-allocated",
-        group: Group::Allocator,
         statement: "Peak usage is best tracked with max_memory_allocated",
         published: "max_memory_allocated",
         lesson: "A program dies by what is reserved, and by the context beside it: max_memory_reserved is what has to fit.",
         command: "oomph replay variable-length --strategy caching --limit 5.88GiB",
         on_gpu: true,
-        test: |bench| {
-            let mut finding = Finding::default();
+        test: |bench, finding| {
             let program = recipe("variable-length", &[])?;
             let whole = bench.memory(&program)?;
             let (allocated, reserved) = (whole.peak_allocated_bytes, whole.peak_reserved_bytes);
-            finding.beside("peak allocated", Amount::Size(allocated), Amount::Size(VARIABLE_LENGTH_ALLOCATED));
-            finding.beside("peak reserved", Amount::Size(reserved), Amount::Size(VARIABLE_LENGTH_RESERVED));
+            finding.beside(
+                "peak allocated",
+                ClaimAmount::Size(allocated),
+                ClaimAmount::Size(VARIABLE_LENGTH_ALLOCATED),
+            );
+            finding.beside("peak reserved", ClaimAmount::Size(reserved), ClaimAmount::Size(VARIABLE_LENGTH_RESERVED));
             let page = 2 << 20;
             let with_allocated = allocated.next_multiple_of(page);
             let suffices =
                 |limit| ClaimResult::Ok(bench.replayed(&program, CACHING, Some(limit))?.0.status == Status::Completed);
             let (by_allocated, by_reserved) = (suffices(with_allocated)?, suffices(reserved)?);
-            finding.figure("memory of the allocated peak suffices (1: yes)", Amount::Count(u64::from(by_allocated)));
-            finding.figure("memory of the reserved peak suffices (1: yes)", Amount::Count(u64::from(by_reserved)));
+            finding
+                .figure("memory of the allocated peak suffices (1: yes)", ClaimAmount::Count(u64::from(by_allocated)));
+            finding.figure("memory of the reserved peak suffices (1: yes)", ClaimAmount::Count(u64::from(by_reserved)));
             let suffices = !DIES_WITH_MORE_THAN_ITS_BLOCKS;
             finding.check_beside("as much memory as max_memory_allocated suffices", by_allocated, suffices);
-            Ok(finding)
+            Ok(())
         },
     },
     Claim {
         id: "frag-sign",
-        group: Group::Allocator,
         statement: "High reserved with low allocated memory is fragmentation or cache, and no leak",
         published: "not a leak",
         lesson: "Leaks raise what is allocated; what is reserved and not allocated is cache, or pieces between live blocks. Where \
                  a small leak tears memory, both grow: the detector names the leak, though most of the growth is the other.",
         command: "oomph leaks variable-length; oomph leaks museum-rmm-35; oomph leaks leak-outputs",
         on_gpu: true,
-        test: |bench| {
-            let mut finding = Finding::default();
+        test: |bench, finding| {
             let both = "caching:max_split_size_mb:128,expandable_segments:True";
             for (name, strategy) in [
                 ("variable-length", CACHING),
@@ -130,25 +130,23 @@ pub(super) const CLAIMS: &[Claim] = &[
                 let (observed, found) = bench.growth(&recipe(name, &[])?, strategy, None)?;
                 let last = observed.steps.last().copied().unwrap_or_default();
                 let idle = last.reserved_bytes.saturating_sub(last.allocated_bytes);
-                finding.figure(format!("{name}, reserved and not allocated at the end"), Amount::Size(idle));
+                finding.figure(format!("{name}, reserved and not allocated at the end"), ClaimAmount::Size(idle));
                 finding.check(format!("{name} is called no leak"), found.verdict != leaks::Verdict::Leak);
             }
             let (_, found) = bench.growth(&recipe("leak-outputs", &[])?, CACHING, None)?;
             finding.check("leak-outputs is called a leak", found.verdict == leaks::Verdict::Leak);
-            Ok(finding)
+            Ok(())
         },
     },
     Claim {
         id: "frag-word",
-        group: Group::Allocator,
         statement: "Memory that stays allocated is fragmentation",
         published: "a use of the word",
         lesson: "Fragmentation is free memory that cannot be used. Memory that stays allocated is held by somebody: a leak, if \
                  nobody needs it.",
         command: "oomph leaks leak-outputs-detached",
         on_gpu: true,
-        test: |bench| {
-            let mut finding = Finding::default();
+        test: |bench, finding| {
             let program = recipe("leak-outputs-detached", &[("steps", "24")])?;
             let (observed, _) = bench.growth(&program, CACHING, None)?;
             let (first, last) = (observed.judged().first(), observed.judged().last());
@@ -156,23 +154,21 @@ pub(super) const CLAIMS: &[Claim] = &[
                 first.zip(last).map_or(0, |(first, last)| of(last).saturating_sub(of(first)))
             };
             let (allocated, stuck) = (grown(|step| step.allocated_bytes), grown(|step| step.stuck_bytes));
-            finding.figure("allocated grows by", Amount::Size(allocated));
-            finding.figure("free memory that cannot be given back grows by", Amount::Size(stuck));
+            finding.figure("allocated grows by", ClaimAmount::Size(allocated));
+            finding.figure("free memory that cannot be given back grows by", ClaimAmount::Size(stuck));
             finding.check("free memory that cannot be used grows half as much at least", 2 * stuck >= allocated);
-            Ok(finding)
+            Ok(())
         },
     },
     Claim {
         id: "fraction",
-        group: Group::Allocator,
         statement: "Capping the process to a fraction (0.6) of a GPU mimics a smaller GPU",
         published: "the same OOM",
         lesson: "The fraction counts what the allocator takes. A smaller card has to hold the context and the libraries as well, so \
                  it ends earlier: take them off the fraction.",
         command: "oomph leaks leak-cache --set steps=200 --device sim:20GiB --limit 12GiB; oomph leaks leak-cache --set steps=200 --device sim:12GiB",
         on_gpu: false,
-        test: |bench| {
-            let mut finding = Finding::default();
+        test: |bench, finding| {
             let program = recipe("leak-cache", &[("steps", "200")])?;
             let ends_at = |device: &str, limit: Option<u64>| {
                 let record = bench.replayed_on(&device.parse()?, &program, CACHING, limit)?.0;
@@ -180,29 +176,27 @@ pub(super) const CLAIMS: &[Claim] = &[
             };
             let of_fraction = ends_at("sim:20GiB", Some(12 * GIB))?;
             let of_card = ends_at("sim:12GiB", None)?;
-            let room = bench.room_in(12 * GIB)?;
+            let room = bench.available_on(12 * GIB)?;
             let of_corrected = ends_at("sim:20GiB", Some(room))?;
-            finding.figure("0.6 of 20 GiB ends in step", Amount::Count(of_fraction));
-            finding.figure("a card of 12 GiB ends in step", Amount::Count(of_card));
-            finding.figure("0.6 less context and libraries ends in step", Amount::Count(of_corrected));
-            finding.figure("which take", Amount::Size(bench.overhead()?));
+            finding.figure("0.6 of 20 GiB ends in step", ClaimAmount::Count(of_fraction));
+            finding.figure("a card of 12 GiB ends in step", ClaimAmount::Count(of_card));
+            finding.figure("0.6 less context and libraries ends in step", ClaimAmount::Count(of_corrected));
+            finding.figure("which take", ClaimAmount::Size(bench.overhead()?));
             finding.check("both end in the same step", of_fraction == of_card);
             finding
                 .check("both end in the same step once context and libraries are taken off", of_corrected == of_card);
-            Ok(finding)
+            Ok(())
         },
     },
     Claim {
         id: "smi-below",
-        group: Group::Allocator,
         statement: "nvidia-smi can show less than memory_allocated",
         published: "less",
         lesson: "What is allocated lies in what is reserved, and that in what the device holds: nvidia-smi shows all of it and the \
                  context.",
         command: "oomph replay variable-length --strategy caching --format json",
         on_gpu: true,
-        test: |bench| {
-            let mut finding = Finding::default();
+        test: |bench, finding| {
             for (name, strategy) in [
                 ("variable-length", CACHING),
                 ("variable-length", EXPANDABLE),
@@ -215,43 +209,156 @@ pub(super) const CLAIMS: &[Claim] = &[
                 // Within a stretch the extremes may lie apart: only what is certain counts.
                 let below = used().filter(|(used, allocated)| used.max < allocated.min).count();
                 let least = used().map(|(used, allocated)| used.min.saturating_sub(allocated.min)).min();
-                finding.figure(format!("{name} under {strategy}, least difference"), Amount::Size(least.unwrap_or(0)));
+                finding.figure(
+                    format!("{name} under {strategy}, least difference"),
+                    ClaimAmount::Size(least.unwrap_or(0)),
+                );
                 finding.check(format!("{name} under {strategy} shows less at some time"), below > 0);
             }
-            Ok(finding)
+            Ok(())
         },
     },
     Claim {
         id: "restart",
-        group: Group::Allocator,
         statement: "Memory that is not reclaimed after a restart means a leak",
         published: "a leak",
         lesson: "The driver takes everything back when a process ends. Memory that is still used belongs to a process that is still \
                  there.",
         command: "oomph replay training --set steps=100000 --device cuda --strategy caching, ended by force; then nvidia-smi",
         on_gpu: false,
-        test: |_| {
-            Ok(Finding::not_measurable(
-                "a simulated device ends with its process: what a driver does at the end of one is not simulated",
-            ))
+        test: |_, finding| {
+            finding.not_measurable("a simulated device ends with its process: the end of a process is not simulated");
+            Ok(())
         },
     },
     Claim {
         id: "too-large",
-        group: Group::Allocator,
         statement: "A model that is too large for the device ends in a kernel launch failure",
         published: "kernel launch failure",
         lesson: "It ends in an OOM while weights are brought to the device, before any kernel.",
         command: "oomph replay load-beyond-capacity --strategy caching",
         on_gpu: true,
-        test: |bench| {
-            let mut finding = Finding::default();
+        test: |bench, finding| {
             let record = bench.memory(&recipe("load-beyond-capacity", &[])?)?;
-            finding.figure("allocated when memory ran out", Amount::Size(record.peak_allocated_bytes));
-            finding.figure("bytes asked for", Amount::Size(record.oom_requested_bytes.unwrap_or(0)));
+            finding.figure("allocated when memory ran out", ClaimAmount::Size(record.peak_allocated_bytes));
+            finding.figure("bytes asked for", ClaimAmount::Size(record.oom_requested_bytes.unwrap_or(0)));
             let in_loading = record.status == Status::Oom && record.oom_step.is_none();
             finding.check("loading gets through, and a later kernel fails", !in_loading);
-            Ok(finding)
+            Ok(())
+        },
+    },
+    Claim {
+        id: "empty-cache",
+        statement: "empty_cache in every step slows training by 5-15 %",
+        published: "5-15 %",
+        lesson: "It costs some dozens of driver calls a step, which is little beside a long step and much beside a short one; it \
+                 lowers reserved memory between steps and never the peak of what is allocated.",
+        command: "oomph techniques --model gpt-355m --technique empty_cache",
+        on_gpu: true,
+        test: |bench, finding| {
+            let base = bench.step(&model(MODEL, "")?)?;
+            let plain = bench.memory(&model(MODEL, "")?)?;
+            let mut every_step = None;
+            for (name, techniques) in [
+                ("after forward", "empty_cache:forward"),
+                ("after backward", "empty_cache:backward"),
+                ("after each step", "empty_cache"),
+                ("after every third step", "empty_cache:3"),
+                ("at phase changes", "empty_cache:phase"),
+            ] {
+                let program = model(MODEL, techniques)?;
+                let record = bench.memory(&program)?;
+                let more_calls = record.driver_calls.saturating_sub(plain.driver_calls);
+                let slower = base.zip(bench.step(&program)?).map(|(base, step)| 100.0 * (ratio(base.0, step.0) - 1.0));
+                if let Some(slower) = slower {
+                    if techniques == "empty_cache" {
+                        every_step = Some(slower);
+                        let truth = 100.0 * (gpt_355m::EMPTY_CACHE.step_ms / gpt_355m::BASE.step_ms - 1.0);
+                        finding.beside(
+                            format!("{name}, slower by"),
+                            ClaimAmount::Percent(slower),
+                            ClaimAmount::Percent(truth),
+                        );
+                    } else {
+                        finding.figure(format!("{name}, slower by"), ClaimAmount::Percent(slower));
+                    }
+                }
+                finding.figure(format!("{name}, driver calls more in three steps"), ClaimAmount::Count(more_calls));
+                let saved = reduction(plain.peak_reserved_bytes, record.peak_reserved_bytes);
+                finding.figure(format!("{name}, peak reserved lower by"), ClaimAmount::Percent(saved));
+            }
+            if let Some(slower) = every_step {
+                let truth = 100.0 * (gpt_355m::EMPTY_CACHE.step_ms / gpt_355m::BASE.step_ms - 1.0);
+                finding.check_range("after each step it is slower by", (slower, Some(truth)), 5.0..=15.0, " %");
+                finding.check_beside("it is slower at all", slower > 0.1, truth > 0.1);
+            }
+            Ok(())
+        },
+    },
+    Claim {
+        id: "empty-cache-oom",
+        statement: "Calling empty_cache before the next phase prevents an OOM",
+        published: "prevents OOM",
+        lesson: "The allocator frees its cache and tries again before it fails, so that steady shapes gain nothing; where shapes \
+                 change, a cache that starts anew is a little less torn.",
+        command: "oomph threshold phase-change --strategy caching; oomph threshold phase-change --set techniques=empty_cache:phase --strategy caching",
+        on_gpu: false,
+        test: |bench, finding| {
+            for name in ["phase-change", "variable-length"] {
+                let needed =
+                    |techniques: &str| bench.smallest_memory(&recipe(name, &[("techniques", techniques)])?, CACHING);
+                let (Some(without), Some(with)) = (needed("")?, needed("empty_cache:phase")?) else { continue };
+                finding.figure(format!("{name}, smallest memory without"), ClaimAmount::Size(without));
+                finding.figure(format!("{name}, with"), ClaimAmount::Size(with));
+                finding.check(format!("{name} needs at least 1 % less with it"), reduction(without, with) >= 1.0);
+            }
+            Ok(())
+        },
+    },
+    Claim {
+        id: "dangling",
+        statement: "`del` alone does not give memory back; gc.collect and empty_cache do",
+        published: "del, gc.collect and empty_cache together",
+        lesson: "`del` of the last name frees a tensor at once for PyTorch's own use. gc only finds what refers to itself, \
+                 empty_cache only hands cached memory back to the driver, where nvidia-smi and other processes see it.",
+        command: "oomph replay dangling-del --strategy caching (and dangling-gc, dangling-empty-cache, ... : all eight)",
+        on_gpu: true,
+        test: |bench, finding| {
+            let mut levels = Vec::new();
+            for remedy in [
+                "none",
+                "del",
+                "gc",
+                "empty_cache",
+                "del_gc",
+                "del_empty_cache",
+                "gc_empty_cache",
+                "del_gc_empty_cache",
+            ] {
+                let program = recipe("dangling", &[("remedy", remedy)])?;
+                let (observed, _) = bench.growth(&program, CACHING, None)?;
+                let last = observed.steps.last().copied().unwrap_or_default();
+                finding.figure(format!("{remedy}, allocated"), ClaimAmount::Size(last.allocated_bytes));
+                finding.figure(format!("{remedy}, reserved"), ClaimAmount::Size(last.reserved_bytes));
+                levels.push((remedy, last));
+            }
+            let of = |wanted: &str| {
+                levels.iter().find(|(remedy, _)| *remedy == wanted).map(|(_, step)| *step).unwrap_or_default()
+            };
+            let less = |base: u64, changed: u64| reduction(base, changed) >= 1.0;
+            let none = of("none");
+            let as_much = !less(none.allocated_bytes, of("del").allocated_bytes);
+            finding.check_beside("after `del` alone as much is allocated", as_much, DEL_LEAVES_IT_ALLOCATED);
+            finding
+                .check("after `del` alone as much is reserved", !less(none.reserved_bytes, of("del").reserved_bytes));
+            let names_stay = of("gc_empty_cache");
+            finding.check(
+                "gc.collect and empty_cache without `del` lower what is allocated",
+                less(none.allocated_bytes, names_stay.allocated_bytes),
+            );
+            let all = of("del_gc_empty_cache");
+            finding.check("all three lower what is reserved", less(none.reserved_bytes, all.reserved_bytes));
+            Ok(())
         },
     },
 ];
@@ -260,7 +367,7 @@ pub(super) const CLAIMS: &[Claim] = &[
 const SEEDS: RangeInclusive<u64> = 1..=6;
 
 /// Training on random lengths, the longest just so that what is alive at the peak fits in `room`; and with 1024 tokens.
-fn just_fitting(bench: &Bench<'_>, seed: u64, room: u64) -> ClaimResult<(Recipe, Recipe)> {
+fn just_fitting(bench: &ClaimBench<'_>, seed: u64, room: u64) -> ClaimResult<(Recipe, Recipe)> {
     let of_length = |context: u64| {
         let set = [("batch", "8"), ("context", &context.to_string())];
         ClaimResult::Ok(recipe("variable-length", &set)?.seed(seed))

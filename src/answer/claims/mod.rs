@@ -1,48 +1,32 @@
-//! What is published about GPU memory in training, put to the test claim by claim.
+//! Published claims about GPU memory in training, put to the test.
 //!
 //! A [`Claim`] is a sentence with its figure, and a test that replays the workloads which would show it. The test notes
-//! what it measured beside what real PyTorch did, and cuts the sentence into things that hold or do not; the
-//! [`Verdict`] follows from these by one rule. A refuted claim is worth as much as a confirmed one, so each says what
-//! really happens. What nothing here can measure is listed with the reason.
+//! its measurements beside those of PyTorch and divides the sentence into checks; the [`ClaimVerdict`] follows from these
+//! by one rule. Every claim says what really happens. Claims that cannot be measured here are listed with the reason.
 //!
-//! The command line asks, `report` shows; this room neither knows files nor prints. One file is one subject; a new claim is
-//! one entry of its list.
+//! This module does not know files and does not print. A new claim is one entry in the list of its subject.
 
 mod allocator;
 mod bench;
-mod beyond;
-mod cache;
 mod finding;
-mod growth;
-mod headline;
 mod leaks;
 mod pytorch;
-mod record;
-mod sharding;
 mod techniques;
 
-pub use finding::{Amount, Check, Figure, Finding, Verdict};
-pub use record::ClaimRecord;
+pub use finding::{ClaimAmount, ClaimCheck, ClaimFigure, ClaimFinding, ClaimRecord, ClaimVerdict};
 
 use std::sync::atomic::AtomicBool;
 
-use bench::Bench;
+use bench::ClaimBench;
 use serde::{Deserialize, Serialize};
 
-use super::{leaks::LeakError, threshold::ThresholdError};
-use crate::{
-    base::parallel_for_each,
-    device::{DeviceSpec, DeviceSpecError},
-    models::WorkloadError,
-    replay::ReplayError,
-    strategy::{SpecError, StrategyError},
-    trace::TraceError,
-};
+use super::trial::TrialError;
+use crate::{base::parallel_for_each, device::DeviceSpec};
 
-/// What claims are about.
+/// The subject of a claim.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Group {
+pub enum ClaimGroup {
     /// The table of techniques that articles print.
     #[default]
     Table,
@@ -52,31 +36,29 @@ pub enum Group {
     Allocator,
     /// Leaks and growth.
     Leaks,
-    /// What cannot be measured here.
+    /// Claims that cannot be measured here.
     Beyond,
 }
 
-impl Group {
+impl ClaimGroup {
     /// A heading.
     #[must_use]
     pub const fn title(self) -> &'static str {
         match self {
-            Group::Table => "The table of techniques",
-            Group::Techniques => "Techniques",
-            Group::Allocator => "Allocator",
-            Group::Leaks => "Leaks and growth",
-            Group::Beyond => "Beyond measurement here",
+            ClaimGroup::Table => "The table of techniques",
+            ClaimGroup::Techniques => "Techniques",
+            ClaimGroup::Allocator => "Allocator",
+            ClaimGroup::Leaks => "Leaks and growth",
+            ClaimGroup::Beyond => "Beyond measurement here",
         }
     }
 }
 
-/// A sentence about memory that somebody published.
+/// A published sentence about memory.
 #[derive(Clone, Copy)]
 pub struct Claim {
     /// A short name, for files and for the command line.
     pub id: &'static str,
-    /// What it is about.
-    pub group: Group,
     /// The sentence.
     pub statement: &'static str,
     /// Its figure, or what it promises.
@@ -85,92 +67,99 @@ pub struct Claim {
     pub lesson: &'static str,
     /// The workload that shows it, as a command.
     pub command: &'static str,
-    /// Whether a real GPU can say something that the simulated one cannot.
+    /// Whether a real GPU can show something that the simulated one cannot.
     pub on_gpu: bool,
-    test: Test,
+    test: ClaimTest,
 }
 
-type Test = fn(&Bench<'_>) -> Result<Finding, ClaimError>;
+type ClaimTest = fn(&ClaimBench<'_>, &mut ClaimFinding) -> Result<(), TrialError>;
+
+/// Every claim by subject, in the order in which the table shows them.
+const CLAIMS: &[(ClaimGroup, &[Claim])] = &[
+    (ClaimGroup::Table, techniques::TABLE),
+    (ClaimGroup::Techniques, techniques::ONE_DEVICE),
+    (ClaimGroup::Techniques, techniques::SEVERAL_DEVICES),
+    (ClaimGroup::Allocator, allocator::CLAIMS),
+    (ClaimGroup::Leaks, leaks::CLAIMS),
+    (ClaimGroup::Beyond, NOT_MEASURABLE),
+];
+
+const NOT_MEASURABLE: &[Claim] = &[
+    not_measurable(
+        "accuracy-16-bit",
+        "Training in 16 bits stays within 1-2 points of accuracy",
+        "1-2 points",
+        |_, finding| {
+            finding.not_measurable("nothing is learnt here: work runs for its memory and time, over arbitrary numbers");
+            Ok(())
+        },
+    ),
+    not_measurable(
+        "small-batch-convergence",
+        "A small batch converges more slowly and with more variance",
+        "slower",
+        |_, finding| {
+            finding.not_measurable("nothing is learnt here: convergence depends on the data, not on memory");
+            Ok(())
+        },
+    ),
+    not_measurable(
+        "system-leaks",
+        "Leaks of the operating system and of other processes take GPU memory",
+        "some",
+        |_, finding| {
+            finding.not_measurable("only the driver calls of one process are visible here");
+            Ok(())
+        },
+    ),
+    not_measurable("adoption", "Companies and tools that use these techniques", "figures of adoption", |_, finding| {
+        finding.not_measurable("this is a question for surveys, not for measurements");
+        Ok(())
+    }),
+];
+
+const fn not_measurable(id: &'static str, statement: &'static str, published: &'static str, test: ClaimTest) -> Claim {
+    Claim { id, statement, published, lesson: "", command: "", on_gpu: false, test }
+}
 
 /// Every claim, in the order in which the table shows them.
 pub fn all_claims() -> impl Iterator<Item = &'static Claim> {
-    let in_order: [&'static [Claim]; 8] = [
-        headline::CLAIMS,
-        techniques::CLAIMS,
-        sharding::CLAIMS,
-        allocator::CLAIMS,
-        cache::CLAIMS,
-        leaks::CLAIMS,
-        growth::CLAIMS,
-        beyond::CLAIMS,
-    ];
-    in_order.into_iter().flatten()
+    CLAIMS.iter().flat_map(|(_, claims)| *claims)
 }
 
-/// Why there is no row.
-#[derive(Debug, thiserror::Error)]
-pub enum ClaimError {
-    /// A device cannot be opened.
-    #[error(transparent)]
-    Device(#[from] DeviceSpecError),
-    /// A strategy cannot be made.
-    #[error(transparent)]
-    Spec(#[from] SpecError),
-    /// A strategy gave up.
-    #[error(transparent)]
-    Strategy(#[from] StrategyError),
-    /// A replay broke.
-    #[error(transparent)]
-    Replay(#[from] ReplayError),
-    /// A trace cannot be read.
-    #[error(transparent)]
-    Trace(#[from] TraceError),
-    /// A workload cannot be made; boxed, because it is several times the size of everything else here.
-    #[error(transparent)]
-    Workload(#[from] Box<WorkloadError>),
-    /// A search broke.
-    #[error(transparent)]
-    Threshold(#[from] ThresholdError),
-    /// Steps cannot be judged.
-    #[error(transparent)]
-    Leak(#[from] LeakError),
-    /// A replay ended with something worse than an OOM.
-    #[error("{workload}: {reason}")]
-    Broken {
-        /// What was replayed.
-        workload: String,
-        /// How it ended.
-        reason: String,
-    },
-    /// Somebody stopped it.
-    #[error("stopped before an answer was found")]
-    Interrupted,
+impl Claim {
+    /// Its subject.
+    #[must_use]
+    pub fn group(&self) -> ClaimGroup {
+        let has_it = |claims: &[Claim]| claims.iter().any(|claim| claim.id == self.id);
+        CLAIMS.iter().find(|(_, claims)| has_it(claims)).map_or(ClaimGroup::Beyond, |(group, _)| *group)
+    }
 }
 
-/// What is asked.
+/// The question: which claims, tested where.
 #[derive(Clone, Copy)]
 pub struct ClaimsQuestion<'a> {
-    /// Which claims.
+    /// The claims.
     pub claims: &'a [&'a Claim],
-    /// Where they are put to the test: where that is a real device, there as well as on the simulated one.
+    /// Where they are tested. A real device is used in addition to the simulated one.
     pub device: &'a DeviceSpec,
     /// The simulated device.
     pub simulated: &'a DeviceSpec,
-    /// How many claims are tested side by side; on a real device they take turns.
+    /// How many claims are tested in parallel; on a real device they run one after the other.
     pub jobs: usize,
     /// Set from outside to end early.
     pub stop: &'a AtomicBool,
 }
 
-/// Tests every claim and tells `listener` of each as soon as it is done, in no particular order, with its place among the
-/// claims. Who is stopped is left out.
-pub fn claims(question: &ClaimsQuestion<'_>, mut listener: impl FnMut(usize, ClaimRecord)) -> Result<(), ClaimError> {
+/// Tests every claim and calls `listener` with each record as soon as it is done, in any order, with its place among the
+/// claims. Interrupted claims are left out.
+pub fn claims(question: &ClaimsQuestion<'_>, mut listener: impl FnMut(usize, ClaimRecord)) -> Result<(), TrialError> {
     let jobs = if question.device.is_simulated() { question.jobs } else { 1 };
     let work = |claim: &&Claim| question.tested(claim);
     parallel_for_each(question.claims, jobs, question.stop, work, |place, tested| {
         match tested {
             Ok(record) => listener(place, record),
-            Err(ClaimError::Interrupted) => {}
+            Err(TrialError::Interrupted) => {}
             Err(error) => return Err(error),
         }
         Ok(())
@@ -178,13 +167,17 @@ pub fn claims(question: &ClaimsQuestion<'_>, mut listener: impl FnMut(usize, Cla
 }
 
 impl ClaimsQuestion<'_> {
-    fn tested(&self, claim: &Claim) -> Result<ClaimRecord, ClaimError> {
-        let on = |device| Bench { device, simulated: self.simulated, stop: self.stop };
-        let simulated = (claim.test)(&on(self.simulated))?;
+    fn tested(&self, claim: &Claim) -> Result<ClaimRecord, TrialError> {
+        let test = |device| {
+            let mut finding = ClaimFinding::default();
+            let bench = ClaimBench { device, simulated: self.simulated, stop: self.stop };
+            (claim.test)(&bench, &mut finding).map(|()| finding)
+        };
+        let simulated = test(self.simulated)?;
         if self.device.is_simulated() || !claim.on_gpu {
             return Ok(ClaimRecord::new(claim, &simulated, None));
         }
-        let real = (claim.test)(&on(self.device))?;
+        let real = test(self.device)?;
         Ok(ClaimRecord::new(claim, &simulated, Some((&self.device.to_string(), &real))))
     }
 }
@@ -195,12 +188,12 @@ mod tests {
     use crate::models::recipe_names;
 
     #[test]
-    fn every_claim_has_a_name_of_its_own_and_a_command_that_names_a_workload() {
+    fn claims_have_unique_names_and_commands() {
         let claims: Vec<&Claim> = all_claims().collect();
         assert!(claims.len() >= 50, "{}", claims.len());
         for (place, claim) in claims.iter().enumerate() {
             assert!(claims[..place].iter().all(|other| other.id != claim.id), "{} twice", claim.id);
-            let is_beyond = claim.group == Group::Beyond;
+            let is_beyond = claim.group() == ClaimGroup::Beyond;
             assert_eq!((claim.lesson.is_empty(), claim.command.is_empty()), (is_beyond, is_beyond), "{}", claim.id);
             let words: Vec<&str> = claim.command.split(|c: char| c.is_whitespace() || c == ';').collect();
             let names_workload = words.iter().any(|word| recipe_names().any(|name| name == *word));
@@ -214,12 +207,12 @@ mod tests {
     }
 
     #[test]
-    fn who_is_stopped_says_nothing_and_breaks_nothing() {
+    fn interrupted_claims_are_left_out() {
         let (device, stop) = ("sim".parse().unwrap(), AtomicBool::new(true));
         let claims: Vec<&Claim> = all_claims().collect();
         let question = ClaimsQuestion { claims: &claims, device: &device, simulated: &device, jobs: 2, stop: &stop };
         super::claims(&question, |_, record| panic!("{record:?}")).unwrap();
-        let bench = Bench { device: &device, simulated: &device, stop: &stop };
-        assert!(matches!((claims[0].test)(&bench), Err(ClaimError::Interrupted)));
+        let bench = ClaimBench { device: &device, simulated: &device, stop: &stop };
+        assert!(matches!((claims[0].test)(&bench, &mut ClaimFinding::default()), Err(TrialError::Interrupted)));
     }
 }

@@ -1,59 +1,59 @@
-//! What real PyTorch did, as data: PyTorch 2.11.0+cu130 on one NVIDIA H200, CUDA 13.0, one run each. Byte counts come again
-//! to the byte; times move by some percent from run to run.
+//! Measurements of PyTorch 2.11.0+cu130 on one NVIDIA H200 with CUDA 13.0, one run each. Byte counts are reproducible;
+//! times vary by some percent from run to run.
 
 /// One run of a training program.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Run {
+pub(super) struct PytorchRun {
     /// The peak of `memory_allocated`.
     pub(super) peak_allocated: u64,
     /// The median step in milliseconds.
     pub(super) step_ms: f64,
 }
 
-const fn run(peak_allocated: u64, step_ms: f64) -> Run {
-    Run { peak_allocated, step_ms }
+const fn run(peak_allocated: u64, step_ms: f64) -> PytorchRun {
+    PytorchRun { peak_allocated, step_ms }
 }
 
 /// The reference GPT, 24 layers x 1024, batch 8 x 1024 tokens, single precision, AdamW; then with one thing changed.
 pub(super) mod gpt_355m {
-    use super::{Run, run};
+    use super::{PytorchRun, run};
 
-    pub(in super::super) const BASE: Run = run(19_630_711_808, 424.42);
-    pub(in super::super) const AMP: Run = run(15_471_859_200, 83.757);
-    pub(in super::super) const CHECKPOINTING: Run = run(10_757_661_696, 510.714);
-    pub(in super::super) const HALF_BATCH: Run = run(12_289_467_392, 223.023);
-    pub(in super::super) const ACCUMULATION: Run = run(10_240_525_312, 476.695);
-    pub(in super::super) const OFFLOADING: Run = run(9_884_124_160, 1144.54);
-    pub(in super::super) const EMPTY_CACHE: Run = run(19_630_711_808, 434.757);
-    pub(in super::super) const ZERO_FILL: Run = run(21_255_857_152, 427.404);
-    pub(in super::super) const IN_PLACE: Run = run(19_630_711_808, 432.057);
+    pub(crate) const BASE: PytorchRun = run(19_630_711_808, 424.42);
+    pub(crate) const AMP: PytorchRun = run(15_471_859_200, 83.757);
+    pub(crate) const CHECKPOINTING: PytorchRun = run(10_757_661_696, 510.714);
+    pub(crate) const HALF_BATCH: PytorchRun = run(12_289_467_392, 223.023);
+    pub(crate) const ACCUMULATION: PytorchRun = run(10_240_525_312, 476.695);
+    pub(crate) const OFFLOADING: PytorchRun = run(9_884_124_160, 1144.54);
+    pub(crate) const EMPTY_CACHE: PytorchRun = run(19_630_711_808, 434.757);
+    pub(crate) const ZERO_FILL: PytorchRun = run(21_255_857_152, 427.404);
+    pub(crate) const IN_PLACE: PytorchRun = run(19_630_711_808, 432.057);
 }
 
 /// ResNet-50 on 64 images of 224 x 224.
 pub(super) mod resnet_50 {
-    use super::{Run, run};
+    use super::{PytorchRun, run};
     use crate::base::MIB;
 
-    pub(in super::super) const BASE: Run = run(5_961_803_776, 34.848);
-    pub(in super::super) const AMP: Run = run(3_317_150_208, 29.917);
+    pub(crate) const BASE: PytorchRun = run(5_961_803_776, 34.848);
+    pub(crate) const AMP: PytorchRun = run(3_317_150_208, 29.917);
     /// Peaks by whether ReLU writes over its input, and with `cudnn.benchmark`; read in MiB.
-    pub(in super::super) const IN_PLACE: u64 = 5_482 * MIB;
-    pub(in super::super) const SEPARATE: u64 = 5_483 * MIB;
-    pub(in super::super) const AUTOTUNED: u64 = 10_413 * MIB;
+    pub(crate) const IN_PLACE: u64 = 5_482 * MIB;
+    pub(crate) const SEPARATE: u64 = 5_483 * MIB;
+    pub(crate) const AUTOTUNED: u64 = 10_413 * MIB;
 }
 
 /// The reference GPT with 12 layers x 768: what every step adds to `memory_allocated` from the second step on, batch 2.
 pub(super) mod growth {
-    pub(in super::super) const OUTPUTS: f64 = 1_331_871_744.0;
-    pub(in super::super) const OUTPUTS_DETACHED: f64 = 411_705_344.0;
-    pub(in super::super) const OUTPUTS_ON_CPU: f64 = 0.0;
-    pub(in super::super) const VALIDATION_OUTPUTS: f64 = 1_331_871_744.0;
-    pub(in super::super) const VALIDATION_OUTPUTS_NO_GRAD: f64 = 411_705_344.0;
-    pub(in super::super) const RETAINED_LOSS: f64 = 1_331_872_768.0;
-    pub(in super::super) const NO_ZERO_GRAD: f64 = 0.0;
-    /// Forth and back by 1.5 MiB from step to step.
-    pub(in super::super) const RETAINED_REBOUND: f64 = 0.0;
-    pub(in super::super) const RETAINED_TWICE: f64 = 0.0;
+    pub(crate) const OUTPUTS: f64 = 1_331_871_744.0;
+    pub(crate) const OUTPUTS_DETACHED: f64 = 411_705_344.0;
+    pub(crate) const OUTPUTS_ON_CPU: f64 = 0.0;
+    pub(crate) const VALIDATION_OUTPUTS: f64 = 1_331_871_744.0;
+    pub(crate) const VALIDATION_OUTPUTS_NO_GRAD: f64 = 411_705_344.0;
+    pub(crate) const RETAINED_LOSS: f64 = 1_331_872_768.0;
+    pub(crate) const NO_ZERO_GRAD: f64 = 0.0;
+    /// Changes by 1.5 MiB up and down from step to step.
+    pub(crate) const RETAINED_REBOUND: f64 = 0.0;
+    pub(crate) const RETAINED_TWICE: f64 = 0.0;
 }
 
 /// Peaks of `memory_allocated` and `memory_reserved` in validation, batch 2, with and without a graph.
@@ -71,7 +71,7 @@ pub(super) const DIES_WITH_MORE_THAN_ITS_BLOCKS: bool = true;
 pub(super) const SET_TO_NONE_ACTIONS: u64 = 14_677;
 pub(super) const ZERO_FILL_ACTIONS: u64 = 14_380;
 
-/// The most that waited in circular references over eight steps with 64 MiB each.
+/// The most bytes in circular references over eight steps with 64 MiB each.
 pub(super) const GARBAGE_PENDING: u64 = 2_299_138_560 - 2_030_703_104;
 
 /// An allocation and its free of 512 B: through PyTorch's allocator; `cuMemAlloc` and `cuMemFree` themselves.

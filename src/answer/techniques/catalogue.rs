@@ -1,55 +1,59 @@
-//! Which memory-saving techniques there are, and what is published about them.
+//! The catalogue of memory-saving techniques, with published figures.
 //!
-//! A technique is a change to a recipe. The figures beside it are those of articles that print such tables, not ours:
-//! they stand next to what is measured.
+//! A technique is a change to a recipe. The published figures come from articles; the table shows them beside the
+//! measurements.
 
 use crate::models::Recipe;
 
-/// A technique, or a useful combination of some.
+/// A technique, or a useful combination of techniques.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Technique {
     /// A short name, for files and for the command line.
     pub id: &'static str,
-    /// What people call it.
+    /// Its usual name.
     pub title: &'static str,
     /// Words of the generators' parameter `techniques`.
     words: &'static str,
-    /// By how much the batch is divided.
+    /// The batch is divided by this.
     batch_divisor: u64,
-    /// What is published about it.
-    pub published: Option<Published>,
-    /// When to take it.
+    /// Published figures.
+    pub published: Option<PublishedFigures>,
+    /// When to use it.
     pub best_use: &'static str,
 }
 
-/// What articles say.
+/// Figures from articles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Published {
-    /// How much less memory.
+pub struct PublishedFigures {
+    /// Memory saved.
     pub memory: &'static str,
-    /// What it costs, or wins.
+    /// Effect on time.
     pub performance: &'static str,
 }
 
-/// The one that the others are compared with.
+/// The id of the base, which the others are compared with.
 pub const BASE: &str = "base";
 
-const SMALLER_BATCH: Published =
-    Published { memory: "10-40 %, scales with the reduction", performance: "slower convergence, higher variance" };
-const MIXED_PRECISION: Published = Published { memory: "about 25-35 %", performance: "about 5-15 % faster" };
-const CHECKPOINTING: Published =
-    Published { memory: "40-60 % of activation memory", performance: "20-40 % slower per iteration" };
-const ACCUMULATION: Published = Published { memory: "0-15 %, indirect", performance: "longer wall time per step" };
-const OFFLOADING: Published =
-    Published { memory: "up to 30-50 % per device", performance: "significant latency increase" };
-const SHARDING: Published = Published { memory: "30-70 % less per GPU", performance: "communication" };
+const SMALLER_BATCH: PublishedFigures = PublishedFigures {
+    memory: "10-40 %, scales with the reduction",
+    performance: "slower convergence, higher variance",
+};
+const MIXED_PRECISION: PublishedFigures =
+    PublishedFigures { memory: "about 25-35 %", performance: "about 5-15 % faster" };
+const CHECKPOINTING: PublishedFigures =
+    PublishedFigures { memory: "40-60 % of activation memory", performance: "20-40 % slower per iteration" };
+const ACCUMULATION: PublishedFigures =
+    PublishedFigures { memory: "0-15 %, indirect", performance: "longer wall time per step" };
+const OFFLOADING: PublishedFigures =
+    PublishedFigures { memory: "up to 30-50 % per device", performance: "significant latency increase" };
+const SHARDING: PublishedFigures = PublishedFigures { memory: "30-70 % less per GPU", performance: "communication" };
 
 const fn technique(id: &'static str, title: &'static str, words: &'static str, best_use: &'static str) -> Technique {
     Technique { id, title, words, batch_divisor: 1, published: None, best_use }
 }
 
 impl Technique {
-    const fn said(mut self, published: Published) -> Technique {
+    const fn with_published(mut self, published: PublishedFigures) -> Technique {
         self.published = Some(published);
         self
     }
@@ -59,13 +63,13 @@ impl Technique {
         self
     }
 
-    /// Whether it is what the others are compared with.
+    /// Whether it is the base, which the others are compared with.
     #[must_use]
     pub fn is_base(&self) -> bool {
         self.id == BASE
     }
 
-    /// The recipe with the technique. Whether its generator knows it is seen when the workload is made.
+    /// The recipe with the technique. A generator that does not know it refuses when the workload is made.
     #[must_use]
     pub fn applied_to(&self, recipe: &Recipe) -> Recipe {
         let mut changed = recipe.clone();
@@ -80,13 +84,13 @@ impl Technique {
         changed
     }
 
-    /// What batches must be multiples of: the number of its micro-batches.
+    /// Batches must be multiples of this: the number of micro-batches.
     pub(super) fn batch_step(&self) -> u32 {
         let micro_batches = |word: &str| word.strip_prefix("accum")?.parse().ok();
         self.words.split(',').find_map(micro_batches).unwrap_or(1)
     }
 
-    /// The sequences of a step of `recipe` in one optimizer step, which is what a step's time is the time of.
+    /// The sequences in one optimizer step.
     pub(super) fn batch(&self, recipe: &Recipe) -> u64 {
         (recipe.count("batch").unwrap_or(1) / self.batch_divisor).max(1)
     }
@@ -97,38 +101,39 @@ pub static TECHNIQUES: &[Technique] = &[
     technique(BASE, "Base: single precision, AdamW, gradients set to None", "", "as long as it fits"),
     technique("half_batch", "Half the batch", "", "first aid when the GPU is oversubscribed")
         .dividing_batch_by(2)
-        .said(SMALLER_BATCH),
+        .with_published(SMALLER_BATCH),
     technique("quarter_batch", "A quarter of the batch", "", "first aid when the GPU is oversubscribed")
         .dividing_batch_by(4)
-        .said(SMALLER_BATCH),
+        .with_published(SMALLER_BATCH),
     technique("tf32", "TF32 products", "tf32", "always, where accuracy allows: time only"),
     technique("amp", "Mixed precision (autocast, bf16)", "amp", "dense models: for speed first, memory second")
-        .said(MIXED_PRECISION),
+        .with_published(MIXED_PRECISION),
     technique("fp16", "Mixed precision (autocast, fp16, scaled loss)", "fp16", "GPUs without bf16")
-        .said(MIXED_PRECISION),
+        .with_published(MIXED_PRECISION),
     technique("bf16_model", "16-bit model", "bf16_model", "inference, and training that tolerates it")
-        .said(MIXED_PRECISION),
+        .with_published(MIXED_PRECISION),
     technique("bf16_master", "16-bit model, 32-bit master weights", "bf16_model,master_weights", "large models")
-        .said(MIXED_PRECISION),
-    technique("ckpt", "Checkpointing, every layer", "ckpt", "deep networks, long sequences").said(CHECKPOINTING),
+        .with_published(MIXED_PRECISION),
+    technique("ckpt", "Checkpointing, every layer", "ckpt", "deep networks, long sequences")
+        .with_published(CHECKPOINTING),
     technique("ckpt2", "Checkpointing, every second layer", "ckpt2", "when every layer is more than is needed")
-        .said(CHECKPOINTING),
+        .with_published(CHECKPOINTING),
     technique("accum2", "Accumulation over 2 micro-batches", "accum2", "keeping the batch with less memory")
-        .said(ACCUMULATION),
+        .with_published(ACCUMULATION),
     technique("accum4", "Accumulation over 4 micro-batches", "accum4", "keeping the batch with less memory")
-        .said(ACCUMULATION),
+        .with_published(ACCUMULATION),
     technique("accum8", "Accumulation over 8 micro-batches", "accum8", "keeping the batch with less memory")
-        .said(ACCUMULATION),
-    technique("offload", "Offloading activations", "offload", "when time does not matter").said(OFFLOADING),
+        .with_published(ACCUMULATION),
+    technique("offload", "Offloading activations", "offload", "when time does not matter").with_published(OFFLOADING),
     technique(
         "offload_optimizer",
         "Offloading the optimizer's states",
         "offload_optimizer",
         "many weights, small batch",
     )
-    .said(OFFLOADING),
+    .with_published(OFFLOADING),
     technique("offload_params", "Offloading weights, layer by layer", "offload_params", "a model larger than the GPU")
-        .said(OFFLOADING),
+        .with_published(OFFLOADING),
     technique("inplace", "In-place activations", "inplace", "convolutional networks"),
     technique("zero_fill", "Gradients zeroed instead of set to None", "zero_fill", "never: set_to_none is the default"),
     technique("sgd", "SGD instead of AdamW", "sgd", "where it converges"),
@@ -136,9 +141,10 @@ pub static TECHNIQUES: &[Technique] = &[
     technique("chunked_loss", "Chunked cross-entropy", "chunked_loss", "large vocabularies"),
     technique("empty_cache", "empty_cache after every step", "empty_cache", "never as a habit: reserved, not peak"),
     technique("ddp", "Data parallel over 8 ranks, per rank", "ddp:8", "speed, not memory"),
-    technique("zero1", "ZeRO 1 over 8 ranks, per rank", "zero1:8", "several GPUs").said(SHARDING),
-    technique("zero2", "ZeRO 2 over 8 ranks, per rank", "zero2:8", "several GPUs").said(SHARDING),
-    technique("zero3", "ZeRO 3 over 8 ranks, per rank", "zero3:8", "a model larger than the GPU").said(SHARDING),
+    technique("zero1", "ZeRO 1 over 8 ranks, per rank", "zero1:8", "several GPUs").with_published(SHARDING),
+    technique("zero2", "ZeRO 2 over 8 ranks, per rank", "zero2:8", "several GPUs").with_published(SHARDING),
+    technique("zero3", "ZeRO 3 over 8 ranks, per rank", "zero3:8", "a model larger than the GPU")
+        .with_published(SHARDING),
     technique("amp+ckpt", "Mixed precision and checkpointing", "amp,ckpt", "the usual pair for language models"),
     technique("amp+accum4", "Mixed precision and accumulation", "amp,accum4", "keeping the batch, at speed"),
     technique("ckpt+accum4", "Checkpointing and accumulation", "ckpt,accum4", "single precision on small cards"),
@@ -167,7 +173,7 @@ pub static TECHNIQUES: &[Technique] = &[
         "zero3:8,amp,ckpt",
         "13B and more",
     )
-    .said(SHARDING),
+    .with_published(SHARDING),
 ];
 
 #[cfg(test)]
@@ -175,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_technique_is_one_that_transformers_know() {
+    fn transformers_know_every_technique() {
         let model = Recipe::named("gpt-124m").unwrap();
         for technique in TECHNIQUES {
             let made = technique.applied_to(&model).workload();
@@ -190,20 +196,20 @@ mod tests {
     }
 
     #[test]
-    fn batches_are_cut_into_whole_micro_batches() {
+    fn batches_divide_into_micro_batches() {
         let step = |id: &str| TECHNIQUES.iter().find(|technique| technique.id == id).unwrap().batch_step();
         assert_eq!(["base", "accum2", "accum8", "amp+ckpt+accum4", "amp+ckpt"].map(step), [1, 2, 8, 4, 1]);
     }
 
     #[test]
-    fn names_are_told_apart() {
+    fn ids_are_unique() {
         for (place, technique) in TECHNIQUES.iter().enumerate() {
             assert!(TECHNIQUES[..place].iter().all(|other| other.id != technique.id), "{} twice", technique.id);
         }
     }
 
     #[test]
-    fn a_smaller_batch_is_one_of_at_least_one() {
+    fn smaller_batch_is_at_least_one() {
         let quarter = TECHNIQUES.iter().find(|technique| technique.id == "quarter_batch").unwrap();
         let model = Recipe::named("gpt-124m").unwrap();
         assert_eq!((model.count("batch"), quarter.applied_to(&model).count("batch")), (Some(8), Some(2)));

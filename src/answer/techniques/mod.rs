@@ -1,98 +1,64 @@
 //! The comparison table of memory-saving techniques: how much memory each saves, and what it costs in time.
 //!
 //! Every technique of the [catalogue](TECHNIQUES) is tried on every model: its memory under PyTorch's allocator, native
-//! and with expandable segments, and under the driver's pool; the time of its steps; and the largest batch that fits in
-//! cards of six sizes. Memory and times are measured on the device that was asked for; what fits is worked out on the
+//! and with expandable segments, and under the driver's pool; the times of its steps; and the largest batch that fits on
+//! cards of six sizes. Memory and times are measured on the chosen device; the largest batches are computed on the
 //! simulated one, whose times are calibrated.
 
-mod advice;
 mod catalogue;
-pub(in crate::answer) mod exchange;
-mod guess;
-mod ratio;
 mod record;
 mod trial;
 
-pub use advice::{Advice, advise};
-pub use catalogue::{BASE, Published, TECHNIQUES, Technique};
-pub use record::{Fit, TechniqueRecord, TechniqueRow, row_id};
+pub use catalogue::{BASE, PublishedFigures, TECHNIQUES, Technique};
+pub use record::{CardFit, TechniqueRecord, TechniqueRow, row_id};
 pub use trial::CARDS;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use trial::{Stage, Trial};
+use trial::{TechniqueTrial, TrialSetup, ratio_of_medians};
 
-use super::threshold::ThresholdError;
+use super::trial::TrialError;
 use crate::{
     base::{GIB, parallel_for_each},
-    device::{DeviceSpec, DeviceSpecError},
+    device::DeviceSpec,
     measure::Status,
-    models::{Recipe, WorkloadError},
-    replay::ReplayError,
-    strategy::{SpecError, StrategyError},
-    trace::TraceError,
+    models::Recipe,
 };
 
-/// The rate at which ranks are taken to exchange data where nobody says otherwise: NVLink of an H200, one way.
+/// The default rate at which ranks exchange data: NVLink of an H200, in one direction.
 pub const LINK_BYTES_PER_SECOND: u64 = 450_000_000_000;
 
-/// What is asked.
+/// The question: which techniques on which models, measured where.
 #[derive(Clone, Copy)]
 pub struct TechniquesQuestion<'a> {
     /// The models.
     pub models: &'a [Recipe],
-    /// Which techniques; the base is measured whether it is among them or not.
+    /// The techniques. The base is always measured.
     pub techniques: &'a [&'a Technique],
     /// Where memory and times are measured.
     pub device: &'a DeviceSpec,
-    /// The simulated device that says what fits.
+    /// The simulated device, for the largest batches.
     pub simulated: &'a DeviceSpec,
-    /// For cards of which memory it shall be worked out what fits: [`CARDS`], or others.
+    /// The memory of the cards for which the largest batch is computed: [`CARDS`], or others.
     pub cards: &'a [u64],
-    /// The card whose largest batch is run on the device too.
+    /// The card whose largest batch is run on the device, too.
     pub confirm: Option<u64>,
     /// How fast ranks exchange data.
     pub link_bytes_per_second: u64,
-    /// How many techniques are tried side by side; on a real device they take turns.
+    /// How many techniques are tried in parallel; on a real device they run one after the other.
     pub jobs: usize,
     /// Set from outside to end early.
     pub stop: &'a AtomicBool,
 }
 
-/// Why there is no row. That a model does not fit, or does not know a technique, is in its row.
-#[derive(Debug, thiserror::Error)]
-pub enum TechniqueError {
-    /// The device cannot be opened.
-    #[error(transparent)]
-    Device(#[from] DeviceSpecError),
-    /// A strategy cannot be made.
-    #[error(transparent)]
-    Spec(#[from] SpecError),
-    /// A strategy gave up.
-    #[error(transparent)]
-    Strategy(#[from] StrategyError),
-    /// A replay broke.
-    #[error(transparent)]
-    Replay(#[from] ReplayError),
-    /// A trace cannot be read.
-    #[error(transparent)]
-    Trace(#[from] TraceError),
-    /// A workload cannot be made; boxed, because it is several times the size of everything else here.
-    #[error(transparent)]
-    Workload(#[from] Box<WorkloadError>),
-    /// The search for what fits broke.
-    #[error(transparent)]
-    Threshold(#[from] ThresholdError),
-}
-
-/// Tries every technique on every model that `is_wanted`, and tells `listener` of each row as soon as there is one, in no
-/// particular order; each row comes with its place in the table.
+/// Tries every technique on every model that `is_wanted`. Calls `listener` with each row as soon as it is done, in any
+/// order, with its place in the table.
 pub fn techniques(
     question: &TechniquesQuestion<'_>,
     is_wanted: impl Fn(&str, &str) -> bool + Sync,
     mut listener: impl FnMut(usize, TechniqueRow),
-) -> Result<(), TechniqueError> {
-    let stage = Stage {
+) -> Result<(), TrialError> {
+    let stage = TrialSetup {
         device: question.device,
         simulated: question.simulated,
         link_bytes_per_second: question.link_bytes_per_second,
@@ -114,28 +80,28 @@ pub fn techniques(
         let base = stage.measure(model, &TECHNIQUES[0])?;
         let work = |(_, technique): &(usize, &Technique)| row(&stage, model, technique, &base, question);
         parallel_for_each(&wanted, jobs, question.stop, work, |number, row| {
-            // A row that was cut short is left for the next time.
+            // An interrupted row is left for the next run.
             if !question.stop.load(Ordering::Relaxed) {
                 listener(wanted[number].0, row?);
             }
-            Ok::<(), TechniqueError>(())
+            Ok::<(), TrialError>(())
         })?;
     }
     Ok(())
 }
 
 fn row(
-    stage: &Stage<'_>,
+    stage: &TrialSetup<'_>,
     model: &Recipe,
     technique: &Technique,
-    base: &Trial,
+    base: &TechniqueTrial,
     question: &TechniquesQuestion<'_>,
-) -> Result<TechniqueRow, TechniqueError> {
-    // The base was measured for everyone: on a real device a second time would be the longest row of all.
-    let Trial { mut record, times } =
+) -> Result<TechniqueRow, TrialError> {
+    // The base was measured already; on a real device a second time would be the longest row of all.
+    let TechniqueTrial { mut record, times } =
         if technique.is_base() { base.clone() } else { stage.measure(model, technique)? };
     record.compare_with(&base.record);
-    if let Some(ratio) = ratio::of_medians(times.settled(), base.times.settled()) {
+    if let Some(ratio) = ratio_of_medians(times.settled(), base.times.settled()) {
         record.step_ratio = Some(ratio.value);
         (record.step_ratio_low, record.step_ratio_high) = (Some(ratio.low), Some(ratio.high));
     }
@@ -163,8 +129,8 @@ impl TechniqueRecord {
         self.reserved_reduction_percent = reduction(self.peak_reserved_bytes, base.peak_reserved_bytes);
     }
 
-    /// Cards of other sizes than [`CARDS`] have no column.
-    fn note(&mut self, fit: &Fit) {
+    /// Notes the largest batch of a card. Sizes other than [`CARDS`] have no column.
+    fn note(&mut self, fit: &CardFit) {
         if !CARDS.contains(&fit.memory_bytes) {
             return;
         }
@@ -183,5 +149,71 @@ impl TechniqueRecord {
     #[must_use]
     pub fn is_measured(&self) -> bool {
         self.status == Status::Completed
+    }
+}
+
+/// The recommended technique for a card.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TechniqueAdvice<'a> {
+    /// The row of the fastest combination that fits.
+    pub best: &'a TechniqueRow,
+    /// Its largest batch.
+    pub fit: CardFit,
+    /// The largest batch without any technique; `None` where not even one sequence fits.
+    pub base: Option<CardFit>,
+}
+
+/// The technique with the most sequences per second on a card with `memory_bytes`; of equal ones the first, which is the
+/// simplest. Techniques of several ranks are left out unless nothing else fits. `None` where nothing fits.
+#[must_use]
+pub fn advise(rows: &[TechniqueRow], memory_bytes: u64) -> Option<TechniqueAdvice<'_>> {
+    let fit_of = |row: &TechniqueRow| {
+        row.fits.iter().copied().find(|fit| fit.memory_bytes == memory_bytes && fit.per_second.is_some())
+    };
+    let fitting: Vec<(&TechniqueRow, CardFit)> = rows.iter().filter_map(|row| Some((row, fit_of(row)?))).collect();
+    let fastest = |of_one_rank: bool| {
+        fitting
+            .iter()
+            .filter(|(row, _)| !of_one_rank || row.record.exchanged_bytes_per_step == 0)
+            // The first of equals: max_by would take the last.
+            .rev()
+            .max_by(|(_, a), (_, b)| a.per_second.unwrap_or(0.0).total_cmp(&b.per_second.unwrap_or(0.0)))
+    };
+    let &(best, fit) = fastest(true).or_else(|| fastest(false))?;
+    let base = fitting.iter().find(|(row, _)| row.record.technique == BASE).map(|&(_, fit)| fit);
+    Some(TechniqueAdvice { best, fit, base })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(technique: &str, batch: u64, per_second: f64, exchanged: u64) -> TechniqueRow {
+        let record = TechniqueRecord {
+            technique: technique.to_owned(),
+            exchanged_bytes_per_step: exchanged,
+            ..TechniqueRecord::default()
+        };
+        let per_second = (batch > 0).then_some(per_second);
+        TechniqueRow { record, fits: vec![CardFit { memory_bytes: 24 * GIB, batch, per_second }] }
+    }
+
+    #[test]
+    fn fastest_that_fits_is_recommended() {
+        let rows = [row("base", 8, 20.0, 0), row("ckpt", 30, 16.0, 0), row("amp", 10, 90.0, 0), row("big", 0, 0.0, 0)];
+        let advice = advise(&rows, 24 * GIB).unwrap();
+        assert_eq!((advice.best.record.technique.as_str(), advice.fit.batch), ("amp", 10));
+        assert_eq!(advice.base.map(|fit| fit.batch), Some(8));
+        assert_eq!(advise(&rows, 80 * GIB), None);
+    }
+
+    #[test]
+    fn several_ranks_only_if_nothing_else_fits() {
+        let sharded = row("zero3", 4, 500.0, 1);
+        let rows = [row("base", 0, 0.0, 0), sharded.clone(), row("offload", 1, 1.0, 0)];
+        assert_eq!(advise(&rows, 24 * GIB).unwrap().best.record.technique, "offload");
+        let rows = [row("base", 0, 0.0, 0), sharded];
+        let advice = advise(&rows, 24 * GIB).unwrap();
+        assert_eq!((advice.best.record.technique.as_str(), advice.base), ("zero3", None));
     }
 }

@@ -4,13 +4,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{device::DeviceClock, measure::Status};
 
-/// What the row of a model and a technique is called.
+/// The id of the row of a model and a technique.
 #[must_use]
 pub fn row_id(model: &str, technique: &str) -> String {
     format!("{model}/{technique}")
 }
 
-/// One model with one technique: a row of `techniques.csv`. A cell is empty where there is nothing to say.
+/// One model with one technique: a row of `techniques.csv`. A cell is empty where the value is unknown or does not apply.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TechniqueRecord {
@@ -24,11 +24,11 @@ pub struct TechniqueRecord {
     pub title: String,
     /// Where memory and times were measured.
     pub device: String,
-    /// Which clock times were read from.
+    /// The clock of the times.
     pub clock: Option<DeviceClock>,
     /// How it ended under `caching`.
     pub status: Status,
-    /// Why, where that is not plain.
+    /// Why, where it did not complete.
     pub reason: String,
     /// Sequences, or images, of a step.
     pub batch: u64,
@@ -103,13 +103,13 @@ pub struct TechniqueRecord {
     pub largest_batch_141gib: Option<u64>,
     /// The same in 141 GiB.
     pub per_second_141gib: Option<f64>,
-    /// The memory of the card whose largest batch was put to the device as well.
+    /// The memory of the card whose largest batch was run on the device, too.
     pub confirmed_memory_bytes: Option<u64>,
     /// That batch.
     pub confirmed_batch: Option<u64>,
     /// Its speed by simulation.
     pub confirmed_simulated_per_second: Option<f64>,
-    /// Sequences a second with that batch on the device, given no more memory than the card has; the exchange included.
+    /// Sequences per second with that batch on the device, limited to the memory of the card; the exchange included.
     /// Empty where it does not fit after all.
     pub confirmed_per_second: Option<f64>,
 
@@ -117,26 +117,26 @@ pub struct TechniqueRecord {
     pub published_memory: String,
     /// What is published: performance.
     pub published_performance: String,
-    /// When to take it.
+    /// When to use it.
     pub best_use: String,
 }
 
-/// What fits in a card of some size.
+/// The largest batch on a card.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Fit {
+pub struct CardFit {
     /// The memory of the card.
     pub memory_bytes: u64,
     /// The largest batch; 0 where not even one sequence fits.
     pub batch: u64,
-    /// Sequences a second with it.
+    /// Sequences per second with it.
     pub per_second: Option<f64>,
 }
 
-/// A row with what fits in which card.
+/// A row with the largest batch per card.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TechniqueRow {
-    /// What goes into the table.
+    /// The row of the table.
     pub record: TechniqueRecord,
-    /// In the order in which cards were asked for.
-    pub fits: Vec<Fit>,
+    /// In the order of the cards in the question.
+    pub fits: Vec<CardFit>,
 }

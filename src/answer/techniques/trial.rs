@@ -1,43 +1,48 @@
-//! One model with one technique: its memory under three allocators, its steps' times, and what fits in which card.
+//! One model with one technique: its memory under three allocators, the times of its steps, and the largest batch per
+//! card.
 
 use std::sync::atomic::AtomicBool;
 
-use super::{Fit, Technique, TechniqueError, TechniqueRecord, exchange, guess::MemoryByBatch};
+use rand::{Rng, RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::{CardFit, Technique, TechniqueRecord};
 use crate::{
-    answer::threshold::{LargestQuestion, largest},
+    answer::{
+        threshold::{LargestQuestion, largest},
+        trial::{TrialError, exchange_time, exchanged_bytes_per_step, replay_memory, time_recipe},
+    },
     base::{Bytes, GIB, Nanos},
-    device::{DeviceSpec, default_limit, wrap::capped},
-    measure::{CaseLabel, CaseRecord, SCHEMA, Status, StepTimes, measure, time_steps},
+    device::DeviceSpec,
+    measure::{CaseRecord, SCHEMA, Status, StepTimes},
     models::{Recipe, Workload},
-    replay,
-    strategy::{Context, Setup, Silent, StrategySpec},
-    trace::Source,
+    strategy::StrategySpec,
 };
 
-/// Cards that people have.
+/// The memory of common cards.
 pub const CARDS: [u64; 6] = [8 * GIB, 12 * GIB, 16 * GIB, 24 * GIB, 80 * GIB, 141 * GIB];
 
 const CACHING: &str = "caching";
 const EXPANDABLE: &str = "caching:expandable_segments:True";
 const ASYNC: &str = "async";
 
-/// In the second step optimizer states and gradients are there from the start; the third shows what stays.
+/// In the second step optimizer states and gradients exist from the start; the third shows what stays.
 const STEPS_FOR_MEMORY: &str = "3";
-/// Steps to be timed, on a virtual clock on which all are alike.
+/// Timed steps on a virtual clock, where all are equal.
 const SIMULATED_STEPS: u64 = 4;
-/// Steps to be timed on a real device, the warm-up included: the most where they are short, the fewest where they are long.
+/// Timed steps on a real device, the warm-up included: the most where they are short, the fewest where they are long.
 const REAL_STEPS: std::ops::RangeInclusive<u64> = 5..=8;
-/// How long the steps of a trial should take on a real device.
+/// The time that the steps of a trial should take on a real device.
 const REAL_TIME: Nanos = Nanos(3_000_000_000);
-/// Larger batches are not looked for: throughput does not grow any more.
+/// No larger batches are searched: throughput no longer grows.
 const MOST_BATCH: u64 = 4096;
 
-/// What every trial shares.
+/// What all trials share.
 #[derive(Clone, Copy)]
-pub(super) struct Stage<'a> {
+pub(super) struct TrialSetup<'a> {
     /// Where memory and times are measured.
     pub(super) device: &'a DeviceSpec,
-    /// Where everything else is worked out.
+    /// Where everything else is computed.
     pub(super) simulated: &'a DeviceSpec,
     pub(super) link_bytes_per_second: u64,
     pub(super) stop: &'a AtomicBool,
@@ -45,14 +50,14 @@ pub(super) struct Stage<'a> {
 
 /// A row, and the times behind it.
 #[derive(Clone)]
-pub(super) struct Trial {
+pub(super) struct TechniqueTrial {
     pub(super) record: TechniqueRecord,
     pub(super) times: StepTimes,
 }
 
-impl Stage<'_> {
-    /// Measures memory and time. What does not work is in the record.
-    pub(super) fn measure(&self, model: &Recipe, technique: &Technique) -> Result<Trial, TechniqueError> {
+impl TrialSetup<'_> {
+    /// Measures memory and time. A technique that does not apply is noted in the record.
+    pub(super) fn measure(&self, model: &Recipe, technique: &Technique) -> Result<TechniqueTrial, TrialError> {
         let mut record = TechniqueRecord {
             schema: SCHEMA,
             model: model.name().to_owned(),
@@ -71,7 +76,7 @@ impl Stage<'_> {
             Err(refusal) => {
                 record.status = Status::Skipped;
                 record.reason = refusal.to_string();
-                return Ok(Trial { record, times: StepTimes::default() });
+                return Ok(TechniqueTrial { record, times: StepTimes::default() });
             }
         };
         let caching = self.memory(&workload, CACHING, self.device)?;
@@ -93,23 +98,23 @@ impl Stage<'_> {
             record.reason =
                 format!("does not fit: {} allocated when memory ran out", Bytes(caching.peak_allocated_bytes));
         }
-        record.exchanged_bytes_per_step = exchange::bytes_per_step(&workload)?;
-        record.modelled_exchange_ns = exchange::time(record.exchanged_bytes_per_step, self.link_bytes_per_second).0;
-        Ok(Trial { record, times })
+        record.exchanged_bytes_per_step = exchanged_bytes_per_step(&workload)?;
+        record.modelled_exchange_ns = exchange_time(record.exchanged_bytes_per_step, self.link_bytes_per_second).0;
+        Ok(TechniqueTrial { record, times })
     }
 
-    /// The largest batch that fits in each card, and its speed.
+    /// The largest batch that fits on each card, and its speed.
     pub(super) fn largest_batches(
         &self,
         model: &Recipe,
         technique: &Technique,
         cards: &[u64],
         record: &TechniqueRecord,
-    ) -> Result<Vec<Fit>, TechniqueError> {
+    ) -> Result<Vec<CardFit>, TrialError> {
         let recipe = technique.applied_to(model).with("steps", STEPS_FOR_MEMORY);
         let (strategy, exchange_ns) = (StrategySpec::from(CACHING), record.modelled_exchange_ns);
         let step = technique.batch_step();
-        // The same guess whatever other cards are asked for: where memory does not grow evenly, the answer depends on it.
+        // The same guess for any list of cards: where memory does not grow evenly, the answer depends on it.
         let known = match cards.is_empty() {
             true => MemoryByBatch::default(),
             false => self.two_batches(&recipe, u64::from(step), record)?,
@@ -136,32 +141,27 @@ impl Stage<'_> {
                 let step = self.times(&recipe.clone().with("batch", &batch.to_string()), &roomy, None)?.median();
                 per_second = step.map(|step| per_second_of(batch, step, exchange_ns));
             }
-            fits.push(Fit { memory_bytes, batch, per_second });
+            fits.push(CardFit { memory_bytes, batch, per_second });
         }
         Ok(fits)
     }
 
-    /// Sequences a second on the device itself with the batch that was found for a card, given no more memory than the
-    /// card has.
+    /// Sequences per second on the device itself with the batch that was found for a card, limited to the memory of the
+    /// card.
     pub(super) fn confirm(
         &self,
         model: &Recipe,
         technique: &Technique,
-        fit: &Fit,
+        fit: &CardFit,
         record: &TechniqueRecord,
-    ) -> Result<Option<f64>, TechniqueError> {
+    ) -> Result<Option<f64>, TrialError> {
         let recipe = technique.applied_to(model).with("batch", &fit.batch.to_string());
         let step = self.times(&recipe, self.device, Some(fit.memory_bytes))?.median();
         Ok(step.map(|step| per_second_of(fit.batch, step, record.modelled_exchange_ns)))
     }
 
-    /// What the batch that was measured takes, and one more; nothing where not even that one fits.
-    fn two_batches(
-        &self,
-        recipe: &Recipe,
-        step: u64,
-        record: &TechniqueRecord,
-    ) -> Result<MemoryByBatch, TechniqueError> {
+    /// The memory of the measured batch and of another one; nothing where the first does not fit.
+    fn two_batches(&self, recipe: &Recipe, step: u64, record: &TechniqueRecord) -> Result<MemoryByBatch, TrialError> {
         let mut known = MemoryByBatch::default();
         if let Some(bytes) = record.peak_reserved_bytes {
             let other = if record.batch > step { step } else { 2 * step };
@@ -173,40 +173,20 @@ impl Stage<'_> {
         Ok(known)
     }
 
-    /// The row of a replay that asks for memory and runs nothing: what is held does not depend on when work ends, in
-    /// programs of one stream.
-    fn memory(&self, workload: &Workload, strategy: &str, on: &DeviceSpec) -> Result<CaseRecord, TechniqueError> {
-        let spec = StrategySpec::from(strategy);
-        let device = on.open()?;
-        let limit = default_limit(&*device);
-        let mut device = capped(device, limit);
-        let mut built = spec.build(&Setup { props: device.props(), limit: None })?;
-        let label =
-            CaseLabel { workload: workload.name().to_owned(), strategy: spec.to_string(), ..CaseLabel::default() };
-        let options =
-            replay::ReplayOptions { without_work: true, stop: Some(self.stop), ..replay::ReplayOptions::default() };
-        Ok(measure(&label, workload, &mut *built, &mut *device, &options).0)
+    fn memory(&self, workload: &Workload, strategy: &str, on: &DeviceSpec) -> Result<CaseRecord, TrialError> {
+        Ok(replay_memory(workload, strategy, on, None, self.stop)?.0)
     }
 
-    /// How long steps take under `caching`, with the whole device or with what a card of so much memory leaves; there are
-    /// none where memory runs out.
-    fn times(&self, recipe: &Recipe, on: &DeviceSpec, card_bytes: Option<u64>) -> Result<StepTimes, TechniqueError> {
+    /// Step times under `caching`, on the whole device or on a card with this memory; none where memory runs out.
+    fn times(&self, recipe: &Recipe, on: &DeviceSpec, card_bytes: Option<u64>) -> Result<StepTimes, TrialError> {
         let steps = if on.is_simulated() { SIMULATED_STEPS } else { self.real_steps(recipe)? };
-        let workload = recipe.clone().with("steps", &steps.to_string()).workload().map_err(Box::new)?;
-        let device = on.open()?;
-        let limit = card_bytes.map(|bytes| bytes.saturating_sub(device.overhead_bytes()));
-        let mut device = capped(device, limit);
-        let mut strategy = StrategySpec::from(CACHING).build(&Setup { props: device.props(), limit: None })?;
-        let options = replay::ReplayOptions { stop: Some(self.stop), ..replay::ReplayOptions::default() };
-        let timed = time_steps(&workload, &mut *strategy, &mut *device, &options);
-        strategy.close(&mut Context { device: &mut *device, sink: &mut Silent })?;
-        let (times, replayed) = timed?;
-        // Steps that ran out of memory, or were cut short, say nothing about steps.
+        let (times, replayed) = time_recipe(recipe, steps, on, card_bytes, self.stop)?;
+        // After an OOM or an interruption the times mean nothing.
         Ok(if replayed.ooms > 0 || replayed.interrupted { StepTimes::default() } else { times })
     }
 
-    /// How many steps are timed on a real device, from how long one is on the simulated one.
-    fn real_steps(&self, recipe: &Recipe) -> Result<u64, TechniqueError> {
+    /// The number of timed steps on a real device, from the time of a step on the simulated one.
+    fn real_steps(&self, recipe: &Recipe) -> Result<u64, TrialError> {
         let roomy = self.simulated.with_room_for(CARDS[CARDS.len() - 1]);
         let step = self.times(recipe, &roomy, None)?.median().unwrap_or(REAL_TIME);
         Ok((REAL_TIME.0 / step.0.max(1)).clamp(*REAL_STEPS.start(), *REAL_STEPS.end()))
@@ -228,4 +208,111 @@ fn note_memory(record: &mut TechniqueRecord, caching: &CaseRecord) {
     record.at_peak_temporary_bytes = caching.at_peak_temporary_bytes;
     record.at_peak_workspace_bytes = caching.at_peak_workspace_bytes;
     record.at_peak_other_bytes = caching.at_peak_input_bytes + caching.at_peak_unknown_bytes;
+}
+
+/// Batches whose memory is known. Memory grows almost evenly with the batch, so a guess from two of them saves most of a
+/// search.
+#[derive(Debug, Default)]
+pub(super) struct MemoryByBatch {
+    /// Batch and bytes, the latest last.
+    points: Vec<(u64, u64)>,
+}
+
+impl MemoryByBatch {
+    /// Adds the memory of a batch.
+    pub(super) fn note(&mut self, batch: u64, bytes: u64) {
+        self.points.retain(|(known, _)| *known != batch);
+        self.points.push((batch, bytes));
+    }
+
+    /// The batch that takes about `bytes`, on the line through the two latest points; `None` without such a line.
+    pub(super) fn guess(&self, bytes: u64) -> Option<u64> {
+        let &[.., (first, first_bytes), (second, second_bytes)] = self.points.as_slice() else { return None };
+        let per_sequence = (second_bytes as f64 - first_bytes as f64) / (second as f64 - first as f64);
+        let batch = second as f64 + (bytes as f64 - second_bytes as f64) / per_sequence;
+        (per_sequence > 0.0).then_some(batch.max(1.0) as u64)
+    }
+}
+
+/// Bootstrap resamplings.
+const RESAMPLINGS: usize = 1000;
+/// A fixed seed: the table must not change from run to run.
+const SEED: u64 = 7;
+
+/// A ratio and the interval that contains 95 % of the resamplings.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct MedianRatio {
+    pub(super) value: f64,
+    pub(super) low: f64,
+    pub(super) high: f64,
+}
+
+/// The ratio of the medians; `None` without samples or where the base takes no time.
+pub(super) fn ratio_of_medians(times: &[Nanos], base: &[Nanos]) -> Option<MedianRatio> {
+    let ratio = |times: &[Nanos], base: &[Nanos]| {
+        let base = median(base)?;
+        (base > 0.0).then_some(median(times)? / base)
+    };
+    let value = ratio(times, base)?;
+    let mut random = ChaCha8Rng::seed_from_u64(SEED);
+    let mut drawn: Vec<f64> =
+        (0..RESAMPLINGS).filter_map(|_| ratio(&resampled(times, &mut random), &resampled(base, &mut random))).collect();
+    drawn.sort_unstable_by(f64::total_cmp);
+    let at = |share: f64| drawn.get((drawn.len() as f64 * share) as usize).copied();
+    Some(MedianRatio { value, low: at(0.025)?.min(value), high: at(0.975)?.max(value) })
+}
+
+fn resampled(times: &[Nanos], random: &mut impl Rng) -> Vec<Nanos> {
+    (0..times.len()).map(|_| times[random.random_range(0..times.len())]).collect()
+}
+
+fn median(times: &[Nanos]) -> Option<f64> {
+    let mut sorted: Vec<u64> = times.iter().map(|time| time.0).collect();
+    sorted.sort_unstable();
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => None,
+        odd if odd % 2 == 1 => Some(sorted[middle] as f64),
+        _ => Some((sorted[middle - 1] as f64 + sorted[middle] as f64) / 2.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nanos(times: &[u64]) -> Vec<Nanos> {
+        times.iter().copied().map(Nanos).collect()
+    }
+
+    #[test]
+    fn constant_times_have_no_interval() {
+        let ratio = ratio_of_medians(&nanos(&[30, 30, 30]), &nanos(&[20, 20])).unwrap();
+        assert_eq!(ratio, MedianRatio { value: 1.5, low: 1.5, high: 1.5 });
+    }
+
+    #[test]
+    fn varying_times_have_an_interval() {
+        let ratio = ratio_of_medians(&nanos(&[95, 100, 105, 110, 90]), &nanos(&[50, 52, 48, 51, 49])).unwrap();
+        assert!(ratio.low < ratio.value && ratio.value < ratio.high, "{ratio:?}");
+        assert!((1.7..2.0).contains(&ratio.low) && (2.0..2.3).contains(&ratio.high), "{ratio:?}");
+    }
+
+    #[test]
+    fn no_samples_no_ratio() {
+        assert_eq!(ratio_of_medians(&[], &nanos(&[1])), None);
+        assert_eq!(ratio_of_medians(&nanos(&[1]), &[]), None);
+        assert_eq!(ratio_of_medians(&nanos(&[1]), &nanos(&[0])), None);
+    }
+
+    #[test]
+    fn guess_lies_on_the_line() {
+        let mut memory = MemoryByBatch::default();
+        memory.note(8, 900);
+        assert_eq!(memory.guess(1000), None, "one point is not enough");
+        memory.note(1, 200);
+        assert_eq!((memory.guess(1000), memory.guess(350), memory.guess(0)), (Some(9), Some(2), Some(1)));
+        memory.note(1, 1100);
+        assert_eq!(memory.guess(2000), None, "a falling line gives no guess");
+    }
 }

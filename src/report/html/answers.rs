@@ -8,7 +8,7 @@ use super::{
     material::PageContext,
 };
 use crate::answer::{
-    claims::{ClaimRecord, Verdict},
+    claims::{ClaimRecord, ClaimVerdict},
     techniques::TechniqueRecord,
     threshold::ThresholdRecord,
 };
@@ -166,10 +166,10 @@ pub(super) fn claims(context: &PageContext<'_>) -> Option<PageSection> {
     }
     let verdict = |row: &ClaimRecord| {
         let class = match row.verdict {
-            Verdict::Confirmed => "confirmed",
-            Verdict::Depends => "depends",
-            Verdict::Refuted => "refuted",
-            Verdict::NotMeasurable => "unknown",
+            ClaimVerdict::Confirmed => "confirmed",
+            ClaimVerdict::Depends => "depends",
+            ClaimVerdict::Refuted => "refuted",
+            ClaimVerdict::NotMeasurable => "unknown",
         };
         let name = row.verdict.name();
         Cell::html(format!("<span class=\"verdict {class}\">{name}</span>"), name)
@@ -185,7 +185,7 @@ pub(super) fn claims(context: &PageContext<'_>) -> Option<PageSection> {
         .words("PyTorch", "pytorch", |row| Cell::text(&row.pytorch).with_class("prose"))
         .words("command", "command", |row| Cell::html(code(&row.command), &row.command));
     let count = |verdict| rows.iter().filter(|row| row.verdict == verdict).count();
-    let (confirmed, refuted) = (count(Verdict::Confirmed), count(Verdict::Refuted));
+    let (confirmed, refuted) = (count(ClaimVerdict::Confirmed), count(ClaimVerdict::Refuted));
     let all = counted(rows.len(), "claim", "claims");
     let finding = format!("Of {all}, {confirmed} are confirmed and {refuted} refuted");
     let body = table.html("Claims and verdicts", no_case);

@@ -8,7 +8,7 @@ use super::{
     material::{CollectedRuns, PageContext, PageRun, fastest, least, moment, most, out_of_memory},
 };
 use crate::{
-    answer::claims::Verdict,
+    answer::claims::ClaimVerdict,
     base::{Bytes, Nanos},
     measure::CaseRecord,
     report::scenario::CaseGroup,
@@ -178,7 +178,7 @@ fn claims(context: &PageContext<'_>) -> Option<Card> {
     if rows.is_empty() {
         return None;
     }
-    let all = [Verdict::Confirmed, Verdict::Depends, Verdict::Refuted, Verdict::NotMeasurable];
+    let all = [ClaimVerdict::Confirmed, ClaimVerdict::Depends, ClaimVerdict::Refuted, ClaimVerdict::NotMeasurable];
     let verdicts: Vec<String> = all
         .iter()
         .map(|&verdict| (verdict, rows.iter().filter(|row| row.verdict == verdict).count()))
