@@ -17,6 +17,7 @@ The output of COMMIT is kept in target/compare and used again.
 """
 import argparse
 import collections
+import concurrent.futures
 import csv
 import json
 import os
@@ -26,6 +27,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SUITES = ["quick", "strategies", "leaks", "oom-thresholds", "techniques"]
+COMMANDS = ["advise", "leaks", "verify"]
 FILES = ["runs.csv", "comparison.csv", "thresholds.csv", "techniques.csv"]
 TEXT_COLUMNS = {"reason", "title", "best_use", "published_memory", "published_performance"}
 # A JSON string is text where it has a space; names, ids and enum values have none. Strings under these keys are
@@ -62,14 +64,16 @@ def run_suites(binary, out, suites):
 
 def run_recordings(binary, out, recordings):
     out.mkdir(parents=True, exist_ok=True)
-    for path in recordings:
-        for command in ["advise", "leaks", "verify"]:
-            target = out / f"{path.parent.name}--{path.name}.{command}.json"
-            if target.exists():
-                continue
+
+    def run(path, command):
+        target = out / f"{path.parent.name}--{path.name}.{command}.json"
+        if not target.exists():
             arguments = [str(binary), command, str(path), "--format", "json"]
             result = subprocess.run(arguments, cwd=ROOT, env=clean_environment(), capture_output=True, text=True)
             target.write_text(json.dumps({"code": result.returncode, "out": result.stdout}))
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda work: run(*work), [(path, command) for path in recordings for command in COMMANDS]))
 
 
 class Differences:
@@ -156,7 +160,7 @@ def main():
             if (old / suite / name).exists() or (new / suite / name).exists():
                 compare_csv(old / suite / name, new / suite / name, f"{suite}/{name}", differences)
     for path in recordings:
-        for command in ["advise", "leaks", "verify"]:
+        for command in COMMANDS:
             name = f"{path.parent.name}--{path.name}.{command}.json"
             a, b = (json.loads((folder / "recordings" / name).read_text()) for folder in (old, new))
             if a["code"] != b["code"]:
