@@ -101,7 +101,7 @@ fn products_come_out_right_in_every_format() {
 }
 
 #[test]
-fn a_product_leaves_operands_alone_that_are_too_short_for_it() {
+fn short_operands_are_untouched() {
     let Some((mut device, _guard)) = gpu_with_products() else { return };
     let bytes = 64 * 1024;
     let short = [1, 2, 3].map(|key| (device.alloc(bytes).unwrap(), key));
@@ -167,7 +167,7 @@ fn attention_writes_its_result_and_nothing_else() {
 }
 
 #[test]
-fn elementwise_work_reads_its_inputs_and_writes_the_last_operand() {
+fn elementwise_work_writes_the_last_operand() {
     let Some((mut device, _guard)) = gpu() else { return };
     let bytes = 32 * MIB;
     let blocks = [1, 2, 3, 4].map(|key| (device.alloc(bytes).unwrap(), key));

@@ -61,7 +61,7 @@ fn a_pattern_is_found_again_and_damage_to_it_is_counted() {
 }
 
 #[test]
-fn many_blocks_are_filled_and_compared_by_one_launch_and_damage_names_the_intruder() {
+fn one_launch_checks_many_blocks() {
     let Some((mut device, _guard)) = gpu() else { return };
     let ground = device.alloc(GIB).unwrap();
     let mut place = 0;
@@ -218,7 +218,7 @@ fn pinned_memory_comes_and_goes() {
 }
 
 #[test]
-fn nothing_stays_behind_when_a_device_is_dropped_not_even_by_a_panic() {
+fn dropped_device_leaves_nothing() {
     let Some((mut watcher, _guard)) = gpu() else { return };
     let before = watcher.memory_info().unwrap().free;
     let panicked = catch_unwind(AssertUnwindSafe(|| {
@@ -244,7 +244,7 @@ fn nothing_stays_behind_when_a_device_is_dropped_not_even_by_a_panic() {
 }
 
 #[test]
-fn memory_runs_out_as_a_result_and_the_default_limit_leaves_some() {
+fn oom_is_a_result_and_default_limit_holds() {
     let Some((mut device, _guard)) = gpu() else { return };
     assert_eq!(device.props().clock, DeviceClock::Wall);
     let free = device.memory_info().unwrap().free;
@@ -307,7 +307,7 @@ fn what_is_in_a_block_stays_there_under_every_strategy() {
 }
 
 #[test]
-fn every_strategy_keeps_contents_from_many_threads_on_many_streams() {
+fn contents_survive_threads_and_streams() {
     let Some((device, _guard)) = gpu() else { return };
     drop(device);
     for entry in STRATEGIES.iter().filter(|entry| entry.name != "null") {
@@ -392,7 +392,7 @@ fn decisions(strategy: &mut dyn Strategy, device: &mut dyn Device, steps: &[Prog
 }
 
 #[test]
-fn the_same_answers_give_the_same_decisions_without_the_gpu() {
+fn logged_answers_repeat_decisions() {
     let Some((mut watcher, _guard)) = gpu() else { return };
     watcher.synchronize().unwrap();
     for spec in every_spec() {
@@ -420,7 +420,7 @@ fn the_same_answers_give_the_same_decisions_without_the_gpu() {
 }
 
 #[test]
-fn the_quick_suite_is_decided_the_same_on_the_drivers_answers() {
+fn quick_suite_repeats_on_logged_answers() {
     let Some((device, _guard)) = gpu() else { return };
     drop(device);
     let simulated = "sim".parse().unwrap();

@@ -80,7 +80,7 @@ impl CaseRunner for OneRuined<'_> {
 }
 
 #[test]
-fn a_sticky_error_costs_one_case_by_its_name_and_the_suite_goes_on() {
+fn sticky_error_fails_one_case() {
     let Some((device, _guard)) = gpu() else { return };
     drop(device);
     let long = [("steps", "100000")];
@@ -95,7 +95,7 @@ fn a_sticky_error_costs_one_case_by_its_name_and_the_suite_goes_on() {
         sound: WorkerProcess { program: program(), arguments: vec!["worker".into()], stop: None },
         ruining: WorkerProcess {
             program: env::current_exe().unwrap(),
-            arguments: as_program("safety::a_worker_that_ruins_its_context").map(Into::into).to_vec(),
+            arguments: as_program("safety::worker_that_ruins_its_context").map(Into::into).to_vec(),
             stop: None,
         },
     };
@@ -115,7 +115,7 @@ fn a_sticky_error_costs_one_case_by_its_name_and_the_suite_goes_on() {
 
 #[test]
 #[ignore = "the worker of another test"]
-fn a_worker_that_ruins_its_context() {
+fn worker_that_ruins_its_context() {
     let mut line = String::new();
     io::stdin().read_line(&mut line).unwrap();
     let order = CaseOrder::read(&line).unwrap();
@@ -237,7 +237,7 @@ fn a_look_at_the_gpu_leaves_nothing_on_it() {
     let before = free(&mut watcher);
     // A process of its own, because this one has a context already.
     let mut looking = Command::new(env::current_exe().unwrap())
-        .args(as_program("safety::a_process_that_has_looked_and_stays"))
+        .args(as_program("safety::process_that_looked_and_stays"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -253,7 +253,7 @@ fn a_look_at_the_gpu_leaves_nothing_on_it() {
 
 #[test]
 #[ignore = "the other process of another test"]
-fn a_process_that_has_looked_and_stays() {
+fn process_that_looked_and_stays() {
     let spec: DeviceSpec = "cuda".parse().unwrap();
     spec.check().unwrap();
     println!("{}\nlooked", spec.device_name().unwrap());
@@ -262,7 +262,7 @@ fn a_process_that_has_looked_and_stays() {
 }
 
 #[test]
-fn what_the_default_pool_has_cached_goes_back_with_the_device() {
+fn default_pool_is_trimmed_on_drop() {
     let Some((mut watcher, _guard)) = gpu() else { return };
     let before = free(&mut watcher);
     let mut device = CudaDevice::open(0).unwrap();
@@ -286,7 +286,7 @@ fn what_the_default_pool_has_cached_goes_back_with_the_device() {
 }
 
 #[test]
-fn memory_that_another_process_takes_makes_an_oom_row_that_says_so() {
+fn foreign_memory_is_named_in_the_oom_row() {
     let Some((mut hog, _guard)) = gpu() else { return };
     let folder = TempDir::new().unwrap();
     // The limit says that everything is there; most of it is gone.

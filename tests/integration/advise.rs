@@ -33,7 +33,7 @@ fn ask(trace: &Trace, room: Option<Room>) -> Advice {
 }
 
 #[test]
-fn all_twelve_capped_runs_died_or_survived_as_advise_says_and_it_recommends_expandable_segments() {
+fn advice_matches_twelve_capped_runs() {
     let (trace, confidence) = varlen();
     assert!(
         matches!(confidence, Confidence::Exact { entries, blocks_before: 0 } if entries > 50_000),
@@ -79,7 +79,7 @@ fn advice_is_given_while_one_waits() {
 /// PyTorch's own words when it died: 8.57 GiB asked for, 8.30 GiB free, 120.83 GiB allocated, 9.92 GiB reserved but
 /// unallocated. With expandable segments the program then ran all its steps on that GPU, with 130.1 GiB reserved.
 #[test]
-fn a_program_that_died_on_a_full_gpu_is_told_what_let_it_live_there() {
+fn advice_for_a_recorded_oom() {
     let path = format!("{}/tools/recording/run-0.pickle.xz", env!("CARGO_MANIFEST_DIR"));
     let (text, _) = run(".", &["advise", &path, "--format", "json"], 0);
     let report: Value = serde_json::from_str(&text).unwrap();
@@ -99,7 +99,7 @@ fn a_program_that_died_on_a_full_gpu_is_told_what_let_it_live_there() {
 }
 
 #[test]
-fn the_command_prints_the_line_to_paste_and_the_same_as_json() {
+fn advise_prints_line_and_json() {
     let recording = path_of("varlen_stack");
     let (out, _) = run(".", &["advise", &recording, "--memory", "24GiB"], 0);
     assert!(out.contains("EXACT") && out.contains("memory needed"), "{out}");

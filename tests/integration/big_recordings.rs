@@ -42,7 +42,7 @@ fn peak_kib(folder: &Path, args: &[&str]) -> u64 {
 }
 
 #[test]
-fn a_long_recording_is_made_converted_verified_and_replayed_in_bounded_memory() {
+fn long_recording_needs_bounded_memory() {
     let folder = tempfile::tempdir().unwrap();
     for args in [
         &["convert", "training", "long.oomph", "--set", STEPS][..],

@@ -39,7 +39,7 @@ fn verdicts_are_those_that_pytorch_gives() {
 }
 
 #[test]
-fn claims_that_are_named_are_told_in_full_and_slips_are_explained() {
+fn named_claims_are_printed_in_full() {
     let (out, _) = run(".", &["claims", "zero-grad"], 0);
     for words in ["verdict:    refuted", "PyTorch:    leak-no-zero-grad: 0 B a step", "see:        oomph leaks"] {
         assert!(out.contains(words), "'{words}' is missing in\n{out}");

@@ -41,7 +41,7 @@ fn help_teaches_and_lists_the_exit_codes() {
 }
 
 #[test]
-fn without_a_subcommand_the_quick_suite_runs_and_says_where_its_results_are() {
+fn no_subcommand_runs_quick() {
     let folder = empty();
     let (out, _) = run(&folder, &[], 0);
     assert!(out.contains("checkerboard") && out.contains("caching"), "{out}");
@@ -52,7 +52,7 @@ fn without_a_subcommand_the_quick_suite_runs_and_says_where_its_results_are() {
 }
 
 #[test]
-fn two_runs_with_one_seed_give_byte_identical_rows_whatever_the_number_of_jobs() {
+fn rows_do_not_depend_on_jobs() {
     let folder = empty();
     run(&folder, &["run", "quick", "--jobs", "1", "--output", "a"], 0);
     run(&folder, &["run", "quick", "--jobs", "4", "--output", "b"], 0);
@@ -62,7 +62,7 @@ fn two_runs_with_one_seed_give_byte_identical_rows_whatever_the_number_of_jobs()
 }
 
 #[test]
-fn resuming_runs_only_what_is_missing_and_ends_with_the_same_rows() {
+fn resume_runs_missing_cases_only() {
     let folder = empty();
     run(&folder, &["run", "quick", "--output", "whole"], 0);
     run(&folder, &["run", "quick", "--output", "torn"], 0);
@@ -85,7 +85,7 @@ fn an_existing_folder_is_never_overwritten() {
 }
 
 #[test]
-fn filters_choose_cases_and_an_empty_choice_has_its_own_exit_code() {
+fn empty_filter_has_its_exit_code() {
     let folder = empty();
     let (all, _) = run(&folder, &["run", "--list"], 0);
     let (some, _) = run(&folder, &["run", "--list", "--filter", "checkerboard", "--skip", "direct"], 0);
@@ -136,7 +136,7 @@ fn help_is_broken_where_the_terminal_ends_and_nowhere_else() {
 }
 
 #[test]
-fn names_that_do_not_exist_are_answered_with_the_nearest_that_do() {
+fn unknown_names_suggest_the_nearest() {
     let folder = empty();
     refused(&folder, &["run", "quik"], &["unknown suite 'quik'", "did you mean 'quick'?"]);
     refused(&folder, &["replay", "chekerboard"], &["unknown workload 'chekerboard'", "did you mean 'checkerboard'?"]);
@@ -150,7 +150,7 @@ fn names_that_do_not_exist_are_answered_with_the_nearest_that_do() {
 }
 
 #[test]
-fn a_device_that_is_not_there_is_an_error_and_never_replaced() {
+fn missing_device_is_an_error() {
     let (out, err) = run(empty(), &["replay", "checkerboard", "--device", "cuda:4000"], 103);
     assert_eq!(out, "");
     assert!(err.contains("cuda"), "{err}");
@@ -189,7 +189,7 @@ fn broken_files_are_named_with_their_line() {
 }
 
 #[test]
-fn a_trace_written_and_read_back_replays_to_the_same_numbers() {
+fn converted_trace_replays_equally() {
     let folder = empty();
     for file in ["t.oomph", "t.oomph.gz"] {
         run(&folder, &["convert", "power-law", file], 0);
@@ -225,7 +225,7 @@ fn running_out_of_memory_is_a_result_with_its_cause() {
 }
 
 #[test]
-fn pytorch_settings_come_from_the_environment_only_when_asked() {
+fn environment_settings_need_caching_env() {
     let folder = empty();
     let replay = |strategy: &str| {
         let output = oomph(&folder)
@@ -292,7 +292,7 @@ fn a_folder_whose_name_is_no_text_takes_a_run() {
 }
 
 #[test]
-fn list_shows_what_the_current_folder_adds_and_what_it_replaces() {
+fn list_marks_local_files() {
     let folder = empty();
     let put = |path: &str, text: &str| {
         let path = folder.path().join(path);
@@ -350,7 +350,7 @@ fn a_closed_pipe_is_no_error() {
 }
 
 #[test]
-fn ctrl_c_finishes_the_running_cases_keeps_them_and_resume_goes_on() {
+fn ctrl_c_keeps_cases_and_resume_continues() {
     let folder = empty();
     let seeds: Vec<String> = (1..=400).map(|seed| seed.to_string()).collect();
     let suite = format!(
@@ -417,7 +417,7 @@ fn a_folder_is_not_resumed_with_another_suite() {
 }
 
 #[test]
-fn a_folder_that_is_refused_is_not_touched_not_even_the_rows_that_would_run_again() {
+fn refused_folder_is_not_touched() {
     let folder = empty();
     run(&folder, &["run", "quick", "--filter", "checkerboard", "--output", "a"], 0);
     let rows = folder.path().join("a/runs.csv");

@@ -54,7 +54,7 @@ fn figures(folder: &TempDir, source: &str, strategy: &str, columns: &[&str]) -> 
 }
 
 #[test]
-fn an_rmm_log_and_a_list_of_buffers_replay_to_the_same_peak() {
+fn rmm_and_minimalloc_replay_to_one_peak() {
     let folder = empty();
     for source in ["training", "checkerboard", "power-law"] {
         let peak = |source: &str| figures(&folder, source, "direct", &["peak_requested_bytes", "allocs"]);
@@ -154,7 +154,7 @@ fn a_broken_source_leaves_what_was_there() {
 }
 
 #[test]
-fn a_snapshot_shows_one_run_of_one_strategy_that_can_show_itself() {
+fn snapshot_export_needs_one_strategy() {
     let folder = empty();
     let export =
         |options: &[&'static str]| [&["replay", "checkerboard", "--export-snapshot", "out.pickle"], options].concat();
@@ -195,7 +195,7 @@ fn what_is_exported_of_a_recording_is_exact() {
 }
 
 #[test]
-fn other_settings_streams_and_stacks_are_exported_exactly_too() {
+fn snapshot_export_keeps_settings_and_stacks() {
     let folder = empty();
     for (name, strategy) in [
         ("streams", "caching:expandable_segments:True"),
@@ -215,7 +215,7 @@ fn other_settings_streams_and_stacks_are_exported_exactly_too() {
 }
 
 #[test]
-fn any_strategy_is_exported_and_its_snapshot_replays_like_the_source() {
+fn snapshot_export_replays_like_the_source() {
     let folder = empty();
     let columns = ["peak_requested_bytes", "allocs", "frees"];
     let expected = figures(&folder, "checkerboard", "direct", &columns);

@@ -40,7 +40,7 @@ fn a_device_that_is_not_there_cannot_be_measured() {
 }
 
 #[test]
-fn an_unknown_profile_is_answered_with_the_nearest_and_all_there_are() {
+fn unknown_profile_suggests_the_nearest() {
     let folder = TempDir::new().unwrap();
     let refused = oomph(folder.path(), &["replay", "checkerboard", "--device", "sim:h20"], &[]);
     let said = String::from_utf8(refused.stderr).unwrap();
@@ -61,7 +61,7 @@ mod libraries {
     }
 
     #[test]
-    fn a_library_is_found_with_version_and_file_or_missing_with_the_reason() {
+    fn doctor_reports_libraries() {
         let folder = TempDir::new().unwrap();
         for (subject, file) in [("cublas", "libcublas"), ("nvrtc", "libnvrtc")] {
             let said = line(folder.path(), subject, &[]);

@@ -42,7 +42,7 @@ fn the_summary_of_a_recording_is_pytorchs_own() {
 
 /// PyTorch's statistics after a step are those at the beginning of the next, before anything is asked for.
 #[test]
-fn the_summary_at_a_step_is_what_was_measured_after_the_one_before() {
+fn summary_at_step_equals_measurement() {
     for (name, step) in [("train_base", 3), ("leak_outputs", 4), ("leak_cycle", 6)] {
         let path = recorded(&format!("{name}.pickle.xz"));
         let summary = &row(&["inspect", &path, "--summary", "--at", &format!("step:{step}")])["memory_summary"];
@@ -73,7 +73,7 @@ fn people_get_tables_and_other_allocators_other_numbers() {
 }
 
 #[test]
-fn call_sites_are_named_and_moments_that_never_come_refused() {
+fn summary_names_sites_and_refuses_absent_moments() {
     let stacks = recorded("varlen_stack.pickle.xz");
     let sites = row(&["inspect", &stacks, "--by", "site", "--top", "3"]);
     assert_eq!(sites["operations"].as_array().unwrap().len(), 3);

@@ -48,7 +48,7 @@ fn a_case_of_the_quick_suite_runs() {
 }
 
 #[test]
-fn files_of_the_current_folder_are_taken_instead_of_what_is_built_in() {
+fn local_files_replace_built_in_ones() {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("workloads")).unwrap();
     fs::create_dir(folder.path().join("suites")).unwrap();
@@ -73,7 +73,7 @@ fn files_of_the_current_folder_are_taken_instead_of_what_is_built_in() {
 }
 
 #[test]
-fn manual_pages_are_there_for_every_command_that_help_names() {
+fn every_command_has_a_manual_page() {
     let folder = tempfile::tempdir().unwrap();
     let written = oomph_in(folder.path(), &["man", "--output", "man1"]);
     assert!(written.status.success(), "{}", text(&written));

@@ -54,7 +54,7 @@ const LEAKS: [&str; 6] = [
 ];
 
 #[test]
-fn every_recording_is_classified_as_its_measured_levels_show() {
+fn recordings_are_classified_as_measured() {
     let levels: Vec<(String, Vec<f64>)> = per_step().into_iter().collect();
     assert_eq!(levels.len(), 24);
     parallel_map(&levels, all_cores(), |(name, levels)| check(name, levels));
@@ -90,7 +90,7 @@ fn check(name: &str, levels: &[f64]) {
 }
 
 #[test]
-fn validation_without_marks_has_a_period_and_a_summed_loss_its_annotations() {
+fn steps_come_from_period_or_annotations() {
     assert!(matches!(of_recording("val_keep_outputs").steps_from, StepsFrom::Period(_)));
     assert!(matches!(of_recording("leak_loss_graph").steps_from, StepsFrom::Phase(_)));
     assert_eq!(of_recording("leak_outputs").steps_from, StepsFrom::Marks);
@@ -115,7 +115,7 @@ fn workloads_with_faults_leak_and_their_twins_do_not() {
 }
 
 #[test]
-fn the_step_that_is_foretold_is_the_step_in_which_memory_runs_out() {
+fn predicted_oom_step_is_right() {
     let limit = Some(24 * GIB);
     let short = Recipe::named("leak-outputs").unwrap().with("steps", "8").workload().unwrap();
     let foretold = finding(&short, limit).runs_out_at_step.unwrap();
@@ -125,7 +125,7 @@ fn the_step_that_is_foretold_is_the_step_in_which_memory_runs_out() {
 }
 
 #[test]
-fn the_command_tells_people_and_machines_and_ends_with_a_code_for_ci() {
+fn leaks_prints_text_json_and_exit_code() {
     let (leak, steady) = (recorded("leak_outputs"), recorded("val_with_grad"));
     let (leak, steady) = (leak.to_str().unwrap(), steady.to_str().unwrap());
     let (out, _) = run(".", &["leaks", leak], 105);

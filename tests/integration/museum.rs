@@ -47,7 +47,7 @@ fn named(name: &str) -> Recipe {
 
 /// The numbers of the report, at the end of cycle 0, 20 and so on.
 #[test]
-fn fenced_blocks_grow_without_end_as_reported_and_only_with_both_settings() {
+fn pytorch_193400_needs_both_settings() {
     let recipe = named("museum-pytorch-193400");
     let (levels, _) = levels(&recipe, "max_split_size_mb:128,expandable_segments:True");
     // A mark before the canary, one before the cycles, one of the first; the level after a cycle is at the next mark.
@@ -65,7 +65,7 @@ fn either_setting_alone_keeps_fenced_blocks_below_500_mib() {
 }
 
 #[test]
-fn a_growing_pair_makes_a_cache_of_whole_segments_keep_twice_what_was_ever_alive() {
+fn rmm_35_caches_twice_the_live_bytes() {
     // At most two blocks of 2 GiB are alive at a time.
     let reserved = |settings| levels(&named("museum-rmm-35"), settings).1;
     assert!(reserved("") > 7 * 1024, "{}", reserved(""));
@@ -73,7 +73,7 @@ fn a_growing_pair_makes_a_cache_of_whole_segments_keep_twice_what_was_ever_alive
 }
 
 #[test]
-fn a_second_stream_costs_memory_that_one_stream_does_not_need() {
+fn rmm_2039_second_stream_costs_memory() {
     let reserved = |streams| levels(&named("museum-rmm-2039").with("streams", streams), "").1;
     assert!(reserved("2") * 10 > reserved("1") * 11, "{} and {}", reserved("2"), reserved("1"));
 }
@@ -94,7 +94,7 @@ fn best_fit_walks_past_the_trap_for_first_fit() {
 
 /// As reported of another pool: a first round passes, the same requests fail later with gigabytes free.
 #[test]
-fn the_same_requests_pass_at_first_and_fail_in_a_later_round() {
+fn rmm_1969_fails_in_a_later_round() {
     let failing_round = |rounds: &str| {
         let output = assert_cmd::Command::new(env!("CARGO_BIN_EXE_oomph"))
             .current_dir(tempfile::tempdir().unwrap().path())

@@ -84,7 +84,7 @@ fn allowance(live: u64) -> u64 {
 }
 
 #[test]
-fn the_default_takes_less_driver_time_than_expandable_segments_and_hardly_ever_more_memory() {
+fn oomph_beats_expandable_segments() {
     let wrong = complaints(|name, trace| {
         let (own, expandable) = (outcome(trace, OWN), outcome(trace, EXPANDABLE));
         let mut wrong = Vec::new();
@@ -107,7 +107,7 @@ fn the_default_takes_less_driver_time_than_expandable_segments_and_hardly_ever_m
 }
 
 #[test]
-fn the_thrifty_variant_is_never_above_expandable_segments_and_always_close_to_what_is_live() {
+fn thrifty_oomph_stays_close_to_live() {
     let wrong = complaints(|name, trace| {
         let (thrifty, expandable) = (outcome(trace, THRIFTY), outcome(trace, EXPANDABLE));
         let mut wrong = Vec::new();

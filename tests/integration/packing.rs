@@ -37,7 +37,7 @@ fn recording(name: &str) -> PathBuf {
 }
 
 #[test]
-fn recorded_training_runs_are_packed_within_two_percent_of_the_bound() {
+fn recordings_pack_within_two_percent() {
     // Without optimisation a packing takes half a minute: two of them then have to do.
     let recordings = if cfg!(debug_assertions) { &["train_sgd", "streams"][..] } else { &TRAINING };
     parallel_map(recordings, all_cores(), |name| {
@@ -52,7 +52,7 @@ fn recorded_training_runs_are_packed_within_two_percent_of_the_bound() {
 }
 
 #[test]
-fn inspect_tells_the_bound_always_and_the_packing_when_asked() {
+fn inspect_prints_bound_and_packing() {
     let folder = TempDir::new().unwrap();
     // Two blocks, one freed, and a third that fits beside the other: birth order needs 4 KiB where 3 are alive.
     let trap = "id,lower,upper,size\na,0,1,1024\nb,0,2,1024\nc,1,2,2048\n";
@@ -73,7 +73,7 @@ fn inspect_tells_the_bound_always_and_the_packing_when_asked() {
 }
 
 #[test]
-fn a_run_writes_the_same_waterfall_whatever_the_number_of_jobs() {
+fn waterfall_does_not_depend_on_jobs() {
     let folder = TempDir::new().unwrap();
     let with = |jobs: &str| {
         let arguments = ["run", "quick", "--filter", "checkerboard", "--filter", "power-law", "--pack", "--waterfall"];

@@ -44,7 +44,7 @@ fn rows(folder: &TempDir, name: &str) -> usize {
 }
 
 #[test]
-fn cases_that_failed_are_named_again_when_their_shards_are_merged_and_so_is_the_command_of_all() {
+fn merged_shards_name_failed_cases() {
     let folder = folder_with(&SUITE.replace("timed = true", "timeout = '1ns'"));
     run(&folder, "run ./suite.toml --output alone", 104);
     for number in 1..=2 {
@@ -88,7 +88,7 @@ fn shards_are_merged_into_what_one_process_writes() {
 }
 
 #[test]
-fn thresholds_techniques_and_claims_are_shared_and_merged_as_well() {
+fn other_suite_kinds_can_be_divided() {
     let folder = folder_with(
         "question = 'how much suffices?'\nkind = 'threshold'\n[[group]]\nworkloads = ['checkerboard']\n\
          strategies = ['direct', 'caching', 'pool']\n",
@@ -125,7 +125,7 @@ const SOME_TECHNIQUES: &str = " --exact --filter training/base --filter training
     --filter training/zero1 --filter gpt-124m/amp";
 
 #[test]
-fn shards_of_techniques_that_are_not_one_whole_run_are_refused_by_name() {
+fn incomplete_technique_shards_are_refused() {
     let folder = TempDir::new().unwrap();
     fs::write(folder.path().join("techniques.toml"), TECHNIQUES).unwrap();
     let only = format!("run ./techniques.toml{SOME_TECHNIQUES}");
@@ -262,7 +262,7 @@ fn terminated(folder: &TempDir, words: &str, output: &str, after: usize) -> (Opt
 
 #[cfg(unix)]
 #[test]
-fn a_run_whose_last_case_was_finished_after_sigterm_is_complete() {
+fn sigterm_during_the_last_case_completes() {
     let folder = folder_with(
         "question = 'done?'\n[[group]]\nworkloads = ['checkerboard']\nstrategies = ['null']\n\
          [[group]]\nworkloads = ['training']\nstrategies = ['null']\nset = { steps = 800 }\n",
@@ -275,7 +275,7 @@ fn a_run_whose_last_case_was_finished_after_sigterm_is_complete() {
 
 #[cfg(unix)]
 #[test]
-fn sigterm_finishes_the_case_and_the_requeued_shard_ends_like_one_that_was_left_alone() {
+fn requeued_shard_equals_uninterrupted_one() {
     let seeds: Vec<String> = (1..=60).map(|seed| seed.to_string()).collect();
     let folder = folder_with(&format!(
         "question = 'how long?'\nseeds = [{}]\n[[group]]\nworkloads = ['power-law']\nstrategies = ['caching']\n",
@@ -294,7 +294,7 @@ fn sigterm_finishes_the_case_and_the_requeued_shard_ends_like_one_that_was_left_
 }
 
 #[test]
-fn several_devices_give_the_rows_of_one_under_their_own_name() {
+fn several_devices_give_equal_rows() {
     let folder = folder_with(SUITE);
     run(&folder, "run ./suite.toml --output one", 0);
     for isolate in ["auto", "always"] {
@@ -321,7 +321,7 @@ fn several_devices_are_refused_where_one_is_wanted() {
 }
 
 #[test]
-fn shards_of_the_same_cases_with_other_contents_are_told_apart() {
+fn shards_with_other_contents_are_refused() {
     let folder = folder_with(SUITE);
     run(&folder, "run ./suite.toml --partition slice:1/2 --output 1", 0);
     let other = SUITE.replace("strategies = ['direct'", "on_oom = 'skip'\nstrategies = ['direct'");

@@ -62,7 +62,7 @@ fn a_recording_is_told_stage_by_stage_and_each_to_its_end() {
 }
 
 #[test]
-fn a_search_says_what_it_tries_and_every_try_comes_to_its_end_even_if_it_fails_at_once() {
+fn search_reports_every_probe() {
     let recipe = Recipe::named("checkerboard").unwrap().with("rounds", "1").with("blocks", "128");
     let trace = Trace::read(&recipe.workload().unwrap()).unwrap();
     let (strategy, device): (_, DeviceSpec) = (StrategySpec::from("caching"), "sim".parse().unwrap());
@@ -95,7 +95,7 @@ fn on_a_terminal(arguments: &str) -> Option<String> {
 }
 
 #[test]
-fn a_terminal_sees_a_bar_with_percent_and_time_left_and_then_only_the_answer() {
+fn terminal_shows_progress_then_the_answer() {
     for (command, stage, answer) in [
         (format!("verify {RECORDED}"), "train_base.pickle.xz: reading the file", "EXACT"),
         (format!("replay {RECORDED} --strategy caching"), "train_base.pickle.xz: reading the file", "strategy"),
@@ -114,7 +114,7 @@ fn a_terminal_sees_a_bar_with_percent_and_time_left_and_then_only_the_answer() {
 }
 
 #[test]
-fn several_recordings_are_counted_with_the_stage_of_one_beside_the_count() {
+fn several_recordings_show_count_and_stage() {
     let Some(shown) = on_a_terminal(&format!("verify {RECORDED} {RECORDED}")) else { return };
     assert!(shown.contains("/2 cases") && shown.contains("train_base.pickle.xz: "), "{shown:?}");
 }

@@ -123,7 +123,7 @@ fn all_recordings_of_the_repository_are_read_as_ranks() {
 }
 
 #[test]
-fn several_files_where_one_belongs_are_answered_with_how_ranks_are_named() {
+fn several_files_explain_rank_patterns() {
     let folder = tempfile::tempdir().unwrap();
     let paths = ["a.oomph", "b.oomph"].map(|name| folder.path().join(name).display().to_string());
     for path in &paths {

@@ -124,7 +124,7 @@ impl Memory {
 }
 
 #[test]
-fn a_recording_that_lost_its_beginning_is_rewound_to_what_was_there() {
+fn cut_recording_is_rewound() {
     for_every_recording(|truth, path| {
         let name = &truth.name;
         let mut snapshot = Snapshot::open(path, &NoProgress).unwrap();

@@ -64,7 +64,7 @@ fn peaks_and_last_levels_are_the_measured_ones_to_the_byte() {
 
 /// Measured apart from the recordings, in MiB, by a program without optimizer state.
 #[test]
-fn writing_over_the_activations_input_saves_next_to_nothing_as_measured() {
+fn in_place_activation_saves_little() {
     let peak = |activation| levels(&workload(&[("activation", activation), ("optimizer", "sgd")])).0.allocated / MIB;
     assert_eq!((peak("in_place"), peak("separate")), (5482, 5483));
 }

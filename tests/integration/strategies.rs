@@ -118,7 +118,7 @@ fn everything(plan: &(dyn Fn() -> FaultPlan + Sync)) -> Vec<String> {
 }
 
 #[test]
-fn every_strategy_keeps_its_promises_on_every_kind_of_pattern() {
+fn strategies_keep_promises_on_all_patterns() {
     let findings = everything(&FaultPlan::none);
     assert!(findings.is_empty(), "{}", findings.join("\n"));
 }
@@ -134,7 +134,7 @@ fn memory_that_runs_out_now_and_then_breaks_no_promise() {
 }
 
 #[test]
-fn a_driver_error_on_the_way_is_passed_on_and_loses_nothing() {
+fn driver_error_loses_nothing() {
     for turn in [7, 40, 200] {
         let findings = everything(&|| FaultPlan::none().fail_nth(None, turn, CallFailure::Driver(INJECTED)));
         assert!(findings.is_empty(), "at call {turn}: {}", findings.join("\n"));

@@ -55,7 +55,7 @@ fn the_table_names_the_bound_and_csv_has_its_columns() {
 }
 
 #[test]
-fn more_than_is_allowed_is_a_failure_and_what_was_done_can_be_replayed() {
+fn adversary_failure_can_be_replayed() {
     let folder = TempDir::new().unwrap();
     let pool = ["--strategy", "pool:initial:{memory},maximum:{memory}", "--at-most"];
     run(&folder, &small(&[&pool[..], &["2.7"]].concat()), 106);
@@ -81,7 +81,7 @@ fn what_cannot_be_played_is_refused() {
 
 /// What the README of the workloads says about those that were found by search.
 #[test]
-fn found_workloads_hurt_whom_they_were_made_for_and_not_the_other() {
+fn adversary_workloads_hurt_their_target_only() {
     let reserved = |workload: &str, strategy: &str| {
         let workload = Recipe::named(workload).unwrap().workload().unwrap();
         let mut device = "sim".parse::<DeviceSpec>().unwrap().open().unwrap();

@@ -24,7 +24,7 @@ fn rows(text: &str) -> Vec<Value> {
 }
 
 #[test]
-fn every_strategy_keeps_its_contents_and_the_numbers_are_told() {
+fn contents_survive_under_every_strategy() {
     let folder = tempfile::tempdir().unwrap();
     let told = oomph(&["stress", "integrity", "--stress-count", "300", "--format", "json"], folder.path(), 0);
     let rows = rows(&told);

@@ -64,7 +64,7 @@ fn simulated() -> Vec<TechniqueRecord> {
 }
 
 #[test]
-fn memory_and_time_of_every_measured_technique_are_as_in_pytorch() {
+fn techniques_match_pytorch() {
     let records = simulated();
     assert_eq!(records.len(), PYTORCH.len());
     for measured in &PYTORCH {

@@ -14,7 +14,7 @@ fn json(folder: &TempDir, arguments: &[&str]) -> Value {
 }
 
 #[test]
-fn a_replay_with_the_threshold_as_limit_completes_and_with_a_page_less_does_not() {
+fn threshold_is_the_least_limit() {
     let folder = TempDir::new().unwrap();
     let found = json(&folder, &[&["threshold", "checkerboard", "--strategy", "caching"], &SMALL[..]].concat());
     let row = &found["rows"][0];
@@ -32,7 +32,7 @@ fn a_replay_with_the_threshold_as_limit_completes_and_with_a_page_less_does_not(
 }
 
 #[test]
-fn the_table_says_both_memories_who_caps_and_why_a_page_less_fails() {
+fn threshold_table_explains_the_failure_below() {
     let folder = TempDir::new().unwrap();
     let (out, _) = run(&folder, &[&["threshold", "checkerboard"], &SMALL[..]].concat(), 0);
     for words in [
@@ -94,7 +94,7 @@ fn what_cannot_be_asked_is_refused_in_words() {
 }
 
 #[test]
-fn a_suite_of_thresholds_leaves_its_rows_and_can_be_resumed() {
+fn threshold_suite_can_be_resumed() {
     let folder = TempDir::new().unwrap();
     let suite = "question = 'how much?'\nkind = 'threshold'\n[[group]]\nworkloads = ['checkerboard']\n\
                  strategies = ['direct', 'caching']\nrepeat = 2\nset = { rounds = 1, blocks = 128 }\n";

@@ -38,7 +38,7 @@ fn find(trace: &Trace, strategy: &StrategySpec, repeat: u32) -> Threshold {
 }
 
 #[test]
-fn all_twelve_capped_runs_died_or_survived_as_the_threshold_says() {
+fn thresholds_match_twelve_capped_runs() {
     let trace = varlen();
     let total = SimDevice::new(SimConfig::default()).unwrap().props().total_bytes;
     let mut wrong = Vec::new();

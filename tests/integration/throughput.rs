@@ -27,7 +27,7 @@ impl EventSink for Deferred {
 impl Observer for Deferred {}
 
 #[test]
-fn blocks_that_cross_streams_come_back_late_and_those_of_one_stream_do_not() {
+fn cross_stream_blocks_are_freed_late() {
     let deferred = |name: &str| {
         let mut device = SimDevice::new(Profile::h200()).unwrap();
         let mut strategy = StrategySpec::from("caching").build(&Setup { props: device.props(), limit: None }).unwrap();
@@ -76,7 +76,7 @@ fn a_suite_times_its_cases_with_each_number_of_threads() {
 }
 
 #[test]
-fn a_replay_can_be_timed_with_threads_and_shows_the_times_in_a_table_only() {
+fn timed_replay_with_threads() {
     let folder = TempDir::new().unwrap();
     let replay = ["replay", "mix-100", "--set", "operations=2000", "--strategy", "caching", "--threads", "1,2"];
     let (out, _) = run(&folder, &replay, 0);

@@ -12,7 +12,7 @@ fn replay(workload: &str, settings: &[&str], code: i32) -> (String, String) {
 }
 
 #[test]
-fn a_model_of_any_size_and_techniques_is_replayed_to_its_peaks() {
+fn model_size_and_techniques_set_the_peaks() {
     let settings = ["layers=36", "width=1280", "heads=20", "batch=4", "techniques=amp,ckpt"];
     let (out, _) = replay("gpt-124m", &settings, 0);
     let rows: serde_json::Value = serde_json::from_str(&out).unwrap();

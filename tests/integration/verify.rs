@@ -44,7 +44,7 @@ fn every_recording_is_exact() {
 
 /// As its owner has it: a file of PyTorch's, and no table beside it.
 #[test]
-fn a_recording_that_ran_out_is_exact_without_anybody_saying_its_limit_and_tells_it() {
+fn limit_of_a_dead_recording_is_inferred() {
     let total = SimDevice::new(SimConfig::default()).unwrap().props().total_bytes as f64;
     let mut limited = Vec::new();
     for path in recordings() {
@@ -239,7 +239,7 @@ fn segment_of(segment: &SegmentView) -> Segment {
 }
 
 #[test]
-fn a_driver_that_refuses_is_recognised_without_knowing_the_device() {
+fn driver_refusal_is_recognised() {
     for conf in ["", "max_split_size_mb:20", "expandable_segments:True"] {
         let (snapshot, ooms) = full_device(conf);
         assert!(ooms > 10, "{conf}: the device is too large");
@@ -273,7 +273,7 @@ fn the_command_gives_a_line_a_file_and_a_total() {
 }
 
 #[test]
-fn the_command_says_under_which_limit_a_recording_ran_out_that_brings_no_table() {
+fn verify_prints_the_inferred_limit() {
     let folder = tempfile::tempdir().unwrap();
     let copy = folder.path().join("run-0.pickle.xz").display().to_string();
     std::fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join(OOM_BASE), &copy).unwrap();

@@ -172,7 +172,7 @@ fn the_commands_say_that_it_is_from_the_middle() {
 }
 
 #[test]
-fn a_suite_goes_on_from_the_memory_that_was_there_in_whichever_process() {
+fn suite_resumes_mid_run_recordings() {
     let folder = tempfile::tempdir().unwrap();
     late_file("varlen.exp", folder.path());
     let suite = "question = 'the same?'\n[[group]]\nworkloads = ['./late.pickle']\n\
@@ -187,7 +187,7 @@ fn a_suite_goes_on_from_the_memory_that_was_there_in_whichever_process() {
 }
 
 #[test]
-fn a_snapshot_of_a_replay_goes_on_from_the_memory_that_was_there() {
+fn exported_snapshot_begins_in_the_middle() {
     let folder = tempfile::tempdir().unwrap();
     late_file("varlen.exp", folder.path());
     let strategy = "caching:expandable_segments:True";

@@ -66,7 +66,7 @@ fn workloads_of_a_suite_agree_under_its_limits() {
 }
 
 #[test]
-fn the_table_has_a_line_a_case_and_says_why_async_has_no_decisions_to_compare() {
+fn agreement_table_explains_async() {
     let (out, err) = verify(&["--on", "sim", "checkerboard", "-s", "caching", "-s", "async"], 0);
     let line = |strategy: &str| out.lines().find(|line| line.contains(&format!(" {strategy} "))).unwrap().to_owned();
     assert!(line("caching").contains("100 %"), "{out}");
@@ -77,7 +77,7 @@ fn the_table_has_a_line_a_case_and_says_why_async_has_no_decisions_to_compare() 
 }
 
 #[test]
-fn another_simulated_device_differs_in_its_peaks_and_not_in_decisions() {
+fn other_device_differs_in_peaks_only() {
     let rows = rows(&["--on", "sim", "--device", "sim:6GiB", "training", "-s", "caching"]);
     let [row] = &rows[..] else { panic!("{rows:?}") };
     assert_eq!((&row["finding"], &row["agreement_percent"]), (&"agrees".into(), &100.0.into()));

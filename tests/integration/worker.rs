@@ -102,7 +102,7 @@ fn write_suite(folder: &TempDir, text: &str) {
 }
 
 #[test]
-fn a_worker_gives_the_very_rows_and_files_that_this_process_gives() {
+fn worker_results_equal_in_process_results() {
     let folder = TempDir::new().unwrap();
     write_suite(&folder, &format!("question = 'the same?'\nseeds = [3]\n{SHORT}limits = ['1GiB', '8GiB']\n"));
     for (isolate, out) in [("never", "here"), ("always", "there")] {
@@ -121,7 +121,7 @@ fn a_worker_gives_the_very_rows_and_files_that_this_process_gives() {
 }
 
 #[test]
-fn traces_recipes_and_recordings_are_found_again_by_a_worker() {
+fn worker_finds_all_kinds_of_sources() {
     let folder = TempDir::new().unwrap();
     let recipe = "generator = 'random'\npurpose = ''\norigin = ''\n[set]\nallocations = 500\n";
     fs::write(folder.path().join("mine.toml"), recipe).unwrap();
@@ -139,7 +139,7 @@ fn traces_recipes_and_recordings_are_found_again_by_a_worker() {
 }
 
 #[test]
-fn a_worker_that_is_killed_is_one_failed_case_and_the_suite_goes_on() {
+fn killed_worker_fails_one_case() {
     let folder = TempDir::new().unwrap();
     write_suite(&folder, &format!("{ENDLESS}{SHORT}"));
     let run = start(&folder, &["run", "./suite.toml", "--isolate", "always", "--jobs", "1", "--output", "out"]);
@@ -154,7 +154,7 @@ fn a_worker_that_is_killed_is_one_failed_case_and_the_suite_goes_on() {
 }
 
 #[test]
-fn a_time_out_ends_a_case_whether_the_suite_or_the_command_line_sets_it() {
+fn time_out_ends_a_case() {
     let folder = TempDir::new().unwrap();
     let timed_out = |suite: &str, options: &[&str], out: &str| {
         write_suite(&folder, suite);
@@ -172,7 +172,7 @@ fn a_time_out_ends_a_case_whether_the_suite_or_the_command_line_sets_it() {
 }
 
 #[test]
-fn a_time_out_that_cannot_be_kept_is_refused_before_anything_is_written() {
+fn impossible_time_out_is_refused() {
     let folder = TempDir::new().unwrap();
     let output = output_of(&folder, &["run", "--isolate", "never", "--case-timeout", "5m", "--output", "out"]);
     assert_eq!(output.status.code(), Some(2));
@@ -183,7 +183,7 @@ fn a_time_out_that_cannot_be_kept_is_refused_before_anything_is_written() {
 }
 
 #[test]
-fn ctrl_c_in_a_terminal_lets_workers_finish_and_keeps_their_rows() {
+fn ctrl_c_lets_workers_finish() {
     let folder = TempDir::new().unwrap();
     let seeds: Vec<String> = (1..=200).map(|seed| seed.to_string()).collect();
     write_suite(
@@ -222,7 +222,7 @@ fn a_second_ctrl_c_ends_the_run_and_its_workers_at_once() {
 }
 
 #[test]
-fn a_replay_in_a_worker_ends_where_it_is_and_shows_what_it_has() {
+fn interrupted_worker_replay_shows_results() {
     let folder = TempDir::new().unwrap();
     let arguments = ["replay", "training", "-s", "null", "--set", "steps=100000000", "--isolate", "always"];
     let replay = start(&folder, &[&arguments[..], &["--format", "json"]].concat());

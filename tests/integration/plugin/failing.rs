@@ -77,7 +77,7 @@ fn a_replay_names_the_call_in_which_a_plugin_died_and_how() {
 }
 
 #[test]
-fn a_replay_names_the_call_from_which_a_plugin_does_not_return() {
+fn hanging_plugin_call_is_named() {
     let Some(workshop) = Workshop::open() else { return };
     for (place, call) in PLACES {
         let library = workshop.failing(place, HANG);
@@ -105,7 +105,7 @@ fn stressed(workshop: &Workshop, kind: &str, strategy: &str, options: &[&str]) -
 }
 
 #[test]
-fn under_stress_a_plugin_that_dies_or_hangs_has_broken_a_promise_and_the_trace_is_shrunk() {
+fn stress_shrinks_plugin_crash_and_hang() {
     let Some(workshop) = Workshop::open() else { return };
     let hang = (HANG, "did not return within 3s");
     let [load, alloc, free, ..] = PLACES;
@@ -146,7 +146,7 @@ fn misuse_of_a_plugin_that_dies_or_hangs_is_told_as_damage() {
 }
 
 #[test]
-fn a_process_that_died_is_not_called_hung_because_a_child_of_it_lives_on() {
+fn dead_plugin_with_live_child_is_dead() {
     let Some(workshop) = Workshop::open() else { return };
     let library = workshop.failing("alloc", "if(fork()){fputs(\"farewell\\n\",stderr);_exit(3);}for(;;)pause()");
     let strategy = format!("{},timeout:1s", plugin(&library));

@@ -55,7 +55,7 @@ fn a_plugin_that_can_be_told_the_limit_is_told() {
 }
 
 #[test]
-fn what_a_plugin_holds_counts_as_used_and_what_nobody_knows_is_a_dash() {
+fn unknown_plugin_memory_is_blank() {
     let Some(workshop) = Workshop::open() else { return };
     let context = workshop.replay("streams", "null", &[])["peak_device_used_bytes"].as_u64().unwrap();
     let row = workshop.replay("streams", &plugin(&workshop.allocator("STRICT")), &[]);
@@ -80,7 +80,7 @@ fn null_is_out_of_memory() {
 }
 
 #[test]
-fn a_plugin_that_aborts_costs_its_case_and_leaves_its_last_words() {
+fn aborting_plugin_fails_its_case_only() {
     let Some(workshop) = Workshop::open() else { return };
     let row = workshop.replay("training", &plugin(&workshop.allocator("ABORTING")), &[]);
     assert_eq!(row["status"], "error", "{row}");
@@ -102,7 +102,7 @@ fn an_exception_costs_the_case_and_is_told() {
 }
 
 #[test]
-fn symbols_of_other_names_are_named_and_wrong_ones_explained() {
+fn plugin_symbols_can_be_named() {
     let Some(workshop) = Workshop::open() else { return };
     let library = plugin(&workshop.allocator("OTHER_NAMES"));
     let row = workshop.replay("checkerboard", &format!("{library},alloc:borrow_alloc,free:borrow_free"), &[]);
@@ -122,7 +122,7 @@ fn symbols_of_other_names_are_named_and_wrong_ones_explained() {
 }
 
 #[test]
-fn a_suite_runs_plugins_beside_strategies_and_survives_them() {
+fn suite_survives_plugins() {
     let Some(workshop) = Workshop::open() else { return };
     let specs = ["WELL_BEHAVED", "ABORTING", "RUNNING_OUT"].map(|which| plugin(&workshop.allocator(which)));
     let strategies: Vec<String> = specs.iter().map(|spec| format!("'{spec}'")).collect();
@@ -149,7 +149,7 @@ fn other_streams_are_waited_for_unless_the_plugin_does() {
 }
 
 #[test]
-fn stress_passes_a_good_plugin_and_shows_what_a_bad_one_does() {
+fn stress_tells_good_plugins_from_bad() {
     let Some(workshop) = Workshop::open() else { return };
     let stress = |which: &str| {
         let library = plugin(&workshop.allocator(which));

@@ -24,7 +24,7 @@ fn native() -> Option<String> {
 }
 
 #[test]
-fn the_real_allocator_reserves_to_the_byte_what_caching_does() {
+fn real_allocator_reserves_as_caching() {
     let Some(workshop) = Workshop::open() else { return };
     let Some(native) = native() else { return };
     // One stream only: events of the stand-in are done at once, those of the simulated device take their time.
@@ -44,7 +44,7 @@ fn the_real_allocator_reserves_to_the_byte_what_caching_does() {
 }
 
 #[test]
-fn the_real_allocator_is_told_a_limit_and_runs_out_where_caching_does() {
+fn real_allocator_ooms_as_caching() {
     let Some(workshop) = Workshop::open() else { return };
     let Some(native) = native() else { return };
     for workload in ["gpt-124m", "variable-length"] {

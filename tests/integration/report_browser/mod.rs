@@ -75,7 +75,7 @@ fn draw_all(browser: &Browser) {
 }
 
 #[test]
-fn every_chart_is_drawn_without_an_error_and_without_the_network() {
+fn charts_are_drawn_offline() {
     let Some(browser) = opened(1280) else { return };
     let drawn = "document.querySelectorAll('figure[data-drawn]').length";
     let all = "document.querySelectorAll('figure.chart').length";
@@ -142,7 +142,7 @@ fn the_numbers_on_the_page_are_those_of_the_csv() {
 }
 
 #[test]
-fn tables_are_sorted_by_their_headings_and_filtered_by_a_word() {
+fn tables_sort_and_filter() {
     let Some(browser) = opened(1280) else { return };
     let table = "[...document.querySelectorAll('#memory table')].at(-1)";
     let heading = format!("{table}.querySelector('th[data-column=peak_reserved_bytes]')");
@@ -250,7 +250,7 @@ fn charts_answer_to_the_mouse_the_keys_and_their_legend() {
 }
 
 #[test]
-fn words_have_contrast_in_the_light_and_in_the_dark_and_nothing_is_wider_than_a_phone() {
+fn contrast_and_phone_width() {
     let Some(browser) = opened(1280) else { return };
     draw_all(&browser);
     for theme in ["light", "dark"] {
@@ -270,7 +270,7 @@ fn words_have_contrast_in_the_light_and_in_the_dark_and_nothing_is_wider_than_a_
 }
 
 #[test]
-fn the_theme_is_the_systems_until_the_reader_chooses_and_print_is_on_white() {
+fn theme_and_print() {
     let Some(browser) = opened(1280) else { return };
     let paper = |medium: &str, system: &str| {
         let features = serde_json::json!([{ "name": "prefers-color-scheme", "value": system }]);
@@ -318,7 +318,7 @@ while (walker.nextNode()) {
 return worst;";
 
 #[test]
-fn five_hundred_cases_of_a_million_events_open_within_two_seconds() {
+fn large_page_opens() {
     let text = oomph::report::html::page(&[large::run()], &["workload-24/strategy:parameter_3".to_owned()]).unwrap();
     assert!(text.len() < 15_000_000, "{} bytes", text.len());
     let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("report-large.html");

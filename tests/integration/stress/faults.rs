@@ -3,7 +3,7 @@
 use super::{code, oomph, rows, stderr, stdout};
 
 #[test]
-fn every_driver_call_of_a_strategy_fails_and_the_same_is_said_again() {
+fn faults_cover_every_driver_call() {
     let folder = tempfile::tempdir().unwrap();
     let play = || oomph(folder.path(), "stress faults --strategy arena --strategy tlsf --memory 96MiB --format json");
     let first = play();

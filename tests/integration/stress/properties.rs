@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::{code, oomph, rows};
 
 #[test]
-fn every_strategy_that_owns_memory_passes_and_the_same_seed_says_the_same() {
+fn properties_pass_and_repeat_by_seed() {
     let folder = tempfile::tempdir().unwrap();
     let play = || oomph(folder.path(), "stress properties --cases 6 --seed 3 --format json");
     let first = play();

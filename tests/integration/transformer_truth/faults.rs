@@ -40,7 +40,7 @@ fn recipe(name: &str, steps: u32) -> Recipe {
 }
 
 #[test]
-fn programs_with_faults_are_the_recorded_ones_action_by_action() {
+fn faulty_programs_match_recordings() {
     let mut failures = Vec::new();
     for (run, name, steps) in RECORDED {
         let (real, ours) = (recorded(run), generated_by(&recipe(name, steps)));
@@ -82,7 +82,7 @@ pub(crate) fn rows() -> Vec<Row> {
 
 /// Not a launch failure, not a crash: a request that is refused while the weights are brought in.
 #[test]
-fn a_model_beyond_capacity_runs_out_of_memory_while_loading_and_its_twin_trains() {
+fn too_large_model_ooms_while_loading() {
     let run = |name| {
         let mut device = SimDevice::new(SimConfig::default()).unwrap();
         let spec = StrategySpec { name: "caching".to_owned(), parameters: String::new() };
