@@ -1,6 +1,5 @@
 //! `oomph stress properties` and `oomph stress all`.
 
-
 use super::{code, oomph, rows};
 
 #[test]
