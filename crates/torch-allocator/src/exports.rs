@@ -20,8 +20,8 @@ use oomph_base::Address;
 /// The service of this process; `None` where the environment is invalid.
 static SERVICE: OnceLock<Option<AllocatorService>> = OnceLock::new();
 
-/// PyTorch's `alloc_fn`. Null, or an exception with `OOMPH_OUT_OF_MEMORY=throw`, when memory has run out or the call
-/// fails; null for zero bytes.
+/// PyTorch's `alloc_fn`. Null, or an exception with `OOMPH_OUT_OF_MEMORY=throw`, when memory has
+/// run out or the call fails; null for zero bytes.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn oomph_alloc(bytes: usize, device: c_int, stream: *mut c_void) -> *mut c_void {
     if bytes == 0 {
@@ -89,8 +89,8 @@ fn serve<T>(call: impl FnOnce(&AllocatorService) -> Result<T, ServiceError>) -> 
 fn open() -> Option<AllocatorService> {
     match ServiceSettings::read(|name| env::var(name).ok()) {
         Ok(settings) => {
-            // SAFETY: the function lives until the process ends: a library is not unloaded before its exit handlers have
-            // run.
+            // SAFETY: the function lives until the process ends: a library is not unloaded before
+            // its exit handlers have run.
             unsafe { libc::atexit(write_statistics) };
             Some(AllocatorService::new(settings))
         }
@@ -130,15 +130,16 @@ fn handle(pointer: *mut c_void) -> u64 {
 /// `std::__throw_bad_alloc()`.
 type ThrowBadAlloc = unsafe extern "C-unwind" fn() -> !;
 
-/// Throws `std::bad_alloc` out of the calling function, which must not own anything. Returns if the program has no C++
-/// library.
+/// Throws `std::bad_alloc` out of the calling function, which must not own anything. Returns if the
+/// program has no C++ library.
 ///
-/// PyTorch treats any pointer from a plugin that replaces its whole allocator as memory, null included. Only an exception
-/// stops it.
+/// PyTorch treats any pointer from a plugin that replaces its whole allocator as memory, null
+/// included. Only an exception stops it.
 fn throw_bad_alloc() {
     // SAFETY: the function has always had this type.
     if let Some(throw) = unsafe { cpp_function::<ThrowBadAlloc>(b"_ZSt17__throw_bad_allocv") } {
-        // SAFETY: it takes no arguments and unwinds, as its type says; every caller up to the exported function allows that.
+        // SAFETY: it takes no arguments and unwinds, as its type says; every caller up to the
+        // exported function allows that.
         unsafe { throw() }
     }
 }

@@ -16,7 +16,8 @@ pub(crate) struct GpuService {
     device: Box<dyn Device>,
     /// The driver handles of the program's streams, by our stream number.
     streams: Vec<u64>,
-    /// Whether this is a real GPU: then the program's own context must be current again after each call.
+    /// Whether this is a real GPU: then the program's own context must be current again after each
+    /// call.
     is_real: bool,
 }
 
@@ -32,20 +33,16 @@ impl GpuService {
     }
 
     pub(crate) fn alloc(&mut self, bytes: u64, stream: u64) -> Result<Option<Address>, ServiceError> {
-        let _guard = self.keep_context();
         let request = Request { bytes, stream: self.stream(stream)?, thread: ThreadId(0), site: SiteId(0) };
-        let attempt = self.strategy.alloc(&mut Context { device: &mut *self.device, sink: &mut Silent }, &request)?;
-        Ok(match attempt {
+        Ok(match self.with_strategy(|strategy, cx| strategy.alloc(cx, &request))? {
             Attempt::Served(block, _) => Some(block.address),
             Attempt::OutOfMemory(_) => None,
         })
     }
 
     pub(crate) fn free(&mut self, address: Address, stream: u64) -> Result<(), ServiceError> {
-        let _guard = self.keep_context();
         let caller = Caller { stream: self.stream(stream)?, thread: ThreadId(0) };
-        let mut cx = Context { device: &mut *self.device, sink: &mut Silent };
-        match self.strategy.free_by_address(&mut cx, address, caller) {
+        match self.with_strategy(|strategy, cx| strategy.free_by_address(cx, address, caller)) {
             Ok(_) => Ok(()),
             Err(StrategyError::UnknownBlock { .. }) => Err(ServiceError::Unknown(address)),
             Err(error) => Err(error.into()),
@@ -54,10 +51,8 @@ impl GpuService {
 
     /// Whether the block is on this GPU.
     pub(crate) fn record_stream(&mut self, address: Address, stream: u64) -> Result<bool, ServiceError> {
-        let _guard = self.keep_context();
         let stream = self.stream(stream)?;
-        let mut cx = Context { device: &mut *self.device, sink: &mut Silent };
-        match self.strategy.used_on_by_address(&mut cx, address, stream) {
+        match self.with_strategy(|strategy, cx| strategy.used_on_by_address(cx, address, stream)) {
             Ok(()) => Ok(true),
             Err(StrategyError::UnknownBlock { .. }) => Ok(false),
             Err(error) => Err(error.into()),
@@ -65,14 +60,11 @@ impl GpuService {
     }
 
     pub(crate) fn trim(&mut self) -> Result<(), ServiceError> {
-        let _guard = self.keep_context();
-        Ok(self.strategy.trim(&mut Context { device: &mut *self.device, sink: &mut Silent })?)
+        Ok(self.with_strategy(|strategy, cx| strategy.trim(cx))?)
     }
 
     pub(crate) fn memory_fraction(&mut self, fraction: f64) -> Result<(), ServiceError> {
-        let _guard = self.keep_context();
-        let mut cx = Context { device: &mut *self.device, sink: &mut Silent };
-        Ok(self.strategy.control(&mut cx, &Control::Fraction(fraction))?)
+        Ok(self.with_strategy(|strategy, cx| strategy.control(cx, &Control::Fraction(fraction)))?)
     }
 
     pub(crate) fn reserved(&self) -> u64 {
@@ -90,8 +82,13 @@ impl GpuService {
         }
     }
 
-    fn keep_context(&self) -> Option<cuda::ContextGuard> {
-        self.is_real.then(cuda::keep_context)
+    /// Calls the strategy. On a real GPU the program's own context is current again afterwards.
+    fn with_strategy<T>(
+        &mut self,
+        call: impl FnOnce(&mut Addressed<Box<dyn Strategy>>, &mut Context<'_>) -> Result<T, StrategyError>,
+    ) -> Result<T, StrategyError> {
+        let _guard = self.is_real.then(cuda::keep_context);
+        call(&mut self.strategy, &mut Context { device: &mut *self.device, sink: &mut Silent })
     }
 
     /// Our number of a stream. A program has few streams: a linear search is faster than hashing.

@@ -5,9 +5,10 @@
 //! torch.cuda.memory.change_current_allocator(allocator)
 //! ```
 //!
-//! `exports` has the exported functions, over one [`AllocatorService`] per process, which has a `GpuService` per GPU. Calls
-//! come from any thread and on any stream; each GPU serves one at a time. The environment selects the strategy
-//! ([`ServiceSettings`]): a library that PyTorch loads has no command line.
+//! `exports` has the exported functions, over one [`AllocatorService`] per process, which has a
+//! `GpuService` per GPU. Calls come from any thread and on any stream; each GPU serves one at a
+//! time. The environment selects the strategy ([`ServiceSettings`]): a library that PyTorch loads
+//! has no command line.
 
 mod exports;
 mod gpu_service;
@@ -49,7 +50,7 @@ enum ServiceError {
     /// The program freed, or used on another stream, an address that is not a live block.
     #[error("{0} was never allocated, or was freed already")]
     Unknown(Address),
-    /// The device number is out of range.
+    /// The device number is negative.
     #[error("there is no device {0}")]
     NoDevice(i32),
 }
@@ -59,11 +60,8 @@ enum ServiceError {
 struct AllocatorService {
     settings: ServiceSettings,
     /// By device number. A GPU stays open once it was opened.
-    gpus: Mutex<Vec<Option<Arc<Mutex<GpuService>>>>>,
+    gpus: Mutex<BTreeMap<i32, Arc<Mutex<GpuService>>>>,
 }
-
-/// More GPUs than a machine has.
-const MOST_DEVICES: usize = 1024;
 
 impl AllocatorService {
     /// Opens nothing yet: a GPU is opened by the first request for its memory.
@@ -76,7 +74,8 @@ impl AllocatorService {
         &self.settings
     }
 
-    /// A block of at least this size, ordered on the stream with this handle; `None` where memory has run out.
+    /// A block of at least this size, ordered on the stream with this handle; `None` where memory
+    /// has run out.
     fn alloc(&self, bytes: u64, device: i32, stream: u64) -> Result<Option<Address>, ServiceError> {
         let gpu = self.gpu(device)?;
         lock(&gpu).alloc(bytes, stream)
@@ -88,7 +87,8 @@ impl AllocatorService {
         lock(&gpu).free(address, stream)
     }
 
-    /// Notes that a block is also used on the stream with this handle. PyTorch's interface does not name the GPU.
+    /// Notes that a block is also used on the stream with this handle. PyTorch's interface does not
+    /// name the GPU.
     fn record_stream(&self, address: Address, stream: u64) -> Result<(), ServiceError> {
         for gpu in self.all() {
             if lock(&gpu).record_stream(address, stream)? {
@@ -114,39 +114,39 @@ impl AllocatorService {
         self.opened(device).map_or(0, |gpu| lock(&gpu).reserved())
     }
 
-    /// The statistics of every GPU. A GPU where a call hangs is left out, because this is called when the program ends.
+    /// The statistics of every GPU. A GPU where a call hangs is left out, because this is called
+    /// when the program ends.
     fn statistics(&self) -> ServiceStatistics {
         let devices = self.all().iter().filter_map(|gpu| Some(gpu.try_lock().ok()?.statistics())).collect();
         ServiceStatistics::of(&self.settings, devices)
     }
 
     fn gpu(&self, device: i32) -> Result<Arc<Mutex<GpuService>>, ServiceError> {
-        let place = usize::try_from(device).ok().filter(|&n| n < MOST_DEVICES).ok_or(ServiceError::NoDevice(device))?;
-        let mut gpus = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);
-        if gpus.len() <= place {
-            gpus.resize(place + 1, None);
+        if device < 0 {
+            return Err(ServiceError::NoDevice(device));
         }
-        if let Some(gpu) = &gpus[place] {
+        let mut gpus = lock(&self.gpus);
+        if let Some(gpu) = gpus.get(&device) {
             return Ok(Arc::clone(gpu));
         }
         let gpu = Arc::new(Mutex::new(GpuService::open(device, &self.settings)?));
-        gpus[place] = Some(Arc::clone(&gpu));
+        gpus.insert(device, Arc::clone(&gpu));
         Ok(gpu)
     }
 
     fn opened(&self, device: i32) -> Option<Arc<Mutex<GpuService>>> {
-        let gpus = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);
-        gpus.get(usize::try_from(device).ok()?)?.clone()
+        lock(&self.gpus).get(&device).cloned()
     }
 
     fn all(&self) -> Vec<Arc<Mutex<GpuService>>> {
-        self.gpus.lock().unwrap_or_else(PoisonError::into_inner).iter().flatten().cloned().collect()
+        lock(&self.gpus).values().cloned().collect()
     }
 }
 
-/// Locks a GPU. After a panic it stays usable, because a strategy keeps its state consistent through every error.
-fn lock(gpu: &Mutex<GpuService>) -> MutexGuard<'_, GpuService> {
-    gpu.lock().unwrap_or_else(PoisonError::into_inner)
+/// Locks a GPU or the table of GPUs. After a panic it stays usable, because a strategy keeps its
+/// state consistent through every error.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Statistics of all GPUs, written when the program ends.

@@ -13,9 +13,11 @@ pub(crate) struct ServiceSettings {
     pub(crate) strategy: StrategySpec,
     /// `OOMPH_LIMIT`: the most physical bytes to hold on each GPU.
     pub(crate) limit: Option<u64>,
-    /// `OOMPH_DEVICE`: `cuda` by default; `sim` makes addresses up, for programs that never touch the memory.
+    /// `OOMPH_DEVICE`: `cuda` by default; `sim` makes addresses up, for programs that never touch
+    /// the memory.
     pub(crate) memory: MemorySource,
-    /// `OOMPH_STATS`: the file for statistics at exit, as JSON; without it they are printed on standard error.
+    /// `OOMPH_STATS`: the file for statistics at exit, as JSON; without it they are printed on
+    /// standard error.
     pub(crate) statistics_file: Option<PathBuf>,
     /// `OOMPH_OUT_OF_MEMORY`: `null` by default.
     pub(crate) out_of_memory: OutOfMemorySignal,
@@ -30,7 +32,7 @@ pub(crate) enum MemorySource {
     Simulated(DeviceSpec),
 }
 
-/// How the program is told that memory has run out.
+/// How the program learns that memory has run out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum OutOfMemorySignal {
     /// A null pointer. PyTorch checks for it only where a plugin serves a `MemPool`.

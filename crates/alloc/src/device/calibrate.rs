@@ -1,8 +1,9 @@
-//! Measures a device: the cost of every driver call by size, the duration of work by kind and size, and the memory that is
-//! taken before a program allocates anything.
+//! Measures a device: the cost of every driver call by size, the duration of work by kind and size,
+//! and the memory that is taken before a program allocates anything.
 //!
-//! `doctor --calibrate` calls this; the result is a profile of the simulated device. Everything goes through [`Device`], so a
-//! simulated device can be measured too and must yield its own profile.
+//! `doctor --calibrate` calls this; the result is a profile of the simulated device. Everything
+//! goes through [`Device`], so a simulated device can be measured too and must yield its own
+//! profile.
 
 use super::{
     CallKind, Device, DeviceError, PoolSettings,
@@ -43,7 +44,8 @@ pub fn calibrate(device: &mut dyn Device, products: ProductSupport) -> Result<Ca
 }
 
 impl Calibration {
-    /// The profile of the measured device. Where products did not run, their rates are those of a built-in profile.
+    /// The profile of the measured device. Where products did not run, their rates are those of a
+    /// built-in profile.
     #[must_use]
     pub fn into_profile(
         self,
@@ -72,7 +74,8 @@ impl Calibration {
     }
 }
 
-/// How many allocations of 512 bytes the driver puts on one page; `None` if free memory does not show it.
+/// How many allocations of 512 bytes the driver puts on one page; `None` if free memory does not
+/// show it.
 fn small_allocations_per_page(device: &mut dyn Device) -> Result<Option<u64>, DeviceError> {
     let mut taken = Vec::new();
     let mut free = device.memory_info()?.free;
@@ -447,7 +450,8 @@ fn repeat(
     Ok(device.now().since(begin))
 }
 
-/// The general speed of the device: the fastest of each kind. What was not measured is taken from an H200.
+/// The general speed of the device: the fastest of each kind. What was not measured is taken from
+/// an H200.
 fn rates(device: &mut dyn Device, times: &[WorkTime]) -> Result<Rates, DeviceError> {
     let known = Profile::h200().rates;
     let fastest = |otherwise: f64, is_it: &dyn Fn(&Work) -> bool| {

@@ -200,8 +200,9 @@ impl DeviceError {
         matches!(self, DeviceError::OutOfMemory { .. })
     }
 
-    /// Whether the context is lost, with all memory, streams and events in it: every later call of this process on this device
-    /// returns the same error, and only a new process can use the device again.
+    /// Whether the context is lost, with all memory, streams and events in it: every later call of
+    /// this process on this device returns the same error, and only a new process can use the
+    /// device again.
     ///
     /// ```
     /// use oomph_alloc::device::{CallKind, DeviceError};
@@ -216,8 +217,9 @@ impl DeviceError {
     }
 }
 
-/// The errors after which, according to the driver's manual, the process must be restarted to use CUDA, and those that report
-/// a lost context or driver. Kernels raise most of them, so they appear at a later, unrelated call.
+/// The errors after which, according to the driver's manual, the process must be restarted to use
+/// CUDA, and those that report a lost context or driver. Kernels raise most of them, so they appear
+/// at a later, unrelated call.
 const STICKY: [&str; 17] = [
     "CUDA_ERROR_DEINITIALIZED",
     "CUDA_ERROR_ECC_UNCORRECTABLE",

@@ -78,12 +78,13 @@ impl fmt::Display for Capabilities {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PhysicalId(pub u64);
 
-/// Address space and physical memory handled separately (`cuMemAddressReserve`, `cuMemCreate`, `cuMemMap` ...).
+/// Address space and physical memory handled separately (`cuMemAddressReserve`, `cuMemCreate`,
+/// `cuMemMap` ...).
 ///
 /// The driver's rules hold: addresses, sizes and offsets are multiples of
-/// [`granularity_bytes`](super::DeviceProps::granularity_bytes); a range is mapped only where it is reserved and not yet
-/// mapped; it is unmapped whole, as it was mapped; a range is freed only when nothing is mapped in it; physical memory lives
-/// until it is released *and* unmapped everywhere.
+/// [`granularity_bytes`](super::DeviceProps::granularity_bytes); a range is mapped only where it is
+/// reserved and not yet mapped; it is unmapped whole, as it was mapped; a range is freed only when
+/// nothing is mapped in it; physical memory lives until it is released *and* unmapped everywhere.
 pub trait VirtualMemory {
     /// Reserves a range of addresses.
     fn reserve(&mut self, bytes: u64) -> Result<Address, DeviceError>;
@@ -159,12 +160,13 @@ pub trait PinnedHost {
 
 /// Work on streams.
 pub trait Compute {
-    /// Queues `work` on `stream`. Operands are the blocks it reads and writes; the last is the result.
+    /// Queues `work` on `stream`. Operands are the blocks it reads and writes; the last is the
+    /// result.
     fn launch(&mut self, stream: StreamId, work: &Work, operands: &[(Address, u64)]) -> Result<(), DeviceError>;
 }
 
-/// Known contents. One launch fills or compares many blocks, behind the work that is queued on a stream. Nothing waits: the
-/// results are fetched later.
+/// Known contents. One launch fills or compares many blocks, behind the work that is queued on a
+/// stream. Nothing waits: the results are fetched later.
 pub trait Patterns {
     /// Queues the writing of every block's pattern.
     fn fill_blocks(&mut self, stream: StreamId, blocks: &[Patterned]) -> Result<(), DeviceError>;

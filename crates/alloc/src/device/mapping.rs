@@ -1,12 +1,13 @@
-//! Bookkeeping of virtual memory: reserved ranges, physical memory, and what is mapped where. The driver's rules are checked
-//! here, for the simulated and the real device alike.
+//! Bookkeeping of virtual memory: reserved ranges, physical memory, and what is mapped where. The
+//! driver's rules are checked here, for the simulated and the real device alike.
 
 use std::collections::BTreeMap;
 
 use super::PhysicalId;
 use oomph_base::Address;
 
-/// Ranges, physical memory and mappings of one device. `H` is what the device keeps per piece of physical memory.
+/// Ranges, physical memory and mappings of one device. `H` is what the device keeps per piece of
+/// physical memory.
 #[derive(Clone, Debug)]
 pub(super) struct MappingTable<H> {
     /// Length by start.
@@ -208,7 +209,8 @@ impl<H: Copy> MappingTable<H> {
         self.mapped.range(address..end).map(|(_, mapping)| mapping.physical).collect()
     }
 
-    /// All mappings, unreleased handles and reserved ranges, in the order in which they must be given back.
+    /// All mappings, unreleased handles and reserved ranges, in the order in which they must be
+    /// given back.
     #[cfg(feature = "cuda")]
     pub(super) fn take_all(&mut self) -> (Vec<(Address, u64)>, Vec<H>, Vec<(Address, u64)>) {
         let table = std::mem::take(self);

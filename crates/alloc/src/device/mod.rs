@@ -1,10 +1,13 @@
-//! The raw memory of one GPU: the trait [`Device`], its optional abilities, and its implementations.
+//! The raw memory of one GPU: the trait [`Device`], its optional abilities, and its
+//! implementations.
 //!
-//! Strategies are written once against [`Device`], for the simulated GPU ([`sim`]) and a real one ([`cuda`]). A cap on memory,
-//! injected faults and scripted answers are wrappers over any device ([`wrap`]). This module knows no strategy and no trace.
+//! Strategies are written once against [`Device`], for the simulated GPU ([`sim`]) and a real one
+//! ([`cuda`]). A cap on memory, injected faults and scripted answers are wrappers over any device
+//! ([`wrap`]). This module knows no strategy and no trace.
 //!
-//! An optional ability is an object: a device that has it returns `Some` from the accessor. A strategy names what it needs in
-//! [`requires`](crate::strategy::Strategy::requires); a case whose device lacks it is skipped ([`Capabilities::check`]).
+//! An optional ability is an object: a device that has it returns `Some` from the accessor. A
+//! strategy names what it needs in [`requires`](crate::strategy::Strategy::requires); a case whose
+//! device lacks it is skipped ([`Capabilities::check`]).
 
 mod calibrate;
 mod call;
@@ -34,11 +37,13 @@ pub struct DeviceProps {
     pub name: String,
     /// Its number among the GPUs that the driver shows this process; 0 for a simulated one.
     pub ordinal: u32,
-    /// `totalGlobalMem`: the figure from which PyTorch computes memory fractions and address ranges.
+    /// `totalGlobalMem`: the figure from which PyTorch computes memory fractions and address
+    /// ranges.
     pub total_bytes: u64,
-    /// Physical memory is handed out in pages of this size.
+    /// Physical memory comes in pages of this size.
     pub page_bytes: u64,
-    /// Smallest unit of physical memory for [`VirtualMemory`], and what every size there must be a multiple of.
+    /// Smallest unit of physical memory for [`VirtualMemory`], and what every size there must be a
+    /// multiple of.
     pub granularity_bytes: u64,
     /// Taken by the driver's context before the first allocation.
     pub context_bytes: u64,
@@ -69,8 +74,8 @@ pub struct MemoryInfo {
 
 /// Raw memory, streams and events of one GPU.
 ///
-/// Every call may fail, because any driver call may. A failed call changes nothing. No ability has a default, so that a
-/// wrapper cannot forget to pass it on.
+/// Every call may fail, because any driver call may. A failed call changes nothing. No ability has
+/// a default, so that a wrapper cannot forget to pass it on.
 pub trait Device: Send {
     /// The properties of the device.
     fn props(&self) -> &DeviceProps;
@@ -81,23 +86,24 @@ pub trait Device: Send {
     fn free(&mut self, address: Address) -> Result<(), DeviceError>;
     /// `cuMemGetInfo`.
     fn memory_info(&mut self) -> Result<MemoryInfo, DeviceError>;
-    /// Physical bytes held through this handle in whole pages, without the context and loaded libraries. Read from counters:
-    /// no driver call, no cost.
+    /// Physical bytes held through this handle in whole pages, without the context and loaded
+    /// libraries. Read from counters: no driver call, no cost.
     fn held_bytes(&self) -> u64;
     /// Physical bytes that an `alloc` of this size would add to `held_bytes`, from counters.
     fn growth_bytes(&self, bytes: u64) -> u64;
-    /// Free memory from counters: exact on a simulated device, as of the last [`memory_info`](Device::memory_info) on a real
-    /// one.
+    /// Free memory from counters: exact on a simulated device, as of the last
+    /// [`memory_info`](Device::memory_info) on a real one.
     fn free_bytes(&self) -> u64;
-    /// Bytes of the context and of the libraries loaded so far: what `nvidia-smi` shows beyond `held_bytes`.
+    /// Bytes of the context and of the libraries loaded so far: what `nvidia-smi` shows beyond
+    /// `held_bytes`.
     fn overhead_bytes(&self) -> u64;
 
-    /// Makes a stream and returns its number; stream 0 always exists. Numbers are given in order. A simulated device uses
-    /// `known_as`, the handle of the stream in a traced program; a real one does so only as a guest in that program
-    /// ([`cuda::open_as_guest`]).
+    /// Makes a stream and returns its number; stream 0 always exists. Numbers are given in order. A
+    /// simulated device uses `known_as`, the handle of the stream in a traced program; a real one
+    /// does so only as a guest in that program ([`cuda::open_as_guest`]).
     fn stream_create(&mut self, known_as: u64) -> Result<StreamId, DeviceError>;
-    /// The driver's handle of a stream, constant for its life. PyTorch orders streams by it, so its model must too. 0 for the
-    /// default stream, and for one that does not exist.
+    /// The driver's handle of a stream, constant for its life. PyTorch orders streams by it, so its
+    /// model must too. 0 for the default stream, and for one that does not exist.
     fn stream_handle(&self, stream: StreamId) -> u64;
     /// Waits for all work of one stream.
     fn stream_synchronize(&mut self, stream: StreamId) -> Result<(), DeviceError>;
@@ -108,7 +114,8 @@ pub trait Device: Send {
 
     /// Makes an event. Numbers are recycled after [`event_destroy`](Device::event_destroy).
     fn event_create(&mut self) -> Result<EventId, DeviceError>;
-    /// Puts the event behind the work queued on `stream` so far. May be called again on the same event.
+    /// Puts the event behind the work queued on `stream` so far. May be called again on the same
+    /// event.
     fn event_record(&mut self, event: EventId, stream: StreamId) -> Result<(), DeviceError>;
     /// Whether the work in front of the event is done.
     fn event_query(&mut self, event: EventId) -> Result<bool, DeviceError>;
@@ -119,7 +126,8 @@ pub trait Device: Send {
 
     /// The current time on this device's clock.
     fn now(&self) -> Nanos;
-    /// The host does something else for a while. A virtual clock advances; a real one has already done so.
+    /// The host does something else for a while. A virtual clock advances; a real one has already
+    /// done so.
     fn elapse(&mut self, time: Nanos);
     /// Driver calls so far, by kind.
     fn ledger(&self) -> CallLedger;
@@ -137,12 +145,13 @@ pub trait Device: Send {
     /// Contents that are written and compared on streams, if the device can.
     fn patterns(&mut self) -> Option<&mut dyn Patterns>;
 
-    /// [`virtual_memory`](Device::virtual_memory), or the error that the device lacks it. Not to be overridden, like the
-    /// four below: each follows from its accessor.
+    /// [`virtual_memory`](Device::virtual_memory), or the error that the device lacks it. Not to be
+    /// overridden, like the four below: each follows from its accessor.
     fn require_virtual_memory(&mut self) -> Result<&mut dyn VirtualMemory, DeviceError> {
         self.virtual_memory().ok_or(DeviceError::Unsupported { capability: capability::VIRTUAL_MEMORY })
     }
-    /// [`stream_ordered_pools`](Device::stream_ordered_pools), or the error that the device lacks them.
+    /// [`stream_ordered_pools`](Device::stream_ordered_pools), or the error that the device lacks
+    /// them.
     fn require_stream_ordered_pools(&mut self) -> Result<&mut dyn StreamOrderedPools, DeviceError> {
         self.stream_ordered_pools().ok_or(DeviceError::Unsupported { capability: capability::STREAM_ORDERED_POOLS })
     }
@@ -160,8 +169,8 @@ pub trait Device: Send {
     }
 }
 
-/// The accessors of the optional abilities, for a device that implements all of their traits and says in its properties
-/// which of them it has.
+/// The accessors of the optional abilities, for a device that implements all of their traits and
+/// says in its properties which of them it has.
 macro_rules! abilities_by_props {
     () => {
         fn virtual_memory(&mut self) -> Option<&mut dyn VirtualMemory> {
@@ -191,8 +200,8 @@ impl dyn Device + '_ {
     }
 }
 
-/// The default cap on physical memory: nine tenths of what is free on a real device, whose last bytes belong to the driver
-/// and to other programs; none on a simulated one.
+/// The default cap on physical memory: nine tenths of what is free on a real device, whose last
+/// bytes belong to the driver and to other programs; none on a simulated one.
 #[must_use]
 pub fn default_limit(device: &dyn Device) -> Option<u64> {
     match device.props().clock {

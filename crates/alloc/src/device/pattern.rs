@@ -1,8 +1,8 @@
 //! Known contents: the pattern of a key, and what other contents in its place mean.
 //!
-//! Word `i` of a pattern is an invertible function of the key and `i`. So a wrong word in a block shows which other block was
-//! written there, and which part of it. The kernels of the CUDA device compute the same words; the simulated device only
-//! records what was written where.
+//! Word `i` of a pattern is an invertible function of the key and `i`. So a wrong word in a block
+//! shows which other block was written there, and which part of it. The kernels of the CUDA device
+//! compute the same words; the simulated device only records what was written where.
 
 use std::fmt;
 
@@ -28,7 +28,8 @@ pub struct Patterned {
     pub address: Address,
     /// How many bytes of it hold the pattern; at most [`LONGEST_PATTERN_BYTES`].
     pub bytes: u64,
-    /// Distinguishes its contents from all others. Zero is not used: it is the key that unwritten memory shows.
+    /// Distinguishes its contents from all others. Zero is not used: it is the key that unwritten
+    /// memory shows.
     pub key: u32,
 }
 
@@ -48,8 +49,9 @@ pub struct Damage {
     pub key: u32,
     /// Its first wrong byte on a simulated device, the word that it lies in on a real one.
     pub offset: u64,
-    /// What was there instead. On a real device any word looks like a pattern: only the caller knows whether a block of that
-    /// key was ever filled. `None` where there was no pattern, or no memory.
+    /// What was there instead. On a real device any word looks like a pattern: only the caller
+    /// knows whether a block of that key was ever filled. `None` where there was no pattern, or no
+    /// memory.
     pub found: Option<PatternPlace>,
 }
 
@@ -107,7 +109,8 @@ impl PatternPlace {
     }
 }
 
-/// The number whose product with an odd one is 1, by Newton's steps: each doubles the bits that are right.
+/// The number whose product with an odd one is 1, by Newton's steps: each doubles the bits that are
+/// right.
 const fn inverse_of(odd: u64) -> u64 {
     let mut inverse = odd;
     let mut step = 0;

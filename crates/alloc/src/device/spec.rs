@@ -1,4 +1,5 @@
-//! Devices by name, as users type them: one ([`DeviceSpec`]) or several of one kind ([`DeviceFleet`]).
+//! Devices by name, as users type them: one ([`DeviceSpec`]) or several of one kind
+//! ([`DeviceFleet`]).
 
 use std::{collections::BTreeSet, fmt, str::FromStr};
 
@@ -80,7 +81,8 @@ impl DeviceSpec {
         }
     }
 
-    /// Opens a fresh device for a guest in a program with its own streams: see [`cuda::open_as_guest`].
+    /// Opens a fresh device for a guest in a program with its own streams: see
+    /// [`cuda::open_as_guest`].
     pub fn open_as_guest(&self) -> Result<Box<dyn Device>, DeviceSpecError> {
         match &self.kind {
             DeviceKind::Sim(_) => self.open(),
@@ -141,7 +143,8 @@ impl DeviceSpec {
         DeviceSpecError::Unavailable { device: self.text.clone(), reason }
     }
 
-    /// Why matrix products do not run on this device, if they do not: then times of steps mean nothing.
+    /// Why matrix products do not run on this device, if they do not: then times of steps mean
+    /// nothing.
     #[must_use]
     pub fn lacks_products(&self) -> Option<String> {
         match self.kind {
@@ -203,8 +206,8 @@ impl fmt::Display for DeviceSpec {
     }
 }
 
-/// Where the cases of a run go: one device, all GPUs of the machine (`cuda:all`), or several simulated ones (`4xsim`,
-/// `2xsim:80GiB`).
+/// Where the cases of a run go: one device, all GPUs of the machine (`cuda:all`), or several
+/// simulated ones (`4xsim`, `2xsim:80GiB`).
 ///
 /// ```
 /// use oomph_alloc::device::DeviceFleet;
@@ -238,7 +241,8 @@ impl DeviceFleet {
         self.members[0].known_as(&self.text)
     }
 
-    /// Checks that all can be opened and are of one kind: rows of different GPUs must not have one name.
+    /// Checks that all can be opened and are of one kind: rows of different GPUs must not have one
+    /// name.
     pub fn check(&self) -> Result<(), DeviceSpecError> {
         self.members.iter().try_for_each(DeviceSpec::check)?;
         let names = self.members.iter().map(DeviceSpec::device_name).collect::<Result<Vec<_>, _>>()?;

@@ -1,9 +1,10 @@
 //! A loaded plugin as a [`Strategy`].
 //!
-//! The interface has only `alloc` and `free`. The rest is added here: blocks get handles, statistics are kept, and a free
-//! waits for other streams where the plugin has no `record_stream`. A plugin never sees our device: it calls the driver
-//! itself, or makes addresses up. So the device cannot limit it. The plugin receives the limit where it has a function for
-//! that; a request that takes it beyond the limit, as far as that is known, is undone and fails.
+//! The interface has only `alloc` and `free`. The rest is added here: blocks get handles,
+//! statistics are kept, and a free waits for other streams where the plugin has no `record_stream`.
+//! A plugin never sees our device: it calls the driver itself, or makes addresses up. So the device
+//! cannot limit it. The plugin receives the limit where it has a function for that; a request that
+//! takes it beyond the limit, as far as that is known, is undone and fails.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -108,8 +109,9 @@ impl PluginStrategy {
         Ok(polled?)
     }
 
-    /// Updates the reserved bytes, which include all live bytes. If the driver does not answer, they stay as they are: a
-    /// call that the plugin has carried out must not fail because of a statistic.
+    /// Updates the reserved bytes, which include all live bytes. If the driver does not answer,
+    /// they stay as they are: a call that the plugin has carried out must not fail because of a
+    /// statistic.
     fn note_reserved(&mut self, cx: &mut Context<'_>) {
         let told = self.reserved.look(&mut *self.plugin, self.number, cx.device);
         let told = told.unwrap_or(Some(self.stats.current.reserved)).unwrap_or(0);
@@ -128,7 +130,8 @@ impl PluginStrategy {
         Ok(())
     }
 
-    /// Requests a block. One that takes the plugin beyond the limit, where that is known, is given back at once.
+    /// Requests a block. One that takes the plugin beyond the limit, where that is known, is given
+    /// back at once.
     fn take(
         &mut self,
         cx: &mut Context<'_>,
@@ -257,7 +260,8 @@ impl Strategy for PluginStrategy {
     fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         self.release(cx, Patience::Wait)?;
         self.waiting.destroy_idle_events(cx.device)?;
-        // A plugin may give the memory to another stream or to the driver at once, so no work may still use it.
+        // A plugin may give the memory to another stream or to the driver at once, so no work may
+        // still use it.
         cx.device.synchronize()?;
         let live: Vec<(Block, RequestOrigin)> = self.blocks.iter().collect();
         for (block, owner) in live {
@@ -303,9 +307,10 @@ impl Strategy for PluginStrategy {
 
 /// Where the amount of memory that a plugin holds comes from: the interface has no function for it.
 ///
-/// A plugin may export one. On a real device everything that went missing since the first request is the plugin's. A driver
-/// query takes longer than most allocations, so it is made only where the plugin may hold more than before: a block lies on
-/// a new page, or more is live than ever. On a simulated device the amount is unknown; the live bytes are a lower bound.
+/// A plugin may export one. On a real device everything that went missing since the first request
+/// is the plugin's. A driver query takes longer than most allocations, so it is made only where the
+/// plugin may hold more than before: a block lies on a new page, or more is live than ever. On a
+/// simulated device the amount is unknown; the live bytes are a lower bound.
 #[derive(Debug)]
 enum ReservedFigure {
     /// The plugin reports it.
@@ -363,7 +368,8 @@ impl ReservedFigure {
         Ok(())
     }
 
-    /// Whether the plugin may hold more since it returned this block; `allocated` is the live bytes with it.
+    /// Whether the plugin may hold more since it returned this block; `allocated` is the live bytes
+    /// with it.
     fn may_have_grown(&mut self, block: &Block, allocated: u64) -> bool {
         let ReservedFigure::Lost(loss) = self else { return true };
         // New memory shows at the beginning of a block, memory that was extended at its end.

@@ -1,8 +1,9 @@
 //! The functions of a plugin ([`PluginFunctions`]), and the library in this process that has them.
 //!
-//! A library stays loaded until the process ends: it may have started threads or registered functions to run at exit. An
-//! exception that leaves one of its functions ends the process ([`ExceptionGuard`]), and so does a call that never returns
-//! ([`WatchedPlugin`]). Therefore each case with a plugin has a process of its own.
+//! A library stays loaded until the process ends: it may have started threads or registered
+//! functions to run at exit. An exception that leaves one of its functions ends the process
+//! ([`ExceptionGuard`]), and so does a call that never returns ([`WatchedPlugin`]). Therefore each
+//! case with a plugin has a process of its own.
 #![expect(unsafe_code, reason = "a plugin is a C library")]
 
 use std::{
@@ -23,8 +24,8 @@ use oomph_base::Address;
 
 /// The functions of a plugin, in this process or in another.
 pub(super) trait PluginFunctions: fmt::Debug + Send {
-    /// Calls a function for a device and a stream. `Ok(None)` where the plugin does not have it; otherwise its result, or
-    /// 0 for a function without one.
+    /// Calls a function for a device and a stream. `Ok(None)` where the plugin does not have it;
+    /// otherwise its result, or 0 for a function without one.
     fn call(&mut self, call: PluginCall, device: c_int, stream: u64) -> Result<Option<u64>, PluginGone>;
 }
 
@@ -131,7 +132,8 @@ pub(super) struct PluginLibrary {
 }
 
 impl PluginLibrary {
-    /// Loads the file, which runs its initialisers. A call that takes longer than `timeout` ends the process.
+    /// Loads the file, which runs its initialisers. A call that takes longer than `timeout` ends
+    /// the process.
     pub(super) fn open(
         file: &str,
         symbols: &AllocatorSymbols,
@@ -162,8 +164,8 @@ impl PluginFunctions for PluginLibrary {
     fn call(&mut self, call: PluginCall, device: c_int, stream: u64) -> Result<Option<u64>, PluginGone> {
         let stream = pointer(stream);
         let PluginLibrary { alloc, free, record_stream, reset, reserved, limit, .. } = *self;
-        // SAFETY: each symbol was named as a function of its type; streams are the device's; a block that is freed or used
-        // is one that `alloc` returned and that was not freed since.
+        // SAFETY: each symbol was named as a function of its type; streams are the device's; a
+        // block that is freed or used is one that `alloc` returned and that was not freed since.
         let make = || unsafe {
             match call {
                 PluginCall::Load => return None,
@@ -196,19 +198,23 @@ fn optional<F: Copy>(library: &libloading::Library, symbol: Option<&String>) -> 
     symbol.map(|symbol| function(library, symbol)).transpose()
 }
 
-/// The address of a function. The file has one of that name; its type is known only from what the user said.
+/// The address of a function. The file has one of that name; its type is known only from what the
+/// user said.
 fn function<F: Copy>(library: &libloading::Library, symbol: &str) -> Result<F, libloading::Error> {
     // SAFETY: `F` is one of the types above, and the library is never unloaded.
     unsafe { library.get::<F>(symbol.as_bytes()) }.map(|found| *found)
 }
 
-/// `__cxa_vec_cleanup(array, count, size, destructor)` of the Itanium C++ ABI: calls `destructor` for every element.
+/// `__cxa_vec_cleanup(array, count, size, destructor)` of the Itanium C++ ABI: calls `destructor`
+/// for every element.
 type ForEachElement = unsafe extern "C-unwind" fn(*mut c_void, usize, usize, extern "C-unwind" fn(*mut c_void));
 
-/// Calls foreign code so that an exception which leaves it is named on standard error and ends the process.
+/// Calls foreign code so that an exception which leaves it is named on standard error and ends the
+/// process.
 ///
-/// Rust can neither catch a C++ exception nor read its message. The C++ library can: a function of its ABI runs a callback
-/// and calls `std::terminate` if an exception leaves it. A process without a C++ library throws none.
+/// Rust can neither catch a C++ exception nor read its message. The C++ library can: a function of
+/// its ABI runs a callback and calls `std::terminate` if an exception leaves it. A process without
+/// a C++ library throws none.
 #[derive(Clone, Copy, Debug)]
 struct ExceptionGuard {
     for_each_element: Option<ForEachElement>,
@@ -231,14 +237,16 @@ impl ExceptionGuard {
         let Some(for_each_element) = self.for_each_element else { return Some(call()) };
         let mut guarded = GuardedCall { call: Some(call), result: None };
         let size = size_of::<GuardedCall<F, R>>();
-        // SAFETY: the array is one element, which `enter` knows by its type and which outlives the call.
+        // SAFETY: the array is one element, which `enter` knows by its type and which outlives the
+        // call.
         unsafe { for_each_element((&raw mut guarded).cast(), 1, size, enter::<R, F>) };
         guarded.result
     }
 }
 
 extern "C-unwind" fn enter<R, F: FnOnce() -> R>(guarded: *mut c_void) {
-    // SAFETY: `ExceptionGuard::call` passes a live value of this type, to which nothing else refers meanwhile.
+    // SAFETY: `ExceptionGuard::call` passes a live value of this type, to which nothing else refers
+    // meanwhile.
     let guarded = unsafe { &mut *guarded.cast::<GuardedCall<F, R>>() };
     guarded.result = guarded.call.take().map(|call| call());
 }

@@ -1,14 +1,16 @@
 //! `plugin:FILE`: any allocator's shared library with PyTorch's pluggable interface, as a
-//! [`Strategy`](crate::strategy::Strategy). The other direction is the crate `oomph-torch-allocator`.
+//! [`Strategy`](crate::strategy::Strategy). The other direction is the crate
+//! `oomph-torch-allocator`.
 //!
 //! ```c
 //! void *alloc(size_t bytes, int device, cudaStream_t stream);
 //! void  free (void *address, size_t bytes, int device, cudaStream_t stream);
 //! ```
 //!
-//! The registry cannot know a strategy that is a file: code that takes strategies from users calls [`build`] and [`check`]
-//! here, which pass everything else on to the registry. A plugin may crash its process, so cases with one run in a process
-//! of their own, and [`check`] reads the file without running its code. This module does not know traces.
+//! The registry cannot know a strategy that is a file: code that takes strategies from users calls
+//! [`build`] and [`check`] here, which pass everything else on to the registry. A plugin may crash
+//! its process, so cases with one run in a process of their own, and [`check`] reads the file
+//! without running its code. This module does not know traces.
 
 mod adapter;
 mod library;
@@ -95,8 +97,9 @@ pub fn is_meant(spec: &StrategySpec) -> bool {
     spec.name == ENTRY.name
 }
 
-/// The cap on the device under a strategy with this limit. A plugin takes nothing from that device, keeps its limit
-/// itself, and reads the free memory of a real device from it, which must not be capped.
+/// The cap on the device under a strategy with this limit. A plugin takes nothing from that device,
+/// keeps its limit itself, and reads the free memory of a real device from it, which must not be
+/// capped.
 ///
 /// ```
 /// use oomph_alloc::{plugin, strategy::StrategySpec};
@@ -123,8 +126,8 @@ pub fn build(spec: &StrategySpec, setup: &Setup<'_>) -> Built {
     if is_meant(spec) { load(&spec.parameters, setup) } else { spec.build(setup) }
 }
 
-/// Like [`build`], with a plugin in another process where [`host_with`] has named one: a crash is then the error of a call.
-/// For devices whose addresses and streams are plain numbers.
+/// Like [`build`], with a plugin in another process where [`host_with`] has named one: a crash is
+/// then the error of a call. For devices whose addresses and streams are plain numbers.
 pub fn build_apart(spec: &StrategySpec, setup: &Setup<'_>) -> Built {
     #[cfg(unix)]
     if let (true, Some(program)) = (is_meant(spec), process::host_program()) {
@@ -148,7 +151,8 @@ pub fn hurried(spec: &StrategySpec) -> StrategySpec {
     }
 }
 
-/// [`StrategySpec::check`] for plugins too: the file must be there and have the symbols. None of its code runs.
+/// [`StrategySpec::check`] for plugins too: the file must be there and have the symbols. None of
+/// its code runs.
 pub fn check(spec: &StrategySpec) -> Result<(), SpecError> {
     if !is_meant(spec) {
         return spec.check();

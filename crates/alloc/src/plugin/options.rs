@@ -1,19 +1,21 @@
-//! What users write after `plugin:`: the file, the symbols of its functions, and the time-out of a call.
+//! What users write after `plugin:`: the file, the symbols of its functions, and the time-out of a
+//! call.
 
 use std::time::Duration;
 
 use super::ENTRY;
 use crate::strategy::{SpecError, parameters};
 
-/// The default time-out of a call: longer than any driver call, and shorter than stress waits for a trial, so that the
-/// report names the call.
+/// The default time-out of a call: longer than any driver call, and shorter than stress waits for a
+/// trial, so that the report names the call.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The parameters of a plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PluginOptions<'a> {
     pub(super) file: &'a str,
-    /// The symbols that were given, by parameter: `alloc`, `free`, `record_stream`, `reset`, `reserved`, `limit`.
+    /// The symbols that were given, by parameter: `alloc`, `free`, `record_stream`, `reset`,
+    /// `reserved`, `limit`.
     symbols: Vec<(&'a str, &'a str)>,
     pub(super) timeout: Duration,
 }

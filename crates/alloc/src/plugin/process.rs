@@ -1,9 +1,11 @@
-//! A plugin in a process of its own: [`PluginProcess`] is the calling side, [`host`] runs in the other process.
+//! A plugin in a process of its own: [`PluginProcess`] is the calling side, [`host`] runs in the
+//! other process.
 //!
-//! Stress must survive a call that never returns or takes its process down, because the trace that led to it is still to be
-//! shrunk. So `stress` runs plugins in a second process, connected by a socket, wherever addresses and streams are plain
-//! numbers. On a real device they belong to one process, and timed cases cannot wait for a socket: there the plugin is
-//! loaded into the process that uses it.
+//! Stress must survive a call that never returns or takes its process down, because the trace that
+//! led to it is still to be shrunk. So `stress` runs plugins in a second process, connected by a
+//! socket, wherever addresses and streams are plain numbers. On a real device they belong to one
+//! process, and timed cases cannot wait for a socket: there the plugin is loaded into the process
+//! that uses it.
 #![expect(unsafe_code, reason = "signals are sent and ignored through the C library")]
 
 use std::{
@@ -30,13 +32,15 @@ use oomph_base::{exit_description, last_bytes};
 
 /// How long a process may take to end once it no longer answers.
 const LEAVING: Duration = Duration::from_secs(2);
-/// The shortest time-out for loading: the process has to start first, on a machine that may be busy.
+/// The shortest time-out for loading: the process has to start first, on a machine that may be
+/// busy.
 const LOADING: Duration = Duration::from_secs(3);
 /// The end of its standard error, enough for its last line.
 const LAST_LINE_BYTES: usize = 4096;
 /// The longest refusal that is read.
 const MOST_REFUSAL_BYTES: u64 = 1 << 16;
-/// The caller notices first that a call takes too long; the process itself ends only where its caller has gone.
+/// The caller notices first that a call takes too long; the process itself ends only where its
+/// caller has gone.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// The program that becomes a plugin's process.
@@ -44,7 +48,8 @@ const GRACE: Duration = Duration::from_secs(5);
 pub struct HostProgram {
     /// Usually this program.
     pub program: PathBuf,
-    /// Its arguments; what follows `plugin:` is added as the last. It has to call [`host`] with its standard input.
+    /// Its arguments; what follows `plugin:` is added as the last. It has to call [`host`] with its
+    /// standard input.
     pub arguments: Vec<OsString>,
 }
 
@@ -60,7 +65,8 @@ pub(super) fn host_program() -> Option<&'static HostProgram> {
     HOST_PROGRAM.get()
 }
 
-/// A plugin in a process of its own. When this is dropped, the process and all that it started are ended.
+/// A plugin in a process of its own. When this is dropped, the process and all that it started are
+/// ended.
 #[derive(Debug)]
 pub(super) struct PluginProcess {
     file: String,
@@ -73,8 +79,8 @@ pub(super) struct PluginProcess {
 }
 
 impl PluginProcess {
-    /// Starts the process and loads the plugin there. If the process dies or hangs meanwhile, the first call reports it:
-    /// then the plugin is broken, not the request for it.
+    /// Starts the process and loads the plugin there. If the process dies or hangs meanwhile, the
+    /// first call reports it: then the plugin is broken, not the request for it.
     pub(super) fn start(
         host: &HostProgram,
         parameters: &str,
@@ -107,8 +113,8 @@ impl PluginProcess {
         Ok(refusal)
     }
 
-    /// Ends the process, if it has not ended by itself, and says what happened. A silent process may be dead too: a child of
-    /// it can hold its end of the socket.
+    /// Ends the process, if it has not ended by itself, and says what happened. A silent process
+    /// may be dead too: a child of it can hold its end of the socket.
     fn give_up(&mut self, call: PluginCall, error: &io::Error) -> PluginGone {
         let is_silent = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
         let status = self.wait_for_end(if is_silent { Duration::ZERO } else { LEAVING });
@@ -136,19 +142,21 @@ impl PluginProcess {
         }
     }
 
-    /// Ends the process and its children. Once only: later its number may belong to another process.
+    /// Ends the process and its children. Once only: later its number may belong to another
+    /// process.
     fn end_all(&mut self) {
         // 0 and 1 would mean this process's own group and all processes.
         if let Some(group) = c_int::try_from(self.child.id()).ok().filter(|&group| group > 1) {
-            // SAFETY: takes numbers and touches no memory. It fails only where the group is gone already.
+            // SAFETY: takes numbers and touches no memory. It fails only where the group is gone
+            // already.
             unsafe { libc::kill(-group, libc::SIGKILL) };
         }
         // Fails only where it was waited for already.
         let _ = self.child.wait();
     }
 
-    /// How the process ended, with its last line on standard error. Its children have ended too, so nothing can still be
-    /// written there.
+    /// How the process ended, with its last line on standard error. Its children have ended too, so
+    /// nothing can still be written there.
     fn exit_message(&self, status: ExitStatus) -> String {
         let printed = self.standard_error.recv_timeout(LEAVING).unwrap_or_default();
         let printed = String::from_utf8_lossy(&printed[printed.len().saturating_sub(LAST_LINE_BYTES)..]);
@@ -179,8 +187,9 @@ impl PluginFunctions for PluginProcess {
     }
 }
 
-/// Starts the process with its end of a socket as standard input, so that what a plugin prints cannot mix with results. It
-/// leads a process group, so that what the plugin starts can be ended with it.
+/// Starts the process with its end of a socket as standard input, so that what a plugin prints
+/// cannot mix with results. It leads a process group, so that what the plugin starts can be ended
+/// with it.
 fn spawn(host: &HostProgram, parameters: &str) -> io::Result<(Child, UnixStream)> {
     let (ours, theirs) = UnixStream::pair()?;
     let child = Command::new(&host.program)
@@ -194,8 +203,9 @@ fn spawn(host: &HostProgram, parameters: &str) -> io::Result<(Child, UnixStream)
     Ok((child, ours))
 }
 
-/// Loads the plugin that `parameters` (what follows `plugin:`) name, and serves its calls until the connection ends. From
-/// now on this process ignores Ctrl-C, which some shells send to every process: the caller decides.
+/// Loads the plugin that `parameters` (what follows `plugin:`) name, and serves its calls until the
+/// connection ends. From now on this process ignores Ctrl-C, which some shells send to every
+/// process: the caller decides.
 pub fn host(parameters: &str, mut connection: UnixStream) -> io::Result<()> {
     // SAFETY: no handler is installed that could do anything wrong.
     unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };

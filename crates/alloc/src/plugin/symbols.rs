@@ -1,7 +1,8 @@
 //! Which functions a shared library exports, and which of them are the allocator's.
 //!
-//! The symbols are read from the file, not through the dynamic linker: loading a library runs its code, and a search in
-//! the loaded library would also find the functions of its dependencies, such as `free`.
+//! The symbols are read from the file, not through the dynamic linker: loading a library runs its
+//! code, and a search in the loaded library would also find the functions of its dependencies, such
+//! as `free`.
 
 use std::{
     fs::File,
@@ -14,7 +15,7 @@ use object::{Object, ObjectSymbol, ReadCache, ReadRef, SymbolKind, read::elf::El
 use super::options::PluginOptions;
 use oomph_base::{did_you_mean, nearest};
 
-/// The usual pairs: PyTorch's documentation, RMM, the plain words, and our own.
+/// The usual pairs: of PyTorch's documentation, of RMM, plain names, and our own.
 const PAIRS: [(&str, &str); 4] =
     [("my_malloc", "my_free"), ("allocate", "deallocate"), ("alloc", "free"), ("oomph_alloc", "oomph_free")];
 /// How many similar names a message lists; a C++ library has thousands.
@@ -163,7 +164,8 @@ impl ExportedFunctions {
     }
 }
 
-/// Mangled names are left out: users do not type them, and a C++ function of another type would be called wrongly.
+/// Mangled names are left out: users do not type them, and a C++ function of another type would be
+/// called wrongly.
 fn sounds_like_one(name: &str) -> bool {
     !name.starts_with("_Z") && ["alloc", "free", "delete"].iter().any(|word| name.to_lowercase().contains(word))
 }

@@ -1,11 +1,12 @@
-//! Watches the calls of plugins: a call that does not return in time ends the process, and the last line on standard error
-//! names the call in which a process hangs or dies. The line begins with [`CALL_MARK`] or [`HANG_MARK`], for whoever waits
-//! for the process.
+//! Watches the calls of plugins: a call that does not return in time ends the process, and the last
+//! line on standard error names the call in which a process hangs or dies. The line begins with
+//! [`CALL_MARK`] or [`HANG_MARK`], for the program that waits for the process.
 //!
-//! A thread cannot be ended from outside, and the damage of a plugin to its process cannot be repaired; so the process ends.
-//! Before a call only a few plain stores are made, because timed cases run through here too. Signal handlers run in a broken
-//! process: they take no lock and no memory, print one line, and let the signal do what it would have done. A plugin that
-//! overflows its stack, calls `_exit` or installs its own handlers dies without that line.
+//! A thread cannot be ended from outside, and the damage of a plugin to its process cannot be
+//! repaired; so the process ends. Before a call only a few plain stores are made, because timed
+//! cases run through here too. Signal handlers run in a broken process: they take no lock and no
+//! memory, print one line, and let the signal do what it would have done. A plugin that overflows
+//! its stack, calls `_exit` or installs its own handlers dies without that line.
 #![expect(unsafe_code, reason = "signals and the standard error of a dying process belong to the C library")]
 
 use std::{
@@ -51,8 +52,9 @@ static WATCH_THREAD: LazyLock<()> = LazyLock::new(|| {
         let _ = started.send(());
         watch_all();
     };
-    // Without the thread nothing is watched here; the time-out of the whole case still applies. Its start is waited for: a
-    // thread cannot set itself up while a library is being loaded, and loading may be what never ends.
+    // Without the thread nothing is watched here; the time-out of the whole case still applies. Its
+    // start is waited for: a thread cannot set itself up while a library is being loaded, and
+    // loading may be what never ends.
     if thread::Builder::new().name("plugin watch".to_owned()).spawn(watch).is_ok() {
         let _ = start.recv();
     }
@@ -136,14 +138,16 @@ pub(super) fn hang_message(file: &str, call: PluginCall, timeout: Duration) -> S
 fn report_when_dying() {
     #[cfg(unix)]
     for number in [libc::SIGILL, libc::SIGTRAP, libc::SIGABRT, libc::SIGFPE, libc::SIGSEGV, libc::SIGBUS] {
-        // SAFETY: the handler has the type that the C library calls, and does nothing that a handler must not do.
+        // SAFETY: the handler has the type that the C library calls, and does nothing that a
+        // handler must not do.
         unsafe { libc::signal(number, on_signal as *const () as libc::sighandler_t) };
     }
     // SAFETY: the handler lives as long as the process, as does all that it reads.
     unsafe { libc::atexit(report_call) };
 }
 
-/// Prints the reason and ends the process, with a core dump where those are enabled: it shows where the call hangs.
+/// Prints the reason and ends the process, with a core dump where those are enabled: it shows where
+/// the call hangs.
 fn end_process(reason: &str) -> ! {
     print_line(format_args!("{HANG_MARK}{reason}\n"));
     #[cfg(unix)]
@@ -157,7 +161,8 @@ fn end_process(reason: &str) -> ! {
 #[cfg(unix)]
 extern "C" fn on_signal(number: std::ffi::c_int) {
     report_call();
-    // SAFETY: both are allowed in a handler. The signal now ends the process, here or where it came from.
+    // SAFETY: both are allowed in a handler. The signal now ends the process, here or where it came
+    // from.
     unsafe {
         libc::signal(number, libc::SIG_DFL);
         libc::raise(number);

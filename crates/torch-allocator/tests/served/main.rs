@@ -7,23 +7,24 @@ use std::{
     env, fs,
     path::{Path, PathBuf},
     process::{Command, Output},
+    sync::OnceLock,
 };
 
 use serde_json::Value;
 use tempfile::TempDir;
 
 /// A folder for the programs of one test.
-struct Workshop(TempDir);
+struct ProgramFolder(TempDir);
 
-impl Workshop {
+impl ProgramFolder {
     /// None where there is no C compiler.
-    #[expect(clippy::print_stderr, reason = "the person who runs the tests must see what was skipped and why")]
-    fn open() -> Option<Workshop> {
+    #[expect(clippy::print_stderr, reason = "the output of the tests must show what was skipped and why")]
+    fn open() -> Option<ProgramFolder> {
         if Command::new("cc").arg("--version").output().is_err() {
             eprintln!("skipped: there is no C compiler (cc)");
             return None;
         }
-        Some(Workshop(tempfile::tempdir().unwrap()))
+        Some(ProgramFolder(tempfile::tempdir().unwrap()))
     }
 
     fn compile(&self, flags: &[&str], source: &str, output: &Path) {
@@ -35,11 +36,22 @@ impl Workshop {
     }
 }
 
-/// The library that belongs to the test that runs.
+/// `liboomph.so` in the profile of this test. Cargo does not build a cdylib for tests, so it is built
+/// here once.
 fn library() -> PathBuf {
-    let library = env::current_exe().unwrap().with_file_name("liboomph.so");
-    assert!(library.exists(), "{} is built with the tests", library.display());
-    library
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    let build = || {
+        // target/PROFILE/deps/served-HASH
+        let test = env::current_exe().unwrap();
+        let folder = test.ancestors().nth(2).unwrap();
+        let profile = folder.file_name().unwrap().to_str().unwrap();
+        let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.args(["build", "--quiet", "--package", env!("CARGO_PKG_NAME"), "--profile"]);
+        let built = cargo.arg(if profile == "debug" { "dev" } else { profile }).status().unwrap();
+        assert!(built.success());
+        folder.join("liboomph.so")
+    };
+    LIBRARY.get_or_init(build).clone()
 }
 
 /// Runs a program over the library, on a simulated device.
@@ -54,12 +66,12 @@ fn run(program: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Output
 }
 
 #[test]
-fn many_threads_and_streams_are_served_and_the_books_balance() {
-    let Some(workshop) = Workshop::open() else { return };
-    let hammer = workshop.0.path().join("hammer");
-    workshop.compile(&["-ldl"], "hammer.c", &hammer);
+fn many_threads_and_streams_are_served() {
+    let Some(folder) = ProgramFolder::open() else { return };
+    let hammer = folder.0.path().join("hammer");
+    folder.compile(&["-ldl"], "hammer.c", &hammer);
     for strategy in ["oomph", "caching", "caching:expandable_segments:True", "stitch", "async", "direct"] {
-        let file = workshop.0.path().join("statistics.json");
+        let file = folder.0.path().join("statistics.json");
         let variables = [("OOMPH_STRATEGY", strategy), ("OOMPH_STATS", file.to_str().unwrap())];
         let output = run(&hammer, &["8", "3000"], &variables);
         let (said, complaints) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -70,22 +82,22 @@ fn many_threads_and_streams_are_served_and_the_books_balance() {
         assert!(said.starts_with(&format!("served {} refused 0", stats["allocs"])), "{strategy}: {said} {stats}");
         assert_eq!((statistics["strategy"].as_str(), &stats["allocs"]), (Some(strategy), &stats["frees"]));
         assert_eq!((stats["live_blocks"].as_u64(), stats["current"]["allocated"].as_u64()), (Some(0), Some(0)));
-        assert_eq!(device["streams"], 10, "{strategy}: the default, one a thread and the one that others use");
+        assert_eq!(device["streams"], 10, "{strategy}: the default, one per thread and the shared one");
     }
 }
 
 #[test]
-fn a_limit_is_kept_and_the_end_is_told_on_standard_error() {
-    let Some(workshop) = Workshop::open() else { return };
-    let hammer = workshop.0.path().join("hammer");
-    workshop.compile(&["-ldl"], "hammer.c", &hammer);
+fn a_limit_is_kept_and_statistics_are_printed() {
+    let Some(folder) = ProgramFolder::open() else { return };
+    let hammer = folder.0.path().join("hammer");
+    folder.compile(&["-ldl"], "hammer.c", &hammer);
     let limited = [("OOMPH_STRATEGY", "caching"), ("OOMPH_LIMIT", "16MiB")];
     let output = run(&hammer, &["4", "3000"], &limited);
     let (said, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success() && !said.contains("refused 0 "), "{said} {told}");
     assert!(told.starts_with("oomph: caching on device 0 (") && told.contains(" 0 live, "), "{told}");
-    // How threads come after each other is left to chance, and with it what is held at most.
-    let file = workshop.0.path().join("statistics.json");
+    // The order of threads is random, and with it the peak.
+    let file = folder.0.path().join("statistics.json");
     run(&hammer, &["4", "3000"], &[&limited[..], &[("OOMPH_STATS", file.to_str().unwrap())]].concat());
     let statistics: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
     let stats = &statistics["devices"][0]["stats"];
@@ -93,10 +105,10 @@ fn a_limit_is_kept_and_the_end_is_told_on_standard_error() {
 }
 
 #[test]
-fn an_environment_that_makes_no_sense_is_explained_and_serves_nothing() {
-    let Some(workshop) = Workshop::open() else { return };
-    let hammer = workshop.0.path().join("hammer");
-    workshop.compile(&["-ldl"], "hammer.c", &hammer);
+fn an_invalid_environment_is_explained() {
+    let Some(folder) = ProgramFolder::open() else { return };
+    let hammer = folder.0.path().join("hammer");
+    folder.compile(&["-ldl"], "hammer.c", &hammer);
     let output = run(&hammer, &["1", "100"], &[("OOMPH_STRATEGY", "cachign")]);
     assert!(String::from_utf8_lossy(&output.stdout).starts_with("served 0 "), "{output:?}");
     let told = String::from_utf8_lossy(&output.stderr);
@@ -104,11 +116,11 @@ fn an_environment_that_makes_no_sense_is_explained_and_serves_nothing() {
 }
 
 #[test]
-fn without_a_gpu_requests_get_nothing_and_the_reason_is_told() {
-    let Some(workshop) = Workshop::open() else { return };
-    let hammer = workshop.0.path().join("hammer");
-    workshop.compile(&["-ldl"], "hammer.c", &hammer);
-    // Whatever driver there may be, it shows no GPU.
+fn without_a_gpu_the_reason_is_printed() {
+    let Some(folder) = ProgramFolder::open() else { return };
+    let hammer = folder.0.path().join("hammer");
+    folder.compile(&["-ldl"], "hammer.c", &hammer);
+    // Even if there is a driver, it shows no GPU.
     let hidden = [("OOMPH_DEVICE", "cuda"), ("CUDA_VISIBLE_DEVICES", "")];
     let output = run(&hammer, &["1", "10"], &hidden);
     assert!(String::from_utf8_lossy(&output.stdout).starts_with("served 0 "), "{output:?}");
@@ -117,9 +129,9 @@ fn without_a_gpu_requests_get_nothing_and_the_reason_is_told() {
 
 #[test]
 fn out_of_memory_is_null_or_an_exception() {
-    let Some(workshop) = Workshop::open() else { return };
-    let catcher = workshop.0.path().join("catcher");
-    workshop.compile(&["-lstdc++", "-ldl"], "catcher.cpp", &catcher);
+    let Some(folder) = ProgramFolder::open() else { return };
+    let catcher = folder.0.path().join("catcher");
+    folder.compile(&["-lstdc++", "-ldl"], "catcher.cpp", &catcher);
     for (word, expected) in
         [("null", "null\nnull\nnull\na block\n"), ("throw", "bad_alloc\nbad_alloc\nbad_alloc\na block\n")]
     {

@@ -1,8 +1,10 @@
-//! A real NVIDIA GPU, through the driver's library alone: no toolkit is needed, and nothing is linked.
+//! A real NVIDIA GPU, through the driver's library alone: no toolkit is needed, and nothing is
+//! linked.
 //!
-//! The library is loaded at run time, so one binary runs with and without a GPU; where there is none, [`open`] returns the
-//! reason. Built without the feature `cuda`, all functions return that reason. Only [`DeviceSpec`](super::DeviceSpec) and
-//! `doctor` use this module; strategies see a [`Device`](super::Device).
+//! The library is loaded at run time, so one binary runs with and without a GPU; where there is
+//! none, [`open`] returns the reason. Built without the feature `cuda`, all functions return that
+//! reason. Only [`DeviceSpec`](super::DeviceSpec) and `doctor` use this module; strategies see a
+//! [`Device`](super::Device).
 //!
 //! All `unsafe` code of the devices is in here.
 

@@ -1,12 +1,13 @@
 //! Where `cuMemAlloc` and `cuMemHostAlloc` place memory.
 //!
-//! The rule of `cuMemAlloc` was derived from recordings of the driver on an H200: address space is taken in ranges of whole
-//! 32 MiB, aligned to 32 MiB, at the highest free place, so downwards. An allocation goes into the newest range with room, at
-//! its lowest free offset; otherwise a new range is made. A range is given back with its last allocation. Allocators break
-//! ties by address, so this decides which block they reuse.
+//! The rule of `cuMemAlloc` was derived from recordings of the driver on an H200: address space is
+//! taken in ranges of whole 32 MiB, aligned to 32 MiB, at the highest free place, so downwards. An
+//! allocation goes into the newest range with room, at its lowest free offset; otherwise a new
+//! range is made. A range is given back with its last allocation. Allocators break ties by address,
+//! so this decides which block they reuse.
 //!
-//! Allocations below one page share pages, in units of 512 bytes. Their order was not recorded; they follow the same rule
-//! one level down, with pages in the role of ranges.
+//! Allocations below one page share pages, in units of 512 bytes. Their order was not recorded;
+//! they follow the same rule one level down, with pages in the role of ranges.
 
 use std::collections::HashMap;
 
@@ -90,7 +91,8 @@ impl AddressSpace {
         }
     }
 
-    /// Finds an address, or `None` where the address space is full. The caller counts physical memory.
+    /// Finds an address, or `None` where the address space is full. The caller counts physical
+    /// memory.
     pub(super) fn allocate(&mut self, bytes: u64) -> Option<Address> {
         let page_use = self.page_use(bytes);
         let (place, address) = match page_use {
@@ -166,7 +168,8 @@ const HOST_PAGE_BYTES: u64 = 4 * KIB;
 const FIRST_PINNED: u64 = 64 * 1024 * GIB;
 const END_PINNED: u64 = 96 * 1024 * GIB;
 
-/// The addresses of page-locked host memory. It takes addresses and time, but no memory of the device.
+/// The addresses of page-locked host memory. It takes addresses and time, but no memory of the
+/// device.
 #[derive(Clone, Debug)]
 pub(super) struct PinnedSpace {
     /// In units of [`HOST_PAGE_BYTES`].
@@ -236,7 +239,8 @@ mod tests {
 
     #[test]
     fn recorded_addresses_are_reproduced() {
-        // The first segments of a random program on an H200: size, number of the 32 MiB range and offset, in MiB.
+        // The first segments of a random program on an H200: size, number of the 32 MiB range and
+        // offset, in MiB.
         let recorded = [
             (16, 0x65, 6),
             (2, 0x65, 22),

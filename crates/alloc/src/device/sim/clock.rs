@@ -1,8 +1,9 @@
 //! Streams and events on a virtual clock.
 //!
-//! The host has a current time; every stream has a time at which its queued work is done. Queuing work moves only the
-//! stream, waiting moves only the host. Streams wait for each other only through events: the default stream is like the
-//! others, as it is for programs whose side streams are non-blocking.
+//! The host has a current time; every stream has a time at which its queued work is done. Queuing
+//! work moves only the stream, waiting moves only the host. Streams wait for each other only
+//! through events: the default stream is like the others, as it is for programs whose side streams
+//! are non-blocking.
 
 use oomph_base::{EventId, Nanos, StreamId};
 
@@ -33,7 +34,7 @@ enum SimEvent {
     Live(Nanos),
 }
 
-/// There is no such stream or event.
+/// An unknown stream or event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum UnknownHandle {
     #[error("there is no stream {0}")]
@@ -73,7 +74,8 @@ impl StreamClocks {
         self.streams.get(stream.index()).map(|stream| stream.ready).ok_or(UnknownHandle::Stream(stream))
     }
 
-    /// A new stream, or `None` when the numbers are used up. It gets a made-up handle if `known_as` is 0.
+    /// A new stream, or `None` when the numbers are used up. It gets a made-up handle if `known_as`
+    /// is 0.
     pub(super) fn create_stream(&mut self, known_as: u64) -> Option<StreamId> {
         let number = u16::try_from(self.streams.len()).ok()?;
         let handle = if known_as == 0 { FIRST_HANDLE + u64::from(number) * HANDLE_STEP } else { known_as };

@@ -1,9 +1,10 @@
 //! The contents of memory: which pattern was written where, byte by byte, and when.
 //!
-//! Contents belong to physical memory. They are seen at every address where it is mapped, move with it when it is mapped
-//! elsewhere, and are lost when it is given back. Fills and comparisons happen when their stream reaches them, so one that is
-//! queued on a busy stream sees what the memory has become by then. A fill writes at its start and a comparison reads at its
-//! end: two that overlap in time meet in the worst way.
+//! Contents belong to physical memory. They are seen at every address where it is mapped, move with
+//! it when it is mapped elsewhere, and are lost when it is given back. Fills and comparisons happen
+//! when their stream reaches them, so one that is queued on a busy stream sees what the memory has
+//! become by then. A fill writes at its start and a comparison reads at its end: two that overlap
+//! in time meet in the worst way.
 //!
 //! If no contents are requested, two tables stay empty and cost nothing.
 
@@ -208,7 +209,8 @@ impl MemoryLocations<'_> {
 }
 
 impl SimDevice {
-    /// Carries out every fill and comparison that is due by `moment`. To be called before mappings change.
+    /// Carries out every fill and comparison that is due by `moment`. To be called before mappings
+    /// change.
     pub(super) fn settle_contents(&mut self, moment: Nanos) {
         if !self.contents.queued.is_empty() {
             self.contents.settle(moment, &MemoryLocations { mapped: &self.virtual_space, pools: &self.pools });
@@ -258,7 +260,8 @@ fn refusal(block: &Patterned) -> Option<String> {
 }
 
 impl Patterns for SimDevice {
-    /// The addresses are resolved when the stream reaches the fill: only then is it known what is mapped there.
+    /// The addresses are resolved when the stream reaches the fill: only then is it known what is
+    /// mapped there.
     fn fill_blocks(&mut self, stream: StreamId, blocks: &[Patterned]) -> Result<(), DeviceError> {
         self.queue_contents(stream, ContentsAction::Fill, blocks)
     }
@@ -366,7 +369,7 @@ mod tests {
         device.fill_blocks(MAIN, &[new]).unwrap();
         assert_eq!(damaged(&mut device)[0].key, 1);
 
-        // Behind an event there is no such thing.
+        // An event orders the two.
         device.fill_blocks(MAIN, &[old]).unwrap();
         device.stream_synchronize(MAIN).unwrap();
         spin(&mut device, SIDE);

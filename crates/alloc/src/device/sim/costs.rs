@@ -1,12 +1,14 @@
-//! Costs of driver calls: measured medians by size, interpolated; nominal costs where nothing was measured.
+//! Costs of driver calls: measured medians by size, interpolated; nominal costs where nothing was
+//! measured.
 
 use crate::device::CallKind;
 use oomph_base::Nanos;
 
 /// Costs of driver calls by kind and size.
 ///
-/// Between two measured sizes the cost is linear in the size, as work per page is. Below the smallest it is constant,
-/// beyond the largest the last slope goes on. A kind with one measured size costs the same at every size.
+/// Between two measured sizes the cost is linear in the size, as work per page is. Below the
+/// smallest it is constant, beyond the largest the last slope goes on. A kind with one measured
+/// size costs the same at every size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CostTable {
     /// By [`CallKind`], ascending in size.
@@ -35,8 +37,8 @@ pub enum CostTableError {
     },
 }
 
-/// Nominal costs for calls that were not measured: their order of magnitude on a machine of this class. Only page-locking
-/// grows with the size.
+/// Nominal costs for calls that were not measured: their order of magnitude on a machine of this
+/// class. Only page-locking grows with the size.
 const NOMINAL: &[(CallKind, &[(u64, u64)])] = &[
     (CallKind::MemGetInfo, &[(0, 20_000)]),
     (CallKind::StreamCreate, &[(0, 10_000)]),
@@ -127,8 +129,8 @@ impl CostTable {
     }
 }
 
-/// The kind that a row of the table is about. Allocations from a stream-ordered pool were measured with the call that uses
-/// the default pool, which costs the same.
+/// The kind that a row of the table is about. Allocations from a stream-ordered pool were measured
+/// with the call that uses the default pool, which costs the same.
 fn kind_named(call: &str) -> Option<CallKind> {
     match call.split_once(' ').map_or(call, |(name, _)| name) {
         "cuMemAllocAsync" => Some(CallKind::MemAllocAsync),

@@ -1,10 +1,12 @@
-//! The simulated GPU: exact memory accounting, addresses as the real driver gives them, measured costs on a virtual clock.
+//! The simulated GPU: exact memory accounting, addresses as the real driver gives them, measured
+//! costs on a virtual clock.
 //!
-//! Deterministic and cloneable: the same calls give the same answers and times. It knows no strategy.
+//! Deterministic and cloneable: the same calls give the same answers and times. It knows no
+//! strategy.
 //!
-//! One file per subject: `address_space` (where `cuMemAlloc` places memory), `virtual_memory`, `pools`, `clock` (streams and
-//! events), `costs` (of driver calls), `work_times` (of kernels and copies), `contents` (patterns in memory), `profile`
-//! (which GPU), `placement` (free ranges).
+//! One file per subject: `address_space` (where `cuMemAlloc` places memory), `virtual_memory`,
+//! `pools`, `clock` (streams and events), `costs` (of driver calls), `work_times` (of kernels and
+//! copies), `contents` (patterns in memory), `profile` (which GPU), `placement` (free ranges).
 
 mod address_space;
 mod clock;
@@ -127,12 +129,14 @@ impl SimDevice {
         })
     }
 
-    /// Notes a call and advances the clock by its cost. A failed call costs as much as the smallest one.
+    /// Notes a call and advances the clock by its cost. A failed call costs as much as the smallest
+    /// one.
     fn conclude<T>(&mut self, call: CallKind, bytes: u64, answer: Result<T, DeviceError>) -> Result<T, DeviceError> {
         self.conclude_after(Nanos::ZERO, call, bytes, answer)
     }
 
-    /// Like [`conclude`](SimDevice::conclude), for a call that first waits until some time. The wait counts as time in the call.
+    /// Like [`conclude`](SimDevice::conclude), for a call that first waits until some time. The
+    /// wait counts as time in the call.
     fn conclude_after<T>(
         &mut self,
         until: Nanos,
@@ -158,7 +162,8 @@ impl SimDevice {
         self.conclude(call, bytes, answer)
     }
 
-    /// Concludes a call that returns an address or handle; `None` means that memory or addresses have run out.
+    /// Concludes a call that returns an address or handle; `None` means that memory or addresses
+    /// have run out.
     fn conclude_allocation<T>(
         &mut self,
         call: CallKind,

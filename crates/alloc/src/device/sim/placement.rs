@@ -1,6 +1,6 @@
-//! Where things are placed in lines of units: free ranges ([`FreeRanges`]), and extents that are filled piece by piece
-//! ([`FilledExtents`]). The address space, its ranges, shared pages, reserved and pinned addresses are such lines; the owner
-//! chooses the unit.
+//! Where things are placed in lines of units: free ranges ([`FreeRanges`]), and extents that are
+//! filled piece by piece ([`FilledExtents`]). The address space, its ranges, shared pages, reserved
+//! and pinned addresses are such lines; the owner chooses the unit.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Clone, Debug)]
 pub(super) struct FreeRanges {
     lengths: BTreeMap<u64, u64>,
-    /// The same ranges as (length, start): finding a fit takes one step per distinct length, not per range.
+    /// The same ranges as (length, start): finding a fit takes one step per distinct length, not
+    /// per range.
     by_length: BTreeSet<(u64, u64)>,
 }
 
@@ -89,13 +90,14 @@ impl FreeRanges {
     }
 }
 
-/// Finds the newest of many owners that still has room, in logarithmic time: owners in order of arrival, each with some
-/// room, as a tree of maxima.
+/// Finds the newest of many owners that still has room, in logarithmic time: owners in order of
+/// arrival, each with some room, as a tree of maxima.
 ///
 /// Owners are small numbers that may be used again after [`remove`](NewestFit::remove).
 #[derive(Clone, Debug, Default)]
 struct NewestFit {
-    /// Position 1 is the root, the children of `i` are `2i` and `2i + 1`, the second half are the leaves.
+    /// Position 1 is the root, the children of `i` are `2i` and `2i + 1`, the second half are the
+    /// leaves.
     rooms: Vec<u64>,
     /// The owner at each leaf, in order of arrival.
     owners: Vec<Option<usize>>,
@@ -180,8 +182,8 @@ pub(super) struct ExtentPlace {
     pub(super) offset: u64,
 }
 
-/// Extents that are filled piece by piece: into the newest with room, at its lowest free place. `Origin` is what the owner
-/// keeps about each.
+/// Extents that are filled piece by piece: into the newest with room, at its lowest free place.
+/// `Origin` is what the owner keeps about each.
 #[derive(Clone, Debug)]
 pub(super) struct FilledExtents<Origin> {
     extents: Vec<Option<FilledExtent<Origin>>>,
@@ -217,7 +219,8 @@ impl<Origin: Copy> FilledExtents<Origin> {
         Some((ExtentPlace { extent: id, offset }, extent.origin))
     }
 
-    /// Adds an extent, from now on the newest, and puts a first piece at its start. `first` must fit in `length`.
+    /// Adds an extent, from now on the newest, and puts a first piece at its start. `first` must
+    /// fit in `length`.
     pub(super) fn open(&mut self, origin: Origin, length: u64, first: u64) -> ExtentPlace {
         let mut holes = FreeRanges::new(0, length);
         let offset = holes.take_lowest(first).unwrap_or(0);
@@ -237,7 +240,8 @@ impl<Origin: Copy> FilledExtents<Origin> {
         ExtentPlace { extent: id, offset }
     }
 
-    /// Takes a piece out. If its extent is now empty, the extent goes, and its origin and length are returned.
+    /// Takes a piece out. If its extent is now empty, the extent goes, and its origin and length
+    /// are returned.
     pub(super) fn give_back(&mut self, place: ExtentPlace, length: u64) -> Option<(Origin, u64)> {
         let slot = self.extents.get_mut(place.extent)?;
         let extent = slot.as_mut()?;

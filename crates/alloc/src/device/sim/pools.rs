@@ -1,16 +1,20 @@
 //! Stream-ordered pools: a simple model of the driver's own allocator.
 //!
-//! How the real one works is not documented; this model follows the documented rules. A pool takes memory in chunks of whole
-//! 32 MiB. A request is served from the smallest free piece that is large enough and that the stream may use:
+//! How the real one works is not documented; this model follows the documented rules. A pool takes
+//! memory in chunks of whole 32 MiB. A request is served from the smallest free piece that is large
+//! enough and that the stream may use:
 //!
-//! 1. what the same stream freed, and, with opportunistic reuse, what is no longer in use on the device;
-//! 2. what another stream freed, where events are followed and the stream already waits for that moment;
-//! 3. the same without such a wait, where the driver may make the stream wait (internal dependencies);
+//! 1. what the same stream freed, and, with opportunistic reuse, what is no longer in use on the
+//!    device;
+//! 2. what another stream freed, where events are followed and the stream already waits for that
+//!    moment;
+//! 3. the same without such a wait, where the driver may make the stream wait (internal
+//!    dependencies);
 //! 4. a new chunk, in a multiple of the page size where there is no room for 32 MiB.
 //!
-//! Whether an event orders two streams follows from their clocks: a stream that cannot start before a moment is ordered
-//! after it. Adjacent chunks are one piece of memory. Free memory above the release threshold is given back when the host
-//! waits, whole chunks at a time, the highest first.
+//! Whether an event orders two streams follows from their clocks: a stream that cannot start before
+//! a moment is ordered after it. Adjacent chunks are one piece of memory. Free memory above the
+//! release threshold is given back when the host waits, whole chunks at a time, the highest first.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -104,7 +108,8 @@ impl PoolSpace {
 }
 
 impl SimDevice {
-    /// Gives chunks of a pool back that are idle by `moment`, while it holds more than `keep_bytes`.
+    /// Gives chunks of a pool back that are idle by `moment`, while it holds more than
+    /// `keep_bytes`.
     fn shrink(&mut self, pool: PoolId, keep_bytes: u64, moment: Nanos) {
         self.settle_contents(moment.min(self.clocks.all_ready().max(self.clocks.now())));
         let Ok(pool) = self.pools.get(pool) else { return };
@@ -200,7 +205,8 @@ impl StreamOrderedPools for SimDevice {
             Err(reason) => Err(reason),
         };
         if answer.is_ok() {
-            // Pending frees would give their memory back later; the caller cannot see the difference.
+            // Pending frees would give their memory back later; the caller cannot see the
+            // difference.
             self.shrink(pool, 0, Nanos(u64::MAX));
             self.pools.pools[pool.0 as usize] = None;
         }
@@ -259,7 +265,8 @@ struct FreePieces {
 }
 
 impl FreePieces {
-    /// Adds a piece and merges it with neighbours of the same owner; the whole is free when the last part is.
+    /// Adds a piece and merges it with neighbours of the same owner; the whole is free when the
+    /// last part is.
     fn add(&mut self, mut piece: FreePiece) {
         let before = self.by_start.range(..piece.start).next_back().map(|(_, &before)| before);
         if let Some(before) = before
@@ -303,7 +310,8 @@ impl FreePieces {
         }
     }
 
-    /// The smallest piece that is large enough, among those of the stream and those without an owner.
+    /// The smallest piece that is large enough, among those of the stream and those without an
+    /// owner.
     fn best_for(&self, bytes: u64, stream: StreamId) -> Option<FreePiece> {
         let best = |owner| self.by_size.range((owner, bytes, 0)..).next().filter(|&&(of, ..)| of == owner);
         let own = best(Some(stream));
@@ -367,7 +375,8 @@ mod tests {
     const MAIN: StreamId = StreamId(0);
     const SIDE: StreamId = StreamId(1);
 
-    /// A device with a second stream and a pool of at most that size in which nothing is reused across streams.
+    /// A device with a second stream and a pool of at most that size in which nothing is reused
+    /// across streams.
     fn pool_of(bytes: u64) -> (SimDevice, PoolId) {
         let mut device = SimDevice::new(SimConfig::default()).unwrap();
         device.stream_create(0).unwrap();

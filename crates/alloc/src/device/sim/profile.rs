@@ -1,5 +1,5 @@
-//! Which GPU is simulated ([`Profile`], [`SimConfig`]), and profiles as files: what `doctor --calibrate` writes and
-//! `--device sim:PATH` reads.
+//! Which GPU is simulated ([`Profile`], [`SimConfig`]), and profiles as files: what `doctor
+//! --calibrate` writes and `--device sim:PATH` reads.
 
 use std::{
     borrow::Cow,
@@ -31,7 +31,7 @@ pub struct Profile {
     pub context_bytes: u64,
     /// Taken by the libraries that the first matrix product loads.
     pub library_bytes: u64,
-    /// Physical memory is handed out in pages of this size.
+    /// Physical memory comes in pages of this size.
     pub page_bytes: u64,
     /// What sizes and addresses of virtual memory must be multiples of.
     pub granularity_bytes: u64,
@@ -47,8 +47,8 @@ impl Profile {
     /// The names of all profiles.
     pub const NAMES: &'static [&'static str] = &["h200"];
 
-    /// An NVIDIA H200 with driver CUDA 13.0, from `h200.toml`. The real one refuses an allocation of the last 4 MiB; this one
-    /// does not.
+    /// An NVIDIA H200 with driver CUDA 13.0, from `h200.toml`. The real one refuses an allocation
+    /// of the last 4 MiB; this one does not.
     #[must_use]
     pub fn h200() -> Profile {
         #[expect(clippy::expect_used, reason = "the profile is part of this crate, and every test reads it")]
@@ -163,7 +163,8 @@ pub enum SimConfigError {
 impl FromStr for SimConfig {
     type Err = SimConfigError;
 
-    /// Reads `sim`, `sim:SIZE`, `sim:PROFILE` or `sim:PATH` of a profile that `doctor --calibrate` wrote.
+    /// Reads `sim`, `sim:SIZE`, `sim:PROFILE` or `sim:PATH` of a profile that `doctor --calibrate`
+    /// wrote.
     ///
     /// ```
     /// use oomph_alloc::device::sim::SimConfig;
@@ -216,7 +217,7 @@ pub struct ProfileFile {
     /// The part of the context that is the kernels of this program, for information.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel_bytes: Option<u64>,
-    /// Physical memory is handed out in pages of this size.
+    /// Physical memory comes in pages of this size.
     pub page_bytes: u64,
     /// What sizes and addresses of virtual memory must be multiples of.
     pub granularity_bytes: u64,

@@ -1,7 +1,9 @@
-//! Virtual memory of the simulated device: where ranges are reserved, and the calls over [`MappingTable`].
+//! Virtual memory of the simulated device: where ranges are reserved, and the calls over
+//! [`MappingTable`].
 //!
-//! Reserved ranges start at the address that the real driver gives first, and each follows the one before it in steps of
-//! 32 MiB. Addresses that were given back are used again, the lowest fitting place first.
+//! Reserved ranges start at the address that the real driver gives first, and each follows the one
+//! before it in steps of 32 MiB. Addresses that were given back are used again, the lowest fitting
+//! place first.
 
 use super::{SimDevice, address_space::RANGE_BYTES, contents::PhysicalRegion, placement::FreeRanges};
 use crate::device::{CallKind, DeviceError, PhysicalId, VirtualMemory, mapping::MappingTable};
@@ -27,7 +29,8 @@ impl SimVirtualSpace {
         SimVirtualSpace { granularity, unused, table: MappingTable::default() }
     }
 
-    /// Checks that a length is not zero, and that it and the address are multiples of the granularity.
+    /// Checks that a length is not zero, and that it and the address are multiples of the
+    /// granularity.
     fn check_multiples(&self, bytes: u64, address: u64) -> Result<(), String> {
         if bytes == 0 {
             return Err("the size is zero".to_owned());
@@ -57,7 +60,8 @@ impl SimVirtualSpace {
         Ok(())
     }
 
-    /// Takes addresses for memory that is not mapped piece by piece: pools lie among the reserved ranges.
+    /// Takes addresses for memory that is not mapped piece by piece: pools lie among the reserved
+    /// ranges.
     pub(super) fn take_range(&mut self, bytes: u64) -> Option<u64> {
         self.unused.take_lowest(bytes.div_ceil(RANGE_BYTES)).map(|range| range * RANGE_BYTES)
     }

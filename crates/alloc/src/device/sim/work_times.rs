@@ -1,5 +1,5 @@
-//! How long work takes: as measured, interpolated by kind and size; from general rates (a roofline) where its kind was not
-//! measured.
+//! How long work takes: as measured, interpolated by kind and size; from general rates (a roofline)
+//! where its kind was not measured.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,8 +22,8 @@ pub struct WorkTime {
 }
 
 impl WorkTime {
-    /// Floating-point operations per nanosecond (a thousand are one TFLOP/s), or bytes per nanosecond (GB/s) where there is no
-    /// arithmetic.
+    /// Floating-point operations per nanosecond (a thousand are one TFLOP/s), or bytes per
+    /// nanosecond (GB/s) where there is no arithmetic.
     #[must_use]
     pub fn per_ns(&self) -> f64 {
         size(&self.work) / (self.median_us * 1e3)
@@ -40,8 +40,9 @@ pub struct ImpossibleTime {
 
 /// Measured times by kind of work.
 ///
-/// Between two measured sizes the speed is interpolated over the logarithm of the size. Smaller work takes as long as the
-/// smallest measured, and larger work runs at the speed of the largest measured.
+/// Between two measured sizes the speed is interpolated over the logarithm of the size. Smaller
+/// work takes as long as the smallest measured, and larger work runs at the speed of the largest
+/// measured.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WorkTable {
     curves: Vec<(WorkKind, Vec<SpeedPoint>)>,
@@ -62,8 +63,8 @@ impl SpeedPoint {
 /// Work that is compared by its size alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WorkKind {
-    /// Products whose rows are aligned as fast kernels want, and the others: a vocabulary of 50257 is the usual case. How
-    /// slow the others are depends on which rows are unaligned.
+    /// Products whose rows are aligned as fast kernels want, and the others: a vocabulary of 50257
+    /// is the usual case. How slow the others are depends on which rows are unaligned.
     Product {
         dtype: Dtype,
         ragged: Option<ProductRole>,
@@ -118,7 +119,8 @@ fn size(work: &Work) -> f64 {
 }
 
 impl WorkTable {
-    /// A table of these times. Where a size was measured in several shapes, their mean speed counts.
+    /// A table of these times. Where a size was measured in several shapes, their mean speed
+    /// counts.
     pub fn of(times: impl IntoIterator<Item = WorkTime>) -> Result<WorkTable, ImpossibleTime> {
         let mut table = WorkTable::default();
         for time in times {
@@ -150,7 +152,8 @@ impl WorkTable {
         let (own, stand_in) = (self.curve(kind), kind.stand_in().and_then(|kind| self.curve(kind)));
         let size = size(work);
         let nanos = match (own, stand_in) {
-            // Only large work of this kind was measured: assume that smaller work is slower than similar work by the same factor.
+            // Only large work of this kind was measured: assume that smaller work is slower than
+            // similar work by the same factor.
             (Some(own), Some(similar)) if size < own.first()?.size => {
                 let smallest = own.first()?;
                 let times_slower = smallest.nanos() / time_on(similar, smallest.size)?;
@@ -202,7 +205,8 @@ pub struct Rates {
     /// Bytes per nanosecond from pinned host memory.
     #[serde(alias = "pinned_copy_bytes_per_ns")]
     pub pinned_copy_in_bytes_per_ns: f64,
-    /// Bytes per nanosecond to pinned host memory. Older profiles have one rate for both directions.
+    /// Bytes per nanosecond to pinned host memory. Older profiles have one rate for both
+    /// directions.
     #[serde(default = "unknown_rate")]
     pub pinned_copy_out_bytes_per_ns: f64,
     /// Bytes per nanosecond from pageable host memory.
@@ -274,8 +278,9 @@ fn at_rate(amount: f64, per_ns: f64) -> Nanos {
     Nanos((amount / per_ns).ceil() as u64)
 }
 
-/// How long a piece of work keeps its stream busy: as long as similar work was measured to take. A product takes at least as
-/// long as moving its operands, because a long thin product is not like a square one.
+/// How long a piece of work keeps its stream busy: as long as similar work was measured to take. A
+/// product takes at least as long as moving its operands, because a long thin product is not like a
+/// square one.
 fn duration(rates: &Rates, times: &WorkTable, work: &Work) -> Nanos {
     match (times.duration(work), work) {
         (Some(measured), Work::Gemm { .. }) => measured.max(rates.moving(work)),

@@ -1,4 +1,5 @@
-//! Driver calls as values ([`DriverCall`], [`DriverReply`]), and devices that answer calls in that form.
+//! Driver calls as values ([`DriverCall`], [`DriverReply`]), and devices that answer calls in that
+//! form.
 
 use crate::device::{
     CallKind, Device, DeviceError, MemoryInfo, Patterned, PhysicalId, PoolId, PoolSettings, PoolUsage,
@@ -72,15 +73,16 @@ reply_values! {
     (StreamId, u64): DriverReply::Stream(stream, handle) => (stream, handle), |(id, handle)| DriverReply::Stream(id, handle);
 }
 
-/// Takes the value out of a reply. A reply of another kind is an error of whoever answered.
+/// Takes the value out of a reply. A reply of another kind is an error of the script.
 pub(super) fn value_of<T: ReplyValue>(kind: CallKind, answer: DriverAnswer) -> Result<T, DeviceError> {
     let reply = answer?;
     T::from_reply(reply)
         .ok_or_else(|| DeviceError::Driver { call: kind, name: format!("{reply:?} does not answer this call") })
 }
 
-/// The table of driver calls: per ability, each method with its arguments and result, its [`DriverCall`] and its
-/// [`CallKind`]. Left out are the calls whose method differs from the value: creating streams and launching work.
+/// The table of driver calls: per ability, each method with its arguments and result, its
+/// [`DriverCall`] and its [`CallKind`]. Left out are the calls whose method differs from the value:
+/// creating streams and launching work.
 macro_rules! with_driver_calls {
     ($macro:ident! $given:tt) => {
         $macro! { $given
@@ -204,8 +206,9 @@ impl DriverCall {
     }
 }
 
-/// Implements [`Device`] and its abilities for a type with the method `respond(&mut self, DriverCall) -> DriverAnswer`.
-/// The methods of `Device` that are not driver calls (counters, clock), and [`Patterns::verified`], are written out.
+/// Implements [`Device`] and its abilities for a type with the method `respond(&mut self,
+/// DriverCall) -> DriverAnswer`. The methods of `Device` that are not driver calls (counters,
+/// clock), and [`Patterns::verified`], are written out.
 macro_rules! device_from_responses {
     ({ $generics:tt $device:ty, $bounds:tt, { $($own:tt)* }, { $($verified:tt)* } }
     Device as itself: $calls:tt, $($ability:ident as $reach:ident: $more:tt),*) => {

@@ -1,5 +1,6 @@
-//! Driver calls that fail on purpose: one fault ([`FaultSpec`]), several ([`FaultPlan`]), and the wrapper that injects
-//! them ([`FaultyDevice`]). Conformance, stress and verification use this one mechanism.
+//! Driver calls that fail on purpose: one fault ([`FaultSpec`]), several ([`FaultPlan`]), and the
+//! wrapper that injects them ([`FaultyDevice`]). Conformance, stress and verification use this one
+//! mechanism.
 
 use std::{
     fmt,
@@ -23,7 +24,8 @@ use oomph_base::{Address, Nanos, did_you_mean, nearest};
 /// How often a strategy may query events within one of its own calls before it counts as spinning.
 const MOST_QUERIES: u64 = 10_000;
 
-/// A device whose calls fail as a [`FaultPlan`] says. A call that fails does not reach the device below.
+/// A device whose calls fail as a [`FaultPlan`] says. A call that fails does not reach the device
+/// below.
 ///
 /// ```
 /// use oomph_alloc::device::{CallKind, Device, sim::{SimConfig, SimDevice}, wrap::{CallFailure, FaultPlan, FaultyDevice}};
@@ -59,7 +61,8 @@ impl CallFailure {
     const TIMEOUT: CallFailure = CallFailure::Driver("CUDA_ERROR_TIMEOUT");
 }
 
-/// One fault, as users write it. Driver calls and strategy calls (alloc, free, trim ...) are counted from 1.
+/// One fault, as users write it. Driver calls and strategy calls (alloc, free, trim ...) are
+/// counted from 1.
 ///
 /// ```
 /// use oomph_alloc::device::wrap::FaultSpec;
@@ -70,7 +73,8 @@ impl CallFailure {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultSpec {
-    /// Driver calls fail: `KIND:N`, `KIND:N+COUNT`, `any:N+COUNT`, each with `:oom` for "out of memory".
+    /// Driver calls fail: `KIND:N`, `KIND:N+COUNT`, `any:N+COUNT`, each with `:oom` for "out of
+    /// memory".
     Calls {
         /// The kind of call that fails; `None` for any kind.
         kind: Option<CallKind>,
@@ -212,8 +216,8 @@ impl FaultPlan {
         self.with(FaultSpec::Calls { kind, first: n, count: NonZeroU64::MIN, failure })
     }
 
-    /// The `n`-th call of a kind, or of any kind, fails, and all later ones: a lost context, or memory that others have
-    /// taken for good.
+    /// The `n`-th call of a kind, or of any kind, fails, and all later ones: a lost context, or
+    /// memory that another process keeps.
     #[must_use]
     pub fn fail_from(self, kind: Option<CallKind>, n: u64, failure: CallFailure) -> FaultPlan {
         self.with(FaultSpec::Calls { kind, first: n, count: NonZeroU64::MAX, failure })
@@ -226,8 +230,8 @@ impl FaultPlan {
         self
     }
 
-    /// One call in `n` fails at random: with "out of memory" if it requests memory, otherwise with an unknown error.
-    /// With 0, none does.
+    /// One call in `n` fails at random: with "out of memory" if it requests memory, otherwise with
+    /// an unknown error. With 0, none does.
     #[must_use]
     pub fn fail_one_in(mut self, n: u64, random: ChaCha8Rng) -> FaultPlan {
         self.rules.push(FaultRule::OneIn { n, random });
@@ -258,7 +262,8 @@ impl FaultRule {
             FaultRule::Every { kind, n, failure } => (*n > 0 && number(*kind)?.is_multiple_of(*n)).then_some(*failure),
             FaultRule::OneIn { n: 0, .. } => None,
             FaultRule::OneIn { n, random } => {
-                // The high word of the product: a number below n, all equally likely, the same on every machine.
+                // The high word of the product: a number below n, all equally likely, the same on
+                // every machine.
                 let drawn = (u128::from(random.next_u64()) * u128::from(*n)) >> 64;
                 let failure = if call.requested_bytes() > 0 { CallFailure::OutOfMemory } else { CallFailure::UNKNOWN };
                 (drawn == 0).then_some(failure)
@@ -294,8 +299,8 @@ impl FaultInjector {
         self.return_memory(device);
     }
 
-    /// Announces a strategy call, which [`FaultSpec::MemoryTaken`] and [`FaultSpec::Stuck`] count. `device` is the one
-    /// that other processes see as well.
+    /// Announces a strategy call, which [`FaultSpec::MemoryTaken`] and [`FaultSpec::Stuck`] count.
+    /// `device` is the one that other processes see as well.
     pub fn begin_strategy_call(&mut self, device: &mut dyn Device) {
         self.strategy_calls += 1;
         self.queries = 0;

@@ -1,5 +1,6 @@
-//! Devices behind an [`Interceptor`], which sees every driver call and may refuse it. A cap on physical memory
-//! ([`LimitedDevice`]) and a record of all calls (a `Vec` of [`DriverExchange`]) are the two interceptors here.
+//! Devices behind an [`Interceptor`], which sees every driver call and may refuse it. A cap on
+//! physical memory ([`LimitedDevice`]) and a record of all calls (a `Vec` of [`DriverExchange`])
+//! are the two interceptors here.
 
 use std::ops::DerefMut;
 
@@ -64,8 +65,8 @@ impl Interceptor for Vec<DriverExchange> {
 
 /// A device behind an [`Interceptor`].
 ///
-/// The device is held through any pointer: `Box<dyn Device>`, `Box<SimDevice>`, or `&mut SimDevice`. Refused calls count in
-/// the ledger as failures that took no time.
+/// The device is held through any pointer: `Box<dyn Device>`, `Box<SimDevice>`, or `&mut
+/// SimDevice`. Refused calls count in the ledger as failures that took no time.
 #[derive(Debug)]
 pub struct InterceptedDevice<P, I> {
     device: P,
@@ -149,7 +150,8 @@ with_driver_calls! { device_from_responses! {
 
 /// A device with a cap on physical memory, in whole pages, not counting its context and libraries.
 ///
-/// Allocations from a stream-ordered pool pass, because a pool grows on its own: the size given at its creation caps it.
+/// Allocations from a stream-ordered pool pass, because a pool grows on its own: the size given at
+/// its creation caps it.
 ///
 /// ```
 /// use oomph_alloc::device::{Device, sim::{SimConfig, SimDevice}, wrap::LimitedDevice};

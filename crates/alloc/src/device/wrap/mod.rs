@@ -1,5 +1,6 @@
-//! Behaviour over any device, below the strategy: a cap on memory ([`LimitedDevice`]), injected faults
-//! ([`FaultyDevice`]), and answers from a script ([`ScriptedDevice`]). A driver call is a value here ([`DriverCall`]).
+//! Behaviour over any device, below the strategy: a cap on memory ([`LimitedDevice`]), injected
+//! faults ([`FaultyDevice`]), and answers from a script ([`ScriptedDevice`]). A driver call is a
+//! value here ([`DriverCall`]).
 
 mod driver_call;
 mod faults;

@@ -1,4 +1,5 @@
-//! A device whose answers come from a script: where memory lies, whether events are done, which calls fail.
+//! A device whose answers come from a script: where memory lies, whether events are done, which
+//! calls fail.
 
 use std::{
     collections::BTreeMap,
@@ -21,8 +22,8 @@ use oomph_base::{Address, EventId, Nanos, StreamId, Work, round_up};
 pub enum ScriptOrder {
     /// Every call is in the script, in that order.
     Strict,
-    /// The lines of one kind of call are in order; kinds may interleave in any way. A call for which the script has no
-    /// (more) lines is accepted, except for calls that return an address.
+    /// The lines of one kind of call are in order; kinds may interleave in any way. A call for
+    /// which the script has no (more) lines is accepted, except for calls that return an address.
     Loose,
 }
 
@@ -104,7 +105,8 @@ impl DeviceScript {
         Arc::make_mut(&mut self.lists[list].lines).push((expected, answer));
     }
 
-    /// The answer to a call; `Ok(None)` where the script leaves it open; otherwise the call it expects.
+    /// The answer to a call; `Ok(None)` where the script leaves it open; otherwise the call it
+    /// expects.
     fn answer(&mut self, call: &DriverCall) -> Result<Option<DriverAnswer>, Option<ExpectedCall>> {
         let list = self.list_of(call.kind());
         let ScriptLines { lines, next } = &mut self.lists[list];
@@ -142,11 +144,11 @@ impl fmt::Debug for ScriptSupply {
 /// A device whose answers come from a script.
 ///
 /// A call that is not in the script fails with a driver error; the first such call is kept as the
-/// [`mismatch`](ScriptedDevice::mismatch). Calls take no time. A copy is independent of the original, so a caller can try
-/// calls and roll back.
+/// [`mismatch`](ScriptedDevice::mismatch). Calls take no time. A copy is independent of the
+/// original, so a caller can try calls and roll back.
 ///
-/// In the [loose](ScriptOrder::Loose) order, an event is done unless its stream is
-/// [marked busy](ScriptedDevice::set_busy).
+/// In the [loose](ScriptOrder::Loose) order, an event is done unless its stream is [marked
+/// busy](ScriptedDevice::set_busy).
 ///
 /// ```
 /// use oomph_alloc::device::{
@@ -207,9 +209,9 @@ impl ScriptedDevice {
         ScriptedDevice::following(props, move || exchanges.take().unwrap_or_default())
     }
 
-    /// A device that answers exactly as another one did, or does at this moment. It asks `supply` for the next part of the
-    /// script whenever it has read all of it, and holds only that part, so a run of any length can be followed. An empty
-    /// part is the end.
+    /// A device that answers exactly as another one did, or does at this moment. It asks `supply`
+    /// for the next part of the script whenever it has read all of it, and holds only that part, so
+    /// a run of any length can be followed. An empty part is the end.
     ///
     /// ```
     /// use oomph_alloc::device::{Device, sim::{SimConfig, SimDevice}, wrap::{InterceptedDevice, ScriptedDevice}};
@@ -240,8 +242,8 @@ impl ScriptedDevice {
         self.script.push(ExpectedCall::Any(kind), answer);
     }
 
-    /// Drops every line of the script, read or not, so that the next part can be written when it is known. What was
-    /// granted stays.
+    /// Drops every line of the script, read or not, so that the next part can be written when it is
+    /// known. What was granted stays.
     pub fn clear_script(&mut self) {
         self.script.lists.fill(ScriptLines::default());
     }
@@ -266,7 +268,8 @@ impl ScriptedDevice {
         self.script.lists.iter().map(|list| list.lines.len() - list.next).sum()
     }
 
-    /// The call that the next line of a [strict](ScriptOrder::Strict) script answers, where the line names one.
+    /// The call that the next line of a [strict](ScriptOrder::Strict) script answers, where the
+    /// line names one.
     pub fn next_expected(&mut self) -> Option<&DriverCall> {
         self.read_on();
         let [ScriptLines { lines, next }] = &self.script.lists[..] else { return None };
@@ -307,7 +310,8 @@ impl ScriptedDevice {
         answer
     }
 
-    /// The answer to a call that the script leaves open; `None` for an address, which only the script can know.
+    /// The answer to a call that the script leaves open; `None` for an address, which only the
+    /// script can know.
     fn make_up(&self, call: &DriverCall) -> Option<DriverAnswer> {
         Some(Ok(match *call {
             DriverCall::Alloc { .. }
@@ -404,8 +408,8 @@ with_driver_calls! { device_from_responses! {
     }
 }}
 
-/// The memory that a script has granted, in whole pages; small allocations do not share pages. It checks no rules: whoever
-/// wrote the script has accepted the calls in it.
+/// The memory that a script has granted, in whole pages; small allocations do not share pages. It
+/// checks no rules, because the author of the script has accepted the calls in it.
 #[derive(Clone, Debug, Default)]
 struct GrantedMemory {
     page_bytes: u64,

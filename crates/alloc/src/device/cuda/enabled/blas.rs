@@ -1,7 +1,8 @@
-//! cuBLAS: the few functions that matrix products need, declared here so that any version since 11 works.
+//! cuBLAS: the few functions that matrix products need, declared here so that any version since 11
+//! works.
 //!
-//! The library is loaded once per process and a handle made once per GPU, like its context; both stay. What is multiplied is
-//! decided in `products`.
+//! The library is loaded once per process and a handle made once per GPU, like its context; both
+//! stay. What is multiplied is decided in `products`.
 
 use std::{
     ffi::{c_int, c_longlong, c_void},
@@ -140,7 +141,7 @@ pub(super) fn handle() -> Result<BlasHandle, BlasError> {
     Ok(BlasHandle { blas, raw })
 }
 
-/// The three parts of the version, asked one by one: no handle is needed for that.
+/// The three parts of the version, read one by one, which needs no handle.
 fn version(property: GetProperty) -> String {
     let parts = [0, 1, 2].map(|which| {
         let mut part = 0;
@@ -158,7 +159,8 @@ pub(super) struct BlasHandle {
     raw: RawHandle,
 }
 
-// SAFETY: a handle may be used from any thread on which its context is current, by one at a time: it lies behind a lock.
+// SAFETY: a handle may be used from any thread on which its context is current, by one at a time:
+// it lies behind a lock.
 unsafe impl Send for BlasHandle {}
 
 /// One matrix in device memory and the step from one of a batch to the next, in numbers.
@@ -168,8 +170,8 @@ pub(super) struct Matrix {
     pub(super) step: i64,
 }
 
-/// `batch` products of an `m x k` matrix with the transposed of an `n x k` matrix, all of them row by row in memory: the
-/// layout that a linear layer has.
+/// `batch` products of an `m x k` matrix with the transposed of an `n x k` matrix, all of them row
+/// by row in memory: the layout that a linear layer has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BlasProduct {
     pub(super) m: i32,
@@ -215,7 +217,8 @@ impl std::fmt::Display for BlasError {
 }
 
 impl BlasHandle {
-    /// Queues a product on a stream of the handle's context, which is current. The workspace belongs to that stream.
+    /// Queues a product on a stream of the handle's context, which is current. The workspace
+    /// belongs to that stream.
     pub(super) fn multiply(
         &self,
         stream: sys::CUstream,
@@ -246,8 +249,8 @@ impl BlasHandle {
         };
         check("cublasSetStream", on_stream)?;
         check("cublasSetWorkspace", with_workspace)?;
-        // The library takes matrices column by column: rows of one are columns of the other, and the factors change
-        // places.
+        // The library takes matrices column by column: rows of one are columns of the other, and
+        // the factors change places.
         let [left_row, right_row] = role.row_lengths(m, n, k);
         let [turn_left, turn_right] = match role {
             ProductRole::Output => [AS_IT_IS, TRANSPOSED],
@@ -255,8 +258,8 @@ impl BlasHandle {
             ProductRole::WeightGradient => [TRANSPOSED, AS_IT_IS],
         };
         if batch == 1 {
-            // SAFETY: all three matrices are live and as long as their shapes say: the caller ensures that. The scales are
-            // read before the call returns.
+            // SAFETY: all three matrices are live and as long as their shapes say: the caller
+            // ensures that. The scales are read before the call returns.
             check("cublasGemmEx", unsafe {
                 (self.blas.gemm)(
                     self.raw,

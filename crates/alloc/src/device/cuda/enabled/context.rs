@@ -1,8 +1,10 @@
-//! The primary context of a GPU with its kernels, streams and events, and the driver's result codes as errors.
+//! The primary context of a GPU with its kernels, streams and events, and the driver's result codes
+//! as errors.
 //!
-//! Making a context takes a good part of a second and some hundred megabytes. So there is one per GPU for the life of the
-//! process, shared by all devices that are opened on it. A process that only checks whether a GPU works must not hold that
-//! memory while others measure: such a context is given back at once.
+//! Making a context takes a good part of a second and some hundred megabytes. So there is one per
+//! GPU for the life of the process, shared by all devices that are opened on it. A process that
+//! only checks whether a GPU works must not hold that memory while others measure: such a context
+//! is given back at once.
 
 use std::{
     cell::Cell,
@@ -33,7 +35,8 @@ pub(super) struct GpuContext {
     primary: PrimaryContext,
     pub(super) name: String,
     pub(super) total_bytes: u64,
-    /// Bytes that were not free right after the context was made: its own memory, and that of other processes.
+    /// Bytes that were not free right after the context was made: its own memory, and that of other
+    /// processes.
     pub(super) taken_bytes: u64,
     /// Smallest piece of physical memory, where the GPU has virtual memory.
     pub(super) granularity_bytes: Option<u64>,
@@ -77,8 +80,8 @@ impl Drop for PrimaryContext {
             return;
         }
         CURRENT.set(ptr::null_mut());
-        // SAFETY: the calls exist; the context was retained once, and only a probe or a failed opening drops it: nothing was
-        // allocated in it. Failures are ignored.
+        // SAFETY: the calls exist; the context was retained once, and only a probe or a failed
+        // opening drops it: nothing was allocated in it. Failures are ignored.
         unsafe {
             sys::cuCtxSetCurrent(ptr::null_mut());
             sys::cuDevicePrimaryCtxRelease_v2(self.device);
@@ -86,8 +89,8 @@ impl Drop for PrimaryContext {
     }
 }
 
-// SAFETY: the driver's handles may be used from any thread on which the context is current, which `enter` ensures;
-// nothing in here changes after it was made except behind a lock.
+// SAFETY: the driver's handles may be used from any thread on which the context is current, which
+// `enter` ensures; nothing in here changes after it was made except behind a lock.
 unsafe impl Send for GpuContext {}
 // SAFETY: as above.
 unsafe impl Sync for GpuContext {}
@@ -116,7 +119,8 @@ impl GpuContext {
         Ok(context)
     }
 
-    /// Checks that a GPU can be used, and gives back the context that this takes, unless the process has it anyway.
+    /// Checks that a GPU can be used, and gives back the context that this takes, unless the
+    /// process has it anyway.
     pub(super) fn probe(ordinal: u32) -> Result<(), String> {
         must_be_there(ordinal)?;
         let contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -163,8 +167,8 @@ impl GpuContext {
     }
 }
 
-/// Restores, when it is dropped, the context that was current on this thread: for calls from another program, whose threads
-/// have their own contexts.
+/// Restores, when it is dropped, the context that was current on this thread: for calls from
+/// another program, whose threads have their own contexts.
 #[derive(Debug)]
 pub struct ContextGuard {
     before: Option<sys::CUcontext>,
@@ -187,7 +191,8 @@ impl Drop for ContextGuard {
         if let Some(before) = self.before
             && CURRENT.get() != before
         {
-            // SAFETY: the context was current on this thread when the guard was made, or it is null. Failures are ignored.
+            // SAFETY: the context was current on this thread when the guard was made, or it is
+            // null. Failures are ignored.
             unsafe { sys::cuCtxSetCurrent(before) };
             CURRENT.set(before);
         }
@@ -286,7 +291,8 @@ pub(super) fn succeed(code: CUresult) -> Result<(), CUresult> {
 }
 
 fn make_current(handle: sys::CUcontext) -> Result<(), CUresult> {
-    // SAFETY: the context is retained, for the life of the process or until `PrimaryContext` makes it no longer current.
+    // SAFETY: the context is retained, for the life of the process or until `PrimaryContext` makes
+    // it no longer current.
     succeed(unsafe { sys::cuCtxSetCurrent(handle) })?;
     CURRENT.set(handle);
     Ok(())
@@ -309,7 +315,7 @@ fn attribute(device: sys::CUdevice, which: CUdevice_attribute) -> Option<u32> {
 
 fn name(device: sys::CUdevice) -> Option<String> {
     let mut text = [0u8; 256];
-    // SAFETY: the driver writes at most as many bytes as it is told there are, the closing zero included.
+    // SAFETY: the driver writes at most this many bytes, the closing zero included.
     let code = unsafe { sys::cuDeviceGetName(text.as_mut_ptr().cast(), text.len() as i32, device) };
     succeed(code).ok()?;
     Some(CStr::from_bytes_until_nul(&text).ok()?.to_string_lossy().into_owned())
@@ -331,8 +337,8 @@ fn granularity(device: sys::CUdevice) -> Option<u64> {
     Some(bytes as u64).filter(|&bytes| bytes > 0)
 }
 
-/// The error that a code means; `requested` is how much memory the call asked for. Converted at once, because the binding's
-/// own error type asks the driver for its text when it is printed.
+/// The error that a code means; `requested` is how much memory the call requested. Converted at
+/// once, because the binding's own error type asks the driver for its text when it is printed.
 pub(super) fn device_error(call: CallKind, requested: u64, code: CUresult) -> DeviceError {
     match code {
         CUresult::CUDA_ERROR_OUT_OF_MEMORY => DeviceError::OutOfMemory { call, requested },
@@ -345,9 +351,9 @@ pub(super) fn device_error(call: CallKind, requested: u64, code: CUresult) -> De
 
 /// The streams and events of one device: driver handles by our numbers.
 ///
-/// Stream 0 is the legacy default stream; all others are non-blocking, as PyTorch's are, so that streams wait for each other
-/// only through events. Events carry no times, which makes them cheap. A guest in another program makes no streams: it takes
-/// over the handles of the program's streams.
+/// Stream 0 is the legacy default stream; all others are non-blocking, as PyTorch's are, so that
+/// streams wait for each other only through events. Events carry no times, which makes them cheap.
+/// A guest in another program makes no streams: it takes over the handles of the program's streams.
 #[derive(Debug)]
 pub(super) struct StreamTable {
     streams: Vec<sys::CUstream>,
@@ -397,7 +403,7 @@ impl StreamTable {
         self.streams.len() <= usize::from(u16::MAX)
     }
 
-    /// Numbers a new stream; [`has_room`](StreamTable::has_room) holds.
+    /// Numbers a new stream; the caller has checked [`has_room`](StreamTable::has_room).
     pub(super) fn add_stream(&mut self, handle: sys::CUstream) -> StreamId {
         self.streams.push(handle);
         StreamId((self.streams.len() - 1) as u16)

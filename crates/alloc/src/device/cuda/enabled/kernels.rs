@@ -96,15 +96,17 @@ impl Kernel {
     }
 }
 
-/// Eight bytes that are numbers between 0.5 and 2 in every format, of either sign. Operands of products are filled with them,
-/// because products of zeros take less power and time than real ones.
+/// Eight bytes that are numbers between 0.5 and 2 in every format, of either sign. Operands of
+/// products are filled with them, because products of zeros take less power and time than real
+/// ones.
 pub(super) fn plausible_numbers(index: u64) -> u64 {
     let mixed = index.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (mixed ^ (mixed >> 29)) & 0x80FF_80FF_80FF_80FF | 0x3F00_3F00_3F00_3F00
 }
 
 impl Kernels {
-    /// Loads the module into the current context, where it stays. The error is the call that failed and its code.
+    /// Loads the module into the current context, where it stays. The error is the call that failed
+    /// and its code.
     pub(super) fn load(multiprocessors: u32) -> Result<Kernels, (&'static str, CUresult)> {
         let mut module = ptr::null_mut();
         // SAFETY: the text is closed by a zero and outlives the call.
@@ -158,8 +160,8 @@ impl Kernels {
         let blocks = width.div_ceil(u64::from(threads)).clamp(1, u64::from(most_blocks)) as u32;
         // The driver reads as many as the kernel has.
         let mut parameters = arguments.each_mut().map(|argument| ptr::from_mut(argument).cast::<c_void>());
-        // SAFETY: the function is of a module that stays loaded, its parameters are as above, and the memory that it
-        // touches is live: the caller ensures that.
+        // SAFETY: the function is of a module that stays loaded, its parameters are as above, and
+        // the memory that it touches is live: the caller ensures that.
         unsafe {
             sys::cuLaunchKernel(
                 function,

@@ -1,9 +1,9 @@
 //! Shared libraries that are loaded at run time: the driver, and cuBLAS of the CUDA toolkit.
 //!
-//! The driver's bindings panic at the first call of a symbol that the library lacks. So every symbol is looked up here before
-//! a device is opened. cuBLAS may be of any version; only matrix products need it. The loader is asked
-//! first (`LD_LIBRARY_PATH`, the system's folders), then the folders that the program names, because only the program may
-//! read the environment.
+//! The driver's bindings panic at the first call of a symbol that the library lacks. So every
+//! symbol is looked up here before a device is opened. cuBLAS may be of any version; only matrix
+//! products need it. The loader is asked first (`LD_LIBRARY_PATH`, the system's folders), then the
+//! folders that the program names, because only the program may read the environment.
 
 use std::{
     error::Error,
@@ -149,8 +149,8 @@ type ToolkitFolders = fn() -> Vec<PathBuf>;
 
 static FOLDERS: OnceLock<ToolkitFolders> = OnceLock::new();
 
-/// Names more folders for the toolkit's libraries. The function is called only when a library is needed that the loader does
-/// not find. The first call counts.
+/// Names more folders for the toolkit's libraries. The function is called only when a library is
+/// needed that the loader does not find. The first call counts.
 pub fn look_for_toolkit_in(folders: ToolkitFolders) {
     FOLDERS.get_or_init(|| folders);
 }
@@ -165,7 +165,8 @@ pub(super) struct ToolkitLibrary {
 
 /// Loads the newest library of that name that the driver supports; the error is the reason.
 ///
-/// A library of a newer major version than the driver can be loaded, but fails at its first call, so it is left out.
+/// A library of a newer major version than the driver can be loaded, but fails at its first call,
+/// so it is left out.
 pub(super) fn load_toolkit(name: &str, newest_major: Option<u32>) -> Result<ToolkitLibrary, String> {
     let fits = |major: &&u32| newest_major.is_none_or(|newest| **major <= newest);
     let files: Vec<String> = MAJOR_VERSIONS.iter().filter(fits).map(|major| format!("lib{name}.so.{major}")).collect();
@@ -204,7 +205,7 @@ fn open(file: &OsStr) -> Result<Library, libloading::Error> {
 fn mapped_from(file: &str) -> Option<String> {
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
     let path = |line: &str| line.find('/').map(|start| line[start..].to_owned());
-    // The name that was asked for may be a link to a longer one.
+    // The requested name may be a link to a longer one.
     maps.lines().filter_map(path).find(|path| path.rsplit('/').next().is_some_and(|name| name.starts_with(file)))
 }
 

@@ -17,7 +17,8 @@ use oomph_base::{Address, GIB};
 pub(super) struct PlainMemory {
     page_bytes: u64,
     live: BTreeMap<Address, u64>,
-    /// The number of allocations that begin or end on a page. The pages between belong to one allocation.
+    /// The number of allocations that begin or end on a page. The pages between belong to one
+    /// allocation.
     users: HashMap<u64, u32>,
     pages: u64,
 }
@@ -84,7 +85,8 @@ pub(super) fn covered(pieces: &BTreeMap<Address, u64>, address: Address, bytes: 
     pieces.range(..=address).next_back().is_some_and(|(start, length)| end <= start.0 + length)
 }
 
-/// Left to the host: page-locked memory cannot be swapped, and a machine without other memory kills programs.
+/// Left to the host: page-locked memory cannot be swapped, and a machine without other memory kills
+/// programs.
 const LEFT_TO_THE_HOST: u64 = 4 * GIB;
 
 /// Live page-locked memory: size by address.
@@ -94,7 +96,7 @@ pub(super) struct PinnedMemory {
 }
 
 impl PinnedMemory {
-    /// Whether all of a range is page-locked memory that this device has handed out.
+    /// Whether all of a range is page-locked memory of this device.
     pub(super) fn covers(&self, address: Address, bytes: u64) -> bool {
         bytes > 0 && covered(&self.live, address, bytes)
     }
@@ -129,14 +131,16 @@ impl PinnedHost for CudaDevice {
         if !self.pinned.live.contains_key(&address) {
             return self.refuse_because(call, format!("no page-locked memory starts at {address}"));
         }
-        // SAFETY: the memory is live and of `cuMemHostAlloc`; the driver waits for the work that uses it.
+        // SAFETY: the memory is live and of `cuMemHostAlloc`; the driver waits for the work that
+        // uses it.
         self.drive(call, 0, || unsafe { sys::cuMemFreeHost(ptr::with_exposed_provenance_mut(address.0 as usize)) })?;
         self.pinned.live.remove(&address);
         Ok(())
     }
 }
 
-/// What the host, or the control group of this process, can still give; `None` where the system does not say.
+/// What the host, or the control group of this process, can still give; `None` where the system
+/// does not say.
 fn available_bytes() -> Option<u64> {
     let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     let of_machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| mem_available(&text));
@@ -237,7 +241,8 @@ impl VirtualMemory for CudaDevice {
             location: context::location(self.context.device),
             flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
-        // SAFETY: the pointer is to one live description; the driver refuses ranges that are not mapped.
+        // SAFETY: the pointer is to one live description; the driver refuses ranges that are not
+        // mapped.
         self.drive(CallKind::MemSetAccess, 0, || unsafe {
             sys::cuMemSetAccess(address.0, bytes as usize, ptr::from_ref(&access), 1)
         })?;
@@ -249,8 +254,8 @@ impl VirtualMemory for CudaDevice {
         let call = CallKind::MemUnmap;
         let checked = self.virtual_space.check_unmap(address, bytes);
         self.refuse_broken(call, checked)?;
-        // SAFETY: the range covers whole mappings; the caller has waited for the work that touches them, and
-        // the driver waits for the rest.
+        // SAFETY: the range covers whole mappings; the caller has waited for the work that touches
+        // them, and the driver waits for the rest.
         self.drive(call, 0, || unsafe { sys::cuMemUnmap(address.0, bytes as usize) })?;
         self.virtual_space.unmap(address, bytes);
         Ok(())

@@ -1,11 +1,13 @@
-//! The real GPU: a [`Device`] over the driver's calls, with tables of all live handles and addresses.
+//! The real GPU: a [`Device`] over the driver's calls, with tables of all live handles and
+//! addresses.
 //!
-//! One file per subject: `library` (loading the driver and cuBLAS), `context` (one per GPU and process; streams and events),
-//! `memory` (plain, pinned, virtual), `pools`; `work` and `products` for what runs on streams, over `kernels` and `blas`;
-//! `patterns` for known contents; `survey` for `doctor`. The wall clock measures each driver call alone, without our tables.
+//! One file per subject: `library` (loading the driver and cuBLAS), `context` (one per GPU and
+//! process; streams and events), `memory` (plain, pinned, virtual), `pools`; `work` and `products`
+//! for what runs on streams, over `kernels` and `blas`; `patterns` for known contents; `survey` for
+//! `doctor`. The wall clock measures each driver call alone, without our tables.
 //!
-//! The tables make handles safe to use: an unknown number or address is refused before the driver is asked. They also list
-//! what is given back when a device is dropped.
+//! The tables make handles safe to use: an unknown number or address is refused before the driver
+//! is asked. They also list what is given back when a device is dropped.
 #![expect(unsafe_code, reason = "the driver is a C library")]
 
 mod blas;
@@ -49,8 +51,8 @@ pub fn open(ordinal: u32) -> Result<Box<dyn Device>, Unavailable> {
     Ok(Box::new(CudaDevice::open(ordinal)?))
 }
 
-/// Opens a GPU for a guest in a program with its own streams: [`Device::stream_create`] takes over the handle that it is
-/// given, and every call needs a guard from [`keep_context`].
+/// Opens a GPU for a guest in a program with its own streams: [`Device::stream_create`] takes over
+/// the handle that it is given, and every call needs a guard from [`keep_context`].
 pub fn open_as_guest(ordinal: u32) -> Result<Box<dyn Device>, Unavailable> {
     Ok(Box::new(CudaDevice::with_streams_of(StreamOwner::Program, ordinal)?))
 }
@@ -60,7 +62,8 @@ pub fn keep_context() -> ContextGuard {
     ContextGuard::begin()
 }
 
-/// Checks that a GPU can be used, and leaves nothing on it: the process may then start others that use it.
+/// Checks that a GPU can be used, and leaves nothing on it: the process may then start others that
+/// use it.
 pub fn probe(ordinal: u32) -> Result<(), Unavailable> {
     GpuContext::probe(ordinal).map_err(Unavailable)
 }
@@ -84,8 +87,8 @@ pub fn driver_version() -> Option<String> {
     library::version().map(|(major, minor)| format!("{major}.{minor}"))
 }
 
-/// The version and file of the library that runs matrix products, or why there is none. Without it their streams are kept
-/// busy for as long as an H200 would be, and times of steps mean nothing.
+/// The version and file of the library that runs matrix products, or why there is none. Without it
+/// their streams are kept busy for as long as an H200 would be, and times of steps mean nothing.
 pub fn matrix_library() -> Result<String, Unavailable> {
     blas::blas().map(|blas| format!("cuBLAS {}, {}", blas.version, blas.place)).map_err(Unavailable)
 }
@@ -120,8 +123,8 @@ pub struct CudaDevice {
     batches: PatternBatches,
 }
 
-// SAFETY: the driver's handles may be used from any thread on which the context is current, which every call ensures; the
-// device itself is used by one thread at a time.
+// SAFETY: the driver's handles may be used from any thread on which the context is current, which
+// every call ensures; the device itself is used by one thread at a time.
 unsafe impl Send for CudaDevice {}
 
 impl CudaDevice {
@@ -183,8 +186,8 @@ impl CudaDevice {
         succeed(code).map_err(|code| device_error(call, requested, code))
     }
 
-    /// Updates the free memory when the driver had no more: other processes may have taken what was free at the last query.
-    /// This is not a call of the caller, so it is not counted.
+    /// Updates the free memory when the driver had no more: other processes may have taken what was
+    /// free at the last query. This is not a call of the caller, so it is not counted.
     #[cold]
     fn update_free_bytes(&mut self) {
         if let Ok((free, _)) = context::memory_info() {
@@ -289,8 +292,8 @@ impl Device for CudaDevice {
         self.free_bytes
     }
 
-    /// What was not free when the context was made (the driver does not separate the memory of other processes), what cuBLAS
-    /// has taken, and scratch memory.
+    /// What was not free when the context was made (the driver does not separate the memory of
+    /// other processes), what cuBLAS has taken, and scratch memory.
     fn overhead_bytes(&self) -> u64 {
         self.props.context_bytes + self.context.library_bytes() + self.scratch.bytes() + self.batches.bytes()
     }
@@ -397,8 +400,8 @@ impl Device for CudaDevice {
 }
 
 impl Drop for CudaDevice {
-    /// Gives everything back that was taken through this device, also during a panic. The context stays. If it is lost, so is
-    /// everything in it, and the calls below are refused.
+    /// Gives everything back that was taken through this device, also during a panic. The context
+    /// stays. If it is lost, so is everything in it, and the calls below are refused.
     fn drop(&mut self) {
         if self.context.enter().is_err() {
             return;

@@ -1,6 +1,8 @@
-//! Known contents: keyed patterns that are written and compared on the device, and bytes copied there and back.
+//! Known contents: keyed patterns that are written and compared on the device, and bytes copied
+//! there and back.
 //!
-//! Many blocks at once for stress ([`Patterns`]), which waits for nothing; one at a time for tests and `doctor`.
+//! Many blocks at once for stress ([`Patterns`]), which waits for nothing; one at a time for tests
+//! and `doctor`.
 
 use std::{collections::BTreeMap, ptr};
 
@@ -17,8 +19,8 @@ use crate::device::{
 use oomph_base::{Address, KIB, StreamId};
 
 impl CudaDevice {
-    /// Writes the pattern of `key` into a block, in whole words of eight bytes: what [`verify`](CudaDevice::verify)
-    /// looks for. Two keys that differ give words that differ.
+    /// Writes the pattern of `key` into a block, in whole words of eight bytes: what
+    /// [`verify`](CudaDevice::verify) looks for. Two keys that differ give words that differ.
     pub fn fill(&mut self, stream: StreamId, address: Address, bytes: u64, key: u64) -> Result<(), DeviceError> {
         self.must_hold_a_word(address, bytes)?;
         self.queue(stream, Kernel::Fill { address: address.0, words: bytes / WORD_BYTES, key })
@@ -46,7 +48,8 @@ impl CudaDevice {
         let call = CallKind::Launch;
         let on_stream = self.stream(call, stream)?;
         self.drive(call, 0, || {
-            // SAFETY: the block is live and long enough, and the bytes are there until the stream is done.
+            // SAFETY: the block is live and long enough, and the bytes are there until the stream
+            // is done.
             unsafe {
                 let queued = sys::cuMemcpyHtoDAsync_v2(address.0, bytes.as_ptr().cast(), bytes.len(), on_stream);
                 first_failure(queued, sys::cuStreamSynchronize(on_stream))
@@ -64,7 +67,8 @@ impl CudaDevice {
     /// Copies live device memory to the host, and waits for it.
     fn fetch(&mut self, stream: sys::CUstream, from: u64, bytes: &mut [u8]) -> Result<(), DeviceError> {
         self.drive(CallKind::Launch, 0, || {
-            // SAFETY: the memory is live and as long, and so is the place it is copied to until the stream is done.
+            // SAFETY: the memory is live and as long, and so is the place it is copied to until the
+            // stream is done.
             unsafe {
                 let queued = sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from, bytes.len(), stream);
                 first_failure(queued, sys::cuStreamSynchronize(stream))
@@ -180,11 +184,12 @@ struct MismatchReport {
     is_word: u64,
 }
 
-/// Memory for launches over many blocks: lists of tiles in pinned memory, their copies on the device, and the findings of
-/// comparisons. It is made when it is first needed.
+/// Memory for launches over many blocks: lists of tiles in pinned memory, their copies on the
+/// device, and the findings of comparisons. It is made when it is first needed.
 ///
-/// Slots are used in turn. One is used again when its launch is done, which its event shows; then its findings are collected.
-/// So a launch waits only for the launch that used the same slot before.
+/// Slots are used in turn. One is used again when its launch is done, which its event shows; then
+/// its findings are collected. So a launch waits only for the launch that used the same slot
+/// before.
 #[derive(Debug, Default)]
 pub(super) struct PatternBatches {
     memory: Option<SlotMemory>,
@@ -233,7 +238,8 @@ impl PatternBatches {
         if self.memory.is_some() { (SLOTS * SLOT_BYTES) as u64 } else { 0 }
     }
 
-    /// Lists the tiles of at most [`MOST_BLOCKS`] blocks in the next slot, once that is free. The context is current.
+    /// Lists the tiles of at most [`MOST_BLOCKS`] blocks in the next slot, once that is free. The
+    /// context is current.
     pub(super) fn prepare(&mut self, blocks: &[Patterned]) -> Result<PatternBatch, CUresult> {
         let memory = self.memory()?;
         let slot = self.next;
@@ -255,15 +261,16 @@ impl PatternBatches {
             host,
         };
         for tile in tiles_of(blocks) {
-            // SAFETY: the list has room for the first tile of each block and for all full ones, it is aligned, and no
-            // launch reads it: the last one that did is done.
+            // SAFETY: the list has room for the first tile of each block and for all full ones, it
+            // is aligned, and no launch reads it: the last one that did is done.
             unsafe { host.add(TILES_AT).cast::<PatternTile>().add(batch.tiles as usize).write(tile) };
             batch.tiles += 1;
         }
         Ok(batch)
     }
 
-    /// Copies the list to the device, lets `launch` queue its kernel, and copies the counters of a comparison back.
+    /// Copies the list to the device, lets `launch` queue its kernel, and copies the counters of a
+    /// comparison back.
     pub(super) fn queue(
         &mut self,
         batch: &PatternBatch,
@@ -274,7 +281,8 @@ impl PatternBatches {
         let list_bytes = batch.tiles as usize * size_of::<PatternTile>();
         let done = self.slots[batch.slot].done;
         let queue_all = || {
-            // SAFETY: both sides are live, long enough, and left alone until the event has happened; so are the counters.
+            // SAFETY: both sides are live, long enough, and left alone until the event has
+            // happened; so are the counters.
             unsafe {
                 succeed(sys::cuMemcpyHtoDAsync_v2(batch.list, batch.host.add(TILES_AT).cast(), list_bytes, stream))?;
                 succeed(launch())?;
@@ -292,8 +300,8 @@ impl PatternBatches {
                 CUresult::CUDA_SUCCESS
             }
             Err(code) => {
-                // The event is not behind what was queued, so wait: nothing of it may run when the slot is used again.
-                // SAFETY: the stream is live.
+                // The event is not behind what was queued, so wait: nothing of it may run when the
+                // slot is used again. SAFETY: the stream is live.
                 unsafe { sys::cuStreamSynchronize(stream) };
                 code
             }
@@ -324,7 +332,8 @@ impl PatternBatches {
         let Some(memory) = self.memory else { return Ok(()) };
         self.verified.blocks += blocks;
         self.verified.bytes += bytes;
-        // SAFETY: the counters lie at the start of the slot, two aligned words that the launch has copied back.
+        // SAFETY: the counters lie at the start of the slot, two aligned words that the launch has
+        // copied back.
         let [wrong, reports] = unsafe { memory.host.add(slot * SLOT_BYTES).cast::<[u64; 2]>().read_volatile() };
         if wrong > 0 {
             let damaged = fetch_reports(memory, slot, (reports as usize).min(MOST_REPORTS))?;
@@ -338,7 +347,8 @@ impl PatternBatches {
             return Ok(memory);
         }
         let (mut host, mut device) = (ptr::null_mut(), 0);
-        // SAFETY: the pointers are to a live address and a live pointer; what one gave is given back where the other fails.
+        // SAFETY: the pointers are to a live address and a live pointer; what one gave is given
+        // back where the other fails.
         unsafe {
             succeed(sys::cuMemAlloc_v2(&raw mut device, SLOTS * SLOT_BYTES))?;
             succeed(sys::cuMemHostAlloc(&raw mut host, SLOTS * SLOT_BYTES, 0)).inspect_err(|_| {
@@ -346,7 +356,8 @@ impl PatternBatches {
             })?;
         }
         let memory = *self.memory.insert(SlotMemory { host: host.cast(), device });
-        // SAFETY: the memory is live and that long. Counters are zero before the first launch, on whatever stream.
+        // SAFETY: the memory is live and that long. Counters are zero before the first launch, on
+        // whatever stream.
         unsafe {
             succeed(sys::cuMemsetD8_v2(device, 0, SLOTS * SLOT_BYTES))?;
             succeed(sys::cuStreamSynchronize(ptr::null_mut()))?;
@@ -376,7 +387,8 @@ impl PatternBatches {
     }
 }
 
-/// Copies the reports of a launch that is done, and clears its counters for the next. Slow; there should be none.
+/// Copies the reports of a launch that is done, and clears its counters for the next. Slow; there
+/// should be none.
 #[cold]
 fn fetch_reports(memory: SlotMemory, slot: usize, count: usize) -> Result<Vec<MismatchReport>, CUresult> {
     let nothing = MismatchReport { first: 0, offset: 0, found: 0, is_word: 0 };

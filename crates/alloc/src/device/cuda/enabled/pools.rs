@@ -59,7 +59,8 @@ impl DriverPools {
         unsafe { sys::cuCtxSynchronize() };
         for (number, pool) in self.pools.drain(..).enumerate() {
             match pool {
-                // The default pool outlives this device, and the memory it keeps would be missing from the next.
+                // The default pool outlives this device, and the memory it keeps would be missing
+                // from the next.
                 Some(DriverPool { handle, .. }) if number == 0 => restore_default(handle),
                 // SAFETY: the pool was made here and is destroyed only here.
                 Some(DriverPool { handle, .. }) => drop(unsafe { sys::cuMemPoolDestroy(handle) }),
@@ -231,7 +232,8 @@ impl StreamOrderedPools for CudaDevice {
         if !self.pools.live.contains_key(&address) {
             return self.refuse_because(call, format!("no allocation from a pool starts at {address}"));
         }
-        // SAFETY: the allocation is live, and the caller orders its uses before this point of the stream.
+        // SAFETY: the allocation is live, and the caller orders its uses before this point of the
+        // stream.
         self.drive(call, 0, || unsafe { sys::cuMemFreeAsync(address.0, on_stream) })?;
         let bytes = self.pools.live.remove(&address).unwrap_or(0);
         if let Some(pool) = self.pools.pool_of.remove(&address)
@@ -243,7 +245,8 @@ impl StreamOrderedPools for CudaDevice {
     }
 }
 
-/// Empties a pool and sets its threshold to 0, the initial state of a default pool. Failures are ignored.
+/// Empties a pool and sets its threshold to 0, the initial state of a default pool. Failures are
+/// ignored.
 fn restore_default(pool: sys::CUmemoryPool) {
     let mut keep_nothing = 0u64;
     let threshold = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;

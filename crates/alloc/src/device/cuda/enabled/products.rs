@@ -1,11 +1,13 @@
-//! Matrix products and attention through cuBLAS, over the operands where these are long enough, otherwise over scratch memory.
+//! Matrix products and attention through cuBLAS, over the operands where these are long enough,
+//! otherwise over scratch memory.
 //!
-//! Attention is the batched products of a fused kernel, with the same memory traffic: the scores are one matrix for all heads,
-//! which stays in the cache as a fused kernel's tiles do, and only queries, keys, values and results are moved. A forward pass
-//! is two such products, a backward pass five.
+//! Attention is the batched products of a fused kernel, with the same memory traffic: the scores
+//! are one matrix for all heads, which stays in the cache as a fused kernel's tiles do, and only
+//! queries, keys, values and results are moved. A forward pass is two such products, a backward
+//! pass five.
 //!
-//! Without cuBLAS nothing is multiplied: the stream is kept busy for as long as an H200 would be, and
-//! [`matrix_library`](super::matrix_library) returns the reason.
+//! Without cuBLAS nothing is multiplied: the stream is kept busy for as long as an H200 would be,
+//! and [`matrix_library`](super::matrix_library) returns the reason.
 
 use cudarc::driver::sys::CUresult;
 
@@ -25,7 +27,8 @@ const BOUNDARY: u64 = 16;
 const MOST_SCORE_BYTES: u64 = 64 * MIB;
 /// Pieces of rows are a multiple of this many numbers.
 const PIECE_STEP: u64 = 8;
-/// With less free memory than this, a handle that cannot be made means out of memory, whatever cuBLAS reports.
+/// With less free memory than this, a handle that cannot be made means out of memory, whatever
+/// cuBLAS reports.
 const ROOM_FOR_A_HANDLE: u64 = 256 * MIB;
 
 /// The address and size of an operand.
@@ -72,7 +75,8 @@ impl ProductShape {
         self.dtype.bytes().saturating_mul(rows).saturating_mul(columns).saturating_mul(self.batch)
     }
 
-    /// The product of matrices at these places; `None` where a size is more than the library can take.
+    /// The product of matrices at these places; `None` where a size is more than the library can
+    /// take.
     fn at(self, left: u64, right: u64, result: u64) -> Option<BlasProduct> {
         let length = |size: u64| i32::try_from(size).ok();
         let matrix = |address, rows: u64, columns: u64| {
@@ -126,7 +130,8 @@ fn fits(operand: &Operand, bytes: u64) -> bool {
     operand.1 >= bytes && operand.0.0.is_multiple_of(BOUNDARY)
 }
 
-/// The `number`-th piece of that size in the operands, starting over at the end; `None` where no operand has one.
+/// The `number`-th piece of that size in the operands, starting over at the end; `None` where no
+/// operand has one.
 fn piece_of(operands: &[Operand], bytes: u64, number: u64) -> Option<u64> {
     let pieces = |operand: &Operand| if fits(operand, bytes) { operand.1.checked_div(bytes).unwrap_or(0) } else { 0 };
     let all: u64 = operands.iter().map(pieces).sum();

@@ -142,7 +142,8 @@ fn number(dtype: Dtype, value: f32) -> Vec<u8> {
     match dtype {
         Dtype::F32 | Dtype::Tf32 => single.to_le_bytes().to_vec(),
         Dtype::Bf16 => ((single >> 16) as u16).to_le_bytes().to_vec(),
-        // Half precision has a shorter exponent with another middle; no fraction is left to carry over.
+        // Half precision has a shorter exponent with another middle; no fraction is left to carry
+        // over.
         Dtype::F16 => ((((single >> 23) + 15 - 127) << 10) as u16).to_le_bytes().to_vec(),
     }
 }

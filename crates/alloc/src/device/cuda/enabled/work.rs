@@ -1,12 +1,13 @@
 //! Work on streams, run over the blocks of the step.
 //!
-//! A spin keeps the stream busy. Elementwise work reads its operands and writes the last one; a single operand is read and
-//! written back unchanged. Reductions read. Copies go to and from the pinned memory that the program names, or a staging
-//! buffer. Matrix products and attention are in `products`.
+//! A spin keeps the stream busy. Elementwise work reads its operands and writes the last one; a
+//! single operand is read and written back unchanged. Reductions read. Copies go to and from the
+//! pinned memory that the program names, or a staging buffer. Matrix products and attention are in
+//! `products`.
 //!
-//! Some strategies return made-up addresses. An operand that is not memory of this device is not touched: scratch memory
-//! replaces it, so that the work takes its time. Scratch and staging memory are made when they are first needed; none of it
-//! goes through a strategy.
+//! Some strategies return made-up addresses. An operand that is not memory of this device is not
+//! touched: scratch memory replaces it, so that the work takes its time. Scratch and staging memory
+//! are made when they are first needed; none of it goes through a strategy.
 
 use std::ptr;
 
@@ -35,8 +36,8 @@ enum CopyDirection {
     Out,
 }
 
-/// Divides the traffic of elementwise work among its operands: at most half of it writes the result, once, and the inputs are
-/// read in proportion to their lengths.
+/// Divides the traffic of elementwise work among its operands: at most half of it writes the
+/// result, once, and the inputs are read in proportion to their lengths.
 fn divide_traffic(bytes: u64, inputs: &[Units], result: Option<Units>) -> Kernel {
     let total = bytes / UNIT_BYTES;
     let written = result.map_or(0, |block| block.count.min(total / 2));
@@ -115,8 +116,9 @@ impl CudaDevice {
             let mut left = bytes;
             while left > 0 {
                 let piece = left.min(device_bytes).min(host_bytes);
-                // SAFETY: both sides are live and at least this long; staging memory is freed only after the context was
-                // waited for, and pinned memory waits for the work that uses it.
+                // SAFETY: both sides are live and at least this long; staging memory is freed only
+                // after the context was waited for, and pinned memory waits for the work that uses
+                // it.
                 let code = unsafe {
                     match direction {
                         CopyDirection::In => {
@@ -223,7 +225,8 @@ impl ScratchMemory {
     pub(super) fn free_all(&mut self) {
         let single = [self.counter.take(), self.source.take(), self.result.take()];
         for (address, _) in single.into_iter().chain(self.workspaces.drain(..)).flatten() {
-            // SAFETY: the memory is live and of `cuMemAlloc`; the driver waits for the work that uses it.
+            // SAFETY: the memory is live and of `cuMemAlloc`; the driver waits for the work that
+            // uses it.
             unsafe { sys::cuMemFree_v2(address) };
         }
     }
@@ -235,7 +238,8 @@ fn at_least(place: &mut Option<ScratchPiece>, bytes: u64) -> Result<ScratchPiece
         if piece.1 >= bytes {
             return Ok(piece);
         }
-        // SAFETY: the memory is live and of `cuMemAlloc`; the driver waits for the work that uses it.
+        // SAFETY: the memory is live and of `cuMemAlloc`; the driver waits for the work that uses
+        // it.
         succeed(unsafe { sys::cuMemFree_v2(piece.0) })?;
         *place = None;
     }
@@ -273,7 +277,8 @@ impl StagingBuffers {
         succeed(unsafe { sys::cuMemHostAlloc(&raw mut start, STAGING_BYTES as usize, 0) })?;
         let start: *mut u64 = start.cast();
         for word in 0..words {
-            // SAFETY: the buffer is this many words long, on a boundary of pages, and not shared yet.
+            // SAFETY: the buffer is this many words long, on a boundary of pages, and not shared
+            // yet.
             unsafe { start.add(word).write(plausible_numbers(word as u64)) };
         }
         self.pinned = Some(start);
