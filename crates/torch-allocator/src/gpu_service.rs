@@ -85,7 +85,7 @@ impl GpuService {
     /// Calls the strategy. On a real GPU the program's own context is current again afterwards.
     fn with_strategy<T>(
         &mut self,
-        call: impl FnOnce(&mut Addressed<Box<dyn Strategy>>, &mut Context<'_>) -> Result<T, StrategyError>,
+        call: impl FnOnce(&mut AddressedStrategy<Box<dyn Strategy>>, &mut Context<'_>) -> Result<T, StrategyError>,
     ) -> Result<T, StrategyError> {
         let _guard = self.is_real.then(cuda::keep_context);
         call(&mut self.strategy, &mut Context { device: &mut *self.device, sink: &mut Silent })
