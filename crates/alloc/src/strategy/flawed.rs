@@ -1,8 +1,7 @@
-//! A small first-fit allocator that conforms, and the same with one flaw at a time: proof that
-//! tests can fail.
+//! A small first-fit allocator, and variants of it with one flaw each.
 //!
-//! The conformance suite and the stress room must find every flaw that is theirs to find. Compiled
-//! into tests only, and registered nowhere: only [`Flawed::named`] gives one.
+//! The conformance suite and `stress` must find these flaws. Compiled into tests only and not
+//! registered: [`Flawed::named`] builds one.
 
 use std::sync::{
     Arc,
@@ -21,15 +20,15 @@ use oomph_base::{Address, MIB, StreamId, round_up};
 pub enum Flaw {
     /// Nothing.
     None,
-    /// What remains of a split block begins inside the part that was handed out.
+    /// The remainder of a split block overlaps the part that was handed out.
     OverlappingSplit,
-    /// Blocks start anywhere.
+    /// Blocks are not aligned.
     Misaligned,
-    /// Some frees are not booked.
+    /// Some frees are not counted.
     LostAccounting,
     /// The other streams of a freed block are forgotten.
     EarlyReuse,
-    /// Free memory of one stream is handed to another.
+    /// Free memory of one stream is given to another.
     StreamsMixed,
     /// One segment survives a close.
     LeakOnClose,
@@ -37,40 +36,40 @@ pub enum Flaw {
     KeepsCache,
     /// A handle is found by slot alone, and slots are reused.
     TrustsHandles,
-    /// Memory is booked before the driver has given it.
+    /// Memory is counted before the driver has allocated it.
     BooksTooEarly,
-    /// The block is gone before the wait for its streams has succeeded.
+    /// The block is forgotten before the wait for its streams has succeeded.
     ForgetsOnFailure,
     /// Two copies share a counter.
     SharedFork,
-    /// A segment comes without an event.
+    /// A new segment causes no event.
     SilentSegments,
     /// Zero bytes are served like one.
     ServesNothing,
-    /// No memory is an error.
+    /// Out of memory is an error.
     FailsOnExhaustion,
-    /// Promises more in one piece than there is.
+    /// Reports a larger free block than there is.
     BoastsOfLargestFree,
     /// Panics when memory has run out.
     Panics,
-    /// Of two free neighbours that become one, the second is lost.
+    /// When two free neighbours merge, the second is lost.
     LostCoalesce,
-    /// When memory was given back to try again, a piece is taken and forgotten.
+    /// A retry after releasing memory leaks a block.
     LeakOnRetry,
-    /// After a trim the oldest block counts as free, and can be handed out again.
+    /// After a trim the oldest block counts as free.
     DoubleHandOutAfterTrim,
     /// Sizes are rounded down.
     RoundsDown,
     /// A segment is forgotten before the driver has taken it back.
     LosesSegmentOnFailure,
-    /// Asks for an event again and again instead of waiting for it.
+    /// Polls an event instead of waiting for it.
     Spins,
-    /// Sizes near the end of all numbers are rounded up to small ones.
+    /// Rounding of sizes near the maximum wraps around.
     WrapsAround,
 }
 
 impl Flaw {
-    /// Every flaw there is.
+    /// Every flaw that the conformance suite finds.
     pub const ALL: [Flaw; 21] = [
         Flaw::OverlappingSplit,
         Flaw::Misaligned,
@@ -95,7 +94,7 @@ impl Flaw {
         Flaw::LosesSegmentOnFailure,
     ];
 
-    /// Those that only show where events never complete, and to callers who ask for the impossible.
+    /// Flaws that show only where events never complete or requests are impossible.
     pub const UNDER_STRESS: [Flaw; 2] = [Flaw::Spins, Flaw::WrapsAround];
 }
 

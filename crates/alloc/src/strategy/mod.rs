@@ -4,8 +4,9 @@
 //! device: device and event sink come with every call ([`Context`]). Its state can therefore be
 //! cloned, and one policy runs on the simulated and on the real device.
 //!
-//! A new strategy is one file and one line in [`STRATEGIES`]. It then appears in `list` and `--help`,
-//! inherits the conformance and property tests, and runs in every suite with `strategies = "all"`.
+//! A new strategy is one file and one line in [`STRATEGIES`]. It then appears in `list` and
+//! `--help`, inherits the conformance and property tests, and runs in every suite with `strategies
+//! = "all"`.
 
 pub mod async_pool;
 mod bfc;
@@ -51,19 +52,19 @@ use oomph_base::{Address, SiteId, StreamId, ThreadId};
 /// - `allocated <= reserved <= ` what the device holds, and blocks sum to segments.
 /// - A failing driver call loses nothing and leaves the strategy usable: a failed alloc hands out
 ///   nothing, the block of a failed free is still live, and any call may be repeated.
-/// - [`used_on`](Strategy::used_on) delays reuse until that stream has passed the free. The strategy
-///   does the waiting; replay never delays a free. There is one queue per stream, first in first
-///   out. Queues are polled in ascending [`StreamId`], at the start of an alloc or when memory is
-///   released.
+/// - [`used_on`](Strategy::used_on) delays reuse until that stream has passed the free. The
+///   strategy does the waiting; replay never delays a free. There is one queue per stream, first in
+///   first out. Queues are polled in ascending [`StreamId`], at the start of an alloc or when
+///   memory is released.
 /// - After [`close`](Strategy::close) the device holds nothing for the strategy.
 /// - The same calls and device answers lead to the same decisions.
 pub trait Strategy: Send {
     /// Serves a request, or reports that memory has run out. A request of zero bytes is an error.
     fn alloc(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError>;
 
-    /// Frees a block, which is identified by address, slot and generation; the size in the handle is
-    /// ignored, because callers by pointer do not know it. Only stream-ordered strategies use the
-    /// caller's stream and thread.
+    /// Frees a block, which is identified by address, slot and generation; the size in the handle
+    /// is ignored, because callers by pointer do not know it. Only stream-ordered strategies use
+    /// the caller's stream and thread.
     fn free(&mut self, cx: &mut Context<'_>, block: Block, caller: Caller) -> Result<Freed, StrategyError>;
 
     /// The block is also used on `stream` (PyTorch's `record_stream`).
@@ -85,8 +86,8 @@ pub trait Strategy: Send {
     /// Releases cached memory to the device (PyTorch's `empty_cache`).
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError>;
 
-    /// Releases everything, including live and pending blocks. Afterwards the strategy is as new. The
-    /// counters are reset too, so read them before.
+    /// Releases everything, including live and pending blocks. Afterwards the strategy is as new.
+    /// The counters are reset too, so read them before.
     fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError>;
 
     /// The counters. They are always up to date; reading them takes constant time.
@@ -96,8 +97,8 @@ pub trait Strategy: Send {
     /// strategy cannot know.
     fn largest_free(&self, stream: StreamId) -> Option<u64>;
 
-    /// Every segment with its blocks, in address order; `None` if the strategy cannot know. Slow: for
-    /// peaks, OOMs and tests.
+    /// Every segment with its blocks, in address order; `None` if the strategy cannot know. Slow:
+    /// for peaks, OOMs and tests.
     fn layout(&self) -> Option<Layout>;
 
     /// Counters of this strategy, by name.
@@ -106,8 +107,8 @@ pub trait Strategy: Send {
     /// The abilities that the device must have.
     fn requires(&self) -> Capabilities;
 
-    /// A copy of the state, so that a step can be tried and rolled back; `None` if a part of the state
-    /// cannot be copied (in a driver, in a plugin).
+    /// A copy of the state, so that a step can be tried and rolled back; `None` if a part of the
+    /// state cannot be copied (in a driver, in a plugin).
     fn fork(&self) -> Option<Box<dyn Strategy>>;
 }
 
@@ -123,8 +124,8 @@ pub struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// Refuses a stream that the device does not have: memory of such a stream could never be waited
-    /// for. For slow paths, where a stream is seen for the first time.
+    /// Refuses a stream that the device does not have: memory of such a stream could never be
+    /// waited for. For slow paths, where a stream is seen for the first time.
     pub(crate) fn expect_stream(&self, stream: StreamId) -> Result<(), StrategyError> {
         if self.device.has_stream(stream) { Ok(()) } else { Err(StrategyError::UnknownStream(stream)) }
     }
@@ -178,7 +179,7 @@ pub struct Block {
     pub size: u64,
     /// The strategy's index of the block.
     pub slot: u32,
-    /// Tells this block from earlier ones in the slot, so that stale handles are detected.
+    /// Distinguishes this block from earlier ones in the slot, so that stale handles are detected.
     pub generation: u32,
 }
 
@@ -398,8 +399,8 @@ pub enum StrategyError {
     /// The process in which the allocator runs has died. Every later call returns this error.
     #[error("{0}")]
     Died(String),
-    /// The allocator did not return from a call, and its process was ended. Every later call returns
-    /// this error.
+    /// The allocator did not return from a call, and its process was ended. Every later call
+    /// returns this error.
     #[error("{0}")]
     Hung(String),
 }

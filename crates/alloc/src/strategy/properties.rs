@@ -1,8 +1,8 @@
 //! Random programs against a naive oracle, for every registered strategy and variant.
 //!
-//! The oracle is a plain list of the blocks that the program holds; after every step all that must
-//! be true of it is worked out from scratch. Programs shrink, so a failure is reported as the
-//! shortest one that still fails. `PROPTEST_CASES` says how many programs each strategy gets.
+//! The oracle is a list of the blocks that the program holds. After every step, all invariants are
+//! computed from it anew. A failing program is shrunk to the shortest one that still fails.
+//! `PROPTEST_CASES` sets the number of programs per strategy.
 
 use proptest::{
     prelude::*,
@@ -21,16 +21,15 @@ use crate::device::{
 };
 use oomph_base::{KIB, MIB, Nanos, StreamId};
 
-/// Programs per strategy and variant where `PROPTEST_CASES` does not say.
+/// The default number of programs per strategy and variant.
 const CASES: u32 = 64;
 
-/// What the program knows without asking: how it runs, and how many blocks it has asked for and not
-/// given back.
+/// The reference state: how the program runs, and how many blocks it has requested and not freed.
 #[derive(Clone, Debug)]
 struct Program {
     spec: StrategySpec,
     capacity: u64,
-    /// Driver calls that fail, by kind and turn; fewer than the tries that the bench gives a call.
+    /// Driver calls that fail, by kind and turn; fewer than the number of retries.
     faults: Vec<(CallKind, u64)>,
     outstanding: usize,
 }
@@ -87,11 +86,11 @@ impl ReferenceStateMachine for Program {
     }
 }
 
-/// A strategy at work, and the oracle.
+/// A strategy under test, and the oracle.
 struct Witness {
     bench: ConformanceProgram,
-    /// What the program holds: blocks and how much it had asked for. Requests that failed leave a
-    /// gap in the program's count, so places are taken round and round, as the bench does.
+    /// The blocks that the program holds, with their requested sizes. Failed requests are missing,
+    /// so places are taken modulo the length, as `ConformanceProgram` does.
     held: Vec<(Block, u64)>,
 }
 
@@ -163,7 +162,7 @@ impl StateMachineTest for Witness {
 }
 
 #[test]
-fn no_random_program_breaks_a_promise() {
+fn random_programs_keep_the_contract() {
     // The default configuration reads PROPTEST_CASES; its own default would take too long for every
     // variant.
     let configured = Config::default();

@@ -258,6 +258,7 @@ fn best_fit(
         let slot = prefer_short_extension(blocks, &owner.free, found, request.expandable)?;
         found = blocks[slot].entry(slot);
     }
+    // A small request never gets an oversize block, and a large one no block that is much larger.
     let oversize = settings.max_split_size;
     let refused = if request.rounded < oversize {
         found.size >= oversize
@@ -311,6 +312,7 @@ fn hand_out(
     let (was_split, tracked) = (block.is_split(), !block.is_expandable());
     let large = owner.is_large();
     let remainder = found.size - request.rounded;
+    // `should_split` follows the setting of this call, even for blocks of ordinary segments.
     let cut = if large && !request.expandable {
         request.rounded < settings.max_split_size && remainder > SMALL_SIZE
     } else {

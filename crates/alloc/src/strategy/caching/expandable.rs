@@ -56,7 +56,7 @@ struct StrandedMemory {
 }
 
 impl StrandedMemory {
-    /// Tries to release it; returns what is left to be done.
+    /// Tries to release it; returns the remaining part.
     fn release(self, memory: &mut dyn VirtualMemory) -> Result<(), (StrandedMemory, DeviceError)> {
         if let Some((address, bytes)) = self.mapped_at {
             memory.unmap(address, bytes).map_err(|error| (self, error))?;
@@ -139,8 +139,8 @@ impl RangeTable {
         Ok(true)
     }
 
-    /// Unmaps the granules `first..end` (`ExpandableSegment::unmap`). Returns how far it got, and
-    /// the error that stopped it.
+    /// Unmaps the granules `first..end` (`ExpandableSegment::unmap`). Returns the end of the
+    /// unmapped part, and the error that stopped it.
     fn unmap(
         &mut self,
         memory: &mut dyn VirtualMemory,
@@ -298,7 +298,7 @@ impl Caching {
         Ok(())
     }
 
-    /// Records the part `low..high` of a free block as unmapped; what is left on either side stays
+    /// Records the part `low..high` of a free block as unmapped; the parts on either side stay
     /// free.
     fn record_unmapped(&mut self, cx: &mut Context<'_>, slot: u32, low: u64, high: u64) {
         let block = &self.blocks[slot];
@@ -367,7 +367,7 @@ impl Caching {
 /// The unmapped parts of an arena's ranges, by start, with their slots.
 ///
 /// The search for a free block must know whether unmapped addresses follow it. Until memory is
-/// released, an arena has a single unmapped part, the end of its range. Its start is kept at hand:
+/// released, an arena has a single unmapped part, the end of its range. Its start is cached:
 /// one comparison avoids loading the records of the block and its neighbour.
 #[derive(Clone, Debug, Default)]
 pub(super) struct UnmappedParts {

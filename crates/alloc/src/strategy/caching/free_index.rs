@@ -151,7 +151,7 @@ struct BinGroup {
 }
 
 /// The blocks of one size: the block with the lowest address, which is handed out next, and a heap
-/// of the others. Valid only while the group's bit says that the bin is occupied.
+/// of the others. Valid only while the bit of the bin in `occupied` is set.
 #[derive(Clone, Copy, Debug)]
 struct SizeBin {
     /// The lowest block.

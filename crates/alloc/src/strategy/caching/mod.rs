@@ -218,6 +218,7 @@ impl Caching {
 }
 
 impl Strategy for Caching {
+    /// `DeviceCachingAllocator::malloc`.
     #[inline]
     fn alloc(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
         if !(1..REQUEST_LIMIT).contains(&request.bytes) {
@@ -239,6 +240,7 @@ impl Strategy for Caching {
         }
     }
 
+    /// `DeviceCachingAllocator::free`.
     #[inline]
     fn free(&mut self, cx: &mut Context<'_>, block: Block, _: Caller) -> Result<Freed, StrategyError> {
         let record = self.live(&block)?;
@@ -253,6 +255,7 @@ impl Strategy for Caching {
         Ok(Freed::Now)
     }
 
+    /// `DeviceCachingAllocator::recordStream`.
     fn used_on(&mut self, _: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
         let record = self.live(block)?;
         if self.pools.arenas[record.arena as usize].stream == stream {
@@ -310,6 +313,7 @@ impl Strategy for Caching {
         }
     }
 
+    /// `DeviceCachingAllocator::emptyCache`.
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         self.release_cached(cx)?;
         self.release_stranded(cx)

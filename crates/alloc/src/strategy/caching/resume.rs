@@ -327,7 +327,7 @@ mod tests {
     const SETTINGS: [&str; 3] = ["", "expandable_segments:True", "max_split_size_mb:20"];
 
     #[test]
-    fn the_heir_has_the_same_memory_and_books_and_decides_the_same() {
+    fn resumed_allocator_decides_the_same() {
         for settings in SETTINGS {
             let (mut caching, mut device) = after_a_while(settings);
             let layout = caching.layout().unwrap();

@@ -1,5 +1,5 @@
 //! A device for tests that answers as the stand-in CUDA runtime of `tools/torch-oracle` does:
-//! addresses are handed out in a row, streams are busy when they are told to be, and any call can
+//! addresses are handed out in a row, streams are busy on request, and any call can
 //! be made to fail. It checks the driver's rules.
 //!
 //! The integration test `tests/torch_oracle.rs` uses this file too.
@@ -81,7 +81,7 @@ impl StandInDevice {
         }
     }
 
-    /// Events and ranges that have not been given back.
+    /// Events, ranges, handles and segments that were not released.
     pub fn leftovers(&self) -> usize {
         self.events.len() + self.ranges.len() + self.handles.len() + self.segments.len()
     }

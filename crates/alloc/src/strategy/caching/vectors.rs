@@ -114,7 +114,7 @@ impl Bench {
         self.caching.details().into_iter().find(|(other, _)| *other == name).unwrap().1
     }
 
-    /// What has happened since the last look.
+    /// The events since the last call.
     fn happened(&mut self) -> String {
         std::mem::take(&mut self.log).join(" ")
     }
@@ -174,7 +174,7 @@ fn v4_a_remainder_of_a_mebibyte_is_not_cut_off() {
 }
 
 #[test]
-fn v5_the_cache_is_given_back_before_the_limit_fails_a_request() {
+fn v5_cache_is_released_at_the_limit() {
     let mut bench = Bench::new("", Some(120));
     let blocks: Vec<Block> = (0..3).map(|_| bench.alloc(40 * MIB)).collect();
     blocks.into_iter().for_each(|block| {
@@ -188,7 +188,7 @@ fn v5_the_cache_is_given_back_before_the_limit_fails_a_request() {
 }
 
 #[test]
-fn v6_an_oom_names_the_rounded_request_and_who_refused() {
+fn v6_oom_names_rounded_size_and_refusal() {
     let mut bench = Bench::new("", Some(100));
     let first = bench.alloc(40 * MIB);
     bench.alloc(40 * MIB);
@@ -205,7 +205,7 @@ fn v6_an_oom_names_the_rounded_request_and_who_refused() {
 }
 
 #[test]
-fn v7_an_oversize_block_is_refused_to_small_requests_and_not_split() {
+fn v7_oversize_block_serves_no_small_request() {
     let mut bench = Bench::new("max_split_size_mb:40", None);
     let block = bench.alloc(100 * MIB);
     bench.free(block);
@@ -230,7 +230,7 @@ fn v8_oversize_blocks_make_room_largest_first() {
 }
 
 #[test]
-fn v9_garbage_collection_frees_old_unsplit_segments() {
+fn v9_garbage_collection_frees_old_segments() {
     let mut bench = Bench::new("garbage_collection_threshold:0.5", Some(200));
     let blocks = [30, 40, 50].map(|size| bench.alloc(size * MIB));
     bench.free(blocks[0]);
@@ -244,7 +244,7 @@ fn v9_garbage_collection_frees_old_unsplit_segments() {
 }
 
 #[test]
-fn v26_a_pass_of_garbage_collection_does_not_stop_midway() {
+fn v26_garbage_collection_completes_a_pass() {
     let mut bench = Bench::new("garbage_collection_threshold:0.5", Some(400));
     let blocks = [30, 40, 50, 60].map(|size| bench.alloc(size * MIB));
     bench.free(blocks[0]);
@@ -259,7 +259,7 @@ fn v26_a_pass_of_garbage_collection_does_not_stop_midway() {
 }
 
 #[test]
-fn v10_an_expandable_segment_grows_from_the_free_block_before_its_end() {
+fn v10_expandable_segment_grows_at_its_end() {
     let mut bench = Bench::new("expandable_segments:True", None);
     let first = bench.alloc(30 * MIB);
     bench.alloc(5 * MIB);
@@ -286,7 +286,7 @@ fn v11_emptying_the_cache_unmaps_whole_granules() {
 }
 
 #[test]
-fn v14_a_block_used_on_another_stream_comes_back_when_that_is_done() {
+fn v14_block_waits_for_another_stream() {
     let mut bench = Bench::new("", None);
     bench.device.set_busy(StreamId(7), true);
     let first = bench.alloc(5 * MIB);
@@ -309,7 +309,7 @@ fn v15_streams_never_share_blocks() {
 }
 
 #[test]
-fn v17_there_is_no_second_search_after_waiting_for_streams() {
+fn v17_no_second_search_after_waiting() {
     let mut bench = Bench::on(StandInDevice::new(DEVICE, 100 * MIB, false), "", None);
     bench.device.set_busy(StreamId(7), true);
     let whole = bench.alloc(100 * MIB);
@@ -327,7 +327,7 @@ fn v17_there_is_no_second_search_after_waiting_for_streams() {
 }
 
 #[test]
-fn v18_what_was_mapped_before_a_failure_stays_mapped() {
+fn v18_partial_mapping_stays() {
     let mut bench = Bench::on(StandInDevice::new(DEVICE, 50 * MIB, false), "expandable_segments:True", None);
     let (first, second) = (bench.alloc(20 * MIB), bench.alloc(20 * MIB));
     bench.free(first);
@@ -340,14 +340,14 @@ fn v18_what_was_mapped_before_a_failure_stays_mapped() {
 }
 
 #[test]
-fn v19_the_limit_is_tested_on_the_request_and_not_on_what_is_mapped() {
+fn v19_limit_compares_the_segment_size() {
     let mut bench = Bench::new("expandable_segments:True", Some(22));
     bench.alloc(21 * MIB);
     assert_eq!((bench.happened().as_str(), bench.reserved()), ("map@E0+40 alloc@E0", 40 * MIB));
 }
 
 #[test]
-fn v20_a_refused_oversize_block_is_found_again_by_its_addresses() {
+fn v20_refused_oversize_block_is_found_by_address() {
     let mut bench = Bench::new("expandable_segments:True,max_split_size_mb:40", None);
     let block = bench.alloc(100 * MIB);
     bench.free(block);
@@ -356,7 +356,7 @@ fn v20_a_refused_oversize_block_is_found_again_by_its_addresses() {
 }
 
 #[test]
-fn v21_old_segments_are_split_finely_once_expandable_segments_are_on() {
+fn v21_expandable_setting_splits_old_segments() {
     let mut bench = Bench::new("", None);
     let block = bench.alloc(30 * MIB);
     bench.free(block);
@@ -367,7 +367,7 @@ fn v21_old_segments_are_split_finely_once_expandable_segments_are_on() {
 }
 
 #[test]
-fn v22_mapped_blocks_are_passed_over_once_expandable_segments_are_off() {
+fn v22_mapped_blocks_are_skipped_when_off() {
     let mut bench = Bench::new("expandable_segments:True", None);
     let block = bench.alloc(30 * MIB);
     bench.free(block);
@@ -378,7 +378,7 @@ fn v22_mapped_blocks_are_passed_over_once_expandable_segments_are_off() {
 }
 
 #[test]
-fn v23_a_hole_is_preferred_to_a_smaller_tail_that_could_grow() {
+fn v23_hole_is_preferred_to_growing_tail() {
     let mut bench = Bench::new("expandable_segments:True", None);
     let first = bench.alloc(12 * MIB);
     bench.alloc(19 * MIB);
@@ -389,7 +389,7 @@ fn v23_a_hole_is_preferred_to_a_smaller_tail_that_could_grow() {
 }
 
 #[test]
-fn v24_the_lowest_address_wins_among_equal_sizes() {
+fn v24_lowest_address_among_equal_sizes() {
     let mut bench = Bench::new("", None);
     let blocks: Vec<Block> = (0..3).map(|_| bench.alloc(12 * MIB)).collect();
     bench.free(blocks[2]);
@@ -400,7 +400,7 @@ fn v24_the_lowest_address_wins_among_equal_sizes() {
 }
 
 #[test]
-fn a_block_that_shares_its_segment_is_not_released_as_pytorch_would() {
+fn shared_segment_is_not_released() {
     // The recipe in which PyTorch frees a segment with a live block in it.
     let settings = "max_split_size_mb:64";
     let mut bench = Bench::on(StandInDevice::new(DEVICE, 100 * MIB, false), settings, None);
@@ -417,7 +417,7 @@ fn a_block_that_shares_its_segment_is_not_released_as_pytorch_would() {
 }
 
 #[test]
-fn a_pool_in_use_defers_frees_and_skips_the_retry() {
+fn pool_in_use_defers_frees() {
     let mut bench = Bench::new("", Some(60));
     let cached = bench.alloc(40 * MIB);
     let waiting = bench.alloc(20 * MIB);
@@ -435,7 +435,7 @@ fn a_pool_in_use_defers_frees_and_skips_the_retry() {
 }
 
 #[test]
-fn a_released_pool_gives_its_memory_back_and_is_forgotten() {
+fn released_pool_is_dropped() {
     let mut bench = Bench::new("", None);
     bench.control(Control::PoolRetain { pool: (0, 1), use_on_oom: true });
     bench.control(Control::PoolBegin { pool: (0, 1), stream: Some(StreamId(0)) });
@@ -453,7 +453,7 @@ fn a_released_pool_gives_its_memory_back_and_is_forgotten() {
 }
 
 #[test]
-fn stale_handles_zero_bytes_and_absurd_requests_are_told_apart() {
+fn invalid_calls_are_refused() {
     let mut bench = Bench::new("", None);
     let block = bench.alloc(512);
     bench.free(block);

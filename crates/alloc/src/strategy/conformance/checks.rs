@@ -1,4 +1,4 @@
-//! The checks of the conformance suite. Each takes the subject, and adds what it finds to `found`.
+//! The checks of the conformance suite. Each adds its findings to `found`.
 
 use super::{
     CheckSkipped, ConformanceProgram, ConformanceSubject, MissingCapabilities, ProgramStep, StepOutcome, mixed_script,

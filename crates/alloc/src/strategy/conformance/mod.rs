@@ -5,8 +5,8 @@
 //! simulated. A violation is a [`ConformanceFinding`], never a panic. The suite knows only the
 //! [`Strategy`](super::Strategy) trait.
 //!
-//! Each check runs a [`ConformanceProgram`] over [`CheckedStrategy`](super::wrap::CheckedStrategy), so blocks, handles,
-//! counters, layout and events are compared after every call.
+//! Each check runs a [`ConformanceProgram`] over [`CheckedStrategy`](super::wrap::CheckedStrategy),
+//! so blocks, handles, counters, layout and events are compared after every call.
 
 mod checks;
 mod observed;

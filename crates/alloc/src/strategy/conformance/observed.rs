@@ -1,8 +1,8 @@
 //! A strategy under observation, on its own device. Calls that fail with a driver error are
 //! retried, early reuse is detected, and after a close the device must hold nothing.
 //!
-//! It knows blocks and streams but no program: a [`ConformanceProgram`](super::ConformanceProgram) runs scripts on it,
-//! `stress` runs traces.
+//! It knows blocks and streams but no program: a [`ConformanceProgram`](super::ConformanceProgram)
+//! runs scripts on it, `stress` runs traces.
 
 use super::ConformanceFinding;
 use crate::device::{CallKind, Device, DeviceClock, DeviceError};
@@ -16,7 +16,8 @@ use oomph_base::{Address, Nanos, StreamId, Work};
 /// a retry succeeds.
 const TRIES: usize = 4;
 
-/// The part of a [`ConformanceFinding`] about memory that was handed out while a stream still worked on it.
+/// The part of a [`ConformanceFinding`] about memory that was handed out while a stream still
+/// worked on it.
 pub const EARLY_REUSE: &str = "early reuse";
 
 /// A strategy under observation, and its device.

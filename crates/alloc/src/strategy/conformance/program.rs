@@ -15,14 +15,14 @@ use oomph_base::{KIB, MIB, Nanos, SiteId, StreamId, ThreadId, Work};
 pub struct ConformanceProgram {
     /// The strategy and its device.
     pub watch: ObservedStrategy,
-    live: Vec<HeldBlock>,
+    live: Vec<ProgramBlock>,
     /// Steps that have begun.
     steps: u32,
 }
 
 /// A block that the program holds.
 #[derive(Clone, Debug)]
-struct HeldBlock {
+struct ProgramBlock {
     block: Block,
     stream: StreamId,
     used_on: Vec<StreamId>,
@@ -112,7 +112,7 @@ impl ConformanceProgram {
         let request = Request { bytes, stream, thread: ThreadId(0), site: SiteId(0) };
         match self.watch.alloc(&request) {
             Ok(Attempt::Served(block, outcome)) => {
-                self.live.push(HeldBlock { block, stream, used_on: Vec::new() });
+                self.live.push(ProgramBlock { block, stream, used_on: Vec::new() });
                 StepOutcome::Served(block, outcome)
             }
             Ok(Attempt::OutOfMemory(shortage)) => StepOutcome::OutOfMemory(shortage),
@@ -125,7 +125,7 @@ impl ConformanceProgram {
         if place >= self.live.len() {
             return StepOutcome::LeftOut;
         }
-        let HeldBlock { block, stream, used_on: mut users } = self.live.remove(place);
+        let ProgramBlock { block, stream, used_on: mut users } = self.live.remove(place);
         users.push(stream);
         match self.watch.free(block, Caller { stream, thread: ThreadId(0) }, &users) {
             Ok(freed) => StepOutcome::Freed(freed),
@@ -149,7 +149,7 @@ impl ConformanceProgram {
 
     /// Uses the block at a place of the live list on a stream, if there is one.
     pub fn used_on(&mut self, place: usize, stream: StreamId) -> StepOutcome {
-        let Some(&HeldBlock { block, .. }) = self.live.get(place) else { return StepOutcome::LeftOut };
+        let Some(&ProgramBlock { block, .. }) = self.live.get(place) else { return StepOutcome::LeftOut };
         let echo = StepOutcome::of(self.watch.call(|strategy, cx| strategy.used_on(cx, &block, stream)));
         if echo == StepOutcome::Done {
             self.live[place].used_on.push(stream);
@@ -162,7 +162,7 @@ impl ConformanceProgram {
         self.watch.launch(stream, &Work::Spin { nanos }, &[]).map_or(StepOutcome::LeftOut, StepOutcome::of)
     }
 
-    /// Tells the strategy that a step begins.
+    /// Begins a step.
     fn next_step(&mut self) -> StepOutcome {
         let number = self.steps;
         self.steps += 1;

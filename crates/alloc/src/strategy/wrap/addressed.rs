@@ -6,6 +6,8 @@
 
 use std::collections::BTreeMap;
 
+use spin::{Yield, mutex::SpinMutexGuard};
+
 use super::Lock;
 use crate::strategy::{
     Attempt, Block, Built, Caller, Context, Control, Freed, InitialLayout, Parameter, Request, Setup, Strategy,
@@ -40,46 +42,15 @@ pub struct ByAddress {
     inner: AddressedStrategy<Box<dyn Strategy>>,
 }
 
+impl ByAddress {
+    /// The strategy, and the guard that must live until the call has returned.
+    fn locked(&mut self) -> (SpinMutexGuard<'_, (), Yield>, &mut AddressedStrategy<Box<dyn Strategy>>) {
+        (self.lock.lock(), &mut self.inner)
+    }
+}
+
 impl Strategy for ByAddress {
-    fn alloc(&mut self, cx: &mut Context<'_>, request: &Request) -> Result<Attempt, StrategyError> {
-        let _guard = self.lock.lock();
-        self.inner.alloc(cx, request)
-    }
-
-    fn free(&mut self, cx: &mut Context<'_>, block: Block, caller: Caller) -> Result<Freed, StrategyError> {
-        let _guard = self.lock.lock();
-        self.inner.free(cx, block, caller)
-    }
-
-    fn used_on(&mut self, cx: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
-        let _guard = self.lock.lock();
-        self.inner.used_on(cx, block, stream)
-    }
-
-    fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {
-        let _guard = self.lock.lock();
-        self.inner.control(cx, command)
-    }
-
-    fn resume_from(
-        &mut self,
-        cx: &mut Context<'_>,
-        initial: &InitialLayout,
-    ) -> Result<Option<Vec<Block>>, StrategyError> {
-        let _guard = self.lock.lock();
-        self.inner.resume_from(cx, initial)
-    }
-
-    fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
-        let _guard = self.lock.lock();
-        self.inner.trim(cx)
-    }
-
-    fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
-        let _guard = self.lock.lock();
-        self.inner.close(cx)
-    }
-
+    forward!(self => self.locked().1; alloc free used_on control resume_from trim close);
     forward!(self => self.inner; views);
 
     fn fork(&self) -> Option<Box<dyn Strategy>> {
