@@ -82,7 +82,7 @@ impl MemoryKind {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum SlotState {
+enum SlotOccupancy {
     NeverUsed,
     Freed { at: u64 },
     Live(TracedBlock),
@@ -94,7 +94,7 @@ pub struct Checker {
     /// Number of the next event.
     index: u64,
     blocks: u64,
-    slots: Vec<SlotState>,
+    slots: Vec<SlotOccupancy>,
     recorded: HashSet<TraceEventId>,
 }
 
@@ -117,7 +117,7 @@ impl Checker {
     #[must_use]
     pub fn block(&self, slot: BlockSlot) -> Option<TracedBlock> {
         match self.slots.get(slot as usize) {
-            Some(SlotState::Live(block)) => Some(*block),
+            Some(SlotOccupancy::Live(block)) => Some(*block),
             _ => None,
         }
     }
@@ -196,21 +196,21 @@ impl Checker {
             if position - self.slots.len() > WIDEST_GAP {
                 return Err(format!("slot {slot} after {} slots: slots must be dense", self.slots.len()));
             }
-            self.slots.resize(position + 1, SlotState::NeverUsed);
+            self.slots.resize(position + 1, SlotOccupancy::NeverUsed);
         }
-        if let SlotState::Live(tenant) = self.slots[position] {
+        if let SlotOccupancy::Live(tenant) = self.slots[position] {
             return Err(format!("a request into slot {slot}, where the block of event {} still lives", tenant.born));
         }
         self.blocks += 1;
         let block = TracedBlock { number: self.blocks, born: self.index, bytes, stream, memory };
-        self.slots[position] = SlotState::Live(block);
+        self.slots[position] = SlotOccupancy::Live(block);
         Ok(block)
     }
 
     #[inline]
     fn remove(&mut self, slot: BlockSlot, memory: MemoryKind) -> Result<TracedBlock, String> {
         let block = match self.slots.get(slot as usize) {
-            Some(SlotState::Freed { at }) => {
+            Some(SlotOccupancy::Freed { at }) => {
                 return Err(format!("double free: the block in slot {slot} was freed already, at event {at}"));
             }
             _ => self.find(slot, "free")?,
@@ -223,16 +223,18 @@ impl Checker {
                 block.memory.name()
             ));
         }
-        self.slots[slot as usize] = SlotState::Freed { at: self.index };
+        self.slots[slot as usize] = SlotOccupancy::Freed { at: self.index };
         Ok(block)
     }
 
     #[inline]
     fn find(&self, slot: BlockSlot, what: &str) -> Result<TracedBlock, String> {
         match self.slots.get(slot as usize) {
-            Some(SlotState::Live(block)) => Ok(*block),
-            Some(SlotState::Freed { at }) => Err(format!("{what} of slot {slot}, whose block was freed at event {at}")),
-            Some(SlotState::NeverUsed) | None => {
+            Some(SlotOccupancy::Live(block)) => Ok(*block),
+            Some(SlotOccupancy::Freed { at }) => {
+                Err(format!("{what} of slot {slot}, whose block was freed at event {at}"))
+            }
+            Some(SlotOccupancy::NeverUsed) | None => {
                 Err(format!("{what} of slot {slot} before any block was allocated there"))
             }
         }

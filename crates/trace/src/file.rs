@@ -81,12 +81,12 @@ fn refusal(path: &Path, reason: &str) -> TraceError {
 
 /// A file that appears under its name when [`finish`](OutputFile::finish) is called. Without it, nothing remains.
 pub(crate) struct OutputFile {
-    encoder: Encoder,
+    encoder: OutputEncoder,
     /// The file under its temporary name. `None` where the target is a pipe or a device.
     unfinished: Option<UnfinishedFile>,
 }
 
-enum Encoder {
+enum OutputEncoder {
     Plain(BufWriter<File>),
     Gzip(GzEncoder<BufWriter<File>>),
 }
@@ -103,16 +103,19 @@ impl OutputFile {
         };
         let buffered = BufWriter::with_capacity(BUFFER_BYTES, file);
         let compressed = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gz"));
-        let encoder =
-            if compressed { Encoder::Gzip(GzEncoder::new(buffered, COMPRESSION)) } else { Encoder::Plain(buffered) };
+        let encoder = if compressed {
+            OutputEncoder::Gzip(GzEncoder::new(buffered, COMPRESSION))
+        } else {
+            OutputEncoder::Plain(buffered)
+        };
         Ok(OutputFile { encoder, unfinished })
     }
 
     /// Completes the file: it appears under its name and replaces the file that was there.
     pub(crate) fn finish(self) -> io::Result<()> {
         match self.encoder {
-            Encoder::Plain(mut output) => output.flush()?,
-            Encoder::Gzip(output) => output.finish()?.flush()?,
+            OutputEncoder::Plain(mut output) => output.flush()?,
+            OutputEncoder::Gzip(output) => output.finish()?.flush()?,
         }
         match self.unfinished {
             Some(unfinished) => unfinished.rename(),
@@ -124,16 +127,16 @@ impl OutputFile {
 impl Write for OutputFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut self.encoder {
-            Encoder::Plain(output) => output.write(bytes),
-            Encoder::Gzip(output) => output.write(bytes),
+            OutputEncoder::Plain(output) => output.write(bytes),
+            OutputEncoder::Gzip(output) => output.write(bytes),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
         match &mut self.encoder {
-            Encoder::Plain(output) => output.flush(),
+            OutputEncoder::Plain(output) => output.flush(),
             // Flushing compressed data costs space, and the file is not read before it is complete.
-            Encoder::Gzip(_) => Ok(()),
+            OutputEncoder::Gzip(_) => Ok(()),
         }
     }
 }

@@ -55,7 +55,7 @@ impl BufferColumns {
     }
 }
 
-struct Buffer {
+struct BufferRow {
     id: Box<str>,
     bytes: u64,
 }
@@ -67,7 +67,7 @@ pub(crate) fn read(input: Input<'_>, path: &Path) -> Result<Trace, TraceError> {
     let missing = |column| lines.syntax_error(format!("no column `{column}`; id, lower, upper and size are needed"));
     let columns = BufferColumns::of(&header).map_err(missing)?;
     let mut budget = MemoryBudget::DEFAULT;
-    let mut buffers: Vec<Buffer> = Vec::new();
+    let mut buffers: Vec<BufferRow> = Vec::new();
     // Moment, whether the buffer begins, its index. Sorted, the frees of a moment come first.
     let mut moments: Vec<(u64, bool, u32)> = Vec::new();
     while let Some(line) = lines.next_text()? {
@@ -88,7 +88,7 @@ pub(crate) fn read(input: Input<'_>, path: &Path) -> Result<Trace, TraceError> {
         let spent = |spent: OutOfBudget| lines.syntax_error(spent.to_string());
         let place = buffers.len() as u32;
         budget.charge(2 * id.len() + 128).map_err(spent)?;
-        budget.push(&mut buffers, Buffer { id, bytes }).map_err(spent)?;
+        budget.push(&mut buffers, BufferRow { id, bytes }).map_err(spent)?;
         budget.push(&mut moments, (lower, true, place)).map_err(spent)?;
         budget.push(&mut moments, (upper, false, place)).map_err(spent)?;
     }

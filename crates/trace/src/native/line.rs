@@ -2,16 +2,16 @@
 
 use oomph_base::{did_you_mean, nearest};
 
-/// The rest of a line. Words are separated by blanks; `#` at the start of a word begins a comment.
-pub(crate) struct Words<'a> {
+/// The rest of a line. LineWords are separated by blanks; `#` at the start of a word begins a comment.
+pub(crate) struct LineWords<'a> {
     rest: &'a [u8],
 }
 
-impl<'a> Words<'a> {
+impl<'a> LineWords<'a> {
     /// The words of a line.
     #[inline]
-    pub(crate) fn of(line: &'a [u8]) -> Words<'a> {
-        let mut words = Words { rest: line };
+    pub(crate) fn of(line: &'a [u8]) -> LineWords<'a> {
+        let mut words = LineWords { rest: line };
         words.skip_blanks();
         words
     }
@@ -145,10 +145,10 @@ mod tests {
 
     #[test]
     fn words_end_at_blanks_and_comments() {
-        let mut words = Words::of(b" \talloc  1\t2  # the weights");
+        let mut words = LineWords::of(b" \talloc  1\t2  # the weights");
         let taken: Vec<_> = std::iter::from_fn(|| words.next()).collect();
         assert_eq!(taken, [&b"alloc"[..], b"1", b"2"]);
-        assert_eq!(Words::of(b"   # nothing").next(), None);
+        assert_eq!(LineWords::of(b"   # nothing").next(), None);
     }
 
     #[test]

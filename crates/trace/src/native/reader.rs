@@ -14,7 +14,7 @@ use std::{
 
 use super::{
     FIRST_WORD, VERSION,
-    line::{Words, number_in, shown, unknown},
+    line::{LineWords, number_in, shown, unknown},
 };
 use crate::{
     BlockSlot, CHUNK_EVENTS, Category, CollectiveKind, Event, EventReader, MarkKind, MemoryKind, NO_OPERAND, Op,
@@ -46,7 +46,7 @@ impl NativeReader {
         let file_bytes = fs::metadata(path).map_or(0, |file| file.len());
         let mut lines = LineReader::new(input, path);
         let Some(line) = lines.next()? else { return Err(lines.format_error("the file is empty")) };
-        let mut words = Words::of(line);
+        let mut words = LineWords::of(line);
         if words.next() != Some(FIRST_WORD.as_bytes()) {
             return Err(lines.format_error(format!("not a native trace, which begins with `{}`", super::first_line())));
         }
@@ -119,7 +119,7 @@ pub(crate) struct LineParser {
 
 /// The named fields of an event line. A missing field is zero, unless the event has another default.
 #[derive(Default)]
-struct Fields {
+struct EventFields {
     stream: Option<StreamId>,
     tag: Option<u32>,
     site: Option<u32>,
@@ -128,7 +128,7 @@ struct Fields {
     delta_ns: Option<u32>,
 }
 
-impl Fields {
+impl EventFields {
     fn stream(&self) -> StreamId {
         self.stream.unwrap_or(StreamId::DEFAULT)
     }
@@ -144,7 +144,7 @@ const MARK_FIELDS: FieldNames = &["thread", "label"];
 impl LineParser {
     /// Parses a line: an event, or `None` for a definition, a comment or a blank line.
     pub(crate) fn parse(&mut self, line: &[u8]) -> Result<Option<Event>, String> {
-        let mut words = Words::of(line);
+        let mut words = LineWords::of(line);
         let Some(first) = words.next() else { return Ok(None) };
         if self.ended {
             return Err("no line may follow `end`".to_owned());
@@ -193,7 +193,7 @@ impl LineParser {
         self.recorded.number(&id).ok_or_else(|| format!("event {id} was never recorded before this line"))
     }
 
-    fn alloc(&mut self, words: &mut Words<'_>) -> Result<(Op, Fields), String> {
+    fn alloc(&mut self, words: &mut LineWords<'_>) -> Result<(Op, EventFields), String> {
         let id = words.number(BLOCK)?;
         let bytes = size(words)?;
         let fields = self.parse_fields(words, ALLOC_FIELDS)?;
@@ -203,13 +203,13 @@ impl LineParser {
         Ok((Op::Alloc { slot, bytes, stream, tag, site }, fields))
     }
 
-    fn free(&mut self, words: &mut Words<'_>) -> Result<(Op, Fields), String> {
+    fn free(&mut self, words: &mut LineWords<'_>) -> Result<(Op, EventFields), String> {
         let block = self.blocks.remove(words.number(BLOCK)?, MemoryKind::Device)?;
         let fields = self.parse_fields(words, STREAM_FIELDS)?;
         Ok((Op::Free { slot: block.slot, stream: fields.stream.unwrap_or(block.stream) }, fields))
     }
 
-    fn work(&mut self, words: &mut Words<'_>) -> Result<(Op, Fields), String> {
+    fn work(&mut self, words: &mut LineWords<'_>) -> Result<(Op, EventFields), String> {
         let shape: ShapeId = words.number("the shape's number")?;
         known("shape", shape.into(), self.tables.shapes().len())?;
         let mut operands = [NO_OPERAND; 4];
@@ -226,7 +226,7 @@ impl LineParser {
         Ok((Op::Work { shape, stream: fields.stream(), operands }, fields))
     }
 
-    fn use_on(&mut self, words: &mut Words<'_>) -> Result<(Op, Fields), String> {
+    fn use_on(&mut self, words: &mut LineWords<'_>) -> Result<(Op, EventFields), String> {
         let block = self.blocks.find(words.number(BLOCK)?)?;
         if block.memory == MemoryKind::Host {
             return Err("`use` is for device memory, and this block is pinned host memory".to_owned());
@@ -235,21 +235,21 @@ impl LineParser {
         Ok((Op::Use { slot: block.slot, stream: fields.stream() }, fields))
     }
 
-    fn host_alloc(&mut self, words: &mut Words<'_>) -> Result<(Op, Fields), String> {
+    fn host_alloc(&mut self, words: &mut LineWords<'_>) -> Result<(Op, EventFields), String> {
         let id = words.number(BLOCK)?;
         let bytes = size(words)?;
         let slot = self.blocks.add(id, StreamId::DEFAULT, MemoryKind::Host)?;
         Ok((Op::HostAlloc { slot, bytes }, self.parse_fields(words, NO_FIELDS)?))
     }
 
-    fn mark(&mut self, words: &mut Words<'_>) -> Result<(Op, Fields), String> {
+    fn mark(&mut self, words: &mut LineWords<'_>) -> Result<(Op, EventFields), String> {
         let kind = words.choice("a kind of mark", &MarkKind::ALL, MarkKind::name)?;
         let index = words.number("the mark's number")?;
         let fields = self.parse_fields(words, MARK_FIELDS)?;
         Ok((Op::Mark { kind, label: fields.label.unwrap_or(0), index }, fields))
     }
 
-    fn collective(&mut self, words: &mut Words<'_>) -> Result<(Op, Fields), String> {
+    fn collective(&mut self, words: &mut LineWords<'_>) -> Result<(Op, EventFields), String> {
         let kind = words.choice("a kind of collective", &CollectiveKind::ALL, CollectiveKind::name)?;
         let bytes = words.number("the size in bytes")?;
         let ranks = words.number("the count of ranks")?;
@@ -259,8 +259,8 @@ impl LineParser {
 
     /// The rest of an event line: `name=number` and `+nanoseconds`, in any order.
     #[inline]
-    fn parse_fields(&self, words: &mut Words<'_>, names: FieldNames) -> Result<Fields, String> {
-        let mut fields = Fields::default();
+    fn parse_fields(&self, words: &mut LineWords<'_>, names: FieldNames) -> Result<EventFields, String> {
+        let mut fields = EventFields::default();
         while let Some(word) = words.next() {
             if let [b'+', nanos @ ..] = word {
                 set(&mut fields.delta_ns, number_in(nanos, "the time since the previous event, in ns")?, "the time")?;
@@ -292,7 +292,7 @@ impl LineParser {
 
     /// A line that defines a table entry, or the last line.
     #[cold]
-    fn define(&mut self, first: &[u8], words: &mut Words<'_>) -> Result<(), String> {
+    fn define(&mut self, first: &[u8], words: &mut LineWords<'_>) -> Result<(), String> {
         let tables = &mut self.tables;
         let (table, number, given) = match first {
             b"stream" => {
@@ -333,7 +333,7 @@ impl LineParser {
         words.end()
     }
 
-    fn end(&mut self, words: &mut Words<'_>) -> Result<(), String> {
+    fn end(&mut self, words: &mut LineWords<'_>) -> Result<(), String> {
         if words.number_follows() {
             let counted: u64 = words.number("the count of events")?;
             if counted != self.events {
@@ -346,14 +346,14 @@ impl LineParser {
 }
 
 /// Tables are filled in order, so that a file cannot request a table larger than itself.
-fn next_number(table: &str, words: &mut Words<'_>, next: usize) -> Result<usize, String> {
+fn next_number(table: &str, words: &mut LineWords<'_>, next: usize) -> Result<usize, String> {
     match words.number::<u64>(&format!("the {table}'s number"))? {
         number if number == next as u64 => Ok(next),
         number => Err(format!("{table} {number} is out of order: the next one is {table} {next}")),
     }
 }
 
-fn tag(words: &mut Words<'_>) -> Result<Tag, String> {
+fn tag(words: &mut LineWords<'_>) -> Result<Tag, String> {
     let category = words.choice("a category", &Category::ALL, Category::name)?;
     let layer = match words.next() {
         None => None,
@@ -364,7 +364,7 @@ fn tag(words: &mut Words<'_>) -> Result<Tag, String> {
 }
 
 #[inline]
-fn size(words: &mut Words<'_>) -> Result<u64, String> {
+fn size(words: &mut LineWords<'_>) -> Result<u64, String> {
     match words.number("the size in bytes")? {
         0 => Err("a request for zero bytes".to_owned()),
         bytes => Ok(bytes),

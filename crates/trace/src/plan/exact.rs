@@ -12,7 +12,7 @@ pub(crate) const MOST_BLOCKS: usize = 1000;
 
 /// What a search found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum SearchOutcome {
     /// A layout, by its offsets.
     Layout(Vec<u64>),
     /// There is none.
@@ -23,33 +23,38 @@ pub(crate) enum Found {
 
 /// Searches for a layout that is not higher than the ceiling. Of blocks that rest equally low, those that come first in
 /// `order` are tried first.
-pub(crate) fn search(blocks: &[BlockLifetime], order: &[u32], ceiling: u64, budget: &mut PackingBudget) -> Found {
-    let mut search = Search::new(blocks, order, ceiling);
+pub(crate) fn search(
+    blocks: &[BlockLifetime],
+    order: &[u32],
+    ceiling: u64,
+    budget: &mut PackingBudget,
+) -> SearchOutcome {
+    let mut search = ExactSearcher::new(blocks, order, ceiling);
     let all: Vec<u32> = (0..blocks.len() as u32).collect();
     match search.groups(&all, (0, None), budget) {
-        Answer::Yes => Found::Layout(search.offsets),
-        Answer::No => Found::Nothing,
-        Answer::Spent => Found::Spent,
+        SearchAnswer::Yes => SearchOutcome::Layout(search.offsets),
+        SearchAnswer::No => SearchOutcome::Nothing,
+        SearchAnswer::Spent => SearchOutcome::Spent,
     }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Answer {
+enum SearchAnswer {
     Yes,
     No,
     Spent,
 }
 
 /// The block told last: where it rests, and which it is.
-type Last = (u64, Option<u32>);
+type LastPlaced = (u64, Option<u32>);
 
 /// What has to be undone when a choice turns out wrong.
-enum Change {
+enum SearchChange {
     Placed(u32),
     Raised(u32, u64),
 }
 
-struct Search<'a> {
+struct ExactSearcher<'a> {
     blocks: &'a [BlockLifetime],
     /// Who meets whom.
     neighbours: Vec<Vec<u32>>,
@@ -63,11 +68,11 @@ struct Search<'a> {
     loads: Vec<u64>,
     /// The lowest resting place in each section; used within one turn.
     floors: Vec<u64>,
-    changes: Vec<Change>,
+    changes: Vec<SearchChange>,
 }
 
-impl<'a> Search<'a> {
-    fn new(blocks: &'a [BlockLifetime], order: &[u32], ceiling: u64) -> Search<'a> {
+impl<'a> ExactSearcher<'a> {
+    fn new(blocks: &'a [BlockLifetime], order: &[u32], ceiling: u64) -> ExactSearcher<'a> {
         let neighbours = |place: usize| {
             let others = blocks.iter().enumerate();
             let met = others.filter(move |&(other, life)| other != place && life.meets(&blocks[place]));
@@ -78,7 +83,7 @@ impl<'a> Search<'a> {
             ranks[block as usize] = rank as u32;
         }
         let loads = live_bytes_over_time(blocks);
-        Search {
+        ExactSearcher {
             blocks,
             neighbours: (0..blocks.len()).map(|place| neighbours(place).collect()).collect(),
             ranks,
@@ -92,7 +97,7 @@ impl<'a> Search<'a> {
     }
 
     /// Places blocks that are in order of their beginnings, group by group of those that meet.
-    fn groups(&mut self, mut rest: &[u32], last: Last, budget: &mut PackingBudget) -> Answer {
+    fn groups(&mut self, mut rest: &[u32], last: LastPlaced, budget: &mut PackingBudget) -> SearchAnswer {
         while let Some(&first) = rest.first() {
             let mut end = self.blocks[first as usize].end;
             let size = rest.iter().position(|&block| {
@@ -103,20 +108,20 @@ impl<'a> Search<'a> {
             });
             let (group, others) = rest.split_at(size.unwrap_or(rest.len()));
             let answer = self.group(group, last, budget);
-            if answer != Answer::Yes {
+            if answer != SearchAnswer::Yes {
                 return answer;
             }
             rest = others;
         }
-        Answer::Yes
+        SearchAnswer::Yes
     }
 
-    fn group(&mut self, group: &[u32], last: Last, budget: &mut PackingBudget) -> Answer {
+    fn group(&mut self, group: &[u32], last: LastPlaced, budget: &mut PackingBudget) -> SearchAnswer {
         if !budget.spend(self.cost(group)) {
-            return Answer::Spent;
+            return SearchAnswer::Spent;
         }
         if !self.has_room(group, last.0) {
-            return Answer::No;
+            return SearchAnswer::No;
         }
         let mut tried: Option<(&BlockLifetime, u64)> = None;
         for block in self.candidates(group, last) {
@@ -130,11 +135,11 @@ impl<'a> Search<'a> {
             self.place(block);
             let rest: Vec<u32> = group.iter().copied().filter(|&other| other != block).collect();
             match self.groups(&rest, (resting.1, Some(block)), budget) {
-                Answer::No => self.undo(mark),
+                SearchAnswer::No => self.undo(mark),
                 answer => return answer,
             }
         }
-        Answer::No
+        SearchAnswer::No
     }
 
     fn cost(&self, group: &[u32]) -> u64 {
@@ -162,7 +167,7 @@ impl<'a> Search<'a> {
     }
 
     /// The blocks that may be told next, the most promising first.
-    fn candidates(&self, group: &[u32], (last, teller): Last) -> Vec<u32> {
+    fn candidates(&self, group: &[u32], (last, teller): LastPlaced) -> Vec<u32> {
         let offset = |block: u32| self.offsets[block as usize];
         // A block that could lie wholly below the next one would rather have been told before it.
         let tops = group.iter().map(|&block| offset(block).max(last) + self.blocks[block as usize].bytes);
@@ -178,14 +183,14 @@ impl<'a> Search<'a> {
         let life = self.blocks[block as usize];
         let top = self.offsets[block as usize] + life.bytes;
         self.placed[block as usize] = true;
-        self.changes.push(Change::Placed(block));
+        self.changes.push(SearchChange::Placed(block));
         for load in &mut self.loads[life.begin as usize..life.end as usize] {
             *load -= life.bytes;
         }
         for &other in &self.neighbours[block as usize] {
             let offset = &mut self.offsets[other as usize];
             if !self.placed[other as usize] && *offset < top {
-                self.changes.push(Change::Raised(other, *offset));
+                self.changes.push(SearchChange::Raised(other, *offset));
                 *offset = top;
             }
         }
@@ -194,8 +199,8 @@ impl<'a> Search<'a> {
     fn undo(&mut self, mark: usize) {
         for change in self.changes.drain(mark..).rev() {
             match change {
-                Change::Raised(block, offset) => self.offsets[block as usize] = offset,
-                Change::Placed(block) => {
+                SearchChange::Raised(block, offset) => self.offsets[block as usize] = offset,
+                SearchChange::Placed(block) => {
                     let life = self.blocks[block as usize];
                     self.placed[block as usize] = false;
                     for load in &mut self.loads[life.begin as usize..life.end as usize] {
@@ -219,7 +224,7 @@ mod tests {
         BlockLifetime { begin, end, bytes }
     }
 
-    fn found(blocks: &[BlockLifetime], ceiling: u64) -> Found {
+    fn found(blocks: &[BlockLifetime], ceiling: u64) -> SearchOutcome {
         search(blocks, &PlacementOrder::Area.of(blocks), ceiling, &mut PackingBudget::of_steps(50_000_000))
     }
 
@@ -227,8 +232,8 @@ mod tests {
     fn a_rectangle_cut_into_pieces_is_put_together_again() {
         for seed in 0..8 {
             let puzzle = cut_rectangle(seed, 40, 100_000);
-            assert!(matches!(found(puzzle.blocks(), 100_000), Found::Layout(_)), "seed {seed}");
-            assert_eq!(found(puzzle.blocks(), 99_999), Found::Nothing, "seed {seed}");
+            assert!(matches!(found(puzzle.blocks(), 100_000), SearchOutcome::Layout(_)), "seed {seed}");
+            assert_eq!(found(puzzle.blocks(), 99_999), SearchOutcome::Nothing, "seed {seed}");
         }
     }
 
@@ -236,7 +241,7 @@ mod tests {
     fn a_budget_ends_the_search() {
         let puzzle = cut_rectangle(1, 40, 100_000);
         let order = PlacementOrder::Area.of(puzzle.blocks());
-        assert_eq!(search(puzzle.blocks(), &order, 100_000, &mut PackingBudget::of_steps(100)), Found::Spent);
+        assert_eq!(search(puzzle.blocks(), &order, 100_000, &mut PackingBudget::of_steps(100)), SearchOutcome::Spent);
     }
 
     /// The height of the lowest layout, by trying first fit in every order: some order always gives it.
@@ -276,8 +281,8 @@ mod tests {
             blocks.sort_by_key(|block| block.begin);
             let lowest = lowest(&blocks);
             prop_assert!(lowest >= peak_live_bytes(&blocks));
-            prop_assert!(matches!(found(&blocks, lowest), Found::Layout(_)));
-            prop_assert_eq!(found(&blocks, lowest - 1), Found::Nothing);
+            prop_assert!(matches!(found(&blocks, lowest), SearchOutcome::Layout(_)));
+            prop_assert_eq!(found(&blocks, lowest - 1), SearchOutcome::Nothing);
         }
     }
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::{
     Lifetimes,
-    exact::{self, Found},
+    exact::{self, SearchOutcome},
 };
 use oomph_base::packing::{
     BlockLifetime, BlockPlacer, GapChoice, PackingBudget, PlacementOrder, PlacementOutcome, find_gap, peak_live_bytes,
@@ -133,7 +133,7 @@ pub fn pack(lifetimes: &Lifetimes, mut budget: PackingBudget) -> Packing {
         let enough = packing.proven_bytes.saturating_sub(group.base);
         let share = budget.portion(members.len(), waiting);
         waiting -= members.len();
-        let mut part = Part::of(&members, enough, share);
+        let mut part = GroupPacking::of(&members, enough, share);
         part.lower();
         budget.spend(share.steps() - part.budget.steps());
         for (&block, offset) in group.members.iter().zip(&part.offsets) {
@@ -149,7 +149,7 @@ pub fn pack(lifetimes: &Lifetimes, mut budget: PackingBudget) -> Packing {
     packing
 }
 
-fn bound_bytes_of(group: &Group, blocks: &[BlockLifetime]) -> u64 {
+fn bound_bytes_of(group: &BlockGroup, blocks: &[BlockLifetime]) -> u64 {
     let members: Vec<BlockLifetime> = group.members.iter().map(|&block| blocks[block as usize]).collect();
     peak_live_bytes(&rebased(&members))
 }
@@ -161,7 +161,7 @@ fn rebased(blocks: &[BlockLifetime]) -> Vec<BlockLifetime> {
 }
 
 /// Blocks that are packed together, and their lowest layout so far.
-struct Part {
+struct GroupPacking {
     blocks: Vec<BlockLifetime>,
     offsets: Vec<u64>,
     height: u64,
@@ -173,14 +173,21 @@ struct Part {
     budget: PackingBudget,
 }
 
-impl Part {
+impl GroupPacking {
     /// The layout that costs next to nothing.
-    fn of(members: &[BlockLifetime], enough: u64, budget: PackingBudget) -> Part {
+    fn of(members: &[BlockLifetime], enough: u64, budget: PackingBudget) -> GroupPacking {
         let blocks = rebased(members);
         let proven = peak_live_bytes(&blocks);
         let method = Method::FirstFit(PlacementOrder::Birth);
-        let mut part =
-            Part { offsets: Vec::new(), height: u64::MAX, proven, enough: enough.max(proven), method, budget, blocks };
+        let mut part = GroupPacking {
+            offsets: Vec::new(),
+            height: u64::MAX,
+            proven,
+            enough: enough.max(proven),
+            method,
+            budget,
+            blocks,
+        };
         part.take(place_online(&part.blocks, GapChoice::Lowest), method);
         part
     }
@@ -247,12 +254,12 @@ impl Part {
             let found = search_in_turns(&self.blocks, ceiling, &mut share);
             self.budget.spend(before - share.steps());
             match found {
-                Found::Layout(offsets) => self.take(offsets, Method::ExactSearch),
-                Found::Nothing => {
+                SearchOutcome::Layout(offsets) => self.take(offsets, Method::ExactSearch),
+                SearchOutcome::Nothing => {
                     self.proven = ceiling / grain * grain + grain;
                     self.enough = self.enough.max(self.proven);
                 }
-                Found::Spent => break,
+                SearchOutcome::Spent => break,
             }
             ceiling = self.proven + (self.height - self.proven) / 2 / grain * grain;
         }
@@ -279,7 +286,7 @@ impl Part {
 }
 
 /// Searches with one order of candidates after the other: where one is lost for years another finds at once.
-fn search_in_turns(blocks: &[BlockLifetime], ceiling: u64, budget: &mut PackingBudget) -> Found {
+fn search_in_turns(blocks: &[BlockLifetime], ceiling: u64, budget: &mut PackingBudget) -> SearchOutcome {
     const TURNS: [PlacementOrder; 4] =
         [PlacementOrder::Area, PlacementOrder::Crowd, PlacementOrder::CrowdLifetime, PlacementOrder::Lifetime];
     let mut patience = 1_000_000;
@@ -289,13 +296,13 @@ fn search_in_turns(blocks: &[BlockLifetime], ceiling: u64, budget: &mut PackingB
             let before = share.steps();
             let found = exact::search(blocks, &order.of(blocks), ceiling, &mut share);
             budget.spend(before - share.steps());
-            if found != Found::Spent {
+            if found != SearchOutcome::Spent {
                 return found;
             }
         }
         patience *= 4;
     }
-    Found::Spent
+    SearchOutcome::Spent
 }
 
 fn greatest_common_divisor(a: u64, b: u64) -> u64 {
@@ -313,7 +320,7 @@ const DEEPEST: u32 = 32;
 
 /// Blocks that have to be packed together, above what lies under them.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Group {
+pub(crate) struct BlockGroup {
     /// Their places in the list, in order of allocation.
     pub(crate) members: Vec<u32>,
     /// Where the ground is.
@@ -321,11 +328,11 @@ pub(crate) struct Group {
 }
 
 /// What lies on the ground, with its offset, and the groups above it, in order of time.
-pub(crate) fn clear_ground(blocks: &[BlockLifetime]) -> (Vec<(u32, u64)>, Vec<Group>) {
+pub(crate) fn clear_ground(blocks: &[BlockLifetime]) -> (Vec<(u32, u64)>, Vec<BlockGroup>) {
     let mut grounded = Vec::new();
     let mut groups = Vec::new();
-    let mut open: Vec<(Group, u32)> = Vec::new();
-    split((0..blocks.len() as u32).collect(), blocks, |members| open.push((Group { members, base: 0 }, 0)));
+    let mut open: Vec<(BlockGroup, u32)> = Vec::new();
+    split((0..blocks.len() as u32).collect(), blocks, |members| open.push((BlockGroup { members, base: 0 }, 0)));
     while let Some((group, depth)) = open.pop() {
         let lives = || group.members.iter().map(|&block| &blocks[block as usize]);
         let begin = lives().map(|life| life.begin).min().unwrap_or(0);
@@ -344,7 +351,7 @@ pub(crate) fn clear_ground(blocks: &[BlockLifetime]) -> (Vec<(u32, u64)>, Vec<Gr
             grounded.push((block, base));
             base += blocks[block as usize].bytes;
         }
-        split(others, blocks, |members| open.push((Group { members, base }, depth + 1)));
+        split(others, blocks, |members| open.push((BlockGroup { members, base }, depth + 1)));
     }
     groups.sort_by_key(|group| group.members.first().copied());
     (grounded, groups)
@@ -432,7 +439,7 @@ fn further_to_the_front(from: usize, dice: &mut ChaCha8Rng) -> Option<usize> {
 // Only the live blocks are looked at, so that even the longest trace gets this layout.
 
 /// A live block.
-struct LiveBlock {
+struct PlacedBlock {
     offset: u64,
     top: u64,
     end: u32,
@@ -441,7 +448,7 @@ struct LiveBlock {
 /// The offsets of the blocks, which are in order of their beginnings.
 pub(crate) fn place_online(blocks: &[BlockLifetime], choice: GapChoice) -> Vec<u64> {
     // By offset.
-    let mut live: Vec<LiveBlock> = Vec::new();
+    let mut live: Vec<PlacedBlock> = Vec::new();
     let mut section = 0;
     let mut offsets = Vec::with_capacity(blocks.len());
     for block in blocks {
@@ -451,7 +458,7 @@ pub(crate) fn place_online(blocks: &[BlockLifetime], choice: GapChoice) -> Vec<u
         }
         let offset = find_gap(live.iter().map(|other| (other.offset, other.top)), block.bytes, choice);
         let index = live.partition_point(|other| other.offset < offset);
-        live.insert(index, LiveBlock { offset, top: offset + block.bytes, end: block.end });
+        live.insert(index, PlacedBlock { offset, top: offset + block.bytes, end: block.end });
         offsets.push(offset);
     }
     offsets

@@ -3,45 +3,45 @@
 use std::collections::HashMap;
 
 use super::{
-    keys::Word,
-    pickle::{Collector, Fault, Heap, NodeId, TextId, Value},
+    keys::SnapshotWord,
+    pickle::{DictCollector, Fault, NodeId, PickleHeap, PickleValue, TextId},
     snapshot::{Action, Entry, StackId},
 };
 use crate::interner::Interner;
 use oomph_base::{Address, StreamId};
 
-const ACTION: u32 = Word::Action as u32;
-const ADDR: u32 = Word::Addr as u32;
-const DEVICE_FREE: u32 = Word::DeviceFree as u32;
-const SIZE: u32 = Word::Size as u32;
-const STREAM: u32 = Word::Stream as u32;
-const TIME_US: u32 = Word::TimeUs as u32;
-const FRAMES: u32 = Word::Frames as u32;
-const COMPILE_CONTEXT: u32 = Word::CompileContext as u32;
-const USER_METADATA: u32 = Word::UserMetadata as u32;
-const POOL_ID: u32 = Word::PoolId as u32;
+const ACTION: u32 = SnapshotWord::Action as u32;
+const ADDR: u32 = SnapshotWord::Addr as u32;
+const DEVICE_FREE: u32 = SnapshotWord::DeviceFree as u32;
+const SIZE: u32 = SnapshotWord::Size as u32;
+const STREAM: u32 = SnapshotWord::Stream as u32;
+const TIME_US: u32 = SnapshotWord::TimeUs as u32;
+const FRAMES: u32 = SnapshotWord::Frames as u32;
+const COMPILE_CONTEXT: u32 = SnapshotWord::CompileContext as u32;
+const USER_METADATA: u32 = SnapshotWord::UserMetadata as u32;
+const POOL_ID: u32 = SnapshotWord::PoolId as u32;
 
-/// Entries in the order of the file. Until [`parse`](super::parse) has seen the whole file, the stack of an entry is
+/// EntryCollector in the order of the file. Until [`parse`](super::parse) has seen the whole file, the stack of an entry is
 /// the number of its list of frames plus one.
-pub(crate) struct Entries {
+pub(crate) struct EntryCollector {
     pub(crate) entries: Vec<Entry>,
     pub(crate) streams: Interner<u64>,
     pub(crate) pools: Interner<(u64, u64)>,
     pub(crate) notes: Interner<(TextId, TextId)>,
     /// Actions that this program does not know, by the number of their name.
     pub(crate) unknown: HashMap<TextId, u64>,
-    /// Entries without a time, and without a stream.
+    /// EntryCollector without a time, and without a stream.
     pub(crate) timeless: u64,
     pub(crate) streamless: u64,
 }
 
-impl Entries {
-    pub(crate) fn new() -> Entries {
-        Entries {
+impl EntryCollector {
+    pub(crate) fn new() -> EntryCollector {
+        EntryCollector {
             entries: Vec::new(),
             streams: Interner::starting_with(0),
             pools: Interner::starting_with((0, 0)),
-            notes: Interner::starting_with((Word::NotApplicable.id(), Word::Nothing.id())),
+            notes: Interner::starting_with((SnapshotWord::NotApplicable.id(), SnapshotWord::Nothing.id())),
             unknown: HashMap::new(),
             timeless: 0,
             streamless: 0,
@@ -49,9 +49,11 @@ impl Entries {
     }
 }
 
-impl Collector for Entries {
-    fn collect(&mut self, items: &[Value], heap: &mut Heap) -> Result<Option<u32>, Fault> {
-        let is_entry = items.chunks_exact(2).any(|pair| Word::Action.is(pair[0]) && matches!(pair[1], Value::Text(_)));
+impl DictCollector for EntryCollector {
+    fn collect(&mut self, items: &[PickleValue], heap: &mut PickleHeap) -> Result<Option<u32>, Fault> {
+        let is_entry = items
+            .chunks_exact(2)
+            .any(|pair| SnapshotWord::Action.is(pair[0]) && matches!(pair[1], PickleValue::Text(_)));
         if !is_entry {
             return Ok(None);
         }
@@ -62,19 +64,19 @@ impl Collector for Entries {
     }
 }
 
-impl Entries {
-    fn entry(&mut self, items: &[Value], heap: &mut Heap) -> Result<Entry, Fault> {
+impl EntryCollector {
+    fn entry(&mut self, items: &[PickleValue], heap: &mut PickleHeap) -> Result<Entry, Fault> {
         let mut entry = Entry::default();
         let (mut address, mut device_free, mut size, mut stream, mut time_us) = (None, None, None, None, None);
-        let mut name = Word::Nothing.id();
-        let (mut context, mut remark) = (Word::NotApplicable.id(), Word::Nothing.id());
+        let mut name = SnapshotWord::Nothing.id();
+        let (mut context, mut remark) = (SnapshotWord::NotApplicable.id(), SnapshotWord::Nothing.id());
         for pair in items.chunks_exact(2) {
-            let Value::Text(key) = pair[0] else { continue };
+            let PickleValue::Text(key) = pair[0] else { continue };
             let value = pair[1];
             let bits = || value.bits().ok_or_else(|| wrong_kind(key, value));
             match (key.0, value) {
-                (ACTION, Value::Text(text)) => {
-                    entry.action = Word::action(text);
+                (ACTION, PickleValue::Text(text)) => {
+                    entry.action = SnapshotWord::action(text);
                     name = text;
                 }
                 (ADDR, _) => address = Some(bits()?),
@@ -82,10 +84,12 @@ impl Entries {
                 (SIZE, _) => size = Some(value.unsigned().ok_or_else(|| wrong_kind(key, value))?),
                 (STREAM, _) => stream = Some(bits()?),
                 (TIME_US, _) => time_us = Some(bits()?),
-                (FRAMES, Value::List(frames)) => entry.stack = StackId(frames.0 + 1),
-                (COMPILE_CONTEXT, Value::Text(text)) => context = text,
-                (USER_METADATA, Value::Text(text)) => remark = text,
-                (POOL_ID, Value::Tuple(pool) | Value::List(pool)) => entry.pool = Some(self.number_pool(pool, heap)?),
+                (FRAMES, PickleValue::List(frames)) => entry.stack = StackId(frames.0 + 1),
+                (COMPILE_CONTEXT, PickleValue::Text(text)) => context = text,
+                (USER_METADATA, PickleValue::Text(text)) => remark = text,
+                (POOL_ID, PickleValue::Tuple(pool) | PickleValue::List(pool)) => {
+                    entry.pool = Some(self.number_pool(pool, heap)?)
+                }
                 _ => {}
             }
         }
@@ -122,19 +126,19 @@ impl Entries {
         u16::try_from(self.streams.intern(&handle)).map(StreamId).map_err(too_many)
     }
 
-    fn number_pool(&mut self, pool: NodeId, heap: &Heap) -> Result<u16, Fault> {
+    fn number_pool(&mut self, pool: NodeId, heap: &PickleHeap) -> Result<u16, Fault> {
         let pool = pool_id(heap, pool).ok_or_else(|| Fault::Refused("`pool_id` is not a pair of ints".to_owned()))?;
         u16::try_from(self.pools.intern(&pool)).map_err(|_| Fault::Refused("more than 65,536 pools".to_owned()))
     }
 }
 
 /// The number of a private pool, a pair.
-pub(crate) fn pool_id(heap: &Heap, pair: NodeId) -> Option<(u64, u64)> {
-    let mut halves = heap.items(pair).map(Value::bits);
+pub(crate) fn pool_id(heap: &PickleHeap, pair: NodeId) -> Option<(u64, u64)> {
+    let mut halves = heap.items(pair).map(PickleValue::bits);
     Some((halves.next()??, halves.next()??))
 }
 
-fn wrong_kind(key: TextId, value: Value) -> Fault {
-    let key = Word::TEXTS.get(key.0 as usize).copied().unwrap_or("a key");
+fn wrong_kind(key: TextId, value: PickleValue) -> Fault {
+    let key = SnapshotWord::TEXTS.get(key.0 as usize).copied().unwrap_or("a key");
     Fault::Refused(format!("`{key}` of a trace entry is {}", value.kind()))
 }

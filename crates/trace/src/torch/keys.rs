@@ -1,7 +1,7 @@
 //! The words of a snapshot. They get the first text numbers of a pickle, so that looking for one is comparing numbers.
 
 use super::{
-    pickle::{TextId, Value},
+    pickle::{PickleValue, TextId},
     snapshot::Action,
 };
 
@@ -10,9 +10,9 @@ macro_rules! words {
         /// A word that snapshots use.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u32)]
-        pub(crate) enum Word { $($name),* }
+        pub(crate) enum SnapshotWord { $($name),* }
 
-        impl Word {
+        impl SnapshotWord {
             /// All of them, in the order of their numbers.
             pub(crate) const TEXTS: &'static [&'static str] = &[$($text),*];
         }
@@ -35,17 +35,17 @@ words! {
     Start = "START", End = "END", NotApplicable = "N/A", Nothing = "",
 }
 
-impl Word {
+impl SnapshotWord {
     pub(crate) const fn id(self) -> TextId {
         TextId(self as u32)
     }
 
     pub(crate) const fn text(self) -> &'static str {
-        Word::TEXTS[self as usize]
+        SnapshotWord::TEXTS[self as usize]
     }
 
-    pub(crate) fn is(self, value: Value) -> bool {
-        value == Value::Text(self.id())
+    pub(crate) fn is(self, value: PickleValue) -> bool {
+        value == PickleValue::Text(self.id())
     }
 
     /// The action with this name.
@@ -54,27 +54,27 @@ impl Word {
     }
 }
 
-pub(crate) const ACTIONS: [(Action, Word); 10] = [
-    (Action::Alloc, Word::Alloc),
-    (Action::FreeRequested, Word::FreeRequested),
-    (Action::FreeCompleted, Word::FreeCompleted),
-    (Action::SegmentAlloc, Word::SegmentAlloc),
-    (Action::SegmentFree, Word::SegmentFree),
-    (Action::SegmentMap, Word::SegmentMap),
-    (Action::SegmentUnmap, Word::SegmentUnmap),
-    (Action::OutOfMemory, Word::Oom),
-    (Action::Snapshot, Word::Snapshot),
-    (Action::Annotate, Word::Annotate),
+pub(crate) const ACTIONS: [(Action, SnapshotWord); 10] = [
+    (Action::Alloc, SnapshotWord::Alloc),
+    (Action::FreeRequested, SnapshotWord::FreeRequested),
+    (Action::FreeCompleted, SnapshotWord::FreeCompleted),
+    (Action::SegmentAlloc, SnapshotWord::SegmentAlloc),
+    (Action::SegmentFree, SnapshotWord::SegmentFree),
+    (Action::SegmentMap, SnapshotWord::SegmentMap),
+    (Action::SegmentUnmap, SnapshotWord::SegmentUnmap),
+    (Action::OutOfMemory, SnapshotWord::Oom),
+    (Action::Snapshot, SnapshotWord::Snapshot),
+    (Action::Annotate, SnapshotWord::Annotate),
 ];
 
 impl Action {
-    pub(crate) fn word(self) -> Option<Word> {
+    pub(crate) fn word(self) -> Option<SnapshotWord> {
         ACTIONS.iter().find(|(action, _)| *action == self).map(|&(_, word)| word)
     }
 
     /// PyTorch's name of the action.
     #[must_use]
     pub fn name(self) -> &'static str {
-        self.word().map_or("unknown", Word::text)
+        self.word().map_or("unknown", SnapshotWord::text)
     }
 }

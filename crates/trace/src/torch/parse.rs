@@ -5,9 +5,9 @@ use std::{collections::HashMap, io::Read, sync::Arc};
 use super::{
     Annotation, Block, BlockState, Frame, Note, RecordedSettings, RecordedValue, Segment, SegmentKind, Snapshot,
     StackId, Stacks, Stage,
-    collect::{Entries, pool_id},
-    keys::Word,
-    pickle::{self, Fault, Heap, NodeId, PickleError, TextId, Value},
+    collect::{EntryCollector, pool_id},
+    keys::SnapshotWord,
+    pickle::{self, Fault, NodeId, PickleError, PickleHeap, PickleValue, TextId},
 };
 use crate::memory_budget::{MemoryBudget, OutOfBudget};
 use oomph_base::{Address, StreamId};
@@ -43,16 +43,16 @@ impl Snapshot {
     }
 
     pub(crate) fn read_within(reader: impl Read, budget: MemoryBudget) -> Result<Snapshot, SnapshotError> {
-        let mut entries = Entries::new();
-        let (heap, root) = pickle::load(reader, Word::TEXTS, budget, &mut entries)?;
-        let parser = Parser {
+        let mut entries = EntryCollector::new();
+        let (heap, root) = pickle::load(reader, SnapshotWord::TEXTS, budget, &mut entries)?;
+        let parser = SnapshotParser {
             budget: heap.budget,
             heap: &heap,
             entries,
             stacks: Stacks::default(),
             known_stacks: HashMap::new(),
             known_frames: HashMap::new(),
-            omissions: Omissions::default(),
+            omissions: OmissionCounts::default(),
         };
         parser.snapshot(root)
     }
@@ -60,11 +60,11 @@ impl Snapshot {
 
 /// Keys that older versions did not write: how often each was missed.
 #[derive(Default)]
-struct Omissions {
+struct OmissionCounts {
     counts: Vec<(&'static str, u64)>,
 }
 
-impl Omissions {
+impl OmissionCounts {
     fn count(&mut self, sentence: &'static str) {
         match self.counts.iter_mut().find(|(known, _)| *known == sentence) {
             Some((_, count)) => *count += 1,
@@ -73,26 +73,26 @@ impl Omissions {
     }
 }
 
-struct Parser<'a> {
-    heap: &'a Heap,
+struct SnapshotParser<'a> {
+    heap: &'a PickleHeap,
     budget: MemoryBudget,
-    entries: Entries,
+    entries: EntryCollector,
     stacks: Stacks,
-    /// By what is in the list, see [`Heap::contents`].
+    /// By what is in the list, see [`PickleHeap::contents`].
     known_stacks: HashMap<(u32, u32), StackId>,
     known_frames: HashMap<NodeId, u32>,
-    omissions: Omissions,
+    omissions: OmissionCounts,
 }
 
-impl Parser<'_> {
-    fn snapshot(mut self, root: Value) -> Result<Snapshot, SnapshotError> {
+impl SnapshotParser<'_> {
+    fn snapshot(mut self, root: PickleValue) -> Result<Snapshot, SnapshotError> {
         let mut snapshot = Snapshot::default();
         match root {
-            Value::List(segments) => {
+            PickleValue::List(segments) => {
                 snapshot.segments = self.segments(segments)?;
                 snapshot.missing.push("a bare list of segments: no history and no settings".to_owned());
             }
-            Value::Dict(top) => self.top_level(top, &mut snapshot)?,
+            PickleValue::Dict(top) => self.top_level(top, &mut snapshot)?,
             other => {
                 return Err(SnapshotError::Shape(format!(
                     "the outermost value is {}, not a dict or a list of segments",
@@ -111,8 +111,8 @@ impl Parser<'_> {
     }
 
     fn top_level(&mut self, top: NodeId, snapshot: &mut Snapshot) -> Result<(), SnapshotError> {
-        let segments = self.heap.get(top, Word::Segments.id());
-        let traces = self.heap.get(top, Word::DeviceTraces.id());
+        let segments = self.heap.get(top, SnapshotWord::Segments.id());
+        let traces = self.heap.get(top, SnapshotWord::DeviceTraces.id());
         match segments {
             Some(segments) => snapshot.segments = self.segments(self.list(segments, "segments")?)?,
             None if traces.is_none() => {
@@ -124,11 +124,11 @@ impl Parser<'_> {
             Some(traces) => snapshot.traces = self.traces(self.list(traces, "device_traces")?)?,
             None => snapshot.missing.push("no `device_traces`: what happened is unknown".to_owned()),
         }
-        match self.heap.get(top, Word::AllocatorSettings.id()) {
-            Some(Value::Dict(settings)) => snapshot.settings = self.settings(settings)?,
+        match self.heap.get(top, SnapshotWord::AllocatorSettings.id()) {
+            Some(PickleValue::Dict(settings)) => snapshot.settings = self.settings(settings)?,
             _ => snapshot.missing.push("no `allocator_settings`: taken as PyTorch's defaults".to_owned()),
         }
-        match self.heap.get(top, Word::ExternalAnnotations.id()) {
+        match self.heap.get(top, SnapshotWord::ExternalAnnotations.id()) {
             Some(annotations) => {
                 snapshot.annotations = self.annotations(self.list(annotations, "external_annotations")?)?;
             }
@@ -156,7 +156,7 @@ impl Parser<'_> {
         snapshot.missing.extend(omitted);
     }
 
-    /// One list of entries per device. Entries were collected in the order of the file, so each list is a stretch of
+    /// One list of entries per device. EntryCollector were collected in the order of the file, so each list is a stretch of
     /// them; an entry that two places share would have to be copied, and no allocator writes that.
     fn traces(&mut self, devices: NodeId) -> Result<Vec<Vec<super::Entry>>, SnapshotError> {
         let mut traces = Vec::new();
@@ -168,7 +168,7 @@ impl Parser<'_> {
             let mut range = next..next;
             for (index, entry) in self.heap.items(trace).enumerate() {
                 let number = match entry {
-                    Value::Dict(dict) => self.heap.record(dict),
+                    PickleValue::Dict(dict) => self.heap.record(dict),
                     _ => None,
                 };
                 let number = number.ok_or_else(|| shape(&place, index, "is not a trace entry"))? as usize;
@@ -204,7 +204,7 @@ impl Parser<'_> {
         let mut segments = Vec::new();
         for (index, value) in self.heap.items(list).enumerate() {
             let place = format!("segments[{index}]");
-            let Value::Dict(dict) = value else { return Err(shape("segments", index, "is not a dict")) };
+            let PickleValue::Dict(dict) = value else { return Err(shape("segments", index, "is not a dict")) };
             let segment = self.segment(dict, &place)?;
             self.budget.push(&mut segments, segment)?;
         }
@@ -212,33 +212,33 @@ impl Parser<'_> {
     }
 
     fn segment(&mut self, dict: NodeId, place: &str) -> Result<Segment, SnapshotError> {
-        let address = self.address(dict, Word::Address, place)?;
-        let total_size = self.size(dict, Word::TotalSize, place)?;
-        let device = match self.heap.get(dict, Word::Device.id()) {
-            Some(device) => small(device).ok_or_else(|| wrong(place, Word::Device, device))?,
+        let address = self.address(dict, SnapshotWord::Address, place)?;
+        let total_size = self.size(dict, SnapshotWord::TotalSize, place)?;
+        let device = match self.heap.get(dict, SnapshotWord::Device.id()) {
+            Some(device) => small(device).ok_or_else(|| wrong(place, SnapshotWord::Device, device))?,
             None => {
                 self.omissions.count("segments without `device`: taken as device 0");
                 0
             }
         };
-        let kind = match self.heap.get(dict, Word::SegmentType.id()) {
-            Some(kind) if Word::Small.is(kind) => SegmentKind::Small,
-            Some(kind) if Word::Large.is(kind) => SegmentKind::Large,
+        let kind = match self.heap.get(dict, SnapshotWord::SegmentType.id()) {
+            Some(kind) if SnapshotWord::Small.is(kind) => SegmentKind::Small,
+            Some(kind) if SnapshotWord::Large.is(kind) => SegmentKind::Large,
             _ => {
                 self.omissions.count("segments without `segment_type`: told by their size");
                 kind_by_size(total_size)
             }
         };
-        let pool = match self.heap.get(dict, Word::SegmentPoolId.id()) {
-            Some(Value::Tuple(pair) | Value::List(pair)) => {
+        let pool = match self.heap.get(dict, SnapshotWord::SegmentPoolId.id()) {
+            Some(PickleValue::Tuple(pair) | PickleValue::List(pair)) => {
                 pool_id(self.heap, pair).ok_or_else(|| SnapshotError::Shape(format!("{place}: odd segment_pool_id")))?
             }
             _ => (0, 0),
         };
-        let expandable = self.heap.get(dict, Word::IsExpandable.id()) == Some(Value::Bool(true));
+        let expandable = self.heap.get(dict, SnapshotWord::IsExpandable.id()) == Some(PickleValue::Bool(true));
         let stream = self.stream(dict, place)?;
         let stack = self.frames_of(dict)?;
-        let blocks = match self.heap.get(dict, Word::Blocks.id()) {
+        let blocks = match self.heap.get(dict, SnapshotWord::Blocks.id()) {
             Some(blocks) => self.blocks(self.list(blocks, place)?, address, place)?,
             None => return Err(SnapshotError::Shape(format!("{place}: `blocks` is missing"))),
         };
@@ -249,32 +249,35 @@ impl Parser<'_> {
         let mut blocks = Vec::new();
         let mut end = segment;
         for (index, value) in self.heap.items(list).enumerate() {
-            let Value::Dict(dict) = value else { return Err(shape(place, index, "of the blocks is not a dict")) };
-            let size = self.size(dict, Word::Size, place)?;
-            let address = match self.heap.get(dict, Word::Address.id()) {
-                Some(address) => Address(address.bits().ok_or_else(|| wrong(place, Word::Address, address))?),
+            let PickleValue::Dict(dict) = value else { return Err(shape(place, index, "of the blocks is not a dict")) };
+            let size = self.size(dict, SnapshotWord::Size, place)?;
+            let address = match self.heap.get(dict, SnapshotWord::Address.id()) {
+                Some(address) => Address(address.bits().ok_or_else(|| wrong(place, SnapshotWord::Address, address))?),
                 None => {
                     self.omissions.count("blocks without `address`: taken as lying one behind the other");
                     end
                 }
             };
             end = Address(address.0.saturating_add(size));
-            let state = match self.heap.get(dict, Word::State.id()) {
-                Some(state) if Word::ActiveAllocated.is(state) => BlockState::Allocated,
-                Some(state) if Word::ActivePendingFree.is(state) || Word::ActiveAwaitingFree.is(state) => {
+            let state = match self.heap.get(dict, SnapshotWord::State.id()) {
+                Some(state) if SnapshotWord::ActiveAllocated.is(state) => BlockState::Allocated,
+                Some(state)
+                    if SnapshotWord::ActivePendingFree.is(state) || SnapshotWord::ActiveAwaitingFree.is(state) =>
+                {
                     BlockState::PendingFree
                 }
-                Some(state) if Word::Inactive.is(state) => BlockState::Inactive,
-                Some(Value::Text(text)) => {
+                Some(state) if SnapshotWord::Inactive.is(state) => BlockState::Inactive,
+                Some(PickleValue::Text(text)) => {
                     let state = self.heap.text(text);
                     return Err(shape(place, index, &format!("of the blocks has the unknown state `{state}`")));
                 }
                 _ => return Err(shape(place, index, "of the blocks has no `state`")),
             };
             let history = self.latest_history(dict);
-            let requested = self.heap.get(dict, Word::RequestedSize.id());
-            let requested =
-                requested.or_else(|| self.heap.get(history?, Word::RealSize.id())).and_then(Value::unsigned);
+            let requested = self.heap.get(dict, SnapshotWord::RequestedSize.id());
+            let requested = requested
+                .or_else(|| self.heap.get(history?, SnapshotWord::RealSize.id()))
+                .and_then(PickleValue::unsigned);
             if requested.is_none() && state != BlockState::Inactive {
                 self.omissions.count("live blocks without `requested_size`: taken as their size");
             }
@@ -290,9 +293,9 @@ impl Parser<'_> {
 
     /// What very old files keep instead of `frames` and `requested_size`.
     fn latest_history(&self, block: NodeId) -> Option<NodeId> {
-        match self.heap.get(block, Word::History.id())? {
-            Value::List(history) => match self.heap.items(history).next()? {
-                Value::Dict(latest) => Some(latest),
+        match self.heap.get(block, SnapshotWord::History.id())? {
+            PickleValue::List(history) => match self.heap.items(history).next()? {
+                PickleValue::Dict(latest) => Some(latest),
                 _ => None,
             },
             _ => None,
@@ -302,15 +305,15 @@ impl Parser<'_> {
     fn settings(&mut self, dict: NodeId) -> Result<RecordedSettings, SnapshotError> {
         let mut values = Vec::new();
         for (key, value) in self.heap.pairs(dict) {
-            let Value::Text(key) = key else { continue };
+            let PickleValue::Text(key) = key else { continue };
             let setting = match value {
-                Value::Bool(value) => RecordedValue::Bool(value),
-                Value::Int(value) => RecordedValue::Int(value),
-                Value::Float(value) => RecordedValue::Float(value),
-                Value::Text(text) => RecordedValue::Text(Arc::clone(self.heap.text(text))),
-                Value::Dict(table) => RecordedValue::Table(self.table(table)?),
+                PickleValue::Bool(value) => RecordedValue::Bool(value),
+                PickleValue::Int(value) => RecordedValue::Int(value),
+                PickleValue::Float(value) => RecordedValue::Float(value),
+                PickleValue::Text(text) => RecordedValue::Text(Arc::clone(self.heap.text(text))),
+                PickleValue::Dict(table) => RecordedValue::Table(self.table(table)?),
                 // No setting is known to be anything else; a new kind must not make a recording unreadable.
-                Value::None | Value::Unsigned(_) | Value::List(_) | Value::Tuple(_) => continue,
+                PickleValue::None | PickleValue::Unsigned(_) | PickleValue::List(_) | PickleValue::Tuple(_) => continue,
             };
             self.budget.push(&mut values, (Arc::clone(self.heap.text(key)), setting))?;
         }
@@ -320,7 +323,7 @@ impl Parser<'_> {
     fn table(&mut self, dict: NodeId) -> Result<Vec<(Arc<str>, i64)>, SnapshotError> {
         let mut rows = Vec::new();
         for (key, value) in self.heap.pairs(dict) {
-            if let (Value::Text(key), Value::Int(value)) = (key, value) {
+            if let (PickleValue::Text(key), PickleValue::Int(value)) = (key, value) {
                 self.budget.push(&mut rows, (Arc::clone(self.heap.text(key)), value))?;
             }
         }
@@ -330,22 +333,23 @@ impl Parser<'_> {
     fn annotations(&mut self, list: NodeId) -> Result<Vec<Annotation>, SnapshotError> {
         let mut annotations = Vec::new();
         for value in self.heap.items(list) {
-            let Value::Dict(dict) = value else { continue };
-            let get = |word: Word| self.heap.get(dict, word.id());
-            let stage = match get(Word::Stage) {
-                Some(stage) if Word::Start.is(stage) => Stage::Start,
-                Some(stage) if Word::End.is(stage) => Stage::End,
+            let PickleValue::Dict(dict) = value else { continue };
+            let get = |word: SnapshotWord| self.heap.get(dict, word.id());
+            let stage = match get(SnapshotWord::Stage) {
+                Some(stage) if SnapshotWord::Start.is(stage) => Stage::Start,
+                Some(stage) if SnapshotWord::End.is(stage) => Stage::End,
                 _ => {
                     self.omissions.count("annotations without a known `stage`: left out");
                     continue;
                 }
             };
-            let (Some(Value::Text(name)), Some(time_us)) = (get(Word::Name), get(Word::TimeUs).and_then(Value::bits))
+            let (Some(PickleValue::Text(name)), Some(time_us)) =
+                (get(SnapshotWord::Name), get(SnapshotWord::TimeUs).and_then(PickleValue::bits))
             else {
                 self.omissions.count("annotations without `name` or `time_us`: left out");
                 continue;
             };
-            let device = get(Word::Device).and_then(small);
+            let device = get(SnapshotWord::Device).and_then(small);
             let name = Arc::clone(self.heap.text(name));
             self.budget.push(&mut annotations, Annotation { name, stage, device, time_us })?;
         }
@@ -353,8 +357,8 @@ impl Parser<'_> {
     }
 
     fn frames_of(&mut self, dict: NodeId) -> Result<StackId, SnapshotError> {
-        match self.heap.get(dict, Word::Frames.id()) {
-            Some(Value::List(frames)) => self.stack(frames),
+        match self.heap.get(dict, SnapshotWord::Frames.id()) {
+            Some(PickleValue::List(frames)) => self.stack(frames),
             _ => Ok(StackId::NONE),
         }
     }
@@ -367,7 +371,7 @@ impl Parser<'_> {
         }
         let mut frames = Vec::new();
         for frame in self.heap.items(list) {
-            if let Value::Dict(dict) = frame {
+            if let PickleValue::Dict(dict) = frame {
                 let frame = self.frame(dict)?;
                 self.budget.push(&mut frames, frame)?;
             }
@@ -383,28 +387,28 @@ impl Parser<'_> {
         if let Some(&frame) = self.known_frames.get(&dict) {
             return Ok(frame);
         }
-        let text = |word: Word| match self.heap.get(dict, word.id()) {
-            Some(Value::Text(text)) => Arc::clone(self.heap.text(text)),
+        let text = |word: SnapshotWord| match self.heap.get(dict, word.id()) {
+            Some(PickleValue::Text(text)) => Arc::clone(self.heap.text(text)),
             _ => "??".into(),
         };
-        let line = self.heap.get(dict, Word::Line.id()).and_then(small).unwrap_or(0);
-        let frame = Frame { filename: text(Word::Filename), line, name: text(Word::Name) };
+        let line = self.heap.get(dict, SnapshotWord::Line.id()).and_then(small).unwrap_or(0);
+        let frame = Frame { filename: text(SnapshotWord::Filename), line, name: text(SnapshotWord::Name) };
         self.budget.charge(160)?;
         let number = self.stacks.intern_frame(frame);
         self.known_frames.insert(dict, number);
         Ok(number)
     }
 
-    fn list(&self, value: Value, place: &str) -> Result<NodeId, SnapshotError> {
+    fn list(&self, value: PickleValue, place: &str) -> Result<NodeId, SnapshotError> {
         match value {
-            Value::List(node) | Value::Tuple(node) => Ok(node),
+            PickleValue::List(node) | PickleValue::Tuple(node) => Ok(node),
             other => Err(SnapshotError::Shape(format!("{place}: a list is expected, this is {}", other.kind()))),
         }
     }
 
     fn stream(&mut self, dict: NodeId, place: &str) -> Result<StreamId, SnapshotError> {
-        let handle = match self.heap.get(dict, Word::Stream.id()) {
-            Some(stream) => stream.bits().ok_or_else(|| wrong(place, Word::Stream, stream))?,
+        let handle = match self.heap.get(dict, SnapshotWord::Stream.id()) {
+            Some(stream) => stream.bits().ok_or_else(|| wrong(place, SnapshotWord::Stream, stream))?,
             None => {
                 self.omissions.count("segments without `stream`: taken as the default stream");
                 0
@@ -413,17 +417,17 @@ impl Parser<'_> {
         self.entries.number_stream(handle).map_err(|fault: Fault| SnapshotError::Shape(fault.to_string()))
     }
 
-    fn address(&self, dict: NodeId, word: Word, place: &str) -> Result<Address, SnapshotError> {
+    fn address(&self, dict: NodeId, word: SnapshotWord, place: &str) -> Result<Address, SnapshotError> {
         let value = self.required(dict, word, place)?;
         value.bits().map(Address).ok_or_else(|| wrong(place, word, value))
     }
 
-    fn size(&self, dict: NodeId, word: Word, place: &str) -> Result<u64, SnapshotError> {
+    fn size(&self, dict: NodeId, word: SnapshotWord, place: &str) -> Result<u64, SnapshotError> {
         let value = self.required(dict, word, place)?;
         value.unsigned().ok_or_else(|| wrong(place, word, value))
     }
 
-    fn required(&self, dict: NodeId, word: Word, place: &str) -> Result<Value, SnapshotError> {
+    fn required(&self, dict: NodeId, word: SnapshotWord, place: &str) -> Result<PickleValue, SnapshotError> {
         let missing = || SnapshotError::Shape(format!("{place}: `{}` is missing", word.text()));
         self.heap.get(dict, word.id()).ok_or_else(missing)
     }
@@ -433,7 +437,7 @@ pub(crate) const fn kind_by_size(bytes: u64) -> SegmentKind {
     if bytes <= SMALL_BUFFER { SegmentKind::Small } else { SegmentKind::Large }
 }
 
-fn small(value: Value) -> Option<u32> {
+fn small(value: PickleValue) -> Option<u32> {
     value.unsigned().and_then(|number| u32::try_from(number).ok())
 }
 
@@ -441,6 +445,6 @@ fn shape(place: &str, index: usize, what: &str) -> SnapshotError {
     SnapshotError::Shape(format!("{place}: number {index} {what}"))
 }
 
-fn wrong(place: &str, word: Word, value: Value) -> SnapshotError {
+fn wrong(place: &str, word: SnapshotWord, value: PickleValue) -> SnapshotError {
     SnapshotError::Shape(format!("{place}: `{}` is {}, out of range or of the wrong type", word.text(), value.kind()))
 }

@@ -5,12 +5,12 @@ use proptest::prelude::*;
 use super::{
     Action, BlockState, SegmentKind, Snapshot, StackId, Stage,
     keys::ACTIONS,
-    pickle::sample::Plain::{self, Bool, Dict, Float, Int, List, Pair, Text},
+    pickle::sample::PlainValue::{self, Bool, Dict, Float, Int, List, Pair, Text},
 };
 use crate::{MarkKind, Op, check, memory_budget::MemoryBudget};
 use oomph_base::{Address, MIB, NoProgress};
 
-fn entry(action: &'static str, address: i128, size: i128) -> Plain {
+fn entry(action: &'static str, address: i128, size: i128) -> PlainValue {
     let place = if action == "oom" { "device_free" } else { "addr" };
     Dict(vec![
         ("action", Text(action)),
@@ -21,7 +21,7 @@ fn entry(action: &'static str, address: i128, size: i128) -> Plain {
     ])
 }
 
-fn segment(device: i128, address: i128, size: i128, blocks: Vec<Plain>) -> Plain {
+fn segment(device: i128, address: i128, size: i128, blocks: Vec<PlainValue>) -> PlainValue {
     Dict(vec![
         ("device", Int(device)),
         ("address", Int(address)),
@@ -34,7 +34,7 @@ fn segment(device: i128, address: i128, size: i128, blocks: Vec<Plain>) -> Plain
     ])
 }
 
-fn block(address: i128, size: i128, state: &'static str) -> Plain {
+fn block(address: i128, size: i128, state: &'static str) -> PlainValue {
     let frame = Dict(vec![("filename", Text("a.py")), ("line", Int(3)), ("name", Text("f"))]);
     Dict(vec![
         ("address", Int(address)),
@@ -45,7 +45,7 @@ fn block(address: i128, size: i128, state: &'static str) -> Plain {
     ])
 }
 
-fn whole(segments: Vec<Plain>, traces: Vec<Vec<Plain>>) -> Plain {
+fn whole(segments: Vec<PlainValue>, traces: Vec<Vec<PlainValue>>) -> PlainValue {
     Dict(vec![
         ("segments", List(segments)),
         ("device_traces", List(traces.into_iter().map(List).collect())),
@@ -54,11 +54,11 @@ fn whole(segments: Vec<Plain>, traces: Vec<Vec<Plain>>) -> Plain {
     ])
 }
 
-fn read(data: &Plain) -> Snapshot {
+fn read(data: &PlainValue) -> Snapshot {
     Snapshot::read(&data.pickle(4)[..]).unwrap()
 }
 
-fn complaint(data: &Plain) -> String {
+fn complaint(data: &PlainValue) -> String {
     Snapshot::read(&data.pickle(4)[..]).unwrap_err().to_string()
 }
 

@@ -8,7 +8,7 @@ use std::fmt;
 
 use super::{
     Action, Annotation, BlockState, Entry, Initial, RecordedSettings, Segment, Snapshot, Stacks,
-    rewind::{End, rewind},
+    rewind::{RecordingEnd, rewind},
     to_trace::to_trace,
 };
 use crate::{EventReader, InitialLayout, Source, SourceInfo, TableFull, Trace, TraceError};
@@ -166,7 +166,7 @@ impl Snapshot {
         let witnessed = self.traces.get_mut(device as usize).map(std::mem::take).unwrap_or_default();
         self.segments.retain(|segment| segment.device == device);
         self.annotations.retain(|annotation| annotation.device.is_none_or(|on| on == device));
-        let end = End { device, segments: &self.segments, settings: &self.settings, pools: &self.pools };
+        let end = RecordingEnd { device, segments: &self.segments, settings: &self.settings, pools: &self.pools };
         let (initial, contradictions) = rewind(&end, &witnessed, progress);
         let (empty_caches, unclear_releases) = certain_empty_caches(&witnessed);
         let gaps = RecordingGaps {
@@ -239,8 +239,12 @@ impl Recording {
     /// The memory before an entry.
     #[must_use]
     pub fn memory_before(&self, entry: usize) -> Initial {
-        let end =
-            End { device: self.device, segments: &self.final_segments, settings: &self.settings, pools: &self.pools };
+        let end = RecordingEnd {
+            device: self.device,
+            segments: &self.final_segments,
+            settings: &self.settings,
+            pools: &self.pools,
+        };
         rewind(&end, self.witnessed.get(entry..).unwrap_or_default(), &NoProgress).0
     }
 

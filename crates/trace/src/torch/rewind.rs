@@ -61,7 +61,7 @@ fn segment_view(segment: &Segment) -> SegmentView {
 
 /// What is known when a recording ends.
 #[derive(Clone, Copy)]
-pub(crate) struct End<'a> {
+pub(crate) struct RecordingEnd<'a> {
     pub(crate) device: u32,
     pub(crate) segments: &'a [Segment],
     pub(crate) settings: &'a RecordedSettings,
@@ -69,8 +69,8 @@ pub(crate) struct End<'a> {
 }
 
 /// The memory before, and how many entries do not fit what comes after them.
-pub(crate) fn rewind(end: &End<'_>, entries: &[Entry], progress: &dyn Progress) -> (Initial, u64) {
-    let mut memory = Memory::new(end);
+pub(crate) fn rewind(end: &RecordingEnd<'_>, entries: &[Entry], progress: &dyn Progress) -> (Initial, u64) {
+    let mut memory = RewoundMemory::new(end);
     for entry in progress.each("rewinding to the beginning", entries).rev() {
         memory.undo(entry);
     }
@@ -81,7 +81,7 @@ pub(crate) fn rewind(end: &End<'_>, entries: &[Entry], progress: &dyn Progress) 
 
 /// A block that is not free.
 #[derive(Clone, Copy)]
-struct Active {
+struct ActiveBlock {
     /// Not known of blocks that were freed in the recording.
     size: Option<u64>,
     requested: u64,
@@ -90,10 +90,10 @@ struct Active {
     stack: StackId,
 }
 
-struct Memory<'a> {
+struct RewoundMemory<'a> {
     device: u32,
     pools: &'a [(u64, u64)],
-    active: HashMap<u64, Active>,
+    active: HashMap<u64, ActiveBlock>,
     /// Without blocks.
     segments: BTreeMap<u64, Segment>,
     estimated: Vec<Address>,
@@ -102,20 +102,21 @@ struct Memory<'a> {
     contradictions: u64,
 }
 
-impl<'a> Memory<'a> {
-    fn new(end: &End<'a>) -> Memory<'a> {
+impl<'a> RewoundMemory<'a> {
+    fn new(end: &RecordingEnd<'a>) -> RewoundMemory<'a> {
         let mut active = HashMap::new();
         let mut segments = BTreeMap::new();
         for segment in end.segments {
             for block in segment.blocks.iter().filter(|block| block.state != BlockState::Inactive) {
                 let pending = block.state == BlockState::PendingFree;
                 let (requested, stack) = (block.requested_size, block.stack);
-                let block_now = Active { size: Some(block.size), requested, pending, stream: segment.stream, stack };
+                let block_now =
+                    ActiveBlock { size: Some(block.size), requested, pending, stream: segment.stream, stack };
                 active.insert(block.address.0, block_now);
             }
             segments.insert(segment.address.0, Segment { blocks: Vec::new(), ..segment.clone() });
         }
-        Memory {
+        RewoundMemory {
             device: end.device,
             pools: end.pools,
             active,
@@ -175,7 +176,7 @@ impl<'a> Memory<'a> {
 
     fn revive(&mut self, entry: &Entry, pending: bool) -> bool {
         let (requested, stream, stack) = (entry.size, entry.stream, entry.stack);
-        let block = Active { size: None, requested, pending, stream, stack };
+        let block = ActiveBlock { size: None, requested, pending, stream, stack };
         self.active.insert(entry.address.0, block).is_none()
     }
 
@@ -240,14 +241,15 @@ impl<'a> Memory<'a> {
     }
 
     fn measure_blocks(&mut self, entries: &[Entry], settings: &RecordedSettings) {
-        let mut blocks: Vec<(u64, Active)> = self.active.iter().map(|(&address, &block)| (address, block)).collect();
+        let mut blocks: Vec<(u64, ActiveBlock)> =
+            self.active.iter().map(|(&address, &block)| (address, block)).collect();
         blocks.sort_unstable_by_key(|(address, _)| *address);
         let unmeasured = blocks.iter().enumerate().filter(|(_, (_, block))| block.size.is_none());
         let unmeasured = unmeasured.map(|(place, &(address, block))| {
             let segment = self.segments.range(..=address).next_back().map(|(_, segment)| segment);
             let neighbour = blocks.get(place + 1).map(|(next, _)| *next);
             let segment = segment.filter(|segment| address < segment.end());
-            Unmeasured { address, requested: block.requested, neighbour, segment }
+            UnmeasuredBlock { address, requested: block.requested, neighbour, segment }
         });
         for found in measure(unmeasured, entries, &settings.applied_to(AllocatorSettings::default())) {
             if let Some(block) = self.active.get_mut(&found.address) {
@@ -262,7 +264,7 @@ impl<'a> Memory<'a> {
     /// Puts the blocks into their segments and fills the rest with free ones.
     fn settle(self) -> Initial {
         let mut segments: Vec<Segment> = self.segments.into_values().collect();
-        let mut blocks: Vec<(u64, Active)> = self.active.into_iter().collect();
+        let mut blocks: Vec<(u64, ActiveBlock)> = self.active.into_iter().collect();
         blocks.sort_unstable_by_key(|(address, _)| *address);
         let mut astray = Vec::new();
         let mut next = 0;
@@ -318,7 +320,7 @@ fn fill(segment: &mut Segment) {
 // estimate.
 
 /// A block of unknown size.
-pub(crate) struct Unmeasured<'a> {
+pub(crate) struct UnmeasuredBlock<'a> {
     pub(crate) address: u64,
     pub(crate) requested: u64,
     /// Where the next block that is not free begins, if any does.
@@ -329,7 +331,7 @@ pub(crate) struct Unmeasured<'a> {
 
 /// The size of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Measured {
+pub(crate) struct MeasuredBlock {
     pub(crate) address: u64,
     pub(crate) size: u64,
     pub(crate) certain: bool,
@@ -337,12 +339,12 @@ pub(crate) struct Measured {
 
 /// Measures blocks, which come in address order.
 pub(crate) fn measure<'a>(
-    blocks: impl Iterator<Item = Unmeasured<'a>>,
+    blocks: impl Iterator<Item = UnmeasuredBlock<'a>>,
     entries: &[Entry],
     settings: &AllocatorSettings,
-) -> Vec<Measured> {
+) -> Vec<MeasuredBlock> {
     let mut measured = Vec::new();
-    let mut rests: Vec<Rest> = Vec::new();
+    let mut rests: Vec<SpaceBehind> = Vec::new();
     for block in blocks {
         let address = block.address;
         let neighbour = block.neighbour.unwrap_or(u64::MAX);
@@ -354,16 +356,16 @@ pub(crate) fn measure<'a>(
         let fills_segment = may_have_more && rounded >= settings.max_split_size;
         let size = if fills_segment { space } else { rounded.min(space) };
         if may_have_more && size < space {
-            rests.push(Rest { place: measured.len(), block: address, start: address + size, end: space_end });
+            rests.push(SpaceBehind { place: measured.len(), block: address, start: address + size, end: space_end });
         }
-        measured.push(Measured { address, size, certain: true });
+        measured.push(MeasuredBlock { address, size, certain: true });
     }
     look_behind(&rests, entries, &mut measured);
     measured
 }
 
 /// What may or may not belong to the block before it.
-struct Rest {
+struct SpaceBehind {
     /// Which block that is.
     place: usize,
     block: u64,
@@ -372,23 +374,25 @@ struct Rest {
 }
 
 /// Finds out by what is allocated in the rests while their blocks live.
-fn look_behind(rests: &[Rest], entries: &[Entry], measured: &mut [Measured]) {
-    let mut starts: Vec<Found> = vec![Found::Nothing; rests.len()];
+fn look_behind(rests: &[SpaceBehind], entries: &[Entry], measured: &mut [MeasuredBlock]) {
+    let mut starts: Vec<SpaceFinding> = vec![SpaceFinding::Nothing; rests.len()];
     for entry in entries {
         let address = entry.address.0;
         let place = rests.partition_point(|rest| rest.block <= address);
-        let Some(place) = place.checked_sub(1).filter(|&place| starts[place] == Found::Nothing) else { continue };
+        let Some(place) = place.checked_sub(1).filter(|&place| starts[place] == SpaceFinding::Nothing) else {
+            continue;
+        };
         let rest = &rests[place];
         match entry.action {
-            Action::FreeCompleted if rest.block == address => starts[place] = Found::BlockIsGone,
-            Action::Alloc if (rest.start..rest.end).contains(&address) => starts[place] = Found::Start(address),
+            Action::FreeCompleted if rest.block == address => starts[place] = SpaceFinding::BlockIsGone,
+            Action::Alloc if (rest.start..rest.end).contains(&address) => starts[place] = SpaceFinding::Start(address),
             _ => {}
         }
     }
     for (rest, found) in rests.iter().zip(starts) {
         let block = &mut measured[rest.place];
         match found {
-            Found::Start(address) => block.size = address - rest.block,
+            SpaceFinding::Start(address) => block.size = address - rest.block,
             _ if rest.end - rest.start <= SMALL_SIZE => block.size = rest.end - rest.block,
             _ => block.certain = false,
         }
@@ -397,7 +401,7 @@ fn look_behind(rests: &[Rest], entries: &[Entry], measured: &mut [Measured]) {
 
 /// What is found out about the memory behind a block.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Found {
+enum SpaceFinding {
     /// Nothing yet.
     Nothing,
     /// Where it begins.
@@ -412,7 +416,11 @@ mod tests {
     use oomph_base::{MIB, NoProgress};
 
     fn rewound(entries: &[Entry], segments: &[Segment]) -> (Initial, u64) {
-        rewind(&End { device: 0, segments, settings: &RecordedSettings::default(), pools: &[] }, entries, &NoProgress)
+        rewind(
+            &RecordingEnd { device: 0, segments, settings: &RecordedSettings::default(), pools: &[] },
+            entries,
+            &NoProgress,
+        )
     }
 
     fn entry(action: Action, address: u64, size: u64) -> Entry {
@@ -504,7 +512,7 @@ mod block_sizes_tests {
             stack: StackId::NONE,
             blocks: Vec::new(),
         };
-        let block = Unmeasured { address: MIB, requested: 30 * MIB + 1, neighbour, segment: Some(&segment) };
+        let block = UnmeasuredBlock { address: MIB, requested: 30 * MIB + 1, neighbour, segment: Some(&segment) };
         let settings = AllocatorSettings { max_split_size, ..AllocatorSettings::default() };
         let [found] = measure([block].into_iter(), entries, &settings)[..] else { panic!("one block") };
         (found.size, found.certain)

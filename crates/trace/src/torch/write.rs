@@ -12,7 +12,7 @@ use std::{
 
 use super::{
     Action, Annotation, Block, BlockState, Entry, RecordedSettings, RecordedValue, Segment, SegmentKind, Snapshot,
-    StackId, Stage, keys::Word, pickle::opcode as op,
+    StackId, Stage, keys::SnapshotWord, pickle::opcode as op,
 };
 use oomph_base::Progress;
 
@@ -32,12 +32,12 @@ impl Snapshot {
     /// ```
     pub fn write(&self, to: impl Write, progress: &dyn Progress) -> io::Result<()> {
         progress.begin_stage("writing the file", self.traces.iter().map(|trace| trace.len() as u64).sum());
-        let mut writer = Writer {
+        let mut writer = SnapshotWriter {
             snapshot: self,
             to,
             progress,
             memorised: 0,
-            words: [None; Word::TEXTS.len()],
+            words: [None; SnapshotWord::TEXTS.len()],
             texts: HashMap::new(),
             frames: vec![None; self.stacks.all_frames().len()],
             stacks: vec![None; self.stacks.count()],
@@ -46,30 +46,30 @@ impl Snapshot {
     }
 }
 
-struct Writer<'a, W> {
+struct SnapshotWriter<'a, W> {
     snapshot: &'a Snapshot,
     to: W,
     progress: &'a dyn Progress,
     /// How many values have a number by which they can be recalled.
     memorised: u32,
-    words: [Option<u32>; Word::TEXTS.len()],
+    words: [Option<u32>; SnapshotWord::TEXTS.len()],
     texts: HashMap<&'a str, u32>,
     frames: Vec<Option<u32>>,
     stacks: Vec<Option<u32>>,
 }
 
-impl<'a, W: Write> Writer<'a, W> {
+impl<'a, W: Write> SnapshotWriter<'a, W> {
     fn write(&mut self) -> io::Result<()> {
         let snapshot = self.snapshot;
         self.to.write_all(&[op::PROTO, 4])?;
         self.open_dict()?;
-        self.word(Word::Segments)?;
+        self.word(SnapshotWord::Segments)?;
         self.list(&snapshot.segments, Self::segment)?;
-        self.word(Word::DeviceTraces)?;
+        self.word(SnapshotWord::DeviceTraces)?;
         self.list(&snapshot.traces, |writer, trace| writer.trace(trace))?;
-        self.word(Word::AllocatorSettings)?;
+        self.word(SnapshotWord::AllocatorSettings)?;
         self.settings(&snapshot.settings)?;
-        self.word(Word::ExternalAnnotations)?;
+        self.word(SnapshotWord::ExternalAnnotations)?;
         self.list(&snapshot.annotations, Self::annotation)?;
         self.close_dict()?;
         self.code(op::STOP)?;
@@ -78,69 +78,69 @@ impl<'a, W: Write> Writer<'a, W> {
 
     fn segment(&mut self, segment: &'a Segment) -> io::Result<()> {
         self.open_dict()?;
-        self.number(Word::Device, segment.device.into())?;
-        self.number(Word::Address, segment.address.0)?;
-        self.number(Word::TotalSize, segment.total_size)?;
-        self.number(Word::AllocatedSize, segment.allocated_size())?;
-        self.number(Word::ActiveSize, segment.active_size())?;
-        self.number(Word::RequestedSize, segment.requested_size())?;
-        self.number(Word::Stream, self.stream_handle(segment.stream.index()))?;
-        self.word(Word::SegmentType)?;
+        self.number(SnapshotWord::Device, segment.device.into())?;
+        self.number(SnapshotWord::Address, segment.address.0)?;
+        self.number(SnapshotWord::TotalSize, segment.total_size)?;
+        self.number(SnapshotWord::AllocatedSize, segment.allocated_size())?;
+        self.number(SnapshotWord::ActiveSize, segment.active_size())?;
+        self.number(SnapshotWord::RequestedSize, segment.requested_size())?;
+        self.number(SnapshotWord::Stream, self.stream_handle(segment.stream.index()))?;
+        self.word(SnapshotWord::SegmentType)?;
         self.word(match segment.kind {
-            SegmentKind::Small => Word::Small,
-            SegmentKind::Large => Word::Large,
+            SegmentKind::Small => SnapshotWord::Small,
+            SegmentKind::Large => SnapshotWord::Large,
         })?;
-        self.word(Word::SegmentPoolId)?;
+        self.word(SnapshotWord::SegmentPoolId)?;
         self.pool(segment.pool)?;
-        self.word(Word::IsExpandable)?;
+        self.word(SnapshotWord::IsExpandable)?;
         self.bool(segment.expandable)?;
-        self.word(Word::Frames)?;
+        self.word(SnapshotWord::Frames)?;
         self.stack(segment.stack)?;
-        self.word(Word::Blocks)?;
+        self.word(SnapshotWord::Blocks)?;
         self.list(&segment.blocks, Self::block)?;
         self.close_dict()
     }
 
     fn block(&mut self, block: &'a Block) -> io::Result<()> {
         self.open_dict()?;
-        self.number(Word::Address, block.address.0)?;
-        self.number(Word::Size, block.size)?;
-        self.number(Word::RequestedSize, block.requested_size)?;
-        self.word(Word::State)?;
+        self.number(SnapshotWord::Address, block.address.0)?;
+        self.number(SnapshotWord::Size, block.size)?;
+        self.number(SnapshotWord::RequestedSize, block.requested_size)?;
+        self.word(SnapshotWord::State)?;
         self.word(match block.state {
-            BlockState::Allocated => Word::ActiveAllocated,
-            BlockState::PendingFree => Word::ActivePendingFree,
-            BlockState::Inactive => Word::Inactive,
+            BlockState::Allocated => SnapshotWord::ActiveAllocated,
+            BlockState::PendingFree => SnapshotWord::ActivePendingFree,
+            BlockState::Inactive => SnapshotWord::Inactive,
         })?;
-        self.word(Word::Frames)?;
+        self.word(SnapshotWord::Frames)?;
         self.stack(block.stack)?;
         self.close_dict()
     }
 
     fn entry(&mut self, entry: &'a Entry) -> io::Result<()> {
         self.open_dict()?;
-        self.word(Word::Action)?;
+        self.word(SnapshotWord::Action)?;
         match entry.action.word() {
             Some(word) => self.word(word)?,
             None => self.text(Action::Unknown.name())?,
         }
-        let place = if entry.action == Action::OutOfMemory { Word::DeviceFree } else { Word::Addr };
+        let place = if entry.action == Action::OutOfMemory { SnapshotWord::DeviceFree } else { SnapshotWord::Addr };
         self.number(place, entry.address.0)?;
-        self.number(Word::Size, entry.size)?;
-        self.number(Word::Stream, self.stream_handle(entry.stream.index()))?;
-        self.number(Word::TimeUs, entry.time_us)?;
+        self.number(SnapshotWord::Size, entry.size)?;
+        self.number(SnapshotWord::Stream, self.stream_handle(entry.stream.index()))?;
+        self.number(SnapshotWord::TimeUs, entry.time_us)?;
         let note = self.snapshot.notes.get(entry.note as usize);
-        self.word(Word::CompileContext)?;
-        self.text(note.map_or(Word::NotApplicable.text(), |note| &note.compile_context))?;
-        self.word(Word::UserMetadata)?;
+        self.word(SnapshotWord::CompileContext)?;
+        self.text(note.map_or(SnapshotWord::NotApplicable.text(), |note| &note.compile_context))?;
+        self.word(SnapshotWord::UserMetadata)?;
         self.text(note.map_or("", |note| &note.user_metadata))?;
         if let Some(&pool) = entry.pool.and_then(|pool| self.snapshot.pools.get(pool as usize)) {
-            self.word(Word::PoolId)?;
+            self.word(SnapshotWord::PoolId)?;
             self.pool(pool)?;
         }
         // PyTorch leaves the key out where it kept no stacks at all.
         if self.stacks.len() > 1 {
-            self.word(Word::Frames)?;
+            self.word(SnapshotWord::Frames)?;
             self.stack(entry.stack)?;
         }
         self.close_dict()
@@ -148,17 +148,17 @@ impl<'a, W: Write> Writer<'a, W> {
 
     fn annotation(&mut self, annotation: &'a Annotation) -> io::Result<()> {
         self.open_dict()?;
-        self.word(Word::Stage)?;
+        self.word(SnapshotWord::Stage)?;
         self.word(match annotation.stage {
-            Stage::Start => Word::Start,
-            Stage::End => Word::End,
+            Stage::Start => SnapshotWord::Start,
+            Stage::End => SnapshotWord::End,
         })?;
-        self.word(Word::Name)?;
+        self.word(SnapshotWord::Name)?;
         self.text(&annotation.name)?;
         if let Some(device) = annotation.device {
-            self.number(Word::Device, device.into())?;
+            self.number(SnapshotWord::Device, device.into())?;
         }
-        self.number(Word::TimeUs, annotation.time_us)?;
+        self.number(SnapshotWord::TimeUs, annotation.time_us)?;
         self.close_dict()
     }
 
@@ -210,11 +210,11 @@ impl<'a, W: Write> Writer<'a, W> {
         }
         let frame = &self.snapshot.stacks.all_frames()[place];
         self.open_dict()?;
-        self.word(Word::Name)?;
+        self.word(SnapshotWord::Name)?;
         self.text(&frame.name)?;
-        self.word(Word::Filename)?;
+        self.word(SnapshotWord::Filename)?;
         self.text(&frame.filename)?;
-        self.number(Word::Line, frame.line.into())?;
+        self.number(SnapshotWord::Line, frame.line.into())?;
         self.close_dict()?;
         self.frames[place] = Some(self.memorise()?);
         Ok(())
@@ -259,7 +259,7 @@ impl<'a, W: Write> Writer<'a, W> {
         self.code(op::SETITEMS)
     }
 
-    fn number(&mut self, key: Word, number: u64) -> io::Result<()> {
+    fn number(&mut self, key: SnapshotWord, number: u64) -> io::Result<()> {
         self.word(key)?;
         self.integer(number.into())
     }
@@ -294,7 +294,7 @@ impl<'a, W: Write> Writer<'a, W> {
         self.to.write_all(&number.to_le_bytes()[..length])
     }
 
-    fn word(&mut self, word: Word) -> io::Result<()> {
+    fn word(&mut self, word: SnapshotWord) -> io::Result<()> {
         if let Some(number) = self.words[word as usize] {
             return self.recall(number);
         }

@@ -6,17 +6,17 @@ use std::{
     io::{self, Read},
 };
 
-use super::{Collector, Fault, Heap, LONGEST_TEXT, PickleError, Value, opcode as op};
+use super::{DictCollector, Fault, LONGEST_TEXT, PickleError, PickleHeap, PickleValue, opcode as op};
 use crate::memory_budget::{MemoryBudget, OutOfBudget};
 
 /// Reads a pickle: all values, and the outermost one. The texts in `known` get the first numbers, in order.
-pub(crate) fn load<R: Read, C: Collector>(
+pub(crate) fn load<R: Read, C: DictCollector>(
     reader: R,
     known: &[&str],
     budget: MemoryBudget,
     collector: &mut C,
-) -> Result<(Heap, Value), PickleError> {
-    let heap = Heap::new(known, budget).map_err(|spent| PickleError { offset: 0, fault: spent.into() })?;
+) -> Result<(PickleHeap, PickleValue), PickleError> {
+    let heap = PickleHeap::new(known, budget).map_err(|spent| PickleError { offset: 0, fault: spent.into() })?;
     let mut machine = PickleMachine {
         input: PickleInput::new(reader),
         heap,
@@ -32,8 +32,8 @@ pub(crate) fn load<R: Read, C: Collector>(
 
 struct PickleMachine<'a, R, C> {
     input: PickleInput<R>,
-    heap: Heap,
-    stack: Vec<Value>,
+    heap: PickleHeap,
+    stack: Vec<PickleValue>,
     /// The stack heights of the open marks.
     marks: Vec<usize>,
     memo: Memo,
@@ -41,8 +41,8 @@ struct PickleMachine<'a, R, C> {
     collector: &'a mut C,
 }
 
-impl<R: Read, C: Collector> PickleMachine<'_, R, C> {
-    fn run(&mut self) -> Result<Value, PickleError> {
+impl<R: Read, C: DictCollector> PickleMachine<'_, R, C> {
+    fn run(&mut self) -> Result<PickleValue, PickleError> {
         let mut offset = 0;
         self.run_from(&mut offset).map_err(|fault| match fault {
             // The input failed behind the opcode.
@@ -52,7 +52,7 @@ impl<R: Read, C: Collector> PickleMachine<'_, R, C> {
     }
 
     /// Runs to the end. `offset` is that of the current opcode.
-    fn run_from(&mut self, offset: &mut u64) -> Result<Value, Fault> {
+    fn run_from(&mut self, offset: &mut u64) -> Result<PickleValue, Fault> {
         match self.input.byte()? {
             op::PROTO => {}
             other => return Err(Fault::NoPickle(other)),
@@ -95,11 +95,11 @@ impl<R: Read, C: Collector> PickleMachine<'_, R, C> {
             op::MARK => self.heap.budget.push(&mut self.marks, self.stack.len())?,
             op::EMPTY_DICT => {
                 let node = self.heap.new_node()?;
-                self.push(Value::Dict(node))?;
+                self.push(PickleValue::Dict(node))?;
             }
             op::EMPTY_LIST => {
                 let node = self.heap.new_node()?;
-                self.push(Value::List(node))?;
+                self.push(PickleValue::List(node))?;
             }
             op::EMPTY_TUPLE => self.make_tuple(self.stack.len())?,
             op::TUPLE1 => self.make_tuple(self.place_of("TUPLE1", 1)?)?,
@@ -133,15 +133,15 @@ impl<R: Read, C: Collector> PickleMachine<'_, R, C> {
             }
             op::BININT1 => {
                 let number = self.input.byte()?;
-                self.push(Value::Int(i64::from(number)))?;
+                self.push(PickleValue::Int(i64::from(number)))?;
             }
             op::BININT2 => {
                 let number = u16::from_le_bytes(self.input.array()?);
-                self.push(Value::Int(i64::from(number)))?;
+                self.push(PickleValue::Int(i64::from(number)))?;
             }
             op::BININT => {
                 let number = i32::from_le_bytes(self.input.array()?);
-                self.push(Value::Int(i64::from(number)))?;
+                self.push(PickleValue::Int(i64::from(number)))?;
             }
             op::LONG1 => {
                 let length = self.input.byte()?;
@@ -153,11 +153,11 @@ impl<R: Read, C: Collector> PickleMachine<'_, R, C> {
             }
             op::BINFLOAT => {
                 let number = f64::from_be_bytes(self.input.array()?);
-                self.push(Value::Float(number))?;
+                self.push(PickleValue::Float(number))?;
             }
-            op::NONE => self.push(Value::None)?,
-            op::NEWTRUE => self.push(Value::Bool(true))?,
-            op::NEWFALSE => self.push(Value::Bool(false))?,
+            op::NONE => self.push(PickleValue::None)?,
+            op::NEWTRUE => self.push(PickleValue::Bool(true))?,
+            op::NEWFALSE => self.push(PickleValue::Bool(false))?,
             // The length of a frame is a hint for prefetching.
             op::FRAME => drop(self.input.array::<8>()?),
             op::POP => {
@@ -175,7 +175,7 @@ impl<R: Read, C: Collector> PickleMachine<'_, R, C> {
     }
 
     #[inline]
-    fn push(&mut self, value: Value) -> Result<(), Fault> {
+    fn push(&mut self, value: PickleValue) -> Result<(), Fault> {
         Ok(self.heap.budget.push(&mut self.stack, value)?)
     }
 
@@ -212,12 +212,12 @@ impl<R: Read, C: Collector> PickleMachine<'_, R, C> {
         let node = self.heap.new_node()?;
         self.heap.append(node, &self.stack[start..])?;
         self.stack.truncate(start);
-        self.push(Value::Tuple(node))
+        self.push(PickleValue::Tuple(node))
     }
 
     fn append(&mut self, opcode: &'static str, start: usize) -> Result<(), Fault> {
         match self.below(start) {
-            Some(Value::List(node)) => {
+            Some(PickleValue::List(node)) => {
                 self.heap.append(node, &self.stack[start..])?;
                 self.stack.truncate(start);
                 Ok(())
@@ -227,7 +227,7 @@ impl<R: Read, C: Collector> PickleMachine<'_, R, C> {
     }
 
     fn set_items(&mut self, opcode: &'static str, start: usize) -> Result<(), Fault> {
-        let Some(Value::Dict(node)) = self.below(start) else {
+        let Some(PickleValue::Dict(node)) = self.below(start) else {
             return Err(Fault::Stack { opcode, what: "a dict" });
         };
         let items = &self.stack[start..];
@@ -250,7 +250,7 @@ impl<R: Read, C: Collector> PickleMachine<'_, R, C> {
     }
 
     /// The container below the values from `start` on, unless a mark is between them.
-    fn below(&self, start: usize) -> Option<Value> {
+    fn below(&self, start: usize) -> Option<PickleValue> {
         let floor = self.marks.last().copied().unwrap_or(0);
         (start > floor).then(|| self.stack[start - 1])
     }
@@ -263,7 +263,7 @@ impl<R: Read, C: Collector> PickleMachine<'_, R, C> {
         // Python writes file names that are not Unicode as invalid UTF-8. They stay readable.
         let text = String::from_utf8_lossy(bytes);
         let text = self.heap.intern(&text)?;
-        self.push(Value::Text(text))
+        self.push(PickleValue::Text(text))
     }
 
     /// Little-endian, in two's complement.
@@ -279,14 +279,14 @@ impl<R: Read, C: Collector> PickleMachine<'_, R, C> {
         let mut word = [0; 8];
         word[..low.len()].copy_from_slice(low);
         let value = match (high, i64::from_le_bytes(word)) {
-            (None, _) if low.is_empty() => Value::Int(0),
+            (None, _) if low.is_empty() => PickleValue::Int(0),
             (None, number) => {
                 let unused = 64 - 8 * low.len();
-                Value::Int(number << unused >> unused)
+                PickleValue::Int(number << unused >> unused)
             }
-            (Some(0), number) if number < 0 => Value::Unsigned(number as u64),
-            (Some(0), number) => Value::Int(number),
-            (Some(0xff), number) if number < 0 => Value::Int(number),
+            (Some(0), number) if number < 0 => PickleValue::Unsigned(number as u64),
+            (Some(0), number) => PickleValue::Int(number),
+            (Some(0xff), number) if number < 0 => PickleValue::Int(number),
             _ => return Err(Fault::Integer(length)),
         };
         self.push(value)
@@ -296,12 +296,12 @@ impl<R: Read, C: Collector> PickleMachine<'_, R, C> {
 /// The memoized values. Writers number densely; other numbers are kept apart, so that a huge one costs no memory.
 #[derive(Default)]
 struct Memo {
-    dense: Vec<Value>,
-    sparse: HashMap<u32, Value>,
+    dense: Vec<PickleValue>,
+    sparse: HashMap<u32, PickleValue>,
 }
 
 impl Memo {
-    fn set(&mut self, index: u32, value: Value, budget: &mut MemoryBudget) -> Result<(), OutOfBudget> {
+    fn set(&mut self, index: u32, value: PickleValue, budget: &mut MemoryBudget) -> Result<(), OutOfBudget> {
         match (index as usize).cmp(&self.dense.len()) {
             Ordering::Less => self.dense[index as usize] = value,
             Ordering::Equal => budget.push(&mut self.dense, value)?,
@@ -313,7 +313,7 @@ impl Memo {
         Ok(())
     }
 
-    fn get(&self, index: u32) -> Option<Value> {
+    fn get(&self, index: u32) -> Option<PickleValue> {
         self.dense.get(index as usize).or_else(|| self.sparse.get(&index)).copied()
     }
 
@@ -417,17 +417,17 @@ mod tests {
 
     struct CollectNothing;
 
-    impl Collector for CollectNothing {
-        fn collect(&mut self, _: &[Value], _: &mut Heap) -> Result<Option<u32>, Fault> {
+    impl DictCollector for CollectNothing {
+        fn collect(&mut self, _: &[PickleValue], _: &mut PickleHeap) -> Result<Option<u32>, Fault> {
             Ok(None)
         }
     }
 
-    fn loaded(bytes: &[u8]) -> Result<(Heap, Value), PickleError> {
+    fn loaded(bytes: &[u8]) -> Result<(PickleHeap, PickleValue), PickleError> {
         load(bytes, &[], MemoryBudget::of(1 << 20), &mut CollectNothing)
     }
 
-    fn body(code: &[u8]) -> Result<(Heap, Value), PickleError> {
+    fn body(code: &[u8]) -> Result<(PickleHeap, PickleValue), PickleError> {
         loaded(&[&[op::PROTO, 4], code].concat())
     }
 
@@ -438,13 +438,13 @@ mod tests {
     #[test]
     fn integers_have_64_bits_and_a_sign() {
         let number = |code: &[u8]| body(&[code, &[op::STOP]].concat()).unwrap().1;
-        assert_eq!(number(&[op::BININT1, 255]), Value::Int(255));
-        assert_eq!(number(&[op::BININT2, 0, 1]), Value::Int(256));
-        assert_eq!(number(&[op::BININT, 255, 255, 255, 255]), Value::Int(-1));
-        assert_eq!(number(&[op::LONG1, 0]), Value::Int(0));
-        assert_eq!(number(&[op::LONG1, 1, 0x80]), Value::Int(-128));
+        assert_eq!(number(&[op::BININT1, 255]), PickleValue::Int(255));
+        assert_eq!(number(&[op::BININT2, 0, 1]), PickleValue::Int(256));
+        assert_eq!(number(&[op::BININT, 255, 255, 255, 255]), PickleValue::Int(-1));
+        assert_eq!(number(&[op::LONG1, 0]), PickleValue::Int(0));
+        assert_eq!(number(&[op::LONG1, 1, 0x80]), PickleValue::Int(-128));
         let high = [&[op::LONG1, 9][..], &u64::MAX.to_le_bytes(), &[0]].concat();
-        assert_eq!(number(&high), Value::Unsigned(u64::MAX));
+        assert_eq!(number(&high), PickleValue::Unsigned(u64::MAX));
         assert_eq!(
             complaint(&[op::LONG1, 9, 0, 0, 0, 0, 0, 0, 0, 0, 1]),
             "byte 2: an integer of 9 bytes; at most 64 bits are expected"
@@ -461,8 +461,8 @@ mod tests {
         let code = [op::EMPTY_LIST, op::MARK, op::EMPTY_LIST, op::MEMOIZE, op::SHORT_BINUNICODE, 1, b'x', op::APPEND];
         let rest = [op::BINGET, 0, op::APPENDS, op::STOP];
         let (heap, root) = body(&[&code[..], &rest].concat()).unwrap();
-        let Value::List(root) = root else { panic!("{root:?}") };
-        let items: Vec<Value> = heap.items(root).collect();
+        let PickleValue::List(root) = root else { panic!("{root:?}") };
+        let items: Vec<PickleValue> = heap.items(root).collect();
         assert_eq!(items.len(), 2);
         assert_eq!(items[0], items[1]);
     }
@@ -471,7 +471,7 @@ mod tests {
     fn a_list_that_contains_itself_is_read() {
         let code = [op::EMPTY_LIST, op::MEMOIZE, op::BINGET, 0, op::APPEND, op::STOP];
         let (heap, root) = body(&code).unwrap();
-        let Value::List(node) = root else { panic!("{root:?}") };
+        let PickleValue::List(node) = root else { panic!("{root:?}") };
         assert_eq!(heap.items(node).collect::<Vec<_>>(), [root]);
     }
 
@@ -533,7 +533,7 @@ mod tests {
     fn a_huge_memo_number_costs_nothing() {
         let far =
             [&[op::NONE, op::LONG_BINPUT][..], &u32::MAX.to_le_bytes(), &[op::LONG_BINGET], &u32::MAX.to_le_bytes()];
-        assert_eq!(body(&[&far.concat()[..], &[op::STOP]].concat()).unwrap().1, Value::None);
+        assert_eq!(body(&[&far.concat()[..], &[op::STOP]].concat()).unwrap().1, PickleValue::None);
     }
 
     /// Random opcodes reach further than random bytes.
@@ -588,7 +588,7 @@ mod tests {
                 }
             }
             let bytes = [&[op::PROTO, 4], &code[..]].concat();
-            let shown = |result: Result<(Heap, Value), PickleError>| match result {
+            let shown = |result: Result<(PickleHeap, PickleValue), PickleError>| match result {
                 Ok((_, value)) => format!("{value:?}"),
                 Err(error) => error.to_string(),
             };

@@ -1,6 +1,6 @@
 //! Reads pickles without running them: the opcodes that plain data needs, every other refused by name.
 //!
-//! Knows nothing of memory snapshots. A [`Collector`] sees every dict when it is filled and may keep it in a form of its
+//! Knows nothing of memory snapshots. A [`DictCollector`] sees every dict when it is filled and may keep it in a form of its
 //! own, so that millions of trace entries never exist as dicts. Memory is bounded by a [`MemoryBudget`], whatever lengths,
 //! depths or references a file claims; nothing here recurses.
 
@@ -14,7 +14,7 @@ pub(crate) mod sample;
 mod value;
 
 pub(crate) use machine::load;
-pub(crate) use value::{Heap, NodeId, TextId, Value};
+pub(crate) use value::{NodeId, PickleHeap, PickleValue, TextId};
 
 /// The longest text that is believed. A stack frame with a template name has a few kilobytes.
 const LONGEST_TEXT: u64 = 64 << 20;
@@ -79,9 +79,9 @@ pub enum Fault {
 }
 
 /// Looks at dicts as they are filled.
-pub(crate) trait Collector {
+pub(crate) trait DictCollector {
     /// `items` holds key, value, key, value. With a record number the dict is done with: it keeps only that number.
-    fn collect(&mut self, items: &[Value], heap: &mut Heap) -> Result<Option<u32>, Fault>;
+    fn collect(&mut self, items: &[PickleValue], heap: &mut PickleHeap) -> Result<Option<u32>, Fault>;
 }
 
 /// The opcodes of pickle: those that plain data needs, and the names of those that are refused.

@@ -2,19 +2,19 @@
 
 use super::opcode as op;
 
-/// Plain data.
+/// PlainValue data.
 #[derive(Clone, Debug)]
-pub(crate) enum Plain {
+pub(crate) enum PlainValue {
     Int(i128),
     Bool(bool),
     Float(f64),
     Text(&'static str),
-    List(Vec<Plain>),
+    List(Vec<PlainValue>),
     Pair(i64, i64),
-    Dict(Vec<(&'static str, Plain)>),
+    Dict(Vec<(&'static str, PlainValue)>),
 }
 
-impl Plain {
+impl PlainValue {
     pub(crate) fn pickle(&self, protocol: u8) -> Vec<u8> {
         let mut bytes = vec![op::PROTO, protocol];
         self.write(protocol, &mut bytes);
@@ -24,28 +24,28 @@ impl Plain {
 
     fn write(&self, protocol: u8, to: &mut Vec<u8>) {
         match self {
-            Plain::Int(number) => {
+            PlainValue::Int(number) => {
                 let length = if i64::try_from(*number).is_ok() { 8 } else { 9 };
                 to.extend([op::LONG1, length]);
                 to.extend(&number.to_le_bytes()[..length as usize]);
             }
-            Plain::Bool(value) => to.push(if *value { op::NEWTRUE } else { op::NEWFALSE }),
-            Plain::Float(number) => {
+            PlainValue::Bool(value) => to.push(if *value { op::NEWTRUE } else { op::NEWFALSE }),
+            PlainValue::Float(number) => {
                 to.push(op::BINFLOAT);
                 to.extend(number.to_be_bytes());
             }
-            Plain::Text(text) => write_text(text, protocol, to),
-            Plain::List(items) => {
+            PlainValue::Text(text) => write_text(text, protocol, to),
+            PlainValue::List(items) => {
                 to.extend([op::EMPTY_LIST, op::MARK]);
                 items.iter().for_each(|item| item.write(protocol, to));
                 to.push(op::APPENDS);
             }
-            Plain::Pair(first, second) => {
-                Plain::Int((*first).into()).write(protocol, to);
-                Plain::Int((*second).into()).write(protocol, to);
+            PlainValue::Pair(first, second) => {
+                PlainValue::Int((*first).into()).write(protocol, to);
+                PlainValue::Int((*second).into()).write(protocol, to);
                 to.push(op::TUPLE2);
             }
-            Plain::Dict(items) => {
+            PlainValue::Dict(items) => {
                 to.extend([op::EMPTY_DICT, op::MARK]);
                 for (key, value) in items {
                     write_text(key, protocol, to);

@@ -8,7 +8,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use crate::memory_budget::{MemoryBudget, OutOfBudget};
 
-/// A number in [`Heap`]'s texts.
+/// A number in [`PickleHeap`]'s texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct TextId(pub u32);
 
@@ -18,7 +18,7 @@ pub(crate) struct NodeId(pub u32);
 
 /// A value. 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Value {
+pub(crate) enum PickleValue {
     None,
     Bool(bool),
     Int(i64),
@@ -32,26 +32,26 @@ pub(crate) enum Value {
     Dict(NodeId),
 }
 
-impl Value {
+impl PickleValue {
     /// What Python calls its type.
     pub(crate) const fn kind(self) -> &'static str {
         match self {
-            Value::None => "None",
-            Value::Bool(_) => "a bool",
-            Value::Int(_) | Value::Unsigned(_) => "an int",
-            Value::Float(_) => "a float",
-            Value::Text(_) => "a str",
-            Value::List(_) => "a list",
-            Value::Tuple(_) => "a tuple",
-            Value::Dict(_) => "a dict",
+            PickleValue::None => "None",
+            PickleValue::Bool(_) => "a bool",
+            PickleValue::Int(_) | PickleValue::Unsigned(_) => "an int",
+            PickleValue::Float(_) => "a float",
+            PickleValue::Text(_) => "a str",
+            PickleValue::List(_) => "a list",
+            PickleValue::Tuple(_) => "a tuple",
+            PickleValue::Dict(_) => "a dict",
         }
     }
 
     /// The integer in 64 bits. Writers that know only signed integers show high addresses as negative numbers.
     pub(crate) const fn bits(self) -> Option<u64> {
         match self {
-            Value::Int(number) => Some(number as u64),
-            Value::Unsigned(number) => Some(number),
+            PickleValue::Int(number) => Some(number as u64),
+            PickleValue::Unsigned(number) => Some(number),
             _ => None,
         }
     }
@@ -59,27 +59,27 @@ impl Value {
     /// An integer that is not negative.
     pub(crate) const fn unsigned(self) -> Option<u64> {
         match self {
-            Value::Int(number) if number >= 0 => Some(number as u64),
-            Value::Unsigned(number) => Some(number),
+            PickleValue::Int(number) if number >= 0 => Some(number as u64),
+            PickleValue::Unsigned(number) => Some(number),
             _ => None,
         }
     }
 }
 
 const NOWHERE: u32 = u32::MAX;
-/// In [`Node::head`]: the dict became the record whose number is in the tail.
+/// In [`HeapNode::head`]: the dict became the record whose number is in the tail.
 const RECORD: u32 = u32::MAX - 1;
 
 /// A container: its first and last piece.
 #[derive(Clone, Copy, Debug)]
-struct Node {
+struct HeapNode {
     head: u32,
     tail: u32,
 }
 
 /// Some consecutive cells, and where the container goes on.
 #[derive(Clone, Copy, Debug)]
-struct Piece {
+struct CellRange {
     start: u32,
     length: u32,
     next: u32,
@@ -87,10 +87,10 @@ struct Piece {
 
 /// Everything that a pickle holds.
 #[derive(Debug)]
-pub(crate) struct Heap {
-    cells: Vec<Value>,
-    pieces: Vec<Piece>,
-    nodes: Vec<Node>,
+pub(crate) struct PickleHeap {
+    cells: Vec<PickleValue>,
+    pieces: Vec<CellRange>,
+    nodes: Vec<HeapNode>,
     texts: Vec<Arc<str>>,
     numbers: HashMap<Arc<str>, TextId>,
     /// Where runs of containers begin, by their fingerprint.
@@ -98,10 +98,10 @@ pub(crate) struct Heap {
     pub(crate) budget: MemoryBudget,
 }
 
-impl Heap {
+impl PickleHeap {
     /// Texts known beforehand get the first numbers, in order.
-    pub(crate) fn new(known: &[&str], budget: MemoryBudget) -> Result<Heap, OutOfBudget> {
-        let mut heap = Heap {
+    pub(crate) fn new(known: &[&str], budget: MemoryBudget) -> Result<PickleHeap, OutOfBudget> {
+        let mut heap = PickleHeap {
             cells: Vec::new(),
             pieces: Vec::new(),
             nodes: Vec::new(),
@@ -135,12 +135,12 @@ impl Heap {
 
     pub(crate) fn new_node(&mut self) -> Result<NodeId, OutOfBudget> {
         let number = NodeId(self.nodes.len() as u32);
-        self.budget.push(&mut self.nodes, Node { head: NOWHERE, tail: NOWHERE })?;
+        self.budget.push(&mut self.nodes, HeapNode { head: NOWHERE, tail: NOWHERE })?;
         Ok(number)
     }
 
     /// Appends items to a container.
-    pub(crate) fn append(&mut self, node: NodeId, items: &[Value]) -> Result<(), OutOfBudget> {
+    pub(crate) fn append(&mut self, node: NodeId, items: &[PickleValue]) -> Result<(), OutOfBudget> {
         if items.is_empty() {
             return Ok(());
         }
@@ -159,23 +159,23 @@ impl Heap {
             }
         }
         let piece = self.pieces.len() as u32;
-        self.budget.push(&mut self.pieces, Piece { start, length: items.len() as u32, next: NOWHERE })?;
+        self.budget.push(&mut self.pieces, CellRange { start, length: items.len() as u32, next: NOWHERE })?;
         let head = if place.head == NOWHERE {
             piece
         } else {
             self.pieces[place.tail as usize].next = piece;
             place.head
         };
-        self.nodes[node.0 as usize] = Node { head, tail: piece };
+        self.nodes[node.0 as usize] = HeapNode { head, tail: piece };
         Ok(())
     }
 
     /// Where the same items stand already, if all are containers; otherwise it is noted that they will come next. Cells
     /// never change, so whoever appends to a list that shares them goes on elsewhere.
-    fn known_run(&mut self, items: &[Value]) -> Result<Option<u32>, OutOfBudget> {
+    fn known_run(&mut self, items: &[PickleValue]) -> Result<Option<u32>, OutOfBudget> {
         let mut fingerprint = items.len() as u64;
         for item in items {
-            let Value::Dict(dict) = item else { return Ok(None) };
+            let PickleValue::Dict(dict) = item else { return Ok(None) };
             fingerprint = (fingerprint.rotate_left(5) ^ u64::from(dict.0)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         }
         if let Some(&start) = self.runs.get(&fingerprint) {
@@ -205,7 +205,7 @@ impl Heap {
 
     /// Makes an empty dict stand for a record that was kept elsewhere.
     pub(crate) fn set_record(&mut self, node: NodeId, record: u32) {
-        self.nodes[node.0 as usize] = Node { head: RECORD, tail: record };
+        self.nodes[node.0 as usize] = HeapNode { head: RECORD, tail: record };
     }
 
     /// The record that a dict became.
@@ -215,7 +215,7 @@ impl Heap {
     }
 
     /// The values of a container; for a dict, keys and values in turn. Nothing for a record.
-    pub(crate) fn items(&self, node: NodeId) -> impl Iterator<Item = Value> + '_ {
+    pub(crate) fn items(&self, node: NodeId) -> impl Iterator<Item = PickleValue> + '_ {
         let mut next = match self.nodes[node.0 as usize].head {
             RECORD => NOWHERE,
             head => head,
@@ -230,14 +230,14 @@ impl Heap {
     }
 
     /// Keys and values of a dict.
-    pub(crate) fn pairs(&self, node: NodeId) -> impl Iterator<Item = (Value, Value)> + '_ {
+    pub(crate) fn pairs(&self, node: NodeId) -> impl Iterator<Item = (PickleValue, PickleValue)> + '_ {
         let mut items = self.items(node);
         std::iter::from_fn(move || Some((items.next()?, items.next()?)))
     }
 
     /// The value under a key; the last one where a dict was given the key twice, as in Python.
-    pub(crate) fn get(&self, dict: NodeId, key: TextId) -> Option<Value> {
-        self.pairs(dict).filter(|(found, _)| *found == Value::Text(key)).last().map(|(_, value)| value)
+    pub(crate) fn get(&self, dict: NodeId, key: TextId) -> Option<PickleValue> {
+        self.pairs(dict).filter(|(found, _)| *found == PickleValue::Text(key)).last().map(|(_, value)| value)
     }
 }
 
@@ -245,14 +245,14 @@ impl Heap {
 mod tests {
     use super::*;
 
-    fn items(heap: &Heap, node: NodeId) -> Vec<Value> {
+    fn items(heap: &PickleHeap, node: NodeId) -> Vec<PickleValue> {
         heap.items(node).collect()
     }
 
     #[test]
     fn a_stack_that_is_written_again_and_again_costs_its_cells_once() {
-        let mut heap = Heap::new(&[], MemoryBudget::of(200 << 10)).unwrap();
-        let frames: Vec<Value> = (0..30).map(|_| Value::Dict(heap.new_node().unwrap())).collect();
+        let mut heap = PickleHeap::new(&[], MemoryBudget::of(200 << 10)).unwrap();
+        let frames: Vec<PickleValue> = (0..30).map(|_| PickleValue::Dict(heap.new_node().unwrap())).collect();
         let lists: Vec<NodeId> = (0..2000)
             .map(|_| {
                 let list = heap.new_node().unwrap();
@@ -267,15 +267,15 @@ mod tests {
 
     #[test]
     fn a_list_that_goes_on_takes_no_other_with_it() {
-        let mut heap = Heap::new(&[], MemoryBudget::of(1 << 20)).unwrap();
-        let frames: Vec<Value> = (0..3).map(|_| Value::Dict(heap.new_node().unwrap())).collect();
+        let mut heap = PickleHeap::new(&[], MemoryBudget::of(1 << 20)).unwrap();
+        let frames: Vec<PickleValue> = (0..3).map(|_| PickleValue::Dict(heap.new_node().unwrap())).collect();
         let [one, other, more] = [(); 3].map(|()| heap.new_node().unwrap());
         heap.append(one, &frames).unwrap();
         heap.append(other, &frames).unwrap();
-        heap.append(one, &[Value::None]).unwrap();
+        heap.append(one, &[PickleValue::None]).unwrap();
         heap.append(other, &frames[..1]).unwrap();
         heap.append(more, &frames).unwrap();
-        assert_eq!(items(&heap, one), [&frames[..], &[Value::None]].concat());
+        assert_eq!(items(&heap, one), [&frames[..], &[PickleValue::None]].concat());
         assert_eq!(items(&heap, other), [&frames[..], &frames[..1]].concat());
         assert_eq!(items(&heap, more), frames);
         let names = [one, other, more].map(|list| heap.contents(list));
