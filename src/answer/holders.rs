@@ -9,7 +9,7 @@ use crate::{
     base::{SiteId, TagId},
     trace::{
         Op, Source, Tables, TraceError,
-        torch::{BlockState, Recording, StackId},
+        torch::{Recording, SnapshotBlockState, StackId},
     },
 };
 
@@ -252,7 +252,7 @@ fn held_blocks(recording: &Recording) -> impl Iterator<Item = (u64, StackId)> {
         .final_segments
         .iter()
         .flat_map(|segment| &segment.blocks)
-        .filter(|block| block.state == BlockState::Allocated)
+        .filter(|block| block.state == SnapshotBlockState::Allocated)
         .map(|block| (block.requested_size, block.stack))
 }
 

@@ -21,7 +21,7 @@ use crate::{
     device::DeviceSpec,
     report::AdviceReport,
     suite::{self, RankFile},
-    trace::{ProgressSource, Trace, torch::DeadEnd},
+    trace::{ProgressSource, Trace, torch::FinalOom},
 };
 
 /// Recommends allocator settings for a program: one line to paste, the memory needed with and without it, what it costs,
@@ -170,7 +170,7 @@ struct AdvisedProgram {
     trace: Trace,
     current: String,
     confidence: Confidence,
-    dead_end: Option<DeadEnd>,
+    dead_end: Option<FinalOom>,
 }
 
 impl AdvisedProgram {

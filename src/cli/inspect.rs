@@ -20,14 +20,14 @@ use crate::{
         summary::{At, MemorySummary, SummaryError, summarize},
     },
     base::{Bytes, Nanos, Progress},
-    plan::{Bound, GRAIN, Lifetimes, PackingBudget, pack},
+    plan::{GRAIN, Lifetimes, MemoryBound, PackingBudget, pack},
     replay::ReplayOptions,
     report::{self, Medium, Render, plot},
     strategy::StrategySpec,
     suite::RankFile,
     trace::{
-        self, Powers, ProgressSource, Source, Summary,
-        torch::{BlockState, OwnLimit, Recording, SegmentKind},
+        self, PowerHistogram, ProgressSource, Source, TraceSummary,
+        torch::{ProcessLimit, Recording, SegmentKind, SnapshotBlockState},
     },
 };
 
@@ -94,7 +94,7 @@ fn for_ranks(args: &Args, files: &[RankFile]) -> CommandResult {
 /// What is known about one source.
 struct InspectedSource {
     name: String,
-    summary: Summary,
+    summary: TraceSummary,
     needed: TraceNeeds,
     about: Option<RecordingFacts>,
     moment: Option<MomentFacts>,
@@ -155,7 +155,7 @@ impl InspectedSource {
     }
 }
 
-fn facts(name: &str, summary: &Summary, needed: &TraceNeeds, about: Option<&RecordingFacts>) -> String {
+fn facts(name: &str, summary: &TraceSummary, needed: &TraceNeeds, about: Option<&RecordingFacts>) -> String {
     let kinds: Vec<String> = summary.by_kind.iter().map(|(kind, count)| format!("{count} {}", kind.name())).collect();
     let (requested, largest) = (Bytes(summary.requested_bytes), Bytes(summary.largest_request));
     let peak = &summary.peak;
@@ -188,14 +188,14 @@ fn line(label: &str, value: &str) -> String {
     format!("{label:<12} {value}\n")
 }
 
-fn histograms(summary: &Summary) -> String {
+fn histograms(summary: &TraceSummary) -> String {
     let mut out = histogram("\nsizes", &summary.sizes, |bytes| Bytes(bytes).to_string());
     out.push_str(&histogram("\nlifetimes in events", &summary.lifetimes, |events| events.to_string()));
     out
 }
 
 /// One bar per power of two.
-fn histogram(title: &str, powers: &Powers, show: impl Fn(u64) -> String) -> String {
+fn histogram(title: &str, powers: &PowerHistogram, show: impl Fn(u64) -> String) -> String {
     let mut out = format!("{title}\n");
     let most = powers.buckets().map(|bucket| bucket.count).max().unwrap_or(0);
     for bucket in powers.buckets() {
@@ -210,7 +210,7 @@ fn histogram(title: &str, powers: &Powers, show: impl Fn(u64) -> String) -> Stri
 /// What every allocator needs for a source.
 #[derive(Debug, Serialize)]
 struct TraceNeeds {
-    bound: Bound,
+    bound: MemoryBound,
     packing: Option<PackedLayout>,
 }
 
@@ -237,7 +237,7 @@ impl TraceNeeds {
     /// Reads the source once, and once more for a layout.
     fn of(source: &dyn Source, with_packing: bool, progress: &dyn Progress) -> Result<TraceNeeds, CommandError> {
         let once = |stage: &str| ProgressSource::stage(source, progress, stage, 1);
-        let bound = Bound::of(&once("computing the bound"), GRAIN).map_err(CommandError::usage)?;
+        let bound = MemoryBound::of(&once("computing the bound"), GRAIN).map_err(CommandError::usage)?;
         let packing = if with_packing { Some(packed(&once("collecting blocks"), progress)?) } else { None };
         Ok(TraceNeeds { bound, packing })
     }
@@ -261,7 +261,7 @@ fn packed(source: &dyn Source, progress: &dyn Progress) -> Result<PackedLayout, 
 }
 
 fn needs_text(needed: &TraceNeeds) -> String {
-    let Bound { requested_bytes, rounded_bytes } = needed.bound;
+    let MemoryBound { requested_bytes, rounded_bytes } = needed.bound;
     let (requested, rounded) = (Bytes(requested_bytes), Bytes(rounded_bytes));
     let mut out = line("bound", &format!("{requested}: no allocator needs less; {rounded} in blocks of {GRAIN} B"));
     if let Some(packing) = &needed.packing {
@@ -295,7 +295,7 @@ struct RecordingFacts {
     annotations: BTreeMap<String, u64>,
     empty_caches: usize,
     /// The memory limit that the program set itself.
-    own_limit: Option<OwnLimit>,
+    own_limit: Option<ProcessLimit>,
     /// What the file does not contain, one sentence each.
     missing: Vec<String>,
 }
@@ -332,7 +332,7 @@ impl RecordingFacts {
         let all = || segments.iter().flat_map(|segment| &segment.blocks);
         let in_state =
             |name, state| tally(name, all().filter(move |block| block.state == state).map(|block| block.size));
-        let free = all().filter(|block| block.state == BlockState::Inactive).map(|block| block.size);
+        let free = all().filter(|block| block.state == SnapshotBlockState::Inactive).map(|block| block.size);
         RecordingFacts {
             device_index: recording.device,
             devices: recording.devices.clone(),
@@ -345,9 +345,9 @@ impl RecordingFacts {
                 of_kind("large expandable", SegmentKind::Large, true),
             ],
             blocks: vec![
-                in_state("allocated", BlockState::Allocated),
-                in_state("waiting", BlockState::PendingFree),
-                in_state("free", BlockState::Inactive),
+                in_state("allocated", SnapshotBlockState::Allocated),
+                in_state("waiting", SnapshotBlockState::PendingFree),
+                in_state("free", SnapshotBlockState::Inactive),
             ],
             largest_free_bytes: free.max().unwrap_or(0),
             annotations,
@@ -379,7 +379,7 @@ fn recording_text(about: &RecordingFacts) -> String {
     out += &line("segments", &format!("at the end: {}", listed(&about.segments)));
     let largest = Bytes(about.largest_free_bytes);
     out += &line("blocks", &format!("at the end: {}; largest free {largest}", listed(&about.blocks)));
-    if let Some(OwnLimit { at_least_bytes, below_bytes }) = about.own_limit {
+    if let Some(ProcessLimit { at_least_bytes, below_bytes }) = about.own_limit {
         let (at_least, below) = (Bytes(at_least_bytes), Bytes(below_bytes));
         let reason = "requests failed while the GPU had free memory";
         out += &line("own limit", &format!("at least {at_least}, below {below}: {reason}"));

@@ -20,7 +20,7 @@ use crate::{
     report::{Medium, Render, ReportError},
     strategy::Setup,
     suite,
-    trace::torch::{OwnLimit, Recording, Snapshot},
+    trace::torch::{ProcessLimit, Recording, Snapshot},
 };
 
 /// Checks that the model reproduces PyTorch memory snapshots exactly. The model of PyTorch's allocator runs the actions of
@@ -126,7 +126,7 @@ struct VerifyRow {
     peak_reserved_bytes: u64,
     limit_bytes: Option<u64>,
     /// The range of the limit that the program set itself, inferred from its failures.
-    own_limit: Option<OwnLimit>,
+    own_limit: Option<ProcessLimit>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     base::{GIB, KIB, MIB},
     device::{CallLedger, Device, DeviceClock},
-    plan::Needs,
+    plan::MemoryNeeds,
     replay::OomCause,
     strategy::{Refusal, Strategy},
     trace::Category,
@@ -317,7 +317,7 @@ impl CaseRecord {
     }
 
     /// Writes down what the source needs, whoever serves it.
-    pub fn set_needs(&mut self, needs: &Needs) {
+    pub fn set_needs(&mut self, needs: &MemoryNeeds) {
         self.bound_requested_bytes = Some(needs.bound.requested_bytes);
         self.bound_rounded_bytes = Some(needs.bound.rounded_bytes);
         self.packed_bytes = needs.packed_bytes;

@@ -18,7 +18,8 @@ use crate::{
     trace::{
         MarkKind, Op, Tables,
         torch::{
-            Action, Annotation, Block, BlockState, Entry, Frame, Segment, SegmentKind, Snapshot, StackId, Stacks, Stage,
+            Action, Annotation, AnnotationEdge, Segment, SegmentKind, Snapshot, SnapshotBlock, SnapshotBlockState,
+            StackFrame, StackId, Stacks, TraceEntry,
         },
     },
 };
@@ -67,7 +68,7 @@ const FIRST_MICROSECOND: u64 = 1;
 /// Watches a replay and keeps what PyTorch would have recorded.
 #[derive(Debug, Default)]
 pub struct Witness {
-    entries: Vec<Entry>,
+    entries: Vec<TraceEntry>,
     annotations: Vec<Annotation>,
     stacks: Stacks,
     /// By site; `None` where not yet needed.
@@ -111,7 +112,7 @@ impl Witness {
     /// Leaves out how so many blocks got there: they were there before, and no call of the program's took their segments.
     fn forget_inherited(&mut self, blocks: u64) {
         let mut left = blocks;
-        let is_last = |entry: &Entry| {
+        let is_last = |entry: &TraceEntry| {
             left -= u64::from(left > 0 && entry.action == Action::Alloc);
             left == 0
         };
@@ -124,12 +125,12 @@ impl Witness {
     fn segment(&self, segment: &SegmentView) -> Segment {
         let blocks = segment.blocks.iter().map(|block| {
             let (state, stack) = match block.state {
-                strategy::BlockState::Allocated => (BlockState::Allocated, self.owners.get(&block.address.0)),
-                strategy::BlockState::Pending => (BlockState::PendingFree, self.owners.get(&block.address.0)),
+                strategy::BlockState::Allocated => (SnapshotBlockState::Allocated, self.owners.get(&block.address.0)),
+                strategy::BlockState::Pending => (SnapshotBlockState::PendingFree, self.owners.get(&block.address.0)),
                 // The block that stands for lent memory has its own line: counted here too, it would be there twice.
-                strategy::BlockState::Free | strategy::BlockState::Lent => (BlockState::Inactive, None),
+                strategy::BlockState::Free | strategy::BlockState::Lent => (SnapshotBlockState::Inactive, None),
             };
-            Block {
+            SnapshotBlock {
                 address: block.address,
                 size: block.size,
                 requested_size: block.requested,
@@ -153,7 +154,7 @@ impl Witness {
 
     fn push(&mut self, action: Action, address: Address, size: u64, stream: StreamId, stack: StackId) {
         let time_us = self.time_us;
-        self.entries.push(Entry { action, address, size, stream, stack, time_us, ..Entry::default() });
+        self.entries.push(TraceEntry { action, address, size, stream, stack, time_us, ..TraceEntry::default() });
     }
 
     fn stack(&mut self, site: SiteId, tables: &Tables) -> StackId {
@@ -175,7 +176,7 @@ impl Witness {
         stack
     }
 
-    fn annotate(&mut self, name: &Arc<str>, stage: Stage) {
+    fn annotate(&mut self, name: &Arc<str>, stage: AnnotationEdge) {
         // Only its time tells between which entries an annotation stands.
         self.time_us += 1;
         self.annotations.push(Annotation { name: Arc::clone(name), stage, device: Some(0), time_us: self.time_us });
@@ -183,7 +184,7 @@ impl Witness {
 
     fn end(&mut self, open: Option<Arc<str>>) {
         if let Some(name) = open {
-            self.annotate(&name, Stage::End);
+            self.annotate(&name, AnnotationEdge::End);
         }
     }
 
@@ -194,7 +195,7 @@ impl Witness {
                 self.end(open);
                 if !label.is_empty() {
                     let name = label.into();
-                    self.annotate(&name, Stage::Start);
+                    self.annotate(&name, AnnotationEdge::Start);
                     self.phase = Some(name);
                 }
             }
@@ -203,7 +204,7 @@ impl Witness {
                 self.end(open);
                 // What PyTorch's profiler calls its steps.
                 let name = format!("ProfilerStep#{index}").into();
-                self.annotate(&name, Stage::Start);
+                self.annotate(&name, AnnotationEdge::Start);
                 self.step = Some(name);
             }
             MarkKind::MicroBatch => {}
@@ -277,7 +278,7 @@ impl Observer for Witness {
             self.owners.remove(&live.block.address.0);
             // It was done before anything else that the free caused.
             let requested = self.entries[self.free_requested_at];
-            let completed = Entry { action: Action::FreeCompleted, ..requested };
+            let completed = TraceEntry { action: Action::FreeCompleted, ..requested };
             self.entries.insert(self.free_requested_at + 1, completed);
         }
     }
@@ -290,12 +291,12 @@ impl Observer for Witness {
 }
 
 /// The frame that a call site stands for: `file:line function`, or words of any kind.
-fn frame(site: &str) -> Frame {
+fn frame(site: &str) -> StackFrame {
     let located = site.match_indices(':').find_map(|(colon, _)| {
         let (line, name) = site[colon + 1..].split_once(' ')?;
-        Some(Frame { filename: site[..colon].into(), line: line.parse().ok()?, name: name.into() })
+        Some(StackFrame { filename: site[..colon].into(), line: line.parse().ok()?, name: name.into() })
     });
-    located.unwrap_or_else(|| Frame { filename: "??".into(), line: 0, name: site.into() })
+    located.unwrap_or_else(|| StackFrame { filename: "??".into(), line: 0, name: site.into() })
 }
 
 /// What a snapshot says about the allocator's settings.

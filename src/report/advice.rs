@@ -16,7 +16,7 @@ use crate::{
     },
     base::{Bytes, Nanos},
     measure::ooms,
-    trace::torch::{DeadEnd, Holder, OwnLimit},
+    trace::torch::{FinalOom, MemoryHolder, ProcessLimit},
 };
 
 const HEADINGS: [&str; 7] =
@@ -138,10 +138,10 @@ fn dead_end_headline(advice: &Advice) -> &'static str {
 }
 
 /// How the recorded program failed.
-fn failure(end: &DeadEnd) -> String {
+fn failure(end: &FinalOom) -> String {
     let site = end.site.as_ref().map(|site| format!(" at {site}")).unwrap_or_default();
     let refused = match end.own_limit {
-        Some(OwnLimit { at_least_bytes: least, below_bytes: most }) => format!(
+        Some(ProcessLimit { at_least_bytes: least, below_bytes: most }) => format!(
             "; refused by the program's own memory fraction, which is between {} and {}: pass it with --limit",
             in_mebibytes(Some(least)),
             in_mebibytes(Some(most))
@@ -160,7 +160,7 @@ fn failure(end: &DeadEnd) -> String {
 const FULL: f64 = 0.9;
 
 /// What can be said about the time after the OOM.
-fn beyond(advice: &Advice, end: &DeadEnd) -> String {
+fn beyond(advice: &Advice, end: &FinalOom) -> String {
     let mut words = "not in the recording".to_owned();
     let Some(limit) = advice.limit_bytes else { return words };
     if let (Some(true), Some(needed)) = (advice.fits, advice.needed_bytes) {
@@ -181,7 +181,7 @@ fn beyond(advice: &Advice, end: &DeadEnd) -> String {
 }
 
 /// What one call site held.
-fn held(holder: &Holder) -> String {
+fn held(holder: &MemoryHolder) -> String {
     let blocks = if holder.blocks == 1 { "block" } else { "blocks" };
     format!("{} in {} {blocks}: {}", Bytes(holder.bytes), holder.blocks, holder.site)
 }
@@ -474,7 +474,7 @@ mod tests {
 
     #[test]
     fn recording_with_an_oom_says_how_it_failed() {
-        let end = DeadEnd {
+        let end = FinalOom {
             requested_bytes: 700 * MIB,
             site: Some("torch/nn/linear.py:7 forward from train.py:45 <module>".to_owned()),
             allocated_bytes: 6300 * MIB,
@@ -482,7 +482,7 @@ mod tests {
             device_free_bytes: 200 * MIB,
             room_bytes: Some(6800 * MIB),
             own_limit: None,
-            holders: vec![Holder { site: "model.py:3 f".to_owned(), blocks: 24, bytes: 2048 * MIB }],
+            holders: vec![MemoryHolder { site: "model.py:3 f".to_owned(), blocks: 24, bytes: 2048 * MIB }],
         };
         let limit_bytes = end.room_bytes;
         let died = Advice { dead_end: Some(end.clone()), limit_bytes, fits: Some(true), ..advised() };
@@ -506,8 +506,8 @@ mod tests {
         let headline = |fits| dead_end_headline(&Advice { fits, ..kept.clone() });
         assert!(headline(Some(true)).contains("in this much memory the current settings avoid this OOM"));
         assert!(headline(Some(false)).ends_with("no setting helps"));
-        let own_limit = Some(OwnLimit { at_least_bytes: 6600 * MIB, below_bytes: 7300 * MIB });
-        let own_limit = DeadEnd { device_free_bytes: 9000 * MIB, room_bytes: None, own_limit, ..end };
+        let own_limit = Some(ProcessLimit { at_least_bytes: 6600 * MIB, below_bytes: 7300 * MIB });
+        let own_limit = FinalOom { device_free_bytes: 9000 * MIB, room_bytes: None, own_limit, ..end };
         let text = shown(&Advice { dead_end: Some(own_limit), fits: None, ..died }, 1, Medium::PIPE);
         assert!(text.contains("between 6,600 MiB and 7,300 MiB: pass it with --limit"), "{text}");
         assert!(text.contains("another setting needs less up to that point"), "{text}");

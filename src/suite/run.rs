@@ -16,7 +16,7 @@ use super::{Case, InProcess, SourceSpec, WorkerProcess};
 use crate::{
     device::DeviceSpec,
     measure::{CaseDetail, CaseLabel, CaseRecord, Status, TimingRecord},
-    plan::{Needs, PackingBudget},
+    plan::{MemoryNeeds, PackingBudget},
     plugin,
 };
 
@@ -191,7 +191,7 @@ pub struct WithNeeds<'a> {
 }
 
 /// Computed by the first case, while others wait. `None` for a source that cannot be read.
-type SharedNeeds = Arc<OnceLock<Option<Needs>>>;
+type SharedNeeds = Arc<OnceLock<Option<MemoryNeeds>>>;
 
 impl<'a> WithNeeds<'a> {
     /// Packs every source too if a budget is given.
@@ -201,7 +201,7 @@ impl<'a> WithNeeds<'a> {
     }
 
     /// The needs of a case's source. For a source that cannot be read the case itself reports the error.
-    fn needs(&self, case: &Case) -> Option<Needs> {
+    fn needs(&self, case: &Case) -> Option<MemoryNeeds> {
         let entry = {
             let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
             match known.iter().find(|(origin, _)| *origin == case.origin) {
@@ -213,7 +213,7 @@ impl<'a> WithNeeds<'a> {
                 }
             }
         };
-        *entry.get_or_init(|| Needs::of(&*case.source, self.pack_within).ok())
+        *entry.get_or_init(|| MemoryNeeds::of(&*case.source, self.pack_within).ok())
     }
 }
 

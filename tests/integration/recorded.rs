@@ -11,7 +11,7 @@ use oomph::{
     suite::all_cores,
     trace::{
         OpKind, check,
-        torch::{Action, BlockState, Entry, Recording, Snapshot},
+        torch::{Action, Recording, Snapshot, SnapshotBlockState, TraceEntry},
     },
 };
 
@@ -72,7 +72,7 @@ fn every_recording_agrees_with_pytorchs_own_counters() {
 
         let summary = check(&recording.trace).unwrap_or_else(|error| panic!("{name}: {error}"));
         let blocks = segments.iter().flat_map(|segment| &segment.blocks);
-        let live = blocks.filter(|block| block.state == BlockState::Allocated);
+        let live = blocks.filter(|block| block.state == SnapshotBlockState::Allocated);
         let (count, requested) = live.fold((0, 0), |sum, block| (sum.0 + 1, sum.1 + block.requested_size));
         assert_eq!((summary.live_blocks, summary.live_bytes), (count, requested), "{name}");
         let allocs = recording.witnessed.iter().filter(|entry| entry.action == Action::Alloc).count() as u64;
@@ -105,7 +105,7 @@ struct Memory {
 }
 
 impl Memory {
-    fn after(entries: &[Entry]) -> Memory {
+    fn after(entries: &[TraceEntry]) -> Memory {
         let mut memory = Memory::default();
         for entry in entries {
             match entry.action {
@@ -139,7 +139,7 @@ fn cut_recording_is_rewound() {
         let rewound: BTreeMap<_, _> = recording
             .initial
             .live()
-            .map(|(block, _)| (block.address, (block.requested_size, block.state == BlockState::PendingFree)))
+            .map(|(block, _)| (block.address, (block.requested_size, block.state == SnapshotBlockState::PendingFree)))
             .collect();
         assert_eq!(rewound, there.blocks, "{name}");
         assert!(recording.initial.astray.is_empty(), "{name}");

@@ -13,8 +13,8 @@ use oomph::{
     strategy::{self, Attempt, Caller, Context, Request, SegmentView, Setup, StrategyEvent, StrategySpec},
     suite::all_cores,
     trace::torch::{
-        Action, Block, BlockState, Entry, RecordedSettings, RecordedValue, Recording, Segment, SegmentKind, Snapshot,
-        StackId,
+        Action, RecordedSettings, RecordedValue, Recording, Segment, SegmentKind, Snapshot, SnapshotBlock,
+        SnapshotBlockState, StackId, TraceEntry,
     },
 };
 
@@ -152,7 +152,8 @@ fn other_settings_another_cap_and_other_counters_are_seen() {
 fn the_memory_at_the_end_is_compared_block_by_block() {
     let divergence = divergence_after("streams", |snapshot, _| {
         let mut blocks = snapshot.segments.iter_mut().flat_map(|segment| &mut segment.blocks);
-        let block = blocks.find(|block| block.state == BlockState::Inactive && block.requested_size > 0).unwrap();
+        let block =
+            blocks.find(|block| block.state == SnapshotBlockState::Inactive && block.requested_size > 0).unwrap();
         block.requested_size += 1;
     });
     assert!(matches!(divergence, Divergence::Memory { recorded: Some(_), modelled: Some(_) }), "{divergence}");
@@ -164,7 +165,7 @@ fn full_device(conf: &str) -> (Snapshot, u64) {
     let mut device = SimDevice::new("sim:1GiB".parse::<SimConfig>().unwrap()).unwrap();
     let spec = StrategySpec { name: "caching".to_owned(), parameters: conf.to_owned() };
     let mut strategy = spec.build(&Setup { props: &device.props().clone(), limit: None }).unwrap();
-    let mut entries: Vec<Entry> = Vec::new();
+    let mut entries: Vec<TraceEntry> = Vec::new();
     let mut live = Vec::new();
     let mut ooms = 0;
     for step in 0..400_u64 {
@@ -202,11 +203,11 @@ fn full_device(conf: &str) -> (Snapshot, u64) {
     (snapshot, ooms)
 }
 
-fn entry(action: Action, address: Address, size: u64) -> Entry {
-    Entry { action, address, size, ..Entry::default() }
+fn entry(action: Action, address: Address, size: u64) -> TraceEntry {
+    TraceEntry { action, address, size, ..TraceEntry::default() }
 }
 
-fn entry_of_event(event: &StrategyEvent) -> Option<Entry> {
+fn entry_of_event(event: &StrategyEvent) -> Option<TraceEntry> {
     Some(match *event {
         StrategyEvent::SegmentAlloc { address, bytes, .. } => entry(Action::SegmentAlloc, address, bytes),
         StrategyEvent::SegmentFree { address, bytes, .. } => entry(Action::SegmentFree, address, bytes),
@@ -218,11 +219,15 @@ fn entry_of_event(event: &StrategyEvent) -> Option<Entry> {
 }
 
 fn segment_of(segment: &SegmentView) -> Segment {
-    let blocks = segment.blocks.iter().map(|block| Block {
+    let blocks = segment.blocks.iter().map(|block| SnapshotBlock {
         address: block.address,
         size: block.size,
         requested_size: block.requested,
-        state: if block.state == strategy::BlockState::Free { BlockState::Inactive } else { BlockState::Allocated },
+        state: if block.state == strategy::BlockState::Free {
+            SnapshotBlockState::Inactive
+        } else {
+            SnapshotBlockState::Allocated
+        },
         stack: StackId::default(),
     });
     Segment {

@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 
 use super::{
-    BlockSlot, Event, NO_OPERAND, Op, Source, Summary, Tables, TraceError, TraceEventId, for_each_event,
+    BlockSlot, Event, NO_OPERAND, Op, Source, Tables, TraceError, TraceEventId, TraceSummary, for_each_event,
     summary::SummaryCounter,
 };
 use oomph_base::StreamId;
@@ -25,7 +25,7 @@ const WIDEST_GAP: usize = 1 << 16;
 /// let complaint = check(&story.finish("twice")).unwrap_err();
 /// assert_eq!(complaint.to_string(), "event 2: double free: the block in slot 0 was freed already, at event 1");
 /// ```
-pub fn check(source: &dyn Source) -> Result<Summary, TraceError> {
+pub fn check(source: &dyn Source) -> Result<TraceSummary, TraceError> {
     let mut counter = SummaryCounter::default();
     for_each_checked_event(source, |event, block, tables| {
         counter.count(event, block, tables);
@@ -40,7 +40,7 @@ pub fn for_each_checked_event<E: From<TraceError>>(
     source: &dyn Source,
     mut visit: impl FnMut(&Event, Option<TracedBlock>, &Tables) -> Result<(), E>,
 ) -> Result<(), E> {
-    let mut checker = Checker::new();
+    let mut checker = TraceChecker::new();
     for_each_event(source, |event, tables| {
         let block = checker.check(event, tables)?;
         visit(event, block, tables)
@@ -90,7 +90,7 @@ enum SlotOccupancy {
 
 /// Follows the live blocks of a trace.
 #[derive(Clone, Debug, Default)]
-pub struct Checker {
+pub struct TraceChecker {
     /// Number of the next event.
     index: u64,
     blocks: u64,
@@ -98,11 +98,11 @@ pub struct Checker {
     recorded: HashSet<TraceEventId>,
 }
 
-impl Checker {
+impl TraceChecker {
     /// A checker before the first event.
     #[must_use]
-    pub fn new() -> Checker {
-        Checker::default()
+    pub fn new() -> TraceChecker {
+        TraceChecker::default()
     }
 
     /// Checks the next event. Returns the block that it requests, frees or uses.

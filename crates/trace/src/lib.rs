@@ -30,7 +30,7 @@ pub mod umpire;
 pub use oomph_pytorch::InitialLayout;
 
 pub use builder::{TraceBuilder, failed_when_recorded};
-pub use check::{Checker, MemoryKind, TracedBlock, check, for_each_checked_event};
+pub use check::{MemoryKind, TraceChecker, TracedBlock, check, for_each_checked_event};
 pub use event::{
     BlockSlot, Category, CollectiveKind, Event, LabelId, MarkKind, NO_OPERAND, Op, OpKind, ShapeId, TableFull, Tables,
     Tag, TraceEventId,
@@ -42,4 +42,4 @@ pub use source::{
     CHUNK_EVENTS, EventReader, PROGRESS_PER_READING, ProgressSource, Source, SourceInfo, Trace, TraceError,
     TraceFormat, WriteError, for_each_event,
 };
-pub use summary::{Bucket, Peak, Powers, Summary};
+pub use summary::{HistogramBucket, MemoryPeak, PowerHistogram, TraceSummary};

@@ -10,7 +10,7 @@ const MOST_LEVELS: usize = 256;
 
 /// The numbers of a trace. Bytes are requested bytes: an allocator needs more, which a replay shows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Summary {
+pub struct TraceSummary {
     /// Events of all kinds.
     pub events: u64,
     /// Events by kind, in the order of [`OpKind::ALL`]; kinds that do not occur are left out.
@@ -20,15 +20,15 @@ pub struct Summary {
     /// The largest request for device memory.
     pub largest_request: u64,
     /// The peak of live device memory.
-    pub peak: Peak,
+    pub peak: MemoryPeak,
     /// The peak of live device bytes in each of up to 256 equal ranges of events; the last range may be shorter.
     pub live_over_time: Vec<u64>,
     /// The peak of live pinned host memory.
-    pub host_peak: Peak,
+    pub host_peak: MemoryPeak,
     /// Requests for device memory by size.
-    pub sizes: Powers,
+    pub sizes: PowerHistogram,
     /// Freed device blocks by the number of events between request and free.
-    pub lifetimes: Powers,
+    pub lifetimes: PowerHistogram,
     /// Marked steps.
     pub steps: u64,
     /// Marked micro-batches.
@@ -51,7 +51,7 @@ pub struct Summary {
     pub span: Nanos,
 }
 
-impl Summary {
+impl TraceSummary {
     /// The number of events of a kind.
     #[must_use]
     pub fn count(&self, kind: OpKind) -> u64 {
@@ -61,7 +61,7 @@ impl Summary {
 
 /// The largest amount of live memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Peak {
+pub struct MemoryPeak {
     /// Live bytes.
     pub bytes: u64,
     /// Live blocks at that event.
@@ -72,20 +72,20 @@ pub struct Peak {
 
 /// A histogram by power of two.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Powers {
+pub struct PowerHistogram {
     /// Index 0 counts zeros, index `p` the values from 2^(p-1) to 2^p - 1.
     counts: [u64; 65],
 }
 
-impl Default for Powers {
+impl Default for PowerHistogram {
     fn default() -> Self {
-        Powers { counts: [0; 65] }
+        PowerHistogram { counts: [0; 65] }
     }
 }
 
 /// The values from one power of two to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Bucket {
+pub struct HistogramBucket {
     /// The smallest value of the bucket.
     pub from: u64,
     /// The largest value of the bucket.
@@ -94,7 +94,7 @@ pub struct Bucket {
     pub count: u64,
 }
 
-impl Powers {
+impl PowerHistogram {
     /// Counts one value.
     pub fn record(&mut self, value: u64) {
         self.counts[(u64::BITS - value.leading_zeros()) as usize] += 1;
@@ -107,7 +107,7 @@ impl Powers {
     }
 
     /// The buckets that are not empty, in ascending order.
-    pub fn buckets(&self) -> impl Iterator<Item = Bucket> + '_ {
+    pub fn buckets(&self) -> impl Iterator<Item = HistogramBucket> + '_ {
         self.counts
             .iter()
             .enumerate()
@@ -118,13 +118,13 @@ impl Powers {
     /// The bucket of a quantile: 0.5 for the median.
     ///
     /// ```
-    /// let mut sizes = oomph_trace::Powers::default();
+    /// let mut sizes = oomph_trace::PowerHistogram::default();
     /// [512, 600, 700, 5_000].map(|bytes| sizes.record(bytes));
     /// let median = sizes.quantile(0.5).unwrap();
     /// assert_eq!((median.from, median.to), (512, 1023));
     /// ```
     #[must_use]
-    pub fn quantile(&self, share: f64) -> Option<Bucket> {
+    pub fn quantile(&self, share: f64) -> Option<HistogramBucket> {
         let wanted = ((self.total() as f64 * share).ceil() as u64).max(1);
         let mut passed = 0;
         self.buckets().find(|bucket| {
@@ -133,15 +133,15 @@ impl Powers {
         })
     }
 
-    fn bucket(place: usize, count: u64) -> Bucket {
+    fn bucket(place: usize, count: u64) -> HistogramBucket {
         match place {
-            0 => Bucket { from: 0, to: 0, count },
-            _ => Bucket { from: 1 << (place - 1), to: u64::MAX >> (64 - place), count },
+            0 => HistogramBucket { from: 0, to: 0, count },
+            _ => HistogramBucket { from: 1 << (place - 1), to: u64::MAX >> (64 - place), count },
         }
     }
 }
 
-impl Serialize for Powers {
+impl Serialize for PowerHistogram {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_seq(self.buckets())
     }
@@ -150,7 +150,7 @@ impl Serialize for Powers {
 /// Counts events for a summary.
 #[derive(Default)]
 pub(crate) struct SummaryCounter {
-    summary: Summary,
+    summary: TraceSummary,
     kinds: [u64; OpKind::ALL.len()],
     device: LiveMemory,
     host: LiveMemory,
@@ -213,9 +213,9 @@ impl SummaryCounter {
     }
 
     /// The summary of all events counted.
-    pub(crate) fn finish(self) -> Summary {
+    pub(crate) fn finish(self) -> TraceSummary {
         let by_kind = OpKind::ALL.into_iter().zip(self.kinds).filter(|(_, count)| *count > 0).collect();
-        Summary {
+        TraceSummary {
             by_kind,
             peak: self.device.peak,
             live_over_time: self.levels.highest,
@@ -237,7 +237,7 @@ struct LiveMemory {
     /// Wider than any request, so that huge sizes cannot wrap the sum.
     bytes: u128,
     blocks: u64,
-    peak: Peak,
+    peak: MemoryPeak,
 }
 
 impl LiveMemory {
@@ -246,7 +246,7 @@ impl LiveMemory {
         self.blocks += 1;
         let bytes = clamped(self.bytes);
         if bytes > self.peak.bytes {
-            self.peak = Peak { bytes, blocks: self.blocks, event };
+            self.peak = MemoryPeak { bytes, blocks: self.blocks, event };
         }
     }
 
@@ -325,7 +325,7 @@ mod tests {
     #[test]
     fn every_value_is_in_its_bucket() {
         for value in [0, 1, 2, 3, 4, 511, 512, 1 << 40, u64::MAX] {
-            let mut powers = Powers::default();
+            let mut powers = PowerHistogram::default();
             powers.record(value);
             let bucket = powers.buckets().next().unwrap();
             assert!(bucket.from <= value && value <= bucket.to, "{value} in {bucket:?}");
@@ -335,8 +335,8 @@ mod tests {
 
     #[test]
     fn quantiles_of_an_empty_histogram_are_none() {
-        assert_eq!(Powers::default().quantile(0.5), None);
-        let mut powers = Powers::default();
+        assert_eq!(PowerHistogram::default().quantile(0.5), None);
+        let mut powers = PowerHistogram::default();
         (0..10).for_each(|_| powers.record(1));
         powers.record(1000);
         assert_eq!(powers.quantile(0.0).unwrap().from, 1);

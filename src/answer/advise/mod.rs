@@ -31,7 +31,7 @@ use crate::{
         verify::{Verdict, Verification},
     },
     strategy::StrategySpec,
-    trace::{Trace, torch::DeadEnd},
+    trace::{Trace, torch::FinalOom},
 };
 
 /// How much memory there is.
@@ -57,7 +57,7 @@ pub struct AdviceQuestion<'a> {
     /// How much memory there is, where that is known.
     pub room: Option<Room>,
     /// How the recording ends, if it does because memory ran out.
-    pub dead_end: Option<&'a DeadEnd>,
+    pub dead_end: Option<&'a FinalOom>,
     /// How often the story must complete, back to back.
     pub repeat: u32,
     /// How many replays run side by side.
@@ -165,7 +165,7 @@ pub struct Advice {
     /// The most bytes alive at one time: no allocator needs less.
     pub live_peak_bytes: u64,
     /// Where the recording ends because memory ran out: nothing is known of what follows.
-    pub dead_end: Option<DeadEnd>,
+    pub dead_end: Option<FinalOom>,
     /// What the allocator may hold of the memory there is.
     pub limit_bytes: Option<u64>,
     /// Whether the current settings suffice there.

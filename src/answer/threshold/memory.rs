@@ -10,7 +10,7 @@ use crate::{
     base::{Bytes, NoProgress, Progress, parallel_map},
     device::DeviceSpec,
     measure::OomReport,
-    plan::Bound,
+    plan::MemoryBound,
     replay::{LimitEnforcer, Pace, Replay, ReplayOptions},
     strategy::StrategySpec,
     trace::Trace,
@@ -199,7 +199,7 @@ pub(in crate::answer) fn overhead(device: &DeviceSpec) -> Result<u64, ThresholdE
 
 /// The most bytes that are alive at one time; 0 for a broken trace, which no replay gets through.
 pub(in crate::answer) fn live_peak(trace: &Trace) -> u64 {
-    Bound::of(trace, 1).map_or(0, |bound| bound.requested_bytes)
+    MemoryBound::of(trace, 1).map_or(0, |bound| bound.requested_bytes)
 }
 
 /// Into how many parts each round of the search cuts what is left. Fixed, so that the places that are tried do not

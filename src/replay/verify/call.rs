@@ -3,7 +3,7 @@
 use super::ObservedAction;
 use crate::{
     base::MIB,
-    trace::torch::{Action, Entry},
+    trace::torch::{Action, TraceEntry},
 };
 
 /// Requests of up to this size, rounded, grow ranges in small steps.
@@ -51,7 +51,7 @@ const REFUSALS_AT_MOST: usize = 3;
 
 impl CallEntries {
     /// Reads the call that starts at an entry, and says where the next one starts.
-    pub(super) fn read(&mut self, entries: &[Entry], start: usize) -> usize {
+    pub(super) fn read(&mut self, entries: &[TraceEntry], start: usize) -> usize {
         self.seen.clear();
         (self.request, self.completed_first, self.releases, self.grows) = (None, 0, false, false);
         self.driver_may_refuse = true;
@@ -126,12 +126,12 @@ mod tests {
     use super::*;
     use crate::base::Address;
 
-    fn entries(actions: &[Action]) -> Vec<Entry> {
-        let entry = |(place, &action): (usize, &Action)| Entry {
+    fn entries(actions: &[Action]) -> Vec<TraceEntry> {
+        let entry = |(place, &action): (usize, &Action)| TraceEntry {
             action,
             address: Address(place as u64 + 1),
             size: 20 * MIB,
-            ..Entry::default()
+            ..TraceEntry::default()
         };
         actions.iter().enumerate().map(entry).collect()
     }

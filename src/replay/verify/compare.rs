@@ -7,7 +7,7 @@ use crate::{
     base::{Address, StreamId},
     replay::list_of,
     strategy::{BlockState, Layout, Strategy, StrategyEvent},
-    trace::torch::{Action, Entry, Initial, Recording, Segment},
+    trace::torch::{Action, InitialMemory, Recording, Segment, TraceEntry},
 };
 
 /// One action: everything of a recorded entry that a model can foretell.
@@ -30,7 +30,7 @@ fn name_of<S: serde::Serializer>(action: &Action, serializer: S) -> Result<S::Ok
 
 impl ObservedAction {
     /// What an entry tells. What the driver says is free when a request fails is its own affair, and left out.
-    pub(super) fn of(entry: &Entry) -> ObservedAction {
+    pub(super) fn of(entry: &TraceEntry) -> ObservedAction {
         let address = if entry.action == Action::OutOfMemory { Address::NULL } else { entry.address };
         ObservedAction { action: entry.action, address, bytes: entry.size, stream: entry.stream }
     }
@@ -237,7 +237,7 @@ pub(super) fn compare(
 ) -> Result<(), Divergence> {
     let segments = &recording.final_segments;
     let began_late = start.told().is_some();
-    let mut at_end = Initial { segments: segments.clone(), ..Initial::default() };
+    let mut at_end = InitialMemory { segments: segments.clone(), ..InitialMemory::default() };
     at_end.segments.sort_by_key(|segment| segment.address);
     let recorded = pieces(&at_end.layout());
     let modelled = pieces(&model.layout().unwrap_or_default());

@@ -8,7 +8,7 @@ use std::{collections::HashMap, ops::Range};
 
 use crate::{
     base::{Address, StreamId},
-    trace::torch::{Action, Entry},
+    trace::torch::{Action, TraceEntry},
 };
 
 /// When a pending free completes.
@@ -38,7 +38,11 @@ const NEVER: usize = 0;
 impl PendingFrees {
     /// Reads the entries of a recording from `start` on. Blocks that were `waiting` by then count as requested there,
     /// before everything else.
-    pub(super) fn in_entries(entries: &[Entry], start: usize, waiting: impl Iterator<Item = Address>) -> PendingFrees {
+    pub(super) fn in_entries(
+        entries: &[TraceEntry],
+        start: usize,
+        waiting: impl Iterator<Item = Address>,
+    ) -> PendingFrees {
         let before = |_| CompletionTurn { requested_at: start, group: NEVER, rank: 0 };
         let mut waiting: HashMap<u64, usize> = waiting.enumerate().map(|(turn, block)| (block.0, turn)).collect();
         let mut turns: Vec<CompletionTurn> = (0..waiting.len()).map(before).collect();
@@ -83,7 +87,7 @@ impl PendingFrees {
 }
 
 /// Whether the free that an entry requests is completed by the next one.
-fn completes_at_once(entries: &[Entry], index: usize) -> bool {
+fn completes_at_once(entries: &[TraceEntry], index: usize) -> bool {
     let next = entries.get(index + 1);
     next.is_some_and(|next| next.action == Action::FreeCompleted && next.address == entries[index].address)
 }
@@ -140,8 +144,8 @@ mod tests {
     use super::*;
     use crate::base::Address;
 
-    fn entry(action: Action, address: u64) -> Entry {
-        Entry { action, address: Address(address), size: 512, ..Entry::default() }
+    fn entry(action: Action, address: u64) -> TraceEntry {
+        TraceEntry { action, address: Address(address), size: 512, ..TraceEntry::default() }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::{
         BlockState, BlockView, Layout, SegmentView, Strategy,
         caching::{Caching, SharedRange},
     },
-    trace::torch::{Action, Entry, Initial, Recording},
+    trace::torch::{Action, InitialMemory, Recording, TraceEntry},
 };
 
 /// What was there when a recording began.
@@ -27,7 +27,7 @@ pub struct Beginning {
 pub(super) struct StartState {
     /// The first entry that is compared.
     pub(super) entry: usize,
-    pub(super) memory: Initial,
+    pub(super) memory: InitialMemory,
     pub(super) layout: Layout,
 }
 
@@ -110,7 +110,7 @@ impl StartState {
 }
 
 /// A free is a call from its first entry on, and a request is over with its last.
-fn first_whole_call(entries: &[Entry]) -> usize {
+fn first_whole_call(entries: &[TraceEntry]) -> usize {
     let mut numbered = entries.iter().enumerate();
     let start = numbered.find_map(|(index, entry)| match entry.action {
         Action::FreeRequested => Some(index),
@@ -137,7 +137,7 @@ fn room_at(address: Address, layout: &Layout) -> u64 {
 
 /// Where the addresses of a range begin: at its lowest run, or lower where something is mapped later on. Whatever else
 /// may lie below is never used, and nobody can tell.
-pub(super) fn range_start(range: &SharedRange, segments: &[SegmentView], entries: &[Entry]) -> Address {
+pub(super) fn range_start(range: &SharedRange, segments: &[SegmentView], entries: &[TraceEntry]) -> Address {
     let runs = || range.runs.iter().map(|&run| &segments[run]);
     let Some(first) = runs().next() else { return Address::NULL };
     let mut low = first.address.0;

@@ -21,12 +21,12 @@ use crate::{
         Attempt, Block, Caller, Context, Freed, Layout, Request, Setup, Strategy, StrategyError, StrategyEvent,
         caching::Caching,
     },
-    trace::torch::{Action, BlockState, Entry},
+    trace::torch::{Action, SnapshotBlockState, TraceEntry},
 };
 
 /// The state of the walk.
 pub(super) struct RecordingWalk<'a> {
-    entries: &'a [Entry],
+    entries: &'a [TraceEntry],
     pub(super) model: AllocatorModel,
     /// The program's blocks, by address.
     live: HashMap<u64, ProgramBlock>,
@@ -62,7 +62,7 @@ impl ProgramBlock {
 impl<'a> RecordingWalk<'a> {
     /// Starts with the memory that was there. An error if the model cannot have such memory.
     pub(super) fn new(
-        entries: &'a [Entry],
+        entries: &'a [TraceEntry],
         mut model: AllocatorModel,
         streams: usize,
         start: &StartState,
@@ -83,7 +83,7 @@ impl<'a> RecordingWalk<'a> {
             by_unknown_limit,
         };
         for (block, (was, stream)) in adopted.into_iter().zip(start.memory.live()) {
-            if was.state == BlockState::PendingFree {
+            if was.state == SnapshotBlockState::PendingFree {
                 walk.wait_from_the_start(block, stream)?;
             } else {
                 walk.live.insert(block.address.0, ProgramBlock { block, requested: was.requested_size, stream });
@@ -125,7 +125,7 @@ impl<'a> RecordingWalk<'a> {
     }
 
     /// The program frees a block. Returns where the next call starts.
-    fn free(&mut self, entry: &Entry) -> Result<usize, Divergence> {
+    fn free(&mut self, entry: &TraceEntry) -> Result<usize, Divergence> {
         let at = self.at;
         let Some(tenant) = self.live.remove(&entry.address.0) else {
             return Err(self.free_diverges(at, 1, None, Some("the program has no block there".to_owned())));
@@ -305,7 +305,7 @@ impl AllocatorModel {
 
     /// Takes over the memory from before a recording, at the same addresses. Returns the blocks that are not free, in
     /// order. The allocator requests ordinary segments from the highest address down.
-    pub(super) fn adopt(&mut self, layout: &Layout, entries: &[Entry]) -> Result<Vec<Block>, StrategyError> {
+    pub(super) fn adopt(&mut self, layout: &Layout, entries: &[TraceEntry]) -> Result<Vec<Block>, StrategyError> {
         for range in self.caching.shared_ranges(layout) {
             let start = range_start(&range, &layout.segments, entries);
             self.device.expect_any(CallKind::AddressReserve, Ok(DriverReply::Address(start)));

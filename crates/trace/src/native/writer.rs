@@ -2,13 +2,13 @@
 
 use serde::Serialize;
 
-use crate::{Checker, Event, NO_OPERAND, Op, Tables, TraceError, TracedBlock, file::LONGEST_LINE};
+use crate::{Event, NO_OPERAND, Op, Tables, TraceChecker, TraceError, TracedBlock, file::LONGEST_LINE};
 use oomph_base::{StreamId, ThreadId};
 
 /// Turns events into lines. The caller writes [`lines`](NativeWriter::lines) to the file from time to time.
 pub(crate) struct NativeWriter {
     /// Rejects invalid events, and has the number of every live block: its id in the file.
-    checker: Checker,
+    checker: TraceChecker,
     lines: Vec<u8>,
     thread: ThreadId,
     events: u64,
@@ -29,7 +29,7 @@ impl NativeWriter {
     /// Begins a file.
     pub(crate) fn new(name: &str) -> Result<NativeWriter, TooLong> {
         let mut writer = NativeWriter {
-            checker: Checker::new(),
+            checker: TraceChecker::new(),
             lines: Vec::new(),
             thread: ThreadId(0),
             events: 0,

@@ -1,6 +1,6 @@
 //! What a trace needs at least, and how well it can be laid out by somebody who knows it beforehand.
 //!
-//! [`Bound::of`] reads a source once: the most bytes alive at one time, which no allocator can go below. [`pack`] gives
+//! [`MemoryBound::of`] reads a source once: the most bytes alive at one time, which no allocator can go below. [`pack`] gives
 //! every block of [`Lifetimes`] an offset in one stretch of memory: the offline packing that separates what fragmentation
 //! is unavoidable from what a policy loses, and the plan that a planned strategy carries out ([`Packing::plan`]). `inspect`
 //! shows both and a suite writes them beside what strategies reserve. This room knows traces, and neither strategies
@@ -34,7 +34,7 @@ mod packing;
 mod puzzles;
 
 pub use oomph_base::packing::{BlockLifetime, PackingBudget, PlacementOrder};
-pub use packing::{Method, Overlap, Packing, pack};
+pub use packing::{Packing, PackingMethod, PackingOverlap, pack};
 
 /// What requests are rounded up to where nobody says otherwise: the smallest unit of PyTorch's allocator.
 pub const GRAIN: u64 = 512;
@@ -43,31 +43,31 @@ pub const GRAIN: u64 = 512;
 
 /// What every allocator needs at least.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Bound {
+pub struct MemoryBound {
     /// Most requested bytes alive at one time.
     pub requested_bytes: u64,
     /// The same with every request rounded up to whole grains.
     pub rounded_bytes: u64,
 }
 
-impl Bound {
+impl MemoryBound {
     /// Reads a source once. Memory follows the live blocks, not the length of the trace.
     ///
     /// ```
     /// use oomph_base::{StreamId, TagId};
-    /// use oomph_trace::{TraceBuilder, plan::Bound};
+    /// use oomph_trace::{TraceBuilder, plan::MemoryBound};
     /// let mut story = TraceBuilder::new();
     /// let first = story.alloc(100, StreamId::DEFAULT, TagId(0));
     /// story.alloc(513, StreamId::DEFAULT, TagId(0));
     /// story.free(first);
     /// story.alloc(50, StreamId::DEFAULT, TagId(0));
-    /// let bound = Bound::of(&story.finish("tiny"), 512)?;
+    /// let bound = MemoryBound::of(&story.finish("tiny"), 512)?;
     /// assert_eq!((bound.requested_bytes, bound.rounded_bytes), (613, 1536));
     /// # Ok::<(), oomph_trace::plan::PlanError>(())
     /// ```
-    pub fn of(source: &dyn Source, grain: u64) -> Result<Bound, PlanError> {
+    pub fn of(source: &dyn Source, grain: u64) -> Result<MemoryBound, PlanError> {
         let (mut requested, mut rounded) = (0_u64, 0_u64);
-        let mut bound = Bound::default();
+        let mut bound = MemoryBound::default();
         for_each_checked_event(source, |event, block, _| {
             match (event.op, block) {
                 (Op::Alloc { bytes, .. }, _) => {
@@ -187,22 +187,22 @@ pub(crate) fn told_by(blocks: Vec<BlockLifetime>) -> Lifetimes {
 
 /// The memory that a source needs at least, and what it takes to lay it out with foresight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Needs {
+pub struct MemoryNeeds {
     /// No allocator can do with less.
-    pub bound: Bound,
+    pub bound: MemoryBound,
     /// The height of the best layout found, where one was looked for.
     pub packed_bytes: Option<u64>,
 }
 
-impl Needs {
+impl MemoryNeeds {
     /// Reads a source once for the bound and, with a budget, once more for a layout. Requests are rounded to [`GRAIN`].
-    pub fn of(source: &dyn Source, pack_within: Option<PackingBudget>) -> Result<Needs, PlanError> {
-        let bound = Bound::of(source, GRAIN)?;
+    pub fn of(source: &dyn Source, pack_within: Option<PackingBudget>) -> Result<MemoryNeeds, PlanError> {
+        let bound = MemoryBound::of(source, GRAIN)?;
         let packed_bytes = match pack_within {
             Some(budget) => Some(pack(&Lifetimes::read(source, GRAIN)?, budget).height_bytes),
             None => None,
         };
-        Ok(Needs { bound, packed_bytes })
+        Ok(MemoryNeeds { bound, packed_bytes })
     }
 }
 
@@ -234,7 +234,7 @@ mod bound_tests {
 
         #[test]
         fn the_bound_is_the_peak_that_the_checker_counts(trace in traces(80)) {
-            let bound = Bound::of(&trace, 512).unwrap();
+            let bound = MemoryBound::of(&trace, 512).unwrap();
             prop_assert_eq!(bound.requested_bytes, check(&trace).unwrap().peak.bytes);
             prop_assert!(bound.rounded_bytes >= bound.requested_bytes || bound.requested_bytes > u64::MAX - 512);
         }
@@ -246,7 +246,7 @@ mod lifetimes_tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::plan::Bound;
+    use crate::plan::MemoryBound;
     use crate::{TraceBuilder, arbitrary::traces};
     use oomph_base::{StreamId, TagId};
 
@@ -282,7 +282,7 @@ mod lifetimes_tests {
         #[test]
         fn sections_keep_the_bound(trace in traces(80)) {
             if let Ok(lifetimes) = Lifetimes::read(&trace, 512) {
-                prop_assert_eq!(lifetimes.bound_bytes(), Bound::of(&trace, 512).unwrap().rounded_bytes);
+                prop_assert_eq!(lifetimes.bound_bytes(), MemoryBound::of(&trace, 512).unwrap().rounded_bytes);
             }
         }
     }

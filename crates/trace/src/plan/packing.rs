@@ -17,7 +17,7 @@ use oomph_base::packing::{
 /// How a layout was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Method {
+pub enum PackingMethod {
     /// Each block in the lowest gap, in this order.
     FirstFit(PlacementOrder),
     /// Each block in the narrowest gap, in this order.
@@ -28,13 +28,13 @@ pub enum Method {
     ExactSearch,
 }
 
-impl fmt::Display for Method {
+impl fmt::Display for PackingMethod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Method::FirstFit(order) => write!(f, "first fit by {}", order.name()),
-            Method::BestFit(order) => write!(f, "best fit by {}", order.name()),
-            Method::LocalSearch => f.write_str("local search"),
-            Method::ExactSearch => f.write_str("exact search"),
+            PackingMethod::FirstFit(order) => write!(f, "first fit by {}", order.name()),
+            PackingMethod::BestFit(order) => write!(f, "best fit by {}", order.name()),
+            PackingMethod::LocalSearch => f.write_str("local search"),
+            PackingMethod::ExactSearch => f.write_str("exact search"),
         }
     }
 }
@@ -51,13 +51,13 @@ pub struct Packing {
     /// No layout is lower than this, as far as it was proven: the bound, or more where all lower layouts were tried.
     pub proven_bytes: u64,
     /// How the part of the layout that reaches highest was found.
-    pub method: Method,
+    pub method: PackingMethod,
 }
 
 /// Two blocks that lie on one another while both are alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("blocks {first} and {second} lie on one another while both are alive")]
-pub struct Overlap {
+pub struct PackingOverlap {
     /// One of them, by order of allocation.
     pub first: usize,
     /// The other.
@@ -78,7 +78,7 @@ impl Packing {
     }
 
     /// Makes sure that no two blocks lie on one another, by letting them come and go once.
-    pub fn check(&self, lifetimes: &Lifetimes) -> Result<(), Overlap> {
+    pub fn check(&self, lifetimes: &Lifetimes) -> Result<(), PackingOverlap> {
         let blocks = lifetimes.blocks();
         let mut ends: Vec<u32> = (0..blocks.len() as u32).collect();
         ends.sort_by_key(|&block| blocks[block as usize].end);
@@ -94,10 +94,10 @@ impl Packing {
             if let Some((&below, &first)) = below
                 && below + blocks[first].bytes > offset
             {
-                return Err(Overlap { first, second });
+                return Err(PackingOverlap { first, second });
             }
             if let Some((_, &first)) = live.range(offset..offset + life.bytes).next() {
-                return Err(Overlap { first, second });
+                return Err(PackingOverlap { first, second });
             }
             live.insert(offset, second);
         }
@@ -119,7 +119,7 @@ pub fn pack(lifetimes: &Lifetimes, mut budget: PackingBudget) -> Packing {
         height_bytes: 0,
         bound_bytes,
         proven_bytes: bound_bytes,
-        method: Method::FirstFit(PlacementOrder::Birth),
+        method: PackingMethod::FirstFit(PlacementOrder::Birth),
     };
     for (block, offset) in grounded {
         packing.offsets[block as usize] = offset;
@@ -169,7 +169,7 @@ struct GroupPacking {
     proven: u64,
     /// A layout of this height need not be lowered.
     enough: u64,
-    method: Method,
+    method: PackingMethod,
     budget: PackingBudget,
 }
 
@@ -178,7 +178,7 @@ impl GroupPacking {
     fn of(members: &[BlockLifetime], enough: u64, budget: PackingBudget) -> GroupPacking {
         let blocks = rebased(members);
         let proven = peak_live_bytes(&blocks);
-        let method = Method::FirstFit(PlacementOrder::Birth);
+        let method = PackingMethod::FirstFit(PlacementOrder::Birth);
         let mut part = GroupPacking {
             offsets: Vec::new(),
             height: u64::MAX,
@@ -193,7 +193,7 @@ impl GroupPacking {
     }
 
     /// Keeps a layout if it is the lowest.
-    fn take(&mut self, offsets: Vec<u64>, method: Method) {
+    fn take(&mut self, offsets: Vec<u64>, method: PackingMethod) {
         let tops = self.blocks.iter().zip(&offsets).map(|(block, offset)| offset + block.bytes);
         let height = tops.max().unwrap_or(0);
         if height < self.height {
@@ -207,7 +207,7 @@ impl GroupPacking {
 
     fn lower(&mut self) {
         if !self.is_low_enough() {
-            self.take(place_online(&self.blocks, GapChoice::Narrowest), Method::BestFit(PlacementOrder::Birth));
+            self.take(place_online(&self.blocks, GapChoice::Narrowest), PackingMethod::BestFit(PlacementOrder::Birth));
         }
         self.by_orders();
         if self.blocks.len() <= exact::MOST_BLOCKS {
@@ -226,9 +226,10 @@ impl GroupPacking {
         let mut lowest = self.height;
         for order in PlacementOrder::OFFLINE {
             let list = order.of(&blocks);
-            for (fit, method) in
-                [(GapChoice::Lowest, Method::FirstFit(order)), (GapChoice::Narrowest, Method::BestFit(order))]
-            {
+            for (fit, method) in [
+                (GapChoice::Lowest, PackingMethod::FirstFit(order)),
+                (GapChoice::Narrowest, PackingMethod::BestFit(order)),
+            ] {
                 placer.clear();
                 if lowest > self.enough
                     && placer.place_all(&list, fit, lowest - 1, &mut self.budget) == PlacementOutcome::Done
@@ -254,7 +255,7 @@ impl GroupPacking {
             let found = search_in_turns(&self.blocks, ceiling, &mut share);
             self.budget.spend(before - share.steps());
             match found {
-                SearchOutcome::Layout(offsets) => self.take(offsets, Method::ExactSearch),
+                SearchOutcome::Layout(offsets) => self.take(offsets, PackingMethod::ExactSearch),
                 SearchOutcome::Nothing => {
                     self.proven = ceiling / grain * grain + grain;
                     self.enough = self.enough.max(self.proven);
@@ -278,7 +279,7 @@ impl GroupPacking {
                 let lower = improve(&self.blocks, start, self.height, self.enough, &mut share);
                 self.budget.spend(before - share.steps());
                 if let Some((offsets, _)) = lower {
-                    self.take(offsets, Method::LocalSearch);
+                    self.take(offsets, PackingMethod::LocalSearch);
                 }
             }
         }
@@ -486,7 +487,7 @@ mod tests {
             height_bytes: 0,
             bound_bytes: 0,
             proven_bytes: 0,
-            method: Method::LocalSearch,
+            method: PackingMethod::LocalSearch,
         };
         packing.check(&lifetimes()).map_err(|overlap| (overlap.first, overlap.second))
     }

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use super::{
     keys::SnapshotWord,
-    pickle::{DictCollector, Fault, NodeId, PickleHeap, PickleValue, TextId},
-    snapshot::{Action, Entry, StackId},
+    pickle::{DictCollector, NodeId, PickleFault, PickleHeap, PickleValue, TextId},
+    snapshot::{Action, StackId, TraceEntry},
 };
 use crate::interner::Interner;
 use oomph_base::{Address, StreamId};
@@ -24,7 +24,7 @@ const POOL_ID: u32 = SnapshotWord::PoolId as u32;
 /// EntryCollector in the order of the file. Until [`parse`](super::parse) has seen the whole file, the stack of an entry is
 /// the number of its list of frames plus one.
 pub(crate) struct EntryCollector {
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) entries: Vec<TraceEntry>,
     pub(crate) streams: Interner<u64>,
     pub(crate) pools: Interner<(u64, u64)>,
     pub(crate) notes: Interner<(TextId, TextId)>,
@@ -50,7 +50,7 @@ impl EntryCollector {
 }
 
 impl DictCollector for EntryCollector {
-    fn collect(&mut self, items: &[PickleValue], heap: &mut PickleHeap) -> Result<Option<u32>, Fault> {
+    fn collect(&mut self, items: &[PickleValue], heap: &mut PickleHeap) -> Result<Option<u32>, PickleFault> {
         let is_entry = items
             .chunks_exact(2)
             .any(|pair| SnapshotWord::Action.is(pair[0]) && matches!(pair[1], PickleValue::Text(_)));
@@ -65,8 +65,8 @@ impl DictCollector for EntryCollector {
 }
 
 impl EntryCollector {
-    fn entry(&mut self, items: &[PickleValue], heap: &mut PickleHeap) -> Result<Entry, Fault> {
-        let mut entry = Entry::default();
+    fn entry(&mut self, items: &[PickleValue], heap: &mut PickleHeap) -> Result<TraceEntry, PickleFault> {
+        let mut entry = TraceEntry::default();
         let (mut address, mut device_free, mut size, mut stream, mut time_us) = (None, None, None, None, None);
         let mut name = SnapshotWord::Nothing.id();
         let (mut context, mut remark) = (SnapshotWord::NotApplicable.id(), SnapshotWord::Nothing.id());
@@ -98,12 +98,12 @@ impl EntryCollector {
             Some(place) => entry.address = Address(place),
             // What the driver said is welcome but not needed, and nobody knows what an unknown action carries.
             None if matches!(entry.action, Action::OutOfMemory | Action::Unknown) => {}
-            None => return Err(Fault::Refused(format!("a trace entry ({}) has no `addr`", entry.action.name()))),
+            None => return Err(PickleFault::Refused(format!("a trace entry ({}) has no `addr`", entry.action.name()))),
         }
         match size {
             Some(size) => entry.size = size,
             None if entry.action == Action::Unknown => {}
-            None => return Err(Fault::Refused(format!("a trace entry ({}) has no `size`", entry.action.name()))),
+            None => return Err(PickleFault::Refused(format!("a trace entry ({}) has no `size`", entry.action.name()))),
         }
         if entry.action == Action::Unknown {
             heap.budget.charge(if self.unknown.contains_key(&name) { 0 } else { 32 })?;
@@ -121,14 +121,15 @@ impl EntryCollector {
         Ok(entry)
     }
 
-    pub(crate) fn number_stream(&mut self, handle: u64) -> Result<StreamId, Fault> {
-        let too_many = |_| Fault::Refused("more than 65,536 streams".to_owned());
+    pub(crate) fn number_stream(&mut self, handle: u64) -> Result<StreamId, PickleFault> {
+        let too_many = |_| PickleFault::Refused("more than 65,536 streams".to_owned());
         u16::try_from(self.streams.intern(&handle)).map(StreamId).map_err(too_many)
     }
 
-    fn number_pool(&mut self, pool: NodeId, heap: &PickleHeap) -> Result<u16, Fault> {
-        let pool = pool_id(heap, pool).ok_or_else(|| Fault::Refused("`pool_id` is not a pair of ints".to_owned()))?;
-        u16::try_from(self.pools.intern(&pool)).map_err(|_| Fault::Refused("more than 65,536 pools".to_owned()))
+    fn number_pool(&mut self, pool: NodeId, heap: &PickleHeap) -> Result<u16, PickleFault> {
+        let pool =
+            pool_id(heap, pool).ok_or_else(|| PickleFault::Refused("`pool_id` is not a pair of ints".to_owned()))?;
+        u16::try_from(self.pools.intern(&pool)).map_err(|_| PickleFault::Refused("more than 65,536 pools".to_owned()))
     }
 }
 
@@ -138,7 +139,7 @@ pub(crate) fn pool_id(heap: &PickleHeap, pair: NodeId) -> Option<(u64, u64)> {
     Some((halves.next()??, halves.next()??))
 }
 
-fn wrong_kind(key: TextId, value: PickleValue) -> Fault {
+fn wrong_kind(key: TextId, value: PickleValue) -> PickleFault {
     let key = SnapshotWord::TEXTS.get(key.0 as usize).copied().unwrap_or("a key");
-    Fault::Refused(format!("`{key}` of a trace entry is {}", value.kind()))
+    PickleFault::Refused(format!("`{key}` of a trace entry is {}", value.kind()))
 }

@@ -18,13 +18,14 @@ mod write;
 
 pub use oomph_pytorch::{RecordedSettings, RecordedValue};
 
-pub use oom::{DeadEnd, Holder, OwnLimit};
+pub use oom::{FinalOom, MemoryHolder, ProcessLimit};
 pub use parse::SnapshotError;
-pub use pickle::{Fault, PickleError};
+pub use pickle::{PickleError, PickleFault};
 pub use recording::{Recording, RecordingError, RecordingGaps};
-pub use rewind::Initial;
+pub use rewind::InitialMemory;
 pub use snapshot::{
-    Action, Annotation, Block, BlockState, Entry, Frame, Note, Segment, SegmentKind, Snapshot, StackId, Stacks, Stage,
+    Action, Annotation, AnnotationEdge, EntryNote, Segment, SegmentKind, Snapshot, SnapshotBlock, SnapshotBlockState,
+    StackFrame, StackId, Stacks, TraceEntry,
 };
 
 use std::path::Path;
@@ -49,7 +50,7 @@ impl Snapshot {
     pub fn open(path: impl AsRef<Path>, progress: &dyn Progress) -> Result<Snapshot, TraceError> {
         let path = path.as_ref();
         Snapshot::read(file::open(path, progress)?).map_err(|error| match error {
-            SnapshotError::Pickle(PickleError { fault: Fault::Io(error), .. }) => file::read_failed(path, error),
+            SnapshotError::Pickle(PickleError { fault: PickleFault::Io(error), .. }) => file::read_failed(path, error),
             error => TraceError::Format { path: path.to_owned(), reason: error.to_string() },
         })
     }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde::Serialize;
 
-use super::{Action, BlockState, Entry, Recording, StackId};
+use super::{Action, Recording, SnapshotBlockState, StackId, TraceEntry};
 use oomph_base::{Address, MIB};
 use oomph_pytorch::{LARGE_BUFFER, ROUND_LARGE};
 
@@ -16,7 +16,7 @@ const MOST_HOLDERS: usize = 3;
 
 /// The failure that ended a program.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct DeadEnd {
+pub struct FinalOom {
     /// What was asked for, rounded as the allocator does.
     pub requested_bytes: u64,
     /// Who asked.
@@ -30,14 +30,14 @@ pub struct DeadEnd {
     /// All that the driver had for the allocator, where the driver refused.
     pub room_bytes: Option<u64>,
     /// The limit that the program has set itself, where that refused, as far as it is known.
-    pub own_limit: Option<OwnLimit>,
+    pub own_limit: Option<ProcessLimit>,
     /// Who had allocated most of what was held, most first; empty where no call stacks were recorded.
-    pub holders: Vec<Holder>,
+    pub holders: Vec<MemoryHolder>,
 }
 
 /// A call site that holds memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Holder {
+pub struct MemoryHolder {
     /// Where its blocks were allocated.
     pub site: String,
     /// How many there are.
@@ -46,7 +46,7 @@ pub struct Holder {
     pub bytes: u64,
 }
 
-impl DeadEnd {
+impl FinalOom {
     /// Bytes that the allocator held and could not use for the request.
     #[must_use]
     pub const fn cached_bytes(&self) -> u64 {
@@ -57,7 +57,7 @@ impl DeadEnd {
 impl Recording {
     /// The failure that this recording ends with: afterwards nothing was allocated.
     #[must_use]
-    pub fn dead_end(&self) -> Option<DeadEnd> {
+    pub fn dead_end(&self) -> Option<FinalOom> {
         let place = self.witnessed.iter().rposition(|entry| entry.action == Action::OutOfMemory)?;
         let (before, after) = self.witnessed.split_at(place);
         let (failed, after) = after.split_first()?;
@@ -74,7 +74,7 @@ impl Recording {
         let held = self.held_at_failure(before, after);
         let device_free_bytes = failed.device_free().unwrap_or(0);
         let driver_refused = failed.fills_the_device();
-        Some(DeadEnd {
+        Some(FinalOom {
             requested_bytes: failed.size,
             site: self.stacks.site(failed.stack),
             allocated_bytes: held.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes)),
@@ -87,10 +87,10 @@ impl Recording {
     }
 
     /// Stack and bytes of all blocks that the program held: those of the end, and those freed since.
-    fn held_at_failure(&self, before: &[Entry], after: &[Entry]) -> Vec<(StackId, u64)> {
+    fn held_at_failure(&self, before: &[TraceEntry], after: &[TraceEntry]) -> Vec<(StackId, u64)> {
         let blocks = self.final_segments.iter().flat_map(|segment| &segment.blocks);
         let mut held: Vec<(StackId, u64)> = blocks
-            .filter(|block| block.state == BlockState::Allocated)
+            .filter(|block| block.state == SnapshotBlockState::Allocated)
             .map(|block| (block.stack, block.size))
             .collect();
         let freed = after.iter().filter(|entry| entry.action == Action::FreeRequested);
@@ -109,20 +109,20 @@ impl Recording {
         held
     }
 
-    fn holders(&self, held: &[(StackId, u64)]) -> Vec<Holder> {
+    fn holders(&self, held: &[(StackId, u64)]) -> Vec<MemoryHolder> {
         let mut by_stack: BTreeMap<StackId, (u64, u64)> = BTreeMap::new();
         for &(stack, bytes) in held {
             let (blocks, sum) = by_stack.entry(stack).or_default();
             (*blocks, *sum) = (*blocks + 1, sum.saturating_add(bytes));
         }
-        let mut by_site: BTreeMap<String, Holder> = BTreeMap::new();
+        let mut by_site: BTreeMap<String, MemoryHolder> = BTreeMap::new();
         for (stack, (blocks, bytes)) in by_stack {
             let Some(site) = self.stacks.site(stack) else { continue };
-            let holder = by_site.entry(site.clone()).or_insert(Holder { site, ..Holder::default() });
+            let holder = by_site.entry(site.clone()).or_insert(MemoryHolder { site, ..MemoryHolder::default() });
             holder.blocks += blocks;
             holder.bytes = holder.bytes.saturating_add(bytes);
         }
-        let mut holders: Vec<Holder> = by_site.into_values().collect();
+        let mut holders: Vec<MemoryHolder> = by_site.into_values().collect();
         holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
         holders.truncate(MOST_HOLDERS);
         holders
@@ -140,14 +140,14 @@ const DRIVER_RESERVE: u64 = 64 * MIB;
 
 /// Between which amounts the limit lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct OwnLimit {
+pub struct ProcessLimit {
     /// So much the allocator was seen to have.
     pub at_least_bytes: u64,
     /// So much it could not have.
     pub below_bytes: u64,
 }
 
-impl Entry {
+impl TraceEntry {
     /// Whether the driver had no room for this failed request; where it said nothing, it may have been so.
     #[must_use]
     pub fn fills_the_device(&self) -> bool {
@@ -158,9 +158,9 @@ impl Entry {
 impl Recording {
     /// The limit of the program's own, where requests failed while the GPU had room and one amount explains them all.
     #[must_use]
-    pub fn own_limit(&self) -> Option<OwnLimit> {
+    pub fn own_limit(&self) -> Option<ProcessLimit> {
         let mut held = self.reserved_at_end();
-        let mut limit = OwnLimit { at_least_bytes: held, below_bytes: u64::MAX };
+        let mut limit = ProcessLimit { at_least_bytes: held, below_bytes: u64::MAX };
         // Backwards from the end, because only the end is known whole where a recording began in the middle.
         for entry in self.witnessed.iter().rev() {
             match entry.action {
@@ -187,17 +187,17 @@ fn segment_for(bytes: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::torch::{Block, Frame, Segment, SegmentKind, Snapshot};
+    use crate::torch::{Segment, SegmentKind, Snapshot, SnapshotBlock, StackFrame};
     use oomph_base::NoProgress;
     use oomph_base::{MIB, StreamId};
 
-    fn entry(action: Action, address: u64, size: u64) -> Entry {
-        Entry { action, address: Address(address), size, ..Entry::default() }
+    fn entry(action: Action, address: u64, size: u64) -> TraceEntry {
+        TraceEntry { action, address: Address(address), size, ..TraceEntry::default() }
     }
 
     /// Two segments of 20 MiB, of which one was given back, a block of 12 MiB in the other; then `more`.
-    fn recorded(free_bytes: u64, more: &[Entry]) -> Recording {
-        let block = |address, size, state| Block {
+    fn recorded(free_bytes: u64, more: &[TraceEntry]) -> Recording {
+        let block = |address, size, state| SnapshotBlock {
             address: Address(address),
             size,
             requested_size: size,
@@ -205,7 +205,7 @@ mod tests {
             stack: StackId::default(),
         };
         let freed = more.iter().any(|entry| entry.action == Action::FreeRequested);
-        let state = if freed { BlockState::Inactive } else { BlockState::Allocated };
+        let state = if freed { SnapshotBlockState::Inactive } else { SnapshotBlockState::Allocated };
         let segment = Segment {
             device: 0,
             address: Address(MIB),
@@ -215,7 +215,7 @@ mod tests {
             pool: (0, 0),
             expandable: false,
             stack: StackId::default(),
-            blocks: vec![block(MIB, 12 * MIB, state), block(13 * MIB, 8 * MIB, BlockState::Inactive)],
+            blocks: vec![block(MIB, 12 * MIB, state), block(13 * MIB, 8 * MIB, SnapshotBlockState::Inactive)],
         };
         let mut entries = vec![
             entry(Action::SegmentAlloc, MIB, 20 * MIB),
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn a_driver_that_had_enough_did_not_refuse() {
         let end = recorded(300 * MIB, &[]).dead_end().unwrap();
-        let own_limit = OwnLimit { at_least_bytes: 40 * MIB, below_bytes: 50 * MIB };
+        let own_limit = ProcessLimit { at_least_bytes: 40 * MIB, below_bytes: 50 * MIB };
         assert_eq!((end.room_bytes, end.own_limit), (None, Some(own_limit)));
     }
 
@@ -254,17 +254,17 @@ mod tests {
     fn who_holds_most_is_named_by_call_site_and_what_was_freed_since_counts() {
         let mut died = recorded(10 * MIB, &[entry(Action::FreeRequested, MIB, 12 * MIB)]);
         let mut stack = |line| {
-            let frame = died.stacks.intern_frame(Frame { filename: "train.py".into(), line, name: "f".into() });
-            let again = died.stacks.intern_frame(Frame { filename: "main.py".into(), line: 1, name: "m".into() });
+            let frame = died.stacks.intern_frame(StackFrame { filename: "train.py".into(), line, name: "f".into() });
+            let again = died.stacks.intern_frame(StackFrame { filename: "main.py".into(), line: 1, name: "m".into() });
             [died.stacks.intern(&[frame]), died.stacks.intern(&[frame, again])]
         };
         let (layer, [optimizer, _]) = (stack(3), stack(9));
         died.witnessed[1].stack = optimizer;
         for (block, stack) in died.final_segments[0].blocks.iter_mut().zip(layer) {
-            (block.state, block.stack) = (BlockState::Allocated, stack);
+            (block.state, block.stack) = (SnapshotBlockState::Allocated, stack);
         }
         let end = died.dead_end().unwrap();
-        let holder = |site: &str, blocks, mib| Holder { site: site.to_owned(), blocks, bytes: mib * MIB };
+        let holder = |site: &str, blocks, mib| MemoryHolder { site: site.to_owned(), blocks, bytes: mib * MIB };
         assert_eq!(end.holders, [holder("train.py:3 f", 2, 20), holder("train.py:9 f", 1, 12)]);
         assert_eq!(recorded(10 * MIB, &[]).dead_end().unwrap().holders, []);
     }
@@ -285,8 +285,8 @@ mod own_limit_tests {
     use oomph_base::Address;
     use oomph_base::NoProgress;
 
-    fn entry(action: Action, place: u64, size: u64) -> Entry {
-        Entry { action, address: Address(place), size, ..Entry::default() }
+    fn entry(action: Action, place: u64, size: u64) -> TraceEntry {
+        TraceEntry { action, address: Address(place), size, ..TraceEntry::default() }
     }
 
     /// 100 MiB come and go, 40 MiB of them before 201 MiB are asked for in vain, the rest afterwards.
@@ -303,7 +303,7 @@ mod own_limit_tests {
 
     #[test]
     fn a_gpu_with_room_means_a_limit_between_what_was_held_and_what_was_refused() {
-        let limit = OwnLimit { at_least_bytes: 100 * MIB, below_bytes: (60 + 202) * MIB };
+        let limit = ProcessLimit { at_least_bytes: 100 * MIB, below_bytes: (60 + 202) * MIB };
         assert_eq!(recording(100 << 30).own_limit(), Some(limit));
     }
 

@@ -3,11 +3,11 @@
 use std::{collections::HashMap, io::Read, sync::Arc};
 
 use super::{
-    Annotation, Block, BlockState, Frame, Note, RecordedSettings, RecordedValue, Segment, SegmentKind, Snapshot,
-    StackId, Stacks, Stage,
+    Annotation, AnnotationEdge, EntryNote, RecordedSettings, RecordedValue, Segment, SegmentKind, Snapshot,
+    SnapshotBlock, SnapshotBlockState, StackFrame, StackId, Stacks,
     collect::{EntryCollector, pool_id},
     keys::SnapshotWord,
-    pickle::{self, Fault, NodeId, PickleError, PickleHeap, PickleValue, TextId},
+    pickle::{self, NodeId, PickleError, PickleFault, PickleHeap, PickleValue, TextId},
 };
 use crate::memory_budget::{MemoryBudget, OutOfBudget};
 use oomph_base::{Address, StreamId};
@@ -105,7 +105,7 @@ impl SnapshotParser<'_> {
         snapshot.streams = self.entries.streams.into_items();
         snapshot.pools = self.entries.pools.into_items();
         let text = |text: TextId| Arc::clone(self.heap.text(text));
-        let note = |&(context, remark)| Note { compile_context: text(context), user_metadata: text(remark) };
+        let note = |&(context, remark)| EntryNote { compile_context: text(context), user_metadata: text(remark) };
         snapshot.notes = self.entries.notes.items().iter().map(note).collect();
         Ok(snapshot)
     }
@@ -158,7 +158,7 @@ impl SnapshotParser<'_> {
 
     /// One list of entries per device. EntryCollector were collected in the order of the file, so each list is a stretch of
     /// them; an entry that two places share would have to be copied, and no allocator writes that.
-    fn traces(&mut self, devices: NodeId) -> Result<Vec<Vec<super::Entry>>, SnapshotError> {
+    fn traces(&mut self, devices: NodeId) -> Result<Vec<Vec<super::TraceEntry>>, SnapshotError> {
         let mut traces = Vec::new();
         let mut ranges = Vec::new();
         let mut next = 0;
@@ -245,7 +245,7 @@ impl SnapshotParser<'_> {
         Ok(Segment { device, address, total_size, stream, kind, pool, expandable, stack, blocks })
     }
 
-    fn blocks(&mut self, list: NodeId, segment: Address, place: &str) -> Result<Vec<Block>, SnapshotError> {
+    fn blocks(&mut self, list: NodeId, segment: Address, place: &str) -> Result<Vec<SnapshotBlock>, SnapshotError> {
         let mut blocks = Vec::new();
         let mut end = segment;
         for (index, value) in self.heap.items(list).enumerate() {
@@ -260,13 +260,13 @@ impl SnapshotParser<'_> {
             };
             end = Address(address.0.saturating_add(size));
             let state = match self.heap.get(dict, SnapshotWord::State.id()) {
-                Some(state) if SnapshotWord::ActiveAllocated.is(state) => BlockState::Allocated,
+                Some(state) if SnapshotWord::ActiveAllocated.is(state) => SnapshotBlockState::Allocated,
                 Some(state)
                     if SnapshotWord::ActivePendingFree.is(state) || SnapshotWord::ActiveAwaitingFree.is(state) =>
                 {
-                    BlockState::PendingFree
+                    SnapshotBlockState::PendingFree
                 }
-                Some(state) if SnapshotWord::Inactive.is(state) => BlockState::Inactive,
+                Some(state) if SnapshotWord::Inactive.is(state) => SnapshotBlockState::Inactive,
                 Some(PickleValue::Text(text)) => {
                     let state = self.heap.text(text);
                     return Err(shape(place, index, &format!("of the blocks has the unknown state `{state}`")));
@@ -278,15 +278,15 @@ impl SnapshotParser<'_> {
             let requested = requested
                 .or_else(|| self.heap.get(history?, SnapshotWord::RealSize.id()))
                 .and_then(PickleValue::unsigned);
-            if requested.is_none() && state != BlockState::Inactive {
+            if requested.is_none() && state != SnapshotBlockState::Inactive {
                 self.omissions.count("live blocks without `requested_size`: taken as their size");
             }
             let stack = match self.frames_of(dict)? {
                 StackId::NONE => history.map_or(Ok(StackId::NONE), |history| self.frames_of(history))?,
                 stack => stack,
             };
-            let requested_size = requested.unwrap_or(if state == BlockState::Inactive { 0 } else { size });
-            self.budget.push(&mut blocks, Block { address, size, requested_size, state, stack })?;
+            let requested_size = requested.unwrap_or(if state == SnapshotBlockState::Inactive { 0 } else { size });
+            self.budget.push(&mut blocks, SnapshotBlock { address, size, requested_size, state, stack })?;
         }
         Ok(blocks)
     }
@@ -336,8 +336,8 @@ impl SnapshotParser<'_> {
             let PickleValue::Dict(dict) = value else { continue };
             let get = |word: SnapshotWord| self.heap.get(dict, word.id());
             let stage = match get(SnapshotWord::Stage) {
-                Some(stage) if SnapshotWord::Start.is(stage) => Stage::Start,
-                Some(stage) if SnapshotWord::End.is(stage) => Stage::End,
+                Some(stage) if SnapshotWord::Start.is(stage) => AnnotationEdge::Start,
+                Some(stage) if SnapshotWord::End.is(stage) => AnnotationEdge::End,
                 _ => {
                     self.omissions.count("annotations without a known `stage`: left out");
                     continue;
@@ -392,7 +392,7 @@ impl SnapshotParser<'_> {
             _ => "??".into(),
         };
         let line = self.heap.get(dict, SnapshotWord::Line.id()).and_then(small).unwrap_or(0);
-        let frame = Frame { filename: text(SnapshotWord::Filename), line, name: text(SnapshotWord::Name) };
+        let frame = StackFrame { filename: text(SnapshotWord::Filename), line, name: text(SnapshotWord::Name) };
         self.budget.charge(160)?;
         let number = self.stacks.intern_frame(frame);
         self.known_frames.insert(dict, number);
@@ -414,7 +414,7 @@ impl SnapshotParser<'_> {
                 0
             }
         };
-        self.entries.number_stream(handle).map_err(|fault: Fault| SnapshotError::Shape(fault.to_string()))
+        self.entries.number_stream(handle).map_err(|fault: PickleFault| SnapshotError::Shape(fault.to_string()))
     }
 
     fn address(&self, dict: NodeId, word: SnapshotWord, place: &str) -> Result<Address, SnapshotError> {

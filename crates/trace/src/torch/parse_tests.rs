@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::{
-    Action, BlockState, SegmentKind, Snapshot, StackId, Stage,
+    Action, AnnotationEdge, SegmentKind, Snapshot, SnapshotBlockState, StackId,
     keys::ACTIONS,
     pickle::sample::PlainValue::{self, Bool, Dict, Float, Int, List, Pair, Text},
 };
@@ -81,7 +81,7 @@ fn both_writers_of_pytorch_are_read_alike() {
 fn a_bare_list_of_segments_is_a_snapshot_too() {
     let blocks = vec![block(0x1000, 512, "active_allocated"), block(0x1200, 512, "inactive")];
     let snapshot = read(&List(vec![segment(0, 0x1000, 1024, blocks)]));
-    assert_eq!(snapshot.segments[0].blocks[0].state, BlockState::Allocated);
+    assert_eq!(snapshot.segments[0].blocks[0].state, SnapshotBlockState::Allocated);
     assert_eq!(snapshot.missing, ["a bare list of segments: no history and no settings"]);
     let recording = snapshot.into_recording("bare", None, &NoProgress).unwrap();
     assert_eq!(recording.gaps.alive_before, 1);
@@ -108,7 +108,7 @@ fn very_old_files_are_read_and_their_gaps_are_said() {
     let snapshot = read(&Dict(vec![("segments", List(vec![segment]))]));
     let [first, second] = snapshot.segments[0].blocks[..] else { panic!("{snapshot:?}") };
     assert_eq!((first.address.0, first.requested_size), (0x1000, 400));
-    assert_eq!((second.address.0, second.requested_size, second.state), (0x1200, 512, BlockState::PendingFree));
+    assert_eq!((second.address.0, second.requested_size, second.state), (0x1200, 512, SnapshotBlockState::PendingFree));
     assert_eq!(snapshot.segments[0].kind, SegmentKind::Small);
     assert_eq!(
         snapshot.missing,
@@ -185,7 +185,7 @@ fn annotations_become_phases_and_steps() {
         ("external_annotations", List(vec![scope("START", 20), scope("END", 25)])),
     ]);
     let snapshot = read(&data);
-    assert_eq!(snapshot.annotations[1].stage, Stage::End);
+    assert_eq!(snapshot.annotations[1].stage, AnnotationEdge::End);
     let trace = snapshot.into_recording("", None, &NoProgress).unwrap().trace;
     let told: Vec<String> = trace
         .events
@@ -260,13 +260,13 @@ proptest! {
     fn any_story_of_entries_can_be_told(
         entries in prop::collection::vec((0..10_usize, 0..6_u64, 0..4_u64, 0..3_u16), 0..60),
     ) {
-        let tell = |(action, place, size, stream): (usize, u64, u64, u16)| super::Entry {
+        let tell = |(action, place, size, stream): (usize, u64, u64, u16)| super::TraceEntry {
             action: ACTIONS.get(action).map_or(Action::Unknown, |known| known.0),
             address: Address(place * MIB),
             size: size * MIB,
             stream: oomph_base::StreamId(stream),
             stack: StackId::NONE,
-            ..super::Entry::default()
+            ..super::TraceEntry::default()
         };
         let trace = entries.into_iter().map(tell).collect();
         let snapshot = Snapshot { traces: vec![trace], streams: vec![0, 16, 32], ..Snapshot::default() };

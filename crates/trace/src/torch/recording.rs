@@ -7,7 +7,7 @@
 use std::fmt;
 
 use super::{
-    Action, Annotation, BlockState, Entry, Initial, RecordedSettings, Segment, Snapshot, Stacks,
+    Action, Annotation, InitialMemory, RecordedSettings, Segment, Snapshot, SnapshotBlockState, Stacks, TraceEntry,
     rewind::{RecordingEnd, rewind},
     to_trace::to_trace,
 };
@@ -24,11 +24,11 @@ pub struct Recording {
     /// All devices that the snapshot knows something about, ascending.
     pub devices: Vec<u32>,
     /// What the allocator recorded, oldest first. Streams have the numbers that the trace uses.
-    pub witnessed: Vec<Entry>,
+    pub witnessed: Vec<TraceEntry>,
     /// The allocator's settings.
     pub settings: RecordedSettings,
     /// The memory before the first entry.
-    pub initial: Initial,
+    pub initial: InitialMemory,
     /// The memory at the end, in the file's order.
     pub final_segments: Vec<Segment>,
     /// What the program said about itself on this device.
@@ -238,7 +238,7 @@ impl Recording {
 
     /// The memory before an entry.
     #[must_use]
-    pub fn memory_before(&self, entry: usize) -> Initial {
+    pub fn memory_before(&self, entry: usize) -> InitialMemory {
         let end = RecordingEnd {
             device: self.device,
             segments: &self.final_segments,
@@ -259,7 +259,7 @@ impl Recording {
             });
             let Some([block, behind, ..]) = owners else { continue };
             let more = size.saturating_sub(block.size);
-            if behind.state == BlockState::Inactive && more < behind.size {
+            if behind.state == SnapshotBlockState::Inactive && more < behind.size {
                 block.size += more;
                 behind.address.0 += more;
                 behind.size -= more;
@@ -284,7 +284,7 @@ impl Recording {
 
 /// Where only a call of `empty_cache` explains that memory went back to the driver, and how often a request explains it
 /// as well. A request that finds a cached block releases nothing, and neither does a free.
-fn certain_empty_caches(entries: &[Entry]) -> (Vec<usize>, u64) {
+fn certain_empty_caches(entries: &[TraceEntry]) -> (Vec<usize>, u64) {
     let mut certain = Vec::new();
     let mut unclear = 0;
     let mut released = None;

@@ -5,28 +5,31 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::{Action, Block, BlockState, Entry, RecordedSettings, Segment, SegmentKind, StackId, parse::kind_by_size};
+use super::{
+    Action, RecordedSettings, Segment, SegmentKind, SnapshotBlock, SnapshotBlockState, StackId, TraceEntry,
+    parse::kind_by_size,
+};
 use oomph_base::{Address, BlockView, Layout, Progress, SegmentView, StreamId};
 use oomph_pytorch::{AllocatorSettings, LARGE_BUFFER, SMALL_SIZE};
 
 /// The memory before the first entry of a recording.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Initial {
+pub struct InitialMemory {
     /// In address order. The requests of free blocks are not known and are 0.
     pub segments: Vec<Segment>,
     /// Live blocks whose size is an estimate.
     pub estimated: Vec<Address>,
     /// Live blocks that lie in no known segment.
-    pub astray: Vec<(Block, StreamId)>,
+    pub astray: Vec<(SnapshotBlock, StreamId)>,
 }
 
-impl Initial {
+impl InitialMemory {
     /// Blocks that were not free, with their streams.
-    pub fn live(&self) -> impl Iterator<Item = (&Block, StreamId)> {
+    pub fn live(&self) -> impl Iterator<Item = (&SnapshotBlock, StreamId)> {
         let settled =
             self.segments.iter().flat_map(|segment| segment.blocks.iter().map(|block| (block, segment.stream)));
         let astray = self.astray.iter().map(|(block, stream)| (block, *stream));
-        settled.filter(|(block, _)| block.state != BlockState::Inactive).chain(astray)
+        settled.filter(|(block, _)| block.state != SnapshotBlockState::Inactive).chain(astray)
     }
 
     /// The segments and their blocks, as allocators show them.
@@ -37,14 +40,14 @@ impl Initial {
 }
 
 fn segment_view(segment: &Segment) -> SegmentView {
-    let view = |block: &Block| BlockView {
+    let view = |block: &SnapshotBlock| BlockView {
         address: block.address,
         size: block.size,
         requested: block.requested_size,
         state: match block.state {
-            BlockState::Allocated => oomph_base::BlockState::Allocated,
-            BlockState::PendingFree => oomph_base::BlockState::Pending,
-            BlockState::Inactive => oomph_base::BlockState::Free,
+            SnapshotBlockState::Allocated => oomph_base::BlockState::Allocated,
+            SnapshotBlockState::PendingFree => oomph_base::BlockState::Pending,
+            SnapshotBlockState::Inactive => oomph_base::BlockState::Free,
         },
     };
     SegmentView {
@@ -69,7 +72,7 @@ pub(crate) struct RecordingEnd<'a> {
 }
 
 /// The memory before, and how many entries do not fit what comes after them.
-pub(crate) fn rewind(end: &RecordingEnd<'_>, entries: &[Entry], progress: &dyn Progress) -> (Initial, u64) {
+pub(crate) fn rewind(end: &RecordingEnd<'_>, entries: &[TraceEntry], progress: &dyn Progress) -> (InitialMemory, u64) {
     let mut memory = RewoundMemory::new(end);
     for entry in progress.each("rewinding to the beginning", entries).rev() {
         memory.undo(entry);
@@ -107,8 +110,8 @@ impl<'a> RewoundMemory<'a> {
         let mut active = HashMap::new();
         let mut segments = BTreeMap::new();
         for segment in end.segments {
-            for block in segment.blocks.iter().filter(|block| block.state != BlockState::Inactive) {
-                let pending = block.state == BlockState::PendingFree;
+            for block in segment.blocks.iter().filter(|block| block.state != SnapshotBlockState::Inactive) {
+                let pending = block.state == SnapshotBlockState::PendingFree;
                 let (requested, stack) = (block.requested_size, block.stack);
                 let block_now =
                     ActiveBlock { size: Some(block.size), requested, pending, stream: segment.stream, stack };
@@ -127,7 +130,7 @@ impl<'a> RewoundMemory<'a> {
         }
     }
 
-    fn undo(&mut self, entry: &Entry) {
+    fn undo(&mut self, entry: &TraceEntry) {
         let address = entry.address.0;
         let fits = match entry.action {
             Action::Alloc => {
@@ -164,7 +167,7 @@ impl<'a> RewoundMemory<'a> {
     }
 
     /// Small and large requests share no mapped run, so one of them tells whose it is.
-    fn learn_kind(&mut self, entry: &Entry) {
+    fn learn_kind(&mut self, entry: &TraceEntry) {
         if self.kinds_are_guessed
             && let Some((_, run)) = self.segments.range_mut(..=entry.address.0).next_back()
             && run.expandable
@@ -174,13 +177,13 @@ impl<'a> RewoundMemory<'a> {
         }
     }
 
-    fn revive(&mut self, entry: &Entry, pending: bool) -> bool {
+    fn revive(&mut self, entry: &TraceEntry, pending: bool) -> bool {
         let (requested, stream, stack) = (entry.size, entry.stream, entry.stack);
         let block = ActiveBlock { size: None, requested, pending, stream, stack };
         self.active.insert(entry.address.0, block).is_none()
     }
 
-    fn segment(&self, entry: &Entry, kind: SegmentKind, expandable: bool) -> Segment {
+    fn segment(&self, entry: &TraceEntry, kind: SegmentKind, expandable: bool) -> Segment {
         Segment {
             device: self.device,
             address: entry.address,
@@ -215,7 +218,7 @@ impl<'a> RewoundMemory<'a> {
     }
 
     /// Undoes an unmapping: the range joins the mapped runs beside it.
-    fn put_back(&mut self, entry: &Entry) -> bool {
+    fn put_back(&mut self, entry: &TraceEntry) -> bool {
         let (start, end) = (entry.address.0, entry.address.0.saturating_add(entry.size));
         let joins = |run: &&Segment| run.expandable && run.stream == entry.stream;
         let before = self.segments.range(..start).next_back().map(|(_, run)| run);
@@ -240,7 +243,7 @@ impl<'a> RewoundMemory<'a> {
         fits
     }
 
-    fn measure_blocks(&mut self, entries: &[Entry], settings: &RecordedSettings) {
+    fn measure_blocks(&mut self, entries: &[TraceEntry], settings: &RecordedSettings) {
         let mut blocks: Vec<(u64, ActiveBlock)> =
             self.active.iter().map(|(&address, &block)| (address, block)).collect();
         blocks.sort_unstable_by_key(|(address, _)| *address);
@@ -262,7 +265,7 @@ impl<'a> RewoundMemory<'a> {
     }
 
     /// Puts the blocks into their segments and fills the rest with free ones.
-    fn settle(self) -> Initial {
+    fn settle(self) -> InitialMemory {
         let mut segments: Vec<Segment> = self.segments.into_values().collect();
         let mut blocks: Vec<(u64, ActiveBlock)> = self.active.into_iter().collect();
         blocks.sort_unstable_by_key(|(address, _)| *address);
@@ -270,9 +273,9 @@ impl<'a> RewoundMemory<'a> {
         let mut next = 0;
         for (address, active) in blocks {
             let size = active.size.unwrap_or(active.requested);
-            let state = if active.pending { BlockState::PendingFree } else { BlockState::Allocated };
+            let state = if active.pending { SnapshotBlockState::PendingFree } else { SnapshotBlockState::Allocated };
             let (requested_size, stack) = (active.requested, active.stack);
-            let block = Block { address: Address(address), size, requested_size, state, stack };
+            let block = SnapshotBlock { address: Address(address), size, requested_size, state, stack };
             while next < segments.len() && segments[next].end() <= address {
                 next += 1;
             }
@@ -284,18 +287,18 @@ impl<'a> RewoundMemory<'a> {
         for segment in &mut segments {
             fill(segment);
         }
-        Initial { segments, estimated: self.estimated, astray }
+        InitialMemory { segments, estimated: self.estimated, astray }
     }
 }
 
 fn fill(segment: &mut Segment) {
     let mut filled = Vec::with_capacity(segment.blocks.len() * 2 + 1);
     let mut at = segment.address.0;
-    let free = |from: u64, to: u64| Block {
+    let free = |from: u64, to: u64| SnapshotBlock {
         address: Address(from),
         size: to - from,
         requested_size: 0,
-        state: BlockState::Inactive,
+        state: SnapshotBlockState::Inactive,
         stack: StackId::NONE,
     };
     for &block in &segment.blocks {
@@ -340,7 +343,7 @@ pub(crate) struct MeasuredBlock {
 /// Measures blocks, which come in address order.
 pub(crate) fn measure<'a>(
     blocks: impl Iterator<Item = UnmeasuredBlock<'a>>,
-    entries: &[Entry],
+    entries: &[TraceEntry],
     settings: &AllocatorSettings,
 ) -> Vec<MeasuredBlock> {
     let mut measured = Vec::new();
@@ -374,7 +377,7 @@ struct SpaceBehind {
 }
 
 /// Finds out by what is allocated in the rests while their blocks live.
-fn look_behind(rests: &[SpaceBehind], entries: &[Entry], measured: &mut [MeasuredBlock]) {
+fn look_behind(rests: &[SpaceBehind], entries: &[TraceEntry], measured: &mut [MeasuredBlock]) {
     let mut starts: Vec<SpaceFinding> = vec![SpaceFinding::Nothing; rests.len()];
     for entry in entries {
         let address = entry.address.0;
@@ -415,7 +418,7 @@ mod tests {
     use super::*;
     use oomph_base::{MIB, NoProgress};
 
-    fn rewound(entries: &[Entry], segments: &[Segment]) -> (Initial, u64) {
+    fn rewound(entries: &[TraceEntry], segments: &[Segment]) -> (InitialMemory, u64) {
         rewind(
             &RecordingEnd { device: 0, segments, settings: &RecordedSettings::default(), pools: &[] },
             entries,
@@ -423,8 +426,8 @@ mod tests {
         )
     }
 
-    fn entry(action: Action, address: u64, size: u64) -> Entry {
-        Entry { action, address: Address(address), size, ..Entry::default() }
+    fn entry(action: Action, address: u64, size: u64) -> TraceEntry {
+        TraceEntry { action, address: Address(address), size, ..TraceEntry::default() }
     }
 
     #[test]
@@ -495,12 +498,12 @@ mod block_sizes_tests {
     use crate::torch::StackId;
     use oomph_base::{Address, MIB, StreamId};
 
-    fn entry(action: Action, address: u64) -> Entry {
-        Entry { action, address: Address(address), size: 2 * MIB, ..Entry::default() }
+    fn entry(action: Action, address: u64) -> TraceEntry {
+        TraceEntry { action, address: Address(address), size: 2 * MIB, ..TraceEntry::default() }
     }
 
     /// What is found out about a block of 30 MiB and a bit at the start of a segment of 40 MiB.
-    fn measured(entries: &[Entry], neighbour: Option<u64>, max_split_size: u64) -> (u64, bool) {
+    fn measured(entries: &[TraceEntry], neighbour: Option<u64>, max_split_size: u64) -> (u64, bool) {
         let segment = Segment {
             device: 0,
             address: Address(MIB),

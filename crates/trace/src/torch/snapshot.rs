@@ -14,7 +14,7 @@ pub struct Snapshot {
     /// The memory at the end, all devices, in the file's order.
     pub segments: Vec<Segment>,
     /// What happened, oldest first, by device.
-    pub traces: Vec<Vec<Entry>>,
+    pub traces: Vec<Vec<TraceEntry>>,
     /// The allocator's settings, as far as the file tells.
     pub settings: RecordedSettings,
     /// What the program said about itself.
@@ -26,14 +26,14 @@ pub struct Snapshot {
     /// Private pools that entries name, by number.
     pub pools: Vec<(u64, u64)>,
     /// Remarks that entries carry, by number; the first is the empty one.
-    pub notes: Vec<Note>,
+    pub notes: Vec<EntryNote>,
     /// What the file does not say, one sentence each.
     pub missing: Vec<String>,
 }
 
 /// One recorded action of the allocator. 40 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Entry {
+pub struct TraceEntry {
     /// Where; for [`Action::OutOfMemory`] see [`device_free`](Entry::device_free).
     pub address: Address,
     /// Bytes: of the request for allocs and frees, rounded for out of memory, whole for segments.
@@ -52,7 +52,7 @@ pub struct Entry {
     pub action: Action,
 }
 
-impl Entry {
+impl TraceEntry {
     /// What the driver said was free when memory ran out.
     #[must_use]
     pub fn device_free(&self) -> Option<u64> {
@@ -90,7 +90,7 @@ pub enum Action {
 
 /// What an entry carries beside numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Note {
+pub struct EntryNote {
     /// The region of compiled code, `N/A` outside.
     pub compile_context: Arc<str>,
     /// The user's remark.
@@ -117,26 +117,26 @@ pub struct Segment {
     /// Who caused it.
     pub stack: StackId,
     /// Its blocks, in address order, without gaps.
-    pub blocks: Vec<Block>,
+    pub blocks: Vec<SnapshotBlock>,
 }
 
 impl Segment {
     /// Bytes in blocks that the program holds.
     #[must_use]
     pub fn allocated_size(&self) -> u64 {
-        self.sum(|block| block.state == BlockState::Allocated, |block| block.size)
+        self.sum(|block| block.state == SnapshotBlockState::Allocated, |block| block.size)
     }
 
     /// Bytes in blocks that cannot be reused yet.
     #[must_use]
     pub fn active_size(&self) -> u64 {
-        self.sum(|block| block.state != BlockState::Inactive, |block| block.size)
+        self.sum(|block| block.state != SnapshotBlockState::Inactive, |block| block.size)
     }
 
     /// What was asked for, in blocks that cannot be reused yet.
     #[must_use]
     pub fn requested_size(&self) -> u64 {
-        self.sum(|block| block.state != BlockState::Inactive, |block| block.requested_size)
+        self.sum(|block| block.state != SnapshotBlockState::Inactive, |block| block.requested_size)
     }
 
     /// The address after the last byte.
@@ -145,7 +145,7 @@ impl Segment {
         self.address.0.saturating_add(self.total_size)
     }
 
-    fn sum(&self, of: impl Fn(&Block) -> bool, what: impl Fn(&Block) -> u64) -> u64 {
+    fn sum(&self, of: impl Fn(&SnapshotBlock) -> bool, what: impl Fn(&SnapshotBlock) -> u64) -> u64 {
         self.blocks.iter().filter(|block| of(block)).fold(0, |sum: u64, block| sum.saturating_add(what(block)))
     }
 }
@@ -161,7 +161,7 @@ pub enum SegmentKind {
 
 /// A block in a segment. 40 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Block {
+pub struct SnapshotBlock {
     /// Start.
     pub address: Address,
     /// Bytes.
@@ -169,14 +169,14 @@ pub struct Block {
     /// What its owner asked for; in a free block, what some earlier owner did.
     pub requested_size: u64,
     /// Whose it is.
-    pub state: BlockState,
+    pub state: SnapshotBlockState,
     /// Who allocated it.
     pub stack: StackId,
 }
 
 /// Whose a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum BlockState {
+pub enum SnapshotBlockState {
     /// The program's.
     Allocated,
     /// Freed, while another stream may still use it.
@@ -191,7 +191,7 @@ pub struct Annotation {
     /// What the place is called.
     pub name: Arc<str>,
     /// Whether it begins or ends there.
-    pub stage: Stage,
+    pub stage: AnnotationEdge,
     /// On which device, if the file says.
     pub device: Option<u32>,
     /// Microseconds since 1970.
@@ -200,7 +200,7 @@ pub struct Annotation {
 
 /// The two ends of an annotated stretch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum AnnotationEdge {
     /// It begins.
     Start,
     /// It ends.
@@ -223,7 +223,7 @@ const PACKAGES: &str = "-packages/";
 
 /// One line of a stack.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Frame {
+pub struct StackFrame {
     /// The source file; `??` where the C++ unwinder did not know.
     pub filename: Arc<str>,
     /// The line in it.
@@ -232,7 +232,7 @@ pub struct Frame {
     pub name: Arc<str>,
 }
 
-impl Frame {
+impl StackFrame {
     fn is_python(&self) -> bool {
         self.filename.ends_with(".py") || self.filename.starts_with('<')
     }
@@ -243,7 +243,7 @@ impl Frame {
     }
 }
 
-impl fmt::Display for Frame {
+impl fmt::Display for StackFrame {
     /// `file:line function`, without the folder that packages are installed in.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let filename = self.filename.rsplit_once(PACKAGES).map_or(&*self.filename, |(_, within)| within);
@@ -254,7 +254,7 @@ impl fmt::Display for Frame {
 /// Every distinct call stack of a snapshot, and every distinct frame.
 #[derive(Clone, Debug)]
 pub struct Stacks {
-    frames: Interner<Frame>,
+    frames: Interner<StackFrame>,
     /// The numbers of the frames, innermost first. Number 0 is the empty stack.
     stacks: Interner<Vec<u32>>,
 }
@@ -267,7 +267,7 @@ impl Default for Stacks {
 
 impl Stacks {
     /// The number of a frame.
-    pub fn intern_frame(&mut self, frame: Frame) -> u32 {
+    pub fn intern_frame(&mut self, frame: StackFrame) -> u32 {
         self.frames.intern(&frame)
     }
 
@@ -290,12 +290,12 @@ impl Stacks {
 
     /// Every distinct frame, by number.
     #[must_use]
-    pub fn all_frames(&self) -> &[Frame] {
+    pub fn all_frames(&self) -> &[StackFrame] {
         self.frames.items()
     }
 
     /// The frames of a stack, innermost first.
-    pub fn frames(&self, stack: StackId) -> impl Iterator<Item = &Frame> {
+    pub fn frames(&self, stack: StackId) -> impl Iterator<Item = &StackFrame> {
         self.members(stack).iter().map(|&frame| &self.frames.items()[frame as usize])
     }
 
@@ -319,7 +319,7 @@ mod tests {
     /// Recordings have entries by the million: their size is a promise.
     #[test]
     fn an_entry_takes_40_bytes() {
-        assert_eq!(size_of::<Entry>(), 40);
+        assert_eq!(size_of::<TraceEntry>(), 40);
     }
 }
 
@@ -330,7 +330,7 @@ mod stacks_tests {
     #[test]
     fn the_site_is_the_innermost_python_frame() {
         let mut stacks = Stacks::default();
-        let frame = |filename: &str, name: &str| Frame { filename: filename.into(), line: 7, name: name.into() };
+        let frame = |filename: &str, name: &str| StackFrame { filename: filename.into(), line: 7, name: name.into() };
         let unwound = stacks.intern_frame(frame("??", "c10::malloc"));
         let forward = stacks.intern_frame(frame("model.py", "forward"));
         let main = stacks.intern_frame(frame("train.py", "main"));
@@ -346,7 +346,7 @@ mod stacks_tests {
     fn inside_a_package_the_line_of_the_program_that_led_there_is_named_too() {
         let mut stacks = Stacks::default();
         let mut frame =
-            |filename: &str| stacks.intern_frame(Frame { filename: filename.into(), line: 7, name: "f".into() });
+            |filename: &str| stacks.intern_frame(StackFrame { filename: filename.into(), line: 7, name: "f".into() });
         let linear = frame("/opt/venv/lib/python3.12/site-packages/torch/nn/linear.py");
         let (runpy, compiled) = (frame("/usr/lib/python3.12/runpy.py"), frame("<string>"));
         let (model, main) = (frame("/home/me/model.py"), frame("/home/me/train.py"));

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use super::{Action, Annotation, BlockState, Entry, Recording, RecordingGaps, StackId, Stage};
+use super::{Action, Annotation, AnnotationEdge, Recording, RecordingGaps, SnapshotBlockState, StackId, TraceEntry};
 use crate::{
     BlockSlot, MarkKind, TableFull, Trace, TraceBuilder, builder::add_failed_request, memory_budget::MemoryBudget,
 };
@@ -99,14 +99,16 @@ impl<'a> TraceConverter<'a> {
             let site = self.site(block.stack);
             let slot = self.builder.alloc_at(block.requested_size, stream, TagId(0), site);
             match block.state {
-                BlockState::PendingFree => self.builder.free(slot),
-                BlockState::Allocated | BlockState::Inactive => drop(self.live.insert(block.address.0, slot)),
+                SnapshotBlockState::PendingFree => self.builder.free(slot),
+                SnapshotBlockState::Allocated | SnapshotBlockState::Inactive => {
+                    self.live.insert(block.address.0, slot);
+                }
             }
         }
         self.builder.mark(MarkKind::Phase, "", 0);
     }
 
-    fn add_entry(&mut self, entry: &Entry, next: Option<&Entry>) -> Result<(), TableFull> {
+    fn add_entry(&mut self, entry: &TraceEntry, next: Option<&TraceEntry>) -> Result<(), TableFull> {
         let address = entry.address.0;
         if let Action::Alloc | Action::OutOfMemory = entry.action
             && let Some(step) = self.due_step.take()
@@ -214,7 +216,7 @@ impl<'a> TraceConverter<'a> {
     fn annotate(&mut self, annotation: &'a Annotation) {
         let name: &str = &annotation.name;
         match annotation.stage {
-            Stage::Start => {
+            AnnotationEdge::Start => {
                 let count = self.seen.entry(name).or_default();
                 self.builder.mark(MarkKind::Phase, name, *count);
                 *count = count.saturating_add(1);
@@ -222,7 +224,7 @@ impl<'a> TraceConverter<'a> {
                     self.open.push(name);
                 }
             }
-            Stage::End => {
+            AnnotationEdge::End => {
                 // An annotation may have begun before the recording.
                 if let Some(place) = self.open.iter().rposition(|open| *open == name) {
                     self.open.remove(place);
@@ -254,7 +256,7 @@ struct ActiveStreams {
 }
 
 impl ActiveStreams {
-    fn of(entries: &[Entry]) -> ActiveStreams {
+    fn of(entries: &[TraceEntry]) -> ActiveStreams {
         let mut order: Vec<StreamId> = Vec::new();
         let mut known = vec![false; 1 << 16];
         for entry in entries.iter().filter(|entry| entry.action == Action::Alloc) {
@@ -307,11 +309,11 @@ impl StepMarks {
         match self {
             StepMarks::Unmarked => None,
             StepMarks::Numbered => match annotation.stage {
-                Stage::Start => annotation.name.strip_prefix(PROFILER_STEP)?.parse().ok(),
-                Stage::End => None,
+                AnnotationEdge::Start => annotation.name.strip_prefix(PROFILER_STEP)?.parse().ok(),
+                AnnotationEdge::End => None,
             },
             StepMarks::AfterOptimizer { optimizer, done } => {
-                if annotation.stage != Stage::End || *annotation.name != **optimizer {
+                if annotation.stage != AnnotationEdge::End || *annotation.name != **optimizer {
                     return None;
                 }
                 *done = done.saturating_add(1);

@@ -11,8 +11,8 @@ use std::{
 };
 
 use super::{
-    Action, Annotation, Block, BlockState, Entry, RecordedSettings, RecordedValue, Segment, SegmentKind, Snapshot,
-    StackId, Stage, keys::SnapshotWord, pickle::opcode as op,
+    Action, Annotation, AnnotationEdge, RecordedSettings, RecordedValue, Segment, SegmentKind, Snapshot, SnapshotBlock,
+    SnapshotBlockState, StackId, TraceEntry, keys::SnapshotWord, pickle::opcode as op,
 };
 use oomph_base::Progress;
 
@@ -101,23 +101,23 @@ impl<'a, W: Write> SnapshotWriter<'a, W> {
         self.close_dict()
     }
 
-    fn block(&mut self, block: &'a Block) -> io::Result<()> {
+    fn block(&mut self, block: &'a SnapshotBlock) -> io::Result<()> {
         self.open_dict()?;
         self.number(SnapshotWord::Address, block.address.0)?;
         self.number(SnapshotWord::Size, block.size)?;
         self.number(SnapshotWord::RequestedSize, block.requested_size)?;
         self.word(SnapshotWord::State)?;
         self.word(match block.state {
-            BlockState::Allocated => SnapshotWord::ActiveAllocated,
-            BlockState::PendingFree => SnapshotWord::ActivePendingFree,
-            BlockState::Inactive => SnapshotWord::Inactive,
+            SnapshotBlockState::Allocated => SnapshotWord::ActiveAllocated,
+            SnapshotBlockState::PendingFree => SnapshotWord::ActivePendingFree,
+            SnapshotBlockState::Inactive => SnapshotWord::Inactive,
         })?;
         self.word(SnapshotWord::Frames)?;
         self.stack(block.stack)?;
         self.close_dict()
     }
 
-    fn entry(&mut self, entry: &'a Entry) -> io::Result<()> {
+    fn entry(&mut self, entry: &'a TraceEntry) -> io::Result<()> {
         self.open_dict()?;
         self.word(SnapshotWord::Action)?;
         match entry.action.word() {
@@ -150,8 +150,8 @@ impl<'a, W: Write> SnapshotWriter<'a, W> {
         self.open_dict()?;
         self.word(SnapshotWord::Stage)?;
         self.word(match annotation.stage {
-            Stage::Start => SnapshotWord::Start,
-            Stage::End => SnapshotWord::End,
+            AnnotationEdge::Start => SnapshotWord::Start,
+            AnnotationEdge::End => SnapshotWord::End,
         })?;
         self.word(SnapshotWord::Name)?;
         self.text(&annotation.name)?;
@@ -230,7 +230,7 @@ impl<'a, W: Write> SnapshotWriter<'a, W> {
     }
 
     /// The same of entries, of which there are so many that somebody may wait for them.
-    fn trace(&mut self, entries: &'a [Entry]) -> io::Result<()> {
+    fn trace(&mut self, entries: &'a [TraceEntry]) -> io::Result<()> {
         self.code(op::EMPTY_LIST)?;
         for batch in entries.chunks(BATCH) {
             self.batch(batch, &mut Self::entry)?;

@@ -6,7 +6,7 @@ use std::{
     io::{self, Read},
 };
 
-use super::{DictCollector, Fault, LONGEST_TEXT, PickleError, PickleHeap, PickleValue, opcode as op};
+use super::{DictCollector, LONGEST_TEXT, PickleError, PickleFault, PickleHeap, PickleValue, opcode as op};
 use crate::memory_budget::{MemoryBudget, OutOfBudget};
 
 /// Reads a pickle: all values, and the outermost one. The texts in `known` get the first numbers, in order.
@@ -46,34 +46,34 @@ impl<R: Read, C: DictCollector> PickleMachine<'_, R, C> {
         let mut offset = 0;
         self.run_from(&mut offset).map_err(|fault| match fault {
             // The input failed behind the opcode.
-            Fault::Io(_) | Fault::Truncated => PickleError { offset: self.input.offset(), fault },
+            PickleFault::Io(_) | PickleFault::Truncated => PickleError { offset: self.input.offset(), fault },
             _ => PickleError { offset, fault },
         })
     }
 
     /// Runs to the end. `offset` is that of the current opcode.
-    fn run_from(&mut self, offset: &mut u64) -> Result<PickleValue, Fault> {
+    fn run_from(&mut self, offset: &mut u64) -> Result<PickleValue, PickleFault> {
         match self.input.byte()? {
             op::PROTO => {}
-            other => return Err(Fault::NoPickle(other)),
+            other => return Err(PickleFault::NoPickle(other)),
         }
         *offset = 1;
         let protocol = self.input.byte()?;
         if !(2..=5).contains(&protocol) {
-            return Err(Fault::Protocol(protocol));
+            return Err(PickleFault::Protocol(protocol));
         }
         loop {
             *offset = self.input.offset();
             let code = self.input.byte()?;
             if code == op::STOP {
-                return self.stack.pop().ok_or(Fault::Stack { opcode: "STOP", what: "a value" });
+                return self.stack.pop().ok_or(PickleFault::Stack { opcode: "STOP", what: "a value" });
             }
             self.step(code)?;
         }
     }
 
     #[inline]
-    fn step(&mut self, code: u8) -> Result<(), Fault> {
+    fn step(&mut self, code: u8) -> Result<(), PickleFault> {
         match code {
             op::BINGET => {
                 let index = self.input.byte()?;
@@ -169,73 +169,73 @@ impl<R: Read, C: DictCollector> PickleMachine<'_, R, C> {
                 self.stack.truncate(start);
             }
             op::PROTO => drop(self.input.byte()?),
-            code => return Err(Fault::Opcode { code, name: op::name(code) }),
+            code => return Err(PickleFault::Opcode { code, name: op::name(code) }),
         }
         Ok(())
     }
 
     #[inline]
-    fn push(&mut self, value: PickleValue) -> Result<(), Fault> {
+    fn push(&mut self, value: PickleValue) -> Result<(), PickleFault> {
         Ok(self.heap.budget.push(&mut self.stack, value)?)
     }
 
     #[inline]
-    fn recall(&mut self, index: u32) -> Result<(), Fault> {
-        let value = self.memo.get(index).ok_or_else(|| Fault::Memo(u64::from(index)))?;
+    fn recall(&mut self, index: u32) -> Result<(), PickleFault> {
+        let value = self.memo.get(index).ok_or_else(|| PickleFault::Memo(u64::from(index)))?;
         self.push(value)
     }
 
-    fn memoize(&mut self, index: u32) -> Result<(), Fault> {
+    fn memoize(&mut self, index: u32) -> Result<(), PickleFault> {
         let Some(&value) = self.stack.last() else {
-            return Err(Fault::Stack { opcode: "a memo opcode", what: "a value" });
+            return Err(PickleFault::Stack { opcode: "a memo opcode", what: "a value" });
         };
         Ok(self.memo.set(index, value, &mut self.heap.budget)?)
     }
 
     /// The start of the topmost `count` values, which must be above the last mark.
-    fn place_of(&self, opcode: &'static str, count: usize) -> Result<usize, Fault> {
+    fn place_of(&self, opcode: &'static str, count: usize) -> Result<usize, PickleFault> {
         let floor = self.marks.last().copied().unwrap_or(0);
         match self.stack.len().checked_sub(count) {
             Some(start) if start >= floor => Ok(start),
-            _ => Err(Fault::Stack { opcode, what: "more values" }),
+            _ => Err(PickleFault::Stack { opcode, what: "more values" }),
         }
     }
 
-    fn pop_mark(&mut self, opcode: &'static str) -> Result<usize, Fault> {
+    fn pop_mark(&mut self, opcode: &'static str) -> Result<usize, PickleFault> {
         match self.marks.pop() {
             Some(start) => Ok(start),
-            None => Err(Fault::Stack { opcode, what: "a mark" }),
+            None => Err(PickleFault::Stack { opcode, what: "a mark" }),
         }
     }
 
-    fn make_tuple(&mut self, start: usize) -> Result<(), Fault> {
+    fn make_tuple(&mut self, start: usize) -> Result<(), PickleFault> {
         let node = self.heap.new_node()?;
         self.heap.append(node, &self.stack[start..])?;
         self.stack.truncate(start);
         self.push(PickleValue::Tuple(node))
     }
 
-    fn append(&mut self, opcode: &'static str, start: usize) -> Result<(), Fault> {
+    fn append(&mut self, opcode: &'static str, start: usize) -> Result<(), PickleFault> {
         match self.below(start) {
             Some(PickleValue::List(node)) => {
                 self.heap.append(node, &self.stack[start..])?;
                 self.stack.truncate(start);
                 Ok(())
             }
-            _ => Err(Fault::Stack { opcode, what: "a list" }),
+            _ => Err(PickleFault::Stack { opcode, what: "a list" }),
         }
     }
 
-    fn set_items(&mut self, opcode: &'static str, start: usize) -> Result<(), Fault> {
+    fn set_items(&mut self, opcode: &'static str, start: usize) -> Result<(), PickleFault> {
         let Some(PickleValue::Dict(node)) = self.below(start) else {
-            return Err(Fault::Stack { opcode, what: "a dict" });
+            return Err(PickleFault::Stack { opcode, what: "a dict" });
         };
         let items = &self.stack[start..];
         if !items.len().is_multiple_of(2) {
-            return Err(Fault::Stack { opcode, what: "as many keys as values" });
+            return Err(PickleFault::Stack { opcode, what: "as many keys as values" });
         }
         if self.heap.record(node).is_some() {
-            return Err(Fault::Refused("a trace entry is filled twice".to_owned()));
+            return Err(PickleFault::Refused("a trace entry is filled twice".to_owned()));
         }
         let taken = match self.heap.is_empty(node) {
             true => self.collector.collect(items, &mut self.heap)?,
@@ -255,9 +255,9 @@ impl<R: Read, C: DictCollector> PickleMachine<'_, R, C> {
         (start > floor).then(|| self.stack[start - 1])
     }
 
-    fn text(&mut self, length: u64) -> Result<(), Fault> {
+    fn text(&mut self, length: u64) -> Result<(), PickleFault> {
         if length > LONGEST_TEXT {
-            return Err(Fault::Text(length));
+            return Err(PickleFault::Text(length));
         }
         let bytes = self.input.bytes(length as usize, &mut self.spare)?;
         // Python writes file names that are not Unicode as invalid UTF-8. They stay readable.
@@ -267,14 +267,14 @@ impl<R: Read, C: DictCollector> PickleMachine<'_, R, C> {
     }
 
     /// Little-endian, in two's complement.
-    fn integer(&mut self, length: u64) -> Result<(), Fault> {
+    fn integer(&mut self, length: u64) -> Result<(), PickleFault> {
         let (low, high) = match length {
             0..=8 => (self.input.bytes(length as usize, &mut self.spare)?, None),
             9 => match self.input.bytes(9, &mut self.spare)?.split_last() {
                 Some((high, low)) => (low, Some(*high)),
                 None => (&[][..], None),
             },
-            _ => return Err(Fault::Integer(length)),
+            _ => return Err(PickleFault::Integer(length)),
         };
         let mut word = [0; 8];
         word[..low.len()].copy_from_slice(low);
@@ -287,7 +287,7 @@ impl<R: Read, C: DictCollector> PickleMachine<'_, R, C> {
             (Some(0), number) if number < 0 => PickleValue::Unsigned(number as u64),
             (Some(0), number) => PickleValue::Int(number),
             (Some(0xff), number) if number < 0 => PickleValue::Int(number),
-            _ => return Err(Fault::Integer(length)),
+            _ => return Err(PickleFault::Integer(length)),
         };
         self.push(value)
     }
@@ -346,7 +346,7 @@ impl<R: Read> PickleInput<R> {
     }
 
     #[inline]
-    fn byte(&mut self) -> Result<u8, Fault> {
+    fn byte(&mut self) -> Result<u8, PickleFault> {
         if self.at == self.end {
             self.refill()?;
         }
@@ -356,7 +356,7 @@ impl<R: Read> PickleInput<R> {
     }
 
     #[inline]
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Fault> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], PickleFault> {
         let mut array = [0; N];
         if self.end - self.at >= N {
             array.copy_from_slice(&self.buffer[self.at..self.at + N]);
@@ -370,7 +370,7 @@ impl<R: Read> PickleInput<R> {
     }
 
     /// The next `length` bytes, without a copy if all are in the buffer.
-    fn bytes<'a>(&'a mut self, length: usize, spare: &'a mut Vec<u8>) -> Result<&'a [u8], Fault> {
+    fn bytes<'a>(&'a mut self, length: usize, spare: &'a mut Vec<u8>) -> Result<&'a [u8], PickleFault> {
         if self.end - self.at >= length {
             let bytes = &self.buffer[self.at..self.at + length];
             self.at += length;
@@ -389,19 +389,19 @@ impl<R: Read> PickleInput<R> {
     }
 
     #[cold]
-    fn refill(&mut self) -> Result<(), Fault> {
+    fn refill(&mut self) -> Result<(), PickleFault> {
         self.before += self.end as u64;
         self.at = 0;
         self.end = 0;
         loop {
             match self.reader.read(&mut self.buffer) {
-                Ok(0) => return Err(Fault::Truncated),
+                Ok(0) => return Err(PickleFault::Truncated),
                 Ok(count) => {
                     self.end = count;
                     return Ok(());
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(Fault::Io(error)),
+                Err(error) => return Err(PickleFault::Io(error)),
             }
         }
     }
@@ -418,7 +418,7 @@ mod tests {
     struct CollectNothing;
 
     impl DictCollector for CollectNothing {
-        fn collect(&mut self, _: &[PickleValue], _: &mut PickleHeap) -> Result<Option<u32>, Fault> {
+        fn collect(&mut self, _: &[PickleValue], _: &mut PickleHeap) -> Result<Option<u32>, PickleFault> {
             Ok(None)
         }
     }

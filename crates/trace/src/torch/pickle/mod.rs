@@ -27,12 +27,12 @@ pub struct PickleError {
     pub offset: u64,
     /// What is wrong there.
     #[source]
-    pub fault: Fault,
+    pub fault: PickleFault,
 }
 
 /// What can be wrong with a pickle.
 #[derive(Debug, thiserror::Error)]
-pub enum Fault {
+pub enum PickleFault {
     /// The file system or the decompressor gave up.
     #[error("{0}")]
     Io(io::Error),
@@ -81,7 +81,7 @@ pub enum Fault {
 /// Looks at dicts as they are filled.
 pub(crate) trait DictCollector {
     /// `items` holds key, value, key, value. With a record number the dict is done with: it keeps only that number.
-    fn collect(&mut self, items: &[PickleValue], heap: &mut PickleHeap) -> Result<Option<u32>, Fault>;
+    fn collect(&mut self, items: &[PickleValue], heap: &mut PickleHeap) -> Result<Option<u32>, PickleFault>;
 }
 
 /// The opcodes of pickle: those that plain data needs, and the names of those that are refused.
