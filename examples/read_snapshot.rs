@@ -22,7 +22,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     sizes.sort_unstable_by(|a, b| b.cmp(a));
 
     println!("{path}: {} events, {} requests", trace.events.len(), sizes.len());
-    println!("least memory that any allocator needs: {}", Bytes(oomph::plan::Bound::of(&trace, 512)?.requested_bytes));
+    println!(
+        "least memory that any allocator needs: {}",
+        Bytes(oomph::plan::MemoryBound::of(&trace, 512)?.requested_bytes)
+    );
     for bytes in sizes.iter().take(5) {
         println!("  {}", Bytes(*bytes));
     }

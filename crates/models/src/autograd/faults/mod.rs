@@ -339,7 +339,7 @@ mod tests {
     use super::*;
     use crate::{ParameterValues, Recipe, recipe_names};
     use oomph_base::MIB;
-    use oomph_trace::{Category, Op, OpKind, Summary, Trace, check};
+    use oomph_trace::{Category, Op, OpKind, Trace, TraceSummary, check};
 
     const LOGITS: u64 = 2 * 1024 * 50257 * 4;
 
@@ -347,7 +347,7 @@ mod tests {
         Recipe::named(name).unwrap()
     }
 
-    fn summary(name: &str) -> Summary {
+    fn summary(name: &str) -> TraceSummary {
         check(&recipe(name).workload().unwrap()).unwrap()
     }
 

@@ -219,7 +219,7 @@ mod tests {
 
     use super::tokens_per_expert;
     use crate::Recipe;
-    use oomph_trace::{Category, Op, Summary, Trace, check};
+    use oomph_trace::{Category, Op, Trace, TraceSummary, check};
 
     fn small(settings: &[(&str, &str)]) -> Recipe {
         let shape = [("layers", "2"), ("width", "64"), ("heads", "4"), ("vocab", "500"), ("context", "64")];
@@ -228,7 +228,7 @@ mod tests {
         all.fold(Recipe::named("gpt-moe-8x124m").unwrap(), |recipe, (key, text)| recipe.with(key, text))
     }
 
-    fn summary(settings: &[(&str, &str)]) -> Summary {
+    fn summary(settings: &[(&str, &str)]) -> TraceSummary {
         check(&small(settings).workload().unwrap()).unwrap()
     }
 

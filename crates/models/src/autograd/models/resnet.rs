@@ -269,7 +269,7 @@ mod tests {
     use proptest::prelude::*;
 
     use crate::Recipe;
-    use oomph_trace::{Category, Op, OpKind, Summary, Trace, check};
+    use oomph_trace::{Category, Op, OpKind, Trace, TraceSummary, check};
 
     fn small(settings: &[(&str, &str)]) -> Recipe {
         let all = [("image", "32"), ("batch", "4"), ("steps", "3"), ("classes", "10")];
@@ -277,7 +277,7 @@ mod tests {
         all.fold(Recipe::named("resnet-50").unwrap(), |recipe, (key, text)| recipe.with(key, text))
     }
 
-    fn summary(settings: &[(&str, &str)]) -> Summary {
+    fn summary(settings: &[(&str, &str)]) -> TraceSummary {
         check(&small(settings).workload().unwrap()).unwrap()
     }
 

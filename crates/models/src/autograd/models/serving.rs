@@ -335,7 +335,7 @@ mod tests {
     use proptest::prelude::*;
 
     use crate::Recipe;
-    use oomph_trace::{OpKind, Summary, check};
+    use oomph_trace::{OpKind, TraceSummary, check};
 
     fn small(settings: &[(&str, &str)]) -> Recipe {
         let shape = [("layers", "3"), ("width", "64"), ("heads", "4"), ("vocab", "500"), ("requests", "40")];
@@ -344,7 +344,7 @@ mod tests {
         all.fold(Recipe::named("llm-serve").unwrap(), |recipe, (key, text)| recipe.with(key, text))
     }
 
-    fn summary(settings: &[(&str, &str)]) -> Summary {
+    fn summary(settings: &[(&str, &str)]) -> TraceSummary {
         check(&small(settings).workload().unwrap()).unwrap()
     }
 

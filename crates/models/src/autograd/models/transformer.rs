@@ -338,7 +338,7 @@ mod tests {
     use proptest::prelude::*;
 
     use crate::Recipe;
-    use oomph_trace::{Category, Op, OpKind, Summary, Trace, check};
+    use oomph_trace::{Category, Op, OpKind, Trace, TraceSummary, check};
 
     fn small(techniques: &str, steps: u32) -> Recipe {
         let shape = [("layers", 4), ("width", 256), ("heads", 4), ("vocab", 5000), ("context", 256), ("batch", 8)];
@@ -347,7 +347,7 @@ mod tests {
         shape.iter().fold(recipe, |recipe, (key, value)| recipe.with(key, &value.to_string()))
     }
 
-    fn summary(techniques: &str) -> Summary {
+    fn summary(techniques: &str) -> TraceSummary {
         check(&small(techniques, 3).workload().unwrap()).unwrap()
     }
 
