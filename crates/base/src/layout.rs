@@ -14,6 +14,14 @@ pub struct Layout {
 }
 
 impl Layout {
+    /// These segments, in address order.
+    #[must_use]
+    pub fn of(segments: impl IntoIterator<Item = SegmentView>) -> Layout {
+        let mut segments: Vec<SegmentView> = segments.into_iter().collect();
+        segments.sort_unstable_by_key(|segment| segment.address);
+        Layout { segments }
+    }
+
     /// Bytes in free blocks.
     #[must_use]
     pub fn free_bytes(&self) -> u64 {
@@ -45,6 +53,15 @@ pub struct SegmentView {
     pub alias: bool,
     /// The blocks in it, in address order, without gaps.
     pub blocks: Vec<BlockView>,
+}
+
+impl SegmentView {
+    /// A segment of the default pool that was allocated whole.
+    #[must_use]
+    pub fn new(address: Address, bytes: u64, stream: StreamId, pool: &'static str, blocks: Vec<BlockView>) -> Self {
+        let (pool, pool_id) = (pool.into(), (0, 0));
+        SegmentView { address, bytes, stream, pool, pool_id, mapped: false, alias: false, blocks }
+    }
 }
 
 /// One block in a segment.

@@ -1,29 +1,31 @@
 //! `async`: the driver's own stream-ordered allocator, `cudaMallocAsync`.
 //!
-//! Every block is one `cuMemAllocFromPoolAsync` and one `cuMemFreeAsync`; what is cached, split and reused is the
-//! driver's business. The strategy has a pool of its own, which may hold what was free when it was made, so that a cap
-//! on the device is a cap on the pool. When memory runs out it waits for the device, empties the pool and tries once
-//! more, as PyTorch does since 2.14; before, its first failure was the last.
+//! Every block is one `cuMemAllocFromPoolAsync` and one `cuMemFreeAsync`; the driver decides what is
+//! cached, split and reused. The strategy has its own pool, which may hold what was free on the device
+//! when the pool was created, so that a cap on the device is a cap on the pool. When memory runs out, it
+//! waits for the device, empties the pool and tries once more, as PyTorch does since 2.14; earlier
+//! releases fail at once.
 //!
-//! A block that other streams use is given back when their events are done, which is looked at when the next request
-//! comes. PyTorch lets a stream of its own wait for those events instead; with both the block comes back only when its
-//! last user is through, and no stream is stalled for it.
+//! A block that other streams use is given back when their events are done, which is checked at the next
+//! request. PyTorch makes a stream of its own wait for those events instead. In both, the block comes
+//! back when its last user is done, and no stream is stalled for it.
 //!
-//! Its books: a block is the request rounded up to [`GRANULE`]. What the pool has reserved only the driver knows: it is
-//! asked when more is in use than it had at the last look, at every [`LOOK_EVERY`]-th request, at steps, retries and
-//! trims. Between two looks reserved may lag behind; its peak catches up at the next, because the driver keeps it too.
-//! The pool is one segment, and lies nowhere in particular.
+//! A block is the request rounded up to [`GRANULE`]. Only the driver knows what the pool has reserved. It
+//! is asked when more is in use than it had reserved at the last look, at every [`LOOK_EVERY`]-th
+//! request, at steps, retries and trims. Between two looks `reserved` may be out of date; its peak is
+//! corrected at the next look, because the driver keeps the peak too. The pool counts as one segment and
+//! has no address.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use super::{
     Attempt, Block, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome, Parameter, Refusal,
     Request, Setup, Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent,
-    deferred::insert_sorted,
     deferred::{DeferredFrees, Patience},
     direct::GRANULE,
     parameters,
-    slots::Slots,
+    pooled::{MemoryPiece, NONE, PieceState, PieceTable},
+    unless_out_of_memory,
 };
 use crate::device::{Capabilities, Device, DeviceError, PoolId, PoolSettings, PoolUsage, StreamOrderedPools};
 use oomph_base::{Address, StreamId, round_up};
@@ -35,28 +37,28 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     origin: "CUDA's cuMemAllocFromPoolAsync; PyTorch's backend:cudaMallocAsync, RMM's cuda_async_memory_resource",
     parameters: &[
         Parameter::text(
-            RELEASE_THRESHOLD,
+            "release_threshold",
             "an amount of memory, or max",
             "max",
-            "free memory above this goes back to the device whenever something is waited for",
+            "free memory above this goes back to the device at every synchronization",
         ),
         Parameter::text(
-            FOLLOW_EVENTS,
+            "reuse_follow_event_dependencies",
             "True or False",
             "True",
-            "reuse what another stream freed where an event orders the two",
+            "reuse memory that another stream freed, if an event orders the two",
         ),
         Parameter::text(
-            OPPORTUNISTIC,
+            "reuse_allow_opportunistic",
             "True or False",
             "True",
-            "reuse what another stream freed once that has happened on the device",
+            "reuse memory that another stream freed, once the free has happened on the device",
         ),
         Parameter::text(
-            INTERNAL_DEPENDENCIES,
+            "reuse_allow_internal_dependencies",
             "True or False",
             "True",
-            "let a stream wait for another to reuse what that one freed",
+            "let a stream wait for another to reuse memory that it freed",
         ),
     ],
     variants: &[
@@ -67,16 +69,12 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
 };
 
 const NAME: &str = "async";
-const RELEASE_THRESHOLD: &str = "release_threshold";
-const FOLLOW_EVENTS: &str = "reuse_follow_event_dependencies";
-const OPPORTUNISTIC: &str = "reuse_allow_opportunistic";
-const INTERNAL_DEPENDENCIES: &str = "reuse_allow_internal_dependencies";
 
-/// After this many requests the driver is asked what the pool holds, even if nothing suggests that it has grown.
+/// After this many requests the driver is asked what the pool holds, even if nothing suggests growth.
 pub const LOOK_EVERY: u64 = 64;
 
-/// The counter among the [details](Strategy::details) that says how much of the pool was in use at most, as the driver
-/// counts it.
+/// The counter among the [details](Strategy::details) with the most that was in use of the pool, as the
+/// driver counts it.
 pub const USED_HIGH: &str = "pool_used_high_bytes";
 
 fn build(parameters: &str, _: &Setup<'_>) -> Built {
@@ -92,10 +90,10 @@ fn settings(parameters: &str) -> Result<PoolSettings, SpecError> {
     };
     parameters::read(&ENTRY, parameters, |setting| {
         match setting.key {
-            RELEASE_THRESHOLD if setting.value == "max" => settings.release_threshold = u64::MAX,
-            RELEASE_THRESHOLD => settings.release_threshold = setting.bytes()?,
-            FOLLOW_EVENTS => settings.follow_event_dependencies = setting.truth()?,
-            OPPORTUNISTIC => settings.allow_opportunistic = setting.truth()?,
+            "release_threshold" if setting.value == "max" => settings.release_threshold = u64::MAX,
+            "release_threshold" => settings.release_threshold = setting.bytes()?,
+            "reuse_follow_event_dependencies" => settings.follow_event_dependencies = setting.truth()?,
+            "reuse_allow_opportunistic" => settings.allow_opportunistic = setting.truth()?,
             _ => settings.allow_internal_dependencies = setting.truth()?,
         }
         Ok(())
@@ -107,57 +105,30 @@ fn settings(parameters: &str) -> Result<PoolSettings, SpecError> {
 #[derive(Clone, Debug)]
 pub struct AsyncPool {
     settings: PoolSettings,
-    pool: Option<Pool>,
-    blocks: Slots<Owner>,
-    /// The streams that use a block beside its own, by slot.
-    uses: BTreeMap<u32, Vec<StreamId>>,
-    /// Freed blocks whose other streams are not through yet.
-    deferred: DeferredFrees<Departing>,
-    /// What is to be given back to the pool as soon as the driver takes it.
-    departing: VecDeque<Departing>,
+    pool: Option<DriverPool>,
+    blocks: PieceTable,
+    /// Freed blocks that other streams still use.
+    deferred: DeferredFrees<u32>,
+    /// Blocks to give back to the pool when the driver accepts them. Those that a caller held are
+    /// pending; others never got into the statistics.
+    departing: VecDeque<u32>,
     since_look: u64,
     looks: u64,
     used_high: u64,
     stats: Stats,
 }
 
-/// The pool, once there is one.
+/// The pool, once it exists.
 #[derive(Clone, Copy, Debug)]
-struct Pool {
+struct DriverPool {
     id: PoolId,
     configured: bool,
-    /// What it may hold.
+    /// The most that it may hold.
     maximum: u64,
-}
-
-/// Who asked for a block, and for how much.
-#[derive(Clone, Copy, Debug)]
-struct Owner {
-    requested: u64,
-    stream: StreamId,
-}
-
-/// A block on its way back to the pool.
-#[derive(Clone, Copy, Debug)]
-struct Departing {
-    address: Address,
-    size: u64,
-    owner: Owner,
-    /// Whether it is in the books: a caller had it.
-    booked: bool,
 }
 
 fn pools(device: &mut dyn Device) -> Result<&mut dyn StreamOrderedPools, DeviceError> {
     device.require_stream_ordered_pools()
-}
-
-/// An address, or nothing where memory has run out.
-fn if_there_is_room(answer: Result<Address, DeviceError>) -> Result<Option<Address>, DeviceError> {
-    match answer {
-        Ok(address) => Ok(Some(address)),
-        Err(error) if error.is_out_of_memory() => Ok(None),
-        Err(error) => Err(error),
-    }
 }
 
 impl AsyncPool {
@@ -165,8 +136,7 @@ impl AsyncPool {
         AsyncPool {
             settings,
             pool: None,
-            blocks: Slots::default(),
-            uses: BTreeMap::new(),
+            blocks: PieceTable::default(),
             deferred: DeferredFrees::default(),
             departing: VecDeque::new(),
             since_look: 0,
@@ -176,14 +146,14 @@ impl AsyncPool {
         }
     }
 
-    /// The pool, made and set up where that has not happened yet.
-    fn open_pool(&mut self, device: &mut dyn Device) -> Result<Pool, DeviceError> {
+    /// The pool, created and configured at the first call.
+    fn open_pool(&mut self, device: &mut dyn Device) -> Result<DriverPool, DeviceError> {
         let mut pool = match self.pool {
             Some(pool) if pool.configured => return Ok(pool),
             Some(pool) => pool,
             None => {
                 let maximum = device.memory_info()?.free;
-                Pool { id: pools(device)?.pool_create(Some(maximum))?, configured: false, maximum }
+                DriverPool { id: pools(device)?.pool_create(Some(maximum))?, configured: false, maximum }
             }
         };
         self.pool = Some(pool);
@@ -193,7 +163,7 @@ impl AsyncPool {
         Ok(pool)
     }
 
-    /// Asks the driver what the pool holds, and brings the books up to date.
+    /// Asks the driver what the pool holds, and updates the statistics.
     fn look(&mut self, cx: &mut Context<'_>, pool: PoolId) -> Result<(), DeviceError> {
         let PoolUsage { reserved, reserved_high, used_high, .. } = pools(cx.device)?.pool_usage(pool)?;
         self.since_look = 0;
@@ -218,20 +188,22 @@ impl AsyncPool {
         }
     }
 
-    /// Gives blocks back whose streams are through.
-    fn take_leave(&mut self, cx: &mut Context<'_>, patience: Patience) -> Result<(), DeviceError> {
+    /// Gives back the blocks whose streams are done.
+    fn complete_frees(&mut self, cx: &mut Context<'_>, patience: Patience) -> Result<(), DeviceError> {
         if !self.deferred.is_empty() {
-            let mut through = Vec::new();
-            let released = self.deferred.release(cx.device, patience, &mut through);
-            self.departing.extend(through);
+            let mut completed = Vec::new();
+            let released = self.deferred.release(cx.device, patience, &mut completed);
+            self.departing.extend(completed);
             released?;
         }
-        while let Some(&Departing { address, size, owner, booked }) = self.departing.front() {
-            pools(cx.device)?.free_async(address, owner.stream)?;
+        while let Some(&slot) = self.departing.front() {
+            let MemoryPiece { address, size, requested, stream, state, .. } = self.blocks[slot];
+            let address = Address(address);
+            pools(cx.device)?.free_async(address, stream)?;
             self.departing.pop_front();
-            if booked {
-                self.stats.on_reusable(owner.requested, size);
-                let (requested, stream) = (owner.requested, owner.stream);
+            self.blocks.remove(slot);
+            if state == PieceState::Pending {
+                self.stats.on_reusable(requested, size);
                 cx.sink.event(StrategyEvent::FreeCompleted { address, requested, stream });
             }
         }
@@ -240,24 +212,24 @@ impl AsyncPool {
 
     /// Waits for everything and empties the pool.
     fn empty(&mut self, cx: &mut Context<'_>, pool: PoolId) -> Result<(), DeviceError> {
-        self.take_leave(cx, Patience::Wait)?;
+        self.complete_frees(cx, Patience::Wait)?;
         cx.device.synchronize()?;
         pools(cx.device)?.pool_trim(pool, 0)?;
         let looked = self.look(cx, pool);
         if looked.is_err() {
-            // After a trim nothing is certain but what is in use.
+            // After a trim only the bytes in use are certain.
             self.book_reserved(cx, self.stats.current.active);
         }
         looked
     }
 
-    /// Brings the books up to date if the pool may have changed since the last look; `size` bytes were just taken from
-    /// it and are not yet in the books. Whether it has grown.
+    /// Updates the statistics if the pool may have changed since the last look; returns whether it has
+    /// grown. `size` bytes were just taken from it and are not yet counted.
     fn look_if_due(&mut self, cx: &mut Context<'_>, pool: PoolId, size: u64) -> Result<bool, DeviceError> {
         self.since_look += 1;
         let before = self.stats.current.reserved;
         let must_have_grown = self.stats.current.active + size > before;
-        // Memory above a threshold may go back whenever the program waits for something.
+        // Memory above the threshold may go back at every synchronization.
         let may_have_shrunk = self.settings.release_threshold != u64::MAX;
         if must_have_grown || may_have_shrunk || self.since_look >= LOOK_EVERY {
             self.look(cx, pool)?;
@@ -274,64 +246,51 @@ impl Strategy for AsyncPool {
         let &Request { bytes: requested, stream, .. } = request;
         let size = round_up(requested, GRANULE);
         let pool = self.open_pool(cx.device)?;
-        self.take_leave(cx, Patience::Poll)?;
-        let mut found = if_there_is_room(pools(cx.device)?.alloc_async(pool.id, size, stream))?;
+        self.complete_frees(cx, Patience::Poll)?;
+        let mut found = unless_out_of_memory(pools(cx.device)?.alloc_async(pool.id, size, stream))?;
         let retried = found.is_none();
         if retried {
             cx.sink.event(StrategyEvent::Retry { rounded: size });
             self.empty(cx, pool.id)?;
             self.stats.retries += 1;
-            found = if_there_is_room(pools(cx.device)?.alloc_async(pool.id, size, stream))?;
+            found = unless_out_of_memory(pools(cx.device)?.alloc_async(pool.id, size, stream))?;
         }
         let Some(address) = found else {
-            self.stats.ooms += 1;
-            cx.sink.event(StrategyEvent::OutOfMemory { rounded: size, stream, device_free: None });
             let room = pool.maximum.saturating_sub(self.stats.current.active);
             let refused_by = if size > room { Refusal::Limit } else { Refusal::Device };
-            return Ok(Attempt::OutOfMemory(Shortage { rounded: size, asked: size, refused_by, device_free: None }));
+            let shortage = Shortage { refused_by, ..Shortage::of_device(size) };
+            return Ok(cx.out_of_memory(&mut self.stats, stream, shortage));
         };
-        let owner = Owner { requested, stream };
+        let slot = self.blocks.insert(MemoryPiece::new(address.0, size, stream));
         let outcome = match self.look_if_due(cx, pool.id, size) {
             Ok(_) if retried => Outcome::ReleaseAndRetry,
             Ok(true) => Outcome::NewSegment,
             Ok(false) => Outcome::Hit,
             Err(error) => {
-                self.departing.push_back(Departing { address, size, owner, booked: false });
+                self.departing.push_back(slot);
                 return Err(error.into());
             }
         };
         self.stats.on_alloc(requested, size);
-        Ok(Attempt::Served(self.blocks.insert(address, size, owner), outcome))
+        Ok(Attempt::Served(self.blocks.occupy(slot, requested), outcome))
     }
 
     fn free(&mut self, cx: &mut Context<'_>, block: Block, _: Caller) -> Result<Freed, StrategyError> {
-        let (size, owner) = self.blocks.get(&block)?;
-        let freed = match self.uses.get(&block.slot) {
-            None => {
-                pools(cx.device)?.free_async(block.address, owner.stream)?;
-                Freed::Now
-            }
-            Some(users) => {
-                let departing = Departing { address: block.address, size, owner, booked: true };
-                self.deferred.hold(cx.device, departing, users)?;
-                self.uses.remove(&block.slot);
-                Freed::Later
-            }
-        };
-        self.blocks.remove(&block)?;
-        self.stats.on_free(size);
-        if freed == Freed::Now {
-            self.stats.on_reusable(owner.requested, size);
+        let &MemoryPiece { size, requested, stream, uses, .. } = self.blocks.live(&block)?;
+        if uses != NONE {
+            self.blocks.free_later(cx, &mut self.deferred, block.slot)?;
+            self.stats.on_free(size);
+            return Ok(Freed::Later);
         }
-        Ok(freed)
+        pools(cx.device)?.free_async(block.address, stream)?;
+        self.blocks.remove(block.slot);
+        self.stats.on_free(size);
+        self.stats.on_reusable(requested, size);
+        Ok(Freed::Now)
     }
 
     fn used_on(&mut self, _: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
-        let (_, owner) = self.blocks.get(block)?;
-        if stream != owner.stream {
-            insert_sorted(self.uses.entry(block.slot).or_default(), stream);
-        }
-        Ok(())
+        self.blocks.note_use(block, stream)
     }
 
     fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {
@@ -353,15 +312,16 @@ impl Strategy for AsyncPool {
     }
 
     fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
-        self.take_leave(cx, Patience::Wait)?;
-        let live: Vec<(Block, Owner)> = self.blocks.iter().collect();
-        for (block, owner) in live {
-            pools(cx.device)?.free_async(block.address, owner.stream)?;
-            self.blocks.remove(&block)?;
+        self.complete_frees(cx, Patience::Wait)?;
+        let live: Vec<u32> = self.blocks.iter().map(|(slot, _)| slot).collect();
+        for slot in live {
+            let MemoryPiece { address, stream, .. } = self.blocks[slot];
+            pools(cx.device)?.free_async(Address(address), stream)?;
+            self.blocks.remove(slot);
         }
         self.deferred.destroy_idle_events(cx.device)?;
         if let Some(pool) = self.pool {
-            // Only then does a destroyed pool give its memory back at once.
+            // Without this, a destroyed pool does not give its memory back at once.
             cx.device.synchronize()?;
             pools(cx.device)?.pool_destroy(pool.id)?;
         }
@@ -389,7 +349,7 @@ impl Strategy for AsyncPool {
         Capabilities { stream_ordered_pools: true, ..Capabilities::NONE }
     }
 
-    /// The pool itself is state of the device, and is copied or not with that.
+    /// The pool itself is state of the device and not copied.
     fn fork(&self) -> Option<Box<dyn Strategy>> {
         Some(Box::new(self.clone()))
     }
@@ -400,7 +360,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_are_read_as_they_are_typed() {
+    fn settings_are_read() {
         assert_eq!(settings("").unwrap().release_threshold, u64::MAX);
         let chosen = settings("release_threshold:1GiB, reuse_allow_opportunistic:False").unwrap();
         assert_eq!((chosen.release_threshold, chosen.allow_opportunistic), (1 << 30, false));
@@ -408,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn slips_in_settings_are_explained() {
+    fn mistakes_in_settings_are_explained() {
         let refused = |text: &str| settings(text).unwrap_err().to_string();
         assert!(refused("release_treshold:1").contains("did you mean 'release_threshold'?"));
         assert!(refused("reuse_allow_opportunistic:true").contains("'true' is not True or False"));

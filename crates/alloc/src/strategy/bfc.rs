@@ -19,6 +19,7 @@ use super::{
     Built, Outcome, Parameter, Setup, Stats, StrategyEntry, parameters,
     pooled::{
         DeviceRegion, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, REQUEST_LIMIT, RegionTable, StreamHandover,
+        TakenPiece,
     },
 };
 use crate::device::{Device, DeviceError};
@@ -31,25 +32,25 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     origin: "tsl/framework/bfc_allocator.cc (TensorFlow, JAX, ONNX Runtime), revision of 2026",
     parameters: &[
         Parameter::text(
-            MEMORY_LIMIT,
+            "memory_limit",
             "an amount of memory",
             "the limit, or else all of the device",
             "the most that all regions together may hold",
         ),
         Parameter::text(
-            ALLOW_GROWTH,
+            "allow_growth",
             "True, False",
             "True",
             "regions begin at 2 MiB and double; otherwise the first one is as large as the limit",
         ),
         Parameter::text(
-            GARBAGE_COLLECTION,
+            "garbage_collection",
             "True, False",
             "True",
             "give wholly free regions back when the device refuses (TF_ENABLE_GPU_GARBAGE_COLLECTION)",
         ),
         Parameter::text(
-            FRAGMENTATION_FRACTION,
+            "fragmentation_fraction",
             "a number from 0 to 1",
             "0, which means 128 MiB",
             "the share of the limit at which waste inside a chunk is cut off",
@@ -58,11 +59,6 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     variants: &["allow_growth:False", "fragmentation_fraction:0.0001"],
     build,
 };
-
-const MEMORY_LIMIT: &str = "memory_limit";
-const ALLOW_GROWTH: &str = "allow_growth";
-const GARBAGE_COLLECTION: &str = "garbage_collection";
-const FRAGMENTATION_FRACTION: &str = "fragmentation_fraction";
 
 /// Sizes are multiples of this.
 const QUANTUM: u64 = 256;
@@ -93,9 +89,9 @@ fn build(parameters: &str, setup: &Setup<'_>) -> Built {
     let mut fraction = 0.0;
     parameters::read(&ENTRY, parameters, |setting| {
         match setting.key {
-            MEMORY_LIMIT => settings.memory_limit = setting.bytes()?,
-            ALLOW_GROWTH => settings.allow_growth = setting.truth()?,
-            GARBAGE_COLLECTION => settings.garbage_collection = setting.truth()?,
+            "memory_limit" => settings.memory_limit = setting.bytes()?,
+            "allow_growth" => settings.allow_growth = setting.truth()?,
+            "garbage_collection" => settings.garbage_collection = setting.truth()?,
             _ => {
                 fraction = setting.number::<f64>()?;
                 if !(0.0..=1.0).contains(&fraction) {
@@ -156,12 +152,7 @@ impl PoolPolicy for BfcPolicy {
     }
 
     #[inline]
-    fn take(
-        &mut self,
-        table: &mut RegionTable,
-        device: &mut dyn Device,
-        request: &PoolRequest,
-    ) -> Result<Option<(u32, Outcome)>, DeviceError> {
+    fn take(&mut self, table: &mut RegionTable, device: &mut dyn Device, request: &PoolRequest) -> TakenPiece {
         let Some(&found) = self.free.range((request.size, 0, 0)..).next() else { return Ok(None) };
         let (size, _, slot) = found;
         self.handover.make_safe(device, table[slot].note, request.stream)?;

@@ -13,10 +13,10 @@ use super::{
     Built, Outcome, Parameter, Setup, SpecError, Stats, StrategyEntry, parameters,
     pooled::{
         DeviceRegion, FreeLists, PerStream, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, REQUEST_LIMIT,
-        RegionTable, SizeClasses,
+        RegionTable, SizeClasses, TakenPiece,
     },
 };
-use crate::device::{Device, DeviceError};
+use crate::device::Device;
 use oomph_base::{MIB, StreamId};
 
 /// The registry's line.
@@ -25,7 +25,7 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     summary: "binary buddies: blocks are powers of two, halved and joined again",
     origin: "Knowlton: A fast storage allocator (1965); kernels, and GPU pools of many engines",
     parameters: &[Parameter::text(
-        REGION,
+        "region",
         "a power of two in bytes",
         "64MiB",
         "the least that is taken from the device: the highest order",
@@ -33,8 +33,6 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     variants: &["region:2MiB"],
     build,
 };
-
-const REGION: &str = "region";
 
 /// The smallest block.
 const QUANTUM: u64 = 512;
@@ -46,7 +44,7 @@ fn build(parameters: &str, _: &Setup<'_>) -> Built {
         Ok(())
     })?;
     if !region.is_power_of_two() || !(QUANTUM..REQUEST_LIMIT).contains(&region) {
-        let reason = format!("'{REGION}': {region} bytes are not a power of two of at least {QUANTUM}");
+        let reason = format!("'region': {region} bytes are not a power of two of at least {QUANTUM}");
         return Err(SpecError::BadParameters { strategy: ENTRY.name, reason });
     }
     Ok(Box::new(PoolStrategy::new(BuddyPolicy { region, free: PerStream::default() })))
@@ -93,16 +91,11 @@ impl PoolPolicy for BuddyPolicy {
     }
 
     #[inline]
-    fn take(
-        &mut self,
-        table: &mut RegionTable,
-        _: &mut dyn Device,
-        request: &PoolRequest,
-    ) -> Result<Option<(u32, Outcome)>, DeviceError> {
+    fn take(&mut self, table: &mut RegionTable, _: &mut dyn Device, request: &PoolRequest) -> TakenPiece {
         let free = self.free.of(request.stream);
         let fits = free.first_from(BuddyOrders::class_of(request.size));
         let Some(slot) = fits.and_then(|order| free.head(order)) else { return Ok(None) };
-        free.remove(&mut table.pieces, slot);
+        free.remove(table, slot);
         let mut size = table[slot].size;
         if size == request.size {
             return Ok(Some((slot, Outcome::Hit)));
@@ -110,7 +103,7 @@ impl PoolPolicy for BuddyPolicy {
         while size > request.size {
             size /= 2;
             let upper_half = table.cut(slot, size);
-            free.insert(&mut table.pieces, upper_half);
+            free.insert(table, upper_half);
         }
         Ok(Some((slot, Outcome::Split)))
     }
@@ -119,15 +112,15 @@ impl PoolPolicy for BuddyPolicy {
     fn keep(&mut self, table: &mut RegionTable, mut slot: u32) {
         let free = self.free.of(table.owner(slot));
         while let Some((buddy, upper)) = free_buddy(table, slot) {
-            free.remove(&mut table.pieces, buddy);
+            free.remove(table, buddy);
             slot = if upper { slot } else { buddy };
             table.join_next(slot);
         }
-        free.insert(&mut table.pieces, slot);
+        free.insert(table, slot);
     }
 
     fn forget(&mut self, table: &mut RegionTable, slot: u32) {
-        self.free.of(table.owner(slot)).remove(&mut table.pieces, slot);
+        self.free.of(table.owner(slot)).remove(table, slot);
     }
 
     fn growth(&mut self, request: &PoolRequest, _: &Stats, attempt: u32) -> PoolGrowth {

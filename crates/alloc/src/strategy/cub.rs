@@ -16,7 +16,7 @@ use super::{
     Built, Outcome, Parameter, Setup, SpecError, Stats, StrategyEntry, parameters,
     pooled::{
         DeviceRegion, FreeDestination, PieceQueue, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, REQUEST_LIMIT,
-        RegionTable,
+        RegionTable, TakenPiece,
     },
 };
 use crate::device::{Device, DeviceError};
@@ -28,11 +28,11 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     summary: "CUB's caching allocator: powers of 8, reuse by stream or event, no cutting",
     origin: "cub::CachingDeviceAllocator (CUDA Core Compute Libraries; cuML, CMSSW and others)",
     parameters: &[
-        Parameter::text(BIN_GROWTH, "a number from 2 to 1024", "8", "bins are powers of this number of bytes"),
-        Parameter::text(MIN_BIN, "a power", "3", "the smallest bin, 512 B"),
-        Parameter::text(MAX_BIN, "a power", "7", "the largest bin, 2 MiB; larger blocks are never cached"),
+        Parameter::text("bin_growth", "a number from 2 to 1024", "8", "bins are powers of this number of bytes"),
+        Parameter::text("min_bin", "a power", "3", "the smallest bin, 512 B"),
+        Parameter::text("max_bin", "a power", "7", "the largest bin, 2 MiB; larger blocks are never cached"),
         Parameter::text(
-            MAX_CACHED_BYTES,
+            "max_cached_bytes",
             "an amount of memory",
             "three blocks of the largest bin, less one byte",
             "the most that the cache may hold",
@@ -42,23 +42,18 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     build,
 };
 
-const BIN_GROWTH: &str = "bin_growth";
-const MIN_BIN: &str = "min_bin";
-const MAX_BIN: &str = "max_bin";
-const MAX_CACHED_BYTES: &str = "max_cached_bytes";
-
 fn build(parameters: &str, _: &Setup<'_>) -> Built {
     let (mut growth, mut min_bin, mut max_bin, mut max_cached) = (8u64, 3u32, 7u32, None);
     parameters::read(&ENTRY, parameters, |setting| {
         match setting.key {
-            BIN_GROWTH => {
+            "bin_growth" => {
                 growth = setting.number()?;
                 if !(2..=1024).contains(&growth) {
                     return Err(setting.refused("is not between 2 and 1024"));
                 }
             }
-            MIN_BIN => min_bin = setting.number()?,
-            MAX_BIN => max_bin = setting.number()?,
+            "min_bin" => min_bin = setting.number()?,
+            "max_bin" => max_bin = setting.number()?,
             _ => max_cached = Some(setting.bytes()?),
         }
         Ok(())
@@ -126,12 +121,7 @@ impl PoolPolicy for CubPolicy {
     }
 
     #[inline]
-    fn take(
-        &mut self,
-        table: &mut RegionTable,
-        device: &mut dyn Device,
-        request: &PoolRequest,
-    ) -> Result<Option<(u32, Outcome)>, DeviceError> {
+    fn take(&mut self, table: &mut RegionTable, device: &mut dyn Device, request: &PoolRequest) -> TakenPiece {
         if let Some(slot) = self.fresh.take() {
             return Ok(Some((slot, Outcome::NewSegment)));
         }

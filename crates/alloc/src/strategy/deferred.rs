@@ -201,7 +201,7 @@ impl StreamUses {
 }
 
 /// Adds a stream to a sorted list, once.
-pub(super) fn insert_sorted(streams: &mut Vec<StreamId>, stream: StreamId) {
+fn insert_sorted(streams: &mut Vec<StreamId>, stream: StreamId) {
     if let Err(place) = streams.binary_search(&stream) {
         streams.insert(place, stream);
     }

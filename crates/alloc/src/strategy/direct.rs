@@ -1,19 +1,21 @@
 //! `direct`: one `cuMemAlloc` and one `cuMemFree` for every block, nothing cached.
 //!
-//! This is what PyTorch does under `PYTORCH_NO_CUDA_MEMORY_CACHING=1`, and RMM's `cuda_memory_resource`. It shows what
-//! caching is worth: fragmentation is the driver's alone, and every free waits for the whole device. That wait is
-//! also why a block used on other streams needs no care: when `cuMemFree` returns, nobody uses it any more.
+//! PyTorch does this under `PYTORCH_NO_CUDA_MEMORY_CACHING=1`, and so does RMM's `cuda_memory_resource`.
+//! It shows what caching is worth: only the driver fragments memory, and every free waits for the whole
+//! device. Because of that wait, blocks used on other streams need no care: when `cuMemFree` returns, no
+//! stream uses the block.
 //!
-//! Its books: a block is the request rounded up to [`GRANULE`], each block is a segment, and reserved is their sum.
+//! A block is the request rounded up to [`GRANULE`], each block is a segment, and reserved is their sum.
 //! The device holds at least that much: it counts whole pages, which small blocks share.
 
 use super::{
-    Attempt, Block, BlockState, BlockView, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome,
-    Refusal, Request, SegmentView, Setup, Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError,
-    StrategyEvent, slots::Slots,
+    Attempt, Block, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome, Request, SegmentView,
+    Setup, Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent,
+    pooled::{MemoryPiece, PieceTable},
+    unless_out_of_memory,
 };
 use crate::device::Capabilities;
-use oomph_base::{StreamId, round_up};
+use oomph_base::{Address, StreamId, round_up};
 
 /// The registry's line.
 pub(super) const ENTRY: StrategyEntry = StrategyEntry {
@@ -36,26 +38,20 @@ fn build(parameters: &str, _: &Setup<'_>) -> Built {
 /// The strategy without a cache.
 #[derive(Clone, Debug, Default)]
 pub struct Direct {
-    blocks: Slots<Owner>,
+    blocks: PieceTable,
     stats: Stats,
 }
 
-/// Who asked for a block, and for how much.
-#[derive(Clone, Copy, Debug)]
-struct Owner {
-    requested: u64,
-    stream: StreamId,
-}
-
 impl Direct {
-    /// Gives a live block back to the device. It stays live, and the books as they are, if the driver fails.
-    fn release(&mut self, cx: &mut Context<'_>, block: &Block) -> Result<(), StrategyError> {
-        let (size, owner) = self.blocks.get(block)?;
-        cx.sink.event(StrategyEvent::SegmentFree { address: block.address, bytes: size, stream: owner.stream });
-        cx.device.free(block.address)?;
-        self.blocks.remove(block)?;
+    /// Gives a live block back to the device. If the driver fails, it stays live.
+    fn release(&mut self, cx: &mut Context<'_>, slot: u32) -> Result<(), StrategyError> {
+        let MemoryPiece { address, size, requested, stream, .. } = self.blocks[slot];
+        let address = Address(address);
+        cx.sink.event(StrategyEvent::SegmentFree { address, bytes: size, stream });
+        cx.device.free(address)?;
+        self.blocks.remove(slot);
         self.stats.on_free(size);
-        self.stats.on_reusable(owner.requested, size);
+        self.stats.on_reusable(requested, size);
         self.stats.on_release(size, 1);
         Ok(())
     }
@@ -68,33 +64,24 @@ impl Strategy for Direct {
         }
         let &Request { bytes: requested, stream, .. } = request;
         let size = round_up(requested, GRANULE);
-        let address = match cx.device.alloc(size) {
-            Ok(address) => address,
-            Err(error) if error.is_out_of_memory() => {
-                self.stats.ooms += 1;
-                cx.sink.event(StrategyEvent::OutOfMemory { rounded: size, stream, device_free: None });
-                return Ok(Attempt::OutOfMemory(Shortage {
-                    rounded: size,
-                    asked: size,
-                    refused_by: Refusal::Device,
-                    device_free: None,
-                }));
-            }
-            Err(error) => return Err(error.into()),
+        let Some(address) = unless_out_of_memory(cx.device.alloc(size))? else {
+            return Ok(cx.out_of_memory(&mut self.stats, stream, Shortage::of_device(size)));
         };
         cx.sink.event(StrategyEvent::SegmentAlloc { address, bytes: size, stream });
         self.stats.on_reserve(size, 1);
         self.stats.on_alloc(requested, size);
-        Ok(Attempt::Served(self.blocks.insert(address, size, Owner { requested, stream }), Outcome::NewSegment))
+        let slot = self.blocks.insert(MemoryPiece::new(address.0, size, stream));
+        Ok(Attempt::Served(self.blocks.occupy(slot, requested), Outcome::NewSegment))
     }
 
     fn free(&mut self, cx: &mut Context<'_>, block: Block, _: Caller) -> Result<Freed, StrategyError> {
-        self.release(cx, &block)?;
+        self.blocks.live(&block)?;
+        self.release(cx, block.slot)?;
         Ok(Freed::Now)
     }
 
     fn used_on(&mut self, _: &mut Context<'_>, block: &Block, _: StreamId) -> Result<(), StrategyError> {
-        self.blocks.get(block).map(|_| ())
+        self.blocks.live(block).map(|_| ())
     }
 
     fn control(&mut self, _: &mut Context<'_>, _: &Control<'_>) -> Result<(), StrategyError> {
@@ -110,10 +97,8 @@ impl Strategy for Direct {
     }
 
     fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
-        let live: Vec<Block> = self.blocks.iter().map(|(block, _)| block).collect();
-        for block in live {
-            self.release(cx, &block)?;
-        }
+        let live: Vec<u32> = self.blocks.iter().map(|(slot, _)| slot).collect();
+        live.into_iter().try_for_each(|slot| self.release(cx, slot))?;
         *self = Direct::default();
         Ok(())
     }
@@ -127,22 +112,11 @@ impl Strategy for Direct {
     }
 
     fn layout(&self) -> Option<Layout> {
-        let mut segments: Vec<SegmentView> = self
-            .blocks
-            .iter()
-            .map(|(Block { address, size, .. }, Owner { requested, stream })| SegmentView {
-                address,
-                bytes: size,
-                stream,
-                pool: "direct".into(),
-                pool_id: (0, 0),
-                mapped: false,
-                alias: false,
-                blocks: vec![BlockView { address, size, requested, state: BlockState::Allocated }],
-            })
-            .collect();
-        segments.sort_unstable_by_key(|segment| segment.address);
-        Some(Layout { segments })
+        let view = |(_, piece): (u32, &MemoryPiece)| {
+            let &MemoryPiece { address, size, stream, .. } = piece;
+            SegmentView::new(Address(address), size, stream, "direct", vec![piece.view()])
+        };
+        Some(Layout::of(self.blocks.iter().map(view)))
     }
 
     fn details(&self) -> Vec<(&'static str, u64)> {

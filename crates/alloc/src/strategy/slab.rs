@@ -13,10 +13,10 @@ use super::{
     Built, Outcome, Parameter, Setup, SpecError, Stats, StrategyEntry, parameters,
     pooled::{
         DeviceRegion, FreeLists, MemoryPiece, NONE, PerStream, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy,
-        REQUEST_LIMIT, RegionTable, SizeClasses,
+        REQUEST_LIMIT, RegionTable, SizeClasses, TakenPiece,
     },
 };
-use crate::device::{Device, DeviceError};
+use crate::device::Device;
 use oomph_base::{MIB, StreamId};
 
 /// The registry's line.
@@ -25,7 +25,7 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     summary: "slabs of equal blocks in float-binned size classes: nothing searched, nothing joined",
     origin: "Bonwick: The slab allocator (1994), with the classes of Aaltonen's OffsetAllocator (2023)",
     parameters: &[Parameter::text(
-        SLAB,
+        "slab",
         "an amount of memory from 2 KiB on",
         "2MiB",
         "how large a slab is; blocks of up to an eighth of it share slabs",
@@ -33,8 +33,6 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     variants: &["slab:16MiB"],
     build,
 };
-
-const SLAB: &str = "slab";
 
 /// Sizes are multiples of this.
 const QUANTUM_BITS: u32 = 8;
@@ -49,7 +47,7 @@ fn build(parameters: &str, _: &Setup<'_>) -> Built {
         Ok(())
     })?;
     if !(STEPS << QUANTUM_BITS..REQUEST_LIMIT).contains(&slab) {
-        let reason = format!("'{SLAB}': {slab} bytes are too few for eight blocks");
+        let reason = format!("'slab': {slab} bytes are too few for eight blocks");
         return Err(SpecError::BadParameters { strategy: ENTRY.name, reason });
     }
     Ok(Box::new(PoolStrategy::new(SlabPolicy { slab, free: PerStream::default() })))
@@ -118,7 +116,7 @@ impl FreeBlocks {
         if self.uncut[class as usize] == slot {
             self.uncut[class as usize] = NONE;
         } else if size == size_of_class(class) {
-            self.lists.remove(&mut table.pieces, slot);
+            self.lists.remove(table, slot);
         }
     }
 
@@ -148,22 +146,17 @@ impl PoolPolicy for SlabPolicy {
     }
 
     #[inline]
-    fn take(
-        &mut self,
-        table: &mut RegionTable,
-        _: &mut dyn Device,
-        request: &PoolRequest,
-    ) -> Result<Option<(u32, Outcome)>, DeviceError> {
+    fn take(&mut self, table: &mut RegionTable, _: &mut dyn Device, request: &PoolRequest) -> TakenPiece {
         let free = self.free.of(request.stream);
         let class = class_of(request.size) as usize;
         let Some(slot) = free.lists.head(class) else { return Ok(free.cut(table, class)) };
-        free.lists.remove(&mut table.pieces, slot);
+        free.lists.remove(table, slot);
         Ok(Some((slot, Outcome::Hit)))
     }
 
     #[inline]
     fn keep(&mut self, table: &mut RegionTable, slot: u32) {
-        self.free.of(table.owner(slot)).lists.insert(&mut table.pieces, slot);
+        self.free.of(table.owner(slot)).lists.insert(table, slot);
     }
 
     fn add_region(&mut self, table: &mut RegionTable, slot: u32, request: &PoolRequest) {

@@ -13,10 +13,10 @@ use super::{
     Built, Outcome, Parameter, Setup, Stats, StrategyEntry, parameters,
     pooled::{
         DeviceRegion, FreeLists, MemoryPiece, PerStream, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy,
-        REQUEST_LIMIT, RegionTable, SizeClasses,
+        REQUEST_LIMIT, RegionTable, SizeClasses, TakenPiece,
     },
 };
-use crate::device::{Device, DeviceError};
+use crate::device::Device;
 use oomph_base::{MIB, StreamId, round_up};
 
 /// The registry's line.
@@ -24,12 +24,10 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     name: "tlsf",
     summary: "two-level segregated fit: good fit in constant time, headers on the host",
     origin: "Masmano, Ripoll, Crespo, Real: TLSF (2004); used by game engines and real-time systems",
-    parameters: &[Parameter::text(REGION, "an amount of memory", "20MiB", "the least that is taken from the device")],
+    parameters: &[Parameter::text("region", "an amount of memory", "20MiB", "the least that is taken from the device")],
     variants: &["region:2MiB"],
     build,
 };
-
-const REGION: &str = "region";
 
 /// Sizes are multiples of this.
 const QUANTUM: u64 = 512;
@@ -94,21 +92,16 @@ impl PoolPolicy for TlsfPolicy {
     }
 
     #[inline]
-    fn take(
-        &mut self,
-        table: &mut RegionTable,
-        _: &mut dyn Device,
-        request: &PoolRequest,
-    ) -> Result<Option<(u32, Outcome)>, DeviceError> {
+    fn take(&mut self, table: &mut RegionTable, _: &mut dyn Device, request: &PoolRequest) -> TakenPiece {
         let free = self.free.of(request.stream);
         let fits = free.first_from(TlsfClasses::class_of(lookup_size(request.size)));
         let Some(slot) = fits.and_then(|class| free.head(class)) else { return Ok(None) };
-        free.remove(&mut table.pieces, slot);
+        free.remove(table, slot);
         if table[slot].size == request.size {
             return Ok(Some((slot, Outcome::Hit)));
         }
         let rest = table.cut(slot, request.size);
-        free.insert(&mut table.pieces, rest);
+        free.insert(table, rest);
         Ok(Some((slot, Outcome::Split)))
     }
 
@@ -117,19 +110,19 @@ impl PoolPolicy for TlsfPolicy {
         let free = self.free.of(table.owner(slot));
         let MemoryPiece { previous, next, .. } = table[slot];
         if table.free_piece(next).is_some() {
-            free.remove(&mut table.pieces, next);
+            free.remove(table, next);
             table.join_next(slot);
         }
         if table.free_piece(previous).is_some() {
-            free.remove(&mut table.pieces, previous);
+            free.remove(table, previous);
             table.join_next(previous);
             slot = previous;
         }
-        free.insert(&mut table.pieces, slot);
+        free.insert(table, slot);
     }
 
     fn forget(&mut self, table: &mut RegionTable, slot: u32) {
-        self.free.of(table.owner(slot)).remove(&mut table.pieces, slot);
+        self.free.of(table.owner(slot)).remove(table, slot);
     }
 
     fn growth(&mut self, request: &PoolRequest, _: &Stats, attempt: u32) -> PoolGrowth {

@@ -28,8 +28,8 @@ use self::{
     size_classes::{PageClasses, QUANTUM},
 };
 use super::{
-    Attempt, Block, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome, Parameter, Request,
-    SegmentView, Setup, Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent,
+    Attempt, Block, BlockView, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome, Parameter,
+    Request, SegmentView, Setup, Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent,
     deferred::{DeferredFrees, Patience},
     parameters::{self, Setting},
     pooled::{FreeLists, MemoryPiece, NONE, PerStream, PieceState, PieceTable, WaitEvent},
@@ -50,29 +50,23 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
 /// Reserved memory stays closest to live memory, at about twice the driver time of expandable segments.
 const THRIFTY: &str = "smallest_chunk:2MiB,largest_chunk:16MiB,growth_step:8MiB,slack_permille:0";
 
-const SMALL: &str = "small_limit";
-const SLAB: &str = "slab";
-const SMALLEST_CHUNK: &str = "smallest_chunk";
-const LARGEST_CHUNK: &str = "largest_chunk";
-const STEP: &str = "growth_step";
-const SLACK: &str = "slack_permille";
 const AN_AMOUNT: &str = "an amount of memory, up to 1TiB";
 /// The largest amount that a parameter may have.
 const LARGEST_AMOUNT: u64 = 1024 * GIB;
 
 const PARAMETERS: &[Parameter] = &[
-    Parameter::text(SMALL, AN_AMOUNT, "256KiB", "requests up to this are cut from slabs"),
-    Parameter::text(SLAB, AN_AMOUNT, "2MiB", "size of a slab"),
+    Parameter::text("small_limit", AN_AMOUNT, "256KiB", "requests up to this are cut from slabs"),
+    Parameter::text("slab", AN_AMOUNT, "2MiB", "size of a slab"),
     Parameter::text(
-        SMALLEST_CHUNK,
+        "smallest_chunk",
         AN_AMOUNT,
         "40MiB",
         "smallest chunk of physical memory: small chunks save memory and cost driver calls",
     ),
-    Parameter::text(LARGEST_CHUNK, AN_AMOUNT, "40MiB", "largest chunk of physical memory"),
-    Parameter::text(STEP, AN_AMOUNT, "20MiB", "reserved memory grows by at least this"),
+    Parameter::text("largest_chunk", AN_AMOUNT, "40MiB", "largest chunk of physical memory"),
+    Parameter::text("growth_step", AN_AMOUNT, "20MiB", "reserved memory grows by at least this"),
     Parameter::text(
-        SLACK,
+        "slack_permille",
         "0 to 1000000",
         "10",
         "how far reserved memory may exceed peak live memory, in thousandths, before chunks are moved",
@@ -112,11 +106,11 @@ impl Default for OomphSettings {
 impl OomphSettings {
     fn apply(&mut self, setting: &Setting<'_>) -> Result<(), String> {
         let amount = match setting.key {
-            SMALL => &mut self.small_limit,
-            SLAB => &mut self.slab_bytes,
-            SMALLEST_CHUNK => &mut self.smallest_chunk,
-            LARGEST_CHUNK => &mut self.largest_chunk,
-            STEP => &mut self.growth_step,
+            "small_limit" => &mut self.small_limit,
+            "slab" => &mut self.slab_bytes,
+            "smallest_chunk" => &mut self.smallest_chunk,
+            "largest_chunk" => &mut self.largest_chunk,
+            "growth_step" => &mut self.growth_step,
             _ => {
                 let permille = setting.number()?;
                 if permille > 1_000_000 {
@@ -136,10 +130,10 @@ impl OomphSettings {
     /// Whether the settings are consistent.
     fn check(&self) -> Result<(), String> {
         if self.slab_bytes < self.small_limit {
-            return Err(format!("'{SLAB}' is less than '{SMALL}': a small block does not fit into a slab"));
+            return Err(format!("'slab' is less than 'small_limit': a small block does not fit into a slab"));
         }
         if self.largest_chunk < self.smallest_chunk {
-            return Err(format!("'{LARGEST_CHUNK}' is less than '{SMALLEST_CHUNK}'"));
+            return Err(format!("'largest_chunk' is less than 'smallest_chunk'"));
         }
         Ok(())
     }
@@ -165,6 +159,9 @@ struct StreamFreeLists {
     /// Parts of the page heap.
     pages: FreeLists<PageClasses>,
 }
+
+/// A free block in no list, and whether new memory was needed; `None` if the device has no more.
+type FoundBlock = Result<Option<(u32, bool)>, StrategyError>;
 
 /// Counters beside the common statistics.
 #[derive(Clone, Copy, Debug, Default)]
@@ -298,12 +295,7 @@ impl OomphAllocator {
 
     /// A free block for the stream, in no list, by all means except waiting for deferred frees; and
     /// whether new memory was needed.
-    fn find_slowly(
-        &mut self,
-        cx: &mut Context<'_>,
-        stream: StreamId,
-        rounded: u64,
-    ) -> Result<Option<(u32, bool)>, StrategyError> {
+    fn find_slowly(&mut self, cx: &mut Context<'_>, stream: StreamId, rounded: u64) -> FoundBlock {
         if self.free.get(stream).is_none() {
             cx.expect_stream(stream)?;
             self.free.of(stream);
@@ -343,9 +335,7 @@ impl OomphAllocator {
             !is_small(piece) && piece.state != PieceState::Unmapped && !self.is_mapped(piece.previous)
         };
         let heads = self.blocks.iter().filter(|(_, piece)| starts(piece));
-        let mut segments: Vec<SegmentView> = heads.map(|(slot, _)| self.segment(slot, &slabs)).collect();
-        segments.sort_unstable_by_key(|segment| segment.address);
-        Layout { segments }
+        Layout::of(heads.map(|(slot, _)| self.segment(slot, &slabs)))
     }
 
     fn is_mapped(&self, slot: u32) -> bool {
@@ -360,16 +350,9 @@ impl OomphAllocator {
                 None => blocks.push(self.blocks[slot].view()),
             }
         }
-        SegmentView {
-            address: Address(self.blocks[head].address),
-            bytes: blocks.iter().map(|block| block.size).sum(),
-            stream: self.blocks[head].stream,
-            pool: "pages".into(),
-            pool_id: (0, 0),
-            mapped: true,
-            alias: false,
-            blocks,
-        }
+        let MemoryPiece { address, stream, .. } = self.blocks[head];
+        let bytes = blocks.iter().map(|block: &BlockView| block.size).sum();
+        SegmentView { mapped: true, ..SegmentView::new(Address(address), bytes, stream, "pages", blocks) }
     }
 }
 

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::{OomphAllocator, is_small, size_classes::PageClasses};
+use super::{FoundBlock, OomphAllocator, is_small, size_classes::PageClasses};
 use crate::device::DeviceError;
 use crate::strategy::{
     Context, StrategyError, StrategyEvent,
@@ -115,12 +115,7 @@ impl PlacementSite {
 impl OomphAllocator {
     /// A free block of the page heap for the stream, in no list, and whether new memory was needed;
     /// `None` if the device has no more.
-    pub(super) fn find_in_pages(
-        &mut self,
-        cx: &mut Context<'_>,
-        stream: StreamId,
-        bytes: u64,
-    ) -> Result<Option<(u32, bool)>, StrategyError> {
+    pub(super) fn find_in_pages(&mut self, cx: &mut Context<'_>, stream: StreamId, bytes: u64) -> FoundBlock {
         if let Some(slot) = self.take_cached(stream, bytes, false) {
             return Ok(Some((slot, false)));
         }
@@ -222,13 +217,7 @@ impl OomphAllocator {
     /// Maps memory into a site: free chunks from elsewhere, and new ones for the rest. Returns the free
     /// block there, and whether any of its memory is new; `None`, with nothing changed, if the device
     /// has no more.
-    fn fill(
-        &mut self,
-        cx: &mut Context<'_>,
-        runs: &[FreeRun],
-        site: &PlacementSite,
-        stream: StreamId,
-    ) -> Result<Option<(u32, bool)>, StrategyError> {
+    fn fill(&mut self, cx: &mut Context<'_>, runs: &[FreeRun], site: &PlacementSite, stream: StreamId) -> FoundBlock {
         // Chunks that an earlier failure left loose would be mapped too, and may not fit here.
         self.mapping.release_loose(cx.device)?;
         let room = site.limit - site.fill.0;

@@ -20,8 +20,6 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
-
 use self::{
     plan::{BlockBirth, RequestShape, StepPlan, StepProfile},
     step::{PlanProgress, PlannedRegion},
@@ -30,10 +28,9 @@ use super::{
     Attempt, Block, Built, Caller, Context, Control, EventSink, Freed, InitialLayout, Layout, Outcome, Parameter,
     Refusal, Request, Setup, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent, Usage,
     caching::Caching,
-    deferred::insert_sorted,
     deferred::{DeferredFrees, Patience},
     parameters,
-    slots::Slots,
+    pooled::{MemoryPiece, NONE, PieceTable},
 };
 use crate::device::Capabilities;
 use oomph_base::{Address, MIB, StreamId, round_up};
@@ -135,8 +132,9 @@ fn fallback_settings(settings: &PlannedSettings) -> AllocatorSettings {
 pub struct PlannedStrategy {
     settings: PlannedSettings,
     fallback: Caching,
-    /// The profile's notes on blocks of the fallback, by slot.
-    notes: Vec<ProfileNote>,
+    /// When blocks of the fallback and planned blocks were allocated, by slot.
+    fallback_births: Vec<BlockBirth>,
+    planned_births: Vec<BlockBirth>,
     /// From the first step on.
     profile: Option<StepProfile>,
     plan: Option<StepPlan>,
@@ -144,10 +142,9 @@ pub struct PlannedStrategy {
     regions: Vec<Option<PlannedRegion>>,
     /// The region of each stream.
     serving: Vec<(StreamId, u32)>,
-    blocks: Slots<PlannedPlacement>,
-    /// The streams that use a planned block beside its own, by slot.
-    uses: BTreeMap<u32, Vec<StreamId>>,
-    deferred: DeferredFrees<PendingBlock>,
+    /// Planned blocks.
+    blocks: PieceTable,
+    deferred: DeferredFrees<u32>,
     /// Open private pools: while there are any, requests are not planned.
     open_pools: u32,
     progress: PlanProgress,
@@ -157,32 +154,6 @@ pub struct PlannedStrategy {
     /// Peaks of planned and fallback memory together.
     peak: Usage,
     peak_segments: u64,
-}
-
-/// What the profile knows about a block.
-#[derive(Clone, Copy, Debug)]
-struct ProfileNote {
-    birth: BlockBirth,
-    shape: RequestShape,
-}
-
-const UNPROFILED: ProfileNote = ProfileNote { birth: BlockBirth::UNKNOWN, shape: (StreamId::DEFAULT, 0) };
-
-/// Where a planned block lies.
-#[derive(Clone, Copy, Debug)]
-struct PlannedPlacement {
-    region: u32,
-    offset: u64,
-    requested: u64,
-    note: ProfileNote,
-}
-
-/// A planned block that waits for streams.
-#[derive(Clone, Copy, Debug)]
-struct PendingBlock {
-    address: Address,
-    size: u64,
-    placement: PlannedPlacement,
 }
 
 /// Counters beside the common statistics.
@@ -216,13 +187,13 @@ impl PlannedStrategy {
         PlannedStrategy {
             settings,
             fallback,
-            notes: Vec::new(),
+            fallback_births: Vec::new(),
+            planned_births: Vec::new(),
             profile: None,
             plan: None,
             regions: Vec::new(),
             serving: Vec::new(),
-            blocks: Slots::default(),
-            uses: BTreeMap::new(),
+            blocks: PieceTable::default(),
             deferred: DeferredFrees::default(),
             open_pools: 0,
             progress: PlanProgress::default(),
@@ -238,26 +209,24 @@ impl PlannedStrategy {
         let (stream, size) = shape;
         let &(_, number) = self.serving.iter().find(|(served, _)| *served == stream)?;
         let region = self.regions.get_mut(number as usize)?.as_mut()?;
-        if !region.is_free(offset, size) {
+        if !region.is_free(&self.blocks, offset, size) {
             self.counts.place_taken += 1;
             self.progress.deviate();
             return None;
         }
-        region.occupy(offset, size, request.bytes);
-        let address = region.address.offset(offset);
-        let note = self.note(shape);
-        let placement = PlannedPlacement { region: number, offset, requested: request.bytes, note };
-        let block = self.blocks.insert(address, size, placement);
+        let piece = MemoryPiece::new(region.address.offset(offset).0, size, stream);
+        let slot = self.blocks.insert(MemoryPiece { region: number, ..piece });
+        region.occupy(offset, slot);
+        let birth = self.record_alloc(shape);
+        write_birth(&mut self.planned_births, slot, birth);
         self.own.on_alloc(request.bytes, size);
         self.counts.as_planned += 1;
-        Some(Block { slot: block.slot | PLANNED, ..block })
+        let block = self.blocks.occupy(slot, request.bytes);
+        Some(Block { slot: slot | PLANNED, ..block })
     }
 
-    fn note(&mut self, shape: RequestShape) -> ProfileNote {
-        match &mut self.profile {
-            Some(profile) => ProfileNote { birth: profile.record_alloc(shape), shape },
-            None => UNPROFILED,
-        }
+    fn record_alloc(&mut self, shape: RequestShape) -> BlockBirth {
+        self.profile.as_mut().map_or(BlockBirth::UNKNOWN, |profile| profile.record_alloc(shape))
     }
 
     /// Serves a request from the fallback; if it fails, after empty regions were given back.
@@ -288,48 +257,25 @@ impl PlannedStrategy {
         self.fallback.alloc(&mut Context { device: cx.device, sink: &mut sink }, request)
     }
 
-    /// Keeps the profile's note on a block of the fallback.
-    fn write_note(&mut self, slot: u32, note: ProfileNote) {
-        let slot = slot as usize;
-        if slot >= self.notes.len() {
-            self.notes.resize(slot + 1, UNPROFILED);
-        }
-        self.notes[slot] = note;
-    }
-
-    fn record_free(&mut self, note: ProfileNote) {
+    fn record_free(&mut self, birth: BlockBirth) {
         if let Some(profile) = &mut self.profile {
-            profile.record_free(note.birth, note.shape);
+            profile.record_free(birth);
         }
     }
 
-    fn free_planned(&mut self, cx: &mut Context<'_>, block: Block) -> Result<Freed, StrategyError> {
-        let (size, placement) = self.blocks.get(&block)?;
-        let freed = match self.uses.get(&block.slot) {
-            Some(users) => {
-                self.deferred.hold(cx.device, PendingBlock { address: block.address, size, placement }, users)?;
-                self.uses.remove(&block.slot);
-                Freed::Later
-            }
-            None => Freed::Now,
-        };
-        self.blocks.remove(&block)?;
+    fn free_planned(&mut self, cx: &mut Context<'_>, block: &Block) -> Result<Freed, StrategyError> {
+        let &MemoryPiece { size, requested, uses, .. } = self.blocks.live(block)?;
+        if uses != NONE {
+            self.blocks.free_later(cx, &mut self.deferred, block.slot)?;
+        }
         self.own.on_free(size);
-        self.record_free(placement.note);
-        if let Some(region) = self.region(placement.region) {
-            match freed {
-                Freed::Later => region.set_pending(placement.offset),
-                Freed::Now => region.vacate(placement.offset),
-            }
+        self.record_free(self.planned_births[block.slot as usize]);
+        if uses != NONE {
+            return Ok(Freed::Later);
         }
-        if freed == Freed::Now {
-            self.own.on_reusable(placement.requested, size);
-        }
-        Ok(freed)
-    }
-
-    fn region(&mut self, number: u32) -> Option<&mut PlannedRegion> {
-        self.regions.get_mut(number as usize)?.as_mut()
+        self.remove_planned(block.slot);
+        self.own.on_reusable(requested, size);
+        Ok(Freed::Now)
     }
 
     /// Completes the frees whose streams are done.
@@ -339,13 +285,11 @@ impl PlannedStrategy {
         }
         let mut completed = Vec::new();
         let result = self.deferred.release(cx.device, patience, &mut completed);
-        for PendingBlock { address, size, placement } in completed {
-            if let Some(region) = self.region(placement.region) {
-                region.vacate(placement.offset);
-                let (requested, stream) = (placement.requested, region.stream);
-                cx.sink.event(StrategyEvent::FreeCompleted { address, requested, stream });
-                self.own.on_reusable(requested, size);
-            }
+        for slot in completed {
+            let MemoryPiece { address, size, requested, stream, .. } = self.blocks[slot];
+            self.remove_planned(slot);
+            cx.sink.event(StrategyEvent::FreeCompleted { address: Address(address), requested, stream });
+            self.own.on_reusable(requested, size);
         }
         Ok(result?)
     }
@@ -370,6 +314,14 @@ impl PlannedStrategy {
             *peak = now.reserved.max(*peak);
         }
     }
+}
+
+fn write_birth(births: &mut Vec<BlockBirth>, slot: u32, birth: BlockBirth) {
+    let slot = slot as usize;
+    if slot >= births.len() {
+        births.resize(slot + 1, BlockBirth::UNKNOWN);
+    }
+    births[slot] = birth;
 }
 
 fn highest(one: Usage, other: Usage) -> Usage {
@@ -398,8 +350,8 @@ impl Strategy for PlannedStrategy {
             None => self.alloc_from_fallback(cx, request)?,
         };
         if let (Attempt::Served(block, _), None) = (attempt, served) {
-            let note = if plannable { self.note(shape) } else { UNPROFILED };
-            self.write_note(block.slot, note);
+            let birth = if plannable { self.record_alloc(shape) } else { BlockBirth::UNKNOWN };
+            write_birth(&mut self.fallback_births, block.slot, birth);
         }
         match (&mut self.plan, planned) {
             (Some(plan), Some(planned)) => plan.advance(planned),
@@ -415,12 +367,12 @@ impl Strategy for PlannedStrategy {
 
     fn free(&mut self, cx: &mut Context<'_>, block: Block, caller: Caller) -> Result<Freed, StrategyError> {
         if block.slot & PLANNED != 0 {
-            return self.free_planned(cx, Block { slot: block.slot & !PLANNED, ..block });
+            return self.free_planned(cx, &Block { slot: block.slot & !PLANNED, ..block });
         }
         let freed = self.fallback.free(cx, block, caller)?;
-        if let Some(note) = self.notes.get_mut(block.slot as usize) {
-            let note = std::mem::replace(note, UNPROFILED);
-            self.record_free(note);
+        if let Some(birth) = self.fallback_births.get_mut(block.slot as usize) {
+            let birth = std::mem::replace(birth, BlockBirth::UNKNOWN);
+            self.record_free(birth);
         }
         Ok(freed)
     }
@@ -429,12 +381,7 @@ impl Strategy for PlannedStrategy {
         if block.slot & PLANNED == 0 {
             return self.fallback.used_on(cx, block, stream);
         }
-        let block = Block { slot: block.slot & !PLANNED, ..*block };
-        let (_, placement) = self.blocks.get(&block)?;
-        if placement.note.shape.0 != stream {
-            insert_sorted(self.uses.entry(block.slot).or_default(), stream);
-        }
-        Ok(())
+        self.blocks.note_use(&Block { slot: block.slot & !PLANNED, ..*block }, stream)
     }
 
     fn control(&mut self, cx: &mut Context<'_>, command: &Control<'_>) -> Result<(), StrategyError> {
@@ -476,7 +423,7 @@ impl Strategy for PlannedStrategy {
     fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         self.complete_frees(cx, Patience::Wait)?;
         self.deferred.destroy_idle_events(cx.device)?;
-        self.vacate_regions()?;
+        self.vacate_regions();
         self.give_back_regions(cx, false)?;
         self.fallback.close(cx)?;
         *self = PlannedStrategy::new(self.settings, self.fallback.clone());
@@ -508,10 +455,8 @@ impl Strategy for PlannedStrategy {
     }
 
     fn layout(&self) -> Option<Layout> {
-        let mut layout = self.fallback.layout()?;
-        layout.segments.extend(self.regions.iter().flatten().map(PlannedRegion::view));
-        layout.segments.sort_unstable_by_key(|segment| segment.address);
-        Some(layout)
+        let regions = self.regions.iter().flatten().map(|region| region.view(&self.blocks));
+        Some(Layout::of(self.fallback.layout()?.segments.into_iter().chain(regions)))
     }
 
     fn details(&self) -> Vec<(&'static str, u64)> {

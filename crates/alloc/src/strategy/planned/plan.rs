@@ -24,16 +24,18 @@ const MOST_REQUESTS: usize = 1 << 14;
 /// The stream and the rounded size of a request: all that a plan knows about it.
 pub(super) type RequestShape = (StreamId, u64);
 
-/// The step that allocated a block, and the number of the request in it.
+/// The step that allocated a block, and the number and shape of the request in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BlockBirth {
     step: u32,
     number: u32,
+    shape: RequestShape,
 }
 
 impl BlockBirth {
     /// For blocks that were not profiled.
-    pub(super) const UNKNOWN: BlockBirth = BlockBirth { step: u32::MAX, number: u32::MAX };
+    pub(super) const UNKNOWN: BlockBirth =
+        BlockBirth { step: u32::MAX, number: u32::MAX, shape: (StreamId::DEFAULT, 0) };
 }
 
 /// One request of a profiled step.
@@ -64,18 +66,18 @@ impl StepProfile {
         let number = self.lifetimes.len() as u32;
         self.lifetimes.push(ProfiledRequest { shape, begin: self.clock, end: None });
         self.clock += 1;
-        BlockBirth { step: self.step, number }
+        BlockBirth { step: self.step, number, shape }
     }
 
     /// A block was freed.
-    pub(super) fn record_free(&mut self, birth: BlockBirth, shape: RequestShape) {
+    pub(super) fn record_free(&mut self, birth: BlockBirth) {
         if birth == BlockBirth::UNKNOWN {
             return;
         }
         if birth.step == self.step {
             self.lifetimes[birth.number as usize].end = Some(self.clock);
         } else if birth.step.wrapping_add(1) == self.step && self.late.len() < MOST_REQUESTS {
-            self.late.push((shape, birth.number, self.clock));
+            self.late.push((birth.shape, birth.number, self.clock));
         } else {
             return;
         }
@@ -112,9 +114,9 @@ const NONE: u32 = u32::MAX;
 #[derive(Clone, Debug, Default)]
 pub(super) struct StepPlan {
     /// In the order of the profiled step.
-    entries: Vec<Entry>,
+    entries: Vec<PlanEntry>,
     /// By shape.
-    groups: Vec<Group>,
+    groups: Vec<ShapeGroup>,
     /// The entry after the one that was used last.
     cursor: u32,
     /// Streams and the bytes that each needs.
@@ -122,7 +124,7 @@ pub(super) struct StepPlan {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct PlanEntry {
     group: u32,
     /// The next entry of the same shape.
     following: u32,
@@ -131,7 +133,7 @@ struct Entry {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Group {
+struct ShapeGroup {
     shape: RequestShape,
     first: u32,
     /// The next to be used in this step.
@@ -152,11 +154,12 @@ impl StepPlan {
         let mut shapes: Vec<RequestShape> = lifetimes.iter().map(|lifetime| lifetime.shape).collect();
         shapes.sort_unstable();
         shapes.dedup();
-        let mut groups: Vec<Group> = shapes.into_iter().map(|shape| Group { shape, first: NONE, next: NONE }).collect();
+        let mut groups: Vec<ShapeGroup> =
+            shapes.into_iter().map(|shape| ShapeGroup { shape, first: NONE, next: NONE }).collect();
         let mut entries = Vec::with_capacity(lifetimes.len());
         for (place, lifetime) in lifetimes.iter().enumerate().rev() {
             let group = groups.partition_point(|group| group.shape < lifetime.shape);
-            entries.push(Entry { group: group as u32, following: groups[group].first, offset: None });
+            entries.push(PlanEntry { group: group as u32, following: groups[group].first, offset: None });
             groups[group].first = place as u32;
         }
         entries.reverse();
@@ -222,7 +225,7 @@ impl StepPlan {
     /// Moves on past a request that was served, as planned or not.
     #[inline]
     pub(super) fn advance(&mut self, planned: PlannedRequest) {
-        let Entry { group, following, .. } = self.entries[planned.entry as usize];
+        let PlanEntry { group, following, .. } = self.entries[planned.entry as usize];
         self.groups[group as usize].next = following;
         self.cursor = planned.entry + 1;
     }
@@ -264,10 +267,10 @@ mod tests {
         for _ in 0..3 {
             let activation = profile.record_alloc(ACTIVATION);
             if let Some(old) = gradient {
-                profile.record_free(old, GRADIENT);
+                profile.record_free(old);
             }
             gradient = Some(profile.record_alloc(GRADIENT));
-            profile.record_free(activation, ACTIVATION);
+            profile.record_free(activation);
             seen.push(profile.finish());
         }
         let (lifetimes, period) = &seen[1];
@@ -284,8 +287,8 @@ mod tests {
         let stays = profile.record_alloc(ACTIVATION);
         assert_eq!(profile.finish().0[0].end, None);
         profile.finish();
-        profile.record_free(stays, ACTIVATION);
-        profile.record_free(BlockBirth::UNKNOWN, ACTIVATION);
+        profile.record_free(stays);
+        profile.record_free(BlockBirth::UNKNOWN);
         assert_eq!(profile.finish(), (Vec::new(), 1));
     }
 

@@ -8,7 +8,8 @@ use super::{
     plan::{ProfiledRequest, StepPlan, StepProfile},
 };
 use crate::strategy::{
-    Block, BlockState, BlockView, Context, SegmentView, Strategy as _, StrategyError, StrategyEvent,
+    BlockState, BlockView, Context, SegmentView, Strategy as _, StrategyError, StrategyEvent,
+    pooled::{MemoryPiece, PieceTable},
     unless_out_of_memory,
 };
 use oomph_base::{Address, MIB, StreamId, round_up};
@@ -19,50 +20,28 @@ pub(super) struct PlannedRegion {
     pub(super) address: Address,
     pub(super) bytes: u64,
     pub(super) stream: StreamId,
-    /// Blocks by offset, pending ones included.
-    blocks: BTreeMap<u64, RegionBlock>,
-}
-
-/// A block in a region.
-#[derive(Clone, Copy, Debug)]
-struct RegionBlock {
-    size: u64,
-    requested: u64,
-    pending: bool,
+    /// Slots of blocks by offset, pending ones included.
+    blocks: BTreeMap<u64, u32>,
 }
 
 impl PlannedRegion {
-    pub(super) fn new(address: Address, bytes: u64, stream: StreamId) -> PlannedRegion {
-        PlannedRegion { address, bytes, stream, blocks: BTreeMap::new() }
-    }
-
     pub(super) fn is_empty(&self) -> bool {
         self.blocks.is_empty()
     }
 
     /// Whether a range of the region is free. It may be taken by a block that lives longer than it did
     /// in the profiled step.
-    pub(super) fn is_free(&self, offset: u64, size: u64) -> bool {
+    pub(super) fn is_free(&self, pieces: &PieceTable, offset: u64, size: u64) -> bool {
         let end = offset + size;
         let before = self.blocks.range(..end).next_back();
-        end <= self.bytes && before.is_none_or(|(&start, block)| start + block.size <= offset)
+        end <= self.bytes && before.is_none_or(|(&start, &slot)| start + pieces[slot].size <= offset)
     }
 
-    pub(super) fn occupy(&mut self, offset: u64, size: u64, requested: u64) {
-        self.blocks.insert(offset, RegionBlock { size, requested, pending: false });
+    pub(super) fn occupy(&mut self, offset: u64, slot: u32) {
+        self.blocks.insert(offset, slot);
     }
 
-    pub(super) fn set_pending(&mut self, offset: u64) {
-        if let Some(block) = self.blocks.get_mut(&offset) {
-            block.pending = true;
-        }
-    }
-
-    pub(super) fn vacate(&mut self, offset: u64) {
-        self.blocks.remove(&offset);
-    }
-
-    pub(super) fn view(&self) -> SegmentView {
+    pub(super) fn view(&self, pieces: &PieceTable) -> SegmentView {
         let mut blocks = Vec::new();
         let mut end = 0;
         let gap = |from: u64, to: u64| BlockView {
@@ -71,27 +50,17 @@ impl PlannedRegion {
             requested: 0,
             state: BlockState::Free,
         };
-        for (&offset, &RegionBlock { size, requested, pending }) in &self.blocks {
+        for (&offset, &slot) in &self.blocks {
             if offset > end {
                 blocks.push(gap(end, offset));
             }
-            let state = if pending { BlockState::Pending } else { BlockState::Allocated };
-            blocks.push(BlockView { address: self.address.offset(offset), size, requested, state });
-            end = offset + size;
+            blocks.push(pieces[slot].view());
+            end = offset + pieces[slot].size;
         }
         if end < self.bytes {
             blocks.push(gap(end, self.bytes));
         }
-        SegmentView {
-            address: self.address,
-            bytes: self.bytes,
-            stream: self.stream,
-            pool: "planned".into(),
-            pool_id: (0, 0),
-            mapped: false,
-            alias: false,
-            blocks,
-        }
+        SegmentView::new(self.address, self.bytes, self.stream, "planned", blocks)
     }
 }
 
@@ -245,7 +214,7 @@ impl PlannedStrategy {
             self.own.on_reserve(bytes, 1);
             let number = self.regions.iter().position(Option::is_none).unwrap_or(self.regions.len());
             self.regions.resize_with(self.regions.len().max(number + 1), || None);
-            self.regions[number] = Some(PlannedRegion::new(address, bytes, stream));
+            self.regions[number] = Some(PlannedRegion { address, bytes, stream, blocks: BTreeMap::new() });
             self.serving.push((stream, number as u32));
         }
         Ok(())
@@ -276,19 +245,25 @@ impl PlannedStrategy {
         Ok(any)
     }
 
-    /// Forgets all planned blocks, so that a failing call leaves only empty regions.
-    pub(super) fn vacate_regions(&mut self) -> Result<(), StrategyError> {
-        let held: Vec<Block> = self.blocks.iter().map(|(block, _)| block).collect();
-        for block in held {
-            let (size, placement) = self.blocks.remove(&block)?;
-            self.own.on_free(size);
-            self.own.on_reusable(placement.requested, size);
-            if let Some(region) = self.region(placement.region) {
-                region.vacate(placement.offset);
-            }
+    /// Removes a planned block: its range of the region is free.
+    pub(super) fn remove_planned(&mut self, slot: u32) {
+        let MemoryPiece { address, region, .. } = self.blocks[slot];
+        self.blocks.remove(slot);
+        if let Some(Some(region)) = self.regions.get_mut(region as usize) {
+            region.blocks.remove(&(address - region.address.0));
         }
-        self.uses.clear();
-        Ok(())
+    }
+
+    /// Forgets all planned blocks, so that a failing call leaves only empty regions.
+    pub(super) fn vacate_regions(&mut self) {
+        let held: Vec<u32> = self.blocks.iter().map(|(slot, _)| slot).collect();
+        for slot in held {
+            let MemoryPiece { size, requested, .. } = self.blocks[slot];
+            self.own.on_free(size);
+            self.own.on_reusable(requested, size);
+            self.blocks.forget_uses(slot);
+            self.remove_planned(slot);
+        }
     }
 }
 
@@ -298,14 +273,17 @@ mod tests {
 
     #[test]
     fn a_range_is_free_if_no_block_overlaps_it() {
-        let mut region = PlannedRegion::new(Address(4096), 100, StreamId(0));
-        region.occupy(20, 30, 25);
+        let mut pieces = PieceTable::default();
+        let blocks = BTreeMap::new();
+        let mut region = PlannedRegion { address: Address(4096), bytes: 100, stream: StreamId(0), blocks };
+        let slot = pieces.insert(MemoryPiece::new(4096 + 20, 30, StreamId(0)));
+        region.occupy(20, slot);
         let ranges = [(0, 20), (0, 21), (49, 5), (50, 50), (50, 51), (0, 100), (10, 5)];
-        let answers = ranges.map(|(offset, size)| region.is_free(offset, size));
+        let answers = ranges.map(|(offset, size)| region.is_free(&pieces, offset, size));
         assert_eq!(answers, [true, false, false, true, false, false, true]);
-        let sizes: Vec<u64> = region.view().blocks.iter().map(|block| block.size).collect();
+        let sizes: Vec<u64> = region.view(&pieces).blocks.iter().map(|block| block.size).collect();
         assert_eq!(sizes, [20, 30, 50]);
-        region.vacate(20);
-        assert!(region.is_empty() && region.is_free(0, 100));
+        region.blocks.clear();
+        assert!(region.is_empty() && region.is_free(&pieces, 0, 100));
     }
 }

@@ -64,6 +64,9 @@ pub(crate) enum FreeDestination {
     Device,
 }
 
+/// A free piece that serves a request, and how it was found; `None` if there is none.
+pub(crate) type TakenPiece = Result<Option<(u32, Outcome)>, DeviceError>;
+
 /// How a pool keeps its free memory.
 ///
 /// A free piece belongs to the policy from [`keep`](PoolPolicy::keep) until
@@ -77,30 +80,23 @@ pub(crate) trait PoolPolicy: Clone + Send + 'static {
     fn block_size(&self, bytes: u64) -> Option<u64>;
 
     /// Called before the first region is taken, for questions to the device.
-    fn begin(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        let _ = device;
+    fn begin(&mut self, _device: &mut dyn Device) -> Result<(), DeviceError> {
         Ok(())
     }
 
     /// Finds a free piece for the request, cuts it to size where the policy cuts, and no longer keeps
     /// it. The policy must make a piece safe that another stream used ([`WaitEvent`]), or not take it.
-    fn take(
-        &mut self,
-        table: &mut RegionTable,
-        device: &mut dyn Device,
-        request: &PoolRequest,
-    ) -> Result<Option<(u32, Outcome)>, DeviceError>;
+    fn take(&mut self, table: &mut RegionTable, device: &mut dyn Device, request: &PoolRequest) -> TakenPiece;
 
     /// Called before a piece is freed, for what must be done on the device first. The piece may still
     /// have to wait for other streams.
     fn before_free(
         &mut self,
-        table: &RegionTable,
-        device: &mut dyn Device,
-        slot: u32,
-        caller: Caller,
+        _table: &RegionTable,
+        _device: &mut dyn Device,
+        _slot: u32,
+        _caller: Caller,
     ) -> Result<(), DeviceError> {
-        let _ = (table, device, slot, caller);
         Ok(())
     }
 
@@ -108,11 +104,10 @@ pub(crate) trait PoolPolicy: Clone + Send + 'static {
     #[inline]
     fn destination(
         &mut self,
-        table: &mut RegionTable,
-        device: &mut dyn Device,
-        slot: u32,
+        _table: &mut RegionTable,
+        _device: &mut dyn Device,
+        _slot: u32,
     ) -> Result<FreeDestination, DeviceError> {
-        let _ = (table, device, slot);
         Ok(FreeDestination::Pool)
     }
 
@@ -120,8 +115,7 @@ pub(crate) trait PoolPolicy: Clone + Send + 'static {
     fn keep(&mut self, table: &mut RegionTable, slot: u32);
 
     /// Keeps a new region, one free piece, that was taken for this request.
-    fn add_region(&mut self, table: &mut RegionTable, slot: u32, request: &PoolRequest) {
-        let _ = request;
+    fn add_region(&mut self, table: &mut RegionTable, slot: u32, _request: &PoolRequest) {
         self.keep(table, slot);
     }
 
@@ -130,20 +124,17 @@ pub(crate) trait PoolPolicy: Clone + Send + 'static {
 
     /// Called before a refused request is retried: brings together free memory that the policy keeps
     /// apart.
-    fn consolidate(&mut self, table: &mut RegionTable, device: &mut dyn Device) -> Result<(), DeviceError> {
-        let _ = (table, device);
+    fn consolidate(&mut self, _table: &mut RegionTable, _device: &mut dyn Device) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    /// Whether wholly free regions, `idle` bytes in sum, go back to the device before the retry.
-    fn releases_regions(&self, request: &PoolRequest, stats: &Stats, idle: u64) -> bool {
-        let _ = (request, stats, idle);
+    /// Whether wholly free regions, `_idle` bytes in sum, go back to the device before the retry.
+    fn releases_regions(&self, _request: &PoolRequest, _stats: &Stats, _idle: u64) -> bool {
         true
     }
 
     /// Whether enough of them went back. They go in address order.
-    fn has_released_enough(&self, request: &PoolRequest, stats: &Stats, refused_by: Refusal) -> bool {
-        let _ = (request, stats, refused_by);
+    fn has_released_enough(&self, _request: &PoolRequest, _stats: &Stats, _refused_by: Refusal) -> bool {
         false
     }
 
@@ -162,8 +153,7 @@ pub(crate) trait PoolPolicy: Clone + Send + 'static {
     }
 
     /// Gives back what the policy itself took from the device (events). All regions have gone.
-    fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        let _ = device;
+    fn close(&mut self, _device: &mut dyn Device) -> Result<(), DeviceError> {
         Ok(())
     }
 
@@ -212,7 +202,7 @@ impl<P: PoolPolicy> PoolStrategy<P> {
 
     #[inline]
     fn hand_out(&mut self, slot: u32, request: &Request, outcome: Outcome) -> Attempt {
-        let block = self.table.occupy(slot, request.bytes, request.stream);
+        let block = self.table.hand_out(slot, request.bytes, request.stream);
         self.stats.on_alloc(request.bytes, block.size);
         Attempt::Served(block, outcome)
     }
@@ -348,7 +338,7 @@ impl<P: PoolPolicy> PoolStrategy<P> {
                 continue;
             }
             if state == PieceState::Allocated {
-                self.table.pieces.forget_uses(slot);
+                self.table.forget_uses(slot);
                 self.stats.on_free(size);
             }
             self.table.vacate(slot);
@@ -381,7 +371,7 @@ impl<P: PoolPolicy> Strategy for PoolStrategy<P> {
 
     #[inline]
     fn free(&mut self, cx: &mut Context<'_>, block: Block, caller: Caller) -> Result<Freed, StrategyError> {
-        let piece = self.table.pieces.live(&block)?;
+        let piece = self.table.live(&block)?;
         let (size, requested, shared) = (piece.size, piece.requested, piece.is_shared());
         self.check_stream(cx, caller.stream)?;
         self.policy.before_free(&self.table, cx.device, block.slot, caller)?;
@@ -389,7 +379,7 @@ impl<P: PoolPolicy> Strategy for PoolStrategy<P> {
             self.table[block.slot].stream = caller.stream;
         }
         if shared {
-            self.table.pieces.free_later(cx, &mut self.deferred, block.slot)?;
+            self.table.free_later(cx, &mut self.deferred, block.slot)?;
             self.stats.on_free(size);
             return Ok(Freed::Later);
         }
@@ -406,7 +396,7 @@ impl<P: PoolPolicy> Strategy for PoolStrategy<P> {
     }
 
     fn used_on(&mut self, _: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
-        self.table.pieces.note_use(block, stream)
+        self.table.note_use(block, stream)
     }
 
     fn control(&mut self, _: &mut Context<'_>, _: &Control<'_>) -> Result<(), StrategyError> {

@@ -5,7 +5,7 @@
 //! piece of a region never changes. The table knows which pieces are free. The order in which free
 //! pieces are searched belongs to the strategy, for which every piece has two links and a note.
 
-use std::ops::{Index, IndexMut};
+use std::ops::{Deref, DerefMut, Index, IndexMut};
 
 use crate::strategy::{
     Block, BlockState, BlockView, Context, Layout, SegmentView, StrategyError, deferred::DeferredFrees,
@@ -305,23 +305,24 @@ pub(crate) struct DeviceRegion {
 /// Regions and their pieces.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RegionTable {
-    pub(crate) pieces: PieceTable,
+    pieces: PieceTable,
     regions: Vec<DeviceRegion>,
     vacant_regions: Vec<u32>,
 }
 
-impl Index<u32> for RegionTable {
-    type Output = MemoryPiece;
+/// A table of regions is used like the table of their pieces.
+impl Deref for RegionTable {
+    type Target = PieceTable;
     #[inline]
-    fn index(&self, slot: u32) -> &MemoryPiece {
-        &self.pieces[slot]
+    fn deref(&self) -> &PieceTable {
+        &self.pieces
     }
 }
 
-impl IndexMut<u32> for RegionTable {
+impl DerefMut for RegionTable {
     #[inline]
-    fn index_mut(&mut self, slot: u32) -> &mut MemoryPiece {
-        &mut self.pieces[slot]
+    fn deref_mut(&mut self) -> &mut PieceTable {
+        &mut self.pieces
     }
 }
 
@@ -373,27 +374,9 @@ impl RegionTable {
         self.pieces.chain(self.regions[region as usize].first)
     }
 
-    /// See [`PieceTable::cut`].
-    #[inline]
-    pub(crate) fn cut(&mut self, slot: u32, bytes: u64) -> u32 {
-        self.pieces.cut(slot, bytes)
-    }
-
-    /// See [`PieceTable::join_next`].
-    #[inline]
-    pub(crate) fn join_next(&mut self, slot: u32) {
-        self.pieces.join_next(slot);
-    }
-
-    /// See [`PieceTable::free_piece`].
-    #[inline]
-    pub(crate) fn free_piece(&self, slot: u32) -> Option<&MemoryPiece> {
-        self.pieces.free_piece(slot)
-    }
-
     /// Hands a free piece out.
     #[inline]
-    pub(super) fn occupy(&mut self, slot: u32, requested: u64, stream: StreamId) -> Block {
+    pub(super) fn hand_out(&mut self, slot: u32, requested: u64, stream: StreamId) -> Block {
         self[slot].stream = stream;
         self.regions[self.pieces[slot].region as usize].occupied += 1;
         self.pieces.occupy(slot, requested)
@@ -411,20 +394,10 @@ impl RegionTable {
     pub(super) fn layout(&self, pool: impl Fn(&DeviceRegion) -> &'static str) -> Layout {
         let view = |number| {
             let region = self.region(number);
-            SegmentView {
-                address: Address(region.address),
-                bytes: region.bytes,
-                stream: region.stream,
-                pool: pool(region).into(),
-                pool_id: (0, 0),
-                mapped: false,
-                alias: false,
-                blocks: self.pieces_of(number).map(|slot| self[slot].view()).collect(),
-            }
+            let blocks = self.pieces_of(number).map(|slot| self[slot].view()).collect();
+            SegmentView::new(Address(region.address), region.bytes, region.stream, pool(region), blocks)
         };
-        let mut segments: Vec<SegmentView> = self.regions().into_iter().map(view).collect();
-        segments.sort_unstable_by_key(|segment| segment.address);
-        Layout { segments }
+        Layout::of(self.regions().into_iter().map(view))
     }
 }
 
@@ -451,7 +424,7 @@ mod tests {
         assert_eq!((sizes(&table), table[third].previous), (vec![600, 400], first));
         table.join_next(first);
         assert_eq!((sizes(&table), table[first].end()), (vec![1000], 5096));
-        assert_eq!(table.pieces.iter().count(), 1);
+        assert_eq!(table.iter().count(), 1);
         assert_eq!(table.layout(|_| "all").segments[0].stream, StreamId(3));
     }
 
@@ -459,14 +432,14 @@ mod tests {
     fn slots_and_regions_are_reused_and_stale_handles_refused() {
         let mut table = RegionTable::default();
         let slot = table.add_region(Address(4096), 512, StreamId(0));
-        let old = table.occupy(slot, 500, StreamId(0));
-        assert_eq!(table.pieces.live(&old).map(|piece| piece.requested), Ok(500));
+        let old = table.hand_out(slot, 500, StreamId(0));
+        assert_eq!(table.live(&old).map(|piece| piece.requested), Ok(500));
         table.vacate(slot);
         table.remove_region(0);
         assert_eq!(table.regions(), []);
         let again = table.add_region(Address(4096), 512, StreamId(0));
-        let new = table.occupy(again, 500, StreamId(0));
+        let new = table.hand_out(again, 500, StreamId(0));
         assert_eq!((again, new.address), (slot, old.address));
-        assert!(table.pieces.live(&old).is_err() && table.pieces.live(&new).is_ok());
+        assert!(table.live(&old).is_err() && table.live(&new).is_ok());
     }
 }

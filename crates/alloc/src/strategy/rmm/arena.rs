@@ -1,27 +1,27 @@
 //! `arena`: RMM's arenas, one per stream or thread, over a global one.
 //!
-//! One allocation is taken from the device, and there never is another. The global arena divides it into superblocks of
-//! at least 1 MiB. A request above 1 MiB is the global arena's: the lowest block that fits serves it, and where that
-//! is an empty superblock, a superblock of the request's size is cut off first. A smaller one takes the lowest block
-//! that fits in its own arena's superblocks; where there is none, its arena gets the superblock of the lowest block
-//! that fits in the global arena, or 1 MiB cut from it.
+//! One allocation is taken from the device, and never another. The global arena divides it into
+//! superblocks of at least 1 MiB. The global arena serves requests above 1 MiB with the lowest block
+//! that fits; if that is an empty superblock, a superblock of the request's size is cut off first. A
+//! smaller request takes the lowest block that fits in the superblocks of its own arena. If there is
+//! none, its arena gets the superblock of the lowest block that fits in the global arena, or 1 MiB cut
+//! from it.
 //!
-//! Free neighbours are joined within a superblock, and empty neighbours among the global arena's superblocks. Memory
-//! that another stream might get next is safe because the freeing stream is waited for: for requests above 1 MiB,
-//! and for blocks that are not in the freeing stream's own arena. An arena keeps its superblocks, empty or not, until a
-//! request fails: then the whole device is waited for, every superblock goes back to the global arena, and the request
-//! is tried once more.
+//! Free neighbours are joined within a superblock, and so are empty neighbouring superblocks of the
+//! global arena. Memory that another stream might get next is safe because the free synchronizes the
+//! freeing stream: for requests above 1 MiB, and for blocks that are not in the freeing stream's own
+//! arena. An arena keeps its superblocks, empty or not, until a request fails. Then the whole device is
+//! synchronized, every superblock goes back to the global arena, and the request is tried once more.
 
-use super::{
-    RmmAmount,
-    address_order::{AddressOrder, LARGEST},
-    rounded,
-};
+use std::collections::BTreeMap;
+
+use super::{QUANTUM, RmmAmount, address_order::AddressOrder, rounded};
 use crate::device::{Device, DeviceError};
 use crate::strategy::{
     Built, Caller, Outcome, Parameter, Refusal, Setup, SpecError, Stats, StrategyEntry, parameters,
     pooled::{
-        DeviceRegion, MemoryPiece, NONE, PieceState, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, RegionTable,
+        DeviceRegion, MemoryPiece, PieceState, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, RegionTable,
+        TakenPiece,
     },
 };
 use oomph_base::{MIB, StreamId, ThreadId};
@@ -32,9 +32,9 @@ pub(crate) const ENTRY: StrategyEntry = StrategyEntry {
     summary: "RMM's arenas: first fit in superblocks, one arena per stream or thread",
     origin: "RMM 26.10, arena_memory_resource; Spark on RAPIDS",
     parameters: &[
-        Parameter::text(SIZE, RmmAmount::VALUES, "50%", "taken at the first request; there is no growth"),
+        Parameter::text("size", RmmAmount::VALUES, "50%", "taken at the first request; there is no growth"),
         Parameter::text(
-            PER_THREAD,
+            "per_thread",
             "True or False",
             "False",
             "whether threads have a default stream each, and with it an arena",
@@ -44,23 +44,22 @@ pub(crate) const ENTRY: StrategyEntry = StrategyEntry {
     build,
 };
 
-const SIZE: &str = "size";
-const PER_THREAD: &str = "per_thread";
-
-/// Superblocks are no smaller, and larger requests are the global arena's.
+/// The largest arena and block.
+const LARGEST: u64 = u32::MAX as u64 * QUANTUM;
+/// The smallest superblock. Requests above this size are served by the global arena.
 const SUPERBLOCK: u64 = MIB;
 
 fn build(parameters: &str, _: &Setup<'_>) -> Built {
     let mut settings = ArenaSettings { size: RmmAmount::PercentOfFree(50), per_thread: false };
     parameters::read(&ENTRY, parameters, |setting| {
         match setting.key {
-            SIZE => settings.size = RmmAmount::read(&setting)?,
+            "size" => settings.size = RmmAmount::read(&setting)?,
             _ => settings.per_thread = setting.truth()?,
         }
         Ok(())
     })?;
     if matches!(settings.size, RmmAmount::Bytes(bytes) if bytes < SUPERBLOCK) {
-        let reason = format!("'{SIZE}' is below a superblock of {SUPERBLOCK} bytes");
+        let reason = format!("'size' is below a superblock of {SUPERBLOCK} bytes");
         return Err(SpecError::BadParameters { strategy: ENTRY.name, reason });
     }
     Ok(Box::new(PoolStrategy::new(ArenaPolicy::new(settings))))
@@ -76,13 +75,13 @@ struct ArenaSettings {
 #[derive(Clone, Debug)]
 struct ArenaPolicy {
     settings: ArenaSettings,
-    /// What is asked of the device.
+    /// The size of the device allocation.
     bytes: u64,
     superblocks: Superblocks,
-    /// The free blocks of every owner.
+    /// The free blocks of every arena.
     free: Vec<AddressOrder>,
-    of_streams: Vec<Option<ArenaId>>,
-    of_threads: Vec<Option<ArenaId>>,
+    /// The arena of each stream, or of each thread's default stream.
+    arenas: BTreeMap<(StreamId, ThreadId), usize>,
     gathered: u64,
 }
 
@@ -93,99 +92,85 @@ impl ArenaPolicy {
             bytes: 0,
             superblocks: Superblocks::default(),
             free: vec![AddressOrder::default()],
-            of_streams: Vec::new(),
-            of_threads: Vec::new(),
+            arenas: BTreeMap::new(),
             gathered: 0,
         }
     }
 
-    /// Whose a stream and thread are.
+    /// The arena of a stream and thread, if it exists.
     #[inline]
-    fn arena_of(&self, stream: StreamId, thread: ThreadId) -> Option<ArenaId> {
-        let owner = if self.settings.per_thread && stream == StreamId::DEFAULT {
-            self.of_threads.get(thread.index())
-        } else {
-            self.of_streams.get(stream.index())
-        };
-        owner.copied().flatten()
+    fn arena_of(&self, stream: StreamId, thread: ThreadId) -> Option<usize> {
+        self.arenas.get(&self.arena_key(stream, thread)).copied()
     }
 
-    #[cold]
-    fn make_arena(&mut self, stream: StreamId, thread: ThreadId) -> ArenaId {
-        let owner = ArenaId::arena(self.free.len() - 1);
-        self.free.push(AddressOrder::default());
-        let (owners, place) = if self.settings.per_thread && stream == StreamId::DEFAULT {
-            (&mut self.of_threads, thread.index())
-        } else {
-            (&mut self.of_streams, stream.index())
-        };
-        if owners.len() <= place {
-            owners.resize(place + 1, None);
-        }
-        owners[place] = Some(owner);
-        owner
+    /// Threads differ only on the default stream, and only where each thread has its own.
+    #[inline]
+    fn arena_key(&self, stream: StreamId, thread: ThreadId) -> (StreamId, ThreadId) {
+        let per_thread = self.settings.per_thread && stream == StreamId::DEFAULT;
+        (stream, if per_thread { thread } else { ThreadId::default() })
     }
 
-    /// Takes the front of a free block of this owner.
+    /// Takes the front of a free block of an arena.
     #[inline]
-    fn cut(&mut self, table: &mut RegionTable, owner: ArenaId, slot: u32, size: u64) -> (u32, Outcome) {
+    fn cut(&mut self, table: &mut RegionTable, owner: usize, slot: u32, size: u64) -> (u32, Outcome) {
         let MemoryPiece { address, size: whole, .. } = table[slot];
-        let free = &mut self.free[owner.index()];
+        let free = &mut self.free[owner];
+        free.remove(address, whole);
         if whole == size {
-            free.remove(address);
             return (slot, Outcome::Hit);
         }
         let rest = table.cut(slot, size);
-        free.replace(address, address + size, whole - size, rest);
+        free.insert(address + size, whole - size, rest);
         (slot, Outcome::Split)
     }
 
-    /// The lowest block of the global arena that fits, in a superblock that was cut to size if it was empty and large.
+    /// The lowest block of the global arena that fits. Its superblock was cut to size if it was empty
+    /// and large.
     fn first_fit_in_global(&mut self, table: &mut RegionTable, size: u64) -> Option<u32> {
-        let slot = self.free[ArenaId::GLOBAL.index()].first_fit(size)?;
+        let slot = self.free[GLOBAL].first_fit(size)?;
         let (number, least) = (table[slot].note, size.max(SUPERBLOCK));
-        if self.superblocks.bytes(number) >= least + SUPERBLOCK && self.superblocks.empty(table, number).is_some() {
+        if self.superblocks.0[&number].bytes >= least + SUPERBLOCK && self.superblocks.is_empty(table, number) {
+            let MemoryPiece { address, size: whole, .. } = table[slot];
             let rest = self.superblocks.split(table, number, least);
-            let MemoryPiece { address, size, .. } = table[rest];
-            let global = &mut self.free[ArenaId::GLOBAL.index()];
-            global.replace(table[slot].address, address, size, rest);
-            global.insert(table[slot].address, least, slot);
+            let global = &mut self.free[GLOBAL];
+            global.remove(address, whole);
+            global.insert(address, least, slot);
+            global.insert(table[rest].address, table[rest].size, rest);
         }
         Some(slot)
     }
 
-    /// Hands a superblock with all its free blocks to another owner.
-    fn hand_over(&mut self, table: &RegionTable, number: u32, to: ArenaId) {
+    /// Gives a superblock with all its free blocks to another arena.
+    fn hand_over(&mut self, table: &RegionTable, number: u32, to: usize) {
         let from = self.superblocks.owner(number);
         for slot in self.superblocks.free_pieces(table, number) {
             let MemoryPiece { address, size, .. } = table[slot];
-            self.free[from.index()].remove(address);
-            self.free[to.index()].insert(address, size, slot);
+            self.free[from].remove(address, size);
+            self.free[to].insert(address, size, slot);
         }
-        self.superblocks.give_to(number, to);
+        self.superblocks.0.entry(number).and_modify(|superblock| superblock.owner = to);
     }
 
-    /// Joins an empty superblock of the global arena, given by its only piece, with its empty neighbours.
-    fn join_superblocks(&mut self, table: &mut RegionTable, slot: u32) {
-        let mut slot = slot;
+    /// Joins an empty superblock of the global arena, given by its only piece, with empty neighbours.
+    fn join_superblocks(&mut self, table: &mut RegionTable, mut slot: u32) {
         let MemoryPiece { previous, next, .. } = table[slot];
-        if self.superblocks.empty_around(table, next).is_some() {
+        if self.superblocks.is_empty_global(table, next) {
             self.absorb_next(table, slot);
         }
-        if self.superblocks.empty_around(table, previous).is_some() {
+        if self.superblocks.is_empty_global(table, previous) {
             slot = previous;
             self.absorb_next(table, slot);
         }
-        debug_assert!(self.superblocks.empty_around(table, slot).is_some());
+        debug_assert!(self.superblocks.is_empty_global(table, slot));
     }
 
     fn absorb_next(&mut self, table: &mut RegionTable, slot: u32) {
-        let next = table[table[slot].next].address;
+        let global = &mut self.free[GLOBAL];
+        for joined in [slot, table[slot].next] {
+            global.remove(table[joined].address, table[joined].size);
+        }
         self.superblocks.join_next(table, slot);
-        let MemoryPiece { address, size, .. } = table[slot];
-        let global = &mut self.free[ArenaId::GLOBAL.index()];
-        global.remove(next);
-        global.replace(address, address, size, slot);
+        global.insert(table[slot].address, table[slot].size, slot);
     }
 }
 
@@ -202,24 +187,24 @@ impl PoolPolicy for ArenaPolicy {
     }
 
     #[inline]
-    fn take(
-        &mut self,
-        table: &mut RegionTable,
-        _: &mut dyn Device,
-        request: &PoolRequest,
-    ) -> Result<Option<(u32, Outcome)>, DeviceError> {
-        let mut owner = ArenaId::GLOBAL;
+    fn take(&mut self, table: &mut RegionTable, _: &mut dyn Device, request: &PoolRequest) -> TakenPiece {
+        let mut owner = GLOBAL;
         if request.size <= SUPERBLOCK {
             owner = match self.arena_of(request.stream, request.thread) {
                 Some(owner) => owner,
-                None => self.make_arena(request.stream, request.thread),
+                None => {
+                    self.free.push(AddressOrder::default());
+                    let owner = self.free.len() - 1;
+                    self.arenas.insert(self.arena_key(request.stream, request.thread), owner);
+                    owner
+                }
             };
-            if let Some(slot) = self.free[owner.index()].first_fit(request.size) {
+            if let Some(slot) = self.free[owner].first_fit(request.size) {
                 return Ok(Some(self.cut(table, owner, slot, request.size)));
             }
         }
         let Some(slot) = self.first_fit_in_global(table, request.size) else { return Ok(None) };
-        if owner != ArenaId::GLOBAL {
+        if owner != GLOBAL {
             self.hand_over(table, table[slot].note, owner);
         }
         Ok(Some(self.cut(table, owner, slot, request.size)))
@@ -239,31 +224,22 @@ impl PoolPolicy for ArenaPolicy {
     }
 
     #[inline]
-    fn keep(&mut self, table: &mut RegionTable, slot: u32) {
-        let MemoryPiece { address, size, previous, next, note, .. } = table[slot];
+    fn keep(&mut self, table: &mut RegionTable, mut slot: u32) {
+        let MemoryPiece { previous, next, note, .. } = table[slot];
         let owner = self.superblocks.owner(note);
-        let free = &mut self.free[owner.index()];
+        let free = &mut self.free[owner];
         let joins = |piece: &&MemoryPiece| piece.note == note;
-        let before = table.free_piece(previous).filter(joins).map(|piece| (piece.address, piece.size));
-        let after = table.free_piece(next).filter(joins).map(|piece| (piece.address, piece.size));
-        let mut slot = slot;
-        if after.is_some() {
+        if let Some(after) = table.free_piece(next).filter(joins) {
+            free.remove(after.address, after.size);
             table.join_next(slot);
         }
-        if before.is_some() {
+        if let Some(before) = table.free_piece(previous).filter(joins) {
+            free.remove(before.address, before.size);
             table.join_next(previous);
             slot = previous;
         }
-        match (before, after) {
-            (Some((address, before)), None) => free.replace(address, address, before + size, slot),
-            (None, Some((next, after))) => free.replace(next, address, size + after, slot),
-            (None, None) => free.insert(address, size, slot),
-            (Some((address, before)), Some((next, after))) => {
-                free.remove(next);
-                free.replace(address, address, before + size + after, slot);
-            }
-        }
-        if owner == ArenaId::GLOBAL && self.superblocks.empty(table, note).is_some() {
+        free.insert(table[slot].address, table[slot].size, slot);
+        if owner == GLOBAL && self.superblocks.is_empty(table, note) {
             self.join_superblocks(table, slot);
         }
     }
@@ -271,27 +247,27 @@ impl PoolPolicy for ArenaPolicy {
     fn add_region(&mut self, table: &mut RegionTable, slot: u32, _: &PoolRequest) {
         self.superblocks.add(table, slot);
         let MemoryPiece { address, size, .. } = table[slot];
-        self.free[ArenaId::GLOBAL.index()].insert(address, size, slot);
+        self.free[GLOBAL].insert(address, size, slot);
     }
 
     fn forget(&mut self, table: &mut RegionTable, slot: u32) {
-        let MemoryPiece { address, note, .. } = table[slot];
-        self.free[self.superblocks.owner(note).index()].remove(address);
+        let MemoryPiece { address, size, note, .. } = table[slot];
+        self.free[self.superblocks.owner(note)].remove(address, size);
     }
 
     fn consolidate(&mut self, table: &mut RegionTable, device: &mut dyn Device) -> Result<(), DeviceError> {
         device.synchronize()?;
         for number in self.superblocks.handed_out() {
-            self.hand_over(table, number, ArenaId::GLOBAL);
-            if let Some(first) = self.superblocks.empty(table, number) {
-                self.join_superblocks(table, first);
+            self.hand_over(table, number, GLOBAL);
+            if self.superblocks.is_empty(table, number) {
+                self.join_superblocks(table, number);
             }
         }
         self.gathered += 1;
         Ok(())
     }
 
-    /// What the one allocation has no room for, giving it back would not make room for.
+    /// Giving the only allocation back does not make room for a request that does not fit into it.
     fn has_released_enough(&self, _: &PoolRequest, _: &Stats, refused_by: Refusal) -> bool {
         refused_by == Refusal::Limit
     }
@@ -305,8 +281,8 @@ impl PoolPolicy for ArenaPolicy {
     }
 
     fn largest_free(&self, _: &RegionTable, stream: StreamId) -> u64 {
-        let global = self.free[ArenaId::GLOBAL.index()].largest();
-        let own = self.arena_of(stream, ThreadId(0)).map_or(0, |owner| self.free[owner.index()].largest());
+        let global = self.free[GLOBAL].largest();
+        let own = self.arena_of(stream, ThreadId(0)).map_or(0, |owner| self.free[owner].largest());
         global.max(own.min(SUPERBLOCK))
     }
 
@@ -315,7 +291,7 @@ impl PoolPolicy for ArenaPolicy {
     }
 
     fn details(&self) -> Vec<(&'static str, u64)> {
-        vec![("superblocks", self.superblocks.count() as u64), ("gathered", self.gathered)]
+        vec![("superblocks", self.superblocks.0.len() as u64), ("gathered", self.gathered)]
     }
 
     fn renewed(&self) -> ArenaPolicy {
@@ -323,121 +299,69 @@ impl PoolPolicy for ArenaPolicy {
     }
 }
 
-/// Whom a superblock belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct ArenaId(u32);
+/// The arena from which the others take.
+const GLOBAL: usize = 0;
 
-impl ArenaId {
-    /// The arena from which the others take.
-    const GLOBAL: ArenaId = ArenaId(0);
-
-    /// The arena of a stream or thread, by number.
-    fn arena(number: usize) -> ArenaId {
-        ArenaId(number as u32 + 1)
-    }
-
-    /// The position in a table of all owners.
-    #[inline]
-    fn index(self) -> usize {
-        self.0 as usize
-    }
-}
-
+/// A run of neighbouring pieces that have its number as their note.
 #[derive(Clone, Copy, Debug)]
 struct Superblock {
-    /// Its first piece, or [`NONE`] if it is no more.
-    first: u32,
     bytes: u64,
-    owner: ArenaId,
+    /// The arena that has it.
+    owner: usize,
 }
 
-/// All superblocks by number.
+/// All superblocks. The number of each is the slot of its first piece, which never changes.
 #[derive(Clone, Debug, Default)]
-struct Superblocks {
-    superblocks: Vec<Superblock>,
-    vacant: Vec<u32>,
-}
+struct Superblocks(BTreeMap<u32, Superblock>);
 
 impl Superblocks {
-    /// How many there are.
-    fn count(&self) -> usize {
-        self.superblocks.len() - self.vacant.len()
-    }
-
     /// Makes a free piece a superblock of the global arena.
     fn add(&mut self, table: &mut RegionTable, first: u32) {
-        let superblock = Superblock { first, bytes: table[first].size, owner: ArenaId::GLOBAL };
-        let number = match self.vacant.pop() {
-            Some(number) => {
-                self.superblocks[number as usize] = superblock;
-                number
-            }
-            None => {
-                self.superblocks.push(superblock);
-                (self.superblocks.len() - 1) as u32
-            }
-        };
-        table[first].note = number;
+        table[first].note = first;
+        self.0.insert(first, Superblock { bytes: table[first].size, owner: GLOBAL });
     }
 
     #[inline]
-    fn owner(&self, number: u32) -> ArenaId {
-        self.superblocks[number as usize].owner
+    fn owner(&self, number: u32) -> usize {
+        self.0[&number].owner
     }
 
-    fn give_to(&mut self, number: u32, owner: ArenaId) {
-        self.superblocks[number as usize].owner = owner;
-    }
-
+    /// Whether nothing of it is in use: then its first piece is all of it.
     #[inline]
-    fn bytes(&self, number: u32) -> u64 {
-        self.superblocks[number as usize].bytes
+    fn is_empty(&self, table: &RegionTable, number: u32) -> bool {
+        table.free_piece(number).is_some_and(|piece| piece.size == self.0[&number].bytes)
     }
 
-    /// Its first piece, if nothing of it is in use: then that is all of it.
-    #[inline]
-    fn empty(&self, table: &RegionTable, number: u32) -> Option<u32> {
-        let Superblock { first, bytes, .. } = self.superblocks[number as usize];
-        table.free_piece(first).filter(|piece| piece.size == bytes).map(|_| first)
+    /// Whether a piece is an empty superblock of the global arena.
+    fn is_empty_global(&self, table: &RegionTable, slot: u32) -> bool {
+        let number = table.free_piece(slot).map(|piece| piece.note);
+        number.is_some_and(|number| self.owner(number) == GLOBAL && self.is_empty(table, number))
     }
 
-    /// The first piece of an empty superblock of the global arena that holds this piece.
-    fn empty_around(&self, table: &RegionTable, slot: u32) -> Option<u32> {
-        let number = table.free_piece(slot)?.note;
-        if self.owner(number) == ArenaId::GLOBAL { self.empty(table, number) } else { None }
-    }
-
-    /// Cuts an empty superblock. The rest, a superblock of the global arena, is returned by its only piece.
+    /// Cuts an empty superblock; returns the rest, a superblock of the global arena.
     fn split(&mut self, table: &mut RegionTable, number: u32, bytes: u64) -> u32 {
-        let superblock = &mut self.superblocks[number as usize];
-        superblock.bytes = bytes;
-        let rest = table.cut(superblock.first, bytes);
+        let rest = table.cut(number, bytes);
+        self.0.insert(number, Superblock { bytes, owner: self.owner(number) });
         self.add(table, rest);
         rest
     }
 
-    /// Adds the superblock of the next piece to that of this one; both are empty.
-    fn join_next(&mut self, table: &mut RegionTable, slot: u32) {
-        let (number, next) = (table[slot].note, table[table[slot].next].note);
-        let gone = &mut self.superblocks[next as usize];
-        gone.first = NONE;
-        let bytes = gone.bytes;
-        self.superblocks[number as usize].bytes += bytes;
-        self.vacant.push(next);
-        table.join_next(slot);
+    /// Joins an empty superblock with the next one, which is empty too.
+    fn join_next(&mut self, table: &mut RegionTable, number: u32) {
+        self.0.remove(&table[number].next);
+        table.join_next(number);
+        self.0.insert(number, Superblock { bytes: table[number].size, owner: GLOBAL });
     }
 
-    /// The superblocks that belong to streams and threads.
+    /// The superblocks of streams and threads.
     fn handed_out(&self) -> Vec<u32> {
-        let out = |superblock: &Superblock| superblock.first != NONE && superblock.owner != ArenaId::GLOBAL;
-        (0u32..).zip(&self.superblocks).filter(|(_, superblock)| out(superblock)).map(|(number, _)| number).collect()
+        self.0.iter().filter(|(_, superblock)| superblock.owner != GLOBAL).map(|(&number, _)| number).collect()
     }
 
     /// The free pieces of a superblock.
     fn free_pieces(&self, table: &RegionTable, number: u32) -> Vec<u32> {
-        let first = Some(self.superblocks[number as usize].first);
-        let next = |&slot: &u32| Some(table[slot].next).filter(|&next| next != NONE && table[next].note == number);
-        std::iter::successors(first, next).filter(|&slot| table[slot].state == PieceState::Free).collect()
+        let pieces = table.chain(number).take_while(|&slot| table[slot].note == number);
+        pieces.filter(|&slot| table[slot].state == PieceState::Free).collect()
     }
 }
 

@@ -15,7 +15,7 @@ use super::{
 use crate::device::{Device, DeviceError};
 use crate::strategy::{
     Built, Outcome, Parameter, Refusal, Setup, SpecError, Stats, StrategyEntry, parameters,
-    pooled::{DeviceRegion, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, RegionTable},
+    pooled::{DeviceRegion, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, RegionTable, TakenPiece},
 };
 use oomph_base::{KIB, MIB, StreamId};
 
@@ -26,12 +26,12 @@ pub(crate) const ENTRY: StrategyEntry = StrategyEntry {
     origin: "RMM 26.10, binning_memory_resource over pool_memory_resource",
     parameters: &[
         Parameter::text(
-            SMALLEST,
+            "smallest_bin",
             "a power of two, 256 or more",
             "256KiB",
             "the size of the first bin; there is one for every power of two up to the last",
         ),
-        Parameter::text(LARGEST, "a power of two", "4MiB", "the size of the last bin"),
+        Parameter::text("largest_bin", "a power of two", "4MiB", "the size of the last bin"),
         BLOCKS_PARAMETER,
         INITIAL_PARAMETER,
         MAXIMUM_PARAMETER,
@@ -40,16 +40,13 @@ pub(crate) const ENTRY: StrategyEntry = StrategyEntry {
     build,
 };
 
-const SMALLEST: &str = "smallest_bin";
-const LARGEST: &str = "largest_bin";
-
 fn build(parameters: &str, _: &Setup<'_>) -> Built {
     let (mut smallest, mut largest, mut blocks) = (256 * KIB, 4 * MIB, DEFAULT_BLOCKS);
     let mut pool = RmmPoolSettings::default();
     parameters::read(&ENTRY, parameters, |setting| {
         match setting.key {
-            SMALLEST => smallest = multiple_of_quantum(&setting)?,
-            LARGEST => largest = multiple_of_quantum(&setting)?,
+            "smallest_bin" => smallest = multiple_of_quantum(&setting)?,
+            "largest_bin" => largest = multiple_of_quantum(&setting)?,
             BLOCKS => blocks = setting.number()?,
             _ => pool.apply(&setting)?,
         }
@@ -60,7 +57,7 @@ fn build(parameters: &str, _: &Setup<'_>) -> Built {
     let powers = smallest.is_power_of_two() && largest.is_power_of_two();
     if !powers || smallest < QUANTUM || smallest > largest {
         let reason =
-            format!("'{SMALLEST}' {smallest} and '{LARGEST}' {largest} are not powers of two in ascending order");
+            format!("'smallest_bin' {smallest} and 'largest_bin' {largest} are not powers of two in ascending order");
         return Err(refused(reason));
     }
     chunk_bytes(largest, blocks).map_err(refused)?;
@@ -113,12 +110,7 @@ impl PoolPolicy for BinningPolicy {
     }
 
     #[inline]
-    fn take(
-        &mut self,
-        table: &mut RegionTable,
-        device: &mut dyn Device,
-        request: &PoolRequest,
-    ) -> Result<Option<(u32, Outcome)>, DeviceError> {
+    fn take(&mut self, table: &mut RegionTable, device: &mut dyn Device, request: &PoolRequest) -> TakenPiece {
         let Some(number) = self.bin_of(request.size) else { return self.pool.take(table, device, request) };
         if let Some(slot) = self.bins[number].take(table, device, request.stream)? {
             return Ok(Some((slot, Outcome::Hit)));

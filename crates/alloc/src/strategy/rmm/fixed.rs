@@ -8,7 +8,10 @@ use super::{StreamLists, multiple_of_quantum};
 use crate::device::{Device, DeviceError};
 use crate::strategy::{
     Built, Outcome, Parameter, Setup, SpecError, Stats, StrategyEntry, parameters,
-    pooled::{DeviceRegion, PieceQueue, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, REQUEST_LIMIT, RegionTable},
+    pooled::{
+        DeviceRegion, PieceQueue, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, REQUEST_LIMIT, RegionTable,
+        TakenPiece,
+    },
 };
 use oomph_base::{MIB, StreamId};
 
@@ -17,12 +20,11 @@ pub(crate) const ENTRY: StrategyEntry = StrategyEntry {
     name: "fixed",
     summary: "RMM's fixed-size blocks: constant time, and nothing above the block size",
     origin: "RMM 26.10, fixed_size_memory_resource",
-    parameters: &[Parameter::text(BLOCK, "an amount of memory", "1MiB", "the size of every block"), BLOCKS_PARAMETER],
+    parameters: &[Parameter::text("block", "an amount of memory", "1MiB", "the size of every block"), BLOCKS_PARAMETER],
     variants: &["block:48MiB,blocks:1", "block:256KiB,blocks:32"],
     build,
 };
 
-const BLOCK: &str = "block";
 pub(super) const BLOCKS: &str = "blocks";
 /// RMM's `blocks_to_preallocate`.
 pub(super) const DEFAULT_BLOCKS: u64 = 128;
@@ -34,7 +36,7 @@ fn build(parameters: &str, _: &Setup<'_>) -> Built {
     let (mut block, mut blocks) = (MIB, DEFAULT_BLOCKS);
     parameters::read(&ENTRY, parameters, |setting| {
         match setting.key {
-            BLOCK => block = multiple_of_quantum(&setting)?,
+            "block" => block = multiple_of_quantum(&setting)?,
             _ => blocks = setting.number()?,
         }
         Ok(())
@@ -80,12 +82,7 @@ impl PoolPolicy for FixedPolicy {
     }
 
     #[inline]
-    fn take(
-        &mut self,
-        table: &mut RegionTable,
-        device: &mut dyn Device,
-        request: &PoolRequest,
-    ) -> Result<Option<(u32, Outcome)>, DeviceError> {
+    fn take(&mut self, table: &mut RegionTable, device: &mut dyn Device, request: &PoolRequest) -> TakenPiece {
         Ok(self.blocks.take(table, device, request.stream)?.map(|slot| (slot, Outcome::Hit)))
     }
 

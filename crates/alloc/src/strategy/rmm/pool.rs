@@ -3,18 +3,20 @@
 //! Every stream has a list of free blocks. A request takes
 //!
 //! 1. the smallest block of its own stream's list that fits, the lowest address among equals;
-//! 2. else that of the first other list with a block that fits: the stream waits for the list's owner, and what is cut
-//!    off stays in the other's list;
-//! 3. else other lists are added to its own one after the other, each after a wait, until a block fits;
-//! 4. else the pool grows: by as much as it has (at least by the request), or under a maximum by half of what remains
-//!    up to it; when the device refuses, half of that is tried, and so on down to the request.
+//! 2. else that of the first other list with a block that fits: the stream waits for the stream of that
+//!    list, and what is cut off stays in it;
+//! 3. else other lists are merged into its own, one after the other, each after a wait, until a block
+//!    fits;
+//! 4. else the pool grows: by as much as it has (at least by the request), or under a maximum by half
+//!    of what remains up to it. When the device refuses, half of that is tried, and so on down to the
+//!    request.
 //!
-//! A freed block goes into the list of the stream that frees it and is joined with its neighbours in that list, never
-//! across two allocations from the device. Under a maximum, where the request does not fit below it, allocations that are
-//! free as a whole go back first, in address order, until it does.
+//! A freed block goes into the list of the stream that frees it and is joined with its neighbours in
+//! that list, but not across two device allocations. When a request does not fit below the maximum,
+//! wholly free allocations go back first, in address order, until it does.
 //!
-//! RMM searches its lists from end to end; here each is an index by size and address. PoolGrowth is kept to multiples of 256
-//! bytes, which RMM's halving is not.
+//! RMM searches its lists from end to end; here each is an index by size and address. Growth is a
+//! multiple of 256 bytes here, which RMM's halving is not.
 
 use super::{QUANTUM, RmmAmount, StreamLists, multiple_of_quantum, rounded};
 use crate::device::{Device, DeviceError};
@@ -24,7 +26,7 @@ use crate::strategy::{
     parameters::{self, Setting},
     pooled::{
         DeviceRegion, MemoryPiece, PieceState, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, REQUEST_LIMIT,
-        RegionTable,
+        RegionTable, TakenPiece,
     },
 };
 use oomph_base::StreamId;
@@ -39,17 +41,14 @@ pub(crate) const ENTRY: StrategyEntry = StrategyEntry {
     build,
 };
 
-const INITIAL: &str = "initial";
-const MAXIMUM: &str = "maximum";
-
 pub(super) const INITIAL_PARAMETER: Parameter = Parameter::text(
-    INITIAL,
+    "initial",
     RmmAmount::VALUES,
     "0",
     "taken at the first request, for the default stream; RMM for Python takes 50%",
 );
 pub(super) const MAXIMUM_PARAMETER: Parameter = Parameter::text(
-    MAXIMUM,
+    "maximum",
     "an amount of memory",
     "none",
     "the pool never holds more, and grows by half of what remains up to it",
@@ -62,7 +61,7 @@ fn build(parameters: &str, _: &Setup<'_>) -> Built {
     Ok(Box::new(PoolStrategy::new(RmmPool::new(settings))))
 }
 
-/// How a pool begins and ends.
+/// The parameters.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RmmPoolSettings {
     initial: RmmAmount,
@@ -78,7 +77,7 @@ impl Default for RmmPoolSettings {
 impl RmmPoolSettings {
     pub(super) fn apply(&mut self, setting: &Setting<'_>) -> Result<(), String> {
         match setting.key {
-            INITIAL => self.initial = RmmAmount::read(setting)?,
+            "initial" => self.initial = RmmAmount::read(setting)?,
             _ => self.maximum = Some(multiple_of_quantum(setting)?),
         }
         Ok(())
@@ -87,7 +86,7 @@ impl RmmPoolSettings {
     pub(super) fn check(&self) -> Result<(), String> {
         match (self.initial, self.maximum) {
             (RmmAmount::Bytes(initial), Some(maximum)) if initial > maximum => {
-                Err(format!("'{INITIAL}' of {initial} bytes is above '{MAXIMUM}' of {maximum}"))
+                Err(format!("'initial' of {initial} bytes is above 'maximum' of {maximum}"))
             }
             _ => Ok(()),
         }
@@ -98,22 +97,23 @@ impl RmmPoolSettings {
 #[derive(Clone, Debug)]
 pub(super) struct RmmPool {
     settings: RmmPoolSettings,
-    /// The first region, from when its size is known until it has come.
+    /// The size of the first region, until it is taken.
     initial: Option<u64>,
     lists: StreamLists<FreeIndex>,
     taken_from_others: u64,
     merged: u64,
 }
 
-/// A free piece as the index knows it. The index counts in 512 bytes and RMM in 256, so sizes go in doubled.
+/// A free piece as the index knows it. The index counts in units of 512 bytes and RMM in 256, so sizes
+/// are doubled.
 #[inline]
 fn entry(table: &RegionTable, slot: u32) -> FreeBlock {
     let MemoryPiece { size, address, .. } = table[slot];
     FreeBlock { size: 2 * size, address, slot }
 }
 
-/// Takes a piece out of its list, and puts what is more than `size` back. What is cut off has no neighbour in the list:
-/// it would have been joined with it.
+/// Takes a piece from its list and puts what exceeds `size` back. The rest has no neighbour in the list:
+/// they would have been joined.
 #[inline]
 fn cut_from(list: &mut FreeIndex, table: &mut RegionTable, found: FreeBlock, size: u64) -> (u32, Outcome) {
     list.remove(found);
@@ -125,7 +125,7 @@ fn cut_from(list: &mut FreeIndex, table: &mut RegionTable, found: FreeBlock, siz
     (found.slot, Outcome::Split)
 }
 
-/// Puts a piece into its stream's list, joined with its neighbours there.
+/// Adds a piece to its stream's list, joined with its neighbours there.
 #[inline]
 fn join_into(list: &mut FreeIndex, table: &mut RegionTable, slot: u32) {
     let MemoryPiece { previous, next, stream, note, .. } = table[slot];
@@ -147,14 +147,14 @@ impl RmmPool {
         RmmPool { settings, initial: None, lists: StreamLists::default(), taken_from_others: 0, merged: 0 }
     }
 
-    /// The request does not fit in its own stream's list.
+    /// Serves a request that its own stream's list cannot serve.
     #[cold]
     fn take_elsewhere(
         &mut self,
         table: &mut RegionTable,
         device: &mut dyn Device,
         request: &PoolRequest,
-    ) -> Result<Option<(u32, Outcome)>, DeviceError> {
+    ) -> TakenPiece {
         self.lists.get_or_make(request.stream);
         let others = self.lists.others(request.stream);
         for &owner in &others {
@@ -176,7 +176,7 @@ impl RmmPool {
         Ok(None)
     }
 
-    /// Adds a whole list to another. Whoever takes from that one waits for its owner, who waits for this one's.
+    /// Merges the list of `owner` into that of `stream`, which has waited for `owner`.
     fn merge(&mut self, table: &mut RegionTable, stream: StreamId, owner: StreamId) {
         let moved = self.lists.remove(owner);
         let own = self.lists.freed_by(stream);
@@ -203,12 +203,7 @@ impl PoolPolicy for RmmPool {
     }
 
     #[inline]
-    fn take(
-        &mut self,
-        table: &mut RegionTable,
-        device: &mut dyn Device,
-        request: &PoolRequest,
-    ) -> Result<Option<(u32, Outcome)>, DeviceError> {
+    fn take(&mut self, table: &mut RegionTable, device: &mut dyn Device, request: &PoolRequest) -> TakenPiece {
         if let Some(own) = self.lists.get(request.stream)
             && let Some(found) = own.first_at_least(2 * request.size)
         {
@@ -258,7 +253,7 @@ impl PoolPolicy for RmmPool {
         PoolGrowth::Ask(ask)
     }
 
-    /// The longest run of free pieces, whoever's they are: lists are merged before the pool grows.
+    /// The longest run of free pieces of all streams: lists are merged before the pool grows.
     fn largest_free(&self, table: &RegionTable, _: StreamId) -> u64 {
         let longest = |region| {
             let (mut run, mut longest) = (0, 0);

@@ -1,14 +1,12 @@
 //! The steps of an allocation in GMLake's order, stitching itself, and giving memory back.
 
-use super::{
-    HeldBlock, OWN_SEGMENT, RANGE, SHARED_SEGMENT, SMALL_SEGMENT, Stitch,
-    ranges::{RangeState, SegmentSpan},
-    segments::SegmentPool,
-};
+use super::{OWN_SEGMENT, SHARED_SEGMENT, SMALL_SEGMENT, Stitch, ranges::SegmentSpan, segments::SegmentPool};
 use crate::device::PhysicalId;
 use crate::strategy::{
-    Attempt, Block, Context, Outcome, Request, Shortage, StrategyError, StrategyEvent, deferred::Patience,
-    pooled::PieceState, unless_out_of_memory,
+    Attempt, Block, Context, Outcome, Request, Shortage, StrategyError, StrategyEvent,
+    deferred::Patience,
+    pooled::{MemoryPiece, NONE, PieceState},
+    unless_out_of_memory,
 };
 use oomph_base::{Address, StreamId, round_up};
 
@@ -115,7 +113,7 @@ impl Stitch {
     /// Hands out the front of a free tile; returns whether anything was cut off.
     fn hand_out(&mut self, slot: u32, request: &Request, size: u64) -> (Block, bool) {
         let cut = self.tiles.take_front(slot, size);
-        let block = self.tiles.table.occupy(slot, request.bytes);
+        let block = self.tiles.occupy(slot, request.bytes);
         self.memory_taken(slot);
         self.stats.on_alloc(request.bytes, block.size);
         (block, cut)
@@ -131,12 +129,9 @@ impl Stitch {
                 self.ranges[slot].tiles.push(tile);
             }
         }
-        let range = &mut self.ranges[slot];
-        range.state = RangeState::Allocated;
-        range.requested = request.bytes;
-        range.generation = range.generation.wrapping_add(1);
-        self.stats.on_alloc(request.bytes, range.bytes);
-        Block { address: range.address, size: range.bytes, slot: slot | RANGE, generation: range.generation }
+        let block = self.tiles.occupy(self.ranges[slot].piece, request.bytes);
+        self.stats.on_alloc(request.bytes, block.size);
+        block
     }
 
     /// A free tile is in use now: counts that in every range that shows its memory.
@@ -214,7 +209,9 @@ impl Stitch {
         let Some(spans) = self.choose_runs(stream, size) else { return Ok(None) };
         let Some(address) = self.map_runs(cx, &spans, size)? else { return Ok(None) };
         let segments: Vec<u32> = spans.iter().map(|span| span.segment).collect();
-        let slot = self.ranges.add(address, stream, spans);
+        let piece = self.tiles.insert(MemoryPiece::new(address.0, size, stream));
+        let slot = self.ranges.add(piece, address, stream, spans);
+        self.tiles[piece].note = slot;
         for number in segments {
             if let Some(segment) = self.tiles.segment_mut(number)
                 && !segment.shown_in.contains(&slot)
@@ -319,6 +316,7 @@ impl Stitch {
                 segment.shown_in.retain(|&shown| shown != slot);
             }
         }
+        self.tiles.remove(self.ranges[slot].piece);
         self.ranges.remove(slot);
         self.counts.collected += 1;
         Ok(self.leftovers.clear(cx.device)?)
@@ -360,15 +358,15 @@ impl Stitch {
         self.deferred.destroy_idle_events(cx.device)?;
         cx.device.synchronize()?;
         // Blocks are freed first, so that a failing call leaves an ordinary cache.
-        self.uses.clear();
-        let tiles = self.tiles.table.iter().map(|(slot, _)| slot);
-        let slots: Vec<u32> = tiles.chain(self.ranges.iter().map(|(slot, _)| slot | RANGE)).collect();
-        for slot in slots {
-            if let Some(HeldBlock { size, requested, .. }) = self.held_block(slot) {
-                self.stats.on_free(size);
-                self.stats.on_reusable(requested, size);
-                self.set_free(slot);
-            }
+        let live = self.tiles.iter().filter(|(_, piece)| piece.state == PieceState::Allocated);
+        let mut live: Vec<u32> = live.map(|(slot, _)| slot).collect();
+        live.sort_by_key(|&slot| self.tiles[slot].region == NONE);
+        for slot in live {
+            let MemoryPiece { size, requested, .. } = self.tiles[slot];
+            self.tiles.forget_uses(slot);
+            self.stats.on_free(size);
+            self.stats.on_reusable(requested, size);
+            self.free_memory(slot);
         }
         self.release_unused(cx)
     }

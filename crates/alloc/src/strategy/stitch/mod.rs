@@ -18,21 +18,18 @@ mod segments;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
-
 use self::{
     alloc::StitchPressure,
     chunks::MappingLeftovers,
-    ranges::{RangeState, SegmentSpan, StitchedRange, StitchedRanges},
-    segments::{SegmentPool, SegmentTiles, StitchSegment},
+    ranges::{SegmentSpan, StitchedRanges},
+    segments::{SegmentPool, SegmentTiles},
 };
 use super::{
-    Attempt, Block, BlockState, BlockView, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Parameter,
-    Request, SegmentView, Setup, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent,
-    deferred::insert_sorted,
+    Attempt, Block, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Parameter, Request, SegmentView,
+    Setup, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent,
     deferred::{DeferredFrees, Patience},
     parameters,
-    pooled::{MemoryPiece, PieceState},
+    pooled::{MemoryPiece, NONE, PieceState},
 };
 use crate::device::Capabilities;
 use oomph_base::{Address, GIB, MIB, StreamId, round_up};
@@ -49,8 +46,6 @@ const CHUNK: u64 = 2 * MIB;
 const OWN_SEGMENT: u64 = 10 * MIB;
 /// Those segments.
 const SHARED_SEGMENT: u64 = 20 * MIB;
-/// Set in the slot of a handle that names a stitched range instead of a tile.
-const RANGE: u32 = 1 << 31;
 
 /// The registry's line.
 pub(super) const ENTRY: StrategyEntry = StrategyEntry {
@@ -147,9 +142,7 @@ pub struct Stitch {
     tiles: SegmentTiles,
     ranges: StitchedRanges,
     leftovers: MappingLeftovers,
-    /// The streams that use a block beside its own, by the slot of its handle.
-    uses: BTreeMap<u32, Vec<StreamId>>,
-    /// Freed, waiting for events; by the slot of the handle.
+    /// Freed tiles and ranges, waiting for events.
     deferred: DeferredFrees<u32>,
     counts: StitchCounts,
     stats: Stats,
@@ -168,17 +161,6 @@ struct StitchCounts {
     peak_range_bytes: u64,
 }
 
-/// A block that a caller holds or that waits for streams.
-#[derive(Clone, Copy, Debug)]
-struct HeldBlock {
-    address: Address,
-    size: u64,
-    requested: u64,
-    stream: StreamId,
-    generation: u32,
-    pending: bool,
-}
-
 impl Stitch {
     fn new(settings: StitchSettings, setup: &Setup<'_>) -> Stitch {
         let chunk = round_up(CHUNK, setup.props.granularity_bytes.max(1));
@@ -193,66 +175,27 @@ impl Stitch {
             tiles: SegmentTiles::default(),
             ranges: StitchedRanges::default(),
             leftovers: MappingLeftovers::default(),
-            uses: BTreeMap::new(),
             deferred: DeferredFrees::default(),
             counts: StitchCounts::default(),
             stats: Stats::default(),
         }
     }
 
-    /// The block that the slot of a handle names, if it is held or pending.
-    fn held_block(&self, slot: u32) -> Option<HeldBlock> {
-        if slot & RANGE == 0 {
-            let &MemoryPiece { address, size, requested, stream, generation, state, .. } =
-                self.tiles.table.get(slot)?;
-            let pending = match state {
-                PieceState::Allocated => false,
-                PieceState::Pending => true,
-                _ => return None,
-            };
-            Some(HeldBlock { address: Address(address), size, requested, stream, generation, pending })
-        } else {
-            let range = self.ranges.get(slot & !RANGE)?;
-            let pending = match range.state {
-                RangeState::Allocated => false,
-                RangeState::Pending => true,
-                RangeState::Vacant | RangeState::Idle => return None,
-            };
-            let &StitchedRange { address, bytes: size, requested, stream, generation, .. } = range;
-            Some(HeldBlock { address, size, requested, stream, generation, pending })
-        }
-    }
-
-    /// The live block that a handle stands for.
-    fn live(&self, block: &Block) -> Result<HeldBlock, StrategyError> {
-        self.held_block(block.slot)
-            .filter(|found| !found.pending && found.generation == block.generation && found.address == block.address)
-            .ok_or(StrategyError::UnknownBlock { address: block.address, slot: block.slot })
-    }
-
-    /// Marks a freed block that waits for streams.
-    fn set_pending(&mut self, slot: u32) {
-        if slot & RANGE == 0 {
-            self.tiles[slot].state = PieceState::Pending;
-        } else {
-            self.ranges[slot & !RANGE].state = RangeState::Pending;
-        }
-    }
-
-    /// Makes the memory of a block free.
-    fn set_free(&mut self, slot: u32) {
-        if slot & RANGE == 0 {
-            self.release_tile(slot);
+    /// Makes the memory of a tile or of a range free.
+    fn free_memory(&mut self, slot: u32) {
+        if self.tiles[slot].region != NONE {
+            self.free_tile(slot);
             return;
         }
-        let slot = slot & !RANGE;
-        self.ranges.note_freed(slot);
-        for tile in std::mem::take(&mut self.ranges[slot].tiles) {
-            self.release_tile(tile);
+        self.tiles[slot].state = PieceState::Free;
+        let range = self.tiles[slot].note;
+        self.ranges.note_freed(range);
+        for tile in std::mem::take(&mut self.ranges[range].tiles) {
+            self.free_tile(tile);
         }
     }
 
-    fn release_tile(&mut self, slot: u32) {
+    fn free_tile(&mut self, slot: u32) {
         let span = SegmentSpan::of(&self.tiles[slot]);
         if let Some(segment) = self.tiles.segment(span.segment) {
             self.ranges.memory_freed(&segment.shown_in, &span);
@@ -268,11 +211,10 @@ impl Stitch {
         let mut released = Vec::new();
         let result = self.deferred.release(cx.device, patience, &mut released);
         for slot in released {
-            if let Some(HeldBlock { address, size, requested, stream, .. }) = self.held_block(slot) {
-                cx.sink.event(StrategyEvent::FreeCompleted { address, requested, stream });
-                self.stats.on_reusable(requested, size);
-                self.set_free(slot);
-            }
+            let MemoryPiece { address, size, requested, stream, .. } = self.tiles[slot];
+            cx.sink.event(StrategyEvent::FreeCompleted { address: Address(address), requested, stream });
+            self.stats.on_reusable(requested, size);
+            self.free_memory(slot);
         }
         Ok(result?)
     }
@@ -282,23 +224,19 @@ impl Stitch {
 impl Stitch {
     /// Segments and the ranges in use, in address order. An idle range has no memory of its own.
     fn segments(&self) -> Layout {
-        let mut segments: Vec<SegmentView> = self.tiles.segments().map(|(_, segment)| self.segment(segment)).collect();
-        segments.extend(self.ranges.iter().filter_map(|(_, range)| range_in_use(range)));
-        segments.sort_unstable_by_key(|segment| segment.address);
-        Layout { segments }
-    }
-
-    fn segment(&self, segment: &StitchSegment) -> SegmentView {
-        SegmentView {
-            address: Address(segment.address),
-            bytes: segment.bytes,
-            stream: segment.stream,
-            pool: if segment.pool == SegmentPool::Large { "large" } else { "small" }.into(),
-            pool_id: (0, 0),
-            mapped: segment.pool == SegmentPool::Large,
-            alias: false,
-            blocks: self.tiles.of(segment).map(MemoryPiece::view).collect(),
-        }
+        let segments = self.tiles.segments().map(|(_, segment)| {
+            let large = segment.pool == SegmentPool::Large;
+            let blocks = self.tiles.of(segment).map(MemoryPiece::view).collect();
+            let (address, pool) = (Address(segment.address), if large { "large" } else { "small" });
+            SegmentView { mapped: large, ..SegmentView::new(address, segment.bytes, segment.stream, pool, blocks) }
+        });
+        let in_use = |piece: &&MemoryPiece| piece.region == NONE && piece.state != PieceState::Free;
+        let ranges = self.tiles.iter().map(|(_, piece)| piece).filter(in_use).map(|piece| {
+            let blocks = vec![piece.view()];
+            let view = SegmentView::new(Address(piece.address), piece.size, piece.stream, "stitched", blocks);
+            SegmentView { mapped: true, alias: true, ..view }
+        });
+        Layout::of(segments.chain(ranges))
     }
 
     /// The largest request of this stream that needs no new memory.
@@ -313,25 +251,6 @@ impl Stitch {
             large => large,
         }
     }
-}
-
-fn range_in_use(range: &StitchedRange) -> Option<SegmentView> {
-    let state = match range.state {
-        RangeState::Vacant | RangeState::Idle => return None,
-        RangeState::Allocated => BlockState::Allocated,
-        RangeState::Pending => BlockState::Pending,
-    };
-    let &StitchedRange { address, bytes, stream, requested, .. } = range;
-    Some(SegmentView {
-        address,
-        bytes,
-        stream,
-        pool: "stitched".into(),
-        pool_id: (0, 0),
-        mapped: true,
-        alias: true,
-        blocks: vec![BlockView { address, size: bytes, requested, state }],
-    })
 }
 
 impl Strategy for Stitch {
@@ -349,25 +268,21 @@ impl Strategy for Stitch {
     }
 
     fn free(&mut self, cx: &mut Context<'_>, block: Block, _: Caller) -> Result<Freed, StrategyError> {
-        let live = self.live(&block)?;
-        if let Some(users) = self.uses.get(&block.slot) {
-            self.deferred.hold(cx.device, block.slot, users)?;
-            self.uses.remove(&block.slot);
-            self.set_pending(block.slot);
-            self.stats.on_free(live.size);
+        let piece = self.tiles.live(&block)?;
+        let (size, requested) = (piece.size, piece.requested);
+        if piece.is_shared() {
+            self.tiles.free_later(cx, &mut self.deferred, block.slot)?;
+            self.stats.on_free(size);
             return Ok(Freed::Later);
         }
-        self.stats.on_free(live.size);
-        self.stats.on_reusable(live.requested, live.size);
-        self.set_free(block.slot);
+        self.stats.on_free(size);
+        self.stats.on_reusable(requested, size);
+        self.free_memory(block.slot);
         Ok(Freed::Now)
     }
 
     fn used_on(&mut self, _: &mut Context<'_>, block: &Block, stream: StreamId) -> Result<(), StrategyError> {
-        if self.live(block)?.stream != stream {
-            insert_sorted(self.uses.entry(block.slot).or_default(), stream);
-        }
-        Ok(())
+        self.tiles.note_use(block, stream)
     }
 
     fn control(&mut self, _: &mut Context<'_>, _: &Control<'_>) -> Result<(), StrategyError> {

@@ -12,17 +12,6 @@ use std::{
 use crate::strategy::pooled::MemoryPiece;
 use oomph_base::{Address, StreamId};
 
-/// The state of a range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RangeState {
-    Vacant,
-    /// Held by no caller; all or part of its memory may be in use under other addresses.
-    Idle,
-    Allocated,
-    /// Freed, and waiting for streams.
-    Pending,
-}
-
 /// Memory of one segment, by the segment's own addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SegmentSpan {
@@ -46,17 +35,16 @@ impl SegmentSpan {
     }
 }
 
-/// A stitched range.
+/// A stitched range. A vacant entry has no spans.
 #[derive(Clone, Debug)]
 pub(super) struct StitchedRange {
+    /// Its entry in the table of pieces, by which callers hold it.
+    pub(super) piece: u32,
     pub(super) address: Address,
     pub(super) bytes: u64,
     pub(super) stream: StreamId,
     pub(super) spans: Vec<SegmentSpan>,
-    pub(super) state: RangeState,
-    pub(super) requested: u64,
-    pub(super) generation: u32,
-    /// While in use: the tiles under it.
+    /// The tiles of its memory while it is in use.
     pub(super) tiles: Vec<u32>,
     /// Bytes of its memory that are in use, under its own addresses or others.
     busy: u64,
@@ -90,36 +78,28 @@ impl IndexMut<u32> for StitchedRanges {
 }
 
 impl StitchedRanges {
-    pub(super) fn get(&self, slot: u32) -> Option<&StitchedRange> {
-        self.ranges.get(slot as usize)
-    }
-
     /// A new range over memory that is still free.
-    pub(super) fn add(&mut self, address: Address, stream: StreamId, spans: Vec<SegmentSpan>) -> u32 {
+    pub(super) fn add(&mut self, piece: u32, address: Address, stream: StreamId, spans: Vec<SegmentSpan>) -> u32 {
         let bytes = spans.iter().map(|span| span.bytes).sum();
-        let slot = self.vacant.pop().unwrap_or(self.ranges.len() as u32);
-        let generation = self.get(slot).map_or(0, |range| range.generation);
-        let (state, freed_at) = (RangeState::Idle, self.clock);
-        let tiles = Vec::new();
-        let range =
-            StitchedRange { address, bytes, stream, spans, state, requested: 0, generation, tiles, busy: 0, freed_at };
-        match self.ranges.get_mut(slot as usize) {
-            Some(place) => *place = range,
+        let number = self.vacant.pop().unwrap_or(self.ranges.len() as u32);
+        let freed_at = self.clock;
+        let range = StitchedRange { piece, address, bytes, stream, spans, tiles: Vec::new(), busy: 0, freed_at };
+        match self.ranges.get_mut(number as usize) {
+            Some(vacant) => *vacant = range,
             None => self.ranges.push(range),
         }
         self.bytes += bytes;
-        self.free.insert((stream, bytes, address, slot));
-        slot
+        self.free.insert((stream, bytes, address, number));
+        number
     }
 
     /// Forgets an idle range.
-    pub(super) fn remove(&mut self, slot: u32) {
-        let StitchedRange { address, bytes, stream, .. } = self[slot];
-        self.free.remove(&(stream, bytes, address, slot));
-        self[slot].state = RangeState::Vacant;
-        self[slot].spans.clear();
+    pub(super) fn remove(&mut self, number: u32) {
+        let StitchedRange { address, bytes, stream, .. } = self[number];
+        self.free.remove(&(stream, bytes, address, number));
+        self[number].spans.clear();
         self.bytes -= bytes;
-        self.vacant.push(slot);
+        self.vacant.push(number);
     }
 
     /// The smallest range of wholly free memory between `size` and `largest`.
@@ -159,24 +139,21 @@ impl StitchedRanges {
     }
 
     /// A range was freed: notes when, for the order of least recent use.
-    pub(super) fn note_freed(&mut self, slot: u32) {
+    pub(super) fn note_freed(&mut self, number: u32) {
         self.clock += 1;
         let clock = self.clock;
-        self[slot].freed_at = clock;
-        self[slot].state = RangeState::Idle;
+        self[number].freed_at = clock;
     }
 
-    /// All ranges with their slots.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &StitchedRange)> {
-        (0..).zip(&self.ranges).filter(|(_, range)| range.state != RangeState::Vacant)
-    }
-
-    /// Idle ranges whose memory is wholly free, or all others that are idle; the least recently used first.
+    /// Idle ranges whose memory is wholly free, or all others that are idle; the least recently used
+    /// first.
     pub(super) fn idle(&self, wholly_free: bool) -> Vec<u32> {
-        let wanted = |range: &StitchedRange| range.state == RangeState::Idle && (range.busy == 0) == wholly_free;
-        let mut slots: Vec<u32> = self.iter().filter(|(_, range)| wanted(range)).map(|(slot, _)| slot).collect();
-        slots.sort_by_key(|&slot| (self[slot].freed_at, slot));
-        slots
+        let idle = |range: &StitchedRange| !range.spans.is_empty() && range.tiles.is_empty();
+        let wanted = |range: &StitchedRange| idle(range) && (range.busy == 0) == wholly_free;
+        let ranges = (0..).zip(&self.ranges).filter(|(_, range)| wanted(range));
+        let mut numbers: Vec<u32> = ranges.map(|(number, _)| number).collect();
+        numbers.sort_by_key(|&number| (self[number].freed_at, number));
+        numbers
     }
 }
 
@@ -193,8 +170,8 @@ mod tests {
     #[test]
     fn a_range_serves_only_while_all_of_its_memory_is_free() {
         let mut ranges = StitchedRanges::default();
-        let wide = ranges.add(Address(1 << 40), STREAM, vec![span(100, 50), span(200, 50)]);
-        let narrow = ranges.add(Address(2 << 40), STREAM, vec![span(120, 10), span(300, 60)]);
+        let wide = ranges.add(0, Address(1 << 40), STREAM, vec![span(100, 50), span(200, 50)]);
+        let narrow = ranges.add(1, Address(2 << 40), STREAM, vec![span(120, 10), span(300, 60)]);
         assert_eq!((ranges.best_fit(STREAM, 60, 1000), ranges.bytes), (Some(narrow), 170));
         ranges.memory_taken(&[wide, narrow], &span(110, 15));
         assert_eq!(ranges.best_fit(STREAM, 60, 1000), None);

@@ -6,7 +6,7 @@
 
 use std::{
     collections::BTreeSet,
-    ops::{Index, IndexMut},
+    ops::{Deref, DerefMut},
 };
 
 use crate::device::PhysicalId;
@@ -43,21 +43,23 @@ type FreeKey = (SegmentPool, StreamId, u64, u64, u32);
 /// All segments and their tiles.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SegmentTiles {
-    pub(super) table: PieceTable,
+    /// Tiles, and the stitched ranges, which belong to no segment.
+    table: PieceTable,
     segments: Vec<Option<StitchSegment>>,
     free: BTreeSet<FreeKey>,
 }
 
-impl Index<u32> for SegmentTiles {
-    type Output = MemoryPiece;
-    fn index(&self, slot: u32) -> &MemoryPiece {
-        &self.table[slot]
+/// The segments are used like the table of their tiles.
+impl Deref for SegmentTiles {
+    type Target = PieceTable;
+    fn deref(&self) -> &PieceTable {
+        &self.table
     }
 }
 
-impl IndexMut<u32> for SegmentTiles {
-    fn index_mut(&mut self, slot: u32) -> &mut MemoryPiece {
-        &mut self.table[slot]
+impl DerefMut for SegmentTiles {
+    fn deref_mut(&mut self) -> &mut PieceTable {
+        &mut self.table
     }
 }
 
