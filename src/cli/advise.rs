@@ -24,11 +24,12 @@ use crate::{
     trace::{ProgressSource, Trace, torch::FinalOom},
 };
 
-/// Recommends allocator settings for a program: one line to paste, the memory needed with and without it, what it costs,
-/// how sure that is, or why no setting helps.
+/// Recommends allocator settings for a program: one line to paste, the memory needed with and
+/// without it, what it costs, how sure that is, or why no setting helps.
 ///
-/// The recording is replayed on the simulated GPU under more than thirty settings of PyTorch's allocator and under other
-/// allocators. For each, the smallest memory in which it completes is searched.
+/// The recording is replayed on the simulated GPU under more than thirty settings of PyTorch's
+/// allocator and under other allocators. For each, the smallest memory in which it completes is
+/// searched.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -58,7 +59,8 @@ than 1 %).
 
 JSON has one row per source: `recommended`, `saved_bytes`, `confidence`, `reasons`, and `tried` with everything.")]
 pub struct Args {
-    /// PyTorch memory snapshots; workloads, workload TOMLs and traces in any known format; or a folder with one per rank.
+    /// PyTorch memory snapshots; workloads, workload TOMLs and traces in any known format; or a
+    /// folder with one per rank.
     #[arg(value_name = "SNAPSHOT", required = true)]
     sources: Vec<String>,
     /// The memory of the card, context and libraries included.
@@ -67,7 +69,8 @@ pub struct Args {
     /// What the program may reserve: PyTorch's memory fraction as a size.
     #[arg(long, value_name = "SIZE")]
     limit: Option<Bytes>,
-    /// The current settings of the program, as in PYTORCH_CUDA_ALLOC_CONF [default: those of the recording].
+    /// The current settings of the program, as in PYTORCH_CUDA_ALLOC_CONF [default: those of the
+    /// recording].
     #[arg(long, value_name = "SETTINGS")]
     current: Option<String>,
     /// The simulated GPU: `sim` (an H200), `sim:SIZE` or `sim:PROFILE`.

@@ -18,8 +18,8 @@ use crate::{
     suite::{self, SuiteFile},
 };
 
-/// Tests published claims about GPU memory. For each claim: the published figure, what is measured here, what PyTorch did
-/// where that is known, and a verdict.
+/// Tests published claims about GPU memory. For each claim: the published figure, what is measured
+/// here, what PyTorch did where that is known, and a verdict.
 ///
 /// Without names, all claims are tested and shown in a table. Named claims are shown in full.
 #[derive(Debug, clap::Args)]
@@ -39,7 +39,8 @@ pub struct Args {
     /// Print the names and statements, without testing them.
     #[arg(long)]
     list: bool,
-    /// Where to test: `sim` (an H200), `sim:PROFILE`, `cuda[:N]` or `auto`. A GPU is used in addition to the simulated one.
+    /// Where to test: `sim` (an H200), `sim:PROFILE`, `cuda[:N]` or `auto`. A GPU is used in
+    /// addition to the simulated one.
     #[arg(long, value_name = "DEVICE", default_value = "sim")]
     device: String,
     /// How many claims are tested in parallel [default: all cores].

@@ -17,9 +17,10 @@ use crate::{
 
 /// Compares two runs of the same cases.
 ///
-/// Columns that do not depend on a real clock must be equal to the byte. Wall-clock times (cases marked `timed`) are
-/// compared by a Mann-Whitney U test over their passes, and must also differ by more than the noise threshold.
-/// Simulated and real clocks are never compared, nor are different schemas.
+/// Columns that do not depend on a real clock must be equal to the byte. Wall-clock times (cases
+/// marked `timed`) are compared by a Mann-Whitney U test over their passes, and must also differ by
+/// more than the noise threshold. Simulated and real clocks are never compared, nor are different
+/// schemas.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {

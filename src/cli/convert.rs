@@ -24,8 +24,9 @@ use crate::{
 
 /// Writes a workload or trace as a trace file.
 ///
-/// A PyTorch snapshot needs addresses, which a trace does not have: it shows a replay under PyTorch's allocator with
-/// default settings. Use `oomph replay --export-snapshot` to choose strategy, settings and limit.
+/// A PyTorch snapshot needs addresses, which a trace does not have: it shows a replay under
+/// PyTorch's allocator with default settings. Use `oomph replay --export-snapshot` to choose
+/// strategy, settings and limit.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

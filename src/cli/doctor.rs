@@ -28,8 +28,9 @@ use crate::{
 /// Checks the set-up: what is available, what is missing, and what that means.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Measure a device instead (driver calls by size, matrix products, memory, copies, launches) and write its profile to
-    /// this file, for `--device sim:FILE`. Takes a minute; nothing else should use the device.
+    /// Measure a device instead (driver calls by size, matrix products, memory, copies, launches)
+    /// and write its profile to this file, for `--device sim:FILE`. Takes a minute; nothing else
+    /// should use the device.
     #[arg(long, value_name = "FILE")]
     calibrate: Option<PathBuf>,
     /// The device to measure.

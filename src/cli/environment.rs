@@ -76,8 +76,8 @@ fn processor_name() -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
-/// For `caching:env`, the settings that PyTorch would read here and a note on them; other strategies
-/// stay as they are.
+/// For `caching:env`, the settings that PyTorch would read here and a note on them; other
+/// strategies stay as they are.
 pub fn resolve_settings(spec: StrategySpec) -> (StrategySpec, Option<String>) {
     if spec.name != "caching" || spec.parameters != "env" {
         return (spec, None);
@@ -103,7 +103,8 @@ const PYTHONS: [&str; 2] = ["VIRTUAL_ENV", "CONDA_PREFIX"];
 const INSIDE_TOOLKIT: [&str; 4] = ["lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"];
 
 /// All folders that may hold a library of the CUDA toolkit, besides those that the loader searches:
-/// named toolkits first, then Python environments (`pip install nvidia-cublas`), then installed ones.
+/// named toolkits first, then Python environments (`pip install nvidia-cublas`), then installed
+/// ones.
 pub fn toolkit_folders() -> Vec<PathBuf> {
     let named = TOOLKITS.iter().filter_map(env::var_os).map(PathBuf::from);
     let prefixes = PYTHONS.iter().filter_map(env::var_os).map(PathBuf::from);

@@ -79,7 +79,8 @@ impl CommandError {
         CommandError { code: DEVICE_UNAVAILABLE, error: error.into() }
     }
 
-    /// A replay that could not be run: a missing device and a wrong strategy have their own exit codes.
+    /// A replay that could not be run: a missing device and a wrong strategy have their own exit
+    /// codes.
     pub fn replay(error: ReplayError) -> CommandError {
         match error {
             ReplayError::DeviceSpec(error) => CommandError::device(error),
@@ -98,8 +99,8 @@ impl CommandError {
         CommandError { error: anyhow!("{subject}: {}", self.error), ..self }
     }
 
-    /// Prints the error, whose message includes its causes, and returns the exit code. A reader that
-    /// closes the pipe is not an error.
+    /// Prints the error, whose message includes its causes, and returns the exit code. A reader
+    /// that closes the pipe is not an error.
     pub fn report(self) -> ExitCode {
         let is_broken_pipe = |cause: &io::Error| cause.kind() == io::ErrorKind::BrokenPipe;
         if self.error.chain().any(|cause| cause.downcast_ref().is_some_and(is_broken_pipe)) {

@@ -1,4 +1,5 @@
-//! Results in files of the user's choice: `--export-csv` and its siblings, and snapshots of replays.
+//! Results in files of the user's choice: `--export-csv` and its siblings, and snapshots of
+//! replays.
 
 use std::path::{Path, PathBuf};
 

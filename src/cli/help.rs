@@ -18,8 +18,8 @@ use super::{
     output,
 };
 
-/// The command with its paragraphs in one line each, so that clap wraps them at the terminal's width.
-/// Examples and tables, which are indented, stay as they are.
+/// The command with its paragraphs in one line each, so that clap wraps them at the terminal's
+/// width. Examples and tables, which are indented, stay as they are.
 pub fn flowing(command: Command) -> Command {
     let text = command.get_after_help().map(|text| flow(&text.to_string()));
     let command = match text {
@@ -121,7 +121,8 @@ fn page(command: &Command) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// Prints a completion script. For bash: `oomph completions bash > ~/.local/share/bash-completion/completions/oomph`.
+/// Prints a completion script. For bash: `oomph completions bash >
+/// ~/.local/share/bash-completion/completions/oomph`.
 #[derive(Debug, clap::Args)]
 pub struct CompletionsArgs {
     /// The shell.

@@ -31,15 +31,17 @@ use crate::{
     },
 };
 
-/// Shows what is in a workload or trace: events by kind, sizes, lifetimes, peak, steps and phases. Reading also checks it:
-/// a double free or an unknown stream is an error with the number of the event. For a PyTorch snapshot, also shows the
-/// settings, the memory at the end, and what the file does not contain.
+/// Shows what is in a workload or trace: events by kind, sizes, lifetimes, peak, steps and phases.
+/// Reading also checks it: a double free or an unknown stream is an error with the number of the
+/// event. For a PyTorch snapshot, also shows the settings, the memory at the end, and what the file
+/// does not contain.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
     source: SourceOptions,
-    /// Compute an offline layout of all blocks with full knowledge of lifetimes; takes a few seconds.
+    /// Compute an offline layout of all blocks with full knowledge of lifetimes; takes a few
+    /// seconds.
     #[arg(long)]
     pack: bool,
     #[command(flatten)]

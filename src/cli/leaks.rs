@@ -25,15 +25,16 @@ use crate::{
 
 /// Detects leaks, a growing cache and fragmentation, and names the call sites that grow.
 ///
-/// One source is replayed and judged step by step. Its steps are its marks, the annotated phase that repeats most
-/// regularly, or the period of its request sizes. Several PyTorch snapshots, in order, are judged as one series.
-/// The test is the slope of a straight line through what every step keeps, with a Student-t interval that accounts for
-/// correlation between neighbouring steps. Saw-teeth, start-up and growth that has ended do not count as growth.
+/// One source is replayed and judged step by step. Its steps are its marks, the annotated phase
+/// that repeats most regularly, or the period of its request sizes. Several PyTorch snapshots, in
+/// order, are judged as one series. The test is the slope of a straight line through what every
+/// step keeps, with a Student-t interval that accounts for correlation between neighbouring steps.
+/// Saw-teeth, start-up and growth that has ended do not count as growth.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// A workload, a workload TOML or a trace file; several PyTorch snapshots of one program in the order they were taken;
-    /// or a folder, or a pattern in quotes, with one recording per rank.
+    /// A workload, a workload TOML or a trace file; several PyTorch snapshots of one program in the
+    /// order they were taken; or a folder, or a pattern in quotes, with one recording per rank.
     #[arg(value_name = "SOURCE", required = true)]
     sources: Vec<String>,
     /// Judge every source on its own, instead of several snapshots as one series.

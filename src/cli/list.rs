@@ -19,8 +19,8 @@ use crate::{
 
 /// Lists strategies, workloads, generators and suites, one per line.
 ///
-/// Workloads and suites are those built in and those of the current folder (`workloads/NAME.toml`, `suites/NAME.toml`),
-/// which are marked with their file.
+/// Workloads and suites are those built in and those of the current folder (`workloads/NAME.toml`,
+/// `suites/NAME.toml`), which are marked with their file.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// ListedKind to list [default: everything].
@@ -105,8 +105,8 @@ impl ListedItem {
         }
     }
 
-    /// An item with a file: its summary and origin, or what is wrong with the file. A broken file must not
-    /// hide the rest of the list.
+    /// An item with a file: its summary and origin, or what is wrong with the file. A broken file
+    /// must not hide the rest of the list.
     fn from_catalog(kind: ListedKind, from: CatalogEntry, described: Result<(String, String), String>) -> ListedItem {
         let replaces_built_in = from.replaces_built_in();
         let (summary, origin) = described.unwrap_or_else(|problem| {

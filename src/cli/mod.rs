@@ -37,8 +37,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, error::ErrorKind}
 
 use crate::device::cuda;
 
-/// Replays GPU allocation patterns under different allocators, on a simulated or a real GPU, and shows when memory runs
-/// out, how much is lost to fragmentation and what it costs.
+/// Replays GPU allocation patterns under different allocators, on a simulated or a real GPU, and
+/// shows when memory runs out, how much is lost to fragmentation and what it costs.
 ///
 /// Without a command, the quick suite runs on the simulated GPU.
 #[derive(Debug, Parser)]
@@ -67,11 +67,13 @@ enum Command {
     Threshold(threshold::Args),
     /// Recommend allocator settings: what they save, how sure that is, or why no setting helps.
     Advise(advise::Args),
-    /// Show what is in a workload or trace: events, sizes, lifetimes, peak, lower bound and packing.
+    /// Show what is in a workload or trace: events, sizes, lifetimes, peak, lower bound and
+    /// packing.
     Inspect(inspect::Args),
     /// Detect leaks, a growing cache and fragmentation, and name the call sites that grow.
     Leaks(leaks::Args),
-    /// Check that the model reproduces PyTorch memory snapshots exactly, or that a GPU agrees with the simulated one.
+    /// Check that the model reproduces PyTorch memory snapshots exactly, or that a GPU agrees with
+    /// the simulated one.
     Verify(verify::Args),
     /// Compare two runs of the same cases: what changed, what got worse, what is noise.
     Compare(compare::Args),
@@ -81,7 +83,8 @@ enum Command {
     Techniques(techniques::Args),
     /// Test published claims about GPU memory.
     Claims(claims::Args),
-    /// Try to break allocators with random programs, driver failures and misuse; failures are shrunk and saved.
+    /// Try to break allocators with random programs, driver failures and misuse; failures are
+    /// shrunk and saved.
     Stress(stress::Args),
     /// Write a workload or trace as a trace file.
     Convert(convert::Args),

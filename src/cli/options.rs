@@ -63,11 +63,12 @@ impl Default for DeviceOptions {
 /// Which cases run in processes of their own, and for how long.
 #[derive(Debug, Default, Args)]
 pub struct WorkerOptions {
-    /// Run cases in processes of their own, so that a crash or a lost GPU context affects one case only. `auto`: on real
-    /// devices, with plugins and with a time-out.
+    /// Run cases in processes of their own, so that a crash or a lost GPU context affects one case
+    /// only. `auto`: on real devices, with plugins and with a time-out.
     #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
     pub isolate: Isolate,
-    /// Stop cases that take longer than this, such as 5m; they count as failed [default for plugins: 10m].
+    /// Stop cases that take longer than this, such as 5m; they count as failed [default for
+    /// plugins: 10m].
     #[arg(long, value_name = "TIME")]
     pub case_timeout: Option<CaseTimeout>,
 }
@@ -113,8 +114,9 @@ impl WorkerOptions {
 /// What the traces need, besides what strategies reserve.
 #[derive(Debug, Default, Args)]
 pub struct NeedsOptions {
-    /// Also compute an offline layout of each trace, with full knowledge of lifetimes (`packed_bytes`). Takes up to half a
-    /// second per trace; the result is the same on every machine.
+    /// Also compute an offline layout of each trace, with full knowledge of lifetimes
+    /// (`packed_bytes`). Takes up to half a second per trace; the result is the same on every
+    /// machine.
     #[arg(long)]
     pub pack: bool,
     /// After the table, show the steps from requested to reserved memory.

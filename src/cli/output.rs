@@ -21,7 +21,8 @@ pub fn say(text: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// What standard output can show: pipes get tables in full width, and ASCII unless the locale has more.
+/// What standard output can show: pipes get tables in full width, and ASCII unless the locale has
+/// more.
 pub fn terminal() -> Terminal {
     let locale =
         ["LC_ALL", "LC_CTYPE", "LANG"].iter().find_map(|name| env::var(name).ok().filter(|text| !text.is_empty()));

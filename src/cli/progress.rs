@@ -1,7 +1,7 @@
 //! Progress bars on standard error, hidden where that is not a terminal.
 //!
-//! Long-running code reports to a [`Progress`]: the bar of one source ([`Stages`]), or a message beside
-//! a bar that counts sources ([`OneOf`]).
+//! Long-running code reports to a [`Progress`]: the bar of one source ([`Stages`]), or a message
+//! beside a bar that counts sources ([`OneOf`]).
 
 use std::{
     path::Path,
@@ -30,8 +30,8 @@ fn counting(what: &str, total: usize, done: usize) -> ProgressBar {
     bar
 }
 
-/// The bar of one source: its current stage, how far it is, and the time left. It disappears with its
-/// last clone.
+/// The bar of one source: its current stage, how far it is, and the time left. It disappears with
+/// its last clone.
 #[derive(Clone)]
 pub struct Stages {
     bar: ProgressBar,
@@ -63,7 +63,8 @@ impl Progress for Stages {
         } else {
             "{spinner}  {elapsed}  {wide_msg}"
         }));
-        // Each call may draw: reset first, so that the new stage is never shown at the old position.
+        // Each call may draw: reset first, so that the new stage is never shown at the old
+        // position.
         self.bar.reset();
         self.note(stage);
         self.bar.set_length(total);
@@ -80,7 +81,8 @@ impl Progress for Stages {
 /// The elapsed time is drawn this often while a stage reports nothing.
 const TICK: Duration = Duration::from_millis(200);
 
-/// One of several sources processed in parallel: its stage is the message of the bar that counts them.
+/// One of several sources processed in parallel: its stage is the message of the bar that counts
+/// them.
 pub struct OneOf<'a> {
     bar: &'a ProgressBar,
     source: String,

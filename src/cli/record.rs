@@ -11,10 +11,11 @@ use super::{
     output,
 };
 
-/// Prints the Python lines that make PyTorch write a memory snapshot, which all other commands read.
+/// Prints the Python lines that make PyTorch write a memory snapshot, which all other commands
+/// read.
 ///
-/// Paste them at the top of the training script, before the first tensor is on the GPU: earlier allocations are not in
-/// the recording.
+/// Paste them at the top of the training script, before the first tensor is on the GPU: earlier
+/// allocations are not in the recording.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -32,7 +33,8 @@ pub struct Args {
     /// When the snapshot is written.
     #[arg(long, value_enum, default_value_t)]
     when: RecordTrigger,
-    /// Keep only the last N events [default: all, about 100 bytes of host memory each, more with stacks].
+    /// Keep only the last N events [default: all, about 100 bytes of host memory each, more with
+    /// stacks].
     #[arg(long, value_name = "N")]
     last: Option<u64>,
     /// Leave out Python stacks: smaller and faster, but call sites are unknown.

@@ -52,8 +52,8 @@ A PyTorch snapshot is replayed without the memory limit that its program had. Pa
 pub struct Args {
     #[command(flatten)]
     source: SourceOptions,
-    /// A strategy with its parameters, such as caching:expandable_segments:True; may be repeated. `caching:env` takes
-    /// the settings from PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF.
+    /// A strategy with its parameters, such as caching:expandable_segments:True; may be repeated.
+    /// `caching:env` takes the settings from PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF.
     #[arg(long, short, value_name = "NAME[:PARAMETERS]", default_values = DEFAULT_STRATEGIES)]
     strategy: Vec<String>,
     #[command(flatten)]
@@ -73,14 +73,15 @@ pub struct Args {
     /// Keep the recorded times between events on the device's clock.
     #[arg(long)]
     paced: bool,
-    /// Also measure wall-clock times, alone and with these numbers of threads, such as 1,4,16. Threads share the strategy
-    /// under one lock, each with its own copy of the pattern.
+    /// Also measure wall-clock times, alone and with these numbers of threads, such as 1,4,16.
+    /// Threads share the strategy under one lock, each with its own copy of the pattern.
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
     /// Output format.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
-    /// Write the replay as a PyTorch memory snapshot, for pytorch.org/memory_viz; needs exactly one --strategy.
+    /// Write the replay as a PyTorch memory snapshot, for pytorch.org/memory_viz; needs exactly one
+    /// --strategy.
     #[arg(long, value_name = "FILE.pickle")]
     export_snapshot: Option<PathBuf>,
     /// Overwrite the file of --export-snapshot.

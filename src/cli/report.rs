@@ -10,18 +10,20 @@ use super::{
 };
 use crate::report::{Environment, Shards, html, read_environment};
 
-/// Makes one page from the folders of runs: charts and tables in one file that loads nothing. Merges shards into one run.
+/// Makes one page from the folders of runs: charts and tables in one file that loads nothing.
+/// Merges shards into one run.
 ///
-/// Only the files in the folders are used, so this works on any machine. Several folders (shards, devices, suites) become
-/// one page; cases with different results in two folders are shown separately.
+/// Only the files in the folders are used, so this works on any machine. Several folders (shards,
+/// devices, suites) become one page; cases with different results in two folders are shown
+/// separately.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Folders that `oomph run` wrote.
     #[arg(value_name = "RESULTS", required = true)]
     folders: Vec<PathBuf>,
-    /// The page [default: report.html in the folder, or in the current folder for several]. For shards also a new folder:
-    /// the merged run and its page.
+    /// The page [default: report.html in the folder, or in the current folder for several]. For
+    /// shards also a new folder: the merged run and its page.
     #[arg(long, short, value_name = "FILE.html|DIR")]
     output: Option<PathBuf>,
     /// Draw cases whose id contains this, even if there are more than 40 cases; may be repeated.

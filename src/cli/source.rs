@@ -16,7 +16,8 @@ use crate::{
 /// A source and its options.
 #[derive(Clone, Debug, Args)]
 pub struct SourceOptions {
-    /// A workload (see `oomph list workloads`), a workload TOML, or a trace file in any known format.
+    /// A workload (see `oomph list workloads`), a workload TOML, or a trace file in any known
+    /// format.
     #[arg(value_name = "SOURCE")]
     pub source: String,
     #[command(flatten)]

@@ -23,8 +23,8 @@ use crate::{
     suite::{self, SuiteFile},
 };
 
-/// Compares memory-saving techniques on a model: how much memory each saves, what it costs in time, and which batch fits
-/// on which card.
+/// Compares memory-saving techniques on a model: how much memory each saves, what it costs in time,
+/// and which batch fits on which card.
 ///
 /// Memory and step times are measured on the device. What fits on a card is simulated.
 #[derive(Debug, clap::Args)]
@@ -57,7 +57,8 @@ pub struct Args {
     /// Bytes that a rank can send per second, for techniques with several ranks.
     #[arg(long, value_name = "SIZE", default_value_t = Bytes(LINK_BYTES_PER_SECOND))]
     link: Bytes,
-    /// Also run the largest batch for a card of this memory on the device, with no more memory than that.
+    /// Also run the largest batch for a card of this memory on the device, with no more memory than
+    /// that.
     #[arg(long, value_name = "SIZE", conflicts_with = "no_cards")]
     confirm: Option<Bytes>,
     /// Do not search the largest batch for each card.

@@ -34,8 +34,9 @@ use crate::{
     trace::{ProgressSource, Trace},
 };
 
-/// Finds the smallest memory in which a workload or trace completes, per strategy and to 2 MiB, by replaying it on the
-/// simulated GPU; or the largest batch, sequence length or layer count that fits in a memory.
+/// Finds the smallest memory in which a workload or trace completes, per strategy and to 2 MiB, by
+/// replaying it on the simulated GPU; or the largest batch, sequence length or layer count that
+/// fits in a memory.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -63,8 +64,8 @@ pub struct Args {
     /// A strategy with its parameters, such as caching:expandable_segments:True; may be repeated.
     #[arg(long, short, value_name = "NAME[:PARAMETERS]", default_values = DEFAULT_STRATEGIES)]
     strategy: Vec<String>,
-    /// The simulated GPU to search on: `sim` (an H200), `sim:SIZE` or `sim:PROFILE`; or `cuda[:N]`, to search on `sim` and
-    /// confirm the answer on that GPU.
+    /// The simulated GPU to search on: `sim` (an H200), `sim:SIZE` or `sim:PROFILE`; or `cuda[:N]`,
+    /// to search on `sim` and confirm the answer on that GPU.
     #[arg(long, value_name = "DEVICE", default_value = "sim")]
     device: String,
     /// What enforces the limit.
@@ -76,10 +77,12 @@ pub struct Args {
     /// How many limits around the answer are tried.
     #[arg(long, value_name = "N", default_value_t = PROBES_AROUND, value_parser = clap::value_parser!(u32).range(..=4096))]
     probes: u32,
-    /// Find the largest value of this workload parameter that fits in --memory, such as batch, context or layers.
+    /// Find the largest value of this workload parameter that fits in --memory, such as batch,
+    /// context or layers.
     #[arg(long, value_name = "PARAMETER", requires = "memory")]
     largest: Option<String>,
-    /// The memory of the whole card, context and libraries included; one or more, such as 8GiB,24GiB.
+    /// The memory of the whole card, context and libraries included; one or more, such as
+    /// 8GiB,24GiB.
     #[arg(long, value_name = "SIZE,..", value_delimiter = ',', requires = "largest")]
     memory: Vec<Bytes>,
     /// Try multiples of this only.
@@ -95,7 +98,8 @@ pub struct Args {
 /// See [`LimitEnforcer`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum CapOption {
-    /// The allocator, as with --limit: PyTorch's memory fraction. The device, if the allocator has no limit.
+    /// The allocator, as with --limit: PyTorch's memory fraction. The device, if the allocator has
+    /// no limit.
     #[default]
     Allocator,
     /// The driver, as on a card of that size.
@@ -293,8 +297,8 @@ fn largest(
     Ok(exit::OK)
 }
 
-/// Searches the thresholds that the folder does not hold yet, one case after the other with all cores,
-/// and writes every answer at once.
+/// Searches the thresholds that the folder does not hold yet, one case after the other with all
+/// cores, and writes every answer at once.
 pub fn run_cases(
     cases: &[Case],
     folder: &RunFolder,

@@ -23,14 +23,15 @@ use crate::{
     trace::torch::{ProcessLimit, Recording, Snapshot},
 };
 
-/// Checks that the model reproduces PyTorch memory snapshots exactly. The model of PyTorch's allocator runs the actions of
-/// the program, with the settings and the driver's answers of the recording; every entry, the memory at the end and
-/// PyTorch's counters are compared.
+/// Checks that the model reproduces PyTorch memory snapshots exactly. The model of PyTorch's
+/// allocator runs the actions of the program, with the settings and the driver's answers of the
+/// recording; every entry, the memory at the end and PyTorch's counters are compared.
 ///
-/// One line per recording: EXACT; PARTIAL if the recording does not contain enough to decide; DIVERGED with the first
-/// difference; FAILED if it cannot be read.
+/// One line per recording: EXACT; PARTIAL if the recording does not contain enough to decide;
+/// DIVERGED with the first difference; FAILED if it cannot be read.
 ///
-/// With --on, a device is compared instead: does this GPU agree with the simulated one, decision by decision?
+/// With --on, a device is compared instead: does this GPU agree with the simulated one, decision by
+/// decision?
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 A snapshot does not contain the memory limit of the program. If there was one, pass the share with --fraction, or put a
@@ -61,8 +62,8 @@ Examples:
   oomph verify --on cuda --suite quick --strategy caching --format csv
   oomph verify --on cuda --strategy async runs/*.pickle.xz")]
 pub struct Args {
-    /// Files of torch.cuda.memory._dump_snapshot, also as .gz, .xz or .zst. With --on, any SOURCE: a workload, a workload
-    /// TOML, or a trace file in any known format.
+    /// Files of torch.cuda.memory._dump_snapshot, also as .gz, .xz or .zst. With --on, any SOURCE:
+    /// a workload, a workload TOML, or a trace file in any known format.
     #[arg(value_name = "SNAPSHOT", required_unless_present = "suite")]
     pub(super) sources: Vec<PathBuf>,
     #[command(flatten)]
@@ -232,7 +233,8 @@ fn verify_file(
 }
 
 impl Args {
-    /// The memory limit of the program: from the arguments, otherwise from the table beside the snapshot.
+    /// The memory limit of the program: from the arguments, otherwise from the table beside the
+    /// snapshot.
     pub(super) fn limit(&self, companion: &Companion, props: &DeviceProps) -> Option<u64> {
         let fraction = self.fraction.or(if self.device.limit.is_some() { None } else { companion.memory_fraction });
         // As PyTorch computes it; a fraction of 1 is no limit.
@@ -308,10 +310,10 @@ fn text(rows: &[VerifyRow]) -> String {
     for row in rows {
         let device = row.device.filter(|_| several(&row.file)).map(|device| format!(" (device {device})"));
         let _ = write!(out, "{:<9} {}{}: ", row.result.word(), row.file, device.unwrap_or_default());
-        let mut says: Vec<String> = row.reasons.clone();
+        let mut parts: Vec<String> = row.reasons.clone();
         if row.result == VerifyResult::Exact {
-            says.push(format!("{} entries", row.entries_agreed));
-            says.extend(row.beginning.map(from_the_middle));
+            parts.push(format!("{} entries", row.entries_agreed));
+            parts.extend(row.beginning.map(from_the_middle));
             let refusals = if row.own_limit.is_some() { 0 } else { row.driver_refusals as u64 };
             for (number, what) in [
                 (row.empty_caches as u64, "empty_cache"),
@@ -319,19 +321,19 @@ fn text(rows: &[VerifyRow]) -> String {
                 (row.retries, "retries"),
                 (row.ooms, "out of memory"),
             ] {
-                says.extend((number > 0).then(|| format!("{number} {what}")));
+                parts.extend((number > 0).then(|| format!("{number} {what}")));
             }
         } else if row.result != VerifyResult::Failed {
             let passed_over = row.beginning.map_or(0, |before| before.entries_passed_over);
-            says.push(format!("{} of {} entries agree", row.entries_agreed, row.entries - passed_over));
-            says.extend(row.beginning.map(from_the_middle));
+            parts.push(format!("{} of {} entries agree", row.entries_agreed, row.entries - passed_over));
+            parts.extend(row.beginning.map(from_the_middle));
         }
-        says.extend(row.own_limit.map(|limit| {
+        parts.extend(row.own_limit.map(|limit| {
             let (at_least, below) = (Bytes(limit.at_least_bytes), Bytes(limit.below_bytes));
             format!("own limit between {at_least} and {below} (pass it with --limit)")
         }));
-        says.extend(row.divergence.as_ref().map(Divergence::to_string));
-        let _ = writeln!(out, "{}", says.join(", "));
+        parts.extend(row.divergence.as_ref().map(Divergence::to_string));
+        let _ = writeln!(out, "{}", parts.join(", "));
     }
     let total: usize = rows.iter().map(|row| row.entries_agreed).sum();
     let recordings = if rows.len() == 1 { "recording" } else { "recordings" };

@@ -44,10 +44,12 @@ pub struct OnOptions {
     /// [default: direct, caching and caching:expandable_segments:True].
     #[arg(long, short, value_name = "NAME[:PARAMETERS]", requires = "on", help_heading = HEADING)]
     pub strategy: Vec<String>,
-    /// Every workload of this suite with its limits and seeds; may be repeated; `all` is every suite.
+    /// Every workload of this suite with its limits and seeds; may be repeated; `all` is every
+    /// suite.
     #[arg(long, value_name = "SUITE", requires = "on", help_heading = HEADING)]
     pub suite: Vec<String>,
-    /// Run only cases whose id contains this; with a `*`, the pattern must match the whole id. May be repeated.
+    /// Run only cases whose id contains this; with a `*`, the pattern must match the whole id. May
+    /// be repeated.
     #[arg(long, short, value_name = "PATTERN", requires = "on", help_heading = HEADING)]
     pub filter: Vec<String>,
 }
@@ -239,8 +241,8 @@ fn of_suites(
     Ok(found)
 }
 
-/// Runs all cases: in parallel on a simulated device; one at a time on a real one, while the next sources
-/// are read.
+/// Runs all cases: in parallel on a simulated device; one at a time on a real one, while the next
+/// sources are read.
 fn compare_all(
     subjects: &[ComparedSource],
     devices: &ComparedDevices,

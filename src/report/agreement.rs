@@ -100,12 +100,12 @@ fn unscripted(records: &[AgreementRecord]) -> Option<String> {
 
 fn summary(records: &[AgreementRecord]) -> String {
     let scripted: Vec<_> = records.iter().filter(|record| record.events_agreed.is_some()).collect();
-    let mut says = vec![format!("{} cases", records.len())];
+    let mut parts = vec![format!("{} cases", records.len())];
     if !scripted.is_empty() {
         let events: u64 = scripted.iter().map(|record| record.events).sum();
         let agreed: u64 = scripted.iter().filter_map(|record| record.events_agreed).sum();
         let part = share(agreed as f64 / events.max(1) as f64 * 100.0);
-        says.push(format!("{agreed} of {events} events decided the same ({part})"));
+        parts.push(format!("{agreed} of {events} events decided the same ({part})"));
     }
     let differences: Vec<_> =
         records.iter().filter_map(|record| Some((record.peak_reserved_difference_percent?, record))).collect();
@@ -118,14 +118,14 @@ fn summary(records: &[AgreementRecord]) -> String {
             free.push_str(&format!(", {average:.2} % off on average"));
             free.push_str(&format!(", at most {} ({})", signed(*largest), record.case_id));
         }
-        says.push(free);
+        parts.push(free);
     }
     for (finding, name) in [(Finding::Differs, "differing"), (Finding::Skipped, "skipped"), (Finding::Failed, "failed")]
     {
         let count = records.iter().filter(|record| record.finding == finding).count();
-        says.extend((count > 0).then(|| format!("{count} {name}")));
+        parts.extend((count > 0).then(|| format!("{count} {name}")));
     }
-    says.join("; ")
+    parts.join("; ")
 }
 
 #[cfg(test)]

@@ -43,7 +43,8 @@ impl RenderRow for CaseRecord {
         let hidden = table.fit(&DISPENSABLE).map_or_else(String::new, |hidden| format!(" {hidden}"));
         let has_star = groups.iter().any(|group| group.least_used().is_some());
         let legend = format!("{}{LEGEND}{hidden}", if has_star { STAR_LEGEND } else { "" });
-        // Errors are reported by the caller. In a document, explanations have a section of their own.
+        // Errors are reported by the caller. In a document, explanations have a section of their
+        // own.
         let explained = |record: &&CaseRecord| record.status != Status::Error && medium != Medium::Markdown;
         table.finish(&legend, explanations(rows.iter().filter(explained)))
     }

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 /// What a reader needs to judge a run and to repeat it. The command line fills it in.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,16 +97,33 @@ pub struct EnvironmentDifference {
     pub there: String,
 }
 
+/// The properties of an environment that must be equal, as keys of `env.json`.
+const ENVIRONMENT_KEYS: [&str; 7] = ["schema", "version", "commit", "device", "device_name", "driver", "seed"];
+/// The options of a run that must be equal, as keys of `settings`, and their names on the command
+/// line.
+const SETTING_KEYS: [(&str, &str); 10] = [
+    ("suites", "suites"),
+    ("only", "--filter"),
+    ("skip", "--skip"),
+    ("exact", "--exact"),
+    ("limit_bytes", "--limit"),
+    ("seed", "--seed"),
+    ("case_timeout", "--case-timeout"),
+    ("pack", "--pack"),
+    ("base", "base strategy"),
+    ("contents", "content of suites, workloads and trace files"),
+];
+
 impl Environment {
     /// The first difference from `other` that forbids mixing their rows.
     #[must_use]
     pub fn conflict(&self, other: &Environment) -> Option<EnvironmentDifference> {
         let part = |run: &Environment| run.shard.as_ref().map_or_else(|| "the whole run".to_owned(), Shard::to_string);
-        let mut found = self.environment_differences(other);
+        let mut found = differences(&ENVIRONMENT_KEYS.map(|key| (key, key)), self, other);
         found.extend(difference("shard", part(self), part(other)));
         // A shard must hold exactly its part of the plan. A whole run may grow by other filters.
         if self.shard.is_some() {
-            found.extend(self.option_differences(other));
+            found.extend(self.setting_differences(other));
         }
         found.into_iter().next()
     }
@@ -115,53 +133,29 @@ impl Environment {
     pub fn unlike_shards(&self, other: &Environment) -> Vec<EnvironmentDifference> {
         let rule = |run: &Environment| run.shard.as_ref().map_or_else(String::new, |shard| shard.rule.clone());
         let shards = |run: &Environment| run.shard.as_ref().map_or(0, |shard| shard.shards).to_string();
-        let mut found = self.environment_differences(other);
-        found.extend(self.option_differences(other));
+        let mut found = differences(&ENVIRONMENT_KEYS.map(|key| (key, key)), self, other);
+        found.extend(self.setting_differences(other));
         found.extend(difference("partition rule", rule(self), rule(other)));
         found.extend(difference("number of shards", shards(self), shards(other)));
         found
     }
 
-    fn environment_differences(&self, other: &Environment) -> Vec<EnvironmentDifference> {
-        let driver = |run: &Environment| run.driver.clone().unwrap_or_default();
-        [
-            difference("schema", self.schema.to_string(), other.schema.to_string()),
-            difference("version", self.version.clone(), other.version.clone()),
-            difference("commit", self.commit.clone(), other.commit.clone()),
-            difference("device", self.device.clone(), other.device.clone()),
-            difference("device_name", self.device_name.clone(), other.device_name.clone()),
-            difference("driver", driver(self), driver(other)),
-            difference("seed", self.seed.to_string(), other.seed.to_string()),
-        ]
-        .into_iter()
-        .flatten()
-        .collect()
+    fn setting_differences(&self, other: &Environment) -> Vec<EnvironmentDifference> {
+        let settings = |run: &Environment| run.settings.clone().unwrap_or_default();
+        differences(&SETTING_KEYS, &settings(self), &settings(other))
     }
+}
 
-    fn option_differences(&self, other: &Environment) -> Vec<EnvironmentDifference> {
-        let (here, there) = (self.settings.clone().unwrap_or_default(), other.settings.clone().unwrap_or_default());
-        let number = |number: Option<u64>| number.map_or_else(|| "none".to_owned(), |number| number.to_string());
-        let time = |settings: &RunSettings| settings.case_timeout.clone().unwrap_or_else(|| "none".to_owned());
-        [
-            difference("suites", here.suites.join(" "), there.suites.join(" ")),
-            difference("--filter", here.only.join(" "), there.only.join(" ")),
-            difference("--skip", here.skip.join(" "), there.skip.join(" ")),
-            difference("--exact", here.exact.to_string(), there.exact.to_string()),
-            difference("--limit", number(here.limit_bytes), number(there.limit_bytes)),
-            difference("--seed", number(here.seed), number(there.seed)),
-            difference("--case-timeout", time(&here), time(&there)),
-            difference("--pack", here.pack.to_string(), there.pack.to_string()),
-            difference("base strategy", here.base, there.base),
-            difference(
-                "content of suites, workloads and trace files",
-                here.contents.unwrap_or_default(),
-                there.contents.unwrap_or_default(),
-            ),
-        ]
-        .into_iter()
-        .flatten()
-        .collect()
-    }
+/// The fields that differ, with the names for messages.
+fn differences<T: Serialize>(keys: &[(&str, &'static str)], here: &T, there: &T) -> Vec<EnvironmentDifference> {
+    let text = |value: &Value| match value {
+        Value::String(text) => text.clone(),
+        Value::Null => "none".to_owned(),
+        Value::Array(words) => words.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" "),
+        other => other.to_string(),
+    };
+    let (here, there) = (json!(here), json!(there));
+    keys.iter().filter_map(|(key, what)| difference(*what, text(&here[*key]), text(&there[*key]))).collect()
 }
 
 fn difference(what: &'static str, here: String, there: String) -> Option<EnvironmentDifference> {

@@ -72,9 +72,9 @@ impl RunFolder {
         RunFolder::with_rows(path, environment, Vec::new(), Vec::new())
     }
 
-    /// Continues an interrupted run of the cases `case_ids`. Half-written rows, and rows of cases that
-    /// must run again (failed, or with unreadable files), are dropped. A run with another environment
-    /// or other cases is refused and left unchanged: its rows would not be comparable.
+    /// Continues an interrupted run of the cases `case_ids`. Half-written rows, and rows of cases
+    /// that must run again (failed, or with unreadable files), are dropped. A run with another
+    /// environment or other cases is refused and left unchanged: its rows would not be comparable.
     pub fn resume(path: &Path, environment: &Environment, case_ids: &[String]) -> Result<RunFolder, ReportError> {
         let there = check_environment(path, environment)?;
         let mut records: Vec<CaseRecord> = rows::read(&path.join("runs.csv"))?;
@@ -148,8 +148,8 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Sorts the rows by `case_ids` (rows of other cases follow, by id), writes `comparison.csv` with
-    /// ratios to the strategy `base`, and `summary.md`. Returns the sorted rows.
+    /// Sorts the rows by `case_ids` (rows of other cases follow, by id), writes `comparison.csv`
+    /// with ratios to the strategy `base`, and `summary.md`. Returns the sorted rows.
     pub fn finish(&self, case_ids: &[String], base: &str) -> Result<Vec<CaseRecord>, ReportError> {
         let mut content = self.content();
         let records = in_order(&content.records, case_ids, |record| (&record.case_id, 0));
@@ -248,8 +248,8 @@ impl<T: FolderRecord> RecordFolder<T> {
     }
 }
 
-/// Copies the files needed for comparisons to `place`, replacing the run there. The copy is complete
-/// before it gets its name.
+/// Copies the files needed for comparisons to `place`, replacing the run there. The copy is
+/// complete before it gets its name.
 pub fn copy_run(folder: &Path, place: &Path) -> Result<(), ReportError> {
     let mut beside = place.as_os_str().to_owned();
     beside.push(".new");

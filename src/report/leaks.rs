@@ -64,7 +64,8 @@ impl Render for LeakReport {
     }
 }
 
-/// The finding in words, the `top` that grow most, the last steps, and what all steps keep as a plot.
+/// The finding in words, the `top` that grow most, the last steps, and what all steps keep as a
+/// plot.
 fn text(finding: &Finding, top: usize, medium: Medium) -> String {
     let mut out = format!("{}: {}\n", finding.source, verdict(finding));
     let mut line = |label: &str, value: String| {

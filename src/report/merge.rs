@@ -64,8 +64,8 @@ struct ShardRows {
 }
 
 impl Shards {
-    /// Reads the folders and looks for missing, duplicate and different parts. A folder that is not a
-    /// shard is refused.
+    /// Reads the folders and looks for missing, duplicate and different parts. A folder that is not
+    /// a shard is refused.
     pub fn open(paths: &[PathBuf]) -> Result<Shards, ReportError> {
         let folders = paths.iter().map(|path| ShardFolder::read(path)).collect::<Result<Vec<_>, _>>()?;
         let problems = problems(&folders);

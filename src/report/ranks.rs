@@ -1,4 +1,5 @@
-//! All ranks of a distributed program in one result: the worst rank in full, then one line per rank.
+//! All ranks of a distributed program in one result: the worst rank in full, then one line per
+//! rank.
 
 use serde_json::{Value, json};
 

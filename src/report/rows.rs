@@ -44,8 +44,8 @@ impl<T: CsvRow> RowFile<T> {
     }
 }
 
-/// The rows of a file. A last line without a line break was cut by a crash and is ignored; a missing
-/// file has no rows.
+/// The rows of a file. A last line without a line break was cut by a crash and is ignored; a
+/// missing file has no rows.
 pub(super) fn read<T: CsvRow>(path: &Path) -> Result<Vec<T>, ReportError> {
     let bytes = match fs::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

@@ -10,7 +10,7 @@ use crate::{
 /// Everything that must be equal before two strategies may be compared. Simulated and real devices
 /// have different names, so times of different clocks are never compared.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Scenario<'a> {
+pub(super) struct CaseScenario<'a> {
     pub(super) suite: &'a str,
     pub(super) workload: &'a str,
     pub(super) device: &'a str,
@@ -19,9 +19,9 @@ pub(super) struct Scenario<'a> {
     pub(super) repeat: u32,
 }
 
-impl<'a> Scenario<'a> {
-    fn of(record: &'a CaseRecord) -> Scenario<'a> {
-        Scenario {
+impl<'a> CaseScenario<'a> {
+    fn of(record: &'a CaseRecord) -> CaseScenario<'a> {
+        CaseScenario {
             suite: &record.suite,
             workload: &record.workload,
             device: &record.device,
@@ -34,7 +34,7 @@ impl<'a> Scenario<'a> {
 
 /// The cases of one scenario.
 pub(super) struct CaseGroup<'a> {
-    pub(super) scenario: Scenario<'a>,
+    pub(super) scenario: CaseScenario<'a>,
     pub(super) records: Vec<&'a CaseRecord>,
 }
 
@@ -58,7 +58,7 @@ pub(super) fn is_contender(record: &CaseRecord) -> bool {
 pub(super) fn groups(records: &[CaseRecord]) -> Vec<CaseGroup<'_>> {
     let mut groups: Vec<CaseGroup<'_>> = Vec::new();
     for record in records {
-        let scenario = Scenario::of(record);
+        let scenario = CaseScenario::of(record);
         match groups.iter_mut().find(|group| group.scenario == scenario) {
             Some(group) => group.records.push(record),
             None => groups.push(CaseGroup { scenario, records: vec![record] }),
@@ -73,9 +73,10 @@ pub(super) fn strategies(records: &[CaseRecord]) -> Vec<&str> {
 }
 
 /// The workload's name and every property in which this scenario differs from others.
-pub(super) fn title(scenario: &Scenario<'_>, all: &[CaseGroup<'_>]) -> String {
-    let differs =
-        |differs: fn(&Scenario<'_>, &Scenario<'_>) -> bool| all.iter().any(|group| differs(&group.scenario, scenario));
+pub(super) fn title(scenario: &CaseScenario<'_>, all: &[CaseGroup<'_>]) -> String {
+    let differs = |differs: fn(&CaseScenario<'_>, &CaseScenario<'_>) -> bool| {
+        all.iter().any(|group| differs(&group.scenario, scenario))
+    };
     let mut title = scenario.workload.to_owned();
     if differs(|a, b| a.suite != b.suite) {
         title = format!("{}/{title}", scenario.suite);

@@ -239,7 +239,8 @@ struct ThresholdDocument {
 }
 
 impl ThresholdFiles {
-    /// The files of a folder, without cases that were interrupted or failed: they are searched again.
+    /// The files of a folder, without cases that were interrupted or failed: they are searched
+    /// again.
     pub fn open(folder: &Path) -> Result<ThresholdFiles, ReportError> {
         let mut details = ThresholdFiles::read(folder)?;
         let is_open = |status| matches!(status, ThresholdStatus::Interrupted | ThresholdStatus::Error);

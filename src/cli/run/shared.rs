@@ -1,5 +1,5 @@
-//! What `run`, `claims` and `techniques` share: the options of a run, the part of it that this process
-//! takes, and collecting rows in a folder.
+//! What `run`, `claims` and `techniques` share: the options of a run, the part of it that this
+//! process takes, and collecting rows in a folder.
 
 use std::{
     collections::BTreeSet,
@@ -40,7 +40,8 @@ pub struct Args {
     /// Suites by name (see `oomph list suites`) or path [default: quick].
     #[arg(value_name = "SUITE")]
     pub suites: Vec<String>,
-    /// Run only cases whose id contains this; with a `*`, the pattern must match the whole id. May be repeated.
+    /// Run only cases whose id contains this; with a `*`, the pattern must match the whole id. May
+    /// be repeated.
     #[arg(long, short, value_name = "PATTERN")]
     filter: Vec<String>,
     /// Leave out cases whose id contains or matches this; may be repeated.
@@ -72,9 +73,9 @@ pub struct Args {
     /// Continue an interrupted run: cases in its folder are not run again.
     #[arg(long, value_name = "DIR")]
     pub resume: Option<PathBuf>,
-    /// Run one part of the cases, to share a run among machines: `slice:2/4` takes every fourth case starting with the
-    /// second, `hash:2/4` distributes by case id, `slurm` takes the part of this task of a job array. `oomph report`
-    /// merges the folders.
+    /// Run one part of the cases, to share a run among machines: `slice:2/4` takes every fourth
+    /// case starting with the second, `hash:2/4` distributes by case id, `slurm` takes the part of
+    /// this task of a job array. `oomph report` merges the folders.
     #[arg(long, value_name = "PART", conflicts_with_all = ["save_baseline", "baseline"])]
     pub partition: Option<PartitionOption>,
     /// Keep this run under a name, to compare others with.
@@ -206,8 +207,8 @@ impl RunShare {
         args.resume.clone().or_else(|| args.output.clone()).unwrap_or_else(new)
     }
 
-    /// Creates or resumes the folder of this run, and writes the plan into it. A shard with another plan
-    /// is refused.
+    /// Creates or resumes the folder of this run, and writes the plan into it. A shard with another
+    /// plan is refused.
     pub fn open<T>(
         &self,
         args: &Args,
@@ -247,8 +248,8 @@ impl RunShare {
     }
 }
 
-/// The command line of a run, resuming a folder. A shard is named by its number: `slurm` means another
-/// one elsewhere.
+/// The command line of a run, resuming a folder. A shard is named by its number: `slurm` means
+/// another one elsewhere.
 fn continued(words: &[String], part: Option<&Partition>, place: &Path) -> String {
     let mut command = vec!["oomph".to_owned()];
     if words.is_empty() {
@@ -320,8 +321,8 @@ impl<T: FolderRecord> RecordCollector<T> {
         }
     }
 
-    /// All records in order, those of earlier parts of the test included, and the exit code. `print` is
-    /// called before the place of the results is printed.
+    /// All records in order, those of earlier parts of the test included, and the exit code.
+    /// `print` is called before the place of the results is printed.
     pub fn finish(
         self,
         mut records: Vec<T>,

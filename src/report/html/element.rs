@@ -1,4 +1,5 @@
-//! The HTML elements of the page, as text. Everything that comes from a run goes through [`escape`].
+//! The HTML elements of the page, as text. Everything that comes from a run goes through
+//! [`escape`].
 
 use std::{borrow::Cow, fmt::Write as _};
 

@@ -1,7 +1,7 @@
 //! Growth of memory from step to step: what steps keep, with the fitted line.
 //!
-//! The test is that of `oomph leaks`, on the steps of a case. A growing cache and fragmentation need a
-//! replay, so the command is named.
+//! The test is that of `oomph leaks`, on the steps of a case. A growing cache and fragmentation
+//! need a replay, so the command is named.
 
 use super::{
     super::render::{counted, signed_bytes},

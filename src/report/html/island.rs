@@ -192,7 +192,8 @@ pub(super) struct MemoryMap {
 pub(super) struct MapFrame {
     event: u64,
     occasion: crate::measure::Occasion,
-    /// Pieces, stream, pool and four numbers per block: KiB, state, category, and the requesting event or -1.
+    /// Pieces, stream, pool and four numbers per block: KiB, state, category, and the requesting
+    /// event or -1.
     segments: Vec<(u32, u16, String, Vec<i64>)>,
 }
 

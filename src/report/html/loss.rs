@@ -26,8 +26,8 @@ pub(super) fn section(context: &PageContext<'_>) -> Option<PageSection> {
     Some(PageSection { id: "loss", subject: "Where memory was lost", finding: finding(context), body })
 }
 
-/// The four parts of a bar: the steps from one peak to the next, at least zero. The last is zero if the
-/// device memory use is unknown.
+/// The four parts of a bar: the steps from one peak to the next, at least zero. The last is zero if
+/// the device memory use is unknown.
 fn parts(record: &CaseRecord) -> [BarPart; 4] {
     let live = record.bound_requested_bytes.unwrap_or(0);
     let allocated = record.peak_allocated_bytes.max(live);

@@ -87,8 +87,8 @@ impl PageRun {
 /// Several runs as one.
 pub(super) struct CollectedRuns<'a> {
     pub(super) runs: &'a [PageRun],
-    /// The rows of all runs, each case once. A case with different results in two runs is named after its
-    /// run.
+    /// The rows of all runs, each case once. A case with different results in two runs is named
+    /// after its run.
     pub(super) records: Vec<CaseRecord>,
     /// By case: its run, and its id there.
     origins: BTreeMap<String, (usize, String)>,
@@ -138,7 +138,8 @@ impl<'a> CollectedRuns<'a> {
 /// The number of colours; further strategies repeat them with another dash.
 const COLOURS: usize = 8;
 
-/// What the sections share: the cases in comparable groups, their titles, and the colours of strategies.
+/// What the sections share: the cases in comparable groups, their titles, and the colours of
+/// strategies.
 pub(super) struct PageContext<'a> {
     pub(super) gathered: &'a CollectedRuns<'a>,
     pub(super) groups: Vec<CaseGroup<'a>>,
@@ -252,12 +253,12 @@ pub(super) fn moment(record: &CaseRecord) -> String {
     }
 }
 
-/// At most this many cases are drawn. A page of 500 timelines opens slowly; the other cases get a small
-/// line beside their row.
+/// At most this many cases are drawn. A page of 500 timelines opens slowly; the other cases get a
+/// small line beside their row.
 const MOST_DRAWN: usize = 40;
 
-/// The ids of the cases to draw: those whose id contains one of `wanted`, then from each group in turn
-/// the best, those that ran out of memory, the worst, and the rest.
+/// The ids of the cases to draw: those whose id contains one of `wanted`, then from each group in
+/// turn the best, those that ran out of memory, the worst, and the rest.
 pub(super) fn drawn(groups: &[CaseGroup<'_>], wanted: &[String]) -> BTreeSet<String> {
     let mut chosen = BTreeSet::new();
     let all = groups.iter().flat_map(|group| &group.records);

@@ -49,8 +49,8 @@ const SCRIPT: &str = concat!(
     "})();\n"
 );
 
-/// Up to this many blocks, cases have all of their memory maps; further cases only those of the peak,
-/// the failure and the end.
+/// Up to this many blocks, cases have all of their memory maps; further cases only those of the
+/// peak, the failure and the end.
 const MOST_BLOCKS: usize = 240_000;
 /// Frames of a case with all memory maps.
 const MOST_FRAMES: usize = 20;

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// More names are counted, not listed.
-const MOST_TOLD: usize = 4;
+const MOST_NAMED: usize = 4;
 /// From this factor on, the slowness of a strategy is mentioned.
 const MUCH_SLOWER: f64 = 3.0;
 
@@ -72,16 +72,16 @@ fn tally<'a>(winners: impl Iterator<Item = &'a CaseRecord>) -> Vec<(&'a str, usi
 }
 
 fn in_words(counts: &[(&str, usize)], of: usize, what: &str) -> String {
-    let told: Vec<String> = counts
+    let named: Vec<String> = counts
         .iter()
-        .take(MOST_TOLD)
+        .take(MOST_NAMED)
         .enumerate()
         .map(|(place, (name, count))| {
             let share = if place == 0 { format!("{count} of {of} workloads") } else { count.to_string() };
             format!("{} on {share}", code(name))
         })
         .collect();
-    format!("<p>{what} {}.</p>", listed(&told))
+    format!("<p>{what} {}.</p>", listed(&named))
 }
 
 fn least_memory(context: &PageContext<'_>) -> Option<Card> {
@@ -128,12 +128,12 @@ fn ran_out(context: &PageContext<'_>) -> Option<Card> {
         return Some((question, "<p>Never: every request succeeded.</p>".to_owned()));
     }
     let mut answer = "<ul>".to_owned();
-    for (record, title) in failed.iter().take(MOST_TOLD) {
+    for (record, title) in failed.iter().take(MOST_NAMED) {
         let _ = write!(answer, "<li>{}: {} in {}</li>", escape(title), code(&record.strategy), escape(&moment(record)));
     }
     answer.push_str("</ul>");
-    if failed.len() > MOST_TOLD {
-        let _ = write!(answer, "<p>and in <a href=\"#shortage\">{} more cases</a>.</p>", failed.len() - MOST_TOLD);
+    if failed.len() > MOST_NAMED {
+        let _ = write!(answer, "<p>and in <a href=\"#shortage\">{} more cases</a>.</p>", failed.len() - MOST_NAMED);
     }
     Some((question, answer))
 }

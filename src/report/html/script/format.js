@@ -1,4 +1,4 @@
-// Numbers as people read them. Amounts of memory come in KiB.
+// Formats numbers. Amounts of memory are in KiB.
 
 function bytes(kib) {
   if (kib === 0) return '0';
@@ -31,13 +31,13 @@ function ticks(low, high, wanted) {
   return found;
 }
 
-/** The same for memory: round in the largest unit that fits. */
+/** The same for memory, in the largest unit that fits. */
 function memoryTicks(high, wanted) {
   const unit = high >= 2 << 20 ? 1 << 20 : high >= 2 << 10 ? 1 << 10 : 1;
   return ticks(0, high / unit, wanted).map((tick) => tick * unit);
 }
 
-/** The last place of a rising list whose value is not above `value`; 0 where all are. */
+/** The last place of a sorted list whose value is at most `value`; 0 if there is none. */
 function placeOf(list, value) {
   let low = 0;
   let high = list.length;

@@ -1,4 +1,4 @@
-// What steps keep, and the line through it.
+// What steps keep, with the fitted line.
 
 function drawGrowth(host, chart, data) {
   const lines = [['kept', chart.kept, 'c0'], ['reserved', chart.reserved, 'c6']];
@@ -31,9 +31,9 @@ function drawGrowth(host, chart, data) {
   });
   const keys = html('div', { class: 'keys' });
   const samples = [
-    ['kept', 'kept at the low point of a step', lineSample(0)],
-    ['reserved', 'reserved at most in a step', lineSample(6)],
-    ['fit', `fitted: ${bytes(slope)} a step`, (() => {
+    ['kept', 'kept: lowest in a step', lineSample(0)],
+    ['reserved', 'reserved: highest in a step', lineSample(6)],
+    ['fit', `fitted: ${bytes(slope)} per step`, (() => {
       const sample = svg('svg', { viewBox: '0 0 26 10', class: 'plot', 'aria-hidden': 'true' });
       svg('line', { class: 'fit', x1: 0, x2: 26, y1: 5, y2: 5 }, sample);
       return sample;

@@ -1,4 +1,4 @@
-// Memory block by block: segments one after the other, broken into rows like words of a text.
+// The memory map: segments in address order, wrapped into rows like words in a text.
 
 const STATES = ['in use', 'waiting for a stream', 'lent', 'free'];
 const STATE_COLOURS = ['c0', 'c4', 'c3', 'free'];
@@ -29,7 +29,7 @@ function drawMap(host, maps, data) {
   const sum = (list) => list.reduce((total, value) => total + value, 0);
   const total = (frame) => sum(frame.segments.map((segment) => sum(blocksOf(segment).map((block) => block.kib))));
 
-  // Young blocks are pale, old ones dark, on a logarithmic scale of events.
+  // New blocks are pale and old ones dark, on a logarithmic scale of events.
   const ageOf = (block, event) => {
     if (block.born < 0) return 0;
     const share = Math.log2(1 + Math.max(0, event - block.born)) / Math.log2(2 + event);
@@ -64,7 +64,7 @@ function drawMap(host, maps, data) {
           const row = Math.min(rows - 1, Math.floor(at / perRow + 1e-9));
           const piece = Math.min(left, Math.max((row + 1) * perRow - at, 1e-6));
           const from = (at - row * perRow) * scale;
-          // A hair of space after a segment.
+          // A small gap after a segment.
           const space = end - at - piece < 0.5 ? 1.5 : 0;
           const rect = svg('rect', { ...paint(block, frame.event), x: from.toFixed(2), y: row * (height + gap) + gap, width: Math.max(0.4, piece * scale - space).toFixed(2), height }, picture);
           rect.block = block;
@@ -85,7 +85,7 @@ function drawMap(host, maps, data) {
     const size = (list) => bytes(sum(list.map((block) => block.kib)));
     const pieces = sum(frame.segments.map((segment) => segment[0]));
     const largest = Math.max(0, ...free.map((block) => block.kib));
-    const parts = [html('b', {}, `${OCCASIONS[frame.occasion]}, event ${count(frame.event)}`), `: ${size(used)} in use`];
+    const parts = [html('b', {}, `${OCCASIONS[frame.occasion]}, event ${count(frame.event)}`), `: ${size(used)} allocated`];
     if (waiting.length) parts.push(`, ${size(waiting)} waiting for a stream`);
     parts.push(free.length ? `, ${size(free)} free in ${count(free.length)} pieces, the largest ${bytes(largest)}` : ', nothing free');
     parts.push(`, in ${count(pieces)} segments`);
@@ -141,7 +141,7 @@ function drawMap(host, maps, data) {
     const frame = frames()[state.frame];
     const lines = [`${bytes(block.kib)}, ${STATES[block.status]}`];
     if (block.status !== 3) lines.push(data.categories[block.category]);
-    if (block.born >= 0) lines.push(`asked for at event ${count(block.born)}, ${count(frame.event - block.born)} events ago`);
+    if (block.born >= 0) lines.push(`requested at event ${count(block.born)}, ${count(frame.event - block.born)} events ago`);
     const pieces = segment[0] > 1 ? `${segment[0]} small segments` : 'segment';
     lines.push(`${pieces} of ${segment[2] || 'memory'}, stream ${segment[1]}`);
     readout.replaceChildren(...lines.flatMap((line, place) => (place ? [html('br'), line] : [html('strong', {}, line)])));
@@ -174,7 +174,7 @@ function drawMap(host, maps, data) {
     keys,
   );
   new ResizeObserver(draw).observe(host);
-  // Whoever ran out is looked at first.
+  // Cases that ran out of memory come first.
   const failed = maps.findIndex((map) => map.frames.some((frame) => frame.occasion === 'out_of_memory'));
   picker.value = Math.max(0, failed);
   open(Math.max(0, failed));

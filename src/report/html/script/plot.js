@@ -1,4 +1,4 @@
-// A plot of memory over something: axes, a crosshair with values, zoom by drag, wheel and keys.
+// A plot: axes, a crosshair with values, zoom by drag, wheel and keys.
 
 const MARGIN = { left: 66, right: 14, top: 14, bottom: 34 };
 let plots = 0;
@@ -82,14 +82,14 @@ class Plot {
     svg('line', { class: 'axis', x1: MARGIN.left, x2: this.width - MARGIN.right, y1: floor, y2: floor }, this.root);
   }
 
-  /** Where the last stretch of a series ends: a run that ended early has no line beyond that. */
+  /** The end of a series: a run that ended early has no line beyond it. */
   endOf(xs) {
     const last = xs[xs.length - 1];
     const stretch = xs.length > 1 ? last - xs[xs.length - 2] : 0;
     return this.x(Math.min(last + stretch, this.view[1], this.options.domain()[1])).toFixed(1);
   }
 
-  /** A line that keeps its height until the next point, and a band where a stretch has a lowest and a highest. */
+  /** A step line, with a band where a section has a minimum and a maximum. */
   line(layer, xs, band, colour, dash, className = 'line') {
     const [from, to] = this.view;
     const first = placeOf(xs, from);
@@ -125,7 +125,7 @@ class Plot {
     svg('path', { ...attributes, d: `${path}Z` }, layer);
   }
 
-  /** A horizontal line with a word on it. */
+  /** A horizontal line with a label. */
   level(layer, kib, className, text) {
     const y = this.y(kib);
     svg('line', { class: className, x1: MARGIN.left, x2: this.width - MARGIN.right, y1: y, y2: y }, layer);
@@ -188,7 +188,7 @@ class Plot {
       this.point();
     });
     this.root.addEventListener('dblclick', () => this.show(this.options.domain()));
-    // The wheel scrolls the page, unless somebody works with this plot.
+    // The wheel scrolls the page unless this plot has the focus.
     this.root.addEventListener('wheel', (event) => {
       if (!event.ctrlKey && !event.metaKey && document.activeElement !== this.root) return;
       event.preventDefault();

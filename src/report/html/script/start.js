@@ -1,4 +1,4 @@
-// Everything begins here. Charts are drawn when they come near the window: a page may have forty.
+// The entry point. A chart is drawn when it comes near the window: a page may have forty.
 
 const data = JSON.parse(document.getElementById('data').textContent);
 const figures = [...document.querySelectorAll('figure.chart')];
@@ -36,7 +36,7 @@ theme.addEventListener('click', () => {
 theme.hidden = false;
 nameTheme();
 
-// The section that is being read is marked in the navigation.
+// Marks the current section in the navigation.
 const links = new Map([...document.querySelectorAll('nav a')].map((link) => [link.hash.slice(1), link]));
 const reading = new IntersectionObserver((entries) => {
   for (const entry of entries) {

@@ -16,7 +16,7 @@ function html(name, attributes = {}, ...children) {
   return element;
 }
 
-/** Buttons of which one is pressed. */
+/** A group of buttons, one of them pressed. */
 function segmented(label, choices, chosen, choose) {
   const group = html('div', { class: 'segmented', role: 'group', 'aria-label': label });
   for (const [value, text] of choices) {
@@ -30,7 +30,7 @@ function segmented(label, choices, chosen, choose) {
   return html('div', { class: 'group' }, label, group);
 }
 
-/** Strategies beyond the eighth have the colours of the first, and a dash. */
+/** From the ninth strategy on, colours repeat with a dash. */
 const DASHES = ['', '7 3', '2 3', '9 3 2 3'];
 
 function dashOf(strategy) {
@@ -43,7 +43,7 @@ function lineSample(strategy) {
   return sample;
 }
 
-/** What a mark of another kind means. */
+/** The legend entry of a mark. */
 function key(draw, text) {
   const sample = svg('svg', { viewBox: '0 0 26 10', class: 'plot', 'aria-hidden': 'true' });
   sample.style.width = '1.6rem';

@@ -1,4 +1,4 @@
-// Tables: sorted by their headings, filtered by a word.
+// Tables: sorted by a click on a heading, filtered by a word.
 
 function makeSortable(table) {
   const body = table.tBodies[0];
@@ -18,7 +18,7 @@ function makeSortable(table) {
   });
 }
 
-/** Empty cells go last, whichever way. */
+/** Empty cells come last in both directions. */
 function sortRows(body, place, sign) {
   const keyed = [...body.rows].map((row) => {
     const value = row.cells[place].dataset.value;

@@ -1,8 +1,8 @@
-// Memory over time: strategies on one axis with what is live under them, or one strategy by category.
+// Memory over time: all strategies with live bytes below them, or one strategy by category.
 
 function drawTimeline(host, chart, data) {
   const shown = new Set(chart.cases.map((_, place) => place));
-  // By category the one that reserves most is shown first.
+  // By category, the strategy that reserves most is shown first.
   const most = (one) => (one.categories.length ? Math.max(...one.reserved.max) : -1);
   const stacked = chart.cases.reduce((best, one, place) => (most(one) > most(chart.cases[best]) ? place : best), 0);
   const state = { what: 'reserved', over: 'events', stacked };
@@ -10,7 +10,7 @@ function drawTimeline(host, chart, data) {
   const colour = (one) => `c${one.strategy % 8}`;
   const axis = (one) => (state.over === 'time' ? one.time : one.events);
   const visible = () => chart.cases.filter((_, place) => shown.has(place));
-  // What a device shows is not known of every case.
+  // Device memory use is not known for every case.
   const bandOf = (one) => one[state.what];
   const drawn = () => visible().filter((one) => bandOf(one));
   const isStacked = () => state.what === 'category';
@@ -88,7 +88,7 @@ function drawTimeline(host, chart, data) {
       const xs = axis(one);
       const y = plot.y(bandOf(one).max[placeOf(xs, state.over === 'time' ? time : event)]);
       svg('path', { class: 'oom-mark', d: `M${x - 6} ${y - 6}L${x + 6} ${y + 6}M${x - 6} ${y + 6}L${x + 6} ${y - 6}` }, layer);
-      // Names stand below each other, over whatever is drawn there.
+      // Labels are stacked on top of the lines.
       if (first[0] === event) {
         const anchor = x > plot.width * 0.6 ? 'end' : 'start';
         svg('text', { class: 'label', x: x + (anchor === 'end' ? -12 : 12), y: plot.y(plot.top) + 40 + 17 * labels, 'text-anchor': anchor }, layer).textContent = `${name(one)} ran out`;
