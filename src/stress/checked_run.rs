@@ -1,9 +1,10 @@
 //! Plays one trace through one strategy and checks everything that a strategy promises.
 //!
-//! The strategy runs under [`ObservedStrategy`]: blocks, handles, statistics, events, physical memory and early reuse are checked at
-//! every call, layout and statistics every few events. After the trace the strategy is closed, with or without live
-//! blocks, and the device must hold nothing. Running out of memory is not a finding; a panic is. Driver calls that fail
-//! for good are left out together with everything that depends on them, and their errors are judged at the end.
+//! The strategy runs under [`ObservedStrategy`]: blocks, handles, statistics, events, physical
+//! memory and early reuse are checked at every call, layout and statistics every few events. After
+//! the trace the strategy is closed, with or without live blocks, and the device must hold nothing.
+//! Running out of memory is not a finding; a panic is. Driver calls that fail for good are left out
+//! together with everything that depends on them, and their errors are judged at the end.
 
 use std::{
     any::Any,
@@ -40,8 +41,8 @@ const AUDITS: u64 = 512;
 const DEATH: &str = "death";
 /// The finding if an allocator did not return.
 pub(super) const HANG: &str = "hang";
-/// How long a short run may take. It takes milliseconds on a simulated device and seconds on a real one; the machine may
-/// be busy.
+/// How long a short run may take. It takes milliseconds on a simulated device and seconds on a real
+/// one; the machine may be busy.
 pub(super) const TIME_LIMIT: Duration = Duration::from_secs(60);
 /// How much longer each event of a trace may take.
 const TIME_PER_EVENT: Duration = Duration::from_millis(20);
@@ -51,7 +52,8 @@ const TIME_PER_EVENT: Duration = Duration::from_millis(20);
 pub struct CheckedRun {
     /// Broken promises in order. The trace ends after the first one.
     pub findings: Vec<ConformanceFinding>,
-    /// The event after which the first finding was made; `None` before the first event and at the close.
+    /// The event after which the first finding was made; `None` before the first event and at the
+    /// close.
     pub at_event: Option<u64>,
     /// Events played.
     pub events: u64,
@@ -76,7 +78,8 @@ impl CheckedRun {
         Ok(CheckedPlayer::new(watch, with_faults).play(trace, audit_every))
     }
 
-    /// The promise that was broken first, in one word. A trace must not shrink to one that breaks another promise.
+    /// The promise that was broken first, in one word. A trace must not shrink to one that breaks
+    /// another promise.
     #[must_use]
     pub fn broke(&self) -> Option<&'static str> {
         self.findings.first().map(|finding| finding.check)
@@ -94,7 +97,8 @@ pub(super) struct CheckedPlayer {
     pub(super) held_by_others: Arc<AtomicU64>,
     blocks: Vec<Option<SlotContents>>,
     events: TraceEvents,
-    run: CheckedRun,
+    /// The counts so far.
+    pub(super) run: CheckedRun,
 }
 
 /// What a slot of the trace holds.
@@ -132,11 +136,6 @@ impl CheckedPlayer {
         self.watch.strategy.audit();
     }
 
-    /// The counts so far.
-    pub(super) fn so_far(&self) -> &CheckedRun {
-        &self.run
-    }
-
     /// From now on driver errors are findings.
     pub(super) fn expect_no_faults(&mut self) {
         self.faults = false;
@@ -154,7 +153,8 @@ impl CheckedPlayer {
         };
         self.run.findings = self.watch.findings();
         self.run.at_event = last.filter(|_| !self.run.findings.is_empty());
-        // Closed in any case, because a real device is needed again. After a finding nothing more is expected.
+        // Closed in any case, because a real device is needed again. After a finding nothing more
+        // is expected.
         let closed = catch_panic(|| {
             self.free_own();
             self.watch.close();
@@ -229,7 +229,8 @@ impl CheckedPlayer {
             }
             Ok(Attempt::OutOfMemory(shortage)) => {
                 self.run.ooms += 1;
-                // A strategy that grows in steps larger than the memory may fail; one that asks for less may not.
+                // A strategy that grows in steps larger than the memory may fail; one that requests
+                // less may not.
                 let modest = request.bytes <= self.capacity / 2 && shortage.asked <= self.capacity / 2;
                 if idle && modest && !self.faults && shortage.refused_by != Refusal::Size {
                     let (bytes, capacity) = (request.bytes, self.capacity);
@@ -248,7 +249,8 @@ impl CheckedPlayer {
 
     fn free(&mut self, slot: BlockSlot, caller: Caller) {
         let Some(SlotContents::Device { block, stream, used_on: mut users }) = self.take(slot) else { return };
-        // A free on another stream is valid only if the program made that stream wait for the block's own.
+        // A free on another stream is valid only if the program made that stream wait for the
+        // block's own.
         if caller.stream == stream {
             users.push(stream);
         }
@@ -308,7 +310,8 @@ impl CheckedPlayer {
         self.blocks.get_mut(slot as usize)?.take()
     }
 
-    /// Frees what the program itself took from the device: events and host memory, but not its blocks.
+    /// Frees what the program itself took from the device: events and host memory, but not its
+    /// blocks.
     pub(super) fn free_own(&mut self) {
         for event in self.events.take() {
             self.on_device(|device| device.event_destroy(event));
@@ -327,7 +330,8 @@ impl CheckedPlayer {
         });
     }
 
-    /// A call of the program's own. If it fails for good it is left out, and the error is judged at the end.
+    /// A call of the program's own. If it fails for good it is left out, and the error is judged at
+    /// the end.
     fn on_device(&mut self, call: impl FnMut(&mut dyn Device) -> Result<(), DeviceError>) {
         let _ = self.watch.on_device(call);
     }
@@ -343,7 +347,8 @@ impl CheckedPlayer {
         }
     }
 
-    /// Checks that there are no more driver errors than injected ones, and that no call was invalid.
+    /// Checks that there are no more driver errors than injected ones, and that no call was
+    /// invalid.
     pub(super) fn judge_errors(&mut self, injected: u64) {
         let errors = self.watch.errors();
         if errors.len() as u64 > injected {
@@ -366,7 +371,8 @@ thread_local! {
     static UNDER_TEST: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread runs a strategy under test. A panic is then a finding and need not be printed.
+/// Whether this thread runs a strategy under test. A panic is then a finding and need not be
+/// printed.
 #[must_use]
 pub fn is_under_test() -> bool {
     UNDER_TEST.get()
@@ -405,8 +411,8 @@ pub(super) fn time_limit(events: usize) -> Duration {
     TIME_LIMIT.saturating_add(TIME_PER_EVENT.saturating_mul(u32::try_from(events).unwrap_or(u32::MAX)))
 }
 
-/// Calls `run` in its own thread and waits at most `limit`. A thread cannot be ended from outside: one that hangs is left
-/// behind.
+/// Calls `run` in its own thread and waits at most `limit`. A thread cannot be ended from outside:
+/// one that hangs is left behind.
 pub(super) fn run_within<T: Send + 'static>(
     limit: Duration,
     run: impl FnOnce() -> T + Send + 'static,
@@ -431,14 +437,14 @@ mod tests {
         trace::TraceBuilder,
     };
 
-    /// Three blocks of 10 MiB, the first freed on the way, the last one alive at the end.
+    /// Three blocks of 10 MiB, the first freed on the way, the last one live at the end.
     fn three_blocks() -> Trace {
-        let mut story = TraceBuilder::new();
-        let blocks = [(); 3].map(|()| story.alloc(10 * MIB, StreamId::DEFAULT, TagId(0)));
-        story.free(blocks[0]);
-        story.free(blocks[1]);
-        story.empty_cache();
-        story.finish("three blocks")
+        let mut builder = TraceBuilder::new();
+        let blocks = [(); 3].map(|()| builder.alloc(10 * MIB, StreamId::DEFAULT, TagId(0)));
+        builder.free(blocks[0]);
+        builder.free(blocks[1]);
+        builder.empty_cache();
+        builder.finish("three blocks")
     }
 
     fn played(strategy: &str, memory_bytes: u64, faults: &[&str]) -> CheckedRun {
@@ -493,14 +499,14 @@ mod tests {
 
     #[test]
     fn own_resources_are_freed() {
-        let mut story = TraceBuilder::new();
-        let stream = story.new_stream().unwrap();
-        let event = story.new_event();
-        story.host_alloc(KIB);
-        story.event_record(event, stream);
-        story.event_wait(event, StreamId::DEFAULT);
+        let mut builder = TraceBuilder::new();
+        let stream = builder.new_stream().unwrap();
+        let event = builder.new_event();
+        builder.host_alloc(KIB);
+        builder.event_record(event, stream);
+        builder.event_wait(event, StreamId::DEFAULT);
         let run =
-            CheckedRun::of(&StressTarget::simulated("direct", MIB), &story.finish("own"), FaultPlan::none()).unwrap();
+            CheckedRun::of(&StressTarget::simulated("direct", MIB), &builder.finish("own"), FaultPlan::none()).unwrap();
         assert_eq!((run.broke(), run.events), (None, 3));
     }
 

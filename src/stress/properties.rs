@@ -1,10 +1,10 @@
-//! `stress properties`: random programs against a strategy, with every promise checked at every call. A third of the
-//! programs are played again on a driver that fails now and then.
+//! `stress properties`: random programs against a strategy, with every promise checked at every
+//! call. A third of the programs are played again on a driver that fails now and then.
 //!
-//! The first program that breaks a promise is shrunk together with its faults, and reported. A program has one style
-//! (sizes of blocks, share of the memory that it fills, number of streams and threads, how busy they are), so that
-//! programs reach every corner of an allocator and not only the average case. The same seed and number give the same
-//! program.
+//! The first program that breaks a promise is shrunk together with its faults, and reported. A
+//! program has one style (sizes of blocks, share of the memory that it fills, number of streams and
+//! threads, how busy they are), so that programs reach every corner of an allocator and not only
+//! the average case. The same seed and number give the same program.
 
 use super::{CheckedRun, StressFailure, StressKind, StressTarget, StressVerdict, TargetError, shrink};
 use crate::{
@@ -33,7 +33,8 @@ const ONE_WITH_FAULTS_IN: u64 = 3;
 const MOST_FAULTS: u64 = 3;
 /// Memory unless the target sets it: little, so that it runs out.
 const MEMORY_BYTES: u64 = 256 * MIB;
-/// How many smaller traces are tried after a failure, on a simulated and on a real device, which is slower.
+/// How many smaller traces are tried after a failure, on a simulated and on a real device, which is
+/// slower.
 const SHRINKS: (usize, usize) = (5_000, 300);
 /// How many earlier calls are tried for a fault.
 const MOST_EARLIER_CALLS: usize = 32;
@@ -61,8 +62,8 @@ pub fn properties(target: &StressTarget, programs: &ProgramRange, stop: &dyn Fn(
         let program = random_program(programs.seed, number, memory);
         let Some(run) = play_and_count(target, &program, &[], &mut verdict) else { break };
         if number % ONE_WITH_FAULTS_IN == ONE_WITH_FAULTS_IN - 1 {
-            let mut dice = SeededRandom::new(programs.seed, &format!("properties faults {number}"));
-            let faults = faults_among(&run.calls, &mut dice);
+            let mut random = SeededRandom::new(programs.seed, &format!("properties faults {number}"));
+            let faults = faults_among(&run.calls, &mut random);
             if play_and_count(target, &program, &faults, &mut verdict).is_none() {
                 break;
             }
@@ -163,16 +164,16 @@ fn detail(target: &StressTarget, trace: &Trace, faults: &[FaultSpec]) -> Option<
 }
 
 /// Chooses some of the calls that were made to fail in the next run.
-fn faults_among(calls: &CallLedger, dice: &mut SeededRandom) -> Vec<FaultSpec> {
+fn faults_among(calls: &CallLedger, random: &mut SeededRandom) -> Vec<FaultSpec> {
     let made: Vec<(CallKind, u64)> = calls.iter().map(|(call, tally)| (call, tally.count)).collect();
     if made.is_empty() {
         return Vec::new();
     }
-    let mut faults: Vec<(CallKind, u64, bool)> = (0..dice.between(1, MOST_FAULTS))
+    let mut faults: Vec<(CallKind, u64, bool)> = (0..random.between(1, MOST_FAULTS))
         .map(|_| {
-            let (call, count) = made[dice.index(made.len())];
+            let (call, count) = made[random.index(made.len())];
             let takes_memory = matches!(call, CallKind::MemAlloc | CallKind::MemCreate | CallKind::MemAllocAsync);
-            (call, dice.between(1, count), takes_memory && dice.chance(0.5))
+            (call, random.between(1, count), takes_memory && random.chance(0.5))
         })
         .collect();
     faults.sort_unstable();
@@ -183,7 +184,8 @@ fn faults_among(calls: &CallLedger, dice: &mut SeededRandom) -> Vec<FaultSpec> {
     faults.into_iter().map(fault).collect()
 }
 
-/// Sizes at which allocators often change their behaviour. One style requests only sizes around them.
+/// Sizes at which allocators often change their behaviour. One style requests only sizes around
+/// them.
 const BORDERS: [u64; 9] = [256, 512, 4 * KIB, 64 * KIB, MIB, 2 * MIB, 10 * MIB, 20 * MIB, 32 * MIB];
 
 /// The sizes of a program's blocks.
@@ -202,26 +204,26 @@ enum SizeStyle {
 }
 
 impl SizeStyle {
-    fn random(dice: &mut SeededRandom, most: u64) -> SizeStyle {
-        match dice.between(0, 4) {
+    fn random(random: &mut SeededRandom, most: u64) -> SizeStyle {
+        match random.between(0, 4) {
             0 => SizeStyle::Small,
             1 => SizeStyle::Magnitudes,
             2 => SizeStyle::Borders,
             3 => SizeStyle::Large,
-            _ => SizeStyle::Few((0..dice.between(2, 5)).map(|_| SizeStyle::Magnitudes.draw(dice, most)).collect()),
+            _ => SizeStyle::Few((0..random.between(2, 5)).map(|_| SizeStyle::Magnitudes.draw(random, most)).collect()),
         }
     }
 
-    fn draw(&self, dice: &mut SeededRandom, most: u64) -> u64 {
+    fn draw(&self, random: &mut SeededRandom, most: u64) -> u64 {
         let bytes = match self {
-            SizeStyle::Small => dice.between(1, 8 * KIB),
+            SizeStyle::Small => random.between(1, 8 * KIB),
             SizeStyle::Magnitudes => {
-                let low = 1 << dice.between(0, u64::from(most.ilog2()));
-                dice.between(low, 2 * low - 1)
+                let low = 1 << random.between(0, u64::from(most.ilog2()));
+                random.between(low, 2 * low - 1)
             }
-            SizeStyle::Borders => BORDERS[dice.index(BORDERS.len())] + dice.between(0, 2) - 1,
-            SizeStyle::Large => dice.between(MIB, (most).max(2 * MIB)),
-            SizeStyle::Few(sizes) => sizes[dice.index(sizes.len())],
+            SizeStyle::Borders => BORDERS[random.index(BORDERS.len())] + random.between(0, 2) - 1,
+            SizeStyle::Large => random.between(MIB, (most).max(2 * MIB)),
+            SizeStyle::Few(sizes) => sizes[random.index(sizes.len())],
         };
         bytes.clamp(1, most)
     }
@@ -229,13 +231,13 @@ impl SizeStyle {
 
 /// The program of this seed and number for this much memory.
 fn random_program(seed: u64, number: u64, memory_bytes: u64) -> Trace {
-    let mut dice = SeededRandom::new(seed, &format!("properties {number}"));
-    let mut writer = ProgramWriter::new(&mut dice, memory_bytes.max(MIB));
-    for _ in 0..dice.between(10, 160) {
-        writer.next(&mut dice);
+    let mut random = SeededRandom::new(seed, &format!("properties {number}"));
+    let mut writer = ProgramWriter::new(&mut random, memory_bytes.max(MIB));
+    for _ in 0..random.between(10, 160) {
+        writer.next(&mut random);
     }
-    if dice.chance(0.5) {
-        writer.wind_down(&mut dice);
+    if random.chance(0.5) {
+        writer.wind_down(&mut random);
     }
     writer.trace.finish(&format!("properties seed {seed} program {number}"))
 }
@@ -262,23 +264,23 @@ struct ProgramWriter {
 }
 
 impl ProgramWriter {
-    fn new(dice: &mut SeededRandom, memory: u64) -> ProgramWriter {
-        let most = memory / [2, 4, 8, 16][dice.index(4)];
+    fn new(random: &mut SeededRandom, memory: u64) -> ProgramWriter {
+        let most = memory / [2, 4, 8, 16][random.index(4)];
         let mut trace = TraceBuilder::new();
         let mut streams = vec![StreamId::DEFAULT];
-        for _ in 0..[0, 0, 1, 2, 3][dice.index(5)] {
+        for _ in 0..[0, 0, 1, 2, 3][random.index(5)] {
             streams.extend(trace.new_stream());
         }
         ProgramWriter {
             trace,
-            sizes: SizeStyle::random(dice, most),
+            sizes: SizeStyle::random(random, most),
             most,
             // From a small part of the memory to more than all of it.
-            fill: memory / 100 * [5, 30, 70, 95, 110][dice.index(5)],
+            fill: memory / 100 * [5, 30, 70, 95, 110][random.index(5)],
             streams,
-            threads: [1, 1, 1, 2, 4][dice.index(5)],
-            busy: [0, 10, 30][dice.index(3)],
-            breaks: [0, 4, 12][dice.index(3)],
+            threads: [1, 1, 1, 2, 4][random.index(5)],
+            busy: [0, 10, 30][random.index(3)],
+            breaks: [0, 4, 12][random.index(3)],
             live: Vec::new(),
             live_bytes: 0,
             host: Vec::new(),
@@ -287,46 +289,46 @@ impl ProgramWriter {
         }
     }
 
-    fn next(&mut self, dice: &mut SeededRandom) {
-        self.trace.set_thread(ThreadId(dice.between(0, u64::from(self.threads) - 1) as u16));
-        if dice.chance(0.2) {
-            self.trace.elapse(Nanos(dice.between(1, 200_000)));
+    fn next(&mut self, random: &mut SeededRandom) {
+        self.trace.set_thread(ThreadId(random.between(0, u64::from(self.threads) - 1) as u16));
+        if random.chance(0.2) {
+            self.trace.elapse(Nanos(random.between(1, 200_000)));
         }
-        let kind = dice.between(0, 99);
+        let kind = random.between(0, 99);
         if kind < self.busy {
-            self.work(dice);
+            self.work(random);
         } else if kind < self.busy + self.breaks {
-            self.pause(dice);
-        } else if self.live_bytes < self.fill && (self.live.is_empty() || dice.chance(0.6)) {
-            self.alloc(dice);
-        } else if dice.chance(0.8) {
-            self.free(dice);
+            self.pause(random);
+        } else if self.live_bytes < self.fill && (self.live.is_empty() || random.chance(0.6)) {
+            self.alloc(random);
+        } else if random.chance(0.8) {
+            self.free(random);
         } else {
             // Sometimes beyond the target, so that memory runs out.
-            self.alloc(dice);
+            self.alloc(random);
         }
     }
 
-    fn alloc(&mut self, dice: &mut SeededRandom) {
-        let bytes = self.sizes.draw(dice, self.most);
-        let stream = self.stream(dice);
+    fn alloc(&mut self, random: &mut SeededRandom) {
+        let bytes = self.sizes.draw(random, self.most);
+        let stream = self.stream(random);
         let slot = self.trace.alloc(bytes, stream, TagId(0));
         self.live.push((slot, bytes, stream));
         self.live_bytes += bytes;
     }
 
-    fn free(&mut self, dice: &mut SeededRandom) {
+    fn free(&mut self, random: &mut SeededRandom) {
         if self.live.is_empty() {
             return;
         }
         // The newest block in half of the cases, because stacks are common.
-        let place = if dice.chance(0.5) { self.live.len() - 1 } else { dice.index(self.live.len()) };
+        let place = if random.chance(0.5) { self.live.len() - 1 } else { random.index(self.live.len()) };
         let (slot, bytes, home) = self.live.remove(place);
         self.live_bytes -= bytes;
-        let elsewhere = self.stream(dice);
-        if elsewhere != home && dice.chance(0.2) {
+        let elsewhere = self.stream(random);
+        if elsewhere != home && random.chance(0.2) {
             // The program must order a free on another stream.
-            let event = self.event(dice);
+            let event = self.event(random);
             self.trace.event_record(event, home);
             self.trace.event_wait(event, elsewhere);
             self.trace.free_on(slot, elsewhere);
@@ -336,37 +338,37 @@ impl ProgramWriter {
     }
 
     /// Keeps a stream busy, often with a block of another stream.
-    fn work(&mut self, dice: &mut SeededRandom) {
-        let stream = self.stream(dice);
-        if !self.live.is_empty() && dice.chance(0.7) {
-            let (slot, _, home) = self.live[dice.index(self.live.len())];
+    fn work(&mut self, random: &mut SeededRandom) {
+        let stream = self.stream(random);
+        if !self.live.is_empty() && random.chance(0.7) {
+            let (slot, _, home) = self.live[random.index(self.live.len())];
             if stream != home {
                 self.trace.use_on(slot, stream);
             }
         }
-        let most = if dice.chance(0.1) { 100_000_000 } else { 2_000_000 };
-        let spin = Work::Spin { nanos: Nanos(dice.between(1_000, most)) };
+        let most = if random.chance(0.1) { 100_000_000 } else { 2_000_000 };
+        let spin = Work::Spin { nanos: Nanos(random.between(1_000, most)) };
         self.trace.work(spin, stream, &[]);
-        if dice.chance(0.1) {
-            let (event, waiting) = (self.event(dice), self.stream(dice));
+        if random.chance(0.1) {
+            let (event, waiting) = (self.event(random), self.stream(random));
             self.trace.event_record(event, stream);
             self.trace.event_wait(event, waiting);
         }
     }
 
-    fn pause(&mut self, dice: &mut SeededRandom) {
-        match dice.between(0, 9) {
+    fn pause(&mut self, random: &mut SeededRandom) {
+        match random.between(0, 9) {
             0..=2 => self.trace.empty_cache(),
             3..=4 => {
                 self.trace.mark(MarkKind::Step, "", self.steps);
                 self.steps += 1;
             }
             5..=6 => {
-                let stream = self.stream(dice);
+                let stream = self.stream(random);
                 self.trace.stream_sync(stream);
             }
             7 => self.trace.device_sync(),
-            8 => self.host.push(self.trace.host_alloc(dice.between(1, MIB))),
+            8 => self.host.push(self.trace.host_alloc(random.between(1, MIB))),
             _ => {
                 if let Some(slot) = self.host.pop() {
                     self.trace.host_free(slot);
@@ -376,30 +378,30 @@ impl ProgramWriter {
     }
 
     /// Frees all blocks in random order, and then the cache.
-    fn wind_down(&mut self, dice: &mut SeededRandom) {
+    fn wind_down(&mut self, random: &mut SeededRandom) {
         while !self.live.is_empty() {
-            let (slot, ..) = self.live.swap_remove(dice.index(self.live.len()));
+            let (slot, ..) = self.live.swap_remove(random.index(self.live.len()));
             self.trace.free(slot);
         }
-        if dice.chance(0.5) {
+        if random.chance(0.5) {
             self.trace.device_sync();
         }
         self.trace.empty_cache();
-        if dice.chance(0.5) {
-            let bytes = self.sizes.draw(dice, self.most);
+        if random.chance(0.5) {
+            let bytes = self.sizes.draw(random, self.most);
             self.trace.alloc(bytes, StreamId::DEFAULT, TagId(0));
         }
     }
 
-    fn stream(&self, dice: &mut SeededRandom) -> StreamId {
-        self.streams[dice.index(self.streams.len())]
+    fn stream(&self, random: &mut SeededRandom) -> StreamId {
+        self.streams[random.index(self.streams.len())]
     }
 
-    fn event(&mut self, dice: &mut SeededRandom) -> TraceEventId {
+    fn event(&mut self, random: &mut SeededRandom) -> TraceEventId {
         if self.recorded.len() < 4 {
             self.recorded.push(self.trace.new_event());
         }
-        self.recorded[dice.index(self.recorded.len())]
+        self.recorded[random.index(self.recorded.len())]
     }
 }
 
@@ -421,8 +423,9 @@ mod tests {
         properties(&target(strategy), &ProgramRange { first: 0, count, seed: 1 }, &|| false)
     }
 
-    /// What each flaw breaks, and the most events of its smallest trace. Programs that use an allocator correctly do not
-    /// find the other flaws: forged handles, requests for 0 bytes, copies.
+    /// What each flaw breaks, and the most events of its smallest trace. Programs that use an
+    /// allocator correctly do not find the other flaws: forged handles, requests for 0 bytes,
+    /// copies.
     const SEEDED: [(Flaw, &str, usize); 18] = [
         (Flaw::OverlappingSplit, "layout", 1),
         (Flaw::Misaligned, "alignment", 1),

@@ -1,9 +1,10 @@
 //! Shrinks a failing trace.
 //!
-//! Delta debugging: first whole blocks (request, uses and free together), then single events; blocks that matter only by
-//! their total size are joined; then the rest is simplified: one thread, few streams, small round sizes, no unused table
-//! entries. Every candidate is a valid trace, so that a failure is the strategy's and not the program's. This file does
-//! not know strategies: the caller decides whether a trace still fails.
+//! Delta debugging: first whole blocks (request, uses and free together), then single events;
+//! blocks that matter only by their total size are joined; then the rest is simplified: one thread,
+//! few streams, small round sizes, no unused table entries. Every candidate is a valid trace, so
+//! that a failure is the strategy's and not the program's. This file does not know strategies: the
+//! caller decides whether a trace still fails.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,8 +16,8 @@ use crate::{
     trace::{BlockSlot, Event, NO_OPERAND, Op, Tables, Trace, check},
 };
 
-/// Returns the smallest trace found for which `still_fails` holds, or `trace` itself if nothing smaller fails. Tries at
-/// most `most_tries` traces.
+/// Returns the smallest trace found for which `still_fails` holds, or `trace` itself if nothing
+/// smaller fails. Tries at most `most_tries` traces.
 ///
 /// With enough tries, no block and no event of the result can be removed.
 pub fn shrink(trace: &Trace, still_fails: &mut dyn FnMut(&Trace) -> bool, most_tries: usize) -> Trace {
@@ -62,7 +63,8 @@ impl ShrinkSearch<'_> {
         fails
     }
 
-    /// Removes the events after the failure by bisection. A strategy that fails without any event needs no search.
+    /// Removes the events after the failure by bisection. A strategy that fails without any event
+    /// needs no search.
     fn cut_end(&mut self) {
         if self.accept(self.best.first(0)) {
             return;
@@ -95,7 +97,8 @@ impl ShrinkSearch<'_> {
         let mut blocks = self.best.blocks();
         while let Some(block) = blocks.pop() {
             if let Some(&into) = blocks.last() {
-                // Memory runs out by pages, and each of the two may have filled its last page only in part.
+                // Memory runs out by pages, and each of the two may have filled its last page only
+                // in part.
                 let pages = |block| round_up(self.best.size_of(block), 2 * MIB);
                 let together = pages(into).saturating_add(pages(block));
                 self.accept(self.best.with_size(into, together).without_blocks(&[block]));
@@ -123,7 +126,8 @@ impl ShrinkSearch<'_> {
             if self.tries_left == 0 || (size == 1 && !dropped) {
                 return;
             }
-            // Single pieces are tried repeatedly: one that was needed before may not be needed any more.
+            // Single pieces are tried repeatedly: one that was needed before may not be needed any
+            // more.
             size = (size / 2).max(1);
         }
     }
@@ -166,17 +170,17 @@ impl ShrinkSearch<'_> {
     }
 }
 
-/// Smaller and rounder sizes, the smallest first: powers of two from 512 on and one byte more than those, then the size
-/// rounded down to whole MiB, KiB and 512 bytes.
+/// Smaller and rounder sizes, the smallest first: powers of two from 512 on and one byte more than
+/// those, then the size rounded down to whole MiB, KiB and 512 bytes.
 fn rounder_than(bytes: u64) -> impl Iterator<Item = u64> {
     let powers = (9..63).flat_map(|power| [1 << power, (1 << power) + 1]).take_while(move |&power| power < bytes);
     let cut = [MIB, KIB, 512].map(|unit| bytes / unit * unit);
     powers.chain(cut.into_iter().filter(move |&cut| cut > 0 && cut < bytes && !cut.is_power_of_two()))
 }
 
-/// A trace from which parts can be removed. Blocks have unique numbers here instead of recycled slots. After every edit
-/// the rest becomes a valid trace again: slots are dense, nothing is used that does not exist, and the tables hold only
-/// what events name.
+/// A trace from which parts can be removed. Blocks have unique numbers here instead of recycled
+/// slots. After every edit the rest becomes a valid trace again: slots are dense, nothing is used
+/// that does not exist, and the tables hold only what events name.
 #[derive(Clone, Debug)]
 struct EditableTrace {
     parts: Vec<EditableEvent>,
@@ -209,7 +213,8 @@ impl EditableTrace {
             }
             let mut event = *event;
             for slot in slots_of(&mut event.op) {
-                // A slot that was never allocated gets a number that no block has, and is left out below.
+                // A slot that was never allocated gets a number that no block has, and is left out
+                // below.
                 *slot = blocks_by_slot.get(slot).copied().unwrap_or(NO_OPERAND - 1);
             }
             parts.push(EditableEvent { number, event });
@@ -327,7 +332,8 @@ impl EditableTrace {
         EditableTrace { parts, tables: Arc::clone(&self.tables) }
     }
 
-    /// Removes uses of blocks that are no longer allocated and waits for events that are no longer recorded.
+    /// Removes uses of blocks that are no longer allocated and waits for events that are no longer
+    /// recorded.
     fn keep_valid(&self, mut parts: Vec<EditableEvent>) -> EditableTrace {
         let (mut blocks, mut recorded) = (BTreeSet::new(), BTreeSet::new());
         parts.retain_mut(|part| match &mut part.event.op {
@@ -559,29 +565,29 @@ mod tests {
 
     #[test]
     fn two_of_hundreds_of_blocks_remain() {
-        let mut story = TraceBuilder::new();
-        let stream = story.new_stream().unwrap();
+        let mut builder = TraceBuilder::new();
+        let stream = builder.new_stream().unwrap();
         for number in 0..300 {
             let slot =
-                story.alloc(7_000_001 + number, if number % 3 == 0 { stream } else { StreamId::DEFAULT }, TagId(0));
+                builder.alloc(7_000_001 + number, if number % 3 == 0 { stream } else { StreamId::DEFAULT }, TagId(0));
             if number % 50 != 7 {
-                story.free(slot);
+                builder.free(slot);
             }
         }
         let large = |trace: &Trace| kept(trace).iter().filter(|&&bytes| bytes > 3_000_000).count() >= 2;
-        let small = shrink(&story.finish("large"), &mut |trace| large(trace), ENOUGH);
+        let small = shrink(&builder.finish("large"), &mut |trace| large(trace), ENOUGH);
         assert_eq!(kept(&small), [4 * MIB, 4 * MIB]);
         assert_eq!((small.events.len(), small.tables.streams().len()), (2, 1));
     }
 
     #[test]
     fn blocks_are_joined() {
-        let mut story = TraceBuilder::new();
+        let mut builder = TraceBuilder::new();
         for _ in 0..40 {
-            story.alloc(7 * MIB, StreamId::DEFAULT, TagId(0));
+            builder.alloc(7 * MIB, StreamId::DEFAULT, TagId(0));
         }
         let full = |trace: &Trace| kept(trace).iter().sum::<u64>() > 200 * MIB;
-        assert_eq!(kept(&shrink(&story.finish("full"), &mut |trace| full(trace), ENOUGH)).len(), 1);
+        assert_eq!(kept(&shrink(&builder.finish("full"), &mut |trace| full(trace), ENOUGH)).len(), 1);
     }
 
     #[test]

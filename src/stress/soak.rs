@@ -1,15 +1,16 @@
-//! `stress soak`: a long mixed program in memory that is nearly full, on a driver that fails now and then.
+//! `stress soak`: a long mixed program in memory that is nearly full, on a driver that fails now
+//! and then.
 //!
-//! One strategy runs one program after another. Contents are checked as by [`Integrity`](super::Integrity), and its other
-//! promises as well. Any driver call may fail at random, and is then repeated. The report says how full memory was and how
-//! much of it was idle.
+//! One strategy runs one program after another. Contents are checked as by `stress integrity`, and
+//! its other promises as well. Any driver call may fail at random, and is then repeated. The report
+//! says how full memory was and how much of it was idle.
 
 use std::{sync::atomic::Ordering, time::Instant};
 
 use super::{
-    StressFailure, StressTarget, TargetError,
+    StressFailure, TargetError,
     checked_run::{catch_panic, panic_message},
-    integrity::{BlockSizes, PatternPlayer, ProgramMix, StopCondition, integrity_program},
+    integrity::{EnduranceTest, PatternPlayer, ProgramMix, StopCondition, integrity_program},
     state::{EnduranceOutcome, IntegrityCounts},
 };
 use crate::{
@@ -24,39 +25,25 @@ use crate::{
 
 /// The name of this kind of stress.
 const KIND: &str = "soak";
-/// Live bytes that the program aims for, as a share of the memory: more than there is, so that occupancy depends on the
-/// strategy. Requests that fail are counted and left out.
+/// Live bytes that the program aims for, as a share of the memory: more than there is, so that
+/// occupancy depends on the strategy. Requests that fail are counted and left out.
 const WANTED_PERCENT: u64 = 150;
 /// The same for long-lived blocks.
 const LONG_LIVED_PERCENT: u64 = 130;
-/// No block is larger than the memory divided by this: at this occupancy most larger ones would not fit.
+/// No block is larger than the memory divided by this: at this occupancy most larger ones would not
+/// fit.
 const LARGEST_PART: u64 = 64;
 /// Blocks per program, without long-lived ones.
 const PROGRAM_BLOCKS: u64 = 1_500;
 /// How often a failing call is tried.
 const TRIES: u32 = 16;
 
-/// The test of one strategy.
-#[derive(Clone, Debug)]
-pub struct Soak {
-    /// The strategy and device; its memory must be set.
-    pub target: StressTarget,
-    /// Host threads.
-    pub threads: u16,
-    /// Streams, the default one among them.
-    pub streams: u16,
-    /// Sizes of blocks.
-    pub sizes: BlockSizes,
-    /// The seed of the programs and faults.
-    pub seed: u64,
-    /// One driver call in this many fails; 0 for none.
-    pub fault_one_in: u64,
-}
-
-impl Soak {
-    /// Tests the strategy until the stop condition holds, and reports the counts to `progress` now and then.
-    pub fn run(
+impl EnduranceTest {
+    /// Soaks the strategy until the stop condition holds. One driver call in `fault_one_in` fails;
+    /// none if it is 0.
+    pub fn soak(
         &self,
+        fault_one_in: u64,
         until: &StopCondition<'_>,
         progress: &mut dyn FnMut(&IntegrityCounts),
     ) -> Result<EnduranceOutcome, TargetError> {
@@ -66,11 +53,11 @@ impl Soak {
         };
         let begin = Instant::now();
         let random = SeededRandom::new(self.seed, "soak faults").into_rng();
-        let device = FaultyDevice::with(FaultPlan::none().fail_one_in(self.fault_one_in, random), device);
+        let device = FaultyDevice::with(FaultPlan::none().fail_one_in(fault_one_in, random), device);
         let injected = device.interceptor().injected();
         let device: Box<dyn Device> = Box::new(device);
         let mut player =
-            PatternPlayer::new(CheckedStrategy::new(strategy), device, if self.fault_one_in == 0 { 1 } else { TRIES });
+            PatternPlayer::new(CheckedStrategy::new(strategy), device, if fault_one_in == 0 { 1 } else { TRIES });
         let mut count = |player: &mut PatternPlayer<_>| {
             let checked: &CheckedStrategy<_> = &player.strategy;
             player.counts.violations = checked.violation_count();
@@ -81,7 +68,7 @@ impl Soak {
         let played = catch_panic(|| {
             let mut number = 0;
             while !until.is_reached(&player.counts) && player.damaged.is_empty() && player.counts.violations == 0 {
-                let trace = integrity_program(&self.mix(), self.seed.wrapping_add(number), PROGRAM_BLOCKS);
+                let trace = integrity_program(&self.soak_mix(), self.seed.wrapping_add(number), PROGRAM_BLOCKS);
                 player.play(&trace, until.over)?;
                 count(&mut player);
                 number += 1;
@@ -104,11 +91,11 @@ impl Soak {
             }
             Err(payload) => Some(panic_message(&*payload)),
         });
-        outcome.failures.extend(broken.map(|detail| self.failure(detail)));
+        outcome.failures.extend(broken.map(|detail| self.soak_failure(fault_one_in, detail)));
         Ok(outcome)
     }
 
-    fn mix(&self) -> ProgramMix {
+    fn soak_mix(&self) -> ProgramMix {
         let memory = self.target.memory_bytes.unwrap_or(u64::MAX);
         ProgramMix {
             threads: self.threads,
@@ -121,13 +108,13 @@ impl Soak {
     }
 
     /// A soak is too long for a trace; the seed repeats it on the simulated device.
-    fn failure(&self, detail: String) -> StressFailure {
+    fn soak_failure(&self, fault_one_in: u64, detail: String) -> StressFailure {
         StressFailure {
             found_by: KIND,
             strategy: self.target.strategy.to_string(),
             detail,
             trace: None,
-            conditions: vec![format!("--fault-one-in {}", self.fault_one_in)],
+            conditions: vec![format!("--fault-one-in {}", fault_one_in)],
         }
     }
 }
@@ -135,13 +122,17 @@ impl Soak {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{base::MIB, strategy::STRATEGIES};
+    use crate::{
+        base::MIB,
+        strategy::STRATEGIES,
+        stress::{BlockSizes, StressTarget},
+    };
 
     fn soak(strategy: &str, fault_one_in: u64) -> EnduranceOutcome {
         let target = StressTarget::simulated(strategy, 256 * MIB);
-        let soak = Soak { target, threads: 4, streams: 3, sizes: BlockSizes::MIXED, seed: 1, fault_one_in };
+        let test = EnduranceTest { target, threads: 4, streams: 3, sizes: BlockSizes::MIXED, seed: 1 };
         let until = StopCondition { blocks: Some(1), over: &|| false };
-        soak.run(&until, &mut |_| {}).unwrap()
+        test.soak(fault_one_in, &until, &mut |_| {}).unwrap()
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Counts of `stress integrity` and `stress soak`, and the file (`--state`) in which they add up over several runs.
+//! Counts of `stress integrity` and `stress soak`, and the file (`--state`) in which they add up
+//! over several runs.
 
 use serde::{Deserialize, Serialize};
 

@@ -65,7 +65,8 @@ impl StressTarget {
         Ok((strategy, device))
     }
 
-    /// A fresh device with the target's memory. A plugin keeps its limit itself and sees all memory.
+    /// A fresh device with the target's memory. A plugin keeps its limit itself and sees all
+    /// memory.
     pub fn open_device(&self) -> Result<Box<dyn Device>, TargetError> {
         Ok(capped(self.device.open()?, plugin::cap(&self.strategy, self.memory_bytes)))
     }
@@ -84,7 +85,8 @@ impl StressTarget {
         }
     }
 
-    /// The same target with a shorter time-out for plugin calls: shrinking a trace that hangs tries many that hang.
+    /// The same target with a shorter time-out for plugin calls: shrinking a trace that hangs tries
+    /// many that hang.
     #[must_use]
     pub fn hurried(&self) -> StressTarget {
         StressTarget { strategy: plugin::hurried(&self.strategy), ..self.clone() }

@@ -1,5 +1,5 @@
-//! A case: a workload, a strategy, a device, and everything else that decides what is measured. How a suite unfolds into
-//! cases, how cases are chosen, and how a list of cases is identified.
+//! A case: a workload, a strategy, a device, and everything else that decides what is measured. How
+//! a suite unfolds into cases, how cases are chosen, and how a list of cases is identified.
 
 use std::{collections::BTreeMap, fs, sync::Arc};
 
@@ -79,7 +79,8 @@ pub struct CaseSettings {
 }
 
 impl SuiteFile {
-    /// All cases of the suite in a fixed order: groups, then workloads and trace files, strategies, limits and seeds.
+    /// All cases of the suite in a fixed order: groups, then workloads and trace files, strategies,
+    /// limits and seeds.
     pub fn cases(&self, settings: &CaseSettings) -> Result<Vec<Case>, SuiteError> {
         let mut cases = Vec::new();
         for group in &self.group {
@@ -107,8 +108,8 @@ impl SuiteFile {
         }
     }
 
-    /// Trace files of the suite that do not exist in the current folder. A built-in suite skips their cases if it has others;
-    /// for other suites they are an error.
+    /// Trace files of the suite that do not exist in the current folder. A built-in suite skips
+    /// their cases if it has others; for other suites they are an error.
     #[must_use]
     pub fn absent_files(&self) -> Vec<&str> {
         let names = self.group.iter().flat_map(|group| self.names(group));
@@ -210,9 +211,10 @@ impl SuiteFile {
     }
 }
 
-/// A fingerprint of the settings of cases, the text of their recipes and the length of their trace files. An id names a case
-/// but does not determine it: another machine may have another recipe or recording of the same name. Shards with different
-/// fingerprints do not form one run. The bytes of trace files are not read, because a recording may have gigabytes.
+/// A fingerprint of the settings of cases, the text of their recipes and the length of their trace
+/// files. An id names a case but does not determine it: another machine may have another recipe or
+/// recording of the same name. Shards with different fingerprints do not form one run. The bytes of
+/// trace files are not read, because a recording may have gigabytes.
 #[must_use]
 pub fn contents(cases: &[Case]) -> String {
     let mut sources: BTreeMap<&str, String> = BTreeMap::new();
@@ -246,8 +248,8 @@ fn source_fingerprint(case: &Case) -> String {
 
 /// Chooses cases by their id.
 ///
-/// A pattern is a part of the id, or a glob over the whole id if it contains `*`. A case is chosen if any `only` pattern
-/// matches, or there is none, and no `skip` pattern does.
+/// A pattern is a part of the id, or a glob over the whole id if it contains `*`. A case is chosen
+/// if any `only` pattern matches, or there is none, and no `skip` pattern does.
 #[derive(Clone, Debug, Default)]
 pub struct CaseFilter {
     /// Only these.

@@ -1,14 +1,11 @@
 //! The TOML file of a suite.
 //!
-//! Suites in `suites/` are built into the binary. A file of the same name in `suites/` of the current folder takes
-//! precedence.
+//! Suites in `suites/` are built into the binary. A file of the same name in `suites/` of the
+//! current folder takes precedence.
 
 use std::{fmt, fs, path::Path, str::FromStr, time::Duration};
 
-use serde::{
-    Deserialize, Deserializer,
-    de::{self, SeqAccess, Visitor},
-};
+use serde::Deserialize;
 
 use super::SuiteError;
 use crate::{
@@ -74,7 +71,8 @@ impl SuiteKind {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SuiteGroup {
-    /// Names of workloads, paths of trace files (`*` is allowed in the last part), or `"all"` workloads.
+    /// Names of workloads, paths of trace files (`*` is allowed in the last part), or `"all"`
+    /// workloads.
     pub workloads: NameSelection,
     /// Workloads to leave out of `"all"`; `*` stands for any characters.
     #[serde(default)]
@@ -110,7 +108,8 @@ pub struct SuiteGroup {
 }
 
 /// A list of names, or all.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "WordOrNames")]
 pub enum NameSelection {
     /// All registered ones.
     All,
@@ -124,29 +123,23 @@ impl Default for NameSelection {
     }
 }
 
-impl<'de> Deserialize<'de> for NameSelection {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct NamesOrAll;
-        impl<'de> Visitor<'de> for NamesOrAll {
-            type Value = NameSelection;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("\"all\" or a list of names")
-            }
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<NameSelection, E> {
-                match text {
-                    "all" => Ok(NameSelection::All),
-                    other => Err(E::custom(format!("'{other}' is neither \"all\" nor a list; write [\"{other}\"]"))),
-                }
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut names: A) -> Result<NameSelection, A::Error> {
-                let mut list = Vec::new();
-                while let Some(name) = names.next_element()? {
-                    list.push(name);
-                }
-                Ok(NameSelection::Names(list))
-            }
+/// The two forms of a [`NameSelection`] in TOML.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "write \"all\" or a list of names")]
+enum WordOrNames {
+    Word(String),
+    Names(Vec<String>),
+}
+
+impl TryFrom<WordOrNames> for NameSelection {
+    type Error = String;
+
+    fn try_from(written: WordOrNames) -> Result<NameSelection, String> {
+        match written {
+            WordOrNames::Word(word) if word == "all" => Ok(NameSelection::All),
+            WordOrNames::Word(word) => Err(format!("'{word}' is neither \"all\" nor a list; write [\"{word}\"]")),
+            WordOrNames::Names(names) => Ok(NameSelection::Names(names)),
         }
-        deserializer.deserialize_any(NamesOrAll)
     }
 }
 
@@ -162,8 +155,8 @@ impl SuiteFile {
         CATALOG.all()
     }
 
-    /// The suite of that name, or the file at that path (a text that ends in `.toml` or has a separator). For a name
-    /// `suites/NAME.toml` takes precedence over the built-in suite.
+    /// The suite of that name, or the file at that path (a text that ends in `.toml` or has a
+    /// separator). For a name `suites/NAME.toml` takes precedence over the built-in suite.
     pub fn load(name_or_path: &str) -> Result<SuiteFile, SuiteError> {
         if name_or_path.ends_with(".toml") || name_or_path.contains('/') {
             return SuiteFile::from_file(Path::new(name_or_path));
@@ -237,8 +230,8 @@ fn yes() -> bool {
     true
 }
 
-/// The longest wall time of a case, written `90s` or `5m`. A longer case is ended from outside, so it runs in its own
-/// process.
+/// The longest wall time of a case, written `90s` or `5m`. A longer case is ended from outside, so
+/// it runs in its own process.
 ///
 /// ```
 /// use oomph::suite::CaseTimeout;
@@ -247,7 +240,8 @@ fn yes() -> bool {
 /// assert!("0s".parse::<CaseTimeout>().is_err());
 /// # Ok::<(), oomph::suite::CaseTimeoutError>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
 pub struct CaseTimeout(Duration);
 
 /// A text that is not a time-out.
@@ -288,9 +282,11 @@ impl fmt::Display for CaseTimeout {
     }
 }
 
-impl<'de> Deserialize<'de> for CaseTimeout {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<CaseTimeout, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+impl TryFrom<String> for CaseTimeout {
+    type Error = CaseTimeoutError;
+
+    fn try_from(text: String) -> Result<CaseTimeout, CaseTimeoutError> {
+        text.parse()
     }
 }
 

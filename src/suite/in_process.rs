@@ -30,7 +30,8 @@ pub struct InProcess<'a> {
 
 impl CaseRunner for InProcess<'_> {
     fn run(&self, case: &Case) -> CaseOutcome {
-        // A panic is a bug in oomph, but it must fail only one case. Unwinding drops the device, which frees everything.
+        // A panic is a bug in oomph, but it must fail only one case. Unwinding drops the device,
+        // which frees everything.
         let attempt = catch_unwind(AssertUnwindSafe(|| try_run(case, self.stop)));
         match attempt {
             Ok(Ok(outcome)) => outcome,
@@ -83,8 +84,9 @@ fn replay_of<'a>(case: &'a Case, stop: Option<&'a AtomicBool>) -> Replay<'a> {
         .options(options)
 }
 
-/// Times the case with the source in memory. Every thread plays its own copy: those of a workload differ by their seeds,
-/// those of a trace file do not. Copies share the strategy, and each requests the blocks of an initial layout itself.
+/// Times the case with the source in memory. Every thread plays its own copy: those of a workload
+/// differ by their seeds, those of a trace file do not. Copies share the strategy, and each
+/// requests the blocks of an initial layout itself.
 fn time(case: &Case, replay: &Replay<'_>) -> Result<Vec<TimingRecord>, CaseError> {
     let source = in_memory(&case.source)?;
     let mut timings = vec![measure::time(&case.label, &*source, || replay.open(), &replay.options, TIMED_PASSES)?];
@@ -98,13 +100,14 @@ fn time(case: &Case, replay: &Replay<'_>) -> Result<Vec<TimingRecord>, CaseError
     Ok(timings)
 }
 
-/// The source in memory, so that timings exclude generating or parsing it. A recording that begins in the middle stays
-/// as it is: it is in memory, and a trace has no initial layout.
+/// The source in memory, so that timings exclude generating or parsing it. A recording that begins
+/// in the middle stays as it is: it is in memory, and a trace has no initial layout.
 fn in_memory(source: &Arc<dyn Source>) -> Result<Arc<dyn Source>, TraceError> {
     Ok(if source.initial_layout().is_some() { Arc::clone(source) } else { Arc::new(Trace::read(&**source)?) })
 }
 
-/// Measures on its own device, which is closed afterwards, so that its memory is available to the timed passes.
+/// Measures on its own device, which is closed afterwards, so that its memory is available to the
+/// timed passes.
 fn measure_once(case: &Case, replay: &Replay<'_>) -> Result<(CaseRecord, CaseDetail), CaseError> {
     Ok(measure_opened(case, replay.open()?, &replay.options))
 }
@@ -121,9 +124,9 @@ fn measure_opened(case: &Case, opened: OpenedAllocator, options: &ReplayOptions<
     (record, detail)
 }
 
-/// Compares a case's device with a simulated one under the same limit: on its device, on that device's recorded answers, and
-/// on the simulated device. Errors are part of the record. The case's settings for failing requests and for timing are not
-/// used.
+/// Compares a case's device with a simulated one under the same limit: on its device, on that
+/// device's recorded answers, and on the simulated device. Errors are part of the record. The
+/// case's settings for failing requests and for timing are not used.
 ///
 /// ```
 /// use std::sync::atomic::AtomicBool;

@@ -1,8 +1,8 @@
 //! Which cases to run, and running them.
 //!
-//! A suite is a TOML file ([`SuiteFile`]) that unfolds into [`Case`]s. A [`CaseRunner`] runs a case: [`InProcess`], or a
-//! [`WorkerProcess`] for cases that might end the process; [`Isolation`] decides. The module reports [`CaseProgress`]; it
-//! neither prints nor writes files.
+//! A suite is a TOML file ([`SuiteFile`]) that unfolds into [`Case`]s. A [`CaseRunner`] runs a
+//! case: [`InProcess`], or a [`WorkerProcess`] for cases that might end the process; [`Isolation`]
+//! decides. The module reports [`CaseProgress`]; it neither prints nor writes files.
 
 mod case;
 mod file;

@@ -1,7 +1,8 @@
 //! Which cases of a run belong to one shard, so that several machines can share a run.
 //!
-//! The rule depends only on the position and the id of a case, so every shard can compute it, and each case is in exactly
-//! one shard. The assignment is saved beside the results, so that merging them does not need the rule.
+//! The rule depends only on the position and the id of a case, so every shard can compute it, and
+//! each case is in exactly one shard. The assignment is saved beside the results, so that merging
+//! them does not need the rule.
 
 use std::{collections::BTreeSet, fmt, str::FromStr};
 
@@ -80,8 +81,8 @@ pub enum PartitionError {
 }
 
 impl Partition {
-    /// The shard of a task in a Slurm job array: one shard per task, cases assigned in turn. `variable` reads the
-    /// environment.
+    /// The shard of a task in a Slurm job array: one shard per task, cases assigned in turn.
+    /// `variable` reads the environment.
     pub fn of_array_task(variable: impl Fn(&str) -> Option<String>) -> Result<Partition, PartitionError> {
         let number = |name: &'static str| match variable(name) {
             None => Err(PartitionError::NoArray { variable: name }),

@@ -1,4 +1,5 @@
-//! The recordings of one distributed program: one file per rank, in a folder or by a pattern. Does not read the files.
+//! The recordings of one distributed program: one file per rank, in a folder or by a pattern. Does
+//! not read the files.
 
 use std::{
     cmp::Ordering,
@@ -17,8 +18,8 @@ const COMPRESSED: [&str; 3] = ["gz", "xz", "zst"];
 
 /// The most memory for files that are read at the same time, unless a single one takes more.
 const MOST_MEMORY_BYTES: u64 = 4 * GIB;
-/// Memory per byte of a recording while it is read (measured with 10 million events: 797 MiB for 390 MiB), and its length
-/// per byte of a compressed file (measured: 20 to 57).
+/// Memory per byte of a recording while it is read (measured with 10 million events: 797 MiB for
+/// 390 MiB), and its length per byte of a compressed file (measured: 20 to 57).
 const MEMORY_OF_LENGTH: u64 = 2;
 const LENGTH_OF_COMPRESSED: u64 = 60;
 
@@ -31,8 +32,8 @@ pub struct RankFile {
     pub path: PathBuf,
 }
 
-/// The files of all ranks, `2` before `10`; `None` if `name` is neither a folder nor a pattern. `*` may stand for parts of file
-/// and folder names. Subfolders of a folder are not searched.
+/// The files of all ranks, `2` before `10`; `None` if `name` is neither a folder nor a pattern. `*`
+/// may stand for parts of file and folder names. Subfolders of a folder are not searched.
 ///
 /// ```no_run
 /// let ranks = oomph::suite::rank_files("snapshots/")?.unwrap_or_default();
@@ -66,7 +67,8 @@ fn entries(folder: &Path) -> Vec<OsString> {
     names.filter(|name| !name.as_encoded_bytes().starts_with(b".")).collect()
 }
 
-/// The paths that match a pattern with `*` in any of its parts, and their names from the first such part on.
+/// The paths that match a pattern with `*` in any of its parts, and their names from the first such
+/// part on.
 fn matching(pattern: &Path) -> Vec<(String, PathBuf)> {
     let mut found = vec![(String::new(), PathBuf::new())];
     for part in pattern {

@@ -1,5 +1,5 @@
-//! Runs cases: in parallel where only simulated time counts, alone where wall-clock time is measured. Chooses the process
-//! of each case, and adds the bound of its source.
+//! Runs cases: in parallel where only simulated time counts, alone where wall-clock time is
+//! measured. Chooses the process of each case, and adds the bound of its source.
 
 use std::{
     sync::{
@@ -62,8 +62,9 @@ pub enum CaseProgress<'a> {
     Finished(&'a Case, Box<CaseOutcome>),
 }
 
-/// Runs `cases` on `jobs` threads; timed cases and those on a real device run afterwards, one at a time. Once `stop` is set
-/// no further case starts, and running ones are finished. The listener is called on this thread, in order of completion.
+/// Runs `cases` on `jobs` threads; timed cases and those on a real device run afterwards, one at a
+/// time. Once `stop` is set no further case starts, and running ones are finished. The listener is
+/// called on this thread, in order of completion.
 pub fn run(
     cases: &[Case],
     runner: &dyn CaseRunner,
@@ -78,8 +79,8 @@ pub fn run(
     run_in_lanes(&alone, runner, &[None], stop, &mut listener);
 }
 
-/// Runs `cases` on all of `devices`, one case per device at a time. Cases timed on a simulated device need the cores of this
-/// machine, so they run afterwards, one at a time.
+/// Runs `cases` on all of `devices`, one case per device at a time. Cases timed on a simulated
+/// device need the cores of this machine, so they run afterwards, one at a time.
 pub fn run_on(
     devices: &[DeviceSpec],
     cases: &[Case],
@@ -94,7 +95,8 @@ pub fn run_on(
     run_in_lanes(&alone, runner, &lanes[..lanes.len().min(1)], stop, &mut listener);
 }
 
-/// Every lane takes the next case as soon as it is free, and runs it on the lane's device or on the case's own.
+/// Every lane takes the next case as soon as it is free, and runs it on the lane's device or on the
+/// case's own.
 fn run_in_lanes(
     cases: &[&Case],
     runner: &dyn CaseRunner,
@@ -130,8 +132,8 @@ fn run_in_lanes(
     });
 }
 
-/// Runs the case on one of several equal devices. The device is noted beside the row, because the row must not depend on it.
-/// Simulated devices are all the same.
+/// Runs the case on one of several equal devices. The device is noted beside the row, because the
+/// row must not depend on it. Simulated devices are all the same.
 fn run_on_device(case: &Case, runner: &dyn CaseRunner, device: &DeviceSpec) -> CaseOutcome {
     let mut outcome = runner.run(&Case { device: device.clone(), ..case.clone() });
     outcome.detail.ran_on = (!device.is_simulated()).then(|| device.to_string());
@@ -141,8 +143,9 @@ fn run_on_device(case: &Case, runner: &dyn CaseRunner, device: &DeviceSpec) -> C
 /// Which cases run in their own process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Isolation {
-    /// Cases on a real device, because some errors make it unusable for the process; cases with a plugin, which may do
-    /// anything; and cases with a time-out, because only a process can be ended from outside.
+    /// Cases on a real device, because some errors make it unusable for the process; cases with a
+    /// plugin, which may do anything; and cases with a time-out, because only a process can be
+    /// ended from outside.
     #[default]
     Auto,
     /// All cases.
@@ -182,8 +185,9 @@ impl CaseRunner for IsolatingRunner<'_> {
     }
 }
 
-/// Runs cases with another runner and adds the bound of the source, and the packing if requested, to the rows of measured
-/// cases. Both are the same under every strategy, limit and device, so they are computed once per source.
+/// Runs cases with another runner and adds the bound of the source, and the packing if requested,
+/// to the rows of measured cases. Both are the same under every strategy, limit and device, so they
+/// are computed once per source.
 pub struct WithNeeds<'a> {
     runner: &'a dyn CaseRunner,
     pack_within: Option<PackingBudget>,
@@ -200,7 +204,8 @@ impl<'a> WithNeeds<'a> {
         WithNeeds { runner, pack_within, known: Mutex::default() }
     }
 
-    /// The needs of a case's source. For a source that cannot be read the case itself reports the error.
+    /// The needs of a case's source. For a source that cannot be read the case itself reports the
+    /// error.
     fn needs(&self, case: &Case) -> Option<MemoryNeeds> {
         let entry = {
             let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -277,17 +282,17 @@ mod tests {
     fn each_device_runs_one_case_at_a_time() {
         let devices: Vec<DeviceSpec> = (0..4).map(|number| format!("cuda:{number}").parse().unwrap()).collect();
         let cases: Vec<Case> = (0..40).map(|number| real_case("checkerboard", number % 2 == 0)).collect();
-        let (watching, mut told) = (RecordingRunner::default(), Vec::new());
-        run_on(&devices, &cases, &watching, &AtomicBool::new(false), |progress| {
+        let (runner, mut seen) = (RecordingRunner::default(), Vec::new());
+        run_on(&devices, &cases, &runner, &AtomicBool::new(false), |progress| {
             if let CaseProgress::Finished(_, outcome) = progress {
-                told.push(outcome.detail.ran_on.unwrap());
+                seen.push(outcome.detail.ran_on.unwrap());
             }
         });
-        let mut all = watching.all.into_inner().unwrap();
+        let mut all = runner.all.into_inner().unwrap();
         assert_eq!(all.len(), 40);
         all.sort();
-        told.sort();
-        assert_eq!(told, all, "the device of every case is noted");
+        seen.sort();
+        assert_eq!(seen, all, "the device of every case is noted");
         all.dedup();
         assert_eq!(all, ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]);
     }
@@ -296,9 +301,9 @@ mod tests {
     fn simulated_timed_cases_run_alone() {
         let fleet: DeviceFleet = "4xsim".parse().unwrap();
         let cases = vec![Case { timed: true, ..test_case("checkerboard", "null") }; 6];
-        let watching = RecordingRunner::default();
-        run_on(fleet.members(), &cases, &watching, &AtomicBool::new(false), |_| {});
-        assert_eq!(watching.most_at_once.into_inner().unwrap(), 1);
+        let runner = RecordingRunner::default();
+        run_on(fleet.members(), &cases, &runner, &AtomicBool::new(false), |_| {});
+        assert_eq!(runner.most_at_once.into_inner().unwrap(), 1);
     }
 
     #[test]
@@ -324,9 +329,9 @@ mod tests {
     #[test]
     fn no_case_starts_after_a_stop() {
         let fleet: DeviceFleet = "2xsim".parse().unwrap();
-        let watching = RecordingRunner::default();
-        run_on(fleet.members(), &[test_case("checkerboard", "null")], &watching, &AtomicBool::new(true), |_| {});
-        assert!(watching.all.into_inner().unwrap().is_empty());
+        let runner = RecordingRunner::default();
+        run_on(fleet.members(), &[test_case("checkerboard", "null")], &runner, &AtomicBool::new(true), |_| {});
+        assert!(runner.all.into_inner().unwrap().is_empty());
     }
 
     #[test]

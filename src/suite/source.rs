@@ -1,6 +1,8 @@
-//! What users name as SOURCE, and the sources of a suite's cases: a workload, a workload TOML, or a trace file.
+//! What users name as SOURCE, and the sources of a suite's cases: a workload, a workload TOML, or a
+//! trace file.
 //!
-//! A PyTorch snapshot is verified first, which finds the calls of `empty_cache` that the file itself does not record.
+//! A PyTorch snapshot is verified first, which finds the calls of `empty_cache` that the file
+//! itself does not record.
 
 use std::{
     fs,
@@ -26,7 +28,8 @@ use crate::{
     },
 };
 
-/// A source by name, with everything that determines its events, so that every process reads the same.
+/// A source by name, with everything that determines its events, so that every process reads the
+/// same.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceSpec {
     /// The name of a workload, or the path of a recipe or trace file.
@@ -42,7 +45,8 @@ pub struct SourceSpec {
 /// A source that cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
-    /// The recipe or its parameters are wrong; boxed, because it is much larger than the other variants.
+    /// The recipe or its parameters are wrong; boxed, because it is much larger than the other
+    /// variants.
     #[error(transparent)]
     Workload(Box<WorkloadError>),
     /// The trace file cannot be read.
@@ -109,8 +113,8 @@ impl SourceSpec {
         Ok(Arc::from(spec.open(&NoProgress)?))
     }
 
-    /// The source as a recording, if it is a PyTorch snapshot. The limit of the recorded program is used only to verify it; a
-    /// replay has its own limit.
+    /// The source as a recording, if it is a PyTorch snapshot. The limit of the recorded program is
+    /// used only to verify it; a replay has its own limit.
     pub fn recording(&self, progress: &dyn Progress) -> Result<Option<Recording>, SourceError> {
         Ok(self.verified_recording(progress)?.map(|(recording, _)| recording))
     }
@@ -304,9 +308,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         for (name, mebibytes) in [("b.oomph", 4), ("a.oomph", 2)] {
-            let mut story = TraceBuilder::new();
-            story.alloc(mebibytes * MIB, StreamId::DEFAULT, TagId(0));
-            crate::trace::write(&story.finish(name), at(name)).unwrap();
+            let mut builder = TraceBuilder::new();
+            builder.alloc(mebibytes * MIB, StreamId::DEFAULT, TagId(0));
+            crate::trace::write(&builder.finish(name), at(name)).unwrap();
         }
         fs::write(at("c.oomph"), "not a trace").unwrap();
         fs::write(at("other.txt"), "").unwrap();

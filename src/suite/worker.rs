@@ -1,9 +1,10 @@
 //! Cases in worker processes, so that a crash, a lost GPU context or a hang costs only one case.
 //!
-//! A worker is this same program, started for one case: [`WorkerProcess`] starts it, and it carries out a [`CaseOrder`].
-//! They exchange lines. The worker reads the case from its standard input, and perhaps [`STOP`] later; the end of the input
-//! means that the parent is gone. It writes the outcome as the last line of its standard output. `cli` reads and writes the
-//! worker's pipes, because a library neither reads standard input nor exits.
+//! A worker is this same program, started for one case: [`WorkerProcess`] starts it, and it carries
+//! out a [`CaseOrder`]. They exchange lines. The worker reads the case from its standard input, and
+//! perhaps [`STOP`] later; the end of the input means that the parent is gone. It writes the
+//! outcome as the last line of its standard output. `cli` reads and writes the worker's pipes,
+//! because a library neither reads standard input nor exits.
 
 use std::{
     ffi::OsString,
@@ -35,7 +36,8 @@ use crate::{
 pub const STOP: &str = "stop";
 /// How often the clock and the stop flag are checked while a worker runs.
 const CHECK_EVERY: Duration = Duration::from_millis(20);
-/// How long a pipe may stay open after its process has ended: another process may have inherited it.
+/// How long a pipe may stay open after its process has ended: another process may have inherited
+/// it.
 const PIPE_GRACE: Duration = Duration::from_secs(1);
 /// Output of a worker beyond this is not read.
 const MOST_OUTPUT_BYTES: u64 = 1 << 30;
@@ -77,7 +79,8 @@ enum CaseOrderError {
 
 impl CaseOrder {
     pub(super) fn of(case: &Case) -> CaseOrder {
-        // All fields are named, so that a new one cannot be forgotten here. The parent watches the time-out.
+        // All fields are named, so that a new one cannot be forgotten here. The parent watches the
+        // time-out.
         let Case {
             label,
             source: _,
@@ -109,7 +112,8 @@ impl CaseOrder {
         serde_json::from_str(line).map_err(WorkerError::Order)
     }
 
-    /// Runs the case in this process and returns its outcome as a line. Errors of the case are part of the outcome.
+    /// Runs the case in this process and returns its outcome as a line. Errors of the case are part
+    /// of the outcome.
     pub fn carry_out(self, stop: &AtomicBool) -> Result<String, WorkerError> {
         let label = self.label.clone();
         let outcome = match self.into_case() {
@@ -233,8 +237,8 @@ fn last_line(text: &str) -> &str {
     text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default()
 }
 
-/// Runs every case in its own process. A worker that dies, exceeds the time-out or writes no valid outcome fails only its
-/// case.
+/// Runs every case in its own process. A worker that dies, exceeds the time-out or writes no valid
+/// outcome fails only its case.
 #[derive(Clone, Debug)]
 pub struct WorkerProcess<'a> {
     /// The program that becomes the worker and carries out a [`CaseOrder`].
@@ -373,7 +377,7 @@ mod tests {
             ),
             (
                 "kill -KILL $$",
-                "the worker process was ended by SIGKILL: by hand, or by the kernel for want of host memory",
+                "the worker process was ended by SIGKILL: sent by a user, or by the kernel when host memory ran out",
             ),
             ("kill -USR1 $$", "the worker process was ended by signal 10"),
             ("exit 3", "the worker process ended with exit code 3"),
@@ -387,8 +391,8 @@ mod tests {
         }
     }
 
-    /// SIGTERM is sent for real. SIGINT and SIGHUP are ignored under nohup and in background shells, and a shell cannot
-    /// undo that for its children.
+    /// SIGTERM is sent for real. SIGINT and SIGHUP are ignored under nohup and in background
+    /// shells, and a shell cannot undo that for its children.
     #[test]
     fn signalled_worker_is_interrupted() {
         let (status, reason) = failure_of("kill -TERM $$");

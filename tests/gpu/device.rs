@@ -24,7 +24,7 @@ use oomph::{
         Attempt, Block, Caller, Context, Control, Request, STRATEGIES, Setup, Silent, Strategy, StrategySpec,
         conformance::{ProgramStep, conform_spec, mixed_script},
     },
-    stress::{BlockSizes, Integrity, StopCondition, StressTarget},
+    stress::{BlockSizes, EnduranceTest, StopCondition, StressTarget},
     suite::{CaseSettings, SuiteFile, compare},
 };
 
@@ -313,7 +313,7 @@ fn contents_survive_threads_and_streams() {
     for entry in STRATEGIES.iter().filter(|entry| entry.name != "null") {
         let strategy = StrategySpec { name: entry.name.to_owned(), parameters: String::new() };
         let target = StressTarget { strategy, device: "cuda".parse().unwrap(), memory_bytes: Some(8 * GIB) };
-        let integrity = Integrity { target, threads: 16, streams: 8, sizes: BlockSizes::MIXED, seed: 1 };
+        let integrity = EnduranceTest { target, threads: 16, streams: 8, sizes: BlockSizes::MIXED, seed: 1 };
         let begin = Instant::now();
         let over = || begin.elapsed() > Duration::from_millis(500);
         let outcome = integrity.run(&StopCondition { blocks: None, over: &over }, &mut |_| {}).unwrap();

@@ -24,6 +24,24 @@ pub fn oomph(folder: &(impl AsRef<Path> + ?Sized)) -> Command {
     command
 }
 
+/// The same command with the default action for SIGHUP and SIGINT. Under nohup, in a background shell and in cron these
+/// signals are ignored, and child processes inherit that.
+#[cfg(unix)]
+pub fn with_default_signals(command: &Command) -> Command {
+    let mut wrapped = Command::new("env");
+    wrapped.arg("--default-signal=HUP,INT").arg(command.get_program()).args(command.get_args());
+    if let Some(folder) = command.get_current_dir() {
+        wrapped.current_dir(folder);
+    }
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => wrapped.env(name, value),
+            None => wrapped.env_remove(name),
+        };
+    }
+    wrapped
+}
+
 /// Runs it, checks the exit code, and returns standard output and standard error.
 #[track_caller]
 pub fn run(folder: impl AsRef<Path>, arguments: &[&str], code: i32) -> (String, String) {

@@ -1,4 +1,4 @@
-//! Cases in worker processes, from the outside: workers are killed, stopped, timed out and orphaned.
+//! Worker processes that are killed, stopped, timed out and orphaned.
 
 #![cfg(target_os = "linux")]
 use std::{
@@ -12,9 +12,9 @@ use std::{
 
 use tempfile::TempDir;
 
-/// Longer than anything here takes; whoever waits longer waits for ever.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// A workload that nobody will see the end of.
+/// Longer than anything here takes.
+const TIME_LIMIT: Duration = Duration::from_secs(60);
+/// A workload that practically never ends.
 const ENDLESS: &str =
     "question = 'when?'\n[[group]]\nworkloads = ['training']\nstrategies = ['null']\nset = { steps = 100000000 }\n";
 const SHORT: &str = "[[group]]\nworkloads = ['checkerboard']\nstrategies = ['direct', 'caching']\n";
@@ -29,7 +29,7 @@ fn output_of(folder: &TempDir, arguments: &[&str]) -> Output {
     oomph(folder, arguments).output().unwrap()
 }
 
-/// Starts it in a process group of its own, as a shell would.
+/// Starts the program in its own process group, as a shell does.
 fn start(folder: &TempDir, arguments: &[&str]) -> Child {
     oomph(folder, arguments).process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
@@ -40,12 +40,13 @@ fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         if let Some(seen) = look() {
             return seen;
         }
-        assert!(began.elapsed() < PATIENCE, "waited in vain until {what}");
+        assert!(began.elapsed() < TIME_LIMIT, "timed out waiting until {what}");
         thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// The worker that a process has started and that has read its case: it has a thread that listens and one that works.
+/// The worker of a process, once it has read its case: it then has a listening and a working
+/// thread.
 fn worker_of(parent: &Child) -> u32 {
     wait_until("a worker runs", || {
         let entries = fs::read_dir("/proc").unwrap().flatten();
@@ -55,18 +56,18 @@ fn worker_of(parent: &Child) -> u32 {
             let after_name = stat.rsplit(") ").next().unwrap_or_default();
             let parent_id = after_name.split(' ').nth(1).and_then(|id| id.parse().ok());
             let threads = fs::read_dir(format!("/proc/{process}/task")).map_or(0, Iterator::count);
-            // The handler of signals has a thread as well.
+            // The signal handler has a thread too.
             parent_id == Some(parent.id()) && threads >= 3
         })
     })
 }
 
 fn is_alive(process: u32) -> bool {
-    // A zombie has ended; that nobody has looked at it yet is another matter.
+    // A zombie has ended, even if its parent has not waited for it yet.
     fs::read_to_string(format!("/proc/{process}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
 
-/// Sends a signal to a process, or to a group where the number is negative.
+/// Sends a signal to a process, or to a group if the number is negative.
 fn signal(name: &str, target: i64) {
     let sent = Command::new("kill").args([&format!("-{name}"), "--", &target.to_string()]).status().unwrap();
     assert!(sent.success(), "kill -{name} {target}");
@@ -75,10 +76,9 @@ fn signal(name: &str, target: i64) {
 fn end_of(mut child: Child) -> (Option<i32>, String, String) {
     let began = Instant::now();
     while child.try_wait().unwrap().is_none() {
-        if began.elapsed() > PATIENCE {
-            // Its worker ends by itself then.
+        if began.elapsed() > TIME_LIMIT {
             child.kill().unwrap();
-            panic!("still running after {PATIENCE:?}");
+            panic!("still running after {TIME_LIMIT:?}");
         }
         thread::sleep(Duration::from_millis(5));
     }
@@ -143,7 +143,7 @@ fn killed_worker_fails_one_case() {
     let folder = TempDir::new().unwrap();
     write_suite(&folder, &format!("{ENDLESS}{SHORT}"));
     let run = start(&folder, &["run", "./suite.toml", "--isolate", "always", "--jobs", "1", "--output", "out"]);
-    // Not SIGSEGV: the first one that was not caused by a bad access is swallowed by the Rust runtime.
+    // Not SIGSEGV: the Rust runtime ignores the first one that no bad access caused.
     signal("ABRT", i64::from(worker_of(&run)));
     let (code, _, complaint) = end_of(run);
     assert_eq!(code, Some(104), "{complaint}");
@@ -195,20 +195,20 @@ fn ctrl_c_lets_workers_finish() {
     );
     let run = start(&folder, &["run", "./suite.toml", "--isolate", "always", "--jobs", "2", "--output", "out"]);
     worker_of(&run);
-    // The whole group gets it, as from a terminal: the run and its workers.
+    // As from a terminal, the whole group gets it: the run and its workers.
     signal("INT", -i64::from(run.id()));
     let (code, _, complaint) = end_of(run);
     assert_eq!(code, Some(130), "{complaint}");
     assert!(complaint.contains("--resume out"), "{complaint}");
     let rows = rows(&folder.path().join("out"));
     assert!((1..200).contains(&rows.len()), "{} rows", rows.len());
-    // A worker that had only just been started may not have known yet that the signal is none of its business.
+    // A worker that has only just started may not ignore the signal yet.
     let finished = rows.iter().filter(|(_, status, _)| status == "completed").count();
     assert!(finished >= 1 && rows.iter().all(|(_, status, _)| status != "error"), "{rows:?}");
 }
 
 #[test]
-fn a_second_ctrl_c_ends_the_run_and_its_workers_at_once() {
+fn second_ctrl_c_ends_everything() {
     let folder = TempDir::new().unwrap();
     write_suite(&folder, ENDLESS);
     let run = start(&folder, &["run", "./suite.toml", "--isolate", "always", "--output", "out"]);
@@ -237,7 +237,7 @@ fn interrupted_worker_replay_shows_results() {
 }
 
 #[test]
-fn a_worker_does_not_outlive_whoever_waits_for_it() {
+fn worker_ends_with_its_parent() {
     let folder = TempDir::new().unwrap();
     write_suite(&folder, ENDLESS);
     let mut run = start(&folder, &["run", "./suite.toml", "--isolate", "always", "--output", "out"]);
@@ -248,7 +248,7 @@ fn a_worker_does_not_outlive_whoever_waits_for_it() {
 }
 
 #[test]
-fn a_worker_that_is_started_by_hand_says_what_it_is() {
+fn worker_started_by_hand_is_refused() {
     let folder = TempDir::new().unwrap();
     let output = oomph(&folder, &["worker"]).stdin(Stdio::null()).output().unwrap();
     assert_eq!(output.status.code(), Some(2));

@@ -21,9 +21,10 @@ use crate::{
 
 /// Measures the worst case: how much memory does each strategy need within a budget of live memory?
 ///
-/// Robson's adversary looks at the addresses of its blocks and frees exactly those whose memory cannot be used again. An
-/// allocator that never moves a block then needs M (log2(n) / 2 + 1) - n + 1 units for M live units in blocks of 1 to n:
-/// the theoretical bound, printed below the table. Remapping pages beats it.
+/// Robson's adversary looks at the addresses of its blocks and frees exactly those whose memory
+/// cannot be used again. An allocator that never moves a block then needs M (log2(n) / 2 + 1) - n +
+/// 1 units for M live units in blocks of 1 to n: the theoretical bound, printed below the table.
+/// Remapping pages beats it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -35,15 +36,15 @@ Examples:
 
 {memory} in a strategy's parameters stands for the memory that it is given, as one region.")]
 pub struct AdversaryArgs {
-    /// A strategy with its parameters; may be repeated [default: every strategy that owns memory, some also on one region
-    /// or with smaller pages].
+    /// A strategy with its parameters; may be repeated [default: every strategy that owns memory,
+    /// some also on one region or with smaller pages].
     #[arg(long, short, value_name = "NAME[:PARAMETERS]")]
     pub(super) strategy: Vec<String>,
     /// Where to run: `sim` (an H200), `sim:SIZE`, `sim:PROFILE`, `cuda[:N]` or `auto`.
     #[arg(long, value_name = "DEVICE", default_value = "sim")]
     pub(super) device: String,
-    /// The most physical memory that a strategy may hold [default: as much as it takes; 90 % of the free memory on a real
-    /// device].
+    /// The most physical memory that a strategy may hold [default: as much as it takes; 90 % of the
+    /// free memory on a real device].
     #[arg(long, value_name = "SIZE")]
     memory: Option<Bytes>,
     /// The most live memory at any time.
@@ -117,7 +118,8 @@ impl AdversaryArgs {
                 let strategy = StrategySpec::from(text.as_str());
                 let memory_bytes = self.memory.map(|bytes| bytes.0);
                 let target = AdversaryTarget { strategy, device: device.clone(), memory_bytes };
-                // Checked with some amount in place of the placeholder; the other parameters do not depend on it.
+                // Checked with some amount in place of the placeholder; the other parameters do not
+                // depend on it.
                 let checked = target.with_memory(Some(self.live.0)).strategy.check();
                 checked.map_err(|error| {
                     CommandError::usage(anyhow!("{error} ({MEMORY_PLACEHOLDER} stands for the memory)"))

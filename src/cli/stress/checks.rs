@@ -23,8 +23,8 @@ use crate::{
     },
 };
 
-/// Tests every strategy with every kind of stress that needs no further arguments, within the given time, and prints one
-/// table of verdicts.
+/// Tests every strategy with every kind of stress that needs no further arguments, within the given
+/// time, and prints one table of verdicts.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -69,12 +69,13 @@ impl AllArgs {
     }
 }
 
-/// Plays random programs through strategies and checks all that they promise: blocks do not overlap and are large enough,
-/// by address and by physical memory; no reuse while another stream works on a block; statistics, layout and events
-/// agree; nothing is left on the device after a close. A third of the programs are played again on a driver that fails now
-/// and then.
+/// Plays random programs through strategies and checks all that they promise: blocks do not overlap
+/// and are large enough, by address and by physical memory; no reuse while another stream works on
+/// a block; statistics, layout and events agree; nothing is left on the device after a close. A
+/// third of the programs are played again on a driver that fails now and then.
 ///
-/// The first program that breaks a promise is shrunk and saved. The same seed gives the same programs.
+/// The first program that breaks a promise is shrunk and saved. The same seed gives the same
+/// programs.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -93,8 +94,8 @@ pub struct PropertiesArgs {
     /// The number of the first program.
     #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "trace")]
     first_case: u64,
-    /// With --trace: this driver call fails, such as cuMemFree:2 (the second) or cuMemAlloc:3:oom (out of memory); may be
-    /// repeated.
+    /// With --trace: this driver call fails, such as cuMemFree:2 (the second) or cuMemAlloc:3:oom
+    /// (out of memory); may be repeated.
     #[arg(long, value_name = "CALL:N[:oom]", requires = "trace")]
     fail: Vec<FaultSpec>,
 }
@@ -113,13 +114,15 @@ impl PropertiesArgs {
     }
 }
 
-/// Makes every driver call of a strategy fail: short programs lead it through growth, reuse, release and retry, mapping,
-/// events and trims, and for every driver call there is one run in which it fails, one in which it is the first of three
-/// that fail, and one in which it reports out of memory. In further runs another process takes the free memory for a while,
-/// events never complete, and requests reach the last page of the device.
+/// Makes every driver call of a strategy fail: short programs lead it through growth, reuse,
+/// release and retry, mapping, events and trims, and for every driver call there is one run in
+/// which it fails, one in which it is the first of three that fail, and one in which it reports out
+/// of memory. In further runs another process takes the free memory for a while, events never
+/// complete, and requests reach the last page of the device.
 ///
-/// After each run: nothing has leaked, every live block can still be freed, and the same program ends as on a new
-/// strategy. If a program makes more than 300 driver calls, the first 100 of each kind and 50 others fail.
+/// After each run: nothing has leaked, every live block can still be freed, and the same program
+/// ends as on a new strategy. If a program makes more than 300 driver calls, the first 100 of each
+/// kind and 50 others fail.
 ///
 /// A failing program is shrunk, saved, and printed with its fault.
 #[derive(Debug, clap::Args)]
@@ -166,12 +169,13 @@ impl FaultsArgs {
     }
 }
 
-/// Misuses strategies as faulty programs do: blocks are freed twice, pointers belong to others, streams do not exist, sizes
-/// overflow. Each misuse meets a fresh strategy; then an ordinary program runs and everything is freed.
+/// Misuses strategies as faulty programs do: blocks are freed twice, pointers belong to others,
+/// streams do not exist, sizes overflow. Each misuse meets a fresh strategy; then an ordinary
+/// program runs and everything is freed.
 ///
-/// detected: refused with an error. harmless: accepted without damage. corrupts: statistics, blocks or memory of others are
-/// damaged, or the strategy panics or hangs. Blocks are named by their handle, and again by their address alone, as callers
-/// of a pluggable allocator name them.
+/// detected: refused with an error. harmless: accepted without damage. corrupts: statistics, blocks
+/// or memory of others are damaged, or the strategy panics or hangs. Blocks are named by their
+/// handle, and again by their address alone, as callers of a pluggable allocator name them.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

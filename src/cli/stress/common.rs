@@ -1,4 +1,5 @@
-//! What all kinds of stress share: options, running targets, saving failures, printing verdicts, exit codes.
+//! What all kinds of stress share: options, running targets, saving failures, printing verdicts,
+//! exit codes.
 
 use std::{
     fs,
@@ -37,8 +38,9 @@ pub fn strategies_with_memory() -> impl Iterator<Item = &'static StrategyEntry> 
 /// The strategies, the device, and where failures are saved.
 #[derive(Clone, Debug, clap::Args)]
 pub struct StressOptions {
-    /// A strategy with its parameters, such as caching:expandable_segments:True, or your own allocator by its file,
-    /// plugin:./my_allocator.so; may be repeated [default: every strategy that owns memory].
+    /// A strategy with its parameters, such as caching:expandable_segments:True, or your own
+    /// allocator by its file, plugin:./my_allocator.so; may be repeated [default: every strategy
+    /// that owns memory].
     #[arg(long, short, value_name = "NAME[:PARAMETERS]")]
     pub strategy: Vec<String>,
     /// Also test further parameter sets of the default strategies.
@@ -96,7 +98,8 @@ impl StressOptions {
         self.conclude(&verdicts, &stop)
     }
 
-    /// Tests every target, in parallel on simulated devices. `judge` should end soon after its flag is set.
+    /// Tests every target, in parallel on simulated devices. `judge` should end soon after its flag
+    /// is set.
     pub fn verdicts(
         &self,
         judge: impl Fn(&StressTarget, &AtomicBool) -> StressVerdict + Sync,
@@ -182,21 +185,6 @@ pub fn exit_code(failed: bool, stop: &AtomicBool) -> u8 {
     }
 }
 
-impl Default for StressOptions {
-    fn default() -> StressOptions {
-        StressOptions {
-            strategy: Vec::new(),
-            all_variants: false,
-            device: StressOptions::DEVICE.to_owned(),
-            seed: 1,
-            memory: StressOptions::MEMORY,
-            trace: None,
-            save: StressOptions::SAVE.into(),
-            format: Format::default(),
-        }
-    }
-}
-
 /// Saves the failure's trace and returns the command that reproduces it.
 pub fn save_failure(failure: &StressFailure, options: &StressOptions) -> Result<FailureEvidence, TraceError> {
     let Some(found) = &failure.trace else {
@@ -207,7 +195,8 @@ pub fn save_failure(failure: &StressFailure, options: &StressOptions) -> Result<
     Ok(FailureEvidence { trace: path.display().to_string(), trace_events: found.events.len() as u64, repeat })
 }
 
-/// Writes a trace to the folder, named after the kind of stress and the strategy, without overwriting files.
+/// Writes a trace to the folder, named after the kind of stress and the strategy, without
+/// overwriting files.
 pub fn save_trace(found: &Trace, folder: &Path, found_by: &str, strategy: &str) -> Result<PathBuf, TraceError> {
     fs::create_dir_all(folder).map_err(|source| TraceError::Io { path: folder.to_owned(), source })?;
     let path = unused_path(folder, &format!("{found_by}-{}", file_name_part(strategy)));
@@ -251,6 +240,8 @@ fn file_name_part(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::{Args as _, FromArgMatches as _};
+
     use super::*;
     use crate::{
         base::{GIB, NoProgress, StreamId, TagId},
@@ -258,11 +249,17 @@ mod tests {
         trace::TraceBuilder,
     };
 
+    /// The options without any argument.
+    fn options() -> StressOptions {
+        let command = StressOptions::augment_args(clap::Command::new("stress"));
+        StressOptions::from_arg_matches(&command.get_matches_from(["stress"])).unwrap()
+    }
+
     #[test]
     fn all_strategies_with_memory_by_default() {
-        let targets = StressOptions::default().targets().unwrap();
+        let targets = options().targets().unwrap();
         assert_eq!(targets.len(), STRATEGIES.len() - WITHOUT_MEMORY.len());
-        let all = StressOptions { all_variants: true, ..StressOptions::default() }.targets().unwrap();
+        let all = StressOptions { all_variants: true, ..options() }.targets().unwrap();
         assert!(all.len() > targets.len());
         assert!(all.iter().all(|target| target.memory_bytes == Some(256 * MIB)));
     }
@@ -270,7 +267,7 @@ mod tests {
     #[test]
     fn failures_are_saved_with_exit_code() {
         let folder = tempfile::tempdir().unwrap();
-        let options = StressOptions { save: folder.path().to_owned(), format: Format::Csv, ..StressOptions::default() };
+        let options = StressOptions { save: folder.path().to_owned(), format: Format::Csv, ..options() };
         let target = StressTarget::simulated("flawed:RoundsDown", options.memory.0);
         let verdict = properties(&target, &ProgramRange { first: 0, count: 9, seed: 1 }, &|| false);
         let stop = AtomicBool::new(false);
@@ -284,7 +281,7 @@ mod tests {
 
     #[test]
     fn unknown_strategy_is_refused() {
-        let options = StressOptions { strategy: vec!["cachin".to_owned()], ..StressOptions::default() };
+        let options = StressOptions { strategy: vec!["cachin".to_owned()], ..options() };
         assert!(options.targets().unwrap_err().to_string().contains("did you mean 'caching'"));
     }
 
@@ -304,7 +301,7 @@ mod tests {
     fn failures_do_not_overwrite_each_other() {
         let folder = tempfile::tempdir().unwrap();
         let save = folder.path().join("new folder");
-        let options = StressOptions { save: save.clone(), memory: Bytes(GIB), ..StressOptions::default() };
+        let options = StressOptions { save: save.clone(), memory: Bytes(GIB), ..options() };
         let failure = failure("caching:roundup_power2_divisions:[256:1,>:4]");
         let evidence = save_failure(&failure, &options).unwrap();
         let file = save.join("properties-caching_roundup_power2_divisions__256_1___4_.oomph");

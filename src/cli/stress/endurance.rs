@@ -1,4 +1,5 @@
-//! `oomph stress integrity` and `oomph stress soak`: their duration, the state file in which runs add up, and the table.
+//! `oomph stress integrity` and `oomph stress soak`: their duration, the state file in which runs
+//! add up, and the table.
 
 use std::{
     fs, io,
@@ -22,7 +23,7 @@ use crate::{
     },
     report::Endurance,
     stress::{
-        BlockSizes, EnduranceOutcome, Integrity, IntegrityCounts, Soak, StopCondition, StressSlice, StressState,
+        BlockSizes, EnduranceOutcome, EnduranceTest, IntegrityCounts, StopCondition, StressSlice, StressState,
         StressTarget, TargetError, TimeShare,
     },
     suite::CaseTimeout,
@@ -31,12 +32,14 @@ use crate::{
 /// The default memory on a real device.
 const REAL_MEMORY: Bytes = Bytes(8 * GIB);
 
-/// Fills every block with its own pattern on its stream and compares it before the block is freed, on other streams that use
-/// it, and after cached memory was released. This finds memory that overlaps, that is reused before all streams are done
-/// with it, or that is lost when it is mapped elsewhere, independently of what a strategy reports.
+/// Fills every block with its own pattern on its stream and compares it before the block is freed,
+/// on other streams that use it, and after cached memory was released. This finds memory that
+/// overlaps, that is reused before all streams are done with it, or that is lost when it is mapped
+/// elsewhere, independently of what a strategy reports.
 ///
-/// On the simulated device the seed decides the order of the threads, and a failing program is shrunk to a minimal trace. On a
-/// real device threads are real and share the strategy under one lock, and one launch checks many blocks.
+/// On the simulated device the seed decides the order of the threads, and a failing program is
+/// shrunk to a minimal trace. On a real device threads are real and share the strategy under one
+/// lock, and one launch checks many blocks.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -53,9 +56,10 @@ pub struct IntegrityArgs {
     endurance: EnduranceOptions,
 }
 
-/// Runs one program after another in memory that is nearly full, on a driver whose calls fail now and then. Contents are
-/// checked as by `stress integrity`, and the strategy's other promises too. The table says how full memory was, how much of
-/// it was idle, and how many calls were made to fail.
+/// Runs one program after another in memory that is nearly full, on a driver whose calls fail now
+/// and then. Contents are checked as by `stress integrity`, and the strategy's other promises too.
+/// The table says how full memory was, how much of it was idle, and how many calls were made to
+/// fail.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -75,14 +79,10 @@ pub struct SoakArgs {
 
 impl IntegrityArgs {
     pub(super) fn run(&self) -> CommandResult {
-        let EnduranceOptions { threads, streams, sizes, .. } = self.endurance;
         let trace = self.options.trace()?;
-        self.endurance.run("integrity", &self.options, |target, seed, until, progress| {
-            let integrity = Integrity { target: target.clone(), threads, streams, sizes, seed };
-            match &trace {
-                Some(trace) => integrity.play(trace, until),
-                None => integrity.run(until, progress),
-            }
+        self.endurance.run("integrity", &self.options, |test, until, progress| match &trace {
+            Some(trace) => test.play(trace, until),
+            None => test.run(until, progress),
         })
     }
 }
@@ -94,11 +94,7 @@ impl SoakArgs {
                 "a soak plays its own programs; use `oomph stress integrity --trace FILE` for one trace"
             )));
         }
-        let EnduranceOptions { threads, streams, sizes, .. } = self.endurance;
-        let fault_one_in = self.fault_one_in;
-        self.endurance.run("soak", &self.options, |target, seed, until, progress| {
-            Soak { target: target.clone(), threads, streams, sizes, seed, fault_one_in }.run(until, progress)
-        })
+        self.endurance.run("soak", &self.options, |test, until, progress| test.soak(self.fault_one_in, until, progress))
     }
 }
 
@@ -108,19 +104,23 @@ pub struct EnduranceOptions {
     /// End after this many blocks of each strategy.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub stress_count: Option<u64>,
-    /// End after this time in all, such as 60s or 1h, shared evenly among strategies [default: 30s without a count].
+    /// End after this time in all, such as 60s or 1h, shared evenly among strategies [default: 30s
+    /// without a count].
     #[arg(long, value_name = "TIME")]
     pub stress_duration: Option<CaseTimeout>,
-    /// Host threads. On the simulated device the seed decides their order; on a real device they are real.
+    /// Host threads. On the simulated device the seed decides their order; on a real device they
+    /// are real.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
     /// Streams, the default one among them.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub streams: u16,
-    /// Sizes of blocks: `small` (many blocks), `mixed`, `large` (many bytes), or a range such as 512..2MiB.
+    /// Sizes of blocks: `small` (many blocks), `mixed`, `large` (many bytes), or a range such as
+    /// 512..2MiB.
     #[arg(long, value_name = "SIZES", default_value = "mixed")]
     pub sizes: BlockSizes,
-    /// A JSON file to which this run is added as a slice. Every slice has another seed; the table is of all slices.
+    /// A JSON file to which this run is added as a slice. Every slice has another seed; the table
+    /// is of all slices.
     #[arg(long, value_name = "FILE")]
     pub state: Option<PathBuf>,
 }
@@ -129,14 +129,13 @@ pub struct EnduranceOptions {
 const DEFAULT_DURATION: Duration = Duration::from_secs(30);
 
 impl EnduranceOptions {
-    /// Runs `stress` with a seed on every target, adds the results to the state, and concludes.
+    /// Runs `stress` on every target, adds the results to the state, and concludes.
     fn run(
         &self,
         kind: &'static str,
         options: &StressOptions,
         stress: impl Fn(
-            &StressTarget,
-            u64,
+            &EnduranceTest,
             &StopCondition<'_>,
             &mut dyn FnMut(&IntegrityCounts),
         ) -> Result<EnduranceOutcome, TargetError>
@@ -162,7 +161,9 @@ impl EnduranceOptions {
                 Ok(EnduranceOutcome::skipped("this process can no longer use the GPU"))
             } else {
                 let until = StopCondition { blocks: self.stress_count, over: &over };
-                stress(target, seed, &until, &mut |counts| bar.set_message(progress_text(target, counts)))
+                let (threads, streams, sizes) = (self.threads, self.streams, self.sizes);
+                let test = EnduranceTest { target: target.clone(), threads, streams, sizes, seed };
+                stress(&test, &until, &mut |counts| bar.set_message(progress_text(target, counts)))
             };
             if outcome.as_ref().is_ok_and(|outcome| outcome.lost_context) {
                 lost.store(true, Ordering::Relaxed);

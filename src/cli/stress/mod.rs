@@ -1,7 +1,7 @@
 //! `oomph stress`: the kinds of stress, and running them in a process that a plugin may take down.
 //!
-//! A kind turns its arguments into what `crate::stress` works with and passes the verdicts to [`StressOptions::conclude`],
-//! which saves failures, prints the table and decides the exit code.
+//! A kind turns its arguments into what `crate::stress` works with and passes the verdicts to
+//! [`StressOptions::conclude`], which saves failures, prints the table and decides the exit code.
 
 mod adversary;
 mod checks;
@@ -23,8 +23,9 @@ use crate::{base::exit_description, plugin, strategy::StrategySpec, stress::is_u
 
 /// Tests whether allocators are correct.
 ///
-/// Every kind plays programs through strategies and checks what they promise. A failing program is shrunk to a minimal
-/// trace, saved, and printed with the command that reproduces it. Exit code 106 if there is a failure.
+/// Every kind plays programs through strategies and checks what they promise. A failing program is
+/// shrunk to a minimal trace, saved, and printed with the command that reproduces it. Exit code 106
+/// if there is a failure.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -52,13 +53,15 @@ enum Kind {
     All(checks::AllArgs),
     /// Contents of blocks: every block is filled and compared, from many threads and streams.
     Integrity(endurance::IntegrityArgs),
-    /// Random programs, some on a driver that fails now and then; all promises of a strategy are checked.
+    /// Random programs, some on a driver that fails now and then; all promises of a strategy are
+    /// checked.
     Properties(checks::PropertiesArgs),
     /// Every driver call fails in turn, another process takes memory, events never complete.
     Faults(checks::FaultsArgs),
     /// Programs that break the rules: double frees, foreign pointers, absurd sizes.
     Misuse(checks::MisuseArgs),
-    /// The worst case within a budget of live memory: how much memory each strategy needs, beside the theoretical bound.
+    /// The worst case within a budget of live memory: how much memory each strategy needs, beside
+    /// the theoretical bound.
     Adversary(adversary::AdversaryArgs),
     /// A long program in memory that is nearly full, on a driver that fails now and then.
     Soak(endurance::SoakArgs),
@@ -97,7 +100,8 @@ pub fn run(args: Args) -> CommandResult {
     }
 }
 
-/// A strategy that panics under test is a finding, thousands of times while its trace shrinks. Other panics are printed.
+/// A strategy that panics under test is a finding, thousands of times while its trace shrinks.
+/// Other panics are printed.
 fn silence_panics_under_test() {
     let print = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
@@ -110,8 +114,8 @@ fn silence_panics_under_test() {
 /// The option that marks the second process.
 const SECOND_PROCESS: &str = "in-this-process";
 
-/// Whether one of the strategies might end this process. On the simulated device plugins are served by other processes; on a
-/// real one they cannot be.
+/// Whether one of the strategies might end this process. On the simulated device plugins are served
+/// by other processes; on a real one they cannot be.
 fn needs_second_process(strategies: &[String], device: &str) -> Result<bool, CommandError> {
     if !strategies.iter().any(|strategy| plugin::is_meant(&StrategySpec::from(strategy.as_str()))) {
         return Ok(false);
@@ -125,9 +129,11 @@ fn needs_second_process(strategies: &[String], device: &str) -> Result<bool, Com
     Ok(true)
 }
 
-/// Runs the same command in a second process and returns its exit code. If it dies, that is a failure of the plugin.
+/// Runs the same command in a second process and returns its exit code. If it dies, that is a
+/// failure of the plugin.
 fn run_in_second_process() -> CommandResult {
-    // Ctrl-C reaches both processes. The second one ends in order, and this one must return its exit code.
+    // Ctrl-C reaches both processes. The second one ends in order, and this one must return its
+    // exit code.
     ctrlc::set_handler(|| {})?;
     let program = env::current_exe().map_err(CommandError::usage)?;
     let status = Command::new(program).args(env::args_os().skip(1)).arg(format!("--{SECOND_PROCESS}")).status()?;

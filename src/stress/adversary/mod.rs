@@ -1,13 +1,14 @@
 //! How much memory a strategy needs in the worst case: Robson's adversary ([`robson`]) against a
 //! strategy on a device.
 //!
-//! No way of placing blocks beats the bound of [`RobsonParameters`]. Remapping does, and virtual memory
-//! remaps whole pages: the bytes keep their addresses, and free pages are mapped elsewhere. A strategy
-//! that remaps every page needs about the live bytes; one that only returns whole segments lies between.
+//! No way of placing blocks beats the bound of [`RobsonParameters`]. Remapping does, and virtual
+//! memory remaps whole pages: the bytes keep their addresses, and free pages are mapped elsewhere.
+//! A strategy that remaps every page needs about the live bytes; one that only returns whole
+//! segments lies between.
 //!
-//! Two figures are measured. *Reserved* is what a strategy takes if there is plenty; most strategies
-//! keep what they have and reach the bound. *Needed* is the least memory in which it survives the same
-//! adversary.
+//! Two figures are measured. *Reserved* is what a strategy takes if there is plenty; most
+//! strategies keep what they have and reach the bound. *Needed* is the least memory in which it
+//! survives the same adversary.
 
 mod robson;
 
@@ -31,11 +32,12 @@ use crate::{
     trace::{BlockSlot, Trace, TraceBuilder},
 };
 
-/// In the parameters of a strategy, stands for the memory it is given: `pool:initial:{memory},maximum:{memory}` is a
-/// pool on one region that never grows.
+/// In the parameters of a strategy, stands for the memory it is given:
+/// `pool:initial:{memory},maximum:{memory}` is a pool on one region that never grows.
 pub const MEMORY_PLACEHOLDER: &str = "{memory}";
 
-/// Settings that theory applies to, tested beside the default ones: a single region, and pages that are remapped.
+/// Settings that theory applies to, tested beside the default ones: a single region, and pages that
+/// are remapped.
 pub const EXTRA_STRATEGIES: [&str; 7] = [
     "pool:initial:{memory},maximum:{memory}",
     "bfc:allow_growth:False,memory_limit:{memory}",
@@ -79,7 +81,7 @@ pub struct AdversaryTarget {
 }
 
 impl AdversaryTarget {
-    /// Whether the strategy is told how much memory there is, and takes it at once.
+    /// Whether the strategy gets its memory as a parameter and takes it at once.
     #[must_use]
     pub fn has_one_region(&self) -> bool {
         self.strategy.parameters.contains(MEMORY_PLACEHOLDER)
@@ -116,16 +118,18 @@ pub struct AdversaryRow {
     pub unit_bytes: u64,
     /// What every allocator needs that never moves a block.
     pub bound_bytes: u64,
-    /// The peak of reserved memory with plenty available, including a region that the strategy chose itself.
+    /// The peak of reserved memory with plenty available, including a region that the strategy
+    /// chose itself.
     pub peak_reserved_bytes: Option<u64>,
     /// The end of the highest block, if all blocks lay on one line.
     pub extent_bytes: Option<u64>,
-    /// The least memory in which the strategy survived: of all amounts tried, no smaller one sufficed.
+    /// The least memory in which the strategy survived: of all amounts tried, no smaller one
+    /// sufficed.
     pub needed_bytes: Option<u64>,
     /// `needed_bytes` divided by `live_bytes`.
     pub needed_ratio: Option<f64>,
-    /// The largest blocks that can explain this need: larger free pieces are returned or remapped. `None` at the bound,
-    /// where there are no such pieces.
+    /// The largest blocks that can explain this need: larger free pieces are returned or remapped.
+    /// `None` at the bound, where there are no such pieces.
     pub fragmenting_bytes: Option<u64>,
     /// How the need compares with the bound.
     pub standing: BoundStanding,
@@ -141,7 +145,8 @@ pub struct AdversaryRow {
 pub enum BoundStanding {
     /// It needs about the live bytes.
     NeedsWhatIsAlive,
-    /// It needs less than the bound: free memory beside live blocks is returned or remapped if the piece is large enough.
+    /// It needs less than the bound: free memory beside live blocks is returned or remapped if the
+    /// piece is large enough.
     BelowTheBound,
     /// It needs the bound for allocators that never move a block.
     AtTheBound,
@@ -190,8 +195,9 @@ impl BoundStanding {
     }
 }
 
-/// Plays the adversary with plenty of memory and then with less and less, until the least sufficient and the largest
-/// insufficient amount are a page (with one region: a unit) apart. The trace is that of the first run.
+/// Plays the adversary with plenty of memory and then with less and less, until the least
+/// sufficient and the largest insufficient amount are a page (with one region: a unit) apart. The
+/// trace is that of the first run.
 pub fn assess(
     parameters: &RobsonParameters,
     target: &AdversaryTarget,
@@ -275,7 +281,8 @@ impl AdversaryRuns<'_> {
         if self.survives(round_up(self.parameters.live_bytes, step))? {
             return Ok(round_up(self.parameters.live_bytes, step));
         }
-        // With less memory a strategy may decide otherwise, and then what it used before may not suffice.
+        // With less memory a strategy may decide otherwise, and then what it used before may not
+        // suffice.
         if !self.survives(enough * step)? {
             (fails, enough) = (enough, memory.unwrap_or(2 * used).div_ceil(step));
         }
@@ -299,7 +306,8 @@ struct AdversaryRun {
     /// The most that the device held, in whole pages.
     peak_held_bytes: u64,
     extent_bytes: Option<u64>,
-    /// What the adversary did: replayed with the same strategy on a simulated device it gives the same result.
+    /// What the adversary did: replayed with the same strategy on a simulated device it gives the
+    /// same result.
     trace: Trace,
 }
 
@@ -401,11 +409,12 @@ impl AdversaryHeap for RecordedHeap<'_> {
     }
 }
 
-/// Gives every segment its position on one line, in the order of allocation, and every block the position of its segment
-/// plus its offset there. Blocks in memory that is mapped page by page, or that only the driver knows, keep their
-/// addresses.
+/// Gives every segment its position on one line, in the order of allocation, and every block the
+/// position of its segment plus its offset there. Blocks in memory that is mapped page by page, or
+/// that only the driver knows, keep their addresses.
 ///
-/// The adversary therefore does not depend on where the driver puts segments, and does the same on every device.
+/// The adversary therefore does not depend on where the driver puts segments, and does the same on
+/// every device.
 #[derive(Clone, Debug, Default)]
 struct LinearAddresses {
     /// By address: size, and position on the line.
@@ -434,8 +443,9 @@ impl LinearAddresses {
         }
     }
 
-    /// From the start of the line to the end of the highest block so far; `None` if blocks lay outside of segments. A freed
-    /// segment keeps its position, so this counts all memory that was ever used.
+    /// From the start of the line to the end of the highest block so far; `None` if blocks lay
+    /// outside of segments. A freed segment keeps its position, so this counts all memory that was
+    /// ever used.
     fn extent(&self) -> Option<u64> {
         (!self.incomplete).then_some(self.extent)
     }
@@ -518,7 +528,8 @@ mod tests {
         }
     }
 
-    /// Expandable segments are mapped in steps of 20 MiB, and the driver's pool grows by 32 MiB: smaller holes are lost.
+    /// Expandable segments are mapped in steps of 20 MiB, and the driver's pool grows by 32 MiB:
+    /// smaller holes are lost.
     #[test]
     fn large_pages_are_fragmented_by_smaller_blocks() {
         let parameters = units(1024, 64);

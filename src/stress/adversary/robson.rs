@@ -1,14 +1,14 @@
 //! Robson's adversary: the program, its parameters, and the bound that theory gives.
 //!
-//! Let at most `M` units be live at any time, in blocks of 1, 2, 4 ... `n` units. Robson (1971) gave
-//! a program that forces every allocator that never moves a block to spread over
+//! Let at most `M` units be live at any time, in blocks of 1, 2, 4 ... `n` units. Robson (1971)
+//! gave a program that forces every allocator that never moves a block to spread over
 //!
 //! ```text
 //! N(M, n) = M (log2 n / 2 + 1) - n + 1   units,
 //! ```
 //!
-//! and an allocator that needs no more (1974). With 4 GiB live in blocks of 2 to 512 MiB the bound is
-//! 19.5 GiB, 4.88 times the live bytes. The program, on one line of addresses:
+//! and an allocator that needs no more (1974). With 4 GiB live in blocks of 2 to 512 MiB the bound
+//! is 19.5 GiB, 4.88 times the live bytes. The program, on one line of addresses:
 //!
 //! 1. Allocate `M` blocks of one unit.
 //! 2. For `P` = 2, 4 ... `n`: divide the line into intervals of `P` units. In each interval one
@@ -18,14 +18,14 @@
 //!    `P` units with the budget that became free.
 //!
 //! A kept block blocks its whole interval for blocks of `P` units, because every range of `P` units
-//! contains one of those addresses. The new blocks therefore need fresh memory each time. See
-//! J. M. Robson, "An estimate of the store size necessary for dynamic storage allocation", Journal of
-//! the ACM 18 (1971).
+//! contains one of those addresses. The new blocks therefore need fresh memory each time. See J. M.
+//! Robson, "An estimate of the store size necessary for dynamic storage allocation", Journal of the
+//! ACM 18 (1971).
 //!
 //! The program sees only where its blocks are placed.
 
 use crate::{
-    base::{Bytes, GIB, MIB},
+    base::{Bytes, GIB},
     strategy::ALIGNMENT,
 };
 
@@ -81,16 +81,9 @@ pub enum RobsonParametersError {
     },
 }
 
-impl Default for RobsonParameters {
-    /// Blocks of 1 to 256 pages within 4 GiB: large enough that every allocator treats the blocks as
-    /// large ones, small enough that the result fits on a card of 24 GiB.
-    fn default() -> Self {
-        RobsonParameters { live_bytes: 4 * GIB, largest_bytes: 512 * MIB, unit_bytes: 2 * MIB }
-    }
-}
-
 impl RobsonParameters {
-    /// The largest budget: several times this must fit into the address range of a simulated device.
+    /// The largest budget: several times this must fit into the address range of a simulated
+    /// device.
     pub const MOST_LIVE_BYTES: u64 = 1024 * GIB;
     /// The most blocks that are live at once.
     pub const MOST_UNITS: u64 = 1 << 22;
@@ -143,8 +136,9 @@ impl RobsonParameters {
         self.bound_up_to(self.doublings())
     }
 
-    /// The largest block size for which the bound does not exceed `bytes`. A strategy that needs only
-    /// `bytes` although blocks are larger returns or remaps memory in pieces of about this size.
+    /// The largest block size for which the bound does not exceed `bytes`. A strategy that needs
+    /// only `bytes` although blocks are larger returns or remaps memory in pieces of about this
+    /// size.
     #[must_use]
     pub fn fragmenting_bytes(&self, bytes: u64) -> u64 {
         let harmless = (0..=self.doublings()).rev().find(|&doublings| self.bound_up_to(doublings) <= bytes);
@@ -175,8 +169,8 @@ pub trait AdversaryHeap {
     fn free(&mut self, block: Self::Block) -> Result<(), Self::Error>;
 }
 
-/// Runs the program against an allocator. Returns false if memory ran out before the end. Live blocks
-/// are not freed.
+/// Runs the program against an allocator. Returns false if memory ran out before the end. Live
+/// blocks are not freed.
 pub fn attack<H: AdversaryHeap>(parameters: &RobsonParameters, heap: &mut H) -> Result<bool, H::Error> {
     let mut live = LiveSet { blocks: Vec::new(), bytes: 0 };
     if !live.fill(heap, parameters.unit_bytes, parameters.live_bytes)? {
@@ -229,7 +223,8 @@ impl<B> LiveSet<B> {
         Ok(true)
     }
 
-    /// The room that the blocks over these addresses block for others of this size, beyond their own bytes.
+    /// The room that the blocks over these addresses block for others of this size, beyond their
+    /// own bytes.
     fn blocked(&self, remainder: u64, size: u64) -> u64 {
         self.blocks.iter().filter(|held| held.covers(remainder, size)).map(|held| size - held.bytes).sum()
     }
@@ -260,6 +255,11 @@ mod tests {
     use std::convert::Infallible;
 
     use super::*;
+    use crate::base::MIB;
+
+    fn four_gib() -> RobsonParameters {
+        RobsonParameters::new(4 * GIB, 512 * MIB, 2 * MIB).unwrap()
+    }
 
     /// A textbook allocator on an endless line. `fit` chooses among the holes between its blocks.
     struct Textbook {
@@ -413,7 +413,8 @@ mod tests {
         let bound = |live: u64, largest: u64| {
             RobsonParameters::new(live * 512, largest * 512, 512).unwrap().bound_bytes() / 512
         };
-        // Knuth, The Art of Computer Programming, 2.5, exercises 36 to 38: floor((3M - 1) / 2) for blocks of 1 and 2.
+        // Knuth, The Art of Computer Programming, 2.5, exercises 36 to 38: floor((3M - 1) / 2) for
+        // blocks of 1 and 2.
         assert_eq!([bound(16, 2), bound(17, 2), bound(4, 2)], [23, 25, 5]);
         assert_eq!([bound(1024, 16), bound(4096, 64), bound(4096, 256)], [3057, 16321, 20225]);
         assert_eq!(bound(8192, 512), 44545);
@@ -422,7 +423,7 @@ mod tests {
 
     #[test]
     fn fragmenting_size_follows_from_need() {
-        let parameters = RobsonParameters::default();
+        let parameters = four_gib();
         assert_eq!(parameters.fragmenting_bytes(parameters.live_bytes), 2 * MIB);
         assert_eq!(parameters.fragmenting_bytes(3 * parameters.live_bytes), 32 * MIB);
         assert_eq!(parameters.fragmenting_bytes(parameters.bound_bytes()), 512 * MIB);
@@ -454,7 +455,5 @@ mod tests {
             Err(RobsonParametersError::TooMuchLive(u64::MAX))
         );
         assert_eq!(RobsonParameters::new(4097, 1024, 512).unwrap().live_bytes, 4096);
-        let usual = RobsonParameters::default();
-        assert_eq!(RobsonParameters::new(usual.live_bytes, usual.largest_bytes, usual.unit_bytes), Ok(usual));
     }
 }

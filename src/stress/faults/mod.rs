@@ -1,12 +1,13 @@
 //! `stress faults`: every driver call that a strategy makes fails once, and more.
 //!
-//! A few programs lead a strategy through all that it asks of a device. A run without faults counts its driver calls by
-//! kind; then each of them fails once, or is the first of several that fail, or reports out of memory. In further runs
-//! another process takes the free memory, or events never complete. After each run: nothing leaked, no block is lost, and
-//! the same program gives the same result as on a new strategy. A failing program is shrunk together with the place of the
-//! fault.
+//! A few programs lead a strategy through all that it asks of a device. A run without faults counts
+//! its driver calls by kind; then each of them fails once, or is the first of several that fail, or
+//! reports out of memory. In further runs another process takes the free memory, or events never
+//! complete. After each run: nothing leaked, no block is lost, and the same program gives the same
+//! result as on a new strategy. A failing program is shrunk together with the place of the fault.
 //!
-//! Only calls of the strategy are counted and fail, so `cuMemCreate:3` means the same whatever the program does.
+//! Only calls of the strategy are counted and fail, so `cuMemCreate:3` means the same whatever the
+//! program does.
 
 mod programs;
 mod run;
@@ -42,8 +43,8 @@ pub(super) const STRESS: StressKind = StressKind {
     judge: |target, seed, stop| faults(target, &FaultOptions { seed, ..FaultOptions::default() }, stop).verdict,
 };
 
-/// How many traces are tried to shrink a failing program, on a simulated and on a real device. Each is played with the fault
-/// at several places.
+/// How many traces are tried to shrink a failing program, on a simulated and on a real device. Each
+/// is played with the fault at several places.
 const SHRINKING_TRIES: (usize, usize) = (400, 40);
 /// At how many earlier places a fault is tried while its program shrinks.
 const PLACES: u64 = 24;
@@ -101,21 +102,22 @@ struct FaultTester<'a> {
 }
 
 impl FaultTester<'_> {
-    /// Plays one program under every fault. Of the runs that break the same promise only the first is shrunk and kept.
+    /// Plays one program under every fault. Of the runs that break the same promise only the first
+    /// is shrunk and kept.
     fn test(&mut self, program: &Arc<Trace>, options: &FaultOptions, stop: &dyn Fn() -> bool) {
         let clean = match self.run(program, None, None) {
             Ok(run) => run,
             Err(reason) => return self.fail(program, None, reason),
         };
-        self.count(&clean);
-        if let Some(finding) = clean.findings.first() {
+        self.report.verdict.count(&clean.run);
+        if let Some(finding) = clean.run.findings.first() {
             return self.fail(program, None, finding.to_string());
         }
         let sweep = match options.faults.as_slice() {
-            [] => FaultSweep::of(&clean.calls, clean.strategy_calls, options.seed),
+            [] => FaultSweep::of(&clean.run.calls, clean.strategy_calls, options.seed),
             given => FaultSweep { faults: given.to_vec(), left_out: 0 },
         };
-        self.report.calls.absorb(&clean.calls);
+        self.report.calls.absorb(&clean.run.calls);
         self.report.left_out += sweep.left_out;
         let mut broken: Vec<&'static str> = Vec::new();
         for fault in sweep.faults {
@@ -124,8 +126,8 @@ impl FaultTester<'_> {
             }
             match self.run(program, Some(fault), Some(&clean.stats)) {
                 Ok(run) => {
-                    self.count(&run);
-                    if let Some(finding) = run.findings.first()
+                    self.report.verdict.count(&run.run);
+                    if let Some(finding) = run.run.findings.first()
                         && !broken.contains(&finding.check)
                     {
                         broken.push(finding.check);
@@ -154,8 +156,8 @@ impl FaultTester<'_> {
             .unwrap_or_else(|aborted| Err(aborted.to_string()))
     }
 
-    /// Adds the failure with the smallest program that shows it. While the program shrinks the fault moves, because fewer
-    /// driver calls come before it.
+    /// Adds the failure with the smallest program that shows it. While the program shrinks the
+    /// fault moves, because fewer driver calls come before it.
     fn shrink(&mut self, program: &Trace, fault: FaultSpec, finding: &ConformanceFinding) {
         let (mut place, mut detail) = (fault, finding.to_string());
         let mut still_fails = |candidate: &Trace| match self.breaks(candidate, place, finding.check) {
@@ -173,13 +175,13 @@ impl FaultTester<'_> {
     /// A fault of the same kind, no later than this one, that breaks the same promise; and how.
     fn breaks(&self, program: &Trace, fault: FaultSpec, part: &str) -> Option<(FaultSpec, String)> {
         let program = Arc::new(program.clone());
-        let clean = self.run(&program, None, None).ok().filter(|run| run.findings.is_empty())?;
+        let clean = self.run(&program, None, None).ok().filter(|run| run.run.findings.is_empty())?;
         let last = fault.first();
         let places =
             (last.saturating_sub(PLACES).max(1)..=last).rev().chain(1..=PLACES.min(last.saturating_sub(PLACES)));
         places.map(|place| fault.moved_to(place)).find_map(|fault| {
             let run = self.run(&program, Some(fault), Some(&clean.stats)).ok()?;
-            let finding = run.findings.first().filter(|finding| finding.check == part)?;
+            let finding = run.run.findings.first().filter(|finding| finding.check == part)?;
             Some((fault, finding.to_string()))
         })
     }
@@ -194,15 +196,6 @@ impl FaultTester<'_> {
             conditions: fault.map(|fault| format!("--fault {fault}")).into_iter().collect(),
         });
     }
-
-    fn count(&mut self, run: &FaultRun) {
-        let verdict = &mut self.report.verdict;
-        verdict.trials += 1;
-        verdict.events += run.events;
-        verdict.served += run.served;
-        verdict.ooms += run.ooms;
-        verdict.driver_calls += run.calls.total().count;
-    }
 }
 
 /// A program with at most this many driver calls is played under every fault.
@@ -211,8 +204,8 @@ const FEW_CALLS: u64 = 300;
 const FIRST_CALLS: u64 = 100;
 /// ... and this many of the later ones.
 const SAMPLED_CALLS: usize = 50;
-/// How many calls fail in a row: a call, what undoes it, and what is tried next. One less than the tries that a program
-/// gives a call.
+/// How many calls fail in a row: a call, what undoes it, and what is tried next. One less than the
+/// tries that a program gives a call.
 const IN_A_ROW: NonZeroU64 = NonZeroU64::MIN.saturating_add(2);
 /// At how many moments of a program its memory is taken and its events get stuck.
 const MOMENTS: u64 = 8;
@@ -225,7 +218,8 @@ struct FaultSweep {
 }
 
 impl FaultSweep {
-    /// All faults, or a sample, for a run that made these driver calls in this many calls of the strategy.
+    /// All faults, or a sample, for a run that made these driver calls in this many calls of the
+    /// strategy.
     fn of(calls: &CallLedger, strategy_calls: u64, seed: u64) -> FaultSweep {
         let mut sweep = FaultSweep::default();
         let mut random = ChaCha8Rng::seed_from_u64(seed);
@@ -296,7 +290,8 @@ mod tests {
 
     #[test]
     fn no_driver_fault_breaks_a_strategy() {
-        // The two that map memory page by page make most of the calls, and are tested by the command itself.
+        // The two that map memory page by page make most of the calls, and are tested by the
+        // command itself.
         let quick = STRATEGIES.iter().filter(|entry| !["null", "address", "stitch", "planned"].contains(&entry.name));
         for entry in quick {
             let report = everything(entry.name);

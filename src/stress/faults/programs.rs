@@ -1,8 +1,8 @@
 //! The programs that are played under faults.
 //!
-//! Each is short, because it is played once for every driver call that it causes. Together they lead a strategy through
-//! everything that it asks of a device: growth, reuse, release and retry, mapping and unmapping, events, repeated steps,
-//! trims, and the last page of the device.
+//! Each is short, because it is played once for every driver call that it causes. Together they
+//! lead a strategy through everything that it asks of a device: growth, reuse, release and retry,
+//! mapping and unmapping, events, repeated steps, trims, and the last page of the device.
 
 use crate::{
     base::{KIB, MIB, Nanos, StreamId, TagId, Work},
@@ -50,7 +50,8 @@ impl FaultProgramWriter {
     }
 }
 
-/// Small and large blocks, freed out of order, and their memory reused in other sizes. Some stay live to the end.
+/// Small and large blocks, freed out of order, and their memory reused in other sizes. Some stay
+/// live to the end.
 fn growth() -> Trace {
     let mut writer = FaultProgramWriter::new();
     let sizes = [512, 3 * KIB, 200 * KIB, MIB + 1, 3 * MIB, 7 * MIB, 12 * MIB, 21 * MIB];
@@ -77,7 +78,8 @@ fn pressure(memory_bytes: u64) -> Trace {
     writer.trace.finish("pressure")
 }
 
-/// Blocks that other streams still use when they are freed, and memory that passes from stream to stream.
+/// Blocks that other streams still use when they are freed, and memory that passes from stream to
+/// stream.
 fn streams() -> Trace {
     let mut writer = FaultProgramWriter::new();
     let (home, left, right) = (StreamId::DEFAULT, writer.stream(), writer.stream());
@@ -147,7 +149,8 @@ fn trims() -> Trace {
     writer.trace.finish("trims")
 }
 
-/// The last pages of the device: all but one, all, one too many; and the last page beside all others.
+/// The last pages of the device: all but one, all, one too many; and the last page beside all
+/// others.
 fn brink(memory_bytes: u64, page_bytes: u64) -> Trace {
     let mut writer = FaultProgramWriter::new();
     let whole = memory_bytes / page_bytes * page_bytes;

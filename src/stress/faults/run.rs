@@ -1,5 +1,5 @@
-//! One program under one fault, and what must hold afterwards: nothing leaked, nothing lost, and the strategy works as a
-//! new one.
+//! One program under one fault, and what must hold afterwards: nothing leaked, nothing lost, and
+//! the strategy works as a new one.
 
 use std::{
     collections::BTreeMap,
@@ -9,19 +9,22 @@ use std::{
 use crate::{
     base::{Address, StreamId},
     device::{
-        CallLedger, Capabilities,
+        Capabilities,
         wrap::{FaultInjector, FaultPlan, FaultSpec, InterceptedDevice},
     },
     strategy::{
         Attempt, Block, Caller, Context, Control, Freed, InitialLayout, Layout, Request, Stats, Strategy,
-        StrategyError,
-        conformance::{ConformanceFinding, ObservedStrategy},
+        StrategyError, conformance::ObservedStrategy,
     },
-    stress::{checked_run::CheckedPlayer, target::OpenedTarget},
+    stress::{
+        checked_run::{CheckedPlayer, CheckedRun},
+        target::OpenedTarget,
+    },
     trace::Trace,
 };
 
-/// Layout and statistics are compared at most once in this many events, because programs are played many times.
+/// Layout and statistics are compared at most once in this many events, because programs are played
+/// many times.
 const AUDIT_EVERY: u64 = 4;
 /// They are compared about this often in a long program.
 const AUDITS: u64 = 128;
@@ -29,22 +32,18 @@ const AUDITS: u64 = 128;
 /// The result of one program under one fault.
 #[derive(Clone, Debug)]
 pub(super) struct FaultRun {
-    pub(super) findings: Vec<ConformanceFinding>,
-    /// Driver calls that the strategy made until it was closed for the first time.
-    pub(super) calls: CallLedger,
+    /// Findings and counts of both times. Driver calls are those that the strategy made until it
+    /// was closed for the first time.
+    pub(super) run: CheckedRun,
     /// Calls of the strategy until then.
     pub(super) strategy_calls: u64,
-    /// Events played, both times.
-    pub(super) events: u64,
-    pub(super) served: u64,
-    pub(super) ooms: u64,
     /// The statistics at the end of the second time, without faults.
     pub(super) stats: Stats,
 }
 
 impl FaultRun {
-    /// Plays the program under the fault, frees everything, and plays it again without faults. The second time must end
-    /// with the statistics `expected`.
+    /// Plays the program under the fault, frees everything, and plays it again without faults. The
+    /// second time must end with the statistics `expected`.
     pub(super) fn of(
         program: &Trace,
         (strategy, device): OpenedTarget,
@@ -66,16 +65,8 @@ impl FaultRun {
         };
         test.recover();
         let stats = test.play_again(expected);
-        let run = test.player.so_far();
-        FaultRun {
-            findings: test.player.watch.findings(),
-            calls,
-            strategy_calls,
-            events: run.events,
-            served: run.served,
-            ooms: run.ooms,
-            stats,
-        }
+        let findings = test.player.watch.findings();
+        FaultRun { run: CheckedRun { findings, calls, ..test.player.run }, strategy_calls, stats }
     }
 }
 
@@ -96,8 +87,9 @@ impl FaultTest<'_> {
         let _ = self.player.watch.on_device(|device| device.synchronize());
         let _ = self.player.watch.call(|strategy, cx| strategy.trim(cx));
         self.player.watch.strategy.audit();
-        // After a failed close it is unknown which blocks are live. With events that never complete the strategy is
-        // therefore closed only every other time; the other times every block must still exist.
+        // After a failed close it is unknown which blocks are live. With events that never complete
+        // the strategy is therefore closed only every other time; the other times every block must
+        // still exist.
         let closes = !matches!(fault, Some(FaultSpec::Stuck { first }) if first % 2 == 0);
         if closes {
             let _ = self.player.watch.call(|strategy, cx| strategy.close(cx));
@@ -124,7 +116,8 @@ impl FaultTest<'_> {
         self.player.watch.close();
     }
 
-    /// Plays the program again and returns the statistics at its end, which must be those of a new strategy.
+    /// Plays the program again and returns the statistics at its end, which must be those of a new
+    /// strategy.
     fn play_again(&mut self, expected: Option<&Stats>) -> Stats {
         if self.player.watch.has_findings() {
             return Stats::default();
@@ -179,8 +172,8 @@ impl FaultMonitor {
     }
 }
 
-/// A strategy whose own driver calls fail. As a strategy itself it can be checked like any other, and calls of the program
-/// cannot fail.
+/// A strategy whose own driver calls fail. As a strategy itself it can be checked like any other,
+/// and calls of the program cannot fail.
 struct FaultedStrategy {
     inner: Box<dyn Strategy>,
     monitor: FaultMonitor,

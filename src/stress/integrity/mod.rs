@@ -1,10 +1,11 @@
-//! `stress integrity`: do blocks keep their contents? Finds overlap, reuse before all streams are done, and memory that is
-//! lost when it is mapped elsewhere.
+//! `stress integrity`: do blocks keep their contents? Finds overlap, reuse before all streams are
+//! done, and memory that is lost when it is mapped elsewhere.
 //!
-//! Every block is filled with its own pattern on its stream and compared before it is freed, and in between on other
-//! streams and after trims. Only contents are checked, on the device itself, so that nothing depends on what a strategy
-//! reports. On the simulated device the programs are traces: one that fails is shrunk and can be repeated. On a real
-//! device the program is a team of threads.
+//! Every block is filled with its own pattern on its stream and compared before it is freed, and in
+//! between on other streams and after trims. Only contents are checked, on the device itself, so
+//! that nothing depends on what a strategy reports. On the simulated device the programs are
+//! traces: one that fails is shrunk and can be repeated. On a real device the program is a team of
+//! threads.
 
 mod player;
 mod program;
@@ -14,9 +15,12 @@ mod threads;
 
 use std::time::{Duration, Instant};
 
-pub use program::{BlockSizes, BlockSizesError, ProgramMix, integrity_program};
+pub use program::{BlockSizes, BlockSizesError};
 
-pub(super) use player::PatternPlayer;
+pub(super) use self::{
+    player::PatternPlayer,
+    program::{ProgramMix, integrity_program},
+};
 
 use super::{
     StressFailure, StressKind, StressTarget, StressVerdict, TargetError,
@@ -47,7 +51,7 @@ pub(super) const STRESS: StressKind = StressKind { name: KIND, judge };
 
 fn judge(target: &StressTarget, seed: u64, over: &dyn Fn() -> bool) -> StressVerdict {
     let mut verdict = StressVerdict::new(KIND, &target.strategy);
-    let integrity = Integrity { target: target.clone(), threads: 4, streams: 4, sizes: BlockSizes::MIXED, seed };
+    let integrity = EnduranceTest { target: target.clone(), threads: 4, streams: 4, sizes: BlockSizes::MIXED, seed };
     match integrity.run(&StopCondition { blocks: None, over }, &mut |_| {}) {
         Ok(outcome) => {
             (verdict.trials, verdict.served) = (outcome.counts.blocks, outcome.counts.blocks);
@@ -64,7 +68,7 @@ const NOTHING_SERVED: &str = "no request was served in this much memory";
 
 /// The test of one strategy.
 #[derive(Clone, Debug)]
-pub struct Integrity {
+pub struct EnduranceTest {
     /// The strategy and device; its memory must be set.
     pub target: StressTarget,
     /// Host threads.
@@ -94,8 +98,9 @@ impl StopCondition<'_> {
     }
 }
 
-impl Integrity {
-    /// Tests the strategy until the stop condition holds, and reports the counts to `progress` now and then.
+impl EnduranceTest {
+    /// Tests the strategy until the stop condition holds, and reports the counts to `progress` now
+    /// and then.
     pub fn run(
         &self,
         until: &StopCondition<'_>,
@@ -197,7 +202,7 @@ impl Integrity {
 
     /// Looks for a trace that shows damage on the simulated device too, after damage on a real one.
     fn find_in_simulation(&self, until: &StopCondition<'_>) -> Option<Trace> {
-        let simulated = Integrity {
+        let simulated = EnduranceTest {
             target: StressTarget {
                 device: "sim".parse().ok()?,
                 memory_bytes: Some(SIMULATED_BYTES),

@@ -1,8 +1,9 @@
 //! Plays a trace and checks the contents of its blocks, and nothing else.
 //!
-//! A block is filled on its own stream after the request, compared on every other stream that uses it, and compared on its
-//! own stream before the free; after a trim all live blocks are compared. All of this is queued and not waited for. Any
-//! trace can be played: where a block is used on another stream, the order that the fill needs is established here.
+//! A block is filled on its own stream after the request, compared on every other stream that uses
+//! it, and compared on its own stream before the free; after a trim all live blocks are compared.
+//! All of this is queued and not waited for. Any trace can be played: where a block is used on
+//! another stream, the order that the fill needs is established here.
 
 use crate::{
     base::{EventId, Nanos, StreamId, ThreadId},
@@ -65,7 +66,8 @@ impl<S: Strategy> PatternPlayer<S> {
         }
     }
 
-    /// Plays a trace until its end, until damage is found or until `over` returns true. Live blocks are not freed.
+    /// Plays a trace until its end, until damage is found or until `over` returns true. Live blocks
+    /// are not freed.
     pub(in crate::stress) fn play(&mut self, trace: &Trace, over: &dyn Fn() -> bool) -> Result<(), StrategyError> {
         while let Some(&known_as) = trace.tables.streams().get(self.streams) {
             self.on_device(|device| device.stream_create(known_as))?;
@@ -218,14 +220,14 @@ impl<S: Strategy> PatternPlayer<S> {
         }
         let event = match self.order {
             Some(event) => event,
-            None => *self.order.insert(retried(self.tries, || self.device.event_create())?),
+            None => *self.order.insert(retried(self.tries, || Ok(self.device.event_create()?))?),
         };
         self.on_device(|device| device.event_record(event, before))?;
         self.on_device(|device| device.stream_wait_event(stream, event))
     }
 
     fn device_event(&mut self, event: TraceEventId) -> Result<EventId, StrategyError> {
-        Ok(self.events.get_or_make(event, || retried(self.tries, || self.device.event_create()))?)
+        self.events.get_or_make(event, || retried(self.tries, || Ok(self.device.event_create()?)))
     }
 
     /// Fetches the results of comparisons.
@@ -250,7 +252,7 @@ impl<S: Strategy> PatternPlayer<S> {
         &mut self,
         mut call: impl FnMut(&mut dyn Device) -> Result<R, DeviceError>,
     ) -> Result<R, StrategyError> {
-        Ok(retried(self.tries, || call(&mut *self.device))?)
+        retried(self.tries, || Ok(call(&mut *self.device)?))
     }
 
     fn with_retries<R>(
@@ -258,20 +260,15 @@ impl<S: Strategy> PatternPlayer<S> {
         mut call: impl FnMut(&mut S, &mut Context<'_>) -> Result<R, StrategyError>,
     ) -> Result<R, StrategyError> {
         let (strategy, device) = (&mut self.strategy, &mut *self.device);
-        for _ in 1..self.tries {
-            match call(strategy, &mut Context { device, sink: &mut Silent }) {
-                Err(StrategyError::Device(error)) if !error.loses_context() => {}
-                other => return other,
-            }
-        }
-        call(strategy, &mut Context { device, sink: &mut Silent })
+        retried(self.tries, || call(strategy, &mut Context { device, sink: &mut Silent }))
     }
 }
 
-fn retried<R>(tries: u32, mut call: impl FnMut() -> Result<R, DeviceError>) -> Result<R, DeviceError> {
+/// Repeats a call that fails with a driver error, unless the context is lost.
+fn retried<R>(tries: u32, mut call: impl FnMut() -> Result<R, StrategyError>) -> Result<R, StrategyError> {
     for _ in 1..tries {
         match call() {
-            Err(error) if !error.loses_context() => {}
+            Err(StrategyError::Device(error)) if !error.loses_context() => {}
             other => return other,
         }
     }

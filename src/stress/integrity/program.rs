@@ -1,10 +1,11 @@
-//! The programs of `stress integrity` and `stress soak` as traces: many threads and streams at high occupancy, so that
-//! memory is reused at once.
+//! The programs of `stress integrity` and `stress soak` as traces: many threads and streams at high
+//! occupancy, so that memory is reused at once.
 //!
-//! Three steps in a row are alike, because some strategies learn from one step what the next will request. Within a step
-//! blocks are allocated and freed on streams that are often busy; some are also used on another stream, some are freed by
-//! another thread, and now and then cached memory is released. Between such groups of steps some of the long-lived blocks
-//! are replaced. At the end everything is freed.
+//! Three steps in a row are alike, because some strategies learn from one step what the next will
+//! request. Within a step blocks are allocated and freed on streams that are often busy; some are
+//! also used on another stream, some are freed by another thread, and now and then cached memory is
+//! released. Between such groups of steps some of the long-lived blocks are replaced. At the end
+//! everything is freed.
 
 use std::{fmt, str::FromStr};
 
@@ -17,8 +18,8 @@ use crate::{
 /// Exponent of the power law: small blocks are most numerous, large ones hold most of the memory.
 const TAIL_EXPONENT: f64 = 0.25;
 
-/// A range of block sizes in which small ones are more frequent. Users type `small`, `mixed`, `large`, or the two ends of
-/// a range.
+/// A range of block sizes in which small ones are more frequent. Users type `small`, `mixed`,
+/// `large`, or the two ends of a range.
 ///
 /// ```
 /// use oomph::stress::BlockSizes;
@@ -54,8 +55,8 @@ impl BlockSizes {
     }
 
     /// Draws a size.
-    pub(super) fn draw(self, dice: &mut SeededRandom) -> u64 {
-        PowerLaw::new(self.least, self.most, TAIL_EXPONENT).draw(dice)
+    pub(super) fn draw(self, random: &mut SeededRandom) -> u64 {
+        PowerLaw::new(self.least, self.most, TAIL_EXPONENT).draw(random)
     }
 }
 
@@ -136,12 +137,12 @@ pub fn integrity_program(mix: &ProgramMix, seed: u64, blocks: u64) -> Trace {
         streams.push(stream);
     }
     let mut writer = IntegrityWriter { mix, trace, streams, live_bytes: 0 };
-    let mut dice = SeededRandom::new(seed, "integrity between steps");
+    let mut random = SeededRandom::new(seed, "integrity between steps");
     let mut long_lived: Vec<WrittenBlock> = Vec::new();
     for step in 0..blocks.div_ceil(STEP_BLOCKS).max(1) {
         let chapter = step / ALIKE;
         if step.is_multiple_of(ALIKE) {
-            writer.replace_long_lived(&mut dice, &mut long_lived);
+            writer.replace_long_lived(&mut random, &mut long_lived);
         }
         writer.trace.mark(MarkKind::Step, "step", step as u32);
         // Steps of one group use the same seed.
@@ -157,42 +158,42 @@ pub fn integrity_program(mix: &ProgramMix, seed: u64, blocks: u64) -> Trace {
 
 impl IntegrityWriter<'_> {
     /// Replaces some of the long-lived blocks.
-    fn replace_long_lived(&mut self, dice: &mut SeededRandom, long_lived: &mut Vec<WrittenBlock>) {
+    fn replace_long_lived(&mut self, random: &mut SeededRandom, long_lived: &mut Vec<WrittenBlock>) {
         self.trace.mark(MarkKind::Phase, "replace long-lived blocks", 0);
         for _ in 0..long_lived.len() / self.mix.replaced_one_in.max(1) {
-            let place = dice.index(long_lived.len());
+            let place = random.index(long_lived.len());
             self.free(long_lived.swap_remove(place));
         }
         while self.live_bytes < self.mix.long_lived_bytes && long_lived.len() < LONG_LIVED_BLOCKS {
-            let (held, _) = self.alloc(dice);
+            let (held, _) = self.alloc(random);
             long_lived.push(held);
         }
     }
 
-    fn step(&mut self, dice: &mut SeededRandom) {
+    fn step(&mut self, random: &mut SeededRandom) {
         let mut held: Vec<WrittenBlock> = Vec::new();
         for _ in 0..STEP_BLOCKS {
-            if dice.chance(0.2) {
-                self.keep_busy(dice);
+            if random.chance(0.2) {
+                self.keep_busy(random);
             }
-            let (block, home) = self.alloc(dice);
+            let (block, home) = self.alloc(random);
             held.push(block);
-            if dice.chance(0.25) {
-                self.use_elsewhere(dice, block, home);
+            if random.chance(0.25) {
+                self.use_elsewhere(random, block, home);
             }
-            while self.live_bytes > self.mix.live_bytes || (!held.is_empty() && dice.chance(0.4)) {
+            while self.live_bytes > self.mix.live_bytes || (!held.is_empty() && random.chance(0.4)) {
                 if held.is_empty() {
                     break;
                 }
-                let place = dice.index(held.len());
+                let place = random.index(held.len());
                 let gone = held.swap_remove(place);
-                self.free_by_any_thread(dice, gone);
+                self.free_by_any_thread(random, gone);
             }
-            if dice.chance(0.01) {
+            if random.chance(0.01) {
                 self.trace.empty_cache();
             }
-            if dice.chance(0.01) {
-                let stream = self.streams[dice.index(self.streams.len())];
+            if random.chance(0.01) {
+                let stream = self.streams[random.index(self.streams.len())];
                 self.trace.stream_sync(stream);
             }
         }
@@ -201,10 +202,10 @@ impl IntegrityWriter<'_> {
         }
     }
 
-    fn alloc(&mut self, dice: &mut SeededRandom) -> (WrittenBlock, StreamId) {
-        let thread = ThreadId(dice.index(usize::from(self.mix.threads.max(1))) as u16);
-        let stream = self.streams[dice.index(self.streams.len())];
-        let bytes = self.mix.sizes.draw(dice);
+    fn alloc(&mut self, random: &mut SeededRandom) -> (WrittenBlock, StreamId) {
+        let thread = ThreadId(random.index(usize::from(self.mix.threads.max(1))) as u16);
+        let stream = self.streams[random.index(self.streams.len())];
+        let bytes = self.mix.sizes.draw(random);
         self.trace.set_thread(thread);
         let slot = self.trace.alloc(bytes, stream, TagId(0));
         self.live_bytes += bytes;
@@ -217,29 +218,29 @@ impl IntegrityWriter<'_> {
         self.live_bytes -= held.bytes;
     }
 
-    fn free_by_any_thread(&mut self, dice: &mut SeededRandom, held: WrittenBlock) {
-        let thread = match dice.chance(0.2) {
-            true => ThreadId(dice.index(usize::from(self.mix.threads.max(1))) as u16),
+    fn free_by_any_thread(&mut self, random: &mut SeededRandom, held: WrittenBlock) {
+        let thread = match random.chance(0.2) {
+            true => ThreadId(random.index(usize::from(self.mix.threads.max(1))) as u16),
             false => held.thread,
         };
         self.free(WrittenBlock { thread, ..held });
     }
 
     /// Queues work, so that a stream reaches what is queued next only later.
-    fn keep_busy(&mut self, dice: &mut SeededRandom) {
-        let stream = self.streams[dice.index(self.streams.len())];
-        let nanos = Nanos(dice.between(1_000, LONGEST_SPIN_NS));
+    fn keep_busy(&mut self, random: &mut SeededRandom) {
+        let stream = self.streams[random.index(self.streams.len())];
+        let nanos = Nanos(random.between(1_000, LONGEST_SPIN_NS));
         self.trace.work(Work::Spin { nanos }, stream, &[]);
     }
 
-    fn use_elsewhere(&mut self, dice: &mut SeededRandom, block: WrittenBlock, home: StreamId) {
+    fn use_elsewhere(&mut self, random: &mut SeededRandom, block: WrittenBlock, home: StreamId) {
         let others: Vec<StreamId> = self.streams.iter().copied().filter(|&stream| stream != home).collect();
         if others.is_empty() {
             return;
         }
-        let other = others[dice.index(others.len())];
-        if dice.chance(0.5) {
-            let nanos = Nanos(dice.between(1_000, LONGEST_SPIN_NS));
+        let other = others[random.index(others.len())];
+        if random.chance(0.5) {
+            let nanos = Nanos(random.between(1_000, LONGEST_SPIN_NS));
             self.trace.work(Work::Spin { nanos }, other, &[]);
         }
         self.trace.use_on(block.slot, other);
@@ -302,8 +303,8 @@ mod tests {
 
     #[test]
     fn drawn_sizes_cover_the_range() {
-        let (sizes, mut dice) = (BlockSizes::MIXED.up_to(MIB), SeededRandom::new(1, "sizes"));
-        let drawn: Vec<u64> = (0..20_000).map(|_| sizes.draw(&mut dice)).collect();
+        let (sizes, mut random) = (BlockSizes::MIXED.up_to(MIB), SeededRandom::new(1, "sizes"));
+        let drawn: Vec<u64> = (0..20_000).map(|_| sizes.draw(&mut random)).collect();
         assert!(drawn.iter().all(|bytes| (1..=MIB).contains(bytes)));
         assert!(drawn.iter().any(|&bytes| bytes < 8) && drawn.iter().any(|&bytes| bytes > MIB / 2));
     }

@@ -42,7 +42,8 @@ enum ContentsFlaw {
     Aliases,
 }
 
-/// Blocks of powers of two, kept by stream and size, in pages that are mapped one by one; a trim maps all pages anew.
+/// Blocks of powers of two, kept by stream and size, in pages that are mapped one by one; a trim
+/// maps all pages anew.
 struct PagedAllocator {
     flaw: ContentsFlaw,
     pages: Vec<(Address, PhysicalId)>,
@@ -253,7 +254,7 @@ fn every_strategy_keeps_contents() {
     for spec in STRATEGIES.iter().flat_map(|entry| entry.specs()) {
         let target =
             StressTarget { strategy: spec.clone(), device: "sim".parse().unwrap(), memory_bytes: Some(4 * MEMORY) };
-        let integrity = Integrity { target, threads: 4, streams: 3, sizes: BlockSizes::MIXED, seed: 1 };
+        let integrity = EnduranceTest { target, threads: 4, streams: 3, sizes: BlockSizes::MIXED, seed: 1 };
         let until = StopCondition { blocks: Some(1_000), over: &|| false };
         let outcome = integrity.run(&until, &mut |_| {}).unwrap();
         if spec.name == "null" {
@@ -274,7 +275,7 @@ fn same_seed_gives_the_same_counts() {
     let run = |seed| {
         let target =
             StressTarget { strategy: "caching".into(), device: "sim".parse().unwrap(), memory_bytes: Some(MEMORY) };
-        let integrity = Integrity { target, threads: 2, streams: 4, sizes: BlockSizes::MIXED, seed };
+        let integrity = EnduranceTest { target, threads: 2, streams: 4, sizes: BlockSizes::MIXED, seed };
         let until = StopCondition { blocks: Some(1), over: &|| false };
         IntegrityCounts { wall_ns: 0, ..integrity.run(&until, &mut |_| {}).unwrap().counts }
     };

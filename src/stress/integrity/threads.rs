@@ -1,10 +1,11 @@
 //! The program on a real device: host threads that share one strategy under one lock.
 //!
-//! Each thread has a share of the memory per stream and works in rounds on one stream: it compares and frees some of its
-//! blocks, requests as many as its share has room for, and fills them; one launch compares or fills all blocks of a round.
-//! Some blocks are also compared on a second stream, behind a kernel that keeps it busy, and freed meanwhile. Some are freed
-//! by another thread. Now and then cached memory is released and all blocks of the thread are compared. The host decides
-//! the order of the threads, so a run cannot be repeated exactly.
+//! Each thread has a share of the memory per stream and works in rounds on one stream: it compares
+//! and frees some of its blocks, requests as many as its share has room for, and fills them; one
+//! launch compares or fills all blocks of a round. Some blocks are also compared on a second
+//! stream, behind a kernel that keeps it busy, and freed meanwhile. Some are freed by another
+//! thread. Now and then cached memory is released and all blocks of the thread are compared. The
+//! host decides the order of the threads, so a run cannot be repeated exactly.
 
 use std::{
     panic::resume_unwind,
@@ -192,7 +193,7 @@ impl ThreadTeam<'_> {
 struct TeamThread<'a> {
     team: &'a ThreadTeam<'a>,
     thread: ThreadId,
-    dice: SeededRandom,
+    random: SeededRandom,
     /// By stream.
     held: Vec<Vec<HeldBlock>>,
     held_bytes: Vec<u64>,
@@ -208,7 +209,10 @@ impl<'a> TeamThread<'a> {
         TeamThread {
             team,
             thread: ThreadId(number),
-            dice: SeededRandom::new(seed.wrapping_mul(1_000_003).wrapping_add(u64::from(number)), "integrity threads"),
+            random: SeededRandom::new(
+                seed.wrapping_mul(1_000_003).wrapping_add(u64::from(number)),
+                "integrity threads",
+            ),
             held: vec![Vec::new(); streams],
             held_bytes: vec![0; streams],
             share: team.mix.live_bytes / shares,
@@ -231,11 +235,11 @@ impl<'a> TeamThread<'a> {
         while !self.team.over.load(Ordering::Relaxed) {
             self.empty_inbox()?;
             self.round(order)?;
-            if self.thread == ThreadId(0) && self.dice.chance(0.05) {
+            if self.thread == ThreadId(0) && self.random.chance(0.05) {
                 step += 1;
                 self.team.locked.with(|strategy, cx| strategy.control(cx, &Control::StepBegins(step)))?;
             }
-            if self.dice.chance(0.002) {
+            if self.random.chance(0.002) {
                 self.team.locked.with(|strategy, cx| strategy.trim(cx))?;
                 self.counts.trims += 1;
                 self.compare_all()?;
@@ -249,11 +253,11 @@ impl<'a> TeamThread<'a> {
     }
 
     fn round(&mut self, order: EventId) -> Result<(), StrategyError> {
-        let stream = self.dice.index(self.held.len());
+        let stream = self.random.index(self.held.len());
         let sizes = self.team.mix.sizes.up_to(self.share / 2);
         let (mut wanted, mut wanted_bytes) = (Vec::with_capacity(ROUND_BLOCKS), 0);
         while wanted.len() < ROUND_BLOCKS && wanted_bytes < self.share / 4 {
-            let bytes = sizes.draw(&mut self.dice);
+            let bytes = sizes.draw(&mut self.random);
             wanted.push(bytes);
             wanted_bytes += bytes;
         }
@@ -269,7 +273,7 @@ impl<'a> TeamThread<'a> {
         }
         let contents: Vec<Patterned> = served.iter().map(|held| held.contents).collect();
         self.team.on_patterns(|patterns| patterns.fill_blocks(home, &contents))?;
-        if self.dice.chance(0.25) {
+        if self.random.chance(0.25) {
             self.compare_elsewhere(home, &served[..served.len().min(MOST_CROSSINGS)], order)?;
         }
         self.held_bytes[stream] += contents.iter().map(|block| block.bytes).sum::<u64>();
@@ -297,11 +301,12 @@ impl<'a> TeamThread<'a> {
         Ok(served)
     }
 
-    /// Compares blocks of one stream with one launch and frees them until at most `bytes` are held there.
+    /// Compares blocks of one stream with one launch and frees them until at most `bytes` are held
+    /// there.
     fn free_down_to(&mut self, stream: usize, bytes: u64) -> Result<(), StrategyError> {
         let mut leaving = Vec::new();
         while self.held_bytes[stream] > bytes && !self.held[stream].is_empty() {
-            let place = self.dice.index(self.held[stream].len());
+            let place = self.random.index(self.held[stream].len());
             let held = self.held[stream].swap_remove(place);
             self.held_bytes[stream] -= held.contents.bytes;
             leaving.push(held);
@@ -313,9 +318,9 @@ impl<'a> TeamThread<'a> {
         let contents: Vec<Patterned> = leaving.iter().map(|held| held.contents).collect();
         self.team.on_patterns(|patterns| patterns.verify_blocks(home, &contents))?;
         for held in leaving {
-            if self.team.inboxes.len() > 1 && self.dice.chance(0.1) {
+            if self.team.inboxes.len() > 1 && self.random.chance(0.1) {
                 self.counts.handovers += 1;
-                let to = self.dice.index(self.team.inboxes.len());
+                let to = self.random.index(self.team.inboxes.len());
                 self.team.inboxes[to].lock().unwrap_or_else(PoisonError::into_inner).push((held, home));
             } else {
                 self.team.free_block((held, home), self.thread)?;
@@ -338,13 +343,13 @@ impl<'a> TeamThread<'a> {
         if self.held.len() < 2 {
             return Ok(());
         }
-        let other = (home.index() + 1 + self.dice.index(self.held.len() - 1)) % self.held.len();
+        let other = (home.index() + 1 + self.random.index(self.held.len() - 1)) % self.held.len();
         let other = StreamId(other as u16);
         for held in blocks {
             self.team.locked.with(|strategy, cx| strategy.used_on(cx, &held.block, other))?;
         }
         let contents: Vec<Patterned> = blocks.iter().map(|held| held.contents).collect();
-        let keeps_busy = self.dice.chance(0.25);
+        let keeps_busy = self.random.chance(0.25);
         self.team.on_device(|device| {
             if keeps_busy && let Some(compute) = device.compute() {
                 compute.launch(other, &SPIN, &[])?;

@@ -1,7 +1,9 @@
-//! `stress misuse`: what does a strategy do with a pointer that is freed twice, or a request for 2^64 - 1 bytes?
+//! `stress misuse`: what does a strategy do with a pointer that is freed twice, or a request for
+//! 2^64 - 1 bytes?
 //!
-//! Every [`Misuse`] is a small scenario, played on a fresh strategy under [`CheckedStrategy`](crate::strategy::wrap::CheckedStrategy).
-//! Then an ordinary program runs, everything is freed, and both are repeated before the [`MisuseConsequence`] is decided. A
+//! Every [`Misuse`] is a small scenario, played on a fresh strategy under
+//! [`CheckedStrategy`](crate::strategy::wrap::CheckedStrategy). Then an ordinary program runs,
+//! everything is freed, and both are repeated before the [`MisuseConsequence`] is decided. A
 //! strategy may refuse misuse or ignore it, but must not be damaged.
 
 mod scenarios;
@@ -40,8 +42,8 @@ pub(super) const STRESS: StressKind = StressKind {
 pub enum AccessPath {
     /// By its handle.
     Handle,
-    /// By its address alone, as callers of PyTorch's pluggable allocators do. This needs a table of live addresses
-    /// ([`AddressedStrategy`](crate::strategy::wrap::AddressedStrategy)).
+    /// By its address alone, as callers of PyTorch's pluggable allocators do. This needs a table of
+    /// live addresses ([`AddressedStrategy`](crate::strategy::wrap::AddressedStrategy)).
     Address,
 }
 
@@ -191,7 +193,8 @@ pub fn misuse(
     judge(misuse, access, TIME_LIMIT, move || target.open())
 }
 
-/// The same for any strategy and device. They are created in the thread that uses them, as GPU contexts require.
+/// The same for any strategy and device. They are created in the thread that uses them, as GPU
+/// contexts require.
 fn judge(
     misuse: &'static Misuse,
     access: AccessPath,

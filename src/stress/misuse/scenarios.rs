@@ -251,7 +251,8 @@ fn free_on_unknown_stream(session: &mut MisuseSession) -> Result<(), ScenarioErr
     Ok(())
 }
 
-/// The use may be accepted and only the free fail. The block then stays live until the strategy is closed.
+/// The use may be accepted and only the free fail. The block then stays live until the strategy is
+/// closed.
 fn use_on_unknown_stream(session: &mut MisuseSession) -> Result<(), ScenarioError> {
     let [_, block, _] = three(session)?;
     session.wrongly_use(&block, NO_STREAM);
@@ -298,8 +299,8 @@ fn half_of_all_addresses(session: &mut MisuseSession) -> Result<(), ScenarioErro
     requests(session, &[HALF - 2 * MIB, HALF - 1, HALF, HALF + 1, HALF + 2 * MIB])
 }
 
-/// Rounding up to 256, 512, a page or the next power of two overflows to a small size, and so does the sum of reserved
-/// and requested bytes.
+/// Rounding up to 256, 512, a page or the next power of two overflows to a small size, and so does
+/// the sum of reserved and requested bytes.
 fn size_overflow(session: &mut MisuseSession) -> Result<(), ScenarioError> {
     let edges = [0, 1, 254, 255, 256, 511, 512, MIB, 2 * MIB - 1, 2 * MIB, 20 * MIB - 1, 32 * MIB, 1 << 30];
     requests(session, &edges.map(|below| u64::MAX - below))

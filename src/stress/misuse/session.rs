@@ -130,7 +130,8 @@ impl MisuseSession {
         self.commit(ContractRule::Handle, |session| session.note_use(block, stream));
     }
 
-    /// A request that cannot be served. Memory that the device does not have must not be handed out.
+    /// A request that cannot be served. Memory that the device does not have must not be handed
+    /// out.
     pub(super) fn wrongly_request(&mut self, bytes: u64, stream: StreamId) {
         let accepted = if bytes == 0 { ContractRule::Size } else { ContractRule::Handle };
         match self.commit(accepted, |session| session.request(bytes, stream)) {
@@ -170,7 +171,8 @@ impl MisuseSession {
         (strategy, &mut *self.device)
     }
 
-    /// Commits a misuse. To accept it is not damage yet, so violations of the rule `accepted` do not count; all others do.
+    /// Commits a misuse. To accept it is not damage yet, so violations of the rule `accepted` do
+    /// not count; all others do.
     fn commit<R>(
         &mut self,
         accepted: ContractRule,

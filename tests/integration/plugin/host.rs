@@ -1,4 +1,4 @@
-//! The process that `stress` has a plugin loaded into, and signals.
+//! Signals to the process that loads a plugin for `stress`.
 
 use std::{
     io::Read,
@@ -12,12 +12,13 @@ use std::{
 };
 
 use super::Workshop;
+use crate::command::with_default_signals;
 
-/// A process that has loaded a plugin and waits for questions, which end with the connection.
-fn waiting(workshop: &Workshop) -> (Child, UnixStream) {
+/// A process that has loaded a plugin and waits for requests until the connection closes.
+fn waiting_host(workshop: &Workshop) -> (Child, UnixStream) {
     let library = workshop.allocator("WELL_BEHAVED");
     let (mut ours, theirs) = UnixStream::pair().unwrap();
-    let mut command = workshop.command(&["plugin-host", library.to_str().unwrap()]);
+    let mut command = with_default_signals(&workshop.command(&["plugin-host", library.to_str().unwrap()]));
     let host = command.stdin(Stdio::from(OwnedFd::from(theirs))).spawn().unwrap();
     drop(command);
     let mut length_of_refusal = [1; 8];
@@ -31,9 +32,9 @@ fn send(signal: &str, host: &Child) {
 }
 
 #[test]
-fn ctrl_c_is_left_to_the_process_that_asks() {
+fn host_ignores_ctrl_c() {
     let Some(workshop) = Workshop::open() else { return };
-    let (mut host, connection) = waiting(&workshop);
+    let (mut host, connection) = waiting_host(&workshop);
     send("INT", &host);
     thread::sleep(Duration::from_millis(100));
     assert_eq!(host.try_wait().unwrap(), None);
@@ -42,13 +43,13 @@ fn ctrl_c_is_left_to_the_process_that_asks() {
 }
 
 #[test]
-fn a_signal_that_means_the_host_ends_it() {
+fn host_ends_on_signals() {
     let Some(workshop) = Workshop::open() else { return };
     for (signal, number) in [("TERM", 15), ("HUP", 1)] {
-        let (mut host, connection) = waiting(&workshop);
+        let (mut host, connection) = waiting_host(&workshop);
         send(signal, &host);
         thread::sleep(Duration::from_millis(200));
-        // Of itself the host ends in order once nobody asks any more.
+        // Without a signal the host ends with code 0 when the connection closes.
         drop(connection);
         assert_eq!(host.wait().unwrap().signal(), Some(number), "{signal}");
     }
