@@ -19,6 +19,10 @@ pub(super) struct MappingTable<H> {
     held: u64,
 }
 
+/// Start and length.
+#[cfg(feature = "cuda")]
+type AddressRange = (Address, u64);
+
 #[derive(Clone, Copy, Debug)]
 struct MappedRange {
     bytes: u64,
@@ -212,7 +216,7 @@ impl<H: Copy> MappingTable<H> {
     /// All mappings, unreleased handles and reserved ranges, in the order in which they must be
     /// given back.
     #[cfg(feature = "cuda")]
-    pub(super) fn take_all(&mut self) -> (Vec<(Address, u64)>, Vec<H>, Vec<(Address, u64)>) {
+    pub(super) fn take_all(&mut self) -> (Vec<AddressRange>, Vec<H>, Vec<AddressRange>) {
         let table = std::mem::take(self);
         let mapped = table.mapped.iter().map(|(&address, mapping)| (address, mapping.bytes)).collect();
         let unreleased = table.physical.values().filter(|piece| !piece.released).map(|piece| piece.handle).collect();

@@ -200,7 +200,7 @@ pub struct FaultPlan {
 enum FaultRule {
     Spec(FaultSpec),
     Every { kind: Option<CallKind>, n: u64, failure: CallFailure },
-    OneIn { n: u64, random: ChaCha8Rng },
+    OneIn { n: u64, random: Box<ChaCha8Rng> },
 }
 
 impl FaultPlan {
@@ -234,7 +234,7 @@ impl FaultPlan {
     /// an unknown error. With 0, none does.
     #[must_use]
     pub fn fail_one_in(mut self, n: u64, random: ChaCha8Rng) -> FaultPlan {
-        self.rules.push(FaultRule::OneIn { n, random });
+        self.rules.push(FaultRule::OneIn { n, random: Box::new(random) });
         self
     }
 

@@ -10,4 +10,4 @@ mod scripted;
 pub use driver_call::{DriverAnswer, DriverCall, DriverExchange, DriverReply};
 pub use faults::{CallFailure, FaultInjector, FaultPlan, FaultSpec, FaultSpecError, FaultyDevice};
 pub use intercept::{InterceptedDevice, Interceptor, LimitedDevice, MemoryCap, capped};
-pub use scripted::{ExpectedCall, ScriptMismatch, ScriptOrder, ScriptedDevice};
+pub use scripted::{ScriptMismatch, ScriptOrder, ScriptedDevice};

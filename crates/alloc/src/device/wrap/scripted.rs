@@ -27,108 +27,44 @@ pub enum ScriptOrder {
     Loose,
 }
 
-/// Which call a line of a script answers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ExpectedCall {
-    /// This call, with these arguments.
-    Exactly(DriverCall),
-    /// Any call of a kind.
-    Any(CallKind),
-}
-
-impl ExpectedCall {
-    fn kind(&self) -> CallKind {
-        match self {
-            ExpectedCall::Exactly(call) => call.kind(),
-            ExpectedCall::Any(kind) => *kind,
-        }
-    }
-
-    fn fits(&self, call: &DriverCall) -> bool {
-        match self {
-            ExpectedCall::Exactly(expected) => expected == call,
-            ExpectedCall::Any(kind) => *kind == call.kind(),
-        }
-    }
-}
-
-impl fmt::Display for ExpectedCall {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ExpectedCall::Exactly(call) => write!(f, "{call:?}"),
-            ExpectedCall::Any(kind) => write!(f, "some {kind}"),
-        }
-    }
-}
-
 /// A call that differs from the script.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("call {number} is {made:?}, but the script says {}", in_words(expected.as_ref()))]
+#[error("call {number} is {made:?}, but the script says {expected}")]
 pub struct ScriptMismatch {
     /// The number of the call, counted from 1.
     pub number: u64,
     /// The call that was made.
     pub made: DriverCall,
-    /// What the script says; `None` where it has ended.
-    pub expected: Option<ExpectedCall>,
+    /// What the script says.
+    pub expected: String,
 }
 
-fn in_words(expected: Option<&ExpectedCall>) -> String {
-    expected.map_or_else(|| "nothing more".to_owned(), ToString::to_string)
+/// An answer, and the call that it is for: any call of the kind, or exactly this one.
+#[derive(Clone, Debug)]
+struct ScriptLine {
+    kind: CallKind,
+    exactly: Option<DriverCall>,
+    answer: DriverAnswer,
+}
+
+impl ScriptLine {
+    fn fits(&self, call: &DriverCall) -> bool {
+        self.kind == call.kind() && self.exactly.as_ref().is_none_or(|exactly| exactly == call)
+    }
+
+    fn in_words(&self) -> String {
+        match &self.exactly {
+            Some(call) => format!("{call:?}"),
+            None => format!("some {}", self.kind),
+        }
+    }
 }
 
 /// Lines to be read in order. A copy shares the lines and has its own position.
 #[derive(Clone, Debug, Default)]
 struct ScriptLines {
-    lines: Arc<Vec<(ExpectedCall, DriverAnswer)>>,
+    lines: Arc<Vec<ScriptLine>>,
     next: usize,
-}
-
-#[derive(Clone, Debug)]
-struct DeviceScript {
-    order: ScriptOrder,
-    /// One list for a strict script, otherwise one per kind of call.
-    lists: Vec<ScriptLines>,
-}
-
-impl DeviceScript {
-    fn new(order: ScriptOrder) -> DeviceScript {
-        let lists = match order {
-            ScriptOrder::Strict => 1,
-            ScriptOrder::Loose => CallKind::ALL.len(),
-        };
-        DeviceScript { order, lists: vec![ScriptLines::default(); lists] }
-    }
-
-    fn push(&mut self, expected: ExpectedCall, answer: DriverAnswer) {
-        let list = self.list_of(expected.kind());
-        Arc::make_mut(&mut self.lists[list].lines).push((expected, answer));
-    }
-
-    /// The answer to a call; `Ok(None)` where the script leaves it open; otherwise the call it
-    /// expects.
-    fn answer(&mut self, call: &DriverCall) -> Result<Option<DriverAnswer>, Option<ExpectedCall>> {
-        let list = self.list_of(call.kind());
-        let ScriptLines { lines, next } = &mut self.lists[list];
-        match lines.get(*next) {
-            Some((expected, answer)) if expected.fits(call) => {
-                *next += 1;
-                Ok(Some(answer.clone()))
-            }
-            Some((expected, _)) => Err(Some(expected.clone())),
-            None => match self.order {
-                ScriptOrder::Strict => Err(None),
-                ScriptOrder::Loose => Ok(None),
-            },
-        }
-    }
-
-    fn list_of(&self, kind: CallKind) -> usize {
-        match self.order {
-            ScriptOrder::Strict => 0,
-            ScriptOrder::Loose => kind as usize,
-        }
-    }
 }
 
 /// Supplies the next part of a script when the last was read; an empty part is the end.
@@ -169,7 +105,9 @@ impl fmt::Debug for ScriptSupply {
 #[derive(Clone, Debug)]
 pub struct ScriptedDevice {
     props: DeviceProps,
-    script: DeviceScript,
+    order: ScriptOrder,
+    /// One list for a strict script, otherwise one per kind of call.
+    script: Vec<ScriptLines>,
     supply: Option<ScriptSupply>,
     mismatch: Option<ScriptMismatch>,
     granted: GrantedMemory,
@@ -187,8 +125,13 @@ impl ScriptedDevice {
     /// A device with these properties and an empty script.
     #[must_use]
     pub fn new(props: DeviceProps, order: ScriptOrder) -> ScriptedDevice {
+        let lists = match order {
+            ScriptOrder::Strict => 1,
+            ScriptOrder::Loose => CallKind::ALL.len(),
+        };
         ScriptedDevice {
-            script: DeviceScript::new(order),
+            order,
+            script: vec![ScriptLines::default(); lists],
             supply: None,
             mismatch: None,
             granted: GrantedMemory { page_bytes: props.page_bytes.max(1), ..GrantedMemory::default() },
@@ -234,18 +177,29 @@ impl ScriptedDevice {
 
     /// Adds an answer for exactly this call.
     pub fn expect(&mut self, call: DriverCall, answer: DriverAnswer) {
-        self.script.push(ExpectedCall::Exactly(call), answer);
+        self.push(ScriptLine { kind: call.kind(), exactly: Some(call), answer });
     }
 
     /// Adds an answer for any call of a kind.
     pub fn expect_any(&mut self, kind: CallKind, answer: DriverAnswer) {
-        self.script.push(ExpectedCall::Any(kind), answer);
+        self.push(ScriptLine { kind, exactly: None, answer });
+    }
+
+    fn push(&mut self, line: ScriptLine) {
+        Arc::make_mut(&mut self.lines_for(line.kind).lines).push(line);
+    }
+
+    fn lines_for(&mut self, kind: CallKind) -> &mut ScriptLines {
+        match self.order {
+            ScriptOrder::Strict => &mut self.script[0],
+            ScriptOrder::Loose => &mut self.script[kind as usize],
+        }
     }
 
     /// Drops every line of the script, read or not, so that the next part can be written when it is
     /// known. What was granted stays.
     pub fn clear_script(&mut self) {
-        self.script.lists.fill(ScriptLines::default());
+        self.script.fill(ScriptLines::default());
     }
 
     /// Says whether events on a stream are pending, for queries that the script leaves open.
@@ -265,18 +219,15 @@ impl ScriptedDevice {
     /// The number of lines that were not read yet.
     #[must_use]
     pub fn unread(&self) -> usize {
-        self.script.lists.iter().map(|list| list.lines.len() - list.next).sum()
+        self.script.iter().map(|list| list.lines.len() - list.next).sum()
     }
 
     /// The call that the next line of a [strict](ScriptOrder::Strict) script answers, where the
     /// line names one.
     pub fn next_expected(&mut self) -> Option<&DriverCall> {
         self.read_on();
-        let [ScriptLines { lines, next }] = &self.script.lists[..] else { return None };
-        match lines.get(*next)? {
-            (ExpectedCall::Exactly(call), _) => Some(call),
-            (ExpectedCall::Any(_), _) => None,
-        }
+        let [ScriptLines { lines, next }] = &self.script[..] else { return None };
+        lines.get(*next)?.exactly.as_ref()
     }
 
     /// Fetches the next part of the script where all of the last was read.
@@ -294,12 +245,18 @@ impl ScriptedDevice {
 
     fn respond(&mut self, call: DriverCall) -> DriverAnswer {
         self.read_on();
-        let open = match self.script.answer(&call) {
-            Ok(Some(answer)) => Ok(answer),
-            Ok(None) => self.make_up(&call).ok_or(None),
-            Err(expected) => Err(expected),
+        let is_strict = self.order == ScriptOrder::Strict;
+        let ScriptLines { lines, next } = self.lines_for(call.kind());
+        let found = match lines.get(*next) {
+            Some(line) if line.fits(&call) => {
+                *next += 1;
+                Ok(line.answer.clone())
+            }
+            Some(line) => Err(line.in_words()),
+            None if is_strict => Err("nothing more".to_owned()),
+            None => self.make_up(&call).ok_or_else(|| "nothing more".to_owned()),
         };
-        let answer = open.unwrap_or_else(|expected| {
+        let answer = found.unwrap_or_else(|expected| {
             let mismatch = ScriptMismatch { number: self.ledger.total().count + 1, made: call.clone(), expected };
             let name = mismatch.to_string();
             self.mismatch.get_or_insert(mismatch);
