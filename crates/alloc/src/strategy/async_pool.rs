@@ -1,20 +1,20 @@
 //! `async`: the driver's own stream-ordered allocator, `cudaMallocAsync`.
 //!
-//! Every block is one `cuMemAllocFromPoolAsync` and one `cuMemFreeAsync`; the driver decides what is
-//! cached, split and reused. The strategy has its own pool, which may hold what was free on the device
-//! when the pool was created, so that a cap on the device is a cap on the pool. When memory runs out, it
-//! waits for the device, empties the pool and tries once more, as PyTorch does since 2.14; earlier
-//! releases fail at once.
+//! Every block is one `cuMemAllocFromPoolAsync` and one `cuMemFreeAsync`; the driver decides what
+//! is cached, split and reused. The strategy has its own pool, which may hold what was free on the
+//! device when the pool was created, so that a cap on the device is a cap on the pool. When memory
+//! runs out, it waits for the device, empties the pool and tries once more, as PyTorch does since
+//! 2.14; earlier releases fail at once.
 //!
-//! A block that other streams use is given back when their events are done, which is checked at the next
-//! request. PyTorch makes a stream of its own wait for those events instead. In both, the block comes
-//! back when its last user is done, and no stream is stalled for it.
+//! A block that other streams use is given back when their events are done, which is checked at the
+//! next request. PyTorch makes a stream of its own wait for those events instead. In both, the
+//! block comes back when its last user is done, and no stream is stalled for it.
 //!
-//! A block is the request rounded up to [`GRANULE`]. Only the driver knows what the pool has reserved. It
-//! is asked when more is in use than it had reserved at the last look, at every [`LOOK_EVERY`]-th
-//! request, at steps, retries and trims. Between two looks `reserved` may be out of date; its peak is
-//! corrected at the next look, because the driver keeps the peak too. The pool counts as one segment and
-//! has no address.
+//! A block is the request rounded up to [`GRANULE`]. Only the driver knows what the pool has
+//! reserved. It is asked when more is in use than it had reserved at the last look, at every
+//! [`LOOK_EVERY`]-th request, at steps, retries and trims. Between two looks `reserved` may be out
+//! of date; its peak is corrected at the next look, because the driver keeps the peak too. The pool
+//! counts as one segment and has no address.
 
 use std::collections::VecDeque;
 
@@ -70,11 +70,12 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
 
 const NAME: &str = "async";
 
-/// After this many requests the driver is asked what the pool holds, even if nothing suggests growth.
+/// After this many requests the driver is asked what the pool holds, even if nothing suggests
+/// growth.
 pub const LOOK_EVERY: u64 = 64;
 
-/// The counter among the [details](Strategy::details) with the most that was in use of the pool, as the
-/// driver counts it.
+/// The counter among the [details](Strategy::details) with the most that was in use of the pool, as
+/// the driver counts it.
 pub const USED_HIGH: &str = "pool_used_high_bytes";
 
 fn build(parameters: &str, _: &Setup<'_>) -> Built {
@@ -223,8 +224,8 @@ impl AsyncPool {
         looked
     }
 
-    /// Updates the statistics if the pool may have changed since the last look; returns whether it has
-    /// grown. `size` bytes were just taken from it and are not yet counted.
+    /// Updates the statistics if the pool may have changed since the last look; returns whether it
+    /// has grown. `size` bytes were just taken from it and are not yet counted.
     fn look_if_due(&mut self, cx: &mut Context<'_>, pool: PoolId, size: u64) -> Result<bool, DeviceError> {
         self.since_look += 1;
         let before = self.stats.current.reserved;

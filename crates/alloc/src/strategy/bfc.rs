@@ -1,17 +1,19 @@
 //! `bfc`: "best fit with coalescing" of TensorFlow and XLA, a simplified form of Doug Lea's malloc.
 //!
-//! Free chunks are in the order (size, address), which the original divides into 21 bins by power of
-//! two. A request takes the first chunk that is large enough: the best fit. A chunk of at least twice the request, or with more than the tolerated waste, is cut;
-//! any other is handed out whole. Freed chunks are joined with free neighbours at once. Regions start
-//! at 2 MiB and double. When the device refuses, nine tenths are asked for, until that is less than the
-//! request. Then wholly free regions go back to the device (garbage collection), if together with the
-//! rest of the limit they could hold the request, and the region is asked for again.
+//! Free chunks are in the order (size, address), which the original divides into 21 bins by power
+//! of two. A request takes the first chunk that is large enough: the best fit. A chunk of at least
+//! twice the request, or with more than the tolerated waste, is cut; any other is handed out whole.
+//! Freed chunks are joined with free neighbours at once. Regions start at 2 MiB and double. When
+//! the device refuses, nine tenths are asked for, until that is less than the request. Then wholly
+//! free regions go back to the device (garbage collection), if together with the rest of the limit
+//! they could hold the request, and the region is asked for again.
 //!
-//! The original serves one compute stream; the framework synchronizes others. So there is one pool for
-//! all streams here, and a stream that takes memory of another one waits for that stream's work.
+//! The original serves one compute stream; the framework synchronizes others. So there is one pool
+//! for all streams here, and a stream that takes memory of another one waits for that stream's
+//! work.
 //!
-//! Left out: timestamped frees (`used_on` does that), sleeping until another thread frees, and joining
-//! regions that happen to be neighbours, which needs a device that maps pages.
+//! Left out: timestamped frees (`used_on` does that), sleeping until another thread frees, and
+//! joining regions that happen to be neighbours, which needs a device that maps pages.
 
 use std::collections::BTreeSet;
 
@@ -241,7 +243,7 @@ impl PoolPolicy for BfcPolicy {
 mod tests {
     use super::*;
     use crate::device::CallKind;
-    use crate::strategy::{Refusal, pooled::Trial};
+    use crate::strategy::{Refusal, pooled::PoolBench};
     use oomph_base::{GIB, KIB};
 
     const MIB_SIGNED: i64 = MIB as i64;
@@ -252,7 +254,7 @@ mod tests {
 
     #[test]
     fn regions_begin_at_two_mebibytes_and_double() {
-        let mut trial = Trial::new("bfc", GIB);
+        let mut trial = PoolBench::new("bfc", GIB);
         for bytes in [MIB, 2 * MIB, 4 * MIB, 8 * MIB] {
             trial.alloc(bytes + 1);
         }
@@ -262,7 +264,7 @@ mod tests {
 
     #[test]
     fn a_request_beyond_the_next_region_raises_it_instead_of_doubling_it() {
-        let mut trial = Trial::new("bfc", GIB);
+        let mut trial = PoolBench::new("bfc", GIB);
         trial.alloc(20 * MIB);
         assert_eq!(trial.regions(), mib(&[32]));
         // Of the 32 MiB the request got all: they are less than twice 20.
@@ -274,19 +276,19 @@ mod tests {
 
     #[test]
     fn a_chunk_is_cut_only_where_half_or_more_would_be_left() {
-        let mut trial = Trial::new("bfc", GIB);
+        let mut trial = PoolBench::new("bfc", GIB);
         let whole = trial.alloc(MIB + 256);
-        assert_eq!((Trial::place(whole), trial.strategy.stats().current.allocated), ((0, 2 * MIB), 2 * MIB));
+        assert_eq!((PoolBench::place(whole), trial.strategy.stats().current.allocated), ((0, 2 * MIB), 2 * MIB));
         trial.free(whole);
         let half = trial.ask(MIB, 0).unwrap();
-        assert_eq!((Trial::place(half.0), half.1), ((0, MIB), Outcome::Split));
+        assert_eq!((PoolBench::place(half.0), half.1), ((0, MIB), Outcome::Split));
         assert_eq!(trial.strategy.largest_free(StreamId::DEFAULT), Some(MIB));
     }
 
     #[test]
     fn waste_of_128_mebibytes_is_cut_off_and_a_fraction_of_the_limit_where_one_is_set() {
-        let mut trial = Trial::new("bfc", 4 * GIB);
-        let waste = |trial: &mut Trial, kept: u64| {
+        let mut trial = PoolBench::new("bfc", 4 * GIB);
+        let waste = |trial: &mut PoolBench, kept: u64| {
             let all = trial.alloc(512 * MIB);
             trial.free(all);
             let block = trial.alloc(512 * MIB - kept);
@@ -296,14 +298,14 @@ mod tests {
         };
         assert_eq!(waste(&mut trial, 128 * MIB - 256), 128 * MIB - 256);
         assert_eq!(waste(&mut trial, 128 * MIB), 0);
-        let mut strict = Trial::new("bfc:fragmentation_fraction:0.001,memory_limit:1000MiB", 4 * GIB);
+        let mut strict = PoolBench::new("bfc:fragmentation_fraction:0.001,memory_limit:1000MiB", 4 * GIB);
         assert_eq!(waste(&mut strict, MIB), 0);
         assert_eq!(waste(&mut strict, MIB - 256), MIB - 256);
     }
 
     #[test]
     fn the_smallest_chunk_that_fits_is_taken_and_the_lowest_of_equals() {
-        let mut trial = Trial::new("bfc:allow_growth:False", 64 * MIB);
+        let mut trial = PoolBench::new("bfc:allow_growth:False", 64 * MIB);
         // Chunks of 8, 5, 6 and 5 KiB, with live ones between.
         let sizes = [8, 1, 5, 1, 6, 1, 5, 1].map(|kib| kib * KIB);
         let blocks = sizes.map(|bytes| trial.alloc(bytes));
@@ -319,9 +321,9 @@ mod tests {
 
     #[test]
     fn freed_chunks_join_both_neighbours() {
-        let mut trial = Trial::new("bfc", GIB);
+        let mut trial = PoolBench::new("bfc", GIB);
         let [first, second, third] = [100, 200, 300].map(|kib| trial.alloc(kib * KIB));
-        assert_eq!(Trial::place(third), (300 * KIB, 300 * KIB));
+        assert_eq!(PoolBench::place(third), (300 * KIB, 300 * KIB));
         trial.free(first);
         trial.free(third);
         trial.free(second);
@@ -330,13 +332,14 @@ mod tests {
 
     #[test]
     fn a_refused_region_shrinks_by_tenths_until_it_would_not_serve() {
-        let mut trial = Trial::new("bfc:memory_limit:1GiB", 20 * MIB);
+        let mut trial = PoolBench::new("bfc:memory_limit:1GiB", 20 * MIB);
         trial.alloc(10 * MIB);
         // The next region is to be as large again: this one was raised, so nothing doubled.
         assert_eq!(trial.regions(), mib(&[16]));
         let before = trial.calls(CallKind::MemAlloc);
         trial.alloc(3 * MIB);
-        // From 16 MiB down, each step rounded up to 256 B, to the first of the 4 MiB that are left: fourteen.
+        // From 16 MiB down, each step rounded up to 256 B, to the first of the 4 MiB that are left:
+        // fourteen.
         assert_eq!((trial.regions(), trial.calls(CallKind::MemAlloc) - before), (vec![3_838_720], 15));
         let shortage = trial.ask(8 * MIB, 0).unwrap_err();
         assert_eq!((shortage.refused_by, shortage.rounded), (Refusal::Device, 8 * MIB));
@@ -344,7 +347,7 @@ mod tests {
 
     #[test]
     fn wholly_free_regions_are_given_back_when_that_can_help() {
-        let mut trial = Trial::new("bfc:memory_limit:14MiB", GIB);
+        let mut trial = PoolBench::new("bfc:memory_limit:14MiB", GIB);
         let small = [MIB + 256, 2 * MIB + 256].map(|bytes| trial.alloc(bytes));
         trial.alloc(4 * MIB + 256);
         assert_eq!(trial.regions(), mib(&[2, 4, 8]));
@@ -360,7 +363,7 @@ mod tests {
 
     #[test]
     fn without_garbage_collection_nothing_goes_back() {
-        let mut trial = Trial::new("bfc:memory_limit:6MiB,garbage_collection:False", GIB);
+        let mut trial = PoolBench::new("bfc:memory_limit:6MiB,garbage_collection:False", GIB);
         let blocks = [MIB + 256, 2 * MIB + 256].map(|bytes| trial.alloc(bytes));
         blocks.into_iter().for_each(|block| trial.free(block));
         assert!(trial.ask(5 * MIB, 0).is_err());
@@ -369,7 +372,7 @@ mod tests {
 
     #[test]
     fn without_growth_the_first_region_is_all_there_is() {
-        let mut trial = Trial::new("bfc:allow_growth:False,memory_limit:100MiB", GIB);
+        let mut trial = PoolBench::new("bfc:allow_growth:False,memory_limit:100MiB", GIB);
         trial.alloc(1);
         assert_eq!(trial.regions(), mib(&[100]));
         assert_eq!(trial.ask(100 * MIB, 0).unwrap_err().refused_by, Refusal::Limit);
@@ -377,7 +380,7 @@ mod tests {
 
     #[test]
     fn another_stream_waits_for_the_last_user_and_the_same_one_does_not() {
-        let mut trial = Trial::new("bfc", GIB);
+        let mut trial = PoolBench::new("bfc", GIB);
         let block = trial.ask(MIB, 1).unwrap().0;
         trial.free(block);
         let again = trial.ask(MIB, 1).unwrap().0;
@@ -385,7 +388,8 @@ mod tests {
         trial.free(again);
         assert_eq!(trial.ask(MIB, 0).unwrap().0.address, block.address);
         assert_eq!(trial.calls(CallKind::StreamWaitEvent), 1);
-        // The other half was one piece with it when stream 1 gave it back, and so counts as used there.
+        // The other half was one piece with it when stream 1 gave it back, and so counts as used
+        // there.
         trial.ask(MIB, 2).unwrap();
         assert_eq!(trial.calls(CallKind::StreamWaitEvent), 2);
     }

@@ -1,13 +1,14 @@
 //! `buddy`: the binary buddy allocator.
 //!
 //! Blocks, regions and all pieces of regions are powers of two. A piece that is too large is halved
-//! until it fits. A freed piece is joined with its buddy, the other half of the piece that both were
-//! cut from, as long as the buddy is free and whole. The buddy's address is the piece's offset in the
-//! region, exclusive-or its size, so the buddy is always a neighbour. Cutting and joining take at most
-//! one step per power of two. The price is that a block is up to twice as large as the request.
+//! until it fits. A freed piece is joined with its buddy, the other half of the piece that both
+//! were cut from, as long as the buddy is free and whole. The buddy's address is the piece's offset
+//! in the region, exclusive-or its size, so the buddy is always a neighbour. Cutting and joining
+//! take at most one step per power of two. The price is that a block is up to twice as large as the
+//! request.
 //!
-//! Each stream has its own lists and regions. A request above the region size gets a region of its own
-//! size, which is cut like any other later.
+//! Each stream has its own lists and regions. A request above the region size gets a region of its
+//! own size, which is cut like any other later.
 
 use super::{
     Built, Outcome, Parameter, Setup, SpecError, Stats, StrategyEntry, parameters,
@@ -147,23 +148,24 @@ impl PoolPolicy for BuddyPolicy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::strategy::{StrategySpec, pooled::Trial};
+    use crate::strategy::{StrategySpec, pooled::PoolBench};
     use oomph_base::{GIB, KIB};
 
     #[test]
     fn a_region_is_halved_until_the_piece_fits() {
-        let mut trial = Trial::new("buddy:region:1MiB", GIB);
-        let places = [1, 100 * KIB, 513, 512, 512].map(|bytes| Trial::place(trial.alloc(bytes)));
-        // Halves of 1 MiB, 512 KiB ... 1 KiB are left by the first; the others take the smallest that serve.
+        let mut trial = PoolBench::new("buddy:region:1MiB", GIB);
+        let places = [1, 100 * KIB, 513, 512, 512].map(|bytes| PoolBench::place(trial.alloc(bytes)));
+        // Halves of 1 MiB, 512 KiB ... 1 KiB are left by the first; the others take the smallest
+        // that serve.
         assert_eq!(places, [(0, 512), (128 * KIB, 128 * KIB), (KIB, KIB), (512, 512), (2 * KIB, 512)]);
         assert_eq!(trial.regions(), [MIB as i64]);
     }
 
     #[test]
     fn only_buddies_are_joined() {
-        let mut trial = Trial::new("buddy:region:4KiB", GIB);
+        let mut trial = PoolBench::new("buddy:region:4KiB", GIB);
         let blocks = [0, 1, 2, 3].map(|_| trial.alloc(KIB));
-        let largest = |trial: &Trial| trial.strategy.largest_free(StreamId::DEFAULT);
+        let largest = |trial: &PoolBench| trial.strategy.largest_free(StreamId::DEFAULT);
         // Second and third are neighbours, but halves of different halves.
         trial.free(blocks[1]);
         trial.free(blocks[2]);
@@ -176,12 +178,12 @@ mod tests {
 
     #[test]
     fn a_large_request_has_a_region_of_its_size_and_a_poor_device_gives_a_small_one() {
-        let mut trial = Trial::new("buddy:region:2MiB", 12 * MIB);
+        let mut trial = PoolBench::new("buddy:region:2MiB", 12 * MIB);
         assert_eq!(trial.alloc(5 * MIB).size, 8 * MIB);
         trial.alloc(MIB);
         trial.alloc(2 * MIB);
         assert_eq!(trial.regions(), [8, 2, 2].map(|mib| mib * MIB as i64));
-        let mut poor = Trial::new("buddy", 12 * MIB);
+        let mut poor = PoolBench::new("buddy", 12 * MIB);
         poor.alloc(MIB);
         assert_eq!(poor.regions(), [MIB as i64]);
     }

@@ -1,10 +1,10 @@
 //! `cub`: CUB's `CachingDeviceAllocator`, the small cache of CUDA's C++ libraries.
 //!
-//! Requests are rounded up to the next power of `bin_growth`, and freed blocks are kept by that power.
-//! Nothing is cut or joined, and every block is one device allocation. A request above the largest bin
-//! is allocated exactly and never cached; neither is a block that would raise the cache above
-//! `max_cached_bytes`. When the device refuses, all cached blocks go back, and the request is tried
-//! once more.
+//! Requests are rounded up to the next power of `bin_growth`, and freed blocks are kept by that
+//! power. Nothing is cut or joined, and every block is one device allocation. A request above the
+//! largest bin is allocated exactly and never cached; neither is a block that would raise the cache
+//! above `max_cached_bytes`. When the device refuses, all cached blocks go back, and the request is
+//! tried once more.
 //!
 //! An event is recorded on the stream of a block that is cached. A bin is searched from its oldest
 //! block on. The first block serves that was used on the requesting stream or whose event is done.
@@ -216,21 +216,21 @@ impl PoolPolicy for CubPolicy {
 mod tests {
     use super::*;
     use crate::device::CallKind;
-    use crate::strategy::{StrategySpec, pooled::Trial};
+    use crate::strategy::{StrategySpec, pooled::PoolBench};
     use oomph_base::{GIB, KIB, MIB};
 
     const MIB_SIGNED: i64 = MIB as i64;
 
     #[test]
     fn requests_are_rounded_to_powers_of_eight_and_left_alone_above_them() {
-        let mut trial = Trial::new("cub", GIB);
+        let mut trial = PoolBench::new("cub", GIB);
         let sizes = [1, 512, 513, 4 * KIB, 32 * KIB + 1, 2 * MIB, 2 * MIB + 1].map(|bytes| trial.alloc(bytes).size);
         assert_eq!(sizes, [512, 512, 4 * KIB, 4 * KIB, 256 * KIB, 2 * MIB, 2 * MIB + 1]);
     }
 
     #[test]
     fn a_freed_block_serves_its_own_bin_only() {
-        let mut trial = Trial::new("cub", GIB);
+        let mut trial = PoolBench::new("cub", GIB);
         let block = trial.alloc(200 * KIB);
         trial.free(block);
         assert_ne!(trial.alloc(32 * KIB).address, block.address);
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn the_cache_holds_three_of_the_largest_bin_less_a_byte() {
-        let mut trial = Trial::new("cub", GIB);
+        let mut trial = PoolBench::new("cub", GIB);
         let blocks = [2 * MIB, 2 * MIB, 2 * MIB, 256 * KIB, 5 * MIB].map(|bytes| trial.alloc(bytes));
         trial.regions();
         blocks.into_iter().for_each(|block| trial.free(block));
@@ -251,7 +251,7 @@ mod tests {
 
     #[test]
     fn a_block_of_another_stream_serves_once_its_event_is_done() {
-        let mut trial = Trial::new("cub", GIB);
+        let mut trial = PoolBench::new("cub", GIB);
         let block = trial.ask(4 * KIB, 1).unwrap().0;
         trial.free(block);
         trial.device.set_busy(StreamId(1), true);
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn a_bin_is_searched_from_the_block_that_lies_longest() {
-        let mut trial = Trial::new("cub", GIB);
+        let mut trial = PoolBench::new("cub", GIB);
         let [foreign, first, second] = [1, 0, 0].map(|stream| trial.ask(4 * KIB, stream).unwrap().0);
         [foreign, first, second].into_iter().for_each(|block| trial.free(block));
         trial.device.set_busy(StreamId(1), true);
@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn a_refusal_frees_all_that_is_cached_and_is_tried_once_more() {
-        let mut trial = Trial::new("cub", 8 * MIB);
+        let mut trial = PoolBench::new("cub", 8 * MIB);
         let blocks = [2 * MIB, 2 * MIB, 256 * KIB].map(|bytes| trial.alloc(bytes));
         blocks.into_iter().for_each(|block| trial.free(block));
         trial.regions();

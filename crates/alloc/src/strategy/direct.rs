@@ -1,12 +1,12 @@
 //! `direct`: one `cuMemAlloc` and one `cuMemFree` for every block, nothing cached.
 //!
-//! PyTorch does this under `PYTORCH_NO_CUDA_MEMORY_CACHING=1`, and so does RMM's `cuda_memory_resource`.
-//! It shows what caching is worth: only the driver fragments memory, and every free waits for the whole
-//! device. Because of that wait, blocks used on other streams need no care: when `cuMemFree` returns, no
-//! stream uses the block.
+//! PyTorch does this under `PYTORCH_NO_CUDA_MEMORY_CACHING=1`, and so does RMM's
+//! `cuda_memory_resource`. It shows what caching is worth: only the driver fragments memory, and
+//! every free waits for the whole device. Because of that wait, blocks used on other streams need
+//! no care: when `cuMemFree` returns, no stream uses the block.
 //!
-//! A block is the request rounded up to [`GRANULE`], each block is a segment, and reserved is their sum.
-//! The device holds at least that much: it counts whole pages, which small blocks share.
+//! A block is the request rounded up to [`GRANULE`], each block is a segment, and reserved is their
+//! sum. The device holds at least that much: it counts whole pages, which small blocks share.
 
 use super::{
     Attempt, Block, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome, Request, SegmentView,

@@ -1,11 +1,12 @@
 //! `slab`: slabs of equal blocks, with size classes like floating-point numbers.
 //!
-//! A class is a mantissa of three bits and an exponent: 8, 9 ... 15 sixteenths of a power of two, as in
-//! Aaltonen's OffsetAllocator. A block is therefore at most an eighth larger than the request, at any
-//! size. A slab is cut into blocks of one class when they are requested, and a freed block waits for a
-//! request of its class. Nothing is searched, cut twice or joined, so that an alloc and a free take a
-//! few instructions. The price is that a slab belongs to its class until all of it is free and memory
-//! runs out. Blocks of which fewer than eight fit into a slab are regions of their own.
+//! A class is a mantissa of three bits and an exponent: 8, 9 ... 15 sixteenths of a power of two,
+//! as in Aaltonen's OffsetAllocator. A block is therefore at most an eighth larger than the
+//! request, at any size. A slab is cut into blocks of one class when they are requested, and a
+//! freed block waits for a request of its class. Nothing is searched, cut twice or joined, so that
+//! an alloc and a free take a few instructions. The price is that a slab belongs to its class until
+//! all of it is free and memory runs out. Blocks of which fewer than eight fit into a slab are
+//! regions of their own.
 //!
 //! Each stream has its own slabs.
 
@@ -199,7 +200,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::strategy::{StrategySpec, pooled::Trial};
+    use crate::strategy::{StrategySpec, pooled::PoolBench};
     use oomph_base::{GIB, KIB};
 
     #[test]
@@ -221,19 +222,19 @@ mod tests {
 
     #[test]
     fn a_slab_is_cut_as_blocks_are_wanted_and_the_last_freed_goes_first() {
-        let mut trial = Trial::new("slab", GIB);
+        let mut trial = PoolBench::new("slab", GIB);
         let blocks = [0, 1, 2].map(|_| trial.alloc(5 * KIB));
-        assert_eq!(blocks.map(Trial::place), [0, 1, 2].map(|n| (n * 5 * KIB, 5 * KIB)));
+        assert_eq!(blocks.map(PoolBench::place), [0, 1, 2].map(|n| (n * 5 * KIB, 5 * KIB)));
         trial.free(blocks[2]);
         trial.free(blocks[0]);
         let again = [0, 1, 2].map(|_| trial.alloc(5 * KIB - 511));
-        assert_eq!(again.map(|block| Trial::place(block).0), [0, 10 * KIB, 15 * KIB]);
+        assert_eq!(again.map(|block| PoolBench::place(block).0), [0, 10 * KIB, 15 * KIB]);
         assert_eq!(trial.regions(), [2 * MIB as i64]);
     }
 
     #[test]
     fn no_class_serves_another_and_large_ones_have_regions_of_their_own() {
-        let mut trial = Trial::new("slab", GIB);
+        let mut trial = PoolBench::new("slab", GIB);
         let block = trial.alloc(MIB);
         trial.free(block);
         trial.alloc(256 * KIB);
@@ -243,7 +244,7 @@ mod tests {
 
     #[test]
     fn a_slab_that_is_wholly_free_goes_back_when_memory_runs_out_even_with_a_rest() {
-        let mut trial = Trial::new("slab", 4 * MIB);
+        let mut trial = PoolBench::new("slab", 4 * MIB);
         let blocks: Vec<_> = (0..9).map(|_| trial.alloc(240 * KIB)).collect();
         trial.regions();
         // Eight fill a slab but for 128 KiB; the ninth has begun the second.

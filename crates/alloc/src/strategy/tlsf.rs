@@ -1,11 +1,11 @@
 //! `tlsf`: two-level segregated fit, the constant-time allocator of real-time systems.
 //!
 //! Free pieces are in lists by size class: a power of two, divided linearly into [`STEPS`] steps. A
-//! request is looked up at the next class boundary, where every piece fits, and two levels of bitmaps
-//! find the first list from there on in a few instructions. The pieces of the request's own class are
-//! skipped, which costs at most one step in [`STEPS`], three percent. A piece is cut to size and joined
-//! with its free neighbours at once. The original keeps a header in front of each block; here headers
-//! are on the host.
+//! request is looked up at the next class boundary, where every piece fits, and two levels of
+//! bitmaps find the first list from there on in a few instructions. The pieces of the request's own
+//! class are skipped, which costs at most one step in [`STEPS`], three percent. A piece is cut to
+//! size and joined with its free neighbours at once. The original keeps a header in front of each
+//! block; here headers are on the host.
 //!
 //! Each stream has its own lists and regions.
 

@@ -1,9 +1,9 @@
 //! The physical memory that is mapped at each address: the driver's side of the page heap.
 //!
-//! Physical memory comes in chunks of whole pages, as large as the growth that created them, because a
-//! call costs the same whatever its size. A chunk is mapped and unmapped whole. A chunk that is not
-//! mapped is loose: it was just created or unmapped, and is mapped next. After a failing call it stays
-//! loose until the next try.
+//! Physical memory comes in chunks of whole pages, as large as the growth that created them,
+//! because a call costs the same whatever its size. A chunk is mapped and unmapped whole. A chunk
+//! that is not mapped is loose: it was just created or unmapped, and is mapped next. After a
+//! failing call it stays loose until the next try.
 //!
 //! This module knows addresses, not the blocks in them.
 
@@ -28,7 +28,8 @@ pub(super) struct ChunkMapping {
     /// What is mapped where, by address.
     mapped: BTreeMap<u64, PhysicalChunk>,
     loose: Vec<PhysicalChunk>,
-    /// Start and length of mappings that a failing call left behind. Their chunks are among the loose.
+    /// Start and length of mappings that a failing call left behind. Their chunks are among the
+    /// loose.
     half_mapped: Vec<(u64, u64)>,
 }
 
@@ -44,7 +45,8 @@ impl ChunkMapping {
         Ok(base)
     }
 
-    /// Undoes what an earlier failing call left behind. It must succeed before anything else is called.
+    /// Undoes what an earlier failing call left behind. It must succeed before anything else is
+    /// called.
     pub(super) fn mend(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         while let Some(&(start, bytes)) = self.half_mapped.last() {
             virtual_memory(device)?.unmap(Address(start), bytes)?;
@@ -70,8 +72,8 @@ impl ChunkMapping {
         Ok(created.is_some())
     }
 
-    /// Maps all loose chunks one after the other from `start` on and returns the end. If a call fails,
-    /// they are all loose again.
+    /// Maps all loose chunks one after the other from `start` on and returns the end. If a call
+    /// fails, they are all loose again.
     pub(super) fn map_loose(&mut self, device: &mut dyn Device, start: u64) -> Result<u64, DeviceError> {
         let memory = virtual_memory(device)?;
         let mut end = start;
@@ -104,8 +106,8 @@ impl ChunkMapping {
         inside.filter(move |&(address, chunk)| address + chunk.bytes <= end)
     }
 
-    /// Unmaps the chunks in `start..end` in one call; they are loose then. The range begins and ends
-    /// with a chunk.
+    /// Unmaps the chunks in `start..end` in one call; they are loose then. The range begins and
+    /// ends with a chunk.
     pub(super) fn unmap(&mut self, device: &mut dyn Device, start: u64, end: u64) -> Result<(), DeviceError> {
         virtual_memory(device)?.unmap(Address(start), end - start)?;
         while let Some((&address, &chunk)) = self.mapped.range(start..end).next() {
@@ -129,8 +131,8 @@ impl ChunkMapping {
         self.ranges.is_empty()
     }
 
-    /// Gives back one range of addresses, in which nothing is mapped; returns its start, or `None` if
-    /// none is left.
+    /// Gives back one range of addresses, in which nothing is mapped; returns its start, or `None`
+    /// if none is left.
     pub(super) fn release_range(&mut self, device: &mut dyn Device) -> Result<Option<u64>, DeviceError> {
         let Some(&(base, bytes)) = self.ranges.last() else { return Ok(None) };
         virtual_memory(device)?.address_free(Address(base), bytes)?;

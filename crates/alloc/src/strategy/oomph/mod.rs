@@ -1,9 +1,9 @@
 //! `oomph`: this project's own allocator, built from what the suite measures about the others.
 //!
-//! - Blocks are cut from a page heap (`page_heap`): long ranges of addresses, most of them unmapped, in
-//!   which free neighbours merge. Where free memory lies in the wrong places, free chunks are unmapped
-//!   there and mapped where they are needed, so that reserved memory grows only when no free chunk is
-//!   left.
+//! - Blocks are cut from a page heap (`page_heap`): long ranges of addresses, most of them
+//!   unmapped, in which free neighbours merge. Where free memory lies in the wrong places, free
+//!   chunks are unmapped there and mapped where they are needed, so that reserved memory grows only
+//!   when no free chunk is left.
 //! - Small requests are cut from slabs, which are blocks of the page heap and go back to it: small
 //!   blocks that live long do not obstruct large ones, and both share all memory.
 //! - Free blocks are found in constant time ([`FreeLists`]), and a block is one cache line.
@@ -12,8 +12,8 @@
 //! - Driver calls are few: physical memory is created in large chunks, and neighbouring chunks are
 //!   mapped or unmapped in one call (`mapping`).
 //!
-//! The chunk size trades memory against driver time: a chunk can move only while all of it is free, and
-//! each chunk costs a call to create. Sizes and rounding are PyTorch's, multiples of 512 bytes.
+//! The chunk size trades memory against driver time: a chunk can move only while all of it is free,
+//! and each chunk costs a call to create. Sizes and rounding are PyTorch's, multiples of 512 bytes.
 
 mod mapping;
 mod page_heap;
@@ -47,7 +47,8 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
     build,
 };
 
-/// Reserved memory stays closest to live memory, at about twice the driver time of expandable segments.
+/// Reserved memory stays closest to live memory, at about twice the driver time of expandable
+/// segments.
 const THRIFTY: &str = "smallest_chunk:2MiB,largest_chunk:16MiB,growth_step:8MiB,slack_permille:0";
 
 const AN_AMOUNT: &str = "an amount of memory, up to 1TiB";
@@ -85,8 +86,8 @@ struct OomphSettings {
     largest_chunk: u64,
     /// Reserved memory grows by at least this.
     growth_step: u64,
-    /// While reserved memory exceeds peak live memory by at most this many thousandths, it grows rather
-    /// than moves chunks, because moving waits for the device.
+    /// While reserved memory exceeds peak live memory by at most this many thousandths, it grows
+    /// rather than moves chunks, because moving waits for the device.
     slack_permille: u64,
 }
 
@@ -130,10 +131,10 @@ impl OomphSettings {
     /// Whether the settings are consistent.
     fn check(&self) -> Result<(), String> {
         if self.slab_bytes < self.small_limit {
-            return Err(format!("'slab' is less than 'small_limit': a small block does not fit into a slab"));
+            return Err("'slab' is less than 'small_limit': a small block does not fit into a slab".to_owned());
         }
         if self.largest_chunk < self.smallest_chunk {
-            return Err(format!("'largest_chunk' is less than 'smallest_chunk'"));
+            return Err("'largest_chunk' is less than 'smallest_chunk'".to_owned());
         }
         Ok(())
     }
@@ -286,8 +287,8 @@ impl OomphAllocator {
         Ok(Attempt::Served(block, outcome))
     }
 
-    /// Whether the free memory, here and on the device, is enough in sum. Free chunks may be too large
-    /// for the gaps where they are needed; given back, they become memory for other chunks.
+    /// Whether the free memory, here and on the device, is enough in sum. Free chunks may be too
+    /// large for the gaps where they are needed; given back, they become memory for other chunks.
     fn would_suffice(&self, cx: &Context<'_>, rounded: u64) -> bool {
         let cached = self.stats.current.reserved - self.stats.current.active;
         cached > 0 && cached.saturating_add(cx.device.free_bytes()) >= round_up(rounded, self.page)

@@ -1,9 +1,9 @@
 //! The page heap: ranges of addresses, the blocks in them, and the memory that is mapped into them.
 //!
 //! A request that no free block of its stream fits is served in this order: free memory of other
-//! streams, free chunks that are moved together, new memory. A move costs one unmap for each place that
-//! chunks are taken from and waits for the streams that used them last, so it is the last resort before
-//! growth. The request is placed where the least memory has to come from elsewhere.
+//! streams, free chunks that are moved together, new memory. A move costs one unmap for each place
+//! that chunks are taken from and waits for the streams that used them last, so it is the last
+//! resort before growth. The request is placed where the least memory has to come from elsewhere.
 
 use std::ops::Range;
 
@@ -74,8 +74,8 @@ impl FreeChunks {
     }
 }
 
-/// Chooses the free chunks to move so that they cover `missing` bytes, or as much of it as they can, and
-/// are not more than `limit`: from few places, and little more than needed.
+/// Chooses the free chunks to move so that they cover `missing` bytes, or as much of it as they
+/// can, and are not more than `limit`: from few places, and little more than needed.
 fn choose_chunks(mut candidates: Vec<FreeChunks>, mut missing: u64, mut limit: u64) -> Vec<FreeChunks> {
     let mut chosen = Vec::new();
     while missing > 0 {
@@ -94,8 +94,8 @@ fn choose_chunks(mut candidates: Vec<FreeChunks>, mut missing: u64, mut limit: u
     chosen
 }
 
-/// Where a request is placed: the part of a gap that must be filled so that it makes one free block with
-/// its free neighbours.
+/// Where a request is placed: the part of a gap that must be filled so that it makes one free block
+/// with its free neighbours.
 #[derive(Clone, Copy, Debug)]
 struct PlacementSite {
     /// The addresses to fill. Nothing is mapped after them up to `limit`.
@@ -214,9 +214,9 @@ impl OomphAllocator {
         Ok(PlacementSite { fill, limit: base + range, kept: (base, base) })
     }
 
-    /// Maps memory into a site: free chunks from elsewhere, and new ones for the rest. Returns the free
-    /// block there, and whether any of its memory is new; `None`, with nothing changed, if the device
-    /// has no more.
+    /// Maps memory into a site: free chunks from elsewhere, and new ones for the rest. Returns the
+    /// free block there, and whether any of its memory is new; `None`, with nothing changed, if the
+    /// device has no more.
     fn fill(&mut self, cx: &mut Context<'_>, runs: &[FreeRun], site: &PlacementSite, stream: StreamId) -> FoundBlock {
         // Chunks that an earlier failure left loose would be mapped too, and may not fit here.
         self.mapping.release_loose(cx.device)?;
@@ -289,8 +289,8 @@ impl OomphAllocator {
         self.settings.slack_permille > 0 && self.stats.current.reserved + bytes <= allowed
     }
 
-    /// Creates loose chunks of `bytes` in sum, or of the growth step where there is room for it. Returns
-    /// false, and has created none, if the device has no more.
+    /// Creates loose chunks of `bytes` in sum, or of the growth step where there is room for it.
+    /// Returns false, and has created none, if the device has no more.
     fn create(&mut self, cx: &mut Context<'_>, bytes: u64, room: u64) -> Result<bool, StrategyError> {
         // The step is at most what is reserved already, so that a small program reserves little.
         let step = round_up(self.settings.growth_step.min(self.stats.current.reserved), self.page);
@@ -350,8 +350,8 @@ impl OomphAllocator {
         Ok(())
     }
 
-    /// Takes the front of a free block of another stream, if one is large enough; it is in no list. The
-    /// next work of `stream` waits for what the other stream has queued so far.
+    /// Takes the front of a free block of another stream, if one is large enough; it is in no list.
+    /// The next work of `stream` waits for what the other stream has queued so far.
     fn take_over(&mut self, cx: &mut Context<'_>, stream: StreamId, bytes: u64) -> Result<Option<u32>, StrategyError> {
         let others = self.free.iter().zip(0u16..).filter(|&(_, other)| StreamId(other) != stream);
         let candidates = others.filter_map(|(free, _)| free.pages.find_any(&self.blocks, bytes));
@@ -410,8 +410,8 @@ impl OomphAllocator {
         self.insert_free(merged);
     }
 
-    /// Merges a free block that is in no list with its free neighbours of the same stream, and returns
-    /// its slot.
+    /// Merges a free block that is in no list with its free neighbours of the same stream, and
+    /// returns its slot.
     #[inline(always)]
     fn merge(&mut self, mut slot: u32) -> u32 {
         let piece = &self.blocks[slot];
@@ -458,8 +458,8 @@ impl OomphAllocator {
         }
     }
 
-    /// The part `low..high` of a gap was mapped for `stream`; returns the free block that it is part of,
-    /// in no list.
+    /// The part `low..high` of a gap was mapped for `stream`; returns the free block that it is
+    /// part of, in no list.
     fn turn_mapped(&mut self, low: u64, high: u64, stream: StreamId) -> u32 {
         let Some((_, &gap)) = self.gaps.range(..=low).next_back() else { return NONE };
         let mut slot = gap;
@@ -482,8 +482,8 @@ impl OomphAllocator {
         slot != NONE && self.blocks[slot].state == PieceState::Unmapped
     }
 
-    /// Makes a slab of a free page-heap block that is in no list; returns the small block that fills it,
-    /// in no list either. A slab belongs to the stream that made it.
+    /// Makes a slab of a free page-heap block that is in no list; returns the small block that
+    /// fills it, in no list either. A slab belongs to the stream that made it.
     pub(super) fn make_slab(&mut self, slot: u32) -> u32 {
         let bytes = self.settings.slab_bytes;
         if self.blocks[slot].size > bytes {
@@ -496,8 +496,8 @@ impl OomphAllocator {
         self.blocks.insert(MemoryPiece { note: slot, ..MemoryPiece::new(address, size, stream) })
     }
 
-    /// Gives every empty slab back to the page heap; returns whether there was one. Empty slabs stay in
-    /// the lists of small blocks until the page heap needs memory.
+    /// Gives every empty slab back to the page heap; returns whether there was one. Empty slabs
+    /// stay in the lists of small blocks until the page heap needs memory.
     fn return_empty_slabs(&mut self) -> bool {
         let before = self.counters.slabs_returned;
         for stream in (0..self.free.len()).map(|stream| StreamId(stream as u16)) {

@@ -4,16 +4,16 @@
 //! profiled while the fallback, the [`caching`](super::caching) strategy, serves its requests. Its
 //! blocks are packed into one region per stream. Once a step has followed the plan, each request of
 //! later steps gets its planned offset. The fallback serves everything else: small requests, blocks
-//! that stay, requests that the profiled step did not make, and requests whose offset is still taken
-//! because a block lives longer than it did. A plan that the program no longer follows gives its memory
-//! back, and another is made from the program's present behaviour.
+//! that stay, requests that the profiled step did not make, and requests whose offset is still
+//! taken because a block lives longer than it did. A plan that the program no longer follows gives
+//! its memory back, and another is made from the program's present behaviour.
 //!
 //! Steps are known only by [`Control::StepBegins`]. A source without step marks, or with fewer than
 //! three from the profiled step on, gets only the fallback.
 //!
-//! STAlloc, the model, profiles a separate run and plans before the next. Here the profiled step and
-//! the plan belong to the same run, so the peak includes both. `peak_reserved_since_plan_bytes` among
-//! the details is what the planned steps alone need.
+//! STAlloc, the model, profiles a separate run and plans before the next. Here the profiled step
+//! and the plan belong to the same run, so the peak includes both. `peak_reserved_since_plan_bytes`
+//! among the details is what the planned steps alone need.
 
 mod plan;
 mod step;
@@ -116,8 +116,8 @@ fn build(parameters: &str, setup: &Setup<'_>) -> Built {
     Ok(Box::new(PlannedStrategy::new(settings, Caching::new(fallback_settings(&settings), setup))))
 }
 
-/// The fallback maps the smallest possible segments, so that blocks that stay keep little free memory
-/// reserved between them.
+/// The fallback maps the smallest possible segments, so that blocks that stay keep little free
+/// memory reserved between them.
 fn fallback_settings(settings: &PlannedSettings) -> AllocatorSettings {
     let defaults = AllocatorSettings::default();
     if settings.expandable_segments {

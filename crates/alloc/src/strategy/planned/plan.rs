@@ -1,15 +1,15 @@
 //! Profiles of steps, and the plan that is made from one: which request of a step goes where.
 //!
-//! A profile has the requests of one step, their order and their lifetimes. A block that outlives its
-//! step ends in the next one, which has not happened yet when the plan is made. If steps repeat, the
-//! same block of the previous step ended in the profiled step, at the same point of the period. The two
-//! are matched by size and stream, in the order of allocation. A block without such a predecessor is
-//! assumed to stay.
+//! A profile has the requests of one step, their order and their lifetimes. A block that outlives
+//! its step ends in the next one, which has not happened yet when the plan is made. If steps
+//! repeat, the same block of the previous step ended in the profiled step, at the same point of the
+//! period. The two are matched by size and stream, in the order of allocation. A block without such
+//! a predecessor is assumed to stay.
 //!
 //! The n-th request of a stream for a size gets the offset of the n-th such request of the profiled
-//! step. While steps repeat exactly, that is the next entry of the plan, and found at once; an extra or
-//! a missing request of another size does not disturb the others. Every stream has its own offsets,
-//! because memory of one stream may not serve another without waiting.
+//! step. While steps repeat exactly, that is the next entry of the plan, and found at once; an
+//! extra or a missing request of another size does not disturb the others. Every stream has its own
+//! offsets, because memory of one stream may not serve another without waiting.
 
 use std::collections::{BTreeMap, VecDeque};
 

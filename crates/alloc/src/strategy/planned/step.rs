@@ -1,5 +1,5 @@
-//! The regions that a plan uses, and what happens between two steps: whether a plan is made, kept or
-//! given up, and the memory that it needs.
+//! The regions that a plan uses, and what happens between two steps: whether a plan is made, kept
+//! or given up, and the memory that it needs.
 
 use std::collections::BTreeMap;
 
@@ -29,8 +29,8 @@ impl PlannedRegion {
         self.blocks.is_empty()
     }
 
-    /// Whether a range of the region is free. It may be taken by a block that lives longer than it did
-    /// in the profiled step.
+    /// Whether a range of the region is free. It may be taken by a block that lives longer than it
+    /// did in the profiled step.
     pub(super) fn is_free(&self, pieces: &PieceTable, offset: u64, size: u64) -> bool {
         let end = offset + size;
         let before = self.blocks.range(..end).next_back();
@@ -66,8 +66,9 @@ impl PlannedRegion {
 
 /// Regions are multiples of the device's page.
 const REGION_STEP: u64 = 2 * MIB;
-/// Once a plan is followed, the fallback's cache is given back at the beginning of this many steps: at
-/// the first the blocks of the last unplanned step are free, at the second those that outlived it.
+/// Once a plan is followed, the fallback's cache is given back at the beginning of this many steps:
+/// at the first the blocks of the last unplanned step are free, at the second those that outlived
+/// it.
 const RELEASES: u32 = 2;
 /// The most steps between two plans, for programs that follow none.
 const LONGEST_PATIENCE: u32 = 64;
@@ -94,8 +95,8 @@ pub(super) struct PlanProgress {
 }
 
 impl PlanProgress {
-    /// Counts a deviation. With too many, the plan is given up within the step, because its memory is
-    /// needed elsewhere.
+    /// Counts a deviation. With too many, the plan is given up within the step, because its memory
+    /// is needed elsewhere.
     pub(super) fn deviate(&mut self) {
         self.deviations += 1;
         self.trusts_plan &= self.deviations <= self.allowed;
@@ -113,7 +114,8 @@ impl PlanProgress {
 }
 
 impl PlannedStrategy {
-    /// Ends the present step and begins the next. A repeated call after a failure is not another step.
+    /// Ends the present step and begins the next. A repeated call after a failure is not another
+    /// step.
     pub(super) fn begin_step(&mut self, number: u32) {
         if self.progress.unsettled.replace(number) == Some(number) {
             return;
@@ -220,8 +222,8 @@ impl PlannedStrategy {
         Ok(())
     }
 
-    /// Gives back the empty regions: all, or only those that the plan no longer uses. Returns whether
-    /// there were any.
+    /// Gives back the empty regions: all, or only those that the plan no longer uses. Returns
+    /// whether there were any.
     pub(super) fn give_back_regions(
         &mut self,
         cx: &mut Context<'_>,

@@ -151,7 +151,8 @@ fn a_changed_program_gets_a_new_plan() {
         regions.push(bench.count("region_bytes") / MIB);
         blocks.into_iter().for_each(|block| bench.free(block));
     }
-    // The first request of another size is one too many; the second step is the dry run of a new plan.
+    // The first request of another size is one too many; the second step is the dry run of a new
+    // plan.
     assert_eq!((regions, bench.count("plans")), (vec![0, 0, 110, 110, 110], 2));
 }
 

@@ -17,8 +17,9 @@ pub(crate) trait SizeClasses: Clone + Send + 'static {
 
 const WORD: usize = u64::BITS as usize;
 
-/// The free pieces of one stream by size class. Two levels of bitmaps say which lists hold a piece, so
-/// that a search takes constant time whatever the number of pieces. In a list the latest comes first.
+/// The free pieces of one stream by size class. Two levels of bitmaps say which lists hold a piece,
+/// so that a search takes constant time whatever the number of pieces. In a list the latest comes
+/// first.
 #[derive(Clone, Debug)]
 pub(crate) struct FreeLists<C> {
     /// Which words of `occupied` are not zero.

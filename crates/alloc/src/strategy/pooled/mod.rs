@@ -2,25 +2,25 @@
 //!
 //! A pooling strategy takes regions from the device, cuts them into pieces and keeps the free ones.
 //! `PoolStrategy` does what is the same for all: handles, streams that still use a freed piece,
-//! growth, the retry when the device refuses, statistics, events, trim and close. The policy decides
-//! how large a block is, which free piece serves, how free pieces are joined and kept, and how much to
-//! ask of the device. Its calls are inlined.
+//! growth, the retry when the device refuses, statistics, events, trim and close. The policy
+//! decides how large a block is, which free piece serves, how free pieces are joined and kept, and
+//! how much to ask of the device. Its calls are inlined.
 //!
 //! When the device refuses, the strategy waits for deferred frees, gives back the regions that are
 //! wholly free, and tries the request once more. Some of the allocators modelled here never give
 //! memory back. Without this step a test of them would end with the device full of unused memory.
 
+#[cfg(test)]
+mod bench;
 mod free_lists;
 mod pieces;
 mod streams;
-#[cfg(test)]
-mod trial;
 
+#[cfg(test)]
+pub(crate) use bench::PoolBench;
 pub(crate) use free_lists::{FreeLists, PerStream, PieceQueue, SizeClasses};
 pub(crate) use pieces::{DeviceRegion, MemoryPiece, NONE, PieceState, PieceTable, RegionTable};
 pub(crate) use streams::{StreamHandover, WaitEvent};
-#[cfg(test)]
-pub(crate) use trial::Trial;
 
 use super::{
     Attempt, Block, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome, Refusal, Request, Shortage, Stats,
@@ -84,12 +84,13 @@ pub(crate) trait PoolPolicy: Clone + Send + 'static {
         Ok(())
     }
 
-    /// Finds a free piece for the request, cuts it to size where the policy cuts, and no longer keeps
-    /// it. The policy must make a piece safe that another stream used ([`WaitEvent`]), or not take it.
+    /// Finds a free piece for the request, cuts it to size where the policy cuts, and no longer
+    /// keeps it. The policy must make a piece safe that another stream used ([`WaitEvent`]), or not
+    /// take it.
     fn take(&mut self, table: &mut RegionTable, device: &mut dyn Device, request: &PoolRequest) -> TakenPiece;
 
-    /// Called before a piece is freed, for what must be done on the device first. The piece may still
-    /// have to wait for other streams.
+    /// Called before a piece is freed, for what must be done on the device first. The piece may
+    /// still have to wait for other streams.
     fn before_free(
         &mut self,
         _table: &RegionTable,
@@ -122,8 +123,8 @@ pub(crate) trait PoolPolicy: Clone + Send + 'static {
     /// Forgets a free piece that goes back to the device with its region.
     fn forget(&mut self, table: &mut RegionTable, slot: u32);
 
-    /// Called before a refused request is retried: brings together free memory that the policy keeps
-    /// apart.
+    /// Called before a refused request is retried: brings together free memory that the policy
+    /// keeps apart.
     fn consolidate(&mut self, _table: &mut RegionTable, _device: &mut dyn Device) -> Result<(), DeviceError> {
         Ok(())
     }

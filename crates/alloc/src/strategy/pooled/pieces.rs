@@ -1,9 +1,10 @@
 //! Pieces of device memory that lie side by side, and the regions that they were cut from.
 //!
-//! Pieces live in one table and know their neighbours by 32-bit slots; a piece fills one cache line.
-//! A piece keeps its slot when its end is cut off and when its next neighbour joins it, so the first
-//! piece of a region never changes. The table knows which pieces are free. The order in which free
-//! pieces are searched belongs to the strategy, for which every piece has two links and a note.
+//! Pieces live in one table and know their neighbours by 32-bit slots; a piece fills one cache
+//! line. A piece keeps its slot when its end is cut off and when its next neighbour joins it, so
+//! the first piece of a region never changes. The table knows which pieces are free. The order in
+//! which free pieces are searched belongs to the strategy, for which every piece has two links and
+//! a note.
 
 use std::ops::{Deref, DerefMut, Index, IndexMut};
 
@@ -185,7 +186,8 @@ impl PieceTable {
     }
 
     /// Cuts a piece after `bytes`. It keeps the front; the slot of the rest, in the same state, is
-    /// returned. Written field by field: to move a record that was just written stalls the processor.
+    /// returned. Written field by field: to move a record that was just written stalls the
+    /// processor.
     #[inline]
     pub(crate) fn cut(&mut self, slot: u32, bytes: u64) -> u32 {
         let rest = self.take_slot();
@@ -390,7 +392,8 @@ impl RegionTable {
         self.regions[piece.region as usize].occupied -= 1;
     }
 
-    /// Everything, in address order. `pool` names the part of the strategy that a region belongs to.
+    /// Everything, in address order. `pool` names the part of the strategy that a region belongs
+    /// to.
     pub(super) fn layout(&self, pool: impl Fn(&DeviceRegion) -> &'static str) -> Layout {
         let view = |number| {
             let region = self.region(number);

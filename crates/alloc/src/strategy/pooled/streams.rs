@@ -4,8 +4,8 @@ use super::RegionTable;
 use crate::device::{Device, DeviceError};
 use oomph_base::{EventId, StreamId};
 
-/// An event by which one stream waits for another. One event serves all waits, because a wait is for
-/// what was recorded before it.
+/// An event by which one stream waits for another. One event serves all waits, because a wait is
+/// for what was recorded before it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WaitEvent(Option<EventId>);
 

@@ -1,7 +1,8 @@
 //! Free blocks in address order, with a fast search for the first that is large enough.
 //!
-//! RMM visits every block of a tree. Here blocks are divided by the power of two of their size: in a
-//! higher class than the request's every block fits, so that only the first of each has to be compared.
+//! RMM visits every block of a tree. Here blocks are divided by the power of two of their size: in
+//! a higher class than the request's every block fits, so that only the first of each has to be
+//! compared.
 
 use std::collections::BTreeMap;
 

@@ -1,17 +1,18 @@
 //! `arena`: RMM's arenas, one per stream or thread, over a global one.
 //!
 //! One allocation is taken from the device, and never another. The global arena divides it into
-//! superblocks of at least 1 MiB. The global arena serves requests above 1 MiB with the lowest block
-//! that fits; if that is an empty superblock, a superblock of the request's size is cut off first. A
-//! smaller request takes the lowest block that fits in the superblocks of its own arena. If there is
-//! none, its arena gets the superblock of the lowest block that fits in the global arena, or 1 MiB cut
-//! from it.
+//! superblocks of at least 1 MiB. The global arena serves requests above 1 MiB with the lowest
+//! block that fits; if that is an empty superblock, a superblock of the request's size is cut off
+//! first. A smaller request takes the lowest block that fits in the superblocks of its own arena.
+//! If there is none, its arena gets the superblock of the lowest block that fits in the global
+//! arena, or 1 MiB cut from it.
 //!
 //! Free neighbours are joined within a superblock, and so are empty neighbouring superblocks of the
-//! global arena. Memory that another stream might get next is safe because the free synchronizes the
-//! freeing stream: for requests above 1 MiB, and for blocks that are not in the freeing stream's own
-//! arena. An arena keeps its superblocks, empty or not, until a request fails. Then the whole device is
-//! synchronized, every superblock goes back to the global arena, and the request is tried once more.
+//! global arena. Memory that another stream might get next is safe because the free synchronizes
+//! the freeing stream: for requests above 1 MiB, and for blocks that are not in the freeing
+//! stream's own arena. An arena keeps its superblocks, empty or not, until a request fails. Then
+//! the whole device is synchronized, every superblock goes back to the global arena, and the
+//! request is tried once more.
 
 use std::collections::BTreeMap;
 
@@ -124,8 +125,8 @@ impl ArenaPolicy {
         (slot, Outcome::Split)
     }
 
-    /// The lowest block of the global arena that fits. Its superblock was cut to size if it was empty
-    /// and large.
+    /// The lowest block of the global arena that fits. Its superblock was cut to size if it was
+    /// empty and large.
     fn first_fit_in_global(&mut self, table: &mut RegionTable, size: u64) -> Option<u32> {
         let slot = self.free[GLOBAL].first_fit(size)?;
         let (number, least) = (table[slot].note, size.max(SUPERBLOCK));
@@ -151,7 +152,8 @@ impl ArenaPolicy {
         self.superblocks.0.entry(number).and_modify(|superblock| superblock.owner = to);
     }
 
-    /// Joins an empty superblock of the global arena, given by its only piece, with empty neighbours.
+    /// Joins an empty superblock of the global arena, given by its only piece, with empty
+    /// neighbours.
     fn join_superblocks(&mut self, table: &mut RegionTable, mut slot: u32) {
         let MemoryPiece { previous, next, .. } = table[slot];
         if self.superblocks.is_empty_global(table, next) {
@@ -367,7 +369,7 @@ impl Superblocks {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::worked::Worked, *};
+    use super::{super::bench::RmmBench, *};
     use crate::device::CallKind;
     use oomph_base::KIB;
 
@@ -375,12 +377,13 @@ mod tests {
 
     #[test]
     fn a_large_request_gets_a_superblock_of_its_own_size() {
-        let mut arena = Worked::new("arena:size:8MiB", ROOMY);
+        let mut arena = RmmBench::new("arena:size:8MiB", ROOMY);
         assert_eq!(arena.ask(2 * MIB, 0), Ok((0, Outcome::NewSegment)));
         assert_eq!(arena.ask(3 * MIB, 1), Ok((2 * MIB, Outcome::Hit)));
         assert_eq!(arena.growth(), [8 << 20]);
         assert_eq!(arena.strategy.details()[0], ("superblocks", 3));
-        // A superblock of 2 MiB is too small to cut 1.5 MiB off: it serves whole, and half a MiB stays free in it.
+        // A superblock of 2 MiB is too small to cut 1.5 MiB off: it serves whole, and half a MiB
+        // stays free in it.
         arena.free(0, 0);
         assert_eq!(arena.ask(1536 * KIB, 0), Ok((0, Outcome::Split)));
         assert_eq!(arena.free_blocks(), [(1536 * KIB, 512 * KIB), (5 * MIB, 3 * MIB)]);
@@ -389,7 +392,7 @@ mod tests {
 
     #[test]
     fn small_requests_take_superblocks_of_one_mebibyte_per_stream() {
-        let mut arena = Worked::new("arena:size:8MiB", ROOMY);
+        let mut arena = RmmBench::new("arena:size:8MiB", ROOMY);
         assert_eq!(arena.alloc(1000, 0), 0);
         assert_eq!(arena.alloc(1000, 1), MIB);
         assert_eq!(arena.alloc(1000, 0), KIB);
@@ -402,7 +405,7 @@ mod tests {
 
     #[test]
     fn the_lowest_block_that_fits_serves_whatever_its_size() {
-        let mut arena = Worked::new("arena:size:8MiB", ROOMY);
+        let mut arena = RmmBench::new("arena:size:8MiB", ROOMY);
         let blocks = [8, 1, 2, 1].map(|kib| arena.alloc(kib * KIB, 0));
         arena.free(blocks[2], 0);
         arena.free(blocks[0], 0);
@@ -413,13 +416,14 @@ mod tests {
 
     #[test]
     fn what_is_left_of_a_large_block_goes_to_a_small_arena_with_its_superblock() {
-        let mut arena = Worked::new("arena:size:8MiB", ROOMY);
+        let mut arena = RmmBench::new("arena:size:8MiB", ROOMY);
         let first = arena.alloc(2 * MIB, 0);
         arena.alloc(2 * MIB, 0);
         arena.free(first, 0);
         assert_eq!(arena.alloc(1536 * KIB, 0), 0);
         assert_eq!(arena.ask(256 * KIB, 1), Ok((1536 * KIB, Outcome::Split)));
-        // The large block came along: once freed it is the small arena's, and no large request gets it.
+        // The large block came along: once freed it is the small arena's, and no large request gets
+        // it.
         arena.free(0, 0);
         assert_eq!(arena.alloc(1536 * KIB, 0), 4 * MIB);
         assert_eq!(arena.alloc(MIB, 1), 0);
@@ -427,7 +431,7 @@ mod tests {
 
     #[test]
     fn a_free_waits_for_its_stream_where_another_might_get_the_memory() {
-        let mut arena = Worked::new("arena:size:8MiB", ROOMY);
+        let mut arena = RmmBench::new("arena:size:8MiB", ROOMY);
         let [own, foreign, large] = [KIB, KIB, 2 * MIB].map(|bytes| arena.alloc(bytes, 0));
         arena.free(own, 0);
         assert_eq!(arena.calls(CallKind::StreamSynchronize), 0);
@@ -441,7 +445,7 @@ mod tests {
 
     #[test]
     fn empty_superblocks_are_joined_with_their_neighbours() {
-        let mut arena = Worked::new("arena:size:8MiB", ROOMY);
+        let mut arena = RmmBench::new("arena:size:8MiB", ROOMY);
         let blocks = [0; 3].map(|_| arena.alloc(2 * MIB, 0));
         arena.free(blocks[0], 0);
         arena.free(blocks[2], 0);
@@ -453,7 +457,7 @@ mod tests {
 
     #[test]
     fn an_arena_keeps_its_superblocks_until_a_request_fails() {
-        let mut arena = Worked::new("arena:size:4MiB", ROOMY);
+        let mut arena = RmmBench::new("arena:size:4MiB", ROOMY);
         let blocks = [0, 1, 2, 3].map(|stream| (arena.alloc(KIB, stream), stream));
         for (block, stream) in blocks.into_iter().filter(|&(_, stream)| stream != 1) {
             arena.free(block, stream);
@@ -473,7 +477,7 @@ mod tests {
 
     #[test]
     fn the_last_superblock_is_not_cut_below_one_mebibyte() {
-        let mut arena = Worked::new("arena:size:3584KiB", ROOMY);
+        let mut arena = RmmBench::new("arena:size:3584KiB", ROOMY);
         assert_eq!([0, 1, 2].map(|stream| arena.alloc(256, stream)), [0, MIB, 2 * MIB]);
         assert_eq!(arena.strategy.details()[0], ("superblocks", 3));
         assert_eq!(arena.alloc(MIB, 2), 2 * MIB + 256);
@@ -481,7 +485,7 @@ mod tests {
 
     #[test]
     fn threads_have_arenas_where_they_have_default_streams() {
-        let mut arena = Worked::new("arena:size:8MiB,per_thread:True", ROOMY);
+        let mut arena = RmmBench::new("arena:size:8MiB,per_thread:True", ROOMY);
         assert_eq!((arena.alloc(KIB, 0), arena.alloc(KIB, 1)), (0, MIB));
         arena.thread = ThreadId(1);
         assert_eq!((arena.alloc(KIB, 0), arena.alloc(KIB, 1)), (2 * MIB, MIB + KIB));
@@ -489,7 +493,7 @@ mod tests {
 
     #[test]
     fn half_of_what_is_free_is_taken_and_no_less_than_a_superblock() {
-        let mut arena = Worked::new("arena", ROOMY);
+        let mut arena = RmmBench::new("arena", ROOMY);
         arena.alloc(1, 0);
         assert_eq!(arena.growth(), [32 << 20]);
         let error = crate::strategy::StrategySpec::from("arena:size:512KiB").check().unwrap_err();

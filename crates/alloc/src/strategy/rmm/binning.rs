@@ -1,10 +1,10 @@
-//! `binning`: RMM's binning resource over its pool: blocks of fixed sizes for small requests, a pool for
-//! the rest.
+//! `binning`: RMM's binning resource over its pool: blocks of fixed sizes for small requests, a
+//! pool for the rest.
 //!
-//! A request takes a block of the smallest bin that is large enough, or else memory of the pool. Bins
-//! take memory from the pool, many blocks at a time, and keep it. RMM fills every bin when the resource
-//! is created (992 MiB with the bins of its benchmarks). Here a bin is filled at its first request, so
-//! that unused bins take nothing.
+//! A request takes a block of the smallest bin that is large enough, or else memory of the pool.
+//! Bins take memory from the pool, many blocks at a time, and keep it. RMM fills every bin when the
+//! resource is created (992 MiB with the bins of its benchmarks). Here a bin is filled at its first
+//! request, so that unused bins take nothing.
 
 use super::{
     QUANTUM,
@@ -179,11 +179,11 @@ impl PoolPolicy for BinningPolicy {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::worked::Worked, *};
+    use super::{super::bench::RmmBench, *};
 
     #[test]
     fn a_request_goes_to_the_smallest_bin_that_holds_it_or_to_the_pool() {
-        let mut binning = Worked::new("binning:smallest_bin:1KiB,largest_bin:4KiB,blocks:2", MIB);
+        let mut binning = RmmBench::new("binning:smallest_bin:1KiB,largest_bin:4KiB,blocks:2", MIB);
         // A chunk for each bin, and the pool's rule of growth over all of them.
         assert_eq!(binning.alloc(1, 0), 0);
         assert_eq!(binning.alloc(1025, 0), 2 * KIB);
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn a_bin_keeps_its_blocks_and_the_pool_its_own() {
-        let mut binning = Worked::new("binning:smallest_bin:1KiB,largest_bin:1KiB,blocks:2,initial:8KiB", MIB);
+        let mut binning = RmmBench::new("binning:smallest_bin:1KiB,largest_bin:1KiB,blocks:2,initial:8KiB", MIB);
         let blocks = [KIB, KIB, 2 * KIB, 4 * KIB].map(|bytes| binning.alloc(bytes, 0));
         assert_eq!(blocks, [0, KIB, 2 * KIB, 4 * KIB]);
         for block in blocks {

@@ -1,8 +1,9 @@
 //! `fixed`: RMM's fixed-size resource: blocks of one size, and no request above it.
 //!
 //! Memory is taken from the device many blocks at a time; nothing is cut or joined afterwards. The
-//! first such chunk belongs to the default stream, because RMM takes it before it knows any stream. The
-//! part of a block that a request does not use is lost: it counts as allocated, not as requested.
+//! first such chunk belongs to the default stream, because RMM takes it before it knows any stream.
+//! The part of a block that a request does not use is lost: it counts as allocated, not as
+//! requested.
 
 use super::{StreamLists, multiple_of_quantum};
 use crate::device::{Device, DeviceError};
@@ -122,12 +123,12 @@ impl PoolPolicy for FixedPolicy {
     }
 }
 
-/// The free blocks of one size: a queue per stream, the oldest block first. The fixed-size resource has
-/// one, the binning resource one per bin.
+/// The free blocks of one size: a queue per stream, the oldest block first. The fixed-size resource
+/// has one, the binning resource one per bin.
 ///
-/// A request takes from its own stream's queue, else from the first other queue that has a block, after
-/// a wait for that stream. RMM also waits for the streams of empty queues before it asks for more
-/// memory. That is left out, because nothing is taken from them.
+/// A request takes from its own stream's queue, else from the first other queue that has a block,
+/// after a wait for that stream. RMM also waits for the streams of empty queues before it asks for
+/// more memory. That is left out, because nothing is taken from them.
 #[derive(Clone, Debug)]
 pub(super) struct EqualBlocks {
     pub(super) size: u64,
@@ -174,8 +175,8 @@ impl EqualBlocks {
         Ok(None)
     }
 
-    /// Cuts a piece into blocks that a stream may have without a wait. Other streams need not wait if
-    /// the memory is new.
+    /// Cuts a piece into blocks that a stream may have without a wait. Other streams need not wait
+    /// if the memory is new.
     pub(super) fn cut_into_blocks(
         &mut self,
         table: &mut RegionTable,
@@ -224,7 +225,7 @@ impl EqualBlocks {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::worked::Worked, *};
+    use super::{super::bench::RmmBench, *};
     use crate::device::CallKind;
     use crate::strategy::Refusal;
     use oomph_base::KIB;
@@ -233,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_chunk_at_a_time_is_taken_and_the_longest_free_block_serves() {
-        let mut fixed = Worked::new(FOUR, MIB);
+        let mut fixed = RmmBench::new(FOUR, MIB);
         assert_eq!([1, 512, 1000, 1024].map(|bytes| fixed.alloc(bytes, 0)), [0, 1, 2, 3].map(|n| n * KIB));
         assert_eq!(fixed.ask(1, 0), Ok((4 * KIB, Outcome::NewSegment)));
         assert_eq!(fixed.growth(), [4096, 4096]);
@@ -246,7 +247,7 @@ mod tests {
 
     #[test]
     fn the_first_chunk_is_the_default_streams_and_the_next_the_askers() {
-        let mut fixed = Worked::new(FOUR, MIB);
+        let mut fixed = RmmBench::new(FOUR, MIB);
         for block in 0..4 {
             assert_eq!(fixed.alloc(KIB, 1), block * KIB);
         }
@@ -260,7 +261,7 @@ mod tests {
 
     #[test]
     fn a_refused_chunk_is_not_made_smaller() {
-        let mut fixed = Worked::new(FOUR, 4 * KIB - 256);
+        let mut fixed = RmmBench::new(FOUR, 4 * KIB - 256);
         assert_eq!(fixed.ask(256, 0), Err(Refusal::Device));
     }
 }

@@ -11,8 +11,8 @@
 //! stream waits for which. The search is different: RMM walks lists, here everything has an index.
 //! Three more differences follow from the suite:
 //!
-//! - RMM takes its first memory when a resource is created. A strategy is created without a device, so
-//!   the memory is taken at the first request, and again after a trim that gave everything back.
+//! - RMM takes its first memory when a resource is created. A strategy is created without a device,
+//!   so the memory is taken at the first request, and again after a trim that gave everything back.
 //! - RMM keeps its memory until the end. [`PoolStrategy`](super::pooled::PoolStrategy) gives free
 //!   regions back when the device refuses, and on a trim.
 //! - RMM has no `record_stream`. `PoolStrategy` holds such blocks back until the other streams are
@@ -22,13 +22,13 @@
 
 mod address_order;
 pub(super) mod arena;
-pub(super) mod binning;
 #[cfg(test)]
-mod faithful;
+mod bench;
+pub(super) mod binning;
 pub(super) mod fixed;
 pub(super) mod pool;
 #[cfg(test)]
-mod worked;
+mod reference;
 
 use super::{
     parameters::Setting,
@@ -92,13 +92,14 @@ fn multiple_of_quantum(setting: &Setting<'_>) -> Result<u64, String> {
 /// A free list per stream, and which stream must wait for which.
 ///
 /// RMM records an event at every free, and a stream that takes from another's list waits for that
-/// event. Here the event is recorded when it is needed: the same streams wait at the same requests, and
-/// a free costs no driver call. The wait may cover work that was queued after the last free, never
-/// less. A list into which nothing was freed holds memory that was never used: RMM waits for an event
-/// that was never recorded, which is no wait, and here the driver is not called.
+/// event. Here the event is recorded when it is needed: the same streams wait at the same requests,
+/// and a free costs no driver call. The wait may cover work that was queued after the last free,
+/// never less. A list into which nothing was freed holds memory that was never used: RMM waits for
+/// an event that was never recorded, which does not wait, and here the driver is not called.
 ///
-/// RMM visits the lists of other streams in the order of its events' addresses. Here it is the order in
-/// which the streams were first seen, which is the order in which RMM creates those events.
+/// RMM visits the lists of other streams in the order of its events' addresses. Here it is the
+/// order in which the streams were first seen, which is the order in which RMM creates those
+/// events.
 #[derive(Clone, Debug)]
 struct StreamLists<L> {
     /// By stream.

@@ -3,17 +3,17 @@
 //! Every stream has a list of free blocks. A request takes
 //!
 //! 1. the smallest block of its own stream's list that fits, the lowest address among equals;
-//! 2. else that of the first other list with a block that fits: the stream waits for the stream of that
-//!    list, and what is cut off stays in it;
-//! 3. else other lists are merged into its own, one after the other, each after a wait, until a block
-//!    fits;
-//! 4. else the pool grows: by as much as it has (at least by the request), or under a maximum by half
-//!    of what remains up to it. When the device refuses, half of that is tried, and so on down to the
-//!    request.
+//! 2. else that of the first other list with a block that fits: the stream waits for the stream of
+//!    that list, and what is cut off stays in it;
+//! 3. else other lists are merged into its own, one after the other, each after a wait, until a
+//!    block fits;
+//! 4. else the pool grows: by as much as it has (at least by the request), or under a maximum by
+//!    half of what remains up to it. When the device refuses, half of that is tried, and so on down
+//!    to the request.
 //!
-//! A freed block goes into the list of the stream that frees it and is joined with its neighbours in
-//! that list, but not across two device allocations. When a request does not fit below the maximum,
-//! wholly free allocations go back first, in address order, until it does.
+//! A freed block goes into the list of the stream that frees it and is joined with its neighbours
+//! in that list, but not across two device allocations. When a request does not fit below the
+//! maximum, wholly free allocations go back first, in address order, until it does.
 //!
 //! RMM searches its lists from end to end; here each is an index by size and address. Growth is a
 //! multiple of 256 bytes here, which RMM's halving is not.
@@ -104,16 +104,16 @@ pub(super) struct RmmPool {
     merged: u64,
 }
 
-/// A free piece as the index knows it. The index counts in units of 512 bytes and RMM in 256, so sizes
-/// are doubled.
+/// A free piece as the index knows it. The index counts in units of 512 bytes and RMM in 256, so
+/// sizes are doubled.
 #[inline]
 fn entry(table: &RegionTable, slot: u32) -> FreeBlock {
     let MemoryPiece { size, address, .. } = table[slot];
     FreeBlock { size: 2 * size, address, slot }
 }
 
-/// Takes a piece from its list and puts what exceeds `size` back. The rest has no neighbour in the list:
-/// they would have been joined.
+/// Takes a piece from its list and puts what exceeds `size` back. The rest has no neighbour in the
+/// list: they would have been joined.
 #[inline]
 fn cut_from(list: &mut FreeIndex, table: &mut RegionTable, found: FreeBlock, size: u64) -> (u32, Outcome) {
     list.remove(found);
@@ -285,7 +285,7 @@ impl PoolPolicy for RmmPool {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::worked::Worked, *};
+    use super::{super::bench::RmmBench, *};
     use crate::device::CallKind;
     use oomph_base::{KIB, MIB};
 
@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn the_pool_grows_by_what_it_has_or_by_the_request() {
-        let mut pool = Worked::new("pool", ROOMY);
+        let mut pool = RmmBench::new("pool", ROOMY);
         assert_eq!(pool.ask(1000, 0), Ok((0, Outcome::NewSegment)));
         assert_eq!(pool.ask(512, 0), Ok((1024, Outcome::NewSegment)));
         assert_eq!(pool.ask(4 * KIB, 0), Ok((2 * KIB, Outcome::NewSegment)));
@@ -306,7 +306,7 @@ mod tests {
 
     #[test]
     fn the_smallest_block_that_fits_serves_and_the_lowest_of_equals() {
-        let mut pool = Worked::new("pool:initial:64KiB", ROOMY);
+        let mut pool = RmmBench::new("pool:initial:64KiB", ROOMY);
         // Holes of 2, 1, 1 and 3 KiB between live blocks.
         let sizes = [2, 8, 1, 8, 1, 8, 3, 8].map(|kib| kib * KIB);
         let blocks: Vec<u64> = sizes.iter().map(|&bytes| pool.alloc(bytes, 0)).collect();
@@ -323,7 +323,7 @@ mod tests {
 
     #[test]
     fn neighbours_are_joined_but_not_across_two_regions() {
-        let mut pool = Worked::new("pool", ROOMY);
+        let mut pool = RmmBench::new("pool", ROOMY);
         let first = [pool.alloc(512, 0), pool.alloc(512, 0)];
         assert_eq!((first, pool.growth()), ([0, 512], vec![512, 512]));
         let second = [pool.alloc(256, 0), pool.alloc(256, 0), pool.alloc(512, 0)];
@@ -339,7 +339,7 @@ mod tests {
 
     #[test]
     fn another_streams_block_is_taken_after_a_wait_and_the_rest_stays_there() {
-        let mut pool = Worked::new("pool:initial:4KiB", ROOMY);
+        let mut pool = RmmBench::new("pool:initial:4KiB", ROOMY);
         // Nobody has worked on the initial region: there is nothing to wait for.
         assert_eq!(pool.ask(KIB, 1), Ok((0, Outcome::NewSegment)));
         assert_eq!(pool.calls(CallKind::StreamWaitEvent), 0);
@@ -355,7 +355,7 @@ mod tests {
 
     #[test]
     fn lists_of_other_streams_are_looked_at_in_the_order_in_which_the_streams_came() {
-        let mut pool = Worked::new("pool:initial:4KiB", ROOMY);
+        let mut pool = RmmBench::new("pool:initial:4KiB", ROOMY);
         let blocks = [3, 2, 1].map(|stream| (pool.alloc(KIB, stream), stream));
         assert_eq!(pool.alloc(KIB, 0), 3 * KIB);
         for (block, stream) in blocks {
@@ -368,7 +368,7 @@ mod tests {
 
     #[test]
     fn lists_are_merged_where_no_single_block_fits() {
-        let mut pool = Worked::new("pool:initial:6KiB", ROOMY);
+        let mut pool = RmmBench::new("pool:initial:6KiB", ROOMY);
         let blocks = [0, 1, 2].map(|stream| (pool.alloc(2 * KIB, stream), stream));
         for (block, stream) in blocks {
             pool.free(block, stream);
@@ -385,7 +385,7 @@ mod tests {
 
     #[test]
     fn a_block_belongs_to_the_stream_that_frees_it() {
-        let mut pool = Worked::new("pool", ROOMY);
+        let mut pool = RmmBench::new("pool", ROOMY);
         let block = pool.alloc(KIB, 0);
         pool.free(block, 1);
         assert_eq!(pool.ask(KIB, 1), Ok((block, Outcome::Hit)));
@@ -397,7 +397,7 @@ mod tests {
 
     #[test]
     fn under_a_maximum_the_pool_grows_by_half_of_what_remains() {
-        let mut pool = Worked::new("pool:maximum:8KiB", ROOMY);
+        let mut pool = RmmBench::new("pool:maximum:8KiB", ROOMY);
         let blocks = [4 * KIB, 256, 2 * KIB, 256].map(|bytes| pool.alloc(bytes, 0));
         assert_eq!(pool.growth(), [4096, 2048, 2048]);
         assert_eq!(blocks, [0, 4096, 6144, 4352]);
@@ -414,7 +414,7 @@ mod tests {
 
     #[test]
     fn what_goes_back_under_a_maximum_is_no_more_than_needed() {
-        let mut pool = Worked::new("pool:initial:2KiB,maximum:10KiB", ROOMY);
+        let mut pool = RmmBench::new("pool:initial:2KiB,maximum:10KiB", ROOMY);
         let first = pool.alloc(2 * KIB, 0);
         let blocks = [4 * KIB, 2 * KIB].map(|bytes| pool.alloc(bytes, 0));
         assert_eq!(pool.growth(), [2048, 4096, 2048]);
@@ -427,7 +427,7 @@ mod tests {
 
     #[test]
     fn a_refused_growth_is_halved_down_to_the_request() {
-        let mut pool = Worked::new("pool", 10 * KIB);
+        let mut pool = RmmBench::new("pool", 10 * KIB);
         let blocks = [4 * KIB, 4 * KIB, 512].map(|bytes| pool.alloc(bytes, 0));
         assert_eq!((blocks, pool.growth()), ([0, 4096, 8192], vec![4096, 4096, 2048]));
         assert_eq!(pool.ask(2 * KIB, 0), Err(Refusal::Device));
@@ -436,10 +436,10 @@ mod tests {
 
     #[test]
     fn an_initial_size_does_not_bound_the_first_request() {
-        let mut pool = Worked::new("pool:initial:1KiB", ROOMY);
+        let mut pool = RmmBench::new("pool:initial:1KiB", ROOMY);
         assert_eq!(pool.ask(5 * KIB, 1), Ok((KIB, Outcome::NewSegment)));
         assert_eq!(pool.growth(), [1024, 5120]);
-        let mut half = Worked::new("pool:initial:50%", ROOMY);
+        let mut half = RmmBench::new("pool:initial:50%", ROOMY);
         half.alloc(1, 0);
         assert_eq!(half.growth(), [ROOMY as i64 / 2]);
     }

@@ -172,7 +172,8 @@ impl Stitch {
         Ok(Some(self.tiles.add_segment((address.0, bytes), (SegmentPool::Large, stream), chunks)))
     }
 
-    /// With `reAlloc`: takes only the memory that the stream's free memory lacks, and stitches both.
+    /// With `reAlloc`: takes only the memory that the stream's free memory lacks, and stitches
+    /// both.
     fn take_shortfall(
         &mut self,
         cx: &mut Context<'_>,
@@ -195,7 +196,8 @@ impl Stitch {
         settings.defragments && pressure as u32 >= settings.level && size >= settings.fragment_limit
     }
 
-    /// Makes a range for a request from free tiles, if there are enough. Its memory is not taken yet.
+    /// Makes a range for a request from free tiles, if there are enough. Its memory is not taken
+    /// yet.
     fn stitch(
         &mut self,
         cx: &mut Context<'_>,
@@ -242,9 +244,9 @@ impl Stitch {
         None
     }
 
-    /// Maps the chunks of the spans into a new range. If that fails for lack of memory, unused ranges
-    /// are given back: first those whose memory is partly in use, then also the least recently used,
-    /// then all.
+    /// Maps the chunks of the spans into a new range. If that fails for lack of memory, unused
+    /// ranges are given back: first those whose memory is partly in use, then also the least
+    /// recently used, then all.
     fn map_runs(
         &mut self,
         cx: &mut Context<'_>,
@@ -284,8 +286,8 @@ impl Stitch {
 
 /// Giving memory and addresses back.
 impl Stitch {
-    /// Gives unused ranges back, least recently used first, until they have `limit` bytes of addresses.
-    /// `wholly_free` says which kinds: those whose memory is all free (`true`) or not.
+    /// Gives unused ranges back, least recently used first, until they have `limit` bytes of
+    /// addresses. `wholly_free` says which kinds: those whose memory is all free (`true`) or not.
     pub(super) fn collect(
         &mut self,
         cx: &mut Context<'_>,

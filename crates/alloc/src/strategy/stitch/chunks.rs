@@ -1,7 +1,7 @@
 //! Chunks of physical memory and the ranges they are mapped into.
 //!
-//! Every function here either succeeds or undoes what it did. What cannot be undone is kept and given
-//! back later, so that a failing driver call loses neither memory nor addresses.
+//! Every function here either succeeds or undoes what it did. What cannot be undone is kept and
+//! given back later, so that a failing driver call loses neither memory nor addresses.
 
 use crate::device::{Device, DeviceError, PhysicalId, VirtualMemory};
 use oomph_base::Address;
@@ -92,8 +92,8 @@ impl MappingLeftovers {
         Ok(address)
     }
 
-    /// Unmaps a range; its addresses and its own chunks become leftovers. If the unmap fails, nothing
-    /// has changed.
+    /// Unmaps a range; its addresses and its own chunks become leftovers. If the unmap fails,
+    /// nothing has changed.
     pub(super) fn dismantle(
         &mut self,
         device: &mut dyn Device,

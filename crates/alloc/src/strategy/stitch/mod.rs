@@ -1,15 +1,16 @@
-//! `stitch`: GMLake's answer to fragmentation: scattered free memory is mapped once more as one range.
+//! `stitch`: GMLake's answer to fragmentation: scattered free memory is mapped once more as one
+//! range.
 //!
-//! Large segments are made of physical chunks. When no free tile is large enough for a large request,
-//! the chunks of several tiles are mapped a second time, one after the other, into a range of new
-//! addresses, and those tiles are lent to the range. A freed range is kept: it serves again while all
-//! of its memory is free. Small requests are served as PyTorch serves them.
+//! Large segments are made of physical chunks. When no free tile is large enough for a large
+//! request, the chunks of several tiles are mapped a second time, one after the other, into a range
+//! of new addresses, and those tiles are lent to the range. A freed range is kept: it serves again
+//! while all of its memory is free. Small requests are served as PyTorch serves them.
 //!
-//! The order of steps is GMLake's (see `alloc`): a free tile, a free range, a new range, new memory,
-//! and memory that is given back to get it. Two settings of the PyTorch that GMLake patched are not
-//! modelled, because both are off by default: `max_split_size_mb`, on which its release of just enough
-//! cached blocks depends, and `garbage_collection_threshold`. Before memory is unmapped its stream is
-//! synchronized, because the driver does not wait.
+//! The order of steps is GMLake's (see `alloc`): a free tile, a free range, a new range, new
+//! memory, and memory that is given back to get it. Two settings of the PyTorch that GMLake patched
+//! are not modelled, because both are off by default: `max_split_size_mb`, on which its release of
+//! just enough cached blocks depends, and `garbage_collection_threshold`. Before memory is unmapped
+//! its stream is synchronized, because the driver does not wait.
 
 mod alloc;
 mod chunks;

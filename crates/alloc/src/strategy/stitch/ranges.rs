@@ -1,8 +1,8 @@
 //! Stitched ranges (GMLake's sBlocks): second addresses for memory that tiles already hold.
 //!
-//! A range can serve only while all of its memory is free, so each counts how much of its memory is in
-//! use under any address. Its memory is given as spans of segment addresses, which do not change when
-//! tiles are cut and joined. This file does not know the device.
+//! A range can serve only while all of its memory is free, so each counts how much of its memory is
+//! in use under any address. Its memory is given as spans of segment addresses, which do not change
+//! when tiles are cut and joined. This file does not know the device.
 
 use std::{
     collections::BTreeSet,
@@ -145,8 +145,8 @@ impl StitchedRanges {
         self[number].freed_at = clock;
     }
 
-    /// Idle ranges whose memory is wholly free, or all others that are idle; the least recently used
-    /// first.
+    /// Idle ranges whose memory is wholly free, or all others that are idle; the least recently
+    /// used first.
     pub(super) fn idle(&self, wholly_free: bool) -> Vec<u32> {
         let idle = |range: &StitchedRange| !range.spans.is_empty() && range.tiles.is_empty();
         let wanted = |range: &StitchedRange| idle(range) && (range.busy == 0) == wholly_free;

@@ -1,8 +1,8 @@
 //! Segments and the tiles they are cut into: memory under the address at which it was first mapped
 //! (GMLake's pBlocks).
 //!
-//! The tiles of a segment cover it without gaps; free neighbours are always one tile. A segment lists
-//! the stitched ranges that show parts of it. This file does not know the device.
+//! The tiles of a segment cover it without gaps; free neighbours are always one tile. A segment
+//! lists the stitched ranges that show parts of it. This file does not know the device.
 
 use std::{
     collections::BTreeSet,
@@ -130,8 +130,8 @@ impl SegmentTiles {
         self.free.range(from..=to).rev().map(|&(.., slot)| slot)
     }
 
-    /// Cuts `size` bytes from the front of a free tile, which is then in no list: the caller sets its
-    /// state. Returns whether anything was cut off.
+    /// Cuts `size` bytes from the front of a free tile, which is then in no list: the caller sets
+    /// its state. Returns whether anything was cut off.
     pub(super) fn take_front(&mut self, slot: u32, size: u64) -> bool {
         self.remove_free(slot);
         let cut = self[slot].size > size;

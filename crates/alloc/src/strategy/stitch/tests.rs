@@ -1,6 +1,8 @@
-//! Worked examples, written from the description of GMLake: which step serves a request, where, and what it takes.
+//! Worked examples, written from the description of GMLake: which step serves a request, where, and
+//! what it takes.
 //!
-//! Addresses are those of the simulated device: reserved ranges follow each other in steps of 32 MiB.
+//! Addresses are those of the simulated device: reserved ranges follow each other in steps of 32
+//! MiB.
 
 use super::{ENTRY, Stitch, StitchSettings};
 use crate::device::{

@@ -1,5 +1,5 @@
-//! A strategy on a device that hands out addresses in a row, for worked examples: blocks are named by how far they lie
-//! from the first region.
+//! A strategy on a device with consecutive addresses, for worked examples. Blocks are identified by
+//! their distance from the first region.
 
 use crate::device::{CallKind, Device};
 use crate::strategy::{
@@ -8,8 +8,8 @@ use crate::strategy::{
 };
 use oomph_base::{SiteId, StreamId, ThreadId};
 
-/// A strategy at work.
-pub(super) struct Worked {
+/// A strategy with its device, its events and its live blocks.
+pub(super) struct RmmBench {
     pub(super) strategy: Box<dyn Strategy>,
     pub(super) device: StandInDevice,
     events: Vec<StrategyEvent>,
@@ -18,12 +18,12 @@ pub(super) struct Worked {
     pub(super) thread: ThreadId,
 }
 
-impl Worked {
-    /// The strategy of this name on a device of so many bytes.
-    pub(super) fn new(spec: &str, capacity: u64) -> Worked {
+impl RmmBench {
+    /// The strategy of this name on a device of `capacity` bytes.
+    pub(super) fn new(spec: &str, capacity: u64) -> RmmBench {
         let device = StandInDevice::new(capacity, capacity, false);
         let strategy = StrategySpec::from(spec).build(&Setup { props: device.props(), limit: None }).unwrap();
-        Worked { strategy, device, events: Vec::new(), live: Vec::new(), thread: ThreadId(0) }
+        RmmBench { strategy, device, events: Vec::new(), live: Vec::new(), thread: ThreadId(0) }
     }
 
     /// Asks for memory: where the block lies and how it was found, or who refused it.

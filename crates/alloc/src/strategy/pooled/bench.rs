@@ -1,5 +1,4 @@
-//! A pooling strategy at work on a device that hands out addresses in a row, for worked examples: what is said of a block
-//! is how far it lies from the first region.
+//! A pooling strategy on a device with consecutive addresses, for worked examples.
 
 use crate::device::{CallKind, Device};
 use crate::strategy::{
@@ -8,19 +7,19 @@ use crate::strategy::{
 };
 use oomph_base::{SiteId, StreamId, ThreadId};
 
-/// A strategy, its device, and what it told.
-pub(crate) struct Trial {
+/// A strategy, its device and its events.
+pub(crate) struct PoolBench {
     pub(crate) strategy: Box<dyn Strategy>,
     pub(crate) device: StandInDevice,
     events: Vec<StrategyEvent>,
 }
 
-impl Trial {
+impl PoolBench {
     /// A new strategy on a device of `bytes`.
-    pub(crate) fn new(spec: &str, bytes: u64) -> Trial {
+    pub(crate) fn new(spec: &str, bytes: u64) -> PoolBench {
         let device = StandInDevice::new(bytes, bytes, false);
         let strategy = StrategySpec::from(spec).build(&Setup { props: device.props(), limit: None }).unwrap();
-        Trial { strategy, device, events: Vec::new() }
+        PoolBench { strategy, device, events: Vec::new() }
     }
 
     /// What a request on a stream comes to.
@@ -49,7 +48,8 @@ impl Trial {
         (block.address.0 - FIRST_SEGMENT, block.size)
     }
 
-    /// The sizes of all regions that were taken since the last time, in order, those given back negative.
+    /// The sizes of all regions that were taken since the last time, in order, those given back
+    /// negative.
     pub(crate) fn regions(&mut self) -> Vec<i64> {
         let sizes = self.events.drain(..).filter_map(|event| match event {
             StrategyEvent::SegmentAlloc { bytes, .. } => Some(bytes as i64),

@@ -1,12 +1,12 @@
-//! `pool` and `arena` against RMM's rules written as plainly as they can be said: lists that are walked from end to end.
-//! Long random programs must get the same addresses.
+//! `pool` and `arena` compared with a simple implementation of RMM's rules, which walks lists from end
+//! to end. Long random programs must get the same addresses.
 
 use std::collections::BTreeMap;
 
 use rand::RngExt;
 use rand_chacha::{ChaCha8Rng, rand_core::SeedableRng};
 
-use super::worked::Worked;
+use super::bench::RmmBench;
 use oomph_base::{KIB, MIB};
 
 const STREAMS: u16 = 3;
@@ -14,7 +14,8 @@ const STREAMS: u16 = 3;
 /// A run of free bytes.
 type Span = (u64, u64);
 
-/// Puts a span among others in address order, joined with its neighbours unless they begin a region.
+/// Puts a span among others in address order, joined with its neighbours unless they begin a
+/// region.
 fn insert(spans: &mut Vec<Span>, span: Span, heads: &[u64]) {
     let place = spans.partition_point(|&(address, _)| address < span.0);
     spans.insert(place, span);
@@ -212,7 +213,7 @@ enum Step {
 #[test]
 fn the_pool_gives_the_addresses_that_walking_its_lists_would() {
     for (seed, live) in [(1, 10), (2, 100), (3, 1000), (4, 1500)] {
-        let (mut ours, mut plain) = (Worked::new("pool", 1 << 44), PlainPool::default());
+        let (mut ours, mut plain) = (RmmBench::new("pool", 1 << 44), PlainPool::default());
         play(seed, live, |step| match step {
             Step::Alloc { size, stream } => {
                 let address = ours.alloc(size, stream);
@@ -232,7 +233,7 @@ fn the_pool_gives_the_addresses_that_walking_its_lists_would() {
 #[test]
 fn the_arena_gives_the_addresses_that_walking_its_superblocks_would() {
     for (seed, live, mebibytes) in [(1, 10, 64), (2, 100, 24), (3, 1000, 160), (4, 1500, 512)] {
-        let mut ours = Worked::new(&format!("arena:size:{mebibytes}MiB"), 1 << 40);
+        let mut ours = RmmBench::new(&format!("arena:size:{mebibytes}MiB"), 1 << 40);
         let mut plain = PlainArena::new(mebibytes * MIB);
         let mut refused = 0;
         play(seed, live, |step| match step {
