@@ -41,7 +41,7 @@ fn verdicts_are_those_that_pytorch_gives() {
 #[test]
 fn named_claims_are_printed_in_full() {
     let (out, _) = run(".", &["claims", "zero-grad"], 0);
-    for words in ["verdict:    refuted", "PyTorch:    leak-no-zero-grad: 0 B a step", "see:        oomph leaks"] {
+    for words in ["verdict:    refuted", "PyTorch:    leak-no-zero-grad: 0 B per step", "see:        oomph leaks"] {
         assert!(out.contains(words), "'{words}' is missing in\n{out}");
     }
     let (list, _) = run(".", &["claims", "--list"], 0);

@@ -35,7 +35,7 @@ fn every_model_is_known_by_its_name() {
 fn what_cannot_be_is_refused_with_the_reason() {
     for (setting, reason) in [
         ("heads=20", "20 heads do not divide a width of 768"),
-        ("batch=0", "'batch' takes a whole number from 1 to 4096; 0 is out of range"),
+        ("batch=0", "'batch' takes a whole number from 1 to 4096, not 0"),
         ("techniques=sgd,adam8bit", "'sgd' and 'adam8bit' contradict: only one of them can be"),
         ("techniques=amp,chkpt", "'techniques' has no 'chkpt'; did you mean 'ckpt'?"),
         ("layer=3", "generator 'transformer' has no parameter 'layer'; did you mean 'layers'?"),

@@ -1,8 +1,10 @@
-//! What produces a trace: generators, and the recipes (TOML) that give them parameters.
+//! Workload generators, and the recipes (TOML files) that set their parameters.
 //!
-//! A [`Recipe`] names a generator and sets its parameters; it becomes a [`Workload`], which is a
-//! [`Source`](oomph_trace::Source) like any recording. The suite and the command line come here by name.
-//! A workload knows no strategy and no device: it may not adapt to who runs it.
+//! A [`Recipe`] names a generator and sets its parameters. It becomes a [`Workload`], which is a
+//! [`Source`](oomph_trace::Source) like any recording. A workload knows neither strategy nor device: its events do not
+//! depend on who replays them.
+//!
+//! `synthetic` has patterns that follow a rule; `autograd` has models that allocate as PyTorch does.
 //!
 //! ```
 //! use oomph_models::Recipe;
@@ -21,9 +23,9 @@ mod recipe;
 mod synthetic;
 mod workload;
 
-pub use error::{Place, Problem, WorkloadError};
+pub use error::{SettingPlace, WorkloadError};
 pub use generator::{GENERATORS, Generator, GeneratorEntry, GeneratorStart};
-pub use parameter::{Given, Parameter, ParameterValues, Parameters};
+pub use parameter::{GivenValue, Parameter, ParameterValues, Parameters};
 pub use random::{PowerLaw, SeededRandom};
 pub use recipe::{Recipe, all_recipes, is_recipe_name, recipe_names};
 pub use workload::Workload;

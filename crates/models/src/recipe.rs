@@ -8,10 +8,10 @@ use std::{collections::BTreeMap, fs, path::Path};
 use serde::Deserialize;
 use toml::{Spanned, Value};
 
-use crate::{GENERATORS, GeneratorEntry, Given, Parameters, Place, Workload, WorkloadError};
+use crate::{GENERATORS, GeneratorEntry, GivenValue, Parameters, SettingPlace, Workload, WorkloadError};
 use oomph_base::{Catalog, CatalogEntry, did_you_mean, nearest};
 
-/// Where recipes are found by name.
+/// Recipes by name.
 const CATALOG: Catalog = Catalog { folder: "workloads", built_in: include!(concat!(env!("OUT_DIR"), "/workloads.rs")) };
 
 /// The names of all embedded recipes. What `"all"` workloads means: it must not depend on the current folder.
@@ -31,20 +31,20 @@ pub fn is_recipe_name(name: &str) -> bool {
     CATALOG.own_file(name).is_some() || CATALOG.built_in_text(name).is_some()
 }
 
-/// A generator with its parameters, not yet checked against each other.
+/// A generator with its parameters, which are checked when the workload is made.
 #[derive(Clone, Debug)]
 pub struct Recipe {
     name: String,
     generator: &'static GeneratorEntry,
     purpose: String,
     origin: String,
-    given: BTreeMap<String, Given>,
-    /// What was set beyond the file, in the order in which it was set, for the workload's name.
+    given: BTreeMap<String, GivenValue>,
+    /// Overrides of the file in their order, for the workload's name.
     overrides: Vec<(String, String)>,
     seed: u64,
 }
 
-/// The file as it is written.
+/// The file format.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RecipeFile {
@@ -76,7 +76,8 @@ impl Recipe {
     }
 
     fn parse(name: &str, file: &str, text: &str) -> Result<Recipe, WorkloadError> {
-        let refused = |offset, reason| WorkloadError::Recipe { place: Place::in_file(file, text, offset), reason };
+        let refused =
+            |offset, reason| WorkloadError::Invalid { place: SettingPlace::in_file(file, text, offset), reason };
         let parsed: RecipeFile = toml::from_str(text)
             .map_err(|error| refused(error.span().map_or(0, |span| span.start), error.message().replace('\n', "; ")))?;
         let wanted = parsed.generator.get_ref().as_str();
@@ -89,8 +90,8 @@ impl Recipe {
             .set
             .into_iter()
             .map(|(key, value)| {
-                let place = Place::in_file(file, text, key.span().start);
-                (key.into_inner(), Given { value, place })
+                let place = SettingPlace::in_file(file, text, key.span().start);
+                (key.into_inner(), GivenValue { value, place })
             })
             .collect();
         Ok(Recipe {
@@ -104,25 +105,25 @@ impl Recipe {
         })
     }
 
-    /// Sets a parameter to what was typed: TOML where it is TOML, otherwise the text itself.
+    /// Sets a parameter from a text: TOML where it is TOML, otherwise the text itself.
     #[must_use]
     pub fn with(mut self, key: &str, text: &str) -> Recipe {
-        self.given.insert(key.to_owned(), Given::typed(key, text));
+        self.given.insert(key.to_owned(), GivenValue::typed(key, text));
         self.note_override(key, text.to_owned());
         self
     }
 
-    /// Sets a parameter to a value that came from another TOML, such as a suite's.
+    /// Sets a parameter from a TOML value, such as a suite's.
     #[must_use]
     pub fn with_value(mut self, key: &str, value: Value) -> Recipe {
         let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        let place = Place::Override(format!("{key}={text}"));
-        self.given.insert(key.to_owned(), Given { value, place });
+        let place = SettingPlace::Override(format!("{key}={text}"));
+        self.given.insert(key.to_owned(), GivenValue { value, place });
         self.note_override(key, text);
         self
     }
 
-    /// Chooses the seed; 0 where none is chosen.
+    /// Sets the seed; the default is 0.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Recipe {
         self.seed = seed;
@@ -153,7 +154,7 @@ impl Recipe {
         &self.purpose
     }
 
-    /// What it says, wherever it stands: recipes of the same words make the same events of the same seed.
+    /// Generator and parameters as text: recipes with the same text make the same events from the same seed.
     #[must_use]
     pub fn words(&self) -> String {
         let given = self.given.iter().map(|(key, given)| format!("; {key} = {}", given.value));
@@ -166,7 +167,7 @@ impl Recipe {
         &self.origin
     }
 
-    /// What a parameter that counts something is set to, here or by its generator; `None` where it counts nothing.
+    /// The value of a parameter that takes a whole number, or its default; `None` for other parameters.
     #[must_use]
     pub fn count(&self, key: &str) -> Option<u64> {
         match self.given.get(key) {
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_gives_the_same_events_at_every_opening_and_another_seed_others() {
+    fn seeds_decide_the_events() {
         for name in recipe_names() {
             let seeded = |seed| Recipe::named(name).unwrap().seed(seed).workload().unwrap();
             let first = seeded(1);
@@ -333,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_workload_is_refused_with_the_nearest_right_name() {
+    fn unknown_workload_names_the_nearest() {
         let error = Recipe::named("checkerbord").unwrap_err();
         assert_eq!(error.to_string(), "unknown workload 'checkerbord'; did you mean 'checkerboard'?");
         let far_off = Recipe::named("zzz").unwrap_err().to_string();
@@ -341,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn overrides_reach_the_generator_and_the_name() {
+    fn overrides_reach_generator_and_name() {
         let recipe =
             Recipe::named("checkerboard").unwrap().with("rounds", "1").with("blocks", "64").with("rounds", "2");
         let workload = recipe.with_value("block_bytes", "1MiB".into()).workload().unwrap();
@@ -352,7 +353,7 @@ mod tests {
 
     /// Parameters are checked when all are there: 20 heads divide 1280 and not 768.
     #[test]
-    fn overrides_that_are_right_only_together_are_accepted_in_any_order() {
+    fn overrides_are_checked_together() {
         let gpt = || Recipe::named("training").unwrap();
         assert!(gpt().with("heads", "20").with("width", "1280").workload().is_ok());
         assert!(gpt().with("width", "1280").with("heads", "20").workload().is_ok());
@@ -361,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn combinations_that_cannot_be_are_refused_with_the_reason() {
+    fn contradicting_values_are_refused() {
         for (name, overrides, reason) in [
             (
                 "random",
@@ -401,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_a_recipe_like_the_embedded_ones() {
+    fn file_is_read_as_a_recipe() {
         let text = "generator = 'random'\npurpose = 'p'\norigin = 'o'\n[set]\nallocations = 10\n";
         let workload = recipe_in(text).unwrap();
         assert_eq!(workload.name(), "mine");
@@ -409,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_in_a_file_is_told_with_line_and_column() {
+    fn errors_in_files_have_line_and_column() {
         let head = "generator = 'random'\npurpose = 'p'\norigin = 'o'\n";
         for (text, message) in [
             (
@@ -422,7 +423,7 @@ mod tests {
             ),
             (
                 format!("{head}[set]\n max_bytes = 0\n"),
-                "mine.toml:5:2: 'max_bytes' takes a size from 1 B to 1024 GiB; 0 is out of range",
+                "mine.toml:5:2: 'max_bytes' takes a size from 1 B to 1024 GiB, not 0",
             ),
             (
                 format!("{head}steps = 1\n"),
@@ -440,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_read_is_named() {
+    fn unreadable_file_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let missing = Recipe::from_file(&folder.path().join("none.toml")).unwrap_err().to_string();
         assert!(missing.contains("none.toml: No such file"), "{missing}");

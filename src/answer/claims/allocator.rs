@@ -28,14 +28,14 @@ pub(super) const CLAIMS: &[Claim] = &[
             let (should_fit, card) = (11_800_000_000, 12_000_000_000);
             let (room, limit) = (bench.available_on(should_fit)?, bench.available_on(card)?);
             // One draw of lengths proves nothing: which of them tear memory is chance.
-            let mut torn = [0; STRATEGIES.len()];
+            let mut fragmented = [0; STRATEGIES.len()];
             let mut exhausted = [0; STRATEGIES.len()];
             let mut roomy = 0;
             for seed in SEEDS {
                 let (program, shorter) = just_fitting(bench, seed, room)?;
                 for (place, strategy) in STRATEGIES.into_iter().enumerate() {
                     match bench.replayed(&program, strategy, Some(limit))?.0.oom_cause {
-                        Some(OomCause::Fragmentation) => torn[place] += 1,
+                        Some(OomCause::Fragmentation) => fragmented[place] += 1,
                         Some(OomCause::Exhaustion) => exhausted[place] += 1,
                         None => {}
                     }
@@ -45,7 +45,7 @@ pub(super) const CLAIMS: &[Claim] = &[
             let of_seeds = format!("of {} draws", SEEDS.end());
             for (place, strategy) in STRATEGIES.into_iter().enumerate() {
                 let name = format!("{strategy}, {of_seeds} fail with enough free");
-                finding.figure(name, ClaimAmount::Count(torn[place]));
+                finding.figure(name, ClaimAmount::Count(fragmented[place]));
                 if exhausted[place] > 0 {
                     finding
                         .figure(format!("{strategy}, fail with too little free"), ClaimAmount::Count(exhausted[place]));
@@ -55,7 +55,8 @@ pub(super) const CLAIMS: &[Claim] = &[
                 format!("caching with sequences of 1024 tokens at most, {of_seeds} fail"),
                 ClaimAmount::Count(roomy),
             );
-            let by_caching = STRATEGIES.into_iter().position(|name| name == CACHING).map_or(0, |place| torn[place]);
+            let by_caching =
+                STRATEGIES.into_iter().position(|name| name == CACHING).map_or(0, |place| fragmented[place]);
             let most = 2 * by_caching > *SEEDS.end();
             finding.check_beside("caching fails in most draws with enough free", most, DIES_WITH_MORE_THAN_ITS_BLOCKS);
             Ok(())
@@ -142,8 +143,8 @@ pub(super) const CLAIMS: &[Claim] = &[
         id: "frag-word",
         statement: "Memory that stays allocated is fragmentation",
         published: "a use of the word",
-        lesson: "Fragmentation is free memory that cannot be used. Memory that stays allocated is held by somebody: a leak, if \
-                 nobody needs it.",
+        lesson: "Fragmentation is free memory that cannot be used. Memory that stays allocated has a \
+                 holder; it is a leak if it is no longer needed.",
         command: "oomph leaks leak-outputs-detached",
         on_gpu: true,
         test: |bench, finding| {
@@ -251,7 +252,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         id: "empty-cache",
         statement: "empty_cache in every step slows training by 5-15 %",
         published: "5-15 %",
-        lesson: "It costs some dozens of driver calls a step, which is little beside a long step and much beside a short one; it \
+        lesson: "It costs some dozens of driver calls per step, which is little beside a long step and much beside a short one; it \
                  lowers reserved memory between steps and never the peak of what is allocated.",
         command: "oomph techniques --model gpt-355m --technique empty_cache",
         on_gpu: true,
@@ -300,7 +301,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         statement: "Calling empty_cache before the next phase prevents an OOM",
         published: "prevents OOM",
         lesson: "The allocator frees its cache and tries again before it fails, so that steady shapes gain nothing; where shapes \
-                 change, a cache that starts anew is a little less torn.",
+                 change, a cache that starts empty is a little less fragmented.",
         command: "oomph threshold phase-change --strategy caching; oomph threshold phase-change --set techniques=empty_cache:phase --strategy caching",
         on_gpu: false,
         test: |bench, finding| {
@@ -366,7 +367,7 @@ pub(super) const CLAIMS: &[Claim] = &[
 /// Draws of sequence lengths.
 const SEEDS: RangeInclusive<u64> = 1..=6;
 
-/// Training on random lengths, the longest just so that what is alive at the peak fits in `room`; and with 1024 tokens.
+/// Training on random lengths: with the longest context whose live bytes at the peak fit in `room`, and with 1024 tokens.
 fn just_fitting(bench: &ClaimBench<'_>, seed: u64, room: u64) -> ClaimResult<(Recipe, Recipe)> {
     let of_length = |context: u64| {
         let set = [("batch", "8"), ("context", &context.to_string())];

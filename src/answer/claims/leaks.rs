@@ -71,7 +71,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         id: "outputs-list",
         statement: "Appending model outputs to a list leaks; detaching them fixes it",
         published: "detach() is the fix",
-        lesson: "Detached outputs still are outputs: the graph goes, the tensors stay and the leak with them. Move them to the host \
+        lesson: "Detached outputs are still tensors: the graph is freed, the outputs stay and so does the leak. Move them to the host \
                  or use them up at once.",
         command: "oomph leaks --each leak-outputs leak-outputs-detached leak-outputs-cpu leak-outputs-fixed",
         on_gpu: true,
@@ -112,7 +112,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         id: "no-grad-val",
         statement: "Validation inside no_grad avoids storage for gradients",
         published: "lower memory",
-        lesson: "No graph is stored, so the peak is less than half; but a graph that is dropped every time is no leak.",
+        lesson: "No graph is stored, so the peak is less than half; but a graph that is dropped every time is not a leak.",
         command: "oomph replay val-with-grad --strategy caching; oomph replay val-with-grad-fixed --strategy caching",
         on_gpu: true,
         test: |bench, finding| {
@@ -153,7 +153,7 @@ pub(super) const CLAIMS: &[Claim] = &[
                 ClaimResult::Ok(record.ooms > 0)
             };
             finding.figure("peak with garbage", ClaimAmount::Size(peak));
-            finding.figure("memory that the twin without cycles needs", ClaimAmount::Size(fixed));
+            finding.figure("memory of the program without cycles", ClaimAmount::Size(fixed));
             let count = u64::from(died("leak-cycle")?);
             finding.figure("ends in an OOM there (1: yes)", ClaimAmount::Count(count));
             Ok(())
@@ -200,7 +200,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         id: "zero-grad",
         statement: "Forgetting zero_grad makes memory rise step by step",
         published: "rises step by step",
-        lesson: "Gradients are added in place: one set more, once. What goes wrong is the training.",
+        lesson: "Gradients are added in place: one set more, once. Only the training goes wrong.",
         command: "oomph leaks leak-no-zero-grad",
         on_gpu: true,
         test: |bench, finding| {
@@ -248,8 +248,10 @@ pub(super) const CLAIMS: &[Claim] = &[
                 let more = plain.peak_allocated_bytes.saturating_sub(fixed.peak_allocated_bytes);
                 finding.figure(format!("{name}, held by the pipeline"), ClaimAmount::Size(more));
                 let there = bench.replayed(&recipe(name, &[])?, CACHING, Some(fixed.peak_reserved_bytes))?.0;
-                finding
-                    .check(format!("{name} runs out of memory where its twin does not"), there.status == Status::Oom);
+                finding.check(
+                    format!("{name} runs out of memory where the fixed program does not"),
+                    there.status == Status::Oom,
+                );
             }
             Ok(())
         },
@@ -258,7 +260,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         id: "churn",
         statement: "Many small tensors made and dropped in every iteration show as spikes",
         published: "spikes",
-        lesson: "They show as calls: thousands of blocks that live and die within a step. Small tensors that die at once hardly move \
+        lesson: "They show as calls: thousands of blocks that are freed within their step. Small tensors that are freed at once hardly change \
                  memory.",
         command: "oomph leaks churn --format csv",
         on_gpu: true,
@@ -268,10 +270,8 @@ pub(super) const CLAIMS: &[Claim] = &[
             for name in ["churn", "churn-fixed"] {
                 let (observed, _) = bench.growth(&recipe(name, &[])?, CACHING, None)?;
                 let last = observed.steps.last().copied().unwrap_or_default();
-                finding.figure(
-                    format!("{name}, blocks born and dead within a step"),
-                    ClaimAmount::Count(last.passing_blocks),
-                );
+                finding
+                    .figure(format!("{name}, blocks freed within their step"), ClaimAmount::Count(last.passing_blocks));
                 finding.figure(
                     format!("{name}, peak of a step above what it keeps"),
                     ClaimAmount::Size(last.transient_bytes),
@@ -336,7 +336,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         test: |bench, finding| {
             for (name, leaks) in [("leak-outputs-detached", true), ("leak-outputs-fixed", false)] {
                 let (observed, whole) = bench.growth(&recipe(name, &[("steps", "12")])?, CACHING, None)?;
-                // As if somebody had looked at the end of every third step.
+                // Snapshots at the end of every third step.
                 let mut seen = observed.clone();
                 seen.steps = observed.judged().iter().step_by(3).copied().collect();
                 (seen.first_judged, seen.end_judged) = (0, seen.steps.len());
@@ -356,7 +356,7 @@ pub(super) const CLAIMS: &[Claim] = &[
     },
 ];
 
-/// What a step of a program adds, noted.
+/// Notes what each step of a program adds.
 pub(super) fn slope(
     bench: &ClaimBench<'_>,
     name: &str,

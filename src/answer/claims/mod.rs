@@ -69,10 +69,10 @@ pub struct Claim {
     pub command: &'static str,
     /// Whether a real GPU can show something that the simulated one cannot.
     pub on_gpu: bool,
-    test: ClaimTest,
+    test: ClaimTestFn,
 }
 
-type ClaimTest = fn(&ClaimBench<'_>, &mut ClaimFinding) -> Result<(), TrialError>;
+type ClaimTestFn = fn(&ClaimBench<'_>, &mut ClaimFinding) -> Result<(), TrialError>;
 
 /// Every claim by subject, in the order in which the table shows them.
 const CLAIMS: &[(ClaimGroup, &[Claim])] = &[
@@ -118,7 +118,12 @@ const NOT_MEASURABLE: &[Claim] = &[
     }),
 ];
 
-const fn not_measurable(id: &'static str, statement: &'static str, published: &'static str, test: ClaimTest) -> Claim {
+const fn not_measurable(
+    id: &'static str,
+    statement: &'static str,
+    published: &'static str,
+    test: ClaimTestFn,
+) -> Claim {
     Claim { id, statement, published, lesson: "", command: "", on_gpu: false, test }
 }
 

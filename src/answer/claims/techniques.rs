@@ -50,7 +50,7 @@ pub(super) const TABLE: &[Claim] = &[
         statement: "Mixed precision saves 25-35 % of memory and is 5-15 % faster",
         published: "about 25-35 %; about 5-15 % faster forward and backward",
         lesson: "The share of activations decides about memory. Matrix products on tensor cores are several times as fast \
-                 as in single precision; who uses TF32 already wins less.",
+                 as in single precision; with TF32 the gain is smaller.",
         command: "oomph techniques --model gpt-355m --model resnet-50 --technique amp --technique tf32",
         on_gpu: true,
         test: |bench, finding| {
@@ -180,7 +180,7 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
         id: "accum-peak",
         statement: "k micro-batches cost no more memory than one of them",
         published: "as one micro-batch",
-        lesson: "Gradients of earlier micro-batches are alive in the next one's passes: one set of gradients more than a \
+        lesson: "Gradients of earlier micro-batches are live in the passes of the next one: one set of gradients more than a \
                  micro-batch alone, where they are dropped in between.",
         command: "oomph techniques --model gpt-355m --technique quarter_batch --technique accum4",
         on_gpu: true,
@@ -264,7 +264,7 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
         id: "copies",
         statement: "`x = x + y` makes a temporary that `x.add_(y)` does not",
         published: "one tensor more at the peak",
-        lesson: "The new tensor is there before the old one goes: one tensor more at the peak, none afterwards.",
+        lesson: "The new tensor is allocated before the old one is freed: one tensor more at the peak, none afterwards.",
         command: "oomph replay add-copies --strategy caching; oomph replay add-in-place --strategy caching",
         on_gpu: true,
         test: |bench, finding| {
@@ -344,7 +344,7 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
         id: "cudnn-bench",
         statement: "cuDNN's autotuning raises memory, because it tries several kernels and keeps the choice",
         published: "higher memory, faster steps",
-        lesson: "Trying needs the workspace of the hungriest kernel. Which kernels cuDNN tries is not known here, so that the \
+        lesson: "The search needs the largest workspace of all kernels. Which kernels cuDNN tries is not known here, so the \
                  simulated peak is too low: PyTorch's doubles.",
         command: "oomph replay resnet-50 --set autotune=on --strategy caching",
         on_gpu: true,
@@ -436,7 +436,7 @@ pub(super) const SEVERAL_DEVICES: &[Claim] = &[
                 finding.figure(format!("{name}, saved"), ClaimAmount::Percent(saved));
                 let sent = exchanged_bytes_per_step(&program.workload().map_err(Box::new)?)?;
                 if sent > 0 {
-                    finding.figure(format!("{name}, sent a step"), ClaimAmount::Size(sent));
+                    finding.figure(format!("{name}, sent per step"), ClaimAmount::Size(sent));
                     let time = exchange_time(sent, LINK_BYTES_PER_SECOND);
                     finding.figure(format!("{name}, that takes (modelled at 450 GB/s)"), ClaimAmount::Time(time.0));
                 }
@@ -468,7 +468,7 @@ pub(super) const SEVERAL_DEVICES: &[Claim] = &[
         id: "offload-8gb",
         statement: "Staged offload keeps a model of over 10 billion parameters below 8 GB per GPU at about twice the latency",
         published: "below 8 GB; about 2x",
-        lesson: "Weights that come layer by layer need little room; but with few tokens in a step their way over the bus takes \
+        lesson: "Weights that come layer by layer need little memory; but with few tokens per step their transfer over the bus takes \
                  longer than their use.",
         command: "oomph techniques --model gpt-13b --technique offload_params",
         on_gpu: false,
@@ -500,7 +500,7 @@ pub(super) const SEVERAL_DEVICES: &[Claim] = &[
         statement: "Offloading pays most for layers that are used sporadically (embeddings, experts)",
         published: "sporadically used layers",
         lesson: "What counts is how many bytes move for each that is saved: rows of an embedding are few; staging in all experts \
-                 of a layer is as dear as staging in a dense one.",
+                 of a layer costs as much as staging in a dense one.",
         command: "oomph replay gpt-moe-8x124m --set techniques=offload_params --strategy caching",
         on_gpu: false,
         test: |bench, finding| {

@@ -9,7 +9,7 @@ use super::{
     models::transformer::Transformer,
     plan::TrainingPlan,
 };
-use crate::{GENERATORS, Given, Parameters};
+use crate::{GENERATORS, GivenValue, Parameters};
 use oomph_trace::{self, Category, Op, Source, Trace, TraceBuilder};
 
 /// A block and its size, allocated or freed; blocks are numbered in order.
@@ -36,7 +36,7 @@ fn actions(source: &dyn Source) -> Vec<Action> {
 /// The reference model with this many sequences in a batch.
 fn reference_model(batch: &str) -> TrainingPlan {
     let entry = GENERATORS.iter().find(|entry| entry.name == "transformer").unwrap();
-    let given = BTreeMap::from([("batch".to_owned(), Given::typed("batch", batch))]);
+    let given = BTreeMap::from([("batch".to_owned(), GivenValue::typed("batch", batch))]);
     TrainingPlan::read(&Parameters::new("reference", entry, &given).unwrap()).unwrap()
 }
 

@@ -448,7 +448,7 @@ mod tests {
         let error = with("precision", "fp8", "").err().unwrap().to_string();
         assert_eq!(
             error,
-            "parameter precision=fp8: 'precision' takes one of fp32, tf32, amp, fp16, bf16_model; the text 'fp8' is out of range"
+            "parameter precision=fp8: 'precision' takes one of fp32, tf32, amp, fp16, bf16_model, not the text 'fp8'"
         );
     }
 
