@@ -1,12 +1,12 @@
-//! Writes a trace event by event, handing out slots and keeping the story consistent.
+//! Builds traces event by event, assigns slots, and marks requests that failed when they were recorded.
 
 use crate::{
     BlockSlot, Category, CollectiveKind, Event, MarkKind, NO_OPERAND, Op, TableFull, Tables, Tag, Trace, TraceEventId,
 };
 use oomph_base::{Nanos, SiteId, StreamId, TagId, ThreadId, Work};
 
-/// Builds events one by one. Slots of freed blocks are handed out again, so a story of any length needs only as many
-/// as it has live blocks.
+/// Builds a trace event by event. Slots of freed blocks are reused, so there are only as many slots as live
+/// blocks.
 ///
 /// ```
 /// use oomph_base::{StreamId, TagId};
@@ -19,7 +19,7 @@ use oomph_base::{Nanos, SiteId, StreamId, TagId, ThreadId, Work};
 #[derive(Clone, Debug, Default)]
 pub struct TraceBuilder {
     events: Vec<Event>,
-    /// How many of the events were taken already.
+    /// The number of events that were taken already.
     taken: usize,
     tables: Tables,
     /// The stream of the block in each slot.
@@ -31,54 +31,54 @@ pub struct TraceBuilder {
 }
 
 impl TraceBuilder {
-    /// An empty story.
+    /// An empty trace.
     #[must_use]
     pub fn new() -> TraceBuilder {
         TraceBuilder::default()
     }
 
-    /// Asks for device memory.
+    /// Requests device memory.
     pub fn alloc(&mut self, bytes: u64, stream: StreamId, tag: TagId) -> BlockSlot {
         self.alloc_at(bytes, stream, tag, SiteId(0))
     }
 
-    /// Asks for device memory at a call site.
+    /// Requests device memory at a call site.
     pub fn alloc_at(&mut self, bytes: u64, stream: StreamId, tag: TagId, site: SiteId) -> BlockSlot {
         let slot = self.take_slot(stream);
         self.push(Op::Alloc { slot, bytes, stream, tag, site });
         slot
     }
 
-    /// Gives a block back on the stream it was allocated on.
+    /// Frees a block on its own stream.
     pub fn free(&mut self, slot: BlockSlot) {
         self.free_on(slot, self.streams[slot as usize]);
     }
 
-    /// Gives a block back on another stream.
+    /// Frees a block on another stream.
     pub fn free_on(&mut self, slot: BlockSlot, stream: StreamId) {
         self.push(Op::Free { slot, stream });
         self.vacant.push(slot);
     }
 
-    /// Notes that a block is also used on another stream.
+    /// Uses a block on another stream.
     pub fn use_on(&mut self, slot: BlockSlot, stream: StreamId) {
         self.push(Op::Use { slot, stream });
     }
 
-    /// Asks for pinned host memory.
+    /// Requests pinned host memory.
     pub fn host_alloc(&mut self, bytes: u64) -> BlockSlot {
         let slot = self.take_slot(StreamId::DEFAULT);
         self.push(Op::HostAlloc { slot, bytes });
         slot
     }
 
-    /// Gives pinned host memory back.
+    /// Frees pinned host memory.
     pub fn host_free(&mut self, slot: BlockSlot) {
         self.push(Op::HostFree { slot });
         self.vacant.push(slot);
     }
 
-    /// An event that the story has not used before. Record it as often as needed: every new one lives until the end.
+    /// A new stream event. It lives to the end of the trace, so record the same one repeatedly.
     pub fn new_event(&mut self) -> TraceEventId {
         let event = self.next_event;
         self.next_event += 1;
@@ -105,12 +105,12 @@ impl TraceBuilder {
         self.push(Op::DeviceSync);
     }
 
-    /// Gives cached memory back.
+    /// Returns cached memory to the driver.
     pub fn empty_cache(&mut self) {
         self.push(Op::EmptyCache);
     }
 
-    /// Marks a place in the story.
+    /// Marks a place in the program.
     pub fn mark(&mut self, kind: MarkKind, label: &str, index: u32) {
         let label = self.tables.intern_label(label);
         self.push(Op::Mark { kind, label, index });
@@ -131,18 +131,18 @@ impl TraceBuilder {
         self.push(Op::Collective { kind, bytes, ranks, stream });
     }
 
-    /// A stream that the story has not used before.
+    /// A new stream.
     pub fn new_stream(&mut self) -> Result<StreamId, TableFull> {
         let handle = self.tables.streams().iter().copied().max().unwrap_or(0) + 16;
         self.tables.intern_stream(handle)
     }
 
-    /// The stream that the traced program knew by this handle.
+    /// The stream with this handle in the traced program.
     pub fn stream_known_as(&mut self, handle: u64) -> Result<StreamId, TableFull> {
         self.tables.intern_stream(handle)
     }
 
-    /// The thread that the traced program knew by this handle.
+    /// The thread with this handle in the traced program.
     pub fn thread_known_as(&mut self, handle: u64) -> Result<ThreadId, TableFull> {
         self.tables.intern_thread(handle)
     }
@@ -157,7 +157,7 @@ impl TraceBuilder {
         self.tables.intern_site(site)
     }
 
-    /// Later events belong to this thread. A thread that the tables do not know yet gets a handle of its own.
+    /// Sets the thread of later events. A new thread gets a new handle.
     pub fn set_thread(&mut self, thread: ThreadId) {
         while self.tables.threads().len() <= thread.index() {
             let handle = self.tables.threads().iter().copied().max().map_or(0, |last| last + 1);
@@ -168,7 +168,7 @@ impl TraceBuilder {
         self.thread = thread;
     }
 
-    /// The next event happens this much later.
+    /// Advances the time of the next event.
     pub fn elapse(&mut self, time: Nanos) {
         match u32::try_from(u64::from(self.delta_ns).saturating_add(time.0)) {
             Ok(delta_ns) => self.delta_ns = delta_ns,
@@ -176,19 +176,19 @@ impl TraceBuilder {
         }
     }
 
-    /// Blocks and buffers not yet freed.
+    /// The number of live blocks and buffers.
     #[must_use]
     pub fn live(&self) -> usize {
         self.streams.len() - self.vacant.len()
     }
 
-    /// Events not yet taken.
+    /// The number of events not yet taken.
     #[must_use]
     pub fn pending(&self) -> usize {
         self.events.len() - self.taken
     }
 
-    /// The side tables so far.
+    /// The tables so far.
     #[must_use]
     pub fn tables(&self) -> &Tables {
         &self.tables
@@ -199,15 +199,14 @@ impl TraceBuilder {
         let count = most.min(self.pending());
         chunk.extend_from_slice(&self.events[self.taken..self.taken + count]);
         self.taken += count;
-        // Events move up only when at least as many are gone as move: each moves once on average, however long the part
-        // that was written at once.
+        // Events move only when at least as many were removed as move, so that each event moves once on average.
         if self.taken * 2 >= self.events.len() {
             self.events.drain(..self.taken);
             self.taken = 0;
         }
     }
 
-    /// The whole story.
+    /// The complete trace.
     #[must_use]
     pub fn finish(mut self, name: &str) -> Trace {
         self.events.drain(..self.taken);
@@ -229,16 +228,12 @@ impl TraceBuilder {
     }
 }
 
-// How a trace carries a request that failed when it was recorded: as an alloc that is freed at once, at a call site
-// that says so.
-//
-// Whoever has room serves it for a moment, which is what the request tells about the program; whoever has not fails as
-// the recorded allocator did. The call site keeps the fact in every format. Readers of recordings write such requests,
-// writers of other formats recognise them.
-
 const FAILED: &str = "(failed when recorded)";
 
-/// Adds a request that failed.
+/// Adds a request that failed when it was recorded: a request that is freed at once, at a call site that marks it.
+///
+/// A strategy with enough memory serves it for a moment; another one fails as the recorded allocator did. The call site
+/// keeps the fact in every format.
 pub(crate) fn add_failed_request(story: &mut TraceBuilder, bytes: u64, stream: StreamId, site: Option<&str>) {
     let site = match site {
         Some(site) => story.site(&format!("{FAILED} {site}")),
@@ -263,7 +258,6 @@ pub fn failed_when_recorded(site: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// However events are taken while others are added: each comes out once, in order.
     #[test]
     fn events_are_taken_in_order_while_others_are_added() {
         let (mut story, mut taken, mut written) = (TraceBuilder::new(), Vec::new(), 0);

@@ -1,9 +1,8 @@
-//! A story of allocation events: the only thing that a workload makes and that replay eats.
+//! Traces of GPU memory allocations: events, sources, file formats, lower bounds and packings.
 //!
-//! [`Event`] is the model in memory, [`Tables`] hold what events refer to by number, a [`Source`] can be read any
-//! number of times in chunks: a [`Trace`] in memory, a generator, or a file that [`open`] recognises. [`check`] says
-//! whether a trace holds together and what is in it; [`write()`] saves it in the native text format (`native/mod.rs`
-//! describes it). This room knows no device and no strategy.
+//! A trace is a list of [`Event`]s with the [`Tables`] that they refer to by number. A [`Source`] can be read any
+//! number of times: a [`Trace`] in memory, a generator, or a file that [`open`] recognises. [`check`] checks a trace and
+//! summarises it, and [`write()`] saves it in the native text format. This crate knows no devices and no strategies.
 //!
 //! An event takes 32 bytes in memory.
 

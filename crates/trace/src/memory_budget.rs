@@ -1,28 +1,28 @@
-//! What a reader may spend: a small hostile file must not fill the machine's memory.
+//! The memory that a reader may take, so that a small hostile file cannot fill the machine.
 
 use std::mem::size_of;
 
-/// Memory that may still be taken.
+/// The remaining memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MemoryBudget {
     left: u64,
     whole: u64,
 }
 
-/// More memory would be needed than is allowed.
+/// A file needs more memory than the budget allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("what it describes needs more than {} of memory", oomph_base::Bytes(*.0))]
 pub struct OutOfBudget(pub u64);
 
 impl MemoryBudget {
-    /// Enough for some thirty million trace entries.
+    /// Enough for about 25 million trace entries.
     pub(crate) const DEFAULT: MemoryBudget = MemoryBudget::of(4 << 30);
 
     pub(crate) const fn of(bytes: u64) -> MemoryBudget {
         MemoryBudget { left: bytes, whole: bytes }
     }
 
-    /// Takes `bytes` from what is left.
+    /// Takes `bytes` from the budget.
     pub(crate) fn charge(&mut self, bytes: usize) -> Result<(), OutOfBudget> {
         match self.left.checked_sub(bytes as u64) {
             Some(left) => {
@@ -33,7 +33,7 @@ impl MemoryBudget {
         }
     }
 
-    /// Pushes, and pays when the vector grows.
+    /// Pushes, and charges the growth of the vector.
     #[inline]
     pub(crate) fn push<T>(&mut self, to: &mut Vec<T>, item: T) -> Result<(), OutOfBudget> {
         if to.len() == to.capacity() {
@@ -43,7 +43,7 @@ impl MemoryBudget {
         Ok(())
     }
 
-    /// Appends, and pays when the vector grows.
+    /// Appends, and charges the growth of the vector.
     pub(crate) fn extend<T: Copy>(&mut self, to: &mut Vec<T>, items: &[T]) -> Result<(), OutOfBudget> {
         if to.capacity() - to.len() < items.len() {
             self.grow(to, items.len())?;

@@ -1,27 +1,27 @@
-//! Exact search: is there any layout below a ceiling at all?
+//! Exhaustive search for a layout below a ceiling.
 //!
-//! Every layout can be pushed down until each block rests on the ground or on a neighbour, and then be told lowest block
-//! first. Told that way a block always rests on the highest of its neighbours told before it. So it is enough to try,
-//! at every turn, the blocks whose resting place is not below that of the block told before, and to give up where some
-//! section cannot hold what still has to come. Blocks that no longer meet are searched apart.
+//! Every layout can be pushed down until each block rests on the bottom or on another block. If blocks are placed from
+//! the lowest to the highest, each rests on the highest of its neighbours placed before. So it is enough to try, at every
+//! step, the blocks whose offset is not below that of the previous block, and to stop where a section cannot hold the
+//! remaining blocks. Groups that do not overlap in time are searched separately.
 
 use oomph_base::packing::{BlockLifetime, PackingBudget, live_bytes_over_time};
 
-/// More blocks than this are not searched: the recursion is as deep.
+/// The limit of the search: the recursion is as deep as the number of blocks.
 pub(crate) const MOST_BLOCKS: usize = 1000;
 
-/// What a search found.
+/// The result of a search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SearchOutcome {
     /// A layout, by its offsets.
     Layout(Vec<u64>),
-    /// There is none.
+    /// No layout exists.
     Nothing,
-    /// The budget was spent before it could be told.
+    /// The budget is spent.
     Spent,
 }
 
-/// Searches for a layout that is not higher than the ceiling. Of blocks that rest equally low, those that come first in
+/// Searches for a layout that is not higher than the ceiling. Of blocks with equal offsets, those that come first in
 /// `order` are tried first.
 pub(crate) fn search(
     blocks: &[BlockLifetime],
@@ -45,10 +45,10 @@ enum SearchAnswer {
     Spent,
 }
 
-/// The block told last: where it rests, and which it is.
+/// Offset and number of the block placed last.
 type LastPlaced = (u64, Option<u32>);
 
-/// What has to be undone when a choice turns out wrong.
+/// A change to undo after a wrong choice.
 enum SearchChange {
     Placed(u32),
     Raised(u32, u64),
@@ -56,17 +56,17 @@ enum SearchChange {
 
 struct ExactSearcher<'a> {
     blocks: &'a [BlockLifetime],
-    /// Who meets whom.
+    /// The blocks that overlap each block in time.
     neighbours: Vec<Vec<u32>>,
-    /// The place of each block in the order.
+    /// The position of each block in the order.
     ranks: Vec<u32>,
     ceiling: u64,
     placed: Vec<bool>,
-    /// Where a placed block is, or where it would rest now.
+    /// The offset of a placed block, or the lowest possible offset of another.
     offsets: Vec<u64>,
     /// Bytes of each section that are not yet placed.
     loads: Vec<u64>,
-    /// The lowest resting place in each section; used within one turn.
+    /// The lowest possible offset in each section, within one step.
     floors: Vec<u64>,
     changes: Vec<SearchChange>,
 }
@@ -96,7 +96,7 @@ impl<'a> ExactSearcher<'a> {
         }
     }
 
-    /// Places blocks that are in order of their beginnings, group by group of those that meet.
+    /// Places blocks, in order of their beginnings, group by group.
     fn groups(&mut self, mut rest: &[u32], last: LastPlaced, budget: &mut PackingBudget) -> SearchAnswer {
         while let Some(&first) = rest.first() {
             let mut end = self.blocks[first as usize].end;
@@ -126,7 +126,7 @@ impl<'a> ExactSearcher<'a> {
         let mut tried: Option<(&BlockLifetime, u64)> = None;
         for block in self.candidates(group, last) {
             let resting = (&self.blocks[block as usize], self.offsets[block as usize]);
-            // Twins are interchangeable: the second would only repeat the first.
+            // Equal blocks are interchangeable.
             if tried == Some(resting) {
                 continue;
             }
@@ -147,7 +147,7 @@ impl<'a> ExactSearcher<'a> {
         group.iter().map(sections).sum::<u64>() + group.len() as u64
     }
 
-    /// Whether every section can still hold what has to come, were it packed without gaps.
+    /// Whether every section could hold the remaining blocks without gaps.
     fn has_room(&mut self, group: &[u32], last: u64) -> bool {
         let begin = group.iter().map(|&block| self.blocks[block as usize].begin).min().unwrap_or(0) as usize;
         let end = group.iter().map(|&block| self.blocks[block as usize].end).max().unwrap_or(0) as usize;
@@ -166,10 +166,10 @@ impl<'a> ExactSearcher<'a> {
         sections.into_iter().all(|(&floor, &load)| load == 0 || floor.saturating_add(load) <= self.ceiling)
     }
 
-    /// The blocks that may be told next, the most promising first.
+    /// The blocks that can be placed next, the most promising first.
     fn candidates(&self, group: &[u32], (last, teller): LastPlaced) -> Vec<u32> {
         let offset = |block: u32| self.offsets[block as usize];
-        // A block that could lie wholly below the next one would rather have been told before it.
+        // A block that fits completely below another is placed before it.
         let tops = group.iter().map(|&block| offset(block).max(last) + self.blocks[block as usize].bytes);
         let lowest_top = tops.min().unwrap_or(0);
         let follows = |&block: &u32| (offset(block), Some(block)) > (last, teller) || teller.is_none();

@@ -1,10 +1,10 @@
-//! What a trace needs at least, and how well it can be laid out by somebody who knows it beforehand.
+//! The least memory that a trace needs, and the best layout with full knowledge of lifetimes.
 //!
-//! [`MemoryBound::of`] reads a source once: the most bytes alive at one time, which no allocator can go below. [`pack`] gives
-//! every block of [`Lifetimes`] an offset in one stretch of memory: the offline packing that separates what fragmentation
-//! is unavoidable from what a policy loses, and the plan that a planned strategy carries out ([`Packing::plan`]). `inspect`
-//! shows both and a suite writes them beside what strategies reserve. This room knows traces, and neither strategies
-//! nor devices.
+//! [`MemoryBound::of`] is the peak of live bytes: no allocator needs less. [`pack`] gives every block of [`Lifetimes`] an
+//! offset in one range of memory. This offline packing separates unavoidable fragmentation from the losses of a policy.
+//! `inspect` shows both, and a suite writes them beside the memory that strategies reserve.
+//!
+//! This module knows neither strategies nor devices.
 //!
 //! ```
 //! use oomph_trace::plan::{GRAIN, Lifetimes, PackingBudget, pack};
@@ -17,7 +17,7 @@
 //! story.alloc(2 * MIB, StreamId::DEFAULT, TagId(0));
 //! let lifetimes = Lifetimes::read(&story.finish("trap"), GRAIN)?;
 //! let packing = pack(&lifetimes, PackingBudget::QUICK);
-//! // Whoever does not look ahead leaves a hole of 1 MiB under `kept` and needs 4 MiB.
+//! // An allocator that does not know the future leaves a hole of 1 MiB below `kept` and needs 4 MiB.
 //! assert_eq!((packing.height_bytes, packing.is_optimal()), (3 * MIB, true));
 //! # let _ = kept;
 //! # Ok::<(), oomph_trace::plan::PlanError>(())
@@ -36,22 +36,20 @@ mod puzzles;
 pub use oomph_base::packing::{BlockLifetime, PackingBudget, PlacementOrder};
 pub use packing::{Packing, PackingMethod, PackingOverlap, pack};
 
-/// What requests are rounded up to where nobody says otherwise: the smallest unit of PyTorch's allocator.
+/// The default rounding of requests: the smallest unit of PyTorch's allocator (`kMinBlockSize`).
 pub const GRAIN: u64 = 512;
 
-// The bound: the most bytes that are alive at one time. No allocator can do with less, whatever it knows.
-
-/// What every allocator needs at least.
+/// The least memory that any allocator needs: the peak of live bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MemoryBound {
-    /// Most requested bytes alive at one time.
+    /// The peak of requested live bytes.
     pub requested_bytes: u64,
-    /// The same with every request rounded up to whole grains.
+    /// The peak with every request rounded up to a multiple of the grain.
     pub rounded_bytes: u64,
 }
 
 impl MemoryBound {
-    /// Reads a source once. Memory follows the live blocks, not the length of the trace.
+    /// Reads a source once.
     ///
     /// ```
     /// use oomph_base::{StreamId, TagId};
@@ -88,14 +86,12 @@ impl MemoryBound {
     }
 }
 
-// When each block of a trace lives, in as few moments as tell it.
-
-/// The blocks of a trace in order of allocation.
+/// The lifetimes of the blocks of a trace, in order of allocation.
 ///
-/// Time is counted in sections: a run of allocs and the run of frees after it. All blocks of a section are alive between
-/// the two, so two blocks meet in a section exactly if they meet in the trace, and there are at most as many sections as
-/// blocks. A free takes effect at once, whatever its stream: a plan knows the order of events, and whoever carries it out
-/// has to wait for streams where the order alone does not.
+/// Time is counted in sections: consecutive allocations and the frees after them. All blocks of a section are live between
+/// the two, so two blocks overlap in a section exactly if they overlap in the trace, and there are at most as many sections
+/// as blocks. A free takes effect at once, on any stream: a strategy that follows the plan must wait for streams where the
+/// order of events is not enough.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lifetimes {
     blocks: Vec<BlockLifetime>,
@@ -103,7 +99,7 @@ pub struct Lifetimes {
 }
 
 impl Lifetimes {
-    /// Reads a source, with sizes rounded up to whole grains. Blocks that are never freed live to the end.
+    /// Reads a source. Sizes are rounded up to multiples of `grain`. Blocks that are never freed live to the end.
     pub fn read(source: &dyn Source, grain: u64) -> Result<Lifetimes, PlanError> {
         let mut counter = LifetimeCounter::default();
         for_each_checked_event(source, |event, _, _| match event.op {
@@ -123,24 +119,24 @@ impl Lifetimes {
         &self.blocks
     }
 
-    /// How many sections there are.
+    /// The number of sections.
     #[must_use]
     pub const fn sections(&self) -> u32 {
         self.sections
     }
 
-    /// The largest sum of bytes alive in one section: no layout is lower.
+    /// The peak of live bytes: no layout is lower.
     #[must_use]
     pub fn bound_bytes(&self) -> u64 {
         peak_live_bytes(&self.blocks)
     }
 }
 
-/// Lifetimes in the making.
+/// Collects lifetimes event by event.
 #[derive(Default)]
 struct LifetimeCounter {
     blocks: Vec<BlockLifetime>,
-    /// Which block lives in each slot of the trace.
+    /// The block in each slot of the trace.
     tenants: Vec<u32>,
     section: u32,
     frees_began: bool,
@@ -176,26 +172,24 @@ impl LifetimeCounter {
     }
 }
 
-/// Lifetimes that come from no trace, in order of their beginnings.
+/// Lifetimes without a trace, in order of their beginnings.
 #[cfg(test)]
 pub(crate) fn told_by(blocks: Vec<BlockLifetime>) -> Lifetimes {
     let sections = blocks.iter().map(|block| block.end).max().unwrap_or(0);
     Lifetimes { blocks, sections }
 }
 
-// What a source needs, whoever serves it: computed once and written beside every case that runs it.
-
-/// The memory that a source needs at least, and what it takes to lay it out with foresight.
+/// What a source needs under any strategy: computed once, and written beside every case that runs it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryNeeds {
-    /// No allocator can do with less.
+    /// The least memory that any allocator needs.
     pub bound: MemoryBound,
-    /// The height of the best layout found, where one was looked for.
+    /// The height of the best layout, if one was computed.
     pub packed_bytes: Option<u64>,
 }
 
 impl MemoryNeeds {
-    /// Reads a source once for the bound and, with a budget, once more for a layout. Requests are rounded to [`GRAIN`].
+    /// Reads a source for the bound and, with a budget, again for a layout. Requests are rounded up to [`GRAIN`].
     pub fn of(source: &dyn Source, pack_within: Option<PackingBudget>) -> Result<MemoryNeeds, PlanError> {
         let bound = MemoryBound::of(source, GRAIN)?;
         let packed_bytes = match pack_within {
@@ -206,18 +200,16 @@ impl MemoryNeeds {
     }
 }
 
-// Why there can be no plan.
-
-/// A trace that cannot be planned.
+/// A trace that cannot be packed.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// The trace itself is wrong, or cannot be read.
+    /// The trace is invalid or cannot be read.
     #[error(transparent)]
     Trace(#[from] TraceError),
-    /// Offsets would not fit into 64 bits.
+    /// Offsets do not fit into 64 bits.
     #[error("the requests of this trace add up to more than {} EiB: too much to be laid out", (i64::MAX >> 60) + 1)]
     TooMuch,
-    /// Blocks are counted in 32 bits.
+    /// Block numbers do not fit into 32 bits.
     #[error("more than {} blocks: too many to be laid out", u32::MAX)]
     TooMany,
 }

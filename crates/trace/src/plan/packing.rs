@@ -1,4 +1,4 @@
-//! A layout: an offset for every block, and what is known about it.
+//! Packs the blocks of a trace: tries cheap methods first, until the layout is optimal or the budget is spent.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -14,7 +14,7 @@ use oomph_base::packing::{
     BlockLifetime, BlockPlacer, GapChoice, PackingBudget, PlacementOrder, PlacementOutcome, find_gap, peak_live_bytes,
 };
 
-/// How a layout was found.
+/// The method that found a layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PackingMethod {
@@ -22,9 +22,9 @@ pub enum PackingMethod {
     FirstFit(PlacementOrder),
     /// Each block in the narrowest gap, in this order.
     BestFit(PlacementOrder),
-    /// An order changed until it fitted.
+    /// An order that was changed until the blocks fitted.
     LocalSearch,
-    /// All layouts that matter were tried.
+    /// An exhaustive search.
     ExactSearch,
 }
 
@@ -39,45 +39,45 @@ impl fmt::Display for PackingMethod {
     }
 }
 
-/// A layout of all blocks of a trace in one stretch of memory.
+/// A layout of all blocks of a trace in one range of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packing {
-    /// Where each block lies, in order of allocation.
+    /// The offset of each block, in order of allocation.
     pub offsets: Vec<u64>,
-    /// Where the highest block ends.
+    /// The end of the highest block.
     pub height_bytes: u64,
-    /// The largest sum of bytes alive at one time.
+    /// The peak of live bytes.
     pub bound_bytes: u64,
-    /// No layout is lower than this, as far as it was proven: the bound, or more where all lower layouts were tried.
+    /// The proven lower limit of any layout: the bound, or more after an exhaustive search.
     pub proven_bytes: u64,
-    /// How the part of the layout that reaches highest was found.
+    /// The method that placed the highest part.
     pub method: PackingMethod,
 }
 
-/// Two blocks that lie on one another while both are alive.
+/// Two live blocks that overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("blocks {first} and {second} lie on one another while both are alive")]
 pub struct PackingOverlap {
-    /// One of them, by order of allocation.
+    /// The first block, by order of allocation.
     pub first: usize,
-    /// The other.
+    /// The second block.
     pub second: usize,
 }
 
 impl Packing {
-    /// Whether no layout can be lower.
+    /// Whether the layout is proven to be the lowest.
     #[must_use]
     pub const fn is_optimal(&self) -> bool {
         self.height_bytes == self.proven_bytes
     }
 
-    /// How much higher than the bound it is, as a share of the bound: 0.01 is one percent.
+    /// The excess over the bound, as a share of the bound: 0.01 is one percent.
     #[must_use]
     pub fn over_bound(&self) -> f64 {
         if self.bound_bytes == 0 { 0.0 } else { self.height_bytes as f64 / self.bound_bytes as f64 - 1.0 }
     }
 
-    /// Makes sure that no two blocks lie on one another, by letting them come and go once.
+    /// Checks that no two live blocks overlap.
     pub fn check(&self, lifetimes: &Lifetimes) -> Result<(), PackingOverlap> {
         let blocks = lifetimes.blocks();
         let mut ends: Vec<u32> = (0..blocks.len() as u32).collect();
@@ -105,10 +105,8 @@ impl Packing {
     }
 }
 
-// Tries one method after the other, cheap ones first, until a layout is as low as it can be or the budget is spent.
-
-/// Lays the blocks of a trace out in one stretch of memory, as low as the budget allows. The same lifetimes and budget
-/// give the same layout everywhere.
+/// Packs the blocks of a trace into one range of memory, as low as the budget allows. The same lifetimes and budget
+/// give the same layout on every machine.
 #[must_use]
 pub fn pack(lifetimes: &Lifetimes, mut budget: PackingBudget) -> Packing {
     let blocks = lifetimes.blocks();
@@ -126,7 +124,7 @@ pub fn pack(lifetimes: &Lifetimes, mut budget: PackingBudget) -> Packing {
         packing.height_bytes = packing.height_bytes.max(offset + blocks[block as usize].bytes);
     }
     let mut waiting: usize = groups.iter().map(|group| group.members.len()).sum();
-    // The group that decides the height comes first: once it is packed, the others need not be lower.
+    // The group with the largest bound comes first: the others need not be lower than its height.
     groups.sort_by_key(|group| std::cmp::Reverse(group.base + bound_bytes_of(group, blocks)));
     for group in &groups {
         let members: Vec<BlockLifetime> = group.members.iter().map(|&block| blocks[block as usize]).collect();
@@ -154,7 +152,7 @@ fn bound_bytes_of(group: &BlockGroup, blocks: &[BlockLifetime]) -> u64 {
     peak_live_bytes(&rebased(&members))
 }
 
-/// The same lifetimes, counted from the section in which the first begins.
+/// The same lifetimes, with the first section as time 0.
 fn rebased(blocks: &[BlockLifetime]) -> Vec<BlockLifetime> {
     let first = blocks.iter().map(|block| block.begin).min().unwrap_or(0);
     blocks.iter().map(|block| BlockLifetime { begin: block.begin - first, end: block.end - first, ..*block }).collect()
@@ -165,16 +163,16 @@ struct GroupPacking {
     blocks: Vec<BlockLifetime>,
     offsets: Vec<u64>,
     height: u64,
-    /// No layout is lower.
+    /// The proven lower limit.
     proven: u64,
-    /// A layout of this height need not be lowered.
+    /// A layout of this height is low enough.
     enough: u64,
     method: PackingMethod,
     budget: PackingBudget,
 }
 
 impl GroupPacking {
-    /// The layout that costs next to nothing.
+    /// The cheapest layout.
     fn of(members: &[BlockLifetime], enough: u64, budget: PackingBudget) -> GroupPacking {
         let blocks = rebased(members);
         let proven = peak_live_bytes(&blocks);
@@ -245,7 +243,7 @@ impl GroupPacking {
         }
     }
 
-    /// Halves the distance between what is proven and what is reached, until they meet.
+    /// Bisects between the proven limit and the height reached.
     fn by_search(&mut self) {
         let grain = self.blocks.iter().fold(0, |grain, block| greatest_common_divisor(grain, block.bytes)).max(1);
         let mut ceiling = self.enough;
@@ -266,7 +264,7 @@ impl GroupPacking {
         }
     }
 
-    /// Starts from every order in turn, with more patience every time.
+    /// Local search from every order, with a growing budget.
     fn by_changes(&mut self) {
         let starts: Vec<Vec<u32>> = PlacementOrder::OFFLINE.iter().map(|order| order.of(&self.blocks)).collect();
         for part in (1..=4).rev() {
@@ -286,7 +284,7 @@ impl GroupPacking {
     }
 }
 
-/// Searches with one order of candidates after the other: where one is lost for years another finds at once.
+/// Searches with several orders in turn, with a growing budget: one order may succeed at once where another does not end.
 fn search_in_turns(blocks: &[BlockLifetime], ceiling: u64, budget: &mut PackingBudget) -> SearchOutcome {
     const TURNS: [PlacementOrder; 4] =
         [PlacementOrder::Area, PlacementOrder::Crowd, PlacementOrder::CrowdLifetime, PlacementOrder::Lifetime];
@@ -310,25 +308,23 @@ fn greatest_common_divisor(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
-// Takes apart what need not be packed together.
-//
-// A block that lives as long as everything around it can lie at the bottom: whatever was below it moves up by its size.
-// Without it the others may fall apart into groups that never meet, and each group starts over. Weights go that way, and
-// what is left of a training run is often one group a step.
-
-/// Deeper nests are left to the packing, which takes them well.
+/// Deeper nests are packed as one group.
 const DEEPEST: u32 = 32;
 
-/// Blocks that have to be packed together, above what lies under them.
+/// Blocks that must be packed together, above a base.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct BlockGroup {
-    /// Their places in the list, in order of allocation.
+    /// Indices of the blocks, in order of allocation.
     pub(crate) members: Vec<u32>,
-    /// Where the ground is.
+    /// The offset of the base.
     pub(crate) base: u64,
 }
 
-/// What lies on the ground, with its offset, and the groups above it, in order of time.
+/// Places the blocks that can lie at the bottom, and splits the others into groups that can be packed separately.
+///
+/// A block that lives as long as everything around it can lie at the bottom without loss. Without it, the others may
+/// split into groups that never overlap in time. In a training run these blocks are the weights, and the rest is often
+/// one group per step.
 pub(crate) fn clear_ground(blocks: &[BlockLifetime]) -> (Vec<(u32, u64)>, Vec<BlockGroup>) {
     let mut grounded = Vec::new();
     let mut groups = Vec::new();
@@ -358,7 +354,7 @@ pub(crate) fn clear_ground(blocks: &[BlockLifetime]) -> (Vec<(u32, u64)>, Vec<Bl
     (grounded, groups)
 }
 
-/// Cuts a list of blocks, in order of their beginnings, wherever nobody is alive.
+/// Splits a list of blocks, in order of their beginnings, at times without live blocks.
 fn split(members: Vec<u32>, blocks: &[BlockLifetime], mut take: impl FnMut(Vec<u32>)) {
     let mut group: Vec<u32> = Vec::new();
     let mut end = 0;
@@ -375,19 +371,17 @@ fn split(members: Vec<u32>, blocks: &[BlockLifetime], mut take: impl FnMut(Vec<u
     }
 }
 
-// Local search: lays blocks out under a ceiling a little below the best layout so far, and moves whatever hits the
-// ceiling further to the front of the order until everything fits, or the budget is spent.
-//
-// Moving a block leaves the order before its new place as it was, so only what comes after is laid out again.
-
-/// The same for every trace: a plan is no matter of luck.
+/// Fixed, so that a layout is reproducible.
 const SEED: u64 = 7;
-/// About what taking a block down costs.
+/// The approximate cost of removing a block.
 const STEPS_OF_REMOVAL: u64 = 16;
-/// How many parts of the way down to the target each ceiling takes at once.
+/// Each new ceiling is this fraction of the distance to the target lower.
 const BITE: u64 = 8;
 
-/// A layout that is lower than `height`, if one is found. Stops at `target`, which is low enough.
+/// Local search for a layout lower than `height`. Stops at `target`.
+///
+/// It places blocks under a ceiling slightly below the best height, and moves a block that hits the ceiling towards the
+/// front of the order. The order before its new position is unchanged, so only the blocks behind it are placed again.
 pub(crate) fn improve(
     blocks: &[BlockLifetime],
     start: &[u32],
@@ -426,18 +420,13 @@ pub(crate) fn improve(
     best
 }
 
-/// A place before `from`: near ones as likely as far ones at every scale. None where there is no place.
+/// A random position before `from`, with all distance scales equally likely. `None` if there is no such position.
 fn further_to_the_front(from: usize, dice: &mut ChaCha8Rng) -> Option<usize> {
     let scales = (from as u64).checked_ilog2()? + 1;
     let scale = dice.next_u64() % u64::from(scales);
     let reach = (2_u64 << scale).min(from as u64);
     Some(from - 1 - (dice.next_u64() % reach) as usize)
 }
-
-// Places each block when it is allocated, without knowing what comes later: what an allocator with
-// a single unlimited segment would do.
-//
-// Only the live blocks are looked at, so that even the longest trace gets this layout.
 
 /// A live block.
 struct PlacedBlock {
@@ -446,7 +435,8 @@ struct PlacedBlock {
     end: u32,
 }
 
-/// The offsets of the blocks, which are in order of their beginnings.
+/// Places each block when it is allocated, without knowledge of the future, as an allocator with one unlimited segment
+/// does. It looks at live blocks only, so it works for traces of any length.
 pub(crate) fn place_online(blocks: &[BlockLifetime], choice: GapChoice) -> Vec<u64> {
     // By offset.
     let mut live: Vec<PlacedBlock> = Vec::new();

@@ -1,4 +1,4 @@
-//! Instances whose best layout is known, for the tests of this room.
+//! Packing problems with a known best layout, for tests.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -6,8 +6,8 @@ use rand_chacha::ChaCha8Rng;
 use super::{Lifetimes, told_by};
 use oomph_base::packing::BlockLifetime;
 
-/// A rectangle of time and memory, cut again and again until there are enough pieces: they fill it without a gap, so the
-/// best layout is as high as the bound. Cuts through all of a piece, either way.
+/// A rectangle of time and memory that is cut until there are enough pieces. The pieces fill it without a gap, so the best
+/// layout is as high as the bound.
 pub(crate) fn cut_rectangle(seed: u64, pieces: usize, height: u64) -> Lifetimes {
     let mut dice = ChaCha8Rng::seed_from_u64(seed);
     let mut below = |most: u64| dice.next_u64() % most;

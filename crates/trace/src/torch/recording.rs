@@ -37,7 +37,7 @@ pub struct Recording {
     pub stacks: Stacks,
     /// What PyTorch calls each stream, by number.
     pub streams: Vec<u64>,
-    /// Private pools that entries name, by number.
+    /// Private pools of entries, by number.
     pub pools: Vec<(u64, u64)>,
     /// Before which entries the program gave its cache back, ascending; the number of entries stands for the end. Only
     /// those that nothing else explains are found without an allocator at hand.

@@ -1,7 +1,7 @@
-//! The memory before a recording began, from the memory at its end: the entries are undone, last first.
+//! Computes the memory before a recording from the memory at its end: undoes the entries, last first.
 //!
-//! What was taken between stays exact: segments, and blocks that outlived the recording. Of a block that was allocated
-//! before the recording and freed in it only the request is known; see `block_sizes` for its size.
+//! Segments, and blocks that are live at the end, are exact. Of a block that was allocated before the recording and freed
+//! in it, only the requested size is recorded; [`measure`] finds its size.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -15,11 +15,11 @@ use oomph_pytorch::{AllocatorSettings, LARGE_BUFFER, SMALL_SIZE};
 /// The memory before the first entry of a recording.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InitialMemory {
-    /// In address order. The requests of free blocks are not known and are 0.
+    /// In address order. The requested size of a free block is 0.
     pub segments: Vec<Segment>,
     /// Live blocks whose size is an estimate.
     pub estimated: Vec<Address>,
-    /// Live blocks that lie in no known segment.
+    /// Live blocks outside all known segments.
     pub astray: Vec<(SnapshotBlock, StreamId)>,
 }
 
@@ -62,7 +62,7 @@ fn segment_view(segment: &Segment) -> SegmentView {
     }
 }
 
-/// What is known when a recording ends.
+/// The memory at the end of a recording.
 #[derive(Clone, Copy)]
 pub(crate) struct RecordingEnd<'a> {
     pub(crate) device: u32,
@@ -71,7 +71,7 @@ pub(crate) struct RecordingEnd<'a> {
     pub(crate) pools: &'a [(u64, u64)],
 }
 
-/// The memory before, and how many entries do not fit what comes after them.
+/// The memory before the entries, and the number of entries that contradict the memory after them.
 pub(crate) fn rewind(end: &RecordingEnd<'_>, entries: &[TraceEntry], progress: &dyn Progress) -> (InitialMemory, u64) {
     let mut memory = RewoundMemory::new(end);
     for entry in progress.each("rewinding to the beginning", entries).rev() {
@@ -85,7 +85,7 @@ pub(crate) fn rewind(end: &RecordingEnd<'_>, entries: &[TraceEntry], progress: &
 /// A block that is not free.
 #[derive(Clone, Copy)]
 struct ActiveBlock {
-    /// Not known of blocks that were freed in the recording.
+    /// Unknown for blocks that were freed in the recording.
     size: Option<u64>,
     requested: u64,
     pending: bool,
@@ -100,7 +100,7 @@ struct RewoundMemory<'a> {
     /// Without blocks.
     segments: BTreeMap<u64, Segment>,
     estimated: Vec<Address>,
-    /// Of mapped runs that are there no more at the end.
+    /// Whether the kind of a mapped range was guessed.
     kinds_are_guessed: bool,
     contradictions: u64,
 }
@@ -166,7 +166,7 @@ impl<'a> RewoundMemory<'a> {
         self.contradictions += u64::from(!fits);
     }
 
-    /// Small and large requests share no mapped run, so one of them tells whose it is.
+    /// Small and large requests do not share a mapped range, so one request tells its kind.
     fn learn_kind(&mut self, entry: &TraceEntry) {
         if self.kinds_are_guessed
             && let Some((_, run)) = self.segments.range_mut(..=entry.address.0).next_back()
@@ -190,7 +190,7 @@ impl<'a> RewoundMemory<'a> {
             total_size: entry.size,
             stream: entry.stream,
             kind,
-            // Entries of older versions do not name the pool: with the segment that knowledge is gone.
+            // Entries of older versions have no pool.
             pool: entry.pool.and_then(|pool| self.pools.get(pool as usize).copied()).unwrap_or((0, 0)),
             expandable,
             stack: entry.stack,
@@ -198,7 +198,7 @@ impl<'a> RewoundMemory<'a> {
         }
     }
 
-    /// Undoes a mapping: the range leaves the mapped run that holds it.
+    /// Undoes a mapping: removes the range from the mapped range around it.
     fn cut_out(&mut self, address: u64, bytes: u64) -> bool {
         let end = address.saturating_add(bytes);
         let Some((&start, run)) = self.segments.range(..=address).next_back() else { return false };
@@ -217,7 +217,7 @@ impl<'a> RewoundMemory<'a> {
         true
     }
 
-    /// Undoes an unmapping: the range joins the mapped runs beside it.
+    /// Undoes an unmapping: joins the range with the mapped ranges beside it.
     fn put_back(&mut self, entry: &TraceEntry) -> bool {
         let (start, end) = (entry.address.0, entry.address.0.saturating_add(entry.size));
         let joins = |run: &&Segment| run.expandable && run.stream == entry.stream;
@@ -264,7 +264,7 @@ impl<'a> RewoundMemory<'a> {
         }
     }
 
-    /// Puts the blocks into their segments and fills the rest with free ones.
+    /// Puts the blocks into their segments and fills the rest with free blocks.
     fn settle(self) -> InitialMemory {
         let mut segments: Vec<Segment> = self.segments.into_values().collect();
         let mut blocks: Vec<(u64, ActiveBlock)> = self.active.into_iter().collect();
@@ -314,21 +314,13 @@ fn fill(segment: &mut Segment) {
     segment.blocks = filled;
 }
 
-// How large blocks were that were there before a recording and freed in it: of these only the request is recorded.
-//
-// PyTorch cuts a free block down to the rounded request. In ordinary large segments it leaves no rest of up to 1 MiB,
-// and cuts no block that is too large to be split; a block then has all of what it was given. Which of the two it was
-// follows from the free memory behind the block: there is never less than 1 MiB of it, and the first block that is
-// allocated there begins where it does. Only where nothing is allocated there while the block lives is its size an
-// estimate.
-
 /// A block of unknown size.
 pub(crate) struct UnmeasuredBlock<'a> {
     pub(crate) address: u64,
     pub(crate) requested: u64,
-    /// Where the next block that is not free begins, if any does.
+    /// The address of the next block that is not free.
     pub(crate) neighbour: Option<u64>,
-    /// What it lies in, if that is known.
+    /// Its segment, if known.
     pub(crate) segment: Option<&'a Segment>,
 }
 
@@ -340,7 +332,12 @@ pub(crate) struct MeasuredBlock {
     pub(crate) certain: bool,
 }
 
-/// Measures blocks, which come in address order.
+/// Finds the sizes of blocks, in address order.
+///
+/// PyTorch splits a free block to the rounded request (`should_split`, `alloc_found_block`). In an ordinary large segment
+/// it does not split off 1 MiB or less, nor split a block above `max_split_size`: the block is then larger than the
+/// request. The free memory behind the block tells which case it was: it is never 1 MiB or less, and the first block
+/// allocated there begins where it begins. If nothing is allocated there while the block lives, the size is an estimate.
 pub(crate) fn measure<'a>(
     blocks: impl Iterator<Item = UnmeasuredBlock<'a>>,
     entries: &[TraceEntry],
@@ -367,16 +364,16 @@ pub(crate) fn measure<'a>(
     measured
 }
 
-/// What may or may not belong to the block before it.
+/// Memory that may belong to the block before it.
 struct SpaceBehind {
-    /// Which block that is.
+    /// The index of that block.
     place: usize,
     block: u64,
     start: u64,
     end: u64,
 }
 
-/// Finds out by what is allocated in the rests while their blocks live.
+/// Decides by the blocks that are allocated behind a block while it lives.
 fn look_behind(rests: &[SpaceBehind], entries: &[TraceEntry], measured: &mut [MeasuredBlock]) {
     let mut starts: Vec<SpaceFinding> = vec![SpaceFinding::Nothing; rests.len()];
     for entry in entries {
@@ -402,14 +399,14 @@ fn look_behind(rests: &[SpaceBehind], entries: &[TraceEntry], measured: &mut [Me
     }
 }
 
-/// What is found out about the memory behind a block.
+/// What the entries tell about the memory behind a block.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SpaceFinding {
     /// Nothing yet.
     Nothing,
-    /// Where it begins.
+    /// The address where it begins.
     Start(u64),
-    /// The block was freed before.
+    /// The block was freed first.
     BlockIsGone,
 }
 

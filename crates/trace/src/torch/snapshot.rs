@@ -1,6 +1,6 @@
-//! A PyTorch memory snapshot as a model: what `torch.cuda.memory._snapshot()` returns, without its spelling.
+//! The model of a PyTorch memory snapshot: what `torch.cuda.memory._snapshot()` returns, with its call stacks.
 //!
-//! Read by `parse`, written by `write`, made into a trace by `recording`. Knows neither pickles nor traces.
+//! `parse` reads it, `write` writes it, `recording` makes a trace of it. It knows neither pickles nor traces.
 
 use std::{fmt, sync::Arc};
 
@@ -8,43 +8,43 @@ use crate::interner::Interner;
 use oomph_base::{Address, StreamId};
 use oomph_pytorch::RecordedSettings;
 
-/// A whole snapshot.
+/// A memory snapshot.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
-    /// The memory at the end, all devices, in the file's order.
+    /// The memory at the end, of all devices, in the order of the file.
     pub segments: Vec<Segment>,
-    /// What happened, oldest first, by device.
+    /// The entries of each device, oldest first.
     pub traces: Vec<Vec<TraceEntry>>,
-    /// The allocator's settings, as far as the file tells.
+    /// The settings of the allocator that are in the file.
     pub settings: RecordedSettings,
-    /// What the program said about itself.
+    /// Annotations of the program.
     pub annotations: Vec<Annotation>,
     /// Call stacks of entries, segments and blocks.
     pub stacks: Stacks,
-    /// What PyTorch calls each stream, by number; the first is the default stream.
+    /// Stream handles, by number; the first is the default stream.
     pub streams: Vec<u64>,
-    /// Private pools that entries name, by number.
+    /// Private pools of entries, by number.
     pub pools: Vec<(u64, u64)>,
-    /// Remarks that entries carry, by number; the first is the empty one.
+    /// Notes of entries, by number; the first is empty.
     pub notes: Vec<EntryNote>,
-    /// What the file does not say, one sentence each.
+    /// What the file does not contain, one sentence each.
     pub missing: Vec<String>,
 }
 
 /// One recorded action of the allocator. 40 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TraceEntry {
-    /// Where; for [`Action::OutOfMemory`] see [`device_free`](Entry::device_free).
+    /// The address; for [`Action::OutOfMemory`] see [`device_free`](TraceEntry::device_free).
     pub address: Address,
-    /// Bytes: of the request for allocs and frees, rounded for out of memory, whole for segments.
+    /// Bytes: of the request for allocations and frees, of the rounded request for out of memory, of the segment for segments.
     pub size: u64,
     /// Microseconds since 1970; 0 where the file has no times.
     pub time_us: u64,
-    /// Who called.
+    /// The call stack.
     pub stack: StackId,
-    /// Compile region and user's remark, a number in [`Snapshot::notes`].
+    /// Compile region and user metadata, a number in [`Snapshot::notes`].
     pub note: u32,
-    /// Which private pool, a number in [`Snapshot::pools`]; older files do not say.
+    /// The private pool, a number in [`Snapshot::pools`]; older files do not have it.
     pub pool: Option<u16>,
     /// On which stream.
     pub stream: StreamId,
@@ -53,19 +53,19 @@ pub struct TraceEntry {
 }
 
 impl TraceEntry {
-    /// What the driver said was free when memory ran out.
+    /// The free memory that the driver reported when memory ran out.
     #[must_use]
     pub fn device_free(&self) -> Option<u64> {
         (self.action == Action::OutOfMemory).then_some(self.address.0)
     }
 }
 
-/// What an allocator does.
+/// An action of the allocator (`TraceEntry::Action` in PyTorch).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Action {
-    /// A block was handed out.
+    /// A block was allocated.
     Alloc,
-    /// The program gave a block back.
+    /// The program freed a block.
     FreeRequested,
     /// A freed block became reusable.
     FreeCompleted,

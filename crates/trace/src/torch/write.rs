@@ -1,8 +1,8 @@
 //! Writes a [`Snapshot`] as PyTorch 2.11 would: a pickle of protocol 4 with the same keys and types, so that Python's
 //! `pickle.load` and the viewer at pytorch.org/memory_viz open it.
 //!
-//! Only opcodes that real files contain are used. Stacks, frames and texts are written once and referred to, as
-//! PyTorch does.
+//! It uses only opcodes that real files contain. Stacks, frames and texts are written once and then referenced, as in
+//! PyTorch.
 
 use std::{
     collections::HashMap,
@@ -16,7 +16,7 @@ use super::{
 };
 use oomph_base::Progress;
 
-/// How many items Python puts into a list at a time; the viewer's stack need not hold more.
+/// Python appends this many items to a list at a time.
 const BATCH: usize = 1000;
 
 impl Snapshot {
@@ -50,7 +50,7 @@ struct SnapshotWriter<'a, W> {
     snapshot: &'a Snapshot,
     to: W,
     progress: &'a dyn Progress,
-    /// How many values have a number by which they can be recalled.
+    /// The number of memoized values.
     memorised: u32,
     words: [Option<u32>; SnapshotWord::TEXTS.len()],
     texts: HashMap<&'a str, u32>,
@@ -138,7 +138,7 @@ impl<'a, W: Write> SnapshotWriter<'a, W> {
             self.word(SnapshotWord::PoolId)?;
             self.pool(pool)?;
         }
-        // PyTorch leaves the key out where it kept no stacks at all.
+        // PyTorch omits the key if it recorded no stacks.
         if self.stacks.len() > 1 {
             self.word(SnapshotWord::Frames)?;
             self.stack(entry.stack)?;
@@ -229,7 +229,7 @@ impl<'a, W: Write> SnapshotWriter<'a, W> {
         items.chunks(BATCH).try_for_each(|batch| self.batch(batch, &mut write))
     }
 
-    /// The same of entries, of which there are so many that somebody may wait for them.
+    /// Like [`list`](SnapshotWriter::list) for entries, with progress.
     fn trace(&mut self, entries: &'a [TraceEntry]) -> io::Result<()> {
         self.code(op::EMPTY_LIST)?;
         for batch in entries.chunks(BATCH) {
@@ -274,7 +274,7 @@ impl<'a, W: Write> SnapshotWriter<'a, W> {
         self.code(if value { op::NEWTRUE } else { op::NEWFALSE })
     }
 
-    /// In the shortest way, as Python does.
+    /// In the shortest form, as Python does.
     fn integer(&mut self, number: i128) -> io::Result<()> {
         if let Ok(byte) = u8::try_from(number) {
             return self.to.write_all(&[op::BININT1, byte]);
@@ -287,7 +287,7 @@ impl<'a, W: Write> SnapshotWriter<'a, W> {
             self.code(op::BININT)?;
             return self.to.write_all(&int.to_le_bytes());
         }
-        // One bit more than the number itself: the sign.
+        // One more bit for the sign.
         let bits = i128::BITS - if number < 0 { number.leading_ones() } else { number.leading_zeros() } + 1;
         let length = bits.div_ceil(8) as usize;
         self.to.write_all(&[op::LONG1, length as u8])?;
