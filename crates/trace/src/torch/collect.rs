@@ -1,4 +1,4 @@
-//! Picks the trace entries out of a pickle while it is read, so that they never exist as dicts.
+//! Collects the trace entries of a pickle while it is read, so that they never exist as dicts.
 
 use std::collections::HashMap;
 
@@ -21,16 +21,16 @@ const COMPILE_CONTEXT: u32 = SnapshotWord::CompileContext as u32;
 const USER_METADATA: u32 = SnapshotWord::UserMetadata as u32;
 const POOL_ID: u32 = SnapshotWord::PoolId as u32;
 
-/// EntryCollector in the order of the file. Until [`parse`](super::parse) has seen the whole file, the stack of an entry is
+/// The entries in the order of the file. Until [`parse`](super::parse) has read the whole file, the stack of an entry is
 /// the number of its list of frames plus one.
 pub(crate) struct EntryCollector {
     pub(crate) entries: Vec<TraceEntry>,
     pub(crate) streams: Interner<u64>,
     pub(crate) pools: Interner<(u64, u64)>,
     pub(crate) notes: Interner<(TextId, TextId)>,
-    /// Actions that this program does not know, by the number of their name.
+    /// Counts of unknown actions, by the number of their name.
     pub(crate) unknown: HashMap<TextId, u64>,
-    /// EntryCollector without a time, and without a stream.
+    /// The number of entries without a time, and without a stream.
     pub(crate) timeless: u64,
     pub(crate) streamless: u64,
 }
@@ -96,7 +96,7 @@ impl EntryCollector {
         let place = if entry.action == Action::OutOfMemory { device_free } else { address };
         match place {
             Some(place) => entry.address = Address(place),
-            // What the driver said is welcome but not needed, and nobody knows what an unknown action carries.
+            // The free memory of the device is optional, and an unknown action may have no address.
             None if matches!(entry.action, Action::OutOfMemory | Action::Unknown) => {}
             None => return Err(PickleFault::Refused(format!("a trace entry ({}) has no `addr`", entry.action.name()))),
         }
@@ -133,7 +133,7 @@ impl EntryCollector {
     }
 }
 
-/// The number of a private pool, a pair.
+/// The id of a private pool, a pair.
 pub(crate) fn pool_id(heap: &PickleHeap, pair: NodeId) -> Option<(u64, u64)> {
     let mut halves = heap.items(pair).map(PickleValue::bits);
     Some((halves.next()??, halves.next()??))

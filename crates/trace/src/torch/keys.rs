@@ -1,4 +1,4 @@
-//! The words of a snapshot. They get the first text numbers of a pickle, so that looking for one is comparing numbers.
+//! The words of a snapshot. They get the first text numbers of a pickle, so that words are compared by number.
 
 use super::{
     pickle::{PickleValue, TextId},
@@ -7,13 +7,13 @@ use super::{
 
 macro_rules! words {
     ($($name:ident = $text:literal,)*) => {
-        /// A word that snapshots use.
+        /// A key or a constant text of a snapshot.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u32)]
         pub(crate) enum SnapshotWord { $($name),* }
 
         impl SnapshotWord {
-            /// All of them, in the order of their numbers.
+            /// All words, in the order of their numbers.
             pub(crate) const TEXTS: &'static [&'static str] = &[$($text),*];
         }
     };

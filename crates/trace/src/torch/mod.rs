@@ -1,7 +1,7 @@
-//! PyTorch memory snapshots (`torch.cuda.memory._dump_snapshot`): read, written, and made into traces.
+//! PyTorch memory snapshots (`torch.cuda.memory._dump_snapshot`): reading, writing, and conversion to traces.
 //!
-//! [`Snapshot`] is the model of the file. [`Recording`] is what a replay needs of one device: the story, what was
-//! witnessed, the memory before and after, and an account of what the file cannot tell.
+//! [`Snapshot`] is the model of the file. [`Recording`] is what a replay needs of one device: the trace, the recorded
+//! actions of the allocator, the memory before and after, and what is unknown.
 
 mod collect;
 mod keys;
@@ -33,14 +33,14 @@ use std::path::Path;
 use super::{TraceError, TraceFormat, file, pointer_log::name_of};
 use oomph_base::Progress;
 
-/// What the format is called.
+/// The name of the format.
 pub const NAME: &str = "torch";
 
-/// How a snapshot is recognised and opened. Of several devices the first is taken; [`Recording::open`] has the choice.
+/// The snapshot format. It opens the first device; [`Recording::open`] opens any.
 pub(crate) const FORMAT: TraceFormat = TraceFormat {
     name: NAME,
     about: "PyTorch memory snapshot (torch.cuda.memory._dump_snapshot)",
-    // PROTO and a protocol that exists.
+    // The opcode PROTO and a known protocol.
     recognises: |head| matches!(head, [0x80, 0..=5, ..]),
     open: |path, progress| Ok(Box::new(Recording::open(path, None, progress)?.trace)),
 };
@@ -57,8 +57,8 @@ impl Snapshot {
 }
 
 impl Recording {
-    /// Reads a snapshot file and tells what happened on one device; without a number on the first that something is
-    /// known about.
+    /// Reads the recording of one device from a snapshot file; without a number, of the first device with
+    /// data.
     pub fn open(path: impl AsRef<Path>, device: Option<u32>, progress: &dyn Progress) -> Result<Recording, TraceError> {
         let path = path.as_ref();
         let refused = |error: RecordingError| TraceError::Format { path: path.to_owned(), reason: error.to_string() };

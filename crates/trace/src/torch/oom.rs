@@ -1,7 +1,7 @@
-//! A recording that ends because memory ran out: what was asked for, what there was, and who held it.
+//! Out-of-memory failures of a recording: the final one ([`FinalOom`]) and the limit that they imply ([`ProcessLimit`]).
 //!
-//! `oomph record --when oom` leaves such a recording. What the program would have done next is not in it, which whoever
-//! answers from it has to say; how much memory there was, is.
+//! `oomph record --when oom` makes recordings that end with a failure. They do not contain what the program would have
+//! done next, and answers must say so.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,34 +11,34 @@ use super::{Action, Recording, SnapshotBlockState, StackId, TraceEntry};
 use oomph_base::{Address, MIB};
 use oomph_pytorch::{LARGE_BUFFER, ROUND_LARGE};
 
-/// So many of those who hold memory are named.
+/// The number of memory holders in a report.
 const MOST_HOLDERS: usize = 3;
 
-/// The failure that ended a program.
+/// The out-of-memory failure that ended a program.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FinalOom {
-    /// What was asked for, rounded as the allocator does.
+    /// The request, rounded as the allocator does.
     pub requested_bytes: u64,
-    /// Who asked.
+    /// The call site of the request.
     pub site: Option<String>,
-    /// Bytes in blocks that the program held.
+    /// Allocated bytes.
     pub allocated_bytes: u64,
-    /// Bytes that the allocator had from the driver.
+    /// Reserved bytes.
     pub reserved_bytes: u64,
-    /// What the driver still had.
+    /// Free bytes of the device.
     pub device_free_bytes: u64,
-    /// All that the driver had for the allocator, where the driver refused.
+    /// All memory that the driver had for the allocator, if the driver refused the request.
     pub room_bytes: Option<u64>,
-    /// The limit that the program has set itself, where that refused, as far as it is known.
+    /// The limit that the program set for itself, if that refused the request.
     pub own_limit: Option<ProcessLimit>,
-    /// Who had allocated most of what was held, most first; empty where no call stacks were recorded.
+    /// The call sites that hold most memory, in descending order; empty without call stacks.
     pub holders: Vec<MemoryHolder>,
 }
 
 /// A call site that holds memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MemoryHolder {
-    /// Where its blocks were allocated.
+    /// The call site.
     pub site: String,
     /// How many there are.
     pub blocks: u64,
@@ -47,7 +47,7 @@ pub struct MemoryHolder {
 }
 
 impl FinalOom {
-    /// Bytes that the allocator held and could not use for the request.
+    /// Reserved bytes that were not allocated, and could not serve the request.
     #[must_use]
     pub const fn cached_bytes(&self) -> u64 {
         self.reserved_bytes.saturating_sub(self.allocated_bytes)
@@ -55,7 +55,7 @@ impl FinalOom {
 }
 
 impl Recording {
-    /// The failure that this recording ends with: afterwards nothing was allocated.
+    /// The failure that ends this recording: nothing was allocated after it.
     #[must_use]
     pub fn dead_end(&self) -> Option<FinalOom> {
         let place = self.witnessed.iter().rposition(|entry| entry.action == Action::OutOfMemory)?;
@@ -64,7 +64,7 @@ impl Recording {
         if after.iter().any(|entry| entry.action == Action::Alloc) {
             return None;
         }
-        // The file has the memory at its end; what was given back since the failure is added again.
+        // The file has the memory at the end. What was released after the failure is added again.
         let mut reserved_bytes = self.reserved_at_end();
         for entry in after {
             if let Action::SegmentFree | Action::SegmentUnmap = entry.action {
@@ -86,7 +86,7 @@ impl Recording {
         })
     }
 
-    /// Stack and bytes of all blocks that the program held: those of the end, and those freed since.
+    /// Stack and bytes of all blocks at the failure: those at the end, and those freed after the failure.
     fn held_at_failure(&self, before: &[TraceEntry], after: &[TraceEntry]) -> Vec<(StackId, u64)> {
         let blocks = self.final_segments.iter().flat_map(|segment| &segment.blocks);
         let mut held: Vec<(StackId, u64)> = blocks
@@ -135,20 +135,20 @@ impl Recording {
 // and what was too much. `verify` reads failures by it. [`DeadEnd`](super::DeadEnd) is about the one failure that a
 // recording ends with, whoever refused; this is about all of them.
 
-/// The driver does not hand out the very last of its memory, and segments are larger than requests.
+/// The driver keeps a little of its memory, and segments are larger than requests.
 const DRIVER_RESERVE: u64 = 64 * MIB;
 
-/// Between which amounts the limit lies.
+/// The limit that a program set for itself (`set_per_process_memory_fraction`), as its failures imply it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct ProcessLimit {
-    /// So much the allocator was seen to have.
+    /// The most memory that was reserved.
     pub at_least_bytes: u64,
-    /// So much it could not have.
+    /// The least memory that was refused.
     pub below_bytes: u64,
 }
 
 impl TraceEntry {
-    /// Whether the driver had no room for this failed request; where it said nothing, it may have been so.
+    /// Whether the device had too little free memory for this failed request, or did not report it.
     #[must_use]
     pub fn fills_the_device(&self) -> bool {
         self.device_free().unwrap_or(0) < self.size.saturating_add(DRIVER_RESERVE)
@@ -156,12 +156,12 @@ impl TraceEntry {
 }
 
 impl Recording {
-    /// The limit of the program's own, where requests failed while the GPU had room and one amount explains them all.
+    /// The limit of the program, if requests failed while the device had free memory and one limit explains them all.
     #[must_use]
     pub fn own_limit(&self) -> Option<ProcessLimit> {
         let mut held = self.reserved_at_end();
         let mut limit = ProcessLimit { at_least_bytes: held, below_bytes: u64::MAX };
-        // Backwards from the end, because only the end is known whole where a recording began in the middle.
+        // Backwards from the end, because the beginning may be unknown.
         for entry in self.witnessed.iter().rev() {
             match entry.action {
                 Action::SegmentAlloc | Action::SegmentMap => held = held.saturating_sub(entry.size),
@@ -179,7 +179,7 @@ impl Recording {
     }
 }
 
-/// No segment for a request is larger.
+/// The largest segment for a request.
 fn segment_for(bytes: u64) -> u64 {
     bytes.max(LARGE_BUFFER).checked_next_multiple_of(ROUND_LARGE).unwrap_or(u64::MAX)
 }
@@ -289,7 +289,7 @@ mod own_limit_tests {
         TraceEntry { action, address: Address(place), size, ..TraceEntry::default() }
     }
 
-    /// 100 MiB come and go, 40 MiB of them before 201 MiB are asked for in vain, the rest afterwards.
+    /// 40 of 100 MiB are released before a request of 201 MiB fails, the rest after it.
     fn recording(device_free: u64) -> Recording {
         let entries = vec![
             entry(Action::SegmentAlloc, 1 << 30, 40 * MIB),

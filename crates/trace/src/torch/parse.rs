@@ -1,4 +1,4 @@
-//! Makes a [`Snapshot`] of what a pickle holds, and says in words what is not there.
+//! Makes a [`Snapshot`] of the values of a pickle, and lists what is missing.
 
 use std::{collections::HashMap, io::Read, sync::Arc};
 
@@ -16,19 +16,19 @@ use oomph_pytorch::SMALL_BUFFER;
 /// A snapshot that cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
-    /// The pickle is broken, or no plain data.
+    /// The pickle is damaged, or not plain data.
     #[error(transparent)]
     Pickle(#[from] PickleError),
-    /// Sound data, but not a memory snapshot.
+    /// Valid data, but not a memory snapshot.
     #[error("not a PyTorch memory snapshot: {0}")]
     Shape(String),
-    /// A small file that describes very much.
+    /// The file needs too much memory.
     #[error(transparent)]
     OutOfBudget(#[from] OutOfBudget),
 }
 
 impl Snapshot {
-    /// Reads a pickled snapshot, or a pickled list of segments as older tools write it. Nothing in it is executed.
+    /// Reads a pickled snapshot, or a pickled list of segments as older tools write it. It executes nothing.
     ///
     /// ```
     /// use oomph_trace::torch::Snapshot;
@@ -58,7 +58,7 @@ impl Snapshot {
     }
 }
 
-/// Keys that older versions did not write: how often each was missed.
+/// Counts keys that older versions did not write.
 #[derive(Default)]
 struct OmissionCounts {
     counts: Vec<(&'static str, u64)>,
@@ -78,7 +78,7 @@ struct SnapshotParser<'a> {
     budget: MemoryBudget,
     entries: EntryCollector,
     stacks: Stacks,
-    /// By what is in the list, see [`PickleHeap::contents`].
+    /// By the contents of the list, see [`PickleHeap::contents`].
     known_stacks: HashMap<(u32, u32), StackId>,
     known_frames: HashMap<NodeId, u32>,
     omissions: OmissionCounts,
@@ -156,8 +156,8 @@ impl SnapshotParser<'_> {
         snapshot.missing.extend(omitted);
     }
 
-    /// One list of entries per device. EntryCollector were collected in the order of the file, so each list is a stretch of
-    /// them; an entry that two places share would have to be copied, and no allocator writes that.
+    /// One list of entries per device. Entries were collected in the order of the file, so each list is a range of them. An
+    /// entry in two lists is refused: no allocator writes it.
     fn traces(&mut self, devices: NodeId) -> Result<Vec<Vec<super::TraceEntry>>, SnapshotError> {
         let mut traces = Vec::new();
         let mut ranges = Vec::new();
@@ -190,7 +190,7 @@ impl SnapshotParser<'_> {
                 None => StackId::NONE,
             };
         }
-        // From the back, so that the one long trace of the usual file is never copied.
+        // From the back, so that the one long trace of a usual file is not copied.
         for range in ranges.into_iter().rev() {
             all.truncate(range.end);
             let trace = if range.start == 0 { std::mem::take(&mut all) } else { all.split_off(range.start) };
@@ -291,7 +291,7 @@ impl SnapshotParser<'_> {
         Ok(blocks)
     }
 
-    /// What very old files keep instead of `frames` and `requested_size`.
+    /// Very old files have this instead of `frames` and `requested_size`.
     fn latest_history(&self, block: NodeId) -> Option<NodeId> {
         match self.heap.get(block, SnapshotWord::History.id())? {
             PickleValue::List(history) => match self.heap.items(history).next()? {
@@ -312,7 +312,7 @@ impl SnapshotParser<'_> {
                 PickleValue::Float(value) => RecordedValue::Float(value),
                 PickleValue::Text(text) => RecordedValue::Text(Arc::clone(self.heap.text(text))),
                 PickleValue::Dict(table) => RecordedValue::Table(self.table(table)?),
-                // No setting is known to be anything else; a new kind must not make a recording unreadable.
+                // A setting of a new kind must not make a recording unreadable.
                 PickleValue::None | PickleValue::Unsigned(_) | PickleValue::List(_) | PickleValue::Tuple(_) => continue,
             };
             self.budget.push(&mut values, (Arc::clone(self.heap.text(key)), setting))?;
@@ -363,7 +363,7 @@ impl SnapshotParser<'_> {
         }
     }
 
-    /// Lists of frames are shared by many entries: each is looked at once.
+    /// Many entries share a list of frames, so each list is parsed once.
     fn stack(&mut self, list: NodeId) -> Result<StackId, SnapshotError> {
         let contents = self.heap.contents(list);
         if let Some(&stack) = self.known_stacks.get(&contents) {

@@ -1,8 +1,8 @@
-//! A recording of one device: the program's story, what its allocator was seen to do, and what nobody can know.
+//! A recording of one device: the trace of the program, the recorded actions of its allocator, and what is unknown.
 //!
-//! `replay` runs the story under any allocator; `verify` drives PyTorch's with the same actions and compares what it
-//! does with [`witnessed`](Recording::witnessed), entry by entry, starting from [`initial`](Recording::initial) and
-//! ending at [`final_segments`](Recording::final_segments).
+//! `replay` runs the trace under any strategy. `verify` runs the model of PyTorch's allocator and compares its actions
+//! with [`witnessed`](Recording::witnessed), entry by entry, from [`initial`](Recording::initial) to
+//! [`final_segments`](Recording::final_segments).
 
 use std::fmt;
 
@@ -14,72 +14,72 @@ use super::{
 use crate::{EventReader, InitialLayout, Source, SourceInfo, TableFull, Trace, TraceError};
 use oomph_base::{Address, NoProgress, Progress};
 
-/// What happened on one device.
+/// The recording of one device.
 #[derive(Clone, Debug)]
 pub struct Recording {
-    /// The program's own actions. Blocks that were there before come first, in a phase of their own.
+    /// The actions of the program. Blocks that existed before come first, in their own phase.
     pub trace: Trace,
-    /// Which device.
+    /// The device.
     pub device: u32,
-    /// All devices that the snapshot knows something about, ascending.
+    /// All devices of the snapshot, ascending.
     pub devices: Vec<u32>,
-    /// What the allocator recorded, oldest first. Streams have the numbers that the trace uses.
+    /// The recorded actions of the allocator, oldest first. Stream numbers are those of the trace.
     pub witnessed: Vec<TraceEntry>,
     /// The allocator's settings.
     pub settings: RecordedSettings,
     /// The memory before the first entry.
     pub initial: InitialMemory,
-    /// The memory at the end, in the file's order.
+    /// The memory at the end, in the order of the file.
     pub final_segments: Vec<Segment>,
-    /// What the program said about itself on this device.
+    /// Annotations of the program on this device.
     pub annotations: Vec<Annotation>,
-    /// The call stacks of entries, segments and blocks, each once.
+    /// The call stacks of entries, segments and blocks.
     pub stacks: Stacks,
-    /// What PyTorch calls each stream, by number.
+    /// Stream handles, by number.
     pub streams: Vec<u64>,
     /// Private pools of entries, by number.
     pub pools: Vec<(u64, u64)>,
-    /// Before which entries the program gave its cache back, ascending; the number of entries stands for the end. Only
-    /// those that nothing else explains are found without an allocator at hand.
+    /// The entries before which the program called `empty_cache`, ascending; the number of entries stands for the end.
+    /// Without a model of the allocator, only the calls that nothing else explains are found.
     pub empty_caches: Vec<usize>,
-    /// What is not known, and how often.
+    /// What is unknown.
     pub gaps: RecordingGaps,
 }
 
-/// What a recording leaves open. Everything here is also said in words by [`sentences`](RecordingGaps::sentences).
+/// What is unknown in a recording. [`sentences`](RecordingGaps::sentences) describes it for users.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecordingGaps {
-    /// Blocks alive before the recording began.
+    /// Blocks that were live before the recording began.
     pub alive_before: u64,
-    /// Their bytes, as far as known.
+    /// Their known bytes.
     pub alive_before_bytes: u64,
-    /// Of these, how many have an estimated size.
+    /// The number of them with an estimated size.
     pub sizes_estimated: u64,
     /// Entries that contradict the final segments or each other.
     pub contradictions: u64,
-    /// Frees that waited for another stream; which one is not recorded.
+    /// Frees that waited for another stream. The stream is not recorded.
     pub held_back_frees: u64,
-    /// Of these, how many could mean several streams, or one that allocates nothing.
+    /// The number of them for which several streams are possible, or one that allocates nothing.
     pub streams_guessed: u64,
-    /// Releases of memory just before a request got new memory: the request's doing, or `empty_cache` before it.
+    /// Releases of memory just before a request got new memory: by the request, or by `empty_cache` before it.
     pub unclear_releases: u64,
-    /// Entries that are earlier than the one before.
+    /// Entries with an earlier time than the previous entry.
     pub clock_steps_back: u64,
-    /// Call sites left out because there are too many.
+    /// Call sites that were left out because there are too many.
     pub sites_left_out: u64,
-    /// What the file as a whole does not say.
+    /// What the file does not contain, one sentence each.
     pub missing: Vec<String>,
 }
 
 impl RecordingGaps {
-    /// Whether the recording began before the first allocation and nothing in it is contradictory, so that every entry
-    /// can be held against a model. (Streams of held-back frees and the cause of releases do not stand in the way.)
+    /// Whether the recording began before the first allocation and has no contradictions, so that every entry can be
+    /// compared with a model.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.alive_before == 0 && self.contradictions == 0
     }
 
-    /// What is not known, one sentence each; empty where everything is.
+    /// What is unknown, one sentence each.
     #[must_use]
     pub fn sentences(&self) -> Vec<String> {
         let mut sentences = Vec::new();
@@ -116,15 +116,15 @@ impl RecordingGaps {
     }
 }
 
-/// Why a snapshot is no recording.
+/// Why a snapshot has no recording of a device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordingError {
-    /// The device was not there.
+    /// The snapshot has nothing of the device.
     #[error("nothing of device {asked} in this snapshot; it has {}", listed(.there))]
     NoSuchDevice {
-        /// The one asked for.
+        /// The requested device.
         asked: u32,
-        /// Those there are.
+        /// The devices of the snapshot.
         there: Vec<u32>,
     },
     /// Too many streams.
@@ -140,7 +140,7 @@ fn listed(devices: &[u32]) -> String {
 }
 
 impl Snapshot {
-    /// The devices that something is known about.
+    /// The devices with entries or segments.
     #[must_use]
     pub fn devices(&self) -> Vec<u32> {
         let traced = (0..).zip(&self.traces).filter(|(_, trace)| !trace.is_empty()).map(|(device, _)| device);
@@ -150,7 +150,7 @@ impl Snapshot {
         devices
     }
 
-    /// What happened on one device; without a number on the first that something is known about.
+    /// The recording of one device; without a number, of the first one with data.
     pub fn into_recording(
         mut self,
         name: &str,
@@ -231,7 +231,7 @@ impl Source for Recording {
 }
 
 impl Recording {
-    /// Bytes that the allocator has from the driver at the end.
+    /// Reserved bytes at the end.
     pub(crate) fn reserved_at_end(&self) -> u64 {
         self.final_segments.iter().fold(0, |sum, segment| sum.saturating_add(segment.total_size))
     }
@@ -248,8 +248,8 @@ impl Recording {
         rewind(&end, self.witnessed.get(entry..).unwrap_or_default(), &NoProgress).0
     }
 
-    /// Corrects estimates of what was there before: blocks by address, with the size that a model has inferred. A size
-    /// that the free memory behind its block does not hold changes nothing.
+    /// Corrects the estimated sizes of blocks before the recording by those that a model inferred. A size that does not
+    /// fit into the free memory behind its block is ignored.
     #[must_use]
     pub fn with_sizes_before(mut self, sizes: &[(Address, u64)]) -> Recording {
         for &(address, size) in sizes {
@@ -269,7 +269,7 @@ impl Recording {
         self
     }
 
-    /// Tells the story again with the calls of `empty_cache` that a model has inferred.
+    /// Makes the trace again with the calls of `empty_cache` that a model inferred.
     pub fn with_empty_caches(
         mut self,
         before_entries: Vec<usize>,
@@ -282,8 +282,8 @@ impl Recording {
     }
 }
 
-/// Where only a call of `empty_cache` explains that memory went back to the driver, and how often a request explains it
-/// as well. A request that finds a cached block releases nothing, and neither does a free.
+/// The entries before which only a call of `empty_cache` explains a release of memory, and the number of releases that a
+/// request explains as well. A request that finds a cached block releases nothing, and neither does a free.
 fn certain_empty_caches(entries: &[TraceEntry]) -> (Vec<usize>, u64) {
     let mut certain = Vec::new();
     let mut unclear = 0;

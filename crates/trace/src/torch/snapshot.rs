@@ -69,9 +69,9 @@ pub enum Action {
     FreeRequested,
     /// A freed block became reusable.
     FreeCompleted,
-    /// Memory came from the driver.
+    /// A segment was allocated from the driver.
     SegmentAlloc,
-    /// Memory goes back to the driver.
+    /// A segment is returned to the driver.
     SegmentFree,
     /// Memory was mapped into an expandable segment.
     SegmentMap,
@@ -79,28 +79,28 @@ pub enum Action {
     SegmentUnmap,
     /// A request failed.
     OutOfMemory,
-    /// Someone took a snapshot; the size is that of all active blocks.
+    /// A snapshot was taken; the size is that of all active blocks.
     Snapshot,
-    /// A remark.
+    /// An annotation.
     Annotate,
-    /// An action that did not exist when this was written.
+    /// An action of a later PyTorch.
     #[default]
     Unknown,
 }
 
-/// What an entry carries beside numbers.
+/// The texts of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EntryNote {
-    /// The region of compiled code, `N/A` outside.
+    /// The region of compiled code; `N/A` elsewhere.
     pub compile_context: Arc<str>,
-    /// The user's remark.
+    /// The metadata that the user set.
     pub user_metadata: Arc<str>,
 }
 
-/// Memory taken from the driver: one `cudaMalloc`, or one contiguous mapped run of an expandable segment.
+/// Memory from the driver: one `cudaMalloc`, or one contiguous mapped range of an expandable segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// On which device.
+    /// The device.
     pub device: u32,
     /// Start.
     pub address: Address,
@@ -108,20 +108,20 @@ pub struct Segment {
     pub total_size: u64,
     /// Whose it is.
     pub stream: StreamId,
-    /// Which of the two free lists it feeds.
+    /// The free list of its blocks.
     pub kind: SegmentKind,
     /// The private pool; (0, 0) is the default.
     pub pool: (u64, u64),
-    /// Mapped piece by piece.
+    /// Whether it is a range of an expandable segment.
     pub expandable: bool,
-    /// Who caused it.
+    /// The call stack of the request that created it.
     pub stack: StackId,
     /// Its blocks, in address order, without gaps.
     pub blocks: Vec<SnapshotBlock>,
 }
 
 impl Segment {
-    /// Bytes in blocks that the program holds.
+    /// Bytes in blocks that the program has allocated.
     #[must_use]
     pub fn allocated_size(&self) -> u64 {
         self.sum(|block| block.state == SnapshotBlockState::Allocated, |block| block.size)
@@ -133,7 +133,7 @@ impl Segment {
         self.sum(|block| block.state != SnapshotBlockState::Inactive, |block| block.size)
     }
 
-    /// What was asked for, in blocks that cannot be reused yet.
+    /// Requested bytes in blocks that cannot be reused yet.
     #[must_use]
     pub fn requested_size(&self) -> u64 {
         self.sum(|block| block.state != SnapshotBlockState::Inactive, |block| block.requested_size)
@@ -150,12 +150,12 @@ impl Segment {
     }
 }
 
-/// Requests of up to 1 MiB are served from small segments, others from large ones.
+/// The kind of a segment. Requests of up to 1 MiB (`kSmallSize`) use small segments, others large ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SegmentKind {
     /// 2 MiB segments.
     Small,
-    /// All others.
+    /// All other segments.
     Large,
 }
 
@@ -166,18 +166,18 @@ pub struct SnapshotBlock {
     pub address: Address,
     /// Bytes.
     pub size: u64,
-    /// What its owner asked for; in a free block, what some earlier owner did.
+    /// The requested size; in a free block, that of an earlier request.
     pub requested_size: u64,
     /// Whose it is.
     pub state: SnapshotBlockState,
-    /// Who allocated it.
+    /// The call stack of the request.
     pub stack: StackId,
 }
 
-/// Whose a block is.
+/// The state of a block in a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SnapshotBlockState {
-    /// The program's.
+    /// Allocated by the program.
     Allocated,
     /// Freed, while another stream may still use it.
     PendingFree,
@@ -185,31 +185,31 @@ pub enum SnapshotBlockState {
     Inactive,
 }
 
-/// A place in the program that it named itself (`record_function`, optimizer steps).
+/// The beginning or end of an annotated range of the program (`record_function`, optimizer steps).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Annotation {
-    /// What the place is called.
+    /// The name of the range.
     pub name: Arc<str>,
-    /// Whether it begins or ends there.
+    /// Whether the range begins or ends.
     pub stage: AnnotationEdge,
-    /// On which device, if the file says.
+    /// The device, if the file has it.
     pub device: Option<u32>,
     /// Microseconds since 1970.
     pub time_us: u64,
 }
 
-/// The two ends of an annotated stretch.
+/// The beginning or the end of an annotated range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnnotationEdge {
-    /// It begins.
+    /// The beginning.
     Start,
-    /// It ends.
+    /// The end.
     End,
 }
 
 // Call stacks, each kept once however many entries and blocks share it.
 
-/// A number of a stack in [`Stacks`]; 0 is "not recorded".
+/// The number of a stack in [`Stacks`]; 0 is "not recorded".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StackId(pub u32);
 
@@ -218,13 +218,13 @@ impl StackId {
     pub const NONE: StackId = StackId(0);
 }
 
-/// How the folder ends that pip and distributions install packages in.
+/// The end of the name of a folder with installed packages: `site-packages`, `dist-packages`.
 const PACKAGES: &str = "-packages/";
 
-/// One line of a stack.
+/// One frame of a call stack.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StackFrame {
-    /// The source file; `??` where the C++ unwinder did not know.
+    /// The source file; `??` where the C++ unwinder does not know it.
     pub filename: Arc<str>,
     /// The line in it.
     pub line: u32,
@@ -237,14 +237,14 @@ impl StackFrame {
         self.filename.ends_with(".py") || self.filename.starts_with('<')
     }
 
-    /// Whether it belongs to a package that pip or the distribution installed, or to Python itself.
+    /// Whether it belongs to an installed package or to Python itself.
     fn is_installed(&self) -> bool {
         self.filename.contains(PACKAGES) || self.filename.contains("/lib/python") || self.filename.starts_with('<')
     }
 }
 
 impl fmt::Display for StackFrame {
-    /// `file:line function`, without the folder that packages are installed in.
+    /// `file:line function`, without the folder of installed packages.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let filename = self.filename.rsplit_once(PACKAGES).map_or(&*self.filename, |(_, within)| within);
         write!(f, "{filename}:{} {}", self.line, self.name)
@@ -276,7 +276,7 @@ impl Stacks {
         StackId(self.stacks.intern(frames))
     }
 
-    /// How many there are, "not recorded" included.
+    /// The number of stacks, with "not recorded".
     #[must_use]
     pub fn count(&self) -> usize {
         self.stacks.items().len()
@@ -299,8 +299,8 @@ impl Stacks {
         self.members(stack).iter().map(|&frame| &self.frames.items()[frame as usize])
     }
 
-    /// The call site in a few words, as `file:line function`: the innermost Python frame, or the innermost of all. Of an
-    /// installed package also the program's own line that led there, which is the one that its author can change.
+    /// The call site as `file:line function`: the innermost Python frame, or the innermost frame of all. If it is in an
+    /// installed package, also the innermost frame of the program itself, which its author can change.
     #[must_use]
     pub fn site(&self, stack: StackId) -> Option<String> {
         let frame = self.frames(stack).find(|frame| frame.is_python()).or_else(|| self.frames(stack).next())?;
@@ -316,7 +316,7 @@ impl Stacks {
 mod tests {
     use super::*;
 
-    /// Recordings have entries by the million: their size is a promise.
+    // Recordings have millions of entries, so their size matters.
     #[test]
     fn an_entry_takes_40_bytes() {
         assert_eq!(size_of::<TraceEntry>(), 40);

@@ -1,8 +1,8 @@
-//! Reads pickles without running them: the opcodes that plain data needs, every other refused by name.
+//! Reads pickles of plain data without running code. All other opcodes are refused by name.
 //!
-//! Knows nothing of memory snapshots. A [`DictCollector`] sees every dict when it is filled and may keep it in a form of its
-//! own, so that millions of trace entries never exist as dicts. Memory is bounded by a [`MemoryBudget`], whatever lengths,
-//! depths or references a file claims; nothing here recurses.
+//! It knows nothing of memory snapshots. A [`DictCollector`] sees every dict when it is filled and may keep it in its own
+//! form, so that millions of trace entries never exist as dicts. A memory budget bounds all lengths, depths and references
+//! of a file, and nothing here recurses.
 
 use std::io;
 
@@ -16,33 +16,33 @@ mod value;
 pub(crate) use machine::load;
 pub(crate) use value::{NodeId, PickleHeap, PickleValue, TextId};
 
-/// The longest text that is believed. A stack frame with a template name has a few kilobytes.
+/// The longest accepted text. A stack frame with a template name has a few kilobytes.
 const LONGEST_TEXT: u64 = 64 << 20;
 
 /// A pickle that cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("byte {offset}: {fault}")]
 pub struct PickleError {
-    /// Where in the (decompressed) file.
+    /// The offset in the decompressed file.
     pub offset: u64,
-    /// What is wrong there.
+    /// The fault.
     #[source]
     pub fault: PickleFault,
 }
 
-/// What can be wrong with a pickle.
+/// A fault of a pickle.
 #[derive(Debug, thiserror::Error)]
 pub enum PickleFault {
-    /// The file system or the decompressor gave up.
+    /// An error of the file system or the decompressor.
     #[error("{0}")]
     Io(io::Error),
     /// The file ends before the pickle does.
     #[error("the file ends in the middle of the pickle")]
     Truncated,
-    /// Not a binary pickle at all.
+    /// Not a binary pickle.
     #[error("a pickle begins with byte 0x80, this file with {0:#04x}")]
     NoPickle(u8),
-    /// A protocol that did not exist when this was written, or one of the text ones.
+    /// An unknown protocol, or a text protocol.
     #[error("pickle protocol {0}; 2 to 5 can be read")]
     Protocol(u8),
     /// An opcode that plain data does not need.
@@ -53,34 +53,34 @@ pub enum PickleFault {
         /// Its name in Python's documentation.
         name: &'static str,
     },
-    /// An opcode found too little, or something else, on the stack.
+    /// An opcode found the wrong values on the stack.
     #[error("{opcode} needs {what} on the stack")]
     Stack {
-        /// Which.
+        /// The opcode.
         opcode: &'static str,
         /// What it needs.
         what: &'static str,
     },
-    /// A reference to something that was not memorised.
+    /// A reference to a value that was not memoized.
     #[error("reference to memo {0}, which was never set")]
     Memo(u64),
-    /// An integer that fits no 64 bits.
+    /// An integer of more than 64 bits.
     #[error("an integer of {0} bytes; at most 64 bits are expected")]
     Integer(u64),
-    /// A text of absurd length.
+    /// A text that is too long.
     #[error("a text of {0} bytes; at most {LONGEST_TEXT} are expected")]
     Text(u64),
-    /// The file is small but what it describes is not.
+    /// The file needs too much memory.
     #[error(transparent)]
     OutOfBudget(#[from] OutOfBudget),
-    /// The collector did not like a dict.
+    /// The collector refused a dict.
     #[error("{0}")]
     Refused(String),
 }
 
-/// Looks at dicts as they are filled.
+/// Sees dicts when they are filled.
 pub(crate) trait DictCollector {
-    /// `items` holds key, value, key, value. With a record number the dict is done with: it keeps only that number.
+    /// `items` is key, value, key, value. If this returns a record number, the dict keeps only that number.
     fn collect(&mut self, items: &[PickleValue], heap: &mut PickleHeap) -> Result<Option<u32>, PickleFault>;
 }
 
@@ -122,7 +122,7 @@ pub(crate) mod opcode {
     pub(crate) const NEWFALSE: u8 = 0x89;
     pub(crate) const FRAME: u8 = 0x95;
 
-    /// What Python's documentation calls an opcode that is not read here.
+    /// The name of an unsupported opcode in Python's documentation.
     pub(crate) const fn name(code: u8) -> &'static str {
         match code {
             0x32 => "DUP",

@@ -1,18 +1,18 @@
-//! Values of a pickle, flat in a few vectors: no heap object per value, containers are chains of ranges.
+//! The values of a pickle, in a few vectors: no allocation per value. A container is a chain of ranges of cells.
 //!
-//! Shared and even circular structures cost nothing extra, because a container is a number. Whoever walks them decides
-//! how deep to look. Lists of the same containers share their cells: a program has some thousand call stacks, and PyTorch
-//! writes one of them out for each of millions of entries.
+//! A container is a number, so shared and circular structures cost nothing. Lists of the same containers share
+//! their cells: a program has some thousand call stacks, and PyTorch writes one of them for each of millions of
+//! entries.
 
 use std::{collections::HashMap, sync::Arc};
 
 use crate::memory_budget::{MemoryBudget, OutOfBudget};
 
-/// A number in [`PickleHeap`]'s texts.
+/// The number of a text in a [`PickleHeap`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct TextId(pub u32);
 
-/// A number of a list, tuple or dict.
+/// The number of a list, tuple or dict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct NodeId(pub u32);
 
@@ -33,7 +33,7 @@ pub(crate) enum PickleValue {
 }
 
 impl PickleValue {
-    /// What Python calls its type.
+    /// Its type in Python.
     pub(crate) const fn kind(self) -> &'static str {
         match self {
             PickleValue::None => "None",
@@ -47,7 +47,7 @@ impl PickleValue {
         }
     }
 
-    /// The integer in 64 bits. Writers that know only signed integers show high addresses as negative numbers.
+    /// The integer in 64 bits. Some writers write high addresses as negative numbers.
     pub(crate) const fn bits(self) -> Option<u64> {
         match self {
             PickleValue::Int(number) => Some(number as u64),
@@ -67,17 +67,17 @@ impl PickleValue {
 }
 
 const NOWHERE: u32 = u32::MAX;
-/// In [`HeapNode::head`]: the dict became the record whose number is in the tail.
+/// In [`HeapNode::head`]: the dict is a record, and its number is in the tail.
 const RECORD: u32 = u32::MAX - 1;
 
-/// A container: its first and last piece.
+/// A container: its first and last range of cells.
 #[derive(Clone, Copy, Debug)]
 struct HeapNode {
     head: u32,
     tail: u32,
 }
 
-/// Some consecutive cells, and where the container goes on.
+/// Consecutive cells, and the next range of the container.
 #[derive(Clone, Copy, Debug)]
 struct CellRange {
     start: u32,
@@ -85,7 +85,7 @@ struct CellRange {
     next: u32,
 }
 
-/// Everything that a pickle holds.
+/// All values of a pickle.
 #[derive(Debug)]
 pub(crate) struct PickleHeap {
     cells: Vec<PickleValue>,
@@ -93,13 +93,13 @@ pub(crate) struct PickleHeap {
     nodes: Vec<HeapNode>,
     texts: Vec<Arc<str>>,
     numbers: HashMap<Arc<str>, TextId>,
-    /// Where runs of containers begin, by their fingerprint.
+    /// The first cells of known lists of containers, by fingerprint.
     runs: HashMap<u64, u32>,
     pub(crate) budget: MemoryBudget,
 }
 
 impl PickleHeap {
-    /// Texts known beforehand get the first numbers, in order.
+    /// A heap in which the known texts have the first numbers, in order.
     pub(crate) fn new(known: &[&str], budget: MemoryBudget) -> Result<PickleHeap, OutOfBudget> {
         let mut heap = PickleHeap {
             cells: Vec::new(),
@@ -120,7 +120,7 @@ impl PickleHeap {
         if let Some(&number) = self.numbers.get(text) {
             return Ok(number);
         }
-        // The text itself, its counts, and its place in the map.
+        // The text, its reference counts, and its map entry.
         self.budget.charge(text.len() + 64)?;
         let number = TextId(self.texts.len() as u32);
         let text: Arc<str> = text.into();
@@ -170,8 +170,8 @@ impl PickleHeap {
         Ok(())
     }
 
-    /// Where the same items stand already, if all are containers; otherwise it is noted that they will come next. Cells
-    /// never change, so whoever appends to a list that shares them goes on elsewhere.
+    /// The cells with the same items, if all items are dicts. Otherwise remembers that these items come next. Cells never
+    /// change: a list with shared cells grows in another range.
     fn known_run(&mut self, items: &[PickleValue]) -> Result<Option<u32>, OutOfBudget> {
         let mut fingerprint = items.len() as u64;
         for item in items {
@@ -182,18 +182,18 @@ impl PickleHeap {
             let there = self.cells.get(start as usize..start as usize + items.len());
             return Ok((there == Some(items)).then_some(start));
         }
-        // Its place in the map.
+        // The map entry.
         self.budget.charge(32)?;
         self.runs.insert(fingerprint, self.cells.len() as u32);
         Ok(None)
     }
 
-    /// A name for what a container holds: those with the same one hold the same, and those that share cells have the same.
+    /// A key for the contents of a container: equal keys mean equal contents, and shared cells have equal keys.
     pub(crate) fn contents(&self, node: NodeId) -> (u32, u32) {
         let place = self.nodes[node.0 as usize];
         match self.pieces.get(place.head as usize) {
             Some(piece) if place.head == place.tail => (piece.start, piece.length),
-            // No piece is without cells.
+            // No range is empty.
             Some(_) => (node.0, 0),
             None => (place.head, place.tail),
         }
@@ -203,18 +203,18 @@ impl PickleHeap {
         self.nodes[node.0 as usize].head == NOWHERE
     }
 
-    /// Makes an empty dict stand for a record that was kept elsewhere.
+    /// Turns an empty dict into a record.
     pub(crate) fn set_record(&mut self, node: NodeId, record: u32) {
         self.nodes[node.0 as usize] = HeapNode { head: RECORD, tail: record };
     }
 
-    /// The record that a dict became.
+    /// The record number of a dict.
     pub(crate) fn record(&self, node: NodeId) -> Option<u32> {
         let node = self.nodes[node.0 as usize];
         (node.head == RECORD).then_some(node.tail)
     }
 
-    /// The values of a container; for a dict, keys and values in turn. Nothing for a record.
+    /// The values of a container; for a dict, keys and values in turn. Empty for a record.
     pub(crate) fn items(&self, node: NodeId) -> impl Iterator<Item = PickleValue> + '_ {
         let mut next = match self.nodes[node.0 as usize].head {
             RECORD => NOWHERE,
@@ -235,7 +235,7 @@ impl PickleHeap {
         std::iter::from_fn(move || Some((items.next()?, items.next()?)))
     }
 
-    /// The value under a key; the last one where a dict was given the key twice, as in Python.
+    /// The value of a key. As in Python, the last one counts if the key occurs twice.
     pub(crate) fn get(&self, dict: NodeId, key: TextId) -> Option<PickleValue> {
         self.pairs(dict).filter(|(found, _)| *found == PickleValue::Text(key)).last().map(|(_, value)| value)
     }
