@@ -12,16 +12,12 @@ use super::{
 };
 use oomph_base::{Address, Dtype, EventId, GIB, KIB, MIB, Nanos, ProductRole, StreamId, Work, round_up};
 
-/// More small allocations than any page holds.
-const MOST_SMALL: u64 = 8192;
-
 /// What was measured on a device.
 #[derive(Clone, Debug)]
 pub struct Calibration {
     costs: Vec<Cost>,
     work: Vec<WorkTime>,
     rates: Rates,
-    small_allocations_per_page: Option<u64>,
 }
 
 /// Whether matrix products run on a device, or are replaced by waiting.
@@ -39,8 +35,7 @@ pub fn calibrate(device: &mut dyn Device, products: ProductSupport) -> Result<Ca
     let costs = measure_calls(device, room)?;
     let work = measure_work(device, room, products)?;
     let rates = rates(device, &work)?;
-    let small_allocations_per_page = small_allocations_per_page(device)?;
-    Ok(Calibration { costs, work, rates, small_allocations_per_page })
+    Ok(Calibration { costs, work, rates })
 }
 
 impl Calibration {
@@ -66,37 +61,12 @@ impl Calibration {
             kernel_bytes: Some(footprint.kernel_bytes),
             page_bytes: props.page_bytes,
             granularity_bytes: props.granularity_bytes,
-            small_allocations_per_page: self.small_allocations_per_page,
+            small_allocations_per_page: None,
             rates: self.rates,
             work: self.work,
             cost: self.costs,
         }
     }
-}
-
-/// How many allocations of 512 bytes the driver puts on one page; `None` if free memory does not
-/// show it.
-fn small_allocations_per_page(device: &mut dyn Device) -> Result<Option<u64>, DeviceError> {
-    let mut taken = Vec::new();
-    let mut free = device.memory_info()?.free;
-    let mut at_last_drop = None;
-    let mut seen = None;
-    for number in 0..MOST_SMALL {
-        taken.push(device.alloc(512)?);
-        let now = device.memory_info()?.free;
-        if now < free {
-            free = now;
-            seen = at_last_drop.map(|last| number - last);
-            at_last_drop = Some(number);
-            if seen.is_some() {
-                break;
-            }
-        }
-    }
-    for address in taken {
-        device.free(address)?;
-    }
-    Ok(seen)
 }
 
 const STREAM: StreamId = StreamId::DEFAULT;
@@ -508,7 +478,6 @@ mod tests {
     fn a_simulated_device_is_measured_as_it_was_made() {
         let made = Profile::h200();
         let calibration = calibrated(made.clone(), ProductSupport::Real);
-        assert_eq!(calibration.small_allocations_per_page, Some(4096));
         for cost in &calibration.costs {
             let kind = CallKind::ALL.iter().copied().find(|kind| kind.name() == cost.call).unwrap();
             let nanos = (cost.median_us * 1e3).round() as u64;

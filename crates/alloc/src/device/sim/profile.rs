@@ -221,7 +221,7 @@ pub struct ProfileFile {
     pub page_bytes: u64,
     /// What sizes and addresses of virtual memory must be multiples of.
     pub granularity_bytes: u64,
-    /// How many allocations of 512 bytes were seen to share a page, for information.
+    /// How many allocations of 512 bytes share a page, in older profiles; no longer measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub small_allocations_per_page: Option<u64>,
     /// How fast work is in general.
