@@ -74,7 +74,7 @@ pub struct Comparison {
     /// Cases that both have.
     pub compared: usize,
     /// Columns that must be equal and are not.
-    pub changes: Vec<Change>,
+    pub changes: Vec<ColumnChange>,
     /// Wall-clock times, those that did not change included.
     pub times: Vec<TimeChange>,
     /// Cases that only the old run has.
@@ -89,11 +89,11 @@ impl Comparison {
     /// Whether anything got worse.
     #[must_use]
     pub fn has_regressions(&self) -> bool {
-        self.changes.iter().any(|change| change.direction == Direction::Worse)
+        self.changes.iter().any(|change| change.direction == ChangeDirection::Worse)
             || self.times.iter().any(|time| time.verdict == TimeVerdict::Slower)
     }
 
-    /// Whether anything changed at all, for better or worse; noise is no change.
+    /// Whether anything changed, for better or worse. Noise does not count.
     #[must_use]
     pub fn has_changes(&self) -> bool {
         let equal = |time: &TimeChange| time.verdict == TimeVerdict::Noise;
@@ -102,7 +102,7 @@ impl Comparison {
 }
 
 /// Compares two runs, case by case in the order of the new one.
-pub fn compare(old: &Run, new: &Run, tolerance: &Tolerance) -> Result<Comparison, CompareError> {
+pub fn compare(old: &Run, new: &Run, tolerance: &TimeTolerance) -> Result<Comparison, CompareError> {
     refuse_strangers(old, new)?;
     let before: BTreeMap<&str, &CaseRecord> = by_id(&old.records);
     let after: BTreeSet<&str> = new.records.iter().map(|record| record.case_id.as_str()).collect();
@@ -155,7 +155,7 @@ fn refuse_strangers(old: &Run, new: &Run) -> Result<(), CompareError> {
 
 /// A column of a case that is not what it was.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Change {
+pub struct ColumnChange {
     /// Which case.
     pub case_id: String,
     /// Which column.
@@ -165,10 +165,10 @@ pub struct Change {
     /// What it is.
     pub new: Value,
     /// Whether that is good.
-    pub direction: Direction,
+    pub direction: ChangeDirection,
 }
 
-impl Change {
+impl ColumnChange {
     /// New as a ratio to old, of numbers above zero.
     #[must_use]
     pub fn ratio(&self) -> Option<f64> {
@@ -180,7 +180,7 @@ impl Change {
 /// Whether a change is good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Direction {
+pub enum ChangeDirection {
     /// Less is needed, or more succeeds.
     Better,
     /// More is needed, or less succeeds.
@@ -211,7 +211,7 @@ const LESS_IS_BETTER: [&str; 14] = [
 const ENDINGS: [&str; 3] = ["completed", "oom", "error"];
 
 /// The columns that differ. On a real clock times differ from run to run, and so are not among them.
-fn column_changes(old: &CaseRecord, new: &CaseRecord) -> Vec<Change> {
+fn column_changes(old: &CaseRecord, new: &CaseRecord) -> Vec<ColumnChange> {
     let timed = new.clock == Some(DeviceClock::Wall);
     let is_compared = |column: &str| column != "reason" && !(timed && column.ends_with("_ns"));
     cells(old)
@@ -220,7 +220,7 @@ fn column_changes(old: &CaseRecord, new: &CaseRecord) -> Vec<Change> {
         .filter(|((column, old), (_, new))| old != new && is_compared(column))
         .map(|((column, before), (_, after))| {
             let direction = direction(&column, &before, &after);
-            Change { case_id: new.case_id.clone(), column, old: before, new: after, direction }
+            ColumnChange { case_id: new.case_id.clone(), column, old: before, new: after, direction }
         })
         .collect()
 }
@@ -233,33 +233,33 @@ fn cells(record: &CaseRecord) -> Vec<(String, Value)> {
     }
 }
 
-fn direction(column: &str, old: &Value, new: &Value) -> Direction {
-    let better_if = |better: bool| if better { Direction::Better } else { Direction::Worse };
+fn direction(column: &str, old: &Value, new: &Value) -> ChangeDirection {
+    let better_if = |better: bool| if better { ChangeDirection::Better } else { ChangeDirection::Worse };
     if column == "status" {
         let place = |value: &Value| ENDINGS.iter().position(|ending| value.as_str() == Some(ending));
         return match (place(old), place(new)) {
             (Some(old), Some(new)) => better_if(new < old),
-            _ => Direction::Different,
+            _ => ChangeDirection::Different,
         };
     }
     match (old.as_f64(), new.as_f64()) {
         (Some(old), Some(new)) if LESS_IS_BETTER.contains(&column) => better_if(new < old),
-        _ => Direction::Different,
+        _ => ChangeDirection::Different,
     }
 }
 
 /// From when on a difference of times counts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Tolerance {
+pub struct TimeTolerance {
     /// The p-value must be below this.
     pub significance: f64,
     /// The medians must differ by more than this share.
     pub noise_threshold: f64,
 }
 
-impl Default for Tolerance {
-    fn default() -> Tolerance {
-        Tolerance { significance: 0.01, noise_threshold: 0.05 }
+impl Default for TimeTolerance {
+    fn default() -> TimeTolerance {
+        TimeTolerance { significance: 0.01, noise_threshold: 0.05 }
     }
 }
 
@@ -297,14 +297,14 @@ pub enum TimeVerdict {
 }
 
 /// The cases that both runs have timed, in the order of the new one.
-fn time_changes(old: &[TimingRecord], new: &[TimingRecord], tolerance: &Tolerance) -> Vec<TimeChange> {
+fn time_changes(old: &[TimingRecord], new: &[TimingRecord], tolerance: &TimeTolerance) -> Vec<TimeChange> {
     let earlier: BTreeMap<(&str, Option<u16>), &TimingRecord> =
         old.iter().map(|row| ((row.case_id.as_str(), row.threads), row)).collect();
     let pairs = new.iter().filter_map(|row| Some((*earlier.get(&(row.case_id.as_str(), row.threads))?, row)));
     pairs.map(|(old, new)| time_change(old, new, tolerance)).collect()
 }
 
-fn time_change(old: &TimingRecord, new: &TimingRecord, tolerance: &Tolerance) -> TimeChange {
+fn time_change(old: &TimingRecord, new: &TimingRecord, tolerance: &TimeTolerance) -> TimeChange {
     let ratio = new.pass_median_ns as f64 / old.pass_median_ns.max(1) as f64;
     let (p_value, rank_biserial) = match ranks(&old.passes_ns(), &new.passes_ns()) {
         Some((p_value, effect)) => (Some(p_value), Some(effect)),
@@ -388,21 +388,21 @@ mod tests {
     #[test]
     fn runs_of_other_schemas_or_clocks_or_cases_are_refused() {
         let (old, mut new) = (run("old", &["a"]), run("new", &["a"]));
-        assert_eq!(compare(&old, &new, &Tolerance::default()).map(|found| found.compared), Ok(1));
+        assert_eq!(compare(&old, &new, &TimeTolerance::default()).map(|found| found.compared), Ok(1));
         new.schema = 2;
-        assert!(matches!(compare(&old, &new, &Tolerance::default()), Err(CompareError::Schemas { .. })));
+        assert!(matches!(compare(&old, &new, &TimeTolerance::default()), Err(CompareError::Schemas { .. })));
         new.schema = 1;
         new.records[0].clock = Some(DeviceClock::Wall);
-        let error = compare(&old, &new, &Tolerance::default()).unwrap_err();
+        let error = compare(&old, &new, &TimeTolerance::default()).unwrap_err();
         assert_eq!(error, CompareError::Clocks { simulated: "old".to_owned(), real: "new".to_owned() });
-        assert_eq!(compare(&new, &old, &Tolerance::default()).unwrap_err(), error, "in whichever order");
-        let error = compare(&old, &run("other", &["b"]), &Tolerance::default()).unwrap_err();
+        assert_eq!(compare(&new, &old, &TimeTolerance::default()).unwrap_err(), error, "in whichever order");
+        let error = compare(&old, &run("other", &["b"]), &TimeTolerance::default()).unwrap_err();
         assert_eq!(error.to_string(), "old and other have no case in common");
     }
 
     #[test]
     fn cases_that_come_and_go_are_changes_and_no_regressions() {
-        let found = compare(&run("old", &["a", "b"]), &run("new", &["b", "c"]), &Tolerance::default()).unwrap();
+        let found = compare(&run("old", &["a", "b"]), &run("new", &["b", "c"]), &TimeTolerance::default()).unwrap();
         let id = |workload: &str| run("", &[workload]).records[0].case_id.clone();
         assert_eq!((found.compared, &found.gone, &found.added), (1, &vec![id("a")], &vec![id("c")]));
         assert!(found.has_changes() && !found.has_regressions());
@@ -432,9 +432,9 @@ mod columns_tests {
         assert_eq!(
             seen,
             [
-                ("driver_ns", Direction::Better),
-                ("hits", Direction::Different),
-                ("peak_reserved_bytes", Direction::Worse)
+                ("driver_ns", ChangeDirection::Better),
+                ("hits", ChangeDirection::Different),
+                ("peak_reserved_bytes", ChangeDirection::Worse)
             ]
         );
         assert_eq!((found[0].ratio(), found[2].ratio()), (Some(0.99), None));
@@ -451,19 +451,19 @@ mod columns_tests {
     #[test]
     fn running_out_of_memory_is_worse_than_completing() {
         let oom = CaseRecord { status: Status::Oom, reason: "words".to_owned(), ..record() };
-        assert_eq!(column_changes(&record(), &oom)[0].direction, Direction::Worse);
-        assert_eq!(column_changes(&oom, &record())[0].direction, Direction::Better);
+        assert_eq!(column_changes(&record(), &oom)[0].direction, ChangeDirection::Worse);
+        assert_eq!(column_changes(&oom, &record())[0].direction, ChangeDirection::Better);
         assert_eq!(column_changes(&oom, &record()).len(), 1, "the reason is words about the status");
         let skipped = CaseRecord { status: Status::Skipped, ..record() };
-        assert_eq!(column_changes(&skipped, &record())[0].direction, Direction::Different);
+        assert_eq!(column_changes(&skipped, &record())[0].direction, ChangeDirection::Different);
     }
 
     #[test]
-    fn what_nobody_knew_of_the_device_got_neither_better_nor_worse() {
+    fn unknown_device_memory_is_neither_better_nor_worse() {
         let known = CaseRecord { peak_device_used_bytes: Some(7), ..record() };
         for (old, new) in [(record(), known.clone()), (known, record())] {
             let [change] = column_changes(&old, &new).try_into().unwrap();
-            assert_eq!((change.direction, change.ratio()), (Direction::Different, None), "{change:?}");
+            assert_eq!((change.direction, change.ratio()), (ChangeDirection::Different, None), "{change:?}");
         }
     }
 
@@ -492,7 +492,7 @@ mod times_tests {
     }
 
     fn judged(old: &[u64], new: &[u64]) -> TimeChange {
-        time_changes(&[timing(old)], &[timing(new)], &Tolerance::default()).remove(0)
+        time_changes(&[timing(old)], &[timing(new)], &TimeTolerance::default()).remove(0)
     }
 
     #[test]
@@ -520,7 +520,7 @@ mod times_tests {
     fn without_passes_there_is_no_verdict() {
         let (mut old, new) = (timing(&[1000; 5]), timing(&[9000; 5]));
         old.pass_ns.clear();
-        let found = time_changes(&[old], &[new], &Tolerance::default());
+        let found = time_changes(&[old], &[new], &TimeTolerance::default());
         assert_eq!((found[0].verdict, found[0].p_value), (TimeVerdict::Noise, None));
     }
 

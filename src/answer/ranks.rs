@@ -1,20 +1,20 @@
-//! One answer for all ranks of a distributed program: which is the worst, how far they are apart, who stands out.
+//! One answer for all ranks of a distributed program: the worst rank, the spread, and the outliers.
 //!
-//! Every command that can be asked about a folder of recordings answers rank by rank and hands in the figures
-//! ([`RankRow`]); what is compared is theirs to say. Nothing here knows what a rank does.
+//! Every command that accepts a folder of recordings computes one [`RankRow`] per rank and decides which figure is
+//! compared. This module does not know what a rank does.
 
 use serde::{Deserialize, Serialize};
 
 use crate::base::MIB;
 
-/// A rank stands out if it is so many times further from the median than ranks usually are.
+/// A rank is an outlier if its distance from the median is this many times the usual distance.
 const FAR: f64 = 3.5;
 /// What the median distance is short of a standard deviation, where chance is normal.
 const TO_DEVIATION: f64 = 1.4826;
-/// Ranks that do the same differ by rounding; less than this share of the median, or a page, is no news.
+/// Ranks that do the same differ by rounding: less than this share of the median, or a page, does not count.
 const LEAST_SHARE: f64 = 0.01;
 const LEAST_BYTES: f64 = 2.0 * MIB as f64;
-/// With fewer nobody can say what is usual.
+/// With fewer ranks, the usual distance is unknown.
 const FEWEST: usize = 4;
 
 /// What one rank comes to.
@@ -36,7 +36,7 @@ pub struct RankRow {
 }
 
 impl RankRow {
-    /// Of a rank that there is no answer for.
+    /// The row of a rank without an answer.
     #[must_use]
     pub fn unanswered(reason: &str) -> RankRow {
         RankRow { verdict: format!("no answer: {reason}"), ..RankRow::default() }
@@ -45,7 +45,7 @@ impl RankRow {
 
 /// How far ranks are apart.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Spread {
+pub struct RankSpread {
     /// The least.
     pub min_bytes: u64,
     /// Half of the ranks have no more.
@@ -56,30 +56,30 @@ pub struct Spread {
 
 /// All ranks together.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Ranks {
+pub struct RankComparison {
     /// What [`RankRow::figure_bytes`] is, in two words.
     pub figure: &'static str,
     /// The place of the worst among the rows; `None` if there is no answer for any.
     pub worst: Option<usize>,
     /// Of the figures.
-    pub spread: Option<Spread>,
-    /// One a rank, in order.
+    pub spread: Option<RankSpread>,
+    /// One per rank, in order.
     pub rows: Vec<RankRow>,
 }
 
-impl Ranks {
+impl RankComparison {
     /// Gathers the rows of all ranks.
     ///
     /// ```
-    /// use oomph::answer::ranks::{RankRow, Ranks};
+    /// use oomph::answer::ranks::{RankRow, RankComparison};
     /// let row = |rank: u64| RankRow { rank: rank.to_string(), figure_bytes: Some((10 + 5 * (rank / 7)) << 30), ..RankRow::default() };
-    /// let ranks = Ranks::gather("memory needed", (0..8).map(row).collect());
+    /// let ranks = RankComparison::gather("memory needed", (0..8).map(row).collect());
     /// assert_eq!(ranks.worst, Some(7));
     /// assert_eq!(ranks.outliers().map(|row| &*row.rank).collect::<Vec<_>>(), ["7"]);
     /// ```
     #[must_use]
-    pub fn gather(figure: &'static str, mut rows: Vec<RankRow>) -> Ranks {
-        // Of equals the first: nobody wants to look for the others.
+    pub fn gather(figure: &'static str, mut rows: Vec<RankRow>) -> RankComparison {
+        // The first of equals, so that the answer is deterministic.
         let known = rows.iter().enumerate().filter(|(_, row)| row.figure_bytes.is_some()).rev();
         let worst = known.max_by_key(|(_, row)| (row.severity, row.figure_bytes)).map(|(place, _)| place);
         let figures: Vec<u64> = rows.iter().filter_map(|row| row.figure_bytes).collect();
@@ -91,24 +91,24 @@ impl Ranks {
                 row.outlier_by_bytes = away.filter(|away| away.abs() > usual).map(|away| away as i64);
             }
         }
-        Ranks { figure, worst, spread, rows }
+        RankComparison { figure, worst, spread, rows }
     }
 
-    /// Who stands out.
+    /// The outliers.
     pub fn outliers(&self) -> impl Iterator<Item = &RankRow> {
         self.rows.iter().filter(|row| row.outlier_by_bytes.is_some())
     }
 
-    /// Ranks that there is no answer for.
+    /// Ranks without an answer.
     pub fn unanswered(&self) -> impl Iterator<Item = &RankRow> {
         self.rows.iter().filter(|row| row.figure_bytes.is_none())
     }
 }
 
-fn spread(mut figures: Vec<u64>) -> Option<Spread> {
+fn spread(mut figures: Vec<u64>) -> Option<RankSpread> {
     figures.sort_unstable();
     let (min_bytes, max_bytes) = (*figures.first()?, *figures.last()?);
-    Some(Spread { min_bytes, median_bytes: median(&figures), max_bytes })
+    Some(RankSpread { min_bytes, median_bytes: median(&figures), max_bytes })
 }
 
 /// Of sorted figures; the lower of two in the middle, so that it is one of them.
@@ -130,13 +130,13 @@ mod tests {
     use crate::base::GIB;
     use proptest::prelude::*;
 
-    fn ranks(figures: &[Option<u64>]) -> Ranks {
+    fn ranks(figures: &[Option<u64>]) -> RankComparison {
         let row = |(rank, figure): (usize, &Option<u64>)| RankRow {
             rank: rank.to_string(),
             figure_bytes: *figure,
             ..RankRow::default()
         };
-        Ranks::gather("memory needed", figures.iter().enumerate().map(row).collect())
+        RankComparison::gather("memory needed", figures.iter().enumerate().map(row).collect())
     }
 
     fn outliers(figures: &[u64]) -> Vec<String> {
@@ -162,9 +162,13 @@ mod tests {
     fn the_worst_is_the_first_of_the_most_severe_with_the_highest_figure() {
         let mut found = ranks(&[Some(3), Some(9), None, Some(9)]);
         assert_eq!((found.worst, found.unanswered().count()), (Some(1), 1));
-        assert_eq!(found.spread, Some(Spread { min_bytes: 3, median_bytes: 9, max_bytes: 9 }));
+        assert_eq!(found.spread, Some(RankSpread { min_bytes: 3, median_bytes: 9, max_bytes: 9 }));
         found.rows[0].severity = 1;
-        assert_eq!(Ranks::gather("memory needed", found.rows).worst, Some(0), "a leak is worse than a high peak");
+        assert_eq!(
+            RankComparison::gather("memory needed", found.rows).worst,
+            Some(0),
+            "a leak is worse than a high peak"
+        );
         assert_eq!(ranks(&[None]).worst, None);
     }
 

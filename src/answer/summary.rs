@@ -17,7 +17,7 @@ use crate::{
 
 /// A moment of a story.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum At {
+pub enum SummaryMoment {
     /// When all is done.
     #[default]
     End,
@@ -47,52 +47,52 @@ pub enum SummaryError {
     #[error("it has no {0}; `oomph inspect` without --at shows how many steps, phases and events there are")]
     NoSuchMoment(String),
     /// The text names no moment.
-    #[error("'{0}' is no moment; write end, peak, step:3, phase:NAME, phase:NAME:2 or event:1000")]
+    #[error("'{0}' is not a moment; write end, peak, step:3, phase:NAME, phase:NAME:2 or event:1000")]
     BadMoment(String),
 }
 
-impl FromStr for At {
+impl FromStr for SummaryMoment {
     type Err = SummaryError;
 
     /// ```
-    /// use oomph::answer::summary::At;
-    /// assert_eq!("step:3".parse::<At>().unwrap(), At::Step(3));
-    /// assert_eq!("phase:forward:2".parse::<At>().unwrap(), At::Phase("forward".to_owned(), 2));
+    /// use oomph::answer::summary::SummaryMoment;
+    /// assert_eq!("step:3".parse::<SummaryMoment>().unwrap(), SummaryMoment::Step(3));
+    /// assert_eq!("phase:forward:2".parse::<SummaryMoment>().unwrap(), SummaryMoment::Phase("forward".to_owned(), 2));
     /// assert!("noon".parse::<At>().is_err());
     /// ```
-    fn from_str(text: &str) -> Result<At, SummaryError> {
+    fn from_str(text: &str) -> Result<SummaryMoment, SummaryError> {
         let refused = || SummaryError::BadMoment(text.to_owned());
         let (kind, rest) = text.split_once(':').unwrap_or((text, ""));
         match (kind, rest) {
-            ("end", "") => Ok(At::End),
-            ("peak", "") => Ok(At::Peak),
-            ("step", number) => number.parse().map(At::Step).map_err(|_| refused()),
-            ("event", number) => number.parse().map(At::Event).map_err(|_| refused()),
+            ("end", "") => Ok(SummaryMoment::End),
+            ("peak", "") => Ok(SummaryMoment::Peak),
+            ("step", number) => number.parse().map(SummaryMoment::Step).map_err(|_| refused()),
+            ("event", number) => number.parse().map(SummaryMoment::Event).map_err(|_| refused()),
             ("phase", "") => Err(refused()),
             // A name may have a colon of its own: only a number behind the last one counts.
             ("phase", name) => Ok(match name.rsplit_once(':').map(|(name, nth)| (name, nth.parse())) {
-                Some((name, Ok(nth))) => At::Phase(name.to_owned(), nth),
-                _ => At::Phase(name.to_owned(), 0),
+                Some((name, Ok(nth))) => SummaryMoment::Phase(name.to_owned(), nth),
+                _ => SummaryMoment::Phase(name.to_owned(), 0),
             }),
             _ => Err(refused()),
         }
     }
 }
 
-impl At {
+impl SummaryMoment {
     /// Before which event the moment is; `None` stands for the end, and for the peak, which only a replay finds.
     pub fn event(&self, source: &dyn Source) -> Result<Option<u64>, SummaryError> {
         let missing = match self {
-            At::End | At::Peak => return Ok(None),
-            At::Event(event) => return Ok(Some(*event)),
-            At::Step(step) => format!("step {step}"),
-            At::Phase(name, nth) => format!("phase '{name}' number {nth}"),
+            SummaryMoment::End | SummaryMoment::Peak => return Ok(None),
+            SummaryMoment::Event(event) => return Ok(Some(*event)),
+            SummaryMoment::Step(step) => format!("step {step}"),
+            SummaryMoment::Phase(name, nth) => format!("phase '{name}' number {nth}"),
         };
         let mut seen = 0;
         let (found, _) = scan(source, |index, op, tables| {
             let begins = match (self, *op) {
-                (At::Step(step), Op::Mark { kind: MarkKind::Step, index, .. }) => index == *step,
-                (At::Phase(name, nth), Op::Mark { kind: MarkKind::Phase, label, .. }) => {
+                (SummaryMoment::Step(step), Op::Mark { kind: MarkKind::Step, index, .. }) => index == *step,
+                (SummaryMoment::Phase(name, nth), Op::Mark { kind: MarkKind::Phase, label, .. }) => {
                     let is_it = tables.labels().get(label as usize) == Some(name);
                     seen += usize::from(is_it);
                     is_it && seen == nth + 1
@@ -107,14 +107,14 @@ impl At {
 
 /// Runs a replay and returns the state of memory at the moment `at`. If memory runs out before that moment, the state at
 /// the end.
-pub fn summarize(replay: &Replay<'_>, at: &At) -> Result<MemorySummary, SummaryError> {
+pub fn summarize(replay: &Replay<'_>, at: &SummaryMoment) -> Result<MemorySummary, SummaryError> {
     let OpenedAllocator { mut strategy, mut device, .. } = replay.open()?;
-    let mut books = Books::until(at.event(replay.source)?, *at == At::Peak);
+    let mut books = SummaryRecorder::until(at.event(replay.source)?, *at == SummaryMoment::Peak);
     let replayed = run(replay.source, &mut *strategy, &mut *device, &replay.options, &mut books)?;
     let summary = books.finish(&*strategy, replayed.events);
     strategy.close(&mut Context { device: &mut *device, sink: &mut Silent })?;
     match at {
-        At::Event(event) if *event > replayed.events && replayed.ooms == 0 => {
+        SummaryMoment::Event(event) if *event > replayed.events && replayed.ooms == 0 => {
             Err(SummaryError::NoSuchMoment(format!("event {event}")))
         }
         _ => Ok(summary),
@@ -123,7 +123,7 @@ pub fn summarize(replay: &Replay<'_>, at: &At) -> Result<MemorySummary, SummaryE
 
 /// One line of the summary.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Account {
+pub struct UsageTotals {
     /// At the moment.
     pub current: u64,
     /// At most until then.
@@ -140,21 +140,21 @@ pub struct MemorySummary {
     /// The number of events before the moment.
     pub event: u64,
     /// `memory_allocated`: blocks that callers hold.
-    pub allocated_bytes: Account,
+    pub allocated_bytes: UsageTotals,
     /// Allocated, or freed and waiting for a stream.
-    pub active_bytes: Account,
+    pub active_bytes: UsageTotals,
     /// What callers asked for in those.
-    pub requested_bytes: Account,
+    pub requested_bytes: UsageTotals,
     /// `memory_reserved`: taken from the device.
-    pub reserved_bytes: Account,
+    pub reserved_bytes: UsageTotals,
     /// Free pieces of segments that were split; `None` where the strategy does not show its memory.
     pub inactive_split_bytes: Option<u64>,
     /// How many such pieces.
     pub inactive_split_blocks: Option<u64>,
     /// Blocks that callers hold.
-    pub allocations: Account,
+    pub allocations: UsageTotals,
     /// Segments.
-    pub segments: Account,
+    pub segments: UsageTotals,
     /// `num_alloc_retries`.
     pub retries: u64,
     /// `num_ooms`.
@@ -163,7 +163,7 @@ pub struct MemorySummary {
 
 /// Keeps the books of a replay.
 #[derive(Debug, Default)]
-struct Books {
+struct SummaryRecorder {
     /// Before which event to stop; to the end without one.
     until: Option<u64>,
     /// Rather at the first moment at which `allocated` is highest.
@@ -174,16 +174,16 @@ struct Books {
     live_peak: u64,
     /// Segments that came and went, with their bytes, as the strategy tells.
     segments: (u64, u64),
-    told: (u64, u64),
+    reported: (u64, u64),
     kept: Option<MemorySummary>,
     peak: u64,
     /// The peak is new, and the memory of that moment not yet looked at.
     unread: Option<(u64, Stats)>,
 }
 
-impl Books {
-    fn until(until: Option<u64>, at_peak: bool) -> Books {
-        Books { until, at_peak, ..Books::default() }
+impl SummaryRecorder {
+    fn until(until: Option<u64>, at_peak: bool) -> SummaryRecorder {
+        SummaryRecorder { until, at_peak, ..SummaryRecorder::default() }
     }
 
     fn finish(mut self, strategy: &dyn Strategy, events: u64) -> MemorySummary {
@@ -202,7 +202,7 @@ impl Books {
     }
 
     fn summary(&self, event: u64, stats: &Stats, layout: Option<&Layout>) -> MemorySummary {
-        let account = |of: fn(&Usage) -> u64| Account {
+        let account = |of: fn(&Usage) -> u64| UsageTotals {
             current: of(&stats.current),
             peak: of(&stats.peak),
             total_allocated: of(&self.came),
@@ -211,8 +211,8 @@ impl Books {
         let split = layout.map(inactive_split);
         let mut reserved = account(|usage| usage.reserved);
         // Within one event memory may come and go, which levels do not show; strategies with segments tell.
-        if self.told.0 > 0 {
-            (reserved.total_allocated, reserved.total_freed) = self.told;
+        if self.reported.0 > 0 {
+            (reserved.total_allocated, reserved.total_freed) = self.reported;
         }
         MemorySummary {
             event,
@@ -222,13 +222,13 @@ impl Books {
             reserved_bytes: reserved,
             inactive_split_bytes: split.map(|(bytes, _)| bytes),
             inactive_split_blocks: split.map(|(_, blocks)| blocks),
-            allocations: Account {
+            allocations: UsageTotals {
                 current: stats.live_blocks,
                 peak: self.live_peak,
                 total_allocated: stats.allocs,
                 total_freed: stats.frees,
             },
-            segments: Account {
+            segments: UsageTotals {
                 current: stats.segments,
                 peak: stats.peak_segments,
                 total_allocated: self.segments.0,
@@ -251,28 +251,28 @@ fn inactive_split(layout: &Layout) -> (u64, u64) {
     free.fold((0, 0), |(bytes, blocks), block| (bytes + block.size, blocks + 1))
 }
 
-impl EventSink for Books {
+impl EventSink for SummaryRecorder {
     fn event(&mut self, event: StrategyEvent) {
         if self.is_over() {
             return;
         }
         match event {
             StrategyEvent::SegmentAlloc { bytes, .. } => {
-                self.told.0 += bytes;
+                self.reported.0 += bytes;
                 self.segments.0 += 1;
             }
             StrategyEvent::SegmentFree { bytes, .. } => {
-                self.told.1 += bytes;
+                self.reported.1 += bytes;
                 self.segments.1 += 1;
             }
-            StrategyEvent::SegmentMap { bytes, .. } => self.told.0 += bytes,
-            StrategyEvent::SegmentUnmap { bytes, .. } => self.told.1 += bytes,
+            StrategyEvent::SegmentMap { bytes, .. } => self.reported.0 += bytes,
+            StrategyEvent::SegmentUnmap { bytes, .. } => self.reported.1 += bytes,
             StrategyEvent::FreeCompleted { .. } | StrategyEvent::Retry { .. } | StrategyEvent::OutOfMemory { .. } => {}
         }
     }
 }
 
-impl Observer for Books {
+impl Observer for SummaryRecorder {
     fn before(&mut self, now: &ReplayMoment<'_>) {
         self.read_peak(now.strategy);
         if self.until == Some(now.index) {
@@ -326,7 +326,7 @@ mod tests {
     }
 
     fn at(moment: &str, strategy: &str) -> MemorySummary {
-        let at: At = moment.parse().unwrap();
+        let at: SummaryMoment = moment.parse().unwrap();
         summarize(&Replay::new(&story()).strategy(strategy), &at).unwrap()
     }
 
@@ -353,7 +353,7 @@ mod tests {
         for (moment, words) in
             [("step:7", "no step 7"), ("phase:forward", "no phase 'forward' number 0"), ("event:99", "no event 99")]
         {
-            let at: At = moment.parse().unwrap();
+            let at: SummaryMoment = moment.parse().unwrap();
             let error = summarize(&Replay::new(&story()), &at).unwrap_err();
             assert!(error.to_string().contains(words), "{error}");
         }

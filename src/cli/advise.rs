@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     answer::{
-        advise::{self, Advice, AdviceQuestion, Candidate, Confidence, Room},
+        advise::{self, Advice, AdviceQuestion, AvailableMemory, Confidence, SettingsCandidate},
         ranks::RankRow,
         threshold::ThresholdError,
     },
@@ -117,11 +117,11 @@ fn answer(
     progress: &dyn Progress,
 ) -> Result<Option<Advice>, CommandError> {
     let AdvisedProgram { trace, current, confidence, dead_end } = AdvisedProgram::open(args, name, progress)?;
-    let seen = dead_end.as_ref().and_then(|end| end.room_bytes).map(Room::OfCard);
+    let seen = dead_end.as_ref().and_then(|end| end.room_bytes).map(AvailableMemory::OfCard);
     let room = room(args).or(seen);
     // A recording that ends with an OOM needs more than its device had.
     let device = &match room {
-        Some(Room::OfCard(bytes)) => device.with_room_for(bytes.saturating_mul(2)),
+        Some(AvailableMemory::OfCard(bytes)) => device.with_room_for(bytes.saturating_mul(2)),
         _ => device.clone(),
     };
     let question = AdviceQuestion {
@@ -199,7 +199,7 @@ impl AdvisedProgram {
         };
         let current = match &args.current {
             Some(settings) => {
-                Candidate::with_settings(settings.trim()).strategy.check().map_err(CommandError::usage)?;
+                SettingsCandidate::with_settings(settings.trim()).strategy.check().map_err(CommandError::usage)?;
                 settings.trim().to_owned()
             }
             None => supported_settings(recorded),
@@ -208,9 +208,9 @@ impl AdvisedProgram {
     }
 }
 
-fn room(args: &Args) -> Option<Room> {
-    let card = args.memory.map(|memory| Room::Card(memory.0));
-    card.or(args.limit.map(|limit| Room::Limit(limit.0)))
+fn room(args: &Args) -> Option<AvailableMemory> {
+    let card = args.memory.map(|memory| AvailableMemory::Card(memory.0));
+    card.or(args.limit.map(|limit| AvailableMemory::Limit(limit.0)))
 }
 
 /// The simulated device, with at least the memory of the card.

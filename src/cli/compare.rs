@@ -11,7 +11,7 @@ use super::{
     output,
 };
 use crate::{
-    answer::compare::{CompareError, Comparison, Run, Tolerance, compare},
+    answer::compare::{CompareError, Comparison, Run, TimeTolerance, compare},
     report::{self, Render},
 };
 
@@ -48,10 +48,10 @@ Examples:
 #[derive(Debug, clap::Args)]
 pub struct ToleranceOptions {
     /// Times must differ by more than this share to count.
-    #[arg(long, value_name = "SHARE", default_value_t = Tolerance::default().noise_threshold)]
+    #[arg(long, value_name = "SHARE", default_value_t = TimeTolerance::default().noise_threshold)]
     noise_threshold: f64,
     /// And the p-value must be below this.
-    #[arg(long, value_name = "P", default_value_t = Tolerance::default().significance)]
+    #[arg(long, value_name = "P", default_value_t = TimeTolerance::default().significance)]
     significance: f64,
     /// Which differences end with exit code 102.
     #[arg(long, value_enum, default_value_t)]
@@ -60,7 +60,7 @@ pub struct ToleranceOptions {
 
 impl Default for ToleranceOptions {
     fn default() -> Self {
-        let Tolerance { noise_threshold, significance } = Tolerance::default();
+        let TimeTolerance { noise_threshold, significance } = TimeTolerance::default();
         ToleranceOptions { noise_threshold, significance, fail_on: FailOn::default() }
     }
 }
@@ -130,7 +130,7 @@ fn of_folders(old: &Path, new: &Path, tolerance: &ToleranceOptions) -> Result<Co
         )));
     }
     let (old, new) = (read(old)?, read(new)?);
-    compare(&old, &new, &Tolerance { significance, noise_threshold }).map_err(|error| match error {
+    compare(&old, &new, &TimeTolerance { significance, noise_threshold }).map_err(|error| match error {
         CompareError::NothingInCommon { .. } => CommandError::nothing_selected(error),
         CompareError::Schemas { .. } | CompareError::Clocks { .. } => CommandError::usage(error),
     })

@@ -10,7 +10,7 @@ use crate::{
     base::Progress,
     measure::{
         CaseRecord,
-        torch_snapshot::{WitnessError, Witnessed, witness},
+        torch_snapshot::{RecordedReplay, SnapshotExportError, record_snapshot},
     },
     replay::{OnOutOfMemory, Replay, ReplayError},
     report::{
@@ -22,9 +22,9 @@ use crate::{
 
 /// Replays on a fresh device, and returns the replay as PyTorch would have recorded it. An OOM that
 /// ends the replay is reported.
-pub fn witnessed(replay: &Replay<'_>) -> Result<Witnessed, CommandError> {
-    let witnessed = witness(replay).map_err(|error| match error {
-        WitnessError::Replay(ReplayError::DeviceSpec(error)) => error.into(),
+pub fn witnessed(replay: &Replay<'_>) -> Result<RecordedReplay, CommandError> {
+    let witnessed = record_snapshot(replay).map_err(|error| match error {
+        SnapshotExportError::Replay(ReplayError::DeviceSpec(error)) => error.into(),
         error => CommandError::usage(error),
     })?;
     if let (Some(oom), OnOutOfMemory::Stop) = (witnessed.replayed.first_oom, replay.options.on_out_of_memory) {
@@ -34,7 +34,7 @@ pub fn witnessed(replay: &Replay<'_>) -> Result<Witnessed, CommandError> {
 }
 
 /// Writes a snapshot, whole or not at all, and returns a message.
-pub fn save(witnessed: &Witnessed, path: &Path, progress: &dyn Progress) -> Result<String, CommandError> {
+pub fn save(witnessed: &RecordedReplay, path: &Path, progress: &dyn Progress) -> Result<String, CommandError> {
     trace::save(path, |to| Ok(witnessed.snapshot.write(to, progress)?)).map_err(CommandError::usage)?;
     let entries: usize = witnessed.snapshot.traces.iter().map(Vec::len).sum();
     Ok(format!("{entries} entries written to {}", path.display()))

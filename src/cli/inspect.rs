@@ -17,7 +17,7 @@ use crate::{
     answer::{
         holders::{GroupBy, RequesterUsage, requesters},
         ranks::RankRow,
-        summary::{At, MemorySummary, SummaryError, summarize},
+        summary::{MemorySummary, SummaryError, SummaryMoment, summarize},
     },
     base::{Bytes, Nanos, Progress},
     plan::{GRAIN, Lifetimes, MemoryBound, PackingBudget, pack},
@@ -458,10 +458,10 @@ impl MomentOptions {
 
     /// `recorded` are the settings of a recording.
     fn facts(&self, source: &dyn Source, recorded: &str, progress: &dyn Progress) -> Result<MomentFacts, CommandError> {
-        let at: At = self.at.parse().map_err(summary_failure)?;
+        let at: SummaryMoment = self.at.parse().map_err(summary_failure)?;
         let strategy = source::strategy_or_recorded(self.strategy.as_deref(), recorded)?;
         // The peak depends on the allocator: blocks are larger than requests.
-        let needs_replay = self.summary || at == At::Peak;
+        let needs_replay = self.summary || at == SummaryMoment::Peak;
         let memory = if needs_replay { Some(self.memory(source, &strategy, &at, progress)?) } else { None };
         let until = match (&memory, &at) {
             (Some(memory), _) => Some(memory.event),
@@ -485,11 +485,11 @@ impl MomentOptions {
         &self,
         source: &dyn Source,
         strategy: &StrategySpec,
-        at: &At,
+        at: &SummaryMoment,
         progress: &dyn Progress,
     ) -> Result<MemorySummary, CommandError> {
         // Steps and phases are found in a reading of their own.
-        let readings = 1 + u64::from(matches!(at, At::Step(_) | At::Phase(..)));
+        let readings = 1 + u64::from(matches!(at, SummaryMoment::Step(_) | SummaryMoment::Phase(..)));
         let source = ProgressSource::stage(source, progress, "replaying", readings);
         let options = ReplayOptions { resumes: true, ..ReplayOptions::default() };
         let replay = source::replay(&source, &self.device, strategy)?.options(options);

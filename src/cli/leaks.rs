@@ -13,7 +13,7 @@ use super::{
 use crate::{
     answer::{
         holders::LiveInventory,
-        leaks::{Bar, Finding, LeakError, Observed, Verdict, judge},
+        leaks::{Finding, GrowthThreshold, LeakError, ObservedSteps, Verdict, judge},
         ranks::RankRow,
     },
     base::Progress,
@@ -57,10 +57,10 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 10)]
     top: usize,
     /// A slope counts if its p-value is below this.
-    #[arg(long, value_name = "P", default_value_t = Bar::default().significance)]
+    #[arg(long, value_name = "P", default_value_t = GrowthThreshold::default().significance)]
     significance: f64,
     /// Growth over all steps counts if it is at least this share of the level, and at least 2 MiB.
-    #[arg(long, value_name = "SHARE", default_value_t = Bar::default().least_share)]
+    #[arg(long, value_name = "SHARE", default_value_t = GrowthThreshold::default().least_share)]
     least_share: f64,
     /// Which verdicts end with exit code 105.
     #[arg(long, value_enum, default_value_t)]
@@ -115,7 +115,7 @@ pub fn run(args: Args) -> CommandResult {
 }
 
 /// One answer for all ranks: leaks first, then other growth, the steepest first.
-fn for_ranks(args: &Args, files: &[RankFile], baseline: Option<&Observed>) -> CommandResult {
+fn for_ranks(args: &Args, files: &[RankFile], baseline: Option<&ObservedSteps>) -> CommandResult {
     let answers = ranks::ask(files, |name, progress| {
         Ok(LeakReport { findings: vec![judge_source(args, name, baseline, progress)?], top: args.top })
     });
@@ -152,15 +152,15 @@ impl Args {
         }
     }
 
-    fn bar(&self) -> Bar {
-        Bar { significance: self.significance, least_share: self.least_share, ..Bar::default() }
+    fn bar(&self) -> GrowthThreshold {
+        GrowthThreshold { significance: self.significance, least_share: self.least_share, ..GrowthThreshold::default() }
     }
 }
 
 /// A source and its replay, step by step.
 struct ReplayedSource {
     source: Box<dyn Source>,
-    observed: Observed,
+    observed: ObservedSteps,
 }
 
 impl ReplayedSource {
@@ -179,7 +179,7 @@ impl ReplayedSource {
         let observed = {
             let reading = ProgressSource::stage(&*source, progress, "replaying step by step", 2);
             let replay = source::replay(&reading, &args.device, &spec)?.options(options);
-            Observed::of_replay(&replay, args.step_at.as_deref()).map_err(leak_failure)?
+            ObservedSteps::of_replay(&replay, args.step_at.as_deref()).map_err(leak_failure)?
         };
         Ok(ReplayedSource { source, observed })
     }
@@ -188,7 +188,7 @@ impl ReplayedSource {
 fn judge_source(
     args: &Args,
     name: &str,
-    baseline: Option<&Observed>,
+    baseline: Option<&ObservedSteps>,
     progress: &dyn Progress,
 ) -> Result<Finding, CommandError> {
     let ReplayedSource { source, observed } = ReplayedSource::open(args, name, progress)?;
@@ -200,7 +200,7 @@ fn judge_source(
     Ok(finding)
 }
 
-fn judge_series(args: &Args, baseline: Option<&Observed>) -> Result<Finding, CommandError> {
+fn judge_series(args: &Args, baseline: Option<&ObservedSteps>) -> Result<Finding, CommandError> {
     let mut recordings: Vec<Recording> = Vec::new();
     for name in &args.sources {
         let recording = args.settings.of(name).recording(&Stages::of(name))?;
@@ -208,7 +208,7 @@ fn judge_series(args: &Args, baseline: Option<&Observed>) -> Result<Finding, Com
             CommandError::usage(anyhow!("'{name}' is not a PyTorch snapshot; --each judges every source on its own"))
         })?);
     }
-    let mut finding = judge(&Observed::of_snapshots(&recordings), baseline, &args.bar()).map_err(leak_failure)?;
+    let mut finding = judge(&ObservedSteps::of_snapshots(&recordings), baseline, &args.bar()).map_err(leak_failure)?;
     if finding.verdict == Verdict::Leak {
         let inventories = LiveInventory::of_snapshots(&recordings);
         if let (Some(before), Some(after)) = (inventories.get(finding.first_step), inventories.last()) {

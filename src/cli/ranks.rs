@@ -10,7 +10,7 @@ use super::{
     progress::{self, OneOf},
 };
 use crate::{
-    answer::ranks::{RankRow, Ranks},
+    answer::ranks::{RankComparison, RankRow},
     base::{Progress, parallel_map},
     report::{RankReport, Render},
     suite::{self, RankFile},
@@ -56,7 +56,7 @@ pub fn tell<T: Render>(
         rank: file.rank.clone(),
         ..answer.as_ref().map_or_else(|reason| RankRow::unanswered(reason), &row)
     };
-    let ranks = Ranks::gather(figure, answers.iter().map(of_rank).collect());
+    let ranks = RankComparison::gather(figure, answers.iter().map(of_rank).collect());
     format.print(&RankReport {
         ranks: &ranks,
         answers: answers.iter().map(|(_, answer)| answer.as_ref().ok()).collect(),

@@ -2,7 +2,7 @@
 //! gave, where every decision must be the same; and freely on a simulated device, whose peaks are compared.
 //!
 //! Who wins a tie between two places depends on where the driver put them, and whether a block can be reused on whether
-//! a kernel is done. So two free runs may differ without anybody being wrong, and their difference is given in percent.
+//! a kernel is done. So two free runs may differ although both are correct, and their difference is given in percent.
 
 use serde::{Deserialize, Serialize};
 
@@ -88,7 +88,7 @@ pub struct AgreementRecord {
 }
 
 /// Devices and strategies for the three runs, none of them used before.
-pub struct Cast {
+pub struct AgreementSetup {
     /// Where the case runs.
     pub device: Box<dyn Device>,
     /// Where it runs freely.
@@ -122,7 +122,7 @@ impl AgreementRecord {
         label: &CaseLabel,
         simulated_device: &str,
         source: &dyn Source,
-        cast: Cast,
+        cast: AgreementSetup,
         options: &ReplayOptions<'_>,
     ) -> AgreementRecord {
         let mut record = AgreementRecord::unmeasured(label, simulated_device, Finding::Agrees, "");
@@ -134,8 +134,13 @@ impl AgreementRecord {
         record
     }
 
-    fn run(&mut self, source: &dyn Source, cast: Cast, options: &ReplayOptions<'_>) -> Result<(), ReplayError> {
-        let Cast { mut device, mut simulated, strategies: [mut first, second, mut free] } = cast;
+    fn run(
+        &mut self,
+        source: &dyn Source,
+        cast: AgreementSetup,
+        options: &ReplayOptions<'_>,
+    ) -> Result<(), ReplayError> {
+        let AgreementSetup { mut device, mut simulated, strategies: [mut first, second, mut free] } = cast;
         let on_device = if first.requires().stream_ordered_pools {
             self.finding = Finding::Unscripted;
             perform(source, &mut *first, &mut *device, options, &mut Silent)?
@@ -202,11 +207,11 @@ mod tests {
         Box::new(SimDevice::new(SimConfig::default()).unwrap())
     }
 
-    fn cast(specs: [&str; 3]) -> Cast {
+    fn cast(specs: [&str; 3]) -> AgreementSetup {
         let (device, simulated) = (simulated(), simulated());
         let build = |spec| StrategySpec::from(spec).build(&Setup { props: device.props(), limit: None }).unwrap();
         let strategies = specs.map(build);
-        Cast { device, simulated, strategies }
+        AgreementSetup { device, simulated, strategies }
     }
 
     fn story() -> Trace {
@@ -218,7 +223,7 @@ mod tests {
         story.finish("story")
     }
 
-    fn measure(cast: Cast) -> AgreementRecord {
+    fn measure(cast: AgreementSetup) -> AgreementRecord {
         let label = CaseLabel { workload: "story".to_owned(), ..CaseLabel::default() };
         AgreementRecord::measure(&label, "sim", &story(), cast, &ReplayOptions::default())
     }

@@ -5,13 +5,13 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    CaseLabel, CaseRecord, Composition, DriverCalls, Frame, LatencyHistogram, OomReport, PhasePeak, SCHEMA, Status,
-    StepPeak, TagBytes, Timeline,
-    categories::Categories,
-    frames::Album,
+    CaseLabel, CaseRecord, Composition, DriverCalls, LatencyHistogram, LayoutFrame, OomReport, PhasePeak, SCHEMA,
+    Status, StepPeak, TagBytes, Timeline,
+    categories::CategoryRecorder,
+    frames::FrameRecorder,
     latency::{Latency, calls_by_kind},
-    ooms::Ooms,
-    peaks::Peaks,
+    ooms::OomRecorder,
+    peaks::PeakRecorder,
     timeline::TimelineRecorder,
 };
 use crate::{
@@ -62,12 +62,12 @@ pub fn measure(
 /// All observers of a measured replay.
 #[derive(Default)]
 struct CaseObserver {
-    peaks: Peaks,
+    peaks: PeakRecorder,
     timeline: TimelineRecorder,
-    categories: Categories,
-    album: Album,
+    categories: CategoryRecorder,
+    album: FrameRecorder,
     latency: Latency,
-    ooms: Ooms,
+    ooms: OomRecorder,
     work: WorkCount,
 }
 
@@ -186,7 +186,7 @@ fn conclude(record: &mut CaseRecord, detail: &mut CaseDetail, replayed: Result<R
     }
 }
 
-/// Closes the strategy; whoever keeps memory then is broken, however well it did before.
+/// Closes the strategy. One that still holds memory afterwards is broken.
 fn close(record: &mut CaseRecord, strategy: &mut dyn Strategy, device: &mut dyn Device, held_before: u64) {
     let closed = strategy.close(&mut Context { device, sink: &mut Silent });
     let kept = device.held_bytes().saturating_sub(held_before);
@@ -241,7 +241,7 @@ pub struct CaseDetail {
     pub layouts: Layouts,
     /// Pictures of memory over time, in order of their events.
     #[serde(default)]
-    pub frames: Vec<Frame>,
+    pub frames: Vec<LayoutFrame>,
 }
 
 impl CaseDetail {

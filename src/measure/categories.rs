@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::timeline::{Join, Thinned};
+use super::timeline::{Join, ThinnedSeries};
 use crate::{
     replay::{LiveBlock, Observer, ReplayMoment},
     strategy::{EventSink, Freed, Outcome, Strategy},
@@ -46,12 +46,12 @@ impl Join for Composition {
 /// The copy is taken lazily, when memory first falls after a new peak: a ramp-up of a million allocations then costs
 /// one copy and not a million.
 #[derive(Clone, Debug, Default)]
-pub struct Categories {
+pub struct CategoryRecorder {
     tags: Vec<Tag>,
     /// The place of each tag's category in [`Category::ALL`].
     places: Vec<usize>,
     by_category: [u64; Category::ALL.len()],
-    over_time: Thinned<Composition>,
+    over_time: ThinnedSeries<Composition>,
     /// Bytes in live blocks by tag.
     live: Vec<u64>,
     total: u64,
@@ -61,7 +61,7 @@ pub struct Categories {
     uncopied: bool,
 }
 
-impl Categories {
+impl CategoryRecorder {
     /// Bytes by category over time.
     pub fn take_over_time(&mut self) -> Vec<Composition> {
         std::mem::take(&mut self.over_time).into_stretches()
@@ -124,9 +124,9 @@ fn place(category: Category) -> usize {
     Category::ALL.iter().position(|&known| known == category).unwrap_or(Category::ALL.len() - 1)
 }
 
-impl EventSink for Categories {}
+impl EventSink for CategoryRecorder {}
 
-impl Observer for Categories {
+impl Observer for CategoryRecorder {
     fn served(&mut self, now: &ReplayMoment<'_>, live: &LiveBlock, _: Outcome) {
         if live.tag.index() >= self.live.len() {
             self.learn(now.tables.tags());
@@ -161,7 +161,7 @@ mod tests {
         fn the_lazy_copy_equals_a_copy_taken_at_every_new_peak(
             moves in prop::collection::vec((any::<bool>(), 0usize..5, 1u64..100), 0..200),
         ) {
-            let mut lazy = Categories::default();
+            let mut lazy = CategoryRecorder::default();
             lazy.learn(&[Tag::default(); 5]);
             let mut blocks: Vec<(usize, u64)> = Vec::new();
             let mut naive = vec![0; 5];
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn parts_are_listed_by_category_and_layer_and_empty_ones_left_out() {
-        let mut seen = Categories::default();
+        let mut seen = CategoryRecorder::default();
         let tag = |category, layer| Tag { category, layer };
         seen.learn(&[
             Tag::default(),

@@ -13,25 +13,25 @@ use crate::{
     trace::{Category, Op, Tag},
 };
 
-/// Pictures at regular distances; those of the peak, the failure and the end come on top.
+/// Pictures at regular distances. Those of the peak, the failure and the end are additional.
 const MOST_REGULAR: usize = 16;
 /// The first distance between them, in events; it doubles whenever there are too many.
 const FIRST_DISTANCE: u64 = 32;
-/// Of more live blocks than this no picture is taken: it would take longer than the run.
+/// With more live blocks than this, no picture is taken: it would take longer than the run.
 const MOST_BLOCKS: u64 = 20_000;
-/// What is smaller than this part of all memory is not seen on its own.
+/// Anything smaller than this part of all memory is joined with its neighbours.
 const SMALLEST_PART: u64 = 4096;
 /// A peak that is higher by less than this part is worth a new picture only where there is time for it.
 const WORTHWHILE_RISE: u64 = 64;
 
-/// Such a picture is paid for with so many events a block, so that pictures take a small part of a run's time.
+/// A picture of a peak costs this many events per block, so that pictures take a small part of a run's time.
 const EVENTS_PER_BLOCK: u64 = 8;
 
 /// Why a picture was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Occasion {
-    /// It was its turn.
+    /// At a regular distance.
     Regular,
     /// `allocated` was at its highest; or within a 64th of it, in runs that have no time for more pictures.
     Peak,
@@ -43,7 +43,7 @@ pub enum Occasion {
 
 /// Memory at one moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Frame {
+pub struct LayoutFrame {
     /// Number of the event after which, or at the peak before which, memory lay like this.
     pub event: u64,
     /// Why it was taken.
@@ -57,7 +57,7 @@ pub struct Frame {
 pub struct FrameSegment {
     /// How many there are.
     pub pieces: u32,
-    /// Whose they are.
+    /// Their stream.
     pub stream: u16,
     /// The strategy's name for the part they belong to.
     pub pool: String,
@@ -107,7 +107,7 @@ impl From<(u64, u8, u8, Option<u64>)> for FrameBlock {
     }
 }
 
-impl Frame {
+impl LayoutFrame {
     /// Bytes in blocks of this state.
     #[must_use]
     pub fn bytes_in(&self, state: BlockState) -> u64 {
@@ -120,9 +120,9 @@ impl Frame {
     }
 }
 
-/// Who was last served in a slot of the trace.
+/// The block that was last served in a slot of the trace.
 #[derive(Clone, Copy, Debug)]
-struct Resident {
+struct SlotOwner {
     address: Address,
     born: u64,
     tag: TagId,
@@ -130,31 +130,31 @@ struct Resident {
 
 /// Takes the pictures of a run.
 #[derive(Debug, Default)]
-pub struct Album {
-    /// By slot. Whoever is freed stays: a later resident at the same address has a later birth.
-    residents: Vec<Resident>,
+pub struct FrameRecorder {
+    /// By slot. Freed blocks stay: a later owner of the same address has a later birth.
+    residents: Vec<SlotOwner>,
     tags: Vec<Tag>,
-    regular: Vec<Frame>,
+    regular: Vec<LayoutFrame>,
     /// How many times the distance between regular pictures was doubled.
     doublings: u32,
     /// The event of the next regular picture, but for the first.
     next: u64,
-    peak: Option<(u64, Frame)>,
-    /// `allocated` has a new peak, reached by this event and not yet pictured.
+    peak: Option<(u64, LayoutFrame)>,
+    /// A new peak of `allocated`, the event that reached it, and no picture yet.
     unseen_peak: Option<(u64, u64)>,
     highest: u64,
-    at_oom: Option<Frame>,
-    /// Events that pictures of peaks were not yet paid with.
+    at_oom: Option<LayoutFrame>,
+    /// Events not yet spent on pictures of peaks.
     credit: u64,
     last_event: u64,
-    /// The strategy shows nothing.
+    /// The strategy shows no layout.
     blind: bool,
 }
 
-impl Album {
+impl FrameRecorder {
     /// All pictures in order of their events.
     #[must_use]
-    pub fn finish(mut self, strategy: &dyn Strategy) -> Vec<Frame> {
+    pub fn finish(mut self, strategy: &dyn Strategy) -> Vec<LayoutFrame> {
         self.see_peak(strategy);
         let end = self.picture(self.last_event, Occasion::End, strategy);
         let mut frames = self.regular;
@@ -165,7 +165,7 @@ impl Album {
         frames
     }
 
-    fn picture(&mut self, event: u64, occasion: Occasion, strategy: &dyn Strategy) -> Option<Frame> {
+    fn picture(&mut self, event: u64, occasion: Occasion, strategy: &dyn Strategy) -> Option<LayoutFrame> {
         if self.blind || strategy.stats().live_blocks > MOST_BLOCKS {
             return None;
         }
@@ -176,11 +176,11 @@ impl Album {
         Some(self.frame(event, occasion, &layout))
     }
 
-    fn frame(&self, event: u64, occasion: Occasion, layout: &Layout) -> Frame {
+    fn frame(&self, event: u64, occasion: Occasion, layout: &Layout) -> LayoutFrame {
         let mut residents = self.residents.clone();
         residents.sort_unstable_by_key(|resident| (resident.address, resident.born));
         let category =
-            |resident: &Resident| self.tags.get(resident.tag.index()).map_or(Category::Unknown, |t| t.category);
+            |resident: &SlotOwner| self.tags.get(resident.tag.index()).map_or(Category::Unknown, |t| t.category);
         let views = || layout.segments.iter().filter(|segment| !segment.alias);
         let smallest = views().map(|segment| segment.bytes).sum::<u64>() / SMALLEST_PART;
         let mut segments: Vec<FrameSegment> = Vec::new();
@@ -216,7 +216,7 @@ impl Album {
         for segment in &mut segments {
             segment.blocks = joined(&segment.blocks, smallest);
         }
-        Frame { event, occasion, segments }
+        LayoutFrame { event, occasion, segments }
     }
 
     /// Looks at the peak just before memory falls, so that a long ramp-up is pictured once.
@@ -279,9 +279,9 @@ fn joined(blocks: &[FrameBlock], smallest: u64) -> Vec<FrameBlock> {
     out
 }
 
-impl EventSink for Album {}
+impl EventSink for FrameRecorder {}
 
-impl Observer for Album {
+impl Observer for FrameRecorder {
     fn before(&mut self, now: &ReplayMoment<'_>) {
         if matches!(now.event.op, Op::EmptyCache) {
             self.see_peak(now.strategy);
@@ -290,10 +290,10 @@ impl Observer for Album {
 
     fn served(&mut self, now: &ReplayMoment<'_>, live: &LiveBlock, _: Outcome) {
         let Op::Alloc { slot, .. } = now.event.op else { return };
-        let resident = Resident { address: live.block.address, born: live.born, tag: live.tag };
+        let resident = SlotOwner { address: live.block.address, born: live.born, tag: live.tag };
         let place = slot as usize;
         if place >= self.residents.len() {
-            self.residents.resize(place + 1, Resident { address: Address::NULL, born: 0, tag: TagId(0) });
+            self.residents.resize(place + 1, SlotOwner { address: Address::NULL, born: 0, tag: TagId(0) });
         }
         self.residents[place] = resident;
         if live.tag.index() >= self.tags.len() {
@@ -355,7 +355,7 @@ mod tests {
         .1
     }
 
-    fn occasions(frames: &[Frame]) -> Vec<(u64, Occasion)> {
+    fn occasions(frames: &[LayoutFrame]) -> Vec<(u64, Occasion)> {
         frames.iter().map(|frame| (frame.event, frame.occasion)).collect()
     }
 

@@ -82,7 +82,7 @@ impl Durations {
         }
     }
 
-    /// Adds the durations that somebody else noted.
+    /// Adds the durations of another collection.
     pub fn absorb(&mut self, other: &Durations) {
         self.count += other.count;
         self.total += other.total;

@@ -48,11 +48,11 @@ pub struct OomReport {
     pub cause: OomCause,
     /// Where the free memory lay and why it did not serve, most first. Only known of the first failure.
     #[serde(default)]
-    pub kept_back: Vec<KeptBack>,
+    pub kept_back: Vec<UnusableMemory>,
 }
 
 impl OomReport {
-    fn new(now: &ReplayMoment<'_>, report: &FailedRequest, kept_back: Vec<KeptBack>) -> OomReport {
+    fn new(now: &ReplayMoment<'_>, report: &FailedRequest, kept_back: Vec<UnusableMemory>) -> OomReport {
         let name = |names: &[String], number: usize| names.get(number).filter(|name| !name.is_empty()).cloned();
         OomReport {
             event: report.event,
@@ -73,7 +73,7 @@ impl OomReport {
         }
     }
 
-    /// In words: what was asked, what was free and where, and why that did not help.
+    /// One sentence: what was requested, what was free and where, and why that did not help.
     #[must_use]
     pub fn in_words(&self) -> String {
         let rounded = match self.asked_bytes.max(self.rounded_bytes) {
@@ -94,8 +94,8 @@ impl OomReport {
         )
     }
 
-    /// In words, that the device had less to give than the limit on it allows, because it is smaller or because others
-    /// use it; `None` where the limit itself refused, or the strategy.
+    /// A sentence that the device had less than the limit allows, because it is smaller or others use it. `None` if the
+    /// limit itself or the strategy refused.
     #[must_use]
     pub fn short_of_limit(&self, limit: u64, page_bytes: u64) -> Option<String> {
         let wanted = self.device_held_bytes.saturating_add(round_up(self.asked_bytes, page_bytes));
@@ -113,7 +113,7 @@ impl OomReport {
 
 /// Watches requests fail.
 #[derive(Clone, Debug, Default)]
-pub struct Ooms {
+pub struct OomRecorder {
     /// The first failed requests, in order.
     pub reports: Vec<OomReport>,
     /// How many more there were.
@@ -122,9 +122,9 @@ pub struct Ooms {
     pub layout: Option<Layout>,
 }
 
-impl EventSink for Ooms {}
+impl EventSink for OomRecorder {}
 
-impl Observer for Ooms {
+impl Observer for OomRecorder {
     fn out_of_memory(&mut self, now: &ReplayMoment<'_>, report: &FailedRequest) {
         let mut kept_back = Vec::new();
         if self.reports.is_empty() {
@@ -157,12 +157,12 @@ pub enum Obstacle {
     Limit,
     /// On the device, which has less than was asked of it, or not in one piece.
     Device,
-    /// The request is of a size that the strategy serves to nobody.
+    /// The strategy never serves requests of this size.
     Size,
 }
 
 impl Obstacle {
-    /// In words, after an amount of memory.
+    /// A phrase that follows an amount of memory.
     #[must_use]
     pub const fn words(self) -> &'static str {
         match self {
@@ -180,7 +180,7 @@ impl Obstacle {
 
 /// Free memory that one obstacle kept from a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KeptBack {
+pub struct UnusableMemory {
     /// Why.
     pub obstacle: Obstacle,
     /// How much in all.
@@ -190,8 +190,8 @@ pub struct KeptBack {
 }
 
 /// Where the free memory lay when a request failed, most first. Empty where nothing at all was free.
-fn obstacles(report: &FailedRequest, layout: Option<&Layout>) -> Vec<KeptBack> {
-    let mut kept: Vec<KeptBack> = Vec::new();
+fn obstacles(report: &FailedRequest, layout: Option<&Layout>) -> Vec<UnusableMemory> {
+    let mut kept: Vec<UnusableMemory> = Vec::new();
     let mut add = |obstacle: Obstacle, bytes: u64| {
         if bytes == 0 {
             return;
@@ -201,7 +201,7 @@ fn obstacles(report: &FailedRequest, layout: Option<&Layout>) -> Vec<KeptBack> {
                 known.bytes = known.bytes.saturating_add(bytes);
                 known.largest_bytes = known.largest_bytes.max(bytes);
             }
-            None => kept.push(KeptBack { obstacle, bytes, largest_bytes: bytes }),
+            None => kept.push(UnusableMemory { obstacle, bytes, largest_bytes: bytes }),
         }
     };
     let refused_by = match report.shortage.refused_by {
@@ -237,8 +237,8 @@ fn why(report: &FailedRequest, segment: &SegmentView, block: &BlockView) -> Obst
 /// The obstacles in one phrase: `1.20 GiB in remainders between blocks in use (largest 96.0 MiB), 20.0 MiB left under the
 /// limit`.
 #[must_use]
-pub fn in_words(kept: &[KeptBack]) -> String {
-    let part = |part: &KeptBack| {
+pub fn in_words(kept: &[UnusableMemory]) -> String {
+    let part = |part: &UnusableMemory| {
         let largest = match part.largest_bytes < part.bytes {
             true => format!(" (largest {})", Bytes(part.largest_bytes)),
             false => String::new(),
@@ -260,7 +260,7 @@ mod tests {
         },
         measure::{
             fixture::{TinyDevice, TinyStrategy},
-            ooms::Ooms,
+            ooms::OomRecorder,
         },
         replay::{self, replay},
         strategy::{Setup, StrategySpec},
@@ -272,7 +272,7 @@ mod tests {
         let mut device = LimitedDevice::to(limit, Box::new(SimDevice::new(SimConfig::default()).unwrap()));
         let setup = Setup { props: device.props(), limit: Some(limit) };
         let mut strategy = StrategySpec::from(strategy).build(&setup).unwrap();
-        let mut ooms = Ooms::default();
+        let mut ooms = OomRecorder::default();
         replay(trace, &mut *strategy, &mut device, &replay::ReplayOptions::default(), &mut ooms).unwrap();
         let report = ooms.reports.first().expect("something fails");
         report.kept_back.iter().map(|part| (part.obstacle, part.bytes / MIB, part.largest_bytes / MIB)).collect()
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_another_stream_serves_nobody_else() {
+    fn memory_of_another_stream_does_not_serve() {
         let mut story = TraceBuilder::new();
         let side = story.new_stream().unwrap();
         let large = story.alloc(64 * MIB, side, TagId(0));
@@ -321,7 +321,7 @@ mod tests {
         story.alloc(4000, StreamId::DEFAULT, TagId(0));
         let (mut strategy, mut device) = (TinyStrategy::default(), TinyDevice::new(4 * KIB));
         let options = replay::ReplayOptions::default();
-        let mut ooms = Ooms::default();
+        let mut ooms = OomRecorder::default();
         replay(&story.finish("pending"), &mut strategy, &mut device, &options, &mut ooms).unwrap();
         let kept: Vec<_> = ooms.reports[0].kept_back.iter().map(|part| (part.obstacle, part.bytes)).collect();
         assert_eq!(kept, [(Obstacle::Device, 3 * KIB), (Obstacle::PendingEvents, KIB)]);
@@ -330,8 +330,8 @@ mod tests {
     #[test]
     fn words_name_the_amounts() {
         let kept = [
-            KeptBack { obstacle: Obstacle::SplitRemainder, bytes: 24 * MIB, largest_bytes: 10 * MIB },
-            KeptBack { obstacle: Obstacle::Limit, bytes: 16 * MIB, largest_bytes: 16 * MIB },
+            UnusableMemory { obstacle: Obstacle::SplitRemainder, bytes: 24 * MIB, largest_bytes: 10 * MIB },
+            UnusableMemory { obstacle: Obstacle::Limit, bytes: 16 * MIB, largest_bytes: 16 * MIB },
         ];
         let words = "24.0 MiB in remainders between blocks in use (largest 10.0 MiB), 16.0 MiB left under the limit";
         assert_eq!(in_words(&kept), words);

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::timeline::{Join, Thinned};
+use super::timeline::{Join, ThinnedSeries};
 use crate::{
     base::StreamId,
     device::Device,
@@ -90,7 +90,7 @@ pub struct StepPeak {
     pub event: u64,
     /// Each level's maximum.
     pub peak: Levels,
-    /// The lowest that `allocated` went: what the step keeps for good.
+    /// The lowest value of `allocated`: what the step keeps.
     pub lowest_allocated_bytes: u64,
 }
 
@@ -135,7 +135,7 @@ struct AllocatedPeak {
 /// Levels are read after every event. A level that rises and falls within one event is seen where it is the
 /// highest so far, because strategies keep such peaks in their own books; `device_used` has no such books.
 #[derive(Debug, Default)]
-pub struct Peaks {
+pub struct PeakRecorder {
     highest: Levels,
     /// The strategy's own peaks, as last seen.
     books: Usage,
@@ -145,12 +145,12 @@ pub struct Peaks {
     /// The allocated peak is new and its free memory not yet looked at.
     unread: bool,
     reserved: Option<(u64, Usage)>,
-    steps: Thinned<StepPeak>,
+    steps: ThinnedSeries<StepPeak>,
     phases: Vec<(LabelId, PhasePeak)>,
     phase: Option<usize>,
 }
 
-/// What [`Peaks`] saw.
+/// What [`PeakRecorder`] saw.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PeakSummary {
     /// Each level's maximum.
@@ -173,7 +173,7 @@ pub struct PeakSummary {
     pub phases: Vec<PhasePeak>,
 }
 
-impl Peaks {
+impl PeakRecorder {
     /// The result. `strategy` is the one that was watched, in its last state.
     #[must_use]
     pub fn finish(mut self, strategy: &dyn Strategy) -> PeakSummary {
@@ -232,9 +232,9 @@ impl Peaks {
     }
 }
 
-impl EventSink for Peaks {}
+impl EventSink for PeakRecorder {}
 
-impl Observer for Peaks {
+impl Observer for PeakRecorder {
     fn before(&mut self, now: &ReplayMoment<'_>) {
         match now.event.op {
             Op::EmptyCache => self.read_free_memory(now.strategy),

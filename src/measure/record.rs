@@ -9,7 +9,7 @@ use super::{
     Levels, Obstacle, TagBytes,
     latency::{DriverPart, Durations, Latency, Operation},
     lost_share,
-    ooms::Ooms,
+    ooms::OomRecorder,
     peaks::PeakSummary,
 };
 use crate::{
@@ -316,7 +316,7 @@ impl CaseRecord {
         }
     }
 
-    /// Writes down what the source needs, whoever serves it.
+    /// Sets what the source needs, independent of the strategy.
     pub fn set_needs(&mut self, needs: &MemoryNeeds) {
         self.bound_requested_bytes = Some(needs.bound.requested_bytes);
         self.bound_rounded_bytes = Some(needs.bound.rounded_bytes);
@@ -495,7 +495,7 @@ impl CaseRecord {
         }
     }
 
-    pub(super) fn note_ooms(&mut self, ooms: &Ooms) {
+    pub(super) fn note_ooms(&mut self, ooms: &OomRecorder) {
         let Some(first) = ooms.reports.first() else { return };
         self.oom_event = Some(first.event);
         self.oom_step = first.step;

@@ -21,7 +21,7 @@ pub trait Join {
 /// Keeps at most a fixed number of stretches. Whenever they would be too many, neighbours are joined in pairs, so that
 /// every stretch but the last covers the same number of items: one at first, then two, four, and so on.
 #[derive(Clone, Debug)]
-pub struct Thinned<T> {
+pub struct ThinnedSeries<T> {
     stretches: Vec<T>,
     most: usize,
     /// Items that a full stretch covers.
@@ -30,17 +30,17 @@ pub struct Thinned<T> {
     filled: u64,
 }
 
-impl<T: Join> Default for Thinned<T> {
-    fn default() -> Thinned<T> {
-        Thinned::new(T::MOST)
+impl<T: Join> Default for ThinnedSeries<T> {
+    fn default() -> ThinnedSeries<T> {
+        ThinnedSeries::new(T::MOST)
     }
 }
 
-impl<T: Join> Thinned<T> {
+impl<T: Join> ThinnedSeries<T> {
     /// An empty series of at most `most` stretches (at least two).
     #[must_use]
-    pub fn new(most: usize) -> Thinned<T> {
-        Thinned { stretches: Vec::new(), most: (most.max(2)).next_multiple_of(2), stride: 1, filled: 0 }
+    pub fn new(most: usize) -> ThinnedSeries<T> {
+        ThinnedSeries { stretches: Vec::new(), most: (most.max(2)).next_multiple_of(2), stride: 1, filled: 0 }
     }
 
     /// Adds an item at the end.
@@ -189,7 +189,7 @@ pub struct Timeline {
 #[derive(Debug, Default)]
 pub struct TimelineRecorder {
     began: Nanos,
-    points: Thinned<Point>,
+    points: ThinnedSeries<Point>,
     incidents: Vec<Incident>,
     incidents_left_out: u64,
     /// Requested bytes of the blocks that callers hold.
@@ -288,7 +288,7 @@ mod thin_tests {
     #[test]
     fn stretches_cover_everything_once_in_equal_parts() {
         for count in [0, 1, 7, 8, 9, 1_000, 4_096] {
-            let mut series = Thinned::default();
+            let mut series = ThinnedSeries::default();
             (0..count).for_each(|item| series.push(Run(item, item)));
             let runs = series.into_stretches();
             assert!(runs.len() <= 8);
@@ -325,7 +325,7 @@ mod timeline_tests {
             levels in prop::collection::vec((0u64..1000, 0u64..1000), 1..400),
             most in 2usize..40,
         ) {
-            let mut series = Thinned::new(most);
+            let mut series = ThinnedSeries::new(most);
             for (event, &(allocated, reserved)) in levels.iter().enumerate() {
                 series.push(point(event as u64, allocated, reserved));
             }

@@ -57,7 +57,7 @@ pub struct TimingRecord {
     pub threads: Option<u16>,
     /// Always the wall clock.
     pub clock: Option<DeviceClock>,
-    /// Passes that nobody watched.
+    /// Passes without an observer.
     pub passes: u32,
     /// Events of one pass, those of all threads together.
     pub events: u64,
@@ -109,7 +109,7 @@ pub struct TimingRecord {
     pub free_max_ns: Option<u64>,
 }
 
-/// Times a case: `passes` passes that nobody watches (at least one), then a sampled one, each on a fresh strategy and
+/// Times a case: `passes` passes without an observer (at least one), then a sampled one, each on a fresh strategy and
 /// device from `make`. A source in memory keeps the cost of generating or parsing out of the figures.
 pub fn time(
     label: &CaseLabel,
@@ -122,20 +122,25 @@ pub fn time(
     for _ in 0..passes.max(1) {
         unwatched.push(pass(source, make()?, options, &mut Silent)?);
     }
-    let mut sampler = Sampler::default();
+    let mut sampler = LatencySampler::default();
     pass(source, make()?, options, &mut sampler)?;
     Ok(TimingRecord::new(label, None, unwatched, &sampler))
 }
 
 impl TimingRecord {
-    /// The time of every unwatched pass, in the order they ran; empty where the row does not say.
+    /// The time of every unobserved pass, in order; empty if unknown.
     #[must_use]
     pub fn passes_ns(&self) -> Vec<u64> {
         self.pass_ns.split_whitespace().filter_map(|pass| pass.parse().ok()).collect()
     }
 
     /// The row of a case, from its passes (at least one) and what was sampled.
-    fn new(label: &CaseLabel, threads: Option<u16>, mut unwatched: Vec<Pass>, sampler: &Sampler) -> TimingRecord {
+    fn new(
+        label: &CaseLabel,
+        threads: Option<u16>,
+        mut unwatched: Vec<Pass>,
+        sampler: &LatencySampler,
+    ) -> TimingRecord {
         let pass_ns: Vec<String> = unwatched.iter().map(|pass| pass.wall.0.to_string()).collect();
         unwatched.sort_by_key(|pass| pass.wall);
         let median = unwatched[unwatched.len() / 2];
@@ -224,7 +229,7 @@ pub const SAMPLED_ONE_IN: u32 = 16;
 /// Times some operations. The gaps between them are irregular, so that a workload with a period of its own is not met
 /// at the same place every time.
 #[derive(Default)]
-struct Sampler {
+struct LatencySampler {
     gap: u32,
     state: u64,
     began: Option<Instant>,
@@ -232,14 +237,14 @@ struct Sampler {
     frees: Durations,
 }
 
-impl Sampler {
+impl LatencySampler {
     /// Its neighbours' samples are not met at the same operations: every number gives other gaps.
-    fn numbered(number: u64) -> Sampler {
-        Sampler { state: number, ..Sampler::default() }
+    fn numbered(number: u64) -> LatencySampler {
+        LatencySampler { state: number, ..LatencySampler::default() }
     }
 
     /// Adds what another sampler saw.
-    fn absorb(&mut self, other: &Sampler) {
+    fn absorb(&mut self, other: &LatencySampler) {
         self.allocs.absorb(&other.allocs);
         self.frees.absorb(&other.frees);
     }
@@ -251,9 +256,9 @@ impl Sampler {
     }
 }
 
-impl EventSink for Sampler {}
+impl EventSink for LatencySampler {}
 
-impl Observer for Sampler {
+impl Observer for LatencySampler {
     fn before(&mut self, now: &ReplayMoment<'_>) {
         if !matches!(now.event.op, Op::Alloc { .. } | Op::Free { .. }) {
             return;
@@ -314,8 +319,8 @@ pub fn time_threads(
     for _ in 0..passes.max(1) {
         unwatched.push(shared_pass(copies, make()?, options, |_| Silent)?.0);
     }
-    let (_, samplers) = shared_pass(copies, make()?, options, Sampler::numbered)?;
-    let mut sampler = Sampler::default();
+    let (_, samplers) = shared_pass(copies, make()?, options, LatencySampler::numbered)?;
+    let mut sampler = LatencySampler::default();
     samplers.iter().for_each(|one| sampler.absorb(one));
     Ok(TimingRecord::new(label, Some(copies.len() as u16), unwatched, &sampler))
 }

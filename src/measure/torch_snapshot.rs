@@ -1,7 +1,7 @@
 //! A replay as PyTorch would have recorded it: under any strategy, for PyTorch's own viewer and for `verify`.
 //!
-//! [`Witness`] watches and keeps entries in PyTorch's order: what a request caused before the request itself, and a free
-//! that is done at once right after it was asked for. [`witness`] runs a replay under its eyes and adds the memory at
+//! [`SnapshotRecorder`] watches and keeps entries in PyTorch's order: what a request caused before the request itself, and a free
+//! that is done at once right after it was asked for. [`record_snapshot`] runs a replay under its eyes and adds the memory at
 //! the end. Call sites become stacks of one frame, marks become annotations; times are those of the story or of the
 //! device, whichever is further, from the first microsecond on.
 
@@ -26,7 +26,7 @@ use crate::{
 
 /// A snapshot of a replay, and how the replay ended.
 #[derive(Clone, Debug)]
-pub struct Witnessed {
+pub struct RecordedReplay {
     /// What PyTorch would have recorded.
     pub snapshot: Snapshot,
     /// What was done.
@@ -35,7 +35,7 @@ pub struct Witnessed {
 
 /// Why a replay leaves no snapshot. Running out of memory is not among the reasons.
 #[derive(Debug, thiserror::Error)]
-pub enum WitnessError {
+pub enum SnapshotExportError {
     /// The replay could not go on.
     #[error(transparent)]
     Replay(#[from] ReplayError),
@@ -48,26 +48,26 @@ pub enum WitnessError {
 /// the strategy is PyTorch's allocator; another strategy is named as the backend.
 ///
 /// If the replay continues a recording that began in the middle, the snapshot begins in the middle too.
-pub fn witness(replay: &Replay<'_>) -> Result<Witnessed, WitnessError> {
+pub fn record_snapshot(replay: &Replay<'_>) -> Result<RecordedReplay, SnapshotExportError> {
     let OpenedAllocator { mut strategy, mut device, .. } = replay.open()?;
     let options = ReplayOptions { repeat: 1, ..replay.options };
-    let mut witness = Witness::default();
-    let replayed = run(replay.source, &mut *strategy, &mut *device, &options, &mut witness)?;
-    witness.forget_inherited(replayed.inherited);
-    let layout = strategy.layout().ok_or_else(|| WitnessError::NoLayout(replay.strategy.to_string()))?;
-    let snapshot = witness.testify(&layout, settings(&replay.strategy));
+    let mut recorder = SnapshotRecorder::default();
+    let replayed = run(replay.source, &mut *strategy, &mut *device, &options, &mut recorder)?;
+    recorder.forget_inherited(replayed.inherited);
+    let layout = strategy.layout().ok_or_else(|| SnapshotExportError::NoLayout(replay.strategy.to_string()))?;
+    let snapshot = recorder.into_snapshot(&layout, settings(&replay.strategy));
     strategy
         .close(&mut Context { device: &mut *device, sink: &mut Silent })
         .map_err(|source| ReplayError::Strategy { event: replayed.events, source })?;
-    Ok(Witnessed { snapshot, replayed })
+    Ok(RecordedReplay { snapshot, replayed })
 }
 
-/// PyTorch's microseconds count from 1970, and 0 means that nobody looked at a clock.
+/// PyTorch's microseconds count from 1970, and 0 means unknown.
 const FIRST_MICROSECOND: u64 = 1;
 
 /// Watches a replay and keeps what PyTorch would have recorded.
 #[derive(Debug, Default)]
-pub struct Witness {
+pub struct SnapshotRecorder {
     entries: Vec<TraceEntry>,
     annotations: Vec<Annotation>,
     stacks: Stacks,
@@ -90,10 +90,10 @@ pub struct Witness {
     time_us: u64,
 }
 
-impl Witness {
+impl SnapshotRecorder {
     /// Everything seen, with the memory at the end.
     #[must_use]
-    pub fn testify(mut self, layout: &Layout, settings: RecordedSettings) -> Snapshot {
+    pub fn into_snapshot(mut self, layout: &Layout, settings: RecordedSettings) -> Snapshot {
         for open in [self.phase.take(), self.step.take()] {
             self.end(open);
         }
@@ -109,7 +109,8 @@ impl Witness {
         }
     }
 
-    /// Leaves out how so many blocks got there: they were there before, and no call of the program's took their segments.
+    /// Removes the entries that allocate the first `blocks` blocks. They were there before, so no call of the program
+    /// allocated them.
     fn forget_inherited(&mut self, blocks: u64) {
         let mut left = blocks;
         let is_last = |entry: &TraceEntry| {
@@ -117,8 +118,8 @@ impl Witness {
             left == 0
         };
         if blocks > 0 {
-            let told = self.entries.iter().position(is_last).map_or(self.entries.len(), |last| last + 1);
-            self.entries.drain(..told);
+            let first = self.entries.iter().position(is_last).map_or(self.entries.len(), |last| last + 1);
+            self.entries.drain(..first);
         }
     }
 
@@ -212,7 +213,7 @@ impl Witness {
     }
 }
 
-impl EventSink for Witness {
+impl EventSink for SnapshotRecorder {
     fn event(&mut self, event: StrategyEvent) {
         let caller = self.caller;
         match event {
@@ -244,7 +245,7 @@ impl EventSink for Witness {
     }
 }
 
-impl Observer for Witness {
+impl Observer for SnapshotRecorder {
     fn before(&mut self, now: &ReplayMoment<'_>) {
         self.story_ns = self.story_ns.saturating_add(now.event.delta_ns.into());
         let elapsed_us = self.story_ns.max(now.device.now().0) / 1000;
@@ -326,10 +327,10 @@ mod tests {
         trace::TraceBuilder,
     };
 
-    fn witnessed(story: TraceBuilder, strategy: &str, device: &str) -> Witnessed {
+    fn witnessed(story: TraceBuilder, strategy: &str, device: &str) -> RecordedReplay {
         let options = ReplayOptions { on_out_of_memory: OnOutOfMemory::Skip, ..ReplayOptions::default() };
         let (story, device) = (story.finish("story"), device.parse().unwrap());
-        witness(&Replay::new(&story).strategy(strategy).device(device).options(options)).unwrap()
+        record_snapshot(&Replay::new(&story).strategy(strategy).device(device).options(options)).unwrap()
     }
 
     fn actions(snapshot: &Snapshot) -> Vec<&'static str> {
@@ -343,7 +344,7 @@ mod tests {
         let block = story.alloc_at(100, StreamId::DEFAULT, TagId(0), site);
         story.free(block);
         story.alloc(2 << 40, StreamId::DEFAULT, TagId(0));
-        let Witnessed { snapshot, replayed } = witnessed(story, "direct", "sim:1GiB");
+        let RecordedReplay { snapshot, replayed } = witnessed(story, "direct", "sim:1GiB");
         let order = ["segment_alloc", "alloc", "free_requested", "free_completed", "segment_free", "oom"];
         assert_eq!(actions(&snapshot), order);
         assert_eq!(replayed.ooms, 1);
@@ -418,7 +419,7 @@ mod tests {
             .filter(|word| ["step 0", "step 1", "forward", "backward", "alloc", "free"].contains(&word.as_str()))
             .collect();
         let round = |step| [step, "alloc", "backward", "free"];
-        // A step that begins while a phase lasts has that phase told again.
+        // A step that begins during a phase repeats that phase.
         let between = ["backward", "forward"];
         assert_eq!(told, [&["forward"][..], &round("step 0"), &between, &round("step 1")].concat());
     }

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     answer::{
-        advise::{Advice, AdviceRow, Confidence, Reason},
+        advise::{Advice, AdviceReason, AdviceRow, Confidence},
         threshold::ThresholdStatus,
     },
     base::{Bytes, Nanos},
@@ -116,7 +116,7 @@ fn headline(advice: &Advice) -> &'static str {
 
 /// The headline for a recording that ends with an OOM.
 fn dead_end_headline(advice: &Advice) -> &'static str {
-    if advice.reasons.iter().any(|reason| matches!(reason, Reason::Leak { .. })) {
+    if advice.reasons.iter().any(|reason| matches!(reason, AdviceReason::Leak { .. })) {
         return match advice.changes {
             true => "it ran out of memory because it leaks: fix the leak. This setting only delays the OOM:",
             false => "it ran out of memory because it leaks: fix the leak. No setting helps",
@@ -248,28 +248,28 @@ fn confidence(advice: &Advice) -> String {
     }
 }
 
-fn reason_fact(reason: &Reason, fits: Option<bool>) -> (&'static str, String) {
-    let label = if matches!(reason, Reason::Leak { .. }) { "but it leaks" } else { "why not less" };
+fn reason_fact(reason: &AdviceReason, fits: Option<bool>) -> (&'static str, String) {
+    let label = if matches!(reason, AdviceReason::Leak { .. }) { "but it leaks" } else { "why not less" };
     let words = match reason {
-        Reason::Exhaustion { live_peak_bytes } => {
+        AdviceReason::Exhaustion { live_peak_bytes } => {
             let verdict = if fits == Some(false) { "true exhaustion" } else { "nearly all of it is live" };
             let live = in_mebibytes(Some(*live_peak_bytes));
             format!("{verdict}: peak live bytes are {live}, and no allocator needs less (see `oomph techniques`)")
         }
-        Reason::Leak { bytes_per_step, grower } => {
+        AdviceReason::Leak { bytes_per_step, grower } => {
             let by = grower.as_ref().map(|grower| format!(", most of it {}", grower_name(grower))).unwrap_or_default();
             format!("{} per step{by}: settings only delay the OOM (see `oomph leaks`)", Bytes(*bytes_per_step as u64))
         }
-        Reason::LargeRequest { requested_bytes, event, site } => {
+        AdviceReason::LargeRequest { requested_bytes, event, site } => {
             let site = site.as_ref().map(|site| format!(" at {site}")).unwrap_or_default();
             format!("one request is too large: {}{site} (event {event})", Bytes(*requested_bytes))
         }
-        Reason::SideStream { stranded_bytes, requested_bytes } => format!(
+        AdviceReason::SideStream { stranded_bytes, requested_bytes } => format!(
             "{} are cached for other streams when {} are requested",
             Bytes(*stranded_bytes),
             Bytes(*requested_bytes)
         ),
-        Reason::Fragmentation { requested_bytes, kept_back } => format!(
+        AdviceReason::Fragmentation { requested_bytes, kept_back } => format!(
             "fragmentation that no setting avoids: {} requested, {}",
             Bytes(*requested_bytes),
             ooms::in_words(kept_back)
@@ -418,10 +418,10 @@ mod tests {
         (nothing.changes, nothing.export, nothing.fits) = (false, None, Some(false));
         nothing.limit_bytes = Some(6000 * MIB);
         nothing.reasons = vec![
-            Reason::Leak { bytes_per_step: 64.0 * MIB as f64, grower: Some(grower) },
-            Reason::Exhaustion { live_peak_bytes: 6006 * MIB },
-            Reason::LargeRequest { requested_bytes: 2048 * MIB, event: 7, site: None },
-            Reason::SideStream { stranded_bytes: 100 * MIB, requested_bytes: 80 * MIB },
+            AdviceReason::Leak { bytes_per_step: 64.0 * MIB as f64, grower: Some(grower) },
+            AdviceReason::Exhaustion { live_peak_bytes: 6006 * MIB },
+            AdviceReason::LargeRequest { requested_bytes: 2048 * MIB, event: 7, site: None },
+            AdviceReason::SideStream { stranded_bytes: 100 * MIB, requested_bytes: 80 * MIB },
         ];
         let text = shown(&nothing, 1, Medium::PIPE);
         for words in [
@@ -499,7 +499,7 @@ mod tests {
           available      6,800 MiB for the allocator: enough with this setting, too little with the current ones
           after that     not in the recording; 616 MiB (9.1 %) are left for it. 93 % of the memory was allocated: settings alone may not be enough (see `oomph techniques`, or use a smaller batch)
         ");
-        let leak = Reason::Leak { bytes_per_step: 1e9, grower: None };
+        let leak = AdviceReason::Leak { bytes_per_step: 1e9, grower: None };
         let leaky = shown(&Advice { reasons: vec![leak], ..died.clone() }, 1, Medium::PIPE);
         assert!(leaky.starts_with("run.pickle: it ran out of memory because it leaks: fix the leak."), "{leaky}");
         let kept = Advice { changes: false, export: None, ..died.clone() };

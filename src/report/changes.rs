@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{Medium, Render, render::TextTable};
 use crate::{
-    answer::compare::{Change, Comparison, Direction, TimeChange, TimeVerdict},
+    answer::compare::{ChangeDirection, ColumnChange, Comparison, TimeChange, TimeVerdict},
     base::{Bytes, Nanos},
 };
 
@@ -24,9 +24,11 @@ impl Render for Comparison {
     /// What got worse first, and a summary in the last line.
     fn text(&self, medium: Medium) -> String {
         let mut out = String::new();
-        for (title, direction) in
-            [("worse", Direction::Worse), ("better", Direction::Better), ("different", Direction::Different)]
-        {
+        for (title, direction) in [
+            ("worse", ChangeDirection::Worse),
+            ("better", ChangeDirection::Better),
+            ("different", ChangeDirection::Different),
+        ] {
             let lines: Vec<_> = self.changes.iter().filter(|c| c.direction == direction).map(change_cells).collect();
             section(&mut out, title, &["case", "column", "old", "new", "ratio"], lines, medium);
         }
@@ -60,7 +62,7 @@ fn section(out: &mut String, title: &str, headings: &[&str], lines: Vec<Vec<Stri
     }
 }
 
-fn change_cells(change: &Change) -> Vec<String> {
+fn change_cells(change: &ColumnChange) -> Vec<String> {
     vec![
         change.case_id.clone(),
         change.column.clone(),
@@ -107,9 +109,9 @@ fn summary(comparison: &Comparison) -> String {
         _ => format!(
             "{} cases compared: {} columns worse, {} better, {} different{timed}\n",
             comparison.compared,
-            count(Direction::Worse),
-            count(Direction::Better),
-            count(Direction::Different),
+            count(ChangeDirection::Worse),
+            count(ChangeDirection::Better),
+            count(ChangeDirection::Different),
         ),
     }
 }
@@ -122,7 +124,7 @@ mod tests {
     fn worse_comes_first_and_equal_runs_are_one_line() {
         let equal = Comparison { compared: 3, ..Comparison::default() };
         assert_eq!(equal.text(Medium::PIPE), "3 cases compared: all deterministic columns are equal\n");
-        let change = |column: &str, direction| Change {
+        let change = |column: &str, direction| ColumnChange {
             case_id: "quick/w".to_owned(),
             column: column.to_owned(),
             old: 1_048_576.into(),
@@ -131,7 +133,10 @@ mod tests {
         };
         let found = Comparison {
             compared: 3,
-            changes: vec![change("hits", Direction::Different), change("peak_reserved_bytes", Direction::Worse)],
+            changes: vec![
+                change("hits", ChangeDirection::Different),
+                change("peak_reserved_bytes", ChangeDirection::Worse),
+            ],
             gone: vec!["quick/v".to_owned()],
             ..Comparison::default()
         };

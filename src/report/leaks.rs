@@ -215,12 +215,12 @@ fn steps(steps: &[StepUse], medium: Medium) -> String {
 mod tests {
     use super::*;
     use crate::{
-        answer::leaks::{Bar, Observed, judge},
+        answer::leaks::{GrowthThreshold, ObservedSteps, judge},
         base::MIB,
     };
 
     fn report(growth: u64) -> LeakReport {
-        let mut observed = Observed::of_snapshots(&[]);
+        let mut observed = ObservedSteps::of_snapshots(&[]);
         observed.name = "story".to_owned();
         observed.steps = (0..20)
             .map(|step| StepUse {
@@ -232,7 +232,7 @@ mod tests {
             .collect();
         observed.end_judged = 20;
         observed.capacity = Some(1000 * MIB);
-        LeakReport { findings: vec![judge(&observed, None, &Bar::default()).unwrap()], top: 10 }
+        LeakReport { findings: vec![judge(&observed, None, &GrowthThreshold::default()).unwrap()], top: 10 }
     }
 
     #[test]

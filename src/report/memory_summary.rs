@@ -4,7 +4,7 @@ use super::{Medium, render::TextTable};
 use crate::{
     answer::{
         holders::{GroupBy, RequesterUsage},
-        summary::{Account, MemorySummary},
+        summary::{MemorySummary, UsageTotals},
     },
     base::Bytes,
 };
@@ -19,8 +19,8 @@ pub fn memory_summary(summary: &MemorySummary, medium: Medium) -> String {
     let mut table = TextTable::new(&headings, medium).with_numbers(1..);
     let bytes = |bytes: u64| Bytes(bytes).to_string();
     let count = |count: u64| count.to_string();
-    let line = |name: &str, account: Account, show: fn(u64) -> String| {
-        let Account { current, peak, total_allocated, total_freed } = account;
+    let line = |name: &str, account: UsageTotals, show: fn(u64) -> String| {
+        let UsageTotals { current, peak, total_allocated, total_freed } = account;
         [name.to_owned(), show(current), show(peak), show(total_allocated), show(total_freed)]
     };
     let only_current = |name: &str, current: Option<u64>, show: fn(u64) -> String| {
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn summary_has_the_lines_of_pytorch() {
-        let account = Account { current: 5 * MIB, peak: 9 * MIB, total_allocated: 20 * MIB, total_freed: 15 * MIB };
+        let account = UsageTotals { current: 5 * MIB, peak: 9 * MIB, total_allocated: 20 * MIB, total_freed: 15 * MIB };
         let summary = MemorySummary { allocated_bytes: account, event: 7, retries: 2, ooms: 1, ..Default::default() };
         let text = memory_summary(&summary, Medium::PIPE);
         for words in

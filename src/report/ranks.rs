@@ -9,7 +9,7 @@ use super::{
     rows,
 };
 use crate::{
-    answer::ranks::{RankRow, Ranks},
+    answer::ranks::{RankComparison, RankRow},
     base::Bytes,
     measure::SCHEMA,
 };
@@ -17,7 +17,7 @@ use crate::{
 /// The ranks, and what the command answers for each of them; `None` for a rank without an answer.
 pub struct RankReport<'a, T> {
     /// The comparison of the ranks.
-    pub ranks: &'a Ranks,
+    pub ranks: &'a RankComparison,
     /// One answer per rank.
     pub answers: Vec<Option<&'a T>>,
 }
@@ -68,7 +68,7 @@ impl<T: Render> Render for RankReport<'_, T> {
     }
 }
 
-fn summary(ranks: &Ranks) -> String {
+fn summary(ranks: &RankComparison) -> String {
     let Some(spread) = ranks.spread else { return "No rank has an answer.\n".to_owned() };
     let mut text = format!(
         "{}: {} to {}, median {}, over {} ranks.\n",
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
     use crate::base::GIB;
 
-    fn four(last: u64) -> Ranks {
+    fn four(last: u64) -> RankComparison {
         let mut rows: Vec<RankRow> = [10 * GIB, 10 * GIB, 10 * GIB, last]
             .iter()
             .enumerate()
@@ -122,7 +122,7 @@ mod tests {
             })
             .collect();
         rows.push(RankRow { rank: "4".to_owned(), ..RankRow::unanswered("the file is empty") });
-        Ranks::gather("memory needed", rows)
+        RankComparison::gather("memory needed", rows)
     }
 
     #[derive(serde::Serialize)]
@@ -142,7 +142,7 @@ mod tests {
         }
     }
 
-    fn without_answers(ranks: &Ranks) -> RankReport<'_, Vec<RankAnswer>> {
+    fn without_answers(ranks: &RankComparison) -> RankReport<'_, Vec<RankAnswer>> {
         RankReport { ranks, answers: vec![None; ranks.rows.len()] }
     }
 

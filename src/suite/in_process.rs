@@ -11,7 +11,7 @@ use crate::{
     device::{DeviceProps, DeviceSpec, default_limit, wrap::capped},
     measure::{
         self, AgreementRecord, CaseDetail, CaseRecord, Status, TimingRecord,
-        agreement::{Cast, Finding},
+        agreement::{AgreementSetup, Finding},
     },
     replay::{OpenedAllocator, Replay, ReplayError, ReplayOptions},
     strategy::{Built, Setup},
@@ -159,13 +159,13 @@ pub fn compare(case: &Case, simulated: &DeviceSpec, stop: &AtomicBool) -> Agreem
     .unwrap_or_else(|reason| failed(&reason))
 }
 
-fn cast(case: &Case, simulated: &DeviceSpec) -> Result<Cast, ReplayError> {
+fn cast(case: &Case, simulated: &DeviceSpec) -> Result<AgreementSetup, ReplayError> {
     let (device, simulated) = (case.device.open()?, simulated.open()?);
     let limit = case.label.limit;
     let build = |props: &DeviceProps| -> Built { case.strategy.build(&Setup { props, limit }) };
     let strategies = [build(device.props())?, build(device.props())?, build(simulated.props())?];
     let cap = limit.or_else(|| default_limit(&*device));
-    Ok(Cast { device: capped(device, cap), simulated: capped(simulated, cap), strategies })
+    Ok(AgreementSetup { device: capped(device, cap), simulated: capped(simulated, cap), strategies })
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::{
 
 use crate::command::run;
 use oomph::{
-    answer::leaks::{Bar, Finding, Observed, RecoverableBy, StepsFrom, Verdict, judge},
+    answer::leaks::{Finding, GrowthThreshold, ObservedSteps, RecoverableBy, StepsFrom, Verdict, judge},
     base::{GIB, NoProgress, parallel_map},
     models::Recipe,
     replay::Replay,
@@ -21,8 +21,8 @@ fn recorded(name: &str) -> PathBuf {
 }
 
 fn finding(source: &dyn Source, limit: Option<u64>) -> Finding {
-    let observed = Observed::of_replay(&Replay::new(source).limit(limit), None).unwrap();
-    let mut finding = judge(&observed, None, &Bar::default()).unwrap();
+    let observed = ObservedSteps::of_replay(&Replay::new(source).limit(limit), None).unwrap();
+    let mut finding = judge(&observed, None, &GrowthThreshold::default()).unwrap();
     finding.growers = observed.growers(source, finding.first_step).unwrap();
     finding
 }

@@ -258,7 +258,7 @@ const SMALL_DEVICE: &str = "sim:3GiB";
 fn recorded(steps: &[Step], strategy: &str) -> Snapshot {
     let options = ReplayOptions { on_out_of_memory: OnOutOfMemory::Skip, ..ReplayOptions::default() };
     let (story, device) = (story(steps), SMALL_DEVICE.parse().unwrap());
-    witness(&Replay::new(&story).strategy(strategy).device(device).options(options)).unwrap().snapshot
+    record_snapshot(&Replay::new(&story).strategy(strategy).device(device).options(options)).unwrap().snapshot
 }
 
 proptest! {

@@ -62,31 +62,30 @@ const ASYNC_BACKEND: &str = "backend:cudaMallocAsync";
 /// What changing to another backend counts for, in settings: the model is not held against recordings of it.
 const EFFORT_OF_BACKEND: usize = 3;
 
-/// Those that are no other allocators to compare with: they hand out no memory, serve one size only, or are PyTorch's under
-/// another name.
+/// Strategies that are not compared: they hand out no memory, serve one size only, or are PyTorch's under another name.
 const LEFT_OUT: &[&str] = &["null", "fixed", "address", "caching", "async"];
 
 /// Settings or an allocator to try.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Candidate {
+pub struct SettingsCandidate {
     /// What `PYTORCH_CUDA_ALLOC_CONF` would be; `None` for an allocator that no line of PyTorch's brings.
     pub settings: Option<String>,
-    /// Who serves the requests then.
+    /// The strategy that stands for it.
     pub strategy: StrategySpec,
 }
 
-impl Candidate {
+impl SettingsCandidate {
     /// PyTorch's allocator with these settings.
     #[must_use]
-    pub fn with_settings(settings: &str) -> Candidate {
+    pub fn with_settings(settings: &str) -> SettingsCandidate {
         let strategy = match settings.contains(ASYNC_BACKEND) {
             true => StrategySpec::from("async"),
             false => StrategySpec { name: "caching".to_owned(), parameters: settings.to_owned() },
         };
-        Candidate { settings: Some(settings.to_owned()), strategy }
+        SettingsCandidate { settings: Some(settings.to_owned()), strategy }
     }
 
-    /// How much there is to explain to whoever reads the line: the number of settings.
+    /// How much a reader of the line must understand: the number of settings.
     #[must_use]
     pub fn effort(settings: &str) -> usize {
         // A list such as [256:1,512:2] is one value.
@@ -103,13 +102,13 @@ impl Candidate {
 /// Everything that is tried for a program that runs with the `current` settings: these first where they are not among
 /// [`SETTINGS`].
 #[must_use]
-pub fn candidates(current: &str) -> Vec<Candidate> {
+pub fn candidates(current: &str) -> Vec<SettingsCandidate> {
     let own = (!SETTINGS.contains(&current)).then_some(current);
-    let settings = own.into_iter().chain(SETTINGS.iter().copied()).map(Candidate::with_settings);
+    let settings = own.into_iter().chain(SETTINGS.iter().copied()).map(SettingsCandidate::with_settings);
     let others = STRATEGIES
         .iter()
         .filter(|entry| !LEFT_OUT.contains(&entry.name))
-        .map(|entry| Candidate { settings: None, strategy: StrategySpec::from(entry.name) });
+        .map(|entry| SettingsCandidate { settings: None, strategy: StrategySpec::from(entry.name) });
     settings.chain(others).collect()
 }
 
@@ -140,7 +139,7 @@ pub fn choose(rows: &[AdviceRow], current: usize) -> usize {
         .filter(|(_, row)| row.needed_bytes.is_some_and(|bytes| bytes <= most))
         .min_by_key(|&(number, row)| {
             let settings = row.settings.as_deref().unwrap_or_default();
-            (number != current, Candidate::effort(settings), row.needed_bytes, row.driver_ns, number)
+            (number != current, SettingsCandidate::effort(settings), row.needed_bytes, row.driver_ns, number)
         })
         .map_or(current, |(number, _)| number)
 }
@@ -168,14 +167,14 @@ mod grid_tests {
         let NameSelection::Names(names) = &suite.group[0].strategies else { panic!("a list") };
         let specs: Vec<StrategySpec> = names.iter().map(|name| StrategySpec::from(name.as_str())).collect();
         let tried: Vec<StrategySpec> =
-            SETTINGS.iter().map(|settings| Candidate::with_settings(settings).strategy).collect();
+            SETTINGS.iter().map(|settings| SettingsCandidate::with_settings(settings).strategy).collect();
         assert_eq!(specs, tried);
     }
 
     #[test]
     fn simpler_settings_come_first() {
         let native = SETTINGS.iter().filter(|text| !text.contains("backend"));
-        let efforts: Vec<usize> = native.map(|text| Candidate::effort(text)).collect();
+        let efforts: Vec<usize> = native.map(|text| SettingsCandidate::effort(text)).collect();
         assert!(efforts.is_sorted(), "{efforts:?}");
         assert_eq!(efforts.first(), Some(&0));
     }
@@ -183,19 +182,19 @@ mod grid_tests {
     #[test]
     fn a_list_of_divisions_is_one_setting() {
         let list = "expandable_segments:True,roundup_power2_divisions:[256:1,512:2,1024:4,>:8]";
-        assert_eq!((Candidate::effort(list), Candidate::effort("")), (2, 0));
+        assert_eq!((SettingsCandidate::effort(list), SettingsCandidate::effort("")), (2, 0));
     }
 
     #[test]
-    fn settings_that_nobody_thought_of_are_tried_as_they_are() {
+    fn unknown_settings_are_tried() {
         let tried = candidates("max_split_size_mb:77");
-        assert_eq!(tried[0], Candidate::with_settings("max_split_size_mb:77"));
+        assert_eq!(tried[0], SettingsCandidate::with_settings("max_split_size_mb:77"));
         assert_eq!(tried.len(), candidates("").len() + 1);
     }
 
     #[test]
     fn the_other_backend_is_the_drivers_pool() {
-        assert_eq!(Candidate::with_settings("backend:cudaMallocAsync").strategy, StrategySpec::from("async"));
+        assert_eq!(SettingsCandidate::with_settings("backend:cudaMallocAsync").strategy, StrategySpec::from("async"));
     }
 }
 

@@ -5,14 +5,14 @@
 //! setting helps, it says [why](Reason). This module knows no files and prints nothing.
 //!
 //! The memory is found as by [`threshold`](super::threshold). If the program may use a share of the device
-//! ([`Room::Limit`]), the allocator itself refuses more; on a card that is too small ([`Room::Card`]) the driver does, and
+//! ([`AvailableMemory::Limit`]), the allocator itself refuses more; on a card that is too small ([`AvailableMemory::Card`]) the driver does, and
 //! then `garbage_collection_threshold` has no effect, as in PyTorch.
 
 pub mod choice;
 mod reason;
 
-pub use choice::{Candidate, SETTINGS, candidates};
-pub use reason::Reason;
+pub use choice::{SETTINGS, SettingsCandidate, candidates};
+pub use reason::AdviceReason;
 
 use std::sync::atomic::AtomicBool;
 
@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     answer::threshold::{
-        PROBES_AROUND, Rehearsal, Threshold, ThresholdError, ThresholdQuestion, ThresholdStatus, live_peak, overhead,
+        LimitTrials, PROBES_AROUND, Threshold, ThresholdError, ThresholdQuestion, ThresholdStatus, live_peak, overhead,
         status_of, threshold,
     },
     base::{Bytes, NoProgress, Progress, parallel_map},
@@ -36,12 +36,12 @@ use crate::{
 
 /// How much memory there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Room {
-    /// A card of so many bytes, of which the context and the libraries take their part.
+pub enum AvailableMemory {
+    /// The size of a card in bytes. The context and the libraries take their part of it.
     Card(u64),
-    /// So many bytes that the driver has for the allocator on a card.
+    /// Bytes that the driver has for the allocator on a card.
     OfCard(u64),
-    /// So many bytes that the program may reserve: PyTorch's memory fraction.
+    /// Bytes that the program may reserve: PyTorch's memory fraction.
     Limit(u64),
 }
 
@@ -55,7 +55,7 @@ pub struct AdviceQuestion<'a> {
     /// The simulated device.
     pub device: &'a DeviceSpec,
     /// How much memory there is, where that is known.
-    pub room: Option<Room>,
+    pub room: Option<AvailableMemory>,
     /// How the recording ends, if it does because memory ran out.
     pub dead_end: Option<&'a FinalOom>,
     /// How often the story must complete, back to back.
@@ -64,7 +64,7 @@ pub struct AdviceQuestion<'a> {
     pub jobs: usize,
     /// Set from outside to give up.
     pub stop: Option<&'a AtomicBool>,
-    /// Told what is tried, and how far that is.
+    /// Reports what is tried, and how far that is.
     pub progress: &'a dyn Progress,
 }
 
@@ -88,21 +88,21 @@ impl<'a> AdviceQuestion<'a> {
     /// What the allocator may hold.
     fn limit_bytes(&self) -> Result<Option<u64>, ThresholdError> {
         Ok(match self.room {
-            Some(Room::Card(bytes)) => {
+            Some(AvailableMemory::Card(bytes)) => {
                 let overhead = overhead(self.device)?;
                 let left = bytes.checked_sub(overhead).filter(|left| *left > 0);
                 Some(left.ok_or(ThresholdError::NoRoom { card: Bytes(bytes), overhead: Bytes(overhead) })?)
             }
-            Some(Room::OfCard(bytes) | Room::Limit(bytes)) => Some(bytes),
+            Some(AvailableMemory::OfCard(bytes) | AvailableMemory::Limit(bytes)) => Some(bytes),
             None => None,
         })
     }
 
-    /// Who refuses more.
+    /// Who refuses requests beyond the memory.
     fn enforcer(&self) -> LimitEnforcer {
         match self.room {
-            Some(Room::Card(_) | Room::OfCard(_)) => LimitEnforcer::Device,
-            Some(Room::Limit(_)) | None => LimitEnforcer::Allocator,
+            Some(AvailableMemory::Card(_) | AvailableMemory::OfCard(_)) => LimitEnforcer::Device,
+            Some(AvailableMemory::Limit(_)) | None => LimitEnforcer::Allocator,
         }
     }
 }
@@ -179,7 +179,7 @@ pub struct Advice {
     /// How sure all this is.
     pub confidence: Confidence,
     /// Why settings do not help, or only for a while; empty where they do.
-    pub reasons: Vec<Reason>,
+    pub reasons: Vec<AdviceReason>,
     /// The first request that fails: with the recommended settings, in the memory there is or a page below their need.
     pub failure: Option<OomReport>,
     /// Everything that was tried, least memory first.
@@ -267,7 +267,7 @@ fn quoted(settings: &str) -> String {
 
 impl AdviceQuestion<'_> {
     /// The row of every candidate, in their order.
-    fn try_all(&self, candidates: &[Candidate]) -> Result<Vec<AdviceRow>, ThresholdError> {
+    fn try_all(&self, candidates: &[SettingsCandidate]) -> Result<Vec<AdviceRow>, ThresholdError> {
         self.progress.begin_stage(&format!("trying {} settings", candidates.len()), candidates.len() as u64);
         let rows = parallel_map(candidates, self.jobs, |candidate| {
             let row = self.row(candidate);
@@ -277,8 +277,8 @@ impl AdviceQuestion<'_> {
         rows.into_iter().collect()
     }
 
-    /// What one candidate needs; that it cannot be tried is an answer, that somebody stopped us is not.
-    fn row(&self, candidate: &Candidate) -> Result<AdviceRow, ThresholdError> {
+    /// What one candidate needs. A candidate that cannot be tried is a row with a reason; an interruption is an error.
+    fn row(&self, candidate: &SettingsCandidate) -> Result<AdviceRow, ThresholdError> {
         let mut row = AdviceRow {
             settings: candidate.settings.clone(),
             strategy: candidate.strategy.to_string(),
@@ -321,7 +321,7 @@ impl AdviceQuestion<'_> {
 
     /// The first request that fails with `limit` bytes.
     fn failure(&self, row: &AdviceRow, limit: u64) -> Result<Option<OomReport>, ThresholdError> {
-        self.progress.begin_stage("seeing what fails", Rehearsal::parts(self.repeat));
+        self.progress.begin_stage("seeing what fails", LimitTrials::parts(self.repeat));
         self.rehearsal(&StrategySpec::from(row.strategy.as_str()), self.progress).explain(limit)
     }
 
@@ -341,14 +341,14 @@ impl AdviceQuestion<'_> {
         }
     }
 
-    fn rehearsal<'a>(&'a self, strategy: &StrategySpec, progress: &'a dyn Progress) -> Rehearsal<'a> {
+    fn rehearsal<'a>(&'a self, strategy: &StrategySpec, progress: &'a dyn Progress) -> LimitTrials<'a> {
         let options = ReplayOptions { repeat: self.repeat, stop: self.stop, ..ReplayOptions::default() };
         let replay = Replay::new(self.trace)
             .strategy(strategy.clone())
             .device(self.device.clone())
             .enforced_by(self.enforcer())
             .options(options);
-        Rehearsal { replay, progress }
+        LimitTrials { replay, progress }
     }
 }
 
@@ -397,7 +397,7 @@ pub enum Confidence {
 }
 
 impl Confidence {
-    /// What re-living the recording gives.
+    /// The confidence that follows from verifying the recording.
     #[must_use]
     pub fn of(verification: &Verification) -> Confidence {
         match &verification.verdict {
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_the_best_settings_keeps_them() {
+    fn best_settings_are_kept() {
         let advice = ask(&growing(), |question| question.current = "expandable_segments:True");
         assert_eq!((advice.changes, advice.export.as_ref(), advice.saved_bytes), (false, None, 0));
         assert!(!advice.reasons.is_empty(), "it says why there is nothing to gain");
@@ -474,14 +474,14 @@ mod tests {
     #[test]
     fn what_there_is_decides_who_fits() {
         let need = ask(&growing(), |_| ()).needed_bytes.unwrap();
-        let advice = ask(&growing(), |question| question.room = Some(Room::Limit(need)));
+        let advice = ask(&growing(), |question| question.room = Some(AvailableMemory::Limit(need)));
         assert_eq!((advice.fits_now, advice.fits, advice.limit_bytes), (Some(false), Some(true), Some(need)));
         assert!(advice.driver_now_ns.is_none() && advice.driver_ns.is_some(), "half a run has no cost to compare");
-        let advice = ask(&growing(), |question| question.room = Some(Room::Limit(need - 2 * MIB)));
+        let advice = ask(&growing(), |question| question.room = Some(AvailableMemory::Limit(need - 2 * MIB)));
         assert_eq!(advice.fits, Some(false));
         assert!(!advice.reasons.is_empty() && advice.failure.is_some());
         assert_eq!(advice.recommended, "expandable_segments:True", "what comes nearest");
-        let advice = ask(&growing(), |question| question.room = Some(Room::Card(8 * GIB)));
+        let advice = ask(&growing(), |question| question.room = Some(AvailableMemory::Card(8 * GIB)));
         assert_eq!(advice.limit_bytes, Some(8 * GIB - advice.overhead_bytes));
         assert_eq!(advice.fits, Some(true));
     }
@@ -491,11 +491,13 @@ mod tests {
         let mut story = TraceBuilder::new();
         story.alloc(4 * GIB, StreamId::DEFAULT, TagId(0));
         story.alloc(4 * GIB, StreamId::DEFAULT, TagId(0));
-        let advice = ask(&story.finish("two"), |question| question.room = Some(Room::Limit(6 * GIB)));
+        let advice = ask(&story.finish("two"), |question| question.room = Some(AvailableMemory::Limit(6 * GIB)));
         assert_eq!((advice.changes, advice.fits), (false, Some(false)));
-        assert!(matches!(advice.reasons[0], Reason::Exhaustion { live_peak_bytes } if live_peak_bytes == 8 * GIB));
         assert!(
-            matches!(advice.reasons[1], Reason::LargeRequest { requested_bytes, .. } if requested_bytes == 4 * GIB)
+            matches!(advice.reasons[0], AdviceReason::Exhaustion { live_peak_bytes } if live_peak_bytes == 8 * GIB)
+        );
+        assert!(
+            matches!(advice.reasons[1], AdviceReason::LargeRequest { requested_bytes, .. } if requested_bytes == 4 * GIB)
         );
     }
 
@@ -511,7 +513,7 @@ mod tests {
         let row = AdviceRow { strategy: "caching".to_owned(), ..AdviceRow::default() };
         let failure = AdviceQuestion::new(&trace, "", &device).failure(&row, 2048 * MIB).unwrap();
         let reasons = reason::obstacles(&Advice::default(), 2048 * MIB, failure.as_ref());
-        let stranded = Reason::SideStream { stranded_bytes: 1408 * MIB, requested_bytes: 960 * MIB };
+        let stranded = AdviceReason::SideStream { stranded_bytes: 1408 * MIB, requested_bytes: 960 * MIB };
         assert!(reasons.contains(&stranded), "{reasons:?}");
     }
 
@@ -519,7 +521,9 @@ mod tests {
     fn a_leak_comes_first() {
         let trace = workload("leak-cache", &[("layers", "1"), ("steps", "10")]);
         let advice = ask(&trace, |_| ());
-        assert!(matches!(&advice.reasons[..], [Reason::Leak { bytes_per_step, .. }, ..] if *bytes_per_step > 6e7));
+        assert!(
+            matches!(&advice.reasons[..], [AdviceReason::Leak { bytes_per_step, .. }, ..] if *bytes_per_step > 6e7)
+        );
     }
 
     #[test]
@@ -529,7 +533,11 @@ mod tests {
             story.alloc(MIB + number * 512, StreamId::DEFAULT, TagId(0));
         }
         let advice = ask(&story.finish("forward"), |_| ());
-        assert!(!advice.reasons.iter().any(|reason| matches!(reason, Reason::Leak { .. })), "{:?}", advice.reasons);
+        assert!(
+            !advice.reasons.iter().any(|reason| matches!(reason, AdviceReason::Leak { .. })),
+            "{:?}",
+            advice.reasons
+        );
     }
 
     #[test]

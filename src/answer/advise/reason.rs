@@ -6,10 +6,10 @@ use super::{Advice, AdviceQuestion, choice::least_gain};
 use crate::{
     answer::{
         holders::Grower,
-        leaks::{self, Bar, LeakError, Observed, StepsFrom},
+        leaks::{self, GrowthThreshold, LeakError, ObservedSteps, StepsFrom},
         threshold::ThresholdError,
     },
-    measure::{KeptBack, Obstacle, OomReport},
+    measure::{Obstacle, OomReport, UnusableMemory},
     replay::{OomCause, Replay, ReplayOptions},
     trace::ProgressSource,
 };
@@ -20,7 +20,7 @@ const LARGE_SHARE: f64 = 0.25;
 /// Why settings do not help.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Reason {
+pub enum AdviceReason {
     /// So much is alive at one time that no allocator can do with less, or with noticeably less than there is.
     Exhaustion {
         /// The most bytes alive at one time.
@@ -54,50 +54,51 @@ pub enum Reason {
         /// What the failing request asks for.
         requested_bytes: u64,
         /// Where free memory lies, most first.
-        kept_back: Vec<KeptBack>,
+        kept_back: Vec<UnusableMemory>,
     },
 }
 
-/// What stands in the way of doing with less than `advice` says: of `memory_bytes`, at the request that fails there.
-pub(super) fn obstacles(advice: &Advice, memory_bytes: u64, failure: Option<&OomReport>) -> Vec<Reason> {
+/// Why less memory than `advice` says does not suffice: the obstacles at the request that fails with `memory_bytes`.
+pub(super) fn obstacles(advice: &Advice, memory_bytes: u64, failure: Option<&OomReport>) -> Vec<AdviceReason> {
     let mut reasons = Vec::new();
     let live_peak_bytes = advice.live_peak_bytes;
     let nothing_lost = live_peak_bytes.saturating_add(least_gain(memory_bytes)) >= memory_bytes;
     let exhausted = failure.is_some_and(|failure| failure.cause == OomCause::Exhaustion);
     if nothing_lost || exhausted {
-        reasons.push(Reason::Exhaustion { live_peak_bytes });
+        reasons.push(AdviceReason::Exhaustion { live_peak_bytes });
     }
     let Some(failure) = failure else { return reasons };
     let requested_bytes = failure.requested_bytes;
     if requested_bytes as f64 >= memory_bytes as f64 * LARGE_SHARE {
-        reasons.push(Reason::LargeRequest { requested_bytes, event: failure.event, site: failure.site.clone() });
+        reasons.push(AdviceReason::LargeRequest { requested_bytes, event: failure.event, site: failure.site.clone() });
     }
-    let on_side_streams = |part: &&KeptBack| matches!(part.obstacle, Obstacle::OtherStream | Obstacle::PendingEvents);
+    let on_side_streams =
+        |part: &&UnusableMemory| matches!(part.obstacle, Obstacle::OtherStream | Obstacle::PendingEvents);
     let stranded_bytes = failure.kept_back.iter().filter(on_side_streams).map(|part| part.bytes).sum();
     if stranded_bytes >= requested_bytes {
-        reasons.push(Reason::SideStream { stranded_bytes, requested_bytes });
+        reasons.push(AdviceReason::SideStream { stranded_bytes, requested_bytes });
     }
     if reasons.is_empty() {
-        reasons.push(Reason::Fragmentation { requested_bytes, kept_back: failure.kept_back.clone() });
+        reasons.push(AdviceReason::Fragmentation { requested_bytes, kept_back: failure.kept_back.clone() });
     }
     reasons
 }
 
 impl AdviceQuestion<'_> {
     /// The leak that the source shows under `strategy`, if it does. Too few steps show nothing.
-    pub(super) fn leak(&self, strategy: &str) -> Result<Option<Reason>, ThresholdError> {
+    pub(super) fn leak(&self, strategy: &str) -> Result<Option<AdviceReason>, ThresholdError> {
         let options = ReplayOptions { stop: self.stop, ..ReplayOptions::default() };
         // Its steps are looked for first.
         let watched = ProgressSource::stage(self.trace, self.progress, "looking for a leak", 2);
         let replay = Replay::new(&watched).strategy(strategy).device(self.device.clone()).options(options);
-        let found = Observed::of_replay(&replay, None).and_then(|observed| {
-            let finding = leaks::judge(&observed, None, &Bar::default())?;
-            // Parts of equal length are no steps: the one forward pass of a program that then died grows over them too.
+        let found = ObservedSteps::of_replay(&replay, None).and_then(|observed| {
+            let finding = leaks::judge(&observed, None, &GrowthThreshold::default())?;
+            // Parts of equal length are not steps: a single forward pass of a program that then died grows over them too.
             if finding.verdict != leaks::Verdict::Leak || finding.steps_from == StepsFrom::Windows {
                 return Ok(None);
             }
             let grower = observed.growers(self.trace, finding.first_step)?.into_iter().next();
-            Ok(Some(Reason::Leak { bytes_per_step: finding.bytes_per_step, grower }))
+            Ok(Some(AdviceReason::Leak { bytes_per_step: finding.bytes_per_step, grower }))
         });
         match found {
             Ok(leak) => Ok(leak),
@@ -131,19 +132,19 @@ mod tests {
             cause,
             kept_back: kept_back
                 .iter()
-                .map(|&(obstacle, mib)| KeptBack { obstacle, bytes: mib * MIB, largest_bytes: mib * MIB })
+                .map(|&(obstacle, mib)| UnusableMemory { obstacle, bytes: mib * MIB, largest_bytes: mib * MIB })
                 .collect(),
         }
     }
 
     fn kinds(live_mib: u64, memory_mib: u64, failure: Option<&OomReport>) -> Vec<&'static str> {
         let advice = Advice { live_peak_bytes: live_mib * MIB, ..Advice::default() };
-        let name = |reason: &Reason| match reason {
-            Reason::Exhaustion { .. } => "exhaustion",
-            Reason::Leak { .. } => "leak",
-            Reason::LargeRequest { .. } => "large",
-            Reason::SideStream { .. } => "stream",
-            Reason::Fragmentation { .. } => "fragmentation",
+        let name = |reason: &AdviceReason| match reason {
+            AdviceReason::Exhaustion { .. } => "exhaustion",
+            AdviceReason::Leak { .. } => "leak",
+            AdviceReason::LargeRequest { .. } => "large",
+            AdviceReason::SideStream { .. } => "stream",
+            AdviceReason::Fragmentation { .. } => "fragmentation",
         };
         obstacles(&advice, memory_mib * MIB, failure).iter().map(name).collect()
     }

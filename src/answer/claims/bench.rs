@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::atomic::AtomicBool};
 
 use crate::{
     answer::{
-        leaks::{self, Bar, Observed, judge},
+        leaks::{self, GrowthThreshold, ObservedSteps, judge},
         threshold::{LargestQuestion, ThresholdError, ThresholdQuestion, largest, overhead, threshold},
         trial::{self, TrialError},
     },
@@ -119,15 +119,15 @@ impl ClaimBench<'_> {
         recipe: &Recipe,
         strategy: &str,
         limit: Option<u64>,
-    ) -> ClaimResult<(Observed, leaks::Finding)> {
+    ) -> ClaimResult<(ObservedSteps, leaks::Finding)> {
         let workload = recipe.workload().map_err(Box::new)?;
         let replay = Replay::new(&workload)
             .strategy(strategy)
             .device(self.device.clone())
             .limit(limit)
             .options(trial::without_work(self.stop));
-        let observed = Observed::of_replay(&replay, None)?;
-        let mut finding = judge(&observed, None, &Bar::default())?;
+        let observed = ObservedSteps::of_replay(&replay, None)?;
+        let mut finding = judge(&observed, None, &GrowthThreshold::default())?;
         finding.growers = observed.growers(&workload, finding.first_step)?;
         Ok((observed, finding))
     }

@@ -7,7 +7,7 @@ use super::{
     pytorch::{GARBAGE_PENDING, VALIDATION_NO_GRAD, VALIDATION_WITH_GRAPH, growth},
 };
 use crate::{
-    answer::leaks::{self, Bar, Verdict, judge},
+    answer::leaks::{self, GrowthThreshold, Verdict, judge},
     base::GIB,
     measure::Status,
 };
@@ -340,7 +340,7 @@ pub(super) const CLAIMS: &[Claim] = &[
                 let mut seen = observed.clone();
                 seen.steps = observed.judged().iter().step_by(3).copied().collect();
                 (seen.first_judged, seen.end_judged) = (0, seen.steps.len());
-                let found = judge(&seen, None, &Bar::default())?;
+                let found = judge(&seen, None, &GrowthThreshold::default())?;
                 finding.figure(
                     format!("{name}, {} snapshots", seen.steps.len()),
                     ClaimAmount::SizePerStep(found.bytes_per_step / 3.0),

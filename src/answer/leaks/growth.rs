@@ -4,7 +4,7 @@
 //! are not independent samples: one tooth of a saw lasts several steps. The lag-1 autocorrelation of the residuals
 //! therefore says how many independent points the series is worth; error and degrees of freedom are those of that many.
 //!
-//! A significant slope is not yet a warning. The growth must be large enough ([`Bar`]), the low points must rise with it
+//! A significant slope is not yet a warning. The growth must be large enough ([`GrowthThreshold`]), the low points must rise with it
 //! (a saw-tooth comes back down), and it must not have ended: start-up, a first validation or a cache that is now full
 //! are steps to another steady level. Growth that began late is judged from where it began.
 
@@ -15,7 +15,7 @@ use crate::base::MIB;
 
 /// From when on a slope counts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Bar {
+pub struct GrowthThreshold {
     /// The slope's p-value must be below this.
     pub significance: f64,
     /// All growth together must be at least this share of the level.
@@ -24,15 +24,15 @@ pub struct Bar {
     pub least_bytes: u64,
 }
 
-impl Default for Bar {
-    fn default() -> Bar {
-        Bar { significance: 0.005, least_share: 0.01, least_bytes: 2 * MIB }
+impl Default for GrowthThreshold {
+    fn default() -> GrowthThreshold {
+        GrowthThreshold { significance: 0.005, least_share: 0.01, least_bytes: 2 * MIB }
     }
 }
 
 /// What a series does.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Course {
+pub struct SeriesCourse {
     /// The line through the stretch that was judged.
     pub trend: Trend,
     /// Where that stretch begins: growth may have begun late.
@@ -45,7 +45,7 @@ pub struct Course {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CourseKind {
-    /// It grows and goes on growing.
+    /// It grows and continues to grow.
     Growing,
     /// No slope that chance does not explain.
     Level,
@@ -64,17 +64,17 @@ pub enum CourseKind {
 const LEAST_SHARE_OF_SLOPE: f64 = 0.5;
 /// Low points must rise by this share of what the slope says.
 const LEAST_SHARE_OF_FLOOR: f64 = 0.25;
-/// Of so many points one may lie below what counts as the low point.
+/// One in this many points may lie below what counts as the low point.
 const POINTS_PER_OUTLIER: usize = 8;
 
 /// Judges a series of levels; `None` where there are too few. Growth must be worth something against `level`.
 #[must_use]
-pub fn course(series: &[f64], level: f64, bar: &Bar) -> Option<Course> {
+pub fn course(series: &[f64], level: f64, bar: &GrowthThreshold) -> Option<SeriesCourse> {
     let mut first = 0;
     loop {
         let stretch = &series[first..];
         let trend = Trend::of(stretch)?;
-        let judged = |kind| Some(Course { trend, first, kind });
+        let judged = |kind| Some(SeriesCourse { trend, first, kind });
         let (early, late) = stretch.split_at(stretch.len() / 2);
         if trend.p_value >= bar.significance {
             // A bent series may have no significant line and still grow from the bend on; a saw does not rise above its
@@ -280,7 +280,7 @@ mod growth_tests {
     }
 
     fn kind(series: &[f64]) -> CourseKind {
-        course(series, LEVEL, &Bar::default()).unwrap().kind
+        course(series, LEVEL, &GrowthThreshold::default()).unwrap().kind
     }
 
     fn found(growth: f64, epochs: usize, memory: f64) -> usize {
@@ -331,7 +331,7 @@ mod growth_tests {
     #[test]
     fn growth_that_begins_late_is_found_from_there_on() {
         let series: Vec<f64> = (0..60).map(|step| LEVEL + f64::from((step - 40_i32).max(0)) * 100e6).collect();
-        let course = course(&series, LEVEL, &Bar::default()).unwrap();
+        let course = course(&series, LEVEL, &GrowthThreshold::default()).unwrap();
         assert_eq!(course.kind, CourseKind::Growing);
         assert!(course.first >= 30 && (course.trend.slope / 100e6 - 1.0).abs() < 0.35, "{course:?}");
     }

@@ -1,6 +1,6 @@
 //! Does memory grow from step to step, why, and who holds it.
 //!
-//! [`Observed::of_replay`] replays a source and writes down how memory stood in every step; [`Observed::of_snapshots`]
+//! [`ObservedSteps::of_replay`] replays a source and writes down how memory stood in every step; [`ObservedSteps::of_snapshots`]
 //! takes that from snapshots in order. [`judge`] tests three series in turn, by the slope of a line and its Student-t
 //! interval and by the rules of [`growth`]:
 //!
@@ -12,19 +12,19 @@
 //!
 //! Otherwise memory is steady. The low point of a step does not depend on where exactly a step is cut. The first step is
 //! start-up and is not judged; neither is one in which memory ran out. The command line asks and `report` shows the
-//! answer; this room neither knows files nor prints.
+//! answer. This module knows no files and prints nothing.
 
 pub mod growth;
 mod observed;
 mod steps;
 
-pub use growth::{Bar, CourseKind, Trend};
-pub use observed::{Observed, StepUse};
+pub use growth::{CourseKind, GrowthThreshold, Trend};
+pub use observed::{ObservedSteps, StepUse};
 pub use steps::{FEWEST_STEPS, Steps, StepsFrom, period};
 
 use serde::Serialize;
 
-use self::growth::{Course, FEWEST_POINTS, course};
+use self::growth::{FEWEST_POINTS, SeriesCourse, course};
 use crate::{answer::holders::Grower, replay::ReplayError, strategy::StrategyError, trace::TraceError};
 
 /// Why there is no answer.
@@ -67,7 +67,7 @@ fn known_phases(known: &[String]) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// Blocks pile up that nobody gives back.
+    /// Blocks accumulate that are never freed.
     Leak,
     /// The cache grows, in segments that `empty_cache` would give back.
     GrowingCache,
@@ -183,22 +183,26 @@ pub struct Finding {
     pub steps_from: StepsFrom,
     /// How much memory there is.
     pub capacity_bytes: Option<u64>,
-    /// The step in which memory will run out if it goes on like this.
+    /// The step in which memory will run out at this rate.
     pub runs_out_at_step: Option<u64>,
     /// The step in which it did.
     pub ran_out_at_step: Option<usize>,
     /// From when on growth counts.
-    pub bar: Bar,
+    pub bar: GrowthThreshold,
     /// What a step of the baseline adds to the same series, where there is one.
     pub baseline_bytes_per_step: Option<f64>,
-    /// Who grows; filled in by whoever has the source.
+    /// Which groups of blocks grow. The caller fills this in, because it needs the source.
     pub growers: Vec<Grower>,
     /// Every step, those that do not count included.
     pub per_step: Vec<StepUse>,
 }
 
 /// Judges what was observed; growth that a baseline shows as well is not held against it.
-pub fn judge(observed: &Observed, baseline: Option<&Observed>, bar: &Bar) -> Result<Finding, LeakError> {
+pub fn judge(
+    observed: &ObservedSteps,
+    baseline: Option<&ObservedSteps>,
+    bar: &GrowthThreshold,
+) -> Result<Finding, LeakError> {
     let steps = observed.judged();
     let kept = judged_course(observed, baseline, Quantity::KeptBytes, bar)?;
     let collected: u64 = steps.iter().map(|step| step.collected_bytes).sum();
@@ -253,11 +257,11 @@ pub fn judge(observed: &Observed, baseline: Option<&Observed>, bar: &Bar) -> Res
 
 /// The course of one series, less what the baseline shows too.
 fn judged_course(
-    observed: &Observed,
-    baseline: Option<&Observed>,
+    observed: &ObservedSteps,
+    baseline: Option<&ObservedSteps>,
     quantity: Quantity,
-    bar: &Bar,
-) -> Result<Course, LeakError> {
+    bar: &GrowthThreshold,
+) -> Result<SeriesCourse, LeakError> {
     let steps = observed.judged();
     let too_short = || LeakError::TooShort {
         what: if observed.steps_from == StepsFrom::Snapshots { "snapshots" } else { "steps" },
@@ -280,7 +284,7 @@ fn judged_course(
 
 /// When what grows, and what a step needs beside it, is more than there is. A cache never is: it is given back before a
 /// request fails.
-fn runs_out_at(observed: &Observed, verdict: Verdict, course: &Course) -> Option<u64> {
+fn runs_out_at(observed: &ObservedSteps, verdict: Verdict, course: &SeriesCourse) -> Option<u64> {
     let steps = observed.judged();
     let last = steps.last()?;
     let needed = match verdict {
@@ -297,8 +301,8 @@ mod tests {
     use super::*;
     use crate::base::{GIB, MIB};
 
-    fn observed(steps: impl Iterator<Item = StepUse>) -> Observed {
-        let mut observed = Observed::of_snapshots(&[]);
+    fn observed(steps: impl Iterator<Item = StepUse>) -> ObservedSteps {
+        let mut observed = ObservedSteps::of_snapshots(&[]);
         observed.steps = steps.collect();
         observed.end_judged = observed.steps.len();
         observed.capacity = Some(8 * GIB);
@@ -306,7 +310,7 @@ mod tests {
     }
 
     /// Ten steps that keep 1 GiB of 2 GiB reserved, and what is done to each.
-    fn ten_steps(change: impl Fn(u64, &mut StepUse)) -> Observed {
+    fn ten_steps(change: impl Fn(u64, &mut StepUse)) -> ObservedSteps {
         observed((0..10).map(|number: u64| {
             let mut step = StepUse {
                 step: number as usize,
@@ -320,8 +324,8 @@ mod tests {
         }))
     }
 
-    fn finding(observed: &Observed) -> Finding {
-        judge(observed, None, &Bar::default()).unwrap()
+    fn finding(observed: &ObservedSteps) -> Finding {
+        judge(observed, None, &GrowthThreshold::default()).unwrap()
     }
 
     #[test]
@@ -354,7 +358,8 @@ mod tests {
     #[test]
     fn growth_that_the_baseline_has_too_is_accepted() {
         let growing = |by: u64| ten_steps(move |number, step| step.kept_bytes += number * by * MIB);
-        let verdict = |by, accepted| judge(&growing(by), Some(&growing(accepted)), &Bar::default()).unwrap().verdict;
+        let verdict =
+            |by, accepted| judge(&growing(by), Some(&growing(accepted)), &GrowthThreshold::default()).unwrap().verdict;
         assert_eq!(verdict(100, 100), Verdict::Steady);
         assert_eq!(verdict(100, 0), Verdict::Leak);
         assert_eq!(verdict(200, 100), Verdict::Leak);
@@ -376,7 +381,8 @@ mod tests {
 
     #[test]
     fn two_snapshots_are_a_difference_and_no_trend() {
-        let error = judge(&observed((0..2).map(|_| StepUse::default())), None, &Bar::default()).unwrap_err();
+        let error =
+            judge(&observed((0..2).map(|_| StepUse::default())), None, &GrowthThreshold::default()).unwrap_err();
         assert_eq!(error.to_string(), "2 snapshots are too few to tell growth from start-up: at least 3 are needed");
     }
 }

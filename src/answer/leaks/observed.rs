@@ -16,7 +16,7 @@ use crate::{
 
 /// How memory stood in every step, and who held it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Observed {
+pub struct ObservedSteps {
     /// What to call it.
     pub name: String,
     /// How steps were found.
@@ -35,16 +35,16 @@ pub struct Observed {
     starts: Vec<u64>,
 }
 
-impl Observed {
+impl ObservedSteps {
     /// Runs a replay step by step. Steps begin at `phase`, where one is named.
-    pub fn of_replay(replay: &Replay<'_>, phase: Option<&str>) -> Result<Observed, LeakError> {
+    pub fn of_replay(replay: &Replay<'_>, phase: Option<&str>) -> Result<ObservedSteps, LeakError> {
         let source = replay.source;
         let OpenedAllocator { mut strategy, mut device, limit } = replay.open()?;
         let found = Steps::find(source, phase)?;
         let props = device.props();
         let all = props.total_bytes.saturating_sub(props.context_bytes);
         let capacity = replay.limit.or(limit).unwrap_or(all);
-        let mut ledger = StepLedger::new(&found);
+        let mut ledger = StepRecorder::new(&found);
         let replayed = run(source, &mut *strategy, &mut *device, &replay.options, &mut ledger)?;
         let steps = ledger.finish(&*strategy);
         strategy.close(&mut Context { device: &mut *device, sink: &mut Silent })?;
@@ -52,7 +52,7 @@ impl Observed {
         let mut starts = found.starts;
         starts.truncate(steps.len());
         starts.push(replayed.events);
-        Ok(Observed {
+        Ok(ObservedSteps {
             name: source.name().to_owned(),
             steps_from: found.from,
             first_judged: 1.min(steps.len()),
@@ -66,11 +66,11 @@ impl Observed {
 
     /// Takes every snapshot as one step.
     #[must_use]
-    pub fn of_snapshots(recordings: &[Recording]) -> Observed {
+    pub fn of_snapshots(recordings: &[Recording]) -> ObservedSteps {
         let steps: Vec<StepUse> =
             recordings.iter().zip(0..).map(|(recording, number)| level(recording, number)).collect();
         let names: Vec<&str> = recordings.iter().map(|recording| recording.trace.name.as_str()).collect();
-        Observed {
+        ObservedSteps {
             name: match names.as_slice() {
                 [first, .., last] => format!("{first} .. {last}"),
                 names => names.concat(),
@@ -154,7 +154,7 @@ pub struct StepUse {
 
 /// How much of a cache `empty_cache` would give back, and how much not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cached {
+pub struct CacheSplit {
     /// Whole free segments, and whole free pages of mapped ones.
     pub releasable: u64,
     /// Free blocks beside live ones.
@@ -164,11 +164,11 @@ pub struct Cached {
 /// The unit in which mapped memory is given back.
 const PAGE: u64 = 2 * MIB;
 
-impl Cached {
+impl CacheSplit {
     /// Of a strategy's memory at one moment.
     #[must_use]
-    pub fn of(layout: &Layout) -> Cached {
-        let mut cached = Cached::default();
+    pub fn of(layout: &Layout) -> CacheSplit {
+        let mut cached = CacheSplit::default();
         for segment in layout.segments.iter().filter(|segment| !segment.alias) {
             let free = || segment.blocks.iter().filter(|block| block.state == BlockState::Free);
             let all: u64 = free().map(|block| block.size).sum();
@@ -196,9 +196,9 @@ const MOST_LAYOUTS: usize = 1024;
 
 /// Watches a replay step by step.
 #[derive(Debug)]
-pub struct StepLedger<'a> {
+pub struct StepRecorder<'a> {
     steps: &'a Steps,
-    /// One layout in so many steps.
+    /// The number of steps per layout.
     layout_every: usize,
     done: Vec<StepUse>,
     /// The step that runs, once one has begun.
@@ -207,12 +207,12 @@ pub struct StepLedger<'a> {
     aged: Option<(usize, usize, u64)>,
 }
 
-impl<'a> StepLedger<'a> {
+impl<'a> StepRecorder<'a> {
     /// Nothing seen yet.
     #[must_use]
-    pub fn new(steps: &'a Steps) -> StepLedger<'a> {
+    pub fn new(steps: &'a Steps) -> StepRecorder<'a> {
         let layout_every = steps.starts.len().div_ceil(MOST_LAYOUTS);
-        StepLedger { steps, layout_every, done: Vec::new(), current: None, aged: None }
+        StepRecorder { steps, layout_every, done: Vec::new(), current: None, aged: None }
     }
 
     /// Every step. `strategy` is the one that was watched, in its last state.
@@ -233,12 +233,12 @@ impl<'a> StepLedger<'a> {
     fn end_step(&mut self, strategy: &dyn Strategy) {
         let Some(mut step) = self.current else { return };
         let usage = strategy.stats().current;
-        let before = self
-            .done
-            .last()
-            .map_or(Cached::default(), |last| Cached { releasable: last.releasable_bytes, stuck: last.stuck_bytes });
+        let before = self.done.last().map_or(CacheSplit::default(), |last| CacheSplit {
+            releasable: last.releasable_bytes,
+            stuck: last.stuck_bytes,
+        });
         let looks = step.step % self.layout_every == 0;
-        let cached = if looks { strategy.layout().as_ref().map(Cached::of).unwrap_or_default() } else { before };
+        let cached = if looks { strategy.layout().as_ref().map(CacheSplit::of).unwrap_or_default() } else { before };
         step.allocated_bytes = usage.allocated;
         step.transient_bytes = step.peak_allocated_bytes - step.kept_bytes;
         step.reserved_bytes = usage.reserved;
@@ -251,9 +251,9 @@ impl<'a> StepLedger<'a> {
     }
 }
 
-impl EventSink for StepLedger<'_> {}
+impl EventSink for StepRecorder<'_> {}
 
-impl Observer for StepLedger<'_> {
+impl Observer for StepRecorder<'_> {
     fn before(&mut self, now: &ReplayMoment<'_>) {
         let next = self.current.map_or(0, |current| current.step + 1);
         if self.steps.starts.get(next).is_some_and(|&start| start <= now.index) {
@@ -311,7 +311,7 @@ mod tests {
         let mut device = SimDevice::new(SimConfig::default()).unwrap();
         let setup = Setup { props: device.props(), limit: None };
         let mut strategy = StrategySpec::from("caching").build(&setup).unwrap();
-        let mut ledger = StepLedger::new(&steps);
+        let mut ledger = StepRecorder::new(&steps);
         replay(&story, &mut *strategy, &mut device, &ReplayOptions::default(), &mut ledger).unwrap();
         ledger.finish(&*strategy)
     }
@@ -372,6 +372,6 @@ mod tests {
                 segment(true, vec![block(0, MIB, BlockState::Allocated), block(MIB, 5 * MIB, BlockState::Free)]),
             ],
         };
-        assert_eq!(Cached::of(&layout), Cached { releasable: 24 * MIB, stuck: 10 * MIB });
+        assert_eq!(CacheSplit::of(&layout), CacheSplit { releasable: 24 * MIB, stuck: 10 * MIB });
     }
 }

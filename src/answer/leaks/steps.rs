@@ -23,7 +23,7 @@ pub enum StepsFrom {
     Marks,
     /// By the beginnings of the annotated phase of this name.
     Phase(String),
-    /// By the period of the sizes asked for: so many requests.
+    /// By the period of the requested sizes, in requests.
     Period(usize),
     /// Not at all: parts of equal length stand in for them.
     Windows,
@@ -42,7 +42,7 @@ pub struct Steps {
 
 /// What a story says about its steps.
 #[derive(Default)]
-struct Signs {
+struct StepSigns {
     events: u64,
     marks: Vec<u64>,
     /// By label: the event and how many requests came before it.
@@ -81,8 +81,8 @@ impl Steps {
         if let Some(steps) = by_period(source)? {
             return Ok(steps);
         }
-        // Parts of equal length stand in for steps that nobody marked; where they are marked, parts of one step would
-        // be taken for steps.
+        // Parts of equal length stand in for unmarked steps. Where steps are marked, parts of one step would be taken
+        // for steps.
         if let found @ 1.. = signs.marks.len() as u64 {
             return Err(LeakError::TooShort { what: "steps", found, needed: FEWEST_STEPS as u64 });
         }
@@ -104,8 +104,8 @@ impl Steps {
     }
 }
 
-fn signs(source: &dyn Source) -> Result<(Signs, Vec<String>), TraceError> {
-    let mut signs = Signs::default();
+fn signs(source: &dyn Source) -> Result<(StepSigns, Vec<String>), TraceError> {
+    let mut signs = StepSigns::default();
     let (_, tables) = scan(source, |index, op, _| {
         match *op {
             Op::Mark { kind: MarkKind::Step, .. } => signs.marks.push(index),
@@ -152,13 +152,13 @@ fn by_period(source: &dyn Source) -> Result<Option<Steps>, TraceError> {
     Ok(enough.then_some(Steps { from: StepsFrom::Period(period), starts }))
 }
 
-/// At least so many requests make a step worth the name.
+/// The fewest requests of a step.
 const SHORTEST: usize = 4;
-/// So many equal turns must have been seen, at the end of the story.
+/// How many equal turns the end of the trace must have.
 const LEAST_TURNS: usize = 3;
 /// This share of requests must equal the request one period earlier.
 const LEAST_MATCHING: f64 = 0.98;
-/// A period is looked at closely only if so many places of the story, evenly spread, match.
+/// A period is examined only if this many places, evenly spread over the trace, match.
 const PROBES: usize = 64;
 
 /// After how many requests the sizes repeat, if they do: the shortest period that holds for the second half of the story

@@ -19,7 +19,7 @@ pub struct CaseSearch<'a> {
     pub simulated: &'a DeviceSpec,
     /// Runs what a real device has to confirm.
     pub runner: &'a dyn CaseRunner,
-    /// Who refuses what goes beyond the cap.
+    /// Who refuses requests beyond the limit.
     pub cap: LimitEnforcer,
     /// How many caps around the threshold are tried.
     pub around: u32,
@@ -27,7 +27,7 @@ pub struct CaseSearch<'a> {
     pub jobs: usize,
     /// Set from outside to give up.
     pub stop: &'a AtomicBool,
-    /// Told what is tried, and how far that is.
+    /// Reports what is tried, and how far that is.
     pub progress: &'a dyn Progress,
 }
 

@@ -3,8 +3,8 @@
 use std::sync::atomic::AtomicBool;
 
 use super::{
-    LargestRecord, PROBES_AROUND, Probe, REPEATS, Rehearsal, Stability, ThresholdError, ThresholdStatus,
-    memory::{Search, in_words, overhead},
+    LargestRecord, LimitTrials, PROBES_AROUND, Probe, REPEATS, Stability, ThresholdError, ThresholdStatus,
+    memory::{PlaceSearch, in_words, overhead},
 };
 use crate::{
     base::{NoProgress, Progress, nearest},
@@ -31,7 +31,7 @@ pub struct LargestQuestion<'a> {
     pub strategy: &'a StrategySpec,
     /// The simulated device, given that much memory where it has less.
     pub device: &'a DeviceSpec,
-    /// Who refuses what goes beyond.
+    /// Who refuses requests beyond the limit.
     pub cap: LimitEnforcer,
     /// How often it must complete, back to back.
     pub repeat: u32,
@@ -43,7 +43,7 @@ pub struct LargestQuestion<'a> {
     pub jobs: usize,
     /// Set from outside to give up.
     pub stop: Option<&'a AtomicBool>,
-    /// Told what is tried, and how far that is.
+    /// Reports what is tried, and how far that is.
     pub progress: &'a dyn Progress,
 }
 
@@ -129,18 +129,18 @@ pub fn largest(question: &LargestQuestion<'_>) -> Result<LargestRecord, Threshol
             .device(device.clone())
             .enforced_by(question.cap)
             .options(options);
-        let rehearsal = Rehearsal { replay, progress: question.progress };
+        let rehearsal = LimitTrials { replay, progress: question.progress };
         Ok(Trial { value, probe: rehearsal.probe(limit_bytes)? })
     };
     let announce = |places: &[u64], before: usize| {
         let values = in_words(places, |place| value_at(place).to_string());
         question.progress.begin_stage(
             &format!("{}: try {}, {} {values}", question.strategy, before + 1, question.parameter),
-            Rehearsal::parts(question.repeat).saturating_mul(places.len() as u64),
+            LimitTrials::parts(question.repeat).saturating_mul(places.len() as u64),
         );
     };
     let mut search =
-        Search::new(&trial, |trial: &Trial| trial.probe.fits, question.jobs, last_place).announced_by(&announce);
+        PlaceSearch::new(&trial, |trial: &Trial| trial.probe.fits, question.jobs, last_place).announced_by(&announce);
     let mut record = LargestRecord {
         schema: SCHEMA,
         workload: question.recipe.clone().workload().map_err(Box::new)?.name().to_owned(),
@@ -175,7 +175,7 @@ pub fn largest(question: &LargestQuestion<'_>) -> Result<LargestRecord, Threshol
 
 /// From a guess to the largest value that fits; `None` where not even the smallest does.
 fn approach(
-    search: &mut Search<'_, Trial, ThresholdError>,
+    search: &mut PlaceSearch<'_, Trial, ThresholdError>,
     guessed: u64,
     last_place: u64,
     around: u32,

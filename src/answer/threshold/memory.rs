@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, sync::atomic::AtomicBool};
 
-use super::{PROBES_AROUND, Probe, REPEATS, Rehearsal, Stability, ThresholdError, Uncapped};
+use super::{LimitTrials, PROBES_AROUND, Probe, REPEATS, Stability, ThresholdError, Uncapped};
 use crate::{
     base::{Bytes, NoProgress, Progress, parallel_map},
     device::DeviceSpec,
@@ -25,7 +25,7 @@ pub struct ThresholdQuestion<'a> {
     pub strategy: &'a StrategySpec,
     /// On which simulated device; it says what pages, context and libraries take.
     pub device: &'a DeviceSpec,
-    /// Who refuses what goes beyond the cap.
+    /// Who refuses requests beyond the limit.
     pub cap: LimitEnforcer,
     /// How often it must complete, back to back in one strategy: what is alive at the end of a round is freed before the
     /// next, what is cached stays.
@@ -38,7 +38,7 @@ pub struct ThresholdQuestion<'a> {
     pub jobs: usize,
     /// Set from outside to give up.
     pub stop: Option<&'a AtomicBool>,
-    /// Told what is tried, and how far that is.
+    /// Reports what is tried, and how far that is.
     pub progress: &'a dyn Progress,
 }
 
@@ -134,8 +134,8 @@ pub fn threshold(question: &ThresholdQuestion<'_>) -> Result<Threshold, Threshol
         .device(question.device.clone())
         .enforced_by(question.cap)
         .options(options);
-    let rehearsal = Rehearsal { replay, progress: question.progress };
-    let parts = Rehearsal::parts(question.repeat);
+    let rehearsal = LimitTrials { replay, progress: question.progress };
+    let parts = LimitTrials::parts(question.repeat);
     question.progress.begin_stage(&format!("{}: the whole device", question.strategy), parts);
     let Uncapped { oom, peak_held_bytes, peak_reserved_bytes, page_bytes, driver_ns } = rehearsal.uncapped()?;
     let mut answer = Threshold {
@@ -160,7 +160,8 @@ pub fn threshold(question: &ThresholdQuestion<'_>) -> Result<Threshold, Threshol
             parts.saturating_mul(places.len() as u64),
         );
     };
-    let mut search = Search::new(&trial, |probe: &Probe| probe.fits, question.jobs, u64::MAX).announced_by(&announce);
+    let mut search =
+        PlaceSearch::new(&trial, |probe: &Probe| probe.fits, question.jobs, u64::MAX).announced_by(&announce);
     // A strategy that takes nothing from the device cannot run out of it.
     let found = if peak_held_bytes == 0 {
         search.fits(0)?;
@@ -210,30 +211,30 @@ const PARTS: u64 = 3;
 const MOST_RESTARTS: u32 = 16;
 
 /// What is tried, on how many threads, and what is known so far.
-pub(super) struct Search<'a, T, E> {
+pub(super) struct PlaceSearch<'a, T, E> {
     trial: &'a (dyn Fn(u64) -> Result<T, E> + Sync),
     fits: fn(&T) -> bool,
     jobs: usize,
     /// The easiest place there is.
     last: u64,
     tried: BTreeMap<u64, T>,
-    /// Told the places of each round before they are tried, and how many were tried before.
+    /// Called with the places of each round before they are tried, and with the number of earlier tries.
     announce: &'a dyn Fn(&[u64], usize),
 }
 
-impl<'a, T: Send, E: Send> Search<'a, T, E> {
+impl<'a, T: Send, E: Send> PlaceSearch<'a, T, E> {
     pub(super) fn new(
         trial: &'a (dyn Fn(u64) -> Result<T, E> + Sync),
         fits: fn(&T) -> bool,
         jobs: usize,
         last: u64,
     ) -> Self {
-        Search { trial, fits, jobs, last, tried: BTreeMap::new(), announce: &|_, _| () }
+        PlaceSearch { trial, fits, jobs, last, tried: BTreeMap::new(), announce: &|_, _| () }
     }
 
-    /// The same, with somebody who is told what is tried next.
+    /// Calls `announce` before each round.
     pub(super) fn announced_by(self, announce: &'a dyn Fn(&[u64], usize)) -> Self {
-        Search { announce, ..self }
+        PlaceSearch { announce, ..self }
     }
 
     /// Everything that was tried, hardest first.
@@ -313,7 +314,7 @@ impl<'a, T: Send, E: Send> Search<'a, T, E> {
             (self.announce)(&new, self.tried.len());
         }
         let outcomes = parallel_map(&new, self.jobs, |&place| (self.trial)(place));
-        // In the order of places: which error is told must not depend on who was first.
+        // In the order of places: which error is returned must not depend on the threads.
         for (place, outcome) in new.into_iter().zip(outcomes) {
             self.tried.insert(place, outcome?);
         }
@@ -364,7 +365,7 @@ mod memory_tests {
     fn completes(trace: &Trace, strategy: &str, cap: LimitEnforcer, limit: u64) -> bool {
         let options = ReplayOptions { repeat: REPEATS, ..ReplayOptions::default() };
         let replay = Replay::new(trace).strategy(strategy).enforced_by(cap).options(options);
-        Rehearsal { replay, progress: &NoProgress }.probe(limit).unwrap().fits
+        LimitTrials { replay, progress: &NoProgress }.probe(limit).unwrap().fits
     }
 
     #[test]
@@ -425,7 +426,7 @@ mod search_tests {
 
     fn settle(is_fit: impl Fn(u64) -> bool + Sync, fails: u64, fits: u64) -> (u64, BTreeMap<u64, bool>) {
         let trial = |place| Ok::<bool, Infallible>(is_fit(place));
-        let mut search = Search::new(&trial, |fits| *fits, 2, u64::MAX);
+        let mut search = PlaceSearch::new(&trial, |fits| *fits, 2, u64::MAX);
         let Ok(true) = search.fits(fits) else { panic!("{fits} must fit") };
         let Ok(found) = search.settle(fails, fits, 16);
         (found, search.into_tried())
@@ -463,7 +464,7 @@ mod search_tests {
             announced.borrow_mut().extend_from_slice(places);
         };
         let trial = |place| Ok::<bool, Infallible>(place >= 700);
-        let mut search = Search::new(&trial, |fits| *fits, 2, u64::MAX).announced_by(&announce);
+        let mut search = PlaceSearch::new(&trial, |fits| *fits, 2, u64::MAX).announced_by(&announce);
         let Ok(found) = search.settle(0, 5000, 16);
         let tried: Vec<u64> = search.into_tried().into_keys().collect();
         let mut announced = announced.into_inner();
@@ -474,7 +475,7 @@ mod search_tests {
     #[test]
     fn the_errors_of_a_trial_end_the_search() {
         let trial = |place| if place == 5 { Err("five") } else { Ok(place > 3) };
-        let mut search = Search::new(&trial, |fits| *fits, 2, u64::MAX);
+        let mut search = PlaceSearch::new(&trial, |fits| *fits, 2, u64::MAX);
         assert_eq!(search.settle(0, 9, 16), Err("five"));
     }
 

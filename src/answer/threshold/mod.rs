@@ -10,7 +10,7 @@
 //! A cap is on the physical bytes that the *strategy* holds, in whole pages: `threshold_bytes`. A card must hold the
 //! driver's context and the libraries that a program loads as well (`overhead_bytes`, those of the simulated GPU's
 //! profile): `device_bytes` is the sum, the size of the smallest card. Workspaces of libraries are blocks like any other
-//! where a source has them. [`LimitEnforcer`](crate::replay::LimitEnforcer) says who refuses what goes beyond.
+//! where a source has them. [`LimitEnforcer`](crate::replay::LimitEnforcer) says who refuses requests beyond it.
 
 mod case;
 mod largest;
@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     base::{Bytes, Progress, did_you_mean},
     device::{CallKind, CallLedger, DeviceSpecError},
-    measure::{CaseLabel, Obstacle, OomReport, SCHEMA, Status, lost_share, ooms::Ooms},
+    measure::{CaseLabel, Obstacle, OomReport, SCHEMA, Status, lost_share, ooms::OomRecorder},
     models::WorkloadError,
     replay::{
         FailedRequest, LimitEnforcer, LiveBlock, Observer, OomCause, Replay, ReplayError, ReplayMoment, ReplayOutcome,
@@ -36,13 +36,13 @@ use crate::{
     trace::{PROGRESS_PER_READING, ProgressSource},
 };
 
-/// How often a source must get through back to back, unless somebody says otherwise: some fail only the third time.
+/// The default number of rounds back to back. Some sources fail only in the third.
 pub const REPEATS: u32 = 3;
 
-/// How many places around a found value are tried, unless somebody says otherwise.
+/// The default number of places that are tried around a found value.
 pub const PROBES_AROUND: u32 = 16;
 
-/// Why there is no answer. That memory does not suffice is an answer.
+/// Why there is no answer. Insufficient memory is an answer, not an error.
 #[derive(Debug, thiserror::Error)]
 pub enum ThresholdError {
     /// The device cannot be made.
@@ -65,19 +65,21 @@ pub enum ThresholdError {
         suggestion: Option<String>,
     },
     /// Nothing is left for an allocator.
-    #[error("{card} is no card: the context and libraries alone take {overhead} (a number without a unit is bytes)")]
+    #[error(
+        "{card} is too small for a card: the context and libraries alone take {overhead} (a number without a unit is bytes)"
+    )]
     NoRoom {
         /// The whole of it.
         card: Bytes,
         /// What others take.
         overhead: Bytes,
     },
-    /// Somebody stopped the search.
+    /// The search was stopped.
     #[error("stopped before an answer was found")]
     Interrupted,
 }
 
-/// A cap that was tried, and how it ended.
+/// A limit that was tried, and the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Probe {
     /// The cap on what the strategy holds.
@@ -98,10 +100,10 @@ pub struct Probe {
 }
 
 /// Tries one replay under different limits.
-pub(in crate::answer) struct Rehearsal<'a> {
+pub(in crate::answer) struct LimitTrials<'a> {
     /// Everything about a try but its limit.
     pub(in crate::answer) replay: Replay<'a>,
-    /// Told how far a try is. The caller begins the stage, with [`parts`](Rehearsal::parts) for every try.
+    /// Reports how far a try is. The caller begins the stage, with [`parts`](LimitTrials::parts) for every try.
     pub(in crate::answer) progress: &'a dyn Progress,
 }
 
@@ -114,8 +116,8 @@ pub(super) struct Uncapped {
     pub(super) driver_ns: u64,
 }
 
-impl Rehearsal<'_> {
-    /// How many parts a try of so many rounds has.
+impl LimitTrials<'_> {
+    /// The progress units of a try with this many rounds.
     pub(in crate::answer) fn parts(repeat: u32) -> u64 {
         PROGRESS_PER_READING * u64::from(repeat.max(1))
     }
@@ -137,14 +139,14 @@ impl Rehearsal<'_> {
 
     /// The first failure under the cap, with everything that is known about it.
     pub(in crate::answer) fn explain(&self, limit_bytes: u64) -> Result<Option<OomReport>, ThresholdError> {
-        let mut ooms = Ooms::default();
+        let mut ooms = OomRecorder::default();
         self.run(Some(limit_bytes), &mut ooms)?;
         Ok(ooms.reports.into_iter().next())
     }
 
     /// What it takes with the whole device.
     pub(super) fn uncapped(&self) -> Result<Uncapped, ThresholdError> {
-        let mut seen = Heights::default();
+        let mut seen = HeldPeak::default();
         let run = self.run(None, &mut seen)?;
         Ok(Uncapped {
             oom: seen.ooms.reports.into_iter().next(),
@@ -178,15 +180,15 @@ fn driver_ns(calls: &CallLedger) -> u64 {
 
 /// Looks at what the device holds.
 #[derive(Default)]
-struct Heights {
+struct HeldPeak {
     peak_held_bytes: u64,
     page_bytes: u64,
-    ooms: Ooms,
+    ooms: OomRecorder,
 }
 
-impl EventSink for Heights {}
+impl EventSink for HeldPeak {}
 
-impl Observer for Heights {
+impl Observer for HeldPeak {
     fn served(&mut self, now: &ReplayMoment<'_>, _: &LiveBlock, _: Outcome) {
         self.peak_held_bytes = self.peak_held_bytes.max(now.device.held_bytes());
         self.page_bytes = now.device.props().page_bytes;
@@ -234,7 +236,7 @@ pub enum ThresholdStatus {
     /// The device lacks what the strategy needs.
     #[default]
     Skipped,
-    /// Somebody stopped it.
+    /// It was stopped.
     Interrupted,
     /// Something is broken.
     Error,
@@ -260,7 +262,7 @@ pub struct ThresholdRecord {
     pub seed: u64,
     /// Rounds back to back.
     pub repeat: u32,
-    /// Who refuses what goes beyond the cap.
+    /// Who refuses requests beyond the limit.
     pub cap: LimitEnforcer,
     /// How the search ended.
     pub status: ThresholdStatus,
@@ -428,7 +430,7 @@ pub struct LargestRecord {
     pub device: String,
     /// Rounds back to back.
     pub repeat: u32,
-    /// Who refuses what goes beyond.
+    /// Who refuses requests beyond the limit.
     pub cap: LimitEnforcer,
     /// Which parameter.
     pub parameter: String,

@@ -83,7 +83,7 @@ pub struct TracePlace {
 }
 
 impl TracePlace {
-    /// Goes on to the next event.
+    /// Moves to the next event.
     pub(super) fn reach(&mut self, now: &ReplayMoment<'_>) {
         self.event = Some((now.index, now.event.op));
         match now.event.op {

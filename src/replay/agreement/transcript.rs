@@ -1,8 +1,8 @@
-//! The way from the run that is watched to the run that repeats it: what the driver was asked and answered, and what the
-//! strategy decided, event by event.
+//! The channel from the run on the device to the run that repeats it: driver calls with their answers, and the
+//! strategy's decisions, event by event.
 //!
-//! Both runs go on at the same time, and only so much is under way between them: a trace of any length can be compared
-//! in the same memory. Everything travels in one channel, so that no run waits for what the other holds back.
+//! Both runs go on at the same time, and the channel is bounded: a trace of any length is compared in constant memory.
+//! There is one channel for everything, so that neither run waits for something that the other holds back.
 
 use std::{
     collections::VecDeque,
@@ -19,13 +19,13 @@ use crate::device::{
     wrap::{DriverAnswer, DriverCall, DriverExchange, Interceptor},
 };
 
-/// So many exchanges and decisions travel together.
+/// How many calls and decisions are sent together.
 const CHUNK: usize = 4096;
-/// So many chunks may be under way, about 35 MB: a recording fits whole, so that the watched run is never held up by
-/// the other one and its streams are as busy as they would be alone.
+/// How many chunks the channel holds, about 35 MB. A recording fits as a whole, so the run on the device never waits
+/// for the other one, and its streams are as busy as they would be alone.
 const CHUNKS_UNDER_WAY: usize = 64;
 
-/// Opens the way.
+/// Opens the channel.
 pub(super) fn transcript() -> (TranscriptWriter, TranscriptReader) {
     let (sender, receiver) = sync_channel(CHUNKS_UNDER_WAY);
     let draft = UnsentChunk { chunk: TranscriptChunk::default(), sender: Some(sender) };
@@ -46,14 +46,15 @@ enum TranscriptItem {
     EventEnds,
 }
 
-/// The end that the watched run writes to; copies write to the same transcript. It is complete once all are gone.
+/// The end that the run on the device writes to. Copies write to the same transcript; it is complete once all are
+/// dropped.
 #[derive(Clone, Debug)]
 pub(super) struct TranscriptWriter(Arc<Mutex<UnsentChunk>>);
 
 #[derive(Debug)]
 struct UnsentChunk {
     chunk: TranscriptChunk,
-    /// Nothing once nobody reads any more.
+    /// Nothing once the reader is gone.
     sender: Option<SyncSender<TranscriptChunk>>,
 }
 
@@ -150,7 +151,7 @@ impl ReceivedChunks {
     }
 }
 
-/// The books behind a lock are sound at every moment: a panic elsewhere does not spoil them.
+/// The data behind a lock is consistent at every moment, so a panic elsewhere does not matter.
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_whom_nobody_reads_goes_on() {
+    fn writer_without_reader_continues() {
         let (mut writer, reader) = transcript();
         drop(reader);
         for _ in 0..CHUNK * (CHUNKS_UNDER_WAY + 2) {

@@ -236,7 +236,7 @@ pub(super) fn compare(
     counters: &Counters,
 ) -> Result<(), Divergence> {
     let segments = &recording.final_segments;
-    let began_late = start.told().is_some();
+    let began_late = start.beginning().is_some();
     let mut at_end = InitialMemory { segments: segments.clone(), ..InitialMemory::default() };
     at_end.segments.sort_by_key(|segment| segment.address);
     let recorded = pieces(&at_end.layout());

@@ -1,12 +1,10 @@
-//! Re-lives a recording: drives PyTorch's allocator with the program's own actions and compares what it does, entry by
-//! entry, with what was recorded.
+//! Verifies the model against a recording: drives the model of PyTorch's allocator with the program's own actions and
+//! compares its actions, entry by entry, with the recorded ones.
 //!
-//! The program's actions, the settings and the driver's answers (where segments and ranges lie, when a stream had got
-//! past a free) come from the recording; every decision is the model's. What no recording says is inferred: calls of
-//! `empty_cache` are read into it where the request that follows does not explain by itself what was released, and a limit
-//! of the program's own where requests fail while the GPU has room.
-//!
-//! `oomph verify` calls this, and whoever replays a recording and wants its calls of `empty_cache`. It prints nothing.
+//! The program's actions, the settings and the driver's answers (addresses of segments and ranges, when a stream had
+//! passed a free) come from the recording; every decision is the model's. Two things are inferred because recordings do
+//! not contain them: calls of `empty_cache`, where the next request does not explain what was released, and a limit of
+//! the program, where requests fail although the GPU has room.
 
 mod call;
 mod companion;
@@ -29,7 +27,7 @@ use crate::{
     trace::torch::Recording,
 };
 
-/// What PyTorch itself counted, as far as somebody wrote it down: no snapshot says it.
+/// PyTorch's own counters, as far as they are known. Snapshots do not contain them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(default)]
 pub struct Counters {
@@ -47,10 +45,10 @@ pub struct Counters {
     pub ooms: Option<u64>,
 }
 
-/// What became of a recording.
+/// The result of verifying a recording.
 #[derive(Clone, Debug)]
 pub struct Verification {
-    /// How well the model did.
+    /// How well the model agrees.
     pub verdict: Verdict,
     /// Entries that were compared and agree.
     pub agreed: usize,
@@ -69,7 +67,7 @@ pub struct Verification {
     pub sizes_before: Vec<(Address, u64)>,
 }
 
-/// How well the model did.
+/// How well the model agrees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Every entry, the memory at the end and every known counter agree.
@@ -85,16 +83,16 @@ pub enum Verdict {
     Diverged(Divergence),
 }
 
-/// How many entries are gone through again and again to mend estimates.
-const PATIENCE: usize = 50_000_000;
+/// How many entries are read in total, over all repetitions that correct estimates.
+const MOST_ENTRIES: usize = 50_000_000;
 
-/// How often a recording is begun anew with estimates that are mended. Each time costs all its entries, however early the
-/// model parts from it: who waits for which stream is read from all of them first.
-fn rounds_of_mending(entries: usize) -> usize {
-    PATIENCE / entries.max(1)
+/// How many times verification is repeated with corrected estimates. Each repetition reads all entries, even if the
+/// divergence comes early: pending frees are found first.
+fn repetitions(entries: usize) -> usize {
+    MOST_ENTRIES / entries.max(1)
 }
 
-/// Re-lives a recording on the device and under the limit of `setup`.
+/// Verifies a recording on the device and under the limit of `setup`.
 ///
 /// ```
 /// use oomph::base::NoProgress;
@@ -134,11 +132,11 @@ pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters, pro
     }
     if start.entry == recording.witnessed.len() {
         let nothing_compared = unknowable("it began in the middle: no whole call is in it".to_owned());
-        return Verification { beginning: start.told(), ..nothing_compared };
+        return Verification { beginning: start.beginning(), ..nothing_compared };
     }
     let own_limit = recording.own_limit().filter(|_| setup.limit.is_none());
     let doubts = start.doubts(&settings, setup.limit);
-    let mut rounds_left = rounds_of_mending(recording.witnessed.len());
+    let mut rounds_left = repetitions(recording.witnessed.len());
     let (walk, result) = loop {
         let model = AllocatorModel::new(settings.clone(), setup, &recording.streams);
         let streams = recording.streams.len();
@@ -146,7 +144,7 @@ pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters, pro
             .and_then(|model| RecordingWalk::new(&recording.witnessed, model, streams, &start, own_limit.is_some()));
         let mut walk = match walk {
             Ok(walk) => walk,
-            Err(error) if start.told().is_some() => return unknowable(format!("it began in the middle: {error}")),
+            Err(error) if start.beginning().is_some() => return unknowable(format!("it began in the middle: {error}")),
             Err(error) => return unknowable(error.to_string()),
         };
         let result = walk.finish(progress);
@@ -176,7 +174,7 @@ pub fn verify(recording: &Recording, setup: &Setup<'_>, counters: &Counters, pro
         empty_caches: passed_over.chain(walk.empty_caches).collect(),
         refusals: walk.refusals,
         stats,
-        beginning: start.told(),
+        beginning: start.beginning(),
         sizes_before: start.mended().collect(),
     }
 }
@@ -201,9 +199,9 @@ mod tests {
 
     #[test]
     fn all_rounds_together_go_through_no_more_entries_than_patience_allows() {
-        for entries in [0, 1, 100, 600_000, PATIENCE, 2 * PATIENCE] {
-            assert!(rounds_of_mending(entries) * entries <= PATIENCE, "{entries}");
+        for entries in [0, 1, 100, 600_000, MOST_ENTRIES, 2 * MOST_ENTRIES] {
+            assert!(repetitions(entries) * entries <= MOST_ENTRIES, "{entries}");
         }
-        assert!(rounds_of_mending(600_000) > 50, "even a long recording is mended");
+        assert!(repetitions(600_000) > 50, "even a long recording is mended");
     }
 }

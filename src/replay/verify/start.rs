@@ -1,5 +1,5 @@
-//! Where a recording is taken up that began in the middle: behind the call that was under way, with the memory that was
-//! there then.
+//! Where verification of a recording starts. If the recording began in the middle, it starts after the first incomplete
+//! call, with the memory of that moment.
 
 use super::Divergence;
 use crate::{
@@ -23,7 +23,7 @@ pub struct Beginning {
     pub entries_passed_over: usize,
 }
 
-/// The memory from which a recording is re-lived.
+/// The memory from which a recording is verified.
 pub(super) struct StartState {
     /// The first entry that is compared.
     pub(super) entry: usize,
@@ -32,7 +32,7 @@ pub(super) struct StartState {
 }
 
 impl StartState {
-    /// Of any recording: one that has it all starts with nothing, at its first entry.
+    /// For any recording. A complete one starts with nothing, at its first entry.
     pub(super) fn of(recording: &Recording) -> StartState {
         let nothing_before = recording.initial.segments.is_empty() && recording.initial.astray.is_empty();
         let entry = if nothing_before { 0 } else { first_whole_call(&recording.witnessed) };
@@ -41,8 +41,8 @@ impl StartState {
         StartState { entry, memory, layout }
     }
 
-    /// What there is to say about it, if the recording began in the middle.
-    pub(super) fn told(&self) -> Option<Beginning> {
+    /// The memory at the start, if the recording began in the middle.
+    pub(super) fn beginning(&self) -> Option<Beginning> {
         let began_late = self.entry > 0 || !self.layout.segments.is_empty();
         began_late.then(|| Beginning {
             blocks: self.memory.live().count(),
@@ -51,7 +51,7 @@ impl StartState {
         })
     }
 
-    /// What else may be the reason if the model does something else: a sentence each.
+    /// Other possible reasons for a divergence, one sentence each.
     pub(super) fn doubts(&self, settings: &AllocatorSettings, limit: Option<u64>) -> Vec<String> {
         let mut doubts = Vec::new();
         let estimated = self.memory.estimated.len();
@@ -60,17 +60,20 @@ impl StartState {
         }
         let collects = settings.garbage_collection_threshold > 0.0;
         if collects && limit.is_some() && !self.layout.segments.is_empty() {
-            doubts.push("it began in the middle: how old cached blocks were, garbage collection knew".to_owned());
+            doubts.push(
+                "it began in the middle: garbage collection depends on the age of cached blocks, which is unknown"
+                    .to_owned(),
+            );
         }
         doubts
     }
 
-    /// Mends an estimate that made the model and the recording part: where the model put a request right behind a block of
-    /// estimated size, and PyTorch did not, the block has more of the memory there, so that the rest was too little. Says
-    /// whether there was something to mend.
+    /// Corrects an estimate that caused a divergence. If the model put a request right behind a block of estimated size and
+    /// PyTorch did not, the block is larger than estimated, so that the rest was too small. Returns whether there was
+    /// something to correct.
     ///
-    /// Nothing is allocated behind such a block while it lives. So that it is too short is the only mistake there can be,
-    /// and all that agreed before still does if it is longer.
+    /// Nothing is allocated behind such a block while it lives. So the estimate can only be too small, and everything that
+    /// agreed before still agrees with a larger one.
     pub(super) fn mend(&mut self, divergence: &Divergence, model: &Caching) -> bool {
         let Divergence::Entries { modelled, .. } = divergence else { return false };
         let Some(put) = modelled.last().filter(|seen| seen.action == Action::Alloc) else { return false };
@@ -136,7 +139,7 @@ fn room_at(address: Address, layout: &Layout) -> u64 {
 }
 
 /// Where the addresses of a range begin: at its lowest run, or lower where something is mapped later on. Whatever else
-/// may lie below is never used, and nobody can tell.
+/// may lie below is never used, so it does not matter.
 pub(super) fn range_start(range: &SharedRange, segments: &[SegmentView], entries: &[TraceEntry]) -> Address {
     let runs = || range.runs.iter().map(|&run| &segments[run]);
     let Some(first) = runs().next() else { return Address::NULL };

@@ -12,8 +12,8 @@ use super::{
 };
 use crate::{
     answer::leaks::{
-        Bar, CourseKind,
-        growth::{Course, course},
+        CourseKind, GrowthThreshold,
+        growth::{SeriesCourse, course},
     },
     measure::{CaseRecord, Status, StepPeak},
 };
@@ -28,7 +28,7 @@ pub(super) struct JudgedWorkload<'a> {
     title: String,
     record: &'a CaseRecord,
     steps: Vec<StepPeak>,
-    course: Course,
+    course: SeriesCourse,
 }
 
 impl<'a> JudgedWorkload<'a> {
@@ -46,7 +46,7 @@ impl<'a> JudgedWorkload<'a> {
         }
         let kept: Vec<f64> = judged.iter().map(|step| step.lowest_allocated_bytes as f64).collect();
         let level = kept.iter().sum::<f64>() / kept.len() as f64;
-        let course = course(&kept, level, &Bar::default())?;
+        let course = course(&kept, level, &GrowthThreshold::default())?;
         Some(JudgedWorkload { title: title.to_owned(), record: furthest.record, steps, course })
     }
 

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::{
     measure::{
-        CaseDetail, CaseRecord, Composition, Frame, StepPeak,
+        CaseDetail, CaseRecord, Composition, LayoutFrame, StepPeak,
         timeline::{IncidentKind, Point, Span},
     },
     trace::Category,
@@ -198,14 +198,14 @@ pub(super) struct MapFrame {
 }
 
 impl MemoryMap {
-    pub(super) fn of(title: &str, strategy: usize, frames: &[Frame], most: usize) -> MemoryMap {
+    pub(super) fn of(title: &str, strategy: usize, frames: &[LayoutFrame], most: usize) -> MemoryMap {
         let frames = chosen_frames(frames, most).map(MapFrame::of).collect();
         MemoryMap { title: title.to_owned(), strategy, frames }
     }
 }
 
 impl MapFrame {
-    fn of(frame: &Frame) -> MapFrame {
+    fn of(frame: &LayoutFrame) -> MapFrame {
         let segments = frame.segments.iter().map(|segment| {
             let blocks = segment.blocks.iter().flat_map(|block| {
                 let (state, category) = block.codes();
@@ -219,7 +219,7 @@ impl MapFrame {
 }
 
 /// At most `most` frames: those with an occasion, then regular ones.
-pub(super) fn chosen_frames(frames: &[Frame], most: usize) -> impl Iterator<Item = &Frame> {
+pub(super) fn chosen_frames(frames: &[LayoutFrame], most: usize) -> impl Iterator<Item = &LayoutFrame> {
     use crate::measure::Occasion::Regular;
     let special = frames.iter().filter(|frame| frame.occasion != Regular).count();
     let room = most.saturating_sub(special);
@@ -319,12 +319,12 @@ mod tests {
     #[test]
     fn frames_with_an_occasion_come_first() {
         let block = FrameBlock::from((4096, 0, 0, Some(3)));
-        let frame = |event, occasion| Frame {
+        let frame = |event, occasion| LayoutFrame {
             event,
             occasion,
             segments: vec![FrameSegment { pieces: 1, stream: 0, pool: "large".to_owned(), blocks: vec![block] }],
         };
-        let mut frames: Vec<Frame> = (0..16).map(|event| frame(event, Occasion::Regular)).collect();
+        let mut frames: Vec<LayoutFrame> = (0..16).map(|event| frame(event, Occasion::Regular)).collect();
         frames.push(frame(16, Occasion::Peak));
         frames.push(frame(17, Occasion::End));
         let events = |most| chosen_frames(&frames, most).map(|frame| frame.event).collect::<Vec<_>>();

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     base::Bytes,
-    measure::{CaseDetail, CaseRecord, Frame, Occasion, Status},
+    measure::{CaseDetail, CaseRecord, LayoutFrame, Occasion, Status},
     replay::OomCause,
     strategy::BlockState,
 };
@@ -85,7 +85,7 @@ impl MappedCase {
         if detail.frames.is_empty() {
             return None;
         }
-        let row = |frame: &Frame| FrameRow {
+        let row = |frame: &LayoutFrame| FrameRow {
             title: title.to_owned(),
             strategy: record.strategy.clone(),
             event: frame.event,
@@ -105,12 +105,12 @@ impl MappedCase {
 }
 
 /// The sizes of free blocks.
-fn free_blocks(frame: &Frame) -> impl Iterator<Item = u64> {
+fn free_blocks(frame: &LayoutFrame) -> impl Iterator<Item = u64> {
     frame.blocks().filter(|block| block.state == BlockState::Free).map(|block| block.bytes)
 }
 
 /// The free memory when a request failed, otherwise at the peak.
-fn finding(record: &CaseRecord, title: &str, frames: &[Frame]) -> (bool, u64, String) {
+fn finding(record: &CaseRecord, title: &str, frames: &[LayoutFrame]) -> (bool, u64, String) {
     let at = |occasion| frames.iter().find(|frame| frame.occasion == occasion);
     let Some(frame) = at(Occasion::OutOfMemory).or_else(|| at(Occasion::Peak)) else {
         return (false, 0, "Blocks in memory".to_owned());

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use oomph::{
     device::DeviceClock,
     measure::{
-        CaseDetail, CaseLabel, CaseRecord, Composition, Frame, FrameBlock, FrameSegment, Levels, Occasion, Status,
-        StepPeak,
+        CaseDetail, CaseLabel, CaseRecord, Composition, FrameBlock, FrameSegment, LayoutFrame, Levels, Occasion,
+        Status, StepPeak,
         timeline::{MOST_POINTS, Point, Span},
     },
     report::html::{DetailStore, PageRun},
@@ -85,7 +85,7 @@ fn detail(label: &CaseLabel, reserved: u64) -> CaseDetail {
         FrameBlock::from((10_000_000 + place * 4096, (place % 4) as u8, (place % 8) as u8, Some(place * 500)))
     };
     detail.frames = (0..19)
-        .map(|place| Frame {
+        .map(|place| LayoutFrame {
             event: (place + 1) * EVENTS / 20,
             occasion: match place {
                 10 => Occasion::Peak,
