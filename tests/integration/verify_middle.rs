@@ -14,7 +14,7 @@ use oomph::{
         Device,
         sim::{SimConfig, SimDevice},
     },
-    measure::torch_snapshot::witness,
+    measure::torch_snapshot::record_snapshot,
     replay::{
         OnOutOfMemory, Replay, ReplayOptions, replay,
         verify::{Companion, Counters, Verdict, Verification, verify},
