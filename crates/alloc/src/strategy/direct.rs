@@ -9,8 +9,8 @@
 //! sum. The device holds at least that much: it counts whole pages, which small blocks share.
 
 use super::{
-    Attempt, Block, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome, Request, SegmentView,
-    Setup, Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent,
+    Attempt, Block, Built, Caller, Context, Freed, Layout, Outcome, Request, SegmentView, Setup, Shortage, SpecError,
+    Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent, plain_state,
     pooled::{MemoryPiece, PieceTable},
     unless_out_of_memory,
 };
@@ -84,13 +84,7 @@ impl Strategy for Direct {
         self.blocks.live(block).map(|_| ())
     }
 
-    fn control(&mut self, _: &mut Context<'_>, _: &Control<'_>) -> Result<(), StrategyError> {
-        Ok(())
-    }
-
-    fn resume_from(&mut self, _: &mut Context<'_>, _: &InitialLayout) -> Result<Option<Vec<Block>>, StrategyError> {
-        Ok(None)
-    }
+    plain_state!();
 
     fn trim(&mut self, _: &mut Context<'_>) -> Result<(), StrategyError> {
         Ok(())
@@ -101,10 +95,6 @@ impl Strategy for Direct {
         live.into_iter().try_for_each(|slot| self.release(cx, slot))?;
         *self = Direct::default();
         Ok(())
-    }
-
-    fn stats(&self) -> Stats {
-        self.stats
     }
 
     fn largest_free(&self, _: StreamId) -> Option<u64> {
@@ -125,9 +115,5 @@ impl Strategy for Direct {
 
     fn requires(&self) -> Capabilities {
         Capabilities::NONE
-    }
-
-    fn fork(&self) -> Option<Box<dyn Strategy>> {
-        Some(Box::new(self.clone()))
     }
 }

@@ -112,6 +112,37 @@ pub trait Strategy: Send {
     fn fork(&self) -> Option<Box<dyn Strategy>>;
 }
 
+/// The methods of a [`Strategy`] that ignores commands, cannot resume, and can be copied whole. Its
+/// statistics are its field `stats`.
+macro_rules! plain_state {
+    () => {
+        fn control(
+            &mut self,
+            _: &mut $crate::strategy::Context<'_>,
+            _: &$crate::strategy::Control<'_>,
+        ) -> Result<(), $crate::strategy::StrategyError> {
+            Ok(())
+        }
+
+        fn resume_from(
+            &mut self,
+            _: &mut $crate::strategy::Context<'_>,
+            _: &$crate::strategy::InitialLayout,
+        ) -> Result<Option<Vec<$crate::strategy::Block>>, $crate::strategy::StrategyError> {
+            Ok(None)
+        }
+
+        fn stats(&self) -> $crate::strategy::Stats {
+            self.stats
+        }
+
+        fn fork(&self) -> Option<Box<dyn $crate::strategy::Strategy>> {
+            Some(Box::new(self.clone()))
+        }
+    };
+}
+pub(crate) use plain_state;
+
 /// Every block starts at a multiple of this, as CUDA guarantees for `cuMemAlloc`.
 pub const ALIGNMENT: u64 = 256;
 

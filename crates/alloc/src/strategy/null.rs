@@ -9,8 +9,8 @@
 //! not wait.
 
 use super::{
-    ALIGNMENT, Attempt, Block, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome, Refusal,
-    Request, Setup, Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, slots::Slots,
+    ALIGNMENT, Attempt, Block, Built, Caller, Context, Freed, Layout, Outcome, Refusal, Request, Setup, Shortage,
+    SpecError, Stats, Strategy, StrategyEntry, StrategyError, plain_state, slots::Slots,
 };
 use crate::device::Capabilities;
 use oomph_base::{Address, StreamId, round_up};
@@ -79,13 +79,7 @@ impl Strategy for Null {
         self.blocks.get(block).map(|_| ())
     }
 
-    fn control(&mut self, _: &mut Context<'_>, _: &Control<'_>) -> Result<(), StrategyError> {
-        Ok(())
-    }
-
-    fn resume_from(&mut self, _: &mut Context<'_>, _: &InitialLayout) -> Result<Option<Vec<Block>>, StrategyError> {
-        Ok(None)
-    }
+    plain_state!();
 
     fn trim(&mut self, _: &mut Context<'_>) -> Result<(), StrategyError> {
         Ok(())
@@ -95,10 +89,6 @@ impl Strategy for Null {
     fn close(&mut self, _: &mut Context<'_>) -> Result<(), StrategyError> {
         *self = Null { next_address: self.next_address, ..Null::default() };
         Ok(())
-    }
-
-    fn stats(&self) -> Stats {
-        self.stats
     }
 
     fn largest_free(&self, _: StreamId) -> Option<u64> {
@@ -115,9 +105,5 @@ impl Strategy for Null {
 
     fn requires(&self) -> Capabilities {
         Capabilities::NONE
-    }
-
-    fn fork(&self) -> Option<Box<dyn Strategy>> {
-        Some(Box::new(self.clone()))
     }
 }

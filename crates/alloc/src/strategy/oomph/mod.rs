@@ -28,10 +28,11 @@ use self::{
     size_classes::{PageClasses, QUANTUM},
 };
 use super::{
-    Attempt, Block, BlockView, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome, Parameter,
-    Request, SegmentView, Setup, Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent,
+    Attempt, Block, BlockView, Built, Caller, Context, Freed, Layout, Outcome, Parameter, Request, SegmentView, Setup,
+    Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent,
     deferred::{DeferredFrees, Patience},
     parameters::{self, Setting},
+    plain_state,
     pooled::{FreeLists, MemoryPiece, NONE, PerStream, PieceState, PieceTable, WaitEvent},
 };
 use crate::device::Capabilities;
@@ -398,13 +399,7 @@ impl Strategy for OomphAllocator {
         self.blocks.note_use(block, stream)
     }
 
-    fn control(&mut self, _: &mut Context<'_>, _: &Control<'_>) -> Result<(), StrategyError> {
-        Ok(())
-    }
-
-    fn resume_from(&mut self, _: &mut Context<'_>, _: &InitialLayout) -> Result<Option<Vec<Block>>, StrategyError> {
-        Ok(None)
-    }
+    plain_state!();
 
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         self.complete_frees(cx, Patience::Wait)?;
@@ -415,10 +410,6 @@ impl Strategy for OomphAllocator {
         self.release_everything(cx)?;
         *self = OomphAllocator::new(self.settings, self.device_bytes, self.page);
         Ok(())
-    }
-
-    fn stats(&self) -> Stats {
-        self.stats
     }
 
     /// The largest request that a free block serves where it lies, on whatever stream it was freed.
@@ -454,9 +445,5 @@ impl Strategy for OomphAllocator {
 
     fn requires(&self) -> Capabilities {
         Capabilities { virtual_memory: true, ..Capabilities::NONE }
-    }
-
-    fn fork(&self) -> Option<Box<dyn Strategy>> {
-        Some(Box::new(self.clone()))
     }
 }

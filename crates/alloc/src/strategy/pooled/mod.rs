@@ -23,10 +23,10 @@ pub(crate) use pieces::{DeviceRegion, MemoryPiece, NONE, PieceState, PieceTable,
 pub(crate) use streams::{StreamHandover, WaitEvent};
 
 use super::{
-    Attempt, Block, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome, Refusal, Request, Shortage, Stats,
-    Strategy, StrategyError, StrategyEvent,
+    Attempt, Block, Caller, Context, Freed, Layout, Outcome, Refusal, Request, Shortage, Stats, Strategy,
+    StrategyError, StrategyEvent,
     deferred::{DeferredFrees, Patience},
-    unless_out_of_memory,
+    plain_state, unless_out_of_memory,
 };
 use crate::device::{Capabilities, Device, DeviceError};
 use oomph_base::{Address, StreamId, ThreadId};
@@ -400,13 +400,7 @@ impl<P: PoolPolicy> Strategy for PoolStrategy<P> {
         self.table.note_use(block, stream)
     }
 
-    fn control(&mut self, _: &mut Context<'_>, _: &Control<'_>) -> Result<(), StrategyError> {
-        Ok(())
-    }
-
-    fn resume_from(&mut self, _: &mut Context<'_>, _: &InitialLayout) -> Result<Option<Vec<Block>>, StrategyError> {
-        Ok(None)
-    }
+    plain_state!();
 
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         self.complete_frees(cx, Patience::Wait)?;
@@ -420,10 +414,6 @@ impl<P: PoolPolicy> Strategy for PoolStrategy<P> {
         self.policy.close(cx.device)?;
         *self = PoolStrategy::new(self.policy.renewed());
         Ok(())
-    }
-
-    fn stats(&self) -> Stats {
-        self.stats
     }
 
     fn largest_free(&self, stream: StreamId) -> Option<u64> {
@@ -440,9 +430,5 @@ impl<P: PoolPolicy> Strategy for PoolStrategy<P> {
 
     fn requires(&self) -> Capabilities {
         Capabilities::NONE
-    }
-
-    fn fork(&self) -> Option<Box<dyn Strategy>> {
-        Some(Box::new(self.clone()))
     }
 }

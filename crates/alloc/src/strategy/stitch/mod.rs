@@ -26,10 +26,10 @@ use self::{
     segments::{SegmentPool, SegmentTiles},
 };
 use super::{
-    Attempt, Block, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Parameter, Request, SegmentView,
-    Setup, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent,
+    Attempt, Block, Built, Caller, Context, Freed, Layout, Parameter, Request, SegmentView, Setup, SpecError, Stats,
+    Strategy, StrategyEntry, StrategyError, StrategyEvent,
     deferred::{DeferredFrees, Patience},
-    parameters,
+    parameters, plain_state,
     pooled::{MemoryPiece, NONE, PieceState},
 };
 use crate::device::Capabilities;
@@ -286,13 +286,7 @@ impl Strategy for Stitch {
         self.tiles.note_use(block, stream)
     }
 
-    fn control(&mut self, _: &mut Context<'_>, _: &Control<'_>) -> Result<(), StrategyError> {
-        Ok(())
-    }
-
-    fn resume_from(&mut self, _: &mut Context<'_>, _: &InitialLayout) -> Result<Option<Vec<Block>>, StrategyError> {
-        Ok(None)
-    }
+    plain_state!();
 
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         self.release_cached(cx)
@@ -302,10 +296,6 @@ impl Strategy for Stitch {
         self.release_everything(cx)?;
         *self = Stitch::as_new(self.settings, self.chunk, self.device_bytes);
         Ok(())
-    }
-
-    fn stats(&self) -> Stats {
-        self.stats
     }
 
     fn largest_free(&self, stream: StreamId) -> Option<u64> {
@@ -328,9 +318,5 @@ impl Strategy for Stitch {
 
     fn requires(&self) -> Capabilities {
         Capabilities { virtual_memory: true, ..Capabilities::NONE }
-    }
-
-    fn fork(&self) -> Option<Box<dyn Strategy>> {
-        Some(Box::new(self.clone()))
     }
 }
