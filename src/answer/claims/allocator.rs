@@ -5,7 +5,10 @@ use std::ops::RangeInclusive;
 use super::{
     Claim,
     bench::{CACHING, ClaimBench, ClaimResult, EXPANDABLE, model, recipe},
-    finding::{ClaimAmount, ratio, reduction},
+    finding::{
+        ClaimAmount::{Count, Percent, Size, Time},
+        ratio, reduction,
+    },
     pytorch::{
         CACHED_PAIR_NS, DEL_LEAVES_IT_ALLOCATED, DIES_WITH_MORE_THAN_ITS_BLOCKS, DRIVER_PAIR_NS,
         VARIABLE_LENGTH_ALLOCATED, VARIABLE_LENGTH_RESERVED, gpt_355m,
@@ -45,16 +48,12 @@ pub(super) const CLAIMS: &[Claim] = &[
             let of_seeds = format!("of {} draws", SEEDS.end());
             for (place, strategy) in STRATEGIES.into_iter().enumerate() {
                 let name = format!("{strategy}, {of_seeds} fail with enough free");
-                finding.figure(name, ClaimAmount::Count(fragmented[place]));
+                finding.figure(name, Count(fragmented[place]));
                 if exhausted[place] > 0 {
-                    finding
-                        .figure(format!("{strategy}, fail with too little free"), ClaimAmount::Count(exhausted[place]));
+                    finding.figure(format!("{strategy}, fail with too little free"), Count(exhausted[place]));
                 }
             }
-            finding.figure(
-                format!("caching with sequences of 1024 tokens at most, {of_seeds} fail"),
-                ClaimAmount::Count(roomy),
-            );
+            finding.figure(format!("caching with sequences of 1024 tokens at most, {of_seeds} fail"), Count(roomy));
             let by_caching =
                 STRATEGIES.into_iter().position(|name| name == CACHING).map_or(0, |place| fragmented[place]);
             let most = 2 * by_caching > *SEEDS.end();
@@ -74,10 +73,10 @@ pub(super) const CLAIMS: &[Claim] = &[
             let program = recipe("hot-512", &[("pairs", "2000")])?;
             let time = |strategy: &str| ClaimResult::Ok(bench.replayed(&program, strategy, None)?.0.driver_ns / pairs);
             let (direct, caching, pool) = (time("direct")?, time(CACHING)?, time("async")?);
-            let (of_driver, of_cache) = (ClaimAmount::Time(DRIVER_PAIR_NS), ClaimAmount::Time(CACHED_PAIR_NS));
-            finding.beside("driver time of a pair, direct", ClaimAmount::Time(direct), of_driver);
-            finding.beside("caching (PyTorch: its own time included)", ClaimAmount::Time(caching), of_cache);
-            finding.figure("async, the driver's own pool", ClaimAmount::Time(pool));
+            let (of_driver, of_cache) = (Time(DRIVER_PAIR_NS), Time(CACHED_PAIR_NS));
+            finding.beside("driver time of a pair, direct", Time(direct), of_driver);
+            finding.beside("caching (PyTorch: its own time included)", Time(caching), of_cache);
+            finding.figure("async, the driver's own pool", Time(pool));
             finding.check("caching takes less time than direct", caching < direct);
             Ok(())
         },
@@ -93,20 +92,15 @@ pub(super) const CLAIMS: &[Claim] = &[
             let program = recipe("variable-length", &[])?;
             let whole = bench.memory(&program)?;
             let (allocated, reserved) = (whole.peak_allocated_bytes, whole.peak_reserved_bytes);
-            finding.beside(
-                "peak allocated",
-                ClaimAmount::Size(allocated),
-                ClaimAmount::Size(VARIABLE_LENGTH_ALLOCATED),
-            );
-            finding.beside("peak reserved", ClaimAmount::Size(reserved), ClaimAmount::Size(VARIABLE_LENGTH_RESERVED));
+            finding.beside("peak allocated", Size(allocated), Size(VARIABLE_LENGTH_ALLOCATED));
+            finding.beside("peak reserved", Size(reserved), Size(VARIABLE_LENGTH_RESERVED));
             let page = 2 << 20;
             let with_allocated = allocated.next_multiple_of(page);
             let suffices =
                 |limit| ClaimResult::Ok(bench.replayed(&program, CACHING, Some(limit))?.0.status == Status::Completed);
             let (by_allocated, by_reserved) = (suffices(with_allocated)?, suffices(reserved)?);
-            finding
-                .figure("memory of the allocated peak suffices (1: yes)", ClaimAmount::Count(u64::from(by_allocated)));
-            finding.figure("memory of the reserved peak suffices (1: yes)", ClaimAmount::Count(u64::from(by_reserved)));
+            finding.figure("memory of the allocated peak suffices (1: yes)", Count(u64::from(by_allocated)));
+            finding.figure("memory of the reserved peak suffices (1: yes)", Count(u64::from(by_reserved)));
             let suffices = !DIES_WITH_MORE_THAN_ITS_BLOCKS;
             finding.check_beside("as much memory as max_memory_allocated suffices", by_allocated, suffices);
             Ok(())
@@ -131,7 +125,7 @@ pub(super) const CLAIMS: &[Claim] = &[
                 let (observed, found) = bench.growth(&recipe(name, &[])?, strategy, None)?;
                 let last = observed.steps.last().copied().unwrap_or_default();
                 let idle = last.reserved_bytes.saturating_sub(last.allocated_bytes);
-                finding.figure(format!("{name}, reserved and not allocated at the end"), ClaimAmount::Size(idle));
+                finding.figure(format!("{name}, reserved and not allocated at the end"), Size(idle));
                 finding.check(format!("{name} is called no leak"), found.verdict != leaks::Verdict::Leak);
             }
             let (_, found) = bench.growth(&recipe("leak-outputs", &[])?, CACHING, None)?;
@@ -155,8 +149,8 @@ pub(super) const CLAIMS: &[Claim] = &[
                 first.zip(last).map_or(0, |(first, last)| of(last).saturating_sub(of(first)))
             };
             let (allocated, stuck) = (grown(|step| step.allocated_bytes), grown(|step| step.stuck_bytes));
-            finding.figure("allocated grows by", ClaimAmount::Size(allocated));
-            finding.figure("free memory that cannot be given back grows by", ClaimAmount::Size(stuck));
+            finding.figure("allocated grows by", Size(allocated));
+            finding.figure("free memory that cannot be given back grows by", Size(stuck));
             finding.check("free memory that cannot be used grows half as much at least", 2 * stuck >= allocated);
             Ok(())
         },
@@ -179,10 +173,10 @@ pub(super) const CLAIMS: &[Claim] = &[
             let of_card = ends_at("sim:12GiB", None)?;
             let room = bench.available_on(12 * GIB)?;
             let of_corrected = ends_at("sim:20GiB", Some(room))?;
-            finding.figure("0.6 of 20 GiB ends in step", ClaimAmount::Count(of_fraction));
-            finding.figure("a card of 12 GiB ends in step", ClaimAmount::Count(of_card));
-            finding.figure("0.6 less context and libraries ends in step", ClaimAmount::Count(of_corrected));
-            finding.figure("which take", ClaimAmount::Size(bench.overhead()?));
+            finding.figure("0.6 of 20 GiB ends in step", Count(of_fraction));
+            finding.figure("a card of 12 GiB ends in step", Count(of_card));
+            finding.figure("0.6 less context and libraries ends in step", Count(of_corrected));
+            finding.figure("which take", Size(bench.overhead()?));
             finding.check("both end in the same step", of_fraction == of_card);
             finding
                 .check("both end in the same step once context and libraries are taken off", of_corrected == of_card);
@@ -210,10 +204,7 @@ pub(super) const CLAIMS: &[Claim] = &[
                 // Within a stretch the extremes may lie apart: only what is certain counts.
                 let below = used().filter(|(used, allocated)| used.max < allocated.min).count();
                 let least = used().map(|(used, allocated)| used.min.saturating_sub(allocated.min)).min();
-                finding.figure(
-                    format!("{name} under {strategy}, least difference"),
-                    ClaimAmount::Size(least.unwrap_or(0)),
-                );
+                finding.figure(format!("{name} under {strategy}, least difference"), Size(least.unwrap_or(0)));
                 finding.check(format!("{name} under {strategy} shows less at some time"), below > 0);
             }
             Ok(())
@@ -241,8 +232,8 @@ pub(super) const CLAIMS: &[Claim] = &[
         on_gpu: true,
         test: |bench, finding| {
             let record = bench.memory(&recipe("load-beyond-capacity", &[])?)?;
-            finding.figure("allocated when memory ran out", ClaimAmount::Size(record.peak_allocated_bytes));
-            finding.figure("bytes asked for", ClaimAmount::Size(record.oom_requested_bytes.unwrap_or(0)));
+            finding.figure("allocated when memory ran out", Size(record.peak_allocated_bytes));
+            finding.figure("bytes asked for", Size(record.oom_requested_bytes.unwrap_or(0)));
             let in_loading = record.status == Status::Oom && record.oom_step.is_none();
             finding.check("loading gets through, and a later kernel fails", !in_loading);
             Ok(())
@@ -275,18 +266,14 @@ pub(super) const CLAIMS: &[Claim] = &[
                     if techniques == "empty_cache" {
                         every_step = Some(slower);
                         let truth = 100.0 * (gpt_355m::EMPTY_CACHE.step_ms / gpt_355m::BASE.step_ms - 1.0);
-                        finding.beside(
-                            format!("{name}, slower by"),
-                            ClaimAmount::Percent(slower),
-                            ClaimAmount::Percent(truth),
-                        );
+                        finding.beside(format!("{name}, slower by"), Percent(slower), Percent(truth));
                     } else {
-                        finding.figure(format!("{name}, slower by"), ClaimAmount::Percent(slower));
+                        finding.figure(format!("{name}, slower by"), Percent(slower));
                     }
                 }
-                finding.figure(format!("{name}, driver calls more in three steps"), ClaimAmount::Count(more_calls));
+                finding.figure(format!("{name}, driver calls more in three steps"), Count(more_calls));
                 let saved = reduction(plain.peak_reserved_bytes, record.peak_reserved_bytes);
-                finding.figure(format!("{name}, peak reserved lower by"), ClaimAmount::Percent(saved));
+                finding.figure(format!("{name}, peak reserved lower by"), Percent(saved));
             }
             if let Some(slower) = every_step {
                 let truth = 100.0 * (gpt_355m::EMPTY_CACHE.step_ms / gpt_355m::BASE.step_ms - 1.0);
@@ -309,8 +296,8 @@ pub(super) const CLAIMS: &[Claim] = &[
                 let needed =
                     |techniques: &str| bench.smallest_memory(&recipe(name, &[("techniques", techniques)])?, CACHING);
                 let (Some(without), Some(with)) = (needed("")?, needed("empty_cache:phase")?) else { continue };
-                finding.figure(format!("{name}, smallest memory without"), ClaimAmount::Size(without));
-                finding.figure(format!("{name}, with"), ClaimAmount::Size(with));
+                finding.figure(format!("{name}, smallest memory without"), Size(without));
+                finding.figure(format!("{name}, with"), Size(with));
                 finding.check(format!("{name} needs at least 1 % less with it"), reduction(without, with) >= 1.0);
             }
             Ok(())
@@ -339,8 +326,8 @@ pub(super) const CLAIMS: &[Claim] = &[
                 let program = recipe("dangling", &[("remedy", remedy)])?;
                 let (observed, _) = bench.growth(&program, CACHING, None)?;
                 let last = observed.steps.last().copied().unwrap_or_default();
-                finding.figure(format!("{remedy}, allocated"), ClaimAmount::Size(last.allocated_bytes));
-                finding.figure(format!("{remedy}, reserved"), ClaimAmount::Size(last.reserved_bytes));
+                finding.figure(format!("{remedy}, allocated"), Size(last.allocated_bytes));
+                finding.figure(format!("{remedy}, reserved"), Size(last.reserved_bytes));
                 levels.push((remedy, last));
             }
             let of = |wanted: &str| {

@@ -3,7 +3,10 @@
 use super::{
     Claim,
     bench::{CACHING, ClaimBench, ClaimResult, model, pinned_peak, recipe},
-    finding::{ClaimAmount, ClaimFinding, ratio, reduction},
+    finding::{
+        ClaimAmount::{Count, Percent, Size, SizePerStep},
+        ClaimFinding, ratio, reduction,
+    },
     pytorch::{GARBAGE_PENDING, VALIDATION_NO_GRAD, VALIDATION_WITH_GRAPH, growth},
 };
 use crate::{
@@ -24,8 +27,8 @@ pub(super) const CLAIMS: &[Claim] = &[
             let peak = |program| ClaimResult::Ok(bench.memory(&program)?.peak_allocated_bytes);
             let plain = (peak(model("gpt-124m", "")?)?, peak(model("gpt-124m", "gc")?)?);
             let cycles = (peak(recipe("leak-cycle", &[])?)?, peak(recipe("leak-cycle-collected-fixed", &[])?)?);
-            finding.figure("without cycles, peak lower by", ClaimAmount::Size(plain.0.saturating_sub(plain.1)));
-            finding.figure("with cycles, peak lower by", ClaimAmount::Size(cycles.0.saturating_sub(cycles.1)));
+            finding.figure("without cycles, peak lower by", Size(plain.0.saturating_sub(plain.1)));
+            finding.figure("with cycles, peak lower by", Size(cycles.0.saturating_sub(cycles.1)));
             finding.check("a loop without cycles needs less", plain.1 < plain.0);
             finding.check("a loop with cycles needs less", cycles.1 < cycles.0);
             Ok(())
@@ -41,7 +44,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         test: |bench, finding| {
             let plain = slope(bench, "leak-outputs", &[], finding, None)?;
             let emptied = bench.growth(&recipe("leak-outputs", &[("techniques", "empty_cache")])?, CACHING, None)?.1;
-            finding.figure("with empty_cache after every step", ClaimAmount::SizePerStep(emptied.bytes_per_step));
+            finding.figure("with empty_cache after every step", SizePerStep(emptied.bytes_per_step));
             finding.check("what is allocated rises", plain.verdict == Verdict::Leak);
             let same = (emptied.bytes_per_step / plain.bytes_per_step - 1.0).abs() < 0.01;
             finding.check("and as fast with empty_cache", same);
@@ -60,8 +63,8 @@ pub(super) const CLAIMS: &[Claim] = &[
             let kept = |step: Option<&leaks::StepUse>| step.map_or(0, |step| step.kept_bytes);
             let (first, last) = (kept(observed.judged().first()), kept(observed.judged().last()));
             let grown = -reduction(first, last);
-            finding.figure("what is kept grows by", ClaimAmount::Percent(grown));
-            finding.figure("which is", ClaimAmount::SizePerStep(found.bytes_per_step));
+            finding.figure("what is kept grows by", Percent(grown));
+            finding.figure("which is", SizePerStep(found.bytes_per_step));
             finding.check("the detector sees it", found.verdict == Verdict::Leak);
             finding.check_range("it raises residency by", (grown, None), 15.0..=20.0, " %");
             Ok(())
@@ -118,8 +121,8 @@ pub(super) const CLAIMS: &[Claim] = &[
         test: |bench, finding| {
             let graph = bench.memory(&recipe("val-with-grad", &[])?)?.peak_allocated_bytes;
             let none = bench.memory(&recipe("val-with-grad-fixed", &[])?)?.peak_allocated_bytes;
-            finding.beside("peak with a graph", ClaimAmount::Size(graph), ClaimAmount::Size(VALIDATION_WITH_GRAPH));
-            finding.beside("peak without", ClaimAmount::Size(none), ClaimAmount::Size(VALIDATION_NO_GRAD));
+            finding.beside("peak with a graph", Size(graph), Size(VALIDATION_WITH_GRAPH));
+            finding.beside("peak without", Size(none), Size(VALIDATION_NO_GRAD));
             let truth = reduction(VALIDATION_WITH_GRAPH, VALIDATION_NO_GRAD) >= 10.0;
             finding.check_beside("the peak is at least a tenth lower", reduction(graph, none) >= 10.0, truth);
             Ok(())
@@ -137,11 +140,7 @@ pub(super) const CLAIMS: &[Claim] = &[
             let (observed, found) = bench.growth(&recipe("leak-cycle", &[])?, CACHING, None)?;
             let allocated = || observed.steps.iter().map(|step| step.allocated_bytes);
             let pending = allocated().max().unwrap_or(0) - allocated().min().unwrap_or(0);
-            finding.beside(
-                "waiting for the collector at most",
-                ClaimAmount::Size(pending),
-                ClaimAmount::Size(GARBAGE_PENDING),
-            );
+            finding.beside("waiting for the collector at most", Size(pending), Size(GARBAGE_PENDING));
             finding.check_beside("tensors outlive their step", pending > 0, GARBAGE_PENDING > 0);
             finding.check("they are freed when the collector runs", found.saw_tooth && found.collected_bytes > 0);
             finding.check("they are never freed", found.verdict == Verdict::Leak);
@@ -152,10 +151,10 @@ pub(super) const CLAIMS: &[Claim] = &[
                 let record = bench.replayed(&recipe(name, &[])?, CACHING, Some(fixed))?.0;
                 ClaimResult::Ok(record.ooms > 0)
             };
-            finding.figure("peak with garbage", ClaimAmount::Size(peak));
-            finding.figure("memory of the program without cycles", ClaimAmount::Size(fixed));
+            finding.figure("peak with garbage", Size(peak));
+            finding.figure("memory of the program without cycles", Size(fixed));
             let count = u64::from(died("leak-cycle")?);
-            finding.figure("ends in an OOM there (1: yes)", ClaimAmount::Count(count));
+            finding.figure("ends in an OOM there (1: yes)", Count(count));
             Ok(())
         },
     },
@@ -223,12 +222,12 @@ pub(super) const CLAIMS: &[Claim] = &[
                 let program = recipe("loader-pinned", &[("workers", workers)])?;
                 let pinned = pinned_peak(&program)?;
                 held.push((pinned, bench.memory(&program)?.peak_reserved_bytes));
-                finding.figure(format!("pinned by {workers} workers"), ClaimAmount::Size(pinned));
+                finding.figure(format!("pinned by {workers} workers"), Size(pinned));
             }
             let pageable = bench.memory(&recipe("loader-pinned-fixed", &[])?)?.peak_reserved_bytes;
             let most = held.iter().map(|(_, reserved)| *reserved).max().unwrap_or(0);
-            finding.figure("reserved on the device with pageable batches", ClaimAmount::Size(pageable));
-            finding.figure("with pinned ones, at most", ClaimAmount::Size(most));
+            finding.figure("reserved on the device with pageable batches", Size(pageable));
+            finding.figure("with pinned ones, at most", Size(most));
             finding.check("more workers hold more host memory", held.first() < held.last());
             finding.check("the device needs at least 1 % more", ratio(pageable, most) >= 1.01);
             Ok(())
@@ -246,7 +245,7 @@ pub(super) const CLAIMS: &[Claim] = &[
                 let plain = bench.memory(&recipe(name, &[])?)?;
                 let fixed = bench.memory(&recipe(&format!("{name}-fixed"), &[])?)?;
                 let more = plain.peak_allocated_bytes.saturating_sub(fixed.peak_allocated_bytes);
-                finding.figure(format!("{name}, held by the pipeline"), ClaimAmount::Size(more));
+                finding.figure(format!("{name}, held by the pipeline"), Size(more));
                 let there = bench.replayed(&recipe(name, &[])?, CACHING, Some(fixed.peak_reserved_bytes))?.0;
                 finding.check(
                     format!("{name} runs out of memory where the fixed program does not"),
@@ -270,12 +269,8 @@ pub(super) const CLAIMS: &[Claim] = &[
             for name in ["churn", "churn-fixed"] {
                 let (observed, _) = bench.growth(&recipe(name, &[])?, CACHING, None)?;
                 let last = observed.steps.last().copied().unwrap_or_default();
-                finding
-                    .figure(format!("{name}, blocks freed within their step"), ClaimAmount::Count(last.passing_blocks));
-                finding.figure(
-                    format!("{name}, peak of a step above what it keeps"),
-                    ClaimAmount::Size(last.transient_bytes),
-                );
+                finding.figure(format!("{name}, blocks freed within their step"), Count(last.passing_blocks));
+                finding.figure(format!("{name}, peak of a step above what it keeps"), Size(last.transient_bytes));
                 transient.push(last.transient_bytes);
                 passing.push(last.passing_blocks);
             }
@@ -297,8 +292,8 @@ pub(super) const CLAIMS: &[Claim] = &[
                 let program = recipe("leak-cache", &[("steps", "240"), ("batch", batch)])?;
                 let (observed, found) = bench.growth(&program, CACHING, Some(14 * GIB))?;
                 let end = observed.ran_out_at.unwrap_or(observed.steps.len());
-                finding.figure(format!("batch {batch}, 14 GiB are used up in step"), ClaimAmount::Count(end as u64));
-                finding.figure(format!("batch {batch}, grows by"), ClaimAmount::SizePerStep(found.bytes_per_step));
+                finding.figure(format!("batch {batch}, 14 GiB are used up in step"), Count(end as u64));
+                finding.figure(format!("batch {batch}, grows by"), SizePerStep(found.bytes_per_step));
                 ends.push((end, found));
             }
             finding.check("with half the batch the end comes later", ends[1].0 > ends[0].0);
@@ -320,7 +315,7 @@ pub(super) const CLAIMS: &[Claim] = &[
                 let (_, found) = bench.growth(&recipe(name, &[])?, CACHING, None)?;
                 let top: f64 = found.growers.iter().take(10).map(|grower| grower.bytes_per_step).sum();
                 let share = 100.0 * top / found.bytes_per_step.max(1.0);
-                finding.figure(format!("{name}, growth that the first ten names explain"), ClaimAmount::Percent(share));
+                finding.figure(format!("{name}, growth that the first ten names explain"), Percent(share));
                 finding.check(format!("they explain most of {name}"), share >= 50.0);
             }
             Ok(())
@@ -341,11 +336,9 @@ pub(super) const CLAIMS: &[Claim] = &[
                 seen.steps = observed.judged().iter().step_by(3).copied().collect();
                 (seen.first_judged, seen.end_judged) = (0, seen.steps.len());
                 let found = judge(&seen, None, &GrowthThreshold::default())?;
-                finding.figure(
-                    format!("{name}, {} snapshots", seen.steps.len()),
-                    ClaimAmount::SizePerStep(found.bytes_per_step / 3.0),
-                );
-                finding.figure(format!("{name}, every step"), ClaimAmount::SizePerStep(whole.bytes_per_step));
+                finding
+                    .figure(format!("{name}, {} snapshots", seen.steps.len()), SizePerStep(found.bytes_per_step / 3.0));
+                finding.figure(format!("{name}, every step"), SizePerStep(whole.bytes_per_step));
                 finding.check(
                     format!("snapshots of {name} show {}", if leaks { "that it grows" } else { "that nothing grows" }),
                     (found.verdict == Verdict::Leak) == leaks,
@@ -365,9 +358,9 @@ pub(super) fn slope(
     pytorch: Option<f64>,
 ) -> ClaimResult<leaks::Finding> {
     let found = bench.growth(&recipe(name, set)?, CACHING, None)?.1;
-    let here = ClaimAmount::SizePerStep(found.bytes_per_step);
+    let here = SizePerStep(found.bytes_per_step);
     match pytorch {
-        Some(truth) => finding.beside(name, here, ClaimAmount::SizePerStep(truth)),
+        Some(truth) => finding.beside(name, here, SizePerStep(truth)),
         None => finding.figure(name, here),
     }
     Ok(found)

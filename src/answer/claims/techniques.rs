@@ -4,7 +4,10 @@
 use super::{
     Claim,
     bench::{CACHING, ClaimBench, ClaimResult, EXPANDABLE, TrainingCosts, model, recipe},
-    finding::{ClaimAmount, ClaimFinding, ratio, reduction},
+    finding::{
+        ClaimAmount::{Count, Percent, Size, Time, Times},
+        ClaimFinding, ratio, reduction,
+    },
     pytorch::{
         PytorchRun, SET_TO_NONE_ACTIONS, VARIABLE_LENGTH_ALLOCATED, VARIABLE_LENGTH_RESERVED, ZERO_FILL_ACTIONS,
         gpt_355m, resnet_50,
@@ -65,7 +68,7 @@ pub(super) const TABLE: &[Claim] = &[
             let images_amp = bench.memory(&model("resnet-50", "amp")?)?.peak_allocated_bytes;
             let saved = reduction(images, images_amp);
             let pytorch = reduction(resnet_50::BASE.peak_allocated, resnet_50::AMP.peak_allocated);
-            finding.beside("resnet-50, memory saved", ClaimAmount::Percent(saved), ClaimAmount::Percent(pytorch));
+            finding.beside("resnet-50, memory saved", Percent(saved), Percent(pytorch));
             finding.check_range("resnet-50 saves", (saved, Some(pytorch)), 25.0..=35.0, " %");
             Ok(())
         },
@@ -146,8 +149,8 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
             ] {
                 let saved = reduction(base, bench.memory(&model(MODEL, techniques)?)?.peak_allocated_bytes);
                 match pytorch {
-                    Some(truth) => finding.beside(name, ClaimAmount::Percent(saved), ClaimAmount::Percent(truth)),
-                    None => finding.figure(name, ClaimAmount::Percent(saved)),
+                    Some(truth) => finding.beside(name, Percent(saved), Percent(truth)),
+                    None => finding.figure(name, Percent(saved)),
                 }
                 finding.check_range(&format!("{name} saves"), (saved, pytorch), 25.0..=35.0, " %");
             }
@@ -168,9 +171,9 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
                 let base = bench.memory(&model(name, "sgd")?)?.at_peak_activation_bytes;
                 let ckpt = bench.memory(&model(name, "sgd,ckpt")?)?.at_peak_activation_bytes;
                 let saved = reduction(base, ckpt);
-                finding.figure(format!("{name}, activations at the peak"), ClaimAmount::Size(base));
-                finding.figure(format!("{name}, with checkpoints"), ClaimAmount::Size(ckpt));
-                finding.figure(format!("{name}, saved"), ClaimAmount::Percent(saved));
+                finding.figure(format!("{name}, activations at the peak"), Size(base));
+                finding.figure(format!("{name}, with checkpoints"), Size(ckpt));
+                finding.figure(format!("{name}, saved"), Percent(saved));
                 finding.check_range(&format!("{name} saves"), (saved, None), 40.0..=60.0, " % of them");
             }
             Ok(())
@@ -188,17 +191,9 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
             let full = bench.memory(&model(MODEL, "")?)?.peak_allocated_bytes;
             let one = bench.memory(&model(MODEL, "")?.with("batch", "2"))?.peak_allocated_bytes;
             let four = bench.memory(&model(MODEL, "accum4")?)?.peak_allocated_bytes;
-            finding.figure("one micro-batch of 2", ClaimAmount::Size(one));
-            finding.beside(
-                "four of them",
-                ClaimAmount::Size(four),
-                ClaimAmount::Size(gpt_355m::ACCUMULATION.peak_allocated),
-            );
-            finding.beside(
-                "the batch of 8 at once",
-                ClaimAmount::Size(full),
-                ClaimAmount::Size(gpt_355m::BASE.peak_allocated),
-            );
+            finding.figure("one micro-batch of 2", Size(one));
+            finding.beside("four of them", Size(four), Size(gpt_355m::ACCUMULATION.peak_allocated));
+            finding.beside("the batch of 8 at once", Size(full), Size(gpt_355m::BASE.peak_allocated));
             finding.check("four take at most 2 % more than one", ratio(one, four) <= 1.02);
             finding.check("four take less than the batch at once", four < full);
             Ok(())
@@ -218,7 +213,7 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
                     let record = bench.replayed(&recipe(name, &[])?, strategy, None)?.0;
                     let used = record.peak_device_used_bytes.unwrap_or(0);
                     let lost = 100.0 * lost_share(record.peak_allocated_bytes, used).unwrap_or(0.0);
-                    finding.figure(format!("{name}, {strategy}"), ClaimAmount::Percent(lost));
+                    finding.figure(format!("{name}, {strategy}"), Percent(lost));
                     finding
                         .check(format!("{name} under {strategy} needs at most 20 % beside its blocks"), lost <= 20.0);
                 }
@@ -226,11 +221,7 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
             let truth = 100.0 * lost_share(VARIABLE_LENGTH_ALLOCATED, VARIABLE_LENGTH_RESERVED).unwrap_or(0.0);
             let here = bench.memory(&recipe("variable-length", &[])?)?;
             let gap = 100.0 * here.peak_gap_share.unwrap_or(0.0);
-            finding.beside(
-                "variable-length, reserved beyond allocated",
-                ClaimAmount::Percent(gap),
-                ClaimAmount::Percent(truth),
-            );
+            finding.beside("variable-length, reserved beyond allocated", Percent(gap), Percent(truth));
             Ok(())
         },
     },
@@ -246,7 +237,7 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
             let base = bench.memory(&model(MODEL, "")?)?.peak_allocated_bytes;
             let saved = reduction(base, bench.memory(&model(MODEL, "inplace")?)?.peak_allocated_bytes);
             let truth = reduction(gpt_355m::BASE.peak_allocated, gpt_355m::IN_PLACE.peak_allocated);
-            finding.beside(MODEL, ClaimAmount::Percent(saved), ClaimAmount::Percent(truth));
+            finding.beside(MODEL, Percent(saved), Percent(truth));
             let peak = |activation: &str| {
                 ClaimResult::Ok(
                     bench.memory(&model("resnet-50", "")?.with("activation", activation))?.peak_allocated_bytes,
@@ -254,7 +245,7 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
             };
             let images = reduction(peak("separate")?, peak("in_place")?);
             let truth = reduction(resnet_50::SEPARATE, resnet_50::IN_PLACE);
-            finding.beside("resnet-50", ClaimAmount::Percent(images), ClaimAmount::Percent(truth));
+            finding.beside("resnet-50", Percent(images), Percent(truth));
             finding.check_range("resnet-50 saves", (images, Some(truth)), 5.0..=10.0, " %");
             finding.check("gpt-355m saves something", saved >= 1.0);
             Ok(())
@@ -272,8 +263,8 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
             let in_place = bench.memory(&recipe("add-in-place", &[])?)?;
             let more = copies.peak_allocated_bytes.saturating_sub(in_place.peak_allocated_bytes);
             let kept = copies.final_allocated_bytes.saturating_sub(in_place.final_allocated_bytes);
-            finding.figure("x = x + y, peak", ClaimAmount::Size(copies.peak_allocated_bytes));
-            finding.figure("x.add_(y), peak", ClaimAmount::Size(in_place.peak_allocated_bytes));
+            finding.figure("x = x + y, peak", Size(copies.peak_allocated_bytes));
+            finding.figure("x.add_(y), peak", Size(in_place.peak_allocated_bytes));
             finding.check("the peak is higher by a whole tensor of 512 MiB", more >= 511 << 20);
             finding.check("nothing of it stays", kept == 0);
             Ok(())
@@ -291,7 +282,7 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
             let (none, zeros) = (bench.memory(&model(MODEL, "")?)?, bench.memory(&model(MODEL, "zero_fill")?)?);
             let saved = reduction(zeros.peak_allocated_bytes, none.peak_allocated_bytes);
             let truth = reduction(gpt_355m::ZERO_FILL.peak_allocated, gpt_355m::BASE.peak_allocated);
-            finding.beside("peak lower by", ClaimAmount::Percent(saved), ClaimAmount::Percent(truth));
+            finding.beside("peak lower by", Percent(saved), Percent(truth));
             let calls = |techniques: &str| {
                 let six = recipe("gpt-124m", &[("steps", "6"), ("techniques", techniques)])?;
                 let record = bench.memory(&six)?;
@@ -299,16 +290,8 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
             };
             let (of_none, of_zeros) = (calls("")?, calls("zero_fill")?);
             let note = "calls of gpt-124m in six steps";
-            finding.beside(
-                format!("{note}, set_to_none"),
-                ClaimAmount::Count(of_none),
-                ClaimAmount::Count(SET_TO_NONE_ACTIONS),
-            );
-            finding.beside(
-                format!("{note}, zeroed"),
-                ClaimAmount::Count(of_zeros),
-                ClaimAmount::Count(ZERO_FILL_ACTIONS),
-            );
+            finding.beside(format!("{note}, set_to_none"), Count(of_none), Count(SET_TO_NONE_ACTIONS));
+            finding.beside(format!("{note}, zeroed"), Count(of_zeros), Count(ZERO_FILL_ACTIONS));
             finding.check_beside("the peak is lower", saved >= 1.0, truth >= 1.0);
             let less_often = SET_TO_NONE_ACTIONS < ZERO_FILL_ACTIONS;
             finding.check_beside("the allocator is called less often", of_none < of_zeros, less_often);
@@ -330,10 +313,10 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
             };
             let (after, before) = (peak("zero_grad")?, peak("before_forward")?);
             let (late, never) = (peak("before_backward")?, peak("none")?);
-            finding.figure("after the step", ClaimAmount::Size(after));
-            finding.figure("before forward", ClaimAmount::Size(before));
-            finding.figure("just before backward", ClaimAmount::Size(late));
-            finding.figure("never", ClaimAmount::Size(never));
+            finding.figure("after the step", Size(after));
+            finding.figure("before forward", Size(before));
+            finding.figure("just before backward", Size(late));
+            finding.figure("never", Size(never));
             finding
                 .check("just before backward takes at least 1 % more than after the step", ratio(after, late) >= 1.01);
             finding.check("before forward takes at least 1 % more than after the step", ratio(after, before) >= 1.01);
@@ -351,8 +334,8 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
         test: |bench, finding| {
             let plain = bench.memory(&model("resnet-50", "")?)?.peak_allocated_bytes;
             let tuned = bench.memory(&model("resnet-50", "")?.with("autotune", "on"))?.peak_allocated_bytes;
-            finding.beside("without", ClaimAmount::Size(plain), ClaimAmount::Size(resnet_50::IN_PLACE));
-            finding.beside("with", ClaimAmount::Size(tuned), ClaimAmount::Size(resnet_50::AUTOTUNED));
+            finding.beside("without", Size(plain), Size(resnet_50::IN_PLACE));
+            finding.beside("with", Size(tuned), Size(resnet_50::AUTOTUNED));
             let truth = ratio(resnet_50::IN_PLACE, resnet_50::AUTOTUNED);
             finding.check_beside("the peak is at least a tenth higher", ratio(plain, tuned) >= 1.1, truth >= 1.1);
             Ok(())
@@ -378,11 +361,11 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
                     let status = bench.replayed(&program, CACHING, Some(limit))?.0.status;
                     fits += u64::from(status == Status::Completed);
                 }
-                finding.figure(format!("{name} at batch {batch}, of four cards suffice"), ClaimAmount::Count(fits));
+                finding.figure(format!("{name} at batch {batch}, of four cards suffice"), Count(fits));
                 survivors += fits;
             }
             let share = 100.0 * survivors as f64 / (models.len() * cards.len()) as f64;
-            finding.figure("of all 16 cases", ClaimAmount::Percent(share));
+            finding.figure("of all 16 cases", Percent(share));
             finding.check("over 70 % of all cases survive", share > 70.0);
             Ok(())
         },
@@ -399,12 +382,12 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
             for name in ["leak-outputs", "leak-outputs-fixed"] {
                 let program = recipe(name, &[("steps", "12")])?;
                 let batch = bench.largest_batch(&program, 24 * GIB)?;
-                finding.figure(format!("{name}, largest batch for 12 steps in 24 GiB"), ClaimAmount::Count(batch));
+                finding.figure(format!("{name}, largest batch for 12 steps in 24 GiB"), Count(batch));
                 let step = bench.step_on(bench.simulated, &program.with("batch", &batch.max(1).to_string()))?;
                 speed.push(step.map_or(0.0, |step| batch as f64 * 1e9 / step.0.max(1) as f64));
             }
             let gain = speed[1] / speed[0].max(f64::MIN_POSITIVE);
-            finding.figure("sequences a second, fixed against leaking", ClaimAmount::Times(gain));
+            finding.figure("sequences a second, fixed against leaking", Times(gain));
             finding.check("the fixed program trains more than twice as fast", gain > 2.0);
             Ok(())
         },
@@ -433,12 +416,12 @@ pub(super) const SEVERAL_DEVICES: &[Claim] = &[
             ] {
                 let program = model(SHARDED, techniques)?;
                 let saved = reduction(base, bench.memory(&program)?.peak_allocated_bytes);
-                finding.figure(format!("{name}, saved"), ClaimAmount::Percent(saved));
+                finding.figure(format!("{name}, saved"), Percent(saved));
                 let sent = exchanged_bytes_per_step(&program.workload().map_err(Box::new)?)?;
                 if sent > 0 {
-                    finding.figure(format!("{name}, sent per step"), ClaimAmount::Size(sent));
+                    finding.figure(format!("{name}, sent per step"), Size(sent));
                     let time = exchange_time(sent, LINK_BYTES_PER_SECOND);
-                    finding.figure(format!("{name}, that takes (modelled at 450 GB/s)"), ClaimAmount::Time(time.0));
+                    finding.figure(format!("{name}, that takes (modelled at 450 GB/s)"), Time(time.0));
                 }
                 finding.check_range(&format!("{name} saves"), (saved, None), 30.0..=70.0, " %");
             }
@@ -457,8 +440,8 @@ pub(super) const SEVERAL_DEVICES: &[Claim] = &[
             let base = bench.memory(&model("gpt-355m", "")?)?.peak_allocated_bytes;
             let of_two = bench.memory(&model("gpt-355m", "ddp:2")?)?.peak_allocated_bytes;
             let of_eight = bench.memory(&model("gpt-355m", "ddp:8")?)?.peak_allocated_bytes;
-            finding.figure("a device of 2", ClaimAmount::Times(ratio(base, of_two)));
-            finding.figure("a device of 8", ClaimAmount::Times(ratio(base, of_eight)));
+            finding.figure("a device of 2", Times(ratio(base, of_two)));
+            finding.figure("a device of 8", Times(ratio(base, of_eight)));
             finding.check("a device of 8 needs at least twice what one alone does", ratio(base, of_eight) >= 2.0);
             finding.check("a device of 8 needs at least 1 % more than one of 2", ratio(of_two, of_eight) >= 1.01);
             Ok(())
@@ -484,12 +467,12 @@ pub(super) const SEVERAL_DEVICES: &[Claim] = &[
             };
             let step = |techniques: &str| bench.step_on(&roomy, &model("gpt-13b", techniques)?);
             let (used_plain, used_staged) = (used(plain)?, used(staged)?);
-            finding.figure("13B in 16 bits with checkpoints", ClaimAmount::Size(used_plain));
-            finding.figure("the same, staged from the host", ClaimAmount::Size(used_staged));
+            finding.figure("13B in 16 bits with checkpoints", Size(used_plain));
+            finding.figure("the same, staged from the host", Size(used_staged));
             finding.check("it stays below 8 GB", used_staged < 8_000_000_000);
             if let Some((before, after)) = step(plain)?.zip(step(staged)?) {
                 let slower = ratio(before.0, after.0);
-                finding.figure("time of a step", ClaimAmount::Times(slower));
+                finding.figure("time of a step", Times(slower));
                 finding.check("a step takes 1.5 to 2.5 times as long", (1.5..=2.5).contains(&slower));
             }
             Ok(())
@@ -535,16 +518,16 @@ fn compare(
     let (memory_name, time_name) = (format!("{name}, memory saved"), format!("{name}, time of a step"));
     match pytorch {
         Some((base, run)) => {
-            let saved = ClaimAmount::Percent(reduction(base.peak_allocated, run.peak_allocated));
-            finding.beside(memory_name, ClaimAmount::Percent(memory), saved);
+            let saved = Percent(reduction(base.peak_allocated, run.peak_allocated));
+            finding.beside(memory_name, Percent(memory), saved);
             if let Some(time) = time {
-                finding.beside(time_name, ClaimAmount::Times(time), ClaimAmount::Times(run.step_ms / base.step_ms));
+                finding.beside(time_name, Times(time), Times(run.step_ms / base.step_ms));
             }
         }
         None => {
-            finding.figure(memory_name, ClaimAmount::Percent(memory));
+            finding.figure(memory_name, Percent(memory));
             if let Some(time) = time {
-                finding.figure(time_name, ClaimAmount::Times(time));
+                finding.figure(time_name, Times(time));
             }
         }
     }
@@ -576,7 +559,7 @@ fn saved_per_time(
     let saved = peak(&plain)?.saturating_sub(peak(&offloaded)?);
     let step = |program: &Recipe| bench.step_on(bench.simulated, program);
     let added = step(&plain)?.zip(step(&offloaded)?).map_or(0, |(before, after)| after.since(before).0);
-    finding.figure(format!("{name}, {techniques}, saved"), ClaimAmount::Size(saved));
-    finding.figure(format!("{name}, {techniques}, added to a step"), ClaimAmount::Time(added));
+    finding.figure(format!("{name}, {techniques}, saved"), Size(saved));
+    finding.figure(format!("{name}, {techniques}, added to a step"), Time(added));
     Ok(saved as f64 / added.max(1) as f64)
 }
