@@ -9,8 +9,8 @@
 //! sum. The device holds at least that much: it counts whole pages, which small blocks share.
 
 use super::{
-    Attempt, Block, Built, Caller, Context, Freed, Layout, Outcome, Request, SegmentView, Setup, Shortage, SpecError,
-    Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent, plain_state,
+    Attempt, Block, Built, Caller, Context, Freed, Layout, Outcome, Request, SegmentView, Setup, Shortage,
+    Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent, parameters, plain_state,
     pooled::{MemoryPiece, PieceTable},
     unless_out_of_memory,
 };
@@ -30,8 +30,8 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
 /// The driver gives out memory in multiples of this.
 pub const GRANULE: u64 = 512;
 
-fn build(parameters: &str, _: &Setup<'_>) -> Built {
-    SpecError::unless_empty("direct", parameters)?;
+fn build(text: &str, _: &Setup<'_>) -> Built {
+    parameters::read(&ENTRY, text, |_| Ok(()))?;
     Ok(Box::new(Direct::default()))
 }
 

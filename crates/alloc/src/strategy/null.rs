@@ -10,7 +10,7 @@
 
 use super::{
     ALIGNMENT, Attempt, Block, Built, Caller, Context, Freed, Layout, Outcome, Refusal, Request, Setup, Shortage,
-    SpecError, Stats, Strategy, StrategyEntry, StrategyError, plain_state, slots::Slots,
+    Stats, Strategy, StrategyEntry, StrategyError, parameters, plain_state, slots::Slots,
 };
 use crate::device::Capabilities;
 use oomph_base::{Address, StreamId, round_up};
@@ -28,8 +28,8 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
 /// The first address.
 const FIRST_ADDRESS: u64 = 1 << 32;
 
-fn build(parameters: &str, _: &Setup<'_>) -> Built {
-    SpecError::unless_empty("null", parameters)?;
+fn build(text: &str, _: &Setup<'_>) -> Built {
+    parameters::read(&ENTRY, text, |_| Ok(()))?;
     Ok(Box::new(Null::default()))
 }
 

@@ -74,16 +74,6 @@ pub enum SpecError {
     },
 }
 
-impl SpecError {
-    /// Refuses parameters for a strategy that has none.
-    pub(super) fn unless_empty(strategy: &'static str, parameters: &str) -> Result<(), SpecError> {
-        match parameters {
-            "" => Ok(()),
-            _ => Err(SpecError::BadParameters { strategy, reason: format!("takes no parameters, got '{parameters}'") }),
-        }
-    }
-}
-
 /// Splits the text; [`StrategySpec::entry`] checks the name.
 impl From<&str> for StrategySpec {
     fn from(text: &str) -> StrategySpec {
@@ -124,6 +114,9 @@ pub(crate) fn read<'a>(
 }
 
 fn setting<'a>(known: &[Parameter], part: &'a str) -> Result<Setting<'a>, String> {
+    if known.is_empty() {
+        return Err(format!("takes no parameters, got '{part}'"));
+    }
     let (key, value) = part.split_once(':').ok_or_else(|| format!("'{part}' is not of the form key:value"))?;
     let (key, value) = (key.trim(), value.trim());
     let names = || known.iter().map(|parameter| parameter.name);

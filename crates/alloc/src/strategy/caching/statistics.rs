@@ -40,6 +40,11 @@ impl Counter {
     fn lower(&mut self, amount: u64) {
         self.level.current -= amount;
     }
+
+    /// Current value, peak, sum of increases, sum of decreases.
+    fn figures(self) -> [u64; 4] {
+        [self.level.current, self.level.peak, self.rises, self.rises - self.level.current]
+    }
 }
 
 /// A count that can fall below zero when settings change, as in PyTorch.
@@ -61,6 +66,10 @@ impl SignedCounter {
     pub(super) fn lower(&mut self) {
         self.current -= 1;
         self.falls += 1;
+    }
+
+    fn figures(self) -> [u64; 4] {
+        [self.current.max(0).unsigned_abs(), self.peak.unsigned_abs(), self.rises, self.falls]
     }
 }
 
@@ -286,13 +295,13 @@ impl CachingStatistics {
 
 /// Names and values of one statistic of one pool.
 macro_rules! figures {
-    ($list:ident, $name:literal, $pool:literal, $gauge:expr) => {{
-        let Counter { level, rises } = $gauge;
+    ($list:ident, $name:literal, $pool:literal, $counter:expr) => {{
+        let [current, peak, allocated, freed] = $counter.figures();
         $list.extend([
-            (concat!($name, $pool, ".current"), level.current),
-            (concat!($name, $pool, ".peak"), level.peak),
-            (concat!($name, $pool, ".allocated"), rises),
-            (concat!($name, $pool, ".freed"), rises - level.current),
+            (concat!($name, $pool, ".current"), current),
+            (concat!($name, $pool, ".peak"), peak),
+            (concat!($name, $pool, ".allocated"), allocated),
+            (concat!($name, $pool, ".freed"), freed),
         ]);
     }};
 }
@@ -326,12 +335,8 @@ impl CachingStatistics {
         three_pools!(list, "inactive_split_bytes", self, self.peak_inactive_split_bytes, |pool| pool
             .inactive_split_bytes);
         three_pools!(list, "requested_bytes", self, peak.requested, |pool| pool.requested_bytes);
-        for (names, gauge) in
-            [(OVERSIZE_ALLOCATIONS, self.oversize_allocations), (OVERSIZE_SEGMENTS, self.oversize_segments)]
-        {
-            let values = [gauge.current.max(0).unsigned_abs(), gauge.peak.unsigned_abs(), gauge.rises, gauge.falls];
-            list.extend(names.into_iter().zip(values));
-        }
+        figures!(list, "oversize_allocations", "", self.oversize_allocations);
+        figures!(list, "oversize_segments", "", self.oversize_segments);
         list.extend([
             ("num_alloc_retries", self.retries),
             ("num_ooms", self.ooms),
@@ -343,12 +348,3 @@ impl CachingStatistics {
         list
     }
 }
-
-const OVERSIZE_ALLOCATIONS: [&str; 4] = [
-    "oversize_allocations.current",
-    "oversize_allocations.peak",
-    "oversize_allocations.allocated",
-    "oversize_allocations.freed",
-];
-const OVERSIZE_SEGMENTS: [&str; 4] =
-    ["oversize_segments.current", "oversize_segments.peak", "oversize_segments.allocated", "oversize_segments.freed"];
