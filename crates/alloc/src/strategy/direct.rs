@@ -9,8 +9,8 @@
 //! sum. The device holds at least that much: it counts whole pages, which small blocks share.
 
 use super::{
-    Attempt, Block, Built, Caller, Context, Freed, Layout, Outcome, Request, SegmentView, Setup, Shortage,
-    Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent, parameters, plain_state,
+    Attempt, Block, Built, Caller, Context, Freed, Layout, Outcome, Request, SegmentView, Setup, Shortage, Stats,
+    Strategy, StrategyEntry, StrategyError, StrategyEvent, parameters, plain_state,
     pooled::{MemoryPiece, PieceTable},
     unless_out_of_memory,
 };
