@@ -247,7 +247,7 @@ impl<'a> LineReader<'a> {
 }
 
 /// The content of a file. Gzip, xz and zstd are recognised by content.
-pub(crate) fn decompressed<'a>(mut file: impl BufRead + Send + 'a) -> io::Result<Box<dyn BufRead + Send + 'a>> {
+fn decompressed<'a>(mut file: impl BufRead + Send + 'a) -> io::Result<Box<dyn BufRead + Send + 'a>> {
     let head = file.fill_buf()?;
     let decoder: Box<dyn Read + Send + 'a> = if head.starts_with(&GZIP) {
         Box::new(MultiGzDecoder::new(file))
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn gzip_is_chosen_by_name_and_recognised_by_content() {
+    fn gzip_is_written_by_name_and_read_by_content() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.oomph.gz");
         let mut output = OutputFile::create(&path).unwrap();
@@ -445,7 +445,7 @@ mod compression_tests {
     }
 
     #[test]
-    fn a_file_cut_short_is_noticed_wherever_the_cut_is() {
+    fn truncated_files_are_noticed() {
         for whole in [&TEXT_XZ[..], &TEXT_ZSTD[..]] {
             for length in 6..whole.len() {
                 let complaint = content(&whole[..length]).unwrap_err();

@@ -107,7 +107,7 @@ const EVENT: &str = "the event's number";
 
 /// Parses lines, with the state of all lines so far.
 #[derive(Default)]
-pub(crate) struct LineParser {
+struct LineParser {
     tables: Tables,
     blocks: OpenBlocks,
     /// Ids of the stream events that were recorded.
@@ -143,7 +143,7 @@ const MARK_FIELDS: FieldNames = &["thread", "label"];
 
 impl LineParser {
     /// Parses a line: an event, or `None` for a definition, a comment or a blank line.
-    pub(crate) fn parse(&mut self, line: &[u8]) -> Result<Option<Event>, String> {
+    fn parse(&mut self, line: &[u8]) -> Result<Option<Event>, String> {
         let mut words = LineWords::of(line);
         let Some(first) = words.next() else { return Ok(None) };
         if self.ended {
@@ -394,15 +394,15 @@ fn set<T>(field: &mut Option<T>, value: T, name: &str) -> Result<(), String> {
 
 /// A block that is live at this line.
 #[derive(Clone, Copy)]
-pub(crate) struct OpenBlock {
-    pub(crate) slot: BlockSlot,
-    pub(crate) stream: StreamId,
-    pub(crate) memory: MemoryKind,
+struct OpenBlock {
+    slot: BlockSlot,
+    stream: StreamId,
+    memory: MemoryKind,
 }
 
 /// The live blocks: from the unique ids of a file to reused slots. Ids ascend, so that the last one tells which were used.
 #[derive(Default)]
-pub(crate) struct OpenBlocks {
+struct OpenBlocks {
     live: HashMap<u64, OpenBlock, BuildHasherDefault<IdHasher>>,
     /// Free slots. The slot freed last is reused first, as in `TraceBuilder`.
     vacant: Vec<BlockSlot>,
@@ -412,7 +412,7 @@ pub(crate) struct OpenBlocks {
 
 impl OpenBlocks {
     /// Gives a new block a slot.
-    pub(crate) fn add(&mut self, id: u64, stream: StreamId, memory: MemoryKind) -> Result<BlockSlot, String> {
+    fn add(&mut self, id: u64, stream: StreamId, memory: MemoryKind) -> Result<BlockSlot, String> {
         match self.last_id {
             Some(last) if id == last => {
                 return Err(format!("block {id} exists already; ids must be unique"));
@@ -435,12 +435,12 @@ impl OpenBlocks {
     }
 
     /// Finds a live block.
-    pub(crate) fn find(&self, id: u64) -> Result<OpenBlock, String> {
+    fn find(&self, id: u64) -> Result<OpenBlock, String> {
         self.live.get(&id).copied().ok_or_else(|| self.missing(id))
     }
 
     /// Removes a live block and frees its slot.
-    pub(crate) fn remove(&mut self, id: u64, memory: MemoryKind) -> Result<OpenBlock, String> {
+    fn remove(&mut self, id: u64, memory: MemoryKind) -> Result<OpenBlock, String> {
         let Some(block) = self.live.remove(&id) else { return Err(self.missing(id)) };
         self.vacant.push(block.slot);
         match (block.memory == memory, memory) {

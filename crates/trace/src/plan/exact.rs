@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rectangle_cut_into_pieces_is_put_together_again() {
+    fn a_cut_rectangle_is_packed_again() {
         for seed in 0..8 {
             let puzzle = cut_rectangle(seed, 40, 100_000);
             assert!(matches!(found(puzzle.blocks(), 100_000), SearchOutcome::Layout(_)), "seed {seed}");

@@ -225,7 +225,7 @@ mod bound_tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn the_bound_is_the_peak_that_the_checker_counts(trace in traces(80)) {
+        fn the_bound_is_the_peak_of_the_summary(trace in traces(80)) {
             let bound = MemoryBound::of(&trace, 512).unwrap();
             prop_assert_eq!(bound.requested_bytes, check(&trace).unwrap().peak.bytes);
             prop_assert!(bound.rounded_bytes >= bound.requested_bytes || bound.requested_bytes > u64::MAX - 512);

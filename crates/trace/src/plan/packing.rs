@@ -111,7 +111,7 @@ impl Packing {
 pub fn pack(lifetimes: &Lifetimes, mut budget: PackingBudget) -> Packing {
     let blocks = lifetimes.blocks();
     let bound_bytes = lifetimes.bound_bytes();
-    let (grounded, mut groups) = clear_ground(blocks);
+    let (at_bottom, mut groups) = split_groups(blocks);
     let mut packing = Packing {
         offsets: vec![0; blocks.len()],
         height_bytes: 0,
@@ -119,7 +119,7 @@ pub fn pack(lifetimes: &Lifetimes, mut budget: PackingBudget) -> Packing {
         proven_bytes: bound_bytes,
         method: PackingMethod::FirstFit(PlacementOrder::Birth),
     };
-    for (block, offset) in grounded {
+    for (block, offset) in at_bottom {
         packing.offsets[block as usize] = offset;
         packing.height_bytes = packing.height_bytes.max(offset + blocks[block as usize].bytes);
     }
@@ -313,11 +313,11 @@ const DEEPEST: u32 = 32;
 
 /// Blocks that must be packed together, above a base.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct BlockGroup {
+struct BlockGroup {
     /// Indices of the blocks, in order of allocation.
-    pub(crate) members: Vec<u32>,
+    members: Vec<u32>,
     /// The offset of the base.
-    pub(crate) base: u64,
+    base: u64,
 }
 
 /// Places the blocks that can lie at the bottom, and splits the others into groups that can be packed separately.
@@ -325,8 +325,8 @@ pub(crate) struct BlockGroup {
 /// A block that lives as long as everything around it can lie at the bottom without loss. Without it, the others may
 /// split into groups that never overlap in time. In a training run these blocks are the weights, and the rest is often
 /// one group per step.
-pub(crate) fn clear_ground(blocks: &[BlockLifetime]) -> (Vec<(u32, u64)>, Vec<BlockGroup>) {
-    let mut grounded = Vec::new();
+fn split_groups(blocks: &[BlockLifetime]) -> (Vec<(u32, u64)>, Vec<BlockGroup>) {
+    let mut at_bottom = Vec::new();
     let mut groups = Vec::new();
     let mut open: Vec<(BlockGroup, u32)> = Vec::new();
     split((0..blocks.len() as u32).collect(), blocks, |members| open.push((BlockGroup { members, base: 0 }, 0)));
@@ -345,13 +345,13 @@ pub(crate) fn clear_ground(blocks: &[BlockLifetime]) -> (Vec<(u32, u64)>, Vec<Bl
         }
         let mut base = group.base;
         for block in lasting {
-            grounded.push((block, base));
+            at_bottom.push((block, base));
             base += blocks[block as usize].bytes;
         }
         split(others, blocks, |members| open.push((BlockGroup { members, base }, depth + 1)));
     }
     groups.sort_by_key(|group| group.members.first().copied());
-    (grounded, groups)
+    (at_bottom, groups)
 }
 
 /// Splits a list of blocks, in order of their beginnings, at times without live blocks.
@@ -382,7 +382,7 @@ const BITE: u64 = 8;
 ///
 /// It places blocks under a ceiling slightly below the best height, and moves a block that hits the ceiling towards the
 /// front of the order. The order before its new position is unchanged, so only the blocks behind it are placed again.
-pub(crate) fn improve(
+fn improve(
     blocks: &[BlockLifetime],
     start: &[u32],
     height: u64,
@@ -437,7 +437,7 @@ struct PlacedBlock {
 
 /// Places each block when it is allocated, without knowledge of the future, as an allocator with one unlimited segment
 /// does. It looks at live blocks only, so it works for traces of any length.
-pub(crate) fn place_online(blocks: &[BlockLifetime], choice: GapChoice) -> Vec<u64> {
+fn place_online(blocks: &[BlockLifetime], choice: GapChoice) -> Vec<u64> {
     // By offset.
     let mut live: Vec<PlacedBlock> = Vec::new();
     let mut section = 0;
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_may_share_an_address_only_when_they_never_meet() {
+    fn overlapping_live_blocks_are_found() {
         assert_eq!(judge([0, 512, 0]), Ok(()));
         assert_eq!(judge([0, 511, 0]), Err((0, 1)));
         assert_eq!(judge([512, 0, 1024]), Err((0, 1)));
@@ -509,7 +509,7 @@ mod pack_tests {
     use crate::{Trace, arbitrary::traces};
 
     #[test]
-    fn small_puzzles_are_solved_and_the_solution_is_known_to_be_the_best() {
+    fn small_puzzles_are_solved_optimally() {
         for seed in 100..103 {
             let puzzle = cut_rectangle(seed, 40, 1 << 20);
             let packing = pack(&puzzle, PackingBudget::QUICK);
@@ -524,7 +524,7 @@ mod pack_tests {
     }
 
     #[test]
-    fn whatever_the_budget_every_block_has_its_place() {
+    fn any_budget_gives_a_complete_layout() {
         let puzzle = cut_rectangle(5, 300, 1 << 20);
         let heights: Vec<u64> = [0, 100_000, 1_000_000, 10_000_000]
             .into_iter()
@@ -554,7 +554,7 @@ mod pack_tests {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
         #[test]
-        fn no_two_blocks_lie_on_one_another_and_no_proof_is_false(trace in traces(120), steps in 0..200_000_u64) {
+        fn packings_are_valid_and_proofs_hold(trace in traces(120), steps in 0..200_000_u64) {
             if let Ok(lifetimes) = Lifetimes::read(&trace, 512) {
                 let packing = pack(&lifetimes, PackingBudget::of_steps(steps));
                 prop_assert_eq!(packing.check(&lifetimes), Ok(()));
@@ -577,13 +577,13 @@ mod ground_tests {
     }
 
     #[test]
-    fn weights_lie_at_the_bottom_and_every_step_starts_over() {
+    fn weights_are_placed_at_the_bottom() {
         let step =
             |at: u32| [life(at, at + 1, 1), life(at, at + 2, 2), life(at + 1, at + 3, 3), life(at + 2, at + 3, 4)];
         let mut blocks = vec![life(0, 9, 100), life(0, 9, 10)];
         blocks.extend([0, 3, 6].into_iter().flat_map(step));
-        let (grounded, groups) = clear_ground(&blocks);
-        assert_eq!(grounded, [(0, 0), (1, 100)]);
+        let (at_bottom, groups) = split_groups(&blocks);
+        assert_eq!(at_bottom, [(0, 0), (1, 100)]);
         let told: Vec<_> = groups.iter().map(|group| (group.members.clone(), group.base)).collect();
         assert_eq!(told, [(vec![2, 3, 4, 5], 110), (vec![6, 7, 8, 9], 110), (vec![10, 11, 12, 13], 110)]);
     }
@@ -591,8 +591,8 @@ mod ground_tests {
     #[test]
     fn a_nest_is_grounded_from_the_outside_in() {
         let blocks = [life(0, 6, 1), life(0, 4, 2), life(1, 3, 4), life(4, 6, 8)];
-        let (mut grounded, groups) = clear_ground(&blocks);
-        grounded.sort_unstable();
-        assert_eq!((grounded, groups), (vec![(0, 0), (1, 1), (2, 3), (3, 1)], vec![]));
+        let (mut at_bottom, groups) = split_groups(&blocks);
+        at_bottom.sort_unstable();
+        assert_eq!((at_bottom, groups), (vec![(0, 0), (1, 1), (2, 3), (3, 1)], vec![]));
     }
 }

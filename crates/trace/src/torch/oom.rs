@@ -244,14 +244,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_freed_while_the_program_dies_was_there_when_it_failed() {
+    fn frees_after_the_failure_are_undone() {
         let freed = [entry(Action::FreeRequested, MIB, 12 * MIB), entry(Action::FreeCompleted, MIB, 12 * MIB)];
         let end = recorded(10 * MIB, &freed).dead_end().unwrap();
         assert_eq!((end.allocated_bytes, end.reserved_bytes), (12 * MIB, 20 * MIB));
     }
 
     #[test]
-    fn who_holds_most_is_named_by_call_site_and_what_was_freed_since_counts() {
+    fn holders_are_named_by_call_site() {
         let mut died = recorded(10 * MIB, &[entry(Action::FreeRequested, MIB, 12 * MIB)]);
         let mut stack = |line| {
             let frame = died.stacks.intern_frame(StackFrame { filename: "train.py".into(), line, name: "f".into() });
@@ -302,13 +302,13 @@ mod own_limit_tests {
     }
 
     #[test]
-    fn a_gpu_with_room_means_a_limit_between_what_was_held_and_what_was_refused() {
+    fn a_failure_with_free_memory_implies_a_limit() {
         let limit = ProcessLimit { at_least_bytes: 100 * MIB, below_bytes: (60 + 202) * MIB };
         assert_eq!(recording(100 << 30).own_limit(), Some(limit));
     }
 
     #[test]
-    fn a_full_gpu_or_no_failure_tells_of_no_limit() {
+    fn a_full_device_implies_no_limit() {
         assert_eq!(recording(150 * MIB).own_limit(), None);
         let mut served = recording(100 << 30);
         served.witnessed.remove(3);
@@ -316,7 +316,7 @@ mod own_limit_tests {
     }
 
     #[test]
-    fn amounts_that_contradict_each_other_enclose_nothing() {
+    fn contradictory_amounts_imply_no_limit() {
         let mut contradictory = recording(100 << 30);
         contradictory.witnessed[0].size = 400 * MIB;
         contradictory.witnessed[2].size = 400 * MIB;

@@ -315,21 +315,21 @@ fn fill(segment: &mut Segment) {
 }
 
 /// A block of unknown size.
-pub(crate) struct UnmeasuredBlock<'a> {
-    pub(crate) address: u64,
-    pub(crate) requested: u64,
+struct UnmeasuredBlock<'a> {
+    address: u64,
+    requested: u64,
     /// The address of the next block that is not free.
-    pub(crate) neighbour: Option<u64>,
+    neighbour: Option<u64>,
     /// Its segment, if known.
-    pub(crate) segment: Option<&'a Segment>,
+    segment: Option<&'a Segment>,
 }
 
 /// The size of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct MeasuredBlock {
-    pub(crate) address: u64,
-    pub(crate) size: u64,
-    pub(crate) certain: bool,
+struct MeasuredBlock {
+    address: u64,
+    size: u64,
+    certain: bool,
 }
 
 /// Finds the sizes of blocks, in address order.
@@ -338,7 +338,7 @@ pub(crate) struct MeasuredBlock {
 /// it does not split off 1 MiB or less, nor split a block above `max_split_size`: the block is then larger than the
 /// request. The free memory behind the block tells which case it was: it is never 1 MiB or less, and the first block
 /// allocated there begins where it begins. If nothing is allocated there while the block lives, the size is an estimate.
-pub(crate) fn measure<'a>(
+fn measure<'a>(
     blocks: impl Iterator<Item = UnmeasuredBlock<'a>>,
     entries: &[TraceEntry],
     settings: &AllocatorSettings,
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rest_that_nobody_ever_used_belongs_to_the_block_before_it() {
+    fn a_small_unused_rest_belongs_to_the_block() {
         let (start, size) = (32 * MIB, 20 * MIB);
         let request = size - MIB / 2;
         let frees = [
@@ -533,7 +533,7 @@ mod block_sizes_tests {
     }
 
     #[test]
-    fn what_is_too_little_to_be_cut_off_or_too_large_for_it_belongs_to_the_block() {
+    fn memory_that_is_not_split_off_belongs_to_the_block() {
         let near = Some(MIB + ROUNDED + MIB);
         assert_eq!(measured(&[], near, u64::MAX), (ROUNDED + MIB, true));
         assert_eq!(measured(&[], Some(MIB + ROUNDED), u64::MAX), (ROUNDED, true));

@@ -343,7 +343,7 @@ mod stacks_tests {
     }
 
     #[test]
-    fn inside_a_package_the_line_of_the_program_that_led_there_is_named_too() {
+    fn the_call_site_names_the_program_too() {
         let mut stacks = Stacks::default();
         let mut frame =
             |filename: &str| stacks.intern_frame(StackFrame { filename: filename.into(), line: 7, name: "f".into() });

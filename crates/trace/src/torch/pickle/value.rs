@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_that_is_written_again_and_again_costs_its_cells_once() {
+    fn repeated_stacks_share_their_cells() {
         let mut heap = PickleHeap::new(&[], MemoryBudget::of(200 << 10)).unwrap();
         let frames: Vec<PickleValue> = (0..30).map(|_| PickleValue::Dict(heap.new_node().unwrap())).collect();
         let lists: Vec<NodeId> = (0..2000)
