@@ -82,11 +82,12 @@ pub(super) fn time_recipe(
     let replay = Replay::new(&workload).limit(limit).enforced_by(LimitEnforcer::Device);
     let OpenedAllocator { mut strategy, mut device, .. } = replay.open_on(device)?;
     let options = ReplayOptions { stop: Some(stop), ..ReplayOptions::default() };
-    let (times, outcome) = time_steps(&workload, &mut *strategy, &mut *device, &options)?;
-    strategy
-        .close(&mut Context { device: &mut *device, sink: &mut Silent })
-        .map_err(|source| ReplayError::Strategy { event: outcome.events, source })?;
-    Ok((times, outcome))
+    let timed = time_steps(&workload, &mut *strategy, &mut *device, &options);
+    // A failed replay must return its memory, too.
+    let event = timed.as_ref().map_or(0, |(_, outcome)| outcome.events);
+    let closed = strategy.close(&mut Context { device: &mut *device, sink: &mut Silent });
+    closed.map_err(|source| ReplayError::Strategy { event, source })?;
+    Ok(timed?)
 }
 
 /// The bytes that a rank sends in the last step of a workload. There is one rank here: exchange is counted, not run.

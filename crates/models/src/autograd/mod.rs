@@ -2,7 +2,7 @@
 //!
 //! A trace is not made from a table of sizes. A model's operators run on a [`machine`] whose tensors are
 //! reference-counted; the forward pass records a [`graph`]; [`saving`] decides what is kept for [`backward`]; a block is
-//! freed when its last reference goes. The order of allocations and frees therefore follows from the model's code, for
+//! freed when its last reference is released. The order of allocations and frees therefore follows from the model's code, for
 //! every shape and every combination of [`techniques`]. Recordings of PyTorch 2.11 on an H200 confirm it, event by event
 //! (`tests/integration/transformer_truth`).
 //!
