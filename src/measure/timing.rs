@@ -326,7 +326,7 @@ pub fn time_threads(
 }
 
 /// One thread's part of a pass.
-struct Run<O> {
+struct ThreadRun<O> {
     began: Instant,
     ended: Instant,
     replayed: ReplayOutcome,
@@ -370,7 +370,7 @@ fn run_all<S: Strategy, O: Observer + Send>(
     streams: u16,
     options: &replay::ReplayOptions<'_>,
     observer: impl Fn(u64) -> O,
-) -> Result<Vec<Run<O>>, ReplayError> {
+) -> Result<Vec<ThreadRun<O>>, ReplayError> {
     let (gate, waiting) = (RwLock::new(()), AtomicUsize::new(0));
     thread::scope(|scope| {
         // Closed by a guard, so that it opens on every way out: a thread that could not be started, or a panic here,
@@ -386,7 +386,7 @@ fn run_all<S: Strategy, O: Observer + Send>(
                 drop(gate.read());
                 let began = Instant::now();
                 let replayed = replay(copy, &mut strategy, &mut device, options, &mut observer)?;
-                Ok(Run { began, ended: Instant::now(), replayed, observer })
+                Ok(ThreadRun { began, ended: Instant::now(), replayed, observer })
             }));
         }
         while waiting.load(Ordering::Relaxed) < copies.len() {

@@ -29,7 +29,7 @@ pub(super) struct RecordingWalk<'a> {
     entries: &'a [TraceEntry],
     pub(super) model: AllocatorModel,
     /// The program's blocks, by address.
-    live: HashMap<u64, ProgramBlock>,
+    live: HashMap<u64, RecordedBlock>,
     pending: PendingFrees,
     lanes: WaitStreams,
     call_entries: CallEntries,
@@ -47,13 +47,13 @@ pub(super) struct RecordingWalk<'a> {
 const TOO_FEW_LANES: &str = "more frees wait for streams than there are streams";
 
 #[derive(Clone, Copy)]
-struct ProgramBlock {
+struct RecordedBlock {
     block: Block,
     requested: u64,
     stream: StreamId,
 }
 
-impl ProgramBlock {
+impl RecordedBlock {
     fn sighting(&self, action: Action) -> ObservedAction {
         ObservedAction { action, address: self.block.address, bytes: self.requested, stream: self.stream }
     }
@@ -86,7 +86,7 @@ impl<'a> RecordingWalk<'a> {
             if was.state == SnapshotBlockState::PendingFree {
                 walk.wait_from_the_start(block, stream)?;
             } else {
-                walk.live.insert(block.address.0, ProgramBlock { block, requested: was.requested_size, stream });
+                walk.live.insert(block.address.0, RecordedBlock { block, requested: was.requested_size, stream });
             }
         }
         Ok(walk)
@@ -162,7 +162,7 @@ impl<'a> RecordingWalk<'a> {
         &self,
         at: usize,
         entries: usize,
-        tenant: Option<ProgramBlock>,
+        tenant: Option<RecordedBlock>,
         complaint: Option<String>,
     ) -> Divergence {
         let recorded: Vec<ObservedAction> = self.entries[at..].iter().take(entries).map(ObservedAction::of).collect();
@@ -238,7 +238,7 @@ impl<'a> RecordingWalk<'a> {
 
     fn settle(&mut self, block: Option<Block>) {
         if let (Some(block), Some(last)) = (block, self.call_entries.seen.last()) {
-            self.live.insert(block.address.0, ProgramBlock { block, requested: last.bytes, stream: last.stream });
+            self.live.insert(block.address.0, RecordedBlock { block, requested: last.bytes, stream: last.stream });
         }
     }
 
