@@ -1,10 +1,8 @@
 //! What becomes of cases whose allocator is a file.
 
-use std::{env, path::PathBuf};
-
 use serde_json::Value;
 
-use super::{Workshop, plugin};
+use super::{Workshop, library, plugin};
 
 #[test]
 fn a_plugin_is_replayed_like_any_strategy() {
@@ -178,13 +176,6 @@ fn commands_that_cap_or_compare_the_driver_refuse_a_plugin() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("its memory cannot be limited"), "{output:?}");
 }
 
-/// `liboomph.so`, which `cargo test` builds for the tests of `oomph-torch-allocator`.
-fn own_library() -> PathBuf {
-    let library = env::current_exe().unwrap().with_file_name("liboomph.so");
-    assert!(library.exists(), "{} is missing; `cargo test` without -p builds it", library.display());
-    library
-}
-
 #[test]
 fn our_library_behind_our_loader_is_the_strategy_itself() {
     let Some(workshop) = Workshop::open() else { return };
@@ -196,7 +187,7 @@ fn our_library_behind_our_loader_is_the_strategy_itself() {
             let document: Value = serde_json::from_slice(&command.output().unwrap().stdout).unwrap();
             document["rows"][1].clone()
         };
-        let (direct, plugged) = (through(strategy), through(&plugin(&own_library())));
+        let (direct, plugged) = (through(strategy), through(&plugin(&library::liboomph())));
         for column in ["status", "events", "allocs", "peak_reserved_bytes", "final_reserved_bytes"] {
             assert_eq!(plugged[column], direct[column], "{strategy}: {column}");
         }

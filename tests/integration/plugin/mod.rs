@@ -6,6 +6,8 @@
 #![cfg(target_os = "linux")]
 mod failing;
 mod host;
+#[path = "../../../crates/torch-allocator/tests/served/library.rs"]
+mod library;
 mod loaded;
 mod torch;
 

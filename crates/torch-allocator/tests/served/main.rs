@@ -3,11 +3,12 @@
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
+mod library;
+
 use std::{
-    env, fs,
-    path::{Path, PathBuf},
+    fs,
+    path::Path,
     process::{Command, Output},
-    sync::OnceLock,
 };
 
 use serde_json::Value;
@@ -36,28 +37,10 @@ impl ProgramFolder {
     }
 }
 
-/// `liboomph.so` in the profile of this test. Cargo does not build a cdylib for tests, so it is built
-/// here once.
-fn library() -> PathBuf {
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    let build = || {
-        // target/PROFILE/deps/served-HASH
-        let test = env::current_exe().unwrap();
-        let folder = test.ancestors().nth(2).unwrap();
-        let profile = folder.file_name().unwrap().to_str().unwrap();
-        let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.args(["build", "--quiet", "--package", env!("CARGO_PKG_NAME"), "--profile"]);
-        let built = cargo.arg(if profile == "debug" { "dev" } else { profile }).status().unwrap();
-        assert!(built.success());
-        folder.join("liboomph.so")
-    };
-    LIBRARY.get_or_init(build).clone()
-}
-
 /// Runs a program over the library, on a simulated device.
 fn run(program: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     Command::new(program)
-        .arg(library())
+        .arg(library::liboomph())
         .args(arguments)
         .env("OOMPH_DEVICE", "sim")
         .envs(variables.iter().copied())
