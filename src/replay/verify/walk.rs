@@ -29,7 +29,7 @@ pub(super) struct RecordingWalk<'a> {
     entries: &'a [TraceEntry],
     pub(super) model: AllocatorModel,
     /// The program's blocks, by address.
-    live: HashMap<u64, RecordedBlock>,
+    live: HashMap<u64, VerifiedBlock>,
     pending: PendingFrees,
     lanes: WaitStreams,
     call_entries: CallEntries,
@@ -47,13 +47,13 @@ pub(super) struct RecordingWalk<'a> {
 const TOO_FEW_LANES: &str = "more frees wait for streams than there are streams";
 
 #[derive(Clone, Copy)]
-struct RecordedBlock {
+struct VerifiedBlock {
     block: Block,
     requested: u64,
     stream: StreamId,
 }
 
-impl RecordedBlock {
+impl VerifiedBlock {
     fn sighting(&self, action: Action) -> ObservedAction {
         ObservedAction { action, address: self.block.address, bytes: self.requested, stream: self.stream }
     }
@@ -86,7 +86,7 @@ impl<'a> RecordingWalk<'a> {
             if was.state == SnapshotBlockState::PendingFree {
                 walk.wait_from_the_start(block, stream)?;
             } else {
-                walk.live.insert(block.address.0, RecordedBlock { block, requested: was.requested_size, stream });
+                walk.live.insert(block.address.0, VerifiedBlock { block, requested: was.requested_size, stream });
             }
         }
         Ok(walk)
@@ -127,7 +127,7 @@ impl<'a> RecordingWalk<'a> {
     /// The program frees a block. Returns where the next call starts.
     fn free(&mut self, entry: &TraceEntry) -> Result<usize, Divergence> {
         let at = self.at;
-        let Some(tenant) = self.live.remove(&entry.address.0) else {
+        let Some(held) = self.live.remove(&entry.address.0) else {
             return Err(self.free_diverges(at, 1, None, Some("the program has no block there".to_owned())));
         };
         let turn = self.pending.turn(at);
@@ -137,23 +137,21 @@ impl<'a> RecordingWalk<'a> {
                 Some(lane) => Some(lane),
                 None => {
                     let complaint = TOO_FEW_LANES.to_owned();
-                    return Err(self.free_diverges(at, 1, Some(tenant), Some(complaint)));
+                    return Err(self.free_diverges(at, 1, Some(held), Some(complaint)));
                 }
             },
         };
         let entries = if turn.is_some() { 1 } else { 2 };
-        let expected = [Action::FreeRequested, Action::FreeCompleted].map(|action| tenant.sighting(action));
+        let expected = [Action::FreeRequested, Action::FreeCompleted].map(|action| held.sighting(action));
         let recorded = self.entries[at..].iter().take(entries).map(ObservedAction::of);
         if !recorded.eq(expected[..entries].iter().copied()) {
-            return Err(self.free_diverges(at, entries, Some(tenant), None));
+            return Err(self.free_diverges(at, entries, Some(held), None));
         }
         let freed = if lane.is_some() { Freed::Later } else { Freed::Now };
-        match self.model.free(tenant.block, entry.stream, lane) {
+        match self.model.free(held.block, entry.stream, lane) {
             Ok(answer) if answer == freed => Ok(at + entries),
-            Ok(_) => {
-                Err(self.free_diverges(at, entries, Some(tenant), Some("the block waits for a stream".to_owned())))
-            }
-            Err(error) => Err(self.free_diverges(at, entries, Some(tenant), Some(error.to_string()))),
+            Ok(_) => Err(self.free_diverges(at, entries, Some(held), Some("the block waits for a stream".to_owned()))),
+            Err(error) => Err(self.free_diverges(at, entries, Some(held), Some(error.to_string()))),
         }
     }
 
@@ -162,12 +160,11 @@ impl<'a> RecordingWalk<'a> {
         &self,
         at: usize,
         entries: usize,
-        tenant: Option<RecordedBlock>,
+        held: Option<VerifiedBlock>,
         complaint: Option<String>,
     ) -> Divergence {
         let recorded: Vec<ObservedAction> = self.entries[at..].iter().take(entries).map(ObservedAction::of).collect();
-        let model =
-            tenant.map(|tenant| [Action::FreeRequested, Action::FreeCompleted].map(|action| tenant.sighting(action)));
+        let model = held.map(|held| [Action::FreeRequested, Action::FreeCompleted].map(|action| held.sighting(action)));
         let model = model.into_iter().flatten().take(entries).collect();
         Divergence::entries(at, recorded, model, complaint)
     }
@@ -238,7 +235,7 @@ impl<'a> RecordingWalk<'a> {
 
     fn settle(&mut self, block: Option<Block>) {
         if let (Some(block), Some(last)) = (block, self.call_entries.seen.last()) {
-            self.live.insert(block.address.0, RecordedBlock { block, requested: last.bytes, stream: last.stream });
+            self.live.insert(block.address.0, VerifiedBlock { block, requested: last.bytes, stream: last.stream });
         }
     }
 
