@@ -106,7 +106,7 @@ fn settings(parameters: &str) -> Result<PoolSettings, SpecError> {
 #[derive(Clone, Debug)]
 pub struct AsyncPool {
     settings: PoolSettings,
-    pool: Option<DriverPool>,
+    pool: Option<OpenedPool>,
     blocks: PieceTable,
     /// Freed blocks that other streams still use.
     deferred: DeferredFrees<u32>,
@@ -121,7 +121,7 @@ pub struct AsyncPool {
 
 /// The pool, once it exists.
 #[derive(Clone, Copy, Debug)]
-struct DriverPool {
+struct OpenedPool {
     id: PoolId,
     configured: bool,
     /// The most that it may hold.
@@ -148,13 +148,13 @@ impl AsyncPool {
     }
 
     /// The pool, created and configured at the first call.
-    fn open_pool(&mut self, device: &mut dyn Device) -> Result<DriverPool, DeviceError> {
+    fn open_pool(&mut self, device: &mut dyn Device) -> Result<OpenedPool, DeviceError> {
         let mut pool = match self.pool {
             Some(pool) if pool.configured => return Ok(pool),
             Some(pool) => pool,
             None => {
                 let maximum = device.memory_info()?.free;
-                DriverPool { id: pools(device)?.pool_create(Some(maximum))?, configured: false, maximum }
+                OpenedPool { id: pools(device)?.pool_create(Some(maximum))?, configured: false, maximum }
             }
         };
         self.pool = Some(pool);
