@@ -158,7 +158,7 @@ fn the_commands_say_that_it_is_from_the_middle() {
     let (text, _) = run(&folder, &["verify", "late.pickle"], 0);
     let line = text.lines().next().unwrap();
     assert!(line.starts_with("EXACT     late.pickle: ") && line.contains("from the middle: "), "{text}");
-    assert!(line.contains(" segments were there before it"), "{text}");
+    assert!(line.contains(" segments existed before"), "{text}");
     let (text, _) = run(&folder, &["verify", "late.pickle", "--format", "json"], 0);
     let document: serde_json::Value = serde_json::from_str(&text).unwrap();
     let row = &document["rows"][0];
