@@ -1,11 +1,14 @@
 //! A strategy of your own, checked by the conformance suite that every built-in strategy passes.
 //!
+//! To reach the command line, a strategy also needs an `ENTRY` and a line in `STRATEGIES`, inside `crates/alloc`
+//! (`buddy.rs` is a short model); from outside, build it as a shared library and use `plugin:FILE`.
+//!
 //! It gives every request its own driver allocation of whole 2 MiB pages and caches nothing. A driver free waits for the
 //! device, so a block that other streams use needs no further care.
 //!
 //!     cargo run --release --example write_strategy
 
-#![expect(clippy::print_stdout, reason = "an example prints its result")]
+#![expect(clippy::print_stdout, clippy::expect_used, reason = "an example prints its result and may stop")]
 
 use oomph::{
     base::{MIB, StreamId, round_up},

@@ -2,7 +2,7 @@
 //!
 //! A picture is taken at the allocated peak, at the first failed request, at the end, and at regular distances in
 //! between. Pictures are for looking at: what is too small to be seen is joined with its neighbours, so that twenty of
-//! them take little room beside a timeline. The exact memory is in [`layouts`](super::layouts).
+//! them take little room beside a timeline. The exact memory is in the layouts of a case file.
 
 use serde::{Deserialize, Serialize};
 

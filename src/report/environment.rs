@@ -155,7 +155,7 @@ fn differences<T: Serialize>(keys: &[(&str, &'static str)], here: &T, there: &T)
         other => other.to_string(),
     };
     let (here, there) = (json!(here), json!(there));
-    keys.iter().filter_map(|(key, what)| difference(*what, text(&here[*key]), text(&there[*key]))).collect()
+    keys.iter().filter_map(|(key, what)| difference(what, text(&here[*key]), text(&there[*key]))).collect()
 }
 
 fn difference(what: &'static str, here: String, there: String) -> Option<EnvironmentDifference> {

@@ -2,7 +2,7 @@
 //!
 //! [`advise`] replays a trace under every setting of a [grid](SETTINGS) and under the other allocators, searches the
 //! smallest memory in which each completes, and [chooses](choice) the simplest settings that need about the least. If no
-//! setting helps, it says [why](Reason). This module knows no files and prints nothing.
+//! setting helps, it says [why](AdviceReason). This module knows no files and prints nothing.
 //!
 //! The memory is found as by [`threshold`](super::threshold). If the program may use a share of the device
 //! ([`AvailableMemory::Limit`]), the allocator itself refuses more; on a card that is too small ([`AvailableMemory::Card`]) the driver does, and

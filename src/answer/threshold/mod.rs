@@ -10,7 +10,7 @@
 //! A cap is on the physical bytes that the *strategy* holds, in whole pages: `threshold_bytes`. A card must hold the
 //! driver's context and the libraries that a program loads as well (`overhead_bytes`, those of the simulated GPU's
 //! profile): `device_bytes` is the sum, the size of the smallest card. Workspaces of libraries are blocks like any other
-//! where a source has them. [`LimitEnforcer`](crate::replay::LimitEnforcer) says who refuses requests beyond it.
+//! where a source has them. [`LimitEnforcer`] says who refuses requests beyond it.
 
 mod case;
 mod largest;

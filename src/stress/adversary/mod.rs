@@ -1,4 +1,4 @@
-//! How much memory a strategy needs in the worst case: Robson's adversary ([`robson`]) against a
+//! How much memory a strategy needs in the worst case: Robson's adversary (`robson`) against a
 //! strategy on a device.
 //!
 //! No way of placing blocks beats the bound of [`RobsonParameters`]. Remapping does, and virtual

@@ -2,7 +2,7 @@
 //! addresses are handed out in a row, streams are busy on request, and any call can
 //! be made to fail. It checks the driver's rules.
 //!
-//! The integration test `tests/torch_oracle.rs` uses this file too.
+//! The integration test `tests/integration/torch_oracle` uses this file too.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -157,13 +157,14 @@ struct TrainingFault {
 }
 
 type BuildProgram = fn(&FaultSettings) -> FaultProgram;
+type StepCallback = Box<dyn FnMut(&mut Trainer, &mut FaultStep<'_>) + Send>;
 
 /// A program's loop.
 struct FaultProgram {
     /// Called before the first step.
     load: fn(&mut Trainer),
     /// Called in every step, after its mark and before [`Trainer::end_step`].
-    step: Box<dyn FnMut(&mut Trainer, &mut FaultStep<'_>) + Send>,
+    step: StepCallback,
 }
 
 impl FaultProgram {
