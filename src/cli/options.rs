@@ -86,16 +86,22 @@ pub enum Isolate {
 }
 
 impl WorkerOptions {
+    /// Checks that the options can be combined. Call it before anything is written.
+    pub fn check(&self) -> Result<(), CommandError> {
+        if self.isolate == Isolate::Never && self.case_timeout.is_some() {
+            let conflict = "--case-timeout needs a process per case: leave out --isolate never";
+            return Err(CommandError::usage(anyhow!(conflict)));
+        }
+        Ok(())
+    }
+
     /// Runs each case here or in a process of its own. `stop` also ends running cases.
     pub fn runner<'a>(
         &self,
         cases: &[Case],
         stop: Option<&'a AtomicBool>,
     ) -> Result<IsolatingRunner<'a>, CommandError> {
-        if self.isolate == Isolate::Never && self.case_timeout.is_some() {
-            let conflict = "--case-timeout needs a process per case: leave out --isolate never";
-            return Err(CommandError::usage(anyhow!(conflict)));
-        }
+        self.check()?;
         if self.isolate == Isolate::Never && cases.iter().any(|case| case.timeout.is_some()) {
             output::complain("note: --isolate never: the time-outs of the suite do not apply");
         }

@@ -98,6 +98,7 @@ fn prepare(args: &Args, suites: &[SuiteFile]) -> Result<Option<PreparedRun>, Com
         output::say(&ids.join("\n"))?;
         return Ok(None);
     }
+    args.workers.check()?;
     let environment = environment::describe(&device, args.seed.unwrap_or(suites[0].seeds[0]))?;
     let environment = share.in_environment(environment, RunSettings { contents, ..args.settings(suites) });
     let place = share.place(args);

@@ -55,7 +55,7 @@ impl Workshop {
     }
 
     fn compile(&self, flags: &[&str], source: &str, output: &Path) {
-        let source = Path::new("tests/plugin").join(source);
+        let source = Path::new("tests/integration/plugin").join(source);
         let mut compiler = Command::new("cc");
         compiler.args(["-O1", "-w", "-pthread"]).arg(&source).args(flags).arg("-o").arg(output);
         let said = compiler.output().unwrap();
