@@ -58,7 +58,7 @@ impl FromStr for SummaryMoment {
     /// use oomph::answer::summary::SummaryMoment;
     /// assert_eq!("step:3".parse::<SummaryMoment>().unwrap(), SummaryMoment::Step(3));
     /// assert_eq!("phase:forward:2".parse::<SummaryMoment>().unwrap(), SummaryMoment::Phase("forward".to_owned(), 2));
-    /// assert!("noon".parse::<At>().is_err());
+    /// assert!("noon".parse::<SummaryMoment>().is_err());
     /// ```
     fn from_str(text: &str) -> Result<SummaryMoment, SummaryError> {
         let refused = || SummaryError::BadMoment(text.to_owned());

@@ -96,13 +96,13 @@ fn empty_filter_has_its_exit_code() {
 }
 
 #[test]
-fn who_names_the_wrong_thing_is_told_what_to_do_with_it() {
+fn wrong_kinds_of_names_are_explained() {
     let folder = empty();
     run(&folder, &["convert", "checkerboard", "steps.oomph"], 0);
     let (_, err) = run(&folder, &["steps.oomph"], 2);
     assert!(err.contains("unrecognized subcommand") && err.contains("oomph advise steps.oomph"), "{err}");
-    refused(&folder, &["run", "steps.oomph"], &["no suite", "`oomph replay steps.oomph`"]);
-    refused(&folder, &["run", "checkerboard"], &["no suite", "`oomph replay checkerboard`"]);
+    refused(&folder, &["run", "steps.oomph"], &["not a suite", "`oomph replay steps.oomph`"]);
+    refused(&folder, &["run", "checkerboard"], &["not a suite", "`oomph replay checkerboard`"]);
     refused(&folder, &["replay", "steps.ooph"], &["steps.ooph: no such file; did you mean 'steps.oomph'?"]);
     refused(&folder, &["replay", "others.oomph"], &["others.oomph: no such file"]);
     refused(&folder, &["report", "nowhere"], &["nowhere: no such folder"]);

@@ -63,11 +63,9 @@ mod libraries {
     #[test]
     fn doctor_reports_libraries() {
         let folder = TempDir::new().unwrap();
-        for (subject, file) in [("cublas", "libcublas"), ("nvrtc", "libnvrtc")] {
-            let said = line(folder.path(), subject, &[]);
-            assert!(said.contains(file), "{said}");
-            assert!(said.contains(" ok ") || said.contains(" missing "), "{said}");
-        }
+        let said = line(folder.path(), "cublas", &[]);
+        assert!(said.contains("libcublas"), "{said}");
+        assert!(said.contains(" ok ") || said.contains(" missing "), "{said}");
     }
 
     #[test]

@@ -81,7 +81,7 @@ fn summary_names_sites_and_refuses_absent_moments() {
     assert!(sites["operations"].as_array().unwrap().iter().any(named), "{}", sites["operations"]);
     assert!(sites.get("memory_summary").is_none());
     let (_, err) = run(".", &["inspect", "training", "--summary", "--at", "noon"], 2);
-    assert!(err.contains("'noon' is no moment"), "{err}");
+    assert!(err.contains("'noon' is not a moment"), "{err}");
     let (_, err) = run(".", &["inspect", "training", "--by", "size", "--at", "step:9999"], 2);
     assert!(err.contains("no step 9999"), "{err}");
 }

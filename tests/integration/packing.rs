@@ -59,7 +59,7 @@ fn inspect_prints_bound_and_packing() {
     fs::write(folder.path().join("trap.csv"), trap).unwrap();
     let text = |arguments: &[&str]| run(&folder, arguments, 0).0;
     let plain = text(&["inspect", "trap.csv"]);
-    assert!(plain.contains("bound        3.00 KiB: no allocator can do with less; 3.00 KiB in whole 512 B"), "{plain}");
+    assert!(plain.contains("bound        3.00 KiB: no allocator needs less; 3.00 KiB in blocks of 512 B"), "{plain}");
     assert!(!plain.contains("packed"), "{plain}");
     let packed = text(&["inspect", "trap.csv", "--pack"]);
     assert!(packed.contains("packed       3.00 KiB, 0.00 % over the bound"), "{packed}");

@@ -197,7 +197,7 @@ fn tasks_of_a_job_array_take_their_part_and_say_so() {
     let outside = task("11");
     let words = String::from_utf8_lossy(&outside.stderr).into_owned();
     assert_eq!(outside.status.code(), Some(2));
-    assert!(words.contains("task 11 is none of 4 tasks from 10 on in steps of 2"), "{words}");
+    assert!(words.contains("task 11 is not one of 4 tasks from 10 in steps of 2"), "{words}");
     let words = run(&folder, "run ./suite.toml --partition slurm", 2);
     assert!(words.contains("SLURM_ARRAY_TASK_ID is not set") && words.contains("sbatch --array"), "{words}");
     assert!(run(&folder, "run ./suite.toml --partition third", 2).contains("write slice:2/4"));

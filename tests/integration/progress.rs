@@ -47,12 +47,12 @@ impl ProgressLog {
 }
 
 #[test]
-fn a_recording_is_told_stage_by_stage_and_each_to_its_end() {
+fn every_stage_of_a_recording_is_reported() {
     let log = ProgressLog::default();
     let spec = SourceSpec { name: RECORDED.to_owned(), ..SourceSpec::default() };
     let watched = Trace::read(&*spec.open(&log).unwrap()).unwrap();
     let stages =
-        ["reading the file", "rewinding to the beginning", "making the trace", "re-living it", "making the trace"];
+        ["reading the file", "rewinding to the beginning", "making the trace", "verifying", "making the trace"];
     assert_eq!(log.names(), stages);
     assert_eq!(
         watched.events,

@@ -65,7 +65,7 @@ pub struct CompletedRun {
 /// let mut device = SimDevice::new(SimConfig::default())?;
 /// let caching = || StrategySpec::from("caching").build(&Setup { props: device.props(), limit: None });
 /// let pair = [caching()?, caching()?];
-/// let agreement = agree(&story.finish("tiny"), pair, &mut device, &Options::default())?;
+/// let agreement = agree(&story.finish("tiny"), pair, &mut device, &ReplayOptions::default())?;
 /// assert_eq!((agreement.agreed, agreement.difference), (2, None));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
