@@ -133,7 +133,10 @@ fn mistakes_are_explained() {
         (&["advise", "checkerbord"][..], "did you mean 'checkerboard'?"),
         (&["advise", "checkerboard", "--memory", "8GiB", "--limit", "8GiB"], "cannot be used with"),
         (&["advise", "checkerboard", "--current", "expandable_segment:True"], "did you mean 'expandable_segments'?"),
-        (&["advise", "checkerboard", "--memory", "4"], "4 B is too small for a card: the context and libraries alone take"),
+        (
+            &["advise", "checkerboard", "--memory", "4"],
+            "4 B is too small for a card: the context and libraries alone take",
+        ),
         (&["advise"], "SNAPSHOT"),
     ] {
         let (out, err) = run(".", arguments, 2);
