@@ -1,7 +1,7 @@
 //! `cargo bench --bench advice`: how long `advise` takes for one recording, after parsing. The goal of the project is
 //! five seconds for at least thirty settings on two cores.
 
-#![expect(clippy::expect_used, reason = "a bench that cannot run should say so and stop")]
+#![expect(clippy::expect_used, reason = "a bench that cannot run must fail with a message")]
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use oomph::{

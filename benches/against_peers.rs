@@ -1,14 +1,17 @@
 //! `cargo bench --bench against_peers`: PyTorch's own allocator, RMM's and `caching`, one after the other in one run.
 //!
-//! A peer is a program that prints `case: nanoseconds` by the recipe in `tools/allocator_recipe.h`. PyTorch's is
-//! `target/torch-oracle/bench` (`tools/torch-oracle/build.sh`: its real library over a stand-in runtime) or the program
-//! that `OOMPH_TORCH_BENCH` names (`build_for_gpu.sh` beside it: over the real one). RMM needs a GPU: its program is
-//! the one that `OOMPH_RMM_BENCH` names (`tools/rmm-bench/build.sh`). Ours runs by handle, and by address under a lock,
-//! which is how PyTorch is called. All take turns, and the medians of the turns are compared, so that a noisy machine is
-//! equally unfair to everyone. `OOMPH_PEER_TURNS` says how many turns there are, `OOMPH_PEER_CASES` which cases (`pairs`
-//! of one thread, or `threads`; both where it is not set), `OOMPH_BENCH_DEVICE` where `caching` runs.
+//! A peer is a program that prints `case: nanoseconds` and follows the recipe in
+//! `tools/allocator_recipe.h`. PyTorch's is `target/torch-oracle/bench` (built by
+//! `tools/torch-oracle/build.sh`: the real library over a stand-in runtime) or the program named by
+//! `OOMPH_TORCH_BENCH` (built by `build_for_gpu.sh` in the same folder: over the real CUDA
+//! runtime). RMM needs a GPU; `OOMPH_RMM_BENCH` names its program (`tools/rmm-bench/build.sh`).
+//! `caching` runs twice: by handle, and by address under a lock, which is how PyTorch's allocator
+//! is called. All run in turns and the medians are compared, so that noise on the machine affects
+//! all of them equally. `OOMPH_PEER_TURNS` sets the number of turns, `OOMPH_PEER_CASES` the cases
+//! (`pairs` of one thread, or `threads`; unset: both), `OOMPH_BENCH_DEVICE` the device of
+//! `caching`.
 
-#![expect(clippy::expect_used, clippy::print_stdout, reason = "a bench prints, and stops where it cannot run")]
+#![expect(clippy::expect_used, clippy::print_stdout, reason = "a bench prints its results, and panics if it cannot run")]
 
 mod recipe;
 
@@ -32,20 +35,20 @@ use oomph::{
 };
 use recipe::{Allocator, ByHandle, HOT, MIX, MIX_PAIRS, Mix, fresh, request, served, steps};
 
-/// Turns that each side takes where nothing else is said.
+/// The default number of turns.
 const TURNS: usize = 7;
 const HOT_PAIRS: u32 = 200_000;
-/// Numbers of threads that share an allocator, with their names.
+/// Numbers of threads that share an allocator, and their case names.
 const THREADS: [(usize, &str); 5] =
     [(1, "1 thread"), (2, "2 threads"), (4, "4 threads"), (8, "8 threads"), (16, "16 threads")];
-/// Live blocks and pairs of each thread.
+/// Live blocks and timed pairs per thread.
 const THREAD_LIVE: usize = 100;
 const THREAD_PAIRS: usize = 50_000;
 
 /// Nanoseconds per pair by case.
 type Times = BTreeMap<String, Vec<f64>>;
 
-/// Somebody else's allocator.
+/// An allocator of another project, timed by an external program.
 struct Peer {
     name: &'static str,
     program: PathBuf,
@@ -63,9 +66,9 @@ fn main() {
         if torch.program.exists() {
             peers.push(Peer { program: torch.program.clone(), ..torch });
         } else {
-            println!("no PyTorch: {} is not there; tools/torch-oracle/build.sh builds it", torch.program.display());
+            println!("PyTorch is not timed: {} does not exist; build it with tools/torch-oracle/build.sh", torch.program.display());
         }
-        // RMM knows no such settings: it is timed once, beside the native ones.
+        // RMM has no such settings: it is timed once, in the table of PyTorch's native settings.
         match &rmm {
             Some(program) if settings.is_empty() => {
                 for (name, resource) in [("RMM pool", "pool"), ("RMM arena", "arena")] {
@@ -73,14 +76,15 @@ fn main() {
                 }
             }
             Some(_) => {}
-            None if settings.is_empty() => println!("no RMM: OOMPH_RMM_BENCH names no program"),
+            None if settings.is_empty() => println!("RMM is not timed: OOMPH_RMM_BENCH is not set"),
             None => {}
         }
         compare(name, settings, &peers, turns);
     }
 }
 
-/// Times everybody in turns and prints a line a case: their times, ours, and how many times faster ours is by address.
+/// Times all allocators in turns and prints one line per case: the peers' times, ours, and the
+/// speed-up of ours by address.
 fn compare(name: &str, settings: &str, peers: &[Peer], turns: usize) {
     let mut theirs: Vec<Times> = peers.iter().map(|_| Times::new()).collect();
     let (mut address, mut handle) = (Times::new(), Times::new());
@@ -120,7 +124,8 @@ fn asked_for(cases: &str) -> bool {
     env::var("OOMPH_PEER_CASES").map_or(true, |asked| asked == cases)
 }
 
-/// Lines of the form `case: nanoseconds`. A peer that cannot run is an error: a comparison without it would mislead.
+/// Parses lines of the form `case: nanoseconds`. A peer that cannot run is an error: a comparison
+/// without it would mislead.
 fn time_peer(peer: &Peer, settings: &str, times: &mut Times) {
     let program: &Path = &peer.program;
     let output = Command::new(program)
@@ -135,7 +140,7 @@ fn time_peer(peer: &Peer, settings: &str, times: &mut Times) {
     }
 }
 
-/// A strategy called as PyTorch's allocator is: under a lock, and blocks go back by their pointer alone.
+/// A strategy called like PyTorch's allocator: under a lock, with frees by pointer only.
 struct ByPointer(LockedStrategy<AddressedStrategy<Box<dyn Strategy>>, Silent>);
 
 impl ByPointer {
@@ -146,13 +151,13 @@ impl ByPointer {
 }
 
 impl Allocator for ByPointer {
-    /// As small as a pointer, with `None` as its null.
+    /// The size of a pointer, with `None` as null.
     type Held = NonZeroU64;
 
     #[inline]
     fn alloc(&mut self, bytes: u64) -> NonZeroU64 {
         let block = served(self.0.with(|strategy, cx| strategy.alloc(cx, &request(bytes))));
-        NonZeroU64::new(block.address.0).expect("no block is at null")
+        NonZeroU64::new(block.address.0).expect("a block never has address 0")
     }
 
     #[inline]
@@ -166,7 +171,7 @@ impl Allocator for ByPointer {
 
 impl Drop for ByPointer {
     fn drop(&mut self) {
-        self.0.with(|strategy, cx| strategy.close(cx)).expect("the device takes its memory back");
+        self.0.with(|strategy, cx| strategy.close(cx)).expect("the device frees its memory");
     }
 }
 
@@ -206,7 +211,7 @@ fn time_threads(settings: &str, address: &mut Times, handle: &mut Times) {
             shared.with(|strategy, cx| strategy.free_by_address(cx, block, caller)).expect("a live block");
         };
         address.entry(case.to_owned()).or_default().push(mix_in_threads(threads, alloc, free));
-        shared.with(|strategy, cx| strategy.close(cx)).expect("the device takes its memory back");
+        shared.with(|strategy, cx| strategy.close(cx)).expect("the device frees its memory");
 
         let (strategy, device) = fresh(&spec);
         let shared = LockedStrategy::new(strategy, device, Silent);
@@ -215,11 +220,11 @@ fn time_threads(settings: &str, address: &mut Times, handle: &mut Times) {
             shared.with(|strategy, cx| strategy.free(cx, block, caller)).expect("a live block");
         };
         handle.entry(case.to_owned()).or_default().push(mix_in_threads(threads, alloc, free));
-        shared.with(|strategy, cx| strategy.close(cx)).expect("the device takes its memory back");
+        shared.with(|strategy, cx| strategy.close(cx)).expect("the device frees its memory");
     }
 }
 
-/// What a pair takes from the side of one of the threads, waiting for the others included.
+/// The time per pair as one thread sees it, including waiting for the others.
 fn mix_in_threads<B: Copy>(threads: usize, alloc: impl Fn(u64) -> B + Sync, free: impl Fn(B) + Sync) -> f64 {
     let together = Barrier::new(threads + 1);
     thread::scope(|scope| {
@@ -240,7 +245,7 @@ fn mix_in_threads<B: Copy>(threads: usize, alloc: impl Fn(u64) -> B + Sync, free
                 together.wait();
                 pass();
                 together.wait();
-                // Nobody gives blocks back while the time is read.
+                // No thread frees its blocks before all have read the time.
                 together.wait();
                 places.into_iter().flatten().for_each(free);
             });

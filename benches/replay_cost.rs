@@ -1,10 +1,12 @@
-//! `cargo bench --bench replay_cost`: what replay itself costs, told by the strategy that does next to nothing.
+//! `cargo bench --bench replay_cost`: the cost of replay itself, measured with the strategy `null`,
+//! which does almost nothing.
 //!
-//! Every pass replays a trace in memory through `null` with nobody watching, as the untimed pass of a timed case does.
-//! The fastest pass is the cost, because another process can only make a pass slower; the median says how noisy the
-//! machine is. `OOMPH_REPLAY_PASSES` sets the number of passes (2 is enough where instructions are counted).
+//! Every pass replays a trace in memory through `null` without an observer, like the untimed pass
+//! of a timed case. The fastest pass is the cost, because other processes can only slow a pass
+//! down; the median shows how noisy the machine is. `OOMPH_REPLAY_PASSES` sets the number of passes
+//! (2 is enough when instructions are counted).
 
-#![expect(clippy::expect_used, clippy::print_stdout, reason = "a bench prints, and stops where it cannot run")]
+#![expect(clippy::expect_used, clippy::print_stdout, reason = "a bench prints its results, and panics if it cannot run")]
 
 use std::{env, time::Instant};
 
@@ -19,7 +21,8 @@ use oomph::{
     trace::Trace,
 };
 
-/// The hot pair and the mix are memory traffic alone; training has marks, work and events in between.
+/// The hot pair and the mix have only allocations and frees; training also has marks, work and
+/// events.
 const WORKLOADS: [&str; 5] = ["hot-512", "mix-100", "mix-1000", "mix-10000", "training"];
 const PASSES: usize = 41;
 
@@ -44,10 +47,10 @@ fn main() {
 
 /// Nanoseconds of one pass.
 fn pass(trace: &Trace) -> f64 {
-    let mut device = SimDevice::new(Profile::h200()).expect("the built-in profile is sound");
+    let mut device = SimDevice::new(Profile::h200()).expect("a valid built-in profile");
     let spec = StrategySpec::from("null");
     let mut strategy = spec.build(&Setup { props: device.props(), limit: None }).expect("a registered strategy");
     let began = Instant::now();
-    replay(trace, &mut *strategy, &mut device, &ReplayOptions::default(), &mut Unwatched).expect("a sound trace");
+    replay(trace, &mut *strategy, &mut device, &ReplayOptions::default(), &mut Unwatched).expect("a valid trace");
     began.elapsed().as_nanos() as f64
 }

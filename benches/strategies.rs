@@ -1,7 +1,7 @@
-//! `cargo bench --bench strategies`: a group per registered strategy and variant; the hot pair by size, the random mix
-//! by number of live blocks, and the replay of a training trace.
+//! `cargo bench --bench strategies`: one group per registered strategy and variant: the hot pair
+//! per size, the random mix per number of live blocks, and the replay of a training trace.
 
-#![expect(clippy::expect_used, reason = "a bench that cannot run should say so and stop")]
+#![expect(clippy::expect_used, reason = "a bench that cannot run must fail with a message")]
 
 mod recipe;
 
@@ -20,7 +20,7 @@ use oomph::{
 };
 use recipe::{Allocator, ByHandle, HOT, MIX, Mix};
 
-/// Watches nothing, as the untimed pass of a timed case does.
+/// Observes nothing, like the untimed pass of a timed case.
 struct Unwatched;
 
 impl EventSink for Unwatched {}
@@ -41,10 +41,11 @@ fn strategies(criterion: &mut Criterion) {
                 });
             });
         }
-        // What calls the driver for every block is no place for half a million blocks.
+        // Strategies that call the driver for every block would take too long with half a million
+        // blocks.
         if spec.name != "direct" {
             for (live, name) in MIX {
-                let mut bench = ByHandle::new(&spec).expect("it was there above");
+                let mut bench = ByHandle::new(&spec).expect("it was built above");
                 let mut mix = Mix::new(live);
                 mix.warm_up(&mut bench);
                 group.bench_function(name, |bencher| bencher.iter(|| mix.step(&mut bench)));
@@ -57,10 +58,10 @@ fn strategies(criterion: &mut Criterion) {
 }
 
 fn replayed(spec: &StrategySpec, trace: &Trace) -> u64 {
-    let mut device = SimDevice::new(Profile::h200()).expect("the built-in profile is sound");
+    let mut device = SimDevice::new(Profile::h200()).expect("a valid built-in profile");
     let mut strategy = spec.build(&Setup { props: device.props(), limit: None }).expect("a registered strategy");
     let options = ReplayOptions::default();
-    replay(trace, &mut *strategy, &mut device, &options, &mut Unwatched).expect("a sound trace").events
+    replay(trace, &mut *strategy, &mut device, &options, &mut Unwatched).expect("a valid trace").events
 }
 
 criterion_group!(benches, strategies);

@@ -1,6 +1,6 @@
-//! `cargo bench --bench workloads`: how fast stories are made, in events a second.
+//! `cargo bench --bench workloads`: how fast traces are generated, in events per second.
 
-#![expect(clippy::expect_used, reason = "a bench that cannot run should say so and stop")]
+#![expect(clippy::expect_used, reason = "a bench that cannot run must fail with a message")]
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use oomph::{
@@ -37,7 +37,7 @@ fn workloads(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Reads a story to its end and tells how many events it had.
+/// Reads a trace to its end and returns its number of events.
 fn read(workload: &Workload) -> u64 {
     let mut reader = workload.open().expect("a generator does not fail");
     let (mut chunk, mut events) = (Vec::with_capacity(CHUNK_EVENTS), 0);

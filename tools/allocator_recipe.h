@@ -1,10 +1,12 @@
-// The recipe by which allocators are timed: a hot pair by size, a random mix by number of live blocks, and the mix of
-// several threads at once. benches/recipe/mod.rs does the same to our strategies; what is changed here is changed there.
+// The recipe for timing allocators: a hot pair per size, a random mix per number of live blocks,
+// and the mix on several threads at once. benches/recipe/mod.rs is the same recipe for our
+// strategies. Change both together.
 //
-// An allocator is a class with `Block alloc(size_t bytes)` and `void free(Block block)`, both safe to call from any
-// thread once it has called `enter_thread()`, and `empty_cache()`, called between cases. A Block is default-constructible
-// and converts to bool: whether it holds memory. Every case is printed as one line, `case: nanoseconds for a pair of alloc
-// and free`, which benches/against_peers.rs reads.
+// An allocator is a class with `Block alloc(size_t bytes)` and `void free(Block block)`, both safe
+// to call from any thread that has called `enter_thread()`, and `empty_cache()`, called between
+// cases. A Block is default-constructible and converts to bool: whether it holds memory. Every case
+// prints one line, `case: nanoseconds per pair of alloc and free`, which benches/against_peers.rs
+// reads.
 #pragma once
 
 #include <barrier>
@@ -44,7 +46,7 @@ void hot_pair(Allocator& allocator, size_t bytes, const std::string& name) {
   report(name, nanoseconds_since(began) / kHotPairs);
 }
 
-// Which place is replaced, and by how large a block: sizes are even over powers of two.
+// Which slot is replaced, and the size of the new block: uniform over powers of two.
 template <typename Allocator>
 class Mix {
  public:
@@ -84,7 +86,7 @@ void mix(Allocator& allocator, int live, int pairs = kMixPairs) {
   report("random live " + std::to_string(live), nanoseconds_since(began) / pairs);
 }
 
-// What a pair takes from the side of one of the threads, waiting for the others included.
+// The time per pair as one thread sees it, including waiting for the others.
 template <typename Allocator>
 void threads(Allocator& allocator, int count) {
   std::barrier together(count + 1);
@@ -97,7 +99,7 @@ void threads(Allocator& allocator, int count) {
       together.arrive_and_wait();
       mix.pass();
       together.arrive_and_wait();
-      // Nobody gives blocks back while the time is read.
+      // No thread frees its blocks before all have read the time.
       together.arrive_and_wait();
     });
   together.arrive_and_wait();
@@ -109,7 +111,7 @@ void threads(Allocator& allocator, int count) {
   report(std::to_string(count) + (count == 1 ? " thread" : " threads"), took / kThreadPairs);
 }
 
-// Which cases: OOMPH_PEER_CASES is `pairs` (one thread), `threads`, or not set for all.
+// OOMPH_PEER_CASES selects the cases: `pairs` (one thread), `threads`, or unset for all.
 inline bool asked_for(const char* cases) {
   const char* asked = std::getenv("OOMPH_PEER_CASES");
   return asked == nullptr || std::string(asked) == cases;

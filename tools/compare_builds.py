@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares what two builds of oomph compute: suites on the simulated device, and recordings.
+"""Compares the results of two builds of oomph: suites on the simulated device, and recordings.
 
     tools/compare_builds.py --base COMMIT [--with BINARY] [--recordings FOLDER ...] [--quick]
 
@@ -8,12 +8,12 @@ Builds COMMIT in target/compare/COMMIT, runs it and BINARY (default: target/rele
          and techniques, row by row
   JSON   `advise`, `leaks` and `verify` of every recording, value by value
 
-Every difference is put into one class and counted:
+Every difference is assigned to one class and counted:
   text      a sentence differs (reason, message, title ...); numbers inside are not compared
   unknown   a cell was 0 and is now empty
-  middle    a row of an `address:` strategy on a recording that begins in the middle
+  middle    a row of an `address:` strategy on a recording that starts in the middle of a program
   number    everything else: an error, exit code 1
-The output of COMMIT is kept in target/compare and used again.
+The output of COMMIT is kept in target/compare and reused.
 """
 import argparse
 import collections
@@ -30,8 +30,8 @@ SUITES = ["quick", "strategies", "leaks", "oom-thresholds", "techniques"]
 COMMANDS = ["advise", "leaks", "verify"]
 FILES = ["runs.csv", "comparison.csv", "thresholds.csv", "techniques.csv"]
 TEXT_COLUMNS = {"reason", "title", "best_use", "published_memory", "published_performance"}
-# A JSON string is text where it has a space; names, ids and enum values have none. Strings under these keys are
-# values that happen to have spaces, and stay exact.
+# A JSON string with a space is text; names, ids and enum values have none. Strings under these keys
+# are values that may contain spaces, and are compared exactly.
 EXACT_KEYS = {"settings", "strategy", "case_id", "workload", "line", "export", "frames", "site", "name"}
 
 

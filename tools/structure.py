@@ -3,15 +3,15 @@
 
     tools/structure.py              one line per measure
     tools/structure.py --details    the places behind each number
-    tools/structure.py --check      exit 1 where a limit is exceeded; `--check files cycle` checks only these
+    tools/structure.py --check      exit 1 if a limit is exceeded; `--check files cycle` checks only these
 
-What is counted, in all crates of the workspace:
+Measures, over all crates of the workspace:
   lines      non-blank, non-comment lines of production code. Outside: tests/, benches/, examples/, fuzz/, items
              under #[cfg(test)], and files of modules that are declared under #[cfg(test)].
   files      files with at least one production line.
-  shared     definitions (struct, enum, union, trait, type alias outside traits and impls) whose name another
-             definition has. Structs and enums that derive clap's Args, Parser, Subcommand or ValueEnum are left out.
-  cycle      the largest set of files that import each other in a circle, by `use` and inline paths. A file that only
+  shared     definitions (struct, enum, union, trait, type alias outside traits and impls) that share
+             their name with another. Structs and enums that derive clap's Args, Parser, Subcommand or ValueEnum are left out.
+  cycle      the largest set of files that import each other in a cycle, by `use` and inline paths. A file that only
              declares a module does not import it.
   function   the longest function body, in lines.
 """

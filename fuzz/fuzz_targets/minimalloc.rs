@@ -1,4 +1,4 @@
-//! MiniMalloc's lists of buffers: whatever can be read holds together as a trace.
+//! MiniMalloc buffer lists: every file that can be read gives a consistent trace.
 
 #![no_main]
 
@@ -9,6 +9,6 @@ use oomph::trace::{check, minimalloc};
 
 fuzz_target!(|file: &[u8]| {
     if let Ok(imported) = minimalloc::read(&mut &file[..], Path::new("fuzz")) {
-        check(&imported.trace).expect("an imported story holds together");
+        check(&imported.trace).expect("an imported trace is consistent");
     }
 });

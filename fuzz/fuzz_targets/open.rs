@@ -1,4 +1,5 @@
-//! Files of any format, recognised by content: the native format and every compression are reached this way.
+//! Files of any format, recognised by content. This reaches the native format and every
+//! compression.
 
 #![no_main]
 
@@ -16,7 +17,7 @@ fuzz_target!(|file: &[u8]| {
     if let Ok(source) = trace::open(&path, &NoProgress)
         && let Ok(trace) = Trace::read(&*source)
     {
-        // A native trace may contradict itself, but saying so must not panic.
+        // A native trace may be inconsistent, but reporting that must not panic.
         let _ = trace::check(&trace);
     }
 });

@@ -1,4 +1,4 @@
-//! RMM logs: whatever can be read holds together as a trace.
+//! RMM logs: every file that can be read gives a consistent trace.
 
 #![no_main]
 
@@ -9,6 +9,6 @@ use oomph::trace::{check, rmm};
 
 fuzz_target!(|file: &[u8]| {
     if let Ok(imported) = rmm::read(&mut &file[..], Path::new("fuzz")) {
-        check(&imported.trace).expect("an imported story holds together");
+        check(&imported.trace).expect("an imported trace is consistent");
     }
 });

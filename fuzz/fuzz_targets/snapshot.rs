@@ -1,4 +1,5 @@
-//! PyTorch snapshots: whatever can be read can be told, checked, written and read again.
+//! PyTorch snapshots: every file that can be read can be converted to a trace, checked, written and
+//! read again.
 
 #![no_main]
 
@@ -11,13 +12,13 @@ use oomph::{
 fuzz_target!(|file: &[u8]| {
     let Ok(snapshot) = Snapshot::read(file) else { return };
     let mut written = Vec::new();
-    snapshot.write(&mut written, &NoProgress).expect("a vector takes everything");
-    let again = Snapshot::read(&written[..]).expect("what is written can be read");
+    snapshot.write(&mut written, &NoProgress).expect("writing to a vector cannot fail");
+    let again = Snapshot::read(&written[..]).expect("a written snapshot can be read");
     assert_eq!(again.segments.len(), snapshot.segments.len());
     assert_eq!(again.traces.len(), snapshot.traces.len());
     for device in snapshot.devices() {
         if let Ok(recording) = snapshot.clone().into_recording("fuzz", Some(device), &NoProgress) {
-            check(&recording.trace).expect("a told story holds together");
+            check(&recording.trace).expect("the trace of a snapshot is consistent");
         }
     }
 });

@@ -1,4 +1,4 @@
-//! Umpire's replay logs: whatever can be read holds together as a trace.
+//! Umpire replay logs: every file that can be read gives a consistent trace.
 
 #![no_main]
 
@@ -9,6 +9,6 @@ use oomph::trace::{check, umpire};
 
 fuzz_target!(|file: &[u8]| {
     if let Ok(imported) = umpire::read(&mut &file[..], Path::new("fuzz")) {
-        check(&imported.trace).expect("an imported story holds together");
+        check(&imported.trace).expect("an imported trace is consistent");
     }
 });

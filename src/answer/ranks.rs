@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_is_the_first_of_the_most_severe_with_the_highest_figure() {
+    fn worst_rank_is_first_of_most_severe() {
         let mut found = ranks(&[Some(3), Some(9), None, Some(9)]);
         assert_eq!((found.worst, found.unanswered().count()), (Some(1), 1));
         assert_eq!(found.spread, Some(RankSpread { min_bytes: 3, median_bytes: 9, max_bytes: 9 }));
@@ -174,7 +174,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn fewer_than_half_can_stand_out_and_the_worst_has_the_most(
+        fn outliers_are_a_minority_with_the_worst(
             figures in proptest::collection::vec(0u64..1 << 40, 1..40),
         ) {
             let found = ranks(&figures.iter().copied().map(Some).collect::<Vec<_>>());

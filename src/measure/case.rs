@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_skips_failed_requests_warns_that_it_is_a_smaller_program() {
+    fn skipped_requests_cause_a_warning() {
         let mut story = TraceBuilder::new();
         for _ in 0..3 {
             let block = story.alloc(9000, STREAM, TagId(0));
@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_wait_for_a_stream_count_as_active_and_not_as_lost_to_rounding() {
+    fn pending_blocks_count_as_active() {
         let mut story = TraceBuilder::new();
         let shared = story.alloc(256, STREAM, TagId(0));
         story.use_on(shared, StreamId(1));
@@ -532,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_broken_is_an_error_with_its_reason_and_the_figures_so_far() {
+    fn failed_case_keeps_reason_and_figures() {
         let mut story = TraceBuilder::new();
         story.alloc(100, STREAM, TagId(0));
         story.device_sync();
@@ -555,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_lacks_what_the_strategy_needs_skips_the_case() {
+    fn missing_device_feature_skips_the_case() {
         let mut strategy = TinyStrategy::default();
         strategy.requires.virtual_memory = true;
         let mut device = TinyDevice::new(64 * KIB);

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_listed_by_category_and_layer_and_empty_ones_left_out() {
+    fn parts_are_sorted_and_not_empty() {
         let mut seen = CategoryRecorder::default();
         let tag = |category, layer| Tag { category, layer };
         seen.learn(&[

@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn the_peak_is_pictured_with_what_blocks_are_for_and_how_old_they_are() {
+    fn peak_frame_has_purpose_and_age_of_blocks() {
         let mut story = TraceBuilder::new();
         let weights = story.tag(Category::Parameter, None);
         let inputs = story.tag(Category::Input, None);
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_run_leaves_a_bounded_number_of_pictures_spread_over_all_of_it() {
+    fn long_run_keeps_a_bounded_number_of_frames() {
         let mut story = TraceBuilder::new();
         for _ in 0..5000 {
             let block = story.alloc(KIB, StreamId::DEFAULT, TagId(0));
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_small_to_be_seen_is_joined_and_nothing_is_lost() {
+    fn small_blocks_are_merged_without_loss() {
         let block = |bytes, state| FrameBlock { bytes, state, category: Category::Unknown, born: None };
         let many: Vec<FrameBlock> = (0..100)
             .map(|place| block(10, if place % 2 == 0 { BlockState::Allocated } else { BlockState::Free }))
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_four_numbers_in_a_file_and_comes_back_as_it_was() {
+    fn block_round_trips_as_four_numbers() {
         let block = FrameBlock { bytes: 512, state: BlockState::Pending, category: Category::Optimizer, born: Some(7) };
         let text = serde_json::to_string(&block).unwrap();
         assert_eq!(text, "[512,1,2,7]");

@@ -588,7 +588,7 @@ mod label_tests {
     }
 
     #[test]
-    fn the_id_reads_from_left_to_right_and_leaves_out_what_was_not_asked_for() {
+    fn case_id_omits_defaults() {
         assert_eq!(label().case_id(), "quick/varlen/caching:max_split_size_mb:128@sim:80GiB#0");
         let limited = CaseLabel { limit: Some(3 * MIB), repeat: 3, ..label() };
         assert_eq!(limited.case_id(), "quick/varlen/caching:max_split_size_mb:128@sim:80GiB<=3MiB#0x3");
@@ -602,7 +602,7 @@ mod label_tests {
     }
 
     #[test]
-    fn file_names_are_safe_short_and_different_for_different_cases() {
+    fn file_names_are_safe_short_and_unique() {
         let stem = label().file_stem();
         assert!(stem.chars().all(|c| c.is_ascii_alphanumeric() || "._-=+".contains(c)), "{stem}");
         let long = CaseLabel { workload: "w/".repeat(400), ..label() };

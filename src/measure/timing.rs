@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn every_pass_gets_a_fresh_strategy_and_some_operations_are_timed() {
+    fn passes_use_new_strategies_and_sample_times() {
         let mut story = TraceBuilder::new();
         for _ in 0..500 {
             let block = story.alloc(100, StreamId::DEFAULT, TagId(0));
@@ -499,7 +499,7 @@ mod threads_tests {
     }
 
     #[test]
-    fn what_breaks_in_one_thread_is_returned_after_all_have_ended() {
+    fn thread_error_is_returned_after_all_end() {
         let mut broken = TraceBuilder::new();
         broken.device_sync();
         let mut copies = copies(2);

@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn causes_come_before_requests_and_a_free_is_complete_before_what_it_causes() {
+    fn entries_are_in_causal_order() {
         let mut story = TraceBuilder::new();
         let site = story.site("train.py:12 forward");
         let block = story.alloc_at(100, StreamId::DEFAULT, TagId(0), site);
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_free_that_waits_for_a_stream_is_complete_when_the_strategy_says_so() {
+    fn pending_free_completes_on_strategy_event() {
         let mut story = TraceBuilder::new();
         let side = story.stream_known_as(32).unwrap();
         let block = story.alloc(3 * MIB, StreamId::DEFAULT, TagId(0));
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn what_caching_did_is_what_verify_expects_whatever_its_settings() {
+    fn exported_snapshot_verifies_under_all_settings() {
         for strategy in ["caching", "caching:expandable_segments:True", "caching:roundup_power2_divisions:4"] {
             let mut story = TraceBuilder::new();
             let mut live = Vec::new();
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_and_phases_stand_between_the_entries_they_stood_between() {
+    fn steps_and_phases_keep_their_position() {
         let mut story = TraceBuilder::new();
         for step in 0..2 {
             story.mark(MarkKind::Step, "", step);

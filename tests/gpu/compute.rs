@@ -1,7 +1,7 @@
-//! Work on a real GPU: products come out right, blocks are touched where they should be and nowhere else, and times
-//! are those of real work. Where there is no GPU, or no cuBLAS, each test says so and passes.
+//! Work on a real GPU: products are correct, only the intended blocks are written, and times are
+//! those of real work. Without a GPU or cuBLAS, each test prints why it is skipped and passes.
 //!
-//! On a GPU machine: `cargo test --release --test gpu_compute -- --nocapture --test-threads 1`
+//! On a GPU machine: `cargo test --release --test gpu compute:: -- --nocapture --test-threads 1`
 
 #![cfg(feature = "cuda")]
 use std::sync::MutexGuard;
@@ -17,7 +17,7 @@ use oomph::{
 
 const HOME: StreamId = StreamId::DEFAULT;
 
-/// The same with cuBLAS.
+/// Like `gpu`, with cuBLAS loaded.
 fn gpu_with_products() -> Option<(CudaDevice, MutexGuard<'static, ()>)> {
     let found = gpu()?;
     match matrix_library() {
@@ -29,13 +29,13 @@ fn gpu_with_products() -> Option<(CudaDevice, MutexGuard<'static, ()>)> {
     }
 }
 
-/// A small whole number in a format, as it lies in memory.
+/// The bit pattern of a small integer in a number format.
 fn encode(dtype: Dtype, number: u32) -> Vec<u8> {
     let single = (number as f32).to_bits();
     match dtype {
         Dtype::F32 | Dtype::Tf32 => single.to_le_bytes().to_vec(),
         Dtype::Bf16 => ((single >> 16) as u16).to_le_bytes().to_vec(),
-        // The exponent moves to its new middle, and the fraction loses its last bits, which are zero.
+        // Rebias the exponent and drop the last bits of the fraction, which are zero.
         Dtype::F16 => (((single - ((127 - 15) << 23)) >> 13) as u16).to_le_bytes().to_vec(),
     }
 }
@@ -54,7 +54,7 @@ fn contents(device: &mut CudaDevice, (address, bytes): (Address, u64)) -> Vec<u8
     seen
 }
 
-/// How long a piece of work takes, from an idle device to an idle device, the best of five.
+/// Duration of a piece of work from an idle device to an idle device, best of five.
 fn duration(device: &mut CudaDevice, work: &Work, operands: &[(Address, u64)]) -> Nanos {
     let mut best = Nanos(u64::MAX);
     for _ in 0..6 {
@@ -70,8 +70,8 @@ fn duration(device: &mut CudaDevice, work: &Work, operands: &[(Address, u64)]) -
 #[test]
 fn products_come_out_right_in_every_format() {
     let Some((mut device, _guard)) = gpu_with_products() else { return };
-    // Row i of the left matrix is full of i % 3 + 1, column j of the right one of j % 2 + 1: each number of the result is
-    // their product, k times.
+    // Row i of the left matrix is i % 3 + 1, column j of the right one is j % 2 + 1: each element
+    // of the result is k times their product.
     let (m, n, k) = (48u32, 80u32, 64u32);
     let ways = Dtype::ALL.into_iter().flat_map(|dtype| ProductRole::ALL.map(|role| (dtype, role)));
     for (dtype, role, batch) in ways.flat_map(|(dtype, role)| [(dtype, role, 1), (dtype, role, 3)]) {
@@ -117,7 +117,7 @@ fn short_operands_are_untouched() {
             .launch(HOME, &Work::Gemm { m: 512, n: 512, k: 512, batch: 1, dtype, role: ProductRole::Output }, &[])
             .unwrap();
     }
-    // More than any scratch memory: stood in for.
+    // Larger than any scratch memory, so a substitute kernel runs.
     let huge = Work::Gemm { m: 1 << 17, n: 1 << 17, k: 8, batch: 1, dtype: Dtype::Bf16, role: ProductRole::Output };
     device.launch(HOME, &huge, &operands).unwrap();
     let imaginary = [(Address(1 << 40), GIB); 3];
@@ -140,7 +140,7 @@ fn attention_writes_its_result_and_nothing_else() {
     for dtype in Dtype::ALL {
         let rows = u64::from(batch * heads * tokens * head_width) * dtype.bytes();
         let input = (device.alloc(3 * rows).unwrap(), 3 * rows);
-        // One allocation, of which attention is told the middle.
+        // One allocation; attention gets the middle of it.
         let arena = device.alloc(rows + 2 * MIB).unwrap();
         let result = (arena.offset(MIB), rows);
         for backward in [false, true] {
@@ -185,15 +185,15 @@ fn elementwise_work_writes_the_last_operand() {
     }
     let (result, key) = blocks[3];
     let words = bytes / 8;
-    assert!(device.verify(HOME, result, bytes, key).unwrap() > words / 10 * 9, "the result was hardly written");
-    // All of the result are numbers of moderate size.
+    assert!(device.verify(HOME, result, bytes, key).unwrap() > words / 10 * 9, "less than 90 % of the result was written");
+    // All elements of the result have a moderate magnitude.
     for pair in contents(&mut device, (result, bytes)).chunks_exact(2) {
         assert_eq!(pair[1] & 0x7f, 0x3f);
     }
 }
 
 #[test]
-fn copies_go_through_the_pinned_memory_that_is_named() {
+fn copies_use_the_given_pinned_memory() {
     let Some((mut device, _guard)) = gpu() else { return };
     let bytes = 96 * MIB;
     let [source, target] = [0; 2].map(|_| device.alloc(bytes).unwrap());
@@ -208,7 +208,7 @@ fn copies_go_through_the_pinned_memory_that_is_named() {
 }
 
 #[test]
-fn the_first_product_takes_memory_outside_of_what_is_held() {
+fn first_product_takes_library_memory() {
     let Some((mut device, _guard)) = gpu_with_products() else { return };
     let bytes = 4 * MIB;
     let operands = [0; 3].map(|_| (device.alloc(bytes).unwrap(), bytes));
@@ -222,7 +222,7 @@ fn the_first_product_takes_memory_outside_of_what_is_held() {
         .unwrap();
     device.synchronize().unwrap();
     let taken = device.overhead_bytes() - before.1;
-    println!("the first product took {} MiB beside its operands", taken / MIB);
+    println!("the first product took {} MiB besides its operands", taken / MIB);
     assert_eq!(device.held_bytes(), before.0);
     assert!((32 * MIB..GIB).contains(&taken), "{taken} bytes");
 }
@@ -242,7 +242,7 @@ fn work_takes_the_time_of_real_work() {
         let time = duration(&mut device, &work, &operands);
         let teraflops = work.flops() / time.0 as f64 / 1e3;
         println!("{}: {time}, {teraflops:.0} TFLOP/s", dtype.name());
-        // No GPU of this decade is slower than the one or faster than the other.
+        // Loose bounds for any GPU of this decade.
         assert!((1.0..5_000.0).contains(&teraflops), "{}: {teraflops}", dtype.name());
         speeds.push(teraflops);
     }

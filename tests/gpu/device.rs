@@ -1,7 +1,9 @@
-//! The CUDA device and every strategy on a real GPU. Where there is none, each test says so and passes.
+//! The CUDA device and every strategy on a real GPU. Without one, each test prints why it is
+//! skipped and passes.
 //!
-//! On a GPU machine: `cargo test --release --test gpu -- --nocapture --test-threads 1`. All strategies and their variants
-//! take minutes; `OOMPH_GPU_STRATEGIES=stitch,oomph` leaves only those whose names are listed.
+//! On a GPU machine: `cargo test --release --test gpu -- --nocapture --test-threads 1`. All
+//! strategies and variants take minutes; `OOMPH_GPU_STRATEGIES=stitch,oomph` runs only the listed
+//! ones.
 
 #![cfg(feature = "cuda")]
 use std::{
@@ -30,7 +32,7 @@ use oomph::{
 
 const HOME: StreamId = StreamId::DEFAULT;
 
-/// A fresh device on the same GPU that holds at most so much.
+/// A new device on the same GPU with a capacity of this many bytes.
 fn limited(bytes: u64) -> Box<dyn Device> {
     let device: Box<dyn Device> = Box::new(CudaDevice::open(0).unwrap());
     Box::new(LimitedDevice::to(bytes, device))
@@ -47,7 +49,7 @@ fn request(bytes: u64, stream: StreamId) -> Request {
 }
 
 #[test]
-fn a_pattern_is_found_again_and_damage_to_it_is_counted() {
+fn pattern_damage_is_counted() {
     let Some((mut device, _guard)) = gpu() else { return };
     let bytes = 3 * MIB;
     let address = device.alloc(bytes).unwrap();
@@ -55,7 +57,7 @@ fn a_pattern_is_found_again_and_damage_to_it_is_counted() {
     assert_eq!(device.verify(HOME, address, bytes, 7).unwrap(), 0);
     device.fill(HOME, address.offset(MIB), 512, 8).unwrap();
     assert_eq!(device.verify(HOME, address, bytes, 7).unwrap(), 64, "512 bytes are 64 words");
-    assert!(device.fill(HOME, address.offset(bytes), 512, 1).is_err(), "memory that is not ours is refused");
+    assert!(device.fill(HOME, address.offset(bytes), 512, 1).is_err(), "memory of another owner must be refused");
     device.free(address).unwrap();
     assert_eq!(device.held_bytes(), 0);
 }
@@ -81,7 +83,7 @@ fn one_launch_checks_many_blocks() {
     let bytes: u64 = blocks.iter().map(|block| block.bytes).sum();
     assert_eq!((verified.blocks, verified.bytes, verified.damaged), (9_999, bytes, vec![]));
 
-    // An intruder in the middle of one block, one byte at the end of another, and a block that was never filled.
+    // Damage the middle of one block and the last byte of another; a third was never filled.
     let (large, small) = (blocks[999], blocks[40]);
     let intruder = Patterned { address: large.address.offset(20 * MIB), bytes: 4096, key: 77_777 };
     device.fill_blocks(HOME, &[intruder]).unwrap();
@@ -101,14 +103,14 @@ fn one_launch_checks_many_blocks() {
     device.synchronize().unwrap();
     assert_eq!(device.verified().unwrap().damaged, [], "the counters were cleared");
     let beyond = Patterned { address: ground.offset(GIB), bytes: 512, key: 1 };
-    assert!(device.fill_blocks(HOME, &[beyond]).is_err(), "memory that is not ours is refused");
+    assert!(device.fill_blocks(HOME, &[beyond]).is_err(), "memory of another owner must be refused");
     let askew = Patterned { address: ground.offset(8), bytes: 512, key: 1 };
-    assert!(device.fill_blocks(HOME, &[askew]).is_err(), "sixteen bytes at a time need their boundary");
+    assert!(device.fill_blocks(HOME, &[askew]).is_err(), "16-byte accesses need 16-byte alignment");
     device.free(ground).unwrap();
 }
 
 #[test]
-fn patterns_come_and_go_at_the_speed_of_memory() {
+fn patterns_run_at_memory_bandwidth() {
     let Some((mut device, _guard)) = gpu() else { return };
     for (bytes_each, count) in [(GIB, 8), (MIB, 4096), (2 * KIB, 100_000)] {
         let ground = device.alloc(bytes_each * count).unwrap();
@@ -132,7 +134,7 @@ fn patterns_come_and_go_at_the_speed_of_memory() {
         assert_eq!(device.verified().unwrap().damaged, []);
         let bytes = (bytes_each * count) as f64;
         println!(
-            "blocks of {bytes_each} bytes: filled at {:.0} GB/s, compared at {:.0} GB/s, {:.2} million blocks a second",
+            "blocks of {bytes_each} bytes: filled at {:.0} GB/s, compared at {:.0} GB/s, {:.2} million blocks/s",
             bytes / fill,
             bytes / verify,
             count as f64 * 1e3 / verify,
@@ -159,8 +161,8 @@ fn work_moves_its_bytes_and_leaves_contents_alone() {
     assert_eq!(device.verify(HOME, operand[0].0, bytes, 3).unwrap(), 0);
     device.fill(HOME, operand[0].0, bytes, 4).unwrap();
     device.launch(HOME, &Work::CopyIn { bytes, pinned: true }, &operand).unwrap();
-    assert!(device.verify(HOME, operand[0].0, bytes, 4).unwrap() > 0, "a copy overwrites");
-    // Imaginary addresses, as `null` hands them out, must not bring the device down.
+    assert!(device.verify(HOME, operand[0].0, bytes, 4).unwrap() > 0, "a copy overwrites the block");
+    // Fake addresses, as `null` hands them out, must not crash the device.
     let imaginary = [(oomph::base::Address(1 << 40), MIB)];
     device.launch(HOME, &Work::Elementwise { bytes: MIB }, &imaginary).unwrap();
     device.synchronize().unwrap();
@@ -184,7 +186,7 @@ fn an_event_is_pending_while_its_stream_spins() {
 }
 
 #[test]
-fn mapped_memory_is_one_range_however_many_pieces_it_has() {
+fn mapped_pieces_form_one_range() {
     let Some((mut device, _guard)) = gpu() else { return };
     if device.virtual_memory().is_none() {
         println!("skipped: this device has no virtual memory");
@@ -202,7 +204,7 @@ fn mapped_memory_is_one_range_however_many_pieces_it_has() {
     for piece in pieces {
         device.release(piece).unwrap();
     }
-    assert_eq!(device.held_bytes(), 4 * piece_bytes, "mappings keep it");
+    assert_eq!(device.held_bytes(), 4 * piece_bytes, "mappings keep the memory");
     assert!(device.unmap(base, piece_bytes / 2).is_err());
     device.unmap(base, 4 * piece_bytes).unwrap();
     device.address_free(base, 4 * piece_bytes).unwrap();
@@ -240,7 +242,7 @@ fn dropped_device_leaves_nothing() {
     }));
     assert!(panicked.is_err());
     let after = watcher.memory_info().unwrap().free;
-    assert!(before.saturating_sub(after) < 64 * MIB, "{before} bytes were free, {after} are");
+    assert!(before.saturating_sub(after) < 64 * MIB, "{before} bytes were free before, {after} after");
 }
 
 #[test]
@@ -257,14 +259,14 @@ fn oom_is_a_result_and_default_limit_holds() {
 }
 
 #[test]
-fn what_is_in_a_block_stays_there_under_every_strategy() {
+fn blocks_keep_contents_under_every_strategy() {
     let Some((device, _guard)) = gpu() else { return };
     drop(device);
     for spec in every_spec() {
         let mut device = CudaDevice::open(0).unwrap();
         let mut strategy = spec.build(&Setup { props: device.props(), limit: None }).unwrap();
         if strategy.requires().check(device.props()).is_err() {
-            println!("{spec}: skipped, the device lacks what it needs");
+            println!("{spec}: skipped, the device lacks a feature that it needs");
             continue;
         }
         device.stream_create(0).unwrap();
@@ -272,7 +274,8 @@ fn what_is_in_a_block_stays_there_under_every_strategy() {
         let mut full = false;
         let mut served = 0;
         for key in 0..400u64 {
-            // Every third time, and after every failure, the oldest block goes, so that memory is reused in pieces.
+            // Every third time, and after every failure, free the oldest block, so that memory is
+            // reused in pieces.
             if (key % 3 == 2 || full) && !held.is_empty() {
                 let (block, stream, key) = held.remove(0);
                 assert_eq!(device.verify(stream, block.address, block.size, key).unwrap(), 0, "{spec}: {block:?}");
@@ -282,7 +285,8 @@ fn what_is_in_a_block_stays_there_under_every_strategy() {
             let stream = StreamId((key % 2) as u16);
             let bytes = [512, 100 * KIB, 900 * KIB, 3 * MIB, 7 * MIB, 30 * MIB][(key * 7 % 6) as usize] + key;
             let mut cx = Context { device: &mut device, sink: &mut Silent };
-            // Variants with a maximum, and blocks of one size, do not serve everything.
+            // Variants with a maximum size, or with one block size only, do not serve every
+            // request.
             let Attempt::Served(block, _) = strategy.alloc(&mut cx, &request(bytes, stream)).unwrap() else {
                 full = true;
                 continue;
@@ -290,7 +294,7 @@ fn what_is_in_a_block_stays_there_under_every_strategy() {
             full = false;
             served += 1;
             if strategy.stats().segments == 0 {
-                println!("{spec}: skipped, its memory is imaginary");
+                println!("{spec}: skipped, it has no real memory");
                 break;
             }
             device.fill(stream, block.address, block.size, key).unwrap();
@@ -319,7 +323,7 @@ fn contents_survive_threads_and_streams() {
         let outcome = integrity.run(&StopCondition { blocks: None, over: &over }, &mut |_| {}).unwrap();
         let counts = &outcome.counts;
         println!(
-            "{}: {:.0} blocks a second, {:.0} GB/s compared, {} out of memory",
+            "{}: {:.0} blocks/s, {:.0} GB/s compared, {} out of memory",
             entry.name,
             counts.per_second(counts.blocks),
             counts.per_second(counts.compared_bytes) / 1e9,
@@ -345,9 +349,9 @@ fn every_registered_strategy_conforms() {
     assert!(findings.is_empty(), "{}", findings.join("\n"));
 }
 
-/// Plays a program and tells every decision: blocks, outcomes, events inside, books.
+/// Runs a program and returns every decision: blocks, outcomes, strategy events and counters.
 fn decisions(strategy: &mut dyn Strategy, device: &mut dyn Device, steps: &[ProgramStep]) -> Vec<String> {
-    let mut told = Vec::new();
+    let mut lines = Vec::new();
     let mut live: Vec<(Block, StreamId)> = Vec::new();
     for _ in 1..3 {
         device.stream_create(0).unwrap();
@@ -384,11 +388,11 @@ fn decisions(strategy: &mut dyn Strategy, device: &mut dyn Device, steps: &[Prog
             ProgramStep::Trim => format!("{:?}", strategy.trim(&mut cx)),
             ProgramStep::NextStep => format!("{:?}", strategy.control(&mut cx, &Control::StepBegins(0))),
         };
-        told.push(format!("{step:?}: {outcome} {events:?} {:?}", strategy.stats()));
+        lines.push(format!("{step:?}: {outcome} {events:?} {:?}", strategy.stats()));
     }
     let closed = strategy.close(&mut Context { device, sink: &mut Silent });
-    told.push(format!("{closed:?}"));
-    told
+    lines.push(format!("{closed:?}"));
+    lines
 }
 
 #[test]
@@ -402,7 +406,7 @@ fn logged_answers_repeat_decisions() {
             let props = gpu.props().clone();
             let fresh = || spec.build(&Setup { props: &props, limit: None }).unwrap();
             if fresh().requires().check(&props).is_err() {
-                println!("{spec}: skipped, the device lacks what it needs");
+                println!("{spec}: skipped, the device lacks a feature that it needs");
                 continue;
             }
             let mut logged = InterceptedDevice::new(&mut *gpu, Vec::new());

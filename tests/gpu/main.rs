@@ -1,4 +1,4 @@
-//! Tests on a real GPU. Each says why it is skipped where there is none.
+//! Tests on a real GPU. Without one, each prints why it is skipped.
 //!
 //!     cargo test --release --test gpu
 
@@ -6,7 +6,7 @@
 #![expect(
     clippy::unwrap_used,
     clippy::print_stdout,
-    reason = "a panic is how a test reports a failure, and a skipped test says why"
+    reason = "a panic is how a test reports a failure, and a skipped test prints why"
 )]
 
 mod compute;

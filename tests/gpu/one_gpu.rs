@@ -1,10 +1,11 @@
-//! The GPU that the tests on real hardware take turns at.
+//! The GPU that all tests on real hardware share.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use oomph::device::cuda::CudaDevice;
 
-/// A GPU for one test at a time: free memory and times are everybody's. Without one it is said why, and the test is over.
+/// Opens the GPU for one test at a time, because free memory and times depend on all users. Without
+/// a GPU it prints why and returns `None`, and the test ends.
 pub fn gpu() -> Option<(CudaDevice, MutexGuard<'static, ()>)> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,8 +1,8 @@
-//! What a real GPU and this program do to each other when things go wrong. Where there is no GPU, each test says so and
-//! passes.
+//! Failures on a real GPU: lost contexts, killed processes, time-outs, memory taken by others.
+//! Without a GPU, each test prints why it is skipped and passes.
 //!
-//! On a GPU machine: `cargo test --release --test gpu_safety -- --nocapture`. Where the tests were built
-//! elsewhere, `OOMPH_BINARY` says where the program is.
+//! On a GPU machine: `cargo test --release --test gpu safety:: -- --nocapture`. If the tests were
+//! built elsewhere, `OOMPH_BINARY` is the path of the program.
 
 #![cfg(all(feature = "cuda", target_os = "linux"))]
 use std::{
@@ -26,17 +26,17 @@ use oomph::{
 };
 use tempfile::TempDir;
 
-/// How far free memory may be off when everything was given back: the driver keeps some for itself.
+/// Tolerance for free memory after everything is freed: the driver keeps some for itself.
 const SLACK: u64 = 64 * MIB;
-/// A driver takes its time to clean up behind a process.
+/// The driver needs time to clean up after a process.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn program() -> PathBuf {
     env::var_os("OOMPH_BINARY").map_or_else(|| env!("CARGO_BIN_EXE_oomph").into(), PathBuf::from)
 }
 
-/// The arguments with which this file's program is one of its ignored tests and nothing else. More than one thread: a
-/// test's name is then not on the line of its output.
+/// Arguments that make this test binary run one of its ignored tests only. With more than one
+/// thread the test's name is not printed on the line of its output.
 fn as_program(test: &str) -> [&str; 6] {
     [test, "--exact", "--ignored", "--nocapture", "--test-threads", "2"]
 }
@@ -66,7 +66,8 @@ fn case(workload: &str, set: &[(&str, &str)], strategy: &str) -> Case {
     }
 }
 
-/// Sends cases of one strategy to a worker that ruins its own GPU context, and all others to a sound one.
+/// Sends cases of one strategy to a worker that corrupts its own GPU context, and all others to a
+/// normal one.
 struct OneRuined<'a> {
     ruined: &'a str,
     sound: WorkerProcess<'a>,
@@ -99,27 +100,28 @@ fn sticky_error_fails_one_case() {
             stop: None,
         },
     };
-    let mut told = Vec::new();
+    let mut outcomes = Vec::new();
     suite::run(&cases, &runner, 1, &AtomicBool::new(false), |progress| {
         if let CaseProgress::Finished(_, outcome) = progress {
             println!("{}: {} {}", outcome.record.case_id, outcome.record.status.name(), outcome.record.reason);
-            told.push((outcome.record.status, outcome.record.reason));
+            outcomes.push((outcome.record.status, outcome.record.reason));
         }
     });
-    let statuses: Vec<Status> = told.iter().map(|(status, _)| *status).collect();
+    let statuses: Vec<Status> = outcomes.iter().map(|(status, _)| *status).collect();
     assert_eq!(statuses, [Status::Completed, Status::Error, Status::Completed]);
-    let reason = &told[1].1;
+    let reason = &outcomes[1].1;
     assert!(reason.starts_with("event "), "{reason}");
     assert!(reason.ends_with(": CUDA_ERROR_MISALIGNED_ADDRESS: the context is lost"), "{reason}");
 }
 
 #[test]
-#[ignore = "the worker of another test"]
+#[ignore = "started as a worker by another test"]
 fn worker_that_ruins_its_context() {
     let mut line = String::new();
     io::stdin().read_line(&mut line).unwrap();
     let order = CaseOrder::read(&line).unwrap();
-    // Half a second into the case, a kernel of the same context stores words of eight bytes at an odd address.
+    // Half a second into the case, a kernel in the same context stores 8-byte words at a misaligned
+    // address.
     thread::spawn(|| {
         let mut device = CudaDevice::open(0).unwrap();
         let address = device.alloc(MIB).unwrap();
@@ -131,11 +133,11 @@ fn worker_that_ruins_its_context() {
     let mut out = io::stdout().lock();
     writeln!(out, "\n{outcome}").unwrap();
     out.flush().unwrap();
-    // The harness has nothing to add.
+    // Exit before the test harness prints anything more.
     process::exit(0);
 }
 
-/// A run on the GPU that takes long enough to be ended in the middle, in a folder of its own.
+/// A run on the GPU in its own folder, long enough to be stopped halfway.
 fn long_run(folder: &TempDir) -> Child {
     let suite = "question = 'when?'\nseeds = [1, 2]\n[[group]]\nworkloads = ['training']\nstrategies = ['caching']\n\
                  set = { steps = 100000 }\n";
@@ -156,18 +158,18 @@ fn free(device: &mut CudaDevice) -> u64 {
 fn wait_until(what: &str, mut seen: impl FnMut() -> bool) {
     let began = Instant::now();
     while !seen() {
-        assert!(began.elapsed() < PATIENCE, "waited in vain until {what}");
+        assert!(began.elapsed() < PATIENCE, "timed out waiting until {what}");
         thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// Ends a run in the middle and looks whether the GPU's memory is free again.
+/// Stops a run halfway and checks that the GPU's memory is free again.
 fn memory_comes_back_after(what: &str, end: impl FnOnce(&mut Child)) {
     let Some((mut watcher, _guard)) = gpu() else { return };
     let folder = TempDir::new().unwrap();
     let before = free(&mut watcher);
     let mut run = long_run(&folder);
-    // More than a context: the case itself is running.
+    // More than a context takes, so the case itself is running.
     wait_until("the run takes memory", || free(&mut watcher) + 2048 * MIB < before);
     end(&mut run);
     run.wait().unwrap();
@@ -189,12 +191,12 @@ fn two_ctrl_c_give_all_memory_back() {
 }
 
 #[test]
-fn a_run_that_is_killed_gives_all_memory_back() {
+fn killed_run_frees_all_memory() {
     memory_comes_back_after("SIGKILL", |run| run.kill().unwrap());
 }
 
 #[test]
-fn one_ctrl_c_finishes_the_case_and_gives_all_memory_back() {
+fn ctrl_c_finishes_the_case_and_frees_memory() {
     let Some((mut watcher, _guard)) = gpu() else { return };
     let folder = TempDir::new().unwrap();
     let before = free(&mut watcher);
@@ -235,7 +237,7 @@ fn a_time_out_gives_all_memory_back() {
 fn a_look_at_the_gpu_leaves_nothing_on_it() {
     let Some((mut watcher, _guard)) = gpu() else { return };
     let before = free(&mut watcher);
-    // A process of its own, because this one has a context already.
+    // In its own process, because this one already has a context.
     let mut looking = Command::new(env::current_exe().unwrap())
         .args(as_program("safety::process_that_looked_and_stays"))
         .stdin(Stdio::piped())
@@ -243,12 +245,12 @@ fn a_look_at_the_gpu_leaves_nothing_on_it() {
         .spawn()
         .unwrap();
     let mut said = BufReader::new(looking.stdout.take().unwrap()).lines().map(Result::unwrap);
-    assert!(said.any(|line| line == "looked"), "it never got that far");
+    assert!(said.any(|line| line == "looked"), "the process did not print 'looked'");
     let meanwhile = free(&mut watcher);
     drop(looking.stdin.take());
     looking.wait().unwrap();
-    println!("{before} bytes were free, {meanwhile} with a process that had looked");
-    assert!(meanwhile + 256 * MIB >= before, "a context takes twice as much");
+    println!("{before} bytes were free, {meanwhile} with a process that queried the device");
+    assert!(meanwhile + 256 * MIB >= before, "the process holds a context");
 }
 
 #[test]
@@ -257,7 +259,7 @@ fn process_that_looked_and_stays() {
     let spec: DeviceSpec = "cuda".parse().unwrap();
     spec.check().unwrap();
     println!("{}\nlooked", spec.device_name().unwrap());
-    // Until the other side closes it.
+    // Block until the other side closes the pipe.
     io::stdin().read_line(&mut String::new()).unwrap();
 }
 
@@ -280,7 +282,7 @@ fn default_pool_is_trimmed_on_drop() {
     let address = pools.alloc_async(PoolId(0), 1024 * MIB, StreamId::DEFAULT).unwrap();
     pools.free_async(address, StreamId::DEFAULT).unwrap();
     device.synchronize().unwrap();
-    assert!(free(&mut watcher) + 512 * MIB < before, "the pool keeps it");
+    assert!(free(&mut watcher) + 512 * MIB < before, "the pool keeps the memory");
     drop(device);
     assert!(free(&mut watcher) + SLACK >= before, "{before} bytes were free, {} are", free(&mut watcher));
 }
@@ -289,7 +291,7 @@ fn default_pool_is_trimmed_on_drop() {
 fn foreign_memory_is_named_in_the_oom_row() {
     let Some((mut hog, _guard)) = gpu() else { return };
     let folder = TempDir::new().unwrap();
-    // The limit says that everything is there; most of it is gone.
+    // The limit is the whole device, but most of the memory is taken.
     let total = hog.props().total_bytes;
     let taken = free(&mut hog).saturating_sub(4096 * MIB);
     let address = hog.alloc(taken).unwrap();

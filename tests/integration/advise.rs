@@ -1,4 +1,4 @@
-//! `oomph advise`, and the suites that belong to it: against runs that really died or survived, and as a command.
+//! `oomph advise` and its suites: against real runs that failed or completed, and as a command.
 
 use std::path::Path;
 
@@ -17,14 +17,14 @@ use oomph::{
 };
 use serde_json::Value;
 
-/// The memory of the GPU that was recorded on.
+/// Memory of the GPU on which the recordings were made.
 const DEVICE_BYTES: f64 = 150_109_880_320.0;
 
 fn path_of(name: &str) -> String {
     format!("{}/workloads/recorded/{name}.pickle.xz", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The actions of the run without a cap, and how well the model reproduces it.
+/// The requests of the run without a cap, and how well the model reproduces it.
 fn varlen() -> (Trace, Confidence) {
     let spec = SourceSpec { name: path_of("varlen"), seed: 1, ..SourceSpec::default() };
     let (recording, verification) = spec.verified_recording(&NoProgress).unwrap().unwrap();
@@ -63,8 +63,8 @@ fn advice_matches_twelve_capped_runs() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// How long advice takes is measured by `cargo bench --bench advice`. It follows from the number of replays, which does
-/// not depend on the machine.
+/// `cargo bench --bench advice` measures the time. It follows from the number of replays, which
+/// does not depend on the machine.
 #[test]
 fn thresholds_take_few_replays() {
     let (trace, _) = varlen();
@@ -78,8 +78,9 @@ fn thresholds_take_few_replays() {
     assert!(SETTINGS.len() >= 30, "{} settings", SETTINGS.len());
 }
 
-/// PyTorch's own words when it died: 8.57 GiB asked for, 8.30 GiB free, 120.83 GiB allocated, 9.92 GiB reserved but
-/// unallocated. With expandable segments the program then ran all its steps on that GPU, with 130.1 GiB reserved.
+/// PyTorch's error message: 8.57 GiB requested, 8.30 GiB free, 120.83 GiB allocated, 9.92 GiB
+/// reserved but unallocated. With expandable segments the program ran all its steps on that GPU,
+/// with 130.1 GiB reserved.
 #[test]
 fn advice_for_a_recorded_oom() {
     let path = format!("{}/tools/recording/run-0.pickle.xz", env!("CARGO_MANIFEST_DIR"));
@@ -93,7 +94,7 @@ fn advice_for_a_recorded_oom() {
     assert_eq!(gib(&end["reserved_bytes"]), 130.75, "120.83 and 9.92");
     assert_eq!(advice["recommended"], "expandable_segments:True");
     assert_eq!((&advice["fits_now"], &advice["fits"]), (&Value::Bool(false), &Value::Bool(true)));
-    assert!(gib(&advice["needed_bytes"]) < 130.1, "it got further there");
+    assert!(gib(&advice["needed_bytes"]) < 130.1, "the real run reserved 130.1 GiB");
     assert_eq!(advice["confidence"]["verdict"], "exact");
     let (text, _) = run(".", &["advise", &path, "--top", "1"], 0);
     assert!(text.contains("it ran out of memory; another setting avoids this OOM"), "{text}");
@@ -113,7 +114,7 @@ fn advise_prints_line_and_json() {
 }
 
 #[test]
-fn workloads_by_name_are_advised_too_and_a_leak_is_named() {
+fn named_workload_advice_names_a_leak() {
     let small = ["--set", "layers=1", "--set", "steps=10"];
     let (out, _) = run(".", &[&["advise", "leak-cache"], &small[..]].concat(), 0);
     assert!(out.contains("but it leaks") && out.contains("not a PyTorch snapshot"), "{out}");
@@ -122,7 +123,7 @@ fn workloads_by_name_are_advised_too_and_a_leak_is_named() {
 }
 
 #[test]
-fn too_little_memory_for_anybody_is_exhaustion() {
+fn too_little_memory_is_exhaustion() {
     let (out, _) = run(".", &["advise", "checkerboard", "--set", "rounds=1", "--limit", "64MiB"], 0);
     assert!(out.contains("no setting") && out.contains("true exhaustion"), "{out}");
 }

@@ -18,14 +18,14 @@ const ARROWS: &[(&str, &[&str])] = &[
 ];
 
 #[test]
-fn rooms_use_only_what_the_arrows_allow() {
+fn modules_import_only_what_is_allowed() {
     let mut violations = Vec::new();
-    for (room, allowed) in ARROWS {
-        for file in rust_files(&Path::new("src").join(room)) {
+    for (module, allowed) in ARROWS {
+        for file in rust_files(&Path::new("src").join(module)) {
             let text = fs::read_to_string(&file).unwrap();
-            for used in rooms_used(production_code(&text)) {
-                if used != *room && !allowed.contains(&used.as_str()) {
-                    violations.push(format!("{}: {room} may not use {used}", file.display()));
+            for used in modules_used(production_code(&text)) {
+                if used != *module && !allowed.contains(&used.as_str()) {
+                    violations.push(format!("{}: {module} may not use {used}", file.display()));
                 }
             }
         }
@@ -34,35 +34,36 @@ fn rooms_use_only_what_the_arrows_allow() {
 }
 
 #[test]
-fn every_room_is_in_the_table() {
-    let mut rooms: Vec<String> = fs::read_dir("src")
+fn every_module_is_in_the_table() {
+    let mut modules: Vec<String> = fs::read_dir("src")
         .unwrap()
         .map(|entry| entry.unwrap())
         .filter(|entry| entry.file_type().unwrap().is_dir())
         .map(|entry| entry.file_name().into_string().unwrap())
         .collect();
-    rooms.sort();
-    let mut listed: Vec<String> = ARROWS.iter().map(|(room, _)| (*room).to_owned()).collect();
+    modules.sort();
+    let mut listed: Vec<String> = ARROWS.iter().map(|(module, _)| (*module).to_owned()).collect();
     listed.sort();
-    assert_eq!(rooms, listed);
+    assert_eq!(modules, listed);
 }
 
 #[test]
-fn the_reader_of_imports_sees_nested_and_inline_ones() {
+fn nested_and_inline_imports_are_found() {
     let text = "use crate::{\n    measure::{Peaks, Steps},\n    suite::Case,\n};\nuse crate::answer::Advice;\nfn f() { crate::replay::replay(); }";
-    let seen: Vec<String> = rooms_used(text).into_iter().collect();
+    let seen: Vec<String> = modules_used(text).into_iter().collect();
     assert_eq!(seen, ["answer", "measure", "replay", "suite"]);
 }
 
-/// The part of a file that is compiled into the library: tests may use any room, because they test combinations.
+/// The part of a file that is compiled into the library. Tests may use any module, because they
+/// test combinations.
 fn production_code(text: &str) -> &str {
     text.split("#[cfg(test)]\nmod tests").next().unwrap_or(text)
 }
 
-/// The rooms named after `crate::`, directly or in a braced list.
-fn rooms_used(text: &str) -> BTreeSet<String> {
+/// The modules named after `crate::`, directly or in a braced list.
+fn modules_used(text: &str) -> BTreeSet<String> {
     let code: String = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
-    let mut rooms = BTreeSet::new();
+    let mut modules = BTreeSet::new();
     for (at, _) in code.match_indices("crate::") {
         let rest = &code[at + "crate::".len()..];
         match rest.strip_prefix('{') {
@@ -78,7 +79,7 @@ fn rooms_used(text: &str) -> BTreeSet<String> {
                         _ => {}
                     }
                     if (!expecting || depth == 0) && !word.is_empty() {
-                        rooms.insert(std::mem::take(&mut word));
+                        modules.insert(std::mem::take(&mut word));
                     }
                     if depth == 0 {
                         break;
@@ -86,12 +87,12 @@ fn rooms_used(text: &str) -> BTreeSet<String> {
                 }
             }
             None => {
-                rooms.insert(rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect());
+                modules.insert(rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect());
             }
         }
     }
-    rooms.retain(|name| ARROWS.iter().any(|(room, _)| room == name));
-    rooms
+    modules.retain(|name| ARROWS.iter().any(|(module, _)| module == name));
+    modules
 }
 
 fn rust_files(folder: &Path) -> Vec<PathBuf> {

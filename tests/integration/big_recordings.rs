@@ -1,4 +1,5 @@
-//! Long recordings in bounded memory: 10 million events must do with 4 GiB, and here a fortieth of both.
+//! Long recordings in bounded memory: 10 million events may take 4 GiB; this tests a fortieth of
+//! both.
 
 #![cfg(target_os = "linux")]
 
@@ -12,12 +13,12 @@ use std::{
 
 use assert_cmd::cargo::cargo_bin;
 
-/// 2,446 events a step: 250 thousand in all.
+/// 2,446 events per step: 250 thousand in total.
 const STEPS: &str = "steps=103";
 const MOST_KIB: u64 = 4 * 1024 * 1024 / 40;
 
-/// Runs the binary to its end and gives the most memory that it was seen with. The kernel keeps the highest mark, so
-/// that looking now and then misses only what happens right before the end.
+/// Runs the binary to its end and returns its peak memory. The kernel keeps the high-water mark, so
+/// polling misses only what happens right before the end.
 fn peak_kib(folder: &Path, args: &[&str]) -> u64 {
     let mut process = Command::new(cargo_bin!("oomph"))
         .current_dir(folder)

@@ -1,4 +1,4 @@
-//! `oomph claims` and `oomph run` with the suites that have tables of their own.
+//! `oomph claims`, and `oomph run` with the suites that have their own tables.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ fn rows(text: &str) -> Vec<serde_json::Value> {
     json["rows"].as_array().unwrap().clone()
 }
 
-/// What real PyTorch showed, and what follows from it, for claims whose workloads are short.
+/// Verdicts that real PyTorch runs support, for claims with short workloads.
 #[test]
 fn verdicts_are_those_that_pytorch_gives() {
     let expected = [
@@ -51,7 +51,7 @@ fn named_claims_are_printed_in_full() {
 }
 
 #[test]
-fn a_run_of_claims_leaves_a_folder_and_goes_on_from_it() {
+fn claims_run_can_be_resumed() {
     let folder = tempfile::tempdir().unwrap();
     let place = folder.path().join("run");
     let place = place.to_str().unwrap();
@@ -68,7 +68,7 @@ fn a_run_of_claims_leaves_a_folder_and_goes_on_from_it() {
 }
 
 #[test]
-fn a_run_of_techniques_leaves_a_folder_and_goes_on_from_it() {
+fn techniques_run_can_be_resumed() {
     let folder = tempfile::tempdir().unwrap();
     let place = folder.path().join("run");
     let place = place.to_str().unwrap();

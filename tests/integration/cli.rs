@@ -1,4 +1,4 @@
-//! Drives the binary as a person would.
+//! Runs the binary as a user does.
 
 use std::{
     fs,
@@ -16,7 +16,8 @@ fn empty() -> TempDir {
     TempDir::new().unwrap()
 }
 
-/// Runs something that must be refused with exit code 2 and exactly one line that says all of `words`.
+/// Runs a command that must be refused with exit code 2 and exactly one line that contains all of
+/// `words`.
 #[track_caller]
 fn refused(folder: &TempDir, arguments: &[&str], words: &[&str]) {
     let (out, err) = run(folder, arguments, 2);
@@ -58,7 +59,7 @@ fn rows_do_not_depend_on_jobs() {
     run(&folder, &["run", "quick", "--jobs", "4", "--output", "b"], 0);
     assert_eq!(run_files(&folder, "a"), run_files(&folder, "b"));
     run(&folder, &["run", "quick", "--seed", "99", "--output", "c"], 0);
-    assert_ne!(run_files(&folder, "a"), run_files(&folder, "c"), "another seed must matter");
+    assert_ne!(run_files(&folder, "a"), run_files(&folder, "c"), "another seed must change the result");
 }
 
 #[test]
@@ -69,7 +70,7 @@ fn resume_runs_missing_cases_only() {
     let rows = folder.path().join("torn/runs.csv");
     let text = fs::read_to_string(&rows).unwrap();
     let kept: Vec<&str> = text.lines().take(4).collect();
-    // Three whole rows and the beginning of a fourth, as a crash would leave them.
+    // Three complete rows and the start of a fourth, as a crash leaves them.
     fs::write(&rows, format!("{}\n1,quick/chec", kept.join("\n"))).unwrap();
     run(&folder, &["run", "quick", "--resume", "torn"], 0);
     assert_eq!(run_files(&folder, "whole"), run_files(&folder, "torn"));
@@ -124,13 +125,13 @@ fn a_suite_whose_base_does_not_exist_is_refused() {
 }
 
 #[test]
-fn help_is_broken_where_the_terminal_ends_and_nowhere_else() {
+fn help_wraps_only_at_the_terminal_width() {
     let (help, _) = run(empty(), &["advise", "--help"], 0);
     let lines: Vec<&str> = help.lines().collect();
     let is_prose = |line: &str| !line.is_empty() && !line.starts_with(' ');
     for pair in lines.windows(2).filter(|pair| pair.iter().all(|line| is_prose(line))) {
         let next = pair[1].split(' ').next().unwrap();
-        assert!(pair[0].len() + 1 + next.len() > 100, "'{next}' had room after: {}", pair[0]);
+        assert!(pair[0].len() + 1 + next.len() > 100, "'{next}' would have fit after: {}", pair[0]);
     }
     assert!(help.contains("Examples:\n  oomph advise snapshot.pickle\n"), "{help}");
 }
@@ -270,7 +271,7 @@ fn list_names_everything_that_can_be_used() {
 }
 
 #[test]
-fn only_exports_are_under_the_heading_of_exports() {
+fn help_lists_only_exports_under_exports() {
     for command in ["run", "replay"] {
         let (help, _) = run(empty(), &[command, "--help"], 0);
         let (before, after) = help.split_once("\nExports:\n").unwrap();
@@ -281,7 +282,7 @@ fn only_exports_are_under_the_heading_of_exports() {
 
 #[cfg(unix)]
 #[test]
-fn a_folder_whose_name_is_no_text_takes_a_run() {
+fn folder_name_may_be_invalid_utf8() {
     use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
     let folder = empty();
     let place = folder.path().join(OsStr::from_bytes(b"run\xfe"));
@@ -382,7 +383,7 @@ fn ctrl_c_keeps_cases_and_resume_continues() {
 }
 
 #[test]
-fn the_first_signal_ends_a_replay_that_would_take_forever() {
+fn first_signal_ends_an_endless_replay() {
     let folder = empty();
     let mut child = oomph(&folder)
         .args(["replay", "training", "--strategy", "null", "--set", "steps=100000000"])
@@ -421,7 +422,7 @@ fn refused_folder_is_not_touched() {
     let folder = empty();
     run(&folder, &["run", "quick", "--filter", "checkerboard", "--output", "a"], 0);
     let rows = folder.path().join("a/runs.csv");
-    // One case broke, and the last line was cut short: both would be dropped by a run that goes on.
+    // One case failed and the last line is cut short: a resumed run would drop both.
     let broken = run_files(&folder, "a").replacen(",completed,", ",error,", 1) + "1,quick/chec";
     fs::write(&rows, &broken).unwrap();
     refused(
@@ -430,7 +431,7 @@ fn refused_folder_is_not_touched() {
         &["quick/checkerboard", "same"],
     );
     assert_eq!(run_files(&folder, "a"), broken);
-    // A row that would run again is as much another run's as one that is done.
+    // A failed row, which would run again, identifies another run as well as a completed one.
     let text = run_files(&folder, "a");
     let only_broken: Vec<&str> = text.lines().take(2).collect();
     fs::write(&rows, only_broken.join("\n") + "\n").unwrap();
@@ -442,7 +443,7 @@ fn refused_folder_is_not_touched() {
 }
 
 #[test]
-fn nothing_half_written_is_left_when_a_conversion_fails() {
+fn failed_conversion_leaves_no_partial_file() {
     let folder = empty();
     fs::write(folder.path().join("bad.oomph"), "oomph-trace 1\nnonsense\n").unwrap();
     refused(&folder, &["convert", "bad.oomph", "out.oomph"], &["bad.oomph:2"]);

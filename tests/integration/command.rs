@@ -1,9 +1,9 @@
-//! The binary as a person runs it, for all tests that drive it from outside.
+//! Runs the binary as a user does, for all tests that drive it from outside.
 
 use std::{path::Path, process::Command};
 
-/// Variables that would change what the binary does: a machine that runs tests may well be a PyTorch user's, or a task of
-/// a Slurm job array.
+/// Variables that change what the binary does. The machine that runs the tests may belong to a
+/// PyTorch user, or run them in a Slurm job array.
 const TELLING: [&str; 7] = [
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_ALLOC_CONF",
@@ -14,7 +14,7 @@ const TELLING: [&str; 7] = [
     "SLURM_ARRAY_TASK_STEP",
 ];
 
-/// The binary in a folder, with nothing from the environment that could change what it prints.
+/// The binary in a folder, without any environment variable that changes its output.
 pub fn oomph(folder: &(impl AsRef<Path> + ?Sized)) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_oomph"));
     command.current_dir(folder).env("NO_COLOR", "1");
@@ -24,8 +24,8 @@ pub fn oomph(folder: &(impl AsRef<Path> + ?Sized)) -> Command {
     command
 }
 
-/// The same command with the default action for SIGHUP and SIGINT. Under nohup, in a background shell and in cron these
-/// signals are ignored, and child processes inherit that.
+/// The same command with the default action for SIGHUP and SIGINT. Under nohup, in a background
+/// shell and in cron these signals are ignored, and child processes inherit that.
 #[cfg(unix)]
 pub fn with_default_signals(command: &Command) -> Command {
     let mut wrapped = Command::new("env");

@@ -1,4 +1,4 @@
-//! `oomph compare` and baselines, as a person or a CI uses them.
+//! `oomph compare` and baselines, as a user or a CI job runs them.
 
 use std::fs;
 
@@ -11,11 +11,11 @@ fn run_cases(folder: &TempDir, more: &[&str], code: i32) -> (String, String) {
     run(folder, &[&CASES[..], more].concat(), code)
 }
 
-/// Replaces a text in a file of a run.
+/// Replaces a string in a file of a run.
 fn edit(folder: &TempDir, file: &str, old: &str, new: &str) {
     let path = folder.path().join(file);
     let text = fs::read_to_string(&path).unwrap();
-    assert!(text.contains(old), "{old} is not in {text}");
+    assert!(text.contains(old), "{old} is missing in {text}");
     fs::write(&path, text.replace(old, new)).unwrap();
 }
 
@@ -35,7 +35,7 @@ fn set_cell(folder: &TempDir, file: &str, column: &str, change: impl Fn(&str) ->
 }
 
 #[test]
-fn equal_runs_are_equal_and_a_byte_more_is_a_regression() {
+fn one_more_byte_is_a_regression() {
     let folder = TempDir::new().unwrap();
     run_cases(&folder, &["--output", "old"], 0);
     run_cases(&folder, &["--output", "new"], 0);
@@ -96,7 +96,7 @@ fn times_are_compared_by_their_passes() {
     fs::write(folder.path().join("timed.toml"), suite).unwrap();
     run(&folder, &["run", "timed.toml", "--output", "old"], 0);
     run(&folder, &["run", "timed.toml", "--output", "new"], 0);
-    // What this machine does is noise to a test: the passes are written by hand.
+    // Real times are too noisy for a test, so the passes are written by hand.
     for (run, times) in [("old", [100, 101, 102, 103, 104]), ("new", [200, 201, 202, 203, 204])] {
         let file = format!("{run}/timings.csv");
         set_cell(&folder, &file, "pass_median_ns", |_| times[2].to_string());

@@ -1,4 +1,5 @@
-//! `oomph convert` and `oomph replay --export-snapshot`: what is written is read again, by us and by Python.
+//! `oomph convert` and `oomph replay --export-snapshot`: written files can be read again, by oomph
+//! and by Python.
 
 use std::{
     fs,
@@ -27,7 +28,7 @@ fn empty() -> TempDir {
     TempDir::new().unwrap()
 }
 
-/// Runs something that must be refused in words, and leaves no file behind.
+/// Runs a command that must be refused with these words and must leave no file behind.
 #[track_caller]
 fn refused(folder: &TempDir, arguments: &[&str], words: &[&str]) {
     let files = || fs::read_dir(folder.path()).unwrap().count();
@@ -45,7 +46,7 @@ fn recorded(name: &str) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// What one strategy makes of a source.
+/// The result of one strategy on a source.
 #[track_caller]
 fn figures(folder: &TempDir, source: &str, strategy: &str, columns: &[&str]) -> Vec<u64> {
     let (out, _) = run(folder, &["replay", source, "--strategy", strategy, "--format", "json"], 0);
@@ -70,7 +71,7 @@ fn rmm_and_minimalloc_replay_to_one_peak() {
 }
 
 #[test]
-fn the_ending_chooses_the_format_and_gz_compresses_any() {
+fn file_ending_selects_format_and_gz() {
     let folder = empty();
     let head = |name: &str| fs::read(folder.path().join(name)).unwrap()[..2].to_vec();
     for (name, format, compressed) in [
@@ -167,7 +168,7 @@ fn snapshot_export_needs_one_strategy() {
     assert!(!folder.path().join("out.pickle").exists());
 }
 
-/// Replays a recording under PyTorch's allocator, and gives the snapshot of that.
+/// Replays a recording under PyTorch's allocator and returns the exported snapshot.
 fn exported(folder: &TempDir, source: &str, strategy: &str) -> PathBuf {
     let arguments = ["replay", source, "--strategy", strategy, "--export-snapshot", "again.pickle", "--force"];
     let (_, err) = run(folder, &arguments, 0);
@@ -176,14 +177,14 @@ fn exported(folder: &TempDir, source: &str, strategy: &str) -> PathBuf {
 }
 
 #[test]
-fn what_is_exported_of_a_recording_is_exact() {
+fn exported_recording_is_exact() {
     let folder = empty();
     let original = Snapshot::open(recorded("train_base"), &NoProgress).unwrap();
     let again = Snapshot::open(exported(&folder, &recorded("train_base"), "caching"), &NoProgress).unwrap();
     let actions = |snapshot: &Snapshot| -> Vec<(Action, u64)> {
         snapshot.traces[0].iter().map(|entry| (entry.action, entry.size)).collect()
     };
-    assert_eq!(actions(&again), actions(&original), "the same settings, so the same deeds");
+    assert_eq!(actions(&again), actions(&original), "the same settings must give the same actions");
     assert_eq!(again.settings, original.settings);
     let recording = again.into_recording("again", None, &NoProgress).unwrap();
     assert!(recording.gaps.is_whole(), "{:?}", recording.gaps);
@@ -230,7 +231,7 @@ fn snapshot_export_replays_like_the_source() {
 }
 
 #[test]
-fn a_replay_that_runs_out_of_memory_is_exported_to_there() {
+fn export_stops_at_out_of_memory() {
     let folder = empty();
     let limited = ["replay", "checkerboard", "-s", "caching", "--limit", "16MiB", "--export-snapshot", "oom.pickle"];
     let (_, err) = run(&folder, &limited, 0);
@@ -239,7 +240,7 @@ fn a_replay_that_runs_out_of_memory_is_exported_to_there() {
     assert_eq!(snapshot.traces[0].last().map(|entry| entry.action), Some(Action::OutOfMemory));
 }
 
-/// Says which keys a snapshot has, place by place, as Python reads it.
+/// A Python program that prints the keys of a snapshot, level by level.
 const KEYS: &str = "
 import lzma, pickle, sys
 opened = lzma.open if sys.argv[1].endswith('.xz') else open
@@ -256,7 +257,7 @@ for name, dicts in [('top', [snapshot]), ('entry', trace), ('segment', snapshot[
 ";
 
 #[test]
-fn python_reads_the_keys_and_types_that_pytorch_writes() {
+fn python_reads_pytorch_keys_and_types() {
     let folder = empty();
     let keys = |path: &str| match Command::new("python3").args(["-c", KEYS, path]).output() {
         Err(error) if error.kind() == ErrorKind::NotFound => None,

@@ -1,4 +1,4 @@
-//! `oomph doctor`: what it says of libraries, and profiles that it measures.
+//! `oomph doctor`: its report on libraries, and measured profiles.
 
 use std::{path::Path, process::Output};
 
@@ -54,7 +54,7 @@ mod libraries {
 
     use super::*;
 
-    /// What `doctor` says about one subject.
+    /// The line of `doctor` about one subject.
     fn line(folder: &Path, subject: &str, variables: &[(&str, &Path)]) -> String {
         let said = String::from_utf8(oomph(folder, &["doctor"], variables).stdout).unwrap();
         said.lines().find(|line| line.starts_with(subject)).unwrap().to_owned()
@@ -69,13 +69,13 @@ mod libraries {
     }
 
     #[test]
-    fn a_file_that_is_no_library_is_named_and_does_no_harm() {
+    fn invalid_library_is_named() {
         let folder = TempDir::new().unwrap();
         let libraries = folder.path().join("toolkit/lib64");
         fs::create_dir_all(&libraries).unwrap();
         fs::write(libraries.join("libcublas.so.12"), "no library").unwrap();
         let said = line(folder.path(), "cublas", &[("CUDA_HOME", &folder.path().join("toolkit"))]);
-        // A machine that has a real one does not get as far as that.
+        // A machine with a real cuBLAS finds that one first.
         assert!(said.contains(" ok ") || said.contains("toolkit/lib64/libcublas.so.12 cannot be loaded"), "{said}");
     }
 }

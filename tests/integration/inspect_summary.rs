@@ -1,4 +1,4 @@
-//! `oomph inspect --summary` and `--by` against what PyTorch counted itself.
+//! `oomph inspect --summary` and `--by` against PyTorch's own counters.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ fn row(arguments: &[&str]) -> Value {
     serde_json::from_str::<Value>(&out).unwrap()["rows"][0].take()
 }
 
-/// A row of a table beside the recordings.
+/// A row of a table in the recordings' folder.
 fn measured(table: &str, is_it: impl Fn(&[&str]) -> bool, column: &str) -> u64 {
     let mut table = csv::Reader::from_path(recorded(table)).unwrap();
     let headers = table.headers().unwrap().clone();
@@ -40,7 +40,8 @@ fn the_summary_of_a_recording_is_pytorchs_own() {
     }
 }
 
-/// PyTorch's statistics after a step are those at the beginning of the next, before anything is asked for.
+/// PyTorch's statistics after a step equal those at the start of the next one, before its first
+/// request.
 #[test]
 fn summary_at_step_equals_measurement() {
     for (name, step) in [("train_base", 3), ("leak_outputs", 4), ("leak_cycle", 6)] {
@@ -56,7 +57,7 @@ fn summary_at_step_equals_measurement() {
 }
 
 #[test]
-fn people_get_tables_and_other_allocators_other_numbers() {
+fn summary_table_depends_on_the_strategy() {
     let (out, _) =
         run(".", &["inspect", "training", "--summary", "--at", "peak", "--strategy", "direct", "--by", "tag"], 0);
     for words in

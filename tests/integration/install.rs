@@ -1,4 +1,4 @@
-//! The binary from an empty folder, as after `cargo install`: everything that it needs is in it.
+//! The binary in an empty folder, as after `cargo install`: it needs no other file.
 
 use std::{fs, path::Path, process::Output};
 
@@ -13,7 +13,7 @@ fn text(output: &Output) -> String {
 }
 
 #[test]
-fn every_suite_lists_its_cases_or_says_what_is_missing() {
+fn suites_list_cases_or_missing_files() {
     let folder = tempfile::tempdir().unwrap();
     let listed = oomph_in(folder.path(), &["list", "suites", "--json"]);
     let document: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap();
@@ -21,29 +21,29 @@ fn every_suite_lists_its_cases_or_says_what_is_missing() {
         document["rows"].as_array().unwrap().iter().map(|row| row["name"].as_str().unwrap()).collect();
     assert!(suites.contains(&"quick") && suites.contains(&"settings"), "{suites:?}");
     for suite in suites {
-        let told = oomph_in(folder.path(), &["run", suite, "--list"]);
-        let words = text(&told);
+        let output = oomph_in(folder.path(), &["run", suite, "--list"]);
+        let words = text(&output);
         if suite == "settings" {
-            assert_eq!(told.status.code(), Some(2), "{words}");
+            assert_eq!(output.status.code(), Some(2), "{words}");
             assert!(words.contains("run it where the files are"), "{words}");
         } else {
-            assert_eq!(told.status.code(), Some(0), "{suite}: {words}");
-            assert!(!told.stdout.is_empty(), "{suite}");
+            assert_eq!(output.status.code(), Some(0), "{suite}: {words}");
+            assert!(!output.stdout.is_empty(), "{suite}");
         }
         let goes_without = words.contains("note: suite 'strategies' runs without 'workloads/recorded/*.pickle.xz'");
         assert_eq!(goes_without, suite == "strategies", "{suite}: {words}");
     }
-    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "a list leaves nothing behind");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "--list writes no files");
 }
 
 #[test]
 fn a_case_of_the_quick_suite_runs() {
     let folder = tempfile::tempdir().unwrap();
-    let told = oomph_in(
+    let output = oomph_in(
         folder.path(),
         &["run", "quick", "--filter", "random/", "--filter", "checkerboard", "--output", "out"],
     );
-    assert_eq!(told.status.code(), Some(0), "{}", text(&told));
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output));
     assert!(folder.path().join("out/runs.csv").is_file());
 }
 
@@ -67,7 +67,7 @@ fn local_files_replace_built_in_ones() {
     assert_eq!(cases.lines().count(), 2, "{cases}");
     assert!(oomph_in(folder.path(), &["inspect", "my-1.5"]).status.success());
 
-    // Their files are promised to be there, so that a wrong path is not silently nothing.
+    // Check that these files exist, so that a wrong path cannot pass silently.
     fs::write(folder.path().join("suites/quick.toml"), suite.replace("'random'", "'runs/*.pickle'")).unwrap();
     assert_eq!(oomph_in(folder.path(), &["run", "--list"]).status.code(), Some(2));
 }
@@ -81,7 +81,7 @@ fn every_command_has_a_manual_page() {
         let page = fs::read_to_string(folder.path().join("man1").join(page)).unwrap();
         assert!(page.contains(".TH oomph") && page.contains(".SH SYNOPSIS"), "{page}");
     }
-    assert!(!folder.path().join("man1/oomph-worker.1").exists(), "what is started by ourselves is nobody's to read");
+    assert!(!folder.path().join("man1/oomph-worker.1").exists(), "an internal command has no manual page");
     let advise = text(&oomph_in(folder.path(), &["man", "advise"]));
     assert_eq!(advise, fs::read_to_string(folder.path().join("man1/oomph-advise.1")).unwrap());
     let unknown = oomph_in(folder.path(), &["man", "avdise"]);

@@ -1,5 +1,5 @@
-//! `oomph leaks` on programs that are known to leak and on programs that are known not to: recordings of real PyTorch,
-//! what `per_step.csv` says about them, and workloads.
+//! `oomph leaks` on programs that are known to leak and on programs that do not: recordings of real
+//! PyTorch with their levels in `per_step.csv`, and workloads.
 
 use std::{
     collections::BTreeMap,
@@ -32,7 +32,7 @@ fn of_recording(name: &str) -> Finding {
     finding(&*spec.open(&NoProgress).unwrap(), None)
 }
 
-/// Allocated after every step, by recording.
+/// Allocated bytes after every step, by recording.
 fn per_step() -> BTreeMap<String, Vec<f64>> {
     let mut table = csv::Reader::from_path(recorded("x").with_file_name("per_step.csv")).unwrap();
     let mut levels: BTreeMap<String, Vec<f64>> = BTreeMap::new();
@@ -43,7 +43,7 @@ fn per_step() -> BTreeMap<String, Vec<f64>> {
     levels
 }
 
-/// The recordings that leak, as the measured levels show: all others come back to where they were.
+/// The recordings that leak, as the measured levels show. All others return to their earlier level.
 const LEAKS: [&str; 6] = [
     "leak_loss_graph",
     "leak_outputs",
@@ -64,7 +64,8 @@ fn check(name: &str, levels: &[f64]) {
     let found = of_recording(name);
     let leaks = LEAKS.contains(&name);
     assert_eq!(found.verdict, if leaks { Verdict::Leak } else { Verdict::Steady }, "{name}: {found:#?}");
-    // The list above is what the levels say: from the second step on they rise by the same amount, or come back.
+    // Check the list above against the levels: from the second step on they rise by a constant
+    // amount, or return.
     let (second, last) = (levels[1], levels[levels.len() - 1]);
     let growth = (last - second) / (levels.len() - 2) as f64;
     assert_eq!(growth > 0.01 * second, leaks, "{name}");
@@ -80,7 +81,7 @@ fn check(name: &str, levels: &[f64]) {
         let recovery = if collected { RecoverableBy::Gc } else { RecoverableBy::None };
         assert_eq!(found.recoverable_by, recovery, "{name}");
     }
-    // Steps that nobody marked are found all the same: as many as there were.
+    // Steps without marks are detected too, with the correct count.
     assert!(
         found.per_step.len().abs_diff(levels.len()) <= 1,
         "{name}: {} {:?}",
@@ -97,7 +98,7 @@ fn steps_come_from_period_or_annotations() {
 }
 
 #[test]
-fn workloads_with_faults_leak_and_their_twins_do_not() {
+fn faulty_workloads_leak_and_fixed_ones_do_not() {
     for (name, verdict) in [
         ("leak-slow", Verdict::Leak),
         ("leak-slow-fixed", Verdict::Steady),
@@ -118,10 +119,10 @@ fn workloads_with_faults_leak_and_their_twins_do_not() {
 fn predicted_oom_step_is_right() {
     let limit = Some(24 * GIB);
     let short = Recipe::named("leak-outputs").unwrap().with("steps", "8").workload().unwrap();
-    let foretold = finding(&short, limit).runs_out_at_step.unwrap();
+    let predicted = finding(&short, limit).runs_out_at_step.unwrap();
     let long = Recipe::named("leak-outputs").unwrap().with("steps", "60").workload().unwrap();
     let ran_out = finding(&long, limit).ran_out_at_step.unwrap() as u64;
-    assert!(foretold.abs_diff(ran_out) <= 1, "foretold {foretold}, ran out in {ran_out}");
+    assert!(predicted.abs_diff(ran_out) <= 1, "predicted {predicted}, ran out in {ran_out}");
 }
 
 #[test]
@@ -142,7 +143,8 @@ fn leaks_prints_text_json_and_exit_code() {
 
 #[test]
 fn snapshots_in_order_are_one_series() {
-    // Three programs whose levels at the end are 2.0, 4.5 and 10.0 GB are no line; by their order they fall.
+    // Three different programs with final levels of 2.0, 4.5 and 10.0 GB show no trend; in this
+    // order they fall.
     let path = |name: &str| recorded(name).display().to_string();
     let names = ["leak_outputs", "leak_outputs_detached", "leak_outputs_cpu"].map(path);
     let (out, _) = run(".", &["leaks", &names[0], &names[1], &names[2], "--format", "json"], 0);

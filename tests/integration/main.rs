@@ -3,10 +3,11 @@
 #![expect(
     clippy::unwrap_used,
     clippy::print_stderr,
-    reason = "a panic is how a test reports a failure, and a skipped test says why"
+    reason = "a panic is how a test reports a failure, and a skipped test prints why"
 )]
 
 mod advise;
+mod allocator_actions;
 mod arrows;
 mod big_recordings;
 mod claims;
@@ -31,7 +32,6 @@ mod recordings;
 mod report;
 mod report_browser;
 mod resnet_truth;
-mod stories;
 mod strategies;
 mod stress;
 mod stress_adversary;

@@ -1,4 +1,4 @@
-//! The bug museum: reported failures, made again by PyTorch's allocator as it is modelled here.
+//! The bug museum: reported failures, reproduced with our model of PyTorch's allocator.
 
 use oomph::{
     base::MIB,
@@ -12,7 +12,7 @@ use oomph::{
     trace::{MarkKind, Op},
 };
 
-/// How memory stood at the beginning of every step, and at the end of the story.
+/// Memory levels at the start of every step and at the end of the trace.
 #[derive(Default)]
 struct Levels(Vec<Usage>);
 
@@ -26,8 +26,8 @@ impl Observer for Levels {
     }
 }
 
-/// The levels of a workload under a setting of PyTorch's allocator, in MiB: allocated and reserved at every mark, and
-/// the peak that was reserved.
+/// The levels of a workload under a setting of PyTorch's allocator, in MiB: allocated and reserved
+/// at every mark, and peak reserved.
 fn levels(recipe: &Recipe, settings: &str) -> (Vec<(u64, u64)>, u64) {
     let mut device = SimDevice::new(SimConfig::default()).unwrap();
     let spec = StrategySpec { name: "caching".to_owned(), parameters: settings.to_owned() };
@@ -45,19 +45,20 @@ fn named(name: &str) -> Recipe {
     Recipe::named(name).unwrap()
 }
 
-/// The numbers of the report, at the end of cycle 0, 20 and so on.
+/// The numbers in the report, at the end of cycles 0, 20 and so on.
 #[test]
 fn pytorch_193400_needs_both_settings() {
     let recipe = named("museum-pytorch-193400");
     let (levels, _) = levels(&recipe, "max_split_size_mb:128,expandable_segments:True");
-    // A mark before the canary, one before the cycles, one of the first; the level after a cycle is at the next mark.
+    // There is one mark before the canary, one before the cycles and one at the first cycle. The
+    // level after a cycle is at the next mark.
     let after = |cycle: usize| levels[3 + cycle];
     let reported = [(66, 220), (106, 2980), (146, 5760), (186, 8520), (226, 11_300), (266, 14_060)];
     assert_eq!([0, 20, 40, 60, 80, 100].map(after), reported);
 }
 
 #[test]
-fn either_setting_alone_keeps_fenced_blocks_below_500_mib() {
+fn either_setting_alone_stays_below_500_mib() {
     for settings in ["", "max_split_size_mb:128", "expandable_segments:True"] {
         let (_, peak) = levels(&named("museum-pytorch-193400"), settings);
         assert!(peak < 500, "'{settings}': {peak}");
@@ -66,7 +67,7 @@ fn either_setting_alone_keeps_fenced_blocks_below_500_mib() {
 
 #[test]
 fn rmm_35_caches_twice_the_live_bytes() {
-    // At most two blocks of 2 GiB are alive at a time.
+    // At most two blocks of 2 GiB are live at a time.
     let reserved = |settings| levels(&named("museum-rmm-35"), settings).1;
     assert!(reserved("") > 7 * 1024, "{}", reserved(""));
     assert!(reserved("expandable_segments:True") < 4 * 1024 + 64, "{}", reserved("expandable_segments:True"));
@@ -85,14 +86,15 @@ fn repacked_weights_leave_holes_that_pages_do_not() {
 }
 
 #[test]
-fn best_fit_walks_past_the_trap_for_first_fit() {
+fn best_fit_avoids_the_first_fit_trap() {
     let (levels, peak) = levels(&named("museum-tt-metal-35516"), "");
     assert_eq!(levels.last().unwrap().1, peak);
-    // What the walls and holes took at first is all that is ever taken.
+    // Nothing is reserved beyond the initial walls and holes.
     assert_eq!(levels[1].1, peak, "{levels:?}");
 }
 
-/// As reported of another pool: a first round passes, the same requests fail later with gigabytes free.
+/// As reported for another pool: the first round passes, and the same requests fail later with
+/// gigabytes free.
 #[test]
 fn rmm_1969_fails_in_a_later_round() {
     let failing_round = |rounds: &str| {

@@ -1,5 +1,5 @@
-//! Our own allocator against PyTorch's expandable segments, on every recording: how much memory each reserves, and how
-//! long each is in the driver by the measured profile.
+//! Our own allocator against PyTorch's expandable segments, on every recording: reserved memory,
+//! and time in driver calls by the measured profile.
 
 use std::{
     fs,
@@ -22,10 +22,12 @@ const EXPANDABLE: &str = "caching:expandable_segments:True";
 const OWN: &str = "oomph";
 const THRIFTY: &str = "oomph:smallest_chunk:2MiB,largest_chunk:16MiB,growth_step:8MiB,slack_permille:0";
 
-/// The recordings on which the default reserves more than expandable segments, and by how many MiB at most.
+/// Recordings on which the default reserves more than expandable segments, with the largest allowed
+/// difference in MiB.
 const ABOVE_EXPANDABLE: [(&str, u64); 1] = [("train_inplace", 52)];
-/// The training recordings on which the default is further above the peak than it should be, and by how many MiB at
-/// most. Blocks that live long lie in chunks that are otherwise free; smaller chunks would cost too many driver calls.
+/// Training recordings on which the default exceeds the target above the peak, with the largest
+/// allowed difference in MiB. Long-lived blocks lie in chunks that are otherwise free; smaller
+/// chunks would cost too many driver calls.
 const FAR_ABOVE_LIVE: [(&str, u64); 2] = [("train_ckpt_amp", 333), ("train_offload", 358)];
 
 struct Unwatched;
@@ -34,7 +36,7 @@ impl EventSink for Unwatched {}
 
 impl Observer for Unwatched {}
 
-/// What a strategy made of a recording.
+/// The result of a strategy on a recording.
 #[derive(Clone, Copy, Debug)]
 struct Outcome {
     peak_active: u64,
@@ -58,7 +60,7 @@ fn recordings() -> Vec<PathBuf> {
     files
 }
 
-/// What is wrong with every recording, checked on all cores.
+/// Collects the problems of every recording, on all cores.
 fn complaints(check: impl Fn(&str, &Trace) -> Vec<String> + Sync) -> Vec<String> {
     let files = recordings();
     assert_eq!(files.len(), 72);
@@ -78,7 +80,7 @@ fn is_training_on_one_stream(name: &str) -> bool {
     name.starts_with("train_") || name.starts_with("resnet_")
 }
 
-/// Three percent, or 32 MiB if that is more.
+/// Three percent or 32 MiB, whichever is larger.
 fn allowance(live: u64) -> u64 {
     (live / 100 * 3).max(32 * MIB)
 }

@@ -1,4 +1,4 @@
-//! The bound and the packings of real training runs, and what the commands say about them.
+//! The lower bound and the packings of real training runs, and how the commands report them.
 
 use std::{
     fs,
@@ -13,7 +13,7 @@ use oomph::{
 };
 use tempfile::TempDir;
 
-/// Every training run that was recorded, once: other settings of the allocator leave the same requests.
+/// Every recorded training run, once: other allocator settings do not change the requests.
 const TRAINING: [&str; 15] = [
     "train_accum4",
     "train_amp",
@@ -38,7 +38,7 @@ fn recording(name: &str) -> PathBuf {
 
 #[test]
 fn recordings_pack_within_two_percent() {
-    // Without optimisation a packing takes half a minute: two of them then have to do.
+    // In an unoptimised build a packing takes half a minute, so only two are checked.
     let recordings = if cfg!(debug_assertions) { &["train_sgd", "streams"][..] } else { &TRAINING };
     parallel_map(recordings, all_cores(), |name| {
         let path = recording(name).to_str().unwrap().to_owned();
@@ -54,7 +54,8 @@ fn recordings_pack_within_two_percent() {
 #[test]
 fn inspect_prints_bound_and_packing() {
     let folder = TempDir::new().unwrap();
-    // Two blocks, one freed, and a third that fits beside the other: birth order needs 4 KiB where 3 are alive.
+    // Two blocks, one freed, and a third that fits beside the other: birth order needs 4 KiB, but
+    // only 3 KiB are live.
     let trap = "id,lower,upper,size\na,0,1,1024\nb,0,2,1024\nc,1,2,2048\n";
     fs::write(folder.path().join("trap.csv"), trap).unwrap();
     let text = |arguments: &[&str]| run(&folder, arguments, 0).0;

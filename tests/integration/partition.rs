@@ -1,4 +1,4 @@
-//! A run that several processes share, from the outside: shards, their merging, signals, and several devices.
+//! A run shared by several processes: shards, merging, signals, and several devices.
 
 use std::{
     fs,
@@ -28,7 +28,8 @@ fn folder_with(suite: &str) -> TempDir {
     folder
 }
 
-/// Runs `oomph` with these words, checks the exit code, and returns standard output and standard error together.
+/// Runs `oomph` with these arguments, checks the exit code, and returns standard output and
+/// standard error together.
 #[track_caller]
 fn run(folder: &TempDir, words: &str, code: i32) -> String {
     let (out, err) = command::run(folder, &words.split(' ').collect::<Vec<_>>(), code);
@@ -50,8 +51,8 @@ fn merged_shards_name_failed_cases() {
     for number in 1..=2 {
         run(&folder, &format!("run ./suite.toml --partition slice:{number}/2 --output={number}"), 104);
     }
-    let told = run(&folder, "report 1 2 --output both", 104);
-    assert!(told.contains("merged: both") && told.contains("failed: suite/checkerboard/null"), "{told}");
+    let printed = run(&folder, "report 1 2 --output both", 104);
+    assert!(printed.contains("merged: both") && printed.contains("failed: suite/checkerboard/null"), "{printed}");
     assert_eq!(read(&folder, "both/runs.csv"), read(&folder, "alone/runs.csv"));
     let environment: serde_json::Value = serde_json::from_str(&read(&folder, "both/env.json")).unwrap();
     let command: Vec<&str> =
@@ -60,7 +61,7 @@ fn merged_shards_name_failed_cases() {
 }
 
 #[test]
-fn shards_are_merged_into_what_one_process_writes() {
+fn merged_shards_equal_a_single_run() {
     let folder = folder_with(SUITE);
     run(&folder, "run ./suite.toml --output alone", 0);
     for rule in ["slice", "hash"] {
@@ -69,8 +70,8 @@ fn shards_are_merged_into_what_one_process_writes() {
             run(&folder, &format!("run ./suite.toml --partition {rule}:{number}/3 --output {name}"), 0);
         }
         assert_eq!(shards.iter().map(|name| rows(&folder, name)).sum::<usize>(), 8);
-        let told = run(&folder, &format!("report {} --output {rule}", shards.join(" ")), 0);
-        assert!(told.contains(&format!("merged: {rule} (8 cases from 3 shards)")), "{told}");
+        let printed = run(&folder, &format!("report {} --output {rule}", shards.join(" ")), 0);
+        assert!(printed.contains(&format!("merged: {rule} (8 cases from 3 shards)")), "{printed}");
         for name in ["runs.csv", "comparison.csv"] {
             let merged = read(&folder, Path::new(rule).join(name));
             assert_eq!(merged, read(&folder, Path::new("alone").join(name)), "{rule}/{name}");
@@ -105,7 +106,7 @@ fn other_suite_kinds_can_be_divided() {
         for shard in 1..=2 {
             run(&folder, &format!("run {suite}{options} --partition slice:{shard}/2 --output {shard}-{table}"), 0);
         }
-        // Whichever shard is named first.
+        // The order of the shards does not matter.
         run(&folder, &format!("report 2-{table} 1-{table} --output merged-{table}"), 0);
         let file = |run: &str, name: &str| read(&folder, Path::new(&format!("{run}-{table}")).join(name));
         for name in [table, beside] {
@@ -113,14 +114,14 @@ fn other_suite_kinds_can_be_divided() {
         }
         let lines = |run: &str| file(run, table).lines().count() - 1;
         assert_eq!(lines("1") + lines("2"), lines("alone"));
-        assert!(lines("1") > 0 && lines("2") > 0, "both had something to do");
+        assert!(lines("1") > 0 && lines("2") > 0, "both shards ran cases");
     }
 }
 
 const TECHNIQUES: &str = "question = 'what saves?'\nkind = 'techniques'\n[[group]]\n\
     workloads = ['training', 'gpt-124m']\nset = { layers = 1, context = 64, batch = 2 }\n";
 
-/// Rows of two models; the base of the second, against which its row is measured, is none of them.
+/// Rows of two models, without the base row that the second model's row is compared with.
 const SOME_TECHNIQUES: &str = " --exact --filter training/base --filter training/amp --filter training/ckpt \
     --filter training/zero1 --filter gpt-124m/amp";
 
@@ -132,13 +133,13 @@ fn incomplete_technique_shards_are_refused() {
     for shard in 1..=2 {
         run(&folder, &format!("{only} --partition slice:{shard}/2 --output {shard}"), 0);
     }
-    let told = run(&folder, "report 1 --output merged", 107);
-    assert!(told.contains("missing: shard slice:2/2, with 2 cases\n  training/amp\n  training/zero1"), "{told}");
+    let printed = run(&folder, "report 1 --output merged", 107);
+    assert!(printed.contains("missing: shard slice:2/2, with 2 cases\n  training/amp\n  training/zero1"), "{printed}");
     let whole = read(&folder, "2/techniques.csv");
     let (rest, last) = whole.trim_end().rsplit_once('\n').unwrap();
     fs::write(folder.path().join("2/techniques.csv"), format!("{rest}\n")).unwrap();
-    let told = run(&folder, "report 1 2 --output merged", 107);
-    assert!(told.contains("missing: 2 lacks 1 case\n  training/zero1"), "{told}");
+    let printed = run(&folder, "report 1 2 --output merged", 107);
+    assert!(printed.contains("missing: 2 lacks 1 case\n  training/zero1"), "{printed}");
     assert!(!folder.path().join("merged").exists());
 
     run(&folder, &format!("{only} --partition slice:2/2 --resume 2"), 0);
@@ -147,7 +148,7 @@ fn incomplete_technique_shards_are_refused() {
 }
 
 #[test]
-fn shards_that_are_not_one_whole_run_are_refused_by_name() {
+fn incomplete_shards_are_refused_by_name() {
     let folder = folder_with(SUITE);
     for shard in [1, 2] {
         run(&folder, &format!("run ./suite.toml --partition slice:{shard}/3 --output {shard}"), 0);
@@ -155,27 +156,27 @@ fn shards_that_are_not_one_whole_run_are_refused_by_name() {
     run(&folder, "run ./suite.toml --partition slice:3/3 --seed 9 --output other", 0);
     run(&folder, "run ./suite.toml --filter random/direct --output whole", 0);
 
-    let told = run(&folder, "report 1 2 --output merged", 107);
-    assert!(told.contains("missing: shard slice:3/3, with 2 cases\n  suite/checkerboard/bfc@sim"), "{told}");
-    let told = run(&folder, "report 1 2 other --output merged", 107);
-    assert!(told.contains("different: other: its seed is '9', that of 1 is '1'"), "{told}");
-    assert!(told.contains("its plan.csv is not that of 1"), "{told}");
-    let told = run(&folder, "report 1 2 1 --output merged", 107);
-    assert!(told.contains("duplicate: 1 and 1 both hold shard slice:1/3"), "{told}");
+    let printed = run(&folder, "report 1 2 --output merged", 107);
+    assert!(printed.contains("missing: shard slice:3/3, with 2 cases\n  suite/checkerboard/bfc@sim"), "{printed}");
+    let printed = run(&folder, "report 1 2 other --output merged", 107);
+    assert!(printed.contains("different: other: its seed is '9', that of 1 is '1'"), "{printed}");
+    assert!(printed.contains("its plan.csv is not that of 1"), "{printed}");
+    let printed = run(&folder, "report 1 2 1 --output merged", 107);
+    assert!(printed.contains("duplicate: 1 and 1 both hold shard slice:1/3"), "{printed}");
     assert!(!folder.path().join("merged").exists());
 
-    let told = run(&folder, "report 1 2 whole --output merged", 2);
-    assert!(told.contains("whole is a complete run, not a shard"), "{told}");
+    let printed = run(&folder, "report 1 2 whole --output merged", 2);
+    assert!(printed.contains("whole is a complete run, not a shard"), "{printed}");
     assert!(!folder.path().join("merged").exists());
 
-    let told = run(&folder, "report 1 2 --output half.html", 107);
-    assert!(told.contains("report: half.html") && folder.path().join("half.html").is_file(), "{told}");
+    let printed = run(&folder, "report 1 2 --output half.html", 107);
+    assert!(printed.contains("report: half.html") && folder.path().join("half.html").is_file(), "{printed}");
     run(&folder, "report 1", 0);
     run(&folder, "report 1 whole --output mixed.html", 0);
 }
 
 #[test]
-fn tasks_of_a_job_array_take_their_part_and_say_so() {
+fn job_array_tasks_take_their_part() {
     let folder = folder_with(SUITE);
     let task = |id: &str| {
         let mut command = oomph(&folder);
@@ -229,18 +230,18 @@ fn a_shard_goes_on_only_as_itself() {
         ("--filter random --partition slice:1/3", "its plan.csv has other cases"),
         ("--pack --partition slice:1/3", "its --pack is 'false', this run's is 'true'"),
     ] {
-        let told = run(&folder, &format!("run ./suite.toml {part} --resume one"), 2);
-        assert!(told.contains(words), "{told}");
+        let printed = run(&folder, &format!("run ./suite.toml {part} --resume one"), 2);
+        assert!(printed.contains(words), "{printed}");
     }
-    let told = run(&folder, "run ./suite.toml --resume one", 2);
-    assert!(told.contains("this run's is 'the whole run'"), "{told}");
+    let printed = run(&folder, "run ./suite.toml --resume one", 2);
+    assert!(printed.contains("this run's is 'the whole run'"), "{printed}");
     assert_eq!(read(&folder, "one/runs.csv"), before);
     run(&folder, "run ./suite.toml --partition slice:1/3 --resume one", 0);
     assert_eq!(read(&folder, "one/runs.csv"), before);
 }
 
-/// Starts `oomph run` with one job, sends it SIGTERM once the folder has so many rows and the next case runs, and returns
-/// its exit code and what it said.
+/// Starts `oomph run` with one job, sends SIGTERM when the folder has this many rows and the next
+/// case runs, and returns the exit code and the output.
 #[cfg(unix)]
 fn terminated(folder: &TempDir, words: &str, output: &str, after: usize) -> (Option<i32>, String) {
     let mut child = oomph(folder)
@@ -306,7 +307,7 @@ fn several_devices_give_equal_rows() {
 }
 
 #[test]
-fn several_devices_are_refused_where_one_is_wanted() {
+fn several_devices_are_refused_where_one_is_needed() {
     let folder = folder_with(SUITE);
     for words in [
         "replay checkerboard --strategy caching --device 4xsim",
@@ -314,8 +315,8 @@ fn several_devices_are_refused_where_one_is_wanted() {
         "run techniques --device 4xsim",
         "run claims --device cuda:all",
     ] {
-        let told = run(&folder, words, 2);
-        assert!(told.contains("means several devices"), "{told}");
+        let printed = run(&folder, words, 2);
+        assert!(printed.contains("means several devices"), "{printed}");
     }
     run(&folder, "run ./suite.toml --device 0xsim", 2);
 }
@@ -327,22 +328,22 @@ fn shards_with_other_contents_are_refused() {
     let other = SUITE.replace("strategies = ['direct'", "on_oom = 'skip'\nstrategies = ['direct'");
     fs::write(folder.path().join("suite.toml"), other).unwrap();
     run(&folder, "run ./suite.toml --partition slice:2/2 --output 2", 0);
-    let told = run(&folder, "report 1 2 --output merged", 107);
-    assert!(told.contains("different: 2: its content of suites, workloads and trace files is '"), "{told}");
-    let told = run(&folder, "run ./suite.toml --partition slice:1/2 --resume 1", 2);
-    assert!(told.contains("content of suites"), "{told}");
+    let printed = run(&folder, "report 1 2 --output merged", 107);
+    assert!(printed.contains("different: 2: its content of suites, workloads and trace files is '"), "{printed}");
+    let printed = run(&folder, "run ./suite.toml --partition slice:1/2 --resume 1", 2);
+    assert!(printed.contains("content of suites"), "{printed}");
 
     for (number, batch) in [(1, "batch = 2"), (2, "batch = 4")] {
         fs::write(folder.path().join("techniques.toml"), TECHNIQUES.replace("batch = 2", batch)).unwrap();
         let two = "--exact --filter training/base --filter training/amp";
         run(&folder, &format!("run ./techniques.toml {two} --partition slice:{number}/2 --output t{number}"), 0);
     }
-    let told = run(&folder, "report t1 t2 --output merged", 107);
-    assert!(told.contains("different: t2: its content of suites"), "{told}");
+    let printed = run(&folder, "report t1 t2 --output merged", 107);
+    assert!(printed.contains("different: t2: its content of suites"), "{printed}");
 }
 
 #[test]
-fn a_case_whose_file_was_cut_on_the_way_is_run_again() {
+fn case_with_truncated_file_runs_again() {
     let folder = folder_with(SUITE);
     run(&folder, "run ./suite.toml --output alone", 0);
     for shard in 1..=2 {
@@ -351,8 +352,8 @@ fn a_case_whose_file_was_cut_on_the_way_is_run_again() {
     let cases = fs::read_dir(folder.path().join("1/cases")).unwrap();
     let cut = cases.map(|entry| entry.unwrap().path()).min().unwrap();
     fs::write(&cut, &fs::read(&cut).unwrap()[..100]).unwrap();
-    let told = run(&folder, "report 1 2 --output merged", 107);
-    assert!(told.contains("damaged: 1: the files in cases/ cannot be read for"), "{told}");
+    let printed = run(&folder, "report 1 2 --output merged", 107);
+    assert!(printed.contains("damaged: 1: the files in cases/ cannot be read for"), "{printed}");
     run(&folder, "run ./suite.toml --partition slice:1/2 --resume 1", 0);
     run(&folder, "report 1 2 --output merged", 0);
     assert_eq!(read(&folder, "merged/runs.csv"), read(&folder, "alone/runs.csv"));

@@ -1,4 +1,4 @@
-//! How far long work is: what the rooms tell, and what a terminal and a pipe see of it.
+//! Progress of long operations: what the modules report, and what a terminal and a pipe show.
 
 use crate::command;
 use std::{
@@ -18,7 +18,7 @@ use oomph::{
 
 const RECORDED: &str = "workloads/recorded/train_base.pickle.xz";
 
-/// Every stage with its parts, and how many of them were told.
+/// Every stage with its total, and how much of it was reported.
 #[derive(Default)]
 struct ProgressLog(Mutex<Vec<(String, u64, u64)>>);
 
@@ -35,7 +35,7 @@ impl Progress for ProgressLog {
 }
 
 impl ProgressLog {
-    /// The names of the stages, all of which came to their end.
+    /// The names of the stages, all of which completed.
     fn names(self) -> Vec<String> {
         let stages = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
         let whole = |(stage, parts, done): (String, u64, u64)| {
@@ -57,7 +57,7 @@ fn every_stage_of_a_recording_is_reported() {
     assert_eq!(
         watched.events,
         Trace::read(&*spec.open(&NoProgress).unwrap()).unwrap().events,
-        "watching changes nothing"
+        "progress reporting changes the result"
     );
 }
 
@@ -80,7 +80,8 @@ fn search_reports_every_probe() {
     }
 }
 
-/// What a terminal of 120 columns shows; `None` where there is no `script` to make one.
+/// The output on a terminal of 120 columns; `None` without the program `script`, which provides
+/// one.
 fn on_a_terminal(arguments: &str) -> Option<String> {
     let command = format!("stty rows 24 cols 120 2>/dev/null; {} {arguments}", env!("CARGO_BIN_EXE_oomph"));
     let shown = Command::new("script")
@@ -107,7 +108,7 @@ fn terminal_shows_progress_then_the_answer() {
         let Some(shown) = on_a_terminal(&command) else { return };
         let (before, last) = shown.rsplit_once("(left: ").unwrap_or_else(|| panic!("{command}: no bar in {shown:?}"));
         assert!(shown.contains(stage) && before.contains(" %  "), "{command}: {shown:?}");
-        assert!(!last.contains("[31m") && !last.contains("[32m"), "{command}: colours nobody wanted in {shown:?}");
+        assert!(!last.contains("[31m") && !last.contains("[32m"), "{command}: unexpected colours in {shown:?}");
         let after = last.rsplit("\u{1b}[2K").next().unwrap_or_default();
         assert!(after.contains(answer), "{command}: {after:?}");
     }

@@ -1,4 +1,4 @@
-//! A folder of recordings, one a rank: one answer for all, on the binary.
+//! A folder of recordings, one per rank: one answer for all of them, from the binary.
 
 use std::{
     fs,
@@ -21,7 +21,7 @@ fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}\n{}", text(output)))
 }
 
-/// Twelve ranks of one program, as PyTorch would have recorded them; the tenth has twice the batch.
+/// Twelve ranks of one program, as PyTorch records them. The tenth has twice the batch.
 fn ranks_with_one_that_differs(folder: &Path) {
     for rank in 0..12 {
         let path = folder.join(format!("run-{rank}.pickle")).display().to_string();
@@ -32,15 +32,15 @@ fn ranks_with_one_that_differs(folder: &Path) {
 }
 
 #[test]
-fn the_rank_that_needs_most_is_answered_for_and_named() {
+fn largest_rank_is_answered_and_named() {
     let folder = tempfile::tempdir().unwrap();
     ranks_with_one_that_differs(folder.path());
     let place = folder.path().display().to_string();
     for command in [&["threshold", "--strategy", "caching", "--repeat", "1"][..], &["inspect"]] {
         let asked = [command, &[place.as_str()]].concat();
-        let told = oomph(&asked);
-        let words = text(&told);
-        assert!(told.status.success(), "{words}");
+        let output = oomph(&asked);
+        let words = text(&output);
+        assert!(output.status.success(), "{words}");
         assert!(words.contains("The worst of 12 ranks is 10:"), "{words}");
         assert!(words.contains("One rank is an outlier: 10 by +"), "{words}");
         let order: Vec<usize> = ["run-9", "run-10"].iter().filter_map(|name| words.find(name)).collect();
@@ -57,7 +57,7 @@ fn the_rank_that_needs_most_is_answered_for_and_named() {
 }
 
 #[test]
-fn advice_for_a_folder_is_that_of_the_rank_that_needs_most() {
+fn folder_advice_is_for_the_largest_rank() {
     let folder = tempfile::tempdir().unwrap();
     for (rank, batch) in [(0, "batch=1"), (1, "batch=16")] {
         let path = folder.path().join(format!("rank{rank}.pickle")).display().to_string();
@@ -69,42 +69,42 @@ fn advice_for_a_folder_is_that_of_the_rank_that_needs_most() {
     let alone = folder.path().join("rank1.pickle").display().to_string();
     let alone = json(&oomph(&["advise", &alone, "--format", "json"]));
     assert_eq!(whole["worst"], "1");
-    assert_eq!(whole["rows"][1]["answers"], alone["rows"], "a rank's answer is the same as if it were asked alone");
+    assert_eq!(whole["rows"][1]["answers"], alone["rows"], "a rank in a folder and a single rank must give the same answer");
 }
 
 #[test]
-fn one_rank_that_leaks_among_others_is_found_and_fails() {
+fn one_leaking_rank_is_found_and_fails() {
     let folder = tempfile::tempdir().unwrap();
     for (rank, workload) in ["leak-outputs-fixed", "leak-outputs", "leak-outputs-fixed"].iter().enumerate() {
         let path = folder.path().join(format!("rank{rank}.oomph")).display().to_string();
         assert!(oomph(&["convert", workload, &path, "--set", "layers=1", "--set", "steps=12"]).status.success());
     }
-    let told = oomph(&["leaks", &folder.path().display().to_string()]);
-    let words = text(&told);
-    assert_eq!(told.status.code(), Some(105), "{words}");
+    let output = oomph(&["leaks", &folder.path().display().to_string()]);
+    let words = text(&output);
+    assert_eq!(output.status.code(), Some(105), "{words}");
     assert!(words.contains("The worst of 3 ranks is 1:") && words.contains("steady"), "{words}");
 }
 
 #[test]
-fn a_rank_that_cannot_be_read_costs_its_own_answer_only() {
+fn unreadable_rank_loses_only_its_answer() {
     let folder = tempfile::tempdir().unwrap();
     for rank in [0, 2] {
         let path = folder.path().join(format!("rank{rank}.pickle")).display().to_string();
         assert!(oomph(&["convert", "training", &path, "--set", "steps=1", "--set", "layers=1"]).status.success());
     }
     fs::write(folder.path().join("rank1.pickle"), "cut off").unwrap();
-    let told = oomph(&["inspect", &folder.path().display().to_string()]);
-    let words = text(&told);
-    assert_eq!(told.status.code(), Some(104), "{words}");
+    let output = oomph(&["inspect", &folder.path().display().to_string()]);
+    let words = text(&output);
+    assert_eq!(output.status.code(), Some(104), "{words}");
     assert!(words.contains("No answer for 1.") && words.contains("rank1.pickle"), "{words}");
 }
 
 #[test]
-fn a_folder_without_recordings_says_what_was_looked_for() {
+fn folder_without_recordings_lists_endings() {
     let folder = tempfile::tempdir().unwrap();
-    let told = oomph(&["advise", &folder.path().display().to_string()]);
-    assert_eq!(told.status.code(), Some(2));
-    assert!(text(&told).contains(".pickle, .pkl and .oomph"), "{}", text(&told));
+    let output = oomph(&["advise", &folder.path().display().to_string()]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output).contains(".pickle, .pkl and .oomph"), "{}", text(&output));
 }
 
 #[test]
@@ -114,9 +114,9 @@ fn all_recordings_of_the_repository_are_read_as_ranks() {
         println!("skipped: the recordings are not in the package");
         return;
     }
-    let told = oomph(&["inspect", &folder.display().to_string(), "--format", "json"]);
-    let document = json(&told);
-    assert_eq!(told.status.code(), Some(0), "{}", text(&told));
+    let output = oomph(&["inspect", &folder.display().to_string(), "--format", "json"]);
+    let document = json(&output);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output));
     let files = Command::new("ls").arg(&folder).output().unwrap();
     let pickles = String::from_utf8_lossy(&files.stdout).lines().filter(|name| name.contains(".pickle")).count();
     assert_eq!(document["rows"].as_array().unwrap().len(), pickles);

@@ -1,4 +1,4 @@
-//! `oomph record` on the binary: what it prints is Python.
+//! `oomph record`: its output is valid Python.
 
 use std::process::Command;
 
@@ -24,19 +24,19 @@ fn python_understands_every_script() {
 }
 
 #[test]
-fn a_version_without_history_is_refused_with_the_reason() {
+fn pytorch_without_history_is_refused() {
     let refused = cargo_bin_cmd!("oomph").args(["record", "--torch", "1.9"]).output().unwrap();
     assert_eq!(refused.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&refused.stderr).contains("PyTorch before 2.0 cannot record a history"));
 }
 
 #[test]
-fn every_rank_has_a_file_of_its_own_whoever_starts_it() {
+fn every_rank_writes_its_own_file() {
     if Command::new("python3").arg("--version").output().is_err() {
         println!("skipped: there is no python3");
         return;
     }
-    // As much of PyTorch as the lines ask for.
+    // A stub of the parts of PyTorch that the recorded lines use.
     let torch = "import sys, types\n\
                  memory = types.SimpleNamespace(_record_memory_history=lambda **_: None, _snapshot=dict)\n\
                  sys.modules['torch'] = types.SimpleNamespace(cuda=types.SimpleNamespace(memory=memory))\n";

@@ -1,5 +1,5 @@
-//! Every recording in `workloads/recorded` is read whole, agrees with PyTorch's own counters, survives being written and
-//! read again, and can be rewound to any moment.
+//! Every recording in `workloads/recorded` can be read completely, agrees with PyTorch's own
+//! counters, can be written and read again, and can be rewound to any entry.
 
 use std::{
     collections::BTreeMap,
@@ -95,10 +95,10 @@ fn a_written_snapshot_reads_as_it_was() {
     });
 }
 
-/// What is there at one moment, from the beginning of the recording on.
+/// The memory at one entry, computed forward from the start of the recording.
 #[derive(Default)]
 struct Memory {
-    /// Request, and whether the block is freed and waits.
+    /// The request, and whether the block is freed but pending.
     blocks: BTreeMap<Address, (u64, bool)>,
     segments: BTreeMap<Address, u64>,
     mapped: i128,

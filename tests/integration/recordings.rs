@@ -1,4 +1,4 @@
-//! The recordings of real PyTorch programs in the repository, for all tests that re-live them.
+//! The recordings of real PyTorch programs in the repository, for all tests that verify them.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ use oomph::{
     trace::torch::Recording,
 };
 
-/// All 72, by name.
+/// All 72 recordings, by name.
 pub fn recordings() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads/recorded");
     let mut paths: Vec<PathBuf> = folder.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -23,7 +23,7 @@ pub fn recordings() -> Vec<PathBuf> {
     paths
 }
 
-/// Re-lives one under the memory fraction that it was recorded with.
+/// Verifies a recording under the memory fraction that it was made with.
 pub fn verify_as_recorded(recording: &Recording, companion: &Companion) -> Verification {
     let device = SimDevice::new(SimConfig::default()).unwrap();
     let limit = companion.memory_fraction.map(|fraction| (fraction * device.props().total_bytes as f64) as u64);

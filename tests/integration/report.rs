@@ -24,12 +24,12 @@ fn a_replay_is_exported_in_every_format() {
     assert!(text("r.md").starts_with("| workload"));
     let page = text("r.html");
     let reserved = json["rows"][0]["peak_reserved_bytes"].to_string();
-    assert!(page.contains(&format!("data-value=\"{reserved}\"")), "the page has the numbers of the rows");
+    assert!(page.contains(&format!("data-value=\"{reserved}\"")), "the page shows the numbers of the rows");
     assert!(page.contains("data-chart=\"timeline\"") && page.contains("data-chart=\"map\""));
 }
 
 #[test]
-fn a_page_is_made_again_from_the_files_and_is_the_same() {
+fn page_regenerated_from_files_is_identical() {
     let folder = tempfile::tempdir().unwrap();
     let run = ["run", "quick", "--filter", "checkerboard/caching@", "--output", "run", "--format", "csv"];
     oomph(folder.path()).args(run).assert().success();
@@ -39,7 +39,7 @@ fn a_page_is_made_again_from_the_files_and_is_the_same() {
 }
 
 #[test]
-fn what_an_older_release_published_can_be_looked_at() {
+fn report_reads_runs_of_older_releases() {
     let folder = tempfile::tempdir().unwrap();
     let page = folder.path().join("page.html");
     let published = Path::new(env!("CARGO_MANIFEST_DIR")).join("results/2026-11-15-h200");
@@ -49,7 +49,7 @@ fn what_an_older_release_published_can_be_looked_at() {
     for section in ["overview", "memory", "thresholds", "techniques", "speed", "origin"] {
         assert!(text.contains(&format!("<section id=\"{section}\"")), "{section}");
     }
-    assert!(!text.contains("data-chart="), "there is nothing to draw without the files of cases");
+    assert!(!text.contains("data-chart="), "charts need the files of cases");
 }
 
 #[test]

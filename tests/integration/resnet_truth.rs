@@ -1,9 +1,9 @@
-//! The residual network against real PyTorch: action by action against the recordings, and by its peaks against what was
-//! measured.
+//! The residual network against real PyTorch: action by action against the recordings, and its
+//! peaks against measured ones.
 
 use std::{collections::BTreeMap, path::Path};
 
-use crate::stories::{actions, assert_equal_stories, recorded};
+use crate::allocator_actions::{actions, assert_equal_actions, recorded};
 use oomph::{
     base::MIB,
     device::{
@@ -24,7 +24,7 @@ fn workload(settings: &[(&str, &str)]) -> Workload {
 #[test]
 fn resnet_50_is_the_recorded_run_action_by_action() {
     for (name, techniques) in [("resnet_base", ""), ("resnet_amp", "amp")] {
-        assert_equal_stories(name, &recorded(name), &actions(&workload(&[("techniques", techniques)])));
+        assert_equal_actions(name, &recorded(name), &actions(&workload(&[("techniques", techniques)])));
     }
 }
 
@@ -34,7 +34,7 @@ impl EventSink for Nothing {}
 
 impl Observer for Nothing {}
 
-/// The peaks, and what is there at the end, under PyTorch's allocator.
+/// The peaks and the final levels under PyTorch's allocator.
 fn levels(workload: &Workload) -> (Usage, Usage) {
     let mut device = SimDevice::new(SimConfig::default()).unwrap();
     let mut strategy = StrategySpec::from("caching").build(&Setup { props: device.props(), limit: None }).unwrap();
@@ -44,7 +44,7 @@ fn levels(workload: &Workload) -> (Usage, Usage) {
 }
 
 #[test]
-fn peaks_and_last_levels_are_the_measured_ones_to_the_byte() {
+fn peaks_and_final_levels_match_exactly() {
     let table = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads/recorded/snapshots.csv");
     let rows: Vec<BTreeMap<String, String>> =
         csv::Reader::from_path(table).unwrap().deserialize().map(|row| row.unwrap()).collect();
@@ -62,7 +62,7 @@ fn peaks_and_last_levels_are_the_measured_ones_to_the_byte() {
     }
 }
 
-/// Measured apart from the recordings, in MiB, by a program without optimizer state.
+/// Measured separately from the recordings, in MiB, with a program without optimizer state.
 #[test]
 fn in_place_activation_saves_little() {
     let peak = |activation| levels(&workload(&[("activation", activation), ("optimizer", "sgd")])).0.allocated / MIB;

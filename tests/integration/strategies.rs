@@ -1,6 +1,8 @@
-//! Every strategy on real patterns, under watch: on one stream and on three, with driver calls that fail on the way.
+//! Every strategy on realistic patterns, checked call by call: on one stream and on three, with
+//! failing driver calls.
 //!
-//! The conformance suite plays small scripts at every promise; here the promises must hold over whole workloads.
+//! The conformance suite tests every promise with small scripts; here the promises must hold over
+//! whole workloads.
 
 use oomph::{
     base::{GIB, parallel_map},
@@ -16,7 +18,7 @@ use oomph::{
     suite::all_cores,
 };
 
-/// Patterns of all kinds, short enough to be looked at call by call.
+/// Patterns of all kinds, short enough to be checked call by call.
 fn patterns() -> Vec<Workload> {
     let sets: &[(&str, &[(&str, &str)])] = &[
         ("random", &[("allocations", "1200"), ("live_limit", "2GiB")]),
@@ -37,14 +39,14 @@ fn specs() -> impl Iterator<Item = StrategySpec> {
     STRATEGIES.iter().flat_map(|entry| entry.specs())
 }
 
-/// What a driver answers on purpose.
+/// The injected driver error.
 const INJECTED: &str = "CUDA_ERROR_INJECTED";
 
-/// Counts how requests end, so that a test of nothing is seen.
+/// Counts the outcomes of requests, to detect a test without effect.
 #[derive(Default)]
 struct Counter {
     served: u64,
-    /// Refused because the strategy cannot serve such sizes at all, or by its own limit.
+    /// Refused because the strategy cannot serve the size at all, or because of its own limit.
     turned_away: u64,
     out_of_memory: u64,
 }
@@ -64,7 +66,7 @@ impl Observer for Counter {
     }
 }
 
-/// Replays a pattern under watch, and says what was found.
+/// Replays a pattern with all checks and returns the findings.
 fn watched(spec: &StrategySpec, pattern: &Workload, plan: FaultPlan) -> Vec<String> {
     let expects_ooms = plan != FaultPlan::none();
     let device: Box<dyn Device> = "sim:16GiB".parse::<DeviceSpec>().unwrap().open().unwrap();
@@ -79,18 +81,19 @@ fn watched(spec: &StrategySpec, pattern: &Workload, plan: FaultPlan) -> Vec<Stri
     let outcome = replay(pattern, &mut strategy, &mut device, &options, &mut counter);
     let mut found: Vec<String> = strategy.violations().iter().take(3).map(ToString::to_string).collect();
     match outcome {
-        // A driver error that is not about memory ends a replay: it is passed on, and nothing may be lost by it.
+        // A driver error other than out of memory ends a replay: it is returned, and no memory may
+        // leak.
         Err(error) if error.to_string().contains(INJECTED) => {}
         Err(error) => found.push(error.to_string()),
         Ok(_) if counter.served + counter.turned_away + counter.out_of_memory == 0 => {
-            found.push("nothing was asked for".to_owned());
+            found.push("no request was made".to_owned());
         }
         Ok(_) if !expects_ooms && counter.out_of_memory > 0 => {
             found.push(format!("{} requests failed with memory to spare", counter.out_of_memory));
         }
         Ok(_) => {}
     }
-    // Closing makes calls too, and the plan may have them fail: then it is made again.
+    // Closing makes driver calls too, which the fault plan may fail. Then close is called again.
     for _ in 0..64 {
         let mut cx = Context { device: &mut device, sink: &mut Silent };
         if strategy.close(&mut cx).is_ok() {
@@ -104,7 +107,7 @@ fn watched(spec: &StrategySpec, pattern: &Workload, plan: FaultPlan) -> Vec<Stri
     found
 }
 
-/// All strategies on all patterns, on as many threads as there are.
+/// All strategies on all patterns, on all cores.
 fn everything(plan: &(dyn Fn() -> FaultPlan + Sync)) -> Vec<String> {
     let patterns = patterns();
     let cases: Vec<(StrategySpec, usize)> =
@@ -124,8 +127,8 @@ fn strategies_keep_promises_on_all_patterns() {
 }
 
 #[test]
-fn memory_that_runs_out_now_and_then_breaks_no_promise() {
-    // Only calls that can: memory does not run out in an event.
+fn promises_hold_when_memory_runs_out() {
+    // Only calls that allocate: an event call cannot run out of memory.
     let kinds = [CallKind::MemAlloc, CallKind::MemAllocAsync, CallKind::MemCreate];
     let plan =
         || kinds.iter().fold(FaultPlan::none(), |plan, &kind| plan.fail_every(Some(kind), 5, CallFailure::OutOfMemory));

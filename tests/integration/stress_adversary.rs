@@ -1,4 +1,4 @@
-//! Drives `oomph stress adversary` as a person would.
+//! Runs `oomph stress adversary` as a user does.
 
 use crate::command::run;
 use oomph::{
@@ -23,7 +23,7 @@ fn small(more: &[&'static str]) -> Vec<&'static str> {
 
 /// 64 units in blocks of 1 to 16: 64 * 3 - 16 + 1 units.
 #[test]
-fn every_strategy_is_held_against_the_bound() {
+fn every_strategy_is_compared_with_the_bound() {
     let folder = TempDir::new().unwrap();
     let found = json(&folder, &SMALL);
     let rows = found["rows"].as_array().unwrap();
@@ -66,7 +66,7 @@ fn adversary_failure_can_be_replayed() {
     run(&folder, &small(&[&pool[..], &["2.8", "--save", "played"]].concat()), 0);
     let trace = folder.path().join("played/robson-pool_initial__memory__maximum__memory_.oomph");
     let (out, _) = run(&folder, &["replay", trace.to_str().unwrap(), "--strategy", "null"], 0);
-    assert!(out.contains("128 MiB"), "the budget is what was alive:\n{out}");
+    assert!(out.contains("128 MiB"), "the budget is the live bytes:\n{out}");
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn what_cannot_be_played_is_refused() {
     run(&folder, &["stress", "adversary", "--device", "cuda:4000"], 103);
 }
 
-/// What the README of the workloads says about those that were found by search.
+/// The statements of workloads/README.md about the workloads found by search.
 #[test]
 fn adversary_workloads_hurt_their_target_only() {
     let reserved = |workload: &str, strategy: &str| {

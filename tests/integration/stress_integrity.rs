@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use assert_cmd::Command;
 use serde_json::Value;
 
-/// Runs the program, which must end with that code, and returns what it says.
+/// Runs the program, checks its exit code, and returns its output.
 fn oomph(arguments: &[&str], folder: &Path, code: i32) -> String {
     let output = Command::cargo_bin("oomph").unwrap().args(arguments).current_dir(folder).output().unwrap();
     let text = String::from_utf8_lossy(if code == 0 { &output.stdout } else { &output.stderr }).into_owned();
@@ -13,21 +13,21 @@ fn oomph(arguments: &[&str], folder: &Path, code: i32) -> String {
     text
 }
 
-fn says(told: &str, words: &str) {
-    assert!(told.contains(words), "{told}");
+fn says(printed: &str, words: &str) {
+    assert!(printed.contains(words), "{printed}");
 }
 
 fn rows(text: &str) -> Vec<Value> {
-    let told: Value = serde_json::from_str(text).unwrap();
-    assert_eq!(told["schema"], 1);
-    told["rows"].as_array().unwrap().clone()
+    let printed: Value = serde_json::from_str(text).unwrap();
+    assert_eq!(printed["schema"], 1);
+    printed["rows"].as_array().unwrap().clone()
 }
 
 #[test]
 fn contents_survive_under_every_strategy() {
     let folder = tempfile::tempdir().unwrap();
-    let told = oomph(&["stress", "integrity", "--stress-count", "300", "--format", "json"], folder.path(), 0);
-    let rows = rows(&told);
+    let printed = oomph(&["stress", "integrity", "--stress-count", "300", "--format", "json"], folder.path(), 0);
+    let rows = rows(&printed);
     assert!(rows.len() >= 15, "{}", rows.len());
     for row in rows {
         assert_eq!(row["verdict"], "passed", "{row}");
@@ -39,7 +39,7 @@ fn contents_survive_under_every_strategy() {
 }
 
 #[test]
-fn slices_add_up_in_the_state_file_and_throw_other_dice() {
+fn integrity_slices_accumulate_with_new_seeds() {
     let folder = tempfile::tempdir().unwrap();
     let slice =
         ["stress", "integrity", "-s", "caching", "-s", "null", "--stress-count", "500", "--state", "state.json"];
@@ -59,7 +59,7 @@ fn slices_add_up_in_the_state_file_and_throw_other_dice() {
 }
 
 #[test]
-fn a_trace_is_played_on_request_and_time_ends_a_run() {
+fn integrity_plays_a_trace_until_time_is_up() {
     let folder = tempfile::tempdir().unwrap();
     oomph(&["convert", "stream-mix-4", "mix.oomph", "--set", "operations=300"], folder.path(), 0);
     let play = ["stress", "integrity", "-s", "bfc", "--trace", "mix.oomph", "--format", "json"];
@@ -70,7 +70,7 @@ fn a_trace_is_played_on_request_and_time_ends_a_run() {
 }
 
 #[test]
-fn a_soak_tells_what_was_held_on_a_driver_that_fails() {
+fn soak_reports_held_memory_on_failing_driver() {
     let folder = tempfile::tempdir().unwrap();
     let soak = ["stress", "soak", "-s", "caching", "-s", "oomph", "--stress-count", "1000", "--fault-one-in", "100"];
     for row in rows(&oomph(&[&soak[..], &["--format", "json"]].concat(), folder.path(), 0)) {
@@ -82,7 +82,7 @@ fn a_soak_tells_what_was_held_on_a_driver_that_fails() {
 }
 
 #[test]
-fn asking_for_a_gpu_that_is_not_there_never_falls_back() {
+fn integrity_on_a_missing_gpu_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     says(&oomph(&["stress", "integrity", "--device", "cuda:4000"], folder.path(), 103), "not available");
 }

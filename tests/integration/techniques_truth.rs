@@ -1,8 +1,8 @@
-//! The comparison of techniques against what real PyTorch did.
+//! The comparison of techniques against real PyTorch.
 //!
-//! The reference GPT (24 layers x 1024, batch 8 x 1024 tokens, fp32 weights, AdamW) in PyTorch 2.11.0+cu130 on one
-//! NVIDIA H200: the peak of `memory_allocated` and the median step of one run each. Byte counts come again to the byte;
-//! times move by some percent from run to run.
+//! The reference GPT (24 layers x 1024, batch 8 x 1024 tokens, fp32 weights, AdamW) in PyTorch
+//! 2.11.0+cu130 on one NVIDIA H200: the peak of `memory_allocated` and the median step time of one
+//! run each. Byte counts are reproducible to the byte; times vary by a few percent between runs.
 
 use std::sync::atomic::AtomicBool;
 
@@ -13,7 +13,7 @@ use oomph::{
     models::Recipe,
 };
 
-/// What PyTorch needed with one technique.
+/// Memory and time that PyTorch needed with one technique.
 struct Measured {
     technique: &'static str,
     peak_allocated: u64,
@@ -40,7 +40,7 @@ const PYTORCH: [Measured; 10] = [
 
 /// Percentage points.
 const MEMORY_TOLERANCE: f64 = 2.0;
-/// A share of the measured ratio.
+/// Relative to the measured ratio.
 const TIME_TOLERANCE: f64 = 0.15;
 
 fn simulated() -> Vec<TechniqueRecord> {

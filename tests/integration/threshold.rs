@@ -1,4 +1,4 @@
-//! Drives `oomph threshold` and suites of thresholds as a person would.
+//! Runs `oomph threshold` and threshold suites as a user does.
 
 use std::fs;
 
@@ -77,7 +77,7 @@ fn the_largest_batch_grows_with_the_memory() {
 }
 
 #[test]
-fn what_cannot_be_asked_is_refused_in_words() {
+fn invalid_questions_are_refused() {
     let folder = TempDir::new().unwrap();
     for (arguments, words) in [
         (&["threshold", "training", "--largest", "batches", "--memory", "8GiB"][..], "did you mean 'batch'?"),
@@ -105,7 +105,7 @@ fn threshold_suite_can_be_resumed() {
     let (csv, details) = (read("thresholds.csv"), read("thresholds.json"));
     assert_eq!(csv.lines().count(), 3);
     assert!(read("summary.md").contains("## Thresholds"));
-    // The first answer is there, the second is not.
+    // The first result exists, the second does not.
     let mut torn: Value = serde_json::from_str(&details).unwrap();
     torn["rows"].as_array_mut().unwrap().pop();
     fs::write(folder.path().join("a/thresholds.json"), torn.to_string()).unwrap();

@@ -1,4 +1,5 @@
-//! Thresholds against runs that really died or survived: `varlen` under three memory caps and four settings.
+//! Thresholds against real runs that failed or completed: `varlen` under three memory caps and four
+//! settings.
 
 use std::path::Path;
 
@@ -19,13 +20,13 @@ fn path_of(name: &str) -> String {
     format!("{}/workloads/recorded/{name}.pickle.xz", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The actions of the run without a cap, under default settings.
+/// The requests of the run without a cap, under default settings.
 fn varlen() -> Trace {
     let spec = SourceSpec { name: path_of("varlen"), seed: 1, ..SourceSpec::default() };
     Trace::read(&*spec.open(&NoProgress).unwrap()).unwrap()
 }
 
-/// What the program that was recorded as `name` ran with.
+/// The settings of the run recorded as `name`.
 fn settings_of(name: &str) -> StrategySpec {
     let parameters = Recording::open(path_of(name), None, &NoProgress).unwrap().settings.conf().to_owned();
     StrategySpec { name: "caching".to_owned(), parameters }
@@ -60,14 +61,16 @@ fn thresholds_match_twelve_capped_runs() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The most probes that a search may take: 17 to find the threshold to 2 MiB, and those around it.
+/// The most probes that a search may take: 17 to find the threshold to 2 MiB, and the ones around
+/// it.
 const PROBES: usize = 60;
 
-/// The search is cheap because it needs few replays. `cargo bench --bench advice` has the times.
+/// The search is cheap because it needs few replays. `cargo bench --bench advice` measures the
+/// times.
 #[test]
 fn a_threshold_needs_few_probes() {
     let trace = varlen();
-    // 55,169 entries of a snapshot, which tells a free in two.
+    // 55,169 snapshot entries; a free takes two of them.
     assert!(trace.events.len() > 30_000);
     for setting in ["", ".exp", ".split64", ".gc"] {
         let strategy = settings_of(&format!("varlen_cap047{setting}"));

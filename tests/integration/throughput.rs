@@ -1,4 +1,4 @@
-//! Timed cases as a person runs them: kernels on several streams, and threads that share a strategy.
+//! Timed cases as a user runs them: kernels on several streams, and threads that share a strategy.
 
 use std::fs;
 
@@ -14,7 +14,7 @@ use oomph::{
 };
 use tempfile::TempDir;
 
-/// Counts the frees that had to wait for another stream.
+/// Counts frees that waited for another stream.
 #[derive(Default)]
 struct Deferred(u64);
 
@@ -35,7 +35,7 @@ fn cross_stream_blocks_are_freed_late() {
         let workload = Recipe::named(name).unwrap().workload().unwrap();
         replay(&workload, &mut *strategy, &mut device, &ReplayOptions::default(), &mut deferred).unwrap();
         assert!(device.ledger().of(CallKind::Launch).count >= 20_000, "{name}: kernels are in flight");
-        // Asked more often than there are frees that wait: some answers were "not yet".
+        // More queries than waiting frees: some answers were "not ready".
         let queries = device.ledger().of(CallKind::EventQuery).count;
         assert!(deferred.0 == 0 || queries > deferred.0, "{name}: {queries} queries");
         deferred.0
@@ -48,7 +48,7 @@ fn cross_stream_blocks_are_freed_late() {
 }
 
 #[test]
-fn a_suite_times_its_cases_with_each_number_of_threads() {
+fn suite_times_cases_per_thread_count() {
     let folder = TempDir::new().unwrap();
     let suite = "question = 'how fast?'\n[[group]]\nworkloads = ['mix-100']\nstrategies = ['null', 'caching']\n\
                  set = { operations = 2000 }\ntimed = true\nthreads = [1, 3]\n";
@@ -72,7 +72,7 @@ fn a_suite_times_its_cases_with_each_number_of_threads() {
     ];
     assert_eq!(rows, expected);
     let runs = fs::read_to_string(folder.path().join("fast/runs.csv")).unwrap();
-    assert_eq!(runs.lines().count(), 3, "a header and one row a case, however many threads it was timed with");
+    assert_eq!(runs.lines().count(), 3, "a header and one row per case for any number of threads");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The models by name, as a person asks for them.
+//! The models by name, from the command line.
 
 use crate::command::run;
 
@@ -19,7 +19,7 @@ fn model_size_and_techniques_set_the_peaks() {
     let row = &rows["rows"][0];
     let (allocated, reserved) =
         (row["peak_allocated_bytes"].as_u64().unwrap(), row["peak_reserved_bytes"].as_u64().unwrap());
-    // 838 million weights and their two means are 10 GB, and nothing here doubles that.
+    // 838 million weights and their two moments take 10 GB, and nothing here doubles that.
     assert!((10_000_000_000..20_000_000_000).contains(&allocated), "{allocated}");
     assert!(reserved >= allocated && reserved < allocated * 3 / 2, "{reserved}");
 }
@@ -32,7 +32,7 @@ fn every_model_is_known_by_its_name() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_the_reason() {
+fn impossible_models_are_refused_with_reason() {
     for (setting, reason) in [
         ("heads=20", "20 heads do not divide a width of 768"),
         ("batch=0", "'batch' takes a whole number from 1 to 4096, not 0"),

@@ -1,4 +1,5 @@
-//! Re-lives every recording in `workloads/recorded` and compares it entry by entry; and sees what is changed on purpose.
+//! Verifies every recording in `workloads/recorded` entry by entry, and checks that deliberate
+//! changes are found.
 
 use std::{path::Path, process::Command};
 
@@ -42,7 +43,7 @@ fn every_recording_is_exact() {
     assert_eq!((entries, empty_caches, retries, ooms), (1_875_087, 35, 343, 245));
 }
 
-/// As its owner has it: a file of PyTorch's, and no table beside it.
+/// As a user has it: a snapshot file without the tables of the recordings' folder.
 #[test]
 fn limit_of_a_dead_recording_is_inferred() {
     let total = SimDevice::new(SimConfig::default()).unwrap().props().total_bytes as f64;
@@ -63,7 +64,7 @@ fn limit_of_a_dead_recording_is_inferred() {
         limited.push((name, verdict == Verdict::Exact));
     }
     let not_exact: Vec<&str> = limited.iter().filter(|(_, exact)| !exact).map(|(name, _)| &**name).collect();
-    // Garbage collection counts in shares of the limit, so there it must be known.
+    // Garbage collection counts in fractions of the limit, so the limit must be known.
     let collecting = ["fuzz2.gc.pickle.xz", "varlen_cap042.gc.pickle.xz", "varlen_cap047.gc.pickle.xz"];
     assert_eq!((limited.len(), &not_exact[..]), (11, &collecting[..]));
 }
@@ -73,7 +74,7 @@ fn open(name: &str) -> (Snapshot, Companion) {
     (Snapshot::open(&path, &NoProgress).unwrap(), Companion::beside(&path).unwrap().unwrap())
 }
 
-/// What a change to a recording is seen as.
+/// The result of verifying a changed recording.
 fn divergence_after(name: &str, change: impl FnOnce(&mut Snapshot, &mut Companion)) -> Divergence {
     let (mut snapshot, mut companion) = open(name);
     change(&mut snapshot, &mut companion);
@@ -84,7 +85,7 @@ fn divergence_after(name: &str, change: impl FnOnce(&mut Snapshot, &mut Companio
     }
 }
 
-/// The entry at which the two part.
+/// The entry of the first divergence.
 #[track_caller]
 fn entry_of(divergence: Divergence) -> usize {
     match divergence {
@@ -125,14 +126,14 @@ fn a_request_that_should_have_been_served_is_seen() {
 }
 
 #[test]
-fn other_settings_another_cap_and_other_counters_are_seen() {
+fn changed_settings_cap_or_counters_are_found() {
     let first_oom =
         |snapshot: &Snapshot| snapshot.traces[0].iter().position(|entry| entry.action == Action::OutOfMemory).unwrap();
     let mut at = 0;
     let uncapped = divergence_after("varlen_cap042", |snapshot, companion| {
         at = first_oom(snapshot);
         companion.memory_fraction = None;
-        // As if the program had given back its cache at once, which a retry looks like.
+        // As if the program had emptied its cache at once, which looks like a retry.
         snapshot.traces[0].truncate(at + 1);
     });
     assert!(matches!(uncapped, Divergence::Memory { .. }) || entry_of(uncapped) <= at);
@@ -159,8 +160,8 @@ fn the_memory_at_the_end_is_compared_block_by_block() {
     assert!(matches!(divergence, Divergence::Memory { recorded: Some(_), modelled: Some(_) }), "{divergence}");
 }
 
-/// A program that fills a device of 1 GiB without a limit of PyTorch's, as its snapshot would tell it, and how often it
-/// failed.
+/// A program that fills a device of 1 GiB without a PyTorch limit, as its snapshot, and its number
+/// of failed requests.
 fn full_device(conf: &str) -> (Snapshot, u64) {
     let mut device = SimDevice::new("sim:1GiB".parse::<SimConfig>().unwrap()).unwrap();
     let spec = StrategySpec { name: "caching".to_owned(), parameters: conf.to_owned() };
@@ -256,7 +257,7 @@ fn driver_refusal_is_recognised() {
     }
 }
 
-/// What the binary says to `arguments`, and its exit code.
+/// The binary's output for `arguments`, and its exit code.
 fn oomph(arguments: &[&str]) -> (i32, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_oomph"));
     let output = command.current_dir(env!("CARGO_MANIFEST_DIR")).args(arguments).output().unwrap();
@@ -268,7 +269,7 @@ const OOM_BASE: &str = "workloads/recorded/oom_base.pickle.xz";
 const VARLEN_STACK: &str = "workloads/recorded/varlen_stack.pickle.xz";
 
 #[test]
-fn the_command_gives_a_line_a_file_and_a_total() {
+fn verify_prints_a_line_per_file_and_a_total() {
     let (code, text) = oomph(&["verify", OOM_BASE, VARLEN_STACK]);
     assert_eq!(code, 0, "{text}");
     let lines: Vec<&str> = text.lines().collect();
@@ -296,7 +297,7 @@ fn verify_prints_the_inferred_limit() {
 }
 
 #[test]
-fn the_command_tells_what_is_wrong_by_its_exit_code() {
+fn verify_exit_code_names_the_failure() {
     let (code, text) = oomph(&["verify", "--fraction", "0.5", OOM_BASE]);
     assert_eq!(code, 100, "{text}");
     assert!(text.starts_with("DIVERGED") && text.contains("recorded") && text.contains("model"), "{text}");
@@ -317,7 +318,7 @@ fn the_command_speaks_json() {
 }
 
 #[test]
-fn a_snapshot_is_inspected_and_replayed_like_any_source() {
+fn snapshot_can_be_inspected_and_replayed() {
     let (code, text) = oomph(&["inspect", OOM_BASE]);
     assert_eq!(code, 0, "{text}");
     let limit = "own limit    at least 7.24 GiB, below 8.77 GiB";

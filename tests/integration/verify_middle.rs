@@ -1,5 +1,6 @@
-//! Recordings that begin in the middle, as most people's do: PyTorch keeps the last entries only. Re-lived from the memory
-//! that was there, with every recording of `workloads/recorded` and with programs made up at random.
+//! Recordings that start in the middle of a program, as most do, because PyTorch keeps only the
+//! last entries. They are verified from the memory at their start, with every recording of
+//! `workloads/recorded` and with random programs.
 
 use crate::recordings;
 use std::{
@@ -29,7 +30,8 @@ use oomph::{
 use proptest::prelude::*;
 use recordings::{recordings, verify_as_recorded};
 
-/// What is left of a snapshot whose ring of entries held so many: the last ones, and the memory at the end.
+/// The snapshot as PyTorch writes it with a ring buffer of this many entries: the last ones, and
+/// the memory at the end.
 fn last_entries(snapshot: &Snapshot, count: usize) -> Snapshot {
     let mut late = snapshot.clone();
     let lost = late.traces[0].len().saturating_sub(count);
@@ -37,8 +39,8 @@ fn last_entries(snapshot: &Snapshot, count: usize) -> Snapshot {
     late
 }
 
-/// How old cached blocks were before a recording nobody knows, and garbage collection goes by it. Of the 72 recordings
-/// these two, cut there, come to a collection while such blocks are still cached.
+/// The age of cached blocks before a recording is unknown, and garbage collection depends on it. Of
+/// the 72 recordings, these two, cut there, start a collection while such blocks are still cached.
 const AGES_MATTER: [(&str, &str); 2] =
     [("varlen_cap042.gc.pickle.xz", "the last tenth"), ("varlen_cap052.gc.pickle.xz", "the last tenth")];
 
@@ -78,12 +80,12 @@ fn every_recording_is_exact_from_the_middle_too() {
 }
 
 #[test]
-fn a_recording_without_a_whole_call_proves_nothing() {
+fn recording_without_a_complete_call_is_skipped() {
     let path = recordings().into_iter().find(|path| path.ends_with("varlen.pickle.xz")).unwrap();
     let snapshot = Snapshot::open(&path, &NoProgress).unwrap();
     let whole_call = [Action::FreeRequested, Action::Alloc, Action::OutOfMemory];
     let behind = snapshot.traces[0].iter().rev().take_while(|entry| !whole_call.contains(&entry.action)).count();
-    assert!(behind > 0, "it ends with the rest of a call");
+    assert!(behind > 0, "the snapshot must end with part of a call");
     for count in 1..=behind {
         let recording = last_entries(&snapshot, count).into_recording("late", None, &NoProgress).unwrap();
         let Verification { verdict, agreed, beginning, .. } = verify_as_recorded(&recording, &Companion::default());
@@ -93,7 +95,7 @@ fn a_recording_without_a_whole_call_proves_nothing() {
     }
 }
 
-/// The most memory that PyTorch's allocator reserves in a replay on the simulated device.
+/// The peak that PyTorch's allocator reserves in a replay on the simulated device.
 fn peak_reserved(recording: &Recording, resumes: bool) -> u64 {
     let mut device = SimDevice::new(SimConfig::default()).unwrap();
     let spec = StrategySpec { name: "caching".to_owned(), parameters: recording.settings.conf().to_owned() };
@@ -104,9 +106,9 @@ fn peak_reserved(recording: &Recording, resumes: bool) -> u64 {
 }
 
 #[test]
-fn a_replay_goes_on_from_the_memory_that_was_there() {
+fn replay_continues_from_initial_memory() {
     let mut without = 0;
-    // The last one is served by other segments if those of one size change their order.
+    // Other segments serve the last request if segments of one size change their order.
     let cut = ["train_base", "varlen", "varlen_stack", "train_base.exp", "varlen.exp"].map(|name| (name, 3));
     for (name, part) in cut.into_iter().chain([("fuzz1.split32", 2)]) {
         let path = recordings().into_iter().find(|path| path.ends_with(format!("{name}.pickle.xz")));
@@ -120,11 +122,11 @@ fn a_replay_goes_on_from_the_memory_that_was_there() {
         assert_eq!(peak_reserved(&recording, true), verification.stats.peak.reserved, "{name}");
         without += u32::from(peak_reserved(&recording, false) != verification.stats.peak.reserved);
     }
-    assert!(without > 0, "asking for the blocks anew does as well");
+    assert!(without > 0, "the test has no effect: new blocks give the same result");
 }
 
 #[test]
-fn a_replay_goes_on_with_the_sizes_that_were_mended() {
+fn replay_uses_the_repaired_sizes() {
     let path = recordings().into_iter().find(|path| path.ends_with("fuzz1.split32.pickle.xz")).unwrap();
     let snapshot = Snapshot::open(&path, &NoProgress).unwrap();
     let recording =
@@ -132,7 +134,7 @@ fn a_replay_goes_on_with_the_sizes_that_were_mended() {
     let verification = verify_as_recorded(&recording, &Companion::default());
     assert_eq!((&verification.verdict, verification.sizes_before.len()), (&Verdict::Exact, 1));
     let estimated = recording.with_empty_caches(verification.empty_caches, &NoProgress).unwrap();
-    assert_ne!(peak_reserved(&estimated, true), verification.stats.peak.reserved, "the estimate does as well");
+    assert_ne!(peak_reserved(&estimated, true), verification.stats.peak.reserved, "the test has no effect: the estimate gives the same result");
     let mended = estimated.with_sizes_before(&verification.sizes_before);
     assert_eq!(peak_reserved(&mended, true), verification.stats.peak.reserved);
     let folder = tempfile::tempdir().unwrap();
@@ -199,7 +201,7 @@ fn exported_snapshot_begins_in_the_middle() {
     assert_eq!(document["rows"][0]["peak_reserved_bytes"], replayed["rows"][0]["peak_reserved_bytes"]);
 }
 
-/// A step of a program that was made up.
+/// A step of a random program.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Alloc {
@@ -209,7 +211,7 @@ enum Step {
     Free {
         which: u16,
     },
-    /// A free that has to wait: another stream uses the block, and is busy for a while.
+    /// A free that has to wait: another stream uses the block and is busy for a while.
     FreeWhileUsed {
         which: u16,
         by: u8,
@@ -254,7 +256,7 @@ fn story(steps: &[Step]) -> Trace {
 /// A device that the program sometimes fills.
 const SMALL_DEVICE: &str = "sim:3GiB";
 
-/// What the program leaves behind in a snapshot.
+/// The snapshot of the program.
 fn recorded(steps: &[Step], strategy: &str) -> Snapshot {
     let options = ReplayOptions { on_out_of_memory: OnOutOfMemory::Skip, ..ReplayOptions::default() };
     let (story, device) = (story(steps), SMALL_DEVICE.parse().unwrap());
@@ -265,7 +267,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn a_program_made_up_is_exact_from_anywhere(
+    fn random_program_is_exact_from_any_start(
         steps in prop::collection::vec(step(), 20..400),
         strategy in prop::sample::select(vec![
             "caching",

@@ -1,4 +1,5 @@
-//! `oomph verify --on`: without a GPU, the simulated device is compared with itself, in everything but the driver.
+//! `oomph verify --on`: without a GPU, the simulated device is compared with itself, except for the
+//! driver.
 
 use std::{
     fs,
@@ -98,7 +99,7 @@ fn filters_choose_cases_and_csv_has_a_row_each() {
 }
 
 #[test]
-fn a_gpu_that_is_not_there_is_an_error_and_never_simulated() {
+fn missing_gpu_is_an_error_not_simulated() {
     let (out, err) = verify(&["--on", "cuda:4000", "training"], 103);
     assert!(out.is_empty() && err.contains("'cuda:4000' is not available"), "{out}{err}");
 }
@@ -120,7 +121,7 @@ fn slips_are_refused_before_anything_runs() {
 }
 
 #[test]
-fn a_file_that_cannot_be_read_costs_its_own_rows_only() {
+fn unreadable_file_loses_only_its_rows() {
     let folder = TempDir::new().unwrap();
     let damaged = folder.path().join("damaged.pickle");
     let recording = fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads/recorded/oom_base.pickle.xz"));

@@ -1,10 +1,11 @@
-//! What if the program had run under other settings, or with less memory? The actions of a recording are replayed with
-//! the model and the simulated driver alone, and held against the real run that was made that way.
+//! Predictions: would the program have run under other settings, or with less memory? The requests
+//! of a recording are replayed with the model and the simulated driver only, and compared with the
+//! real run made that way.
 //!
-//! The table is published in `results/what-if`. To write it anew:
+//! The table is published in `results/what-if`. To write it again:
 //!
 //! ```sh
-//! OOMPH_PUBLISH=1 cargo test --release --test what_if
+//! OOMPH_PUBLISH=1 cargo test --release --test integration what_if
 //! ```
 
 use std::{
@@ -30,9 +31,9 @@ use oomph::{
     trace::{Trace, torch::Recording},
 };
 
-/// Which run is foretold from which.
+/// Which run is predicted from which.
 struct Question {
-    /// The recording whose actions are replayed; it was made under default settings.
+    /// The recording whose requests are replayed; it was made under default settings.
     from: &'static str,
     /// The real run.
     real: String,
@@ -56,44 +57,44 @@ fn questions() -> Vec<Question> {
     questions
 }
 
-/// What came out.
+/// Real and predicted results.
 struct Answer {
     from: &'static str,
     real: String,
     settings: String,
     fraction: Option<f64>,
     real_peak: u64,
-    foretold_peak: u64,
+    predicted_peak: u64,
     real_oom: bool,
-    foretold_oom: bool,
+    predicted_oom: bool,
 }
 
 impl Answer {
     fn peak_is_exact(&self) -> bool {
-        self.real_peak == self.foretold_peak
+        self.real_peak == self.predicted_peak
     }
 
     fn oom_is_right(&self) -> bool {
-        self.real_oom == self.foretold_oom
+        self.real_oom == self.predicted_oom
     }
 
     fn error_percent(&self) -> f64 {
-        (self.foretold_peak as f64 / self.real_peak as f64 - 1.0) * 100.0
+        (self.predicted_peak as f64 / self.real_peak as f64 - 1.0) * 100.0
     }
 }
 
-struct Nobody;
+struct NoObserver;
 
-impl EventSink for Nobody {}
+impl EventSink for NoObserver {}
 
-impl Observer for Nobody {}
+impl Observer for NoObserver {}
 
 fn path_of(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("workloads/recorded/{name}.pickle.xz"))
 }
 
-/// The actions of a recording, with the calls of `empty_cache` that `verify` infers.
-fn story(name: &str) -> Trace {
+/// The requests of a recording, with the calls of `empty_cache` that `verify` infers.
+fn recorded_requests(name: &str) -> Trace {
     let recording = Recording::open(path_of(name), None, &NoProgress).unwrap();
     let device = SimDevice::new(SimConfig::default()).unwrap();
     let verification =
@@ -101,7 +102,7 @@ fn story(name: &str) -> Trace {
     recording.with_empty_caches(verification.empty_caches, &NoProgress).unwrap().trace
 }
 
-fn answer(question: &Question, story: &Trace) -> Answer {
+fn answer(question: &Question, trace: &Trace) -> Answer {
     let Question { from, real } = question;
     let settings = Recording::open(path_of(real), None, &NoProgress).unwrap().settings.conf().to_owned();
     let Companion { memory_fraction: fraction, counters } = Companion::beside(&path_of(real)).unwrap().unwrap();
@@ -111,31 +112,31 @@ fn answer(question: &Question, story: &Trace) -> Answer {
     let spec = StrategySpec { name: "caching".to_owned(), parameters: settings.clone() };
     let mut strategy = spec.build(&Setup { props: device.props(), limit }).unwrap();
     let options = ReplayOptions { on_out_of_memory: OnOutOfMemory::Stop, ..ReplayOptions::default() };
-    let replayed = replay(story, &mut *strategy, &mut device, &options, &mut Nobody).unwrap();
+    let replayed = replay(trace, &mut *strategy, &mut device, &options, &mut NoObserver).unwrap();
     Answer {
         from,
         real: real.clone(),
         settings,
         fraction,
         real_peak: counters.peak_reserved.unwrap(),
-        foretold_peak: strategy.stats().peak.reserved,
+        predicted_peak: strategy.stats().peak.reserved,
         real_oom: counters.ooms.unwrap() > 0,
-        foretold_oom: replayed.ooms > 0,
+        predicted_oom: replayed.ooms > 0,
     }
 }
 
-/// All answers, found on all cores, in the order of the questions.
+/// All answers, computed on all cores, in the order of the questions.
 fn answers() -> Vec<Answer> {
     let questions = questions();
-    let mut stories = BTreeMap::new();
+    let mut traces = BTreeMap::new();
     for question in &questions {
-        stories.entry(question.from).or_insert_with(|| story(question.from));
+        traces.entry(question.from).or_insert_with(|| recorded_requests(question.from));
     }
-    parallel_map(&questions, all_cores(), |question| answer(question, &stories[question.from]))
+    parallel_map(&questions, all_cores(), |question| answer(question, &traces[question.from]))
 }
 
 #[test]
-fn what_is_foretold_is_what_happened() {
+fn predictions_match_real_runs() {
     let answers = answers();
     if env::var_os("OOMPH_PUBLISH").is_some() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("results/what-if");
@@ -153,14 +154,14 @@ fn csv(answers: &[Answer]) -> String {
         "from,real,settings,memory_fraction,real_peak_reserved_bytes,foretold_peak_reserved_bytes,real_oom,foretold_oom\n",
     );
     for answer in answers {
-        let Answer { from, real, settings, real_peak, foretold_peak, real_oom, foretold_oom, .. } = answer;
+        let Answer { from, real, settings, real_peak, predicted_peak, real_oom, predicted_oom, .. } = answer;
         let fraction = answer.fraction.map(|fraction| fraction.to_string()).unwrap_or_default();
         let settings = if settings.contains(',') { format!("\"{settings}\"") } else { settings.clone() };
         let _ = writeln!(
             table,
-            "{from},{real},{settings},{fraction},{real_peak},{foretold_peak},{},{}",
+            "{from},{real},{settings},{fraction},{real_peak},{predicted_peak},{},{}",
             u8::from(*real_oom),
-            u8::from(*foretold_oom)
+            u8::from(*predicted_oom)
         );
     }
     table
@@ -172,13 +173,13 @@ fn markdown(answers: &[Answer]) -> String {
     let count = answers.len();
     let mut text = format!(
         "# What if\n\n\
-        The actions of a recording made under default settings and without a limit, replayed under other settings or \
-        with less memory, against the real run that was made that way (`workloads/recorded`, PyTorch 2.11 on an NVIDIA \
-        H200). Only the simulated driver gives addresses; a capped run ends where memory runs out.\n\n\
-        Peak reserved memory is foretold to the byte in {exact} of {count} pairs, and whether memory runs out in \
-        {right} of {count}. Written by `OOMPH_PUBLISH=1 cargo test --release --test what_if`, which also holds the \
-        bars (90 %, and all).\n\n\
-        | actions of | run | settings | share of the memory | peak reserved, real | foretold | error | out of memory, real | foretold |\n\
+        The requests of a recording made under default settings without a limit, replayed under other settings or with \
+        less memory, and compared with the real run made that way (`workloads/recorded`, PyTorch 2.11 on an NVIDIA \
+        H200). All addresses come from the simulated driver; a capped run ends where memory runs out.\n\n\
+        Peak reserved memory is predicted to the byte in {exact} of {count} pairs, and whether memory runs out in \
+        {right} of {count}. Written by `OOMPH_PUBLISH=1 cargo test --release --test integration what_if`, which also \
+        checks the limits (90 % and all).\n\n\
+        | requests of | run | settings | share of the memory | peak reserved, real | predicted | error | out of memory, real | predicted |\n\
         |---|---|---|---:|---:|---:|---:|---|---|\n"
     );
     let yes = |oom: bool| if oom { "yes" } else { "no" };
@@ -192,9 +193,9 @@ fn markdown(answers: &[Answer]) -> String {
             answer.from,
             answer.real,
             answer.real_peak,
-            answer.foretold_peak,
+            answer.predicted_peak,
             yes(answer.real_oom),
-            yes(answer.foretold_oom)
+            yes(answer.predicted_oom)
         );
     }
     text

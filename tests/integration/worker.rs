@@ -45,7 +45,7 @@ fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// The worker of a process, once it has read its case: it then has a listening and a working
+/// The worker of a process, once it has read its case: it then has a listening thread and a working
 /// thread.
 fn worker_of(parent: &Child) -> u32 {
     wait_until("a worker runs", || {

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Trains a GPT-2 on texts of different lengths, a script like many: docs/out-of-memory.md follows it from an OOM to a fix.
+"""A typical script: trains a GPT-2 on texts of different lengths. docs/out-of-memory.md shows it from an OOM to a fix.
 
     python3 train.py --batch 64
     python3 train.py --batch 64 --keep-outputs     with a fault: the outputs of every step are kept for statistics
 
-Random tokens stand in for texts. It knows nothing of oomph: recording lines go to a file of their own (`--import`).
+The texts are random tokens. The script does not depend on oomph: the recording lines are in a separate file (`--import`).
 """
 
 import argparse

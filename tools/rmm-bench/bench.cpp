@@ -1,4 +1,4 @@
-// Times a memory resource of RMM, named by the argument: pool, arena or async. Needs a GPU.
+// Times one of RMM's memory resources, named by the argument: pool, arena or async. Needs a GPU.
 #include <rmm/mr/arena_memory_resource.hpp>
 #include <rmm/mr/cuda_async_memory_resource.hpp>
 #include <rmm/mr/cuda_memory_resource.hpp>
@@ -15,10 +15,12 @@
 
 namespace {
 
-// Enough for 10,000 live blocks of up to 4 MiB, so that what is timed is the resource and not what it asks upstream.
+// Enough for 10,000 live blocks of up to 4 MiB, so that the resource is timed and not its upstream
+// allocations.
 constexpr size_t kInitialBytes = size_t{40} << 30;
 constexpr size_t kAlignment = 256;
-// A request among 10,000 live blocks takes RMM some 25 us: a quarter of the recipe's pairs says the same.
+// RMM needs about 25 us per request with 10,000 live blocks, so a quarter of the recipe's pairs is
+// enough.
 constexpr int kMixPairsAt10000 = 100000;
 
 template <typename Resource>
@@ -35,7 +37,7 @@ class Allocator {
   Block alloc(size_t bytes) { return {resource_.allocate(stream_, bytes, kAlignment), bytes}; }
   void free(Block block) { resource_.deallocate(stream_, block.address, block.bytes, kAlignment); }
   void enter_thread() { cudaSetDevice(0); }
-  // RMM's resources keep what they have until they are destroyed.
+  // RMM's resources keep their memory until they are destroyed.
   void empty_cache() {}
 
  private:

@@ -1,8 +1,9 @@
 #!/bin/bash
-# Builds the timing program and the replay over RMM 26.10 from its wheels. Building needs no GPU and no nvcc; running needs a GPU and a
-# driver for CUDA 13. The folder holds everything that the program loads, so that it can be carried to another machine.
-# RMM's own plugin for PyTorch, _torch_allocator.so, is put beside them.
-# usage: build.sh [DIR]   DIR is target/rmm-bench by default; 8 MB are downloaded once.
+# Builds the timing program and the replay over RMM 26.10 from its wheels. Building needs no GPU and
+# no nvcc; running needs a GPU and a driver for CUDA 13. The folder contains every library that the
+# programs load, so it can be copied to another machine. It also contains RMM's own plugin for
+# PyTorch, _torch_allocator.so.
+# usage: build.sh [DIR]   DIR is target/rmm-bench by default; downloads 8 MB once.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 dir=${1:-$here/../../target/rmm-bench}

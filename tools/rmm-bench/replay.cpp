@@ -1,4 +1,5 @@
-// Replays an RMM log through one of RMM's own memory resources on a GPU, and says what it took from the device.
+// Replays an RMM log through one of RMM's own memory resources on a GPU, and prints what it took
+// from the device.
 // usage: rmm_replay pool|arena|async LOG [--initial BYTES] [--maximum BYTES] [--addresses]
 #include <rmm/error.hpp>
 #include <rmm/mr/arena_memory_resource.hpp>
@@ -66,7 +67,8 @@ Arguments read_arguments(int count, char** words) {
   return arguments;
 }
 
-// The columns are Thread,Time,Action,Pointer,Size,Stream. Threads and times are left out: rows are played in order.
+// The columns are Thread,Time,Action,Pointer,Size,Stream. Threads and times are ignored: rows are
+// replayed in order.
 std::vector<Row> read_log(const std::string& path) {
   std::ifstream file(path);
   std::string line;
@@ -85,7 +87,7 @@ std::vector<Row> read_log(const std::string& path) {
   return rows;
 }
 
-// What the resource takes from the device: every step is printed as it happens.
+// Prints every allocation that the resource makes on the device.
 class Upstream {
  public:
   void* allocate(size_t bytes) {
@@ -109,7 +111,7 @@ class Upstream {
     cudaFree(address);
   }
 
-  // The region of an address, counted in the order of growth, and how far into it the address lies.
+  // The region of an address, numbered in the order of growth, and the offset of the address in it.
   std::pair<size_t, size_t> place(const void* address) const {
     const auto value = reinterpret_cast<uintptr_t>(address);
     const auto region = std::prev(regions_.upper_bound(value));
@@ -131,7 +133,8 @@ class Upstream {
   bool closing_ = false;
 };
 
-// The default stream is the default stream; any other of the log becomes one of ours.
+// The default stream of the log stays the default stream; every other one is mapped to a new
+// stream.
 class Streams {
  public:
   cuda::stream_ref known_as(uint64_t handle) {

@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
-# Tries tools/slurm/oomph.sbatch on a real Slurm: munged, slurmctld and slurmd are started on this machine with a
-# configuration of their own, in a folder that is gone afterwards; one that is installed and running is left alone.
+# Tests tools/slurm/oomph.sbatch on a real Slurm: starts munged, slurmctld and slurmd on this
+# machine with their own configuration, in a temporary folder. A Slurm that already runs is not
+# touched.
 #
-#     tools/slurm/loopback.sh [OOMPH [WORDS OF `oomph run`..]]
+#     tools/slurm/loopback.sh [OOMPH [ARGUMENTS OF `oomph run`..]]
 #
-# An array of four shares a suite. One task is requeued by hand, one is told that its time is up, and both go on. The
-# merged results must be those of a single process, byte for byte. Exit code 77: Slurm cannot be had here, and why.
+# An array of four tasks shares a suite. One task is requeued by hand, one gets the signal that its
+# time is up, and both resume. The merged results must equal those of a single process, byte for
+# byte. Exit code 77: Slurm is not available; the reason is printed.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 oomph=$(realpath "${1:-target/release/oomph}")
 shift || true
 [ "$#" -gt 0 ] || set -- strategies
 
-without() { echo "no Slurm here: $*"; exit 77; }
+without() { echo "Slurm is not available: $*"; exit 77; }
 fail() {
     echo "slurm: $*" >&2
     tail -n 20 "${place:-.}"/slurmctld.log "${place:-.}"/task-*.log >&2 2>/dev/null || true
@@ -70,7 +72,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SchedulerParameters=sched_interval=5
 ReturnToService=2
-# Eight processors, however many there are: four tasks run at once.
+# Declare eight processors regardless of the machine, so that four tasks run at once.
 SlurmdParameters=config_overrides
 NodeName=$host NodeAddr=127.0.0.1 CPUs=8 State=UNKNOWN
 PartitionName=all Nodes=$host Default=YES MaxTime=INFINITE State=UP
@@ -83,7 +85,7 @@ munged --force --key-file="$place/munge.key" --socket="$place/munge.socket" --pi
 slurmctld -f "$SLURM_CONF" || without "slurmctld does not start"
 slurmd -f "$SLURM_CONF" || without "slurmd does not start: $(tail -1 "$place/slurmd.log")"
 
-# Waits until a command succeeds, for so many seconds at most.
+# Waits until a command succeeds, at most for this many seconds.
 within() {
     local seconds=$1 what=$2
     shift 2
@@ -116,7 +118,7 @@ scontrol requeue "${job}_2"
 echo "task 2 was requeued by hand after $(rows 2) cases"
 within 120 "task 3 has rows" has_rows 3
 scancel --batch --signal=USR1 "${job}_3"
-echo "task 3 was told that its time is up after $(rows 3) cases"
+echo "task 3 got the time-limit signal after $(rows 3) cases"
 
 for task in 1 2 3 4; do
     within 600 "task $task is done" state_is "$task" COMPLETED
@@ -130,5 +132,5 @@ done
 for name in runs.csv comparison.csv; do
     cmp "$place/alone/$name" "$place/merged/$name" || fail "$name is not that of a single process"
 done
-echo "runs.csv and comparison.csv of the merged shards are those of one process, byte for byte" \
+echo "runs.csv and comparison.csv of the merged shards equal those of one process, byte for byte" \
     "($(($(wc -l <"$place/merged/runs.csv") - 1)) cases)"

@@ -1,6 +1,7 @@
 #!/bin/bash
 # Builds the oracle: the real allocator library of the torch 2.11.0 wheel over a stand-in CUDA runtime. No GPU needed.
-# usage: build.sh [DIR]   DIR is target/torch-oracle by default; about 530 MB are downloaded once, 50 MB stay in DIR.
+# usage: build.sh [DIR]   DIR is target/torch-oracle by default; downloads about 530 MB once, 50 MB
+# stay in DIR.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 dir=${1:-$here/../../target/torch-oracle}
@@ -19,7 +20,7 @@ include="-Itorch/include -Icuda/nvidia/cu13/include"
 gcc -c -fPIC "$here/never_called.c" -o never_called.o
 g++ -O1 -std=c++20 -shared -fPIC $include "$here/stand_in_runtime.cpp" never_called.o \
   -Wl,-soname,libcudart.so.13 -Wl,--version-script="$here/symbols.map" -o libcudart.so.13
-# The library paths are kept in the program, so that it runs without LD_LIBRARY_PATH.
+# Store the library paths in the program, so that it runs without LD_LIBRARY_PATH.
 for program in oracle bench; do
   g++ -O2 -std=c++20 -pthread $include "$here/$program.cpp" -Ltorch/lib -lc10_cuda -lc10 -L. -l:libcudart.so.13 \
     -Wl,--allow-shlib-undefined -Wl,--disable-new-dtags -Wl,-rpath,"$dir:$dir/torch/lib" -o "$program"

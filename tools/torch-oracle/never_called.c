@@ -1,4 +1,4 @@
-// Functions of the CUDA runtime that the allocator library is linked against and never calls here.
+// Functions of the CUDA runtime that the allocator library links to but never calls here.
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -1,7 +1,8 @@
-// Runs programs of allocator calls on the real PyTorch allocator and prints what it did. README.md has the language.
+// Runs programs of allocator calls on the real PyTorch allocator and prints the results. README.md
+// describes the language.
 //
-// Every program runs in a child process of its own: the allocator's state cannot be reset, but a fork before its first
-// use is as good as a new process, at a tenth of the cost.
+// Every program runs in its own child process: the allocator's state cannot be reset, but a fork
+// before its first use is equivalent to a new process, at a tenth of the cost.
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
 #include <sys/wait.h>
@@ -47,7 +48,7 @@ class Program {
       try {
         call(lines_[number]);
       } catch (const c10::OutOfMemoryError&) {
-        // The trace has it.
+        // The failure is in the trace.
       } catch (const std::exception& error) {
         std::string words = error.what();
         std::cout << "refused " << number << "\n# " << words.substr(0, words.find('\n')) << "\n";

@@ -1,4 +1,4 @@
-// A stand-in for the CUDA runtime: the arithmetic of addresses and capacity, and nothing else.
+// A stand-in for the CUDA runtime: it models addresses and capacity only.
 #include "stand_in_runtime.h"
 
 #include <cuda.h>
@@ -64,7 +64,7 @@ CUresult error_string(CUresult, const char** text) {
   return CUDA_SUCCESS;
 }
 
-// Every other driver function: nothing to do.
+// All other driver functions do nothing.
 CUresult succeed() { return CUDA_SUCCESS; }
 
 }  // namespace

@@ -1,10 +1,10 @@
-// How the oracle steers the stand-in CUDA runtime.
+// Control functions of the stand-in CUDA runtime, for the oracle.
 #pragma once
 #include <cstddef>
 
 extern "C" {
-// Size of the device, how much of it can be handed out, and whether addresses go down. Before anything else.
+// Size of the device, its allocatable bytes, and whether addresses go down. Call it first.
 void stand_in_device(size_t total, size_t capacity, bool downwards);
-// Whether events on a stream are unfinished.
+// Sets whether events on a stream are unfinished.
 void stand_in_busy(void* stream, bool busy);
 }

@@ -17,15 +17,15 @@ if [ "$what" = --stand-in ]; then
   runtime=$oracle/libcudart.so.13
 else
   torch=$("$what" -c 'import os, torch; print(os.path.dirname(torch.__file__))')
-  # The toolkit comes first: it has all headers, the wheels beside torch perhaps not.
+  # The toolkit comes first: it has all headers; the wheels next to torch may lack some.
   cuda=${CUDA_HOME:-/usr/local/cuda}
   first() { find -L "$cuda" "$torch/../nvidia" -name "$1" 2>/dev/null | head -1; }
   runtime=$(first 'libcudart.so.1[23]*')
   header=$(first cuda_runtime_api.h)
-  [ -n "$runtime" ] && [ -n "$header" ] || { echo "no CUDA runtime or no headers beside torch or in CUDA_HOME" >&2; exit 1; }
+  [ -n "$runtime" ] && [ -n "$header" ] || { echo "the CUDA runtime or its headers were not found, neither next to torch nor in CUDA_HOME" >&2; exit 1; }
   include="-I$torch/include -I$(dirname "$header")"
 fi
-# The library paths are kept in the plugin, so that it loads without LD_LIBRARY_PATH.
+# Store the library paths in the plugin, so that it loads without LD_LIBRARY_PATH.
 g++ -O2 -std=c++20 -shared -fPIC -pthread $include "$here/native.cpp" -L"$torch/lib" -lc10_cuda -lc10 "$runtime" \
   -Wl,--allow-shlib-undefined -Wl,--disable-new-dtags -Wl,-rpath,"$torch/lib:$(dirname "$runtime")" -o "$output"
 echo "built $output"

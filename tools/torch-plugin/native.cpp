@@ -1,5 +1,6 @@
-// PyTorch's own caching allocator behind PyTorch's pluggable interface, so that it can be loaded where any other can.
-// Settings come from PYTORCH_CUDA_ALLOC_CONF. Built with -DSTAND_IN it runs over the oracle's stand-in runtime.
+// PyTorch's own caching allocator with PyTorch's pluggable interface, so that it can be loaded like
+// any other plugin. Settings come from PYTORCH_CUDA_ALLOC_CONF. Built with -DSTAND_IN it runs over
+// the oracle's stand-in runtime.
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
@@ -26,7 +27,7 @@ caching::CUDAAllocator& allocator(int device) {
   static std::once_flag once;
   std::call_once(once, [] {
 #ifdef STAND_IN
-    // An H200, as the simulated device is one.
+    // An H200, like the simulated device.
     stand_in_device(size_t{150109880320}, size_t{149558329344}, true);
 #endif
     c10::cuda::_internal::setHasPrimaryContext(+[](c10::DeviceIndex) { return true; });
@@ -36,7 +37,8 @@ caching::CUDAAllocator& allocator(int device) {
   return *caching::get();
 }
 
-// No exception leaves this library: running out of memory is a null pointer, and anything else the end.
+// No exception may leave this library: out of memory becomes a null pointer, any other error ends
+// the process.
 template <typename Call>
 auto guarded(Call call) -> decltype(call()) {
   try {
@@ -86,7 +88,7 @@ void oomph_limit(int device, size_t bytes) {
     size_t free = 0, total = 0;
     C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
     double fraction = static_cast<double>(bytes) / static_cast<double>(total);
-    // What the allocator makes of it is rounded down: not below the bytes that were meant.
+    // The allocator rounds the fraction down, so round up to reach at least these bytes.
     while (static_cast<size_t>(fraction * static_cast<double>(total)) < bytes) fraction = std::nextafter(fraction, 2.0);
     caching_allocator.setMemoryFraction(std::min(fraction, 1.0), static_cast<c10::DeviceIndex>(device));
     return 0;

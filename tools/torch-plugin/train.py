@@ -4,10 +4,10 @@
     python3 train.py --library liboomph.so --steps 20 --json training.json
     python3 train.py --library liboomph.so --strategy oomph --strategy caching --layers 24 --width 1024 --heads 16
 
-Every allocator gets a process of its own, because PyTorch takes one before its first allocation and keeps it. The same
-seed and deterministic algorithms make the losses comparable bit for bit: another allocator may only move memory, so any
+Every allocator runs in its own process, because PyTorch selects one before its first allocation and keeps it. The same
+seed and deterministic algorithms make the losses comparable bit for bit: another allocator changes addresses only, so any
 difference means that memory was handed out twice or too early. Each batch is copied on a side stream and used on the main
-one, so that record_stream matters. Ends with status 1 where losses differ or a run fails.
+one, so that record_stream is needed. Exits with status 1 if losses differ or a run fails.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def arguments():
 
 
 def plug_in(library):
-    """Puts oomph in the place of PyTorch's allocator, hooks included."""
+    """Replaces PyTorch's allocator by oomph, including the hooks."""
     import torch
 
     plugged = torch.cuda.memory.CUDAPluggableAllocator(library, "oomph_alloc", "oomph_free")
@@ -97,7 +97,7 @@ def build_model(options):
 
 
 def train(options):
-    """Trains in this process and prints what it saw as one line of JSON."""
+    """Trains in this process and prints the result as one line of JSON."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -145,7 +145,7 @@ def train(options):
 
 
 def run_alone(allocator):
-    """Trains under one allocator in a process of its own."""
+    """Trains under one allocator in a separate process."""
     with tempfile.TemporaryDirectory() as folder:
         books = os.path.join(folder, "statistics.json")
         environment = dict(os.environ, CUBLAS_WORKSPACE_CONFIG=":4096:8", OOMPH_STATS=books, OOMPH_OUT_OF_MEMORY="throw")
@@ -168,7 +168,7 @@ def run_alone(allocator):
 
 
 def table(runs):
-    """The runs beside the first of them."""
+    """Compares the runs with the first one."""
     base = runs[0]
     rows = [("allocator", "losses", "last loss", "reserved MiB", "allocated MiB", "step ms", "against native")]
     for run in runs:
@@ -194,7 +194,7 @@ def main():
         print(f"training under {allocator} ...", file=sys.stderr, flush=True)
         run = run_alone(allocator)
         if "failure" not in run:
-            # The first steps fill caches and choose kernels.
+            # Warm-up: the first steps fill caches and select kernels.
             run["median_step_ms"] = statistics.median(run["step_ms"][min(3, len(run["step_ms"]) - 1) :])
             same = runs and "losses" in runs[0] and run["losses"] == runs[0]["losses"]
             run["verdict"] = "native" if allocator == "native" else "equal" if same else "DIFFERENT"

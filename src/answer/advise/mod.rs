@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn too_much_at_once_is_exhaustion_and_one_request_of_half_of_it_is_named() {
+    fn exhaustion_names_a_dominant_request() {
         let mut story = TraceBuilder::new();
         story.alloc(4 * GIB, StreamId::DEFAULT, TagId(0));
         story.alloc(4 * GIB, StreamId::DEFAULT, TagId(0));

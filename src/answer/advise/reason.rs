@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_other_streams_counts_where_it_would_have_served() {
+    fn other_streams_memory_counts_if_sufficient() {
         let stranded =
             failure(100, OomCause::Fragmentation, &[(Obstacle::OtherStream, 60), (Obstacle::PendingEvents, 40)]);
         assert_eq!(kinds(4000, 8000, Some(&stranded)), ["stream"]);

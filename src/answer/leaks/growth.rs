@@ -296,7 +296,7 @@ mod growth_tests {
     }
 
     #[test]
-    fn fifteen_percent_over_a_hundred_epochs_are_found_under_noise() {
+    fn slow_growth_is_found_under_noise() {
         let seen = found(0.15, 100, 0.0);
         assert!(seen >= 980, "{seen} of 1000");
     }

@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_tells_what_it_kept_what_passed_and_what_was_collected() {
+    fn step_counts_kept_freed_and_collected() {
         let mut story = TraceBuilder::new();
         let mut garbage = Vec::new();
         for step in 0..6 {
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn only_whole_segments_and_whole_mapped_pages_can_be_given_back() {
+    fn only_free_segments_and_pages_are_releasable() {
         let block = |at: u64, size, state| BlockView { address: Address(at), size, requested: size, state };
         let segment = |mapped, blocks: Vec<BlockView>| SegmentView {
             address: blocks[0].address,

@@ -241,7 +241,7 @@ mod steps_tests {
     }
 
     #[test]
-    fn periods_are_counted_back_from_the_end_and_what_has_none_is_cut_evenly() {
+    fn steps_align_to_the_end_or_split_evenly() {
         let mut story = TraceBuilder::new();
         turn(&mut story, &[7, 9, 11]);
         (0..6).for_each(|_| turn(&mut story, &SIZES));

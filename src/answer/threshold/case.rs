@@ -153,7 +153,7 @@ mod case_tests {
     }
 
     #[test]
-    fn a_real_case_is_searched_on_the_simulated_device_and_confirmed_by_two_runs() {
+    fn simulated_search_is_confirmed_by_two_runs() {
         let record = answer("cuda:3").record;
         assert_eq!((record.device.as_str(), record.real_device.as_deref()), ("sim", Some("cuda:3")));
         assert!(record.case_id.contains("@cuda:3"), "{}", record.case_id);

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_that_counts_nothing_is_refused_with_the_nearest_that_does() {
+    fn non_count_parameter_is_refused_with_suggestion() {
         let recipe = Recipe::named("training").unwrap();
         let (strategy, device) = (StrategySpec::from("caching"), "sim".parse().unwrap());
         let refused = |name| largest(&LargestQuestion::new(&recipe, name, GIB, &strategy, &device)).unwrap_err();

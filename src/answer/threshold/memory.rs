@@ -369,7 +369,7 @@ mod memory_tests {
     }
 
     #[test]
-    fn the_threshold_suffices_and_a_page_less_does_not_under_every_strategy_and_cap() {
+    fn one_page_below_every_threshold_fails() {
         let trace = checkerboard();
         for strategy in ["direct", "async", "caching", "caching:expandable_segments:True", "address:caching"] {
             for cap in [LimitEnforcer::Allocator, LimitEnforcer::Device] {
@@ -393,7 +393,7 @@ mod memory_tests {
     }
 
     #[test]
-    fn a_device_that_is_too_small_is_an_answer_with_its_failure() {
+    fn too_small_device_returns_its_failure() {
         let device = "sim:600MiB".parse().unwrap();
         let (trace, strategy) = (checkerboard(), StrategySpec::from("caching"));
         let found = threshold(&ThresholdQuestion::new(&trace, &strategy, &device)).unwrap();
@@ -488,7 +488,7 @@ mod search_tests {
         }
 
         #[test]
-        fn whatever_fits_and_fails_the_answer_agrees_with_all_that_was_tried(
+        fn answer_agrees_with_all_probes(
             holes in prop::collection::btree_set(1u64..400, 0..200),
         ) {
             let (found, tried) = settle(|place| place >= 400 || (place > 0 && !holes.contains(&place)), 0, 500);

@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn another_strategy_is_seen_where_it_first_decides_otherwise() {
+    fn first_different_decision_is_found() {
         let agreement = agree_on(&story(), "caching", "caching:large_segment_size_mb:40", simulated());
         let difference = agreement.difference.unwrap();
         assert_eq!(difference.place.event.map(|(number, _)| number), Some(2));
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn another_choice_among_the_same_memory_is_seen_without_another_call() {
+    fn different_block_choice_is_found() {
         let mut story = TraceBuilder::new();
         // The two round this size differently, and both find room for it in one segment.
         let block = story.alloc(1025 * 1024, StreamId::DEFAULT, TagId(0));

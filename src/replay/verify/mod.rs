@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_rounds_together_go_through_no_more_entries_than_patience_allows() {
+    fn rounds_share_one_entry_budget() {
         for entries in [0, 1, 100, 600_000, MOST_ENTRIES, 2 * MOST_ENTRIES] {
             assert!(repetitions(entries) * entries <= MOST_ENTRIES, "{entries}");
         }

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_blocks_come_back_in_the_order_in_which_the_recording_completes_them() {
+    fn pending_frees_complete_in_recorded_order() {
         use Action::{Alloc, FreeCompleted as Completed, FreeRequested as Requested};
         let entries = [
             entry(Requested, 1),

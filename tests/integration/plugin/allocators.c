@@ -1,5 +1,5 @@
-/* Small allocators with PyTorch's pluggable interface, over addresses that nobody ever touches. Each is built on its own
-   by defining its name. */
+/* Small allocators with PyTorch's pluggable interface. Their addresses are fake and never accessed. Defining a name
+   selects the allocator to build. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 
 typedef void *stream_t;
 
-/* Hands out ever new addresses. */
+/* Never returns the same address twice. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static size_t next = 0x700000000000;
 static size_t calls;
@@ -26,13 +26,13 @@ void *my_malloc(size_t bytes, int device, stream_t stream) { return take(bytes);
 void my_free(void *address, size_t bytes, int device, stream_t stream) {}
 #endif
 
-/* The same, by names that nobody would guess. */
+/* The same, with function names that oomph does not search for. */
 #ifdef OTHER_NAMES
 void *borrow_alloc(size_t bytes, int device, stream_t stream) { return take(bytes); }
 void borrow_free(void *address, size_t bytes, int device, stream_t stream) {}
 #endif
 
-/* Only one of a pair. The free that its C library has must not be taken for the partner. */
+/* Only alloc. The C library's free must not be used as its partner. */
 #ifdef HALF_A_PAIR
 void *alloc(size_t bytes, int device, stream_t stream) { return take(bytes); }
 #endif
@@ -58,8 +58,8 @@ void *allocate(size_t bytes, int device, stream_t stream) {
 void deallocate(void *address, size_t bytes, int device, stream_t stream) {}
 #endif
 
-/* Goes wrong in the way that HOW says, in the function that IN says: while it is loaded, in the third alloc, or in the
-   first call of any other. */
+/* Runs the statement HOW in the function IN: while loading, in the third alloc, or in the first call of any other
+   function. */
 #ifdef FAILING
 #define LOAD 1
 #define ALLOC 2
@@ -93,14 +93,14 @@ void oomph_limit(int device, size_t bytes) { go_wrong(LIMIT); }
 #endif
 #endif
 
-/* Has only so many blocks. */
+/* Fails after 20 blocks. */
 #ifdef RUNNING_OUT
 void *allocate(size_t bytes, int device, stream_t stream) { return calls == 20 ? NULL : take(bytes); }
 void deallocate(void *address, size_t bytes, int device, stream_t stream) {}
 #endif
 
-/* Tells how much it holds: whole pages of 2 MiB, one a block. Fails where it is told another size, device or stream than
-   at first, or is given back what it does not have. */
+/* Reports what it holds: whole 2 MiB pages per block. Fails if a free names another size, device or stream than the
+   alloc did, or an unknown block. */
 #ifdef STRICT
 #define MOST 4096
 static struct { void *address; size_t bytes; int device; stream_t stream; } live[MOST];
@@ -122,7 +122,7 @@ void *alloc(size_t bytes, int device, stream_t stream) {
   }
   return NULL;
 }
-/* Called free as well, which C would take for another function. */
+/* Exported as free, a name that C reserves for another function. */
 void give_back(void *address, size_t bytes, int device, stream_t stream) __asm__("free");
 void give_back(void *address, size_t bytes, int device, stream_t stream) {
   for (int i = 0; i < MOST; i++) {
@@ -137,15 +137,15 @@ void give_back(void *address, size_t bytes, int device, stream_t stream) {
 size_t oomph_reserved(int device) { return held; }
 #endif
 
-/* Is told about other streams, and about nothing else beyond the pair. */
-#ifdef TOLD_OF_STREAMS
+/* Implements the record-stream function besides alloc and free, and no other. */
+#ifdef STREAM_AWARE
 void *allocate(size_t bytes, int device, stream_t stream) { return take(bytes); }
 void deallocate(void *address, size_t bytes, int device, stream_t stream) {}
 void oomph_record_stream(void *address, stream_t stream) {}
 #endif
 
-/* Can be told how much it may hold, and keeps to it. */
-#ifdef TOLD_THE_LIMIT
+/* Implements the limit function and obeys it. */
+#ifdef LIMIT_AWARE
 static size_t held, most = -1;
 void *allocate(size_t bytes, int device, stream_t stream) {
   if (held + bytes > most) return NULL;

@@ -11,14 +11,14 @@ use std::{
     time::Duration,
 };
 
-use super::Workshop;
+use super::PluginFixture;
 use crate::command::with_default_signals;
 
 /// A process that has loaded a plugin and waits for requests until the connection closes.
-fn waiting_host(workshop: &Workshop) -> (Child, UnixStream) {
-    let library = workshop.allocator("WELL_BEHAVED");
+fn waiting_host(fixture: &PluginFixture) -> (Child, UnixStream) {
+    let library = fixture.allocator("WELL_BEHAVED");
     let (mut ours, theirs) = UnixStream::pair().unwrap();
-    let mut command = with_default_signals(&workshop.command(&["plugin-host", library.to_str().unwrap()]));
+    let mut command = with_default_signals(&fixture.command(&["plugin-host", library.to_str().unwrap()]));
     let host = command.stdin(Stdio::from(OwnedFd::from(theirs))).spawn().unwrap();
     drop(command);
     let mut length_of_refusal = [1; 8];
@@ -33,8 +33,8 @@ fn send(signal: &str, host: &Child) {
 
 #[test]
 fn host_ignores_ctrl_c() {
-    let Some(workshop) = Workshop::open() else { return };
-    let (mut host, connection) = waiting_host(&workshop);
+    let Some(fixture) = PluginFixture::open() else { return };
+    let (mut host, connection) = waiting_host(&fixture);
     send("INT", &host);
     thread::sleep(Duration::from_millis(100));
     assert_eq!(host.try_wait().unwrap(), None);
@@ -44,9 +44,9 @@ fn host_ignores_ctrl_c() {
 
 #[test]
 fn host_ends_on_signals() {
-    let Some(workshop) = Workshop::open() else { return };
+    let Some(fixture) = PluginFixture::open() else { return };
     for (signal, number) in [("TERM", 15), ("HUP", 1)] {
-        let (mut host, connection) = waiting_host(&workshop);
+        let (mut host, connection) = waiting_host(&fixture);
         send(signal, &host);
         thread::sleep(Duration::from_millis(200));
         // Without a signal the host ends with code 0 when the connection closes.

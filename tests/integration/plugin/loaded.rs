@@ -1,26 +1,26 @@
-//! What becomes of cases whose allocator is a file.
+//! Cases whose allocator is a plugin file.
 
 use serde_json::Value;
 
-use super::{Workshop, library, plugin};
+use super::{PluginFixture, library, plugin};
 
 #[test]
 fn a_plugin_is_replayed_like_any_strategy() {
-    let Some(workshop) = Workshop::open() else { return };
-    let theirs = workshop.replay("training", &plugin(&workshop.allocator("WELL_BEHAVED")), &[]);
-    let ours = workshop.replay("training", "null", &[]);
+    let Some(fixture) = PluginFixture::open() else { return };
+    let theirs = fixture.replay("training", &plugin(&fixture.allocator("WELL_BEHAVED")), &[]);
+    let ours = fixture.replay("training", "null", &[]);
     assert_eq!(theirs["status"], "completed", "{theirs}");
     for column in ["events", "allocs", "frees", "peak_requested_bytes"] {
         assert_eq!(theirs[column], ours[column], "{column}");
     }
-    // Nobody tells how much it holds, so it is what is live.
+    // The plugin does not report what it holds, so reserved equals live bytes.
     assert_eq!(theirs["peak_reserved_bytes"], theirs["peak_allocated_bytes"]);
 }
 
 #[test]
-fn a_plugin_that_tells_what_it_holds_is_believed() {
-    let Some(workshop) = Workshop::open() else { return };
-    let row = workshop.replay("streams", &plugin(&workshop.allocator("STRICT")), &[]);
+fn reported_reserved_bytes_are_used() {
+    let Some(fixture) = PluginFixture::open() else { return };
+    let row = fixture.replay("streams", &plugin(&fixture.allocator("STRICT")), &[]);
     assert_eq!(row["status"], "completed", "{row}");
     let (reserved, allocated) =
         (row["peak_reserved_bytes"].as_u64().unwrap(), row["peak_allocated_bytes"].as_u64().unwrap());
@@ -28,11 +28,11 @@ fn a_plugin_that_tells_what_it_holds_is_believed() {
 }
 
 #[test]
-fn a_plugin_that_tells_what_it_holds_is_held_to_the_limit() {
-    let Some(workshop) = Workshop::open() else { return };
-    let library = plugin(&workshop.allocator("STRICT"));
-    let limited = |limit: u64| workshop.replay("training", &library, &["--limit", &limit.to_string()]);
-    let needed = workshop.replay("training", &library, &[])["peak_reserved_bytes"].as_u64().unwrap();
+fn plugin_with_reserved_bytes_obeys_the_limit() {
+    let Some(fixture) = PluginFixture::open() else { return };
+    let library = plugin(&fixture.allocator("STRICT"));
+    let limited = |limit: u64| fixture.replay("training", &library, &["--limit", &limit.to_string()]);
+    let needed = fixture.replay("training", &library, &[])["peak_reserved_bytes"].as_u64().unwrap();
     assert_eq!(limited(needed)["status"], "completed");
     let row = limited(needed - 1);
     assert_eq!((&row["status"], &row["oom_refused_by"]), (&"oom".into(), &"limit".into()), "{row}");
@@ -41,12 +41,12 @@ fn a_plugin_that_tells_what_it_holds_is_held_to_the_limit() {
 }
 
 #[test]
-fn a_plugin_that_can_be_told_the_limit_is_told() {
-    let Some(workshop) = Workshop::open() else { return };
-    let library = plugin(&workshop.allocator("TOLD_THE_LIMIT"));
-    let needed = workshop.replay("training", &library, &[])["peak_reserved_bytes"].as_u64().unwrap();
-    let limited = |limit: u64| workshop.replay("training", &library, &["--limit", &limit.to_string()]);
-    // It takes half of what it is told.
+fn plugin_limit_function_gets_the_limit() {
+    let Some(fixture) = PluginFixture::open() else { return };
+    let library = plugin(&fixture.allocator("LIMIT_AWARE"));
+    let needed = fixture.replay("training", &library, &[])["peak_reserved_bytes"].as_u64().unwrap();
+    let limited = |limit: u64| fixture.replay("training", &library, &["--limit", &limit.to_string()]);
+    // It uses half of the limit it gets.
     assert_eq!(limited(needed * 2)["status"], "completed");
     let row = limited(needed * 2 - 2);
     assert_eq!((&row["status"], &row["oom_refused_by"]), (&"oom".into(), &"device".into()), "{row}");
@@ -54,17 +54,17 @@ fn a_plugin_that_can_be_told_the_limit_is_told() {
 
 #[test]
 fn unknown_plugin_memory_is_blank() {
-    let Some(workshop) = Workshop::open() else { return };
-    let context = workshop.replay("streams", "null", &[])["peak_device_used_bytes"].as_u64().unwrap();
-    let row = workshop.replay("streams", &plugin(&workshop.allocator("STRICT")), &[]);
+    let Some(fixture) = PluginFixture::open() else { return };
+    let context = fixture.replay("streams", "null", &[])["peak_device_used_bytes"].as_u64().unwrap();
+    let row = fixture.replay("streams", &plugin(&fixture.allocator("STRICT")), &[]);
     let [used, reserved] =
         ["peak_device_used_bytes", "peak_reserved_bytes"].map(|column| row[column].as_u64().unwrap());
     assert_eq!(used, context + reserved);
 
-    let silent = plugin(&workshop.allocator("WELL_BEHAVED"));
-    let row = workshop.replay("streams", &silent, &[]);
+    let silent = plugin(&fixture.allocator("WELL_BEHAVED"));
+    let row = fixture.replay("streams", &silent, &[]);
     assert!(row["peak_device_used_bytes"].is_null() && row["final_device_used_bytes"].is_null(), "{row}");
-    let output = workshop.oomph(&["replay", "streams", "--strategy", &silent, "--format", "markdown"]);
+    let output = fixture.oomph(&["replay", "streams", "--strategy", &silent, "--format", "markdown"]);
     let table = String::from_utf8_lossy(&output.stdout);
     let line = table.lines().find(|line| line.contains("plugin:")).unwrap();
     assert_eq!(line.split('|').nth(5).map(str::trim), Some(""), "{table}");
@@ -72,15 +72,15 @@ fn unknown_plugin_memory_is_blank() {
 
 #[test]
 fn null_is_out_of_memory() {
-    let Some(workshop) = Workshop::open() else { return };
-    let row = workshop.replay("training", &plugin(&workshop.allocator("RUNNING_OUT")), &[]);
+    let Some(fixture) = PluginFixture::open() else { return };
+    let row = fixture.replay("training", &plugin(&fixture.allocator("RUNNING_OUT")), &[]);
     assert_eq!((row["status"].as_str(), row["allocs"].as_u64()), (Some("oom"), Some(20)), "{row}");
 }
 
 #[test]
 fn aborting_plugin_fails_its_case_only() {
-    let Some(workshop) = Workshop::open() else { return };
-    let row = workshop.replay("training", &plugin(&workshop.allocator("ABORTING")), &[]);
+    let Some(fixture) = PluginFixture::open() else { return };
+    let row = fixture.replay("training", &plugin(&fixture.allocator("ABORTING")), &[]);
     assert_eq!(row["status"], "error", "{row}");
     let reason = row["reason"].as_str().unwrap();
     assert!(reason.starts_with("plugin ") && reason.contains("aborting.so: alloc of "), "{reason}");
@@ -90,10 +90,10 @@ fn aborting_plugin_fails_its_case_only() {
 
 #[test]
 fn an_exception_costs_the_case_and_is_told() {
-    let Some(workshop) = Workshop::open() else { return };
-    let library = workshop.0.path().join("thrower.so");
-    workshop.compile(&["-shared", "-fPIC", "-lstdc++"], "thrower.cpp", &library);
-    let row = workshop.replay("training", &plugin(&library), &[]);
+    let Some(fixture) = PluginFixture::open() else { return };
+    let library = fixture.0.path().join("thrower.so");
+    fixture.compile(&["-shared", "-fPIC", "-lstdc++"], "thrower.cpp", &library);
+    let row = fixture.replay("training", &plugin(&library), &[]);
     assert_eq!(row["status"], "error", "{row}");
     let reason = row["reason"].as_str().unwrap();
     assert!(reason.contains("SIGABRT") && reason.ends_with("what(): std::bad_alloc"), "{reason}");
@@ -101,19 +101,19 @@ fn an_exception_costs_the_case_and_is_told() {
 
 #[test]
 fn plugin_symbols_can_be_named() {
-    let Some(workshop) = Workshop::open() else { return };
-    let library = plugin(&workshop.allocator("OTHER_NAMES"));
-    let row = workshop.replay("checkerboard", &format!("{library},alloc:borrow_alloc,free:borrow_free"), &[]);
+    let Some(fixture) = PluginFixture::open() else { return };
+    let library = plugin(&fixture.allocator("OTHER_NAMES"));
+    let row = fixture.replay("checkerboard", &format!("{library},alloc:borrow_alloc,free:borrow_free"), &[]);
     assert_eq!(row["status"], "completed", "{row}");
     for (strategy, words) in [
         (library.clone(), "my_malloc/my_free, allocate/deallocate, alloc/free, oomph_alloc/oomph_free"),
         (library.clone(), "(it has borrow_alloc, borrow_free)"),
         (format!("{library},alloc:borow_alloc,free:borrow_free"), "did you mean 'borrow_alloc'?"),
-        (plugin(&workshop.allocator("HALF_A_PAIR")), "(it has alloc)"),
+        (plugin(&fixture.allocator("HALF_A_PAIR")), "(it has alloc)"),
         ("plugin:nowhere.so".to_owned(), "nowhere.so: No such file"),
         (format!("plugin:{}", env!("CARGO_MANIFEST_DIR").to_owned() + "/Cargo.toml"), "not a 64-bit ELF"),
     ] {
-        let output = workshop.oomph(&["replay", "checkerboard", "--strategy", &strategy]);
+        let output = fixture.oomph(&["replay", "checkerboard", "--strategy", &strategy]);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(said.contains(words) && output.status.code() == Some(2), "{strategy}: {said}");
     }
@@ -121,15 +121,15 @@ fn plugin_symbols_can_be_named() {
 
 #[test]
 fn suite_survives_plugins() {
-    let Some(workshop) = Workshop::open() else { return };
-    let specs = ["WELL_BEHAVED", "ABORTING", "RUNNING_OUT"].map(|which| plugin(&workshop.allocator(which)));
+    let Some(fixture) = PluginFixture::open() else { return };
+    let specs = ["WELL_BEHAVED", "ABORTING", "RUNNING_OUT"].map(|which| plugin(&fixture.allocator(which)));
     let strategies: Vec<String> = specs.iter().map(|spec| format!("'{spec}'")).collect();
     let text = format!(
         "question = 'which?'\n[[group]]\nworkloads = ['training']\nstrategies = ['caching', {}]\n",
         strategies.join(", ")
     );
-    std::fs::write(workshop.0.path().join("mixed.toml"), text).unwrap();
-    let output = workshop.oomph(&["run", "mixed.toml", "--format", "csv"]);
+    std::fs::write(fixture.0.path().join("mixed.toml"), text).unwrap();
+    let output = fixture.oomph(&["run", "mixed.toml", "--format", "csv"]);
     let table = String::from_utf8_lossy(&output.stdout);
     let mut reader = csv::Reader::from_reader(table.as_bytes());
     let place = reader.headers().unwrap().iter().position(|column| column == "status").unwrap();
@@ -138,24 +138,24 @@ fn suite_survives_plugins() {
 }
 
 #[test]
-fn other_streams_are_waited_for_unless_the_plugin_does() {
-    let Some(workshop) = Workshop::open() else { return };
-    let waiting = workshop.replay("streams", &plugin(&workshop.allocator("WELL_BEHAVED")), &[]);
-    let told = workshop.replay("streams", &plugin(&workshop.allocator("TOLD_OF_STREAMS")), &[]);
+fn streams_are_waited_for_unless_plugin_does() {
+    let Some(fixture) = PluginFixture::open() else { return };
+    let waiting = fixture.replay("streams", &plugin(&fixture.allocator("WELL_BEHAVED")), &[]);
+    let stream_aware = fixture.replay("streams", &plugin(&fixture.allocator("STREAM_AWARE")), &[]);
     let calls = |row: &serde_json::Value| row["driver_calls"].as_u64().unwrap();
-    assert!(calls(&waiting) > calls(&told), "{waiting}\n{told}");
+    assert!(calls(&waiting) > calls(&stream_aware), "{waiting}\n{stream_aware}");
 }
 
 #[test]
 fn stress_tells_good_plugins_from_bad() {
-    let Some(workshop) = Workshop::open() else { return };
+    let Some(fixture) = PluginFixture::open() else { return };
     let stress = |which: &str| {
-        let library = plugin(&workshop.allocator(which));
-        let output = workshop.oomph(&["stress", "properties", "--strategy", &library, "--cases", "20"]);
+        let library = plugin(&fixture.allocator(which));
+        let output = fixture.oomph(&["stress", "properties", "--strategy", &library, "--cases", "20"]);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         (output.status.code(), text(&output.stdout), text(&output.stderr))
     };
-    for good in ["WELL_BEHAVED", "STRICT", "TOLD_OF_STREAMS"] {
+    for good in ["WELL_BEHAVED", "STRICT", "STREAM_AWARE"] {
         let (code, said, complaints) = stress(good);
         assert_eq!(code, Some(0), "{good}: {said} {complaints}");
     }
@@ -169,20 +169,20 @@ fn stress_tells_good_plugins_from_bad() {
 }
 
 #[test]
-fn commands_that_cap_or_compare_the_driver_refuse_a_plugin() {
-    let Some(workshop) = Workshop::open() else { return };
-    let library = plugin(&workshop.allocator("WELL_BEHAVED"));
-    let output = workshop.oomph(&["threshold", "checkerboard", "--strategy", &library]);
+fn driver_limiting_commands_refuse_plugins() {
+    let Some(fixture) = PluginFixture::open() else { return };
+    let library = plugin(&fixture.allocator("WELL_BEHAVED"));
+    let output = fixture.oomph(&["threshold", "checkerboard", "--strategy", &library]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("its memory cannot be limited"), "{output:?}");
 }
 
 #[test]
-fn our_library_behind_our_loader_is_the_strategy_itself() {
-    let Some(workshop) = Workshop::open() else { return };
+fn own_library_as_plugin_equals_the_strategy() {
+    let Some(fixture) = PluginFixture::open() else { return };
     for strategy in ["caching", "caching:expandable_segments:True", "pool", "oomph"] {
         let through = |who: &str| {
             let arguments = ["replay", "training", "--strategy", "null", "--strategy", who, "--format", "json"];
-            let mut command = workshop.command(&arguments);
+            let mut command = fixture.command(&arguments);
             command.env("OOMPH_DEVICE", "sim").env("OOMPH_STRATEGY", strategy);
             let document: Value = serde_json::from_slice(&command.output().unwrap().stdout).unwrap();
             document["rows"][1].clone()

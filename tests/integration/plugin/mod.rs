@@ -1,7 +1,7 @@
-//! Allocators in shared libraries, from the outside: small ones in C that behave, and some that do not; PyTorch's own
-//! where the oracle is built; and our own library in the place of such a one.
+//! Allocators in shared libraries: small ones in C, correct and faulty; PyTorch's own if the oracle
+//! is built; and our own library loaded as a plugin.
 //!
-//! Without a C compiler these tests say so and pass.
+//! Without a C compiler these tests print why they are skipped and pass.
 
 #![cfg(target_os = "linux")]
 mod failing;
@@ -24,17 +24,17 @@ fn say(text: &str) {
     eprintln!("{text}");
 }
 
-/// A folder for the libraries of one test.
-struct Workshop(TempDir);
+/// A temporary folder in which one test builds plugins and runs the binary.
+struct PluginFixture(TempDir);
 
-impl Workshop {
-    /// None where there is no C compiler.
-    fn open() -> Option<Workshop> {
+impl PluginFixture {
+    /// `None` without a C compiler.
+    fn open() -> Option<PluginFixture> {
         if Command::new("cc").arg("--version").output().is_err() {
             say("skipped: there is no C compiler (cc)");
             return None;
         }
-        Some(Workshop(tempfile::tempdir().unwrap()))
+        Some(PluginFixture(tempfile::tempdir().unwrap()))
     }
 
     /// Builds one of the allocators in allocators.c.
@@ -44,7 +44,7 @@ impl Workshop {
         library
     }
 
-    /// Builds the one that goes wrong in some way (a statement in C), in `load` or in one of its functions.
+    /// Builds a plugin that runs the C statement `way` in `load` or in one of its functions.
     fn failing(&self, place: &str, way: &str) -> PathBuf {
         let file: String =
             format!("{place}_{way}.so").chars().filter(|c| c.is_alphanumeric() || "._".contains(*c)).collect();
@@ -72,7 +72,7 @@ impl Workshop {
         self.command(arguments).output().unwrap()
     }
 
-    /// What becomes of a replay. `null` runs beside it: where everything fails there is no table.
+    /// The row of a replay. `null` runs too, because there is no table if every case fails.
     fn replay(&self, workload: &str, strategy: &str, options: &[&str]) -> Value {
         let arguments =
             [&["replay", workload, "--strategy", "null", "--strategy", strategy, "--format", "json"], options].concat();

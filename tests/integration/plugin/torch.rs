@@ -1,12 +1,12 @@
-//! PyTorch's own allocator through the same door as any other, over the oracle's stand-in runtime.
+//! PyTorch's own allocator loaded as a plugin, over the oracle's stand-in runtime.
 
 use std::{fs, path::Path, process::Command};
 
 use serde_json::Value;
 
-use super::{Workshop, plugin, say};
+use super::{PluginFixture, plugin, say};
 
-/// The plugin over the stand-in runtime; none where the oracle is not built.
+/// The plugin over the stand-in runtime; `None` if the oracle is not built.
 fn native() -> Option<String> {
     let oracle = std::env::var("OOMPH_TORCH_ORACLE").unwrap_or_else(|_| "target/torch-oracle/oracle".to_owned());
     if !Path::new(&oracle).exists() {
@@ -14,7 +14,7 @@ fn native() -> Option<String> {
         return None;
     }
     let library = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/torch-plugin/native_stand_in.so");
-    // PyTorch's headers take a compiler half a minute.
+    // Compiling PyTorch's headers takes half a minute.
     let age = |path: &Path| fs::metadata(path).and_then(|data| data.modified()).ok();
     if age(&library) < age(Path::new("tools/torch-plugin/native.cpp")) {
         let built = Command::new("tools/torch-plugin/build.sh").arg("--stand-in").arg(&library).output().unwrap();
@@ -25,15 +25,16 @@ fn native() -> Option<String> {
 
 #[test]
 fn real_allocator_reserves_as_caching() {
-    let Some(workshop) = Workshop::open() else { return };
+    let Some(fixture) = PluginFixture::open() else { return };
     let Some(native) = native() else { return };
-    // One stream only: events of the stand-in are done at once, those of the simulated device take their time.
+    // One stream only: the stand-in's events complete at once, those of the simulated device take
+    // time.
     for (workload, settings) in
         [("gpt-124m", ""), ("gpt-124m", "expandable_segments:True"), ("variable-length", "max_split_size_mb:64")]
     {
         let ours = if settings.is_empty() { "caching".to_owned() } else { format!("caching:{settings}") };
         let arguments = ["replay", workload, "--strategy", &ours, "--strategy", &native, "--format", "json"];
-        let output = workshop.command(&arguments).env("PYTORCH_CUDA_ALLOC_CONF", settings).output().unwrap();
+        let output = fixture.command(&arguments).env("PYTORCH_CUDA_ALLOC_CONF", settings).output().unwrap();
         let document: Value = serde_json::from_slice(&output.stdout).unwrap();
         let [caching, real] = [&document["rows"][0], &document["rows"][1]];
         assert_eq!(real["status"], "completed", "{real}");
@@ -45,11 +46,11 @@ fn real_allocator_reserves_as_caching() {
 
 #[test]
 fn real_allocator_ooms_as_caching() {
-    let Some(workshop) = Workshop::open() else { return };
+    let Some(fixture) = PluginFixture::open() else { return };
     let Some(native) = native() else { return };
     for workload in ["gpt-124m", "variable-length"] {
         let strategies = ["replay", workload, "--strategy", "caching", "--strategy", &native];
-        let output = workshop.oomph(&[&strategies[..], &["--limit", "6GiB", "--format", "json"]].concat());
+        let output = fixture.oomph(&[&strategies[..], &["--limit", "6GiB", "--format", "json"]].concat());
         let document: Value = serde_json::from_slice(&output.stdout).unwrap();
         let [caching, real] = [&document["rows"][0], &document["rows"][1]];
         assert_eq!(real["status"], "oom", "{real}");

@@ -1,4 +1,4 @@
-//! A page about five hundred cases of a recording of a million events each: as large as pages get.
+//! The page of five hundred cases with a million events each: the largest pages expected.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ const WORKLOADS: u64 = 25;
 const STRATEGIES: u64 = 20;
 const EVENTS: u64 = 1_000_000;
 
-/// The run, with every list as long as a case can make it.
+/// The run, with every list at its maximum length.
 pub fn run() -> PageRun {
     let mut records = Vec::new();
     let mut details = BTreeMap::new();

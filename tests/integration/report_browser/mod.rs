@@ -1,4 +1,5 @@
-//! `report.html` in a real browser. Where there is none (Debian: `chromium`, `chromium-driver`) the tests say so and pass.
+//! `report.html` in a real browser. Without one (Debian: `chromium`, `chromium-driver`) the tests
+//! print why they are skipped and pass.
 
 mod large;
 mod webdriver;
@@ -16,7 +17,7 @@ use serde_json::Value;
 
 use self::webdriver::Browser;
 
-/// What the page is made of: a limit that some exceed, streams, a leak, and published tables.
+/// The run behind the page: a limit that some cases exceed, streams, a leak, and published tables.
 const SUITE: &str = r#"
 question = "What does a page show?"
 base = "caching"
@@ -31,7 +32,7 @@ workloads = ["streams", "leak-outputs"]
 strategies = ["direct", "caching"]
 "#;
 
-/// A run and its page, made once.
+/// A run and its page, created once.
 fn page() -> &'static (PathBuf, PathBuf) {
     static PAGE: OnceLock<(PathBuf, PathBuf)> = OnceLock::new();
     PAGE.get_or_init(|| {
@@ -42,7 +43,7 @@ fn page() -> &'static (PathBuf, PathBuf) {
         fs::write(&suite, SUITE).unwrap();
         let oomph = || Command::cargo_bin("oomph").unwrap();
         oomph().args(["run", "--output"]).args([&run, &suite]).assert().success();
-        assert!(run.join("report.html").is_file(), "every run leaves its page");
+        assert!(run.join("report.html").is_file(), "every run writes its page");
         let published = Path::new("results/2026-11-15-h200");
         let folders = [run.clone(), published.join("techniques"), published.join("oom-thresholds")];
         oomph().arg("report").args(folders).arg("--output").arg(&page).assert().success();
@@ -50,7 +51,7 @@ fn page() -> &'static (PathBuf, PathBuf) {
     })
 }
 
-/// A window with the page in it; nothing, and why, where there is no browser.
+/// A window that shows the page. Without a browser it prints why and returns `None`.
 fn opened(width: u32) -> Option<Browser> {
     match Browser::open(width, 900) {
         Ok(browser) => {
@@ -59,7 +60,7 @@ fn opened(width: u32) -> Option<Browser> {
             Some(browser)
         }
         Err(reason) => {
-            eprintln!("skipped: no browser here: {reason}");
+            eprintln!("skipped: no browser: {reason}");
             None
         }
     }
@@ -79,7 +80,7 @@ fn charts_are_drawn_offline() {
     let Some(browser) = opened(1280) else { return };
     let drawn = "document.querySelectorAll('figure[data-drawn]').length";
     let all = "document.querySelectorAll('figure.chart').length";
-    assert_eq!(browser.run(&format!("return {drawn} < {all}")), true, "those far below wait until they are looked at");
+    assert_eq!(browser.run(&format!("return {drawn} < {all}")), true, "charts below the window are drawn later");
     draw_all(&browser);
     let kinds = browser
         .run("return [...new Set([...document.querySelectorAll('figure.chart')].map(f => f.dataset.chart))].sort()");
@@ -88,7 +89,7 @@ fn charts_are_drawn_offline() {
         "return [...document.querySelectorAll('figure.chart')].filter(f => \
          f.querySelectorAll('svg.plot path.line, svg.map rect').length === 0).map(f => f.textContent)",
     );
-    assert_eq!(empty, serde_json::json!([]), "a chart without a line");
+    assert_eq!(empty, serde_json::json!([]), "charts without a line");
     let broken = browser.run("return [...document.querySelectorAll('path')].filter(p => /NaN|undefined|Infinity/.test(p.getAttribute('d'))).length");
     assert_eq!(broken, 0);
     assert_eq!(browser.console(), Vec::<String>::new());
@@ -129,7 +130,7 @@ fn the_numbers_on_the_page_are_those_of_the_csv() {
         for cell in row[1].as_array().unwrap() {
             let (name, value) = (cell[0].as_str().unwrap(), cell[1].as_str().unwrap());
             let Some(in_file) = expected.get(name) else { continue };
-            // Words such as a workload's title may say more than the file.
+            // Text columns, such as a workload's title, may show more than the file.
             let (Ok(value), Ok(in_file)) = (value.parse::<f64>(), in_file.parse::<f64>()) else { continue };
             assert_eq!(value, in_file, "{name} of {}", row[0]);
             if name.ends_with("_bytes") {
@@ -175,7 +176,7 @@ fn tables_sort_and_filter() {
     );
 }
 
-/// The place of an element in the window: left, top, width and height.
+/// The position of an element in the window: left, top, width and height.
 fn place(browser: &Browser, element: &str) -> [i64; 4] {
     let place = browser.run(&format!(
         "const box = {element}.getBoundingClientRect(); return [box.left, box.top, box.width, box.height].map(Math.round)"
@@ -185,7 +186,7 @@ fn place(browser: &Browser, element: &str) -> [i64; 4] {
 }
 
 #[test]
-fn charts_answer_to_the_mouse_the_keys_and_their_legend() {
+fn charts_respond_to_mouse_keys_and_legend() {
     let Some(browser) = opened(1280) else { return };
     draw_all(&browser);
     let figure = "document.querySelector('figure[data-chart=timeline]')";
@@ -219,7 +220,7 @@ fn charts_answer_to_the_mouse_the_keys_and_their_legend() {
     assert_ne!(ticks(&browser), whole, "a drag zooms");
     assert_eq!(browser.run(&format!("return {figure}.querySelector('.reset').hidden")), false);
     browser.run(&format!("{figure}.querySelector('.reset').click()"));
-    assert_eq!(ticks(&browser), whole, "and a button shows all");
+    assert_eq!(ticks(&browser), whole, "a button resets the zoom");
 
     browser.run(&format!("{plot}.focus()"));
     browser.press("\u{E014}");
@@ -282,9 +283,9 @@ fn theme_and_print() {
     assert_eq!((paper("screen", "light"), paper("print", "dark")), (WHITE.into(), WHITE.into()));
     assert_ne!(paper("screen", "dark"), WHITE);
     browser.run("document.getElementById('theme').click()");
-    assert_eq!(paper("screen", "dark"), WHITE, "the reader chose the light");
+    assert_eq!(paper("screen", "dark"), WHITE, "the light theme was selected");
     browser.run("document.getElementById('theme').click()");
-    assert_ne!(paper("screen", "light"), WHITE, "and the dark again");
+    assert_ne!(paper("screen", "light"), WHITE, "the dark theme was selected again");
     assert_eq!(paper("print", "light"), WHITE);
 }
 
@@ -292,7 +293,7 @@ fn screenshot(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("report-{name}.png"))
 }
 
-/// The lowest contrast of any text with what is behind it, by the formula of WCAG, and that text.
+/// The lowest contrast between any text and its background, by the WCAG formula, and that text.
 const CONTRAST: &str = "
 const parse = text => (text.match(/[\\d.]+/g) || []).map(Number);
 const light = ([r, g, b]) => [r, g, b].map(c => c / 255).map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)

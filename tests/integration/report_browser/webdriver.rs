@@ -1,4 +1,4 @@
-//! As much of the WebDriver protocol as the tests need, over plain HTTP to a `chromedriver` of our own.
+//! A minimal WebDriver client, over plain HTTP to a `chromedriver` that it starts.
 
 use std::{
     io::{BufRead, BufReader, ErrorKind, Read, Write},
@@ -13,14 +13,15 @@ use serde_json::{Value, json};
 /// A browser window, closed when it is dropped.
 pub struct Browser {
     driver: Child,
-    /// What it says; kept open, so that it may go on talking.
+    /// The driver's output; kept open so that the driver can keep writing.
     _words: BufReader<ChildStdout>,
     port: u16,
     session: String,
 }
 
 impl Browser {
-    /// Opens a window, or says why there is no browser. One that is there and does not work is a failed test.
+    /// Opens a window, or returns why there is no browser. A browser that exists but does not work
+    /// fails the test.
     pub fn open(width: u32, height: u32) -> Result<Browser, String> {
         let started = Command::new("chromedriver").arg("--port=0").stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
         let mut driver = match started {
@@ -50,12 +51,12 @@ impl Browser {
         self.command("url", &json!({ "url": format!("file://{}", page.display()) }));
     }
 
-    /// Runs JavaScript in the page and returns what it returns.
+    /// Runs JavaScript in the page and returns its result.
     pub fn run(&self, script: &str) -> Value {
         self.command("execute/sync", &json!({ "script": script, "args": [] }))
     }
 
-    /// Runs it until it gives `true`.
+    /// Polls a JavaScript condition until it is `true`.
     pub fn wait_for(&self, condition: &str) {
         for _ in 0..200 {
             if self.run(&format!("return {condition}")) == json!(true) {
@@ -63,15 +64,15 @@ impl Browser {
             }
             std::thread::sleep(Duration::from_millis(50));
         }
-        panic!("never came true: {condition}");
+        panic!("timed out waiting for: {condition}");
     }
 
-    /// What the page wrote to its console.
+    /// The page's console messages.
     pub fn console(&self) -> Vec<String> {
         self.log("browser").iter().map(|entry| entry["message"].to_string()).collect()
     }
 
-    /// Everything that the page asked the network for, its own file left out.
+    /// All network requests of the page except for its own file.
     pub fn requests(&self) -> Vec<String> {
         let messages = self.log("performance");
         let events = messages.iter().filter_map(|entry| serde_json::from_str::<Value>(entry["message"].as_str()?).ok());
@@ -82,7 +83,8 @@ impl Browser {
             .collect()
     }
 
-    /// Moves the mouse, presses and lets go: pairs of window coordinates, with the button down from the second on.
+    /// Moves the mouse along these window coordinates, with the button down from the second point
+    /// on, and releases it.
     pub fn drag(&self, from: (i64, i64), to: (i64, i64)) {
         let at = |(x, y): (i64, i64)| json!({ "type": "pointerMove", "duration": 50, "x": x, "y": y });
         self.command(
@@ -102,7 +104,7 @@ impl Browser {
         );
     }
 
-    /// Types into whatever has the focus.
+    /// Sends keys to the focused element.
     pub fn press(&self, key: &str) {
         self.command(
             "actions",
@@ -112,7 +114,7 @@ impl Browser {
         );
     }
 
-    /// A picture of the first `height` pixels of the page, as wide as asked, into a file.
+    /// Saves a screenshot of the first `height` pixels of the page at this width.
     pub fn picture(&self, width: u32, height: u32, file: &Path) {
         let screen = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": false });
         self.devtools("Emulation.setDeviceMetricsOverride", &screen);
@@ -145,7 +147,8 @@ impl Browser {
                  {}\r\nConnection: close\r\n\r\n{text}",
                 text.len()
             )?;
-            // The driver keeps connections open whatever it is told: the length says where the answer ends.
+            // The driver keeps connections open even if asked to close them: the length marks the
+            // end of the answer.
             let mut reader = BufReader::new(stream);
             let mut length = 0;
             loop {

@@ -41,7 +41,7 @@ fn a_fault_that_is_none_is_explained() {
 }
 
 #[test]
-fn what_becomes_of_misuse_is_told_by_strategy() {
+fn misuse_is_reported_by_strategy() {
     let folder = tempfile::tempdir().unwrap();
     let table = oomph(folder.path(), "stress misuse --strategy direct --strategy caching --strategy oomph");
     assert_eq!(code(&table), 0, "{}", stderr(&table));

@@ -12,7 +12,7 @@ fn properties_pass_and_repeat_by_seed() {
     let names: Vec<&str> = rows.iter().map(|row| row["strategy"].as_str().unwrap()).collect();
     assert!(names.contains(&"caching") && !names.contains(&"null"), "{names:?}");
     for row in &rows {
-        // Of three programs one is played again with faults.
+        // One of three programs runs again with faults.
         assert_eq!((row["verdict"].as_str(), row["trials"].as_u64()), (Some("passed"), Some(8)), "{row}");
     }
     assert_eq!(first.stdout, play().stdout);
@@ -20,7 +20,7 @@ fn properties_pass_and_repeat_by_seed() {
 }
 
 #[test]
-fn a_trace_is_played_and_driver_calls_can_be_made_to_fail() {
+fn trace_runs_with_failing_driver_calls() {
     let folder = tempfile::tempdir().unwrap();
     assert_eq!(code(&oomph(folder.path(), "convert training training.oomph")), 0);
     let played = |more: &str| {
@@ -32,7 +32,7 @@ fn a_trace_is_played_and_driver_calls_can_be_made_to_fail() {
     let (smooth, rough) = (played(""), played("--fail cuMemAlloc:2 --fail cuMemFree:1"));
     assert_eq!((&smooth["trials"], &smooth["verdict"]), (&1.into(), &"passed".into()));
     assert_eq!(smooth["events"], rough["events"]);
-    assert_ne!(smooth["driver_calls"], rough["driver_calls"], "calls that failed were made again");
+    assert_ne!(smooth["driver_calls"], rough["driver_calls"], "failed calls are retried");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Whether both did the same, as far as that can be said.
+//! Compares the results of `caching` and the oracle, as far as they are comparable.
 
 use std::collections::BTreeSet;
 
@@ -8,13 +8,13 @@ use super::{
     program::{Call, Program},
 };
 
-/// What came of a comparison.
+/// The result of a comparison.
 #[derive(Debug)]
 pub enum Verdict {
     Alike,
-    /// PyTorch frees or forgets memory in use: nothing can be said.
+    /// PyTorch frees or drops memory in use, so the results are not comparable.
     SetAside,
-    /// The first line that is different.
+    /// The first line that differs.
     Differs(String),
 }
 
@@ -41,7 +41,7 @@ pub fn compare(program: &Program, theirs: &Answer) -> Verdict {
     }
 }
 
-/// Which orders PyTorch leaves to a hash table in this program.
+/// The orders that depend on a hash table in PyTorch for this program.
 struct Order {
     /// Completions of frees in one pass.
     completions_open: bool,
@@ -70,11 +70,11 @@ impl Order {
         }
     }
 
-    /// Sorts what has no order, and leaves out what depends on it: the stale request of a free block, and how often
-    /// free blocks shared their segment for a moment.
+    /// Sorts lines without a defined order, and removes values that depend on it: the stale request
+    /// of a free block, and how often free blocks briefly shared their segment.
     fn normal(&self, mut lines: Vec<String>) -> Vec<String> {
         for line in &mut lines {
-            // A count that settings changed on the way drove below zero is shown as zero here.
+            // A counter that a change of settings drove below zero is shown as zero by `caching`.
             if line.starts_with("stat oversize_") && line.contains(" -") {
                 let name = line.split(" -").next().unwrap_or_default();
                 *line = format!("{name} 0");
@@ -82,7 +82,8 @@ impl Order {
         }
         if self.completions_open {
             sort_runs(&mut lines, &["free_completed"]);
-            // Two neighbours that come free together are two free blocks for a moment, or never.
+            // Two neighbours freed together are briefly two free blocks, or never, depending on the
+            // order.
             let passing = |line: &String| line.starts_with("stat inactive_split") && !line.contains(".current ");
             lines.retain(|line| !passing(line));
             for line in lines.iter_mut().filter(|line| line.starts_with("segment ")) {
@@ -100,7 +101,7 @@ impl Order {
     }
 }
 
-/// Sorts every stretch of lines that begin with one of these words.
+/// Sorts every run of consecutive lines that start with one of these words.
 fn sort_runs(lines: &mut [String], words: &[&str]) {
     let belongs = |line: &String| words.contains(&line.split(' ').next().unwrap_or_default());
     for run in lines.chunk_by_mut(|a, b| belongs(a) && belongs(b)) {

@@ -1,4 +1,5 @@
-//! Random programs: all settings, limits, streams busy and idle, private pools, and every size that is a boundary.
+//! Random programs: all settings, limits, streams busy and idle, private pools, and every boundary
+//! size.
 
 use super::{
     ours::STREAMS,
@@ -8,7 +9,7 @@ use super::{
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// A small generator whose numbers never change between releases of a library.
+/// A small random number generator whose output does not change between library releases.
 struct SeededRandom(u64);
 
 impl SeededRandom {
@@ -38,7 +39,7 @@ impl SeededRandom {
     }
 }
 
-/// The character of one program.
+/// The parameters of one program.
 struct Author {
     dice: SeededRandom,
     calls: Vec<Call>,
@@ -55,18 +56,19 @@ struct Author {
     pools: Pools,
 }
 
-/// Which private pools a program has at the moment. Numbers are not used twice: whether a pool can be made again
-/// depends on what its memory does.
+/// The current private pools of a program. Numbers are not reused: whether a pool can be created
+/// again depends on the state of its memory.
 #[derive(Default)]
 struct Pools {
     wanted: bool,
     next: u64,
     retained: Vec<u64>,
     routed: Vec<u64>,
-    /// Blocks used on a stream during a capture. They are freed in it, because the real one leaves a note behind
-    /// otherwise, on which the next block at the same place in host memory stumbles.
+    /// Blocks recorded on a stream during a capture. They are freed during it, because PyTorch
+    /// otherwise leaves an entry behind under the block's host address, which breaks the next block
+    /// at that address.
     noted: Vec<u64>,
-    /// At most one: several are tried in the order of a hash table.
+    /// At most one: PyTorch tries several in the order of a hash table.
     has_fallback: bool,
     fallback: Option<u64>,
 }
@@ -166,7 +168,7 @@ impl Author {
             1 => self.live.len() - 1,
             _ => self.dice.below(self.live.len() as u64) as usize,
         };
-        // Now and then everything goes.
+        // Occasionally free everything.
         if self.dice.chance(1) {
             let all = std::mem::take(&mut self.live);
             self.calls.extend(all.into_iter().map(|id| Call::Free { id }));
@@ -193,7 +195,7 @@ impl Author {
             5 => self.dice.choose(&[40, 41, 50, 60, 64, 80]) * MIB,
             _ => self.dice.between(MIB, self.largest),
         };
-        // What is larger than a whole range of addresses, after rounding, crashes the real one.
+        // A request larger than a whole address range, after rounding, crashes PyTorch.
         bytes.min(self.total / 4 * 3)
     }
 
@@ -209,7 +211,7 @@ impl Author {
         if segment > 0 {
             parts.push(format!("large_segment_size_mb:{segment}"));
         }
-        // Not smaller than any segment size that may still be in force.
+        // Not smaller than any segment size that may still apply.
         if self.dice.chance(45) {
             parts.push(format!("max_split_size_mb:{}", self.dice.choose(&[40, 50, 64, 100])));
             if self.dice.chance(30) {
@@ -268,7 +270,7 @@ impl Author {
             5 if !pools.retained.is_empty() => {
                 let place = self.dice.below(pools.retained.len() as u64) as usize;
                 let pool = pools.retained[place];
-                // A fallback pool without users makes the real one fail.
+                // PyTorch fails on a fallback pool without users.
                 if pools.fallback != Some(pool) && !pools.routed.contains(&pool) {
                     let count = pools.retained.iter().filter(|&&other| other == pool).count();
                     pools.retained.retain(|&other| other != pool);
@@ -280,17 +282,18 @@ impl Author {
     }
 
     fn begin(&mut self, pool: u64) {
-        // The real one fails where a request of the default pool falls back on a pool that others are routed to.
+        // PyTorch fails if a request of the default pool falls back on a pool that requests are
+        // routed to.
         let all = self.dice.chance(50) || self.pools.fallback == Some(pool);
         let stream = if all { None } else { Some(self.dice.choose(&self.streams)) };
         self.pools.routed.push(pool);
-        // Each beginning adds a user.
+        // Each begin adds a user.
         self.pools.retained.push(pool);
         self.calls.push(Call::PoolBegin { pool, stream });
     }
 }
 
-/// A text that may or may not be a list of settings.
+/// A text that may or may not be a valid list of settings.
 pub fn random_settings(number: u64) -> String {
     let mut dice = SeededRandom(number.wrapping_mul(77) + 5);
     let keys = [

@@ -1,7 +1,9 @@
-//! `caching` against the real PyTorch 2.11 allocator: random programs, every event, counter and block compared.
+//! `caching` against the real PyTorch 2.11 allocator: random programs; every event, counter and
+//! block is compared.
 //!
-//! The real one runs without a GPU; `tools/torch-oracle/README.md` says how it is built, what the environment variables
-//! mean, and what cannot be compared. Without it these tests say so and pass.
+//! The real allocator runs without a GPU. `tools/torch-oracle/README.md` describes the build, the
+//! environment variables, and what cannot be compared. Without it these tests print why they are
+//! skipped and pass.
 
 mod compare;
 mod generate;
@@ -17,7 +19,7 @@ use oracle::{Answer, Oracle};
 use program::{Call, Program};
 
 const SEEDS: u64 = 10;
-/// Programs that are sent to one oracle process together.
+/// Number of programs sent to one oracle process.
 const BATCH: u64 = 50;
 
 fn number(variable: &str, default: u64) -> u64 {
@@ -36,9 +38,10 @@ fn oracle() -> Option<Oracle> {
     oracle
 }
 
-/// Makes a differing program as short as possible, saves it and says how to run it again.
+/// Shortens a differing program as far as possible, saves it and prints how to run it again.
 fn report(oracle: &Oracle, program: &Program, origin: &str) -> String {
-    // A call that lost its partner (an end without a beginning) would be refused, which is another story.
+    // A call without its partner (an end without a begin) would be refused, which is a different
+    // failure.
     let refusals = |answer: &Answer| answer.lines.iter().filter(|line| line.starts_with("refused")).count();
     let accepted = oracle.run(std::slice::from_ref(program)).first().map_or(0, refusals);
     let short = program.shrunk(|candidate| {
@@ -47,12 +50,12 @@ fn report(oracle: &Oracle, program: &Program, origin: &str) -> String {
             refusals(theirs) <= accepted && matches!(compare(candidate, theirs), Verdict::Differs(_))
         })
     });
-    let Verdict::Differs(difference) = judge(oracle, &short) else { return "the difference did not show again".into() };
+    let Verdict::Differs(difference) = judge(oracle, &short) else { return "the difference is not reproducible".into() };
     let path = oracle.folder().join(format!("difference-{}.txt", origin.replace(' ', "-")));
     let text = format!("# {origin}\n# {}\n{short}", difference.replace('\n', "\n# "));
     let saved = fs::write(&path, text).map_or_else(|error| error.to_string(), |()| path.display().to_string());
     format!(
-        "{origin}: {difference}\nsaved: {saved}\nagain: OOMPH_TORCH_PROGRAM={saved} cargo test --test torch_oracle\n{short}"
+        "{origin}: {difference}\nsaved: {saved}\nagain: OOMPH_TORCH_PROGRAM={saved} cargo test --test integration torch_oracle\n{short}"
     )
 }
 
@@ -79,7 +82,7 @@ fn random_programs_run_alike() {
             let numbers = start..(start + BATCH).min(per_seed);
             let mut programs: Vec<Program> = numbers.clone().map(|number| random_program(seed, number)).collect();
             for program in &mut programs {
-                // Up to there both can be compared.
+                // The calls before this point are comparable.
                 if let Some(call) = ours::run(program).spoilt_at {
                     program.calls.truncate(call);
                     cut_short += 1;
@@ -99,14 +102,14 @@ fn random_programs_run_alike() {
             }
         }
     }
-    say(&format!("{alike} programs alike, {calls} calls; {cut_short} end where PyTorch loses memory in use"));
+    say(&format!("{alike} equal programs, {calls} calls; {cut_short} end early where PyTorch loses memory in use"));
 }
 
 #[test]
 fn settings_are_accepted_and_refused_alike() {
     let Some(oracle) = oracle() else { return };
     let texts: Vec<String> = (0..number("OOMPH_TORCH_PROGRAMS", 100) * 5).map(random_settings).collect();
-    // After the text some requests, in which accepted settings show.
+    // Requests after the text, which show the effect of accepted settings.
     let sizes = [600, 5_000, 700_000, 3_000_001, 21_000_001, 84_000_001, 9_000_000_001u64];
     let requests = (0u64..).zip(sizes).map(|(id, bytes)| Call::Alloc { id, bytes, stream: 0 });
     let programs: Vec<Program> = texts
@@ -119,14 +122,15 @@ fn settings_are_accepted_and_refused_alike() {
     let answers = oracle.run(&programs);
     assert_eq!(answers.len(), programs.len());
     for (program, theirs) in programs.iter().zip(&answers) {
-        // What PyTorch sets before it refuses a text stays set; here a refused text changes nothing.
+        // PyTorch keeps the settings that it parsed before it refuses a text; in `caching` a
+        // refused text changes nothing.
         let refused = |line: &&String| line.starts_with("refused");
         let ours = ours::run(program);
         if theirs.lines.iter().any(|line| refused(&line)) || ours.lines.iter().any(|line| refused(&line)) {
             let (theirs, ours) = (theirs.lines.iter().find(refused), ours.lines.iter().find(refused));
             assert_eq!(theirs, ours, "settings accepted by one and refused by the other:\n{program}");
         } else if theirs.lines.iter().any(|line| line.starts_with("stat ") && line.contains(" -")) {
-            // A size of -1 MiB is accepted by both, and makes PyTorch count below zero from there on.
+            // Both accept a size of -1 MiB, after which PyTorch's counters go below zero.
         } else if let Verdict::Differs(difference) = compare(program, theirs) {
             panic!("{difference}\n{program}");
         }

@@ -11,33 +11,33 @@ use std::{
 
 use super::program::Program;
 
-/// Where the oracle is.
+/// The path of the oracle.
 pub struct Oracle {
     path: PathBuf,
 }
 
-/// What one program did, line by line.
+/// The output of one program, line by line.
 #[derive(Debug, Default)]
 pub struct Answer {
     pub lines: Vec<String>,
-    /// The program came to its end.
+    /// Whether the program ran to its end.
     pub finished: bool,
 }
 
 impl Oracle {
-    /// The oracle that the environment names, or the one in its usual place.
+    /// The oracle named by the environment, or the one in the default folder.
     pub fn find() -> Option<Oracle> {
         let usual = || Path::new(env!("CARGO_MANIFEST_DIR")).join("target/torch-oracle/oracle");
         let path = env::var_os("OOMPH_TORCH_ORACLE").map_or_else(usual, PathBuf::from);
         path.is_file().then_some(Oracle { path })
     }
 
-    /// Where it keeps its things.
+    /// The folder of the oracle.
     pub fn folder(&self) -> &Path {
         self.path.parent().unwrap_or(Path::new("."))
     }
 
-    /// Runs programs, each on a fresh allocator.
+    /// Runs programs, each on a new allocator.
     pub fn run(&self, programs: &[Program]) -> Vec<Answer> {
         let mut text = String::new();
         for program in programs {

@@ -1,4 +1,4 @@
-//! Runs a program on `caching` and writes down what it did in the oracle's words.
+//! Runs a program on `caching` and prints the result in the oracle's format.
 
 use std::collections::BTreeMap;
 
@@ -14,14 +14,14 @@ use oomph::{
 
 use super::program::{Call, HEADER_LINES, Program};
 
-/// Handles in the order in which the streams are made: not ascending, because PyTorch orders streams by handle.
+/// Handles in order of creation; not ascending, because PyTorch orders streams by handle.
 pub const STREAMS: [u64; 5] = [0, 48, 16, 0x9000, 32];
 
-/// What a program did here.
+/// The result of a program on `caching`.
 pub struct Run {
-    /// As the oracle prints it.
+    /// In the oracle's output format.
     pub lines: Vec<String>,
-    /// The first call at which PyTorch would have freed or forgotten memory in use.
+    /// The first call at which PyTorch would have freed or dropped memory in use.
     pub spoilt_at: Option<usize>,
 }
 
@@ -99,7 +99,7 @@ pub fn run(program: &Program) -> Run {
     lines.extend(statistics(&caching));
     lines.extend(segments(&caching));
     caching.close(&mut Context { device: &mut device, sink: &mut Vec::new() }).unwrap();
-    assert_eq!(device.leftovers(), 0, "something was not given back");
+    assert_eq!(device.leftovers(), 0, "memory was not freed");
     Run { lines, spoilt_at }
 }
 

@@ -12,7 +12,7 @@ pub struct Program {
     pub calls: Vec<Call>,
 }
 
-/// Lines in front of the calls.
+/// Lines before the calls.
 pub const HEADER_LINES: usize = 2;
 
 /// One call. Streams are named by their handle.
@@ -39,7 +39,7 @@ impl Default for Program {
 }
 
 impl Program {
-    /// The shortest program found by leaving out calls that still `differs`.
+    /// The shortest program, found by removing calls, for which `differs` is still true.
     pub fn shrunk(&self, differs: impl Fn(&Program) -> bool) -> Program {
         let mut best = self.clone();
         let mut chunk = best.calls.len().div_ceil(2);

@@ -2,7 +2,7 @@
 
 use oomph::models::Recipe;
 
-use crate::stories::{Action, actions, assert_equal_stories, recorded};
+use crate::allocator_actions::{Action, actions, assert_equal_actions, recorded};
 
 fn generated(settings: &[(&str, &str)]) -> Vec<Action> {
     let recipe = settings.iter().fold(Recipe::named("gpt-124m").unwrap(), |recipe, (key, text)| recipe.with(key, text));
@@ -15,15 +15,16 @@ pub(crate) fn generated_by(recipe: &Recipe) -> Vec<Action> {
 
 #[test]
 fn the_plain_run_is_the_recorded_one_action_by_action() {
-    assert_equal_stories("train_base", &recorded("train_base"), &generated(&[]));
+    assert_equal_actions("train_base", &recorded("train_base"), &generated(&[]));
 }
 
 #[test]
-fn half_the_batch_is_the_recorded_run_action_by_action() {
-    assert_equal_stories("train_halfbatch", &recorded("train_halfbatch"), &generated(&[("batch", "4")]));
+fn half_batch_matches_recording_by_action() {
+    assert_equal_actions("train_halfbatch", &recorded("train_halfbatch"), &generated(&[("batch", "4")]));
 }
 
-/// Sorts every run of frees: autocast forgets its copies of weights in the order of a hash table of addresses.
+/// Sorts every run of frees: autocast drops its copies of weights in the order of a hash table of
+/// addresses.
 fn with_sorted_frees(mut actions: Vec<Action>) -> Vec<Action> {
     for run in actions.chunk_by_mut(|one, next| matches!((one, next), (Action::Free { .. }, Action::Free { .. }))) {
         run.sort_unstable();
@@ -49,15 +50,15 @@ fn techniques_are_the_recorded_runs_action_by_action() {
         if techniques.contains("amp") {
             (real, ours) = (with_sorted_frees(real), with_sorted_frees(ours));
         }
-        if let Err(panic) = std::panic::catch_unwind(|| assert_equal_stories(name, &real, &ours)) {
+        if let Err(panic) = std::panic::catch_unwind(|| assert_equal_actions(name, &real, &ours)) {
             failures.push(panic.downcast_ref::<String>().cloned().unwrap());
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// The settings of a run with random lengths; those are read off its recording, where a step begins with its batch,
-/// eight bytes a token.
+/// The settings of a run with random lengths. The lengths come from its recording, where each step
+/// starts with the batch, eight bytes per token.
 pub(crate) fn of_recorded_lengths(name: &str, batch: u64) -> [(&'static str, String); 3] {
     let allocs: Vec<u64> = recorded(name)
         .into_iter()
@@ -76,10 +77,10 @@ pub(crate) fn of_recorded_lengths(name: &str, batch: u64) -> [(&'static str, Str
 }
 
 #[test]
-fn random_lengths_are_the_recorded_runs_action_by_action() {
+fn random_lengths_match_recordings_by_action() {
     for (name, batch) in [("varlen", 4), ("varlen.seed2", 6), ("varlen_stack", 2)] {
         let settings = of_recorded_lengths(name, batch);
         let settings = settings.each_ref().map(|(key, value)| (*key, value.as_str()));
-        assert_equal_stories(name, &recorded(name), &generated(&settings));
+        assert_equal_actions(name, &recorded(name), &generated(&settings));
     }
 }

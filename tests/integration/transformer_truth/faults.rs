@@ -1,10 +1,11 @@
-//! Programs with faults against the recordings of the same programs: every action, and by how much memory grows.
+//! Programs with faults against recordings of the same programs: every action, and the growth of
+//! memory.
 
 use super::{
     actions::generated_by,
-    measured::{ALLOCATED_BAR, Levels, RESERVED_BAR, Row, levels, table},
+    measured::{ALLOCATED_TOLERANCE_PERCENT, Levels, RESERVED_TOLERANCE_PERCENT, Row, levels, table},
 };
-use crate::stories::{assert_equal_stories, recorded};
+use crate::allocator_actions::{assert_equal_actions, recorded};
 use oomph::{
     device::{
         Device,
@@ -15,10 +16,10 @@ use oomph::{
     strategy::{Setup, StrategySpec},
 };
 
-/// How far the growth of a step may be off, in percent.
-const GROWTH_BAR: f64 = 2.0;
+/// Tolerance for the growth per step, in percent.
+const GROWTH_TOLERANCE_PERCENT: f64 = 2.0;
 
-/// Recorded runs, the recipes that tell them, and how many steps were recorded.
+/// Recorded runs, the recipes that model them, and the number of recorded steps.
 const RECORDED: [(&str, &str, u32); 13] = [
     ("leak_loss_graph", "leak-loss-graph", 6),
     ("leak_outputs", "leak-outputs", 6),
@@ -44,15 +45,15 @@ fn faulty_programs_match_recordings() {
     let mut failures = Vec::new();
     for (run, name, steps) in RECORDED {
         let (real, ours) = (recorded(run), generated_by(&recipe(name, steps)));
-        if let Err(panic) = std::panic::catch_unwind(|| assert_equal_stories(run, &real, &ours)) {
+        if let Err(panic) = std::panic::catch_unwind(|| assert_equal_actions(run, &real, &ours)) {
             failures.push(panic.downcast_ref::<String>().cloned().unwrap());
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// Levels after every step, and what a step adds to them once the program is warm: from the second step to the last.
-/// A saw-tooth has no growth of a step.
+/// Levels after every step, and the growth per step after warm-up: from the second step to the
+/// last. A saw-tooth has no growth per step.
 pub(crate) fn rows() -> Vec<Row> {
     let measured = table("per_step.csv");
     let mut rows = Vec::new();
@@ -63,8 +64,8 @@ pub(crate) fn rows() -> Vec<Row> {
         for (row, level) in of_run.iter().zip(&predicted) {
             let run = format!("{run}, step {}", row["step"]);
             for (quantity, column, predicted, bar) in [
-                ("allocated after the step", "allocated", level.allocated, ALLOCATED_BAR),
-                ("reserved after the step", "reserved", level.reserved, RESERVED_BAR),
+                ("allocated after the step", "allocated", level.allocated, ALLOCATED_TOLERANCE_PERCENT),
+                ("reserved after the step", "reserved", level.reserved, RESERVED_TOLERANCE_PERCENT),
             ] {
                 rows.push(Row { run: run.clone(), quantity, real: row[column].parse().unwrap(), predicted, bar });
             }
@@ -74,13 +75,14 @@ pub(crate) fn rows() -> Vec<Row> {
             let predicted: Vec<u64> = predicted.iter().map(|level| level.allocated).collect();
             let growth = |levels: &[u64]| (levels[levels.len() - 1] - levels[1]) / (levels.len() as u64 - 2);
             let (real, predicted) = (growth(&real), growth(&predicted));
-            rows.push(Row { run: run.to_owned(), quantity: "growth of a step", real, predicted, bar: GROWTH_BAR });
+            rows.push(Row { run: run.to_owned(), quantity: "growth of a step", real, predicted, bar: GROWTH_TOLERANCE_PERCENT });
         }
     }
     rows
 }
 
-/// Not a launch failure, not a crash: a request that is refused while the weights are brought in.
+/// The expected failure is a refused request while the weights load, not a launch failure or a
+/// crash.
 #[test]
 fn too_large_model_ooms_while_loading() {
     let run = |name| {

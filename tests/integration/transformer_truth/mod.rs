@@ -1,5 +1,5 @@
-//! The transformer generator against real PyTorch: action by action against the recordings, and by its memory against
-//! every row that was measured.
+//! The transformer generator against real PyTorch: action by action against the recordings, and its
+//! memory against every measured row.
 
 mod actions;
 mod faults;

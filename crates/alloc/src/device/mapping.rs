@@ -244,7 +244,7 @@ mod tests {
     use oomph_base::MIB;
 
     #[test]
-    fn physical_memory_is_held_until_it_is_released_and_unmapped() {
+    fn physical_memory_is_held_until_released() {
         let mut table = MappingTable::default();
         let piece = table.create(7, 4 * MIB);
         table.map(Address(32 * MIB), 4 * MIB, piece);
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_is_accessible_where_access_was_granted_without_a_gap() {
+    fn access_must_be_granted_without_gaps() {
         let mut table = MappingTable::default();
         for start in [32, 34, 38] {
             let piece = table.create((), 2 * MIB);

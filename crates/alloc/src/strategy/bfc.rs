@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_beyond_the_next_region_raises_it_instead_of_doubling_it() {
+    fn large_request_sets_the_region_size() {
         let mut trial = PoolBench::new("bfc", GIB);
         trial.alloc(20 * MIB);
         assert_eq!(trial.regions(), mib(&[32]));
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn waste_of_128_mebibytes_is_cut_off_and_a_fraction_of_the_limit_where_one_is_set() {
+    fn waste_above_128_mib_is_split_off() {
         let mut trial = PoolBench::new("bfc", 4 * GIB);
         let waste = |trial: &mut PoolBench, kept: u64| {
             let all = trial.alloc(512 * MIB);
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_chunk_that_fits_is_taken_and_the_lowest_of_equals() {
+    fn best_fit_with_lowest_address() {
         let mut trial = PoolBench::new("bfc:allow_growth:False", 64 * MIB);
         // Chunks of 8, 5, 6 and 5 KiB, with live ones between.
         let sizes = [8, 1, 5, 1, 6, 1, 5, 1].map(|kib| kib * KIB);
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_region_shrinks_by_tenths_until_it_would_not_serve() {
+    fn refused_region_shrinks_by_tenths() {
         let mut trial = PoolBench::new("bfc:memory_limit:1GiB", 20 * MIB);
         trial.alloc(10 * MIB);
         // The next region is to be as large again: this one was raised, so nothing doubled.
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn another_stream_waits_for_the_last_user_and_the_same_one_does_not() {
+    fn only_other_streams_wait_for_last_user() {
         let mut trial = PoolBench::new("bfc", GIB);
         let block = trial.ask(MIB, 1).unwrap().0;
         trial.free(block);

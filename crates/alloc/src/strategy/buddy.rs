@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_request_has_a_region_of_its_size_and_a_poor_device_gives_a_small_one() {
+    fn region_size_depends_on_request_and_device() {
         let mut trial = PoolBench::new("buddy:region:2MiB", 12 * MIB);
         assert_eq!(trial.alloc(5 * MIB).size, 8 * MIB);
         trial.alloc(MIB);

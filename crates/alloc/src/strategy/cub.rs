@@ -222,7 +222,7 @@ mod tests {
     const MIB_SIGNED: i64 = MIB as i64;
 
     #[test]
-    fn requests_are_rounded_to_powers_of_eight_and_left_alone_above_them() {
+    fn requests_round_to_powers_of_eight() {
         let mut trial = PoolBench::new("cub", GIB);
         let sizes = [1, 512, 513, 4 * KIB, 32 * KIB + 1, 2 * MIB, 2 * MIB + 1].map(|bytes| trial.alloc(bytes).size);
         assert_eq!(sizes, [512, 512, 4 * KIB, 4 * KIB, 256 * KIB, 2 * MIB, 2 * MIB + 1]);
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_frees_all_that_is_cached_and_is_tried_once_more() {
+    fn refusal_frees_the_cache_and_retries_once() {
         let mut trial = PoolBench::new("cub", 8 * MIB);
         let blocks = [2 * MIB, 2 * MIB, 256 * KIB].map(|bytes| trial.alloc(bytes));
         blocks.into_iter().for_each(|block| trial.free(block));

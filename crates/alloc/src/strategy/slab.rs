@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slab_is_cut_as_blocks_are_wanted_and_the_last_freed_goes_first() {
+    fn slab_is_cut_on_demand_and_reused_lifo() {
         let mut trial = PoolBench::new("slab", GIB);
         let blocks = [0, 1, 2].map(|_| trial.alloc(5 * KIB));
         assert_eq!(blocks.map(PoolBench::place), [0, 1, 2].map(|n| (n * 5 * KIB, 5 * KIB)));
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn no_class_serves_another_and_large_ones_have_regions_of_their_own() {
+    fn classes_are_separate_and_large_have_regions() {
         let mut trial = PoolBench::new("slab", GIB);
         let block = trial.alloc(MIB);
         trial.free(block);
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slab_that_is_wholly_free_goes_back_when_memory_runs_out_even_with_a_rest() {
+    fn free_slab_is_released_on_oom() {
         let mut trial = PoolBench::new("slab", 4 * MIB);
         let blocks: Vec<_> = (0..9).map(|_| trial.alloc(240 * KIB)).collect();
         trial.regions();

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_grow_downwards_and_small_segments_fill_their_tails() {
+    fn ranges_grow_down_and_tails_are_filled() {
         let mut space = space();
         assert_eq!(space.allocate(20 * MIB), Some(Address(TOP)));
         assert_eq!(space.allocate(20 * MIB), Some(Address(TOP - RANGE_BYTES)));

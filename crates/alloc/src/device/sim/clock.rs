@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_waits_for_an_event_starts_its_later_work_behind_it() {
+    fn stream_wait_delays_later_work() {
         let mut clocks = StreamClocks::new();
         let side = clocks.create_stream(0xabc).unwrap();
         let event = clocks.create_event();
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn destroyed_events_are_unknown_and_their_numbers_used_again() {
+    fn destroyed_event_ids_are_reused() {
         let mut clocks = StreamClocks::new();
         let event = clocks.create_event();
         clocks.destroy_event(event).unwrap();

@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_above_the_threshold_is_released_when_the_host_waits() {
+    fn synchronize_trims_above_the_threshold() {
         let mut device = SimDevice::new(SimConfig::default()).unwrap();
         let pool = PoolId(0);
         let address = device.alloc_async(pool, 100 * MIB, MAIN).unwrap();

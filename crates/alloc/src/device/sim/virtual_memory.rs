@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn physical_memory_counts_until_it_is_released_and_unmapped() {
+    fn physical_memory_counts_until_released() {
         let mut device = device();
         let base = device.reserve(64 * MIB).unwrap();
         let piece = device.create(20 * MIB).unwrap();
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_and_addresses_must_be_multiples_of_the_granularity() {
+    fn granularity_is_enforced() {
         let mut device = device();
         assert!(refusal(device.reserve(MIB)).contains("not a multiple"));
         assert!(refusal(device.reserve(0)).contains("zero"));
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_mapped_whole_where_it_is_reserved_and_only_once() {
+    fn memory_is_mapped_once_in_reserved_ranges() {
         let mut device = device();
         let base = device.reserve(4 * MIB).unwrap();
         device.reserve(4 * MIB).unwrap();

@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_taken_and_events_are_stuck_for_some_strategy_calls() {
+    fn faults_take_memory_and_stall_events() {
         let mut sim = SimDevice::new(SimConfig::default()).unwrap();
         let mut injector =
             FaultInjector::new(FaultPlan::none().with("taken:2+1".parse().unwrap()).with("stuck:3".parse().unwrap()));

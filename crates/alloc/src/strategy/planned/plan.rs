@@ -260,7 +260,7 @@ mod tests {
     const GRADIENT: RequestShape = (StreamId(0), 70);
 
     #[test]
-    fn a_block_that_outlives_its_step_ends_like_its_predecessor() {
+    fn long_lived_block_follows_its_predecessor() {
         let mut profile = StepProfile::default();
         let mut gradient = None;
         let mut seen = Vec::new();

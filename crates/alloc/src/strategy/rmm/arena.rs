@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn small_requests_take_superblocks_of_one_mebibyte_per_stream() {
+    fn small_requests_take_1_mib_superblocks() {
         let mut arena = RmmBench::new("arena:size:8MiB", ROOMY);
         assert_eq!(arena.alloc(1000, 0), 0);
         assert_eq!(arena.alloc(1000, 1), MIB);
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_a_large_block_goes_to_a_small_arena_with_its_superblock() {
+    fn rest_of_large_block_serves_small_arena() {
         let mut arena = RmmBench::new("arena:size:8MiB", ROOMY);
         let first = arena.alloc(2 * MIB, 0);
         arena.alloc(2 * MIB, 0);
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn a_free_waits_for_its_stream_where_another_might_get_the_memory() {
+    fn free_waits_if_another_stream_may_reuse() {
         let mut arena = RmmBench::new("arena:size:8MiB", ROOMY);
         let [own, foreign, large] = [KIB, KIB, 2 * MIB].map(|bytes| arena.alloc(bytes, 0));
         arena.free(own, 0);
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn half_of_what_is_free_is_taken_and_no_less_than_a_superblock() {
+    fn arena_takes_half_of_free_memory() {
         let mut arena = RmmBench::new("arena", ROOMY);
         arena.alloc(1, 0);
         assert_eq!(arena.growth(), [32 << 20]);

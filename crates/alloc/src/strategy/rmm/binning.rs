@@ -182,7 +182,7 @@ mod tests {
     use super::{super::bench::RmmBench, *};
 
     #[test]
-    fn a_request_goes_to_the_smallest_bin_that_holds_it_or_to_the_pool() {
+    fn request_goes_to_smallest_bin_or_pool() {
         let mut binning = RmmBench::new("binning:smallest_bin:1KiB,largest_bin:4KiB,blocks:2", MIB);
         // A chunk for each bin, and the pool's rule of growth over all of them.
         assert_eq!(binning.alloc(1, 0), 0);

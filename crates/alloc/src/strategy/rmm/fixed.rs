@@ -233,7 +233,7 @@ mod tests {
     const FOUR: &str = "fixed:block:1KiB,blocks:4";
 
     #[test]
-    fn a_chunk_at_a_time_is_taken_and_the_longest_free_block_serves() {
+    fn chunks_grow_one_by_one_and_reuse_is_fifo() {
         let mut fixed = RmmBench::new(FOUR, MIB);
         assert_eq!([1, 512, 1000, 1024].map(|bytes| fixed.alloc(bytes, 0)), [0, 1, 2, 3].map(|n| n * KIB));
         assert_eq!(fixed.ask(1, 0), Ok((4 * KIB, Outcome::NewSegment)));
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_chunk_is_the_default_streams_and_the_next_the_askers() {
+    fn first_chunk_belongs_to_default_stream() {
         let mut fixed = RmmBench::new(FOUR, MIB);
         for block in 0..4 {
             assert_eq!(fixed.alloc(KIB, 1), block * KIB);

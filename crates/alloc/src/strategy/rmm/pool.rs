@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_block_that_fits_serves_and_the_lowest_of_equals() {
+    fn best_fit_with_lowest_address() {
         let mut pool = RmmBench::new("pool:initial:64KiB", ROOMY);
         // Holes of 2, 1, 1 and 3 KiB between live blocks.
         let sizes = [2, 8, 1, 8, 1, 8, 3, 8].map(|kib| kib * KIB);
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn another_streams_block_is_taken_after_a_wait_and_the_rest_stays_there() {
+    fn other_streams_block_is_taken_after_a_wait() {
         let mut pool = RmmBench::new("pool:initial:4KiB", ROOMY);
         // Nobody has worked on the initial region: there is nothing to wait for.
         assert_eq!(pool.ask(KIB, 1), Ok((0, Outcome::NewSegment)));
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_other_streams_are_looked_at_in_the_order_in_which_the_streams_came() {
+    fn other_streams_are_searched_in_creation_order() {
         let mut pool = RmmBench::new("pool:initial:4KiB", ROOMY);
         let blocks = [3, 2, 1].map(|stream| (pool.alloc(KIB, stream), stream));
         assert_eq!(pool.alloc(KIB, 0), 3 * KIB);

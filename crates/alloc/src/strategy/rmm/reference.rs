@@ -211,7 +211,7 @@ enum Step {
 }
 
 #[test]
-fn the_pool_gives_the_addresses_that_walking_its_lists_would() {
+fn pool_matches_the_linear_reference() {
     for (seed, live) in [(1, 10), (2, 100), (3, 1000), (4, 1500)] {
         let (mut ours, mut plain) = (RmmBench::new("pool", 1 << 44), PlainPool::default());
         play(seed, live, |step| match step {
@@ -231,7 +231,7 @@ fn the_pool_gives_the_addresses_that_walking_its_lists_would() {
 }
 
 #[test]
-fn the_arena_gives_the_addresses_that_walking_its_superblocks_would() {
+fn arena_matches_the_linear_reference() {
     for (seed, live, mebibytes) in [(1, 10, 64), (2, 100, 24), (3, 1000, 160), (4, 1500, 512)] {
         let mut ours = RmmBench::new(&format!("arena:size:{mebibytes}MiB"), 1 << 40);
         let mut plain = PlainArena::new(mebibytes * MIB);

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_are_of_the_version_that_the_oldest_driver_takes() {
+    fn kernels_target_the_oldest_driver() {
         assert!(PTX.contains(".version 6.0\n.target sm_50\n"), "{OLDEST}");
     }
 }

@@ -270,7 +270,7 @@ mod tests {
     const PAGE: u64 = 2 * MIB;
 
     #[test]
-    fn small_allocations_share_a_page_and_the_last_one_gives_it_back() {
+    fn small_allocations_share_a_page() {
         let mut memory = PlainMemory::new(PAGE);
         let [first, second] = [Address(100 * PAGE), Address(100 * PAGE + 512)];
         memory.insert(first, 512);

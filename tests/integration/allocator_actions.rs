@@ -1,4 +1,4 @@
-//! Two stories of what an allocator is asked to do, held against each other; shared by the tests on recordings.
+//! Compares two sequences of allocator requests; shared by the tests against recordings.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -7,7 +7,8 @@ use oomph::{
     trace::{self, Op, Source, Trace},
 };
 
-/// What an allocator is asked to do: a block and its size, asked for or given back. Blocks are numbered as they come.
+/// A request to an allocator, with the size of its block. Blocks are numbered in order of
+/// allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Action {
     Alloc { bytes: u64 },
@@ -15,17 +16,17 @@ pub enum Action {
 }
 
 pub fn actions(source: &dyn Source) -> Vec<Action> {
-    let (mut tenants, mut blocks) = (BTreeMap::new(), 0);
+    let (mut live, mut blocks) = (BTreeMap::new(), 0);
     let mut actions = Vec::new();
     for event in Trace::read(source).unwrap().events {
         match event.op {
             Op::Alloc { slot, bytes, .. } => {
-                tenants.insert(slot, (blocks, bytes));
+                live.insert(slot, (blocks, bytes));
                 blocks += 1;
                 actions.push(Action::Alloc { bytes });
             }
             Op::Free { slot, .. } => {
-                let (block, bytes) = tenants.remove(&slot).unwrap();
+                let (block, bytes) = live.remove(&slot).unwrap();
                 actions.push(Action::Free { block, bytes });
             }
             _ => {}
@@ -39,8 +40,8 @@ pub fn recorded(name: &str) -> Vec<Action> {
     actions(&*trace::open(path, &NoProgress).unwrap())
 }
 
-/// Holds two stories against each other, and tells where they part.
-pub fn assert_equal_stories(name: &str, real: &[Action], ours: &[Action]) {
+/// Asserts that two sequences are equal, and shows the first difference.
+pub fn assert_equal_actions(name: &str, real: &[Action], ours: &[Action]) {
     let place = real.iter().zip(ours).position(|(real, ours)| real != ours);
     let place = place.unwrap_or(real.len().min(ours.len()));
     let around = |actions: &[Action]| {
