@@ -231,26 +231,26 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn story(steps: &[Step]) -> Trace {
-    let mut story = TraceBuilder::new();
-    let streams = [StreamId::DEFAULT, story.stream_known_as(32).unwrap(), story.stream_known_as(16).unwrap()];
+fn random_program(steps: &[Step]) -> Trace {
+    let mut builder = TraceBuilder::new();
+    let streams = [StreamId::DEFAULT, builder.stream_known_as(32).unwrap(), builder.stream_known_as(16).unwrap()];
     let mut live = Vec::new();
     for step in steps {
         match *step {
-            Step::Alloc { bytes, stream } => live.push(story.alloc(bytes, streams[usize::from(stream)], TagId(0))),
-            Step::EmptyCache => story.empty_cache(),
+            Step::Alloc { bytes, stream } => live.push(builder.alloc(bytes, streams[usize::from(stream)], TagId(0))),
+            Step::EmptyCache => builder.empty_cache(),
             Step::Free { .. } | Step::FreeWhileUsed { .. } if live.is_empty() => {}
-            Step::Free { which } => story.free(live.swap_remove(usize::from(which) % live.len())),
+            Step::Free { which } => builder.free(live.swap_remove(usize::from(which) % live.len())),
             Step::FreeWhileUsed { which, by, micros } => {
                 let block = live.swap_remove(usize::from(which) % live.len());
                 let stream = streams[usize::from(by)];
-                story.work(Work::Spin { nanos: Nanos(u64::from(micros) * 1000) }, stream, &[block]);
-                story.use_on(block, stream);
-                story.free(block);
+                builder.work(Work::Spin { nanos: Nanos(u64::from(micros) * 1000) }, stream, &[block]);
+                builder.use_on(block, stream);
+                builder.free(block);
             }
         }
     }
-    story.finish("made up")
+    builder.finish("made up")
 }
 
 /// A device that the program sometimes fills.
@@ -259,8 +259,8 @@ const SMALL_DEVICE: &str = "sim:3GiB";
 /// The snapshot of the program.
 fn recorded(steps: &[Step], strategy: &str) -> Snapshot {
     let options = ReplayOptions { on_out_of_memory: OnOutOfMemory::Skip, ..ReplayOptions::default() };
-    let (story, device) = (story(steps), SMALL_DEVICE.parse().unwrap());
-    record_snapshot(&Replay::new(&story).strategy(strategy).device(device).options(options)).unwrap().snapshot
+    let (trace, device) = (random_program(steps), SMALL_DEVICE.parse().unwrap());
+    record_snapshot(&Replay::new(&trace).strategy(strategy).device(device).options(options)).unwrap().snapshot
 }
 
 proptest! {

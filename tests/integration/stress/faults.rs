@@ -20,8 +20,8 @@ fn faults_cover_every_driver_call() {
 #[test]
 fn a_trace_is_played_under_the_faults_that_are_named() {
     let folder = tempfile::tempdir().unwrap();
-    assert_eq!(code(&oomph(folder.path(), "convert adversary-ladder story.oomph")), 0);
-    let base = "stress faults --trace story.oomph --strategy caching --memory 8GiB --format json";
+    assert_eq!(code(&oomph(folder.path(), "convert adversary-ladder ladder.oomph")), 0);
+    let base = "stress faults --trace ladder.oomph --strategy caching --memory 8GiB --format json";
     let played = |more: &str| {
         let output = oomph(folder.path(), &format!("{base} {more}"));
         assert_eq!(code(&output), 0, "{}{}", stdout(&output), stderr(&output));
