@@ -534,7 +534,7 @@ mod times_tests {
 
     proptest! {
         #[test]
-        fn what_is_slower_one_way_is_faster_the_other(
+        fn comparison_is_antisymmetric(
             old in proptest::collection::vec(1_u64..1_000_000, 1..12),
             new in proptest::collection::vec(1_u64..1_000_000, 1..12),
         ) {

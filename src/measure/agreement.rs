@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_free_run_that_takes_more_or_less_is_told_in_percent() {
+    fn free_running_difference_is_in_percent() {
         let record = measure(cast(["caching", "caching", "direct"]));
         assert_eq!((record.finding, record.simulated_peak_reserved_bytes), (Finding::Agrees, 33 * MIB));
         assert!((record.peak_reserved_difference_percent.unwrap() + 34.0).abs() < 1e-9);
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_device_cannot_do_is_skipped_with_the_reason() {
+    fn unsupported_case_is_skipped_with_reason() {
         use crate::measure::fixture::TinyDevice;
         let mut incapable = cast(["async"; 3]);
         incapable.device = Box::new(TinyDevice::new(MIB));

@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_a_segment_that_is_in_use_is_a_remainder() {
+    fn free_part_of_used_segment_is_a_remainder() {
         let mut story = TraceBuilder::new();
         let large = story.alloc(64 * MIB, StreamId::DEFAULT, TagId(0));
         story.free(large);
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_wait_for_a_stream_are_told_apart() {
+    fn pending_blocks_are_distinguished() {
         let mut story = TraceBuilder::new();
         let shared = story.alloc(1000, StreamId::DEFAULT, TagId(0));
         story.use_on(shared, StreamId(1));

@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn what_breaks_in_a_pass_is_returned() {
+    fn error_in_a_pass_is_returned() {
         let mut story = TraceBuilder::new();
         story.device_sync();
         let outcome = time(&CaseLabel::default(), &story.finish("w"), fresh, &replay::ReplayOptions::default(), 1);

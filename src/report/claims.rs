@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn page_keeps_its_columns_whatever_a_claim_says() {
+    fn pipe_in_a_claim_keeps_page_columns() {
         let page = ClaimRecord::page(&[record("a", ClaimVerdict::Refuted)]);
         let row = page.lines().find(|line| line.starts_with("| **a**")).unwrap();
         assert_eq!(row.replace("\\|", "").matches('|').count(), PAGE_HEADINGS.len() + 1, "{row}");

@@ -144,7 +144,7 @@ fn patterns_run_at_memory_bandwidth() {
 }
 
 #[test]
-fn work_moves_its_bytes_and_leaves_contents_alone() {
+fn work_keeps_block_contents() {
     let Some((mut device, _guard)) = gpu() else { return };
     let bytes = 64 * MIB;
     let operand = [(device.alloc(bytes).unwrap(), bytes)];

@@ -68,15 +68,15 @@ fn case(workload: &str, set: &[(&str, &str)], strategy: &str) -> Case {
 
 /// Sends cases of one strategy to a worker that corrupts its own GPU context, and all others to a
 /// normal one.
-struct OneRuined<'a> {
-    ruined: &'a str,
-    sound: WorkerProcess<'a>,
-    ruining: WorkerProcess<'a>,
+struct OneCorrupted<'a> {
+    corrupted: &'a str,
+    normal: WorkerProcess<'a>,
+    corrupting: WorkerProcess<'a>,
 }
 
-impl CaseRunner for OneRuined<'_> {
+impl CaseRunner for OneCorrupted<'_> {
     fn run(&self, case: &Case) -> CaseOutcome {
-        if case.label.strategy == self.ruined { self.ruining.run(case) } else { self.sound.run(case) }
+        if case.label.strategy == self.corrupted { self.corrupting.run(case) } else { self.normal.run(case) }
     }
 }
 
@@ -91,12 +91,12 @@ fn sticky_error_fails_one_case() {
         case("checkerboard", &[], "caching:expandable_segments:True"),
     ];
     assert!(cases.iter().all(|case| Isolation::Auto.isolates(case)));
-    let runner = OneRuined {
-        ruined: "caching",
-        sound: WorkerProcess { program: program(), arguments: vec!["worker".into()], stop: None },
-        ruining: WorkerProcess {
+    let runner = OneCorrupted {
+        corrupted: "caching",
+        normal: WorkerProcess { program: program(), arguments: vec!["worker".into()], stop: None },
+        corrupting: WorkerProcess {
             program: env::current_exe().unwrap(),
-            arguments: as_program("safety::worker_that_ruins_its_context").map(Into::into).to_vec(),
+            arguments: as_program("safety::worker_that_corrupts_its_context").map(Into::into).to_vec(),
             stop: None,
         },
     };
@@ -116,7 +116,7 @@ fn sticky_error_fails_one_case() {
 
 #[test]
 #[ignore = "started as a worker by another test"]
-fn worker_that_ruins_its_context() {
+fn worker_that_corrupts_its_context() {
     let mut line = String::new();
     io::stdin().read_line(&mut line).unwrap();
     let order = CaseOrder::read(&line).unwrap();
@@ -182,7 +182,7 @@ fn signal(name: &str, child: &Child) {
 }
 
 #[test]
-fn two_ctrl_c_give_all_memory_back() {
+fn two_ctrl_c_free_all_memory() {
     memory_comes_back_after("Ctrl-C, twice", |run| {
         signal("INT", run);
         thread::sleep(Duration::from_millis(300));
@@ -222,7 +222,7 @@ fn ctrl_c_finishes_the_case_and_frees_memory() {
 }
 
 #[test]
-fn a_time_out_gives_all_memory_back() {
+fn time_out_frees_all_memory() {
     let Some((mut watcher, _guard)) = gpu() else { return };
     let before = free(&mut watcher);
     let mut endless = case("training", &[("steps", "100000000")], "caching");
@@ -234,12 +234,12 @@ fn a_time_out_gives_all_memory_back() {
 }
 
 #[test]
-fn a_look_at_the_gpu_leaves_nothing_on_it() {
+fn querying_the_gpu_leaves_no_context() {
     let Some((mut watcher, _guard)) = gpu() else { return };
     let before = free(&mut watcher);
     // In its own process, because this one already has a context.
     let mut looking = Command::new(env::current_exe().unwrap())
-        .args(as_program("safety::process_that_looked_and_stays"))
+        .args(as_program("safety::process_that_queries_the_gpu_and_waits"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -255,7 +255,7 @@ fn a_look_at_the_gpu_leaves_nothing_on_it() {
 
 #[test]
 #[ignore = "the other process of another test"]
-fn process_that_looked_and_stays() {
+fn process_that_queries_the_gpu_and_waits() {
     let spec: DeviceSpec = "cuda".parse().unwrap();
     spec.check().unwrap();
     println!("{}\nlooked", spec.device_name().unwrap());

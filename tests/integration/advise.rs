@@ -146,7 +146,7 @@ fn mistakes_are_explained() {
 }
 
 #[test]
-fn the_suites_of_settings_and_leaks_unfold() {
+fn settings_and_leaks_suites_expand() {
     let settings = CaseSettings { device: "sim".parse().unwrap(), limit: None, seed: None, timeout: None };
     let cases = |name: &str| SuiteFile::load(name).unwrap().cases(&settings).unwrap();
     let recorded = cases("settings");
@@ -160,7 +160,7 @@ fn the_suites_of_settings_and_leaks_unfold() {
 }
 
 #[test]
-fn without_its_recordings_the_suite_says_so() {
+fn suite_without_recordings_is_explained() {
     let folder = tempfile::tempdir().unwrap();
     let (_, err) = run(&folder, &["run", "settings"], 2);
     assert!(err.contains("workloads/recorded/*.pickle.xz") && err.contains("current folder"), "{err}");

@@ -11,7 +11,7 @@ fn rows(text: &str) -> Vec<serde_json::Value> {
 
 /// Verdicts that real PyTorch runs support, for claims with short workloads.
 #[test]
-fn verdicts_are_those_that_pytorch_gives() {
+fn verdicts_match_pytorch() {
     let expected = [
         ("copies", "confirmed"),
         ("in-place", "refuted"),
@@ -86,7 +86,7 @@ fn techniques_run_can_be_resumed() {
 }
 
 #[test]
-fn suites_with_tables_of_their_own_run_by_themselves() {
+fn suites_with_own_tables_run_alone() {
     let (_, err) = run(".", &["run", "claims", "quick"], 2);
     assert!(err.contains("run it by itself"), "{err}");
     let (_, err) = run(".", &["run", "techniques", "--limit", "8GiB"], 2);

@@ -116,7 +116,7 @@ fn wrong_kinds_of_names_are_explained() {
 }
 
 #[test]
-fn a_suite_whose_base_does_not_exist_is_refused() {
+fn suite_with_unknown_base_is_refused() {
     let folder = empty();
     let suite =
         "question = \"?\"\nbase = \"cachin\"\n[[group]]\nworkloads = [\"checkerboard\"]\nstrategies = [\"direct\"]\n";
@@ -342,7 +342,7 @@ fn doctor_and_completions_work_anywhere() {
 }
 
 #[test]
-fn a_closed_pipe_is_no_error() {
+fn closed_pipe_is_not_an_error() {
     let folder = empty();
     let script = format!("{} list --long | head -1", env!("CARGO_BIN_EXE_oomph"));
     let output =

@@ -73,7 +73,7 @@ fn runs_that_mean_different_things_are_refused() {
 }
 
 #[test]
-fn a_baseline_is_kept_by_name_and_compared_with() {
+fn baseline_is_saved_and_compared_by_name() {
     let folder = TempDir::new().unwrap();
     let (_, err) = run_cases(&folder, &["--baseline", "main"], 2);
     assert!(err.contains("'main' is neither"), "{err}");

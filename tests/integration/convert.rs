@@ -142,7 +142,7 @@ fn a_recording_is_never_overwritten_by_mistake() {
 }
 
 #[test]
-fn a_broken_source_leaves_what_was_there() {
+fn broken_source_keeps_the_existing_file() {
     let folder = empty();
     run(&folder, &["convert", "checkerboard", "good.oomph"], 0);
     let good = fs::read_to_string(folder.path().join("good.oomph")).unwrap();

@@ -32,7 +32,7 @@ fn a_measured_profile_can_be_simulated() {
 }
 
 #[test]
-fn a_device_that_is_not_there_cannot_be_measured() {
+fn missing_device_cannot_be_measured() {
     let folder = TempDir::new().unwrap();
     let refused = oomph(folder.path(), &["doctor", "--calibrate", "mine.toml", "--device", "cuda:4000"], &[]);
     assert_eq!(refused.status.code(), Some(103));

@@ -25,7 +25,7 @@ fn measured(table: &str, is_it: impl Fn(&[&str]) -> bool, column: &str) -> u64 {
 }
 
 #[test]
-fn the_summary_of_a_recording_is_pytorchs_own() {
+fn summary_equals_pytorchs_counters() {
     for name in ["train_base", "varlen.exp", "fuzz1.split32"] {
         let path = recorded(&format!("{name}.pickle.xz"));
         let summary = &row(&["inspect", &path, "--summary"])["memory_summary"];

@@ -220,7 +220,7 @@ fn a_shard_without_cases_is_a_result() {
 }
 
 #[test]
-fn a_shard_goes_on_only_as_itself() {
+fn shard_resumes_only_with_its_own_options() {
     let folder = folder_with(SUITE);
     run(&folder, "run ./suite.toml --partition slice:1/3 --output one", 0);
     let before = read(&folder, "one/runs.csv");

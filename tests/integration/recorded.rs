@@ -81,7 +81,7 @@ fn every_recording_agrees_with_pytorchs_own_counters() {
 }
 
 #[test]
-fn a_written_snapshot_reads_as_it_was() {
+fn snapshot_round_trips() {
     for_every_recording(|truth, path| {
         let snapshot = Snapshot::open(path, &NoProgress).unwrap();
         let mut written = Vec::new();

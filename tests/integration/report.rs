@@ -53,7 +53,7 @@ fn report_reads_runs_of_older_releases() {
 }
 
 #[test]
-fn what_is_no_run_is_refused_with_its_name() {
+fn invalid_run_folder_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let output = oomph(folder.path()).args(["report", "."]).assert().code(2).get_output().clone();
     assert!(String::from_utf8_lossy(&output.stderr).contains("error: "), "{output:?}");

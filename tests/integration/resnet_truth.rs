@@ -22,7 +22,7 @@ fn workload(settings: &[(&str, &str)]) -> Workload {
 }
 
 #[test]
-fn resnet_50_is_the_recorded_run_action_by_action() {
+fn resnet_50_matches_recording_by_action() {
     for (name, techniques) in [("resnet_base", ""), ("resnet_amp", "amp")] {
         assert_equal_actions(name, &recorded(name), &actions(&workload(&[("techniques", techniques)])));
     }

@@ -145,7 +145,7 @@ fn driver_error_loses_nothing() {
 }
 
 #[test]
-fn the_patterns_are_large_enough_to_show_something() {
+fn patterns_are_large_enough() {
     assert!(patterns().iter().all(|pattern| oomph::trace::check(pattern).unwrap().peak.bytes < 14 * GIB));
     assert!(patterns().iter().any(|pattern| oomph::trace::check(pattern).unwrap().streams >= 3));
 }

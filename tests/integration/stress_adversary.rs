@@ -44,7 +44,7 @@ fn every_strategy_is_compared_with_the_bound() {
 }
 
 #[test]
-fn the_table_names_the_bound_and_csv_has_its_columns() {
+fn table_names_the_bound_and_csv_has_columns() {
     let folder = TempDir::new().unwrap();
     let (out, _) = run(&folder, &small(&["--strategy", "tlsf", "--strategy", "fixed"]), 0);
     for words in [
@@ -70,7 +70,7 @@ fn adversary_failure_can_be_replayed() {
 }
 
 #[test]
-fn what_cannot_be_played_is_refused() {
+fn invalid_adversary_options_are_refused() {
     let folder = TempDir::new().unwrap();
     let refused = |arguments: &[&str], words: &str| {
         let (_, err) = run(&folder, arguments, 2);

@@ -95,7 +95,7 @@ fn entry_of(divergence: Divergence) -> usize {
 }
 
 #[test]
-fn a_single_changed_entry_is_found_where_it_is() {
+fn changed_entry_is_located() {
     for (action, what) in [
         (Action::Alloc, "a block elsewhere"),
         (Action::FreeCompleted, "a free of something else"),
@@ -115,7 +115,7 @@ fn a_single_changed_entry_is_found_where_it_is() {
 }
 
 #[test]
-fn a_request_that_should_have_been_served_is_seen() {
+fn wrongly_refused_request_is_found() {
     let mut place = 0;
     let divergence = divergence_after("varlen_cap042", |snapshot, _| {
         let entries = &mut snapshot.traces[0];
@@ -150,7 +150,7 @@ fn changed_settings_cap_or_counters_are_found() {
 }
 
 #[test]
-fn the_memory_at_the_end_is_compared_block_by_block() {
+fn final_memory_is_compared_by_block() {
     let divergence = divergence_after("streams", |snapshot, _| {
         let mut blocks = snapshot.segments.iter_mut().flat_map(|segment| &mut segment.blocks);
         let block =
@@ -309,7 +309,7 @@ fn verify_exit_code_names_the_failure() {
 }
 
 #[test]
-fn the_command_speaks_json() {
+fn verify_prints_json() {
     let (code, text) = oomph(&["verify", "--format", "json", OOM_BASE]);
     let document: serde_json::Value = serde_json::from_str(&text).unwrap();
     let row = &document["rows"][0];

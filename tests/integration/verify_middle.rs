@@ -45,7 +45,7 @@ const AGES_MATTER: [(&str, &str); 2] =
     [("varlen_cap042.gc.pickle.xz", "the last tenth"), ("varlen_cap052.gc.pickle.xz", "the last tenth")];
 
 #[test]
-fn every_recording_is_exact_from_the_middle_too() {
+fn every_recording_is_exact_from_the_middle() {
     let found = parallel_map(&recordings(), all_cores(), |path| {
         let snapshot = Snapshot::open(path, &NoProgress).unwrap();
         let companion = Companion::beside(path).unwrap().unwrap();
@@ -154,7 +154,7 @@ fn late_file(name: &str, folder: &Path) {
 }
 
 #[test]
-fn the_commands_say_that_it_is_from_the_middle() {
+fn commands_report_a_start_in_the_middle() {
     let folder = tempfile::tempdir().unwrap();
     late_file("train_sgd", folder.path());
     let (text, _) = run(&folder, &["verify", "late.pickle"], 0);

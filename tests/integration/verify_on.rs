@@ -134,7 +134,7 @@ fn unreadable_file_loses_only_its_rows() {
 }
 
 #[test]
-fn the_first_signal_shows_the_cases_that_are_done() {
+fn first_signal_prints_completed_cases() {
     let folder = TempDir::new().unwrap();
     let recipe = |name: &str, generator: &str, setting: &str| {
         let text = format!("generator = '{generator}'\npurpose = 'a test'\norigin = 'a test'\n[set]\n{setting}\n");

@@ -231,7 +231,7 @@ mod choice_tests {
     }
 
     #[test]
-    fn what_the_program_has_now_is_kept_where_it_is_as_good() {
+    fn current_settings_win_ties() {
         let rows = [row("max_split_size_mb:64,garbage_collection_threshold:0.8", 1010), row("", 1000)];
         assert_eq!((choose(&rows, 0), choose(&rows, 1)), (0, 1));
     }

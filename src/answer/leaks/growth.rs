@@ -356,7 +356,7 @@ mod growth_tests {
         }
 
         #[test]
-        fn what_was_once_freed_down_to_the_start_is_no_growth(tooth in 2_usize..12, after in 0_usize..3) {
+        fn return_to_the_start_level_is_not_growth(tooth in 2_usize..12, after in 0_usize..3) {
             let line = (0..tooth).map(|step| LEVEL * (1.0 + step as f64));
             let series: Vec<f64> = line.chain((0..=after).map(|_| LEVEL)).collect();
             prop_assume!(series.len() >= 3);

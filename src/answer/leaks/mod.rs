@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn the_four_verdicts_are_told_apart() {
+    fn four_verdicts_are_distinguished() {
         let leak = finding(&ten_steps(|number, step| {
             step.kept_bytes += number * 100 * MIB;
             step.reserved_bytes += number * 100 * MIB;
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_collector_left_over_is_not_its_to_free() {
+    fn uncollected_memory_is_not_attributed_to_gc() {
         let collected = |number: u64, step: &mut StepUse| step.collected_bytes = (number % 4) * 64 * MIB;
         let steady = finding(&ten_steps(collected));
         assert_eq!((steady.verdict, steady.recoverable_by), (Verdict::Steady, RecoverableBy::Gc));

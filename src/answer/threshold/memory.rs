@@ -457,7 +457,7 @@ mod search_tests {
     }
 
     #[test]
-    fn what_is_tried_is_announced_before_and_only_once() {
+    fn each_probe_is_announced_once() {
         let announced = std::cell::RefCell::new(Vec::new());
         let announce = |places: &[u64], before: usize| {
             assert_eq!(announced.borrow().len(), before);

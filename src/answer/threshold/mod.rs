@@ -479,7 +479,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_fits_in_less_and_fails_in_more_is_not_stable() {
+    fn non_monotonic_threshold_is_unstable() {
         let of = |tried: &[(u64, bool)]| Stability::of(tried.iter().copied());
         let stable = of(&[(1, false), (2, true), (3, true)]);
         assert_eq!(stable, Stability { stable: true, lowest_fit: Some(2), first_failure_above: None });

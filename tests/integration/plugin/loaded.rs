@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::{PluginFixture, library, plugin};
 
 #[test]
-fn a_plugin_is_replayed_like_any_strategy() {
+fn plugin_replays_like_any_strategy() {
     let Some(fixture) = PluginFixture::open() else { return };
     let theirs = fixture.replay("training", &plugin(&fixture.allocator("WELL_BEHAVED")), &[]);
     let ours = fixture.replay("training", "null", &[]);
@@ -89,7 +89,7 @@ fn aborting_plugin_fails_its_case_only() {
 }
 
 #[test]
-fn an_exception_costs_the_case_and_is_told() {
+fn exception_fails_the_case_with_its_message() {
     let Some(fixture) = PluginFixture::open() else { return };
     let library = fixture.0.path().join("thrower.so");
     fixture.compile(&["-shared", "-fPIC", "-lstdc++"], "thrower.cpp", &library);

@@ -107,7 +107,7 @@ fn charts_are_drawn_offline() {
 }
 
 #[test]
-fn the_numbers_on_the_page_are_those_of_the_csv() {
+fn page_numbers_equal_the_csv() {
     let Some(browser) = opened(1280) else { return };
     let shown = browser.run(
         "return [...document.querySelectorAll('tr[data-case]')].map(row => { \

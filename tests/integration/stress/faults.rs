@@ -18,7 +18,7 @@ fn faults_cover_every_driver_call() {
 }
 
 #[test]
-fn a_trace_is_played_under_the_faults_that_are_named() {
+fn trace_runs_under_the_given_faults() {
     let folder = tempfile::tempdir().unwrap();
     assert_eq!(code(&oomph(folder.path(), "convert adversary-ladder ladder.oomph")), 0);
     let base = "stress faults --trace ladder.oomph --strategy caching --memory 8GiB --format json";
@@ -33,7 +33,7 @@ fn a_trace_is_played_under_the_faults_that_are_named() {
 }
 
 #[test]
-fn a_fault_that_is_none_is_explained() {
+fn unknown_fault_is_explained() {
     let folder = tempfile::tempdir().unwrap();
     let output = oomph(folder.path(), "stress faults --strategy direct --fault cuMemAloc:2");
     assert_eq!(code(&output), 2);

@@ -56,7 +56,7 @@ fn time_is_divided_among_strategies_and_kinds() {
 }
 
 #[test]
-fn what_is_typed_wrong_is_explained() {
+fn invalid_arguments_are_explained() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("no.trace"), "certainly not").unwrap();
     for (arguments, expected, says) in [

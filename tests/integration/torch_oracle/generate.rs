@@ -39,9 +39,9 @@ impl SeededRandom {
     }
 }
 
-/// The parameters of one program.
-struct Author {
-    dice: SeededRandom,
+/// Generates one random program.
+struct ProgramGenerator {
+    random: SeededRandom,
     calls: Vec<Call>,
     live: Vec<u64>,
     next_id: u64,
@@ -75,34 +75,34 @@ struct Pools {
 
 /// Program `number` of a seed.
 pub fn random_program(seed: u64, number: u64) -> Program {
-    let mut dice = SeededRandom(seed << 32 | number);
-    let total = match dice.below(8) {
-        0 => dice.between(80, 600) * MIB,
-        1 => dice.between(1, 4) * GIB,
+    let mut random = SeededRandom(seed << 32 | number);
+    let total = match random.below(8) {
+        0 => random.between(80, 600) * MIB,
+        1 => random.between(1, 4) * GIB,
         _ => 80 * GIB,
     };
-    let capacity = match dice.below(3) {
+    let capacity = match random.below(3) {
         0 => 80 * GIB,
-        1 => dice.between(60, 400) * MIB,
-        _ => dice.between(200, 2000) * MIB + dice.below(4096) * 512,
+        1 => random.between(60, 400) * MIB,
+        _ => random.between(200, 2000) * MIB + random.below(4096) * 512,
     };
     let mut streams = STREAMS.to_vec();
     for place in (1..streams.len()).rev() {
-        streams.swap(place, dice.below(place as u64 + 1) as usize);
+        streams.swap(place, random.below(place as u64 + 1) as usize);
     }
     let mut users = STREAMS.to_vec();
-    users.retain(|_| dice.chance(50));
-    match dice.below(4) {
+    users.retain(|_| random.chance(50));
+    match random.below(4) {
         0 => users.clear(),
         1 | 2 => users.truncate(1),
         _ => {}
     }
-    streams.truncate(dice.between(1, 4) as usize);
-    let largest = dice.choose(&[8, 40, 100, 200, 400]) * MIB;
-    let mut author = Author {
-        small: dice.choose(&[5, 30, 70]),
-        frees: dice.choose(&[35, 45, 50]),
-        dice,
+    streams.truncate(random.between(1, 4) as usize);
+    let largest = random.choose(&[8, 40, 100, 200, 400]) * MIB;
+    let mut generator = ProgramGenerator {
+        small: random.choose(&[5, 30, 70]),
+        frees: random.choose(&[35, 45, 50]),
+        random,
         calls: Vec::new(),
         live: Vec::new(),
         next_id: 0,
@@ -112,22 +112,22 @@ pub fn random_program(seed: u64, number: u64) -> Program {
         total,
         pools: Pools::default(),
     };
-    author.pools.wanted = author.dice.chance(25);
-    let environment = if author.dice.chance(50) { author.settings() } else { String::new() };
-    if author.dice.chance(40) {
-        author.fraction();
+    generator.pools.wanted = generator.random.chance(25);
+    let environment = if generator.random.chance(50) { generator.settings() } else { String::new() };
+    if generator.random.chance(40) {
+        generator.fraction();
     }
-    let length = author.dice.between(200, 700);
-    while (author.calls.len() as u64) < length {
-        author.step();
+    let length = generator.random.between(200, 700);
+    while (generator.calls.len() as u64) < length {
+        generator.step();
     }
-    let downwards = author.dice.chance(50);
-    Program { total, capacity, downwards, environment, calls: author.calls }
+    let downwards = generator.random.chance(50);
+    Program { total, capacity, downwards, environment, calls: generator.calls }
 }
 
-impl Author {
+impl ProgramGenerator {
     fn step(&mut self) {
-        match self.dice.below(1000) {
+        match self.random.below(1000) {
             0..10 => {
                 let text = self.settings();
                 self.calls.push(Call::Configure(text));
@@ -135,12 +135,12 @@ impl Author {
             10..15 => self.fraction(),
             15..30 => self.calls.push(Call::EmptyCache),
             30..70 if !self.users.is_empty() => {
-                let stream = self.dice.choose(&self.users);
-                self.calls.push(if self.dice.chance(50) { Call::Busy { stream } } else { Call::Idle { stream } });
+                let stream = self.random.choose(&self.users);
+                self.calls.push(if self.random.chance(50) { Call::Busy { stream } } else { Call::Idle { stream } });
             }
             70..150 if !self.users.is_empty() => {
-                if let Some(&id) = self.live.get(self.dice.below(self.live.len().max(1) as u64) as usize) {
-                    let stream = self.dice.choose(&self.users);
+                if let Some(&id) = self.live.get(self.random.below(self.live.len().max(1) as u64) as usize) {
+                    let stream = self.random.choose(&self.users);
                     self.calls.push(Call::UsedOn { id, stream });
                     if !self.pools.routed.is_empty() {
                         self.pools.noted.push(id);
@@ -148,7 +148,7 @@ impl Author {
                 }
             }
             150..180 if self.pools.wanted => self.pool(),
-            _ if self.dice.chance(self.frees) && !self.live.is_empty() => self.free(),
+            _ if self.random.chance(self.frees) && !self.live.is_empty() => self.free(),
             _ => self.alloc(),
         }
     }
@@ -157,19 +157,19 @@ impl Author {
         let id = self.next_id;
         self.next_id += 1;
         let bytes = self.size();
-        let stream = self.dice.choose(&self.streams);
+        let stream = self.random.choose(&self.streams);
         self.calls.push(Call::Alloc { id, bytes, stream });
         self.live.push(id);
     }
 
     fn free(&mut self) {
-        let place = match self.dice.below(3) {
+        let place = match self.random.below(3) {
             0 => 0,
             1 => self.live.len() - 1,
-            _ => self.dice.below(self.live.len() as u64) as usize,
+            _ => self.random.below(self.live.len() as u64) as usize,
         };
         // Occasionally free everything.
-        if self.dice.chance(1) {
+        if self.random.chance(1) {
             let all = std::mem::take(&mut self.live);
             self.calls.extend(all.into_iter().map(|id| Call::Free { id }));
         } else {
@@ -179,21 +179,21 @@ impl Author {
     }
 
     fn size(&mut self) -> u64 {
-        if self.dice.chance(self.small) {
-            return match self.dice.below(4) {
-                0 => self.dice.between(1, 2048),
-                1 => self.dice.between(1, 64) * 512,
-                2 => self.dice.between(1, MIB),
-                _ => self.dice.choose(&[1, 511, 512, 513, MIB - 512, MIB - 1, MIB]),
+        if self.random.chance(self.small) {
+            return match self.random.below(4) {
+                0 => self.random.between(1, 2048),
+                1 => self.random.between(1, 64) * 512,
+                2 => self.random.between(1, MIB),
+                _ => self.random.choose(&[1, 511, 512, 513, MIB - 512, MIB - 1, MIB]),
             };
         }
-        let bytes = match self.dice.below(7) {
-            0 | 1 => self.dice.between(MIB + 1, 10 * MIB),
-            2 => self.dice.choose(&[MIB + 1, 10 * MIB - 512, 10 * MIB - 1, 10 * MIB, 20 * MIB, 20 * MIB + 512]),
-            3 => self.dice.between(1, self.largest / MIB) * MIB,
-            4 => self.dice.between(1, self.largest / MIB) * MIB + self.dice.between(0, 4) * 512,
-            5 => self.dice.choose(&[40, 41, 50, 60, 64, 80]) * MIB,
-            _ => self.dice.between(MIB, self.largest),
+        let bytes = match self.random.below(7) {
+            0 | 1 => self.random.between(MIB + 1, 10 * MIB),
+            2 => self.random.choose(&[MIB + 1, 10 * MIB - 512, 10 * MIB - 1, 10 * MIB, 20 * MIB, 20 * MIB + 512]),
+            3 => self.random.between(1, self.largest / MIB) * MIB,
+            4 => self.random.between(1, self.largest / MIB) * MIB + self.random.between(0, 4) * 512,
+            5 => self.random.choose(&[40, 41, 50, 60, 64, 80]) * MIB,
+            _ => self.random.between(MIB, self.largest),
         };
         // A request larger than a whole address range, after rounding, crashes PyTorch.
         bytes.min(self.total / 4 * 3)
@@ -201,48 +201,48 @@ impl Author {
 
     fn fraction(&mut self) {
         let fraction =
-            if self.dice.chance(20) { 1.0 } else { self.dice.between(50, 600) as f64 * MIB as f64 / self.total as f64 };
+            if self.random.chance(20) { 1.0 } else { self.random.between(50, 600) as f64 * MIB as f64 / self.total as f64 };
         self.calls.push(Call::Fraction(fraction.min(1.0)));
     }
 
     fn settings(&mut self) -> String {
         let mut parts = Vec::new();
-        let segment = if self.dice.chance(15) { self.dice.choose(&[12, 16, 20, 24, 40]) } else { 0 };
+        let segment = if self.random.chance(15) { self.random.choose(&[12, 16, 20, 24, 40]) } else { 0 };
         if segment > 0 {
             parts.push(format!("large_segment_size_mb:{segment}"));
         }
         // Not smaller than any segment size that may still apply.
-        if self.dice.chance(45) {
-            parts.push(format!("max_split_size_mb:{}", self.dice.choose(&[40, 50, 64, 100])));
-            if self.dice.chance(30) {
-                parts.push(format!("max_non_split_rounding_mb:{}", self.dice.choose(&[40, 50, 100])));
+        if self.random.chance(45) {
+            parts.push(format!("max_split_size_mb:{}", self.random.choose(&[40, 50, 64, 100])));
+            if self.random.chance(30) {
+                parts.push(format!("max_non_split_rounding_mb:{}", self.random.choose(&[40, 50, 100])));
             }
         }
-        if self.dice.chance(40) {
-            parts.push(format!("garbage_collection_threshold:{}", self.dice.choose(&["0.2", "0.5", "0.8", "0.95"])));
+        if self.random.chance(40) {
+            parts.push(format!("garbage_collection_threshold:{}", self.random.choose(&["0.2", "0.5", "0.8", "0.95"])));
         }
-        if self.dice.chance(25) {
+        if self.random.chance(25) {
             let divisions = ["1", "2", "4", "8", "[1:2,4:4,>:8]", "[64:8,256:4,1024:4,>:1]", "[2:0,16:4]"];
-            parts.push(format!("roundup_power2_divisions:{}", self.dice.choose(&divisions)));
+            parts.push(format!("roundup_power2_divisions:{}", self.random.choose(&divisions)));
         }
-        if self.dice.chance(60) {
-            parts.push(format!("expandable_segments:{}", self.dice.choose(&["True", "True", "False"])));
+        if self.random.chance(60) {
+            parts.push(format!("expandable_segments:{}", self.random.choose(&["True", "True", "False"])));
         }
         for place in (1..parts.len()).rev() {
-            parts.swap(place, self.dice.below(place as u64 + 1) as usize);
+            parts.swap(place, self.random.below(place as u64 + 1) as usize);
         }
         parts.join(",")
     }
 
     fn pool(&mut self) {
         let pools = &mut self.pools;
-        match self.dice.below(6) {
+        match self.random.below(6) {
             0 | 1 => {
                 pools.next += 1;
                 let pool = pools.next;
-                if self.dice.chance(50) {
+                if self.random.chance(50) {
                     pools.retained.push(pool);
-                    let use_on_oom = !pools.has_fallback && self.dice.chance(50);
+                    let use_on_oom = !pools.has_fallback && self.random.chance(50);
                     if use_on_oom {
                         pools.has_fallback = true;
                         pools.fallback = Some(pool);
@@ -253,7 +253,7 @@ impl Author {
                 }
             }
             2 | 3 if !pools.routed.is_empty() => {
-                let pool = pools.routed.remove(self.dice.below(pools.routed.len() as u64) as usize);
+                let pool = pools.routed.remove(self.random.below(pools.routed.len() as u64) as usize);
                 if pools.routed.is_empty() {
                     let noted = std::mem::take(&mut pools.noted);
                     self.live.retain(|id| !noted.contains(id));
@@ -262,13 +262,13 @@ impl Author {
                 self.calls.push(Call::PoolEnd { pool });
             }
             4 if !pools.retained.is_empty() => {
-                let pool = self.dice.choose(&pools.retained);
+                let pool = self.random.choose(&pools.retained);
                 if !pools.routed.contains(&pool) {
                     self.begin(pool);
                 }
             }
             5 if !pools.retained.is_empty() => {
-                let place = self.dice.below(pools.retained.len() as u64) as usize;
+                let place = self.random.below(pools.retained.len() as u64) as usize;
                 let pool = pools.retained[place];
                 // PyTorch fails on a fallback pool without users.
                 if pools.fallback != Some(pool) && !pools.routed.contains(&pool) {
@@ -284,8 +284,8 @@ impl Author {
     fn begin(&mut self, pool: u64) {
         // PyTorch fails if a request of the default pool falls back on a pool that requests are
         // routed to.
-        let all = self.dice.chance(50) || self.pools.fallback == Some(pool);
-        let stream = if all { None } else { Some(self.dice.choose(&self.streams)) };
+        let all = self.random.chance(50) || self.pools.fallback == Some(pool);
+        let stream = if all { None } else { Some(self.random.choose(&self.streams)) };
         self.pools.routed.push(pool);
         // Each begin adds a user.
         self.pools.retained.push(pool);
@@ -295,7 +295,7 @@ impl Author {
 
 /// A text that may or may not be a valid list of settings.
 pub fn random_settings(number: u64) -> String {
-    let mut dice = SeededRandom(number.wrapping_mul(77) + 5);
+    let mut random = SeededRandom(number.wrapping_mul(77) + 5);
     let keys = [
         "max_split_size_mb",
         "max_non_split_rounding_mb",
@@ -358,13 +358,13 @@ pub fn random_settings(number: u64) -> String {
         "18446744073709551616",
     ];
     let mut text = String::new();
-    for place in 0..dice.between(1, 3) {
+    for place in 0..random.between(1, 3) {
         if place > 0 {
-            text += if dice.chance(85) { "," } else { dice.choose(&[":", ",,", " , ", "]", ""]) };
+            text += if random.chance(85) { "," } else { random.choose(&[":", ",,", " , ", "]", ""]) };
         }
-        text += dice.choose(&keys);
-        text += if dice.chance(90) { ":" } else { dice.choose(&["=", ",", "", " : ", "::"]) };
-        text += dice.choose(&values);
+        text += random.choose(&keys);
+        text += if random.chance(90) { ":" } else { random.choose(&["=", ",", "", " : ", "::"]) };
+        text += random.choose(&values);
     }
     text
 }

@@ -14,7 +14,7 @@ pub(crate) fn generated_by(recipe: &Recipe) -> Vec<Action> {
 }
 
 #[test]
-fn the_plain_run_is_the_recorded_one_action_by_action() {
+fn plain_run_matches_recording_by_action() {
     assert_equal_actions("train_base", &recorded("train_base"), &generated(&[]));
 }
 
@@ -33,7 +33,7 @@ fn with_sorted_frees(mut actions: Vec<Action>) -> Vec<Action> {
 }
 
 #[test]
-fn techniques_are_the_recorded_runs_action_by_action() {
+fn techniques_match_recordings_by_action() {
     let mut failures = Vec::new();
     for (name, techniques) in [
         ("train_sgd", "sgd"),

@@ -1,4 +1,4 @@
-// Asks for more memory than there is, as PyTorch would: through a pointer, ready for an exception.
+// Requests more memory than the device has, as PyTorch does: through a function pointer, catching an exception.
 // usage: catcher LIBRARY
 #include <dlfcn.h>
 

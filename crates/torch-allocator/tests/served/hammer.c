@@ -1,5 +1,5 @@
-/* Loads an allocator as PyTorch does and hammers it: many threads, each on its own stream and on one that all share, blocks
-   that cross over. Every live block is kept in a table; two that overlap end the program.
+/* Loads an allocator as PyTorch does and stresses it: many threads, each on its own stream and on a shared one, with blocks
+   used on both. Every live block is kept in a table; overlapping blocks end the program.
    usage: hammer LIBRARY THREADS ROUNDS */
 #include <dlfcn.h>
 #include <pthread.h>

@@ -1,7 +1,7 @@
 //! `liboomph.so`, loaded by C and C++ programs as PyTorch loads it.
 
 #![cfg(target_os = "linux")]
-#![expect(clippy::unwrap_used, reason = "a panic is how a test reports")]
+#![expect(clippy::unwrap_used, reason = "a panic is how a test reports a failure")]
 
 mod library;
 
@@ -18,7 +18,7 @@ use tempfile::TempDir;
 struct ProgramFolder(TempDir);
 
 impl ProgramFolder {
-    /// None where there is no C compiler.
+    /// `None` without a C compiler.
     #[expect(clippy::print_stderr, reason = "the output of the tests must show what was skipped and why")]
     fn open() -> Option<ProgramFolder> {
         if Command::new("cc").arg("--version").output().is_err() {
@@ -32,8 +32,8 @@ impl ProgramFolder {
         let source = Path::new("tests/served").join(source);
         let mut compiler = Command::new("cc");
         compiler.args(["-O1", "-w", "-pthread"]).arg(&source).args(flags).arg("-o").arg(output);
-        let said = compiler.output().unwrap();
-        assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+        let printed = compiler.output().unwrap();
+        assert!(printed.status.success(), "{}", String::from_utf8_lossy(&printed.stderr));
     }
 }
 
@@ -57,12 +57,12 @@ fn many_threads_and_streams_are_served() {
         let file = folder.0.path().join("statistics.json");
         let variables = [("OOMPH_STRATEGY", strategy), ("OOMPH_STATS", file.to_str().unwrap())];
         let output = run(&hammer, &["8", "3000"], &variables);
-        let (said, complaints) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert!(output.status.success() && complaints.is_empty(), "{strategy}: {said} {complaints}");
+        let (printed, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success() && errors.is_empty(), "{strategy}: {printed} {errors}");
         let statistics: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
         let device = &statistics["devices"][0];
         let stats = &device["stats"];
-        assert!(said.starts_with(&format!("served {} refused 0", stats["allocs"])), "{strategy}: {said} {stats}");
+        assert!(printed.starts_with(&format!("served {} refused 0", stats["allocs"])), "{strategy}: {printed} {stats}");
         assert_eq!((statistics["strategy"].as_str(), &stats["allocs"]), (Some(strategy), &stats["frees"]));
         assert_eq!((stats["live_blocks"].as_u64(), stats["current"]["allocated"].as_u64()), (Some(0), Some(0)));
         assert_eq!(device["streams"], 10, "{strategy}: the default, one per thread and the shared one");
@@ -76,10 +76,10 @@ fn a_limit_is_kept_and_statistics_are_printed() {
     folder.compile(&["-ldl"], "hammer.c", &hammer);
     let limited = [("OOMPH_STRATEGY", "caching"), ("OOMPH_LIMIT", "16MiB")];
     let output = run(&hammer, &["4", "3000"], &limited);
-    let (said, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && !said.contains("refused 0 "), "{said} {told}");
-    assert!(told.starts_with("oomph: caching on device 0 (") && told.contains(" 0 live, "), "{told}");
-    // The order of threads is random, and with it the peak.
+    let (printed, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && !printed.contains("refused 0 "), "{printed} {errors}");
+    assert!(errors.starts_with("oomph: caching on device 0 (") && errors.contains(" 0 live, "), "{errors}");
+    // The peak varies, because the order of threads is random.
     let file = folder.0.path().join("statistics.json");
     run(&hammer, &["4", "3000"], &[&limited[..], &[("OOMPH_STATS", file.to_str().unwrap())]].concat());
     let statistics: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
@@ -94,8 +94,8 @@ fn an_invalid_environment_is_explained() {
     folder.compile(&["-ldl"], "hammer.c", &hammer);
     let output = run(&hammer, &["1", "100"], &[("OOMPH_STRATEGY", "cachign")]);
     assert!(String::from_utf8_lossy(&output.stdout).starts_with("served 0 "), "{output:?}");
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(told, "oomph: OOMPH_STRATEGY: unknown strategy 'cachign'; did you mean 'caching'?\n");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(errors, "oomph: OOMPH_STRATEGY: unknown strategy 'cachign'; did you mean 'caching'?\n");
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn without_a_gpu_the_reason_is_printed() {
     let Some(folder) = ProgramFolder::open() else { return };
     let hammer = folder.0.path().join("hammer");
     folder.compile(&["-ldl"], "hammer.c", &hammer);
-    // Even if there is a driver, it shows no GPU.
+    // Hides all GPUs, so that the test also works on a machine with one.
     let hidden = [("OOMPH_DEVICE", "cuda"), ("CUDA_VISIBLE_DEVICES", "")];
     let output = run(&hammer, &["1", "10"], &hidden);
     assert!(String::from_utf8_lossy(&output.stdout).starts_with("served 0 "), "{output:?}");

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_driver_had_is_what_there_was() {
+    fn free_driver_memory_and_cache_are_available() {
         let end = recorded(10 * MIB, &[]).dead_end().unwrap();
         assert_eq!((end.requested_bytes, end.allocated_bytes, end.reserved_bytes), (30 * MIB, 12 * MIB, 20 * MIB));
         assert_eq!((end.room_bytes, end.own_limit, end.cached_bytes()), (Some(30 * MIB), None, 8 * MIB));

@@ -139,7 +139,7 @@ fn devices_are_kept_apart() {
 }
 
 #[test]
-fn what_is_wrong_is_said_with_its_place() {
+fn parse_errors_name_their_position() {
     assert_eq!(
         complaint(&Text("hello")),
         "not a PyTorch memory snapshot: the outermost value is a str, not a dict or a list of segments"
@@ -202,7 +202,7 @@ fn annotations_become_phases_and_steps() {
 }
 
 #[test]
-fn a_failed_request_and_a_held_back_free_are_told() {
+fn failed_request_and_pending_free_are_read() {
     let trace = vec![
         entry("alloc", 0x1000, 600),
         entry("free_requested", 0x1000, 600),
@@ -257,7 +257,7 @@ proptest! {
     }
 
     #[test]
-    fn any_story_of_entries_can_be_told(
+    fn any_sequence_of_entries_is_readable(
         entries in prop::collection::vec((0..10_usize, 0..6_u64, 0..4_u64, 0..3_u16), 0..60),
     ) {
         let tell = |(action, place, size, stream): (usize, u64, u64, u16)| super::TraceEntry {

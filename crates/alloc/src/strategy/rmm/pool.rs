@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_back_under_a_maximum_is_no_more_than_needed() {
+    fn only_needed_memory_is_released_under_maximum() {
         let mut pool = RmmBench::new("pool:initial:2KiB,maximum:10KiB", ROOMY);
         let first = pool.alloc(2 * KIB, 0);
         let blocks = [4 * KIB, 2 * KIB].map(|bytes| pool.alloc(bytes, 0));
