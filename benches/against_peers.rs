@@ -11,7 +11,11 @@
 //! (`pairs` of one thread, or `threads`; unset: both), `OOMPH_BENCH_DEVICE` the device of
 //! `caching`.
 
-#![expect(clippy::expect_used, clippy::print_stdout, reason = "a bench prints its results, and panics if it cannot run")]
+#![expect(
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a bench prints its results, and panics if it cannot run"
+)]
 
 mod recipe;
 
@@ -66,7 +70,10 @@ fn main() {
         if torch.program.exists() {
             peers.push(Peer { program: torch.program.clone(), ..torch });
         } else {
-            println!("PyTorch is not timed: {} does not exist; build it with tools/torch-oracle/build.sh", torch.program.display());
+            println!(
+                "PyTorch is not timed: {} does not exist; build it with tools/torch-oracle/build.sh",
+                torch.program.display()
+            );
         }
         // RMM has no such settings: it is timed once, in the table of PyTorch's native settings.
         match &rmm {

@@ -6,7 +6,11 @@
 //! down; the median shows how noisy the machine is. `OOMPH_REPLAY_PASSES` sets the number of passes
 //! (2 is enough when instructions are counted).
 
-#![expect(clippy::expect_used, clippy::print_stdout, reason = "a bench prints its results, and panics if it cannot run")]
+#![expect(
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a bench prints its results, and panics if it cannot run"
+)]
 
 use std::{env, time::Instant};
 

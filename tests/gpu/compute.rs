@@ -185,7 +185,10 @@ fn elementwise_work_writes_the_last_operand() {
     }
     let (result, key) = blocks[3];
     let words = bytes / 8;
-    assert!(device.verify(HOME, result, bytes, key).unwrap() > words / 10 * 9, "less than 90 % of the result was written");
+    assert!(
+        device.verify(HOME, result, bytes, key).unwrap() > words / 10 * 9,
+        "less than 90 % of the result was written"
+    );
     // All elements of the result have a moderate magnitude.
     for pair in contents(&mut device, (result, bytes)).chunks_exact(2) {
         assert_eq!(pair[1] & 0x7f, 0x3f);

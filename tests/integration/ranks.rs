@@ -69,7 +69,10 @@ fn folder_advice_is_for_the_largest_rank() {
     let alone = folder.path().join("rank1.pickle").display().to_string();
     let alone = json(&oomph(&["advise", &alone, "--format", "json"]));
     assert_eq!(whole["worst"], "1");
-    assert_eq!(whole["rows"][1]["answers"], alone["rows"], "a rank in a folder and a single rank must give the same answer");
+    assert_eq!(
+        whole["rows"][1]["answers"], alone["rows"],
+        "a rank in a folder and a single rank must give the same answer"
+    );
 }
 
 #[test]

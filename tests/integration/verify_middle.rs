@@ -134,7 +134,11 @@ fn replay_uses_the_repaired_sizes() {
     let verification = verify_as_recorded(&recording, &Companion::default());
     assert_eq!((&verification.verdict, verification.sizes_before.len()), (&Verdict::Exact, 1));
     let estimated = recording.with_empty_caches(verification.empty_caches, &NoProgress).unwrap();
-    assert_ne!(peak_reserved(&estimated, true), verification.stats.peak.reserved, "the test has no effect: the estimate gives the same result");
+    assert_ne!(
+        peak_reserved(&estimated, true),
+        verification.stats.peak.reserved,
+        "the test has no effect: the estimate gives the same result"
+    );
     let mended = estimated.with_sizes_before(&verification.sizes_before);
     assert_eq!(peak_reserved(&mended, true), verification.stats.peak.reserved);
     let folder = tempfile::tempdir().unwrap();

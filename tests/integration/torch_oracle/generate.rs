@@ -200,8 +200,11 @@ impl ProgramGenerator {
     }
 
     fn fraction(&mut self) {
-        let fraction =
-            if self.random.chance(20) { 1.0 } else { self.random.between(50, 600) as f64 * MIB as f64 / self.total as f64 };
+        let fraction = if self.random.chance(20) {
+            1.0
+        } else {
+            self.random.between(50, 600) as f64 * MIB as f64 / self.total as f64
+        };
         self.calls.push(Call::Fraction(fraction.min(1.0)));
     }
 

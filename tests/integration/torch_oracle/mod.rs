@@ -50,7 +50,9 @@ fn report(oracle: &Oracle, program: &Program, origin: &str) -> String {
             refusals(theirs) <= accepted && matches!(compare(candidate, theirs), Verdict::Differs(_))
         })
     });
-    let Verdict::Differs(difference) = judge(oracle, &short) else { return "the difference is not reproducible".into() };
+    let Verdict::Differs(difference) = judge(oracle, &short) else {
+        return "the difference is not reproducible".into();
+    };
     let path = oracle.folder().join(format!("difference-{}.txt", origin.replace(' ', "-")));
     let text = format!("# {origin}\n# {}\n{short}", difference.replace('\n', "\n# "));
     let saved = fs::write(&path, text).map_or_else(|error| error.to_string(), |()| path.display().to_string());

@@ -75,7 +75,13 @@ pub(crate) fn rows() -> Vec<Row> {
             let predicted: Vec<u64> = predicted.iter().map(|level| level.allocated).collect();
             let growth = |levels: &[u64]| (levels[levels.len() - 1] - levels[1]) / (levels.len() as u64 - 2);
             let (real, predicted) = (growth(&real), growth(&predicted));
-            rows.push(Row { run: run.to_owned(), quantity: "growth of a step", real, predicted, bar: GROWTH_TOLERANCE_PERCENT });
+            rows.push(Row {
+                run: run.to_owned(),
+                quantity: "growth of a step",
+                real,
+                predicted,
+                bar: GROWTH_TOLERANCE_PERCENT,
+            });
         }
     }
     rows
