@@ -25,7 +25,7 @@ pub fn compare(program: &Program, theirs: &Answer) -> Verdict {
         return Verdict::SetAside;
     }
     if !theirs.finished {
-        return Verdict::Differs("the real allocator died".to_owned());
+        return Verdict::Differs("the real allocator crashed".to_owned());
     }
     let order = Order::of(program);
     let (ours, theirs) = (order.normal(ours.lines), order.normal(theirs.lines.clone()));
