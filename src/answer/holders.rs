@@ -266,17 +266,17 @@ mod tests {
 
     #[test]
     fn requesters_by_tag_site_and_size() {
-        let mut story = TraceBuilder::new();
-        let (weight, input) = (story.tag(Category::Parameter, Some(1)), story.tag(Category::Input, None));
-        let site = story.site("train.py:3 step");
-        story.alloc_at(100, StreamId::DEFAULT, weight, site);
+        let mut builder = TraceBuilder::new();
+        let (weight, input) = (builder.tag(Category::Parameter, Some(1)), builder.tag(Category::Input, None));
+        let site = builder.site("train.py:3 step");
+        builder.alloc_at(100, StreamId::DEFAULT, weight, site);
         for _ in 0..3 {
-            let block = story.alloc(70, StreamId::DEFAULT, input);
-            story.free(block);
+            let block = builder.alloc(70, StreamId::DEFAULT, input);
+            builder.free(block);
         }
-        let story = story.finish("story");
+        let builder = builder.finish("builder");
         let found = |by, until| {
-            let found = requesters(&story, by, until).unwrap();
+            let found = requesters(&builder, by, until).unwrap();
             found
                 .iter()
                 .map(|one| (one.name.clone(), one.requests, one.peak_live_bytes, one.live_bytes))
@@ -288,21 +288,21 @@ mod tests {
         assert_eq!(found(GroupBy::Size, None), both("100", "70"));
         assert_eq!(found(GroupBy::Size, Some(2)), [("100".to_owned(), 1, 100, 100), ("70".to_owned(), 1, 70, 70)]);
         assert_eq!(found(GroupBy::Size, Some(0)), []);
-        assert_eq!(requesters(&story, GroupBy::Size, None).unwrap()[1].freed_bytes, 210);
+        assert_eq!(requesters(&builder, GroupBy::Size, None).unwrap()[1].freed_bytes, 210);
     }
 
     #[test]
     fn growers_are_grouped_by_the_most_telling_property() {
         let grow = |with_tag: bool, with_site: bool| {
-            let mut story = TraceBuilder::new();
-            let tag = if with_tag { story.tag(Category::Activation, Some(3)) } else { TagId(0) };
-            let site = if with_site { story.site("train.py:7 forward") } else { Default::default() };
+            let mut builder = TraceBuilder::new();
+            let tag = if with_tag { builder.tag(Category::Activation, Some(3)) } else { TagId(0) };
+            let site = if with_site { builder.site("train.py:7 forward") } else { Default::default() };
             for _ in 0..4 {
-                story.alloc_at(1000, StreamId::DEFAULT, tag, site);
-                let passing = story.alloc(5, StreamId::DEFAULT, TagId(0));
-                story.free(passing);
+                builder.alloc_at(1000, StreamId::DEFAULT, tag, site);
+                let passing = builder.alloc(5, StreamId::DEFAULT, TagId(0));
+                builder.free(passing);
             }
-            let [before, after] = LiveInventory::at_events(&story.finish("grows"), 3, 12).unwrap();
+            let [before, after] = LiveInventory::at_events(&builder.finish("grows"), 3, 12).unwrap();
             before.growers(&after, 3)
         };
         for ((with_tag, with_site), (by, name)) in [

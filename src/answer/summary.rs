@@ -15,7 +15,7 @@ use crate::{
     trace::{MarkKind, Op, Source, TraceError},
 };
 
-/// A moment of a story.
+/// A moment of a trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum SummaryMoment {
     /// When all is done.
@@ -312,22 +312,22 @@ mod tests {
         trace::{MarkKind, Trace, TraceBuilder},
     };
 
-    fn story() -> Trace {
-        let mut story = TraceBuilder::new();
-        let kept = story.alloc(30 * MIB, StreamId::DEFAULT, TagId(0)); // 0
-        story.mark(MarkKind::Step, "", 0); // 1
-        let passing = story.alloc(5 * MIB, StreamId::DEFAULT, TagId(0)); // 2
-        story.mark(MarkKind::Phase, "backward", 0); // 3
-        story.free(passing); // 4
-        story.mark(MarkKind::Phase, "backward", 1); // 5
-        story.free(kept); // 6
-        story.empty_cache(); // 7
-        story.finish("story")
+    fn builder() -> Trace {
+        let mut builder = TraceBuilder::new();
+        let kept = builder.alloc(30 * MIB, StreamId::DEFAULT, TagId(0)); // 0
+        builder.mark(MarkKind::Step, "", 0); // 1
+        let passing = builder.alloc(5 * MIB, StreamId::DEFAULT, TagId(0)); // 2
+        builder.mark(MarkKind::Phase, "backward", 0); // 3
+        builder.free(passing); // 4
+        builder.mark(MarkKind::Phase, "backward", 1); // 5
+        builder.free(kept); // 6
+        builder.empty_cache(); // 7
+        builder.finish("builder")
     }
 
     fn at(moment: &str, strategy: &str) -> MemorySummary {
         let at: SummaryMoment = moment.parse().unwrap();
-        summarize(&Replay::new(&story()).strategy(strategy), &at).unwrap()
+        summarize(&Replay::new(&builder()).strategy(strategy), &at).unwrap()
     }
 
     #[test]
@@ -354,7 +354,7 @@ mod tests {
             [("step:7", "no step 7"), ("phase:forward", "no phase 'forward' number 0"), ("event:99", "no event 99")]
         {
             let at: SummaryMoment = moment.parse().unwrap();
-            let error = summarize(&Replay::new(&story()), &at).unwrap_err();
+            let error = summarize(&Replay::new(&builder()), &at).unwrap_err();
             assert!(error.to_string().contains(words), "{error}");
         }
     }

@@ -214,18 +214,18 @@ mod tests {
         AgreementSetup { device, simulated, strategies }
     }
 
-    fn story() -> Trace {
-        let mut story = TraceBuilder::new();
-        let first = story.alloc(3 * MIB, StreamId::DEFAULT, TagId(0));
-        let second = story.alloc(30 * MIB, StreamId::DEFAULT, TagId(0));
-        story.free(first);
-        story.free(second);
-        story.finish("story")
+    fn builder() -> Trace {
+        let mut builder = TraceBuilder::new();
+        let first = builder.alloc(3 * MIB, StreamId::DEFAULT, TagId(0));
+        let second = builder.alloc(30 * MIB, StreamId::DEFAULT, TagId(0));
+        builder.free(first);
+        builder.free(second);
+        builder.finish("builder")
     }
 
     fn measure(cast: AgreementSetup) -> AgreementRecord {
-        let label = CaseLabel { workload: "story".to_owned(), ..CaseLabel::default() };
-        AgreementRecord::measure(&label, "sim", &story(), cast, &ReplayOptions::default())
+        let label = CaseLabel { workload: "builder".to_owned(), ..CaseLabel::default() };
+        AgreementRecord::measure(&label, "sim", &builder(), cast, &ReplayOptions::default())
     }
 
     #[test]
@@ -278,7 +278,7 @@ mod tests {
     fn a_run_that_was_stopped_finds_nothing() {
         let stop = AtomicBool::new(true);
         let options = ReplayOptions { stop: Some(&stop), ..ReplayOptions::default() };
-        let record = AgreementRecord::measure(&CaseLabel::default(), "sim", &story(), cast(["caching"; 3]), &options);
+        let record = AgreementRecord::measure(&CaseLabel::default(), "sim", &builder(), cast(["caching"; 3]), &options);
         assert_eq!(record.finding, Finding::Interrupted);
     }
 }

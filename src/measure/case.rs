@@ -380,34 +380,34 @@ mod tests {
 
     const STREAM: StreamId = StreamId::DEFAULT;
 
-    fn run(story: TraceBuilder, capacity: u64, options: &replay::ReplayOptions<'_>) -> (CaseRecord, CaseDetail) {
+    fn run(builder: TraceBuilder, capacity: u64, options: &replay::ReplayOptions<'_>) -> (CaseRecord, CaseDetail) {
         let mut device = TinyDevice::new(capacity);
-        measure(&CaseLabel::default(), &story.finish("story"), &mut TinyStrategy::default(), &mut device, options)
+        measure(&CaseLabel::default(), &builder.finish("builder"), &mut TinyStrategy::default(), &mut device, options)
     }
 
     /// Two steps; events are numbered in comments, sizes after `->` are blocks.
     fn two_steps() -> TraceBuilder {
-        let mut story = TraceBuilder::new();
-        let parameter = story.tag(Category::Parameter, None);
-        let first = story.tag(Category::Activation, Some(0));
-        let second = story.tag(Category::Activation, Some(1));
-        let temporary = story.tag(Category::Temporary, None);
-        let gradient = story.tag(Category::Gradient, None);
-        story.mark(MarkKind::Phase, "forward", 0); // 0
-        story.mark(MarkKind::Step, "", 0); // 1
-        story.alloc(1000, STREAM, parameter); // 2 -> 1024
-        let b = story.alloc(300, STREAM, first); // 3 -> 512
-        let x = story.alloc(700, STREAM, first); // 4 -> 768
-        let c = story.alloc(1500, STREAM, second); // 5 -> 1536
-        [b, x, c].into_iter().for_each(|block| story.free(block)); // 6, 7, 8
-        story.mark(MarkKind::Step, "", 1); // 9
-        story.mark(MarkKind::Phase, "backward", 0); // 10
-        let d = story.alloc(2600, STREAM, temporary); // 11 -> 2816
-        let e = story.alloc(200, STREAM, gradient); // 12 -> 512, the segment of b
-        story.free(d); // 13
-        story.free(e); // 14
-        story.empty_cache(); // 15
-        story
+        let mut builder = TraceBuilder::new();
+        let parameter = builder.tag(Category::Parameter, None);
+        let first = builder.tag(Category::Activation, Some(0));
+        let second = builder.tag(Category::Activation, Some(1));
+        let temporary = builder.tag(Category::Temporary, None);
+        let gradient = builder.tag(Category::Gradient, None);
+        builder.mark(MarkKind::Phase, "forward", 0); // 0
+        builder.mark(MarkKind::Step, "", 0); // 1
+        builder.alloc(1000, STREAM, parameter); // 2 -> 1024
+        let b = builder.alloc(300, STREAM, first); // 3 -> 512
+        let x = builder.alloc(700, STREAM, first); // 4 -> 768
+        let c = builder.alloc(1500, STREAM, second); // 5 -> 1536
+        [b, x, c].into_iter().for_each(|block| builder.free(block)); // 6, 7, 8
+        builder.mark(MarkKind::Step, "", 1); // 9
+        builder.mark(MarkKind::Phase, "backward", 0); // 10
+        let d = builder.alloc(2600, STREAM, temporary); // 11 -> 2816
+        let e = builder.alloc(200, STREAM, gradient); // 12 -> 512, the segment of b
+        builder.free(d); // 13
+        builder.free(e); // 14
+        builder.empty_cache(); // 15
+        builder
     }
 
     #[test]
@@ -468,16 +468,16 @@ mod tests {
 
     #[test]
     fn running_out_of_memory_is_described_and_not_an_error() {
-        let mut story = TraceBuilder::new();
-        story.mark(MarkKind::Step, "", 7); // 0
-        story.mark(MarkKind::Phase, "backward", 0); // 1
-        story.alloc(1000, STREAM, TagId(0)); // 2: one page of four
-        let large = story.alloc(2000, STREAM, TagId(0)); // 3: two more
-        story.free(large); // 4
-        story.alloc(3000, STREAM, TagId(0)); // 5: fits after the two were given back
-        story.alloc(500, STREAM, TagId(0)); // 6: nothing left
-        story.alloc(1, STREAM, TagId(0)); // 7: never reached
-        let (record, detail) = run(story, 4 * KIB, &replay::ReplayOptions::default());
+        let mut builder = TraceBuilder::new();
+        builder.mark(MarkKind::Step, "", 7); // 0
+        builder.mark(MarkKind::Phase, "backward", 0); // 1
+        builder.alloc(1000, STREAM, TagId(0)); // 2: one page of four
+        let large = builder.alloc(2000, STREAM, TagId(0)); // 3: two more
+        builder.free(large); // 4
+        builder.alloc(3000, STREAM, TagId(0)); // 5: fits after the two were given back
+        builder.alloc(500, STREAM, TagId(0)); // 6: nothing left
+        builder.alloc(1, STREAM, TagId(0)); // 7: never reached
+        let (record, detail) = run(builder, 4 * KIB, &replay::ReplayOptions::default());
         assert_eq!(record.status, Status::Oom);
         assert_eq!((record.events, record.ooms, record.oom_event), (7, 1, Some(6)));
         assert_eq!((record.oom_step, record.oom_phase.as_deref()), (Some(7), Some("backward")));
@@ -495,26 +495,26 @@ mod tests {
 
     #[test]
     fn skipped_requests_cause_a_warning() {
-        let mut story = TraceBuilder::new();
+        let mut builder = TraceBuilder::new();
         for _ in 0..3 {
-            let block = story.alloc(9000, STREAM, TagId(0));
-            story.free(block);
+            let block = builder.alloc(9000, STREAM, TagId(0));
+            builder.free(block);
         }
         let options =
             replay::ReplayOptions { on_out_of_memory: OnOutOfMemory::Skip, ..replay::ReplayOptions::default() };
-        let (record, detail) = run(story, 4 * KIB, &options);
+        let (record, detail) = run(builder, 4 * KIB, &options);
         assert_eq!((record.status, record.ooms, record.events), (Status::Oom, 3, 6));
         assert_eq!(detail.warnings, [Warning::NoSteps, Warning::EventsLeftOut { count: 3 }]);
     }
 
     #[test]
     fn pending_blocks_count_as_active() {
-        let mut story = TraceBuilder::new();
-        let shared = story.alloc(256, STREAM, TagId(0));
-        story.use_on(shared, StreamId(1));
-        story.free(shared);
-        story.alloc(512, STREAM, TagId(0));
-        let (record, detail) = run(story, 64 * KIB, &replay::ReplayOptions::default());
+        let mut builder = TraceBuilder::new();
+        let shared = builder.alloc(256, STREAM, TagId(0));
+        builder.use_on(shared, StreamId(1));
+        builder.free(shared);
+        builder.alloc(512, STREAM, TagId(0));
+        let (record, detail) = run(builder, 64 * KIB, &replay::ReplayOptions::default());
         assert_eq!((record.peak_allocated_bytes, record.peak_active_bytes), (512, 768));
         assert_eq!(record.internal_fragmentation, Some(0.0));
         assert_eq!(record.external_fragmentation, None, "nothing was free");
@@ -533,10 +533,10 @@ mod tests {
 
     #[test]
     fn failed_case_keeps_reason_and_figures() {
-        let mut story = TraceBuilder::new();
-        story.alloc(100, STREAM, TagId(0));
-        story.device_sync();
-        let (record, _) = run(story, 64 * KIB, &replay::ReplayOptions::default());
+        let mut builder = TraceBuilder::new();
+        builder.alloc(100, STREAM, TagId(0));
+        builder.device_sync();
+        let (record, _) = run(builder, 64 * KIB, &replay::ReplayOptions::default());
         assert_eq!((record.status, record.events, record.allocs), (Status::Error, 1, 1));
         assert_eq!(record.reason, "event 1: cuCtxSynchronize: CUDA_ERROR_TINY");
     }
@@ -546,7 +546,7 @@ mod tests {
         let mut strategy = TinyStrategy::default();
         strategy.forgets = 1;
         let mut device = TinyDevice::new(64 * KIB);
-        let source = two_steps().finish("story");
+        let source = two_steps().finish("builder");
         let options = replay::ReplayOptions::default();
         let (record, _) = measure(&CaseLabel::default(), &source, &mut strategy, &mut device, &options);
         assert_eq!(record.status, Status::Error);
@@ -579,22 +579,22 @@ mod tests {
             moves in prop::collection::vec((any::<bool>(), 1u64..5000, 0u16..4), 1..150),
             capacity in 8u64..200,
         ) {
-            let mut story = TraceBuilder::new();
+            let mut builder = TraceBuilder::new();
             let mut blocks = Vec::new();
-            story.mark(MarkKind::Step, "", 0);
+            builder.mark(MarkKind::Step, "", 0);
             for (place, (is_alloc, bytes, layer)) in moves.into_iter().enumerate() {
                 if is_alloc || blocks.is_empty() {
-                    let tag = story.tag(Category::ALL[place % 8], Some(layer));
-                    blocks.push(story.alloc(bytes, STREAM, tag));
+                    let tag = builder.tag(Category::ALL[place % 8], Some(layer));
+                    blocks.push(builder.alloc(bytes, STREAM, tag));
                 } else {
-                    story.free(blocks.swap_remove(bytes as usize % blocks.len()));
+                    builder.free(blocks.swap_remove(bytes as usize % blocks.len()));
                 }
                 if place % 10 == 9 {
-                    story.mark(MarkKind::Step, "", place as u32);
+                    builder.mark(MarkKind::Step, "", place as u32);
                 }
             }
             let options = replay::ReplayOptions { on_out_of_memory: OnOutOfMemory::Skip, ..replay::ReplayOptions::default() };
-            let (record, detail) = run(story, capacity * KIB, &options);
+            let (record, detail) = run(builder, capacity * KIB, &options);
             prop_assert!(record.status != Status::Error, "{}", record.reason);
             prop_assert_eq!(detail.at_peak.iter().map(|part| part.bytes).sum::<u64>(), record.peak_allocated_bytes);
             let steps = || detail.steps.iter().map(|step| step.peak);

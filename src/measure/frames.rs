@@ -343,11 +343,11 @@ mod tests {
         trace::TraceBuilder,
     };
 
-    fn detail(story: TraceBuilder, capacity: u64) -> CaseDetail {
+    fn detail(builder: TraceBuilder, capacity: u64) -> CaseDetail {
         let mut device = TinyDevice::new(capacity);
         measure(
             &CaseLabel::default(),
-            &story.finish("story"),
+            &builder.finish("builder"),
             &mut TinyStrategy::default(),
             &mut device,
             &ReplayOptions::default(),
@@ -361,15 +361,15 @@ mod tests {
 
     #[test]
     fn peak_frame_has_purpose_and_age_of_blocks() {
-        let mut story = TraceBuilder::new();
-        let weights = story.tag(Category::Parameter, None);
-        let inputs = story.tag(Category::Input, None);
-        let first = story.alloc(2 * KIB, StreamId::DEFAULT, weights);
-        let second = story.alloc(6 * KIB, StreamId::DEFAULT, inputs);
-        story.free(second);
-        story.alloc(KIB, StreamId::DEFAULT, inputs);
-        story.free(first);
-        let frames = detail(story, 64 * KIB).frames;
+        let mut builder = TraceBuilder::new();
+        let weights = builder.tag(Category::Parameter, None);
+        let inputs = builder.tag(Category::Input, None);
+        let first = builder.alloc(2 * KIB, StreamId::DEFAULT, weights);
+        let second = builder.alloc(6 * KIB, StreamId::DEFAULT, inputs);
+        builder.free(second);
+        builder.alloc(KIB, StreamId::DEFAULT, inputs);
+        builder.free(first);
+        let frames = detail(builder, 64 * KIB).frames;
         assert_eq!(occasions(&frames), [(1, Occasion::Peak), (4, Occasion::End)]);
         let peak = &frames[0];
         let blocks: Vec<_> = peak.blocks().map(|block| (block.bytes, block.category, block.born)).collect();
@@ -380,22 +380,22 @@ mod tests {
 
     #[test]
     fn a_failed_request_is_pictured_as_it_failed() {
-        let mut story = TraceBuilder::new();
-        story.alloc(6 * KIB, StreamId::DEFAULT, TagId(0));
-        story.alloc(20 * KIB, StreamId::DEFAULT, TagId(0));
-        let frames = detail(story, 8 * KIB).frames;
+        let mut builder = TraceBuilder::new();
+        builder.alloc(6 * KIB, StreamId::DEFAULT, TagId(0));
+        builder.alloc(20 * KIB, StreamId::DEFAULT, TagId(0));
+        let frames = detail(builder, 8 * KIB).frames;
         let failed = frames.iter().find(|frame| frame.occasion == Occasion::OutOfMemory).unwrap();
         assert_eq!((failed.event, failed.bytes_in(BlockState::Allocated)), (1, 6 * KIB));
     }
 
     #[test]
     fn long_run_keeps_a_bounded_number_of_frames() {
-        let mut story = TraceBuilder::new();
+        let mut builder = TraceBuilder::new();
         for _ in 0..5000 {
-            let block = story.alloc(KIB, StreamId::DEFAULT, TagId(0));
-            story.free(block);
+            let block = builder.alloc(KIB, StreamId::DEFAULT, TagId(0));
+            builder.free(block);
         }
-        let frames = detail(story, 64 * KIB).frames;
+        let frames = detail(builder, 64 * KIB).frames;
         assert!((MOST_REGULAR / 2..=MOST_REGULAR + 3).contains(&frames.len()), "{}", frames.len());
         let regular: Vec<u64> =
             frames.iter().filter(|frame| frame.occasion == Occasion::Regular).map(|frame| frame.event).collect();

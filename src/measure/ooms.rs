@@ -280,49 +280,49 @@ mod tests {
 
     #[test]
     fn free_part_of_used_segment_is_a_remainder() {
-        let mut story = TraceBuilder::new();
-        let large = story.alloc(64 * MIB, StreamId::DEFAULT, TagId(0));
-        story.free(large);
-        story.alloc(40 * MIB, StreamId::DEFAULT, TagId(0)); // leaves 24 MiB of the 64
-        story.alloc(30 * MIB, StreamId::DEFAULT, TagId(0));
-        let kept = first_failure(&story.finish("remainder"), "caching", 80 * MIB);
+        let mut builder = TraceBuilder::new();
+        let large = builder.alloc(64 * MIB, StreamId::DEFAULT, TagId(0));
+        builder.free(large);
+        builder.alloc(40 * MIB, StreamId::DEFAULT, TagId(0)); // leaves 24 MiB of the 64
+        builder.alloc(30 * MIB, StreamId::DEFAULT, TagId(0));
+        let kept = first_failure(&builder.finish("remainder"), "caching", 80 * MIB);
         assert_eq!(kept, [(Obstacle::SplitRemainder, 24, 24), (Obstacle::Limit, 16, 16)]);
     }
 
     #[test]
     fn memory_of_another_stream_does_not_serve() {
-        let mut story = TraceBuilder::new();
-        let side = story.new_stream().unwrap();
-        let large = story.alloc(64 * MIB, side, TagId(0));
-        story.free(large);
-        story.alloc(20 * MIB, side, TagId(0));
-        story.alloc(30 * MIB, StreamId::DEFAULT, TagId(0));
-        let kept = first_failure(&story.finish("stream"), "caching", 64 * MIB);
+        let mut builder = TraceBuilder::new();
+        let side = builder.new_stream().unwrap();
+        let large = builder.alloc(64 * MIB, side, TagId(0));
+        builder.free(large);
+        builder.alloc(20 * MIB, side, TagId(0));
+        builder.alloc(30 * MIB, StreamId::DEFAULT, TagId(0));
+        let kept = first_failure(&builder.finish("stream"), "caching", 64 * MIB);
         assert_eq!(kept, [(Obstacle::OtherStream, 44, 44)]);
     }
 
     #[test]
     fn a_small_request_gets_nothing_of_a_large_segment() {
-        let mut story = TraceBuilder::new();
-        let large = story.alloc(64 * MIB, StreamId::DEFAULT, TagId(0));
-        story.free(large);
-        story.alloc(40 * MIB, StreamId::DEFAULT, TagId(0));
-        story.alloc(1000, StreamId::DEFAULT, TagId(0));
-        let kept = first_failure(&story.finish("pool"), "caching", 64 * MIB);
+        let mut builder = TraceBuilder::new();
+        let large = builder.alloc(64 * MIB, StreamId::DEFAULT, TagId(0));
+        builder.free(large);
+        builder.alloc(40 * MIB, StreamId::DEFAULT, TagId(0));
+        builder.alloc(1000, StreamId::DEFAULT, TagId(0));
+        let kept = first_failure(&builder.finish("pool"), "caching", 64 * MIB);
         assert_eq!(kept, [(Obstacle::OtherPool, 24, 24)]);
     }
 
     #[test]
     fn pending_blocks_are_distinguished() {
-        let mut story = TraceBuilder::new();
-        let shared = story.alloc(1000, StreamId::DEFAULT, TagId(0));
-        story.use_on(shared, StreamId(1));
-        story.free(shared);
-        story.alloc(4000, StreamId::DEFAULT, TagId(0));
+        let mut builder = TraceBuilder::new();
+        let shared = builder.alloc(1000, StreamId::DEFAULT, TagId(0));
+        builder.use_on(shared, StreamId(1));
+        builder.free(shared);
+        builder.alloc(4000, StreamId::DEFAULT, TagId(0));
         let (mut strategy, mut device) = (TinyStrategy::default(), TinyDevice::new(4 * KIB));
         let options = replay::ReplayOptions::default();
         let mut ooms = OomRecorder::default();
-        replay(&story.finish("pending"), &mut strategy, &mut device, &options, &mut ooms).unwrap();
+        replay(&builder.finish("pending"), &mut strategy, &mut device, &options, &mut ooms).unwrap();
         let kept: Vec<_> = ooms.reports[0].kept_back.iter().map(|part| (part.obstacle, part.bytes)).collect();
         assert_eq!(kept, [(Obstacle::Device, 3 * KIB), (Obstacle::PendingEvents, KIB)]);
     }

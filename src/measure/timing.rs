@@ -413,10 +413,10 @@ mod tests {
 
     #[test]
     fn passes_use_new_strategies_and_sample_times() {
-        let mut story = TraceBuilder::new();
+        let mut builder = TraceBuilder::new();
         for _ in 0..500 {
-            let block = story.alloc(100, StreamId::DEFAULT, TagId(0));
-            story.free(block);
+            let block = builder.alloc(100, StreamId::DEFAULT, TagId(0));
+            builder.free(block);
         }
         let mut made = 0;
         let make = || {
@@ -424,7 +424,7 @@ mod tests {
             fresh()
         };
         let label = CaseLabel { workload: "w".to_owned(), ..CaseLabel::default() };
-        let record = time(&label, &story.finish("w"), make, &replay::ReplayOptions::default(), 3).unwrap();
+        let record = time(&label, &builder.finish("w"), make, &replay::ReplayOptions::default(), 3).unwrap();
         assert_eq!(made, 4, "three passes for throughput, one for percentiles");
         assert_eq!((record.events, record.operations, record.ooms), (1000, 1000, 0));
         assert!(record.pass_min_ns <= record.pass_median_ns && record.pass_median_ns <= record.pass_max_ns);
@@ -441,9 +441,9 @@ mod tests {
 
     #[test]
     fn error_in_a_pass_is_returned() {
-        let mut story = TraceBuilder::new();
-        story.device_sync();
-        let outcome = time(&CaseLabel::default(), &story.finish("w"), fresh, &replay::ReplayOptions::default(), 1);
+        let mut builder = TraceBuilder::new();
+        builder.device_sync();
+        let outcome = time(&CaseLabel::default(), &builder.finish("w"), fresh, &replay::ReplayOptions::default(), 1);
         assert!(matches!(outcome, Err(ReplayError::Device { event: 0, .. })), "{outcome:?}");
     }
 }
@@ -467,12 +467,12 @@ mod threads_tests {
     }
 
     fn copies(threads: usize) -> Vec<Trace> {
-        let mut story = TraceBuilder::new();
+        let mut builder = TraceBuilder::new();
         for _ in 0..500 {
-            let block = story.alloc(100, StreamId::DEFAULT, TagId(0));
-            story.free(block);
+            let block = builder.alloc(100, StreamId::DEFAULT, TagId(0));
+            builder.free(block);
         }
-        let copy: Arc<dyn Source> = Arc::new(story.finish("w"));
+        let copy: Arc<dyn Source> = Arc::new(builder.finish("w"));
         copies_for_threads(&vec![copy; threads]).unwrap()
     }
 

@@ -2,7 +2,7 @@
 //!
 //! [`SnapshotRecorder`] watches and keeps entries in PyTorch's order: what a request caused before the request itself, and a free
 //! that is done at once right after it was asked for. [`record_snapshot`] runs a replay under its eyes and adds the memory at
-//! the end. Call sites become stacks of one frame, marks become annotations; times are those of the story or of the
+//! the end. Call sites become stacks of one frame, marks become annotations; times are those of the trace or of the
 //! device, whichever is further, from the first microsecond on.
 
 use std::{collections::HashMap, sync::Arc};
@@ -327,10 +327,10 @@ mod tests {
         trace::TraceBuilder,
     };
 
-    fn witnessed(story: TraceBuilder, strategy: &str, device: &str) -> RecordedReplay {
+    fn witnessed(builder: TraceBuilder, strategy: &str, device: &str) -> RecordedReplay {
         let options = ReplayOptions { on_out_of_memory: OnOutOfMemory::Skip, ..ReplayOptions::default() };
-        let (story, device) = (story.finish("story"), device.parse().unwrap());
-        record_snapshot(&Replay::new(&story).strategy(strategy).device(device).options(options)).unwrap()
+        let (builder, device) = (builder.finish("builder"), device.parse().unwrap());
+        record_snapshot(&Replay::new(&builder).strategy(strategy).device(device).options(options)).unwrap()
     }
 
     fn actions(snapshot: &Snapshot) -> Vec<&'static str> {
@@ -339,12 +339,12 @@ mod tests {
 
     #[test]
     fn entries_are_in_causal_order() {
-        let mut story = TraceBuilder::new();
-        let site = story.site("train.py:12 forward");
-        let block = story.alloc_at(100, StreamId::DEFAULT, TagId(0), site);
-        story.free(block);
-        story.alloc(2 << 40, StreamId::DEFAULT, TagId(0));
-        let RecordedReplay { snapshot, replayed } = witnessed(story, "direct", "sim:1GiB");
+        let mut builder = TraceBuilder::new();
+        let site = builder.site("train.py:12 forward");
+        let block = builder.alloc_at(100, StreamId::DEFAULT, TagId(0), site);
+        builder.free(block);
+        builder.alloc(2 << 40, StreamId::DEFAULT, TagId(0));
+        let RecordedReplay { snapshot, replayed } = witnessed(builder, "direct", "sim:1GiB");
         let order = ["segment_alloc", "alloc", "free_requested", "free_completed", "segment_free", "oom"];
         assert_eq!(actions(&snapshot), order);
         assert_eq!(replayed.ooms, 1);
@@ -358,13 +358,13 @@ mod tests {
 
     #[test]
     fn pending_free_completes_on_strategy_event() {
-        let mut story = TraceBuilder::new();
-        let side = story.stream_known_as(32).unwrap();
-        let block = story.alloc(3 * MIB, StreamId::DEFAULT, TagId(0));
-        story.use_on(block, side);
-        story.free(block);
-        story.alloc(3 * MIB, StreamId::DEFAULT, TagId(0));
-        let snapshot = witnessed(story, "caching", "sim").snapshot;
+        let mut builder = TraceBuilder::new();
+        let side = builder.stream_known_as(32).unwrap();
+        let block = builder.alloc(3 * MIB, StreamId::DEFAULT, TagId(0));
+        builder.use_on(block, side);
+        builder.free(block);
+        builder.alloc(3 * MIB, StreamId::DEFAULT, TagId(0));
+        let snapshot = witnessed(builder, "caching", "sim").snapshot;
         let after_free = ["free_requested", "free_completed", "alloc"];
         assert_eq!(actions(&snapshot), [&["segment_alloc", "alloc"][..], &after_free[..]].concat());
         assert_eq!(snapshot.streams, [0, 32]);
@@ -373,19 +373,19 @@ mod tests {
     #[test]
     fn exported_snapshot_verifies_under_all_settings() {
         for strategy in ["caching", "caching:expandable_segments:True", "caching:roundup_power2_divisions:4"] {
-            let mut story = TraceBuilder::new();
+            let mut builder = TraceBuilder::new();
             let mut live = Vec::new();
             for step in 0..300_u64 {
-                live.push(story.alloc(1 + step * 7_919_993 % 60_000_000, StreamId::DEFAULT, TagId(0)));
+                live.push(builder.alloc(1 + step * 7_919_993 % 60_000_000, StreamId::DEFAULT, TagId(0)));
                 if step % 3 == 2 {
-                    story.free(live.remove((step * 31 % live.len() as u64) as usize));
+                    builder.free(live.remove((step * 31 % live.len() as u64) as usize));
                 }
                 if step == 150 {
-                    story.empty_cache();
+                    builder.empty_cache();
                 }
             }
             let recording =
-                witnessed(story, strategy, "sim").snapshot.into_recording("again", None, &NoProgress).unwrap();
+                witnessed(builder, strategy, "sim").snapshot.into_recording("again", None, &NoProgress).unwrap();
             let device = SimDevice::new(SimConfig::default()).unwrap();
             let setup = Setup { props: device.props(), limit: None };
             assert_eq!(
@@ -398,15 +398,15 @@ mod tests {
 
     #[test]
     fn steps_and_phases_keep_their_position() {
-        let mut story = TraceBuilder::new();
+        let mut builder = TraceBuilder::new();
         for step in 0..2 {
-            story.mark(MarkKind::Step, "", step);
-            story.mark(MarkKind::Phase, "forward", 0);
-            let block = story.alloc(100, StreamId::DEFAULT, TagId(0));
-            story.mark(MarkKind::Phase, "backward", 0);
-            story.free(block);
+            builder.mark(MarkKind::Step, "", step);
+            builder.mark(MarkKind::Phase, "forward", 0);
+            let block = builder.alloc(100, StreamId::DEFAULT, TagId(0));
+            builder.mark(MarkKind::Phase, "backward", 0);
+            builder.free(block);
         }
-        let snapshot = witnessed(story, "caching", "sim").snapshot;
+        let snapshot = witnessed(builder, "caching", "sim").snapshot;
         let trace = snapshot.into_recording("again", None, &NoProgress).unwrap().trace;
         let told: Vec<String> = trace
             .events
@@ -426,9 +426,10 @@ mod tests {
 
     #[test]
     fn a_strategy_that_is_not_pytorchs_is_not_taken_for_it() {
-        let mut story = TraceBuilder::new();
-        story.alloc(100, StreamId::DEFAULT, TagId(0));
-        let recording = witnessed(story, "direct", "sim").snapshot.into_recording("again", None, &NoProgress).unwrap();
+        let mut builder = TraceBuilder::new();
+        builder.alloc(100, StreamId::DEFAULT, TagId(0));
+        let recording =
+            witnessed(builder, "direct", "sim").snapshot.into_recording("again", None, &NoProgress).unwrap();
         let device = SimDevice::new(SimConfig::default()).unwrap();
         let verdict =
             verify(&recording, &Setup { props: device.props(), limit: None }, &Counters::default(), &NoProgress)

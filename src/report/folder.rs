@@ -375,15 +375,15 @@ mod tests {
 
     fn case(workload: &str) -> (CaseRecord, CaseDetail) {
         let label = CaseLabel { workload: workload.to_owned(), strategy: "shelf".to_owned(), ..CaseLabel::default() };
-        let mut story = TraceBuilder::new();
+        let mut builder = TraceBuilder::new();
         for bytes in 1..=50 {
-            let block = story.alloc(bytes * 100, StreamId::DEFAULT, TagId(0));
+            let block = builder.alloc(bytes * 100, StreamId::DEFAULT, TagId(0));
             if bytes % 3 != 0 {
-                story.free(block);
+                builder.free(block);
             }
         }
         let mut device = TinyDevice::new(64 * KIB);
-        measure(&label, &story.finish(workload), &mut TinyStrategy::default(), &mut device, &ReplayOptions::default())
+        measure(&label, &builder.finish(workload), &mut TinyStrategy::default(), &mut device, &ReplayOptions::default())
     }
 
     /// The ids of the cases of the runs made here, in order.

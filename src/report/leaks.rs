@@ -221,7 +221,7 @@ mod tests {
 
     fn report(growth: u64) -> LeakReport {
         let mut observed = ObservedSteps::of_snapshots(&[]);
-        observed.name = "story".to_owned();
+        observed.name = "builder".to_owned();
         observed.steps = (0..20)
             .map(|step| StepUse {
                 step,
@@ -239,7 +239,7 @@ mod tests {
     fn leak_shows_its_slope_and_its_end() {
         let text = report(10 * MIB).text(Medium::PIPE);
         for words in [
-            "story: leak: blocks pile up",
+            "builder: leak: blocks pile up",
             "10.0 MiB of kept memory per step (95 % interval 10.0 MiB to 10.0 MiB, p = 0.000)",
             "will run out in step 91, with 1000 MiB available",
             "unknown: gc.collect()",
@@ -248,7 +248,7 @@ mod tests {
             assert!(text.contains(words), "'{words}' is missing in\n{text}");
         }
         let steady = report(0).text(Medium::PIPE);
-        assert!(steady.contains("story: steady\n") && !steady.contains("recoverable"), "{steady}");
+        assert!(steady.contains("builder: steady\n") && !steady.contains("recoverable"), "{steady}");
     }
 
     #[test]
@@ -265,7 +265,7 @@ mod tests {
         let lines: Vec<&str> = csv.lines().collect();
         assert_eq!(lines.len(), 21);
         assert!(lines[0].starts_with("source,verdict,step,kept_bytes,"), "{}", lines[0]);
-        assert!(lines[2].starts_with("story,leak,1,115343360,"), "{}", lines[2]);
+        assert!(lines[2].starts_with("builder,leak,1,115343360,"), "{}", lines[2]);
         assert_eq!(lines[0].split(',').count(), lines[2].split(',').count());
     }
 }

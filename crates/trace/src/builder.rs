@@ -11,10 +11,10 @@ use oomph_base::{Nanos, SiteId, StreamId, TagId, ThreadId, Work};
 /// ```
 /// use oomph_base::{StreamId, TagId};
 /// use oomph_trace::TraceBuilder;
-/// let mut story = TraceBuilder::new();
-/// let block = story.alloc(1 << 20, StreamId::DEFAULT, TagId(0));
-/// story.free(block);
-/// assert_eq!(story.finish("tiny").events.len(), 2);
+/// let mut builder = TraceBuilder::new();
+/// let block = builder.alloc(1 << 20, StreamId::DEFAULT, TagId(0));
+/// builder.free(block);
+/// assert_eq!(builder.finish("tiny").events.len(), 2);
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct TraceBuilder {
@@ -234,13 +234,13 @@ const FAILED: &str = "(failed when recorded)";
 ///
 /// A strategy with enough memory serves it for a moment; another one fails as the recorded allocator did. The call site
 /// keeps the fact in every format.
-pub(crate) fn add_failed_request(story: &mut TraceBuilder, bytes: u64, stream: StreamId, site: Option<&str>) {
+pub(crate) fn add_failed_request(builder: &mut TraceBuilder, bytes: u64, stream: StreamId, site: Option<&str>) {
     let site = match site {
-        Some(site) => story.site(&format!("{FAILED} {site}")),
-        None => story.site(FAILED),
+        Some(site) => builder.site(&format!("{FAILED} {site}")),
+        None => builder.site(FAILED),
     };
-    let block = story.alloc_at(bytes, stream, TagId(0), site);
-    story.free(block);
+    let block = builder.alloc_at(bytes, stream, TagId(0), site);
+    builder.free(block);
 }
 
 /// Whether the requests of a call site failed when they were recorded.
@@ -260,17 +260,17 @@ mod tests {
 
     #[test]
     fn events_are_taken_in_order_while_others_are_added() {
-        let (mut story, mut taken, mut written) = (TraceBuilder::new(), Vec::new(), 0);
+        let (mut builder, mut taken, mut written) = (TraceBuilder::new(), Vec::new(), 0);
         for (added, most) in [(10, 3), (0, 3), (5, 4), (1, 20), (7, 0), (100, 60), (0, 30), (2, 5)] {
             for _ in 0..added {
-                story.elapse(Nanos(written));
-                story.device_sync();
+                builder.elapse(Nanos(written));
+                builder.device_sync();
                 written += 1;
             }
-            story.take_into(&mut taken, most);
-            assert_eq!(story.pending() + taken.len(), written as usize);
+            builder.take_into(&mut taken, most);
+            assert_eq!(builder.pending() + taken.len(), written as usize);
         }
-        taken.extend(story.finish("rest").events);
+        taken.extend(builder.finish("rest").events);
         assert!(taken.iter().map(|event| u64::from(event.delta_ns)).eq(0..written), "{taken:?}");
     }
 }

@@ -18,11 +18,11 @@ const WIDEST_GAP: usize = 1 << 16;
 /// ```
 /// use oomph_trace::{TraceBuilder, check};
 /// use oomph_base::{StreamId, TagId};
-/// let mut story = TraceBuilder::new();
-/// let block = story.alloc(1 << 20, StreamId::DEFAULT, TagId(0));
-/// story.free(block);
-/// story.free(block);
-/// let complaint = check(&story.finish("twice")).unwrap_err();
+/// let mut builder = TraceBuilder::new();
+/// let block = builder.alloc(1 << 20, StreamId::DEFAULT, TagId(0));
+/// builder.free(block);
+/// builder.free(block);
+/// let complaint = check(&builder.finish("twice")).unwrap_err();
 /// assert_eq!(complaint.to_string(), "event 2: double free: the block in slot 0 was freed already, at event 1");
 /// ```
 pub fn check(source: &dyn Source) -> Result<TraceSummary, TraceError> {
@@ -255,32 +255,32 @@ mod tests {
     use oomph_base::{SiteId, TagId, ThreadId, Work};
 
     /// A trace with at least one of everything that can go wrong.
-    fn story() -> Trace {
-        let mut story = TraceBuilder::new();
-        let stream = story.new_stream().unwrap();
-        let block = story.alloc(512, stream, TagId(0));
-        let buffer = story.host_alloc(64);
-        story.work(Work::Elementwise { bytes: 8 }, stream, &[buffer, block]);
-        story.use_on(block, StreamId::DEFAULT);
-        let event = story.new_event();
-        story.event_record(event, stream);
-        story.event_wait(event, StreamId::DEFAULT);
-        story.free(block);
-        story.host_free(buffer);
-        story.finish("story")
+    fn builder() -> Trace {
+        let mut builder = TraceBuilder::new();
+        let stream = builder.new_stream().unwrap();
+        let block = builder.alloc(512, stream, TagId(0));
+        let buffer = builder.host_alloc(64);
+        builder.work(Work::Elementwise { bytes: 8 }, stream, &[buffer, block]);
+        builder.use_on(block, StreamId::DEFAULT);
+        let event = builder.new_event();
+        builder.event_record(event, stream);
+        builder.event_wait(event, StreamId::DEFAULT);
+        builder.free(block);
+        builder.host_free(buffer);
+        builder.finish("builder")
     }
 
     fn complaint(events: Vec<Event>) -> (u64, String) {
-        let trace = Trace { events, ..story() };
+        let trace = Trace { events, ..builder() };
         match check(&trace).unwrap_err() {
             TraceError::Contradiction { index, reason } => (index, reason),
             other => panic!("{other}"),
         }
     }
 
-    /// The complaint when this event comes after the first two of the story: device block in slot 0, buffer in slot 1.
+    /// The complaint when this event comes after the first two of the trace: device block in slot 0, buffer in slot 1.
     fn complaint_about(op: Op) -> String {
-        let mut events = story().events;
+        let mut events = builder().events;
         events.truncate(2);
         events.push(Event::of(op));
         let (index, reason) = complaint(events);
@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn a_valid_trace_passes() {
-        assert_eq!(check(&story()).unwrap().events, 8);
+        assert_eq!(check(&builder()).unwrap().events, 8);
     }
 
     #[test]
@@ -320,7 +320,7 @@ mod tests {
             complaint_about(Op::HostFree { slot: 0 }),
             "frees slot 0 as pinned host memory, but event 0 asked for device memory"
         );
-        let mut events = story().events;
+        let mut events = builder().events;
         events.push(events[6]);
         assert_eq!(complaint(events), (8, "double free: the block in slot 0 was freed already, at event 6".to_owned()));
     }
@@ -329,7 +329,7 @@ mod tests {
     fn uses_of_freed_blocks_are_rejected() {
         let (stream, shape) = (StreamId(0), 0);
         assert!(complaint_about(Op::Use { slot: 1, stream }).contains("host memory"));
-        let mut events = story().events;
+        let mut events = builder().events;
         events.push(Event::of(Op::Use { slot: 0, stream }));
         assert_eq!(complaint(events).1, "use of slot 0, whose block was freed at event 6");
         let operands = [0, 5, NO_OPERAND, NO_OPERAND];
@@ -354,14 +354,14 @@ mod tests {
             let reason = complaint_about(op);
             assert!(reason.starts_with(beginning), "{reason}");
         }
-        let mut events = story().events;
+        let mut events = builder().events;
         events[0].thread = ThreadId(1);
         assert!(complaint(events).1.starts_with("thread 1 "));
     }
 
     #[test]
     fn the_summary_counts_events() {
-        let summary = check(&story()).unwrap();
+        let summary = check(&builder()).unwrap();
         assert_eq!((summary.peak.bytes, summary.peak.blocks, summary.peak.event), (512, 1, 0));
         assert_eq!((summary.host_peak.bytes, summary.host_peak.event), (64, 1));
         assert_eq!((summary.live_blocks, summary.host_live_blocks), (0, 0));

@@ -47,10 +47,10 @@ pub fn recognise(path: impl AsRef<Path>) -> Result<&'static TraceFormat, TraceEr
 /// ```
 /// use oomph_trace::{self as trace, Trace, TraceBuilder};
 /// use oomph_base::{NoProgress, StreamId, TagId};
-/// let mut story = TraceBuilder::new();
-/// story.alloc(1 << 20, StreamId::DEFAULT, TagId(0));
+/// let mut builder = TraceBuilder::new();
+/// builder.alloc(1 << 20, StreamId::DEFAULT, TagId(0));
 /// let path = std::env::temp_dir().join(format!("doc-{}.oomph.gz", std::process::id()));
-/// assert_eq!(trace::write(&story.finish("tiny"), &path)?, 1);
+/// assert_eq!(trace::write(&builder.finish("tiny"), &path)?, 1);
 /// assert_eq!(Trace::read(&*trace::open(&path, &NoProgress)?)?.name, "tiny");
 /// # std::fs::remove_file(path).unwrap();
 /// # Ok::<(), trace::TraceError>(())

@@ -90,10 +90,10 @@ impl Trace {
     /// ```
     /// use oomph_trace::{Trace, TraceBuilder};
     /// use oomph_base::{StreamId, TagId};
-    /// let mut story = TraceBuilder::new();
-    /// let block = story.alloc(1 << 20, StreamId::DEFAULT, TagId(0));
-    /// story.free(block);
-    /// let trace = story.finish("tiny");
+    /// let mut builder = TraceBuilder::new();
+    /// let block = builder.alloc(1 << 20, StreamId::DEFAULT, TagId(0));
+    /// builder.free(block);
+    /// let trace = builder.finish("tiny");
     /// assert_eq!(Trace::read(&trace)?.events, trace.events);
     /// # Ok::<(), oomph_trace::TraceError>(())
     /// ```

@@ -58,7 +58,7 @@ pub struct AdviceQuestion<'a> {
     pub room: Option<AvailableMemory>,
     /// How the recording ends, if it does because memory ran out.
     pub dead_end: Option<&'a FinalOom>,
-    /// How often the story must complete, back to back.
+    /// How often the trace must complete, back to back.
     pub repeat: u32,
     /// How many replays run side by side.
     pub jobs: usize,
@@ -120,7 +120,7 @@ pub struct AdviceRow {
     pub recommended: bool,
     /// How the search ended.
     pub status: ThresholdStatus,
-    /// The smallest memory in which the story completes, of the allocator's own.
+    /// The smallest memory in which the trace completes, of the allocator's own.
     pub needed_bytes: Option<u64>,
     /// The same with the context and the libraries: the smallest card.
     pub device_bytes: Option<u64>,
@@ -130,7 +130,7 @@ pub struct AdviceRow {
     pub retries_at_need: Option<u64>,
     /// Whether all amounts that were tried around agree; only known of the current and the recommended settings.
     pub stable: Option<bool>,
-    /// Whether the story completes in the memory that there is.
+    /// Whether the trace completes in the memory that there is.
     pub fits: Option<bool>,
     /// Time in driver calls, launches left out: with the memory that there is, or with the whole device. Nothing is said of
     /// what does not complete.
@@ -191,10 +191,10 @@ pub struct Advice {
 /// ```
 /// use oomph::answer::advise::{AdviceQuestion, advise};
 /// use oomph::{device::DeviceSpec, trace::TraceBuilder, base::{StreamId, TagId}};
-/// let mut story = TraceBuilder::new();
-/// let block = story.alloc(30 << 20, StreamId::DEFAULT, TagId(0));
-/// story.free(block);
-/// let (trace, device): (_, DeviceSpec) = (story.finish("one block"), "sim".parse()?);
+/// let mut builder = TraceBuilder::new();
+/// let block = builder.alloc(30 << 20, StreamId::DEFAULT, TagId(0));
+/// builder.free(block);
+/// let (trace, device): (_, DeviceSpec) = (builder.finish("one block"), "sim".parse()?);
 /// let advice = advise(&AdviceQuestion::new(&trace, "", &device))?;
 /// assert_eq!((advice.changes, advice.saved_bytes), (false, 0));
 /// assert!(advice.tried.len() > 30);
@@ -439,16 +439,16 @@ mod tests {
     /// Blocks that leave a rest of every segment behind, too small for the larger ones that follow; in one range the rests
     /// lie side by side.
     fn growing() -> Trace {
-        let mut story = TraceBuilder::new();
-        let passing: Vec<_> = (0..120).map(|_| story.alloc(12 * MIB, StreamId::DEFAULT, TagId(0))).collect();
+        let mut builder = TraceBuilder::new();
+        let passing: Vec<_> = (0..120).map(|_| builder.alloc(12 * MIB, StreamId::DEFAULT, TagId(0))).collect();
         for block in passing {
-            story.free(block);
-            story.alloc(7 * MIB, StreamId::DEFAULT, TagId(0));
+            builder.free(block);
+            builder.alloc(7 * MIB, StreamId::DEFAULT, TagId(0));
         }
         for _ in 0..80 {
-            story.alloc(14 * MIB, StreamId::DEFAULT, TagId(0));
+            builder.alloc(14 * MIB, StreamId::DEFAULT, TagId(0));
         }
-        story.finish("growing")
+        builder.finish("growing")
     }
 
     #[test]
@@ -488,10 +488,10 @@ mod tests {
 
     #[test]
     fn exhaustion_names_a_dominant_request() {
-        let mut story = TraceBuilder::new();
-        story.alloc(4 * GIB, StreamId::DEFAULT, TagId(0));
-        story.alloc(4 * GIB, StreamId::DEFAULT, TagId(0));
-        let advice = ask(&story.finish("two"), |question| question.room = Some(AvailableMemory::Limit(6 * GIB)));
+        let mut builder = TraceBuilder::new();
+        builder.alloc(4 * GIB, StreamId::DEFAULT, TagId(0));
+        builder.alloc(4 * GIB, StreamId::DEFAULT, TagId(0));
+        let advice = ask(&builder.finish("two"), |question| question.room = Some(AvailableMemory::Limit(6 * GIB)));
         assert_eq!((advice.changes, advice.fits), (false, Some(false)));
         assert!(
             matches!(advice.reasons[0], AdviceReason::Exhaustion { live_peak_bytes } if live_peak_bytes == 8 * GIB)
@@ -503,13 +503,13 @@ mod tests {
 
     #[test]
     fn memory_of_a_side_stream_is_named() {
-        let mut story = TraceBuilder::new();
-        let side = story.new_stream().unwrap();
-        let large = story.alloc(2048 * MIB, side, TagId(0));
-        story.free(large);
-        story.alloc(640 * MIB, side, TagId(0));
-        story.alloc(960 * MIB, StreamId::DEFAULT, TagId(0));
-        let (trace, device) = (story.finish("side"), "sim".parse().unwrap());
+        let mut builder = TraceBuilder::new();
+        let side = builder.new_stream().unwrap();
+        let large = builder.alloc(2048 * MIB, side, TagId(0));
+        builder.free(large);
+        builder.alloc(640 * MIB, side, TagId(0));
+        builder.alloc(960 * MIB, StreamId::DEFAULT, TagId(0));
+        let (trace, device) = (builder.finish("side"), "sim".parse().unwrap());
         let row = AdviceRow { strategy: "caching".to_owned(), ..AdviceRow::default() };
         let failure = AdviceQuestion::new(&trace, "", &device).failure(&row, 2048 * MIB).unwrap();
         let reasons = reason::obstacles(&Advice::default(), 2048 * MIB, failure.as_ref());
@@ -528,11 +528,11 @@ mod tests {
 
     #[test]
     fn one_forward_pass_is_no_leak() {
-        let mut story = TraceBuilder::new();
+        let mut builder = TraceBuilder::new();
         for number in 1..=400 {
-            story.alloc(MIB + number * 512, StreamId::DEFAULT, TagId(0));
+            builder.alloc(MIB + number * 512, StreamId::DEFAULT, TagId(0));
         }
-        let advice = ask(&story.finish("forward"), |_| ());
+        let advice = ask(&builder.finish("forward"), |_| ());
         assert!(
             !advice.reasons.iter().any(|reason| matches!(reason, AdviceReason::Leak { .. })),
             "{:?}",

@@ -23,8 +23,8 @@ pub(super) const CLAIMS: &[Claim] = &[
         id: "frag-oom",
         statement: "A model that should fit in 11.8 GB fails on a 12 GB device, because no contiguous block is left",
         published: "OOM with free memory present",
-        lesson: "It happens where shapes change from step to step and next to nothing is to spare: then to most allocators, those \
-                 that map pages among them. With a tenth to spare it is a matter of luck.",
+        lesson: "It happens where shapes change from step to step and almost no memory is spare: then to most allocators, also to \
+                 those that map pages. With a tenth to spare it depends on the shapes.",
         command: "oomph replay variable-length --set batch=8 --set context=1144 --limit 11.37GB --strategy caching --strategy caching:expandable_segments:True",
         on_gpu: true,
         test: |bench, finding| {
@@ -65,7 +65,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         id: "pool-overhead",
         statement: "A pool of one's own cuts the overhead of small requests",
         published: "less time per small allocation",
-        lesson: "The driver takes tens of microseconds for a pair where it has to map a page, two where one is there already; a cache asks it once.",
+        lesson: "The driver needs tens of microseconds for a pair if it has to map a page, and two if a page is mapped already. A cache calls it once.",
         command: "oomph replay hot-512 --set pairs=2000 --strategy direct --strategy caching --strategy async",
         on_gpu: true,
         test: |bench, finding| {
@@ -85,7 +85,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         id: "track-allocated",
         statement: "Peak usage is best tracked with max_memory_allocated",
         published: "max_memory_allocated",
-        lesson: "A program dies by what is reserved, and by the context beside it: max_memory_reserved is what has to fit.",
+        lesson: "Reserved memory and the context decide whether a program fits: max_memory_reserved is what has to fit.",
         command: "oomph replay variable-length --strategy caching --limit 5.88GiB",
         on_gpu: true,
         test: |bench, finding| {
@@ -111,7 +111,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         statement: "High reserved with low allocated memory is fragmentation or cache, and no leak",
         published: "not a leak",
         lesson: "Leaks raise what is allocated; what is reserved and not allocated is cache, or pieces between live blocks. Where \
-                 a small leak tears memory, both grow: the detector names the leak, though most of the growth is the other.",
+                 a small leak fragments memory, both grow: the detector names the leak, though most of the growth is fragmentation.",
         command: "oomph leaks variable-length; oomph leaks museum-rmm-35; oomph leaks leak-outputs",
         on_gpu: true,
         test: |bench, finding| {
@@ -159,8 +159,8 @@ pub(super) const CLAIMS: &[Claim] = &[
         id: "fraction",
         statement: "Capping the process to a fraction (0.6) of a GPU mimics a smaller GPU",
         published: "the same OOM",
-        lesson: "The fraction counts what the allocator takes. A smaller card has to hold the context and the libraries as well, so \
-                 it ends earlier: take them off the fraction.",
+        lesson: "The fraction counts what the allocator takes. A smaller card also holds the context and the libraries, so \
+                 memory runs out earlier: subtract them from the fraction.",
         command: "oomph leaks leak-cache --set steps=200 --device sim:20GiB --limit 12GiB; oomph leaks leak-cache --set steps=200 --device sim:12GiB",
         on_gpu: false,
         test: |bench, finding| {
@@ -187,8 +187,8 @@ pub(super) const CLAIMS: &[Claim] = &[
         id: "smi-below",
         statement: "nvidia-smi can show less than memory_allocated",
         published: "less",
-        lesson: "What is allocated lies in what is reserved, and that in what the device holds: nvidia-smi shows all of it and the \
-                 context.",
+        lesson: "Allocated memory is part of reserved memory, and reserved memory is part of what the device holds: nvidia-smi shows \
+                 all of it and the context.",
         command: "oomph replay variable-length --strategy caching --format json",
         on_gpu: true,
         test: |bench, finding| {
@@ -214,8 +214,8 @@ pub(super) const CLAIMS: &[Claim] = &[
         id: "restart",
         statement: "Memory that is not reclaimed after a restart means a leak",
         published: "a leak",
-        lesson: "The driver takes everything back when a process ends. Memory that is still used belongs to a process that is still \
-                 there.",
+        lesson: "The driver takes everything back when a process ends. Memory that is still in use belongs to a process that still \
+                 runs.",
         command: "oomph replay training --set steps=100000 --device cuda --strategy caching, ended by force; then nvidia-smi",
         on_gpu: false,
         test: |_, finding| {
@@ -227,7 +227,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         id: "too-large",
         statement: "A model that is too large for the device ends in a kernel launch failure",
         published: "kernel launch failure",
-        lesson: "It ends in an OOM while weights are brought to the device, before any kernel.",
+        lesson: "It ends with an OOM while weights are copied to the device, before any kernel runs.",
         command: "oomph replay load-beyond-capacity --strategy caching",
         on_gpu: true,
         test: |bench, finding| {

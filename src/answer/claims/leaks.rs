@@ -20,7 +20,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         id: "gc-step",
         statement: "gc.collect in the loop lowers memory",
         published: "lower memory",
-        lesson: "It frees what refers to itself, and nothing else: a loop without cycles gains nothing and pays for the call.",
+        lesson: "It frees reference cycles and nothing else. A loop without cycles gains nothing and pays for the call.",
         command: "oomph replay leak-cycle-collected-fixed --strategy caching; oomph replay gpt-124m --set techniques=gc --strategy caching",
         on_gpu: true,
         test: |bench, finding| {
@@ -38,7 +38,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         id: "leak-sign",
         statement: "A leak shows as a steady rise of allocated memory that empty_cache does not bring down",
         published: "steady rise",
-        lesson: "empty_cache never changes what is allocated; so a rise of allocated memory is one whether it is called or not.",
+        lesson: "empty_cache never changes allocated memory, so a rise of allocated memory is a leak whether it is called or not.",
         command: "oomph leaks leak-outputs --set techniques=empty_cache",
         on_gpu: true,
         test: |bench, finding| {
@@ -55,7 +55,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         id: "slow-leak",
         statement: "Leaks in pre-processing raise residency by 15-20 % over 100 epochs",
         published: "15-20 % over 100 epochs",
-        lesson: "No single step shows it; a line through all of them does.",
+        lesson: "A single step does not show it; a regression over all steps does.",
         command: "oomph leaks leak-slow",
         on_gpu: true,
         test: |bench, finding| {
@@ -74,8 +74,8 @@ pub(super) const CLAIMS: &[Claim] = &[
         id: "outputs-list",
         statement: "Appending model outputs to a list leaks; detaching them fixes it",
         published: "detach() is the fix",
-        lesson: "Detached outputs are still tensors: the graph is freed, the outputs stay and so does the leak. Move them to the host \
-                 or use them up at once.",
+        lesson: "Detached outputs are still tensors: the graph is freed, but the outputs stay, and so does the leak. Move them to the \
+                 host or reduce them at once.",
         command: "oomph leaks --each leak-outputs leak-outputs-detached leak-outputs-cpu leak-outputs-fixed",
         on_gpu: true,
         test: |bench, finding| {
@@ -96,7 +96,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         id: "val-accumulate",
         statement: "Keeping the outputs of validation batches on the GPU leaks step by step",
         published: "growth with every batch",
-        lesson: "Without a graph a third of it is left: the outputs themselves.",
+        lesson: "Without the graph a third of the memory remains: the outputs themselves.",
         command: "oomph leaks --each val-keep-outputs val-keep-no-grad val-keep-outputs-fixed",
         on_gpu: true,
         test: |bench, finding| {
@@ -132,8 +132,8 @@ pub(super) const CLAIMS: &[Claim] = &[
         id: "cycle",
         statement: "Circular references keep tensors until the garbage collector runs (elsewhere: for ever)",
         published: "until collected; elsewhere never freed",
-        lesson: "A saw-tooth: the collector counts objects and not bytes, so much memory can wait, and an OOM can come while it \
-                 does. Weak references and broken links need no collector.",
+        lesson: "A saw-tooth: the collector counts objects and not bytes, so much memory can wait for it, and an OOM can occur \
+                 before it runs. Weak references and broken links need no collector.",
         command: "oomph leaks --each leak-cycle leak-cycle-fixed leak-cycle-broken-fixed leak-cycle-collected-fixed",
         on_gpu: true,
         test: |bench, finding| {
@@ -162,7 +162,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         id: "persistent",
         statement: "Long-lived dicts, lists, globals and unbounded caches keep tensors",
         published: "linear growth",
-        lesson: "Every entry stays; a bound on their number, or keeping them on the host, ends it.",
+        lesson: "Every entry stays. A limit on the number of entries, or keeping them on the host, fixes it.",
         command: "oomph leaks --each leak-cache leak-cache-fixed leak-cache-cpu-fixed leak-intermediates",
         on_gpu: true,
         test: |bench, finding| {
@@ -179,7 +179,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         id: "retain-graph",
         statement: "backward(retain_graph=True) in a loop leaks the graph",
         published: "leaks",
-        lesson: "Only if the loss is kept too. A loss that is bound anew takes its graph along: one graph more, once.",
+        lesson: "Only if the loss is kept too. When the variable is assigned again, the old graph is freed: one more graph, once.",
         command: "oomph leaks --each leak-retain-graph leak-retain-rebound leak-retain-twice",
         on_gpu: true,
         test: |bench, finding| {
@@ -199,7 +199,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         id: "zero-grad",
         statement: "Forgetting zero_grad makes memory rise step by step",
         published: "rises step by step",
-        lesson: "Gradients are added in place: one set more, once. Only the training goes wrong.",
+        lesson: "Gradients are accumulated in place: one more set of gradients, once. Memory does not grow, but training is wrong.",
         command: "oomph leaks leak-no-zero-grad",
         on_gpu: true,
         test: |bench, finding| {
@@ -213,7 +213,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         id: "pinned",
         statement: "pin_memory with many workers holds host memory and disturbs the GPU",
         published: "host memory; GPU disturbed",
-        lesson: "Host memory grows with the workers. The device's memory does not know of them, and pinned copies are the fast ones.",
+        lesson: "Host memory grows with the workers; device memory does not. Copies from pinned memory are the fast ones.",
         command: "oomph replay loader-pinned --set workers=16 --strategy caching",
         on_gpu: true,
         test: |bench, finding| {
@@ -259,8 +259,8 @@ pub(super) const CLAIMS: &[Claim] = &[
         id: "churn",
         statement: "Many small tensors made and dropped in every iteration show as spikes",
         published: "spikes",
-        lesson: "They show as calls: thousands of blocks that are freed within their step. Small tensors that are freed at once hardly change \
-                 memory.",
+        lesson: "They show as calls: thousands of blocks that are freed within their step. Small tensors that are freed at once hardly \
+                 change memory.",
         command: "oomph leaks churn --format csv",
         on_gpu: true,
         test: |bench, finding| {
@@ -283,7 +283,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         id: "batch-first",
         statement: "Reducing the batch hides a leak and does not fix it",
         published: "the OOM comes later",
-        lesson: "The end moves, the slope stays.",
+        lesson: "A smaller batch postpones the OOM; the slope stays the same.",
         command: "oomph leaks leak-cache --set steps=400 --set batch=1 --limit 12GiB",
         on_gpu: true,
         test: |bench, finding| {
@@ -307,7 +307,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         id: "profile",
         statement: "A table of memory by operation (top ten) finds the culprit",
         published: "top ten",
-        lesson: "Who grows is named by what the program says about its blocks: call site, tag, or at least size.",
+        lesson: "What grows is named by the information about its blocks: call site, tag, or at least size.",
         command: "oomph leaks leak-outputs-detached --top 10",
         on_gpu: true,
         test: |bench, finding| {
@@ -325,7 +325,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         id: "snapshot",
         statement: "Snapshots over time show what grew",
         published: "two or more snapshots",
-        lesson: "From three on a line can be drawn through them, and growth told from start-up; two are a difference.",
+        lesson: "Three or more snapshots allow a regression, which tells growth from start-up; two give only a difference.",
         command: "oomph leaks epoch1.pickle epoch2.pickle epoch3.pickle",
         on_gpu: true,
         test: |bench, finding| {

@@ -304,32 +304,32 @@ mod tests {
         trace::{MarkKind, TraceBuilder},
     };
 
-    fn ledger(story: TraceBuilder) -> Vec<StepUse> {
-        let story = story.finish("story");
-        let steps = Steps::find(&story, None).unwrap();
+    fn ledger(builder: TraceBuilder) -> Vec<StepUse> {
+        let builder = builder.finish("builder");
+        let steps = Steps::find(&builder, None).unwrap();
         assert_eq!(steps.from, StepsFrom::Marks);
         let mut device = SimDevice::new(SimConfig::default()).unwrap();
         let setup = Setup { props: device.props(), limit: None };
         let mut strategy = StrategySpec::from("caching").build(&setup).unwrap();
         let mut ledger = StepRecorder::new(&steps);
-        replay(&story, &mut *strategy, &mut device, &ReplayOptions::default(), &mut ledger).unwrap();
+        replay(&builder, &mut *strategy, &mut device, &ReplayOptions::default(), &mut ledger).unwrap();
         ledger.finish(&*strategy)
     }
 
     #[test]
     fn step_counts_kept_freed_and_collected() {
-        let mut story = TraceBuilder::new();
+        let mut builder = TraceBuilder::new();
         let mut garbage = Vec::new();
         for step in 0..6 {
-            story.mark(MarkKind::Step, "", step);
-            let passing = story.alloc(20 * MIB, StreamId::DEFAULT, TagId(0));
-            garbage.push(story.alloc(32 * MIB, StreamId::DEFAULT, TagId(0)));
-            story.free(passing);
+            builder.mark(MarkKind::Step, "", step);
+            let passing = builder.alloc(20 * MIB, StreamId::DEFAULT, TagId(0));
+            garbage.push(builder.alloc(32 * MIB, StreamId::DEFAULT, TagId(0)));
+            builder.free(passing);
             if step == 4 {
-                garbage.drain(..).for_each(|block| story.free(block));
+                garbage.drain(..).for_each(|block| builder.free(block));
             }
         }
-        let steps = ledger(story);
+        let steps = ledger(builder);
         assert_eq!(steps.iter().map(|step| step.kept_bytes / MIB).collect::<Vec<_>>(), [0, 32, 64, 96, 0, 0]);
         assert_eq!(steps.iter().map(|step| step.allocated_bytes / MIB).collect::<Vec<_>>(), [32, 64, 96, 128, 0, 32]);
         assert_eq!(steps[1].transient_bytes, 52 * MIB);
@@ -340,16 +340,16 @@ mod tests {
 
     #[test]
     fn blocks_of_one_age_that_go_together_are_no_collection() {
-        let mut story = TraceBuilder::new();
+        let mut builder = TraceBuilder::new();
         let mut queue = std::collections::VecDeque::new();
         for step in 0..8 {
-            story.mark(MarkKind::Step, "", step);
-            queue.push_back(story.alloc(32 * MIB, StreamId::DEFAULT, TagId(0)));
+            builder.mark(MarkKind::Step, "", step);
+            queue.push_back(builder.alloc(32 * MIB, StreamId::DEFAULT, TagId(0)));
             if queue.len() > 3 {
-                story.free(queue.pop_front().unwrap());
+                builder.free(queue.pop_front().unwrap());
             }
         }
-        assert!(ledger(story).iter().all(|step| step.collected_bytes == 0), "a window of three batches");
+        assert!(ledger(builder).iter().all(|step| step.collected_bytes == 0), "a window of three batches");
     }
 
     #[test]

@@ -12,14 +12,14 @@ use crate::{
 
 /// Fewer steps than this, the first of which is start-up, say nothing.
 pub const FEWEST_STEPS: usize = 4;
-/// Into how many parts of equal length a story without any steps is cut.
+/// Into how many parts of equal length a trace without any steps is cut.
 const WINDOWS: u64 = 32;
 
 /// How steps were found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "steps_from", content = "steps_at")]
 pub enum StepsFrom {
-    /// By the story's own step marks.
+    /// By the trace's own step marks.
     Marks,
     /// By the beginnings of the annotated phase of this name.
     Phase(String),
@@ -40,7 +40,7 @@ pub struct Steps {
     pub starts: Vec<u64>,
 }
 
-/// What a story says about its steps.
+/// What a trace says about its steps.
 #[derive(Default)]
 struct StepSigns {
     events: u64,
@@ -161,7 +161,7 @@ const LEAST_MATCHING: f64 = 0.98;
 /// A period is examined only if this many places, evenly spread over the trace, match.
 const PROBES: usize = 64;
 
-/// After how many requests the sizes repeat, if they do: the shortest period that holds for the second half of the story
+/// After how many requests the sizes repeat, if they do: the shortest period that holds for the second half of the trace
 /// (start-up is not periodic) and for at least three turns.
 ///
 /// ```
@@ -196,10 +196,10 @@ mod steps_tests {
         trace::TraceBuilder,
     };
 
-    fn turn(story: &mut TraceBuilder, sizes: &[u64]) {
+    fn turn(builder: &mut TraceBuilder, sizes: &[u64]) {
         for &bytes in sizes {
-            let block = story.alloc(bytes, StreamId::DEFAULT, TagId(0));
-            story.free(block);
+            let block = builder.alloc(bytes, StreamId::DEFAULT, TagId(0));
+            builder.free(block);
         }
     }
 
@@ -207,52 +207,52 @@ mod steps_tests {
 
     #[test]
     fn marks_win_over_phases_and_phases_over_periods() {
-        let mut story = TraceBuilder::new();
+        let mut builder = TraceBuilder::new();
         for step in 0..6 {
-            story.mark(MarkKind::Phase, "forward", step);
-            turn(&mut story, &SIZES);
+            builder.mark(MarkKind::Phase, "forward", step);
+            turn(&mut builder, &SIZES);
         }
-        let unmarked = Steps::find(&story.clone().finish("phases"), None).unwrap();
+        let unmarked = Steps::find(&builder.clone().finish("phases"), None).unwrap();
         assert_eq!(
             unmarked,
             Steps { from: StepsFrom::Phase("forward".into()), starts: (0..6).map(|n| n * 11).collect() }
         );
         for step in 0..4 {
-            story.mark(MarkKind::Step, "", step);
+            builder.mark(MarkKind::Step, "", step);
         }
-        assert_eq!(Steps::find(&story.finish("marks"), None).unwrap().from, StepsFrom::Marks);
+        assert_eq!(Steps::find(&builder.finish("marks"), None).unwrap().from, StepsFrom::Marks);
     }
 
     #[test]
     fn the_most_regular_phase_is_taken_unless_another_is_named() {
-        let mut story = TraceBuilder::new();
+        let mut builder = TraceBuilder::new();
         for step in 0..8_u32 {
-            story.mark(MarkKind::Phase, "data", step);
-            turn(&mut story, &SIZES[..1 + step as usize % 5]);
-            story.mark(MarkKind::Phase, "train", step);
-            turn(&mut story, &SIZES);
-            turn(&mut story, &SIZES[step as usize % 5 + 1..]);
+            builder.mark(MarkKind::Phase, "data", step);
+            turn(&mut builder, &SIZES[..1 + step as usize % 5]);
+            builder.mark(MarkKind::Phase, "train", step);
+            turn(&mut builder, &SIZES);
+            turn(&mut builder, &SIZES[step as usize % 5 + 1..]);
         }
-        let story = story.finish("two phases");
-        assert_eq!(Steps::find(&story, None).unwrap().from, StepsFrom::Phase("data".into()));
-        assert_eq!(Steps::find(&story, Some("train")).unwrap().from, StepsFrom::Phase("train".into()));
-        let error = Steps::find(&story, Some("trian")).unwrap_err();
+        let builder = builder.finish("two phases");
+        assert_eq!(Steps::find(&builder, None).unwrap().from, StepsFrom::Phase("data".into()));
+        assert_eq!(Steps::find(&builder, Some("train")).unwrap().from, StepsFrom::Phase("train".into()));
+        let error = Steps::find(&builder, Some("trian")).unwrap_err();
         assert!(error.to_string().contains("data, train"), "{error}");
     }
 
     #[test]
     fn steps_align_to_the_end_or_split_evenly() {
-        let mut story = TraceBuilder::new();
-        turn(&mut story, &[7, 9, 11]);
-        (0..6).for_each(|_| turn(&mut story, &SIZES));
-        let steps = Steps::find(&story.finish("periodic"), None).unwrap();
+        let mut builder = TraceBuilder::new();
+        turn(&mut builder, &[7, 9, 11]);
+        (0..6).for_each(|_| turn(&mut builder, &SIZES));
+        let steps = Steps::find(&builder.finish("periodic"), None).unwrap();
         assert_eq!(steps.from, StepsFrom::Period(5));
         assert_eq!(steps.starts, [0, 6, 16, 26, 36, 46, 56]);
         assert_eq!((steps.step_of(5), steps.step_of(6), steps.step_of(1000)), (Some(0), Some(1), Some(6)));
 
-        let mut story = TraceBuilder::new();
-        (1..200).for_each(|bytes| turn(&mut story, &[bytes]));
-        let steps = Steps::find(&story.finish("growing"), None).unwrap();
+        let mut builder = TraceBuilder::new();
+        (1..200).for_each(|bytes| turn(&mut builder, &[bytes]));
+        let steps = Steps::find(&builder.finish("growing"), None).unwrap();
         assert_eq!((steps.from, steps.starts.len()), (StepsFrom::Windows, 32));
         let nothing = Steps::find(&TraceBuilder::new().finish("empty"), None);
         assert!(matches!(nothing, Err(LeakError::TooShort { .. })), "{nothing:?}");
@@ -260,12 +260,12 @@ mod steps_tests {
 
     #[test]
     fn parts_of_few_marked_steps_are_not_taken_for_steps() {
-        let mut story = TraceBuilder::new();
-        story.mark(MarkKind::Step, "", 0);
-        (1..200).for_each(|bytes| turn(&mut story, &[bytes]));
-        story.mark(MarkKind::Step, "", 1);
-        (300..400).for_each(|bytes| turn(&mut story, &[bytes]));
-        let found = Steps::find(&story.finish("died in its second step"), None);
+        let mut builder = TraceBuilder::new();
+        builder.mark(MarkKind::Step, "", 0);
+        (1..200).for_each(|bytes| turn(&mut builder, &[bytes]));
+        builder.mark(MarkKind::Step, "", 1);
+        (300..400).for_each(|bytes| turn(&mut builder, &[bytes]));
+        let found = Steps::find(&builder.finish("died in its second step"), None);
         assert!(matches!(found, Err(LeakError::TooShort { what: "steps", found: 2, .. })), "{found:?}");
     }
 }

@@ -116,10 +116,10 @@ impl Threshold {
 /// ```
 /// use oomph::answer::threshold::{ThresholdQuestion, threshold};
 /// use oomph::{device::DeviceSpec, strategy::StrategySpec, trace::TraceBuilder, base::{StreamId, TagId}};
-/// let mut story = TraceBuilder::new();
-/// let block = story.alloc(30 << 20, StreamId::DEFAULT, TagId(0));
-/// story.free(block);
-/// let (trace, strategy) = (story.finish("one block"), StrategySpec::from("caching"));
+/// let mut builder = TraceBuilder::new();
+/// let block = builder.alloc(30 << 20, StreamId::DEFAULT, TagId(0));
+/// builder.free(block);
+/// let (trace, strategy) = (builder.finish("one block"), StrategySpec::from("caching"));
 /// let device: DeviceSpec = "sim".parse()?;
 /// let found = threshold(&ThresholdQuestion::new(&trace, &strategy, &device))?;
 /// assert_eq!(found.threshold_bytes, Some(30 << 20));

@@ -59,13 +59,13 @@ pub struct CompletedRun {
 /// use oomph::strategy::{Setup, StrategySpec};
 /// use oomph::trace::TraceBuilder;
 /// use oomph::base::{StreamId, TagId};
-/// let mut story = TraceBuilder::new();
-/// let block = story.alloc(3 << 20, StreamId::DEFAULT, TagId(0));
-/// story.free(block);
+/// let mut builder = TraceBuilder::new();
+/// let block = builder.alloc(3 << 20, StreamId::DEFAULT, TagId(0));
+/// builder.free(block);
 /// let mut device = SimDevice::new(SimConfig::default())?;
 /// let caching = || StrategySpec::from("caching").build(&Setup { props: device.props(), limit: None });
 /// let pair = [caching()?, caching()?];
-/// let agreement = agree(&story.finish("tiny"), pair, &mut device, &ReplayOptions::default())?;
+/// let agreement = agree(&builder.finish("tiny"), pair, &mut device, &ReplayOptions::default())?;
 /// assert_eq!((agreement.agreed, agreement.difference), (2, None));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -292,22 +292,22 @@ mod tests {
     }
 
     /// Two streams, deferred frees, marks, and blocks that are cut from larger ones.
-    fn story() -> Trace {
-        let mut story = TraceBuilder::new();
-        let side = story.new_stream().unwrap();
+    fn builder() -> Trace {
+        let mut builder = TraceBuilder::new();
+        let side = builder.new_stream().unwrap();
         for step in 0..20 {
-            story.mark(MarkKind::Step, "", step);
-            story.mark(MarkKind::Phase, "forward", 0);
-            let shared = story.alloc(3 * MIB + u64::from(step), StreamId::DEFAULT, TagId(0));
-            story.use_on(shared, side);
-            story.work(Work::Spin { nanos: Nanos(300_000) }, side, &[shared]);
-            story.free(shared);
-            let large = story.alloc(30 * MIB, StreamId::DEFAULT, TagId(0));
-            let small = story.alloc(700, side, TagId(0));
-            story.free(large);
-            story.free(small);
+            builder.mark(MarkKind::Step, "", step);
+            builder.mark(MarkKind::Phase, "forward", 0);
+            let shared = builder.alloc(3 * MIB + u64::from(step), StreamId::DEFAULT, TagId(0));
+            builder.use_on(shared, side);
+            builder.work(Work::Spin { nanos: Nanos(300_000) }, side, &[shared]);
+            builder.free(shared);
+            let large = builder.alloc(30 * MIB, StreamId::DEFAULT, TagId(0));
+            let small = builder.alloc(700, side, TagId(0));
+            builder.free(large);
+            builder.free(small);
         }
-        story.finish("story")
+        builder.finish("builder")
     }
 
     #[test]
@@ -315,7 +315,7 @@ mod tests {
         for spec in STRATEGIES.iter().flat_map(|entry| entry.specs()) {
             let spec = spec.to_string();
             for limit in [GIB, 48 * MIB] {
-                let agreement = agree_on(&story(), &spec, &spec, Box::new(LimitedDevice::to(limit, simulated())));
+                let agreement = agree_on(&builder(), &spec, &spec, Box::new(LimitedDevice::to(limit, simulated())));
                 assert_eq!(agreement.difference, None, "{spec} in {limit} bytes");
                 assert_eq!((agreement.agreed, agreement.performance.replayed.events), (200, 200), "{spec}");
             }
@@ -327,7 +327,7 @@ mod tests {
         let plan = FaultPlan::none().fail_every(Some(CallKind::MemAlloc), 3, CallFailure::OutOfMemory);
         for spec in ["direct", "caching"] {
             let device = Box::new(FaultyDevice::with(plan.clone(), simulated()));
-            let agreement = agree_on(&story(), spec, spec, device);
+            let agreement = agree_on(&builder(), spec, spec, device);
             assert_eq!(agreement.difference, None, "{spec}");
             let stats = agreement.performance.stats;
             assert!(stats.ooms + stats.retries > 0, "{spec}: the failures were noticed: {stats:?}");
@@ -336,7 +336,7 @@ mod tests {
 
     #[test]
     fn first_different_decision_is_found() {
-        let agreement = agree_on(&story(), "caching", "caching:large_segment_size_mb:40", simulated());
+        let agreement = agree_on(&builder(), "caching", "caching:large_segment_size_mb:40", simulated());
         let difference = agreement.difference.unwrap();
         assert_eq!(difference.place.event.map(|(number, _)| number), Some(2));
         assert_eq!(agreement.agreed, 2);
@@ -348,11 +348,11 @@ mod tests {
 
     #[test]
     fn different_block_choice_is_found() {
-        let mut story = TraceBuilder::new();
+        let mut builder = TraceBuilder::new();
         // The two round this size differently, and both find room for it in one segment.
-        let block = story.alloc(1025 * 1024, StreamId::DEFAULT, TagId(0));
-        story.free(block);
-        let agreement = agree_on(&story.finish("two"), "caching", "caching:roundup_power2_divisions:4", simulated());
+        let block = builder.alloc(1025 * 1024, StreamId::DEFAULT, TagId(0));
+        builder.free(block);
+        let agreement = agree_on(&builder.finish("two"), "caching", "caching:roundup_power2_divisions:4", simulated());
         assert_eq!(agreement.agreed, 1, "the free is the same");
         let words = agreement.difference.unwrap().to_string();
         assert!(words.contains("serves 1049600 bytes") && words.contains("serves 1310720 bytes"), "{words}");
@@ -379,7 +379,7 @@ mod tests {
 
     #[test]
     fn a_single_answer_that_was_tampered_with_is_seen() {
-        let (source, options) = (story(), ReplayOptions::default());
+        let (source, options) = (builder(), ReplayOptions::default());
         for lie_at in [1, 5, 17] {
             let device = simulated();
             let [mut first, mut second] = [build("caching", &*device), build("caching", &*device)];
@@ -398,7 +398,7 @@ mod tests {
 
     #[test]
     fn a_call_that_is_left_out_at_the_end_is_seen() {
-        let (source, options) = (story(), ReplayOptions::default());
+        let (source, options) = (builder(), ReplayOptions::default());
         let device = simulated();
         let [mut first, mut second] = [build("caching", &*device), build("caching", &*device)];
         let props = device.props().clone();
@@ -419,7 +419,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_story_is_decided_the_same_twice(
-            story in arbitrary::traces(150),
+            builder in arbitrary::traces(150),
             spec in prop::sample::select(vec!["direct", "caching", "caching:expandable_segments:True", "async"]),
             limit in prop::option::of(1u64..2000),
         ) {
@@ -429,7 +429,7 @@ mod tests {
             }
             let pair = [build(spec, &*device), build(spec, &*device)];
             // Pinned memory that is not there ends a replay; nothing is to be compared then.
-            if let Ok(agreement) = agree(&story, pair, &mut *device, &ReplayOptions::default()) {
+            if let Ok(agreement) = agree(&builder, pair, &mut *device, &ReplayOptions::default()) {
                 prop_assert_eq!(agreement.difference, None);
                 prop_assert_eq!(agreement.agreed, agreement.performance.replayed.events);
                 prop_assert_eq!(device.held_bytes(), 0);

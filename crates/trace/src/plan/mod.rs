@@ -10,12 +10,12 @@
 //! use oomph_trace::plan::{GRAIN, Lifetimes, PackingBudget, pack};
 //! use oomph_trace::TraceBuilder;
 //! use oomph_base::{MIB, StreamId, TagId};
-//! let mut story = TraceBuilder::new();
-//! let small = story.alloc(MIB, StreamId::DEFAULT, TagId(0));
-//! let kept = story.alloc(MIB, StreamId::DEFAULT, TagId(0));
-//! story.free(small);
-//! story.alloc(2 * MIB, StreamId::DEFAULT, TagId(0));
-//! let lifetimes = Lifetimes::read(&story.finish("trap"), GRAIN)?;
+//! let mut builder = TraceBuilder::new();
+//! let small = builder.alloc(MIB, StreamId::DEFAULT, TagId(0));
+//! let kept = builder.alloc(MIB, StreamId::DEFAULT, TagId(0));
+//! builder.free(small);
+//! builder.alloc(2 * MIB, StreamId::DEFAULT, TagId(0));
+//! let lifetimes = Lifetimes::read(&builder.finish("trap"), GRAIN)?;
 //! let packing = pack(&lifetimes, PackingBudget::QUICK);
 //! // An allocator that does not know the future leaves a hole of 1 MiB below `kept` and needs 4 MiB.
 //! assert_eq!((packing.height_bytes, packing.is_optimal()), (3 * MIB, true));
@@ -54,12 +54,12 @@ impl MemoryBound {
     /// ```
     /// use oomph_base::{StreamId, TagId};
     /// use oomph_trace::{TraceBuilder, plan::MemoryBound};
-    /// let mut story = TraceBuilder::new();
-    /// let first = story.alloc(100, StreamId::DEFAULT, TagId(0));
-    /// story.alloc(513, StreamId::DEFAULT, TagId(0));
-    /// story.free(first);
-    /// story.alloc(50, StreamId::DEFAULT, TagId(0));
-    /// let bound = MemoryBound::of(&story.finish("tiny"), 512)?;
+    /// let mut builder = TraceBuilder::new();
+    /// let first = builder.alloc(100, StreamId::DEFAULT, TagId(0));
+    /// builder.alloc(513, StreamId::DEFAULT, TagId(0));
+    /// builder.free(first);
+    /// builder.alloc(50, StreamId::DEFAULT, TagId(0));
+    /// let bound = MemoryBound::of(&builder.finish("tiny"), 512)?;
     /// assert_eq!((bound.requested_bytes, bound.rounded_bytes), (613, 1536));
     /// # Ok::<(), oomph_trace::plan::PlanError>(())
     /// ```
@@ -244,15 +244,15 @@ mod lifetimes_tests {
 
     #[test]
     fn a_section_ends_where_allocs_follow_frees() {
-        let mut story = TraceBuilder::new();
-        let mut alloc = |bytes| story.alloc(bytes, StreamId::DEFAULT, TagId(0));
+        let mut builder = TraceBuilder::new();
+        let mut alloc = |bytes| builder.alloc(bytes, StreamId::DEFAULT, TagId(0));
         let (first, second) = (alloc(1), alloc(513));
-        story.free(first);
-        let third = story.alloc(2, StreamId::DEFAULT, TagId(0));
-        story.free(third);
-        story.free(second);
-        story.alloc(3, StreamId::DEFAULT, TagId(0));
-        let lifetimes = Lifetimes::read(&story.finish("sections"), 512).unwrap();
+        builder.free(first);
+        let third = builder.alloc(2, StreamId::DEFAULT, TagId(0));
+        builder.free(third);
+        builder.free(second);
+        builder.alloc(3, StreamId::DEFAULT, TagId(0));
+        let lifetimes = Lifetimes::read(&builder.finish("sections"), 512).unwrap();
         let told: Vec<_> = lifetimes.blocks().iter().map(|block| (block.begin, block.end, block.bytes)).collect();
         assert_eq!(told, [(0, 1, 512), (0, 2, 1024), (1, 2, 512), (2, 3, 512)]);
         assert_eq!((lifetimes.sections(), lifetimes.bound_bytes()), (3, 1536));
@@ -260,11 +260,11 @@ mod lifetimes_tests {
 
     #[test]
     fn more_bytes_than_addresses_are_refused() {
-        let mut story = TraceBuilder::new();
+        let mut builder = TraceBuilder::new();
         for _ in 0..2 {
-            story.alloc(1 << 62, StreamId::DEFAULT, TagId(0));
+            builder.alloc(1 << 62, StreamId::DEFAULT, TagId(0));
         }
-        let refusal = Lifetimes::read(&story.finish("huge"), 512).unwrap_err().to_string();
+        let refusal = Lifetimes::read(&builder.finish("huge"), 512).unwrap_err().to_string();
         assert_eq!(refusal, "the requests of this trace add up to more than 8 EiB: too much to be laid out");
     }
 

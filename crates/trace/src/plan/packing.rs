@@ -463,12 +463,12 @@ mod tests {
 
     /// Two blocks that meet, and a third that meets only the second.
     fn lifetimes() -> Lifetimes {
-        let mut story = TraceBuilder::new();
-        let first = story.alloc(512, StreamId::DEFAULT, TagId(0));
-        story.alloc(1024, StreamId::DEFAULT, TagId(0));
-        story.free(first);
-        story.alloc(512, StreamId::DEFAULT, TagId(0));
-        Lifetimes::read(&story.finish("three"), 512).unwrap()
+        let mut builder = TraceBuilder::new();
+        let first = builder.alloc(512, StreamId::DEFAULT, TagId(0));
+        builder.alloc(1024, StreamId::DEFAULT, TagId(0));
+        builder.free(first);
+        builder.alloc(512, StreamId::DEFAULT, TagId(0));
+        Lifetimes::read(&builder.finish("three"), 512).unwrap()
     }
 
     fn judge(offsets: [u64; 3]) -> Result<(), (usize, usize)> {
