@@ -1,13 +1,14 @@
 //! Claims about allocators: fragmentation, counters, `del`, `gc.collect()` and `empty_cache()`.
 
-use std::ops::RangeInclusive;
+use std::{collections::BTreeMap, ops::RangeInclusive};
 
 use super::{
     Claim,
-    bench::{CACHING, ClaimBench, ClaimResult, EXPANDABLE, model, recipe},
+    ClaimTest::{AnyDevice, NotMeasurable, SimulatedOnly},
+    bench::{CACHING, ClaimBench, ClaimResult, EXPANDABLE, MODEL, model, recipe},
     finding::{
         ClaimAmount::{Count, Percent, Size, Time},
-        ratio, reduction,
+        Measured, ratio, reduction,
     },
     pytorch::{
         CACHED_PAIR_NS, DEL_LEAVES_IT_ALLOCATED, DIES_WITH_MORE_THAN_ITS_BLOCKS, DRIVER_PAIR_NS,
@@ -15,8 +16,6 @@ use super::{
     },
 };
 use crate::{answer::leaks, base::GIB, measure::Status, models::Recipe, replay::OomCause};
-
-const MODEL: &str = "gpt-355m";
 
 pub(super) const CLAIMS: &[Claim] = &[
     Claim {
@@ -26,8 +25,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         lesson: "It happens where shapes change from step to step and almost no memory is spare: then to most allocators, also to \
                  those that map pages. With a tenth to spare it depends on the shapes.",
         command: "oomph replay variable-length --set batch=8 --set context=1144 --limit 11.37GB --strategy caching --strategy caching:expandable_segments:True",
-        on_gpu: true,
-        test: |bench, finding| {
+        test: AnyDevice(|bench, finding| {
             let (should_fit, card) = (11_800_000_000, 12_000_000_000);
             let (room, limit) = (bench.available_on(should_fit)?, bench.available_on(card)?);
             // One draw of lengths proves nothing: which of them tear memory is chance.
@@ -57,9 +55,9 @@ pub(super) const CLAIMS: &[Claim] = &[
             let by_caching =
                 STRATEGIES.into_iter().position(|name| name == CACHING).map_or(0, |place| fragmented[place]);
             let most = 2 * by_caching > *SEEDS.end();
-            finding.check_beside("caching fails in most draws with enough free", most, DIES_WITH_MORE_THAN_ITS_BLOCKS);
+            finding.check("caching fails in most draws with enough free", (most, DIES_WITH_MORE_THAN_ITS_BLOCKS));
             Ok(())
-        },
+        }),
     },
     Claim {
         id: "pool-overhead",
@@ -67,19 +65,17 @@ pub(super) const CLAIMS: &[Claim] = &[
         published: "less time per small allocation",
         lesson: "The driver needs tens of microseconds for a pair if it has to map a page, and two if a page is mapped already. A cache calls it once.",
         command: "oomph replay hot-512 --set pairs=2000 --strategy direct --strategy caching --strategy async",
-        on_gpu: true,
-        test: |bench, finding| {
+        test: AnyDevice(|bench, finding| {
             let pairs = 2000;
             let program = recipe("hot-512", &[("pairs", "2000")])?;
             let time = |strategy: &str| ClaimResult::Ok(bench.replayed(&program, strategy, None)?.0.driver_ns / pairs);
-            let (direct, caching, pool) = (time("direct")?, time(CACHING)?, time("async")?);
-            let (of_driver, of_cache) = (Time(DRIVER_PAIR_NS), Time(CACHED_PAIR_NS));
-            finding.beside("driver time of a pair, direct", Time(direct), of_driver);
-            finding.beside("caching (PyTorch: its own time included)", Time(caching), of_cache);
-            finding.figure("async, the driver's own pool", Time(pool));
+            let (direct, caching) = (time("direct")?, time(CACHING)?);
+            finding.figure("driver time of a pair, direct", (Time(direct), Time(DRIVER_PAIR_NS)));
+            finding.figure("caching (PyTorch: its own time included)", (Time(caching), Time(CACHED_PAIR_NS)));
+            finding.figure("async, the driver's own pool", Time(time("async")?));
             finding.check("caching takes less time than direct", caching < direct);
             Ok(())
-        },
+        }),
     },
     Claim {
         id: "track-allocated",
@@ -87,24 +83,22 @@ pub(super) const CLAIMS: &[Claim] = &[
         published: "max_memory_allocated",
         lesson: "Reserved memory and the context decide whether a program fits: max_memory_reserved is what has to fit.",
         command: "oomph replay variable-length --strategy caching --limit 5.88GiB",
-        on_gpu: true,
-        test: |bench, finding| {
+        test: AnyDevice(|bench, finding| {
             let program = recipe("variable-length", &[])?;
             let whole = bench.memory(&program)?;
             let (allocated, reserved) = (whole.peak_allocated_bytes, whole.peak_reserved_bytes);
-            finding.beside("peak allocated", Size(allocated), Size(VARIABLE_LENGTH_ALLOCATED));
-            finding.beside("peak reserved", Size(reserved), Size(VARIABLE_LENGTH_RESERVED));
-            let page = 2 << 20;
-            let with_allocated = allocated.next_multiple_of(page);
+            finding.figure("peak allocated", (Size(allocated), Size(VARIABLE_LENGTH_ALLOCATED)));
+            finding.figure("peak reserved", (Size(reserved), Size(VARIABLE_LENGTH_RESERVED)));
             let suffices =
                 |limit| ClaimResult::Ok(bench.replayed(&program, CACHING, Some(limit))?.0.status == Status::Completed);
-            let (by_allocated, by_reserved) = (suffices(with_allocated)?, suffices(reserved)?);
-            finding.figure("memory of the allocated peak suffices (1: yes)", Count(u64::from(by_allocated)));
-            finding.figure("memory of the reserved peak suffices (1: yes)", Count(u64::from(by_reserved)));
-            let suffices = !DIES_WITH_MORE_THAN_ITS_BLOCKS;
-            finding.check_beside("as much memory as max_memory_allocated suffices", by_allocated, suffices);
+            let page = 2 << 20;
+            let (by_allocated, by_reserved) = (suffices(allocated.next_multiple_of(page))?, suffices(reserved)?);
+            finding.figure("memory of the allocated peak suffices (1: yes)", Count(by_allocated.into()));
+            finding.figure("memory of the reserved peak suffices (1: yes)", Count(by_reserved.into()));
+            let holds = (by_allocated, !DIES_WITH_MORE_THAN_ITS_BLOCKS);
+            finding.check("as much memory as max_memory_allocated suffices", holds);
             Ok(())
-        },
+        }),
     },
     Claim {
         id: "frag-sign",
@@ -113,8 +107,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         lesson: "Leaks raise what is allocated; what is reserved and not allocated is cache, or pieces between live blocks. Where \
                  a small leak fragments memory, both grow: the detector names the leak, though most of the growth is fragmentation.",
         command: "oomph leaks variable-length; oomph leaks museum-rmm-35; oomph leaks leak-outputs",
-        on_gpu: true,
-        test: |bench, finding| {
+        test: AnyDevice(|bench, finding| {
             let both = "caching:max_split_size_mb:128,expandable_segments:True";
             for (name, strategy) in [
                 ("variable-length", CACHING),
@@ -131,7 +124,7 @@ pub(super) const CLAIMS: &[Claim] = &[
             let (_, found) = bench.growth(&recipe("leak-outputs", &[])?, CACHING, None)?;
             finding.check("leak-outputs is called a leak", found.verdict == leaks::Verdict::Leak);
             Ok(())
-        },
+        }),
     },
     Claim {
         id: "frag-word",
@@ -140,8 +133,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         lesson: "Fragmentation is free memory that cannot be used. Memory that stays allocated has a \
                  holder; it is a leak if it is no longer needed.",
         command: "oomph leaks leak-outputs-detached",
-        on_gpu: true,
-        test: |bench, finding| {
+        test: AnyDevice(|bench, finding| {
             let program = recipe("leak-outputs-detached", &[("steps", "24")])?;
             let (observed, _) = bench.growth(&program, CACHING, None)?;
             let (first, last) = (observed.judged().first(), observed.judged().last());
@@ -153,7 +145,7 @@ pub(super) const CLAIMS: &[Claim] = &[
             finding.figure("free memory that cannot be given back grows by", Size(stuck));
             finding.check("free memory that cannot be used grows half as much at least", 2 * stuck >= allocated);
             Ok(())
-        },
+        }),
     },
     Claim {
         id: "fraction",
@@ -162,8 +154,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         lesson: "The fraction counts what the allocator takes. A smaller card also holds the context and the libraries, so \
                  memory runs out earlier: subtract them from the fraction.",
         command: "oomph leaks leak-cache --set steps=200 --device sim:20GiB --limit 12GiB; oomph leaks leak-cache --set steps=200 --device sim:12GiB",
-        on_gpu: false,
-        test: |bench, finding| {
+        test: SimulatedOnly(|bench, finding| {
             let program = recipe("leak-cache", &[("steps", "200")])?;
             let ends_at = |device: &str, limit: Option<u64>| {
                 let record = bench.replayed_on(&device.parse()?, &program, CACHING, limit)?.0;
@@ -181,7 +172,7 @@ pub(super) const CLAIMS: &[Claim] = &[
             finding
                 .check("both end in the same step once context and libraries are taken off", of_corrected == of_card);
             Ok(())
-        },
+        }),
     },
     Claim {
         id: "smi-below",
@@ -190,8 +181,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         lesson: "Allocated memory is part of reserved memory, and reserved memory is part of what the device holds: nvidia-smi shows \
                  all of it and the context.",
         command: "oomph replay variable-length --strategy caching --format json",
-        on_gpu: true,
-        test: |bench, finding| {
+        test: AnyDevice(|bench, finding| {
             for (name, strategy) in [
                 ("variable-length", CACHING),
                 ("variable-length", EXPANDABLE),
@@ -208,20 +198,15 @@ pub(super) const CLAIMS: &[Claim] = &[
                 finding.check(format!("{name} under {strategy} shows less at some time"), below > 0);
             }
             Ok(())
-        },
+        }),
     },
     Claim {
         id: "restart",
         statement: "Memory that is not reclaimed after a restart means a leak",
         published: "a leak",
-        lesson: "The driver takes everything back when a process ends. Memory that is still in use belongs to a process that still \
-                 runs.",
+        lesson: "a simulated device ends with its process: the end of a process is not simulated",
         command: "oomph replay training --set steps=100000 --device cuda --strategy caching, ended by force; then nvidia-smi",
-        on_gpu: false,
-        test: |_, finding| {
-            finding.not_measurable("a simulated device ends with its process: the end of a process is not simulated");
-            Ok(())
-        },
+        test: NotMeasurable,
     },
     Claim {
         id: "too-large",
@@ -229,15 +214,14 @@ pub(super) const CLAIMS: &[Claim] = &[
         published: "kernel launch failure",
         lesson: "It ends with an OOM while weights are copied to the device, before any kernel runs.",
         command: "oomph replay load-beyond-capacity --strategy caching",
-        on_gpu: true,
-        test: |bench, finding| {
+        test: AnyDevice(|bench, finding| {
             let record = bench.memory(&recipe("load-beyond-capacity", &[])?)?;
             finding.figure("allocated when memory ran out", Size(record.peak_allocated_bytes));
             finding.figure("bytes asked for", Size(record.oom_requested_bytes.unwrap_or(0)));
             let in_loading = record.status == Status::Oom && record.oom_step.is_none();
             finding.check("loading gets through, and a later kernel fails", !in_loading);
             Ok(())
-        },
+        }),
     },
     Claim {
         id: "empty-cache",
@@ -246,11 +230,9 @@ pub(super) const CLAIMS: &[Claim] = &[
         lesson: "It costs some dozens of driver calls per step, which is little beside a long step and much beside a short one; it \
                  lowers reserved memory between steps and never the peak of what is allocated.",
         command: "oomph techniques --model gpt-355m --technique empty_cache",
-        on_gpu: true,
-        test: |bench, finding| {
+        test: AnyDevice(|bench, finding| {
             let base = bench.step(&model(MODEL, "")?)?;
             let plain = bench.memory(&model(MODEL, "")?)?;
-            let mut every_step = None;
             for (name, techniques) in [
                 ("after forward", "empty_cache:forward"),
                 ("after backward", "empty_cache:backward"),
@@ -259,29 +241,25 @@ pub(super) const CLAIMS: &[Claim] = &[
                 ("at phase changes", "empty_cache:phase"),
             ] {
                 let program = model(MODEL, techniques)?;
-                let record = bench.memory(&program)?;
-                let more_calls = record.driver_calls.saturating_sub(plain.driver_calls);
-                let slower = base.zip(bench.step(&program)?).map(|(base, step)| 100.0 * (ratio(base.0, step.0) - 1.0));
-                if let Some(slower) = slower {
-                    if techniques == "empty_cache" {
-                        every_step = Some(slower);
-                        let truth = 100.0 * (gpt_355m::EMPTY_CACHE.step_ms / gpt_355m::BASE.step_ms - 1.0);
-                        finding.beside(format!("{name}, slower by"), Percent(slower), Percent(truth));
-                    } else {
-                        finding.figure(format!("{name}, slower by"), Percent(slower));
+                if let Some((base, step)) = base.zip(bench.step(&program)?) {
+                    let pytorch = gpt_355m::EMPTY_CACHE.step_ms / gpt_355m::BASE.step_ms;
+                    let pytorch = (techniques == "empty_cache").then_some(pytorch);
+                    let slower = Measured { here: ratio(base.0, step.0).here, pytorch };
+                    let slower = slower.map(|ratio| 100.0 * (ratio - 1.0));
+                    finding.figure(format!("{name}, slower by"), slower.map(Percent));
+                    if pytorch.is_some() {
+                        finding.check_range("after each step it is slower by", slower, 5.0..=15.0, " %");
+                        finding.check("it is slower at all", slower.map(|percent| percent > 0.1));
                     }
                 }
+                let record = bench.memory(&program)?;
+                let more_calls = record.driver_calls.saturating_sub(plain.driver_calls);
                 finding.figure(format!("{name}, driver calls more in three steps"), Count(more_calls));
                 let saved = reduction(plain.peak_reserved_bytes, record.peak_reserved_bytes);
-                finding.figure(format!("{name}, peak reserved lower by"), Percent(saved));
-            }
-            if let Some(slower) = every_step {
-                let truth = 100.0 * (gpt_355m::EMPTY_CACHE.step_ms / gpt_355m::BASE.step_ms - 1.0);
-                finding.check_range("after each step it is slower by", (slower, Some(truth)), 5.0..=15.0, " %");
-                finding.check_beside("it is slower at all", slower > 0.1, truth > 0.1);
+                finding.figure(format!("{name}, peak reserved lower by"), saved.map(Percent));
             }
             Ok(())
-        },
+        }),
     },
     Claim {
         id: "empty-cache-oom",
@@ -290,18 +268,17 @@ pub(super) const CLAIMS: &[Claim] = &[
         lesson: "The allocator frees its cache and tries again before it fails, so that steady shapes gain nothing; where shapes \
                  change, a cache that starts empty is a little less fragmented.",
         command: "oomph threshold phase-change --strategy caching; oomph threshold phase-change --set techniques=empty_cache:phase --strategy caching",
-        on_gpu: false,
-        test: |bench, finding| {
+        test: SimulatedOnly(|bench, finding| {
             for name in ["phase-change", "variable-length"] {
                 let needed =
                     |techniques: &str| bench.smallest_memory(&recipe(name, &[("techniques", techniques)])?, CACHING);
                 let (Some(without), Some(with)) = (needed("")?, needed("empty_cache:phase")?) else { continue };
                 finding.figure(format!("{name}, smallest memory without"), Size(without));
                 finding.figure(format!("{name}, with"), Size(with));
-                finding.check(format!("{name} needs at least 1 % less with it"), reduction(without, with) >= 1.0);
+                finding.check(format!("{name} needs at least 1 % less with it"), reduction(without, with).here >= 1.0);
             }
             Ok(())
-        },
+        }),
     },
     Claim {
         id: "dangling",
@@ -310,9 +287,8 @@ pub(super) const CLAIMS: &[Claim] = &[
         lesson: "`del` of the last name frees a tensor at once for PyTorch's own use. gc only finds what refers to itself, \
                  empty_cache only hands cached memory back to the driver, where nvidia-smi and other processes see it.",
         command: "oomph replay dangling-del --strategy caching (and dangling-gc, dangling-empty-cache, ... : all eight)",
-        on_gpu: true,
-        test: |bench, finding| {
-            let mut levels = Vec::new();
+        test: AnyDevice(|bench, finding| {
+            let mut levels = BTreeMap::new();
             for remedy in [
                 "none",
                 "del",
@@ -323,31 +299,23 @@ pub(super) const CLAIMS: &[Claim] = &[
                 "gc_empty_cache",
                 "del_gc_empty_cache",
             ] {
-                let program = recipe("dangling", &[("remedy", remedy)])?;
-                let (observed, _) = bench.growth(&program, CACHING, None)?;
+                let (observed, _) = bench.growth(&recipe("dangling", &[("remedy", remedy)])?, CACHING, None)?;
                 let last = observed.steps.last().copied().unwrap_or_default();
                 finding.figure(format!("{remedy}, allocated"), Size(last.allocated_bytes));
                 finding.figure(format!("{remedy}, reserved"), Size(last.reserved_bytes));
-                levels.push((remedy, last));
+                levels.insert(remedy, last);
             }
-            let of = |wanted: &str| {
-                levels.iter().find(|(remedy, _)| *remedy == wanted).map(|(_, step)| *step).unwrap_or_default()
+            let lowers = |remedy: &str, level: fn(&leaks::StepUse) -> u64| {
+                reduction(level(&levels["none"]), level(&levels[remedy])).here >= 1.0
             };
-            let less = |base: u64, changed: u64| reduction(base, changed) >= 1.0;
-            let none = of("none");
-            let as_much = !less(none.allocated_bytes, of("del").allocated_bytes);
-            finding.check_beside("after `del` alone as much is allocated", as_much, DEL_LEAVES_IT_ALLOCATED);
-            finding
-                .check("after `del` alone as much is reserved", !less(none.reserved_bytes, of("del").reserved_bytes));
-            let names_stay = of("gc_empty_cache");
-            finding.check(
-                "gc.collect and empty_cache without `del` lower what is allocated",
-                less(none.allocated_bytes, names_stay.allocated_bytes),
-            );
-            let all = of("del_gc_empty_cache");
-            finding.check("all three lower what is reserved", less(none.reserved_bytes, all.reserved_bytes));
+            let (allocated, reserved) = (|step: &leaks::StepUse| step.allocated_bytes, |step: &leaks::StepUse| step.reserved_bytes);
+            finding.check("after `del` alone as much is allocated", (!lowers("del", allocated), DEL_LEAVES_IT_ALLOCATED));
+            finding.check("after `del` alone as much is reserved", !lowers("del", reserved));
+            let names_stay = lowers("gc_empty_cache", allocated);
+            finding.check("gc.collect and empty_cache without `del` lower what is allocated", names_stay);
+            finding.check("all three lower what is reserved", lowers("del_gc_empty_cache", reserved));
             Ok(())
-        },
+        }),
     },
 ];
 

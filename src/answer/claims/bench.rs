@@ -29,6 +29,9 @@ const SIMULATED_STEPS: u64 = 4;
 /// On a real device steps vary.
 const REAL_STEPS: u64 = 8;
 
+/// The model of which PyTorch's times and peaks are known.
+pub(super) const MODEL: &str = "gpt-355m";
+
 /// The result of a test, or of a part of it.
 pub(super) type ClaimResult<T> = Result<T, TrialError>;
 
@@ -54,19 +57,18 @@ pub(super) fn model(name: &str, techniques: &str) -> ClaimResult<Recipe> {
     recipe(name, &[("steps", STEPS_FOR_MEMORY), ("techniques", techniques)])
 }
 
-/// Memory and time of one program.
-pub(super) struct TrainingCosts {
-    pub(super) peak_allocated: u64,
-    pub(super) step: Option<Nanos>,
-}
-
 impl ClaimBench<'_> {
     /// The memory of a program under PyTorch's allocator, without a limit.
     pub(super) fn memory(&self, recipe: &Recipe) -> ClaimResult<CaseRecord> {
         Ok(self.replayed(recipe, CACHING, None)?.0)
     }
 
-    /// The same under any strategy, with at most `limit` bytes of the device.
+    /// The most that a program has allocated under PyTorch's allocator, without a limit.
+    pub(super) fn peak(&self, recipe: &Recipe) -> ClaimResult<u64> {
+        Ok(self.memory(recipe)?.peak_allocated_bytes)
+    }
+
+    /// The same as [`ClaimBench::memory`] under any strategy, with at most `limit` bytes of the device.
     pub(super) fn replayed(
         &self,
         recipe: &Recipe,
@@ -106,11 +108,6 @@ impl ClaimBench<'_> {
             return Err(TrialError::Interrupted);
         }
         Ok(times.median().filter(|_| replayed.ooms == 0))
-    }
-
-    /// Memory and time.
-    pub(super) fn costs(&self, recipe: &Recipe) -> ClaimResult<TrainingCosts> {
-        Ok(TrainingCosts { peak_allocated: self.memory(recipe)?.peak_allocated_bytes, step: self.step(recipe)? })
     }
 
     /// How memory develops over the steps of a program.

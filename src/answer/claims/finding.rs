@@ -28,9 +28,8 @@ pub enum ClaimVerdict {
 impl ClaimVerdict {
     /// The rule for all claims. A claim is divided into checks. If all hold it is confirmed, if none holds it is refuted,
     /// otherwise it depends. Without checks it is not measurable.
-    #[must_use]
-    pub fn of(checks: &[ClaimCheck]) -> ClaimVerdict {
-        match checks.iter().filter(|check| check.counts_as_held()).count() {
+    fn of(checks: &[ClaimCheck]) -> ClaimVerdict {
+        match checks.iter().filter(|(_, holds)| holds.decisive()).count() {
             _ if checks.is_empty() => ClaimVerdict::NotMeasurable,
             0 => ClaimVerdict::Refuted,
             holding if holding == checks.len() => ClaimVerdict::Confirmed,
@@ -52,7 +51,7 @@ impl ClaimVerdict {
 
 /// A number with its unit.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum ClaimAmount {
+pub(super) enum ClaimAmount {
     /// Percent.
     Percent(f64),
     /// Memory.
@@ -83,108 +82,97 @@ impl fmt::Display for ClaimAmount {
     }
 }
 
-/// A measured number, and PyTorch's where it is known.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ClaimFigure {
-    /// What was measured.
-    pub what: String,
-    /// The number measured here.
-    pub here: ClaimAmount,
-    /// PyTorch 2.11 on an H200.
-    pub pytorch: Option<ClaimAmount>,
+/// A value that was measured here, and in PyTorch 2.11 on an H200 where that is known.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Measured<T> {
+    pub(super) here: T,
+    pub(super) pytorch: Option<T>,
 }
 
-/// A part of a claim that holds or does not.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClaimCheck {
-    /// What is checked.
-    pub statement: String,
-    /// Whether it was observed here.
-    pub holds: bool,
-    /// Whether it was observed in PyTorch, where that was measured.
-    pub pytorch: Option<bool>,
-}
-
-impl ClaimCheck {
-    /// Whether it holds. Claims are about PyTorch, so an observation there takes precedence.
-    #[must_use]
-    pub fn counts_as_held(&self) -> bool {
-        self.pytorch.unwrap_or(self.holds)
+impl<T> Measured<T> {
+    /// The same conclusion from both values.
+    pub(super) fn map<U>(self, conclude: impl Fn(T) -> U) -> Measured<U> {
+        Measured { here: conclude(self.here), pytorch: self.pytorch.map(conclude) }
     }
 
-    /// Whether the observation in PyTorch differs from the one here.
-    #[must_use]
-    pub fn differs_from_pytorch(&self) -> bool {
-        self.pytorch.is_some_and(|there| there != self.holds)
+    /// The value that counts. Claims are about PyTorch, so an observation there takes precedence.
+    fn decisive(self) -> T {
+        self.pytorch.unwrap_or(self.here)
     }
 }
+
+impl<T> From<T> for Measured<T> {
+    fn from(here: T) -> Measured<T> {
+        Measured { here, pytorch: None }
+    }
+}
+
+impl<T> From<(T, T)> for Measured<T> {
+    fn from((here, pytorch): (T, T)) -> Measured<T> {
+        Measured { here, pytorch: Some(pytorch) }
+    }
+}
+
+impl<T> From<(T, Option<T>)> for Measured<T> {
+    fn from((here, pytorch): (T, Option<T>)) -> Measured<T> {
+        Measured { here, pytorch }
+    }
+}
+
+/// A part of a claim, and whether it was observed.
+type ClaimCheck = (String, Measured<bool>);
 
 /// What the test of a claim found.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct ClaimFinding {
-    /// The measured numbers.
-    pub figures: Vec<ClaimFigure>,
-    /// The parts of the claim.
-    pub checks: Vec<ClaimCheck>,
-    /// Why nothing can be checked, where there are no checks.
-    pub reason: String,
+pub(super) struct ClaimFinding {
+    figures: Vec<(String, Measured<ClaimAmount>)>,
+    checks: Vec<ClaimCheck>,
 }
 
 impl ClaimFinding {
-    /// Says why the claim cannot be measured here.
-    pub(super) fn not_measurable(&mut self, reason: &str) {
-        self.reason = reason.to_owned();
-    }
-
     /// Adds a number.
-    pub(super) fn figure(&mut self, what: impl Into<String>, here: ClaimAmount) {
-        self.figures.push(ClaimFigure { what: what.into(), here, pytorch: None });
-    }
-
-    /// Adds a number that was measured in PyTorch, too.
-    pub(super) fn beside(&mut self, what: impl Into<String>, here: ClaimAmount, pytorch: ClaimAmount) {
-        self.figures.push(ClaimFigure { what: what.into(), here, pytorch: Some(pytorch) });
+    pub(super) fn figure(&mut self, what: impl Into<String>, amount: impl Into<Measured<ClaimAmount>>) {
+        self.figures.push((what.into(), amount.into()));
     }
 
     /// Adds a check.
-    pub(super) fn check(&mut self, statement: impl Into<String>, holds: bool) {
-        self.checks.push(ClaimCheck { statement: statement.into(), holds, pytorch: None });
+    pub(super) fn check(&mut self, statement: impl Into<String>, holds: impl Into<Measured<bool>>) {
+        self.checks.push((statement.into(), holds.into()));
     }
 
-    /// Adds a check that was made in PyTorch, too.
-    pub(super) fn check_beside(&mut self, statement: impl Into<String>, holds: bool, pytorch: bool) {
-        self.checks.push(ClaimCheck { statement: statement.into(), holds, pytorch: Some(pytorch) });
-    }
-
-    /// Checks that a number, and PyTorch's where it is known, lies in the published range. Numbers are rounded to whole
-    /// ones, like the published range.
+    /// Checks that a number lies in the published range. Numbers are rounded to whole ones, like the published range.
     pub(super) fn check_range(
         &mut self,
         what: &str,
-        (value, pytorch): (f64, Option<f64>),
+        value: impl Into<Measured<f64>>,
         range: RangeInclusive<f64>,
         unit: &str,
     ) {
         let statement = format!("{what} {} to {}{unit}", range.start(), range.end());
-        let lies_within = |value: f64| range.contains(&value.round());
-        self.checks.push(ClaimCheck { statement, holds: lies_within(value), pytorch: pytorch.map(lies_within) });
-    }
-
-    /// The verdict that follows from the checks.
-    #[must_use]
-    pub fn verdict(&self) -> ClaimVerdict {
-        ClaimVerdict::of(&self.checks)
+        self.check(statement, value.into().map(|value| range.contains(&value.round())));
     }
 }
 
 /// The reduction from `base` to `changed` in percent; negative where it is an increase.
-pub(super) fn reduction(base: u64, changed: u64) -> f64 {
-    if base == 0 { 0.0 } else { 100.0 * (1.0 - changed as f64 / base as f64) }
+pub(super) fn reduction(base: impl Into<Measured<u64>>, changed: impl Into<Measured<u64>>) -> Measured<f64> {
+    compare(base, changed, |base, changed| 100.0 * (1.0 - changed / base))
 }
 
-/// `changed` as a multiple of `base`; 0 where the base is 0.
-pub(super) fn ratio(base: u64, changed: u64) -> f64 {
-    if base == 0 { 0.0 } else { changed as f64 / base as f64 }
+/// `changed` as a multiple of `base`.
+pub(super) fn ratio(base: impl Into<Measured<u64>>, changed: impl Into<Measured<u64>>) -> Measured<f64> {
+    compare(base, changed, |base, changed| changed / base)
+}
+
+/// Compares what was measured here, and what was measured in PyTorch; 0 where the base is 0.
+fn compare(
+    base: impl Into<Measured<u64>>,
+    changed: impl Into<Measured<u64>>,
+    change: impl Fn(f64, f64) -> f64,
+) -> Measured<f64> {
+    let (base, changed) = (base.into(), changed.into());
+    let compare = |base: u64, changed: u64| if base == 0 { 0.0 } else { change(base as f64, changed as f64) };
+    let pytorch = base.pytorch.zip(changed.pytorch).map(|(base, changed)| compare(base, changed));
+    Measured { here: compare(base.here, changed.here), pytorch }
 }
 
 /// A claim and its verdict: a row of `claims.csv`.
@@ -225,48 +213,46 @@ pub struct ClaimRecord {
 
 impl ClaimRecord {
     /// The row of a claim, from the simulated device and a real one. Where there is a real one, it decides.
-    #[must_use]
-    pub fn new(claim: &Claim, simulated: &ClaimFinding, real: Option<(&str, &ClaimFinding)>) -> ClaimRecord {
-        let decisive = real.map_or(simulated, |(_, finding)| finding);
-        let lesson = if decisive.reason.is_empty() { claim.lesson } else { &decisive.reason };
+    pub(super) fn new(claim: &Claim, simulated: &ClaimFinding, real: Option<(&str, &ClaimFinding)>) -> ClaimRecord {
+        let (device, decisive) = real.unwrap_or(("", simulated));
         ClaimRecord {
             schema: SCHEMA,
             id: claim.id.to_owned(),
             group: claim.group(),
             claim: claim.statement.to_owned(),
             published: claim.published.to_owned(),
-            simulated: figures(simulated, |figure| Some(figure.here)),
-            device: real.map_or("", |(device, _)| device).to_owned(),
-            on_device: real.map_or_else(String::new, |(_, finding)| figures(finding, |figure| Some(figure.here))),
-            pytorch: figures(simulated, |figure| figure.pytorch),
-            verdict: decisive.verdict(),
-            holds: statements(decisive, ClaimCheck::counts_as_held),
-            fails: statements(decisive, |check| !check.counts_as_held()),
-            differs_from_pytorch: statements(decisive, ClaimCheck::differs_from_pytorch),
-            lesson: lesson.to_owned(),
+            simulated: figures(simulated, |amount| Some(amount.here)),
+            device: device.to_owned(),
+            on_device: real.map_or_else(String::new, |(_, finding)| figures(finding, |amount| Some(amount.here))),
+            pytorch: figures(simulated, |amount| amount.pytorch),
+            verdict: ClaimVerdict::of(&decisive.checks),
+            holds: statements(decisive, Measured::decisive),
+            fails: statements(decisive, |holds| !holds.decisive()),
+            differs_from_pytorch: statements(decisive, |holds| holds.here != holds.decisive()),
+            lesson: claim.lesson.to_owned(),
             command: claim.command.to_owned(),
         }
     }
 }
 
-fn figures(finding: &ClaimFinding, of: impl Fn(&ClaimFigure) -> Option<ClaimAmount>) -> String {
-    let shown = |figure: &ClaimFigure| of(figure).map(|amount| format!("{}: {amount}", figure.what));
-    finding.figures.iter().filter_map(shown).collect::<Vec<_>>().join("; ")
+fn figures(finding: &ClaimFinding, of: impl Fn(&Measured<ClaimAmount>) -> Option<ClaimAmount>) -> String {
+    let shown = finding.figures.iter().filter_map(|(what, amount)| Some(format!("{what}: {}", of(amount)?)));
+    shown.collect::<Vec<_>>().join("; ")
 }
 
-fn statements(finding: &ClaimFinding, is_wanted: impl Fn(&ClaimCheck) -> bool) -> String {
-    let chosen = finding.checks.iter().filter(|check| is_wanted(check));
-    chosen.map(|ClaimCheck { statement, .. }| statement.as_str()).collect::<Vec<_>>().join("; ")
+fn statements(finding: &ClaimFinding, is_wanted: impl Fn(Measured<bool>) -> bool) -> String {
+    let chosen = finding.checks.iter().filter(|(_, holds)| is_wanted(*holds));
+    chosen.map(|(statement, _)| statement.as_str()).collect::<Vec<_>>().join("; ")
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::ClaimTest, *};
 
     fn verdict(outcomes: &[bool]) -> ClaimVerdict {
         let mut finding = ClaimFinding::default();
         outcomes.iter().for_each(|holds| finding.check("it does", *holds));
-        finding.verdict()
+        ClaimVerdict::of(&finding.checks)
     }
 
     #[test]
@@ -280,19 +266,19 @@ mod tests {
     #[test]
     fn pytorch_takes_precedence() {
         let mut finding = ClaimFinding::default();
-        finding.check_range("slower by", (19.4, Some(20.3)), 20.0..=40.0, " %");
-        assert_eq!((finding.verdict(), finding.checks[0].differs_from_pytorch()), (ClaimVerdict::Confirmed, true));
-        finding.check_beside("it leaks", true, true);
-        assert!(!finding.checks[1].differs_from_pytorch());
+        finding.check_range("slower by", (19.4, 20.3), 20.0..=40.0, " %");
+        finding.check("it leaks", (true, true));
+        let row = ClaimRecord::new(&claim(), &finding, None);
+        assert_eq!((row.verdict, row.differs_from_pytorch.as_str()), (ClaimVerdict::Confirmed, "slower by 20 to 40 %"));
     }
 
     #[test]
     fn ranges_are_whole_numbers() {
         let holds = |value| {
             let mut finding = ClaimFinding::default();
-            finding.check_range("saves", (value, None), 20.0..=40.0, " %");
-            assert_eq!(finding.checks[0].statement, "saves 20 to 40 %");
-            finding.checks[0].holds
+            finding.check_range("saves", value, 20.0..=40.0, " %");
+            assert_eq!(finding.checks[0].0, "saves 20 to 40 %");
+            finding.checks[0].1.here
         };
         assert!(holds(19.6) && holds(40.4) && !holds(19.4) && !holds(41.0));
     }
@@ -309,7 +295,8 @@ mod tests {
         ] {
             assert_eq!(amount.to_string(), text);
         }
-        assert_eq!((reduction(200, 150), reduction(0, 5), ratio(2, 5)), (25.0, 0.0, 2.5));
+        let changes = [reduction(200_u64, 150_u64), reduction(0_u64, 5_u64), ratio((2, 2), (5, 6))];
+        assert_eq!(changes, [25.0.into(), 0.0.into(), Measured::from((2.5, 3.0))]);
     }
 
     fn claim() -> Claim {
@@ -319,14 +306,13 @@ mod tests {
             published: "2x",
             lesson: "It does not.",
             command: "oomph leaks x",
-            on_gpu: true,
-            test: |_, _| Ok(()),
+            test: ClaimTest::AnyDevice(|_, _| Ok(())),
         }
     }
 
     fn found(times: f64) -> ClaimFinding {
         let mut finding = ClaimFinding::default();
-        finding.beside("memory", ClaimAmount::Times(times), ClaimAmount::Times(1.5));
+        finding.figure("memory", (ClaimAmount::Times(times), ClaimAmount::Times(1.5)));
         finding.figure("blocks", ClaimAmount::Count(3));
         finding.check("it doubles", times >= 2.0);
         finding
@@ -345,13 +331,5 @@ mod tests {
         let row = ClaimRecord::new(&claim(), &found(1.0), Some(("cuda:0", &found(2.0))));
         assert_eq!((row.verdict, row.on_device.as_str()), (ClaimVerdict::Confirmed, "memory: 2.00x; blocks: 3"));
         assert_eq!(row.device, "cuda:0");
-    }
-
-    #[test]
-    fn unmeasurable_claim_has_a_reason() {
-        let mut finding = ClaimFinding::default();
-        finding.not_measurable("not visible here");
-        let row = ClaimRecord::new(&claim(), &finding, None);
-        assert_eq!((row.verdict, row.lesson.as_str()), (ClaimVerdict::NotMeasurable, "not visible here"));
     }
 }

@@ -13,11 +13,12 @@ mod leaks;
 mod pytorch;
 mod techniques;
 
-pub use finding::{ClaimAmount, ClaimCheck, ClaimFigure, ClaimFinding, ClaimRecord, ClaimVerdict};
+pub use finding::{ClaimRecord, ClaimVerdict};
 
 use std::sync::atomic::AtomicBool;
 
-use bench::ClaimBench;
+use bench::{ClaimBench, ClaimResult};
+use finding::ClaimFinding;
 use serde::{Deserialize, Serialize};
 
 use super::trial::TrialError;
@@ -63,16 +64,25 @@ pub struct Claim {
     pub statement: &'static str,
     /// Its figure, or what it promises.
     pub published: &'static str,
-    /// What really happens.
+    /// What really happens, or why it cannot be measured here.
     pub lesson: &'static str,
     /// The workload that shows it, as a command.
     pub command: &'static str,
-    /// Whether a real GPU can show something that the simulated one cannot.
-    pub on_gpu: bool,
-    test: ClaimTestFn,
+    test: ClaimTest,
 }
 
-type ClaimTestFn = fn(&ClaimBench<'_>, &mut ClaimFinding) -> Result<(), TrialError>;
+/// How a claim is tested.
+#[derive(Clone, Copy)]
+enum ClaimTest {
+    /// On the simulated device, and on a real one where it is chosen.
+    AnyDevice(ClaimTestFn),
+    /// On the simulated device only: a real one cannot show more.
+    SimulatedOnly(ClaimTestFn),
+    /// Not at all; the lesson says why.
+    NotMeasurable,
+}
+
+type ClaimTestFn = fn(&ClaimBench<'_>, &mut ClaimFinding) -> ClaimResult<()>;
 
 /// Every claim by subject, in the order in which the table shows them.
 const CLAIMS: &[(ClaimGroup, &[Claim])] = &[
@@ -89,42 +99,35 @@ const NOT_MEASURABLE: &[Claim] = &[
         "accuracy-16-bit",
         "Training in 16 bits stays within 1-2 points of accuracy",
         "1-2 points",
-        |_, finding| {
-            finding.not_measurable("nothing is learnt here: work runs for its memory and time, over arbitrary numbers");
-            Ok(())
-        },
+        "nothing is learnt here: work runs for its memory and time, over arbitrary numbers",
     ),
     not_measurable(
         "small-batch-convergence",
         "A small batch converges more slowly and with more variance",
         "slower",
-        |_, finding| {
-            finding.not_measurable("nothing is learnt here: convergence depends on the data, not on memory");
-            Ok(())
-        },
+        "nothing is learnt here: convergence depends on the data, not on memory",
     ),
     not_measurable(
         "system-leaks",
         "Leaks of the operating system and of other processes take GPU memory",
         "some",
-        |_, finding| {
-            finding.not_measurable("only the driver calls of one process are visible here");
-            Ok(())
-        },
+        "only the driver calls of one process are visible here",
     ),
-    not_measurable("adoption", "Companies and tools that use these techniques", "figures of adoption", |_, finding| {
-        finding.not_measurable("this is a question for surveys, not for measurements");
-        Ok(())
-    }),
+    not_measurable(
+        "adoption",
+        "Companies and tools that use these techniques",
+        "figures of adoption",
+        "this is a question for surveys, not for measurements",
+    ),
 ];
 
 const fn not_measurable(
     id: &'static str,
     statement: &'static str,
     published: &'static str,
-    test: ClaimTestFn,
+    lesson: &'static str,
 ) -> Claim {
-    Claim { id, statement, published, lesson: "", command: "", on_gpu: false, test }
+    Claim { id, statement, published, lesson, command: "", test: ClaimTest::NotMeasurable }
 }
 
 /// Every claim, in the order in which the table shows them.
@@ -173,17 +176,20 @@ pub fn claims(question: &ClaimsQuestion<'_>, mut listener: impl FnMut(usize, Cla
 
 impl ClaimsQuestion<'_> {
     fn tested(&self, claim: &Claim) -> Result<ClaimRecord, TrialError> {
-        let test = |device| {
-            let mut finding = ClaimFinding::default();
-            let bench = ClaimBench { device, simulated: self.simulated, stop: self.stop };
-            (claim.test)(&bench, &mut finding).map(|()| finding)
-        };
-        let simulated = test(self.simulated)?;
-        if self.device.is_simulated() || !claim.on_gpu {
-            return Ok(ClaimRecord::new(claim, &simulated, None));
+        let finding = self.finding(claim.test, self.simulated)?;
+        if self.device.is_simulated() || !matches!(claim.test, ClaimTest::AnyDevice(_)) {
+            return Ok(ClaimRecord::new(claim, &finding, None));
         }
-        let real = test(self.device)?;
-        Ok(ClaimRecord::new(claim, &simulated, Some((&self.device.to_string(), &real))))
+        let real = self.finding(claim.test, self.device)?;
+        Ok(ClaimRecord::new(claim, &finding, Some((&self.device.to_string(), &real))))
+    }
+
+    fn finding(&self, test: ClaimTest, device: &DeviceSpec) -> Result<ClaimFinding, TrialError> {
+        let mut finding = ClaimFinding::default();
+        if let ClaimTest::AnyDevice(test) | ClaimTest::SimulatedOnly(test) = test {
+            test(&ClaimBench { device, simulated: self.simulated, stop: self.stop }, &mut finding)?;
+        }
+        Ok(finding)
     }
 }
 
@@ -199,7 +205,7 @@ mod tests {
         for (place, claim) in claims.iter().enumerate() {
             assert!(claims[..place].iter().all(|other| other.id != claim.id), "{} twice", claim.id);
             let is_beyond = claim.group() == ClaimGroup::Beyond;
-            assert_eq!((claim.lesson.is_empty(), claim.command.is_empty()), (is_beyond, is_beyond), "{}", claim.id);
+            assert_eq!((claim.lesson.is_empty(), claim.command.is_empty()), (false, is_beyond), "{}", claim.id);
             let words: Vec<&str> = claim.command.split(|c: char| c.is_whitespace() || c == ';').collect();
             let names_workload = words.iter().any(|word| recipe_names().any(|name| name == *word));
             assert!(
@@ -212,12 +218,26 @@ mod tests {
     }
 
     #[test]
+    fn unmeasurable_claims_have_a_reason_and_no_numbers() {
+        let (device, stop) = ("sim".parse().unwrap(), AtomicBool::new(false));
+        let claims: Vec<&Claim> = all_claims().filter(|claim| matches!(claim.test, ClaimTest::NotMeasurable)).collect();
+        let question = ClaimsQuestion { claims: &claims, device: &device, simulated: &device, jobs: 1, stop: &stop };
+        let mut rows = 0;
+        super::claims(&question, |_, record| {
+            assert_eq!((record.verdict, record.simulated.as_str()), (ClaimVerdict::NotMeasurable, ""));
+            assert!(!record.lesson.is_empty(), "{record:?}");
+            rows += 1;
+        })
+        .unwrap();
+        assert_eq!(rows, claims.len());
+    }
+
+    #[test]
     fn interrupted_claims_are_left_out() {
         let (device, stop) = ("sim".parse().unwrap(), AtomicBool::new(true));
         let claims: Vec<&Claim> = all_claims().collect();
         let question = ClaimsQuestion { claims: &claims, device: &device, simulated: &device, jobs: 2, stop: &stop };
         super::claims(&question, |_, record| panic!("{record:?}")).unwrap();
-        let bench = ClaimBench { device: &device, simulated: &device, stop: &stop };
-        assert!(matches!((claims[0].test)(&bench, &mut ClaimFinding::default()), Err(TrialError::Interrupted)));
+        assert!(matches!(question.finding(claims[0].test, &device), Err(TrialError::Interrupted)));
     }
 }

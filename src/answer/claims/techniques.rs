@@ -3,10 +3,11 @@
 
 use super::{
     Claim,
-    bench::{CACHING, ClaimBench, ClaimResult, EXPANDABLE, TrainingCosts, model, recipe},
+    ClaimTest::{AnyDevice, SimulatedOnly},
+    bench::{CACHING, ClaimBench, ClaimResult, EXPANDABLE, MODEL, model, recipe},
     finding::{
         ClaimAmount::{Count, Percent, Size, Time, Times},
-        ClaimFinding, ratio, reduction,
+        ClaimFinding, Measured, ratio, reduction,
     },
     pytorch::{
         PytorchRun, SET_TO_NONE_ACTIONS, VARIABLE_LENGTH_ALLOCATED, VARIABLE_LENGTH_RESERVED, ZERO_FILL_ACTIONS,
@@ -23,7 +24,6 @@ use crate::{
     models::Recipe,
 };
 
-const MODEL: &str = "gpt-355m";
 const SHARDED: &str = "gpt-1.3b";
 /// Simulated times are right to 15 % (`tests/integration/techniques_truth.rs`): smaller differences are not reported.
 const DISTINCT: f64 = 1.15;
@@ -36,17 +36,14 @@ pub(super) const TABLE: &[Claim] = &[
         published: "10-40 %, scales with the reduction",
         lesson: "Half the batch takes away half of the activations and nothing of weights, gradients and optimizer states.",
         command: "oomph techniques --model gpt-355m --technique half_batch",
-        on_gpu: true,
-        test: |bench, finding| {
-            let base = bench.costs(&model(MODEL, "")?)?;
-            let half = bench.costs(&model(MODEL, "")?.with("batch", "4"))?;
-            let quarter = bench.costs(&model(MODEL, "")?.with("batch", "2"))?;
-            let saved = compare(finding, "half the batch", &base, &half, Some((gpt_355m::BASE, gpt_355m::HALF_BATCH)));
-            let saved_by_quarter = compare(finding, "a quarter of it", &base, &quarter, None);
-            finding.check_range("half the batch saves", saved.memory, 10.0..=40.0, " %");
-            finding.check("a quarter of it saves more than half of it", saved_by_quarter.memory.0 > saved.memory.0);
+        test: AnyDevice(|bench, finding| {
+            let full = model(MODEL, "")?;
+            let half = effect(bench, finding, "half the batch", &full.clone().with("batch", "4"), gpt_355m::HALF_BATCH)?;
+            let quarter = effect(bench, finding, "a quarter of it", &full.with("batch", "2"), None)?;
+            finding.check_range("half the batch saves", half.memory, 10.0..=40.0, " %");
+            finding.check("a quarter of it saves more than half of it", quarter.memory.here > half.memory.here);
             Ok(())
-        },
+        }),
     },
     Claim {
         id: "table-amp",
@@ -55,23 +52,19 @@ pub(super) const TABLE: &[Claim] = &[
         lesson: "The share of activations decides about memory. Matrix products on tensor cores are several times as fast \
                  as in single precision; with TF32 the gain is smaller.",
         command: "oomph techniques --model gpt-355m --model resnet-50 --technique amp --technique tf32",
-        on_gpu: true,
-        test: |bench, finding| {
-            let base = bench.costs(&model(MODEL, "")?)?;
-            let amp = bench.costs(&model(MODEL, "amp")?)?;
-            let change = compare(finding, "gpt-355m", &base, &amp, Some((gpt_355m::BASE, gpt_355m::AMP)));
-            finding.check_range("gpt-355m saves", change.memory, 25.0..=35.0, " %");
-            if let Some(time) = change.time {
-                finding.check_range("its step takes", percent(time, 0.0), 85.0..=95.0, " % of the time");
+        test: AnyDevice(|bench, finding| {
+            let amp = effect(bench, finding, MODEL, &model(MODEL, "amp")?, gpt_355m::AMP)?;
+            finding.check_range("gpt-355m saves", amp.memory, 25.0..=35.0, " %");
+            if let Some(time) = amp.time {
+                finding.check_range("its step takes", time.map(|ratio| 100.0 * ratio), 85.0..=95.0, " % of the time");
             }
-            let images = bench.memory(&model("resnet-50", "")?)?.peak_allocated_bytes;
-            let images_amp = bench.memory(&model("resnet-50", "amp")?)?.peak_allocated_bytes;
-            let saved = reduction(images, images_amp);
-            let pytorch = reduction(resnet_50::BASE.peak_allocated, resnet_50::AMP.peak_allocated);
-            finding.beside("resnet-50, memory saved", Percent(saved), Percent(pytorch));
-            finding.check_range("resnet-50 saves", (saved, Some(pytorch)), 25.0..=35.0, " %");
+            let images = bench.peak(&model("resnet-50", "")?)?;
+            let images_amp = bench.peak(&model("resnet-50", "amp")?)?;
+            let saved = reduction((images, resnet_50::BASE.peak_allocated), (images_amp, resnet_50::AMP.peak_allocated));
+            finding.figure("resnet-50, memory saved", saved.map(Percent));
+            finding.check_range("resnet-50 saves", saved, 25.0..=35.0, " %");
             Ok(())
-        },
+        }),
     },
     Claim {
         id: "table-ckpt",
@@ -80,16 +73,14 @@ pub(super) const TABLE: &[Claim] = &[
         lesson: "One more forward pass is a third of the arithmetic at most; what it saves of all memory is as large as the \
                  share of activations. See ckpt-act for activations alone.",
         command: "oomph techniques --model gpt-355m --technique ckpt",
-        on_gpu: true,
-        test: |bench, finding| {
-            let (base, ckpt) = (bench.costs(&model(MODEL, "")?)?, bench.costs(&model(MODEL, "ckpt")?)?);
-            let change = compare(finding, "gpt-355m", &base, &ckpt, Some((gpt_355m::BASE, gpt_355m::CHECKPOINTING)));
-            finding.check_range("it saves", change.memory, 40.0..=60.0, " %");
-            if let Some(time) = change.time {
-                finding.check_range("a step is slower by", percent(time, 1.0), 20.0..=40.0, " %");
+        test: AnyDevice(|bench, finding| {
+            let ckpt = effect(bench, finding, MODEL, &model(MODEL, "ckpt")?, gpt_355m::CHECKPOINTING)?;
+            finding.check_range("it saves", ckpt.memory, 40.0..=60.0, " %");
+            if let Some(time) = ckpt.time {
+                finding.check_range("a step is slower by", time.map(|ratio| 100.0 * (ratio - 1.0)), 20.0..=40.0, " %");
             }
             Ok(())
-        },
+        }),
     },
     Claim {
         id: "table-accum",
@@ -97,17 +88,15 @@ pub(super) const TABLE: &[Claim] = &[
         published: "0-15 %, indirect; longer wall time per step",
         lesson: "Against the same batch in one piece it saves the activations of all micro-batches but one, which is much.",
         command: "oomph techniques --model gpt-355m --technique accum4",
-        on_gpu: true,
-        test: |bench, finding| {
-            let (base, accum) = (bench.costs(&model(MODEL, "")?)?, bench.costs(&model(MODEL, "accum4")?)?);
-            let truth = Some((gpt_355m::BASE, gpt_355m::ACCUMULATION));
-            let change = compare(finding, "four micro-batches", &base, &accum, truth);
-            finding.check_range("four micro-batches save", change.memory, 0.0..=15.0, " %");
-            if let Some((time, Some(pytorch))) = change.time {
-                finding.check_beside("a step takes longer", time > 1.01, pytorch > 1.01);
+        test: AnyDevice(|bench, finding| {
+            let program = model(MODEL, "accum4")?;
+            let accum = effect(bench, finding, "four micro-batches", &program, gpt_355m::ACCUMULATION)?;
+            finding.check_range("four micro-batches save", accum.memory, 0.0..=15.0, " %");
+            if let Some(time) = accum.time {
+                finding.check("a step takes longer", time.map(|ratio| ratio > 1.01));
             }
             Ok(())
-        },
+        }),
     },
     Claim {
         id: "table-offload",
@@ -115,17 +104,15 @@ pub(super) const TABLE: &[Claim] = &[
         published: "up to 30-50 % per device; significant latency increase",
         lesson: "Every activation goes over the bus twice, and that takes longer than computing it.",
         command: "oomph techniques --model gpt-355m --technique offload",
-        on_gpu: true,
-        test: |bench, finding| {
-            let (base, offload) = (bench.costs(&model(MODEL, "")?)?, bench.costs(&model(MODEL, "offload")?)?);
-            let truth = Some((gpt_355m::BASE, gpt_355m::OFFLOADING));
-            let change = compare(finding, "activations offloaded", &base, &offload, truth);
-            finding.check_range("it saves", change.memory, 30.0..=50.0, " %");
-            if let Some((time, Some(pytorch))) = change.time {
-                finding.check_beside("a step takes at least half as long again", time >= 1.5, pytorch >= 1.5);
+        test: AnyDevice(|bench, finding| {
+            let program = model(MODEL, "offload")?;
+            let offload = effect(bench, finding, "activations offloaded", &program, gpt_355m::OFFLOADING)?;
+            finding.check_range("it saves", offload.memory, 30.0..=50.0, " %");
+            if let Some(time) = offload.time {
+                finding.check("a step takes at least half as long again", time.map(|ratio| ratio >= 1.5));
             }
             Ok(())
-        },
+        }),
     },
 ];
 
@@ -138,24 +125,20 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
         lesson: "Autocast keeps weights, gradients and optimizer states in 32 bits and saves on activations only; a model that \
                  is 16 bits throughout needs half.",
         command: "oomph techniques --model gpt-355m --technique amp --technique bf16_model --technique bf16_master",
-        on_gpu: true,
-        test: |bench, finding| {
-            let base = bench.memory(&model(MODEL, "")?)?.peak_allocated_bytes;
-            let truth = reduction(gpt_355m::BASE.peak_allocated, gpt_355m::AMP.peak_allocated);
+        test: AnyDevice(|bench, finding| {
+            let base = bench.peak(&model(MODEL, "")?)?;
             for (name, techniques, pytorch) in [
-                ("autocast", "amp", Some(truth)),
+                ("autocast", "amp", Some(gpt_355m::AMP.peak_allocated)),
                 ("16-bit model", "bf16_model", None),
                 ("16-bit model with 32-bit master weights", "bf16_model,master_weights", None),
             ] {
-                let saved = reduction(base, bench.memory(&model(MODEL, techniques)?)?.peak_allocated_bytes);
-                match pytorch {
-                    Some(truth) => finding.beside(name, Percent(saved), Percent(truth)),
-                    None => finding.figure(name, Percent(saved)),
-                }
-                finding.check_range(&format!("{name} saves"), (saved, pytorch), 25.0..=35.0, " %");
+                let changed = bench.peak(&model(MODEL, techniques)?)?;
+                let saved = reduction((base, gpt_355m::BASE.peak_allocated), (changed, pytorch));
+                finding.figure(name, saved.map(Percent));
+                finding.check_range(&format!("{name} saves"), saved, 25.0..=35.0, " %");
             }
             Ok(())
-        },
+        }),
     },
     Claim {
         id: "ckpt-act",
@@ -164,8 +147,7 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
         lesson: "More than that, and the more the deeper the model: of the blocks only their inputs are left, and one block at a \
                  time. Activations of the head and the loss stay.",
         command: "oomph replay gpt-355m --set techniques=sgd,ckpt --strategy caching --format json",
-        on_gpu: true,
-        test: |bench, finding| {
+        test: AnyDevice(|bench, finding| {
             for name in ["gpt-124m", MODEL, "gpt-1.3b"] {
                 // AdamW's temporaries can be more than the activations that checkpoints leave: the peak would be elsewhere.
                 let base = bench.memory(&model(name, "sgd")?)?.at_peak_activation_bytes;
@@ -173,11 +155,11 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
                 let saved = reduction(base, ckpt);
                 finding.figure(format!("{name}, activations at the peak"), Size(base));
                 finding.figure(format!("{name}, with checkpoints"), Size(ckpt));
-                finding.figure(format!("{name}, saved"), Percent(saved));
-                finding.check_range(&format!("{name} saves"), (saved, None), 40.0..=60.0, " % of them");
+                finding.figure(format!("{name}, saved"), saved.map(Percent));
+                finding.check_range(&format!("{name} saves"), saved, 40.0..=60.0, " % of them");
             }
             Ok(())
-        },
+        }),
     },
     Claim {
         id: "accum-peak",
@@ -186,18 +168,17 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
         lesson: "Gradients of earlier micro-batches are live in the passes of the next one: one set of gradients more than a \
                  micro-batch alone, where they are dropped in between.",
         command: "oomph techniques --model gpt-355m --technique quarter_batch --technique accum4",
-        on_gpu: true,
-        test: |bench, finding| {
-            let full = bench.memory(&model(MODEL, "")?)?.peak_allocated_bytes;
-            let one = bench.memory(&model(MODEL, "")?.with("batch", "2"))?.peak_allocated_bytes;
-            let four = bench.memory(&model(MODEL, "accum4")?)?.peak_allocated_bytes;
+        test: AnyDevice(|bench, finding| {
+            let full = bench.peak(&model(MODEL, "")?)?;
+            let one = bench.peak(&model(MODEL, "")?.with("batch", "2"))?;
+            let four = bench.peak(&model(MODEL, "accum4")?)?;
             finding.figure("one micro-batch of 2", Size(one));
-            finding.beside("four of them", Size(four), Size(gpt_355m::ACCUMULATION.peak_allocated));
-            finding.beside("the batch of 8 at once", Size(full), Size(gpt_355m::BASE.peak_allocated));
-            finding.check("four take at most 2 % more than one", ratio(one, four) <= 1.02);
+            finding.figure("four of them", (Size(four), Size(gpt_355m::ACCUMULATION.peak_allocated)));
+            finding.figure("the batch of 8 at once", (Size(full), Size(gpt_355m::BASE.peak_allocated)));
+            finding.check("four take at most 2 % more than one", ratio(one, four).here <= 1.02);
             finding.check("four take less than the batch at once", four < full);
             Ok(())
-        },
+        }),
     },
     Claim {
         id: "headroom",
@@ -206,8 +187,7 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
         lesson: "How much a program needs beside its blocks depends on how regular its requests are, and on the allocator: \
                  with expandable segments it is the context and little more.",
         command: "oomph replay variable-length --strategy caching --strategy caching:expandable_segments:True --strategy async",
-        on_gpu: true,
-        test: |bench, finding| {
+        test: AnyDevice(|bench, finding| {
             for name in ["gpt-124m", "resnet-50", "variable-length"] {
                 for strategy in [CACHING, EXPANDABLE, "async"] {
                     let record = bench.replayed(&recipe(name, &[])?, strategy, None)?.0;
@@ -221,9 +201,9 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
             let truth = 100.0 * lost_share(VARIABLE_LENGTH_ALLOCATED, VARIABLE_LENGTH_RESERVED).unwrap_or(0.0);
             let here = bench.memory(&recipe("variable-length", &[])?)?;
             let gap = 100.0 * here.peak_gap_share.unwrap_or(0.0);
-            finding.beside("variable-length, reserved beyond allocated", Percent(gap), Percent(truth));
+            finding.figure("variable-length, reserved beyond allocated", (Percent(gap), Percent(truth)));
             Ok(())
-        },
+        }),
     },
     Claim {
         id: "in-place",
@@ -232,24 +212,19 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
         lesson: "What an activation writes over is needed for backward by the layer before it, or was about to be freed: the peak \
                  is elsewhere.",
         command: "oomph replay resnet-50 --set activation=separate --strategy caching",
-        on_gpu: true,
-        test: |bench, finding| {
-            let base = bench.memory(&model(MODEL, "")?)?.peak_allocated_bytes;
-            let saved = reduction(base, bench.memory(&model(MODEL, "inplace")?)?.peak_allocated_bytes);
-            let truth = reduction(gpt_355m::BASE.peak_allocated, gpt_355m::IN_PLACE.peak_allocated);
-            finding.beside(MODEL, Percent(saved), Percent(truth));
-            let peak = |activation: &str| {
-                ClaimResult::Ok(
-                    bench.memory(&model("resnet-50", "")?.with("activation", activation))?.peak_allocated_bytes,
-                )
-            };
-            let images = reduction(peak("separate")?, peak("in_place")?);
-            let truth = reduction(resnet_50::SEPARATE, resnet_50::IN_PLACE);
-            finding.beside("resnet-50", Percent(images), Percent(truth));
-            finding.check_range("resnet-50 saves", (images, Some(truth)), 5.0..=10.0, " %");
-            finding.check("gpt-355m saves something", saved >= 1.0);
+        test: AnyDevice(|bench, finding| {
+            let (base, in_place) = (bench.peak(&model(MODEL, "")?)?, bench.peak(&model(MODEL, "inplace")?)?);
+            let saved =
+                reduction((base, gpt_355m::BASE.peak_allocated), (in_place, gpt_355m::IN_PLACE.peak_allocated));
+            finding.figure(MODEL, saved.map(Percent));
+            let peak = |activation: &str| bench.peak(&model("resnet-50", "")?.with("activation", activation));
+            let (separate, in_place) = (peak("separate")?, peak("in_place")?);
+            let images = reduction((separate, resnet_50::SEPARATE), (in_place, resnet_50::IN_PLACE));
+            finding.figure("resnet-50", images.map(Percent));
+            finding.check_range("resnet-50 saves", images, 5.0..=10.0, " %");
+            finding.check("gpt-355m saves something", saved.here >= 1.0);
             Ok(())
-        },
+        }),
     },
     Claim {
         id: "copies",
@@ -257,8 +232,7 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
         published: "one tensor more at the peak",
         lesson: "The new tensor is allocated before the old one is freed: one tensor more at the peak, none afterwards.",
         command: "oomph replay add-copies --strategy caching; oomph replay add-in-place --strategy caching",
-        on_gpu: true,
-        test: |bench, finding| {
+        test: AnyDevice(|bench, finding| {
             let copies = bench.memory(&recipe("add-copies", &[])?)?;
             let in_place = bench.memory(&recipe("add-in-place", &[])?)?;
             let more = copies.peak_allocated_bytes.saturating_sub(in_place.peak_allocated_bytes);
@@ -268,7 +242,7 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
             finding.check("the peak is higher by a whole tensor of 512 MiB", more >= 511 << 20);
             finding.check("nothing of it stays", kept == 0);
             Ok(())
-        },
+        }),
     },
     Claim {
         id: "set-to-none",
@@ -277,26 +251,23 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
         lesson: "The peak is lower, because gradients are not there in the forward pass; but they are allocated anew in every \
                  step.",
         command: "oomph techniques --model gpt-355m --technique zero_fill",
-        on_gpu: true,
-        test: |bench, finding| {
-            let (none, zeros) = (bench.memory(&model(MODEL, "")?)?, bench.memory(&model(MODEL, "zero_fill")?)?);
-            let saved = reduction(zeros.peak_allocated_bytes, none.peak_allocated_bytes);
-            let truth = reduction(gpt_355m::ZERO_FILL.peak_allocated, gpt_355m::BASE.peak_allocated);
-            finding.beside("peak lower by", Percent(saved), Percent(truth));
+        test: AnyDevice(|bench, finding| {
+            let (none, zeros) = (bench.peak(&model(MODEL, "")?)?, bench.peak(&model(MODEL, "zero_fill")?)?);
+            let saved = reduction((zeros, gpt_355m::ZERO_FILL.peak_allocated), (none, gpt_355m::BASE.peak_allocated));
+            finding.figure("peak lower by", saved.map(Percent));
             let calls = |techniques: &str| {
-                let six = recipe("gpt-124m", &[("steps", "6"), ("techniques", techniques)])?;
-                let record = bench.memory(&six)?;
+                let record = bench.memory(&recipe("gpt-124m", &[("steps", "6"), ("techniques", techniques)])?)?;
                 ClaimResult::Ok(record.allocs + record.frees)
             };
             let (of_none, of_zeros) = (calls("")?, calls("zero_fill")?);
             let note = "calls of gpt-124m in six steps";
-            finding.beside(format!("{note}, set_to_none"), Count(of_none), Count(SET_TO_NONE_ACTIONS));
-            finding.beside(format!("{note}, zeroed"), Count(of_zeros), Count(ZERO_FILL_ACTIONS));
-            finding.check_beside("the peak is lower", saved >= 1.0, truth >= 1.0);
-            let less_often = SET_TO_NONE_ACTIONS < ZERO_FILL_ACTIONS;
-            finding.check_beside("the allocator is called less often", of_none < of_zeros, less_often);
+            finding.figure(format!("{note}, set_to_none"), (Count(of_none), Count(SET_TO_NONE_ACTIONS)));
+            finding.figure(format!("{note}, zeroed"), (Count(of_zeros), Count(ZERO_FILL_ACTIONS)));
+            finding.check("the peak is lower", saved.map(|percent| percent >= 1.0));
+            let less_often = (of_none < of_zeros, SET_TO_NONE_ACTIONS < ZERO_FILL_ACTIONS);
+            finding.check("the allocator is called less often", less_often);
             Ok(())
-        },
+        }),
     },
     Claim {
         id: "zero-grad-place",
@@ -305,23 +276,21 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
         lesson: "All three places are the same where the peak comes later in the backward pass. Never calling it costs a set of \
                  gradients.",
         command: "oomph replay leak-no-zero-grad --set remedy=before_backward --strategy caching",
-        on_gpu: true,
-        test: |bench, finding| {
-            let peak = |remedy: &str| {
-                let program = recipe("leak-no-zero-grad", &[("remedy", remedy), ("batch", "8")])?;
-                ClaimResult::Ok(bench.memory(&program)?.peak_allocated_bytes)
+        test: AnyDevice(|bench, finding| {
+            let mut peak = |name: &str, remedy: &str| {
+                let peak = bench.peak(&recipe("leak-no-zero-grad", &[("remedy", remedy), ("batch", "8")])?)?;
+                finding.figure(name, Size(peak));
+                ClaimResult::Ok(peak)
             };
-            let (after, before) = (peak("zero_grad")?, peak("before_forward")?);
-            let (late, never) = (peak("before_backward")?, peak("none")?);
-            finding.figure("after the step", Size(after));
-            finding.figure("before forward", Size(before));
-            finding.figure("just before backward", Size(late));
-            finding.figure("never", Size(never));
-            finding
-                .check("just before backward takes at least 1 % more than after the step", ratio(after, late) >= 1.01);
-            finding.check("before forward takes at least 1 % more than after the step", ratio(after, before) >= 1.01);
+            let after = peak("after the step", "zero_grad")?;
+            let before = ratio(after, peak("before forward", "before_forward")?);
+            let late = ratio(after, peak("just before backward", "before_backward")?);
+            peak("never", "none")?;
+            let (late, before) = (late.here >= 1.01, before.here >= 1.01);
+            finding.check("just before backward takes at least 1 % more than after the step", late);
+            finding.check("before forward takes at least 1 % more than after the step", before);
             Ok(())
-        },
+        }),
     },
     Claim {
         id: "cudnn-bench",
@@ -330,16 +299,15 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
         lesson: "The search needs the largest workspace of all kernels. Which kernels cuDNN tries is not known here, so the \
                  simulated peak is too low: PyTorch's doubles.",
         command: "oomph replay resnet-50 --set autotune=on --strategy caching",
-        on_gpu: true,
-        test: |bench, finding| {
-            let plain = bench.memory(&model("resnet-50", "")?)?.peak_allocated_bytes;
-            let tuned = bench.memory(&model("resnet-50", "")?.with("autotune", "on"))?.peak_allocated_bytes;
-            finding.beside("without", Size(plain), Size(resnet_50::IN_PLACE));
-            finding.beside("with", Size(tuned), Size(resnet_50::AUTOTUNED));
-            let truth = ratio(resnet_50::IN_PLACE, resnet_50::AUTOTUNED);
-            finding.check_beside("the peak is at least a tenth higher", ratio(plain, tuned) >= 1.1, truth >= 1.1);
+        test: AnyDevice(|bench, finding| {
+            let plain = bench.peak(&model("resnet-50", "")?)?;
+            let tuned = bench.peak(&model("resnet-50", "")?.with("autotune", "on"))?;
+            finding.figure("without", (Size(plain), Size(resnet_50::IN_PLACE)));
+            finding.figure("with", (Size(tuned), Size(resnet_50::AUTOTUNED)));
+            let higher = ratio((plain, resnet_50::IN_PLACE), (tuned, resnet_50::AUTOTUNED));
+            finding.check("the peak is at least a tenth higher", higher.map(|ratio| ratio >= 1.1));
             Ok(())
-        },
+        }),
     },
     Claim {
         id: "safe-defaults",
@@ -348,8 +316,7 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
         lesson: "Whether a model fits is a matter of its weights first: 16 bytes for each are there before the first activation. \
                  Of 16 cases one decides here; another choice of models gives another share.",
         command: "oomph threshold gpt-355m --set techniques=amp,empty_cache:phase --set batch=4 --strategy caching",
-        on_gpu: true,
-        test: |bench, finding| {
+        test: AnyDevice(|bench, finding| {
             let models = [("gpt-124m", "4"), ("gpt-355m", "4"), ("gpt-1.3b", "1"), ("resnet-50", "32")];
             let cards = [8, 12, 16, 24];
             let mut survivors = 0;
@@ -368,7 +335,7 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
             finding.figure("of all 16 cases", Percent(share));
             finding.check("over 70 % of all cases survive", share > 70.0);
             Ok(())
-        },
+        }),
     },
     Claim {
         id: "fix-speedup",
@@ -376,21 +343,20 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
         published: "more than 2x",
         lesson: "The batch grows several times; but a GPU that is busy already gains little by that.",
         command: "oomph threshold leak-outputs --largest batch --memory 24GiB; oomph threshold leak-outputs-fixed --largest batch --memory 24GiB",
-        on_gpu: false,
-        test: |bench, finding| {
+        test: SimulatedOnly(|bench, finding| {
             let mut speed = Vec::new();
             for name in ["leak-outputs", "leak-outputs-fixed"] {
                 let program = recipe(name, &[("steps", "12")])?;
                 let batch = bench.largest_batch(&program, 24 * GIB)?;
                 finding.figure(format!("{name}, largest batch for 12 steps in 24 GiB"), Count(batch));
-                let step = bench.step_on(bench.simulated, &program.with("batch", &batch.max(1).to_string()))?;
+                let step = bench.step(&program.with("batch", &batch.max(1).to_string()))?;
                 speed.push(step.map_or(0.0, |step| batch as f64 * 1e9 / step.0.max(1) as f64));
             }
             let gain = speed[1] / speed[0].max(f64::MIN_POSITIVE);
             finding.figure("sequences a second, fixed against leaking", Times(gain));
             finding.check("the fixed program trains more than twice as fast", gain > 2.0);
             Ok(())
-        },
+        }),
     },
 ];
 
@@ -403,9 +369,8 @@ pub(super) const SEVERAL_DEVICES: &[Claim] = &[
         lesson: "Of eight ranks each keeps an eighth of what is sharded: optimizer states are half of all, weights and gradients a \
                  quarter each; activations are only divided by model parallelism.",
         command: "oomph techniques --model gpt-1.3b --technique zero1 --technique zero2 --technique zero3",
-        on_gpu: true,
-        test: |bench, finding| {
-            let base = bench.memory(&model(SHARDED, "")?)?.peak_allocated_bytes;
+        test: AnyDevice(|bench, finding| {
+            let base = bench.peak(&model(SHARDED, "")?)?;
             for (name, techniques) in [
                 ("ZeRO 1", "zero1:8"),
                 ("ZeRO 2", "zero2:8"),
@@ -415,18 +380,18 @@ pub(super) const SEVERAL_DEVICES: &[Claim] = &[
                 ("activations offloaded", "offload"),
             ] {
                 let program = model(SHARDED, techniques)?;
-                let saved = reduction(base, bench.memory(&program)?.peak_allocated_bytes);
-                finding.figure(format!("{name}, saved"), Percent(saved));
+                let saved = reduction(base, bench.peak(&program)?);
+                finding.figure(format!("{name}, saved"), saved.map(Percent));
                 let sent = exchanged_bytes_per_step(&program.workload().map_err(Box::new)?)?;
                 if sent > 0 {
                     finding.figure(format!("{name}, sent per step"), Size(sent));
                     let time = exchange_time(sent, LINK_BYTES_PER_SECOND);
                     finding.figure(format!("{name}, that takes (modelled at 450 GB/s)"), Time(time.0));
                 }
-                finding.check_range(&format!("{name} saves"), (saved, None), 30.0..=70.0, " %");
+                finding.check_range(&format!("{name} saves"), saved, 30.0..=70.0, " %");
             }
             Ok(())
-        },
+        }),
     },
     Claim {
         id: "ddp-copy",
@@ -435,17 +400,16 @@ pub(super) const SEVERAL_DEVICES: &[Claim] = &[
         lesson: "Every device has one copy, whatever their number; what comes on top are the buckets that gradients are exchanged \
                  in.",
         command: "oomph techniques --model gpt-355m --technique ddp",
-        on_gpu: true,
-        test: |bench, finding| {
-            let base = bench.memory(&model("gpt-355m", "")?)?.peak_allocated_bytes;
-            let of_two = bench.memory(&model("gpt-355m", "ddp:2")?)?.peak_allocated_bytes;
-            let of_eight = bench.memory(&model("gpt-355m", "ddp:8")?)?.peak_allocated_bytes;
-            finding.figure("a device of 2", Times(ratio(base, of_two)));
-            finding.figure("a device of 8", Times(ratio(base, of_eight)));
-            finding.check("a device of 8 needs at least twice what one alone does", ratio(base, of_eight) >= 2.0);
-            finding.check("a device of 8 needs at least 1 % more than one of 2", ratio(of_two, of_eight) >= 1.01);
+        test: AnyDevice(|bench, finding| {
+            let peak = |techniques: &str| bench.peak(&model(MODEL, techniques)?);
+            let (base, of_two, of_eight) = (peak("")?, peak("ddp:2")?, peak("ddp:8")?);
+            let multiple = ratio(base, of_eight);
+            finding.figure("a device of 2", ratio(base, of_two).map(Times));
+            finding.figure("a device of 8", multiple.map(Times));
+            finding.check("a device of 8 needs at least twice what one alone does", multiple.here >= 2.0);
+            finding.check("a device of 8 needs at least 1 % more than one of 2", ratio(of_two, of_eight).here >= 1.01);
             Ok(())
-        },
+        }),
     },
     Claim {
         id: "offload-8gb",
@@ -454,29 +418,25 @@ pub(super) const SEVERAL_DEVICES: &[Claim] = &[
         lesson: "Weights that come layer by layer need little memory; but with few tokens per step their transfer over the bus takes \
                  longer than their use.",
         command: "oomph techniques --model gpt-13b --technique offload_params",
-        on_gpu: false,
-        test: |bench, finding| {
+        test: SimulatedOnly(|bench, finding| {
             // The program without staging fits on no card: its times come from a simulated one that is large enough.
             let roomy = bench.simulated.with_room_for(512 * GIB);
-            let (plain, staged) = ("bf16_model,ckpt", "bf16_model,ckpt,offload_params");
-            let used = |techniques: &str| {
-                let program = model("gpt-13b", techniques)?;
-                ClaimResult::Ok(
-                    bench.replayed_on(&roomy, &program, "caching", None)?.0.peak_device_used_bytes.unwrap_or(0),
-                )
+            let (plain, staged) = (model("gpt-13b", "bf16_model,ckpt")?, model("gpt-13b", "bf16_model,ckpt,offload_params")?);
+            let used = |program: &Recipe| {
+                let record = bench.replayed_on(&roomy, program, CACHING, None)?.0;
+                ClaimResult::Ok(record.peak_device_used_bytes.unwrap_or(0))
             };
-            let step = |techniques: &str| bench.step_on(&roomy, &model("gpt-13b", techniques)?);
-            let (used_plain, used_staged) = (used(plain)?, used(staged)?);
-            finding.figure("13B in 16 bits with checkpoints", Size(used_plain));
+            let used_staged = used(&staged)?;
+            finding.figure("13B in 16 bits with checkpoints", Size(used(&plain)?));
             finding.figure("the same, staged from the host", Size(used_staged));
             finding.check("it stays below 8 GB", used_staged < 8_000_000_000);
-            if let Some((before, after)) = step(plain)?.zip(step(staged)?) {
+            if let Some((before, after)) = bench.step_on(&roomy, &plain)?.zip(bench.step_on(&roomy, &staged)?) {
                 let slower = ratio(before.0, after.0);
-                finding.figure("time of a step", Times(slower));
-                finding.check("a step takes 1.5 to 2.5 times as long", (1.5..=2.5).contains(&slower));
+                finding.figure("time of a step", slower.map(Times));
+                finding.check("a step takes 1.5 to 2.5 times as long", (1.5..=2.5).contains(&slower.here));
             }
             Ok(())
-        },
+        }),
     },
     Claim {
         id: "offload-sparse",
@@ -485,61 +445,45 @@ pub(super) const SEVERAL_DEVICES: &[Claim] = &[
         lesson: "What counts is how many bytes move for each that is saved: rows of an embedding are few; staging in all experts \
                  of a layer costs as much as staging in a dense one.",
         command: "oomph replay gpt-moe-8x124m --set techniques=offload_params --strategy caching",
-        on_gpu: false,
-        test: |bench, finding| {
+        test: SimulatedOnly(|bench, finding| {
             let dense = saved_per_time(bench, "gpt-124m", "offload_params", finding)?;
             let embeddings = saved_per_time(bench, "gpt-124m", "offload_component", finding)?;
             let experts = saved_per_time(bench, "gpt-moe-8x124m", "offload_params", finding)?;
             finding.check("embeddings save more for each ms than dense layers", embeddings > DISTINCT * dense);
             finding.check("experts save more for each ms than dense layers", experts > DISTINCT * dense);
             Ok(())
-        },
+        }),
     },
 ];
 
 /// What a technique changes.
 struct TechniqueEffect {
-    /// Memory that it saves, in percent: here and in PyTorch.
-    memory: (f64, Option<f64>),
-    /// How many times the base's time a step takes: here and in PyTorch.
-    time: Option<(f64, Option<f64>)>,
+    /// Memory that it saves, in percent.
+    memory: Measured<f64>,
+    /// How many times the base's time a step takes; nothing where memory runs out.
+    time: Option<Measured<f64>>,
 }
 
-/// Notes memory and time of a technique against the base, and the same of PyTorch.
-fn compare(
+/// Compares memory and time of a changed program with the base, and a run of it in PyTorch with the base there.
+fn effect(
+    bench: &ClaimBench<'_>,
     finding: &mut ClaimFinding,
     name: &str,
-    base: &TrainingCosts,
-    changed: &TrainingCosts,
-    pytorch: Option<(PytorchRun, PytorchRun)>,
-) -> TechniqueEffect {
-    let memory = reduction(base.peak_allocated, changed.peak_allocated);
-    let time = base.step.zip(changed.step).map(|(base, changed)| ratio(base.0, changed.0));
-    let (memory_name, time_name) = (format!("{name}, memory saved"), format!("{name}, time of a step"));
-    match pytorch {
-        Some((base, run)) => {
-            let saved = Percent(reduction(base.peak_allocated, run.peak_allocated));
-            finding.beside(memory_name, Percent(memory), saved);
-            if let Some(time) = time {
-                finding.beside(time_name, Times(time), Times(run.step_ms / base.step_ms));
-            }
-        }
-        None => {
-            finding.figure(memory_name, Percent(memory));
-            if let Some(time) = time {
-                finding.figure(time_name, Times(time));
-            }
-        }
+    changed: &Recipe,
+    pytorch: impl Into<Option<PytorchRun>>,
+) -> ClaimResult<TechniqueEffect> {
+    let (base, pytorch, pytorch_base) = (model(MODEL, "")?, pytorch.into(), gpt_355m::BASE);
+    let of_base = (bench.peak(&base)?, pytorch_base.peak_allocated);
+    let memory = reduction(of_base, (bench.peak(changed)?, pytorch.map(|run| run.peak_allocated)));
+    finding.figure(format!("{name}, memory saved"), memory.map(Percent));
+    let time = bench.step(&base)?.zip(bench.step(changed)?).map(|(base, changed)| {
+        let in_pytorch = pytorch.map(|run| run.step_ms / pytorch_base.step_ms);
+        Measured { here: ratio(base.0, changed.0).here, pytorch: in_pytorch }
+    });
+    if let Some(time) = time {
+        finding.figure(format!("{name}, time of a step"), time.map(Times));
     }
-    let saved = pytorch.map(|(base, run)| reduction(base.peak_allocated, run.peak_allocated));
-    let took = pytorch.map(|(base, run)| run.step_ms / base.step_ms);
-    TechniqueEffect { memory: (memory, saved), time: time.map(|time| (time, took)) }
-}
-
-/// How many percent a ratio lies above `from`, here and in PyTorch.
-fn percent((here, pytorch): (f64, Option<f64>), from: f64) -> (f64, Option<f64>) {
-    let above = |ratio: f64| 100.0 * (ratio - from);
-    (above(here), pytorch.map(above))
+    Ok(TechniqueEffect { memory, time })
 }
 
 /// Bytes that offloading saves for every nanosecond that it adds to a step.
@@ -552,13 +496,9 @@ fn saved_per_time(
     let program = |techniques: &str| -> ClaimResult<Recipe> {
         recipe(name, &[("steps", "3"), ("techniques", techniques), ("batch", "4")])
     };
-    let peak = |program: &Recipe| {
-        ClaimResult::Ok(bench.replayed_on(bench.simulated, program, "caching", None)?.0.peak_allocated_bytes)
-    };
     let (plain, offloaded) = (program("")?, program(techniques)?);
-    let saved = peak(&plain)?.saturating_sub(peak(&offloaded)?);
-    let step = |program: &Recipe| bench.step_on(bench.simulated, program);
-    let added = step(&plain)?.zip(step(&offloaded)?).map_or(0, |(before, after)| after.since(before).0);
+    let saved = bench.peak(&plain)?.saturating_sub(bench.peak(&offloaded)?);
+    let added = bench.step(&plain)?.zip(bench.step(&offloaded)?).map_or(0, |(before, after)| after.since(before).0);
     finding.figure(format!("{name}, {techniques}, saved"), Size(saved));
     finding.figure(format!("{name}, {techniques}, added to a step"), Time(added));
     Ok(saved as f64 / added.max(1) as f64)
