@@ -308,8 +308,10 @@ pub(super) const CLAIMS: &[Claim] = &[
             let lowers = |remedy: &str, level: fn(&leaks::StepUse) -> u64| {
                 reduction(level(&levels["none"]), level(&levels[remedy])).here >= 1.0
             };
-            let (allocated, reserved) = (|step: &leaks::StepUse| step.allocated_bytes, |step: &leaks::StepUse| step.reserved_bytes);
-            finding.check("after `del` alone as much is allocated", (!lowers("del", allocated), DEL_LEAVES_IT_ALLOCATED));
+            let (allocated, reserved) =
+                (|step: &leaks::StepUse| step.allocated_bytes, |step: &leaks::StepUse| step.reserved_bytes);
+            finding
+                .check("after `del` alone as much is allocated", (!lowers("del", allocated), DEL_LEAVES_IT_ALLOCATED));
             finding.check("after `del` alone as much is reserved", !lowers("del", reserved));
             let names_stay = lowers("gc_empty_cache", allocated);
             finding.check("gc.collect and empty_cache without `del` lower what is allocated", names_stay);

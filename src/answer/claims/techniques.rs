@@ -38,7 +38,8 @@ pub(super) const TABLE: &[Claim] = &[
         command: "oomph techniques --model gpt-355m --technique half_batch",
         test: AnyDevice(|bench, finding| {
             let full = model(MODEL, "")?;
-            let half = effect(bench, finding, "half the batch", &full.clone().with("batch", "4"), gpt_355m::HALF_BATCH)?;
+            let half =
+                effect(bench, finding, "half the batch", &full.clone().with("batch", "4"), gpt_355m::HALF_BATCH)?;
             let quarter = effect(bench, finding, "a quarter of it", &full.with("batch", "2"), None)?;
             finding.check_range("half the batch saves", half.memory, 10.0..=40.0, " %");
             finding.check("a quarter of it saves more than half of it", quarter.memory.here > half.memory.here);
@@ -60,7 +61,8 @@ pub(super) const TABLE: &[Claim] = &[
             }
             let images = bench.peak(&model("resnet-50", "")?)?;
             let images_amp = bench.peak(&model("resnet-50", "amp")?)?;
-            let saved = reduction((images, resnet_50::BASE.peak_allocated), (images_amp, resnet_50::AMP.peak_allocated));
+            let saved =
+                reduction((images, resnet_50::BASE.peak_allocated), (images_amp, resnet_50::AMP.peak_allocated));
             finding.figure("resnet-50, memory saved", saved.map(Percent));
             finding.check_range("resnet-50 saves", saved, 25.0..=35.0, " %");
             Ok(())
@@ -214,8 +216,7 @@ pub(super) const ONE_DEVICE: &[Claim] = &[
         command: "oomph replay resnet-50 --set activation=separate --strategy caching",
         test: AnyDevice(|bench, finding| {
             let (base, in_place) = (bench.peak(&model(MODEL, "")?)?, bench.peak(&model(MODEL, "inplace")?)?);
-            let saved =
-                reduction((base, gpt_355m::BASE.peak_allocated), (in_place, gpt_355m::IN_PLACE.peak_allocated));
+            let saved = reduction((base, gpt_355m::BASE.peak_allocated), (in_place, gpt_355m::IN_PLACE.peak_allocated));
             finding.figure(MODEL, saved.map(Percent));
             let peak = |activation: &str| bench.peak(&model("resnet-50", "")?.with("activation", activation));
             let (separate, in_place) = (peak("separate")?, peak("in_place")?);
@@ -421,7 +422,8 @@ pub(super) const SEVERAL_DEVICES: &[Claim] = &[
         test: SimulatedOnly(|bench, finding| {
             // The program without staging fits on no card: its times come from a simulated one that is large enough.
             let roomy = bench.simulated.with_room_for(512 * GIB);
-            let (plain, staged) = (model("gpt-13b", "bf16_model,ckpt")?, model("gpt-13b", "bf16_model,ckpt,offload_params")?);
+            let (plain, staged) =
+                (model("gpt-13b", "bf16_model,ckpt")?, model("gpt-13b", "bf16_model,ckpt,offload_params")?);
             let used = |program: &Recipe| {
                 let record = bench.replayed_on(&roomy, program, CACHING, None)?.0;
                 ClaimResult::Ok(record.peak_device_used_bytes.unwrap_or(0))
