@@ -21,7 +21,7 @@ use std::collections::VecDeque;
 use super::{
     Attempt, Block, Built, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome, Parameter, Refusal,
     Request, Setup, Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent,
-    deferred::{DeferredFrees, Patience},
+    deferred::Patience,
     direct::GRANULE,
     parameters,
     pooled::{MemoryPiece, NONE, PieceState, PieceTable},
@@ -108,8 +108,6 @@ pub struct AsyncPool {
     settings: PoolSettings,
     pool: Option<OpenedPool>,
     blocks: PieceTable,
-    /// Freed blocks that other streams still use.
-    deferred: DeferredFrees<u32>,
     /// Blocks to give back to the pool when the driver accepts them. Those that a caller held are
     /// pending; others never got into the statistics.
     departing: VecDeque<u32>,
@@ -138,7 +136,6 @@ impl AsyncPool {
             settings,
             pool: None,
             blocks: PieceTable::default(),
-            deferred: DeferredFrees::default(),
             departing: VecDeque::new(),
             since_look: 0,
             looks: 0,
@@ -191,22 +188,17 @@ impl AsyncPool {
 
     /// Gives back the blocks whose streams are done.
     fn complete_frees(&mut self, cx: &mut Context<'_>, patience: Patience) -> Result<(), DeviceError> {
-        if !self.deferred.is_empty() {
-            let mut completed = Vec::new();
-            let released = self.deferred.release(cx.device, patience, &mut completed);
-            self.departing.extend(completed);
-            released?;
-        }
+        let (completed, result) = self.blocks.completed(cx.device, patience);
+        self.departing.extend(completed);
+        result?;
         while let Some(&slot) = self.departing.front() {
-            let MemoryPiece { address, size, requested, stream, state, .. } = self.blocks[slot];
-            let address = Address(address);
-            pools(cx.device)?.free_async(address, stream)?;
+            let MemoryPiece { address, stream, state, .. } = self.blocks[slot];
+            pools(cx.device)?.free_async(Address(address), stream)?;
             self.departing.pop_front();
-            self.blocks.remove(slot);
             if state == PieceState::Pending {
-                self.stats.on_reusable(requested, size);
-                cx.sink.event(StrategyEvent::FreeCompleted { address, requested, stream });
+                self.blocks.report_completed(cx, &mut self.stats, slot);
             }
+            self.blocks.remove(slot);
         }
         Ok(())
     }
@@ -279,7 +271,7 @@ impl Strategy for AsyncPool {
     fn free(&mut self, cx: &mut Context<'_>, block: Block, _: Caller) -> Result<Freed, StrategyError> {
         let &MemoryPiece { size, requested, stream, uses, .. } = self.blocks.live(&block)?;
         if uses != NONE {
-            self.blocks.free_later(cx, &mut self.deferred, block.slot)?;
+            self.blocks.free_later(cx.device, block.slot)?;
             self.stats.on_free(size);
             return Ok(Freed::Later);
         }
@@ -320,7 +312,7 @@ impl Strategy for AsyncPool {
             pools(cx.device)?.free_async(Address(address), stream)?;
             self.blocks.remove(slot);
         }
-        self.deferred.destroy_idle_events(cx.device)?;
+        self.blocks.destroy_idle_events(cx.device)?;
         if let Some(pool) = self.pool {
             // Without this, a destroyed pool does not give its memory back at once.
             cx.device.synchronize()?;

@@ -20,7 +20,7 @@ use std::collections::BTreeSet;
 use super::{
     Built, Outcome, Parameter, Setup, Stats, StrategyEntry, parameters,
     pooled::{
-        DeviceRegion, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, REQUEST_LIMIT, RegionTable, StreamHandover,
+        PieceTable, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, REQUEST_LIMIT, RegionTable, StreamHandover,
         TakenPiece,
     },
 };
@@ -106,13 +106,13 @@ fn build(parameters: &str, setup: &Setup<'_>) -> Built {
     if fraction > 0.0 {
         settings.intolerable_waste = (fraction * settings.memory_limit as f64) as u64;
     }
-    Ok(Box::new(PoolStrategy::new(BfcPolicy::new(settings))))
+    Ok(Box::new(PoolStrategy::new(ENTRY.name, BfcPolicy::new(settings))))
 }
 
 /// A free piece as the set orders it.
 #[inline]
-fn key(table: &RegionTable, slot: u32) -> (u64, u64, u32) {
-    (table[slot].size, table[slot].address, slot)
+fn key(pieces: &PieceTable, slot: u32) -> (u64, u64, u32) {
+    (pieces[slot].size, pieces[slot].address, slot)
 }
 
 /// Free chunks of all streams.
@@ -170,17 +170,17 @@ impl PoolPolicy for BfcPolicy {
     #[inline]
     fn keep(&mut self, table: &mut RegionTable, slot: u32) {
         self.handover.note_user(table, slot);
-        let (mut slot, previous, next) = (slot, table[slot].previous, table[slot].next);
-        if table.free_piece(next).is_some() {
-            self.free.remove(&key(table, next));
-            StreamHandover::join_next(table, slot);
-        }
-        if table.free_piece(previous).is_some() {
-            self.free.remove(&key(table, previous));
-            StreamHandover::join_next(table, previous);
-            slot = previous;
-        }
-        self.free.insert(key(table, slot));
+        let mut users = table[slot].note;
+        let joined = table.join_free(
+            slot,
+            |_| true,
+            |pieces, gone| {
+                users |= pieces[gone].note;
+                self.free.remove(&key(pieces, gone));
+            },
+        );
+        table[joined].note = users;
+        self.free.insert(key(table, joined));
     }
 
     fn add_region(&mut self, table: &mut RegionTable, slot: u32, _: &PoolRequest) {
@@ -226,16 +226,8 @@ impl PoolPolicy for BfcPolicy {
         self.free.last().map_or(0, |&(size, ..)| size)
     }
 
-    fn pool_name(&self, _: &DeviceRegion) -> &'static str {
-        "bfc"
-    }
-
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         self.handover.close(device)
-    }
-
-    fn renewed(&self) -> BfcPolicy {
-        BfcPolicy::new(self.settings)
     }
 }
 

@@ -11,10 +11,10 @@
 //! own size, which is cut like any other later.
 
 use super::{
-    Built, Outcome, Parameter, Setup, SpecError, Stats, StrategyEntry, parameters,
+    Built, Outcome, Parameter, Setup, Stats, StrategyEntry, parameters,
     pooled::{
-        DeviceRegion, FreeLists, PerStream, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, REQUEST_LIMIT,
-        RegionTable, SizeClasses, TakenPiece,
+        FreeLists, PerStream, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, REQUEST_LIMIT, RegionTable,
+        SizeClasses, TakenPiece,
     },
 };
 use crate::device::Device;
@@ -39,16 +39,12 @@ pub(super) const ENTRY: StrategyEntry = StrategyEntry {
 const QUANTUM: u64 = 512;
 
 fn build(parameters: &str, _: &Setup<'_>) -> Built {
-    let mut region = 64 * MIB;
-    parameters::read(&ENTRY, parameters, |setting| {
-        region = setting.bytes()?;
-        Ok(())
-    })?;
+    let region = parameters::read_amount(&ENTRY, parameters, 64 * MIB)?;
     if !region.is_power_of_two() || !(QUANTUM..REQUEST_LIMIT).contains(&region) {
         let reason = format!("'region': {region} bytes are not a power of two of at least {QUANTUM}");
-        return Err(SpecError::BadParameters { strategy: ENTRY.name, reason });
+        return Err(ENTRY.refused(reason));
     }
-    Ok(Box::new(PoolStrategy::new(BuddyPolicy { region, free: PerStream::default() })))
+    Ok(Box::new(PoolStrategy::new(ENTRY.name, BuddyPolicy { region, free: PerStream::default() })))
 }
 
 /// Free pieces by order, one set per stream.
@@ -134,14 +130,6 @@ impl PoolPolicy for BuddyPolicy {
 
     fn largest_free(&self, _: &RegionTable, stream: StreamId) -> u64 {
         self.free.get(stream).and_then(FreeLists::last).map_or(0, |order| QUANTUM << order)
-    }
-
-    fn pool_name(&self, _: &DeviceRegion) -> &'static str {
-        "buddy"
-    }
-
-    fn renewed(&self) -> BuddyPolicy {
-        BuddyPolicy { region: self.region, free: PerStream::default() }
     }
 }
 

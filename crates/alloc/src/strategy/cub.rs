@@ -12,11 +12,13 @@
 //! The original creates an event with each block and destroys it with the block; here events are
 //! reused.
 
+use std::collections::VecDeque;
+
 use super::{
-    Built, Outcome, Parameter, Setup, SpecError, Stats, StrategyEntry, parameters,
+    Built, Outcome, Parameter, Setup, Stats, StrategyEntry, parameters,
     pooled::{
-        DeviceRegion, FreeDestination, PieceQueue, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, REQUEST_LIMIT,
-        RegionTable, TakenPiece,
+        DeviceRegion, FreeDestination, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, REQUEST_LIMIT, RegionTable,
+        TakenPiece,
     },
 };
 use crate::device::{Device, DeviceError};
@@ -59,13 +61,14 @@ fn build(parameters: &str, _: &Setup<'_>) -> Built {
         Ok(())
     })?;
     let sizes = (min_bin..=max_bin).map(|power| growth.checked_pow(power).filter(|&size| size < REQUEST_LIMIT));
-    let sizes: Option<Vec<u64>> = sizes.collect();
-    let Some((sizes, &largest)) = sizes.as_ref().and_then(|sizes| Some((sizes, sizes.last()?))) else {
+    let bins = sizes.map(|size| Some(CubBin { size: size?, blocks: VecDeque::new() }));
+    let Some(bins) = bins.collect::<Option<Vec<CubBin>>>().filter(|bins| !bins.is_empty()) else {
         let reason = format!("no bins between {growth}^{min_bin} and {growth}^{max_bin} bytes");
-        return Err(SpecError::BadParameters { strategy: ENTRY.name, reason });
+        return Err(ENTRY.refused(reason));
     };
-    let max_cached = max_cached.unwrap_or(3 * largest - 1);
-    Ok(Box::new(PoolStrategy::new(CubPolicy::new(sizes, max_cached))))
+    let max_cached = max_cached.unwrap_or(3 * bins[bins.len() - 1].size - 1);
+    let policy = CubPolicy { bins, max_cached, cached: 0, idle_events: Vec::new(), fresh: None };
+    Ok(Box::new(PoolStrategy::new(ENTRY.name, policy)))
 }
 
 /// Cached blocks by bin.
@@ -81,18 +84,13 @@ struct CubPolicy {
 }
 
 /// Cached blocks of one size, in the order in which they came.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct CubBin {
     size: u64,
-    blocks: PieceQueue,
+    blocks: VecDeque<u32>,
 }
 
 impl CubPolicy {
-    fn new(sizes: &[u64], max_cached: u64) -> CubPolicy {
-        let bins = sizes.iter().map(|&size| CubBin { size, blocks: PieceQueue::default() }).collect();
-        CubPolicy { bins, max_cached, cached: 0, idle_events: Vec::new(), fresh: None }
-    }
-
     /// The smallest bin that holds `bytes`, if one does.
     #[inline]
     fn bin_of(&self, bytes: u64) -> Option<usize> {
@@ -105,12 +103,12 @@ impl CubPolicy {
         self.bin_of(size).filter(|&bin| self.bins[bin].size == size)
     }
 
-    fn unlink(&mut self, table: &mut RegionTable, slot: u32) {
-        let (size, event) = (table[slot].size, EventId(table[slot].note));
-        let Some(bin) = self.exact_bin(size) else { return };
-        self.bins[bin].blocks.remove(table, slot);
-        self.idle_events.push(event);
-        self.cached -= size;
+    /// Removes a block from the cache.
+    fn uncache(&mut self, table: &RegionTable, bin: usize, place: usize) -> Option<u32> {
+        let slot = self.bins[bin].blocks.remove(place)?;
+        self.idle_events.push(EventId(table[slot].note));
+        self.cached -= self.bins[bin].size;
+        Some(slot)
     }
 }
 
@@ -126,17 +124,13 @@ impl PoolPolicy for CubPolicy {
             return Ok(Some((slot, Outcome::NewSegment)));
         }
         let Some(bin) = self.exact_bin(request.size) else { return Ok(None) };
-        let mut found = None;
-        for slot in self.bins[bin].blocks.iter(table) {
-            let piece = &table[slot];
+        for place in 0..self.bins[bin].blocks.len() {
+            let piece = &table[self.bins[bin].blocks[place]];
             if piece.stream == request.stream || device.event_query(EventId(piece.note))? {
-                found = Some(slot);
-                break;
+                return Ok(self.uncache(table, bin, place).map(|slot| (slot, Outcome::Hit)));
             }
         }
-        let Some(slot) = found else { return Ok(None) };
-        self.unlink(table, slot);
-        Ok(Some((slot, Outcome::Hit)))
+        Ok(None)
     }
 
     #[inline]
@@ -168,7 +162,7 @@ impl PoolPolicy for CubPolicy {
     fn keep(&mut self, table: &mut RegionTable, slot: u32) {
         let size = table[slot].size;
         let Some(bin) = self.exact_bin(size) else { return };
-        self.bins[bin].blocks.push(table, slot);
+        self.bins[bin].blocks.push_back(slot);
         self.cached += size;
     }
 
@@ -177,7 +171,10 @@ impl PoolPolicy for CubPolicy {
     }
 
     fn forget(&mut self, table: &mut RegionTable, slot: u32) {
-        self.unlink(table, slot);
+        let Some(bin) = self.exact_bin(table[slot].size) else { return };
+        if let Some(place) = self.bins[bin].blocks.iter().position(|&cached| cached == slot) {
+            self.uncache(table, bin, place);
+        }
     }
 
     fn growth(&mut self, request: &PoolRequest, _: &Stats, attempt: u32) -> PoolGrowth {
@@ -186,12 +183,12 @@ impl PoolPolicy for CubPolicy {
 
     /// Blocks of other streams are not counted: whether they can be had depends on their events.
     fn largest_free(&self, table: &RegionTable, stream: StreamId) -> u64 {
-        let serves = |bin: &&CubBin| bin.blocks.iter(table).any(|slot| table[slot].stream == stream);
+        let serves = |bin: &&CubBin| bin.blocks.iter().any(|&slot| table[slot].stream == stream);
         self.bins.iter().rev().find(serves).map_or(0, |bin| bin.size)
     }
 
-    fn pool_name(&self, region: &DeviceRegion) -> &'static str {
-        if self.exact_bin(region.bytes).is_some() { "binned" } else { "exact" }
+    fn pool_name(&self, region: &DeviceRegion) -> Option<&'static str> {
+        Some(if self.exact_bin(region.bytes).is_some() { "binned" } else { "exact" })
     }
 
     fn details(&self) -> Vec<(&'static str, u64)> {
@@ -204,11 +201,6 @@ impl PoolPolicy for CubPolicy {
             self.idle_events.pop();
         }
         Ok(())
-    }
-
-    fn renewed(&self) -> CubPolicy {
-        let sizes: Vec<u64> = self.bins.iter().map(|bin| bin.size).collect();
-        CubPolicy::new(&sizes, self.max_cached)
     }
 }
 

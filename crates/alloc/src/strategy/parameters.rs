@@ -24,6 +24,11 @@ pub struct StrategyEntry {
 }
 
 impl StrategyEntry {
+    /// The error of parameters that the strategy does not accept.
+    pub(crate) fn refused(&self, reason: String) -> SpecError {
+        SpecError::BadParameters { strategy: self.name, reason }
+    }
+
     /// The default and every variant: what `strategies = "all"` selects.
     pub fn specs(&self) -> impl Iterator<Item = StrategySpec> + '_ {
         std::iter::once("")
@@ -110,7 +115,14 @@ pub(crate) fn read<'a>(
         .map(str::trim)
         .filter(|part| !part.is_empty())
         .try_for_each(|part| apply(setting(entry.parameters, part)?))
-        .map_err(|reason| SpecError::BadParameters { strategy: entry.name, reason })
+        .map_err(|reason| entry.refused(reason))
+}
+
+/// Reads the value of the only parameter, an amount of memory, if it is given.
+pub(crate) fn read_amount(entry: &StrategyEntry, text: &str, default: u64) -> Result<u64, SpecError> {
+    let mut amount = default;
+    read(entry, text, |setting| setting.bytes().map(|bytes| amount = bytes))?;
+    Ok(amount)
 }
 
 fn setting<'a>(known: &[Parameter], part: &'a str) -> Result<Setting<'a>, String> {

@@ -11,7 +11,7 @@
 //! Each stream has its own slabs.
 
 use super::{
-    Built, Outcome, Parameter, Setup, SpecError, Stats, StrategyEntry, parameters,
+    Built, Outcome, Parameter, Setup, Stats, StrategyEntry, parameters,
     pooled::{
         DeviceRegion, FreeLists, MemoryPiece, NONE, PerStream, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy,
         REQUEST_LIMIT, RegionTable, SizeClasses, TakenPiece,
@@ -42,16 +42,12 @@ const STEPS: u64 = 1 << STEP_BITS;
 const STEP_BITS: u32 = 3;
 
 fn build(parameters: &str, _: &Setup<'_>) -> Built {
-    let mut slab = 2 * MIB;
-    parameters::read(&ENTRY, parameters, |setting| {
-        slab = setting.bytes()?;
-        Ok(())
-    })?;
+    let slab = parameters::read_amount(&ENTRY, parameters, 2 * MIB)?;
     if !(STEPS << QUANTUM_BITS..REQUEST_LIMIT).contains(&slab) {
         let reason = format!("'slab': {slab} bytes are too few for eight blocks");
-        return Err(SpecError::BadParameters { strategy: ENTRY.name, reason });
+        return Err(ENTRY.refused(reason));
     }
-    Ok(Box::new(PoolStrategy::new(SlabPolicy { slab, free: PerStream::default() })))
+    Ok(Box::new(PoolStrategy::new(ENTRY.name, SlabPolicy { slab, free: PerStream::default() })))
 }
 
 /// Free blocks by class, one set per stream.
@@ -186,12 +182,8 @@ impl PoolPolicy for SlabPolicy {
         (0..SlabClasses::COUNT).rev().find(serves).map_or(0, |class| size_of_class(class as u32))
     }
 
-    fn pool_name(&self, region: &DeviceRegion) -> &'static str {
-        if region.bytes == self.slab { "slab" } else { "single" }
-    }
-
-    fn renewed(&self) -> SlabPolicy {
-        SlabPolicy { slab: self.slab, free: PerStream::default() }
+    fn pool_name(&self, region: &DeviceRegion) -> Option<&'static str> {
+        Some(if region.bytes == self.slab { "slab" } else { "single" })
     }
 }
 

@@ -12,8 +12,8 @@
 use super::{
     Built, Outcome, Parameter, Setup, Stats, StrategyEntry, parameters,
     pooled::{
-        DeviceRegion, FreeLists, MemoryPiece, PerStream, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy,
-        REQUEST_LIMIT, RegionTable, SizeClasses, TakenPiece,
+        FreeLists, PerStream, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, REQUEST_LIMIT, RegionTable,
+        SizeClasses, TakenPiece,
     },
 };
 use crate::device::Device;
@@ -38,12 +38,8 @@ const STEP_BITS: u32 = 5;
 const LINEAR: u64 = QUANTUM << STEP_BITS;
 
 fn build(parameters: &str, _: &Setup<'_>) -> Built {
-    let mut region = 20 * MIB;
-    parameters::read(&ENTRY, parameters, |setting| {
-        region = setting.bytes()?;
-        Ok(())
-    })?;
-    Ok(Box::new(PoolStrategy::new(TlsfPolicy { region, free: PerStream::default() })))
+    let region = parameters::read_amount(&ENTRY, parameters, 20 * MIB)?;
+    Ok(Box::new(PoolStrategy::new(ENTRY.name, TlsfPolicy { region, free: PerStream::default() })))
 }
 
 /// Free pieces by class, one set per stream.
@@ -106,19 +102,10 @@ impl PoolPolicy for TlsfPolicy {
     }
 
     #[inline]
-    fn keep(&mut self, table: &mut RegionTable, mut slot: u32) {
+    fn keep(&mut self, table: &mut RegionTable, slot: u32) {
         let free = self.free.of(table.owner(slot));
-        let MemoryPiece { previous, next, .. } = table[slot];
-        if table.free_piece(next).is_some() {
-            free.remove(table, next);
-            table.join_next(slot);
-        }
-        if table.free_piece(previous).is_some() {
-            free.remove(table, previous);
-            table.join_next(previous);
-            slot = previous;
-        }
-        free.insert(table, slot);
+        let joined = table.join_free(slot, |_| true, |pieces, gone| free.remove(pieces, gone));
+        free.insert(table, joined);
     }
 
     fn forget(&mut self, table: &mut RegionTable, slot: u32) {
@@ -137,14 +124,6 @@ impl PoolPolicy for TlsfPolicy {
 
     fn largest_free(&self, _: &RegionTable, stream: StreamId) -> u64 {
         self.free.get(stream).and_then(FreeLists::last).map_or(0, class_floor)
-    }
-
-    fn pool_name(&self, _: &DeviceRegion) -> &'static str {
-        "tlsf"
-    }
-
-    fn renewed(&self) -> TlsfPolicy {
-        TlsfPolicy { region: self.region, free: PerStream::default() }
     }
 }
 

@@ -29,8 +29,8 @@ use self::{
 };
 use super::{
     Attempt, Block, BlockView, Built, Caller, Context, Freed, Layout, Outcome, Parameter, Request, SegmentView, Setup,
-    Shortage, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent,
-    deferred::{DeferredFrees, Patience},
+    Shortage, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent,
+    deferred::Patience,
     parameters::{self, Setting},
     plain_state,
     pooled::{FreeLists, MemoryPiece, NONE, PerStream, PieceState, PieceTable, WaitEvent},
@@ -149,7 +149,7 @@ impl OomphSettings {
 fn build(parameters: &str, setup: &Setup<'_>) -> Built {
     let mut settings = OomphSettings::default();
     parameters::read(&ENTRY, parameters, |setting| settings.apply(&setting))?;
-    settings.check().map_err(|reason| SpecError::BadParameters { strategy: ENTRY.name, reason })?;
+    settings.check().map_err(|reason| ENTRY.refused(reason))?;
     Ok(Box::new(OomphAllocator::new(settings, setup.props.total_bytes, setup.props.granularity_bytes)))
 }
 
@@ -192,10 +192,6 @@ struct OomphAllocator {
     /// Unmapped addresses, by address.
     gaps: BTreeMap<u64, u32>,
     mapping: ChunkMapping,
-    /// Freed, waiting for events.
-    deferred: DeferredFrees<u32>,
-    /// Kept for its capacity.
-    released: Vec<u32>,
     wait_event: WaitEvent,
     counters: OomphCounters,
     stats: Stats,
@@ -216,8 +212,6 @@ impl OomphAllocator {
             free: PerStream::default(),
             gaps: BTreeMap::new(),
             mapping: ChunkMapping::default(),
-            deferred: DeferredFrees::default(),
-            released: Vec::new(),
             wait_event: WaitEvent::default(),
             counters: OomphCounters::default(),
             stats: Stats::default(),
@@ -261,11 +255,11 @@ impl OomphAllocator {
     ) -> Result<Attempt, StrategyError> {
         let stream = request.stream;
         let mut found = self.find_slowly(cx, stream, rounded)?;
-        let retried = found.is_none() && (!self.deferred.is_empty() || self.would_suffice(cx, rounded));
+        let retried = found.is_none() && (self.blocks.has_deferred() || self.would_suffice(cx, rounded));
         if retried {
             cx.sink.event(StrategyEvent::Retry { rounded });
             self.stats.retries += 1;
-            if !self.deferred.is_empty() {
+            if self.blocks.has_deferred() {
                 self.complete_frees(cx, Patience::Wait)?;
                 found = self.find_slowly(cx, stream, rounded)?;
             }
@@ -316,15 +310,11 @@ impl OomphAllocator {
     /// Completes the frees whose streams are done.
     #[cold]
     fn complete_frees(&mut self, cx: &mut Context<'_>, patience: Patience) -> Result<(), StrategyError> {
-        let mut released = std::mem::take(&mut self.released);
-        let result = self.deferred.release(cx.device, patience, &mut released);
-        for slot in released.drain(..) {
-            let MemoryPiece { address, size, requested, stream, .. } = self.blocks[slot];
-            cx.sink.event(StrategyEvent::FreeCompleted { address: Address(address), requested, stream });
+        let (completed, result) = self.blocks.completed(cx.device, patience);
+        for slot in completed {
+            self.blocks.report_completed(cx, &mut self.stats, slot);
             self.free_block(slot);
-            self.stats.on_reusable(requested, size);
         }
-        self.released = released;
         Ok(result?)
     }
 
@@ -367,7 +357,7 @@ impl Strategy for OomphAllocator {
         if request.bytes > self.device_bytes {
             return Ok(Attempt::OutOfMemory(Shortage::of_size(request.bytes)));
         }
-        if !self.deferred.is_empty() {
+        if self.blocks.has_deferred() {
             self.complete_frees(cx, Patience::Poll)?;
         }
         let rounded = round_up(request.bytes, QUANTUM);
@@ -385,7 +375,7 @@ impl Strategy for OomphAllocator {
         let piece = self.blocks.live(&block)?;
         let (size, requested) = (piece.size, piece.requested);
         if piece.is_shared() {
-            self.blocks.free_later(cx, &mut self.deferred, block.slot)?;
+            self.blocks.free_later(cx.device, block.slot)?;
             self.stats.on_free(size);
             return Ok(Freed::Later);
         }

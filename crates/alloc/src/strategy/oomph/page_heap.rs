@@ -7,12 +7,12 @@
 
 use std::ops::Range;
 
-use super::{FoundBlock, OomphAllocator, is_small, size_classes::PageClasses};
+use super::{FoundBlock, OomphAllocator, StreamFreeLists, is_small, size_classes::PageClasses};
 use crate::device::DeviceError;
 use crate::strategy::{
     Context, StrategyError, StrategyEvent,
     deferred::Patience,
-    pooled::{FreeLists, MemoryPiece, NONE, PieceState, PieceTable},
+    pooled::{FreeLists, MemoryPiece, NONE, PerStream, PieceState, PieceTable},
 };
 use oomph_base::{Address, StreamId, round_up};
 
@@ -370,27 +370,23 @@ impl OomphAllocator {
     }
 }
 
+/// The lists that a free block belongs to.
+#[inline(always)]
+fn lists_of<'a>(free: &'a mut PerStream<StreamFreeLists>, piece: &MemoryPiece) -> &'a mut FreeLists<PageClasses> {
+    let free = free.of(piece.stream);
+    if is_small(piece) { &mut free.small } else { &mut free.pages }
+}
+
 /// Blocks: free lists, merging, slabs, mapped and unmapped.
 impl OomphAllocator {
-    /// The list that a free block belongs to, with the table that links it.
-    #[inline(always)]
-    fn lists_of(&mut self, slot: u32) -> (&mut FreeLists<PageClasses>, &mut PieceTable) {
-        let piece = &self.blocks[slot];
-        let small = is_small(piece);
-        let free = self.free.of(piece.stream);
-        (if small { &mut free.small } else { &mut free.pages }, &mut self.blocks)
-    }
-
     #[inline(always)]
     pub(super) fn insert_free(&mut self, slot: u32) {
-        let (lists, blocks) = self.lists_of(slot);
-        lists.insert(blocks, slot);
+        lists_of(&mut self.free, &self.blocks[slot]).insert(&mut self.blocks, slot);
     }
 
     #[inline(always)]
     fn remove_free(&mut self, slot: u32) {
-        let (lists, blocks) = self.lists_of(slot);
-        lists.remove(blocks, slot);
+        lists_of(&mut self.free, &self.blocks[slot]).remove(&mut self.blocks, slot);
     }
 
     /// Takes a free block of the stream, whatever the length of the search.
@@ -413,24 +409,10 @@ impl OomphAllocator {
     /// Merges a free block that is in no list with its free neighbours of the same stream, and
     /// returns its slot.
     #[inline(always)]
-    fn merge(&mut self, mut slot: u32) -> u32 {
-        let piece = &self.blocks[slot];
-        let (previous, next, stream) = (piece.previous, piece.next, piece.stream);
-        if self.is_free_for(next, stream) {
-            self.remove_free(next);
-            self.blocks.join_next(slot);
-        }
-        if self.is_free_for(previous, stream) {
-            self.remove_free(previous);
-            self.blocks.join_next(previous);
-            slot = previous;
-        }
-        slot
-    }
-
-    #[inline(always)]
-    fn is_free_for(&self, slot: u32, stream: StreamId) -> bool {
-        self.blocks.free_piece(slot).is_some_and(|piece| piece.stream == stream)
+    fn merge(&mut self, slot: u32) -> u32 {
+        let (stream, free) = (self.blocks[slot].stream, &mut self.free);
+        let take_out = |blocks: &mut PieceTable, gone| lists_of(free, &blocks[gone]).remove(blocks, gone);
+        self.blocks.join_free(slot, |piece| piece.stream == stream, take_out)
     }
 
     /// The part `low..high` of a free block was unmapped; the rest on either side stays free.
@@ -526,7 +508,7 @@ impl OomphAllocator {
     /// Gives everything back, live blocks included.
     pub(super) fn release_everything(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         self.complete_frees(cx, Patience::Wait)?;
-        self.deferred.destroy_idle_events(cx.device)?;
+        self.blocks.destroy_idle_events(cx.device)?;
         self.wait_event.destroy(cx.device)?;
         if !self.mapping.is_empty() {
             cx.device.synchronize()?;

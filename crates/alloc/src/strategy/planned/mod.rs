@@ -28,12 +28,12 @@ use super::{
     Attempt, Block, Built, Caller, Context, Control, EventSink, Freed, InitialLayout, Layout, Outcome, Parameter,
     Refusal, Request, Setup, SpecError, Stats, Strategy, StrategyEntry, StrategyError, StrategyEvent, Usage,
     caching::Caching,
-    deferred::{DeferredFrees, Patience},
+    deferred::Patience,
     parameters,
     pooled::{MemoryPiece, NONE, PieceTable},
 };
 use crate::device::Capabilities;
-use oomph_base::{Address, MIB, StreamId, round_up};
+use oomph_base::{MIB, StreamId, round_up};
 use oomph_pytorch::AllocatorSettings;
 
 /// Planned blocks are multiples of this.
@@ -144,7 +144,6 @@ pub struct PlannedStrategy {
     serving: Vec<(StreamId, u32)>,
     /// Planned blocks.
     blocks: PieceTable,
-    deferred: DeferredFrees<u32>,
     /// Open private pools: while there are any, requests are not planned.
     open_pools: u32,
     progress: PlanProgress,
@@ -194,7 +193,6 @@ impl PlannedStrategy {
             regions: Vec::new(),
             serving: Vec::new(),
             blocks: PieceTable::default(),
-            deferred: DeferredFrees::default(),
             open_pools: 0,
             progress: PlanProgress::default(),
             counts: PlannedCounts::default(),
@@ -266,7 +264,7 @@ impl PlannedStrategy {
     fn free_planned(&mut self, cx: &mut Context<'_>, block: &Block) -> Result<Freed, StrategyError> {
         let &MemoryPiece { size, requested, uses, .. } = self.blocks.live(block)?;
         if uses != NONE {
-            self.blocks.free_later(cx, &mut self.deferred, block.slot)?;
+            self.blocks.free_later(cx.device, block.slot)?;
         }
         self.own.on_free(size);
         self.record_free(self.planned_births[block.slot as usize]);
@@ -280,16 +278,10 @@ impl PlannedStrategy {
 
     /// Completes the frees whose streams are done.
     fn complete_frees(&mut self, cx: &mut Context<'_>, patience: Patience) -> Result<(), StrategyError> {
-        if self.deferred.is_empty() {
-            return Ok(());
-        }
-        let mut completed = Vec::new();
-        let result = self.deferred.release(cx.device, patience, &mut completed);
+        let (completed, result) = self.blocks.completed(cx.device, patience);
         for slot in completed {
-            let MemoryPiece { address, size, requested, stream, .. } = self.blocks[slot];
+            self.blocks.report_completed(cx, &mut self.own, slot);
             self.remove_planned(slot);
-            cx.sink.event(StrategyEvent::FreeCompleted { address: Address(address), requested, stream });
-            self.own.on_reusable(requested, size);
         }
         Ok(result?)
     }
@@ -422,7 +414,7 @@ impl Strategy for PlannedStrategy {
 
     fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         self.complete_frees(cx, Patience::Wait)?;
-        self.deferred.destroy_idle_events(cx.device)?;
+        self.blocks.destroy_idle_events(cx.device)?;
         self.vacate_regions();
         self.give_back_regions(cx, false)?;
         self.fallback.close(cx)?;

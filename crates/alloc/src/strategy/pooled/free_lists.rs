@@ -3,7 +3,7 @@
 
 use std::marker::PhantomData;
 
-use super::{NONE, PieceTable, RegionTable};
+use super::{NONE, PieceTable};
 use oomph_base::StreamId;
 
 /// How sizes are divided into classes, one list each.
@@ -155,57 +155,6 @@ impl<T: Default> PerStream<T> {
 
     pub(crate) fn len(&self) -> usize {
         self.0.len()
-    }
-}
-
-/// Free pieces in the order in which they came.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PieceQueue {
-    first: u32,
-    last: u32,
-}
-
-impl Default for PieceQueue {
-    fn default() -> Self {
-        PieceQueue { first: NONE, last: NONE }
-    }
-}
-
-impl PieceQueue {
-    /// The piece that came first.
-    #[inline]
-    pub(crate) fn first(&self) -> Option<u32> {
-        Some(self.first).filter(|&slot| slot != NONE)
-    }
-
-    /// All pieces, in order.
-    #[inline]
-    pub(crate) fn iter<'a>(&self, table: &'a RegionTable) -> impl Iterator<Item = u32> + use<'a> {
-        let next = |&slot: &u32| Some(table[slot].links[1]).filter(|&slot| slot != NONE);
-        std::iter::successors(self.first(), next)
-    }
-
-    #[inline]
-    pub(crate) fn push(&mut self, table: &mut RegionTable, slot: u32) {
-        let last = std::mem::replace(&mut self.last, slot);
-        table[slot].links = [last, NONE];
-        match last {
-            NONE => self.first = slot,
-            last => table[last].links[1] = slot,
-        }
-    }
-
-    #[inline]
-    pub(crate) fn remove(&mut self, table: &mut RegionTable, slot: u32) {
-        let [before, after] = table[slot].links;
-        match before {
-            NONE => self.first = after,
-            before => table[before].links[1] = after,
-        }
-        match after {
-            NONE => self.last = before,
-            after => table[after].links[0] = before,
-        }
     }
 }
 

@@ -18,15 +18,13 @@ mod streams;
 
 #[cfg(test)]
 pub(crate) use bench::PoolBench;
-pub(crate) use free_lists::{FreeLists, PerStream, PieceQueue, SizeClasses};
+pub(crate) use free_lists::{FreeLists, PerStream, SizeClasses};
 pub(crate) use pieces::{DeviceRegion, MemoryPiece, NONE, PieceState, PieceTable, RegionTable};
 pub(crate) use streams::{StreamHandover, WaitEvent};
 
 use super::{
     Attempt, Block, Caller, Context, Freed, Layout, Outcome, Refusal, Request, Shortage, Stats, Strategy,
-    StrategyError, StrategyEvent,
-    deferred::{DeferredFrees, Patience},
-    plain_state, unless_out_of_memory,
+    StrategyError, StrategyEvent, deferred::Patience, plain_state, unless_out_of_memory,
 };
 use crate::device::{Capabilities, Device, DeviceError};
 use oomph_base::{Address, StreamId, ThreadId};
@@ -145,8 +143,10 @@ pub(crate) trait PoolPolicy: Clone + Send + 'static {
     /// The largest block that this stream could get without the device.
     fn largest_free(&self, table: &RegionTable, stream: StreamId) -> u64;
 
-    /// The name of the part of the strategy that a region belongs to.
-    fn pool_name(&self, region: &DeviceRegion) -> &'static str;
+    /// The part of the strategy that a region belongs to, if there are several.
+    fn pool_name(&self, _region: &DeviceRegion) -> Option<&'static str> {
+        None
+    }
 
     /// The policy's own counters.
     fn details(&self) -> Vec<(&'static str, u64)> {
@@ -157,18 +157,16 @@ pub(crate) trait PoolPolicy: Clone + Send + 'static {
     fn close(&mut self, _device: &mut dyn Device) -> Result<(), DeviceError> {
         Ok(())
     }
-
-    /// The policy in its initial state.
-    fn renewed(&self) -> Self;
 }
 
 /// A pooling strategy.
 #[derive(Clone, Debug)]
 pub(crate) struct PoolStrategy<P> {
+    name: &'static str,
     policy: P,
+    /// The policy in its initial state.
+    initial: P,
     table: RegionTable,
-    /// Freed pieces that other streams still use.
-    deferred: DeferredFrees<u32>,
     /// Pieces whose streams are done. After a driver error they stay here for the next call.
     passed: Vec<u32>,
     /// Streams below this are known to exist: a device numbers them consecutively.
@@ -177,11 +175,13 @@ pub(crate) struct PoolStrategy<P> {
 }
 
 impl<P: PoolPolicy> PoolStrategy<P> {
-    pub(crate) fn new(policy: P) -> PoolStrategy<P> {
+    /// `name` is that of the strategy.
+    pub(crate) fn new(name: &'static str, policy: P) -> PoolStrategy<P> {
         PoolStrategy {
+            name,
+            initial: policy.clone(),
             policy,
             table: RegionTable::default(),
-            deferred: DeferredFrees::default(),
             passed: Vec::new(),
             streams: 1,
             stats: Stats::default(),
@@ -280,7 +280,8 @@ impl<P: PoolPolicy> PoolStrategy<P> {
     /// Completes the frees whose streams are done.
     #[cold]
     fn complete_frees(&mut self, cx: &mut Context<'_>, patience: Patience) -> Result<(), StrategyError> {
-        let polled = self.deferred.release(cx.device, patience, &mut self.passed);
+        let (passed, polled) = self.table.completed(cx.device, patience);
+        self.passed.extend(passed);
         let mut done = 0;
         let completed = loop {
             let Some(&slot) = self.passed.get(done) else { break Ok(()) };
@@ -294,18 +295,16 @@ impl<P: PoolPolicy> PoolStrategy<P> {
     }
 
     fn complete_free(&mut self, cx: &mut Context<'_>, slot: u32) -> Result<(), StrategyError> {
-        let MemoryPiece { address, size, requested, stream, region, .. } = self.table[slot];
-        let completed = StrategyEvent::FreeCompleted { address: Address(address), requested, stream };
         match self.policy.destination(&mut self.table, cx.device, slot)? {
             FreeDestination::Pool => {
-                cx.sink.event(completed);
-                self.stats.on_reusable(requested, size);
+                self.table.report_completed(cx, &mut self.stats, slot);
                 self.table.vacate(slot);
                 self.policy.keep(&mut self.table, slot);
             }
             FreeDestination::Device => {
+                let MemoryPiece { address, requested, stream, region, .. } = self.table[slot];
                 cx.device.free(Address(self.table.region(region).address))?;
-                cx.sink.event(completed);
+                cx.sink.event(StrategyEvent::FreeCompleted { address: Address(address), requested, stream });
                 self.forget_region(cx, region);
             }
         }
@@ -360,7 +359,7 @@ impl<P: PoolPolicy> Strategy for PoolStrategy<P> {
             return Ok(Attempt::OutOfMemory(Shortage::of_size(request.bytes)));
         };
         self.check_stream(cx, request.stream)?;
-        if !self.deferred.is_empty() || !self.passed.is_empty() {
+        if self.table.has_deferred() || !self.passed.is_empty() {
             self.complete_frees(cx, Patience::Poll)?;
         }
         let need = PoolRequest { size, stream: request.stream, thread: request.thread };
@@ -380,7 +379,7 @@ impl<P: PoolPolicy> Strategy for PoolStrategy<P> {
             self.table[block.slot].stream = caller.stream;
         }
         if shared {
-            self.table.free_later(cx, &mut self.deferred, block.slot)?;
+            self.table.free_later(cx.device, block.slot)?;
             self.stats.on_free(size);
             return Ok(Freed::Later);
         }
@@ -410,9 +409,9 @@ impl<P: PoolPolicy> Strategy for PoolStrategy<P> {
     fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         self.complete_frees(cx, Patience::Wait)?;
         self.table.regions().into_iter().try_for_each(|region| self.release(cx, region))?;
-        self.deferred.destroy_idle_events(cx.device)?;
+        self.table.destroy_idle_events(cx.device)?;
         self.policy.close(cx.device)?;
-        *self = PoolStrategy::new(self.policy.renewed());
+        *self = PoolStrategy::new(self.name, self.initial.clone());
         Ok(())
     }
 
@@ -421,7 +420,7 @@ impl<P: PoolPolicy> Strategy for PoolStrategy<P> {
     }
 
     fn layout(&self) -> Option<Layout> {
-        Some(self.table.layout(|region| self.policy.pool_name(region)))
+        Some(self.table.layout(|region| self.policy.pool_name(region).unwrap_or(self.name)))
     }
 
     fn details(&self) -> Vec<(&'static str, u64)> {

@@ -8,9 +8,10 @@
 
 use std::ops::{Deref, DerefMut, Index, IndexMut};
 
+use crate::device::{Device, DeviceError};
 use crate::strategy::{
-    Block, BlockState, BlockView, Context, Layout, SegmentView, StrategyError, deferred::DeferredFrees,
-    deferred::StreamUses,
+    Block, BlockState, BlockView, Context, Layout, SegmentView, Stats, StrategyError, StrategyEvent,
+    deferred::{DeferredFrees, Patience, StreamUses},
 };
 use oomph_base::{Address, StreamId};
 
@@ -108,11 +109,14 @@ pub(crate) struct PieceTable {
     /// The vacant slot to use next, or [`NONE`].
     vacant: u32,
     uses: StreamUses,
+    /// Freed pieces that other streams still use.
+    deferred: DeferredFrees<u32>,
 }
 
 impl Default for PieceTable {
     fn default() -> Self {
-        PieceTable { pieces: Vec::new(), vacant: NONE, uses: StreamUses::default() }
+        let (uses, deferred) = (StreamUses::default(), DeferredFrees::default());
+        PieceTable { pieces: Vec::new(), vacant: NONE, uses, deferred }
     }
 }
 
@@ -231,6 +235,28 @@ impl PieceTable {
         }
     }
 
+    /// Joins a piece with those of its free neighbours that `joins` accepts, after calling
+    /// `take_out` for each. Returns the slot of the whole.
+    #[inline(always)]
+    pub(crate) fn join_free(
+        &mut self,
+        slot: u32,
+        joins: impl Fn(&MemoryPiece) -> bool,
+        mut take_out: impl FnMut(&mut PieceTable, u32),
+    ) -> u32 {
+        let MemoryPiece { previous, next, .. } = self[slot];
+        if self.free_piece(next).is_some_and(&joins) {
+            take_out(self, next);
+            self.join_next(slot);
+        }
+        if self.free_piece(previous).is_some_and(&joins) {
+            take_out(self, previous);
+            self.join_next(previous);
+            return previous;
+        }
+        slot
+    }
+
     /// Hands a piece out: the handle for its new owner.
     #[inline]
     pub(crate) fn occupy(&mut self, slot: u32, requested: u64) -> Block {
@@ -263,16 +289,40 @@ impl PieceTable {
     }
 
     /// Frees a piece that other streams use: it waits for them.
-    pub(crate) fn free_later(
-        &mut self,
-        cx: &mut Context<'_>,
-        deferred: &mut DeferredFrees<u32>,
-        slot: u32,
-    ) -> Result<(), StrategyError> {
-        deferred.hold(cx.device, slot, self.uses.streams(self[slot].uses))?;
+    pub(crate) fn free_later(&mut self, device: &mut dyn Device, slot: u32) -> Result<(), DeviceError> {
+        self.deferred.hold(device, slot, self.uses.streams(self[slot].uses))?;
         self.forget_uses(slot);
         self[slot].state = PieceState::Pending;
         Ok(())
+    }
+
+    /// Whether a freed piece waits for streams.
+    #[inline]
+    pub(crate) fn has_deferred(&self) -> bool {
+        !self.deferred.is_empty()
+    }
+
+    /// The freed pieces whose streams are done, and the error that stopped the search for more.
+    pub(crate) fn completed(
+        &mut self,
+        device: &mut dyn Device,
+        patience: Patience,
+    ) -> (Vec<u32>, Result<(), DeviceError>) {
+        let mut completed = Vec::new();
+        let result = self.deferred.release(device, patience, &mut completed);
+        (completed, result)
+    }
+
+    /// Reports and counts that a pending piece can be reused.
+    pub(crate) fn report_completed(&self, cx: &mut Context<'_>, stats: &mut Stats, slot: u32) {
+        let MemoryPiece { address, size, requested, stream, .. } = self[slot];
+        cx.sink.event(StrategyEvent::FreeCompleted { address: Address(address), requested, stream });
+        stats.on_reusable(requested, size);
+    }
+
+    /// Destroys the events of completed frees.
+    pub(crate) fn destroy_idle_events(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        self.deferred.destroy_idle_events(device)
     }
 
     /// A slot for a new piece. The last piece of that slot is still in it.

@@ -61,14 +61,6 @@ impl StreamHandover {
         self.streams = self.streams.max(u32::from(piece.stream.0) + 1);
     }
 
-    /// Joins the next piece with this one, users included.
-    #[inline]
-    pub(crate) fn join_next(table: &mut RegionTable, slot: u32) {
-        let next = table[slot].next;
-        table[slot].note |= table[next].note;
-        table.join_next(slot);
-    }
-
     /// Makes `stream` wait for all others that used a free piece.
     #[inline]
     pub(crate) fn make_safe(

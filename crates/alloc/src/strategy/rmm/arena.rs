@@ -19,10 +19,9 @@ use std::collections::BTreeMap;
 use super::{QUANTUM, RmmAmount, address_order::AddressOrder, rounded};
 use crate::device::{Device, DeviceError};
 use crate::strategy::{
-    Built, Caller, Outcome, Parameter, Refusal, Setup, SpecError, Stats, StrategyEntry, parameters,
+    Built, Caller, Outcome, Parameter, Refusal, Setup, Stats, StrategyEntry, parameters,
     pooled::{
-        DeviceRegion, MemoryPiece, PieceState, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, RegionTable,
-        TakenPiece,
+        MemoryPiece, PieceState, PieceTable, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, RegionTable, TakenPiece,
     },
 };
 use oomph_base::{MIB, StreamId, ThreadId};
@@ -61,9 +60,17 @@ fn build(parameters: &str, _: &Setup<'_>) -> Built {
     })?;
     if matches!(settings.size, RmmAmount::Bytes(bytes) if bytes < SUPERBLOCK) {
         let reason = format!("'size' is below a superblock of {SUPERBLOCK} bytes");
-        return Err(SpecError::BadParameters { strategy: ENTRY.name, reason });
+        return Err(ENTRY.refused(reason));
     }
-    Ok(Box::new(PoolStrategy::new(ArenaPolicy::new(settings))))
+    let policy = ArenaPolicy {
+        settings,
+        bytes: 0,
+        superblocks: Superblocks::default(),
+        free: vec![AddressOrder::default()],
+        arenas: BTreeMap::new(),
+        gathered: 0,
+    };
+    Ok(Box::new(PoolStrategy::new(ENTRY.name, policy)))
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -87,17 +94,6 @@ struct ArenaPolicy {
 }
 
 impl ArenaPolicy {
-    fn new(settings: ArenaSettings) -> ArenaPolicy {
-        ArenaPolicy {
-            settings,
-            bytes: 0,
-            superblocks: Superblocks::default(),
-            free: vec![AddressOrder::default()],
-            arenas: BTreeMap::new(),
-            gathered: 0,
-        }
-    }
-
     /// The arena of a stream and thread, if it exists.
     #[inline]
     fn arena_of(&self, stream: StreamId, thread: ThreadId) -> Option<usize> {
@@ -226,20 +222,12 @@ impl PoolPolicy for ArenaPolicy {
     }
 
     #[inline]
-    fn keep(&mut self, table: &mut RegionTable, mut slot: u32) {
-        let MemoryPiece { previous, next, note, .. } = table[slot];
+    fn keep(&mut self, table: &mut RegionTable, slot: u32) {
+        let note = table[slot].note;
         let owner = self.superblocks.owner(note);
         let free = &mut self.free[owner];
-        let joins = |piece: &&MemoryPiece| piece.note == note;
-        if let Some(after) = table.free_piece(next).filter(joins) {
-            free.remove(after.address, after.size);
-            table.join_next(slot);
-        }
-        if let Some(before) = table.free_piece(previous).filter(joins) {
-            free.remove(before.address, before.size);
-            table.join_next(previous);
-            slot = previous;
-        }
+        let take_out = |pieces: &mut PieceTable, gone| free.remove(pieces[gone].address, pieces[gone].size);
+        let slot = table.join_free(slot, |piece| piece.note == note, take_out);
         free.insert(table[slot].address, table[slot].size, slot);
         if owner == GLOBAL && self.superblocks.is_empty(table, note) {
             self.join_superblocks(table, slot);
@@ -288,16 +276,8 @@ impl PoolPolicy for ArenaPolicy {
         global.max(own.min(SUPERBLOCK))
     }
 
-    fn pool_name(&self, _: &DeviceRegion) -> &'static str {
-        "arena"
-    }
-
     fn details(&self) -> Vec<(&'static str, u64)> {
         vec![("superblocks", self.superblocks.0.len() as u64), ("gathered", self.gathered)]
-    }
-
-    fn renewed(&self) -> ArenaPolicy {
-        ArenaPolicy::new(self.settings)
     }
 }
 

@@ -14,8 +14,8 @@ use super::{
 };
 use crate::device::{Device, DeviceError};
 use crate::strategy::{
-    Built, Outcome, Parameter, Refusal, Setup, SpecError, Stats, StrategyEntry, parameters,
-    pooled::{DeviceRegion, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, RegionTable, TakenPiece},
+    Built, Outcome, Parameter, Refusal, Setup, Stats, StrategyEntry, parameters,
+    pooled::{PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, RegionTable, TakenPiece},
 };
 use oomph_base::{KIB, MIB, StreamId};
 
@@ -52,7 +52,7 @@ fn build(parameters: &str, _: &Setup<'_>) -> Built {
         }
         Ok(())
     })?;
-    let refused = |reason| SpecError::BadParameters { strategy: ENTRY.name, reason };
+    let refused = |reason| ENTRY.refused(reason);
     pool.check().map_err(refused)?;
     let powers = smallest.is_power_of_two() && largest.is_power_of_two();
     if !powers || smallest < QUANTUM || smallest > largest {
@@ -62,11 +62,8 @@ fn build(parameters: &str, _: &Setup<'_>) -> Built {
     }
     chunk_bytes(largest, blocks).map_err(refused)?;
     let sizes = (smallest.ilog2()..=largest.ilog2()).map(|power| 1 << power);
-    Ok(Box::new(PoolStrategy::new(BinningPolicy {
-        bins: sizes.map(EqualBlocks::new).collect(),
-        blocks,
-        pool: RmmPool::new(pool),
-    })))
+    let policy = BinningPolicy { bins: sizes.map(EqualBlocks::new).collect(), blocks, pool: RmmPool::new(pool) };
+    Ok(Box::new(PoolStrategy::new(ENTRY.name, policy)))
 }
 
 /// Bins over a pool.
@@ -112,14 +109,14 @@ impl PoolPolicy for BinningPolicy {
     #[inline]
     fn take(&mut self, table: &mut RegionTable, device: &mut dyn Device, request: &PoolRequest) -> TakenPiece {
         let Some(number) = self.bin_of(request.size) else { return self.pool.take(table, device, request) };
-        if let Some(slot) = self.bins[number].take(table, device, request.stream)? {
+        if let Some(slot) = self.bins[number].take(device, request.stream)? {
             return Ok(Some((slot, Outcome::Hit)));
         }
         let chunk = self.of_pool(request);
         let Some((slot, _)) = self.pool.take(table, device, &chunk)? else { return Ok(None) };
         let bin = &mut self.bins[number];
         bin.cut_into_blocks(table, slot, request.stream, number as u32 + 1, false);
-        Ok(bin.take(table, device, request.stream)?.map(|slot| (slot, Outcome::Split)))
+        Ok(bin.take(device, request.stream)?.map(|slot| (slot, Outcome::Split)))
     }
 
     #[inline]
@@ -158,10 +155,6 @@ impl PoolPolicy for BinningPolicy {
         self.bins.iter().rev().find(served).map_or(0, |bin| bin.size)
     }
 
-    fn pool_name(&self, _: &DeviceRegion) -> &'static str {
-        "binning"
-    }
-
     fn details(&self) -> Vec<(&'static str, u64)> {
         self.pool.details()
     }
@@ -169,11 +162,6 @@ impl PoolPolicy for BinningPolicy {
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         self.bins.iter_mut().try_for_each(|bin| bin.close(device))?;
         self.pool.close(device)
-    }
-
-    fn renewed(&self) -> BinningPolicy {
-        let bins = self.bins.iter().map(|bin| EqualBlocks::new(bin.size)).collect();
-        BinningPolicy { bins, blocks: self.blocks, pool: self.pool.renewed() }
     }
 }
 

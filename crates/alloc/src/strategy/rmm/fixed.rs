@@ -5,14 +5,13 @@
 //! The part of a block that a request does not use is lost: it counts as allocated, not as
 //! requested.
 
+use std::collections::VecDeque;
+
 use super::{StreamLists, multiple_of_quantum};
 use crate::device::{Device, DeviceError};
 use crate::strategy::{
-    Built, Outcome, Parameter, Setup, SpecError, Stats, StrategyEntry, parameters,
-    pooled::{
-        DeviceRegion, PieceQueue, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, REQUEST_LIMIT, RegionTable,
-        TakenPiece,
-    },
+    Built, Outcome, Parameter, Setup, Stats, StrategyEntry, parameters,
+    pooled::{PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, REQUEST_LIMIT, RegionTable, TakenPiece},
 };
 use oomph_base::{MIB, StreamId};
 
@@ -42,9 +41,9 @@ fn build(parameters: &str, _: &Setup<'_>) -> Built {
         }
         Ok(())
     })?;
-    let chunk =
-        chunk_bytes(block, blocks).map_err(|reason| SpecError::BadParameters { strategy: ENTRY.name, reason })?;
-    Ok(Box::new(PoolStrategy::new(FixedPolicy::new(block, chunk))))
+    let chunk = chunk_bytes(block, blocks).map_err(|reason| ENTRY.refused(reason))?;
+    let policy = FixedPolicy { blocks: EqualBlocks::new(block), chunk, first: true };
+    Ok(Box::new(PoolStrategy::new(ENTRY.name, policy)))
 }
 
 /// The size of a chunk of `blocks` blocks.
@@ -63,12 +62,6 @@ struct FixedPolicy {
     first: bool,
 }
 
-impl FixedPolicy {
-    fn new(block: u64, chunk: u64) -> FixedPolicy {
-        FixedPolicy { blocks: EqualBlocks::new(block), chunk, first: true }
-    }
-}
-
 impl PoolPolicy for FixedPolicy {
     const GOES_TO_FREEING_STREAM: bool = true;
 
@@ -83,8 +76,8 @@ impl PoolPolicy for FixedPolicy {
     }
 
     #[inline]
-    fn take(&mut self, table: &mut RegionTable, device: &mut dyn Device, request: &PoolRequest) -> TakenPiece {
-        Ok(self.blocks.take(table, device, request.stream)?.map(|slot| (slot, Outcome::Hit)))
+    fn take(&mut self, _: &mut RegionTable, device: &mut dyn Device, request: &PoolRequest) -> TakenPiece {
+        Ok(self.blocks.take(device, request.stream)?.map(|slot| (slot, Outcome::Hit)))
     }
 
     #[inline]
@@ -110,16 +103,8 @@ impl PoolPolicy for FixedPolicy {
         if self.blocks.is_empty() { 0 } else { self.blocks.size }
     }
 
-    fn pool_name(&self, _: &DeviceRegion) -> &'static str {
-        "fixed"
-    }
-
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         self.blocks.close(device)
-    }
-
-    fn renewed(&self) -> FixedPolicy {
-        FixedPolicy::new(self.blocks.size, self.chunk)
     }
 }
 
@@ -132,7 +117,7 @@ impl PoolPolicy for FixedPolicy {
 #[derive(Clone, Debug)]
 pub(super) struct EqualBlocks {
     pub(super) size: u64,
-    queues: StreamLists<PieceQueue>,
+    queues: StreamLists<VecDeque<u32>>,
 }
 
 impl EqualBlocks {
@@ -142,34 +127,20 @@ impl EqualBlocks {
 
     /// Takes a block for a stream.
     #[inline]
-    pub(super) fn take(
-        &mut self,
-        table: &mut RegionTable,
-        device: &mut dyn Device,
-        stream: StreamId,
-    ) -> Result<Option<u32>, DeviceError> {
-        if let Some(own) = self.queues.get(stream)
-            && let Some(slot) = own.first()
-        {
-            own.remove(table, slot);
-            return Ok(Some(slot));
+    pub(super) fn take(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<Option<u32>, DeviceError> {
+        match self.queues.get(stream).and_then(VecDeque::pop_front) {
+            Some(slot) => Ok(Some(slot)),
+            None => self.take_from_another(device, stream),
         }
-        self.take_from_another(table, device, stream)
     }
 
     #[cold]
-    fn take_from_another(
-        &mut self,
-        table: &mut RegionTable,
-        device: &mut dyn Device,
-        stream: StreamId,
-    ) -> Result<Option<u32>, DeviceError> {
+    fn take_from_another(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<Option<u32>, DeviceError> {
         self.queues.get_or_make(stream);
         for owner in self.queues.others(stream) {
-            if let Some(first) = self.queues.get_or_make(owner).first() {
+            if !self.queues.get_or_make(owner).is_empty() {
                 self.queues.wait_for(device, stream, owner)?;
-                self.queues.get_or_make(owner).remove(table, first);
-                return Ok(Some(first));
+                return Ok(self.queues.get_or_make(owner).pop_front());
             }
         }
         Ok(None)
@@ -191,7 +162,7 @@ impl EqualBlocks {
             table[block].stream = stream;
             table[block].note = note;
             let rest = (table[block].size > self.size).then(|| table.cut(block, self.size));
-            queue.push(table, block);
+            queue.push_back(block);
             match rest {
                 Some(rest) => block = rest,
                 None => break,
@@ -203,18 +174,18 @@ impl EqualBlocks {
     #[inline]
     pub(super) fn keep(&mut self, table: &mut RegionTable, slot: u32) {
         let stream = table[slot].stream;
-        self.queues.freed_by(stream).push(table, slot);
+        self.queues.freed_by(stream).push_back(slot);
     }
 
     /// Forgets a free block.
     pub(super) fn forget(&mut self, table: &mut RegionTable, slot: u32) {
         let stream = table[slot].stream;
-        self.queues.get_or_make(stream).remove(table, slot);
+        self.queues.get_or_make(stream).retain(|&free| free != slot);
     }
 
     /// Whether no stream has a free block.
     pub(super) fn is_empty(&self) -> bool {
-        self.queues.iter().all(|queue| queue.first().is_none())
+        self.queues.iter().all(VecDeque::is_empty)
     }
 
     /// Gives the events back.

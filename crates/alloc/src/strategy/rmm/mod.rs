@@ -32,7 +32,7 @@ mod reference;
 
 use super::{
     parameters::Setting,
-    pooled::{REQUEST_LIMIT, WaitEvent},
+    pooled::{PerStream, REQUEST_LIMIT, WaitEvent},
 };
 use crate::device::{Device, DeviceError};
 use oomph_base::{StreamId, round_up};
@@ -103,7 +103,7 @@ fn multiple_of_quantum(setting: &Setting<'_>) -> Result<u64, String> {
 #[derive(Clone, Debug)]
 struct StreamLists<L> {
     /// By stream.
-    lists: Vec<StreamList<L>>,
+    lists: PerStream<StreamList<L>>,
     /// Streams in the order in which they were first seen.
     seen: Vec<StreamId>,
 }
@@ -113,7 +113,6 @@ struct StreamList<L> {
     blocks: L,
     /// Whether RMM's map has this list. It may be empty.
     present: bool,
-    seen: bool,
     /// Whether there is work of this stream that others must wait for.
     freed: bool,
     event: WaitEvent,
@@ -121,7 +120,7 @@ struct StreamList<L> {
 
 impl<L> Default for StreamLists<L> {
     fn default() -> Self {
-        StreamLists { lists: Vec::new(), seen: Vec::new() }
+        StreamLists { lists: PerStream::default(), seen: Vec::new() }
     }
 }
 
@@ -129,7 +128,7 @@ impl<L: Default> StreamLists<L> {
     /// The list of a stream, if it exists.
     #[inline]
     fn get(&mut self, stream: StreamId) -> Option<&mut L> {
-        self.lists.get_mut(stream.index()).filter(|list| list.present).map(|list| &mut list.blocks)
+        self.lists.get_mut(stream).filter(|list| list.present).map(|list| &mut list.blocks)
     }
 
     /// The list of a stream, made if it does not exist.
@@ -148,7 +147,7 @@ impl<L: Default> StreamLists<L> {
 
     /// All streams with lists except one.
     fn others(&self, stream: StreamId) -> Vec<StreamId> {
-        let present = |other: &StreamId| self.lists[other.index()].present;
+        let present = |&other: &StreamId| self.lists.get(other).is_some_and(|list| list.present);
         self.seen.iter().copied().filter(|&other| other != stream).filter(present).collect()
     }
 
@@ -159,7 +158,7 @@ impl<L: Default> StreamLists<L> {
 
     /// Makes later work of `stream` wait until `owner` is done with what it has freed.
     fn wait_for(&mut self, device: &mut dyn Device, stream: StreamId, owner: StreamId) -> Result<(), DeviceError> {
-        let Some(list) = self.lists.get_mut(owner.index()).filter(|list| list.freed) else { return Ok(()) };
+        let Some(list) = self.lists.get_mut(owner).filter(|list| list.freed) else { return Ok(()) };
         list.event.wait(device, stream, owner)
     }
 
@@ -172,25 +171,21 @@ impl<L: Default> StreamLists<L> {
 
     /// Gives the events back.
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        self.lists.iter_mut().try_for_each(|list| list.event.destroy(device))
+        self.seen.iter().try_for_each(|&stream| self.lists.of(stream).event.destroy(device))
     }
 
     #[inline]
     fn list(&mut self, stream: StreamId) -> &mut StreamList<L> {
-        if !self.lists.get(stream.index()).is_some_and(|list| list.present) {
+        if !self.lists.get(stream).is_some_and(|list| list.present) {
             self.make(stream);
         }
-        &mut self.lists[stream.index()]
+        self.lists.of(stream)
     }
 
     #[cold]
     fn make(&mut self, stream: StreamId) {
-        if self.lists.len() <= stream.index() {
-            self.lists.resize_with(stream.index() + 1, StreamList::default);
-        }
-        let list = &mut self.lists[stream.index()];
-        list.present = true;
-        if !std::mem::replace(&mut list.seen, true) {
+        self.lists.of(stream).present = true;
+        if !self.seen.contains(&stream) {
             self.seen.push(stream);
         }
     }

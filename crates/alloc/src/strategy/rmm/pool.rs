@@ -21,11 +21,11 @@
 use super::{QUANTUM, RmmAmount, StreamLists, multiple_of_quantum, rounded};
 use crate::device::{Device, DeviceError};
 use crate::strategy::{
-    Built, Outcome, Parameter, Refusal, Setup, SpecError, Stats, StrategyEntry,
+    Built, Outcome, Parameter, Refusal, Setup, Stats, StrategyEntry,
     caching::free_index::{FreeBlock, FreeIndex},
     parameters::{self, Setting},
     pooled::{
-        DeviceRegion, MemoryPiece, PieceState, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, REQUEST_LIMIT,
+        MemoryPiece, PieceState, PieceTable, PoolGrowth, PoolPolicy, PoolRequest, PoolStrategy, REQUEST_LIMIT,
         RegionTable, TakenPiece,
     },
 };
@@ -57,8 +57,8 @@ pub(super) const MAXIMUM_PARAMETER: Parameter = Parameter::text(
 fn build(parameters: &str, _: &Setup<'_>) -> Built {
     let mut settings = RmmPoolSettings::default();
     parameters::read(&ENTRY, parameters, |setting| settings.apply(&setting))?;
-    settings.check().map_err(|reason| SpecError::BadParameters { strategy: ENTRY.name, reason })?;
-    Ok(Box::new(PoolStrategy::new(RmmPool::new(settings))))
+    settings.check().map_err(|reason| ENTRY.refused(reason))?;
+    Ok(Box::new(PoolStrategy::new(ENTRY.name, RmmPool::new(settings))))
 }
 
 /// The parameters.
@@ -107,8 +107,8 @@ pub(super) struct RmmPool {
 /// A free piece as the index knows it. The index counts in units of 512 bytes and RMM in 256, so
 /// sizes are doubled.
 #[inline]
-fn entry(table: &RegionTable, slot: u32) -> FreeBlock {
-    let MemoryPiece { size, address, .. } = table[slot];
+fn entry(pieces: &PieceTable, slot: u32) -> FreeBlock {
+    let MemoryPiece { size, address, .. } = pieces[slot];
     FreeBlock { size: 2 * size, address, slot }
 }
 
@@ -128,18 +128,10 @@ fn cut_from(list: &mut FreeIndex, table: &mut RegionTable, found: FreeBlock, siz
 /// Adds a piece to its stream's list, joined with its neighbours there.
 #[inline]
 fn join_into(list: &mut FreeIndex, table: &mut RegionTable, slot: u32) {
-    let MemoryPiece { previous, next, stream, note, .. } = table[slot];
+    let MemoryPiece { stream, note, .. } = table[slot];
     let joins = |piece: &MemoryPiece| piece.stream == stream && piece.note == note;
-    if table.free_piece(next).is_some_and(joins) {
-        list.remove(entry(table, next));
-        table.join_next(slot);
-    }
-    if table.free_piece(previous).is_some_and(joins) {
-        list.remove(entry(table, previous));
-        table.join_next(previous);
-        return list.insert(entry(table, previous));
-    }
-    list.insert(entry(table, slot));
+    let joined = table.join_free(slot, joins, |pieces, gone| list.remove(entry(pieces, gone)));
+    list.insert(entry(table, joined));
 }
 
 impl RmmPool {
@@ -266,20 +258,12 @@ impl PoolPolicy for RmmPool {
         table.regions().into_iter().map(longest).max().unwrap_or(0)
     }
 
-    fn pool_name(&self, _: &DeviceRegion) -> &'static str {
-        "pool"
-    }
-
     fn details(&self) -> Vec<(&'static str, u64)> {
         vec![("taken_from_other_streams", self.taken_from_others), ("lists_merged", self.merged)]
     }
 
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         self.lists.close(device)
-    }
-
-    fn renewed(&self) -> RmmPool {
-        RmmPool::new(self.settings)
     }
 }
 

@@ -27,8 +27,8 @@ use self::{
 };
 use super::{
     Attempt, Block, Built, Caller, Context, Freed, Layout, Parameter, Request, SegmentView, Setup, SpecError, Stats,
-    Strategy, StrategyEntry, StrategyError, StrategyEvent,
-    deferred::{DeferredFrees, Patience},
+    Strategy, StrategyEntry, StrategyError,
+    deferred::Patience,
     parameters, plain_state,
     pooled::{MemoryPiece, NONE, PieceState},
 };
@@ -143,8 +143,6 @@ pub struct Stitch {
     tiles: SegmentTiles,
     ranges: StitchedRanges,
     leftovers: MappingLeftovers,
-    /// Freed tiles and ranges, waiting for events.
-    deferred: DeferredFrees<u32>,
     counts: StitchCounts,
     stats: Stats,
 }
@@ -176,7 +174,6 @@ impl Stitch {
             tiles: SegmentTiles::default(),
             ranges: StitchedRanges::default(),
             leftovers: MappingLeftovers::default(),
-            deferred: DeferredFrees::default(),
             counts: StitchCounts::default(),
             stats: Stats::default(),
         }
@@ -206,15 +203,9 @@ impl Stitch {
 
     /// Completes the frees whose streams are done.
     fn complete_frees(&mut self, cx: &mut Context<'_>, patience: Patience) -> Result<(), StrategyError> {
-        if self.deferred.is_empty() {
-            return Ok(());
-        }
-        let mut released = Vec::new();
-        let result = self.deferred.release(cx.device, patience, &mut released);
-        for slot in released {
-            let MemoryPiece { address, size, requested, stream, .. } = self.tiles[slot];
-            cx.sink.event(StrategyEvent::FreeCompleted { address: Address(address), requested, stream });
-            self.stats.on_reusable(requested, size);
+        let (completed, result) = self.tiles.completed(cx.device, patience);
+        for slot in completed {
+            self.tiles.report_completed(cx, &mut self.stats, slot);
             self.free_memory(slot);
         }
         Ok(result?)
@@ -272,7 +263,7 @@ impl Strategy for Stitch {
         let piece = self.tiles.live(&block)?;
         let (size, requested) = (piece.size, piece.requested);
         if piece.is_shared() {
-            self.tiles.free_later(cx, &mut self.deferred, block.slot)?;
+            self.tiles.free_later(cx.device, block.slot)?;
             self.stats.on_free(size);
             return Ok(Freed::Later);
         }

@@ -164,37 +164,36 @@ impl SegmentTiles {
     }
 
     /// Makes a tile free and joins it with its free neighbours.
-    pub(super) fn release(&mut self, mut slot: u32) {
-        let MemoryPiece { previous, next, .. } = self[slot];
-        if self.table.free_piece(next).is_some() {
-            self.remove_free(next);
-            self.table.join_next(slot);
-        }
-        if self.table.free_piece(previous).is_some() {
-            self.remove_free(previous);
-            self.table.join_next(previous);
-            slot = previous;
-        }
-        self.insert_free(slot);
+    pub(super) fn release(&mut self, slot: u32) {
+        let SegmentTiles { table, segments, free } = self;
+        let joined = table.join_free(
+            slot,
+            |_| true,
+            |pieces, gone| {
+                if let Some(key) = key(segments, &pieces[gone], gone) {
+                    free.remove(&key);
+                }
+            },
+        );
+        self.insert_free(joined);
     }
 
     fn insert_free(&mut self, slot: u32) {
         self[slot].state = PieceState::Free;
-        let key = self.key(slot);
-        self.free.extend(key);
+        self.free.extend(key(&self.segments, &self.table[slot], slot));
     }
 
     fn remove_free(&mut self, slot: u32) {
-        if let Some(key) = self.key(slot) {
+        if let Some(key) = key(&self.segments, &self.table[slot], slot) {
             self.free.remove(&key);
         }
     }
+}
 
-    fn key(&self, slot: u32) -> Option<FreeKey> {
-        let tile = &self[slot];
-        let segment = self.segment(tile.region)?;
-        Some((segment.pool, segment.stream, tile.size, tile.address, slot))
-    }
+/// The place of a tile among the free ones.
+fn key(segments: &[Option<StitchSegment>], tile: &MemoryPiece, slot: u32) -> Option<FreeKey> {
+    let segment = segments.get(tile.region as usize)?.as_ref()?;
+    Some((segment.pool, segment.stream, tile.size, tile.address, slot))
 }
 
 #[cfg(test)]
