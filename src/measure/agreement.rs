@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{CaseLabel, SCHEMA};
 use crate::{
-    device::Device,
+    device::{Capabilities, Device},
     replay::{
         ReplayError, ReplayOptions,
         agreement::{CompletedRun, agree, perform},
@@ -141,7 +141,7 @@ impl AgreementRecord {
         options: &ReplayOptions<'_>,
     ) -> Result<(), ReplayError> {
         let AgreementSetup { mut device, mut simulated, strategies: [mut first, second, mut free] } = cast;
-        let on_device = if first.requires().stream_ordered_pools {
+        let on_device = if first.requires().contains(Capabilities::STREAM_ORDERED_POOLS) {
             self.finding = Finding::Unscripted;
             perform(source, &mut *first, &mut *device, options, &mut Silent)?
         } else {
@@ -266,9 +266,9 @@ mod tests {
 
     #[test]
     fn unsupported_case_is_skipped_with_reason() {
-        use crate::measure::fixture::TinyDevice;
+        use crate::measure::fixture::tiny_device;
         let mut incapable = cast(["async"; 3]);
-        incapable.device = Box::new(TinyDevice::new(MIB));
+        incapable.device = Box::new(tiny_device(MIB));
         let record = measure(incapable);
         assert_eq!(record.finding, Finding::Skipped);
         assert_eq!(record.reason, "this device has no stream-ordered pools");

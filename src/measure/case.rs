@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     base::Bytes,
-    device::Device,
+    device::{Capabilities, Device},
     replay::{self, FailedRequest, LiveBlock, Observer, ReplayError, ReplayMoment, ReplayOutcome, replay},
     strategy::{Context, EventSink, Freed, Layout, Outcome, Silent, Strategy, StrategyEvent},
     trace::{Op, Source},
@@ -109,7 +109,7 @@ impl CaseObserver {
         warn_of(unmarked, Warning::IncidentsLeftOut { count: unmarked });
         let waiting = record.final_active_bytes.saturating_sub(record.final_allocated_bytes);
         warn_of(waiting, Warning::BlocksStillWaiting { bytes: waiting });
-        let idle = if device.props().capabilities.compute { 0 } else { self.work.0 };
+        let idle = if device.props().capabilities.contains(Capabilities::COMPUTE) { 0 } else { self.work.0 };
         warn_of(idle, Warning::WorkNotRun { count: idle });
         warn_of(u64::from(detail.steps.is_empty()), Warning::NoSteps);
     }
@@ -370,7 +370,7 @@ mod tests {
         device::DeviceClock,
         measure::{
             categories::TagBytes,
-            fixture::{ALLOC_NS, FREE_NS, OVERHEAD, TinyDevice, TinyStrategy},
+            fixture::{ALLOC_NS, FREE_NS, OVERHEAD, TinyStrategy, tiny_device},
             timeline::IncidentKind,
         },
         replay::{OnOutOfMemory, OomCause},
@@ -381,7 +381,7 @@ mod tests {
     const STREAM: StreamId = StreamId::DEFAULT;
 
     fn run(builder: TraceBuilder, capacity: u64, options: &replay::ReplayOptions<'_>) -> (CaseRecord, CaseDetail) {
-        let mut device = TinyDevice::new(capacity);
+        let mut device = tiny_device(capacity);
         measure(&CaseLabel::default(), &builder.finish("builder"), &mut TinyStrategy::default(), &mut device, options)
     }
 
@@ -538,14 +538,14 @@ mod tests {
         builder.device_sync();
         let (record, _) = run(builder, 64 * KIB, &replay::ReplayOptions::default());
         assert_eq!((record.status, record.events, record.allocs), (Status::Error, 1, 1));
-        assert_eq!(record.reason, "event 1: cuCtxSynchronize: CUDA_ERROR_TINY");
+        assert_eq!(record.reason, "event 1: cuCtxSynchronize: injected");
     }
 
     #[test]
     fn memory_that_does_not_come_back_is_an_error() {
         let mut strategy = TinyStrategy::default();
         strategy.forgets = 1;
-        let mut device = TinyDevice::new(64 * KIB);
+        let mut device = tiny_device(64 * KIB);
         let source = two_steps().finish("builder");
         let options = replay::ReplayOptions::default();
         let (record, _) = measure(&CaseLabel::default(), &source, &mut strategy, &mut device, &options);
@@ -557,8 +557,8 @@ mod tests {
     #[test]
     fn missing_device_feature_skips_the_case() {
         let mut strategy = TinyStrategy::default();
-        strategy.requires.virtual_memory = true;
-        let mut device = TinyDevice::new(64 * KIB);
+        strategy.requires = Capabilities::VIRTUAL_MEMORY;
+        let mut device = tiny_device(64 * KIB);
         let options = replay::ReplayOptions::default();
         let (record, _) = measure(&CaseLabel::default(), &Trace::default(), &mut strategy, &mut device, &options);
         assert_eq!((record.status, record.clock), (Status::Skipped, None));

@@ -1,154 +1,40 @@
 //! A device and a strategy so small that every figure of a test can be computed by hand.
 
 use crate::{
-    base::{Address, EventId, KIB, Nanos, StreamId, round_up},
-    device::{
-        CallKind, CallLedger, CallTally, Capabilities, Compute, Device, DeviceClock, DeviceError, DeviceProps,
-        MemoryInfo, Patterns, PinnedHost, StreamOrderedPools, VirtualMemory,
-    },
+    base::{Address, KIB, Nanos, StreamId, round_up},
+    device::{CallKind, Capabilities, DeviceError, wrap::stand_in::StandInDevice},
     strategy::{
         Attempt, Block, BlockState, BlockView, Caller, Context, Control, Freed, InitialLayout, Layout, Outcome,
         Refusal, Request, SegmentView, Shortage, Stats, Strategy, StrategyError, StrategyEvent,
     },
 };
 
-/// What an allocation costs on [`TinyDevice`].
+/// What an allocation costs on [`tiny_device`].
 pub(crate) const ALLOC_NS: u64 = 100;
-/// What a free costs on [`TinyDevice`].
+/// What a free costs on [`tiny_device`].
 pub(crate) const FREE_NS: u64 = 40;
-/// Context and libraries of [`TinyDevice`].
+/// Context and libraries of [`tiny_device`].
 pub(crate) const OVERHEAD: u64 = 5 * KIB;
 
-/// Memory in 1 KiB pages and nothing else; every call has a fixed price.
-pub(crate) struct TinyDevice {
-    props: DeviceProps,
-    held: Vec<(Address, u64)>,
-    next_address: u64,
-    clock: Nanos,
-    ledger: CallLedger,
+/// Memory in 1 KiB pages and nothing else: allocations and frees have a fixed price, and waiting for
+/// all streams fails.
+pub(crate) fn tiny_device(capacity: u64) -> StandInDevice {
+    let mut device = StandInDevice::new(capacity, capacity, false);
+    device.props.name = "tiny".to_owned();
+    (device.props.page_bytes, device.props.granularity_bytes, device.step_bytes) = (KIB, KIB, KIB);
+    device.props.context_bytes = OVERHEAD;
+    device.props.capabilities = Capabilities::NONE;
+    device.broken = Some(CallKind::CtxSynchronize);
+    device.costs = |kind| match kind {
+        CallKind::MemAlloc => Nanos(ALLOC_NS),
+        CallKind::MemFree => Nanos(FREE_NS),
+        _ => Nanos::ZERO,
+    };
+    device.now = Nanos(1_000_000);
+    device
 }
 
-impl TinyDevice {
-    pub(crate) fn new(capacity: u64) -> TinyDevice {
-        TinyDevice {
-            props: DeviceProps {
-                name: "tiny".to_owned(),
-                ordinal: 0,
-                total_bytes: capacity,
-                page_bytes: KIB,
-                granularity_bytes: KIB,
-                context_bytes: OVERHEAD,
-                capabilities: Capabilities::NONE,
-                clock: DeviceClock::Virtual,
-            },
-            held: Vec::new(),
-            next_address: KIB,
-            clock: Nanos(1_000_000),
-            ledger: CallLedger::default(),
-        }
-    }
-
-    fn spend(&mut self, kind: CallKind, ns: u64, failed: bool) {
-        self.clock += Nanos(ns);
-        self.ledger.note(kind, Nanos(ns), failed);
-    }
-}
-
-impl Device for TinyDevice {
-    fn props(&self) -> &DeviceProps {
-        &self.props
-    }
-    fn alloc(&mut self, bytes: u64) -> Result<Address, DeviceError> {
-        let failed = self.growth_bytes(bytes) > self.free_bytes();
-        self.spend(CallKind::MemAlloc, ALLOC_NS, failed);
-        if failed {
-            return Err(DeviceError::OutOfMemory { call: CallKind::MemAlloc, requested: bytes });
-        }
-        let address = Address(self.next_address);
-        self.next_address += round_up(bytes, KIB);
-        self.held.push((address, round_up(bytes, KIB)));
-        Ok(address)
-    }
-    fn free(&mut self, address: Address) -> Result<(), DeviceError> {
-        self.spend(CallKind::MemFree, FREE_NS, false);
-        self.held.retain(|(held, _)| *held != address);
-        Ok(())
-    }
-    fn memory_info(&mut self) -> Result<MemoryInfo, DeviceError> {
-        Ok(MemoryInfo { free: self.free_bytes(), total: self.props.total_bytes })
-    }
-    fn held_bytes(&self) -> u64 {
-        self.held.iter().map(|(_, bytes)| bytes).sum()
-    }
-    fn growth_bytes(&self, bytes: u64) -> u64 {
-        round_up(bytes, KIB)
-    }
-    fn free_bytes(&self) -> u64 {
-        self.props.total_bytes - self.held_bytes()
-    }
-    fn overhead_bytes(&self) -> u64 {
-        OVERHEAD
-    }
-    fn stream_create(&mut self, _: u64) -> Result<StreamId, DeviceError> {
-        Ok(StreamId(1))
-    }
-    fn stream_handle(&self, stream: StreamId) -> u64 {
-        u64::from(stream.0)
-    }
-    fn stream_synchronize(&mut self, _: StreamId) -> Result<(), DeviceError> {
-        Ok(())
-    }
-    fn stream_wait_event(&mut self, _: StreamId, _: EventId) -> Result<(), DeviceError> {
-        Ok(())
-    }
-    fn synchronize(&mut self) -> Result<(), DeviceError> {
-        Err(DeviceError::Driver { call: CallKind::CtxSynchronize, name: "CUDA_ERROR_TINY".to_owned() })
-    }
-    fn event_create(&mut self) -> Result<EventId, DeviceError> {
-        Ok(EventId(0))
-    }
-    fn event_record(&mut self, _: EventId, _: StreamId) -> Result<(), DeviceError> {
-        Ok(())
-    }
-    fn event_query(&mut self, _: EventId) -> Result<bool, DeviceError> {
-        Ok(true)
-    }
-    fn event_synchronize(&mut self, _: EventId) -> Result<(), DeviceError> {
-        Ok(())
-    }
-    fn event_destroy(&mut self, _: EventId) -> Result<(), DeviceError> {
-        Ok(())
-    }
-    fn now(&self) -> Nanos {
-        self.clock
-    }
-    fn elapse(&mut self, time: Nanos) {
-        self.clock += time;
-    }
-    fn ledger(&self) -> CallLedger {
-        self.ledger.clone()
-    }
-    fn calls(&self) -> CallTally {
-        self.ledger.total()
-    }
-    fn virtual_memory(&mut self) -> Option<&mut dyn VirtualMemory> {
-        None
-    }
-    fn stream_ordered_pools(&mut self) -> Option<&mut dyn StreamOrderedPools> {
-        None
-    }
-    fn pinned_host(&mut self) -> Option<&mut dyn PinnedHost> {
-        None
-    }
-    fn compute(&mut self) -> Option<&mut dyn Compute> {
-        None
-    }
-    fn patterns(&mut self) -> Option<&mut dyn Patterns> {
-        None
-    }
-}
-
-/// One block a segment, both as large as the request rounded up to 256 bytes. Freed segments are kept and handed out
+/// One block per segment, both as large as the request rounded up to 256 bytes. Freed segments are kept and handed out
 /// whole to the next request that fits; a block used on another stream is never reusable before the end.
 #[derive(Clone, Default)]
 pub(crate) struct TinyStrategy {

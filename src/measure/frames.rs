@@ -336,7 +336,7 @@ mod tests {
         base::{KIB, StreamId},
         measure::{
             CaseDetail, CaseLabel,
-            fixture::{TinyDevice, TinyStrategy},
+            fixture::{TinyStrategy, tiny_device},
             measure,
         },
         replay::ReplayOptions,
@@ -344,7 +344,7 @@ mod tests {
     };
 
     fn detail(builder: TraceBuilder, capacity: u64) -> CaseDetail {
-        let mut device = TinyDevice::new(capacity);
+        let mut device = tiny_device(capacity);
         measure(
             &CaseLabel::default(),
             &builder.finish("builder"),

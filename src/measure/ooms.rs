@@ -259,7 +259,7 @@ mod tests {
             wrap::LimitedDevice,
         },
         measure::{
-            fixture::{TinyDevice, TinyStrategy},
+            fixture::{TinyStrategy, tiny_device},
             ooms::OomRecorder,
         },
         replay::{self, replay},
@@ -319,7 +319,7 @@ mod tests {
         builder.use_on(shared, StreamId(1));
         builder.free(shared);
         builder.alloc(4000, StreamId::DEFAULT, TagId(0));
-        let (mut strategy, mut device) = (TinyStrategy::default(), TinyDevice::new(4 * KIB));
+        let (mut strategy, mut device) = (TinyStrategy::default(), tiny_device(4 * KIB));
         let options = replay::ReplayOptions::default();
         let mut ooms = OomRecorder::default();
         replay(&builder.finish("pending"), &mut strategy, &mut device, &options, &mut ooms).unwrap();

@@ -402,12 +402,12 @@ mod tests {
     use super::*;
     use crate::{
         base::{KIB, StreamId, TagId},
-        measure::fixture::{TinyDevice, TinyStrategy},
+        measure::fixture::{TinyStrategy, tiny_device},
         trace::TraceBuilder,
     };
 
     fn fresh() -> Result<OpenedAllocator, ReplayError> {
-        let (strategy, device) = (Box::new(TinyStrategy::default()), Box::new(TinyDevice::new(64 * KIB)));
+        let (strategy, device) = (Box::new(TinyStrategy::default()), Box::new(tiny_device(64 * KIB)));
         Ok(OpenedAllocator { strategy, device, limit: None })
     }
 
@@ -455,14 +455,14 @@ mod threads_tests {
     use super::*;
     use crate::{
         base::{KIB, StreamId, TagId},
-        measure::fixture::{TinyDevice, TinyStrategy},
+        measure::fixture::{TinyStrategy, tiny_device},
         replay::ReplayMoment,
         strategy::EventSink,
         trace::TraceBuilder,
     };
 
     fn fresh() -> Result<OpenedAllocator, ReplayError> {
-        let (strategy, device) = (Box::new(TinyStrategy::default()), Box::new(TinyDevice::new(64 * KIB)));
+        let (strategy, device) = (Box::new(TinyStrategy::default()), Box::new(tiny_device(64 * KIB)));
         Ok(OpenedAllocator { strategy, device, limit: None })
     }
 

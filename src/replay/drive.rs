@@ -207,13 +207,13 @@ impl<O: Observer> TraceDriver<'_, O> {
             }
             Op::HostAlloc { slot, bytes } => {
                 let content = match self.device.pinned_host() {
-                    Some(host) => SlotContent::host_buffer(host.host_alloc(bytes).map_err(device_failed)?, bytes),
-                    None => SlotContent::EMPTY,
+                    Ok(host) => SlotContent::host_buffer(host.host_alloc(bytes).map_err(device_failed)?, bytes),
+                    Err(_) => SlotContent::EMPTY,
                 };
                 self.fill_slot(slot, content);
             }
             Op::HostFree { slot } => match (self.content(slot).as_host_buffer(), self.device.pinned_host()) {
-                (Some(address), Some(host)) => {
+                (Some(address), Ok(host)) => {
                     host.host_free(address).map_err(device_failed)?;
                     self.fill_slot(slot, SlotContent::EMPTY);
                 }
@@ -306,8 +306,8 @@ impl<O: Observer> TraceDriver<'_, O> {
             count += 1;
         }
         match self.device.compute() {
-            Some(compute) => compute.launch(stream, work, &operands[..count]),
-            None => Ok(()),
+            Ok(compute) => compute.launch(stream, work, &operands[..count]),
+            Err(_) => Ok(()),
         }
     }
 
@@ -321,7 +321,7 @@ impl<O: Observer> TraceDriver<'_, O> {
                 self.strategy
                     .free(&mut cx, live.block, caller)
                     .map_err(|source| ReplayError::Strategy { event, source })?;
-            } else if let (Some(address), Some(host)) = (content.as_host_buffer(), self.device.pinned_host()) {
+            } else if let (Some(address), Ok(host)) = (content.as_host_buffer(), self.device.pinned_host()) {
                 host.host_free(address).map_err(|source| ReplayError::Device { event, source })?;
             }
         }

@@ -362,7 +362,7 @@ mod tests {
         base::{KIB, StreamId, TagId},
         measure::{
             CaseLabel, Status,
-            fixture::{TinyDevice, TinyStrategy},
+            fixture::{TinyStrategy, tiny_device},
             measure,
         },
         replay::ReplayOptions,
@@ -382,7 +382,7 @@ mod tests {
                 builder.free(block);
             }
         }
-        let mut device = TinyDevice::new(64 * KIB);
+        let mut device = tiny_device(64 * KIB);
         measure(&label, &builder.finish(workload), &mut TinyStrategy::default(), &mut device, &ReplayOptions::default())
     }
 

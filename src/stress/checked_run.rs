@@ -204,8 +204,8 @@ impl CheckedPlayer {
             }
             Op::HostAlloc { slot, bytes } => {
                 let allocated = self.watch.on_device(|device| match device.pinned_host() {
-                    Some(host) => host.host_alloc(bytes).map(Some),
-                    None => Ok(None),
+                    Ok(host) => host.host_alloc(bytes).map(Some),
+                    Err(_) => Ok(None),
                 });
                 let contents = allocated.ok().flatten().map(|address| SlotContents::Host { address, bytes });
                 self.set_slot(slot, contents);
@@ -325,8 +325,8 @@ impl CheckedPlayer {
 
     fn host_free(&mut self, address: Address) {
         self.on_device(|device| match device.pinned_host() {
-            Some(host) => host.host_free(address),
-            None => Ok(()),
+            Ok(host) => host.host_free(address),
+            Err(_) => Ok(()),
         });
     }
 
@@ -359,7 +359,7 @@ impl CheckedPlayer {
             );
         }
         let is_invalid = |error: &&StrategyError| {
-            matches!(error, StrategyError::Device(DeviceError::InvalidValue { .. } | DeviceError::Unsupported { .. }))
+            matches!(error, StrategyError::Device(DeviceError::InvalidValue { .. } | DeviceError::Unsupported(_)))
         };
         if let Some(error) = self.watch.errors().iter().find(is_invalid).map(ToString::to_string) {
             self.watch.find("driver", format!("an invalid driver call: {error}"));

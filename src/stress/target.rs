@@ -61,7 +61,7 @@ impl StressTarget {
             return Err(TargetError::Imaginary);
         }
         let (strategy, device) = self.open()?;
-        Capabilities { patterns: true, ..Capabilities::NONE }.check(device.props())?;
+        Capabilities::PATTERNS.check(device.props())?;
         Ok((strategy, device))
     }
 

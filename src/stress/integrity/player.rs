@@ -135,8 +135,8 @@ impl<S: Strategy> PatternPlayer<S> {
             // Without operands, because it would overwrite the pattern.
             Op::Work { shape, stream, .. } => match tables.shapes().get(shape as usize) {
                 Some(work) => self.on_device(|device| match device.compute() {
-                    Some(compute) => compute.launch(stream, work, &[]),
-                    None => Ok(()),
+                    Ok(compute) => compute.launch(stream, work, &[]),
+                    Err(_) => Ok(()),
                 }),
                 None => Ok(()),
             },
@@ -232,7 +232,7 @@ impl<S: Strategy> PatternPlayer<S> {
 
     /// Fetches the results of comparisons.
     fn fetch_results(&mut self) -> Result<(), StrategyError> {
-        let Some(patterns) = self.device.patterns() else { return Ok(()) };
+        let Ok(patterns) = self.device.patterns() else { return Ok(()) };
         let verified = patterns.verified()?;
         self.counts.comparisons += verified.blocks;
         self.counts.compared_bytes += verified.bytes;
@@ -245,7 +245,7 @@ impl<S: Strategy> PatternPlayer<S> {
         &mut self,
         mut call: impl FnMut(&mut dyn Patterns) -> Result<(), DeviceError>,
     ) -> Result<(), StrategyError> {
-        self.on_device(|device| call(device.require_patterns()?))
+        self.on_device(|device| call(device.patterns()?))
     }
 
     fn on_device<R>(

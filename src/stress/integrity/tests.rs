@@ -66,7 +66,7 @@ impl PagedAllocator {
 
     /// Another page; `None` where there is no memory.
     fn grow(&mut self, cx: &mut Context<'_>) -> Result<Option<Address>, StrategyError> {
-        let Some(memory) = cx.device.virtual_memory() else { return Ok(None) };
+        let Ok(memory) = cx.device.virtual_memory() else { return Ok(None) };
         let shown_before = self.pages.last().map(|&(_, physical)| physical);
         let physical = match shown_before.filter(|_| self.flaw == ContentsFlaw::Aliases && self.pages.len() % 2 == 1) {
             Some(physical) => physical,
@@ -145,7 +145,7 @@ impl Strategy for PagedAllocator {
     fn trim(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
         cx.device.synchronize()?;
         self.trims += 1;
-        let Some(memory) = cx.device.virtual_memory() else { return Ok(()) };
+        let Ok(memory) = cx.device.virtual_memory() else { return Ok(()) };
         let unlucky = self.trims as usize % self.pages.len().max(1);
         for (place, (address, physical)) in self.pages.iter_mut().enumerate() {
             memory.unmap(*address, PAGE)?;
@@ -159,7 +159,7 @@ impl Strategy for PagedAllocator {
     }
 
     fn close(&mut self, cx: &mut Context<'_>) -> Result<(), StrategyError> {
-        let Some(memory) = cx.device.virtual_memory() else { return Ok(()) };
+        let Ok(memory) = cx.device.virtual_memory() else { return Ok(()) };
         let mut released = Vec::new();
         for (address, physical) in self.pages.drain(..) {
             memory.unmap(address, PAGE)?;
@@ -189,7 +189,7 @@ impl Strategy for PagedAllocator {
     }
 
     fn requires(&self) -> Capabilities {
-        Capabilities { virtual_memory: true, ..Capabilities::NONE }
+        Capabilities::VIRTUAL_MEMORY
     }
 
     fn fork(&self) -> Option<Box<dyn Strategy>> {

@@ -175,7 +175,7 @@ impl ThreadTeam<'_> {
         &self,
         call: impl FnOnce(&mut dyn Patterns) -> Result<R, DeviceError>,
     ) -> Result<R, StrategyError> {
-        self.on_device(|device| call(device.require_patterns()?))
+        self.on_device(|device| call(device.patterns()?))
     }
 
     /// 0 is not a valid key.
@@ -351,7 +351,7 @@ impl<'a> TeamThread<'a> {
         let contents: Vec<Patterned> = blocks.iter().map(|held| held.contents).collect();
         let keeps_busy = self.random.chance(0.25);
         self.team.on_device(|device| {
-            if keeps_busy && let Some(compute) = device.compute() {
+            if keeps_busy && let Ok(compute) = device.compute() {
                 compute.launch(other, &SPIN, &[])?;
             }
             device.event_record(order, home)?;

@@ -102,8 +102,8 @@ impl MisuseSession {
     /// Keeps a stream busy; false if the device cannot.
     pub(super) fn keep_busy(&mut self, stream: StreamId, nanos: Nanos) -> Result<bool, ScenarioError> {
         match self.device.compute() {
-            Some(compute) => compute.launch(stream, &Work::Spin { nanos }, &[]).map(|()| true).map_err(Into::into),
-            None => Ok(false),
+            Ok(compute) => compute.launch(stream, &Work::Spin { nanos }, &[]).map(|()| true).map_err(Into::into),
+            Err(_) => Ok(false),
         }
     }
 

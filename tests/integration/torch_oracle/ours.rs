@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use oomph::{
     base::{Address, SiteId, StreamId, ThreadId},
-    device::Device,
+    device::{Device, wrap::stand_in::StandInDevice},
     pytorch::AllocatorSettings,
     strategy::{
         Attempt, Block, BlockState, Caller, Context, Control, Freed, Request, Setup, Strategy, StrategyEvent,
-        caching::{Caching, stand_in::StandInDevice},
+        caching::Caching,
     },
 };
 

@@ -6,11 +6,12 @@
 //! profile.
 
 use super::{
-    CallKind, Device, DeviceError, PoolSettings,
+    CallKind, Device, DeviceError, MemoryInfo, PoolId, PoolSettings, PoolUsage,
     cuda::Footprint,
     sim::{Cost, Profile, ProfileFile, Rates, WorkTime},
+    wrap::{DriverCall, ReplyValue, value_of},
 };
-use oomph_base::{Address, Dtype, EventId, GIB, KIB, MIB, Nanos, ProductRole, StreamId, Work, round_up};
+use oomph_base::{Address, Dtype, GIB, KIB, MIB, Nanos, ProductRole, StreamId, Work, round_up};
 
 /// What was measured on a device.
 #[derive(Clone, Debug)]
@@ -101,124 +102,98 @@ struct CallMeter<'a> {
 }
 
 impl CallMeter<'_> {
-    fn time<T>(
-        &mut self,
-        call: CallKind,
-        bytes: u64,
-        make: impl FnOnce(&mut dyn Device) -> Result<T, DeviceError>,
-    ) -> Result<T, DeviceError> {
-        let before = self.device.ledger().of(call).time;
-        let answer = make(&mut *self.device)?;
-        self.samples.push((call, bytes, self.device.ledger().of(call).time.since(before)));
-        Ok(answer)
+    /// Makes a call whose cost belongs to `bytes`.
+    fn time<T: ReplyValue>(&mut self, bytes: u64, call: DriverCall) -> Result<T, DeviceError> {
+        let kind = call.kind();
+        let before = self.device.ledger().of(kind).time;
+        let value = value_of(kind, call.make(&mut *self.device))?;
+        self.samples.push((kind, bytes, self.device.ledger().of(kind).time.since(before)));
+        Ok(value)
     }
 
     fn plain_memory(&mut self, sizes: &[u64]) -> Result<(), DeviceError> {
         for &bytes in sizes {
             for _ in 0..rounds(bytes) {
-                let address = self.time(CallKind::MemAlloc, bytes, |device| device.alloc(bytes))?;
-                self.time(CallKind::MemFree, bytes, |device| device.free(address))?;
+                let address = self.time(bytes, DriverCall::Alloc { bytes })?;
+                self.time::<()>(bytes, DriverCall::Free { address })?;
             }
         }
         for _ in 0..CALL_SAMPLES {
-            self.time(CallKind::MemGetInfo, 0, |device| device.memory_info())?;
+            self.time::<MemoryInfo>(0, DriverCall::MemoryInfo {})?;
         }
         Ok(())
     }
 
     fn virtual_memory(&mut self, sizes: &[u64]) -> Result<(), DeviceError> {
+        if self.device.virtual_memory().is_err() {
+            return Ok(());
+        }
         let granularity = self.device.props().granularity_bytes;
         for &bytes in sizes.iter().filter(|bytes| bytes.is_multiple_of(granularity)) {
             for _ in 0..rounds(bytes) {
-                if self.device.virtual_memory().is_none() {
-                    return Ok(());
-                }
-                self.map_and_unmap(bytes)?;
+                let address = self.time(bytes, DriverCall::Reserve { bytes })?;
+                let physical = self.time(bytes, DriverCall::Create { bytes })?;
+                self.time::<()>(bytes, DriverCall::Map { address, bytes, physical })?;
+                self.time::<()>(bytes, DriverCall::SetAccess { address, bytes })?;
+                self.time::<()>(bytes, DriverCall::Unmap { address, bytes })?;
+                self.time::<()>(bytes, DriverCall::Release { physical })?;
+                self.time::<()>(bytes, DriverCall::AddressFree { address, bytes })?;
             }
         }
         // What an expandable segment reserves: total memory plus an eighth.
         let total = self.device.props().total_bytes;
-        let whole = round_up(total.saturating_add(total / 8), granularity.max(1));
+        let bytes = round_up(total.saturating_add(total / 8), granularity.max(1));
         for _ in 0..SAMPLES_OF_LARGE {
-            if self.device.virtual_memory().is_none() {
-                return Ok(());
-            }
-            let base =
-                self.time(CallKind::AddressReserve, whole, |device| device.require_virtual_memory()?.reserve(whole))?;
-            self.time(CallKind::AddressFree, whole, |device| {
-                device.require_virtual_memory()?.address_free(base, whole)
-            })?;
+            let address = self.time(bytes, DriverCall::Reserve { bytes })?;
+            self.time::<()>(bytes, DriverCall::AddressFree { address, bytes })?;
         }
         Ok(())
-    }
-
-    fn map_and_unmap(&mut self, bytes: u64) -> Result<(), DeviceError> {
-        let base =
-            self.time(CallKind::AddressReserve, bytes, |device| device.require_virtual_memory()?.reserve(bytes))?;
-        let piece = self.time(CallKind::MemCreate, bytes, |device| device.require_virtual_memory()?.create(bytes))?;
-        self.time(CallKind::MemMap, bytes, |device| device.require_virtual_memory()?.map(base, bytes, piece))?;
-        self.time(CallKind::MemSetAccess, bytes, |device| device.require_virtual_memory()?.set_access(base, bytes))?;
-        self.time(CallKind::MemUnmap, bytes, |device| device.require_virtual_memory()?.unmap(base, bytes))?;
-        self.time(CallKind::MemRelease, bytes, |device| device.require_virtual_memory()?.release(piece))?;
-        self.time(CallKind::AddressFree, bytes, |device| device.require_virtual_memory()?.address_free(base, bytes))
     }
 
     /// Allocations from a pool that already has the memory, as in the middle of a run.
     fn pools(&mut self, sizes: &[u64]) -> Result<(), DeviceError> {
-        if self.device.stream_ordered_pools().is_none() {
+        if self.device.stream_ordered_pools().is_err() {
             return Ok(());
         }
-        let settings = PoolSettings {
-            release_threshold: u64::MAX,
-            follow_event_dependencies: true,
-            allow_opportunistic: true,
-            allow_internal_dependencies: true,
-        };
+        let settings = PoolSettings { release_threshold: u64::MAX, ..PoolSettings::DRIVER_DEFAULT };
         for &bytes in sizes {
-            let pool =
-                self.time(CallKind::PoolCreate, 0, |device| device.require_stream_ordered_pools()?.pool_create(None))?;
-            self.time(CallKind::PoolSetAttribute, 0, |device| {
-                device.require_stream_ordered_pools()?.pool_configure(pool, settings)
-            })?;
-            let first = self.device.require_stream_ordered_pools()?.alloc_async(pool, bytes, STREAM)?;
-            self.device.require_stream_ordered_pools()?.free_async(first, STREAM)?;
+            let pool = self.time(0, DriverCall::PoolCreate { max_bytes: None })?;
+            self.time::<()>(0, DriverCall::PoolConfigure { pool, settings })?;
+            self.fill_pool(pool, bytes)?;
             for _ in 0..CALL_SAMPLES {
-                let taken = self.time(CallKind::MemAllocAsync, bytes, |device| {
-                    device.require_stream_ordered_pools()?.alloc_async(pool, bytes, STREAM)
-                })?;
-                self.time(CallKind::MemFreeAsync, bytes, |device| {
-                    device.require_stream_ordered_pools()?.free_async(taken, STREAM)
-                })?;
-                self.time(CallKind::PoolGetAttribute, 0, |device| {
-                    device.require_stream_ordered_pools()?.pool_usage(pool)
-                })?;
+                let address = self.time(bytes, DriverCall::AllocAsync { pool, bytes, stream: STREAM })?;
+                self.time::<()>(bytes, DriverCall::FreeAsync { address, stream: STREAM })?;
+                self.time::<PoolUsage>(0, DriverCall::PoolUsage { pool })?;
             }
             for _ in 0..TRIMS {
                 self.device.synchronize()?;
                 // A pool takes more than was requested, and gives that back.
-                let held = self.device.require_stream_ordered_pools()?.pool_usage(pool)?.reserved;
-                self.time(CallKind::PoolTrim, held, |device| {
-                    device.require_stream_ordered_pools()?.pool_trim(pool, 0)
-                })?;
-                let again = self.device.require_stream_ordered_pools()?.alloc_async(pool, bytes, STREAM)?;
-                self.device.require_stream_ordered_pools()?.free_async(again, STREAM)?;
+                let held = self.device.stream_ordered_pools()?.pool_usage(pool)?.reserved;
+                self.time::<()>(held, DriverCall::PoolTrim { pool, keep_bytes: 0 })?;
+                self.fill_pool(pool, bytes)?;
             }
             self.device.synchronize()?;
-            self.time(CallKind::PoolDestroy, 0, |device| device.require_stream_ordered_pools()?.pool_destroy(pool))?;
+            self.time::<()>(0, DriverCall::PoolDestroy { pool })?;
         }
         Ok(())
+    }
+
+    /// Makes a pool take memory from the device. Not measured.
+    fn fill_pool(&mut self, pool: PoolId, bytes: u64) -> Result<(), DeviceError> {
+        let pools = self.device.stream_ordered_pools()?;
+        let address = pools.alloc_async(pool, bytes, STREAM)?;
+        pools.free_async(address, STREAM)
     }
 
     fn pinned_host(&mut self, sizes: &[u64]) -> Result<(), DeviceError> {
         for &bytes in sizes.iter().filter(|&&bytes| bytes <= MOST_HOST_BYTES) {
             for _ in 0..SAMPLES_OF_LARGE {
-                let Some(host) = self.device.pinned_host() else { return Ok(()) };
+                let Ok(host) = self.device.pinned_host() else { return Ok(()) };
                 // The first use of a size is not measured.
                 let first = host.host_alloc(bytes)?;
                 host.host_free(first)?;
-                let address =
-                    self.time(CallKind::HostAlloc, bytes, |device| device.require_pinned_host()?.host_alloc(bytes))?;
-                self.time(CallKind::HostFree, bytes, |device| device.require_pinned_host()?.host_free(address))?;
+                let address = self.time(bytes, DriverCall::HostAlloc { bytes })?;
+                self.time::<()>(bytes, DriverCall::HostFree { address })?;
             }
         }
         Ok(())
@@ -226,21 +201,21 @@ impl CallMeter<'_> {
 
     fn streams_and_events(&mut self) -> Result<(), DeviceError> {
         for _ in 0..STREAMS {
-            self.time(CallKind::StreamCreate, 0, |device| device.stream_create(0))?;
+            self.time::<(StreamId, u64)>(0, DriverCall::StreamCreate { known_as: 0 })?;
         }
         for _ in 0..CALL_SAMPLES {
-            let event: EventId = self.time(CallKind::EventCreate, 0, |device| device.event_create())?;
-            self.time(CallKind::EventRecord, 0, |device| device.event_record(event, STREAM))?;
-            self.time(CallKind::StreamWaitEvent, 0, |device| device.stream_wait_event(StreamId(1), event))?;
+            let event = self.time(0, DriverCall::EventCreate {})?;
+            self.time::<()>(0, DriverCall::EventRecord { event, stream: STREAM })?;
+            self.time::<()>(0, DriverCall::StreamWaitEvent { stream: StreamId(1), event })?;
             self.device.synchronize()?;
-            self.time(CallKind::EventQuery, 0, |device| device.event_query(event))?;
-            self.time(CallKind::EventSynchronize, 0, |device| device.event_synchronize(event))?;
-            self.time(CallKind::StreamSynchronize, 0, |device| device.stream_synchronize(STREAM))?;
-            self.time(CallKind::CtxSynchronize, 0, |device| device.synchronize())?;
-            self.time(CallKind::EventDestroy, 0, |device| device.event_destroy(event))?;
-            if self.device.compute().is_some() {
-                let nothing = Work::Spin { nanos: Nanos::ZERO };
-                self.time(CallKind::Launch, 0, |device| device.require_compute()?.launch(STREAM, &nothing, &[]))?;
+            self.time::<bool>(0, DriverCall::EventQuery { event })?;
+            self.time::<()>(0, DriverCall::EventSynchronize { event })?;
+            self.time::<()>(0, DriverCall::StreamSynchronize { stream: STREAM })?;
+            self.time::<()>(0, DriverCall::Synchronize {})?;
+            self.time::<()>(0, DriverCall::EventDestroy { event })?;
+            if self.device.compute().is_ok() {
+                let work = Work::Spin { nanos: Nanos::ZERO };
+                self.time::<()>(0, DriverCall::Launch { stream: STREAM, work, operands: Vec::new() })?;
             }
         }
         Ok(())
@@ -301,7 +276,7 @@ const KERNELS: u32 = 200;
 /// Measures all work whose operands fit into `room`. Everything is given back.
 fn measure_work(device: &mut dyn Device, room: u64, products: ProductSupport) -> Result<Vec<WorkTime>, DeviceError> {
     let mut times = Vec::new();
-    if device.compute().is_none() {
+    if device.compute().is_err() {
         return Ok(times);
     }
     let multiplied = match products {
@@ -384,7 +359,7 @@ fn operand_bytes(work: &Work) -> Vec<u64> {
 }
 
 fn launch(device: &mut dyn Device, work: &Work, operands: &[(Address, u64)]) -> Result<(), DeviceError> {
-    device.require_compute()?.launch(STREAM, work, operands)
+    device.compute()?.launch(STREAM, work, operands)
 }
 
 /// How long a piece of work takes when it is repeated.
@@ -453,7 +428,7 @@ fn rates(device: &mut dyn Device, times: &[WorkTime]) -> Result<Rates, DeviceErr
 
 /// What the smallest kernel takes when many are queued.
 fn kernel_floor(device: &mut dyn Device) -> Result<Option<Nanos>, DeviceError> {
-    if device.compute().is_none() {
+    if device.compute().is_err() {
         return Ok(None);
     }
     let operand = [(device.alloc(512)?, 512)];

@@ -4,6 +4,7 @@ use std::{fmt, ops::Add};
 
 use serde::{Deserialize, Serialize};
 
+use super::MissingCapabilities;
 use oomph_base::Nanos;
 
 macro_rules! call_kinds {
@@ -178,11 +179,8 @@ pub enum DeviceError {
         reason: String,
     },
     /// The device lacks an ability.
-    #[error("this device has no {capability}")]
-    Unsupported {
-        /// The missing ability.
-        capability: &'static str,
-    },
+    #[error(transparent)]
+    Unsupported(#[from] MissingCapabilities),
     /// Any other driver error.
     #[error("{call}: {name}{}", if is_sticky(name) { ": the context is lost" } else { "" })]
     Driver {

@@ -5,20 +5,9 @@ use std::fmt;
 use super::{DeviceError, DeviceProps, Patterned, Verified};
 use oomph_base::{Address, StreamId, Work};
 
-/// Which optional abilities a device has, or a strategy needs.
+/// A set of optional abilities: those that a device has, or that a strategy needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Capabilities {
-    /// [`VirtualMemory`].
-    pub virtual_memory: bool,
-    /// [`StreamOrderedPools`].
-    pub stream_ordered_pools: bool,
-    /// [`PinnedHost`].
-    pub pinned_host: bool,
-    /// [`Compute`].
-    pub compute: bool,
-    /// [`Patterns`].
-    pub patterns: bool,
-}
+pub struct Capabilities(u8);
 
 /// The abilities that a strategy needs and a device lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -27,48 +16,56 @@ pub struct MissingCapabilities(pub Capabilities);
 
 impl Capabilities {
     /// No optional ability.
-    pub const NONE: Capabilities = Capabilities {
-        virtual_memory: false,
-        stream_ordered_pools: false,
-        pinned_host: false,
-        compute: false,
-        patterns: false,
-    };
+    pub const NONE: Capabilities = Capabilities(0);
+    /// [`VirtualMemory`].
+    pub const VIRTUAL_MEMORY: Capabilities = Capabilities(1);
+    /// [`StreamOrderedPools`].
+    pub const STREAM_ORDERED_POOLS: Capabilities = Capabilities(1 << 1);
+    /// [`PinnedHost`].
+    pub const PINNED_HOST: Capabilities = Capabilities(1 << 2);
+    /// [`Compute`].
+    pub const COMPUTE: Capabilities = Capabilities(1 << 3);
+    /// [`Patterns`].
+    pub const PATTERNS: Capabilities = Capabilities(1 << 4);
+    /// All optional abilities.
+    pub const ALL: Capabilities = Capabilities((1 << Self::NAMES.len()) - 1);
+
+    /// The names of the abilities in messages, by bit.
+    const NAMES: [&str; 5] =
+        ["virtual memory", "stream-ordered pools", "pinned host memory", "compute", "known contents"];
+
+    /// These abilities if the condition holds, otherwise none.
+    #[must_use]
+    pub const fn when(self, condition: bool) -> Capabilities {
+        if condition { self } else { Capabilities::NONE }
+    }
+
+    /// These abilities and some more.
+    #[must_use]
+    pub const fn and(self, more: Capabilities) -> Capabilities {
+        Capabilities(self.0 | more.0)
+    }
+
+    /// Whether all of these abilities are among them.
+    #[must_use]
+    pub const fn contains(self, others: Capabilities) -> bool {
+        self.0 & others.0 == others.0
+    }
 
     /// Checks that a device has all abilities that are needed here.
-    pub fn check(self, props: &DeviceProps) -> Result<(), MissingCapabilities> {
-        let offered = props.capabilities;
-        let missing = Capabilities {
-            virtual_memory: self.virtual_memory && !offered.virtual_memory,
-            stream_ordered_pools: self.stream_ordered_pools && !offered.stream_ordered_pools,
-            pinned_host: self.pinned_host && !offered.pinned_host,
-            compute: self.compute && !offered.compute,
-            patterns: self.patterns && !offered.patterns,
-        };
-        if missing == Capabilities::NONE { Ok(()) } else { Err(MissingCapabilities(missing)) }
+    pub const fn check(self, props: &DeviceProps) -> Result<(), MissingCapabilities> {
+        match self.0 & !props.capabilities.0 {
+            0 => Ok(()),
+            missing => Err(MissingCapabilities(Capabilities(missing))),
+        }
     }
 }
-
-/// How the abilities are called in messages.
-pub(super) const VIRTUAL_MEMORY: &str = "virtual memory";
-pub(super) const STREAM_ORDERED_POOLS: &str = "stream-ordered pools";
-pub(super) const PINNED_HOST: &str = "pinned host memory";
-pub(super) const COMPUTE: &str = "compute";
-pub(super) const PATTERNS: &str = "known contents";
 
 impl fmt::Display for Capabilities {
     /// The names of the abilities, `nothing` where there are none.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<&str> = [
-            (self.virtual_memory, VIRTUAL_MEMORY),
-            (self.stream_ordered_pools, STREAM_ORDERED_POOLS),
-            (self.pinned_host, PINNED_HOST),
-            (self.compute, COMPUTE),
-            (self.patterns, PATTERNS),
-        ]
-        .into_iter()
-        .filter_map(|(has, name)| has.then_some(name))
-        .collect();
+        let names = Self::NAMES.into_iter().enumerate().filter(|(bit, _)| self.0 >> bit & 1 == 1);
+        let names: Vec<&str> = names.map(|(_, name)| name).collect();
         f.write_str(if names.is_empty() { "nothing" } else { "" })?;
         f.write_str(&names.join(", "))
     }
@@ -117,6 +114,16 @@ pub struct PoolSettings {
     pub allow_opportunistic: bool,
     /// Let the driver insert a wait to make a reuse legal.
     pub allow_internal_dependencies: bool,
+}
+
+impl PoolSettings {
+    /// The settings of a new pool: the driver gives all free memory back and allows all reuse.
+    pub const DRIVER_DEFAULT: PoolSettings = PoolSettings {
+        release_threshold: 0,
+        follow_event_dependencies: true,
+        allow_opportunistic: true,
+        allow_internal_dependencies: true,
+    };
 }
 
 /// What a stream-ordered pool holds.

@@ -5,7 +5,7 @@
 //! ([`cuda`]). A cap on memory, injected faults and scripted answers are wrappers over any device
 //! ([`wrap`]). This module knows no strategy and no trace.
 //!
-//! An optional ability is an object: a device that has it returns `Some` from the accessor. A
+//! An optional ability is an object that the device's accessor returns, or an error. A
 //! strategy names what it needs in [`requires`](crate::strategy::Strategy::requires); a case whose
 //! device lacks it is skipped ([`Capabilities::check`]).
 
@@ -135,62 +135,37 @@ pub trait Device: Send {
     fn calls(&self) -> CallTally;
 
     /// Address space and physical memory handled separately, if the device can.
-    fn virtual_memory(&mut self) -> Option<&mut dyn VirtualMemory>;
+    fn virtual_memory(&mut self) -> Result<&mut dyn VirtualMemory, DeviceError>;
     /// The driver's own stream-ordered pools, if the device has them.
-    fn stream_ordered_pools(&mut self) -> Option<&mut dyn StreamOrderedPools>;
+    fn stream_ordered_pools(&mut self) -> Result<&mut dyn StreamOrderedPools, DeviceError>;
     /// Page-locked host memory, if the device can.
-    fn pinned_host(&mut self) -> Option<&mut dyn PinnedHost>;
+    fn pinned_host(&mut self) -> Result<&mut dyn PinnedHost, DeviceError>;
     /// Work on streams, run or simulated, if the device can.
-    fn compute(&mut self) -> Option<&mut dyn Compute>;
+    fn compute(&mut self) -> Result<&mut dyn Compute, DeviceError>;
     /// Contents that are written and compared on streams, if the device can.
-    fn patterns(&mut self) -> Option<&mut dyn Patterns>;
-
-    /// [`virtual_memory`](Device::virtual_memory), or the error that the device lacks it. Not to be
-    /// overridden, like the four below: each follows from its accessor.
-    fn require_virtual_memory(&mut self) -> Result<&mut dyn VirtualMemory, DeviceError> {
-        self.virtual_memory().ok_or(DeviceError::Unsupported { capability: capability::VIRTUAL_MEMORY })
-    }
-    /// [`stream_ordered_pools`](Device::stream_ordered_pools), or the error that the device lacks
-    /// them.
-    fn require_stream_ordered_pools(&mut self) -> Result<&mut dyn StreamOrderedPools, DeviceError> {
-        self.stream_ordered_pools().ok_or(DeviceError::Unsupported { capability: capability::STREAM_ORDERED_POOLS })
-    }
-    /// [`pinned_host`](Device::pinned_host), or the error that the device lacks it.
-    fn require_pinned_host(&mut self) -> Result<&mut dyn PinnedHost, DeviceError> {
-        self.pinned_host().ok_or(DeviceError::Unsupported { capability: capability::PINNED_HOST })
-    }
-    /// [`compute`](Device::compute), or the error that the device lacks it.
-    fn require_compute(&mut self) -> Result<&mut dyn Compute, DeviceError> {
-        self.compute().ok_or(DeviceError::Unsupported { capability: capability::COMPUTE })
-    }
-    /// [`patterns`](Device::patterns), or the error that the device lacks them.
-    fn require_patterns(&mut self) -> Result<&mut dyn Patterns, DeviceError> {
-        self.patterns().ok_or(DeviceError::Unsupported { capability: capability::PATTERNS })
-    }
+    fn patterns(&mut self) -> Result<&mut dyn Patterns, DeviceError>;
 }
 
 /// The accessors of the optional abilities, for a device that implements all of their traits and
 /// says in its properties which of them it has.
 macro_rules! abilities_by_props {
+    ($($accessor:ident: $ability:ident = $capability:ident,)+) => {
+        $(fn $accessor(&mut self) -> Result<&mut dyn $crate::device::$ability, DeviceError> {
+            $crate::device::Capabilities::$capability.check(self.props())?;
+            Ok(self)
+        })+
+    };
     () => {
-        fn virtual_memory(&mut self) -> Option<&mut dyn VirtualMemory> {
-            if self.props().capabilities.virtual_memory { Some(self) } else { None }
-        }
-        fn stream_ordered_pools(&mut self) -> Option<&mut dyn StreamOrderedPools> {
-            if self.props().capabilities.stream_ordered_pools { Some(self) } else { None }
-        }
-        fn pinned_host(&mut self) -> Option<&mut dyn PinnedHost> {
-            if self.props().capabilities.pinned_host { Some(self) } else { None }
-        }
-        fn compute(&mut self) -> Option<&mut dyn Compute> {
-            if self.props().capabilities.compute { Some(self) } else { None }
-        }
-        fn patterns(&mut self) -> Option<&mut dyn Patterns> {
-            if self.props().capabilities.patterns { Some(self) } else { None }
+        $crate::device::abilities_by_props! {
+            virtual_memory: VirtualMemory = VIRTUAL_MEMORY,
+            stream_ordered_pools: StreamOrderedPools = STREAM_ORDERED_POOLS,
+            pinned_host: PinnedHost = PINNED_HOST,
+            compute: Compute = COMPUTE,
+            patterns: Patterns = PATTERNS,
         }
     };
 }
-use abilities_by_props;
+pub(crate) use abilities_by_props;
 
 impl dyn Device + '_ {
     /// Whether the stream exists.

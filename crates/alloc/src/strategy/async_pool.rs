@@ -83,12 +83,7 @@ fn build(parameters: &str, _: &Setup<'_>) -> Built {
 }
 
 fn settings(parameters: &str) -> Result<PoolSettings, SpecError> {
-    let mut settings = PoolSettings {
-        release_threshold: u64::MAX,
-        follow_event_dependencies: true,
-        allow_opportunistic: true,
-        allow_internal_dependencies: true,
-    };
+    let mut settings = PoolSettings { release_threshold: u64::MAX, ..PoolSettings::DRIVER_DEFAULT };
     parameters::read(&ENTRY, parameters, |setting| {
         match setting.key {
             "release_threshold" if setting.value == "max" => settings.release_threshold = u64::MAX,
@@ -127,7 +122,7 @@ struct OpenedPool {
 }
 
 fn pools(device: &mut dyn Device) -> Result<&mut dyn StreamOrderedPools, DeviceError> {
-    device.require_stream_ordered_pools()
+    device.stream_ordered_pools()
 }
 
 impl AsyncPool {
@@ -339,7 +334,7 @@ impl Strategy for AsyncPool {
     }
 
     fn requires(&self) -> Capabilities {
-        Capabilities { stream_ordered_pools: true, ..Capabilities::NONE }
+        Capabilities::STREAM_ORDERED_POOLS
     }
 
     /// The pool itself is state of the device and not copied.

@@ -210,7 +210,7 @@ fn insert_sorted(streams: &mut Vec<StreamId>, stream: StreamId) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::strategy::caching::stand_in::StandInDevice;
+    use crate::device::wrap::stand_in::StandInDevice;
 
     const LEFT: StreamId = StreamId(1);
     const RIGHT: StreamId = StreamId(2);

@@ -32,8 +32,8 @@ use self::{
     virtual_memory::SimVirtualSpace,
 };
 use super::{
-    CallKind, CallLedger, CallTally, Capabilities, Compute, Device, DeviceClock, DeviceError, DeviceProps, MemoryInfo,
-    Patterns, PinnedHost, StreamOrderedPools, VirtualMemory, abilities_by_props,
+    CallKind, CallLedger, CallTally, Capabilities, Device, DeviceClock, DeviceError, DeviceProps, MemoryInfo,
+    abilities_by_props,
 };
 use oomph_base::{Address, EventId, Nanos, StreamId};
 
@@ -104,13 +104,7 @@ impl SimDevice {
                 page_bytes: profile.page_bytes,
                 granularity_bytes: profile.granularity_bytes,
                 context_bytes: profile.context_bytes,
-                capabilities: Capabilities {
-                    virtual_memory: true,
-                    stream_ordered_pools: true,
-                    pinned_host: true,
-                    compute: true,
-                    patterns: true,
-                },
+                capabilities: Capabilities::ALL,
                 clock: DeviceClock::Virtual,
             },
             library_bytes: profile.library_bytes,
@@ -322,6 +316,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::device::Compute;
     use oomph_base::{MIB, Work, round_up};
 
     fn device() -> SimDevice {

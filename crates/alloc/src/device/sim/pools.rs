@@ -45,12 +45,7 @@ struct SimPool {
 
 impl SimPool {
     fn new(maximum: u64) -> SimPool {
-        let settings = PoolSettings {
-            release_threshold: 0,
-            follow_event_dependencies: true,
-            allow_opportunistic: true,
-            allow_internal_dependencies: true,
-        };
+        let settings = PoolSettings::DRIVER_DEFAULT;
         SimPool { settings, maximum, usage: PoolUsage::default(), chunks: BTreeMap::new(), free: FreePieces::default() }
     }
 

@@ -42,7 +42,7 @@ pub struct DriverExchange {
 }
 
 /// A value that some calls return, as a [`DriverReply`] and back.
-pub(super) trait ReplyValue: Sized {
+pub(crate) trait ReplyValue: Sized {
     fn into_reply(self) -> DriverReply;
     fn from_reply(reply: DriverReply) -> Option<Self>;
 }
@@ -74,7 +74,7 @@ reply_values! {
 }
 
 /// Takes the value out of a reply. A reply of another kind is an error of the script.
-pub(super) fn value_of<T: ReplyValue>(kind: CallKind, answer: DriverAnswer) -> Result<T, DeviceError> {
+pub(crate) fn value_of<T: ReplyValue>(kind: CallKind, answer: DriverAnswer) -> Result<T, DeviceError> {
     let reply = answer?;
     T::from_reply(reply)
         .ok_or_else(|| DeviceError::Driver { call: kind, name: format!("{reply:?} does not answer this call") })
@@ -99,7 +99,7 @@ macro_rules! with_driver_calls {
                 event_synchronize(event: EventId) -> () = EventSynchronize, EventSynchronize;
                 event_destroy(event: EventId) -> () = EventDestroy, EventDestroy;
             ],
-            VirtualMemory as require_virtual_memory: [
+            VirtualMemory as virtual_memory: [
                 reserve(bytes: u64) -> Address = Reserve, AddressReserve;
                 address_free(address: Address, bytes: u64) -> () = AddressFree, AddressFree;
                 create(bytes: u64) -> PhysicalId = Create, MemCreate;
@@ -108,7 +108,7 @@ macro_rules! with_driver_calls {
                 set_access(address: Address, bytes: u64) -> () = SetAccess, MemSetAccess;
                 unmap(address: Address, bytes: u64) -> () = Unmap, MemUnmap;
             ],
-            StreamOrderedPools as require_stream_ordered_pools: [
+            StreamOrderedPools as stream_ordered_pools: [
                 pool_create(max_bytes: Option<u64>) -> PoolId = PoolCreate, PoolCreate;
                 pool_destroy(pool: PoolId) -> () = PoolDestroy, PoolDestroy;
                 pool_configure(pool: PoolId, settings: PoolSettings) -> () = PoolConfigure, PoolSetAttribute;
@@ -117,14 +117,14 @@ macro_rules! with_driver_calls {
                 alloc_async(pool: PoolId, bytes: u64, stream: StreamId) -> Address = AllocAsync, MemAllocAsync;
                 free_async(address: Address, stream: StreamId) -> () = FreeAsync, MemFreeAsync;
             ],
-            PinnedHost as require_pinned_host: [
+            PinnedHost as pinned_host: [
                 host_alloc(bytes: u64) -> Address = HostAlloc, HostAlloc;
                 host_free(address: Address) -> () = HostFree, HostFree;
             ]
         }
     };
 }
-pub(super) use with_driver_calls;
+pub(crate) use with_driver_calls;
 
 macro_rules! define_driver_call {
     ({} $($ability:ident as $reach:ident: [
@@ -165,13 +165,13 @@ macro_rules! define_driver_call {
                         Ok(DriverReply::Stream(stream, device.stream_handle(stream)))
                     }
                     DriverCall::Launch { stream, ref work, ref operands } => {
-                        device.require_compute()?.launch(stream, work, operands).map(ReplyValue::into_reply)
+                        device.compute()?.launch(stream, work, operands).map(ReplyValue::into_reply)
                     }
                     DriverCall::FillBlocks { stream, ref blocks } => {
-                        device.require_patterns()?.fill_blocks(stream, blocks).map(ReplyValue::into_reply)
+                        device.patterns()?.fill_blocks(stream, blocks).map(ReplyValue::into_reply)
                     }
                     DriverCall::VerifyBlocks { stream, ref blocks } => {
-                        device.require_patterns()?.verify_blocks(stream, blocks).map(ReplyValue::into_reply)
+                        device.patterns()?.verify_blocks(stream, blocks).map(ReplyValue::into_reply)
                     }
                 }
             }
@@ -251,4 +251,4 @@ macro_rules! device_from_responses {
         }
     };
 }
-pub(super) use device_from_responses;
+pub(crate) use device_from_responses;

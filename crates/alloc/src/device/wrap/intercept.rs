@@ -143,7 +143,7 @@ with_driver_calls! { device_from_responses! {
     },
     {
         fn verified(&mut self) -> Result<Verified, DeviceError> {
-            self.device.require_patterns()?.verified()
+            self.device.patterns()?.verified()
         }
     }
 }}

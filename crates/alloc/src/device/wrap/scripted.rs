@@ -586,6 +586,6 @@ mod tests {
         device.launch(StreamId(0), &Work::Elementwise { bytes: 1 }, &[]).unwrap();
         let mut device =
             ScriptedDevice::new(DeviceProps { capabilities: Capabilities::NONE, ..props() }, ScriptOrder::Loose);
-        assert!(device.compute().is_none() && device.virtual_memory().is_none());
+        assert!(device.compute().is_err() && device.virtual_memory().is_err());
     }
 }

@@ -165,7 +165,7 @@ impl RangeTable {
 }
 
 fn virtual_memory<'a>(cx: &'a mut Context<'_>) -> Result<&'a mut dyn VirtualMemory, DeviceError> {
-    cx.device.require_virtual_memory()
+    cx.device.virtual_memory()
 }
 
 impl Caching {

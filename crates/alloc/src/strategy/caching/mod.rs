@@ -12,8 +12,6 @@ pub(super) mod free_index;
 mod pools;
 mod release;
 mod resume;
-#[cfg(any(test, feature = "testing"))]
-pub mod stand_in;
 mod statistics;
 #[cfg(test)]
 mod vectors;
@@ -273,7 +271,9 @@ impl Strategy for Caching {
             Control::Configure(text) => {
                 let refused = |error: AllocatorSettingsError| StrategyError::Refused(error.to_string());
                 let settings = self.settings.updated(text).map_err(refused)?;
-                if settings.expandable_segments && !cx.device.props().capabilities.virtual_memory {
+                if settings.expandable_segments
+                    && !cx.device.props().capabilities.contains(Capabilities::VIRTUAL_MEMORY)
+                {
                     let reason = "expandable_segments:True needs a device with virtual memory";
                     return Err(StrategyError::Refused(reason.to_owned()));
                 }
@@ -344,7 +344,7 @@ impl Strategy for Caching {
     }
 
     fn requires(&self) -> Capabilities {
-        Capabilities { virtual_memory: self.settings.expandable_segments, ..Capabilities::NONE }
+        Capabilities::VIRTUAL_MEMORY.when(self.settings.expandable_segments)
     }
 
     fn fork(&self) -> Option<Box<dyn Strategy>> {

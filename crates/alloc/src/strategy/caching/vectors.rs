@@ -1,10 +1,8 @@
 //! Worked examples: short programs whose every event and end state were seen on the real PyTorch
 //! 2.11 allocator.
 
-use super::{
-    Caching,
-    stand_in::{FIRST_RANGE, FIRST_SEGMENT, StandInDevice},
-};
+use super::Caching;
+use crate::device::wrap::stand_in::{FIRST_RANGE, FIRST_SEGMENT, StandInDevice};
 use crate::strategy::{
     Attempt, Block, BlockState, Caller, Context, Control, Freed, Outcome, Refusal, Request, Setup, Shortage, Strategy,
     StrategyError, StrategyEvent,

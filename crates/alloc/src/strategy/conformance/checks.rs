@@ -339,7 +339,7 @@ fn busy_program(
         DeviceClock::Wall => LONG_ENOUGH,
     };
     match bench.work(stream, long) {
-        StepOutcome::LeftOut => Err(MissingCapabilities(Capabilities { compute: true, ..Capabilities::NONE }).into()),
+        StepOutcome::LeftOut => Err(MissingCapabilities(Capabilities::COMPUTE).into()),
         _ => Ok(bench),
     }
 }

@@ -101,12 +101,9 @@ impl ObservedStrategy {
         work: &Work,
         operands: &[(Address, u64)],
     ) -> Option<Result<(), StrategyError>> {
-        self.device.compute()?;
+        self.device.compute().ok()?;
         let begin = self.device.now().max(self.busy_until[stream.index()]);
-        let launched = self.on_device(|device| match device.compute() {
-            Some(compute) => compute.launch(stream, work, operands),
-            None => Ok(()),
-        });
+        let launched = self.on_device(|device| device.compute()?.launch(stream, work, operands));
         if let (Ok(()), Work::Spin { nanos }) = (&launched, work) {
             self.busy_until[stream.index()] = Nanos(begin.0.saturating_add(self.least_duration(*nanos).0));
         }

@@ -34,7 +34,7 @@ pub(super) struct ChunkMapping {
 }
 
 fn virtual_memory(device: &mut dyn Device) -> Result<&mut dyn VirtualMemory, DeviceError> {
-    device.require_virtual_memory()
+    device.virtual_memory()
 }
 
 impl ChunkMapping {

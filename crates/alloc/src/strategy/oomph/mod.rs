@@ -434,6 +434,6 @@ impl Strategy for OomphAllocator {
     }
 
     fn requires(&self) -> Capabilities {
-        Capabilities { virtual_memory: true, ..Capabilities::NONE }
+        Capabilities::VIRTUAL_MEMORY
     }
 }

@@ -1,9 +1,11 @@
 //! A pooling strategy on a device with consecutive addresses, for worked examples.
 
-use crate::device::{CallKind, Device};
+use crate::device::{
+    CallKind, Device,
+    wrap::stand_in::{FIRST_SEGMENT, StandInDevice},
+};
 use crate::strategy::{
     Attempt, Block, Caller, Context, Outcome, Request, Setup, Shortage, Strategy, StrategyEvent, StrategySpec,
-    caching::stand_in::{FIRST_SEGMENT, StandInDevice},
 };
 use oomph_base::{SiteId, StreamId, ThreadId};
 

@@ -95,7 +95,7 @@ impl StreamHandover {
 mod tests {
     use super::*;
     use crate::device::CallKind;
-    use crate::strategy::caching::stand_in::StandInDevice;
+    use crate::device::wrap::stand_in::StandInDevice;
     use oomph_base::Address;
 
     fn waits(users: &[u16], stream: u16) -> u64 {

@@ -1,10 +1,12 @@
 //! A strategy on a device with consecutive addresses, for worked examples. Blocks are identified by
 //! their distance from the first region.
 
-use crate::device::{CallKind, Device};
+use crate::device::{
+    CallKind, Device,
+    wrap::stand_in::{FIRST_SEGMENT, StandInDevice},
+};
 use crate::strategy::{
     Attempt, Block, Caller, Context, Outcome, Refusal, Request, Setup, Strategy, StrategyEvent, StrategySpec,
-    caching::stand_in::{FIRST_SEGMENT, StandInDevice},
 };
 use oomph_base::{SiteId, StreamId, ThreadId};
 

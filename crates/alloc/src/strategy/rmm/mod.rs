@@ -195,7 +195,7 @@ impl<L: Default> StreamLists<L> {
 mod tests {
     use super::*;
     use crate::device::CallKind;
-    use crate::strategy::{caching::stand_in::StandInDevice, test_device::simulated};
+    use crate::{device::wrap::stand_in::StandInDevice, strategy::test_device::simulated};
     use oomph_base::MIB;
 
     fn read(value: &str) -> Result<RmmAmount, String> {

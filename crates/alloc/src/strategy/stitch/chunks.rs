@@ -25,7 +25,7 @@ enum Leftover {
 
 /// The device's virtual memory; a strategy that requires it spans on no device without.
 pub(super) fn virtual_memory(device: &mut dyn Device) -> Result<&mut dyn VirtualMemory, DeviceError> {
-    device.require_virtual_memory()
+    device.virtual_memory()
 }
 
 impl MappingLeftovers {

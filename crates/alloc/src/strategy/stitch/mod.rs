@@ -308,6 +308,6 @@ impl Strategy for Stitch {
     }
 
     fn requires(&self) -> Capabilities {
-        Capabilities { virtual_memory: true, ..Capabilities::NONE }
+        Capabilities::VIRTUAL_MEMORY
     }
 }

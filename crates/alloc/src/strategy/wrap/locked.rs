@@ -8,8 +8,9 @@
 use spin::{Yield, mutex::SpinMutex};
 
 use crate::device::{
-    CallLedger, CallTally, Capabilities, Compute, Device, DeviceError, DeviceProps, MemoryInfo, Patterned, Patterns,
-    PinnedHost, StreamOrderedPools, Verified, VirtualMemory,
+    CallKind, CallLedger, CallTally, Capabilities, Compute, Device, DeviceError, DeviceProps, MemoryInfo, Patterned,
+    Patterns, PhysicalId, PinnedHost, PoolId, PoolSettings, PoolUsage, StreamOrderedPools, Verified, VirtualMemory,
+    wrap::{DriverAnswer, DriverCall, DriverReply, device_from_responses, value_of, with_driver_calls},
 };
 use crate::strategy::{
     Attempt, Block, Caller, Context, Control, EventSink, Freed, InitialLayout, Layout, Request, Stats, Strategy,
@@ -155,112 +156,52 @@ impl<S: Strategy, E: EventSink> SharedDevice<'_, S, E> {
     }
 }
 
-/// Methods of [`Device`] that take the lock and call the device behind it.
-macro_rules! under_lock {
-    (&mut self: $(fn $name:ident($($argument:ident: $type:ty),*) -> $output:ty;)*) => {$(
-        fn $name(&mut self, $($argument: $type),*) -> $output {
-            self.with(|device| device.$name($($argument),*))
+impl<S: Strategy, E: EventSink> SharedDevice<'_, S, E> {
+    fn respond(&mut self, call: DriverCall) -> DriverAnswer {
+        if matches!(call, DriverCall::StreamCreate { .. }) && self.known_streams < self.common_streams {
+            self.known_streams += 1;
+            return Ok(DriverReply::Stream(StreamId(self.known_streams), 0));
         }
-    )*};
-    (&self: $(fn $name:ident($($argument:ident: $type:ty),*) -> $output:ty;)*) => {$(
+        self.with(|device| call.make(device))
+    }
+}
+
+/// Methods of [`Device`] that take the lock and read from the device behind it.
+macro_rules! read_under_lock {
+    ($(fn $name:ident($($argument:ident: $type:ty),*) -> $output:ty;)*) => {$(
         fn $name(&self, $($argument: $type),*) -> $output {
             self.with(|device| device.$name($($argument),*))
         }
     )*};
 }
 
-impl<S: Strategy, E: EventSink + Send> Device for SharedDevice<'_, S, E> {
-    under_lock! { &mut self:
-        fn alloc(bytes: u64) -> Result<Address, DeviceError>;
-        fn free(address: Address) -> Result<(), DeviceError>;
-        fn memory_info() -> Result<MemoryInfo, DeviceError>;
-        fn stream_synchronize(stream: StreamId) -> Result<(), DeviceError>;
-        fn stream_wait_event(stream: StreamId, event: EventId) -> Result<(), DeviceError>;
-        fn synchronize() -> Result<(), DeviceError>;
-        fn event_create() -> Result<EventId, DeviceError>;
-        fn event_record(event: EventId, stream: StreamId) -> Result<(), DeviceError>;
-        fn event_query(event: EventId) -> Result<bool, DeviceError>;
-        fn event_synchronize(event: EventId) -> Result<(), DeviceError>;
-        fn event_destroy(event: EventId) -> Result<(), DeviceError>;
-        fn elapse(time: Nanos) -> ();
-    }
-
-    under_lock! { &self:
-        fn held_bytes() -> u64;
-        fn growth_bytes(bytes: u64) -> u64;
-        fn free_bytes() -> u64;
-        fn overhead_bytes() -> u64;
-        fn stream_handle(stream: StreamId) -> u64;
-        fn now() -> Nanos;
-        fn ledger() -> CallLedger;
-        fn calls() -> CallTally;
-    }
-
-    fn props(&self) -> &DeviceProps {
-        &self.props
-    }
-
-    fn stream_create(&mut self, known_as: u64) -> Result<StreamId, DeviceError> {
-        if self.known_streams < self.common_streams {
-            self.known_streams += 1;
-            return Ok(StreamId(self.known_streams));
+with_driver_calls! { device_from_responses! {
+    ['a, S, E] SharedDevice<'a, S, E>, [S: Strategy, E: EventSink + Send],
+    {
+        read_under_lock! {
+            fn held_bytes() -> u64;
+            fn growth_bytes(bytes: u64) -> u64;
+            fn free_bytes() -> u64;
+            fn overhead_bytes() -> u64;
+            fn stream_handle(stream: StreamId) -> u64;
+            fn now() -> Nanos;
+            fn ledger() -> CallLedger;
+            fn calls() -> CallTally;
         }
-        self.with(|device| device.stream_create(known_as))
+        fn props(&self) -> &DeviceProps {
+            &self.props
+        }
+        fn elapse(&mut self, time: Nanos) {
+            self.with(|device| device.elapse(time));
+        }
+    },
+    {
+        /// Returns the results for the blocks of all threads.
+        fn verified(&mut self) -> Result<Verified, DeviceError> {
+            self.with(|device| device.patterns()?.verified())
+        }
     }
-
-    /// Strategies use the device behind the lock, so this view need not offer it.
-    fn virtual_memory(&mut self) -> Option<&mut dyn VirtualMemory> {
-        None
-    }
-
-    /// As for virtual memory.
-    fn stream_ordered_pools(&mut self) -> Option<&mut dyn StreamOrderedPools> {
-        None
-    }
-
-    fn pinned_host(&mut self) -> Option<&mut dyn PinnedHost> {
-        if self.props.capabilities.pinned_host { Some(self) } else { None }
-    }
-
-    fn compute(&mut self) -> Option<&mut dyn Compute> {
-        if self.props.capabilities.compute { Some(self) } else { None }
-    }
-
-    fn patterns(&mut self) -> Option<&mut dyn Patterns> {
-        if self.props.capabilities.patterns { Some(self) } else { None }
-    }
-}
-
-impl<S: Strategy, E: EventSink + Send> PinnedHost for SharedDevice<'_, S, E> {
-    fn host_alloc(&mut self, bytes: u64) -> Result<Address, DeviceError> {
-        self.with(|device| device.require_pinned_host()?.host_alloc(bytes))
-    }
-
-    fn host_free(&mut self, address: Address) -> Result<(), DeviceError> {
-        self.with(|device| device.require_pinned_host()?.host_free(address))
-    }
-}
-
-impl<S: Strategy, E: EventSink + Send> Compute for SharedDevice<'_, S, E> {
-    fn launch(&mut self, stream: StreamId, work: &Work, operands: &[(Address, u64)]) -> Result<(), DeviceError> {
-        self.with(|device| device.require_compute()?.launch(stream, work, operands))
-    }
-}
-
-impl<S: Strategy, E: EventSink + Send> Patterns for SharedDevice<'_, S, E> {
-    fn fill_blocks(&mut self, stream: StreamId, blocks: &[Patterned]) -> Result<(), DeviceError> {
-        self.with(|device| device.require_patterns()?.fill_blocks(stream, blocks))
-    }
-
-    fn verify_blocks(&mut self, stream: StreamId, blocks: &[Patterned]) -> Result<(), DeviceError> {
-        self.with(|device| device.require_patterns()?.verify_blocks(stream, blocks))
-    }
-
-    /// Returns the results for the blocks of all threads.
-    fn verified(&mut self) -> Result<Verified, DeviceError> {
-        self.with(|device| device.require_patterns()?.verified())
-    }
-}
+}}
 
 #[cfg(test)]
 mod tests {
@@ -296,7 +237,7 @@ mod tests {
                         else {
                             panic!("not served")
                         };
-                        if let Some(compute) = cx.device.compute() {
+                        if let Ok(compute) = cx.device.compute() {
                             compute.launch(StreamId::DEFAULT, &Work::Spin { nanos: Nanos(1) }, &[]).unwrap();
                         }
                         strategy.free(&mut cx, block, Caller::default()).unwrap();

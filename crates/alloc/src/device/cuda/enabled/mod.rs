@@ -38,8 +38,8 @@ use self::{
 };
 use super::{Footprint, Unavailable};
 use crate::device::{
-    CallKind, CallLedger, CallTally, Capabilities, Compute, Device, DeviceClock, DeviceError, DeviceProps, MemoryInfo,
-    Patterns, PinnedHost, StreamOrderedPools, VirtualMemory, abilities_by_props, mapping::MappingTable,
+    CallKind, CallLedger, CallTally, Capabilities, Device, DeviceClock, DeviceError, DeviceProps, MemoryInfo,
+    abilities_by_props, mapping::MappingTable,
 };
 use oomph_base::{Address, EventId, MIB, Nanos, StreamId, round_up};
 
@@ -148,13 +148,11 @@ impl CudaDevice {
                 page_bytes,
                 granularity_bytes: page_bytes,
                 context_bytes: context.taken_bytes,
-                capabilities: Capabilities {
-                    virtual_memory: context.granularity_bytes.is_some(),
-                    stream_ordered_pools: context.has_pools,
-                    pinned_host: true,
-                    compute: true,
-                    patterns: true,
-                },
+                capabilities: Capabilities::PINNED_HOST
+                    .and(Capabilities::COMPUTE)
+                    .and(Capabilities::PATTERNS)
+                    .and(Capabilities::VIRTUAL_MEMORY.when(context.granularity_bytes.is_some()))
+                    .and(Capabilities::STREAM_ORDERED_POOLS.when(context.has_pools)),
                 clock: DeviceClock::Wall,
             },
             context,
