@@ -5,7 +5,7 @@
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use oomph::{
     models::{Recipe, Workload},
-    trace::{CHUNK_EVENTS, Source},
+    trace::Source,
 };
 
 fn workloads(criterion: &mut Criterion) {
@@ -40,14 +40,11 @@ fn workloads(criterion: &mut Criterion) {
 /// Reads a trace to its end and returns its number of events.
 fn read(workload: &Workload) -> u64 {
     let mut reader = workload.open().expect("a generator does not fail");
-    let (mut chunk, mut events) = (Vec::with_capacity(CHUNK_EVENTS), 0);
-    loop {
-        reader.read(&mut chunk).expect("a generator does not fail");
-        if chunk.is_empty() {
-            return events;
-        }
+    let mut events = 0;
+    while let (chunk @ [_, ..], _) = reader.next_chunk().expect("a generator does not fail") {
         events += chunk.len() as u64;
     }
+    events
 }
 
 criterion_group!(benches, workloads);

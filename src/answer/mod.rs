@@ -30,8 +30,8 @@ fn scan<B>(
     mut visit: impl FnMut(u64, &Op, &Tables) -> ControlFlow<B>,
 ) -> Result<(Option<B>, Tables), TraceError> {
     let mut reader = source.open()?;
-    let (mut chunk, mut index) = (Vec::new(), 0);
-    while let (events @ [_, ..], tables) = reader.lend(&mut chunk)? {
+    let mut index = 0;
+    while let (events @ [_, ..], tables) = reader.next_chunk()? {
         for event in events {
             if let ControlFlow::Break(value) = visit(index, &event.op, tables) {
                 return Ok((Some(value), tables.clone()));

@@ -10,7 +10,7 @@ use crate::{
     models::{Recipe, Workload, WorkloadError},
     replay::{LimitEnforcer, OpenedAllocator, Replay, ReplayError, ReplayOptions, ReplayOutcome},
     strategy::{Context, Silent, StrategySpec},
-    trace::{CollectiveKind, MarkKind, Op, Source, TraceError},
+    trace::{CollectiveKind, MarkKind, Op, Source, TraceError, for_each_event},
 };
 
 /// Why a claim or a technique has no row. That a model does not fit, or does not know a technique, is in its row.
@@ -92,21 +92,16 @@ pub(super) fn time_recipe(
 
 /// The bytes that a rank sends in the last step of a workload. There is one rank here: exchange is counted, not run.
 pub(super) fn exchanged_bytes_per_step(source: &dyn Source) -> Result<u64, TraceError> {
-    let (mut reader, mut chunk) = (source.open()?, Vec::new());
     let mut sent = 0.0;
-    loop {
-        let (events, _) = reader.lend(&mut chunk)?;
-        if events.is_empty() {
-            return Ok(sent as u64);
+    for_each_event(source, |event, _| {
+        match event.op {
+            Op::Mark { kind: MarkKind::Step, .. } => sent = 0.0,
+            Op::Collective { kind, bytes, ranks, .. } => sent += bytes as f64 * share_sent(kind, ranks),
+            _ => {}
         }
-        for event in events {
-            match event.op {
-                Op::Mark { kind: MarkKind::Step, .. } => sent = 0.0,
-                Op::Collective { kind, bytes, ranks, .. } => sent += bytes as f64 * share_sent(kind, ranks),
-                _ => {}
-            }
-        }
-    }
+        Ok::<(), TraceError>(())
+    })?;
+    Ok(sent as u64)
 }
 
 /// The bytes that a rank sends per byte that it contributes, in the usual ring algorithms.

@@ -24,36 +24,25 @@ use crate::{
 /// Goes up whenever a column changes its name or meaning.
 pub const SCHEMA: u32 = 1;
 
-/// How a case ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Status {
-    /// Every request was served.
-    Completed,
-    /// At least one request failed for want of memory.
-    Oom,
-    /// It was never run, and the reason says why.
-    #[default]
-    Skipped,
-    /// It was stopped from outside; the figures are those of the part that ran.
-    Interrupted,
-    /// Something is broken: the trace, the strategy or the device.
-    Error,
+oomph_base::named_enum! {
+    /// How a case ended.
+    #[derive(Default)]
+    pub enum Status {
+        /// Every request was served.
+        Completed = "completed",
+        /// At least one request failed for want of memory.
+        Oom = "oom",
+        /// It was never run, and the reason says why.
+        #[default]
+        Skipped = "skipped",
+        /// It was stopped from outside; the figures are those of the part that ran.
+        Interrupted = "interrupted",
+        /// Something is broken: the trace, the strategy or the device.
+        Error = "error",
+    }
 }
 
 impl Status {
-    /// Its name in files.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Status::Completed => "completed",
-            Status::Oom => "oom",
-            Status::Skipped => "skipped",
-            Status::Interrupted => "interrupted",
-            Status::Error => "error",
-        }
-    }
-
     /// Whether `--resume` may leave the case alone.
     #[must_use]
     pub const fn is_final(self) -> bool {

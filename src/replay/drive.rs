@@ -88,9 +88,8 @@ impl<O: Observer> TraceDriver<'_, O> {
     /// One pass over the trace. Returns false if the replay ends here.
     fn run_round(&mut self, source: &dyn Source) -> Result<bool, ReplayError> {
         let mut reader = source.open()?;
-        let mut chunk = Vec::new();
         loop {
-            let (events, tables) = reader.lend(&mut chunk)?;
+            let (events, tables) = reader.next_chunk()?;
             if events.is_empty() {
                 return Ok(true);
             }

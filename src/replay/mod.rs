@@ -169,26 +169,16 @@ pub struct ReplayRun {
     pub calls: CallLedger,
 }
 
-/// Who refuses requests beyond a memory limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LimitEnforcer {
-    /// The strategy itself, where it has a limit of its own, and otherwise the device: what `--limit` does. PyTorch's
-    /// allocator compares its memory fraction with the size of a segment before it asks the driver.
-    #[default]
-    Allocator,
-    /// The driver alone, as on a card of that size: the strategy does not know the limit.
-    Device,
-}
-
-impl LimitEnforcer {
-    /// Its name in files.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            LimitEnforcer::Allocator => "allocator",
-            LimitEnforcer::Device => "device",
-        }
+oomph_base::named_enum! {
+    /// Who refuses requests beyond a memory limit.
+    #[derive(Default)]
+    pub enum LimitEnforcer {
+        /// The strategy itself, where it has a limit of its own, and otherwise the device: what `--limit` does. PyTorch's
+        /// allocator compares its memory fraction with the size of a segment before it asks the driver.
+        #[default]
+        Allocator = "allocator",
+        /// The driver alone, as on a card of that size: the strategy does not know the limit.
+        Device = "device",
     }
 }
 
@@ -322,24 +312,13 @@ pub struct FailedRequest {
     pub cause: OomCause,
 }
 
-/// Why a request failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OomCause {
-    /// Less memory was free than requested, cached memory included.
-    Exhaustion,
-    /// Enough was free in total, but not in one usable piece.
-    Fragmentation,
-}
-
-impl OomCause {
-    /// Its name in files and sentences.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            OomCause::Exhaustion => "exhaustion",
-            OomCause::Fragmentation => "fragmentation",
-        }
+oomph_base::named_enum! {
+    /// Why a request failed.
+    pub enum OomCause {
+        /// Less memory was free than requested, cached memory included.
+        Exhaustion = "exhaustion",
+        /// Enough was free in total, but not in one usable piece.
+        Fragmentation = "fragmentation",
     }
 }
 

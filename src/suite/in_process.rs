@@ -241,6 +241,6 @@ mod tests {
         let late: Arc<dyn Source> = Arc::new(late.into_recording("late", None, &NoProgress).unwrap());
         assert!(in_memory(&late).unwrap().initial_layout().is_some());
         let generated = in_memory(&test_case("random", "direct").source).unwrap();
-        assert!(generated.info().events.is_some_and(|events| events > 0), "it is a trace in memory");
+        assert!(generated.events().is_some_and(|events| events > 0), "it is a trace in memory");
     }
 }

@@ -23,7 +23,7 @@ use crate::{
     replay::verify::{Companion, CompanionError, Verdict, Verification, verify},
     strategy::Setup,
     trace::{
-        self, EventReader, InitialLayout, Source, SourceInfo, TableFull, Trace, TraceError,
+        self, EventReader, InitialLayout, Source, TableFull, Trace, TraceError,
         torch::{self, Recording},
     },
 };
@@ -266,8 +266,8 @@ impl Source for LazyTraceFile {
         &self.name
     }
 
-    fn info(&self) -> SourceInfo {
-        self.content.get().and_then(|read| read.as_ref().ok()).map(|source| source.info()).unwrap_or_default()
+    fn events(&self) -> Option<u64> {
+        self.content.get()?.as_ref().ok()?.events()
     }
 
     fn initial_layout(&self) -> Option<InitialLayout> {

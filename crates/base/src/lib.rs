@@ -5,6 +5,7 @@
 
 mod catalog;
 mod layout;
+mod named_enum;
 pub mod packing;
 mod parallel;
 mod parameter;

@@ -204,17 +204,11 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     use super::*;
-    use oomph_trace::{Category, Event, MarkKind, Op, Source, Tables, check};
+    use oomph_trace::{Category, Event, MarkKind, Op, Source, Tables, Trace, check};
 
     fn read(workload: &Workload) -> (Vec<Event>, Tables) {
-        let (mut reader, mut chunk, mut events) = (workload.open().unwrap(), Vec::new(), Vec::new());
-        loop {
-            reader.read(&mut chunk).unwrap();
-            if chunk.is_empty() {
-                return (events, reader.tables().clone());
-            }
-            events.extend_from_slice(&chunk);
-        }
+        let trace = Trace::read(workload).unwrap();
+        (trace.events, trace.tables)
     }
 
     fn recipe_in(text: &str) -> Result<Workload, String> {

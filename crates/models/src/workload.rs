@@ -1,7 +1,7 @@
 //! A workload: a generator, its parameters and a seed, read like any other trace.
 
 use crate::{Generator, GeneratorEntry, GeneratorStart, SeededRandom};
-use oomph_trace::{CHUNK_EVENTS, Event, EventReader, InitialLayout, Source, Tables, TraceBuilder, TraceError};
+use oomph_trace::{CHUNK_EVENTS, Event, EventReader, Source, Tables, TraceBuilder, TraceError};
 
 /// A trace that is generated while it is read. Every opening gives the same events.
 #[derive(Clone)]
@@ -40,10 +40,6 @@ impl Source for Workload {
         &self.title
     }
 
-    fn initial_layout(&self) -> Option<InitialLayout> {
-        None
-    }
-
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {
         Ok(Box::new(self.reader()))
     }
@@ -66,8 +62,7 @@ impl WorkloadReader {
 }
 
 impl EventReader for WorkloadReader {
-    fn read(&mut self, chunk: &mut Vec<Event>) -> Result<(), TraceError> {
-        chunk.clear();
+    fn next_chunk(&mut self) -> Result<(&[Event], &Tables), TraceError> {
         while self.trace.pending() < CHUNK_EVENTS && !self.is_finished {
             if self.parts_left() > 0 {
                 self.generator.write_part(self.written, &mut self.trace);
@@ -77,8 +72,7 @@ impl EventReader for WorkloadReader {
                 self.is_finished = true;
             }
         }
-        self.trace.take_into(chunk, CHUNK_EVENTS);
-        Ok(())
+        Ok(self.trace.take(CHUNK_EVENTS))
     }
 
     fn tables(&self) -> &Tables {
@@ -100,9 +94,9 @@ mod tests {
     fn footprint(recipe: Recipe) -> [usize; 3] {
         let workload = recipe.workload().unwrap();
         let mut reading = workload.reader();
-        let (mut chunk, mut pending, mut slots) = (Vec::new(), 0, 0);
+        let (mut pending, mut slots) = (0, 0);
         loop {
-            reading.read(&mut chunk).unwrap();
+            let chunk = reading.next_chunk().unwrap().0.to_vec();
             if chunk.is_empty() {
                 return [pending, slots, reading.tables().shapes().len()];
             }
@@ -152,14 +146,14 @@ mod tests {
         for name in recipe_names() {
             let recipe = Recipe::named(name).unwrap();
             let workload = recipe.workload().unwrap();
-            let (mut reader, mut chunk, mut share) = (workload.open().unwrap(), Vec::new(), 0.0);
+            let (mut reader, mut share) = (workload.open().unwrap(), 0.0);
             // Whole traces would take too long here; the short ones are read to their end.
             for _ in 0..64 {
-                reader.read(&mut chunk).unwrap();
+                let is_at_end = reader.next_chunk().unwrap().0.is_empty();
                 let now = reader.share_read().unwrap();
                 assert!((share..=1.0).contains(&now), "{name}: {share} became {now}");
                 share = now;
-                if chunk.is_empty() {
+                if is_at_end {
                     assert_eq!(share, 1.0, "{name} ends in the middle");
                     break;
                 }
@@ -171,13 +165,9 @@ mod tests {
     #[test]
     fn chunks_keep_their_limit() {
         let workload = Recipe::named("training").unwrap().workload().unwrap();
-        let (mut reader, mut chunk) = (workload.open().unwrap(), Vec::new());
-        loop {
-            reader.read(&mut chunk).unwrap();
+        let mut reader = workload.open().unwrap();
+        while let (chunk @ [_, ..], _) = reader.next_chunk().unwrap() {
             assert!(chunk.len() <= CHUNK_EVENTS);
-            if chunk.is_empty() {
-                break;
-            }
         }
     }
 }

@@ -194,16 +194,16 @@ impl TraceBuilder {
         &self.tables
     }
 
-    /// Moves up to `most` of the oldest events that were not yet taken into `chunk`.
-    pub fn take_into(&mut self, chunk: &mut Vec<Event>, most: usize) {
-        let count = most.min(self.pending());
-        chunk.extend_from_slice(&self.events[self.taken..self.taken + count]);
-        self.taken += count;
+    /// The oldest events that were not taken yet, at most `most`, and the tables. They are dropped when more are taken.
+    pub fn take(&mut self, most: usize) -> (&[Event], &Tables) {
         // Events move only when at least as many were removed as move, so that each event moves once on average.
         if self.taken * 2 >= self.events.len() {
             self.events.drain(..self.taken);
             self.taken = 0;
         }
+        let first = self.taken;
+        self.taken += most.min(self.pending());
+        (&self.events[first..self.taken], &self.tables)
     }
 
     /// The complete trace.
@@ -267,7 +267,7 @@ mod tests {
                 builder.device_sync();
                 written += 1;
             }
-            builder.take_into(&mut taken, most);
+            taken.extend_from_slice(builder.take(most).0);
             assert_eq!(builder.pending() + taken.len(), written as usize);
         }
         taken.extend(builder.finish("rest").events);

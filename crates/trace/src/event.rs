@@ -6,24 +6,6 @@ use serde::{Deserialize, Serialize};
 use crate::interner::Interner;
 use oomph_base::{Nanos, SiteId, StreamId, TagId, ThreadId, Work};
 
-/// Gives an enum its list of values, in the order that reports show, and their names in files.
-macro_rules! names {
-    ($type:ident { $($variant:ident = $name:literal,)* }) => {
-        impl $type {
-            /// Every value, in the order that reports show.
-            pub const ALL: [$type; [$($name),*].len()] = [$($type::$variant),*];
-
-            /// The name in files and tables.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $($type::$variant => $name,)*
-                }
-            }
-        }
-    };
-}
-
 /// The number of a live block. Numbers are dense and reused after a free, so that tables are as long as the number of live
 /// blocks, not as the trace. Block ids in files are unique.
 ///
@@ -185,29 +167,10 @@ impl Op {
     }
 }
 
-/// An [`Op`] without its operands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[expect(missing_docs, reason = "documented at the variant of Op with the same name")]
-pub enum OpKind {
-    Alloc,
-    Free,
-    Use,
-    EventRecord,
-    EventWait,
-    StreamSync,
-    DeviceSync,
-    EmptyCache,
-    Mark,
-    Work,
-    HostAlloc,
-    HostFree,
-    Idle,
-    Collective,
-}
-
-names! {
-    OpKind {
+oomph_base::named_enum! {
+    /// An [`Op`] without its operands.
+    #[expect(missing_docs, reason = "documented at the variant of Op with the same name")]
+    pub enum OpKind {
         Alloc = "alloc",
         Free = "free",
         Use = "use",
@@ -225,45 +188,28 @@ names! {
     }
 }
 
-/// What begins at a mark.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum MarkKind {
-    /// A named part of the run, such as `train` or `forward`.
-    Phase,
-    /// A training step, or one repetition of the workload's cycle.
-    Step,
-    /// A micro-batch within a step.
-    MicroBatch,
-}
-
-names! {
-    MarkKind {
+oomph_base::named_enum! {
+    /// What begins at a mark.
+    pub enum MarkKind {
+        /// A named part of the run, such as `train` or `forward`.
         Phase = "phase",
+        /// A training step, or one repetition of the workload's cycle.
         Step = "step",
+        /// A micro-batch within a step.
         MicroBatch = "micro_batch",
     }
 }
 
-/// A collective operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CollectiveKind {
-    /// The sum over all ranks; every rank gets the result.
-    AllReduce,
-    /// Every rank gets the parts of all ranks.
-    AllGather,
-    /// The sum over all ranks; every rank keeps its part.
-    ReduceScatter,
-    /// One rank sends to all.
-    Broadcast,
-}
-
-names! {
-    CollectiveKind {
+oomph_base::named_enum! {
+    /// A collective operation.
+    pub enum CollectiveKind {
+        /// The sum over all ranks; every rank gets the result.
         AllReduce = "all_reduce",
+        /// Every rank gets the parts of all ranks.
         AllGather = "all_gather",
+        /// The sum over all ranks; every rank keeps its part.
         ReduceScatter = "reduce_scatter",
+        /// One rank sends to all.
         Broadcast = "broadcast",
     }
 }
@@ -273,38 +219,26 @@ pub type ShapeId = u32;
 /// A number in [`Tables::labels`].
 pub type LabelId = u32;
 
-/// What a block is for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Category {
-    /// Not known.
-    #[default]
-    Unknown,
-    /// Weights.
-    Parameter,
-    /// Gradients of weights.
-    Gradient,
-    /// Optimizer state.
-    Optimizer,
-    /// Saved for the backward pass.
-    Activation,
-    /// Freed at the end of the operation, or soon after.
-    Temporary,
-    /// Scratch memory of a library.
-    Workspace,
-    /// Input batches.
-    Input,
-}
-
-names! {
-    Category {
+oomph_base::named_enum! {
+    /// What a block is for.
+    #[derive(Default)]
+    pub enum Category {
+        /// Weights.
         Parameter = "parameter",
+        /// Gradients of weights.
         Gradient = "gradient",
+        /// Optimizer state.
         Optimizer = "optimizer",
+        /// Saved for the backward pass.
         Activation = "activation",
+        /// Freed at the end of the operation, or soon after.
         Temporary = "temporary",
+        /// Scratch memory of a library.
         Workspace = "workspace",
+        /// Input batches.
         Input = "input",
+        /// Not known.
+        #[default]
         Unknown = "unknown",
     }
 }

@@ -64,8 +64,7 @@ pub fn write_to(source: &dyn Source, to: &mut dyn Write) -> Result<u64, WriteErr
     let too_long = |text: native::TooLong| io::Error::new(io::ErrorKind::InvalidInput, text.to_string());
     let mut writer = native::NativeWriter::new(source.name()).map_err(too_long)?;
     let mut reader = source.open()?;
-    let mut chunk = Vec::new();
-    while let (events @ [_, ..], tables) = reader.lend(&mut chunk)? {
+    while let (events @ [_, ..], tables) = reader.next_chunk()? {
         writer.define(tables).map_err(too_long)?;
         for event in events {
             writer.event(event, tables)?;

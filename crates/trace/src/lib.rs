@@ -38,7 +38,7 @@ pub use formats::{FORMATS, open, recognise, save, write, write_to};
 pub use memory_budget::OutOfBudget;
 pub use native::NAME as NATIVE;
 pub use source::{
-    CHUNK_EVENTS, EventReader, PROGRESS_PER_READING, ProgressSource, Source, SourceInfo, Trace, TraceError,
-    TraceFormat, WriteError, for_each_event,
+    CHUNK_EVENTS, EventReader, PROGRESS_PER_READING, ProgressSource, Source, Trace, TraceError, TraceFormat,
+    WriteError, for_each_event,
 };
 pub use summary::{HistogramBucket, MemoryPeak, PowerHistogram, TraceSummary};

@@ -18,30 +18,25 @@ pub trait Source: Send + Sync {
     /// The name in tables.
     fn name(&self) -> &str;
 
-    /// What is known without reading.
-    fn info(&self) -> SourceInfo {
-        SourceInfo::default()
+    /// The number of events, where it is known without reading.
+    fn events(&self) -> Option<u64> {
+        None
     }
 
     /// The memory before the first event, where the trace begins in the middle of a program and the
     /// memory is known. Such a trace first requests the blocks that are live in it, in its order.
-    fn initial_layout(&self) -> Option<InitialLayout>;
+    fn initial_layout(&self) -> Option<InitialLayout> {
+        None
+    }
 
     /// Opens a reader at the first event.
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError>;
 }
 
-/// What is known about a source before reading it. It serves progress reports and table sizes only.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SourceInfo {
-    /// The number of events.
-    pub events: Option<u64>,
-}
-
 /// A position in a source.
 pub trait EventReader: Send {
-    /// Replaces the content of `chunk` by the next events, at most [`CHUNK_EVENTS`]; leaves it empty at the end.
-    fn read(&mut self, chunk: &mut Vec<Event>) -> Result<(), TraceError>;
+    /// The next events, at most [`CHUNK_EVENTS`], and the tables; no events at the end.
+    fn next_chunk(&mut self) -> Result<(&[Event], &Tables), TraceError>;
 
     /// The tables, complete for all events read so far.
     fn tables(&self) -> &Tables;
@@ -50,13 +45,6 @@ pub trait EventReader: Send {
     fn share_read(&self) -> Option<f64> {
         None
     }
-
-    /// The next events and the tables, without a copy where the reader has the events in memory; other readers put them
-    /// into `chunk`. Empty at the end.
-    fn lend<'a>(&'a mut self, chunk: &'a mut Vec<Event>) -> Result<(&'a [Event], &'a Tables), TraceError> {
-        self.read(chunk)?;
-        Ok((chunk, self.tables()))
-    }
 }
 
 /// Reads a source from beginning to end and calls `visit` with every event and the tables.
@@ -64,8 +52,8 @@ pub fn for_each_event<E: From<TraceError>>(
     source: &dyn Source,
     mut visit: impl FnMut(&Event, &Tables) -> Result<(), E>,
 ) -> Result<(), E> {
-    let (mut reader, mut chunk) = (source.open()?, Vec::new());
-    while let (events @ [_, ..], tables) = reader.lend(&mut chunk)? {
+    let mut reader = source.open()?;
+    while let (events @ [_, ..], tables) = reader.next_chunk()? {
         for event in events {
             visit(event, tables)?;
         }
@@ -98,8 +86,8 @@ impl Trace {
     /// # Ok::<(), oomph_trace::TraceError>(())
     /// ```
     pub fn read(source: &dyn Source) -> Result<Trace, TraceError> {
-        let (mut reader, mut events, mut chunk) = (source.open()?, Vec::new(), Vec::new());
-        while let (some @ [_, ..], _) = reader.lend(&mut chunk)? {
+        let (mut reader, mut events) = (source.open()?, Vec::new());
+        while let (some @ [_, ..], _) = reader.next_chunk()? {
             events.extend_from_slice(some);
         }
         Ok(Trace { name: source.name().to_owned(), events, tables: reader.tables().clone() })
@@ -111,12 +99,8 @@ impl Source for Trace {
         &self.name
     }
 
-    fn info(&self) -> SourceInfo {
-        SourceInfo { events: Some(self.events.len() as u64) }
-    }
-
-    fn initial_layout(&self) -> Option<InitialLayout> {
-        None
+    fn events(&self) -> Option<u64> {
+        Some(self.events.len() as u64)
     }
 
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {
@@ -132,19 +116,11 @@ struct TraceReader<'a> {
     tables: &'a Tables,
 }
 
-impl<'t> TraceReader<'t> {
-    fn next(&mut self) -> &'t [Event] {
+impl EventReader for TraceReader<'_> {
+    fn next_chunk(&mut self) -> Result<(&[Event], &Tables), TraceError> {
         let (next, unread) = self.unread.split_at(self.unread.len().min(CHUNK_EVENTS));
         self.unread = unread;
-        next
-    }
-}
-
-impl EventReader for TraceReader<'_> {
-    fn read(&mut self, chunk: &mut Vec<Event>) -> Result<(), TraceError> {
-        chunk.clear();
-        chunk.extend_from_slice(self.next());
-        Ok(())
+        Ok((next, self.tables))
     }
 
     fn tables(&self) -> &Tables {
@@ -153,10 +129,6 @@ impl EventReader for TraceReader<'_> {
 
     fn share_read(&self) -> Option<f64> {
         Some(1.0 - self.unread.len() as f64 / self.events.max(1) as f64)
-    }
-
-    fn lend<'a>(&'a mut self, _: &'a mut Vec<Event>) -> Result<(&'a [Event], &'a Tables), TraceError> {
-        Ok((self.next(), self.tables))
     }
 }
 
@@ -265,8 +237,8 @@ where
         self.source.name()
     }
 
-    fn info(&self) -> SourceInfo {
-        self.source.info()
+    fn events(&self) -> Option<u64> {
+        self.source.events()
     }
 
     fn initial_layout(&self) -> Option<InitialLayout> {
@@ -313,9 +285,9 @@ impl<P: Progress> Drop for ProgressReader<'_, P> {
 }
 
 impl<P: Progress + Send> EventReader for ProgressReader<'_, P> {
-    fn read(&mut self, chunk: &mut Vec<Event>) -> Result<(), TraceError> {
+    fn next_chunk(&mut self) -> Result<(&[Event], &Tables), TraceError> {
         self.report();
-        self.reader.read(chunk)
+        self.reader.next_chunk()
     }
 
     fn tables(&self) -> &Tables {
@@ -324,11 +296,6 @@ impl<P: Progress + Send> EventReader for ProgressReader<'_, P> {
 
     fn share_read(&self) -> Option<f64> {
         self.reader.share_read()
-    }
-
-    fn lend<'a>(&'a mut self, chunk: &'a mut Vec<Event>) -> Result<(&'a [Event], &'a Tables), TraceError> {
-        self.report();
-        self.reader.lend(chunk)
     }
 }
 
@@ -343,25 +310,11 @@ mod tests {
         let trace = Trace { name: "long".to_owned(), events, tables: Tables::default() };
         for _ in 0..2 {
             let mut reader = trace.open().unwrap();
-            let mut chunk = Vec::new();
-            let mut sizes = Vec::new();
-            loop {
-                reader.read(&mut chunk).unwrap();
-                sizes.push(chunk.len());
-                if chunk.is_empty() {
-                    break;
-                }
-            }
+            let sizes = [(); 4].map(|()| reader.next_chunk().unwrap().0.len());
             assert_eq!(sizes, [CHUNK_EVENTS, CHUNK_EVENTS, 1, 0]);
-            let mut reader = trace.open().unwrap();
-            let mut lent = Vec::new();
-            while let (events @ [_, ..], _) = reader.lend(&mut chunk).unwrap() {
-                lent.extend_from_slice(events);
-            }
-            assert_eq!(lent, trace.events, "lend and read must agree");
         }
         assert_eq!(Trace::read(&trace).unwrap().events, trace.events);
-        assert_eq!(trace.info().events, Some(trace.events.len() as u64));
+        assert_eq!(trace.events(), Some(trace.events.len() as u64));
     }
 }
 
@@ -385,10 +338,10 @@ mod progress_tests {
         let log = ProgressLog::default();
         let source = ProgressSource::stage(long(), &log, "playing", 2);
         assert_eq!(log.stages(), [("playing".to_owned(), 2000, 0)]);
-        let (mut reader, mut chunk) = (source.open().unwrap(), Vec::new());
+        let mut reader = source.open().unwrap();
         for number in 0..5 {
             assert_eq!(done(&log), number.max(1) * 100 - 100, "a chunk counts when the next one is read");
-            reader.lend(&mut chunk).unwrap();
+            reader.next_chunk().unwrap();
         }
         drop(reader);
         assert_eq!(done(&log), 1000, "a reading that ends early counts in full");
@@ -409,6 +362,6 @@ mod progress_tests {
     fn progress_changes_no_events() {
         let watched = ProgressSource::within(long(), &NoProgress, 1);
         assert_eq!(Trace::read(&watched).unwrap().events, Trace::read(&*long()).unwrap().events);
-        assert_eq!((watched.name(), watched.info()), ("long", long().info()));
+        assert_eq!((watched.name(), watched.events()), ("long", long().events()));
     }
 }

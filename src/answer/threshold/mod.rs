@@ -166,7 +166,7 @@ impl LimitTrials<'_> {
 
     /// The round and the event within it, where the length of the source is known; otherwise counted from the start.
     fn place(&self, replayed: &ReplayOutcome, oom: &FailedRequest) -> (u32, u64) {
-        match self.replay.source.info().events.filter(|&events| events > 0 && events <= replayed.events) {
+        match self.replay.source.events().filter(|&events| events > 0 && events <= replayed.events) {
             Some(events) => ((oom.event / events) as u32 + 1, oom.event % events),
             None => (1, oom.event),
         }

@@ -1,62 +1,46 @@
 //! Driver calls by kind: their names, how many were made, and why they fail.
 
-use std::{fmt, ops::Add};
+use std::ops::Add;
 
 use serde::{Deserialize, Serialize};
 
 use super::MissingCapabilities;
 use oomph_base::Nanos;
 
-macro_rules! call_kinds {
-    ($($variant:ident = $name:literal,)*) => {
-        /// A kind of driver call.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        #[expect(missing_docs, reason = "each variant is the driver's own name, see `name`")]
-        pub enum CallKind { $(#[serde(rename = $name)] $variant,)* }
-
-        impl CallKind {
-            /// Every kind, in declaration order.
-            pub const ALL: &'static [CallKind] = &[$(CallKind::$variant,)*];
-
-            /// The driver's own name for the call.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self { $(CallKind::$variant => $name,)* }
-            }
-        }
-    };
-}
-
-call_kinds! {
-    MemAlloc = "cuMemAlloc",
-    MemFree = "cuMemFree",
-    MemGetInfo = "cuMemGetInfo",
-    StreamCreate = "cuStreamCreate",
-    StreamSynchronize = "cuStreamSynchronize",
-    StreamWaitEvent = "cuStreamWaitEvent",
-    CtxSynchronize = "cuCtxSynchronize",
-    EventCreate = "cuEventCreate",
-    EventRecord = "cuEventRecord",
-    EventQuery = "cuEventQuery",
-    EventSynchronize = "cuEventSynchronize",
-    EventDestroy = "cuEventDestroy",
-    AddressReserve = "cuMemAddressReserve",
-    AddressFree = "cuMemAddressFree",
-    MemCreate = "cuMemCreate",
-    MemRelease = "cuMemRelease",
-    MemMap = "cuMemMap",
-    MemSetAccess = "cuMemSetAccess",
-    MemUnmap = "cuMemUnmap",
-    PoolCreate = "cuMemPoolCreate",
-    PoolDestroy = "cuMemPoolDestroy",
-    PoolSetAttribute = "cuMemPoolSetAttribute",
-    PoolGetAttribute = "cuMemPoolGetAttribute",
-    PoolTrim = "cuMemPoolTrimTo",
-    MemAllocAsync = "cuMemAllocFromPoolAsync",
-    MemFreeAsync = "cuMemFreeAsync",
-    HostAlloc = "cuMemHostAlloc",
-    HostFree = "cuMemFreeHost",
-    Launch = "cuLaunchKernel",
+oomph_base::named_enum! {
+    /// A kind of driver call. Its name is the driver's.
+    #[expect(missing_docs, reason = "each value is the driver's own name, see `name`")]
+    pub enum CallKind {
+        MemAlloc = "cuMemAlloc",
+        MemFree = "cuMemFree",
+        MemGetInfo = "cuMemGetInfo",
+        StreamCreate = "cuStreamCreate",
+        StreamSynchronize = "cuStreamSynchronize",
+        StreamWaitEvent = "cuStreamWaitEvent",
+        CtxSynchronize = "cuCtxSynchronize",
+        EventCreate = "cuEventCreate",
+        EventRecord = "cuEventRecord",
+        EventQuery = "cuEventQuery",
+        EventSynchronize = "cuEventSynchronize",
+        EventDestroy = "cuEventDestroy",
+        AddressReserve = "cuMemAddressReserve",
+        AddressFree = "cuMemAddressFree",
+        MemCreate = "cuMemCreate",
+        MemRelease = "cuMemRelease",
+        MemMap = "cuMemMap",
+        MemSetAccess = "cuMemSetAccess",
+        MemUnmap = "cuMemUnmap",
+        PoolCreate = "cuMemPoolCreate",
+        PoolDestroy = "cuMemPoolDestroy",
+        PoolSetAttribute = "cuMemPoolSetAttribute",
+        PoolGetAttribute = "cuMemPoolGetAttribute",
+        PoolTrim = "cuMemPoolTrimTo",
+        MemAllocAsync = "cuMemAllocFromPoolAsync",
+        MemFreeAsync = "cuMemFreeAsync",
+        HostAlloc = "cuMemHostAlloc",
+        HostFree = "cuMemFreeHost",
+        Launch = "cuLaunchKernel",
+    }
 }
 
 impl CallKind {
@@ -79,12 +63,6 @@ impl CallKind {
             CallKind::HostAlloc => Some(CallKind::HostFree),
             _ => None,
         }
-    }
-}
-
-impl fmt::Display for CallKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }
 

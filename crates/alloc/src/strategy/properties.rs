@@ -40,7 +40,7 @@ impl ReferenceStateMachine for Program {
 
     fn init_state() -> BoxedStrategy<Program> {
         let nobody = StrategySpec { name: String::new(), parameters: String::new() };
-        let faults = prop::collection::vec((prop::sample::select(CallKind::ALL), 1..16u64), 0..4);
+        let faults = prop::collection::vec((prop::sample::select(&CallKind::ALL[..]), 1..16u64), 0..4);
         (8..128u64, faults)
             .prop_map(move |(mib, faults)| {
                 let capacity = mib * MIB;

@@ -83,10 +83,6 @@ impl Source for NativeFile {
         &self.name
     }
 
-    fn initial_layout(&self) -> Option<crate::InitialLayout> {
-        None
-    }
-
     fn open(&self) -> Result<Box<dyn EventReader + '_>, TraceError> {
         Ok(Box::new(NativeReader::open(&self.path)?))
     }

@@ -28,6 +28,7 @@ use oomph_base::{SiteId, StreamId, TagId, ThreadId, Work};
 pub(crate) struct NativeReader {
     lines: LineReader<'static>,
     parser: LineParser,
+    chunk: Vec<Event>,
     name: String,
     /// Bytes read from disk, and the length of the file.
     bytes_read: Arc<AtomicU64>,
@@ -56,7 +57,8 @@ impl NativeReader {
         });
         match header {
             Ok((VERSION, name)) => {
-                Ok(NativeReader { lines, parser: LineParser::default(), name, bytes_read, file_bytes })
+                let (parser, chunk) = (LineParser::default(), Vec::new());
+                Ok(NativeReader { lines, parser, chunk, name, bytes_read, file_bytes })
             }
             Ok((version, _)) => Err(lines.format_error(format!(
                 "written in version {version} of the trace format; this program reads version {VERSION}"
@@ -72,22 +74,21 @@ impl NativeReader {
 }
 
 impl EventReader for NativeReader {
-    fn read(&mut self, chunk: &mut Vec<Event>) -> Result<(), TraceError> {
-        chunk.clear();
-        while chunk.len() < CHUNK_EVENTS {
+    fn next_chunk(&mut self) -> Result<(&[Event], &Tables), TraceError> {
+        self.chunk.clear();
+        while self.chunk.len() < CHUNK_EVENTS {
             let Some(line) = self.lines.next()? else {
-                return match self.parser.ended {
-                    true => Ok(()),
-                    false => Err(self.lines.format_error("the line `end` is missing: the file is truncated")),
-                };
+                if !self.parser.ended {
+                    return Err(self.lines.format_error("the line `end` is missing: the file is truncated"));
+                }
+                break;
             };
             match self.parser.parse(line) {
-                Ok(Some(event)) => chunk.push(event),
-                Ok(None) => {}
+                Ok(event) => self.chunk.extend(event),
                 Err(reason) => return Err(self.lines.syntax_error(reason)),
             }
         }
-        Ok(())
+        Ok((&self.chunk, &self.parser.tables))
     }
 
     fn tables(&self) -> &Tables {

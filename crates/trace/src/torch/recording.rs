@@ -4,14 +4,12 @@
 //! with [`witnessed`](Recording::witnessed), entry by entry, from [`initial`](Recording::initial) to
 //! [`final_segments`](Recording::final_segments).
 
-use std::fmt;
-
 use super::{
     Action, Annotation, InitialMemory, RecordedSettings, Segment, Snapshot, SnapshotBlockState, Stacks, TraceEntry,
     rewind::{RecordingEnd, rewind},
     to_trace::to_trace,
 };
-use crate::{EventReader, InitialLayout, Source, SourceInfo, TableFull, Trace, TraceError};
+use crate::{EventReader, InitialLayout, Source, TableFull, Trace, TraceError};
 use oomph_base::{Address, NoProgress, Progress};
 
 /// The recording of one device.
@@ -82,35 +80,22 @@ impl RecordingGaps {
     /// What is unknown, one sentence each.
     #[must_use]
     pub fn sentences(&self) -> Vec<String> {
-        let mut sentences = Vec::new();
-        let mut say = |count: u64, sentence: fmt::Arguments<'_>| {
-            if count > 0 {
-                sentences.push(sentence.to_string());
-            }
-        };
         let bytes = oomph_base::Bytes(self.alive_before_bytes);
-        say(self.alive_before, format_args!("{} blocks ({bytes}) were there before the recording", self.alive_before));
-        say(
-            self.sizes_estimated,
-            format_args!("{} of them were freed in it, and their size is an estimate", self.sizes_estimated),
+        let guesses = format!(
+            "of {} frees that waited for another stream do not tell which: the most recently active is taken",
+            self.held_back_frees
         );
-        say(self.contradictions, format_args!("{} entries contradict others or the final state", self.contradictions));
-        say(
-            self.streams_guessed,
-            format_args!(
-                "{} of {} frees that waited for another stream do not tell which: the most recently active is taken",
-                self.streams_guessed, self.held_back_frees
-            ),
-        );
-        say(
-            self.unclear_releases,
-            format_args!("{} releases are the allocator's own or an empty_cache just before", self.unclear_releases),
-        );
-        say(
-            self.clock_steps_back,
-            format_args!("{} entries have a time before their predecessor", self.clock_steps_back),
-        );
-        say(self.sites_left_out, format_args!("{} call sites are left out, there are too many", self.sites_left_out));
+        let counted = [
+            (self.alive_before, &*format!("blocks ({bytes}) were there before the recording")),
+            (self.sizes_estimated, "of them were freed in it, and their size is an estimate"),
+            (self.contradictions, "entries contradict others or the final state"),
+            (self.streams_guessed, &guesses),
+            (self.unclear_releases, "releases are the allocator's own or an empty_cache just before"),
+            (self.clock_steps_back, "entries have a time before their predecessor"),
+            (self.sites_left_out, "call sites are left out, there are too many"),
+        ];
+        let counted = counted.into_iter().filter(|(count, _)| *count > 0);
+        let mut sentences: Vec<String> = counted.map(|(count, what)| format!("{count} {what}")).collect();
         sentences.extend(self.missing.iter().cloned());
         sentences
     }
@@ -210,8 +195,8 @@ impl Source for Recording {
         &self.trace.name
     }
 
-    fn info(&self) -> SourceInfo {
-        self.trace.info()
+    fn events(&self) -> Option<u64> {
+        self.trace.events()
     }
 
     fn initial_layout(&self) -> Option<InitialLayout> {

@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn every_kind_has_a_cost() {
         let table = Profile::h200().costs;
-        for &kind in CallKind::ALL {
+        for kind in CallKind::ALL {
             assert!(table.cost(kind, MIB) > Nanos::ZERO, "{kind}");
         }
     }

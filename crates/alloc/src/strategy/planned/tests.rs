@@ -211,7 +211,7 @@ proptest! {
     fn deviating_programs_keep_every_promise(
         steps in nearly_periodic(),
         room in prop::sample::select(vec![96u64, 256, 2048]),
-        (kind, turn) in (prop::sample::select(CallKind::ALL), 1..20u64),
+        (kind, turn) in (prop::sample::select(&CallKind::ALL[..]), 1..20u64),
     ) {
         let entry = STRATEGIES.iter().find(|entry| entry.name == "planned").unwrap();
         for spec in entry.specs() {

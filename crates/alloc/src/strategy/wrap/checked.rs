@@ -28,48 +28,26 @@ pub struct CheckedStrategy<S> {
     violations: ViolationLog,
 }
 
-/// A rule of the contract.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ContractRule {
-    /// Live blocks and blocks that wait for a stream do not overlap, neither by address nor by
-    /// physical memory.
-    Overlap,
-    /// Every block starts at a multiple of [`ALIGNMENT`](crate::strategy::ALIGNMENT).
-    Alignment,
-    /// A block is at least as large as its request, and a request of zero bytes is refused.
-    Size,
-    /// Live blocks can be freed and used; all other handles are refused.
-    Handle,
-    /// The strategy's counters agree with what it did.
-    Books,
-    /// Segments and blocks tile memory and sum to the counters.
-    Layout,
-    /// Events report segments taken and released, delayed frees once each, and failures.
-    Events,
-    /// After a close the strategy is as new.
-    Close,
-}
-
-impl ContractRule {
-    /// Its name in findings.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            ContractRule::Overlap => "overlap",
-            ContractRule::Alignment => "alignment",
-            ContractRule::Size => "size",
-            ContractRule::Handle => "handle",
-            ContractRule::Books => "books",
-            ContractRule::Layout => "layout",
-            ContractRule::Events => "events",
-            ContractRule::Close => "close",
-        }
-    }
-}
-
-impl fmt::Display for ContractRule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+oomph_base::named_enum! {
+    /// A rule of the contract. Its name is that in findings.
+    pub enum ContractRule {
+        /// Live blocks and blocks that wait for a stream do not overlap, neither by address nor by
+        /// physical memory.
+        Overlap = "overlap",
+        /// Every block starts at a multiple of [`ALIGNMENT`](crate::strategy::ALIGNMENT).
+        Alignment = "alignment",
+        /// A block is at least as large as its request, and a request of zero bytes is refused.
+        Size = "size",
+        /// Live blocks can be freed and used; all other handles are refused.
+        Handle = "handle",
+        /// The strategy's counters agree with what it did.
+        Books = "books",
+        /// Segments and blocks tile memory and sum to the counters.
+        Layout = "layout",
+        /// Events report segments taken and released, delayed frees once each, and failures.
+        Events = "events",
+        /// After a close the strategy is as new.
+        Close = "close",
     }
 }
 
