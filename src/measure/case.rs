@@ -1,21 +1,18 @@
 //! Runs one case and collects its row, its detail and what a reader should know about the numbers.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
 use super::{
-    CaseLabel, CaseRecord, Composition, DriverCalls, LatencyHistogram, LayoutFrame, OomReport, PhasePeak, SCHEMA,
-    Status, StepPeak, TagBytes, Timeline,
+    CaseLabel, CaseRecord, Composition, DriverCalls, LatencyHistogram, LayoutFrame, Levels, OomReport, PhasePeak,
+    SCHEMA, Status, StepPeak, TagBytes, Timeline,
     categories::CategoryRecorder,
     frames::FrameRecorder,
-    latency::{Latency, calls_by_kind},
+    latency::{Latency, Operation, calls_by_kind},
     ooms::OomRecorder,
     peaks::PeakRecorder,
     timeline::TimelineRecorder,
 };
 use crate::{
-    base::Bytes,
     device::{Capabilities, Device},
     replay::{self, FailedRequest, LiveBlock, Observer, ReplayError, ReplayMoment, ReplayOutcome, replay},
     strategy::{Context, EventSink, Freed, Layout, Outcome, Silent, Strategy, StrategyEvent},
@@ -59,7 +56,7 @@ pub fn measure(
     (record, detail)
 }
 
-/// All observers of a measured replay.
+/// Everything that is recorded of a measured replay.
 #[derive(Default)]
 struct CaseObserver {
     peaks: PeakRecorder,
@@ -68,7 +65,10 @@ struct CaseObserver {
     album: FrameRecorder,
     latency: Latency,
     ooms: OomRecorder,
-    work: WorkCount,
+    /// Requested bytes of the blocks that callers hold.
+    live: u64,
+    /// Pieces of work in the trace.
+    work: u64,
 }
 
 impl CaseObserver {
@@ -79,14 +79,13 @@ impl CaseObserver {
         strategy: &dyn Strategy,
         device: &dyn Device,
     ) {
-        let peaks = self.peaks.finish(strategy);
-        record.note_peaks(&peaks);
-        (detail.steps, detail.phases) = (peaks.steps, peaks.phases);
+        self.look_at_peak(strategy);
+        record.note_peaks(&self.peaks);
+        (detail.steps, detail.phases) = self.peaks.into_parts();
         record.note_latency(&self.latency);
         record.note_ooms(&self.ooms);
         detail.timeline = self.timeline.finish();
-        detail.categories = self.categories.take_over_time();
-        detail.at_peak = self.categories.finish();
+        (detail.categories, detail.at_peak) = self.categories.finish();
         detail.frames = self.album.finish(strategy);
         record.note_categories(&detail.at_peak);
         detail.latencies = self.latency.histograms();
@@ -109,55 +108,80 @@ impl CaseObserver {
         warn_of(unmarked, Warning::IncidentsLeftOut { count: unmarked });
         let waiting = record.final_active_bytes.saturating_sub(record.final_allocated_bytes);
         warn_of(waiting, Warning::BlocksStillWaiting { bytes: waiting });
-        let idle = if device.props().capabilities.contains(Capabilities::COMPUTE) { 0 } else { self.work.0 };
+        let idle = if device.props().capabilities.contains(Capabilities::COMPUTE) { 0 } else { self.work };
         warn_of(idle, Warning::WorkNotRun { count: idle });
         warn_of(u64::from(detail.steps.is_empty()), Warning::NoSteps);
     }
-}
 
-/// Implements callbacks by calling the same callback of several fields.
-macro_rules! forward {
-    ($($callback:ident($($argument:ident: $type:ty),+) to $($field:ident $arguments:tt),+;)+) => {
-        $(fn $callback(&mut self, $($argument: $type),+) {
-            $(self.$field.$callback $arguments;)+
-        })+
-    };
+    /// Looks at memory as it was at a new peak of `allocated`. Called just before memory falls, so that a long ramp-up
+    /// looks once.
+    #[inline]
+    fn look_at_peak(&mut self, strategy: &dyn Strategy) {
+        if let Some(peak) = self.peaks.take_unread() {
+            peak.largest_free = strategy.largest_free(peak.stream);
+            if peak.usage.allocated > 0 {
+                self.album.take_peak(peak.event, peak.usage.allocated, strategy);
+            }
+        }
+    }
 }
 
 impl EventSink for CaseObserver {
     fn event(&mut self, event: StrategyEvent) {
-        // The only observer that uses inner events.
         self.timeline.event(event);
     }
 }
 
 impl Observer for CaseObserver {
-    forward! {
-        before(now: &ReplayMoment<'_>) to work(now), peaks(now), album(now), latency(now);
-        served(now: &ReplayMoment<'_>, live: &LiveBlock, outcome: Outcome) to latency(now, live, outcome),
-            peaks(now, live, outcome), timeline(now, live, outcome), categories(now, live, outcome),
-            album(now, live, outcome);
-        free_requested(now: &ReplayMoment<'_>, live: &LiveBlock) to peaks(now, live), timeline(now, live),
-            album(now, live);
-        freed(now: &ReplayMoment<'_>, live: &LiveBlock, freed: Freed) to latency(now, live, freed),
-            categories(now, live, freed);
-        out_of_memory(now: &ReplayMoment<'_>, report: &FailedRequest) to latency(now, report), timeline(now, report),
-            ooms(now, report), album(now, report);
-        after(now: &ReplayMoment<'_>) to peaks(now), timeline(now), categories(now), album(now);
-        round_ends(strategy: &dyn Strategy) to peaks(strategy), timeline(strategy), categories(strategy),
-            album(strategy);
-    }
-}
-
-/// Counts the pieces of work in the trace.
-#[derive(Default)]
-struct WorkCount(u64);
-
-impl EventSink for WorkCount {}
-
-impl Observer for WorkCount {
     fn before(&mut self, now: &ReplayMoment<'_>) {
-        self.0 += u64::from(matches!(now.event.op, Op::Work { .. }));
+        match now.event.op {
+            Op::Alloc { .. } | Op::Free { .. } => self.latency.begin(now),
+            Op::Work { .. } => self.work += 1,
+            Op::EmptyCache => self.look_at_peak(now.strategy),
+            Op::Mark { kind, label, index } => self.peaks.begin(now, kind, label, index),
+            _ => {}
+        }
+    }
+
+    fn served(&mut self, now: &ReplayMoment<'_>, live: &LiveBlock, outcome: Outcome) {
+        self.live += live.request.bytes;
+        self.latency.note(now, outcome.into());
+        self.peaks.served(now, live.request.stream, self.live);
+        self.timeline.answered(now, false);
+        self.categories.served(now, live);
+        self.album.served(now, live);
+    }
+
+    fn free_requested(&mut self, now: &ReplayMoment<'_>, live: &LiveBlock) {
+        self.look_at_peak(now.strategy);
+        self.live -= live.request.bytes;
+    }
+
+    fn freed(&mut self, now: &ReplayMoment<'_>, live: &LiveBlock, _: Freed) {
+        self.latency.note(now, Operation::Free);
+        self.categories.freed(live);
+    }
+
+    fn out_of_memory(&mut self, now: &ReplayMoment<'_>, report: &FailedRequest) {
+        self.latency.note(now, Operation::Oom);
+        self.timeline.answered(now, true);
+        self.ooms.out_of_memory(now, report);
+        self.album.out_of_memory(now);
+    }
+
+    fn after(&mut self, now: &ReplayMoment<'_>) {
+        let stats = now.strategy.stats();
+        let levels = Levels::new(&stats, now.device);
+        self.peaks.after(now.index, &stats, levels);
+        self.timeline.after(now, self.live, &levels);
+        self.categories.after(now.index);
+        self.album.after(now);
+    }
+
+    fn round_ends(&mut self, strategy: &dyn Strategy) {
+        self.look_at_peak(strategy);
+        self.live = 0;
+        self.categories.round_ends();
     }
 }
 
@@ -314,48 +338,6 @@ pub enum Warning {
     },
     /// The workload has no step marks, so there are no figures per step.
     NoSteps,
-}
-
-impl Warning {
-    /// What to do about it.
-    #[must_use]
-    pub const fn advice(&self) -> &'static str {
-        match self {
-            Warning::EventsLeftOut { .. } => {
-                "figures after the first OOM are those of a smaller program; give it more memory to see the whole one"
-            }
-            Warning::BlocksStillWaiting { .. } => {
-                "end the workload with a device synchronisation if they should count as free"
-            }
-            Warning::LayoutLeftOut { .. } => "use a shorter workload to look at single blocks",
-            Warning::OomReportsLeftOut { .. } => "stop at the first OOM to look at it alone",
-            Warning::IncidentsLeftOut { .. } => "use the `retries` and `ooms` columns, which count all of them",
-            Warning::WorkNotRun { .. } => "choose a device with compute to see what waiting for streams costs",
-            Warning::NoSteps => "mark the beginning of each step in the workload",
-        }
-    }
-}
-
-impl fmt::Display for Warning {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Warning::EventsLeftOut { count } => {
-                write!(f, "{count} events were left out because their block was never served")
-            }
-            Warning::BlocksStillWaiting { bytes } => {
-                write!(f, "{} of freed blocks still wait for a stream at the end", Bytes(*bytes))
-            }
-            Warning::LayoutLeftOut { blocks } => write!(f, "a layout of {blocks} blocks is not in the case file"),
-            Warning::OomReportsLeftOut { count } => write!(f, "{count} failed requests are not described one by one"),
-            Warning::IncidentsLeftOut { count } => {
-                write!(f, "{count} retries and failed requests have no mark on the timeline")
-            }
-            Warning::WorkNotRun { count } => {
-                write!(f, "{count} pieces of work were not run: the device has no compute, so no stream is ever busy")
-            }
-            Warning::NoSteps => f.write_str("the workload marks no steps"),
-        }
-    }
 }
 
 #[cfg(test)]

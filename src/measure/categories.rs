@@ -4,8 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::timeline::{Join, ThinnedSeries};
 use crate::{
-    replay::{LiveBlock, Observer, ReplayMoment},
-    strategy::{EventSink, Freed, Outcome, Strategy},
+    replay::{LiveBlock, ReplayMoment},
     trace::{Category, Tag},
 };
 
@@ -41,12 +40,12 @@ impl Join for Composition {
     }
 }
 
-/// Watches what live memory is for.
+/// Counts what live memory is for.
 ///
 /// The copy is taken lazily, when memory first falls after a new peak: a ramp-up of a million allocations then costs
 /// one copy and not a million.
 #[derive(Clone, Debug, Default)]
-pub struct CategoryRecorder {
+pub(super) struct CategoryRecorder {
     tags: Vec<Tag>,
     /// The place of each tag's category in [`Category::ALL`].
     places: Vec<usize>,
@@ -62,15 +61,9 @@ pub struct CategoryRecorder {
 }
 
 impl CategoryRecorder {
-    /// Bytes by category over time.
-    pub fn take_over_time(&mut self) -> Vec<Composition> {
-        std::mem::take(&mut self.over_time).into_stretches()
-    }
-
-    /// Bytes by tag at the allocated peak, without the tags that had none, in the order in which reports show
-    /// categories, then by layer.
-    #[must_use]
-    pub fn finish(mut self) -> Vec<TagBytes> {
+    /// Bytes by category over time; and bytes by tag at the allocated peak, without the tags that had none, in the order
+    /// in which reports show categories, then by layer.
+    pub(super) fn finish(mut self) -> (Vec<Composition>, Vec<TagBytes>) {
         self.copy_peak();
         let mut parts: Vec<TagBytes> = self
             .tags
@@ -80,7 +73,7 @@ impl CategoryRecorder {
             .map(|(tag, &bytes)| TagBytes { category: tag.category, layer: tag.layer, bytes })
             .collect();
         parts.sort_by_key(|part| (place(part.category), part.layer));
-        parts
+        (self.over_time.into_stretches(), parts)
     }
 
     #[inline]
@@ -110,6 +103,32 @@ impl CategoryRecorder {
         self.total -= bytes;
     }
 
+    /// A request was served.
+    pub(super) fn served(&mut self, now: &ReplayMoment<'_>, live: &LiveBlock) {
+        if live.tag.index() >= self.live.len() {
+            self.learn(now.tables.tags());
+        }
+        self.add(live.tag.index(), live.block.size);
+    }
+
+    /// A block was freed.
+    pub(super) fn freed(&mut self, live: &LiveBlock) {
+        self.remove(live.tag.index(), live.block.size);
+    }
+
+    /// An event is over.
+    pub(super) fn after(&mut self, event: u64) {
+        self.over_time.push(Composition { event, bytes: self.by_category, total: self.total });
+    }
+
+    /// All blocks are about to be freed.
+    pub(super) fn round_ends(&mut self) {
+        self.copy_peak();
+        self.live.fill(0);
+        self.by_category = [0; Category::ALL.len()];
+        self.total = 0;
+    }
+
     /// Makes room for tags that the reader has met since.
     #[cold]
     fn learn(&mut self, tags: &[Tag]) {
@@ -122,32 +141,6 @@ impl CategoryRecorder {
 /// Where reports show the category.
 fn place(category: Category) -> usize {
     Category::ALL.iter().position(|&known| known == category).unwrap_or(Category::ALL.len() - 1)
-}
-
-impl EventSink for CategoryRecorder {}
-
-impl Observer for CategoryRecorder {
-    fn served(&mut self, now: &ReplayMoment<'_>, live: &LiveBlock, _: Outcome) {
-        if live.tag.index() >= self.live.len() {
-            self.learn(now.tables.tags());
-        }
-        self.add(live.tag.index(), live.block.size);
-    }
-
-    fn freed(&mut self, _: &ReplayMoment<'_>, live: &LiveBlock, _: Freed) {
-        self.remove(live.tag.index(), live.block.size);
-    }
-
-    fn after(&mut self, now: &ReplayMoment<'_>) {
-        self.over_time.push(Composition { event: now.index, bytes: self.by_category, total: self.total });
-    }
-
-    fn round_ends(&mut self, _: &dyn Strategy) {
-        self.copy_peak();
-        self.live.fill(0);
-        self.by_category = [0; Category::ALL.len()];
-        self.total = 0;
-    }
 }
 
 #[cfg(test)]
@@ -202,7 +195,7 @@ mod tests {
         seen.add(1, 10);
         seen.add(2, 20);
         seen.add(3, 30);
-        let parts: Vec<_> = seen.finish().iter().map(|part| (part.category, part.layer, part.bytes)).collect();
+        let parts: Vec<_> = seen.finish().1.iter().map(|part| (part.category, part.layer, part.bytes)).collect();
         assert_eq!(
             parts,
             [(Category::Parameter, None, 30), (Category::Activation, Some(0), 20), (Category::Activation, Some(1), 10)]

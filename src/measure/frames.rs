@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     base::{Address, TagId},
-    replay::{FailedRequest, LiveBlock, Observer, ReplayMoment},
-    strategy::{BlockState, EventSink, Layout, Outcome, Strategy},
+    replay::{LiveBlock, ReplayMoment},
+    strategy::{BlockState, Layout, Strategy},
     trace::{Category, Op, Tag},
 };
 
@@ -130,7 +130,7 @@ struct SlotOwner {
 
 /// Takes the pictures of a run.
 #[derive(Debug, Default)]
-pub struct FrameRecorder {
+pub(super) struct FrameRecorder {
     /// By slot. Freed blocks stay: a later owner of the same address has a later birth.
     residents: Vec<SlotOwner>,
     tags: Vec<Tag>,
@@ -140,9 +140,6 @@ pub struct FrameRecorder {
     /// The event of the next regular picture, but for the first.
     next: u64,
     peak: Option<(u64, LayoutFrame)>,
-    /// A new peak of `allocated`, the event that reached it, and no picture yet.
-    unseen_peak: Option<(u64, u64)>,
-    highest: u64,
     at_oom: Option<LayoutFrame>,
     /// Events not yet spent on pictures of peaks.
     credit: u64,
@@ -153,9 +150,7 @@ pub struct FrameRecorder {
 
 impl FrameRecorder {
     /// All pictures in order of their events.
-    #[must_use]
-    pub fn finish(mut self, strategy: &dyn Strategy) -> Vec<LayoutFrame> {
-        self.see_peak(strategy);
+    pub(super) fn finish(mut self, strategy: &dyn Strategy) -> Vec<LayoutFrame> {
         let end = self.picture(self.last_event, Occasion::End, strategy);
         let mut frames = self.regular;
         frames.extend(self.peak.map(|(_, frame)| frame));
@@ -219,16 +214,39 @@ impl FrameRecorder {
         LayoutFrame { event, occasion, segments }
     }
 
-    /// Looks at the peak just before memory falls, so that a long ramp-up is pictured once.
-    #[inline]
-    fn see_peak(&mut self, strategy: &dyn Strategy) {
-        if let Some((event, bytes)) = self.unseen_peak.take() {
-            self.take_peak(event, bytes, strategy);
+    /// Remembers which block is in a slot of the trace.
+    pub(super) fn served(&mut self, now: &ReplayMoment<'_>, live: &LiveBlock) {
+        let Op::Alloc { slot, .. } = now.event.op else { return };
+        let resident = SlotOwner { address: live.block.address, born: live.born, tag: live.tag };
+        let place = slot as usize;
+        if place >= self.residents.len() {
+            self.residents.resize(place + 1, SlotOwner { address: Address::NULL, born: 0, tag: TagId(0) });
+        }
+        self.residents[place] = resident;
+        if live.tag.index() >= self.tags.len() {
+            self.tags = now.tables.tags().to_vec();
         }
     }
 
+    /// A request failed.
+    pub(super) fn out_of_memory(&mut self, now: &ReplayMoment<'_>) {
+        if self.at_oom.is_none() {
+            self.at_oom = self.picture(now.index, Occasion::OutOfMemory, now.strategy);
+        }
+    }
+
+    /// An event is over.
+    pub(super) fn after(&mut self, now: &ReplayMoment<'_>) {
+        self.last_event = now.index;
+        self.credit += 1;
+        if now.index >= self.next.max(FIRST_DISTANCE) {
+            self.take_regular(now.index, now.strategy);
+        }
+    }
+
+    /// Pictures the allocated peak of `bytes`, which `event` reached, where it is worth its time.
     #[cold]
-    fn take_peak(&mut self, event: u64, bytes: u64, strategy: &dyn Strategy) {
+    pub(super) fn take_peak(&mut self, event: u64, bytes: u64, strategy: &dyn Strategy) {
         let pictured = self.peak.as_ref().map_or(0, |(bytes, _)| *bytes);
         let cost = strategy.stats().live_blocks.max(1) * EVENTS_PER_BLOCK;
         if self.credit < cost && bytes < pictured + pictured / WORTHWHILE_RISE {
@@ -277,56 +295,6 @@ fn joined(blocks: &[FrameBlock], smallest: u64) -> Vec<FrameBlock> {
         }
     }
     out
-}
-
-impl EventSink for FrameRecorder {}
-
-impl Observer for FrameRecorder {
-    fn before(&mut self, now: &ReplayMoment<'_>) {
-        if matches!(now.event.op, Op::EmptyCache) {
-            self.see_peak(now.strategy);
-        }
-    }
-
-    fn served(&mut self, now: &ReplayMoment<'_>, live: &LiveBlock, _: Outcome) {
-        let Op::Alloc { slot, .. } = now.event.op else { return };
-        let resident = SlotOwner { address: live.block.address, born: live.born, tag: live.tag };
-        let place = slot as usize;
-        if place >= self.residents.len() {
-            self.residents.resize(place + 1, SlotOwner { address: Address::NULL, born: 0, tag: TagId(0) });
-        }
-        self.residents[place] = resident;
-        if live.tag.index() >= self.tags.len() {
-            self.tags = now.tables.tags().to_vec();
-        }
-        let allocated = now.strategy.stats().current.allocated;
-        if allocated > self.highest {
-            self.highest = allocated;
-            self.unseen_peak = Some((now.index, allocated));
-        }
-    }
-
-    fn free_requested(&mut self, now: &ReplayMoment<'_>, _: &LiveBlock) {
-        self.see_peak(now.strategy);
-    }
-
-    fn out_of_memory(&mut self, now: &ReplayMoment<'_>, _: &FailedRequest) {
-        if self.at_oom.is_none() {
-            self.at_oom = self.picture(now.index, Occasion::OutOfMemory, now.strategy);
-        }
-    }
-
-    fn after(&mut self, now: &ReplayMoment<'_>) {
-        self.last_event = now.index;
-        self.credit += 1;
-        if now.index >= self.next.max(FIRST_DISTANCE) {
-            self.take_regular(now.index, now.strategy);
-        }
-    }
-
-    fn round_ends(&mut self, strategy: &dyn Strategy) {
-        self.see_peak(strategy);
-    }
 }
 
 #[cfg(test)]

@@ -6,9 +6,8 @@ use serde::{Deserialize, Serialize};
 use crate::{
     base::Nanos,
     device::{CallKind, CallLedger, CallTally},
-    replay::{FailedRequest, LiveBlock, Observer, ReplayMoment},
-    strategy::{EventSink, Freed, Outcome},
-    trace::Op,
+    replay::ReplayMoment,
+    strategy::Outcome,
 };
 
 /// Percentiles are right to this many digits.
@@ -142,7 +141,7 @@ pub struct LatencyHistogram {
     pub buckets: Vec<(u64, u64)>,
 }
 
-/// Watches the driver time of every operation. The strategy's own code takes no time on a virtual clock.
+/// The driver time of every operation. The strategy's own code takes no time on a virtual clock.
 #[derive(Clone, Debug, Default)]
 pub struct Latency {
     began: Nanos,
@@ -173,31 +172,16 @@ impl Latency {
             .collect()
     }
 
+    /// An operation begins.
     #[inline]
-    fn note(&mut self, now: &ReplayMoment<'_>, operation: Operation) {
+    pub(super) fn begin(&mut self, now: &ReplayMoment<'_>) {
+        self.began = now.device.calls().time;
+    }
+
+    /// It is over.
+    #[inline]
+    pub(super) fn note(&mut self, now: &ReplayMoment<'_>, operation: Operation) {
         self.durations[operation as usize].note(now.device.calls().time.since(self.began));
-    }
-}
-
-impl EventSink for Latency {}
-
-impl Observer for Latency {
-    fn before(&mut self, now: &ReplayMoment<'_>) {
-        if matches!(now.event.op, Op::Alloc { .. } | Op::Free { .. }) {
-            self.began = now.device.calls().time;
-        }
-    }
-
-    fn served(&mut self, now: &ReplayMoment<'_>, _: &LiveBlock, outcome: Outcome) {
-        self.note(now, outcome.into());
-    }
-
-    fn freed(&mut self, now: &ReplayMoment<'_>, _: &LiveBlock, _: Freed) {
-        self.note(now, Operation::Free);
-    }
-
-    fn out_of_memory(&mut self, now: &ReplayMoment<'_>, _: &FailedRequest) {
-        self.note(now, Operation::Oom);
     }
 }
 
@@ -223,73 +207,32 @@ pub(super) fn calls_by_kind(ledger: &CallLedger) -> Vec<DriverCalls> {
         .collect()
 }
 
-/// The parts of the driver that have columns of their own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DriverPart {
-    /// `cuMemAlloc`.
-    Alloc,
-    /// `cuMemFree`.
-    Free,
-    /// Waiting for streams, events or the device.
-    Synchronize,
-    /// Making, recording, querying and destroying events.
-    Event,
-    /// Reserving, creating, mapping and their opposites.
-    Mapping,
-    /// The driver's own stream-ordered pools.
-    Pool,
-    /// Everything else: streams, memory info, host memory, launches.
-    Other,
-}
-
-impl DriverPart {
-    /// The part that a call belongs to.
-    #[must_use]
-    pub const fn of(call: CallKind) -> DriverPart {
-        match call {
-            CallKind::MemAlloc => DriverPart::Alloc,
-            CallKind::MemFree => DriverPart::Free,
-            CallKind::StreamSynchronize | CallKind::CtxSynchronize | CallKind::EventSynchronize => {
-                DriverPart::Synchronize
-            }
-            CallKind::EventCreate | CallKind::EventRecord | CallKind::EventQuery | CallKind::EventDestroy => {
-                DriverPart::Event
-            }
-            CallKind::AddressReserve
-            | CallKind::AddressFree
-            | CallKind::MemCreate
-            | CallKind::MemRelease
-            | CallKind::MemMap
-            | CallKind::MemSetAccess
-            | CallKind::MemUnmap => DriverPart::Mapping,
-            CallKind::PoolCreate
-            | CallKind::PoolDestroy
-            | CallKind::PoolSetAttribute
-            | CallKind::PoolGetAttribute
-            | CallKind::PoolTrim
-            | CallKind::MemAllocAsync
-            | CallKind::MemFreeAsync => DriverPart::Pool,
-            CallKind::MemGetInfo
-            | CallKind::StreamCreate
-            | CallKind::StreamWaitEvent
-            | CallKind::HostAlloc
-            | CallKind::HostFree
-            | CallKind::Launch => DriverPart::Other,
-        }
-    }
-
-    /// All calls of this part.
-    #[must_use]
-    pub fn tally(self, ledger: &CallLedger) -> CallTally {
-        ledger.iter().filter(|(call, _)| DriverPart::of(*call) == self).fold(CallTally::default(), |sum, (_, tally)| {
-            CallTally {
-                count: sum.count + tally.count,
-                failures: sum.failures + tally.failures,
-                time: sum.time + tally.time,
-            }
-        })
-    }
-}
+/// Waiting for streams, events or the device.
+pub(super) const SYNCHRONIZE: &[CallKind] =
+    &[CallKind::StreamSynchronize, CallKind::CtxSynchronize, CallKind::EventSynchronize];
+/// Making, recording, querying and destroying events.
+pub(super) const EVENT: &[CallKind] =
+    &[CallKind::EventCreate, CallKind::EventRecord, CallKind::EventQuery, CallKind::EventDestroy];
+/// Reserving, creating, mapping and their opposites.
+pub(super) const MAPPING: &[CallKind] = &[
+    CallKind::AddressReserve,
+    CallKind::AddressFree,
+    CallKind::MemCreate,
+    CallKind::MemRelease,
+    CallKind::MemMap,
+    CallKind::MemSetAccess,
+    CallKind::MemUnmap,
+];
+/// The driver's own stream-ordered pools.
+pub(super) const POOL: &[CallKind] = &[
+    CallKind::PoolCreate,
+    CallKind::PoolDestroy,
+    CallKind::PoolSetAttribute,
+    CallKind::PoolGetAttribute,
+    CallKind::PoolTrim,
+    CallKind::MemAllocAsync,
+    CallKind::MemFreeAsync,
+];
 
 #[cfg(test)]
 mod latency_tests {
@@ -331,27 +274,23 @@ mod latency_tests {
 
 #[cfg(test)]
 mod driver_tests {
+    use std::collections::BTreeSet;
+
     use super::*;
-    use crate::base::Nanos;
 
     #[test]
-    fn the_parts_sum_to_the_whole() {
-        let mut ledger = CallLedger::default();
-        for (place, &call) in CallKind::ALL.iter().enumerate() {
-            ledger.note(call, Nanos(1 << place), place % 2 == 0);
-        }
-        let parts = [
-            DriverPart::Alloc,
-            DriverPart::Free,
-            DriverPart::Synchronize,
-            DriverPart::Event,
-            DriverPart::Mapping,
-            DriverPart::Pool,
-            DriverPart::Other,
+    fn every_call_has_one_place() {
+        let one = [CallKind::MemAlloc, CallKind::MemFree];
+        let other = [
+            CallKind::MemGetInfo,
+            CallKind::StreamCreate,
+            CallKind::StreamWaitEvent,
+            CallKind::HostAlloc,
+            CallKind::HostFree,
+            CallKind::Launch,
         ];
-        let tallies = parts.map(|part| part.tally(&ledger));
-        assert_eq!(tallies.iter().map(|tally| tally.time).sum::<Nanos>(), ledger.total().time);
-        assert_eq!(tallies.iter().map(|tally| tally.count).sum::<u64>(), CallKind::ALL.len() as u64);
-        assert_eq!(calls_by_kind(&ledger).len(), CallKind::ALL.len());
+        let all = [&one, SYNCHRONIZE, EVENT, MAPPING, POOL, &other].concat();
+        assert_eq!(all.len(), CallKind::ALL.len());
+        assert_eq!(all.iter().map(|call| call.name()).collect::<BTreeSet<_>>().len(), CallKind::ALL.len());
     }
 }

@@ -6,9 +6,9 @@ use super::timeline::{Join, ThinnedSeries};
 use crate::{
     base::StreamId,
     device::Device,
-    replay::{LiveBlock, Observer, ReplayMoment},
-    strategy::{EventSink, OffBooks, Outcome, Stats, Strategy, Usage},
-    trace::{LabelId, MarkKind, Op},
+    replay::ReplayMoment,
+    strategy::{OffBooks, Stats, Usage},
+    trace::{LabelId, MarkKind},
 };
 
 /// How much memory is in use, in the five senses that people mean; see [`measure`](super).
@@ -52,12 +52,6 @@ impl Levels {
         self.active_bytes = self.active_bytes.max(other.active_bytes);
         self.reserved_bytes = self.reserved_bytes.max(other.reserved_bytes);
         self.device_used_bytes = self.device_used_bytes.max(other.device_used_bytes);
-    }
-}
-
-impl From<&ReplayMoment<'_>> for Levels {
-    fn from(now: &ReplayMoment<'_>) -> Levels {
-        Levels::new(&now.strategy.stats(), now.device)
     }
 }
 
@@ -117,98 +111,53 @@ pub struct PhasePeak {
 
 /// How memory stood when `allocated` was highest for the first time.
 #[derive(Clone, Copy, Debug)]
-struct AllocatedPeak {
+pub(super) struct AllocatedPeak {
     /// Number of the event that brought it there.
-    event: u64,
+    pub(super) event: u64,
     /// What callers had asked for in the blocks that they held.
-    requested: u64,
+    pub(super) requested: u64,
     /// The books then.
-    usage: Usage,
+    pub(super) usage: Usage,
     /// On which stream the last request came.
-    stream: StreamId,
+    pub(super) stream: StreamId,
     /// The largest cached piece for that stream, once it was asked for.
-    largest_free: Option<u64>,
+    pub(super) largest_free: Option<u64>,
 }
 
-/// Watches the highest levels.
+/// Keeps the highest levels.
 ///
 /// Levels are read after every event. A level that rises and falls within one event is seen where it is the
 /// highest so far, because strategies keep such peaks in their own books; `device_used` has no such books.
 #[derive(Debug, Default)]
-pub struct PeakRecorder {
-    highest: Levels,
+pub(super) struct PeakRecorder {
+    pub(super) device_used: Option<u64>,
+    pub(super) allocated: Option<AllocatedPeak>,
+    /// The allocated peak is new and its memory not yet looked at.
+    unread: bool,
+    /// The event of the reserved peak, and the books then.
+    pub(super) reserved: Option<(u64, Usage)>,
     /// The strategy's own peaks, as last seen.
     books: Usage,
-    /// Requested bytes of the blocks that callers hold.
-    live_requested: u64,
-    allocated: Option<AllocatedPeak>,
-    /// The allocated peak is new and its free memory not yet looked at.
-    unread: bool,
-    reserved: Option<(u64, Usage)>,
     steps: ThinnedSeries<StepPeak>,
     phases: Vec<(LabelId, PhasePeak)>,
     phase: Option<usize>,
 }
 
-/// What [`PeakRecorder`] saw.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct PeakSummary {
-    /// Each level's maximum.
-    pub highest: Levels,
-    /// The event of the allocated peak.
-    pub allocated_event: Option<u64>,
-    /// The event of the reserved peak.
-    pub reserved_event: Option<u64>,
-    /// `1 - requested / allocated` at the allocated peak.
-    pub internal_fragmentation: Option<f64>,
-    /// `1 - largest free / total free` at the allocated peak.
-    pub external_fragmentation: Option<f64>,
-    /// `1 - allocated / reserved` at the allocated peak.
-    pub idle_share_at_allocated_peak: Option<f64>,
-    /// `1 - allocated / reserved` at the reserved peak.
-    pub idle_share_at_reserved_peak: Option<f64>,
-    /// By step.
-    pub steps: Vec<StepPeak>,
-    /// By phase, in order of first appearance.
-    pub phases: Vec<PhasePeak>,
-}
-
 impl PeakRecorder {
-    /// The result. `strategy` is the one that was watched, in its last state.
-    #[must_use]
-    pub fn finish(mut self, strategy: &dyn Strategy) -> PeakSummary {
-        self.read_free_memory(strategy);
-        let allocated = self.allocated;
-        PeakSummary {
-            highest: self.highest,
-            allocated_event: allocated.map(|peak| peak.event),
-            reserved_event: self.reserved.map(|(event, _)| event),
-            internal_fragmentation: allocated.and_then(|peak| lost_share(peak.requested, peak.usage.allocated)),
-            external_fragmentation: allocated
-                .and_then(|peak| lost_share(peak.largest_free?, peak.usage.reserved.saturating_sub(peak.usage.active))),
-            idle_share_at_allocated_peak: allocated
-                .and_then(|peak| lost_share(peak.usage.allocated, peak.usage.reserved)),
-            idle_share_at_reserved_peak: self
-                .reserved
-                .and_then(|(_, usage)| lost_share(usage.allocated, usage.reserved)),
-            steps: self.steps.into_stretches(),
-            phases: self.phases.into_iter().map(|(_, peak)| peak).collect(),
-        }
+    /// The peaks by step, and by phase in order of first appearance.
+    pub(super) fn into_parts(self) -> (Vec<StepPeak>, Vec<PhasePeak>) {
+        (self.steps.into_stretches(), self.phases.into_iter().map(|(_, peak)| peak).collect())
     }
 
-    /// Looks at the cache as it was at the peak: called just before memory falls, so that a long ramp-up asks once.
+    /// The allocated peak, if it is new since the last call.
     #[inline]
-    fn read_free_memory(&mut self, strategy: &dyn Strategy) {
-        if self.unread {
-            self.unread = false;
-            if let Some(peak) = &mut self.allocated {
-                peak.largest_free = strategy.largest_free(peak.stream);
-            }
-        }
+    pub(super) fn take_unread(&mut self) -> Option<&mut AllocatedPeak> {
+        if std::mem::take(&mut self.unread) { self.allocated.as_mut() } else { None }
     }
 
-    fn begin(&mut self, now: &ReplayMoment<'_>, kind: MarkKind, label: LabelId, index: u32) {
-        let peak = Levels::from(now);
+    /// A step or a phase begins.
+    pub(super) fn begin(&mut self, now: &ReplayMoment<'_>, kind: MarkKind, label: LabelId, index: u32) {
+        let peak = Levels::new(&now.strategy.stats(), now.device);
         match kind {
             MarkKind::Step => self.steps.push(StepPeak {
                 first_step: index,
@@ -230,51 +179,27 @@ impl PeakRecorder {
             MarkKind::MicroBatch => {}
         }
     }
-}
 
-impl EventSink for PeakRecorder {}
-
-impl Observer for PeakRecorder {
-    fn before(&mut self, now: &ReplayMoment<'_>) {
-        match now.event.op {
-            Op::EmptyCache => self.read_free_memory(now.strategy),
-            Op::Mark { kind, label, index } => self.begin(now, kind, label, index),
-            _ => {}
-        }
-    }
-
-    fn served(&mut self, now: &ReplayMoment<'_>, live: &LiveBlock, _: Outcome) {
-        self.live_requested += live.request.bytes;
+    /// A request was served. Callers asked for `requested` bytes in the blocks that they hold.
+    pub(super) fn served(&mut self, now: &ReplayMoment<'_>, stream: StreamId, requested: u64) {
         let usage = now.strategy.stats().current;
         if self.allocated.is_none_or(|peak| usage.allocated > peak.usage.allocated) {
             self.unread = true;
-            self.allocated = Some(AllocatedPeak {
-                event: now.index,
-                requested: self.live_requested,
-                usage,
-                stream: live.request.stream,
-                largest_free: None,
-            });
+            self.allocated = Some(AllocatedPeak { event: now.index, requested, usage, stream, largest_free: None });
         }
     }
 
-    fn free_requested(&mut self, now: &ReplayMoment<'_>, live: &LiveBlock) {
-        self.read_free_memory(now.strategy);
-        self.live_requested -= live.request.bytes;
-    }
-
-    fn after(&mut self, now: &ReplayMoment<'_>) {
-        let stats = now.strategy.stats();
-        let mut levels = Levels::new(&stats, now.device);
+    /// An event is over, and memory stands at these levels.
+    pub(super) fn after(&mut self, event: u64, stats: &Stats, mut levels: Levels) {
         if stats.peak.reserved > self.books.reserved {
             levels.reserved_bytes = stats.peak.reserved;
-            self.reserved = Some((now.index, Usage { reserved: stats.peak.reserved, ..stats.current }));
+            self.reserved = Some((event, Usage { reserved: stats.peak.reserved, ..stats.current }));
         }
         if stats.peak.active > self.books.active {
             levels.active_bytes = stats.peak.active;
         }
         self.books = stats.peak;
-        self.highest.raise(&levels);
+        self.device_used = self.device_used.max(levels.device_used_bytes);
         if let Some(step) = self.steps.last_mut() {
             step.peak.raise(&levels);
             step.lowest_allocated_bytes = step.lowest_allocated_bytes.min(levels.allocated_bytes);
@@ -282,10 +207,5 @@ impl Observer for PeakRecorder {
         if let Some(phase) = self.phase {
             self.phases[phase].1.peak.raise(&levels);
         }
-    }
-
-    fn round_ends(&mut self, strategy: &dyn Strategy) {
-        self.read_free_memory(strategy);
-        self.live_requested = 0;
     }
 }

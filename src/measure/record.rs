@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Levels, Obstacle, TagBytes,
-    latency::{DriverPart, Durations, Latency, Operation},
+    latency::{Durations, EVENT, Latency, MAPPING, Operation, POOL, SYNCHRONIZE},
     lost_share,
     ooms::OomRecorder,
-    peaks::PeakSummary,
+    peaks::{AllocatedPeak, PeakRecorder},
 };
 use crate::{
     base::{GIB, KIB, MIB},
-    device::{CallLedger, Device, DeviceClock},
+    device::{CallKind, CallLedger, Device, DeviceClock},
     plan::MemoryNeeds,
     replay::OomCause,
     strategy::{Refusal, Strategy},
@@ -432,26 +432,31 @@ impl CaseRecord {
         let total = ledger.total();
         (self.driver_calls, self.driver_failures, self.driver_ns) = (total.count, total.failures, total.time.0);
         for (part, calls, ns) in [
-            (DriverPart::Alloc, &mut self.driver_alloc_calls, &mut self.driver_alloc_ns),
-            (DriverPart::Free, &mut self.driver_free_calls, &mut self.driver_free_ns),
-            (DriverPart::Synchronize, &mut self.driver_synchronize_calls, &mut self.driver_synchronize_ns),
-            (DriverPart::Event, &mut self.driver_event_calls, &mut self.driver_event_ns),
-            (DriverPart::Mapping, &mut self.driver_mapping_calls, &mut self.driver_mapping_ns),
-            (DriverPart::Pool, &mut self.driver_pool_calls, &mut self.driver_pool_ns),
+            (&[CallKind::MemAlloc][..], &mut self.driver_alloc_calls, &mut self.driver_alloc_ns),
+            (&[CallKind::MemFree], &mut self.driver_free_calls, &mut self.driver_free_ns),
+            (SYNCHRONIZE, &mut self.driver_synchronize_calls, &mut self.driver_synchronize_ns),
+            (EVENT, &mut self.driver_event_calls, &mut self.driver_event_ns),
+            (MAPPING, &mut self.driver_mapping_calls, &mut self.driver_mapping_ns),
+            (POOL, &mut self.driver_pool_calls, &mut self.driver_pool_ns),
         ] {
-            let tally = part.tally(ledger);
-            (*calls, *ns) = (tally.count, tally.time.0);
+            *calls = part.iter().map(|&call| ledger.of(call).count).sum();
+            *ns = part.iter().map(|&call| ledger.of(call).time.0).sum();
         }
     }
 
-    pub(super) fn note_peaks(&mut self, seen: &PeakSummary) {
-        self.peak_device_used_bytes = self.peak_device_used_bytes.max(seen.highest.device_used_bytes);
-        self.peak_allocated_event = seen.allocated_event;
-        self.peak_reserved_event = seen.reserved_event;
-        self.internal_fragmentation = seen.internal_fragmentation;
-        self.external_fragmentation = seen.external_fragmentation;
-        self.idle_share_at_allocated_peak = seen.idle_share_at_allocated_peak;
-        self.idle_share_at_reserved_peak = seen.idle_share_at_reserved_peak;
+    pub(super) fn note_peaks(&mut self, peaks: &PeakRecorder) {
+        self.peak_device_used_bytes = self.peak_device_used_bytes.max(peaks.device_used);
+        if let Some(AllocatedPeak { event, requested, usage, largest_free, .. }) = peaks.allocated {
+            let free = usage.reserved.saturating_sub(usage.active);
+            self.peak_allocated_event = Some(event);
+            self.internal_fragmentation = lost_share(requested, usage.allocated);
+            self.external_fragmentation = largest_free.and_then(|largest| lost_share(largest, free));
+            self.idle_share_at_allocated_peak = lost_share(usage.allocated, usage.reserved);
+        }
+        if let Some((event, usage)) = peaks.reserved {
+            self.peak_reserved_event = Some(event);
+            self.idle_share_at_reserved_peak = lost_share(usage.allocated, usage.reserved);
+        }
     }
 
     pub(super) fn note_latency(&mut self, latency: &Latency) {

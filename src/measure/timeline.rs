@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use super::Levels;
 use crate::{
     base::Nanos,
-    replay::{FailedRequest, LiveBlock, Observer, ReplayMoment},
-    strategy::{EventSink, Outcome, Strategy, StrategyEvent},
+    replay::ReplayMoment,
+    strategy::StrategyEvent,
 };
 
 /// A stretch of a series that can be joined with the one that follows it.
@@ -124,8 +124,7 @@ pub struct Point {
     pub allocated_bytes: Span,
     /// Bytes taken from the device.
     pub reserved_bytes: Span,
-    /// What `nvidia-smi` would show.
-    /// Nothing where that is unknown.
+    /// What `nvidia-smi` would show; nothing where that is unknown.
     #[serde(default)]
     pub device_used_bytes: Option<Span>,
 }
@@ -185,87 +184,61 @@ pub struct Timeline {
     pub incidents_left_out: u64,
 }
 
-/// Watches memory over time.
+/// Records memory over time.
 #[derive(Debug, Default)]
-pub struct TimelineRecorder {
+pub(super) struct TimelineRecorder {
     began: Nanos,
     points: ThinnedSeries<Point>,
-    incidents: Vec<Incident>,
-    incidents_left_out: u64,
-    /// Requested bytes of the blocks that callers hold.
-    live: u64,
+    marks: Timeline,
     /// The strategy retried during the present event.
     retried: bool,
 }
 
 impl TimelineRecorder {
     /// A recorder for a run that begins at `began` on the device's clock.
-    #[must_use]
-    pub fn new(began: Nanos) -> TimelineRecorder {
+    pub(super) fn new(began: Nanos) -> TimelineRecorder {
         TimelineRecorder { began, ..TimelineRecorder::default() }
     }
 
     /// The result.
-    #[must_use]
-    pub fn finish(self) -> Timeline {
-        Timeline {
-            points: self.points.into_stretches(),
-            incidents: self.incidents,
-            incidents_left_out: self.incidents_left_out,
+    pub(super) fn finish(self) -> Timeline {
+        Timeline { points: self.points.into_stretches(), ..self.marks }
+    }
+
+    /// Something happened inside the strategy.
+    pub(super) fn event(&mut self, event: StrategyEvent) {
+        self.retried |= matches!(event, StrategyEvent::Retry { .. });
+    }
+
+    /// A request was served or failed.
+    pub(super) fn answered(&mut self, now: &ReplayMoment<'_>, failed: bool) {
+        if std::mem::take(&mut self.retried) {
+            self.note(now, IncidentKind::Retry);
+        }
+        if failed {
+            self.note(now, IncidentKind::OutOfMemory);
         }
     }
 
     fn note(&mut self, now: &ReplayMoment<'_>, kind: IncidentKind) {
-        if self.incidents.len() == MOST_INCIDENTS {
-            self.incidents_left_out += 1;
+        if self.marks.incidents.len() == MOST_INCIDENTS {
+            self.marks.incidents_left_out += 1;
             return;
         }
         let time_ns = now.device.now().since(self.began).0;
-        self.incidents.push(Incident { event: now.index, time_ns, kind });
+        self.marks.incidents.push(Incident { event: now.index, time_ns, kind });
     }
 
-    fn note_retry(&mut self, now: &ReplayMoment<'_>) {
-        if std::mem::take(&mut self.retried) {
-            self.note(now, IncidentKind::Retry);
-        }
-    }
-}
-
-impl EventSink for TimelineRecorder {
-    fn event(&mut self, event: StrategyEvent) {
-        self.retried |= matches!(event, StrategyEvent::Retry { .. });
-    }
-}
-
-impl Observer for TimelineRecorder {
-    fn served(&mut self, now: &ReplayMoment<'_>, live: &LiveBlock, _: Outcome) {
-        self.live += live.request.bytes;
-        self.note_retry(now);
-    }
-
-    fn free_requested(&mut self, _: &ReplayMoment<'_>, live: &LiveBlock) {
-        self.live -= live.request.bytes;
-    }
-
-    fn out_of_memory(&mut self, now: &ReplayMoment<'_>, _: &FailedRequest) {
-        self.note_retry(now);
-        self.note(now, IncidentKind::OutOfMemory);
-    }
-
-    fn after(&mut self, now: &ReplayMoment<'_>) {
-        let levels = Levels::from(now);
+    /// An event is over. Callers asked for `live` bytes in the blocks that they hold.
+    pub(super) fn after(&mut self, now: &ReplayMoment<'_>, live: u64, levels: &Levels) {
         self.points.push(Point {
             event: now.index,
             time_ns: now.device.now().since(self.began).0,
-            live_bytes: Span::of(self.live),
+            live_bytes: Span::of(live),
             allocated_bytes: Span::of(levels.allocated_bytes),
             reserved_bytes: Span::of(levels.reserved_bytes),
             device_used_bytes: levels.device_used_bytes.map(Span::of),
         });
-    }
-
-    fn round_ends(&mut self, _: &dyn Strategy) {
-        self.live = 0;
     }
 }
 
